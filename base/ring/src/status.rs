@@ -1,0 +1,206 @@
+//! The one error domain: NVMe status codes.
+
+use std::fmt;
+
+/// How an I/O ended: an NVMe status field without its phase bit.
+///
+/// Bits 0–7 are the status code, 8–10 the status code type, 11–12 the command retry delay, 13 More
+/// and 14 Do Not Retry: the layout of completion queue entry DW3 bits 17–31 (NVM Express Base
+/// Specification 2.0, figure 92).
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Status(u16);
+
+/// A Linux error number, positive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+macro_rules! statuses {
+    ($($name:ident = $sct:literal, $sc:literal, $text:literal, $errno:literal;)*) => {
+        impl Status {
+            $(#[doc = concat!($text, " (type ", $sct, "h, code ", $sc, ")")]
+            pub const $name: Status = Status::new($sct, $sc);)*
+
+            /// The specification's name for the code, if it is one that Ringbolt knows.
+            pub const fn name(self) -> Option<&'static str> {
+                $(if self.code_only() == Self::$name.0 { return Some($text); })*
+                None
+            }
+
+            /// The error number that a POSIX caller is shown; 0 is success.
+            ///
+            /// The one place where the two domains meet. Unknown codes are `EIO`.
+            pub const fn to_errno(self) -> Errno {
+                $(if self.code_only() == Self::$name.0 { return Errno($errno); })*
+                Errno(EIO)
+            }
+        }
+        #[cfg(test)]
+        const ALL: &[Status] = &[$(Status::$name),*];
+    };
+}
+
+const EIO: i32 = 5;
+
+// NVM Express Base Specification 2.0, section 4.2.3 (figures 94 to 97); NVM Command Set
+// Specification 1.0, section 4.1.2; NVMe over Fabrics codes of section 4.2.3.2.
+statuses! {
+    SUCCESS = 0x0, 0x00, "Successful Completion", 0;
+    INVALID_OPCODE = 0x0, 0x01, "Invalid Command Opcode", 95;
+    INVALID_FIELD = 0x0, 0x02, "Invalid Field in Command", 22;
+    COMMAND_ID_CONFLICT = 0x0, 0x03, "Command ID Conflict", 5;
+    DATA_TRANSFER_ERROR = 0x0, 0x04, "Data Transfer Error", 5;
+    ABORTED_POWER_LOSS = 0x0, 0x05, "Commands Aborted due to Power Loss Notification", 5;
+    INTERNAL_ERROR = 0x0, 0x06, "Internal Error", 5;
+    ABORT_REQUESTED = 0x0, 0x07, "Command Abort Requested", 125;
+    ABORTED_SQ_DELETION = 0x0, 0x08, "Command Aborted due to SQ Deletion", 125;
+    FUSED_FAILED = 0x0, 0x09, "Command Aborted due to Failed Fused Command", 5;
+    FUSED_MISSING = 0x0, 0x0a, "Command Aborted due to Missing Fused Command", 5;
+    INVALID_NAMESPACE_OR_FORMAT = 0x0, 0x0b, "Invalid Namespace or Format", 19;
+    COMMAND_SEQUENCE_ERROR = 0x0, 0x0c, "Command Sequence Error", 5;
+    INVALID_SGL_SEGMENT = 0x0, 0x0d, "Invalid SGL Segment Descriptor", 22;
+    INVALID_SGL_COUNT = 0x0, 0x0e, "Invalid Number of SGL Descriptors", 22;
+    DATA_SGL_LENGTH_INVALID = 0x0, 0x0f, "Data SGL Length Invalid", 22;
+    SGL_TYPE_INVALID = 0x0, 0x11, "SGL Descriptor Type Invalid", 22;
+    INVALID_USE_OF_CMB = 0x0, 0x12, "Invalid Use of Controller Memory Buffer", 22;
+    PRP_OFFSET_INVALID = 0x0, 0x13, "PRP Offset Invalid", 22;
+    SGL_OFFSET_INVALID = 0x0, 0x16, "SGL Offset Invalid", 22;
+    HOST_ID_INCONSISTENT = 0x0, 0x18, "Host Identifier Inconsistent Format", 22;
+    KEEP_ALIVE_EXPIRED = 0x0, 0x19, "Keep Alive Timer Expired", 110;
+    KEEP_ALIVE_INVALID = 0x0, 0x1a, "Keep Alive Timeout Invalid", 22;
+    NAMESPACE_WRITE_PROTECTED = 0x0, 0x20, "Namespace is Write Protected", 30;
+    COMMAND_INTERRUPTED = 0x0, 0x21, "Command Interrupted", 11;
+    TRANSIENT_TRANSPORT_ERROR = 0x0, 0x22, "Transient Transport Error", 11;
+    LBA_OUT_OF_RANGE = 0x0, 0x80, "LBA Out of Range", 22;
+    CAPACITY_EXCEEDED = 0x0, 0x81, "Capacity Exceeded", 28;
+    NAMESPACE_NOT_READY = 0x0, 0x82, "Namespace Not Ready", 11;
+    RESERVATION_CONFLICT = 0x0, 0x83, "Reservation Conflict", 52;
+    INVALID_QUEUE_IDENTIFIER = 0x1, 0x01, "Invalid Queue Identifier", 22;
+    INVALID_QUEUE_SIZE = 0x1, 0x02, "Invalid Queue Size", 22;
+    ABORT_LIMIT_EXCEEDED = 0x1, 0x03, "Abort Command Limit Exceeded", 11;
+    ASYNC_EVENT_LIMIT_EXCEEDED = 0x1, 0x05, "Asynchronous Event Request Limit Exceeded", 11;
+    INVALID_LOG_PAGE = 0x1, 0x09, "Invalid Log Page", 22;
+    FEATURE_NOT_SAVEABLE = 0x1, 0x0d, "Feature Identifier Not Saveable", 22;
+    FEATURE_NOT_CHANGEABLE = 0x1, 0x0e, "Feature Not Changeable", 1;
+    FEATURE_NOT_NAMESPACE_SPECIFIC = 0x1, 0x0f, "Feature Not Namespace Specific", 22;
+    CONFLICTING_ATTRIBUTES = 0x1, 0x80, "Conflicting Attributes", 22;
+    INVALID_PROTECTION_INFORMATION = 0x1, 0x81, "Invalid Protection Information", 22;
+    READ_ONLY_RANGE = 0x1, 0x82, "Attempted Write to Read Only Range", 30;
+    CONNECT_INCOMPATIBLE_FORMAT = 0x1, 0x80, "Connect Incompatible Format", 22;
+    CONNECT_CONTROLLER_BUSY = 0x1, 0x81, "Connect Controller Busy", 16;
+    CONNECT_INVALID_PARAMETERS = 0x1, 0x82, "Connect Invalid Parameters", 22;
+    CONNECT_RESTART_DISCOVERY = 0x1, 0x83, "Connect Restart Discovery", 11;
+    CONNECT_INVALID_HOST = 0x1, 0x84, "Connect Invalid Host", 13;
+    DISCOVERY_RESTART = 0x1, 0x90, "Discover Restart", 11;
+    AUTHENTICATION_REQUIRED = 0x1, 0x91, "Authentication Required", 13;
+    WRITE_FAULT = 0x2, 0x80, "Write Fault", 5;
+    UNRECOVERED_READ_ERROR = 0x2, 0x81, "Unrecovered Read Error", 61;
+    GUARD_CHECK_ERROR = 0x2, 0x82, "End-to-end Guard Check Error", 84;
+    APPLICATION_TAG_CHECK_ERROR = 0x2, 0x83, "End-to-end Application Tag Check Error", 84;
+    REFERENCE_TAG_CHECK_ERROR = 0x2, 0x84, "End-to-end Reference Tag Check Error", 84;
+    COMPARE_FAILURE = 0x2, 0x85, "Compare Failure", 52;
+    ACCESS_DENIED = 0x2, 0x86, "Access Denied", 13;
+    DEALLOCATED_BLOCK = 0x2, 0x87, "Deallocated or Unwritten Logical Block", 61;
+    INTERNAL_PATH_ERROR = 0x3, 0x00, "Internal Path Error", 67;
+    ANA_PERSISTENT_LOSS = 0x3, 0x01, "Asymmetric Access Persistent Loss", 67;
+    ANA_INACCESSIBLE = 0x3, 0x02, "Asymmetric Access Inaccessible", 67;
+    ANA_TRANSITION = 0x3, 0x03, "Asymmetric Access Transition", 11;
+    CONTROLLER_PATHING_ERROR = 0x3, 0x60, "Controller Pathing Error", 67;
+    HOST_PATHING_ERROR = 0x3, 0x70, "Host Pathing Error", 67;
+    ABORTED_BY_HOST = 0x3, 0x71, "Command Aborted By Host", 125;
+}
+
+impl Status {
+    const DNR: u16 = 1 << 14;
+    const CODE: u16 = 0x7ff;
+
+    /// A status from its type (0 to 7) and code.
+    pub const fn new(status_code_type: u8, status_code: u8) -> Status {
+        Status(((status_code_type as u16 & 7) << 8) | status_code as u16)
+    }
+
+    /// From the 15 bits that a completion queue entry carries above its phase bit.
+    pub const fn from_field(field: u16) -> Status {
+        Status(field & 0x7fff)
+    }
+
+    /// The 15 bits as a completion queue entry carries them above its phase bit.
+    pub const fn field(self) -> u16 {
+        self.0
+    }
+
+    /// The same status with Do Not Retry set: the same command would fail again.
+    pub const fn do_not_retry(self) -> Status {
+        Status(self.0 | Self::DNR)
+    }
+
+    /// Whether retrying the same command is pointless.
+    pub const fn is_do_not_retry(self) -> bool {
+        self.0 & Self::DNR != 0
+    }
+
+    /// Whether the I/O did what was asked.
+    pub const fn is_success(self) -> bool {
+        self.0 & Self::CODE == 0
+    }
+
+    /// Status code type, 0 to 7.
+    pub const fn status_code_type(self) -> u8 {
+        ((self.0 & Self::CODE) >> 8) as u8
+    }
+
+    /// Status code within its type.
+    pub const fn status_code(self) -> u8 {
+        self.0 as u8
+    }
+
+    /// Whether two statuses are the same but for the retry bits.
+    pub const fn same_code(self, other: Status) -> bool {
+        self.code_only() == other.code_only()
+    }
+
+    const fn code_only(self) -> u16 {
+        self.0 & Self::CODE
+    }
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.name().unwrap_or("Unknown Status");
+        write!(f, "{name} ({:02x}/{:02x})", self.status_code_type(), self.status_code())?;
+        if self.is_do_not_retry() { f.write_str(", do not retry") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_success_is_errno_zero() {
+        for status in ALL {
+            assert_eq!(status.to_errno().0 == 0, status.is_success(), "{status}");
+        }
+        assert_eq!(Status::new(7, 0xff).to_errno(), Errno(EIO));
+    }
+
+    #[test]
+    fn retry_bits_change_neither_code_nor_errno() {
+        let status = Status::LBA_OUT_OF_RANGE.do_not_retry();
+        assert!(status.is_do_not_retry() && status.same_code(Status::LBA_OUT_OF_RANGE));
+        assert_eq!(status.to_errno(), Status::LBA_OUT_OF_RANGE.to_errno());
+        assert_eq!(status.to_string(), "LBA Out of Range (00/80), do not retry");
+    }
+
+    #[test]
+    fn field_round_trips_without_the_phase_bit() {
+        for field in 0..=u16::MAX {
+            assert_eq!(Status::from_field(field).field(), field & 0x7fff);
+        }
+    }
+}
