@@ -1,1 +1,23 @@
-//! x
+//! Memory that devices and sockets read and write.
+//!
+//! An [`Arena`] takes chunks from the machine, from hugepages when there are any and from ordinary
+//! pages when not, up to a limit. Each core carves [`Buffer`]s out of chunks through its own
+//! [`Pool`]; a buffer goes back to its pool when it is dropped. [`SharedRegion`] is memory that
+//! several cores, or a device, write at once.
+//!
+//! ```
+//! let arena = memory::Arena::new(memory::Config { limit_bytes: 4 << 20, ..Default::default() });
+//! let pool = memory::Pool::new(&arena);
+//! let mut buffer = pool.take(4096).expect("below the limit");
+//! buffer.as_mut_slice().fill(7);
+//! assert_eq!(buffer.as_slice()[4095], 7);
+//! ```
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod arena;
+mod buffer;
+mod region;
+
+pub use arena::{Arena, Backing, Config, CHUNK_BYTES};
+pub use buffer::{Buffer, Pool, BUFFER_BYTES_MAX, BUFFER_BYTES_MIN};
+pub use region::{RegionError, SharedRegion};

@@ -1,0 +1,174 @@
+//! Chunks of memory, taken from the machine up to a limit.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Bytes of a chunk: one hugepage.
+pub const CHUNK_BYTES: usize = 2 << 20;
+
+/// How an arena takes memory.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Most bytes that all pools together may hold. Rounded down to whole chunks, at least one.
+    pub limit_bytes: usize,
+    /// Whether hugepages are tried first.
+    pub hugepages: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config { limit_bytes: 1 << 30, hugepages: true }
+    }
+}
+
+/// What kind of pages the chunks came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Nothing was taken yet.
+    None,
+    /// Every chunk is a 2 MiB hugepage.
+    Hugepages,
+    /// Every chunk is ordinary pages.
+    OrdinaryPages,
+    /// Hugepages ran out on the way.
+    Mixed,
+}
+
+/// The process's buffer memory: chunks that per-core pools carve up.
+///
+/// Chunks stay mapped until the last pool and the arena are gone: a device may be writing them.
+pub struct Arena {
+    config: Config,
+    limit_chunks: usize,
+    chunks: Mutex<Vec<Chunk>>,
+    huge_count: AtomicU32,
+    ordinary_count: AtomicU32,
+}
+
+/// One mapping of [`CHUNK_BYTES`] bytes, zeroed when it was made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chunk {
+    pub(crate) start: NonNull<u8>,
+    pub(crate) index: u32,
+}
+
+// SAFETY: a chunk is an address; only the pool that a chunk was given to, on one core, reaches its bytes.
+unsafe impl Send for Chunk {}
+
+impl Arena {
+    /// An arena that takes nothing until a pool asks.
+    pub fn new(config: Config) -> Arc<Arena> {
+        let limit_chunks = (config.limit_bytes / CHUNK_BYTES).max(1);
+        Arc::new(Arena {
+            config,
+            limit_chunks,
+            chunks: Mutex::new(Vec::new()),
+            huge_count: AtomicU32::new(0),
+            ordinary_count: AtomicU32::new(0),
+        })
+    }
+
+    /// What the chunks taken so far are made of.
+    pub fn backing(&self) -> Backing {
+        match (self.huge_count.load(Ordering::Relaxed), self.ordinary_count.load(Ordering::Relaxed)) {
+            (0, 0) => Backing::None,
+            (_, 0) => Backing::Hugepages,
+            (0, _) => Backing::OrdinaryPages,
+            _ => Backing::Mixed,
+        }
+    }
+
+    /// One line for the operator: what backs the buffers, and what that costs.
+    pub fn describe(&self) -> String {
+        let free = free_hugepages();
+        if self.config.hugepages && free > 0 {
+            format!("memory: hugepages ({free} of 2 MiB free), up to {} MiB of buffers", self.limit_bytes() >> 20)
+        } else {
+            format!(
+                "memory: ordinary pages, up to {} MiB of buffers (no hugepages free: more TLB misses; \
+                 `echo 64 > /proc/sys/vm/nr_hugepages` as root provides 128 MiB)",
+                self.limit_bytes() >> 20
+            )
+        }
+    }
+
+    /// Most bytes that the arena hands out.
+    pub fn limit_bytes(&self) -> usize {
+        self.limit_chunks * CHUNK_BYTES
+    }
+
+    /// Bytes handed out to pools so far.
+    pub fn taken_bytes(&self) -> usize {
+        self.lock().len() * CHUNK_BYTES
+    }
+
+    /// Takes one more chunk, or `None` at the limit or when the machine has none.
+    pub(crate) fn take_chunk(&self) -> Option<Chunk> {
+        let mut chunks = self.lock();
+        if chunks.len() >= self.limit_chunks {
+            return None;
+        }
+        let start = self.map_chunk()?;
+        let chunk = Chunk { start, index: chunks.len() as u32 };
+        chunks.push(chunk);
+        Some(chunk)
+    }
+
+    pub(crate) fn chunk_start(&self, index: u32) -> NonNull<u8> {
+        self.lock()[index as usize].start
+    }
+
+    fn map_chunk(&self) -> Option<NonNull<u8>> {
+        if self.config.hugepages
+            && free_hugepages() > 0
+            && let Some(start) = map(CHUNK_BYTES, MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::POPULATE)
+        {
+            self.huge_count.fetch_add(1, Ordering::Relaxed);
+            return Some(start);
+        }
+        let start = map(CHUNK_BYTES, MapFlags::PRIVATE)?;
+        self.ordinary_count.fetch_add(1, Ordering::Relaxed);
+        Some(start)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Chunk>> {
+        // A panic while the list was held left it whole: it only ever grows by one push.
+        self.chunks.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        for chunk in self.lock().iter() {
+            // SAFETY: `map_chunk` mapped exactly these bytes, and pools and buffers keep the arena
+            // alive, so that nothing refers to them any more.
+            let _ = unsafe { rustix::mm::munmap(chunk.start.as_ptr().cast(), CHUNK_BYTES) };
+        }
+    }
+}
+
+/// Maps `bytes` of zeroed private memory, or `None` if the machine has none.
+pub(crate) fn map(bytes: usize, flags: MapFlags) -> Option<NonNull<u8>> {
+    // SAFETY: a new anonymous mapping at an address of the kernel's choice aliases nothing.
+    let start = unsafe {
+        rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
+    };
+    let start = NonNull::new(start.ok()?.cast::<u8>())?;
+    if bytes >= CHUNK_BYTES && !flags.contains(MapFlags::HUGETLB) {
+        // SAFETY: the range is the mapping just made; the advice changes no contents.
+        let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
+    }
+    Some(start)
+}
+
+fn free_hugepages() -> u32 {
+    static FILE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    if !KNOWN.get_or_init(|| std::path::Path::new(FILE).exists()) {
+        return 0;
+    }
+    std::fs::read_to_string(FILE).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
