@@ -1,1 +1,22 @@
-//! x
+//! The machine under a reactor: its clock, its cores, and what the kernel reports.
+//!
+//! [`Events`] is one core's ring to the kernel: file I/O that owns its buffers, readiness of
+//! descriptors, wake-ups from other cores, and sleep. It is an io_uring where that is allowed and
+//! epoll where it is not. [`clock`] is the time-stamp counter in nanoseconds; [`CpuSet`] names cores.
+//!
+//! ```
+//! let events = sys::Events::new(&sys::Config::default()).expect("an io_uring or an epoll instance");
+//! let waker = events.waker();
+//! std::thread::spawn(move || waker.wake_always());
+//! events.wait(None); // returns because of the wake-up
+//! ```
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod clock;
+mod cpu;
+mod events;
+
+pub use cpu::{CpuSet, CpuSetError, pin_to, thread_cpu_ns};
+pub use events::{
+    Client, Config, Done, Engine, Events, FileId, Interest, Operation, Refused, Waker, Watch, Write,
+};
