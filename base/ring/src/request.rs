@@ -108,12 +108,30 @@ impl<B> Request<B> {
 
     /// Fill `buffer` from the device.
     pub const fn read(tag: Tag, lba: u64, blocks: u32, buffer: B) -> Self {
-        Request { tag, lba, issued: 0, blocks, flow: 0, op: Op::Read, flags: Flags::NONE, buffer: Some(buffer) }
+        Request {
+            tag,
+            lba,
+            issued: 0,
+            blocks,
+            flow: 0,
+            op: Op::Read,
+            flags: Flags::NONE,
+            buffer: Some(buffer),
+        }
     }
 
     /// Put `buffer` on the device.
     pub const fn write(tag: Tag, lba: u64, blocks: u32, buffer: B) -> Self {
-        Request { tag, lba, issued: 0, blocks, flow: 0, op: Op::Write, flags: Flags::NONE, buffer: Some(buffer) }
+        Request {
+            tag,
+            lba,
+            issued: 0,
+            blocks,
+            flow: 0,
+            op: Op::Write,
+            flags: Flags::NONE,
+            buffer: Some(buffer),
+        }
     }
 
     /// Ends it. The only way to a completion, so that each request completes once.

@@ -85,7 +85,10 @@ impl Arena {
     pub fn describe(&self) -> String {
         let free = free_hugepages();
         if self.config.hugepages && free > 0 {
-            format!("memory: hugepages ({free} of 2 MiB free), up to {} MiB of buffers", self.limit_bytes() >> 20)
+            format!(
+                "memory: hugepages ({free} of 2 MiB free), up to {} MiB of buffers",
+                self.limit_bytes() >> 20
+            )
         } else {
             format!(
                 "memory: ordinary pages, up to {} MiB of buffers (no hugepages free: more TLB misses; \

@@ -18,6 +18,6 @@ mod arena;
 mod buffer;
 mod region;
 
-pub use arena::{Arena, Backing, Config, CHUNK_BYTES};
-pub use buffer::{Buffer, Pool, BUFFER_BYTES_MAX, BUFFER_BYTES_MIN};
+pub use arena::{Arena, Backing, CHUNK_BYTES, Config};
+pub use buffer::{BUFFER_BYTES_MAX, BUFFER_BYTES_MIN, Buffer, Pool};
 pub use region::{RegionError, SharedRegion};

@@ -68,7 +68,10 @@ fn calibrate() -> Calibration {
     let (end_ticks, end) = tightest_pair();
     let elapsed_ns = end.duration_since(start).as_nanos() as u64;
     let elapsed_ticks = end_ticks.saturating_sub(start_ticks).max(1);
-    Calibration { scale: ((elapsed_ns as u128) << SHIFT).div_euclid(elapsed_ticks as u128) as u64, origin_ticks: start_ticks }
+    Calibration {
+        scale: ((elapsed_ns as u128) << SHIFT).div_euclid(elapsed_ticks as u128) as u64,
+        origin_ticks: start_ticks,
+    }
 }
 
 fn tightest_pair() -> (u64, Instant) {

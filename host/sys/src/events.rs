@@ -146,8 +146,17 @@ enum Backend {
 
 /// What an occupied slot stands for.
 enum Pending {
-    Operation { client: u16, tag: u64, buffer: Option<Buffer> },
-    Watch { client: u16, tag: u64, fd: RawFd, interest: Interest },
+    Operation {
+        client: u16,
+        tag: u64,
+        buffer: Option<Buffer>,
+    },
+    Watch {
+        client: u16,
+        tag: u64,
+        fd: RawFd,
+        interest: Interest,
+    },
     /// A watch that was given up; its last event is still to come and goes to nobody.
     Unwatched,
 }

@@ -47,7 +47,8 @@ impl Epoll {
         };
         self.events.clear();
         self.next = 0;
-        match epoll::wait(&self.instance, rustix::buffer::spare_capacity(&mut self.events), timeout.as_ref()) {
+        match epoll::wait(&self.instance, rustix::buffer::spare_capacity(&mut self.events), timeout.as_ref())
+        {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }

@@ -61,7 +61,10 @@ fn a_watch_reports_each_arrival_until_it_is_given_up() {
             near.write_all(b"x").unwrap();
             events.wait(Some(5_000_000_000));
             let done = reap(&client);
-            assert!(done.iter().any(|done| done.tag == 42 && done.result & libc::POLLIN as i32 != 0), "{events:?}");
+            assert!(
+                done.iter().any(|done| done.tag == 42 && done.result & libc::POLLIN as i32 != 0),
+                "{events:?}"
+            );
             std::io::Read::read(&mut &far, &mut [0; 8]).unwrap();
         }
         client.unwatch(watch);
@@ -145,8 +148,9 @@ fn a_full_ring_gives_the_buffer_back() {
             let buffer = pool.take(4096).unwrap();
             client.operate(id, Operation::Read, 0, 4096, Some((buffer, 0)), tag).unwrap();
         }
-        let refused =
-            client.operate(id, Operation::Read, 0, 4096, Some((pool.take(4096).unwrap(), 0)), 64).unwrap_err();
+        let refused = client
+            .operate(id, Operation::Read, 0, 4096, Some((pool.take(4096).unwrap(), 0)), 64)
+            .unwrap_err();
         assert_eq!(refused.why, io::ErrorKind::WouldBlock);
         assert!(refused.buffer.is_some());
     }
@@ -162,8 +166,13 @@ fn wait_for(events: &Events, client: &Client) -> Done {
 }
 
 fn tempfile() -> std::fs::File {
-    let path = std::env::temp_dir().join(format!("ringbolt-sys-{}-{:?}", std::process::id(), std::thread::current().id()));
-    let file = std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    let path = std::env::temp_dir().join(format!(
+        "ringbolt-sys-{}-{:?}",
+        std::process::id(),
+        std::thread::current().id()
+    ));
+    let file =
+        std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
     std::fs::remove_file(path).unwrap();
     file
 }

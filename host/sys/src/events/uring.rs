@@ -86,7 +86,9 @@ impl Uring {
 
     pub(super) fn operate(&mut self, request: FileOperation<'_>) {
         let fixed_buffer = request.buffer.and_then(|(buffer, _)| self.registered(buffer));
-        let start = request.buffer.map_or(std::ptr::null_mut(), |(buffer, start)| buffer.as_ptr().wrapping_add(start));
+        let start = request
+            .buffer
+            .map_or(std::ptr::null_mut(), |(buffer, start)| buffer.as_ptr().wrapping_add(start));
         let (length, offset) = (request.length as u32, request.offset);
         // The file as its registered index or as its descriptor: two types, the same opcodes.
         macro_rules! with_file {
@@ -180,7 +182,8 @@ impl Uring {
             }
             Some(None) => self.ring.submit_and_wait(1),
             Some(Some(timeout_ns)) => {
-                let time = Timespec::new().sec(timeout_ns / 1_000_000_000).nsec((timeout_ns % 1_000_000_000) as u32);
+                let time =
+                    Timespec::new().sec(timeout_ns / 1_000_000_000).nsec((timeout_ns % 1_000_000_000) as u32);
                 self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time))
             }
         };

@@ -1,0 +1,194 @@
+//! A bounded queue with many senders and one receiver: how cores talk.
+//!
+//! Every cell carries a sequence number that says whose turn it is. A sender claims a position with
+//! one compare-and-swap; the receiver touches only the cell at its own position. No locks; FIFO for
+//! each sender; full is an answer that gives the message back.
+//!
+//! ```
+//! let (sender, mut receiver) = reactor::mailbox::bounded(2);
+//! sender.send("a").unwrap();
+//! sender.send("b").unwrap();
+//! assert_eq!(sender.send("c"), Err("c"));
+//! assert_eq!(receiver.receive(), Some("a"));
+//! ```
+
+use std::mem::MaybeUninit;
+
+use crate::sync::{Arc, AtomicUsize, Ordering, UnsafeCell};
+
+/// The sending end; any number of them, on any thread.
+pub struct Sender<T>(Arc<Shared<T>>);
+
+/// The receiving end.
+pub struct Receiver<T> {
+    shared: Arc<Shared<T>>,
+    head: usize,
+}
+
+struct Shared<T> {
+    cells: Box<[Cell<T>]>,
+    mask: usize,
+    tail: Padded,
+}
+
+/// Senders fight over the tail; nothing else shares its cache line.
+#[repr(align(128))]
+struct Padded(AtomicUsize);
+
+struct Cell<T> {
+    /// `position` when free for the sender of that position, `position + 1` when it holds a value.
+    sequence: AtomicUsize,
+    value: UnsafeCell<MaybeUninit<T>>,
+}
+
+// SAFETY: a value is written by the one sender that claimed its position and read by the one
+// receiver, each ordered by the cell's sequence; with `T: Send` it may cross threads that way.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: as above; `&Shared` gives no other way to a value.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+/// A mailbox for at least `capacity` messages, rounded up to a power of two.
+pub fn bounded<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
+    let capacity = capacity.max(2).next_power_of_two();
+    let cells = (0..capacity)
+        .map(|position| Cell {
+            sequence: AtomicUsize::new(position),
+            value: UnsafeCell::new(MaybeUninit::uninit()),
+        })
+        .collect();
+    let shared = Arc::new(Shared { cells, mask: capacity - 1, tail: Padded(AtomicUsize::new(0)) });
+    (Sender(shared.clone()), Receiver { shared, head: 0 })
+}
+
+impl<T> Sender<T> {
+    /// Puts a message in, or gives it back if there is no room.
+    pub fn send(&self, message: T) -> Result<(), T> {
+        let shared = &*self.0;
+        let mut position = shared.tail.0.load(Ordering::Relaxed);
+        loop {
+            let cell = &shared.cells[position & shared.mask];
+            let ahead = cell.sequence.load(Ordering::Acquire).wrapping_sub(position) as isize;
+            match ahead {
+                0 => {
+                    let next = position.wrapping_add(1);
+                    let claim = shared.tail.0.compare_exchange_weak(
+                        position,
+                        next,
+                        Ordering::Relaxed,
+                        Ordering::Relaxed,
+                    );
+                    match claim {
+                        Ok(_) => {
+                            cell.value.with_mut(|value| {
+                                // SAFETY: the claim made this sender the only one at `position`,
+                                // and the sequence says that the receiver is done with the cell.
+                                unsafe { (*value).write(message) };
+                            });
+                            cell.sequence.store(next, Ordering::Release);
+                            return Ok(());
+                        }
+                        Err(now) => position = now,
+                    }
+                }
+                behind if behind < 0 => return Err(message),
+                _ => position = shared.tail.0.load(Ordering::Relaxed),
+            }
+        }
+    }
+}
+
+impl<T> Clone for Sender<T> {
+    fn clone(&self) -> Self {
+        Sender(self.0.clone())
+    }
+}
+
+impl<T> Receiver<T> {
+    /// The oldest message that has arrived whole.
+    #[inline]
+    pub fn receive(&mut self) -> Option<T> {
+        let cell = &self.shared.cells[self.head & self.shared.mask];
+        let full = self.head.wrapping_add(1);
+        if cell.sequence.load(Ordering::Acquire) != full {
+            return None;
+        }
+        let message = cell.value.with_mut(|value| {
+            // SAFETY: the sequence says that a sender wrote the value and let go of the cell, and
+            // this is the only receiver; the value is taken out once because `head` moves on.
+            unsafe { (*value).assume_init_read() }
+        });
+        cell.sequence.store(full.wrapping_add(self.shared.mask), Ordering::Release);
+        self.head = full;
+        Some(message)
+    }
+
+    /// Whether [`receive`](Self::receive) would find nothing.
+    pub fn is_empty(&self) -> bool {
+        let cell = &self.shared.cells[self.head & self.shared.mask];
+        cell.sequence.load(Ordering::Acquire) != self.head.wrapping_add(1)
+    }
+}
+
+impl<T> Drop for Receiver<T> {
+    /// Drops what arrived and was not received. What senders put in later is leaked, not unsound.
+    fn drop(&mut self) {
+        while self.receive().is_some() {}
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_is_an_answer_and_order_is_kept() {
+        let (sender, mut receiver) = bounded(4);
+        for round in 0..10 {
+            for value in 0..4 {
+                sender.send(round * 4 + value).unwrap();
+            }
+            assert_eq!(sender.send(99), Err(99));
+            let got: Vec<i32> = std::iter::from_fn(|| receiver.receive()).collect();
+            assert_eq!(got, (round * 4..round * 4 + 4).collect::<Vec<_>>());
+        }
+        assert!(receiver.is_empty());
+    }
+
+    #[test]
+    fn what_was_not_received_is_dropped() {
+        let counted = std::sync::Arc::new(());
+        let (sender, receiver) = bounded(4);
+        sender.send(counted.clone()).unwrap();
+        drop(receiver);
+        assert_eq!(std::sync::Arc::strong_count(&counted), 1);
+    }
+
+    #[test]
+    fn many_senders_lose_and_repeat_nothing() {
+        const EACH: u64 = if cfg!(miri) { 50 } else { 20_000 };
+        let (sender, mut receiver) = bounded(64);
+        let threads: Vec<_> = (0..3u64)
+            .map(|who| {
+                let sender = sender.clone();
+                std::thread::spawn(move || {
+                    for count in 0..EACH {
+                        while sender.send((who, count)).is_err() {
+                            std::thread::yield_now();
+                        }
+                    }
+                })
+            })
+            .collect();
+        let mut next = [0; 3];
+        while next.iter().sum::<u64>() < 3 * EACH {
+            match receiver.receive() {
+                Some((who, count)) => {
+                    assert_eq!(count, next[who as usize], "sender {who}");
+                    next[who as usize] += 1;
+                }
+                None => std::thread::yield_now(),
+            }
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}
