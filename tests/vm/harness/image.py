@@ -1,0 +1,300 @@
+"""Makes the guest's kernel and initramfs out of packages: no root, no chroot, nothing installed.
+
+The initramfs holds busybox, the programs of `PROGRAMS` with the libraries that they need, the
+modules of `MODULES` in the order in which they load, and the two scripts of `guest/`.
+"""
+
+import fcntl
+import glob
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import re
+import shutil
+import stat
+import subprocess
+
+from . import Unavailable, elf
+from .apt import Archive
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+GUEST = os.path.join(os.path.dirname(HERE), "guest")
+
+PACKAGES = ["busybox-static", "dash", "nvme-cli", "fio", "e2fsprogs", "util-linux", "coreutils"]
+# Program in the guest -> what the packages call it. Everything else is busybox's.
+PROGRAMS = {
+    "sh": "dash",  # which, unlike busybox's, finds the programs below before busybox's own
+    "nvme": "nvme",
+    "fio": "fio",
+    "mkfs.ext4": "mke2fs",
+    "fsck.ext4": "e2fsck",
+    "blkdiscard": "blkdiscard",
+    "lsblk": "lsblk",
+    "dd": "dd",
+    "stat": "stat",
+}
+FILES = ["etc/mke2fs.conf"]
+LIBRARIES = ["libgcc_s.so.1"]  # which pthread_exit opens by name
+MODULES = ["virtio_pci", "virtio_console", "virtio_net", "nvme-tcp", "nvmet-tcp", "ext4"]
+# Asked for by name at run time, through a modprobe that the guest lacks; newer kernels build them in.
+OPTIONAL_MODULES = ["crc32c_generic", "crc32c-intel", "configfs"]
+KERNELS = {"debian": "linux-image-amd64", "ubuntu": "linux-image-generic"}
+LIBRARY_FOLDER = "usr/lib/x86_64-linux-gnu"
+HOST_NQN = "nqn.2014-08.org.nvmexpress:uuid:5a1f0c5e-7b1e-4d0a-9c55-0f2f6d1c7a01"
+HOST_ID = "5a1f0c5e-7b1e-4d0a-9c55-0f2f6d1c7a01"
+
+
+class Cpio:
+    """Writes the "newc" archive that the kernel unpacks."""
+
+    def __init__(self, file):
+        self.file, self.inode, self.seen = file, 0, set()
+
+    def _entry(self, path, mode, data=b"", device=(0, 0)):
+        self.inode += 1
+        name = path.encode() + b"\0"
+        fields = [self.inode, mode, 0, 0, 1, 0, len(data), 0, 0, *device, len(name), 0]
+        header = b"070701" + b"".join(b"%08X" % field for field in fields) + name
+        self.file.write(header + b"\0" * (-len(header) % 4))
+        self.file.write(data)
+        self.file.write(b"\0" * (-len(data) % 4))
+
+    def _parents(self, path):
+        parent = os.path.dirname(path)
+        if parent and parent not in self.seen:
+            self.folder(parent)
+
+    def folder(self, path):
+        if path not in self.seen:
+            self._parents(path)
+            self.seen.add(path)
+            self._entry(path, stat.S_IFDIR | 0o755)
+
+    def add(self, path, data, mode=0o644):
+        self._parents(path)
+        self.seen.add(path)
+        self._entry(path, stat.S_IFREG | mode, data)
+
+    def link(self, path, to):
+        self._parents(path)
+        self.seen.add(path)
+        self._entry(path, stat.S_IFLNK | 0o777, to.encode())
+
+    def character_device(self, path, major, minor):
+        self._parents(path)
+        self._entry(path, stat.S_IFCHR | 0o600, device=(major, minor))
+
+    def close(self):
+        self._entry("TRAILER!!!", 0)
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def remove(path):
+    """A file or a folder, if it is there."""
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    elif os.path.exists(path):
+        os.remove(path)
+
+
+def find(tree, name, folders=("usr/bin", "usr/sbin", "bin", "sbin")):
+    for folder in folders:
+        path = os.path.join(tree, folder, name)
+        if os.path.exists(path):
+            return path
+    raise Unavailable(f"the packages of this release hold no {name}")
+
+
+def library(tree, soname, index):
+    """The file of a library; `index` (name -> path) is filled on first use."""
+    if not index:
+        for folder, _folders, files in os.walk(tree):
+            if "/lib" in folder[len(tree) :]:
+                index.update({f: os.path.join(folder, f) for f in files if ".so" in f})
+    if soname not in index:
+        raise Unavailable(f"the packages of this release hold no {soname}")
+    return index[soname]
+
+
+def closure(tree, programs, extra=()):
+    """-> (interpreter, {soname: path}) of everything that `programs` load."""
+    index, found, interpreter = {}, {}, None
+    todo = [read(program) for program in programs]
+    names = list(extra)
+    while todo or names:
+        while todo:
+            asked, sonames = elf.needed(todo.pop())
+            interpreter = interpreter or asked
+            names += sonames
+        soname = names.pop()
+        if soname not in found:
+            found[soname] = os.path.realpath(library(tree, soname, index))
+            todo.append(read(found[soname]))
+    return interpreter, found
+
+
+def module_data(path):
+    """A kernel module, decompressed."""
+    data = read(path)
+    if path.endswith(".xz"):
+        return lzma.decompress(data)
+    if path.endswith(".gz"):
+        return gzip.decompress(data)
+    if path.endswith(".zst"):
+        if not shutil.which("zstd"):
+            raise Unavailable("this kernel's modules are compressed with zstd: apt install zstd")
+        return subprocess.run(["zstd", "-dcq", path], check=True, capture_output=True).stdout
+    return data
+
+
+def plain(name):
+    """Module names, where - and _ are the same."""
+    return re.sub(r"\.ko(\.\w+)?$", "", os.path.basename(name)).replace("-", "_")
+
+
+def load_order(wanted, paths, builtin, info_of):
+    """Modules in an order in which each one's needs are loaded before it."""
+    order = []
+
+    def visit(name, required):
+        name = plain(name)
+        if name in order or name in builtin:
+            return
+        if name not in paths:
+            if required:
+                raise Unavailable(f"this kernel has no module {name}")
+            return
+        info = info_of(name)
+        for value in info.get("softdep", []):
+            before = re.search(r"pre:(.*?)(?:post:|$)", value)
+            for soft in before[1].split() if before else []:
+                visit(soft, False)
+        for dependency in ",".join(info.get("depends", [])).split(","):
+            if dependency:
+                visit(dependency, True)
+        order.append(name)
+
+    for name, required in wanted:
+        visit(name, required)
+    return order
+
+
+class Image:
+    """A kernel and an initramfs, made once and kept in the cache."""
+
+    def __init__(self, cache, release=None, refresh=False):
+        recipe = hashlib.sha256(repr([PACKAGES, PROGRAMS, FILES, MODULES, OPTIONAL_MODULES]).encode())
+        for path in sorted(glob.glob(GUEST + "/*")) + [HERE + "/image.py", HERE + "/elf.py"]:
+            recipe.update(read(path))
+        self.folder = f"{cache}/{release or 'own'}"
+        os.makedirs(self.folder, exist_ok=True)
+        with open(f"{self.folder}/lock", "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._make(recipe.hexdigest(), release, refresh)
+
+    def _make(self, recipe, release, refresh):
+        """Does what is not in the cache yet."""
+        self.kernel = f"{self.folder}/vmlinuz"
+        self.initramfs = f"{self.folder}/initramfs"
+        self.programs = f"{self.folder}/programs-{hashlib.sha256(repr(PACKAGES).encode()).hexdigest()[:8]}"
+        made = f"{self.folder}/made.json"
+        if refresh:
+            for path in [made, f"{self.folder}/kernel", *glob.glob(f"{self.folder}/programs-*")]:
+                remove(path)
+        if os.path.exists(made):
+            with open(made, encoding="utf-8") as file:
+                self.made = json.load(file)
+            if self.made["recipe"] == recipe:
+                return
+            remove(made)
+        self.packages = Archive(f"{self.folder}/apt", release)
+        self._fetch()
+        version = self._build()
+        self.made = {"recipe": recipe, "kernel": version}
+        with open(made + ".new", "w", encoding="utf-8") as file:
+            json.dump(self.made, file)
+        os.rename(made + ".new", made)
+
+    def _fetch(self):
+        programs, kernel = self.programs, f"{self.folder}/kernel"
+        if not os.path.exists(programs) or not os.path.exists(kernel):
+            self.packages.update()
+        if not os.path.exists(programs):
+            for older in glob.glob(f"{self.folder}/programs-*"):
+                remove(older)
+            self.packages.unpack(self.packages.closure(PACKAGES), programs)
+        if not os.path.exists(kernel):
+            todo, names = [KERNELS.get(self.packages.distribution, KERNELS["debian"])], []
+            while todo:
+                wanted = r"linux-(image|binary|modules|modules-extra)-\d"
+                more = [n for n in self.packages.depends(todo.pop()) if re.match(wanted, n) and n not in names]
+                todo, names = todo + more, names + more
+            if not names:
+                raise Unavailable("this release's kernel package names no image")
+            self.packages.unpack(names, kernel)
+
+    def _build(self):
+        """Writes the initramfs; -> the kernel's version."""
+        tree, kernel = self.programs, f"{self.folder}/kernel"
+        folders = glob.glob(f"{kernel}/lib/modules/*") + glob.glob(f"{kernel}/usr/lib/modules/*")
+        images = glob.glob(f"{kernel}/boot/vmlinuz-*") + [f"{folder}/vmlinuz" for folder in folders]
+        images = [image for image in images if os.path.exists(image)]
+        if not folders or not images:
+            raise Unavailable("this release's kernel package holds no kernel")
+        shutil.copyfile(images[0], self.kernel)
+        programs = {name: find(tree, source) for name, source in PROGRAMS.items()}
+        interpreter, libraries = closure(tree, programs.values(), LIBRARIES)
+        with open(self.initramfs + ".new", "wb") as file:
+            archive = Cpio(file)
+            for path in ("dev", "proc", "sys", "tmp", "run", "root", "mnt", "var", "usr/lib", "usr/lib64"):
+                archive.folder(path)
+            for path, to in {"bin": "usr/bin", "sbin": "usr/bin", "usr/sbin": "bin"}.items():
+                archive.link(path, to)
+            archive.link("lib", "usr/lib")
+            archive.link("lib64", "usr/lib64")
+            archive.character_device("dev/console", 5, 1)
+            archive.character_device("dev/null", 1, 3)
+            archive.add("usr/bin/busybox", read(find(tree, "busybox")), 0o755)
+            for name, path in programs.items():
+                archive.add(f"usr/bin/{name}", read(path), 0o755)
+            for soname, path in libraries.items():
+                if soname != os.path.basename(interpreter):
+                    archive.add(f"{LIBRARY_FOLDER}/{soname}", read(path), 0o755)
+            loader = os.path.basename(interpreter)
+            archive.add(f"usr/lib64/{loader}", read(os.path.realpath(library(tree, loader, {}))), 0o755)
+            for name in FILES:
+                archive.add(name, read(os.path.join(tree, name)))
+            archive.add("etc/nvme/hostnqn", HOST_NQN.encode() + b"\n")
+            archive.add("etc/nvme/hostid", HOST_ID.encode() + b"\n")
+            archive.add("etc/passwd", b"root:x:0:0:root:/root:/bin/sh\n")
+            archive.add("init", read(f"{GUEST}/init"), 0o755)
+            archive.add("usr/bin/agent", read(f"{GUEST}/agent"), 0o755)
+            self._modules(archive, folders[0])
+            archive.close()
+        os.rename(self.initramfs + ".new", self.initramfs)
+        return os.path.basename(folders[0])
+
+    @staticmethod
+    def _modules(archive, folder):
+        paths = {}
+        for path in glob.glob(f"{folder}/kernel/**/*.ko*", recursive=True):
+            paths[plain(path)] = path
+        with open(f"{folder}/modules.builtin", encoding="utf-8") as file:
+            builtin = {plain(line.strip()) for line in file}
+        data = {}
+
+        def info_of(name):
+            data[name] = module_data(paths[name])
+            return elf.module_info(data[name])
+
+        wanted = [(n, False) for n in OPTIONAL_MODULES] + [(n, True) for n in MODULES]
+        order = load_order(wanted, paths, builtin, info_of)
+        for name in order:
+            archive.add(f"modules/{name}.ko", data[name])
+        archive.add("etc/modules", "".join(f"{name}.ko\n" for name in order).encode())

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Runs the VM tests: the Linux kernel's NVMe/TCP initiator, in a QEMU guest, against the target.
+
+RINGBOLT names the ringbolt binary. One line per case, then `N passed, N failed, N skipped`.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.dont_write_bytecode = True
+
+import cases  # noqa: E402, F401  (registers the cases)
+from harness import Unavailable  # noqa: E402
+from harness.case import REGISTRY, Bench, Skip, run_case  # noqa: E402
+from harness.guest import Guest, GuestError  # noqa: E402
+from harness.image import Image  # noqa: E402
+
+CACHE = os.environ.get("RINGBOLT_VM_CACHE") or os.path.expanduser("~/.cache/ringbolt-vm")
+
+
+class Runner:
+    """Keeps one guest for as many cases as leave it usable."""
+
+    def __init__(self, options):
+        self.options, self.guest, self.folder = options, None, None
+        self.count = {"PASS": 0, "FAIL": 0, "SKIPPED": 0}
+
+    def report(self, word, name, detail):
+        self.count[word] += 1
+        print(f"{word:7} {name}: {detail}", flush=True)
+
+    def kind_for(self, chosen):
+        """The target to run a case against, or a Skip that says why there is none."""
+        if self.options.target == "nvmet" or "ringbolt" not in chosen.on:
+            if "nvmet" not in chosen.on:
+                raise Skip("needs Ringbolt, and --target nvmet was asked for")
+            return "nvmet"
+        if not os.environ.get("RINGBOLT"):
+            raise Skip("RINGBOLT does not name a ringbolt binary")
+        return "ringbolt"
+
+    def run(self, chosen, image):
+        started = time.monotonic()
+        bench = None
+        try:
+            kind = self.kind_for(chosen)
+            if self.guest is None:
+                self.folder = tempfile.mkdtemp(prefix="ringbolt-vm.", dir=self.options.tmp)
+                self.guest = Guest(image, self.folder)
+                print(f"# kernel {image.made['kernel']}, booted in {self.guest.boot_seconds:.1f} s", flush=True)
+            folder = f"{self.folder}/{chosen.name}"
+            os.mkdir(folder)
+            bench = Bench(self.guest, folder, kind, os.environ.get("RINGBOLT"))
+            run_case(chosen, bench)
+            shutil.rmtree(folder)
+            self.report("PASS", chosen.name, f"{time.monotonic() - started:.1f} s")
+        except (Skip, Unavailable) as reason:
+            self.report("SKIPPED", chosen.name, str(reason))
+            if bench:
+                self.retire()
+        except KeyboardInterrupt:
+            raise
+        except Exception as error:  # a broken case must not keep the others from being run
+            self.report("FAIL", chosen.name, f"{time.monotonic() - started:.1f} s")
+            self.explain(error, bench)
+            self.retire()
+
+    def explain(self, error, bench):
+        """What someone needs who reads only this log."""
+        kind = "" if isinstance(error, (AssertionError, GuestError)) else f"{type(error).__name__}: "
+        parts = {"": f"{kind}{error}"}
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/cases/" in frame.filename]
+        if frames:
+            parts[""] += f"\nat {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}: {frames[-1].line}"
+        if bench:
+            parts["target"] = bench.target.log()
+            try:
+                parts["guest's kernel"] = self.guest.check("dmesg | tail -n 25", 10)
+            except (AssertionError, GuestError):
+                parts["guest's console"] = self.guest.console()
+        for title, text in parts.items():
+            for line in text.strip().splitlines():
+                print(f"    {title + '| ' if title else ''}{line}", flush=True)
+        if bench:
+            bench.guest.alarm = None
+            try:
+                bench.target.abandon()
+            except (AssertionError, GuestError):
+                pass
+
+    def retire(self):
+        """After a failure the next case gets a guest of its own."""
+        if self.guest:
+            self.guest.close()
+            self.guest = None
+            if self.options.keep:
+                print(f"    kept {self.folder}", flush=True)
+            else:
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="cases to run (default: all)")
+    parser.add_argument("--list", action="store_true", help="name the cases and stop")
+    parser.add_argument("--target", choices=("ringbolt", "nvmet"), default="ringbolt", help="nvmet: the guest kernel's own target, to check the cases themselves")
+    parser.add_argument("--release", help="another release of this distribution for the guest, such as trixie")
+    parser.add_argument("--refresh", action="store_true", help="fetch the guest's packages again")
+    parser.add_argument("--keep", action="store_true", help="keep the logs of failed cases")
+    parser.add_argument("--tmp", help="where backing files and logs go (default: the system's)")
+    options = parser.parse_args()
+    if options.list:
+        for chosen in REGISTRY:
+            print(f"{chosen.name:20} {chosen.about}")
+        return 0
+    unknown = set(options.names) - {chosen.name for chosen in REGISTRY}
+    if unknown:
+        parser.error(f"no such case: {', '.join(sorted(unknown))} (--list names them)")
+    selected = [chosen for chosen in REGISTRY if not options.names or chosen.name in options.names]
+    runner = Runner(options)
+    try:
+        if not shutil.which("qemu-system-x86_64"):
+            raise Unavailable("qemu-system-x86_64 is not here: apt install qemu-system-x86")
+        started = time.monotonic()
+        image = Image(CACHE, options.release, options.refresh)
+        if time.monotonic() - started > 1:
+            print(f"# guest made in {time.monotonic() - started:.1f} s", flush=True)
+    except (Unavailable, OSError) as reason:
+        for chosen in selected:
+            runner.report("SKIPPED", chosen.name, str(reason))
+    else:
+        try:
+            for chosen in selected:
+                runner.run(chosen, image)
+        finally:
+            runner.retire()
+    count = runner.count
+    print(f"{count['PASS']} passed, {count['FAIL']} failed, {count['SKIPPED']} skipped")
+    return 1 if count["FAIL"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
