@@ -1,0 +1,162 @@
+//! The same behaviour from the kernel's sockets, by both engines, and from the simulation.
+
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use sys::{Config, Engine, Events};
+
+use super::*;
+
+fn engines() -> Vec<Events> {
+    let make = |engine| Events::new(&Config { engine: Some(engine), operations_max: 256 });
+    let mut all = vec![make(Engine::Epoll).unwrap()];
+    match make(Engine::Uring) {
+        Ok(events) => all.push(events),
+        Err(error) => eprintln!("SKIPPED the io_uring half: {error}"),
+    }
+    all
+}
+
+/// Polls until something happens.
+fn wait(events: &Events, sockets: &mut Sockets) -> Vec<Event<TcpStream>> {
+    let (start, mut seen) = (Instant::now(), Vec::new());
+    while seen.is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(20), "nothing happened");
+        events.wait(Some(1_000_000_000));
+        sockets.poll(&mut seen);
+    }
+    seen
+}
+
+fn connected(events: &Events, sockets: &mut Sockets, address: &str) -> (TcpStream, ConnectionId) {
+    let listener = sockets.listen(address.parse().unwrap()).unwrap();
+    let peer = connect(sockets.local_address(listener).unwrap(), Duration::from_secs(5)).unwrap();
+    loop {
+        for event in wait(events, sockets) {
+            if let Event::Incoming { stream, .. } = event {
+                return (peer, sockets.add(stream).unwrap());
+            }
+        }
+    }
+}
+
+/// Reads until blocked, with a scratch of `scratch` bytes behind a first part of `first`.
+fn read_all(sockets: &mut Sockets, id: ConnectionId, first: usize, scratch: usize) -> (Vec<u8>, bool) {
+    let mut all = Vec::new();
+    loop {
+        let (mut head, mut tail) = (vec![0; first], vec![0; scratch]);
+        let result = sockets.receive(id, &mut [IoSliceMut::new(&mut head), IoSliceMut::new(&mut tail)]);
+        match result {
+            Transfer::Bytes(count) => {
+                head.extend(tail);
+                all.extend(&head[..count]);
+            }
+            Transfer::Blocked => return (all, false),
+            Transfer::Closed => return (all, true),
+            Transfer::Failed(kind) => panic!("{kind}"),
+        }
+    }
+}
+
+#[test]
+fn bytes_and_the_end_of_a_stream_arrive() {
+    for events in engines() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let mut sockets = Sockets::new(&events);
+            let (mut peer, id) = connected(&events, &mut sockets, address);
+            let message: Vec<u8> = (0..100_000u32).map(|n| n as u8).collect();
+            let sent = message.clone();
+            let thread = std::thread::spawn(move || std::io::Write::write_all(&mut peer, &sent).unwrap());
+            let (mut all, mut closed) = (Vec::new(), false);
+            while !closed {
+                wait(&events, &mut sockets);
+                let (bytes, end) = read_all(&mut sockets, id, 1000, 4096);
+                all.extend(bytes);
+                closed = end;
+            }
+            thread.join().unwrap();
+            assert_eq!(all, message, "{events:?} {address}");
+            sockets.close(id);
+            assert!(sockets.is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_full_peer_blocks_and_is_reported_when_it_reads() {
+    for events in engines() {
+        let mut sockets = Sockets::new(&events);
+        let (mut peer, id) = connected(&events, &mut sockets, "127.0.0.1:0");
+        wait(&events, &mut sockets);
+        let block = vec![7; 1 << 20];
+        let mut sent = 0;
+        loop {
+            match sockets.send(id, &[IoSlice::new(&block[..1]), IoSlice::new(&block[1..])]) {
+                Transfer::Bytes(count) => sent += count,
+                Transfer::Blocked => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        let thread = std::thread::spawn(move || {
+            std::io::Read::read_exact(&mut peer, &mut vec![0; sent]).unwrap();
+            peer
+        });
+        wait(&events, &mut sockets);
+        let _peer = thread.join().unwrap();
+        assert!(matches!(sockets.send(id, &[IoSlice::new(&block)]), Transfer::Bytes(_)), "{events:?}");
+    }
+}
+
+#[test]
+fn a_closed_connection_is_unknown() {
+    for events in engines() {
+        let mut sockets = Sockets::new(&events);
+        let (_peer, id) = connected(&events, &mut sockets, "127.0.0.1:0");
+        sockets.close(id);
+        assert!(matches!(sockets.send(id, &[IoSlice::new(b"x")]), Transfer::Failed(_)));
+        assert!(matches!(sockets.receive(id, &mut [IoSliceMut::new(&mut [0])]), Transfer::Failed(_)));
+    }
+}
+
+#[test]
+fn an_address_in_use_is_an_error() {
+    let events = Events::new(&Config::default()).unwrap();
+    let mut sockets = Sockets::new(&events);
+    let listener = sockets.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = sockets.local_address(listener).unwrap();
+    assert_eq!(sockets.listen(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    sockets.unlisten(listener);
+    sockets.listen(address).unwrap();
+}
+
+#[test]
+fn simulated_streams_keep_order_whatever_is_cut() {
+    for seed in 1..50 {
+        let faults = Faults { cut_per_mille: 500, stall_per_mille: 200, break_per_mille: 0 };
+        let (mut near, mut far) = Simulation::pair(seed, faults);
+        let address = "10.0.0.1:4420".parse().unwrap();
+        far.listen(address).unwrap();
+        let stream = near.connect(address);
+        let near_id = near.add(stream).unwrap();
+        let mut events = Vec::new();
+        far.poll(&mut events);
+        let Some(Event::Incoming { stream, .. }) = events.pop() else { panic!("no connection") };
+        let far_id = far.add(stream).unwrap();
+        let message: Vec<u8> = (0..5000u32).map(|n| (n * 7) as u8).collect();
+        let (mut sent, mut received) = (0, Vec::<u8>::new());
+        while received.len() < message.len() {
+            if sent < message.len()
+                && let Transfer::Bytes(count) = near.send(near_id, &[IoSlice::new(&message[sent..])])
+            {
+                sent += count;
+            }
+            let mut part = [0; 700];
+            if let Transfer::Bytes(count) = far.receive(far_id, &mut [IoSliceMut::new(&mut part)]) {
+                received.extend(&part[..count]);
+            }
+        }
+        assert_eq!(received, message, "seed {seed}");
+        near.close(near_id);
+        assert!(matches!(far.receive(far_id, &mut [IoSliceMut::new(&mut [0])]), Transfer::Closed));
+    }
+}
