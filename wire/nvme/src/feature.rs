@@ -1,0 +1,200 @@
+//! Features: identifiers and the values that Set Features and Get Features carry in dwords.
+
+use crate::DecodeError;
+
+wire_enum! {
+    /// Feature identifiers (Base 2.0, section 5.27.1; NVM 1.0, section 4.1.3).
+    FeatureId: u8 {
+        /// Arbitration.
+        Arbitration = 0x01,
+        /// Power Management.
+        PowerManagement = 0x02,
+        /// LBA Range Type.
+        LbaRangeType = 0x03,
+        /// Temperature Threshold.
+        TemperatureThreshold = 0x04,
+        /// Error Recovery.
+        ErrorRecovery = 0x05,
+        /// Volatile Write Cache.
+        VolatileWriteCache = 0x06,
+        /// Number of Queues.
+        NumberOfQueues = 0x07,
+        /// Interrupt Coalescing; memory-based transports only.
+        InterruptCoalescing = 0x08,
+        /// Interrupt Vector Configuration; memory-based transports only.
+        InterruptVector = 0x09,
+        /// Write Atomicity Normal.
+        WriteAtomicity = 0x0a,
+        /// Asynchronous Event Configuration.
+        AsyncEventConfiguration = 0x0b,
+        /// Autonomous Power State Transition.
+        AutonomousPower = 0x0c,
+        /// Host Memory Buffer.
+        HostMemoryBuffer = 0x0d,
+        /// Timestamp.
+        Timestamp = 0x0e,
+        /// Keep Alive Timer.
+        KeepAliveTimer = 0x0f,
+        /// Host Controlled Thermal Management.
+        ThermalManagement = 0x10,
+        /// Non-Operational Power State Config.
+        NonOperationalPower = 0x11,
+        /// Host Behavior Support.
+        HostBehavior = 0x16,
+        /// Sanitize Config.
+        SanitizeConfig = 0x17,
+        /// I/O Command Set Profile.
+        IoCommandSetProfile = 0x19,
+        /// Software Progress Marker.
+        SoftwareProgress = 0x80,
+        /// Host Identifier.
+        HostIdentifier = 0x81,
+        /// Reservation Notification Mask.
+        ReservationMask = 0x82,
+        /// Reservation Persistence.
+        ReservationPersistence = 0x83,
+        /// Namespace Write Protection Config.
+        WriteProtection = 0x84,
+    }
+}
+
+wire_enum! {
+    /// Which value of a feature Get Features asks for (Base 2.0, section 5.15).
+    Select: u8 {
+        /// The value in force.
+        Current = 0,
+        /// The value after a reset when nothing was saved.
+        Default = 1,
+        /// The value that was saved.
+        Saved = 2,
+        /// What can be done with the feature; see [`Capabilities`].
+        Supported = 3,
+    }
+}
+
+/// What Get Features returns for [`Select::Supported`] (Base 2.0, section 5.15).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The value can be saved.
+    pub saveable: bool,
+    /// The feature belongs to a namespace, not to the controller.
+    pub namespace_specific: bool,
+    /// The value can be changed.
+    pub changeable: bool,
+}
+
+impl Capabilities {
+    /// The completion's dword 0.
+    pub const fn to_wire(self) -> u32 {
+        self.saveable as u32 | (self.namespace_specific as u32) << 1 | (self.changeable as u32) << 2
+    }
+
+    /// From a completion's dword 0.
+    pub const fn from_wire(value: u32) -> Capabilities {
+        Capabilities {
+            saveable: value & 1 != 0,
+            namespace_specific: value & 2 != 0,
+            changeable: value & 4 != 0,
+        }
+    }
+}
+
+/// Number of Queues: I/O queues that the host asks for or that it gets (Base 2.0, section 5.27.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NumberOfQueues {
+    /// Submission queues, at least 1.
+    pub submission: u32,
+    /// Completion queues, at least 1.
+    pub completion: u32,
+}
+
+impl NumberOfQueues {
+    /// From dword 11 of Set Features or dword 0 of a completion.
+    ///
+    /// # Errors
+    /// The value 65535, which is not allowed (counted from 1: 65536).
+    pub fn from_wire(value: u32) -> Result<NumberOfQueues, DecodeError> {
+        let (submission, completion) = (value & 0xffff, value >> 16);
+        if submission == 0xffff || completion == 0xffff {
+            return Err(DecodeError::value("number of queues", 44, value.into()));
+        }
+        Ok(NumberOfQueues { submission: submission + 1, completion: completion + 1 })
+    }
+
+    /// The dword.
+    ///
+    /// # Panics
+    /// When a number is not 1 to 65535.
+    pub fn to_wire(self) -> u32 {
+        let zero_based = |count: u32| {
+            assert!((1..=65535).contains(&count), "{count} queues are not 1 to 65535");
+            count - 1
+        };
+        zero_based(self.submission) | zero_based(self.completion) << 16
+    }
+}
+
+/// Asynchronous Event Configuration: which notices the host wants (Base 2.0, section 5.27.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AsyncEventConfiguration(pub u32);
+
+impl AsyncEventConfiguration {
+    /// Critical warnings of the health log, by their bits there.
+    pub const HEALTH: u32 = 0xff;
+    /// Namespace Attribute Notices.
+    pub const NAMESPACE: u32 = 1 << 8;
+    /// Firmware Activation Notices.
+    pub const FIRMWARE: u32 = 1 << 9;
+    /// Telemetry Log Notices.
+    pub const TELEMETRY: u32 = 1 << 10;
+    /// Asymmetric Namespace Access Change Notices.
+    pub const ANA: u32 = 1 << 11;
+    /// Discovery Log Page Change Notification.
+    pub const DISCOVERY: u32 = 1 << 31;
+
+    /// Whether every bit is set.
+    pub const fn has(self, bits: u32) -> bool {
+        self.0 & bits == bits
+    }
+}
+
+/// Temperature Threshold (Base 2.0, section 5.27.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TemperatureThreshold {
+    /// Kelvins.
+    pub kelvins: u16,
+    /// Which sensor: 0 composite, 1 to 8, 15 all of them.
+    pub sensor: u8,
+    /// Whether it is the lower threshold.
+    pub under: bool,
+}
+
+impl TemperatureThreshold {
+    /// From dword 11.
+    ///
+    /// # Errors
+    /// Reserved sensors and threshold types.
+    pub fn from_wire(value: u32) -> Result<TemperatureThreshold, DecodeError> {
+        let sensor = (value >> 16 & 0xf) as u8;
+        let kind = value >> 20 & 3;
+        if kind > 1 || (9..=14).contains(&sensor) {
+            return Err(DecodeError::value("temperature threshold", 44, value.into()));
+        }
+        Ok(TemperatureThreshold { kelvins: value as u16, sensor, under: kind == 1 })
+    }
+
+    /// The dword.
+    pub const fn to_wire(self) -> u32 {
+        self.kelvins as u32 | (self.sensor as u32 & 0xf) << 16 | (self.under as u32) << 20
+    }
+}
+
+/// Bytes of the Host Behavior Support data (Base 2.0, section 5.27.1).
+pub const HOST_BEHAVIOR_SIZE: usize = 512;
+/// Bytes of a Host Identifier over fabrics: always extended (Base 2.0, section 5.27.1).
+pub const HOST_ID_SIZE: usize = 16;
+/// Bytes of the Timestamp data (Base 2.0, section 5.27.1).
+pub const TIMESTAMP_SIZE: usize = 8;
+
+/// Host Identifier, dword 11: the host identifier is 128 bits long.
+pub const HOST_ID_EXTENDED: u32 = 1;

@@ -1,0 +1,234 @@
+//! Typed views of I/O commands, and the ranges of Dataset Management.
+
+use crate::le::{bit, put32, put64, u32_at, u64_at};
+use crate::opcode::NvmOpcode;
+use crate::{DecodeError, Sqe};
+
+/// Protection information fields of a command (NVM 1.0, section 3.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prinfo(pub u8);
+
+impl Prinfo {
+    /// PRACT: the controller inserts or strips protection information.
+    pub const ACTION: u8 = 1 << 3;
+    /// PRCHK: what is checked, guard, application tag and reference tag from bit 2 down.
+    pub const CHECK: u8 = 7;
+}
+
+/// Read, Write and Compare, which share a layout (NVM 1.0, sections 3.2.1, 3.2.4 and 3.2.6).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadWrite {
+    /// First logical block.
+    pub lba: u64,
+    /// Number of logical blocks, 1 to 65536.
+    pub blocks: u32,
+    /// Force Unit Access.
+    pub fua: bool,
+    /// Limited Retry.
+    pub limited_retry: bool,
+    /// Protection information.
+    pub prinfo: Prinfo,
+    /// Storage Tag Check.
+    pub storage_tag_check: bool,
+    /// Directive type; 0 for none.
+    pub directive_type: u8,
+    /// Directive specific value.
+    pub directive: u16,
+    /// Dataset Management hints (DSM field); only advice.
+    pub hints: u8,
+    /// Expected or initial logical block reference tag.
+    pub reference_tag: u32,
+    /// Expected or initial application tag.
+    pub application_tag: u16,
+    /// Which bits of the application tag count.
+    pub application_tag_mask: u16,
+}
+
+impl ReadWrite {
+    /// The view of a command; any command has one.
+    #[inline]
+    pub fn of(sqe: &Sqe) -> ReadWrite {
+        let cdw12 = u64::from(sqe.cdw12);
+        ReadWrite {
+            lba: lba(sqe),
+            blocks: (sqe.cdw12 & 0xffff) + 1,
+            fua: bit(cdw12, 30),
+            limited_retry: bit(cdw12, 31),
+            prinfo: Prinfo((sqe.cdw12 >> 26 & 0xf) as u8),
+            storage_tag_check: bit(cdw12, 24),
+            directive_type: (sqe.cdw12 >> 20 & 0xf) as u8,
+            directive: (sqe.cdw13 >> 16) as u16,
+            hints: sqe.cdw13 as u8,
+            reference_tag: sqe.cdw14,
+            application_tag: sqe.cdw15 as u16,
+            application_tag_mask: (sqe.cdw15 >> 16) as u16,
+        }
+    }
+
+    /// A command with this content; identifiers and data pointer are the caller's to fill in.
+    ///
+    /// # Panics
+    /// When `blocks` is not 1 to 65536.
+    #[inline]
+    pub fn to_sqe(&self, opcode: NvmOpcode) -> Sqe {
+        Sqe {
+            cdw10: self.lba as u32,
+            cdw11: (self.lba >> 32) as u32,
+            cdw12: nlb(self.blocks)
+                | u32::from(self.directive_type & 0xf) << 20
+                | u32::from(self.storage_tag_check) << 24
+                | u32::from(self.prinfo.0 & 0xf) << 26
+                | u32::from(self.fua) << 30
+                | u32::from(self.limited_retry) << 31,
+            cdw13: u32::from(self.hints) | u32::from(self.directive) << 16,
+            cdw14: self.reference_tag,
+            cdw15: u32::from(self.application_tag) | u32::from(self.application_tag_mask) << 16,
+            ..Sqe::new(opcode.to_wire())
+        }
+    }
+}
+
+/// Write Zeroes (NVM 1.0, section 3.2.8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriteZeroes {
+    /// First logical block.
+    pub lba: u64,
+    /// Number of logical blocks, 1 to 65536.
+    pub blocks: u32,
+    /// Force Unit Access.
+    pub fua: bool,
+    /// The blocks should be deallocated.
+    pub deallocate: bool,
+    /// Protection information.
+    pub prinfo: Prinfo,
+}
+
+impl WriteZeroes {
+    /// The view of a command; any command has one.
+    #[inline]
+    pub fn of(sqe: &Sqe) -> WriteZeroes {
+        let cdw12 = u64::from(sqe.cdw12);
+        WriteZeroes {
+            lba: lba(sqe),
+            blocks: (sqe.cdw12 & 0xffff) + 1,
+            fua: bit(cdw12, 30),
+            deallocate: bit(cdw12, 25),
+            prinfo: Prinfo((sqe.cdw12 >> 26 & 0xf) as u8),
+        }
+    }
+
+    /// A command with this content.
+    ///
+    /// # Panics
+    /// When `blocks` is not 1 to 65536.
+    #[inline]
+    pub fn to_sqe(&self) -> Sqe {
+        Sqe {
+            cdw10: self.lba as u32,
+            cdw11: (self.lba >> 32) as u32,
+            cdw12: nlb(self.blocks)
+                | u32::from(self.deallocate) << 25
+                | u32::from(self.prinfo.0 & 0xf) << 26
+                | u32::from(self.fua) << 30,
+            ..Sqe::new(NvmOpcode::WriteZeroes.to_wire())
+        }
+    }
+}
+
+/// Dataset Management (NVM 1.0, section 3.2.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DatasetManagement {
+    /// Number of ranges in the data, 1 to 256.
+    pub ranges: u16,
+    /// Attribute Integral Dataset for Read; only advice.
+    pub integral_read: bool,
+    /// Attribute Integral Dataset for Write; only advice.
+    pub integral_write: bool,
+    /// Attribute Deallocate.
+    pub deallocate: bool,
+}
+
+impl DatasetManagement {
+    /// The view of a command; any command has one.
+    #[inline]
+    pub fn of(sqe: &Sqe) -> DatasetManagement {
+        DatasetManagement {
+            ranges: (sqe.cdw10 & 0xff) as u16 + 1,
+            integral_read: sqe.cdw11 & 1 != 0,
+            integral_write: sqe.cdw11 & 2 != 0,
+            deallocate: sqe.cdw11 & 4 != 0,
+        }
+    }
+
+    /// A command with this content.
+    ///
+    /// # Panics
+    /// When `ranges` is not 1 to 256.
+    pub fn to_sqe(&self) -> Sqe {
+        assert!((1..=256).contains(&self.ranges), "{} ranges are not 1 to 256", self.ranges);
+        Sqe {
+            cdw10: u32::from(self.ranges) - 1,
+            cdw11: u32::from(self.integral_read)
+                | u32::from(self.integral_write) << 1
+                | u32::from(self.deallocate) << 2,
+            ..Sqe::new(NvmOpcode::DatasetManagement.to_wire())
+        }
+    }
+}
+
+/// Bytes of a Dataset Management range.
+pub const DSM_RANGE_SIZE: usize = 16;
+/// Ranges of one command at most.
+pub const DSM_RANGES_MAX: usize = 256;
+
+/// One range of Dataset Management (NVM 1.0, section 3.2.3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DsmRange {
+    /// Context attributes; only advice.
+    pub attributes: u32,
+    /// Number of logical blocks; not counted from 0, and 0 is nothing to do.
+    pub blocks: u32,
+    /// First logical block.
+    pub lba: u64,
+}
+
+impl DsmRange {
+    /// Reads one range.
+    #[inline]
+    pub fn decode(from: &[u8; DSM_RANGE_SIZE]) -> DsmRange {
+        DsmRange { attributes: u32_at(from, 0), blocks: u32_at(from, 4), lba: u64_at(from, 8) }
+    }
+
+    /// Writes one range.
+    #[inline]
+    pub fn encode(&self, into: &mut [u8; DSM_RANGE_SIZE]) {
+        put32(into, 0, self.attributes);
+        put32(into, 4, self.blocks);
+        put64(into, 8, self.lba);
+    }
+
+    /// The first `ranges` ranges of a command's data.
+    ///
+    /// # Errors
+    /// Less data than that.
+    pub fn list(from: &[u8], ranges: u16) -> Result<impl ExactSizeIterator<Item = DsmRange>, DecodeError> {
+        let need = usize::from(ranges) * DSM_RANGE_SIZE;
+        let data = from.get(..need).ok_or(DecodeError::Length {
+            what: "Dataset Management data",
+            got: from.len(),
+            need,
+        })?;
+        Ok(data.as_chunks().0.iter().map(DsmRange::decode))
+    }
+}
+
+#[inline]
+fn lba(sqe: &Sqe) -> u64 {
+    u64::from(sqe.cdw10) | u64::from(sqe.cdw11) << 32
+}
+
+#[inline]
+fn nlb(blocks: u32) -> u32 {
+    assert!((1..=65536).contains(&blocks), "{blocks} blocks are not 1 to 65536");
+    blocks - 1
+}
