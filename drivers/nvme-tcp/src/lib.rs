@@ -13,7 +13,7 @@
 mod receive;
 mod send;
 
-pub use receive::{Consumer, Place, Progress, Receiver};
+pub use receive::{Consumer, Place, Progress, Pumped, Receiver, pump};
 pub use send::{Flushed, Segments, Sender};
 
 #[cfg(test)]

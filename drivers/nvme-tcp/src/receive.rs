@@ -1,5 +1,8 @@
 //! From bytes to PDUs.
 
+use std::io::{ErrorKind, IoSliceMut};
+
+use net::{ConnectionId, Network, Transfer};
 use wire_nvme::digest::{self, Crc32c, crc32c};
 use wire_nvme::tcp::{COMMON_SIZE, CommonHeader, Fatal, FatalStatus, Framing, Layout, PduType};
 
@@ -313,4 +316,64 @@ impl Receiver {
         }
         Ok(count)
     }
+}
+
+/// How [`pump`] ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pumped {
+    /// Everything that had arrived was taken in.
+    Drained,
+    /// More may have arrived; call again.
+    More,
+    /// The consumer has no room; call again when it has.
+    Waiting,
+    /// The peer has closed its end.
+    Closed,
+    /// The connection is broken.
+    Failed(ErrorKind),
+}
+
+/// Reads taken in one call, so that one busy connection does not starve the others.
+const READS_MAX: usize = 16;
+
+/// Takes in what has arrived on a connection: data of the current PDU straight into its place, the
+/// rest by way of `scratch`.
+///
+/// # Errors
+/// As [`Receiver::consume`].
+pub fn pump<N: Network>(
+    receiver: &mut Receiver,
+    consumer: &mut impl Consumer,
+    network: &mut N,
+    connection: ConnectionId,
+    scratch: &mut [u8],
+) -> Result<Pumped, Fatal> {
+    if receiver.is_waiting() && receiver.resume(consumer)? == Progress::Waiting {
+        return Ok(Pumped::Waiting);
+    }
+    for _ in 0..READS_MAX {
+        let direct = receiver.direct(consumer);
+        let direct_length = direct.len();
+        let asked = direct_length + scratch.len();
+        let transfer = if direct_length == 0 {
+            network.receive(connection, &mut [IoSliceMut::new(scratch)])
+        } else {
+            network.receive(connection, &mut [IoSliceMut::new(direct), IoSliceMut::new(scratch)])
+        };
+        let count = match transfer {
+            Transfer::Bytes(count) => count,
+            Transfer::Blocked => return Ok(Pumped::Drained),
+            Transfer::Closed => return Ok(Pumped::Closed),
+            Transfer::Failed(kind) => return Ok(Pumped::Failed(kind)),
+        };
+        let placed = count.min(direct_length);
+        receiver.advance(placed, consumer)?;
+        if receiver.consume(&scratch[..count - placed], consumer)? == Progress::Waiting {
+            return Ok(Pumped::Waiting);
+        }
+        if count < asked {
+            return Ok(Pumped::Drained);
+        }
+    }
+    Ok(Pumped::More)
 }

@@ -3,7 +3,6 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::time::Duration;
 
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 use slots::Slab;
@@ -24,6 +23,9 @@ const BACKLOG: i32 = 512;
 const EAGER_CONNECTIONS_MAX: usize = 4;
 /// How long after its last data a connection is still read eagerly.
 const EAGER_NS: u64 = 50_000;
+
+/// What a watch reports when the peer has closed its end, in `poll(2)`'s bits: RDHUP, HUP and ERR.
+const ENDED: i32 = 0x2000 | 0x10 | 0x8;
 
 /// Set in a watch's tag for listeners; clear for connections.
 const LISTENER_BIT: u64 = 1 << 63;
@@ -46,6 +48,9 @@ struct Connection {
     /// Already in the list that the current poll builds.
     reported: bool,
     last_data_ns: u64,
+    /// The peer has closed its end. No further event tells so, and a read that brought less than
+    /// asked for has not seen it: each such read is followed by another report.
+    ended: bool,
 }
 
 struct Listener {
@@ -137,7 +142,7 @@ impl Network for Sockets {
     fn add(&mut self, stream: TcpStream) -> io::Result<ConnectionId> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        let entry = Connection { stream, watch: None, reported: false, last_data_ns: 0 };
+        let entry = Connection { stream, watch: None, reported: false, last_data_ns: 0, ended: false };
         let slot = self.connections.insert(entry).map_err(|_| quota())?;
         let Some(connection) = self.connections.get_mut(slot) else { return Err(quota()) };
         match self.client.watch(connection.stream.as_fd(), Interest::BOTH, slot.to_bits()) {
@@ -170,11 +175,12 @@ impl Network for Sockets {
             let slot = slots::Slot::from_bits(done.tag & !LISTENER_BIT);
             if done.tag & LISTENER_BIT != 0 {
                 self.accept(ListenerId(slot), events);
-            } else if let Some(connection) = self.connections.get_mut(slot)
-                && !connection.reported
-            {
-                connection.reported = true;
-                events.push(Event::Ready(ConnectionId(slot)));
+            } else if let Some(connection) = self.connections.get_mut(slot) {
+                connection.ended |= done.result & ENDED != 0;
+                if !connection.reported {
+                    connection.reported = true;
+                    events.push(Event::Ready(ConnectionId(slot)));
+                }
             }
         }
         self.done = done;
@@ -191,8 +197,8 @@ impl Network for Sockets {
     }
 
     #[inline]
-    fn receive(&mut self, connection: ConnectionId, parts: &mut [IoSliceMut<'_>]) -> Transfer {
-        let Some(connection) = self.connections.get_mut(connection.0) else {
+    fn receive(&mut self, id: ConnectionId, parts: &mut [IoSliceMut<'_>]) -> Transfer {
+        let Some(connection) = self.connections.get_mut(id.0) else {
             return Transfer::Failed(io::ErrorKind::NotConnected);
         };
         loop {
@@ -205,6 +211,9 @@ impl Network for Sockets {
                 Ok(0) => Transfer::Closed,
                 Ok(count) => {
                     connection.last_data_ns = sys::clock::now_ns();
+                    if connection.ended {
+                        self.fresh.push(id);
+                    }
                     Transfer::Bytes(count)
                 }
                 Err(rustix::io::Errno::INTR) => continue,
@@ -264,7 +273,13 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(TcpListener::from(socket))
 }
 
-/// Connects to a peer, waiting at most `timeout` for it. For the control plane.
-pub fn connect(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
-    TcpStream::connect_timeout(&address, timeout)
+/// Begins to connect to a peer. The stream blocks until that is done, and fails if it fails.
+pub fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(TcpStream::from(socket)),
+        Err(error) => Err(error.into()),
+    }
 }

@@ -22,7 +22,7 @@ fn wait(events: &Events, sockets: &mut Sockets) -> Vec<Event<TcpStream>> {
     let (start, mut seen) = (Instant::now(), Vec::new());
     while seen.is_empty() {
         assert!(start.elapsed() < Duration::from_secs(20), "nothing happened");
-        events.wait(Some(1_000_000_000));
+        events.wait(Some(if sockets.is_pending() { 0 } else { 1_000_000_000 }));
         sockets.poll(&mut seen);
     }
     seen
@@ -30,7 +30,7 @@ fn wait(events: &Events, sockets: &mut Sockets) -> Vec<Event<TcpStream>> {
 
 fn connected(events: &Events, sockets: &mut Sockets, address: &str) -> (TcpStream, ConnectionId) {
     let listener = sockets.listen(address.parse().unwrap()).unwrap();
-    let peer = connect(sockets.local_address(listener).unwrap(), Duration::from_secs(5)).unwrap();
+    let peer = TcpStream::connect(sockets.local_address(listener).unwrap()).unwrap();
     loop {
         for event in wait(events, sockets) {
             if let Event::Incoming { stream, .. } = event {
@@ -108,6 +108,29 @@ fn a_full_peer_blocks_and_is_reported_when_it_reads() {
 }
 
 #[test]
+fn the_end_of_a_stream_is_told_after_a_short_read() {
+    for events in engines() {
+        let mut sockets = Sockets::new(&events);
+        let (mut peer, id) = connected(&events, &mut sockets, "127.0.0.1:0");
+        sockets.poll(&mut Vec::new());
+        std::io::Write::write_all(&mut peer, b"last").unwrap();
+        drop(peer);
+        // Both the bytes and the end are there before the first look.
+        let mut closed = false;
+        while !closed {
+            wait(&events, &mut sockets);
+            // One read a report, as a reader does that stops at the first short read.
+            match sockets.receive(id, &mut [IoSliceMut::new(&mut [0; 64])]) {
+                Transfer::Bytes(count) => assert_eq!(count, 4),
+                Transfer::Closed => closed = true,
+                Transfer::Blocked => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
 fn a_closed_connection_is_unknown() {
     for events in engines() {
         let mut sockets = Sockets::new(&events);
@@ -115,6 +138,30 @@ fn a_closed_connection_is_unknown() {
         sockets.close(id);
         assert!(matches!(sockets.send(id, &[IoSlice::new(b"x")]), Transfer::Failed(_)));
         assert!(matches!(sockets.receive(id, &mut [IoSliceMut::new(&mut [0])]), Transfer::Failed(_)));
+    }
+}
+
+#[test]
+fn connecting_ends_in_a_stream_or_an_error() {
+    for events in engines() {
+        let mut sockets = Sockets::new(&events);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let id = sockets.add(connect(address).unwrap()).unwrap();
+        let accepted = listener.accept().unwrap();
+        while !matches!(sockets.send(id, &[IoSlice::new(b"x")]), Transfer::Bytes(1)) {
+            wait(&events, &mut sockets);
+        }
+        drop((accepted, listener));
+        let id = connect(address).and_then(|stream| sockets.add(stream));
+        let Ok(id) = id else { continue };
+        loop {
+            match sockets.receive(id, &mut [IoSliceMut::new(&mut [0])]) {
+                Transfer::Failed(kind) => break assert_eq!(kind, io::ErrorKind::ConnectionRefused),
+                Transfer::Blocked => drop(wait(&events, &mut sockets)),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 }
 

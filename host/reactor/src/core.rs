@@ -80,6 +80,21 @@ impl Core {
         Sleep { core: self.clone(), deadline_ns: sys::clock::now_ns() + ns }
     }
 
+    /// Ends after the core's ring has next reported something: look at what it was for, and await
+    /// this again if that was not it.
+    pub fn next_event(&self) -> impl Future<Output = ()> + use<> {
+        let core = self.clone();
+        let mut registered = false;
+        std::future::poll_fn(move |context| {
+            if registered {
+                return Poll::Ready(());
+            }
+            registered = true;
+            core.0.executor.add_event_waiter(context.waker().clone());
+            Poll::Pending
+        })
+    }
+
     /// A mailbox whose messages wake this core.
     pub fn mailbox<T>(&self, capacity: usize) -> (Sender<T>, Receiver<T>) {
         let (queue, receiver) = mailbox::bounded(capacity);

@@ -21,6 +21,8 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 pub(crate) struct Executor {
     tasks: RefCell<Slab<Option<Task>>>,
     timers: RefCell<BinaryHeap<Reverse<Timer>>>,
+    /// Who waits for the core's ring to report anything.
+    event_waiters: RefCell<Vec<Waker>>,
     ready: Arc<Ready>,
 }
 
@@ -45,6 +47,7 @@ impl Executor {
         Executor {
             tasks: RefCell::new(Slab::with_capacity(TASKS_MAX)),
             timers: RefCell::new(BinaryHeap::new()),
+            event_waiters: RefCell::new(Vec::new()),
             ready: Arc::new(Ready { queue: Mutex::new(VecDeque::new()), core }),
         }
     }
@@ -62,6 +65,16 @@ impl Executor {
 
     pub(crate) fn add_timer(&self, deadline_ns: u64, waker: Waker) {
         self.timers.borrow_mut().push(Reverse(Timer { deadline_ns, waker }));
+    }
+
+    pub(crate) fn add_event_waiter(&self, waker: Waker) {
+        self.event_waiters.borrow_mut().push(waker);
+    }
+
+    /// The core's ring has reported something.
+    pub(crate) fn event_happened(&self) {
+        let waiters = std::mem::take(&mut *self.event_waiters.borrow_mut());
+        waiters.into_iter().for_each(Waker::wake);
     }
 
     /// Runs what is ready; returns how many tasks that were.

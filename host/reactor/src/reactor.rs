@@ -197,6 +197,9 @@ impl Reactor {
     pub fn turn(&mut self) -> bool {
         let start_ns = clock::now_ns();
         let mut work = self.core.events().turn();
+        if work > 0 {
+            self.core.inner().executor.event_happened();
+        }
         work += self.take_messages();
         self.adopt_pollers();
         work += self.run_pollers(start_ns);
@@ -352,7 +355,9 @@ impl Reactor {
         let now_ns = clock::now_ns();
         let sleeps = self.messages.is_empty() && deadline_ns.is_none_or(|deadline_ns| deadline_ns > now_ns);
         if sleeps {
-            self.core.events().wait(deadline_ns.map(|deadline_ns| deadline_ns - now_ns));
+            if self.core.events().wait(deadline_ns.map(|deadline_ns| deadline_ns - now_ns)) > 0 {
+                self.core.inner().executor.event_happened();
+            }
             let end = clock::ticks();
             let counters = &self.remote.counters;
             add(&counters.sleep_ns, clock::ticks_to_ns(end.saturating_sub(self.turn_end_ticks)));
