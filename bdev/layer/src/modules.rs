@@ -1,0 +1,19 @@
+//! The modules.
+
+pub mod malloc;
+pub mod null;
+
+use crate::{BdevError, Geometry};
+
+/// The geometry of a device that is made to measure.
+fn geometry(num_blocks: u64, block_size: u32) -> Result<Geometry, BdevError> {
+    if block_size < 512 || !block_size.is_multiple_of(512) {
+        let reason = format!("{block_size} is not a multiple of 512");
+        return Err(BdevError::invalid("block_size", reason));
+    }
+    if num_blocks == 0 || num_blocks.checked_mul(u64::from(block_size)).is_none() {
+        let reason = format!("{num_blocks} blocks of {block_size} bytes cannot be");
+        return Err(BdevError::invalid("num_blocks", reason));
+    }
+    Ok(Geometry::new(block_size, num_blocks))
+}
