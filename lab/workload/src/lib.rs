@@ -1,2 +1,38 @@
+//! The load generator: closed loops of reads and writes over any ring, measured.
+//!
+//! A [`JobSpec`] says what a job does, in fio's terms. A [`Generator`] does it over one channel on one
+//! core and keeps the latencies in a [`Histogram`] of its own. [`run`] puts jobs on reactors, waits
+//! for them and merges what they measured; [`fio`] writes that as fio's JSON.
+//!
+//! ```
+//! use workload::{JobSpec, Workload};
+//! let spec = JobSpec { workload: Workload::RandRead, io_depth: 32, ..JobSpec::default() };
+//! assert_eq!(spec.block_bytes, 4096);
+//! assert_eq!(workload::units::parse_bytes("4k"), Some(4096));
+//! ```
 #![forbid(unsafe_code)]
-//! x
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod fio;
+mod generator;
+mod histogram;
+mod poller;
+mod random;
+mod result;
+mod run;
+mod source;
+mod spec;
+pub mod units;
+mod usage;
+mod verify;
+
+pub use generator::{Generator, Geometry, IoChannel, SetupError};
+pub use histogram::Histogram;
+pub use poller::{DynChannel, JobPoller, Progress};
+pub use random::Random;
+pub use result::{Direction, IoFailure, JobResult, SideResult};
+pub use run::{RunError, Running, run, start};
+pub use source::{Source, SourceError};
+pub use spec::{JobSpec, Verify, Workload};
+pub use usage::Usage;
+pub use verify::{Fault, Mismatch, Verifier};

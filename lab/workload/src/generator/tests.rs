@@ -1,0 +1,243 @@
+//! The loop over a device of the tests' own.
+
+use std::collections::VecDeque;
+
+use memory::{Arena, CHUNK_BYTES, Config};
+use ring::Status;
+
+use super::*;
+use crate::verify::Fault;
+
+const BLOCK: usize = 512;
+
+/// A device in memory that takes at most `room` requests, and can be told to misbehave.
+struct Fake {
+    bytes: Vec<u8>,
+    queue: VecDeque<Request<Buffer>>,
+    room: usize,
+    most: usize,
+    fail_lba: Option<u64>,
+    drop_write_of: Option<u64>,
+    silent: bool,
+    reads: u64,
+    writes: u64,
+}
+
+impl Fake {
+    fn new(blocks: usize, room: usize) -> Fake {
+        let (bytes, queue) = (vec![0; blocks * BLOCK], VecDeque::new());
+        let (fail_lba, drop_write_of) = (None, None);
+        Fake { bytes, queue, room, most: 0, fail_lba, drop_write_of, silent: false, reads: 0, writes: 0 }
+    }
+
+    fn serve(&mut self, mut request: Request<Buffer>) -> Completion<Buffer> {
+        if self.fail_lba == Some(request.lba) {
+            return request.complete(Status::WRITE_FAULT);
+        }
+        let start = request.lba as usize * BLOCK;
+        let range = start..start + request.blocks as usize * BLOCK;
+        match (request.op, &mut request.buffer) {
+            (Op::Read, Some(buffer)) => {
+                self.reads += 1;
+                buffer.as_mut_slice().copy_from_slice(&self.bytes[range]);
+            }
+            (Op::Write, Some(buffer)) => {
+                self.writes += 1;
+                if self.drop_write_of != Some(request.lba) {
+                    self.bytes[range].copy_from_slice(buffer.as_slice());
+                }
+            }
+            (Op::Unmap, None) => self.bytes[range].fill(0),
+            other => panic!("{other:?} does not make sense"),
+        }
+        request.complete(Status::SUCCESS)
+    }
+}
+
+impl Channel for Fake {
+    type Request = Request<Buffer>;
+    type Completion = Completion<Buffer>;
+
+    fn submit(&mut self, batch: &mut Vec<Request<Buffer>>) {
+        let count = batch.len().min(self.room - self.queue.len());
+        self.queue.extend(batch.drain(..count));
+        self.most = self.most.max(self.queue.len());
+    }
+
+    fn poll(&mut self, sink: &mut Vec<Completion<Buffer>>) -> usize {
+        let count = if self.silent { 0 } else { self.queue.len().div_ceil(2) };
+        for _ in 0..count {
+            let request = self.queue.pop_front().unwrap();
+            let completion = self.serve(request);
+            sink.push(completion);
+        }
+        count
+    }
+}
+
+fn spec(workload: Workload) -> JobSpec {
+    JobSpec { workload, block_bytes: 1024, io_depth: 8, ..JobSpec::default() }
+}
+
+fn start(spec: JobSpec, blocks: u64) -> Generator {
+    let pool = Pool::new(&Arena::new(Config { limit_bytes: 4 * CHUNK_BYTES, hugepages: false }));
+    Generator::new(spec, Geometry { block_bytes: BLOCK as u32, blocks }, &pool).unwrap()
+}
+
+fn run(spec: JobSpec, device: &mut Fake) -> JobResult {
+    let mut generator = start(spec, (device.bytes.len() / BLOCK) as u64);
+    while !generator.is_over() {
+        generator.turn(device);
+    }
+    generator.into_result()
+}
+
+#[test]
+fn a_job_without_a_time_covers_the_device_once() {
+    let mut device = Fake::new(1000, 1000);
+    let result = run(spec(Workload::Read), &mut device);
+    assert_eq!((device.reads, result.side(Direction::Read).total_ios), (500, 500));
+    assert_eq!(result.side(Direction::Read).bytes, 512_000);
+    assert_eq!(device.most, 8, "the depth is kept");
+    assert!(result.is_clean() && result.elapsed_ns() > 0);
+}
+
+#[test]
+fn a_number_of_ios_is_kept_even_below_the_depth() {
+    for number in [0, 1, 3, 8, 9, 12_345] {
+        let mut device = Fake::new(64, 64);
+        let result = run(JobSpec { number_ios: Some(number), ..spec(Workload::RandRead) }, &mut device);
+        assert_eq!((result.total_ios(), device.reads), (number, number));
+    }
+}
+
+#[test]
+fn a_full_channel_delays_and_loses_nothing() {
+    let mut device = Fake::new(64, 3);
+    let result = run(JobSpec { number_ios: Some(1000), ..spec(Workload::RandWrite) }, &mut device);
+    assert_eq!((result.total_ios(), device.writes, device.most), (1000, 1000, 3));
+}
+
+#[test]
+fn time_ends_a_job_and_the_ramp_is_not_counted() {
+    let mut device = Fake::new(64, 64);
+    let (ramp_ns, runtime) = (20_000_000, 30_000_000);
+    let timed = JobSpec { time_based: true, runtime_ns: Some(runtime), ramp_ns, ..spec(Workload::RandRead) };
+    let result = run(timed, &mut device);
+    let elapsed = result.elapsed_ns();
+    assert!((runtime..runtime * 3).contains(&elapsed), "{elapsed} ns");
+    assert!(result.total_ios() > 0 && device.reads > result.total_ios());
+    assert!(result.usage.cpu_ns > 0);
+}
+
+#[test]
+fn the_mix_is_what_was_asked_for() {
+    let mut device = Fake::new(64, 64);
+    let mixed = JobSpec { number_ios: Some(10_000), read_percent: 70, ..spec(Workload::RandRw) };
+    let result = run(mixed, &mut device);
+    let reads = result.side(Direction::Read).total_ios;
+    assert!((6800..7200).contains(&reads), "{reads}");
+    assert_eq!(result.total_ios(), 10_000);
+}
+
+#[test]
+fn verified_writes_are_read_back() {
+    for workload in [Workload::Write, Workload::RandWrite] {
+        let mut device = Fake::new(400, 8);
+        let result = run(JobSpec { verify: Verify::Crc32c, ..spec(workload) }, &mut device);
+        assert!(result.is_clean(), "{:?}", result.mismatches);
+        assert_eq!(result.side(Direction::Write).total_ios, 200);
+        assert_eq!(result.checked_blocks, device.reads * 2);
+        assert!(device.reads > 100, "{} read back", device.reads);
+    }
+}
+
+#[test]
+fn mixed_io_verifies_at_any_depth() {
+    let mut device = Fake::new(16, 8);
+    let mixed = JobSpec { number_ios: Some(20_000), verify: Verify::Pattern, ..spec(Workload::RandRw) };
+    let result = run(mixed, &mut device);
+    assert!(result.is_clean(), "{:?}", result.mismatches);
+    assert!(result.checked_blocks > 15_000, "{}", result.checked_blocks);
+}
+
+#[test]
+fn a_lost_write_is_found_and_named() {
+    let mut device = Fake::new(400, 8);
+    device.drop_write_of = Some(42);
+    let result = run(JobSpec { verify: Verify::Crc32c, ..spec(Workload::Write) }, &mut device);
+    assert_eq!((result.mismatch_count, result.is_clean()), (2, false));
+    assert_eq!(result.mismatches[0].lba, 42);
+    assert_eq!(result.mismatches[0].fault, Fault::Magic { got: 0 });
+}
+
+#[test]
+fn damage_is_found_by_a_later_reader() {
+    let mut device = Fake::new(400, 8);
+    assert!(run(JobSpec { verify: Verify::Crc32c, ..spec(Workload::Write) }, &mut device).is_clean());
+    let read = JobSpec { verify: Verify::Crc32c, seed: 1, ..spec(Workload::Read) };
+    assert!(run(read.clone(), &mut device).is_clean());
+    device.bytes[77 * BLOCK + 300] ^= 1;
+    let result = run(read, &mut device);
+    assert_eq!((result.mismatch_count, result.mismatches[0].lba), (1, 77));
+    assert!(matches!(result.mismatches[0].fault, Fault::Checksum { .. }));
+}
+
+#[test]
+fn the_first_failure_ends_a_job_unless_it_is_to_go_on() {
+    let mut device = Fake::new(400, 8);
+    device.fail_lba = Some(10);
+    let result = run(spec(Workload::Write), &mut device);
+    assert_eq!((result.errors, result.failures[0].status), (1, Status::WRITE_FAULT));
+    assert!(result.total_ios() < 30);
+    let result = run(JobSpec { continue_on_error: true, ..spec(Workload::Write) }, &mut device);
+    assert_eq!((result.errors, result.total_ios()), (1, 199));
+}
+
+#[test]
+fn deallocation_carries_no_data() {
+    let mut device = Fake::new(400, 8);
+    device.bytes.fill(9);
+    let result = run(spec(Workload::Trim), &mut device);
+    assert_eq!(result.side(Direction::Trim).total_ios, 200);
+    assert!(device.bytes.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn stopping_waits_for_what_is_out() {
+    let mut device = Fake::new(64, 64);
+    let endless = JobSpec { time_based: true, runtime_ns: Some(u64::MAX / 4), ..spec(Workload::RandRead) };
+    let mut generator = start(endless, 64);
+    generator.turn(&mut device);
+    device.silent = true;
+    generator.turn(&mut device);
+    generator.stop();
+    generator.turn(&mut device);
+    assert!(!generator.is_over());
+    device.silent = false;
+    while !generator.is_over() {
+        generator.turn(&mut device);
+    }
+    assert_eq!(generator.into_result().stuck, 0);
+}
+
+#[test]
+fn impossible_jobs_are_refused_before_they_run() {
+    let geometry = Geometry { block_bytes: 512, blocks: 64 };
+    let pool = Pool::new(&Arena::new(Config { limit_bytes: CHUNK_BYTES, hugepages: false }));
+    let base = spec(Workload::RandWrite);
+    let cases = [
+        (JobSpec { block_bytes: 700, ..base.clone() }, "--bs=700"),
+        (JobSpec { block_bytes: 2 << 20, ..base.clone() }, "largest buffer"),
+        (JobSpec { offset_bytes: 32 << 10, ..base.clone() }, "do not fit"),
+        (JobSpec { size_bytes: Some(64 << 10), ..base.clone() }, "do not fit"),
+        (JobSpec { io_depth: 0, ..base.clone() }, "--iodepth=0"),
+        (JobSpec { io_depth: 33, verify: Verify::Crc32c, ..base.clone() }, "raise --size"),
+        (JobSpec { time_based: true, ..base.clone() }, "needs --runtime"),
+        (JobSpec { io_depth: 4096, block_bytes: 512, ..base }, "no memory"),
+    ];
+    for (spec, message) in cases {
+        let error = Generator::new(spec, geometry, &pool).err().unwrap().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+}

@@ -1,0 +1,110 @@
+//! A job on a reactor.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+
+use memory::Buffer;
+use reactor::{Poller, Shutdown, Work};
+use ring::{Channel, Completion, Request};
+
+use crate::generator::Generator;
+use crate::result::JobResult;
+
+/// Any ring of block I/O.
+pub type DynChannel = dyn Channel<Request = Request<Buffer>, Completion = Completion<Buffer>>;
+
+/// What other threads see of a job while it runs, and how they stop it.
+#[derive(Debug, Default)]
+pub struct Progress {
+    ios: AtomicU64,
+    faults: AtomicU64,
+    go: AtomicBool,
+    stop: AtomicBool,
+}
+
+impl Progress {
+    /// I/Os that completed.
+    pub fn ios(&self) -> u64 {
+        self.ios.load(Ordering::Relaxed)
+    }
+
+    /// Failed I/Os and wrong blocks.
+    pub fn faults(&self) -> u64 {
+        self.faults.load(Ordering::Relaxed)
+    }
+
+    /// Lets the job begin.
+    pub fn go(&self) {
+        self.go.store(true, Ordering::Release);
+    }
+
+    /// Asks the job to end.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Drives a [`Generator`], once [`Progress::go`] was called, every turn of its reactor and sends the result when the job is over.
+pub struct JobPoller {
+    generator: Option<Generator>,
+    channel: Box<DynChannel>,
+    progress: Arc<Progress>,
+    results: mpsc::Sender<JobResult>,
+    now_ns: u64,
+}
+
+impl JobPoller {
+    /// The result goes to `results`; nothing is sent if the reactor ends first.
+    pub fn new(
+        generator: Generator,
+        channel: Box<DynChannel>,
+        progress: Arc<Progress>,
+        results: mpsc::Sender<JobResult>,
+    ) -> JobPoller {
+        JobPoller { generator: Some(generator), channel, progress, results, now_ns: 0 }
+    }
+}
+
+impl Poller for JobPoller {
+    fn name(&self) -> &str {
+        "workload"
+    }
+
+    fn poll(&mut self, now_ns: u64) -> Work {
+        let Some(generator) = &mut self.generator else { return Work::Finished };
+        self.now_ns = now_ns;
+        if !self.progress.go.load(Ordering::Acquire) {
+            let stopped = self.progress.stop.load(Ordering::Relaxed);
+            return if stopped { Work::Finished } else { Work::None };
+        }
+        if self.progress.stop.load(Ordering::Relaxed) {
+            generator.stop();
+        }
+        let count = generator.turn(&mut *self.channel);
+        self.progress.ios.store(generator.completed(), Ordering::Relaxed);
+        self.progress.faults.store(generator.faults(), Ordering::Relaxed);
+        if !generator.is_over() {
+            return Work::count(count);
+        }
+        if let Some(generator) = self.generator.take() {
+            // Nobody listens any more: the result is not wanted.
+            let _ = self.results.send(generator.into_result());
+        }
+        Work::Finished
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        let generator = self.generator.as_ref()?.deadline_ns(self.now_ns);
+        [generator, self.channel.deadline()].into_iter().flatten().min()
+    }
+
+    fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
+        let Some(generator) = &mut self.generator else { return Shutdown::Done };
+        if !self.progress.go.load(Ordering::Acquire) {
+            return Shutdown::Done;
+        }
+        generator.stop();
+        if generator.is_over() { Shutdown::Done } else { Shutdown::Draining }
+    }
+}

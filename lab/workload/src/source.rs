@@ -1,0 +1,190 @@
+//! What a job drives: fio's `filename`, as a URI.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bdev::{Access, BdevError, Descriptor, Registry, malloc, null};
+
+use crate::spec::JobSpec;
+use crate::units::parse_bytes;
+
+/// A device by URI.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// `null:SIZE[?bs=BYTES]`: nothing, at once.
+    Null {
+        /// Size.
+        bytes: u64,
+        /// Bytes of a block.
+        block_bytes: u32,
+    },
+    /// `malloc:SIZE[?bs=BYTES]`: memory.
+    Malloc {
+        /// Size.
+        bytes: u64,
+        /// Bytes of a block.
+        block_bytes: u32,
+    },
+    /// `uring:PATH[?bs=BYTES]`: a file or block device through io_uring.
+    Uring {
+        /// The file.
+        path: String,
+        /// Bytes of a block; 0 for what the file prefers.
+        block_bytes: u32,
+    },
+    /// `nvme+tcp://HOST:PORT/SUBNQN?ns=N`: a namespace of a target.
+    NvmeTcp {
+        /// The whole URI.
+        uri: String,
+    },
+    /// Anything else: a bdev that the configuration made.
+    Bdev {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// Why a source cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// Not a URI of the kinds above.
+    #[error("--filename={text}: {reason}")]
+    Syntax {
+        /// What was given.
+        text: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The layer refused.
+    #[error(transparent)]
+    Bdev(#[from] BdevError),
+    /// The target did not answer as it should.
+    #[error("{uri}: {reason}")]
+    Fabric {
+        /// The target.
+        uri: String,
+        /// What went wrong.
+        reason: String,
+    },
+}
+
+/// A source on which channels can be opened.
+#[derive(Clone, Debug)]
+pub(crate) enum Prepared {
+    /// A device of the registry.
+    Bdev { name: String },
+    /// A namespace of a target.
+    NvmeTcp { uri: String },
+}
+
+const BLOCK_BYTES_DEFAULT: u32 = 512;
+
+impl Source {
+    /// From the URI.
+    pub fn parse(text: &str) -> Result<Source, SourceError> {
+        let syntax =
+            |reason: &str| SourceError::Syntax { text: text.to_string(), reason: reason.to_string() };
+        if text.starts_with("nvme+tcp://") {
+            return Ok(Source::NvmeTcp { uri: text.to_string() });
+        }
+        let Some((scheme, rest)) = text.split_once(':') else {
+            return match text {
+                "" => Err(syntax("is empty; name a bdev, or null:1g, malloc:64m, uring:/path, nvme+tcp://…")),
+                name => Ok(Source::Bdev { name: name.to_string() }),
+            };
+        };
+        let (body, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut block_bytes = None;
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let value = pair.strip_prefix("bs=").ok_or_else(|| syntax("the only option is ?bs=BYTES"))?;
+            let bytes = parse_bytes(value).and_then(|bytes| u32::try_from(bytes).ok());
+            block_bytes = Some(bytes.ok_or_else(|| syntax("bs is not a size; for example ?bs=4k"))?);
+        }
+        let size = || match parse_bytes(body) {
+            Some(bytes) if bytes > 0 => Ok(bytes),
+            _ => Err(syntax("is not a size; for example null:1g or malloc:64m?bs=4k")),
+        };
+        match scheme {
+            "null" => {
+                Ok(Source::Null { bytes: size()?, block_bytes: block_bytes.unwrap_or(BLOCK_BYTES_DEFAULT) })
+            }
+            "malloc" => {
+                Ok(Source::Malloc { bytes: size()?, block_bytes: block_bytes.unwrap_or(BLOCK_BYTES_DEFAULT) })
+            }
+            "uring" if body.is_empty() => Err(syntax("names no file; for example uring:/tmp/disk.img")),
+            "uring" => Ok(Source::Uring { path: body.to_string(), block_bytes: block_bytes.unwrap_or(0) }),
+            _ => Err(syntax("is none of null:, malloc:, uring:, nvme+tcp:// or a bdev's name")),
+        }
+    }
+
+    /// Makes the device where it is to be made.
+    pub(crate) fn prepare(&self, registry: &Registry) -> Result<Prepared, SourceError> {
+        let name = match self {
+            Source::Null { bytes, block_bytes } => {
+                let blocks = bytes / u64::from((*block_bytes).max(1));
+                let config = null::NullConfig::new(&fresh_name("null"), blocks, *block_bytes);
+                null::create(registry, config)?.name().to_string()
+            }
+            Source::Malloc { bytes, block_bytes } => {
+                let blocks = bytes / u64::from((*block_bytes).max(1));
+                let config = malloc::MallocConfig::new(&fresh_name("malloc"), blocks, *block_bytes);
+                malloc::create(registry, config)?.name().to_string()
+            }
+            Source::Uring { path, block_bytes } => create_uring(registry, path, *block_bytes)?,
+            Source::NvmeTcp { uri } => return Ok(Prepared::NvmeTcp { uri: uri.clone() }),
+            Source::Bdev { name } => name.clone(),
+        };
+        Ok(Prepared::Bdev { name })
+    }
+}
+
+/// Opens a device for one job.
+pub(crate) fn open(registry: &Registry, name: &str, spec: &JobSpec) -> Result<Descriptor, SourceError> {
+    let access = if spec.workload.writes() { Access::ReadWrite } else { Access::ReadOnly };
+    Ok(registry.open(name, access)?)
+}
+
+fn create_uring(_registry: &Registry, path: &str, _block_bytes: u32) -> Result<String, SourceError> {
+    Err(SourceError::Syntax { text: format!("uring:{path}"), reason: "is not there yet".to_string() })
+}
+
+/// A name that no configuration gives.
+fn fresh_name(kind: &str) -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    format!("workload-{kind}-{}", COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris_name_what_they_say() {
+        let cases = [
+            ("null:1g", Source::Null { bytes: 1 << 30, block_bytes: 512 }),
+            ("malloc:64m?bs=4k", Source::Malloc { bytes: 64 << 20, block_bytes: 4096 }),
+            ("uring:/tmp/a.img", Source::Uring { path: "/tmp/a.img".to_string(), block_bytes: 0 }),
+            ("Malloc0", Source::Bdev { name: "Malloc0".to_string() }),
+        ];
+        for (text, source) in cases {
+            assert_eq!(Source::parse(text).unwrap(), source, "{text}");
+        }
+        let uri = "nvme+tcp://127.0.0.1:4420/nqn.2025-01.io:a?ns=1";
+        assert_eq!(Source::parse(uri).unwrap(), Source::NvmeTcp { uri: uri.to_string() });
+    }
+
+    #[test]
+    fn what_is_none_says_what_would_be() {
+        for (text, hint) in [
+            ("", "null:1g"),
+            ("null:", "for example null:1g"),
+            ("null:0", "for example null:1g"),
+            ("malloc:1g?size=4", "?bs=BYTES"),
+            ("malloc:1g?bs=x", "?bs=4k"),
+            ("uring:", "uring:/tmp/disk.img"),
+            ("file:/tmp/x", "uring:"),
+        ] {
+            let error = Source::parse(text).unwrap_err().to_string();
+            assert!(error.contains(hint), "{error}");
+        }
+    }
+}
