@@ -204,7 +204,8 @@ impl Receiver {
                 return Ok(taken);
             }
         }
-        let common = *self.prefix.first_chunk::<COMMON_SIZE>().expect("a prefix is longer than a common header");
+        let common =
+            *self.prefix.first_chunk::<COMMON_SIZE>().expect("a prefix is longer than a common header");
         let needed = self.measure(&common)?;
         taken += self.gather(&bytes[taken..], needed);
         if self.prefix_length == needed {

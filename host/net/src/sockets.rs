@@ -204,7 +204,9 @@ impl Network for Sockets {
         loop {
             // One part is a plain recv, which is a little cheaper than a vectored read.
             let result = match &mut *parts {
-                [part] => rustix::net::recv(&connection.stream, &mut **part, RecvFlags::DONTWAIT).map(|(_, n)| n),
+                [part] => {
+                    rustix::net::recv(&connection.stream, &mut **part, RecvFlags::DONTWAIT).map(|(_, n)| n)
+                }
                 parts => rustix::io::readv(&connection.stream, parts),
             };
             return match result {
