@@ -12,7 +12,7 @@ use crate::stats::{Counters, Run};
 use crate::{BdevError, BoxedChannel, Completion, Device, Request};
 
 /// Resets that are under way at a time on one channel; further ones stay with the caller.
-const RESETS_MAX: usize = 16;
+pub(crate) const RESETS_MAX: usize = 16;
 /// Refused requests whose completions wait to be polled; further ones stay with the caller.
 const REFUSED_MAX: usize = 1024;
 

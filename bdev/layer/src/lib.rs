@@ -33,12 +33,13 @@ mod io;
 mod modules;
 mod registry;
 mod stats;
+pub mod testing;
 
 pub use channel::Channel;
 pub use device::{Bdev, DEPTH_DEFAULT, Device, Geometry, Value};
 pub use failure::BdevError;
 pub use io::Io;
-pub use modules::{malloc, null};
+pub use modules::{delay, error, malloc, null, uring};
 pub use registry::{Access, Descriptor, DeviceEvent, Registry, SubscriptionId};
 pub use stats::{ChannelStats, DeviceStats, Histogram, OpStats};
 pub use uuid::Uuid;

@@ -1,7 +1,13 @@
 //! The modules.
 
+mod base;
+pub mod delay;
+pub mod error;
 pub mod malloc;
 pub mod null;
+pub mod uring;
+
+pub(crate) use base::Dice;
 
 use crate::{BdevError, Geometry};
 

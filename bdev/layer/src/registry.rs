@@ -99,12 +99,11 @@ impl Registry {
                 return Err(BdevError::Exists { name: taken.to_string() });
             }
         }
-        if let Some(medium) = device.bdev().medium() {
-            let other = table.devices.values().find(|other| other.bdev().medium() == Some(medium));
-            if let Some(other) = other {
-                let by = format!("the bdev {}, which stands on the same file", other.name());
-                return Err(BdevError::Claimed { name: name.to_string(), by });
-            }
+        if let Some(medium) = device.bdev().medium()
+            && let Some(holder) = table.medium_holder(medium)
+        {
+            let by = format!("the bdev {holder}, which stands on the same file");
+            return Err(BdevError::Claimed { name: name.to_string(), by });
         }
         table.devices.insert(name.to_string(), device.clone());
         drop(table);
@@ -178,6 +177,11 @@ impl Registry {
         Ok(())
     }
 
+    /// The device that stands on a medium.
+    pub(crate) fn medium_holder(&self, medium: (u64, u64)) -> Option<String> {
+        self.lock().medium_holder(medium)
+    }
+
     pub(crate) fn downgrade(&self) -> WeakRegistry {
         WeakRegistry(Arc::downgrade(&self.0))
     }
@@ -202,6 +206,11 @@ impl WeakRegistry {
 }
 
 impl Table {
+    fn medium_holder(&self, medium: (u64, u64)) -> Option<String> {
+        let holder = self.devices.values().find(|device| device.bdev().medium() == Some(medium));
+        holder.map(|device| device.name().to_string())
+    }
+
     fn find(&self, name: &str) -> Option<&Arc<Device>> {
         if let Some(device) = self.devices.get(name) {
             return Some(device);
