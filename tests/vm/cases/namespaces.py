@@ -1,0 +1,55 @@
+"""Namespaces that come, grow and go while another one is in use."""
+
+from harness.case import case, find_block, fio_command
+from harness.targets import MIB, Namespace, Subsystem
+
+
+@case("namespaces", provokes=r"rescanning namespaces")
+def namespaces(bench):
+    """A namespace is added, resized and removed while another is mounted and under I/O."""
+    subsystem = Subsystem("many", [Namespace(mib=128, nsid=1)])
+    target = bench.serve(subsystem)
+    bench.connect(subsystem)
+    first = bench.block(subsystem)
+    bench.guest.check(f"mkfs.ext4 -q {first} && mount -t ext4 {first} /mnt", 60)
+    endless = ["--rw=randwrite", "--bs=4k", "--iodepth=4", "--size=8m", "--fallocate=none", "--time_based", "--runtime=600"]
+    load = bench.guest.spawn(fio_command("load", "/mnt/file", *endless, "--verify=crc32c", "--verify_fatal=1"))
+    bench.guest.until(f'[ "$(stat -c %s /mnt/file)" = {8 * MIB} ]', 30)
+
+    second = Namespace(mib=32, nsid=2)
+    target.add_namespace(subsystem, second)
+    device = bench.block(subsystem, nsid=2, timeout=10)
+    assert bench.blocks_seen(device) == 32 * MIB // 512
+    assert bench.guest.check(f"cat /sys/block/{device.removeprefix('/dev/')}/uuid").strip() == second.uuid
+    bench.write_random(device, "data", 30 * MIB, MIB, "64k")
+    bench.compare(device, "data", 30 * MIB, MIB, "64k")
+
+    target.resize_namespace(subsystem, second, 48)
+    bench.guest.until(f"[ $(cat /sys/block/{device.removeprefix('/dev/')}/size) = {48 * MIB // 512} ]", 10)
+    bench.compare(device, "data", 30 * MIB, MIB, "64k")
+    bench.write_random(device, "more", 46 * MIB, MIB, "64k")
+    bench.compare(device, "more", 46 * MIB, MIB, "64k")
+
+    target.remove_namespace(subsystem, second)
+    bench.guest.until(f"! ( {find_block(subsystem, 2).replace('return', 'exit')} )", 10)
+    assert load.rc is None, f"the load on the mounted namespace ended: {load.out}"
+    # SIGINT lets fio finish the verification of what it has written.
+    bench.guest.check("killall -INT fio")
+    result = load.wait(60)
+    assert result.rc in (0, 128), result
+    assert "verify" not in result.out, result
+    bench.guest.check("umount /mnt", 60)
+    bench.guest.check(f"fsck.ext4 -fn {first}", 60)
+
+
+@case("namespaces-many")
+def namespaces_many(bench):
+    """Namespaces with gaps between their identifiers each show their own data."""
+    subsystem = Subsystem("gaps", [Namespace(mib=16, nsid=nsid) for nsid in (1, 3, 8, 32)])
+    bench.serve(subsystem)
+    bench.connect(subsystem)
+    devices = {namespace.nsid: bench.block(subsystem, namespace.nsid) for namespace in subsystem.namespaces}
+    for nsid, device in devices.items():
+        bench.write_random(device, f"data{nsid}", nsid * 4096, 64 * 1024, "64k")
+    for nsid, device in devices.items():
+        bench.compare(device, f"data{nsid}", nsid * 4096, 64 * 1024, "64k")

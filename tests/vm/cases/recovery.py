@@ -1,0 +1,121 @@
+"""What survives when the target, or the host, stops answering."""
+
+import json
+import time
+
+from harness.case import case
+from harness.guest import PATIENCE
+from harness.targets import MIB, Namespace, Subsystem
+
+BLOCK = 4096
+BLOCKS = 400
+KILL_AT = 120
+SECOND_KILL_AT = 260
+
+
+def block_content(sequence):
+    """What block number `sequence` holds: 128 lines of 32 bytes that each name it."""
+    return f"ringbolt block {sequence:016d}\n".encode() * (BLOCK // 32)
+
+
+MAKE_BLOCKS = f"""awk 'BEGIN {{ for (i = 0; i < {BLOCKS}; i++) for (k = 0; k < {BLOCK // 32}; k++)
+  printf "ringbolt block %016d\\n", i }}' > /tmp/blocks"""
+
+
+@case("target-killed", on=("ringbolt",), provokes=r"reconnect|failed|timeout|timed out|I/O error|error recovery|Failed")
+def target_killed(bench):
+    """The target is killed in the middle of writes and restarted: every flushed block is there."""
+    subsystem = Subsystem("durable", [Namespace(mib=16)])
+    namespace = subsystem.namespaces[0]
+    target = bench.serve(subsystem)
+    bench.connect(subsystem, "--ctrl-loss-tmo=120 --reconnect-delay=1")
+    device = bench.block(subsystem)
+    bench.guest.check(MAKE_BLOCKS, 60)
+    assert bench.guest.check("sha256sum < /tmp/blocks").split()[0] == sha256(range(BLOCKS))
+
+    # One block after another, each flushed before its number is told to the host.
+    one = f"dd if=/tmp/blocks of={device} bs={BLOCK} count=1 skip=$i seek=$i oflag=direct conv=notrunc,fsync status=none"
+    writer = bench.guest.spawn(f"i=0; while [ $i -lt {BLOCKS} ]; do {one} || exit 1; echo flushed $i; i=$((i + 1)); done")
+    # And others without order beside it, so that the kill finds something under way.
+    load = bench.guest.spawn(
+        f"fio --name=load --filename={device} --ioengine=libaio --direct=1 --offset=4m --size=8m --rw=randwrite"
+        " --bs=16k --iodepth=16 --time_based --runtime=600 --minimal"
+    )
+    for moment in (KILL_AT, SECOND_KILL_AT):
+        writer.expect(f"^flushed {moment}$", 120)
+        target.kill()
+        last = last_flushed(writer)
+        for sequence in range(last + 1):
+            stored = target.stored(namespace, sequence * BLOCK, BLOCK)
+            assert stored == block_content(sequence), f"block {sequence} was flushed, and is not in the file after the kill"
+        target.launch()
+        bench.controller(subsystem, 60)
+        # New writes get through after the reconnection.
+        writer.expect(f"^flushed {last + 10}$", 90)
+    writer.check(120)
+    bench.guest.check("killall -INT fio")
+    load.wait(60)
+
+    assert last_flushed(writer) == BLOCKS - 1
+    assert target.digest(namespace, 0, BLOCKS * BLOCK) == sha256(range(BLOCKS)), "the file holds something else"
+    bench.compare(device, "blocks", 0, BLOCKS * BLOCK, "64k")
+
+
+def sha256(sequences):
+    import hashlib
+
+    return hashlib.sha256(b"".join(map(block_content, sequences))).hexdigest()
+
+
+def last_flushed(writer):
+    return int(writer.out.rstrip().splitlines()[-1].split()[1])
+
+
+@case("keep-alive", on=("ringbolt",), provokes=r"reconnect|failed|timeout|timed out|I/O error|error recovery|Failed")
+def keep_alive(bench):
+    """A host that falls silent loses its controller after the keep-alive time, and may come back."""
+    subsystem = Subsystem("silent", [Namespace(mib=16)])
+    target = bench.serve(subsystem)
+    bench.connect(subsystem, "--keep-alive-tmo=5 --reconnect-delay=1 --ctrl-loss-tmo=120")
+    device = bench.block(subsystem)
+    bench.write_random(device, "data", 0, MIB, "64k")
+    # Alive although idle: twice the time-out passes, and keep-alives hold the controller.
+    before = [c["cntlid"] for c in target.controllers(subsystem)]
+    assert len(before) == 1, before
+    bench.guest.check("sleep 11", 30)
+    assert [c["cntlid"] for c in target.controllers(subsystem)] == before, "an idle host lost its controller"
+
+    bench.guest.qmp("stop")
+    stopped = time.monotonic()
+    bench.guest.wait(lambda: not target.controllers(subsystem), 12, "end of the silent host's controller", poll=0.1)
+    took = time.monotonic() - stopped
+    assert took >= 2, f"the controller was dropped after only {took:.1f} s of silence"
+    assert took <= 12 * PATIENCE, took
+    bench.guest.qmp("cont")
+    bench.guest.wait(lambda: target.controllers(subsystem), 30, "return of the host", poll=0.1)
+    bench.controller(subsystem, 30)
+    bench.compare(device, "data", 0, MIB, "64k")
+
+
+@case("host-vanishes", on=("ringbolt",), provokes=r"reconnect|failed|timeout|timed out|I/O error|error recovery|Failed")
+def host_vanishes(bench):
+    """A guest that resets its controller under load, again and again, leaves nothing behind."""
+    subsystem = Subsystem("vanish", [Namespace(mib=16)])
+    target = bench.serve(subsystem)
+    bench.connect(subsystem, "--reconnect-delay=1 --ctrl-loss-tmo=60")
+    device = bench.block(subsystem)
+    load = bench.guest.spawn(
+        f"fio --name=load --filename={device} --ioengine=libaio --direct=1 --size=8m --rw=randwrite"
+        " --bs=16k --iodepth=16 --time_based --runtime=600 --minimal"
+    )
+    for _ in range(4):
+        name = bench.controller(subsystem, 30)
+        bench.guest.check(f"nvme reset /dev/{name}", 60)
+    bench.controller(subsystem, 30)
+    bench.guest.check("killall -INT fio")
+    load.wait(60)
+    bench.write_random(device, "data", 0, MIB, "64k")
+    bench.compare(device, "data", 0, MIB, "64k")
+    bench.disconnect(subsystem)
+    gone = bench.guest.wait(lambda: json.dumps(target.controllers(subsystem)) == "[]", 10, "end of every controller", poll=0.1)
+    assert gone

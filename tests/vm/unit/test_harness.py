@@ -1,0 +1,207 @@
+"""The parts of the harness that need neither QEMU nor a network."""
+
+import io
+import json
+import os
+import socket
+import stat
+import struct
+import tempfile
+import threading
+import unittest
+
+from harness import Unavailable, apt, elf, guest, image, rpc
+from harness.targets import Namespace, Ringbolt, Subsystem
+
+
+def read_cpio(data):
+    """{path: (mode, contents)} of a newc archive, read as the kernel reads it."""
+    entries, at = {}, 0
+    while True:
+        assert data[at : at + 6] == b"070701", f"no header at {at}"
+        fields = [int(data[at + 6 + 8 * i : at + 14 + 8 * i], 16) for i in range(13)]
+        mode, size, name_size = fields[1], fields[6], fields[11]
+        name = data[at + 110 : at + 110 + name_size - 1].decode()
+        at += 110 + name_size
+        at += -at % 4
+        if name == "TRAILER!!!":
+            return entries
+        entries[name] = (mode, data[at : at + size])
+        at += size
+        at += -at % 4
+
+
+class Cpio(unittest.TestCase):
+    def test_what_goes_in_comes_out_with_parents_first(self):
+        file = io.BytesIO()
+        archive = image.Cpio(file)
+        archive.add("a/b/c", b"12345", 0o755)
+        archive.link("a/b/d", "c")
+        archive.character_device("dev/null", 1, 3)
+        archive.close()
+        entries = read_cpio(file.getvalue())
+        self.assertEqual(list(entries), ["a", "a/b", "a/b/c", "a/b/d", "dev", "dev/null"])
+        self.assertEqual(entries["a/b/c"], (stat.S_IFREG | 0o755, b"12345"))
+        self.assertEqual(entries["a/b/d"], (stat.S_IFLNK | 0o777, b"c"))
+        self.assertTrue(stat.S_ISCHR(entries["dev/null"][0]))
+
+
+class Elf(unittest.TestCase):
+    def test_a_shell_needs_the_c_library(self):
+        with open(os.path.realpath("/bin/sh"), "rb") as file:
+            data = file.read()
+        interpreter, names = elf.needed(data)
+        self.assertTrue(interpreter is None or os.path.basename(interpreter).startswith("ld-"), interpreter)
+        self.assertTrue(interpreter is None or any(name.startswith("libc.") for name in names), names)
+
+    def test_what_is_no_elf_file_is_refused(self):
+        with self.assertRaises(ValueError):
+            elf.needed(b"#!/bin/sh\n" + bytes(100))
+
+    def test_module_information_is_found_by_its_section(self):
+        names, info = b"\0.modinfo\0", b"depends=one,two\0softdep=pre: three\0"
+        at = 64
+        sections = b"".join(
+            struct.pack("<IIQQQQIIQQ", name, 1, 0, 0, offset, size, 0, 0, 1, 0)
+            for name, offset, size in ((0, 0, 0), (1, at, len(info)), (0, at + len(info), len(names)))
+        )
+        header = b"\x7fELF\x02\x01" + bytes(34) + struct.pack("<Q", at + len(info) + len(names))
+        header += bytes(10) + struct.pack("<HHH", 64, 3, 2)
+        data = header + info + names + sections
+        self.assertEqual(elf.module_info(data), {"depends": ["one,two"], "softdep": ["pre: three"]})
+
+
+class Modules(unittest.TestCase):
+    def order(self, wanted, needs, builtin=()):
+        paths = {name: name for name in needs}
+        return image.load_order(wanted, paths, set(builtin), needs.get)
+
+    def test_needs_come_first_and_once(self):
+        needs = {"top": {"depends": ["left,right"]}, "left": {"depends": ["base"]}, "right": {"depends": ["base"]}}
+        needs["base"] = {"softdep": ["pre: soft absent post: later"]}
+        needs["soft"] = {"depends": [""]}
+        self.assertEqual(self.order([("top", True)], needs), ["soft", "base", "left", "right", "top"])
+
+    def test_what_is_built_in_is_not_loaded(self):
+        self.assertEqual(self.order([("a-b", True)], {"a_b": {"depends": ["c-d"]}}, ["c_d"]), ["a_b"])
+
+    def test_a_missing_module_is_named_unless_optional(self):
+        self.assertEqual(self.order([("none", False)], {}), [])
+        with self.assertRaisesRegex(Unavailable, "no module none"):
+            self.order([("none", True)], {})
+
+
+class Apt(unittest.TestCase):
+    SOURCES = """Types: deb
+URIs: http://one.example/debian
+Suites: bookworm bookworm-updates bookworm-backports
+Components: main
+Signed-By:
+ -----BEGIN
+ .
+ -----END
+
+# a comment
+Types: deb
+URIs: http://third.example/
+Suites: stable
+Components: main
+"""
+
+    def test_only_the_own_release_is_kept_and_can_be_exchanged(self):
+        chosen = apt.select(apt._stanzas(self.SOURCES), "bookworm", "trixie")
+        self.assertEqual([entry["Suites"] for entry in chosen], ["trixie trixie-updates"])
+        self.assertEqual(chosen[0]["Signed-By"], "\n -----BEGIN\n .\n -----END")
+
+    def test_one_line_entries_are_read(self):
+        text = "# no\ndeb [arch=amd64 signed-by=/k.gpg] http://a.example/ubuntu noble-security main universe # yes\n"
+        text += "deb-src http://a.example/ubuntu noble main\n"
+        chosen = apt.select(apt._one_line(text), "noble", "noble")
+        self.assertEqual(len(chosen), 1)
+        self.assertEqual(chosen[0]["Signed-By"], "/k.gpg")
+        self.assertEqual(chosen[0]["Components"], "main universe")
+
+
+class JsonRpc(unittest.TestCase):
+    def serve(self, *replies):
+        folder = tempfile.mkdtemp()
+        path = f"{folder}/s"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen()
+
+        def answer():
+            peer, _address = listener.accept()
+            for reply in replies:
+                peer.recv(1 << 16)
+                for piece in reply:
+                    peer.sendall(piece)
+            peer.close()
+            listener.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        self.addCleanup(thread.join)
+        return path
+
+    def test_an_answer_in_pieces_is_put_together(self):
+        client = rpc.Rpc(self.serve([b'{"jsonrpc":"2.0","id":1,', b'"result":[1]}\n'], [b'{"id":2,"result":{}}']))
+        self.assertEqual(client("first"), [1])
+        self.assertEqual(client("second", a=1), {})
+        client.close()
+
+    def test_an_error_carries_its_code(self):
+        client = rpc.Rpc(self.serve([b'{"id":1,"error":{"code":-32601,"message":"Method not found"}}']))
+        with self.assertRaises(rpc.RpcError) as caught:
+            client("none")
+        self.assertEqual(caught.exception.code, -32601)
+        client.close()
+
+    def test_a_connection_that_ends_early_is_an_error(self):
+        client = rpc.Rpc(self.serve([b'{"id":1']))
+        with self.assertRaisesRegex(AssertionError, "closed"):
+            client("any")
+        client.close()
+
+
+class Waiting(unittest.TestCase):
+    def test_a_deadline_ends_a_wait(self):
+        with self.assertRaisesRegex(guest.GuestError, "no rain within"):
+            guest.Events().wait(lambda: False, 0.01, "rain")
+
+    def test_an_event_ends_a_wait(self):
+        events, (ours, theirs), seen = guest.Events(), socket.socketpair(), []
+        with ours, theirs:
+            events.add(ours, lambda: seen.append(ours.recv(10)))
+            theirs.sendall(b"x")
+            self.assertEqual(events.wait(lambda: seen, 5, "byte"), [b"x"])
+
+    def test_a_job_ends_at_its_own_mark_even_in_pieces(self):
+        class Port:
+            job, buffer = None, b""
+
+        job = guest.Job(Port, "4.1.99", "true")
+        for piece in (b"out\n\x1e4.1.98 0\nmore", b"\n\x1e4.1", b".99 ", b"17\n"):
+            self.assertIsNone(job.rc)
+            job.feed(piece)
+        self.assertEqual((job.rc, job.out), (17, "out\n\x1e4.1.98 0\nmore"))
+
+
+class Configuration(unittest.TestCase):
+    def test_it_is_what_spdk_would_read(self):
+        with tempfile.TemporaryDirectory() as folder:
+            target = Ringbolt(None, folder, "ringbolt")
+            target.families, target.port = (4,), 4420
+            target.subsystems = [Subsystem("a", [Namespace(mib=1), Namespace(mib=2, nsid=2, malloc=True)], hosts=["nqn.h"])]
+            made = json.loads(json.dumps(target._configuration()))
+        bdev, nvmf = made["subsystems"]
+        self.assertEqual([c["method"] for c in bdev["config"]], ["bdev_uring_create", "bdev_malloc_create"])
+        self.assertEqual(bdev["config"][1]["params"]["num_blocks"], 512)
+        methods = ["nvmf_create_transport", "nvmf_create_subsystem", "nvmf_subsystem_add_host"]
+        methods += ["nvmf_subsystem_add_ns"] * 2 + ["nvmf_subsystem_add_listener"]
+        self.assertEqual([c["method"] for c in nvmf["config"]], methods)
+        self.assertFalse(nvmf["config"][1]["params"]["allow_any_host"])
+
+
+if __name__ == "__main__":
+    unittest.main()
