@@ -335,3 +335,6 @@ fn hand_over(module: &mut BoxedChannel, batch: &mut Vec<Request>, in_flight: &mu
     module.submit(batch);
     *in_flight += (before - batch.len()) as u32;
 }
+
+#[cfg(test)]
+mod tests;

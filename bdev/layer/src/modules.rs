@@ -12,7 +12,7 @@ pub(crate) use base::Dice;
 use crate::{BdevError, Geometry};
 
 /// The geometry of a device that is made to measure.
-fn geometry(num_blocks: u64, block_size: u32) -> Result<Geometry, BdevError> {
+pub(crate) fn geometry(num_blocks: u64, block_size: u32) -> Result<Geometry, BdevError> {
     if block_size < 512 || !block_size.is_multiple_of(512) {
         let reason = format!("{block_size} is not a multiple of 512");
         return Err(BdevError::invalid("block_size", reason));
