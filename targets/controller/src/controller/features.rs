@@ -1,0 +1,224 @@
+//! Get Features and Set Features (Base 2.0, sections 5.15 and 5.27).
+
+use ring::Status;
+use wire_nvme::admin::{GetFeatures, SetFeatures};
+use wire_nvme::feature::{
+    AsyncEventConfiguration, Capabilities, FeatureId, HOST_ID_EXTENDED, NumberOfQueues, Select,
+    TemperatureThreshold,
+};
+use wire_nvme::{NSID_ALL, Sqe};
+
+use super::log::COMPOSITE_KELVINS_MAX;
+use super::{Answer, Controller, Reply};
+use crate::{INVALID_FIELD, Kind, Limits};
+
+/// The values that a host can change.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Features {
+    arbitration: u32,
+    temperature_over: u16,
+    temperature_under: u16,
+    error_recovery: u32,
+    write_atomicity: u32,
+    async_events: AsyncEventConfiguration,
+    kato_ms: u32,
+    io_queues: u32,
+}
+
+/// What can be done with a feature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    /// The host sets it.
+    Yes,
+    /// The host may set it only to what it is.
+    No,
+}
+
+/// The features of a controller (Base 2.0, section 3.1.2: feature support).
+pub(super) fn supported(kind: Kind) -> &'static [FeatureId] {
+    match kind {
+        Kind::Nvm => &[
+            FeatureId::Arbitration,
+            FeatureId::PowerManagement,
+            FeatureId::TemperatureThreshold,
+            FeatureId::ErrorRecovery,
+            FeatureId::VolatileWriteCache,
+            FeatureId::NumberOfQueues,
+            FeatureId::WriteAtomicity,
+            FeatureId::AsyncEventConfiguration,
+            FeatureId::KeepAliveTimer,
+            FeatureId::HostIdentifier,
+        ],
+        Kind::Discovery => &[FeatureId::AsyncEventConfiguration, FeatureId::KeepAliveTimer],
+    }
+}
+
+impl Features {
+    pub(super) fn new(kato_ms: u32, limits: &Limits) -> Features {
+        Features {
+            arbitration: 0,
+            temperature_over: COMPOSITE_KELVINS_MAX,
+            temperature_under: 0,
+            error_recovery: 0,
+            write_atomicity: 0,
+            async_events: AsyncEventConfiguration::default(),
+            kato_ms,
+            io_queues: limits.io_queues_max.into(),
+        }
+    }
+
+    pub(super) fn async_events(&self) -> AsyncEventConfiguration {
+        self.async_events
+    }
+
+    pub(super) fn kato_ms(&self) -> u32 {
+        self.kato_ms
+    }
+
+    /// The value in dword 0. `cdw11` chooses between values of one feature.
+    fn get(&self, feature: FeatureId, cdw11: u32, volatile_cache: bool) -> Result<u32, Status> {
+        Ok(match feature {
+            FeatureId::Arbitration => self.arbitration,
+            FeatureId::TemperatureThreshold => {
+                let which = TemperatureThreshold::from_wire(cdw11).map_err(|_| INVALID_FIELD)?;
+                let kelvins = match (which.sensor, which.under) {
+                    (0, false) => self.temperature_over,
+                    (0, true) => self.temperature_under,
+                    // There are no sensors besides the composite one.
+                    _ => return Err(INVALID_FIELD),
+                };
+                kelvins.into()
+            }
+            FeatureId::ErrorRecovery => self.error_recovery,
+            FeatureId::VolatileWriteCache => volatile_cache.into(),
+            FeatureId::NumberOfQueues => {
+                NumberOfQueues { submission: self.io_queues, completion: self.io_queues }.to_wire()
+            }
+            FeatureId::WriteAtomicity => self.write_atomicity,
+            FeatureId::AsyncEventConfiguration => self.async_events.0,
+            FeatureId::KeepAliveTimer => self.kato_ms,
+            // One power state, entered at once.
+            FeatureId::PowerManagement => 0,
+            _ => return Err(INVALID_FIELD),
+        })
+    }
+}
+
+fn change(feature: FeatureId) -> Change {
+    match feature {
+        FeatureId::VolatileWriteCache | FeatureId::HostIdentifier => Change::No,
+        _ => Change::Yes,
+    }
+}
+
+impl Controller {
+    fn feature(&self, fid: u8) -> Result<FeatureId, Status> {
+        let feature = FeatureId::from_wire(fid).ok_or(INVALID_FIELD)?;
+        // Without a volatile cache there is nothing to switch (Base 2.0, section 5.27.1).
+        let absent = feature == FeatureId::VolatileWriteCache && !self.subsystem.has_volatile_cache();
+        if absent || !supported(self.subsystem.kind).contains(&feature) {
+            return Err(INVALID_FIELD);
+        }
+        Ok(feature)
+    }
+
+    pub(super) fn get_features(&mut self, sqe: &Sqe) -> Answer {
+        let command = GetFeatures::of(sqe);
+        let feature = self.feature(command.fid)?;
+        let select = Select::from_wire(command.select).ok_or(INVALID_FIELD)?;
+        if feature == FeatureId::HostIdentifier && select != Select::Supported {
+            // Over fabrics host identifiers are 128 bits long.
+            if command.cdw11 & HOST_ID_EXTENDED == 0 {
+                return Err(INVALID_FIELD);
+            }
+            let host_id = self.association().host_id();
+            return self.send(sqe, host_id.to_vec());
+        }
+        let cache = self.subsystem.has_volatile_cache();
+        let value = match select {
+            Select::Current => self.features.get(feature, command.cdw11, cache)?,
+            // Nothing can be saved, and what is not saved is the default.
+            Select::Default | Select::Saved => {
+                Features::new(0, &self.limits).get(feature, command.cdw11, cache)?
+            }
+            Select::Supported => Capabilities {
+                saveable: false,
+                namespace_specific: feature == FeatureId::ErrorRecovery,
+                changeable: change(feature) == Change::Yes,
+            }
+            .to_wire(),
+        };
+        Reply::result(value.into())
+    }
+
+    pub(super) fn set_features(&mut self, sqe: &Sqe, _data: &[u8]) -> Answer {
+        let command = SetFeatures::of(sqe);
+        let feature = self.feature(command.fid)?;
+        if command.save {
+            return Err(Status::FEATURE_NOT_SAVEABLE.do_not_retry());
+        }
+        let namespace_specific = feature == FeatureId::ErrorRecovery;
+        match sqe.nsid {
+            0 | NSID_ALL => {}
+            nsid if namespace_specific && self.subsystem.namespace(nsid).is_some() => {}
+            _ if namespace_specific => return Err(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry()),
+            _ => return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.do_not_retry()),
+        }
+        let value = command.cdw11;
+        match feature {
+            FeatureId::Arbitration => self.features.arbitration = value,
+            FeatureId::PowerManagement => {
+                // Power state 0 is the only one; the workload hint is only a hint.
+                if value & 0x1f != 0 {
+                    return Err(INVALID_FIELD);
+                }
+            }
+            FeatureId::TemperatureThreshold => {
+                let threshold = TemperatureThreshold::from_wire(value).map_err(|_| INVALID_FIELD)?;
+                match (threshold.sensor, threshold.under) {
+                    // 15 stands for all sensors, of which the composite one is all.
+                    (0 | 15, false) => self.features.temperature_over = threshold.kelvins,
+                    (0 | 15, true) => self.features.temperature_under = threshold.kelvins,
+                    _ => return Err(INVALID_FIELD),
+                }
+            }
+            FeatureId::ErrorRecovery => {
+                // DULBE: no namespace reports deallocated blocks (NVM 1.0, section 4.1.3).
+                if value & 1 << 16 != 0 {
+                    return Err(INVALID_FIELD);
+                }
+                self.features.error_recovery = value & 0xffff;
+            }
+            FeatureId::VolatileWriteCache => {
+                // The cache is the block device's and is always on.
+                if value & 1 == 0 {
+                    return Err(Status::FEATURE_NOT_CHANGEABLE.do_not_retry());
+                }
+            }
+            FeatureId::NumberOfQueues => return self.set_number_of_queues(value),
+            FeatureId::WriteAtomicity => self.features.write_atomicity = value & 1,
+            FeatureId::AsyncEventConfiguration => self.features.async_events = AsyncEventConfiguration(value),
+            FeatureId::KeepAliveTimer => {
+                self.features.kato_ms = value;
+                self.set_kato(value);
+            }
+            // Over fabrics the Connect command has set it (Base 2.0, section 5.27.1).
+            FeatureId::HostIdentifier => return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
+            _ => return Err(INVALID_FIELD),
+        }
+        Reply::none()
+    }
+
+    fn set_number_of_queues(&mut self, value: u32) -> Answer {
+        let wanted = NumberOfQueues::from_wire(value).map_err(|_| INVALID_FIELD)?;
+        // Only before the first I/O queue (Base 2.0, section 5.27.1).
+        if !self.association().queues().is_empty() {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
+        }
+        // Over fabrics a queue is both in one.
+        let granted = wanted.submission.min(wanted.completion).min(self.limits.io_queues_max.into());
+        self.features.io_queues = granted;
+        self.association().set_queues_max(granted as u16);
+        Reply::result(NumberOfQueues { submission: granted, completion: granted }.to_wire().into())
+    }
+}

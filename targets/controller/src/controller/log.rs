@@ -1,0 +1,239 @@
+//! Get Log Page (Base 2.0, section 5.16).
+
+use std::collections::VecDeque;
+
+use ring::Status;
+use wire_nvme::admin::GetLogPage;
+use wire_nvme::log::{
+    AnaGroup, AnaLog, CommandEffects, CommandEffectsLog, ErrorEntry, FeatureEffects, FeatureEffectsLog,
+    FirmwareSlots, HealthLog, LogId, SupportedLogPage, SupportedLogPages, TransportType,
+};
+use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
+use wire_nvme::{NSID_ALL, Sqe, identify};
+
+use super::identify::{FIRMWARE, WITHOUT_EFFECT};
+use super::{Answer, Controller, features};
+use crate::{INVALID_FIELD, Kind};
+
+/// A temperature that says that nothing is wrong, in kelvins: 20 °C.
+const TEMPERATURE_KELVINS: u16 = 293;
+/// The threshold over which it would be too warm, in kelvins.
+pub(super) const COMPOSITE_KELVINS_MAX: u16 = 343;
+
+/// The newest errors.
+#[derive(Debug)]
+pub(super) struct ErrorLog {
+    // Newest first.
+    entries: VecDeque<ErrorEntry>,
+    entries_max: usize,
+    count: u64,
+}
+
+impl ErrorLog {
+    pub(super) fn new(entries_max: u16) -> ErrorLog {
+        ErrorLog { entries: VecDeque::new(), entries_max: entries_max.into(), count: 0 }
+    }
+
+    pub(super) fn note(&mut self, sqe: &Sqe, status: Status, transport: TransportType) {
+        self.count += 1;
+        self.entries.truncate(self.entries_max - 1);
+        self.entries.push_front(ErrorEntry {
+            count: self.count,
+            sqid: 0,
+            cid: sqe.cid,
+            status,
+            // No particular byte of the command.
+            location: 0xffff,
+            lba: 0,
+            nsid: sqe.nsid,
+            transport: transport.to_wire(),
+            command_specific: 0,
+            transport_specific: 0,
+        });
+    }
+
+    fn page(&self) -> Vec<u8> {
+        let mut page = vec![0; self.entries_max * ErrorEntry::SIZE];
+        for (entry, into) in self.entries.iter().zip(page.as_chunks_mut().0) {
+            entry.encode(into);
+        }
+        page
+    }
+}
+
+/// The log pages of a controller (Base 2.0, section 3.1.2: log page support).
+fn supported(kind: Kind, ana: bool) -> Vec<LogId> {
+    match kind {
+        Kind::Discovery => vec![LogId::SupportedLogPages, LogId::FeatureEffects, LogId::Discovery],
+        Kind::Nvm => {
+            let mut pages = vec![
+                LogId::SupportedLogPages,
+                LogId::ErrorInformation,
+                LogId::Health,
+                LogId::FirmwareSlot,
+                LogId::ChangedNamespaces,
+                LogId::CommandEffects,
+                LogId::FeatureEffects,
+            ];
+            pages.extend(ana.then_some(LogId::Ana));
+            pages
+        }
+    }
+}
+
+impl Controller {
+    pub(super) fn get_log_page(&mut self, sqe: &Sqe) -> Answer {
+        let command = GetLogPage::of(sqe);
+        let pages = supported(self.subsystem.kind, self.subsystem.ana_reporting);
+        let page = LogId::from_wire(command.lid).filter(|page| pages.contains(page));
+        let page = page.ok_or(Status::INVALID_LOG_PAGE.do_not_retry())?;
+        // Offsets are in bytes and of whole dwords; an index is for pages that say so, and none does.
+        if command.offset_is_index || !command.offset.is_multiple_of(4) {
+            return Err(INVALID_FIELD);
+        }
+        if command.length_bytes > self.limits.transfer_max_bytes.into() {
+            return Err(INVALID_FIELD);
+        }
+        // The host's buffer is looked at before anything changes by being read.
+        self.room(sqe, command.length_bytes)?;
+        let content = match page {
+            LogId::SupportedLogPages => supported_pages(&pages),
+            LogId::ErrorInformation => self.errors.page(),
+            LogId::Health => self.health_page(sqe.nsid)?,
+            LogId::FirmwareSlot => firmware(),
+            LogId::ChangedNamespaces => {
+                let mut page = vec![0; identify::SIZE];
+                identify::NamespaceList(self.events.changed()).encode(whole(&mut page));
+                page
+            }
+            LogId::CommandEffects => {
+                if command.csi != identify::Csi::Nvm.to_wire() {
+                    return Err(INVALID_FIELD);
+                }
+                command_effects()
+            }
+            LogId::FeatureEffects => feature_effects(self.subsystem.kind),
+            LogId::Ana => self.ana_page(command.specific & AnaLog::GROUPS_ONLY != 0),
+            LogId::Discovery => {
+                let entries_max = self.limits.admin_queue_entries_max as u16;
+                self.discovery.page(self.hostnqn(), &self.port.address, entries_max)
+            }
+            _ => return Err(Status::INVALID_LOG_PAGE.do_not_retry()),
+        };
+        // An offset beyond the end is an error; what is asked for behind it reads as zeroes.
+        let offset = usize::try_from(command.offset).ok().filter(|&offset| offset <= content.len());
+        let offset = offset.ok_or(INVALID_FIELD)?;
+        let length = command.length_bytes as usize;
+        let mut data = content[offset..].to_vec();
+        data.resize(length, 0);
+        if !command.retain_event {
+            self.events.log_read(command.lid);
+        }
+        self.send(sqe, data)
+    }
+
+    fn health_page(&self, nsid: u32) -> Result<Vec<u8>, Status> {
+        // LPA bit 0 is clear: only the controller's (Base 2.0, section 5.16.1.3).
+        if nsid != 0 && nsid != NSID_ALL {
+            return Err(INVALID_FIELD);
+        }
+        let health = &self.health;
+        // Thousands of 512 bytes, rounded up.
+        let units = |bytes: u128| bytes.div_ceil(512 * 1000);
+        let mut page = vec![0; HealthLog::SIZE];
+        HealthLog {
+            temperature_kelvins: TEMPERATURE_KELVINS,
+            spare_percent: 100,
+            spare_threshold_percent: 10,
+            data_units_read: units(health.bytes_read),
+            data_units_written: units(health.bytes_written),
+            host_reads: health.reads,
+            host_writes: health.writes,
+            busy_minutes: health.busy_minutes.into(),
+            power_cycles: 1,
+            power_on_hours: health.power_on_hours.into(),
+            media_errors: health.media_errors.into(),
+            error_log_entries: self.errors.count.into(),
+            ..HealthLog::default()
+        }
+        .encode(whole(&mut page));
+        Ok(page)
+    }
+
+    fn ana_page(&self, groups_only: bool) -> Vec<u8> {
+        let change_count = self.events.ana_changes();
+        let group = |id: u32| {
+            let of_group = self.subsystem.namespaces.iter().filter(|namespace| namespace.anagrpid == id);
+            AnaGroup {
+                id,
+                change_count,
+                state: self.subsystem.ana_state(self.port.portid, id),
+                nsids: if groups_only {
+                    Vec::new()
+                } else {
+                    of_group.map(|namespace| namespace.nsid).collect()
+                },
+            }
+        };
+        let log =
+            AnaLog { change_count, groups: self.subsystem.ana_groups().into_iter().map(group).collect() };
+        let mut page = vec![0; log.encoded_length()];
+        log.encode(&mut page);
+        page
+    }
+}
+
+fn whole<const N: usize>(page: &mut [u8]) -> &mut [u8; N] {
+    page.try_into().expect("the page was made with its size")
+}
+
+fn firmware() -> Vec<u8> {
+    let mut slots = FirmwareSlots { active: 1, ..FirmwareSlots::default() };
+    slots.revisions[0] = identify::ascii(FIRMWARE);
+    let mut page = vec![0; FirmwareSlots::SIZE];
+    slots.encode(whole(&mut page));
+    page
+}
+
+fn supported_pages(pages: &[LogId]) -> Vec<u8> {
+    let mut log = SupportedLogPages([SupportedLogPage::default(); 256]);
+    for page in pages {
+        log.0[usize::from(page.to_wire())].supported = true;
+    }
+    let mut page = vec![0; SupportedLogPages::SIZE];
+    log.encode(whole(&mut page));
+    page
+}
+
+fn command_effects() -> Vec<u8> {
+    let mut log = CommandEffectsLog::default();
+    for opcode in WITHOUT_EFFECT {
+        log.admin[usize::from(opcode.to_wire())] = CommandEffects::PLAIN;
+    }
+    // A feature such as Number of Queues changes what the controller can do, but not so that a host
+    // would have to look again; CCC would make Linux freeze all queues for it.
+    log.admin[usize::from(AdminOpcode::SetFeatures.to_wire())] = CommandEffects::PLAIN;
+    for opcode in [NvmOpcode::Flush, NvmOpcode::Read, NvmOpcode::Compare] {
+        log.io[usize::from(opcode.to_wire())] = CommandEffects::PLAIN;
+    }
+    for opcode in [NvmOpcode::Write, NvmOpcode::WriteZeroes, NvmOpcode::DatasetManagement] {
+        log.io[usize::from(opcode.to_wire())] = CommandEffects::CHANGES_BLOCKS;
+    }
+    let mut page = vec![0; CommandEffectsLog::SIZE];
+    log.encode(whole(&mut page));
+    page
+}
+
+fn feature_effects(kind: Kind) -> Vec<u8> {
+    let mut log = FeatureEffectsLog([FeatureEffects::default(); 256]);
+    for feature in features::supported(kind) {
+        log.0[usize::from(feature.to_wire())] = FeatureEffects {
+            supported: true,
+            scope: FeatureEffects::CONTROLLER,
+            ..FeatureEffects::default()
+        };
+    }
+    let mut page = vec![0; FeatureEffectsLog::SIZE];
+    log.encode(whole(&mut page));
+    page
+}

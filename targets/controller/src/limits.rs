@@ -1,0 +1,87 @@
+//! What a controller offers at most.
+
+use wire_nvme::log::TransportType;
+
+/// Limits of a transport's controllers. The control plane sets them before the first connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// I/O queues of a controller. Linux asks for one per core, and for more with poll queues.
+    pub io_queues_max: u16,
+    /// Entries of an I/O queue (CAP.MQES and MAXCMD): what a host may have outstanding on it.
+    pub io_queue_entries_max: u32,
+    /// Entries of an admin queue. Linux uses 32.
+    pub admin_queue_entries_max: u32,
+    /// Bytes of data of one command (MDTS): a power of two of 4 KiB pages.
+    pub transfer_max_bytes: u32,
+    /// Bytes of data in the capsule of an I/O command (IOCCSZ), a multiple of 16.
+    pub in_capsule_bytes: u32,
+    /// Asynchronous Event Requests that may be outstanding (AERL), 1 to 256.
+    pub async_events_max: u16,
+    /// Entries kept in the error log, 1 to 256.
+    pub error_log_entries: u16,
+    /// Keep alive timeouts are rounded up to a multiple of so many milliseconds (KAS), itself a
+    /// multiple of 100.
+    pub keep_alive_granularity_ms: u32,
+    /// How long a discovery controller without keep alive stays without commands (Base 2.0, section
+    /// 3.1.2.3: two minutes).
+    pub discovery_idle_ms: u32,
+    /// The transport, for what differs between them: SGL descriptors, and the error log.
+    pub transport: TransportType,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            io_queues_max: 127,
+            io_queue_entries_max: 128,
+            admin_queue_entries_max: 128,
+            transfer_max_bytes: 128 << 10,
+            in_capsule_bytes: 8192,
+            async_events_max: 4,
+            error_log_entries: 16,
+            keep_alive_granularity_ms: 1000,
+            discovery_idle_ms: 120_000,
+            transport: TransportType::Tcp,
+        }
+    }
+}
+
+/// Smallest memory page that the controller knows (CAP.MPSMIN), as a power of two.
+pub(crate) const PAGE_LOG2: u8 = 12;
+
+impl Limits {
+    /// Asserts that the limits can be told to a host.
+    ///
+    /// # Panics
+    /// When a limit is outside of the range that it names.
+    pub fn check(&self) {
+        let transfer = self.transfer_max_bytes;
+        assert!(self.io_queues_max >= 1, "no I/O queues");
+        assert!((2..=65536).contains(&self.io_queue_entries_max), "{} entries", self.io_queue_entries_max);
+        // A discovery entry and Linux both want 32 (Base 2.0, section 5.16.1.23: ASQSZ).
+        assert!(
+            (32..=4096).contains(&self.admin_queue_entries_max),
+            "{} entries",
+            self.admin_queue_entries_max
+        );
+        assert!(transfer.is_power_of_two() && transfer >> PAGE_LOG2 >= 1, "transfers of {transfer} bytes");
+        assert!(self.in_capsule_bytes.is_multiple_of(16), "{} bytes in a capsule", self.in_capsule_bytes);
+        assert!((1..=256).contains(&self.async_events_max), "{} async events", self.async_events_max);
+        assert!((1..=256).contains(&self.error_log_entries), "{} log entries", self.error_log_entries);
+        let granularity = self.keep_alive_granularity_ms;
+        assert!(
+            granularity >= 100 && granularity.is_multiple_of(100) && granularity / 100 <= u16::MAX.into(),
+            "keep alive granularity of {granularity} ms"
+        );
+    }
+
+    /// MDTS: the largest transfer as a power of two of pages.
+    pub(crate) fn mdts(&self) -> u8 {
+        (self.transfer_max_bytes.trailing_zeros() as u8).saturating_sub(PAGE_LOG2)
+    }
+
+    /// A keep alive timeout as it is kept, in nanoseconds.
+    pub(crate) fn keep_alive_ns(&self, kato_ms: u32) -> u64 {
+        u64::from(kato_ms).next_multiple_of(self.keep_alive_granularity_ms.into()) * 1_000_000
+    }
+}
