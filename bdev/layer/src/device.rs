@@ -86,7 +86,8 @@ pub trait Bdev: Any + Send + Sync {
     /// A ring to the device, on the core that will use it.
     ///
     /// Requests that reach it were inside the device, of supported operations and with the right
-    /// buffer when they were checked; a device that shrinks checks again.
+    /// buffer when they were checked; a device that shrinks checks again. The range of an operation
+    /// that has none is whatever the caller left there.
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError>;
 
     /// What `bdev_get_bdevs` shows under `driver_specific`.

@@ -9,7 +9,7 @@ pub mod uring;
 
 pub(crate) use base::Dice;
 
-use crate::{BdevError, Geometry};
+use crate::{BdevError, Geometry, Request};
 
 /// The geometry of a device that is made to measure.
 pub(crate) fn geometry(num_blocks: u64, block_size: u32) -> Result<Geometry, BdevError> {
@@ -22,4 +22,14 @@ pub(crate) fn geometry(num_blocks: u64, block_size: u32) -> Result<Geometry, Bde
         return Err(BdevError::invalid("num_blocks", reason));
     }
     Ok(Geometry::new(block_size, num_blocks))
+}
+
+/// First byte and number of bytes of a request. A flush or reset has none, whatever its range says:
+/// the layer does not check a range that means nothing.
+#[inline]
+pub(crate) fn bytes_of(request: &Request, block_size: u32) -> (u64, u64) {
+    if !request.op.has_range() {
+        return (0, 0);
+    }
+    (request.lba * u64::from(block_size), u64::from(request.blocks) * u64::from(block_size))
 }

@@ -159,9 +159,8 @@ impl CrashDisk {
 
     /// Does a request at once and logs it; gives the log's index of it, to acknowledge.
     fn execute(&self, request: &mut Request) -> Option<usize> {
-        let block_size = self.geometry.block_size as usize;
-        let offset = request.lba as usize * block_size;
-        let length = request.blocks as usize * block_size;
+        let (offset, length) = crate::modules::bytes_of(request, self.geometry.block_size);
+        let (offset, length) = (offset as usize, length as usize);
         let mut state = self.lock();
         let data = match (request.op, &mut request.buffer) {
             (Op::Read, Some(buffer)) => {

@@ -47,7 +47,7 @@ pub struct Malloc {
 
 struct Channel {
     region: Arc<SharedRegion>,
-    block_size: u64,
+    block_size: u32,
     done: Vec<Completion>,
 }
 
@@ -77,7 +77,7 @@ impl Bdev for Malloc {
     }
 
     fn open(&self, _core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        let block_size = u64::from(self.geometry.block_size);
+        let block_size = self.geometry.block_size;
         Ok(Box::new(Channel { region: self.region.clone(), block_size, done: Vec::new() }))
     }
 
@@ -88,12 +88,12 @@ impl Bdev for Malloc {
 
 impl Channel {
     fn execute(&self, request: &mut Request) -> Status {
-        let offset = request.lba * self.block_size;
+        let (offset, bytes) = super::bytes_of(request, self.block_size);
         match (request.op, &mut request.buffer) {
             (Op::Read, Some(buffer)) => self.region.read(offset, buffer.as_mut_slice()),
             (Op::Write, Some(buffer)) => self.region.write(offset, buffer.as_slice()),
             (Op::Unmap | Op::WriteZeroes, _) => {
-                self.region.zero(offset, u64::from(request.blocks) * self.block_size);
+                self.region.zero(offset, bytes);
             }
             // What is acknowledged is in the region, which is all that memory promises.
             (Op::Flush, _) => {}

@@ -91,6 +91,10 @@ struct Shared {
 pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<Device>, BdevError> {
     let probe = sys::Config { engine: Some(sys::Engine::Uring), operations_max: 8 };
     sys::Events::new(&probe).map_err(|_| BdevError::NoFileIo)?;
+    if registry.find(&config.name).is_some() {
+        // Before a file is made for nothing.
+        return Err(BdevError::Exists { name: config.name });
+    }
     let opened = file::open(&config, |medium| registry.medium_holder(medium))?;
     let shared = Shared {
         blocks: AtomicU64::new(opened.geometry.blocks),

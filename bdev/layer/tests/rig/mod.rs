@@ -1,5 +1,5 @@
 //! A core to test on, and an oracle: the device as a `Vec<u8>`.
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses a part")]
 
 use bdev::{Channel, Completion, Registry, Request};
 use memory::Buffer;
@@ -108,7 +108,10 @@ pub struct Oracle {
 
 impl Oracle {
     pub fn new(blocks: u64, block_size: u32) -> Oracle {
-        Oracle { contents: vec![0; (blocks * u64::from(block_size)) as usize], block_size: block_size as usize }
+        Oracle {
+            contents: vec![0; (blocks * u64::from(block_size)) as usize],
+            block_size: block_size as usize,
+        }
     }
 
     /// What the layer answers without asking the device.

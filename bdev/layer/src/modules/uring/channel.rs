@@ -12,6 +12,7 @@ use sys::{Client, Done, FileId, Operation, Write};
 
 use super::plan::{Step, fallback, plan, status_of};
 use super::{DEPTH, Shared};
+use crate::modules::bytes_of;
 use crate::{Completion, Request};
 
 /// How often an operation that was interrupted, or for which the kernel lacks memory, is tried.
@@ -29,7 +30,7 @@ pub(super) struct Channel {
     /// `None` once the drop hands it on.
     client: Option<Client>,
     file: FileId,
-    block_size: u64,
+    block_size: u32,
     shared: Arc<Shared>,
     jobs: Slab<Job>,
     /// Jobs that the core's ring had no room for, or that are tried again.
@@ -62,7 +63,7 @@ impl Channel {
             core,
             client: Some(client),
             file,
-            block_size: u64::from(block_size),
+            block_size,
             shared,
             jobs: Slab::with_capacity(DEPTH),
             stalled: VecDeque::new(),
@@ -97,8 +98,8 @@ impl Channel {
     /// Queues the rest of a job's step.
     fn start(&mut self, slot: Slot) {
         let Some(job) = self.jobs.get_mut(slot) else { unreachable!("{slot:?} is started and is no job") };
-        let total = u64::from(job.request.blocks) * self.block_size;
-        let offset = job.request.lba * self.block_size + job.progress;
+        let (start, total) = bytes_of(&job.request, self.block_size);
+        let offset = start + job.progress;
         let mut left = total - job.progress;
         let mut buffer = None;
         let operation = match job.step {
@@ -154,7 +155,7 @@ impl Channel {
                 return self.finish(slot, status);
             }
             job.progress += done.result as u64;
-            if job.progress < u64::from(job.request.blocks) * self.block_size {
+            if job.progress < bytes_of(&job.request, self.block_size).1 {
                 return self.start(slot);
             }
         }

@@ -1,0 +1,286 @@
+//! What the modules do, one behaviour a test.
+#![allow(clippy::unwrap_used)]
+
+mod rig;
+
+use std::time::{Duration, Instant};
+
+use bdev::{Access, Channel, Io, Request, Value, delay, error, malloc, null};
+use error::{Action, Chance, Injection};
+use rig::Rig;
+use ring::{Channel as _, Flags, Op, Status, Tag};
+
+fn open(rig: &Rig, name: &str) -> Channel {
+    rig.registry.open(name, Access::ReadWrite).unwrap().channel(&rig.core).unwrap()
+}
+
+fn error_rig() -> (Rig, Channel) {
+    let rig = Rig::new();
+    malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
+    error::create(&rig.registry, error::ErrorConfig { seed: 3, ..error::ErrorConfig::new("M") }).unwrap();
+    let channel = open(&rig, "EE_M");
+    (rig, channel)
+}
+
+#[test]
+fn malloc_is_shared_by_its_channels_and_says_its_durability() {
+    let mut rig = Rig::new();
+    let device = malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 4096)).unwrap();
+    let (mut first, mut second) = (open(&rig, "M"), open(&rig, "M"));
+    assert_eq!(rig.write(&mut first, 255, 1, 9), Status::SUCCESS);
+    assert_eq!(rig.read(&mut second, 255, 1).unwrap(), vec![9; 4096]);
+    assert_eq!(rig.simple(&mut second, Op::Unmap, 0, 256, Flags::NONE), Status::SUCCESS);
+    assert_eq!(rig.read(&mut first, 255, 1).unwrap(), vec![0; 4096]);
+    assert_eq!(rig.simple(&mut second, Op::Reset, 0, 0, Flags::NONE), Status::SUCCESS);
+    assert_eq!(device.bdev().product_name(), "Malloc disk");
+    assert!(device.bdev().driver_specific().contains(&("durability", Value::Text("memory".into()))));
+}
+
+#[test]
+fn null_leaves_the_buffer_and_says_so() {
+    let mut rig = Rig::new();
+    let device = null::create(&rig.registry, null::NullConfig::new("N", 256, 512)).unwrap();
+    let mut channel = open(&rig, "N");
+    assert_eq!(rig.write(&mut channel, 0, 1, 9), Status::SUCCESS);
+    assert_eq!(rig.read(&mut channel, 0, 1).unwrap(), vec![0xcc; 512]);
+    assert!(device.bdev().reads_undefined());
+    let batch: Vec<Request> =
+        (0..2000).map(|tag| Request::read(Tag(tag), tag % 256, 1, rig.buffer(512, 0))).collect();
+    let all = rig.run(&mut channel, batch);
+    assert!(all.iter().enumerate().all(|(index, completion)| completion.tag().0 == index as u64));
+}
+
+#[test]
+fn injected_failures_hit_the_operation_so_many_times() {
+    let (mut rig, mut channel) = error_rig();
+    let fault = Injection {
+        count: Some(2),
+        ..Injection::once(Some(Op::Read), Action::Fail(Status::UNRECOVERED_READ_ERROR))
+    };
+    error::inject(&rig.registry, "EE_M", fault).unwrap();
+    assert_eq!(rig.write(&mut channel, 0, 1, 5), Status::SUCCESS);
+    for _ in 0..2 {
+        assert_eq!(rig.read(&mut channel, 0, 1), Err(Status::UNRECOVERED_READ_ERROR));
+    }
+    assert_eq!(rig.read(&mut channel, 0, 1).unwrap(), vec![5; 512]);
+    assert_eq!(rig.registry.find("EE_M").unwrap().stats().op(Op::Read).errors, 2);
+}
+
+#[test]
+fn injections_by_range_rate_and_depth() {
+    let (mut rig, mut channel) = error_rig();
+    let fail = Action::Fail(Status::WRITE_FAULT);
+    let base = Injection { count: None, ..Injection::once(None, fail) };
+    let inject = |rig: &Rig, fault: Injection| {
+        error::clear(&rig.registry, "EE_M").unwrap();
+        error::inject(&rig.registry, "EE_M", fault).unwrap();
+    };
+    inject(&rig, Injection { range: Some(10..20), ..base.clone() });
+    let hits: Vec<bool> =
+        [(0, 10), (0, 11), (19, 1), (20, 1)].map(|(lba, n)| rig.read(&mut channel, lba, n).is_err()).into();
+    assert_eq!(hits, [false, true, true, false]);
+
+    inject(&rig, Injection { chance: Chance::OneIn(3), ..base.clone() });
+    let hits: Vec<bool> = (0..6).map(|_| rig.read(&mut channel, 0, 1).is_err()).collect();
+    assert_eq!(hits, [false, false, true, false, false, true]);
+
+    inject(&rig, Injection { chance: Chance::PerMille(250), ..base.clone() });
+    let hits = (0..1000).filter(|_| rig.read(&mut channel, 0, 1).is_err()).count();
+    assert!((200..300).contains(&hits), "{hits} of 1000 at 250 per mille");
+
+    inject(&rig, Injection { queue_depth: 4, ..base });
+    assert!(rig.read(&mut channel, 0, 1).is_ok());
+    let batch: Vec<Request> = (0..8).map(|tag| Request::read(Tag(tag), 0, 1, rig.buffer(512, 0))).collect();
+    let failed: Vec<u64> = rig
+        .run(&mut channel, batch)
+        .iter()
+        .filter(|completion| !completion.status().is_success())
+        .map(|completion| completion.tag().0)
+        .collect();
+    assert_eq!(failed, [4, 5, 6, 7]);
+}
+
+#[test]
+fn pending_io_ends_with_a_reset_or_goes_on_after_a_clear() {
+    let (mut rig, mut channel) = error_rig();
+    let pending = || Injection { count: Some(3), ..Injection::once(Some(Op::Read), Action::Pending) };
+    error::inject(&rig.registry, "EE_M", pending()).unwrap();
+    let reads =
+        |rig: &Rig| (0..3).map(|tag| Request::read(Tag(tag), 0, 1, rig.buffer(512, 1))).collect::<Vec<_>>();
+    let mut batch = reads(&rig);
+    channel.submit(&mut batch);
+    let mut sink = Vec::new();
+    for _ in 0..10 {
+        rig.reactor.turn();
+        channel.poll(&mut sink);
+    }
+    assert!(sink.is_empty() && channel.outstanding() == 3);
+    assert!(channel.deadline().is_some_and(|deadline_ns| deadline_ns > 0), "it must look for a clear");
+    channel.submit(&mut vec![Request::new(Tag(9), Op::Reset, 0, 0)]);
+    while sink.len() < 4 {
+        channel.poll(&mut sink);
+    }
+    sink.sort_by_key(|completion| completion.tag());
+    let statuses: Vec<Status> = sink.iter().map(|completion| completion.status()).collect();
+    let aborted = Status::ABORT_REQUESTED;
+    assert_eq!(statuses, [aborted, aborted, aborted, Status::SUCCESS]);
+
+    error::inject(&rig.registry, "EE_M", pending()).unwrap();
+    channel.submit(&mut reads(&rig));
+    assert_eq!(channel.poll(&mut sink), 0);
+    error::clear(&rig.registry, "EE_M").unwrap();
+    sink.clear();
+    while sink.len() < 3 {
+        channel.poll(&mut sink);
+    }
+    assert!(sink.iter().all(|completion| completion.status().is_success()));
+}
+
+#[test]
+fn corruption_changes_one_byte_and_gives_a_writer_its_buffer_back_whole() {
+    let (mut rig, mut channel) = error_rig();
+    let corrupt = Action::Corrupt { offset: 100, xor: 0xff };
+    error::inject(&rig.registry, "EE_M", Injection::once(Some(Op::Write), corrupt)).unwrap();
+    let request = Request::write(Tag(1), 0, 1, rig.buffer(512, 3));
+    let written = rig.one(&mut channel, request).into_request().buffer.unwrap();
+    assert!(written.as_slice().iter().all(|byte| *byte == 3));
+    let mut wanted = vec![3; 512];
+    wanted[100] = 3 ^ 0xff;
+    assert_eq!(rig.read(&mut channel, 0, 1).unwrap(), wanted);
+    error::inject(&rig.registry, "EE_M", Injection::once(Some(Op::Read), corrupt)).unwrap();
+    assert_eq!(rig.read(&mut channel, 0, 1).unwrap(), vec![3; 512]);
+    assert_eq!(rig.read(&mut channel, 0, 1).unwrap(), wanted);
+}
+
+fn took(rig: &mut Rig, channel: &mut Channel, op: Op) -> Duration {
+    let start = Instant::now();
+    match op {
+        Op::Read => drop(rig.read(channel, 0, 1).unwrap()),
+        Op::Write => assert_eq!(rig.write(channel, 0, 1, 1), Status::SUCCESS),
+        other => assert_eq!(rig.simple(channel, other, 0, 0, Flags::NONE), Status::SUCCESS),
+    }
+    start.elapsed()
+}
+
+#[test]
+fn delay_holds_reads_and_writes_for_as_long_as_it_is_told() {
+    let mut rig = Rig::new();
+    malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
+    let config = delay::DelayConfig {
+        avg_write_latency_us: 20_000,
+        p99_write_latency_us: 20_000,
+        ..delay::DelayConfig::new("M", "D", 2_000)
+    };
+    delay::create(&rig.registry, config).unwrap();
+    let mut channel = open(&rig, "D");
+    assert!(took(&mut rig, &mut channel, Op::Read) >= Duration::from_millis(2));
+    assert!(took(&mut rig, &mut channel, Op::Write) >= Duration::from_millis(20));
+    assert!(took(&mut rig, &mut channel, Op::Flush) < Duration::from_millis(20));
+    delay::update_latency(&rig.registry, "D", delay::Latency::AvgWrite, 0).unwrap();
+    delay::update_latency(&rig.registry, "D", delay::Latency::P99Write, 0).unwrap();
+    assert!(took(&mut rig, &mut channel, Op::Write) < Duration::from_millis(20));
+    let stats = rig.registry.find("D").unwrap().stats();
+    let longest = sys::clock::ticks_to_ns(stats.op(Op::Write).latency_max_ticks);
+    assert!(longest >= 20_000_000, "the layer above counts the delay: {longest} ns");
+}
+
+#[test]
+fn delay_waits_by_deadline_and_a_reset_ends_the_waiting() {
+    let mut rig = Rig::new();
+    malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
+    delay::create(&rig.registry, delay::DelayConfig::new("M", "D", 60_000_000)).unwrap();
+    let mut channel = open(&rig, "D");
+    channel.submit(&mut vec![Request::read(Tag(1), 0, 1, rig.buffer(512, 0))]);
+    let mut sink = Vec::new();
+    assert_eq!(channel.poll(&mut sink), 0);
+    let left_ns = channel.deadline().unwrap() - sys::clock::now_ns();
+    assert!(left_ns > 50_000_000_000, "{left_ns} ns until the deadline");
+    channel.submit(&mut vec![Request::new(Tag(2), Op::Reset, 0, 0)]);
+    while sink.len() < 2 {
+        rig.reactor.turn();
+        channel.poll(&mut sink);
+    }
+}
+
+#[test]
+fn one_in_a_hundred_gets_the_99th_percentile_and_the_seed_says_which() {
+    let slow = |seed| {
+        let mut rig = Rig::new();
+        null::create(&rig.registry, null::NullConfig::new("N", 256, 512)).unwrap();
+        let config =
+            delay::DelayConfig { p99_read_latency_us: 50_000, seed, ..delay::DelayConfig::new("N", "D", 0) };
+        delay::create(&rig.registry, config).unwrap();
+        let mut channel = open(&rig, "D");
+        let mut batch: Vec<Request> =
+            (0..500).map(|tag| Request::read(Tag(tag), 0, 1, rig.buffer(512, 0))).collect();
+        channel.submit(&mut batch);
+        let mut fast = Vec::new();
+        channel.poll(&mut fast);
+        channel.poll(&mut fast);
+        let fast: Vec<u64> = fast.iter().map(|completion| completion.tag().0).collect();
+        rig.run(&mut channel, batch);
+        (0..500 - 244).filter(|tag| !fast.contains(tag)).collect::<Vec<_>>()
+    };
+    let (first, again, other) = (slow(1), slow(1), slow(2));
+    assert_eq!(first, again);
+    assert_ne!(first, other);
+    assert!(first.len() < 20, "{first:?}");
+}
+
+#[test]
+fn a_dropped_future_leaves_the_table_clean_and_memory_owned() {
+    let rig = Rig::new();
+    malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
+    delay::create(&rig.registry, delay::DelayConfig::new("M", "D", 3_000)).unwrap();
+    let io = Io::new(&rig.core, open(&rig, "D"));
+    let core = rig.core.clone();
+    let start = Instant::now();
+    rig.reactor.block_on(async move {
+        let buffer = core.pool().take(512).unwrap();
+        let mut read = Box::pin(io.read(0, buffer));
+        let polled =
+            std::future::poll_fn(|context| std::task::Poll::Ready(read.as_mut().poll(context).is_pending()))
+                .await;
+        assert!(polled);
+        drop(read);
+        io.write_zeroes(0, 4).await.unwrap();
+        let wrong = core.pool().take(100).unwrap();
+        let (status, wrong) = io.read(0, wrong).await.unwrap_err();
+        assert!(status.same_code(Status::INVALID_FIELD) && wrong.len() == 100);
+        io.flush().await.unwrap();
+        io.unmap(0, 1).await.unwrap();
+        io.reset().await.unwrap();
+    });
+    assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn more_futures_than_the_table_holds_take_turns() {
+    let rig = Rig::new();
+    null::create(&rig.registry, null::NullConfig::new("N", 256, 512)).unwrap();
+    let io = Io::new(&rig.core, open(&rig, "N"));
+    let core = rig.core.clone();
+    let done = std::rc::Rc::new(std::cell::Cell::new(0));
+    let count = done.clone();
+    rig.reactor.block_on(async move {
+        for _ in 0..3000 {
+            let (io, count) = (io.clone(), count.clone());
+            assert!(core.spawn(async move {
+                io.flush().await.unwrap();
+                count.set(count.get() + 1);
+            }));
+        }
+        while count.get() < 3000 {
+            core.sleep_ns(1000).await;
+        }
+    });
+    assert_eq!(done.get(), 3000);
+}
+
+#[test]
+fn a_range_that_means_nothing_is_not_looked_at() {
+    let (mut rig, mut channel) = error_rig();
+    for op in [Op::Flush, Op::Reset] {
+        assert_eq!(rig.simple(&mut channel, op, u64::MAX, u32::MAX, Flags::NONE), Status::SUCCESS);
+    }
+}

@@ -1,0 +1,205 @@
+//! The file device on real files.
+#![allow(clippy::unwrap_used)]
+
+mod rig;
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use bdev::uring::{self, UringConfig};
+use bdev::{Access, BdevError, Channel, Request, Value};
+use rig::Rig;
+use ring::{Channel as _, Flags, Op, Status, Tag};
+
+/// A directory that goes with the test.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Directory {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Directory(path)
+    }
+
+    fn config(&self, bytes: u64) -> UringConfig {
+        UringConfig { create_bytes: Some(bytes), ..UringConfig::new("F", self.0.join("file")) }
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The device on a new file, or `None` where there is no io_uring.
+fn device(rig: &Rig, config: UringConfig) -> Option<Channel> {
+    match uring::create(&rig.registry, config) {
+        Ok(_) => {}
+        Err(BdevError::NoFileIo) => {
+            eprintln!("SKIPPED: {}", BdevError::NoFileIo);
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    }
+    Some(rig.registry.open("F", Access::ReadWrite).unwrap().channel(&rig.core).unwrap())
+}
+
+fn field(rig: &Rig, name: &str) -> Option<Value> {
+    let specific = rig.registry.find("F").unwrap().bdev().driver_specific();
+    let Value::Object(fields) = &specific[0].1 else { panic!("{specific:?}") };
+    fields.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
+}
+
+#[test]
+fn what_is_written_is_in_the_file() {
+    for direct in [true, false] {
+        let directory = Directory::new(&format!("written-{direct}"));
+        let mut rig = Rig::new();
+        let config = UringConfig { direct, ..directory.config(1 << 20) };
+        let Some(mut channel) = device(&rig, config) else { return };
+        eprintln!("direct: {:?} ({:?})", field(&rig, "direct"), field(&rig, "direct_refused"));
+        assert!(channel.device().geometry().write_cache);
+        let batch: Vec<Request> = (0..64)
+            .map(|index| {
+                let mut request =
+                    Request::write(Tag(index), index * 16, 16, rig.buffer(8192, index as u8 + 1));
+                request.flags = if index % 2 == 0 { Flags::FUA } else { Flags::NONE };
+                request
+            })
+            .collect();
+        assert!(rig.run(&mut channel, batch).iter().all(|completion| completion.status().is_success()));
+        assert_eq!(rig.simple(&mut channel, Op::Flush, 0, 0, Flags::NONE), Status::SUCCESS);
+        let contents = std::fs::read(directory.0.join("file")).unwrap();
+        for (index, chunk) in contents.chunks(8192).take(64).enumerate() {
+            assert!(chunk.iter().all(|byte| *byte == index as u8 + 1), "{index}");
+        }
+        assert_eq!(rig.read(&mut channel, 16 * 63, 1).unwrap(), vec![64; 512]);
+    }
+}
+
+#[test]
+fn unmapping_gives_space_back_and_zeroing_keeps_it() {
+    let directory = Directory::new("sparse");
+    let mut rig = Rig::new();
+    let Some(mut channel) = device(&rig, directory.config(1 << 20)) else { return };
+    let space = || std::fs::metadata(directory.0.join("file")).unwrap().blocks() * 512;
+    assert!(space() < 64 << 10, "a new file is sparse");
+    assert_eq!(rig.write(&mut channel, 0, 1024, 7), Status::SUCCESS);
+    let full = space();
+    assert!(full >= 512 << 10);
+    assert_eq!(rig.simple(&mut channel, Op::WriteZeroes, 0, 256, Flags::NONE), Status::SUCCESS);
+    assert_eq!(rig.read(&mut channel, 0, 256).unwrap(), vec![0; 128 << 10]);
+    assert!(space() >= full, "zeroes that keep their space");
+    for (op, flags, lba) in
+        [(Op::Unmap, Flags::FUA, 256), (Op::WriteZeroes, Flags::DEALLOCATE.with(Flags::FUA), 512)]
+    {
+        let before = space();
+        assert_eq!(rig.simple(&mut channel, op, lba, 256, flags), Status::SUCCESS);
+        assert_eq!(rig.read(&mut channel, lba, 256).unwrap(), vec![0; 128 << 10]);
+        assert!(space() < before, "{op:?} gave nothing back");
+    }
+    assert_eq!(rig.read(&mut channel, 768, 256).unwrap(), vec![7; 128 << 10]);
+}
+
+#[test]
+fn a_truncated_file_gives_errors_and_not_zeroes() {
+    let directory = Directory::new("truncated");
+    let mut rig = Rig::new();
+    let Some(mut channel) = device(&rig, directory.config(1 << 20)) else { return };
+    let file = std::fs::OpenOptions::new().write(true).open(directory.0.join("file")).unwrap();
+    file.set_len(512 << 10).unwrap();
+    assert_eq!(rig.read(&mut channel, 1500, 8), Err(Status::UNRECOVERED_READ_ERROR));
+    assert_eq!(rig.read(&mut channel, 1020, 8), Err(Status::UNRECOVERED_READ_ERROR), "across the end");
+    assert_eq!(rig.registry.find("F").unwrap().stats().op(Op::Read).errors, 2);
+    uring::rescan(&rig.registry, "F").unwrap();
+    assert!(rig.read(&mut channel, 1020, 8).unwrap_err().same_code(Status::LBA_OUT_OF_RANGE));
+    file.set_len((2 << 20) + 100).unwrap();
+    uring::rescan(&rig.registry, "F").unwrap();
+    assert_eq!(channel.blocks(), 4096);
+    assert_eq!(field(&rig, "unused_bytes"), Some(Value::Number(100)));
+    assert_eq!(rig.write(&mut channel, 4095, 1, 1), Status::SUCCESS);
+}
+
+#[test]
+fn files_that_will_not_do_are_refused_with_a_reason() {
+    let directory = Directory::new("refused");
+    let rig = Rig::new();
+    let Some(channel) = device(&rig, directory.config(1 << 20)) else { return };
+    let at = |name: &str| UringConfig::new("G", directory.0.join(name));
+    std::fs::write(directory.0.join("small"), [0; 100]).unwrap();
+    std::fs::write(directory.0.join("ragged"), [0; 5000]).unwrap();
+    std::fs::hard_link(directory.0.join("file"), directory.0.join("link")).unwrap();
+    let refuse = |config| uring::create(&rig.registry, config).unwrap_err();
+    let missing = refuse(at("missing")).to_string();
+    assert!(missing.contains("missing cannot be opened: No such file"), "{missing}");
+    assert!(refuse(at("")).to_string().contains("is a directory"));
+    assert!(refuse(at("small")).to_string().contains("100 bytes, less than a block of 512"));
+    assert!(
+        refuse(UringConfig { block_size: Some(1000), ..at("ragged") })
+            .to_string()
+            .contains("1000 is not a multiple of 512")
+    );
+    let taken = refuse(at("link"));
+    assert!(matches!(&taken, BdevError::Claimed { by, .. } if by == "the bdev F"), "{taken}");
+    let ragged = uring::create(&rig.registry, at("ragged")).unwrap();
+    assert_eq!(ragged.geometry().blocks, 9);
+    assert!(format!("{:?}", ragged.bdev().driver_specific()).contains("(\"unused_bytes\", Number(392))"));
+    // Removed but open, it keeps the lock; closed, it lets go.
+    rig.registry.unregister("F").unwrap();
+    rig.registry.unregister("G").unwrap();
+    assert!(matches!(refuse(at("file")), BdevError::Claimed { .. }));
+    drop(channel);
+    uring::create(&rig.registry, at("file")).unwrap();
+}
+
+#[test]
+fn a_read_only_device_takes_no_writes() {
+    let directory = Directory::new("readonly");
+    let mut rig = Rig::new();
+    std::fs::write(directory.0.join("file"), vec![5; 1 << 20]).unwrap();
+    let config = UringConfig { readonly: true, ..UringConfig::new("F", directory.0.join("file")) };
+    let Some(mut channel) = device(&rig, config) else { return };
+    assert_eq!(rig.read(&mut channel, 0, 1).unwrap(), vec![5; 512]);
+    assert!(rig.write(&mut channel, 0, 1, 9).same_code(Status::INVALID_OPCODE));
+    assert_eq!(rig.simple(&mut channel, Op::Flush, 0, 0, Flags::NONE), Status::SUCCESS);
+}
+
+#[test]
+fn a_channel_may_be_dropped_with_io_in_flight() {
+    let directory = Directory::new("dropped");
+    let mut rig = Rig::new();
+    let Some(mut channel) = device(&rig, directory.config(4 << 20)) else { return };
+    let mut batch: Vec<Request> =
+        (0..100).map(|tag| Request::write(Tag(tag), tag * 8, 8, rig.buffer(4096, 1))).collect();
+    channel.submit(&mut batch);
+    drop(channel);
+    // The next file must not be written through the old one's index.
+    std::fs::write(directory.0.join("other"), vec![0; 4 << 20]).unwrap();
+    uring::create(&rig.registry, UringConfig::new("G", directory.0.join("other"))).unwrap();
+    let mut other = rig.registry.open("G", Access::ReadWrite).unwrap().channel(&rig.core).unwrap();
+    for _ in 0..100 {
+        rig.reactor.turn();
+        std::thread::sleep(std::time::Duration::from_micros(100));
+    }
+    assert_eq!(rig.read(&mut other, 0, 800).unwrap(), vec![0; 800 * 512]);
+    let first = std::fs::read(directory.0.join("file")).unwrap();
+    assert!(first[..100 * 4096].iter().all(|byte| *byte == 1));
+}
+
+#[test]
+fn more_io_than_the_cores_ring_holds_is_tried_again() {
+    let directory = Directory::new("stalled");
+    let mut rig = Rig::new();
+    let events = sys::Config { engine: None, operations_max: 64 };
+    let config = reactor::Config { events, idle: reactor::IdlePolicy::Spin, ..reactor::Config::default() };
+    rig.reactor = reactor::Reactor::new(&config).unwrap();
+    rig.core = rig.reactor.core();
+    let Some(mut channel) = device(&rig, directory.config(4 << 20)) else { return };
+    let batch: Vec<Request> =
+        (0..400).map(|tag| Request::write(Tag(tag), tag * 8, 8, rig.buffer(4096, tag as u8))).collect();
+    assert!(rig.run(&mut channel, batch).iter().all(|completion| completion.status().is_success()));
+    for tag in [0, 63, 64, 255, 256, 399] {
+        assert_eq!(rig.read(&mut channel, tag * 8, 8).unwrap(), vec![tag as u8; 4096]);
+    }
+}
