@@ -180,8 +180,8 @@ impl Framing {
         };
         let trailer = if data_digest { DIGEST } else { 0 };
         let length = data_length.checked_add(data_offset + trailer).expect("a PDU is shorter than 4 GiB");
-        // 72 + 4 rounded up to at most 128 fits; so does HLEN.
-        debug_assert!(data_offset <= 128 && header_length <= 128);
+        // 76 bytes of headers rounded up to a multiple of at most 128 are at most 152: PDO fits.
+        debug_assert!(data_offset <= 152, "data starts at byte {data_offset}");
         Layout {
             header_length: header_length as u8,
             header_digest,

@@ -50,9 +50,9 @@ pub struct IdentifyNamespace {
     pub nuse: u64,
     /// Features; see [`nsfeat`].
     pub nsfeat: u8,
-    /// LBA formats, 1 to 16 of them.
+    /// LBA formats, 1 to 64 of them.
     pub formats: Vec<LbaFormat>,
-    /// Which of the formats is in use, counted from 0; in the low nibble of FLBAS.
+    /// Which of the formats is in use, counted from 0 (FLBAS bits 3:0 and 6:5).
     pub format: u8,
     /// Metadata follows each block's data rather than being apart (FLBAS bit 4).
     pub extended_lba: bool,
@@ -128,7 +128,7 @@ mod at {
     pub(super) const LBAF: usize = 128;
 }
 
-const FORMATS_MAX: usize = 16;
+const FORMATS_MAX: usize = 64;
 
 const _: () = assert!(at::NGUID + 16 == at::EUI64 && at::EUI64 + 8 == at::LBAF);
 
@@ -143,14 +143,16 @@ impl IdentifyNamespace {
     /// Reads the structure.
     ///
     /// # Errors
-    /// More than 16 LBA formats, and a format in use that is not among them.
+    /// More than 64 LBA formats, and a format in use that is not among them.
     pub fn decode(from: &[u8; SIZE]) -> Result<IdentifyNamespace, DecodeError> {
         let error = |what, at: usize| DecodeError::value(what, at as u16, from[at].into());
         let count = usize::from(from[at::NLBAF]) + 1;
         if count > FORMATS_MAX {
             return Err(error("NLBAF", at::NLBAF));
         }
-        let format = from[at::FLBAS] & 0xf;
+        // The upper bits count only where 16 formats are not all (NVM 1.0, section 4.1.5.1).
+        let upper = if count > 16 { from[at::FLBAS] >> 5 & 3 } else { 0 };
+        let format = from[at::FLBAS] & 0xf | upper << 4;
         if usize::from(format) >= count {
             return Err(error("FLBAS", at::FLBAS));
         }
@@ -211,7 +213,7 @@ impl IdentifyNamespace {
         put64(into, at::NUSE, self.nuse);
         into[at::NSFEAT] = self.nsfeat;
         into[at::NLBAF] = self.formats.len() as u8 - 1;
-        into[at::FLBAS] = self.format | u8::from(self.extended_lba) << 4;
+        into[at::FLBAS] = self.format & 0xf | self.format >> 4 << 5 | u8::from(self.extended_lba) << 4;
         into[at::MC] = self.mc;
         into[at::DPC] = self.dpc;
         into[at::DPS] = self.dps;
@@ -248,7 +250,7 @@ pub(super) fn zero_based_blocks(blocks: u32) -> u16 {
 
 /// Identify Namespace, I/O command set specific, for the NVM command set (CNS 05h, CSI 00h; NVM 1.0,
 /// section 4.1.5.3).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NvmNamespace {
     /// Logical block storage tag mask.
     pub lbstm: u64,
@@ -256,6 +258,13 @@ pub struct NvmNamespace {
     pub pic: u8,
     /// Extended LBA format of each format: storage tag size and protection information format.
     pub extended_formats: [u32; FORMATS_MAX],
+}
+
+impl Default for NvmNamespace {
+    /// No protection information.
+    fn default() -> Self {
+        NvmNamespace { lbstm: 0, pic: 0, extended_formats: [0; FORMATS_MAX] }
+    }
 }
 
 impl NvmNamespace {
