@@ -253,11 +253,13 @@ impl ring::Channel for Channel {
         if batch.len() > free || !self.nothing_waits() {
             return self.submit_each(batch, now_ticks);
         }
+        let mut plain = true;
         for request in batch.iter_mut() {
-            if !limits.is_plain(request) {
-                return self.submit_each(batch, now_ticks);
-            }
+            plain &= limits.is_plain(request);
             request.issued = now_ticks;
+        }
+        if !plain {
+            return self.submit_each(batch, now_ticks);
         }
         hand_over(&mut self.module, batch, &mut self.in_flight);
         if !batch.is_empty() {
@@ -302,20 +304,15 @@ impl Limits {
     #[inline]
     fn is_plain(&self, request: &Request) -> bool {
         let op = request.op;
-        if self.plain_ops >> op.index() & 1 == 0 {
-            return false;
-        }
         let length = u64::from(request.blocks);
-        if op.has_range() && (length == 0 || length > self.blocks || request.lba > self.blocks - length) {
-            return false;
+        let allowed = self.plain_ops >> op.index() & 1 != 0;
+        let inside = length <= self.blocks && request.lba <= self.blocks - length;
+        if op.has_data() {
+            // A buffer has bytes, so that the lengths are equal only where there are blocks.
+            let bytes = request.buffer.as_ref().map_or(0, |buffer| buffer.len() as u64);
+            return allowed & inside & (bytes == length * self.block_size) & (bytes != 0);
         }
-        if !op.has_data() {
-            return true;
-        }
-        match &request.buffer {
-            Some(buffer) => buffer.len() as u64 == length * self.block_size,
-            None => false,
-        }
+        allowed && (!op.has_range() || (inside && length > 0))
     }
 }
 

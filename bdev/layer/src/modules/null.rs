@@ -90,6 +90,13 @@ impl ring::Channel for Channel {
     #[inline]
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let count = self.done.len();
+        if count == 1
+            && let Some(request) = self.done.pop()
+        {
+            // Draining costs more than one request does.
+            sink.push(request.complete(Status::SUCCESS));
+            return 1;
+        }
         sink.extend(self.done.drain(..).map(|request| request.complete(Status::SUCCESS)));
         count
     }
