@@ -38,7 +38,7 @@ pub struct Running {
 struct Order {
     spec: JobSpec,
     device: Option<bdev::Descriptor>,
-    uri: Option<String>,
+    uri: Option<nvme::Uri>,
     progress: Arc<Progress>,
     results: mpsc::Sender<JobResult>,
     answers: mpsc::Sender<Result<(), RunError>>,
@@ -75,8 +75,9 @@ pub fn start(
     }
     drop(answers);
     let mut outcome = Ok(());
-    for answer in answered {
-        outcome = outcome.and(answer);
+    for _ in 0..jobs {
+        // A core that took an order and gives no answer has ended.
+        outcome = outcome.and(answered.recv().unwrap_or(Err(RunError::Gone(Gone))));
     }
     if let Err(error) = outcome {
         progress.iter().for_each(|progress| progress.stop());
@@ -139,8 +140,12 @@ impl Order {
             // Whoever waited for the answer has given up; then the job never starts.
             let _ = self.answers.send(outcome);
         } else if let Some(uri) = self.uri.take() {
-            let reason = "NVMe/TCP is not there yet".to_string();
-            let _ = self.answers.send(Err(SourceError::Fabric { uri, reason }.into()));
+            let (core, task) = (core.clone(), core.clone());
+            // Refused only by a core with thousands of tasks; the answer's sender is dropped then, too.
+            core.spawn(async move {
+                let outcome = self.place_far(&task, uri).await;
+                let _ = self.answers.send(outcome);
+            });
         }
     }
 
@@ -149,6 +154,20 @@ impl Order {
         let geometry = Geometry { block_bytes: geometry.block_size, blocks: geometry.blocks };
         let channel = device.channel(core).map_err(SourceError::from)?;
         self.add(core, geometry, Box::new(channel))
+    }
+
+    /// Connects with a queue as deep as the job.
+    async fn place_far(&self, core: &Core, uri: nvme::Uri) -> Result<(), RunError> {
+        let options = nvme::Options { queue_depth: self.spec.io_depth.clamp(1, 1023), ..Default::default() };
+        let namespace = nvme::Namespace::open(core, &uri, &options)
+            .await
+            .map_err(|source| SourceError::Fabric { uri: Box::new(uri), source: Box::new(source) })?;
+        let (bs, max) = (self.spec.block_bytes, namespace.transfer_max_bytes());
+        if bs > max {
+            return Err(SetupError::BlockTooLarge { bs, max: max as usize }.into());
+        }
+        let geometry = Geometry { block_bytes: namespace.block_size(), blocks: namespace.blocks() };
+        self.add(core, geometry, Box::new(namespace))
     }
 
     fn add(&self, core: &Core, geometry: Geometry, channel: Box<DynChannel>) -> Result<(), RunError> {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bdev::{Access, BdevError, Descriptor, Registry, malloc, null};
+use bdev::{Access, BdevError, Descriptor, Registry, malloc, null, uring};
 
 use crate::spec::JobSpec;
 use crate::units::parse_bytes;
@@ -33,8 +33,8 @@ pub enum Source {
     },
     /// `nvme+tcp://HOST:PORT/SUBNQN?ns=N`: a namespace of a target.
     NvmeTcp {
-        /// The whole URI.
-        uri: String,
+        /// The namespace.
+        uri: nvme::Uri,
     },
     /// Anything else: a bdev that the configuration made.
     Bdev {
@@ -58,12 +58,12 @@ pub enum SourceError {
     #[error(transparent)]
     Bdev(#[from] BdevError),
     /// The target did not answer as it should.
-    #[error("{uri}: {reason}")]
+    #[error("{uri}: {source}")]
     Fabric {
         /// The target.
-        uri: String,
+        uri: Box<nvme::Uri>,
         /// What went wrong.
-        reason: String,
+        source: Box<nvme::OpenError>,
     },
 }
 
@@ -73,7 +73,7 @@ pub(crate) enum Prepared {
     /// A device of the registry.
     Bdev { name: String },
     /// A namespace of a target.
-    NvmeTcp { uri: String },
+    NvmeTcp { uri: nvme::Uri },
 }
 
 const BLOCK_BYTES_DEFAULT: u32 = 512;
@@ -84,7 +84,8 @@ impl Source {
         let syntax =
             |reason: &str| SourceError::Syntax { text: text.to_string(), reason: reason.to_string() };
         if text.starts_with("nvme+tcp://") {
-            return Ok(Source::NvmeTcp { uri: text.to_string() });
+            let uri = text.parse().map_err(|error: nvme::UriError| syntax(&error.to_string()))?;
+            return Ok(Source::NvmeTcp { uri });
         }
         let Some((scheme, rest)) = text.split_once(':') else {
             return match text {
@@ -143,8 +144,11 @@ pub(crate) fn open(registry: &Registry, name: &str, spec: &JobSpec) -> Result<De
     Ok(registry.open(name, access)?)
 }
 
-fn create_uring(_registry: &Registry, path: &str, _block_bytes: u32) -> Result<String, SourceError> {
-    Err(SourceError::Syntax { text: format!("uring:{path}"), reason: "is not there yet".to_string() })
+/// A file that is there; nothing is made or grown.
+fn create_uring(registry: &Registry, path: &str, block_bytes: u32) -> Result<String, SourceError> {
+    let mut config = uring::UringConfig::new(&fresh_name("uring"), path);
+    config.block_size = (block_bytes != 0).then_some(block_bytes);
+    Ok(uring::create(registry, config)?.name().to_string())
 }
 
 /// A name that no configuration gives.
@@ -169,7 +173,7 @@ mod tests {
             assert_eq!(Source::parse(text).unwrap(), source, "{text}");
         }
         let uri = "nvme+tcp://127.0.0.1:4420/nqn.2025-01.io:a?ns=1";
-        assert_eq!(Source::parse(uri).unwrap(), Source::NvmeTcp { uri: uri.to_string() });
+        assert_eq!(Source::parse(uri).unwrap(), Source::NvmeTcp { uri: uri.parse().unwrap() });
     }
 
     #[test]

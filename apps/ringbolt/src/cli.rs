@@ -1,0 +1,296 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Block storage on rings: an NVMe/TCP target, its RPC client, a load generator, a demonstration.
+#[derive(Parser)]
+#[command(
+    name = "ringbolt",
+    version,
+    arg_required_else_help = true,
+    after_help = "Examples:\n  \
+        ringbolt demo --once\n  \
+        ringbolt serve -c target.json\n  \
+        ringbolt rpc bdev_get_bdevs\n  \
+        ringbolt perf --filename=null:1g --rw=randread --iodepth=128 --time_based --runtime=5s\n\n\
+        Exit status: 0 well; 1 an I/O, a check of data or a method failed; 2 wrong command line;\n  \
+        3 wrong configuration; 4 the machine lacks something; 5 nobody answers on the RPC socket."
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Serve devices over NVMe/TCP, configured by a file and by JSON-RPC
+    Serve(Serve),
+    /// Call a JSON-RPC method of a running server
+    Rpc(Rpc),
+    /// Drive a device or a target with fio's options, and measure it
+    Perf(Box<Perf>),
+    /// Serve a file, drive it over NVMe/TCP, and show what that costs
+    Demo(Demo),
+    /// Print a completion script for a shell
+    #[command(after_help = "Example:\n  ringbolt completions bash > /etc/bash_completion.d/ringbolt")]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// What every command that starts reactors takes.
+#[derive(Args)]
+pub(crate) struct Machine {
+    /// What a reactor without work does
+    #[arg(long, value_enum, default_value = "adaptive")]
+    pub(crate) idle: Idle,
+    /// Most memory for I/O buffers, as 512m or 1g
+    #[arg(long, value_name = "SIZE", default_value = "1g")]
+    pub(crate) memory: String,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Idle {
+    /// Look again for 100 us, then sleep until there is work
+    Adaptive,
+    /// Always look again: lowest latency, a whole core each
+    Spin,
+    /// Sleep at once
+    Sleep,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    ringbolt serve -c target.json\n  \
+    ringbolt serve --cores 2-3 --idle spin\n  \
+    ringbolt serve -r /var/tmp/spdk.sock      # where SPDK's rpc.py looks\n\n\
+    The file is SPDK's: {\"subsystems\":[{\"subsystem\":\"bdev\",\"config\":[{\"method\":…,\"params\":…}]}]}.\n\
+    `ringbolt rpc save_config` writes one. SIGINT and SIGTERM end the server once what is in flight is done.")]
+pub(crate) struct Serve {
+    /// SPDK JSON configuration file
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// UNIX socket of the JSON-RPC server
+    #[arg(short, long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    pub(crate) rpc_socket: PathBuf,
+    /// Cores to run on, one pinned reactor each, as 0-3,5 or 0x2f; by default one reactor, not pinned
+    #[arg(long, short = 'm', value_name = "LIST")]
+    pub(crate) cores: Option<String>,
+    /// Apply the file only when framework_start_init is called
+    #[arg(long)]
+    pub(crate) wait_for_rpc: bool,
+    #[command(flatten)]
+    pub(crate) machine: Machine,
+}
+
+pub(crate) const DEFAULT_SOCKET: &str = "/var/tmp/ringbolt.sock";
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    ringbolt rpc --list\n  \
+    ringbolt rpc bdev_malloc_create name=Malloc0 num_blocks=131072 block_size=512\n  \
+    ringbolt rpc nvmf_subsystem_add_listener nqn=nqn.2025-01.io.ringbolt:a \\\n      \
+        listen_address.trtype=TCP listen_address.traddr=127.0.0.1 listen_address.trsvcid=4420\n  \
+    ringbolt rpc bdev_get_iostat --json '{\"names\":[\"Malloc0\"]}'\n\n\
+    A value is JSON where it is JSON (5, true, [1,2]) and text otherwise. Dots make nested objects.")]
+pub(crate) struct Rpc {
+    /// The method
+    #[arg(required_unless_present = "list")]
+    pub(crate) method: Option<String>,
+    /// Parameters
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) parameters: Vec<String>,
+    /// Parameters as one JSON object; KEY=VALUE changes it
+    #[arg(long, value_name = "OBJECT")]
+    pub(crate) json: Option<String>,
+    /// List the methods of the server
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// UNIX socket of the server
+    #[arg(short, long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    pub(crate) rpc_socket: PathBuf,
+    /// Seconds to wait for the answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub(crate) timeout: u64,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    ringbolt perf --filename=null:1g --rw=randread --bs=4k --iodepth=128 --time_based --runtime=5s\n  \
+    ringbolt perf --filename=malloc:64m --rw=randwrite --verify --iodepth=16\n  \
+    ringbolt perf --filename=uring:/tmp/disk.img --rw=randrw --rwmixread=70 --runtime=10s --time_based\n  \
+    ringbolt perf --filename='nvme+tcp://127.0.0.1:4420/nqn.2025-01.io.ringbolt:a?ns=1' --rw=randread\n  \
+    ringbolt perf -c bdevs.json --filename=Malloc0 --rw=read --output-format=json --output=out.json\n\n\
+    Options, units and JSON are fio's. Unlike fio's, random positions may repeat (norandommap), and\n\
+    without --time_based a job ends after --size bytes.")]
+pub(crate) struct Perf {
+    /// What to drive: null:SIZE, malloc:SIZE, uring:PATH, nvme+tcp://HOST:PORT/NQN?ns=N, or a bdev of -c
+    #[arg(long, value_name = "URI")]
+    pub(crate) filename: String,
+    /// SPDK JSON configuration file that makes bdevs
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Name of the job in reports
+    #[arg(long, default_value = "perf")]
+    pub(crate) name: String,
+    /// read, write, randread, randwrite, rw, randrw, trim or randtrim
+    #[arg(long, alias = "readwrite", default_value = "read", value_parser = workload)]
+    pub(crate) rw: workload::Workload,
+    /// Bytes of one I/O
+    #[arg(long, alias = "blocksize", default_value = "4k", value_parser = size_u32)]
+    pub(crate) bs: u32,
+    /// I/Os that each job keeps in flight
+    #[arg(long, default_value_t = 1)]
+    pub(crate) iodepth: u32,
+    /// Number of jobs, each on a reactor of its own
+    #[arg(long, default_value_t = 1)]
+    pub(crate) numjobs: u32,
+    /// Cores for the jobs, pinned, as 0-3,5; by default any, not pinned
+    #[arg(long = "cpus_allowed", value_name = "LIST")]
+    pub(crate) cpus_allowed: Option<String>,
+    /// Longest time
+    #[arg(long, value_parser = time)]
+    pub(crate) runtime: Option<u64>,
+    /// Start over until the runtime has passed
+    #[arg(long = "time_based", num_args = 0..=1, require_equals = true, value_name = "BOOL",
+          default_value = "0", default_missing_value = "1", value_parser = flag)]
+    pub(crate) time_based: bool,
+    /// I/Os after which each job ends
+    #[arg(long = "number_ios", value_parser = size)]
+    pub(crate) number_ios: Option<u64>,
+    /// Time before anything is counted
+    #[arg(long = "ramp_time", default_value = "0", value_parser = time)]
+    pub(crate) ramp_time: u64,
+    /// Percentage of reads in rw and randrw
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub(crate) rwmixread: u8,
+    /// Bytes of the device that are used
+    #[arg(long, value_parser = size)]
+    pub(crate) size: Option<u64>,
+    /// Where the used part begins
+    #[arg(long, default_value = "0", value_parser = size)]
+    pub(crate) offset: u64,
+    /// Write blocks that describe themselves and check what is read: crc32c, or pattern for every byte
+    #[arg(long, num_args = 0..=1, require_equals = true, value_name = "KIND",
+          default_missing_value = "crc32c", value_parser = verify)]
+    pub(crate) verify: Option<workload::Verify>,
+    /// Seed of positions, mix and data
+    #[arg(long, alias = "seed", default_value_t = 0x8989)]
+    pub(crate) randseed: u64,
+    /// Go on after an I/O failed
+    #[arg(long = "continue_on_error", num_args = 0..=1, require_equals = true, value_name = "BOOL",
+          default_value = "0", default_missing_value = "1", value_parser = flag)]
+    pub(crate) continue_on_error: bool,
+    /// How the result is written
+    #[arg(long = "output-format", value_enum, default_value = "normal")]
+    pub(crate) output_format: Format,
+    /// Where the result is written; by default to standard output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// One result for all jobs
+    #[arg(long = "group_reporting", num_args = 0..=1, require_equals = true, value_name = "BOOL",
+          default_value = "0", default_missing_value = "1", value_parser = flag)]
+    pub(crate) group_reporting: bool,
+    /// A line each second on standard error
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) eta: Eta,
+    #[command(flatten)]
+    pub(crate) machine: Machine,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// A table
+    Normal,
+    /// fio's JSON
+    Json,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Eta {
+    /// Where standard error is a terminal
+    Auto,
+    Always,
+    Never,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    ringbolt demo            # serves until Ctrl-C, with a line to connect a Linux host\n  \
+    ringbolt demo --once     # ends by itself in a few seconds")]
+pub(crate) struct Demo {
+    /// End when the measurement is done
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// How long to drive the target
+    #[arg(long, default_value = "3s", value_parser = time)]
+    pub(crate) runtime: u64,
+}
+
+fn workload(text: &str) -> Result<workload::Workload, String> {
+    workload::Workload::from_name(text).ok_or_else(|| {
+        let names = workload::Workload::NAMES.map(|(_, names)| names[0]);
+        format!("it is one of {}", names.join(", "))
+    })
+}
+
+fn verify(text: &str) -> Result<workload::Verify, String> {
+    match text {
+        "crc32c" | "1" => Ok(workload::Verify::Crc32c),
+        "pattern" => Ok(workload::Verify::Pattern),
+        "0" | "null" => Ok(workload::Verify::Off),
+        _ => Err("it is crc32c or pattern".to_string()),
+    }
+}
+
+fn flag(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "true" => Ok(true),
+        "0" | "false" => Ok(false),
+        _ => Err("it is 0 or 1".to_string()),
+    }
+}
+
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    workload::units::parse_bytes(text).ok_or_else(|| "it is a number, as 512, 4k or 1g".to_string())
+}
+
+fn size_u32(text: &str) -> Result<u32, String> {
+    u32::try_from(size(text)?).map_err(|_| "it is too large".to_string())
+}
+
+fn time(text: &str) -> Result<u64, String> {
+    workload::units::parse_time_ns(text).ok_or_else(|| "it is a time, as 10s, 500ms or 2m".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_holds_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_may_be_written_as_fio_takes_them() {
+        let parse = |line: &str| match Cli::try_parse_from(line.split_whitespace()).map(|cli| cli.command) {
+            Ok(Command::Perf(perf)) => perf,
+            Ok(_) => panic!("{line} is not perf"),
+            Err(error) => panic!("{line}: {error}"),
+        };
+        for line in [
+            "ringbolt perf --filename=null:1g --rw=randrw --bs=8k --runtime=10 --time_based --verify",
+            "ringbolt perf --filename null:1g --rw randrw --bs 8k --runtime 10s --time_based=1 --verify=crc32c",
+        ] {
+            let perf = parse(line);
+            assert_eq!((perf.rw, perf.bs), (workload::Workload::RandRw, 8192));
+            assert_eq!((perf.runtime, perf.time_based), (Some(10_000_000_000), true));
+            assert_eq!(perf.verify, Some(workload::Verify::Crc32c));
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! What the program does.
+
+mod demo;
+mod perf;
+pub(crate) mod rpc;
+mod serve;
+
+use clap::CommandFactory;
+
+use crate::cli::{Cli, Command};
+use crate::failure::Failure;
+
+/// Runs one command to its end.
+pub(crate) fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Serve(options) => serve::run(options),
+        Command::Rpc(options) => rpc::run(options),
+        Command::Perf(options) => perf::run(&options),
+        Command::Demo(options) => demo::run(&options),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "ringbolt", &mut std::io::stdout());
+            Ok(())
+        }
+    }
+}

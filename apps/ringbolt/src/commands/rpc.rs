@@ -1,0 +1,115 @@
+//! The RPC client.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use crate::cli::Rpc;
+use crate::failure::{Failure, Kind};
+use crate::rpc::client::{self, CallError};
+
+pub(crate) fn run(options: Rpc) -> Result<(), Failure> {
+    let timeout = Duration::from_secs(options.timeout.max(1));
+    if options.list {
+        let names = call(&options, "rpc_get_methods", Value::Null, timeout)?;
+        let names = names.as_array().into_iter().flatten().filter_map(Value::as_str);
+        return print(&names.collect::<Vec<_>>().join("\n"));
+    }
+    let method = options.method.as_deref().unwrap_or_default();
+    let params = parameters(options.json.as_deref(), &options.parameters)?;
+    let result = call(&options, method, params, timeout)?;
+    print(&serde_json::to_string_pretty(&result).map_err(Failure::work)?)
+}
+
+fn call(options: &Rpc, method: &str, params: Value, timeout: Duration) -> Result<Value, Failure> {
+    client::call(&options.rpc_socket, method, params, timeout).map_err(|error| match error {
+        CallError::Connect { .. } => Failure::new(Kind::NoServer, error),
+        CallError::Broken(_) => Failure::new(Kind::NoServer, error),
+        CallError::Refused(_) => Failure::work(format!("{method}: {error}")),
+    })
+}
+
+/// A reader that is gone, as `head` is, is no failure.
+fn print(text: &str) -> Result<(), Failure> {
+    use std::io::Write;
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::work(error)),
+        _ => Ok(()),
+    }
+}
+
+/// The parameters: `json`, with each of `pairs` put in.
+fn parameters(json: Option<&str>, pairs: &[String]) -> Result<Value, Failure> {
+    let mut object = match json.map(serde_json::from_str) {
+        None if pairs.is_empty() => return Ok(Value::Null),
+        None => Map::new(),
+        Some(Ok(Value::Object(object))) => object,
+        Some(Ok(_)) => return Err(Failure::usage("--json is to be an object, as '{\"name\":\"Malloc0\"}'")),
+        Some(Err(error)) => return Err(Failure::usage(format!("--json: {error}"))),
+    };
+    for pair in pairs {
+        let wrong = || Failure::usage(format!("'{pair}' is not KEY=VALUE, as name=Malloc0"));
+        let (key, text) = pair.split_once('=').ok_or_else(wrong)?;
+        let value = serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_string()));
+        let keys: Vec<&str> = key.split('.').collect();
+        if keys.iter().any(|key| key.is_empty()) || !put(&mut object, &keys, value) {
+            return Err(wrong());
+        }
+    }
+    Ok(Value::Object(object))
+}
+
+/// Puts a value at a path of names; `false` where something else than an object is in the way.
+fn put(object: &mut Map<String, Value>, keys: &[&str], value: Value) -> bool {
+    match keys {
+        [] => false,
+        [last] => {
+            object.insert((*last).to_string(), value);
+            true
+        }
+        [first, rest @ ..] => {
+            let inner = object.entry(*first).or_insert_with(|| Value::Object(Map::new()));
+            inner.as_object_mut().is_some_and(|inner| put(inner, rest, value))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn parse(json: Option<&str>, pairs: &[&str]) -> Result<Value, String> {
+        let pairs: Vec<String> = pairs.iter().map(|pair| pair.to_string()).collect();
+        parameters(json, &pairs).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn values_are_json_where_they_are_json() {
+        let pairs = ["a=5", "b=x", "c=true", "d=[1]", "e=\"5\"", "f=", "g=1=2"];
+        let expected = json!({ "a": 5, "b": "x", "c": true, "d": [1], "e": "5", "f": "", "g": "1=2" });
+        assert_eq!(parse(None, &pairs), Ok(expected));
+        assert_eq!(parse(None, &[]), Ok(Value::Null));
+    }
+
+    #[test]
+    fn dots_nest_and_pairs_change_json() {
+        let json = Some(r#"{"listen_address":{"trtype":"TCP"}}"#);
+        let expected = json!({ "listen_address": { "trtype": "TCP", "trsvcid": 4420 }, "nqn": "q" });
+        assert_eq!(parse(json, &["listen_address.trsvcid=4420", "nqn=q"]), Ok(expected));
+    }
+
+    #[test]
+    fn what_cannot_be_says_how() {
+        for (json, pairs, hint) in [
+            (None, ["name"].as_slice(), "KEY=VALUE"),
+            (None, &["=x"], "KEY=VALUE"),
+            (None, &["a=1", "a.b=2"], "KEY=VALUE"),
+            (Some("[1]"), &[], "object"),
+            (Some("{"), &[], "EOF"),
+        ] {
+            let error = parse(json, pairs).unwrap_err();
+            assert!(error.contains(hint), "{error}");
+        }
+    }
+}

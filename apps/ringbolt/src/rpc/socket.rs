@@ -1,0 +1,137 @@
+//! The socket's file: made for its owner alone, and never in the place of another server's.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// A listening socket whose file goes when it is dropped.
+pub(crate) struct ListenSocket {
+    pub(crate) listener: UnixListener,
+    path: PathBuf,
+    lock_path: PathBuf,
+    /// Held as long as the socket is ours.
+    _lock: File,
+}
+
+/// Why there is no socket.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SocketError {
+    #[error("{}: another process answers on this socket; stop it, or name another with --rpc-socket", .0.display())]
+    InUse(PathBuf),
+    #[error("{}: is there and is not a socket; remove it, or name another with --rpc-socket", .0.display())]
+    NotASocket(PathBuf),
+    #[error("{}: {source}; name another place with --rpc-socket", path.display())]
+    Io { path: PathBuf, source: io::Error },
+}
+
+impl ListenSocket {
+    /// Listens at `path`, mode 0600. What lies there is replaced if it is a socket on which nobody
+    /// answers, and refused otherwise.
+    pub(crate) fn bind(path: &Path) -> Result<ListenSocket, SocketError> {
+        let failed = |source: io::Error| SocketError::Io { path: path.to_path_buf(), source };
+        let lock_path = with_suffix(path, ".lock");
+        let lock = open_lock(&lock_path).map_err(failed)?;
+        if lock.try_lock().is_err() {
+            return Err(SocketError::InUse(path.to_path_buf()));
+        }
+        check_free(path)?;
+        // Bound where nobody else can reach it, opened to its owner, then moved into place at once:
+        // there is no moment at which another user could connect.
+        let nursery = with_suffix(path, &format!(".{}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&nursery).map_err(failed)?;
+        let fresh = nursery.join("s");
+        let listener = UnixListener::bind(&fresh).and_then(|listener| {
+            fs::set_permissions(&fresh, Permissions::from_mode(0o600))?;
+            fs::rename(&fresh, path)?;
+            Ok(listener)
+        });
+        let _ = fs::remove_file(&fresh);
+        let _ = fs::remove_dir(&nursery);
+        let listener = listener.map_err(failed)?;
+        Ok(ListenSocket { listener, path: path.to_path_buf(), lock_path, _lock: lock })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for ListenSocket {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+        let _ = fs::remove_file(&self.lock_path);
+    }
+}
+
+/// Opens the lock file without following a link that somebody else may have laid.
+fn open_lock(path: &Path) -> io::Result<File> {
+    let no_follow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+    OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).custom_flags(no_follow).open(path)
+}
+
+fn check_free(path: &Path) -> Result<(), SocketError> {
+    let metadata = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(SocketError::Io { path: path.to_path_buf(), source }),
+        Ok(metadata) => metadata,
+    };
+    if !metadata.file_type().is_socket() {
+        return Err(SocketError::NotASocket(path.to_path_buf()));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(()),
+        Ok(_) => Err(SocketError::InUse(path.to_path_buf())),
+        Err(source) => Err(SocketError::Io { path: path.to_path_buf(), source }),
+    }
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_os_string();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("ringbolt-{name}-{}.sock", std::process::id()))
+    }
+
+    #[test]
+    fn the_socket_is_its_owners_and_goes_with_the_server() {
+        let path = place("owner");
+        let socket = ListenSocket::bind(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(UnixStream::connect(&path).is_ok());
+        drop(socket);
+        assert!(!path.exists() && !with_suffix(&path, ".lock").exists());
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let path = place("stale");
+        drop(UnixListener::bind(&path).unwrap());
+        let socket = ListenSocket::bind(&path).unwrap();
+        assert!(matches!(ListenSocket::bind(&path), Err(SocketError::InUse(_))));
+        drop(socket);
+        let foreign = UnixListener::bind(&path).unwrap();
+        assert!(matches!(ListenSocket::bind(&path), Err(SocketError::InUse(_))));
+        drop(foreign);
+        fs::remove_file(&path).unwrap();
+        let _ = fs::remove_file(with_suffix(&path, ".lock"));
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_left_alone() {
+        let path = place("file");
+        fs::write(&path, "precious").unwrap();
+        assert!(matches!(ListenSocket::bind(&path), Err(SocketError::NotASocket(_))));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+        fs::remove_file(&path).unwrap();
+        let _ = fs::remove_file(with_suffix(&path, ".lock"));
+    }
+}
