@@ -36,6 +36,8 @@ pub struct Channel {
     /// Chosen from `waiting` but not taken by the module yet.
     chosen: Vec<Request>,
     resets: Vec<Request>,
+    /// Resets taken and not given back.
+    resets_outstanding: usize,
     /// Completed by the layer itself, to be polled.
     finished: Vec<Completion>,
     /// Empty between calls; holds what goes back into the caller's batch.
@@ -70,6 +72,7 @@ impl Channel {
             waiting: Waiting::new(geometry.block_size),
             chosen: Vec::new(),
             resets: Vec::new(),
+            resets_outstanding: 0,
             finished: Vec::new(),
             kept: Vec::new(),
             open,
@@ -129,11 +132,13 @@ impl Channel {
             let back = match self.verdict(&request, &limits) {
                 Some(_) if self.finished.len() >= REFUSED_MAX => Some(request),
                 Some(status) => {
+                    self.resets_outstanding += usize::from(request.op == Op::Reset);
                     self.finished.push(request.complete(status));
                     None
                 }
-                None if request.op == Op::Reset && self.resets.len() >= RESETS_MAX => Some(request),
+                None if request.op == Op::Reset && self.resets_outstanding >= RESETS_MAX => Some(request),
                 None if request.op == Op::Reset => {
+                    self.resets_outstanding += 1;
                     self.resets.push(request);
                     None
                 }
@@ -210,7 +215,7 @@ impl Channel {
 
     /// Counts completions. Neighbours of one operation and one submit are counted as one.
     #[inline]
-    fn account(&self, mut completions: &[Completion]) {
+    fn account(&mut self, mut completions: &[Completion]) {
         let now_ticks = sys::clock::ticks();
         self.counters.follow(self.open.device.stats.epoch.load(Ordering::Relaxed));
         while let Some(first) = completions.first() {
@@ -229,6 +234,9 @@ impl Channel {
                 } else {
                     run.errors += 1;
                 }
+            }
+            if op == Op::Reset {
+                self.resets_outstanding -= length;
             }
             // Counters of two processors may differ by a little; a latency is never negative.
             let latency_ticks = now_ticks.saturating_sub(issued);

@@ -111,6 +111,9 @@ pub trait Bdev: Any + Send + Sync {
         None
     }
 
+    /// Called once, at removal: lets go on whatever it holds back, as nobody can ask for that later.
+    fn removed(&self) {}
+
     /// Called once, after removal, when the last descriptor and channel are gone; gives up what the
     /// device holds of others.
     fn closed(&self) {}
@@ -257,6 +260,7 @@ impl Device {
     pub(crate) fn remove(&self) {
         let mut opens = self.lock();
         self.removed.store(true, Ordering::Relaxed);
+        self.bdev.removed();
         let last = opens.descriptors == 0 && !opens.closed;
         opens.closed |= last;
         drop(opens);

@@ -284,3 +284,17 @@ fn a_range_that_means_nothing_is_not_looked_at() {
         assert_eq!(rig.simple(&mut channel, op, u64::MAX, u32::MAX, Flags::NONE), Status::SUCCESS);
     }
 }
+
+#[test]
+fn removal_lets_pending_io_go_on() {
+    let (rig, mut channel) = error_rig();
+    error::inject(&rig.registry, "EE_M", Injection::once(None, Action::Pending)).unwrap();
+    let mut sink = Vec::new();
+    channel.submit(&mut vec![Request::read(Tag(1), 0, 1, rig.buffer(512, 0))]);
+    assert_eq!(channel.poll(&mut sink), 0);
+    rig.registry.unregister("EE_M").unwrap();
+    while sink.is_empty() {
+        channel.poll(&mut sink);
+    }
+    assert_eq!(sink[0].status(), Status::SUCCESS);
+}

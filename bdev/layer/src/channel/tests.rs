@@ -398,3 +398,19 @@ fn refused_requests_are_bounded_too() {
     }
     assert_eq!(bench.channel.outstanding(), 0);
 }
+
+#[test]
+fn resets_under_way_are_bounded() {
+    let scripted = Scripted { resets: true, ..Scripted::new(2) };
+    let mut bench = Bench::new(scripted, Access::ReadWrite);
+    let mut batch: Vec<Request> = (0..40).map(|tag| Request::new(Tag(tag), Op::Reset, 0, 0)).collect();
+    let mut seen = 0;
+    while seen < 40 {
+        bench.channel.submit(&mut batch);
+        bench.channel.submit(&mut batch);
+        assert!(bench.held.borrow().len() <= super::RESETS_MAX);
+        bench.release(3);
+        seen += bench.poll().len();
+    }
+    assert!(batch.is_empty());
+}

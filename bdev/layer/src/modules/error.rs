@@ -137,9 +137,7 @@ pub fn inject(registry: &Registry, name: &str, injection: Injection) -> Result<(
 /// Takes every fault away and lets pending I/Os go on.
 pub fn clear(registry: &Registry, name: &str) -> Result<(), BdevError> {
     with_module(registry, name, |module| {
-        module.faults.lock().list.clear();
-        module.faults.any.store(false, Ordering::Relaxed);
-        module.faults.clears.fetch_add(1, Ordering::Relaxed);
+        module.faults.clear();
         Ok(())
     })
 }
@@ -199,12 +197,22 @@ impl Bdev for Error {
         self.base.device().bdev().depth()
     }
 
+    fn removed(&self) {
+        self.faults.clear();
+    }
+
     fn closed(&self) {
         self.base.release();
     }
 }
 
 impl Faults {
+    fn clear(&self) {
+        self.lock().list.clear();
+        self.any.store(false, Ordering::Relaxed);
+        self.clears.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn lock(&self) -> MutexGuard<'_, Rules> {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
