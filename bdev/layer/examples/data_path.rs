@@ -20,12 +20,7 @@ impl Poller for Writer {
         self.channel.submit(&mut self.batch);
         let count = self.channel.poll(&mut self.sink);
         for completion in self.sink.drain(..) {
-            println!(
-                "write {} of block {}: {}",
-                completion.tag().0,
-                completion.request().lba,
-                completion.status()
-            );
+            println!("write {}: {}", completion.tag().0, completion.status());
             self.left -= 1;
         }
         if self.left == 0 { Work::Finished } else { Work::count(count) }

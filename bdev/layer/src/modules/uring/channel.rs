@@ -41,6 +41,7 @@ pub(super) struct Channel {
 }
 
 /// A request under way. Its buffer is with the kernel while an operation runs.
+#[derive(Debug)]
 struct Job {
     request: Request,
     step: Step,
@@ -294,3 +295,6 @@ impl Poller for Drain {
         if self.in_flight == 0 { Shutdown::Done } else { Shutdown::Draining }
     }
 }
+
+#[cfg(test)]
+mod tests;
