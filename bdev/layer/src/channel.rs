@@ -29,6 +29,7 @@ pub struct Channel {
     /// Bit [`Op::index`] is set where the operation goes straight to the module.
     plain_ops: u8,
     module_resets: bool,
+    writes: bool,
     block_size: u32,
     depth: u32,
     in_flight: u32,
@@ -57,7 +58,8 @@ impl Channel {
     pub(crate) fn new(open: Arc<Open>, core: &reactor::Core) -> Result<Channel, BdevError> {
         let device = &open.device;
         let bdev = device.bdev();
-        let allowed = |op: &Op| *op != Op::Reset && bdev.supports(*op) && (open.writes || !is_write(*op));
+        let writes = open.writes && !bdev.read_only();
+        let allowed = |op: &Op| *op != Op::Reset && bdev.supports(*op) && (writes || !is_write(*op));
         let plain_ops = Op::ALL.iter().filter(|op| allowed(op)).fold(0, |bits, op| bits | 1 << op.index());
         let geometry = device.geometry();
         let module = bdev.open(core)?;
@@ -65,6 +67,7 @@ impl Channel {
             module,
             counters: device.stats.join(core.index()),
             plain_ops,
+            writes,
             module_resets: bdev.supports(Op::Reset),
             block_size: geometry.block_size,
             depth: bdev.depth(),
@@ -159,7 +162,7 @@ impl Channel {
         let length = u64::from(request.blocks);
         let status = if self.is_removed() {
             Status::INVALID_NAMESPACE_OR_FORMAT
-        } else if !self.open.writes && is_write(op) {
+        } else if !self.writes && is_write(op) {
             Status::NAMESPACE_WRITE_PROTECTED
         } else if limits.plain_ops >> op.index() & 1 == 0 {
             Status::INVALID_OPCODE

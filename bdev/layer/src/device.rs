@@ -100,6 +100,11 @@ pub trait Bdev: Any + Send + Sync {
         false
     }
 
+    /// Whether the device takes no writes from anybody, however it is opened.
+    fn read_only(&self) -> bool {
+        false
+    }
+
     /// Most requests in flight on one channel.
     fn depth(&self) -> u32 {
         DEPTH_DEFAULT

@@ -161,8 +161,10 @@ fn a_read_only_device_takes_no_writes() {
     let config = UringConfig { readonly: true, ..UringConfig::new("F", directory.0.join("file")) };
     let Some(mut channel) = device(&rig, config) else { return };
     assert_eq!(rig.read(&mut channel, 0, 1).unwrap(), vec![5; 512]);
-    assert!(rig.write(&mut channel, 0, 1, 9).same_code(Status::INVALID_OPCODE));
+    assert!(rig.write(&mut channel, 0, 1, 9).same_code(Status::NAMESPACE_WRITE_PROTECTED));
     assert_eq!(rig.simple(&mut channel, Op::Flush, 0, 0, Flags::NONE), Status::SUCCESS);
+    let second = UringConfig { readonly: true, ..UringConfig::new("G", directory.0.join("file")) };
+    assert!(matches!(uring::create(&rig.registry, second), Err(BdevError::Claimed { .. })));
 }
 
 #[test]

@@ -169,6 +169,10 @@ impl Bdev for Delay {
         self.base.device().bdev().reads_undefined()
     }
 
+    fn read_only(&self) -> bool {
+        self.base.device().bdev().read_only()
+    }
+
     fn depth(&self) -> u32 {
         self.base.device().bdev().depth()
     }

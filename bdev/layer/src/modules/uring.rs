@@ -185,6 +185,10 @@ impl Bdev for Uring {
         vec![("uring", Value::Object(object))]
     }
 
+    fn read_only(&self) -> bool {
+        self.config.readonly
+    }
+
     fn depth(&self) -> u32 {
         DEPTH
     }
