@@ -81,6 +81,9 @@ pub trait Network {
     /// The address that a listener has.
     fn local_address(&self, listener: ListenerId) -> Option<SocketAddr>;
 
+    /// The near address of a connection that belongs to no network, where it is known.
+    fn local_address_of(stream: &Self::Stream) -> Option<SocketAddr>;
+
     /// Takes a connection over. It is reported ready at the next poll.
     fn add(&mut self, stream: Self::Stream) -> io::Result<ConnectionId>;
 

@@ -115,6 +115,10 @@ impl Network for Simulation {
         self.listeners.get(listener.0).copied()
     }
 
+    fn local_address_of(_stream: &Stream) -> Option<SocketAddr> {
+        None
+    }
+
     fn add(&mut self, stream: Stream) -> io::Result<ConnectionId> {
         self.connections.insert(stream).map(ConnectionId).map_err(|_| io::ErrorKind::QuotaExceeded.into())
     }

@@ -139,6 +139,10 @@ impl Network for Sockets {
         self.listeners.get(listener.0)?.socket.local_addr().ok()
     }
 
+    fn local_address_of(stream: &TcpStream) -> Option<SocketAddr> {
+        stream.local_addr().ok()
+    }
+
     fn add(&mut self, stream: TcpStream) -> io::Result<ConnectionId> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;

@@ -113,9 +113,11 @@ impl<T> Receiver<T> {
             return None;
         }
         let message = cell.value.with_mut(|value| {
-            // SAFETY: the sequence says that a sender wrote the value and let go of the cell, and
-            // this is the only receiver; the value is taken out once because `head` moves on.
-            unsafe { (*value).assume_init_read() }
+            // SAFETY: the pointer is the cell's own, and this is the only receiver.
+            let value = unsafe { &*value };
+            // SAFETY: the sequence says that a sender wrote the value and let go of the cell; it is
+            // taken out once because `head` moves on.
+            unsafe { value.assume_init_read() }
         });
         cell.sequence.store(full.wrapping_add(self.shared.mask), Ordering::Release);
         self.head = full;

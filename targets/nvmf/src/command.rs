@@ -1,0 +1,159 @@
+//! Commands in flight on one queue, and the data that they own.
+
+use controller::io::Plan;
+use memory::Buffer;
+use nvme_tcp::Segments;
+use ring::Status;
+use slots::{Slab, Slot};
+use wire_nvme::Sqe;
+
+/// One command, from its capsule to its response.
+pub(crate) struct Command {
+    pub(crate) cid: u16,
+    pub(crate) work: Work,
+    /// The data: where a write's arrives, where a read's leaves from.
+    pub(crate) data: Data,
+    /// Bytes that the command moves.
+    pub(crate) length: u32,
+    /// Bytes that the host was asked for by R2T, and how many of them have arrived.
+    pub(crate) asked: u32,
+    pub(crate) arrived: u32,
+    /// Data did not match its digest.
+    pub(crate) corrupt: bool,
+}
+
+impl Command {
+    pub(crate) fn new(cid: u16, work: Work, data: Data, length: u32) -> Command {
+        Command { cid, work, data, length, asked: 0, arrived: 0, corrupt: false }
+    }
+
+    /// Bytes that the command counts for from beginning to end, wherever its buffer is.
+    fn held(&self) -> usize {
+        self.length as usize
+    }
+}
+
+/// What a command is for.
+pub(crate) enum Work {
+    /// The device fills a buffer, which then goes to the host.
+    Read,
+    /// The host's data is on its way here, and then goes where the plan says.
+    Planned(Plan),
+    /// The device fills a buffer, which is then compared with the host's data.
+    Compare,
+    /// So many requests are with devices; the worst of their outcomes is the command's.
+    Requests { left: u16, status: Status },
+    /// A command of the admin queue, or a Connect: the whole of it is needed when its data is here.
+    Whole(Box<Sqe>),
+    /// Answered; its data is leaving.
+    Leaving,
+}
+
+/// Data of a command.
+pub(crate) enum Data {
+    None,
+    /// Of an I/O: what the device reads and writes.
+    Buffer(Buffer),
+    /// Of a control command.
+    Bytes(Vec<u8>),
+}
+
+impl Data {
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        match self {
+            Data::None => &[],
+            Data::Buffer(buffer) => buffer.as_slice(),
+            Data::Bytes(bytes) => bytes,
+        }
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+        match self {
+            Data::None => &mut [],
+            Data::Buffer(buffer) => buffer.as_mut_slice(),
+            Data::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+impl Data {
+    /// Drops what is beyond `length`.
+    pub(crate) fn truncate(&mut self, length: usize) {
+        match self {
+            Data::Buffer(buffer) if buffer.len() > length && length > 0 => buffer.resize(length),
+            Data::Bytes(bytes) => bytes.truncate(length),
+            _ => {}
+        }
+    }
+}
+
+/// The commands of one queue.
+pub(crate) struct Commands {
+    slab: Slab<Command>,
+    /// Bytes of buffers held, bounded so that one connection cannot hold all there are.
+    pub(crate) held_bytes: usize,
+}
+
+impl Commands {
+    pub(crate) fn new(depth: u32) -> Commands {
+        Commands { slab: Slab::with_capacity(depth), held_bytes: 0 }
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.slab.is_full()
+    }
+
+    pub(crate) fn insert(&mut self, command: Command) -> Slot {
+        self.held_bytes += command.held();
+        match self.slab.insert(command) {
+            Ok(slot) => slot,
+            Err(_) => panic!("a command was taken without room for it"),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, slot: Slot) -> Option<&mut Command> {
+        self.slab.get_mut(slot)
+    }
+
+    /// The command whose transfer tag an H2CData PDU carries: the slot's index.
+    pub(crate) fn by_index(&mut self, index: u32) -> Option<(Slot, &mut Command)> {
+        let slot = self.slab.slot_at(index)?;
+        Some((slot, self.slab.get_mut(slot)?))
+    }
+
+    /// The command of the host that waits for the controller under this identifier.
+    pub(crate) fn by_cid(&self, cid: u16) -> Option<Slot> {
+        let waits = |command: &Command| command.cid == cid && matches!(command.work, Work::Whole(_));
+        self.slab.iter().find(|(_, command)| waits(command)).map(|(slot, _)| slot)
+    }
+
+    /// Ends a command; its memory is free again.
+    #[inline]
+    pub(crate) fn remove(&mut self, slot: Slot) {
+        if let Some(command) = self.slab.remove(slot) {
+            self.held_bytes -= command.held();
+        }
+    }
+
+    /// Takes a command's data away, to the device.
+    #[inline]
+    pub(crate) fn take_data(&mut self, slot: Slot) -> Data {
+        self.slab.get_mut(slot).map_or(Data::None, |command| std::mem::replace(&mut command.data, Data::None))
+    }
+}
+
+impl Segments for Commands {
+    #[inline]
+    fn bytes(&self, slot: u32, start: usize, length: usize) -> &[u8] {
+        let command = self.slab.slot_at(slot).and_then(|slot| self.slab.get(slot));
+        &command.expect("a command stays while its data leaves").data.as_slice()[start..start + length]
+    }
+
+    #[inline]
+    fn sent(&mut self, slot: u32) {
+        if let Some(slot) = self.slab.slot_at(slot) {
+            self.remove(slot);
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! What commands do, once all that they need is here.
+
+use controller::io::{self, Op as Planned, Plan, Transfer};
+use controller::sgl::{self, Source};
+use controller::{Action, ConnectOk, Controller, Event, NamespaceTable};
+use memory::Buffer;
+use nvme_tcp::Place;
+use ring::{Op, Request, Status};
+use slots::Slot;
+use wire_nvme::Sqe;
+use wire_nvme::admin::GetLogPage;
+use wire_nvme::log::LogId;
+use wire_nvme::opcode::AdminOpcode;
+
+use crate::command::{Data, Work};
+use crate::handler::{Handler, room_for};
+use crate::queue::{IoQueue, Role};
+
+impl Handler<'_, '_> {
+    /// A command of an I/O queue has arrived, its capsule's data not yet.
+    #[inline]
+    pub(crate) fn io(&mut self, sqe: &Sqe, capsule_bytes: u32) -> Result<Place, Status> {
+        let Role::Io(queue) = &self.state.role else { return Err(Status::COMMAND_SEQUENCE_ERROR) };
+        let plan = io::plan(sqe, &queue.namespaces)?;
+        match plan.data {
+            Transfer::ToHost(length) => {
+                sgl::to_host(sqe.data)?;
+                let backend = queue.namespaces.entry(&plan).backend;
+                let Some(buffer) = self.take_buffer(length as usize) else { return Ok(Place::Wait) };
+                self.take_entry();
+                let slot = self.state.new_command(sqe.cid, Work::Read, Data::None, length);
+                self.submit(slot, backend, Op::Read, &plan, Some(buffer));
+                Ok(Place::Nowhere)
+            }
+            Transfer::FromHost(length) => {
+                let source = sgl::from_host(sqe.data, capsule_bytes)?;
+                if let Source::Transport { .. } = source
+                    && capsule_bytes > 0
+                {
+                    return Err(Status::SGL_TYPE_INVALID.do_not_retry());
+                }
+                if length == 0 {
+                    self.take_entry();
+                    let slot = self.state.new_command(sqe.cid, Work::Planned(plan), Data::None, 0);
+                    self.execute(slot);
+                    return Ok(Place::Nowhere);
+                }
+                let Some(buffer) = self.take_buffer(room_for(source, capsule_bytes)) else {
+                    return Ok(Place::Wait);
+                };
+                self.take_entry();
+                let slot = self.state.new_command(sqe.cid, Work::Planned(plan), Data::Buffer(buffer), length);
+                self.expect_data(slot, sqe.cid, source);
+                Ok(Place::Here)
+            }
+            Transfer::None => {
+                self.take_entry();
+                let slot = self.state.new_command(sqe.cid, Work::Planned(plan), Data::None, 0);
+                self.execute(slot);
+                Ok(Place::Nowhere)
+            }
+        }
+    }
+
+    /// A buffer, unless this connection or the core has none to spare.
+    #[inline]
+    fn take_buffer(&mut self, bytes: usize) -> Option<Buffer> {
+        let held = self.state.commands.held_bytes;
+        // One command always fits, so that waiting ends.
+        if held > 0 && held + bytes > self.lent.shared.limits.connection_bytes_max {
+            return None;
+        }
+        self.lent.pool.take(bytes)
+    }
+
+    /// Hands a request to a device.
+    #[inline]
+    fn submit(&mut self, slot: Slot, backend: u32, op: Op, plan: &Plan, buffer: Option<Buffer>) {
+        let request = Request {
+            tag: self.state.tag(slot),
+            lba: plan.lba,
+            issued: 0,
+            blocks: plan.blocks,
+            flow: self.state.flow,
+            op,
+            flags: plan.flags,
+            buffer,
+        };
+        if let Err(status) = self.lent.submit(backend, request) {
+            self.state.finish(slot, status, 0);
+        }
+    }
+
+    /// Executes a command whose data, if it has any, is here.
+    pub(crate) fn execute(&mut self, slot: Slot) {
+        let Some(command) = self.state.commands.get_mut(slot) else { return };
+        match std::mem::replace(&mut command.work, Work::Leaving) {
+            Work::Planned(plan) => self.execute_plan(slot, &plan),
+            Work::Whole(sqe) => match self.state.role {
+                Role::AwaitingConnect => self.connect(slot, &sqe),
+                _ => self.admin(slot, *sqe),
+            },
+            Work::Read | Work::Compare | Work::Requests { .. } | Work::Leaving => {
+                unreachable!("a command is executed once")
+            }
+        }
+    }
+
+    fn execute_plan(&mut self, slot: Slot, plan: &Plan) {
+        let Role::Io(queue) = &self.state.role else {
+            return self.state.finish(slot, Status::COMMAND_SEQUENCE_ERROR, 0);
+        };
+        match plan.op {
+            Planned::Read => unreachable!("a read has no data to wait for"),
+            Planned::Nothing => self.state.finish(slot, Status::SUCCESS, 0),
+            Planned::Disconnect => {
+                self.state.finish(slot, Status::SUCCESS, 0);
+                self.state.disconnecting = true;
+            }
+            Planned::Write => {
+                let backend = queue.namespaces.entry(plan).backend;
+                let Data::Buffer(buffer) = self.state.commands.take_data(slot) else {
+                    return self.state.finish(slot, Status::INTERNAL_ERROR, 0);
+                };
+                self.begin(slot, 1);
+                self.submit(slot, backend, Op::Write, plan, Some(buffer));
+            }
+            Planned::Flush | Planned::WriteZeroes => {
+                let backend = queue.namespaces.entry(plan).backend;
+                let op = if plan.op == Planned::Flush { Op::Flush } else { Op::WriteZeroes };
+                self.begin(slot, 1);
+                self.submit(slot, backend, op, plan, None);
+            }
+            Planned::FlushAll => {
+                let backends: Vec<u32> = queue.namespaces.backends().collect();
+                let flushes = backends.into_iter().map(|backend| (backend, 0, 0)).collect();
+                self.submit_all(slot, Op::Flush, plan, flushes);
+            }
+            Planned::Unmap => {
+                let ranges = self.unmap_ranges(slot, plan);
+                match ranges {
+                    Ok(ranges) => self.submit_all(slot, Op::Unmap, plan, ranges),
+                    Err(status) => self.state.finish(slot, status, 0),
+                }
+            }
+            Planned::Compare => {
+                let backend = queue.namespaces.entry(plan).backend;
+                let Some(command) = self.state.commands.get_mut(slot) else { return };
+                command.work = Work::Compare;
+                let length = command.length as usize;
+                match self.lent.pool.take(length) {
+                    Some(buffer) => self.submit(slot, backend, Op::Read, plan, Some(buffer)),
+                    // Worth another try when memory is free again.
+                    None => self.state.finish(slot, Status::COMMAND_INTERRUPTED, 0),
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, slot: Slot, requests: u16) {
+        if let Some(command) = self.state.commands.get_mut(slot) {
+            command.work = Work::Requests { left: requests, status: Status::SUCCESS };
+        }
+    }
+
+    fn unmap_ranges(&mut self, slot: Slot, plan: &Plan) -> Result<Vec<(u32, u64, u32)>, Status> {
+        let Role::Io(queue) = &self.state.role else { return Err(Status::COMMAND_SEQUENCE_ERROR) };
+        let table: &NamespaceTable = &queue.namespaces;
+        let backend = table.entry(plan).backend;
+        let data = self.state.commands.get_mut(slot).map_or(&[][..], |command| command.data.as_slice());
+        Ok(io::unmaps(plan, table, data)?.map(|(lba, blocks)| (backend, lba, blocks)).collect())
+    }
+
+    /// Hands over one request for each (backend, first block, number of blocks).
+    fn submit_all(&mut self, slot: Slot, op: Op, plan: &Plan, parts: Vec<(u32, u64, u32)>) {
+        if parts.is_empty() {
+            return self.state.finish(slot, Status::SUCCESS, 0);
+        }
+        self.begin(slot, parts.len() as u16);
+        for (backend, lba, blocks) in parts {
+            let mut request = Request::new(self.state.tag(slot), op, lba, blocks);
+            request.flow = self.state.flow;
+            request.flags = plan.flags;
+            if let Err(status) = self.lent.submit(backend, request) {
+                // As if the device had answered so.
+                let refused = Request::new(self.state.tag(slot), op, lba, blocks).complete(status);
+                self.state.complete(refused);
+            }
+        }
+    }
+
+    /// The first command of a queue.
+    fn connect(&mut self, slot: Slot, sqe: &Sqe) {
+        let Data::Bytes(data) = self.state.commands.take_data(slot) else {
+            return self.state.finish(slot, Status::DATA_SGL_LENGTH_INVALID, 0);
+        };
+        let shared = self.lent.shared;
+        let place = controller::Place {
+            directory: &shared.directory,
+            limits: &shared.limits.controller,
+            port: self.state.port.clone(),
+        };
+        let connected = controller::connect(sqe, &data, &place, |nqn| shared.picture.subsystem(nqn));
+        match connected {
+            Err(error) => self.state.finish(slot, error.status, error.result),
+            Ok(connected) => {
+                let result = connected.cqe(sqe.cid).result;
+                let (entries, flow_control_off) = match &connected {
+                    ConnectOk::Admin(admin) => (admin.queue_entries, admin.no_flow_control),
+                    ConnectOk::Io(io) => (io.queue_entries, io.no_flow_control),
+                };
+                self.state.entries = entries;
+                self.state.flow_control_off = flow_control_off;
+                self.state.data_tells_success = flow_control_off && shared.limits.c2h_success;
+                self.state.head = if entries > 1 { 1 } else { 0 };
+                self.state.finish(slot, Status::SUCCESS, result);
+                self.state.commands = crate::command::Commands::new(entries);
+                self.state.deadline_ns = u64::MAX;
+                self.state.role = match connected {
+                    ConnectOk::Admin(admin) => {
+                        let limits = std::sync::Arc::new(shared.limits.controller.clone());
+                        let discovery = shared.picture.discovery.clone();
+                        let controller = Controller::new(admin, limits, discovery, self.lent.now_ns);
+                        Role::Admin(Box::new(controller))
+                    }
+                    ConnectOk::Io(io) => {
+                        let portid = self.state.port.portid;
+                        Role::Io(IoQueue {
+                            namespaces: NamespaceTable::new(&io.subsystem, portid, &shared.limits.controller),
+                            subsystem: io.subsystem,
+                            lease: io.lease,
+                        })
+                    }
+                };
+            }
+        }
+    }
+
+    /// A command of the admin queue.
+    fn admin(&mut self, slot: Slot, sqe: Sqe) {
+        let data = self.state.commands.take_data(slot);
+        if let Some(command) = self.state.commands.get_mut(slot) {
+            command.work = Work::Whole(Box::new(sqe));
+        }
+        let now_ns = self.lent.now_ns;
+        if sqe.opcode == AdminOpcode::GetLogPage.to_wire()
+            && GetLogPage::of(&sqe).lid == LogId::Health.to_wire()
+            && let Role::Admin(controller) = &self.state.role
+        {
+            let health = self.lent.shared.picture.health(controller.subsystem());
+            self.state.control(Event::Health(health), now_ns);
+        }
+        self.state.control(Event::Command { sqe: &sqe, data: data.as_slice() }, now_ns);
+    }
+}
+
+impl crate::connection::State {
+    /// Tells the controller of something, and does what it wants done.
+    pub(crate) fn control(&mut self, event: Event<'_>, now_ns: u64) {
+        let Role::Admin(controller) = &mut self.role else { return };
+        let mut actions = Vec::new();
+        controller.handle(event, now_ns, &mut actions);
+        for action in actions {
+            match action {
+                Action::Complete(completion) => {
+                    let (cqe, data) = (completion.cqe, completion.data);
+                    let Some(slot) = self.commands.by_cid(cqe.cid) else { continue };
+                    if cqe.status.is_success() && !data.is_empty() {
+                        self.finish_with_data(slot, Data::Bytes(data), cqe.result);
+                    } else {
+                        self.finish(slot, cqe.status, cqe.result);
+                    }
+                }
+                Action::CloseIoQueues => self.close_io_queues = true,
+                Action::Terminate(_) => self.disconnecting = true,
+            }
+        }
+    }
+}

@@ -1,0 +1,746 @@
+//! The connections of one core, and its side of the block devices.
+//!
+//! A turn takes in what has arrived on every connection, hands the requests that came of it to the
+//! devices in one batch each, takes back what completed, and sends the responses of each connection
+//! in one call. A null or memory device completes within the same turn.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::SyncSender;
+
+use controller::Event as ControllerEvent;
+use controller::{Directory, NamespaceTable, Port};
+use memory::Pool;
+use net::{ConnectionId, Event, ListenerId, Network};
+use reactor::{Core, Poller, Receiver, Sender, Shutdown, Work};
+use ring::{Channel, Op, Status};
+use slots::{Slab, Slot};
+use wire_nvme::fabrics::Nqn;
+use wire_nvme::log::TransportAddress;
+
+use crate::command::Commands;
+use crate::connection::{Connection, Counters, Current, End, State};
+use crate::limits::Limits;
+use crate::picture::Picture;
+use crate::queue::Role;
+
+/// Connections that a group can hold: 16 bits of a request's tag name one.
+const CONNECTIONS_MAX: u32 = 4096;
+/// Bytes read at a time beyond what goes into place directly. Half of a typical L2 cache.
+const SCRATCH_BYTES: usize = 128 << 10;
+/// When to look again for memory that another core may have given back; there is no event for that.
+const MEMORY_RETRY_NS: u64 = 1_000_000;
+
+/// What a core lends to a connection that takes in bytes.
+pub(crate) struct Lent<'a> {
+    pub(crate) pool: &'a Pool,
+    pub(crate) shared: &'a Shared,
+    pub(crate) now_ns: u64,
+    devices: &'a mut Devices,
+    at_devices: &'a mut u32,
+}
+
+/// What all connections of a group know.
+pub(crate) struct Shared {
+    pub(crate) limits: Limits,
+    pub(crate) directory: Arc<Directory>,
+    pub(crate) picture: Arc<Picture>,
+}
+
+/// What is said to a group.
+pub(crate) enum Message<S> {
+    /// The other groups, this one included, by index.
+    Peers(Vec<Sender<Message<S>>>),
+    /// The configuration has changed.
+    Apply(Arc<Picture>, SyncSender<()>),
+    /// A connection for this group.
+    Incoming { stream: S, port: Port, peer: SocketAddr },
+    /// Listen on an address.
+    Listen { address: SocketAddr, portid: u16, answer: SyncSender<std::io::Result<SocketAddr>> },
+    /// Stop listening on a port.
+    Unlisten { portid: u16, answer: SyncSender<()> },
+    /// Some I/O queues may no longer be wanted.
+    Look,
+    /// Tell of every connection.
+    Report(SyncSender<Vec<ConnectionReport>>),
+}
+
+/// What a group tells of a connection.
+#[derive(Clone, Debug)]
+pub(crate) struct ConnectionReport {
+    pub(crate) group: usize,
+    pub(crate) subnqn: Option<Nqn>,
+    pub(crate) cntlid: u16,
+    /// `None` before Connect.
+    pub(crate) qid: Option<u16>,
+    pub(crate) peer: SocketAddr,
+    pub(crate) local: TransportAddress,
+    pub(crate) entries: u32,
+    pub(crate) counters: Counters,
+}
+
+pub(crate) struct Group<N: Network> {
+    index: usize,
+    network: N,
+    pool: Pool,
+    shared: Shared,
+    devices: Devices,
+    connections: Slab<Entry>,
+    /// The connection of each of the network's, by the index of its name.
+    by_network: Vec<Option<Slot>>,
+    listeners: Vec<(ListenerId, u16)>,
+    messages: Receiver<Message<N::Stream>>,
+    peers: Vec<Sender<Message<N::Stream>>>,
+    /// Connections of every group, by index.
+    loads: Arc<[AtomicU32]>,
+    scratch: Vec<u8>,
+    events: Vec<Event<N::Stream>>,
+    completions: Vec<bdev::Completion>,
+    /// Connections with something to send.
+    dirty: Vec<Slot>,
+    /// Connections that may have more to read.
+    again: Vec<Slot>,
+    /// Connections with a command that has no room.
+    waiting: Vec<Slot>,
+    /// The next handshake or keep alive timeout, or earlier.
+    timer_ns: u64,
+    flows: u16,
+    stopping: bool,
+}
+
+struct Entry {
+    connection: Connection,
+    /// Requests of this connection that devices have.
+    at_devices: u32,
+    dirty: bool,
+    waiting: bool,
+    /// The network's side is closed; only devices hold it up.
+    closed: bool,
+}
+
+/// The block devices, as this core reaches them.
+#[derive(Default)]
+struct Devices {
+    by_key: Vec<Option<Device>>,
+    active: Vec<u32>,
+    /// No longer in the picture, but with requests under way.
+    leaving: Vec<Device>,
+}
+
+struct Device {
+    channel: bdev::Channel,
+    batch: Vec<bdev::Request>,
+    active: bool,
+    /// Reads leave a buffer as it was, and what was there is somebody else's.
+    clear_first: bool,
+}
+
+impl Lent<'_> {
+    /// Puts a request into the batch for its device.
+    ///
+    /// # Errors
+    /// The device is not there any more.
+    #[inline]
+    pub(crate) fn submit(&mut self, key: u32, mut request: bdev::Request) -> Result<(), Status> {
+        let Some(Some(device)) = self.devices.by_key.get_mut(key as usize) else {
+            return Err(Status::NAMESPACE_NOT_READY);
+        };
+        if device.clear_first
+            && request.op == Op::Read
+            && let Some(buffer) = &mut request.buffer
+        {
+            buffer.clear();
+        }
+        device.batch.push(request);
+        *self.at_devices += 1;
+        if !device.active {
+            device.active = true;
+            self.devices.active.push(key);
+        }
+        Ok(())
+    }
+}
+
+impl<N: Network> Group<N> {
+    pub(crate) fn new(
+        core: &Core,
+        network: N,
+        limits: Limits,
+        directory: Arc<Directory>,
+        loads: Arc<[AtomicU32]>,
+        messages: Receiver<Message<N::Stream>>,
+    ) -> Group<N> {
+        Group {
+            index: core.index(),
+            network,
+            pool: core.pool().clone(),
+            shared: Shared { limits, directory, picture: Arc::default() },
+            devices: Devices::default(),
+            connections: Slab::with_capacity(CONNECTIONS_MAX),
+            by_network: Vec::new(),
+            listeners: Vec::new(),
+            messages,
+            peers: Vec::new(),
+            loads,
+            scratch: vec![0; SCRATCH_BYTES],
+            events: Vec::new(),
+            completions: Vec::with_capacity(256),
+            dirty: Vec::new(),
+            again: Vec::new(),
+            waiting: Vec::new(),
+            timer_ns: u64::MAX,
+            flows: 0,
+            stopping: false,
+        }
+    }
+
+    fn take_messages(&mut self, core: &Core, now_ns: u64) -> usize {
+        let mut count = 0;
+        while let Some(message) = self.messages.receive() {
+            count += 1;
+            match message {
+                Message::Peers(peers) => self.peers = peers,
+                Message::Apply(picture, answer) => {
+                    self.apply(core, picture, now_ns);
+                    let _ = answer.send(());
+                }
+                Message::Incoming { stream, port, peer } => self.adopt(stream, port, peer, now_ns),
+                Message::Listen { address, portid, answer } => {
+                    let _ = answer.send(self.listen(address, portid));
+                }
+                Message::Unlisten { portid, answer } => {
+                    self.unlisten(Some(portid));
+                    let _ = answer.send(());
+                }
+                Message::Look => self.look(),
+                Message::Report(answer) => {
+                    let _ = answer.send(self.report());
+                }
+            }
+        }
+        count
+    }
+
+    fn listen(&mut self, address: SocketAddr, portid: u16) -> std::io::Result<SocketAddr> {
+        let listener = self.network.listen(address)?;
+        self.listeners.push((listener, portid));
+        Ok(self.network.local_address(listener).unwrap_or(address))
+    }
+
+    /// Stops listening on a port, or on all.
+    fn unlisten(&mut self, portid: Option<u16>) {
+        let network = &mut self.network;
+        self.listeners.retain(|(listener, id)| {
+            let stay = portid.is_some_and(|portid| portid != *id);
+            if !stay {
+                network.unlisten(*listener);
+            }
+            stay
+        });
+    }
+
+    /// Gives a new connection to the group with the fewest.
+    fn incoming(&mut self, listener: ListenerId, stream: N::Stream, peer: SocketAddr, now_ns: u64) {
+        let Some((_, portid)) = self.listeners.iter().find(|(id, _)| *id == listener) else { return };
+        let total: u32 = self.loads.iter().map(|load| load.load(Ordering::Relaxed)).sum();
+        if self.stopping || total >= self.shared.limits.connections_max {
+            // Dropping the stream closes it: the host may try again when others have gone.
+            return;
+        }
+        let local = N::local_address_of(&stream).or_else(|| self.network.local_address(listener));
+        let Some(local) = local else { return };
+        let port = Port { portid: *portid, address: crate::address::transport_address(local) };
+        let least = (0..self.loads.len()).min_by_key(|group| self.loads[*group].load(Ordering::Relaxed));
+        let group = least.unwrap_or(self.index);
+        self.loads[group].fetch_add(1, Ordering::Relaxed);
+        match self.peers.get(group) {
+            Some(peer_group) if group != self.index => {
+                if peer_group.send(Message::Incoming { stream, port, peer }).is_err() {
+                    // Its mailbox is full: it is far behind, and the host had better try again.
+                    self.loads[group].fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+            _ => self.adopt(stream, port, peer, now_ns),
+        }
+    }
+
+    fn adopt(&mut self, stream: N::Stream, port: Port, peer: SocketAddr, now_ns: u64) {
+        let added = if self.connections.is_full() { None } else { self.network.add(stream).ok() };
+        let Some(id) = added else {
+            self.loads[self.index].fetch_sub(1, Ordering::Relaxed);
+            return;
+        };
+        self.flows = self.flows.wrapping_add(1);
+        let deadline_ns = now_ns.saturating_add(self.shared.limits.ic_timeout_ns);
+        let connection = Connection::new(id, port, peer, self.flows, deadline_ns);
+        let entry = Entry { connection, at_devices: 0, dirty: false, waiting: false, closed: false };
+        let Ok(slot) = self.connections.insert(entry) else { panic!("a slab with room has none") };
+        if let Some(entry) = self.connections.get_mut(slot) {
+            let generation = slot.to_bits() >> 32 & 0xffff;
+            entry.connection.state.tag_base = u64::from(slot.index()) << 48 | generation << 32;
+        }
+        let index = id.0.index() as usize;
+        if self.by_network.len() <= index {
+            self.by_network.resize(index + 1, None);
+        }
+        self.by_network[index] = Some(slot);
+        self.timer_ns = self.timer_ns.min(deadline_ns);
+    }
+
+    /// Takes in what has arrived on a connection.
+    #[inline]
+    fn service(&mut self, slot: Slot, now_ns: u64) {
+        let Some(entry) = self.connections.get_mut(slot) else { return };
+        if entry.closed {
+            return;
+        }
+        let mut lent = Lent {
+            pool: &self.pool,
+            shared: &self.shared,
+            now_ns,
+            devices: &mut self.devices,
+            at_devices: &mut entry.at_devices,
+        };
+        let received = entry.connection.receive(&mut self.network, &mut lent, &mut self.scratch);
+        self.after(slot, received);
+    }
+
+    fn resume(&mut self, slot: Slot, now_ns: u64) {
+        let Some(entry) = self.connections.get_mut(slot) else { return };
+        entry.waiting = false;
+        if entry.closed {
+            return;
+        }
+        let mut lent = Lent {
+            pool: &self.pool,
+            shared: &self.shared,
+            now_ns,
+            devices: &mut self.devices,
+            at_devices: &mut entry.at_devices,
+        };
+        let resumed = entry.connection.resume(&mut lent);
+        self.after(slot, resumed);
+    }
+
+    fn after(&mut self, slot: Slot, received: Result<bool, End>) {
+        let Some(entry) = self.connections.get_mut(slot) else { return };
+        match received {
+            Ok(more) => {
+                if entry.connection.receiver.is_waiting() {
+                    if !entry.waiting {
+                        entry.waiting = true;
+                        self.waiting.push(slot);
+                    }
+                } else if more {
+                    self.again.push(slot);
+                }
+                self.timer_ns = self.timer_ns.min(entry.connection.state.timer_ns());
+                self.mark(slot);
+            }
+            Err(end) => self.end(slot, end),
+        }
+    }
+
+    #[inline]
+    fn mark(&mut self, slot: Slot) {
+        if let Some(entry) = self.connections.get_mut(slot)
+            && !entry.dirty
+        {
+            entry.dirty = true;
+            self.dirty.push(slot);
+        }
+    }
+
+    /// Hands batches to devices and takes back what completed.
+    #[inline]
+    fn drive_devices(&mut self) -> usize {
+        if self.devices.active.is_empty() && self.devices.leaving.is_empty() {
+            return 0;
+        }
+        let mut completions = std::mem::take(&mut self.completions);
+        self.devices.drive(&mut completions);
+        let count = completions.len();
+        for completion in completions.drain(..) {
+            let tag = completion.tag().0;
+            let Some(slot) = self.connections.slot_at((tag >> 48) as u32) else { continue };
+            let Some(entry) = self.connections.get_mut(slot) else { continue };
+            if entry.connection.state.tag_base != tag & !0xffff_ffff {
+                continue;
+            }
+            entry.at_devices -= 1;
+            if entry.closed {
+                if entry.at_devices == 0 {
+                    self.connections.remove(slot);
+                }
+                continue;
+            }
+            entry.connection.state.complete(completion);
+            if !entry.dirty {
+                entry.dirty = true;
+                self.dirty.push(slot);
+            }
+        }
+        self.completions = completions;
+        count
+    }
+
+    #[inline]
+    fn flush_all(&mut self) {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for slot in dirty.drain(..) {
+            let Some(entry) = self.connections.get_mut(slot) else { continue };
+            entry.dirty = false;
+            if entry.closed {
+                continue;
+            }
+            let flushed = entry.connection.flush(&mut self.network);
+            let state = &mut entry.connection.state;
+            if std::mem::take(&mut state.close_io_queues) {
+                self.tell_all_to_look();
+                continue;
+            }
+            match flushed {
+                Ok(()) if state.disconnecting && state.sender.is_empty() => self.end(slot, End::Controller),
+                Ok(()) => {}
+                Err(end) => self.end(slot, end),
+            }
+        }
+        // Ending connections may have marked others meanwhile.
+        dirty.append(&mut self.dirty);
+        self.dirty = dirty;
+    }
+
+    fn tell_all_to_look(&mut self) {
+        for (group, peer) in self.peers.iter().enumerate() {
+            if group != self.index {
+                // A full mailbox has messages in it that end in a look at every connection anyway.
+                let _ = peer.send(Message::Look);
+            }
+        }
+        self.look();
+    }
+
+    /// Ends I/O queues that are no longer wanted.
+    fn look(&mut self) {
+        let unwanted = |state: &State| matches!(&state.role, Role::Io(queue) if !queue.lease.is_wanted());
+        let slots: Vec<Slot> = self
+            .connections
+            .iter()
+            .filter(|(_, entry)| !entry.closed && unwanted(&entry.connection.state))
+            .map(|(slot, _)| slot)
+            .collect();
+        for slot in slots {
+            self.end(slot, End::Controller);
+        }
+    }
+
+    /// Closes a connection. What devices have of it is waited for before its queue is free again, so
+    /// that a late write cannot follow a newer one.
+    fn end(&mut self, slot: Slot, _end: End) {
+        let Some(entry) = self.connections.get_mut(slot) else { return };
+        if entry.closed {
+            return;
+        }
+        // Whatever can still be said is: the reason why, above all.
+        let _ = entry.connection.flush(&mut self.network);
+        let id: ConnectionId = entry.connection.id;
+        self.network.close(id);
+        if let Some(known) = self.by_network.get_mut(id.0.index() as usize) {
+            *known = None;
+        }
+        entry.closed = true;
+        self.loads[self.index].fetch_sub(1, Ordering::Relaxed);
+        // A controller ends with its admin queue, and with it its I/O queues.
+        let was_admin = matches!(entry.connection.state.role, Role::Admin(_));
+        if was_admin {
+            entry.connection.state.role = Role::Terminated;
+        }
+        if entry.at_devices == 0 {
+            self.connections.remove(slot);
+        }
+        if was_admin {
+            self.tell_all_to_look();
+        }
+    }
+
+    /// Handshakes and keep alives.
+    fn tick(&mut self, now_ns: u64) {
+        let due: Vec<Slot> = self
+            .connections
+            .iter()
+            .filter(|(_, entry)| !entry.closed && entry.connection.state.timer_ns() <= now_ns)
+            .map(|(slot, _)| slot)
+            .collect();
+        for slot in due {
+            let Some(entry) = self.connections.get_mut(slot) else { continue };
+            let state = &mut entry.connection.state;
+            if matches!(state.role, Role::Admin(_)) {
+                state.control(ControllerEvent::Tick, now_ns);
+                self.mark(slot);
+            } else {
+                self.end(slot, End::Timeout);
+            }
+        }
+        let timers = self.connections.iter().map(|(_, entry)| entry.connection.state.timer_ns());
+        self.timer_ns = timers.min().unwrap_or(u64::MAX);
+    }
+
+    /// Takes over a new configuration.
+    fn apply(&mut self, core: &Core, picture: Arc<Picture>, now_ns: u64) {
+        self.devices.apply(core, &picture);
+        let slots: Vec<Slot> = self.connections.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            let Some(entry) = self.connections.get_mut(slot) else { continue };
+            if entry.closed {
+                continue;
+            }
+            let state = &mut entry.connection.state;
+            match &mut state.role {
+                Role::Io(queue) => match picture.subsystem(&queue.subsystem.nqn) {
+                    Some(subsystem) if !Arc::ptr_eq(&subsystem, &queue.subsystem) => {
+                        let limits = &self.shared.limits.controller;
+                        queue.namespaces = NamespaceTable::new(&subsystem, state.port.portid, limits);
+                        queue.subsystem = subsystem;
+                    }
+                    Some(_) => {}
+                    None => self.end(slot, End::Controller),
+                },
+                Role::Admin(controller) => {
+                    let known = controller.subsystem().clone();
+                    match picture.subsystem(&known.nqn) {
+                        Some(subsystem) if !Arc::ptr_eq(&subsystem, &known) => {
+                            state.control(ControllerEvent::Subsystem(subsystem), now_ns);
+                        }
+                        Some(_) => {}
+                        None => state.control(ControllerEvent::SubsystemRemoved, now_ns),
+                    }
+                    state.control(ControllerEvent::Discovery(picture.discovery.clone()), now_ns);
+                    self.mark(slot);
+                }
+                _ => {}
+            }
+        }
+        self.shared.picture = picture;
+    }
+
+    fn report(&self) -> Vec<ConnectionReport> {
+        let report = |entry: &Entry| {
+            let state = &entry.connection.state;
+            let association = match &state.role {
+                Role::Admin(controller) => Some((controller.association(), 0)),
+                Role::Io(queue) => Some((queue.lease.association(), queue.lease.qid())),
+                _ => None,
+            };
+            ConnectionReport {
+                group: self.index,
+                subnqn: association.map(|(association, _)| association.subnqn().clone()),
+                cntlid: association.map_or(0xffff, |(association, _)| association.cntlid()),
+                qid: association.map(|(_, qid)| qid),
+                peer: state.peer,
+                local: state.port.address.clone(),
+                entries: state.entries,
+                counters: state.stats,
+            }
+        };
+        self.connections.iter().filter(|(_, entry)| !entry.closed).map(|(_, entry)| report(entry)).collect()
+    }
+
+    fn turn(&mut self, core: &Core, now_ns: u64) -> usize {
+        let mut count = self.take_messages(core, now_ns);
+        let mut events = std::mem::take(&mut self.events);
+        count += self.network.poll(&mut events);
+        if !self.stopping {
+            for slot in std::mem::take(&mut self.again) {
+                self.service(slot, now_ns);
+                count += 1;
+            }
+            for slot in std::mem::take(&mut self.waiting) {
+                self.resume(slot, now_ns);
+            }
+        }
+        for event in events.drain(..) {
+            match event {
+                Event::Incoming { listener, stream, peer } => self.incoming(listener, stream, peer, now_ns),
+                Event::Ready(id) => {
+                    let Some(Some(slot)) = self.by_network.get(id.0.index() as usize).copied() else { continue };
+                    if self.stopping {
+                        self.mark(slot);
+                    } else {
+                        self.service(slot, now_ns);
+                    }
+                }
+            }
+        }
+        self.events = events;
+        count += self.drive_devices();
+        if !self.dirty.is_empty() {
+            self.flush_all();
+        }
+        if now_ns >= self.timer_ns {
+            self.tick(now_ns);
+            self.flush_all();
+            count += 1;
+        }
+        count
+    }
+}
+
+impl Devices {
+    fn drive(&mut self, completions: &mut Vec<bdev::Completion>) {
+        let Devices { by_key, active, leaving } = self;
+        active.retain(|key| {
+            let Some(Some(device)) = by_key.get_mut(*key as usize) else { return false };
+            device.drive(completions);
+            device.active = !device.is_idle();
+            device.active
+        });
+        leaving.retain_mut(|device| {
+            device.drive(completions);
+            !device.is_idle()
+        });
+    }
+
+    /// Opens what is new, and lets go of what is gone.
+    fn apply(&mut self, core: &Core, picture: &Picture) {
+        for (key, entry) in self.by_key.iter_mut().enumerate() {
+            if !picture.devices.contains_key(&(key as u32))
+                && let Some(device) = entry.take()
+                && !device.is_idle()
+            {
+                self.leaving.push(device);
+            }
+        }
+        let by_key: &mut Vec<Option<Device>> = &mut self.by_key;
+        let devices: &HashMap<u32, _> = &picture.devices;
+        for (key, descriptor) in devices {
+            let index = *key as usize;
+            if by_key.len() <= index {
+                by_key.resize_with(index + 1, || None);
+            }
+            if by_key[index].is_some() {
+                continue;
+            }
+            match descriptor.channel(core) {
+                Ok(channel) => {
+                    let clear_first = channel.device().bdev().reads_undefined();
+                    by_key[index] = Some(Device { channel, batch: Vec::new(), active: false, clear_first });
+                }
+                Err(error) => {
+                    let name = descriptor.device().name();
+                    eprintln!("nvmf: {name} cannot be used on core {}: {error}", core.index());
+                }
+            }
+        }
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        let devices = self.active.iter().filter_map(|key| self.by_key.get(*key as usize)?.as_ref());
+        devices.chain(&self.leaving).filter_map(Device::deadline).min()
+    }
+}
+
+impl Device {
+    #[inline]
+    fn drive(&mut self, completions: &mut Vec<bdev::Completion>) {
+        if !self.batch.is_empty() {
+            self.channel.submit(&mut self.batch);
+        }
+        self.channel.poll(completions);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.batch.is_empty() && self.channel.outstanding() == 0
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        if self.batch.is_empty() { self.channel.deadline() } else { Some(0) }
+    }
+}
+
+/// A group with the core that it runs on.
+pub(crate) struct GroupPoller<N: Network> {
+    pub(crate) core: Core,
+    pub(crate) group: Group<N>,
+}
+
+impl<N: Network> Poller for GroupPoller<N> {
+    fn name(&self) -> &str {
+        "nvmf_tcp"
+    }
+
+    fn poll(&mut self, now_ns: u64) -> Work {
+        Work::count(self.group.turn(&self.core, now_ns))
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        let group = &self.group;
+        let now = !group.again.is_empty() || !group.messages.is_empty() || group.network.is_pending();
+        if now {
+            return Some(0);
+        }
+        let memory = (!group.waiting.is_empty()).then(|| sys::clock::now_ns() + MEMORY_RETRY_NS);
+        let timer = (group.timer_ns != u64::MAX).then_some(group.timer_ns);
+        [group.devices.deadline(), memory, timer].into_iter().flatten().min()
+    }
+
+    /// Takes no more commands, and closes each connection when it has answered those it has.
+    fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
+        let group = &mut self.group;
+        group.stopping = true;
+        group.unlisten(None);
+        let answered: Vec<Slot> = group
+            .connections
+            .iter()
+            .filter(|(_, entry)| entry.at_devices == 0 && entry.connection.state.sender.is_empty())
+            .map(|(slot, _)| slot)
+            .collect();
+        for slot in answered {
+            group.end(slot, End::Controller);
+        }
+        if group.connections.is_empty() { Shutdown::Done } else { Shutdown::Draining }
+    }
+}
+
+impl Connection {
+    fn new(id: ConnectionId, port: Port, peer: SocketAddr, flow: u16, deadline_ns: u64) -> Connection {
+        Connection {
+            id,
+            receiver: nvme_tcp::Receiver::default(),
+            state: State {
+                role: Role::AwaitingIcReq,
+                // Connect comes alone.
+                commands: Commands::new(1),
+                sender: nvme_tcp::Sender::default(),
+                outgoing: wire_nvme::tcp::Framing::PLAIN,
+                incoming: wire_nvme::tcp::Framing::PLAIN,
+                current: Current::None,
+                tag_base: 0,
+                flow,
+                port,
+                peer,
+                deadline_ns,
+                blocked: false,
+                entries: 1,
+                head: 0,
+                flow_control_off: false,
+                data_tells_success: false,
+                disconnecting: false,
+                close_io_queues: false,
+                stats: Counters::default(),
+            },
+        }
+    }
+}
+
+impl State {
+    /// When the connection next needs a look although nothing arrives.
+    fn timer_ns(&self) -> u64 {
+        match &self.role {
+            Role::Admin(controller) => controller.deadline().unwrap_or(u64::MAX),
+            Role::AwaitingIcReq | Role::AwaitingConnect => self.deadline_ns,
+            _ => u64::MAX,
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The target and our own initiator, over the kernel's loopback.
+#![allow(clippy::unwrap_used)]
+
+use std::time::{Duration, Instant};
+
+use bdev::Registry;
+use memory::Buffer;
+use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, TargetError, TransportConfig};
+use reactor::{Config, Core, IdlePolicy, Reactor, Reactors};
+use ring::{Channel, Completion, Flags, Op, Request, Status, Tag};
+
+const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
+
+struct Rig {
+    registry: Registry,
+    target: Target,
+    address: ListenAddress,
+    reactors: Option<Reactors>,
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.target.shutdown();
+        drop(self.reactors.take());
+    }
+}
+
+fn rig(transport: TransportConfig) -> Rig {
+    let registry = Registry::new();
+    bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("Malloc0", 16384, 512)).unwrap();
+    let config = Config { cpus: sys::CpuSet::allowed(), pin: false, idle: IdlePolicy::Sleep, ..Config::default() };
+    let reactors = Reactors::start(&config).unwrap();
+    let target = Target::new(registry.clone(), reactors.remotes());
+    target.create_transport(transport).unwrap();
+    let any = SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() };
+    target.create_subsystem(NQN, any).unwrap();
+    target.add_namespace(NQN, NamespaceConfig::new("Malloc0")).unwrap();
+    let address = target.add_listener(NQN, ListenAddress::tcp("127.0.0.1", "0")).unwrap();
+    Rig { registry, target, address, reactors: Some(reactors) }
+}
+
+impl Rig {
+    fn uri(&self, options: &str) -> nvme::Uri {
+        format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1{options}", self.address.trsvcid).parse().unwrap()
+    }
+}
+
+fn on_host<R: 'static, F: Future<Output = R> + 'static>(job: impl FnOnce(Core) -> F) -> R {
+    let reactor = Reactor::new(&Config { idle: IdlePolicy::Sleep, ..Config::default() }).unwrap();
+    let core = reactor.core();
+    reactor.block_on(job(core))
+}
+
+/// Submits everything and waits for everything.
+async fn run(core: &Core, namespace: &mut nvme::Namespace, requests: Vec<Request<Buffer>>) -> Vec<Completion<Buffer>> {
+    let (mut batch, count, mut done) = (requests, 0, Vec::new());
+    let total = batch.len() + count;
+    while done.len() < total {
+        namespace.submit(&mut batch);
+        if namespace.poll(&mut done) == 0 && namespace.deadline() != Some(0) {
+            core.next_event().await;
+        }
+    }
+    done.sort_by_key(Completion::tag);
+    done
+}
+
+fn filled(core: &Core, bytes: usize, seed: u64) -> Buffer {
+    let mut buffer = core.pool().take(bytes).unwrap();
+    for (at, byte) in buffer.as_mut_slice().iter_mut().enumerate() {
+        *byte = (at as u64 * 7 + seed * 13) as u8;
+    }
+    buffer
+}
+
+#[test]
+fn what_is_written_is_read_back_with_and_without_digests() {
+    for (transport, options) in [
+        (TransportConfig::default(), ""),
+        (TransportConfig::default(), "&hdgst=1"),
+        (TransportConfig::default(), "&ddgst=1"),
+        (TransportConfig::default(), "&hdgst=1&ddgst=1"),
+        (TransportConfig { in_capsule_data_size: 0, ..TransportConfig::default() }, "&hdgst=1&ddgst=1"),
+        (TransportConfig { max_io_size: 8192, c2h_success: false, ..TransportConfig::default() }, ""),
+        (TransportConfig { connection_bytes_max: 1, ..TransportConfig::default() }, ""),
+    ] {
+        let rig = rig(transport.clone());
+        let uri = rig.uri(options);
+        on_host(|core| async move {
+            let mut namespace = nvme::Namespace::open(&core, &uri, &nvme::Options::default()).await.unwrap();
+            assert_eq!((namespace.block_size(), namespace.blocks()), (512, 16384));
+            let size = namespace.transfer_max_bytes() as usize;
+            for bytes in [512, 4096, 8192, 16384, size] {
+                let bytes = bytes.min(size);
+                let blocks = (bytes / 512) as u32;
+                let count = (16384 / blocks).min(300);
+                let writes = (0..count).map(|n| {
+                    let buffer = filled(&core, bytes, n.into());
+                    Request::write(Tag(n.into()), u64::from(n * blocks), blocks, buffer)
+                });
+                let done = run(&core, &mut namespace, writes.collect()).await;
+                assert!(done.iter().all(|done| done.status().is_success()), "{bytes} bytes: {done:?}");
+                let reads = (0..count).map(|n| {
+                    let buffer = core.pool().take(bytes).unwrap();
+                    Request::read(Tag(n.into()), u64::from(n * blocks), blocks, buffer)
+                });
+                for done in run(&core, &mut namespace, reads.collect()).await {
+                    assert_eq!(done.status(), Status::SUCCESS);
+                    let n = done.tag().0;
+                    let read = done.into_request().buffer.unwrap();
+                    assert_eq!(read.as_slice(), filled(&core, bytes, n).as_slice(), "{bytes} bytes at {n}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn every_operation_and_every_refusal_over_the_wire() {
+    let rig = rig(TransportConfig::default());
+    let uri = rig.uri("");
+    on_host(|core| async move {
+        let mut namespace = nvme::Namespace::open(&core, &uri, &nvme::Options::default()).await.unwrap();
+        let write = Request { flags: Flags::FUA, ..Request::write(Tag(0), 8, 8, filled(&core, 4096, 1)) };
+        let beyond = Request::read(Tag(1), 16384, 1, core.pool().take(512).unwrap());
+        let across = Request::read(Tag(2), 16383, 2, core.pool().take(1024).unwrap());
+        let flush = Request::new(Tag(3), Op::Flush, 0, 0);
+        let reset = Request::new(Tag(4), Op::Reset, 0, 0);
+        let short = Request::read(Tag(5), 0, 8, core.pool().take(512).unwrap());
+        let statuses: Vec<Status> = run(&core, &mut namespace, vec![write, beyond, across, flush, reset, short])
+            .await
+            .iter()
+            .map(Completion::status)
+            .collect();
+        let expected = [
+            Status::SUCCESS,
+            Status::LBA_OUT_OF_RANGE,
+            Status::LBA_OUT_OF_RANGE,
+            Status::SUCCESS,
+            Status::INVALID_OPCODE,
+            Status::INVALID_FIELD,
+        ];
+        for (status, expected) in statuses.iter().zip(expected) {
+            assert!(status.same_code(expected), "{statuses:?}");
+        }
+        let unmap = Request::new(Tag(0), Op::Unmap, 8, 4);
+        let zeroes = Request::new(Tag(1), Op::WriteZeroes, 12, 2);
+        assert!(run(&core, &mut namespace, vec![unmap, zeroes]).await.iter().all(|done| done.status().is_success()));
+        let read = Request::read(Tag(0), 8, 8, core.pool().take(4096).unwrap());
+        let done = run(&core, &mut namespace, vec![read]).await.pop().unwrap();
+        let read = done.into_request().buffer.unwrap();
+        assert!(read.as_slice()[..6 * 512].iter().all(|byte| *byte == 0));
+        assert_eq!(read.as_slice()[6 * 512..], filled(&core, 4096, 1).as_slice()[6 * 512..]);
+    });
+}
+
+#[test]
+fn a_removed_namespace_refuses_and_the_connection_stays() {
+    let rig = rig(TransportConfig::default());
+    let (uri, target, registry) = (rig.uri(""), rig.target.clone(), rig.registry.clone());
+    on_host(|core| async move {
+        let mut namespace = nvme::Namespace::open(&core, &uri, &nvme::Options::default()).await.unwrap();
+        registry.unregister("Malloc0").unwrap();
+        let read = |core: &Core| Request::read(Tag(0), 0, 1, core.pool().take(512).unwrap());
+        let done = run(&core, &mut namespace, vec![read(&core)]).await;
+        assert!(done[0].status().same_code(Status::INVALID_NAMESPACE_OR_FORMAT), "{done:?}");
+        assert_eq!(namespace.failure(), None);
+        bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("Malloc1", 2048, 512)).unwrap();
+        assert_eq!(target.add_namespace(NQN, NamespaceConfig::new("Malloc1")).unwrap(), 1);
+        let done = run(&core, &mut namespace, vec![read(&core)]).await;
+        assert!(done[0].status().is_success());
+        target.delete_subsystem(NQN).unwrap();
+        let done = run(&core, &mut namespace, vec![read(&core)]).await;
+        assert!(done[0].status().same_code(Status::HOST_PATHING_ERROR), "{done:?}");
+    });
+}
+
+#[test]
+fn hosts_that_are_not_on_the_list_are_refused() {
+    let rig = rig(TransportConfig::default());
+    rig.target.allow_any_host(NQN, false).unwrap();
+    let open = |uri: nvme::Uri, host: &str| {
+        let hostnqn = Some(host.parse().unwrap());
+        on_host(|core| async move {
+            let options = nvme::Options { hostnqn, ..nvme::Options::default() };
+            nvme::Namespace::open(&core, &uri, &options).await.map(|_| ())
+        })
+    };
+    let host = "nqn.2014-08.org.nvmexpress:uuid:6d5c7a3e-0a52-4d5f-9d0b-7d3a1f7d2c11";
+    let refused = open(rig.uri(""), host).unwrap_err();
+    assert!(
+        matches!(refused, nvme::OpenError::Command("Connect", status) if status.same_code(Status::CONNECT_INVALID_HOST)),
+        "{refused}"
+    );
+    rig.target.add_host(NQN, host).unwrap();
+    open(rig.uri(""), host).unwrap();
+    assert!(matches!(rig.target.add_host(NQN, host), Err(TargetError::HostExists(..))));
+}
+
+#[test]
+fn a_silent_host_is_dropped_and_a_keep_alive_keeps() {
+    let rig = rig(TransportConfig::default());
+    let (uri, target) = (rig.uri(""), rig.target.clone());
+    on_host(|core| async move {
+        let options = nvme::Options { keep_alive_ms: 1000, ..nvme::Options::default() };
+        let mut namespace = nvme::Namespace::open(&core, &uri, &options).await.unwrap();
+        let start = Instant::now();
+        let mut done = Vec::new();
+        while start.elapsed() < Duration::from_millis(2500) {
+            namespace.poll(&mut done);
+            core.sleep_ns(50_000_000).await;
+        }
+        assert_eq!((namespace.failure(), target.controllers(NQN).unwrap().len()), (None, 1));
+        // Silence.
+        while !target.controllers(NQN).unwrap().is_empty() {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            core.sleep_ns(50_000_000).await;
+        }
+        while namespace.failure().is_none() {
+            namespace.poll(&mut done);
+            core.sleep_ns(1_000_000).await;
+        }
+    });
+}
+
+#[test]
+fn connections_are_spread_and_reported() {
+    let rig = rig(TransportConfig::default());
+    let (uri, target) = (rig.uri(""), rig.target.clone());
+    on_host(|core| async move {
+        let mut open = Vec::new();
+        for n in 0..4 {
+            let options = nvme::Options { host_id: [n; 16], ..nvme::Options::default() };
+            open.push(nvme::Namespace::open(&core, &uri, &options).await.unwrap());
+        }
+        let qpairs = target.qpairs(NQN).unwrap();
+        assert_eq!(qpairs.len(), 8);
+        let groups = target.stats().unwrap().groups;
+        assert!(groups.iter().all(|(admin, io, other)| admin + io + other == 8 / groups.len()), "{groups:?}");
+        assert_eq!(target.controllers(NQN).unwrap().iter().map(|c| c.num_io_qpairs).sum::<usize>(), 4);
+    });
+}
+
+#[test]
+fn configuration_errors_change_nothing() {
+    let rig = rig(TransportConfig::default());
+    let target = &rig.target;
+    assert!(matches!(target.create_transport(TransportConfig::default()), Err(TargetError::TransportExists)));
+    assert!(matches!(
+        target.create_subsystem(NQN, SubsystemConfig::default()),
+        Err(TargetError::SubsystemExists(_))
+    ));
+    assert!(matches!(target.create_subsystem("x", SubsystemConfig::default()), Err(TargetError::Nqn(_))));
+    assert!(matches!(target.add_namespace(NQN, NamespaceConfig::new("none")), Err(TargetError::Bdev(_))));
+    assert!(matches!(target.add_namespace(NQN, NamespaceConfig::new("Malloc0")), Err(TargetError::Bdev(_))));
+    let taken = NamespaceConfig { nsid: Some(1), ..NamespaceConfig::new("Malloc0") };
+    assert!(matches!(target.add_namespace(NQN, taken), Err(TargetError::Namespace(_, 1, _))));
+    assert!(matches!(target.remove_namespace(NQN, 2), Err(TargetError::NoNamespace(_, 2))));
+    assert!(matches!(target.add_listener(NQN, rig.address.clone()), Err(TargetError::ListenerExists(..))));
+    let other = ListenAddress::tcp("127.0.0.1", "1");
+    assert!(matches!(target.remove_listener(NQN, other), Err(TargetError::NoListener(..))));
+    assert_eq!(target.subsystems().len(), 2);
+    target.remove_listener(NQN, rig.address.clone()).unwrap();
+    let socket = rig.address.socket().unwrap();
+    assert!(std::net::TcpStream::connect(socket).is_err(), "the listener is gone");
+}
