@@ -256,3 +256,6 @@ fn io(
         no_flow_control: command.attributes.has(ConnectAttributes::DISABLE_SQ_FLOW_CONTROL),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,7 @@ use wire_nvme::{NSID_ALL, Sqe};
 
 use super::log::COMPOSITE_KELVINS_MAX;
 use super::{Answer, Controller, Reply};
-use crate::{INVALID_FIELD, Kind, Limits};
+use crate::{INVALID_FIELD, Kind, Limits, Subsystem};
 
 /// The values that a host can change.
 #[derive(Clone, Copy, Debug)]
@@ -35,9 +35,9 @@ enum Change {
 }
 
 /// The features of a controller (Base 2.0, section 3.1.2: feature support).
-pub(super) fn supported(kind: Kind) -> &'static [FeatureId] {
-    match kind {
-        Kind::Nvm => &[
+pub(super) fn supported(subsystem: &Subsystem) -> Vec<FeatureId> {
+    let mut features = match subsystem.kind {
+        Kind::Nvm => vec![
             FeatureId::Arbitration,
             FeatureId::PowerManagement,
             FeatureId::TemperatureThreshold,
@@ -49,8 +49,11 @@ pub(super) fn supported(kind: Kind) -> &'static [FeatureId] {
             FeatureId::KeepAliveTimer,
             FeatureId::HostIdentifier,
         ],
-        Kind::Discovery => &[FeatureId::AsyncEventConfiguration, FeatureId::KeepAliveTimer],
-    }
+        Kind::Discovery => vec![FeatureId::AsyncEventConfiguration, FeatureId::KeepAliveTimer],
+    };
+    // Without a volatile cache there is nothing to switch (Base 2.0, section 5.27.1).
+    features.retain(|&feature| feature != FeatureId::VolatileWriteCache || subsystem.has_volatile_cache());
+    features
 }
 
 impl Features {
@@ -113,13 +116,9 @@ fn change(feature: FeatureId) -> Change {
 
 impl Controller {
     fn feature(&self, fid: u8) -> Result<FeatureId, Status> {
-        let feature = FeatureId::from_wire(fid).ok_or(INVALID_FIELD)?;
-        // Without a volatile cache there is nothing to switch (Base 2.0, section 5.27.1).
-        let absent = feature == FeatureId::VolatileWriteCache && !self.subsystem.has_volatile_cache();
-        if absent || !supported(self.subsystem.kind).contains(&feature) {
-            return Err(INVALID_FIELD);
-        }
-        Ok(feature)
+        let feature =
+            FeatureId::from_wire(fid).filter(|feature| supported(&self.subsystem).contains(feature));
+        feature.ok_or(INVALID_FIELD)
     }
 
     pub(super) fn get_features(&mut self, sqe: &Sqe) -> Answer {

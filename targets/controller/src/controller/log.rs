@@ -13,7 +13,7 @@ use wire_nvme::{NSID_ALL, Sqe, identify};
 
 use super::identify::{FIRMWARE, WITHOUT_EFFECT};
 use super::{Answer, Controller, features};
-use crate::{INVALID_FIELD, Kind};
+use crate::{INVALID_FIELD, Kind, Subsystem};
 
 /// A temperature that says that nothing is wrong, in kelvins: 20 °C.
 const TEMPERATURE_KELVINS: u16 = 293;
@@ -112,7 +112,7 @@ impl Controller {
                 }
                 command_effects()
             }
-            LogId::FeatureEffects => feature_effects(self.subsystem.kind),
+            LogId::FeatureEffects => feature_effects(&self.subsystem),
             LogId::Ana => self.ana_page(command.specific & AnaLog::GROUPS_ONLY != 0),
             LogId::Discovery => {
                 let entries_max = self.limits.admin_queue_entries_max as u16;
@@ -224,9 +224,9 @@ fn command_effects() -> Vec<u8> {
     page
 }
 
-fn feature_effects(kind: Kind) -> Vec<u8> {
+fn feature_effects(subsystem: &Subsystem) -> Vec<u8> {
     let mut log = FeatureEffectsLog([FeatureEffects::default(); 256]);
-    for feature in features::supported(kind) {
+    for feature in features::supported(subsystem) {
         log.0[usize::from(feature.to_wire())] = FeatureEffects {
             supported: true,
             scope: FeatureEffects::CONTROLLER,
