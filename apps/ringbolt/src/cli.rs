@@ -225,6 +225,9 @@ pub(crate) struct Demo {
     /// End when the measurement is done
     #[arg(long)]
     pub(crate) once: bool,
+    /// Address to serve on; hosts elsewhere reach any but a loopback one, and nothing keeps them out
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub(crate) address: std::net::IpAddr,
     /// How long to drive the target
     #[arg(long, default_value = "3s", value_parser = time)]
     pub(crate) runtime: u64,

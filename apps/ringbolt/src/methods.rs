@@ -18,9 +18,11 @@ mod framework;
 mod histogram;
 mod ignored;
 mod iostat;
+mod nvmf;
 mod parameters;
 
 pub(crate) use histogram::HistogramStart;
+pub(crate) use nvmf::calls as nvmf_calls;
 
 /// The subsystems of a configuration, in the order in which they start, and what each stands on.
 pub(crate) const SUBSYSTEMS: [(&str, &[&str]); 2] = [("bdev", &[]), ("nvmf", &["bdev"])];
@@ -122,6 +124,7 @@ pub(crate) fn table() -> Table {
     devices::add(&mut table);
     iostat::add(&mut table);
     histogram::add(&mut table);
+    nvmf::add(&mut table);
     ignored::add(&mut table);
     table
 }
@@ -134,11 +137,6 @@ pub(crate) fn not_found(name: &str) -> RpcError {
         format!("no method is called {name}")
     };
     RpcError::new(RpcError::METHOD_NOT_FOUND, message)
-}
-
-/// The calls that make the NVMe-oF target as it is now.
-pub(crate) fn nvmf_calls(_app: &App) -> Vec<Value> {
-    Vec::new()
 }
 
 /// No parameters at all are the same as none of them.

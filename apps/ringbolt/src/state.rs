@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use bdev::Registry;
+use nvmf::Target;
 use reactor::Remote;
 use serde_json::Value;
 
@@ -16,6 +17,7 @@ use crate::rpc::RpcError;
 pub(crate) struct App {
     pub(crate) registry: Registry,
     pub(crate) reactors: Vec<Reactor>,
+    pub(crate) target: Target,
     table: Table,
     /// Held by each method that changes something, so that two never interleave.
     changing: Mutex<()>,
@@ -45,8 +47,18 @@ impl App {
     pub(crate) fn new(registry: Registry, reactors: Vec<Reactor>, pending: Option<Config>) -> Arc<App> {
         let stage = if pending.is_some() { Stage::Startup } else { Stage::Runtime };
         let state = Mutex::new(State { stage, pending, ..State::default() });
+        let remotes: Vec<Remote> = reactors.iter().map(|reactor| reactor.remote.clone()).collect();
+        let target = Target::new(registry.clone(), &remotes);
         let table = methods::table();
-        Arc::new(App { registry, reactors, table, changing: Mutex::new(()), state, started: Condvar::new() })
+        Arc::new(App {
+            registry,
+            reactors,
+            target,
+            table,
+            changing: Mutex::new(()),
+            state,
+            started: Condvar::new(),
+        })
     }
 
     /// Calls a method.

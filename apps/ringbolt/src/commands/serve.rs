@@ -26,6 +26,14 @@ pub(crate) fn run(options: Serve) -> Result<(), Failure> {
     if let (Some(config), false) = (&config, options.wait_for_rpc) {
         config.apply(&app).map_err(|error| Failure::config(error.message))?;
     }
+    for subsystem in app.target.subsystems().iter().filter(|subsystem| !subsystem.discovery) {
+        for listener in &subsystem.listeners {
+            println!(
+                "listening: {} {}:{} {}",
+                listener.trtype, listener.traddr, listener.trsvcid, subsystem.nqn
+            );
+        }
+    }
     println!("rpc: {}", options.rpc_socket.display());
     let server = Server::start(app.clone(), socket).map_err(Failure::machine)?;
     println!("ready");
@@ -34,7 +42,9 @@ pub(crate) fn run(options: Serve) -> Result<(), Failure> {
     let name = signal.and_then(signal_hook::low_level::signal_name).unwrap_or("the end");
     println!("{name}: finishing what is in flight");
     drop(server);
-    app.remove_devices();
+    // Connections first: each ends once what it had under way is answered, and gives its devices back.
+    app.target.shutdown();
     machine.reactors.stop();
+    app.remove_devices();
     Ok(())
 }
