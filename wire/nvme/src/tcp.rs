@@ -173,11 +173,7 @@ impl Framing {
             };
         }
         let data_digest = self.data_digest && kind.has_digests();
-        let data_offset = if kind.has_digests() {
-            headers.next_multiple_of(self.data_alignment_bytes.max(4).into())
-        } else {
-            headers
-        };
+        let data_offset = if kind.has_digests() { self.align(headers) } else { headers };
         let trailer = if data_digest { DIGEST } else { 0 };
         let length = data_length.checked_add(data_offset + trailer).expect("a PDU is shorter than 4 GiB");
         // 76 bytes of headers rounded up to a multiple of at most 128 are at most 152: PDO fits.
@@ -190,6 +186,22 @@ impl Framing {
             data_digest,
             length,
         }
+    }
+
+    // Headers are whole dwords, and every host seen so far asks for no more: no division for those.
+    #[inline]
+    fn align(&self, offset: u32) -> u32 {
+        if self.data_alignment_bytes <= 4 {
+            offset
+        } else {
+            offset.next_multiple_of(self.data_alignment_bytes.into())
+        }
+    }
+
+    #[inline]
+    fn is_aligned(&self, offset: u8) -> bool {
+        offset & 3 == 0
+            && (self.data_alignment_bytes <= 4 || offset.is_multiple_of(self.data_alignment_bytes))
     }
 
     #[inline]
@@ -308,9 +320,7 @@ impl CommonHeader {
             return Err(Fatal::field(1));
         }
         let data_offset = if digests { self.pdo } else { self.hlen };
-        if u32::from(data_offset) < headers
-            || digests && !data_offset.is_multiple_of(framing.data_alignment_bytes.max(4))
-        {
+        if u32::from(data_offset) < headers || digests && !framing.is_aligned(data_offset) {
             return Err(Fatal::field(3));
         }
         let around = u32::from(data_offset) + if data_digest { DIGEST } else { 0 };
