@@ -59,7 +59,7 @@ fn wrong_connects_are_refused_for_their_reason() {
         data
     };
     let admin = connect_sqe(0, 32, 0);
-    let rows: Vec<(&str, Sqe, Vec<u8>, (Status, u64))> = vec![
+    let rows = vec![
         ("no data", admin, vec![], only(Status::DATA_SGL_LENGTH_INVALID)),
         ("short data", admin, good()[..1023].to_vec(), only(Status::DATA_SGL_LENGTH_INVALID)),
         ("long data", admin, [good(), vec![0]].concat(), only(Status::DATA_SGL_LENGTH_INVALID)),

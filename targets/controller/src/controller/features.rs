@@ -3,8 +3,8 @@
 use ring::Status;
 use wire_nvme::admin::{GetFeatures, SetFeatures};
 use wire_nvme::feature::{
-    AsyncEventConfiguration, Capabilities, FeatureId, HOST_ID_EXTENDED, NumberOfQueues, Select,
-    TemperatureThreshold,
+    AsyncEventConfiguration, Capabilities, FeatureId, HOST_BEHAVIOR_SIZE, HOST_ID_EXTENDED, NumberOfQueues,
+    Select, TemperatureThreshold,
 };
 use wire_nvme::{NSID_ALL, Sqe};
 
@@ -23,6 +23,8 @@ pub(super) struct Features {
     async_events: AsyncEventConfiguration,
     kato_ms: u32,
     io_queues: u32,
+    // Advanced Command Retry Enable: the host honours retry delays, of which there are none.
+    command_retry: bool,
 }
 
 /// What can be done with a feature.
@@ -47,6 +49,7 @@ pub(super) fn supported(subsystem: &Subsystem) -> Vec<FeatureId> {
             FeatureId::WriteAtomicity,
             FeatureId::AsyncEventConfiguration,
             FeatureId::KeepAliveTimer,
+            FeatureId::HostBehavior,
             FeatureId::HostIdentifier,
         ],
         Kind::Discovery => vec![FeatureId::AsyncEventConfiguration, FeatureId::KeepAliveTimer],
@@ -67,6 +70,7 @@ impl Features {
             async_events: AsyncEventConfiguration::default(),
             kato_ms,
             io_queues: limits.io_queues_max.into(),
+            command_retry: false,
         }
     }
 
@@ -76,6 +80,13 @@ impl Features {
 
     pub(super) fn kato_ms(&self) -> u32 {
         self.kato_ms
+    }
+
+    /// Host Behavior Support data (Base 2.0, section 5.27.1): the first byte is all that means something.
+    fn host_behavior(&self) -> Vec<u8> {
+        let mut data = vec![0; HOST_BEHAVIOR_SIZE];
+        data[0] = self.command_retry.into();
+        data
     }
 
     /// The value in dword 0. `cdw11` chooses between values of one feature.
@@ -133,6 +144,11 @@ impl Controller {
             let host_id = self.association().host_id();
             return self.send(sqe, host_id.to_vec());
         }
+        if feature == FeatureId::HostBehavior && select != Select::Supported {
+            let is_current = select == Select::Current;
+            let features = if is_current { self.features } else { Features::new(0, &self.limits) };
+            return self.send(sqe, features.host_behavior());
+        }
         let cache = self.subsystem.has_volatile_cache();
         let value = match select {
             Select::Current => self.features.get(feature, command.cdw11, cache)?,
@@ -150,7 +166,7 @@ impl Controller {
         Reply::result(value.into())
     }
 
-    pub(super) fn set_features(&mut self, sqe: &Sqe, _data: &[u8]) -> Answer {
+    pub(super) fn set_features(&mut self, sqe: &Sqe, data: &[u8]) -> Answer {
         let command = SetFeatures::of(sqe);
         let feature = self.feature(command.fid)?;
         if command.save {
@@ -200,6 +216,14 @@ impl Controller {
             FeatureId::KeepAliveTimer => {
                 self.features.kato_ms = value;
                 self.set_kato(value);
+            }
+            FeatureId::HostBehavior => {
+                let data = data.first_chunk::<HOST_BEHAVIOR_SIZE>();
+                let data = data.ok_or(Status::DATA_SGL_LENGTH_INVALID.do_not_retry())?;
+                if data[0] > 1 {
+                    return Err(INVALID_FIELD);
+                }
+                self.features.command_retry = data[0] == 1;
             }
             // Over fabrics the Connect command has set it (Base 2.0, section 5.27.1).
             FeatureId::HostIdentifier => return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),

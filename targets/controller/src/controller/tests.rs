@@ -382,7 +382,8 @@ fn every_page_and_feature_that_is_claimed_is_there() {
         for fid in 0..=255u8 {
             for select in 0..4 {
                 let get = GetFeatures { fid, select, cdw11: u32::from(fid == 0x81), uuid_index: 0 }.to_sqe(0);
-                let get = Sqe { data: DataPointer::transport(16), ..get };
+                let room = if fid == FeatureId::HostBehavior.to_wire() { 512 } else { 16 };
+                let get = Sqe { data: DataPointer::transport(room), ..get };
                 let answer = status(&mut harness, get);
                 assert_eq!(
                     answer.is_success(),
@@ -440,6 +441,18 @@ fn features_are_what_they_were_set_to() {
     assert_eq!(result(&mut harness, get_feature(FeatureId::TemperatureThreshold, 2, 0)), 343);
     assert_eq!(result(&mut harness, get_feature(FeatureId::Arbitration, 3, 0)), 4);
     assert_eq!(result(&mut harness, get_feature(FeatureId::ErrorRecovery, 3, 0)), 6);
+    let behavior = Sqe { data: DataPointer::transport(512), ..get_feature(FeatureId::HostBehavior, 0, 0) };
+    assert_eq!(data(&mut harness, behavior), [0; 512]);
+    let set = set_feature(FeatureId::HostBehavior, 0);
+    assert_eq!(data_from_host(&set), 512);
+    let mut retry = [0; 512];
+    retry[0] = 1;
+    assert_eq!(harness.command(set, &retry).unwrap().cqe.status, Status::SUCCESS);
+    assert_eq!(data(&mut harness, behavior), retry);
+    let short = harness.command(set, &retry[..511]).unwrap().cqe.status;
+    assert_eq!(short, Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
+    retry[0] = 2;
+    assert_eq!(harness.command(set, &retry).unwrap().cqe.status, Status::INVALID_FIELD.do_not_retry());
     let host_id = Sqe { data: DataPointer::transport(16), ..get_feature(FeatureId::HostIdentifier, 0, 1) };
     assert_eq!(data(&mut harness, host_id), [7; 16]);
 }
