@@ -20,11 +20,14 @@ mod journal;
 mod machine;
 mod methods;
 mod rpc;
+mod say;
 mod state;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+
+use crate::say::complain;
 
 fn main() -> ExitCode {
     let cli = match cli::Cli::try_parse() {
@@ -34,7 +37,7 @@ fn main() -> ExitCode {
     match commands::run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("ringbolt: {failure}");
+            complain!("ringbolt: {failure}");
             failure.exit_code()
         }
     }
@@ -55,6 +58,6 @@ fn usage(error: &clap::Error) -> ExitCode {
     let said = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let said: Vec<&str> = said.take_while(|line| !line.starts_with("Usage:")).collect();
     let said = said.join(" ").replacen("error: ", "", 1);
-    eprintln!("ringbolt: {said}; `ringbolt --help` shows how");
+    complain!("ringbolt: {said}; `ringbolt --help` shows how");
     ExitCode::from(2)
 }

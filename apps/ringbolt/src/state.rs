@@ -113,6 +113,21 @@ impl App {
         }
     }
 
+    /// Stops listening and takes no further changes. Hosts are disconnected, each after what it had
+    /// under way has been answered, here or when the reactors stop.
+    ///
+    /// Listeners go while the reactors still turn, so that each lets go of its port at once: what
+    /// io_uring holds of a process that has ended, the kernel gives back only a while later.
+    pub(crate) fn close_target(&self) {
+        for subsystem in self.target.subsystems() {
+            for listener in subsystem.listeners {
+                // Discovery shares the addresses of the others, and they may be gone already.
+                let _ = self.target.remove_listener(&subsystem.nqn, listener);
+            }
+        }
+        self.target.shutdown();
+    }
+
     /// Removes every bdev, last made first; what is in flight completes.
     pub(crate) fn remove_devices(&self) {
         let names = self.state().journal.bdev_names();

@@ -18,12 +18,16 @@ use workload::{Direction, JobResult, JobSpec, Source, Verify, Workload};
 use crate::cli::{self, Demo, Idle};
 use crate::failure::Failure;
 use crate::machine::Machine;
+use crate::say::say;
 use crate::state::App;
 
 const NQN: &str = "nqn.2025-01.io.ringbolt:demo";
 const DEVICE_BYTES: u64 = 1 << 30;
 /// The registered port, and where else to look when it is taken.
 const PORTS: std::ops::RangeInclusive<u16> = 4420..=4519;
+/// The part that is driven. Random writes all over a sparse file leave it in as many pieces as there are
+/// writes, and some file systems take longer to delete those than the demonstration runs.
+const DRIVEN_BYTES: u64 = 64 << 20;
 const IO_DEPTH: u32 = 32;
 
 /// A directory that goes when the demonstration ends.
@@ -35,29 +39,30 @@ pub(crate) fn run(options: &Demo) -> Result<(), Failure> {
     let machine_options = cli::Machine { idle: Idle::Adaptive, memory: "256m".to_string() };
     // One reactor is the target, the other the initiator.
     let machine = Machine::start(&machine_options, None, 2)?;
-    machine.describe()?.iter().for_each(|line| println!("{line}"));
+    machine.describe()?.iter().for_each(|line| say!("{line}"));
     let reactors = machine.reactors()?;
     let [target, initiator] = machine.remotes() else {
         return Err(Failure::machine("the demonstration needs two reactors"));
     };
     let served = reactors.into_iter().take(1).collect();
     let app = App::new(Registry::new(), served, None);
-    println!("device: {}", make_device(&app.registry, machine.engine()?, &scratch.0)?);
+    say!("device: {}", make_device(&app.registry, machine.engine()?, &scratch.0)?);
     let port = serve(&app, options.address)?;
-    println!("driving: random reads and writes of 4 KiB, {IO_DEPTH} in flight, every block checked");
+    let driven = DRIVEN_BYTES >> 20;
+    say!("driving: random 4 KiB reads and writes of {driven} MiB, {IO_DEPTH} in flight, every block checked");
 
     let before = used_ns(target)?;
     let result = drive(options, port, &app.registry, initiator, &mut signals)?;
     let target_ns = used_ns(target)?.saturating_sub(before);
-    println!("{}", table(&result, target_ns, &machine));
+    say!("{}", table(&result, target_ns, &machine));
     verdict(&result)?;
-    println!("connect a Linux kernel to it, as root, after `modprobe nvme-tcp`:");
-    println!("  nvme connect -t tcp -a {} -s {port} -n {NQN}", options.address);
+    say!("connect a Linux kernel to it, as root, after `modprobe nvme-tcp`:");
+    say!("  nvme connect -t tcp -a {} -s {port} -n {NQN}", options.address);
     if !options.once {
-        println!("serving until Ctrl-C");
+        say!("serving until Ctrl-C");
         signals.forever().next();
     }
-    app.target.shutdown();
+    app.close_target();
     machine.reactors.stop();
     app.remove_devices();
     Ok(())
@@ -97,7 +102,7 @@ fn serve(app: &App, address: IpAddr) -> Result<u16, Failure> {
     for port in PORTS {
         match target.add_listener(NQN, ListenAddress::tcp(&address.to_string(), &port.to_string())) {
             Ok(_) => {
-                println!("target: NVMe/TCP on {}, subsystem {NQN}", SocketAddr::new(address, port));
+                say!("target: NVMe/TCP on {}, subsystem {NQN}", SocketAddr::new(address, port));
                 return Ok(port);
             }
             // Another target, or another demonstration; the next port may be free.
@@ -119,6 +124,7 @@ fn drive(
         name: "demo".to_string(),
         workload: Workload::RandRw,
         io_depth: IO_DEPTH,
+        size_bytes: Some(DRIVEN_BYTES),
         read_percent: 70,
         runtime_ns: Some(options.runtime),
         time_based: true,

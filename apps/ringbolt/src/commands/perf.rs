@@ -13,6 +13,7 @@ use crate::cli::{Eta, Format, Perf};
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::machine::Machine;
+use crate::say::complain;
 use crate::state::App;
 
 pub(crate) fn run(options: &Perf) -> Result<(), Failure> {
@@ -83,14 +84,12 @@ fn watch(mut running: Running, options: &Perf, spec: &JobSpec) -> Vec<JobResult>
         }
         let (ios, faults) = running.totals();
         let rate = (ios - before) as f64 / then.elapsed().as_secs_f64();
-        let line = format!(
+        complain!(
             "{:>4} s  {} IOPS  {}  {faults} faults",
             begun.elapsed().as_secs(),
             format_count(rate),
             format_rate(rate * f64::from(spec.block_bytes)),
         );
-        // Nobody to show it to is no failure.
-        let _ = writeln!(std::io::stderr(), "{line}");
         (before, then) = (ios, Instant::now());
     }
     running.into_results()

@@ -10,6 +10,7 @@ use crate::failure::Failure;
 use crate::machine::Machine;
 use crate::rpc::server::Server;
 use crate::rpc::socket::ListenSocket;
+use crate::say::say;
 use crate::state::App;
 
 pub(crate) fn run(options: Serve) -> Result<(), Failure> {
@@ -18,7 +19,7 @@ pub(crate) fn run(options: Serve) -> Result<(), Failure> {
     // Before the reactors: every thread inherits what is blocked and handled here.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::machine)?;
     let machine = Machine::start(&options.machine, options.cores.as_deref(), 1)?;
-    machine.describe()?.iter().for_each(|line| println!("{line}"));
+    machine.describe()?.iter().for_each(|line| say!("{line}"));
     let socket = ListenSocket::bind(&options.rpc_socket).map_err(Failure::machine)?;
 
     let pending = options.wait_for_rpc.then(|| config.clone().unwrap_or_default());
@@ -28,22 +29,19 @@ pub(crate) fn run(options: Serve) -> Result<(), Failure> {
     }
     for subsystem in app.target.subsystems().iter().filter(|subsystem| !subsystem.discovery) {
         for listener in &subsystem.listeners {
-            println!(
-                "listening: {} {}:{} {}",
-                listener.trtype, listener.traddr, listener.trsvcid, subsystem.nqn
-            );
+            say!("listening: {} {}:{} {}", listener.trtype, listener.traddr, listener.trsvcid, subsystem.nqn);
         }
     }
-    println!("rpc: {}", options.rpc_socket.display());
+    say!("rpc: {}", options.rpc_socket.display());
     let server = Server::start(app.clone(), socket).map_err(Failure::machine)?;
-    println!("ready");
+    say!("ready");
 
     let signal = signals.forever().next();
     let name = signal.and_then(signal_hook::low_level::signal_name).unwrap_or("the end");
-    println!("{name}: finishing what is in flight");
+    say!("{name}: finishing what is in flight");
     drop(server);
     // Connections first: each ends once what it had under way is answered, and gives its devices back.
-    app.target.shutdown();
+    app.close_target();
     machine.reactors.stop();
     app.remove_devices();
     Ok(())

@@ -4,6 +4,7 @@
 use serde_json::Value;
 
 use super::{Method, Stage, Table};
+use crate::say::complain;
 
 const IGNORED: [(&str, &str); 19] = [
     ("accel_set_options", "there is no acceleration framework"),
@@ -30,7 +31,7 @@ const IGNORED: [(&str, &str); 19] = [
 pub(super) fn add(table: &mut Table) {
     for (name, reason) in IGNORED {
         let handler = move |_: &crate::state::App, _: Value| {
-            eprintln!("{name} is ignored: {reason}");
+            complain!("{name} is ignored: {reason}");
             Ok(Value::Bool(true))
         };
         let stages = &[Stage::Startup, Stage::Runtime];

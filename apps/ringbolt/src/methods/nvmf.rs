@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::Table;
 use super::parameters::off;
 use crate::rpc::RpcError;
+use crate::say::complain;
 use crate::state::App;
 
 mod info;
@@ -68,7 +69,7 @@ fn say_ignored(method: &str, tunings: &[(&str, &Tuning)], reason: &str) {
     let set = tunings.iter().filter(|(_, value)| value.as_ref().is_some_and(is_set));
     let names: Vec<&str> = set.map(|(name, _)| *name).collect();
     if !names.is_empty() {
-        eprintln!("{method}: {} ignored: {reason}", names.join(", "));
+        complain!("{method}: {} ignored: {reason}", names.join(", "));
     }
 }
 

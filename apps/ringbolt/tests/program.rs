@@ -1,0 +1,247 @@
+//! The program as users and their tools meet it.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+fn ringbolt(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ringbolt")).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Status and standard error of a command that fails.
+fn failure(arguments: &[&str]) -> (i32, String) {
+    let output = ringbolt(arguments);
+    (output.status.code().unwrap(), text(&output.stderr))
+}
+
+fn scratch(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("ringbolt-test-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir(&path).unwrap();
+    path
+}
+
+/// A server that ends with the test.
+struct Server {
+    child: Child,
+    socket: PathBuf,
+    printed: Vec<String>,
+}
+
+impl Server {
+    fn start(directory: &Path, arguments: &[&str]) -> Server {
+        let socket = directory.join("rpc.sock");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_ringbolt"))
+            .args(["serve", "-r", socket.to_str().unwrap()])
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let mut printed = Vec::new();
+        for line in lines {
+            let ready = line == "ready";
+            printed.push(line);
+            if ready {
+                break;
+            }
+        }
+        assert_eq!(printed.last().map(String::as_str), Some("ready"));
+        Server { child, socket, printed }
+    }
+
+    fn rpc(&self, arguments: &[&str]) -> Output {
+        ringbolt(&[&["rpc", "-r", self.socket.to_str().unwrap()], arguments].concat())
+    }
+
+    fn ok(&self, arguments: &[&str]) -> Value {
+        let output = self.rpc(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn stop(mut self) -> Option<i32> {
+        self.ok(&["spdk_kill_instance", "sig_name=SIGTERM"]);
+        let status = self.child.wait().unwrap();
+        assert!(!self.socket.exists());
+        status.code()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn every_command_shows_examples_of_itself() {
+    for command in ["serve", "rpc", "perf", "demo", "completions"] {
+        let output = ringbolt(&[command, "--help"]);
+        let help = text(&output.stdout);
+        assert!(output.status.success(), "{command}");
+        assert!(help.contains("Example") && help.contains(&format!("ringbolt {command}")), "{help}");
+    }
+    assert!(text(&ringbolt(&["completions", "bash"]).stdout).contains("_ringbolt()"));
+}
+
+#[test]
+fn errors_are_one_line_and_have_statuses_of_their_own() {
+    let directory = scratch("errors");
+    let config = directory.join("bad.json");
+    let bad = r#"{"subsystems":[{"subsystem":"bdev","config":[{"method":"bdev_null_create","params":{}}]}]}"#;
+    std::fs::write(&config, bad).unwrap();
+    let (config, nowhere) = (config.to_str().unwrap(), directory.join("none.sock"));
+    let socket = directory.join("a.sock");
+    let (nowhere, socket) = (nowhere.to_str().unwrap(), socket.to_str().unwrap());
+    let cases: &[(&[&str], i32, &str)] = &[
+        (&["perf", "--filename=null:1g", "--rw=up"], 2, "it is one of read, write"),
+        (&["perf", "--filename=null:0"], 2, "for example null:1g"),
+        (&["perf", "--filename=null:1m", "--bs=700"], 2, "--bs=700 is not a multiple"),
+        (&["perf", "--filename=Nobody"], 2, "no bdev is called Nobody"),
+        (&["perf", "--filename=null:1g", "--cpus_allowed=1000"], 2, "core 1000 is not among"),
+        (&["frobnicate"], 2, "unrecognized subcommand"),
+        (&["rpc", "-r", nowhere, "rpc_get_methods"], 5, "is `ringbolt serve` running"),
+        (&["rpc", "x", "y"], 2, "KEY=VALUE"),
+        (&["serve", "-r", socket, "-c", "/nonexistent.json"], 3, "/nonexistent.json: No such file"),
+        (&["serve", "-r", socket, "-c", config], 3, "config[0] (bdev): bdev_null_create: Invalid parameters"),
+        (&["serve", "-r", "/nonexistent/a.sock"], 4, "name another place with --rpc-socket"),
+    ];
+    for (arguments, status, message) in cases {
+        let (got, stderr) = failure(arguments);
+        assert_eq!(got, *status, "{arguments:?}: {stderr}");
+        assert!(stderr.contains(message), "{arguments:?}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{arguments:?}: {stderr}");
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn a_server_is_configured_saved_and_made_again() {
+    let directory = scratch("serve");
+    let server = Server::start(&directory, &[]);
+    for start in ["memory: ", "engine: ", "cores: ", "rpc: "] {
+        assert!(server.printed.iter().any(|line| line.starts_with(start)), "{:?}", server.printed);
+    }
+    let mode = std::fs::metadata(&server.socket).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    server.ok(&["bdev_malloc_create", "name=M", "num_blocks=2048", "block_size=512"]);
+    server.ok(&["nvmf_create_transport", "trtype=TCP"]);
+    let nqn = "nqn=nqn.2025-01.io.ringbolt:a";
+    server.ok(&["nvmf_create_subsystem", nqn, "allow_any_host=true"]);
+    server.ok(&["nvmf_subsystem_add_ns", nqn, "namespace.bdev_name=M"]);
+    let address =
+        ["listen_address.trtype=TCP", "listen_address.traddr=127.0.0.1", "listen_address.trsvcid=0"];
+    server.ok(&[&["nvmf_subsystem_add_listener", nqn], address.as_slice()].concat());
+    let saved = server.ok(&["save_config"]);
+    let second = failure(&["serve", "-r", server.socket.to_str().unwrap()]);
+    assert!(second.0 == 4 && second.1.contains("another process answers"), "{second:?}");
+    let wrong = server.rpc(&["bdev_malloc_delete", "name=Z"]);
+    assert_eq!(wrong.status.code(), Some(1));
+    assert!(text(&wrong.stderr).contains("bdev_malloc_delete: no bdev is called Z (code -19)"));
+    assert_eq!(server.stop(), Some(0));
+
+    let config = directory.join("saved.json");
+    std::fs::write(&config, saved.to_string()).unwrap();
+    let server = Server::start(&directory, &["-c", config.to_str().unwrap()]);
+    assert_eq!(server.ok(&["save_config"]), saved);
+    let listening = server.printed.iter().find(|line| line.starts_with("listening: TCP 127.0.0.1:"));
+    let port = listening.and_then(|line| line.split([':', ' ']).nth(4)).unwrap();
+    let uri = format!("--filename=nvme+tcp://127.0.0.1:{port}/nqn.2025-01.io.ringbolt:a?ns=1");
+    let output = ringbolt(&["perf", &uri, "--rw=randrw", "--iodepth=16", "--number_ios=2000", "--verify"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("blocks checked, 0 wrong"), "{}", text(&output.stdout));
+    let counts = server.ok(&["bdev_get_iostat", "names=[\"M\"]"]);
+    let done = |name: &str| counts["bdevs"][0][name].as_u64().unwrap();
+    assert_eq!(done("num_read_ops") + done("num_write_ops"), 2000);
+    assert_eq!(server.stop(), Some(0));
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn the_socket_takes_calls_in_any_pieces_and_ends_at_garbage() {
+    let directory = scratch("frames");
+    let server = Server::start(&directory, &[]);
+    let mut stream = UnixStream::connect(&server.socket).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let call = |id: u32| json!({ "id": id, "method": "spdk_get_version" }).to_string();
+    let (first, second) = (call(1), call(2));
+    stream.write_all(&first.as_bytes()[..10]).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    stream.write_all(&first.as_bytes()[10..]).unwrap();
+    stream.write_all(second.as_bytes()).unwrap();
+    stream.write_all(b"\n[{\"method\":\"x\",\"id\":3},{\"method\":\"framework_wait_init\"}] {]").unwrap();
+    let mut answers = String::new();
+    stream.read_to_string(&mut answers).unwrap();
+    let answers: Vec<Value> = answers.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(answers.len(), 4, "{answers:?}");
+    assert_eq!((&answers[0]["id"], &answers[1]["id"]), (&json!(1), &json!(2)));
+    assert_eq!(answers[2].as_array().map(Vec::len), Some(1));
+    assert_eq!(answers[2][0]["error"]["code"], -32601);
+    assert_eq!((&answers[3]["error"]["code"], &answers[3]["id"]), (&json!(-32700), &Value::Null));
+    assert_eq!(server.stop(), Some(0));
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn a_measurement_is_fios_json() {
+    let arguments =
+        ["--filename=null:1g", "--rw=randread", "--iodepth=8", "--number_ios=100k", "--numjobs=2"];
+    let output =
+        ringbolt(&[&["perf", "--group_reporting", "--output-format=json"], arguments.as_slice()].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["jobs"].as_array().map(Vec::len), Some(1));
+    let read = &document["jobs"][0]["read"];
+    assert_eq!(read["total_ios"], 2 * 102_400);
+    assert!(read["iops"].as_f64().unwrap() > 0.0 && read["clat_ns"]["percentile"]["99.000000"].is_number());
+    let normal = text(&ringbolt(&[&["perf"], arguments.as_slice()].concat()).stdout);
+    assert_eq!(normal.matches("perf: rw=randread bs=4096 iodepth=8 jobs=1").count(), 2, "{normal}");
+    for figure in ["IOPS", "p50", "p90", "p99 ", "p99.9 ", "p99.99 ", "an I/O"] {
+        assert!(normal.contains(figure), "{figure}: {normal}");
+    }
+}
+
+#[test]
+fn damage_between_write_and_read_is_found() {
+    let directory = scratch("damage");
+    let config = directory.join("error.json");
+    let call = |method: &str, params: Value| json!({ "method": method, "params": params });
+    let file = json!({ "subsystems": [{ "subsystem": "bdev", "config": [
+        call("bdev_malloc_create", json!({ "name": "M", "num_blocks": 1024, "block_size": 512 })),
+        call("bdev_error_create", json!({ "base_name": "M" })),
+        call("bdev_error_inject_error", json!({ "name": "EE_M", "io_type": "write",
+            "error_type": "corrupt_data", "corrupt_offset": 700, "corrupt_value": 255, "num": 1 })),
+    ]}]});
+    std::fs::write(&config, file.to_string()).unwrap();
+    let config = config.to_str().unwrap();
+    let job = ["perf", "-c", config, "--rw=write", "--iodepth=4", "--verify"];
+    let (status, stderr) = failure(&[job.as_slice(), &["--filename=EE_M"]].concat());
+    assert_eq!(status, 1, "{stderr}");
+    // The first write begins at LBA 0, and byte 700 of it lies in its second block.
+    assert!(stderr.contains("1 block(s) wrong; the first: LBA 1: expected CRC-32C"), "{stderr}");
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn the_demonstration_ends_by_itself() {
+    let output = ringbolt(&["demo", "--once", "--runtime=300ms"]);
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{stdout}{stderr}");
+    for part in
+        ["device: ", "IOPS", "CPU an I/O: target ", ", 0 wrong", "nvme connect -t tcp -a 127.0.0.1 -s "]
+    {
+        assert!(stdout.contains(part), "{part}: {stdout}");
+    }
+}
