@@ -50,6 +50,7 @@ impl ErrorLog {
             command_specific: 0,
             transport_specific: 0,
         });
+        assert!(self.entries.len() <= self.entries_max, "the error log has {} entries", self.entries.len());
     }
 
     fn page(&self) -> Vec<u8> {

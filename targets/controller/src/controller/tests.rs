@@ -463,11 +463,21 @@ fn number_of_queues_is_settled_by_the_first_queue() {
     let many = NumberOfQueues { submission: 500, completion: 300 }.to_wire();
     let granted = result(&mut harness, set_feature(FeatureId::NumberOfQueues, many)) as u32;
     assert_eq!(NumberOfQueues::from_wire(granted), Ok(NumberOfQueues { submission: 127, completion: 127 }));
-    let lease = harness.controller.association().lease(1).unwrap();
+    for (submission, completion) in [(4, 9), (9, 4)] {
+        let wanted = NumberOfQueues { submission, completion }.to_wire();
+        let granted = result(&mut harness, set_feature(FeatureId::NumberOfQueues, wanted)) as u32;
+        assert_eq!(NumberOfQueues::from_wire(granted), Ok(NumberOfQueues { submission: 4, completion: 4 }));
+    }
+    let lease = harness.controller.association().lease(4).unwrap();
     let answer = status(&mut harness, set_feature(FeatureId::NumberOfQueues, 0));
     assert_eq!(answer, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
     drop(lease);
     assert_eq!(result(&mut harness, set_feature(FeatureId::NumberOfQueues, 0)), 0);
+    assert_eq!(harness.controller.association().lease(2).unwrap_err(), crate::QueueRefused::OutOfRange);
+    // A reset forgets it.
+    set_cc(&mut harness, LINUX_CC & !1);
+    harness.enable();
+    assert!(harness.controller.association().lease(127).is_ok());
 }
 
 #[test]
@@ -626,9 +636,13 @@ fn hosts_are_told_of_namespaces_once_until_they_look() {
     assert_eq!(harness.waiting.len(), 1, "reading is not an event");
 
     // And then the next change is one again: a resize.
+    let unread = Sqe { data: DataPointer::transport(4092), ..read };
     harness.deliver(Event::Subsystem(with_namespace(8)));
     harness.deliver(Event::Subsystem(with_namespace(16)));
     assert_eq!(harness.waiting.len(), 0);
+    // A read that fails has not read.
+    assert_eq!(status(&mut harness, unread), Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
+    assert_eq!(list(page(&mut harness, retained)), [1, 5]);
     // A picture that is the same is no change.
     page(&mut harness, read);
     assert_eq!(harness.command(bare(AdminOpcode::AsyncEventRequest), &[]), None);
