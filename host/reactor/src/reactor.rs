@@ -368,6 +368,9 @@ impl Reactor {
     }
 
     fn deadline(&self) -> Option<u64> {
+        if !self.core.inner().added.borrow().is_empty() {
+            return Some(0);
+        }
         let pollers = self.pollers.iter().filter_map(|entry| match entry.period {
             Period::EveryTurn => entry.poller.deadline(),
             Period::EveryNs(_) => Some(entry.next_ns),

@@ -22,7 +22,12 @@ pub struct ListenAddress {
 impl ListenAddress {
     /// A TCP address.
     pub fn tcp(traddr: &str, trsvcid: &str) -> ListenAddress {
-        ListenAddress { trtype: "TCP".into(), adrfam: String::new(), traddr: traddr.into(), trsvcid: trsvcid.into() }
+        ListenAddress {
+            trtype: "TCP".into(),
+            adrfam: String::new(),
+            traddr: traddr.into(),
+            trsvcid: trsvcid.into(),
+        }
     }
 
     /// The socket address that this is.

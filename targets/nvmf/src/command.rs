@@ -20,16 +20,13 @@ pub(crate) struct Command {
     pub(crate) arrived: u32,
     /// Data did not match its digest.
     pub(crate) corrupt: bool,
+    /// Bytes of buffer that the command has, wherever the buffer is.
+    holds: u32,
 }
 
 impl Command {
     pub(crate) fn new(cid: u16, work: Work, data: Data, length: u32) -> Command {
-        Command { cid, work, data, length, asked: 0, arrived: 0, corrupt: false }
-    }
-
-    /// Bytes that the command counts for from beginning to end, wherever its buffer is.
-    fn held(&self) -> usize {
-        self.length as usize
+        Command { cid, work, data, length, asked: 0, arrived: 0, corrupt: false, holds: 0 }
     }
 }
 
@@ -37,7 +34,7 @@ impl Command {
 pub(crate) enum Work {
     /// The device fills a buffer, which then goes to the host.
     Read,
-    /// The host's data is on its way here, and then goes where the plan says.
+    /// A buffer, the host's data, or both are awaited; then it goes as the plan says.
     Planned(Plan),
     /// The device fills a buffer, which is then compared with the host's data.
     Compare,
@@ -104,7 +101,6 @@ impl Commands {
     }
 
     pub(crate) fn insert(&mut self, command: Command) -> Slot {
-        self.held_bytes += command.held();
         match self.slab.insert(command) {
             Ok(slot) => slot,
             Err(_) => panic!("a command was taken without room for it"),
@@ -132,7 +128,16 @@ impl Commands {
     #[inline]
     pub(crate) fn remove(&mut self, slot: Slot) {
         if let Some(command) = self.slab.remove(slot) {
-            self.held_bytes -= command.held();
+            self.held_bytes -= command.holds as usize;
+        }
+    }
+
+    /// Counts a buffer that a command was given.
+    #[inline]
+    pub(crate) fn hold(&mut self, slot: Slot, bytes: u32) {
+        if let Some(command) = self.slab.get_mut(slot) {
+            command.holds += bytes;
+            self.held_bytes += bytes as usize;
         }
     }
 

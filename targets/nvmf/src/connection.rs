@@ -51,6 +51,8 @@ pub(crate) struct State {
     pub(crate) flow_control_off: bool,
     /// A read's data may say that the read succeeded, because the response would say no more.
     pub(crate) data_tells_success: bool,
+    /// Commands that wait for a buffer, oldest first.
+    pub(crate) aside: std::collections::VecDeque<Slot>,
     /// It ends once what is queued has left.
     pub(crate) disconnecting: bool,
     /// The controller's I/O queues, on whichever cores, are to look whether they are still wanted.
@@ -63,9 +65,16 @@ pub(crate) struct State {
 pub(crate) enum Current {
     None,
     /// Data that was asked for by R2T, from byte `start` of the command's data.
-    Data { slot: Slot, start: u32, length: u32 },
+    Data {
+        slot: Slot,
+        start: u32,
+        length: u32,
+    },
     /// The data of a capsule; the command's own starts at `offset` of it.
-    Capsule { slot: Slot, offset: u32 },
+    Capsule {
+        slot: Slot,
+        offset: u32,
+    },
 }
 
 /// What went through a connection.
@@ -106,14 +115,24 @@ impl Connection {
         self.after(pumped)
     }
 
-    /// Offers a PDU that had no room again. `Ok(true)` if bytes may have come meanwhile.
+    /// Tries again what had no room. `Ok(true)` if bytes may have come meanwhile.
     pub(crate) fn resume(&mut self, lent: &mut Lent<'_>) -> Result<bool, End> {
         let Connection { receiver, state, .. } = self;
-        match receiver.resume(&mut Handler { state, lent }) {
+        let mut handler = Handler { state, lent };
+        handler.serve_aside();
+        if !receiver.is_waiting() {
+            return Ok(false);
+        }
+        match receiver.resume(&mut handler) {
             Ok(Progress::Ready) => self.after(Ok(Pumped::More)),
             Ok(Progress::Waiting) => Ok(false),
             Err(fatal) => self.after(Err(fatal)),
         }
+    }
+
+    /// Whether something waits for room.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.receiver.is_waiting() || !self.state.aside.is_empty()
     }
 
     fn after(&mut self, pumped: Result<Pumped, Fatal>) -> Result<bool, End> {

@@ -4,7 +4,6 @@ use controller::io::{self, Op as Planned, Plan, Transfer};
 use controller::sgl::{self, Source};
 use controller::{Action, ConnectOk, Controller, Event, NamespaceTable};
 use memory::Buffer;
-use nvme_tcp::Place;
 use ring::{Op, Request, Status};
 use slots::Slot;
 use wire_nvme::Sqe;
@@ -13,64 +12,111 @@ use wire_nvme::log::LogId;
 use wire_nvme::opcode::AdminOpcode;
 
 use crate::command::{Data, Work};
-use crate::handler::{Handler, room_for};
+use crate::handler::Handler;
 use crate::queue::{IoQueue, Role};
 
 impl Handler<'_, '_> {
     /// A command of an I/O queue has arrived, its capsule's data not yet.
+    ///
+    /// Nothing here waits for memory while the stream stands still: the data that would free some may
+    /// be behind this very command. A command without a buffer is put aside, and given one later.
     #[inline]
-    pub(crate) fn io(&mut self, sqe: &Sqe, capsule_bytes: u32) -> Result<Place, Status> {
+    pub(crate) fn io(&mut self, sqe: &Sqe, capsule_bytes: u32) -> Result<(), Status> {
         let Role::Io(queue) = &self.state.role else { return Err(Status::COMMAND_SEQUENCE_ERROR) };
         let plan = io::plan(sqe, &queue.namespaces)?;
         match plan.data {
             Transfer::ToHost(length) => {
                 sgl::to_host(sqe.data)?;
-                let backend = queue.namespaces.entry(&plan).backend;
-                let Some(buffer) = self.take_buffer(length as usize) else { return Ok(Place::Wait) };
                 self.take_entry();
-                let slot = self.state.new_command(sqe.cid, Work::Read, Data::None, length);
-                self.submit(slot, backend, Op::Read, &plan, Some(buffer));
-                Ok(Place::Nowhere)
+                let slot = self.state.new_command(sqe.cid, Work::Planned(plan), Data::None, length);
+                self.read(slot, &plan, length);
             }
-            Transfer::FromHost(length) => {
+            Transfer::FromHost(length) if length > 0 => {
                 let source = sgl::from_host(sqe.data, capsule_bytes)?;
-                if let Source::Transport { .. } = source
-                    && capsule_bytes > 0
-                {
-                    return Err(Status::SGL_TYPE_INVALID.do_not_retry());
-                }
-                if length == 0 {
-                    self.take_entry();
-                    let slot = self.state.new_command(sqe.cid, Work::Planned(plan), Data::None, 0);
-                    self.execute(slot);
-                    return Ok(Place::Nowhere);
-                }
-                let Some(buffer) = self.take_buffer(room_for(source, capsule_bytes)) else {
-                    return Ok(Place::Wait);
-                };
                 self.take_entry();
-                let slot = self.state.new_command(sqe.cid, Work::Planned(plan), Data::Buffer(buffer), length);
-                self.expect_data(slot, sqe.cid, source);
-                Ok(Place::Here)
+                let slot = self.state.new_command(sqe.cid, Work::Planned(plan), Data::None, length);
+                match source {
+                    Source::Transport { .. } => self.ask_for_data(slot, sqe.cid, length),
+                    Source::Capsule { offset, .. } => {
+                        // Without a buffer it goes by way of the heap: a queue's worth of capsules at most.
+                        let data = match self.take_buffer(slot, capsule_bytes) {
+                            Some(buffer) => Data::Buffer(buffer),
+                            None => Data::Bytes(vec![0; capsule_bytes as usize]),
+                        };
+                        if let Some(command) = self.state.commands.get_mut(slot) {
+                            command.data = data;
+                        }
+                        self.state.current = crate::connection::Current::Capsule { slot, offset };
+                    }
+                }
             }
-            Transfer::None => {
+            Transfer::FromHost(_) | Transfer::None => {
                 self.take_entry();
                 let slot = self.state.new_command(sqe.cid, Work::Planned(plan), Data::None, 0);
                 self.execute(slot);
-                Ok(Place::Nowhere)
             }
         }
+        Ok(())
     }
 
-    /// A buffer, unless this connection or the core has none to spare.
+    /// A buffer for a command, unless this connection or the core has none to spare.
     #[inline]
-    fn take_buffer(&mut self, bytes: usize) -> Option<Buffer> {
+    fn take_buffer(&mut self, slot: Slot, bytes: u32) -> Option<Buffer> {
         let held = self.state.commands.held_bytes;
         // One command always fits, so that waiting ends.
-        if held > 0 && held + bytes > self.lent.shared.limits.connection_bytes_max {
+        if held > 0 && held + bytes as usize > self.lent.shared.limits.connection_bytes_max {
             return None;
         }
-        self.lent.pool.take(bytes)
+        let buffer = self.lent.pool.take(bytes as usize)?;
+        self.state.commands.hold(slot, bytes);
+        Some(buffer)
+    }
+
+    /// Puts a command aside until there is a buffer for it.
+    #[cold]
+    fn put_aside(&mut self, slot: Slot) {
+        self.state.aside.push_back(slot);
+    }
+
+    /// Gives buffers to commands that were put aside, oldest first, as far as there are any.
+    pub(crate) fn serve_aside(&mut self) {
+        let mut aside = std::mem::take(&mut self.state.aside);
+        while let Some(slot) = aside.pop_front() {
+            let Some(command) = self.state.commands.get_mut(slot) else { continue };
+            let Work::Planned(plan) = command.work else { continue };
+            let (cid, length) = (command.cid, command.length);
+            match (plan.op, &command.data) {
+                (Planned::Read, _) => self.read(slot, &plan, length),
+                (_, Data::None) => self.ask_for_data(slot, cid, length),
+                _ => self.execute(slot),
+            }
+            if !self.state.aside.is_empty() {
+                break;
+            }
+        }
+        // What was put aside again is the oldest.
+        self.state.aside.append(&mut aside);
+    }
+
+    #[inline]
+    fn read(&mut self, slot: Slot, plan: &Plan, length: u32) {
+        let Some(buffer) = self.take_buffer(slot, length) else { return self.put_aside(slot) };
+        let Role::Io(queue) = &self.state.role else { return };
+        let backend = queue.namespaces.entry(plan).backend;
+        if let Some(command) = self.state.commands.get_mut(slot) {
+            command.work = Work::Read;
+        }
+        self.submit(slot, backend, Op::Read, plan, Some(buffer));
+    }
+
+    /// Asks the host for a command's data, once there is a buffer for it.
+    fn ask_for_data(&mut self, slot: Slot, cid: u16, length: u32) {
+        let Some(buffer) = self.take_buffer(slot, length) else { return self.put_aside(slot) };
+        if let Some(command) = self.state.commands.get_mut(slot) {
+            command.data = Data::Buffer(buffer);
+            command.asked = length;
+        }
+        self.state.ready_to_transfer(slot, cid, length);
     }
 
     /// Hands a request to a device.
@@ -119,11 +165,13 @@ impl Handler<'_, '_> {
             }
             Planned::Write => {
                 let backend = queue.namespaces.entry(plan).backend;
-                let Data::Buffer(buffer) = self.state.commands.take_data(slot) else {
-                    return self.state.finish(slot, Status::INTERNAL_ERROR, 0);
-                };
-                self.begin(slot, 1);
-                self.submit(slot, backend, Op::Write, plan, Some(buffer));
+                match self.state.commands.take_data(slot) {
+                    Data::Buffer(buffer) => {
+                        self.begin(slot, 1);
+                        self.submit(slot, backend, Op::Write, plan, Some(buffer));
+                    }
+                    data => self.write_from_heap(slot, backend, plan, data),
+                }
             }
             Planned::Flush | Planned::WriteZeroes => {
                 let backend = queue.namespaces.entry(plan).backend;
@@ -153,6 +201,24 @@ impl Handler<'_, '_> {
                     // Worth another try when memory is free again.
                     None => self.state.finish(slot, Status::COMMAND_INTERRUPTED, 0),
                 }
+            }
+        }
+    }
+
+    /// Writes data that came without a buffer.
+    #[cold]
+    fn write_from_heap(&mut self, slot: Slot, backend: u32, plan: &Plan, data: Data) {
+        match self.take_buffer(slot, data.as_slice().len() as u32) {
+            Some(mut buffer) => {
+                buffer.as_mut_slice().copy_from_slice(data.as_slice());
+                self.begin(slot, 1);
+                self.submit(slot, backend, Op::Write, plan, Some(buffer));
+            }
+            None => {
+                if let Some(command) = self.state.commands.get_mut(slot) {
+                    (command.data, command.work) = (data, Work::Planned(*plan));
+                }
+                self.put_aside(slot);
             }
         }
     }

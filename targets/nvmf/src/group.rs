@@ -328,12 +328,11 @@ impl<N: Network> Group<N> {
         let Some(entry) = self.connections.get_mut(slot) else { return };
         match received {
             Ok(more) => {
-                if entry.connection.receiver.is_waiting() {
-                    if !entry.waiting {
-                        entry.waiting = true;
-                        self.waiting.push(slot);
-                    }
-                } else if more {
+                if entry.connection.is_waiting() && !entry.waiting {
+                    entry.waiting = true;
+                    self.waiting.push(slot);
+                }
+                if more {
                     self.again.push(slot);
                 }
                 self.timer_ns = self.timer_ns.min(entry.connection.state.timer_ns());
@@ -397,14 +396,14 @@ impl<N: Network> Group<N> {
             }
             let flushed = entry.connection.flush(&mut self.network);
             let state = &mut entry.connection.state;
-            if std::mem::take(&mut state.close_io_queues) {
-                self.tell_all_to_look();
-                continue;
-            }
+            let close_io_queues = std::mem::take(&mut state.close_io_queues);
             match flushed {
                 Ok(()) if state.disconnecting && state.sender.is_empty() => self.end(slot, End::Controller),
                 Ok(()) => {}
                 Err(end) => self.end(slot, end),
+            }
+            if close_io_queues {
+                self.tell_all_to_look();
             }
         }
         // Ending connections may have marked others meanwhile.
@@ -564,7 +563,9 @@ impl<N: Network> Group<N> {
             match event {
                 Event::Incoming { listener, stream, peer } => self.incoming(listener, stream, peer, now_ns),
                 Event::Ready(id) => {
-                    let Some(Some(slot)) = self.by_network.get(id.0.index() as usize).copied() else { continue };
+                    let Some(Some(slot)) = self.by_network.get(id.0.index() as usize).copied() else {
+                        continue;
+                    };
                     if self.stopping {
                         self.mark(slot);
                     } else {
@@ -726,6 +727,7 @@ impl Connection {
                 head: 0,
                 flow_control_off: false,
                 data_tells_success: false,
+                aside: std::collections::VecDeque::new(),
                 disconnecting: false,
                 close_io_queues: false,
                 stats: Counters::default(),

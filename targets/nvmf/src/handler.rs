@@ -48,7 +48,8 @@ impl Consumer for Handler<'_, '_> {
                 self.capsule(CapsuleCmd::decode(header), layout)
             }
             PduType::H2cData => {
-                let header = header.first_chunk::<SHORT_SIZE>().expect("the layout gave this header its length");
+                let header =
+                    header.first_chunk::<SHORT_SIZE>().expect("the layout gave this header its length");
                 self.host_data(&H2cData::decode(header), layout)
             }
             PduType::IcReq => Err(Fatal::of(FatalStatus::SequenceError)),
@@ -115,17 +116,13 @@ impl Handler<'_, '_> {
         if layout.data_length > self.capsule_bytes_max() {
             return Err(Fatal::of(FatalStatus::LimitExceeded));
         }
-        let place = match &self.state.role {
+        let taken = match &self.state.role {
             Role::Io(_) => self.io(&sqe, layout.data_length),
             _ => self.control(&sqe, layout.data_length),
         };
-        match place {
-            Ok(Place::Wait) => return Ok(Place::Wait),
-            Ok(_) => {}
-            Err(status) => {
-                self.take_entry();
-                self.state.respond(sqe.cid, status, 0);
-            }
+        if let Err(status) = taken {
+            self.take_entry();
+            self.state.respond(sqe.cid, status, 0);
         }
         let here = matches!(self.state.current, Current::Capsule { .. });
         Ok(if here { Place::Here } else { Place::Nowhere })
@@ -149,26 +146,8 @@ impl Handler<'_, '_> {
         self.state.head = if next == self.state.entries { 0 } else { next as u16 };
     }
 
-    /// Sees to it that a command's data comes to `slot`: it is in its capsule, or the host is asked
-    /// for it.
-    #[inline]
-    pub(crate) fn expect_data(&mut self, slot: Slot, cid: u16, source: Source) {
-        match source {
-            // All of the capsule's data is taken in; what the descriptor names is cut out of it then.
-            Source::Capsule { offset, .. } => {
-                self.state.current = Current::Capsule { slot, offset };
-            }
-            Source::Transport { length } => {
-                if let Some(command) = self.state.commands.get_mut(slot) {
-                    command.asked = length;
-                }
-                self.state.ready_to_transfer(slot, cid, length);
-            }
-        }
-    }
-
     /// A command of the admin queue, or a fabrics command: rare, and handled as a whole.
-    fn control(&mut self, sqe: &Sqe, capsule_bytes: u32) -> Result<Place, Status> {
+    fn control(&mut self, sqe: &Sqe, capsule_bytes: u32) -> Result<(), Status> {
         let expected = match &self.state.role {
             Role::AwaitingConnect if is_connect(sqe) => BEFORE_CONNECT_BYTES_MAX,
             Role::AwaitingConnect => return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
@@ -178,16 +157,28 @@ impl Handler<'_, '_> {
             let slot = self.whole_command(sqe, Vec::new());
             self.take_entry();
             self.execute(slot);
-            return Ok(Place::Nowhere);
+            return Ok(());
         }
         let source = sgl::from_host(sqe.data, capsule_bytes)?;
         if source.length() != expected {
             return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
         }
-        let slot = self.whole_command(sqe, vec![0; room_for(source, capsule_bytes)]);
         self.take_entry();
-        self.expect_data(slot, sqe.cid, source);
-        Ok(Place::Here)
+        match source {
+            // All of the capsule's data is taken in; what the descriptor names is cut out of it then.
+            Source::Capsule { offset, .. } => {
+                let slot = self.whole_command(sqe, vec![0; capsule_bytes as usize]);
+                self.state.current = Current::Capsule { slot, offset };
+            }
+            Source::Transport { length } => {
+                let slot = self.whole_command(sqe, vec![0; length as usize]);
+                if let Some(command) = self.state.commands.get_mut(slot) {
+                    command.asked = length;
+                }
+                self.state.ready_to_transfer(slot, sqe.cid, length);
+            }
+        }
+        Ok(())
     }
 
     fn whole_command(&mut self, sqe: &Sqe, bytes: Vec<u8>) -> Slot {
@@ -258,14 +249,6 @@ impl Handler<'_, '_> {
         }
         command.data.truncate(command.length as usize);
         self.execute(slot);
-    }
-}
-
-/// Bytes to set aside for data that comes from `source`.
-pub(crate) fn room_for(source: Source, capsule_bytes: u32) -> usize {
-    match source {
-        Source::Capsule { .. } => capsule_bytes as usize,
-        Source::Transport { length } => length as usize,
     }
 }
 

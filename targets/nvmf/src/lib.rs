@@ -39,5 +39,6 @@ pub use address::ListenAddress;
 pub use failure::TargetError;
 pub use limits::TransportConfig;
 pub use target::{
-    ControllerInfo, NamespaceConfig, NamespaceInfo, QpairInfo, SubsystemConfig, SubsystemInfo, Target, TargetStats,
+    ControllerInfo, NamespaceConfig, NamespaceInfo, QpairInfo, SubsystemConfig, SubsystemInfo, Target,
+    TargetStats,
 };

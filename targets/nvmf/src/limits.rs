@@ -83,11 +83,16 @@ impl TransportConfig {
         range("ic_timeout_ms", self.ic_timeout_ms, 1, 600_000)?;
         range("connect_timeout_ms", self.connect_timeout_ms, 1, 600_000)?;
         if !self.max_io_size.is_power_of_two() {
-            return Err(TargetError::Parameter(format!("max_io_size of {} is no power of 2", self.max_io_size)));
+            return Err(TargetError::Parameter(format!(
+                "max_io_size of {} is no power of 2",
+                self.max_io_size
+            )));
         }
         if !self.in_capsule_data_size.is_multiple_of(16) {
             let size = self.in_capsule_data_size;
-            return Err(TargetError::Parameter(format!("in_capsule_data_size of {size} is no multiple of 16")));
+            return Err(TargetError::Parameter(format!(
+                "in_capsule_data_size of {size} is no multiple of 16"
+            )));
         }
         let controller = controller::Limits {
             io_queues_max: self.max_io_qpairs_per_ctrlr,

@@ -191,7 +191,10 @@ impl Target {
         check_text("model_number", &config.model_number, 40)?;
         let parameter = |text: String| Err(TargetError::Parameter(text));
         if config.max_namespaces == 0 || config.max_namespaces > NAMESPACES_MAX {
-            return parameter(format!("max_namespaces of {} is not 1 to {NAMESPACES_MAX}", config.max_namespaces));
+            return parameter(format!(
+                "max_namespaces of {} is not 1 to {NAMESPACES_MAX}",
+                config.max_namespaces
+            ));
         }
         if config.min_cntlid == 0 || config.min_cntlid > config.max_cntlid || config.max_cntlid > 0xffef {
             let (min, max) = (config.min_cntlid, config.max_cntlid);
@@ -338,7 +341,8 @@ impl Target {
         let nqn = parse_nqn(nqn)?;
         let wanted = ListenAddress::from_socket(address.socket()?);
         let mut state = self.lock()?;
-        let none = || TargetError::NoListener(nqn.as_str().into(), format!("{}:{}", wanted.traddr, wanted.trsvcid));
+        let none =
+            || TargetError::NoListener(nqn.as_str().into(), format!("{}:{}", wanted.traddr, wanted.trsvcid));
         let portid = state.ports.iter().find(|port| port.address == wanted).map(|port| port.portid);
         let portid = portid.ok_or_else(none)?;
         if !nqn.is_discovery() {
@@ -359,7 +363,9 @@ impl Target {
         if state.subsystems.values().any(|configured| configured.listeners.contains(address)) {
             return Ok(());
         }
-        let Some(position) = state.ports.iter().position(|port| port.address == *address) else { return Ok(()) };
+        let Some(position) = state.ports.iter().position(|port| port.address == *address) else {
+            return Ok(());
+        };
         let portid = state.ports.remove(position).portid;
         if let Some(first) = state.transport.as_ref().and_then(|transport| transport.groups.first()) {
             let (answer, outcome) = sync_channel(1);
@@ -529,9 +535,10 @@ impl State {
             let ports = self.ports.iter().filter(|port| configured.listeners.contains(&port.address));
             ports.map(move |port| (nqn.clone(), SubsystemType::Nvm, port, hosts.clone()))
         });
-        let service = self.ports.iter().map(|port| {
-            (Nqn::discovery(), SubsystemType::CurrentDiscovery, port, Hosts::Any)
-        });
+        let service = self
+            .ports
+            .iter()
+            .map(|port| (Nqn::discovery(), SubsystemType::CurrentDiscovery, port, Hosts::Any));
         for (subnqn, subtype, port, hosts) in service.chain(nvm) {
             let Ok(socket) = port.address.socket() else { continue };
             let address = transport_address(socket);

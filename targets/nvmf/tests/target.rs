@@ -28,7 +28,8 @@ impl Drop for Rig {
 fn rig(transport: TransportConfig) -> Rig {
     let registry = Registry::new();
     bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("Malloc0", 16384, 512)).unwrap();
-    let config = Config { cpus: sys::CpuSet::allowed(), pin: false, idle: IdlePolicy::Sleep, ..Config::default() };
+    let config =
+        Config { cpus: sys::CpuSet::allowed(), pin: false, idle: IdlePolicy::Sleep, ..Config::default() };
     let reactors = Reactors::start(&config).unwrap();
     let target = Target::new(registry.clone(), reactors.remotes());
     target.create_transport(transport).unwrap();
@@ -52,7 +53,11 @@ fn on_host<R: 'static, F: Future<Output = R> + 'static>(job: impl FnOnce(Core) -
 }
 
 /// Submits everything and waits for everything.
-async fn run(core: &Core, namespace: &mut nvme::Namespace, requests: Vec<Request<Buffer>>) -> Vec<Completion<Buffer>> {
+async fn run(
+    core: &Core,
+    namespace: &mut nvme::Namespace,
+    requests: Vec<Request<Buffer>>,
+) -> Vec<Completion<Buffer>> {
     let (mut batch, count, mut done) = (requests, 0, Vec::new());
     let total = batch.len() + count;
     while done.len() < total {
@@ -99,7 +104,11 @@ fn what_is_written_is_read_back_with_and_without_digests() {
                     Request::write(Tag(n.into()), u64::from(n * blocks), blocks, buffer)
                 });
                 let done = run(&core, &mut namespace, writes.collect()).await;
-                assert!(done.iter().all(|done| done.status().is_success()), "{bytes} bytes: {done:?}");
+                assert!(
+                    done.iter().all(|done| done.status().is_success()),
+                    "{bytes} bytes: {:?}",
+                    namespace.failure()
+                );
                 let reads = (0..count).map(|n| {
                     let buffer = core.pool().take(bytes).unwrap();
                     Request::read(Tag(n.into()), u64::from(n * blocks), blocks, buffer)
@@ -127,11 +136,12 @@ fn every_operation_and_every_refusal_over_the_wire() {
         let flush = Request::new(Tag(3), Op::Flush, 0, 0);
         let reset = Request::new(Tag(4), Op::Reset, 0, 0);
         let short = Request::read(Tag(5), 0, 8, core.pool().take(512).unwrap());
-        let statuses: Vec<Status> = run(&core, &mut namespace, vec![write, beyond, across, flush, reset, short])
-            .await
-            .iter()
-            .map(Completion::status)
-            .collect();
+        let statuses: Vec<Status> =
+            run(&core, &mut namespace, vec![write, beyond, across, flush, reset, short])
+                .await
+                .iter()
+                .map(Completion::status)
+                .collect();
         let expected = [
             Status::SUCCESS,
             Status::LBA_OUT_OF_RANGE,
@@ -145,7 +155,12 @@ fn every_operation_and_every_refusal_over_the_wire() {
         }
         let unmap = Request::new(Tag(0), Op::Unmap, 8, 4);
         let zeroes = Request::new(Tag(1), Op::WriteZeroes, 12, 2);
-        assert!(run(&core, &mut namespace, vec![unmap, zeroes]).await.iter().all(|done| done.status().is_success()));
+        assert!(
+            run(&core, &mut namespace, vec![unmap, zeroes])
+                .await
+                .iter()
+                .all(|done| done.status().is_success())
+        );
         let read = Request::read(Tag(0), 8, 8, core.pool().take(4096).unwrap());
         let done = run(&core, &mut namespace, vec![read]).await.pop().unwrap();
         let read = done.into_request().buffer.unwrap();

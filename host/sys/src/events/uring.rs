@@ -139,7 +139,9 @@ impl Uring {
     }
 
     pub(super) fn unwatch(&mut self, user_data: u64) {
-        self.push(opcode::PollRemove::new(user_data).build().user_data(IGNORED));
+        // Not POLL_REMOVE: that fails while a wake-up of the poll is under way, and the poll would
+        // hold the file open for good.
+        self.push(opcode::AsyncCancel::new(user_data).build().user_data(IGNORED));
     }
 
     pub(super) fn cancel_all(&mut self) {
