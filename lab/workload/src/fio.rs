@@ -43,6 +43,7 @@ fn job(number: usize, result: &JobResult) -> Value {
     for direction in Direction::ALL {
         job.insert(direction.name().into(), side(result.side(direction)));
     }
+    job.insert("sync".into(), json!({ "total_ios": 0, "lat_ns": unmeasured() }));
     job.insert("job_runtime".into(), json!(elapsed_ns / 1_000_000 * u64::from(result.jobs)));
     job.insert("usr_cpu".into(), json!(percent(user_ns(result), thread_ns)));
     job.insert("sys_cpu".into(), json!(percent(result.usage.cpu_ns as f64 - user_ns(result), thread_ns)));
@@ -50,7 +51,17 @@ fn job(number: usize, result: &JobResult) -> Value {
     job.insert("majf".into(), json!(result.usage.major_faults));
     job.insert("minf".into(), json!(result.usage.minor_faults));
     job.insert("iodepth_level".into(), depths(result.spec.io_depth));
+    for name in ["iodepth_submit", "iodepth_complete"] {
+        let levels = ["0", "4", "8", "16", "32", "64", ">=64"].map(|level| (level.to_string(), json!(0.0)));
+        job.insert(name.into(), Value::Object(levels.into_iter().collect()));
+    }
+    for (name, table) in spread(result) {
+        job.insert(name.into(), table);
+    }
     job.insert("latency_depth".into(), json!(result.spec.io_depth));
+    job.insert("latency_target".into(), json!(0));
+    job.insert("latency_percentile".into(), json!(100.0));
+    job.insert("latency_window".into(), json!(0));
     job.insert("total_err".into(), json!(result.errors));
     job.insert("verify_errors".into(), json!(result.mismatch_count));
     job.insert("cpu_ns_per_io".into(), json!(result.cpu_ns_per_io()));
@@ -103,7 +114,7 @@ fn side(side: &SideResult) -> Value {
         "total_ios": side.total_ios,
         "short_ios": 0,
         "drop_ios": side.errors,
-        "slat_ns": { "min": 0, "max": 0, "mean": 0.0, "stddev": 0.0, "N": 0 },
+        "slat_ns": unmeasured(),
         "clat_ns": latency(side, true),
         "lat_ns": latency(side, false),
         "bw_min": 0, "bw_max": 0, "bw_agg": 0.0, "bw_mean": 0.0, "bw_dev": 0.0, "bw_samples": 0,
@@ -130,6 +141,42 @@ fn latency(side: &SideResult, percentiles: bool) -> Value {
         latency["percentile"] = Value::Object(table.collect());
     }
     latency
+}
+
+/// What fio measures and we do not.
+fn unmeasured() -> Value {
+    json!({ "min": 0, "max": 0, "mean": 0.0, "stddev": 0.0, "N": 0 })
+}
+
+/// fio's tables of how many percent of the I/Os took at most so long, in three units.
+fn spread(result: &JobResult) -> [(&'static str, Value); 3] {
+    const STEPS: [u64; 10] = [2, 4, 10, 20, 50, 100, 250, 500, 750, 1000];
+    let mut all = crate::Histogram::new();
+    result.sides.iter().for_each(|side| all.merge(&side.latency_ticks));
+    let count = all.count().max(1) as f64;
+    // The shortest last, to be taken off the end.
+    let mut left: Vec<(u64, u64)> =
+        all.iter().map(|(ticks, count)| (clock::ticks_to_ns(ticks), count)).collect();
+    left.reverse();
+    let mut table = |unit_ns: u64, steps: &[u64]| {
+        let mut table = Map::new();
+        for step in steps {
+            let mut within = 0;
+            while let Some((ns, count)) = left.last()
+                && *ns <= step.saturating_mul(unit_ns)
+            {
+                within += count;
+                left.pop();
+            }
+            table.insert(step.to_string(), json!(within as f64 / count * 100.0));
+        }
+        table
+    };
+    let (ns, us) = (table(1, &STEPS), table(1_000, &STEPS));
+    let mut ms = table(1_000_000, &[&STEPS, [2000].as_slice()].concat());
+    let beyond: u64 = left.iter().map(|(_, count)| count).sum();
+    ms.insert(">=2000".to_string(), json!(beyond as f64 / count * 100.0));
+    [("latency_ns", Value::Object(ns)), ("latency_us", Value::Object(us)), ("latency_ms", Value::Object(ms))]
 }
 
 /// fio's table of how deep the queue was: ours is as deep as asked for, always.

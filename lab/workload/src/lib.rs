@@ -16,6 +16,7 @@
 pub mod fio;
 mod generator;
 mod histogram;
+mod place;
 mod poller;
 mod random;
 mod result;
@@ -26,8 +27,9 @@ pub mod units;
 mod usage;
 mod verify;
 
-pub use generator::{Generator, Geometry, IoChannel, SetupError};
+pub use generator::{Generator, IoChannel};
 pub use histogram::Histogram;
+pub use place::{Geometry, SetupError};
 pub use poller::{DynChannel, JobPoller, Progress};
 pub use random::Random;
 pub use result::{Direction, IoFailure, JobResult, SideResult};

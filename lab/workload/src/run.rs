@@ -7,7 +7,8 @@ use std::time::Duration;
 use bdev::Registry;
 use reactor::{Core, Gone, Period, Remote};
 
-use crate::generator::{Generator, Geometry, SetupError};
+use crate::generator::Generator;
+use crate::place::{Geometry, SetupError};
 use crate::poller::{DynChannel, JobPoller, Progress};
 use crate::result::JobResult;
 use crate::source::{self, Prepared, Source, SourceError};

@@ -7,7 +7,7 @@
 use std::fmt;
 
 use crate::Random;
-use crate::generator::SetupError;
+use crate::place::SetupError;
 use crate::spec::Verify;
 
 /// "RBVERIFY", little-endian.
