@@ -82,6 +82,9 @@ class Runner:
             parts["target"] = bench.target.log()
             try:
                 parts["guest's kernel"] = self.guest.check("dmesg | tail -n 25", 10)
+                parts["guest's disks"] = self.guest.check("cd /sys/block; grep . nvme*/inflight; true", 10)
+                blocked = "dmesg -c > /dev/null; echo w > /proc/sysrq-trigger; dmesg | grep -v '^.\\{15\\}sysrq:'"
+                parts["guest's blocked tasks"] = self.guest.run(blocked, 10).out
             except (AssertionError, GuestError):
                 parts["guest's console"] = self.guest.console()
         for title, text in parts.items():

@@ -6,12 +6,13 @@ import re
 from harness.case import case
 from harness.targets import DISCOVERY, Namespace, Subsystem
 
-# Features that an I/O controller over fabrics must support (NVM Express Base 2.0, figure 316), with
-# the volatile write cache, the host identifier and the keep-alive timer. Error recovery (5) is
-# per namespace. The kernel's target has only some.
-FEATURES = {1: "arbitration", 2: "power management", 4: "temperature threshold", 5: "error recovery -n 1"}
-FEATURES |= {10: "write atomicity normal", 129: "host identifier -l 16"}
-FEATURES_EVERYWHERE = {6: "volatile write cache", 7: "number of queues", 11: "asynchronous events", 15: "keep-alive timer"}
+# Features that an I/O controller over fabrics must support (NVM Express Base 2.0, figure 316), and
+# the options that getting them takes. Over fabrics the host identifier is the extended one.
+FEATURES_EVERYWHERE = {"number of queues": "7", "asynchronous events": "11", "keep-alive timer": "15"}
+# The kernel's target lacks these.
+FEATURES = {"arbitration": "1", "power management": "2", "temperature threshold": "4", "error recovery": "5 -n 1"}
+FEATURES |= {"write atomicity normal": "10", "host identifier": "129 -l 16 --cdw11=1"}
+VOLATILE_WRITE_CACHE = "6"  # only of a controller that has one
 
 # Commands that must end with status 0.
 LOGS = ["error-log /dev/nvme0 -e 4", "fw-log /dev/nvme0", "effects-log /dev/nvme0", "changed-ns-list-log /dev/nvme0"]
@@ -150,9 +151,11 @@ def logs_and_features(bench):
     found.expect("critical warnings", smart.get("critical_warning"), 0)
     for command in LOGS + LOGS_IN_2_0 * full:
         found.run(command)
-    for feature, name in (FEATURES_EVERYWHERE | (FEATURES if full else {})).items():
-        _words, dash, options = name.partition(" -")
-        found.run(f"get-feature /dev/nvme0 -f {feature}{dash}{options}")
+    features = list((FEATURES_EVERYWHERE | (FEATURES if full else {})).values())
+    if found.json("id-ctrl /dev/nvme0").get("vwc", 0) & 1:
+        features.append(VOLATILE_WRITE_CACHE)
+    for feature in features:
+        found.run(f"get-feature /dev/nvme0 -f {feature}")
     queues = found.value("get-feature /dev/nvme0 -f 7")
     found.hold(f"as many I/O queues of each kind are granted ({queues:#x})", queues & 0xFFFF == queues >> 16)
     found.run("set-feature /dev/nvme0 -f 11 --value=0x100")

