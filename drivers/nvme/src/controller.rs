@@ -82,7 +82,7 @@ impl Controller {
         address: SocketAddr,
         options: &Options,
     ) -> Result<(Controller, Facts), OpenError> {
-        let mut network = Sockets::new(core.events());
+        let mut network = Sockets::new(core.events()).spinning(core.spins());
         let admin = connect(&mut network, address, ADMIN_DEPTH, uri)?;
         let mut controller = Controller {
             network,

@@ -20,6 +20,7 @@ pub struct Core(Rc<Inner>);
 pub(crate) struct Inner {
     pub(crate) index: usize,
     pub(crate) cpu: Option<u32>,
+    pub(crate) spins: bool,
     pub(crate) events: Events,
     pub(crate) pool: Pool,
     pub(crate) executor: Executor,
@@ -53,6 +54,11 @@ impl Core {
     /// The processor that it is pinned to, if it is.
     pub fn cpu(&self) -> Option<u32> {
         self.0.cpu
+    }
+
+    /// Whether it looks again for a while when it finds nothing to do, rather than sleep at once.
+    pub fn spins(&self) -> bool {
+        self.0.spins
     }
 
     /// The core's ring to the kernel.

@@ -145,6 +145,7 @@ impl Reactor {
         let core = Core::new(Inner {
             index,
             cpu: config.pin.then_some(cpu),
+            spins: config.idle != IdlePolicy::Sleep,
             pool: Pool::new(&config.arena),
             executor: Executor::new(events.waker()),
             events,

@@ -116,9 +116,11 @@ pub struct Events {
 }
 
 /// One user of an [`Events`]: what it asks for comes back to it alone.
+///
+/// Dropped, it gives up its watches; operations under way still end, and go to nobody.
 pub struct Client {
     inner: Rc<RefCell<Inner>>,
-    id: u16,
+    id: Slot,
 }
 
 /// Wakes a core that sleeps in [`Events::wait`]; for any thread.
@@ -134,7 +136,7 @@ struct Inner {
     backend: Backend,
     pending: Slab<Pending>,
     files: Slab<OwnedFd>,
-    clients: Vec<Vec<Done>>,
+    clients: Slab<Vec<Done>>,
     operations_in_flight: u32,
     wake_event: Arc<WakerInner>,
 }
@@ -147,12 +149,12 @@ enum Backend {
 /// What an occupied slot stands for.
 enum Pending {
     Operation {
-        client: u16,
+        client: Slot,
         tag: u64,
         buffer: Option<Buffer>,
     },
     Watch {
-        client: u16,
+        client: Slot,
         tag: u64,
         fd: RawFd,
         interest: Interest,
@@ -167,6 +169,9 @@ struct Raw {
     result: i32,
     more: bool,
 }
+
+/// Most clients of one ring.
+const CLIENTS_MAX: u32 = 1 << 16;
 
 const WAKE: u64 = u64::MAX;
 const IGNORED: u64 = u64::MAX - 1;
@@ -188,7 +193,7 @@ impl Events {
             backend,
             pending: Slab::with_capacity(config.operations_max),
             files: Slab::with_capacity(uring::FILES_MAX),
-            clients: Vec::new(),
+            clients: Slab::with_capacity(CLIENTS_MAX),
             operations_in_flight: 0,
             wake_event: waker.clone(),
         };
@@ -205,10 +210,14 @@ impl Events {
     }
 
     /// A new user of this ring.
+    ///
+    /// # Panics
+    /// With 65,536 users at a time, which is more than there are descriptors.
     pub fn client(&self) -> Client {
-        let mut inner = self.inner.borrow_mut();
-        inner.clients.push(Vec::new());
-        Client { inner: self.inner.clone(), id: (inner.clients.len() - 1) as u16 }
+        match self.inner.borrow_mut().clients.insert(Vec::new()) {
+            Ok(id) => Client { inner: self.inner.clone(), id },
+            Err(_) => panic!("{CLIENTS_MAX} users of one ring"),
+        }
     }
 
     /// What other threads wake this core with.
@@ -263,7 +272,7 @@ impl Client {
     #[inline]
     pub fn reap(&self, out: &mut Vec<Done>) -> usize {
         let mut inner = self.inner.borrow_mut();
-        let mine = &mut inner.clients[usize::from(self.id)];
+        let Some(mine) = inner.clients.get_mut(self.id) else { return 0 };
         let count = mine.len();
         out.append(mine);
         count
@@ -287,21 +296,7 @@ impl Client {
 
     /// Ends a watch. What it reported and was not reaped yet still comes, with the old tag.
     pub fn unwatch(&self, watch: Watch) {
-        let mut inner = self.inner.borrow_mut();
-        let Some(Pending::Watch { fd, .. }) = inner.pending.get(watch.0) else { return };
-        let fd = *fd;
-        match &mut inner.backend {
-            Backend::Uring(uring) => {
-                uring.unwatch(watch.0.to_bits());
-                if let Some(pending) = inner.pending.get_mut(watch.0) {
-                    *pending = Pending::Unwatched;
-                }
-            }
-            Backend::Epoll(epoll) => {
-                epoll.unwatch(fd);
-                inner.pending.remove(watch.0);
-            }
-        }
+        self.inner.borrow_mut().unwatch(watch.0);
     }
 
     /// Takes a file in, for operations on it. Refused with `Unsupported` where there is no io_uring.
@@ -385,6 +380,19 @@ impl Client {
     }
 }
 
+impl Drop for Client {
+    fn drop(&mut self) {
+        let mut inner = self.inner.borrow_mut();
+        let of_mine = |pending: &Pending| matches!(pending, Pending::Watch { client, .. } if *client == self.id);
+        let watches: Vec<Slot> =
+            inner.pending.iter().filter(|(_, pending)| of_mine(pending)).map(|(slot, _)| slot).collect();
+        for slot in watches {
+            inner.unwatch(slot);
+        }
+        inner.clients.remove(self.id);
+    }
+}
+
 impl Backend {
     fn watch(&mut self, fd: RawFd, interest: Interest, user_data: u64) -> io::Result<()> {
         match self {
@@ -419,6 +427,30 @@ impl Inner {
         }
     }
 
+    fn unwatch(&mut self, slot: Slot) {
+        let Some(Pending::Watch { fd, .. }) = self.pending.get(slot) else { return };
+        let fd = *fd;
+        match &mut self.backend {
+            Backend::Uring(uring) => {
+                uring.unwatch(slot.to_bits());
+                if let Some(pending) = self.pending.get_mut(slot) {
+                    *pending = Pending::Unwatched;
+                }
+            }
+            Backend::Epoll(epoll) => {
+                epoll.unwatch(fd);
+                self.pending.remove(slot);
+            }
+        }
+    }
+
+    /// Hands a completion to the client that it is for, if that is still there.
+    fn deliver(&mut self, client: Slot, done: Done) {
+        if let Some(queue) = self.clients.get_mut(client) {
+            queue.push(done);
+        }
+    }
+
     fn dispatch(&mut self, raw: Raw) {
         match raw.user_data {
             WAKE => return self.woken(raw.more),
@@ -432,7 +464,7 @@ impl Inner {
                     unreachable!("slot {slot:?} was an operation a line ago")
                 };
                 self.operations_in_flight -= 1;
-                self.clients[usize::from(client)].push(Done { tag, result: raw.result, buffer });
+                self.deliver(client, Done { tag, result: raw.result, buffer });
             }
             Some(Pending::Watch { client, tag, fd, interest }) => {
                 let (client, tag, fd, interest) = (*client, *tag, *fd, *interest);
@@ -444,7 +476,7 @@ impl Inner {
                         self.pending.remove(slot);
                     }
                 }
-                self.clients[usize::from(client)].push(Done { tag, result: raw.result, buffer: None });
+                self.deliver(client, Done { tag, result: raw.result, buffer: None });
             }
             Some(Pending::Unwatched) if !raw.more => {
                 self.pending.remove(slot);

@@ -164,7 +164,7 @@ impl Target {
             let (limits, directory, loads) = (limits.clone(), self.0.directory.clone(), loads.clone());
             let sender = remote.call(move |core| {
                 let (sender, messages) = core.mailbox(MESSAGES_MAX);
-                let network = Sockets::new(core.events());
+                let network = Sockets::new(core.events()).spinning(core.spins());
                 let group = Group::new(core, network, limits, directory, loads, messages);
                 core.add_poller(Box::new(GroupPoller { core: core.clone(), group }), Period::EveryTurn);
                 sender

@@ -135,6 +135,23 @@ fn dropping_the_ring_waits_for_buffers_in_flight() {
 }
 
 #[test]
+fn a_client_that_left_is_told_nothing_and_its_successor_neither() {
+    for events in engines() {
+        let (mut near, far) = UnixStream::pair().unwrap();
+        let client = events.client();
+        client.watch(far.as_fd(), Interest::READABLE, 42).unwrap();
+        near.write_all(b"x").unwrap();
+        events.wait(Some(5_000_000_000));
+        drop(client);
+        let successor = events.client();
+        near.write_all(b"y").unwrap();
+        events.wait(Some(1_000_000));
+        events.turn();
+        assert!(reap(&successor).is_empty(), "{events:?}");
+    }
+}
+
+#[test]
 fn a_full_ring_gives_the_buffer_back() {
     for events in engines() {
         let client = events.client();
