@@ -21,6 +21,12 @@ pub trait Channel {
     /// Appends at most as many as were taken by [`submit`](Self::submit) and not yet returned.
     fn poll(&mut self, sink: &mut Vec<Self::Completion>) -> usize;
 
+    /// When the last [`poll`](Self::poll) that returned something looked at the clock, in ticks, for
+    /// whoever would look again right after it; 0 if it did not look.
+    fn polled_at(&self) -> u64 {
+        0
+    }
+
     /// When [`poll`](Self::poll) is next worth calling although no event announces it, in
     /// nanoseconds of the monotonic clock: `Some(0)` for at once, `None` for not before an event.
     fn deadline(&self) -> Option<u64> {

@@ -86,7 +86,8 @@ pub struct Request<B> {
     pub tag: Tag,
     /// First logical block, counted from 0.
     pub lba: u64,
-    /// When the block layer took it, in its clock's ticks. The layer's own; others leave it alone.
+    /// When it was issued, in ticks of the machine's clock. With 0 the block layer stamps it; a caller
+    /// that has just looked at the clock spares it that look.
     pub issued: u64,
     /// Number of logical blocks.
     pub blocks: u32,

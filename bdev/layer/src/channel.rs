@@ -33,6 +33,8 @@ pub struct Channel {
     block_size: u32,
     depth: u32,
     in_flight: u32,
+    /// When completions were last counted, in ticks.
+    polled_at: u64,
     waiting: Waiting,
     /// Chosen from `waiting` but not taken by the module yet.
     chosen: Vec<Request>,
@@ -72,6 +74,7 @@ impl Channel {
             block_size: geometry.block_size,
             depth: bdev.depth(),
             in_flight: 0,
+            polled_at: 0,
             waiting: Waiting::new(geometry.block_size),
             chosen: Vec::new(),
             resets: Vec::new(),
@@ -128,10 +131,9 @@ impl Channel {
 
     /// Takes the batch one by one: refuses what cannot be, queues what can.
     #[cold]
-    fn submit_each(&mut self, batch: &mut Vec<Request>, now_ticks: u64) {
+    fn submit_each(&mut self, batch: &mut Vec<Request>) {
         let limits = self.limits();
-        for mut request in batch.drain(..) {
-            request.issued = now_ticks;
+        for request in batch.drain(..) {
             let back = match self.verdict(&request, &limits) {
                 Some(_) if self.finished.len() >= REFUSED_MAX => Some(request),
                 Some(status) => {
@@ -220,6 +222,7 @@ impl Channel {
     #[inline]
     fn account(&mut self, mut completions: &[Completion]) {
         let now_ticks = sys::clock::ticks();
+        self.polled_at = now_ticks;
         self.counters.follow(self.open.device.stats.epoch.load(Ordering::Relaxed));
         while let Some(first) = completions.first() {
             let (op, issued) = (first.request().op, first.request().issued);
@@ -258,23 +261,24 @@ impl ring::Channel for Channel {
         if batch.is_empty() {
             return;
         }
-        let now_ticks = sys::clock::ticks();
         let limits = self.limits();
         let free = self.depth.saturating_sub(self.in_flight) as usize;
-        if batch.len() > free || !self.nothing_waits() {
-            return self.submit_each(batch, now_ticks);
-        }
-        let mut plain = true;
+        let mut now_ticks = 0;
+        let mut plain = batch.len() <= free && self.nothing_waits();
         for request in batch.iter_mut() {
             plain &= limits.is_plain(request);
-            request.issued = now_ticks;
+            if request.issued == 0 {
+                if now_ticks == 0 {
+                    now_ticks = sys::clock::ticks();
+                }
+                request.issued = now_ticks;
+            }
         }
-        if !plain {
-            return self.submit_each(batch, now_ticks);
+        if plain {
+            hand_over(&mut self.module, batch, &mut self.in_flight);
         }
-        hand_over(&mut self.module, batch, &mut self.in_flight);
         if !batch.is_empty() {
-            self.submit_each(batch, now_ticks);
+            self.submit_each(batch);
         }
     }
 
@@ -300,6 +304,11 @@ impl ring::Channel for Channel {
             self.account(&sink[start..]);
         }
         count
+    }
+
+    #[inline]
+    fn polled_at(&self) -> u64 {
+        self.polled_at
     }
 
     fn deadline(&self) -> Option<u64> {
