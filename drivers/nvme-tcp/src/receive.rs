@@ -250,9 +250,11 @@ impl Receiver {
         let (header, rest) = prefix.split_at(header_length);
         if self.layout.header_digest {
             let expected = rest.first_chunk::<{ digest::SIZE }>().expect("the layout counts the digest");
-            if crc32c(header) != u32::from_le_bytes(*expected) {
+            let expected = u32::from_le_bytes(*expected);
+            if crc32c(header) != expected {
                 self.keep(header);
-                return Err(Fatal::of(FatalStatus::HeaderDigestError));
+                // The information is the digest that came (TCP 1.0, section 3.6.2).
+                return Err(Fatal { status: FatalStatus::HeaderDigestError, information: expected });
             }
         }
         let Some(kind) = PduType::from_u8(header[0]) else {

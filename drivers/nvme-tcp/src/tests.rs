@@ -174,6 +174,7 @@ fn wrong_digests_are_told_apart() {
     let mut bad = stream.clone();
     bad[9] ^= 1;
     let (result, done, in_error) = receive(&bad);
-    assert_eq!(result, Err(Fatal::of(FatalStatus::HeaderDigestError)));
+    let information = u32::from_le_bytes(*bad[SHORT_SIZE..].first_chunk().unwrap());
+    assert_eq!(result, Err(Fatal { status: FatalStatus::HeaderDigestError, information }));
     assert_eq!((done.len(), &in_error[..]), (0, &bad[..SHORT_SIZE]));
 }
