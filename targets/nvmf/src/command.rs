@@ -42,6 +42,8 @@ pub(crate) enum Work {
     Requests { left: u16, status: Status },
     /// A command of the admin queue, or a Connect: the whole of it is needed when its data is here.
     Whole(Box<Sqe>),
+    /// The controller has it, and will answer.
+    AtController,
     /// Answered; its data is leaving.
     Leaving,
 }
@@ -120,7 +122,7 @@ impl Commands {
 
     /// The command of the host that waits for the controller under this identifier.
     pub(crate) fn by_cid(&self, cid: u16) -> Option<Slot> {
-        let waits = |command: &Command| command.cid == cid && matches!(command.work, Work::Whole(_));
+        let waits = |command: &Command| command.cid == cid && matches!(command.work, Work::AtController);
         self.slab.iter().find(|(_, command)| waits(command)).map(|(slot, _)| slot)
     }
 

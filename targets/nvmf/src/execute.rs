@@ -146,7 +146,7 @@ impl Handler<'_, '_> {
                 Role::AwaitingConnect => self.connect(slot, &sqe),
                 _ => self.admin(slot, *sqe),
             },
-            Work::Read | Work::Compare | Work::Requests { .. } | Work::Leaving => {
+            Work::Read | Work::Compare | Work::Requests { .. } | Work::AtController | Work::Leaving => {
                 unreachable!("a command is executed once")
             }
         }
@@ -306,7 +306,7 @@ impl Handler<'_, '_> {
     fn admin(&mut self, slot: Slot, sqe: Sqe) {
         let data = self.state.commands.take_data(slot);
         if let Some(command) = self.state.commands.get_mut(slot) {
-            command.work = Work::Whole(Box::new(sqe));
+            command.work = Work::AtController;
         }
         let now_ns = self.lent.now_ns;
         if sqe.opcode == AdminOpcode::GetLogPage.to_wire()
