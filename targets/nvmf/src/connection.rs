@@ -55,6 +55,9 @@ pub(crate) struct State {
     pub(crate) aside: std::collections::VecDeque<Slot>,
     /// It ends once what is queued has left.
     pub(crate) disconnecting: bool,
+    /// The host has told that it ends the connection. What it was stays until then: an I/O queue is not
+    /// free while devices have its requests, and an admin queue takes others with it.
+    pub(crate) terminated: bool,
     /// The controller's I/O queues, on whichever cores, are to look whether they are still wanted.
     pub(crate) close_io_queues: bool,
     pub(crate) stats: Counters,
@@ -138,7 +141,7 @@ impl Connection {
     fn after(&mut self, pumped: Result<Pumped, Fatal>) -> Result<bool, End> {
         // Both directions change with ICReq, which is a PDU of its own and answered before the next.
         self.receiver.set_framing(self.state.incoming);
-        if matches!(self.state.role, Role::Terminated) {
+        if self.state.terminated {
             return Err(End::Terminated);
         }
         match pumped {

@@ -454,7 +454,7 @@ impl<N: Network> Group<N> {
         // A controller ends with its admin queue, and with it its I/O queues.
         let was_admin = matches!(entry.connection.state.role, Role::Admin(_));
         if was_admin {
-            entry.connection.state.role = Role::Terminated;
+            entry.connection.state.role = Role::Ended;
         }
         if entry.at_devices == 0 {
             self.connections.remove(slot);
@@ -729,6 +729,7 @@ impl Connection {
                 data_tells_success: false,
                 aside: std::collections::VecDeque::new(),
                 disconnecting: false,
+                terminated: false,
                 close_io_queues: false,
                 stats: Counters::default(),
             },

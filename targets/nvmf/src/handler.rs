@@ -32,8 +32,8 @@ impl Consumer for Handler<'_, '_> {
     #[inline]
     fn header(&mut self, kind: PduType, header: &[u8], layout: &Layout) -> Result<Place, Fatal> {
         self.state.current = Current::None;
-        if kind == PduType::H2cTermReq {
-            self.state.role = Role::Terminated;
+        self.state.terminated |= kind == PduType::H2cTermReq;
+        if self.state.terminated {
             return Ok(Place::Nowhere);
         }
         if matches!(self.state.role, Role::AwaitingIcReq) {

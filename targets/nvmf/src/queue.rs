@@ -14,8 +14,8 @@ pub(crate) enum Role {
     Admin(Box<Controller>),
     /// An I/O queue.
     Io(IoQueue),
-    /// The host has told that it ends the connection.
-    Terminated,
+    /// An admin queue that is over: its controller is gone, and only devices hold it up.
+    Ended,
 }
 
 /// An I/O queue.
