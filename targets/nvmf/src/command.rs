@@ -36,6 +36,8 @@ pub(crate) enum Work {
     Read,
     /// A buffer, the host's data, or both are awaited; then it goes as the plan says.
     Planned(Plan),
+    /// As planned, but its namespace has gone meanwhile: the data is awaited, then refused.
+    Refused,
     /// The device fills a buffer, which is then compared with the host's data.
     Compare,
     /// So many requests are with devices; the worst of their outcomes is the command's.
@@ -124,6 +126,15 @@ impl Commands {
     pub(crate) fn by_cid(&self, cid: u16) -> Option<Slot> {
         let waits = |command: &Command| command.cid == cid && matches!(command.work, Work::AtController);
         self.slab.iter().find(|(_, command)| waits(command)).map(|(slot, _)| slot)
+    }
+
+    /// Refuses the commands that still wait for data or a buffer and whose plan no longer holds.
+    pub(crate) fn refuse(&mut self, holds: impl Fn(&Plan) -> bool) {
+        for (_, command) in self.slab.iter_mut() {
+            if matches!(&command.work, Work::Planned(plan) if !holds(plan)) {
+                command.work = Work::Refused;
+            }
+        }
     }
 
     /// Ends a command; its memory is free again.

@@ -83,7 +83,14 @@ impl Handler<'_, '_> {
         let mut aside = std::mem::take(&mut self.state.aside);
         while let Some(slot) = aside.pop_front() {
             let Some(command) = self.state.commands.get_mut(slot) else { continue };
-            let Work::Planned(plan) = command.work else { continue };
+            let plan = match command.work {
+                Work::Planned(plan) => plan,
+                Work::Refused => {
+                    self.execute(slot);
+                    continue;
+                }
+                _ => continue,
+            };
             let (cid, length) = (command.cid, command.length);
             match (plan.op, &command.data) {
                 (Planned::Read, _) => self.read(slot, &plan, length),
@@ -142,6 +149,9 @@ impl Handler<'_, '_> {
         let Some(command) = self.state.commands.get_mut(slot) else { return };
         match std::mem::replace(&mut command.work, Work::Leaving) {
             Work::Planned(plan) => self.execute_plan(slot, &plan),
+            Work::Refused => {
+                self.state.finish(slot, Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry(), 0);
+            }
             Work::Whole(sqe) => match self.state.role {
                 Role::AwaitingConnect => self.connect(slot, &sqe),
                 _ => self.admin(slot, *sqe),

@@ -499,6 +499,15 @@ impl<N: Network> Group<N> {
             match &mut state.role {
                 Role::Io(queue) => match picture.subsystem(&queue.subsystem.nqn) {
                     Some(subsystem) if !Arc::ptr_eq(&subsystem, &queue.subsystem) => {
+                        // A plan names a namespace of the old table; the new one may have another there.
+                        let device = |subsystem: &controller::Subsystem, nsid| {
+                            let namespace = subsystem.namespaces.iter().find(|it| it.nsid == nsid);
+                            namespace.map(|namespace| namespace.backend)
+                        };
+                        state.commands.refuse(|plan| {
+                            let nsid = plan.namespace + 1;
+                            device(&queue.subsystem, nsid) == device(&subsystem, nsid)
+                        });
                         let limits = &self.shared.limits.controller;
                         queue.namespaces = NamespaceTable::new(&subsystem, state.port.portid, limits);
                         queue.subsystem = subsystem;
