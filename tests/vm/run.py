@@ -69,7 +69,7 @@ class Runner:
         except Exception as error:  # a broken case must not keep the others from being run
             self.report("FAIL", chosen.name, f"{time.monotonic() - started:.1f} s")
             self.explain(error, bench)
-            self.retire()
+            self.retire(failed=True)
 
     def explain(self, error, bench):
         """What someone needs who reads only this log."""
@@ -97,12 +97,12 @@ class Runner:
             except (AssertionError, GuestError):
                 pass
 
-    def retire(self):
-        """After a failure the next case gets a guest of its own."""
+    def retire(self, failed=False):
+        """Ends the guest: after a failure the next case gets one of its own."""
         if self.guest:
             self.guest.close()
             self.guest = None
-            if self.options.keep:
+            if failed and self.options.keep:
                 print(f"    kept {self.folder}", flush=True)
             else:
                 shutil.rmtree(self.folder, ignore_errors=True)
@@ -112,10 +112,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases to run (default: all)")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
-    parser.add_argument("--target", choices=("ringbolt", "nvmet"), default="ringbolt", help="nvmet: the guest kernel's own target, to check the cases themselves")
+    kernels = "nvmet: the guest kernel's own target, to check the cases themselves"
+    parser.add_argument("--target", choices=("ringbolt", "nvmet"), default="ringbolt", help=kernels)
     parser.add_argument("--release", help="another release of this distribution for the guest, such as trixie")
     parser.add_argument("--refresh", action="store_true", help="fetch the guest's packages again")
-    parser.add_argument("--keep", action="store_true", help="keep the logs of failed cases")
+    parser.add_argument("--keep", action="store_true", help="keep the folder of a failed case")
     parser.add_argument("--tmp", help="where backing files and logs go (default: the system's)")
     options = parser.parse_args()
     if options.list:
@@ -125,6 +126,9 @@ def main():
     unknown = set(options.names) - {chosen.name for chosen in REGISTRY}
     if unknown:
         parser.error(f"no such case: {', '.join(sorted(unknown))} (--list names them)")
+    binary = os.environ.get("RINGBOLT")
+    if binary and not os.access(binary, os.X_OK):
+        parser.error(f"RINGBOLT names {binary}, which cannot be run")
     selected = [chosen for chosen in REGISTRY if not options.names or chosen.name in options.names]
     runner = Runner(options)
     try:

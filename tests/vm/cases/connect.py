@@ -24,8 +24,8 @@ def exchange(bench, options):
     assert bench.blocks_seen(device) == 32 * MIB // 512
     for name, offset, length, block in (
         ("small", 0, MIB, "4k"),  # in the command capsule
-        ("middle", 4 * MIB, 4 * MIB, "64k"),  # fetched with R2T
-        ("large", 16 * MIB, 8 * MIB, "1M"),  # of several data PDUs
+        ("middle", 4 * MIB, 2 * MIB, "64k"),  # fetched with R2T
+        ("large", 16 * MIB, 4 * MIB, "1M"),  # of several data PDUs
     ):
         bench.write_random(device, name, offset, length, block)
         bench.compare(device, name, offset, length, block)
