@@ -28,6 +28,10 @@ pub(crate) struct Handler<'a, 'b> {
 /// Connect has 1024 bytes of data; before it no more are taken in.
 const BEFORE_CONNECT_BYTES_MAX: u32 = wire_nvme::fabrics::CONNECT_DATA_SIZE as u32;
 
+/// Responses and R2Ts that wait to be sent; beyond, no command is taken until the host has read some.
+/// A full queue of 4096 entries needs 56 bytes each, so that only hosts that do not read meet it.
+const ANSWER_BYTES_MAX: usize = 256 << 10;
+
 impl Consumer for Handler<'_, '_> {
     #[inline]
     fn header(&mut self, kind: PduType, header: &[u8], layout: &Layout) -> Result<Place, Fatal> {
@@ -111,6 +115,12 @@ impl Handler<'_, '_> {
     #[inline]
     fn capsule(&mut self, sqe: Sqe, layout: &Layout) -> Result<Place, Fatal> {
         if self.state.commands.is_full() {
+            // A slot is free again before the host can know of it: this host sends more than its queue
+            // holds. Waiting would leave the data that could free a slot, and the end of the stream,
+            // unread behind this command.
+            return Err(Fatal::of(FatalStatus::SequenceError));
+        }
+        if self.state.sender.small_bytes() > ANSWER_BYTES_MAX {
             return Ok(Place::Wait);
         }
         if layout.data_length > self.capsule_bytes_max() {
