@@ -397,8 +397,10 @@ impl<N: Network> Group<N> {
             let flushed = entry.connection.flush(&mut self.network);
             let state = &mut entry.connection.state;
             let close_io_queues = std::mem::take(&mut state.close_io_queues);
+            // A controller that is over does not wait for a host that may be gone for good.
+            let said = state.sender.is_empty() || matches!(state.role, Role::Admin(_));
             match flushed {
-                Ok(()) if state.disconnecting && state.sender.is_empty() => self.end(slot, End::Controller),
+                Ok(()) if state.disconnecting && said => self.end(slot, End::Controller),
                 Ok(()) => {}
                 Err(end) => self.end(slot, end),
             }
