@@ -169,6 +169,14 @@ impl Receiver {
         self.consume(&kept, consumer)
     }
 
+    /// Bytes to read beyond the current PDU's data, out of `most`.
+    ///
+    /// What is read there is copied once more. With small PDUs that is cheaper than a system call for
+    /// each; behind a large one, only the next header is wanted.
+    fn read_ahead(&self, most: usize) -> usize {
+        if self.layout.data_length < LARGE_BYTES { most } else { most.min(READ_AHEAD_LARGE_BYTES) }
+    }
+
     /// Whether a PDU waits for room.
     pub fn is_waiting(&self) -> bool {
         self.state == State::Waiting
@@ -336,6 +344,11 @@ pub enum Pumped {
     Failed(ErrorKind),
 }
 
+/// From so many bytes of data on, a PDU is worth a system call of its own.
+const LARGE_BYTES: u32 = 32 << 10;
+/// Read behind the data of a large PDU: the next header and a little.
+const READ_AHEAD_LARGE_BYTES: usize = 4096;
+
 /// Reads taken in one call, so that one busy connection does not starve the others.
 const READS_MAX: usize = 16;
 
@@ -355,6 +368,8 @@ pub fn pump<N: Network>(
         return Ok(Pumped::Waiting);
     }
     for _ in 0..READS_MAX {
+        let ahead = receiver.read_ahead(scratch.len());
+        let scratch = &mut scratch[..ahead];
         let direct = receiver.direct(consumer);
         let direct_length = direct.len();
         let asked = direct_length + scratch.len();

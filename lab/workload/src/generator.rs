@@ -19,7 +19,7 @@ impl<C: ?Sized + Channel<Request = Request<Buffer>, Completion = Completion<Buff
 
 /// Rounds of submit and poll in one turn, so that one dynamic call from the reactor is paid for by
 /// thousands of I/Os, and the longest that they may take: other pollers share the core.
-const ROUNDS_MAX: u32 = 64;
+const ROUNDS_MAX: u32 = 1024;
 const TURN_NS_MAX: u64 = 50_000;
 /// How long I/Os may stay out after the job has ended before they are given up.
 const DRAIN_NS_MAX: u64 = 30_000_000_000;
