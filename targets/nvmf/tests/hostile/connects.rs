@@ -1,0 +1,181 @@
+//! Connects that must not succeed, and commands in their stead.
+
+use ring::Status;
+use wire_nvme::fabrics::{CONNECT_DATA_SIZE, InvalidParameter, PropertyGet};
+use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
+use wire_nvme::registers::offset;
+use wire_nvme::{DataPointer, Sqe};
+
+use crate::peer::{Peer, connect, pattern, read, write_in_capsule};
+use crate::rig::Rig;
+
+type Data = [u8; CONNECT_DATA_SIZE];
+type Spoil = fn(&mut Sqe, &mut Data);
+
+fn name(data: &mut Data, at: usize, name: &[u8]) {
+    data[at..at + 256].fill(0);
+    data[at..at + name.len()].copy_from_slice(name);
+}
+
+/// What is wrong, and the parameter that the answer names: whether in the data, and where.
+const PARAMETERS: &[(&str, Spoil, bool, u16)] = &[
+    ("SUBNQN without an end", |_, data| data[256..512].fill(b'n'), true, 256),
+    ("an empty SUBNQN", |_, data| name(data, 256, b""), true, 256),
+    ("SUBNQN that is no NQN", |_, data| name(data, 256, b"cnode1"), true, 256),
+    ("SUBNQN that is no UTF-8", |_, data| name(data, 256, b"nqn.2016-06.io.\xff\xfe"), true, 256),
+    ("SUBNQN of nobody", |_, data| name(data, 256, b"nqn.2016-06.io.spdk:cnode2"), true, 256),
+    ("HOSTNQN without an end", |_, data| data[512..768].fill(b'h'), true, 512),
+    ("an empty HOSTNQN", |_, data| name(data, 512, b""), true, 512),
+    ("HOSTNQN with a line break", |_, data| name(data, 512, b"nqn.2014-08.org:\n"), true, 512),
+    ("HOSTNQN of 224 bytes", |_, data| data[512 + 28..512 + 224].fill(b'x'), true, 512),
+    ("CNTLID 1 for an admin queue", |_, data| data[16..18].copy_from_slice(&[1, 0]), true, 16),
+    ("CNTLID FFFEh for an admin queue", |_, data| data[16] = 0xfe, true, 16),
+    ("SQSIZE 0", |sqe, _| sqe.cdw11 = 0, false, 44),
+    ("SQSIZE beyond an admin queue's", |sqe, _| sqe.cdw11 = 128, false, 44),
+    ("SQSIZE FFFFh", |sqe, _| sqe.cdw11 = 0xffff, false, 44),
+    ("QID 1 of a controller that is not there", |sqe, _| sqe.cdw10 = 1 << 16, true, 16),
+    ("QID FFFFh of a controller that is not there", |sqe, _| sqe.cdw10 = 0xffff << 16, true, 16),
+];
+
+/// What is wrong, and the status.
+const STATUSES: &[(&str, Spoil, Status)] = &[
+    ("a record format of 1", |sqe, _| sqe.cdw10 = 1, Status::CONNECT_INCOMPATIBLE_FORMAT),
+    ("FUSE", |sqe, _| sqe.flags |= 1, Status::INVALID_FIELD),
+    ("PRPs", |sqe, _| sqe.flags = 0, Status::INVALID_FIELD),
+    ("metadata SGLs", |sqe, _| sqe.flags = 0x80, Status::INVALID_FIELD),
+    (
+        "an SGL of 1023 bytes",
+        |sqe, _| sqe.data = DataPointer::capsule(0, 1023),
+        Status::DATA_SGL_LENGTH_INVALID,
+    ),
+    (
+        "an SGL of 1025 bytes",
+        |sqe, _| sqe.data = DataPointer::capsule(0, 1025),
+        Status::DATA_SGL_LENGTH_INVALID,
+    ),
+    ("an SGL of no bytes", |sqe, _| sqe.data = DataPointer::capsule(0, 0), Status::DATA_SGL_LENGTH_INVALID),
+    (
+        "an SGL of 4 GiB to fetch",
+        |sqe, _| sqe.data = DataPointer::transport(u32::MAX),
+        Status::DATA_SGL_LENGTH_INVALID,
+    ),
+    (
+        "an SGL that starts behind its end",
+        |sqe, _| sqe.data = DataPointer::capsule(1025, 1024),
+        Status::SGL_OFFSET_INVALID,
+    ),
+    (
+        "an SGL that starts far behind",
+        |sqe, _| sqe.data = DataPointer::capsule(u64::MAX, 1024),
+        Status::SGL_OFFSET_INVALID,
+    ),
+    (
+        "an SGL that reaches over the end",
+        |sqe, _| sqe.data = DataPointer::capsule(4, 1024),
+        Status::DATA_SGL_LENGTH_INVALID,
+    ),
+    ("a keyed SGL", |sqe, _| sqe.data.high = 1024 | 0x40 << 56, Status::SGL_TYPE_INVALID),
+];
+
+#[test]
+fn a_bad_connect_is_refused_with_what_is_wrong_and_a_good_one_may_follow() {
+    let rig = Rig::with_transport(Default::default());
+    let admin = Peer::admin(&rig);
+    let mut other = Peer::io(&rig, &admin, 1, 16, false);
+    for (what, spoil, in_data, at) in PARAMETERS {
+        let mut peer = Peer::initialized(&rig, false);
+        let (mut sqe, mut data) = connect(0, 32, 0xffff);
+        spoil(&mut sqe, &mut data);
+        let answer = peer.command(sqe, &data);
+        assert!(answer.status.same_code(Status::CONNECT_INVALID_PARAMETERS), "{what}: {answer:?}");
+        let told = InvalidParameter::from_result(answer.result);
+        assert_eq!(told, InvalidParameter { in_data: *in_data, offset: *at }, "{what}");
+        let (sqe, data) = connect(0, 32, 0xffff);
+        assert_eq!(peer.command(sqe, &data).status, Status::SUCCESS, "after {what}");
+    }
+    for (what, spoil, status) in STATUSES {
+        let mut peer = Peer::initialized(&rig, false);
+        let (mut sqe, mut data) = connect(0, 32, 0xffff);
+        spoil(&mut sqe, &mut data);
+        let answer = peer.command(sqe, &data);
+        assert!(answer.status.same_code(*status), "{what}: {answer:?}");
+        let (sqe, data) = connect(0, 32, 0xffff);
+        assert_eq!(peer.command(sqe, &data).status, Status::SUCCESS, "after {what}");
+    }
+    other.round_trip(1);
+}
+
+#[test]
+fn a_connect_without_its_data_is_refused() {
+    let rig = Rig::with_transport(Default::default());
+    for bytes in [0, 4, 512, 1020] {
+        let mut peer = Peer::initialized(&rig, false);
+        let (sqe, data) = connect(0, 32, 0xffff);
+        let answer = peer.command(sqe, &data[..bytes]);
+        assert!(answer.status.same_code(Status::DATA_SGL_LENGTH_INVALID), "{bytes} bytes: {answer:?}");
+        assert_eq!(peer.command(sqe, &data).status, Status::SUCCESS);
+    }
+}
+
+#[test]
+fn connect_data_may_be_fetched() {
+    let rig = Rig::with_transport(Default::default());
+    let mut peer = Peer::initialized(&rig, false);
+    let (sqe, data) = connect(0, 32, 0xffff);
+    peer.capsule(Sqe { data: DataPointer::transport(1024), ..sqe }, &[]);
+    let r2t = peer.hear_r2t();
+    assert_eq!((r2t.offset, r2t.length), (0, 1024));
+    peer.data(&r2t, 0, &data[..1000], false);
+    peer.data(&r2t, 1000, &data[1000..], true);
+    assert_eq!(peer.hear_response().status, Status::SUCCESS);
+}
+
+#[test]
+fn io_queues_are_for_those_who_may_have_them() {
+    let rig = Rig::with_transport(Default::default());
+    let admin = Peer::admin(&rig);
+    let mut first = Peer::io(&rig, &admin, 1, 16, false);
+    let mut connect_as = |qid, entries, cntlid, host_id: u8| {
+        let mut peer = Peer::initialized(&rig, false);
+        let (sqe, mut data) = connect(qid, entries, cntlid);
+        data[0] = host_id;
+        let answer = peer.command(sqe, &data);
+        first.round_trip(qid as u8);
+        (answer.status, InvalidParameter::from_result(answer.result))
+    };
+    let invalid = |(status, told): (Status, InvalidParameter), in_data, offset| {
+        assert!(status.same_code(Status::CONNECT_INVALID_PARAMETERS), "{status}");
+        assert_eq!(told, InvalidParameter { in_data, offset });
+    };
+    let busy = connect_as(1, 16, admin.cntlid, 1).0;
+    assert!(busy.same_code(Status::COMMAND_SEQUENCE_ERROR), "queue 1 is there already: {busy}");
+    invalid(connect_as(128, 16, admin.cntlid, 1), false, 42);
+    invalid(connect_as(2, 129, admin.cntlid, 1), false, 44);
+    invalid(connect_as(2, 16, admin.cntlid + 1, 1), true, 16);
+    invalid(connect_as(2, 16, 0xffff, 1), true, 16);
+    invalid(connect_as(2, 16, admin.cntlid, 2), true, 0);
+    assert_eq!(connect_as(2, 128, admin.cntlid, 1).0, Status::SUCCESS);
+}
+
+#[test]
+fn whatever_comes_before_connect_is_out_of_sequence() {
+    let rig = Rig::with_transport(Default::default());
+    let property = PropertyGet { wide: false, offset: offset::CSTS };
+    for sqe in [
+        property.to_sqe(),
+        Sqe::new(AdminOpcode::Identify.to_wire()),
+        Sqe::new(NvmOpcode::Flush.to_wire()),
+        Sqe { flags: 0x3f, ..Sqe::new(0xff) },
+        read(1, 0, 4096),
+    ] {
+        let mut peer = Peer::initialized(&rig, false);
+        let status = peer.command(sqe, &[]).status;
+        assert!(status.same_code(Status::COMMAND_SEQUENCE_ERROR), "{sqe:?}: {status}");
+        let status = peer.command(write_in_capsule(1, 0, 512), &pattern(512, 1)).status;
+        assert!(status.same_code(Status::COMMAND_SEQUENCE_ERROR), "its data is taken and dropped: {status}");
+        let (sqe, data) = connect(0, 32, 0xffff);
+        assert_eq!(peer.command(sqe, &data).status, Status::SUCCESS);
+        let status = peer.command(sqe, &data).status;
+        assert!(status.same_code(Status::COMMAND_SEQUENCE_ERROR), "a second Connect: {status}");
+    }
+}

@@ -1,0 +1,137 @@
+//! Many hosts at once, and little to share among them.
+
+use std::time::Duration;
+
+use nvmf::TransportConfig;
+use reactor::{Config, Core, IdlePolicy, Reactor};
+use ring::{Channel, Request, Status, Tag};
+
+use crate::peer::{Peer, Said, capsule, connect};
+use crate::rig::{NQN, Parts, Rig, eventually};
+
+fn on_host<R: 'static, F: Future<Output = R> + 'static>(job: impl FnOnce(Core) -> F) -> R {
+    let reactor = Reactor::new(&Config { idle: IdlePolicy::Sleep, ..Config::default() }).unwrap();
+    let core = reactor.core();
+    reactor.block_on(job(core))
+}
+
+#[test]
+fn hundreds_of_idle_connections_hold_no_buffers_and_hosts_still_come_in() {
+    let rig = Rig::with_transport(TransportConfig {
+        ic_timeout_ms: 60_000,
+        connect_timeout_ms: 60_000,
+        ..TransportConfig::default()
+    });
+    let mut idle = Vec::new();
+    for n in 0..300 {
+        let mut peer = if n % 3 == 0 { Peer::dial(&rig) } else { Peer::initialized(&rig, n % 2 == 0) };
+        if n % 3 == 2 {
+            // Half a Connect.
+            let (sqe, data) = connect(0, 32, 0xffff);
+            let pdu = capsule(&peer.framing, sqe, &data);
+            peer.send(&pdu[..500]);
+        }
+        idle.push(peer);
+    }
+    let groups = || rig.target.stats().unwrap().groups;
+    eventually("300 connections are there", || {
+        groups().iter().map(|(.., other)| other).sum::<usize>() == 300
+    });
+    assert_eq!(rig.arena.taken_bytes(), 0, "nobody has connected yet");
+    let uri = rig.uri();
+    on_host(|core| async move {
+        let mut namespace = nvme::Namespace::open(&core, &uri, &nvme::Options::default()).await.unwrap();
+        let mut buffer = core.pool().take(65536).unwrap();
+        buffer.as_mut_slice().fill(0x5a);
+        let (mut batch, mut done) = (vec![Request::write(Tag(0), 0, 128, buffer)], Vec::new());
+        while done.is_empty() {
+            namespace.submit(&mut batch);
+            namespace.poll(&mut done);
+            core.sleep_ns(10_000).await;
+        }
+        assert_eq!(done.pop().unwrap().status(), Status::SUCCESS);
+    });
+    drop(idle);
+    eventually("they are gone", || groups().iter().all(|(.., other)| *other == 0));
+}
+
+#[test]
+fn beyond_the_limit_connections_are_refused_until_others_have_gone() {
+    let rig = Rig::with_transport(TransportConfig { max_connections: 4, ..TransportConfig::default() });
+    let admin = Peer::admin(&rig);
+    let mut io = Peer::io(&rig, &admin, 1, 16, false);
+    let idle = [Peer::initialized(&rig, false), Peer::initialized(&rig, true)];
+    for _ in 0..20 {
+        assert_eq!(Peer::dial(&rig).hear(), Said::Closed);
+    }
+    io.round_trip(1);
+    drop(idle);
+    let groups = || rig.target.stats().unwrap().groups;
+    eventually("there is room", || groups().iter().all(|(.., other)| *other == 0));
+    let _second = Peer::admin(&rig);
+    io.round_trip(2);
+}
+
+#[test]
+fn eight_deep_queues_share_four_mebibytes() {
+    const DEPTH: u64 = 64;
+    const BYTES: usize = 128 << 10;
+    const BLOCKS: u64 = BYTES as u64 / 512;
+    // One core: chunks belong to the core that took them.
+    let rig = Rig::new(Parts { arena_bytes: 4 << 20, reactors: 1, ..Parts::default() });
+    let (uri, arena) = (rig.uri(), rig.arena.clone());
+    on_host(|core| async move {
+        let mut hosts = Vec::new();
+        for n in 0..8 {
+            let options = nvme::Options { host_id: [n + 1; 16], ..nvme::Options::default() };
+            hosts.push(nvme::Namespace::open(&core, &uri, &options).await.unwrap());
+        }
+        let filled = |salt: u64| {
+            let mut buffer = core.pool().take(BYTES).unwrap();
+            for (at, word) in buffer.as_mut_slice().chunks_exact_mut(8).enumerate() {
+                word.copy_from_slice(&(at as u64 ^ salt << 32).to_le_bytes());
+            }
+            buffer
+        };
+        // Each host has 1 MiB of the device; all write theirs, then half of them read while the others
+        // write the same again, then all read.
+        let rounds: [fn(usize) -> bool; 4] = [|_| true, |n| n % 2 == 0, |n| n % 2 == 1, |_| false];
+        for writes in rounds {
+            let mut batches: Vec<Vec<_>> = (0..8)
+                .map(|n| {
+                    let request = |tag: u64| {
+                        let lba = n as u64 * 2048 + tag % 8 * BLOCKS;
+                        if writes(n) {
+                            Request::write(Tag(tag), lba, BLOCKS as u32, filled(lba))
+                        } else {
+                            Request::read(Tag(tag), lba, BLOCKS as u32, core.pool().take(BYTES).unwrap())
+                        }
+                    };
+                    (0..DEPTH).map(request).collect()
+                })
+                .collect();
+            let mut done: Vec<Vec<_>> = (0..8).map(|_| Vec::new()).collect();
+            let start = std::time::Instant::now();
+            while done.iter().any(|done| done.len() < DEPTH as usize) {
+                for ((host, batch), done) in hosts.iter_mut().zip(&mut batches).zip(&mut done) {
+                    host.submit(batch);
+                    host.poll(done);
+                    assert_eq!(host.failure(), None);
+                }
+                let finished: Vec<usize> = done.iter().map(Vec::len).collect();
+                assert!(start.elapsed() < Duration::from_secs(60), "no progress: {finished:?}");
+                core.sleep_ns(50_000).await;
+            }
+            for (n, done) in done.into_iter().enumerate() {
+                for completion in done {
+                    assert_eq!(completion.status(), Status::SUCCESS);
+                    let lba = n as u64 * 2048 + completion.tag().0 % 8 * BLOCKS;
+                    let buffer = completion.into_request().buffer.unwrap();
+                    assert!(buffer.as_slice() == filled(lba).as_slice(), "host {n}, block {lba}");
+                }
+            }
+        }
+    });
+    assert!(arena.taken_bytes() <= 4 << 20);
+    eventually("the hosts are gone", || rig.target.controllers(NQN).unwrap().is_empty());
+}
