@@ -1,0 +1,131 @@
+//! Processes that end when they are told to, and in time.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+/// How long a process that was asked to end may take.
+const END_MAX: Duration = Duration::from_secs(30);
+
+/// A folder that goes when this does.
+pub(super) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(super) fn new() -> anyhow::Result<Scratch> {
+        let path = std::env::temp_dir().join(format!("ringbolt-bench-{}", std::process::id()));
+        std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
+        Ok(Scratch(path))
+    }
+
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// The last lines of a file in it, for messages.
+    pub(super) fn tail(&self, name: &str) -> String {
+        let text = std::fs::read_to_string(self.file(name)).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(4)..].join("; ")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A child that does not outlive this.
+pub(super) struct Process(Child);
+
+impl Process {
+    /// Starts it with standard output and standard error in files of the scratch folder.
+    pub(super) fn start(command: &mut Command, scratch: &Scratch, log: &str) -> anyhow::Result<Process> {
+        let file = |end: &str| File::create(scratch.file(&format!("{log}.{end}")));
+        command.stdin(Stdio::null()).stdout(file("out")?).stderr(file("err")?);
+        let child = command.spawn().with_context(|| describe(command))?;
+        Ok(Process(child))
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// How it ended, if it has.
+    pub(super) fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        Ok(self.0.try_wait()?)
+    }
+
+    /// Waits for its end; kills it where that takes too long.
+    pub(super) fn wait(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.0.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() >= deadline {
+                self.0.kill()?;
+                self.0.wait()?;
+                bail!("did not end within {} s", limit.as_secs());
+            }
+            // Seldom enough to leave the measured cores alone.
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Asks it to end, and waits.
+    pub(super) fn end(&mut self) -> anyhow::Result<ExitStatus> {
+        rustix::process::kill_process(
+            rustix::process::Pid::from_child(&self.0),
+            rustix::process::Signal::TERM,
+        )?;
+        self.wait(END_MAX)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Ok(None) = self.0.try_wait() {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+}
+
+/// The command as one would type it, without the folders of programs and scratch files.
+pub(super) fn describe(command: &Command) -> String {
+    let mut words = vec![base(Path::new(command.get_program()))];
+    for argument in command.get_args() {
+        let text = argument.to_string_lossy();
+        let short = match text.rsplit_once("/ringbolt-bench-") {
+            Some((_, rest)) => {
+                let name = rest.rsplit('/').next().unwrap_or(rest);
+                let option = text.split_once('=').filter(|(option, _)| option.starts_with("--"));
+                option.map_or(name.to_string(), |(option, _)| format!("{option}={name}"))
+            }
+            None if text.starts_with('/') => base(Path::new(text.as_ref())),
+            None => text.into_owned(),
+        };
+        words.push(if short.contains(['?', '&', ' ']) { format!("'{short}'") } else { short });
+    }
+    words.join(" ")
+}
+
+fn base(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_shown_without_the_folders_of_this_run() {
+        let mut command = Command::new("/a/b/ringbolt");
+        command.args(["perf", "--output=/tmp/ringbolt-bench-7/perf.json", "nvme+tcp://127.0.0.1:1/n?ns=1"]);
+        assert_eq!(describe(&command), "ringbolt perf --output=perf.json 'nvme+tcp://127.0.0.1:1/n?ns=1'");
+    }
+}
