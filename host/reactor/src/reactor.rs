@@ -338,15 +338,12 @@ impl Reactor {
 
     fn rest(&mut self, now_ns: u64) {
         let spin_ns = match self.idle {
-            IdlePolicy::Spin => {
-                std::hint::spin_loop();
-                return;
-            }
+            // No PAUSE: nobody waits for what this core holds, and in a guest it may trap.
+            IdlePolicy::Spin => return,
             IdlePolicy::Adaptive { spin_ns } => spin_ns,
             IdlePolicy::Sleep => 0,
         };
         if now_ns.saturating_sub(self.idle_since_ns) < spin_ns {
-            std::hint::spin_loop();
             return;
         }
         let waker = self.core.events().waker();

@@ -104,6 +104,19 @@ pub(crate) enum End {
     Controller,
 }
 
+impl End {
+    /// What the operator is told, where there is something to tell.
+    pub(crate) fn complaint(self) -> Option<String> {
+        match self {
+            End::Protocol(fatal) => {
+                Some(format!("broke the protocol: {:?} at {:#x}", fatal.status, fatal.information))
+            }
+            End::Timeout => Some("did not connect in time".into()),
+            End::Closed | End::Network(_) | End::Terminated | End::Controller => None,
+        }
+    }
+}
+
 impl Connection {
     /// Takes in what has arrived. `Ok(true)` if more may have.
     pub(crate) fn receive<N: Network>(

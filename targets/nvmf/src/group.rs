@@ -4,6 +4,9 @@
 //! devices in one batch each, takes back what completed, and sends the responses of each connection
 //! in one call. A null or memory device completes within the same turn.
 
+#[cfg(any(test, fuzzing))]
+pub mod simulated;
+
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -108,6 +111,31 @@ pub(crate) struct Group<N: Network> {
     timer_ns: u64,
     flows: u16,
     stopping: bool,
+    complaints: Complaints,
+}
+
+/// Lines on standard error about hosts that broke the protocol or stayed silent, at most one a second:
+/// a flood of bad connections must not become a flood of lines.
+#[derive(Default)]
+struct Complaints {
+    last_ns: Option<u64>,
+    unsaid: u32,
+}
+
+impl Complaints {
+    fn say(&mut self, peer: SocketAddr, why: String) {
+        const EVERY_NS: u64 = 1_000_000_000;
+        let now_ns = sys::clock::now_ns();
+        if self.last_ns.is_some_and(|last_ns| now_ns.saturating_sub(last_ns) < EVERY_NS) {
+            self.unsaid += 1;
+            return;
+        }
+        self.last_ns = Some(now_ns);
+        match std::mem::take(&mut self.unsaid) {
+            0 => eprintln!("nvmf: {peer}: {why}"),
+            unsaid => eprintln!("nvmf: {peer}: {why} ({unsaid} more connections ended badly)"),
+        }
+    }
 }
 
 struct Entry {
@@ -193,6 +221,7 @@ impl<N: Network> Group<N> {
             timer_ns: u64::MAX,
             flows: 0,
             stopping: false,
+            complaints: Complaints::default(),
         }
     }
 
@@ -439,10 +468,13 @@ impl<N: Network> Group<N> {
 
     /// Closes a connection. What devices have of it is waited for before its queue is free again, so
     /// that a late write cannot follow a newer one.
-    fn end(&mut self, slot: Slot, _end: End) {
+    fn end(&mut self, slot: Slot, end: End) {
         let Some(entry) = self.connections.get_mut(slot) else { return };
         if entry.closed {
             return;
+        }
+        if let Some(why) = end.complaint() {
+            self.complaints.say(entry.connection.state.peer, why);
         }
         // Whatever can still be said is: the reason why, above all.
         let _ = entry.connection.flush(&mut self.network);
@@ -502,14 +534,12 @@ impl<N: Network> Group<N> {
                 Role::Io(queue) => match picture.subsystem(&queue.subsystem.nqn) {
                     Some(subsystem) if !Arc::ptr_eq(&subsystem, &queue.subsystem) => {
                         // A plan names a namespace of the old table; the new one may have another there.
-                        let device = |subsystem: &controller::Subsystem, nsid| {
-                            let namespace = subsystem.namespaces.iter().find(|it| it.nsid == nsid);
-                            namespace.map(|namespace| namespace.backend)
+                        let device = |subsystem: &controller::Subsystem, plan: &controller::io::Plan| {
+                            subsystem.namespace(plan.namespace + 1).map(|namespace| namespace.backend)
                         };
-                        state.commands.refuse(|plan| {
-                            let nsid = plan.namespace + 1;
-                            device(&queue.subsystem, nsid) == device(&subsystem, nsid)
-                        });
+                        state
+                            .commands
+                            .refuse(|plan| device(&queue.subsystem, plan) == device(&subsystem, plan));
                         let limits = &self.shared.limits.controller;
                         queue.namespaces = NamespaceTable::new(&subsystem, state.port.portid, limits);
                         queue.subsystem = subsystem;

@@ -37,6 +37,8 @@ mod target;
 
 pub use address::ListenAddress;
 pub use failure::TargetError;
+#[cfg(any(test, fuzzing))]
+pub use group::simulated;
 pub use limits::TransportConfig;
 pub use target::{
     ControllerInfo, NamespaceConfig, NamespaceInfo, QpairInfo, SubsystemConfig, SubsystemInfo, Target,
