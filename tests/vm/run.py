@@ -7,6 +7,7 @@ RINGBOLT names the ringbolt binary. One line per case, then `N passed, N failed,
 import argparse
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -28,7 +29,7 @@ class Runner:
     """Keeps one guest for as many cases as leave it usable."""
 
     def __init__(self, options):
-        self.options, self.guest, self.folder = options, None, None
+        self.options, self.guest, self.folder, self.bench = options, None, None, None
         self.count = {"PASS": 0, "FAIL": 0, "SKIPPED": 0}
 
     def report(self, word, name, detail):
@@ -45,30 +46,32 @@ class Runner:
             raise Skip("RINGBOLT does not name a ringbolt binary")
         return "ringbolt"
 
+    def bench_for(self, chosen, image):
+        """A bench in the guest, which is booted if there is none."""
+        kind = self.kind_for(chosen)
+        if self.guest is None:
+            self.folder = tempfile.mkdtemp(prefix="ringbolt-vm.", dir=self.options.tmp)
+            self.guest = Guest(image, self.folder)
+            print(f"# kernel {image.made['kernel']}, booted in {self.guest.boot_seconds:.1f} s", flush=True)
+        folder = f"{self.folder}/{chosen.name}"
+        os.mkdir(folder)
+        return Bench(self.guest, folder, kind, os.environ.get("RINGBOLT"))
+
     def run(self, chosen, image):
         started = time.monotonic()
-        bench = None
         try:
-            kind = self.kind_for(chosen)
-            if self.guest is None:
-                self.folder = tempfile.mkdtemp(prefix="ringbolt-vm.", dir=self.options.tmp)
-                self.guest = Guest(image, self.folder)
-                print(f"# kernel {image.made['kernel']}, booted in {self.guest.boot_seconds:.1f} s", flush=True)
-            folder = f"{self.folder}/{chosen.name}"
-            os.mkdir(folder)
-            bench = Bench(self.guest, folder, kind, os.environ.get("RINGBOLT"))
-            run_case(chosen, bench)
-            shutil.rmtree(folder)
+            self.bench = self.bench_for(chosen, image)
+            run_case(chosen, self.bench)
+            shutil.rmtree(self.bench.folder)
+            self.bench = None
             self.report("PASS", chosen.name, f"{time.monotonic() - started:.1f} s")
         except (Skip, Unavailable) as reason:
             self.report("SKIPPED", chosen.name, str(reason))
-            if bench:
+            if self.bench:
                 self.retire()
-        except KeyboardInterrupt:
-            raise
         except Exception as error:  # a broken case must not keep the others from being run
             self.report("FAIL", chosen.name, f"{time.monotonic() - started:.1f} s")
-            self.explain(error, bench)
+            self.explain(error, self.bench)
             self.retire(failed=True)
 
     def explain(self, error, bench):
@@ -80,9 +83,10 @@ class Runner:
             parts[""] += f"\nat {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}: {frames[-1].line}"
         if bench:
             parts["target"] = bench.target.log()
+            self.guest.alarm = None  # the guest can still be asked when it is the target that died
             try:
                 parts["guest's kernel"] = self.guest.check("dmesg | tail -n 25", 10)
-                parts["guest's disks"] = self.guest.check("cd /sys/block; grep . nvme*/inflight; true", 10)
+                parts["guest's disks"] = self.guest.check("cd /sys/block; grep . nvme*/inflight 2> /dev/null; true", 10)
                 blocked = "dmesg -c > /dev/null; echo w > /proc/sysrq-trigger; dmesg | grep -v '^.\\{15\\}sysrq:'"
                 parts["guest's blocked tasks"] = self.guest.run(blocked, 10).out
             except (AssertionError, GuestError):
@@ -90,22 +94,20 @@ class Runner:
         for title, text in parts.items():
             for line in text.strip().splitlines():
                 print(f"    {title + '| ' if title else ''}{line}", flush=True)
-        if bench:
-            bench.guest.alarm = None
-            try:
-                bench.target.abandon()
-            except (AssertionError, GuestError):
-                pass
 
     def retire(self, failed=False):
-        """Ends the guest: after a failure the next case gets one of its own."""
+        """Ends the guest and the target: after a failure the next case gets new ones."""
+        if self.bench and self.bench.kind == "ringbolt":
+            self.bench.target.abandon()
+        self.bench = None
         if self.guest:
             self.guest.close()
             self.guest = None
-            if failed and self.options.keep:
-                print(f"    kept {self.folder}", flush=True)
-            else:
-                shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder and failed and self.options.keep:
+            print(f"    kept {self.folder}", flush=True)
+        elif self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder = None
 
 
 def main():
@@ -130,6 +132,8 @@ def main():
     if binary and not os.access(binary, os.X_OK):
         parser.error(f"RINGBOLT names {binary}, which cannot be run")
     selected = [chosen for chosen in REGISTRY if not options.names or chosen.name in options.names]
+    # Also when this process is told to end, QEMU and the target end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     runner = Runner(options)
     try:
         if not shutil.which("qemu-system-x86_64"):

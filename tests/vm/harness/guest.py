@@ -199,10 +199,11 @@ class Guest:
         for sock in theirs:
             sock.close()
         self.watch_process(self.process, self._qemu_died)
-        self.qmp_socket, self.qmp_buffer, self.qmp_replies = channels[0][0], b"", []
+        self.sockets = [pair[0] for pair in channels]
+        self.qmp_socket, self.qmp_buffer, self.qmp_replies = self.sockets[0], b"", []
         self.qmp_socket.setblocking(False)
         self.events.add(self.qmp_socket, self._qmp_readable)
-        self.ports = [Port(self, pair[0]) for pair in channels[1:]]
+        self.ports = [Port(self, sock) for sock in self.sockets[1:]]
         try:
             self.qmp("qmp_capabilities")
             self.wait(lambda: all(port.ready for port in self.ports), 60, "agent in the guest")
@@ -307,6 +308,9 @@ class Guest:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+        for sock in self.sockets:
+            sock.close()
+        self.events.selector.close()
 
     def __enter__(self):
         return self

@@ -308,8 +308,6 @@ class KernelTarget(Target):
             "rmdir ports/* subsystems/*/namespaces/* subsystems/* hosts/* 2> /dev/null; rm -f /tmp/*.raw"
         )
 
-    abandon = stop
-
 
 def free_port():
     """A TCP port that nobody listens on, on either loopback address."""
