@@ -1,6 +1,8 @@
 //! Whatever a network does to streams, data is right and every command is answered once.
 
-use nvme_tcp::{Consumer, Flushed, Place, Progress, Pumped, Receiver, Segments, Sender};
+use std::collections::VecDeque;
+
+use nvme_tcp::{Consumer, Flushed, Place, Pumped, Receiver, Segments, Sender};
 use wire_nvme::Cqe;
 use wire_nvme::io::ReadWrite;
 use wire_nvme::opcode::NvmOpcode;
@@ -45,8 +47,6 @@ struct Buffers {
     current: Option<C2hData>,
     heard: VecDeque<Heard>,
 }
-
-use std::collections::VecDeque;
 
 impl Consumer for Buffers {
     fn header(&mut self, kind: PduType, header: &[u8], layout: &Layout) -> Result<Place, Fatal> {
@@ -228,6 +228,8 @@ struct Io {
 /// What the device holds.
 struct Oracle {
     medium: Vec<u8>,
+    /// Bytes of data that a capsule may have.
+    in_capsule: usize,
     done: usize,
     lives: usize,
 }
@@ -334,7 +336,7 @@ impl Oracle {
         };
         queue.buffers.by_cid[cid] = if write { bytes.clone() } else { vec![0xee; length] };
         let mut in_capsule = 0;
-        if write && length <= 4096 && dice.one_in(2) {
+        if write && length <= self.in_capsule && dice.one_in(2) {
             in_capsule = length;
             sqe.data = DataPointer::capsule(0, length as u32);
         }
@@ -418,15 +420,14 @@ fn run(seed: u64) -> (usize, usize) {
         max_io_size: 64 << 10,
         ..TransportConfig::default()
     };
-    let transport =
-        TransportConfig { in_capsule_data_size: 4096.max(transport.in_capsule_data_size), ..transport };
     let faults = Faults {
         cut_per_mille: [0, 300, 900][dice.below(3)],
         stall_per_mille: [0, 100, 600][dice.below(3)],
         break_per_mille: [0, 1, 10][dice.below(3)],
     };
     let mut world = World::new(&transport, seed, faults);
-    let mut oracle = Oracle { medium: vec![0; BLOCKS * BLOCK_BYTES], done: 0, lives: 0 };
+    let in_capsule = transport.in_capsule_data_size as usize;
+    let mut oracle = Oracle { medium: vec![0; BLOCKS * BLOCK_BYTES], in_capsule, done: 0, lives: 0 };
     while oracle.done < 60 && oracle.lives < 40 {
         let _ = oracle.live(&mut world, &mut dice, 60);
         world.settle();
