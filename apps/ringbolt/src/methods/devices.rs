@@ -20,6 +20,7 @@ pub(super) fn add(table: &mut Table) {
     table.change("bdev_malloc_delete", |app, params: ByName| delete(app, &params.name, "Malloc disk"));
     table.change("bdev_null_create", null_create);
     table.change("bdev_null_delete", |app, params: ByName| delete(app, &params.name, "Null disk"));
+    table.change("bdev_null_resize", null_resize);
     table.change("bdev_uring_create", uring_create);
     table.change("bdev_uring_delete", |app, params: ByName| delete(app, &params.name, "URING bdev"));
     table.change("bdev_uring_rescan", uring_rescan);
@@ -170,6 +171,23 @@ fn uring_create(app: &App, params: UringCreate) -> Result<String, RpcError> {
         "uuid": device.uuid(),
     });
     remember(app, &device, "bdev_uring_create", again)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NullResize {
+    name: String,
+    /// In MiB.
+    new_size: u64,
+}
+
+fn null_resize(app: &App, params: NullResize) -> Result<bool, RpcError> {
+    let device = find(app, &params.name)?;
+    let bytes = params.new_size.saturating_mul(1 << 20);
+    let num_blocks = bytes / u64::from(device.geometry().block_size);
+    null::resize(&app.registry, device.name(), num_blocks)?;
+    app.state().journal.changed(device.name(), "num_blocks", json!(num_blocks));
+    Ok(true)
 }
 
 fn uring_rescan(app: &App, params: ByName) -> Result<bool, RpcError> {

@@ -1,6 +1,7 @@
 //! A device that does nothing, at once: what is left is the cost of everything around it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ring::{Op, Status};
 use uuid::Uuid;
@@ -32,6 +33,8 @@ impl NullConfig {
 /// The module's object.
 pub struct Null {
     geometry: Geometry,
+    /// Number of blocks now.
+    blocks: AtomicU64,
 }
 
 struct Channel {
@@ -44,7 +47,19 @@ pub fn create(registry: &Registry, config: NullConfig) -> Result<Arc<Device>, Bd
     if config.physical_block_size != 0 {
         geometry.physical_block_size = config.physical_block_size;
     }
-    registry.register(&config.name, config.uuid, &[], Arc::new(Null { geometry }))
+    let blocks = AtomicU64::new(geometry.blocks);
+    registry.register(&config.name, config.uuid, &[], Arc::new(Null { geometry, blocks }))
+}
+
+/// Gives a null device another number of blocks, and tells whoever has it open.
+pub fn resize(registry: &Registry, name: &str, num_blocks: u64) -> Result<(), BdevError> {
+    let device = registry.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
+    let Some(module) = device.module::<Null>() else {
+        return Err(BdevError::WrongKind { name: name.to_string(), wanted: "Null disk" });
+    };
+    super::geometry(num_blocks, module.geometry.block_size)?;
+    module.blocks.store(num_blocks, Ordering::Relaxed);
+    registry.notify_resized(device.name())
 }
 
 impl Bdev for Null {
@@ -53,7 +68,7 @@ impl Bdev for Null {
     }
 
     fn geometry(&self) -> Geometry {
-        self.geometry
+        Geometry { blocks: self.blocks.load(Ordering::Relaxed), ..self.geometry }
     }
 
     fn supports(&self, op: Op) -> bool {
@@ -103,5 +118,21 @@ impl ring::Channel for Channel {
 
     fn deadline(&self) -> Option<u64> {
         (!self.done.is_empty()).then_some(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resized_device_tells_its_size_and_refuses_none() {
+        let registry = Registry::new();
+        let device = create(&registry, NullConfig::new("Null0", 8, 512)).unwrap();
+        resize(&registry, "Null0", 16).unwrap();
+        assert_eq!(device.geometry().blocks, 16);
+        assert!(matches!(resize(&registry, "Null0", 0), Err(BdevError::Invalid { .. })));
+        assert!(matches!(resize(&registry, "none", 1), Err(BdevError::NotFound { .. })));
+        assert_eq!(device.geometry().blocks, 16);
     }
 }
