@@ -120,7 +120,11 @@ pub(crate) fn run(options: &Bench) -> anyhow::Result<ExitCode> {
         ensure!(binary.is_file(), "{}: there is no such program", binary.display());
     }
     let runs = options.runs.unwrap_or(if options.quick { 3 } else { 5 });
-    let facts = Facts::of_this_machine();
+    let mut facts = Facts::of_this_machine();
+    if options.ringbolt.is_some() {
+        // Not necessarily this checkout's.
+        facts.revision = "unknown".to_string();
+    }
     eprintln!("{facts}");
     let records = measure(&chosen, &binaries, &facts, runs, options.quick)?;
     println!("{}", report::table(&records, binaries.len() > 1));
