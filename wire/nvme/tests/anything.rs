@@ -345,3 +345,12 @@ fn names_that_are_no_nqns() {
     bytes[256..256 + DISCOVERY_NQN.len()].copy_from_slice(DISCOVERY_NQN.as_bytes());
     assert!(matches!(ConnectData::decode(&bytes), Err(DecodeError::Value { at: 512, .. })));
 }
+
+#[test]
+fn a_subsystem_name_without_an_end_is_no_name() {
+    let mut bytes = [0; wire_nvme::identify::SIZE];
+    bytes[768..1024].fill(b'n');
+    assert!(IdentifyController::decode(&bytes).is_err());
+    bytes[1023] = 0;
+    assert_eq!(IdentifyController::decode(&bytes).unwrap().subnqn.len(), 255);
+}

@@ -324,7 +324,8 @@ impl IdentifyController {
             units.checked_mul(CAPSULE_UNIT).ok_or(error(what, at, units.into()))
         };
         let name: [u8; SUBNQN_SIZE] = array_at(from, at::SUBNQN);
-        let end = name.iter().position(|&byte| byte == 0).unwrap_or(SUBNQN_SIZE);
+        let end = name.iter().position(|&byte| byte == 0);
+        let end = end.ok_or(error("SUBNQN", at::SUBNQN, SUBNQN_SIZE as u64))?;
         let subnqn = std::str::from_utf8(&name[..end])
             .map_err(|bad| error("SUBNQN", at::SUBNQN, bad.valid_up_to() as u64))?;
         let npss = from[at::NPSS];
