@@ -241,9 +241,10 @@ fn babble(world: &mut World, source: &mut Source<'_>) {
         _ => 1 << 20,
     };
     let (id, heard) = (world.dial(), Vec::new());
-    let mut host = Babbler { world, id, framing: Framing::PLAIN, cut, heard };
+    // What is always the same comes in one piece.
+    let mut host = Babbler { world, id, framing: Framing::PLAIN, cut: 1 << 20, heard };
     let admin = host.id;
-    if stage % 8 > 0 {
+    if !stage.is_multiple_of(8) {
         host.initialize(digests);
     }
     if stage % 8 > 1 {
@@ -258,6 +259,7 @@ fn babble(world: &mut World, source: &mut Source<'_>) {
             host.capsule(sqe, &data);
         }
     }
+    host.cut = cut;
     while !source.0.is_empty() {
         step(&mut host, source);
     }

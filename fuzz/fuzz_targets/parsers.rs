@@ -1,0 +1,19 @@
+//! What users type: URIs, names and sets of processors. What is understood is understood again when it
+//! is written out.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(uri) = text.parse::<nvme::Uri>() {
+        assert!(uri.nsid > 0 && !uri.host.is_empty(), "{text:?}: {uri:?}");
+    }
+    if let Ok(cpus) = text.parse::<sys::CpuSet>() {
+        assert!(cpus.cpus().is_sorted_by(|one, next| one < next), "{text:?}: {:?}", cpus.cpus());
+        assert_eq!(cpus.to_string().parse().as_ref(), Ok(&cpus), "{text:?}");
+    }
+    if let Ok(name) = wire_nvme::fabrics::Nqn::new(text) {
+        assert_eq!(name.as_str(), text);
+    }
+});
