@@ -38,11 +38,14 @@ struct Free {
 /// Dropped, it goes back to the pool of its core, which is why it cannot leave that core.
 pub struct Buffer {
     start: NonNull<u8>,
-    len: u32,
-    chunk: u32,
-    class: u8,
     pool: Rc<Inner>,
+    len: u32,
+    /// Class in the low bits, chunk above: a request with its buffer fits a cache line.
+    place: u32,
 }
+
+const CLASS_BITS: u32 = 4;
+const _: () = assert!(CLASSES <= 1 << CLASS_BITS && size_of::<Option<Buffer>>() == 24);
 
 impl Pool {
     /// A cache that draws on `arena`, for the thread that makes it.
@@ -59,7 +62,12 @@ impl Pool {
             Some(free) => free,
             None => self.refill(class)?,
         };
-        Some(Buffer { start, len: len as u32, chunk, class: class as u8, pool: self.0.clone() })
+        Some(Buffer {
+            start,
+            pool: self.0.clone(),
+            len: len as u32,
+            place: chunk << CLASS_BITS | class as u32,
+        })
     }
 
     /// The arena behind the cache.
@@ -117,7 +125,7 @@ impl Buffer {
 
     /// Most bytes that [`resize`](Self::resize) allows.
     pub fn capacity(&self) -> usize {
-        BUFFER_BYTES_MIN << self.class
+        BUFFER_BYTES_MIN << self.class()
     }
 
     /// Changes the length within the capacity; bytes that come into view hold what lay there.
@@ -144,19 +152,24 @@ impl Buffer {
     /// Index of the chunk in its arena, which is also its index among io_uring's registered buffers.
     #[inline]
     pub fn chunk_index(&self) -> u32 {
-        self.chunk
+        self.place >> CLASS_BITS
+    }
+
+    #[inline]
+    fn class(&self) -> usize {
+        (self.place & ((1 << CLASS_BITS) - 1)) as usize
     }
 
     /// Start address and size of the chunk, to register it.
     pub fn chunk_range(&self) -> (*mut u8, usize) {
-        (self.pool.arena.chunk_start(self.chunk).as_ptr(), CHUNK_BYTES)
+        (self.pool.arena.chunk_start(self.chunk_index()).as_ptr(), CHUNK_BYTES)
     }
 }
 
 impl Drop for Buffer {
     #[inline]
     fn drop(&mut self) {
-        self.pool.free.borrow_mut()[self.class as usize].push(Free { start: self.start, chunk: self.chunk });
+        self.pool.free.borrow_mut()[self.class()].push(Free { start: self.start, chunk: self.chunk_index() });
     }
 }
 

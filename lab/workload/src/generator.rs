@@ -255,31 +255,46 @@ impl Generator {
     }
 
     /// The loop's inside: for each I/O, its latency into a bucket and its request out again.
+    ///
+    /// Whole requests are moved first and changed then: three plain loops cost less than one that
+    /// does all.
     #[inline]
     fn absorb(&mut self, now: u64) {
         let mut done = mem::take(&mut self.done);
         let again = self.take_remaining(done.len());
-        for (index, completion) in done.drain(..).enumerate() {
-            let success = completion.status().is_success();
-            if !success {
-                self.note_failure(&completion);
-            }
-            let mut request = completion.into_request();
-            if success {
-                let elapsed = now.saturating_sub(request.issued);
-                self.sides[side_of(request.op)].latency.record(elapsed);
-            }
-            if index < again {
-                self.place.next(&mut request);
-                request.issued = now;
-                self.ready.push(request);
-            } else {
-                self.parked.push(request);
-            }
+        self.count(&done, now);
+        let (ready, place) = (&mut self.ready, &mut self.place);
+        let fresh = ready.len();
+        ready.extend(done.drain(..again).map(Completion::into_request));
+        for request in &mut ready[fresh..] {
+            place.next(request);
+            request.issued = now;
         }
+        self.parked.extend(done.drain(..).map(Completion::into_request));
         self.done = done;
         if again == 0 && self.phase <= Phase::Measuring {
             self.drain(now);
+        }
+    }
+
+    /// Counts completions, neighbours that were issued together as one.
+    #[inline]
+    fn count(&mut self, mut completions: &[Completion<Buffer>], now: u64) {
+        while let Some(first) = completions.first() {
+            let (op, issued) = (first.request().op, first.request().issued);
+            let like_first = |completion: &&Completion<Buffer>| {
+                let request = completion.request();
+                completion.status().is_success() && request.op == op && request.issued == issued
+            };
+            let length = completions.iter().take_while(like_first).count();
+            if length == 0 {
+                self.note_failure(first);
+                completions = &completions[1..];
+                continue;
+            }
+            let elapsed = now.saturating_sub(issued);
+            self.sides[side_of(op)].latency.record_many(elapsed, length as u64);
+            completions = &completions[length..];
         }
     }
 

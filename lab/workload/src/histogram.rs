@@ -42,9 +42,15 @@ impl Histogram {
     /// Counts one value.
     #[inline]
     pub fn record(&mut self, value: u64) {
+        self.record_many(value, 1);
+    }
+
+    /// Counts one value so many times.
+    #[inline]
+    pub fn record_many(&mut self, value: u64, times: u64) {
         let value = value.min(VALUE_MAX);
-        self.buckets[index(value)] += 1;
-        self.sum += value;
+        self.buckets[index(value)] += times;
+        self.sum += value * times;
         self.min = self.min.min(value);
         self.max = self.max.max(value);
     }
