@@ -50,6 +50,20 @@ pub(crate) struct Machine {
     /// Most memory for I/O buffers, as 512m or 1g
     #[arg(long, value_name = "SIZE", default_value = "1g")]
     pub(crate) memory: String,
+    /// What to ask the kernel with
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) engine: EngineChoice,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+pub(crate) enum EngineChoice {
+    /// io_uring where it is allowed, otherwise epoll
+    #[default]
+    Auto,
+    /// io_uring, or not at all
+    Uring,
+    /// epoll: sockets only, no bdev_uring
+    Epoll,
 }
 
 #[derive(Clone, Copy, ValueEnum)]

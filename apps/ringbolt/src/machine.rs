@@ -6,7 +6,7 @@ use memory::Arena;
 use reactor::{IdlePolicy, Reactors, Remote};
 use sys::{CpuSet, Engine};
 
-use crate::cli::{self, Idle};
+use crate::cli::{self, EngineChoice, Idle};
 use crate::failure::Failure;
 use crate::state;
 
@@ -40,7 +40,14 @@ impl Machine {
         let pin = cores.is_some();
         let described =
             if pin { format!("{cpus}, pinned") } else { format!("{}, not pinned", cpus.cpus().len()) };
-        let config = reactor::Config { cpus, pin, idle, arena: arena.clone(), ..Default::default() };
+        let engine = match options.engine {
+            EngineChoice::Auto => None,
+            EngineChoice::Uring => Some(Engine::Uring),
+            EngineChoice::Epoll => Some(Engine::Epoll),
+        };
+        let events = sys::Config { engine, ..sys::Config::default() };
+        let arena_too = arena.clone();
+        let config = reactor::Config { cpus, pin, idle, arena: arena_too, events, ..Default::default() };
         let reactors = Reactors::start(&config).map_err(Failure::machine)?;
         Ok(Machine { reactors, arena, cores: described })
     }
@@ -69,7 +76,7 @@ impl Machine {
         let engine = match self.engine()? {
             Engine::Uring => "engine: io_uring (files and sockets)",
             Engine::Epoll => {
-                "engine: epoll (no io_uring: bdev_uring is not available; kernel.io_uring_disabled=0 as root allows it)"
+                "engine: epoll (without io_uring there is no bdev_uring; kernel.io_uring_disabled=0 as root allows it)"
             }
         };
         Ok(vec![self.arena.describe(), engine.to_string(), format!("cores: {}", self.cores)])

@@ -36,7 +36,8 @@ struct Scratch(PathBuf);
 pub(crate) fn run(options: &Demo) -> Result<(), Failure> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::machine)?;
     let scratch = Scratch::new().map_err(Failure::machine)?;
-    let machine_options = cli::Machine { idle: Idle::Adaptive, memory: "256m".to_string() };
+    let machine_options =
+        cli::Machine { idle: Idle::Adaptive, memory: "256m".to_string(), engine: cli::EngineChoice::Auto };
     // One reactor is the target, the other the initiator.
     let machine = Machine::start(&machine_options, None, 2)?;
     machine.describe()?.iter().for_each(|line| say!("{line}"));
