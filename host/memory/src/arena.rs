@@ -43,9 +43,18 @@ pub enum Backing {
 pub struct Arena {
     config: Config,
     limit_chunks: usize,
-    chunks: Mutex<Vec<Chunk>>,
+    state: Mutex<State>,
     huge_count: AtomicU32,
     ordinary_count: AtomicU32,
+}
+
+#[derive(Default)]
+struct State {
+    chunks: Vec<Chunk>,
+    /// Chunks that no pool has.
+    free: Vec<Chunk>,
+    /// Pools that have no chunk yet. One is kept for each, so that no core can starve another.
+    pools_without: usize,
 }
 
 /// One mapping of [`CHUNK_BYTES`] bytes, zeroed when it was made.
@@ -65,7 +74,7 @@ impl Arena {
         Arc::new(Arena {
             config,
             limit_chunks,
-            chunks: Mutex::new(Vec::new()),
+            state: Mutex::default(),
             huge_count: AtomicU32::new(0),
             ordinary_count: AtomicU32::new(0),
         })
@@ -105,23 +114,52 @@ impl Arena {
 
     /// Bytes handed out to pools so far.
     pub fn taken_bytes(&self) -> usize {
-        self.lock().len() * CHUNK_BYTES
+        let state = self.lock();
+        (state.chunks.len() - state.free.len()) * CHUNK_BYTES
     }
 
-    /// Takes one more chunk, or `None` at the limit or when the machine has none.
-    pub(crate) fn take_chunk(&self) -> Option<Chunk> {
-        let mut chunks = self.lock();
-        if chunks.len() >= self.limit_chunks {
+    /// Takes one more chunk, or `None` at the limit, when what is left is kept for others, or when the
+    /// machine has none. `first` says that the pool has no chunk yet.
+    pub(crate) fn take_chunk(&self, first: bool) -> Option<Chunk> {
+        let mut state = self.lock();
+        let left = self.limit_chunks - state.chunks.len() + state.free.len();
+        if left == 0 || !first && left <= state.pools_without {
             return None;
         }
-        let start = self.map_chunk()?;
-        let chunk = Chunk { start, index: chunks.len() as u32 };
-        chunks.push(chunk);
+        let chunk = match state.free.pop() {
+            Some(chunk) => chunk,
+            None => {
+                let chunk = Chunk { start: self.map_chunk()?, index: state.chunks.len() as u32 };
+                state.chunks.push(chunk);
+                chunk
+            }
+        };
+        if first {
+            state.pools_without -= 1;
+        }
         Some(chunk)
     }
 
+    /// A pool came to be, without a chunk.
+    pub(crate) fn pool_made(&self) {
+        self.lock().pools_without += 1;
+    }
+
+    /// A pool is gone, and so are its buffers; its chunks are for others.
+    pub(crate) fn pool_gone(&self, chunks: impl Iterator<Item = u32>) {
+        let mut state = self.lock();
+        let before = state.free.len();
+        for index in chunks {
+            let chunk = state.chunks[index as usize];
+            state.free.push(chunk);
+        }
+        if state.free.len() == before {
+            state.pools_without -= 1;
+        }
+    }
+
     pub(crate) fn chunk_start(&self, index: u32) -> NonNull<u8> {
-        self.lock()[index as usize].start
+        self.lock().chunks[index as usize].start
     }
 
     fn map_chunk(&self) -> Option<NonNull<u8>> {
@@ -137,15 +175,15 @@ impl Arena {
         Some(start)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Chunk>> {
-        // A panic while the list was held left it whole: it only ever grows by one push.
-        self.chunks.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        // Nothing panics with the lock held but on a broken invariant of ours.
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        for chunk in self.lock().iter() {
+        for chunk in &self.lock().chunks {
             // SAFETY: `map_chunk` mapped exactly these bytes, and pools and buffers keep the arena
             // alive, so that nothing refers to them any more.
             let _ = unsafe { rustix::mm::munmap(chunk.start.as_ptr().cast(), CHUNK_BYTES) };

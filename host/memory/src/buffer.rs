@@ -23,7 +23,22 @@ pub struct Pool(Rc<Inner>);
 
 struct Inner {
     arena: Arc<Arena>,
-    free: RefCell<[Vec<Free>; CLASSES]>,
+    state: RefCell<State>,
+}
+
+struct State {
+    free: [Vec<Free>; CLASSES],
+    /// This pool's chunks, by their index in the arena.
+    owned: Vec<Option<Owned>>,
+    owned_count: usize,
+}
+
+/// A chunk, carved into buffers of one class.
+#[derive(Clone, Copy)]
+struct Owned {
+    class: usize,
+    /// Buffers of it that somebody holds.
+    live: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -50,18 +65,25 @@ const _: () = assert!(CLASSES <= 1 << CLASS_BITS && size_of::<Option<Buffer>>() 
 impl Pool {
     /// A cache that draws on `arena`, for the thread that makes it.
     pub fn new(arena: &Arc<Arena>) -> Pool {
-        Pool(Rc::new(Inner { arena: arena.clone(), free: RefCell::new(std::array::from_fn(|_| Vec::new())) }))
+        arena.pool_made();
+        let state = State { free: std::array::from_fn(|_| Vec::new()), owned: Vec::new(), owned_count: 0 };
+        Pool(Rc::new(Inner { arena: arena.clone(), state: RefCell::new(state) }))
     }
 
-    /// A buffer of `len` bytes, 1 to [`BUFFER_BYTES_MAX`]; `None` when the arena is at its limit.
+    /// A buffer of `len` bytes, 1 to [`BUFFER_BYTES_MAX`]; `None` when the arena is at its limit and
+    /// nothing of this core's is free. With every buffer given back there is always one.
     #[inline]
     pub fn take(&self, len: usize) -> Option<Buffer> {
         let class = class_of(len)?;
-        let popped = self.0.free.borrow_mut()[class].pop();
-        let Free { start, chunk } = match popped {
-            Some(free) => free,
-            None => self.refill(class)?,
+        let mut state = self.0.state.borrow_mut();
+        let (class, Free { start, chunk }) = match state.free[class].pop() {
+            Some(free) => (class, free),
+            None => self.refill(&mut state, class)?,
         };
+        if let Some(owned) = &mut state.owned[chunk as usize] {
+            owned.live += 1;
+        }
+        drop(state);
         Some(Buffer {
             start,
             pool: self.0.clone(),
@@ -75,17 +97,52 @@ impl Pool {
         &self.0.arena
     }
 
+    /// A buffer of `class` from a new chunk, from a chunk of another class that nobody uses, or, at
+    /// the very end, one that is larger than needed.
     #[cold]
-    fn refill(&self, class: usize) -> Option<Free> {
-        let Chunk { start, index } = self.0.arena.take_chunk()?;
-        let mut free = self.0.free.borrow_mut();
+    fn refill(&self, state: &mut State, class: usize) -> Option<(usize, Free)> {
+        let taken = self.0.arena.take_chunk(state.owned_count == 0);
+        if taken.is_some() {
+            state.owned_count += 1;
+        }
+        if let Some(Chunk { start, index }) = taken.or_else(|| state.idle_chunk(&self.0.arena)) {
+            state.carve(start, index, class);
+            return state.free[class].pop().map(|free| (class, free));
+        }
+        (class + 1..CLASSES).find_map(|larger| state.free[larger].pop().map(|free| (larger, free)))
+    }
+}
+
+impl State {
+    /// Takes back a chunk of which no buffer is held.
+    fn idle_chunk(&mut self, arena: &Arena) -> Option<Chunk> {
+        let idle = |owned: &Option<Owned>| owned.is_some_and(|owned| owned.live == 0);
+        let index = self.owned.iter().position(idle)? as u32;
+        let class = self.owned[index as usize].take()?.class;
+        self.free[class].retain(|free| free.chunk != index);
+        Some(Chunk { start: arena.chunk_start(index), index })
+    }
+
+    fn carve(&mut self, start: NonNull<u8>, index: u32, class: usize) {
         let bytes = BUFFER_BYTES_MIN << class;
         for offset in (0..CHUNK_BYTES).step_by(bytes).rev() {
             // SAFETY: the chunk is CHUNK_BYTES long and `offset` lies below that.
             let start = unsafe { start.add(offset) };
-            free[class].push(Free { start, chunk: index });
+            self.free[class].push(Free { start, chunk: index });
         }
-        free[class].pop()
+        if self.owned.len() <= index as usize {
+            self.owned.resize(index as usize + 1, None);
+        }
+        self.owned[index as usize] = Some(Owned { class, live: 0 });
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let owned = &self.state.get_mut().owned;
+        let indices =
+            owned.iter().enumerate().filter(|(_, owned)| owned.is_some()).map(|(index, _)| index as u32);
+        self.arena.pool_gone(indices);
     }
 }
 
@@ -169,7 +226,12 @@ impl Buffer {
 impl Drop for Buffer {
     #[inline]
     fn drop(&mut self) {
-        self.pool.free.borrow_mut()[self.class()].push(Free { start: self.start, chunk: self.chunk_index() });
+        let chunk = self.chunk_index();
+        let mut state = self.pool.state.borrow_mut();
+        state.free[self.class()].push(Free { start: self.start, chunk });
+        if let Some(owned) = &mut state.owned[chunk as usize] {
+            owned.live -= 1;
+        }
     }
 }
 
@@ -224,5 +286,42 @@ mod tests {
         drop(pool);
         buffer.as_mut_slice().fill(1);
         assert_eq!(buffer.chunk_range().1, CHUNK_BYTES);
+    }
+
+    #[test]
+    fn a_chunk_that_nobody_uses_serves_another_size() {
+        let pool = pool(1);
+        let small: Vec<Buffer> = (0..CHUNK_BYTES / 4096).map(|_| pool.take(4096).unwrap()).collect();
+        assert!(pool.take(131_072).is_none());
+        drop(small);
+        let large: Vec<Buffer> = (0..CHUNK_BYTES / 131_072).map(|_| pool.take(131_072).unwrap()).collect();
+        assert!(pool.take(4096).is_none());
+        drop(large);
+        assert!(pool.take(4096).is_some());
+    }
+
+    #[test]
+    fn a_larger_buffer_serves_when_nothing_else_is_left() {
+        let pool = pool(1);
+        let one = pool.take(131_072).unwrap();
+        let mut small = pool.take(512).unwrap();
+        assert_eq!((small.len(), small.capacity()), (512, 131_072));
+        small.as_mut_slice().fill(1);
+        drop((one, small));
+        assert!(pool.take(131_072).is_some());
+    }
+
+    #[test]
+    fn every_pool_gets_a_chunk_and_gives_it_back_at_its_end() {
+        let arena = Arena::new(Config { limit_bytes: 2 * CHUNK_BYTES, hugepages: false });
+        let (greedy, modest) = (Pool::new(&arena), Pool::new(&arena));
+        let held: Vec<Buffer> = std::iter::from_fn(|| greedy.take(BUFFER_BYTES_MAX)).collect();
+        assert_eq!(held.len(), 2, "one chunk is kept for the other");
+        assert!(modest.take(4096).is_some());
+        drop(modest);
+        assert!(greedy.take(4096).is_some(), "a pool that is gone needs no chunk");
+        drop((held, greedy));
+        assert_eq!(arena.taken_bytes(), 0);
+        assert!(Pool::new(&arena).take(4096).is_some());
     }
 }

@@ -62,6 +62,10 @@ impl Handler<'_, '_> {
     /// A buffer for a command, unless this connection or the core has none to spare.
     #[inline]
     fn take_buffer(&mut self, slot: Slot, bytes: u32) -> Option<Buffer> {
+        // Who waits comes first; otherwise small commands would keep a large one waiting for ever.
+        if !self.state.aside.is_empty() {
+            return None;
+        }
         let held = self.state.commands.held_bytes;
         // One command always fits, so that waiting ends.
         if held > 0 && held + bytes as usize > self.lent.shared.limits.connection_bytes_max {
