@@ -171,7 +171,8 @@ impl Network for Sockets {
     fn add(&mut self, stream: TcpStream) -> io::Result<ConnectionId> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        let entry = Connection { stream, watch: None, hot: false, reported: false, last_data_ns: 0, ended: false };
+        let entry =
+            Connection { stream, watch: None, hot: false, reported: false, last_data_ns: 0, ended: false };
         let slot = self.connections.insert(entry).map_err(|_| quota())?;
         let Some(connection) = self.connections.get_mut(slot) else { return Err(quota()) };
         match self.client.watch(connection.stream.as_fd(), Interest::BOTH, slot.to_bits()) {

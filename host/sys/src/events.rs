@@ -383,7 +383,8 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         let mut inner = self.inner.borrow_mut();
-        let of_mine = |pending: &Pending| matches!(pending, Pending::Watch { client, .. } if *client == self.id);
+        let of_mine =
+            |pending: &Pending| matches!(pending, Pending::Watch { client, .. } if *client == self.id);
         let watches: Vec<Slot> =
             inner.pending.iter().filter(|(_, pending)| of_mine(pending)).map(|(slot, _)| slot).collect();
         for slot in watches {

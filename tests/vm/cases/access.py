@@ -1,5 +1,6 @@
 """Who may connect, and over which address."""
 
+import socket
 import uuid
 
 from harness.case import case
@@ -39,8 +40,6 @@ def unknown_subsystem(bench):
 def ipv6(bench):
     """Discovery, connection and data over IPv6."""
     if bench.kind == "ringbolt":
-        import socket
-
         try:
             with socket.socket(socket.AF_INET6) as probe:
                 probe.bind(("::1", 0))

@@ -1,5 +1,6 @@
 """What survives when the target, or the host, stops answering."""
 
+import hashlib
 import time
 
 from harness.case import case
@@ -63,8 +64,6 @@ def target_killed(bench):
 
 
 def sha256(sequences):
-    import hashlib
-
     return hashlib.sha256(b"".join(map(block_content, sequences))).hexdigest()
 
 

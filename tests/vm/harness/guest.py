@@ -116,7 +116,6 @@ class Job:
     def __init__(self, port, job_id, script):
         self.port, self.id, self.script, self.data, self.rc = port, job_id, script, b"", None
         self.read_to = 0
-        self.watchers = []
 
     def feed(self, data):
         self.data += data

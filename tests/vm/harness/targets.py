@@ -97,7 +97,8 @@ class Ringbolt(Target):
         bdevs, nvmf = [], [{"method": "nvmf_create_transport", "params": {"trtype": "TCP"}}]
         for subsystem in self.subsystems:
             for namespace in subsystem.namespaces:
-                bdevs.append(dict(zip(("method", "params"), self._bdev(subsystem, namespace))))
+                method, parameters = self._bdev(subsystem, namespace)
+                bdevs.append({"method": method, "params": parameters})
             nvmf += [{"method": method, "params": params} for method, params in self._subsystem(subsystem)]
         return {"subsystems": [{"subsystem": "bdev", "config": bdevs}, {"subsystem": "nvmf", "config": nvmf}]}
 
