@@ -10,7 +10,7 @@ pub mod simulated;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::SyncSender;
 
 use controller::Event as ControllerEvent;
@@ -64,7 +64,7 @@ pub(crate) enum Message<S> {
     Listen { address: SocketAddr, portid: u16, answer: SyncSender<std::io::Result<SocketAddr>> },
     /// Stop listening on a port.
     Unlisten { portid: u16, answer: SyncSender<()> },
-    /// Some I/O queues may no longer be wanted.
+    /// Wakes a group whose [`Board::look`] was set.
     Look,
     /// Tell of every connection.
     Report(SyncSender<Vec<ConnectionReport>>),
@@ -96,8 +96,8 @@ pub(crate) struct Group<N: Network> {
     listeners: Vec<(ListenerId, u16)>,
     messages: Receiver<Message<N::Stream>>,
     peers: Vec<Sender<Message<N::Stream>>>,
-    /// Connections of every group, by index.
-    loads: Arc<[AtomicU32]>,
+    /// What the groups know of each other, by index.
+    boards: Arc<[Board]>,
     scratch: Vec<u8>,
     events: Vec<Event<N::Stream>>,
     completions: Vec<bdev::Completion>,
@@ -136,6 +136,14 @@ impl Complaints {
             unsaid => eprintln!("nvmf: {peer}: {why} ({unsaid} more connections ended badly)"),
         }
     }
+}
+
+/// What other groups see of one, and tell it.
+#[derive(Default)]
+pub(crate) struct Board {
+    connections: AtomicU32,
+    /// Some I/O queues may no longer be wanted.
+    look: AtomicBool,
 }
 
 struct Entry {
@@ -197,7 +205,7 @@ impl<N: Network> Group<N> {
         network: N,
         limits: Limits,
         directory: Arc<Directory>,
-        loads: Arc<[AtomicU32]>,
+        boards: Arc<[Board]>,
         messages: Receiver<Message<N::Stream>>,
     ) -> Group<N> {
         Group {
@@ -211,7 +219,7 @@ impl<N: Network> Group<N> {
             listeners: Vec::new(),
             messages,
             peers: Vec::new(),
-            loads,
+            boards,
             scratch: vec![0; SCRATCH_BYTES],
             events: Vec::new(),
             completions: Vec::with_capacity(256),
@@ -243,11 +251,15 @@ impl<N: Network> Group<N> {
                     self.unlisten(Some(portid));
                     let _ = answer.send(());
                 }
-                Message::Look => self.look(),
+                Message::Look => {}
                 Message::Report(answer) => {
                     let _ = answer.send(self.report());
                 }
             }
+        }
+        if self.boards[self.index].look.load(Ordering::Acquire) {
+            self.boards[self.index].look.store(false, Ordering::Relaxed);
+            self.look();
         }
         count
     }
@@ -273,7 +285,7 @@ impl<N: Network> Group<N> {
     /// Gives a new connection to the group with the fewest.
     fn incoming(&mut self, listener: ListenerId, stream: N::Stream, peer: SocketAddr, now_ns: u64) {
         let Some((_, portid)) = self.listeners.iter().find(|(id, _)| *id == listener) else { return };
-        let total: u32 = self.loads.iter().map(|load| load.load(Ordering::Relaxed)).sum();
+        let total: u32 = self.boards.iter().map(|board| board.connections.load(Ordering::Relaxed)).sum();
         if self.stopping || total >= self.shared.limits.connections_max {
             // Dropping the stream closes it: the host may try again when others have gone.
             return;
@@ -281,14 +293,15 @@ impl<N: Network> Group<N> {
         let local = N::local_address_of(&stream).or_else(|| self.network.local_address(listener));
         let Some(local) = local else { return };
         let port = Port { portid: *portid, address: crate::address::transport_address(local) };
-        let least = (0..self.loads.len()).min_by_key(|group| self.loads[*group].load(Ordering::Relaxed));
+        let load = |group: &usize| self.boards[*group].connections.load(Ordering::Relaxed);
+        let least = (0..self.boards.len()).min_by_key(load);
         let group = least.unwrap_or(self.index);
-        self.loads[group].fetch_add(1, Ordering::Relaxed);
+        self.boards[group].connections.fetch_add(1, Ordering::Relaxed);
         match self.peers.get(group) {
             Some(peer_group) if group != self.index => {
                 if peer_group.send(Message::Incoming { stream, port, peer }).is_err() {
                     // Its mailbox is full: it is far behind, and the host had better try again.
-                    self.loads[group].fetch_sub(1, Ordering::Relaxed);
+                    self.boards[group].connections.fetch_sub(1, Ordering::Relaxed);
                 }
             }
             _ => self.adopt(stream, port, peer, now_ns),
@@ -298,7 +311,7 @@ impl<N: Network> Group<N> {
     fn adopt(&mut self, stream: N::Stream, port: Port, peer: SocketAddr, now_ns: u64) {
         let added = if self.connections.is_full() { None } else { self.network.add(stream).ok() };
         let Some(id) = added else {
-            self.loads[self.index].fetch_sub(1, Ordering::Relaxed);
+            self.boards[self.index].connections.fetch_sub(1, Ordering::Relaxed);
             return;
         };
         self.flows = self.flows.wrapping_add(1);
@@ -445,7 +458,8 @@ impl<N: Network> Group<N> {
     fn tell_all_to_look(&mut self) {
         for (group, peer) in self.peers.iter().enumerate() {
             if group != self.index {
-                // A full mailbox has messages in it that end in a look at every connection anyway.
+                // The flag is what counts; a group whose mailbox is full is awake without the message.
+                self.boards[group].look.store(true, Ordering::Release);
                 let _ = peer.send(Message::Look);
             }
         }
@@ -484,7 +498,7 @@ impl<N: Network> Group<N> {
             *known = None;
         }
         entry.closed = true;
-        self.loads[self.index].fetch_sub(1, Ordering::Relaxed);
+        self.boards[self.index].connections.fetch_sub(1, Ordering::Relaxed);
         // A controller ends with its admin queue, and with it its I/O queues.
         let was_admin = matches!(entry.connection.state.role, Role::Admin(_));
         if was_admin {

@@ -3,7 +3,6 @@
 mod info;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU32;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -17,7 +16,7 @@ use wire_nvme::log::SubsystemType;
 
 use crate::address::{ListenAddress, transport_address};
 use crate::failure::TargetError;
-use crate::group::{Group, GroupPoller, Message};
+use crate::group::{Board, Group, GroupPoller, Message};
 use crate::limits::TransportConfig;
 use crate::picture::Picture;
 
@@ -158,14 +157,14 @@ impl Target {
         if state.transport.is_some() {
             return Err(TargetError::TransportExists);
         }
-        let loads: Arc<[AtomicU32]> = self.0.remotes.iter().map(|_| AtomicU32::new(0)).collect();
+        let boards: Arc<[Board]> = self.0.remotes.iter().map(|_| Board::default()).collect();
         let mut groups = Vec::new();
         for remote in &self.0.remotes {
-            let (limits, directory, loads) = (limits.clone(), self.0.directory.clone(), loads.clone());
+            let (limits, directory, boards) = (limits.clone(), self.0.directory.clone(), boards.clone());
             let sender = remote.call(move |core| {
                 let (sender, messages) = core.mailbox(MESSAGES_MAX);
                 let network = Sockets::new(core.events()).spinning(core.spins());
-                let group = Group::new(core, network, limits, directory, loads, messages);
+                let group = Group::new(core, network, limits, directory, boards, messages);
                 core.add_poller(Box::new(GroupPoller { core: core.clone(), group }), Period::EveryTurn);
                 sender
             });

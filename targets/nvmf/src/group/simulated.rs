@@ -63,8 +63,8 @@ impl World {
         let (hosts, network) = Simulation::pair(seed, faults);
         let (_, messages) = core.mailbox(16);
         let limits = transport.limits().expect("the options are in range");
-        let loads: Arc<[AtomicU32]> = [AtomicU32::new(0)].into();
-        let mut group = Group::new(&core, network, limits, Arc::new(Directory::new()), loads, messages);
+        let boards: Arc<[Board]> = [Board::default()].into();
+        let mut group = Group::new(&core, network, limits, Arc::new(Directory::new()), boards, messages);
         group.listen(address(), 1).expect("room for a listener");
         let mut world = World { group, hosts, now_ns: 1, devices, reactor };
         world.configure((1 << NAMESPACES) - 1);
