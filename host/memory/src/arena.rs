@@ -193,12 +193,14 @@ impl Drop for Arena {
 
 /// Maps `bytes` of zeroed private memory, or `None` if the machine has none.
 pub(crate) fn map(bytes: usize, flags: MapFlags) -> Option<NonNull<u8>> {
+    let flags = if cfg!(miri) { MapFlags::PRIVATE } else { flags };
     // SAFETY: a new anonymous mapping at an address of the kernel's choice aliases nothing.
     let start = unsafe {
         rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
     };
     let start = NonNull::new(start.ok()?.cast::<u8>())?;
-    if bytes >= CHUNK_BYTES && !flags.contains(MapFlags::HUGETLB) {
+    // Miri knows no advice.
+    if bytes >= CHUNK_BYTES && !flags.contains(MapFlags::HUGETLB) && !cfg!(miri) {
         // SAFETY: the range is the mapping just made; the advice changes no contents.
         let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
     }

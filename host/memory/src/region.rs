@@ -89,9 +89,11 @@ impl SharedRegion {
         if pages > 0 {
             // SAFETY: head is at most the checked length.
             let aligned = unsafe { from.add(head) };
+            // Miri knows no advice.
             // SAFETY: whole pages inside this private anonymous mapping; discarded, they read as zero.
-            let dropped = unsafe { rustix::mm::madvise(aligned.cast(), pages, Advice::LinuxDontNeed) };
-            if dropped.is_err() {
+            let dropped = !cfg!(miri)
+                && unsafe { rustix::mm::madvise(aligned.cast(), pages, Advice::LinuxDontNeed) }.is_ok();
+            if !dropped {
                 // SAFETY: the same bytes; locked pages cannot be dropped, so they are written.
                 unsafe { std::ptr::write_bytes(aligned, 0, pages) };
             }

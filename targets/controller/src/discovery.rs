@@ -100,7 +100,8 @@ impl DiscoveryRecord {
         DiscoveryEntry {
             address,
             subtype: self.subtype,
-            secure_channel: SecureChannel::NotRequired,
+            // What Linux's own target says; nvme-cli 2.3 takes "not required" for TLS.
+            secure_channel: SecureChannel::NotSpecified,
             flow_control_optional: true,
             portid: self.portid,
             cntlid: wire_nvme::fabrics::CNTLID_DYNAMIC,

@@ -4,10 +4,11 @@
 //! devices in one batch each, takes back what completed, and sends the responses of each connection
 //! in one call. A null or memory device completes within the same turn.
 
+mod complaints;
+mod devices;
 #[cfg(any(test, fuzzing))]
 pub mod simulated;
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,11 +19,13 @@ use controller::{Directory, NamespaceTable, Port};
 use memory::Pool;
 use net::{ConnectionId, Event, ListenerId, Network};
 use reactor::{Core, Poller, Receiver, Sender, Shutdown, Work};
-use ring::{Channel, Op, Status};
+use ring::Status;
 use slots::{Slab, Slot};
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::TransportAddress;
 
+use self::complaints::Complaints;
+use self::devices::Devices;
 use crate::command::Commands;
 use crate::connection::{Connection, Counters, Current, End, State};
 use crate::limits::Limits;
@@ -114,30 +117,6 @@ pub(crate) struct Group<N: Network> {
     complaints: Complaints,
 }
 
-/// Lines on standard error about hosts that broke the protocol or stayed silent, at most one a second:
-/// a flood of bad connections must not become a flood of lines.
-#[derive(Default)]
-struct Complaints {
-    last_ns: Option<u64>,
-    unsaid: u32,
-}
-
-impl Complaints {
-    fn say(&mut self, peer: SocketAddr, why: String) {
-        const EVERY_NS: u64 = 1_000_000_000;
-        let now_ns = sys::clock::now_ns();
-        if self.last_ns.is_some_and(|last_ns| now_ns.saturating_sub(last_ns) < EVERY_NS) {
-            self.unsaid += 1;
-            return;
-        }
-        self.last_ns = Some(now_ns);
-        match std::mem::take(&mut self.unsaid) {
-            0 => eprintln!("nvmf: {peer}: {why}"),
-            unsaid => eprintln!("nvmf: {peer}: {why} ({unsaid} more connections ended badly)"),
-        }
-    }
-}
-
 /// What other groups see of one, and tell it.
 #[derive(Default)]
 pub(crate) struct Board {
@@ -156,45 +135,15 @@ struct Entry {
     closed: bool,
 }
 
-/// The block devices, as this core reaches them.
-#[derive(Default)]
-struct Devices {
-    by_key: Vec<Option<Device>>,
-    active: Vec<u32>,
-    /// No longer in the picture, but with requests under way.
-    leaving: Vec<Device>,
-}
-
-struct Device {
-    channel: bdev::Channel,
-    batch: Vec<bdev::Request>,
-    active: bool,
-    /// Reads leave a buffer as it was, and what was there is somebody else's.
-    clear_first: bool,
-}
-
 impl Lent<'_> {
     /// Puts a request into the batch for its device.
     ///
     /// # Errors
     /// The device is not there any more.
     #[inline]
-    pub(crate) fn submit(&mut self, key: u32, mut request: bdev::Request) -> Result<(), Status> {
-        let Some(Some(device)) = self.devices.by_key.get_mut(key as usize) else {
-            return Err(Status::NAMESPACE_NOT_READY);
-        };
-        if device.clear_first
-            && request.op == Op::Read
-            && let Some(buffer) = &mut request.buffer
-        {
-            buffer.clear();
-        }
-        device.batch.push(request);
+    pub(crate) fn submit(&mut self, key: u32, request: bdev::Request) -> Result<(), Status> {
+        self.devices.put(key, request)?;
         *self.at_devices += 1;
-        if !device.active {
-            device.active = true;
-            self.devices.active.push(key);
-        }
         Ok(())
     }
 }
@@ -334,24 +283,28 @@ impl<N: Network> Group<N> {
     /// Takes in what has arrived on a connection.
     #[inline]
     fn service(&mut self, slot: Slot, now_ns: u64) {
-        let Some(entry) = self.connections.get_mut(slot) else { return };
-        if entry.closed {
-            return;
-        }
-        let mut lent = Lent {
-            pool: &self.pool,
-            shared: &self.shared,
-            now_ns,
-            devices: &mut self.devices,
-            at_devices: &mut entry.at_devices,
-        };
-        let received = entry.connection.receive(&mut self.network, &mut lent, &mut self.scratch);
-        self.after(slot, received);
+        self.with(slot, now_ns, |connection, network, lent, scratch| {
+            connection.receive(network, lent, scratch)
+        });
     }
 
+    /// Tries again what had no room on a connection.
     fn resume(&mut self, slot: Slot, now_ns: u64) {
+        if let Some(entry) = self.connections.get_mut(slot) {
+            entry.waiting = false;
+        }
+        self.with(slot, now_ns, |connection, _, lent, _| connection.resume(lent));
+    }
+
+    /// Lends a connection what it needs to take in bytes, and sees to what comes of it.
+    #[inline]
+    fn with(
+        &mut self,
+        slot: Slot,
+        now_ns: u64,
+        take_in: impl FnOnce(&mut Connection, &mut N, &mut Lent<'_>, &mut [u8]) -> Result<bool, End>,
+    ) {
         let Some(entry) = self.connections.get_mut(slot) else { return };
-        entry.waiting = false;
         if entry.closed {
             return;
         }
@@ -362,8 +315,8 @@ impl<N: Network> Group<N> {
             devices: &mut self.devices,
             at_devices: &mut entry.at_devices,
         };
-        let resumed = entry.connection.resume(&mut lent);
-        self.after(slot, resumed);
+        let taken = take_in(&mut entry.connection, &mut self.network, &mut lent, &mut self.scratch);
+        self.after(slot, taken);
     }
 
     fn after(&mut self, slot: Slot, received: Result<bool, End>) {
@@ -397,7 +350,7 @@ impl<N: Network> Group<N> {
     /// Hands batches to devices and takes back what completed.
     #[inline]
     fn drive_devices(&mut self) -> usize {
-        if self.devices.active.is_empty() && self.devices.leaving.is_empty() {
+        if self.devices.are_idle() {
             return 0;
         }
         let mut completions = std::mem::take(&mut self.completions);
@@ -640,78 +593,6 @@ impl<N: Network> Group<N> {
             count += 1;
         }
         count
-    }
-}
-
-impl Devices {
-    fn drive(&mut self, completions: &mut Vec<bdev::Completion>) {
-        let Devices { by_key, active, leaving } = self;
-        active.retain(|key| {
-            let Some(Some(device)) = by_key.get_mut(*key as usize) else { return false };
-            device.drive(completions);
-            device.active = !device.is_idle();
-            device.active
-        });
-        leaving.retain_mut(|device| {
-            device.drive(completions);
-            !device.is_idle()
-        });
-    }
-
-    /// Opens what is new, and lets go of what is gone.
-    fn apply(&mut self, core: &Core, picture: &Picture) {
-        for (key, entry) in self.by_key.iter_mut().enumerate() {
-            if !picture.devices.contains_key(&(key as u32))
-                && let Some(device) = entry.take()
-                && !device.is_idle()
-            {
-                self.leaving.push(device);
-            }
-        }
-        let by_key: &mut Vec<Option<Device>> = &mut self.by_key;
-        let devices: &HashMap<u32, _> = &picture.devices;
-        for (key, descriptor) in devices {
-            let index = *key as usize;
-            if by_key.len() <= index {
-                by_key.resize_with(index + 1, || None);
-            }
-            if by_key[index].is_some() {
-                continue;
-            }
-            match descriptor.channel(core) {
-                Ok(channel) => {
-                    let clear_first = channel.device().bdev().reads_undefined();
-                    by_key[index] = Some(Device { channel, batch: Vec::new(), active: false, clear_first });
-                }
-                Err(error) => {
-                    let name = descriptor.device().name();
-                    eprintln!("nvmf: {name} cannot be used on core {}: {error}", core.index());
-                }
-            }
-        }
-    }
-
-    fn deadline(&self) -> Option<u64> {
-        let devices = self.active.iter().filter_map(|key| self.by_key.get(*key as usize)?.as_ref());
-        devices.chain(&self.leaving).filter_map(Device::deadline).min()
-    }
-}
-
-impl Device {
-    #[inline]
-    fn drive(&mut self, completions: &mut Vec<bdev::Completion>) {
-        if !self.batch.is_empty() {
-            self.channel.submit(&mut self.batch);
-        }
-        self.channel.poll(completions);
-    }
-
-    fn is_idle(&self) -> bool {
-        self.batch.is_empty() && self.channel.outstanding() == 0
-    }
-
-    fn deadline(&self) -> Option<u64> {
-        if self.batch.is_empty() { self.channel.deadline() } else { Some(0) }
     }
 }
 

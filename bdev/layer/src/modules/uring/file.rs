@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
@@ -112,15 +113,29 @@ fn lock(file: &File, path: &Path, readonly: bool) -> Result<(), BdevError> {
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
-    match rustix::fs::flock(file, how) {
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(BdevError::Claimed {
-            name: path.display().to_string(),
-            by: "another process, or by a removed bdev that is still open (flock)".to_string(),
-        }),
-        // Some file systems have no locks; then there is nothing to keep others out with.
-        _ => Ok(()),
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match rustix::fs::flock(file, how) {
+            // The kernel lets go of a killed process's io_uring, and of the files in it, some time
+            // after the process is gone; there is no event for that with a bound.
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(LOCK_RETRY);
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(BdevError::Claimed {
+                    name: path.display().to_string(),
+                    by: "another process, or by a removed bdev that is still open (flock)".to_string(),
+                });
+            }
+            // Some file systems have no locks; then there is nothing to keep others out with.
+            _ => return Ok(()),
+        }
     }
 }
+
+/// How long a lock is waited for, and how often it is tried.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_RETRY: Duration = Duration::from_millis(10);
 
 /// Turns direct I/O on if a block can be read that way, or says why not.
 ///

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use nvme_tcp::{Consumer, Flushed, Place, Pumped, Receiver, Segments, Sender};
+use ring::Channel;
 use wire_nvme::Cqe;
 use wire_nvme::io::ReadWrite;
 use wire_nvme::opcode::NvmOpcode;
