@@ -152,7 +152,8 @@ impl From<Status> for ConnectError {
 /// be there a second later, and a host that is told not to retry gives its namespaces up.
 ///
 /// # Errors
-/// The status to complete the command with. The connection is of no use then and is closed.
+/// The status to complete the command with. The host may try again on the same connection, as long as
+/// the transport waits for a Connect.
 pub fn connect(
     sqe: &Sqe,
     data: &[u8],

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ring::Status;
 use wire_nvme::fabrics::{CNTLID_DYNAMIC, CONNECT_DATA_SIZE, Connect, ConnectAttributes, ConnectData, Nqn};
 use wire_nvme::log::{AddressFamily, AnaState, SubsystemType, TransportAddress, TransportType};
 use wire_nvme::opcode::AdminOpcode;
@@ -470,6 +469,6 @@ mod tests {
         assert_eq!(harness.command(Sqe::new(AdminOpcode::AsyncEventRequest.to_wire()), &[]), None);
         assert_eq!(harness.waiting.len(), 1);
         let answer = harness.command(Sqe::new(AdminOpcode::KeepAlive.to_wire()), &[]).unwrap();
-        assert_eq!(answer.cqe.status, Status::SUCCESS);
+        assert_eq!(answer.cqe.status, ring::Status::SUCCESS);
     }
 }
