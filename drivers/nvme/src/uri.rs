@@ -34,6 +34,9 @@ pub enum UriError {
     /// No subsystem.
     #[error("'{0}' names no subsystem; write nvme+tcp://HOST:PORT/SUBNQN?ns=N")]
     NoSubsystem(String),
+    /// No host.
+    #[error("'{0}' names no host; write nvme+tcp://HOST:PORT/SUBNQN?ns=N")]
+    NoHost(String),
     /// A bad port.
     #[error("'{0}' is not a port")]
     Port(String),
@@ -99,6 +102,9 @@ fn split_authority(authority: &str) -> Result<(String, u16), UriError> {
             None => (authority, None),
         },
     };
+    if host.is_empty() {
+        return Err(UriError::NoHost(authority.into()));
+    }
     let port = match port {
         Some(port) => port.parse().map_err(|_| UriError::Port(port.into()))?,
         None => PORT_DEFAULT,
@@ -153,6 +159,8 @@ mod tests {
         assert!(matches!(error("tcp://a/b"), UriError::Scheme(_)));
         assert!(matches!(error("nvme+tcp://a"), UriError::NoSubsystem(_)));
         assert!(matches!(error("nvme+tcp:///nqn.2016-06.io.spdk:a"), UriError::NoSubsystem(_)));
+        assert!(matches!(error("nvme+tcp://:4420/nqn.2016-06.io.spdk:a"), UriError::NoHost(_)));
+        assert!(matches!(error("nvme+tcp://[]:4420/nqn.2016-06.io.spdk:a"), UriError::NoHost(_)));
         assert!(matches!(error("nvme+tcp://a:b/nqn.2016-06.io.spdk:a"), UriError::Port(_)));
         assert!(matches!(error("nvme+tcp://a/n"), UriError::Nqn(_)));
         for option in ["ns=0", "ns=x", "hdgst=yes", "color=red", "ns"] {
