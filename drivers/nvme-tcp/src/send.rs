@@ -96,7 +96,8 @@ impl Sender {
     ) -> Flushed {
         while !self.queue.is_empty() {
             let (result, offered) = {
-                let (parts, offered) = self.parts(segments);
+                let mut parts = ArrayVec::new();
+                let offered = self.parts(segments, &mut parts);
                 (network.send(connection, &parts), offered)
             };
             match result {
@@ -124,8 +125,13 @@ impl Sender {
         }
     }
 
-    fn parts<'a>(&'a self, segments: &'a impl Segments) -> (ArrayVec<IoSlice<'a>, PARTS_MAX>, usize) {
-        let mut parts = ArrayVec::new();
+    /// Lists what is to be sent next and returns how many bytes that is. The list is the caller's: it
+    /// is too large to be handed back.
+    fn parts<'a>(
+        &'a self,
+        segments: &'a impl Segments,
+        parts: &mut ArrayVec<IoSlice<'a>, PARTS_MAX>,
+    ) -> usize {
         let mut offered = 0;
         let mut small = &self.small[self.small_sent..];
         let mut skip = self.front_sent;
@@ -145,7 +151,7 @@ impl Sender {
             offered += bytes.len();
             parts.push(IoSlice::new(bytes));
         }
-        (parts, offered)
+        offered
     }
 
     fn advance(&mut self, mut count: usize, segments: &mut impl Segments) {
