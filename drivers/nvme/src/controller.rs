@@ -52,8 +52,9 @@ impl Default for Options {
 
 /// Entries of the admin queue: what Linux uses.
 const ADMIN_DEPTH: u32 = 32;
-/// Bytes read at a time beyond what goes into place directly: 32 responses of 4 KiB.
-const SCRATCH_BYTES: usize = 128 << 10;
+/// Bytes read at a time beyond what goes into place directly: eleven responses of 4 KiB, which are
+/// still in the L2 cache when they are copied on.
+const SCRATCH_BYTES: usize = 48 << 10;
 
 /// A connected controller: its admin queue, one I/O queue, and the network that both are on.
 pub(crate) struct Controller {
