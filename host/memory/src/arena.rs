@@ -1,9 +1,11 @@
 //! Chunks of memory, taken from the machine up to a limit.
 
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// Bytes of a chunk: one hugepage.
@@ -16,11 +18,13 @@ pub struct Config {
     pub limit_bytes: usize,
     /// Whether hugepages are tried first.
     pub hugepages: bool,
+    /// Whether chunks can be mapped by another process: they then lie in a file in memory.
+    pub shared: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { limit_bytes: 1 << 30, hugepages: true }
+        Config { limit_bytes: 1 << 30, hugepages: true, shared: false }
     }
 }
 
@@ -48,6 +52,21 @@ pub struct Arena {
     ordinary_count: AtomicU32,
 }
 
+/// One chunk, as devices, the kernel and other processes are told of it.
+#[derive(Clone, Debug)]
+pub struct ChunkMemory {
+    /// Its index in the arena.
+    pub index: u32,
+    /// Address of its first byte.
+    pub start: *mut u8,
+    /// Its size, [`CHUNK_BYTES`].
+    pub bytes: usize,
+    /// The file that it lies in, from its beginning, if other processes can map it.
+    pub file: Option<Arc<OwnedFd>>,
+    /// Whether it is one 2 MiB hugepage, and so contiguous in physical memory.
+    pub huge: bool,
+}
+
 #[derive(Default)]
 struct State {
     chunks: Vec<Chunk>,
@@ -58,10 +77,12 @@ struct State {
 }
 
 /// One mapping of [`CHUNK_BYTES`] bytes, zeroed when it was made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Chunk {
     pub(crate) start: NonNull<u8>,
     pub(crate) index: u32,
+    file: Option<Arc<OwnedFd>>,
+    huge: bool,
 }
 
 // SAFETY: a chunk is an address; only the pool that a chunk was given to, on one core, reaches its bytes.
@@ -129,8 +150,8 @@ impl Arena {
         let chunk = match state.free.pop() {
             Some(chunk) => chunk,
             None => {
-                let chunk = Chunk { start: self.map_chunk()?, index: state.chunks.len() as u32 };
-                state.chunks.push(chunk);
+                let chunk = self.map_chunk(state.chunks.len() as u32)?;
+                state.chunks.push(chunk.clone());
                 chunk
             }
         };
@@ -150,7 +171,7 @@ impl Arena {
         let mut state = self.lock();
         let before = state.free.len();
         for index in chunks {
-            let chunk = state.chunks[index as usize];
+            let chunk = state.chunks[index as usize].clone();
             state.free.push(chunk);
         }
         if state.free.len() == before {
@@ -162,17 +183,36 @@ impl Arena {
         self.lock().chunks[index as usize].start
     }
 
-    fn map_chunk(&self) -> Option<NonNull<u8>> {
-        if self.config.hugepages
-            && free_hugepages() > 0
-            && let Some(start) = map(CHUNK_BYTES, MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::POPULATE)
-        {
-            self.huge_count.fetch_add(1, Ordering::Relaxed);
-            return Some(start);
+    pub(crate) fn chunk(&self, index: u32) -> ChunkMemory {
+        let Chunk { start, file, huge, .. } = self.lock().chunks[index as usize].clone();
+        ChunkMemory { index, start: start.as_ptr(), bytes: CHUNK_BYTES, file, huge }
+    }
+
+    fn map_chunk(&self, index: u32) -> Option<Chunk> {
+        let wanted = self.config.hugepages && free_hugepages() > 0;
+        let (huge, (start, file)) = match wanted.then(|| self.map_pages(true)).flatten() {
+            Some(mapped) => (true, mapped),
+            None => (false, self.map_pages(false)?),
+        };
+        let count = if huge { &self.huge_count } else { &self.ordinary_count };
+        count.fetch_add(1, Ordering::Relaxed);
+        Some(Chunk { start, index, file, huge })
+    }
+
+    fn map_pages(&self, huge: bool) -> Option<(NonNull<u8>, Option<Arc<OwnedFd>>)> {
+        if !self.config.shared {
+            let huge_flags = if huge { MapFlags::HUGETLB | MapFlags::POPULATE } else { MapFlags::empty() };
+            return Some((map(CHUNK_BYTES, MapFlags::PRIVATE | huge_flags)?, None));
         }
-        let start = map(CHUNK_BYTES, MapFlags::PRIVATE)?;
-        self.ordinary_count.fetch_add(1, Ordering::Relaxed);
-        Some(start)
+        let huge_flags = if huge { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge_flags;
+        let file = rustix::fs::memfd_create("ringbolt-buffers", flags).ok()?;
+        rustix::fs::ftruncate(&file, CHUNK_BYTES as u64).ok()?;
+        // Who maps it need not fear that it shrinks.
+        let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
+        rustix::fs::fcntl_add_seals(&file, seals).ok()?;
+        let start = map_file(&file, if huge { MapFlags::POPULATE } else { MapFlags::empty() })?;
+        Some((start, Some(Arc::new(file))))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -204,6 +244,19 @@ pub(crate) fn map(bytes: usize, flags: MapFlags) -> Option<NonNull<u8>> {
         // SAFETY: the range is the mapping just made; the advice changes no contents.
         let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
     }
+    Some(start)
+}
+
+/// Maps the first [`CHUNK_BYTES`] of a file of ours.
+fn map_file(file: &OwnedFd, flags: MapFlags) -> Option<NonNull<u8>> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice aliases no Rust object.
+    let start = unsafe {
+        rustix::mm::mmap(std::ptr::null_mut(), CHUNK_BYTES, protection, MapFlags::SHARED | flags, file, 0)
+    };
+    let start = NonNull::new(start.ok()?.cast::<u8>())?;
+    // SAFETY: the range is the mapping just made; the advice changes no contents.
+    let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), CHUNK_BYTES, Advice::LinuxHugepage) };
     Some(start)
 }
 

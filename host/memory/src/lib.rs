@@ -3,7 +3,8 @@
 //! An [`Arena`] takes chunks from the machine, from hugepages when there are any and from ordinary
 //! pages when not, up to a limit. Each core carves [`Buffer`]s out of chunks through its own
 //! [`Pool`]; a buffer goes back to its pool when it is dropped. [`SharedRegion`] is memory that
-//! several cores, or a device, write at once.
+//! several cores, a device or another process write at once; a core hands out parts of it as buffers
+//! through a [`Loan`]. [`DeviceBuffer`] is a buffer that a device writes while we look.
 //!
 //! ```
 //! let arena = memory::Arena::new(memory::Config { limit_bytes: 4 << 20, ..Default::default() });
@@ -18,6 +19,6 @@ mod arena;
 mod buffer;
 mod region;
 
-pub use arena::{Arena, Backing, CHUNK_BYTES, Config};
-pub use buffer::{BUFFER_BYTES_MAX, BUFFER_BYTES_MIN, Buffer, Pool};
-pub use region::{RegionError, SharedRegion};
+pub use arena::{Arena, Backing, CHUNK_BYTES, ChunkMemory, Config};
+pub use buffer::{BUFFER_BYTES_MAX, BUFFER_BYTES_MIN, Buffer, DeviceBuffer, Loan, Pool};
+pub use region::{Cells, RegionError, SharedRegion};

@@ -15,7 +15,11 @@ pub struct Rig {
 
 impl Rig {
     pub fn new() -> Rig {
-        let arena = memory::Arena::new(memory::Config { limit_bytes: 256 << 20, hugepages: false });
+        let arena = memory::Arena::new(memory::Config {
+            limit_bytes: 256 << 20,
+            hugepages: false,
+            ..memory::Config::default()
+        });
         let config = Config { idle: IdlePolicy::Spin, arena, ..Config::default() };
         let reactor = Reactor::new(&config).unwrap();
         Rig { core: reactor.core(), reactor, registry: Registry::new() }

@@ -87,7 +87,11 @@ fn file_operations_hand_the_buffer_back() {
         }
         let reader = file.try_clone().unwrap();
         let id = client.add_file(file.into()).unwrap();
-        let pool = Pool::new(&Arena::new(memory::Config { limit_bytes: 2 << 20, hugepages: false }));
+        let pool = Pool::new(&Arena::new(memory::Config {
+            limit_bytes: 2 << 20,
+            hugepages: false,
+            ..memory::Config::default()
+        }));
         let mut buffer = pool.take(4096).unwrap();
         buffer.as_mut_slice().fill(9);
         client.operate(id, Operation::Write(Write::Durable), 4096, 2048, Some((buffer, 2048)), 1).unwrap();
@@ -121,7 +125,11 @@ fn dropping_the_ring_waits_for_buffers_in_flight() {
         }
         let (near, _far) = UnixStream::pair().unwrap();
         let id = client.add_file(near.into()).unwrap();
-        let pool = Pool::new(&Arena::new(memory::Config { limit_bytes: 2 << 20, hugepages: false }));
+        let pool = Pool::new(&Arena::new(memory::Config {
+            limit_bytes: 2 << 20,
+            hugepages: false,
+            ..memory::Config::default()
+        }));
         let buffer = pool.take(4096).unwrap();
         // Never satisfied: nobody writes to the other end.
         client.operate(id, Operation::Read, 0, 4096, Some((buffer, 0)), 1).unwrap();
@@ -160,7 +168,11 @@ fn a_full_ring_gives_the_buffer_back() {
         }
         let (near, _far) = UnixStream::pair().unwrap();
         let id = client.add_file(near.into()).unwrap();
-        let pool = Pool::new(&Arena::new(memory::Config { limit_bytes: 2 << 20, hugepages: false }));
+        let pool = Pool::new(&Arena::new(memory::Config {
+            limit_bytes: 2 << 20,
+            hugepages: false,
+            ..memory::Config::default()
+        }));
         for tag in 0..64 {
             let buffer = pool.take(4096).unwrap();
             client.operate(id, Operation::Read, 0, 4096, Some((buffer, 0)), tag).unwrap();

@@ -71,11 +71,11 @@ impl Uring {
     ///
     /// Registering can fail for want of RLIMIT_MEMLOCK; the operation then names plain memory.
     fn registered(&mut self, buffer: &Buffer) -> Option<u16> {
-        let index = buffer.chunk_index();
+        let index = buffer.chunk_index()?;
         let state = self.buffers_registered.get_mut(index as usize)?;
         if *state == Registered::Unknown {
-            let (start, bytes) = buffer.chunk_range();
-            let range = libc::iovec { iov_base: start.cast(), iov_len: bytes };
+            let chunk = buffer.chunk()?;
+            let range = libc::iovec { iov_base: chunk.start.cast(), iov_len: chunk.bytes };
             // SAFETY: chunks stay mapped until the arena is gone, which every buffer keeps alive,
             // and operations that use the registration hold a buffer of the chunk.
             let updated = unsafe { self.ring.submitter().register_buffers_update(index, &[range], None) };

@@ -80,7 +80,11 @@ fn spec(workload: Workload) -> JobSpec {
 }
 
 fn start(spec: JobSpec, blocks: u64) -> Generator {
-    let pool = Pool::new(&Arena::new(Config { limit_bytes: 4 * CHUNK_BYTES, hugepages: false }));
+    let pool = Pool::new(&Arena::new(Config {
+        limit_bytes: 4 * CHUNK_BYTES,
+        hugepages: false,
+        ..Default::default()
+    }));
     Generator::new(spec, Geometry { block_bytes: BLOCK as u32, blocks }, &pool).unwrap()
 }
 
@@ -224,7 +228,8 @@ fn stopping_waits_for_what_is_out() {
 #[test]
 fn impossible_jobs_are_refused_before_they_run() {
     let geometry = Geometry { block_bytes: 512, blocks: 64 };
-    let pool = Pool::new(&Arena::new(Config { limit_bytes: CHUNK_BYTES, hugepages: false }));
+    let pool =
+        Pool::new(&Arena::new(Config { limit_bytes: CHUNK_BYTES, hugepages: false, ..Default::default() }));
     let base = spec(Workload::RandWrite);
     let cases = [
         (JobSpec { block_bytes: 700, ..base.clone() }, "--bs=700"),
