@@ -37,6 +37,30 @@ fn malloc_is_shared_by_its_channels_and_says_its_durability() {
 }
 
 #[test]
+fn a_long_unmap_of_memory_does_not_keep_the_core() {
+    let mut rig = Rig::new();
+    malloc::create(&rig.registry, malloc::MallocConfig::new("M", 4096, 4096)).unwrap();
+    let mut channel = open(&rig, "M");
+    for lba in [0, 1023, 1024, 4095] {
+        assert_eq!(rig.write(&mut channel, lba, 1, 9), Status::SUCCESS);
+    }
+    let unmap = Request::new(Tag(1), Op::Unmap, 0, 4095);
+    let mut batch = vec![unmap, Request::read(Tag(2), 4095, 1, rig.buffer(4096, 0))];
+    let mut sink = Vec::new();
+    channel.submit(&mut batch);
+    channel.poll(&mut sink);
+    assert_eq!(sink.iter().map(|completion| completion.tag()).collect::<Vec<_>>(), [Tag(2)]);
+    while sink.len() < 2 {
+        assert_eq!(channel.deadline(), Some(0), "there is more to do");
+        channel.poll(&mut sink);
+    }
+    for lba in [0, 1023, 1024] {
+        assert_eq!(rig.read(&mut channel, lba, 1).unwrap(), vec![0; 4096], "block {lba}");
+    }
+    assert_eq!(rig.read(&mut channel, 4095, 1).unwrap(), vec![9; 4096]);
+}
+
+#[test]
 fn null_leaves_the_buffer_and_says_so() {
     let mut rig = Rig::new();
     let device = null::create(&rig.registry, null::NullConfig::new("N", 256, 512)).unwrap();
