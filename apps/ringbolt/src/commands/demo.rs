@@ -57,8 +57,7 @@ pub(crate) fn run(options: &Demo) -> Result<(), Failure> {
     let target_ns = used_ns(target)?.saturating_sub(before);
     say!("{}", table(&result, target_ns, &machine));
     verdict(&result)?;
-    say!("connect a Linux kernel to it, as root, after `modprobe nvme-tcp`:");
-    say!("  nvme connect -t tcp -a {} -s {port} -n {NQN}", options.address);
+    say!("{}", invitation(options.address, own_address(), port));
     if !options.once {
         say!("serving until Ctrl-C");
         signals.forever().next();
@@ -77,7 +76,10 @@ fn make_device(registry: &Registry, engine: Engine, scratch: &Path) -> Result<St
         config.create_bytes = Some(DEVICE_BYTES);
         match uring::create(registry, config) {
             Ok(_) => {
-                return Ok(format!("{}, 1 GiB, sparse, through io_uring (durability: disk)", path.display()));
+                return Ok(format!(
+                    "{}, 1 GiB, sparse, through io_uring (durability: disk once flushed or written with FUA, memory until then)",
+                    path.display()
+                ));
             }
             Err(error) => error.to_string(),
         }
@@ -143,6 +145,34 @@ fn drive(
     }
     let result = running.into_results().pop();
     result.ok_or_else(|| Failure::machine("the initiator's reactor ended before its job"))
+}
+
+/// How a Linux kernel connects, here and elsewhere.
+fn invitation(address: IpAddr, own: Option<IpAddr>, port: u16) -> String {
+    let connect = |address: IpAddr| format!("  nvme connect -t tcp -a {address} -s {port} -n {NQN}");
+    let head = "connect a Linux kernel to it, as root, after `modprobe nvme-tcp`";
+    if !address.is_loopback() {
+        return format!("{head}, on this machine or another:\n{}", connect(address));
+    }
+    let mut text = format!("{head}, on this machine:\n{}", connect(address));
+    if let Some(own) = own {
+        // Whoever reaches the port may write: that is for the user to decide.
+        text += &format!(
+            "\nor on another, once it is served to everybody who reaches {own}\n  \
+             ringbolt demo --address {own}\nwith\n{}",
+            connect(own)
+        );
+    }
+    text
+}
+
+/// The address that other machines know this one by: the source of what goes to the outside.
+fn own_address() -> Option<IpAddr> {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
+    // Picks a route and sends nothing; the address is one for documentation (RFC 5737).
+    socket.connect("192.0.2.1:9").ok()?;
+    let own = socket.local_addr().ok()?.ip();
+    (!own.is_loopback() && !own.is_unspecified()).then_some(own)
 }
 
 /// Processor time of a reactor's thread so far.
@@ -218,5 +248,21 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_machine_is_told_an_address_that_it_can_reach() {
+        let own = Some(IpAddr::from([192, 168, 0, 7]));
+        let text = invitation(IpAddr::from([127, 0, 0, 1]), own, 4420);
+        assert!(text.contains("nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn."), "{text}");
+        assert!(text.contains("nvme connect -t tcp -a 192.168.0.7 -s 4420 -n nqn."), "{text}");
+        assert!(text.contains("ringbolt demo --address 192.168.0.7"), "{text}");
+        let text = invitation(IpAddr::from([10, 0, 0, 1]), own, 4421);
+        assert!(text.contains("-a 10.0.0.1 -s 4421") && !text.contains("192.168"), "{text}");
     }
 }

@@ -174,6 +174,7 @@ impl Bdev for Uring {
             ("direct", Value::Bool(self.direct.is_ok())),
             ("readonly", Value::Bool(self.config.readonly)),
             ("durability", "disk".into()),
+            ("durability_until_flushed", "memory".into()),
         ];
         if let Err(reason) = &self.direct {
             object.push(("direct_refused", reason.as_str().into()));
