@@ -1,0 +1,21 @@
+//! The published storage studies as data, and what reruns them on this machine.
+//!
+//! A [`Run`] is the directory that one run leaves behind, and a [`CellRecord`] one line of its results:
+//! one combination of parameters, measured once. `docs/LAB-SCHEMA.md` describes the files.
+//!
+//! ```
+//! use experiments::{CellRecord, Value};
+//! let mut record = CellRecord::new("cheops23.fig5a", "iou");
+//! record.parameters.insert("iodepth".into(), Value::from(8));
+//! record.role_mut("fg").set("iops", 474_000.0);
+//! assert_eq!(record.metric("fg", "iops"), Some(474_000.0));
+//! ```
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod record;
+
+pub use record::{
+    CellRecord, Error, GeneratorUse, Machine, Parameters, Plan, PlannedCell, PlannedExperiment, RoleRecord,
+    Run, RunWriter, SCHEMA, SchedulerState, Target, Value,
+};
