@@ -1,0 +1,64 @@
+//! Numbers as a reader wants them.
+
+/// Three significant digits, thousands set apart, powers only where zeros would have to be counted.
+pub fn short(value: f64) -> String {
+    let size = value.abs();
+    if !value.is_finite() {
+        return "–".to_string();
+    }
+    if size == 0.0 {
+        return "0".to_string();
+    }
+    if !(1e-4..1e9).contains(&size) {
+        return format!("{value:.2e}");
+    }
+    let digits = size.log10().floor() as i32;
+    // Rounded first: 999.6 is 1,000 and not 1000.0.
+    let unit = 10f64.powi(2 - digits);
+    let rounded = if digits >= 2 { value.round() } else { (value * unit).round() / unit };
+    let places = if digits >= 2 { 0 } else { (2 - digits) as usize };
+    let text = format!("{rounded:.places$}");
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    thousands(text)
+}
+
+/// A whole number, thousands set apart.
+pub fn grouped(value: u64) -> String {
+    thousands(&value.to_string())
+}
+
+/// Puts a comma before each three digits of the whole part.
+fn thousands(text: &str) -> String {
+    let (whole, fraction) = text.split_once('.').map_or((text, None), |(whole, rest)| (whole, Some(rest)));
+    let (sign, digits) = whole.strip_prefix('-').map_or(("", whole), |digits| ("-", digits));
+    let mut out = sign.to_string();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    if let Some(fraction) = fraction {
+        out.push('.');
+        out.push_str(fraction);
+    }
+    out
+}
+
+/// A label of an axis: as short as it stays exact.
+pub(super) fn tick(value: f64) -> String {
+    let size = value.abs();
+    match size {
+        _ if size == 0.0 => "0".to_string(),
+        _ if size >= 1e9 => format!("{}G", trimmed(value / 1e9)),
+        _ if size >= 1e6 => format!("{}M", trimmed(value / 1e6)),
+        _ if size >= 1e4 => format!("{}k", trimmed(value / 1e3)),
+        _ if size < 1e-3 => format!("{value:.0e}"),
+        _ => thousands(&trimmed(value)),
+    }
+}
+
+fn trimmed(value: f64) -> String {
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_string()
+}

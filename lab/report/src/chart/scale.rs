@@ -1,0 +1,137 @@
+//! From values to pixels.
+
+/// How an axis is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// Evenly, from 0 where that does not squeeze the data.
+    Linear,
+    /// By powers of ten.
+    Log10,
+    /// By powers of two: depths, processes.
+    Log2,
+    /// One equal step for each value that occurs, as the papers space 0, 1, 2, 4, … 32.
+    Steps,
+}
+
+/// An axis that knows its data.
+pub(super) struct Fitted {
+    scale: Scale,
+    low: f64,
+    high: f64,
+    /// Of `Steps`: the values, ascending.
+    steps: Vec<f64>,
+    from_px: f64,
+    to_px: f64,
+}
+
+impl Fitted {
+    /// `None` where no value can be shown.
+    pub(super) fn new(scale: Scale, values: impl Iterator<Item = f64>, px: (f64, f64)) -> Option<Fitted> {
+        let positive = matches!(scale, Scale::Log10 | Scale::Log2);
+        let mut values: Vec<f64> =
+            values.filter(|value| value.is_finite() && (!positive || *value > 0.0)).collect();
+        values.sort_by(f64::total_cmp);
+        let (mut low, mut high) = (*values.first()?, *values.last()?);
+        let mut steps = Vec::new();
+        match scale {
+            Scale::Linear => {
+                if low > 0.0 {
+                    low = 0.0;
+                }
+                if high <= low {
+                    high = low + 1.0;
+                }
+                let step = nice_step((high - low) / 5.0);
+                high = (high / step - 1e-9).ceil() * step;
+                low = (low / step + 1e-9).floor() * step;
+            }
+            Scale::Log10 => {
+                (low, high) = (low / 1.06, high * 1.06);
+                if high / low < 3.0 {
+                    (low, high) = (low / 1.8, high * 1.8);
+                }
+            }
+            Scale::Log2 => {
+                if low == high {
+                    (low, high) = (low / 2.0, high * 2.0);
+                }
+            }
+            Scale::Steps => {
+                values.dedup();
+                steps = values;
+            }
+        }
+        Some(Fitted { scale, low, high, steps, from_px: px.0, to_px: px.1 })
+    }
+
+    /// Where `value` lies; `None` off the scale.
+    pub(super) fn at(&self, value: f64) -> Option<f64> {
+        let part = match self.scale {
+            Scale::Linear => (value - self.low) / (self.high - self.low),
+            Scale::Log10 | Scale::Log2 => (value / self.low).ln() / (self.high / self.low).ln(),
+            Scale::Steps if self.steps.len() == 1 => 0.5,
+            Scale::Steps => {
+                let index = self.steps.iter().position(|step| *step == value)?;
+                index as f64 / (self.steps.len() - 1) as f64
+            }
+        };
+        part.is_finite().then(|| self.from_px + part * (self.to_px - self.from_px))
+    }
+
+    /// Where the grid stands, and whether it is labelled there.
+    pub(super) fn ticks(&self, most: usize) -> Vec<(f64, bool)> {
+        match self.scale {
+            Scale::Linear => {
+                let step = nice_step((self.high - self.low) / 5.0);
+                let first = (self.low / step).round() as i64;
+                let last = (self.high / step).round() as i64;
+                (first..=last.min(first + 20)).map(|index| (index as f64 * step, true)).collect()
+            }
+            Scale::Log10 => self.log_ticks(),
+            Scale::Log2 => {
+                let first = self.low.log2().ceil() as i32;
+                let last = self.high.log2().floor() as i32;
+                let every = ((last - first) / most.max(1) as i32 + 1).max(1);
+                (first..=last).map(|power| (2f64.powi(power), (power - first) % every == 0)).collect()
+            }
+            Scale::Steps => {
+                let every = self.steps.len() / most.max(1) + 1;
+                let labelled = |index: usize| index.is_multiple_of(every);
+                self.steps.iter().enumerate().map(|(index, step)| (*step, labelled(index))).collect()
+            }
+        }
+    }
+
+    fn log_ticks(&self) -> Vec<(f64, bool)> {
+        let decades = (self.high / self.low).log10();
+        let (first, last) = (self.low.log10().floor() as i32, self.high.log10().ceil() as i32);
+        let mut ticks = Vec::new();
+        for power in first..=last {
+            for digit in 1..10 {
+                let value = f64::from(digit) * 10f64.powi(power);
+                if value < self.low || value > self.high {
+                    continue;
+                }
+                let labelled = match digit {
+                    1 => true,
+                    2 | 5 => decades < 2.2,
+                    3 | 7 => decades < 0.8,
+                    _ => false,
+                };
+                // Beyond four decades the digits between would be a grey sheet.
+                if labelled || decades < 4.0 || digit == 1 {
+                    ticks.push((value, labelled));
+                }
+            }
+        }
+        ticks
+    }
+}
+
+/// 1, 2 or 5 times a power of ten, not below `rough`.
+fn nice_step(rough: f64) -> f64 {
+    let power = 10f64.powf(rough.log10().floor());
+    let factor = [1.0, 2.0, 5.0, 10.0].into_iter().find(|factor| factor * power >= rough * 0.999);
+    let step = factor.unwrap_or(10.0) * power;
+    if step.is_finite() && step > 0.0 { step } else { 1.0 }
+}

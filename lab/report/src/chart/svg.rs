@@ -1,0 +1,158 @@
+//! Writing SVG: elements in, text out, everything from outside escaped.
+
+use std::fmt::Write as _;
+
+/// `text` as it may stand in HTML, in an element or in a quoted attribute.
+pub fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            // What no XML may contain, even as a reference.
+            letter if letter.is_control() && !matches!(letter, '\n' | '\t') => out.push('\u{fffd}'),
+            letter => out.push(letter),
+        }
+    }
+    out
+}
+
+/// An SVG element under construction.
+pub(super) struct Svg {
+    out: String,
+}
+
+/// Where text stands from its point.
+#[derive(Clone, Copy)]
+pub(super) enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+impl Svg {
+    pub(super) fn new(width: f64, height: f64, title: &str) -> Svg {
+        let mut out = String::with_capacity(4096);
+        let _ = write!(
+            out,
+            "<svg class=\"chart\" viewBox=\"0 0 {w} {h}\" width=\"{w}\" height=\"{h}\" role=\"img\" aria-label=\"{}\">",
+            escape(title),
+            w = Px(width),
+            h = Px(height)
+        );
+        Svg { out }
+    }
+
+    pub(super) fn finish(mut self) -> String {
+        self.out.push_str("</svg>");
+        self.out
+    }
+
+    /// Opens a group; `class` is ours, never from outside.
+    pub(super) fn group(&mut self, class: &str) {
+        let _ = write!(self.out, "<g class=\"{class}\">");
+    }
+
+    /// Opens the group of a series, which a script can hide by its name.
+    pub(super) fn series(&mut self, class: &str, name: &str) {
+        let _ = write!(self.out, "<g class=\"{class}\" data-s=\"{}\">", escape(name));
+    }
+
+    pub(super) fn end(&mut self) {
+        self.out.push_str("</g>");
+    }
+
+    pub(super) fn text(&mut self, class: &str, x: f64, y: f64, anchor: Anchor, text: &str) {
+        let anchor = match anchor {
+            Anchor::Start => "",
+            Anchor::Middle => " text-anchor=\"middle\"",
+            Anchor::End => " text-anchor=\"end\"",
+        };
+        let (x, y, text) = (Px(x), Px(y), escape(text));
+        let _ = write!(self.out, "<text class=\"{class}\" x=\"{x}\" y=\"{y}\"{anchor}>{text}</text>");
+    }
+
+    pub(super) fn line(&mut self, class: &str, from: (f64, f64), to: (f64, f64)) {
+        let (x1, y1, x2, y2) = (Px(from.0), Px(from.1), Px(to.0), Px(to.1));
+        let _ = write!(self.out, "<path class=\"{class}\" d=\"M{x1} {y1}L{x2} {y2}\"/>");
+    }
+
+    pub(super) fn path(&mut self, class: &str, points: &[(f64, f64)]) {
+        let _ = write!(self.out, "<path class=\"{class}\" d=\"");
+        for (index, point) in points.iter().enumerate() {
+            let _ = write!(self.out, "{}{} {}", if index == 0 { "M" } else { "L" }, Px(point.0), Px(point.1));
+        }
+        self.out.push_str("\"/>");
+    }
+
+    /// A point; its shape tells series apart where colours do not.
+    pub(super) fn mark(&mut self, shape: u8, at: (f64, f64), tip: &str) {
+        let (x, y) = at;
+        let place = |dx: f64, dy: f64| format!("{} {}", Px(x + dx), Px(y + dy));
+        let d = match shape % 4 {
+            // A circle of radius 3 as two arcs.
+            0 => format!("M{}a3 3 0 1 0 6 0a3 3 0 1 0 -6 0Z", place(-3.0, 0.0)),
+            1 => format!("M{}h5.4v5.4h-5.4Z", place(-2.7, -2.7)),
+            2 => format!("M{}l3.5 6h-7Z", place(0.0, -3.8)),
+            _ => format!("M{}l3.7 3.7l-3.7 3.7l-3.7 -3.7Z", place(0.0, -3.7)),
+        };
+        let _ = write!(self.out, "<path class=\"m\" d=\"{d}\">");
+        self.tip(tip);
+        self.out.push_str("</path>");
+    }
+
+    pub(super) fn rect(&mut self, class: &str, at: Rect, fill: Option<&str>, tip: &str) {
+        let (x, y, w, h) = (Px(at.x), Px(at.y), Px(at.width.max(0.0)), Px(at.height.max(0.0)));
+        let _ = write!(self.out, "<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{w}\" height=\"{h}\"");
+        if let Some(fill) = fill {
+            let _ = write!(self.out, " style=\"fill:{fill}\"");
+        }
+        self.out.push('>');
+        self.tip(tip);
+        self.out.push_str("</rect>");
+    }
+
+    fn tip(&mut self, tip: &str) {
+        if !tip.is_empty() {
+            let _ = write!(self.out, "<title>{}</title>", escape(tip));
+        }
+    }
+}
+
+/// A rectangle, from its upper left corner.
+#[derive(Clone, Copy)]
+pub(super) struct Rect {
+    pub(super) x: f64,
+    pub(super) y: f64,
+    pub(super) width: f64,
+    pub(super) height: f64,
+}
+
+/// A coordinate with one place, and that only where it is needed.
+struct Px(f64);
+
+impl std::fmt::Display for Px {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let tenths = (self.0.clamp(-1e6, 1e6) * 10.0).round() as i64;
+        let sign = if tenths < 0 { "-" } else { "" };
+        match tenths.unsigned_abs() {
+            whole if whole.is_multiple_of(10) => write!(f, "{sign}{}", whole / 10),
+            parts => write!(f, "{sign}{}.{}", parts / 10, parts % 10),
+        }
+    }
+}
+
+/// About how wide `text` is at `size` pixels in a sans-serif face: no font is at hand to ask.
+pub(super) fn text_width(text: &str, size: f64) -> f64 {
+    let widths = text.chars().map(|letter| match letter {
+        'i' | 'j' | 'l' | 't' | 'f' | 'r' | 'I' | '.' | ',' | ':' | ';' | '|' | '\'' | ' ' | '·' => 0.33,
+        'm' | 'w' | 'M' | 'W' | '%' | '@' => 0.88,
+        letter if letter.is_uppercase() => 0.68,
+        letter if letter.is_ascii() => 0.56,
+        _ => 0.8,
+    });
+    widths.sum::<f64>() * size
+}

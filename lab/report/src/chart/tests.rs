@@ -1,0 +1,110 @@
+use proptest::prelude::*;
+
+use super::labels::spread;
+use super::*;
+
+fn plot(series: Vec<Series>, x: Scale, y: Scale) -> Plot {
+    Plot { title: "t".into(), x: Axis::new("x", x), y: Axis::new("y", y), series }
+}
+
+/// Every element closed, every attribute quoted, nothing unescaped.
+fn well_formed(svg: &str) {
+    if !svg.is_empty() {
+        roxmltree::Document::parse(svg).unwrap_or_else(|error| panic!("{error}: {svg}"));
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_numbers_give_well_formed_charts(
+        points in proptest::collection::vec((any::<f64>(), any::<f64>()), 0..20),
+        name: String,
+        scale in 0..4usize,
+    ) {
+        let scale = [Scale::Linear, Scale::Log10, Scale::Log2, Scale::Steps][scale];
+        well_formed(&plot(vec![Series::new(&name, points.clone())], scale, Scale::Log10).svg());
+        well_formed(&plot(vec![Series::new(&name, points.clone())], Scale::Linear, scale_for_y(scale)).svg());
+        let bars = points.iter().map(|point| Bar { name: name.clone(), value: point.0, ..Bar::default() }).collect();
+        let groups = vec![Group { name: name.clone(), bars }];
+        well_formed(&Bars { title: name.clone(), label: name.clone(), groups }.svg());
+        let parts = points.iter().map(|point| (name.clone(), point.1)).collect();
+        let columns = vec![(name.clone(), false, parts)];
+        well_formed(&Stack { title: name.clone(), label: name.clone(), columns }.svg());
+        let values: Vec<Option<f64>> = points.iter().map(|point| Some(point.0)).collect();
+        let range = Heat::range_of(values.iter().flatten().copied());
+        let columns = vec![name.clone(); values.len()];
+        let rows = vec![(name.clone(), values)];
+        well_formed(&Heat { title: name.clone(), label: name.clone(), columns, rows, range }.svg());
+    }
+
+    #[test]
+    fn labels_keep_their_distance(mut wanted in proptest::collection::vec(0.0..300.0f64, 1..15)) {
+        wanted.sort_by(f64::total_cmp);
+        let places = spread(&wanted, 13.0, 0.0, 300.0);
+        for pair in places.windows(2) {
+            prop_assert!(pair[1] - pair[0] >= 13.0 - 1e-6, "{:?}", places);
+        }
+        prop_assert!(places.iter().all(|place| (-1e-6..=300.0 + 1e-6).contains(place)), "{:?}", places);
+    }
+
+    #[test]
+    fn a_label_with_room_stays(wish in 0.0..100.0f64) {
+        let places = spread(&[wish, wish + 50.0], 13.0, 0.0, 300.0);
+        prop_assert!((places[0] - wish).abs() < 1e-9 && (places[1] - wish - 50.0).abs() < 1e-9);
+    }
+}
+
+fn scale_for_y(scale: Scale) -> Scale {
+    if scale == Scale::Steps { Scale::Linear } else { scale }
+}
+
+#[test]
+fn numbers_read_well() {
+    for (value, text) in [
+        (0.0, "0"),
+        (783.04, "783"),
+        (1.305, "1.31"),
+        (999.6, "1,000"),
+        (0.0123, "0.0123"),
+        (1234567.0, "1,234,567"),
+        (-42.5, "-42.5"),
+        (9.999, "10"),
+        (f64::NAN, "–"),
+    ] {
+        assert_eq!(short(value), text, "{value}");
+    }
+    assert_eq!(grouped(1_000_000), "1,000,000");
+}
+
+#[test]
+fn a_name_cannot_become_markup() {
+    let series = vec![Series::new("<script>alert('x')</script>", vec![(1.0, 1.0), (2.0, 2.0)])];
+    let svg = plot(series, Scale::Linear, Scale::Linear).svg();
+    assert!(!svg.contains("<script"), "{svg}");
+    assert!(svg.contains("&lt;script&gt;"));
+}
+
+#[test]
+fn nothing_to_draw_is_no_chart() {
+    assert_eq!(plot(vec![], Scale::Linear, Scale::Linear).svg(), "");
+    assert_eq!(plot(vec![Series::new("a", vec![(1.0, f64::NAN)])], Scale::Linear, Scale::Linear).svg(), "");
+    assert_eq!(plot(vec![Series::new("a", vec![(1.0, -1.0)])], Scale::Linear, Scale::Log10).svg(), "");
+}
+
+#[test]
+fn a_long_distribution_is_a_short_path() {
+    let points = (0..100_000).map(|x| (f64::from(x), f64::from(x) / 1e5)).collect();
+    let series = Series { marked: false, ..Series::new("cdf", points) };
+    assert!(plot(vec![series], Scale::Linear, Scale::Linear).svg().len() < 20_000);
+}
+
+#[test]
+fn the_same_name_has_the_same_colour_in_every_chart() {
+    let all = palette::colours(["none", "bfq", "kyber", "mq-deadline"].into_iter());
+    let some = palette::colours(["kyber", "none"].into_iter());
+    assert_eq!((some[0], some[1]), (all[2], all[0]));
+    let mut others = palette::colours((0..8).map(|index| ["a", "b", "c", "d", "e", "f", "g", "h"][index]));
+    others.sort_unstable();
+    others.dedup();
+    assert_eq!(others.len(), palette::COLOURS);
+}

@@ -1,0 +1,112 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn values() -> impl Strategy<Value = Vec<f64>> {
+    proptest::collection::vec(1e-3..1e9f64, 2..12)
+}
+
+proptest! {
+    #[test]
+    fn the_median_has_as_many_below_as_above(values in values()) {
+        let middle = median(&values).unwrap();
+        let below = values.iter().filter(|value| **value < middle).count();
+        let above = values.iter().filter(|value| **value > middle).count();
+        prop_assert!(below <= values.len() / 2 && above <= values.len() / 2);
+    }
+
+    #[test]
+    fn quantiles_rise_and_stay_inside(values in values(), a in 0.0..1.0f64, b in 0.0..1.0f64) {
+        let (a, b) = (a.min(b), a.max(b));
+        let (low, high) = (quantile(&values, a).unwrap(), quantile(&values, b).unwrap());
+        prop_assert!(low <= high);
+        prop_assert!(quantile(&values, 0.0).unwrap() <= low && high <= quantile(&values, 1.0).unwrap());
+    }
+
+    #[test]
+    fn an_interval_repeats_and_holds_its_median(values in values(), seed: u64) {
+        let interval = median_interval(&values, 0.95, seed).unwrap();
+        prop_assert_eq!(interval, median_interval(&values, 0.95, seed).unwrap());
+        prop_assert!(interval.contains(median(&values).unwrap()), "{:?} of {:?}", interval, values);
+    }
+
+    #[test]
+    fn a_ratio_turns_round_with_its_sides(a in values(), b in values()) {
+        let (there, interval) = ratio_of_means(&a, &b, 0.95).unwrap();
+        let (back, _) = ratio_of_means(&b, &a, 0.95).unwrap();
+        prop_assert!((there * back - 1.0).abs() < 1e-9);
+        if let Some(interval) = interval {
+            prop_assert!(interval.low <= there * (1.0 + 1e-12) && there <= interval.high * (1.0 + 1e-12));
+        }
+    }
+
+    #[test]
+    fn a_ratio_follows_a_scale(a in values(), factor in 0.01..100.0f64) {
+        let b: Vec<f64> = a.iter().map(|value| value * factor).collect();
+        let (ratio, _) = ratio_of_means(&a, &b, 0.95).unwrap();
+        prop_assert!((ratio / factor - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_slope_is_found_among_wild_points(rise in -100.0..100.0f64, start in -1e6..1e6f64, wild in -1e9..1e9f64) {
+        let mut points: Vec<(f64, f64)> = (0..9).map(|x| (f64::from(x), start + rise * f64::from(x))).collect();
+        points[4].1 = wild;
+        prop_assert!((slope(&points).unwrap() - rise).abs() <= 1e-6 * (1.0 + start.abs()));
+    }
+
+    #[test]
+    fn a_knee_is_where_two_straight_lines_meet(bend in 1..8usize, flat in 0.0..0.2f64) {
+        let at = |x: usize| if x <= bend { x as f64 } else { bend as f64 + flat * (x - bend) as f64 };
+        let points: Vec<(f64, f64)> = (0..10).map(|x| (x as f64, at(x))).collect();
+        // A bend that close to the end is too shallow to be told from noise.
+        prop_assume!((1.0 - flat) * (9 - bend) as f64 > 0.1 * points[9].1 * 9.0 / bend as f64);
+        prop_assert_eq!(knee(&points), Some(bend));
+    }
+
+    #[test]
+    fn nothing_trips_over_any_number(values in proptest::collection::vec(any::<f64>(), 0..9),
+                                     others in proptest::collection::vec(any::<f64>(), 0..9)) {
+        let points: Vec<(f64, f64)> = values.iter().copied().zip(others.iter().copied()).collect();
+        let _ = (median(&values), median_interval(&values, 0.95, 1), relative_spread(&values));
+        let _ = (ratio_of_means(&values, &others, 0.95), knee(&points), slope(&points));
+        prop_assert!(saturation(&points, 0.95).is_none_or(|index| index < points.len()));
+    }
+}
+
+#[test]
+fn one_repetition_has_no_interval() {
+    assert_eq!(median_interval(&[5.0], 0.95, 1), None);
+    let (ratio, interval) = ratio_of_means(&[5.0], &[10.0, 10.1], 0.95).unwrap();
+    assert!((ratio - 2.01).abs() < 0.01);
+    assert_eq!(interval, None);
+}
+
+#[test]
+fn welch_agrees_with_a_published_example() {
+    // NIST/SEMATECH handbook's two-sample case in small: means 1 and 2 of logs, known t quantile.
+    // Logs {0.9, 1.0, 1.1} and {1.9, 2.0, 2.1}: each variance 0.01, error sqrt(0.02/3) = 0.08165,
+    // 4 degrees of freedom, t(0.975, 4) = 2.776445, reach 0.226693.
+    let a = [0.9f64.exp(), 1.0f64.exp(), 1.1f64.exp()];
+    let b = [1.9f64.exp(), 2.0f64.exp(), 2.1f64.exp()];
+    let (ratio, interval) = ratio_of_means(&a, &b, 0.95).unwrap();
+    let interval = interval.unwrap();
+    assert!((ratio.ln() - 1.0).abs() < 1e-12);
+    assert!((interval.low.ln() - (1.0 - 0.226_693)).abs() < 1e-5, "{interval:?}");
+    assert!((interval.high.ln() - (1.0 + 0.226_693)).abs() < 1e-5, "{interval:?}");
+}
+
+#[test]
+fn a_straight_line_has_no_knee() {
+    let points: Vec<(f64, f64)> = (0..10).map(|x| (f64::from(x), 3.0 * f64::from(x))).collect();
+    assert_eq!(knee(&points), None);
+    assert_eq!(knee(&points[..2]), None);
+}
+
+#[test]
+fn the_device_of_the_study_is_full_at_depth_64() {
+    // ICPE'24 figure 1a, 4 KiB on one core, KIOPS by depth 1 to 256.
+    let kiops = [18.2, 39.8, 64.2, 95.5, 141.7, 259.1, 371.4, 373.0, 358.4];
+    let points: Vec<(f64, f64)> =
+        kiops.iter().enumerate().map(|(index, kiops)| (index as f64, *kiops)).collect();
+    assert_eq!(saturation(&points, 0.95), Some(6));
+}
