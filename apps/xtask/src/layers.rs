@@ -20,8 +20,8 @@ const OUTSIDE: [&str; 2] = ["sim", "tests"];
 /// In these folders a crate may use those that stand before it here.
 const ORDER_WITHIN: [(&str, &[&str]); 8] = [
     ("base", &["units", "ring", "slots"]),
-    ("host", &["memory", "sys", "reactor", "net"]),
-    ("drivers", &["nvme-tcp", "nvme"]),
+    ("host", &["memory", "sys", "pci", "reactor", "net"]),
+    ("drivers", &["nvme-tcp", "vfio-user", "nvme"]),
     ("bdev", &["layer", "*"]),
     ("services", &["blobstore", "blobfs"]),
     ("targets", &["controller", "*"]),

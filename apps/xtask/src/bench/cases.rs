@@ -84,7 +84,11 @@ pub(super) const ALL: &[Case] = &[
     case("startup", "from exec of the target to the first accepted connection", Kind::Startup),
     case("instructions-null-qd1", "instructions an I/O of null-qd1", Instructions(1)),
     case("instructions-null-qd128", "instructions an I/O of null-qd128", Instructions(128)),
-    case("instructions-target", "instructions an I/O of a target over TCP", InstructionsTarget),
+    case(
+        "instructions-target",
+        "instructions a 4 KiB read of a target over TCP, memory device",
+        InstructionsTarget,
+    ),
 ];
 
 /// Starts from exec whose median is taken, at least.
@@ -99,7 +103,7 @@ impl Case {
             Kind::Idle => idle::idle(setting),
             Kind::Startup => idle::startup(setting),
             Instructions(depth) => instructions::null(setting, *depth),
-            InstructionsTarget => instructions::target(),
+            InstructionsTarget => instructions::target(setting),
         }
     }
 

@@ -11,52 +11,87 @@ use anyhow::{Context, ensure};
 use super::load::{Load, base};
 use super::metric::Metric;
 use super::process::{Process, describe};
+use super::server::{Namespaces, Server};
 use super::{Outcome, Sample, Setting};
 
 /// Start-up waits for clocks and so differs by some hundred thousand instructions from run to run:
 /// less than one an I/O.
 const IOS: u64 = 1_000_000;
+/// The same for the target, of which an I/O takes ten times as many.
+const IOS_TARGET: u64 = 50_000;
 /// Under Valgrind a program takes about fifty times as long.
 const RUN_MAX: Duration = Duration::from_secs(120);
 
 /// Of the load generator on the null device, the generator itself included.
 pub(super) fn null(setting: &Setting<'_>, depth: u32) -> anyhow::Result<Outcome> {
+    let load = Load { rw: "randread", block: "4k", depth };
+    difference(
+        IOS,
+        |ios| {
+            let mut command = valgrind(setting);
+            command.args(base(setting, "null:1g", &load).get_args());
+            command.args([&format!("--number_ios={ios}"), "--size=1g", "--idle=spin", "--eta=never"]);
+            let mut process = Process::start(&mut command, setting.scratch, "valgrind")?;
+            let status = process.wait(RUN_MAX).context("valgrind")?;
+            Ok((status.success(), "valgrind.err", vec![describe(&command)]))
+        },
+        setting,
+    )
+}
+
+/// Of the target that reads a memory device over TCP: user space only.
+pub(super) fn target(setting: &Setting<'_>) -> anyhow::Result<Outcome> {
+    let load = Load { rw: "randread", block: "4k", depth: 128 };
+    difference(
+        IOS_TARGET,
+        |ios| {
+            let server = Server::start_counted(setting, valgrind(setting), &Namespaces::NullAndMalloc)?;
+            let mut command = base(setting, &server.uri(2), &load);
+            command.args([&format!("--number_ios={ios}"), "--size=256m", "--eta=never"]);
+            let mut process = Process::start(&mut command, setting.scratch, "perf")?;
+            let status = process.wait(RUN_MAX).context("perf")?;
+            let commands = vec![server.command.clone(), describe(&command)];
+            server.end()?;
+            Ok((status.success(), "serve.err", commands))
+        },
+        setting,
+    )
+}
+
+/// The program under Valgrind. Without fair scheduling a thread that spins keeps the others waiting
+/// for as long as it likes.
+fn valgrind(setting: &Setting<'_>) -> Command {
+    let mut command = Command::new("valgrind");
+    command.args(["--tool=callgrind", "--fair-sched=yes"]);
+    command.arg(format!("--callgrind-out-file={}", setting.scratch.file("callgrind.out").display()));
+    command.arg(setting.binary);
+    command
+}
+
+/// Instructions an I/O: of a run with twice as many less those of one with so many. A run tells
+/// whether it went well, where Valgrind's words are, and its commands.
+fn difference(
+    ios: u64,
+    run: impl Fn(u64) -> anyhow::Result<(bool, &'static str, Vec<String>)>,
+    setting: &Setting<'_>,
+) -> anyhow::Result<Outcome> {
     if let Err(error) = Command::new("valgrind").arg("--version").output() {
         return Ok(Outcome::Skipped(format!("valgrind cannot be started: {error}")));
     }
-    let load = Load { rw: "randread", block: "4k", depth };
     let mut counts = [0u64; 2];
     let mut commands = Vec::new();
-    for (count, ios) in counts.iter_mut().zip([IOS, 2 * IOS]) {
-        let plain = base(setting, "null:1g", &load);
-        let mut command = Command::new("valgrind");
-        command.arg("--tool=callgrind");
-        command.arg(format!("--callgrind-out-file={}", setting.scratch.file("callgrind.out").display()));
-        command.arg(plain.get_program()).args(plain.get_args());
-        command.args([&format!("--number_ios={ios}"), "--size=1g", "--idle=spin", "--eta=never"]);
-        commands.push(describe(&command));
-        let mut process = Process::start(&mut command, setting.scratch, "valgrind")?;
-        let status = process.wait(RUN_MAX).context("valgrind")?;
-        let said = std::fs::read_to_string(setting.scratch.file("valgrind.err"))?;
+    for (count, ios) in counts.iter_mut().zip([ios, 2 * ios]) {
+        let (success, log, said_by) = run(ios)?;
+        let said = std::fs::read_to_string(setting.scratch.file(log))?;
         if let Some(refusal) = refusal(&said) {
             return Ok(Outcome::Skipped(format!("valgrind: {refusal}")));
         }
-        ensure!(status.success(), "valgrind: {status}: {}", setting.scratch.tail("valgrind.err"));
+        ensure!(success, "{}: {}", said_by.join("; "), setting.scratch.tail(log));
         *count = collected(&said).context("valgrind counted nothing")?;
+        commands.extend(said_by);
     }
-    let each = counts[1].saturating_sub(counts[0]) as f64 / IOS as f64;
+    let each = counts[1].saturating_sub(counts[0]) as f64 / ios as f64;
     Ok(Outcome::Measured(Sample { values: [(Metric::Instructions, each)].into(), commands }))
-}
-
-/// Of the target: not yet.
-pub(super) fn target() -> anyhow::Result<Outcome> {
-    // Valgrind runs one thread at a time and takes io_uring_enter for a call that returns at once:
-    // a reactor that sleeps in it keeps all other threads from running.
-    Ok(Outcome::Skipped(
-        "a reactor asleep in io_uring_enter stops every thread under Valgrind 3.19, and serve has no \
-         option for epoll"
-            .to_string(),
-    ))
 }
 
 /// What Valgrind could not do, in its words.

@@ -40,13 +40,33 @@ impl Server {
         idle: &str,
         namespaces: &Namespaces,
     ) -> anyhow::Result<Server> {
+        let options = ["--cores", cores, "--idle", idle];
+        Server::launch(setting, Command::new(setting.binary), &options, namespaces)
+    }
+
+    /// Starts it under Valgrind, which knows `epoll_wait` for a call that blocks, but not
+    /// `io_uring_enter`. It sleeps where it can, so that only I/O costs instructions.
+    pub(super) fn start_counted(
+        setting: &Setting<'_>,
+        valgrind: Command,
+        namespaces: &Namespaces,
+    ) -> anyhow::Result<Server> {
+        Server::launch(setting, valgrind, &["--idle", "sleep", "--engine", "epoll"], namespaces)
+    }
+
+    /// `command` is the program, or what runs it with the program as its last argument.
+    fn launch(
+        setting: &Setting<'_>,
+        mut command: Command,
+        options: &[&str],
+        namespaces: &Namespaces,
+    ) -> anyhow::Result<Server> {
         // Free now; should another program take it meanwhile, the start fails and says so.
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
         let file = setting.scratch.file("target.json");
         std::fs::write(&file, serde_json::to_string_pretty(&config(port, namespaces))?)?;
-        let mut command = Command::new(setting.binary);
         command.arg("serve").arg("-c").arg(&file).arg("-r").arg(setting.scratch.file("rpc.sock"));
-        command.args(["--cores", cores, "--idle", idle]);
+        command.args(options);
         let begun = Instant::now();
         let mut process = Process::start(&mut command, setting.scratch, "serve")?;
         while TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).is_err() {
