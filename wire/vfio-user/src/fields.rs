@@ -1,0 +1,62 @@
+//! Structures of fields that follow each other.
+
+/// Defines a structure whose fields lie on the wire in order and without gaps, with its size, its
+macro_rules! fields {
+    (
+        $(#[$meta:meta])*
+        $name:ident, $size:literal {
+            $($(#[$fmeta:meta])* $field:ident: $type:ty,)*
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct $name { $($(#[$fmeta])* pub $field: $type,)* }
+
+        impl $name {
+            /// Bytes on the wire.
+            pub const SIZE: usize = $size;
+
+            /// Reads it from the start of `from`; what follows is left alone.
+            ///
+            /// # Errors
+            /// There are fewer bytes than [`SIZE`](Self::SIZE).
+            pub fn decode(from: &[u8]) -> Result<Self, $crate::DecodeError> {
+                let Some(from) = from.first_chunk::<$size>() else {
+                    let (what, got) = (stringify!($name), from.len());
+                    return Err($crate::DecodeError::Length { what, got, need: $size });
+                };
+                let mut rest: &[u8] = from;
+                let decoded = $name { $($field: <$type>::from_le_bytes(crate::fields::next(&mut rest)),)* };
+                debug_assert!(rest.is_empty());
+                Ok(decoded)
+            }
+
+            /// As bytes; the inverse of [`decode`](Self::decode).
+            pub fn to_bytes(&self) -> [u8; $size] {
+                let mut bytes = [0; $size];
+                let mut rest: &mut [u8] = &mut bytes;
+                $(crate::fields::put(&mut rest, &self.$field.to_le_bytes());)*
+                debug_assert!(rest.is_empty());
+                bytes
+            }
+        }
+
+        const _: () = assert!($size == 0 $(+ size_of::<$type>())*);
+    };
+}
+
+/// The next `N` bytes of a structure whose size was checked.
+#[inline]
+pub(crate) fn next<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
+    let (field, after) = rest.split_first_chunk().expect("a structure is as long as its fields");
+    *rest = after;
+    *field
+}
+
+/// Writes the next field of a structure whose size is that of its fields.
+#[inline]
+pub(crate) fn put(rest: &mut &mut [u8], field: &[u8]) {
+    let (here, after) = std::mem::take(rest).split_at_mut(field.len());
+    here.copy_from_slice(field);
+    *rest = after;
+}
