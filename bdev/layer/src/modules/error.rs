@@ -347,7 +347,10 @@ impl Channel {
 
 fn spoil(request: &mut Request, corrupt: Option<(usize, u8)>) {
     if let (Some((offset, xor)), Some(buffer)) = (corrupt, &mut request.buffer) {
-        buffer.as_mut_slice()[offset] ^= xor;
+        // The buffer may be lent: its bytes are copied, not looked at.
+        let mut byte = [0];
+        buffer.copy_to(offset, &mut byte);
+        buffer.copy_from(offset, &[byte[0] ^ xor]);
     }
 }
 
