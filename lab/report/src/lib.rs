@@ -5,4 +5,10 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod chart;
+pub mod figure;
+pub mod metric;
 pub mod stats;
+
+mod cells;
+
+pub use cells::{Cell, cells};

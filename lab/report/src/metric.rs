@@ -1,0 +1,174 @@
+//! What a metric means: its words, its unit, and which way is better.
+
+/// Which way a metric is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// More is better: throughput.
+    More,
+    /// Less is better: latency, cost.
+    Less,
+    /// Neither: a share, a count of tokens.
+    Neither,
+}
+
+/// A metric as readers see it. Values are divided by `per` and then have `unit`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shown {
+    /// What is divided by.
+    pub per: f64,
+    /// The unit after that.
+    pub unit: &'static str,
+}
+
+/// Which way `metric` is better.
+pub fn better(metric: &str) -> Better {
+    if metric.ends_with("iops") || metric == "bw_mib_s" || metric == "ipc" || metric == "iops_per_core" {
+        return Better::More;
+    }
+    let costs = ["_us", "_per_io", "_cores", "cpu_cores", "cache_miss_ratio", "context_switches_per_s"];
+    if costs.iter().any(|cost| metric.ends_with(cost)) { Better::Less } else { Better::Neither }
+}
+
+/// The unit that suits values up to `largest`.
+pub fn shown(metric: &str, largest: f64) -> Shown {
+    let (per, unit) = if metric.ends_with("iops") || metric == "iops_per_core" {
+        match largest {
+            _ if largest >= 2e6 => (1e6, "MIOPS"),
+            _ if largest >= 2e3 => (1e3, "KIOPS"),
+            _ => (1.0, "IOPS"),
+        }
+    } else if metric.ends_with("_us") {
+        match largest {
+            _ if largest >= 2e6 => (1e6, "s"),
+            _ if largest >= 5e3 => (1e3, "ms"),
+            _ => (1.0, "us"),
+        }
+    } else if metric.ends_with("_ns_per_io") {
+        if largest >= 1e4 { (1e3, "us an I/O") } else { (1.0, "ns an I/O") }
+    } else if metric.ends_with("_per_io") {
+        if largest >= 1e4 { (1e3, "thousand an I/O") } else { (1.0, "an I/O") }
+    } else if metric.ends_with("_cores") {
+        (1.0, "cores")
+    } else if metric == "cache_miss_ratio" {
+        (0.01, "%")
+    } else if metric.ends_with("_pct") {
+        (1.0, "%")
+    } else if metric == "bw_mib_s" {
+        if largest >= 4096.0 { (1024.0, "GiB/s") } else { (1.0, "MiB/s") }
+    } else if metric.ends_with("_per_s") {
+        (1.0, "/s")
+    } else {
+        (1.0, "")
+    };
+    Shown { per, unit }
+}
+
+/// The metric in words, without its unit.
+pub fn words(metric: &str) -> String {
+    let known = [
+        ("iops", "throughput"),
+        ("iops_per_core", "throughput a core"),
+        ("read_iops", "reads"),
+        ("write_iops", "writes"),
+        ("bw_mib_s", "bandwidth"),
+        ("cpu_cores", "CPU use"),
+        ("cpu_user_cores", "CPU use in user mode"),
+        ("cpu_system_cores", "CPU use in the kernel"),
+        ("kernel_thread_cores", "CPU use of kernel threads"),
+        ("cpu_ns_per_io", "processor time"),
+        ("instructions_per_io", "instructions"),
+        ("cycles_per_io", "cycles"),
+        ("ipc", "instructions a cycle"),
+        ("cache_miss_ratio", "cache misses of references"),
+        ("lock_share_pct", "cycles in lock functions"),
+        ("context_switches_per_s", "context switches"),
+        ("read_tokens", "read tokens"),
+        ("write_tokens", "write tokens"),
+        ("iops_slope_pct", "drift of throughput in the window"),
+        ("iops_range_pct", "spread of throughput in the window"),
+    ];
+    if let Some((_, words)) = known.iter().find(|(name, _)| *name == metric) {
+        return (*words).to_string();
+    }
+    let (kind, rest) = match metric.split_once('_') {
+        Some(("clat", rest)) => ("completion latency", rest),
+        Some(("lat", rest)) => ("latency", rest),
+        Some(("slat", rest)) => ("submission latency", rest),
+        Some(("share", rest)) => return rest.trim_end_matches("_pct").replace('_', " "),
+        _ => return metric.replace('_', " "),
+    };
+    match rest.trim_end_matches("_us") {
+        "mean" => format!("mean {kind}"),
+        "max" => format!("largest {kind}"),
+        "stddev" => format!("deviation of {kind}"),
+        // P999 is read as one in a thousand.
+        percentile => match percentile.strip_prefix('p') {
+            Some(digits) if digits.len() > 2 && digits.is_ascii() => {
+                format!("P{}.{} {kind}", &digits[..2], &digits[2..])
+            }
+            Some(digits) => format!("P{digits} {kind}"),
+            None => format!("{kind}, {percentile}"),
+        },
+    }
+}
+
+/// Words and unit, as an axis says it.
+pub fn label(metric: &str, shown: Shown) -> String {
+    let words = words(metric);
+    if shown.unit.is_empty() { words } else { format!("{words}, {}", shown.unit) }
+}
+
+/// A parameter in words.
+pub fn parameter(name: &str) -> String {
+    let known = [
+        ("api", "API"),
+        ("scheduler", "scheduler"),
+        ("devices", "devices"),
+        ("jobs", "processes"),
+        ("iodepth", "queue depth"),
+        ("block_bytes", "request size, bytes"),
+        ("rw", "pattern"),
+        ("cores", "cores"),
+        ("background", "background applications"),
+        ("background_rw", "background pattern"),
+        ("background_block_bytes", "background request size, bytes"),
+        ("read_target_us", "read target, us"),
+        ("write_target_us", "write target, us"),
+    ];
+    known
+        .iter()
+        .find(|(other, _)| *other == name)
+        .map_or_else(|| name.replace('_', " "), |(_, words)| (*words).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_words_with_units() {
+        for (metric, largest, text) in [
+            ("iops", 783_000.0, "throughput, KIOPS"),
+            ("iops", 3.4e6, "throughput, MIOPS"),
+            ("clat_p99_us", 405_000.0, "P99 completion latency, ms"),
+            ("clat_p999_us", 80.0, "P99.9 completion latency, us"),
+            ("lat_mean_us", 68.0, "mean latency, us"),
+            ("cpu_cores", 9.9, "CPU use, cores"),
+            ("share_block_layer_pct", 66.0, "block layer, %"),
+            ("cache_miss_ratio", 0.9, "cache misses of references, %"),
+            ("write_tokens", 128.0, "write tokens"),
+            ("clat_é_us", 1.0, "completion latency, é, us"),
+            ("clat_pé9_us", 1.0, "P\u{e9}9 completion latency, us"),
+        ] {
+            assert_eq!(label(metric, shown(metric, largest)), text);
+        }
+    }
+
+    #[test]
+    fn each_metric_knows_which_way_is_better() {
+        assert_eq!(better("read_iops"), Better::More);
+        assert_eq!(better("clat_p99_us"), Better::Less);
+        assert_eq!(better("kernel_thread_cores"), Better::Less);
+        assert_eq!(better("share_driver_pct"), Better::Neither);
+    }
+}
