@@ -7,7 +7,8 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|bytes: &[u8]| {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(uri) = text.parse::<nvme::Uri>() {
-        assert!(uri.nsid > 0 && !uri.host.is_empty(), "{text:?}: {uri:?}");
+        assert!(uri.nsid() > 0, "{text:?}: {uri:?}");
+        assert_eq!(uri.to_string().parse().as_ref(), Ok(&uri), "{text:?}");
     }
     if let Ok(cpus) = text.parse::<sys::CpuSet>() {
         assert!(cpus.cpus().is_sorted_by(|one, next| one < next), "{text:?}: {:?}", cpus.cpus());

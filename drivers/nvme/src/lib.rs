@@ -27,13 +27,15 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod controller;
+mod device;
 mod error;
 mod namespace;
-mod queue;
+mod options;
+mod tcp;
 mod uri;
 
-pub use controller::Options;
-pub use error::{Failure, OpenError};
+pub use device::{Device, DeviceError, Dma, Doorbells, Registers};
+pub use error::{AdminError, BadCompletion, Failure, OpenError};
 pub use namespace::Namespace;
-pub use uri::{Uri, UriError};
+pub use options::{Interrupts, Options};
+pub use uri::{PcieUri, TcpUri, Uri, UriError, VfioUserUri};

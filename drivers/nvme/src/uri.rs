@@ -2,15 +2,32 @@
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use wire_nvme::fabrics::Nqn;
 
-/// A namespace somewhere: `nvme+tcp://HOST:PORT/SUBNQN?ns=N[&hdgst=1][&ddgst=1]`.
+/// A namespace somewhere, by transport.
 ///
-/// HOST is a name, an IPv4 address or an IPv6 address in brackets; PORT defaults to 4420.
+/// - `nvme+tcp://HOST:PORT/SUBNQN?ns=N[&hdgst=1][&ddgst=1]`: HOST is a name, an IPv4 address or an IPv6
+///   address in brackets; PORT defaults to 4420;
+/// - `nvme+pcie://DOMAIN:BUS:DEVICE.FUNCTION?ns=N`: a PCI Express function of this machine;
+/// - `nvme+vfio-user:DIR?ns=N`: a controller of another process, whose socket is `DIR/cntrl`.
+///
+/// Without `ns` it is namespace 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Uri {
+pub enum Uri {
+    /// NVMe/TCP.
+    Tcp(TcpUri),
+    /// PCI Express.
+    Pcie(PcieUri),
+    /// vfio-user.
+    VfioUser(VfioUserUri),
+}
+
+/// A namespace of an NVMe/TCP subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TcpUri {
     /// Name or address of the host, without brackets.
     pub host: String,
     /// TCP port.
@@ -25,11 +42,35 @@ pub struct Uri {
     pub data_digest: bool,
 }
 
+/// A namespace of a PCI Express function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PcieUri {
+    /// PCI domain.
+    pub domain: u32,
+    /// Bus.
+    pub bus: u8,
+    /// Device, 0 to 31.
+    pub device: u8,
+    /// Function, 0 to 7.
+    pub function: u8,
+    /// The namespace, from 1.
+    pub nsid: u32,
+}
+
+/// A namespace of a controller behind vfio-user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VfioUserUri {
+    /// The folder of the controller's socket.
+    pub directory: PathBuf,
+    /// The namespace, from 1.
+    pub nsid: u32,
+}
+
 /// Why a text names no namespace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UriError {
     /// Another scheme, or none.
-    #[error("'{0}' does not start with nvme+tcp://")]
+    #[error("'{0}' does not start with nvme+tcp://, nvme+pcie:// or nvme+vfio-user:")]
     Scheme(String),
     /// No subsystem.
     #[error("'{0}' names no subsystem; write nvme+tcp://HOST:PORT/SUBNQN?ns=N")]
@@ -43,18 +84,43 @@ pub enum UriError {
     /// A bad subsystem name.
     #[error("'{0}' is not an NVMe qualified name")]
     Nqn(String),
+    /// A bad PCI address.
+    #[error("'{0}' is not a PCI address; write nvme+pcie://0000:03:00.0?ns=1")]
+    Address(String),
+    /// No folder.
+    #[error("'{0}' names no folder; write nvme+vfio-user:/run/controller?ns=1")]
+    NoDirectory(String),
     /// An unknown or bad option.
-    #[error("'{0}' is not an option of nvme+tcp; known are ns=N, hdgst=0|1 and ddgst=0|1")]
+    #[error("'{0}' is not an option here; known are ns=N, and hdgst=0|1 and ddgst=0|1 of nvme+tcp")]
     Option(String),
     /// The host has no address.
     #[error("'{0}' has no address: {1}")]
     Resolve(String, String),
 }
 
-const SCHEME: &str = "nvme+tcp://";
+const TCP: &str = "nvme+tcp://";
+const PCIE: &str = "nvme+pcie://";
+const VFIO_USER: &str = "nvme+vfio-user:";
 const PORT_DEFAULT: u16 = 4420;
 
 impl Uri {
+    /// The namespace, from 1.
+    pub fn nsid(&self) -> u32 {
+        match self {
+            Uri::Tcp(uri) => uri.nsid,
+            Uri::Pcie(uri) => uri.nsid,
+            Uri::VfioUser(uri) => uri.nsid,
+        }
+    }
+
+    /// The controller without the namespace, as it is shown.
+    pub fn controller(&self) -> String {
+        let text = self.to_string();
+        text.split_once('?').map_or(text.clone(), |(controller, _)| controller.to_string())
+    }
+}
+
+impl TcpUri {
     /// The host's first address. Asks the resolver where the host is a name, and may wait for it.
     pub fn resolve(&self) -> Result<SocketAddr, UriError> {
         let failed = |why: String| UriError::Resolve(self.host.clone(), why);
@@ -68,26 +134,81 @@ impl FromStr for Uri {
     type Err = UriError;
 
     fn from_str(text: &str) -> Result<Uri, UriError> {
-        let rest = text.strip_prefix(SCHEME).ok_or_else(|| UriError::Scheme(text.into()))?;
-        let (authority, path) = rest.split_once('/').ok_or_else(|| UriError::NoSubsystem(text.into()))?;
-        let (subnqn, query) = path.split_once('?').unwrap_or((path, ""));
-        if subnqn.is_empty() || authority.is_empty() {
-            return Err(UriError::NoSubsystem(text.into()));
+        if let Some(rest) = text.strip_prefix(TCP) {
+            return parse_tcp(text, rest).map(Uri::Tcp);
         }
-        let (host, port) = split_authority(authority)?;
-        let subnqn = Nqn::new(subnqn).map_err(|_| UriError::Nqn(subnqn.into()))?;
-        let mut uri = Uri { host, port, subnqn, nsid: 1, header_digest: false, data_digest: false };
-        for option in query.split('&').filter(|option| !option.is_empty()) {
-            let bad = || UriError::Option(option.into());
-            match option.split_once('=').ok_or_else(bad)? {
-                ("ns", value) => uri.nsid = value.parse().ok().filter(|nsid| *nsid > 0).ok_or_else(bad)?,
-                ("hdgst", value) => uri.header_digest = flag(value).ok_or_else(bad)?,
-                ("ddgst", value) => uri.data_digest = flag(value).ok_or_else(bad)?,
-                _ => return Err(bad()),
-            }
+        if let Some(rest) = text.strip_prefix(PCIE) {
+            return parse_pcie(rest).map(Uri::Pcie);
         }
-        Ok(uri)
+        let rest = text.strip_prefix(VFIO_USER).ok_or_else(|| UriError::Scheme(text.into()))?;
+        let (directory, query) = rest.split_once('?').unwrap_or((rest, ""));
+        if directory.is_empty() {
+            return Err(UriError::NoDirectory(text.into()));
+        }
+        Ok(Uri::VfioUser(VfioUserUri { directory: directory.into(), nsid: only_namespace(query)? }))
     }
+}
+
+fn parse_tcp(text: &str, rest: &str) -> Result<TcpUri, UriError> {
+    let (authority, path) = rest.split_once('/').ok_or_else(|| UriError::NoSubsystem(text.into()))?;
+    let (subnqn, query) = path.split_once('?').unwrap_or((path, ""));
+    if subnqn.is_empty() || authority.is_empty() {
+        return Err(UriError::NoSubsystem(text.into()));
+    }
+    let (host, port) = split_authority(authority)?;
+    let subnqn = Nqn::new(subnqn).map_err(|_| UriError::Nqn(subnqn.into()))?;
+    let mut uri = TcpUri { host, port, subnqn, nsid: 1, header_digest: false, data_digest: false };
+    for option in options(query) {
+        let bad = || UriError::Option(option.into());
+        match option.split_once('=').ok_or_else(bad)? {
+            ("ns", value) => uri.nsid = namespace(value).ok_or_else(bad)?,
+            ("hdgst", value) => uri.header_digest = flag(value).ok_or_else(bad)?,
+            ("ddgst", value) => uri.data_digest = flag(value).ok_or_else(bad)?,
+            _ => return Err(bad()),
+        }
+    }
+    Ok(uri)
+}
+
+fn parse_pcie(rest: &str) -> Result<PcieUri, UriError> {
+    let (address, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let nsid = only_namespace(query)?;
+    let parse = || {
+        let hex = |text: &str, digits: usize| {
+            let right =
+                (1..=digits).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+            right.then(|| u32::from_str_radix(text, 16).ok()).flatten()
+        };
+        let (bus_device, function) = address.rsplit_once('.')?;
+        let (domain_bus, device) = bus_device.rsplit_once(':')?;
+        let (domain, bus) = domain_bus.split_once(':').unwrap_or(("0", domain_bus));
+        let (device, function) = (hex(device, 2)?, hex(function, 1)?);
+        (device < 32 && function < 8).then_some(PcieUri {
+            domain: hex(domain, 8)?,
+            bus: hex(bus, 2)? as u8,
+            device: device as u8,
+            function: function as u8,
+            nsid,
+        })
+    };
+    parse().ok_or_else(|| UriError::Address(address.into()))
+}
+
+fn options(query: &str) -> impl Iterator<Item = &str> {
+    query.split('&').filter(|option| !option.is_empty())
+}
+
+fn only_namespace(query: &str) -> Result<u32, UriError> {
+    let mut nsid = 1;
+    for option in options(query) {
+        let value = option.strip_prefix("ns=").and_then(namespace);
+        nsid = value.ok_or_else(|| UriError::Option(option.into()))?;
+    }
+    Ok(nsid)
+}
+
+fn namespace(value: &str) -> Option<u32> {
+    value.parse().ok().filter(|nsid| *nsid > 0)
 }
 
 fn split_authority(authority: &str) -> Result<(String, u16), UriError> {
@@ -122,11 +243,23 @@ fn flag(value: &str) -> Option<bool> {
 
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Uri { host, port, subnqn, nsid, .. } = self;
+        match self {
+            Uri::Tcp(uri) => uri.fmt(f),
+            Uri::Pcie(PcieUri { domain, bus, device, function, nsid }) => {
+                write!(f, "{PCIE}{domain:04x}:{bus:02x}:{device:02x}.{function:x}?ns={nsid}")
+            }
+            Uri::VfioUser(uri) => write!(f, "{VFIO_USER}{}?ns={}", uri.directory.display(), uri.nsid),
+        }
+    }
+}
+
+impl fmt::Display for TcpUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TcpUri { host, port, subnqn, nsid, .. } = self;
         if host.contains(':') {
-            write!(f, "{SCHEME}[{host}]:{port}/{subnqn}?ns={nsid}")?;
+            write!(f, "{TCP}[{host}]:{port}/{subnqn}?ns={nsid}")?;
         } else {
-            write!(f, "{SCHEME}{host}:{port}/{subnqn}?ns={nsid}")?;
+            write!(f, "{TCP}{host}:{port}/{subnqn}?ns={nsid}")?;
         }
         for (name, on) in [("hdgst", self.header_digest), ("ddgst", self.data_digest)] {
             if on {
@@ -146,11 +279,17 @@ mod tests {
         for text in [
             "nvme+tcp://127.0.0.1:4420/nqn.2016-06.io.spdk:cnode1?ns=1",
             "nvme+tcp://[::1]:8009/nqn.2016-06.io.spdk:cnode1?ns=7&hdgst=1&ddgst=1",
+            "nvme+pcie://0000:03:00.0?ns=1",
+            "nvme+pcie://10000:ff:1f.7?ns=4294967295",
+            "nvme+vfio-user:/run/a b?ns=2",
         ] {
             assert_eq!(text.parse::<Uri>().unwrap().to_string(), text);
         }
         let short: Uri = "nvme+tcp://storage/nqn.2016-06.io.spdk:a".parse().unwrap();
-        assert_eq!((short.port, short.nsid), (4420, 1));
+        assert!(matches!(&short, Uri::Tcp(uri) if uri.port == 4420 && uri.nsid == 1));
+        let short: Uri = "nvme+pcie://3:0.0".parse().unwrap();
+        assert_eq!(short.to_string(), "nvme+pcie://0000:03:00.0?ns=1");
+        assert_eq!(short.controller(), "nvme+pcie://0000:03:00.0");
     }
 
     #[test]
@@ -163,9 +302,15 @@ mod tests {
         assert!(matches!(error("nvme+tcp://[]:4420/nqn.2016-06.io.spdk:a"), UriError::NoHost(_)));
         assert!(matches!(error("nvme+tcp://a:b/nqn.2016-06.io.spdk:a"), UriError::Port(_)));
         assert!(matches!(error("nvme+tcp://a/n"), UriError::Nqn(_)));
+        assert!(matches!(error("nvme+vfio-user:?ns=1"), UriError::NoDirectory(_)));
+        for address in ["", "0", "03:00", "03:20.0", "03:00.8", "0000:003:00.0", "+3:0.0", "a:b:c:d.0"] {
+            let text = format!("nvme+pcie://{address}");
+            assert_eq!(error(&text), UriError::Address(address.into()));
+        }
         for option in ["ns=0", "ns=x", "hdgst=yes", "color=red", "ns"] {
-            let text = format!("nvme+tcp://a/nqn.2016-06.io.spdk:a?{option}");
-            assert_eq!(error(&text), UriError::Option(option.into()));
+            for base in ["nvme+tcp://a/nqn.2016-06.io.spdk:a", "nvme+pcie://3:0.0", "nvme+vfio-user:/a"] {
+                assert_eq!(error(&format!("{base}?{option}")), UriError::Option(option.into()));
+            }
         }
     }
 }

@@ -15,8 +15,10 @@
 pub mod clock;
 mod cpu;
 mod events;
+mod perf;
 
 pub use cpu::{CpuSet, CpuSetError, pin_to, thread_cpu_ns};
 pub use events::{
     Client, Config, Done, Engine, Events, FileId, Interest, Operation, Refused, Waker, Watch, Write,
 };
+pub use perf::Instructions;

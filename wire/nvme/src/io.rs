@@ -1,6 +1,6 @@
 //! Typed views of I/O commands, and the ranges of Dataset Management.
 
-use crate::le::{bit, put32, put64, u32_at, u64_at};
+use crate::le::{bit, put16, put32, put64, u16_at, u32_at, u64_at};
 use crate::opcode::NvmOpcode;
 use crate::{DecodeError, Sqe};
 
@@ -173,6 +173,140 @@ impl DatasetManagement {
                 | u32::from(self.deallocate) << 2,
             ..Sqe::new(NvmOpcode::DatasetManagement.to_wire())
         }
+    }
+}
+
+/// Write Uncorrectable (NVM 1.0, section 3.2.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriteUncorrectable {
+    /// First logical block.
+    pub lba: u64,
+    /// Number of logical blocks, 1 to 65536.
+    pub blocks: u32,
+}
+
+impl WriteUncorrectable {
+    /// The view of a command; any command has one.
+    pub fn of(sqe: &Sqe) -> WriteUncorrectable {
+        WriteUncorrectable { lba: lba(sqe), blocks: (sqe.cdw12 & 0xffff) + 1 }
+    }
+
+    /// A command with this content.
+    ///
+    /// # Panics
+    /// When `blocks` is not 1 to 65536.
+    pub fn to_sqe(&self) -> Sqe {
+        Sqe {
+            cdw10: self.lba as u32,
+            cdw11: (self.lba >> 32) as u32,
+            cdw12: nlb(self.blocks),
+            ..Sqe::new(NvmOpcode::WriteUncorrectable.to_wire())
+        }
+    }
+}
+
+/// Copy (NVM 1.0, section 3.2.2), with source ranges of format 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copy {
+    /// First logical block of the destination.
+    pub lba: u64,
+    /// Number of source ranges in the data, 1 to 256.
+    pub ranges: u16,
+    /// Protection information of the source.
+    pub read_prinfo: Prinfo,
+    /// Protection information of the destination.
+    pub write_prinfo: Prinfo,
+    /// Force Unit Access.
+    pub fua: bool,
+    /// Limited Retry.
+    pub limited_retry: bool,
+    /// Initial reference tag of the destination.
+    pub reference_tag: u32,
+    /// Application tag of the destination.
+    pub application_tag: u16,
+    /// Which bits of it count.
+    pub application_tag_mask: u16,
+}
+
+impl Copy {
+    /// The view of a command; `None` for source ranges of another format than 0.
+    pub fn of(sqe: &Sqe) -> Option<Copy> {
+        let cdw12 = u64::from(sqe.cdw12);
+        (sqe.cdw12 >> 8 & 0xf == 0).then(|| Copy {
+            lba: lba(sqe),
+            ranges: (sqe.cdw12 & 0xff) as u16 + 1,
+            read_prinfo: Prinfo((sqe.cdw12 >> 12 & 0xf) as u8),
+            write_prinfo: Prinfo((sqe.cdw12 >> 26 & 0xf) as u8),
+            fua: bit(cdw12, 30),
+            limited_retry: bit(cdw12, 31),
+            reference_tag: sqe.cdw14,
+            application_tag: sqe.cdw15 as u16,
+            application_tag_mask: (sqe.cdw15 >> 16) as u16,
+        })
+    }
+
+    /// A command with this content.
+    ///
+    /// # Panics
+    /// When `ranges` is not 1 to 256.
+    pub fn to_sqe(&self) -> Sqe {
+        assert!((1..=256).contains(&self.ranges), "{} ranges are not 1 to 256", self.ranges);
+        Sqe {
+            cdw10: self.lba as u32,
+            cdw11: (self.lba >> 32) as u32,
+            cdw12: (u32::from(self.ranges) - 1)
+                | u32::from(self.read_prinfo.0 & 0xf) << 12
+                | u32::from(self.write_prinfo.0 & 0xf) << 26
+                | u32::from(self.fua) << 30
+                | u32::from(self.limited_retry) << 31,
+            cdw14: self.reference_tag,
+            cdw15: u32::from(self.application_tag) | u32::from(self.application_tag_mask) << 16,
+            ..Sqe::new(NvmOpcode::Copy.to_wire())
+        }
+    }
+}
+
+/// Bytes of a source range of Copy.
+pub const COPY_RANGE_SIZE: usize = 32;
+
+/// A source range of Copy, format 0 (NVM 1.0, section 3.2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyRange {
+    /// First logical block.
+    pub lba: u64,
+    /// Number of logical blocks, 1 to 65536.
+    pub blocks: u32,
+    /// Expected initial reference tag.
+    pub reference_tag: u32,
+    /// Expected application tag.
+    pub application_tag: u16,
+    /// Which bits of it count.
+    pub application_tag_mask: u16,
+}
+
+impl CopyRange {
+    /// Reads one range.
+    pub fn decode(from: &[u8; COPY_RANGE_SIZE]) -> CopyRange {
+        CopyRange {
+            lba: u64_at(from, 8),
+            blocks: u32::from(u16_at(from, 16)) + 1,
+            reference_tag: u32_at(from, 24),
+            application_tag: u16_at(from, 28),
+            application_tag_mask: u16_at(from, 30),
+        }
+    }
+
+    /// Writes one range.
+    ///
+    /// # Panics
+    /// When `blocks` is not 1 to 65536.
+    pub fn encode(&self, into: &mut [u8; COPY_RANGE_SIZE]) {
+        *into = [0; COPY_RANGE_SIZE];
+        put64(into, 8, self.lba);
+        put16(into, 16, nlb(self.blocks) as u16);
+        put32(into, 24, self.reference_tag);
+        put16(into, 28, self.application_tag);
+        put16(into, 30, self.application_tag_mask);
     }
 }
 

@@ -60,15 +60,20 @@ pub mod admin;
 pub mod aer;
 pub mod cqe;
 pub mod digest;
+pub mod doorbell;
 pub mod fabrics;
 pub mod feature;
 pub mod identify;
 pub mod io;
 pub mod log;
+pub mod manage;
 pub mod opcode;
+pub mod queue;
 pub mod registers;
+pub mod reservation;
 pub mod sqe;
 pub mod tcp;
+pub mod zone;
 
 mod le;
 

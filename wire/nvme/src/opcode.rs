@@ -99,6 +99,18 @@ wire_enum! {
 }
 
 wire_enum! {
+    /// I/O commands that the Zoned Namespace command set adds to the NVM command set (ZNS 1.1, section 3).
+    ZonedOpcode: u8 {
+        /// Zone Management Send.
+        ManagementSend = 0x79,
+        /// Zone Management Receive.
+        ManagementReceive = 0x7a,
+        /// Zone Append.
+        Append = 0x7d,
+    }
+}
+
+wire_enum! {
     /// Fabrics command types (Base 2.0, section 6), in byte 4 of a command with opcode 7Fh.
     FabricsType: u8 {
         /// Property Set.

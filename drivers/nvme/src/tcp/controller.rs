@@ -16,39 +16,10 @@ use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::registers::{Capabilities, Configuration, ControllerStatus, offset};
 use wire_nvme::{Cqe, Sqe, feature};
 
+use super::queue::{self, Data, Queue};
 use crate::error::OpenError;
-use crate::queue::{Data, Queue};
-use crate::uri::Uri;
-
-/// How a namespace is opened.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The host's name; `None` makes one from the host identifier.
-    pub hostnqn: Option<Nqn>,
-    /// The host's identifier.
-    pub host_id: [u8; 16],
-    /// Commands in flight on the I/O queue, 1 to 1023.
-    pub queue_depth: u32,
-    /// Keep alive timeout in milliseconds; 0 is off.
-    pub keep_alive_ms: u32,
-    /// How long each step may take, in nanoseconds.
-    pub timeout_ns: u64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        // The process number keeps two programs of one machine apart; it identifies nobody.
-        let mut host_id = *b"ringbolt-host\0\0\0";
-        host_id[12..].copy_from_slice(&std::process::id().to_be_bytes());
-        Options {
-            hostnqn: None,
-            host_id,
-            queue_depth: 128,
-            keep_alive_ms: 15_000,
-            timeout_ns: 10_000_000_000,
-        }
-    }
-}
+use crate::options::Options;
+use crate::uri::TcpUri;
 
 /// Entries of the admin queue: what Linux uses.
 const ADMIN_DEPTH: u32 = 32;
@@ -79,7 +50,7 @@ pub(crate) struct Facts {
 impl Controller {
     pub(crate) async fn open(
         core: &Core,
-        uri: &Uri,
+        uri: &TcpUri,
         address: SocketAddr,
         options: &Options,
     ) -> Result<(Controller, Facts), OpenError> {
@@ -100,7 +71,7 @@ impl Controller {
         let identity = controller.identify_controller().await?;
         controller.request_queues().await?;
 
-        let depth = options.queue_depth.clamp(1, (entries_max - 1).min(crate::queue::DEPTH_MAX - 1));
+        let depth = options.queue_depth.clamp(1, (entries_max - 1).min(queue::DEPTH_MAX - 1));
         let io = connect(&mut controller.network, address, depth + 1, uri)?;
         controller.io = Some(io);
         controller.initialize(true).await?;
@@ -203,7 +174,7 @@ impl Controller {
 
     async fn connect_queue(
         &mut self,
-        uri: &Uri,
+        uri: &TcpUri,
         options: &Options,
         qid: u16,
         entries: u32,
@@ -329,7 +300,12 @@ fn page(buffer: &Buffer) -> &[u8; identify::SIZE] {
     buffer.as_slice().first_chunk().expect("Identify data was asked for with a whole page")
 }
 
-fn connect(network: &mut Sockets, address: SocketAddr, entries: u32, uri: &Uri) -> Result<Queue, OpenError> {
+fn connect(
+    network: &mut Sockets,
+    address: SocketAddr,
+    entries: u32,
+    uri: &TcpUri,
+) -> Result<Queue, OpenError> {
     let stream = net::connect(address).map_err(|error| OpenError::Connect(address, error))?;
     let id = network.add(stream).map_err(|error| OpenError::Connect(address, error))?;
     // One entry of a queue always stays empty (Base 2.0, section 3.3.1.5), so that full is not empty.
