@@ -13,8 +13,15 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod catalog;
+mod check;
+mod definition;
 mod record;
+pub mod reference;
 
+pub use catalog::{Catalog, CatalogError};
+pub use check::{Check, Finding, FindingOutcome, Outcome, Pick, Relation, Take, Verdict};
+pub use definition::{Also, Definition, Published, Reference, Rule, Scale, Time};
 pub use record::{
     CellRecord, Error, GeneratorUse, Machine, Parameters, Plan, PlannedCell, PlannedExperiment, RoleRecord,
     Run, RunWriter, SCHEMA, SchedulerState, Target, Value,

@@ -485,8 +485,7 @@ impl RunWriter {
     /// leaves it out.
     pub fn store(&mut self, record: &CellRecord) -> Result<(), Error> {
         let name = self.path.join(RESULTS);
-        let mut line =
-            serde_json::to_string(record).map_err(|error| malformed(&name, &error.to_string()))?;
+        let mut line = serde_json::to_string(record).map_err(|error| malformed(&name, &error.to_string()))?;
         line.push('\n');
         let written = self.results.write_all(line.as_bytes()).and_then(|()| self.results.sync_data());
         written.map_err(|error| failed(&name, error))
