@@ -30,6 +30,12 @@ pub struct AsyncEvent {
 }
 
 impl AsyncEvent {
+    /// A doorbell of a queue that does not exist was written (error 00h); Error Information.
+    pub const INVALID_DOORBELL: AsyncEvent =
+        AsyncEvent { kind: EventType::Error, information: 0x00, log_page: 0x01 };
+    /// A doorbell was written with a value that it cannot have (error 01h); Error Information.
+    pub const INVALID_DOORBELL_VALUE: AsyncEvent =
+        AsyncEvent { kind: EventType::Error, information: 0x01, log_page: 0x01 };
     /// Attached namespaces or their Identify data changed (notice 00h); Changed Namespace List.
     pub const NAMESPACE_CHANGED: AsyncEvent =
         AsyncEvent { kind: EventType::Notice, information: 0x00, log_page: 0x04 };
