@@ -31,7 +31,7 @@ mod svg;
 #[cfg(test)]
 mod tests;
 
-pub use bars::{Bar, Bars, Group, Stack};
+pub use bars::{Bar, Bars, Column, Group, Stack};
 pub use heat::Heat;
 pub use number::{grouped, short};
 pub use plot::{Axis, Plot, Series};

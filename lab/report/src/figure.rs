@@ -85,8 +85,9 @@ pub(crate) struct Frame<'a> {
     pub(crate) samples: Vec<Sample<'a>>,
 }
 
-/// Draws the figure of a definition.
-pub fn draw(definition: &Definition, here: &[&Cell<'_>], published: &[&Cell<'_>]) -> Figure {
+/// Draws the figure of a definition. `beside` adds the processor time to a figure of throughput, where no
+/// other figure shows it.
+pub fn draw(definition: &Definition, here: &[&Cell<'_>], published: &[&Cell<'_>], beside: bool) -> Figure {
     let mut samples: Vec<Sample<'_>> = Vec::new();
     samples.extend(here.iter().map(|cell| Sample { cell, published: false }));
     samples.extend(published.iter().map(|cell| Sample { cell, published: true }));
@@ -100,21 +101,21 @@ pub fn draw(definition: &Definition, here: &[&Cell<'_>], published: &[&Cell<'_>]
         frames.truncate(PANELS_MAX);
     }
     for frame in &frames {
-        figure.panels.extend(panels(frame));
+        figure.panels.extend(panels(frame, beside));
     }
     figure.panels.retain(|panel| !panel.charts.is_empty());
     figure
 }
 
-fn panels(frame: &Frame<'_>) -> Vec<Panel> {
+fn panels(frame: &Frame<'_>, beside: bool) -> Vec<Panel> {
     let numeric = || frame.samples.iter().any(|sample| frame.x(sample).and_then(|x| x.as_f64()).is_some());
     match frame.definition.shape.as_str() {
         "cdf" => distribution::draw(frame),
         "heatmap" | "table" => vec![bars::heat(frame)],
         "breakdown" => vec![bars::breakdown(frame)],
-        "curve" if numeric() => curve::draw(frame),
+        "curve" if numeric() => curve::draw(frame, beside),
         // A curve over names is bars.
-        _ => vec![bars::draw(frame)],
+        _ => bars::draw(frame),
     }
 }
 
@@ -201,20 +202,26 @@ impl Frame<'_> {
     }
 }
 
-/// The name of a line: sizes as people say them.
+/// The name of a line: what the definition tells lines apart by, as people say it.
 fn series_name(definition: &Definition, cell: &Cell<'_>) -> String {
-    if definition.series.len() == 1 && definition.series[0] == "block_bytes" {
-        let bytes = cell.parameters.get("block_bytes").and_then(Value::as_f64);
-        return bytes.map_or_else(|| cell.series.to_string(), size);
-    }
-    if definition.series.len() == 1 && definition.series[0] == "jobs" && cell.series.parse::<u64>().is_ok() {
-        return if cell.series == "1" {
-            "1 process".to_string()
-        } else {
-            format!("{} processes", cell.series)
+    let mut name = String::new();
+    for parameter in &definition.series {
+        let Some(value) = cell.parameters.get(parameter) else { continue };
+        let said = match (parameter.as_str(), value.as_f64()) {
+            ("jobs", Some(count)) => format!("{count} proc"),
+            ("iodepth", Some(depth)) => format!("depth {depth}"),
+            _ => value_words(parameter, value),
         };
+        if !name.is_empty() {
+            name.push_str(if said.contains(' ') { ", " } else { "/" });
+        }
+        name.push_str(&said);
     }
-    if cell.series.is_empty() { cell.experiment.to_string() } else { cell.series.to_string() }
+    match (name.is_empty(), cell.series.is_empty()) {
+        (false, _) => name,
+        (true, false) => cell.series.to_string(),
+        (true, true) => cell.experiment.to_string(),
+    }
 }
 
 fn size(bytes: f64) -> String {

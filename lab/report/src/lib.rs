@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod advise;
 pub mod chart;
 pub mod figure;
 pub mod metric;

@@ -13,6 +13,6 @@ mod middle;
 #[cfg(test)]
 mod tests;
 
-pub use compare::{Interval, ratio_of_means};
+pub use compare::{Interval, ratio_of_means, ratio_over_situations};
 pub use curve::{knee, saturation, slope};
 pub use middle::{median, median_interval, quantile, relative_spread};

@@ -159,14 +159,25 @@ pub struct Stack {
     pub title: String,
     /// What the whole is, with its unit.
     pub label: String,
-    /// Name, whether published, and the parts from the bottom up, in per cent.
-    pub columns: Vec<(String, bool, Vec<(String, f64)>)>,
+    /// From left to right.
+    pub columns: Vec<Column>,
+}
+
+/// One column of parts.
+#[derive(Clone, Debug, Default)]
+pub struct Column {
+    /// What stands beneath.
+    pub name: String,
+    /// Published elsewhere, and not measured here.
+    pub published: bool,
+    /// Names and per cents from the bottom up.
+    pub parts: Vec<(String, f64)>,
 }
 
 impl Stack {
     /// Whether there is anything to draw.
     pub fn is_empty(&self) -> bool {
-        self.columns.iter().all(|(_, _, parts)| parts.iter().all(|(_, value)| !value.is_finite()))
+        self.columns.iter().all(|column| column.parts.iter().all(|(_, value)| !value.is_finite()))
     }
 
     /// The chart as an `<svg>` element; empty where there is nothing to draw.
@@ -175,7 +186,7 @@ impl Stack {
             return String::new();
         }
         let mut names: Vec<&str> = Vec::new();
-        for (name, _) in self.columns.iter().flat_map(|(_, _, parts)| parts) {
+        for (name, _) in self.columns.iter().flat_map(|column| &column.parts) {
             if !names.contains(&name.as_str()) {
                 names.push(name);
             }
@@ -193,7 +204,8 @@ impl Stack {
         svg.text("a", 2.0, 14.0, Anchor::Start, &self.label);
         svg.end();
         let step = (right - left) / self.columns.len().max(1) as f64;
-        for (index, (name, published, parts)) in self.columns.iter().enumerate() {
+        for (index, column) in self.columns.iter().enumerate() {
+            let Column { name, published, parts } = column;
             let width = (step * 0.72).min(72.0);
             let x = left + step * (index as f64 + 0.5) - width / 2.0;
             let mut base = floor;

@@ -75,7 +75,7 @@ impl Fitted {
                 index as f64 / (self.steps.len() - 1) as f64
             }
         };
-        part.is_finite().then(|| self.from_px + part * (self.to_px - self.from_px))
+        part.is_finite().then_some(self.from_px + part * (self.to_px - self.from_px))
     }
 
     /// Where the grid stands, and whether it is labelled there.

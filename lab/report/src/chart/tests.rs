@@ -28,7 +28,7 @@ proptest! {
         let groups = vec![Group { name: name.clone(), bars }];
         well_formed(&Bars { title: name.clone(), label: name.clone(), groups }.svg());
         let parts = points.iter().map(|point| (name.clone(), point.1)).collect();
-        let columns = vec![(name.clone(), false, parts)];
+        let columns = vec![Column { name: name.clone(), published: false, parts }];
         well_formed(&Stack { title: name.clone(), label: name.clone(), columns }.svg());
         let values: Vec<Option<f64>> = points.iter().map(|point| Some(point.0)).collect();
         let range = Heat::range_of(values.iter().flatten().copied());

@@ -5,17 +5,36 @@ use std::collections::BTreeSet;
 use experiments::Value;
 
 use super::{Drawn, Frame, Panel, Sample, Whose, value_words};
-use crate::chart::{Bar, Bars, Group, Heat, Stack};
+use crate::chart::{Bar, Bars, Column, Group, Heat, Stack};
 use crate::metric;
-use crate::stats::Interval;
 
 /// Bars of one scale; see `curve`.
 const LINEAR_TIMES: f64 = 4.0;
 
-/// Bars grouped by what lies along the horizontal axis.
-pub(super) fn draw(frame: &Frame<'_>) -> Panel {
+/// Bars grouped by what lies along the horizontal axis; what was counted over the whole machine as well
+/// has a panel of its own.
+pub(super) fn draw(frame: &Frame<'_>) -> Vec<Panel> {
+    let role = frame.definition.role.as_str();
+    let mut panels = vec![of_role(frame, role)];
+    let machine = |sample: &Sample<'_>| sample.cell.median("all", &frame.definition.y).is_some();
+    if role != "all" && frame.samples.iter().any(machine) {
+        for panel in &mut panels {
+            panel.title = joined(&panel.title, "generator only");
+        }
+        let mut whole = of_role(frame, "all");
+        whole.title = joined(&whole.title, "whole machine");
+        panels.push(whole);
+    }
+    panels
+}
+
+fn joined(title: &str, more: &str) -> String {
+    if title.is_empty() { more.to_string() } else { format!("{title}, {more}") }
+}
+
+fn of_role(frame: &Frame<'_>, role: &str) -> Panel {
     let definition = frame.definition;
-    let middle = |sample: &Sample<'_>| sample.cell.median(&definition.role, &definition.y);
+    let middle = |sample: &Sample<'_>| sample.cell.median(role, &definition.y);
     let mut charts = Vec::new();
     for whose in frame.sides(frame.together(LINEAR_TIMES, middle)) {
         let largest = frame.of(whose).filter_map(middle).fold(0.0, f64::max);
@@ -29,14 +48,11 @@ pub(super) fn draw(frame: &Frame<'_>) -> Panel {
                         continue;
                     }
                     let Some(value) = middle(sample) else { continue };
-                    let interval = sample.cell.interval(&definition.role, &definition.y);
+                    let interval = sample.cell.interval(role, &definition.y);
                     group.bars.push(Bar {
                         name: name.clone(),
                         value: value / shown.per,
-                        interval: interval.map(|found| Interval {
-                            low: found.low / shown.per,
-                            high: found.high / shown.per,
-                        }),
+                        interval: interval.map(|found| found.per(shown.per)),
                         published: sample.published,
                     });
                 }
@@ -178,7 +194,7 @@ pub(super) fn breakdown(frame: &Frame<'_>) -> Panel {
                 continue;
             }
             let label = if sample.published { format!("{name}, publ.") } else { name.clone() };
-            columns.push((label, sample.published, parts));
+            columns.push(Column { name: label, published: sample.published, parts });
         }
     }
     let stack = Stack { title: frame.title("shares"), label: "share of samples, %".into(), columns };

@@ -5,7 +5,6 @@ use experiments::Value;
 use super::{Drawn, Frame, Panel, Sample, Whose};
 use crate::chart::{Axis, Plot, Scale, Series, short};
 use crate::metric;
-use crate::stats::Interval;
 
 /// How far apart two sides may lie on one linear axis before one of them is a line on the floor.
 const LINEAR_TIMES: f64 = 3.0;
@@ -15,11 +14,11 @@ const LOG_TIMES: f64 = 40.0;
 const LOG_SPAN: f64 = 40.0;
 
 /// The panel, and one of the processor time beside a panel of throughput, as the papers have it.
-pub(super) fn draw(frame: &Frame<'_>) -> Vec<Panel> {
+pub(super) fn draw(frame: &Frame<'_>, beside: bool) -> Vec<Panel> {
     let definition = frame.definition;
     let mut panels = vec![panel(frame, &definition.y, definition.x_metric.as_deref())];
     let cost = "cpu_cores";
-    if definition.x_metric.is_none() && definition.y == "iops" {
+    if beside && definition.x_metric.is_none() && definition.y == "iops" {
         let mut beside = panel(frame, cost, None);
         let title = "CPU use";
         beside.title =
@@ -74,9 +73,7 @@ fn chart(frame: &Frame<'_>, whose: Whose, y_metric: &str, x_metric: Option<&str>
                     None => parameter,
                 };
                 let height = height / y.per;
-                let interval = sample.cell.interval(role, y_metric);
-                let interval =
-                    interval.map(|found| Interval { low: found.low / y.per, high: found.high / y.per });
+                let interval = sample.cell.interval(role, y_metric).map(|found| found.per(y.per));
                 line.tips.push(tip(
                     frame,
                     parameter,

@@ -21,7 +21,7 @@ fn record(series: &str, depth: i64, devices: i64, values: &[(&str, f64)]) -> Cel
 
 fn figure(definition: &Definition, here: &[CellRecord], published: &[CellRecord]) -> Figure {
     let (here, published) = (cells(here), cells(published));
-    draw(definition, &here.iter().collect::<Vec<_>>(), &published.iter().collect::<Vec<_>>())
+    draw(definition, &here.iter().collect::<Vec<_>>(), &published.iter().collect::<Vec<_>>(), true)
 }
 
 fn run(factor: f64) -> Vec<CellRecord> {

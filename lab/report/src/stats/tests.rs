@@ -48,6 +48,22 @@ proptest! {
     }
 
     #[test]
+    fn one_situation_is_as_two_sets_of_repetitions(a in values(), b in values()) {
+        let (ratio, interval) = ratio_of_means(&a, &b, 0.95).unwrap();
+        prop_assert_eq!(ratio_over_situations(&[(a, b)], 0.95).unwrap(), (ratio, interval));
+    }
+
+    #[test]
+    fn situations_without_repetitions_speak_from_the_fourth(factor in 0.5..2.0f64, count in 1..9usize) {
+        let off = |at: usize| 1.0 + 0.001 * (at % 2) as f64;
+        let situations: Vec<(Vec<f64>, Vec<f64>)> =
+            (1..=count).map(|at| (vec![at as f64], vec![at as f64 * factor * off(at)])).collect();
+        let (ratio, interval) = ratio_over_situations(&situations, 0.95).unwrap();
+        prop_assert!((ratio / factor - 1.0).abs() < 0.002);
+        prop_assert_eq!(interval.is_some(), count >= 4);
+    }
+
+    #[test]
     fn a_slope_is_found_among_wild_points(rise in -100.0..100.0f64, start in -1e6..1e6f64, wild in -1e9..1e9f64) {
         let mut points: Vec<(f64, f64)> = (0..9).map(|x| (f64::from(x), start + rise * f64::from(x))).collect();
         points[4].1 = wild;

@@ -1,0 +1,67 @@
+//! The commands that set what was decided.
+
+use experiments::Target;
+
+use super::Decision;
+
+/// The API's name, fio's options for it, and liburing's flags.
+fn api(name: &str) -> Option<(&'static str, &'static str, Option<&'static str>)> {
+    Some(match name {
+        "psync" => ("POSIX pread and pwrite", "--ioengine=psync", None),
+        "aio" => ("Linux AIO", "--ioengine=libaio", None),
+        "iou" => ("io_uring", "--ioengine=io_uring", Some("io_uring_queue_init(depth, &ring, 0)")),
+        "iou-c" => (
+            "io_uring with completion polling",
+            "--ioengine=io_uring --hipri=1",
+            Some(
+                "io_uring_queue_init(depth, &ring, IORING_SETUP_IOPOLL); the nvme driver needs poll_queues > 0",
+            ),
+        ),
+        "iou-s" => (
+            "io_uring with submission polling",
+            "--ioengine=io_uring --sqthread_poll=1",
+            Some("io_uring_queue_init(depth, &ring, IORING_SETUP_SQPOLL); it keeps a second core busy"),
+        ),
+        "spdk" => ("a user-space NVMe driver under fio", "--ioengine=spdk --thread=1", None),
+        "spdk-perf" => ("a user-space NVMe driver", "", None),
+        _ => return None,
+    })
+}
+
+/// What an API is called in words.
+pub fn api_words(name: &str) -> &str {
+    api(name).map_or(name, |(words, ..)| words)
+}
+
+/// Shell lines; comments where no line can do it.
+pub(super) fn commands(api_decision: &Decision, scheduler: &Decision, targets: &[Target]) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(name) = scheduler.named() {
+        let mut devices: Vec<&str> = targets
+            .iter()
+            .filter(|target| matches!(target.kind.as_str(), "block" | "null_blk" | "loop"))
+            .filter_map(|target| target.path.strip_prefix("/dev/"))
+            .filter(|device| !device.is_empty() && device.bytes().all(|byte| byte.is_ascii_alphanumeric()))
+            .collect();
+        if devices.is_empty() {
+            devices.push("DEVICE");
+        }
+        for device in devices {
+            lines.push(format!("echo {name} > /sys/block/{device}/queue/scheduler"));
+        }
+        lines.push(format!(
+            "# to keep it: ACTION==\"add|change\", KERNEL==\"nvme*n*\", ATTR{{queue/scheduler}}=\"{name}\" in /etc/udev/rules.d/60-scheduler.rules"
+        ));
+    }
+    if let Some((words, fio, liburing)) = api_decision.named().and_then(api) {
+        lines.push(if fio.is_empty() {
+            format!("# {words}: SPDK's, or ringbolt perf --filename=nvme+pci://ADDRESS")
+        } else {
+            format!("fio {fio} --direct=1    # {words}")
+        });
+        if let Some(flags) = liburing {
+            lines.push(format!("# liburing: {flags}"));
+        }
+    }
+    lines
+}

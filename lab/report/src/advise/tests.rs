@@ -1,0 +1,88 @@
+use experiments::{CellRecord, Target};
+
+use super::*;
+
+/// One experiment, schedulers by depth and repetition; `value` gives the tail in microseconds.
+fn run(repetitions: u32, value: impl Fn(&str, i64, u32) -> f64) -> Run {
+    let mut run = Run::default();
+    run.plan.targets =
+        vec![Target { kind: "block".into(), path: "/dev/nvme0n1".into(), ..Target::default() }];
+    for scheduler in ["none", "kyber", "bfq"] {
+        for depth in [1, 16] {
+            for repetition in 0..repetitions {
+                let mut record = CellRecord::new("t.fig", scheduler);
+                record.parameters.insert("api".into(), "iou".into());
+                record.parameters.insert("scheduler".into(), scheduler.into());
+                record.parameters.insert("iodepth".into(), Value::from(depth));
+                record.repetition = repetition;
+                record.generator.cost_ns_per_io = Some(500.0);
+                record.role_mut("fg").set("clat_p99_us", value(scheduler, depth, repetition));
+                run.records.push(record);
+            }
+        }
+    }
+    run
+}
+
+fn factor(scheduler: &str) -> f64 {
+    match scheduler {
+        "none" => 1.0,
+        "kyber" => 1.2,
+        _ => 1.6,
+    }
+}
+
+#[test]
+fn what_is_ahead_by_more_than_chance_wins() {
+    let run = run(3, |scheduler, depth, repetition| {
+        100.0 * depth as f64 * factor(scheduler) * (1.0 + 0.01 * f64::from(repetition))
+    });
+    let advice = advise(&run, Goal::P99);
+    assert_eq!(advice.scheduler.choice, Choice::Wins("none".into()));
+    assert!(
+        advice.scheduler.because.contains("kyber lies 20 % above it over 2 situations (95 %: +"),
+        "{}",
+        advice.scheduler.because
+    );
+    assert_eq!(advice.commands[0], "echo none > /sys/block/nvme0n1/queue/scheduler");
+    assert_eq!(advice.api.choice, Choice::Untested);
+    assert_eq!(advice.headline(), "none, any API");
+}
+
+#[test]
+fn what_chance_may_have_done_names_nobody() {
+    let wild = [0.5, 1.7, 1.1];
+    let run = run(3, |scheduler, depth, repetition| {
+        100.0 * depth as f64 * factor(scheduler).sqrt() * wild[repetition as usize]
+    });
+    let advice = advise(&run, Goal::P99);
+    assert_eq!(advice.scheduler.choice, Choice::Tied(vec!["none".into(), "kyber".into(), "bfq".into()]));
+    assert!(advice.commands.is_empty());
+    assert_eq!(advice.headline(), "nothing stands out");
+}
+
+#[test]
+fn a_difference_below_the_generators_cost_names_nobody() {
+    // 0.2 us apart, exactly repeated, with a generator of 0.5 us.
+    let tail = |scheduler: &str, depth: i64, repetition: u32| {
+        let extra = if scheduler == "none" { 0.0 } else { 0.2 };
+        10.0 * depth as f64 + extra + 0.001 * f64::from(repetition)
+    };
+    let advice = advise(&run(3, tail), Goal::P99);
+    assert!(matches!(&advice.scheduler.choice, Choice::Tied(names) if names.len() == 3));
+    assert!(advice.scheduler.because.contains("generator itself costs"), "{}", advice.scheduler.because);
+}
+
+#[test]
+fn one_repetition_leads_and_does_not_win() {
+    let advice = advise(&run(1, |scheduler, depth, _| 100.0 * depth as f64 * factor(scheduler)), Goal::P99);
+    assert_eq!(advice.scheduler.choice, Choice::Leads("none".into()));
+    assert!(advice.scheduler.because.contains("measured once"), "{}", advice.scheduler.because);
+}
+
+#[test]
+fn a_goal_that_no_cell_speaks_to_is_untested() {
+    let advice = advise(&run(3, |_, _, _| 100.0), Goal::Isolation);
+    assert_eq!(advice.scheduler.choice, Choice::Untested);
+    assert_eq!(advise(&Run::default(), Goal::P99).headline(), "nothing stands out");
+}
