@@ -33,6 +33,12 @@ pub(crate) enum Command {
     Perf(Box<Perf>),
     /// Serve a file, drive it over NVMe/TCP, and show what that costs
     Demo(Demo),
+    /// Characterise this machine's I/O stacks, and read what others measured
+    #[command(after_help = "Example:\n  ringbolt lab import fio-output.json --output-format=csv")]
+    Lab {
+        #[command(subcommand)]
+        command: crate::commands::lab::Lab,
+    },
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  ringbolt completions bash > /etc/bash_completion.d/ringbolt")]
     Completions {

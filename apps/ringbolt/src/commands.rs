@@ -1,6 +1,7 @@
 //! What the program does.
 
 mod demo;
+pub(crate) mod lab;
 mod perf;
 pub(crate) mod rpc;
 mod serve;
@@ -17,6 +18,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Rpc(options) => rpc::run(options),
         Command::Perf(options) => perf::run(&options),
         Command::Demo(options) => demo::run(&options),
+        Command::Lab { command } => lab::run(command),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "ringbolt", &mut std::io::stdout());
             Ok(())

@@ -16,6 +16,7 @@
 pub mod fio;
 mod generator;
 mod histogram;
+pub mod import;
 mod place;
 mod poller;
 mod random;

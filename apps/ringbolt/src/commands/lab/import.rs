@@ -1,0 +1,65 @@
+//! `ringbolt lab import`: fio's results as rows.
+
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use workload::import::{self, Row, TEXT_BYTES_MAX};
+
+use crate::failure::Failure;
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    ringbolt lab import out.json\n  \
+    ringbolt lab import results/*.json --output-format=json\n  \
+    fio job.fio --output-format=json | ringbolt lab import -\n\n\
+    Reads fio 3's JSON (json, json+), also between other lines, and its normal text. Latencies are in\n\
+    microseconds; percentiles and max_us are of clat where fio reports it; cpu_cores is\n\
+    (usr + sys) * procs / 100.")]
+pub(crate) struct Import {
+    /// What fio wrote; - for standard input
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// How the rows are written
+    #[arg(long = "output-format", value_enum, default_value = "csv")]
+    output_format: Format,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    /// Comma separated values with a header
+    Csv,
+    /// An array of objects
+    Json,
+}
+
+pub(crate) fn run(options: &Import) -> Result<(), Failure> {
+    let mut rows: Vec<(String, Row)> = Vec::new();
+    for path in &options.files {
+        let text = read(path).map_err(|error| Failure::work(format!("{}: {error}", path.display())))?;
+        let found =
+            import::rows(&text).map_err(|error| Failure::work(format!("{} {error}", path.display())))?;
+        let source = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().to_string();
+        rows.extend(found.into_iter().map(|row| (source.clone(), row)));
+    }
+    let text = match options.output_format {
+        Format::Csv => import::csv(&rows),
+        Format::Json => serde_json::to_string_pretty(&import::to_json(&rows)).map_err(Failure::work)? + "\n",
+    };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::work(error)),
+        _ => Ok(()),
+    }
+}
+
+/// At most one byte more than is read, so that too much is noticed. What is not UTF-8 is replaced.
+fn read(path: &Path) -> std::io::Result<String> {
+    let mut bytes = Vec::new();
+    let limit = TEXT_BYTES_MAX as u64 + 1;
+    if path == Path::new("-") {
+        std::io::stdin().lock().take(limit).read_to_end(&mut bytes)?;
+    } else {
+        std::fs::File::open(path)?.take(limit).read_to_end(&mut bytes)?;
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
