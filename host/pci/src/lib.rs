@@ -19,6 +19,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod address;
+pub mod bind;
 mod error;
 mod function;
 mod hotplug;

@@ -1,0 +1,242 @@
+//! What is on a disk, told by the marks that file systems, volume managers and partition tables leave.
+//!
+//! Only places and bytes: a mark that is there says that somebody's data may be, and that is all that is
+//! asked. Marks at fixed places are a [table](MARKS); those that hang on the size or on more than one
+//! place are functions behind it.
+
+use std::fmt;
+
+/// Bytes from the beginning that are looked at: the last mark (VMFS) is just above 1 MiB.
+pub const HEAD_BYTES: u64 = (1 << 20) + 4096;
+/// Bytes from the end that are looked at: ZFS keeps two labels there.
+pub const TAIL_BYTES: u64 = 768 << 10;
+
+/// What a mark stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A file system.
+    FileSystem,
+    /// Swap space, or the image of a suspended machine.
+    Swap,
+    /// A member of an array, a pool or a volume group, or something encrypted.
+    Member,
+    /// A partition table.
+    Partitions,
+}
+
+/// One mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signature {
+    /// What it is called.
+    pub name: &'static str,
+    /// What it stands for.
+    pub kind: Kind,
+}
+
+impl fmt::Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            Kind::FileSystem => write!(f, "{} file system", self.name),
+            Kind::Swap => write!(f, "{} space", self.name),
+            Kind::Member => write!(f, "{} member", self.name),
+            Kind::Partitions => write!(f, "{} partition table", self.name),
+        }
+    }
+}
+
+const fn file_system(name: &'static str) -> Signature {
+    Signature { name, kind: Kind::FileSystem }
+}
+
+const fn member(name: &'static str) -> Signature {
+    Signature { name, kind: Kind::Member }
+}
+
+const fn swap(name: &'static str) -> Signature {
+    Signature { name, kind: Kind::Swap }
+}
+
+const fn partitions(name: &'static str) -> Signature {
+    Signature { name, kind: Kind::Partitions }
+}
+
+/// Marks at fixed places: whose, where, which bytes.
+const MARKS: &[(Signature, u64, &[u8])] = &[
+    (file_system("ext2/3/4"), 0x438, &[0x53, 0xef]),
+    (file_system("xfs"), 0, b"XFSB"),
+    (file_system("btrfs"), 0x1_0040, b"_BHRfS_M"),
+    (file_system("vfat"), 0x52, b"FAT32   "),
+    (file_system("vfat"), 0x36, b"FAT16   "),
+    (file_system("vfat"), 0x36, b"FAT12   "),
+    (file_system("vfat"), 0x36, b"FAT     "),
+    (file_system("exfat"), 3, b"EXFAT   "),
+    (file_system("ntfs"), 3, b"NTFS    "),
+    (member("BitLocker"), 3, b"-FVE-FS-"),
+    (file_system("f2fs"), 0x400, &[0x10, 0x20, 0xf5, 0xf2]),
+    (file_system("squashfs"), 0, b"hsqs"),
+    (file_system("squashfs"), 0, b"sqsh"),
+    (file_system("erofs"), 0x400, &[0xe2, 0xe1, 0xf5, 0xe0]),
+    (file_system("cramfs"), 0, &[0x45, 0x3d, 0xcd, 0x28]),
+    (file_system("jfs"), 0x8000, b"JFS1"),
+    (file_system("reiserfs"), 0x1_0034, b"ReIsEr"),
+    (file_system("nilfs2"), 0x406, &[0x34, 0x34]),
+    (file_system("hfsplus"), 0x400, b"H+\x00\x04"),
+    (file_system("hfsplus"), 0x400, b"HX\x00\x05"),
+    (file_system("apfs"), 0x20, b"NXSB"),
+    (file_system("iso9660"), 0x8001, b"CD001"),
+    (file_system("udf"), 0x8001, b"BEA01"),
+    (file_system("gfs2"), 0x1_0000, &[0x01, 0x16, 0x19, 0x70, 0, 0, 0, 1]),
+    (file_system("ocfs2"), 0x400, b"OCFSV2"),
+    (file_system("ocfs2"), 0x800, b"OCFSV2"),
+    (file_system("ocfs2"), 0x1000, b"OCFSV2"),
+    (file_system("ocfs2"), 0x2000, b"OCFSV2"),
+    (file_system("ufs"), 0x255c, &[0x54, 0x19, 0x01, 0x00]),
+    (file_system("ufs2"), 0x1_055c, &[0x19, 0x01, 0x54, 0x19]),
+    (file_system("vmfs"), 0x10_0000, &[0x0d, 0xd0, 0x01, 0xc0]),
+    (file_system("bcachefs"), 0x1018, b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef"),
+    (member("bcache"), 0x1018, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"),
+    (member("LUKS"), 0, b"LUKS\xba\xbe"),
+    // LUKS2 keeps a second header at one of these places.
+    (member("LUKS"), 0x4000, b"SKUL\xba\xbe"),
+    (member("LUKS"), 0x8000, b"SKUL\xba\xbe"),
+    (member("LUKS"), 0x1_0000, b"SKUL\xba\xbe"),
+    (member("LUKS"), 0x2_0000, b"SKUL\xba\xbe"),
+    (member("LUKS"), 0x4_0000, b"SKUL\xba\xbe"),
+    (member("LUKS"), 0x8_0000, b"SKUL\xba\xbe"),
+    // A physical volume's label is in any of the first four sectors.
+    (member("LVM2"), 0, b"LABELONE"),
+    (member("LVM2"), 0x200, b"LABELONE"),
+    (member("LVM2"), 0x400, b"LABELONE"),
+    (member("LVM2"), 0x600, b"LABELONE"),
+    (member("MD RAID 1.1"), 0, &[0xfc, 0x4e, 0x2b, 0xa9]),
+    (member("MD RAID 1.2"), 0x1000, &[0xfc, 0x4e, 0x2b, 0xa9]),
+    (member("dm-integrity"), 0, b"integrt\0"),
+    (member("dm-verity"), 0, b"verity\0\0"),
+    (member("VDO"), 0, b"dmvdo001"),
+    (member("Stratis"), 0x204, b"!Stra0tis\x86\xff\x02^\x41rh"),
+    (member("Stratis"), 0x1204, b"!Stra0tis\x86\xff\x02^\x41rh"),
+    (member("Ceph BlueStore"), 0, b"bluestore block device\n"),
+    (member("SPDK blobstore"), 0, b"SPDKBLOB"),
+    (member("Oracle ASM"), 0x20, b"ORCLDISK"),
+    (partitions("GPT"), 0x200, b"EFI PART"),
+    (partitions("GPT"), 0x1000, b"EFI PART"),
+    (partitions("Apple"), 0x200, b"PM\0\0"),
+    (partitions("BSD"), 0x200, &[0x57, 0x45, 0x56, 0x82]),
+];
+
+/// Swap's mark is at the end of the first page, of whatever size the machine's pages are.
+const SWAP_PAGES: [u64; 5] = [4096, 8192, 16384, 32768, 65536];
+const SWAP_MARKS: &[(Signature, &[u8])] = &[
+    (swap("swap"), b"SWAPSPACE2"),
+    (swap("swap"), b"SWAP-SPACE"),
+    (swap("suspend-to-disk"), b"S1SUSPEND\0"),
+    (swap("suspend-to-disk"), b"S2SUSPEND\0"),
+    (swap("suspend-to-disk"), b"ULSUSPEND\0"),
+    (swap("suspend-to-disk"), b"LINHIB0001"),
+];
+
+/// The beginning and the end of a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Extract<'a> {
+    /// Size of the device.
+    pub bytes: u64,
+    /// Its first bytes.
+    pub head: &'a [u8],
+    /// Its last bytes.
+    pub tail: &'a [u8],
+}
+
+impl Extract<'_> {
+    /// Bytes of the device that were read.
+    fn at(&self, offset: u64, length: usize) -> Option<&[u8]> {
+        let end = offset.checked_add(length as u64).filter(|end| *end <= self.bytes)?;
+        if end <= self.head.len() as u64 {
+            return self.head.get(offset as usize..end as usize);
+        }
+        let from = offset.checked_sub(self.bytes.checked_sub(self.tail.len() as u64)?)? as usize;
+        self.tail.get(from..from + length)
+    }
+
+    fn has(&self, offset: Option<u64>, mark: &[u8]) -> bool {
+        offset.and_then(|offset| self.at(offset, mark.len())) == Some(mark)
+    }
+
+    /// An offset from the end, counted down to a multiple of `unit` first.
+    fn counted_from_end(&self, unit: u64, back: u64) -> Option<u64> {
+        (self.bytes / unit * unit).checked_sub(back)
+    }
+}
+
+/// Everything that is recognised, each once.
+pub fn recognise(device: Extract<'_>) -> Vec<Signature> {
+    let mut found: Vec<Signature> = Vec::new();
+    let mut note = |signature: Signature, there: bool| {
+        if there && !found.contains(&signature) {
+            found.push(signature);
+        }
+    };
+    for (signature, offset, mark) in MARKS {
+        note(*signature, device.has(Some(*offset), mark));
+    }
+    for (signature, mark) in SWAP_MARKS {
+        note(*signature, SWAP_PAGES.iter().any(|page| device.has(Some(page - 10), mark)));
+    }
+    note(member("MD RAID 1.0"), md_1_0(device));
+    note(member("MD RAID 0.90"), md_0_90(device));
+    note(member("ZFS"), zfs(device));
+    note(member("DRBD"), drbd(device));
+    note(member("Intel RAID"), device.has(device.counted_from_end(512, 1024), b"Intel Raid ISM Cfg Sig. "));
+    note(member("DDF RAID"), device.has(device.counted_from_end(512, 512), &[0xde, 0x11, 0xde, 0x11]));
+    // The copy at the end outlives a beginning that was overwritten.
+    let copy =
+        [512, 4096].iter().any(|sector| device.has(device.counted_from_end(*sector, *sector), b"EFI PART"));
+    note(partitions("GPT"), copy);
+    let boot_sector = device.has(Some(510), &[0x55, 0xaa]);
+    // The first sector of FAT and NTFS, and what protects a GPT, end in the same two bytes.
+    let explained =
+        found.iter().any(|one| matches!(one.name, "vfat" | "ntfs" | "exfat" | "BitLocker" | "GPT"));
+    if boot_sector && !explained {
+        found.push(partitions("MBR"));
+    }
+    found
+}
+
+/// Version 1.0 has its superblock between 8 and 12 KiB from the end, at a multiple of 4 KiB.
+fn md_1_0(device: Extract<'_>) -> bool {
+    let at = device.bytes.checked_sub(8192).map(|offset| offset / 4096 * 4096);
+    device.has(at, &[0xfc, 0x4e, 0x2b, 0xa9])
+}
+
+/// Version 0.90 has it in the last whole 64 KiB but one, in either byte order.
+fn md_0_90(device: Extract<'_>) -> bool {
+    let at = device.counted_from_end(65536, 65536);
+    device.has(at, &[0xfc, 0x4e, 0x2b, 0xa9]) || device.has(at, &[0xa9, 0x2b, 0x4e, 0xfc])
+}
+
+/// Four labels of 256 KiB, two at each end; the upper half of each is an array of uberblocks, which
+/// stand at multiples of 1 KiB or more.
+fn zfs(device: Extract<'_>) -> bool {
+    const LABEL: u64 = 256 << 10;
+    const LITTLE: [u8; 8] = 0x00ba_b10c_u64.to_le_bytes();
+    const BIG: [u8; 8] = 0x00ba_b10c_u64.to_be_bytes();
+    let labels = [
+        Some(0),
+        Some(LABEL),
+        device.counted_from_end(LABEL, 2 * LABEL),
+        device.counted_from_end(LABEL, LABEL),
+    ];
+    labels.into_iter().flatten().any(|label| {
+        let places = (label + LABEL / 2..label + LABEL).step_by(1024);
+        places.into_iter().any(|at| device.has(Some(at), &LITTLE) || device.has(Some(at), &BIG))
+    })
+}
+
+/// Internal metadata is in the last 4 KiB; where in it the mark is depends on the version.
+fn drbd(device: Extract<'_>) -> bool {
+    let Some(block) = device.counted_from_end(4096, 4096) else { return false };
+    let marks: [&[u8]; 2] = [&[0x83, 0x74, 0x02, 0x6b], &[0x83, 0x74, 0x02, 0x6d]];
+    (block..block + 128).step_by(4).any(|at| marks.iter().any(|mark| device.has(Some(at), mark)))
+}
+
+#[cfg(test)]
+mod tests;
