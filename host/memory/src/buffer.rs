@@ -94,6 +94,12 @@ impl Loan {
         &self.region
     }
 
+    /// How many parts of it are held.
+    #[inline]
+    pub fn lent(&self) -> u32 {
+        self.pool.state.borrow().lenders[self.index as usize].live
+    }
+
     /// `len` bytes at `offset` as a buffer; `None` if they are not inside, or none.
     ///
     /// Nothing keeps others from holding or writing the same bytes: they are the lender's.

@@ -17,8 +17,10 @@
 
 mod arena;
 mod buffer;
+mod guard;
 mod region;
 
 pub use arena::{Arena, Backing, CHUNK_BYTES, ChunkMemory, Config};
 pub use buffer::{BUFFER_BYTES_MAX, BUFFER_BYTES_MIN, Buffer, DeviceBuffer, Loan, Pool};
+pub use guard::foreign_faults;
 pub use region::{Cells, RegionError, SharedRegion};

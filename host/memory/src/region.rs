@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::Buffer;
+use crate::guard::Guard;
 
 /// Why a region could not be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -164,6 +165,8 @@ impl Cells {
 pub struct SharedRegion {
     cells: Cells,
     anonymous: bool,
+    /// Of a foreign file: what to do when it is gone.
+    guard: Option<Guard>,
 }
 
 // SAFETY: the mapping is owned by this value until drop and is reached only through the copying and
@@ -210,11 +213,34 @@ impl SharedRegion {
         Ok(SharedRegion::own(start, size, writable, false))
     }
 
+    /// As [`map`](Self::map), for a file of a peer that is not trusted: should the peer shrink it, the whole
+    /// region reads as zeroes from the first access on that finds nothing, and
+    /// [`is_poisoned`](Self::is_poisoned). Installs a handler of SIGBUS for the process, once.
+    ///
+    /// What the kernel is told to read or write there, by io_uring for example, fails with `EFAULT` instead.
+    pub fn map_foreign(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        bytes: u64,
+        writable: bool,
+    ) -> Result<SharedRegion, RegionError> {
+        let mut region = SharedRegion::map(file, offset, bytes, writable)?;
+        // Whole pages, as mappings are; a file of huge ones has been refused with any other size.
+        let length = region.bytes.next_multiple_of(rustix::param::page_size());
+        region.guard = Some(Guard::new(region.start, length).ok_or(RegionError::NoMemory(bytes))?);
+        Ok(region)
+    }
+
+    /// Whether its file has shrunk and memory of our own has taken its place.
+    pub fn is_poisoned(&self) -> bool {
+        self.guard.as_ref().is_some_and(Guard::is_poisoned)
+    }
+
     fn own(start: NonNull<u8>, bytes: usize, writable: bool, anonymous: bool) -> SharedRegion {
         // SAFETY: the mapping was just made so and is unmapped when this value, which owns the cells,
         // is dropped.
         let cells = unsafe { Cells::new(start, bytes, writable) };
-        SharedRegion { cells, anonymous }
+        SharedRegion { cells, anonymous, guard: None }
     }
 
     /// Makes the range zero and gives whole pages of it back to the machine where it can.
@@ -257,6 +283,8 @@ fn size(bytes: u64) -> Result<usize, RegionError> {
 
 impl Drop for SharedRegion {
     fn drop(&mut self) {
+        // Its addresses are somebody else's in a moment.
+        self.guard = None;
         // SAFETY: exactly the mapping that was made for this value, with no pointer into it outside this value.
         let _ = unsafe { rustix::mm::munmap(self.cells.as_ptr().cast(), self.cells.bytes) };
     }
