@@ -100,12 +100,12 @@ fn install() {
 
 /// Async-signal-safe: atomics and system calls only, no lock, no allocation.
 extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel gives a handler with SA_SIGINFO a valid pointer.
-    let code = unsafe { (*info).si_code };
+    // SAFETY: the kernel gives a handler with SA_SIGINFO a valid pointer, and leaves what it points to alone.
+    let what = unsafe { &*info };
     // SAFETY: SIGBUS carries an address.
-    let address = unsafe { (*info).si_addr() }.addr();
+    let address = unsafe { what.si_addr() }.addr();
     // Not for memory that failed, which is another matter.
-    if code == libc::BUS_ADRERR && replace(address) {
+    if what.si_code == libc::BUS_ADRERR && replace(address) {
         return;
     }
     forward(signal, info, context);

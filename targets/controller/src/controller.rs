@@ -48,6 +48,10 @@ pub enum Event<'a> {
     Health(HealthCounters),
     /// The host was heard of on an I/O queue. Optional: the admin queue alone keeps a host alive.
     Traffic,
+    /// The host wrote a doorbell of a queue that does not exist.
+    InvalidDoorbell,
+    /// The host wrote a value to a doorbell that the queue's size or state does not allow.
+    InvalidDoorbellValue,
     /// [`Controller::deadline`] has come.
     Tick,
 }
@@ -211,6 +215,41 @@ impl Controller {
         if self.ended.is_some() { None } else { self.keep_alive.deadline() }
     }
 
+    /// The four bytes of a register at `offset`, a multiple of four, as the host reads them: CAP, VS, CC,
+    /// CSTS and CRTO. Those that say where the admin queue lies and which interrupts are masked are the
+    /// transport's; they read as 0 here.
+    pub fn register(&mut self, offset: u32) -> u32 {
+        self.properties.settle(&self.membership.association);
+        self.properties.register(offset)
+    }
+
+    /// The host writes CC, which over fabrics is a command. The controller is enabled at once; on
+    /// [`Action::CloseIoQueues`] CSTS says that a reset or shutdown is done when no queue is leased any
+    /// more.
+    pub fn configure(&mut self, value: u32, actions: &mut Vec<Action>) {
+        if self.ended.is_some() {
+            return;
+        }
+        self.properties.settle(&self.membership.association);
+        match self.properties.configure(value, &self.membership.association) {
+            Ok(change) => self.changed(change, actions),
+            // The reset before has not finished: what the host then writes has no defined effect.
+            Err(Status::COMMAND_SEQUENCE_ERROR) => {}
+            // A reserved value.
+            Err(_) => self.fail(),
+        }
+    }
+
+    /// The controller cannot go on: CSTS.CFS is set, and until the host resets it no command is taken.
+    pub fn fail(&mut self) {
+        self.properties.fail();
+    }
+
+    /// Whether commands are taken.
+    pub fn is_enabled(&self) -> bool {
+        self.ended.is_none() && self.properties.is_enabled()
+    }
+
     /// Takes an event and appends what is to be done.
     ///
     /// Every command is completed once: at once, or, for an Asynchronous Event Request, when there is
@@ -233,6 +272,8 @@ impl Controller {
             }
             Event::Health(health) => self.health = health,
             Event::Traffic => self.keep_alive.heard_ns = now_ns,
+            Event::InvalidDoorbell => self.events.doorbell(false),
+            Event::InvalidDoorbellValue => self.events.doorbell(true),
             Event::Tick => {}
         }
         if self.ended.is_none() {
@@ -303,16 +344,20 @@ impl Controller {
             }
             return;
         }
-        let answer =
-            if sqe.opcode == FABRICS { self.fabrics(sqe, actions) } else { self.admin(sqe, data, actions) };
+        let answer = if sqe.opcode == FABRICS && !self.limits.memory_based {
+            self.fabrics(sqe, actions)
+        } else {
+            self.admin(sqe, data, actions)
+        };
         self.complete(sqe, answer, actions);
     }
 
     /// What holds for every command.
     fn check(&self, sqe: &Sqe) -> Result<(), Status> {
-        // Fused operations are for I/O queues, and over fabrics data is described by SGLs (Base 2.0,
-        // section 3.3.3.1).
-        if sqe.fuse() != Fuse::Normal || sqe.psdt() != Psdt::Sgl {
+        // Fused operations are for I/O queues, over fabrics data is described by SGLs, and with queues in
+        // memory admin commands use PRPs (Base 2.0, section 3.3.3.1).
+        let psdt = if self.limits.memory_based { Psdt::Prp } else { Psdt::Sgl };
+        if sqe.fuse() != Fuse::Normal || sqe.psdt() != psdt {
             return Err(INVALID_FIELD);
         }
         // Until it is enabled a controller takes fabrics commands only (Base 2.0, section 3.5.2).
@@ -335,8 +380,14 @@ impl Controller {
     }
 
     fn property_set(&mut self, sqe: &Sqe, actions: &mut Vec<Action>) -> Answer {
+        let change = self.properties.set(sqe, &self.membership.association)?;
+        self.changed(change, actions);
+        Reply::none()
+    }
+
+    fn changed(&mut self, change: properties::Change, actions: &mut Vec<Action>) {
         let association = self.membership.association.clone();
-        match self.properties.set(sqe, &association)? {
+        match change {
             properties::Change::None => {}
             properties::Change::Enabled => association.set_enabled(true),
             properties::Change::Shutdown => actions.push(Action::CloseIoQueues),
@@ -350,7 +401,6 @@ impl Controller {
                 association.set_queues_max(self.limits.io_queues_max);
             }
         }
-        Reply::none()
     }
 
     fn admin(&mut self, sqe: &Sqe, data: &[u8], actions: &mut Vec<Action>) -> Answer {
@@ -381,7 +431,8 @@ impl Controller {
                 Completion { cqe: Cqe::new(sqe.cid, Status::SUCCESS).with_result(result), data }
             }
             Err(status) => {
-                self.errors.note(sqe, status, self.limits.transport);
+                let transport = if self.limits.memory_based { 0 } else { self.limits.transport.to_wire() };
+                self.errors.note(sqe, status, transport);
                 Completion { cqe: Cqe::new(sqe.cid, status), data: Vec::new() }
             }
         };
@@ -395,6 +446,10 @@ impl Controller {
     }
 
     fn room(&self, sqe: &Sqe, length: u64) -> Result<(), Status> {
+        // PRPs say where, but not how much.
+        if self.limits.memory_based {
+            return Ok(());
+        }
         let room = match self.limits.transport {
             TransportType::Tcp => crate::sgl::to_host(sqe.data)?,
             _ => sqe.data.length(),

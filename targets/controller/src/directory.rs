@@ -161,6 +161,11 @@ impl Association {
         lock(&self.queues).in_use.iter().copied().collect()
     }
 
+    /// The largest identifier that an I/O queue can have.
+    pub fn queues_max(&self) -> u16 {
+        lock(&self.queues).max
+    }
+
     pub(crate) fn set_enabled(&self, enabled: bool) {
         let _queues = lock(&self.queues);
         self.enabled.store(enabled, Ordering::Release);

@@ -35,6 +35,7 @@ pub struct NamespaceTable {
     // Indexed by namespace identifier less 1; 0 blocks of 0 bytes where there is none.
     entries: Vec<Entry>,
     transfer_max_bytes: u32,
+    memory_based: bool,
 }
 
 /// One namespace of a [`NamespaceTable`].
@@ -89,7 +90,11 @@ impl NamespaceTable {
                 },
             };
         }
-        NamespaceTable { entries, transfer_max_bytes: limits.transfer_max_bytes }
+        NamespaceTable {
+            entries,
+            transfer_max_bytes: limits.transfer_max_bytes,
+            memory_based: limits.memory_based,
+        }
     }
 
     /// The namespace that a plan is for.
@@ -184,9 +189,10 @@ const DIRECTIVE: u32 = 0xf << 20;
 /// The status to complete the command with; nothing is to be transferred.
 #[inline]
 pub fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status> {
-    // FUSE is 00b because no fused operation is supported, PSDT 01b because over fabrics data is
-    // described by SGLs (Base 2.0, section 3.3.3.1).
-    if sqe.flags & 0xc3 != Sqe::FLAGS_SGL {
+    // FUSE is 00b because no fused operation is supported. PSDT is 01b over fabrics, where data is
+    // described by SGLs, and 00b or 01b with queues in memory (Base 2.0, section 3.3.3.1).
+    let wrong = if table.memory_based { sqe.flags & 0x83 } else { sqe.flags & 0xc3 ^ Sqe::FLAGS_SGL };
+    if wrong != 0 {
         return Err(INVALID_FIELD);
     }
     const READ: u8 = NvmOpcode::Read.to_wire();
@@ -219,7 +225,8 @@ fn read_write(sqe: &Sqe, table: &NamespaceTable, op: Op) -> Result<(Plan, u32), 
         return Err(INVALID_FIELD);
     }
     let bytes = bytes as u32;
-    if sqe.data.length() != bytes {
+    // With queues in memory the length is what the data pointer is read with.
+    if !table.memory_based && sqe.data.length() != bytes {
         return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
     }
     let flags = if sqe.cdw12 & FUA != 0 { Flags::FUA } else { Flags::NONE };
@@ -277,7 +284,7 @@ fn seldom(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status> {
             let (plan, length) = read_write(sqe, table, Op::Compare)?;
             Ok(Plan { data: Transfer::FromHost(length), ..plan })
         }
-        Some(NvmOpcode::Fabrics) => fabrics(sqe),
+        Some(NvmOpcode::Fabrics) if !table.memory_based => fabrics(sqe),
         _ => Err(Status::INVALID_OPCODE.do_not_retry()),
     }
 }
@@ -288,7 +295,7 @@ fn dataset_management(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status>
     let command = DatasetManagement::of(sqe);
     // Linux sends room for 256 ranges whatever their number is.
     let need = u32::from(command.ranges) * DSM_RANGE_SIZE as u32;
-    let length = sqe.data.length();
+    let length = if table.memory_based { need } else { sqe.data.length() };
     if length < need || length > (DSM_RANGES_MAX * DSM_RANGE_SIZE) as u32 {
         return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
     }

@@ -28,6 +28,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod io;
+pub mod queues;
 pub mod sgl;
 
 mod connect;

@@ -27,6 +27,12 @@ pub struct Limits {
     pub discovery_idle_ms: u32,
     /// The transport, for what differs between them: SGL descriptors, and the error log.
     pub transport: TransportType,
+    /// Queues lie in the host's memory, as those of a PCI Express controller do. Data is then described
+    /// by PRPs or SGLs, queues are made by commands, and properties are registers; `transport` and
+    /// `in_capsule_bytes` have no meaning.
+    pub memory_based: bool,
+    /// Interrupt vectors that completion queues can have; of meaning with queues in memory.
+    pub interrupt_vectors: u16,
 }
 
 impl Default for Limits {
@@ -42,6 +48,8 @@ impl Default for Limits {
             keep_alive_granularity_ms: 1000,
             discovery_idle_ms: 120_000,
             transport: TransportType::Tcp,
+            memory_based: false,
+            interrupt_vectors: 0,
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::Subsystem;
 pub(super) struct Events {
     requests: VecDeque<u16>,
     requests_max: usize,
-    notices: [Notice; 3],
+    notices: [Notice; 5],
     changed: BTreeSet<u32>,
     ana_changes: u64,
 }
@@ -34,6 +34,11 @@ struct Notice {
 const NAMESPACE: usize = 0;
 const ANA: usize = 1;
 const DISCOVERY: usize = 2;
+const DOORBELL: usize = 3;
+const DOORBELL_VALUE: usize = 4;
+
+/// No bit of the configuration switches it off.
+const ALWAYS: u32 = 0;
 
 impl Events {
     pub(super) fn new(requests_max: u16) -> Events {
@@ -45,6 +50,9 @@ impl Events {
                 notice(AsyncEvent::NAMESPACE_CHANGED, AsyncEventConfiguration::NAMESPACE),
                 notice(AsyncEvent::ANA_CHANGED, AsyncEventConfiguration::ANA),
                 notice(AsyncEvent::DISCOVERY_CHANGED, AsyncEventConfiguration::DISCOVERY),
+                // Errors are told of whatever the configuration says (Base 2.0, section 5.2.1).
+                notice(AsyncEvent::INVALID_DOORBELL, ALWAYS),
+                notice(AsyncEvent::INVALID_DOORBELL_VALUE, ALWAYS),
             ],
             changed: BTreeSet::new(),
             ana_changes: 0,
@@ -111,6 +119,11 @@ impl Events {
         self.notices[DISCOVERY].pending = true;
     }
 
+    /// A doorbell was written that does not exist, or with a value that it cannot have.
+    pub(super) fn doorbell(&mut self, exists: bool) {
+        self.notices[if exists { DOORBELL_VALUE } else { DOORBELL }].pending = true;
+    }
+
     /// How often the ANA log page has changed.
     pub(super) fn ana_changes(&self) -> u64 {
         self.ana_changes
@@ -140,7 +153,10 @@ impl Events {
     /// Completes requests with events.
     pub(super) fn deliver(&mut self, wanted: AsyncEventConfiguration, actions: &mut Vec<Action>) {
         for notice in &mut self.notices {
-            if !notice.pending || notice.masked || !wanted.has(notice.enabled_by) {
+            if !notice.pending
+                || notice.masked
+                || (notice.enabled_by != ALWAYS && !wanted.has(notice.enabled_by))
+            {
                 continue;
             }
             let Some(cid) = self.requests.pop_front() else {

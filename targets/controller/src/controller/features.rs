@@ -25,7 +25,11 @@ pub(super) struct Features {
     io_queues: u32,
     // Advanced Command Retry Enable: the host honours retry delays, of which there are none.
     command_retry: bool,
+    interrupt_coalescing: u32,
 }
+
+/// Coalescing Disable (Base 2.0, section 5.27.1.9).
+const COALESCING_DISABLE: u32 = 1 << 16;
 
 /// What can be done with a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +41,7 @@ enum Change {
 }
 
 /// The features of a controller (Base 2.0, section 3.1.2: feature support).
-pub(super) fn supported(subsystem: &Subsystem) -> Vec<FeatureId> {
+pub(super) fn supported(subsystem: &Subsystem, memory_based: bool) -> Vec<FeatureId> {
     let mut features = match subsystem.kind {
         Kind::Nvm => vec![
             FeatureId::Arbitration,
@@ -54,6 +58,10 @@ pub(super) fn supported(subsystem: &Subsystem) -> Vec<FeatureId> {
         ],
         Kind::Discovery => vec![FeatureId::AsyncEventConfiguration, FeatureId::KeepAliveTimer],
     };
+    if memory_based {
+        features.retain(|&feature| feature != FeatureId::KeepAliveTimer);
+        features.extend([FeatureId::InterruptCoalescing, FeatureId::InterruptVector]);
+    }
     // Without a volatile cache there is nothing to switch (Base 2.0, section 5.27.1).
     features.retain(|&feature| feature != FeatureId::VolatileWriteCache || subsystem.has_volatile_cache());
     features
@@ -71,6 +79,7 @@ impl Features {
             kato_ms,
             io_queues: limits.io_queues_max.into(),
             command_retry: false,
+            interrupt_coalescing: 0,
         }
     }
 
@@ -92,6 +101,9 @@ impl Features {
     /// The value in dword 0. `cdw11` chooses between values of one feature.
     fn get(&self, feature: FeatureId, cdw11: u32, volatile_cache: bool) -> Result<u32, Status> {
         Ok(match feature {
+            FeatureId::InterruptCoalescing => self.interrupt_coalescing,
+            // Coalescing is off for every vector, and stays so.
+            FeatureId::InterruptVector => cdw11 & 0xffff | COALESCING_DISABLE,
             FeatureId::Arbitration => self.arbitration,
             FeatureId::TemperatureThreshold => {
                 let which = TemperatureThreshold::from_wire(cdw11).map_err(|_| INVALID_FIELD)?;
@@ -126,9 +138,14 @@ fn change(feature: FeatureId) -> Change {
 }
 
 impl Controller {
+    /// Whether a vector can be configured: there is one of that number.
+    fn vector(&self, value: u32) -> Result<(), Status> {
+        if value & 0xffff >= self.limits.interrupt_vectors.into() { Err(INVALID_FIELD) } else { Ok(()) }
+    }
+
     fn feature(&self, fid: u8) -> Result<FeatureId, Status> {
-        let feature =
-            FeatureId::from_wire(fid).filter(|feature| supported(&self.subsystem).contains(feature));
+        let feature = FeatureId::from_wire(fid)
+            .filter(|feature| supported(&self.subsystem, self.limits.memory_based).contains(feature));
         feature.ok_or(INVALID_FIELD)
     }
 
@@ -148,6 +165,9 @@ impl Controller {
             let is_current = select == Select::Current;
             let features = if is_current { self.features } else { Features::new(0, &self.limits) };
             return self.send(sqe, features.host_behavior());
+        }
+        if feature == FeatureId::InterruptVector && select != Select::Supported {
+            self.vector(command.cdw11)?;
         }
         let cache = self.subsystem.has_volatile_cache();
         let value = match select {
@@ -211,6 +231,9 @@ impl Controller {
                 }
             }
             FeatureId::NumberOfQueues => return self.set_number_of_queues(value),
+            // A hint that is not taken: a batch of completions is one interrupt as it is.
+            FeatureId::InterruptCoalescing => self.features.interrupt_coalescing = value & 0xffff,
+            FeatureId::InterruptVector => self.vector(value)?,
             FeatureId::WriteAtomicity => self.features.write_atomicity = value & 1,
             FeatureId::AsyncEventConfiguration => self.features.async_events = AsyncEventConfiguration(value),
             FeatureId::KeepAliveTimer => {

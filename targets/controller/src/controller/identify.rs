@@ -28,6 +28,10 @@ pub(super) const WITHOUT_EFFECT: [AdminOpcode; 6] = [
     AdminOpcode::KeepAlive,
 ];
 
+/// Admin commands that queues in memory bring.
+pub(super) const QUEUES: [AdminOpcode; 4] =
+    [AdminOpcode::CreateIoSq, AdminOpcode::DeleteIoSq, AdminOpcode::CreateIoCq, AdminOpcode::DeleteIoCq];
+
 /// How long a shutdown may take (RTD3E): closing I/O queues waits for their devices.
 const SHUTDOWN_US: u32 = 10_000_000;
 /// Longest time in the ANA change state (ANATT).
@@ -181,6 +185,19 @@ impl Controller {
             ofcs: 1,
             ..common
         };
+        if limits.memory_based {
+            // What is said of capsules, keep alive and commands outstanding is for fabrics alone.
+            identify = IdentifyController {
+                kas_100ms: 0,
+                maxcmd: 0,
+                sgls: sgls::SUPPORTED,
+                io_command_capsule_bytes: 0,
+                io_response_capsule_bytes: 0,
+                msdbd: 0,
+                ofcs: 0,
+                ..identify
+            };
+        }
         if subsystem.ana_reporting {
             identify.cmic |= cmic::ANA;
             identify.oaes |= oaes::ANA;

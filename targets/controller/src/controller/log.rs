@@ -6,12 +6,12 @@ use ring::Status;
 use wire_nvme::admin::GetLogPage;
 use wire_nvme::log::{
     AnaGroup, AnaLog, CommandEffects, CommandEffectsLog, ErrorEntry, FeatureEffects, FeatureEffectsLog,
-    FirmwareSlots, HealthLog, LogId, SupportedLogPage, SupportedLogPages, TransportType,
+    FirmwareSlots, HealthLog, LogId, SupportedLogPage, SupportedLogPages,
 };
 use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
 use wire_nvme::{NSID_ALL, Sqe, identify};
 
-use super::identify::{FIRMWARE, WITHOUT_EFFECT};
+use super::identify::{FIRMWARE, QUEUES, WITHOUT_EFFECT};
 use super::{Answer, Controller, features};
 use crate::{INVALID_FIELD, Kind, Subsystem};
 
@@ -34,7 +34,7 @@ impl ErrorLog {
         ErrorLog { entries: VecDeque::new(), entries_max: entries_max.into(), count: 0 }
     }
 
-    pub(super) fn note(&mut self, sqe: &Sqe, status: Status, transport: TransportType) {
+    pub(super) fn note(&mut self, sqe: &Sqe, status: Status, transport: u8) {
         self.count += 1;
         self.entries.truncate(self.entries_max - 1);
         self.entries.push_front(ErrorEntry {
@@ -46,7 +46,7 @@ impl ErrorLog {
             location: 0xffff,
             lba: 0,
             nsid: sqe.nsid,
-            transport: transport.to_wire(),
+            transport,
             command_specific: 0,
             transport_specific: 0,
         });
@@ -111,9 +111,9 @@ impl Controller {
                 if command.csi != identify::Csi::Nvm.to_wire() {
                     return Err(INVALID_FIELD);
                 }
-                command_effects()
+                command_effects(self.limits.memory_based)
             }
-            LogId::FeatureEffects => feature_effects(&self.subsystem),
+            LogId::FeatureEffects => feature_effects(&self.subsystem, self.limits.memory_based),
             LogId::Ana => self.ana_page(command.specific & AnaLog::GROUPS_ONLY != 0),
             LogId::Discovery => {
                 let entries_max = self.limits.admin_queue_entries_max as u16;
@@ -206,8 +206,13 @@ fn supported_pages(pages: &[LogId]) -> Vec<u8> {
     page
 }
 
-fn command_effects() -> Vec<u8> {
+fn command_effects(memory_based: bool) -> Vec<u8> {
     let mut log = CommandEffectsLog::default();
+    if memory_based {
+        for opcode in QUEUES {
+            log.admin[usize::from(opcode.to_wire())] = CommandEffects::PLAIN;
+        }
+    }
     for opcode in WITHOUT_EFFECT {
         log.admin[usize::from(opcode.to_wire())] = CommandEffects::PLAIN;
     }
@@ -225,9 +230,9 @@ fn command_effects() -> Vec<u8> {
     page
 }
 
-fn feature_effects(subsystem: &Subsystem) -> Vec<u8> {
+fn feature_effects(subsystem: &Subsystem, memory_based: bool) -> Vec<u8> {
     let mut log = FeatureEffectsLog([FeatureEffects::default(); 256]);
-    for feature in features::supported(subsystem) {
+    for feature in features::supported(subsystem, memory_based) {
         log.0[usize::from(feature.to_wire())] = FeatureEffects {
             supported: true,
             scope: FeatureEffects::CONTROLLER,

@@ -92,14 +92,25 @@ impl Properties {
         let PropertyGet { wide, offset } = PropertyGet::of(sqe).map_err(|_| INVALID_FIELD)?;
         let value = match (offset, wide) {
             (offset::CAP, true) => self.capabilities.encode(),
-            (offset::VS, false) => VERSION.encode().into(),
-            (offset::CC, false) => self.configuration.encode().into(),
-            (offset::CSTS, false) => self.status.encode().into(),
-            // CRTO.CRWMT, in the units of CAP.TO.
-            (offset::CRTO, false) => READY_TIMEOUT_500MS.into(),
+            (offset::VS | offset::CC | offset::CSTS | offset::CRTO, false) => self.register(offset).into(),
             _ => return Err(INVALID_FIELD),
         };
         Reply::result(value)
+    }
+
+    /// The four bytes at a multiple of four; 0 where there is nothing.
+    pub(super) fn register(&self, offset: u32) -> u32 {
+        const CAP_HIGH: u32 = offset::CAP + 4;
+        match offset {
+            offset::CAP => self.capabilities.encode() as u32,
+            CAP_HIGH => (self.capabilities.encode() >> 32) as u32,
+            offset::VS => VERSION.encode(),
+            offset::CC => self.configuration.encode(),
+            offset::CSTS => self.status.encode(),
+            // CRTO.CRWMT, in the units of CAP.TO.
+            offset::CRTO => READY_TIMEOUT_500MS.into(),
+            _ => 0,
+        }
     }
 
     /// Property Set (Base 2.0, section 6.6); CC is all that can be set.
@@ -108,7 +119,12 @@ impl Properties {
         if property.offset != offset::CC || property.wide {
             return Err(INVALID_FIELD);
         }
-        let wanted = Configuration::decode(property.value as u32).map_err(|_| INVALID_FIELD)?;
+        self.configure(property.value as u32, association)
+    }
+
+    /// Writes CC.
+    pub(super) fn configure(&mut self, value: u32, association: &Association) -> Result<Change, Status> {
+        let wanted = Configuration::decode(value).map_err(|_| INVALID_FIELD)?;
         let was = std::mem::replace(&mut self.configuration, wanted);
         let change = match (was.enable, wanted.enable) {
             (false, true) if self.status.ready => {
