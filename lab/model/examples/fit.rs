@@ -1,0 +1,39 @@
+//! Prints how well profiles meet their targets: `cargo run --release --example fit -- NAME|FILE [quick]`.
+#![forbid(unsafe_code)]
+
+use model::{Effort, Profile, fit};
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let name = arguments.next().unwrap_or_else(|| "samsung-980-pro".to_string());
+    let text = std::fs::read_to_string(&name).ok();
+    let profile = text.map_or_else(|| Profile::shipped(&name), |text| Profile::parse(&text));
+    let profile = match profile {
+        Ok(profile) => profile,
+        Err(error) => return eprintln!("{name}: {error}"),
+    };
+    let effort = if arguments.next().is_some() { Effort::QUICK } else { Effort::FULL };
+    let report = fit(&profile, &effort, 1);
+    for row in &report.rows {
+        let t = &row.target;
+        println!(
+            "{:<10} {:>6} qd {:>4} x{} {:<8} {:>12.1} {:>12.1} {:>+8.1} %  {}{}",
+            t.rw.name(),
+            t.bs,
+            t.qd,
+            t.devices,
+            t.metric.name(),
+            t.value,
+            row.model,
+            row.error_percent,
+            if t.beside.is_some() { "beside " } else { "" },
+            t.source
+        );
+    }
+    println!(
+        "{} of {} met, mean error {:.1} %",
+        report.met(),
+        report.rows.len(),
+        report.mean_error_percent()
+    );
+}

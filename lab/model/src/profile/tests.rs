@@ -1,0 +1,101 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn error(text: &str) -> String {
+    Profile::parse(text).unwrap_err().to_string()
+}
+
+fn ideal() -> &'static str {
+    Profile::shipped_text("ideal").unwrap()
+}
+
+#[test]
+fn shipped_profiles_are_whole_and_called_as_their_files() {
+    for name in Profile::shipped_names() {
+        let profile = Profile::shipped(name).unwrap();
+        assert_eq!(profile.name, name);
+        assert!(!profile.target.is_empty(), "{name} has nothing to be compared with");
+        assert!(profile.target.iter().all(|target| !target.source.is_empty()), "{name}");
+    }
+    let unknown = Profile::shipped("intel-p5800x").unwrap_err().to_string();
+    assert!(unknown.contains("intel-p4800x"), "{unknown}");
+}
+
+#[test]
+fn what_cannot_be_names_its_key() {
+    let cases = [
+        ("schema = 1", "schema = 2", "schema: 2 is not 1"),
+        ("read_iops = 1e6", "read_iops = 0.0", "front.read_iops: 0 is not between"),
+        ("read_iops = 1e6", "read_iops = nan", "front.read_iops: NaN is not between"),
+        ("read_iops = 1e6", "read_iop = 1e6", "unknown field `read_iop`"),
+        ("read_iops = 1e6", "", "missing field `read_iops`"),
+        ("capacity_gb = 100.0", "capacity_gb = -1.0", "device.capacity_gb"),
+        ("name = \"ideal\"", "name = \"a b\"", "name: it is 1 to 64"),
+        ("[{ us = 10.0 }]", "[{ us = 10.0, exp_us = 1.0, sigma = 1.0 }]", "read.path_us[0].exp_us"),
+        ("[{ us = 10.0 }]", "[{ us = 1e9 }]", "read.path_us[0].us"),
+        ("[{ us = 10.0 }]", "[{ us = 1.0 }]\ndie_us = [{ us = 1.0 }]", "read.die_us: there are no dies"),
+        ("qd = 1\n", "qd = 0\n", "target[0].qd: 0"),
+        ("metric = \"mean_us\"", "metric = \"mean\"", "unknown variant `mean`"),
+    ];
+    for (from, to, expected) in cases {
+        assert!(ideal().contains(from), "{from}");
+        let message = error(&ideal().replacen(from, to, 1));
+        assert!(message.contains(expected), "{message}");
+    }
+    let slc = format!("{}\n[slc]\ngb = 1.0\nprogram_us = 1.0\n", ideal());
+    assert!(error(&slc).starts_with("slc: it is for devices with a write buffer"));
+    let rule = format!("{}\n[[faults]]\nkind = \"media_error\"\nrate = 2.0\n", ideal());
+    assert!(error(&rule).starts_with("faults[0].rate"));
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_a_profile_or_an_error(text in "\\PC{0,200}") {
+        let _ = Profile::parse(&text);
+    }
+
+    /// A profile with any one value replaced is refused or makes a model that works.
+    #[test]
+    fn any_value_is_refused_or_works(
+        which in 0usize..80,
+        number in prop_oneof![
+            Just(0.0), Just(-1.0), Just(1e300), Just(f64::INFINITY), 0.0..1e7f64, 0.0..2.0f64
+        ],
+        seed in any::<u64>(),
+    ) {
+        let text = Profile::shipped_text("samsung-980-pro").unwrap();
+        let head = text.split("[[target]]").next().unwrap();
+        let mut table: toml::Table = head.parse().unwrap();
+        let mut seen = 0;
+        for (_, value) in table.iter_mut() {
+            replace(value, which, &mut seen, number);
+        }
+        let Ok(profile) = Profile::parse(&table.to_string()) else { return Ok(()) };
+        let mut model = crate::Model::with(&profile, 64 << 20, State::Fresh, seed);
+        let mut done = Vec::new();
+        for index in 0..200u64 {
+            let op = [ring::Op::Read, ring::Op::Write, ring::Op::Flush, ring::Op::Unmap][index as usize % 4];
+            let io = crate::Io { op, offset: index % 16 * 65_536, bytes: 65_536, fua: index % 8 == 1 };
+            prop_assert!(model.submit(index * 1000, &io).is_some());
+        }
+        prop_assert_eq!(model.complete(u64::MAX, &mut done), 200);
+    }
+}
+
+/// Replaces the `which`th number.
+fn replace(value: &mut toml::Value, which: usize, seen: &mut usize, number: f64) {
+    match value {
+        toml::Value::Float(_) | toml::Value::Integer(_) => {
+            if *seen == which {
+                *value = toml::Value::Float(number);
+            }
+            *seen += 1;
+        }
+        toml::Value::Array(array) => array.iter_mut().for_each(|value| replace(value, which, seen, number)),
+        toml::Value::Table(table) => {
+            table.iter_mut().for_each(|(_, value)| replace(value, which, seen, number));
+        }
+        _ => {}
+    }
+}
