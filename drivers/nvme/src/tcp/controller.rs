@@ -22,10 +22,10 @@ use crate::options::Options;
 use crate::uri::TcpUri;
 
 /// Entries of the admin queue: what Linux uses.
-const ADMIN_DEPTH: u32 = 32;
+pub(super) const ADMIN_DEPTH: u32 = 32;
 /// Bytes read at a time beyond what goes into place directly: eleven responses of 4 KiB, which are
 /// still in the L2 cache when they are copied on.
-const SCRATCH_BYTES: usize = 48 << 10;
+pub(super) const SCRATCH_BYTES: usize = 48 << 10;
 
 /// A connected controller: its admin queue, one I/O queue, and the network that both are on.
 pub(crate) struct Controller {
@@ -45,6 +45,40 @@ pub(crate) struct Facts {
     pub(crate) transfer_max_bytes: u32,
     pub(crate) write_zeroes: bool,
     pub(crate) unmap: bool,
+}
+
+impl Facts {
+    pub(crate) fn new(
+        nsid: u32,
+        namespace: &IdentifyNamespace,
+        mdts: u8,
+        oncs: u16,
+    ) -> Result<Facts, OpenError> {
+        if namespace.nsze == 0 {
+            return Err(OpenError::NoNamespace(nsid));
+        }
+        let Some(format) = namespace.formats.get(usize::from(namespace.format)) else {
+            return Err(OpenError::Format(nsid, "it is in a format that it does not list"));
+        };
+        if format.metadata_bytes > 0 {
+            return Err(OpenError::Format(nsid, "metadata"));
+        }
+        if !(9..=16).contains(&format.data_log2) {
+            return Err(OpenError::Format(nsid, "blocks under 512 bytes or over 64 KiB"));
+        }
+        // MDTS counts in pages of CAP.MPSMIN, which is 4 KiB over fabrics; 0 is no limit.
+        let transfer_max_bytes = match mdts {
+            0 => memory::BUFFER_BYTES_MAX as u32,
+            mdts => 4096u32.checked_shl(mdts.into()).unwrap_or(u32::MAX).min(memory::BUFFER_BYTES_MAX as u32),
+        };
+        Ok(Facts {
+            blocks: namespace.nsze,
+            block_size: 1 << format.data_log2,
+            transfer_max_bytes,
+            write_zeroes: oncs & identify::oncs::WRITE_ZEROES != 0,
+            unmap: oncs & identify::oncs::DATASET_MANAGEMENT != 0,
+        })
+    }
 }
 
 impl Controller {
@@ -260,30 +294,7 @@ impl Controller {
         let buffer = self.identify(identify::Cns::Namespace.to_wire(), nsid).await?;
         let namespace = IdentifyNamespace::decode(page(&buffer))
             .map_err(|error| OpenError::Answer("Identify Namespace", error))?;
-        if namespace.nsze == 0 {
-            return Err(OpenError::NoNamespace(nsid));
-        }
-        let Some(format) = namespace.formats.get(usize::from(namespace.format)) else {
-            return Err(OpenError::Format(nsid, "it is in a format that it does not list"));
-        };
-        if format.metadata_bytes > 0 {
-            return Err(OpenError::Format(nsid, "metadata"));
-        }
-        if !(9..=16).contains(&format.data_log2) {
-            return Err(OpenError::Format(nsid, "blocks under 512 bytes or over 64 KiB"));
-        }
-        // MDTS counts in pages of CAP.MPSMIN, which is 4 KiB over fabrics; 0 is no limit.
-        let transfer_max_bytes = match identity.mdts {
-            0 => memory::BUFFER_BYTES_MAX as u32,
-            mdts => 4096u32.checked_shl(mdts.into()).unwrap_or(u32::MAX).min(memory::BUFFER_BYTES_MAX as u32),
-        };
-        Ok(Facts {
-            blocks: namespace.nsze,
-            block_size: 1 << format.data_log2,
-            transfer_max_bytes,
-            write_zeroes: identity.oncs & identify::oncs::WRITE_ZEROES != 0,
-            unmap: identity.oncs & identify::oncs::DATASET_MANAGEMENT != 0,
-        })
+        Facts::new(nsid, &namespace, identity.mdts, identity.oncs)
     }
 
     /// Queues a Keep Alive.
@@ -296,11 +307,11 @@ impl Controller {
     }
 }
 
-fn page(buffer: &Buffer) -> &[u8; identify::SIZE] {
+pub(super) fn page(buffer: &Buffer) -> &[u8; identify::SIZE] {
     buffer.as_slice().first_chunk().expect("Identify data was asked for with a whole page")
 }
 
-fn connect(
+pub(super) fn connect(
     network: &mut Sockets,
     address: SocketAddr,
     entries: u32,
@@ -313,14 +324,14 @@ fn connect(
 }
 
 /// The name of a host that has none: the UUID form of its identifier.
-fn host_nqn(id: &[u8; 16]) -> Nqn {
+pub(super) fn host_nqn(id: &[u8; 16]) -> Nqn {
     let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
     let uuid = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-");
     Nqn::new(&format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}")).expect("the UUID form is an NQN")
 }
 
 /// Ends when either does.
-async fn first(
+pub(super) async fn first(
     mut one: std::pin::Pin<&mut impl Future<Output = ()>>,
     mut other: std::pin::Pin<&mut impl Future<Output = ()>>,
 ) {

@@ -73,19 +73,22 @@ impl TcpNamespace {
         let interval_ns = u64::from(self.controller.keep_alive_ms) * 500_000;
         self.keep_alive_due_ns = (interval_ns > 0).then(|| sys::clock::now_ns() + interval_ns);
     }
+}
 
+impl Facts {
     /// The command for a request, or how the request fails without one.
     #[inline]
-    fn command(
+    pub(super) fn command(
         &self,
+        nsid: u32,
         request: &Request<Buffer>,
     ) -> Result<(Sqe, Data, Option<[u8; DSM_RANGE_SIZE]>), Status> {
-        let bytes = u64::from(request.blocks) * u64::from(self.facts.block_size);
+        let bytes = u64::from(request.blocks) * u64::from(self.block_size);
         let fua = request.flags.contains(Flags::FUA);
         let (lba, blocks) = (request.lba, request.blocks);
         if request.op.has_data() {
             let there = request.buffer.as_ref().map_or(0, Buffer::len) as u64;
-            if blocks == 0 || there != bytes || bytes > u64::from(self.facts.transfer_max_bytes) {
+            if blocks == 0 || there != bytes || bytes > u64::from(self.transfer_max_bytes) {
                 return Err(Status::INVALID_FIELD.do_not_retry());
             }
         }
@@ -94,12 +97,12 @@ impl TcpNamespace {
             Op::Read => (read_write.to_sqe(NvmOpcode::Read), Data::In(bytes as u32), None),
             Op::Write => (read_write.to_sqe(NvmOpcode::Write), Data::Out(bytes as u32), None),
             Op::Flush => (Sqe::new(NvmOpcode::Flush.to_wire()), Data::None, None),
-            Op::WriteZeroes if self.facts.write_zeroes && (1..=65536).contains(&blocks) => {
+            Op::WriteZeroes if self.write_zeroes && (1..=65536).contains(&blocks) => {
                 let deallocate = request.flags.contains(Flags::DEALLOCATE);
                 let zeroes = WriteZeroes { lba, blocks, fua, deallocate, prinfo: Prinfo(0) };
                 (zeroes.to_sqe(), Data::None, None)
             }
-            Op::Unmap if self.facts.unmap && blocks > 0 => {
+            Op::Unmap if self.unmap && blocks > 0 => {
                 let mut range = [0; DSM_RANGE_SIZE];
                 DsmRange { attributes: 0, blocks, lba }.encode(&mut range);
                 let dsm = DatasetManagement {
@@ -115,7 +118,7 @@ impl TcpNamespace {
             }
             Op::WriteZeroes | Op::Unmap | Op::Reset => return Err(Status::INVALID_OPCODE.do_not_retry()),
         };
-        sqe.nsid = self.nsid;
+        sqe.nsid = nsid;
         Ok((sqe, data, small))
     }
 }
@@ -135,7 +138,7 @@ impl Channel for TcpNamespace {
         };
         let count = batch.len().min(room);
         for request in batch.drain(..count) {
-            match self.command(&request) {
+            match self.facts.command(self.nsid, &request) {
                 Ok((sqe, data, small)) => {
                     let small = small.as_ref().map_or(&[][..], |range| &range[..]);
                     if let Some(io) = &mut self.controller.io {
