@@ -16,8 +16,21 @@
 mod catalog;
 mod check;
 mod definition;
+pub mod doctor;
+pub mod generator;
+pub mod host;
+mod job;
+pub mod journal;
+mod meters;
+mod outcome;
+pub mod plan;
 mod record;
 pub mod reference;
+pub mod runner;
+pub mod session;
+pub mod steady;
+pub mod target;
+mod watch;
 
 pub use catalog::{Catalog, CatalogError};
 pub use check::{Check, Finding, FindingOutcome, Outcome, Pick, Relation, Take, Verdict};

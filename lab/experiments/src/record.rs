@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -348,8 +348,12 @@ pub struct PlannedCell {
     pub parameters: Parameters,
     /// How often it is measured.
     pub repetitions: u32,
-    /// How long one repetition takes, ramp included, in seconds.
+    /// How long one repetition takes in all, in seconds.
     pub seconds: f64,
+    /// Of that, measuring.
+    pub runtime_s: f64,
+    /// Of that, before it.
+    pub ramp_s: f64,
     /// Why it cannot run here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
@@ -469,7 +473,7 @@ impl RunWriter {
     /// A file that cannot be opened or written.
     pub fn append(path: &Path) -> Result<RunWriter, Error> {
         let name = path.join(RESULTS);
-        let cut = fs::read(&name).is_ok_and(|bytes| bytes.last().is_some_and(|last| *last != b'\n'));
+        let cut = ends_inside_a_line(&name).map_err(|error| failed(&name, error))?;
         let options = OpenOptions::new().create(true).append(true).open(&name);
         let mut results = options.map_err(|error| failed(&name, error))?;
         if cut {
@@ -495,6 +499,23 @@ impl RunWriter {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Whether a file's last byte is no newline.
+fn ends_inside_a_line(path: &Path) -> io::Result<bool> {
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.len() == 0 {
+        return Ok(false);
+    }
+    let mut last = [0];
+    file.seek(SeekFrom::End(-1))?;
+    file.read_exact(&mut last)?;
+    Ok(last != *b"\n")
 }
 
 /// Writes a file so that it is there whole or not at all.
