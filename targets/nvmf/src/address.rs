@@ -6,16 +6,19 @@ use wire_nvme::log::{AddressFamily, TransportAddress, TransportType};
 
 use crate::failure::TargetError;
 
+/// The vfio-user transport's name.
+const VFIO_USER: &str = "VFIOUSER";
+
 /// An address as the management interface spells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenAddress {
-    /// Transport: `TCP`.
+    /// Transport: `TCP` or `VFIOUSER`.
     pub trtype: String,
-    /// Address family: `IPv4` or `IPv6`; empty to tell from the address.
+    /// Address family: `IPv4` or `IPv6`; empty to tell from the address. Of no meaning for vfio-user.
     pub adrfam: String,
-    /// Address of an interface, or of none for all.
+    /// Address of an interface, or of none for all; for vfio-user a directory, in which the socket is made.
     pub traddr: String,
-    /// Port.
+    /// Port. Of no meaning for vfio-user.
     pub trsvcid: String,
 }
 
@@ -28,6 +31,35 @@ impl ListenAddress {
             traddr: traddr.into(),
             trsvcid: trsvcid.into(),
         }
+    }
+
+    /// A directory for a vfio-user socket.
+    pub fn vfio_user(traddr: &str) -> ListenAddress {
+        ListenAddress {
+            trtype: VFIO_USER.into(),
+            adrfam: String::new(),
+            traddr: traddr.into(),
+            trsvcid: "0".into(),
+        }
+    }
+
+    /// Whether it is an address of the vfio-user transport.
+    pub fn is_vfio_user(&self) -> bool {
+        self.trtype.eq_ignore_ascii_case(VFIO_USER)
+    }
+
+    /// The address in the one way that it is kept and compared.
+    pub(crate) fn normal(&self) -> Result<ListenAddress, TargetError> {
+        if !self.is_vfio_user() {
+            return Ok(ListenAddress::from_socket(self.socket()?));
+        }
+        // A socket's name has room for 107 bytes, of which "/cntrl" takes some.
+        let fits = self.traddr.starts_with('/') && self.traddr.len() <= 100 && !self.traddr.contains('\0');
+        if !fits {
+            return Err(TargetError::Address(format!("{} (an absolute directory)", self.traddr)));
+        }
+        let directory = self.traddr.trim_end_matches('/');
+        Ok(ListenAddress::vfio_user(if directory.is_empty() { "/" } else { directory }))
     }
 
     /// The socket address that this is.

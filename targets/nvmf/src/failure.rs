@@ -24,13 +24,13 @@ pub enum TargetError {
     #[error(transparent)]
     Bdev(#[from] BdevError),
     /// No transport was created.
-    #[error("transport TCP was not created; call nvmf_create_transport first")]
-    NoTransport,
+    #[error("transport {0} was not created; call nvmf_create_transport first")]
+    NoTransport(&'static str),
     /// There is a transport.
-    #[error("transport TCP exists")]
-    TransportExists,
+    #[error("transport {0} exists")]
+    TransportExists(&'static str),
     /// A transport that we do not have.
-    #[error("transport '{0}' is not supported; TCP is")]
+    #[error("transport '{0}' is not supported; TCP and VFIOUSER are")]
     Transport(String),
     /// Not an address.
     #[error("'{0}' is not an address to listen on")]

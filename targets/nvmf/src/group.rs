@@ -5,7 +5,7 @@
 //! in one call. A null or memory device completes within the same turn.
 
 mod complaints;
-mod devices;
+pub(crate) mod devices;
 #[cfg(any(test, fuzzing))]
 pub mod simulated;
 

@@ -1,4 +1,4 @@
-//! The NVMe over Fabrics target, over TCP.
+//! The NVMe over Fabrics target, over TCP and vfio-user.
 //!
 //! A [`Target`] is the control plane: subsystems, namespaces, listeners, hosts, changed from any
 //! thread but a reactor's. Each reactor runs one group of connections; a connection belongs to one
@@ -34,6 +34,7 @@ mod limits;
 mod picture;
 mod queue;
 mod target;
+mod vfio_user;
 
 pub use address::ListenAddress;
 pub use failure::TargetError;
@@ -44,3 +45,4 @@ pub use target::{
     ControllerInfo, NamespaceConfig, NamespaceInfo, QpairInfo, SubsystemConfig, SubsystemInfo, Target,
     TargetStats,
 };
+pub use vfio_user::{Fault, VfioUserConfig};

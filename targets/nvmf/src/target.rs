@@ -19,6 +19,7 @@ use crate::failure::TargetError;
 use crate::group::{Board, Group, GroupPoller, Message};
 use crate::limits::TransportConfig;
 use crate::picture::Picture;
+use crate::vfio_user::{self, Fault, VfioUserConfig};
 
 pub use info::{ControllerInfo, NamespaceInfo, QpairInfo, SubsystemInfo, TargetStats};
 
@@ -45,6 +46,7 @@ struct Inner {
 #[derive(Default)]
 struct State {
     transport: Option<Transport>,
+    vfio_user: Option<VfioUser>,
     subsystems: BTreeMap<Nqn, Configured>,
     ports: Vec<Port>,
     ports_made: u16,
@@ -59,6 +61,11 @@ struct Transport {
     groups: Vec<GroupSender>,
 }
 
+struct VfioUser {
+    config: VfioUserConfig,
+    groups: Vec<Sender<vfio_user::Message>>,
+}
+
 /// A subsystem as it was configured.
 struct Configured {
     subsystem: Arc<Subsystem>,
@@ -70,6 +77,8 @@ struct Configured {
 struct Port {
     portid: u16,
     address: ListenAddress,
+    /// The group that listens.
+    group: usize,
 }
 
 /// Options of a new subsystem.
@@ -155,7 +164,7 @@ impl Target {
         let limits = config.limits()?;
         let mut state = self.lock()?;
         if state.transport.is_some() {
-            return Err(TargetError::TransportExists);
+            return Err(TargetError::TransportExists("TCP"));
         }
         let boards: Arc<[Board]> = self.0.remotes.iter().map(|_| Board::default()).collect();
         let mut groups = Vec::new();
@@ -175,6 +184,48 @@ impl Target {
         }
         state.transport = Some(Transport { config, groups });
         self.publish(&mut state)
+    }
+
+    /// Makes the vfio-user transport and a group on every reactor.
+    pub fn create_vfio_user(&self, config: VfioUserConfig) -> Result<(), TargetError> {
+        let limits = config.limits()?;
+        let mut state = self.lock()?;
+        if state.vfio_user.is_some() {
+            return Err(TargetError::TransportExists("VFIOUSER"));
+        }
+        let mut groups = Vec::new();
+        for remote in &self.0.remotes {
+            let (limits, directory) = (limits.clone(), self.0.directory.clone());
+            let sender = remote.call(move |core| {
+                let (sender, messages) = core.mailbox(MESSAGES_MAX);
+                let shared = vfio_user::Shared { limits, directory, picture: Arc::default() };
+                let group = vfio_user::Group::new(core, shared, messages);
+                let poller = vfio_user::GroupPoller { core: core.clone(), group };
+                core.add_poller(Box::new(poller), Period::EveryTurn);
+                sender
+            });
+            groups.push(sender.map_err(|_| TargetError::Stopping)?);
+        }
+        state.vfio_user = Some(VfioUser { config, groups });
+        self.publish(&mut state)
+    }
+
+    /// The vfio-user transport's options, if it was made.
+    pub fn vfio_user(&self) -> Option<VfioUserConfig> {
+        self.lock_any().vfio_user.as_ref().map(|transport| transport.config.clone())
+    }
+
+    /// Lets something go wrong with the controller that a vfio-user listener has given its client.
+    pub fn inject(&self, traddr: &str, fault: Fault) -> Result<(), TargetError> {
+        let wanted = ListenAddress::vfio_user(traddr).normal()?;
+        let state = self.lock()?;
+        let none = || TargetError::Parameter(format!("no client is connected at {}", wanted.traddr));
+        let port = state.ports.iter().find(|port| port.address == wanted).ok_or_else(none)?;
+        let transport = state.vfio_user.as_ref().ok_or(TargetError::NoTransport("VFIOUSER"))?;
+        let (answer, outcome) = sync_channel(1);
+        let message = vfio_user::Message::Inject { portid: port.portid, fault, answer };
+        send(&transport.groups[port.group], message)?;
+        if wait(&outcome)? { Ok(()) } else { Err(none()) }
     }
 
     /// The transport's options, if it was made.
@@ -296,12 +347,15 @@ impl Target {
     /// with the port that was found for port 0.
     pub fn add_listener(&self, nqn: &str, address: ListenAddress) -> Result<ListenAddress, TargetError> {
         let nqn = parse_nqn(nqn)?;
+        let wanted = address.normal()?;
+        if wanted.is_vfio_user() {
+            return self.add_endpoint(nqn, wanted);
+        }
         let socket = address.socket()?;
         let mut state = self.lock()?;
         if !nqn.is_discovery() && !state.subsystems.contains_key(&nqn) {
             return Err(no_subsystem(&nqn));
         }
-        let wanted = ListenAddress::from_socket(socket);
         let known = state.ports.iter().find(|port| port.address == wanted).map(|port| port.portid);
         if known.is_some() && nqn.is_discovery() {
             return Ok(wanted);
@@ -310,14 +364,14 @@ impl Target {
             Some(portid) => portid,
             None => {
                 let portid = state.ports_made.wrapping_add(1).max(1);
-                let transport = state.transport.as_ref().ok_or(TargetError::NoTransport)?;
+                let transport = state.transport.as_ref().ok_or(TargetError::NoTransport("TCP"))?;
                 let (answer, outcome) = sync_channel(1);
-                let first = transport.groups.first().ok_or(TargetError::NoTransport)?;
+                let first = transport.groups.first().ok_or(TargetError::NoTransport("TCP"))?;
                 send(first, Message::Listen { address: socket, portid, answer })?;
                 let bound = wait(&outcome)?;
                 let bound = bound.map_err(|error| TargetError::Listen(socket.to_string(), error))?;
                 state.ports_made = portid;
-                state.ports.push(Port { portid, address: ListenAddress::from_socket(bound) });
+                state.ports.push(Port { portid, address: ListenAddress::from_socket(bound), group: 0 });
                 portid
             }
         };
@@ -334,11 +388,52 @@ impl Target {
         Ok(bound)
     }
 
+    /// Serves a subsystem in a directory: one socket, one subsystem, and one client at a time.
+    fn add_endpoint(&self, nqn: Nqn, address: ListenAddress) -> Result<ListenAddress, TargetError> {
+        let mut state = self.lock()?;
+        if !state.subsystems.contains_key(&nqn) {
+            return Err(no_subsystem(&nqn));
+        }
+        if state.ports.iter().any(|port| port.address == address) {
+            return Err(TargetError::ListenerExists("there".into(), address.traddr));
+        }
+        let portid = state.ports_made.wrapping_add(1).max(1);
+        let transport = state.vfio_user.as_ref().ok_or(TargetError::NoTransport("VFIOUSER"))?;
+        // Where the fewest are.
+        let load = |group: &usize| {
+            state.ports.iter().filter(|port| port.address.is_vfio_user() && port.group == *group).count()
+        };
+        let group = (0..transport.groups.len()).min_by_key(load);
+        let group = group.ok_or(TargetError::NoTransport("VFIOUSER"))?;
+        let sender = transport.groups[group].clone();
+        // The subsystem is to be reached through the port before the first client is there.
+        state.ports_made = portid;
+        state.ports.push(Port { portid, address: address.clone(), group });
+        if let Some(configured) = state.subsystems.get_mut(&nqn) {
+            configured.listeners.push(address.clone());
+            configured.change(|subsystem| subsystem.listeners.push(Listener { portid, ana: Vec::new() }));
+        }
+        self.publish(&mut state)?;
+        let (answer, outcome) = sync_channel(1);
+        let directory = address.traddr.clone();
+        send(&sender, vfio_user::Message::Listen { directory, nqn: nqn.clone(), portid, answer })?;
+        if let Err(error) = wait(&outcome)? {
+            state.ports.retain(|port| port.portid != portid);
+            if let Some(configured) = state.subsystems.get_mut(&nqn) {
+                configured.listeners.retain(|listener| *listener != address);
+                configured.change(|subsystem| subsystem.listeners.retain(|one| one.portid != portid));
+            }
+            self.publish(&mut state)?;
+            return Err(TargetError::Listen(address.traddr, error));
+        }
+        Ok(address)
+    }
+
     /// Hosts can no longer reach a subsystem at an address; those that came that way are
     /// disconnected where no other subsystem uses the address.
     pub fn remove_listener(&self, nqn: &str, address: ListenAddress) -> Result<(), TargetError> {
         let nqn = parse_nqn(nqn)?;
-        let wanted = ListenAddress::from_socket(address.socket()?);
+        let wanted = address.normal()?;
         let mut state = self.lock()?;
         let none =
             || TargetError::NoListener(nqn.as_str().into(), format!("{}:{}", wanted.traddr, wanted.trsvcid));
@@ -365,8 +460,14 @@ impl Target {
         let Some(position) = state.ports.iter().position(|port| port.address == *address) else {
             return Ok(());
         };
-        let portid = state.ports.remove(position).portid;
-        if let Some(first) = state.transport.as_ref().and_then(|transport| transport.groups.first()) {
+        let Port { portid, group, .. } = state.ports.remove(position);
+        if address.is_vfio_user() {
+            if let Some(transport) = &state.vfio_user {
+                let (answer, outcome) = sync_channel(1);
+                send(&transport.groups[group], vfio_user::Message::Unlisten { portid, answer })?;
+                wait(&outcome)?;
+            }
+        } else if let Some(first) = state.transport.as_ref().and_then(|transport| transport.groups.first()) {
             let (answer, outcome) = sync_channel(1);
             send(first, Message::Unlisten { portid, answer })?;
             wait(&outcome)?;
@@ -488,12 +589,16 @@ impl Target {
                 }
             }
         }
-        let Some(transport) = &state.transport else { return Ok(()) };
         let picture = Arc::new(picture);
         let mut outcomes = Vec::new();
-        for group in &transport.groups {
+        for group in state.transport.iter().flat_map(|transport| &transport.groups) {
             let (answer, outcome) = sync_channel(1);
             send(group, Message::Apply(picture.clone(), answer))?;
+            outcomes.push(outcome);
+        }
+        for group in state.vfio_user.iter().flat_map(|transport| &transport.groups) {
+            let (answer, outcome) = sync_channel(1);
+            send(group, vfio_user::Message::Apply(picture.clone(), answer))?;
             outcomes.push(outcome);
         }
         for outcome in &outcomes {
@@ -583,7 +688,7 @@ fn check_text(name: &str, text: &str, max: usize) -> Result<(), TargetError> {
     Err(TargetError::Parameter(format!("{name} '{text}' is not 1 to {max} printable ASCII characters")))
 }
 
-fn send(group: &GroupSender, message: Message<std::net::TcpStream>) -> Result<(), TargetError> {
+fn send<M>(group: &Sender<M>, message: M) -> Result<(), TargetError> {
     group.send(message).map_err(|_| TargetError::Stopping)
 }
 

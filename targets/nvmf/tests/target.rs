@@ -260,7 +260,10 @@ fn connections_are_spread_and_reported() {
 fn configuration_errors_change_nothing() {
     let rig = rig(TransportConfig::default());
     let target = &rig.target;
-    assert!(matches!(target.create_transport(TransportConfig::default()), Err(TargetError::TransportExists)));
+    assert!(matches!(
+        target.create_transport(TransportConfig::default()),
+        Err(TargetError::TransportExists("TCP"))
+    ));
     assert!(matches!(
         target.create_subsystem(NQN, SubsystemConfig::default()),
         Err(TargetError::SubsystemExists(_))

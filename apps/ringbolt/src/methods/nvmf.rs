@@ -1,6 +1,8 @@
 //! Methods that make and change the NVMe-oF target.
 
-use ::nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, TargetError, TransportConfig};
+use ::nvmf::{
+    Fault, ListenAddress, NamespaceConfig, SubsystemConfig, TargetError, TransportConfig, VfioUserConfig,
+};
 use serde::Deserialize;
 use serde_json::Value;
 use uuid::Uuid;
@@ -26,6 +28,7 @@ pub(super) fn add(table: &mut Table) {
     table.change("nvmf_subsystem_add_host", add_host);
     table.change("nvmf_subsystem_remove_host", remove_host);
     table.change("nvmf_subsystem_allow_any_host", allow_any_host);
+    table.change("nvmf_vfio_user_inject", inject);
     info::add(table);
 }
 
@@ -33,7 +36,7 @@ impl From<TargetError> for RpcError {
     fn from(error: TargetError) -> RpcError {
         let code = match &error {
             TargetError::SubsystemExists(_)
-            | TargetError::TransportExists
+            | TargetError::TransportExists(_)
             | TargetError::Listen(..)
             | TargetError::Stopping => RpcError::INTERNAL,
             _ => RpcError::INVALID_PARAMS,
@@ -102,9 +105,10 @@ struct CreateTransport {
     abort_timeout_sec: Tuning,
     no_wr_batching: Tuning,
     control_msg_num: Tuning,
-    disable_mappable_bar0: Tuning,
+    disable_mappable_bar0: Option<bool>,
     disable_adaptive_irq: Tuning,
     disable_shadow_doorbells: Tuning,
+    disable_compare: Tuning,
     acceptor_poll_rate: Tuning,
     ack_timeout: Tuning,
     data_wr_pool_size: Tuning,
@@ -115,8 +119,9 @@ struct CreateTransport {
 
 fn create_transport(app: &App, params: CreateTransport) -> Result<bool, RpcError> {
     params.tgt_name.check()?;
-    if !params.trtype.eq_ignore_ascii_case("tcp") {
-        let message = format!("transport {} is not in Ringbolt; TCP is", params.trtype);
+    let vfio_user = params.trtype.eq_ignore_ascii_case("vfiouser");
+    if !vfio_user && !params.trtype.eq_ignore_ascii_case("tcp") {
+        let message = format!("transport {} is not in Ringbolt; TCP and VFIOUSER are", params.trtype);
         return Err(RpcError::invalid_params(message));
     }
     off("dif_insert_or_strip", params.dif_insert_or_strip, false)?;
@@ -142,19 +147,20 @@ fn create_transport(app: &App, params: CreateTransport) -> Result<bool, RpcError
         ("min_kato", &params.min_kato),
         ("disable_command_passthru", &params.disable_command_passthru),
     ];
-    say_ignored("nvmf_create_transport", &sockets, "the TCP transport has its own");
+    say_ignored("nvmf_create_transport", &sockets, "the transports have their own");
     let foreign = [
         ("num_cqe", &params.num_cqe),
         ("max_srq_depth", &params.max_srq_depth),
         ("no_srq", &params.no_srq),
         ("no_wr_batching", &params.no_wr_batching),
         ("data_wr_pool_size", &params.data_wr_pool_size),
-        ("disable_mappable_bar0", &params.disable_mappable_bar0),
         ("disable_adaptive_irq", &params.disable_adaptive_irq),
         ("disable_shadow_doorbells", &params.disable_shadow_doorbells),
     ];
-    say_ignored("nvmf_create_transport", &foreign, "they belong to RDMA and vfio-user");
-
+    say_ignored("nvmf_create_transport", &foreign, "no transport here has them");
+    if vfio_user {
+        return create_vfio_user(app, &params);
+    }
     let mut config = TransportConfig::default();
     config.max_queue_depth = params.max_queue_depth.unwrap_or(config.max_queue_depth);
     config.max_io_qpairs_per_ctrlr = params.max_io_qpairs_per_ctrlr.unwrap_or(config.max_io_qpairs_per_ctrlr);
@@ -163,6 +169,48 @@ fn create_transport(app: &App, params: CreateTransport) -> Result<bool, RpcError
     config.max_aq_depth = params.max_aq_depth.unwrap_or(config.max_aq_depth);
     config.c2h_success = params.c2h_success.unwrap_or(config.c2h_success);
     app.target.create_transport(config)?;
+    Ok(true)
+}
+
+fn create_vfio_user(app: &App, params: &CreateTransport) -> Result<bool, RpcError> {
+    let capsules = params.in_capsule_data_size.map(Value::from);
+    let admin = params.max_aq_depth.map(Value::from);
+    let fabrics = [("in_capsule_data_size", &capsules), ("max_aq_depth", &admin)];
+    say_ignored("nvmf_create_transport", &fabrics, "queues lie in the client's memory");
+    let mut config = VfioUserConfig::default();
+    config.max_queue_depth = params.max_queue_depth.unwrap_or(config.max_queue_depth);
+    config.max_io_qpairs_per_ctrlr = params.max_io_qpairs_per_ctrlr.unwrap_or(config.max_io_qpairs_per_ctrlr);
+    config.max_io_size = params.max_io_size.unwrap_or(config.max_io_size);
+    config.disable_mappable_bar0 = params.disable_mappable_bar0.unwrap_or(false);
+    app.target.create_vfio_user(config)?;
+    Ok(true)
+}
+
+/// What is to go wrong with a controller behind vfio-user; a method of Ringbolt's own.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Inject {
+    traddr: String,
+    fault: String,
+    count: Option<u32>,
+    qid: Option<u16>,
+}
+
+fn inject(app: &App, params: Inject) -> Result<bool, RpcError> {
+    let fault = match (params.fault.as_str(), params.count, params.qid) {
+        ("none", None, None) => Fault::None,
+        ("fatal", None, None) => Fault::Fatal,
+        ("gone", None, None) => Fault::Gone,
+        ("disconnect", None, None) => Fault::Disconnect,
+        ("drop_completions", count, None) => Fault::DropCompletions(count.unwrap_or(1)),
+        ("stall", None, Some(qid)) => Fault::Stall(qid),
+        _ => {
+            let message =
+                "fault is none, fatal, gone, disconnect, drop_completions (with count) or stall (with qid)";
+            return Err(RpcError::invalid_params(message.into()));
+        }
+    };
+    app.target.inject(&params.traddr, fault)?;
     Ok(true)
 }
 

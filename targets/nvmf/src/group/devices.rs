@@ -9,7 +9,7 @@ use crate::picture::Picture;
 
 /// The block devices, as this core reaches them.
 #[derive(Default)]
-pub(super) struct Devices {
+pub(crate) struct Devices {
     by_key: Vec<Option<Device>>,
     active: Vec<u32>,
     /// No longer in the picture, but with requests under way.
@@ -30,13 +30,15 @@ impl Devices {
     /// # Errors
     /// The device is not there any more.
     #[inline]
-    pub(super) fn put(&mut self, key: u32, mut request: bdev::Request) -> Result<(), Status> {
+    pub(crate) fn put(&mut self, key: u32, mut request: bdev::Request) -> Result<(), Status> {
         let Some(Some(device)) = self.by_key.get_mut(key as usize) else {
             return Err(Status::NAMESPACE_NOT_READY);
         };
         if device.clear_first
             && request.op == Op::Read
             && let Some(buffer) = &mut request.buffer
+            // What lies in the reader's own memory is no stranger's.
+            && !buffer.is_lent()
         {
             buffer.clear();
         }
@@ -50,12 +52,12 @@ impl Devices {
 
     /// Whether no device has anything of ours.
     #[inline]
-    pub(super) fn are_idle(&self) -> bool {
+    pub(crate) fn are_idle(&self) -> bool {
         self.active.is_empty() && self.leaving.is_empty()
     }
 
     /// Hands every batch over and takes back what completed.
-    pub(super) fn drive(&mut self, completions: &mut Vec<bdev::Completion>) {
+    pub(crate) fn drive(&mut self, completions: &mut Vec<bdev::Completion>) {
         let Devices { by_key, active, leaving } = self;
         active.retain(|key| {
             let Some(Some(device)) = by_key.get_mut(*key as usize) else { return false };
@@ -70,7 +72,7 @@ impl Devices {
     }
 
     /// Opens what is new, and lets go of what is gone.
-    pub(super) fn apply(&mut self, core: &Core, picture: &Picture) {
+    pub(crate) fn apply(&mut self, core: &Core, picture: &Picture) {
         for (key, entry) in self.by_key.iter_mut().enumerate() {
             if !picture.devices.contains_key(&(key as u32))
                 && let Some(device) = entry.take()
@@ -102,7 +104,7 @@ impl Devices {
         }
     }
 
-    pub(super) fn deadline(&self) -> Option<u64> {
+    pub(crate) fn deadline(&self) -> Option<u64> {
         let devices = self.active.iter().filter_map(|key| self.by_key.get(*key as usize)?.as_ref());
         devices.chain(&self.leaving).filter_map(Device::deadline).min()
     }

@@ -4,6 +4,7 @@ use std::sync::mpsc::sync_channel;
 
 use super::{ListenAddress, Target, Uuid, send, wait};
 use crate::group::{ConnectionReport, Message};
+use crate::vfio_user;
 
 /// A subsystem as it is configured.
 #[derive(Clone, Debug)]
@@ -107,7 +108,12 @@ impl Target {
             model_number: String::new(),
             allow_any_host: true,
             hosts: Vec::new(),
-            listeners: state.ports.iter().map(|port| port.address.clone()).collect(),
+            listeners: state
+                .ports
+                .iter()
+                .filter(|port| !port.address.is_vfio_user())
+                .map(|port| port.address.clone())
+                .collect(),
             namespaces: Vec::new(),
             max_namespaces: 0,
             min_cntlid: 1,
@@ -173,7 +179,11 @@ impl Target {
         }
         let reports = self.reports()?;
         let of = |report: &&ConnectionReport| report.subnqn.as_ref() == Some(&nqn);
-        Ok(reports.iter().filter(of).filter_map(qpair).collect())
+        let mut qpairs: Vec<QpairInfo> = reports.iter().filter(of).filter_map(qpair).collect();
+        for client in self.clients()?.iter().filter(|client| client.subnqn == nqn) {
+            qpairs.extend(client.queues.iter().map(|queue| queue_of(client, queue)));
+        }
+        Ok(qpairs)
     }
 
     /// How connections are spread over the reactors.
@@ -187,7 +197,25 @@ impl Target {
                 None => group.2 += 1,
             }
         }
+        for client in self.clients()? {
+            let Some(group) = stats.groups.get_mut(client.group) else { continue };
+            for (qid, ..) in client.queues {
+                *(if qid == 0 { &mut group.0 } else { &mut group.1 }) += 1;
+            }
+        }
         Ok(stats)
+    }
+
+    /// The clients of the vfio-user transport.
+    fn clients(&self) -> Result<Vec<vfio_user::Report>, crate::TargetError> {
+        let state = self.lock()?;
+        let mut clients = Vec::new();
+        for group in state.vfio_user.iter().flat_map(|transport| &transport.groups) {
+            let (answer, outcome) = sync_channel(1);
+            send(group, vfio_user::Message::Report(answer))?;
+            clients.extend(wait(&outcome)?);
+        }
+        Ok(clients)
     }
 
     fn reports(&self) -> Result<Vec<ConnectionReport>, crate::TargetError> {
@@ -199,6 +227,21 @@ impl Target {
             reports.extend(wait(&outcome)?);
         }
         Ok(reports)
+    }
+}
+
+fn queue_of(client: &vfio_user::Report, queue: &(u16, u32, u64, u64)) -> QpairInfo {
+    let (qid, queue_depth, commands, errors) = *queue;
+    let local = ListenAddress::vfio_user(&client.directory);
+    QpairInfo {
+        cntlid: client.cntlid,
+        qid,
+        reactor: client.group,
+        peer: local.clone(),
+        local,
+        queue_depth,
+        commands,
+        errors,
     }
 }
 

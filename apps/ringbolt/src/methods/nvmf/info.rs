@@ -1,6 +1,6 @@
 //! What the target is and does, and the calls that make it again.
 
-use ::nvmf::{ListenAddress, SubsystemInfo, TransportConfig};
+use ::nvmf::{ListenAddress, SubsystemInfo, TransportConfig, VfioUserConfig};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -23,9 +23,8 @@ pub(super) fn add(table: &mut Table) {
 /// The calls that make the target as it is now.
 pub(crate) fn calls(app: &App) -> Vec<Value> {
     let call = |method: &str, params: Value| json!({ "method": method, "params": params });
-    let transports = app.target.transports();
     let mut calls: Vec<Value> =
-        transports.iter().map(|config| call("nvmf_create_transport", transport(config))).collect();
+        transports(app).into_iter().map(|config| call("nvmf_create_transport", config)).collect();
     let subsystems = app.target.subsystems();
     let named: Vec<&ListenAddress> =
         subsystems.iter().filter(|one| !one.discovery).flat_map(|one| &one.listeners).collect();
@@ -60,6 +59,22 @@ fn transport(config: &TransportConfig) -> Value {
         "max_aq_depth": config.max_aq_depth,
         "c2h_success": config.c2h_success,
     })
+}
+
+fn vfio_user(config: &VfioUserConfig) -> Value {
+    json!({
+        "trtype": "VFIOUSER",
+        "max_queue_depth": config.max_queue_depth,
+        "max_io_qpairs_per_ctrlr": config.max_io_qpairs_per_ctrlr,
+        "max_io_size": config.max_io_size,
+        "disable_mappable_bar0": config.disable_mappable_bar0,
+    })
+}
+
+/// Every transport, as it was made.
+fn transports(app: &App) -> Vec<Value> {
+    let tcp = app.target.transports();
+    tcp.iter().map(transport).chain(app.target.vfio_user().iter().map(vfio_user)).collect()
 }
 
 fn subsystem_params(subsystem: &SubsystemInfo) -> Value {
@@ -117,13 +132,14 @@ struct GetTransports {
 
 fn get_transports(app: &App, params: GetTransports) -> Result<Vec<Value>, RpcError> {
     params.tgt_name.check()?;
-    let transports = app.target.transports();
-    if let Some(wanted) = params.trtype
-        && (!wanted.eq_ignore_ascii_case("tcp") || transports.is_empty())
-    {
-        return Err(RpcError::new(RpcError::ENODEV, format!("transport {wanted} was not created")));
+    let mut all = transports(app);
+    if let Some(wanted) = params.trtype {
+        all.retain(|one| one["trtype"].as_str().is_some_and(|name| wanted.eq_ignore_ascii_case(name)));
+        if all.is_empty() {
+            return Err(RpcError::new(RpcError::ENODEV, format!("transport {wanted} was not created")));
+        }
     }
-    Ok(transports.iter().map(transport).collect())
+    Ok(all)
 }
 
 #[derive(Deserialize)]
@@ -241,8 +257,8 @@ struct GetStats {
 fn get_stats(app: &App, params: GetStats) -> Result<Value, RpcError> {
     params.tgt_name.check()?;
     let stats = app.target.stats()?;
-    let transports: &[&str] = if app.target.transports().is_empty() { &[] } else { &["TCP"] };
-    let transports: Vec<Value> = transports.iter().map(|trtype| json!({ "trtype": trtype })).collect();
+    let transports: Vec<Value> =
+        transports(app).iter().map(|one| json!({ "trtype": one["trtype"] })).collect();
     let groups = stats.groups.iter().enumerate().map(|(index, (admin, io, unassociated))| {
         json!({
             "name": thread_name(index),

@@ -1,0 +1,467 @@
+//! The NVMe function of one client: registers, queues, memory and interrupts.
+
+mod admin;
+mod io;
+mod regions;
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use controller::queues::Existing;
+use controller::{Action, AdminConnect, Association, Controller, Event, NamespaceTable, Subsystem};
+use memory::{Pool, SharedRegion};
+use ring::Status;
+use rustix::io::Errno;
+use slots::Slab;
+use wire_nvme::Sqe;
+use wire_nvme::doorbell::{AdminQueueAttributes, DOORBELLS_OFFSET};
+use wire_vfio_user::{DmaMap, DmaUnmap, IrqInfo, SetIrqs};
+
+use super::Shared;
+use super::data::Piece;
+use super::interrupts::Interrupts;
+use super::memory::{Leaving, Memory};
+use super::pci::Config;
+use super::queue::{Completion, Place, State, Submission};
+use crate::group::devices::Devices;
+
+/// Bytes of doorbells: a page, which is what can be mapped.
+pub(super) const DOORBELLS_BYTES: u64 = 4096;
+/// Bytes of the region with registers and doorbells.
+pub(super) const BAR0_BYTES: u64 = DOORBELLS_OFFSET as u64 + DOORBELLS_BYTES;
+/// Queue pairs, the admin queue included, that doorbells are there for.
+pub(super) const QUEUES_MAX: u16 = (DOORBELLS_BYTES / 8) as u16;
+/// Commands under way: what a request's tag can name.
+const COMMANDS_MAX: u32 = 1 << 16;
+
+/// What a core lends to a function.
+pub(super) struct Lent<'a> {
+    pub(super) pool: &'a Pool,
+    pub(super) devices: &'a mut Devices,
+    pub(super) shared: &'a Shared,
+    pub(super) now_ns: u64,
+    /// The part of requests' tags that says whose they are.
+    pub(super) tag_base: u64,
+    pub(super) flow: u16,
+}
+
+/// What goes wrong on purpose; see `nvmf_vfio_user_inject`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Faults {
+    /// The device has gone: registers read as ones, nothing is done.
+    pub(super) gone: bool,
+    /// Completions that are not written.
+    pub(super) drop_completions: u32,
+    /// A submission queue of which nothing is fetched.
+    pub(super) stalled: Option<u16>,
+}
+
+pub(super) struct Function {
+    core: Controller,
+    subsystem: Arc<Subsystem>,
+    namespaces: NamespaceTable,
+    portid: u16,
+    memory: Memory,
+    config: Config,
+    interrupts: Interrupts,
+    /// What the client made of the MSI-X table. Where vectors are masked, it is the client that does it.
+    table: Vec<u8>,
+    /// BAR0, of which the doorbells are used.
+    bar0: SharedRegion,
+    bar0_file: Rc<OwnedFd>,
+    aqa: u32,
+    asq: u64,
+    acq: u64,
+    submissions: Vec<Option<Submission>>,
+    completions: Vec<Option<Completion>>,
+    /// Submission queues that are fetched from.
+    active: Vec<u16>,
+    commands: Slab<io::Command>,
+    /// Completion queues with something new.
+    dirty: Vec<u16>,
+    /// Commands that wait for a buffer.
+    aside: VecDeque<(u16, Sqe)>,
+    pieces: Vec<Piece>,
+    actions: Vec<Action>,
+    running: bool,
+    /// The client is to be let go of.
+    over: bool,
+    /// When something was last fetched.
+    pub(super) last_ns: u64,
+    pub(super) faults: Faults,
+}
+
+impl Function {
+    /// A function that was just plugged in.
+    pub(super) fn new(
+        admin: AdminConnect,
+        shared: &Shared,
+        portid: u16,
+        now_ns: u64,
+    ) -> Result<Function, Errno> {
+        let limits = Arc::new(shared.limits.controller.clone());
+        let vectors = limits.interrupt_vectors;
+        let table_bytes = (u32::from(vectors) * 16).next_power_of_two().max(4096);
+        let (bar0, bar0_file) = doorbells()?;
+        let core = Controller::new(admin, limits.clone(), shared.picture.discovery.clone(), now_ns);
+        let subsystem = core.subsystem().clone();
+        Ok(Function {
+            namespaces: NamespaceTable::new(&subsystem, portid, &limits),
+            core,
+            subsystem,
+            portid,
+            memory: Memory::default(),
+            config: Config::new(BAR0_BYTES as u32, vectors, table_bytes, 4096),
+            interrupts: Interrupts::new(vectors),
+            table: vec![0; table_bytes as usize],
+            bar0,
+            bar0_file: Rc::new(bar0_file),
+            aqa: 0,
+            asq: 0,
+            acq: 0,
+            submissions: Vec::new(),
+            completions: Vec::new(),
+            active: Vec::new(),
+            commands: Slab::with_capacity(COMMANDS_MAX),
+            dirty: Vec::new(),
+            aside: VecDeque::new(),
+            pieces: Vec::new(),
+            actions: Vec::new(),
+            running: false,
+            over: false,
+            last_ns: now_ns,
+            faults: Faults::default(),
+        })
+    }
+
+    pub(super) fn association(&self) -> &Arc<Association> {
+        self.core.association()
+    }
+
+    /// Whether commands are fetched.
+    #[inline]
+    pub(super) fn is_running(&self) -> bool {
+        self.running
+    }
+
+    /// Whether the client is to be let go of.
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Whether devices have nothing of it.
+    pub(super) fn is_idle(&self) -> bool {
+        self.commands.is_empty()
+    }
+
+    /// Whether commands wait for a buffer.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.aside.is_empty()
+    }
+
+    /// Where the client's memory was taken away, it is not to be used any longer.
+    pub(super) fn is_poisoned(&self) -> bool {
+        let submissions = self.submissions.iter().flatten().filter_map(|queue| queue.place.as_ref());
+        self.memory.is_poisoned()
+            || submissions.into_iter().any(Place::is_poisoned)
+            || self.completions.iter().flatten().any(Completion::is_poisoned)
+    }
+
+    /// The queues that there are: identifier, entries, commands and errors.
+    pub(super) fn queues(&self) -> impl Iterator<Item = (u16, u32, u64, u64)> + '_ {
+        let one = |(qid, queue): (usize, &Option<Submission>)| {
+            let queue = queue.as_ref()?;
+            Some((qid as u16, queue.entries, queue.commands, queue.errors))
+        };
+        self.submissions.iter().enumerate().filter_map(one)
+    }
+
+    /// The next time that the controller has something to do by itself.
+    pub(super) fn deadline(&self) -> Option<u64> {
+        self.core.deadline()
+    }
+
+    /// The client lets the device reach memory. Queues that had lost theirs may have it back.
+    pub(super) fn map(&mut self, map: &DmaMap, file: Option<OwnedFd>, pool: &Pool) -> Result<(), Errno> {
+        self.memory.map(pool, map, file)?;
+        for queue in self.submissions.iter_mut().flatten().filter(|queue| queue.place.is_none()) {
+            queue.replace(&self.memory);
+        }
+        for queue in self.completions.iter_mut().flatten() {
+            queue.replace(&self.memory);
+        }
+        Ok(())
+    }
+
+    /// The client takes memory back. Queues in it stand still; what devices have of it is waited for.
+    pub(super) fn unmap(&mut self, unmap: &DmaUnmap) -> Result<Leaving, Errno> {
+        let leaving = self.memory.unmap(unmap)?;
+        for queue in self.submissions.iter_mut().flatten() {
+            queue.replace(&self.memory);
+        }
+        for queue in self.completions.iter_mut().flatten() {
+            queue.replace(&self.memory);
+        }
+        Ok(leaving)
+    }
+
+    pub(super) fn interrupt_info(&self, asked: &IrqInfo) -> Result<IrqInfo, Errno> {
+        self.interrupts.info(asked)
+    }
+
+    pub(super) fn set_interrupts(
+        &mut self,
+        set: &SetIrqs,
+        data: &[u8],
+        given: Vec<OwnedFd>,
+    ) -> Result<(), Errno> {
+        self.interrupts.set(set, data, given)
+    }
+
+    /// Asks the client to let go of the device.
+    pub(super) fn ask_to_leave(&self) {
+        self.interrupts.request();
+    }
+
+    /// The client has gone: its memory and interrupts are not used any more, but for what devices have.
+    pub(super) fn disconnect(&mut self) {
+        self.stop();
+        self.interrupts.clear();
+        let _ = self.memory.unmap_all();
+    }
+
+    /// Begins a reset of the whole function. It has ended when [`is_idle`](Self::is_idle).
+    pub(super) fn begin_reset(&mut self) {
+        self.stop();
+    }
+
+    /// Stops everything without a word to the client.
+    fn stop(&mut self) {
+        self.running = false;
+        let mut actions = std::mem::take(&mut self.actions);
+        self.core.configure(0, &mut actions);
+        actions.clear();
+        self.actions = actions;
+        self.close_queues(true);
+        (self.aqa, self.asq, self.acq) = (0, 0, 0);
+    }
+
+    /// Closes I/O queues and, if asked, the admin queue. What is under way is not answered.
+    fn close_queues(&mut self, admin: bool) {
+        for (qid, _) in std::mem::take(&mut self.aside) {
+            if let Some(queue) = self.submission(qid) {
+                queue.in_flight -= 1;
+            }
+        }
+        self.active.retain(|qid| *qid == 0 && !admin);
+        for qid in 0..self.submissions.len() {
+            if qid == 0 && !admin {
+                continue;
+            }
+            if let Some(queue) = &mut self.submissions[qid] {
+                queue.state = State::Closed;
+                // The admin queue's commands wait for no device.
+                if queue.in_flight == 0 || qid == 0 {
+                    self.submissions[qid] = None;
+                }
+            }
+        }
+        for (qid, queue) in self.completions.iter_mut().enumerate() {
+            if qid > 0 || admin {
+                *queue = None;
+            }
+        }
+        for at in (0..DOORBELLS_BYTES).step_by(8) {
+            if at > 0 || admin {
+                self.bar0.store_u64(u64::from(DOORBELLS_OFFSET) + at, 0);
+            }
+        }
+    }
+
+    /// Takes over a new picture of the subsystem.
+    pub(super) fn apply(&mut self, shared: &Shared, now_ns: u64) {
+        match shared.picture.subsystem(&self.subsystem.nqn) {
+            Some(subsystem) if !Arc::ptr_eq(&subsystem, &self.subsystem) => {
+                self.namespaces = NamespaceTable::new(&subsystem, self.portid, &shared.limits.controller);
+                self.subsystem = subsystem.clone();
+                self.tell(Event::Subsystem(subsystem), now_ns);
+            }
+            Some(_) => {}
+            None => self.tell(Event::SubsystemRemoved, now_ns),
+        }
+    }
+
+    /// Sets the controller's fatal status.
+    pub(super) fn fail(&mut self) {
+        self.core.fail();
+        self.running = false;
+    }
+
+    /// Tells the controller of something, and does what comes of it.
+    pub(super) fn tell(&mut self, event: Event<'_>, now_ns: u64) {
+        let mut actions = std::mem::take(&mut self.actions);
+        self.core.handle(event, now_ns, &mut actions);
+        for action in actions.drain(..) {
+            match action {
+                // Nothing but an Asynchronous Event Request is answered out of turn.
+                Action::Complete(completion) => self.answer_event(&completion.cqe),
+                Action::CloseIoQueues => self.close_queues(false),
+                Action::Terminate(_) => self.over = true,
+            }
+        }
+        self.actions = actions;
+        self.running &= self.core.is_enabled();
+    }
+
+    /// The client writes CC.
+    fn configure(&mut self, value: u32) {
+        let was = self.core.is_enabled();
+        let mut actions = std::mem::take(&mut self.actions);
+        self.core.configure(value, &mut actions);
+        // Commands that a reset aborts are not answered: their queue is gone.
+        let closes = actions.contains(&Action::CloseIoQueues);
+        actions.clear();
+        self.actions = actions;
+        let enabled = value & 1 != 0;
+        if closes {
+            self.close_queues(!enabled);
+        }
+        self.running = self.core.is_enabled();
+        if !was && self.running {
+            self.enable();
+        }
+        self.running &= enabled;
+    }
+
+    /// Sets the admin queue up; a controller that cannot is a failed one.
+    fn enable(&mut self) {
+        let AdminQueueAttributes { submission_entries, completion_entries } =
+            AdminQueueAttributes::decode(self.aqa);
+        let (asq, acq) = (self.asq, self.acq);
+        let aligned = (asq | acq).is_multiple_of(super::data::PAGE);
+        let sizes = submission_entries >= 2 && completion_entries >= 2;
+        let bytes = |entries: u32, each: u64| u64::from(entries) * each;
+        let submission = Place::find(&self.memory, asq, bytes(submission_entries, Submission::BYTES), false);
+        let completion = Place::find(&self.memory, acq, bytes(completion_entries, Completion::BYTES), true);
+        let (Some(place), Some(completion), true, true) = (submission, completion, aligned, sizes) else {
+            return self.fail();
+        };
+        self.make_submission(0, submission_entries, asq, place, 0, None);
+        self.make_completion(0, completion_entries, acq, completion, Some(0));
+    }
+
+    fn make_submission(
+        &mut self,
+        qid: u16,
+        entries: u32,
+        address: u64,
+        place: Place,
+        cqid: u16,
+        lease: Option<controller::QueueLease>,
+    ) {
+        let doorbell = u64::from(DOORBELLS_OFFSET) + u64::from(qid) * 8;
+        self.bar0.store_u32(doorbell, 0);
+        let queue = Submission {
+            entries,
+            head: 0,
+            cqid,
+            doorbell,
+            address,
+            place: Some(place),
+            in_flight: 0,
+            state: State::Active,
+            _lease: lease,
+            refused: 0,
+            commands: 0,
+            errors: 0,
+        };
+        put(&mut self.submissions, qid, queue);
+        self.active.push(qid);
+        self.active.sort_unstable();
+    }
+
+    fn make_completion(&mut self, qid: u16, entries: u32, address: u64, place: Place, vector: Option<u16>) {
+        let doorbell = u64::from(DOORBELLS_OFFSET) + u64::from(qid) * 8 + 4;
+        self.bar0.store_u32(doorbell, 0);
+        put(&mut self.completions, qid, Completion::new(entries, address, place, doorbell, vector));
+    }
+
+    #[inline]
+    fn submission(&mut self, qid: u16) -> Option<&mut Submission> {
+        self.submissions.get_mut(usize::from(qid))?.as_mut()
+    }
+
+    #[inline]
+    fn completion(&mut self, qid: u16) -> Option<&mut Completion> {
+        self.completions.get_mut(usize::from(qid))?.as_mut()
+    }
+
+    /// Signals what was completed since the last time, each vector once.
+    pub(super) fn interrupt(&mut self) {
+        for index in 0..self.dirty.len() {
+            let qid = self.dirty[index];
+            let Some(Some(queue)) = self.completions.get_mut(usize::from(qid)) else { continue };
+            queue.dirty = false;
+            if let Some(vector) = queue.vector {
+                self.interrupts.trigger(vector);
+            }
+        }
+        self.dirty.clear();
+    }
+
+    /// Writes completions that had no room; whether some still have none.
+    pub(super) fn unhold(&mut self) -> bool {
+        let mut holds = false;
+        for (qid, queue) in self.completions.iter_mut().enumerate() {
+            let Some(queue) = queue else { continue };
+            if !queue.holds() {
+                continue;
+            }
+            let was = queue.dirty;
+            queue.unhold(&self.bar0);
+            holds |= queue.holds();
+            if queue.dirty && !was {
+                self.dirty.push(qid as u16);
+            }
+        }
+        holds
+    }
+}
+
+impl Existing for Function {
+    fn has_submission(&self, qid: u16) -> bool {
+        self.submissions.get(usize::from(qid)).is_some_and(Option::is_some)
+    }
+
+    fn has_completion(&self, qid: u16) -> bool {
+        self.completions.get(usize::from(qid)).is_some_and(Option::is_some)
+    }
+
+    fn is_in_use(&self, cqid: u16) -> bool {
+        self.submissions.iter().skip(1).flatten().any(|queue| queue.cqid == cqid)
+    }
+}
+
+fn put<T>(queues: &mut Vec<Option<T>>, qid: u16, queue: T) {
+    let index = usize::from(qid);
+    if queues.len() <= index {
+        queues.resize_with(index + 1, || None);
+    }
+    queues[index] = Some(queue);
+}
+
+/// Memory for BAR0 that the client can map and neither shrink nor grow. One for each client: whoever had
+/// it once may keep it.
+fn doorbells() -> Result<(SharedRegion, OwnedFd), Errno> {
+    use rustix::fs::{MemfdFlags, SealFlags};
+    let file = rustix::fs::memfd_create("ringbolt-bar0", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, BAR0_BYTES)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    let region = SharedRegion::map(file.as_fd(), 0, BAR0_BYTES, true).map_err(|_| Errno::NOMEM)?;
+    Ok((region, file))
+}
+
+/// The status of a command whose queue's memory cannot be reached.
+const UNREACHABLE: Status = Status::DATA_TRANSFER_ERROR;

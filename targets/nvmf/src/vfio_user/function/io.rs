@@ -1,0 +1,390 @@
+//! Fetching commands, executing those of I/O queues, and completing them.
+
+use controller::Event;
+use controller::io::{self, Op as Planned, Plan, Transfer};
+use memory::{BUFFER_BYTES_MIN, Buffer};
+use ring::{Op, Request, Status, Tag};
+use slots::Slot;
+use wire_nvme::Sqe;
+
+use super::super::data::{self, Piece};
+use super::super::queue::{State, rest};
+use super::{Function, Lent};
+
+/// A command that devices have.
+pub(in super::super) struct Command {
+    cid: u16,
+    sqid: u16,
+    work: Work,
+}
+
+/// What is to be done when the devices are done with it.
+enum Work {
+    /// Nothing: the data is where it belongs.
+    Direct,
+    /// What was read is copied to where the client wants it.
+    Copy(Box<[Piece]>),
+    /// What was read is compared with the client's data.
+    Compare(Box<[u8]>),
+    /// So many requests are out; the worst of their outcomes is the command's.
+    Several { left: u32, status: Status },
+}
+
+impl Function {
+    /// Fetches what is new on every submission queue and hands it to devices; how many commands.
+    #[inline]
+    pub(in super::super) fn fetch(&mut self, lent: &mut Lent<'_>) -> usize {
+        let mut count = 0;
+        let mut index = 0;
+        // The admin queue may add and remove queues meanwhile.
+        while let Some(&qid) = self.active.get(index) {
+            if let Some(Some(queue)) = self.submissions.get(usize::from(qid)) {
+                let tail = self.bar0.load_u32(queue.doorbell);
+                if tail != queue.head {
+                    count += self.fetch_from(qid, tail, lent);
+                }
+            }
+            index += 1;
+        }
+        if count > 0 {
+            self.last_ns = lent.now_ns;
+        }
+        count
+    }
+
+    fn fetch_from(&mut self, qid: u16, tail: u32, lent: &mut Lent<'_>) -> usize {
+        let room = self.commands.capacity() - self.commands.len();
+        let Some(Some(queue)) = self.submissions.get_mut(usize::from(qid)) else { return 0 };
+        if tail >= queue.entries {
+            // Base 2.0, section 5.2.1: Invalid Doorbell Write Value; told once.
+            let is_new = queue.refused != tail;
+            queue.refused = tail;
+            if is_new {
+                self.tell(Event::InvalidDoorbellValue, lent.now_ns);
+            }
+            return 0;
+        }
+        if queue.place.is_none() || self.faults.stalled == Some(qid) {
+            return 0;
+        }
+        let wanted = queue.waiting(tail).min(u32::try_from(room).unwrap_or(u32::MAX));
+        let Some(Some(completions)) = self.completions.get_mut(usize::from(queue.cqid)) else { return 0 };
+        // Room for the answer is there before the question is taken.
+        let reserved = match completions.reserve(wanted, &self.bar0) {
+            Ok(reserved) => reserved,
+            Err(_) => {
+                self.tell(Event::InvalidDoorbellValue, lent.now_ns);
+                return 0;
+            }
+        };
+        let cqid = queue.cqid;
+        for done in 0..reserved {
+            let fetched = self.submission(qid).filter(|queue| queue.state == State::Active);
+            let sqe = fetched.and_then(|queue| {
+                let sqe = queue.fetch()?;
+                queue.in_flight += 1;
+                queue.commands += 1;
+                Some(sqe)
+            });
+            let Some(sqe) = sqe else {
+                // A command before it has taken the queue away.
+                if let Some(completions) = self.completion(cqid) {
+                    completions.release(reserved - done);
+                }
+                return done as usize;
+            };
+            if qid == 0 {
+                self.admin(&sqe, lent);
+            } else {
+                self.io(qid, &sqe, lent);
+            }
+        }
+        reserved as usize
+    }
+
+    #[inline]
+    fn io(&mut self, qid: u16, sqe: &Sqe, lent: &mut Lent<'_>) {
+        if let Err(status) = self.begin(qid, sqe, lent) {
+            self.answer(qid, sqe.cid, status, 0);
+        }
+    }
+
+    /// Hands a command to its device, or puts it aside until there is a buffer for it.
+    #[inline]
+    fn begin(&mut self, qid: u16, sqe: &Sqe, lent: &mut Lent<'_>) -> Result<(), Status> {
+        let plan = io::plan(sqe, &self.namespaces)?;
+        let op = match plan.op {
+            Planned::Read => Op::Read,
+            Planned::Write => Op::Write,
+            _ => return self.begin_seldom(qid, sqe, &plan, lent),
+        };
+        let (Transfer::ToHost(bytes) | Transfer::FromHost(bytes)) = plan.data else {
+            return Err(Status::INTERNAL_ERROR);
+        };
+        data::walk(&self.memory, sqe.data, is_sgl(sqe), bytes, &mut self.pieces)?;
+        let backend = self.namespaces.entry(&plan).backend;
+        if let [piece] = self.pieces[..] {
+            let spot = self.memory.find(piece.address, bytes.into());
+            // What is not aligned would be refused by devices that read straight into it.
+            if let Some(spot) = spot
+                && spot.offset.is_multiple_of(BUFFER_BYTES_MIN as u64)
+                && (spot.writable || op == Op::Write)
+            {
+                let buffer = spot.loan.buffer(spot.offset, bytes).ok_or(super::UNREACHABLE)?;
+                return self.submit(qid, sqe.cid, Work::Direct, backend, op, &plan, Some(buffer), lent);
+            }
+        }
+        self.begin_copied(qid, sqe, &plan, op, bytes, backend, lent)
+    }
+
+    /// A command whose data cannot be reached in one piece: it goes by way of a buffer of ours.
+    #[allow(clippy::too_many_arguments)]
+    fn begin_copied(
+        &mut self,
+        qid: u16,
+        sqe: &Sqe,
+        plan: &Plan,
+        op: Op,
+        bytes: u32,
+        backend: u32,
+        lent: &mut Lent<'_>,
+    ) -> Result<(), Status> {
+        let reachable = |piece: &Piece| {
+            let spot = self.memory.find(piece.address, piece.bytes.into());
+            spot.is_some_and(|spot| spot.writable || op == Op::Write)
+        };
+        if !self.pieces.iter().all(reachable) {
+            return Err(super::UNREACHABLE);
+        }
+        let Some(mut buffer) = lent.pool.take(bytes as usize) else {
+            self.aside.push_back((qid, *sqe));
+            return Ok(());
+        };
+        let work = if op == Op::Write {
+            data::gather(&self.memory, &self.pieces, buffer.as_mut_slice())?;
+            Work::Direct
+        } else {
+            Work::Copy(self.pieces.as_slice().into())
+        };
+        self.submit(qid, sqe.cid, work, backend, op, plan, Some(buffer), lent)
+    }
+
+    #[cold]
+    fn begin_seldom(&mut self, qid: u16, sqe: &Sqe, plan: &Plan, lent: &mut Lent<'_>) -> Result<(), Status> {
+        let backend = match plan.op {
+            Planned::Nothing | Planned::FlushAll | Planned::Disconnect => 0,
+            _ => self.namespaces.entry(plan).backend,
+        };
+        let mut host = Vec::new();
+        if let Transfer::FromHost(bytes) = plan.data
+            && bytes > 0
+        {
+            data::walk(&self.memory, sqe.data, is_sgl(sqe), bytes, &mut self.pieces)?;
+            host.resize(bytes as usize, 0);
+            data::gather(&self.memory, &self.pieces, &mut host)?;
+        }
+        let cid = sqe.cid;
+        match plan.op {
+            Planned::Read | Planned::Write => Err(Status::INTERNAL_ERROR),
+            Planned::Disconnect => Err(Status::INVALID_OPCODE.do_not_retry()),
+            Planned::Nothing => {
+                self.answer(qid, cid, Status::SUCCESS, 0);
+                Ok(())
+            }
+            Planned::Flush => self.submit(qid, cid, Work::Direct, backend, Op::Flush, plan, None, lent),
+            Planned::WriteZeroes => {
+                self.submit(qid, cid, Work::Direct, backend, Op::WriteZeroes, plan, None, lent)
+            }
+            Planned::FlushAll => {
+                let all = self.namespaces.backends().map(|backend| (backend, 0, 0)).collect();
+                self.submit_all(qid, cid, Op::Flush, plan, all, lent);
+                Ok(())
+            }
+            Planned::Unmap => {
+                let ranges = io::unmaps(plan, &self.namespaces, &host)?;
+                let ranges = ranges.map(|(lba, blocks)| (backend, lba, blocks)).collect();
+                self.submit_all(qid, cid, Op::Unmap, plan, ranges, lent);
+                Ok(())
+            }
+            Planned::Compare => {
+                let Some(buffer) = lent.pool.take(host.len()) else {
+                    self.aside.push_back((qid, *sqe));
+                    return Ok(());
+                };
+                let work = Work::Compare(host.into());
+                self.submit(qid, cid, work, backend, Op::Read, plan, Some(buffer), lent)
+            }
+        }
+    }
+
+    /// Hands over one request.
+    #[inline]
+    #[allow(clippy::too_many_arguments)]
+    fn submit(
+        &mut self,
+        qid: u16,
+        cid: u16,
+        work: Work,
+        backend: u32,
+        op: Op,
+        plan: &Plan,
+        buffer: Option<Buffer>,
+        lent: &mut Lent<'_>,
+    ) -> Result<(), Status> {
+        let Ok(slot) = self.commands.insert(Command { cid, sqid: qid, work }) else {
+            return Err(Status::COMMAND_INTERRUPTED);
+        };
+        let request = Request {
+            tag: tag(lent.tag_base, slot),
+            lba: plan.lba,
+            issued: 0,
+            blocks: plan.blocks,
+            flow: lent.flow,
+            op,
+            flags: plan.flags,
+            buffer,
+        };
+        let submitted = lent.devices.put(backend, request);
+        if submitted.is_err() {
+            self.commands.remove(slot);
+        }
+        submitted
+    }
+
+    /// Hands over one request for each (backend, first block, number of blocks).
+    fn submit_all(
+        &mut self,
+        qid: u16,
+        cid: u16,
+        op: Op,
+        plan: &Plan,
+        parts: Vec<(u32, u64, u32)>,
+        lent: &mut Lent<'_>,
+    ) {
+        let work = Work::Several { left: parts.len() as u32, status: Status::SUCCESS };
+        let slot = match self.commands.insert(Command { cid, sqid: qid, work }) {
+            Ok(slot) if !parts.is_empty() => slot,
+            Ok(slot) => {
+                self.commands.remove(slot);
+                return self.answer(qid, cid, Status::SUCCESS, 0);
+            }
+            Err(_) => return self.answer(qid, cid, Status::COMMAND_INTERRUPTED, 0),
+        };
+        let tag = tag(lent.tag_base, slot);
+        for (backend, lba, blocks) in parts {
+            let mut request = Request::new(tag, op, lba, blocks);
+            (request.flow, request.flags) = (lent.flow, plan.flags);
+            if let Err(status) = lent.devices.put(backend, request) {
+                // As if the device had answered so.
+                self.complete(Request::new(tag, op, lba, blocks).complete(status));
+            }
+        }
+    }
+
+    /// Tries again what had no buffer, oldest first.
+    pub(in super::super) fn serve_aside(&mut self, lent: &mut Lent<'_>) {
+        let mut left = self.aside.len();
+        while left > 0
+            && let Some((qid, sqe)) = self.aside.pop_front()
+        {
+            let before = self.aside.len();
+            self.io(qid, &sqe, lent);
+            if self.aside.len() > before {
+                // What was put aside again is the oldest.
+                self.aside.rotate_right(1);
+                return;
+            }
+            left -= 1;
+        }
+    }
+
+    /// A device is done with a request.
+    #[inline]
+    pub(in super::super) fn complete(&mut self, completion: bdev::Completion) {
+        let tag = completion.tag().0;
+        let Some(slot) = self.commands.slot_at(tag as u32) else { return };
+        if generation(slot) != tag >> 32 & 0xffff {
+            return;
+        }
+        let mut status = completion.status();
+        let Some(command) = self.commands.get_mut(slot) else { return };
+        if let Work::Several { left, status: worst } = &mut command.work {
+            if worst.is_success() {
+                *worst = status;
+            }
+            *left -= 1;
+            if *left > 0 {
+                return;
+            }
+            status = *worst;
+        }
+        let Some(Command { cid, sqid, work }) = self.commands.remove(slot) else { return };
+        match work {
+            Work::Copy(pieces) if status.is_success() => {
+                let buffer = completion.into_request().buffer;
+                let copied = buffer.map(|buffer| data::scatter(&self.memory, &pieces, buffer.as_slice()));
+                // The client may have taken the memory back meanwhile.
+                status = copied.map_or(Status::INTERNAL_ERROR, |copied| copied.err().unwrap_or(status));
+            }
+            Work::Compare(host) if status.is_success() => {
+                let buffer = completion.into_request().buffer;
+                let compare = |buffer: Buffer| io::compare(&host, buffer.as_slice());
+                status = buffer.map_or(Status::INTERNAL_ERROR, compare);
+            }
+            // A buffer that was lent is given back here, before the client is answered.
+            _ => drop(completion),
+        }
+        self.answer(sqid, cid, status, 0);
+    }
+
+    /// Answers a command for which there is a reservation.
+    #[inline]
+    pub(super) fn answer(&mut self, qid: u16, cid: u16, status: Status, result: u64) {
+        let Some(Some(queue)) = self.submissions.get_mut(usize::from(qid)) else { return };
+        queue.in_flight -= 1;
+        if !status.is_success() {
+            queue.errors += 1;
+        }
+        let (state, in_flight) = (queue.state, queue.in_flight);
+        if state != State::Closed {
+            let high = rest(queue.head as u16, qid, cid, status);
+            let cqid = queue.cqid;
+            self.post(cqid, result, high);
+        }
+        if state != State::Active && in_flight == 0 {
+            self.submissions[usize::from(qid)] = None;
+            if let State::Deleting(cid) = state {
+                self.answer(0, cid, Status::SUCCESS, 0);
+            }
+        }
+    }
+
+    #[inline]
+    fn post(&mut self, cqid: u16, result: u64, high: u64) {
+        let Some(Some(completions)) = self.completions.get_mut(usize::from(cqid)) else { return };
+        if self.faults.drop_completions > 0 {
+            self.faults.drop_completions -= 1;
+            return completions.release(1);
+        }
+        let was = completions.dirty;
+        completions.post(result, high);
+        if completions.dirty && !was {
+            self.dirty.push(cqid);
+        }
+    }
+}
+
+#[inline]
+fn is_sgl(sqe: &Sqe) -> bool {
+    sqe.flags & 0xc0 != 0
+}
+
+#[inline]
+fn generation(slot: Slot) -> u64 {
+    slot.to_bits() >> 32 & 0xffff
+}
+
+#[inline]
+fn tag(base: u64, slot: Slot) -> Tag {
+    Tag(base | generation(slot) << 32 | u64::from(slot.index()))
+}

@@ -1,0 +1,1 @@
+//! Resets, shutdowns, departures, and what follows them.

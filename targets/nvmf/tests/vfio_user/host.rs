@@ -1,0 +1,218 @@
+//! A host's side of a controller: memory, queues and doorbells, by hand.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use memory::SharedRegion;
+use ring::Status;
+use rustix::fs::MemfdFlags;
+use vfio_user::{BAR0, Client, Config};
+use wire_nvme::doorbell::AdminQueueAttributes;
+use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
+use wire_nvme::queue::{CreateIoCq, CreateIoSq, DeleteQueue};
+use wire_nvme::registers::offset;
+use wire_nvme::{Cqe, DataPointer, Sqe, admin, io};
+
+/// Where the device knows the host's memory, which is not where it is.
+pub(crate) const IOVA: u64 = 0x4000_0000;
+/// Bytes of the host's memory.
+pub(crate) const MEMORY: u64 = 8 << 20;
+/// Where data may lie: queues are below.
+pub(crate) const DATA: u64 = 1 << 20;
+
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) struct Host {
+    pub(crate) client: Client,
+    pub(crate) memory: SharedRegion,
+    pub(crate) file: OwnedFd,
+    pub(crate) doorbells: SharedRegion,
+    pub(crate) admin: Queue,
+    next_cid: u16,
+}
+
+/// A queue pair in the host's memory.
+pub(crate) struct Queue {
+    pub(crate) qid: u16,
+    pub(crate) entries: u32,
+    pub(crate) submission: u64,
+    pub(crate) completion: u64,
+    pub(crate) tail: u32,
+    pub(crate) head: u32,
+    phase: bool,
+}
+
+impl Queue {
+    /// Stands in for one that is in use.
+    pub(crate) fn nothing() -> Queue {
+        Queue::new(0, 2, 0, 0)
+    }
+
+    fn new(qid: u16, entries: u32, submission: u64, completion: u64) -> Queue {
+        Queue { qid, entries, submission, completion, tail: 0, head: 0, phase: true }
+    }
+}
+
+pub(crate) fn memory_file(bytes: u64) -> OwnedFd {
+    let file = rustix::fs::memfd_create("host", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, bytes).unwrap();
+    file
+}
+
+impl Host {
+    /// Connects and shares memory, but does not touch a register.
+    pub(crate) fn plug(path: &Path) -> Host {
+        // The target takes one client at a time, and lets the next in when it is done with the last.
+        let client = Client::connect(path, &Config { timeout: PATIENCE }).unwrap();
+        let file = memory_file(MEMORY);
+        let memory = SharedRegion::map(file.as_fd(), 0, MEMORY, true).unwrap();
+        client.dma_map_file(IOVA, file.as_fd(), 0, MEMORY, true).unwrap();
+        let doorbells = client.map_region(BAR0, 0x1000, 0x1000).unwrap();
+        let admin = Queue::new(0, 32, 0, 0x1000);
+        Host { client, memory, file, doorbells, admin, next_cid: 1 }
+    }
+
+    /// Connects and enables the controller.
+    pub(crate) fn connect(path: &Path) -> Host {
+        let mut host = Host::plug(path);
+        host.enable();
+        host
+    }
+
+    pub(crate) fn read(&self, at: u32) -> u32 {
+        self.client.read_u32(BAR0, at.into()).unwrap()
+    }
+
+    pub(crate) fn write(&self, at: u32, value: u32) {
+        self.client.write_u32(BAR0, at.into(), value).unwrap();
+    }
+
+    pub(crate) fn enable(&mut self) {
+        self.memory.zero(0, DATA);
+        self.admin = Queue::new(0, 32, 0, 0x1000);
+        let attributes = AdminQueueAttributes { submission_entries: 32, completion_entries: 32 };
+        self.write(offset::AQA, attributes.encode());
+        self.client.write_u64(BAR0, offset::ASQ.into(), IOVA + self.admin.submission).unwrap();
+        self.client.write_u64(BAR0, offset::ACQ.into(), IOVA + self.admin.completion).unwrap();
+        self.write(offset::CC, 0x0046_0001);
+        self.wait_status(1, 1);
+    }
+
+    /// Waits until CSTS has these bits.
+    pub(crate) fn wait_status(&self, mask: u32, value: u32) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = self.read(offset::CSTS);
+            if status & mask == value {
+                return;
+            }
+            assert!(Instant::now() < deadline, "CSTS is {status:#x}");
+        }
+    }
+
+    pub(crate) fn cid(&mut self) -> u16 {
+        self.next_cid = self.next_cid.wrapping_add(1);
+        self.next_cid
+    }
+
+    /// Puts a command into a queue without telling.
+    pub(crate) fn put(&self, queue: &mut Queue, sqe: &Sqe) {
+        self.memory.write(queue.submission + u64::from(queue.tail) * 64, &sqe.to_bytes());
+        queue.tail = (queue.tail + 1) % queue.entries;
+    }
+
+    pub(crate) fn ring(&self, queue: &Queue) {
+        self.doorbells.store_u32(u64::from(queue.qid) * 8, queue.tail);
+    }
+
+    /// The next completion, if it is there.
+    pub(crate) fn poll(&self, queue: &mut Queue) -> Option<Cqe> {
+        let at = queue.completion + u64::from(queue.head) * 16;
+        let high = self.memory.load_u64(at + 8);
+        if (high >> 48 & 1 == 1) != queue.phase {
+            return None;
+        }
+        let mut bytes = [0; 16];
+        self.memory.read(at, &mut bytes);
+        queue.head += 1;
+        if queue.head == queue.entries {
+            (queue.head, queue.phase) = (0, !queue.phase);
+        }
+        self.doorbells.store_u32(u64::from(queue.qid) * 8 + 4, queue.head);
+        Some(Cqe::decode(&bytes))
+    }
+
+    pub(crate) fn wait(&self, queue: &mut Queue) -> Cqe {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(cqe) = self.poll(queue) {
+                return cqe;
+            }
+            assert!(Instant::now() < deadline, "no completion on queue {}", queue.qid);
+            std::thread::yield_now();
+        }
+    }
+
+    /// One command, and its completion.
+    pub(crate) fn run(&mut self, queue: &mut Queue, sqe: Sqe) -> Cqe {
+        let sqe = Sqe { cid: self.cid(), ..sqe };
+        self.put(queue, &sqe);
+        self.ring(queue);
+        let cqe = self.wait(queue);
+        assert_eq!((cqe.cid, cqe.sqid), (sqe.cid, queue.qid));
+        assert_eq!(u32::from(cqe.sqhd), queue.tail);
+        cqe
+    }
+
+    pub(crate) fn admin(&mut self, sqe: Sqe) -> Cqe {
+        let mut queue = std::mem::replace(&mut self.admin, Queue::nothing());
+        let cqe = self.run(&mut queue, sqe);
+        self.admin = queue;
+        cqe
+    }
+
+    pub(crate) fn identify(&mut self, cns: u8, nsid: u32) -> Vec<u8> {
+        let identify = admin::Identify { cns, ..Default::default() };
+        let cqe = self.admin(prp(identify.to_sqe(nsid), IOVA + DATA, 0));
+        assert_eq!(cqe.status, Status::SUCCESS);
+        let mut page = vec![0; 4096];
+        self.memory.read(DATA, &mut page);
+        page
+    }
+
+    /// Makes a queue pair; each has 64 KiB of the memory below [`DATA`].
+    pub(crate) fn queue(&mut self, qid: u16, entries: u32) -> Queue {
+        let submission = u64::from(qid) * 0x1_0000;
+        let completion = submission + 0x8000;
+        self.memory.zero(submission, 0x1_0000);
+        let create = CreateIoCq {
+            address: IOVA + completion,
+            qid,
+            entries,
+            contiguous: true,
+            interrupts: true,
+            vector: qid,
+        };
+        assert_eq!(self.admin(create.to_sqe()).status, Status::SUCCESS);
+        let create =
+            CreateIoSq { address: IOVA + submission, qid, entries, contiguous: true, priority: 0, cqid: qid };
+        assert_eq!(self.admin(create.to_sqe()).status, Status::SUCCESS);
+        Queue::new(qid, entries, submission, completion)
+    }
+
+    pub(crate) fn delete(&mut self, opcode: AdminOpcode, qid: u16) -> Status {
+        self.admin(DeleteQueue { qid }.to_sqe(opcode)).status
+    }
+}
+
+pub(crate) fn prp(sqe: Sqe, first: u64, second: u64) -> Sqe {
+    Sqe { flags: 0, data: DataPointer::prp(first, second), ..sqe }
+}
+
+/// A read or write of `blocks` blocks with PRPs.
+pub(crate) fn transfer(opcode: NvmOpcode, lba: u64, blocks: u32, first: u64, second: u64) -> Sqe {
+    let command = io::ReadWrite { lba, blocks, ..Default::default() };
+    Sqe { nsid: 1, ..prp(command.to_sqe(opcode), first, second) }
+}

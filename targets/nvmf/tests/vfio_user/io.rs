@@ -1,0 +1,296 @@
+//! Reads and writes, with data wherever it may lie.
+
+use std::os::fd::AsFd;
+
+use ring::Status;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use wire_nvme::opcode::NvmOpcode;
+use wire_nvme::sqe::Sgl;
+use wire_nvme::{DataPointer, NSID_ALL, Sqe};
+
+use crate::host::{DATA, Host, IOVA, transfer};
+use crate::rig::{BLOCKS, Rig};
+
+fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at / 512) as u8 ^ (at as u8).wrapping_mul(31) ^ seed).collect()
+}
+
+fn bytes(host: &Host, at: u64, count: usize) -> Vec<u8> {
+    let mut out = vec![0; count];
+    host.memory.read(at, &mut out);
+    out
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let rig = Rig::new();
+    let mut host = Host::connect(&rig.directory);
+    let mut queue = host.queue(1, 64);
+    for (lba, blocks) in [(0u64, 1u32), (8, 8), (BLOCKS - 1, 1)] {
+        let length = blocks as usize * 512;
+        host.memory.write(DATA, &pattern(lba as u8, length));
+        let write = transfer(NvmOpcode::Write, lba, blocks, IOVA + DATA, 0);
+        assert_eq!(host.run(&mut queue, write).status, Status::SUCCESS);
+        let read = transfer(NvmOpcode::Read, lba, blocks, IOVA + DATA + 0x1_0000, 0);
+        assert_eq!(host.run(&mut queue, read).status, Status::SUCCESS);
+        assert_eq!(bytes(&host, DATA + 0x1_0000, length), pattern(lba as u8, length));
+    }
+    let outside = transfer(NvmOpcode::Read, BLOCKS, 1, IOVA + DATA, 0);
+    assert_eq!(host.run(&mut queue, outside).status, Status::LBA_OUT_OF_RANGE.do_not_retry());
+    let other = Sqe { nsid: 2, ..transfer(NvmOpcode::Read, 0, 1, IOVA + DATA, 0) };
+    assert_eq!(host.run(&mut queue, other).status, Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
+}
+
+/// Every shape that the PRPs of 128 KiB at most can have: contiguous or not, with an offset or without, in one
+/// list or in a chain of them.
+#[test]
+fn prps_of_every_shape() {
+    let rig = Rig::new();
+    let mut host = Host::connect(&rig.directory);
+    let mut queue = host.queue(1, 64);
+    let page = |number: u64| DATA + 0x10_0000 + number * 4096;
+    let mut seed = 0;
+    for blocks in [1, 7, 8, 9, 16, 17, 24, 64, 129, 255, 256] {
+        for offset in [0, 4, 512, 4092] {
+            for stride in [1, 3] {
+                for list_at in [0, 8, 4088, 4096 - 5 * 8] {
+                    seed += 1;
+                    let length = blocks * 512;
+                    let data = pattern(seed as u8, length);
+                    // The pages that the data lies in, and what of it lies in each.
+                    let mut parts = Vec::new();
+                    let mut at = 0;
+                    while at < length {
+                        let start = if at == 0 { offset } else { 0 };
+                        let count = (4096 - start).min(length - at);
+                        parts.push((page(parts.len() as u64 * stride) + start as u64, at, count));
+                        at += count;
+                    }
+                    for (place, at, count) in &parts {
+                        host.memory.write(*place, &data[*at..at + count]);
+                    }
+                    let rest: Vec<u64> = parts[1..].iter().map(|(place, ..)| IOVA + place).collect();
+                    let second = match rest.len() {
+                        0 => 0,
+                        1 => rest[0],
+                        _ => IOVA + list(&host, DATA + 0x1_0000, list_at, &rest),
+                    };
+                    let first = IOVA + parts[0].0;
+                    let write = transfer(NvmOpcode::Write, 100, blocks as u32, first, second);
+                    let what = format!("{blocks} blocks at {offset}, stride {stride}, list at {list_at}");
+                    assert_eq!(host.run(&mut queue, write).status, Status::SUCCESS, "{what}");
+                    for (place, _, count) in &parts {
+                        host.memory.write(*place, &vec![0; *count]);
+                    }
+                    let read = transfer(NvmOpcode::Read, 100, blocks as u32, first, second);
+                    assert_eq!(host.run(&mut queue, read).status, Status::SUCCESS, "{what}");
+                    for (place, at, count) in &parts {
+                        assert!(bytes(&host, *place, *count) == data[*at..at + count], "{what}: byte {at}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Writes a list of pages that begins at an offset of its page and goes on in others; returns where it begins.
+fn list(host: &Host, place: u64, at: u64, pages: &[u64]) -> u64 {
+    let (mut left, mut place) = (pages, place + at);
+    let begin = place;
+    loop {
+        let room = ((4096 - place % 4096) / 8) as usize;
+        if left.len() <= room {
+            for (index, page) in left.iter().enumerate() {
+                host.memory.store_u64(place + index as u64 * 8, *page);
+            }
+            return begin;
+        }
+        let (now, later) = left.split_at(room - 1);
+        for (index, page) in now.iter().enumerate() {
+            host.memory.store_u64(place + index as u64 * 8, *page);
+        }
+        let next = place / 4096 * 4096 + 0x2000;
+        host.memory.store_u64(place + now.len() as u64 * 8, IOVA + next);
+        (left, place) = (later, next);
+    }
+}
+
+#[test]
+fn sgls_with_and_without_segments() {
+    let rig = Rig::new();
+    let mut host = Host::connect(&rig.directory);
+    let mut queue = host.queue(1, 64);
+    let sgl = |opcode, blocks, pointer: DataPointer| Sqe {
+        flags: Sqe::FLAGS_SGL,
+        data: pointer,
+        ..transfer(opcode, 7, blocks, 0, 0)
+    };
+    let block = |address: u64, length: u32| Sgl::DataBlock { address: IOVA + address, length };
+    let put = |host: &Host, at: u64, all: &[Sgl]| {
+        for (index, one) in all.iter().enumerate() {
+            let pointer = DataPointer::from(*one);
+            host.memory.store_u64(at + index as u64 * 16, pointer.low);
+            host.memory.store_u64(at + index as u64 * 16 + 8, pointer.high);
+        }
+    };
+    let data = pattern(9, 4096);
+    host.memory.write(DATA, &data);
+    let whole = block(DATA, 4096).into();
+    assert_eq!(host.run(&mut queue, sgl(NvmOpcode::Write, 8, whole)).status, Status::SUCCESS);
+    // Pieces of any size and alignment, in two segments.
+    let (one, two) = (DATA + 0x8000, DATA + 0x9000);
+    put(&host, two, &[block(DATA + 0x2_0001, 95), block(DATA + 0x3_0000, 3000)]);
+    let link = Sgl::Segment { offset: false, last: true, address: IOVA + two, length: 32 };
+    put(&host, one, &[block(DATA + 0x4_0000, 1), block(DATA + 0x5_0000, 1000), link]);
+    let first = Sgl::Segment { offset: false, last: false, address: IOVA + one, length: 48 };
+    assert_eq!(host.run(&mut queue, sgl(NvmOpcode::Read, 8, first.into())).status, Status::SUCCESS);
+    let parts = [(0x4_0000, 1), (0x5_0000, 1000), (0x2_0001, 95), (0x3_0000, 3000)];
+    let read: Vec<u8> = parts.iter().flat_map(|(at, count)| bytes(&host, DATA + at, *count)).collect();
+    assert!(read == data);
+    // What is wrong.
+    let run = |host: &mut Host, queue: &mut _, pointer: Sgl| {
+        host.run(queue, sgl(NvmOpcode::Read, 8, pointer.into())).status
+    };
+    let length = Status::DATA_SGL_LENGTH_INVALID.do_not_retry();
+    assert_eq!(run(&mut host, &mut queue, block(DATA, 4095)), length);
+    assert_eq!(run(&mut host, &mut queue, block(DATA, 4097)), length);
+    let kind = Status::SGL_TYPE_INVALID.do_not_retry();
+    assert_eq!(run(&mut host, &mut queue, Sgl::BitBucket { length: 4096 }), kind);
+    assert_eq!(run(&mut host, &mut queue, Sgl::Transport { length: 4096 }), kind);
+    let segment = Status::INVALID_SGL_SEGMENT.do_not_retry();
+    for (length, last) in [(0, true), (24, true), (16, false), (48, true)] {
+        let bad = Sgl::Segment { offset: false, last, address: IOVA + one, length };
+        assert_eq!(run(&mut host, &mut queue, bad), segment, "{length} {last}");
+    }
+    // A segment that leads to itself.
+    let around = Sgl::Segment { offset: false, last: false, address: IOVA + one, length: 16 };
+    put(&host, one, &[around]);
+    assert_eq!(run(&mut host, &mut queue, around), Status::INVALID_SGL_COUNT.do_not_retry());
+}
+
+#[test]
+fn the_other_commands() {
+    let rig = Rig::new();
+    let mut host = Host::connect(&rig.directory);
+    let mut queue = host.queue(1, 64);
+    host.memory.write(DATA, &pattern(3, 4096));
+    let write = transfer(NvmOpcode::Write, 0, 8, IOVA + DATA, 0);
+    assert_eq!(host.run(&mut queue, write).status, Status::SUCCESS);
+    let compare = transfer(NvmOpcode::Compare, 0, 8, IOVA + DATA, 0);
+    assert_eq!(host.run(&mut queue, compare).status, Status::SUCCESS);
+    host.memory.store_u8(DATA + 4095, 0xee);
+    assert_eq!(host.run(&mut queue, compare).status, Status::COMPARE_FAILURE.do_not_retry());
+    for nsid in [1, NSID_ALL] {
+        let flush = Sqe { nsid, flags: 0, ..Sqe::new(NvmOpcode::Flush.to_wire()) };
+        assert_eq!(host.run(&mut queue, flush).status, Status::SUCCESS);
+    }
+    // Block 0, and one of them.
+    let zeroes = Sqe { nsid: 1, flags: 0, ..Sqe::new(NvmOpcode::WriteZeroes.to_wire()) };
+    assert_eq!(host.run(&mut queue, zeroes).status, Status::SUCCESS);
+    // Two ranges, in as many bytes as they take.
+    let ranges = [(2u32, 1u64), (1, 5)];
+    for (index, (blocks, lba)) in ranges.iter().enumerate() {
+        let at = DATA + 0x1000 + index as u64 * 16;
+        host.memory.store_u32(at + 4, *blocks);
+        host.memory.store_u64(at + 8, *lba);
+    }
+    let trim = Sqe { nsid: 1, cdw10: 1, cdw11: 4, ..Sqe::new(NvmOpcode::DatasetManagement.to_wire()) };
+    let trim = crate::host::prp(trim, IOVA + DATA + 0x1000, 0);
+    assert_eq!(host.run(&mut queue, trim).status, Status::SUCCESS);
+    let read = transfer(NvmOpcode::Read, 0, 8, IOVA + DATA + 0x2000, 0);
+    assert_eq!(host.run(&mut queue, read).status, Status::SUCCESS);
+    let mut expected = pattern(3, 4096);
+    for block in [0, 1, 2, 5] {
+        expected[block * 512..(block + 1) * 512].fill(0);
+    }
+    assert!(bytes(&host, DATA + 0x2000, 4096) == expected);
+    // Disconnect is for fabrics.
+    let fabrics = Sqe { nsid: 8, flags: 0, ..Sqe::new(0x7f) };
+    assert_eq!(host.run(&mut queue, fabrics).status, Status::INVALID_OPCODE.do_not_retry());
+}
+
+#[test]
+fn a_full_completion_queue_holds_commands_back() {
+    let rig = Rig::new();
+    let mut host = Host::connect(&rig.directory);
+    // Fewer completions than submissions fit.
+    let mut queue = host.queue(1, 8);
+    let total = 100u16;
+    let (mut sent, mut answered) = (0, Vec::new());
+    while answered.len() < usize::from(total) {
+        let before = queue.tail;
+        while sent < total
+            && (queue.tail + 1) % queue.entries != (u32::from(answered.len() as u16)) % queue.entries
+        {
+            let read = Sqe { cid: sent, ..transfer(NvmOpcode::Read, sent.into(), 1, IOVA + DATA, 0) };
+            host.put(&mut queue, &read);
+            sent += 1;
+        }
+        if queue.tail != before {
+            host.ring(&queue);
+        }
+        let cqe = host.wait(&mut queue);
+        assert_eq!(cqe.status, Status::SUCCESS);
+        answered.push(cqe.cid);
+    }
+    answered.sort_unstable();
+    assert!(answered.into_iter().eq(0..total), "each command is answered once");
+}
+
+#[test]
+fn completions_raise_their_vector() {
+    let rig = Rig::new();
+    let mut host = Host::connect(&rig.directory);
+    let events: Vec<_> = (0..3).map(|_| rustix::event::eventfd(0, EventfdFlags::NONBLOCK).unwrap()).collect();
+    let borrowed: Vec<_> = events.iter().map(AsFd::as_fd).collect();
+    host.client.set_interrupts(&borrowed).unwrap();
+    let mut queue = host.queue(2, 16);
+    let raised = |index: usize| {
+        let mut polled = [PollFd::new(&events[index], PollFlags::IN)];
+        let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut polled, Some(&patience)).unwrap(), 1, "vector {index}");
+        let mut count = [0; 8];
+        rustix::io::read(&events[index], &mut count).unwrap();
+        u64::from_ne_bytes(count)
+    };
+    // The two commands that made the queue.
+    assert!(raised(0) >= 1);
+    let read = Sqe { cid: 5, ..transfer(NvmOpcode::Read, 0, 8, IOVA + DATA, 0) };
+    host.put(&mut queue, &read);
+    host.ring(&queue);
+    assert_eq!(raised(2), 1);
+    // It was raised when the completion was there.
+    assert_eq!(host.poll(&mut queue).map(|cqe| cqe.cid), Some(5));
+    let mut nothing = [PollFd::new(&events[1], PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut nothing, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap(), 0);
+    // Without descriptors nobody is told.
+    host.client.set_interrupts(&[]).unwrap();
+    host.run(&mut queue, read);
+    let mut nothing = [PollFd::new(&events[2], PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut nothing, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap(), 0);
+}
+
+#[test]
+fn doorbells_may_also_be_written_by_message() {
+    let rig = Rig::with(nvmf::VfioUserConfig { disable_mappable_bar0: true, ..Default::default() });
+    let client = vfio_user::Client::connect(&rig.directory, &Default::default()).unwrap();
+    assert!(client.regions()[0].areas.is_empty());
+    assert!(client.map_region(vfio_user::BAR0, 0x1000, 0x1000).is_err());
+    let file = crate::host::memory_file(1 << 20);
+    let memory = memory::SharedRegion::map(file.as_fd(), 0, 1 << 20, true).unwrap();
+    client.dma_map_file(IOVA, file.as_fd(), 0, 1 << 20, true).unwrap();
+    client.write_u32(0, 0x24, 0x001f_001f).unwrap();
+    client.write_u64(0, 0x28, IOVA).unwrap();
+    client.write_u64(0, 0x30, IOVA + 0x1000).unwrap();
+    client.write_u32(0, 0x14, 0x0046_0001).unwrap();
+    let identify = wire_nvme::admin::Identify { cns: 1, ..Default::default() };
+    let sqe = Sqe { cid: 9, ..crate::host::prp(identify.to_sqe(0), IOVA + 0x2000, 0) };
+    memory.write(0, &sqe.to_bytes());
+    client.write_u32(0, 0x1000, 1).unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while memory.load_u64(0x1008) >> 48 & 1 == 0 {
+        assert!(std::time::Instant::now() < deadline);
+        std::thread::yield_now();
+    }
+    assert_eq!(memory.load_u64(0x1008) >> 32 & 0xffff, 9);
+}

@@ -1,0 +1,68 @@
+//! A target that serves a device in a directory of its own.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use bdev::Registry;
+use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, VfioUserConfig};
+use reactor::{Config, IdlePolicy, Reactors};
+
+pub(crate) const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
+
+/// Blocks of the namespace, of 512 bytes.
+pub(crate) const BLOCKS: u64 = 16384;
+
+pub(crate) struct Rig {
+    pub(crate) registry: Registry,
+    pub(crate) target: Target,
+    pub(crate) directory: PathBuf,
+    reactors: Option<Reactors>,
+}
+
+impl Rig {
+    /// With a device in memory.
+    pub(crate) fn new() -> Rig {
+        Rig::with(VfioUserConfig::default())
+    }
+
+    pub(crate) fn with(transport: VfioUserConfig) -> Rig {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("ringbolt-endpoint-{}-{number}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir(&directory).unwrap();
+        let registry = Registry::new();
+        bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("Malloc0", BLOCKS, 512)).unwrap();
+        let config =
+            Config { cpus: sys::CpuSet::allowed(), pin: false, idle: IdlePolicy::Sleep, ..Config::default() };
+        let reactors = Reactors::start(&config).unwrap();
+        let target = Target::new(registry.clone(), reactors.remotes());
+        target.create_vfio_user(transport).unwrap();
+        let any = SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() };
+        target.create_subsystem(NQN, any).unwrap();
+        target.add_namespace(NQN, NamespaceConfig::new("Malloc0")).unwrap();
+        let rig = Rig { registry, target, directory, reactors: Some(reactors) };
+        rig.target.add_listener(NQN, rig.address()).unwrap();
+        rig
+    }
+
+    pub(crate) fn address(&self) -> ListenAddress {
+        ListenAddress::vfio_user(self.directory.to_str().unwrap())
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.directory.join("cntrl")
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.target.shutdown();
+        drop(self.reactors.take());
+        let left = std::fs::read_dir(&self.directory).unwrap().count();
+        std::fs::remove_dir_all(&self.directory).unwrap();
+        if !std::thread::panicking() {
+            assert_eq!(left, 0, "the socket is removed with the target");
+        }
+    }
+}
