@@ -56,6 +56,9 @@ pub enum PciError {
          command line), or VFIO's no-IOMMU mode, or use uio_pci_generic"
     )]
     NoGroup(Address),
+    /// This process has the function open.
+    #[error("{0}: this process has it open already")]
+    AlreadyOpen(Address),
     /// A device node cannot be opened.
     #[error("{}: {error}{}", path.display(), node_hint(error))]
     Node {

@@ -3,7 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
@@ -30,8 +30,7 @@ impl Device {
         let opened = OpenOptions::new().read(true).write(true).open(&path);
         let node = opened.map_err(|error| PciError::Node { path: path.clone(), error })?;
         // UIO lets everybody in; two drivers of one device would destroy each other's work.
-        rustix::fs::flock(&node, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|errno| PciError::Node { path, error: errno_of_lock(errno) })?;
+        lock(&node, path)?;
         let config = folder.join("config");
         let opened = OpenOptions::new().read(true).write(true).open(&config);
         let config = opened.map_err(|error| PciError::Node { path: config, error })?;
@@ -70,9 +69,13 @@ impl Device {
     }
 }
 
-fn errno_of_lock(errno: rustix::io::Errno) -> io::Error {
-    match errno {
-        rustix::io::Errno::WOULDBLOCK => io::Error::from_raw_os_error(libc::EBUSY),
-        errno => errno.into(),
-    }
+/// Keeps a node from others who ask: the kernel itself lets everybody in.
+pub(crate) fn lock(node: impl AsFd, path: PathBuf) -> Result<(), PciError> {
+    rustix::fs::flock(node, FlockOperation::NonBlockingLockExclusive).map_err(|errno| {
+        let error = match errno {
+            rustix::io::Errno::WOULDBLOCK => io::Error::from_raw_os_error(libc::EBUSY),
+            errno => errno.into(),
+        };
+        PciError::Node { path, error }
+    })
 }

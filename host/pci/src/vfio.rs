@@ -4,6 +4,7 @@
 //! A group can be opened once only, and all its functions share one address space, so that this
 //! process keeps one [`Domain`] a group, as long as one of the group's functions is open.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Deref;
@@ -15,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::space::{Placed, Released, Space};
-use crate::uapi::{self, Interrupt, Region};
-use crate::{Address, Backend, PciError, Sysfs};
+use crate::uapi::{self, Interrupt, Range, Region};
+use crate::{Address, Backend, PciError, Sysfs, uio};
 
 /// The groups that this process has open.
 static DOMAINS: Mutex<Vec<(Key, Weak<Domain>)>> = Mutex::new(Vec::new());
@@ -28,6 +29,8 @@ type Key = (Sysfs, u32, Backend);
 struct Domain {
     kind: Kind,
     space: Mutex<Space>,
+    /// Functions of the group that are open: VFIO would open one twice.
+    open: Mutex<BTreeSet<Address>>,
 }
 
 enum Kind {
@@ -61,13 +64,17 @@ pub(crate) struct Device {
 }
 
 /// One function's hold on its domain.
-struct Lease(Option<Arc<Domain>>);
+struct Lease {
+    /// `None` only within drop.
+    domain: Option<Arc<Domain>>,
+    address: Address,
+}
 
 impl Deref for Lease {
     type Target = Domain;
 
     fn deref(&self) -> &Domain {
-        self.0.as_ref().expect("it is taken in drop only")
+        self.domain.as_ref().expect("it is taken in drop only")
     }
 }
 
@@ -75,7 +82,9 @@ impl Drop for Lease {
     fn drop(&mut self) {
         // With the list locked: nobody is to find a group gone that is yet to be closed.
         let mut domains = lock(&DOMAINS);
-        self.0 = None;
+        if let Some(domain) = self.domain.take() {
+            lock(&domain.open).remove(&self.address);
+        }
         domains.retain(|(_, domain)| domain.strong_count() > 0);
     }
 }
@@ -94,7 +103,10 @@ impl Device {
                 let node = cdev_node(sysfs, address)
                     .ok_or(PciError::Unsupported("VFIO's device nodes (CONFIG_VFIO_DEVICE_CDEV)"))?;
                 let file = open(&node)?;
-                let domain = Domain::of((sysfs.clone(), group, backend), || Domain::iommufd(sysfs, address))?;
+                // The kernel lets everybody open the node; who binds it first has it.
+                uio::lock(&file, node)?;
+                let domain =
+                    Domain::of((sysfs.clone(), group, backend), address, || Domain::iommufd(sysfs, address))?;
                 let Kind::Iommufd { iommufd, ioas } = &domain.kind else {
                     unreachable!("a domain is found by its backend")
                 };
@@ -106,7 +118,7 @@ impl Device {
             }
             _ => {
                 let open = || Domain::group(sysfs, address, group, backend == Backend::VfioNoIommu);
-                let domain = Domain::of((sysfs.clone(), group, backend), open)?;
+                let domain = Domain::of((sysfs.clone(), group, backend), address, open)?;
                 let (Kind::Container { group, .. } | Kind::NoIommu { group, .. }) = &domain.kind else {
                     unreachable!("a domain is found by its backend")
                 };
@@ -266,16 +278,30 @@ impl Drop for Device {
 }
 
 impl Domain {
-    /// The open domain of that name, or what `open` makes.
-    fn of(key: Key, open: impl FnOnce() -> Result<Domain, PciError>) -> Result<Lease, PciError> {
+    /// The open domain of that name, or what `open` makes, for one of its functions.
+    fn of(
+        key: Key,
+        address: Address,
+        open: impl FnOnce() -> Result<Domain, PciError>,
+    ) -> Result<Lease, PciError> {
         let mut domains = lock(&DOMAINS);
         let known = domains.iter().find(|(known, _)| *known == key).and_then(|(_, domain)| domain.upgrade());
-        if let Some(domain) = known {
-            return Ok(Lease(Some(domain)));
+        let domain = match known {
+            Some(domain) => domain,
+            None => {
+                let domain = Arc::new(open()?);
+                domains.push((key, Arc::downgrade(&domain)));
+                domain
+            }
+        };
+        if !lock(&domain.open).insert(address) {
+            return Err(PciError::AlreadyOpen(address));
         }
-        let domain = Arc::new(open()?);
-        domains.push((key, Arc::downgrade(&domain)));
-        Ok(Lease(Some(domain)))
+        Ok(Lease { domain: Some(domain), address })
+    }
+
+    fn new(kind: Kind, ranges: Option<Vec<Range>>) -> Domain {
+        Domain { kind, space: Mutex::new(Space::new(ranges)), open: Mutex::default() }
     }
 
     fn group(sysfs: &Sysfs, address: Address, number: u32, no_iommu: bool) -> Result<Domain, PciError> {
@@ -299,12 +325,10 @@ impl Domain {
         uapi::set_container(group.as_fd(), container.as_fd()).map_err(failed("opening its group"))?;
         uapi::set_iommu(container.as_fd(), kind).map_err(failed("choosing the IOMMU"))?;
         if no_iommu {
-            let space = Mutex::new(Space::new(Some(Vec::new())));
-            return Ok(Domain { kind: Kind::NoIommu { group, _container: container }, space });
+            return Ok(Domain::new(Kind::NoIommu { group, _container: container }, Some(Vec::new())));
         }
         let ranges = uapi::container_ranges(container.as_fd()).map_err(failed("asking for addresses"))?;
-        let space = Mutex::new(Space::new(ranges));
-        Ok(Domain { kind: Kind::Container { group, container }, space })
+        Ok(Domain::new(Kind::Container { group, container }, ranges))
     }
 
     fn iommufd(sysfs: &Sysfs, address: Address) -> Result<Domain, PciError> {
@@ -313,8 +337,7 @@ impl Domain {
         let ioas =
             ioas.map_err(|error| PciError::Operation { address, what: "making an address space", error })?;
         // What can be reached is known once the first function is attached.
-        let space = Mutex::new(Space::new(Some(Vec::new())));
-        Ok(Domain { kind: Kind::Iommufd { iommufd, ioas }, space })
+        Ok(Domain::new(Kind::Iommufd { iommufd, ioas }, Some(Vec::new())))
     }
 
     /// Asks the iommufd what its functions can reach. Another function can only take away from that,
