@@ -39,6 +39,12 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: crate::commands::lab::Lab,
     },
+    /// Take NVMe controllers from the kernel, and look into them
+    #[command(after_help = "Example:\n  ringbolt nvme bind --status")]
+    Nvme {
+        #[command(subcommand)]
+        command: crate::commands::nvme::Nvme,
+    },
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  ringbolt completions bash > /etc/bash_completion.d/ringbolt")]
     Completions {

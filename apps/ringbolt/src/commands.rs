@@ -2,6 +2,7 @@
 
 mod demo;
 pub(crate) mod lab;
+pub(crate) mod nvme;
 mod perf;
 pub(crate) mod rpc;
 mod serve;
@@ -19,6 +20,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Perf(options) => perf::run(&options),
         Command::Demo(options) => demo::run(&options),
         Command::Lab { command } => lab::run(command),
+        Command::Nvme { command } => nvme::run(command),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "ringbolt", &mut std::io::stdout());
             Ok(())

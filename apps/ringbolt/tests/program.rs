@@ -93,6 +93,8 @@ fn every_command_shows_examples_of_itself() {
         assert!(output.status.success(), "{command}");
         assert!(help.contains("Example") && help.contains(&format!("ringbolt {command}")), "{help}");
     }
+    let help = text(&ringbolt(&["nvme", "bind", "--help"]).stdout);
+    assert!(help.contains("ringbolt nvme bind --undo") && help.contains("--force-signature"), "{help}");
     assert!(text(&ringbolt(&["completions", "bash"]).stdout).contains("_ringbolt()"));
 }
 
@@ -112,6 +114,11 @@ fn errors_are_one_line_and_have_statuses_of_their_own() {
         (&["perf", "--filename=Nobody"], 2, "no bdev is called Nobody"),
         (&["perf", "--filename=null:1g", "--cpus_allowed=1000"], 2, "core 1000 is not among"),
         (&["frobnicate"], 2, "unrecognized subcommand"),
+        (&["nvme", "bind", "nvme0"], 2, "'nvme0' is no PCI address, as 0000:00:03.0"),
+        (&["nvme", "bind", "00:03.0", "--driver", "vfio"], 2, "it is one of vfio-pci, uio_pci_generic, nvme"),
+        (&["nvme", "bind", "--dry-run"], 2, "nothing was named"),
+        (&["nvme", "bind", "--undo", "--all"], 2, "cannot be used with"),
+        (&["nvme", "bind", "ffff:ff:1f.7", "--driver", "nvme", "--dry-run"], 1, "nothing was changed"),
         (&["rpc", "-r", nowhere, "rpc_get_methods"], 5, "is `ringbolt serve` running"),
         (&["rpc", "x", "y"], 2, "KEY=VALUE"),
         (&["serve", "-r", socket, "-c", "/nonexistent.json"], 3, "/nonexistent.json: No such file"),
@@ -125,6 +132,18 @@ fn errors_are_one_line_and_have_statuses_of_their_own() {
         assert_eq!(stderr.lines().count(), 1, "{arguments:?}: {stderr}");
     }
     std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn controllers_are_shown_whatever_there_is() {
+    let output = ringbolt(&["nvme", "bind", "--status", "--json"]);
+    let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(output.status.success() && shown["functions"].is_array(), "{shown}");
+    let output = ringbolt(&["nvme", "bind", "ffff:ff:1f.7", "--driver=nvme", "--dry-run", "--json"]);
+    let planned: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(planned["plan"]["refusals"][0]["reasons"][0]["kind"], "missing", "{planned}");
+    assert_eq!(planned["applied"], false);
 }
 
 #[test]
