@@ -49,9 +49,11 @@ class Runner:
     def bench_for(self, chosen, image):
         """A bench in the guest, which is booted if there is none."""
         kind = self.kind_for(chosen)
+        if self.guest and self.guest.machine != chosen.machine:
+            self.retire()
         if self.guest is None:
             self.folder = tempfile.mkdtemp(prefix="ringbolt-vm.", dir=self.options.tmp)
-            self.guest = Guest(image, self.folder)
+            self.guest = Guest(image, self.folder, machine=chosen.machine)
             print(f"# kernel {image.made['kernel']}, booted in {self.guest.boot_seconds:.1f} s", flush=True)
         folder = f"{self.folder}/{chosen.name}"
         os.mkdir(folder)

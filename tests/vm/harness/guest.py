@@ -16,7 +16,7 @@ import socket
 import subprocess
 import time
 
-from . import Unavailable
+from . import Unavailable, image as images, machine as machines
 
 QEMU = "qemu-system-x86_64"
 JOB_PORTS = 6
@@ -163,12 +163,18 @@ def brief(script):
 class Guest:
     """A booted guest. `close` it, or use it in a `with`."""
 
-    def __init__(self, image, folder, cpus=2, memory="1G"):
+    def __init__(self, image, folder, cpus=2, memory="1G", machine=None):
         if not shutil.which(QEMU):
             raise Unavailable(f"{QEMU} is not here: apt install qemu-system-x86")
-        self.folder, self.events = folder, Events()
+        self.folder, self.events, self.machine = folder, Events(), machine
         self.dead, self.alarm, self.watched = None, None, []
         started = time.monotonic()
+        initramfs, command_line, hardware = image.initramfs, COMMAND_LINE, []
+        if machine:
+            initramfs = f"{folder}/initramfs"
+            images.with_files(image.initramfs, machines.programs(folder), initramfs)
+            command_line += " " + machine.command_line()
+            hardware = machine.arguments(folder)
         channels = [socket.socketpair() for _ in range(JOB_PORTS + 1)]
         theirs = [pair[1] for pair in channels]
         arguments = [
@@ -176,8 +182,9 @@ class Guest:
             *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
             *("-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max"),
             *("-smp", str(cpus), "-m", memory),
-            *("-kernel", image.kernel, "-initrd", image.initramfs),
-            *("-append", COMMAND_LINE),
+            *("-kernel", image.kernel, "-initrd", initramfs),
+            *("-append", command_line.rstrip()),
+            *hardware,
             *("-chardev", f"file,id=console,path={folder}/console", "-serial", "chardev:console"),
             *("-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="),
             *("-chardev", f"socket,id=qmp,fd={theirs[0].fileno()}", "-mon", "chardev=qmp,mode=control"),

@@ -34,12 +34,15 @@ PROGRAMS = {
     "lsblk": "lsblk",
     "dd": "dd",
     "stat": "stat",
+    "chroot": "chroot",
 }
 FILES = ["etc/mke2fs.conf"]
 LIBRARIES = ["libgcc_s.so.1"]  # which pthread_exit opens by name
 MODULES = ["virtio_pci", "virtio_console", "virtio_net", "nvme-tcp", "nvmet-tcp", "ext4"]
 # Asked for by name at run time, through a modprobe that the guest lacks; newer kernels build them in.
-OPTIONAL_MODULES = ["crc32c_generic", "crc32c-intel", "configfs"]
+# Those after the first three are for guests with PCI functions to bind.
+OPTIONAL_MODULES = ["crc32c_generic", "crc32c-intel", "configfs", "nvme", "vfio-pci"]
+OPTIONAL_MODULES += ["vfio_iommu_type1", "uio_pci_generic"]
 KERNELS = {"debian": "linux-image-amd64", "ubuntu": "linux-image-generic"}
 LIBRARY_FOLDER = "usr/lib/x86_64-linux-gnu"
 HOST_NQN = "nqn.2014-08.org.nvmexpress:uuid:5a1f0c5e-7b1e-4d0a-9c55-0f2f6d1c7a01"
@@ -88,6 +91,18 @@ class Cpio:
 
     def close(self):
         self._entry("TRAILER!!!", 0)
+
+
+def with_files(initramfs, files, path):
+    """Writes an initramfs that holds more, {path in the guest: path here}; the kernel unpacks one after the other."""
+    with open(path, "wb") as file:
+        with open(initramfs, "rb") as first:
+            shutil.copyfileobj(first, file)
+        file.write(b"\0" * (-file.tell() % 4))
+        archive = Cpio(file)
+        for where, source in files.items():
+            archive.add(where, read(source), 0o755)
+        archive.close()
 
 
 def read(path):

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import unittest
 
-from harness import Unavailable, apt, elf, guest, image, rpc
+from harness import Unavailable, apt, elf, guest, image, machine, rpc
 from harness.targets import Namespace, Ringbolt, Subsystem
 
 
@@ -44,6 +44,38 @@ class Cpio(unittest.TestCase):
         self.assertEqual(entries["a/b/c"], (stat.S_IFREG | 0o755, b"12345"))
         self.assertEqual(entries["a/b/d"], (stat.S_IFLNK | 0o777, b"c"))
         self.assertTrue(stat.S_ISCHR(entries["dev/null"][0]))
+
+
+    def test_files_are_added_behind_an_initramfs(self):
+        with tempfile.TemporaryDirectory() as folder:
+            first = io.BytesIO()
+            archive = image.Cpio(first)
+            archive.add("init", b"odd", 0o755)
+            archive.close()
+            for name, data in {"first": first.getvalue(), "program": b"\x7fELF"}.items():
+                with open(f"{folder}/{name}", "wb") as file:
+                    file.write(data)
+            image.with_files(f"{folder}/first", {"usr/bin/program": f"{folder}/program"}, f"{folder}/both")
+            both = image.read(f"{folder}/both")
+        self.assertEqual(both[: len(first.getvalue())], first.getvalue())
+        second = both[len(first.getvalue()) :].lstrip(b"\0")
+        self.assertEqual((len(both) - len(second)) % 4, 0)
+        self.assertEqual(read_cpio(second)["usr/bin/program"], (stat.S_IFREG | 0o755, b"\x7fELF"))
+
+
+class Machines(unittest.TestCase):
+    def test_hardware_becomes_arguments_and_backing_files(self):
+        hardware = machine.Machine(
+            nvme=(machine.Nvme(mib=2, block_size=4096), machine.Nvme(mib=0, port="port0")), iommu=True, hugepages=3
+        )
+        self.assertEqual(hardware.command_line(), "intel_iommu=on hugepages=3")
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = hardware.arguments(folder)
+            self.assertEqual(os.path.getsize(f"{folder}/nvme0.raw"), 2 << 20)
+            self.assertEqual(os.listdir(folder), ["nvme0.raw"])
+        self.assertIn("nvme,id=nvme1,serial=RBPCI1,bus=port0", arguments)
+        self.assertIn("nvme-ns,bus=nvme0,drive=disk0,nsid=1,logical_block_size=4096,physical_block_size=4096", arguments)
+        self.assertEqual(machine.Machine().arguments("/nonexistent"), [])
 
 
 class Elf(unittest.TestCase):

@@ -1,0 +1,116 @@
+"""Guests with hardware of their own: NVMe controllers, an IOMMU, hugepages, and our programs inside.
+
+    MACHINE = Machine(nvme=(Nvme(), Nvme(block_size=4096)), iommu=True, hugepages=16)
+
+    @case("example", on=("ringbolt",), machine=MACHINE)
+    def example(bench):
+        address = functions(bench.guest)[0]
+        with bound(bench, address, "vfio-pci"):
+            bench.guest.check(f"registers {address}")
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from . import Unavailable
+
+MIB = 1 << 20
+# Beside the binary that RINGBOLT names: what `cargo build -p ringbolt-pci --example registers` makes.
+EXAMPLES = ("registers",)
+
+
+@dataclass(frozen=True)
+class Nvme:
+    """An emulated NVMe controller with one namespace, or with none (`mib` 0); with `port`, behind a port of
+    that name, where it can be plugged and unplugged."""
+
+    mib: int = 64
+    block_size: int = 512
+    port: str = ""
+    options: str = ""  # more of QEMU's options for the controller, such as max_ioqpairs=4
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a guest has besides what every guest has."""
+
+    nvme: tuple = ()
+    iommu: bool = False
+    hugepages: int = 0  # of 2 MiB
+
+    def command_line(self):
+        """The kernel's."""
+        words = ["intel_iommu=on"] * self.iommu + [f"hugepages={self.hugepages}"] * bool(self.hugepages)
+        return " ".join(words)
+
+    def arguments(self, folder):
+        """QEMU's, with the backing files in `folder`."""
+        arguments = ["-device", "intel-iommu,intremap=on,caching-mode=on"] * self.iommu
+        for index, nvme in enumerate(self.nvme):
+            controller = f"nvme,id=nvme{index},serial={serial(index)}"
+            if nvme.port:
+                arguments += ["-device", f"pcie-root-port,id={nvme.port},chassis={index + 1},slot={index + 1}"]
+                controller += f",bus={nvme.port}"
+            arguments += ["-device", f"{controller},{nvme.options}".rstrip(",")]
+            if nvme.mib:
+                path = f"{folder}/nvme{index}.raw"
+                with open(path, "wb") as file:
+                    file.truncate(nvme.mib * MIB)
+                blocks = f"logical_block_size={nvme.block_size},physical_block_size={nvme.block_size}"
+                arguments += ["-blockdev", f"driver=file,filename={path},node-name=disk{index},discard=unmap"]
+                arguments += ["-device", f"nvme-ns,bus=nvme{index},drive=disk{index},nsid=1,{blocks}"]
+        return arguments
+
+
+def serial(index):
+    """The serial number of a machine's controller."""
+    return f"RBPCI{index}"
+
+
+def programs(folder):
+    """{path in the guest: path here} of our programs, without what only a debugger reads."""
+    binary = os.environ.get("RINGBOLT")
+    found = {"usr/bin/ringbolt": binary}
+    for name in EXAMPLES:
+        path = os.path.join(os.path.dirname(binary), "examples", name)
+        if not os.path.exists(path):
+            raise Unavailable(f"{path} is not there: cargo build -p ringbolt-pci --example {name}")
+        found[f"usr/bin/{name}"] = path
+    strip = shutil.which("strip")
+    if not strip:
+        raise Unavailable("strip is not here: apt install binutils")
+    for where, path in found.items():
+        found[where] = f"{folder}/{os.path.basename(where)}"
+        subprocess.run([strip, "-o", found[where], path], check=True)
+    return found
+
+
+def functions(guest):
+    """The PCI addresses of the guest's NVMe controllers, in order."""
+    of_class = 'for f in /sys/bus/pci/devices/*; do [ "$(cat $f/class)" = 0x010802 ] && echo ${f##*/}; done; true'
+    return guest.check(of_class).split()
+
+
+def function_of(guest, serial_number):
+    """The PCI address of a controller that the kernel's driver has, by its serial number."""
+    own = "for c in /sys/class/nvme/nvme*; do read -r s < $c/serial; "
+    return guest.until(own + f'[ "$s" = {serial_number} ] && cat $c/address && return 0; done; return 1').strip()
+
+
+def driver_of(guest, address):
+    """The driver of a function, or an empty text."""
+    return guest.check(f"readlink /sys/bus/pci/devices/{address}/driver; true").strip().rpartition("/")[2]
+
+
+@contextlib.contextmanager
+def bound(bench, address, driver, options=""):
+    """Binds a function to a driver with `ringbolt nvme bind`, and gives it back at the end; -> what it said."""
+    out = bench.guest.check(f"ringbolt nvme bind {address} --driver {driver} --json {options}", 60)
+    assert driver_of(bench.guest, address) == driver, out
+    yield json.loads(out)
+    bench.guest.check(f"ringbolt nvme bind --undo {address}", 60)
+    assert driver_of(bench.guest, address) == "nvme"
