@@ -1,444 +1,566 @@
-//! One queue pair over one TCP connection.
+//! What an admin queue and an I/O queue have in common: commands in slots.
 //!
-//! A command has a slot from submission to completion, and the slot owns the request and its buffer.
-//! The command identifier is the slot's index with some bits of its generation, so that what a
-//! confused or hostile controller says of a command that is over, or never was, ends the connection
-//! instead of touching memory that is someone else's by then.
+//! A command has a slot from submission to completion, and the slot owns the request and its buffer. The
+//! command identifier is the slot's index with the bits above it counting the slot's uses, so that what
+//! a broken or hostile device says of a command that is over, or never was, is an error and touches
+//! nobody's memory.
 
-use memory::Buffer;
-use net::{ConnectionId, Network};
-use nvme_tcp::{Consumer, Flushed, Place, Pumped, Receiver, Segments, Sender, pump};
-use ring::{Request, Status};
-use slots::{Slab, Slot};
-use wire_nvme::digest::crc32c;
-use wire_nvme::tcp::{
-    C2hData, CapsuleCmd, CapsuleResp, Fatal, FatalStatus, Framing, H2cData, IC_SIZE, IcReq, IcResp, Layout,
-    PduType, R2t, SHORT_SIZE, TermReq,
-};
-use wire_nvme::{Cqe, DataPointer, Sqe};
+use memory::{Buffer, DeviceBuffer, Pool};
+use ring::{Completion, Flags, Op, Request, Status};
+use wire_nvme::io::{DSM_RANGE_SIZE, DatasetManagement, DsmRange, Prinfo, ReadWrite, WriteZeroes};
+use wire_nvme::opcode::NvmOpcode;
+use wire_nvme::sqe::Fuse;
+use wire_nvme::{DataPointer, Sqe};
 
-use crate::error::Failure;
+use crate::command::{Command, Executed};
+use crate::dma::{Described, Translator};
+use crate::error::BadCompletion;
+use crate::inject::{Injected, Injections};
+use crate::namespace_info::Layout;
+use crate::rings::Rings;
+use crate::stats::QueueStats;
 
-/// Most commands on a queue: what ten bits of index name.
-pub(crate) const DEPTH_MAX: u32 = 1024;
-const INDEX_BITS: u32 = DEPTH_MAX.ilog2();
+/// Most commands on a queue.
+pub(crate) const DEPTH_MAX: u32 = 1023;
 
-/// A request whose command has completed.
-pub(crate) struct Finished {
-    pub(crate) request: Request<Buffer>,
-    pub(crate) cqe: Cqe,
-}
-
-/// Which way a command's data goes, and how much.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Data {
-    None,
-    In(u32),
-    Out(u32),
-}
-
+/// The commands of one queue pair.
 pub(crate) struct Queue {
-    connection: ConnectionId,
-    receiver: Receiver,
-    link: Link,
-    /// Bytes of data that fit a command's capsule.
-    in_capsule_max: u32,
-    pub(crate) failure: Option<Failure>,
+    pub(crate) rings: Rings,
+    pub(crate) translator: Translator,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    /// What the slots of typed commands hold; grown when the first is submitted.
+    commands: Vec<Option<Command>>,
+    /// Copies of lent buffers, by slot; grown when the first is needed.
+    bounces: Vec<Option<Buffer>>,
+    /// Sixteen bytes a slot, for the ranges of Dataset Management.
+    ranges: DeviceBuffer,
+    ranges_at: u64,
+    index_bits: u32,
+    pool: Pool,
+    pub(crate) stats: QueueStats,
+    pub(crate) injections: Injections,
 }
 
-/// Everything but the receiver, which calls into this.
-struct Link {
-    table: Table,
-    sender: Sender,
-    finished: Vec<Finished>,
-    state: State,
-    /// What we send, and what we receive, once agreed on.
-    outgoing: Framing,
-    incoming: Framing,
-    h2c_data_max: u32,
-    current: Current,
-    /// Commands whose response came before their data had left.
-    early: u32,
-    terminated: Option<Failure>,
+/// What is in flight, in a cache line.
+struct Slot {
+    request: Option<Request<Buffer>>,
+    /// When it was submitted, in units of 2^20 ns.
+    stamp: u32,
+    /// Identifier of the command that is in flight, or of the next one.
+    cid: u16,
+    kind: Kind,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
-    AwaitingIcResp,
-    Ready,
+const _: () = assert!(size_of::<Slot>() == 64);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Kind {
+    Free,
+    /// A request of a channel.
+    Io,
+    /// The same, with a copy of its lent buffer.
+    Bounced,
+    /// A typed command.
+    Command,
+    /// In flight, and its completion was thrown away on purpose.
+    Lost,
+    LostBounced,
+    LostCommand,
 }
 
-/// The PDU whose data is arriving.
-#[derive(Clone, Copy)]
-enum Current {
-    None,
-    Data { slot: Slot, start: u32, length: u32, last: bool, success: bool },
-    Response(Slot, Cqe),
-}
+/// Nanoseconds to units of a slot's stamp.
+const STAMP_SHIFT: u32 = 20;
 
-struct Table(Slab<Entry>);
-
-struct Entry {
-    request: Request<Buffer>,
-    data: Data,
-    /// Bytes received of a read, or asked for by R2T of a write.
-    moved: u32,
-    /// Data still queued to be sent; the buffer must stay.
-    sending: u32,
-    /// The data did not match its digest.
-    corrupt: bool,
-    /// The response that came while data was still queued.
-    response: Option<Cqe>,
-}
-
-fn cid_of(slot: Slot) -> u16 {
-    let generation = (slot.to_bits() >> 32) as u32;
-    (slot.index() | generation << INDEX_BITS) as u16
-}
-
-impl Table {
-    fn find(&self, cid: u16) -> Option<Slot> {
-        let slot = self.0.slot_at(u32::from(cid) & (DEPTH_MAX - 1))?;
-        (cid_of(slot) == cid).then_some(slot)
-    }
-}
-
-impl Segments for Table {
-    fn bytes(&self, slot: u32, start: usize, length: usize) -> &[u8] {
-        let entry = self.0.slot_at(slot).and_then(|slot| self.0.get(slot));
-        let buffer = entry.and_then(|entry| entry.request.buffer.as_ref());
-        &buffer.expect("a slot with data queued keeps its buffer").as_slice()[start..start + length]
-    }
-
-    fn sent(&mut self, slot: u32) {
-        if let Some(entry) = self.0.slot_at(slot).and_then(|slot| self.0.get_mut(slot)) {
-            entry.sending -= 1;
-        }
-    }
+/// A command that has been in flight for too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Overdue {
+    pub(crate) cid: u16,
 }
 
 impl Queue {
-    /// A queue on a connection, with its ICReq queued.
-    pub(crate) fn new(connection: ConnectionId, depth: u32, header_digest: bool, data_digest: bool) -> Queue {
-        let mut sender = Sender::default();
-        let mut request = [0; IC_SIZE];
-        IcReq { host_data_alignment_bytes: 4, header_digest, data_digest, r2t_max: 1 }.encode(&mut request);
-        sender.push_bytes(&request);
-        Queue {
-            connection,
-            receiver: Receiver::default(),
-            link: Link {
-                table: Table(Slab::with_capacity(depth.min(DEPTH_MAX))),
-                sender,
-                finished: Vec::with_capacity(depth as usize),
-                state: State::AwaitingIcResp,
-                outgoing: Framing::PLAIN,
-                incoming: Framing::PLAIN,
-                h2c_data_max: 0,
-                current: Current::None,
-                early: 0,
-                terminated: None,
-            },
-            // 8192 is allowed for admin and Connect commands before anything is known (TCP 1.0,
-            // section 3.3.2.2); Connect needs 1024.
-            in_capsule_max: 8192,
-            failure: None,
-        }
+    /// A queue of `depth` commands over fresh rings, which have more entries than that.
+    pub(crate) fn new(
+        rings: Rings,
+        mut translator: Translator,
+        depth: u32,
+        pool: &Pool,
+        ranges: Buffer,
+    ) -> Result<Queue, crate::device::DeviceError> {
+        assert!((1..=DEPTH_MAX).contains(&depth) && depth <= rings.mask(), "a depth of {depth}");
+        let ranges_at = translator.address(&ranges)?;
+        assert!(ranges.len() >= depth as usize * DSM_RANGE_SIZE, "no place for ranges");
+        Ok(Queue {
+            rings,
+            translator,
+            slots: (0..depth as u16)
+                .map(|index| Slot { request: None, stamp: 0, cid: index, kind: Kind::Free })
+                .collect(),
+            free: (0..depth as u16).rev().collect(),
+            commands: Vec::new(),
+            bounces: Vec::new(),
+            ranges: DeviceBuffer::new(ranges),
+            ranges_at,
+            index_bits: u32::from(depth.next_power_of_two().ilog2() as u16).max(1),
+            pool: pool.clone(),
+            stats: QueueStats::default(),
+            injections: Injections::default(),
+        })
     }
 
-    pub(crate) fn connection(&self) -> ConnectionId {
-        self.connection
+    /// Where the device sees the rings: submission queue, completion queue.
+    pub(crate) fn ring_addresses(&mut self) -> Result<(u64, u64), crate::device::DeviceError> {
+        let (sq, cq) = self.rings.buffers();
+        Ok((self.translator.address(sq)?, self.translator.address(cq)?))
     }
 
-    /// Whether commands may be sent.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.link.state == State::Ready && self.failure.is_none()
-    }
-
-    pub(crate) fn set_in_capsule_max(&mut self, bytes: u32) {
-        self.in_capsule_max = bytes;
-    }
-
-    pub(crate) fn is_full(&self) -> bool {
-        self.link.table.0.is_full()
+    /// Commands that can be in flight.
+    pub(crate) fn depth(&self) -> usize {
+        self.slots.len()
     }
 
     /// Commands that can still be submitted.
+    #[inline]
     pub(crate) fn room(&self) -> usize {
-        self.link.table.0.capacity() - self.link.table.0.len()
+        self.free.len()
     }
 
-    /// Queues a command for `request`; `small` is data that goes into the capsule without a buffer.
-    /// The queue must not be full.
+    /// Commands in flight.
     #[inline]
-    pub(crate) fn submit(&mut self, mut sqe: Sqe, request: Request<Buffer>, data: Data, small: &[u8]) {
-        let link = &mut self.link;
-        let entry = Entry { request, data, moved: 0, sending: 0, corrupt: false, response: None };
-        let Ok(slot) = link.table.0.insert(entry) else { panic!("a command was submitted to a full queue") };
-        sqe.cid = cid_of(slot);
-        let mut in_capsule = small.len() as u32;
-        match data {
-            Data::Out(length) if length <= self.in_capsule_max => {
-                in_capsule = length;
-                sqe.data = DataPointer::capsule(0, length);
-            }
-            Data::In(length) | Data::Out(length) => sqe.data = DataPointer::transport(length),
-            Data::None if in_capsule > 0 => sqe.data = DataPointer::capsule(0, in_capsule),
-            Data::None => sqe.data = DataPointer::transport(0),
-        }
-        let mut header = [0; wire_nvme::tcp::CAPSULE_CMD_SIZE];
-        let layout = CapsuleCmd { sqe, data_length: in_capsule }.encode(&link.outgoing, &mut header);
-        link.sender.push_header(&header, &layout);
-        if in_capsule == 0 {
+    pub(crate) fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Bytes of our own memory and of DMA memory that the queue holds.
+    pub(crate) fn bytes(&self) -> (usize, usize) {
+        let own = size_of::<Queue>()
+            + self.slots.capacity() * size_of::<Slot>()
+            + self.free.capacity() * 2
+            + self.commands.capacity() * size_of::<Option<Command>>()
+            + self.bounces.capacity() * size_of::<Option<Buffer>>();
+        (own, self.rings.bytes() + self.ranges.buffer().capacity() + self.translator.list_bytes())
+    }
+
+    /// Takes requests from the front of the batch while there are slots; what cannot be a command is
+    /// completed into `refused`.
+    #[inline]
+    pub(crate) fn submit(
+        &mut self,
+        layout: &Layout,
+        batch: &mut Vec<Request<Buffer>>,
+        refused: &mut Vec<Completion<Buffer>>,
+        now_ns: u64,
+    ) {
+        let count = batch.len().min(self.free.len());
+        self.stats.full += u64::from(count < batch.len());
+        if count == 0 {
             return;
         }
-        if small.is_empty() {
-            link.push_data(slot, 0, in_capsule, &layout);
-        } else {
-            link.sender.push_bytes(small);
-            if layout.data_digest {
-                link.sender.push_bytes(&crc32c(small).to_le_bytes());
+        let stamp = (now_ns >> STAMP_SHIFT) as u32;
+        for request in batch.drain(..count) {
+            let Some(index) = self.free.pop() else { unreachable!("the batch was cut to what is free") };
+            if let Err((request, status)) = self.place(layout, request, index, stamp) {
+                self.free.push(index);
+                refused.push(request.complete(status));
             }
         }
+        self.stats.submitted += count as u64;
+        self.stats.batches += 1;
+        self.rings.ring();
     }
 
-    /// Sends what is queued.
-    #[inline]
-    pub(crate) fn flush<N: Network>(&mut self, network: &mut N) {
-        if self.failure.is_some() || self.link.sender.is_empty() {
-            return;
-        }
-        match self.link.sender.flush(network, self.connection, &mut self.link.table) {
-            Flushed::Empty | Flushed::Blocked => self.link.complete_early(),
-            Flushed::Failed(kind) => self.fail(Failure::Network(kind)),
-        }
-    }
-
-    /// Takes in what arrived, answers what must be answered, and says if more may have arrived.
-    pub(crate) fn receive<N: Network>(&mut self, network: &mut N, scratch: &mut [u8]) -> bool {
-        if self.failure.is_some() {
-            return false;
-        }
-        self.flush(network);
-        let pumped = pump(&mut self.receiver, &mut self.link, network, self.connection, scratch);
-        if self.link.state == State::Ready {
-            self.receiver.set_framing(self.link.incoming);
-        }
-        self.flush(network);
-        match pumped {
-            Ok(Pumped::Drained | Pumped::Waiting) => return false,
-            Ok(Pumped::More) => return true,
-            Ok(Pumped::Closed) => self.fail(self.link.terminated.unwrap_or(Failure::Closed)),
-            Ok(Pumped::Failed(kind)) => self.fail(self.link.terminated.unwrap_or(Failure::Network(kind))),
-            Err(fatal) => {
-                let failure = self.link.terminated.unwrap_or(Failure::Protocol(fatal));
-                self.terminate(network, fatal);
-                self.fail(failure);
-            }
-        }
-        false
-    }
-
-    /// Takes the requests whose commands are over.
-    #[inline]
-    pub(crate) fn finished(&mut self) -> &mut Vec<Finished> {
-        &mut self.link.finished
-    }
-
-    /// Tells the controller why we end the connection, as far as it takes that at once.
-    fn terminate<N: Network>(&mut self, network: &mut N, fatal: Fatal) {
-        let mut pdu = [0; wire_nvme::tcp::TERM_MAX];
-        let term = TermReq { kind: PduType::H2cTermReq, fatal };
-        let length = term.encode(self.receiver.header_in_error(), &mut pdu);
-        self.link.sender.push_bytes(&pdu[..length]);
-        let _ = self.link.sender.flush(network, self.connection, &mut self.link.table);
-    }
-
-    /// Ends the queue: every command in flight is over.
-    pub(crate) fn fail(&mut self, failure: Failure) {
-        self.failure = Some(failure);
-        let slots: Vec<Slot> = self.link.table.0.iter().map(|(slot, _)| slot).collect();
-        for slot in slots {
-            if let Some(entry) = self.link.table.0.remove(slot) {
-                // Nothing is in the kernel's hands: sends are copied when they are made.
-                let cqe = Cqe::new(cid_of(slot), Status::HOST_PATHING_ERROR);
-                self.link.finished.push(Finished { request: entry.request, cqe });
-            }
-        }
-    }
-}
-
-impl Link {
-    fn push_data(&mut self, slot: Slot, start: u32, length: u32, layout: &Layout) {
-        self.sender.push_data(slot.index(), start, length, true);
-        if layout.data_digest {
-            let digest = crc32c(self.table.bytes(slot.index(), start as usize, length as usize));
-            self.sender.push_bytes(&digest.to_le_bytes());
-        }
-        if let Some(entry) = self.table.0.get_mut(slot) {
-            entry.sending += 1;
-        }
-    }
-
-    fn initialized(&mut self, response: &IcResp) {
-        let framing = |data_alignment_bytes| Framing {
-            header_digest: response.header_digest,
-            data_digest: response.data_digest,
-            data_alignment_bytes,
+    /// Writes the command of a request and puts the request into its slot.
+    #[inline(always)]
+    fn place(
+        &mut self,
+        layout: &Layout,
+        request: Request<Buffer>,
+        index: u16,
+        stamp: u32,
+    ) -> Result<(), (Request<Buffer>, Status)> {
+        let fast = matches!(request.op, Op::Read | Op::Write);
+        let Some(buffer) = request.buffer.as_ref().filter(|_| fast) else {
+            return self.place_other(layout, request, index, stamp);
         };
-        self.outgoing = framing(response.controller_data_alignment_bytes);
-        self.incoming = framing(4);
-        self.h2c_data_max = response.h2c_data_max_bytes;
-        self.state = State::Ready;
-    }
-
-    /// The controller asks for a part of a write's data (TCP 1.0, section 3.3.2.2).
-    fn ready_to_transfer(&mut self, r2t: &R2t) -> Result<(), Fatal> {
-        let slot = self.table.find(r2t.cccid).ok_or(Fatal::field(8))?;
-        let entry = self.table.0.get_mut(slot).ok_or(Fatal::field(8))?;
-        let Data::Out(total) = entry.data else { return Err(Fatal::of(FatalStatus::SequenceError)) };
-        let end = r2t.offset.checked_add(r2t.length).filter(|end| *end <= total && r2t.length > 0);
-        let Some(end) = end else { return Err(Fatal::of(FatalStatus::DataOutOfRange)) };
-        if r2t.offset != entry.moved {
-            return Err(Fatal::of(FatalStatus::DataOutOfRange));
+        let bytes = u64::from(request.blocks) << layout.block_log2;
+        if buffer.len() as u64 != bytes || bytes > u64::from(layout.transfer_max_bytes) {
+            return Err((request, Status::INVALID_FIELD.do_not_retry()));
         }
-        entry.moved = end;
-        let mut offset = r2t.offset;
-        while offset < end {
-            let length = self.h2c_data_max.min(end - offset);
-            let last = offset + length == end;
-            let mut header = [0; SHORT_SIZE];
-            let pdu = H2cData { cccid: r2t.cccid, ttag: r2t.ttag, offset, length, last };
-            let layout = pdu.encode(&self.outgoing, &mut header);
-            self.sender.push_header(&header, &layout);
-            self.push_data(slot, offset, length, &layout);
-            offset += length;
+        if buffer.is_lent() {
+            return self.place_lent(layout, request, index, stamp);
         }
+        let described = match self.translator.describe(buffer, bytes as u32) {
+            Ok(described) => described,
+            Err(_) => return Err((request, Status::COMMAND_INTERRUPTED)),
+        };
+        let sqe = self.read_write(layout, &request, index, described);
+        self.rings.push(&sqe);
+        let slot = &mut self.slots[usize::from(index)];
+        (slot.request, slot.stamp, slot.kind) = (Some(request), stamp, Kind::Io);
         Ok(())
     }
 
-    /// A part of a read's data is about to arrive.
-    #[inline]
-    fn data_announced(&mut self, pdu: &C2hData, layout: &Layout) -> Result<Place, Fatal> {
-        let slot = self.table.find(pdu.cccid).ok_or(Fatal::field(8))?;
-        let entry = self.table.0.get_mut(slot).ok_or(Fatal::field(8))?;
-        let Data::In(total) = entry.data else { return Err(Fatal::of(FatalStatus::SequenceError)) };
-        if pdu.length != layout.data_length {
-            return Err(Fatal::field(16));
-        }
-        let fits = pdu.offset == entry.moved && pdu.length <= total - entry.moved;
-        if !fits || pdu.success && !pdu.last {
-            return Err(Fatal::of(FatalStatus::DataOutOfRange));
-        }
-        let C2hData { offset, length, last, success, .. } = *pdu;
-        self.current = Current::Data { slot, start: offset, length, last, success };
-        Ok(Place::Here)
-    }
-
-    fn complete(&mut self, slot: Slot, cqe: Cqe) {
-        let Some(entry) = self.table.0.get_mut(slot) else { return };
-        if entry.sending > 0 {
-            // Rare: an answer before the data has left, such as an error.
-            if entry.response.replace(cqe).is_none() {
-                self.early += 1;
-            }
-            return;
-        }
-        let short = matches!(entry.data, Data::In(total) if entry.moved < total);
-        let status = match cqe.status {
-            status if !status.is_success() => status,
-            _ if entry.corrupt => Status::TRANSIENT_TRANSPORT_ERROR,
-            _ if short && entry.request.op.has_data() => Status::DATA_TRANSFER_ERROR,
-            status => status,
+    #[inline(always)]
+    fn read_write(
+        &self,
+        layout: &Layout,
+        request: &Request<Buffer>,
+        index: u16,
+        described: Described,
+    ) -> Sqe {
+        let opcode = if request.op == Op::Read { NvmOpcode::Read } else { NvmOpcode::Write };
+        let view = ReadWrite {
+            lba: request.lba,
+            blocks: request.blocks,
+            fua: request.flags.contains(Flags::FUA),
+            prinfo: layout.prinfo,
+            reference_tag: layout.reference_tag(request.lba),
+            ..ReadWrite::default()
         };
-        if let Some(entry) = self.table.0.remove(slot) {
-            self.finished.push(Finished { request: entry.request, cqe: Cqe { status, ..cqe } });
-        }
+        let mut sqe = view.to_sqe(opcode);
+        sqe.flags = described.flags;
+        sqe.data = described.data;
+        sqe.nsid = layout.nsid;
+        sqe.cid = self.slots[usize::from(index)].cid;
+        sqe
     }
-}
 
-impl Link {
-    /// Completes commands whose response came before their data had left.
-    fn complete_early(&mut self) {
-        if self.early == 0 {
-            return;
-        }
-        let ready: Vec<(Slot, Cqe)> = self
-            .table
-            .0
-            .iter()
-            .filter_map(|(slot, entry)| entry.response.filter(|_| entry.sending == 0).map(|cqe| (slot, cqe)))
-            .collect();
-        for (slot, cqe) in ready {
-            self.early -= 1;
-            self.complete(slot, cqe);
-        }
-    }
-}
-
-impl Consumer for Link {
-    #[inline]
-    fn header(&mut self, kind: PduType, header: &[u8], layout: &Layout) -> Result<Place, Fatal> {
-        let out_of_turn = Fatal::of(FatalStatus::SequenceError);
-        if kind == PduType::C2hTermReq {
-            let short = header.first_chunk().expect("the layout gave this header its length");
-            let fatal = TermReq::decode(kind, short).map_or_else(|fatal| fatal, |term| term.fatal);
-            self.terminated = Some(Failure::Terminated(fatal));
-            return Ok(Place::Nowhere);
-        }
-        if self.state == State::AwaitingIcResp {
-            if kind != PduType::IcResp {
-                return Err(out_of_turn);
+    /// Everything but reads and writes.
+    #[cold]
+    fn place_other(
+        &mut self,
+        layout: &Layout,
+        request: Request<Buffer>,
+        index: u16,
+        stamp: u32,
+    ) -> Result<(), (Request<Buffer>, Status)> {
+        let (lba, blocks) = (request.lba, request.blocks);
+        let fua = request.flags.contains(Flags::FUA);
+        let mut sqe = match request.op {
+            Op::Flush => Sqe::new(NvmOpcode::Flush.to_wire()),
+            Op::Unmap | Op::WriteZeroes if blocks == 0 => {
+                return Err((request, Status::INVALID_FIELD.do_not_retry()));
             }
-            let response = header.first_chunk().expect("the layout gave this header its length");
-            let response = IcResp::decode(response)?;
-            self.initialized(&response);
-            return Ok(Place::Nowhere);
+            Op::WriteZeroes if layout.write_zeroes => {
+                if blocks > layout.write_zeroes_blocks_max {
+                    return Err((request, Status::INVALID_FIELD.do_not_retry()));
+                }
+                let deallocate = request.flags.contains(Flags::DEALLOCATE);
+                let prinfo = Prinfo(layout.prinfo.0 & Prinfo::ACTION);
+                WriteZeroes { lba, blocks, fua, deallocate, prinfo }.to_sqe()
+            }
+            Op::Unmap if layout.unmap => {
+                let mut range = [0; DSM_RANGE_SIZE];
+                DsmRange { attributes: 0, blocks, lba }.encode(&mut range);
+                let at = u64::from(index) * DSM_RANGE_SIZE as u64;
+                self.ranges.write(at, &range);
+                let view = DatasetManagement {
+                    ranges: 1,
+                    integral_read: false,
+                    integral_write: false,
+                    deallocate: true,
+                };
+                let mut sqe = view.to_sqe();
+                sqe.data = DataPointer::prp(self.ranges_at + at, 0);
+                sqe
+            }
+            // Without a buffer there is nothing to read into or write from.
+            Op::Read | Op::Write => return Err((request, Status::INVALID_FIELD.do_not_retry())),
+            Op::Unmap | Op::WriteZeroes | Op::Reset => {
+                return Err((request, Status::INVALID_OPCODE.do_not_retry()));
+            }
+        };
+        sqe.flags = 0;
+        sqe.nsid = layout.nsid;
+        let slot = &mut self.slots[usize::from(index)];
+        sqe.cid = slot.cid;
+        (slot.request, slot.stamp, slot.kind) = (Some(request), stamp, Kind::Io);
+        self.rings.push(&sqe);
+        Ok(())
+    }
+
+    /// A request whose buffer is part of memory that the device does not see goes through a copy.
+    #[cold]
+    fn place_lent(
+        &mut self,
+        layout: &Layout,
+        request: Request<Buffer>,
+        index: u16,
+        stamp: u32,
+    ) -> Result<(), (Request<Buffer>, Status)> {
+        let Some(lent) = &request.buffer else { return Err((request, Status::INVALID_FIELD)) };
+        let length = lent.len();
+        let Some(mut copy) = self.pool.take(length) else {
+            return Err((request, Status::COMMAND_INTERRUPTED));
+        };
+        if request.op == Op::Write {
+            lent.copy_to(0, copy.as_mut_slice());
         }
-        let Some(short) = header.first_chunk::<SHORT_SIZE>() else { return Err(out_of_turn) };
+        let Ok(described) = self.translator.describe(&copy, length as u32) else {
+            return Err((request, Status::COMMAND_INTERRUPTED));
+        };
+        let sqe = self.read_write(layout, &request, index, described);
+        self.rings.push(&sqe);
+        if self.bounces.is_empty() {
+            self.bounces.resize_with(self.slots.len(), || None);
+        }
+        self.bounces[usize::from(index)] = Some(copy);
+        let slot = &mut self.slots[usize::from(index)];
+        (slot.request, slot.stamp, slot.kind) = (Some(request), stamp, Kind::Bounced);
+        Ok(())
+    }
+
+    /// Takes typed commands from the front of the batch while there are slots; what cannot be sent is
+    /// completed into `refused`. A fused pair is taken together or not at all.
+    pub(crate) fn submit_commands(
+        &mut self,
+        batch: &mut Vec<Command>,
+        refused: &mut Vec<Executed>,
+        now_ns: u64,
+    ) {
+        let mut count = batch.len().min(self.free.len());
+        if count > 0 && count < batch.len() && batch[count - 1].sqe.fuse() == Fuse::First {
+            count -= 1;
+        }
+        self.stats.full += u64::from(count < batch.len());
+        let stamp = (now_ns >> STAMP_SHIFT) as u32;
+        let mut commands = batch.drain(..count).peekable();
+        while let Some(command) = commands.next() {
+            let fused = command.sqe.fuse() == Fuse::First;
+            let alone = fused && commands.peek().is_none_or(|next| next.sqe.fuse() != Fuse::Second);
+            if alone || command.sqe.fuse() == Fuse::Second || command.sqe.fuse() == Fuse::Reserved {
+                refused.push(command.refuse(Status::FUSED_MISSING.do_not_retry()));
+                continue;
+            }
+            let mut described = [self.describe_command(&command), Ok(NOTHING)];
+            let second = if fused { commands.next() } else { None };
+            if let Some(second) = &second {
+                described[1] = self.describe_command(second);
+            }
+            self.stats.submitted += 1 + u64::from(fused);
+            let [first_described, second_described] = described;
+            match (first_described, second_described) {
+                (Ok(one), Ok(two)) => {
+                    self.place_command(command, one, stamp);
+                    if let Some(second) = second {
+                        self.place_command(second, two, stamp);
+                    }
+                }
+                (one, two) => {
+                    let status = one.err().or(two.err()).unwrap_or(Status::INTERNAL_ERROR);
+                    refused.push(command.refuse(status));
+                    refused.extend(second.map(|second| second.refuse(Status::FUSED_FAILED)));
+                }
+            }
+        }
+        drop(commands);
+        self.stats.batches += u64::from(count > 0);
+        self.rings.ring();
+    }
+
+    fn describe_command(&mut self, command: &Command) -> Result<(Described, u64), Status> {
+        let described = match &command.data {
+            Some(buffer) if buffer.is_lent() => return Err(Status::INVALID_FIELD.do_not_retry()),
+            Some(buffer) => self
+                .translator
+                .describe(buffer, buffer.len() as u32)
+                .map_err(|_| Status::COMMAND_INTERRUPTED)?,
+            None if command.pointing => Described { data: command.sqe.data, flags: 0 },
+            None => Described::NOTHING,
+        };
+        let metadata = match &command.metadata {
+            Some(buffer) if buffer.is_lent() => return Err(Status::INVALID_FIELD.do_not_retry()),
+            Some(buffer) => self.translator.address(buffer).map_err(|_| Status::COMMAND_INTERRUPTED)?,
+            None => 0,
+        };
+        Ok((described, metadata))
+    }
+
+    fn place_command(&mut self, command: Command, described: (Described, u64), stamp: u32) {
+        let Some(index) = self.free.pop() else { unreachable!("the batch was cut to what is free") };
+        let (Described { data, flags }, mptr) = described;
+        let slot = &mut self.slots[usize::from(index)];
+        // The fuse bits are the caller's, PSDT is ours.
+        let fuse = command.sqe.flags & 3;
+        self.rings.push(&Sqe { flags: flags | fuse, cid: slot.cid, data, mptr, ..command.sqe });
+        (slot.stamp, slot.kind) = (stamp, Kind::Command);
+        if self.commands.is_empty() {
+            self.commands.resize_with(self.slots.len(), || None);
+        }
+        self.commands[usize::from(index)] = Some(command);
+    }
+
+    /// Takes in what the device completed.
+    ///
+    /// # Errors
+    /// An entry that answers nothing that is in flight: the device cannot be trusted any more. What was
+    /// found before it has been taken in.
+    #[inline]
+    pub(crate) fn reap(
+        &mut self,
+        ios: &mut Vec<Completion<Buffer>>,
+        done: &mut Vec<Executed>,
+    ) -> Result<usize, BadCompletion> {
+        let mut count = 0;
+        let mut outcome = Ok(());
+        let index_mask = (1u32 << self.index_bits) - 1;
+        while let Some(entry) = self.rings.peek() {
+            let index = (u32::from(entry.cid) & index_mask) as usize;
+            let Some(slot) = self.slots.get_mut(index) else {
+                outcome = Err(BadCompletion::CommandOutOfRange(entry.cid));
+                break;
+            };
+            if slot.cid != entry.cid
+                || slot.kind as u8 == Kind::Free as u8
+                || slot.kind as u8 >= Kind::Lost as u8
+            {
+                outcome = Err(BadCompletion::NotInFlight(entry.cid));
+                break;
+            }
+            if entry.sqid != self.rings.qid() {
+                outcome = Err(BadCompletion::WrongQueue(entry.sqid));
+                break;
+            }
+            // Nothing is done with the head: slots bound the queue. One outside of it is nonsense all the same.
+            if u32::from(entry.sqhd) > self.rings.mask() {
+                outcome = Err(BadCompletion::Head(entry.sqhd));
+                break;
+            }
+            self.rings.advance();
+            count += 1;
+            let mut status = entry.status;
+            if !self.injections.is_empty() {
+                match self.inject(index) {
+                    Injected::Nothing => {}
+                    Injected::Status(replaced) => status = replaced,
+                    Injected::Drop => continue,
+                }
+            }
+            self.stats.errors += u64::from(!status.is_success());
+            let slot = &mut self.slots[index];
+            if slot.kind == Kind::Io {
+                slot.kind = Kind::Free;
+                slot.cid = next_cid(slot.cid, self.index_bits);
+                self.free.push(index as u16);
+                if let Some(request) = slot.request.take() {
+                    ios.push(request.complete(status));
+                }
+            } else {
+                self.finish_other(index, status, entry.result, ios, done);
+            }
+        }
+        self.stats.completed += count as u64;
+        if count > 0 {
+            self.rings.acknowledge();
+        }
+        outcome.map(|()| count)
+    }
+
+    #[cold]
+    fn finish_other(
+        &mut self,
+        index: usize,
+        status: Status,
+        result: u64,
+        ios: &mut Vec<Completion<Buffer>>,
+        done: &mut Vec<Executed>,
+    ) {
+        let slot = &mut self.slots[index];
+        let kind = std::mem::replace(&mut slot.kind, Kind::Free);
+        slot.cid = next_cid(slot.cid, self.index_bits);
+        let request = slot.request.take();
+        self.free.push(index as u16);
         match kind {
-            PduType::C2hData => self.data_announced(&C2hData::decode(short), layout),
-            PduType::CapsuleResp => {
-                let cqe = CapsuleResp::decode(short);
-                let slot = self.table.find(cqe.cid).ok_or(Fatal::field(20))?;
-                self.current = Current::Response(slot, cqe);
-                Ok(Place::Nowhere)
+            Kind::Free => unreachable!("a free slot was finished"),
+            Kind::Io | Kind::Lost => ios.extend(request.map(|request| request.complete(status))),
+            Kind::Bounced | Kind::LostBounced => {
+                let copy = self.bounces[index].take();
+                if let Some(mut request) = request {
+                    if let (Op::Read, Some(copy), Some(lent)) = (request.op, copy, &mut request.buffer)
+                        && status.is_success()
+                    {
+                        lent.copy_from(0, copy.as_slice());
+                    }
+                    ios.push(request.complete(status));
+                }
             }
-            PduType::R2t => {
-                self.ready_to_transfer(&R2t::decode(short))?;
-                Ok(Place::Nowhere)
-            }
-            _ => {
-                self.terminated = Some(Failure::Unexpected(kind));
-                Err(out_of_turn)
+            Kind::Command | Kind::LostCommand => {
+                done.extend(self.commands[index].take().map(|command| Executed { command, status, result }));
             }
         }
     }
 
-    #[inline]
-    fn place(&mut self, offset: usize, length: usize) -> &mut [u8] {
-        let Current::Data { slot, start, .. } = self.current else { return &mut [] };
-        let buffer = self.table.0.get_mut(slot).and_then(|entry| entry.request.buffer.as_mut());
-        let start = start as usize + offset;
-        &mut buffer.expect("a read keeps its buffer while its data arrives").as_mut_slice()
-            [start..start + length]
+    #[cold]
+    fn inject(&mut self, index: usize) -> Injected {
+        let slot = &mut self.slots[index];
+        let opcode = match (&slot.request, self.commands.get(index)) {
+            (Some(request), _) => opcode_of(request.op),
+            (None, Some(Some(command))) => command.sqe.opcode,
+            _ => return Injected::Nothing,
+        };
+        let injected = self.injections.next(opcode);
+        if injected == Injected::Drop {
+            slot.kind = match slot.kind {
+                Kind::Bounced => Kind::LostBounced,
+                Kind::Command => Kind::LostCommand,
+                _ => Kind::Lost,
+            };
+        }
+        injected
     }
 
-    #[inline]
-    fn end(&mut self, digest_ok: bool) -> Result<(), Fatal> {
-        match std::mem::replace(&mut self.current, Current::None) {
-            Current::None => {}
-            Current::Response(slot, cqe) => self.complete(slot, cqe),
-            Current::Data { slot, start, length, last, success } => {
-                if let Some(entry) = self.table.0.get_mut(slot) {
-                    entry.moved = start + length;
-                    entry.corrupt |= !digest_ok;
-                }
-                if last && success {
-                    self.complete(slot, Cqe::new(cid_of(slot), Status::SUCCESS));
-                }
+    /// Ends every command in flight. The device must have let go of their memory.
+    pub(crate) fn end_all(
+        &mut self,
+        status: Status,
+        ios: &mut Vec<Completion<Buffer>>,
+        done: &mut Vec<Executed>,
+    ) {
+        for index in 0..self.slots.len() {
+            if self.slots[index].kind != Kind::Free {
+                self.stats.completed += 1;
+                self.stats.errors += 1;
+                self.finish_other(index, status, 0, ios, done);
             }
         }
-        Ok(())
     }
+
+    /// Commands that have been in flight since before `now_ns - timeout_ns`, each told once.
+    pub(crate) fn overdue(&mut self, now_ns: u64, timeout_ns: u64, found: &mut Vec<Overdue>) {
+        let limit = (timeout_ns >> STAMP_SHIFT).min(u64::from(u32::MAX >> 1)) as u32;
+        let now = (now_ns >> STAMP_SHIFT) as u32;
+        for slot in &self.slots {
+            if slot.kind != Kind::Free && now.wrapping_sub(slot.stamp) > limit {
+                found.push(Overdue { cid: slot.cid });
+            }
+        }
+    }
+
+    /// Whether this very command is still in flight.
+    pub(crate) fn is_in_flight(&self, cid: u16) -> bool {
+        let index = usize::from(cid) & ((1 << self.index_bits) - 1);
+        self.slots.get(index).is_some_and(|slot| slot.cid == cid && slot.kind != Kind::Free)
+    }
+}
+
+const NOTHING: (Described, u64) = (Described::NOTHING, 0);
+
+/// The identifier that a slot's next command has. FFFFh is none: it means no command in particular in the
+/// error log.
+#[inline(always)]
+fn next_cid(cid: u16, index_bits: u32) -> u16 {
+    let next = cid.wrapping_add(1 << index_bits);
+    if next == u16::MAX { next & ((1 << index_bits) - 1) } else { next }
+}
+
+fn opcode_of(op: Op) -> u8 {
+    match op {
+        Op::Read => NvmOpcode::Read,
+        Op::Write => NvmOpcode::Write,
+        Op::Flush | Op::Reset => NvmOpcode::Flush,
+        Op::Unmap => NvmOpcode::DatasetManagement,
+        Op::WriteZeroes => NvmOpcode::WriteZeroes,
+    }
+    .to_wire()
 }

@@ -37,7 +37,7 @@ impl FormatNvm {
     pub fn of(sqe: &Sqe) -> Option<FormatNvm> {
         let value = sqe.cdw10;
         Some(FormatNvm {
-            format: (value & 0xf) as u8 | (value >> 12 & 3) as u8 * 16,
+            format: (value & 0xf) as u8 | ((value >> 12 & 3) as u8) << 4,
             extended_lba: value >> 4 & 1 != 0,
             protection: (value >> 5 & 7) as u8,
             protection_first: value >> 8 & 1 != 0,

@@ -4,13 +4,16 @@
 //! [`Membership`] may be sent to any core, where [`IoQueue::open`](super::IoQueue::open) joins the
 //! association with an I/O queue.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpStream};
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
 
 use memory::Buffer;
 use net::{Event, Network, Sockets};
-use reactor::Core;
+use reactor::{Core, Period, Poller, Work};
 use ring::{Op, Request, Status, Tag};
 use wire_nvme::admin::{Identify, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
@@ -24,7 +27,7 @@ use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::registers::{Capabilities, Configuration, ControllerStatus, offset};
 use wire_nvme::{Cqe, Sqe};
 
-use super::controller::{ADMIN_DEPTH, connect, first, host_nqn};
+use super::controller::{ADMIN_DEPTH, connect, host_nqn};
 use super::queue::{Data, Queue};
 use crate::error::{AdminError, Failure, OpenError};
 use crate::options::Options;
@@ -39,13 +42,23 @@ const EVENTS_MAX: usize = 16;
 const SCRATCH_BYTES: usize = 8 << 10;
 
 /// A host's association with one controller over TCP: the admin queue.
+///
+/// A poller on its core takes in what arrives; dropping the association ends its connection.
 pub struct Association {
+    inner: Rc<RefCell<Inner>>,
     core: Core,
+    timeout_ns: u64,
+    keep_alive_ns: u64,
+    identity: IdentifyController,
+    membership: Membership,
+}
+
+/// What the association and its poller share.
+struct Inner {
     network: Sockets,
     scratch: Vec<u8>,
     received: Vec<Event<TcpStream>>,
     queue: Queue,
-    timeout_ns: u64,
     keep_alive_ns: u64,
     keep_alive_due_ns: u64,
     /// When the Keep Alive that is under way was sent.
@@ -55,8 +68,16 @@ pub struct Association {
     /// What the command that is awaited came back with.
     answer: Option<(Request<Buffer>, Cqe)>,
     next_tag: u64,
-    identity: IdentifyController,
-    membership: Membership,
+    /// Until when something is waited for.
+    patience_ns: u64,
+    /// Who is told of news.
+    waker: Option<Waker>,
+    closed: bool,
+}
+
+struct Pump {
+    inner: Rc<RefCell<Inner>>,
+    name: String,
 }
 
 /// What another core needs to join an association with an I/O queue.
@@ -122,13 +143,11 @@ impl Association {
         let address = uri.resolve()?;
         let mut network = Sockets::new(core.events()).spinning(core.spins());
         let queue = connect(&mut network, address, ADMIN_DEPTH, uri)?;
-        let mut association = Association {
-            core: core.clone(),
+        let inner = Rc::new(RefCell::new(Inner {
             network,
             scratch: vec![0; SCRATCH_BYTES],
             received: Vec::new(),
             queue,
-            timeout_ns: options.timeout_ns,
             keep_alive_ns: u64::from(options.keep_alive_ms) * 1_000_000,
             keep_alive_due_ns: u64::MAX,
             keep_alive_since_ns: None,
@@ -136,6 +155,17 @@ impl Association {
             listens: false,
             answer: None,
             next_tag: 0,
+            patience_ns: u64::MAX,
+            waker: None,
+            closed: false,
+        }));
+        let name = format!("nvme admin {address}");
+        core.add_poller(Box::new(Pump { inner: inner.clone(), name }), Period::EveryTurn);
+        let mut association = Association {
+            inner,
+            core: core.clone(),
+            timeout_ns: options.timeout_ns,
+            keep_alive_ns: u64::from(options.keep_alive_ms) * 1_000_000,
             identity: IdentifyController::default(),
             membership: Membership {
                 uri: uri.clone(),
@@ -186,7 +216,7 @@ impl Association {
             self.membership.qids = Qids::new(queues as u16);
         }
         if self.keep_alive_ns > 0 {
-            self.keep_alive_due_ns = sys::clock::now_ns() + self.keep_alive_ns / 2;
+            self.inner.borrow_mut().keep_alive_due_ns = sys::clock::now_ns() + self.keep_alive_ns / 2;
         }
         Ok(())
     }
@@ -203,7 +233,7 @@ impl Association {
 
     /// Why the controller can no longer be reached, if so.
     pub fn failure(&self) -> Option<Failure> {
-        self.queue.failure
+        self.inner.borrow().queue.failure
     }
 
     /// Executes a command that returns `length` bytes; returns its result and the data. What the controller
@@ -240,105 +270,28 @@ impl Association {
     pub async fn listen(&mut self, mask: u32) -> Result<(), AdminError> {
         let offered = AsyncEventConfiguration(mask & (self.identity.oaes | AsyncEventConfiguration::HEALTH));
         self.set_feature(FeatureId::AsyncEventConfiguration, offered.0).await?;
-        self.listens = true;
-        self.request_event();
+        let mut inner = self.inner.borrow_mut();
+        inner.listens = true;
+        inner.request_event();
         Ok(())
     }
 
     /// An event that the controller told. It tells no other of that kind until its log page was read.
     pub fn next_event(&mut self) -> Option<AsyncEvent> {
-        self.events.pop_front()
+        self.inner.borrow_mut().events.pop_front()
     }
 
-    /// Takes in what arrived and keeps the controller alive. To be called often, and at
-    /// [`deadline_ns`](Self::deadline_ns).
-    pub fn poll(&mut self) {
-        self.network.poll(&mut self.received);
-        for event in self.received.drain(..) {
-            if matches!(event, Event::Ready(id) if id == self.queue.connection()) {
-                while self.queue.receive(&mut self.network, &mut self.scratch) {}
+    /// Ends when there is an event, or a failure.
+    pub async fn news(&self) {
+        std::future::poll_fn(|context| {
+            let mut inner = self.inner.borrow_mut();
+            if !inner.events.is_empty() || inner.queue.failure.is_some() {
+                return Poll::Ready(());
             }
-        }
-        let mut told = false;
-        for finished in self.queue.finished().drain(..) {
-            match finished.request.tag {
-                TAG_EVENT => {
-                    let event = AsyncEvent::from_result(finished.cqe.result);
-                    let event = event.filter(|_| finished.cqe.status.is_success());
-                    if let Some(event) = event
-                        && self.events.len() < EVENTS_MAX
-                    {
-                        self.events.push_back(event);
-                        told = true;
-                    }
-                }
-                TAG_KEEP_ALIVE => self.keep_alive_since_ns = None,
-                Tag(tag) if tag + 1 == self.next_tag => {
-                    self.answer = Some((finished.request, finished.cqe));
-                }
-                // Somebody stopped waiting for it.
-                _ => {}
-            }
-        }
-        if told {
-            self.request_event();
-        }
-        self.keep_alive(sys::clock::now_ns());
-    }
-
-    /// When [`poll`](Self::poll) is next worth calling although nothing arrives.
-    pub fn deadline_ns(&self) -> u64 {
-        if self.network.is_pending() {
-            return 0;
-        }
-        let lost = self.keep_alive_since_ns.map_or(u64::MAX, |since| since + self.keep_alive_ns);
-        self.keep_alive_due_ns.min(lost)
-    }
-
-    /// Ends at the next event of the core, at the association's deadline or at `deadline_ns`.
-    pub async fn wait(&self, deadline_ns: u64) {
-        let until = deadline_ns.min(self.deadline_ns());
-        let now_ns = sys::clock::now_ns();
-        if until <= now_ns {
-            self.core.sleep_ns(0).await;
-            return;
-        }
-        let event = std::pin::pin!(self.core.next_event());
-        let timeout = std::pin::pin!(self.core.sleep_ns(until - now_ns));
-        first(event, timeout).await;
-    }
-
-    /// Sends a Keep Alive half-way through the timeout, so that one may be lost, and gives up on a
-    /// controller that has not answered one for a whole timeout (Base 2.0, section 3.9.4).
-    fn keep_alive(&mut self, now_ns: u64) {
-        if self.keep_alive_since_ns.is_some_and(|since| now_ns >= since + self.keep_alive_ns) {
-            self.keep_alive_since_ns = None;
-            self.keep_alive_due_ns = u64::MAX;
-            self.queue.fail(Failure::AdminTimeout);
-            return;
-        }
-        if now_ns < self.keep_alive_due_ns || self.queue.failure.is_some() {
-            return;
-        }
-        self.keep_alive_due_ns = now_ns + self.keep_alive_ns / 2;
-        if self.keep_alive_since_ns.is_none() && !self.queue.is_full() {
-            self.keep_alive_since_ns = Some(now_ns);
-            self.send(TAG_KEEP_ALIVE, Sqe::new(AdminOpcode::KeepAlive.to_wire()), None, Data::None, &[]);
-        }
-    }
-
-    fn request_event(&mut self) {
-        if self.listens && self.queue.failure.is_none() && !self.queue.is_full() {
-            let sqe = Sqe::new(AdminOpcode::AsyncEventRequest.to_wire());
-            self.send(TAG_EVENT, sqe, None, Data::None, &[]);
-        }
-    }
-
-    fn send(&mut self, tag: Tag, sqe: Sqe, buffer: Option<Buffer>, data: Data, small: &[u8]) {
-        let mut request = Request::new(tag, Op::Flush, 0, 0);
-        request.buffer = buffer;
-        self.queue.submit(sqe, request, data, small);
-        self.queue.flush(&mut self.network);
+            inner.waker = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
     }
 
     fn take(&self, length: usize) -> Result<Buffer, AdminError> {
@@ -356,55 +309,64 @@ impl Association {
         data: Data,
         small: &[u8],
     ) -> Result<(Request<Buffer>, Cqe), AdminError> {
-        if let Some(failure) = self.queue.failure {
-            return Err(AdminError::Failure(failure));
-        }
-        if self.queue.is_full() {
-            return Err(AdminError::Busy);
-        }
-        let deadline_ns = sys::clock::now_ns() + self.timeout_ns;
-        self.answer = None;
-        let tag = Tag(self.next_tag);
-        self.next_tag += 1;
-        self.send(tag, sqe, buffer, data, small);
-        loop {
-            self.poll();
-            if let Some(failure) = self.queue.failure {
+        {
+            let mut inner = self.inner.borrow_mut();
+            if let Some(failure) = inner.queue.failure {
                 return Err(AdminError::Failure(failure));
             }
-            if let Some((request, cqe)) = self.answer.take() {
-                let status = cqe.status;
-                return if status.is_success() {
-                    Ok((request, cqe))
-                } else {
-                    Err(AdminError::Status(status))
-                };
+            if inner.queue.is_full() {
+                return Err(AdminError::Busy);
             }
-            if sys::clock::now_ns() >= deadline_ns {
-                // A late answer would be for nobody: the association starts over.
-                self.queue.fail(Failure::AdminTimeout);
-                return Err(AdminError::Failure(Failure::AdminTimeout));
-            }
-            self.wait(deadline_ns).await;
+            inner.answer = None;
+            inner.patience_ns = sys::clock::now_ns() + self.timeout_ns;
+            let tag = Tag(inner.next_tag);
+            inner.next_tag += 1;
+            inner.send(tag, sqe, buffer, data, small);
         }
+        std::future::poll_fn(|context| {
+            let mut inner = self.inner.borrow_mut();
+            if let Some((request, cqe)) = inner.answer.take() {
+                inner.patience_ns = u64::MAX;
+                let status = cqe.status;
+                let answer =
+                    if status.is_success() { Ok((request, cqe)) } else { Err(AdminError::Status(status)) };
+                return Poll::Ready(
+                    inner.queue.failure.map_or(answer, |failure| Err(AdminError::Failure(failure))),
+                );
+            }
+            if inner.queue.failure.is_none() && sys::clock::now_ns() >= inner.patience_ns {
+                // A late answer would be for nobody: the association starts over.
+                inner.queue.fail(Failure::AdminTimeout);
+            }
+            if let Some(failure) = inner.queue.failure {
+                inner.patience_ns = u64::MAX;
+                return Poll::Ready(Err(AdminError::Failure(failure)));
+            }
+            inner.waker = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await
     }
 
     /// Waits until ICReq is answered.
     async fn initialize(&mut self) -> Result<(), OpenError> {
-        let deadline_ns = sys::clock::now_ns() + self.timeout_ns;
-        loop {
-            self.poll();
-            if let Some(failure) = self.queue.failure {
-                return Err(failure.into());
+        self.inner.borrow_mut().patience_ns = sys::clock::now_ns() + self.timeout_ns;
+        std::future::poll_fn(|context| {
+            let mut inner = self.inner.borrow_mut();
+            if let Some(failure) = inner.queue.failure {
+                return Poll::Ready(Err(failure.into()));
             }
-            if self.queue.is_ready() {
-                return Ok(());
+            if inner.queue.is_ready() {
+                inner.patience_ns = u64::MAX;
+                return Poll::Ready(Ok(()));
             }
-            if sys::clock::now_ns() >= deadline_ns {
-                return Err(OpenError::Timeout("ICReq"));
+            if sys::clock::now_ns() >= inner.patience_ns {
+                return Poll::Ready(Err(OpenError::Timeout("ICReq")));
             }
-            self.wait(deadline_ns).await;
-        }
+            inner.waker = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await
     }
 
     async fn step(&mut self, what: &'static str, sqe: Sqe, small: Option<&[u8]>) -> Result<u64, OpenError> {
@@ -439,6 +401,122 @@ impl Association {
             // CSTS can only be asked for; the specification has no event for it.
             self.core.sleep_ns(1_000_000).await;
         }
+    }
+}
+
+impl Drop for Association {
+    fn drop(&mut self) {
+        self.inner.borrow_mut().closed = true;
+    }
+}
+
+impl Poller for Pump {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn poll(&mut self, now_ns: u64) -> Work {
+        let mut inner = self.inner.borrow_mut();
+        if inner.closed {
+            return Work::Finished;
+        }
+        inner.poll(now_ns);
+        Work::None
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        let inner = self.inner.borrow();
+        let deadline_ns = if inner.closed { 0 } else { inner.deadline_ns() };
+        (deadline_ns != u64::MAX).then_some(deadline_ns)
+    }
+}
+
+impl Inner {
+    /// Takes in what arrived and keeps the controller alive.
+    fn poll(&mut self, now_ns: u64) {
+        let was_ready = self.queue.is_ready();
+        self.network.poll(&mut self.received);
+        for event in self.received.drain(..) {
+            if matches!(event, Event::Ready(id) if id == self.queue.connection()) {
+                while self.queue.receive(&mut self.network, &mut self.scratch) {}
+            }
+        }
+        let mut told = false;
+        for finished in self.queue.finished().drain(..) {
+            match finished.request.tag {
+                TAG_EVENT => {
+                    let event = AsyncEvent::from_result(finished.cqe.result);
+                    let event = event.filter(|_| finished.cqe.status.is_success());
+                    if let Some(event) = event
+                        && self.events.len() < EVENTS_MAX
+                    {
+                        self.events.push_back(event);
+                        told = true;
+                    }
+                }
+                TAG_KEEP_ALIVE => self.keep_alive_since_ns = None,
+                Tag(tag) if tag + 1 == self.next_tag => {
+                    self.answer = Some((finished.request, finished.cqe));
+                }
+                // Somebody stopped waiting for it.
+                _ => {}
+            }
+        }
+        if told {
+            self.request_event();
+        }
+        self.keep_alive(now_ns);
+        let news = self.answer.is_some()
+            || !self.events.is_empty()
+            || self.queue.failure.is_some()
+            || now_ns >= self.patience_ns
+            || !was_ready && self.queue.is_ready();
+        if news && let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    fn deadline_ns(&self) -> u64 {
+        if self.network.is_pending() {
+            return 0;
+        }
+        let lost = self.keep_alive_since_ns.map_or(u64::MAX, |since| since + self.keep_alive_ns);
+        // Who is not there any more need not be woken.
+        let patience_ns = if self.waker.is_some() { self.patience_ns } else { u64::MAX };
+        self.keep_alive_due_ns.min(lost).min(patience_ns)
+    }
+
+    /// Sends a Keep Alive half-way through the timeout, so that one may be lost, and gives up on a
+    /// controller that has not answered one for a whole timeout (Base 2.0, section 3.9.4).
+    fn keep_alive(&mut self, now_ns: u64) {
+        if self.keep_alive_since_ns.is_some_and(|since| now_ns >= since + self.keep_alive_ns) {
+            self.keep_alive_since_ns = None;
+            self.keep_alive_due_ns = u64::MAX;
+            self.queue.fail(Failure::AdminTimeout);
+            return;
+        }
+        if now_ns < self.keep_alive_due_ns || self.queue.failure.is_some() {
+            return;
+        }
+        self.keep_alive_due_ns = now_ns + self.keep_alive_ns / 2;
+        if self.keep_alive_since_ns.is_none() && !self.queue.is_full() {
+            self.keep_alive_since_ns = Some(now_ns);
+            self.send(TAG_KEEP_ALIVE, Sqe::new(AdminOpcode::KeepAlive.to_wire()), None, Data::None, &[]);
+        }
+    }
+
+    fn request_event(&mut self) {
+        if self.listens && self.queue.failure.is_none() && !self.queue.is_full() {
+            let sqe = Sqe::new(AdminOpcode::AsyncEventRequest.to_wire());
+            self.send(TAG_EVENT, sqe, None, Data::None, &[]);
+        }
+    }
+
+    fn send(&mut self, tag: Tag, sqe: Sqe, buffer: Option<Buffer>, data: Data, small: &[u8]) {
+        let mut request = Request::new(tag, Op::Flush, 0, 0);
+        request.buffer = buffer;
+        self.queue.submit(sqe, request, data, small);
+        self.queue.flush(&mut self.network);
     }
 }
 

@@ -13,6 +13,9 @@ use super::controller::{Facts, SCRATCH_BYTES, connect, first};
 use super::queue::{self, Data, Queue};
 use crate::error::{Failure, OpenError};
 
+/// How often an answer is looked for even where no event announces it.
+const LOOK_NS: u64 = 10_000_000;
+
 /// A namespace as a channel, through an I/O queue of an [`Association`](super::Association) that may
 /// live on another core. It ends with the association, and before it when told to.
 pub struct IoQueue {
@@ -67,15 +70,22 @@ impl IoQueue {
         };
         let deadline_ns = sys::clock::now_ns() + membership.options.timeout_ns;
         while !io.queue.is_ready() {
-            io.step(core, "ICReq", deadline_ns).await?;
+            io.receive();
+            if let Some(failure) = io.queue.failure {
+                return Err(failure.into());
+            }
+            if !io.queue.is_ready() {
+                io.wait(core, "ICReq", deadline_ns).await?;
+            }
         }
         io.queue.submit(sqe, Request::new(Tag(u64::MAX), Op::Flush, 0, 0), Data::None, &data);
         io.queue.flush(&mut io.network);
         let finished = loop {
+            io.receive();
             if let Some(finished) = io.queue.finished().pop() {
                 break finished;
             }
-            io.step(core, "Connect", deadline_ns).await?;
+            io.wait(core, "Connect", deadline_ns).await?;
         };
         if let Some(failure) = io.queue.failure {
             return Err(failure.into());
@@ -114,15 +124,8 @@ impl IoQueue {
         }
     }
 
-    /// Takes in what arrived, or waits for something to arrive.
-    async fn step(&mut self, core: &Core, what: &'static str, deadline_ns: u64) -> Result<(), OpenError> {
-        self.receive();
-        if let Some(failure) = self.queue.failure {
-            return Err(failure.into());
-        }
-        if self.queue.is_ready() && (what == "ICReq" || !self.queue.finished().is_empty()) {
-            return Ok(());
-        }
+    /// Waits for something to arrive.
+    async fn wait(&self, core: &Core, what: &'static str, deadline_ns: u64) -> Result<(), OpenError> {
         let now_ns = sys::clock::now_ns();
         if now_ns >= deadline_ns {
             return Err(OpenError::Timeout(what));
@@ -132,7 +135,8 @@ impl IoQueue {
             return Ok(());
         }
         let event = std::pin::pin!(core.next_event());
-        let timeout = std::pin::pin!(core.sleep_ns(deadline_ns - now_ns));
+        // A timer stays until it ends, and a busy core has events by the thousand.
+        let timeout = std::pin::pin!(core.sleep_ns((deadline_ns - now_ns).min(LOOK_NS)));
         first(event, timeout).await;
         Ok(())
     }

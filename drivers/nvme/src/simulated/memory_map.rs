@@ -1,0 +1,63 @@
+//! Memory as the device sees it: by addresses of its own.
+
+use std::os::fd::AsFd;
+
+use memory::{ChunkMemory, SharedRegion};
+
+use crate::device::DeviceError;
+
+/// Where the device's addresses begin: nowhere near where the driver's are.
+const BASE: u64 = 0x10_0000_0000;
+/// Bytes between one mapping and the next: what runs over the end of one finds nothing.
+const STEP: u64 = 4 << 20;
+
+/// What the device was shown.
+#[derive(Default)]
+pub(super) struct MemoryMap(Vec<SharedRegion>);
+
+impl MemoryMap {
+    pub(super) fn add(&mut self, chunk: &ChunkMemory) -> Result<u64, DeviceError> {
+        let Some(file) = &chunk.file else {
+            return Err(DeviceError::Memory(
+                "the simulated device needs an arena with `shared: true`".into(),
+            ));
+        };
+        let region = SharedRegion::map(file.as_fd(), 0, chunk.bytes as u64, true)
+            .map_err(|error| DeviceError::Memory(error.to_string()))?;
+        self.0.push(region);
+        Ok(BASE + (self.0.len() as u64 - 1) * STEP)
+    }
+
+    fn find(&self, address: u64, length: u64) -> Option<(&SharedRegion, u64)> {
+        let offset = address.checked_sub(BASE)?;
+        let region = self.0.get((offset / STEP) as usize)?;
+        let at = offset % STEP;
+        (at.checked_add(length)? <= region.len()).then_some((region, at))
+    }
+
+    /// Reads memory that was shown; `None` where there is none.
+    pub(super) fn read(&self, address: u64, out: &mut [u8]) -> Option<()> {
+        let (region, at) = self.find(address, out.len() as u64)?;
+        region.read(at, out);
+        Some(())
+    }
+
+    pub(super) fn read_u32(&self, address: u64) -> Option<u32> {
+        let (region, at) = self.find(address, 4)?;
+        at.is_multiple_of(4).then(|| region.load_u32(at))
+    }
+
+    pub(super) fn write(&self, address: u64, data: &[u8]) -> Option<()> {
+        let (region, at) = self.find(address, data.len() as u64)?;
+        region.write(at, data);
+        Some(())
+    }
+
+    pub(super) fn write_u32(&self, address: u64, value: u32) -> Option<()> {
+        let (region, at) = self.find(address, 4)?;
+        if at.is_multiple_of(4) {
+            region.store_u32(at, value);
+        }
+        Some(())
+    }
+}

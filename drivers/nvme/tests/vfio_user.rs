@@ -1,0 +1,203 @@
+//! The driver against our own target, over vfio-user: another reactor's controller, through a socket and
+//! shared memory.
+#![allow(clippy::unwrap_used)]
+
+mod rig;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use nvme::{Controller, Namespace, Uri};
+use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, VfioUserConfig};
+use reactor::{Core, IdlePolicy, Reactor, Reactors};
+use rig::{buffer, execute, finish, next_turn, options, status};
+use ring::{Channel, Op, Request, Status, Tag};
+
+const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
+const BLOCKS: u64 = 16384;
+
+/// A target on reactors of its own, that serves 8 MiB of memory.
+struct Served {
+    registry: bdev::Registry,
+    target: Target,
+    directory: PathBuf,
+    reactors: Option<Reactors>,
+}
+
+impl Served {
+    fn new() -> Served {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("ringbolt-driver-{}-{number}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir(&directory).unwrap();
+        let registry = bdev::Registry::new();
+        bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("Malloc0", BLOCKS, 512)).unwrap();
+        let config = reactor::Config { idle: IdlePolicy::default(), ..reactor::Config::default() };
+        let reactors = Reactors::start(&config).unwrap();
+        let target = Target::new(registry.clone(), reactors.remotes());
+        target.create_vfio_user(VfioUserConfig::default()).unwrap();
+        let any = SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() };
+        target.create_subsystem(NQN, any).unwrap();
+        target.add_namespace(NQN, NamespaceConfig::new("Malloc0")).unwrap();
+        let address = ListenAddress::vfio_user(directory.to_str().unwrap());
+        target.add_listener(NQN, address).unwrap();
+        Served { registry, target, directory, reactors: Some(reactors) }
+    }
+
+    fn uri(&self) -> Uri {
+        format!("nvme+vfio-user:{}?ns=1", self.directory.display()).parse().unwrap()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.target.shutdown();
+        drop(self.reactors.take());
+        std::fs::remove_dir_all(&self.directory).unwrap();
+    }
+}
+
+fn on_host<R: 'static, F: Future<Output = R> + 'static>(idle: IdlePolicy, job: impl FnOnce(Core) -> F) -> R {
+    let reactor = Reactor::new(&rig::reactor_config(idle)).unwrap();
+    let core = reactor.core();
+    reactor.block_on(job(core))
+}
+
+#[test]
+fn what_is_written_is_read_back_in_every_size() {
+    let served = Served::new();
+    let uri = served.uri();
+    on_host(IdlePolicy::Spin, async move |core| {
+        let mut namespace = Namespace::open(&core, &uri, &options()).await.unwrap();
+        assert_eq!((namespace.block_size(), namespace.blocks()), (512, BLOCKS));
+        let most = namespace.transfer_max_bytes().min(1 << 20);
+        for (round, bytes) in [512, 4096, 8192, 12288, 65536, most].into_iter().enumerate() {
+            let fill = |at: usize| (at / 512 + at + round) as u8;
+            let mut write = core.pool().take(bytes as usize).unwrap();
+            write.as_mut_slice().iter_mut().enumerate().for_each(|(at, byte)| *byte = fill(at));
+            let (lba, blocks) = (round as u64, bytes / 512);
+            let write = Request::write(Tag(0), lba, blocks, write);
+            assert_eq!(status(&core, &mut namespace, write).await, Status::SUCCESS, "{bytes}");
+            let read = Request::read(Tag(0), lba, blocks, buffer(&core, bytes as usize, 0xee));
+            let done = finish(&core, &mut namespace, vec![read]).await;
+            let data = done[0].request().buffer.as_ref().unwrap();
+            assert!(data.as_slice().iter().enumerate().all(|(at, byte)| *byte == fill(at)), "{bytes}");
+        }
+        for op in [Op::Unmap, Op::WriteZeroes, Op::Flush] {
+            let done = status(&core, &mut namespace, Request::new(Tag(0), op, 0, 8)).await;
+            assert_eq!(done, Status::SUCCESS, "{op:?}");
+        }
+        let read = Request::read(Tag(0), 0, 8, buffer(&core, 4096, 0xee));
+        let done = finish(&core, &mut namespace, vec![read]).await;
+        assert!(done[0].request().buffer.as_ref().unwrap().as_slice().iter().all(|byte| *byte == 0));
+        let data = buffer(&core, 512, 1);
+        let compare = nvme::Command::compare(
+            Tag(9),
+            1,
+            &wire_nvme::io::ReadWrite { lba: 0, blocks: 1, ..Default::default() },
+            data,
+        );
+        let done = execute(&mut namespace, vec![compare]).await;
+        assert!(done[0].status().same_code(Status::COMPARE_FAILURE), "{}", done[0].status());
+    });
+}
+
+#[test]
+fn a_queue_is_kept_full_and_every_request_comes_back_once() {
+    let served = Served::new();
+    let uri = served.uri();
+    on_host(IdlePolicy::Spin, async move |core| {
+        let mut namespace = Namespace::open(&core, &uri, &options()).await.unwrap();
+        let batch: Vec<_> = (0..3000)
+            .map(|tag| Request::write(Tag(tag), tag * 5 % BLOCKS, 1, buffer(&core, 512, tag as u8)))
+            .collect();
+        let done = finish(&core, &mut namespace, batch).await;
+        let mut tags: Vec<u64> = done.iter().map(|completion| completion.tag().0).collect();
+        tags.sort_unstable();
+        assert_eq!(tags, (0..3000).collect::<Vec<_>>());
+        assert!(done.iter().all(|completion| completion.status().is_success()));
+    });
+}
+
+#[test]
+fn a_sleeping_core_is_woken_by_the_target() {
+    let served = Served::new();
+    let uri = served.uri();
+    on_host(IdlePolicy::Sleep, async move |core| {
+        let options = nvme::Options { io_timeout_ns: 0, ..options() };
+        let mut namespace = Namespace::open(&core, &uri, &options).await.unwrap();
+        for round in 0..20 {
+            let mut batch = vec![Request::read(Tag(round), 0, 1, buffer(&core, 512, 0))];
+            namespace.submit(&mut batch);
+            assert_eq!(namespace.deadline(), None, "nothing forbids sleep");
+            let mut done = Vec::new();
+            while namespace.poll(&mut done) == 0 {
+                core.next_event().await;
+            }
+            assert_eq!(done[0].status(), Status::SUCCESS);
+        }
+    });
+}
+
+#[test]
+fn a_reset_is_lived_through() {
+    let served = Served::new();
+    let uri = served.uri();
+    on_host(IdlePolicy::Spin, async move |core| {
+        let mut namespace = Namespace::open(&core, &uri, &options()).await.unwrap();
+        let controller = namespace.controller().unwrap().clone();
+        for _ in 0..3 {
+            let write = Request::write(Tag(0), 7, 1, buffer(&core, 512, 9));
+            assert_eq!(status(&core, &mut namespace, write).await, Status::SUCCESS);
+            controller.reset().await.unwrap();
+            let read = Request::read(Tag(0), 7, 1, buffer(&core, 512, 0));
+            let done = finish(&core, &mut namespace, vec![read]).await;
+            assert_eq!(done[0].status(), Status::SUCCESS);
+            assert_eq!(done[0].request().buffer.as_ref().unwrap().as_slice()[511], 9);
+        }
+        assert_eq!(controller.resets(), 3);
+    });
+}
+
+#[test]
+fn namespaces_of_one_controller_share_it() {
+    let served = Served::new();
+    let uri = served.uri();
+    on_host(IdlePolicy::Spin, async move |core| {
+        let mut one = Namespace::open(&core, &uri, &options()).await.unwrap();
+        let mut two = Namespace::open(&core, &uri, &options()).await.unwrap();
+        let write = Request::write(Tag(0), 3, 1, buffer(&core, 512, 5));
+        assert_eq!(status(&core, &mut one, write).await, Status::SUCCESS);
+        let read = Request::read(Tag(0), 3, 1, buffer(&core, 512, 0));
+        let done = finish(&core, &mut two, vec![read]).await;
+        assert_eq!(done[0].request().buffer.as_ref().unwrap().as_slice()[0], 5);
+        drop((one, two));
+        // The last user's end frees the socket for the next.
+        let again = Controller::attach(&core, &uri, &options()).await.unwrap();
+        assert_eq!(again.active_namespaces().await.unwrap(), [1]);
+    });
+}
+
+#[test]
+fn a_namespace_that_is_removed_ends_its_io() {
+    let served = Served::new();
+    let (uri, target) = (served.uri(), served.target.clone());
+    on_host(IdlePolicy::Spin, async move |core| {
+        let mut namespace = Namespace::open(&core, &uri, &options()).await.unwrap();
+        let read = Request::read(Tag(0), 0, 1, buffer(&core, 512, 0));
+        assert_eq!(status(&core, &mut namespace, read).await, Status::SUCCESS);
+        target.remove_namespace(NQN, 1).unwrap();
+        let gone = Status::INVALID_NAMESPACE_OR_FORMAT;
+        let deadline_ns = sys::clock::now_ns() + 5_000_000_000;
+        loop {
+            let read = Request::read(Tag(0), 0, 1, buffer(&core, 512, 0));
+            if status(&core, &mut namespace, read).await.same_code(gone) {
+                break;
+            }
+            assert!(sys::clock::now_ns() < deadline_ns);
+            next_turn().await;
+        }
+    });
+    assert!(served.registry.find("Malloc0").is_some());
+}
