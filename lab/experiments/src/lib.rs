@@ -30,6 +30,7 @@ pub mod runner;
 pub mod session;
 pub mod steady;
 pub mod target;
+mod tokens;
 mod watch;
 
 pub use catalog::{Catalog, CatalogError};
@@ -39,3 +40,8 @@ pub use record::{
     CellRecord, Error, GeneratorUse, Machine, Parameters, Plan, PlannedCell, PlannedExperiment, RoleRecord,
     Run, RunWriter, SCHEMA, SchedulerState, Target, Value,
 };
+
+/// What can be counted on this machine, by name: `yes`, or why not.
+pub fn counting() -> Vec<(String, String)> {
+    counters::probe()
+}

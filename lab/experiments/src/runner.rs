@@ -22,10 +22,13 @@ use crate::record::{
     CellRecord, GeneratorUse, Plan, PlannedCell, Run, RunWriter, SchedulerState, Value, cell_key,
 };
 use crate::session::NetworkTarget;
+use crate::steady::{self, Window};
 use crate::target::{Device, Kind};
 
 /// Cells that fail one after the other before the run is given up: whatever is wrong is not the cell.
 const FAILURES_MAX: usize = 5;
+/// A round of the random writes that bring a device to its steady state, in seconds.
+const ROUND_S: u64 = 60;
 
 /// Why a run ended early. One line each.
 #[derive(Debug, thiserror::Error)]
@@ -163,6 +166,75 @@ pub fn run(
         }
     }
     Ok(summary)
+}
+
+/// Fills the devices and writes them over at random, as the specification of the SNIA has it, until the
+/// last rounds are alike. Gives what came of it, in a sentence.
+///
+/// # Errors
+/// A generator that fails, or a file that cannot be written.
+pub fn precondition(
+    setup: &Setup<'_>,
+    folder: &Path,
+    tell: &mut dyn FnMut(String),
+) -> Result<String, RunError> {
+    let count = setup.devices.len();
+    tell(format!("filling {count} device(s), one after the other in a job of its own each"));
+    write_over(setup, folder, "write", "128k", None)?;
+    let mut rounds: Vec<f64> = Vec::new();
+    while rounds.len() < steady::ROUNDS_MAX {
+        if setup.stop.load(Ordering::Relaxed) {
+            return Ok("stopped before the devices were steady".into());
+        }
+        rounds.push(write_over(setup, folder, "randwrite", "4k", Some(ROUND_S))?);
+        let window = Window::of(&rounds);
+        tell(match window {
+            Some(w) => format!(
+                "round {}: {:.0} IOPS, spread {:.0} %, drift {:.0} %",
+                rounds.len(),
+                rounds[rounds.len() - 1],
+                w.range_pct,
+                w.slope_pct
+            ),
+            None => format!("round {}: {:.0} IOPS", rounds.len(), rounds[rounds.len() - 1]),
+        });
+        if window.is_some_and(Window::is_steady) {
+            return Ok(format!("steady after {} rounds", rounds.len()));
+        }
+    }
+    Ok(format!("not steady after {} rounds; measured as it is", steady::ROUNDS_MAX))
+}
+
+/// Writes all devices over, each by a job, for so many seconds or once; the IOPS of all.
+fn write_over(
+    setup: &Setup<'_>,
+    folder: &Path,
+    rw: &str,
+    bs: &str,
+    seconds: Option<u64>,
+) -> Result<f64, RunError> {
+    let (file, output) = (folder.join("precondition.fio"), folder.join("precondition.json"));
+    let mut text = format!(
+        "[global]\nioengine=libaio\ndirect=1\nrw={rw}\nbs={bs}\niodepth=32\nnorandommap=1\ngroup_reporting=1\n"
+    );
+    if let Some(seconds) = seconds {
+        text.push_str(&format!("time_based=1\nruntime={seconds}s\n"));
+    }
+    for (number, device) in setup.devices.iter().enumerate() {
+        text.push_str(&format!("[fill{number}]\nfilename={}\nsize={}\n", device.place, device.size_bytes));
+    }
+    fs::write(&file, text).map_err(|error| RunError::File { path: file.clone(), error })?;
+    let limit = seconds.map_or(86_400.0, |seconds| seconds as f64);
+    let ended = generator::run(&setup.generator.command(&file, &output), limit, setup.stop, &mut |_, _| {});
+    match ended.map_err(|error| RunError::File { path: setup.generator.program.clone(), error })? {
+        Ended::Well => {}
+        Ended::Stopped => return Ok(0.0),
+        Ended::Badly(said) => return Err(RunError::Failing(said)),
+    }
+    let text = fs::read_to_string(&output).map_err(|error| RunError::File { path: output.clone(), error })?;
+    let _ = (fs::remove_file(&file), fs::remove_file(&output));
+    let (_, groups) = outcome::parse(&text, |_| 1).map_err(RunError::Failing)?;
+    Ok(groups.iter().filter_map(|group| group.record.metrics.get("iops")).sum())
 }
 
 /// The cells of a run that need not be run again: measured, or not possible here.
@@ -332,7 +404,7 @@ impl Bench<'_> {
         record.job_file = job_text;
         record.commands.push(command.join(" "));
         let (ramp, seconds) = self.times();
-        let mut meters = Meters::new(self.setup.host, &self.item.definition.measure, &devices_names(devices));
+        let mut meters = Meters::new(self.setup.host, &self.item.definition.measure, &self.setup.plan.cores);
         let mut measuring = false;
         let ended = generator::run(&command, seconds, self.setup.stop, &mut |moment, at| match moment {
             Moment::Began(process) => meters.start(process, self.network_target()),
@@ -448,10 +520,6 @@ struct Inputs {
     size_bytes: u64,
     foreground: Vec<u32>,
     background: Vec<u32>,
-}
-
-fn devices_names(devices: &[Device]) -> Vec<String> {
-    devices.iter().filter_map(|device| device.name.clone()).collect()
 }
 
 fn now_ms() -> u64 {

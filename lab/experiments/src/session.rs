@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::generator::Generator;
+use crate::generator::{Generator, Style};
 use crate::host::Host;
 use crate::plan::Surroundings;
 use crate::target::{Device, Kind};
@@ -24,6 +24,7 @@ pub fn surroundings(
     devices: &[Device],
     cpus: Vec<u32>,
     generator: &Generator,
+    own: &Generator,
     network_targets: &[String],
 ) -> Surroundings {
     let root = rustix::process::geteuid().is_root();
@@ -70,8 +71,8 @@ pub fn surroundings(
         polls: !blocks.is_empty() && blocks.iter().all(|block| block.polls),
         read_only,
         no_io_uring,
-        own_engine: generator.has_own_engine(),
-        own_devices: if generator.takes_job_files() { usize::MAX } else { 1 },
+        own_engine: generator.has_own_engine() || own.style == Style::Options,
+        own_devices: if own.takes_job_files() { usize::MAX } else { 1 },
         network_targets: network_targets.to_vec(),
     }
 }
