@@ -6,6 +6,8 @@ use crate::profile::{Profile, State};
 
 /// Steps of the table from how full the device is to the amplification.
 const STEPS: usize = 64;
+/// Writes that are further apart leave the device a pause: longer than any stall of its own.
+const PAUSE_US: u64 = 1_000_000;
 /// Fixed-point position of an amplification.
 pub(crate) const AMPLIFICATION_SHIFT: u32 = 10;
 
@@ -96,8 +98,7 @@ impl Wear {
             return false;
         }
         let idle_us = now_ns.saturating_sub(self.written_at.swap(now_ns, Ordering::Relaxed)) / 1000;
-        // Only a pause counts: what is moved between two writes is moved again by them.
-        let moved = if idle_us > 1000 { (idle_us.saturating_mul(self.slc_refill)) >> 10 } else { 0 };
+        let moved = if idle_us > PAUSE_US { (idle_us.saturating_mul(self.slc_refill)) >> 10 } else { 0 };
         let take = |left: u64| {
             let left = left.saturating_add(moved).min(self.slc_bytes);
             Some(left.saturating_sub(bytes))
