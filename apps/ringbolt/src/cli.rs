@@ -149,98 +149,20 @@ pub(crate) struct Rpc {
     ringbolt perf --filename=malloc:64m --rw=randwrite --verify --iodepth=16\n  \
     ringbolt perf --filename=uring:/tmp/disk.img --rw=randrw --rwmixread=70 --runtime=10s --time_based\n  \
     ringbolt perf --filename='nvme+tcp://127.0.0.1:4420/nqn.2025-01.io.ringbolt:a?ns=1' --rw=randread\n  \
-    ringbolt perf -c bdevs.json --filename=Malloc0 --rw=read --output-format=json --output=out.json\n\n\
-    Options, units and JSON are fio's. Unlike fio's, random positions may repeat (norandommap), and\n\
-    without --time_based a job ends after --size bytes.")]
+    ringbolt perf -c bdevs.json --filename=Malloc0 --rw=read --output-format=json --output=out.json\n  \
+    ringbolt perf --filename=/dev/nvme0n1 --ioengine=iou-s --direct=1 --rw=randread --iodepth=128 \\\n      \
+        --fixedbufs --registerfiles --time_based --runtime=10s --norandommap\n  \
+    ringbolt perf --filename=/dev/nvme0n1 --ioengine=libaio --rw=randread --rate_iops=50k --rate_process=poisson \\\n      \
+        --time_based --runtime=10s\n  \
+    ringbolt perf job.fio --output-format=json\n\n\
+    Options, job files, units and JSON are fio's; what is not supported is refused by name. What is driven:\n\
+    files and devices through psync, pvsync2, libaio, io_uring (iou, iou-c, iou-s) or io_uring_cmd, each job\n\
+    a process unless --thread; null:SIZE, malloc:SIZE, uring:PATH, model:PROFILE,\n\
+    nvme+tcp://HOST:PORT/NQN?ns=N and bdevs of -c FILE through ioengine=bdev, each job on a reactor.")]
 pub(crate) struct Perf {
-    /// What to drive: null:SIZE, malloc:SIZE, uring:PATH, nvme+tcp://HOST:PORT/NQN?ns=N, or a bdev of -c
-    #[arg(long, value_name = "URI")]
-    pub(crate) filename: String,
-    /// SPDK JSON configuration file that makes bdevs
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
-    /// Name of the job in reports
-    #[arg(long, default_value = "perf")]
-    pub(crate) name: String,
-    /// read, write, randread, randwrite, rw, randrw, trim or randtrim
-    #[arg(long, alias = "readwrite", default_value = "read", value_parser = workload)]
-    pub(crate) rw: workload::Workload,
-    /// Bytes of one I/O
-    #[arg(long, alias = "blocksize", default_value = "4k", value_parser = size_u32)]
-    pub(crate) bs: u32,
-    /// I/Os that each job keeps in flight
-    #[arg(long, default_value_t = 1)]
-    pub(crate) iodepth: u32,
-    /// Number of jobs, each on a reactor of its own
-    #[arg(long, default_value_t = 1)]
-    pub(crate) numjobs: u32,
-    /// Cores for the jobs, pinned, as 0-3,5; by default any, not pinned
-    #[arg(long = "cpus_allowed", value_name = "LIST")]
-    pub(crate) cpus_allowed: Option<String>,
-    /// Longest time
-    #[arg(long, value_parser = time)]
-    pub(crate) runtime: Option<u64>,
-    /// Start over until the runtime has passed
-    #[arg(long = "time_based", num_args = 0..=1, require_equals = true, value_name = "BOOL",
-          default_value = "0", default_missing_value = "1", value_parser = flag)]
-    pub(crate) time_based: bool,
-    /// I/Os after which each job ends
-    #[arg(long = "number_ios", value_parser = size)]
-    pub(crate) number_ios: Option<u64>,
-    /// Time before anything is counted
-    #[arg(long = "ramp_time", default_value = "0", value_parser = time)]
-    pub(crate) ramp_time: u64,
-    /// Percentage of reads in rw and randrw
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
-    pub(crate) rwmixread: u8,
-    /// Bytes of the device that are used
-    #[arg(long, value_parser = size)]
-    pub(crate) size: Option<u64>,
-    /// Where the used part begins
-    #[arg(long, default_value = "0", value_parser = size)]
-    pub(crate) offset: u64,
-    /// Write blocks that describe themselves and check what is read: crc32c, or pattern for every byte
-    #[arg(long, num_args = 0..=1, require_equals = true, value_name = "KIND",
-          default_missing_value = "crc32c", value_parser = verify)]
-    pub(crate) verify: Option<workload::Verify>,
-    /// Seed of positions, mix and data
-    #[arg(long, alias = "seed", default_value_t = 0x8989)]
-    pub(crate) randseed: u64,
-    /// Go on after an I/O failed
-    #[arg(long = "continue_on_error", num_args = 0..=1, require_equals = true, value_name = "BOOL",
-          default_value = "0", default_missing_value = "1", value_parser = flag)]
-    pub(crate) continue_on_error: bool,
-    /// How the result is written
-    #[arg(long = "output-format", value_enum, default_value = "normal")]
-    pub(crate) output_format: Format,
-    /// Where the result is written; by default to standard output
-    #[arg(long, value_name = "FILE")]
-    pub(crate) output: Option<PathBuf>,
-    /// One result for all jobs
-    #[arg(long = "group_reporting", num_args = 0..=1, require_equals = true, value_name = "BOOL",
-          default_value = "0", default_missing_value = "1", value_parser = flag)]
-    pub(crate) group_reporting: bool,
-    /// A line each second on standard error
-    #[arg(long, value_enum, default_value = "auto")]
-    pub(crate) eta: Eta,
-    #[command(flatten)]
-    pub(crate) machine: Machine,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// A table
-    Normal,
-    /// fio's JSON
-    Json,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Eta {
-    /// Where standard error is a terminal
-    Auto,
-    Always,
-    Never,
+    /// fio's options, as --rw=randread, and job files; --cmdhelp lists the options
+    #[arg(value_name = "OPTION|JOBFILE", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) words: Vec<String>,
 }
 
 #[derive(Args)]
@@ -259,36 +181,8 @@ pub(crate) struct Demo {
     pub(crate) runtime: u64,
 }
 
-fn workload(text: &str) -> Result<workload::Workload, String> {
-    workload::Workload::from_name(text).ok_or_else(|| {
-        let names = workload::Workload::NAMES.map(|(_, names)| names[0]);
-        format!("it is one of {}", names.join(", "))
-    })
-}
-
-fn verify(text: &str) -> Result<workload::Verify, String> {
-    match text {
-        "crc32c" | "1" => Ok(workload::Verify::Crc32c),
-        "pattern" => Ok(workload::Verify::Pattern),
-        "0" | "null" => Ok(workload::Verify::Off),
-        _ => Err("it is crc32c or pattern".to_string()),
-    }
-}
-
-fn flag(text: &str) -> Result<bool, String> {
-    match text {
-        "1" | "true" => Ok(true),
-        "0" | "false" => Ok(false),
-        _ => Err("it is 0 or 1".to_string()),
-    }
-}
-
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     workload::units::parse_bytes(text).ok_or_else(|| "it is a number, as 512, 4k or 1g".to_string())
-}
-
-fn size_u32(text: &str) -> Result<u32, String> {
-    u32::try_from(size(text)?).map_err(|_| "it is too large".to_string())
 }
 
 fn time(text: &str) -> Result<u64, String> {
@@ -306,20 +200,12 @@ mod tests {
     }
 
     #[test]
-    fn options_may_be_written_as_fio_takes_them() {
-        let parse = |line: &str| match Cli::try_parse_from(line.split_whitespace()).map(|cli| cli.command) {
-            Ok(Command::Perf(perf)) => perf,
+    fn perf_takes_fios_words_as_they_are() {
+        let line = "ringbolt perf -c a.json --filename=null:1g --rw randrw --verify job.fio --eta=never";
+        match Cli::try_parse_from(line.split_whitespace()).map(|cli| cli.command) {
+            Ok(Command::Perf(perf)) => assert_eq!(perf.words.join(" "), &line["ringbolt perf ".len()..]),
             Ok(_) => panic!("{line} is not perf"),
             Err(error) => panic!("{line}: {error}"),
-        };
-        for line in [
-            "ringbolt perf --filename=null:1g --rw=randrw --bs=8k --runtime=10 --time_based --verify",
-            "ringbolt perf --filename null:1g --rw randrw --bs 8k --runtime 10s --time_based=1 --verify=crc32c",
-        ] {
-            let perf = parse(line);
-            assert_eq!((perf.rw, perf.bs), (workload::Workload::RandRw, 8192));
-            assert_eq!((perf.runtime, perf.time_based), (Some(10_000_000_000), true));
-            assert_eq!(perf.verify, Some(workload::Verify::Crc32c));
         }
     }
 }

@@ -24,6 +24,16 @@ impl Machine {
         cores: Option<&str>,
         count: usize,
     ) -> Result<Machine, Failure> {
+        Machine::start_with(options, cores, count, false)
+    }
+
+    /// As [`start`](Self::start); with `shared`, other processes can be given the buffers.
+    pub(crate) fn start_with(
+        options: &cli::Machine,
+        cores: Option<&str>,
+        count: usize,
+        shared: bool,
+    ) -> Result<Machine, Failure> {
         let limit_bytes = cli::size(&options.memory)
             .map_err(|hint| Failure::usage(format!("--memory={}: {hint}", options.memory)))?;
         let idle = match options.idle {
@@ -36,7 +46,7 @@ impl Machine {
             None => CpuSet::new(first_cores(count)).map_err(Failure::machine)?,
         };
         let limit_bytes = usize::try_from(limit_bytes).unwrap_or(usize::MAX);
-        let arena = Arena::new(memory::Config { limit_bytes, ..Default::default() });
+        let arena = Arena::new(memory::Config { limit_bytes, shared, ..Default::default() });
         let pin = cores.is_some();
         let described =
             if pin { format!("{cpus}, pinned") } else { format!("{}, not pinned", cpus.cpus().len()) };

@@ -113,6 +113,9 @@ fn errors_are_one_line_and_have_statuses_of_their_own() {
         (&["perf", "--filename=null:1m", "--bs=700"], 2, "--bs=700 is not a multiple"),
         (&["perf", "--filename=Nobody"], 2, "no bdev is called Nobody"),
         (&["perf", "--filename=null:1g", "--cpus_allowed=1000"], 2, "core 1000 is not among"),
+        (&["perf", "--filename=null:1g", "--iodpeth=4"], 2, "did you mean iodepth?"),
+        (&["perf", "--filename=/nonexistent/f", "--ioengine=iou"], 2, "give --size"),
+        (&["lab", "import", "/dev/null"], 1, "holds no fio results"),
         (&["frobnicate"], 2, "unrecognized subcommand"),
         (&["nvme", "bind", "nvme0"], 2, "'nvme0' is no PCI address, as 0000:00:03.0"),
         (&["nvme", "bind", "00:03.0", "--driver", "vfio"], 2, "it is one of vfio-pci, uio_pci_generic, nvme"),
@@ -227,9 +230,79 @@ fn a_measurement_is_fios_json() {
     assert!(read["iops"].as_f64().unwrap() > 0.0 && read["clat_ns"]["percentile"]["99.000000"].is_number());
     let normal = text(&ringbolt(&[&["perf"], arguments.as_slice()].concat()).stdout);
     assert_eq!(normal.matches("perf: rw=randread bs=4096 iodepth=8 jobs=1").count(), 2, "{normal}");
+    assert!(document["jobs"][0]["generator_cost_ns_per_io"].as_f64().unwrap() > 0.0);
     for figure in ["IOPS", "p50", "p90", "p99 ", "p99.9 ", "p99.99 ", "an I/O"] {
         assert!(normal.contains(figure), "{figure}: {normal}");
     }
+}
+
+/// The document of a job over a file, on the kernel's engines.
+fn measured(arguments: &[&str]) -> Value {
+    let fixed = ["perf", "--output-format=json", "--generator_cost=0"];
+    let output = ringbolt(&[fixed.as_slice(), arguments].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn kernel_engines_run_in_processes_and_threads() {
+    let directory = scratch("engines");
+    let file = format!("--filename={}", directory.join("f").to_str().unwrap());
+    let job = [file.as_str(), "--size=4m", "--rw=randrw", "--iodepth=8", "--number_ios=500", "--numjobs=2"];
+    for engine in ["psync", "pvsync2", "libaio", "iou", "null"] {
+        for thread in ["--thread=0", "--thread=1"] {
+            let engine = format!("--ioengine={engine}");
+            let document = measured(&[job.as_slice(), &[engine.as_str(), thread]].concat());
+            let jobs = document["jobs"].as_array().unwrap();
+            assert_eq!(jobs.len(), 2, "{engine} {thread}");
+            for one in jobs {
+                let ios = |side: &str| one[side]["total_ios"].as_u64().unwrap();
+                assert_eq!((ios("read") + ios("write"), &one["error"]), (500, &json!(0)), "{engine}");
+            }
+        }
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn job_files_run_phase_by_phase_and_log() {
+    let directory = scratch("jobfile");
+    let path = |name: &str| directory.join(name).to_str().unwrap().to_string();
+    let job = format!(
+        "[global]\nfilename={}\nsize=1m\nioengine=libaio\niodepth=4\n\
+         [fill]\nrw=write\nverify=crc32c\nfsync=64\n[check]\nstonewall\nrw=randread\nwrite_lat_log={}\n\
+         bssplit=4k/50:8k/50\n[rate]\nstonewall\nrw=randread\nrate_iops=2000\nrate_process=poisson\n\
+         time_based\nruntime=200ms\n",
+        path("f"),
+        path("log/l")
+    );
+    std::fs::write(path("j.fio"), job).unwrap();
+    let document = measured(&[&path("j.fio")]);
+    let jobs = document["jobs"].as_array().unwrap();
+    let names: Vec<&str> = jobs.iter().map(|job| job["jobname"].as_str().unwrap()).collect();
+    assert_eq!(names, ["fill", "check", "rate"]);
+    assert_eq!((&jobs[0]["write"]["total_ios"], &jobs[0]["sync"]["total_ios"]), (&json!(256), &json!(4)));
+    assert_eq!((&jobs[0]["read"]["total_ios"], &jobs[1]["groupid"]), (&json!(256), &json!(1)));
+    let read = jobs[1]["read"]["total_ios"].as_u64().unwrap();
+    let log = std::fs::read_to_string(path("log/l_lat.2.log")).unwrap();
+    assert_eq!(log.lines().count() as u64, read);
+    let paced = jobs[2]["read"]["total_ios"].as_u64().unwrap();
+    assert!((250..=550).contains(&paced) && jobs[2]["open_loop"] == true, "{paced}");
+    assert!(jobs[2]["read"]["lat_ns"]["percentile"].is_object());
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn what_fio_wrote_becomes_rows() {
+    let directory = scratch("import");
+    let path = directory.join("out.json");
+    let document = measured(&["--ioengine=null", "--rw=randread", "--number_ios=1000", "--name=a,b"]);
+    std::fs::write(&path, format!("a warning\n{document:#}\n")).unwrap();
+    let table = text(&ringbolt(&["lab", "import", path.to_str().unwrap()]).stdout);
+    let mut lines = table.lines();
+    assert!(lines.next().unwrap().starts_with("jobname,group,direction,rw,engine,bs_kib,procs,qd,iops"));
+    assert!(lines.next().unwrap().starts_with("\"a,b\",0,read,randread,null,4,1,1,"), "{table}");
+    std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]

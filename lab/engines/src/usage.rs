@@ -50,6 +50,17 @@ pub fn kernel_workers_ns() -> u64 {
     named_ns("/proc", "kworker/")
 }
 
+/// Sets the I/O priority of the calling thread: class 1 real time, 2 best effort, 3 idle; level 0 to 7.
+pub fn set_io_priority(class: u8, level: u8) -> std::io::Result<()> {
+    // `IOPRIO_WHO_PROCESS` and `IOPRIO_PRIO_VALUE` of `linux/ioprio.h`; 0 is the calling thread.
+    let value = libc::c_int::from(class) << 13 | libc::c_int::from(level);
+    // SAFETY: numbers only.
+    match unsafe { libc::syscall(libc::SYS_ioprio_set, 1, 0, value) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
 fn named_ns(directory: &str, prefix: &str) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let named = entries.filter(|entry| {

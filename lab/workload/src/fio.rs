@@ -1,49 +1,121 @@
 //! Results in fio's JSON, so that what reads fio's output reads ours.
 //!
 //! The shape is that of `fio --output-format=json` (fio 3.x), for the fields that mean something here.
-//! What is not measured is 0, as fio has it: submission latency (`slat_ns`) is part of `clat_ns`.
+//! Where submission is not measured, `slat_ns` is 0 and part of `clat_ns`, as fio has it for synchronous
+//! engines. `lat_ns` counts from when an I/O was to start: in an open loop that is earlier than its
+//! submission where the device, or the depth, held it up. `generator_cost_ns_per_io`, `cpu_ns_per_io`,
+//! `sqpoll_cpu_ns`, `io_workers_cpu_ns`, `kernel_workers_cpu_ns` and `open_loop` are ours.
 
 use serde_json::{Map, Value, json};
 use sys::clock;
 
+use crate::devices::DiskStats;
+use crate::jobfile::Job;
 use crate::result::{Direction, JobResult, SideResult};
-use crate::spec::JobSpec;
 
-/// fio's default percentiles.
-const PERCENTILES: [f64; 17] =
-    [1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99];
+/// One entry of the document's `jobs`.
+#[derive(Clone, Debug)]
+pub struct Reported {
+    /// What was asked for.
+    pub job: Job,
+    /// Its reporting group.
+    pub group: u32,
+    /// Its index among all copies of all jobs, where it is not a group.
+    pub index: Option<usize>,
+    /// What was measured.
+    pub result: JobResult,
+    /// What the generator costs, in processor nanoseconds an I/O, where that was measured.
+    pub generator_cost_ns: Option<f64>,
+}
 
-/// The whole document. `now` is the time of day of the report.
-pub fn document(results: &[JobResult], filename: &str, now: std::time::SystemTime) -> Value {
-    let since_epoch = now.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    json!({
+/// A run, as it is reported.
+#[derive(Clone, Debug)]
+pub struct RunReport {
+    /// Options of all jobs.
+    pub globals: Vec<(String, String)>,
+    /// The jobs or groups.
+    pub jobs: Vec<Reported>,
+    /// Each disk, what it did, and over how long.
+    pub disks: Vec<(String, DiskStats, u64)>,
+    /// Processor time of all kernel workers of the machine while it ran.
+    pub kernel_workers_ns: u64,
+    /// Time of day of the report.
+    pub at: std::time::SystemTime,
+}
+
+/// The whole document; `plus` adds the buckets of the histograms, as `json+` does.
+pub fn document(run: &RunReport, plus: bool) -> Value {
+    let since_epoch = run.at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let mut document = json!({
         "fio version": concat!("ringbolt-", env!("CARGO_PKG_VERSION")),
         "timestamp": since_epoch.as_secs(),
         "timestamp_ms": since_epoch.as_millis() as u64,
         "time": format!("{} s since 1970-01-01 UTC", since_epoch.as_secs()),
-        "global options": { "ioengine": "ringbolt", "filename": filename },
-        "jobs": results.iter().enumerate().map(|(number, result)| job(number, result)).collect::<Vec<_>>(),
+        "global options": pairs(&run.globals),
+        "jobs": run.jobs.iter().map(|reported| job(reported, plus)).collect::<Vec<_>>(),
+        "kernel_workers_cpu_ns": run.kernel_workers_ns,
+    });
+    if !run.disks.is_empty() {
+        document["disk_util"] = run.disks.iter().map(disk).collect();
+    }
+    document
+}
+
+fn pairs(options: &[(String, String)]) -> Value {
+    Value::Object(options.iter().map(|(name, value)| (name.clone(), json!(value))).collect())
+}
+
+fn disk((name, stats, elapsed_ms): &(String, DiskStats, u64)) -> Value {
+    json!({
+        "name": name,
+        "read_ios": stats.ios[0],
+        "write_ios": stats.ios[1],
+        "read_merges": stats.merges[0],
+        "write_merges": stats.merges[1],
+        "read_ticks": stats.ticks[0],
+        "write_ticks": stats.ticks[1],
+        "in_queue": stats.queue_ms,
+        "util": percent(stats.busy_ms as f64, (*elapsed_ms).max(1) as f64),
     })
 }
 
-fn job(number: usize, result: &JobResult) -> Value {
+/// What of a job's latencies has percentiles: submission, completion, whole.
+pub fn percentiles_of(job: &Job) -> [bool; 3] {
+    let closed = job.spec.rates.is_closed_loop();
+    let [submission, completion, whole] = job.percentiles_of;
+    [submission.unwrap_or(false), completion.unwrap_or(closed), whole.unwrap_or(!closed)]
+}
+
+fn job(reported: &Reported, plus: bool) -> Value {
+    let Reported { job: asked, result, .. } = reported;
     let elapsed_ns = result.elapsed_ns();
     // Merged jobs ran beside each other: their processor time is out of all their time.
     let thread_ns = (elapsed_ns * u64::from(result.jobs)).max(1) as f64;
     let mut job = Map::new();
     job.insert("jobname".into(), json!(result.spec.name));
-    job.insert("groupid".into(), json!(0));
-    if result.jobs == 1 {
-        job.insert("job_index".into(), json!(number));
+    job.insert("groupid".into(), json!(reported.group));
+    if let Some(index) = reported.index {
+        job.insert("job_index".into(), json!(index));
     }
     job.insert("error".into(), json!(i32::from(!result.is_clean()) * EIO));
     job.insert("eta".into(), json!(0));
-    job.insert("elapsed".into(), json!(elapsed_ns.div_ceil(1_000_000_000)));
-    job.insert("job options".into(), options(&result.spec));
-    for direction in Direction::ALL {
-        job.insert(direction.name().into(), side(result.side(direction)));
+    job.insert("elapsed".into(), json!((elapsed_ns + result.spec.ramp_ns).div_ceil(1_000_000_000)));
+    let mut options = pairs(&asked.options);
+    options["name"] = json!(result.spec.name);
+    job.insert("job options".into(), options);
+    if !asked.description.is_empty() {
+        job.insert("desc".into(), json!(asked.description));
     }
-    job.insert("sync".into(), json!({ "total_ios": 0, "lat_ns": unmeasured() }));
+    let shape = Shape { percentiles: &asked.percentiles, of: percentiles_of(asked), plus };
+    if asked.unified {
+        job.insert("mixed".into(), side(&result.unified(), &shape));
+    } else {
+        for direction in Direction::ALL {
+            job.insert(direction.name().into(), side(result.side(direction), &shape));
+        }
+    }
+    let lat = latency(&result.sync.latency_ticks, &shape, true);
+    job.insert("sync".into(), json!({ "total_ios": result.sync.total_ios, "lat_ns": lat }));
     job.insert("job_runtime".into(), json!(elapsed_ns / 1_000_000 * u64::from(result.jobs)));
     job.insert("usr_cpu".into(), json!(percent(user_ns(result), thread_ns)));
     job.insert("sys_cpu".into(), json!(percent(result.usage.cpu_ns as f64 - user_ns(result), thread_ns)));
@@ -58,14 +130,29 @@ fn job(number: usize, result: &JobResult) -> Value {
     for (name, table) in spread(result) {
         job.insert(name.into(), table);
     }
-    job.insert("latency_depth".into(), json!(result.spec.io_depth));
-    job.insert("latency_target".into(), json!(0));
-    job.insert("latency_percentile".into(), json!(100.0));
-    job.insert("latency_window".into(), json!(0));
+    let target = result.spec.latency_target;
+    job.insert("latency_depth".into(), json!(result.latency_depth.unwrap_or(result.spec.io_depth as usize)));
+    job.insert("latency_target".into(), json!(target.map_or(0, |target| target.target_ns / 1000)));
+    job.insert("latency_percentile".into(), json!(target.map_or(100.0, |target| target.percentile)));
+    job.insert("latency_window".into(), json!(target.map_or(0, |target| target.window_ns / 1000)));
     job.insert("total_err".into(), json!(result.errors));
     job.insert("verify_errors".into(), json!(result.mismatch_count));
     job.insert("cpu_ns_per_io".into(), json!(result.cpu_ns_per_io()));
+    job.insert("numjobs".into(), json!(result.jobs));
+    job.insert("open_loop".into(), json!(!result.spec.rates.is_closed_loop()));
+    if let Some(cost) = reported.generator_cost_ns {
+        job.insert("generator_cost_ns_per_io".into(), json!(cost));
+    }
+    job.insert("sqpoll_cpu_ns".into(), json!(result.kernel.submission_ns));
+    job.insert("io_workers_cpu_ns".into(), json!(result.kernel.workers_ns));
     Value::Object(job)
+}
+
+/// How latencies are written.
+struct Shape<'a> {
+    percentiles: &'a [f64],
+    of: [bool; 3],
+    plus: bool,
 }
 
 const EIO: i32 = 5;
@@ -83,27 +170,8 @@ fn percent(part: f64, whole: f64) -> f64 {
     (part / whole * 100.0).clamp(0.0, 100.0)
 }
 
-fn options(spec: &JobSpec) -> Value {
-    let mut options = Map::new();
-    let mut put = |name: &str, value: String| options.insert(name.to_string(), Value::String(value));
-    put("name", spec.name.clone());
-    put("rw", spec.workload.name().to_string());
-    put("bs", spec.block_bytes.to_string());
-    put("iodepth", spec.io_depth.to_string());
-    put("randseed", spec.seed.to_string());
-    if let Some(size) = spec.size_bytes {
-        put("size", size.to_string());
-    }
-    if let Some(runtime) = spec.runtime_ns {
-        put("runtime", format!("{}ms", runtime / 1_000_000));
-    }
-    if spec.time_based {
-        put("time_based", "1".to_string());
-    }
-    Value::Object(options)
-}
-
-fn side(side: &SideResult) -> Value {
+fn side(side: &SideResult, shape: &Shape<'_>) -> Value {
+    let (bandwidth, iops) = (&side.bandwidth_samples, &side.iops_samples);
     json!({
         "io_bytes": side.bytes,
         "io_kbytes": side.bytes >> 10,
@@ -114,16 +182,24 @@ fn side(side: &SideResult) -> Value {
         "total_ios": side.total_ios,
         "short_ios": 0,
         "drop_ios": side.errors,
-        "slat_ns": unmeasured(),
-        "clat_ns": latency(side, true),
-        "lat_ns": latency(side, false),
-        "bw_min": 0, "bw_max": 0, "bw_agg": 0.0, "bw_mean": 0.0, "bw_dev": 0.0, "bw_samples": 0,
-        "iops_min": 0, "iops_max": 0, "iops_mean": 0.0, "iops_stddev": 0.0, "iops_samples": 0,
+        "slat_ns": latency(&side.submission_ticks, shape, shape.of[0]),
+        "clat_ns": latency(&side.completion_ticks, shape, shape.of[1]),
+        "lat_ns": latency(&side.latency_ticks, shape, shape.of[2]),
+        "bw_min": bandwidth.min as u64,
+        "bw_max": bandwidth.max as u64,
+        "bw_agg": if bandwidth.count == 0 { 0.0 } else { 100.0 },
+        "bw_mean": bandwidth.mean(),
+        "bw_dev": bandwidth.deviation(),
+        "bw_samples": bandwidth.count,
+        "iops_min": iops.min as u64,
+        "iops_max": iops.max as u64,
+        "iops_mean": iops.mean(),
+        "iops_stddev": iops.deviation(),
+        "iops_samples": iops.count,
     })
 }
 
-fn latency(side: &SideResult, percentiles: bool) -> Value {
-    let histogram = &side.latency_ticks;
+fn latency(histogram: &crate::Histogram, shape: &Shape<'_>, percentiles: bool) -> Value {
     // Means are fractions of a tick, so they are scaled in floating point.
     let scale = clock::ticks_to_ns(1 << 32) as f64 / (1u64 << 32) as f64;
     let mut latency = json!({
@@ -134,18 +210,23 @@ fn latency(side: &SideResult, percentiles: bool) -> Value {
         "N": histogram.count(),
     });
     if percentiles && histogram.count() > 0 {
-        let table = PERCENTILES.iter().map(|percent| {
+        let table = shape.percentiles.iter().map(|percent| {
             let ns = clock::ticks_to_ns(histogram.percentile(*percent));
             (format!("{percent:.6}"), json!(ns))
         });
         latency["percentile"] = Value::Object(table.collect());
+        if shape.plus {
+            let mut bins = Map::new();
+            for (ticks, count) in histogram.iter() {
+                let ns = clock::ticks_to_ns(ticks).to_string();
+                // Two buckets of ticks may end in the same nanosecond.
+                let before = bins.get(&ns).and_then(Value::as_u64).unwrap_or(0);
+                bins.insert(ns, json!(before + count));
+            }
+            latency["bins"] = Value::Object(bins);
+        }
     }
     latency
-}
-
-/// What fio measures and we do not.
-fn unmeasured() -> Value {
-    json!({ "min": 0, "max": 0, "mean": 0.0, "stddev": 0.0, "N": 0 })
 }
 
 /// fio's tables of how many percent of the I/Os took at most so long, in three units.

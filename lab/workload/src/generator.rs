@@ -1,4 +1,7 @@
-//! The closed loop.
+//! The loop: closed, where an I/O starts when one has ended, or open, where it starts when its time has come.
+//!
+//! Plain jobs, closed loops of I/Os of one size on one file, have a path of their own in which requests
+//! are moved and counted in batches. Everything else that fio's options ask for is in the other one.
 
 use std::mem;
 
@@ -6,12 +9,16 @@ use memory::{Buffer, Pool};
 use ring::{Channel, Completion, Op, Request, Tag};
 use sys::clock;
 
+use crate::Random;
+use crate::log::{Entry, Logs};
+use crate::pace::Pace;
 use crate::place::{Geometry, Mix, Place, SetupError};
-use crate::result::{Direction, IoFailure, JobResult, SideResult};
-use crate::spec::{JobSpec, Verify, Workload};
+use crate::result::{Direction, IoFailure, JobResult};
+use crate::side::Side;
+use crate::spec::{Content, JobSpec, Verify, Workload};
+use crate::tuner::Tuner;
 use crate::usage::Usage;
 use crate::verify::Verifier;
-use crate::{Histogram, Random};
 
 /// The rings that a generator drives.
 pub trait IoChannel: Channel<Request = Request<Buffer>, Completion = Completion<Buffer>> {}
@@ -33,15 +40,23 @@ pub struct Generator {
     done: Vec<Completion<Buffer>>,
     /// Requests there are; as many as fit the depth.
     slots: usize,
-    sides: [Side; 3],
+    /// Reads, writes, trims, flushes.
+    sides: [Side; 4],
     place: Place,
     remaining: u64,
     event_ticks: u64,
     completed: u64,
+    /// By tag: when the request was handed to the channel.
+    sent: Box<[u64]>,
+    /// Tags of what is being handed over.
+    order: Vec<u32>,
+    measure_submission: bool,
     // What it touches seldom.
     parked: Vec<Request<Buffer>>,
     phase: Phase,
     start_ticks: u64,
+    end_ticks: u64,
+    sample_ticks: u64,
     turn_ticks_max: u64,
     spec: JobSpec,
     usage_start: Usage,
@@ -51,13 +66,29 @@ pub struct Generator {
     verifier: Option<Verifier>,
     stopped: bool,
     stuck: bool,
+    /// Of jobs that are not plain.
+    full: Option<Box<Full>>,
 }
 
-#[derive(Default)]
-struct Side {
-    latency: Histogram,
-    errors: u64,
-    elapsed_ns: u64,
+/// What only jobs that are not plain have.
+struct Full {
+    pace: Option<Pace>,
+    /// By tag: when the request was to start, and its bytes.
+    starts: Box<[(u64, u32)]>,
+    /// By tag: the buffer of a request that carries no data.
+    aside: Box<[Option<Buffer>]>,
+    remaining_bytes: u64,
+    block_bytes: u32,
+    unflushed: u32,
+    flush_due: bool,
+    flushed_at_end: bool,
+    thought: u32,
+    think_until: u64,
+    spin_until: u64,
+    latency_ticks_max: u64,
+    tuner: Option<Tuner>,
+    logs: Logs,
+    random: Random,
 }
 
 /// In the order in which a job passes through them.
@@ -80,7 +111,13 @@ enum Phase {
 impl Generator {
     /// Checks the job against the device and takes every buffer that it will use from `pool`.
     pub fn new(spec: JobSpec, geometry: Geometry, pool: &Pool) -> Result<Generator, SetupError> {
-        let place = Place::new(&spec, geometry)?;
+        Generator::over(spec, &[geometry], pool)
+    }
+
+    /// As [`new`](Self::new), over several files: the `flow` of a request is the index of its file.
+    pub fn over(spec: JobSpec, files: &[Geometry], pool: &Pool) -> Result<Generator, SetupError> {
+        let place = Place::new(&spec, files)?;
+        let geometry = files[0];
         let verifier = match spec.verify {
             Verify::Off => None,
             mode => {
@@ -96,19 +133,63 @@ impl Generator {
             return Err(SetupError::NoRuntime);
         }
         let ready = take_buffers(&spec, pool)?;
-        let once = if spec.time_based { u64::MAX } else { place.positions };
+        let depth = ready.len();
+        let block_bytes = geometry.block_bytes;
+        let whole = place.total_bytes(block_bytes).saturating_mul(u64::from(spec.loops.max(1)));
+        let bytes = if spec.time_based { u64::MAX } else { spec.io_bytes.unwrap_or(whole) };
+        let unit = u64::from(place.io_blocks) * u64::from(block_bytes);
+        let fixed = spec.sizes.is_none();
+        let by_bytes = if fixed && bytes != u64::MAX { bytes.div_ceil(unit) } else { u64::MAX };
+        let remaining =
+            spec.number_ios.map_or(by_bytes, |ios| ios.min(if fixed { u64::MAX } else { by_bytes }));
+        let pace = Pace::new(&spec.rates, spec.workload.directions(spec.read_percent), spec.seed);
+        let is_plain = place.is_plain()
+            && pace.is_none()
+            && verifier.is_none()
+            && fixed
+            && !spec.log.is_on()
+            && spec.think.ns == 0
+            && spec.flush_every == 0
+            && !spec.flush_at_end
+            && spec.latency_target.is_none()
+            && spec.latency_max_ns.is_none()
+            && spec.content != Content::FreshNoise;
+        let full = (!is_plain).then(|| {
+            Box::new(Full {
+                pace,
+                starts: vec![(0, 0); depth].into(),
+                aside: (0..depth).map(|_| None).collect(),
+                remaining_bytes: if fixed || spec.number_ios.is_some() { u64::MAX } else { bytes },
+                block_bytes,
+                unflushed: 0,
+                flush_due: false,
+                flushed_at_end: false,
+                thought: 0,
+                think_until: 0,
+                spin_until: 0,
+                latency_ticks_max: spec.latency_max_ns.map_or(u64::MAX, clock::ns_to_ticks),
+                tuner: spec.latency_target.map(|target| Tuner::new(target, depth)),
+                logs: Logs::new(spec.log.clone()),
+                random: Random::new(spec.seed ^ 0x6672_6573_6821),
+            })
+        });
         Ok(Generator {
-            done: Vec::with_capacity(ready.len()),
-            slots: ready.len(),
-            parked: Vec::with_capacity(ready.len()),
+            done: Vec::with_capacity(depth),
+            slots: depth,
+            parked: Vec::with_capacity(depth),
             ready,
             sides: Default::default(),
-            remaining: spec.number_ios.unwrap_or(once),
+            remaining,
             place,
             event_ticks: u64::MAX,
             completed: 0,
+            sent: vec![0; depth].into(),
+            order: Vec::with_capacity(depth),
+            measure_submission: spec.measure_submission,
             phase: Phase::Before,
             start_ticks: 0,
+            end_ticks: u64::MAX,
+            sample_ticks: u64::MAX,
             turn_ticks_max: clock::ns_to_ticks(TURN_NS_MAX),
             usage_start: Usage::default(),
             usage: Usage::default(),
@@ -118,6 +199,7 @@ impl Generator {
             stopped: false,
             stuck: false,
             spec,
+            full,
         })
     }
 
@@ -129,8 +211,11 @@ impl Generator {
         }
         let (mut total, mut turn_end_ticks) = (0, u64::MAX);
         for _ in 0..ROUNDS_MAX {
+            if self.full.is_some() {
+                self.feed(clock::ticks());
+            }
             if !self.ready.is_empty() {
-                channel.submit(&mut self.ready);
+                self.submit(channel);
             }
             let count = channel.poll(&mut self.done);
             if count == 0 {
@@ -142,8 +227,8 @@ impl Generator {
                 0 => clock::ticks(),
                 ticks => ticks,
             };
-            if self.verifier.is_some() {
-                self.absorb_verifying(now);
+            if self.full.is_some() {
+                self.absorb_full(now);
             } else {
                 self.absorb(now);
             }
@@ -160,10 +245,41 @@ impl Generator {
         if total == 0 {
             self.on_idle();
         }
-        if self.in_flight() == 0 && self.ready.is_empty() {
-            self.on_drained();
+        if self.in_flight() == 0 && self.ready.is_empty() && self.phase > Phase::Measuring {
+            if self.phase == Phase::ReadingBack {
+                self.feed_back(clock::ticks());
+            }
+            if self.ready.is_empty() {
+                self.on_drained();
+            }
         }
         total
+    }
+
+    /// Hands over what is ready, and notes when the channel had taken it.
+    #[inline]
+    fn submit<C: IoChannel + ?Sized>(&mut self, channel: &mut C) {
+        if !self.measure_submission {
+            return channel.submit(&mut self.ready);
+        }
+        self.order.clear();
+        self.order.extend(self.ready.iter().map(|request| request.tag.0 as u32));
+        channel.submit(&mut self.ready);
+        let taken = self.order.len() - self.ready.len();
+        let now = clock::ticks();
+        for tag in &self.order[..taken] {
+            self.sent[*tag as usize] = now;
+        }
+    }
+
+    /// Every request, with its buffer, before the job begins: for engines that register memory.
+    pub fn requests(&self) -> &[Request<Buffer>] {
+        &self.ready
+    }
+
+    /// Requests handed over and not yet back.
+    pub fn outstanding(&self) -> usize {
+        self.in_flight()
     }
 
     /// Whether the job has ended and nothing is in flight.
@@ -194,28 +310,36 @@ impl Generator {
         if self.phase == Phase::Before || !self.ready.is_empty() {
             return Some(0);
         }
-        let left = self.event_ticks.saturating_sub(clock::ticks());
-        (self.event_ticks != u64::MAX).then(|| now_ns + clock::ticks_to_ns(left))
+        let mut due = self.event_ticks;
+        if let Some(full) = &self.full
+            && !self.parked.is_empty()
+            && self.phase <= Phase::Measuring
+        {
+            let next = full.pace.as_ref().map_or(u64::MAX, |pace| pace.next().1);
+            let next = if full.think_until > 0 { next.min(u64::MAX - 1).max(full.think_until) } else { next };
+            due = due.min(if full.pace.is_none() && full.think_until > 0 { full.think_until } else { next });
+        }
+        let left = due.saturating_sub(clock::ticks());
+        (due != u64::MAX).then(|| now_ns + clock::ticks_to_ns(left))
     }
 
     /// What was measured. Meant for a job that is over.
     pub fn into_result(self) -> JobResult {
-        let unit = u64::from(self.spec.block_bytes);
         let (mismatches, mismatch_count, checked_blocks) =
             self.verifier.as_ref().map_or((Vec::new(), 0, 0), |verifier| {
                 (verifier.mismatches().to_vec(), verifier.mismatch_count(), verifier.checked_blocks())
             });
         let stuck = if self.stuck { self.in_flight() as u64 } else { 0 };
-        let sides = self.sides.map(|side| SideResult {
-            total_ios: side.latency.count(),
-            bytes: side.latency.count() * unit,
-            latency_ticks: side.latency,
-            errors: side.errors,
-            elapsed_ns: side.elapsed_ns,
-        });
+        let mut sides = self.sides.map(Side::into_result);
+        let depth = self.full.as_ref().and_then(|full| full.tuner.as_ref()).map(Tuner::depth);
+        let lost_entries = self.full.as_ref().map_or(0, |full| full.logs.lost);
         JobResult {
+            sync: mem::take(&mut sides[3]),
+            sides: {
+                let [read, write, trim, _] = sides;
+                [read, write, trim]
+            },
             spec: self.spec,
-            sides,
             usage: self.usage,
             errors: self.errors,
             failures: self.failures,
@@ -224,7 +348,25 @@ impl Generator {
             checked_blocks,
             stuck,
             jobs: 1,
+            latency_depth: depth,
+            kernel: Default::default(),
+            lost_entries,
+            number: 0,
+            log_error: None,
         }
+    }
+
+    /// Writes the job's logs, if it keeps any, and gives what was measured; `number` counts jobs from 1.
+    pub fn finish(self, number: u32) -> JobResult {
+        let written = self.full.as_ref().map_or(Ok(()), |full| full.logs.write(number));
+        let mut result = self.into_result();
+        result.log_error = written.err().map(|error| error.to_string());
+        result
+    }
+
+    /// Whether what happens now is counted.
+    pub fn is_measuring(&self) -> bool {
+        self.phase == Phase::Measuring
     }
 
     fn begin(&mut self) {
@@ -237,21 +379,42 @@ impl Generator {
         } else {
             self.measure(now);
         }
-        let wanted = (self.ready.len() as u64).min(self.remaining) as usize;
-        self.remaining -= wanted as u64;
-        self.parked.extend(self.ready.drain(wanted..));
-        let mut ready = mem::take(&mut self.ready);
-        for request in &mut ready {
-            self.prepare(request, now);
+        if let Some(full) = &mut self.full {
+            if let Some(pace) = &mut full.pace {
+                pace.begin(now);
+            }
+            self.parked.append(&mut self.ready);
+            // The first of all is the one of tag 0.
+            self.parked.reverse();
+            return;
         }
-        self.ready = ready;
+        let wanted = (self.ready.len() as u64).min(self.remaining) as usize;
+        self.remaining =
+            self.remaining.saturating_sub(if self.remaining == u64::MAX { 0 } else { wanted as u64 });
+        self.parked.extend(self.ready.drain(wanted..));
+        for request in &mut self.ready {
+            self.place.next(request);
+            request.issued = now;
+        }
+        if self.ready.is_empty() {
+            self.drain(now);
+        }
     }
 
     fn measure(&mut self, now: u64) {
         self.phase = Phase::Measuring;
         self.start_ticks = now;
         let runtime = self.spec.runtime_ns.map(clock::ns_to_ticks);
-        self.event_ticks = runtime.map_or(u64::MAX, |runtime| now.saturating_add(runtime));
+        self.end_ticks = runtime.map_or(u64::MAX, |runtime| now.saturating_add(runtime));
+        let sample = match self.spec.sample_ns {
+            0 => u64::MAX,
+            ns => now.saturating_add(clock::ns_to_ticks(ns)),
+        };
+        self.sample_ticks = sample;
+        self.event_ticks = self.end_ticks.min(sample);
+        if let Some(tuner) = self.full.as_mut().and_then(|full| full.tuner.as_mut()) {
+            self.event_ticks = self.event_ticks.min(tuner.begin(now));
+        }
     }
 
     /// The loop's inside: for each I/O, its latency into a bucket and its request out again.
@@ -282,9 +445,13 @@ impl Generator {
     fn count(&mut self, mut completions: &[Completion<Buffer>], now: u64) {
         while let Some(first) = completions.first() {
             let (op, issued) = (first.request().op, first.request().issued);
+            let sent = self.sent[first.tag().0 as usize];
             let like_first = |completion: &&Completion<Buffer>| {
                 let request = completion.request();
-                completion.status().is_success() && request.op == op && request.issued == issued
+                completion.status().is_success()
+                    && request.op == op
+                    && request.issued == issued
+                    && self.sent[request.tag.0 as usize] == sent
             };
             let length = completions.iter().take_while(like_first).count();
             if length == 0 {
@@ -292,37 +459,187 @@ impl Generator {
                 completions = &completions[1..];
                 continue;
             }
-            let elapsed = now.saturating_sub(issued);
-            self.sides[side_of(op)].latency.record_many(elapsed, length as u64);
+            let blocks = first.request().blocks;
+            let side = &mut self.sides[side_of(op)];
+            side.record(issued, issued, if self.measure_submission { sent } else { 0 }, now, length as u64);
+            side.blocks += u64::from(blocks) * length as u64;
             completions = &completions[length..];
         }
     }
 
-    /// As [`absorb`](Self::absorb), and looks at the data.
-    fn absorb_verifying(&mut self, now: u64) {
+    /// As [`absorb`](Self::absorb), of everything that jobs can be.
+    fn absorb_full(&mut self, now: u64) {
         let mut done = mem::take(&mut self.done);
-        let again =
-            if self.phase == Phase::ReadingBack { done.len() } else { self.take_remaining(done.len()) };
-        for (index, completion) in done.drain(..).enumerate() {
+        for completion in done.drain(..) {
             let success = completion.status().is_success();
             if !success {
                 self.note_failure(&completion);
             }
             let mut request = completion.into_request();
+            let tag = request.tag.0 as usize;
             if success {
-                let elapsed = now.saturating_sub(request.issued);
-                self.sides[side_of(request.op)].latency.record(elapsed);
+                self.record(&request, now);
             }
             self.settle(&request, success);
-            let reissued = index < again && self.prepare(&mut request, now);
-            if reissued { &mut self.ready } else { &mut self.parked }.push(request);
+            if let Some(full) = &mut self.full
+                && let Some(buffer) = full.aside[tag].take()
+            {
+                request.buffer = Some(buffer);
+            }
+            self.parked.push(request);
         }
         self.done = done;
-        match self.phase {
-            Phase::ReadingBack => self.event_ticks = now.saturating_add(clock::ns_to_ticks(DRAIN_NS_MAX)),
-            Phase::Ramp | Phase::Measuring if again == 0 => self.drain(now),
-            _ => {}
+        if self.phase == Phase::ReadingBack {
+            self.event_ticks = now.saturating_add(clock::ns_to_ticks(DRAIN_NS_MAX));
         }
+    }
+
+    fn record(&mut self, request: &Request<Buffer>, now: u64) {
+        let Some(full) = &mut self.full else { return };
+        let tag = request.tag.0 as usize;
+        let (start, bytes) = full.starts[tag];
+        let sent = if self.measure_submission { self.sent[tag] } else { 0 };
+        let index = side_of(request.op);
+        let side = &mut self.sides[index];
+        side.record(start, request.issued, sent, now, 1);
+        side.blocks += u64::from(request.blocks);
+        let latency = now.saturating_sub(start);
+        if latency > full.latency_ticks_max && self.phase <= Phase::Measuring {
+            self.errors += 1;
+            side.errors += 1;
+            self.remaining = 0;
+            full.remaining_bytes = 0;
+        }
+        if let Some(tuner) = &mut full.tuner {
+            tuner.note(latency);
+        }
+        if full.logs.options.latency.is_some() && index < 3 && self.phase == Phase::Measuring {
+            let sent = if sent == 0 { request.issued } else { sent };
+            let spans = [sent.saturating_sub(request.issued), now.saturating_sub(sent), latency];
+            let at_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));
+            let offset = request.lba * u64::from(full.block_bytes);
+            let entry = Entry { at_ns, value: 0, direction: index as u8, bytes, offset };
+            full.logs.latency(entry, spans.map(clock::ticks_to_ns));
+        }
+    }
+
+    /// Starts what is due, as far as requests are free: closed loops at once, open ones at their time.
+    fn feed(&mut self, now: u64) {
+        if self.phase == Phase::ReadingBack {
+            return self.feed_back(now);
+        }
+        if self.phase > Phase::Measuring {
+            return;
+        }
+        let limit = match self.full.as_ref().and_then(|full| full.tuner.as_ref()) {
+            Some(tuner) => tuner.depth(),
+            None => usize::MAX,
+        };
+        while !self.parked.is_empty() && self.in_flight() + self.ready.len() < limit {
+            let Some(full) = &mut self.full else { return };
+            if self.remaining == 0 || full.remaining_bytes == 0 {
+                self.drain(now);
+                return;
+            }
+            if now < full.think_until {
+                return;
+            }
+            let (mut start, mut op) = (now, None);
+            if full.flush_due {
+                op = Some(Op::Flush);
+            } else if let Some(pace) = &full.pace {
+                let (direction, due) = pace.next();
+                if due > now {
+                    return;
+                }
+                start = due;
+                op = Some([Op::Read, Op::Write, Op::Unmap][direction]);
+            }
+            if let Some(request) = self.parked.pop() {
+                self.start(request, op, start, now);
+            }
+        }
+    }
+
+    /// Makes a request the next of the job.
+    fn start(&mut self, mut request: Request<Buffer>, op: Option<Op>, start: u64, now: u64) {
+        let Some(full) = &mut self.full else { return };
+        let tag = request.tag.0 as usize;
+        request.issued = now;
+        if op == Some(Op::Flush) {
+            full.flush_due = false;
+            (request.op, request.lba, request.blocks) = (Op::Flush, 0, 0);
+            full.aside[tag] = request.buffer.take();
+            full.starts[tag] = (start, 0);
+            self.ready.push(request);
+            return;
+        }
+        self.place.next_as(&mut request, op);
+        if let Some(verifier) = &mut self.verifier {
+            let drawn = (request.lba - self.place.first_lba) / u64::from(self.place.io_blocks);
+            let position = verifier.claim(drawn);
+            request.lba = self.place.first_lba + position * u64::from(self.place.io_blocks);
+            if let (Op::Write, Some(buffer)) = (request.op, &mut request.buffer) {
+                verifier.fill(position, request.lba, buffer.as_mut_slice());
+            }
+        }
+        let bytes = request.blocks * full.block_bytes;
+        match &mut request.buffer {
+            Some(buffer) if request.op.has_data() => {
+                if buffer.len() != bytes as usize {
+                    buffer.resize(bytes as usize);
+                }
+                if request.op == Op::Write && self.spec.content == Content::FreshNoise {
+                    fill_noise(buffer, &mut full.random);
+                }
+            }
+            buffer => full.aside[tag] = buffer.take(),
+        }
+        full.starts[tag] = (start, bytes);
+        if let Some(pace) = &mut full.pace {
+            pace.advance(side_of(request.op), u64::from(bytes));
+        }
+        if self.remaining != u64::MAX {
+            self.remaining -= 1;
+        }
+        if full.remaining_bytes != u64::MAX {
+            full.remaining_bytes = full.remaining_bytes.saturating_sub(u64::from(bytes));
+        }
+        if request.op == Op::Write && self.spec.flush_every > 0 {
+            full.unflushed += 1;
+            full.flush_due = full.unflushed.is_multiple_of(self.spec.flush_every);
+        }
+        if self.spec.think.ns > 0 {
+            full.thought += 1;
+            if full.thought >= self.spec.think.blocks.max(1) {
+                full.thought = 0;
+                full.think_until = now + clock::ns_to_ticks(self.spec.think.ns);
+                full.spin_until = now + clock::ns_to_ticks(self.spec.think.spin_ns);
+            }
+        }
+        self.ready.push(request);
+    }
+
+    /// What was written is read back.
+    fn feed_back(&mut self, now: u64) {
+        while let (Some(request), Some(verifier)) = (self.parked.last_mut(), &mut self.verifier) {
+            let Some(position) = verifier.known_from(self.place.position) else { return };
+            self.place.position = position + 1;
+            let position = verifier.claim(position);
+            request.op = Op::Read;
+            request.lba = self.place.first_lba + position * u64::from(self.place.io_blocks);
+            request.issued = now;
+            if let Some(full) = &mut self.full {
+                let bytes = request.blocks * full.block_bytes;
+                full.starts[request.tag.0 as usize] = (now, bytes);
+            }
+            self.ready.extend(self.parked.pop());
+        }
+    }
+
+    /// Whether the job is to be busy now although it does nothing: `thinktime_spin`.
+    pub fn is_spinning(&self) -> bool {
+        self.full.as_ref().is_some_and(|full| full.spin_until > 0 && clock::ticks() < full.spin_until)
     }
 
     /// How many of `count` requests are to go out again.
@@ -353,30 +670,6 @@ impl Generator {
         verifier.release(position);
     }
 
-    /// Makes a request the next of the job; `false` when there is no next one to read back.
-    fn prepare(&mut self, request: &mut Request<Buffer>, now: u64) -> bool {
-        request.issued = now;
-        let Some(verifier) = &mut self.verifier else {
-            self.place.next(request);
-            return true;
-        };
-        let position = if self.phase == Phase::ReadingBack {
-            let Some(position) = verifier.known_from(self.place.position) else { return false };
-            self.place.position = position + 1;
-            request.op = Op::Read;
-            verifier.claim(position)
-        } else {
-            self.place.next(request);
-            let drawn = (request.lba - self.place.first_lba) / u64::from(self.place.io_blocks);
-            verifier.claim(drawn)
-        };
-        request.lba = self.place.first_lba + position * u64::from(self.place.io_blocks);
-        if let (Op::Write, Some(buffer)) = (request.op, &mut request.buffer) {
-            verifier.fill(position, request.lba, buffer.as_mut_slice());
-        }
-        true
-    }
-
     #[cold]
     fn note_failure(&mut self, completion: &Completion<Buffer>) {
         let request = completion.request();
@@ -396,14 +689,47 @@ impl Generator {
         match self.phase {
             Phase::Ramp => {
                 for side in &mut self.sides {
-                    side.latency.clear();
+                    side.clear();
+                }
+                if let Some(full) = &mut self.full {
+                    full.logs.clear();
                 }
                 self.usage_start = Usage::now();
                 self.measure(now);
             }
-            Phase::Measuring => self.end(now),
+            Phase::Measuring if now >= self.end_ticks => self.end(now),
+            Phase::Measuring => self.tick(now),
             _ => {}
         }
+    }
+
+    /// Samples, and the judgement of a depth.
+    fn tick(&mut self, now: u64) {
+        let elapsed_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));
+        let mut tuner_ticks = u64::MAX;
+        if now >= self.sample_ticks {
+            let bytes = self.full.as_ref().map_or(0, |full| full.block_bytes).max(1);
+            let unit = if self.full.is_some() { bytes } else { self.spec.block_bytes / self.place.io_blocks };
+            let directions = self.spec.workload.directions(self.spec.read_percent);
+            for index in (0..3).filter(|index| directions[*index]) {
+                let (iops, rate) = self.sides[index].sample(elapsed_ns, unit);
+                if let Some(full) = &mut self.full {
+                    full.logs.rates(elapsed_ns, index as u8, iops as u64, rate as u64);
+                }
+            }
+            if let Some(full) = &mut self.full
+                && full.logs.options.average_ns > 0
+            {
+                full.logs.end_window(elapsed_ns);
+            }
+            let step = clock::ns_to_ticks(self.spec.sample_ns).max(1);
+            let missed = (now - self.sample_ticks) / step;
+            self.sample_ticks = self.sample_ticks.saturating_add((missed + 1).saturating_mul(step));
+        }
+        if let Some(tuner) = self.full.as_mut().and_then(|full| full.tuner.as_mut()) {
+            tuner_ticks = tuner.judge(now);
+        }
+        self.event_ticks = self.end_ticks.min(self.sample_ticks).min(tuner_ticks);
     }
 
     /// Time passes although nothing completes.
@@ -445,32 +771,53 @@ impl Generator {
             return;
         }
         let now = clock::ticks();
-        self.account(now);
+        if self.phase == Phase::Draining {
+            self.account(now);
+            if self.flush_last(now) {
+                return;
+            }
+        }
         let only_writes = matches!(self.place.mix, Mix::Only(Op::Write));
         let read_back = self.phase == Phase::Draining && only_writes && self.verifier.is_some();
         if !read_back || self.stopped || self.errors > 0 {
+            if self.phase == Phase::ReadingBack {
+                self.account(now);
+            }
             self.phase = Phase::Over;
             return;
         }
         self.phase = Phase::ReadingBack;
         (self.start_ticks, self.place.position) = (now, 0);
         self.event_ticks = now.saturating_add(clock::ns_to_ticks(DRAIN_NS_MAX));
-        let parked = mem::take(&mut self.parked);
-        for mut request in parked {
-            let reissued = self.prepare(&mut request, now);
-            if reissued { &mut self.ready } else { &mut self.parked }.push(request);
+        self.feed_back(now);
+    }
+
+    /// The flush at the end, once; whether it goes out now.
+    fn flush_last(&mut self, now: u64) -> bool {
+        let wanted = self.spec.flush_at_end && !self.stopped && self.errors == 0;
+        let Some(full) = &mut self.full else { return false };
+        if !wanted || full.flushed_at_end {
+            return false;
         }
+        full.flushed_at_end = true;
+        let Some(request) = self.parked.pop() else { return false };
+        self.start(request, Some(Op::Flush), now, now);
+        true
     }
 
     /// Notes how long the phase that ends now took.
     fn account(&mut self, now: u64) {
         let elapsed_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));
         if self.phase == Phase::ReadingBack {
-            self.sides[Direction::Read as usize].elapsed_ns = elapsed_ns;
+            self.sides[Direction::Read as usize].result.elapsed_ns = elapsed_ns;
             return;
         }
+        let unit = match &self.full {
+            Some(full) => full.block_bytes,
+            None => self.spec.block_bytes / self.place.io_blocks,
+        };
         for side in &mut self.sides {
-            side.elapsed_ns = elapsed_ns;
+            side.account(elapsed_ns, unit);
         }
         self.usage = Usage::now().since(self.usage_start);
     }
@@ -491,8 +838,13 @@ fn take_buffers(spec: &JobSpec, pool: &Pool) -> Result<Vec<Request<Buffer>>, Set
                 let mut buffer = pool
                     .take(spec.block_bytes as usize)
                     .ok_or(SetupError::NoMemory(spec.io_depth, spec.block_bytes))?;
-                for chunk in buffer.as_mut_slice().chunks_mut(8) {
-                    chunk.copy_from_slice(&random.next_bits().to_le_bytes()[..chunk.len()]);
+                match &spec.content {
+                    Content::Noise | Content::FreshNoise => fill_noise(&mut buffer, &mut random),
+                    Content::Zeroes => buffer.clear(),
+                    Content::Pattern(bytes) => {
+                        let repeated = bytes.iter().cycle();
+                        buffer.as_mut_slice().iter_mut().zip(repeated).for_each(|(to, from)| *to = *from);
+                    }
                 }
                 request.buffer = Some(buffer);
             }
@@ -501,11 +853,18 @@ fn take_buffers(spec: &JobSpec, pool: &Pool) -> Result<Vec<Request<Buffer>>, Set
         .collect()
 }
 
+fn fill_noise(buffer: &mut Buffer, random: &mut Random) {
+    for chunk in buffer.as_mut_slice().chunks_mut(8) {
+        chunk.copy_from_slice(&random.next_bits().to_le_bytes()[..chunk.len()]);
+    }
+}
+
 #[inline]
 fn side_of(op: Op) -> usize {
     match op {
         Op::Read => Direction::Read as usize,
         Op::Write => Direction::Write as usize,
+        Op::Flush => 3,
         _ => Direction::Trim as usize,
     }
 }

@@ -119,6 +119,24 @@ impl Histogram {
         self.max
     }
 
+    /// Sum, smallest, largest, then index and count of each bucket that is not empty.
+    pub(crate) fn parts(&self) -> Vec<u64> {
+        let full = self.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
+        let pairs = full.flat_map(|(index, count)| [index as u64, *count]);
+        [self.sum, self.min, self.max].into_iter().chain(pairs).collect()
+    }
+
+    /// From what [`parts`](Self::parts) gave; `None` for anything else.
+    pub(crate) fn from_parts(parts: &[u64]) -> Option<Histogram> {
+        let (&[sum, min, max], pairs) = parts.split_first_chunk::<3>()?;
+        let mut histogram = Histogram { sum, min, max, ..Histogram::new() };
+        for pair in pairs.chunks(2) {
+            let &[index, count] = pair else { return None };
+            *histogram.buckets.get_mut(usize::try_from(index).ok()?)? = count;
+        }
+        Some(histogram)
+    }
+
     /// Each bucket that is not empty: its largest value and its count.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let full = self.buckets.iter().enumerate().filter(|(_, count)| **count > 0);

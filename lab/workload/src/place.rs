@@ -4,7 +4,8 @@ use memory::Buffer;
 use ring::{Op, Request};
 
 use crate::Random;
-use crate::spec::{JobSpec, Workload};
+use crate::distribution::Draw;
+use crate::spec::{FileService, JobSpec, Sizes, Verify, Workload};
 
 /// Size of the device under a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +76,23 @@ pub enum SetupError {
     /// A job that runs by time needs a time.
     #[error("--time_based needs --runtime; for example --runtime=10s")]
     NoRuntime,
+    /// Blocks of more than one size.
+    #[error("the files have blocks of {0} and of {1} bytes; one job takes files of one kind")]
+    MixedBlocks(u32, u32),
+    /// Files that one job cannot count.
+    #[error("{0} files are not between 1 and 65536")]
+    Files(usize),
+    /// A check needs to know what each place holds.
+    #[error("--verify needs one file and one block size; give each file or size a job of its own")]
+    VerifyMixed,
+    /// No I/O can go where it is wanted.
+    #[error("--blockalign={align} is not a multiple of the device's {block_bytes}-byte blocks")]
+    Align {
+        /// What was asked for.
+        align: u64,
+        /// What the device has.
+        block_bytes: u32,
+    },
     /// No memory.
     #[error("no memory for {0} buffers of {1} bytes; lower --iodepth, --numjobs or --bs")]
     NoMemory(u32, u32),
@@ -83,12 +101,15 @@ pub enum SetupError {
 /// Where the next I/O goes, and which way.
 pub(crate) struct Place {
     pub(crate) random: Random,
-    pub(crate) is_random: bool,
+    is_random: bool,
     pub(crate) mix: Mix,
     pub(crate) position: u64,
     pub(crate) positions: u64,
     pub(crate) io_blocks: u32,
     pub(crate) first_lba: u64,
+    draw: Draw,
+    /// Several files, or I/Os of several sizes.
+    general: Option<Box<General>>,
 }
 
 /// Which way the I/Os go.
@@ -100,24 +121,78 @@ pub(crate) enum Mix {
     Reads(u64),
 }
 
+/// What needs more than one multiplication to find the next place.
+struct General {
+    regions: Vec<Region>,
+    sizes: [Sizes; 3],
+    block_bytes: u32,
+    align_blocks: u64,
+    service: FileService,
+    /// Draws of 64 bits below this are random, the others follow the last I/O.
+    random_below: u64,
+    file: usize,
+    left: u32,
+}
+
+/// The part of one file that is used, in blocks.
+struct Region {
+    first_lba: u64,
+    blocks: u64,
+    /// Random positions, each `align_blocks` from the next.
+    positions: u64,
+    next: u64,
+    draw: Draw,
+}
+
 impl Place {
-    pub(crate) fn new(spec: &JobSpec, geometry: Geometry) -> Result<Place, SetupError> {
-        let (bs, block_bytes) = (spec.block_bytes, geometry.block_bytes);
-        if bs == 0 || !bs.is_multiple_of(block_bytes) {
-            return Err(SetupError::BlockSize { bs, block_bytes });
+    pub(crate) fn new(spec: &JobSpec, files: &[Geometry]) -> Result<Place, SetupError> {
+        let count = files.len();
+        let first = files.first().filter(|_| count <= 1 << 16).ok_or(SetupError::Files(count))?;
+        let block_bytes = first.block_bytes;
+        if let Some(other) = files.iter().find(|file| file.block_bytes != block_bytes) {
+            return Err(SetupError::MixedBlocks(block_bytes, other.block_bytes));
         }
-        if bs as usize > memory::BUFFER_BYTES_MAX {
-            return Err(SetupError::BlockTooLarge { bs, max: memory::BUFFER_BYTES_MAX });
+        let plain =
+            [Sizes::Fixed(spec.block_bytes), Sizes::Fixed(spec.block_bytes), Sizes::Fixed(spec.block_bytes)];
+        let sizes = spec.sizes.as_deref().unwrap_or(&plain);
+        let directions = spec.workload.directions(spec.read_percent);
+        let used = |index: &usize| directions[*index];
+        for index in (0..3).filter(used) {
+            let bs = sizes[index].unit();
+            if bs == 0 || !bs.is_multiple_of(block_bytes) {
+                return Err(SetupError::BlockSize { bs, block_bytes });
+            }
+            if sizes[index].max() as usize > memory::BUFFER_BYTES_MAX {
+                return Err(SetupError::BlockTooLarge {
+                    bs: sizes[index].max(),
+                    max: memory::BUFFER_BYTES_MAX,
+                });
+            }
         }
         if spec.io_depth == 0 || spec.io_depth > JobSpec::IO_DEPTH_MAX {
             return Err(SetupError::Depth { depth: spec.io_depth, max: JobSpec::IO_DEPTH_MAX });
         }
-        let device = geometry.blocks.saturating_mul(u64::from(block_bytes));
-        let offset = spec.offset_bytes;
-        let size = spec.size_bytes.unwrap_or(device.saturating_sub(offset));
-        let fits = offset.checked_add(size).is_some_and(|end| end <= device);
-        if !fits || !offset.is_multiple_of(u64::from(block_bytes)) || size < u64::from(bs) {
-            return Err(SetupError::Region { offset, size, device });
+        let smallest = (0..3).filter(used).map(|index| sizes[index].min()).min().unwrap_or(spec.block_bytes);
+        let largest = (0..3).filter(used).map(|index| sizes[index].max()).max().unwrap_or(spec.block_bytes);
+        let align = spec.align_bytes.unwrap_or(u64::from(smallest));
+        if align == 0 || !align.is_multiple_of(u64::from(block_bytes)) {
+            return Err(SetupError::Align { align, block_bytes });
+        }
+        let plain =
+            smallest == largest && count == 1 && align == u64::from(smallest) && spec.random_percent == 100;
+        if spec.verify != Verify::Off && !plain {
+            return Err(SetupError::VerifyMixed);
+        }
+        // Where sizes vary, a place may be touched by its neighbour's I/O: each comes about once.
+        let once = spec.each_once && smallest == largest && align == u64::from(smallest);
+        let mut regions = Vec::with_capacity(count);
+        for (number, file) in files.iter().enumerate() {
+            let (offset, size) = region(spec, *file, count as u64, largest)?;
+            let positions = if plain { size / align } else { (size - u64::from(largest)) / align + 1 };
+            let seed = spec.seed.wrapping_add((number as u64).wrapping_mul(0x9e37_79b9));
+            let draw = Draw::new(&spec.distribution, once, positions, align, seed);
+            let (first_lba, blocks) = (offset / u64::from(block_bytes), size / u64::from(block_bytes));
+            regions.push(Region { first_lba, blocks, positions, next: 0, draw });
         }
         let mix = match spec.workload {
             Workload::Read | Workload::RandRead => Mix::Only(Op::Read),
@@ -129,33 +204,179 @@ impl Place {
                 percent => Mix::Reads(u64::MAX / 100 * u64::from(percent)),
             },
         };
+        let (first_lba, positions, draw) =
+            (regions[0].first_lba, regions[0].positions, regions[0].draw.clone());
+        let general = (!plain).then(|| {
+            let (sizes, align_blocks) = (sizes.clone(), align / u64::from(block_bytes));
+            let random_below = (f64::from(spec.random_percent.min(100)) / 100.0 * u64::MAX as f64) as u64;
+            let service = spec.service;
+            Box::new(General {
+                regions,
+                sizes,
+                block_bytes,
+                align_blocks,
+                service,
+                random_below,
+                file: 0,
+                left: 0,
+            })
+        });
         Ok(Place {
             random: Random::new(spec.seed),
             is_random: spec.workload.is_random(),
             mix,
             position: 0,
-            positions: size / u64::from(bs),
-            io_blocks: bs / block_bytes,
-            first_lba: offset / u64::from(block_bytes),
+            positions,
+            io_blocks: largest / block_bytes,
+            first_lba,
+            draw,
+            general,
         })
     }
 
+    /// Bytes of all that is used, once.
+    pub(crate) fn total_bytes(&self, block_bytes: u32) -> u64 {
+        match &self.general {
+            None => self.positions * u64::from(self.io_blocks) * u64::from(block_bytes),
+            Some(general) => {
+                general.regions.iter().map(|region| region.blocks * u64::from(block_bytes)).sum()
+            }
+        }
+    }
+
+    /// Whether every I/O has the same size, and there is one file.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.general.is_none()
+    }
+
+    /// Makes a request the next one, of a plain job.
     #[inline]
-    /// Makes a request the next one.
     pub(crate) fn next(&mut self, request: &mut Request<Buffer>) {
+        let op = self.next_op();
+        self.next_plain(request, op);
+    }
+
+    #[inline]
+    fn next_op(&mut self) -> Op {
+        match self.mix {
+            Mix::Only(op) => op,
+            Mix::Reads(below) if self.random.next_bits() < below => Op::Read,
+            Mix::Reads(_) => Op::Write,
+        }
+    }
+
+    #[inline]
+    fn next_plain(&mut self, request: &mut Request<Buffer>, op: Op) {
         let position = if self.is_random {
-            self.random.below(self.positions)
+            self.draw.next(&mut self.random, self.positions)
         } else {
             let position = self.position;
             self.position = if position + 1 == self.positions { 0 } else { position + 1 };
             position
         };
         request.lba = self.first_lba + position * u64::from(self.io_blocks);
-        request.op = match self.mix {
-            Mix::Only(op) => op,
-            Mix::Reads(below) if self.random.next_bits() < below => Op::Read,
-            Mix::Reads(_) => Op::Write,
-        };
+        request.op = op;
         request.blocks = self.io_blocks;
     }
+
+    /// Makes a request the next one, of the direction that is given, if any is.
+    pub(crate) fn next_as(&mut self, request: &mut Request<Buffer>, op: Option<Op>) {
+        let op = match op {
+            Some(op) => op,
+            None => self.next_op(),
+        };
+        let Some(general) = &mut self.general else { return self.next_plain(request, op) };
+        general.next(request, op, self.is_random, &mut self.random);
+    }
 }
+
+impl General {
+    fn next(&mut self, request: &mut Request<Buffer>, op: Op, is_random: bool, random: &mut Random) {
+        self.choose_file(random);
+        let size = match &self.sizes[side(op)] {
+            Sizes::Fixed(bytes) => *bytes,
+            Sizes::Range { min, max } => min * (1 + random.below(u64::from(max / min)) as u32),
+            Sizes::Split(parts) => {
+                let total: u64 = parts.iter().map(|(_, weight)| u64::from(*weight)).sum();
+                let mut drawn = random.below(total.max(1));
+                let part = parts.iter().find(|(_, weight)| {
+                    let here = drawn < u64::from(*weight);
+                    drawn = drawn.saturating_sub(u64::from(*weight));
+                    here
+                });
+                part.or(parts.last()).map_or(0, |(bytes, _)| *bytes)
+            }
+        };
+        let blocks = size / self.block_bytes;
+        let region = &mut self.regions[self.file];
+        let anywhere = is_random && (self.random_below == u64::MAX || random.next_bits() < self.random_below);
+        let at = if anywhere {
+            region.draw.next(random, region.positions) * self.align_blocks
+        } else if region.next + u64::from(blocks) > region.blocks {
+            0
+        } else {
+            region.next
+        };
+        region.next = at + u64::from(blocks);
+        request.lba = region.first_lba + at;
+        (request.op, request.blocks, request.flow) = (op, blocks, self.file as u16);
+    }
+
+    fn choose_file(&mut self, random: &mut Random) {
+        let count = self.regions.len();
+        match self.service {
+            _ if count == 1 => {}
+            FileService::Sequential => {
+                let region = &mut self.regions[self.file];
+                if region.next >= region.blocks {
+                    region.next = 0;
+                    self.file = (self.file + 1) % count;
+                }
+            }
+            FileService::RoundRobin(turn) | FileService::Random(turn) => {
+                if self.left > 0 {
+                    self.left -= 1;
+                    return;
+                }
+                // The first of all is file 0.
+                self.file = match self.service {
+                    FileService::Random(_) => random.below(count as u64) as usize,
+                    _ if self.regions.iter().all(|region| region.next == 0) => 0,
+                    _ => (self.file + 1) % count,
+                };
+                self.left = turn.max(1) - 1;
+            }
+        }
+    }
+}
+
+fn side(op: Op) -> usize {
+    match op {
+        Op::Read => 0,
+        Op::Write => 1,
+        _ => 2,
+    }
+}
+
+/// The part of a file that a job uses: where it begins, and its bytes.
+fn region(spec: &JobSpec, file: Geometry, files: u64, largest: u32) -> Result<(u64, u64), SetupError> {
+    let block_bytes = u64::from(file.block_bytes);
+    let device = file.blocks.saturating_mul(block_bytes);
+    let whole_blocks = |bytes: u64| bytes / block_bytes * block_bytes;
+    let percent = |percent: u8| (u128::from(device) * u128::from(percent) / 100) as u64;
+    let offset = spec.offset_bytes.saturating_add(whole_blocks(percent(spec.offset_percent)));
+    let rest = device.saturating_sub(offset);
+    let size = match (spec.size_bytes, spec.size_percent) {
+        (Some(bytes), _) => whole_blocks(bytes / files),
+        (None, Some(share)) => whole_blocks(percent(share)).min(rest),
+        (None, None) => whole_blocks(rest),
+    };
+    let fits = offset.checked_add(size).is_some_and(|end| end <= device);
+    if !fits || !offset.is_multiple_of(block_bytes) || size < u64::from(largest) {
+        return Err(SetupError::Region { offset, size, device });
+    }
+    Ok((offset, size))
+}
+
+#[cfg(test)]
+mod tests;

@@ -24,6 +24,17 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Whether the job is to end.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// What others are to see.
+    pub(crate) fn publish(&self, ios: u64, faults: u64) {
+        self.ios.store(ios, Ordering::Relaxed);
+        self.faults.store(faults, Ordering::Relaxed);
+    }
+
     /// I/Os that completed.
     pub fn ios(&self) -> u64 {
         self.ios.load(Ordering::Relaxed)
@@ -50,19 +61,23 @@ pub struct JobPoller {
     generator: Option<Generator>,
     channel: Box<DynChannel>,
     progress: Arc<Progress>,
-    results: mpsc::Sender<JobResult>,
+    results: mpsc::Sender<(u32, JobResult)>,
+    /// The job's number among its copies, and that of its logs.
+    seat: (u32, u32),
     now_ns: u64,
 }
 
 impl JobPoller {
-    /// The result goes to `results`; nothing is sent if the reactor ends first.
+    /// The result goes to `results` with the first of `seat`, the job's number; the second is the number
+    /// of its logs. Nothing is sent if the reactor ends first.
     pub fn new(
         generator: Generator,
         channel: Box<DynChannel>,
         progress: Arc<Progress>,
-        results: mpsc::Sender<JobResult>,
+        results: mpsc::Sender<(u32, JobResult)>,
+        seat: (u32, u32),
     ) -> JobPoller {
-        JobPoller { generator: Some(generator), channel, progress, results, now_ns: 0 }
+        JobPoller { generator: Some(generator), channel, progress, results, seat, now_ns: 0 }
     }
 }
 
@@ -89,7 +104,9 @@ impl Poller for JobPoller {
         }
         if let Some(generator) = self.generator.take() {
             // Nobody listens any more: the result is not wanted.
-            let _ = self.results.send(generator.into_result());
+            let mut result = generator.finish(self.seat.1);
+            result.number = self.seat.0;
+            let _ = self.results.send((self.seat.0, result));
         }
         Work::Finished
     }

@@ -24,6 +24,23 @@ impl Random {
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next_bits()) * u128::from(bound)) >> 64) as u64
     }
+
+    /// A number above 0 and at most 1.
+    #[inline]
+    pub fn fraction(&mut self) -> f64 {
+        ((self.next_bits() >> 11) + 1) as f64 * (1.0 / (1u64 << 53) as f64)
+    }
+
+    /// The time to the next of events that come once in a while of 1 and know nothing of each other.
+    #[inline]
+    pub fn exponential(&mut self) -> f64 {
+        -self.fraction().ln()
+    }
+
+    /// From the normal distribution of mean 0 and deviation 1 (G. Box and M. Muller).
+    pub fn normal(&mut self) -> f64 {
+        (2.0 * self.exponential()).sqrt() * (std::f64::consts::TAU * self.fraction()).cos()
+    }
 }
 
 #[cfg(test)]

@@ -60,12 +60,86 @@ pub struct SideResult {
     pub total_ios: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Their latencies, in ticks of [`sys::clock`].
+    /// Their latencies, from when they were to start to their end, in ticks of [`sys::clock`].
     pub latency_ticks: Histogram,
+    /// From when the channel had taken them to their end; from their start, where that was not measured.
+    pub completion_ticks: Histogram,
+    /// From their start to when the channel had taken them; empty where that was not measured.
+    pub submission_ticks: Histogram,
     /// I/Os that failed.
     pub errors: u64,
     /// How long was measured.
     pub elapsed_ns: u64,
+    /// Bytes of a block of the device.
+    pub block_bytes: u32,
+    /// I/Os a second, sampled.
+    pub iops_samples: Samples,
+    /// KiB a second, sampled.
+    pub bandwidth_samples: Samples,
+}
+
+/// Numbers of which only their spread is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Samples {
+    /// How many.
+    pub count: u64,
+    /// The smallest, 0 of none.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+    /// Their sum.
+    pub sum: f64,
+    /// The sum of their squares.
+    pub squares: f64,
+}
+
+impl Samples {
+    /// One more.
+    pub fn add(&mut self, value: f64) {
+        self.min = if self.count == 0 { value } else { self.min.min(value) };
+        self.max = self.max.max(value);
+        self.count += 1;
+        self.sum += value;
+        self.squares += value * value;
+    }
+
+    /// 0 of none.
+    pub fn mean(&self) -> f64 {
+        if self.count == 0 { 0.0 } else { self.sum / self.count as f64 }
+    }
+
+    /// The standard deviation of the samples.
+    pub fn deviation(&self) -> f64 {
+        let mean = self.mean();
+        if self.count == 0 { 0.0 } else { (self.squares / self.count as f64 - mean * mean).max(0.0).sqrt() }
+    }
+
+    /// Those of jobs that ran beside each other, as if they had been sampled as one: rates add up, and
+    /// so do the squares of their deviations.
+    fn beside(&self, other: &Samples) -> Samples {
+        if self.count == 0 || other.count == 0 {
+            return if self.count == 0 { *other } else { *self };
+        }
+        let count = self.count.max(other.count);
+        let mean = self.mean() + other.mean();
+        let variance = self.deviation().powi(2) + other.deviation().powi(2);
+        Samples {
+            count,
+            min: self.min + other.min,
+            max: self.max + other.max,
+            sum: mean * count as f64,
+            squares: (variance + mean * mean) * count as f64,
+        }
+    }
+}
+
+/// Processor time of kernel threads that worked for a job, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KernelThreads {
+    /// The thread that polls for submissions (`iou-sqp-*`).
+    pub submission_ns: u64,
+    /// Workers of io_uring (`iou-wrk-*`) that were there at the end.
+    pub workers_ns: u64,
 }
 
 impl SideResult {
@@ -83,6 +157,11 @@ impl SideResult {
         self.total_ios += other.total_ios;
         self.bytes += other.bytes;
         self.latency_ticks.merge(&other.latency_ticks);
+        self.completion_ticks.merge(&other.completion_ticks);
+        self.submission_ticks.merge(&other.submission_ticks);
+        self.iops_samples = self.iops_samples.beside(&other.iops_samples);
+        self.bandwidth_samples = self.bandwidth_samples.beside(&other.bandwidth_samples);
+        self.block_bytes = self.block_bytes.max(other.block_bytes);
         self.errors += other.errors;
         self.elapsed_ns = self.elapsed_ns.max(other.elapsed_ns);
     }
@@ -95,6 +174,8 @@ pub struct JobResult {
     pub spec: JobSpec,
     /// By [`Direction`].
     pub sides: [SideResult; 3],
+    /// Flushes.
+    pub sync: SideResult,
     /// What the job's thread used while it measured.
     pub usage: Usage,
     /// I/Os that failed.
@@ -111,6 +192,16 @@ pub struct JobResult {
     pub stuck: u64,
     /// How many jobs are in this result.
     pub jobs: u32,
+    /// The depth that kept the latency target, where there was one.
+    pub latency_depth: Option<usize>,
+    /// Kernel threads that worked for it.
+    pub kernel: KernelThreads,
+    /// Entries of logs that were too many to keep.
+    pub lost_entries: u64,
+    /// The job's number among its copies.
+    pub number: u32,
+    /// Why its logs could not be written.
+    pub log_error: Option<String>,
 }
 
 impl JobResult {
@@ -122,6 +213,12 @@ impl JobResult {
             for (mine, theirs) in merged.sides.iter_mut().zip(&result.sides) {
                 mine.merge(theirs);
             }
+            merged.sync.merge(&result.sync);
+            merged.kernel.submission_ns += result.kernel.submission_ns;
+            merged.kernel.workers_ns += result.kernel.workers_ns;
+            merged.lost_entries += result.lost_entries;
+            merged.log_error = merged.log_error.or_else(|| result.log_error.clone());
+            merged.latency_depth = merged.latency_depth.max(result.latency_depth);
             merged.usage = merged.usage.plus(result.usage);
             merged.errors += result.errors;
             merged.failures.extend_from_slice(&result.failures);
@@ -137,6 +234,15 @@ impl JobResult {
     /// One direction.
     pub fn side(&self, direction: Direction) -> &SideResult {
         &self.sides[direction as usize]
+    }
+
+    /// All directions as one.
+    pub fn unified(&self) -> SideResult {
+        let [reads, writes, trims] = &self.sides;
+        let mut all = reads.clone();
+        all.merge(writes);
+        all.merge(trims);
+        all
     }
 
     /// I/Os of all directions.

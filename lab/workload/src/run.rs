@@ -7,6 +7,7 @@ use std::time::Duration;
 use bdev::Registry;
 use reactor::{Core, Gone, Period, Remote};
 
+use crate::fan::Fan;
 use crate::generator::Generator;
 use crate::place::{Geometry, SetupError};
 use crate::poller::{DynChannel, JobPoller, Progress};
@@ -26,24 +27,72 @@ pub enum RunError {
     /// A reactor ended.
     #[error(transparent)]
     Gone(#[from] Gone),
+    /// A file cannot be used.
+    #[error(transparent)]
+    File(#[from] engines::FileError),
+    /// An engine cannot be opened.
+    #[error(transparent)]
+    Engine(#[from] engines::OpenError),
+    /// The options ask for what is not there, or do not fit each other.
+    #[error("{0}")]
+    Options(String),
+    /// The machine refuses something.
+    #[error("{what}: {error}")]
+    Machine {
+        /// What.
+        what: String,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// A job's process failed; its own words.
+    #[error("{message}")]
+    Worker {
+        /// Whether the options are at fault, and not the machine.
+        usage: bool,
+        /// What it said.
+        message: String,
+    },
+}
+
+impl RunError {
+    /// Whether what was asked for is at fault, and not the machine.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            RunError::Source(_) | RunError::Setup(_) | RunError::File(_) | RunError::Options(_) => true,
+            RunError::Engine(error) => !matches!(error, engines::OpenError::Kernel { .. }),
+            RunError::Gone(_) | RunError::Machine { .. } => false,
+            RunError::Worker { usage, .. } => *usage,
+        }
+    }
 }
 
 /// Jobs that run.
 pub struct Running {
     progress: Vec<Arc<Progress>>,
-    results: mpsc::Receiver<JobResult>,
-    finished: Vec<JobResult>,
+    results: mpsc::Receiver<(u32, JobResult)>,
+    finished: Vec<(u32, JobResult)>,
 }
 
 /// One job's way to its reactor.
 struct Order {
     spec: JobSpec,
-    device: Option<bdev::Descriptor>,
-    uri: Option<nvme::Uri>,
+    number: u32,
+    jobs: u32,
+    log_number: u32,
+    targets: Vec<Target>,
     progress: Arc<Progress>,
-    results: mpsc::Sender<JobResult>,
+    results: mpsc::Sender<(u32, JobResult)>,
     answers: mpsc::Sender<Result<(), RunError>>,
 }
+
+/// One file of a job.
+enum Target {
+    Device(bdev::Descriptor),
+    Far(nvme::Uri),
+}
+
+/// What a job is driven over: its channels and what they are of.
+type Opened = Vec<(Geometry, Box<DynChannel>)>;
 
 /// Starts `jobs` copies of `spec` on the reactors in turn; all begin together. Not for reactors.
 pub fn start(
@@ -53,25 +102,44 @@ pub fn start(
     registry: &Registry,
     remotes: &[Remote],
 ) -> Result<Running, RunError> {
+    let running = place(spec, jobs, 1, std::slice::from_ref(source), registry, remotes)?;
+    running.go();
+    Ok(running)
+}
+
+/// As [`start`], over several sources and not yet begun: [`Running::go`] lets all of them begin.
+/// `first_log` is the number of the first job's logs.
+pub(crate) fn place(
+    spec: &JobSpec,
+    jobs: u32,
+    first_log: u32,
+    sources: &[Source],
+    registry: &Registry,
+    remotes: &[Remote],
+) -> Result<Running, RunError> {
     assert!(!remotes.is_empty() && jobs > 0, "{jobs} jobs on {} reactors", remotes.len());
-    let prepared = source.prepare(registry)?;
+    let prepared = sources.iter().map(|source| source.prepare(registry)).collect::<Result<Vec<_>, _>>()?;
     let (results, receiver) = mpsc::channel();
     let (answers, answered) = mpsc::channel();
     let mut progress = Vec::new();
     for number in 0..jobs {
         let mine = Arc::new(Progress::default());
         progress.push(mine.clone());
-        let (device, uri, device_bytes) = match &prepared {
-            Prepared::Bdev { name } => {
-                let device = source::open(registry, name, spec)?;
-                let bytes = device.device().geometry().bytes();
-                (Some(device), None, bytes)
-            }
-            Prepared::NvmeTcp { uri } => (None, Some(uri.clone()), spec.size_bytes.unwrap_or(0)),
+        let target = |prepared: &Prepared| match prepared {
+            Prepared::Bdev { name } => source::open(registry, name, spec).map(Target::Device),
+            Prepared::Nvme { uri } => Ok(Target::Far(uri.clone())),
         };
-        let spec = spec.for_thread(number, jobs, device_bytes);
-        let order =
-            Order { spec, device, uri, progress: mine, results: results.clone(), answers: answers.clone() };
+        let targets = prepared.iter().map(target).collect::<Result<Vec<_>, _>>()?;
+        let order = Order {
+            spec: spec.clone(),
+            number,
+            jobs,
+            log_number: first_log + number,
+            targets,
+            progress: mine,
+            results: results.clone(),
+            answers: answers.clone(),
+        };
         remotes[number as usize % remotes.len()].post(move |core| order.place(core))?;
     }
     drop(answers);
@@ -84,7 +152,6 @@ pub fn start(
         progress.iter().for_each(|progress| progress.stop());
         return Err(error);
     }
-    progress.iter().for_each(|progress| progress.go());
     Ok(Running { progress, results: receiver, finished: Vec::new() })
 }
 
@@ -128,55 +195,97 @@ impl Running {
         self.progress.iter().for_each(|progress| progress.stop());
     }
 
-    /// What has been measured by the jobs that are over.
+    /// What has been measured by the jobs that are over, in the order in which they ended.
     pub fn into_results(self) -> Vec<JobResult> {
+        self.finished.into_iter().map(|(_, result)| result).collect()
+    }
+
+    /// The same with each job's number.
+    pub(crate) fn into_numbered(self) -> Vec<(u32, JobResult)> {
         self.finished
+    }
+
+    /// Lets the jobs begin.
+    pub(crate) fn go(&self) {
+        self.progress.iter().for_each(|progress| progress.go());
+    }
+
+    /// Whether any job is over.
+    pub(crate) fn any_over(&self) -> bool {
+        !self.finished.is_empty()
     }
 }
 
 impl Order {
-    fn place(mut self, core: &Core) {
-        if let Some(device) = self.device.take() {
-            let outcome = self.place_on(core, &device);
+    fn place(self, core: &Core) {
+        if self.targets.iter().all(|target| matches!(target, Target::Device(_))) {
+            let outcome = self.open_near(core).and_then(|opened| self.add(core, opened));
             // Whoever waited for the answer has given up; then the job never starts.
             let _ = self.answers.send(outcome);
-        } else if let Some(uri) = self.uri.take() {
-            let (core, task) = (core.clone(), core.clone());
-            // Refused only by a core with thousands of tasks; the answer's sender is dropped then, too.
-            core.spawn(async move {
-                let outcome = self.place_far(&task, uri).await;
-                let _ = self.answers.send(outcome);
-            });
+            return;
         }
+        let (core, task) = (core.clone(), core.clone());
+        // Refused only by a core with thousands of tasks; the answer's sender is dropped then, too.
+        core.spawn(async move {
+            let opened = self.open_far(&task).await;
+            let _ = self.answers.send(opened.and_then(|opened| self.add(&task, opened)));
+        });
     }
 
-    fn place_on(&self, core: &Core, device: &bdev::Descriptor) -> Result<(), RunError> {
-        let geometry = device.device().geometry();
-        let geometry = Geometry { block_bytes: geometry.block_size, blocks: geometry.blocks };
-        let channel = device.channel(core).map_err(SourceError::from)?;
-        self.add(core, geometry, Box::new(channel))
+    fn open_near(&self, core: &Core) -> Result<Opened, RunError> {
+        let devices = self.targets.iter().filter_map(|target| match target {
+            Target::Device(device) => Some(device),
+            Target::Far(_) => None,
+        });
+        devices.map(|device| open_device(core, device)).collect()
     }
 
-    /// Connects with a queue as deep as the job.
-    async fn place_far(&self, core: &Core, uri: nvme::Uri) -> Result<(), RunError> {
+    /// Connects with queues as deep as the job.
+    async fn open_far(&self, core: &Core) -> Result<Opened, RunError> {
         let options = nvme::Options { queue_depth: self.spec.io_depth.clamp(1, 1023), ..Default::default() };
-        let namespace = nvme::Namespace::open(core, &uri, &options)
-            .await
-            .map_err(|source| SourceError::Fabric { uri: Box::new(uri), source: Box::new(source) })?;
-        let (bs, max) = (self.spec.block_bytes, namespace.transfer_max_bytes());
-        if bs > max {
-            return Err(SetupError::BlockTooLarge { bs, max: max as usize }.into());
+        let mut opened: Opened = Vec::new();
+        for target in &self.targets {
+            let uri = match target {
+                Target::Device(device) => {
+                    opened.push(open_device(core, device)?);
+                    continue;
+                }
+                Target::Far(uri) => uri,
+            };
+            let failed =
+                |source| SourceError::Fabric { uri: Box::new(uri.clone()), source: Box::new(source) };
+            let namespace = nvme::Namespace::open(core, uri, &options).await.map_err(failed)?;
+            let (bs, max) = (self.spec.block_bytes, namespace.transfer_max_bytes());
+            if bs > max {
+                return Err(SetupError::BlockTooLarge { bs, max: max as usize }.into());
+            }
+            let geometry = Geometry { block_bytes: namespace.block_size(), blocks: namespace.blocks() };
+            opened.push((geometry, Box::new(namespace)));
         }
-        let geometry = Geometry { block_bytes: namespace.block_size(), blocks: namespace.blocks() };
-        self.add(core, geometry, Box::new(namespace))
+        Ok(opened)
     }
 
-    fn add(&self, core: &Core, geometry: Geometry, channel: Box<DynChannel>) -> Result<(), RunError> {
-        let generator = Generator::new(self.spec.clone(), geometry, core.pool())?;
-        let poller = JobPoller::new(generator, channel, self.progress.clone(), self.results.clone());
+    fn add(&self, core: &Core, opened: Opened) -> Result<(), RunError> {
+        let (files, mut channels): (Vec<Geometry>, Vec<Box<DynChannel>>) = opened.into_iter().unzip();
+        let first = files.first().map_or(0, |file| file.blocks.saturating_mul(u64::from(file.block_bytes)));
+        let spec = self.spec.for_thread(self.number, self.jobs, first);
+        let generator = Generator::over(spec, &files, core.pool())?;
+        let channel: Box<DynChannel> = match channels.len() {
+            1 => channels.swap_remove(0),
+            _ => Box::new(Fan::new(channels)),
+        };
+        let seat = (self.number, self.log_number);
+        let poller = JobPoller::new(generator, channel, self.progress.clone(), self.results.clone(), seat);
         core.add_poller(Box::new(poller), Period::EveryTurn);
         Ok(())
     }
+}
+
+fn open_device(core: &Core, device: &bdev::Descriptor) -> Result<(Geometry, Box<DynChannel>), RunError> {
+    let geometry = device.device().geometry();
+    let geometry = Geometry { block_bytes: geometry.block_size, blocks: geometry.blocks };
+    let channel = device.channel(core).map_err(SourceError::from)?;
+    Ok((geometry, Box::new(channel)))
 }
 
 #[cfg(test)]

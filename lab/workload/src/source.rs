@@ -48,8 +48,8 @@ pub enum Source {
         /// What becomes of the data.
         store: disk::Store,
     },
-    /// `nvme+tcp://HOST:PORT/SUBNQN?ns=N`: a namespace of a target.
-    NvmeTcp {
+    /// `nvme+tcp://HOST:PORT/SUBNQN?ns=N` and the driver's other ways to a namespace.
+    Nvme {
         /// The namespace.
         uri: nvme::Uri,
     },
@@ -97,8 +97,8 @@ pub enum SourceError {
 pub(crate) enum Prepared {
     /// A device of the registry.
     Bdev { name: String },
-    /// A namespace of a target.
-    NvmeTcp { uri: nvme::Uri },
+    /// A namespace that the driver reaches.
+    Nvme { uri: nvme::Uri },
 }
 
 const BLOCK_BYTES_DEFAULT: u32 = 512;
@@ -108,9 +108,9 @@ impl Source {
     pub fn parse(text: &str) -> Result<Source, SourceError> {
         let syntax =
             |reason: &str| SourceError::Syntax { text: text.to_string(), reason: reason.to_string() };
-        if text.starts_with("nvme+tcp://") {
+        if text.starts_with("nvme+") {
             let uri = text.parse().map_err(|error: nvme::UriError| syntax(&error.to_string()))?;
-            return Ok(Source::NvmeTcp { uri });
+            return Ok(Source::Nvme { uri });
         }
         let Some((scheme, rest)) = text.split_once(':') else {
             return match text {
@@ -160,7 +160,7 @@ impl Source {
             }
             Source::Uring { path, block_bytes } => create_uring(registry, path, *block_bytes)?,
             Source::Model { .. } => self.create_model(registry)?,
-            Source::NvmeTcp { uri } => return Ok(Prepared::NvmeTcp { uri: uri.clone() }),
+            Source::Nvme { uri } => return Ok(Prepared::Nvme { uri: uri.clone() }),
             Source::Bdev { name } => name.clone(),
         };
         Ok(Prepared::Bdev { name })
@@ -261,7 +261,7 @@ mod tests {
             assert_eq!(Source::parse(text).unwrap(), source, "{text}");
         }
         let uri = "nvme+tcp://127.0.0.1:4420/nqn.2025-01.io:a?ns=1";
-        assert_eq!(Source::parse(uri).unwrap(), Source::NvmeTcp { uri: uri.parse().unwrap() });
+        assert_eq!(Source::parse(uri).unwrap(), Source::Nvme { uri: uri.parse().unwrap() });
     }
 
     #[test]

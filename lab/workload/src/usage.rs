@@ -5,9 +5,9 @@
 pub struct Usage {
     /// Processor time in nanoseconds, exact.
     pub cpu_ns: u64,
-    /// Its part in user space, in steps of the kernel's 10 ms tick.
+    /// Its part in user space, as exact as the kernel's configuration makes it.
     pub user_ns: u64,
-    /// Its part in the kernel, in the same steps.
+    /// Its part in the kernel, likewise.
     pub system_ns: u64,
     /// Context switches.
     pub switches: u64,
@@ -17,15 +17,18 @@ pub struct Usage {
     pub major_faults: u64,
 }
 
-/// The kernel's USER_HZ: 100 on every architecture that Ringbolt runs on.
-const TICK_NS: u64 = 10_000_000;
-
 impl Usage {
-    /// The calling thread's, since it began. What `/proc` does not say counts as 0.
+    /// The calling thread's, since it began.
     pub fn now() -> Usage {
-        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap_or_default();
-        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-        Usage { cpu_ns: sys::thread_cpu_ns(), ..parse(&stat, &status) }
+        let resources = engines::usage::thread();
+        Usage {
+            cpu_ns: sys::thread_cpu_ns(),
+            user_ns: resources.user_ns,
+            system_ns: resources.system_ns,
+            switches: resources.switches,
+            minor_faults: resources.minor_faults,
+            major_faults: resources.major_faults,
+        }
     }
 
     /// What came to it since `earlier`.
@@ -53,35 +56,9 @@ impl Usage {
     }
 }
 
-/// proc(5): of `stat`, after the name in brackets, fields 10, 12, 14 and 15; of `status`, two lines.
-fn parse(stat: &str, status: &str) -> Usage {
-    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let fields: Vec<u64> = after_name.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
-    // Field 3, the state, is the first after the name.
-    let field = |number: usize| fields.get(number - 3).copied().unwrap_or(0);
-    let switches = status.lines().filter_map(|line| line.split_once("ctxt_switches:"));
-    Usage {
-        cpu_ns: 0,
-        minor_faults: field(10),
-        major_faults: field(12),
-        user_ns: field(14) * TICK_NS,
-        system_ns: field(15) * TICK_NS,
-        switches: switches.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_name_with_brackets_and_spaces_shifts_nothing() {
-        let stat = "77 (a) b) (c) R 1 2 3 4 5 6 10 11 12 13 140 150 16 17";
-        let status = "Name:\tx\nvoluntary_ctxt_switches:\t4\nnonvoluntary_ctxt_switches:\t5\n";
-        let usage = parse(stat, status);
-        assert_eq!((usage.minor_faults, usage.major_faults, usage.switches), (10, 12, 9));
-        assert_eq!((usage.user_ns, usage.system_ns), (1_400_000_000, 1_500_000_000));
-    }
 
     #[test]
     fn a_busy_thread_uses_processor_time() {

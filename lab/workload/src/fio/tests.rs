@@ -1,7 +1,7 @@
 //! The document against what fio itself writes.
 
 use super::*;
-use crate::Usage;
+use crate::{JobSpec, Usage};
 
 /// Every path of what fio 3.33 wrote for `--ioengine=null --size=1m --rw=randrw`, and its kind.
 const FIO: &str = include_str!("fio-3.33.txt");
@@ -25,6 +25,7 @@ fn result() -> JobResult {
         side.bytes = 4_096_000;
         for tick in 0..1000 {
             side.latency_ticks.record(clock::ns_to_ticks(1000 + tick));
+            side.completion_ticks.record(clock::ns_to_ticks(1000 + tick));
         }
     }
     JobResult {
@@ -43,12 +44,38 @@ fn result() -> JobResult {
         checked_blocks: 0,
         stuck: 0,
         jobs: 1,
+        sync: SideResult::default(),
+        latency_depth: None,
+        kernel: Default::default(),
+        lost_entries: 0,
+        number: 0,
+        log_error: None,
     }
+}
+
+fn document(result: JobResult, plus: bool) -> Value {
+    let reported = Reported {
+        job: crate::jobfile::Job::default(),
+        group: 0,
+        index: Some(0),
+        result,
+        generator_cost_ns: Some(12.5),
+    };
+    let globals = vec![("ioengine".to_string(), "null".to_string())];
+    let disks = vec![("vda".to_string(), DiskStats { busy_ms: 500, ..DiskStats::default() }, 1000)];
+    let run = RunReport {
+        globals,
+        jobs: vec![reported],
+        disks,
+        kernel_workers_ns: 7,
+        at: std::time::SystemTime::now(),
+    };
+    super::document(&run, plus)
 }
 
 #[test]
 fn every_field_of_fios_is_there_and_of_its_kind() {
-    let document = document(&[result()], "null:1g", std::time::SystemTime::now());
+    let document = document(result(), false);
     assert!(FIO.lines().count() > 150);
     for line in FIO.lines() {
         let (path, expected) = line.split_once('\t').unwrap();
@@ -59,7 +86,7 @@ fn every_field_of_fios_is_there_and_of_its_kind() {
 
 #[test]
 fn figures_are_in_fios_units() {
-    let document = document(&[result()], "null:1g", std::time::SystemTime::now());
+    let document = document(result(), false);
     let job = &document["jobs"][0];
     let read = &job["read"];
     assert_eq!(read["iops"], 500.0);
@@ -72,4 +99,18 @@ fn figures_are_in_fios_units() {
     assert_eq!(job["iodepth_level"][">=64"], 100.0);
     let below_2_us = job["latency_us"]["2"].as_f64().unwrap();
     assert!(below_2_us > 98.0 && job["latency_ms"][">=2000"] == 0.0, "{below_2_us}");
+}
+
+#[test]
+fn buckets_and_more_are_there_when_asked_for() {
+    let document = document(result(), true);
+    let bins = document["jobs"][0]["read"]["clat_ns"]["bins"].as_object().unwrap();
+    assert_eq!(bins.values().map(|count| count.as_u64().unwrap()).sum::<u64>(), 1000);
+    assert_eq!(document["jobs"][0]["generator_cost_ns_per_io"], 12.5);
+    assert_eq!(
+        (&document["disk_util"][0]["util"], &document["disk_util"][0]["name"]),
+        (&json!(50.0), &json!("vda"))
+    );
+    let rows = crate::import::rows(&document.to_string()).unwrap();
+    assert_eq!((rows.len(), rows[0].iops, rows[0].direction.as_str()), (2, 500.0, "read"));
 }

@@ -1,0 +1,209 @@
+//! Job files as people write them, and as nobody should.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Arrivals, Distribution, FileService, Sizes, Verify, Workload};
+
+/// Files and variables of a test.
+#[derive(Default)]
+struct World {
+    files: BTreeMap<&'static str, String>,
+    variables: BTreeMap<&'static str, &'static str>,
+}
+
+impl Lookup for World {
+    fn file(&self, path: &str) -> Result<String, String> {
+        self.files.get(path).cloned().ok_or_else(|| format!("{path}: no such file"))
+    }
+
+    fn variable(&self, name: &str) -> Option<String> {
+        self.variables.get(name).map(|value| (*value).to_string())
+    }
+}
+
+fn world(text: &str) -> World {
+    World { files: BTreeMap::from([("a.fio", text.to_string())]), ..World::default() }
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split_whitespace().map(str::to_string).collect()
+}
+
+fn of_file(text: &str) -> Result<Plan, PlanError> {
+    plan(&words("a.fio"), &world(text))
+}
+
+/// One job of a mixed load beside another, with most kinds of values.
+const MIXED: &str = "; two tenants\n\
+    [global]\nioengine=io_uring\ndirect=1\nfilename=/dev/nvme0n1:/dev/nvme1n1\nruntime=30s\ntime_based\n\
+    ramp_time=1m\nsize=100%\nnorandommap\n\n\
+    [reader]\nrw=randread\nbs=4k\niodepth=1\ncpus_allowed=1-2,5\ncpus_allowed_policy=split\n\
+    registerfiles=1\nfixedbufs\n\n\
+    [writer]\n# behind the reader\nrw=randrw\nrwmixread=30\nbssplit=4k/60:64k/40,8k\niodepth=128\nnumjobs=4\n\
+    stonewall\nrandom_distribution=zipf:1.2\nrate_iops=,500\nrate_process=poisson\nfile_service_type=random:3\n";
+
+#[test]
+fn sections_inherit_what_is_global() {
+    let plan = of_file(MIXED).unwrap();
+    let [reader, writer] = plan.jobs.as_slice() else { panic!("{:?}", plan.jobs.len()) };
+    assert_eq!((reader.spec.name.as_str(), writer.spec.name.as_str()), ("reader", "writer"));
+    assert_eq!((reader.spec.workload, reader.spec.io_depth), (Workload::RandRead, 1));
+    assert_eq!(reader.filenames, ["/dev/nvme0n1", "/dev/nvme1n1"]);
+    assert!(reader.direct && reader.spec.time_based && !reader.spec.each_once && reader.cpus_split);
+    assert_eq!(reader.cpus.as_deref(), Some([1, 2, 5].as_slice()));
+    assert_eq!((reader.spec.runtime_ns, reader.spec.ramp_ns), (Some(30_000_000_000), 60_000_000_000));
+    assert!(reader.engine_config.register_files && reader.engine_config.fixed_buffers);
+    assert_eq!(reader.engine, Some(EngineName::Kernel(engines::Kind::Uring)));
+    assert_eq!((writer.numjobs, writer.stonewall, writer.spec.read_percent), (4, true, 30));
+    let sizes = writer.spec.sizes.as_deref().unwrap();
+    assert_eq!(sizes[0], Sizes::Split(vec![(4096, 6000), (65_536, 4000)]));
+    assert_eq!((&sizes[1], writer.spec.block_bytes), (&Sizes::Split(vec![(8192, 10_000)]), 65_536));
+    assert_eq!(writer.spec.distribution, Distribution::Zipf { theta: 1.2 });
+    assert_eq!(writer.spec.rates.iops, [None, Some(500), Some(500)]);
+    assert_eq!(
+        (writer.spec.rates.arrivals, writer.spec.service),
+        (Arrivals::Poisson, FileService::Random(3))
+    );
+    let global: Vec<&str> = plan.globals.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(global[..3], ["ioengine", "direct", "filename"]);
+    assert_eq!(reader.options[0], ("rw".to_string(), "randread".to_string()));
+}
+
+#[test]
+fn errors_name_the_option_the_file_and_the_line() {
+    let cases = [
+        ("[a]\nbloksize=4k\n", "a.fio:2: bloksize is no option; did you mean blocksize?"),
+        ("[a]\nrw=up\n", "a.fio:2: --rw=up: it is one of read, write"),
+        ("[a]\n\nread_iolog=x\n", "a.fio:3: read_iolog is not supported: replay"),
+        ("[a\n", "a.fio:1: [a begins a section"),
+        ("[a]\nbs\n", "a.fio:2: bs needs a value: bs=4k"),
+        ("[a]\nbssplit=4k/60:8k/60\n", "add up to 120"),
+        ("[a]\nrandom_distribution=zoned:60/10\n", "adds up to 60 %"),
+        ("[a]\noutput=x\n", "belongs on the command line"),
+        ("[a]\nfilename=${NOWHERE}\n", "no variable NOWHERE"),
+        ("[a]\ninclude b.fio\n", "a.fio:2: b.fio: no such file"),
+        ("[a]\nioengine=psync\nfixedbufs=1\nfilename=x\n", "--fixedbufs does nothing with ioengine=psync"),
+        ("[a]\nioengine=io_uring\nhipri\nfilename=x\n", "add --direct=1"),
+        ("[a]\nioengine=libaio\nfilename=null:1g\n", "takes files, not null:1g"),
+        ("[a]\nfilename=null:1g\nsqthread_poll\n", "--sqthread_poll is for the kernel's engines"),
+        ("[a]\nfilename=x\ntime_based\n", "needs --runtime"),
+        ("[a]\niodepth=0\n", "between 1 and 65536"),
+    ];
+    for (text, message) in cases {
+        let error = of_file(text).err().unwrap_or_else(|| panic!("{text} is accepted")).to_string();
+        assert!(error.contains(message), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_file_that_includes_itself_ends() {
+    let error = of_file("include a.fio\n").unwrap_err().to_string();
+    assert!(error.contains("more than 16 deep"), "{error}");
+}
+
+#[test]
+fn includes_and_variables_are_put_in_their_place() {
+    let mut world = world("[global]\ninclude sub/common.inc\n[a]\nfilename=${DEV}\nbs=${SIZE}k\n");
+    world.files.insert("sub/common.inc", "ioengine=libaio\niodepth=8\n".to_string());
+    world.variables = BTreeMap::from([("DEV", "/dev/sda"), ("SIZE", "16")]);
+    let plan = plan(&words("a.fio"), &world).unwrap();
+    let job = &plan.jobs[0];
+    assert_eq!((job.filenames[0].as_str(), job.spec.block_bytes, job.spec.io_depth), ("/dev/sda", 16_384, 8));
+}
+
+#[test]
+fn a_command_line_is_one_job_until_the_second_name() {
+    let of = |line: &str| plan(&words(line), &World::default()).unwrap();
+    let one = of("--filename=x --rw randread --bs=8k --name=a --verify --time_based --runtime 5 --eta=never");
+    assert_eq!((one.jobs.len(), one.jobs[0].spec.name.as_str()), (1, "a"));
+    assert_eq!((one.jobs[0].spec.block_bytes, one.jobs[0].spec.verify), (8192, Verify::Crc32c));
+    assert_eq!(one.run_option("eta"), Some("never"));
+    let two = of("--name=a --filename=x --bs=8k --name=b --filename=y --output-format=json");
+    let names: Vec<&str> = two.jobs.iter().map(|job| job.spec.name.as_str()).collect();
+    assert_eq!((names, two.jobs[1].spec.block_bytes), (vec!["a", "b"], 4096));
+    assert_eq!(two.run_option("output_format"), Some("json"));
+    assert!(of("").jobs.is_empty());
+}
+
+#[test]
+fn options_before_a_file_are_its_globals_and_sections_are_chosen() {
+    let world = world("[a]\nfilename=x\n[b]\nfilename=y\nbs=16k\n");
+    let plan = plan(&words("--bs=8k --section=b a.fio"), &world).unwrap();
+    assert_eq!((plan.jobs.len(), plan.jobs[0].spec.block_bytes), (1, 16_384));
+    let error = super::plan(&words("--section=c a.fio"), &world).unwrap_err().to_string();
+    assert!(error.contains("--section=c"), "{error}");
+}
+
+#[test]
+fn sizes_and_times_have_fios_units() {
+    let job = |line: &str| plan(&words(line), &World::default()).unwrap().jobs.remove(0);
+    let cases = [("size=4k", 4096), ("size=1MiB", 1 << 20), ("size=0x1000", 4096), ("size=3gb", 3 << 30)];
+    for (option, bytes) in cases {
+        let line = format!("--filename=x --{option}");
+        assert_eq!(job(&line).spec.size_bytes, Some(bytes), "{option}");
+    }
+    let decimal = job("--filename=x --kb_base=1000 --size=4k --bs=1ki");
+    assert_eq!((decimal.spec.size_bytes, decimal.spec.block_bytes), (Some(4000), 1024));
+    assert_eq!(job("--filename=x --size=40%").spec.size_percent, Some(40));
+    let think = job("--filename=x --thinktime=50 --thinktime_spin=10ms --latency_target=1ms").spec;
+    assert_eq!((think.think.ns, think.think.spin_ns), (50_000, 10_000_000));
+    assert_eq!(think.latency_target.unwrap().target_ns, 1_000_000);
+    let sizes = job("--filename=x --rw=rw --bs=,8k").spec.sizes.unwrap();
+    assert_eq!(*sizes, [Sizes::Fixed(4096), Sizes::Fixed(8192), Sizes::Fixed(8192)]);
+    assert!(job("--filename=x --rw=read --bs=,8k").spec.sizes.is_none(), "only what is used counts");
+}
+
+#[test]
+fn the_papers_modes_have_names() {
+    let polling = |line: &str| plan(&words(line), &World::default()).unwrap().jobs[0].engine_config.polling;
+    assert_eq!(polling("--filename=x --ioengine=iou"), engines::Config::default().polling);
+    assert!(polling("--filename=x --direct=1 --ioengine=iou-c").completion);
+    let both = polling("--filename=x --direct=1 --ioengine=iou-s --hipri --sqthread_poll_cpu=3");
+    assert!(both.submission && both.completion && both.submission_cpu == Some(3));
+}
+
+#[test]
+fn every_option_is_there_once_and_has_words() {
+    let mut names: Vec<&str> =
+        OPTIONS.iter().flat_map(|o| std::iter::once(&o.name).chain(o.aliases)).copied().collect();
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), count);
+    assert!(
+        OPTIONS
+            .iter()
+            .all(|option| option.help.len() > 3 || option.name == "nice" || option.name == "cpus_allowed")
+    );
+}
+
+proptest! {
+    /// No text panics, and what is refused says where.
+    #[test]
+    fn any_text_is_planned_or_refused(text in "([\\[\\]a-z=:/0-9%,.;#${} ]{0,30}\n){0,12}") {
+        if let Err(error) = of_file(&text) {
+            prop_assert!(!error.reason.is_empty());
+        }
+    }
+
+    /// Any value of any option is taken or refused.
+    #[test]
+    fn any_value_is_taken_or_refused(index in 0..OPTIONS.len(), value in "[-0-9a-zA-Z:/,.%x\"]{0,24}") {
+        let name = OPTIONS[index].name;
+        let _ = of_file(&format!("[a]\nfilename=x\n{name}={value}\n"));
+    }
+
+    /// A plan's options, written out as a file again, give the same jobs.
+    #[test]
+    fn what_is_written_out_is_read_the_same(depth in 1u32..1000, bs in 1u32..64, mix in 0u8..=100, jobs in 1u32..9) {
+        let text = format!("[j]\nfilename=x\nrw=randrw\niodepth={depth}\nioengine=libaio\nbs={bs}k\nrwmixread={mix}\nnumjobs={jobs}\n");
+        let first = of_file(&text).unwrap();
+        let lines: Vec<String> =
+            first.jobs[0].options.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+        let second = of_file(&format!("[j]\n{}", lines.concat())).unwrap();
+        prop_assert_eq!(format!("{:?}", first.jobs), format!("{:?}", second.jobs));
+    }
+}

@@ -1,0 +1,242 @@
+//! Values as fio writes them.
+
+use crate::spec::{FileService, Sizes};
+use crate::{Distribution, Extent, Zone};
+
+type Outcome<T> = Result<T, String>;
+
+/// Bytes, with `base` 1024 (fio's default) or 1000 for `k`; `ki` is always what `base` is not, as with fio
+/// 1024 where the base is 1000.
+pub(super) fn bytes(text: &str, base: u64) -> Outcome<u64> {
+    let text = text.trim();
+    let hint = || "it is a size, as 512, 4k or 1g".to_string();
+    let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(hex) => (hex, 16),
+        None => (text, 10),
+    };
+    let end = digits.find(|c: char| !c.is_digit(radix)).unwrap_or(digits.len());
+    let number = u64::from_str_radix(&digits[..end], radix).map_err(|_| hint())?;
+    let unit = digits[end..].trim().to_ascii_lowercase();
+    let unit = unit.strip_suffix('b').unwrap_or(&unit);
+    let (unit, base) = match unit.strip_suffix('i') {
+        Some(unit) => (unit, 1024),
+        None => (unit, base),
+    };
+    let power = match unit {
+        "" => 0,
+        "k" => 1,
+        "m" => 2,
+        "g" => 3,
+        "t" => 4,
+        "p" => 5,
+        _ => return Err(hint()),
+    };
+    number.checked_mul(base.pow(power)).ok_or_else(|| "it is too large".to_string())
+}
+
+pub(super) fn bytes_u32(text: &str, base: u64) -> Outcome<u32> {
+    u32::try_from(bytes(text, base)?).map_err(|_| "it is too large".to_string())
+}
+
+/// Nanoseconds; a number without a unit counts `unit_ns`.
+pub(super) fn time(text: &str, unit_ns: u64) -> Outcome<u64> {
+    let text = text.trim();
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let hint = || "it is a time, as 10s, 500ms or 2m".to_string();
+    let number: u64 = text[..end].parse().map_err(|_| hint())?;
+    let unit = match text[end..].trim().to_ascii_lowercase().as_str() {
+        "" => unit_ns,
+        "ns" | "nsec" => 1,
+        "us" | "usec" => 1_000,
+        "ms" | "msec" => 1_000_000,
+        "s" | "sec" => 1_000_000_000,
+        "m" | "min" => 60_000_000_000,
+        "h" | "hour" => 3_600_000_000_000,
+        "d" | "day" => 86_400_000_000_000,
+        _ => return Err(hint()),
+    };
+    number.checked_mul(unit).ok_or_else(|| "it is too long".to_string())
+}
+
+pub(super) fn flag(text: &str) -> Outcome<bool> {
+    match text.trim() {
+        "1" | "true" | "" => Ok(true),
+        "0" | "false" => Ok(false),
+        _ => Err("it is 0 or 1".to_string()),
+    }
+}
+
+pub(super) fn number<T: std::str::FromStr>(text: &str) -> Outcome<T> {
+    text.trim().parse().map_err(|_| "it is not such a number".to_string())
+}
+
+pub(super) fn within(text: &str, low: u64, high: u64) -> Outcome<u64> {
+    let value: u64 = number(text)?;
+    if (low..=high).contains(&value) { Ok(value) } else { Err(format!("it is between {low} and {high}")) }
+}
+
+/// Up to three values: reads, writes, trims. As with fio, one is for all, and the second of two is for
+/// trims too; an empty one leaves what was there.
+pub(super) fn triple<T: Clone>(text: &str, parse: impl Fn(&str) -> Outcome<T>) -> Outcome<[Option<T>; 3]> {
+    let parts: Vec<&str> = text.split(',').collect();
+    let value = |part: &str| if part.trim().is_empty() { Ok(None) } else { parse(part).map(Some) };
+    match parts.as_slice() {
+        [all] => {
+            let all = value(all)?;
+            Ok([all.clone(), all.clone(), all])
+        }
+        [reads, others] => {
+            let others = value(others)?;
+            Ok([value(reads)?, others.clone(), others])
+        }
+        [reads, writes, trims] => Ok([value(reads)?, value(writes)?, value(trims)?]),
+        _ => Err("it has at most three values: reads, writes, trims".to_string()),
+    }
+}
+
+/// `4k-64k`
+pub(super) fn range(text: &str, base: u64) -> Outcome<Sizes> {
+    let (min, max) = text.split_once(['-', ':']).ok_or("it is a range, as 4k-64k")?;
+    let (min, max) = (bytes_u32(min, base)?, bytes_u32(max, base)?);
+    let (min, max) = (min.min(max), min.max(max));
+    if min == 0 { Err("I/Os have at least one byte".to_string()) } else { Ok(Sizes::Range { min, max }) }
+}
+
+/// `4k/10:64k/50:32k/40`; what has no percentage shares what is left.
+pub(super) fn split(text: &str, base: u64) -> Outcome<Sizes> {
+    let mut parts: Vec<(u32, Option<u32>)> = Vec::new();
+    for part in text.split(':') {
+        let (size, percent) = part.split_once('/').unwrap_or((part, ""));
+        let percent = match percent.trim() {
+            "" => None,
+            percent => Some(within(percent, 0, 100)? as u32),
+        };
+        let size = bytes_u32(size, base)?;
+        if size == 0 {
+            return Err("I/Os have at least one byte".to_string());
+        }
+        parts.push((size, percent));
+    }
+    let given: u32 = parts.iter().filter_map(|(_, percent)| *percent).sum();
+    let open = parts.iter().filter(|(_, percent)| percent.is_none()).count() as u32;
+    if given > 100 || (open == 0 && given < 100) {
+        return Err(format!("its percentages add up to {given}, not 100"));
+    }
+    // Weights in hundredths of a percent, so that a third is nearly one.
+    let each = ((100 - given) * 100).checked_div(open).unwrap_or(0);
+    let weighed = parts.into_iter().map(|(size, percent)| (size, percent.map_or(each, |p| p * 100)));
+    Ok(Sizes::Split(weighed.filter(|(_, weight)| *weight > 0).collect()))
+}
+
+/// `zipf:1.2`, `zoned:60/10:40/90`, …
+pub(super) fn distribution(text: &str, base: u64) -> Outcome<Distribution> {
+    let (name, rest) = text.split_once(':').unwrap_or((text, ""));
+    let parameter = |default: f64| -> Outcome<f64> {
+        let first = rest.split(',').next().unwrap_or_default();
+        let value = if first.is_empty() { default } else { number(first)? };
+        if rest.contains(',') {
+            return Err("a centre is not supported; what is popular is scattered".to_string());
+        }
+        if value.is_finite() && value > 0.0 { Ok(value) } else { Err("its parameter is above 0".to_string()) }
+    };
+    match name {
+        "random" => Ok(Distribution::Uniform),
+        "zipf" => Ok(Distribution::Zipf { theta: parameter(1.1)? }),
+        "pareto" => {
+            let h = parameter(0.2)?;
+            if h < 1.0 {
+                Ok(Distribution::Pareto { h })
+            } else {
+                Err("pareto's share is below 1".to_string())
+            }
+        }
+        "normal" | "gauss" => Ok(Distribution::Normal { deviation: parameter(5.0)? }),
+        "zoned" | "zoned_abs" => zones(rest, name == "zoned_abs", base).map(Distribution::Zoned),
+        _ => Err("it is one of random, zipf, pareto, normal, zoned, zoned_abs".to_string()),
+    }
+}
+
+fn zones(text: &str, absolute: bool, base: u64) -> Outcome<Vec<Zone>> {
+    if text.contains(',') {
+        return Err("zones are the same for reads, writes and trims here".to_string());
+    }
+    let mut zones = Vec::new();
+    for part in text.split(':') {
+        let (access, size) = part.split_once('/').ok_or("a zone is ACCESS/SIZE, as 60/10")?;
+        let access_percent: f64 = number(access)?;
+        let extent = if absolute {
+            Extent::Bytes(bytes(size, base)?)
+        } else {
+            Extent::Percent(number::<f64>(size.trim().trim_end_matches('%'))?)
+        };
+        let sound = |percent: f64| (0.0..=100.0).contains(&percent);
+        if !sound(access_percent) || matches!(extent, Extent::Percent(percent) if !sound(percent)) {
+            return Err("percentages are between 0 and 100".to_string());
+        }
+        zones.push(Zone { access_percent, extent });
+    }
+    let access: f64 = zones.iter().map(|zone| zone.access_percent).sum();
+    let size: f64 =
+        zones.iter().map(|zone| if let Extent::Percent(size) = zone.extent { size } else { 0.0 }).sum();
+    if (access - 100.0).abs() > 0.01 || (!absolute && (size - 100.0).abs() > 0.01) {
+        return Err(format!("access adds up to {access} % and sizes to {size} %, not 100"));
+    }
+    Ok(zones)
+}
+
+pub(super) fn service(text: &str) -> Outcome<FileService> {
+    let (name, turn) = text.split_once(':').unwrap_or((text, "1"));
+    let turn = within(turn, 1, u64::from(u32::MAX))? as u32;
+    match name {
+        "roundrobin" => Ok(FileService::RoundRobin(turn)),
+        "random" => Ok(FileService::Random(turn)),
+        "sequential" => Ok(FileService::Sequential),
+        _ => Err("it is one of roundrobin, random, sequential".to_string()),
+    }
+}
+
+/// Cores as `0-3,5`, or a mask as `0x2f`; at most 4096 of them.
+pub(super) fn cpus(text: &str) -> Outcome<Vec<u32>> {
+    text.parse::<sys::CpuSet>().map(|set| set.cpus().to_vec()).map_err(|error| error.to_string())
+}
+
+/// `"text"`, `0xdeadbeef` or a number, which are bytes.
+pub(super) fn pattern(text: &str) -> Outcome<Vec<u8>> {
+    let hint = || "it is \"TEXT\", a number, or hexadecimal as 0xdeadbeef".to_string();
+    let text = text.trim();
+    let found = if let Some(quoted) = text.strip_prefix('"') {
+        quoted.strip_suffix('"').ok_or_else(hint)?.as_bytes().to_vec()
+    } else if let Some(hex) = text.strip_prefix("0x") {
+        let even = if hex.len() % 2 == 0 { hex.to_string() } else { format!("0{hex}") };
+        if !even.is_ascii() {
+            return Err(hint());
+        }
+        let byte = |at: usize| u8::from_str_radix(&even[at..at + 2], 16).map_err(|_| hint());
+        (0..even.len()).step_by(2).map(byte).collect::<Outcome<Vec<u8>>>()?
+    } else {
+        let value: u64 = number(text)?;
+        let bytes = value.to_le_bytes();
+        let used = (8 - value.leading_zeros() as usize / 8).max(1);
+        bytes[..used].to_vec()
+    };
+    if (1..=4096).contains(&found.len()) { Ok(found) } else { Err("it has 1 to 4096 bytes".to_string()) }
+}
+
+/// `50:99:99.9`
+pub(super) fn percentiles(text: &str) -> Outcome<Vec<f64>> {
+    let list = text.split(':').map(|part| number::<f64>(part)).collect::<Outcome<Vec<f64>>>()?;
+    let sound = list.iter().all(|percent| *percent > 0.0 && *percent <= 100.0);
+    if sound && list.len() <= 20 {
+        Ok(list)
+    } else {
+        Err("it has up to 20 numbers above 0 and up to 100".to_string())
+    }
+}
+
+/// A size in bytes or percent.
+pub(super) fn bytes_or_percent(text: &str, base: u64) -> Outcome<(Option<u64>, Option<u8>)> {
+    match text.trim().strip_suffix('%') {
+        Some(percent) => Ok((None, Some(within(percent, 0, 100)? as u8))),
+        None => Ok((Some(bytes(text, base)?), None)),
+    }
+}

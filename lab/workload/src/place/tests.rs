@@ -1,0 +1,107 @@
+//! Sizes, files and parts of devices.
+
+use ring::Tag;
+
+use super::*;
+use crate::Distribution;
+
+const BLOCK: u32 = 512;
+
+fn geometry(bytes: u64) -> Geometry {
+    Geometry { block_bytes: BLOCK, blocks: bytes / u64::from(BLOCK) }
+}
+
+fn draw(spec: &JobSpec, files: &[Geometry], count: usize) -> Vec<(u16, u64, u64)> {
+    let mut place = Place::new(spec, files).unwrap();
+    let mut request = Request::new(Tag(0), Op::Read, 0, 0);
+    let mut one = || {
+        place.next_as(&mut request, None);
+        (request.flow, request.lba * u64::from(BLOCK), u64::from(request.blocks * BLOCK))
+    };
+    (0..count).map(|_| one()).collect()
+}
+
+#[test]
+fn sizes_come_as_often_as_they_weigh() {
+    let split = Sizes::Split(vec![(4096, 10), (65_536, 50), (32_768, 40)]);
+    let sizes = Some(Box::new([split.clone(), split.clone(), split]));
+    let spec = JobSpec { workload: Workload::RandRead, block_bytes: 65_536, sizes, ..JobSpec::default() };
+    let drawn = draw(&spec, &[geometry(1 << 30)], 100_000);
+    for (bytes, share) in [(4096, 0.1), (65_536, 0.5), (32_768, 0.4)] {
+        let count = drawn.iter().filter(|(_, _, size)| *size == bytes).count() as f64;
+        assert!((count / 100_000.0 - share).abs() < 0.01, "{bytes}: {count}");
+    }
+    assert!(drawn.iter().all(|(_, offset, size)| offset % 4096 == 0 && offset + size <= 1 << 30));
+}
+
+#[test]
+fn a_range_of_sizes_is_kept_and_sequential_io_leaves_no_gap() {
+    let range = Sizes::Range { min: 4096, max: 16_384 };
+    let sizes = Some(Box::new([range.clone(), range.clone(), range]));
+    let spec = JobSpec { block_bytes: 16_384, sizes, ..JobSpec::default() };
+    let drawn = draw(&spec, &[geometry(1 << 20)], 10_000);
+    for pair in drawn.windows(2) {
+        let end = pair[0].1 + pair[0].2;
+        assert!(pair[1].1 == end || (pair[1].1 == 0 && end + pair[1].2 > 1 << 20), "{pair:?}");
+        assert!((4096..=16_384).contains(&pair[0].2) && pair[0].2 % 4096 == 0);
+    }
+}
+
+#[test]
+fn files_take_turns() {
+    let files = [geometry(1 << 20), geometry(1 << 20), geometry(2 << 20)];
+    let spec = |service| JobSpec { service, workload: Workload::RandRead, ..JobSpec::default() };
+    let turns = |service, count| -> Vec<u16> {
+        draw(&spec(service), &files, count).into_iter().map(|(file, _, _)| file).collect()
+    };
+    assert_eq!(turns(FileService::RoundRobin(1), 5), [0, 1, 2, 0, 1]);
+    assert_eq!(turns(FileService::RoundRobin(2), 7), [0, 0, 1, 1, 2, 2, 0]);
+    let any = turns(FileService::Random(1), 3000);
+    assert!((0..3).all(|file| (900..1100).contains(&any.iter().filter(|one| **one == file).count())));
+    let sequential = JobSpec { service: FileService::Sequential, ..JobSpec::default() };
+    let drawn = draw(&sequential, &files, 1024);
+    assert_eq!((drawn[255].0, drawn[256].0, drawn[511].0, drawn[512].0, drawn[1023].0), (0, 1, 1, 2, 2));
+}
+
+#[test]
+fn a_part_may_be_a_percentage_of_each_device() {
+    let spec = JobSpec {
+        workload: Workload::RandRead,
+        size_percent: Some(10),
+        offset_percent: 50,
+        ..JobSpec::default()
+    };
+    let drawn = draw(&spec, &[geometry(100 << 20)], 5000);
+    let (low, high) =
+        (drawn.iter().map(|one| one.1).min().unwrap(), drawn.iter().map(|one| one.1).max().unwrap());
+    assert!(low >= 50 << 20 && high < 60 << 20 && high > 59 << 20, "{low} {high}");
+    let two = JobSpec { size_bytes: Some(2 << 20), workload: Workload::RandRead, ..JobSpec::default() };
+    let drawn = draw(&two, &[geometry(10 << 20), geometry(10 << 20)], 2000);
+    assert!(drawn.iter().all(|(_, offset, _)| *offset < 1 << 20), "size is shared out among the files");
+}
+
+#[test]
+fn once_each_means_once_each() {
+    let spec = JobSpec { workload: Workload::RandRead, each_once: true, ..JobSpec::default() };
+    let mut drawn = draw(&spec, &[geometry(4 << 20)], 1024);
+    drawn.sort_unstable();
+    assert!(drawn.windows(2).all(|pair| pair[1].1 == pair[0].1 + 4096));
+    let zipf = JobSpec { distribution: Distribution::Zipf { theta: 1.2 }, ..spec };
+    let mut drawn = draw(&zipf, &[geometry(4 << 20)], 1024);
+    drawn.sort_unstable();
+    drawn.dedup();
+    assert!(drawn.len() < 600, "{}", drawn.len());
+}
+
+#[test]
+fn alignment_and_mixed_files_are_checked() {
+    let error = |spec: &JobSpec, files: &[Geometry]| Place::new(spec, files).err().unwrap().to_string();
+    let odd = JobSpec { align_bytes: Some(700), ..JobSpec::default() };
+    assert!(error(&odd, &[geometry(1 << 20)]).contains("--blockalign=700"));
+    let large = Geometry { block_bytes: 4096, blocks: 100 };
+    assert!(error(&JobSpec::default(), &[geometry(1 << 20), large]).contains("512 and of 4096"));
+    let verify = JobSpec { verify: Verify::Crc32c, ..JobSpec::default() };
+    assert!(error(&verify, &[geometry(1 << 20), geometry(1 << 20)]).contains("one file"));
+    let aligned = JobSpec { align_bytes: Some(65_536), workload: Workload::RandRead, ..JobSpec::default() };
+    assert!(draw(&aligned, &[geometry(10 << 20)], 1000).iter().all(|(_, offset, _)| offset % 65_536 == 0));
+}

@@ -1,0 +1,77 @@
+//! One direction of a job while it runs.
+
+use crate::Histogram;
+use crate::result::{Samples, SideResult};
+
+/// What is counted of one direction.
+#[derive(Default)]
+pub(crate) struct Side {
+    whole: Histogram,
+    completion: Histogram,
+    submission: Histogram,
+    ios: u64,
+    /// Blocks of the device.
+    pub(crate) blocks: u64,
+    pub(crate) errors: u64,
+    pub(crate) result: SideResult,
+    /// What was counted at the last sample, and when that was.
+    sampled: (u64, u64, u64),
+    iops: Samples,
+    bandwidth: Samples,
+}
+
+impl Side {
+    /// I/Os ended at `now`: to be started at `start`, started at `issued`, handed over at `sent`, or 0
+    /// where nobody looked.
+    #[inline]
+    pub(crate) fn record(&mut self, start: u64, issued: u64, sent: u64, now: u64, count: u64) {
+        self.ios += count;
+        self.whole.record_many(now.saturating_sub(start), count);
+        if sent != 0 {
+            self.submission.record_many(sent.saturating_sub(issued), count);
+            self.completion.record_many(now.saturating_sub(sent), count);
+        } else {
+            self.completion.record_many(now.saturating_sub(issued), count);
+        }
+    }
+
+    /// Forgets what came before the measurement.
+    pub(crate) fn clear(&mut self) {
+        *self = Side { errors: self.errors, ..Side::default() };
+    }
+
+    /// The rates since the last sample: I/Os and bytes a second.
+    pub(crate) fn sample(&mut self, elapsed_ns: u64, block_bytes: u32) -> (f64, f64) {
+        let (then, ios, blocks) = std::mem::replace(&mut self.sampled, (elapsed_ns, self.ios, self.blocks));
+        let seconds = elapsed_ns.saturating_sub(then) as f64 / 1e9;
+        if seconds <= 0.0 {
+            return (0.0, 0.0);
+        }
+        let iops = (self.ios - ios) as f64 / seconds;
+        let rate = (self.blocks - blocks) as f64 * f64::from(block_bytes) / seconds;
+        self.iops.add(iops);
+        self.bandwidth.add(rate / 1024.0);
+        (iops, rate)
+    }
+
+    /// A phase has ended: what was counted, over how long.
+    pub(crate) fn account(&mut self, elapsed_ns: u64, block_bytes: u32) {
+        self.result.elapsed_ns = elapsed_ns;
+        self.result.block_bytes = block_bytes;
+    }
+
+    pub(crate) fn into_result(self) -> SideResult {
+        SideResult {
+            total_ios: self.ios,
+            bytes: self.blocks * u64::from(self.result.block_bytes),
+            latency_ticks: self.whole,
+            completion_ticks: self.completion,
+            submission_ticks: self.submission,
+            errors: self.errors,
+            elapsed_ns: self.result.elapsed_ns,
+            block_bytes: self.result.block_bytes,
+            iops_samples: self.iops,
+            bandwidth_samples: self.bandwidth,
+        }
+    }
+}
