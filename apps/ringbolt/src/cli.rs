@@ -45,6 +45,13 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: crate::commands::nvme::Nvme,
     },
+    /// NVMe devices made of software: profiles, and how well they meet what was published
+    #[command(after_help = "Examples:\n  ringbolt model list\n  ringbolt model fit samsung-980-pro\n  \
+        ringbolt perf --filename=model:samsung-980-pro --rw=randread --iodepth=32 --runtime=5s --time_based")]
+    Model {
+        #[command(subcommand)]
+        command: crate::commands::model::Model,
+    },
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  ringbolt completions bash > /etc/bash_completion.d/ringbolt")]
     Completions {

@@ -2,6 +2,7 @@
 
 mod demo;
 pub(crate) mod lab;
+pub(crate) mod model;
 pub(crate) mod nvme;
 mod perf;
 pub(crate) mod rpc;
@@ -20,6 +21,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Perf(options) => perf::run(&options),
         Command::Demo(options) => demo::run(&options),
         Command::Lab { command } => lab::run(command),
+        Command::Model { command } => model::run(command),
         Command::Nvme { command } => nvme::run(command),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "ringbolt", &mut std::io::stdout());

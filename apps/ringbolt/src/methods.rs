@@ -18,6 +18,7 @@ mod framework;
 mod histogram;
 mod ignored;
 mod iostat;
+mod model;
 mod nvmf;
 mod parameters;
 
@@ -122,6 +123,7 @@ pub(crate) fn table() -> Table {
     framework::add(&mut table);
     bdev::add(&mut table);
     devices::add(&mut table);
+    model::add(&mut table);
     iostat::add(&mut table);
     histogram::add(&mut table);
     nvmf::add(&mut table);

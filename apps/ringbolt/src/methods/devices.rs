@@ -33,7 +33,7 @@ pub(super) fn add(table: &mut Table) {
 }
 
 /// Remembers what would make the device again, and gives its name.
-fn remember(
+pub(super) fn remember(
     app: &App,
     device: &Arc<Device>,
     method: &'static str,
@@ -43,7 +43,7 @@ fn remember(
     Ok(device.name().to_string())
 }
 
-fn delete(app: &App, name: &str, product: &str) -> Result<bool, RpcError> {
+pub(super) fn delete(app: &App, name: &str, product: &str) -> Result<bool, RpcError> {
     let device = find(app, name)?;
     if !device.bdev().product_name().eq_ignore_ascii_case(product) {
         let message = format!("{name} is a {}, not a {product}", device.bdev().product_name());
