@@ -16,6 +16,7 @@
 //!     x: Axis::new("KIOPS", Scale::Linear),
 //!     y: Axis::new("mean latency, us", Scale::Log10),
 //!     series: vec![Series::new("none", vec![(10.0, 70.0), (300.0, 110.0), (370.0, 400.0)])],
+//!     listed: false,
 //! };
 //! assert!(plot.svg().starts_with("<svg"));
 //! ```

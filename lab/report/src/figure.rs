@@ -111,8 +111,9 @@ fn panels(frame: &Frame<'_>, beside: bool) -> Vec<Panel> {
     let numeric = || frame.samples.iter().any(|sample| frame.x(sample).and_then(|x| x.as_f64()).is_some());
     match frame.definition.shape.as_str() {
         "cdf" => distribution::draw(frame),
-        "heatmap" | "table" => vec![bars::heat(frame)],
-        "breakdown" => vec![bars::breakdown(frame)],
+        "heatmap" => vec![bars::heat(frame)],
+        "table" => bars::table(frame),
+        "breakdown" if bars::has_shares(frame) => vec![bars::breakdown(frame)],
         "curve" if numeric() => curve::draw(frame, beside),
         // A curve over names is bars.
         _ => bars::draw(frame),

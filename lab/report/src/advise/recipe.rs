@@ -20,7 +20,9 @@ fn api(name: &str) -> Option<(&'static str, &'static str, Option<&'static str>)>
         "iou-s" => (
             "io_uring with submission polling",
             "--ioengine=io_uring --sqthread_poll=1",
-            Some("io_uring_queue_init(depth, &ring, IORING_SETUP_SQPOLL); it keeps a second core busy"),
+            Some(
+                "io_uring_queue_init(depth, &ring, IORING_SETUP_SQPOLL)\n# a kernel thread keeps a second core busy",
+            ),
         ),
         "spdk" => ("a user-space NVMe driver under fio", "--ioengine=spdk --thread=1", None),
         "spdk-perf" => ("a user-space NVMe driver", "", None),
@@ -50,17 +52,18 @@ pub(super) fn commands(api_decision: &Decision, scheduler: &Decision, targets: &
             lines.push(format!("echo {name} > /sys/block/{device}/queue/scheduler"));
         }
         lines.push(format!(
-            "# to keep it: ACTION==\"add|change\", KERNEL==\"nvme*n*\", ATTR{{queue/scheduler}}=\"{name}\" in /etc/udev/rules.d/60-scheduler.rules"
+            "# to keep it, in /etc/udev/rules.d/60-scheduler.rules:\n\
+             # ACTION==\"add|change\", KERNEL==\"nvme*n*\", ATTR{{queue/scheduler}}=\"{name}\""
         ));
     }
     if let Some((words, fio, liburing)) = api_decision.named().and_then(api) {
         lines.push(if fio.is_empty() {
             format!("# {words}: SPDK's, or ringbolt perf --filename=nvme+pci://ADDRESS")
         } else {
-            format!("fio {fio} --direct=1    # {words}")
+            format!("fio {fio} --direct=1")
         });
         if let Some(flags) = liburing {
-            lines.push(format!("# liburing: {flags}"));
+            lines.push(format!("# in C: {flags}"));
         }
     }
     lines

@@ -17,7 +17,7 @@ const KNOWN: [&[&str]; 4] = [
         "spdk-perf",
     ],
     &["psync", "aio", "iou", "iou-c", "iou-s", "ringbolt", "spdk-fio", "spdk-perf"],
-    &["fio", "I/O library", "block layer", "NVMe driver", "kernel", "other"],
+    &["generator", "I/O library", "block layer", "NVMe driver", "kernel", "scheduler", "idle", "locks"],
 ];
 
 /// The colours of `names`, in order. Known names keep theirs in every chart; the others take what is free.

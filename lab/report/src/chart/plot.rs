@@ -62,6 +62,8 @@ pub struct Plot {
     pub y: Axis,
     /// The lines.
     pub series: Vec<Series>,
+    /// Whether names stand in a list, rather than at the ends of their lines: where those all meet.
+    pub listed: bool,
 }
 
 const WIDTH: f64 = 560.0;
@@ -69,6 +71,8 @@ const HEIGHT: f64 = 340.0;
 const TOP: f64 = 30.0;
 const BOTTOM: f64 = 44.0;
 const LABEL_PX: f64 = 11.5;
+/// Room for a piece of the line beside its name.
+const KEY: f64 = 20.0;
 /// More lines than this no reader follows; the table has them all.
 const SERIES_MAX: usize = 24;
 /// More marks than this are a blot.
@@ -84,7 +88,8 @@ impl Plot {
     pub fn svg(&self) -> String {
         let drawn = &self.series[..self.series.len().min(SERIES_MAX)];
         let wide = drawn.iter().map(|series| text_width(&series.label(), LABEL_PX)).fold(0.0, f64::max);
-        let right = WIDTH - (wide + 22.0).clamp(24.0, 190.0);
+        let key = if self.listed { KEY } else { 0.0 };
+        let right = WIDTH - (wide + key + 22.0).clamp(24.0, 210.0);
         let Some((_, y)) = self.fitted(0.0, right) else { return String::new() };
         let labels = y.ticks(8);
         let wide = labels.iter().filter(|tick| tick.1).map(|(value, _)| text_width(&tick(*value), 11.0));
@@ -107,7 +112,16 @@ impl Plot {
                 ends.push((end, series, *colour));
             }
         }
-        label_ends(&mut svg, ends, right);
+        if self.listed {
+            // As they are listed in the definition, those published after those measured.
+            ends.sort_by_key(|(_, series, _)| {
+                let place = drawn.iter().position(|other| other.name == series.name);
+                (series.published, place)
+            });
+            list(&mut svg, &ends, right);
+        } else {
+            label_ends(&mut svg, ends, right);
+        }
         svg.finish()
     }
 
@@ -210,6 +224,18 @@ fn label_ends(svg: &mut Svg, mut ends: Vec<((f64, f64), &Series, usize)>, right:
             svg.path("h", &[(end.0 + 4.0, end.1), (right, place), (right + 5.0, place)]);
         }
         svg.text("n", right + 8.0, place + 4.0, Anchor::Start, &cut(&series.label()));
+        svg.end();
+    }
+}
+
+/// Writes the names in a list, each beside a piece of its line.
+fn list(svg: &mut Svg, ends: &[((f64, f64), &Series, usize)], right: f64) {
+    for (index, (_, series, colour)) in ends.iter().enumerate() {
+        let at = TOP + 8.0 + 15.0 * index as f64;
+        let kind = if series.published { " pub" } else { "" };
+        svg.series(&format!("s c{colour}{kind}"), &series.label());
+        svg.path("l", &[(right + 8.0, at), (right + 8.0 + KEY - 4.0, at)]);
+        svg.text("n", right + 8.0 + KEY, at + 4.0, Anchor::Start, &cut(&series.label()));
         svg.end();
     }
 }

@@ -5,6 +5,8 @@
 pub enum Scale {
     /// Evenly, from 0 where that does not squeeze the data.
     Linear,
+    /// Evenly, over no more than the data span: where a distance from 0 says nothing.
+    Tight,
     /// By powers of ten.
     Log10,
     /// By powers of two: depths, processes.
@@ -34,8 +36,8 @@ impl Fitted {
         let (mut low, mut high) = (*values.first()?, *values.last()?);
         let mut steps = Vec::new();
         match scale {
-            Scale::Linear => {
-                if low > 0.0 {
+            Scale::Linear | Scale::Tight => {
+                if low > 0.0 && scale == Scale::Linear {
                     low = 0.0;
                 }
                 if high <= low {
@@ -67,7 +69,7 @@ impl Fitted {
     /// Where `value` lies; `None` off the scale.
     pub(super) fn at(&self, value: f64) -> Option<f64> {
         let part = match self.scale {
-            Scale::Linear => (value - self.low) / (self.high - self.low),
+            Scale::Linear | Scale::Tight => (value - self.low) / (self.high - self.low),
             Scale::Log10 | Scale::Log2 => (value / self.low).ln() / (self.high / self.low).ln(),
             Scale::Steps if self.steps.len() == 1 => 0.5,
             Scale::Steps => {
@@ -81,7 +83,7 @@ impl Fitted {
     /// Where the grid stands, and whether it is labelled there.
     pub(super) fn ticks(&self, most: usize) -> Vec<(f64, bool)> {
         match self.scale {
-            Scale::Linear => {
+            Scale::Linear | Scale::Tight => {
                 let step = nice_step((self.high - self.low) / 5.0);
                 let first = (self.low / step).round() as i64;
                 let last = (self.high / step).round() as i64;

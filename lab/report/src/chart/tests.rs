@@ -4,7 +4,7 @@ use super::labels::spread;
 use super::*;
 
 fn plot(series: Vec<Series>, x: Scale, y: Scale) -> Plot {
-    Plot { title: "t".into(), x: Axis::new("x", x), y: Axis::new("y", y), series }
+    Plot { title: "t".into(), x: Axis::new("x", x), y: Axis::new("y", y), series, listed: false }
 }
 
 /// Every element closed, every attribute quoted, nothing unescaped.
@@ -19,9 +19,9 @@ proptest! {
     fn any_numbers_give_well_formed_charts(
         points in proptest::collection::vec((any::<f64>(), any::<f64>()), 0..20),
         name: String,
-        scale in 0..4usize,
+        scale in 0..5usize,
     ) {
-        let scale = [Scale::Linear, Scale::Log10, Scale::Log2, Scale::Steps][scale];
+        let scale = [Scale::Linear, Scale::Log10, Scale::Log2, Scale::Steps, Scale::Tight][scale];
         well_formed(&plot(vec![Series::new(&name, points.clone())], scale, Scale::Log10).svg());
         well_formed(&plot(vec![Series::new(&name, points.clone())], Scale::Linear, scale_for_y(scale)).svg());
         let bars = points.iter().map(|point| Bar { name: name.clone(), value: point.0, ..Bar::default() }).collect();
@@ -82,6 +82,16 @@ fn a_name_cannot_become_markup() {
     let svg = plot(series, Scale::Linear, Scale::Linear).svg();
     assert!(!svg.contains("<script"), "{svg}");
     assert!(svg.contains("&lt;script&gt;"));
+}
+
+#[test]
+fn names_may_stand_in_a_list() {
+    let series =
+        vec![Series::new("a", vec![(1.0, 1.0), (2.0, 2.0)]), Series::new("b", vec![(1.0, 2.0), (2.0, 2.0)])];
+    let svg = Plot { listed: true, ..plot(series, Scale::Tight, Scale::Linear) }.svg();
+    well_formed(&svg);
+    let place = |name: &str| svg.find(&format!(">{name}</text>")).unwrap();
+    assert!(place("a") < place("b"));
 }
 
 #[test]

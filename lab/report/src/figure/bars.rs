@@ -88,13 +88,30 @@ fn group_names(frame: &Frame<'_>) -> Vec<String> {
     names
 }
 
+/// A printed table: the reader's numbers, and beside them the writer's where both were measured.
+pub(super) fn table(frame: &Frame<'_>) -> Vec<Panel> {
+    let mut panels = vec![heat(frame)];
+    let writer = |sample: &Sample<'_>| sample.cell.median("bg", &frame.definition.y).is_some();
+    if frame.definition.role == "fg" && frame.samples.iter().any(writer) {
+        panels[0].title = joined(&panels[0].title, "the reader");
+        let mut other = heat_of(frame, "bg");
+        other.title = joined(&other.title, "the writer beside it");
+        panels.push(other);
+    }
+    panels
+}
+
 /// A number for each line and each value along the axis, relative to one of them where the definition
 /// says so.
 pub(super) fn heat(frame: &Frame<'_>) -> Panel {
+    heat_of(frame, &frame.definition.role)
+}
+
+fn heat_of(frame: &Frame<'_>, role: &str) -> Panel {
     let definition = frame.definition;
     let value = |sample: &Sample<'_>| {
         let base = base(frame, sample.published);
-        let found = sample.cell.median(&definition.role, &definition.y)?;
+        let found = sample.cell.median(role, &definition.y)?;
         if definition.relative_to.is_empty() { Some(found) } else { base.map(|base| found / base) }
     };
     let sides = match frame.sides(true).first() {
@@ -165,6 +182,21 @@ fn base(frame: &Frame<'_>, published: bool) -> Option<f64> {
     found.cell.median(&definition.role, &definition.y).filter(|base| *base > 0.0)
 }
 
+fn class_words(class: &str) -> String {
+    match class {
+        "io_library" => "I/O library".to_string(),
+        "driver" => "NVMe driver".to_string(),
+        other => other.replace('_', " "),
+    }
+}
+
+/// Whether any cell says where its time goes.
+pub(super) fn has_shares(frame: &Frame<'_>) -> bool {
+    let records = frame.samples.iter().flat_map(|sample| sample.cell.measured());
+    let roles = records.filter_map(|record| record.roles.get(&frame.definition.role));
+    roles.flat_map(|role| role.metrics.keys()).any(|name| name.starts_with("share_"))
+}
+
 /// Where the instructions go: a column for each line, a part for each class of functions.
 pub(super) fn breakdown(frame: &Frame<'_>) -> Panel {
     /// From the bottom up: as a request goes down.
@@ -187,7 +219,7 @@ pub(super) fn breakdown(frame: &Frame<'_>) -> Panel {
         for sample in frame.samples.iter().filter(|sample| frame.name(sample) == name) {
             let share = |class: &String| {
                 let value = sample.cell.median(role, &format!("share_{class}_pct"))?;
-                Some((class.replace('_', " "), value))
+                Some((class_words(class), value))
             };
             let parts: Vec<(String, f64)> = classes.iter().filter_map(share).collect();
             if parts.is_empty() {

@@ -94,7 +94,7 @@ fn chart(frame: &Frame<'_>, whose: Whose, y_metric: &str, x_metric: Option<&str>
         None => Axis::new(metric::parameter(&frame.definition.x), scale_of_parameter(&frame.xs())),
     };
     let y_axis = Axis::new(metric::label(y_metric, y), scale_of_metric(&all_y));
-    Plot { title: frame.title(&metric::words(y_metric)), x: x_axis, y: y_axis, series }
+    Plot { title: frame.title(&metric::words(y_metric)), x: x_axis, y: y_axis, series, listed: false }
 }
 
 fn tip(frame: &Frame<'_>, at: f64, (y, y_unit): (f64, &str), x: Option<(f64, &str)>) -> String {

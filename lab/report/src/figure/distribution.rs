@@ -70,10 +70,11 @@ fn draw_one(frame: &Frame<'_>) -> Panel {
             lows.push(point.0);
         }
         let low = lows.iter().copied().filter(|value| *value > 0.0).fold(f64::INFINITY, f64::min);
-        let scale = if largest / shown.per > low * 8.0 { Scale::Log10 } else { Scale::Linear };
+        let scale = if largest / shown.per > low * 8.0 { Scale::Log10 } else { Scale::Tight };
         let x = Axis::new(format!("completion latency, {}", shown.unit), scale);
         let y = Axis::new("fraction of I/Os", Scale::Linear);
-        let svg = Plot { title: frame.title("distribution of latency"), x, y, series }.svg();
+        let title = frame.title("distribution of latency");
+        let svg = Plot { title, x, y, series, listed: true }.svg();
         if !svg.is_empty() {
             charts.push(Drawn { whose, svg });
         }

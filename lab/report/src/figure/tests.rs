@@ -96,5 +96,5 @@ fn shares_are_columns() {
     let text = "x = 'iodepth'\ny = 'share_driver_pct'\nseries = ['scheduler']\nshape = 'breakdown'";
     let here = [record("none", 1, 1, &[("share_driver_pct", 60.0), ("share_generator_pct", 40.0)])];
     let figure = figure(&definition(text), &here, &[]);
-    assert!(figure.panels[0].charts[0].svg.contains("none · driver: 60 %"));
+    assert!(figure.panels[0].charts[0].svg.contains("none · NVMe driver: 60 %"));
 }

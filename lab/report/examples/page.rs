@@ -1,0 +1,27 @@
+//! Makes the report of a run directory and says how long each part took:
+//! `cargo run --release --example page -- DIRECTORY OUTPUT`.
+
+use std::error::Error;
+use std::path::Path;
+use std::time::Instant;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [directory, output] = arguments.as_slice() else {
+        return Err("usage: page DIRECTORY OUTPUT".into());
+    };
+    let begun = Instant::now();
+    let run = experiments::Run::open(Path::new(directory))?;
+    let read = begun.elapsed();
+    let page = report::page::report(&run)?;
+    let made = begun.elapsed();
+    std::fs::write(output, &page)?;
+    println!(
+        "{} records: read in {:.2} s, page of {:.1} MB made in {:.2} s",
+        run.records.len(),
+        read.as_secs_f64(),
+        page.len() as f64 / 1e6,
+        (made - read).as_secs_f64()
+    );
+    Ok(())
+}

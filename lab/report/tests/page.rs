@@ -1,0 +1,248 @@
+//! The page as a whole: what it holds, that it is HTML, that nothing from outside becomes markup, and that
+//! a browser draws it.
+#![allow(clippy::unwrap_used)]
+
+mod synthetic;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use experiments::{CellRecord, Run, RunWriter, Target, Value};
+use html5ever::tendril::TendrilSink as _;
+use markup5ever_rcdom::{Handle, NodeData, RcDom};
+
+/// Parses as a browser does, and gives what a browser would silently mend.
+fn parse(page: &str) -> (RcDom, Vec<String>) {
+    let dom = html5ever::parse_document(RcDom::default(), Default::default()).one(page);
+    let errors = dom.errors.borrow().iter().map(ToString::to_string).collect();
+    (dom, errors)
+}
+
+fn walk(node: &Handle, visit: &mut impl FnMut(&Handle)) {
+    visit(node);
+    for child in node.children.borrow().iter() {
+        walk(child, visit);
+    }
+}
+
+fn elements(dom: &RcDom, name: &str) -> Vec<Handle> {
+    let mut found = Vec::new();
+    walk(&dom.document, &mut |node| {
+        if let NodeData::Element { name: tag, .. } = &node.data
+            && &*tag.local == name
+        {
+            found.push(node.clone());
+        }
+    });
+    found
+}
+
+fn text_of(node: &Handle) -> String {
+    let mut text = String::new();
+    walk(node, &mut |node| {
+        if let NodeData::Text { contents } = &node.data {
+            text.push_str(&contents.borrow());
+        }
+    });
+    text
+}
+
+fn attribute(node: &Handle, wanted: &str) -> Option<String> {
+    let NodeData::Element { attrs, .. } = &node.data else { return None };
+    let found =
+        attrs.borrow().iter().find(|attribute| &*attribute.name.local == wanted).map(|a| a.value.to_string());
+    found
+}
+
+#[test]
+fn a_page_is_sound_html_and_holds_everything() {
+    let run = synthetic::run(1300, 2);
+    let page = report::page::report(&run).unwrap();
+    let (dom, errors) = parse(&page);
+    assert!(errors.is_empty(), "{errors:?}");
+    let charts =
+        elements(&dom, "svg").into_iter().filter(|svg| attribute(svg, "class").as_deref() == Some("chart"));
+    let charts: Vec<Handle> = charts.collect();
+    assert!(charts.len() > 80, "only {} charts", charts.len());
+    for chart in &charts {
+        assert!(!chart.children.borrow().is_empty());
+    }
+    let text = text_of(&dom.document);
+    for wanted in [
+        "What to use",
+        "echo none > /sys/block/nvme0n1/queue/scheduler",
+        "Observation 23",
+        "Key finding 5",
+        "no NVMe device is bound to vfio-pci",
+        "Turbo is on",
+        "Where the papers disagree",
+        "Example CPU 4 GHz",
+        "ringbolt lab run all",
+    ] {
+        assert!(text.contains(wanted), "{wanted:?} is not in the page");
+    }
+    // 28 findings of ICPE'24 and the four of CHEOPS'23, each with a verdict.
+    let findings = elements(&dom, "details");
+    let findings = findings.iter().filter(|node| attribute(node, "class").as_deref() == Some("finding"));
+    assert!(findings.count() >= 32);
+    let data = elements(&dom, "script")
+        .into_iter()
+        .find(|node| attribute(node, "id").as_deref() == Some("data"))
+        .unwrap();
+    let data: serde_json::Value = serde_json::from_str(&text_of(&data)).unwrap();
+    assert_eq!(data["records"].as_array().unwrap().len(), run.records.len());
+}
+
+#[test]
+fn every_link_inside_the_page_leads_somewhere_and_none_leads_out() {
+    let (dom, _) = parse(&report::page::report(&synthetic::run(300, 1)).unwrap());
+    let mut names = Vec::new();
+    walk(&dom.document, &mut |node| names.extend(attribute(node, "id")));
+    let mut links = 0;
+    walk(&dom.document, &mut |node| {
+        for name in ["href", "src"] {
+            let Some(link) = attribute(node, name) else { continue };
+            let inside = link.strip_prefix('#').is_some_and(|name| names.iter().any(|known| known == name));
+            assert!(inside || link == "data:,", "{link}");
+            links += 1;
+        }
+    });
+    assert!(links > 20);
+}
+
+#[test]
+fn no_name_becomes_markup() {
+    const EVIL: &str = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}";
+    let mut run = synthetic::run(60, 1);
+    let mut record = CellRecord::new(EVIL, EVIL);
+    record.parameters.insert(EVIL.into(), Value::from(EVIL));
+    record.parameters.insert("scheduler".into(), Value::from(EVIL));
+    record.parameters.insert("iodepth".into(), Value::from(4));
+    record.role_mut("fg").set("iops", 5.0);
+    record.role_mut("fg").set(EVIL, 5.0);
+    record.commands = vec![EVIL.into()];
+    record.job_file = EVIL.into();
+    record.notes = vec![EVIL.into()];
+    run.records.push(record);
+    let mut skipped = CellRecord::new("own.skipped", EVIL);
+    skipped.skipped = Some(EVIL.into());
+    run.records.push(skipped);
+    run.machine.distortions.push(EVIL.into());
+    run.machine.facts = serde_json::json!({ EVIL: { EVIL: EVIL } });
+    run.plan.targets.push(Target {
+        kind: "block".into(),
+        path: format!("/dev/{EVIL}"),
+        described: EVIL.into(),
+        ..Target::default()
+    });
+    run.plan.experiments[0].scaled.push(EVIL.into());
+    run.dropped.push(EVIL.into());
+    let page = report::page::report(&run).unwrap();
+    let (dom, errors) = parse(&page);
+    assert!(errors.is_empty(), "{errors:?}");
+    assert!(elements(&dom, "img").is_empty());
+    assert_eq!(elements(&dom, "script").len(), 2, "the data and ours");
+    walk(&dom.document, &mut |node| {
+        assert_eq!(attribute(node, "onerror"), None);
+    });
+    assert!(!page.contains("49}") && page.contains("7*7"), "a name is no template");
+    // A device whose name is a command is not put into one.
+    assert!(!page.contains("echo none &gt; /sys/block/&lt;"));
+}
+
+#[test]
+fn an_empty_run_is_a_page_too() {
+    let page = report::page::report(&Run::default()).unwrap();
+    let (dom, errors) = parse(&page);
+    assert!(errors.is_empty(), "{errors:?}");
+    assert!(text_of(&dom.document).contains("nothing measured"));
+}
+
+fn scratch(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("ringbolt-report-{name}-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&path);
+    fs::create_dir_all(&path).unwrap();
+    path
+}
+
+#[test]
+fn a_run_that_was_cut_off_is_reported_with_what_it_has() {
+    let directory = scratch("cut");
+    let run = synthetic::run(40, 1);
+    let mut writer = RunWriter::create(&directory.join("run"), &run.machine, &run.plan).unwrap();
+    for record in &run.records[..10] {
+        writer.store(record).unwrap();
+    }
+    let results = directory.join("run/results.jsonl");
+    let bytes = fs::read(&results).unwrap();
+    fs::write(&results, &bytes[..bytes.len() - 20]).unwrap();
+    let read = Run::open(&directory.join("run")).unwrap();
+    let page = report::page::report(&read).unwrap();
+    assert!(page.contains("Lines of results that could not be read"));
+    assert!(page.contains("the run ended before it"));
+    fs::remove_dir_all(&directory).unwrap();
+}
+
+/// A browser that is there, or nothing.
+fn browser() -> Option<&'static str> {
+    let works = |name: &&str| {
+        Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
+    };
+    ["chromium", "chromium-browser", "google-chrome"].into_iter().find(works)
+}
+
+/// The document after its script ran, and what the browser said.
+fn browse(browser: &str, directory: &Path, page: &Path) -> (String, String) {
+    let output = Command::new("timeout")
+        .args([
+            "-k",
+            "5",
+            "120",
+            browser,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+        ])
+        .arg(format!("--user-data-dir={}", directory.join("profile").display()))
+        .arg("--dump-dom")
+        .arg(format!("file://{}", page.display()))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    (String::from_utf8_lossy(&output.stdout).into(), String::from_utf8_lossy(&output.stderr).into())
+}
+
+#[test]
+fn a_browser_draws_the_page_without_a_complaint() {
+    let Some(browser) = browser() else {
+        println!("SKIPPED: no chromium in PATH");
+        return;
+    };
+    let directory = scratch("browser");
+    let page = directory.join("report.html");
+    fs::write(&page, report::page::report(&synthetic::run(700, 2)).unwrap()).unwrap();
+    let (document, said) = browse(browser, &directory, &page);
+    // What a page says, a complaint of its script included, stands on lines of this kind.
+    let complaints: Vec<&str> = said.lines().filter(|line| line.contains("CONSOLE")).collect();
+    assert!(complaints.is_empty(), "{complaints:?}");
+    let (dom, _) = parse(&document);
+    let filter =
+        elements(&dom, "p").into_iter().find(|p| attribute(p, "class").as_deref() == Some("filter")).unwrap();
+    assert_eq!(attribute(&filter, "hidden"), None, "the script did not run to its end");
+    let save = elements(&dom, "button")
+        .into_iter()
+        .find(|node| attribute(node, "id").as_deref() == Some("save"))
+        .unwrap();
+    assert_eq!(attribute(&save, "hidden"), None);
+    let charts = elements(&dom, "svg");
+    let drawn = charts.iter().filter(|svg| {
+        let mut shapes = 0;
+        walk(svg, &mut |node| shapes += usize::from(matches!(&node.data, NodeData::Element { name, .. } if matches!(&*name.local, "path" | "rect"))));
+        shapes > 0
+    });
+    assert_eq!(drawn.count(), charts.len());
+    assert!(charts.len() > 40);
+    fs::remove_dir_all(&directory).unwrap();
+}
