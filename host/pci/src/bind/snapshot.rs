@@ -111,7 +111,7 @@ fn candidate(
         reasons.extend(inspect(machine, &own.name, block.bytes));
     }
     let binding = binding(machine, address);
-    reasons.extend(open_node(machine, address).map(|node| Reason::Open { node }));
+    reasons.extend(open_node(machine, address).map(|(node, process)| Reason::Open { node, process }));
     let iommu_group = group_of(machine, address);
     let number = |file: &str| hexadecimal(machine, address, file).unwrap_or(0) as u16;
     Candidate {
@@ -150,8 +150,10 @@ pub(crate) fn read_hugepages(machine: &dyn Machine) -> Option<u64> {
     machine.read(HUGEPAGES).ok()?.trim().parse().ok()
 }
 
-/// The node by which a program has the function, if one has.
-fn open_node(machine: &dyn Machine, address: Address) -> Option<String> {
+/// The node by which a program has the function, if one has, and which process that is.
+///
+/// Taking a function from under its user makes the kernel wait for that user, without an end.
+fn open_node(machine: &dyn Machine, address: Address) -> Option<(String, Option<u32>)> {
     let folder = format!("sys/bus/pci/devices/{address}");
     let list = |name: &str| machine.list(&format!("{folder}/{name}")).unwrap_or_default();
     let mut nodes: Vec<String> = list("uio").iter().map(|name| format!("dev/{name}")).collect();
@@ -162,9 +164,29 @@ fn open_node(machine: &dyn Machine, address: Address) -> Option<String> {
         nodes.push(format!("dev/vfio/{group}"));
         nodes.push(format!("dev/vfio/noiommu-{group}"));
     }
-    let is_open =
+    if nodes.is_empty() {
+        return None;
+    }
+    // Not every node can be claimed against users who do not lock it; their descriptors tell.
+    let user = users(machine).find(|(node, _)| nodes.contains(node));
+    let is_busy =
         |node: &String| machine.claim(node).is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY));
-    nodes.into_iter().find(is_open)
+    let user = user.map(|(node, process)| (node, Some(process)));
+    user.or_else(|| nodes.into_iter().find(is_busy).map(|node| (node, None)))
+}
+
+/// Nodes of VFIO and UIO that processes have open, as far as this one may look.
+fn users(machine: &dyn Machine) -> impl Iterator<Item = (String, u32)> {
+    let processes = machine.list("proc").unwrap_or_default();
+    let processes = processes.into_iter().filter_map(|name| name.parse::<u32>().ok());
+    processes.flat_map(move |process| {
+        let folder = format!("proc/{process}/fd");
+        let descriptors = machine.list(&folder).unwrap_or_default();
+        let nodes =
+            descriptors.into_iter().filter_map(move |fd| machine.resolve(&format!("{folder}/{fd}")).ok());
+        let nodes = nodes.filter(|node| node.starts_with("dev/vfio/") || node.starts_with("dev/uio"));
+        nodes.map(move |node| (node, process))
+    })
 }
 
 fn mates(machine: &dyn Machine, group: u32, address: Address) -> Vec<(Address, Option<String>)> {

@@ -273,6 +273,15 @@ fn a_function_that_a_program_has_open_is_left_to_it() {
     let back = planned(&fake, &Request { driver: Driver::Nvme, ..wants(&[ONE]) });
     assert_eq!(why_of(&back), "a program has it open (/dev/vfio/0)");
     assert!(undo(&fake, &[]).is_refused());
+
+    // A node that anybody may open: the descriptor tells.
+    let fake = machine();
+    run(&fake, &planned(&fake, &wants(&[ONE]))).unwrap();
+    fake.file("sys/devices/pci0000:00/0000:00:04.0/vfio-dev/vfio7/dev", "511:7\n");
+    fake.file("dev/vfio/devices/vfio7", "");
+    assert!(!undo(&fake, &[]).is_refused());
+    fake.link("proc/77/fd/5", "../../../dev/vfio/devices/vfio7");
+    assert_eq!(why_of(&undo(&fake, &[])), "a program has it open (/dev/vfio/devices/vfio7, process 77)");
 }
 
 #[test]

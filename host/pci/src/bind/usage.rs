@@ -69,6 +69,8 @@ pub enum Reason {
     Open {
         /// The node that it was opened by.
         node: String,
+        /// Which process, where that can be seen.
+        process: Option<u32>,
     },
     /// It is no NVMe controller.
     NotNvme {
@@ -148,7 +150,10 @@ impl fmt::Display for Reason {
             Reason::Unreadable { device, error } => write!(f, "{device} cannot be looked at: {error}"),
             Reason::Data { device, signature } => write!(f, "{device} has the mark of a {signature}"),
             Reason::Unknown => f.write_str("it is bound to no driver, so that its contents are unknown"),
-            Reason::Open { node } => write!(f, "a program has it open (/{node})"),
+            Reason::Open { node, process: None } => write!(f, "a program has it open (/{node})"),
+            Reason::Open { node, process: Some(process) } => {
+                write!(f, "a program has it open (/{node}, process {process})")
+            }
             Reason::NotNvme { class } => write!(f, "it is no NVMe controller (class {class:#08x})"),
             Reason::Missing => f.write_str("there is no such PCI function"),
             Reason::Denied => f.write_str("--deny names it"),
