@@ -30,6 +30,7 @@ class Runner:
 
     def __init__(self, options):
         self.options, self.guest, self.folder, self.bench = options, None, None, None
+        self.vfio_image = None
         self.count = {"PASS": 0, "FAIL": 0, "SKIPPED": 0}
 
     def report(self, word, name, detail):
@@ -46,12 +47,22 @@ class Runner:
             raise Skip("RINGBOLT does not name a ringbolt binary")
         return "ringbolt"
 
+    def make_image(self, vfio=False):
+        """The guest's kernel and initramfs, from the cache or new."""
+        started = time.monotonic()
+        image = Image(CACHE, self.options.release, self.options.refresh, vfio)
+        if time.monotonic() - started > 1:
+            print(f"# guest made in {time.monotonic() - started:.1f} s", flush=True)
+        return image
+
     def bench_for(self, chosen, image):
         """A bench in the guest, which is booted if there is none."""
         kind = self.kind_for(chosen)
         if self.guest and self.guest.machine != chosen.machine:
             self.retire()
         if self.guest is None:
+            if chosen.machine and chosen.machine.vfio:
+                image = self.vfio_image = self.vfio_image or self.make_image(vfio=True)
             self.folder = tempfile.mkdtemp(prefix="ringbolt-vm.", dir=self.options.tmp)
             self.guest = Guest(image, self.folder, machine=chosen.machine)
             print(f"# kernel {image.made['kernel']}, booted in {self.guest.boot_seconds:.1f} s", flush=True)
@@ -140,10 +151,7 @@ def main():
     try:
         if not shutil.which("qemu-system-x86_64"):
             raise Unavailable("qemu-system-x86_64 is not here: apt install qemu-system-x86")
-        started = time.monotonic()
-        image = Image(CACHE, options.release, options.refresh)
-        if time.monotonic() - started > 1:
-            print(f"# guest made in {time.monotonic() - started:.1f} s", flush=True)
+        image = runner.make_image()
     except (Unavailable, OSError) as reason:
         for chosen in selected:
             runner.report("SKIPPED", chosen.name, str(reason))

@@ -7,6 +7,8 @@ from harness.machine import Machine, Nvme, bound, driver_of, function_of, functi
 
 IOMMU = Machine(nvme=(Nvme(), Nvme(block_size=4096), Nvme(mib=0, port="port0")), iommu=True, hugepages=16)
 PLAIN = Machine(nvme=(Nvme(),), hugepages=16)
+IOMMUFD = Machine(nvme=(Nvme(), Nvme()), iommu=True, hugepages=16, vfio=True)
+NO_IOMMU = Machine(nvme=(Nvme(),), hugepages=16, vfio=True)
 
 
 def registers(bench, address, way=""):
@@ -184,3 +186,37 @@ def block_of(bench, index):
     """The name of a controller's first disk, as soon as the kernel has it."""
     address = function_of(bench.guest, serial(index))
     return bench.guest.until(f"cd /sys/bus/pci/devices/{address}/nvme/nvme*/ && ls -d nvme*n1").strip()
+
+
+@case("pci-iommufd", on=("ringbolt",), machine=IOMMUFD)
+def pci_iommufd(bench):
+    """A function bound to vfio-pci is opened through its own node and an iommufd, and through its group."""
+    address, other = function_of(bench.guest, serial(0)), function_of(bench.guest, serial(1))
+    with bound(bench, address, "vfio-pci"), bound(bench, other, "vfio-pci"):
+        for way, name in (("iommufd", "VFIO (iommufd)"), ("", "VFIO (group)"), ("iommufd", "VFIO (iommufd)")):
+            seen = registers(bench, address, way)
+            check_registers(seen, 0)
+            assert seen["backend"] == name and seen["interrupted"] == "true", seen
+            assert "has it open" in seen["again"] and seen["dma"].endswith("translated"), seen
+        check_registers(registers(bench, other, "iommufd"), 1)
+        node = bench.guest.check(f"ls /sys/bus/pci/devices/{address}/vfio-dev").strip()
+        refused = bench.guest.run(f"exec 5<> /dev/vfio/devices/{node}; ringbolt nvme bind --undo {address} 5<&-")
+        assert refused.rc == 1 and f"a program has it open (/dev/vfio/devices/{node}, process" in refused.out, refused
+
+
+@case("pci-no-iommu", on=("ringbolt",), machine=NO_IOMMU)
+def pci_no_iommu(bench):
+    """Without an IOMMU, VFIO takes a function only when told that this is unsafe, and then it works."""
+    address = function_of(bench.guest, serial(0))
+    assert bench.guest.run(f"ringbolt nvme bind {address}").rc == 1
+    bench.guest.check("echo Y > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode")
+    with bound(bench, address, "vfio-pci"):
+        seen = registers(bench, address)
+        check_registers(seen, 0)
+        assert seen["backend"] == "VFIO without IOMMU" and seen["interrupted"] == "true", seen
+        assert "has it open" in seen["again"], seen
+        bench.guest.check("echo 0 > /proc/sys/vm/nr_hugepages")
+        refused = bench.guest.run(f"registers {address}", 60)
+        bench.guest.check("echo 16 > /proc/sys/vm/nr_hugepages")
+        assert refused.rc == 1 and "nr_hugepages" in refused.out, refused
+    bench.guest.check("echo N > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode")

@@ -16,7 +16,7 @@ import shutil
 import stat
 import subprocess
 
-from . import Unavailable, elf
+from . import Unavailable, elf, modules
 from .apt import Archive
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -44,6 +44,8 @@ MODULES = ["virtio_pci", "virtio_console", "virtio_net", "nvme-tcp", "nvmet-tcp"
 OPTIONAL_MODULES = ["crc32c_generic", "crc32c-intel", "configfs", "nvme", "vfio-pci"]
 OPTIONAL_MODULES += ["vfio_iommu_type1", "uio_pci_generic"]
 KERNELS = {"debian": "linux-image-amd64", "ubuntu": "linux-image-generic"}
+# The first with iommufd that all of this works with; older releases offer it beside their own.
+VFIO_KERNEL = "linux-image-6.12-amd64"
 LIBRARY_FOLDER = "usr/lib/x86_64-linux-gnu"
 HOST_NQN = "nqn.2014-08.org.nvmexpress:uuid:5a1f0c5e-7b1e-4d0a-9c55-0f2f6d1c7a01"
 HOST_ID = "5a1f0c5e-7b1e-4d0a-9c55-0f2f6d1c7a01"
@@ -201,13 +203,15 @@ def load_order(wanted, paths, builtin, info_of):
 
 
 class Image:
-    """A kernel and an initramfs, made once and kept in the cache."""
+    """A kernel and an initramfs, made once and kept in the cache; with `vfio`, a kernel with a VFIO that has
+    all of its ways (see `modules`)."""
 
-    def __init__(self, cache, release=None, refresh=False):
+    def __init__(self, cache, release=None, refresh=False, vfio=False):
         recipe = hashlib.sha256(repr([PACKAGES, PROGRAMS, FILES, MODULES, OPTIONAL_MODULES]).encode())
-        for path in sorted(glob.glob(GUEST + "/*")) + [HERE + "/image.py", HERE + "/elf.py"]:
+        for path in sorted(glob.glob(GUEST + "/*")) + [f"{HERE}/{name}.py" for name in ("image", "elf", "modules")]:
             recipe.update(read(path))
-        self.folder = f"{cache}/{release or 'own'}"
+        self.vfio = vfio
+        self.folder = f"{cache}/{release or 'own'}{'-vfio' * vfio}"
         os.makedirs(self.folder, exist_ok=True)
         with open(f"{self.folder}/lock", "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -246,6 +250,8 @@ class Image:
             self.packages.unpack(self.packages.closure(PACKAGES), programs)
         if not os.path.exists(kernel):
             todo, names = [KERNELS.get(self.packages.distribution, KERNELS["debian"])], []
+            if self.vfio:
+                todo = [VFIO_KERNEL]
             while todo:
                 wanted = r"linux-(image|binary|modules|modules-extra)-\d"
                 more = [n for n in self.packages.depends(todo.pop()) if re.match(wanted, n) and n not in names]
@@ -290,16 +296,27 @@ class Image:
             archive.add("etc/passwd", b"root:x:0:0:root:/root:/bin/sh\n")
             archive.add("init", read(f"{GUEST}/init"), 0o755)
             archive.add("usr/bin/agent", read(f"{GUEST}/agent"), 0o755)
-            self._modules(archive, folders[0])
+            self._modules(archive, folders[0], self._rebuilt(os.path.basename(folders[0])))
             archive.close()
         os.rename(self.initramfs + ".new", self.initramfs)
         return os.path.basename(folders[0])
 
+    def _rebuilt(self, version):
+        """Modules that take the place of the kernel's own."""
+        if not self.vfio:
+            return []
+        tree = f"{self.folder}/headers"
+        if not os.path.exists(f"{tree}/usr/src/linux-headers-{version}"):
+            remove(tree)
+            self.packages.unpack(modules.packages(version), tree)
+        return modules.build(tree, version, f"{self.folder}/rebuilt-{version}")
+
     @staticmethod
-    def _modules(archive, folder):
+    def _modules(archive, folder, rebuilt):
         paths = {}
         for path in glob.glob(f"{folder}/kernel/**/*.ko*", recursive=True):
             paths[plain(path)] = path
+        paths.update((plain(path), path) for path in rebuilt)
         with open(f"{folder}/modules.builtin", encoding="utf-8") as file:
             builtin = {plain(line.strip()) for line in file}
         data = {}

@@ -41,6 +41,7 @@ class Machine:
     nvme: tuple = ()
     iommu: bool = False
     hugepages: int = 0  # of 2 MiB
+    vfio: bool = False  # a kernel whose VFIO has iommufd and the no-IOMMU mode: see `modules`
 
     def command_line(self):
         """The kernel's."""

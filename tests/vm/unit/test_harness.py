@@ -10,7 +10,7 @@ import tempfile
 import threading
 import unittest
 
-from harness import Unavailable, apt, elf, guest, image, machine, rpc
+from harness import Unavailable, apt, elf, guest, image, machine, modules, rpc
 from harness.targets import Namespace, Ringbolt, Subsystem
 
 
@@ -76,6 +76,21 @@ class Machines(unittest.TestCase):
         self.assertIn("nvme,id=nvme1,serial=RBPCI1,bus=port0", arguments)
         self.assertIn("nvme-ns,bus=nvme0,drive=disk0,nsid=1,logical_block_size=4096,physical_block_size=4096", arguments)
         self.assertEqual(machine.Machine().arguments("/nonexistent"), [])
+
+
+class Modules(unittest.TestCase):
+    def test_packages_are_those_of_the_very_kernel(self):
+        self.assertEqual(
+            modules.packages("6.12.117+deb12-amd64"),
+            [
+                "linux-headers-6.12.117+deb12-amd64",
+                "linux-headers-6.12.117+deb12-common",
+                "linux-kbuild-6.12.117+deb12",
+                "linux-source-6.12",
+            ],
+        )
+        with self.assertRaises(Unavailable):
+            modules.packages("6.8.0-45-generic")
 
 
 class Elf(unittest.TestCase):
