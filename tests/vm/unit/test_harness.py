@@ -78,7 +78,7 @@ class Machines(unittest.TestCase):
         self.assertEqual(machine.Machine().arguments("/nonexistent"), [])
 
 
-class Modules(unittest.TestCase):
+class RebuiltModules(unittest.TestCase):
     def test_packages_are_those_of_the_very_kernel(self):
         self.assertEqual(
             modules.packages("6.12.117+deb12-amd64"),
