@@ -53,6 +53,7 @@ mod namespace;
 mod namespace_info;
 mod options;
 mod owner;
+pub mod protection;
 mod qpair;
 mod queue;
 mod registers;

@@ -499,6 +499,9 @@ impl<N: Network> Group<N> {
             let state = &mut entry.connection.state;
             match &mut state.role {
                 Role::Io(queue) => match picture.subsystem(&queue.subsystem.nqn) {
+                    Some(subsystem) if !subsystem.listens_on(state.port.portid) => {
+                        self.end(slot, End::Controller);
+                    }
                     Some(subsystem) if !Arc::ptr_eq(&subsystem, &queue.subsystem) => {
                         // A plan names a namespace of the old table; the new one may have another there.
                         let device = |subsystem: &controller::Subsystem, plan: &controller::io::Plan| {
@@ -517,6 +520,10 @@ impl<N: Network> Group<N> {
                 Role::Admin(controller) => {
                     let known = controller.subsystem().clone();
                     match picture.subsystem(&known.nqn) {
+                        Some(subsystem) if !subsystem.listens_on(state.port.portid) => {
+                            self.end(slot, End::Controller);
+                            continue;
+                        }
                         Some(subsystem) if !Arc::ptr_eq(&subsystem, &known) => {
                             state.control(ControllerEvent::Subsystem(subsystem), now_ns);
                         }

@@ -1,5 +1,6 @@
 //! The control plane: what is configured, and how groups come to know of it.
 
+mod ana;
 mod info;
 
 use std::collections::BTreeMap;
@@ -429,8 +430,7 @@ impl Target {
         Ok(address)
     }
 
-    /// Hosts can no longer reach a subsystem at an address; those that came that way are
-    /// disconnected where no other subsystem uses the address.
+    /// Hosts can no longer reach a subsystem at an address; those that came that way are disconnected.
     pub fn remove_listener(&self, nqn: &str, address: ListenAddress) -> Result<(), TargetError> {
         let nqn = parse_nqn(nqn)?;
         let wanted = address.normal()?;

@@ -1,0 +1,190 @@
+//! What the control core tells the channels of a namespace: its paths, and how to join each.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use wire_nvme::identify::IdentifyNamespace;
+use wire_nvme::log::AnaState;
+
+use crate::multipath::Policy;
+use crate::path::Path;
+
+/// Names a path for as long as the process runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PathId(pub u64);
+
+/// A namespace as its channels see it.
+pub(crate) struct View {
+    pub(crate) nsid: u32,
+    /// Counts changes; channels look at it every turn.
+    version: AtomicU64,
+    state: Mutex<State>,
+    pub(crate) blocks: AtomicU64,
+    /// Most bytes of a request on every path.
+    pub(crate) transfer_max_bytes: AtomicU32,
+    /// Whether every path offers these.
+    pub(crate) unmap: AtomicBool,
+    pub(crate) write_zeroes: AtomicBool,
+}
+
+struct State {
+    paths: Vec<PathState>,
+    policy: Policy,
+    preferred: Option<PathId>,
+    channels: BTreeMap<u64, Arc<ChannelBoard>>,
+    channels_made: u64,
+}
+
+/// A path of a namespace.
+#[derive(Clone)]
+pub(crate) struct PathState {
+    pub(crate) id: PathId,
+    pub(crate) path: Arc<Path>,
+    /// How to join, and the connection that it is for; `None` while there is none.
+    pub(crate) join: Option<(u64, Join)>,
+    /// The namespace's ANA group, and its state.
+    pub(crate) anagrpid: u32,
+    pub(crate) ana: AnaState,
+    /// Counts readings of the ANA log page.
+    pub(crate) ana_readings: u64,
+    pub(crate) waits_until_ns: u64,
+}
+
+/// How a channel gets to a namespace.
+#[derive(Clone)]
+pub(crate) enum Join {
+    Tcp(Arc<nvme::Membership>, Arc<IdentifyNamespace>),
+    Direct(nvme::Controller),
+}
+
+/// What a channel lets the control plane see of it, and how it is woken.
+pub(crate) struct ChannelBoard {
+    pub(crate) core: usize,
+    waker: sys::Waker,
+    /// By path.
+    pub(crate) links: Mutex<Vec<LinkBoard>>,
+}
+
+/// A channel's link to one path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinkBoard {
+    pub(crate) id: PathId,
+    pub(crate) connected: bool,
+    pub(crate) current: bool,
+}
+
+impl View {
+    pub(crate) fn new(nsid: u32, policy: Policy) -> View {
+        View {
+            nsid,
+            version: AtomicU64::new(1),
+            state: Mutex::new(State {
+                paths: Vec::new(),
+                policy,
+                preferred: None,
+                channels: BTreeMap::new(),
+                channels_made: 0,
+            }),
+            blocks: AtomicU64::new(0),
+            transfer_max_bytes: AtomicU32::new(u32::MAX),
+            unmap: AtomicBool::new(true),
+            write_zeroes: AtomicBool::new(true),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change under the lock is whole before anything can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.lock();
+        let result = change(&mut state);
+        self.version.fetch_add(1, Ordering::AcqRel);
+        let boards: Vec<_> = state.channels.values().cloned().collect();
+        drop(state);
+        boards.iter().for_each(|board| board.waker.wake());
+        result
+    }
+
+    /// What there is now, and which version that is.
+    pub(crate) fn look(&self) -> (u64, Vec<PathState>, Policy, Option<PathId>) {
+        let state = self.lock();
+        (self.version(), state.paths.clone(), state.policy, state.preferred)
+    }
+
+    pub(crate) fn paths(&self) -> Vec<PathState> {
+        self.lock().paths.clone()
+    }
+
+    /// Adds a path, or says what is known of it now.
+    pub(crate) fn put_path(&self, path: PathState) {
+        self.change(|state| match state.paths.iter_mut().find(|known| known.id == path.id) {
+            Some(known) => *known = path,
+            None => state.paths.push(path),
+        });
+    }
+
+    /// Changes what is known of a path, if it is one of this namespace's.
+    pub(crate) fn with_path(&self, id: PathId, change: impl FnOnce(&mut PathState)) {
+        if self.lock().paths.iter().any(|path| path.id == id) {
+            self.change(|state| {
+                state.paths.iter_mut().filter(|path| path.id == id).for_each(change_once(change))
+            });
+        }
+    }
+
+    /// Takes a path away; says whether any is left.
+    pub(crate) fn remove_path(&self, id: PathId) -> bool {
+        self.change(|state| {
+            state.paths.retain(|path| path.id != id);
+            !state.paths.is_empty()
+        })
+    }
+
+    pub(crate) fn policy(&self) -> Policy {
+        self.lock().policy
+    }
+
+    pub(crate) fn set_policy(&self, policy: Policy) {
+        self.change(|state| state.policy = policy);
+    }
+
+    pub(crate) fn set_preferred(&self, id: PathId) {
+        self.change(|state| state.preferred = Some(id));
+    }
+
+    pub(crate) fn join_board(&self, core: &reactor::Core) -> (u64, Arc<ChannelBoard>) {
+        let waker = core.events().waker();
+        let board = Arc::new(ChannelBoard { core: core.index(), waker, links: Mutex::default() });
+        let mut state = self.lock();
+        state.channels_made += 1;
+        let id = state.channels_made;
+        state.channels.insert(id, board.clone());
+        (id, board)
+    }
+
+    pub(crate) fn leave_board(&self, id: u64) {
+        self.lock().channels.remove(&id);
+    }
+
+    pub(crate) fn boards(&self) -> Vec<Arc<ChannelBoard>> {
+        self.lock().channels.values().cloned().collect()
+    }
+}
+
+/// Lets a closure that may run once stand where one that may run often is asked for: names are unique.
+fn change_once(change: impl FnOnce(&mut PathState)) -> impl FnMut(&mut PathState) {
+    let mut change = Some(change);
+    move |path| {
+        if let Some(change) = change.take() {
+            change(path);
+        }
+    }
+}

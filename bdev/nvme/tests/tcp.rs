@@ -1,0 +1,368 @@
+//! The initiator against our own target, over the kernel's loopback.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bdev::{Access, Io, Registry};
+use bdev_nvme::{
+    Attach, Discovery, Initiator, PathConfig, PathStatus, Policy, ReconnectPolicy, Selector, TransportId,
+};
+use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, TransportConfig};
+use reactor::{Config, IdlePolicy, Reactors};
+use ring::Status;
+use wire_nvme::log::AnaState;
+
+const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
+const SECOND: u64 = 1_000_000_000;
+
+fn reactors() -> Reactors {
+    Reactors::start(&Config { idle: IdlePolicy::Sleep, ..Config::default() }).unwrap()
+}
+
+/// A target in reactors of its own, with a medium that outlives it.
+struct Side {
+    target: Target,
+    addresses: Vec<ListenAddress>,
+    reactors: Option<Reactors>,
+}
+
+impl Side {
+    fn start(registry: &Registry, ports: &[String]) -> Side {
+        let reactors = reactors();
+        let target = Target::new(registry.clone(), reactors.remotes());
+        target.create_transport(TransportConfig::default()).unwrap();
+        let any = SubsystemConfig { allow_any_host: true, ana_reporting: true, ..SubsystemConfig::default() };
+        target.create_subsystem(NQN, any).unwrap();
+        target.add_namespace(NQN, NamespaceConfig::new("Malloc0")).unwrap();
+        let listen = |port: &String| target.add_listener(NQN, ListenAddress::tcp("127.0.0.1", port)).unwrap();
+        let addresses = ports.iter().map(listen).collect();
+        Side { target, addresses, reactors: Some(reactors) }
+    }
+
+    fn ports(&self) -> Vec<String> {
+        self.addresses.iter().map(|address| address.trsvcid.clone()).collect()
+    }
+
+    fn set(&self, path: usize, state: AnaState) {
+        self.target.set_ana_state(NQN, self.addresses[path].clone(), None, state).unwrap();
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        for address in self.addresses.drain(..) {
+            let _ = self.target.remove_listener(NQN, address);
+        }
+        let _ = self.target.delete_subsystem(NQN);
+        self.target.shutdown();
+        drop(self.reactors.take());
+    }
+}
+
+fn medium() -> Registry {
+    let registry = Registry::new();
+    bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("Malloc0", 32768, 512)).unwrap();
+    registry
+}
+
+/// The initiator, in a reactor of its own.
+struct Host {
+    initiator: Initiator,
+    registry: Registry,
+    reactors: Option<Reactors>,
+}
+
+impl Host {
+    fn start() -> Host {
+        let registry = Registry::new();
+        let reactors = reactors();
+        let initiator = Initiator::new(registry.clone(), reactors.remotes());
+        Host { initiator, registry, reactors: Some(reactors) }
+    }
+
+    fn path(port: &str) -> PathConfig {
+        let uri = format!("nvme+tcp://127.0.0.1:{port}/{NQN}").parse().unwrap();
+        let mut path = PathConfig::new(TransportId(uri));
+        path.reconnect =
+            ReconnectPolicy { loss_timeout_ns: Some(60 * SECOND), delay_ns: SECOND / 10, fast_fail_ns: None };
+        path.options.keep_alive_ms = 2000;
+        path
+    }
+
+    fn attach(&self, port: &str) -> Vec<String> {
+        self.initiator.attach(Attach::new("Nvme0", Host::path(port))).unwrap()
+    }
+
+    /// Runs a job with the device on the reactor and waits for it.
+    fn with_io<R: Send + 'static, F: Future<Output = R> + 'static>(
+        &self,
+        job: impl FnOnce(reactor::Core, Io) -> F + Send + 'static,
+    ) -> std::sync::mpsc::Receiver<R> {
+        let descriptor = self.registry.open("Nvme0n1", Access::ReadWrite).unwrap();
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        let post = move |core: &reactor::Core| {
+            let io = Io::new(core, descriptor.channel(core).unwrap());
+            let (job, core) = (job(core.clone(), io), core.clone());
+            core.clone().spawn(async move {
+                let _core = core;
+                let result = job.await;
+                drop(descriptor);
+                let _ = sender.send(result);
+            });
+        };
+        self.reactors.as_ref().unwrap().remotes()[0].post(post).unwrap();
+        receiver
+    }
+
+    fn current_port(&self) -> Option<String> {
+        let paths = self.initiator.io_paths(Some("Nvme0n1"));
+        let current = paths.into_iter().find(|path| path.current && path.connected)?;
+        current.path.config.id.service().map(|(_, port)| port)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.initiator.shutdown();
+        drop(self.reactors.take());
+    }
+}
+
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < end, "{what} did not come about");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A load that checks itself: each step writes a block run with a new number and reads another back. Ends
+/// when told to; returns the number of steps, or what failed.
+async fn load(
+    core: reactor::Core,
+    io: Io,
+    stop: Arc<AtomicBool>,
+    steps: Arc<AtomicU64>,
+) -> Result<u64, (u64, Status)> {
+    let mut written = [0u64; 64];
+    let mut step = 0u64;
+    while !stop.load(Ordering::Relaxed) || step < 100 {
+        step += 1;
+        let place = (step * 37 % 64) as usize;
+        let mut buffer = core.pool().take(4096).unwrap();
+        buffer
+            .as_mut_slice()
+            .chunks_exact_mut(8)
+            .for_each(|chunk| chunk.copy_from_slice(&step.to_le_bytes()));
+        io.write(place as u64 * 8, buffer).await.map_err(|(status, _)| (step, status))?;
+        written[place] = step;
+        let other = (step * 11 % 64) as usize;
+        let mut buffer = core.pool().take(4096).unwrap();
+        buffer.clear();
+        let buffer = io.read(other as u64 * 8, buffer).await.map_err(|(status, _)| (step, status))?;
+        let right = written[other].to_le_bytes();
+        assert!(
+            buffer.as_slice().chunks_exact(8).all(|chunk| chunk == right),
+            "step {step}: block run {other}"
+        );
+        steps.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(step)
+}
+
+type Outcome = std::sync::mpsc::Receiver<Result<u64, (u64, Status)>>;
+
+fn under_load(host: &Host) -> (Arc<AtomicBool>, Arc<AtomicU64>, Outcome) {
+    let (stop, steps) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let (told, counted) = (stop.clone(), steps.clone());
+    let outcome = host.with_io(move |core, io| load(core, io, told, counted));
+    (stop, steps, outcome)
+}
+
+fn finish(stop: &AtomicBool, outcome: &Outcome) -> u64 {
+    stop.store(true, Ordering::Relaxed);
+    outcome.recv_timeout(Duration::from_secs(60)).unwrap().unwrap()
+}
+
+/// Waits until the load has gone on by some steps.
+fn goes_on(steps: &AtomicU64) {
+    let before = steps.load(Ordering::Relaxed);
+    wait_for("progress", || steps.load(Ordering::Relaxed) > before + 20);
+}
+
+#[test]
+fn a_namespace_is_a_bdev_whatever_the_length_of_a_request() {
+    let medium = medium();
+    let side = Side::start(&medium, &["0".into()]);
+    let host = Host::start();
+    assert_eq!(host.attach(&side.ports()[0]), ["Nvme0n1"]);
+    let device = host.registry.find("Nvme0n1").unwrap();
+    assert_eq!((device.geometry().blocks, device.geometry().block_size), (32768, 512));
+    assert_eq!(device.bdev().product_name(), "NVMe disk");
+    assert_eq!(Some(device.uuid()), medium.find("Malloc0").map(|medium| medium.uuid()));
+    let done = host.with_io(|core, io| async move {
+        // Longer than the target takes at once, and not a multiple of it.
+        let bytes = (1 << 20) - 512;
+        let mut buffer = core.pool().take(bytes).unwrap();
+        for (at, byte) in buffer.as_mut_slice().iter_mut().enumerate() {
+            *byte = (at / 512 + at) as u8;
+        }
+        let expected = buffer.as_slice().to_vec();
+        io.write(7, buffer).await.map_err(|(status, _)| status)?;
+        io.flush().await?;
+        io.unmap(0, 4).await?;
+        let mut buffer = core.pool().take(bytes).unwrap();
+        buffer.clear();
+        let buffer = io.read(7, buffer).await.map_err(|(status, _)| status)?;
+        assert!(buffer.as_slice() == expected, "what was read is not what was written");
+        let mut buffer = core.pool().take(512).unwrap();
+        buffer.clear();
+        let past = io.read(40000, buffer).await.map_err(|(status, _)| status);
+        assert!(past.unwrap_err().same_code(Status::LBA_OUT_OF_RANGE));
+        Ok::<(), Status>(())
+    });
+    done.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
+    let refused = host.initiator.attach(Attach::new("Nvme1", Host::path(&side.ports()[0])));
+    assert!(refused.unwrap_err().to_string().contains("is attached already, as Nvme0"));
+    host.initiator.detach("Nvme0", |_| true).unwrap();
+    assert!(host.registry.find("Nvme0n1").is_none() && host.initiator.controllers().is_empty());
+    wait_for("the target's end of it", || side.target.controllers(NQN).unwrap().is_empty());
+}
+
+#[test]
+fn nobody_there_is_an_error_at_once() {
+    let host = Host::start();
+    let error = host.initiator.attach(Attach::new("Nvme0", Host::path("1"))).unwrap_err();
+    assert!(error.to_string().contains("connect"), "{error}");
+    assert!(host.initiator.controllers().is_empty());
+}
+
+#[test]
+fn io_waits_while_the_target_is_away_and_goes_on_when_it_is_back() {
+    let medium = medium();
+    let side = Side::start(&medium, &["0".into()]);
+    let ports = side.ports();
+    let host = Host::start();
+    host.attach(&ports[0]);
+    let (stop, steps, outcome) = under_load(&host);
+    goes_on(&steps);
+    drop(side);
+    wait_for("the loss", || host.initiator.controllers()[0].paths[0].status == PathStatus::Reconnecting);
+    assert!(outcome.try_recv().is_err(), "I/O failed although it should wait");
+    let side = Side::start(&medium, &ports);
+    goes_on(&steps);
+    assert_eq!(host.initiator.controllers()[0].paths[0].status, PathStatus::Enabled);
+    assert!(finish(&stop, &outcome) >= 40);
+    drop(host);
+    drop(side);
+}
+
+#[test]
+fn io_fails_after_the_fast_timeout_and_the_device_goes_with_the_controller() {
+    let medium = medium();
+    let side = Side::start(&medium, &["0".into()]);
+    let host = Host::start();
+    let mut path = Host::path(&side.ports()[0]);
+    path.reconnect.fast_fail_ns = Some(SECOND / 2);
+    path.reconnect.loss_timeout_ns = Some(3 * SECOND);
+    host.initiator.attach(Attach::new("Nvme0", path)).unwrap();
+    let (_stop, steps, outcome) = under_load(&host);
+    goes_on(&steps);
+    let lost = Instant::now();
+    drop(side);
+    let failed = outcome.recv_timeout(Duration::from_secs(30)).unwrap().unwrap_err();
+    assert_eq!(failed.1, Status::HOST_PATHING_ERROR);
+    assert!(lost.elapsed() >= Duration::from_millis(400), "{:?}", lost.elapsed());
+    assert!(host.registry.find("Nvme0n1").is_some());
+    wait_for("the end of the device", || host.registry.find("Nvme0n1").is_none());
+    assert!(lost.elapsed() >= Duration::from_millis(2500), "{:?}", lost.elapsed());
+}
+
+#[test]
+fn io_follows_the_ana_state_from_path_to_path() {
+    let medium = medium();
+    let side = Side::start(&medium, &["0".into(), "0".into()]);
+    let ports = side.ports();
+    let host = Host::start();
+    host.attach(&ports[0]);
+    assert_eq!(host.attach(&ports[1]), ["Nvme0n1"]);
+    let (stop, steps, outcome) = under_load(&host);
+    goes_on(&steps);
+    assert_eq!(host.current_port().as_ref(), Some(&ports[0]));
+    for turn in 0..6 {
+        let (to, from) = (turn % 2 ^ 1, turn % 2);
+        side.set(from, [AnaState::Inaccessible, AnaState::NonOptimized, AnaState::Change][turn / 2]);
+        wait_for("the other path", || host.current_port().as_ref() == Some(&ports[to]));
+        goes_on(&steps);
+        side.set(from, AnaState::Optimized);
+        wait_for("the state", || {
+            host.initiator.io_paths(None).iter().all(|path| path.ana == AnaState::Optimized)
+        });
+    }
+    // Neither works: I/O waits.
+    side.set(0, AnaState::Inaccessible);
+    side.set(1, AnaState::Inaccessible);
+    wait_for("both states", || {
+        host.initiator.io_paths(None).iter().all(|path| path.ana == AnaState::Inaccessible)
+    });
+    assert!(outcome.try_recv().is_err());
+    side.set(1, AnaState::NonOptimized);
+    goes_on(&steps);
+    assert_eq!(host.current_port().as_ref(), Some(&ports[1]));
+    assert!(finish(&stop, &outcome) > 100);
+}
+
+#[test]
+fn a_path_lost_under_load_costs_no_io() {
+    let medium = medium();
+    let side = Side::start(&medium, &["0".into(), "0".into()]);
+    let ports = side.ports();
+    let host = Host::start();
+    host.attach(&ports[0]);
+    host.attach(&ports[1]);
+    host.initiator.set_policy("Nvme0n1", Policy::ActiveActive(Selector::RoundRobin { min_io: 1 })).unwrap();
+    let (stop, steps, outcome) = under_load(&host);
+    goes_on(&steps);
+    for lost in [0, 1] {
+        side.target.remove_listener(NQN, side.addresses[lost].clone()).unwrap();
+        wait_for("the loss", || {
+            host.initiator.controllers()[0].paths.iter().any(|path| path.status != PathStatus::Enabled)
+        });
+        goes_on(&steps);
+        side.target.add_listener(NQN, side.addresses[lost].clone()).unwrap();
+        wait_for("both paths", || host.initiator.io_paths(None).iter().all(|path| path.connected));
+        goes_on(&steps);
+    }
+    let is_last = |id: &TransportId| id.service().is_some_and(|(_, port)| port == ports[1]);
+    host.initiator.detach("Nvme0", is_last).unwrap();
+    goes_on(&steps);
+    assert_eq!(host.initiator.controllers()[0].paths.len(), 1);
+    host.initiator.reset("Nvme0").unwrap();
+    goes_on(&steps);
+    assert!(finish(&stop, &outcome) > 100);
+}
+
+#[test]
+fn discovery_attaches_what_there_is_and_follows_what_changes() {
+    let medium = medium();
+    let side = Side::start(&medium, &["0".into(), "0".into()]);
+    let ports = side.ports();
+    let host = Host::start();
+    let mut path = Host::path(&ports[0]);
+    let uri = format!("nvme+tcp://127.0.0.1:{}/nqn.2014-08.org.nvmexpress.discovery", ports[0]);
+    path.id = TransportId(uri.parse().unwrap());
+    let discovery = Discovery { name: "Found".into(), path, retries_max: 3, policy: Policy::ActivePassive };
+    host.initiator.start_discovery(discovery.clone(), Some(Duration::from_secs(30))).unwrap();
+    let paths = || host.initiator.controllers().first().map_or(0, |controller| controller.paths.len());
+    assert_eq!((paths(), host.initiator.discoveries()[0].entries.len()), (2, 2));
+    assert!(host.registry.find("Found0n1").is_some());
+    assert!(host.initiator.start_discovery(discovery, None).is_err());
+    side.target.remove_listener(NQN, side.addresses[1].clone()).unwrap();
+    wait_for("the path's end", || paths() == 1);
+    side.target.add_listener(NQN, side.addresses[1].clone()).unwrap();
+    wait_for("the path", || paths() == 2);
+    host.initiator.stop_discovery("Found").unwrap();
+    assert!(paths() == 0 && host.registry.find("Found0n1").is_none());
+}
