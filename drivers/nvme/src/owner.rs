@@ -313,11 +313,17 @@ impl Owner {
 
     /// Starts looking after overdue commands and the controller's health.
     fn watch(self: &Rc<Self>, now_ns: u64) {
-        let overdue = self.waiting.borrow().values().any(|waiting| now_ns > waiting.deadline_ns);
-        if overdue {
-            // Who waits is told once; the reset ends every command.
-            self.waiting.borrow_mut().values_mut().for_each(|waiting| waiting.deadline_ns = u64::MAX);
-            self.spawn_reset();
+        let is_overdue = |waiting: &Waiting| now_ns > waiting.deadline_ns;
+        if self.waiting.borrow().values().any(is_overdue) {
+            if self.resetting.get() {
+                // A reset that gets no answer has failed; it is who waits. The command keeps its slot and
+                // its memory until the device is off.
+                self.give_up(is_overdue);
+            } else {
+                // Who waits is told once; the reset ends every command.
+                self.waiting.borrow_mut().values_mut().for_each(|waiting| waiting.deadline_ns = u64::MAX);
+                self.spawn_reset();
+            }
         }
         if now_ns < self.health_due_ns.get() {
             return;
@@ -336,6 +342,16 @@ impl Owner {
             Ok(status) if !status.ready => self.spawn_reset(),
             Ok(_) => {}
             Err(failure) => self.spawn_offline(failure),
+        }
+    }
+
+    /// Tells those who wait for overdue commands that there is no answer.
+    fn give_up(&self, is_overdue: impl Fn(&Waiting) -> bool) {
+        let overdue: Vec<(Tag, Waiting)> =
+            self.waiting.borrow_mut().extract_if(|_, waiting| is_overdue(waiting)).collect();
+        for (tag, waiting) in overdue {
+            let nothing = Command::raw(tag, Sqe::default(), None, None);
+            waiting.reply.put(nothing.refuse(Status::ABORTED_BY_HOST));
         }
     }
 

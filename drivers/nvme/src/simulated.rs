@@ -121,6 +121,8 @@ pub enum Mischief {
     Remove,
     /// Nothing is executed from now until a reset.
     Stall,
+    /// Nothing is executed from the next reset on, until the one after it.
+    StallAfterReset,
     /// CSTS.RDY does not change any more.
     NeverReady,
     /// CAP is another one after the next reset.
@@ -141,6 +143,7 @@ struct State {
     removed: bool,
     fatal: bool,
     stalled: bool,
+    stall_after_reset: bool,
     never_ready: bool,
     change_capabilities: bool,
     cc: u32,
@@ -205,6 +208,7 @@ impl Simulated {
             removed: false,
             fatal: false,
             stalled: false,
+            stall_after_reset: false,
             never_ready: false,
             change_capabilities: false,
             cc: 0,
@@ -257,6 +261,7 @@ impl Simulated {
             Mischief::Fatal => state.fatal = true,
             Mischief::Remove => state.removed = true,
             Mischief::Stall => state.stalled = true,
+            Mischief::StallAfterReset => state.stall_after_reset = true,
             Mischief::NeverReady => state.never_ready = true,
             Mischief::ChangeCapabilities => state.change_capabilities = true,
             other => state.mischief.push_back(other),
@@ -472,6 +477,7 @@ impl State {
         };
         self.submission.insert(0, sq);
         self.completion.insert(0, cq);
+        self.stalled = std::mem::take(&mut self.stall_after_reset);
         if !self.never_ready {
             self.ready = true;
         }

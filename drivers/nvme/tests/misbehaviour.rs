@@ -278,6 +278,26 @@ fn a_namespace_that_grows_or_goes_is_noticed() {
     });
 }
 
+#[test]
+fn a_reset_that_gets_no_answer_ends_the_controller() {
+    on_device(Config::new(1024, 512), async |core, device| {
+        let options = Options { timeout_ns: 100_000_000, ..options() };
+        let mut namespace = open(&core, &device, &options).await;
+        namespace.submit(&mut reads(&core, 4));
+        device.misbehave(Mischief::Stall);
+        let controller = namespace.controller().unwrap().clone();
+        device.misbehave(Mischief::StallAfterReset);
+        assert_eq!(controller.reset().await, Err(Failure::ResetFailed));
+        let mut done = Vec::new();
+        while done.len() < 4 {
+            namespace.poll(&mut done);
+            next_turn().await;
+        }
+        assert_each_once(&done, 4);
+        assert_eq!(controller.failure(), Some(Failure::ResetFailed));
+    });
+}
+
 fn mischief() -> impl Strategy<Value = Mischief> {
     prop_oneof![
         8 => Just(Mischief::Fail(Status::UNRECOVERED_READ_ERROR)),
@@ -288,6 +308,7 @@ fn mischief() -> impl Strategy<Value = Mischief> {
         1 => Just(Mischief::WrongQueue),
         1 => Just(Mischief::Fatal),
         1 => Just(Mischief::Stall),
+        1 => Just(Mischief::StallAfterReset),
         1 => Just(Mischief::Remove),
         1 => Just(Mischief::NeverReady),
         1 => Just(Mischief::ChangeCapabilities),
@@ -305,7 +326,12 @@ proptest! {
         depth in 1..40u32,
     ) {
         on_device(Config::new(1024, 512), async move |core, device| {
-            let options = Options { queue_depth: depth, io_timeout_ns: 10_000_000, ..options() };
+            let options = Options {
+                queue_depth: depth,
+                io_timeout_ns: 10_000_000,
+                timeout_ns: 200_000_000,
+                ..options()
+            };
             let mut namespace = open(&core, &device, &options).await;
             let mut script = script;
             let mut batch = reads(&core, 120);

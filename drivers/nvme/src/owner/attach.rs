@@ -191,11 +191,11 @@ impl Owner {
         loop {
             let late = now_ns() > deadline_ns;
             let status = self.registers().status()?;
-            if status.ready == ready {
-                return Ok(());
-            }
             if status.fatal && ready {
                 return Err(Failure::Fatal);
+            }
+            if status.ready == ready {
+                return Ok(());
             }
             if late {
                 return Err(Failure::Unready { ready, timeout_ms });
