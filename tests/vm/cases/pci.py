@@ -32,12 +32,14 @@ def pci_vfio(bench):
     """A function bound to vfio-pci is opened through its group, does DMA through the IOMMU and interrupts."""
     address = function_of(bench.guest, serial(1))
     with bound(bench, address, "vfio-pci"):
-        for _ in range(2):
+        for hugepages in (16, 0):  # memory of either kind
+            bench.guest.check(f"echo {hugepages} > /proc/sys/vm/nr_hugepages")
             seen = registers(bench, address)
             check_registers(seen, 1)
             assert seen["backend"] == "VFIO (group)" and seen["interrupted"] == "true", seen
             assert int(seen["interrupts"]) >= 2, seen
             assert "this process has it open already" in seen["again"], seen
+        bench.guest.check("echo 16 > /proc/sys/vm/nr_hugepages")
         # The IOMMU's aperture (39 bits here) is smaller than the address space.
         assert seen["dma"].endswith("translated") and int(seen["dma"].split()[0], 16) < 1 << 39, seen
         assert function_of(bench.guest, serial(0)) != address
