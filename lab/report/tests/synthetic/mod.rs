@@ -7,7 +7,7 @@ use experiments::{
 };
 
 /// A run of about `cells` cells, each measured `repetitions` times.
-pub fn run(cells: usize, repetitions: u32) -> Run {
+pub(crate) fn run(cells: usize, repetitions: u32) -> Run {
     let mut run = Run { machine: machine(), plan: plan(), ..Run::default() };
     let mut made = 0;
     for definition in Catalog::built_in().definitions() {
