@@ -192,7 +192,7 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     workload::units::parse_bytes(text).ok_or_else(|| "it is a number, as 512, 4k or 1g".to_string())
 }
 
-fn time(text: &str) -> Result<u64, String> {
+pub(crate) fn time(text: &str) -> Result<u64, String> {
     workload::units::parse_time_ns(text).ok_or_else(|| "it is a time, as 10s, 500ms or 2m".to_string())
 }
 

@@ -94,6 +94,8 @@ impl Generator {
         words.push(format!("--output={}", output.display()));
         if self.name != "fio" {
             words.push("--eta=never".into());
+            // It is measured once, before the run: after each cell it would be taken for the cell's.
+            words.push("--generator_cost=0".into());
         }
         words
     }

@@ -42,7 +42,7 @@ pub(crate) fn engine(api: &str) -> Option<(&'static str, &'static [(&'static str
 }
 
 /// The name of the engine that drives the generator's own block devices by URI.
-pub(crate) const OWN_ENGINE: &str = "ringbolt";
+pub(crate) const OWN_ENGINE: &str = "bdev";
 
 /// Options that mean something to io_uring only.
 const URING_ONLY: [&str; 2] = ["registerfiles", "fixedbufs"];
@@ -106,9 +106,8 @@ impl Job<'_> {
         let names: Vec<String> = self.filenames.iter().map(|name| name.replace(':', "\\:")).collect();
         put("filename", &names.join(":"));
         put("direct", &1);
-        if self.size_bytes > 0 {
-            put("size", &self.size_bytes);
-        }
+        // Of each device, as published; a number of bytes would be shared out among them.
+        put("size", &"100%");
         put("allow_file_create", &0);
         put("time_based", &1);
         put("runtime", &format!("{}ms", (self.runtime_s * 1e3).round()));

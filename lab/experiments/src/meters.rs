@@ -112,12 +112,12 @@ impl<'a> Meters<'a> {
         }
     }
 
-    /// The generator ended: what it was, into the record. `own` says that the kernel was not asked.
-    pub(crate) fn finish(mut self, record: &mut CellRecord, own: bool) {
+    /// The generator ended: what it was, into the record. `bypassed` says that the kernel was not asked.
+    pub(crate) fn finish(mut self, record: &mut CellRecord, bypassed: bool) {
         let Some(watch) = self.watch.take() else { return };
         let spent = watch.spent();
         let ios: f64 = ["fg", "bg"].iter().filter_map(|role| record.metric(role, "iops")).sum();
-        record.submission_path = Some(if own { "user-space" } else { spent.path() }.to_string());
+        record.submission_path = Some(if bypassed { "user-space" } else { spent.path() }.to_string());
         let all = record.role_mut("all");
         all.set("cpu_cores", spent.machine);
         all.set("generator_cores", spent.own);

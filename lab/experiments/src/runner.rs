@@ -432,7 +432,8 @@ impl Bench<'_> {
             Ok((version, groups)) => {
                 record.generator.version = version;
                 self.take_over(groups, record);
-                meters.finish(record, own);
+                let bypassed = own && devices.iter().all(|device| device.kind == Kind::Uri);
+                meters.finish(record, bypassed);
             }
             Err(said) => record.failed = Some(said),
         }

@@ -1,6 +1,12 @@
 //! The lab: each of its commands has a file of its own.
 
+mod bench;
+mod doctor;
 mod import;
+mod list;
+mod plan;
+mod run;
+mod served;
 
 use clap::Subcommand;
 
@@ -9,6 +15,14 @@ use crate::failure::Failure;
 /// The lab's commands.
 #[derive(Subcommand)]
 pub(crate) enum Lab {
+    /// Say what about this machine distorts results, and how to change it
+    Doctor(doctor::Doctor),
+    /// List the experiments
+    List(list::List),
+    /// Say what would run here, for how long, and what cannot and why
+    Plan(Box<plan::Plan>),
+    /// Run experiments and keep what they measure
+    Run(Box<run::Run>),
     /// Read what fio wrote, and print one row for each job and direction
     Import(import::Import),
 }
@@ -16,6 +30,10 @@ pub(crate) enum Lab {
 /// Runs one of them to its end.
 pub(crate) fn run(command: Lab) -> Result<(), Failure> {
     match command {
+        Lab::Doctor(options) => doctor::run(&options),
+        Lab::List(options) => list::run(&options),
+        Lab::Plan(options) => plan::run(&options),
+        Lab::Run(options) => run::run(&options),
         Lab::Import(options) => import::run(&options),
     }
 }

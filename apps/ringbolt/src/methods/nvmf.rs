@@ -207,7 +207,7 @@ fn inject(app: &App, params: Inject) -> Result<bool, RpcError> {
         _ => {
             let message =
                 "fault is none, fatal, gone, disconnect, drop_completions (with count) or stall (with qid)";
-            return Err(RpcError::invalid_params(message.into()));
+            return Err(RpcError::invalid_params(message));
         }
     };
     app.target.inject(&params.traddr, fault)?;

@@ -26,7 +26,7 @@ fn a_cell_becomes_the_job_file_of_the_study() {
     };
     assert_eq!(
         job.render(),
-        "[global]\nioengine=io_uring\nhipri=1\nfilename=/dev/nvme0n1:/dev/nvme1n1\ndirect=1\nsize=1048576\n\
+        "[global]\nioengine=io_uring\nhipri=1\nfilename=/dev/nvme0n1:/dev/nvme1n1\ndirect=1\nsize=100%\n\
          allow_file_create=0\ntime_based=1\nruntime=700ms\nramp_time=200ms\ngroup_reporting=1\nrandseed=7\n\n\
          [bg]\nnew_group=1\nrw=randwrite\nbs=65536\niodepth=128\nnumjobs=2\ncpus_allowed=0,1\nnorandommap=1\n\
          registerfiles=1\n\n[fg]\nnew_group=1\nrw=randread\nbs=4096\niodepth=1\nnumjobs=1\ncpus_allowed=0,1\n\
@@ -40,7 +40,7 @@ fn options_of_io_uring_stay_with_it_and_colons_are_escaped() {
     for (api, filename, expected, absent) in [
         ("psync", "/dev/a", "ioengine=psync\nfilename=/dev/a\n", "fixedbufs"),
         ("iou-s", "/dev/a", "sqthread_poll=1", "hipri"),
-        ("spdk", "null:1g", "ioengine=ringbolt\nfilename=null\\:1g\n", "fixedbufs"),
+        ("spdk", "null:1g", "ioengine=bdev\nfilename=null\\:1g\n", "fixedbufs"),
     ] {
         let cell = parameters(&format!("api = '{api}'\nrw = 'randread'\nblock_bytes = 512"));
         let filenames = [filename.to_string()];

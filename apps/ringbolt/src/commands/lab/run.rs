@@ -1,0 +1,287 @@
+//! `lab run`: measures, cell by cell.
+
+use std::collections::BTreeSet;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use experiments::doctor;
+use experiments::journal::{self, Journal};
+use experiments::runner::{self, Event, RunError, Setup, Summary};
+use experiments::session::NetworkTarget;
+use experiments::target::{self, Device};
+use experiments::{CellRecord, Machine, Plan, Run as RunDirectory, RunWriter, SCHEMA, Scale};
+
+use super::bench::{self, Bench, Found, duration};
+use super::doctor::facts;
+use super::served::Served;
+use crate::failure::Failure;
+use crate::say::{complain, say};
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  ringbolt lab run quick --out results\n  \
+    ringbolt lab run icpe24.fig2 --device /dev/nvme0n1\n  \
+    ringbolt lab run icpe24 --paper --device /dev/nvme0n1 --destroy-data /dev/nvme0n1 --apply\n  \
+    ringbolt lab run --resume results\n\n\
+    Without --device and --file, as root, the lab makes loop devices over files of its own and removes them.\n\
+    Each cell is stored when it is done; Ctrl-C ends the run and loses the current cell alone. Schedulers and\n\
+    settings that were changed are put back, by the next lab command if this one is killed.")]
+pub(crate) struct Run {
+    #[command(flatten)]
+    bench: Bench,
+    /// Where the results go; by default a new directory named after the time
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Go on with a run that was ended
+    #[arg(long, value_name = "DIR", conflicts_with = "out")]
+    resume: Option<PathBuf>,
+    /// Change what distorts results (as `ringbolt lab doctor` lists it) for the time of the run
+    #[arg(long)]
+    apply: bool,
+    /// Fill the devices and write them over until they are steady; --paper does, where data may be lost
+    #[arg(long)]
+    precondition: bool,
+}
+
+pub(crate) fn run(options: &Run) -> Result<(), Failure> {
+    bench::restore_left_behind();
+    let mut found;
+    let (folder, plan, done) = match &options.resume {
+        Some(folder) => {
+            let before = RunDirectory::open(folder).map_err(Failure::usage)?;
+            let mut again = options_of(&before, &options.bench)?;
+            again.names = before.plan.selection.clone();
+            found = again.find()?;
+            let done = runner::done(&before);
+            (folder.clone(), before.plan, done)
+        }
+        None => {
+            found = options.bench.find()?;
+            let folder = options.out.clone().unwrap_or_else(named_after_now);
+            let plan = plan_of(options, &found);
+            (folder, plan, BTreeSet::new())
+        }
+    };
+    let mut journal = Journal::begin(&journal::default_directory())
+        .map_err(|error| Failure::machine(format!("{}: {error}", journal::default_directory().display())))?;
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        signal_hook::flag::register(signal, stop.clone()).map_err(Failure::machine)?;
+    }
+    let mut result = measure(options, &mut found, plan, &folder, done, &mut journal, &stop);
+    let problems = journal.restore();
+    for problem in &problems {
+        complain!("{problem}");
+    }
+    if result.is_ok() && !problems.is_empty() {
+        result = Err(Failure::machine("not everything could be put back as it was"));
+    }
+    let disks = options.bench.disks.clone().unwrap_or_else(|| folder.join("disks"));
+    // Only where it is empty, and it is nobody's loss where it is not.
+    let _ = std::fs::remove_dir(disks);
+    result
+}
+
+/// The options that a run was begun with, so far as they decide on devices.
+fn options_of(before: &RunDirectory, given: &Bench) -> Result<Bench, Failure> {
+    use clap::Parser;
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: Bench,
+        #[arg(long)]
+        out: Option<PathBuf>,
+        #[arg(long)]
+        resume: Option<PathBuf>,
+        #[arg(long)]
+        apply: bool,
+        #[arg(long)]
+        precondition: bool,
+    }
+    if !given.names.is_empty() {
+        return Err(Failure::usage("--resume goes on with what the run was begun with; name no experiments"));
+    }
+    // `ringbolt lab run …`: what follows is ours.
+    let words = before.plan.command.iter().skip(2).cloned();
+    let line =
+        Line::try_parse_from(words).map_err(|error| Failure::usage(format!("the run's command: {error}")))?;
+    let _ = (line.out, line.resume, line.apply, line.precondition);
+    Ok(line.bench)
+}
+
+pub(crate) fn named_after_now() -> PathBuf {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    PathBuf::from(format!("lab-{seconds}"))
+}
+
+fn plan_of(options: &Run, found: &Found) -> Plan {
+    Plan {
+        schema: SCHEMA,
+        program: concat!("ringbolt ", env!("CARGO_PKG_VERSION")).into(),
+        command: std::env::args().collect(),
+        selection: options.bench.names.clone(),
+        scale: found.scale.name().into(),
+        seed: options.bench.seed.into(),
+        generator: format!("{} ({})", found.generator.name, found.generator.program.display()),
+        cores: found.cpus.clone(),
+        targets: found.devices.iter().map(Device::as_target).collect(),
+        experiments: found.experiments.clone(),
+    }
+}
+
+fn measure(
+    options: &Run,
+    found: &mut Found,
+    mut plan: Plan,
+    folder: &Path,
+    done: BTreeSet<String>,
+    journal: &mut Journal,
+    stop: &Arc<AtomicBool>,
+) -> Result<(), Failure> {
+    let disks = options.bench.disks.clone().unwrap_or_else(|| folder.join("disks"));
+    target::make(&mut found.devices, &disks, journal, &found.host).map_err(Failure::machine)?;
+    plan.targets = found.devices.iter().map(Device::as_target).collect();
+    let names: Vec<String> = found.devices.iter().filter_map(|device| device.name.clone()).collect();
+    let facts = facts(&found.host, &names);
+    let distortions = doctor::examine(&found.host, &facts);
+    if options.apply {
+        for (path, value) in distortions.iter().flat_map(|one| &one.settings) {
+            if let Err(error) = journal.set(path, value) {
+                complain!("{} = {value}: {error}", path.display());
+            }
+        }
+    }
+    let machine = Machine {
+        schema: SCHEMA,
+        collected_unix_ms: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_millis() as u64),
+        collected_by: plan.program.clone(),
+        facts: facts.to_json(),
+        distortions: distortions.iter().map(|one| one.what.clone()).collect(),
+    };
+    let mut writer = match options.resume {
+        Some(_) => RunWriter::append(folder),
+        None => RunWriter::create(folder, &machine, &plan),
+    }
+    .map_err(Failure::work)?;
+    let mut network = options.bench.network_targets();
+    let served = serve(found, &plan, folder)?;
+    network.extend(served.iter().map(|served| NetworkTarget {
+        name: "ringbolt".into(),
+        uri: served.uri.clone(),
+        process: Some(served.process()),
+    }));
+    let setup = Setup {
+        plan: &plan,
+        devices: &found.devices,
+        generator: &found.generator,
+        generator_use: found.generator_use.clone(),
+        own: &found.own,
+        host: &found.host,
+        done,
+        network_targets: network,
+        stop,
+    };
+    if options.precondition || (found.scale == Scale::Paper && real(&found.devices)) {
+        precondition(&setup, folder)?;
+    }
+    let shown = std::io::stderr().is_terminal();
+    let summary = runner::run(&setup, &mut writer, journal, &mut |event| tell(&event, shown));
+    drop(served);
+    finish(summary, folder)
+}
+
+/// Whether there is flash behind them that has a state worth preparing.
+fn real(devices: &[Device]) -> bool {
+    devices.iter().all(|device| device.kind == target::Kind::Block && device.writable)
+}
+
+fn precondition(setup: &Setup<'_>, folder: &Path) -> Result<(), Failure> {
+    if let Some(device) = setup.devices.iter().find(|device| !device.writable) {
+        let place = &device.place;
+        return Err(Failure::usage(format!(
+            "--precondition writes over {place}: --destroy-data {place} allows it"
+        )));
+    }
+    let steady = runner::precondition(setup, folder, &mut |line| complain!("{line}"));
+    let steady = steady.map_err(|error| failure(error, folder))?;
+    complain!("{steady}");
+    Ok(())
+}
+
+/// Our own target over the first device, where a cell drives one.
+fn serve(found: &Found, plan: &Plan, folder: &Path) -> Result<Option<Served>, Failure> {
+    let cells = plan.experiments.iter().flat_map(|experiment| &experiment.cells);
+    let driven = |cell: &experiments::PlannedCell| {
+        cell.skipped.is_none()
+            && cell.parameters.get("target").and_then(|target| target.as_str()) == Some("ringbolt")
+    };
+    match (cells.into_iter().any(driven), found.devices.first()) {
+        (true, Some(device)) => Served::start(device, folder).map(Some),
+        _ => Ok(None),
+    }
+}
+
+fn tell(event: &Event<'_>, shown: bool) {
+    match event {
+        Event::Begins { number, total, left_s, experiment, cell } => {
+            let varied = |name: &str| cell.parameters.get(name).map(|value| format!(" {name}={value}"));
+            let words: String =
+                ["devices", "jobs", "iodepth", "background"].iter().filter_map(|name| varied(name)).collect();
+            let line =
+                format!("[{number}/{total}] {experiment} {}{words}, {} left", cell.series, duration(*left_s));
+            if shown {
+                // Over the line before, which was perhaps longer.
+                let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("\r\x1b[K{line}"));
+            } else {
+                complain!("{line}");
+            }
+        }
+        Event::Ends(CellRecord { failed: Some(said), experiment, series, .. }) => {
+            let clear = if shown { "\r\x1b[K" } else { "" };
+            complain!("{clear}{experiment} {series} failed: {said}");
+        }
+        Event::Ends(_) => {}
+    }
+}
+
+fn failure(error: RunError, folder: &Path) -> Failure {
+    let text = format!("{}: {error}", folder.display());
+    match error {
+        RunError::Store(_) | RunError::File { .. } | RunError::Failing(_) => Failure::work(text),
+        RunError::DeviceGone(_) => Failure::machine(text),
+    }
+}
+
+fn finish(summary: Result<Summary, RunError>, folder: &Path) -> Result<(), Failure> {
+    if std::io::stderr().is_terminal() {
+        complain!("");
+    }
+    let summary = summary.map_err(|error| failure(error, folder))?;
+    let before = if summary.before > 0 { format!(", {} before", summary.before) } else { String::new() };
+    say!(
+        "{}: {} cells measured{before}, {} cannot run here, {} failed",
+        folder.display(),
+        summary.measured,
+        summary.skipped,
+        summary.failed
+    );
+    if summary.stopped {
+        return Err(Failure::work(format!(
+            "stopped; `ringbolt lab run --resume {}` goes on",
+            folder.display()
+        )));
+    }
+    if summary.failed > 0 {
+        return Err(Failure::work(format!(
+            "{} cells failed; `ringbolt lab run --resume {}` tries them again",
+            summary.failed,
+            folder.display()
+        )));
+    }
+    Ok(())
+}

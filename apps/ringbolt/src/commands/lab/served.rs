@@ -1,0 +1,108 @@
+//! Our own NVMe/TCP target in a process of its own, for cells that drive one.
+
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use experiments::target::{Device, Kind};
+use serde_json::json;
+
+use crate::failure::Failure;
+
+const NQN: &str = "nqn.2025-01.io.ringbolt:lab";
+/// How long it may take to listen.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Size of a device that has none of its own: it keeps nothing.
+const NULL_BLOCKS: u64 = 1 << 21;
+
+/// A target that ends with the run.
+pub(crate) struct Served {
+    child: Child,
+    config: PathBuf,
+    /// How the generator reaches it.
+    pub(crate) uri: String,
+}
+
+impl Served {
+    /// Serves a device on a port of the loopback interface that is free.
+    pub(crate) fn start(device: &Device, folder: &Path) -> Result<Served, Failure> {
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+        let port = free.map_err(Failure::machine)?.port();
+        let bdev = match device.kind {
+            Kind::Uri => json!({ "method": "bdev_null_create",
+                "params": { "name": "Lab0", "num_blocks": NULL_BLOCKS, "block_size": 512 } }),
+            _ => {
+                json!({ "method": "bdev_uring_create", "params": { "name": "Lab0", "filename": device.place } })
+            }
+        };
+        let calls = json!({ "subsystems": [
+            { "subsystem": "bdev", "config": [bdev] },
+            { "subsystem": "nvmf", "config": [
+                { "method": "nvmf_create_transport", "params": { "trtype": "TCP" } },
+                { "method": "nvmf_create_subsystem", "params": { "nqn": NQN, "allow_any_host": true } },
+                { "method": "nvmf_subsystem_add_ns", "params": { "nqn": NQN, "namespace": { "bdev_name": "Lab0" } } },
+                { "method": "nvmf_subsystem_add_listener", "params": { "nqn": NQN, "listen_address":
+                    { "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string() } } },
+            ] },
+        ] });
+        let config = folder.join("target.json");
+        let text = serde_json::to_string_pretty(&calls).map_err(Failure::work)?;
+        std::fs::write(&config, text)
+            .map_err(|error| Failure::work(format!("{}: {error}", config.display())))?;
+        let program = std::env::current_exe().map_err(Failure::machine)?;
+        let child = Command::new(program)
+            .arg("serve")
+            .arg("--config")
+            .arg(&config)
+            .arg("--rpc-socket")
+            .arg(folder.join("target.sock"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(Failure::machine)?;
+        let uri = format!("nvme+tcp://127.0.0.1:{port}/{NQN}?ns=1");
+        let mut served = Served { child, config, uri };
+        served.wait(port)?;
+        Ok(served)
+    }
+
+    fn wait(&mut self, port: u16) -> Result<(), Failure> {
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE {
+            if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
+                return Ok(());
+            }
+            if let Ok(Some(status)) = self.child.try_wait() {
+                let config = self.config.display();
+                return Err(Failure::machine(format!(
+                    "the target ended with {status}; `ringbolt serve -c {config}` says why"
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Err(Failure::machine("the target did not listen in time"))
+    }
+
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(process) = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw) {
+            let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
+        }
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
