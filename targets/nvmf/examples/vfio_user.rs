@@ -1,0 +1,209 @@
+//! A controller over vfio-user: served, or measured.
+//!
+//! `vfio_user serve DIRECTORY [MIB]` serves a device in memory on the socket `cntrl` in a directory, until
+//! its standard input ends. `vfio_user measure [DEPTH [SECONDS]]` serves a null device and reads 4 KiB from
+//! it on another thread, with so many commands outstanding, and says how many and how long one took.
+//! `vfio_user count DEPTH COMMANDS` does the same on one thread and ends after so many commands, to
+//! count instructions: `valgrind --tool=callgrind --toggle-collect='*GroupPoller*poll*' …`, the difference of
+//! two numbers of commands.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use bdev::{Registry, malloc, null};
+use memory::SharedRegion;
+use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, VfioUserConfig};
+use reactor::{Config, IdlePolicy, Reactors};
+use vfio_user::{BAR0, Client};
+use wire_nvme::opcode::NvmOpcode;
+use wire_nvme::queue::{CreateIoCq, CreateIoSq};
+use wire_nvme::{DataPointer, Sqe, io};
+
+type Failure = Box<dyn std::error::Error>;
+
+const NQN: &str = "nqn.2026-11.io.ringbolt:example";
+const IOVA: u64 = 0x1000_0000;
+const ENTRIES: u32 = 1024;
+const SUBMISSION: u64 = 0x10_0000;
+const COMPLETION: u64 = 0x20_0000;
+const DATA: u64 = 0x40_0000;
+const MEMORY: u64 = DATA + (ENTRIES as u64) * 4096;
+
+fn target(
+    registry: &Registry,
+    reactors: &Reactors,
+    device: &str,
+    directory: &Path,
+) -> Result<Target, Failure> {
+    let target = Target::new(registry.clone(), reactors.remotes());
+    target.create_vfio_user(VfioUserConfig::default())?;
+    target.create_subsystem(NQN, SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() })?;
+    target.add_namespace(NQN, NamespaceConfig::new(device))?;
+    target.add_listener(NQN, ListenAddress::vfio_user(&directory.to_string_lossy()))?;
+    Ok(target)
+}
+
+fn serve(directory: &Path, mib: u64) -> Result<(), Failure> {
+    let registry = Registry::new();
+    malloc::create(&registry, malloc::MallocConfig::new("Malloc0", mib << 11, 512))?;
+    let reactors = Reactors::start(&Config::default())?;
+    let target = target(&registry, &reactors, "Malloc0", directory)?;
+    println!("serving {mib} MiB on {}", directory.join("cntrl").display());
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    target.shutdown();
+    Ok(())
+}
+
+/// A host with one queue pair, in memory that it shares with the device.
+struct Host {
+    client: Client,
+    memory: SharedRegion,
+    doorbells: SharedRegion,
+    tail: u32,
+    head: u32,
+    phase: u64,
+}
+
+impl Host {
+    fn connect(directory: &Path) -> Result<Host, Failure> {
+        let client = Client::connect(directory, &vfio_user::Config::default())?;
+        let file = rustix::fs::memfd_create("example", rustix::fs::MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&file, MEMORY)?;
+        let memory = SharedRegion::map(file.as_fd(), 0, MEMORY, true)?;
+        client.dma_map_file(IOVA, file.as_fd(), 0, MEMORY, true)?;
+        let doorbells = client.map_region(BAR0, 0x1000, 0x1000)?;
+        // An admin queue of 32 entries, enabled.
+        client.write_u32(BAR0, 0x24, 0x001f_001f)?;
+        client.write_u64(BAR0, 0x28, IOVA)?;
+        client.write_u64(BAR0, 0x30, IOVA + 0x1000)?;
+        client.write_u32(BAR0, 0x14, 0x0046_0001)?;
+        let completion = CreateIoCq {
+            address: IOVA + COMPLETION,
+            qid: 1,
+            entries: ENTRIES,
+            contiguous: true,
+            ..Default::default()
+        };
+        let submission = CreateIoSq {
+            address: IOVA + SUBMISSION,
+            qid: 1,
+            entries: ENTRIES,
+            contiguous: true,
+            priority: 0,
+            cqid: 1,
+        };
+        for (index, sqe) in [completion.to_sqe(), submission.to_sqe()].iter().enumerate() {
+            memory.write(index as u64 * 64, &sqe.to_bytes());
+            doorbells.store_u32(0, index as u32 + 1);
+            let answer = 0x1008 + index as u64 * 16;
+            while memory.load_u64(answer) >> 48 & 1 == 0 {
+                std::thread::yield_now();
+            }
+            if memory.load_u64(answer) >> 49 != 0 {
+                return Err(format!("command {index} failed").into());
+            }
+        }
+        Ok(Host { client, memory, doorbells, tail: 0, head: 0, phase: 1 })
+    }
+
+    fn put(&mut self, cid: u16) {
+        let read = io::ReadWrite { lba: u64::from(cid) * 8, blocks: 8, ..Default::default() };
+        let data = DataPointer::prp(IOVA + DATA + u64::from(cid) * 4096, 0);
+        let sqe = Sqe { cid, nsid: 1, flags: 0, data, ..read.to_sqe(NvmOpcode::Read) };
+        self.memory.write(SUBMISSION + u64::from(self.tail) * 64, &sqe.to_bytes());
+        self.tail = (self.tail + 1) % ENTRIES;
+    }
+
+    fn ring(&self) {
+        self.doorbells.store_u32(8, self.tail);
+    }
+
+    /// Takes what was completed and asks for as much again; how many.
+    fn turn(&mut self) -> u64 {
+        let mut count = 0;
+        loop {
+            let high = self.memory.load_u64(COMPLETION + u64::from(self.head) * 16 + 8);
+            if high >> 48 & 1 != self.phase {
+                break;
+            }
+            assert_eq!(high >> 49, 0, "a read failed");
+            self.head += 1;
+            if self.head == ENTRIES {
+                (self.head, self.phase) = (0, self.phase ^ 1);
+            }
+            self.put((high >> 32) as u16);
+            count += 1;
+        }
+        if count > 0 {
+            self.doorbells.store_u32(12, self.head);
+            self.ring();
+        }
+        count
+    }
+
+    fn start(&mut self, depth: u16) {
+        (0..depth).for_each(|cid| self.put(cid));
+        self.ring();
+    }
+}
+
+fn with_null(job: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
+    let directory = std::env::temp_dir().join(format!("ringbolt-vfio-user-{}", std::process::id()));
+    std::fs::create_dir(&directory)?;
+    let registry = Registry::new();
+    null::create(&registry, null::NullConfig::new("Null0", 1 << 20, 512))?;
+    let cpus = "0".parse()?;
+    let reactors = Reactors::start(&Config { cpus, idle: IdlePolicy::Spin, ..Config::default() })?;
+    let target = target(&registry, &reactors, "Null0", &directory)?;
+    let done = job(&directory);
+    target.shutdown();
+    drop(reactors);
+    std::fs::remove_dir_all(&directory)?;
+    done
+}
+
+fn measure(depth: u16, seconds: u64) -> Result<(), Failure> {
+    with_null(|directory| {
+        let mut host = Host::connect(directory)?;
+        host.start(depth);
+        let (start, mut count) = (Instant::now(), 0);
+        while start.elapsed() < Duration::from_secs(seconds) {
+            for _ in 0..1000 {
+                count += host.turn();
+            }
+        }
+        let ns = start.elapsed().as_nanos() as f64;
+        let (rate, latency) = (count as f64 * 1e9 / ns, ns * f64::from(depth) / count as f64);
+        println!("depth {depth}: {:.2} M reads/s, {latency:.0} ns each ({})", rate / 1e6, host.client);
+        Ok(())
+    })
+}
+
+fn count(depth: u16, commands: u64) -> Result<(), Failure> {
+    with_null(|directory| {
+        let mut host = Host::connect(directory)?;
+        host.start(depth);
+        let mut done = 0;
+        while done < commands {
+            done += host.turn();
+            std::thread::yield_now();
+        }
+        println!("{done} reads at depth {depth}");
+        Ok(())
+    })
+}
+
+fn main() -> Result<(), Failure> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |index: usize, default: u64| arguments.get(index).map_or(Ok(default), |text| text.parse());
+    match arguments.first().map(String::as_str) {
+        Some("serve") if arguments.len() > 1 => serve(arguments[1].as_ref(), number(2, 64)?),
+        Some("measure") => measure(number(1, 32)?.try_into()?, number(2, 5)?),
+        Some("count") => count(number(1, 32)?.try_into()?, number(2, 100_000)?),
+        _ => {
+            Err("vfio_user serve DIRECTORY [MIB] | measure [DEPTH [SECONDS]] | count [DEPTH [COMMANDS]]"
+                .into())
+        }
+    }
+}
