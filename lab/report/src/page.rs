@@ -325,7 +325,7 @@ fn absent(run: &Run, cells: &[Cell<'_>]) -> Vec<Absent> {
             }
         }
     }
-    all.sort_by(|a, b| b.count.cmp(&a.count));
+    all.sort_by_key(|one| std::cmp::Reverse(one.count));
     all
 }
 

@@ -1,0 +1,47 @@
+//! `ringbolt lab export`: a run for other programs.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::files::write;
+use super::report::open;
+use crate::failure::Failure;
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    ringbolt lab export runs/today > today.csv\n  \
+    ringbolt lab export runs/today --output-format=json --output today.json\n\n\
+    CSV has a row for each record and role, and a column for each parameter and metric. JSON has everything,\n\
+    histograms too; docs/LAB-SCHEMA.md describes its records.")]
+pub(crate) struct Export {
+    /// The run directory
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// How it is written
+    #[arg(long = "output-format", value_enum, default_value = "csv")]
+    output_format: Format,
+    /// Where it is written; by default to standard output
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    /// Comma separated values with a header
+    Csv,
+    /// One object
+    Json,
+}
+
+pub(crate) fn run(options: &Export) -> Result<(), Failure> {
+    let run = open(&options.directory)?;
+    let text = match options.output_format {
+        Format::Csv => report::export::csv(&run),
+        Format::Json => {
+            let json = report::export::json(&run).map_err(Failure::work)?;
+            serde_json::to_string_pretty(&json).map_err(Failure::work)? + "\n"
+        }
+    };
+    write(options.output.as_deref(), &text)
+}

@@ -1,0 +1,158 @@
+//! `lab report`, `compare`, `advise` and `export` as a user runs them, on runs made by hand.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use experiments::{CellRecord, Machine, Plan, RunWriter, SCHEMA, Target, Value};
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("ringbolt-lab-results-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// A run of two schedulers at three depths, three times each. `factor` slows all of it.
+    fn run(&self, name: &str, factor: f64) -> PathBuf {
+        let path = self.path(name);
+        let plan = Plan {
+            schema: SCHEMA,
+            targets: vec![Target { kind: "block".into(), path: "/dev/nvme0n1".into(), ..Target::default() }],
+            ..Plan::default()
+        };
+        let mut writer =
+            RunWriter::create(&path, &Machine { schema: SCHEMA, ..Machine::default() }, &plan).unwrap();
+        for (scheduler, price) in [("none", 1.0), ("bfq", 1.5)] {
+            for depth in [1, 8, 64] {
+                for repetition in 0..3 {
+                    let mut record = CellRecord::new("own.depths", scheduler);
+                    record.parameters.insert("scheduler".into(), scheduler.into());
+                    record.parameters.insert("iodepth".into(), Value::from(depth));
+                    record.repetition = repetition;
+                    let noise = 1.0 + 0.004 * f64::from(repetition);
+                    let fg = record.role_mut("fg");
+                    fg.set("iops", 10_000.0 * depth as f64 / (price * factor * noise));
+                    fg.set("clat_p99_us", 100.0 * price * factor * noise);
+                    writer.store(&record).unwrap();
+                }
+            }
+        }
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn lab(arguments: &[&str], paths: &[&Path]) -> Output {
+    let (name, options) = arguments.split_first().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringbolt"));
+    command.args(["lab", name]).args(paths).args(options).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into()
+}
+
+/// The exit status and the one line of a failure.
+fn failed(output: &Output) -> (i32, String) {
+    let text = String::from_utf8_lossy(&output.stderr).to_string();
+    assert_eq!(text.trim_end().lines().count(), 1, "{text}");
+    (output.status.code().unwrap(), text)
+}
+
+#[test]
+fn a_report_lies_in_its_run() {
+    let folder = Folder::new("report");
+    let run = folder.run("run", 1.0);
+    let output = lab(&["report"], &[&run]);
+    assert!(output.status.success(), "{output:?}");
+    let page = fs::read_to_string(run.join("report.html")).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.contains("own.depths"));
+    let elsewhere = folder.path("elsewhere.html");
+    let output = lab(&["report", "--output", elsewhere.to_str().unwrap()], &[&run]);
+    assert!(output.status.success() && elsewhere.exists());
+}
+
+#[test]
+fn a_regression_ends_with_status_1_where_it_is_asked_for() {
+    let folder = Folder::new("compare");
+    let (fast, slow) = (folder.run("fast", 1.0), folder.run("slow", 1.2));
+    let output = lab(&["compare"], &[&fast, &slow]);
+    assert!(output.status.success());
+    assert!(said(&output).contains("12 slower"), "{}", said(&output));
+    let (status, line) = failed(&lab(&["compare", "--fail-on-regression", "10"], &[&fast, &slow]));
+    assert_eq!(status, 1);
+    assert!(line.contains("12 of 12 rows are worse by more than 10 %"), "{line}");
+    assert!(lab(&["compare", "--fail-on-regression", "30"], &[&fast, &slow]).status.success());
+    assert!(lab(&["compare", "--fail-on-regression", "0"], &[&slow, &fast]).status.success());
+    let json = said(&lab(&["compare", "--output-format=json"], &[&fast, &slow]));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["rows"].as_array().unwrap().len(), 12);
+    assert_eq!(json["rows"][0]["verdict"], "slower");
+    let html = said(&lab(&["compare", "--output-format=html"], &[&fast, &slow]));
+    assert!(html.starts_with("<!doctype html>"));
+}
+
+#[test]
+fn advice_names_what_is_ahead_and_how_to_set_it() {
+    let folder = Folder::new("advise");
+    let run = folder.run("run", 1.0);
+    let text = said(&lab(&["advise", "--goal", "p99"], &[&run]));
+    assert!(text.contains("scheduler: use none"), "{text}");
+    assert!(text.contains("$ echo none > /sys/block/nvme0n1/queue/scheduler"), "{text}");
+    let json = said(&lab(&["advise", "--output-format=json"], &[&run]));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json.as_array().unwrap().len(), 3);
+    assert_eq!(json[0]["scheduler"]["choice"]["wins"], "none");
+    let (status, _) = failed(&lab(&["advise"], &[]));
+    assert_eq!(status, 2, "neither a run nor a device");
+}
+
+#[test]
+fn rows_and_objects_come_out() {
+    let folder = Folder::new("export");
+    let run = folder.run("run", 1.0);
+    let csv = said(&lab(&["export"], &[&run]));
+    assert_eq!(csv.lines().count(), 1 + 18);
+    assert!(csv.starts_with("experiment,series,repetition,role,"));
+    let json: serde_json::Value =
+        serde_json::from_str(&said(&lab(&["export", "--output-format=json"], &[&run]))).unwrap();
+    assert_eq!(json["records"].as_array().unwrap().len(), 18);
+}
+
+#[test]
+fn what_is_no_run_gets_one_line() {
+    let folder = Folder::new("foreign");
+    let run = folder.run("run", 1.0);
+    fs::create_dir_all(folder.path("foreign")).unwrap();
+    for command in ["report", "advise", "export"] {
+        let (status, line) = failed(&lab(&[command], &[&folder.path("none")]));
+        assert_eq!(status, 2);
+        assert!(line.contains("no such directory"), "{line}");
+        let (status, line) = failed(&lab(&[command], &[&folder.path("foreign")]));
+        assert_eq!(status, 2);
+        assert!(line.contains("no plan.toml"), "{line}");
+    }
+    // A plan that was cut off, and one of a program to come.
+    let plan = run.join("plan.toml");
+    let whole = fs::read_to_string(&plan).unwrap();
+    fs::write(&plan, &whole[..whole.len() / 2]).unwrap();
+    let (status, line) = failed(&lab(&["report"], &[&run]));
+    assert!(status == 1 && line.contains("plan.toml"), "{line}");
+    fs::write(&plan, whole.replace("schema = 1", "schema = 99")).unwrap();
+    let (status, line) = failed(&lab(&["compare"], &[&run, &run]));
+    assert!(status == 1 && line.contains("written in schema 99"), "{line}");
+}
