@@ -50,9 +50,7 @@ fn text_of(node: &Handle) -> String {
 
 fn attribute(node: &Handle, wanted: &str) -> Option<String> {
     let NodeData::Element { attrs, .. } = &node.data else { return None };
-    let found =
-        attrs.borrow().iter().find(|attribute| &*attribute.name.local == wanted).map(|a| a.value.to_string());
-    found
+    attrs.borrow().iter().find(|attribute| &*attribute.name.local == wanted).map(|a| a.value.to_string())
 }
 
 #[test]
