@@ -107,7 +107,8 @@ impl Journal {
     /// # Errors
     /// What the file system says.
     pub fn makes_file(&mut self, path: &Path) -> io::Result<()> {
-        self.note(Entry::File { path: path.to_path_buf() })
+        // Whoever puts it back may stand in another directory.
+        self.note(Entry::File { path: std::path::absolute(path)? })
     }
 
     /// What was changed, for the reader.

@@ -346,7 +346,10 @@ impl Bench<'_> {
         for device in devices {
             let Some(name) = &device.name else { continue };
             let queue = self.setup.host.path(&format!("sys/block/{name}/queue"));
-            if !scheduler.is_empty() {
+            // A cell that names none is the studies' default, and not what the cell before it left.
+            let offered = !self.setup.host.block(name).schedulers.is_empty();
+            let scheduler = if scheduler.is_empty() { "none" } else { scheduler };
+            if offered {
                 let file = queue.join("scheduler");
                 journal.set(&file, scheduler).map_err(|error| format!("{}: {error}", file.display()))?;
             }

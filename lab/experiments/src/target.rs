@@ -301,6 +301,7 @@ pub fn make(
     host: &Host,
 ) -> Result<(), TargetError> {
     let failed = |what: &Path, error: io::Error| TargetError(format!("{}: {error}", what.display()));
+    let folder = &std::path::absolute(folder).map_err(|error| failed(folder, error))?;
     for (number, device) in devices.iter_mut().enumerate() {
         match device.kind {
             Kind::File if !Path::new(&device.place).exists() => {

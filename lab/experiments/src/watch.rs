@@ -135,7 +135,8 @@ impl<'a> Watch<'a> {
             let each = self.seen.iter().filter(|(_, (of, _))| *of == class);
             let sum: f64 =
                 each.map(|(thread, (_, now))| now - self.base.get(thread).copied().unwrap_or(0.0)).sum();
-            sum.max(0.0) / seconds
+            // A sum of nothing is a negative zero.
+            if sum > 0.0 { sum / seconds } else { 0.0 }
         };
         let kernel = self.last.kernel;
         Spent {
