@@ -138,7 +138,7 @@ impl File {
         let file = std::fs::OpenOptions::new()
             .read(true)
             .write(writes || generic)
-            .custom_flags(sync | direct | libc::O_NOATIME * i32::from(owned(&found)))
+            .custom_flags(sync | direct | (libc::O_NOATIME * i32::from(owned(&found))))
             .open(path)
             .map_err(failed("open"))?;
         let fd = OwnedFd::from(file);

@@ -269,13 +269,13 @@ impl<S: Shape> Ring<S> {
             if !self.polling.submission {
                 // With nothing to wait for, the kernel polls the device once.
                 self.enter(0, 0, GETEVENTS);
-            } else if asks % ASKS_A_LOOK == 0 {
+            } else if asks.is_multiple_of(ASKS_A_LOOK) {
                 self.enter_submit();
             } else {
                 std::hint::spin_loop();
             }
             asks = asks.wrapping_add(1);
-            let look = !self.polling.submission || asks % ASKS_A_LOOK == 0;
+            let look = !self.polling.submission || asks.is_multiple_of(ASKS_A_LOOK);
             if self.is_ready() || (look && begun.elapsed().as_nanos() >= u128::from(timeout_ns)) {
                 return;
             }

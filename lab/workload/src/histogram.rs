@@ -36,7 +36,11 @@ impl std::fmt::Debug for Histogram {
 impl Histogram {
     /// An empty one; 36 KiB.
     pub fn new() -> Histogram {
-        Histogram { buckets: Box::new([0; BUCKETS]), sum: 0, min: u64::MAX, max: 0 }
+        // Zeroed by the allocator, so that memory is taken only where values fall: hundreds of processes
+        // start with a dozen of these each.
+        let buckets = vec![0u64; BUCKETS].into_boxed_slice();
+        let buckets = buckets.try_into().expect("a slice of BUCKETS is an array of BUCKETS");
+        Histogram { buckets, sum: 0, min: u64::MAX, max: 0 }
     }
 
     /// Counts one value.
