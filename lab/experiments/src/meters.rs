@@ -58,6 +58,12 @@ impl<'a> Meters<'a> {
         self.target = target.and_then(|target| target.process).map(|process| Watch::new(self.host, process));
         if self.wants("counters") {
             self.tree = self.had("counting the generator", Tree::open(process, &EVENTS)).map(Counted::of);
+        }
+    }
+
+    /// Opens what takes time to open, before the generator begins.
+    pub(crate) fn open(&mut self) {
+        if self.wants("counters") {
             self.system = self.had("counting the machine", System::open(self.cpus, &EVENTS)).map(Counted::of);
         }
         if self.wants("profile") {

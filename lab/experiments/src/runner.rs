@@ -408,6 +408,7 @@ impl Bench<'_> {
         record.commands.push(command.join(" "));
         let (ramp, seconds) = self.times();
         let mut meters = Meters::new(self.setup.host, &self.item.definition.measure, &self.setup.plan.cores);
+        meters.open();
         let mut measuring = false;
         let ended = generator::run(&command, seconds, self.setup.stop, &mut |moment, at| match moment {
             Moment::Began(process) => meters.start(process, self.network_target()),
