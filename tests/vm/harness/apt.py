@@ -86,9 +86,10 @@ class Archive:
         self.sources = select(entries, own, self.release)
         if not self.sources:
             raise Unavailable(f"/etc/apt names no package source of {own or 'this distribution'}")
-        self._prepare()
+        self.prepare()
 
-    def _prepare(self):
+    def prepare(self):
+        """Writes the state that apt reads; again where `sources` has changed since."""
         for folder in ("lists/partial", "archives/partial", "sources"):
             os.makedirs(f"{self.directory}/{folder}", exist_ok=True)
         with open(f"{self.directory}/status", "w", encoding="utf-8"):
@@ -129,9 +130,10 @@ class Archive:
     def update(self):
         self._apt("apt-get", "-qq", "update")
 
-    def closure(self, names):
-        """`names` and the packages that they depend on, without recommendations."""
-        out = self._apt("apt-get", "-qq", "--print-uris", "--no-install-recommends", "install", *names)
+    def closure(self, names, suite=None):
+        """`names` and the packages that they depend on, without recommendations; of a suite where one is named."""
+        chosen = ["-t", suite] if suite else []
+        out = self._apt("apt-get", "-qq", "--print-uris", "--no-install-recommends", *chosen, "install", *names)
         return sorted({found[1] for found in re.finditer(r"^'[^']*' ([^_ ]+)_", out, re.M)} | set(names))
 
     def depends(self, name):
@@ -139,12 +141,13 @@ class Archive:
         out = self._apt("apt-cache", "depends", name)
         return [found[1] for found in re.finditer(r"^ {1,2}\|?(?:Pre)?Depends: ([^<\s]\S*)", out, re.M)]
 
-    def unpack(self, names, into):
+    def unpack(self, names, into, suite=None):
         """Downloads the packages and unpacks them into the folder `into`, which must not exist yet."""
         work = into + ".new"
         shutil.rmtree(work, ignore_errors=True)
         os.makedirs(work + "/debs")
-        self._apt("apt-get", "-qq", "download", *names, cwd=work + "/debs")
+        chosen = ["-t", suite] if suite else []
+        self._apt("apt-get", "-qq", *chosen, "download", *names, cwd=work + "/debs")
         for package in sorted(glob.glob(work + "/debs/*.deb")):
             if subprocess.run(["dpkg-deb", "-x", package, work + "/tree"], check=False).returncode != 0:
                 raise Unavailable(f"{os.path.basename(package)} cannot be unpacked (is the disk full?)")

@@ -163,28 +163,33 @@ def brief(script):
 class Guest:
     """A booted guest. `close` it, or use it in a `with`."""
 
-    def __init__(self, image, folder, cpus=2, memory="1G", machine=None):
-        if not shutil.which(QEMU):
-            raise Unavailable(f"{QEMU} is not here: apt install qemu-system-x86")
+    def __init__(self, image, folder, cpus=2, memory="1G", machine=None, program=QEMU, more=()):
+        if not shutil.which(program):
+            raise Unavailable(f"{program} is not here: apt install qemu-system-x86")
         self.folder, self.events, self.machine = folder, Events(), machine
         self.dead, self.alarm, self.watched = None, None, []
         started = time.monotonic()
-        initramfs, command_line, hardware = image.initramfs, COMMAND_LINE, []
+        initramfs, command_line, hardware, threads = image.initramfs, COMMAND_LINE, [], "multi"
         if machine:
             initramfs = f"{folder}/initramfs"
-            images.with_files(image.initramfs, machines.programs(folder), initramfs)
+            programs = machines.programs(folder)
+            if machine.counted:
+                cpus, threads = 1, "single"
+                programs["usr/bin/mark"] = machines.compiled(folder, "mark", "-static", "-nostdlib")
+            images.with_files(image.initramfs, programs, initramfs)
             command_line += " " + machine.command_line()
             hardware = machine.arguments(folder)
         channels = [socket.socketpair() for _ in range(JOB_PORTS + 1)]
         theirs = [pair[1] for pair in channels]
         arguments = [
-            QEMU,
+            program,
             *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-            *("-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max"),
+            *("-machine", "q35", "-accel", f"tcg,thread={threads}", "-cpu", "max"),
             *("-smp", str(cpus), "-m", memory),
             *("-kernel", image.kernel, "-initrd", initramfs),
             *("-append", command_line.rstrip()),
             *hardware,
+            *more,
             *("-chardev", f"file,id=console,path={folder}/console", "-serial", "chardev:console"),
             *("-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="),
             *("-chardev", f"socket,id=qmp,fd={theirs[0].fileno()}", "-mon", "chardev=qmp,mode=control"),
@@ -280,6 +285,16 @@ class Guest:
         """Runs `script` again and again in the guest, every 50 ms, until its status is 0; -> output."""
         trial = f"try() {{ {script}\n}}\nwhile ! out=$(try 2>&1); do usleep 50000; done; echo \"$out\""
         return self.check(trial, timeout)
+
+    def counted(self):
+        """-> (user, kernel): instructions that the guest has executed so far."""
+        with open(f"{self.folder}/qemu", "rb") as log:
+            seen = log.read().count(b"count: ")
+        self.check("mark")
+        with open(f"{self.folder}/qemu", encoding="utf-8", errors="replace") as log:
+            found = re.findall(r"^count: (\d+) (\d+)$", log.read(), re.M)
+        assert len(found) == seen + 1, f"{len(found) - seen} marks were seen, not one"
+        return tuple(map(int, found[-1]))
 
     # The machine.
 
