@@ -20,7 +20,8 @@ const LOOK_BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Tokens {
     instance: PathBuf,
-    pipe: File,
+    /// None only while it is dropped: an instance whose pipe is open cannot be removed.
+    pipe: Option<File>,
     now: [f64; 2],
     weighted: [f64; 2],
     began: Instant,
@@ -50,7 +51,7 @@ impl Tokens {
                 let now = Instant::now();
                 Ok(Tokens {
                     instance,
-                    pipe,
+                    pipe: Some(pipe),
                     now: MOST,
                     weighted: [0.0; 2],
                     began: now,
@@ -71,7 +72,7 @@ impl Tokens {
         let mut chunk = [0; 4096];
         while bytes.len() < LOOK_BYTES_MAX as usize {
             // EAGAIN: that is all.
-            match self.pipe.read(&mut chunk) {
+            match self.pipe.as_mut().map_or(Ok(0), |pipe| pipe.read(&mut chunk)) {
                 Ok(0) | Err(_) => break,
                 Ok(length) => bytes.extend_from_slice(&chunk[..length]),
             }
@@ -112,6 +113,7 @@ impl Tokens {
 
 impl Drop for Tokens {
     fn drop(&mut self) {
+        self.pipe = None;
         let _ = fs::write(self.instance.join("events/kyber/kyber_adjust/enable"), "0");
         let _ = fs::remove_dir(&self.instance);
     }
