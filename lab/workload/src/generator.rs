@@ -513,7 +513,8 @@ impl Generator {
         if let Some(tuner) = &mut full.tuner {
             tuner.note(latency);
         }
-        if full.logs.options.latency.is_some() && index < 3 && self.phase == Phase::Measuring {
+        let counted = matches!(self.phase, Phase::Measuring | Phase::Draining);
+        if full.logs.options.latency.is_some() && index < 3 && counted {
             let sent = if sent == 0 { request.issued } else { sent };
             let spans = [sent.saturating_sub(request.issued), now.saturating_sub(sent), latency];
             let at_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));
@@ -626,7 +627,8 @@ impl Generator {
             let Some(position) = verifier.known_from(self.place.position) else { return };
             self.place.position = position + 1;
             let position = verifier.claim(position);
-            request.op = Op::Read;
+            // It may have been a flush, which has no blocks.
+            (request.op, request.blocks) = (Op::Read, self.place.io_blocks);
             request.lba = self.place.first_lba + position * u64::from(self.place.io_blocks);
             request.issued = now;
             if let Some(full) = &mut self.full {
@@ -658,6 +660,10 @@ impl Generator {
     /// Checks what came back, and remembers what is there now.
     fn settle(&mut self, request: &Request<Buffer>, success: bool) {
         let Some(verifier) = &mut self.verifier else { return };
+        if request.op == Op::Flush {
+            // It has no place.
+            return;
+        }
         let position = (request.lba - self.place.first_lba) / u64::from(self.place.io_blocks);
         match (request.op, &request.buffer) {
             (Op::Read, Some(buffer)) if success => {
@@ -750,7 +756,7 @@ impl Generator {
     #[cold]
     fn end(&mut self, now: u64) {
         if let Some(verifier) = &mut self.verifier {
-            for request in &self.ready {
+            for request in self.ready.iter().filter(|request| request.op.has_range()) {
                 verifier.release((request.lba - self.place.first_lba) / u64::from(self.place.io_blocks));
             }
         }
