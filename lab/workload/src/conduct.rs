@@ -75,7 +75,7 @@ const STACK_BYTES: usize = 128 << 10;
 /// What members say to the conductor.
 enum Said {
     Ready,
-    Over(Result<(JobResult, u32), RunError>),
+    Over(Box<Result<(JobResult, u32), RunError>>),
 }
 
 /// One copy of a job of the kernel's engines.
@@ -174,8 +174,9 @@ impl Conductor<'_> {
             loop {
                 match said.recv_timeout(LOOK) {
                     Ok((_, Said::Ready)) => break,
-                    Ok((_, Said::Over(Err(error)))) => return Err(error),
-                    Ok((_, Said::Over(Ok(_)))) => {}
+                    Ok((_, Said::Over(result))) => {
+                        (*result)?;
+                    }
                     Err(_) if self.stop.load(Ordering::Relaxed) => {
                         return Err(RunError::Options("ended before it began".to_string()));
                     }
@@ -232,7 +233,8 @@ impl Conductor<'_> {
                 let ready = || drop(say.send((member, Said::Ready)));
                 let result = kernel::run(&job, &seat, ready);
                 // Nobody listens any more: the result is not wanted.
-                let _ = say.send((member, Said::Over(result.map(|result| (result, std::process::id())))));
+                let _ = say
+                    .send((member, Said::Over(Box::new(result.map(|result| (result, std::process::id()))))));
             };
             std::thread::Builder::new().name(format!("job-{member}")).spawn(body).map_err(machine)?;
             return Ok(Member { job: index, progress, process: None, is_over: false });
@@ -268,7 +270,7 @@ impl Conductor<'_> {
             let lost = || Err((false, format!("process {pid} of {} ended without a result", spec.name)));
             let result = result.unwrap_or_else(lost);
             let result = result.map_err(|(usage, message)| RunError::Worker { usage, message });
-            let _ = say.send((member, Said::Over(result.map(|result| (result, pid)))));
+            let _ = say.send((member, Said::Over(Box::new(result.map(|result| (result, pid))))));
         };
         let spawned = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(body);
         spawned.map_err(machine)?;
@@ -312,14 +314,13 @@ impl Conductor<'_> {
             }
             // Sleeps where only reactors have work.
             match said.recv_timeout(LOOK) {
-                Ok((member, Said::Over(Ok((result, pid))))) => {
+                Ok((member, Said::Over(result))) => {
                     members[member].is_over = true;
                     let job = members[member].job;
-                    finished.push(Finished { job, group: groups[job], result, pid });
-                }
-                Ok((member, Said::Over(Err(error)))) => {
-                    members[member].is_over = true;
-                    outcome = outcome.and(Err(error));
+                    match *result {
+                        Ok((result, pid)) => finished.push(Finished { job, group: groups[job], result, pid }),
+                        Err(error) => outcome = outcome.and(Err(error)),
+                    }
                 }
                 Ok((_, Said::Ready)) => {}
                 Err(mpsc::RecvTimeoutError::Timeout) => {}

@@ -224,7 +224,7 @@ pub(super) fn pattern(text: &str) -> Outcome<Vec<u8>> {
 
 /// `50:99:99.9`
 pub(super) fn percentiles(text: &str) -> Outcome<Vec<f64>> {
-    let list = text.split(':').map(|part| number::<f64>(part)).collect::<Outcome<Vec<f64>>>()?;
+    let list = text.split(':').map(number::<f64>).collect::<Outcome<Vec<f64>>>()?;
     let sound = list.iter().all(|percent| *percent > 0.0 && *percent <= 100.0);
     if sound && list.len() <= 20 {
         Ok(list)
