@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from . import Unavailable
 
 MIB = 1 << 20
-# Beside the binary that RINGBOLT names: what `cargo build -p ringbolt-pci --example registers` makes.
-EXAMPLES = ("registers",)
+QEMU = "qemu-system-x86_64"
+PLUGIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "plugin")
+# Beside the binary that RINGBOLT names, and the packages that `cargo build -p PACKAGE --example NAME` makes them of.
+EXAMPLES = {"registers": "ringbolt-pci", "blocks": "ringbolt-nvme"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Machine:
     nvme: tuple = ()
     iommu: bool = False
     hugepages: int = 0  # of 2 MiB
+    counted: bool = False  # `Guest.counted` tells how many instructions the guest has executed
     vfio: bool = False  # a kernel whose VFIO has iommufd and the no-IOMMU mode: see `modules`
 
     def command_line(self):
@@ -51,6 +54,11 @@ class Machine:
     def arguments(self, folder):
         """QEMU's, with the backing files in `folder`."""
         arguments = ["-device", "intel-iommu,intremap=on,caching-mode=on"] * self.iommu
+        if self.counted:
+            # The plugin's interface is version 1; that of QEMU 9 and later is another.
+            if int(subprocess.check_output([QEMU, "--version"], text=True).split("version ")[1].split(".")[0]) > 8:
+                raise Unavailable("this QEMU takes no plugin of version 1, which counts instructions")
+            arguments += ["-plugin", compiled(folder, "count", "-fPIC", "-shared")]
         for index, nvme in enumerate(self.nvme):
             controller = f"nvme,id=nvme{index},serial={serial(index)}"
             if nvme.port:
@@ -76,10 +84,10 @@ def programs(folder):
     """{path in the guest: path here} of our programs, without what only a debugger reads."""
     binary = os.environ.get("RINGBOLT")
     found = {"usr/bin/ringbolt": binary}
-    for name in EXAMPLES:
+    for name, package in EXAMPLES.items():
         path = os.path.join(os.path.dirname(binary), "examples", name)
         if not os.path.exists(path):
-            raise Unavailable(f"{path} is not there: cargo build -p ringbolt-pci --example {name}")
+            raise Unavailable(f"{path} is not there: cargo build -p {package} --example {name}")
         found[f"usr/bin/{name}"] = path
     strip = shutil.which("strip")
     if not strip:
@@ -88,6 +96,15 @@ def programs(folder):
         found[where] = f"{folder}/{os.path.basename(where)}"
         subprocess.run([strip, "-o", found[where], path], check=True)
     return found
+
+
+def compiled(folder, name, *options):
+    """What the C compiler makes of a file of `plugin/`."""
+    if not shutil.which("cc"):
+        raise Unavailable("cc is not here: apt install gcc libc6-dev")
+    made = f"{folder}/{name}"
+    subprocess.run(["cc", "-O2", *options, "-o", made, f"{PLUGIN}/{name}.c"], check=True)
+    return made
 
 
 def functions(guest):

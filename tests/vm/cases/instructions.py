@@ -1,0 +1,62 @@
+"""Instructions an I/O, of the kernel's ways to a device and of our driver: counted, not timed.
+
+The same emulated controller, 4 KiB random reads, at queue depth 1 and at one that keeps the device
+busy. What a run of twice as many I/Os takes more than a run of so many is what the I/Os took: in
+user space, and in the kernel. Time means nothing in such a guest; instructions do.
+"""
+
+from harness.case import case
+from harness.machine import Machine, Nvme, bound, function_of, serial
+
+COUNTED = Machine(nvme=(Nvme(mib=64, block_size=4096),), hugepages=32, counted=True)
+IOS = 3000
+BUSY = 32
+# Name -> options of `perf`, for depth 1 and for a busy device.
+KERNEL = {
+    "psync": ("--ioengine=psync", None),
+    "libaio": ("--ioengine=libaio", "--ioengine=libaio"),
+    "iou": ("--ioengine=io_uring", "--ioengine=io_uring"),
+    "iou-c": ("--ioengine=io_uring --hipri=1", "--ioengine=io_uring --hipri=1"),
+    "iou-s": ("--ioengine=io_uring --sqthread_poll=1", "--ioengine=io_uring --sqthread_poll=1"),
+}
+
+
+@case("instructions", on=("ringbolt",), machine=COUNTED)
+def instructions(bench):
+    """Instructions per 4 KiB read: our driver takes no kernel at all, and fewer than any way through it."""
+    guest = bench.guest
+    # Once more with a queue that is polled; it has none unless it is told so.
+    guest.check("echo 1 > /sys/module/nvme/parameters/poll_queues")
+    guest.check("echo 1 > /sys/class/nvme/nvme0/reset_controller", 30)
+    address = function_of(guest, serial(0))
+    device = "/dev/" + guest.until(f"cd /sys/bus/pci/devices/{address}/nvme/nvme*/ && ls -d nvme*n1").strip()
+    counts = {}
+    for name, ways in KERNEL.items():
+        for depth, options in zip((1, BUSY), ways, strict=True):
+            if options:
+                counts[name, depth] = each(guest, f"--filename={device} --direct=1 {options}", depth)
+    with bound(bench, address, "uio_pci_generic"):
+        for depth in (1, BUSY):
+            uri = f"'--filename=nvme+pcie://{address}?ns=1'"
+            counts["ringbolt", depth] = each(guest, f"{uri} --idle=spin", depth)
+    print("# instructions per 4 KiB read: user, kernel")
+    for (name, depth), (user, kernel) in counts.items():
+        print(f"#   {name:<9} QD {depth:<3} {user:>8.0f} {kernel:>8.0f}", flush=True)
+    for depth in (1, BUSY):
+        user, kernel = counts["ringbolt", depth]
+        assert kernel < 50, f"{kernel:.0f} instructions of the kernel for each I/O of a driver in user space"
+        for name in KERNEL:
+            if (name, depth) in counts:
+                theirs = sum(counts[name, depth])
+                assert depth == 1 or user + kernel < theirs, f"{name} takes {theirs:.0f}, our driver {user + kernel:.0f}"
+
+
+def each(guest, options, depth):
+    """-> (user, kernel) instructions of one I/O."""
+    perf = f"ringbolt perf {options} --rw=randread --bs=4k --iodepth={depth} --size=32m --eta=never"
+    before = guest.counted()
+    guest.check(f"{perf} --number_ios={IOS} > /dev/null", 120)
+    middle = guest.counted()
+    guest.check(f"{perf} --number_ios={2 * IOS} > /dev/null", 120)
+    after = guest.counted()
+    return tuple((z - y - (y - x)) / IOS for x, y, z in zip(before, middle, after, strict=True))
