@@ -89,6 +89,15 @@ impl Config {
         Ok(Config { origin: origin.to_string(), steps })
     }
 
+    /// Whether something of it has another process use our buffers.
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.steps.iter().any(|step| {
+            let is_vfio_user = |name: &str| name.eq_ignore_ascii_case("vfiouser");
+            step.method == "bdev_nvme_attach_controller"
+                && step.params["trtype"].as_str().is_some_and(is_vfio_user)
+        })
+    }
+
     /// Makes each call in turn, until one fails.
     pub(crate) fn apply(&self, app: &App) -> Result<(), RpcError> {
         for step in &self.steps {
@@ -107,10 +116,21 @@ pub(crate) fn save(app: &App) -> Value {
     json!({ "subsystems": methods::SUBSYSTEMS.map(|(name, _)| subsystem(name)) })
 }
 
+/// The calls that make the bdevs, and the controllers that some of them are behind.
+fn bdev_calls(app: &App) -> Vec<Value> {
+    // Asked before the state is locked: the initiator is asked outside of it everywhere.
+    let kept = app.state().journal.bdev_names();
+    let there: Vec<String> = kept
+        .into_iter()
+        .filter(|name| app.registry.find(name).is_some() || methods::nvme_exists(app, name))
+        .collect();
+    app.state().journal.bdev_calls(|name| there.iter().any(|other| other == name))
+}
+
 /// The calls that make one subsystem as it is now; `None` for a subsystem that is not there.
 pub(crate) fn subsystem_config(app: &App, name: &str) -> Option<Vec<Value>> {
     match name {
-        "bdev" => Some(app.state().journal.bdev_calls(|name| app.registry.find(name).is_some())),
+        "bdev" => Some(bdev_calls(app)),
         "nvmf" => Some(methods::nvmf_calls(app)),
         _ => None,
     }

@@ -13,6 +13,7 @@ use crate::rpc::RpcError;
 use crate::state::App;
 
 mod bdev;
+mod bdev_nvme;
 mod devices;
 mod framework;
 mod histogram;
@@ -22,6 +23,7 @@ mod model;
 mod nvmf;
 mod parameters;
 
+pub(crate) use bdev_nvme::{NvmeOptions, exists as nvme_exists, health_json};
 pub(crate) use histogram::HistogramStart;
 pub(crate) use nvmf::calls as nvmf_calls;
 
@@ -122,6 +124,7 @@ pub(crate) fn table() -> Table {
     let mut table = Table(BTreeMap::new());
     framework::add(&mut table);
     bdev::add(&mut table);
+    bdev_nvme::add(&mut table);
     devices::add(&mut table);
     model::add(&mut table);
     iostat::add(&mut table);

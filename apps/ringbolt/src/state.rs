@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use bdev::Registry;
+use bdev_nvme::Initiator;
 use nvmf::Target;
 use reactor::Remote;
 use serde_json::Value;
@@ -18,6 +19,7 @@ pub(crate) struct App {
     pub(crate) registry: Registry,
     pub(crate) reactors: Vec<Reactor>,
     pub(crate) target: Target,
+    pub(crate) initiator: Initiator,
     table: Table,
     /// Held by each method that changes something, so that two never interleave.
     changing: Mutex<()>,
@@ -37,6 +39,8 @@ pub(crate) struct State {
     pub(crate) journal: Journal,
     /// Histograms that were asked for: the counts at that time, by device.
     pub(crate) histograms: BTreeMap<String, methods::HistogramStart>,
+    /// Defaults of controllers that are attached.
+    pub(crate) nvme: methods::NvmeOptions,
     stage: Stage,
     /// Applied by `framework_start_init`.
     pending: Option<Config>,
@@ -49,11 +53,13 @@ impl App {
         let state = Mutex::new(State { stage, pending, ..State::default() });
         let remotes: Vec<Remote> = reactors.iter().map(|reactor| reactor.remote.clone()).collect();
         let target = Target::new(registry.clone(), &remotes);
+        let initiator = Initiator::new(registry.clone(), &remotes);
         let table = methods::table();
         Arc::new(App {
             registry,
             reactors,
             target,
+            initiator,
             table,
             changing: Mutex::new(()),
             state,
@@ -135,5 +141,6 @@ impl App {
             // Removed with the device below it, then.
             let _ = self.registry.unregister(name);
         }
+        self.initiator.forget();
     }
 }

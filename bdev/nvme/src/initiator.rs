@@ -309,7 +309,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// Detaches everything.
+    /// Detaches everything, while the reactors still turn.
     pub fn shutdown(&self) {
         let services: Vec<String> = self.services().keys().cloned().collect();
         for name in services {
@@ -319,6 +319,18 @@ impl Initiator {
         for name in names {
             // Gone already, then.
             let _ = self.detach(&name, |_| true);
+        }
+        *lock(&self.0.jobs) = None;
+    }
+
+    /// Lets go of everything without waiting, once the reactors have stopped: they took the controllers with
+    /// them.
+    pub fn forget(&self) {
+        for (_, service) in std::mem::take(&mut *self.services()) {
+            service.path.stop();
+        }
+        for (_, group) in std::mem::take(&mut *lock(&self.0.groups)) {
+            group.paths().iter().for_each(|path| path.stop());
         }
         *lock(&self.0.jobs) = None;
     }

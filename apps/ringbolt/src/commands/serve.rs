@@ -18,7 +18,8 @@ pub(crate) fn run(options: Serve) -> Result<(), Failure> {
     let config = options.config.as_deref().map(Config::read).transpose()?;
     // Before the reactors: every thread inherits what is blocked and handled here.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::machine)?;
-    let machine = Machine::start(&options.machine, options.cores.as_deref(), 1)?;
+    let shared = config.as_ref().is_some_and(Config::shares_memory);
+    let machine = Machine::start_with(&options.machine, options.cores.as_deref(), 1, shared)?;
     machine.describe()?.iter().for_each(|line| say!("{line}"));
     let socket = ListenSocket::bind(&options.rpc_socket).map_err(Failure::machine)?;
 

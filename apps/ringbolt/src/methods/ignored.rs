@@ -6,11 +6,10 @@ use serde_json::Value;
 use super::{Method, Stage, Table};
 use crate::say::complain;
 
-const IGNORED: [(&str, &str); 19] = [
+const IGNORED: [(&str, &str); 18] = [
     ("accel_set_options", "there is no acceleration framework"),
     ("bdev_iscsi_set_options", "there is no iSCSI initiator"),
-    ("bdev_nvme_set_hotplug", "PCIe devices are not attached yet"),
-    ("bdev_nvme_set_options", "there is no bdev_nvme module"),
+    ("bdev_nvme_set_hotplug", "PCIe devices are attached by name"),
     ("bdev_raid_set_options", "there is no RAID module"),
     ("bdev_set_options", "the layer sizes itself: requests and buffers come from bounded per-core pools"),
     ("bdev_virtio_blk_set_hotplug", "there is no virtio initiator"),

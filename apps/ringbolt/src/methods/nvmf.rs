@@ -6,6 +6,7 @@ use ::nvmf::{
 use serde::Deserialize;
 use serde_json::Value;
 use uuid::Uuid;
+use wire_nvme::log::AnaState;
 
 use super::Table;
 use super::parameters::off;
@@ -25,6 +26,7 @@ pub(super) fn add(table: &mut Table) {
     table.change("nvmf_subsystem_remove_ns", remove_ns);
     table.change("nvmf_subsystem_add_listener", add_listener);
     table.change("nvmf_subsystem_remove_listener", remove_listener);
+    table.change("nvmf_subsystem_listener_set_ana_state", set_ana_state);
     table.change("nvmf_subsystem_add_host", add_host);
     table.change("nvmf_subsystem_remove_host", remove_host);
     table.change("nvmf_subsystem_allow_any_host", allow_any_host);
@@ -108,7 +110,7 @@ struct CreateTransport {
     disable_mappable_bar0: Option<bool>,
     disable_adaptive_irq: Tuning,
     disable_shadow_doorbells: Tuning,
-    disable_compare: Tuning,
+    disable_compare: Option<bool>,
     acceptor_poll_rate: Tuning,
     ack_timeout: Tuning,
     data_wr_pool_size: Tuning,
@@ -125,6 +127,7 @@ fn create_transport(app: &App, params: CreateTransport) -> Result<bool, RpcError
         return Err(RpcError::invalid_params(message));
     }
     off("dif_insert_or_strip", params.dif_insert_or_strip, false)?;
+    off("disable_compare", params.disable_compare, false)?;
     off("masked_oncs", params.masked_oncs.as_ref(), &Vec::new())?;
     off("masked_fuses", params.masked_fuses.as_ref(), &Vec::new())?;
     let buffers = [
@@ -383,11 +386,18 @@ struct AddListener {
 fn add_listener(app: &App, params: AddListener) -> Result<bool, RpcError> {
     params.tgt_name.check()?;
     off("secure_channel", params.secure_channel, false)?;
-    off("ana_state", params.ana_state.as_deref(), "optimized")?;
     off("numa_id", params.numa_id, -1)?;
     let sock_impl = [("sock_impl", &params.sock_impl)];
     say_ignored("nvmf_subsystem_add_listener", &sock_impl, "sockets are the kernel's");
-    app.target.add_listener(&params.nqn, params.listen_address.into())?;
+    let ana = params.ana_state.as_deref().map(ana_state).transpose()?;
+    let bound = app.target.add_listener(&params.nqn, params.listen_address.into())?;
+    if let Some(ana) = ana.filter(|ana| *ana != AnaState::Optimized) {
+        let set = app.target.set_ana_state(&params.nqn, bound.clone(), None, ana);
+        if let Err(error) = set {
+            app.target.remove_listener(&params.nqn, bound)?;
+            return Err(error.into());
+        }
+    }
     Ok(true)
 }
 
@@ -405,6 +415,43 @@ fn remove_listener(app: &App, params: RemoveListener) -> Result<bool, RpcError> 
     app.target.remove_listener(&params.nqn, params.listen_address.into())?;
     Ok(true)
 }
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetAnaState {
+    nqn: String,
+    #[serde(default)]
+    tgt_name: TargetName,
+    listen_address: Address,
+    ana_state: String,
+    anagrpid: Option<u32>,
+}
+
+fn set_ana_state(app: &App, params: SetAnaState) -> Result<bool, RpcError> {
+    params.tgt_name.check()?;
+    let state = ana_state(&params.ana_state)?;
+    // 0 is SPDK's way of saying every group.
+    let group = params.anagrpid.filter(|group| *group != 0);
+    app.target.set_ana_state(&params.nqn, params.listen_address.into(), group, state)?;
+    Ok(true)
+}
+
+fn ana_state(text: &str) -> Result<AnaState, RpcError> {
+    let state = ANA_STATES.iter().find(|(name, _)| *name == text);
+    state.map(|(_, state)| *state).ok_or_else(|| {
+        let names = ANA_STATES.map(|(name, _)| name).join(", ");
+        RpcError::invalid_params(format!("ana_state is one of {names}"))
+    })
+}
+
+/// SPDK's words for ANA states.
+pub(super) const ANA_STATES: [(&str, AnaState); 5] = [
+    ("optimized", AnaState::Optimized),
+    ("non_optimized", AnaState::NonOptimized),
+    ("inaccessible", AnaState::Inaccessible),
+    ("persistent_loss", AnaState::PersistentLoss),
+    ("change", AnaState::Change),
+];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -4,6 +4,7 @@ use ::nvmf::{ListenAddress, SubsystemInfo, TransportConfig, VfioUserConfig};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
+use wire_nvme::log::AnaState;
 
 use super::{ByNqn, TargetName};
 use crate::methods::Table;
@@ -44,6 +45,13 @@ pub(crate) fn calls(app: &App) -> Vec<Value> {
         for listener in one.listeners.iter().filter(own) {
             let params = json!({ "nqn": nqn, "listen_address": address(listener), "secure_channel": false });
             calls.push(call("nvmf_subsystem_add_listener", params));
+            for (group, state) in app.target.ana_states(nqn, listener).unwrap_or_default() {
+                if state != AnaState::Optimized {
+                    let params = json!({ "nqn": nqn, "listen_address": address(listener),
+                        "ana_state": ana_name(state), "anagrpid": group });
+                    calls.push(call("nvmf_subsystem_listener_set_ana_state", params));
+                }
+            }
         }
     }
     calls
@@ -107,6 +115,10 @@ fn namespaces(subsystem: &SubsystemInfo) -> impl Iterator<Item = Value> + '_ {
         }
         described
     })
+}
+
+fn ana_name(state: AnaState) -> &'static str {
+    super::ANA_STATES.iter().find(|(_, known)| *known == state).map_or("optimized", |(name, _)| name)
 }
 
 fn digits(bytes: &[u8]) -> String {
@@ -232,15 +244,13 @@ fn get_qpairs(app: &App, params: ByNqn) -> Result<Vec<Value>, RpcError> {
 fn get_listeners(app: &App, params: ByNqn) -> Result<Vec<Value>, RpcError> {
     params.tgt_name.check()?;
     let subsystem = find(app, &params.nqn)?;
-    let groups = subsystem
-        .namespaces
-        .iter()
-        .map(|namespace| json!({ "ana_group": namespace.anagrpid, "ana_state": "optimized" }));
-    let groups: Vec<Value> = groups.collect();
     let one = |listener: &ListenAddress| {
-        let mut described = json!({ "address": address(listener), "ana_state": "optimized" });
+        let states = app.target.ana_states(&params.nqn, listener).unwrap_or_default();
+        let first = states.first().map_or("optimized", |(_, state)| ana_name(*state));
+        let mut described = json!({ "address": address(listener), "ana_state": first });
         if subsystem.ana_reporting {
-            described["ana_states"] = json!(groups);
+            let group = |(group, state): &(u32, AnaState)| json!({ "ana_group": group, "ana_state": ana_name(*state) });
+            described["ana_states"] = states.iter().map(group).collect();
         }
         described
     };

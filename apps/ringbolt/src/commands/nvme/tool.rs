@@ -1,0 +1,476 @@
+//! Looking at controllers, and formatting them.
+
+use std::io::Write as _;
+
+use clap::{Args, ValueEnum};
+use nvme::{TcpUri, Uri};
+use serde_json::{Value, json};
+use wire_nvme::fabrics::Nqn;
+use wire_nvme::identify::{Cns, IdentifyController, IdentifyNamespace, cmic};
+use wire_nvme::log::{AnaLog, CommandEffectsLog, ErrorEntry, FirmwareSlots, HealthLog, LogId};
+use wire_nvme::manage::{FormatNvm, SecureErase};
+
+use super::session::{self, Session};
+use crate::failure::Failure;
+use crate::say::say;
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    ringbolt nvme list\n  \
+    ringbolt nvme list nvme+tcp://127.0.0.1:4420/nqn.2016-06.io.spdk:cnode1 --json")]
+pub(crate) struct List {
+    /// Controllers whose namespaces are shown too; PCI functions are shown without being touched
+    #[arg(value_name = "URI")]
+    uris: Vec<Uri>,
+    /// Answer with one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    ringbolt nvme identify nvme+pcie://0000:03:00.0\n  \
+    ringbolt nvme identify nvme+tcp://127.0.0.1:4420/nqn.2016-06.io.spdk:cnode1 --ns 1 --json\n  \
+    ringbolt nvme identify nvme+vfio-user:/run/controller --raw > identify.bin")]
+pub(crate) struct IdentifyArgs {
+    /// The controller
+    #[arg(value_name = "URI")]
+    uri: Uri,
+    /// A namespace of it
+    #[arg(long, value_name = "N")]
+    ns: Option<u32>,
+    /// The controller itself, which is what is shown without --ns
+    #[arg(long, conflicts_with = "ns")]
+    ctrl: bool,
+    /// Answer with one JSON object
+    #[arg(long)]
+    json: bool,
+    /// The 4096 bytes as they came
+    #[arg(long, conflicts_with = "json")]
+    raw: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    ringbolt nvme log nvme+pcie://0000:03:00.0 health\n  \
+    ringbolt nvme log nvme+tcp://127.0.0.1:4420/nqn.2016-06.io.spdk:cnode1 ana --json")]
+pub(crate) struct Log {
+    /// The controller
+    #[arg(value_name = "URI")]
+    uri: Uri,
+    /// The page
+    page: Page,
+    /// Answer with one JSON value
+    #[arg(long)]
+    json: bool,
+    /// The bytes as they came
+    #[arg(long, conflicts_with = "json")]
+    raw: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Page {
+    /// SMART / health information
+    #[value(alias = "smart")]
+    Health,
+    /// Error information
+    Error,
+    /// Firmware slots
+    Firmware,
+    /// Asymmetric namespace access
+    Ana,
+    /// Commands supported, and their effects
+    Effects,
+    /// Discovery records, of a discovery controller
+    Discovery,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    ringbolt nvme format nvme+pcie://0000:03:00.0 --ns 1 --lbaf 1 --yes-destroy-data\n\n\
+    Everything on the namespace is lost. Formats are listed by `ringbolt nvme identify URI --ns N`.")]
+pub(crate) struct Format {
+    /// The controller
+    #[arg(value_name = "URI")]
+    uri: Uri,
+    /// The namespace
+    #[arg(long, value_name = "N")]
+    ns: u32,
+    /// Which of its formats
+    #[arg(long, value_name = "INDEX", value_parser = clap::value_parser!(u8).range(0..64))]
+    lbaf: u8,
+    /// That everything on the namespace is lost
+    #[arg(long)]
+    yes_destroy_data: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "Example:\n  ringbolt nvme reset nvme+pcie://0000:03:00.0")]
+pub(crate) struct Reset {
+    /// The controller
+    #[arg(value_name = "URI")]
+    uri: Uri,
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    ringbolt nvme discover 127.0.0.1:4420\n  \
+    ringbolt nvme discover [::1]:8009 --json")]
+pub(crate) struct Discover {
+    /// The discovery controller; port 8009 where none is named
+    #[arg(value_name = "HOST:PORT")]
+    address: String,
+    /// Answer with one JSON array
+    #[arg(long)]
+    json: bool,
+}
+
+fn text(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .map(|byte| if (32..127).contains(byte) { *byte as char } else { '?' })
+        .collect::<String>()
+        .trim_end()
+        .into()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn namespace(data: &[u8], nsid: u32) -> Result<IdentifyNamespace, Failure> {
+    let page = data.first_chunk().expect("a page was asked for");
+    let namespace = IdentifyNamespace::decode(page)
+        .map_err(|error| Failure::work(format!("Identify Namespace makes no sense: {error}")))?;
+    if namespace.nsze == 0 {
+        return Err(Failure::work(format!("there is no namespace {nsid}")));
+    }
+    Ok(namespace)
+}
+
+fn controller_json(identity: &IdentifyController) -> Value {
+    json!({
+        "vid": identity.vid,
+        "sn": text(&identity.sn),
+        "mn": text(&identity.mn),
+        "fr": text(&identity.fr),
+        "subnqn": identity.subnqn,
+        "cntlid": identity.cntlid,
+        "mdts": identity.mdts,
+        "cmic": identity.cmic,
+        "oacs": identity.oacs,
+        "oncs": identity.oncs,
+        "fuses": identity.fuses,
+        "vwc": identity.vwc,
+        "nn": identity.nn,
+        "oaes": identity.oaes,
+        "aerl": identity.async_events_max,
+        "anatt_seconds": identity.anatt_s,
+        "tnvmcap": identity.tnvmcap.to_string(),
+        "unvmcap": identity.unvmcap.to_string(),
+    })
+}
+
+fn namespace_json(nsid: u32, namespace: &IdentifyNamespace) -> Value {
+    let formats = namespace.formats.iter().enumerate().map(|(index, format)| {
+        json!({
+            "lbaf": index,
+            "data_bytes": 1u64 << format.data_log2.min(63),
+            "metadata_bytes": format.metadata_bytes,
+            "relative_performance": format.performance,
+            "in_use": index == usize::from(namespace.format),
+        })
+    });
+    json!({
+        "nsid": nsid,
+        "nsze": namespace.nsze,
+        "ncap": namespace.ncap,
+        "nuse": namespace.nuse,
+        "nsfeat": namespace.nsfeat,
+        "nmic": namespace.nmic,
+        "dps": namespace.dps,
+        "anagrpid": namespace.anagrpid,
+        "nguid": hex(&namespace.nguid),
+        "eui64": hex(&namespace.eui64),
+        "formats": formats.collect::<Vec<_>>(),
+    })
+}
+
+/// A JSON value as lines of `name: value`, for people.
+fn show(value: &Value, indent: usize) {
+    let pad = " ".repeat(indent);
+    match value {
+        Value::Object(object) => {
+            for (name, value) in object {
+                match value {
+                    Value::Object(_) | Value::Array(_) => {
+                        say!("{pad}{name}:");
+                        show(value, indent + 2);
+                    }
+                    Value::String(text) => say!("{pad}{name}: {text}"),
+                    other => say!("{pad}{name}: {other}"),
+                }
+            }
+        }
+        Value::Array(list) => {
+            for (index, value) in list.iter().enumerate() {
+                match value {
+                    Value::Object(_) | Value::Array(_) => {
+                        say!("{pad}{index}:");
+                        show(value, indent + 2);
+                    }
+                    other => say!("{pad}{other}"),
+                }
+            }
+        }
+        other => say!("{pad}{other}"),
+    }
+}
+
+fn answer(value: &Value, as_json: bool) {
+    if as_json {
+        say!("{value:#}");
+    } else {
+        show(value, 0);
+    }
+}
+
+fn write_raw(data: &[u8]) -> Result<(), Failure> {
+    std::io::stdout().write_all(data).map_err(|error| Failure::work(format!("standard output: {error}")))
+}
+
+pub(crate) fn list(options: &List) -> Result<(), Failure> {
+    let functions = pci::enumerate(&pci::Sysfs::default()).map_err(Failure::machine)?;
+    let functions: Vec<Value> = functions
+        .iter()
+        .filter(|info| info.is_nvme())
+        .map(|info| {
+            json!({
+                "address": info.address.to_string(),
+                "vendor": format!("{:04x}", info.vendor),
+                "device": format!("{:04x}", info.device),
+                "driver": info.driver,
+                "iommu_group": info.iommu_group,
+                "numa_node": info.numa_node,
+            })
+        })
+        .collect();
+    let mut controllers = Vec::new();
+    for uri in &options.uris {
+        let name = uri.controller();
+        let one = session::with(uri, move |mut session| async move {
+            let mut namespaces = Vec::new();
+            for nsid in session.namespaces().await? {
+                let data = session.identify(Cns::Namespace, nsid).await?;
+                let namespace = namespace(&data, nsid)?;
+                let format = namespace.formats.get(usize::from(namespace.format));
+                let block_size = format.map_or(0, |format| 1u64 << format.data_log2.min(63));
+                namespaces.push(json!({ "nsid": nsid, "blocks": namespace.nsze, "block_size": block_size }));
+            }
+            let identity = session.identity();
+            Ok(json!({
+                "controller": name,
+                "model_number": text(&identity.mn),
+                "serial_number": text(&identity.sn),
+                "firmware_revision": text(&identity.fr),
+                "namespaces": namespaces,
+            }))
+        });
+        controllers.push(one?);
+    }
+    if !options.json && functions.is_empty() && controllers.is_empty() {
+        say!("no NVMe controllers on this machine's PCI buses");
+        return Ok(());
+    }
+    answer(&json!({ "functions": functions, "controllers": controllers }), options.json);
+    Ok(())
+}
+
+pub(crate) fn identify(options: &IdentifyArgs) -> Result<(), Failure> {
+    let nsid = options.ns;
+    let (data, value) = session::with(&options.uri, move |mut session| async move {
+        match nsid {
+            Some(nsid) => {
+                let data = session.identify(Cns::Namespace, nsid).await?;
+                let value = namespace_json(nsid, &namespace(&data, nsid)?);
+                Ok((data, value))
+            }
+            None => {
+                let data = session.identify(Cns::Controller, 0).await?;
+                let value = controller_json(session.identity());
+                Ok((data, value))
+            }
+        }
+    })?;
+    if options.raw {
+        return write_raw(&data);
+    }
+    answer(&value, options.json);
+    Ok(())
+}
+
+/// Error entries that are shown at most: the log may have 256.
+const ERRORS_MAX: usize = 64;
+
+pub(crate) fn log(options: &Log) -> Result<(), Failure> {
+    if options.page == Page::Discovery {
+        let Uri::Tcp(uri) = options.uri.clone() else {
+            return Err(Failure::usage("discovery controllers are reached over TCP"));
+        };
+        return discovery(uri, options.json);
+    }
+    let page = options.page;
+    let (data, value) =
+        session::with(&options.uri, move |mut session| async move { read_page(&mut session, page).await })?;
+    if options.raw {
+        return write_raw(&data);
+    }
+    answer(&value, options.json);
+    Ok(())
+}
+
+async fn read_page(session: &mut Session, page: Page) -> Result<(Vec<u8>, Value), Failure> {
+    let short = || Failure::work("the log page is too short");
+    match page {
+        Page::Health => {
+            let data = session.log(LogId::Health.to_wire(), HealthLog::SIZE).await?;
+            let health = HealthLog::decode(data.first_chunk().ok_or_else(short)?);
+            Ok((data, crate::methods::health_json(&health)))
+        }
+        Page::Error => {
+            let count = usize::from(session.identity().error_log_entries).clamp(1, ERRORS_MAX);
+            let data = session.log(LogId::ErrorInformation.to_wire(), count * ErrorEntry::SIZE).await?;
+            let entries = data.as_chunks::<{ ErrorEntry::SIZE }>().0.iter().map(ErrorEntry::decode);
+            let one = |entry: ErrorEntry| {
+                json!({ "count": entry.count, "sqid": entry.sqid, "cid": entry.cid,
+                    "status": entry.status.to_string(), "lba": entry.lba, "nsid": entry.nsid })
+            };
+            // Entries that were never used count 0.
+            let entries: Vec<Value> = entries.filter(|entry| entry.count != 0).map(one).collect();
+            Ok((data, json!({ "errors": entries })))
+        }
+        Page::Firmware => {
+            let data = session.log(LogId::FirmwareSlot.to_wire(), FirmwareSlots::SIZE).await?;
+            let slots = FirmwareSlots::decode(data.first_chunk().ok_or_else(short)?);
+            let revisions: Vec<String> = slots
+                .revisions
+                .iter()
+                .map(|one| text(one.split(|byte| *byte == 0).next().unwrap_or(&[])))
+                .collect();
+            Ok((
+                data,
+                json!({ "active_slot": slots.active, "next_slot": slots.next, "revisions": revisions }),
+            ))
+        }
+        Page::Ana => {
+            let identity = session.identity();
+            if identity.cmic & cmic::ANA == 0 {
+                return Err(Failure::work("the controller does not report asymmetric namespace access"));
+            }
+            // Every group with its namespaces, up to what nobody has more of.
+            let groups = identity.nanagrpid.clamp(1, 4096) as usize;
+            let namespaces = identity.nn.clamp(1, 65536) as usize;
+            let length = AnaLog::HEADER_SIZE + groups * AnaLog::GROUP_SIZE + namespaces * 4;
+            let data = session.log(LogId::Ana.to_wire(), length.next_multiple_of(4)).await?;
+            let log = AnaLog::decode(&data)
+                .map_err(|error| Failure::work(format!("the ANA log page makes no sense: {error}")))?;
+            let groups = log.groups.iter().map(|group| {
+                json!({ "group": group.id, "state": bdev_nvme::ana_name(group.state),
+                    "change_count": group.change_count, "namespaces": group.nsids })
+            });
+            let value = json!({ "change_count": log.change_count, "groups": groups.collect::<Vec<_>>() });
+            Ok((data, value))
+        }
+        Page::Effects => {
+            let data = session.log(LogId::CommandEffects.to_wire(), CommandEffectsLog::SIZE).await?;
+            let log = CommandEffectsLog::decode(data.first_chunk().ok_or_else(short)?);
+            let table = |commands: &[wire_nvme::log::CommandEffects]| {
+                let supported = commands.iter().enumerate().filter(|(_, one)| one.supported);
+                let one = |(opcode, effects): (usize, &wire_nvme::log::CommandEffects)| {
+                    json!({ "opcode": format!("{opcode:#04x}"), "changes_blocks": effects.changes_blocks,
+                        "changes_namespace": effects.changes_namespace,
+                        "changes_inventory": effects.changes_inventory,
+                        "changes_controller": effects.changes_controller })
+                };
+                supported.map(one).collect::<Vec<_>>()
+            };
+            let value = json!({ "admin": table(&log.admin), "io": table(&log.io) });
+            Ok((data, value))
+        }
+        Page::Discovery => Err(Failure::usage("discovery records are read from a discovery controller")),
+    }
+}
+
+pub(crate) fn format(options: &Format) -> Result<(), Failure> {
+    if !options.yes_destroy_data {
+        return Err(Failure::usage(format!(
+            "formatting destroys everything on namespace {} of {}; add --yes-destroy-data if that is meant",
+            options.ns,
+            options.uri.controller()
+        )));
+    }
+    let (nsid, lbaf) = (options.ns, options.lbaf);
+    session::with(&options.uri, move |mut session| async move {
+        let data = session.identify(Cns::Namespace, nsid).await?;
+        let namespace = namespace(&data, nsid)?;
+        let count = namespace.formats.len();
+        let format = namespace.formats.get(usize::from(lbaf)).ok_or_else(|| {
+            Failure::usage(format!("namespace {nsid} has formats 0 to {}", count.saturating_sub(1)))
+        })?;
+        let bytes = 1u64 << format.data_log2.min(63);
+        let view = FormatNvm {
+            format: lbaf,
+            extended_lba: false,
+            protection: 0,
+            protection_first: false,
+            secure_erase: SecureErase::None,
+        };
+        let done = session.read(view.to_sqe(nsid), 0).await;
+        done.map_err(|error| Failure::work(format!("Format NVM: {error}")))?;
+        say!("namespace {nsid} was formatted to blocks of {bytes} bytes");
+        Ok(())
+    })
+}
+
+pub(crate) fn reset(options: &Reset) -> Result<(), Failure> {
+    let name = options.uri.controller();
+    session::with(&options.uri, move |mut session| async move {
+        session.reset().await?;
+        say!("{name} was reset");
+        Ok(())
+    })
+}
+
+pub(crate) fn discover(options: &Discover) -> Result<(), Failure> {
+    let has_port = options.address.rsplit_once(':').is_some_and(|(host, port)| {
+        port.parse::<u16>().is_ok() && (!host.contains(':') || host.ends_with(']'))
+    });
+    let address = if has_port { options.address.clone() } else { format!("{}:8009", options.address) };
+    let uri = format!("nvme+tcp://{address}/{}", Nqn::discovery().as_str());
+    match uri.parse() {
+        Ok(Uri::Tcp(uri)) => discovery(uri, options.json),
+        Ok(_) => Err(Failure::usage("discovery controllers are reached over TCP")),
+        Err(error) => Err(Failure::usage(error)),
+    }
+}
+
+fn discovery(uri: TcpUri, as_json: bool) -> Result<(), Failure> {
+    let entries = session::run(false, move |core| async move {
+        let shown = Uri::Tcp(uri.clone()).controller();
+        let entries = bdev_nvme::discover(&core, &uri, &nvme::Options::default()).await;
+        entries.map_err(|why| Failure::work(format!("{shown}: {why}")))
+    })?;
+    let one = |entry: &wire_nvme::log::DiscoveryEntry| {
+        json!({
+            "trtype": format!("{:?}", entry.address.trtype).to_uppercase(),
+            "adrfam": format!("{:?}", entry.address.adrfam),
+            "traddr": entry.address.traddr,
+            "trsvcid": entry.address.trsvcid,
+            "subtype": format!("{:?}", entry.subtype).to_lowercase(),
+            "subnqn": entry.subnqn.as_str(),
+            "portid": entry.portid,
+        })
+    };
+    answer(&entries.iter().map(one).collect::<Vec<_>>().into(), as_json);
+    Ok(())
+}

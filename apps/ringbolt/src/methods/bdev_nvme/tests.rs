@@ -1,0 +1,68 @@
+use serde_json::json;
+
+use crate::methods::tests::app;
+use crate::rpc::RpcError;
+
+#[test]
+fn errors_have_spdks_codes() {
+    let app = app();
+    let nqn = "nqn.2016-06.io.spdk:cnode1";
+    let tcp = |more: serde_json::Value| {
+        let mut params =
+            json!({ "name": "N", "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "1", "subnqn": nqn });
+        params.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        params
+    };
+    let attach = "bdev_nvme_attach_controller";
+    let cases = [
+        (attach, json!({ "name": "N", "trtype": "TCP" }), RpcError::INVALID_PARAMS),
+        (attach, tcp(json!({ "color": "red" })), RpcError::INVALID_PARAMS),
+        (attach, tcp(json!({ "psk": "key" })), RpcError::INVALID_PARAMS),
+        (attach, tcp(json!({ "trtype": "RDMA" })), RpcError::EINVAL),
+        (attach, tcp(json!({ "trsvcid": "0" })), RpcError::EINVAL),
+        (attach, tcp(json!({ "subnqn": "x" })), RpcError::EINVAL),
+        (attach, tcp(json!({ "adrfam": "ib" })), RpcError::EINVAL),
+        (attach, tcp(json!({ "num_io_queues": 0 })), RpcError::EINVAL),
+        (attach, tcp(json!({ "max_bdevs": 0 })), RpcError::EINVAL),
+        (attach, tcp(json!({ "ctrlr_loss_timeout_sec": 5 })), RpcError::EINVAL),
+        (attach, tcp(json!({ "multipath_opts": { "min_io": 1 } })), RpcError::INVALID_PARAMS),
+        (attach, json!({ "name": "N", "trtype": "PCIe", "traddr": "zz" }), RpcError::EINVAL),
+        // Well said, but there is no reactor in this test.
+        (attach, tcp(json!({ "hdgst": true, "multipath": "failover" })), RpcError::INTERNAL),
+        ("bdev_nvme_detach_controller", json!({ "name": "N" }), RpcError::ENODEV),
+        ("bdev_nvme_reset_controller", json!({ "name": "N" }), RpcError::ENODEV),
+        ("bdev_nvme_get_controllers", json!({ "name": "N" }), RpcError::EINVAL),
+        ("bdev_nvme_get_controller_health_info", json!({ "name": "N" }), RpcError::ENODEV),
+        ("bdev_nvme_set_preferred_path", json!({ "name": "N", "cntlid": 1 }), RpcError::ENODEV),
+        ("bdev_nvme_set_multipath_policy", json!({ "name": "N", "policy": "any" }), RpcError::INVALID_PARAMS),
+        (
+            "bdev_nvme_set_multipath_policy",
+            json!({ "name": "N", "policy": "active_active" }),
+            RpcError::ENODEV,
+        ),
+        ("bdev_nvme_stop_discovery", json!({ "name": "N" }), RpcError::ENODEV),
+        ("bdev_nvme_set_options", json!({ "reconnect_delay_sec": 1 }), RpcError::EINVAL),
+        ("bdev_nvme_set_options", json!({ "action_on_timeout": "panic" }), RpcError::INVALID_PARAMS),
+    ];
+    for (method, params, expected) in cases {
+        let error = app.invoke(method, params.clone()).expect_err(method);
+        assert_eq!(error.code, expected, "{method} {params}: {error}");
+    }
+    assert_eq!(app.invoke("bdev_nvme_get_controllers", json!({})).unwrap(), json!([]));
+}
+
+#[test]
+fn options_are_saved_as_they_were_set() {
+    let app = app();
+    let options = json!({ "bdev_retry_count": 5, "ctrlr_loss_timeout_sec": -1, "reconnect_delay_sec": 2,
+        "multipath_opts": { "policy": "active_active", "selector": "round_robin", "min_io": 4 } });
+    app.invoke("bdev_nvme_set_options", options).unwrap();
+    let saved = &crate::config::save(&app)["subsystems"][0]["config"][0];
+    assert_eq!(saved["method"], "bdev_nvme_set_options");
+    assert_eq!(
+        (&saved["params"]["bdev_retry_count"], &saved["params"]["ctrlr_loss_timeout_sec"]),
+        (&json!(5), &json!(-1))
+    );
+    assert_eq!(saved["params"]["multipath_opts"]["min_io"], 4);
+    app.invoke("bdev_nvme_set_options", saved["params"].clone()).unwrap();
+}

@@ -1,0 +1,207 @@
+//! One server in front of another: what hosts see while the one behind dies and comes back.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+const NQN: &str = "nqn.2025-01.io.ringbolt:behind";
+const FRONT: &str = "nqn.2025-01.io.ringbolt:front";
+
+fn ringbolt(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ringbolt")).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn scratch(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("ringbolt-test-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir(&path).unwrap();
+    path
+}
+
+/// A server that ends with the test.
+struct Server {
+    child: Child,
+    socket: PathBuf,
+    port: String,
+}
+
+impl Server {
+    fn start(directory: &Path, name: &str, config: &Value) -> Server {
+        let (socket, file) = (directory.join(format!("{name}.sock")), directory.join(format!("{name}.json")));
+        std::fs::write(&file, config.to_string()).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_ringbolt"))
+            .args(["serve", "-r", socket.to_str().unwrap(), "-c", file.to_str().unwrap()])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let mut port = String::new();
+        for line in lines {
+            if line.starts_with("listening: TCP 127.0.0.1:") {
+                port = line.split([':', ' ']).nth(4).unwrap().to_string();
+            }
+            if line == "ready" {
+                return Server { child, socket, port };
+            }
+        }
+        panic!("{name} ended before it was ready");
+    }
+
+    fn ok(&self, arguments: &[&str]) -> Value {
+        let output = ringbolt(&[&["rpc", "-r", self.socket.to_str().unwrap()], arguments].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// SIGKILL, as when the machine under it is gone.
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn call(method: &str, params: Value) -> Value {
+    json!({ "method": method, "params": params })
+}
+
+/// A target with one bdev, which the first calls make.
+fn target(mut bdevs: Vec<Value>, bdev: &str, nqn: &str, port: &str) -> Value {
+    let address = json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port });
+    let nvmf = vec![
+        call("nvmf_create_transport", json!({ "trtype": "TCP" })),
+        call("nvmf_create_subsystem", json!({ "nqn": nqn, "allow_any_host": true, "ana_reporting": true })),
+        call("nvmf_subsystem_add_ns", json!({ "nqn": nqn, "namespace": { "bdev_name": bdev } })),
+        call("nvmf_subsystem_add_listener", json!({ "nqn": nqn, "listen_address": address })),
+    ];
+    bdevs.push(call("bdev_wait_for_examine", json!({})));
+    json!({ "subsystems": [{ "subsystem": "bdev", "config": bdevs }, { "subsystem": "nvmf", "config": nvmf }] })
+}
+
+#[test]
+fn a_target_that_is_killed_and_started_again_costs_hosts_nothing_but_time() {
+    let directory = scratch("restart");
+    let medium = directory.join("medium");
+    std::fs::File::create(&medium).unwrap().set_len(64 << 20).unwrap();
+    let uuid = "913fc008-79a7-447f-b2c4-c73543638c31";
+    let file = call(
+        "bdev_uring_create",
+        json!({ "name": "File", "filename": medium, "uuid": uuid, "block_size": 512 }),
+    );
+    let behind = Server::start(&directory, "behind", &target(vec![file.clone()], "File", NQN, "0"));
+    let attach = call(
+        "bdev_nvme_attach_controller",
+        json!({ "name": "Nvme0", "trtype": "TCP", "traddr": "127.0.0.1", "adrfam": "IPv4", "trsvcid": behind.port,
+            "subnqn": NQN, "ctrlr_loss_timeout_sec": 60, "reconnect_delay_sec": 1 }),
+    );
+    let front = Server::start(&directory, "front", &target(vec![attach], "Nvme0n1", FRONT, "0"));
+    assert_eq!(front.ok(&["bdev_get_bdevs", "name=Nvme0n1"])[0]["uuid"], uuid);
+    let saved = front.ok(&["save_config"]);
+    let first = &saved["subsystems"][0]["config"][0];
+    assert_eq!(
+        (&first["method"], &first["params"]["name"]),
+        (&json!("bdev_nvme_attach_controller"), &json!("Nvme0"))
+    );
+
+    let uri = format!("--filename=nvme+tcp://127.0.0.1:{}/{FRONT}?ns=1", front.port);
+    let load = Command::new(env!("CARGO_BIN_EXE_ringbolt"))
+        .args([
+            "perf",
+            &uri,
+            "--rw=randrw",
+            "--iodepth=8",
+            "--bs=4k",
+            "--verify",
+            "--time_based",
+            "--runtime=8s",
+        ])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let done = |server: &Server| {
+        let counts = server.ok(&["bdev_get_iostat", "names=[\"Nvme0n1\"]"]);
+        counts["bdevs"][0]["num_write_ops"].as_u64().unwrap()
+    };
+    let wait_for = |what: &str, is_so: &dyn Fn() -> bool| {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !is_so() {
+            assert!(Instant::now() < end, "{what} did not come about");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    wait_for("the load", &|| done(&front) > 100);
+    let port = behind.port.clone();
+    behind.kill();
+    let state = |server: &Server| server.ok(&["bdev_nvme_get_controllers"])[0]["ctrlrs"][0]["state"].clone();
+    wait_for("the loss", &|| state(&front) == "resetting");
+    let _behind = Server::start(&directory, "behind", &target(vec![file], "File", NQN, &port));
+    wait_for("the controller", &|| state(&front) == "enabled");
+    let before = done(&front);
+    wait_for("more writes", &|| done(&front) > before);
+    let output = load.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(text(&output.stdout).contains("blocks checked, 0 wrong"), "{}", text(&output.stdout));
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn tools_show_a_controller_without_a_server() {
+    let directory = scratch("tools");
+    let malloc = call("bdev_malloc_create", json!({ "name": "M", "num_blocks": 2048, "block_size": 512 }));
+    let server = Server::start(&directory, "server", &target(vec![malloc], "M", NQN, "0"));
+    let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}", server.port);
+    let show = |arguments: &[&str]| -> Value {
+        let output = ringbolt(&[&["nvme"], arguments, &["--json"]].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    assert_eq!(show(&["list", &uri])["controllers"][0]["namespaces"][0]["blocks"], 2048);
+    assert_eq!(show(&["identify", &uri])["subnqn"], NQN);
+    let namespace = show(&["identify", &uri, "--ns", "1"]);
+    assert_eq!((&namespace["nsze"], &namespace["formats"][0]["data_bytes"]), (&json!(2048), &json!(512)));
+    assert!(show(&["log", &uri, "smart"])["temperature_celsius"].is_number());
+    assert!(show(&["log", &uri, "error"])["errors"].is_array());
+    assert_eq!(show(&["log", &uri, "ana"])["groups"][0]["state"], "optimized");
+    assert!(show(&["log", &uri, "effects"])["io"].as_array().unwrap().len() > 2);
+    let discovered = show(&["discover", &format!("127.0.0.1:{}", server.port)]);
+    let records = discovered.as_array().unwrap();
+    let ours = records.iter().find(|record| record["subnqn"] == NQN).unwrap();
+    assert_eq!((&ours["trsvcid"], &ours["subtype"]), (&json!(server.port), &json!("nvm")));
+    assert_eq!(ringbolt(&["nvme", "identify", &uri, "--raw"]).stdout.len(), 4096);
+    let failure = |arguments: &[&str]| {
+        let output = ringbolt(&[&["nvme"], arguments].concat());
+        (output.status.code().unwrap(), text(&output.stderr))
+    };
+    let cases: &[(&[&str], i32, &str)] = &[
+        (&["identify", &uri, "--ns", "7"], 1, "namespace"),
+        (&["format", &uri, "--ns", "1", "--lbaf", "0"], 2, "--yes-destroy-data"),
+        (&["reset", &uri], 1, "bdev_nvme_reset_controller"),
+        (&["identify", "nvme+pcie://zz"], 2, "is not a PCI address"),
+        (&["log", "nvme+tcp://127.0.0.1:1/nqn.2025-01.io.ringbolt:a", "health"], 1, "127.0.0.1:1"),
+    ];
+    for (arguments, status, message) in cases {
+        let (got, stderr) = failure(arguments);
+        assert!(got == *status && stderr.contains(message), "{arguments:?}: {got} {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
+    for command in ["list", "identify", "log", "format", "reset", "discover"] {
+        let help = text(&ringbolt(&["nvme", command, "--help"]).stdout);
+        assert!(help.contains("Example") && help.contains(&format!("ringbolt nvme {command}")), "{help}");
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}
