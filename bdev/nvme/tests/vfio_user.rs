@@ -1,0 +1,79 @@
+//! The initiator against our own target, over vfio-user.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::time::{Duration, Instant};
+
+use bdev::{Access, Io, Registry};
+use bdev_nvme::{Attach, Initiator, PathConfig, TransportId};
+use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, VfioUserConfig};
+use reactor::{Config, Reactors};
+use ring::Status;
+
+const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
+
+#[test]
+fn a_controller_of_another_reactor_is_a_bdev_until_it_goes() {
+    let directory = std::env::temp_dir().join(format!("ringbolt-bdev-nvme-{}", std::process::id()));
+    std::fs::create_dir(&directory).unwrap();
+    let medium = Registry::new();
+    bdev::malloc::create(&medium, bdev::malloc::MallocConfig::new("Malloc0", 16384, 512)).unwrap();
+    let served = Reactors::start(&Config::default()).unwrap();
+    let target = Target::new(medium, served.remotes());
+    target.create_vfio_user(VfioUserConfig::default()).unwrap();
+    target
+        .create_subsystem(NQN, SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() })
+        .unwrap();
+    target.add_namespace(NQN, NamespaceConfig::new("Malloc0")).unwrap();
+    let address = ListenAddress::vfio_user(directory.to_str().unwrap());
+    target.add_listener(NQN, address.clone()).unwrap();
+
+    // The target maps our buffers: they must be ones that can be shared.
+    let arena = memory::Arena::new(memory::Config { shared: true, ..memory::Config::default() });
+    let reactors = Reactors::start(&Config { arena, ..Config::default() }).unwrap();
+    let registry = Registry::new();
+    let initiator = Initiator::new(registry.clone(), reactors.remotes());
+    let uri = format!("nvme+vfio-user:{}", directory.display()).parse().unwrap();
+    let names = initiator.attach(Attach::new("Vm0", PathConfig::new(TransportId(uri)))).unwrap();
+    assert_eq!(names, ["Vm0n1"]);
+    let descriptor = registry.open("Vm0n1", Access::ReadWrite).unwrap();
+    assert_eq!(descriptor.device().geometry().blocks, 16384);
+    let (sender, outcome) = std::sync::mpsc::sync_channel(1);
+    let work = move |core: &reactor::Core| {
+        let (core, io) = (core.clone(), Io::new(core, descriptor.channel(core).unwrap()));
+        core.clone().spawn(async move {
+            let outcome = async {
+                // Longer than one command may be.
+                let mut buffer = core.pool().take(1 << 20).unwrap();
+                for (at, byte) in buffer.as_mut_slice().iter_mut().enumerate() {
+                    *byte = (at / 4096 + at) as u8;
+                }
+                let expected = buffer.as_slice().to_vec();
+                io.write(3, buffer).await.map_err(|(status, _)| status)?;
+                io.flush().await?;
+                let mut buffer = core.pool().take(1 << 20).unwrap();
+                buffer.clear();
+                let buffer = io.read(3, buffer).await.map_err(|(status, _)| status)?;
+                Ok::<bool, Status>(buffer.as_slice() == expected)
+            };
+            let result = outcome.await;
+            drop(descriptor);
+            let _ = sender.send(result);
+        });
+    };
+    reactors.remotes()[0].post(work).unwrap();
+    assert_eq!(outcome.recv_timeout(Duration::from_secs(30)).unwrap(), Ok(true));
+    initiator.reset("Vm0").unwrap();
+
+    // The process behind it ends: there is one try, and then the device goes.
+    target.remove_listener(NQN, address).unwrap();
+    let end = Instant::now() + Duration::from_secs(30);
+    while registry.find("Vm0n1").is_some() {
+        assert!(Instant::now() < end, "the device is still there: {:?}", initiator.controllers());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    initiator.shutdown();
+    drop(reactors);
+    target.shutdown();
+    drop(served);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
