@@ -119,18 +119,11 @@ impl App {
         }
     }
 
-    /// Stops listening and takes no further changes. Hosts are disconnected, each after what it had
-    /// under way has been answered, here or when the reactors stop.
-    ///
-    /// Listeners go while the reactors still turn, so that each lets go of its port at once: what
-    /// io_uring holds of a process that has ended, the kernel gives back only a while later.
+    /// Stops listening and takes no further changes. Hosts are disconnected when the reactors stop, each
+    /// after what it had under way has been answered.
     pub(crate) fn close_target(&self) {
-        for subsystem in self.target.subsystems() {
-            for listener in subsystem.listeners {
-                // Discovery shares the addresses of the others, and they may be gone already.
-                let _ = self.target.remove_listener(&subsystem.nqn, listener);
-            }
-        }
+        // Without reactors there is nobody left who listens.
+        let _ = self.target.stop_listening();
         self.target.shutdown();
     }
 

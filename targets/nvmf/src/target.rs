@@ -467,12 +467,18 @@ impl Target {
                 send(&transport.groups[group], vfio_user::Message::Unlisten { portid, answer })?;
                 wait(&outcome)?;
             }
-        } else if let Some(first) = state.transport.as_ref().and_then(|transport| transport.groups.first()) {
-            let (answer, outcome) = sync_channel(1);
-            send(first, Message::Unlisten { portid, answer })?;
-            wait(&outcome)?;
+        } else {
+            unlisten(state, portid)?;
         }
         self.publish(state)
+    }
+
+    /// Takes no more connections over TCP; hosts that are connected stay. Each port is free when this
+    /// returns: what io_uring holds of a process that has ended, the kernel gives back only a while later.
+    pub fn stop_listening(&self) -> Result<(), TargetError> {
+        let state = self.lock()?;
+        let ports = state.ports.iter().filter(|port| !port.address.is_vfio_user());
+        ports.map(|port| unlisten(&state, port.portid)).collect()
     }
 
     /// Lets a host connect.
@@ -686,6 +692,16 @@ fn check_text(name: &str, text: &str, max: usize) -> Result<(), TargetError> {
         return Ok(());
     }
     Err(TargetError::Parameter(format!("{name} '{text}' is not 1 to {max} printable ASCII characters")))
+}
+
+/// The first group listens for all.
+fn unlisten(state: &State, portid: u16) -> Result<(), TargetError> {
+    let Some(first) = state.transport.as_ref().and_then(|transport| transport.groups.first()) else {
+        return Ok(());
+    };
+    let (answer, outcome) = sync_channel(1);
+    send(first, Message::Unlisten { portid, answer })?;
+    wait(&outcome)
 }
 
 fn send<M>(group: &Sender<M>, message: M) -> Result<(), TargetError> {
