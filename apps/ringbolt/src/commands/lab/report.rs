@@ -1,6 +1,6 @@
 //! `ringbolt lab report`: a run as one HTML file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use experiments::Run;
@@ -33,7 +33,7 @@ pub(crate) fn run(options: &Report) -> Result<(), Failure> {
 }
 
 /// Reads a run directory; one line says why it cannot be read.
-pub(crate) fn open(directory: &PathBuf) -> Result<Run, Failure> {
+pub(crate) fn open(directory: &Path) -> Result<Run, Failure> {
     if let Some(why) = absent(directory) {
         return Err(Failure::usage(why));
     }
