@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use memory::Pool;
 use sys::Events;
 
-use crate::executor::Executor;
+use crate::executor::{Executor, Sleeper};
 use crate::mailbox;
 use crate::poller::{Period, Poller};
 
@@ -83,7 +83,7 @@ impl Core {
 
     /// Ends after `ns` nanoseconds.
     pub fn sleep_ns(&self, ns: u64) -> impl Future<Output = ()> + use<> {
-        Sleep { core: self.clone(), deadline_ns: sys::clock::now_ns() + ns }
+        Sleep { core: self.clone(), deadline_ns: sys::clock::now_ns() + ns, timer: None }
     }
 
     /// Ends after the core's ring has next reported something: look at what it was for, and await
@@ -96,7 +96,7 @@ impl Core {
                 return Poll::Ready(());
             }
             registered = true;
-            core.0.executor.add_event_waiter(context.waker().clone());
+            core.0.executor.add_event_waiter(context.waker());
             Poll::Pending
         })
     }
@@ -130,16 +130,35 @@ impl<T> Clone for Sender<T> {
 struct Sleep {
     core: Core,
     deadline_ns: u64,
+    timer: Option<Sleeper>,
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(timer) = &self.timer {
+            self.core.0.executor.timer_dropped(timer);
+        }
+    }
 }
 
 impl Future for Sleep {
     type Output = ();
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         if sys::clock::now_ns() >= self.deadline_ns {
             return Poll::Ready(());
         }
-        self.core.0.executor.add_timer(self.deadline_ns, context.waker().clone());
+        match &self.timer {
+            // Polled for another reason than that its time has come.
+            Some(timer) if timer.borrow().is_some() => {
+                timer.replace(Some(context.waker().clone()));
+            }
+            _ => {
+                let waker = context.waker().clone();
+                let timer = self.core.0.executor.add_timer(self.deadline_ns, waker);
+                self.timer = Some(timer);
+            }
+        }
         Poll::Pending
     }
 }

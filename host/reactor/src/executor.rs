@@ -1,10 +1,11 @@
 //! Tasks of the control plane on a core: one per connection or job, never one per I/O.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -19,12 +20,27 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// The tasks of one core and their timers.
 pub(crate) struct Executor {
-    tasks: RefCell<Slab<Option<Task>>>,
+    tasks: RefCell<Slab<Entry>>,
     timers: RefCell<BinaryHeap<Reverse<Timer>>>,
+    /// Timers that nobody waits for any more.
+    idle_timers: Cell<usize>,
     /// Who waits for the core's ring to report anything.
     event_waiters: RefCell<Vec<Waker>>,
     ready: Arc<Ready>,
 }
+
+struct Entry {
+    /// Out while it runs, so that it may spawn others.
+    task: Option<Task>,
+    /// The same for as long as the task lives, so that who is woken can be told.
+    waker: Waker,
+}
+
+/// Whom a timer wakes; `None` once nobody waits for it.
+pub(crate) type Sleeper = Rc<RefCell<Option<Waker>>>;
+
+/// Timers that nobody waits for are dropped when there are more of them than this and than of others.
+const IDLE_TIMERS_MAX: usize = 64;
 
 /// Tasks that were woken, from any thread.
 struct Ready {
@@ -39,7 +55,7 @@ struct TaskWaker {
 
 struct Timer {
     deadline_ns: u64,
-    waker: Waker,
+    sleeper: Sleeper,
 }
 
 impl Executor {
@@ -47,6 +63,7 @@ impl Executor {
         Executor {
             tasks: RefCell::new(Slab::with_capacity(TASKS_MAX)),
             timers: RefCell::new(BinaryHeap::new()),
+            idle_timers: Cell::new(0),
             event_waiters: RefCell::new(Vec::new()),
             ready: Arc::new(Ready { queue: Mutex::new(VecDeque::new()), core }),
         }
@@ -54,21 +71,43 @@ impl Executor {
 
     /// Takes a task in; `false` when there are too many.
     pub(crate) fn spawn(&self, task: Task) -> bool {
-        match self.tasks.borrow_mut().insert(Some(task)) {
-            Ok(slot) => {
-                self.ready.push(slot);
-                true
-            }
-            Err(_) => false,
+        let mut tasks = self.tasks.borrow_mut();
+        let Ok(slot) = tasks.insert(Entry { task: Some(task), waker: Waker::noop().clone() }) else {
+            return false;
+        };
+        if let Some(entry) = tasks.get_mut(slot) {
+            entry.waker = Waker::from(Arc::new(TaskWaker { slot, ready: self.ready.clone() }));
+        }
+        self.ready.push(slot);
+        true
+    }
+
+    /// Wakes at a time, unless [`timer_dropped`](Self::timer_dropped) says before that nobody waits.
+    pub(crate) fn add_timer(&self, deadline_ns: u64, waker: Waker) -> Sleeper {
+        let sleeper = Rc::new(RefCell::new(Some(waker)));
+        self.timers.borrow_mut().push(Reverse(Timer { deadline_ns, sleeper: sleeper.clone() }));
+        sleeper
+    }
+
+    /// Nobody waits for a timer any more.
+    pub(crate) fn timer_dropped(&self, sleeper: &Sleeper) {
+        if sleeper.borrow_mut().take().is_none() {
+            return;
+        }
+        self.idle_timers.set(self.idle_timers.get() + 1);
+        let mut timers = self.timers.borrow_mut();
+        if self.idle_timers.get() > IDLE_TIMERS_MAX.max(timers.len() / 2) {
+            timers.retain(|Reverse(timer)| timer.sleeper.borrow().is_some());
+            self.idle_timers.set(0);
         }
     }
 
-    pub(crate) fn add_timer(&self, deadline_ns: u64, waker: Waker) {
-        self.timers.borrow_mut().push(Reverse(Timer { deadline_ns, waker }));
-    }
-
-    pub(crate) fn add_event_waiter(&self, waker: Waker) {
-        self.event_waiters.borrow_mut().push(waker);
+    pub(crate) fn add_event_waiter(&self, waker: &Waker) {
+        let mut waiters = self.event_waiters.borrow_mut();
+        // A task that gave up waiting and waits again is there already.
+        if !waiters.iter().any(|one| one.will_wake(waker)) {
+            waiters.push(waker.clone());
+        }
     }
 
     /// The core's ring has reported something.
@@ -84,16 +123,14 @@ impl Executor {
         while count < TASKS_PER_TURN_MAX {
             let Some(slot) = self.ready.lock().pop_front() else { break };
             count += 1;
-            // The task is out of the table while it runs, so that it may spawn others.
-            let Some(mut task) = self.tasks.borrow_mut().get_mut(slot).and_then(Option::take) else {
-                continue;
-            };
-            let waker = Waker::from(Arc::new(TaskWaker { slot, ready: self.ready.clone() }));
+            let entry =
+                self.tasks.borrow_mut().get_mut(slot).map(|entry| (entry.task.take(), entry.waker.clone()));
+            let Some((Some(mut task), waker)) = entry else { continue };
             match task.as_mut().poll(&mut Context::from_waker(&waker)) {
                 Poll::Ready(()) => drop(self.tasks.borrow_mut().remove(slot)),
                 Poll::Pending => {
                     if let Some(entry) = self.tasks.borrow_mut().get_mut(slot) {
-                        *entry = Some(task);
+                        entry.task = Some(task);
                     }
                 }
             }
@@ -124,7 +161,10 @@ impl Executor {
             }
             let Some(Reverse(timer)) = timers.pop() else { return };
             drop(timers);
-            timer.waker.wake();
+            match timer.sleeper.borrow_mut().take() {
+                Some(waker) => waker.wake(),
+                None => self.idle_timers.set(self.idle_timers.get().saturating_sub(1)),
+            }
         }
     }
 }
@@ -163,5 +203,26 @@ impl PartialOrd for Timer {
 impl Ord for Timer {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.deadline_ns.cmp(&other.deadline_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_waits_for_is_let_go() {
+        let events = sys::Events::new(&sys::Config::default()).unwrap();
+        let executor = Executor::new(events.waker());
+        let kept = executor.add_timer(5, Waker::noop().clone());
+        for _ in 0..10_000 {
+            let sleeper = executor.add_timer(u64::MAX, Waker::noop().clone());
+            executor.timer_dropped(&sleeper);
+            executor.add_event_waiter(Waker::noop());
+        }
+        assert!(executor.timers.borrow().len() < 2 * IDLE_TIMERS_MAX + 2);
+        assert_eq!(executor.event_waiters.borrow().len(), 1);
+        executor.fire_timers(5);
+        assert!(kept.borrow().is_none(), "it has been woken");
     }
 }

@@ -244,6 +244,8 @@ impl Reactor {
             match message {
                 Message::Run(run) => run(&self.core),
                 Message::Stats(answer) => {
+                    // A poller that was added a message ago counts.
+                    self.adopt_pollers();
                     // The asker may have given up; then nobody misses the answer.
                     let _ = answer.send(self.stats());
                 }
