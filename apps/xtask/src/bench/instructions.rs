@@ -19,6 +19,9 @@ use super::{Outcome, Sample, Setting};
 const IOS: u64 = 1_000_000;
 /// The same for the target, of which an I/O takes ten times as many.
 const IOS_TARGET: u64 = 50_000;
+/// Of the load generator only what its job does: a reactor that spins while the program starts and ends
+/// would add as much as that takes.
+const COLLECT_JOB: &str = "--toggle-collect=*JobPoller as reactor::poller::Poller>::poll*";
 /// Under Valgrind a program takes about fifty times as long.
 const RUN_MAX: Duration = Duration::from_secs(120);
 
@@ -28,7 +31,7 @@ pub(super) fn null(setting: &Setting<'_>, depth: u32) -> anyhow::Result<Outcome>
     difference(
         IOS,
         |ios| {
-            let mut command = valgrind(setting);
+            let mut command = valgrind(setting, &[COLLECT_JOB]);
             command.args(base(setting, "null:1g", &load).get_args());
             command.args([&format!("--number_ios={ios}"), "--size=1g", "--idle=spin", "--eta=never"]);
             let mut process = Process::start(&mut command, setting.scratch, "valgrind")?;
@@ -45,7 +48,7 @@ pub(super) fn target(setting: &Setting<'_>) -> anyhow::Result<Outcome> {
     difference(
         IOS_TARGET,
         |ios| {
-            let server = Server::start_counted(setting, valgrind(setting), &Namespaces::NullAndMalloc)?;
+            let server = Server::start_counted(setting, valgrind(setting, &[]), &Namespaces::NullAndMalloc)?;
             let mut command = base(setting, &server.uri(2), &load);
             command.args([&format!("--number_ios={ios}"), "--size=256m", "--eta=never"]);
             let mut process = Process::start(&mut command, setting.scratch, "perf")?;
@@ -60,9 +63,9 @@ pub(super) fn target(setting: &Setting<'_>) -> anyhow::Result<Outcome> {
 
 /// The program under Valgrind. Without fair scheduling a thread that spins keeps the others waiting
 /// for as long as it likes.
-fn valgrind(setting: &Setting<'_>) -> Command {
+fn valgrind(setting: &Setting<'_>, options: &[&str]) -> Command {
     let mut command = Command::new("valgrind");
-    command.args(["--tool=callgrind", "--fair-sched=yes"]);
+    command.args(["--tool=callgrind", "--fair-sched=yes"]).args(options);
     command.arg(format!("--callgrind-out-file={}", setting.scratch.file("callgrind.out").display()));
     command.arg(setting.binary);
     command

@@ -103,6 +103,8 @@ pub(super) fn base(setting: &Setting<'_>, device: &str, load: &Load) -> Command 
     let mut command = Command::new(setting.binary);
     command.args(["perf", &format!("--filename={device}"), &format!("--rw={}", load.rw)]);
     command.args([format!("--bs={}", load.block), format!("--iodepth={}", load.depth)]);
+    // Positions are drawn, as bdevperf does, and nothing is measured besides.
+    command.args(["--norandommap", "--generator_cost=0"]);
     command
 }
 
