@@ -452,7 +452,9 @@ impl State {
             self.ready = false;
         }
         if std::mem::take(&mut self.change_capabilities) {
-            self.config.capabilities.queue_entries_max /= 2;
+            // Another number, and one that a register can say.
+            let entries = &mut self.config.capabilities.queue_entries_max;
+            *entries = if *entries >= 4 { *entries / 2 } else { *entries + 1 };
         }
         (self.fatal, self.stalled, self.shutdown) = (false, false, ShutdownStatus::Normal);
         self.submission.clear();

@@ -223,7 +223,8 @@ fn split_authority(authority: &str) -> Result<(String, u16), UriError> {
             None => (authority, None),
         },
     };
-    if host.is_empty() {
+    // What is left of brackets belongs to no name and no address.
+    if host.is_empty() || host.contains(['[', ']']) {
         return Err(UriError::NoHost(authority.into()));
     }
     let port = match port {
@@ -300,6 +301,8 @@ mod tests {
         assert!(matches!(error("nvme+tcp:///nqn.2016-06.io.spdk:a"), UriError::NoSubsystem(_)));
         assert!(matches!(error("nvme+tcp://:4420/nqn.2016-06.io.spdk:a"), UriError::NoHost(_)));
         assert!(matches!(error("nvme+tcp://[]:4420/nqn.2016-06.io.spdk:a"), UriError::NoHost(_)));
+        assert!(matches!(error("nvme+tcp://][1:4::420/nqn.2016-06.io.spdk:a"), UriError::NoHost(_)));
+        assert!(matches!(error("nvme+tcp://[[1]:420/nqn.2016-06.io.spdk:a"), UriError::NoHost(_)));
         assert!(matches!(error("nvme+tcp://a:b/nqn.2016-06.io.spdk:a"), UriError::Port(_)));
         assert!(matches!(error("nvme+tcp://a/n"), UriError::Nqn(_)));
         assert!(matches!(error("nvme+vfio-user:?ns=1"), UriError::NoDirectory(_)));
