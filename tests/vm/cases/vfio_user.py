@@ -61,7 +61,7 @@ def vfio_user(bench):
         sums = guest.check("sha256sum /mnt/file /mnt/large", 120)
         guest.check("umount /mnt", 60)
         guest.check(f"fsck.ext4 -fn {device}", 120)
-        complaints = guest.check("dmesg | grep -iE 'nvme.*(timeout|error|invalid|abort)|WARNING|BUG:' || true")
+        complaints = guest.check("dmesg | grep -iE 'nvme.*(timeout,|error|invalid|abort)|WARNING|BUG:' || true")
         assert not complaints, complaints
         assert len(target.controllers(subsystem)) == 1
     # The guest is gone without a word, as after a power cut; the next one finds everything.
