@@ -37,19 +37,18 @@ impl Server {
     fn start(directory: &Path, name: &str, config: &Value) -> Server {
         let (socket, file) = (directory.join(format!("{name}.sock")), directory.join(format!("{name}.json")));
         std::fs::write(&file, config.to_string()).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_ringbolt"))
+        let child = Command::new(env!("CARGO_BIN_EXE_ringbolt"))
             .args(["serve", "-r", socket.to_str().unwrap(), "-c", file.to_str().unwrap()])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let mut port = String::new();
-        for line in lines {
+        let mut server = Server { child, socket, port: String::new() };
+        for line in BufReader::new(server.child.stdout.take().unwrap()).lines().map(Result::unwrap) {
             if line.starts_with("listening: TCP 127.0.0.1:") {
-                port = line.split([':', ' ']).nth(4).unwrap().to_string();
+                server.port = line.split([':', ' ']).nth(4).unwrap().to_string();
             }
             if line == "ready" {
-                return Server { child, socket, port };
+                return server;
             }
         }
         panic!("{name} ended before it was ready");

@@ -477,8 +477,8 @@ impl Target {
     /// returns: what io_uring holds of a process that has ended, the kernel gives back only a while later.
     pub fn stop_listening(&self) -> Result<(), TargetError> {
         let state = self.lock()?;
-        let ports = state.ports.iter().filter(|port| !port.address.is_vfio_user());
-        ports.map(|port| unlisten(&state, port.portid)).collect()
+        let mut ports = state.ports.iter().filter(|port| !port.address.is_vfio_user());
+        ports.try_for_each(|port| unlisten(&state, port.portid))
     }
 
     /// Lets a host connect.
