@@ -292,7 +292,7 @@ fn io_follows_the_ana_state_from_path_to_path() {
     goes_on(&steps);
     assert_eq!(host.current_port().as_ref(), Some(&ports[0]));
     for turn in 0..6 {
-        let (to, from) = (turn % 2 ^ 1, turn % 2);
+        let (to, from) = ((turn % 2) ^ 1, turn % 2);
         side.set(from, [AnaState::Inaccessible, AnaState::NonOptimized, AnaState::Change][turn / 2]);
         wait_for("the other path", || host.current_port().as_ref() == Some(&ports[to]));
         goes_on(&steps);
