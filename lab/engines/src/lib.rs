@@ -19,6 +19,8 @@
 //! # Ok::<(), engines::OpenError>(())
 //! ```
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 mod aio;
 mod engine;
 mod file;

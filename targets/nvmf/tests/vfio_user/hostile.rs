@@ -315,7 +315,7 @@ fn data_that_is_nowhere_is_a_transfer_error() {
     let end = IOVA + MEMORY;
     for (opcode, blocks, first, second, status) in [
         (NvmOpcode::Read, 8, 0, 0, unreachable),
-        (NvmOpcode::Write, 8, u64::MAX & !4095, 0, unreachable),
+        (NvmOpcode::Write, 8, !4095, 0, unreachable),
         (NvmOpcode::Read, 8, end - 2048, end, unreachable),
         // Lists that are nowhere, that end outside, and that lead to themselves.
         (NvmOpcode::Read, 64, IOVA + DATA, 0x1000, unreachable),
@@ -365,7 +365,8 @@ fn any_submission_entry_is_answered() {
         if random() & 3 > 0 {
             (sqe.nsid, sqe.flags, sqe.mptr) = (1, (random() & 1) as u8 * 0x40, 0);
             (sqe.cdw10, sqe.cdw11, sqe.cdw12) = ((random() & 0xff) as u32, 0, (random() & 0x1ff) as u32);
-            sqe.data = DataPointer::prp(IOVA + random() % (2 * MEMORY) & !3, IOVA + random() % (2 * MEMORY));
+            sqe.data =
+                DataPointer::prp((IOVA + random() % (2 * MEMORY)) & !3, IOVA + random() % (2 * MEMORY));
         }
         if random() & 7 == 0 {
             sqe.cid = host.cid();
