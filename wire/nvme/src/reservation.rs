@@ -84,6 +84,25 @@ pub fn decode_keys(from: &[u8; KEYS_SIZE]) -> (u64, u64) {
     (u64_at(from, 0), u64_at(from, 8))
 }
 
+/// What Register, Acquire and Release have in common in CDW10: the action in bits 2:0, and in bit 3 whether the
+/// key is not compared.
+struct Word {
+    action: u8,
+    ignore_key: bool,
+}
+
+impl Word {
+    fn of(sqe: &Sqe) -> Word {
+        Word { action: (sqe.cdw10 & 7) as u8, ignore_key: sqe.cdw10 >> 3 & 1 != 0 }
+    }
+
+    /// A command with this and `rest`, which has bits 31:4.
+    fn to_sqe(&self, opcode: NvmOpcode, rest: u32) -> Sqe {
+        let cdw10 = u32::from(self.action) | u32::from(self.ignore_key) << 3 | rest;
+        Sqe { cdw10, ..Sqe::new(opcode.to_wire()) }
+    }
+}
+
 /// Reservation Register (Base 2.0, section 7.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Register {
@@ -98,86 +117,54 @@ pub struct Register {
 impl Register {
     /// The view of a command; `None` for reserved values.
     pub fn of(sqe: &Sqe) -> Option<Register> {
-        Some(Register {
-            action: RegisterAction::from_wire((sqe.cdw10 & 7) as u8)?,
-            ignore_key: sqe.cdw10 >> 3 & 1 != 0,
-            persist: PersistChange::from_wire((sqe.cdw10 >> 30) as u8)?,
-        })
+        let Word { action, ignore_key } = Word::of(sqe);
+        let persist = PersistChange::from_wire((sqe.cdw10 >> 30) as u8)?;
+        Some(Register { action: RegisterAction::from_wire(action)?, ignore_key, persist })
     }
 
     /// A command with this content.
     pub fn to_sqe(&self) -> Sqe {
-        Sqe {
-            cdw10: u32::from(self.action.to_wire())
-                | u32::from(self.ignore_key) << 3
-                | u32::from(self.persist.to_wire()) << 30,
-            ..Sqe::new(NvmOpcode::ReservationRegister.to_wire())
+        let word = Word { action: self.action.to_wire(), ignore_key: self.ignore_key };
+        word.to_sqe(NvmOpcode::ReservationRegister, u32::from(self.persist.to_wire()) << 30)
+    }
+}
+
+/// Commands that name a type of reservation, in bits 15:8 of CDW10.
+macro_rules! typed {
+    ($($(#[$about:meta])* $command:ident($action:ident, $opcode:ident);)*) => {$(
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct $command {
+            /// What is done.
+            pub action: $action,
+            /// The current key is not compared.
+            pub ignore_key: bool,
+            /// Which type.
+            pub kind: ReservationType,
         }
-    }
-}
 
-/// Reservation Acquire (Base 2.0, section 7.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Acquire {
-    /// What is done.
-    pub action: AcquireAction,
-    /// The current key is not compared.
-    pub ignore_key: bool,
-    /// Which type.
-    pub kind: ReservationType,
-}
+        impl $command {
+            /// The view of a command; `None` for reserved values.
+            pub fn of(sqe: &Sqe) -> Option<$command> {
+                let Word { action, ignore_key } = Word::of(sqe);
+                let kind = ReservationType::from_wire((sqe.cdw10 >> 8) as u8)?;
+                Some($command { action: $action::from_wire(action)?, ignore_key, kind })
+            }
 
-impl Acquire {
-    /// The view of a command; `None` for reserved values.
-    pub fn of(sqe: &Sqe) -> Option<Acquire> {
-        Some(Acquire {
-            action: AcquireAction::from_wire((sqe.cdw10 & 7) as u8)?,
-            ignore_key: sqe.cdw10 >> 3 & 1 != 0,
-            kind: ReservationType::from_wire((sqe.cdw10 >> 8) as u8)?,
-        })
-    }
-
-    /// A command with this content.
-    pub fn to_sqe(&self) -> Sqe {
-        Sqe {
-            cdw10: u32::from(self.action.to_wire())
-                | u32::from(self.ignore_key) << 3
-                | u32::from(self.kind.to_wire()) << 8,
-            ..Sqe::new(NvmOpcode::ReservationAcquire.to_wire())
+            /// A command with this content.
+            pub fn to_sqe(&self) -> Sqe {
+                let word = Word { action: self.action.to_wire(), ignore_key: self.ignore_key };
+                word.to_sqe(NvmOpcode::$opcode, u32::from(self.kind.to_wire()) << 8)
+            }
         }
-    }
+    )*};
 }
 
-/// Reservation Release (Base 2.0, section 7.4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Release {
-    /// What is done.
-    pub action: ReleaseAction,
-    /// The current key is not compared.
-    pub ignore_key: bool,
-    /// Which type is released.
-    pub kind: ReservationType,
-}
-
-impl Release {
-    /// The view of a command; `None` for reserved values.
-    pub fn of(sqe: &Sqe) -> Option<Release> {
-        Some(Release {
-            action: ReleaseAction::from_wire((sqe.cdw10 & 7) as u8)?,
-            ignore_key: sqe.cdw10 >> 3 & 1 != 0,
-            kind: ReservationType::from_wire((sqe.cdw10 >> 8) as u8)?,
-        })
-    }
-
-    /// A command with this content.
-    pub fn to_sqe(&self) -> Sqe {
-        Sqe {
-            cdw10: u32::from(self.action.to_wire())
-                | u32::from(self.ignore_key) << 3
-                | u32::from(self.kind.to_wire()) << 8,
-            ..Sqe::new(NvmOpcode::ReservationRelease.to_wire())
-        }
-    }
+typed! {
+    /// Reservation Acquire (Base 2.0, section 7.2).
+    Acquire(AcquireAction, ReservationAcquire);
+    /// Reservation Release (Base 2.0, section 7.4).
+    Release(ReleaseAction, ReservationRelease);
 }
 
 /// Reservation Report (Base 2.0, section 7.5).
