@@ -60,80 +60,65 @@ const fn partitions(name: &'static str) -> Signature {
     Signature { name, kind: Kind::Partitions }
 }
 
-/// Marks at fixed places: whose, where, which bytes.
-const MARKS: &[(Signature, u64, &[u8])] = &[
-    (file_system("ext2/3/4"), 0x438, &[0x53, 0xef]),
-    (file_system("xfs"), 0, b"XFSB"),
-    (file_system("btrfs"), 0x1_0040, b"_BHRfS_M"),
-    (file_system("vfat"), 0x52, b"FAT32   "),
-    (file_system("vfat"), 0x36, b"FAT16   "),
-    (file_system("vfat"), 0x36, b"FAT12   "),
-    (file_system("vfat"), 0x36, b"FAT     "),
-    (file_system("exfat"), 3, b"EXFAT   "),
-    (file_system("ntfs"), 3, b"NTFS    "),
-    (member("BitLocker"), 3, b"-FVE-FS-"),
-    (file_system("f2fs"), 0x400, &[0x10, 0x20, 0xf5, 0xf2]),
-    (file_system("squashfs"), 0, b"hsqs"),
-    (file_system("squashfs"), 0, b"sqsh"),
-    (file_system("erofs"), 0x400, &[0xe2, 0xe1, 0xf5, 0xe0]),
-    (file_system("cramfs"), 0, &[0x45, 0x3d, 0xcd, 0x28]),
-    (file_system("jfs"), 0x8000, b"JFS1"),
-    (file_system("reiserfs"), 0x1_0034, b"ReIsEr"),
-    (file_system("nilfs2"), 0x406, &[0x34, 0x34]),
-    (file_system("hfsplus"), 0x400, b"H+\x00\x04"),
-    (file_system("hfsplus"), 0x400, b"HX\x00\x05"),
-    (file_system("apfs"), 0x20, b"NXSB"),
-    (file_system("iso9660"), 0x8001, b"CD001"),
-    (file_system("udf"), 0x8001, b"BEA01"),
-    (file_system("gfs2"), 0x1_0000, &[0x01, 0x16, 0x19, 0x70, 0, 0, 0, 1]),
-    (file_system("ocfs2"), 0x400, b"OCFSV2"),
-    (file_system("ocfs2"), 0x800, b"OCFSV2"),
-    (file_system("ocfs2"), 0x1000, b"OCFSV2"),
-    (file_system("ocfs2"), 0x2000, b"OCFSV2"),
-    (file_system("ufs"), 0x255c, &[0x54, 0x19, 0x01, 0x00]),
-    (file_system("ufs2"), 0x1_055c, &[0x19, 0x01, 0x54, 0x19]),
-    (file_system("vmfs"), 0x10_0000, &[0x0d, 0xd0, 0x01, 0xc0]),
-    (file_system("bcachefs"), 0x1018, b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef"),
-    (member("bcache"), 0x1018, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"),
-    (member("LUKS"), 0, b"LUKS\xba\xbe"),
+/// Marks at fixed places: whose, where any one of them may be, which bytes.
+const MARKS: &[(Signature, &[u64], &[u8])] = &[
+    (file_system("ext2/3/4"), &[0x438], &[0x53, 0xef]),
+    (file_system("xfs"), &[0], b"XFSB"),
+    (file_system("btrfs"), &[0x1_0040], b"_BHRfS_M"),
+    (file_system("vfat"), &[0x52], b"FAT32   "),
+    (file_system("vfat"), &[0x36], b"FAT16   "),
+    (file_system("vfat"), &[0x36], b"FAT12   "),
+    (file_system("vfat"), &[0x36], b"FAT     "),
+    (file_system("exfat"), &[3], b"EXFAT   "),
+    (file_system("ntfs"), &[3], b"NTFS    "),
+    (member("BitLocker"), &[3], b"-FVE-FS-"),
+    (file_system("f2fs"), &[0x400], &[0x10, 0x20, 0xf5, 0xf2]),
+    (file_system("squashfs"), &[0], b"hsqs"),
+    (file_system("squashfs"), &[0], b"sqsh"),
+    (file_system("erofs"), &[0x400], &[0xe2, 0xe1, 0xf5, 0xe0]),
+    (file_system("cramfs"), &[0], &[0x45, 0x3d, 0xcd, 0x28]),
+    (file_system("jfs"), &[0x8000], b"JFS1"),
+    (file_system("reiserfs"), &[0x1_0034], b"ReIsEr"),
+    (file_system("nilfs2"), &[0x406], &[0x34, 0x34]),
+    (file_system("hfsplus"), &[0x400], b"H+\x00\x04"),
+    (file_system("hfsplus"), &[0x400], b"HX\x00\x05"),
+    (file_system("apfs"), &[0x20], b"NXSB"),
+    (file_system("iso9660"), &[0x8001], b"CD001"),
+    (file_system("udf"), &[0x8001], b"BEA01"),
+    (file_system("gfs2"), &[0x1_0000], &[0x01, 0x16, 0x19, 0x70, 0, 0, 0, 1]),
+    (file_system("ocfs2"), &[0x400, 0x800, 0x1000, 0x2000], b"OCFSV2"),
+    (file_system("ufs"), &[0x255c], &[0x54, 0x19, 0x01, 0x00]),
+    (file_system("ufs2"), &[0x1_055c], &[0x19, 0x01, 0x54, 0x19]),
+    (file_system("vmfs"), &[0x10_0000], &[0x0d, 0xd0, 0x01, 0xc0]),
+    (file_system("bcachefs"), &[0x1018], b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef"),
+    (member("bcache"), &[0x1018], b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"),
+    (member("LUKS"), &[0], b"LUKS\xba\xbe"),
     // LUKS2 keeps a second header at one of these places.
-    (member("LUKS"), 0x4000, b"SKUL\xba\xbe"),
-    (member("LUKS"), 0x8000, b"SKUL\xba\xbe"),
-    (member("LUKS"), 0x1_0000, b"SKUL\xba\xbe"),
-    (member("LUKS"), 0x2_0000, b"SKUL\xba\xbe"),
-    (member("LUKS"), 0x4_0000, b"SKUL\xba\xbe"),
-    (member("LUKS"), 0x8_0000, b"SKUL\xba\xbe"),
+    (member("LUKS"), &[0x4000, 0x8000, 0x1_0000, 0x2_0000, 0x4_0000, 0x8_0000], b"SKUL\xba\xbe"),
     // A physical volume's label is in any of the first four sectors.
-    (member("LVM2"), 0, b"LABELONE"),
-    (member("LVM2"), 0x200, b"LABELONE"),
-    (member("LVM2"), 0x400, b"LABELONE"),
-    (member("LVM2"), 0x600, b"LABELONE"),
-    (member("MD RAID 1.1"), 0, &[0xfc, 0x4e, 0x2b, 0xa9]),
-    (member("MD RAID 1.2"), 0x1000, &[0xfc, 0x4e, 0x2b, 0xa9]),
-    (member("dm-integrity"), 0, b"integrt\0"),
-    (member("dm-verity"), 0, b"verity\0\0"),
-    (member("VDO"), 0, b"dmvdo001"),
-    (member("Stratis"), 0x204, b"!Stra0tis\x86\xff\x02^\x41rh"),
-    (member("Stratis"), 0x1204, b"!Stra0tis\x86\xff\x02^\x41rh"),
-    (member("Ceph BlueStore"), 0, b"bluestore block device\n"),
-    (member("SPDK blobstore"), 0, b"SPDKBLOB"),
-    (member("Oracle ASM"), 0x20, b"ORCLDISK"),
-    (partitions("GPT"), 0x200, b"EFI PART"),
-    (partitions("GPT"), 0x1000, b"EFI PART"),
-    (partitions("Apple"), 0x200, b"PM\0\0"),
-    (partitions("BSD"), 0x200, &[0x57, 0x45, 0x56, 0x82]),
+    (member("LVM2"), &[0, 0x200, 0x400, 0x600], b"LABELONE"),
+    (member("MD RAID 1.1"), &[0], &[0xfc, 0x4e, 0x2b, 0xa9]),
+    (member("MD RAID 1.2"), &[0x1000], &[0xfc, 0x4e, 0x2b, 0xa9]),
+    (member("dm-integrity"), &[0], b"integrt\0"),
+    (member("dm-verity"), &[0], b"verity\0\0"),
+    (member("VDO"), &[0], b"dmvdo001"),
+    (member("Stratis"), &[0x204, 0x1204], b"!Stra0tis\x86\xff\x02^\x41rh"),
+    (member("Ceph BlueStore"), &[0], b"bluestore block device\n"),
+    (member("SPDK blobstore"), &[0], b"SPDKBLOB"),
+    (member("Oracle ASM"), &[0x20], b"ORCLDISK"),
+    (partitions("GPT"), &[0x200, 0x1000], b"EFI PART"),
+    (partitions("Apple"), &[0x200], b"PM\0\0"),
+    (partitions("BSD"), &[0x200], &[0x57, 0x45, 0x56, 0x82]),
+    (swap("swap"), &SWAP_ENDS, b"SWAPSPACE2"),
+    (swap("swap"), &SWAP_ENDS, b"SWAP-SPACE"),
+    (swap("suspend-to-disk"), &SWAP_ENDS, b"S1SUSPEND\0"),
+    (swap("suspend-to-disk"), &SWAP_ENDS, b"S2SUSPEND\0"),
+    (swap("suspend-to-disk"), &SWAP_ENDS, b"ULSUSPEND\0"),
+    (swap("suspend-to-disk"), &SWAP_ENDS, b"LINHIB0001"),
 ];
 
-/// Swap's mark is at the end of the first page, of whatever size the machine's pages are.
-const SWAP_PAGES: [u64; 5] = [4096, 8192, 16384, 32768, 65536];
-const SWAP_MARKS: &[(Signature, &[u8])] = &[
-    (swap("swap"), b"SWAPSPACE2"),
-    (swap("swap"), b"SWAP-SPACE"),
-    (swap("suspend-to-disk"), b"S1SUSPEND\0"),
-    (swap("suspend-to-disk"), b"S2SUSPEND\0"),
-    (swap("suspend-to-disk"), b"ULSUSPEND\0"),
-    (swap("suspend-to-disk"), b"LINHIB0001"),
-];
+/// Swap's mark is the last ten bytes of the first page, of whatever size the machine's pages are.
+const SWAP_ENDS: [u64; 5] = [4096 - 10, 8192 - 10, 16384 - 10, 32768 - 10, 65536 - 10];
 
 /// The beginning and the end of a device.
 #[derive(Clone, Copy, Debug)]
@@ -175,11 +160,8 @@ pub fn recognise(device: Extract<'_>) -> Vec<Signature> {
             found.push(signature);
         }
     };
-    for (signature, offset, mark) in MARKS {
-        note(*signature, device.has(Some(*offset), mark));
-    }
-    for (signature, mark) in SWAP_MARKS {
-        note(*signature, SWAP_PAGES.iter().any(|page| device.has(Some(page - 10), mark)));
+    for (signature, places, mark) in MARKS {
+        note(*signature, places.iter().any(|place| device.has(Some(*place), mark)));
     }
     note(member("MD RAID 1.0"), md_1_0(device));
     note(member("MD RAID 0.90"), md_0_90(device));
