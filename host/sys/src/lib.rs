@@ -21,4 +21,4 @@ pub use cpu::{CpuSet, CpuSetError, pin_to, thread_cpu_ns};
 pub use events::{
     Client, Config, Done, Engine, Events, FileId, Interest, Operation, Refused, Waker, Watch, Write,
 };
-pub use perf::Instructions;
+pub use perf::{Instructions, PerfConfig, PerfCount, PerfEvent, PerfKind, PerfTarget, Samples};

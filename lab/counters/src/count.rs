@@ -1,9 +1,8 @@
 //! Counting events.
 
 use std::io;
-use std::os::fd::OwnedFd;
 
-use crate::call::{self, Attributes};
+use sys::{PerfConfig, PerfEvent, PerfKind, PerfTarget};
 
 /// Something that can be counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,19 +48,21 @@ impl Event {
         }
     }
 
-    /// Type and number in the kernel's interface: the processor's are of type 0, the kernel's own of 1.
-    fn attributes(self) -> Attributes {
-        let (kind, config) = match self {
-            Event::Cycles => (0, 0),
-            Event::Instructions => (0, 1),
-            Event::CacheReferences => (0, 2),
-            Event::CacheMisses => (0, 3),
-            Event::TaskClock => (1, 1),
-            Event::ContextSwitches => (1, 3),
-            Event::Migrations => (1, 4),
-        };
-        // Time switched on and time counted, for when events take turns.
-        Attributes { kind, config, read_format: 3, ..Attributes::default() }
+    /// Its number in the kernel's interface.
+    fn kind(self) -> PerfKind {
+        match self {
+            Event::Cycles => PerfKind::Hardware(0),
+            Event::Instructions => PerfKind::Hardware(1),
+            Event::CacheReferences => PerfKind::Hardware(2),
+            Event::CacheMisses => PerfKind::Hardware(3),
+            Event::TaskClock => PerfKind::Software(1),
+            Event::ContextSwitches => PerfKind::Software(3),
+            Event::Migrations => PerfKind::Software(4),
+        }
+    }
+
+    fn of(self, target: PerfTarget) -> PerfConfig {
+        PerfConfig { kind: self.kind(), target, user_only: false, frequency_hz: 0 }
     }
 }
 
@@ -96,20 +97,15 @@ impl Count {
     }
 }
 
-fn read(event: &OwnedFd) -> io::Result<Count> {
-    let mut bytes = [0; 24];
-    let length = rustix::io::read(event, &mut bytes)?;
-    if length != bytes.len() {
-        return Err(io::Error::other(format!("{length} bytes of a counter, not 24")));
-    }
-    let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| bytes[at + i]));
-    Ok(Count { raw: word(0), enabled_ns: word(8), running_ns: word(16) })
+fn read(event: &PerfEvent) -> io::Result<Count> {
+    let count = event.read()?;
+    Ok(Count { raw: count.raw, enabled_ns: count.enabled_ns, running_ns: count.running_ns })
 }
 
 /// Counts events of a process and of all that it starts from now on.
 #[derive(Debug)]
 pub struct Tree {
-    events: Vec<(Event, OwnedFd)>,
+    events: Vec<(Event, PerfEvent)>,
 }
 
 impl Tree {
@@ -118,13 +114,11 @@ impl Tree {
     /// # Errors
     /// Nothing of it can be counted: what the kernel said last.
     pub fn open(process: u32, events: &[Event]) -> io::Result<Tree> {
-        let process = i32::try_from(process).map_err(|_| io::Error::other("no such process"))?;
         let mut opened = Vec::new();
         let mut last = io::Error::other("no event is asked for");
         for event in events {
             // Events that are inherited cannot be read as a group, so that each stands alone.
-            let attributes = Attributes { flags: call::INHERIT, ..event.attributes() };
-            match call::open(&attributes, process, -1, None) {
+            match PerfEvent::open(&event.of(PerfTarget::Tree(process)), None) {
                 Ok(number) => opened.push((*event, number)),
                 Err(error) => last = error,
             }
@@ -144,7 +138,7 @@ impl Tree {
 /// Counts events of processors, whoever runs on them.
 #[derive(Debug)]
 pub struct System {
-    events: Vec<(Event, Vec<OwnedFd>)>,
+    events: Vec<(Event, Vec<PerfEvent>)>,
 }
 
 impl System {
@@ -154,17 +148,23 @@ impl System {
     /// # Errors
     /// Nothing of it can be counted: what the kernel said last.
     pub fn open(cpus: &[u32], events: &[Event]) -> io::Result<System> {
-        let mut opened: Vec<(Event, Vec<OwnedFd>)> = Vec::new();
+        let mut opened: Vec<(Event, Vec<PerfEvent>)> = Vec::new();
         let mut last = io::Error::other("no event is asked for");
         for event in events {
             let on = |(place, cpu): (usize, &u32)| {
-                let cpu = i32::try_from(*cpu).map_err(|_| io::Error::other("no such processor"))?;
-                let leader = opened.first().map(|(_, numbers)| &numbers[place]);
+                let leader = opened.first().map(|(leader, numbers)| (leader.kind(), &numbers[place]));
                 // The kernel's own events may lead no group of the processor's.
-                let leader = leader.filter(|_| event.attributes().kind == opened[0].0.attributes().kind);
-                call::open(&event.attributes(), -1, cpu, leader)
+                let alike = |leader| {
+                    matches!(
+                        (leader, event.kind()),
+                        (PerfKind::Hardware(_), PerfKind::Hardware(_))
+                            | (PerfKind::Software(_), PerfKind::Software(_))
+                    )
+                };
+                let leader = leader.filter(|(kind, _)| alike(*kind)).map(|(_, number)| number);
+                PerfEvent::open(&event.of(PerfTarget::Cpu(*cpu)), leader)
             };
-            match cpus.iter().enumerate().map(on).collect::<io::Result<Vec<OwnedFd>>>() {
+            match cpus.iter().enumerate().map(on).collect::<io::Result<Vec<PerfEvent>>>() {
                 Ok(numbers) => opened.push((*event, numbers)),
                 Err(error) => last = error,
             }
@@ -177,7 +177,7 @@ impl System {
     /// # Errors
     /// What the kernel says.
     pub fn read(&self) -> io::Result<Vec<(Event, Count)>> {
-        let sum = |numbers: &Vec<OwnedFd>| {
+        let sum = |numbers: &Vec<PerfEvent>| {
             numbers.iter().try_fold(Count::default(), |sum, number| {
                 let count = read(number)?;
                 Ok::<Count, io::Error>(Count {

@@ -5,18 +5,15 @@
 //! kernel's symbols ([`Classes`], a data file). Where a machine counts no cycles, as most virtual ones
 //! do, [`probe`] says so, and profiles go by time.
 //!
-//! `unsafe` is in one module, `call`: the system call and the memory that it shares have no safe
-//! wrapper.
-//!
 //! ```
 //! use counters::Classes;
 //! let classes = Classes::built_in();
 //! assert_eq!(classes.of(&["blk_mq_submit_bio", "io_submit_sqe"], false), "block_layer");
 //! assert_eq!(classes.of(&["_raw_spin_lock", "dd_insert_requests"], false), "locks");
 //! ```
+#![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod call;
 mod classes;
 mod count;
 mod profile;

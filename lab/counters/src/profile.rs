@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::call::{self, Attributes, Ring};
+use sys::{PerfConfig, PerfEvent, PerfKind, PerfTarget, Samples};
+
 use crate::classes::Classes;
 use crate::symbols::Symbols;
 
@@ -13,8 +13,6 @@ use crate::symbols::Symbols;
 const FREQUENCY_HZ: u64 = 997;
 /// Pages of each ring: two seconds of deep call chains.
 const PAGES: usize = 128;
-/// `PERF_SAMPLE_IP | PERF_SAMPLE_TID | PERF_SAMPLE_CALLCHAIN`.
-const SAMPLE: u64 = 1 | 1 << 1 | 1 << 5;
 /// `PERF_RECORD_SAMPLE`.
 const RECORD_SAMPLE: u32 = 9;
 /// Call chains mark where they change from kernel to user with addresses from here on.
@@ -49,7 +47,7 @@ impl Shares {
 /// Samples all processors until it is dropped.
 #[derive(Debug)]
 pub struct Profile {
-    rings: Vec<(OwnedFd, Ring)>,
+    rings: Vec<Samples>,
     symbols: Symbols,
     classes: Classes,
     shares: Shares,
@@ -66,15 +64,15 @@ impl Profile {
             return Err(io::Error::other("the kernel hides its symbols (sysctl kernel.kptr_restrict)"));
         }
         // Cycles of the processor; the kernel's clock.
-        let kinds = [(0, 0, "cycles"), (1, 0, "time")];
+        let kinds = [(PerfKind::Hardware(0), "cycles"), (PerfKind::Software(0), "time")];
         let mut last = io::Error::other("no processor is named");
-        for (kind, config, by) in kinds {
-            match cpus.iter().map(|cpu| ring(*cpu, kind, config)).collect::<io::Result<Vec<_>>>() {
+        for (kind, by) in kinds {
+            match cpus.iter().map(|cpu| ring(*cpu, kind)).collect::<io::Result<Vec<_>>>() {
                 Ok(rings) if !rings.is_empty() => {
                     let shares = Shares { by: by.to_string(), ..Shares::default() };
                     let profile = Profile { rings, symbols, classes, shares };
-                    for (event, _) in &profile.rings {
-                        call::switch(event, true)?;
+                    for ring in &profile.rings {
+                        ring.event().switch(true)?;
                     }
                     return Ok(profile);
                 }
@@ -87,7 +85,7 @@ impl Profile {
 
     /// Takes samples out of the rings, which must not run over: call it a few times a second.
     pub fn collect(&mut self) {
-        for (_, ring) in &mut self.rings {
+        for ring in &mut self.rings {
             ring.drain(&mut |record| {
                 if let Some(class) = classify(record, &self.symbols, &self.classes) {
                     *self.shares.samples.entry(class.to_string()).or_default() += 1;
@@ -104,28 +102,19 @@ impl Profile {
 
     /// Ends, with what was sampled.
     pub fn finish(mut self) -> Shares {
-        for (event, _) in &self.rings {
+        for ring in &self.rings {
             // An event that cannot be switched off ends with its number, below.
-            let _ = call::switch(event, false);
+            let _ = ring.event().switch(false);
         }
         self.collect();
         self.shares
     }
 }
 
-fn ring(cpu: u32, kind: u32, config: u64) -> io::Result<(OwnedFd, Ring)> {
-    let attributes = Attributes {
-        kind,
-        config,
-        sample: FREQUENCY_HZ,
-        sample_type: SAMPLE,
-        flags: call::DISABLED | call::FREQUENCY,
-        ..Attributes::default()
-    };
-    let cpu = i32::try_from(cpu).map_err(|_| io::Error::other("no such processor"))?;
-    let event = call::open(&attributes, -1, cpu, None)?;
-    let ring = Ring::map(&event, PAGES)?;
-    Ok((event, ring))
+fn ring(cpu: u32, kind: PerfKind) -> io::Result<Samples> {
+    let config =
+        PerfConfig { kind, target: PerfTarget::Cpu(cpu), user_only: false, frequency_hz: FREQUENCY_HZ };
+    Samples::of(PerfEvent::open(&config, None)?, PAGES)
 }
 
 /// The class of a record; none where it is no sample. Layout: header, address, process, thread, length
