@@ -287,12 +287,12 @@ class Guest:
         return self.check(trial, timeout)
 
     def counted(self):
-        """-> (user, kernel): instructions that the guest has executed so far."""
+        """-> (user, kernel, calls): instructions that the guest has executed so far, and system calls."""
         with open(f"{self.folder}/qemu", "rb") as log:
             seen = log.read().count(b"count: ")
         self.check("mark")
         with open(f"{self.folder}/qemu", encoding="utf-8", errors="replace") as log:
-            found = re.findall(r"^count: (\d+) (\d+)$", log.read(), re.M)
+            found = re.findall(r"^count: (\d+) (\d+) (\d+)$", log.read(), re.M)
         assert len(found) == seen + 1, f"{len(found) - seen} marks were seen, not one"
         return tuple(map(int, found[-1]))
 

@@ -1,8 +1,8 @@
-/* Counts the instructions that a guest executes, in user mode and in kernel mode apart.
+/* Counts the instructions that a guest executes, in user mode and in kernel mode apart, and system calls.
  *
  * A guest program marks a point with the instruction "xchg %bx,%bx" (66 87 db), which changes nothing
- * and which no compiler makes: the plugin then prints the two counts so far to QEMU's standard error,
- * as "count: USER KERNEL". Which mode it is, the address says: the kernel has the upper half.
+ * and which no compiler makes: the plugin then prints the counts so far to QEMU's standard error, as
+ * "count: USER KERNEL CALLS". Which mode it is, the address says: the kernel has the upper half.
  *
  * The interface is declared here, as far as it is used, because distributions do not package QEMU's
  * header. It is version 1, which QEMU 4.2 to 8.2 have; a later QEMU refuses the plugin. */
@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -23,6 +24,8 @@ void qemu_plugin_register_vcpu_tb_exec_inline(struct qemu_plugin_tb *tb, enum qe
 void qemu_plugin_register_vcpu_insn_exec_cb(struct qemu_plugin_insn *instruction,
                                             void (*callback)(unsigned int cpu, void *data),
                                             enum qemu_plugin_cb_flags flags, void *data);
+void qemu_plugin_register_vcpu_insn_exec_inline(struct qemu_plugin_insn *instruction, enum qemu_plugin_op op, void *at,
+                                                uint64_t add);
 size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *tb);
 uint64_t qemu_plugin_tb_vaddr(const struct qemu_plugin_tb *tb);
 struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *tb, size_t index);
@@ -33,19 +36,23 @@ EXPORT int qemu_plugin_version = 1;
 
 /* User, kernel. One thread runs all processors of the guest (-accel tcg,thread=single). */
 static uint64_t counts[2];
+/* Of the instruction SYSCALL, which programs of 64 bits make their system calls with. */
+static uint64_t calls;
 
 static void marked(unsigned int cpu, void *data)
 {
     (void)cpu;
     (void)data;
-    fprintf(stderr, "count: %" PRIu64 " %" PRIu64 "\n", counts[0], counts[1]);
+    fprintf(stderr, "count: %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", counts[0], counts[1], calls);
     fflush(stderr);
 }
 
-static int is_mark(const struct qemu_plugin_insn *instruction)
+static const uint8_t MARK[] = {0x66, 0x87, 0xdb};
+static const uint8_t SYSCALL[] = {0x0f, 0x05};
+
+static int is(const struct qemu_plugin_insn *instruction, const uint8_t *bytes, size_t size)
 {
-    const uint8_t *bytes = qemu_plugin_insn_data(instruction);
-    return qemu_plugin_insn_size(instruction) == 3 && bytes[0] == 0x66 && bytes[1] == 0x87 && bytes[2] == 0xdb;
+    return qemu_plugin_insn_size(instruction) == size && memcmp(qemu_plugin_insn_data(instruction), bytes, size) == 0;
 }
 
 static void translated(uint64_t id, struct qemu_plugin_tb *tb)
@@ -56,8 +63,10 @@ static void translated(uint64_t id, struct qemu_plugin_tb *tb)
                                              &counts[qemu_plugin_tb_vaddr(tb) >> 63], instructions);
     for (size_t index = 0; index < instructions; index++) {
         struct qemu_plugin_insn *instruction = qemu_plugin_tb_get_insn(tb, index);
-        if (is_mark(instruction))
+        if (is(instruction, MARK, sizeof MARK))
             qemu_plugin_register_vcpu_insn_exec_cb(instruction, marked, QEMU_PLUGIN_CB_NO_REGS, NULL);
+        else if (is(instruction, SYSCALL, sizeof SYSCALL))
+            qemu_plugin_register_vcpu_insn_exec_inline(instruction, QEMU_PLUGIN_INLINE_ADD_U64, &calls, 1);
     }
 }
 
