@@ -139,26 +139,21 @@ class Modules(unittest.TestCase):
 
 
 class Apt(unittest.TestCase):
-    SOURCES = """Types: deb
-URIs: http://one.example/debian
-Suites: bookworm bookworm-updates bookworm-backports
-Components: main
-Signed-By:
- -----BEGIN
- .
- -----END
-
-# a comment
-Types: deb
-URIs: http://third.example/
-Suites: stable
-Components: main
-"""
+    @staticmethod
+    def stanza(**fields):
+        return "".join(f"{name.replace('_', '-')}: {value}\n" for name, value in fields.items())
 
     def test_only_the_own_release_is_kept_and_can_be_exchanged(self):
-        chosen = apt.select(apt._stanzas(self.SOURCES), "bookworm", "trixie")
+        key = "\n -----BEGIN\n .\n -----END"
+        suites = "bookworm bookworm-updates bookworm-backports"
+        own = self.stanza(
+            Types="deb", URIs="http://one.example/debian", Suites=suites, Components="main", Signed_By=key
+        )
+        third = self.stanza(Types="deb", URIs="http://third.example/", Suites="stable", Components="main")
+        chosen = apt.select(apt._stanzas(f"{own}\n# a comment\n{third}"), "bookworm", "trixie")
         self.assertEqual([entry["Suites"] for entry in chosen], ["trixie trixie-updates"])
-        self.assertEqual(chosen[0]["Signed-By"], "\n -----BEGIN\n .\n -----END")
+        self.assertEqual(chosen[0]["URIs"], "http://one.example/debian")
+        self.assertEqual(chosen[0]["Signed-By"], key)
 
     def test_one_line_entries_are_read(self):
         text = "# no\ndeb [arch=amd64 signed-by=/k.gpg] http://a.example/ubuntu noble-security main universe # yes\n"
