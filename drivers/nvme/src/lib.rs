@@ -66,6 +66,7 @@ mod stats;
 mod tcp;
 mod transport;
 mod uri;
+mod wait;
 
 pub use command::{Command, Executed};
 pub use controller::Controller;

@@ -10,9 +10,10 @@ use crate::controller::Controller;
 use crate::error::{Failure, OpenError};
 use crate::namespace_info::NamespaceInfo;
 use crate::options::Options;
-use crate::qpair::{QueuePair, first};
+use crate::qpair::QueuePair;
 use crate::tcp::TcpNamespace;
 use crate::uri::Uri;
+use crate::wait::{first, next_turn};
 
 pub(crate) use direct::Direct;
 
@@ -164,17 +165,4 @@ impl Channel for Namespace {
     fn deadline(&self) -> Option<u64> {
         if self.kept.is_empty() { either!(&self.way, namespace => namespace.deadline()) } else { Some(0) }
     }
-}
-
-/// Lets the reactor run everything else once more.
-async fn next_turn() {
-    let mut waited = false;
-    std::future::poll_fn(|context| {
-        if std::mem::replace(&mut waited, true) {
-            return std::task::Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        std::task::Poll::Pending
-    })
-    .await;
 }

@@ -21,6 +21,7 @@ use crate::queue::{DEPTH_MAX, Overdue, Queue};
 use crate::rings::{ENTRIES_MIN, Rings};
 use crate::shared::{Ask, Phase, Record, ResetKind, Signal, State};
 use crate::stats::{Costs, Meter, QueueStats};
+use crate::wait::first;
 
 /// An I/O submission queue and its completion queue, for one core.
 ///
@@ -624,16 +625,4 @@ fn entries_for(depth: u32, entries_max: u32) -> u32 {
         entries /= 2;
     }
     entries
-}
-
-/// Ends when either does.
-pub(crate) async fn first<A, B>(
-    mut one: std::pin::Pin<&mut impl Future<Output = A>>,
-    mut other: std::pin::Pin<&mut impl Future<Output = B>>,
-) {
-    std::future::poll_fn(|context| {
-        let done = one.as_mut().poll(context).is_ready() || other.as_mut().poll(context).is_ready();
-        if done { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-    })
-    .await;
 }

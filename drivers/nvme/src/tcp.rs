@@ -1,8 +1,8 @@
-//! NVMe/TCP: a namespace with two connections of its own, the admin queue's and one I/O queue's, or an
-//! association that I/O queues of any core join.
+//! NVMe/TCP: an association, which I/O queues of any core join, and a namespace that has both for itself.
 
 mod association;
-mod controller;
+mod connect;
+mod facts;
 mod io_queue;
 mod namespace;
 mod queue;

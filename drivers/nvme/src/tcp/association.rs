@@ -17,22 +17,21 @@ use reactor::{Core, Period, Poller, Work};
 use ring::{Op, Request, Status, Tag};
 use wire_nvme::admin::{Identify, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
-use wire_nvme::fabrics::{
-    CNTLID_DYNAMIC, CONNECT_DATA_SIZE, Connect, ConnectAttributes, ConnectData, Connected, PropertyGet,
-    PropertySet,
-};
+use wire_nvme::fabrics::{CNTLID_DYNAMIC, Connected, PropertyGet, PropertySet};
 use wire_nvme::feature::{AsyncEventConfiguration, FeatureId, NumberOfQueues};
-use wire_nvme::identify::{self, ControllerType, IdentifyController};
+use wire_nvme::identify::{self, Cns, ControllerType, IdentifyController, IdentifyNamespace};
 use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::registers::{Capabilities, Configuration, ControllerStatus, offset};
 use wire_nvme::{Cqe, Sqe};
 
-use super::controller::{ADMIN_DEPTH, connect, host_nqn};
+use super::connect::{connect, connect_command};
 use super::queue::{Data, Queue};
 use crate::error::{AdminError, Failure, OpenError};
 use crate::options::Options;
 use crate::uri::TcpUri;
 
+/// Entries of the admin queue: what Linux uses.
+const ADMIN_DEPTH: u32 = 32;
 const TAG_EVENT: Tag = Tag(u64::MAX);
 const TAG_KEEP_ALIVE: Tag = Tag(u64::MAX - 1);
 /// Events that wait to be looked at. The controller sends no second one of a kind before its log page
@@ -189,17 +188,8 @@ impl Association {
         let connected = self.step("Connect", sqe, Some(&data)).await?;
         self.membership.cntlid = Connected::from_result(connected).cntlid;
         self.membership.entries_max = self.enable().await?;
-        let view = Identify {
-            cns: identify::Cns::Controller.to_wire(),
-            cntid: 0,
-            cns_specific: 0,
-            csi: 0,
-            uuid_index: 0,
-        };
-        let (_, data) =
-            self.read(view.to_sqe(0), identify::SIZE).await.map_err(opening("Identify Controller"))?;
-        let data: &[u8; identify::SIZE] = data.first_chunk().expect("a page was asked for");
-        self.identity = IdentifyController::decode(data)
+        let data = self.identify(Cns::Controller, 0, "Identify Controller").await?;
+        self.identity = IdentifyController::decode(&data)
             .map_err(|error| OpenError::Answer("Identify Controller", error))?;
         self.membership.mdts = self.identity.mdts;
         self.membership.oncs = self.identity.oncs;
@@ -219,6 +209,23 @@ impl Association {
             self.inner.borrow_mut().keep_alive_due_ns = sys::clock::now_ns() + self.keep_alive_ns / 2;
         }
         Ok(())
+    }
+
+    async fn identify(
+        &mut self,
+        cns: Cns,
+        nsid: u32,
+        what: &'static str,
+    ) -> Result<[u8; identify::SIZE], OpenError> {
+        let view = Identify { cns: cns.to_wire(), cntid: 0, cns_specific: 0, csi: 0, uuid_index: 0 };
+        let (_, data) = self.read(view.to_sqe(nsid), identify::SIZE).await.map_err(opening(what))?;
+        Ok(*data.first_chunk().expect("a page was asked for"))
+    }
+
+    /// What the controller says of a namespace.
+    pub(super) async fn identify_namespace(&mut self, nsid: u32) -> Result<IdentifyNamespace, OpenError> {
+        let data = self.identify(Cns::Namespace, nsid, "Identify Namespace").await?;
+        IdentifyNamespace::decode(&data).map_err(|error| OpenError::Answer("Identify Namespace", error))
     }
 
     /// What the controller says of itself.
@@ -518,29 +525,6 @@ impl Inner {
         self.queue.submit(sqe, request, data, small);
         self.queue.flush(&mut self.network);
     }
-}
-
-/// The Connect command for a queue, and its data.
-pub(super) fn connect_command(
-    membership: &Membership,
-    qid: u16,
-    entries: u32,
-    cntlid: u16,
-) -> (Sqe, [u8; CONNECT_DATA_SIZE]) {
-    let options = &membership.options;
-    let hostnqn = options.hostnqn.clone().unwrap_or_else(|| host_nqn(&options.host_id));
-    let subnqn = membership.uri.subnqn.clone();
-    let mut data = [0; CONNECT_DATA_SIZE];
-    ConnectData { host_id: options.host_id, cntlid, subnqn, hostnqn }.encode(&mut data);
-    let connect = Connect {
-        record_format: 0,
-        qid,
-        queue_entries: entries,
-        // As for namespaces: slots bound the queue, and SQHD means nothing to it.
-        attributes: ConnectAttributes(ConnectAttributes::DISABLE_SQ_FLOW_CONTROL),
-        kato_ms: if qid == 0 { options.keep_alive_ms } else { 0 },
-    };
-    (connect.to_sqe(), data)
 }
 
 fn opening(what: &'static str) -> impl Fn(AdminError) -> OpenError {

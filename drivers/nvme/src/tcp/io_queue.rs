@@ -8,11 +8,16 @@ use reactor::Core;
 use ring::{Channel, Completion, Op, Request, Status, Tag};
 use wire_nvme::identify::IdentifyNamespace;
 
-use super::association::{Membership, Qids, connect_command};
-use super::controller::{Facts, SCRATCH_BYTES, connect, first};
+use super::association::{Membership, Qids};
+use super::connect::{connect, connect_command};
+use super::facts::Facts;
 use super::queue::{self, Data, Queue};
 use crate::error::{Failure, OpenError};
+use crate::wait::{first, next_turn};
 
+/// Bytes read at a time beyond what goes into place directly: eleven responses of 4 KiB, which are
+/// still in the L2 cache when they are copied on.
+const SCRATCH_BYTES: usize = 48 << 10;
 /// How often an answer is looked for even where no event announces it.
 const LOOK_NS: u64 = 10_000_000;
 
@@ -107,6 +112,11 @@ impl IoQueue {
         self.facts.block_size
     }
 
+    /// Number of logical blocks.
+    pub fn blocks(&self) -> u64 {
+        self.facts.blocks
+    }
+
     /// Requests that can be submitted now.
     pub fn room(&self) -> usize {
         if self.queue.failure.is_some() { 0 } else { self.queue.room() }
@@ -131,7 +141,7 @@ impl IoQueue {
             return Err(OpenError::Timeout(what));
         }
         if self.network.is_pending() {
-            core.sleep_ns(0).await;
+            next_turn().await;
             return Ok(());
         }
         let event = std::pin::pin!(core.next_event());

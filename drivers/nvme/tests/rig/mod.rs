@@ -1,6 +1,9 @@
 //! A reactor with a simulated controller on it.
 #![allow(dead_code)]
 
+#[path = "../../src/wait.rs"]
+mod wait;
+
 use std::future::Future;
 
 use memory::{Arena, Buffer};
@@ -8,6 +11,8 @@ use nvme::simulated::{Config, Simulated};
 use nvme::{Controller, Executed, Namespace, Options};
 use reactor::{Core, IdlePolicy, Period, Reactor};
 use ring::{Channel, Completion, Request, Status};
+
+pub(crate) use wait::next_turn;
 
 /// An arena that the simulated device can see.
 pub(crate) fn arena() -> std::sync::Arc<Arena> {
@@ -97,17 +102,4 @@ pub(crate) fn buffer(core: &Core, bytes: usize, fill: u8) -> Buffer {
     let mut buffer = core.pool().take(bytes).unwrap();
     buffer.as_mut_slice().fill(fill);
     buffer
-}
-
-/// Lets the reactor run everything else once more.
-pub(crate) async fn next_turn() {
-    let mut waited = false;
-    std::future::poll_fn(|context| {
-        if std::mem::replace(&mut waited, true) {
-            return std::task::Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        std::task::Poll::Pending
-    })
-    .await;
 }
