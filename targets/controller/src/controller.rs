@@ -88,6 +88,8 @@ pub enum Reason {
     SubsystemRemoved,
     /// The host may no longer connect.
     HostRefused,
+    /// The subsystem is no longer reached where the host came in.
+    ListenerRemoved,
 }
 
 /// What the health log reports (Base 2.0, section 5.16.1.3); counted since the target started.
@@ -314,9 +316,16 @@ impl Controller {
 
     fn subsystem_changed(&mut self, subsystem: Arc<Subsystem>, actions: &mut Vec<Action>) {
         subsystem.check();
-        if !subsystem.allows(self.hostnqn()) {
+        let refused = if !subsystem.allows(self.hostnqn()) {
+            Some(Reason::HostRefused)
+        } else if !subsystem.listens_on(self.port.portid) {
+            Some(Reason::ListenerRemoved)
+        } else {
+            None
+        };
+        if let Some(reason) = refused {
             self.subsystem = subsystem;
-            self.end(Reason::HostRefused, actions);
+            self.end(reason, actions);
             return;
         }
         self.events.subsystem_changed(&self.subsystem, &subsystem, self.port.portid);

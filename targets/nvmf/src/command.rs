@@ -137,6 +137,15 @@ impl Commands {
         }
     }
 
+    /// Whether some commands will be answered without another word of the host's, and, unless it is `cut_off`,
+    /// with the data that it was asked for.
+    pub(crate) fn are_under_way(&self, cut_off: bool) -> bool {
+        self.slab.iter().any(|(_, command)| {
+            let is_cut_off = cut_off && command.arrived < command.asked;
+            !matches!(command.work, Work::AtController) && !is_cut_off
+        })
+    }
+
     /// Ends a command; its memory is free again.
     #[inline]
     pub(crate) fn remove(&mut self, slot: Slot) {

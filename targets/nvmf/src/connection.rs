@@ -16,6 +16,10 @@ use crate::group::Lent;
 use crate::handler::Handler;
 use crate::queue::Role;
 
+/// How long answers to what is under way are waited for when a queue is to end. Far less than hosts wait for
+/// a controller to become ready (CAP.TO).
+pub(crate) const LEAVE_NS_MAX: u64 = 3_000_000_000;
+
 /// A connection.
 pub(crate) struct Connection {
     pub(crate) id: ConnectionId,
@@ -53,8 +57,8 @@ pub(crate) struct State {
     pub(crate) data_tells_success: bool,
     /// Commands that wait for a buffer, oldest first.
     pub(crate) aside: std::collections::VecDeque<Slot>,
-    /// It ends once what is queued has left.
-    pub(crate) disconnecting: bool,
+    /// It takes no more commands, and ends when those that it has are answered, or at this time.
+    pub(crate) leaving_until_ns: Option<u64>,
     /// The host has told that it ends the connection. What it was stays until then: an I/O queue is not
     /// free while devices have its requests, and an admin queue takes others with it.
     pub(crate) terminated: bool,
@@ -151,6 +155,19 @@ impl Connection {
         self.receiver.is_waiting() || !self.state.aside.is_empty()
     }
 
+    /// Of a connection that leaves: whether there is nothing more to say.
+    ///
+    /// Not waited for are event requests, and data that is behind a command which is not taken any more. The
+    /// admin queue goes last: a host that sees it go gives up what it has on the others.
+    pub(crate) fn has_answered(&self) -> bool {
+        let State { role, commands, sender, .. } = &self.state;
+        let is_last = match role {
+            Role::Admin(controller) => controller.association().queues().is_empty(),
+            _ => true,
+        };
+        is_last && sender.is_empty() && !commands.are_under_way(self.receiver.is_waiting())
+    }
+
     fn after(&mut self, pumped: Result<Pumped, Fatal>) -> Result<bool, End> {
         // Both directions change with ICReq, which is a PDU of its own and answered before the next.
         self.receiver.set_framing(self.state.incoming);
@@ -203,6 +220,11 @@ impl State {
     pub(crate) fn slot_of(&mut self, tag: ring::Tag) -> Option<Slot> {
         let (slot, _) = self.commands.by_index(tag.0 as u32 & 0xffff)?;
         (slot.to_bits() >> 32 & 0xffff == tag.0 >> 16 & 0xffff).then_some(slot)
+    }
+
+    /// Takes no more commands from now on; the connection ends when those that it has are answered.
+    pub(crate) fn leave(&mut self, now_ns: u64) {
+        self.leaving_until_ns.get_or_insert(now_ns.saturating_add(LEAVE_NS_MAX));
     }
 
     /// Queues a response capsule.

@@ -175,7 +175,7 @@ impl Handler<'_, '_> {
             Planned::Nothing => self.state.finish(slot, Status::SUCCESS, 0),
             Planned::Disconnect => {
                 self.state.finish(slot, Status::SUCCESS, 0);
-                self.state.disconnecting = true;
+                self.state.leave(self.lent.now_ns);
             }
             Planned::Write => {
                 let backend = queue.namespaces.entry(plan).backend;
@@ -352,7 +352,7 @@ impl crate::connection::State {
                     }
                 }
                 Action::CloseIoQueues => self.close_io_queues = true,
-                Action::Terminate(_) => self.disconnecting = true,
+                Action::Terminate(_) => self.leave(now_ns),
             }
         }
     }

@@ -37,7 +37,7 @@ const CONNECTIONS_MAX: u32 = 4096;
 /// Bytes read at a time beyond what goes into place directly. Half of a typical L2 cache.
 const SCRATCH_BYTES: usize = 128 << 10;
 /// When to look again for memory that another core may have given back; there is no event for that.
-const MEMORY_RETRY_NS: u64 = 1_000_000;
+const RETRY_NS: u64 = 1_000_000;
 
 /// What a core lends to a connection that takes in bytes.
 pub(crate) struct Lent<'a> {
@@ -110,6 +110,8 @@ pub(crate) struct Group<N: Network> {
     again: Vec<Slot>,
     /// Connections with a command that has no room.
     waiting: Vec<Slot>,
+    /// Connections that end when they have answered what they have.
+    leaving: Vec<Slot>,
     /// The next handshake or keep alive timeout, or earlier.
     timer_ns: u64,
     flows: u16,
@@ -131,6 +133,7 @@ struct Entry {
     at_devices: u32,
     dirty: bool,
     waiting: bool,
+    leaving: bool,
     /// The network's side is closed; only devices hold it up.
     closed: bool,
 }
@@ -175,6 +178,7 @@ impl<N: Network> Group<N> {
             dirty: Vec::new(),
             again: Vec::new(),
             waiting: Vec::new(),
+            leaving: Vec::new(),
             timer_ns: u64::MAX,
             flows: 0,
             stopping: false,
@@ -208,7 +212,7 @@ impl<N: Network> Group<N> {
         }
         if self.boards[self.index].look.load(Ordering::Acquire) {
             self.boards[self.index].look.store(false, Ordering::Relaxed);
-            self.look();
+            self.look(now_ns);
         }
         count
     }
@@ -266,7 +270,8 @@ impl<N: Network> Group<N> {
         self.flows = self.flows.wrapping_add(1);
         let deadline_ns = now_ns.saturating_add(self.shared.limits.ic_timeout_ns);
         let connection = Connection::new(id, port, peer, self.flows, deadline_ns);
-        let entry = Entry { connection, at_devices: 0, dirty: false, waiting: false, closed: false };
+        let entry =
+            Entry { connection, at_devices: 0, dirty: false, waiting: false, leaving: false, closed: false };
         let Ok(slot) = self.connections.insert(entry) else { panic!("a slab with room has none") };
         if let Some(entry) = self.connections.get_mut(slot) {
             let generation = slot.to_bits() >> 32 & 0xffff;
@@ -316,10 +321,10 @@ impl<N: Network> Group<N> {
             at_devices: &mut entry.at_devices,
         };
         let taken = take_in(&mut entry.connection, &mut self.network, &mut lent, &mut self.scratch);
-        self.after(slot, taken);
+        self.after(slot, taken, now_ns);
     }
 
-    fn after(&mut self, slot: Slot, received: Result<bool, End>) {
+    fn after(&mut self, slot: Slot, received: Result<bool, End>, now_ns: u64) {
         let Some(entry) = self.connections.get_mut(slot) else { return };
         match received {
             Ok(more) => {
@@ -333,7 +338,7 @@ impl<N: Network> Group<N> {
                 self.timer_ns = self.timer_ns.min(entry.connection.state.timer_ns());
                 self.mark(slot);
             }
-            Err(end) => self.end(slot, end),
+            Err(end) => self.end(slot, end, now_ns),
         }
     }
 
@@ -381,7 +386,7 @@ impl<N: Network> Group<N> {
     }
 
     #[inline]
-    fn flush_all(&mut self) {
+    fn flush_all(&mut self, now_ns: u64) {
         let mut dirty = std::mem::take(&mut self.dirty);
         for slot in dirty.drain(..) {
             let Some(entry) = self.connections.get_mut(slot) else { continue };
@@ -392,15 +397,15 @@ impl<N: Network> Group<N> {
             let flushed = entry.connection.flush(&mut self.network);
             let state = &mut entry.connection.state;
             let close_io_queues = std::mem::take(&mut state.close_io_queues);
-            // A controller that is over does not wait for a host that may be gone for good.
-            let said = state.sender.is_empty() || matches!(state.role, Role::Admin(_));
-            match flushed {
-                Ok(()) if state.disconnecting && said => self.end(slot, End::Controller),
-                Ok(()) => {}
-                Err(end) => self.end(slot, end),
+            if state.leaving_until_ns.is_some() && !entry.leaving {
+                entry.leaving = true;
+                self.leaving.push(slot);
+            }
+            if let Err(end) = flushed {
+                self.end(slot, end, now_ns);
             }
             if close_io_queues {
-                self.tell_all_to_look();
+                self.tell_all_to_look(now_ns);
             }
         }
         // Ending connections may have marked others meanwhile.
@@ -408,7 +413,7 @@ impl<N: Network> Group<N> {
         self.dirty = dirty;
     }
 
-    fn tell_all_to_look(&mut self) {
+    fn tell_all_to_look(&mut self, now_ns: u64) {
         for (group, peer) in self.peers.iter().enumerate() {
             if group != self.index {
                 // The flag is what counts; a group whose mailbox is full is awake without the message.
@@ -416,11 +421,11 @@ impl<N: Network> Group<N> {
                 let _ = peer.send(Message::Look);
             }
         }
-        self.look();
+        self.look(now_ns);
     }
 
-    /// Ends I/O queues that are no longer wanted.
-    fn look(&mut self) {
+    /// Lets I/O queues go that are no longer wanted.
+    fn look(&mut self, now_ns: u64) {
         let unwanted = |state: &State| matches!(&state.role, Role::Io(queue) if !queue.lease.is_wanted());
         let slots: Vec<Slot> = self
             .connections
@@ -429,13 +434,39 @@ impl<N: Network> Group<N> {
             .map(|(slot, _)| slot)
             .collect();
         for slot in slots {
-            self.end(slot, End::Controller);
+            self.leave(slot, now_ns);
         }
+    }
+
+    /// Lets a connection answer what it has, and then ends it.
+    fn leave(&mut self, slot: Slot, now_ns: u64) {
+        let Some(entry) = self.connections.get_mut(slot) else { return };
+        entry.connection.state.leave(now_ns);
+        self.mark(slot);
+    }
+
+    /// Ends connections that have answered what they had, and those that cannot in time.
+    fn part(&mut self, now_ns: u64) {
+        let mut leaving = std::mem::take(&mut self.leaving);
+        leaving.retain(|slot| {
+            let Some(entry) = self.connections.get_mut(*slot).filter(|entry| !entry.closed) else {
+                return false;
+            };
+            let late = entry.connection.state.leaving_until_ns.is_none_or(|until_ns| until_ns <= now_ns);
+            let over = late || entry.connection.has_answered();
+            if over {
+                self.end(*slot, End::Controller, now_ns);
+            }
+            !over
+        });
+        // Queues of controllers that have just ended.
+        leaving.append(&mut self.leaving);
+        self.leaving = leaving;
     }
 
     /// Closes a connection. What devices have of it is waited for before its queue is free again, so
     /// that a late write cannot follow a newer one.
-    fn end(&mut self, slot: Slot, end: End) {
+    fn end(&mut self, slot: Slot, end: End, now_ns: u64) {
         let Some(entry) = self.connections.get_mut(slot) else { return };
         if entry.closed {
             return;
@@ -461,7 +492,7 @@ impl<N: Network> Group<N> {
             self.connections.remove(slot);
         }
         if was_admin {
-            self.tell_all_to_look();
+            self.tell_all_to_look(now_ns);
         }
     }
 
@@ -480,7 +511,7 @@ impl<N: Network> Group<N> {
                 state.control(ControllerEvent::Tick, now_ns);
                 self.mark(slot);
             } else {
-                self.end(slot, End::Timeout);
+                self.end(slot, End::Timeout, now_ns);
             }
         }
         let timers = self.connections.iter().map(|(_, entry)| entry.connection.state.timer_ns());
@@ -499,9 +530,6 @@ impl<N: Network> Group<N> {
             let state = &mut entry.connection.state;
             match &mut state.role {
                 Role::Io(queue) => match picture.subsystem(&queue.subsystem.nqn) {
-                    Some(subsystem) if !subsystem.listens_on(state.port.portid) => {
-                        self.end(slot, End::Controller);
-                    }
                     Some(subsystem) if !Arc::ptr_eq(&subsystem, &queue.subsystem) => {
                         // A plan names a namespace of the old table; the new one may have another there.
                         let device = |subsystem: &controller::Subsystem, plan: &controller::io::Plan| {
@@ -513,17 +541,21 @@ impl<N: Network> Group<N> {
                         let limits = &self.shared.limits.controller;
                         queue.namespaces = NamespaceTable::new(&subsystem, state.port.portid, limits);
                         queue.subsystem = subsystem;
+                        if !queue.subsystem.listens_on(state.port.portid) {
+                            state.leave(now_ns);
+                        }
                     }
                     Some(_) => {}
-                    None => self.end(slot, End::Controller),
+                    None => {
+                        // Keys of its devices may soon be those of others: what has not begun never will.
+                        state.commands.refuse(|_| false);
+                        queue.namespaces = NamespaceTable::default();
+                        state.leave(now_ns);
+                    }
                 },
                 Role::Admin(controller) => {
                     let known = controller.subsystem().clone();
                     match picture.subsystem(&known.nqn) {
-                        Some(subsystem) if !subsystem.listens_on(state.port.portid) => {
-                            self.end(slot, End::Controller);
-                            continue;
-                        }
                         Some(subsystem) if !Arc::ptr_eq(&subsystem, &known) => {
                             state.control(ControllerEvent::Subsystem(subsystem), now_ns);
                         }
@@ -531,10 +563,10 @@ impl<N: Network> Group<N> {
                         None => state.control(ControllerEvent::SubsystemRemoved, now_ns),
                     }
                     state.control(ControllerEvent::Discovery(picture.discovery.clone()), now_ns);
-                    self.mark(slot);
                 }
-                _ => {}
+                _ => continue,
             }
+            self.mark(slot);
         }
         self.shared.picture = picture;
     }
@@ -565,14 +597,12 @@ impl<N: Network> Group<N> {
         let mut count = self.take_messages(core, now_ns);
         let mut events = std::mem::take(&mut self.events);
         count += self.network.poll(&mut events);
-        if !self.stopping {
-            for slot in std::mem::take(&mut self.again) {
-                self.service(slot, now_ns);
-                count += 1;
-            }
-            for slot in std::mem::take(&mut self.waiting) {
-                self.resume(slot, now_ns);
-            }
+        for slot in std::mem::take(&mut self.again) {
+            self.service(slot, now_ns);
+            count += 1;
+        }
+        for slot in std::mem::take(&mut self.waiting) {
+            self.resume(slot, now_ns);
         }
         for event in events.drain(..) {
             match event {
@@ -581,23 +611,22 @@ impl<N: Network> Group<N> {
                     let Some(Some(slot)) = self.by_network.get(id.0.index() as usize).copied() else {
                         continue;
                     };
-                    if self.stopping {
-                        self.mark(slot);
-                    } else {
-                        self.service(slot, now_ns);
-                    }
+                    self.service(slot, now_ns);
                 }
             }
         }
         self.events = events;
         count += self.drive_devices();
         if !self.dirty.is_empty() {
-            self.flush_all();
+            self.flush_all(now_ns);
         }
         if now_ns >= self.timer_ns {
             self.tick(now_ns);
-            self.flush_all();
+            self.flush_all(now_ns);
             count += 1;
+        }
+        if !self.leaving.is_empty() {
+            self.part(now_ns);
         }
         count
     }
@@ -624,24 +653,21 @@ impl<N: Network> Poller for GroupPoller<N> {
         if now {
             return Some(0);
         }
-        let memory = (!group.waiting.is_empty()).then(|| sys::clock::now_ns() + MEMORY_RETRY_NS);
+        // Nor is there an event for the end of queues on other cores.
+        let retry = !group.waiting.is_empty() || !group.leaving.is_empty();
+        let memory = retry.then(|| sys::clock::now_ns() + RETRY_NS);
         let timer = (group.timer_ns != u64::MAX).then_some(group.timer_ns);
         [group.devices.deadline(), memory, timer].into_iter().flatten().min()
     }
 
     /// Takes no more commands, and closes each connection when it has answered those it has.
-    fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
+    fn shutdown(&mut self, now_ns: u64) -> Shutdown {
         let group = &mut self.group;
         group.stopping = true;
         group.unlisten(None);
-        let answered: Vec<Slot> = group
-            .connections
-            .iter()
-            .filter(|(_, entry)| entry.at_devices == 0 && entry.connection.state.sender.is_empty())
-            .map(|(slot, _)| slot)
-            .collect();
-        for slot in answered {
-            group.end(slot, End::Controller);
+        let all: Vec<Slot> = group.connections.iter().map(|(slot, _)| slot).collect();
+        for slot in all {
+            group.leave(slot, now_ns);
         }
         if group.connections.is_empty() { Shutdown::Done } else { Shutdown::Draining }
     }
@@ -671,7 +697,7 @@ impl Connection {
                 flow_control_off: false,
                 data_tells_success: false,
                 aside: std::collections::VecDeque::new(),
-                disconnecting: false,
+                leaving_until_ns: None,
                 terminated: false,
                 close_io_queues: false,
                 stats: Counters::default(),

@@ -271,6 +271,9 @@ impl Target {
     }
 
     /// Removes a subsystem: hosts are disconnected, block devices given back.
+    ///
+    /// As with everything that takes a host's way away, what it has under way is answered first, for three
+    /// seconds at most, and nothing more is taken from it. This returns before that.
     pub fn delete_subsystem(&self, nqn: &str) -> Result<(), TargetError> {
         let nqn = parse_nqn(nqn)?;
         let mut state = self.lock()?;
@@ -430,7 +433,8 @@ impl Target {
         Ok(address)
     }
 
-    /// Hosts can no longer reach a subsystem at an address; those that came that way are disconnected.
+    /// Hosts can no longer reach a subsystem at an address; those that came that way are disconnected, after
+    /// what they have under way is answered.
     pub fn remove_listener(&self, nqn: &str, address: ListenAddress) -> Result<(), TargetError> {
         let nqn = parse_nqn(nqn)?;
         let wanted = address.normal()?;
@@ -493,7 +497,7 @@ impl Target {
         })
     }
 
-    /// A host can no longer connect, and is disconnected.
+    /// A host can no longer connect, and is disconnected after what it has under way is answered.
     pub fn remove_host(&self, nqn: &str, host: &str) -> Result<(), TargetError> {
         let (nqn, host) = (parse_nqn(nqn)?, parse_nqn(host)?);
         self.change(&nqn, |subsystem| {
@@ -505,7 +509,8 @@ impl Target {
         })
     }
 
-    /// Lets every host connect, or only those on the list.
+    /// Lets every host connect, or only those on the list; others are disconnected as by
+    /// [`remove_host`](Self::remove_host).
     pub fn allow_any_host(&self, nqn: &str, allow: bool) -> Result<(), TargetError> {
         let nqn = parse_nqn(nqn)?;
         self.change(&nqn, |subsystem| {

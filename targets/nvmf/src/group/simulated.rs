@@ -5,7 +5,7 @@ mod tests;
 
 use bdev::malloc::MallocConfig;
 use bdev::{Access, Descriptor, Registry};
-use controller::{Namespace, Subsystem};
+use controller::{Listener, Namespace, Subsystem};
 use net::{Faults, Simulation};
 use reactor::Reactor;
 use wire_nvme::digest::crc32c;
@@ -27,6 +27,12 @@ const BLOCK_BYTES: usize = 512;
 /// Blocks of each device.
 const BLOCKS: usize = 512;
 const NAMESPACES: u32 = 3;
+/// The port that hosts come in by.
+const PORT: u16 = 1;
+/// Of what is configured: the subsystem is reached through another port.
+const ELSEWHERE: u32 = 1 << 6;
+/// Of what is configured: there is no subsystem.
+const REMOVED: u32 = 1 << 7;
 /// CC as Linux writes it to enable a controller.
 const ENABLE: u64 = 0x0046_0001;
 /// A turn of the loop takes so long.
@@ -65,13 +71,13 @@ impl World {
         let limits = transport.limits().expect("the options are in range");
         let boards: Arc<[Board]> = [Board::default()].into();
         let mut group = Group::new(&core, network, limits, Arc::new(Directory::new()), boards, messages);
-        group.listen(address(), 1).expect("room for a listener");
+        group.listen(address(), PORT).expect("room for a listener");
         let mut world = World { group, hosts, now_ns: 1, devices, reactor };
         world.configure((1 << NAMESPACES) - 1);
         world
     }
 
-    /// Serves the namespaces that have a bit; namespace 1 is bit 0.
+    /// Serves the namespaces that have a bit; namespace 1 is bit 0. See also [`ELSEWHERE`] and [`REMOVED`].
     fn configure(&mut self, present: u32) {
         let mut picture = Picture::default();
         let nqn: Nqn = NQN.parse().expect("a name");
@@ -82,7 +88,11 @@ impl World {
             subsystem.namespaces.push(Namespace { backend: key, can_unmap, can_write_zeroes, ..namespace });
             picture.devices.insert(key, self.devices[key as usize].clone());
         }
-        picture.subsystems.insert(nqn, Arc::new(subsystem));
+        let portid = if present & ELSEWHERE == 0 { PORT } else { PORT + 1 };
+        subsystem.listeners.push(Listener { portid, ana: Vec::new() });
+        if present & REMOVED == 0 {
+            picture.subsystems.insert(nqn, Arc::new(subsystem));
+        }
         self.group.apply(&self.reactor.core(), Arc::new(picture), self.now_ns);
     }
 
@@ -96,13 +106,14 @@ impl World {
         self.hosts.add(stream).expect("room for a connection")
     }
 
-    /// Once every host has gone, nothing of them is left.
+    /// Once every host has gone, nothing of them is left after a while.
     fn settle(&mut self) {
         for _ in 0..TURNS_MAX {
             if self.group.connections.is_empty() {
                 return;
             }
             self.turn();
+            self.now_ns += 10 * TURN_NS;
         }
         panic!("{} connections stay without hosts", self.group.connections.len());
     }

@@ -25,6 +25,7 @@ use super::interrupts::Interrupts;
 use super::memory::{Leaving, Memory};
 use super::pci::Config;
 use super::queue::{Completion, Place, State, Submission};
+use crate::connection::LEAVE_NS_MAX;
 use crate::group::devices::Devices;
 
 /// Bytes of doorbells: a page, which is what can be mapped.
@@ -86,8 +87,8 @@ pub(super) struct Function {
     pieces: Vec<Piece>,
     actions: Vec<Action>,
     running: bool,
-    /// The client is to be let go of.
-    over: bool,
+    /// Nothing more is fetched, and the client is let go of when what was is answered, or at this time.
+    leaving_until_ns: Option<u64>,
     /// When something was last fetched.
     pub(super) last_ns: u64,
     pub(super) faults: Faults,
@@ -130,7 +131,7 @@ impl Function {
             pieces: Vec::new(),
             actions: Vec::new(),
             running: false,
-            over: false,
+            leaving_until_ns: None,
             last_ns: now_ns,
             faults: Faults::default(),
         })
@@ -146,9 +147,20 @@ impl Function {
         self.running
     }
 
-    /// Whether the client is to be let go of.
-    pub(super) fn is_over(&self) -> bool {
-        self.over
+    /// Fetches nothing more; the client is asked to let go of the device, and let go of when what it has under
+    /// way is answered.
+    pub(super) fn leave(&mut self, now_ns: u64) {
+        self.running = false;
+        if self.leaving_until_ns.is_none() {
+            self.leaving_until_ns = Some(now_ns.saturating_add(LEAVE_NS_MAX));
+            self.interrupts.request();
+        }
+    }
+
+    /// Whether the client is to be let go of now.
+    pub(super) fn is_over(&self, now_ns: u64) -> bool {
+        let answered = self.is_idle() && self.aside.is_empty();
+        self.leaving_until_ns.is_some_and(|until_ns| answered || until_ns <= now_ns)
     }
 
     /// Whether devices have nothing of it.
@@ -180,7 +192,7 @@ impl Function {
 
     /// The next time that the controller has something to do by itself.
     pub(super) fn deadline(&self) -> Option<u64> {
-        self.core.deadline()
+        [self.core.deadline(), self.leaving_until_ns].into_iter().flatten().min()
     }
 
     /// The client lets the device reach memory. Queues that had lost theirs may have it back.
@@ -218,11 +230,6 @@ impl Function {
         given: Vec<OwnedFd>,
     ) -> Result<(), Errno> {
         self.interrupts.set(set, data, given)
-    }
-
-    /// Asks the client to let go of the device.
-    pub(super) fn ask_to_leave(&self) {
-        self.interrupts.request();
     }
 
     /// The client has gone: its memory and interrupts are not used any more, but for what devices have.
@@ -289,7 +296,11 @@ impl Function {
                 self.tell(Event::Subsystem(subsystem), now_ns);
             }
             Some(_) => {}
-            None => self.tell(Event::SubsystemRemoved, now_ns),
+            None => {
+                // Keys of its devices may soon be those of others: what waits for a buffer is refused.
+                self.namespaces = NamespaceTable::default();
+                self.tell(Event::SubsystemRemoved, now_ns);
+            }
         }
     }
 
@@ -307,8 +318,9 @@ impl Function {
             match action {
                 // Nothing but an Asynchronous Event Request is answered out of turn.
                 Action::Complete(completion) => self.answer_event(&completion.cqe),
-                Action::CloseIoQueues => self.close_queues(false),
-                Action::Terminate(_) => self.over = true,
+                // Queues close with the function, when what is under way is answered.
+                Action::CloseIoQueues => {}
+                Action::Terminate(_) => self.leave(now_ns),
             }
         }
         self.actions = actions;
@@ -328,7 +340,7 @@ impl Function {
         if closes {
             self.close_queues(!enabled);
         }
-        self.running = self.core.is_enabled();
+        self.running = self.core.is_enabled() && self.leaving_until_ns.is_none();
         if !was && self.running {
             self.enable();
         }

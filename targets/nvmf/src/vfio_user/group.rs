@@ -136,7 +136,7 @@ impl Group {
                     let _ = answer.send(self.listen(directory, nqn, portid));
                 }
                 Message::Unlisten { portid, answer } => {
-                    self.unlisten(Some(portid));
+                    self.unlisten(Some(portid), now_ns);
                     let _ = answer.send(());
                 }
                 Message::Report(answer) => {
@@ -178,7 +178,7 @@ impl Group {
     }
 
     /// Stops listening on a port, or on all. Clients are asked to leave, and then made to.
-    fn unlisten(&mut self, portid: Option<u16>) {
+    fn unlisten(&mut self, portid: Option<u16>, now_ns: u64) {
         for slot in self.slots() {
             let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
             if portid.is_some_and(|portid| portid != endpoint.portid) {
@@ -188,10 +188,19 @@ impl Group {
                 self.events.unwatch(watch);
             }
             endpoint.listening = None;
-            if let Some(session) = &endpoint.session {
-                session.function.ask_to_leave();
+            if let Some(session) = endpoint.session.as_mut().filter(|session| !session.ended) {
+                session.function.leave(now_ns);
             }
-            self.end(slot, None);
+            self.part(slot, now_ns);
+        }
+    }
+
+    /// Is done with a client that leaves, if what it had under way is answered.
+    fn part(&mut self, slot: Slot, now_ns: u64) {
+        let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
+        match &endpoint.session {
+            Some(session) if !session.ended && session.function.is_over(now_ns) => self.end(slot, None),
+            _ => self.reap(slot),
         }
     }
 
@@ -238,10 +247,7 @@ impl Group {
             let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
             let Some(session) = endpoint.session.as_mut().filter(|session| !session.ended) else { continue };
             session.function.apply(&self.shared, now_ns);
-            if session.function.is_over() {
-                session.function.ask_to_leave();
-                self.end(slot, None);
-            }
+            self.part(slot, now_ns);
         }
     }
 
@@ -407,7 +413,7 @@ impl Group {
                 }
             }
         }
-        if session.function.is_over() {
+        if session.function.is_over(now_ns) {
             self.end(slot, None);
         }
         count
@@ -542,9 +548,9 @@ impl Poller for GroupPoller {
     }
 
     /// Takes no more clients, and lets go of those it has when devices are done with them.
-    fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
+    fn shutdown(&mut self, now_ns: u64) -> Shutdown {
         self.group.stopping = true;
-        self.group.unlisten(None);
+        self.group.unlisten(None, now_ns);
         if self.group.endpoints.is_empty() { Shutdown::Done } else { Shutdown::Draining }
     }
 }

@@ -197,6 +197,35 @@ fn clients_of_what_is_removed_are_disconnected() {
 }
 
 #[test]
+fn commands_of_what_is_removed_are_answered_first() {
+    let removals: [fn(&Rig); 3] = [
+        |rig| rig.target.remove_listener(NQN, rig.address()).unwrap(),
+        |rig| rig.target.allow_any_host(NQN, false).unwrap(),
+        |rig| rig.target.delete_subsystem(NQN).unwrap(),
+    ];
+    for remove in removals {
+        let rig = Rig::new();
+        slow(&rig);
+        let mut host = Host::connect(&rig.directory);
+        let mut queue = host.queue(1, 16);
+        for cid in 0..5 {
+            host.put(&mut queue, &slow_read(cid));
+        }
+        host.ring(&queue);
+        host.identify(1, 0);
+        remove(&rig);
+        // What comes now is too late.
+        host.put(&mut queue, &slow_read(5));
+        host.ring(&queue);
+        for _ in 0..5 {
+            assert_eq!(host.wait(&mut queue).status, Status::SUCCESS);
+        }
+        while host.client.read_u32(BAR0, 0).is_ok() {}
+        assert!(host.poll(&mut queue).is_none());
+    }
+}
+
+#[test]
 fn a_host_that_may_not_is_turned_away() {
     let rig = Rig::new();
     rig.target.allow_any_host(NQN, false).unwrap();

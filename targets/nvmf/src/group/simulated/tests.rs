@@ -454,3 +454,34 @@ fn commands_are_answered_once_and_data_is_right_whatever_the_network_does() {
     println!("{count} seeds, {done} commands, {lives} lives");
     assert!(one.is_some() || done > count * 20, "{done} commands of {count} seeds prove little");
 }
+
+#[test]
+fn a_host_that_owes_data_does_not_keep_a_queue_that_is_to_end_for_ever() {
+    for gone in [REMOVED, ELSEWHERE] {
+        let mut world = World::new(&TransportConfig::default(), 1, Faults::default());
+        let id = world.dial();
+        let mut host =
+            Babbler { world: &mut world, id, framing: Framing::PLAIN, cut: 1 << 20, heard: Vec::new() };
+        host.initialize(0);
+        let (sqe, data) = connect(0, 32, CNTLID_DYNAMIC, 0);
+        host.capsule(sqe, &data);
+        let cntlid = Connected::from_result(host.result().unwrap()).cntlid;
+        host.capsule(enable(), &[]);
+        host.id = host.world.dial();
+        host.initialize(0);
+        let (sqe, data) = connect(1, 8, cntlid, 0);
+        host.capsule(sqe, &data);
+        let write = ReadWrite { lba: 0, blocks: 8, ..ReadWrite::default() }.to_sqe(NvmOpcode::Write);
+        host.capsule(Sqe { nsid: 1, data: DataPointer::transport(4096), ..write }, &[]);
+        world.configure(gone | 1);
+        for _ in 0..100 {
+            world.turn();
+        }
+        assert_eq!(world.group.connections.len(), 2, "the data may still come");
+        world.now_ns += crate::connection::LEAVE_NS_MAX;
+        for _ in 0..3 {
+            world.turn();
+        }
+        assert!(world.group.connections.is_empty());
+    }
+}

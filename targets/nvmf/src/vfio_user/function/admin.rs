@@ -117,8 +117,8 @@ impl Function {
                     self.answer(0, sqe.cid, status, completion.cqe.result);
                 }
                 Action::Complete(completion) => self.answer_event(&completion.cqe),
-                Action::CloseIoQueues => self.close_queues(false),
-                Action::Terminate(_) => self.over = true,
+                Action::CloseIoQueues => {}
+                Action::Terminate(_) => self.leave(lent.now_ns),
             }
         }
         self.actions = actions;
