@@ -32,9 +32,6 @@ const ORDER_WITHIN: [(&str, &[&str]); 8] = [
 /// Where `unsafe` is allowed, and the attribute that forbids it is not asked for.
 const UNSAFE_ALLOWED: [&str; 3] = ["host", "drivers", "tests"];
 
-/// Crates of other layers that may all the same: here a raw system call is the experiment.
-const UNSAFE_ALLOWED_CRATES: [(&str, &str); 1] = [("lab", "engines")];
-
 /// Where no I/O passes, and an asynchronous runtime would harm nobody.
 const CONTROL_ONLY: [&str; 4] = ["lab", "apps", "sim", "tests"];
 
@@ -150,9 +147,7 @@ fn starts_badly(
             findings.push(format!("{}: {file} does not start with its documentation (//!)", package.name));
         }
         let forbids = |line: &str| line.trim().starts_with("#![forbid(") && line.contains("unsafe_code");
-        let fenced = UNSAFE_ALLOWED.contains(&place.layer)
-            || UNSAFE_ALLOWED_CRATES.contains(&(place.layer, place.name));
-        if !fenced && !text.lines().any(forbids) {
+        if !UNSAFE_ALLOWED.contains(&place.layer) && !text.lines().any(forbids) {
             findings.push(format!("{}: {file} lacks #![forbid(unsafe_code)]", package.name));
         }
     }

@@ -341,6 +341,11 @@ impl Buffer {
         (self.place & ((1 << CLASS_BITS) - 1)) as usize
     }
 
+    /// The arena of its pool, which keeps the buffer's chunk mapped.
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.pool.arena
+    }
+
     /// The chunk, to register or map it; `None` for a lent buffer.
     pub fn chunk(&self) -> Option<ChunkMemory> {
         Some(self.pool.arena.chunk(self.chunk_index()?))

@@ -4,6 +4,7 @@ use std::io;
 
 use memory::Buffer;
 use ring::{Channel, Completion, Op, Request, Status};
+use sys::Polling;
 
 use crate::{Aio, File, Null, Passthrough, Sync, Uring};
 
@@ -72,20 +73,6 @@ impl Kind {
     }
 }
 
-/// Who asks the kernel whether an io_uring has work, or results: the papers' three modes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Polling {
-    /// `sqthread_poll`: a kernel thread looks for submissions, so that none needs a system call.
-    pub submission: bool,
-    /// `sqthread_poll_cpu`: where that thread runs.
-    pub submission_cpu: Option<u32>,
-    /// `sqthread_poll_idle`: milliseconds without work after which it sleeps; fio's default is 1000.
-    pub submission_idle_ms: u32,
-    /// `hipri`: completions are asked for, not announced by interrupts (`IORING_SETUP_IOPOLL`, and
-    /// `RWF_HIPRI` for `pvsync2`). Direct I/O on devices with polled queues only.
-    pub completion: bool,
-}
-
 /// How an engine is opened.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -93,7 +80,8 @@ pub struct Config {
     pub kind: Kind,
     /// Most requests in flight.
     pub depth: u32,
-    /// Modes of io_uring.
+    /// `sqthread_poll`, `sqthread_poll_cpu`, `sqthread_poll_idle` (fio's default is 1000 ms) and `hipri`:
+    /// the papers' modes of io_uring. `hipri` is `RWF_HIPRI` for `pvsync2`.
     pub polling: Polling,
     /// `fixedbufs`: buffers are registered, so that the kernel does not map them for each I/O.
     pub fixed_buffers: bool,
@@ -265,76 +253,5 @@ pub(crate) fn status_of(op: Op, result: i64, wanted: u64) -> Status {
         libc::EILSEQ => Status::GUARD_CHECK_ERROR,
         libc::ENOLINK => Status::INTERNAL_PATH_ERROR,
         _ => Status::INTERNAL_ERROR,
-    }
-}
-
-/// Requests in flight, by tag.
-pub(crate) struct Slots {
-    requests: Vec<Option<Request<Buffer>>>,
-    count: usize,
-}
-
-impl Slots {
-    pub(crate) fn new(depth: u32) -> Slots {
-        Slots { requests: (0..depth).map(|_| None).collect(), count: 0 }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.count
-    }
-
-    pub(crate) fn room(&self) -> usize {
-        self.requests.len() - self.count
-    }
-
-    /// Keeps a request, and so its buffer, until it completes.
-    #[inline]
-    pub(crate) fn put(&mut self, request: Request<Buffer>) {
-        let tag = request.tag.0;
-        let slot = &mut self.requests[tag as usize];
-        assert!(slot.is_none(), "tag {tag} is in flight already");
-        *slot = Some(request);
-        self.count += 1;
-    }
-
-    /// The request that the kernel names by its tag. A tag that is not in flight is the kernel's, or our, bug.
-    #[inline]
-    pub(crate) fn take(&mut self, tag: u64) -> Request<Buffer> {
-        self.count -= 1;
-        self.requests[tag as usize].take().expect("the kernel completes what is in flight, once")
-    }
-
-    /// What is in flight keeps its memory for ever: nobody knows when the kernel is done with it.
-    pub(crate) fn forget(&mut self) {
-        for request in self.requests.drain(..).flatten() {
-            std::mem::forget(request);
-        }
-        self.count = 0;
-    }
-}
-
-/// How long an engine that is dropped waits for what is in flight.
-pub(crate) const DROP_NS_MAX: u64 = 5_000_000_000;
-
-/// Waits for what is in flight, at most [`DROP_NS_MAX`]; whether nothing is any more.
-pub(crate) fn drain<E: Engine>(engine: &mut E) -> bool {
-    let begun = std::time::Instant::now();
-    let mut sink = Vec::new();
-    while engine.in_flight() > 0 {
-        engine.wait(100_000_000);
-        engine.poll(&mut sink);
-        sink.clear();
-        if begun.elapsed().as_nanos() > u128::from(DROP_NS_MAX) {
-            return false;
-        }
-    }
-    true
-}
-
-/// A time for the kernel.
-pub(crate) fn timespec(ns: u64) -> libc::timespec {
-    libc::timespec {
-        tv_sec: (ns / 1_000_000_000) as libc::time_t,
-        tv_nsec: (ns % 1_000_000_000) as libc::c_long,
     }
 }

@@ -2,10 +2,16 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use rustix::fs::{
+    Advice, AtFlags, FallocateFlags, SeekFrom, StatxFlags, fadvise, fallocate, fdatasync, fsync,
+    ioctl_blksszget, seek, statx,
+};
+use rustix::io::Errno;
+use sys::{RingFile, device};
 use wire_nvme::identify::IdentifyNamespace;
 
 /// What a job does to a file.
@@ -105,14 +111,6 @@ pub struct File {
 
 /// Smallest unit of direct I/O where the kernel does not tell.
 const DIRECT_BYTES: u32 = 512;
-/// `BLKDISCARD`, `BLKSSZGET` and `BLKGETSIZE64` of `linux/fs.h`.
-const BLKDISCARD: libc::Ioctl = 0x1277;
-const BLKSSZGET: libc::Ioctl = 0x1268;
-const BLKGETSIZE64: libc::Ioctl = 0x8008_1272u32 as libc::Ioctl;
-/// `NVME_IOCTL_ID` and `NVME_IOCTL_ADMIN_CMD` of `linux/nvme_ioctl.h`.
-const NVME_ID: libc::Ioctl = 0x4e40;
-const NVME_ADMIN: libc::Ioctl = 0xc048_4e41u32 as libc::Ioctl;
-const IDENTIFY_BYTES: usize = 4096;
 
 impl File {
     /// Opens what is there.
@@ -143,16 +141,17 @@ impl File {
             .map_err(failed("open"))?;
         let fd = OwnedFd::from(file);
         let (kind, block_bytes, bytes) = if generic {
-            let (namespace, block_bytes, bytes) = identify(fd.as_raw_fd()).map_err(failed("identify"))?;
+            let (namespace, block_bytes, bytes) = identify(&fd).map_err(failed("identify"))?;
             (FileKind::NvmeGeneric { namespace }, block_bytes, bytes)
         } else if found.file_type().is_block_device() {
-            let block_bytes = word(fd.as_raw_fd(), BLKSSZGET).map_err(failed("BLKSSZGET"))? as u32;
-            let bytes = word(fd.as_raw_fd(), BLKGETSIZE64).map_err(failed("BLKGETSIZE64"))?;
+            let block_bytes = ioctl_blksszget(&fd).map_err(|error| failed("BLKSSZGET")(error.into()))?;
+            // Every I/O says where it is to go: the descriptor's own position is nobody's.
+            let bytes = seek(&fd, SeekFrom::End(0)).map_err(|error| failed("size")(error.into()))?;
             (FileKind::Block, if layout.direct { block_bytes } else { layout.unit_bytes }, bytes)
         } else if found.file_type().is_char_device() {
             (FileKind::Character, layout.unit_bytes, u64::MAX >> 1)
         } else {
-            let block_bytes = if layout.direct { direct_unit(fd.as_raw_fd()) } else { layout.unit_bytes };
+            let block_bytes = if layout.direct { direct_unit(&fd) } else { layout.unit_bytes };
             (FileKind::Regular, block_bytes, found.len())
         };
         Ok(File { fd, path: path.to_string(), kind, block_bytes: block_bytes.max(1), bytes })
@@ -184,10 +183,10 @@ impl File {
             return Ok(());
         }
         if !fill {
-            let length = (bytes - have) as libc::off_t;
-            // SAFETY: the descriptor is open; nothing else is passed but numbers.
-            let result = unsafe { libc::fallocate(file.as_raw_fd(), 0, have as libc::off_t, length) };
-            return if result == 0 { Ok(()) } else { file.set_len(bytes).map_err(failed("extend")) };
+            return match fallocate(&file, FallocateFlags::empty(), have, bytes - have) {
+                Ok(()) => Ok(()),
+                Err(_) => file.set_len(bytes).map_err(failed("extend")),
+            };
         }
         let mut piece = vec![0u8; 1 << 20];
         let mut state = seed | 1;
@@ -207,11 +206,7 @@ impl File {
 
     /// Forgets what the page cache holds of it, so that a job reads from the device.
     pub fn invalidate(&self) -> io::Result<()> {
-        // SAFETY: numbers only.
-        match unsafe { libc::posix_fadvise(self.raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) } {
-            0 => Ok(()),
-            error => Err(io::Error::from_raw_os_error(error)),
-        }
+        Ok(fadvise(&self.fd, 0, None, Advice::DontNeed)?)
     }
 
     /// Where it is.
@@ -240,48 +235,52 @@ impl File {
         matches!(self.kind, FileKind::NvmeGeneric { .. })
     }
 
-    /// The namespace behind an NVMe generic device, 0 of others.
-    pub(crate) fn namespace(&self) -> u32 {
-        match self.kind {
-            FileKind::NvmeGeneric { namespace } => namespace,
-            _ => 0,
-        }
-    }
-
-    #[inline]
-    pub(crate) fn raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
-    }
-
     /// 0, or a negative error number.
     pub(crate) fn flush(&self, data_only: bool) -> i32 {
-        let fd = self.raw_fd();
-        // SAFETY: numbers only.
-        let result = if data_only { unsafe { libc::fdatasync(fd) } } else { unsafe { libc::fsync(fd) } };
-        outcome(result)
+        outcome(if data_only { fdatasync(&self.fd) } else { fsync(&self.fd) })
     }
 
     /// 0, or a negative error number.
     pub(crate) fn discard(&self, offset: u64, bytes: u64) -> i32 {
-        let fd = self.raw_fd();
         match self.kind {
-            FileKind::Block => {
-                let range = [offset, bytes];
-                // SAFETY: BLKDISCARD reads two words, which live until the call returns.
-                outcome(unsafe { libc::ioctl(fd, BLKDISCARD, range.as_ptr()) })
-            }
+            FileKind::Block => match device::discard(&self.fd, offset, bytes) {
+                Ok(()) => 0,
+                Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
+            },
             FileKind::Regular => {
-                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-                // SAFETY: numbers only.
-                outcome(unsafe { libc::fallocate(fd, mode, offset as libc::off_t, bytes as libc::off_t) })
+                let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                outcome(fallocate(&self.fd, mode, offset, bytes))
             }
             _ => -libc::EOPNOTSUPP,
         }
     }
 }
 
-fn outcome(result: libc::c_int) -> i32 {
-    if result == 0 { 0 } else { -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) }
+impl AsFd for File {
+    #[inline]
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl RingFile for File {
+    #[inline]
+    fn block_bytes(&self) -> u32 {
+        self.block_bytes
+    }
+
+    /// The namespace behind an NVMe generic device, 0 of others.
+    #[inline]
+    fn namespace(&self) -> u32 {
+        match self.kind {
+            FileKind::NvmeGeneric { namespace } => namespace,
+            _ => 0,
+        }
+    }
+}
+
+fn outcome(result: Result<(), Errno>) -> i32 {
+    result.map_or_else(|error| -error.raw_os_error(), |()| 0)
 }
 
 /// `/dev/ng0n1`.
@@ -299,64 +298,19 @@ fn owned(found: &std::fs::Metadata) -> bool {
 }
 
 /// What direct I/O must be a multiple of, as statx(2) tells since Linux 6.1.
-fn direct_unit(fd: RawFd) -> u32 {
-    // SAFETY: all zeroes are a value of this structure of numbers.
-    let mut found: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is an empty string, and the structure is ours.
-    let result =
-        unsafe { libc::statx(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN, &raw mut found) };
-    let told = result == 0 && found.stx_mask & libc::STATX_DIOALIGN != 0;
-    if told && found.stx_dio_offset_align > 0 { found.stx_dio_offset_align } else { DIRECT_BYTES }
+fn direct_unit(fd: &OwnedFd) -> u32 {
+    match statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
+        Ok(found) if found.stx_mask & StatxFlags::DIOALIGN.bits() != 0 && found.stx_dio_offset_align > 0 => {
+            found.stx_dio_offset_align
+        }
+        _ => DIRECT_BYTES,
+    }
 }
-
-/// A number that a device tells.
-fn word(fd: RawFd, request: libc::Ioctl) -> io::Result<u64> {
-    let mut value = 0u64;
-    // SAFETY: both requests write at most eight bytes, and the word is ours.
-    let result = unsafe { libc::ioctl(fd, request, &raw mut value) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
-}
-
-/// `struct nvme_passthru_cmd`.
-#[repr(C)]
-#[derive(Default)]
-struct AdminCommand {
-    opcode: u8,
-    flags: u8,
-    reserved: u16,
-    namespace: u32,
-    cdw2: u32,
-    cdw3: u32,
-    metadata: u64,
-    address: u64,
-    metadata_len: u32,
-    data_len: u32,
-    cdw10_to_15: [u32; 6],
-    timeout_ms: u32,
-    result: u32,
-}
-const _: () = assert!(size_of::<AdminCommand>() == 72);
 
 /// The namespace behind a generic device: identifier, bytes of a block, bytes.
-fn identify(fd: RawFd) -> io::Result<(u32, u32, u64)> {
-    // SAFETY: the request takes no argument.
-    let namespace = unsafe { libc::ioctl(fd, NVME_ID) };
-    let namespace = u32::try_from(namespace).map_err(|_| io::Error::last_os_error())?;
-    let mut data = Box::new([0u8; IDENTIFY_BYTES]);
-    let mut command = AdminCommand {
-        opcode: 0x06,
-        namespace,
-        address: data.as_mut_ptr() as u64,
-        data_len: IDENTIFY_BYTES as u32,
-        ..AdminCommand::default()
-    };
-    // SAFETY: the kernel writes IDENTIFY_BYTES into `data` and a result into the command, both ours.
-    let result = unsafe { libc::ioctl(fd, NVME_ADMIN, &raw mut command) };
-    match result {
-        0 => {}
-        1.. => return Err(io::Error::other(format!("NVMe status {result:#x}"))),
-        _ => return Err(io::Error::last_os_error()),
-    }
+fn identify(fd: &OwnedFd) -> io::Result<(u32, u32, u64)> {
+    let namespace = device::nvme_namespace(fd)?;
+    let data = device::nvme_identify_namespace(fd, namespace)?;
     let identity = IdentifyNamespace::decode(&data).map_err(|error| io::Error::other(error.to_string()))?;
     let format = identity.formats.get(usize::from(identity.format));
     let log2 = format.map(|format| format.data_log2).filter(|log2| (9..=20).contains(log2));

@@ -6,7 +6,7 @@
 //! nothing and so costs what the caller costs. An engine belongs to one thread, and needs no reactor:
 //! the thread is the caller's.
 //!
-//! `unsafe` is here because raw system calls are what is measured.
+//! What the kernel is handed belongs to [`sys::Aio`] and [`sys::Uring`] until it has completed.
 //!
 //! ```
 //! use engines::{Config, Engine, Kind};
@@ -19,21 +19,22 @@
 //! # Ok::<(), engines::OpenError>(())
 //! ```
 
+#![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod aio;
+mod aside;
 mod engine;
 mod file;
 mod null;
-mod passthrough;
 mod sync;
 mod uring;
 pub mod usage;
 
 pub use aio::Aio;
-pub use engine::{AnyEngine, Config, Engine, Kind, OpenError, Polling, open};
+pub use engine::{AnyEngine, Config, Engine, Kind, OpenError, open};
 pub use file::{Access, File, FileError, FileKind, Layout, SyncMode};
 pub use null::Null;
-pub use passthrough::Passthrough;
 pub use sync::Sync;
-pub use uring::Uring;
+pub use sys::Polling;
+pub use uring::{Passthrough, Uring};

@@ -1,9 +1,10 @@
 //! `psync` and `pvsync2`: a system call an I/O.
 
-use std::os::fd::RawFd;
+use std::io::{IoSlice, IoSliceMut};
 
 use memory::Buffer;
 use ring::{Channel, Completion, Op, Request};
+use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, pwrite, pwritev2};
 
 use crate::engine::status_of;
 use crate::{Config, Engine, File, Kind};
@@ -14,7 +15,7 @@ pub struct Sync {
     /// Not yet polled; at most one.
     done: Vec<Completion<Buffer>>,
     vectored: bool,
-    flags: libc::c_int,
+    flags: ReadWriteFlags,
     data_sync: bool,
 }
 
@@ -25,21 +26,21 @@ impl Sync {
             files,
             done: Vec::with_capacity(1),
             vectored: config.kind == Kind::Pvsync2,
-            flags: if hipri { libc::RWF_HIPRI } else { 0 },
+            flags: if hipri { ReadWriteFlags::HIPRI } else { ReadWriteFlags::empty() },
             data_sync: config.data_sync,
         }
     }
 
-    /// Does it; bytes, or a negative error number.
+    /// Does it; bytes, or a negative error number, and how many bytes were asked for.
     #[inline]
-    fn perform(&self, request: &Request<Buffer>) -> (i64, u64) {
+    fn perform(&self, request: &mut Request<Buffer>) -> (i64, u64) {
         let file = &self.files[request.flow as usize];
         let offset = request.lba * u64::from(file.block_bytes());
         let bytes = u64::from(request.blocks) * u64::from(file.block_bytes());
-        let result = match (request.op, &request.buffer) {
-            (Op::Read | Op::Write, Some(buffer)) => {
+        let result = match (request.op, &mut request.buffer) {
+            (op @ (Op::Read | Op::Write), Some(buffer)) => {
                 assert!(bytes as usize <= buffer.len(), "{bytes} bytes in a buffer of {}", buffer.len());
-                self.transfer(file.raw_fd(), request.op, buffer, bytes as usize, offset as libc::off_t)
+                self.transfer(file, op, &mut buffer.as_mut_slice()[..bytes as usize], offset)
             }
             (Op::Flush, _) => i64::from(file.flush(self.data_sync)),
             (Op::Unmap, _) => i64::from(file.discard(offset, bytes)),
@@ -49,26 +50,18 @@ impl Sync {
     }
 
     #[inline]
-    fn transfer(&self, fd: RawFd, op: Op, buffer: &Buffer, bytes: usize, offset: libc::off_t) -> i64 {
-        let start = buffer.as_ptr().cast::<libc::c_void>();
-        let vector = libc::iovec { iov_base: start, iov_len: bytes };
+    fn transfer(&self, file: &File, op: Op, data: &mut [u8], offset: u64) -> i64 {
         loop {
             let result = match (self.vectored, op) {
-                // SAFETY: the buffer is held and at least `bytes` long; the kernel is done with it on return.
-                (false, Op::Read) => unsafe { libc::pread(fd, start, bytes, offset) },
-                // SAFETY: as above.
-                (false, _) => unsafe { libc::pwrite(fd, start, bytes, offset) },
-                // SAFETY: as above, and the vector lives until the call returns.
-                (true, Op::Read) => unsafe { libc::preadv2(fd, &raw const vector, 1, offset, self.flags) },
-                // SAFETY: as above.
-                (true, _) => unsafe { libc::pwritev2(fd, &raw const vector, 1, offset, self.flags) },
+                (false, Op::Read) => pread(file, &mut *data, offset),
+                (false, _) => pwrite(file, data, offset),
+                (true, Op::Read) => preadv2(file, &mut [IoSliceMut::new(data)], offset, self.flags),
+                (true, _) => pwritev2(file, &[IoSlice::new(data)], offset, self.flags),
             };
-            if result >= 0 {
-                return result as i64;
-            }
-            let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-            if error != libc::EINTR {
-                return -i64::from(error);
+            match result {
+                Ok(bytes) => return bytes as i64,
+                Err(Errno::INTR) => {}
+                Err(error) => return -i64::from(error.raw_os_error()),
             }
         }
     }
@@ -84,8 +77,8 @@ impl Channel for Sync {
             return;
         }
         let request = if batch.len() == 1 { batch.pop() } else { Some(batch.remove(0)) };
-        if let Some(request) = request {
-            let (result, bytes) = self.perform(&request);
+        if let Some(mut request) = request {
+            let (result, bytes) = self.perform(&mut request);
             let status = status_of(request.op, result, bytes);
             self.done.push(request.complete(status));
         }

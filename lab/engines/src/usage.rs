@@ -2,36 +2,11 @@
 
 use std::fs;
 
-/// Processor time, switches and faults, as `getrusage(2)` has them, or the difference of two readings.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Resources {
-    /// Processor time in user space, nanoseconds.
-    pub user_ns: u64,
-    /// In the kernel.
-    pub system_ns: u64,
-    /// Context switches, wanted and not.
-    pub switches: u64,
-    /// Page faults that needed no disk.
-    pub minor_faults: u64,
-    /// Page faults that did.
-    pub major_faults: u64,
-}
+pub use sys::{ThreadUsage as Resources, set_io_priority};
 
 /// The calling thread's, since it began.
 pub fn thread() -> Resources {
-    // SAFETY: all zeroes are a value of this structure of numbers.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure is ours and of the kernel's shape.
-    let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
-    assert_eq!(result, 0, "getrusage of the calling thread cannot fail");
-    let ns = |time: libc::timeval| time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000;
-    Resources {
-        user_ns: ns(usage.ru_utime),
-        system_ns: ns(usage.ru_stime),
-        switches: (usage.ru_nvcsw + usage.ru_nivcsw) as u64,
-        minor_faults: usage.ru_minflt as u64,
-        major_faults: usage.ru_majflt as u64,
-    }
+    Resources::now()
 }
 
 /// Nanoseconds that a thread of this process has run, by the scheduler's own count; `None` when it has ended.
@@ -48,17 +23,6 @@ pub fn uring_workers_ns() -> u64 {
 /// Nanoseconds of every kernel worker (`kworker/*`) of the machine, whoever it works for.
 pub fn kernel_workers_ns() -> u64 {
     named_ns("/proc", "kworker/")
-}
-
-/// Sets the I/O priority of the calling thread: class 1 real time, 2 best effort, 3 idle; level 0 to 7.
-pub fn set_io_priority(class: u8, level: u8) -> std::io::Result<()> {
-    // `IOPRIO_WHO_PROCESS` and `IOPRIO_PRIO_VALUE` of `linux/ioprio.h`; 0 is the calling thread.
-    let value = libc::c_int::from(class) << 13 | libc::c_int::from(level);
-    // SAFETY: numbers only.
-    match unsafe { libc::syscall(libc::SYS_ioprio_set, 1, 0, value) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
-    }
 }
 
 fn named_ns(directory: &str, prefix: &str) -> u64 {

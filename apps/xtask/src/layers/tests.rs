@@ -140,6 +140,7 @@ fn a_crate_starts_with_its_documentation_and_forbids_unsafe_code() {
         ("apps/ringbolt", "fn main() {}\n", 2),
         ("host/sys", "//! Doc.\n", 0),
         ("drivers/nvme", "mod x;\n", 1),
+        ("lab/engines", "//! Doc.\n", 1),
     ] {
         let found = check(&workspace(&[folder], &[], &[]), |_| Ok(text.to_owned()));
         assert_eq!(found.len(), expected, "{folder}: {text:?}: {found:?}");

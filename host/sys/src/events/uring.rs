@@ -3,11 +3,12 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use io_uring::types::{CancelBuilder, Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::types::{CancelBuilder, Fd, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, opcode, squeue};
 use memory::Buffer;
 
 use super::{IGNORED, Interest, Operation, Raw, Write};
+use crate::sqe::{self, Handle, Memory};
 
 /// Files that can be open at a time on one core.
 pub(super) const FILES_MAX: u32 = 1024;
@@ -85,49 +86,26 @@ impl Uring {
     }
 
     pub(super) fn operate(&mut self, request: FileOperation<'_>) {
-        let fixed_buffer = request.buffer.and_then(|(buffer, _)| self.registered(buffer));
+        let registered = request.buffer.and_then(|(buffer, _)| self.registered(buffer));
         let start = request
             .buffer
             .map_or(std::ptr::null_mut(), |(buffer, start)| buffer.as_ptr().wrapping_add(start));
-        let (length, offset) = (request.length as u32, request.offset);
-        // The file as its registered index or as its descriptor: two types, the same opcodes.
-        macro_rules! with_file {
-            ($file:ident => $entry:expr) => {
-                if self.files_registered {
-                    let $file = Fixed(request.file);
-                    $entry
-                } else {
-                    let $file = Fd(request.fd);
-                    $entry
-                }
-            };
-        }
+        let (length, offset) = (request.length, request.offset);
+        let memory = Memory { start, bytes: length as u32, registered };
+        let file = match self.files_registered {
+            true => Handle::Registered(request.file),
+            false => Handle::Descriptor(request.fd),
+        };
         let entry = match request.operation {
-            Operation::Read => match fixed_buffer {
-                Some(index) => {
-                    with_file!(file => opcode::ReadFixed::new(file, start, length, index).offset(offset).build())
-                }
-                None => with_file!(file => opcode::Read::new(file, start, length).offset(offset).build()),
-            },
-            Operation::Write(write) => {
-                let flags = if write == Write::Durable { libc::RWF_DSYNC } else { 0 };
-                match fixed_buffer {
-                    Some(index) => with_file!(file => opcode::WriteFixed::new(file, start, length, index)
-                        .offset(offset).rw_flags(flags).build()),
-                    None => with_file!(file => opcode::Write::new(file, start, length)
-                        .offset(offset).rw_flags(flags).build()),
-                }
+            Operation::Read => sqe::read(file, memory, offset),
+            Operation::Write(Write::Cached) => sqe::write(file, memory, offset, 0),
+            Operation::Write(Write::Durable) => sqe::write(file, memory, offset, libc::RWF_DSYNC),
+            Operation::Sync => sqe::sync(file, true),
+            Operation::Punch => {
+                sqe::fallocate(file, offset, length, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
             }
-            Operation::Sync => {
-                with_file!(file => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build())
-            }
-            Operation::Punch | Operation::Zero => {
-                let mode = match request.operation {
-                    Operation::Punch => libc::FALLOC_FL_PUNCH_HOLE,
-                    _ => libc::FALLOC_FL_ZERO_RANGE,
-                };
-                let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
-                with_file!(file => opcode::Fallocate::new(file, request.length).offset(offset).mode(mode).build())
+            Operation::Zero => {
+                sqe::fallocate(file, offset, length, libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE)
             }
         };
         self.push(entry.user_data(request.user_data));
@@ -145,7 +123,9 @@ impl Uring {
     }
 
     pub(super) fn cancel_all(&mut self) {
-        let _ = self.ring.submitter().register_sync_cancel(None, CancelBuilder::any());
+        // What a disk works on is not found, and ends by itself.
+        let time_max = Timespec::new().sec(1);
+        let _ = self.ring.submitter().register_sync_cancel(Some(time_max), CancelBuilder::any());
     }
 
     fn push(&mut self, entry: squeue::Entry) {

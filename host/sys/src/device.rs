@@ -1,0 +1,98 @@
+//! What is asked of block devices and NVMe devices by `ioctl(2)`, and has no safe wrapper elsewhere.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// `BLKDISCARD` of `linux/fs.h`.
+const BLKDISCARD: libc::Ioctl = 0x1277;
+/// `NVME_IOCTL_ID` and `NVME_IOCTL_ADMIN_CMD` of `linux/nvme_ioctl.h`.
+const NVME_ID: libc::Ioctl = 0x4e40;
+const NVME_ADMIN: libc::Ioctl = 0xc048_4e41u32 as libc::Ioctl;
+/// Opcode of the Identify command.
+const IDENTIFY: u8 = 0x06;
+/// Bytes of what it answers.
+pub const IDENTIFY_BYTES: usize = 4096;
+
+/// Tells a block device that a range is no longer needed, and waits for that.
+///
+/// # Errors
+/// What the kernel says: `EOPNOTSUPP` of a device that discards nothing, `EINVAL` for a range that is no
+/// multiple of its blocks.
+pub fn discard(device: impl AsFd, offset: u64, bytes: u64) -> io::Result<()> {
+    let range = [offset, bytes];
+    // SAFETY: BLKDISCARD reads two words, which live until the call returns.
+    match unsafe { libc::ioctl(device.as_fd().as_raw_fd(), BLKDISCARD, range.as_ptr()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The identifier of the namespace behind an NVMe block or generic device.
+///
+/// # Errors
+/// What the kernel says: `ENOTTY` for what is no such device.
+pub fn nvme_namespace(device: impl AsFd) -> io::Result<u32> {
+    // SAFETY: the request takes no argument.
+    let namespace = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), NVME_ID) };
+    u32::try_from(namespace).map_err(|_| io::Error::last_os_error())
+}
+
+/// `struct nvme_passthru_cmd`.
+#[repr(C)]
+#[derive(Default)]
+struct AdminCommand {
+    opcode: u8,
+    flags: u8,
+    reserved: u16,
+    namespace: u32,
+    cdw2: u32,
+    cdw3: u32,
+    metadata: u64,
+    address: u64,
+    metadata_len: u32,
+    data_len: u32,
+    cdw10_to_15: [u32; 6],
+    timeout_ms: u32,
+    result: u32,
+}
+const _: () = assert!(size_of::<AdminCommand>() == 72);
+
+/// The Identify Namespace data structure (NVMe Base Specification 2.0, 5.17.2.1) of a namespace.
+///
+/// # Errors
+/// What the kernel says, or the status with which the device refuses.
+pub fn nvme_identify_namespace(device: impl AsFd, namespace: u32) -> io::Result<Box<[u8; IDENTIFY_BYTES]>> {
+    let mut data = Box::new([0u8; IDENTIFY_BYTES]);
+    let mut command = AdminCommand {
+        opcode: IDENTIFY,
+        namespace,
+        address: data.as_mut_ptr() as u64,
+        data_len: IDENTIFY_BYTES as u32,
+        ..AdminCommand::default()
+    };
+    // SAFETY: the kernel writes IDENTIFY_BYTES into `data` and a result into the command, both ours, and is
+    // done with them on return.
+    match unsafe { libc::ioctl(device.as_fd().as_raw_fd(), NVME_ADMIN, &raw mut command) } {
+        0 => Ok(data),
+        status @ 1.. => Err(io::Error::other(format!("NVMe status {status:#x}"))),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no such calls")]
+    fn what_is_no_such_device_says_so() {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        for error in [
+            discard(&null, 0, 4096).unwrap_err(),
+            nvme_namespace(&null).unwrap_err(),
+            nvme_identify_namespace(&null, 1).unwrap_err(),
+        ] {
+            assert_eq!(error.raw_os_error(), Some(libc::ENOTTY), "{error}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What the kernel holds: requests with their buffers, by tag.
+
+use std::os::fd::AsFd;
+
+use memory::Buffer;
+use ring::Request;
+
+/// A file that a ring of requests does I/O on. The ring owns it, so that its descriptor stays open.
+pub trait RingFile: AsFd {
+    /// The unit of a request's `lba` and `blocks`.
+    fn block_bytes(&self) -> u32;
+
+    /// The namespace that NVMe commands name, of an NVMe generic device.
+    fn namespace(&self) -> u32 {
+        0
+    }
+}
+
+/// Where a request begins in its file, and its bytes.
+#[inline]
+pub(crate) fn span<F: RingFile>(file: &F, request: &Request<Buffer>) -> (u64, u32) {
+    let unit = file.block_bytes();
+    // What the multiplication loses, the check against the buffer's length and the kernel's against the
+    // file's find: no memory is named by it.
+    (request.lba.wrapping_mul(u64::from(unit)), request.blocks.wrapping_mul(unit))
+}
+
+/// The address of a request's data, of which the kernel may use so many bytes.
+///
+/// # Panics
+/// If the buffer is shorter.
+#[inline]
+pub(crate) fn address(buffer: &Buffer, bytes: u32) -> *mut u8 {
+    assert!(bytes as usize <= buffer.len(), "{bytes} bytes in a buffer of {}", buffer.len());
+    buffer.as_ptr()
+}
+
+/// Requests that the kernel works on. They own their buffers, and so no safe code can free memory that the
+/// kernel still reads or writes: the only way out is [`take`](Self::take), with a tag that the kernel has
+/// completed.
+pub(crate) struct Requests {
+    slots: Box<[Option<Request<Buffer>>]>,
+    count: usize,
+}
+
+impl Requests {
+    pub(crate) fn new(depth: u32) -> Requests {
+        Requests { slots: (0..depth).map(|_| None).collect(), count: 0 }
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    #[inline]
+    pub(crate) fn room(&self) -> usize {
+        self.slots.len() - self.count
+    }
+
+    /// Keeps a request, and so its buffer, until it is taken.
+    ///
+    /// # Panics
+    /// If its tag is in flight, or not below the depth.
+    #[inline]
+    pub(crate) fn put(&mut self, request: Request<Buffer>) {
+        let tag = request.tag.0;
+        let slot = &mut self.slots[tag as usize];
+        assert!(slot.is_none(), "tag {tag} is in flight already");
+        *slot = Some(request);
+        self.count += 1;
+    }
+
+    /// The request that the kernel names by its tag.
+    ///
+    /// # Panics
+    /// If it is not in flight, which is the kernel's, or our, bug.
+    #[inline]
+    pub(crate) fn take(&mut self, tag: u64) -> Request<Buffer> {
+        let Some(request) = self.slots[tag as usize].take() else {
+            panic!("tag {tag} is completed, and not in flight")
+        };
+        self.count -= 1;
+        request
+    }
+
+    /// What is in flight keeps its memory for ever: nobody knows when the kernel is done with it.
+    pub(crate) fn forget(&mut self) {
+        for slot in &mut self.slots {
+            std::mem::forget(slot.take());
+        }
+        self.count = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memory::{Arena, Pool};
+    use ring::{Op, Tag};
+
+    use super::*;
+
+    fn pool() -> Pool {
+        let config = memory::Config { limit_bytes: 2 << 20, hugepages: false, ..memory::Config::default() };
+        Pool::new(&Arena::new(config))
+    }
+
+    #[test]
+    fn a_request_is_held_with_its_buffer_until_it_is_taken() {
+        let pool = pool();
+        let mut requests = Requests::new(2);
+        requests.put(Request::read(Tag(1), 7, 1, pool.take(4096).unwrap()));
+        assert_eq!((requests.len(), requests.room()), (1, 1));
+        assert_eq!(requests.take(1).lba, 7);
+        assert_eq!((requests.len(), requests.room()), (0, 2));
+    }
+
+    #[test]
+    #[should_panic(expected = "in flight already")]
+    fn a_tag_is_in_flight_once() {
+        let mut requests = Requests::new(2);
+        requests.put(Request::new(Tag(1), Op::Flush, 0, 0));
+        requests.put(Request::new(Tag(1), Op::Flush, 0, 0));
+    }
+
+    #[test]
+    #[should_panic(expected = "not in flight")]
+    fn what_is_not_in_flight_does_not_complete() {
+        Requests::new(2).take(1);
+    }
+
+    #[test]
+    fn what_is_forgotten_never_comes_back_to_its_pool() {
+        let pool = pool();
+        let large = memory::BUFFER_BYTES_MAX;
+        let mut requests = Requests::new(2);
+        requests.put(Request::read(Tag(0), 0, 1, pool.take(large).unwrap()));
+        let other = pool.take(large).unwrap();
+        let forgotten = other.as_ptr();
+        requests.put(Request::read(Tag(1), 0, 1, other));
+        drop(requests.take(0));
+        requests.forget();
+        drop(requests);
+        assert_ne!(pool.take(large).unwrap().as_ptr(), forgotten);
+    }
+
+    #[test]
+    #[should_panic(expected = "in a buffer of 512")]
+    fn no_more_than_the_buffer_is_named_to_the_kernel() {
+        address(&pool().take(512).unwrap(), 513);
+    }
+}

@@ -1,0 +1,138 @@
+use std::io::Write as _;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use memory::Pool;
+use ring::{Op, Tag};
+
+use super::*;
+
+struct Blocks(OwnedFd);
+
+impl AsFd for Blocks {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl RingFile for Blocks {
+    fn block_bytes(&self) -> u32 {
+        512
+    }
+}
+
+const CONFIG: UringConfig = UringConfig {
+    depth: 4,
+    polling: Polling { submission: false, submission_cpu: None, submission_idle_ms: 0, completion: false },
+    nonvectored: true,
+    data_sync: false,
+    batch_max: 0,
+};
+
+fn pool() -> Pool {
+    let config = memory::Config { limit_bytes: 2 << 20, hugepages: false, ..memory::Config::default() };
+    Pool::new(&Arena::new(config))
+}
+
+fn open(config: &UringConfig, file: OwnedFd) -> Option<Uring<Blocks, Transfers>> {
+    match Uring::new(config, vec![Blocks(file)]) {
+        Ok(ring) => Some(ring),
+        Err(error) => {
+            println!("SKIPPED: no io_uring here: {error}");
+            None
+        }
+    }
+}
+
+fn finish(ring: &mut Uring<Blocks, Transfers>, count: usize) -> Vec<(Request<Buffer>, i64)> {
+    let mut done = Vec::new();
+    while done.len() < count {
+        ring.wait(1_000_000_000);
+        ring.reap(usize::MAX, |_, request, result| done.push((request, result)));
+    }
+    assert_eq!((done.len(), ring.in_flight()), (count, 0));
+    done
+}
+
+#[test]
+fn a_read_that_never_ends_is_cancelled_and_its_buffer_comes_back() {
+    let (near, _far) = UnixStream::pair().unwrap();
+    let Some(mut ring) = open(&CONFIG, near.into()) else { return };
+    let pool = pool();
+    // All that the arena has, so that it shows whether it came back.
+    let halves = || (0..2).map_while(|_| pool.take(memory::BUFFER_BYTES_MAX)).collect::<Vec<_>>();
+    let mut batch: Vec<_> =
+        (0..).zip(halves()).map(|(tag, buffer)| Request::read(Tag(tag), 0, 1, buffer)).collect();
+    ring.submit(&mut batch, 2);
+    assert_eq!((batch.len(), ring.in_flight(), ring.room()), (0, 2, 2));
+    let begun = Instant::now();
+    drop(ring);
+    assert!(begun.elapsed() < DROP_TIME_MAX / 2, "{:?}", begun.elapsed());
+    assert_eq!(halves().len(), 2);
+}
+
+#[test]
+fn what_does_not_fit_stays_with_the_caller() {
+    let (near, mut far) = UnixStream::pair().unwrap();
+    let one_by_one = UringConfig { batch_max: 1, ..CONFIG };
+    let Some(mut ring) = open(&one_by_one, near.into()) else { return };
+    let pool = pool();
+    let mut batch: Vec<_> =
+        (0..6).map(|tag| Request::read(Tag(tag % 4), 0, 1, pool.take(512).unwrap())).collect();
+    ring.submit(&mut batch, 6);
+    assert_eq!((batch.len(), ring.room()), (2, 0));
+    far.write_all(&[7; 4 * 512]).unwrap();
+    let done = finish(&mut ring, 4);
+    assert!(done.iter().all(|(request, result)| {
+        *result == 512 && request.buffer.as_ref().is_some_and(|buffer| buffer.as_slice()[511] == 7)
+    }));
+}
+
+#[test]
+fn registered_memory_is_of_one_arena_and_keeps_it() {
+    let path = std::env::temp_dir().join(format!("ringbolt-sys-uring-{}", std::process::id()));
+    std::fs::write(&path, [5; 4096]).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let Some(mut ring) = open(&CONFIG, file.into()) else { return };
+    let (one, other) = (pool(), pool());
+    let of = |pool: &Pool, tag| Request::read(Tag(tag), 0, 1, pool.take(512).unwrap());
+    let mixed = [of(&one, 0), of(&other, 1)];
+    assert_eq!(ring.register_buffers(&mixed).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    let mut batch = vec![of(&one, 0)];
+    if let Err(error) = ring.register_buffers(&batch) {
+        return println!("SKIPPED: memory cannot be registered here: {error}");
+    }
+    assert_eq!(ring.register_buffers(&batch).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    ring.register_files().unwrap();
+    batch.push(of(&other, 1));
+    ring.submit(&mut batch, 2);
+    let mut done = finish(&mut ring, 2);
+    done.sort_by_key(|(request, _)| request.tag);
+    let results: Vec<i64> = done.iter().map(|(_, result)| *result).collect();
+    assert_eq!(results, [512, -i64::from(libc::EFAULT)], "memory of another arena is not registered");
+    drop((mixed, done, batch));
+    let arena = Arc::downgrade(one.arena());
+    drop(one);
+    assert!(arena.upgrade().is_some(), "what is registered stays mapped");
+    drop(ring);
+    assert!(arena.upgrade().is_none());
+}
+
+#[test]
+fn what_no_entry_says_is_a_no_operation() {
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let Some(mut ring) = open(&CONFIG, file.into()) else { return };
+    let mut batch = vec![Request::new(Tag(3), Op::Reset, 0, 0)];
+    ring.submit(&mut batch, 1);
+    assert_eq!(finish(&mut ring, 1)[0].1, 0);
+}
+
+#[test]
+#[should_panic(expected = "in a buffer of 512")]
+fn a_request_longer_than_its_buffer_never_reaches_the_kernel() {
+    let file = std::fs::File::open("/dev/zero").unwrap();
+    let Some(mut ring) = open(&CONFIG, file.into()) else { panic!("in a buffer of 512 (SKIPPED)") };
+    let mut batch = vec![Request::read(Tag(0), 0, 2, pool().take(512).unwrap())];
+    ring.submit(&mut batch, 1);
+}
