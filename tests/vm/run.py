@@ -102,7 +102,7 @@ class Runner:
                 parts["guest's disks"] = self.guest.check("cd /sys/block; grep . nvme*/inflight 2> /dev/null; true", 10)
                 blocked = "dmesg -c > /dev/null; echo w > /proc/sysrq-trigger; dmesg | grep -v '^.\\{15\\}sysrq:'"
                 parts["guest's blocked tasks"] = self.guest.run(blocked, 10).out
-            except (AssertionError, GuestError):
+            except (AssertionError, GuestError, OSError):
                 parts["guest's console"] = self.guest.console()
         for title, text in parts.items():
             for line in text.strip().splitlines():

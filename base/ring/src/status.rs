@@ -42,7 +42,8 @@ macro_rules! statuses {
 const EIO: i32 = 5;
 
 // NVM Express Base Specification 2.0, section 4.2.3 (figures 94 to 97); NVM Command Set
-// Specification 1.0, section 4.1.2; NVMe over Fabrics codes of section 4.2.3.2.
+// Specification 1.0, section 4.1.2; NVMe over Fabrics codes of section 4.2.3.2; codes of zones: Zoned
+// Namespace Command Set Specification 1.1.
 statuses! {
     SUCCESS = 0x0, 0x00, "Successful Completion", 0;
     INVALID_OPCODE = 0x0, 0x01, "Invalid Command Opcode", 95;
@@ -92,6 +93,14 @@ statuses! {
     CONNECT_INVALID_HOST = 0x1, 0x84, "Connect Invalid Host", 13;
     DISCOVERY_RESTART = 0x1, 0x90, "Discover Restart", 11;
     AUTHENTICATION_REQUIRED = 0x1, 0x91, "Authentication Required", 13;
+    ZONE_BOUNDARY_ERROR = 0x1, 0xb8, "Zone Boundary Error", 5;
+    ZONE_IS_FULL = 0x1, 0xb9, "Zone Is Full", 5;
+    ZONE_IS_READ_ONLY = 0x1, 0xba, "Zone Is Read Only", 5;
+    ZONE_IS_OFFLINE = 0x1, 0xbb, "Zone Is Offline", 5;
+    ZONE_INVALID_WRITE = 0x1, 0xbc, "Zone Invalid Write", 5;
+    TOO_MANY_ACTIVE_ZONES = 0x1, 0xbd, "Too Many Active Zones", 5;
+    TOO_MANY_OPEN_ZONES = 0x1, 0xbe, "Too Many Open Zones", 5;
+    INVALID_ZONE_TRANSITION = 0x1, 0xbf, "Invalid Zone State Transition", 5;
     WRITE_FAULT = 0x2, 0x80, "Write Fault", 5;
     UNRECOVERED_READ_ERROR = 0x2, 0x81, "Unrecovered Read Error", 61;
     GUARD_CHECK_ERROR = 0x2, 0x82, "End-to-end Guard Check Error", 84;

@@ -218,6 +218,9 @@ class Guest:
         try:
             self.qmp("qmp_capabilities")
             self.wait(lambda: all(port.ready for port in self.ports), 60, "agent in the guest")
+        except ConnectionError as error:
+            self.close()
+            raise GuestError(f"QEMU ended while it started\n{self.console()}") from error
         except BaseException:
             self.close()
             raise
@@ -319,8 +322,9 @@ class Guest:
         """The end of the guest's console and of QEMU's own output."""
         text = ""
         for name in ("console", "qemu"):
-            with open(f"{self.folder}/{name}", "rb") as file:
-                text += file.read()[-3000:].decode("utf-8", "replace")
+            if os.path.exists(f"{self.folder}/{name}"):
+                with open(f"{self.folder}/{name}", "rb") as file:
+                    text += file.read()[-3000:].decode("utf-8", "replace")
         return text.strip()
 
     def close(self):

@@ -22,7 +22,15 @@ MIB = 1 << 20
 QEMU = "qemu-system-x86_64"
 PLUGIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "plugin")
 # Beside the binary that RINGBOLT names, and the packages that `cargo build -p PACKAGE --example NAME` makes them of.
-EXAMPLES = {"registers": "ringbolt-pci", "blocks": "ringbolt-nvme"}
+EXAMPLES = {"registers": "ringbolt-pci", "blocks": "ringbolt-nvme", "exercise": "ringbolt-nvme"}
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """One more namespace of an emulated controller, of 16 MiB."""
+
+    block_size: int = 512
+    options: str = ""  # more of QEMU's options, such as ms=8,pi=1 or zoned=true
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,7 @@ class Nvme:
     block_size: int = 512
     port: str = ""
     options: str = ""  # more of QEMU's options for the controller, such as max_ioqpairs=4
+    more: tuple = ()  # namespaces besides the first, from number 2
 
 
 @dataclass(frozen=True)
@@ -61,18 +70,32 @@ class Machine:
             arguments += ["-plugin", compiled(folder, "count", "-fPIC", "-shared")]
         for index, nvme in enumerate(self.nvme):
             controller = f"nvme,id=nvme{index},serial={serial(index)}"
+            if nvme.more:  # of a subsystem, without which namespaces cannot be attached and detached
+                arguments += ["-device", f"nvme-subsys,id=subsystem{index},nqn=subsystem{index}"]
+                controller += f",subsys=subsystem{index}"
             if nvme.port:
                 arguments += ["-device", f"pcie-root-port,id={nvme.port},chassis={index + 1},slot={index + 1}"]
                 controller += f",bus={nvme.port}"
             arguments += ["-device", f"{controller},{nvme.options}".rstrip(",")]
             if nvme.mib:
-                path = f"{folder}/nvme{index}.raw"
-                with open(path, "wb") as file:
-                    file.truncate(nvme.mib * MIB)
-                blocks = f"logical_block_size={nvme.block_size},physical_block_size={nvme.block_size}"
-                arguments += ["-blockdev", f"driver=file,filename={path},node-name=disk{index},discard=unmap"]
-                arguments += ["-device", f"nvme-ns,bus=nvme{index},drive=disk{index},nsid=1,{blocks}"]
+                first = f"{folder}/nvme{index}.raw"
+                arguments += namespace(first, nvme.mib, index, 1, nvme.block_size)
+            for nsid, more in enumerate(nvme.more, 2):
+                path = f"{folder}/nvme{index}n{nsid}.raw"
+                arguments += namespace(path, 16, index, nsid, more.block_size, more.options)
         return arguments
+
+
+def namespace(path, mib, controller, nsid, block_size, options=""):
+    """QEMU's arguments for a namespace over a file that is made here."""
+    with open(path, "wb") as file:
+        file.truncate(mib * MIB)
+    blocks = f"logical_block_size={block_size},physical_block_size={block_size}"
+    node = f"disk{controller}n{nsid}"
+    return [
+        *("-blockdev", f"driver=file,filename={path},node-name={node},discard=unmap"),
+        *("-device", f"nvme-ns,bus=nvme{controller},drive={node},nsid={nsid},{blocks},{options}".rstrip(",")),
+    ]
 
 
 def serial(index):

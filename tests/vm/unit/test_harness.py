@@ -74,7 +74,7 @@ class Machines(unittest.TestCase):
             self.assertEqual(os.path.getsize(f"{folder}/nvme0.raw"), 2 << 20)
             self.assertEqual(os.listdir(folder), ["nvme0.raw"])
         self.assertIn("nvme,id=nvme1,serial=RBPCI1,bus=port0", arguments)
-        self.assertIn("nvme-ns,bus=nvme0,drive=disk0,nsid=1,logical_block_size=4096,physical_block_size=4096", arguments)
+        self.assertIn("nvme-ns,bus=nvme0,drive=disk0n1,nsid=1,logical_block_size=4096,physical_block_size=4096", arguments)
         self.assertEqual(machine.Machine().arguments("/nonexistent"), [])
 
 

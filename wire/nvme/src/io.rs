@@ -89,7 +89,7 @@ impl ReadWrite {
 }
 
 /// Write Zeroes (NVM 1.0, section 3.2.8).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteZeroes {
     /// First logical block.
     pub lba: u64,
@@ -136,7 +136,7 @@ impl WriteZeroes {
 }
 
 /// Dataset Management (NVM 1.0, section 3.2.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DatasetManagement {
     /// Number of ranges in the data, 1 to 256.
     pub ranges: u16,
@@ -270,7 +270,7 @@ impl Copy {
 pub const COPY_RANGE_SIZE: usize = 32;
 
 /// A source range of Copy, format 0 (NVM 1.0, section 3.2.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopyRange {
     /// First logical block.
     pub lba: u64,
