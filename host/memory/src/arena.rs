@@ -16,7 +16,8 @@ pub const CHUNK_BYTES: usize = 2 << 20;
 pub struct Config {
     /// Most bytes that all pools together may hold. Rounded down to whole chunks, at least one.
     pub limit_bytes: usize,
-    /// Whether hugepages are tried first.
+    /// Whether hugepages are tried first, and the kernel's transparent ones where none are free. Without, a
+    /// chunk costs what is touched of it: a few pages, and not the time to clear 2 MiB.
     pub hugepages: bool,
     /// Whether chunks can be mapped by another process: they then lie in a file in memory.
     pub shared: bool,
@@ -201,8 +202,14 @@ impl Arena {
 
     fn map_pages(&self, huge: bool) -> Option<(NonNull<u8>, Option<Arc<OwnedFd>>)> {
         if !self.config.shared {
-            let huge_flags = if huge { MapFlags::HUGETLB | MapFlags::POPULATE } else { MapFlags::empty() };
-            return Some((map(CHUNK_BYTES, MapFlags::PRIVATE | huge_flags)?, None));
+            let start = match (huge, self.config.hugepages) {
+                (true, _) => {
+                    map_as_is(CHUNK_BYTES, MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::POPULATE)
+                }
+                (false, true) => map(CHUNK_BYTES, MapFlags::PRIVATE),
+                (false, false) => map_as_is(CHUNK_BYTES, MapFlags::PRIVATE),
+            };
+            return Some((start?, None));
         }
         let huge_flags = if huge { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge_flags;
@@ -212,6 +219,9 @@ impl Arena {
         let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
         rustix::fs::fcntl_add_seals(&file, seals).ok()?;
         let start = map_file(&file, if huge { MapFlags::POPULATE } else { MapFlags::empty() })?;
+        if self.config.hugepages {
+            advise_huge(start, CHUNK_BYTES);
+        }
         Some((start, Some(Arc::new(file))))
     }
 
@@ -231,20 +241,32 @@ impl Drop for Arena {
     }
 }
 
-/// Maps `bytes` of zeroed private memory, or `None` if the machine has none.
+/// Maps `bytes` of zeroed private memory, of transparent hugepages if there are, or `None` if the machine
+/// has none.
 pub(crate) fn map(bytes: usize, flags: MapFlags) -> Option<NonNull<u8>> {
+    let start = map_as_is(bytes, flags)?;
+    if bytes >= CHUNK_BYTES {
+        advise_huge(start, bytes);
+    }
+    Some(start)
+}
+
+fn map_as_is(bytes: usize, flags: MapFlags) -> Option<NonNull<u8>> {
     let flags = if cfg!(miri) { MapFlags::PRIVATE } else { flags };
     // SAFETY: a new anonymous mapping at an address of the kernel's choice aliases nothing.
     let start = unsafe {
         rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
     };
-    let start = NonNull::new(start.ok()?.cast::<u8>())?;
+    NonNull::new(start.ok()?.cast::<u8>())
+}
+
+/// Asks for transparent hugepages, of a mapping that was just made.
+fn advise_huge(start: NonNull<u8>, bytes: usize) {
     // Miri knows no advice.
-    if bytes >= CHUNK_BYTES && !flags.contains(MapFlags::HUGETLB) && !cfg!(miri) {
-        // SAFETY: the range is the mapping just made; the advice changes no contents.
+    if !cfg!(miri) {
+        // SAFETY: the advice changes no contents, whatever is mapped there.
         let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
     }
-    Some(start)
 }
 
 /// Maps the first [`CHUNK_BYTES`] of a file of ours.
@@ -254,10 +276,7 @@ fn map_file(file: &OwnedFd, flags: MapFlags) -> Option<NonNull<u8>> {
     let start = unsafe {
         rustix::mm::mmap(std::ptr::null_mut(), CHUNK_BYTES, protection, MapFlags::SHARED | flags, file, 0)
     };
-    let start = NonNull::new(start.ok()?.cast::<u8>())?;
-    // SAFETY: the range is the mapping just made; the advice changes no contents.
-    let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), CHUNK_BYTES, Advice::LinuxHugepage) };
-    Some(start)
+    NonNull::new(start.ok()?.cast::<u8>())
 }
 
 fn free_hugepages() -> u32 {

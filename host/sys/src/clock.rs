@@ -1,7 +1,8 @@
 //! Time stamps that cost a few nanoseconds.
 //!
 //! Where the processor's time-stamp counter is constant it is read directly and scaled; elsewhere
-//! `CLOCK_MONOTONIC` is. Calibrated once, at the first call, in about 2 ms.
+//! `CLOCK_MONOTONIC` is. Calibrated once, at the first call, in about 2 ms, which a process saves that is
+//! [told](adopt_scale) what another of the same machine found.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -49,10 +50,25 @@ pub fn now_ns() -> u64 {
     ((since as u128 * calibration.scale as u128) >> SHIFT) as u64
 }
 
+static CALIBRATION: OnceLock<Calibration> = OnceLock::new();
+
 #[inline]
 fn calibration() -> &'static Calibration {
-    static CALIBRATION: OnceLock<Calibration> = OnceLock::new();
     CALIBRATION.get_or_init(calibrate)
+}
+
+/// What this process's calibration found, for [`adopt_scale`].
+pub fn scale() -> u64 {
+    calibration().scale
+}
+
+/// Takes over what another process of this machine, since its start, got from [`scale`], instead of
+/// calibrating; whether it did: not where the clock has been used already, nor for an impossible scale.
+pub fn adopt_scale(scale: u64) -> bool {
+    // Counters run at 100 MHz to 100 GHz.
+    let possible = (1 << SHIFT) / 100..=10 << SHIFT;
+    let adopted = Calibration { scale, origin_ticks: ticks() };
+    possible.contains(&scale) && CALIBRATION.set(adopted).is_ok()
 }
 
 fn calibrate() -> Calibration {
@@ -106,6 +122,14 @@ mod tests {
         }
         let (measured, real) = (now_ns() - start, reference.elapsed().as_nanos() as u64);
         assert!(measured.abs_diff(real) < real / 20, "{measured} ns against {real} ns");
+    }
+
+    #[test]
+    fn a_scale_is_adopted_at_the_beginning_only() {
+        assert!(scale() > 0);
+        for late_or_impossible in [scale(), 0, 1, u64::MAX] {
+            assert!(!adopt_scale(late_or_impossible));
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use bdev::Registry;
 use reactor::Remote;
+use sys::clock;
 
 use crate::jobfile::{EngineName, Job, Plan};
 use crate::kernel::{self, Gate, Seat};
@@ -206,7 +207,7 @@ impl Conductor<'_> {
         }
         let mut spec = job.spec.clone();
         if !job.repeatable {
-            spec.seed ^= sys::clock::now_ns();
+            spec.seed ^= clock::now_ns();
         }
         run::place(&spec, job.numjobs, first_log, &sources, &stage.registry, &remotes)
     }
@@ -243,7 +244,7 @@ impl Conductor<'_> {
             self.worker.split_first().ok_or_else(|| machine(std::io::ErrorKind::NotFound.into()))?;
         let mut child = Command::new(program)
             .args(words)
-            .arg(format!("--worker={index}:{number}:{log_number}"))
+            .arg(format!("--worker={index}:{number}:{log_number}:{}", clock::scale()))
             .args(self.plan.words.iter())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -382,11 +383,16 @@ fn groups(jobs: &[Job]) -> Vec<u32> {
 /// A process's part: runs one copy of one job of `plan`, as its parent says on standard input, and tells on
 /// standard output how it goes. Ends early when standard input ends, as it does with the parent.
 pub fn worker(plan: &Plan, seat: &str) -> Result<(), RunError> {
+    let (seat, scale) = seat.rsplit_once(':').unwrap_or((seat, ""));
     let mut numbers = seat.split(':').map(|number| number.parse::<u32>().ok());
     let mut number = || numbers.next().flatten();
-    let (Some(index), Some(number), Some(log_number)) = (number(), number(), number()) else {
+    let (Some(index), Some(number), Some(log_number), Ok(scale)) =
+        (number(), number(), number(), scale.parse())
+    else {
         return Err(RunError::Options(format!("--worker={seat} is not for people")));
     };
+    // Calibrating again would take a process longer than all the rest of its beginning.
+    clock::adopt_scale(scale);
     let job = plan.jobs.get(index as usize);
     let job = job.ok_or_else(|| RunError::Options(format!("--worker={seat}: there is no such job")))?;
     let progress = Arc::new(Progress::default());
