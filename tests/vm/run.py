@@ -78,6 +78,8 @@ class Runner:
             shutil.rmtree(self.bench.folder)
             self.bench = None
             self.report("PASS", chosen.name, f"{time.monotonic() - started:.1f} s")
+            if self.guest.dead:
+                self.retire()
         except (Skip, Unavailable) as reason:
             self.report("SKIPPED", chosen.name, str(reason))
             if self.bench:

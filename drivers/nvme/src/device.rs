@@ -83,7 +83,7 @@ pub trait Device: Registers + Dma {
     /// Its name for messages, as the URI has it.
     fn name(&self) -> String;
 
-    /// Whether it still answers.
+    /// Whether it still answers, and nobody wants it back, as before an orderly removal.
     fn is_present(&self) -> bool;
 
     /// Sets up `vectors` interrupts, one event descriptor each, or as many as the device has; none

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use memory::{ChunkMemory, SharedRegion};
 use pci::{Function, PciError, Sysfs};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wire_nvme::doorbell::DOORBELLS_OFFSET;
 
 use crate::device::{Device, DeviceError, Dma, Doorbells, Registers};
@@ -15,6 +16,8 @@ struct Pcie {
     name: String,
     function: Function,
     bar: Arc<SharedRegion>,
+    /// Readable as soon as the kernel wants the function back.
+    wanted_back: Option<OwnedFd>,
 }
 
 pub(super) fn open(uri: &PcieUri, name: String) -> Result<Box<dyn Device>, OpenError> {
@@ -27,7 +30,8 @@ pub(super) fn open(uri: &PcieUri, name: String) -> Result<Box<dyn Device>, OpenE
     if bar.len() <= need {
         return Err(OpenError::Device(name, DeviceError::BarTooSmall { have: bar.len(), need: need + 1 }));
     }
-    Ok(Box::new(Pcie { name, function, bar }))
+    let wanted_back = function.removal_request().map_err(failed)?;
+    Ok(Box::new(Pcie { name, function, bar, wanted_back }))
 }
 
 fn other(error: &PciError) -> DeviceError {
@@ -85,7 +89,11 @@ impl Device for Pcie {
     }
 
     fn is_present(&self) -> bool {
-        self.function.is_present()
+        let wanted_back = self.wanted_back.as_ref().is_some_and(|fd| {
+            let mut asked = [PollFd::new(fd, PollFlags::IN)];
+            poll(&mut asked, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        });
+        !wanted_back && self.function.is_present()
     }
 
     fn interrupts(&self, vectors: u16) -> Result<Vec<OwnedFd>, DeviceError> {
