@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use memory::Buffer;
-use ring::{Op, Request};
+use ring::{Completion, Op, Request, Status};
 
-use crate::requests::{Requests, RingFile, address, span};
+use crate::requests::{Requests, RingFile, span};
 
 const PREAD: u16 = 0;
 const PWRITE: u16 = 1;
@@ -60,10 +60,10 @@ pub struct Aio<F> {
     userspace_reap: bool,
     sync: u16,
     requests: Requests,
-    /// One for each tag; the kernel copies it in `io_submit`.
+    /// One for each place in a submission; the kernel copies them in `io_submit`.
     iocbs: Box<[Iocb]>,
-    /// Addresses of those that are submitted together.
-    list: Vec<u64>,
+    /// Their addresses.
+    list: Box<[u64]>,
     /// Room for events, and how many lie there, taken by `wait` and not yet reaped.
     events: Box<[Event]>,
     held: usize,
@@ -80,14 +80,16 @@ impl<F: RingFile> Aio<F> {
     /// If `depth` is 0.
     pub fn new(depth: u32, files: Vec<F>, data_sync: bool, userspace_reap: bool) -> io::Result<Aio<F>> {
         assert!(depth > 0, "a context of no depth does nothing");
+        let iocbs: Box<[Iocb]> = vec![Iocb::default(); depth as usize].into();
+        let list = iocbs.iter().map(|iocb| (&raw const *iocb).expose_provenance() as u64).collect();
         Ok(Aio {
             files,
             context: Context::new(depth)?,
             userspace_reap,
             sync: if data_sync { FDSYNC } else { FSYNC },
             requests: Requests::new(depth),
-            iocbs: vec![Iocb::default(); depth as usize].into(),
-            list: Vec::with_capacity(depth as usize),
+            iocbs,
+            list,
             events: vec![Event::default(); depth as usize].into(),
             held: 0,
         })
@@ -118,48 +120,45 @@ impl<F: RingFile> Aio<F> {
     /// What the kernel says of the first of them, which stays in `batch` as well: `EAGAIN` for later.
     ///
     /// # Panics
-    /// If a tag is in flight, or not below the depth; if a request is longer than its buffer, or is no read,
+    /// If there are not so many; if a tag is in flight, or not below the depth; if a request is longer than its buffer, or is no read,
     /// write or flush.
     pub fn submit(&mut self, batch: &mut Vec<Request<Buffer>>, count: usize) -> io::Result<usize> {
-        let count = count.min(batch.len()).min(self.requests.room());
+        let count = count.min(self.requests.room());
         if count == 0 {
             return Ok(0);
         }
-        self.list.clear();
-        let first = self.iocbs.as_ptr();
-        let first = first.expose_provenance();
-        for request in batch.drain(..count) {
+        // Described where they lie, moved once, and given to the kernel only then.
+        for (request, iocb) in batch[..count].iter().zip(&mut self.iocbs) {
             let file = &self.files[request.flow as usize];
-            let tag = request.tag.0;
-            let iocb = &mut self.iocbs[tag as usize];
-            *iocb = Iocb { data: tag, fd: raw(file), ..Iocb::default() };
-            match (request.op, &request.buffer) {
-                (Op::Read | Op::Write, Some(buffer)) => {
-                    let (offset, bytes) = span(file, &request);
-                    iocb.opcode = if request.op == Op::Read { PREAD } else { PWRITE };
-                    (iocb.address, iocb.bytes) = (address(buffer, bytes) as u64, u64::from(bytes));
-                    iocb.offset = offset as i64;
-                }
-                (Op::Flush, _) => iocb.opcode = self.sync,
-                (op, _) => panic!("{op:?} is nothing that this interface does"),
-            }
-            self.list.push((first + tag as usize * size_of::<Iocb>()) as u64);
+            let (offset, bytes) = span(file, request);
+            (iocb.data, iocb.fd) = (request.tag.0, raw(file));
+            iocb.opcode = match request.op {
+                Op::Read => PREAD,
+                Op::Write => PWRITE,
+                Op::Flush => self.sync,
+                op => panic!("{op:?} is nothing that this interface does"),
+            };
+            // A flush must name nothing.
+            let named = request.buffer.as_ref().filter(|_| bytes > 0);
+            iocb.address = named.map_or(0, |buffer| buffer.as_ptr() as u64);
+            iocb.bytes = u64::from(bytes);
+            iocb.offset = if bytes > 0 { offset as i64 } else { 0 };
+        }
+        for request in batch.drain(..count) {
             self.requests.put(request);
         }
-        let result = self.context.submit(&self.list);
+        let result = self.context.submit(&self.list[..count]);
         let taken = *result.as_ref().unwrap_or(&0);
         if taken < count {
-            self.give_back(taken, batch);
+            self.give_back(taken, count, batch);
         }
         result
     }
 
     /// What the kernel did not take goes back to where it came from.
     #[cold]
-    fn give_back(&mut self, taken: usize, batch: &mut Vec<Request<Buffer>>) {
-        let first = self.iocbs.as_ptr().addr();
-        let tags = self.list[taken..].iter().map(|address| (*address as usize - first) / size_of::<Iocb>());
-        batch.splice(..0, tags.map(|tag| self.requests.take(tag as u64)));
+    fn give_back(&mut self, taken: usize, count: usize, batch: &mut Vec<Request<Buffer>>) {
+        batch.splice(..0, self.iocbs[taken..count].iter().map(|iocb| self.requests.take(iocb.data)));
     }
 
     /// Returns when something can be reaped, or after the time; at once when nothing is in flight. Takes up
@@ -171,10 +170,15 @@ impl<F: RingFile> Aio<F> {
         }
     }
 
-    /// Gives up to `max` completed requests to `take`, each with its file and its result: bytes, or a
-    /// negative error number. How many they were.
+    /// Appends up to `max` completed requests to `sink`; how many they were. `status` is shown each with its
+    /// file and its result: bytes, or a negative error number.
     #[inline]
-    pub fn reap(&mut self, max: usize, mut take: impl FnMut(&F, Request<Buffer>, i64)) -> usize {
+    pub fn reap(
+        &mut self,
+        max: usize,
+        sink: &mut Vec<Completion<Buffer>>,
+        status: impl Fn(&F, &Request<Buffer>, i64) -> Status,
+    ) -> usize {
         if self.held == 0 {
             if self.requests.len() == 0 || self.context.is_empty() {
                 return 0;
@@ -187,8 +191,9 @@ impl<F: RingFile> Aio<F> {
         }
         let count = std::mem::take(&mut self.held);
         for event in &self.events[..count] {
-            let request = self.requests.take(event.data);
-            take(&self.files[request.flow as usize], request, event.result);
+            let file = |request: &Request<Buffer>| &self.files[request.flow as usize];
+            let of = |request: &Request<Buffer>| status(file(request), request, event.result);
+            sink.push(self.requests.complete(event.data, of));
         }
         count
     }
@@ -273,7 +278,7 @@ impl Context {
     fn submit(&mut self, addresses: &[u64]) -> io::Result<usize> {
         let (count, list) = (addresses.len(), addresses.as_ptr());
         // SAFETY: the list holds `count` addresses of iocbs that live across the call, in which the kernel
-        // copies them; the buffers in them are owned by the requests that `Aio` keeps until their completion.
+        // copies them (they are a box's, which stays where it is); the buffers in them are owned by the requests that `Aio` keeps until their completion.
         let result = unsafe { libc::syscall(libc::SYS_io_submit, self.ring.as_ptr(), count, list) };
         usize::try_from(result).map_err(|_| io::Error::last_os_error())
     }
@@ -360,8 +365,9 @@ mod tests {
         let config = memory::Config { limit_bytes: 2 << 20, hugepages: false, ..memory::Config::default() };
         let pool = Pool::new(&Arena::new(config));
         let read = |(tag, flow): (u64, &u16)| {
-            let request = Request::read(Tag(tag), tag, 1, pool.take(512).unwrap());
-            Request { flow: *flow, ..request }
+            let mut request = Request::read(Tag(tag), tag, 1, pool.take(512).unwrap());
+            request.flow = *flow;
+            request
         };
         (0..).zip(flows).map(read).collect()
     }
@@ -386,10 +392,15 @@ mod tests {
             let mut done = Vec::new();
             while done.len() < 2 {
                 aio.wait(4, 1_000_000_000);
-                aio.reap(4, |_, request, result| done.push((request.tag.0, result)));
+                aio.reap(4, &mut done, |_, _, result| match result {
+                    512 => Status::SUCCESS,
+                    _ => Status::DATA_TRANSFER_ERROR,
+                });
             }
-            done.sort_unstable();
-            assert_eq!((done, tags(&batch)), (vec![(0, 512), (2, 512)], vec![3]));
+            assert!(done.iter().all(|one| one.status().is_success()));
+            let mut ended: Vec<u64> = done.iter().map(|one| one.tag().0).collect();
+            ended.sort_unstable();
+            assert_eq!((ended, tags(&batch)), (vec![0, 2], vec![3]));
         }
     }
 

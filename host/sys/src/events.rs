@@ -526,5 +526,6 @@ impl fmt::Debug for Events {
     }
 }
 
-#[cfg(test)]
+// Miri has no such system calls.
+#[cfg(all(test, not(miri)))]
 mod tests;

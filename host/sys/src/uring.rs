@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use io_uring::types::{CancelBuilder, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, squeue};
 use memory::{Arena, Buffer};
-use ring::Request;
+use ring::{Completion, Request, Status};
 
 use crate::requests::{Requests, RingFile, span};
 use crate::sqe::Handle;
@@ -102,12 +102,6 @@ impl<F: RingFile> Place<F> {
         }
         let index = *self.chunks.get(buffer.chunk_index()? as usize)?;
         (index != UNREGISTERED).then_some(index)
-    }
-
-    /// Where a request begins in its file, and its bytes.
-    #[inline]
-    fn span(&self, request: &Request<Buffer>) -> (u64, u32) {
-        span(self.file(request), request)
     }
 }
 
@@ -215,17 +209,18 @@ impl<F: RingFile, D: Dialect> Uring<F, D> {
     /// Takes the first `count` requests of `batch`, as far as there is room, and gives them to the kernel.
     ///
     /// # Panics
-    /// If a tag is in flight, or not below the depth; if a request is longer than its buffer.
+    /// If there are not so many; if a tag is in flight, or not below the depth; if a request is longer than its buffer.
     pub fn submit(&mut self, batch: &mut Vec<Request<Buffer>>, count: usize) {
-        let mut left = count.min(batch.len()).min(self.requests.room());
+        let mut left = count.min(self.requests.room());
         while left > 0 {
             let mut queue = self.ring.submission();
             // There are as many entries as slots, but for those that a polling thread has not yet read.
             let room = queue.capacity() - queue.len();
             let now = left.min(room).min((self.batch_max - self.queued) as usize);
             for request in batch.drain(..now) {
-                let entry = self.dialect.describe(&request, &self.place);
-                self.requests.put(request);
+                let request = self.requests.put(request);
+                let span = span(self.place.file(request), request);
+                let entry = self.dialect.describe(request, span, &self.place);
                 // SAFETY: the entry's memory belongs to the request, which sits in its slot until the kernel
                 // has completed it, and its file to the ring.
                 let pushed = unsafe { queue.push(&entry) };
@@ -247,9 +242,12 @@ impl<F: RingFile, D: Dialect> Uring<F, D> {
     /// Gives the kernel what is queued; nothing where its thread takes it by itself and is awake.
     #[inline]
     fn enter_queued(&mut self) {
-        if self.queued == 0 {
-            return;
+        if self.queued > 0 {
+            self.enter_now();
         }
+    }
+
+    fn enter_now(&mut self) {
         if self.polling.submission {
             self.queued = 0;
             self.wake_thread();
@@ -271,19 +269,27 @@ impl<F: RingFile, D: Dialect> Uring<F, D> {
         }
     }
 
-    /// Gives up to `max` completed requests to `take`, each with its file and its result: bytes, or a
-    /// negative error number, or what a command's result is. How many they were.
+    /// Appends up to `max` completed requests to `sink`; how many they were. `status` is shown each with its
+    /// file and its result: bytes, or a negative error number, or what a command's result is.
     #[inline]
-    pub fn reap(&mut self, max: usize, mut take: impl FnMut(&F, Request<Buffer>, i64)) -> usize {
+    pub fn reap(
+        &mut self,
+        max: usize,
+        sink: &mut Vec<Completion<Buffer>>,
+        status: impl Fn(&F, &Request<Buffer>, i64) -> Status,
+    ) -> usize {
         if self.requests.len() == 0 {
             return 0;
         }
         self.enter_queued();
+        let (place, requests) = (&self.place, &mut self.requests);
+        let mut queue = self.ring.completion();
         let mut count = 0;
-        for entry in self.ring.completion().take(max) {
+        while count < max
+            && let Some(entry) = queue.next()
+        {
             let (tag, result) = D::outcome(&entry);
-            let request = self.requests.take(tag);
-            take(self.place.file(&request), request, result);
+            sink.push(requests.complete(tag, |request| status(place.file(request), request, result)));
             count += 1;
         }
         count
@@ -350,12 +356,14 @@ impl<F, D: Dialect> Uring<F, D> {
 
     /// Waits for what is in flight, as long as that may take.
     fn settle(&mut self) {
+        // A panic may have left a request here that the kernel was never given, and does not end.
+        let time_max = if std::thread::panicking() { DROP_TIME_MAX / 50 } else { DROP_TIME_MAX };
         let begun = Instant::now();
         loop {
             for entry in self.ring.completion() {
                 drop(self.requests.take(D::outcome(&entry).0));
             }
-            if self.requests.len() == 0 || begun.elapsed() > DROP_TIME_MAX {
+            if self.requests.len() == 0 || begun.elapsed() > time_max {
                 return;
             }
             if self.polling.completion {
@@ -406,5 +414,6 @@ fn build<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
     builder.build(config.depth)
 }
 
-#[cfg(test)]
+// Miri has no such system calls.
+#[cfg(all(test, not(miri)))]
 mod tests;

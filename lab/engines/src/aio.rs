@@ -74,10 +74,9 @@ impl Channel for Aio {
             sink.append(&mut self.done);
         }
         count
-            + self.context.reap(self.reap_max, |file, request, result| {
+            + self.context.reap(self.reap_max, sink, |file, request, result| {
                 let wanted = u64::from(request.blocks) * u64::from(file.block_bytes());
-                let status = status_of(request.op, result, wanted);
-                sink.push(request.complete(status));
+                status_of(request.op, result, wanted)
             })
     }
 }

@@ -118,10 +118,9 @@ impl<D: Results> Channel for Ring<D> {
             sink.append(&mut self.done);
         }
         count
-            + self.ring.reap(self.reap_max, |file, request, result| {
+            + self.ring.reap(self.reap_max, sink, |file, request, result| {
                 let wanted = u64::from(request.blocks) * u64::from(file.block_bytes());
-                let status = D::status(request.op, result, wanted);
-                sink.push(request.complete(status));
+                D::status(request.op, result, wanted)
             })
     }
 }

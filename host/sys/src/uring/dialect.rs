@@ -5,7 +5,7 @@ use memory::Buffer;
 use ring::{Op, Request};
 
 use super::{Place, UringConfig};
-use crate::requests::{RingFile, address};
+use crate::requests::RingFile;
 use crate::sqe::{self, Memory, with_file};
 
 /// What a ring's entries say. There are two: [`Transfers`] and [`Commands`].
@@ -21,8 +21,14 @@ mod sealed {
 
         fn new(config: &UringConfig) -> Self;
 
-        /// Describes a request, whose buffer stays where it is until it completes.
-        fn describe<F: RingFile>(&mut self, request: &Request<Buffer>, place: &Place<F>) -> Self::Sqe;
+        /// Describes a request, whose buffer stays where it is until it completes. Where it begins and how
+        /// many bytes of the buffer may be named is its span.
+        fn describe<F: RingFile>(
+            &mut self,
+            request: &Request<Buffer>,
+            span: (u64, u32),
+            place: &Place<F>,
+        ) -> Self::Sqe;
 
         /// Its tag and how it ended.
         fn outcome(entry: &Self::Cqe) -> (u64, i64);
@@ -49,11 +55,15 @@ impl sealed::Entries for Transfers {
     }
 
     #[inline]
-    fn describe<F: RingFile>(&mut self, request: &Request<Buffer>, place: &Place<F>) -> squeue::Entry {
+    fn describe<F: RingFile>(
+        &mut self,
+        request: &Request<Buffer>,
+        (offset, bytes): (u64, u32),
+        place: &Place<F>,
+    ) -> squeue::Entry {
         let entry = match (request.op, &request.buffer) {
             (Op::Read | Op::Write, Some(buffer)) => {
-                let (offset, bytes) = place.span(request);
-                let (start, registered) = (address(buffer, bytes), place.registered(buffer));
+                let (start, registered) = (buffer.as_ptr(), place.registered(buffer));
                 let file = place.handle(request);
                 let memory = Memory { start, bytes, registered };
                 match (self.vectors.is_empty() || registered.is_some(), request.op) {
@@ -112,7 +122,12 @@ impl sealed::Entries for Commands {
     }
 
     #[inline]
-    fn describe<F: RingFile>(&mut self, request: &Request<Buffer>, place: &Place<F>) -> squeue::Entry128 {
+    fn describe<F: RingFile>(
+        &mut self,
+        request: &Request<Buffer>,
+        (_, bytes): (u64, u32),
+        place: &Place<F>,
+    ) -> squeue::Entry128 {
         // `struct nvme_uring_cmd`: opcode at 0, nsid 4, addr 24, data_len 36, cdw10 40, cdw11 44, cdw12 48.
         let mut command = [0u8; 80];
         let mut put = |at: usize, bytes: &[u8]| command[at..at + bytes.len()].copy_from_slice(bytes);
@@ -120,15 +135,12 @@ impl sealed::Entries for Commands {
         let mut registered = None;
         match (request.op, &request.buffer) {
             (Op::Read | Op::Write, Some(buffer)) => {
-                let (_, bytes) = place.span(request);
                 put(0, &[if request.op == Op::Read { READ } else { WRITE }]);
-                put(24, &(address(buffer, bytes) as u64).to_le_bytes());
+                put(24, &(buffer.as_ptr() as u64).to_le_bytes());
                 put(36, &bytes.to_le_bytes());
                 put(40, &request.lba.to_le_bytes());
                 // Number of logical blocks, 0's based (NVM Command Set Specification 1.0, 3.2.4).
-                let blocks = request.blocks.saturating_sub(1);
-                assert!(blocks <= 0xffff, "a command has at most 65,536 blocks, not {}", request.blocks);
-                put(48, &blocks.to_le_bytes());
+                put(48, &(request.blocks.saturating_sub(1) & 0xffff).to_le_bytes());
                 registered = place.registered(buffer);
             }
             _ => put(0, &[FLUSH]),

@@ -44,14 +44,18 @@ fn open(config: &UringConfig, file: OwnedFd) -> Option<Uring<Blocks, Transfers>>
     }
 }
 
+/// Everything that is in flight, with its result.
 fn finish(ring: &mut Uring<Blocks, Transfers>, count: usize) -> Vec<(Request<Buffer>, i64)> {
-    let mut done = Vec::new();
+    let (mut done, results) = (Vec::new(), std::cell::RefCell::new(Vec::new()));
     while done.len() < count {
         ring.wait(1_000_000_000);
-        ring.reap(usize::MAX, |_, request, result| done.push((request, result)));
+        ring.reap(usize::MAX, &mut done, |_, _, result| {
+            results.borrow_mut().push(result);
+            Status::SUCCESS
+        });
     }
     assert_eq!((done.len(), ring.in_flight()), (count, 0));
-    done
+    done.into_iter().map(Completion::into_request).zip(results.into_inner()).collect()
 }
 
 #[test]
