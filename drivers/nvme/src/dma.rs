@@ -18,6 +18,8 @@ pub(crate) struct Translator {
     shared: Arc<Shared>,
     pool: Pool,
     page_log2: u32,
+    /// Bytes of the device's pages, less one.
+    page_mask: u64,
     /// Whether one SGL descriptor is used where a PRP list would be.
     sgl: bool,
     /// Kept for as long as the device may read them.
@@ -60,6 +62,7 @@ impl Translator {
             shared: shared.clone(),
             pool: pool.clone(),
             page_log2,
+            page_mask: (1 << page_log2) - 1,
             sgl: false,
             lists: Vec::new(),
         }
@@ -80,30 +83,35 @@ impl Translator {
         Some((chunk.device + offset as u64, chunk))
     }
 
-    /// Describes the first `length` bytes of a buffer, which has at least so many.
+    /// Describes the first `length` bytes of a buffer, which has at least so many; `None` where its chunk was
+    /// not seen before, and for a lent one.
     #[inline(always)]
-    pub(crate) fn describe(&mut self, buffer: &Buffer, length: u32) -> Result<Described, DeviceError> {
-        if let Some((address, chunk)) = self.find(buffer) {
-            return Ok(self.describe_at(address, length, chunk));
+    pub(crate) fn describe_known(&self, buffer: &Buffer, length: u32) -> Option<Described> {
+        let (address, chunk) = self.find(buffer)?;
+        if (address & self.page_mask) + u64::from(length) <= self.page_mask + 1 {
+            return Some(Described { data: DataPointer::prp(address, 0), flags: 0 });
         }
-        self.learn(buffer)?;
-        let (address, chunk) = self.find(buffer).ok_or_else(not_ours)?;
-        Ok(self.describe_at(address, length, chunk))
+        Some(self.describe_pages(address, length, chunk))
     }
 
-    #[inline(always)]
-    fn describe_at(&self, address: u64, length: u32, chunk: &Chunk) -> Described {
-        let page = 1u64 << self.page_log2;
-        let first = page - (address & (page - 1));
-        let length = u64::from(length);
-        if length <= first {
-            return Described { data: DataPointer::prp(address, 0), flags: 0 };
+    /// The same for any buffer of our own.
+    pub(crate) fn describe(&mut self, buffer: &Buffer, length: u32) -> Result<Described, DeviceError> {
+        if self.find(buffer).is_none() {
+            self.learn(buffer)?;
         }
-        if length <= first + page {
+        self.describe_known(buffer, length).ok_or_else(not_ours)
+    }
+
+    /// More than what is left of the first page.
+    #[inline]
+    fn describe_pages(&self, address: u64, length: u32, chunk: &Chunk) -> Described {
+        let page = self.page_mask + 1;
+        let first = page - (address & self.page_mask);
+        if u64::from(length) <= first + page {
             return Described { data: DataPointer::prp(address, address + first), flags: 0 };
         }
         if self.sgl {
-            let data = wire_nvme::sqe::Sgl::DataBlock { address, length: length as u32 }.into();
+            let data = wire_nvme::sqe::Sgl::DataBlock { address, length }.into();
             return Described { data, flags: FLAGS_SGL };
         }
         let index = ((address - chunk.device) >> self.page_log2) + 1;

@@ -1,5 +1,7 @@
 //! What is known of a namespace.
 
+use memory::Buffer;
+use ring::Request;
 use wire_nvme::identify::{Csi, IdentifyController, IdentifyNamespace, NvmController, oncs};
 use wire_nvme::io::Prinfo;
 
@@ -132,15 +134,25 @@ impl NamespaceInfo {
             Some(ProtectionType::Type1 | ProtectionType::Type2) => Prinfo::ACTION | 0b101,
             Some(ProtectionType::Type3) => Prinfo::ACTION | 0b100,
         };
+        // Not over 65536, which is as far as a command counts.
+        let Some(last) = (self.transfer_max_bytes / self.block_size).checked_sub(1) else {
+            return Err(OpenError::Format(
+                self.nsid,
+                "blocks that are longer than what it transfers at a time",
+            ));
+        };
         Ok(Layout {
             nsid: self.nsid,
             block_log2: self.block_size.ilog2(),
-            transfer_max_bytes: self.transfer_max_bytes,
+            blocks_last_max: u16::try_from(last).unwrap_or(u16::MAX),
             write_zeroes: self.write_zeroes_blocks_max > 0,
             write_zeroes_blocks_max: self.write_zeroes_blocks_max,
             unmap: self.unmap,
             prinfo: Prinfo(check),
-            reference: matches!(protection, Some(ProtectionType::Type1 | ProtectionType::Type2)),
+            reference_mask: match protection {
+                Some(ProtectionType::Type1 | ProtectionType::Type2) => u32::MAX,
+                Some(ProtectionType::Type3) | None => 0,
+            },
         })
     }
 }
@@ -150,17 +162,47 @@ impl NamespaceInfo {
 pub(crate) struct Layout {
     pub(crate) nsid: u32,
     pub(crate) block_log2: u32,
-    pub(crate) transfer_max_bytes: u32,
+    /// Most blocks of a read or write, less one.
+    pub(crate) blocks_last_max: u16,
     pub(crate) write_zeroes_blocks_max: u32,
     pub(crate) write_zeroes: bool,
     pub(crate) unmap: bool,
     pub(crate) prinfo: Prinfo,
-    reference: bool,
+    reference_mask: u32,
 }
 
 impl Layout {
+    /// Whether a read or write has as many blocks as it may, and a buffer of just so many.
+    #[inline(always)]
+    pub(crate) fn covers(&self, request: &Request<Buffer>, buffer: &Buffer) -> bool {
+        request.blocks.wrapping_sub(1) <= u32::from(self.blocks_last_max)
+            && u64::from(request.blocks) << self.block_log2 == buffer.len() as u64
+    }
+
     #[inline(always)]
     pub(crate) fn reference_tag(&self, lba: u64) -> u32 {
-        if self.reference { lba as u32 } else { 0 }
+        lba as u32 & self.reference_mask
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wire_nvme::identify::LbaFormat;
+
+    use super::*;
+
+    fn layout(data_log2: u8, mdts: u8) -> Result<Layout, OpenError> {
+        let format = LbaFormat { metadata_bytes: 0, data_log2, performance: 0 };
+        let identify = IdentifyNamespace { nsze: 8, formats: vec![format], ..IdentifyNamespace::default() };
+        let controller = IdentifyController { mdts, ..IdentifyController::default() };
+        let limits = NvmController::default();
+        NamespaceInfo::new(1, Csi::Nvm, identify, &controller, &limits, 12).unwrap().layout()
+    }
+
+    #[test]
+    fn a_transfer_holds_at_least_a_block() {
+        assert_eq!(layout(13, 1).unwrap().blocks_last_max, 0);
+        assert_eq!(layout(9, 1).unwrap().blocks_last_max, 15);
+        assert!(matches!(layout(16, 1), Err(OpenError::Format(1, _))));
     }
 }

@@ -5,6 +5,8 @@
 //! a broken or hostile device says of a command that is over, or never was, is an error and touches
 //! nobody's memory.
 
+use std::vec::Drain;
+
 use memory::{Buffer, DeviceBuffer, Pool};
 use ring::{Completion, Flags, Op, Request, Status};
 use wire_nvme::io::{DSM_RANGE_SIZE, DatasetManagement, DsmRange, Prinfo, ReadWrite, WriteZeroes};
@@ -17,7 +19,7 @@ use crate::dma::{Described, Translator};
 use crate::error::BadCompletion;
 use crate::inject::{Injected, Injections};
 use crate::namespace_info::Layout;
-use crate::rings::Rings;
+use crate::rings::{Entry, Rings};
 use crate::stats::QueueStats;
 
 /// Most commands on a queue.
@@ -27,8 +29,12 @@ pub(crate) const DEPTH_MAX: u32 = 1023;
 pub(crate) struct Queue {
     pub(crate) rings: Rings,
     pub(crate) translator: Translator,
-    slots: Vec<Slot>,
-    free: Vec<u16>,
+    slots: Box<[Slot]>,
+    /// What the slots of requests hold.
+    requests: Box<[Option<Request<Buffer>>]>,
+    /// Slots without a command: the first [`room`](Self::room) of these.
+    free: Box<[u16]>,
+    room: usize,
     /// What the slots of typed commands hold; grown when the first is submitted.
     commands: Vec<Option<Command>>,
     /// Copies of lent buffers, by slot; grown when the first is needed.
@@ -42,9 +48,9 @@ pub(crate) struct Queue {
     pub(crate) injections: Injections,
 }
 
-/// What is in flight, in a cache line.
+/// What is known of a command in flight besides its request: eight of them share a cache line, so that matching
+/// completions touches little memory.
 struct Slot {
-    request: Option<Request<Buffer>>,
     /// When it was submitted, in units of 2^20 ns.
     stamp: u32,
     /// Identifier of the command that is in flight, or of the next one.
@@ -52,7 +58,7 @@ struct Slot {
     kind: Kind,
 }
 
-const _: () = assert!(size_of::<Slot>() == 64);
+const _: () = assert!(size_of::<Slot>() == 8);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -68,6 +74,13 @@ enum Kind {
     Lost,
     LostBounced,
     LostCommand,
+}
+
+impl Kind {
+    /// Whether the device has still to answer.
+    fn is_awaited(self) -> bool {
+        matches!(self, Kind::Io | Kind::Bounced | Kind::Command)
+    }
 }
 
 /// Nanoseconds to units of a slot's stamp.
@@ -94,15 +107,15 @@ impl Queue {
         Ok(Queue {
             rings,
             translator,
-            slots: (0..depth as u16)
-                .map(|index| Slot { request: None, stamp: 0, cid: index, kind: Kind::Free })
-                .collect(),
+            slots: (0..depth as u16).map(|index| Slot { stamp: 0, cid: index, kind: Kind::Free }).collect(),
             free: (0..depth as u16).rev().collect(),
+            room: depth as usize,
+            requests: (0..depth).map(|_| None).collect(),
             commands: Vec::new(),
             bounces: Vec::new(),
             ranges: DeviceBuffer::new(ranges),
             ranges_at,
-            index_bits: u32::from(depth.next_power_of_two().ilog2() as u16).max(1),
+            index_bits: index_bits(depth),
             pool: pool.clone(),
             stats: QueueStats::default(),
             injections: Injections::default(),
@@ -123,20 +136,21 @@ impl Queue {
     /// Commands that can still be submitted.
     #[inline]
     pub(crate) fn room(&self) -> usize {
-        self.free.len()
+        self.room
     }
 
     /// Commands in flight.
     #[inline]
     pub(crate) fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.room
     }
 
     /// Bytes of our own memory and of DMA memory that the queue holds.
     pub(crate) fn bytes(&self) -> (usize, usize) {
         let own = size_of::<Queue>()
-            + self.slots.capacity() * size_of::<Slot>()
-            + self.free.capacity() * 2
+            + size_of_val(&self.slots[..])
+            + size_of_val(&self.requests[..])
+            + size_of_val(&self.free[..])
             + self.commands.capacity() * size_of::<Option<Command>>()
             + self.bounces.capacity() * size_of::<Option<Buffer>>();
         (own, self.rings.bytes() + self.ranges.buffer().capacity() + self.translator.list_bytes())
@@ -152,99 +166,98 @@ impl Queue {
         refused: &mut Vec<Completion<Buffer>>,
         now_ns: u64,
     ) {
-        let count = batch.len().min(self.free.len());
+        let count = batch.len().min(self.room);
         self.stats.full += u64::from(count < batch.len());
         if count == 0 {
             return;
         }
         let stamp = (now_ns >> STAMP_SHIFT) as u32;
-        for request in batch.drain(..count) {
-            let Some(index) = self.free.pop() else { unreachable!("the batch was cut to what is free") };
-            if let Err((request, status)) = self.place(layout, request, index, stamp) {
-                self.free.push(index);
-                refused.push(request.complete(status));
+        let mut requests = batch.drain(..count);
+        loop {
+            self.place_simple(layout, &mut requests, stamp);
+            let Some(request) = requests.next() else { break };
+            let index = self.free[self.room - 1];
+            match self.place(layout, &request, index) {
+                Ok(kind) => {
+                    let slot = &mut self.slots[usize::from(index)];
+                    (slot.stamp, slot.kind) = (stamp, kind);
+                    self.requests[usize::from(index)] = Some(request);
+                    self.room -= 1;
+                }
+                Err(status) => refused.push(request.complete(status)),
             }
         }
+        drop(requests);
         self.stats.submitted += count as u64;
         self.stats.batches += 1;
         self.rings.ring();
     }
 
-    /// Writes the command of a request and puts the request into its slot.
+    /// Writes commands up to the first request that is more than a read or write of memory that was seen
+    /// before. There are slots for all of them.
     #[inline(always)]
-    fn place(
-        &mut self,
-        layout: &Layout,
-        request: Request<Buffer>,
-        index: u16,
-        stamp: u32,
-    ) -> Result<(), (Request<Buffer>, Status)> {
-        let fast = matches!(request.op, Op::Read | Op::Write);
-        let Some(buffer) = request.buffer.as_ref().filter(|_| fast) else {
-            return self.place_other(layout, request, index, stamp);
-        };
-        let bytes = u64::from(request.blocks) << layout.block_log2;
-        if buffer.len() as u64 != bytes || bytes > u64::from(layout.transfer_max_bytes) {
-            return Err((request, Status::INVALID_FIELD.do_not_retry()));
-        }
-        if buffer.is_lent() {
-            return self.place_lent(layout, request, index, stamp);
-        }
-        let described = match self.translator.describe(buffer, bytes as u32) {
-            Ok(described) => described,
-            Err(_) => return Err((request, Status::COMMAND_INTERRUPTED)),
-        };
-        let sqe = self.read_write(layout, &request, index, described);
-        self.rings.push(&sqe);
-        let slot = &mut self.slots[usize::from(index)];
-        (slot.request, slot.stamp, slot.kind) = (Some(request), stamp, Kind::Io);
-        Ok(())
+    fn place_simple(&mut self, layout: &Layout, batch: &mut Drain<'_, Request<Buffer>>, stamp: u32) {
+        let Queue { rings, translator, slots, requests, free, room, .. } = self;
+        let slots = &mut slots[..];
+        let requests = &mut requests[..slots.len()];
+        let mut indices = free[..*room].iter().rev();
+        rings.push_all(|| {
+            let request = batch.as_slice().first()?;
+            let index = usize::from(*indices.next()?);
+            let (slot, place) = (&mut slots[index], &mut requests[index]);
+            let sqe = read_write(layout, request, slot.cid, simple(translator, layout, request)?);
+            (slot.stamp, slot.kind) = (stamp, Kind::Io);
+            assert!(place.is_none(), "a free slot held a request");
+            *place = batch.next();
+            *room -= 1;
+            Some(sqe)
+        });
     }
 
-    #[inline(always)]
-    fn read_write(
-        &self,
-        layout: &Layout,
-        request: &Request<Buffer>,
-        index: u16,
-        described: Described,
-    ) -> Sqe {
-        let opcode = if request.op == Op::Read { NvmOpcode::Read } else { NvmOpcode::Write };
-        let view = ReadWrite {
-            lba: request.lba,
-            blocks: request.blocks,
-            fua: request.flags.contains(Flags::FUA),
-            prinfo: layout.prinfo,
-            reference_tag: layout.reference_tag(request.lba),
-            ..ReadWrite::default()
-        };
-        let mut sqe = view.to_sqe(opcode);
-        sqe.flags = described.flags;
-        sqe.data = described.data;
-        sqe.nsid = layout.nsid;
-        sqe.cid = self.slots[usize::from(index)].cid;
-        sqe
+    /// Writes the command of a request that is about to go into slot `index`.
+    #[cold]
+    fn place(&mut self, layout: &Layout, request: &Request<Buffer>, index: u16) -> Result<Kind, Status> {
+        if !request.op.has_data() {
+            return self.place_other(layout, request, index);
+        }
+        let buffer = request.buffer.as_ref().filter(|buffer| layout.covers(request, buffer));
+        let Some(buffer) = buffer else { return Err(Status::INVALID_FIELD.do_not_retry()) };
+        let copy = if buffer.is_lent() { Some(self.copy_of_lent(request, buffer)?) } else { None };
+        let described = self.translator.describe(copy.as_ref().unwrap_or(buffer), buffer.len() as u32);
+        let described = described.map_err(|_| Status::COMMAND_INTERRUPTED)?;
+        self.rings.push(&read_write(layout, request, self.slots[usize::from(index)].cid, described));
+        let Some(copy) = copy else { return Ok(Kind::Io) };
+        if self.bounces.is_empty() {
+            self.bounces.resize_with(self.slots.len(), || None);
+        }
+        self.bounces[usize::from(index)] = Some(copy);
+        Ok(Kind::Bounced)
+    }
+
+    /// A request whose buffer is part of memory that the device does not see goes through a copy.
+    fn copy_of_lent(&self, request: &Request<Buffer>, lent: &Buffer) -> Result<Buffer, Status> {
+        let mut copy = self.pool.take(lent.len()).ok_or(Status::COMMAND_INTERRUPTED)?;
+        if request.op == Op::Write {
+            lent.copy_to(0, copy.as_mut_slice());
+        }
+        Ok(copy)
     }
 
     /// Everything but reads and writes.
-    #[cold]
     fn place_other(
         &mut self,
         layout: &Layout,
-        request: Request<Buffer>,
+        request: &Request<Buffer>,
         index: u16,
-        stamp: u32,
-    ) -> Result<(), (Request<Buffer>, Status)> {
+    ) -> Result<Kind, Status> {
         let (lba, blocks) = (request.lba, request.blocks);
         let fua = request.flags.contains(Flags::FUA);
         let mut sqe = match request.op {
             Op::Flush => Sqe::new(NvmOpcode::Flush.to_wire()),
-            Op::Unmap | Op::WriteZeroes if blocks == 0 => {
-                return Err((request, Status::INVALID_FIELD.do_not_retry()));
-            }
+            Op::Unmap | Op::WriteZeroes if blocks == 0 => return Err(Status::INVALID_FIELD.do_not_retry()),
             Op::WriteZeroes if layout.write_zeroes => {
                 if blocks > layout.write_zeroes_blocks_max {
-                    return Err((request, Status::INVALID_FIELD.do_not_retry()));
+                    return Err(Status::INVALID_FIELD.do_not_retry());
                 }
                 let deallocate = request.flags.contains(Flags::DEALLOCATE);
                 let prinfo = Prinfo(layout.prinfo.0 & Prinfo::ACTION);
@@ -261,54 +274,17 @@ impl Queue {
                     integral_write: false,
                     deallocate: true,
                 };
-                let mut sqe = view.to_sqe();
-                sqe.data = DataPointer::prp(self.ranges_at + at, 0);
-                sqe
+                Sqe { data: DataPointer::prp(self.ranges_at + at, 0), ..view.to_sqe() }
             }
-            // Without a buffer there is nothing to read into or write from.
-            Op::Read | Op::Write => return Err((request, Status::INVALID_FIELD.do_not_retry())),
-            Op::Unmap | Op::WriteZeroes | Op::Reset => {
-                return Err((request, Status::INVALID_OPCODE.do_not_retry()));
+            Op::Unmap | Op::WriteZeroes | Op::Reset | Op::Read | Op::Write => {
+                return Err(Status::INVALID_OPCODE.do_not_retry());
             }
         };
         sqe.flags = 0;
         sqe.nsid = layout.nsid;
-        let slot = &mut self.slots[usize::from(index)];
-        sqe.cid = slot.cid;
-        (slot.request, slot.stamp, slot.kind) = (Some(request), stamp, Kind::Io);
+        sqe.cid = self.slots[usize::from(index)].cid;
         self.rings.push(&sqe);
-        Ok(())
-    }
-
-    /// A request whose buffer is part of memory that the device does not see goes through a copy.
-    #[cold]
-    fn place_lent(
-        &mut self,
-        layout: &Layout,
-        request: Request<Buffer>,
-        index: u16,
-        stamp: u32,
-    ) -> Result<(), (Request<Buffer>, Status)> {
-        let Some(lent) = &request.buffer else { return Err((request, Status::INVALID_FIELD)) };
-        let length = lent.len();
-        let Some(mut copy) = self.pool.take(length) else {
-            return Err((request, Status::COMMAND_INTERRUPTED));
-        };
-        if request.op == Op::Write {
-            lent.copy_to(0, copy.as_mut_slice());
-        }
-        let Ok(described) = self.translator.describe(&copy, length as u32) else {
-            return Err((request, Status::COMMAND_INTERRUPTED));
-        };
-        let sqe = self.read_write(layout, &request, index, described);
-        self.rings.push(&sqe);
-        if self.bounces.is_empty() {
-            self.bounces.resize_with(self.slots.len(), || None);
-        }
-        self.bounces[usize::from(index)] = Some(copy);
-        let slot = &mut self.slots[usize::from(index)];
-        (slot.request, slot.stamp, slot.kind) = (Some(request), stamp, Kind::Bounced);
-        Ok(())
+        Ok(Kind::Io)
     }
 
     /// Takes typed commands from the front of the batch while there are slots; what cannot be sent is
@@ -319,7 +295,7 @@ impl Queue {
         refused: &mut Vec<Executed>,
         now_ns: u64,
     ) {
-        let mut count = batch.len().min(self.free.len());
+        let mut count = batch.len().min(self.room);
         if count > 0 && count < batch.len() && batch[count - 1].sqe.fuse() == Fuse::First {
             count -= 1;
         }
@@ -378,7 +354,8 @@ impl Queue {
     }
 
     fn place_command(&mut self, command: Command, described: (Described, u64), stamp: u32) {
-        let Some(index) = self.free.pop() else { unreachable!("the batch was cut to what is free") };
+        self.room -= 1;
+        let index = self.free[self.room];
         let (Described { data, flags }, mptr) = described;
         let slot = &mut self.slots[usize::from(index)];
         // The fuse bits are the caller's, PSDT is ours.
@@ -402,59 +379,86 @@ impl Queue {
         ios: &mut Vec<Completion<Buffer>>,
         done: &mut Vec<Executed>,
     ) -> Result<usize, BadCompletion> {
-        let mut count = 0;
-        let mut outcome = Ok(());
-        let index_mask = (1u32 << self.index_bits) - 1;
-        while let Some(entry) = self.rings.peek() {
-            let index = (u32::from(entry.cid) & index_mask) as usize;
-            let Some(slot) = self.slots.get_mut(index) else {
-                outcome = Err(BadCompletion::CommandOutOfRange(entry.cid));
-                break;
-            };
-            if slot.cid != entry.cid
-                || slot.kind as u8 == Kind::Free as u8
-                || slot.kind as u8 >= Kind::Lost as u8
-            {
-                outcome = Err(BadCompletion::NotInFlight(entry.cid));
+        let (mut count, mut outcome) = (0, Ok(()));
+        loop {
+            if self.injections.is_empty() {
+                count += self.reap_successes(ios);
+            }
+            let Some(entry) = self.rings.peek() else { break };
+            if let Err(what) = self.reap_other(entry, ios, done) {
+                outcome = Err(what);
                 break;
             }
-            if entry.sqid != self.rings.qid() {
-                outcome = Err(BadCompletion::WrongQueue(entry.sqid));
-                break;
-            }
-            // Nothing is done with the head: slots bound the queue. One outside of it is nonsense all the same.
-            if u32::from(entry.sqhd) > self.rings.mask() {
-                outcome = Err(BadCompletion::Head(entry.sqhd));
-                break;
-            }
-            self.rings.advance();
             count += 1;
-            let mut status = entry.status;
-            if !self.injections.is_empty() {
-                match self.inject(index) {
-                    Injected::Nothing => {}
-                    Injected::Status(replaced) => status = replaced,
-                    Injected::Drop => continue,
-                }
-            }
-            self.stats.errors += u64::from(!status.is_success());
-            let slot = &mut self.slots[index];
-            if slot.kind == Kind::Io {
-                slot.kind = Kind::Free;
-                slot.cid = next_cid(slot.cid, self.index_bits);
-                self.free.push(index as u16);
-                if let Some(request) = slot.request.take() {
-                    ios.push(request.complete(status));
-                }
-            } else {
-                self.finish_other(index, status, entry.result, ios, done);
-            }
         }
         self.stats.completed += count as u64;
         if count > 0 {
             self.rings.acknowledge();
         }
         outcome.map(|()| count)
+    }
+
+    /// Takes in the completions of requests that ended well and come next.
+    #[inline(always)]
+    fn reap_successes(&mut self, ios: &mut Vec<Completion<Buffer>>) -> usize {
+        let Queue { rings, slots, requests, free, room, index_bits, .. } = self;
+        let (slots, free) = (&mut slots[..], &mut free[..]);
+        let requests = &mut requests[..slots.len()];
+        let first = *room;
+        let mut next = first;
+        let (index_mask, step) = ((1u16 << *index_bits) - 1, 1u16 << *index_bits);
+        rings.advance_over_successes(|cid| {
+            let index = cid & index_mask;
+            let (Some(slot), Some(place)) = (slots.get_mut(usize::from(index)), free.get_mut(next)) else {
+                return false;
+            };
+            if slot.cid != cid || slot.kind != Kind::Io {
+                return false;
+            }
+            slot.cid = cid.wrapping_add(step);
+            slot.kind = Kind::Free;
+            *place = index;
+            next += 1;
+            true
+        });
+        *room = next;
+        let ended = free[first..next].iter().map(|index| {
+            let request = requests[usize::from(*index)].take();
+            request.expect("a command of a request has the request").complete(Status::SUCCESS)
+        });
+        ios.extend(ended);
+        next - first
+    }
+
+    /// The same for one entry that is not simply the answer to a request.
+    #[cold]
+    fn reap_other(
+        &mut self,
+        entry: Entry,
+        ios: &mut Vec<Completion<Buffer>>,
+        done: &mut Vec<Executed>,
+    ) -> Result<(), BadCompletion> {
+        let index = usize::from(entry.cid()) & ((1 << self.index_bits) - 1);
+        let slot = self.slots.get(index).ok_or(BadCompletion::CommandOutOfRange(entry.cid()))?;
+        if slot.cid != entry.cid() || !slot.kind.is_awaited() {
+            return Err(BadCompletion::NotInFlight(entry.cid()));
+        }
+        if entry.sqid() != self.rings.qid() {
+            return Err(BadCompletion::WrongQueue(entry.sqid()));
+        }
+        if !self.rings.is_ours(entry) {
+            return Err(BadCompletion::Head(entry.sqhd()));
+        }
+        let result = self.rings.result();
+        self.rings.advance();
+        let status = match self.inject(index) {
+            Injected::Nothing => entry.status(),
+            Injected::Status(replaced) => replaced,
+            Injected::Drop => return Ok(()),
+        };
+        self.stats.errors += u64::from(!status.is_success());
+        self.finish_other(index, status, result, ios, done);
+        Ok(())
     }
 
     #[cold]
@@ -468,9 +472,10 @@ impl Queue {
     ) {
         let slot = &mut self.slots[index];
         let kind = std::mem::replace(&mut slot.kind, Kind::Free);
-        slot.cid = next_cid(slot.cid, self.index_bits);
-        let request = slot.request.take();
-        self.free.push(index as u16);
+        slot.cid = slot.cid.wrapping_add(1 << self.index_bits);
+        let request = self.requests[index].take();
+        self.free[self.room] = index as u16;
+        self.room += 1;
         match kind {
             Kind::Free => unreachable!("a free slot was finished"),
             Kind::Io | Kind::Lost => ios.extend(request.map(|request| request.complete(status))),
@@ -494,7 +499,7 @@ impl Queue {
     #[cold]
     fn inject(&mut self, index: usize) -> Injected {
         let slot = &mut self.slots[index];
-        let opcode = match (&slot.request, self.commands.get(index)) {
+        let opcode = match (&self.requests[index], self.commands.get(index)) {
             (Some(request), _) => opcode_of(request.op),
             (None, Some(Some(command))) => command.sqe.opcode,
             _ => return Injected::Nothing,
@@ -530,7 +535,7 @@ impl Queue {
     pub(crate) fn overdue(&mut self, now_ns: u64, timeout_ns: u64, found: &mut Vec<Overdue>) {
         let limit = (timeout_ns >> STAMP_SHIFT).min(u64::from(u32::MAX >> 1)) as u32;
         let now = (now_ns >> STAMP_SHIFT) as u32;
-        for slot in &self.slots {
+        for slot in self.slots.iter() {
             if slot.kind != Kind::Free && now.wrapping_sub(slot.stamp) > limit {
                 found.push(Overdue { cid: slot.cid });
             }
@@ -546,12 +551,36 @@ impl Queue {
 
 const NOTHING: (Described, u64) = (Described::NOTHING, 0);
 
-/// The identifier that a slot's next command has. FFFFh is none: it means no command in particular in the
-/// error log.
+/// How the data of a request is described, if it is a read or write of memory that was seen before.
 #[inline(always)]
-fn next_cid(cid: u16, index_bits: u32) -> u16 {
-    let next = cid.wrapping_add(1 << index_bits);
-    if next == u16::MAX { next & ((1 << index_bits) - 1) } else { next }
+fn simple(translator: &Translator, layout: &Layout, request: &Request<Buffer>) -> Option<Described> {
+    let buffer = request.buffer.as_ref().filter(|_| request.op.has_data())?;
+    if !layout.covers(request, buffer) {
+        return None;
+    }
+    translator.describe_known(buffer, buffer.len() as u32)
+}
+
+/// The command of a read or write.
+#[inline(always)]
+fn read_write(layout: &Layout, request: &Request<Buffer>, cid: u16, described: Described) -> Sqe {
+    let opcode = if request.op == Op::Read { NvmOpcode::Read } else { NvmOpcode::Write };
+    let view = ReadWrite {
+        lba: request.lba,
+        blocks: request.blocks,
+        fua: request.flags.contains(Flags::FUA),
+        prinfo: layout.prinfo,
+        reference_tag: layout.reference_tag(request.lba),
+        ..ReadWrite::default()
+    };
+    let Described { data, flags } = described;
+    Sqe { flags, data, nsid: layout.nsid, cid, ..view.to_sqe(opcode) }
+}
+
+/// Bits of a command identifier that are the slot's index. They are never all ones, so that no identifier is
+/// FFFFh, which means no command in particular in the error log.
+fn index_bits(depth: u32) -> u32 {
+    (depth + 1).next_power_of_two().ilog2()
 }
 
 fn opcode_of(op: Op) -> u8 {
@@ -563,4 +592,17 @@ fn opcode_of(op: Op) -> u8 {
         Op::WriteZeroes => NvmOpcode::WriteZeroes,
     }
     .to_wire()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_command_has_the_identifier_that_means_none() {
+        for depth in 1..=DEPTH_MAX {
+            let (bits, last) = (index_bits(depth), depth - 1);
+            assert!(last < (1 << bits) - 1 && bits <= 10, "{depth}");
+        }
+    }
 }

@@ -2,25 +2,27 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use memory::{Buffer, DeviceBuffer};
+use memory::{Buffer, DeviceBuffer, Entries};
 use ring::Status;
 use wire_nvme::{Sqe, cqe, sqe};
 
 use crate::device::Doorbells;
 use crate::shadow::Shadow;
 
+const SQE_WORDS: usize = sqe::SIZE / 8;
+const CQE_WORDS: usize = cqe::SIZE / 8;
+
 /// A submission queue and a completion queue of as many entries, a power of two.
 pub(crate) struct Rings {
-    sq: DeviceBuffer,
-    cq: DeviceBuffer,
-    mask: u32,
-    /// Where the next submission goes, and how far the device was told.
+    sq: Entries<SQE_WORDS>,
+    cq: Entries<CQE_WORDS>,
+    /// Where the next submission goes, counted on and on, and how far the device was told.
     tail: u32,
     rung: u32,
     /// Where the next completion will be, how far the device was told, and the phase that it will have.
     head: u32,
     acknowledged: u32,
-    phase: bool,
+    phase: u64,
     qid: u16,
     doorbells: Doorbells,
     /// Offsets in the doorbells' region.
@@ -30,14 +32,35 @@ pub(crate) struct Rings {
     pub(crate) bells_rung: u64,
 }
 
-/// A completion queue entry, as it was found.
+/// Dwords 2 and 3 of a completion queue entry, as they were found.
 #[derive(Clone, Copy)]
-pub(crate) struct Entry {
-    pub(crate) result: u64,
-    pub(crate) sqhd: u16,
-    pub(crate) sqid: u16,
-    pub(crate) cid: u16,
-    pub(crate) status: Status,
+pub(crate) struct Entry(u64);
+
+impl Entry {
+    #[inline(always)]
+    pub(crate) fn sqhd(self) -> u16 {
+        self.0 as u16
+    }
+
+    #[inline(always)]
+    pub(crate) fn sqid(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
+    #[inline(always)]
+    pub(crate) fn cid(self) -> u16 {
+        (self.0 >> 32) as u16
+    }
+
+    #[inline(always)]
+    pub(crate) fn status(self) -> Status {
+        Status::from_field((self.0 >> 49) as u16)
+    }
+
+    #[inline(always)]
+    fn phase(self) -> u64 {
+        self.0 >> 48 & 1
+    }
 }
 
 /// The specification's least number of entries.
@@ -54,20 +77,17 @@ impl Rings {
         stride_log2: u8,
     ) -> Rings {
         assert!(entries.is_power_of_two() && entries >= ENTRIES_MIN, "{entries} entries");
-        assert!(sq.len() >= u64::from(entries) * sqe::SIZE as u64, "a short submission queue");
-        assert!(cq.len() >= u64::from(entries) * cqe::SIZE as u64, "a short completion queue");
         let bell = |index: u64| doorbells.offset + (index << (2 + stride_log2));
         let (sq_bell, cq_bell) = (bell(2 * u64::from(qid)), bell(2 * u64::from(qid) + 1));
         assert!(cq_bell + 4 <= doorbells.offset + doorbells.bytes, "queue {qid} has no doorbell");
         Rings {
-            sq,
-            cq,
-            mask: entries - 1,
+            sq: Entries::new(sq, entries),
+            cq: Entries::new(cq, entries),
             tail: 0,
             rung: 0,
             head: 0,
             acknowledged: 0,
-            phase: true,
+            phase: 1,
             qid,
             doorbells,
             sq_bell,
@@ -86,7 +106,7 @@ impl Rings {
     }
 
     pub(crate) fn mask(&self) -> u32 {
-        self.mask
+        self.sq.mask()
     }
 
     pub(crate) fn buffers(&self) -> (&Buffer, &Buffer) {
@@ -98,10 +118,20 @@ impl Rings {
     }
 
     /// Puts a command at the tail. There is room: whoever bounds the commands in flight sees to that.
-    #[inline(always)]
     pub(crate) fn push(&mut self, sqe: &Sqe) {
-        self.sq.write(u64::from(self.tail) * sqe::SIZE as u64, &sqe.to_bytes());
-        self.tail = (self.tail + 1) & self.mask;
+        self.sq.cursor().write(self.tail, &sqe.to_words());
+        self.tail = self.tail.wrapping_add(1);
+    }
+
+    /// Puts commands at the tail for as long as there are any. There is room, as for one.
+    #[inline(always)]
+    pub(crate) fn push_all(&mut self, mut next: impl FnMut() -> Option<Sqe>) {
+        let (sq, mut tail) = (self.sq.cursor(), self.tail);
+        while let Some(sqe) = next() {
+            sq.write(tail, &sqe.to_words());
+            tail = tail.wrapping_add(1);
+        }
+        self.tail = tail;
     }
 
     /// Tells the device of what was pushed, once.
@@ -110,43 +140,66 @@ impl Rings {
         if self.tail == self.rung {
             return;
         }
-        let old = std::mem::replace(&mut self.rung, self.tail);
+        let old = std::mem::replace(&mut self.rung, self.tail) & self.mask();
+        let tail = self.tail & self.mask();
         if let Some(shadow) = &self.shadow {
-            if !shadow.submit(old as u16, self.tail as u16) {
+            if !shadow.submit(old as u16, tail as u16) {
                 return;
             }
         } else {
             // What was written to memory is there before the doorbell says so.
             fence(Ordering::Release);
         }
-        self.doorbells.region.store_u32(self.sq_bell, self.tail);
+        self.doorbells.region.store_u32(self.sq_bell, tail);
         self.bells_rung += 1;
     }
 
     /// The next completion, if the device has written it.
     #[inline(always)]
     pub(crate) fn peek(&self) -> Option<Entry> {
-        let at = u64::from(self.head) * cqe::SIZE as u64;
-        // The device writes the word with the phase last; what is loaded after it is what it wrote before.
-        let last = self.cq.load_u32(at + 12);
-        if (last >> 16 & 1 != 0) != self.phase {
-            return None;
+        // One load takes the phase, which the device writes last, and what says how the command ended; what is
+        // loaded after it is what the device wrote before.
+        let entry = Entry(self.cq.cursor().load(self.head, 1));
+        (entry.phase() == self.phase).then_some(entry)
+    }
+
+    /// Steps over the successful completions of this queue that come next, as long as `take` knows their command
+    /// identifiers. Whatever else comes next is left to [`peek`](Self::peek).
+    #[inline(always)]
+    pub(crate) fn advance_over_successes(&mut self, mut take: impl FnMut(u16) -> bool) {
+        let (mask, qid) = (self.mask(), u32::from(self.qid) << 16);
+        let (cq, mut head, mut phase) = (self.cq.cursor(), self.head, self.phase);
+        'laps: loop {
+            let end = (head | mask).wrapping_add(1);
+            while head != end {
+                let entry = cq.load(head, 1);
+                // A status of success is zero, so that these 16 bits are the phase alone.
+                if entry >> 48 != phase || entry as u32 & !mask != qid || !take((entry >> 32) as u16) {
+                    break 'laps;
+                }
+                head = head.wrapping_add(1);
+            }
+            phase ^= 1;
         }
-        let middle = self.cq.load_u32(at + 8);
-        Some(Entry {
-            result: self.cq.load_u64(at),
-            sqhd: middle as u16,
-            sqid: (middle >> 16) as u16,
-            cid: last as u16,
-            status: Status::from_field((last >> 17) as u16),
-        })
+        (self.head, self.phase) = (head, phase);
+    }
+
+    /// What the completion that was last peeked at returns besides its status.
+    pub(crate) fn result(&self) -> u64 {
+        self.cq.cursor().load(self.head, 0)
+    }
+
+    /// Whether an entry is of this queue and names a place in its submission queue. Nothing is done with that
+    /// place: slots bound the queue. One outside of it is nonsense all the same.
+    pub(crate) fn is_ours(&self, entry: Entry) -> bool {
+        entry.0 as u32 & !self.mask() == u32::from(self.qid) << 16
     }
 
     /// Steps over the completion that was last peeked at.
     #[inline(always)]
     pub(crate) fn advance(&mut self) {
-        self.head = (self.head + 1) & self.mask;
-        self.phase ^= self.head == 0;
+        self.head = self.head.wrapping_add(1);
+        self.phase ^= u64::from(self.head & self.mask() == 0);
     }
 
     /// Tells the device which completions may be overwritten, once.
@@ -155,26 +208,22 @@ impl Rings {
         if self.head == self.acknowledged {
             return;
         }
-        let old = std::mem::replace(&mut self.acknowledged, self.head);
+        let old = std::mem::replace(&mut self.acknowledged, self.head) & self.mask();
+        let head = self.head & self.mask();
         if let Some(shadow) = &self.shadow
-            && !shadow.complete(old as u16, self.head as u16)
+            && !shadow.complete(old as u16, head as u16)
         {
             return;
         }
-        self.doorbells.region.store_u32(self.cq_bell, self.head);
+        self.doorbells.region.store_u32(self.cq_bell, head);
         self.bells_rung += 1;
     }
 
     /// Makes the rings what they were when they were new. The device must have let go of them.
     pub(crate) fn reset(&mut self) {
-        let zeroes = [0; 4096];
-        for cells in [&self.sq, &self.cq] {
-            for at in (0..cells.len()).step_by(zeroes.len()) {
-                let length = (cells.len() - at).min(zeroes.len() as u64);
-                cells.write(at, &zeroes[..length as usize]);
-            }
-        }
-        (self.tail, self.rung, self.head, self.acknowledged, self.phase) = (0, 0, 0, 0, true);
+        self.sq.clear();
+        self.cq.clear();
+        (self.tail, self.rung, self.head, self.acknowledged, self.phase) = (0, 0, 0, 0, 1);
         if let Some(shadow) = &self.shadow {
             shadow.clear();
         }

@@ -135,6 +135,26 @@ impl Sqe {
         put32(into, at::CDW15, self.cdw15);
     }
 
+    /// The entry as eight little-endian words: what [`encode`](Self::encode) writes, for memory that is
+    /// written a word at a time.
+    #[inline(always)]
+    pub const fn to_words(&self) -> [u64; SIZE / 8] {
+        const fn pair(low: u32, high: u32) -> u64 {
+            low as u64 | (high as u64) << 32
+        }
+        let cdw0 = self.opcode as u32 | (self.flags as u32) << 8 | (self.cid as u32) << 16;
+        [
+            pair(cdw0, self.nsid),
+            pair(self.cdw2, self.cdw3),
+            self.mptr,
+            self.data.low,
+            self.data.high,
+            pair(self.cdw10, self.cdw11),
+            pair(self.cdw12, self.cdw13),
+            pair(self.cdw14, self.cdw15),
+        ]
+    }
+
     /// The entry as bytes.
     #[inline]
     pub fn to_bytes(&self) -> [u8; SIZE] {

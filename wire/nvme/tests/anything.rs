@@ -45,6 +45,7 @@ proptest! {
     fn queue_entries_are_their_bytes(sqe in bytes::<64>(), cqe in bytes::<16>()) {
         let view = Sqe::decode(&sqe);
         prop_assert_eq!(view.to_bytes(), *sqe);
+        prop_assert_eq!(view.to_words().map(u64::to_le_bytes).concat(), sqe.to_vec());
         let _ = (view.fuse(), view.psdt());
         if let Ok(sgl) = view.data.sgl() {
             prop_assert_eq!(wire_nvme::DataPointer::from(sgl).sgl(), Ok(sgl));
