@@ -43,6 +43,9 @@ MODULES = ["virtio_pci", "virtio_console", "virtio_net", "nvme-tcp", "nvmet-tcp"
 # Those after the first three are for guests with PCI functions to bind.
 OPTIONAL_MODULES = ["crc32c_generic", "crc32c-intel", "configfs", "nvme", "vfio-pci"]
 OPTIONAL_MODULES += ["vfio_iommu_type1", "uio_pci_generic"]
+# For the lab: a device that does nothing, and every scheduler.
+OPTIONAL_MODULES += ["null_blk", "mq-deadline", "kyber-iosched", "bfq"]
+PARAMETERS = {"null_blk": "nr_devices=1 gb=1 submit_queues=1 poll_queues=1"}
 KERNELS = {"debian": "linux-image-amd64", "ubuntu": "linux-image-generic"}
 # The first with iommufd that all of this works with; older releases offer it beside their own.
 VFIO_KERNEL = "linux-image-6.12-amd64"
@@ -207,7 +210,7 @@ class Image:
     all of its ways (see `modules`)."""
 
     def __init__(self, cache, release=None, refresh=False, vfio=False):
-        recipe = hashlib.sha256(repr([PACKAGES, PROGRAMS, FILES, MODULES, OPTIONAL_MODULES]).encode())
+        recipe = hashlib.sha256(repr([PACKAGES, PROGRAMS, FILES, MODULES, OPTIONAL_MODULES, PARAMETERS]).encode())
         for path in sorted(glob.glob(GUEST + "/*")) + [f"{HERE}/{name}.py" for name in ("image", "elf", "modules")]:
             recipe.update(read(path))
         self.vfio = vfio
@@ -329,4 +332,4 @@ class Image:
         order = load_order(wanted, paths, builtin, info_of)
         for name in order:
             archive.add(f"modules/{name}.ko", data[name])
-        archive.add("etc/modules", "".join(f"{name}.ko\n" for name in order).encode())
+        archive.add("etc/modules", "".join(f"{name}.ko {PARAMETERS.get(name, '')}\n" for name in order).encode())
