@@ -3,6 +3,7 @@
 
     tests/perf/compare-fio.py target/release/ringbolt                # every case, a few minutes
     tests/perf/compare-fio.py target/release/ringbolt --rounds 1 --runtime 1 --case null
+    tests/perf/compare-fio.py target/release/ringbolt --file /mnt/disk/data --direct --batch 1
 
 Each case is run by both programs in turn, so that a machine that gets slower is slower for both. What is
 printed are medians over the rounds: I/Os a second, latencies, and processor time an I/O. `--batch 1` gives
@@ -57,6 +58,7 @@ def main():
     parser.add_argument("--size", default="256m")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--runtime", type=int, default=5, help="seconds of each run")
+    parser.add_argument("--direct", action="store_true", help="past the page cache; needs --file on a disk")
     parser.add_argument("--cpu", help="core to run both on")
     parser.add_argument("--batch", type=int, help="iodepth_batch and iodepth_batch_complete_max of perf")
     parser.add_argument("--least", type=float, default=0.0, help="smallest ratio of I/Os a second")
@@ -73,6 +75,8 @@ def main():
                 "--rw=randread", "--bs=4k", f"--iodepth={depth}", "--norandommap", "--time_based",
                 f"--runtime={options.runtime}", "--ramp_time=1", "--output-format=json", *more,
             ]
+            if options.direct:
+                job.append("--direct=1")
             if options.cpu:
                 job.append(f"--cpus_allowed={options.cpu}")
             ours = ["--generator_cost=0", "--eta=never"]
@@ -92,7 +96,7 @@ def main():
             if ratio < options.least:
                 slow.append(f"{name}: {ratio:.2f}")
     if slow:
-        raise SystemExit(f"below {options.least} of fio: {', '.join(slow)}" )
+        raise SystemExit(f"below {options.least} of fio: {', '.join(slow)}")
 
 
 if __name__ == "__main__":
