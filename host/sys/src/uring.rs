@@ -206,17 +206,23 @@ impl<F: RingFile, D: Dialect> Uring<F, D> {
         self.requests.room()
     }
 
-    /// Takes the first `count` requests of `batch`, as far as there is room, and gives them to the kernel.
+    /// Takes the first `count` requests of `batch`, as far as there is room, and gives them to the kernel; how
+    /// many it took. Fewer may fit where a polling thread is behind, or the kernel short of something.
     ///
     /// # Panics
-    /// If there are not so many; if a tag is in flight, or not below the depth; if a request is longer than its buffer.
-    pub fn submit(&mut self, batch: &mut Vec<Request<Buffer>>, count: usize) {
-        let mut left = count.min(self.requests.room());
+    /// If there are not so many; if a tag is in flight, or not below the depth; if a request is longer than
+    /// its buffer.
+    pub fn submit(&mut self, batch: &mut Vec<Request<Buffer>>, count: usize) -> usize {
+        let wanted = count.min(self.requests.room());
+        let mut left = wanted;
         while left > 0 {
             let mut queue = self.ring.submission();
             // There are as many entries as slots, but for those that a polling thread has not yet read.
             let room = queue.capacity() - queue.len();
-            let now = left.min(room).min((self.batch_max - self.queued) as usize);
+            let now = left.min(room).min(self.batch_max.saturating_sub(self.queued) as usize);
+            if now == 0 {
+                break;
+            }
             for request in batch.drain(..now) {
                 let request = self.requests.put(request);
                 let span = span(self.place.file(request), request);
@@ -229,14 +235,10 @@ impl<F: RingFile, D: Dialect> Uring<F, D> {
             drop(queue);
             left -= now;
             self.queued += now as u32;
-            if left > 0 {
-                self.enter_queued();
-                if now == 0 {
-                    std::hint::spin_loop();
-                }
-            }
+            self.enter_queued();
         }
         self.enter_queued();
+        wanted - left
     }
 
     /// Gives the kernel what is queued; nothing where its thread takes it by itself and is awake.
@@ -388,7 +390,10 @@ impl<F, D: Dialect> Drop for Uring<F, D> {
         // What a disk works on is not found, and ends by itself.
         let _ = self.ring.submitter().register_sync_cancel(Some(CANCEL_TIME_MAX), CancelBuilder::any());
         self.settle();
-        self.requests.forget();
+        if self.requests.len() > 0 {
+            self.requests.forget();
+            self.dialect.forget();
+        }
     }
 }
 

@@ -104,8 +104,8 @@ impl<D: Results> Channel for Ring<D> {
         loop {
             let count = batch.len().min(self.ring.room() - self.done.len());
             let next = aside::position(&batch[..count]);
-            self.ring.submit(batch, next);
-            if next == count {
+            let taken = self.ring.submit(batch, next);
+            if taken < next || next == count {
                 return;
             }
             self.done.push(aside::perform(batch.remove(0), self.ring.files()));

@@ -32,6 +32,9 @@ mod sealed {
 
         /// Its tag and how it ended.
         fn outcome(entry: &Self::Cqe) -> (u64, i64);
+
+        /// Gives up for good what entries may still point to.
+        fn forget(&mut self) {}
     }
 }
 
@@ -93,6 +96,10 @@ impl sealed::Entries for Transfers {
     #[inline]
     fn outcome(entry: &cqueue::Entry) -> (u64, i64) {
         (entry.user_data(), i64::from(entry.result()))
+    }
+
+    fn forget(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.vectors));
     }
 }
 
