@@ -11,7 +11,7 @@ use sys::clock;
 
 use crate::devices::DiskStats;
 use crate::jobfile::Job;
-use crate::result::{Direction, JobResult, SideResult};
+use crate::result::{Depths, Direction, JobResult, SideResult};
 
 /// One entry of the document's `jobs`.
 #[derive(Clone, Debug)]
@@ -122,11 +122,11 @@ fn job(reported: &Reported, plus: bool) -> Value {
     job.insert("ctx".into(), json!(result.usage.switches));
     job.insert("majf".into(), json!(result.usage.major_faults));
     job.insert("minf".into(), json!(result.usage.minor_faults));
-    job.insert("iodepth_level".into(), depths(result.spec.io_depth));
-    for name in ["iodepth_submit", "iodepth_complete"] {
-        let levels = ["0", "4", "8", "16", "32", "64", ">=64"].map(|level| (level.to_string(), json!(0.0)));
-        job.insert(name.into(), Value::Object(levels.into_iter().collect()));
-    }
+    let Depths { level, submit, complete } = &result.depths;
+    job.insert("iodepth_level".into(), shares(["1", "2", "4", "8", "16", "32", ">=64"], level));
+    let sizes = ["0", "4", "8", "16", "32", "64", ">=64"];
+    job.insert("iodepth_submit".into(), shares(sizes, submit));
+    job.insert("iodepth_complete".into(), shares(sizes, complete));
     for (name, table) in spread(result) {
         job.insert(name.into(), table);
     }
@@ -260,24 +260,12 @@ fn spread(result: &JobResult) -> [(&'static str, Value); 3] {
     [("latency_ns", Value::Object(ns)), ("latency_us", Value::Object(us)), ("latency_ms", Value::Object(ms))]
 }
 
-/// fio's table of how deep the queue was: ours is as deep as asked for, always.
-fn depths(depth: u32) -> Value {
-    let full = match depth {
-        0..=1 => "1",
-        2..=3 => "2",
-        4..=7 => "4",
-        8..=15 => "8",
-        16..=31 => "16",
-        32..=63 => "32",
-        _ => ">=64",
-    };
-    let levels = ["1", "2", "4", "8", "16", "32", ">=64"];
-    Value::Object(
-        levels
-            .iter()
-            .map(|level| (level.to_string(), json!(if *level == full { 100.0 } else { 0.0 })))
-            .collect(),
-    )
+/// fio's tables of depths and batches: percents of all, of what there is at least 0.1.
+fn shares(names: [&str; 7], counts: &[u64; 7]) -> Value {
+    let total = counts.iter().sum::<u64>().max(1) as f64;
+    let share = |count: u64| if count == 0 { 0.0 } else { (count as f64 / total * 100.0).max(0.1) };
+    let shares = names.into_iter().zip(counts).map(|(name, count)| (name.to_string(), json!(share(*count))));
+    Value::Object(shares.collect())
 }
 
 #[cfg(test)]

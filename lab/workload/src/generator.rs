@@ -1,7 +1,11 @@
 //! The loop: closed, where an I/O starts when one has ended, or open, where it starts when its time has come.
 //!
-//! Plain jobs, closed loops of I/Os of one size on one file, have a path of their own in which requests
-//! are moved and counted in batches. Everything else that fio's options ask for is in the other one.
+//! Plain jobs, I/Os of one size on one file, have a path of their own in which requests are moved and
+//! counted in batches; an open one differs only in when it starts them. Everything else that fio's options
+//! ask for is in [`full`].
+
+mod full;
+mod plain;
 
 use std::mem;
 
@@ -10,15 +14,17 @@ use ring::{Channel, Completion, Op, Request, Tag};
 use sys::clock;
 
 use crate::Random;
-use crate::log::{Entry, Logs};
+use crate::batches::Batches;
 use crate::pace::Pace;
 use crate::place::{Geometry, Mix, Place, SetupError};
-use crate::result::{Direction, IoFailure, JobResult};
+use crate::result::{Depths, Direction, IoFailure, JobResult};
 use crate::side::Side;
 use crate::spec::{Content, JobSpec, Verify, Workload};
 use crate::tuner::Tuner;
 use crate::usage::Usage;
 use crate::verify::Verifier;
+
+use full::Full;
 
 /// The rings that a generator drives.
 pub trait IoChannel: Channel<Request = Request<Buffer>, Completion = Completion<Buffer>> {}
@@ -46,11 +52,13 @@ pub struct Generator {
     remaining: u64,
     event_ticks: u64,
     completed: u64,
-    /// By tag: when the request was handed to the channel.
-    sent: Box<[u64]>,
-    /// Tags of what is being handed over.
-    order: Vec<u32>,
+    batches: Batches,
+    depths: Depths,
     measure_submission: bool,
+    /// Of open loops.
+    open: Option<Box<Open>>,
+    /// Of jobs that are not plain.
+    full: Option<Box<Full>>,
     // What it touches seldom.
     parked: Vec<Request<Buffer>>,
     phase: Phase,
@@ -58,6 +66,8 @@ pub struct Generator {
     end_ticks: u64,
     sample_ticks: u64,
     turn_ticks_max: u64,
+    /// Of a block of the device.
+    block_bytes: u32,
     spec: JobSpec,
     usage_start: Usage,
     usage: Usage,
@@ -66,29 +76,13 @@ pub struct Generator {
     verifier: Option<Verifier>,
     stopped: bool,
     stuck: bool,
-    /// Of jobs that are not plain.
-    full: Option<Box<Full>>,
 }
 
-/// What only jobs that are not plain have.
-struct Full {
-    pace: Option<Pace>,
-    /// By tag: when the request was to start, and its bytes.
-    starts: Box<[(u64, u32)]>,
-    /// By tag: the buffer of a request that carries no data.
-    aside: Box<[Option<Buffer>]>,
-    remaining_bytes: u64,
-    block_bytes: u32,
-    unflushed: u32,
-    flush_due: bool,
-    flushed_at_end: bool,
-    thought: u32,
-    think_until: u64,
-    spin_until: u64,
-    latency_ticks_max: u64,
-    tuner: Option<Tuner>,
-    logs: Logs,
-    random: Random,
+/// What only open loops have.
+struct Open {
+    pace: Pace,
+    /// By tag: when the request was to start.
+    starts: Box<[u64]>,
 }
 
 /// In the order in which a job passes through them.
@@ -143,8 +137,8 @@ impl Generator {
         let remaining =
             spec.number_ios.map_or(by_bytes, |ios| ios.min(if fixed { u64::MAX } else { by_bytes }));
         let pace = Pace::new(&spec.rates, spec.workload.directions(spec.read_percent), spec.seed);
+        let open = pace.map(|pace| Box::new(Open { pace, starts: vec![0; depth].into() }));
         let is_plain = place.is_plain()
-            && pace.is_none()
             && verifier.is_none()
             && fixed
             && !spec.log.is_on()
@@ -154,25 +148,8 @@ impl Generator {
             && spec.latency_target.is_none()
             && spec.latency_max_ns.is_none()
             && spec.content != Content::FreshNoise;
-        let full = (!is_plain).then(|| {
-            Box::new(Full {
-                pace,
-                starts: vec![(0, 0); depth].into(),
-                aside: (0..depth).map(|_| None).collect(),
-                remaining_bytes: if fixed || spec.number_ios.is_some() { u64::MAX } else { bytes },
-                block_bytes,
-                unflushed: 0,
-                flush_due: false,
-                flushed_at_end: false,
-                thought: 0,
-                think_until: 0,
-                spin_until: 0,
-                latency_ticks_max: spec.latency_max_ns.map_or(u64::MAX, clock::ns_to_ticks),
-                tuner: spec.latency_target.map(|target| Tuner::new(target, depth)),
-                logs: Logs::new(spec.log.clone()),
-                random: Random::new(spec.seed ^ 0x6672_6573_6821),
-            })
-        });
+        let remaining_bytes = if fixed || spec.number_ios.is_some() { u64::MAX } else { bytes };
+        let full = (!is_plain).then(|| Box::new(Full::new(&spec, depth, remaining_bytes)));
         Ok(Generator {
             done: Vec::with_capacity(depth),
             slots: depth,
@@ -183,14 +160,17 @@ impl Generator {
             place,
             event_ticks: u64::MAX,
             completed: 0,
-            sent: vec![0; depth].into(),
-            order: Vec::with_capacity(depth),
+            batches: Batches::new(depth),
+            depths: Depths::default(),
             measure_submission: spec.measure_submission,
+            open,
+            full,
             phase: Phase::Before,
             start_ticks: 0,
             end_ticks: u64::MAX,
             sample_ticks: u64::MAX,
             turn_ticks_max: clock::ns_to_ticks(TURN_NS_MAX),
+            block_bytes,
             usage_start: Usage::default(),
             usage: Usage::default(),
             failures: Vec::new(),
@@ -199,7 +179,6 @@ impl Generator {
             stopped: false,
             stuck: false,
             spec,
-            full,
         })
     }
 
@@ -207,11 +186,12 @@ impl Generator {
     /// number of completions. The first call starts the job.
     pub fn turn<C: IoChannel + ?Sized>(&mut self, channel: &mut C) -> usize {
         if self.phase == Phase::Before {
-            self.begin();
+            self.begin(clock::ticks());
         }
+        let is_closed = self.is_plain() && self.open.is_none();
         let (mut total, mut turn_end_ticks) = (0, u64::MAX);
         for _ in 0..ROUNDS_MAX {
-            if self.full.is_some() {
+            if !is_closed {
                 self.feed(clock::ticks());
             }
             if !self.ready.is_empty() {
@@ -227,11 +207,7 @@ impl Generator {
                 0 => clock::ticks(),
                 ticks => ticks,
             };
-            if self.full.is_some() {
-                self.absorb_full(now);
-            } else {
-                self.absorb(now);
-            }
+            self.absorb(now);
             if now >= self.event_ticks {
                 self.on_event(now);
             }
@@ -247,7 +223,7 @@ impl Generator {
         }
         if self.in_flight() == 0 && self.ready.is_empty() && self.phase > Phase::Measuring {
             if self.phase == Phase::ReadingBack {
-                self.feed_back(clock::ticks());
+                self.feed_full(clock::ticks());
             }
             if self.ready.is_empty() {
                 self.on_drained();
@@ -259,17 +235,35 @@ impl Generator {
     /// Hands over what is ready, and notes when the channel had taken it.
     #[inline]
     fn submit<C: IoChannel + ?Sized>(&mut self, channel: &mut C) {
-        if !self.measure_submission {
-            return channel.submit(&mut self.ready);
-        }
-        self.order.clear();
-        self.order.extend(self.ready.iter().map(|request| request.tag.0 as u32));
+        let before = self.ready.len();
         channel.submit(&mut self.ready);
-        let taken = self.order.len() - self.ready.len();
-        let now = clock::ticks();
-        for tag in &self.order[..taken] {
-            self.sent[*tag as usize] = now;
+        let taken = before - self.ready.len();
+        self.batches.sent(&self.ready, if self.measure_submission { clock::ticks() } else { 0 });
+        self.depths.submitted(taken, self.in_flight());
+    }
+
+    /// Starts what is due.
+    #[inline]
+    fn feed(&mut self, now: u64) {
+        if self.is_plain() { self.feed_open(now) } else { self.feed_full(now) }
+    }
+
+    /// Counts what came back; a closed loop starts it again.
+    #[inline]
+    fn absorb(&mut self, now: u64) {
+        self.depths.completed(self.done.len());
+        if !self.is_plain() {
+            self.absorb_full(now);
+        } else if self.open.is_some() {
+            self.absorb_open(now);
+        } else {
+            self.absorb_closed(now);
         }
+    }
+
+    #[inline]
+    fn is_plain(&self) -> bool {
+        self.full.is_none()
     }
 
     /// Every request, with its buffer, before the job begins: for engines that register memory.
@@ -311,13 +305,13 @@ impl Generator {
             return Some(0);
         }
         let mut due = self.event_ticks;
-        if let Some(full) = &self.full
-            && !self.parked.is_empty()
-            && self.phase <= Phase::Measuring
-        {
-            let next = full.pace.as_ref().map_or(u64::MAX, |pace| pace.next().1);
-            let next = if full.think_until > 0 { next.min(u64::MAX - 1).max(full.think_until) } else { next };
-            due = due.min(if full.pace.is_none() && full.think_until > 0 { full.think_until } else { next });
+        if !self.parked.is_empty() && self.phase <= Phase::Measuring {
+            let think_until = self.full.as_ref().map_or(0, |full| full.think_until);
+            match &self.open {
+                Some(open) => due = due.min(open.pace.next_start().max(think_until)),
+                None if think_until > 0 => due = due.min(think_until),
+                None => {}
+            }
         }
         let left = due.saturating_sub(clock::ticks());
         (due != u64::MAX).then(|| now_ns + clock::ticks_to_ns(left))
@@ -349,6 +343,7 @@ impl Generator {
             stuck,
             jobs: 1,
             latency_depth: depth,
+            depths: self.depths,
             kernel: Default::default(),
             lost_entries,
             number: 0,
@@ -369,8 +364,7 @@ impl Generator {
         self.phase == Phase::Measuring
     }
 
-    fn begin(&mut self) {
-        let now = clock::ticks();
+    fn begin(&mut self, now: u64) {
         self.usage_start = Usage::now();
         self.start_ticks = now;
         if self.spec.ramp_ns > 0 {
@@ -379,23 +373,18 @@ impl Generator {
         } else {
             self.measure(now);
         }
-        if let Some(full) = &mut self.full {
-            if let Some(pace) = &mut full.pace {
-                pace.begin(now);
-            }
+        if let Some(open) = &mut self.open {
+            open.pace.begin(now);
+        }
+        if self.full.is_some() || self.open.is_some() {
             self.parked.append(&mut self.ready);
             // The first of all is the one of tag 0.
             self.parked.reverse();
             return;
         }
-        let wanted = (self.ready.len() as u64).min(self.remaining) as usize;
-        self.remaining =
-            self.remaining.saturating_sub(if self.remaining == u64::MAX { 0 } else { wanted as u64 });
+        let wanted = self.take_remaining(self.ready.len());
         self.parked.extend(self.ready.drain(wanted..));
-        for request in &mut self.ready {
-            self.place.next(request);
-            request.issued = now;
-        }
+        self.issue(0, now, false);
         if self.ready.is_empty() {
             self.drain(now);
         }
@@ -415,265 +404,6 @@ impl Generator {
         if let Some(tuner) = self.full.as_mut().and_then(|full| full.tuner.as_mut()) {
             self.event_ticks = self.event_ticks.min(tuner.begin(now));
         }
-    }
-
-    /// The loop's inside: for each I/O, its latency into a bucket and its request out again.
-    ///
-    /// Whole requests are moved first and changed then: three plain loops cost less than one that
-    /// does all.
-    #[inline]
-    fn absorb(&mut self, now: u64) {
-        let mut done = mem::take(&mut self.done);
-        let again = self.take_remaining(done.len());
-        self.count(&done, now);
-        let (ready, place) = (&mut self.ready, &mut self.place);
-        let fresh = ready.len();
-        ready.extend(done.drain(..again).map(Completion::into_request));
-        for request in &mut ready[fresh..] {
-            place.next(request);
-            request.issued = now;
-        }
-        self.parked.extend(done.drain(..).map(Completion::into_request));
-        self.done = done;
-        if again == 0 && self.phase <= Phase::Measuring {
-            self.drain(now);
-        }
-    }
-
-    /// Counts completions, neighbours that were issued together as one.
-    #[inline]
-    fn count(&mut self, mut completions: &[Completion<Buffer>], now: u64) {
-        while let Some(first) = completions.first() {
-            let (op, issued) = (first.request().op, first.request().issued);
-            let sent = self.sent[first.tag().0 as usize];
-            let like_first = |completion: &&Completion<Buffer>| {
-                let request = completion.request();
-                completion.status().is_success()
-                    && request.op == op
-                    && request.issued == issued
-                    && self.sent[request.tag.0 as usize] == sent
-            };
-            let length = completions.iter().take_while(like_first).count();
-            if length == 0 {
-                self.note_failure(first);
-                completions = &completions[1..];
-                continue;
-            }
-            let blocks = first.request().blocks;
-            let side = &mut self.sides[side_of(op)];
-            side.record(issued, issued, if self.measure_submission { sent } else { 0 }, now, length as u64);
-            side.blocks += u64::from(blocks) * length as u64;
-            completions = &completions[length..];
-        }
-    }
-
-    /// As [`absorb`](Self::absorb), of everything that jobs can be.
-    fn absorb_full(&mut self, now: u64) {
-        let mut done = mem::take(&mut self.done);
-        for completion in done.drain(..) {
-            let success = completion.status().is_success();
-            if !success {
-                self.note_failure(&completion);
-            }
-            let mut request = completion.into_request();
-            let tag = request.tag.0 as usize;
-            if success {
-                self.record(&request, now);
-            }
-            self.settle(&request, success);
-            if let Some(full) = &mut self.full
-                && let Some(buffer) = full.aside[tag].take()
-            {
-                request.buffer = Some(buffer);
-            }
-            self.parked.push(request);
-        }
-        self.done = done;
-        if self.phase == Phase::ReadingBack {
-            self.event_ticks = now.saturating_add(clock::ns_to_ticks(DRAIN_NS_MAX));
-        }
-    }
-
-    fn record(&mut self, request: &Request<Buffer>, now: u64) {
-        let Some(full) = &mut self.full else { return };
-        let tag = request.tag.0 as usize;
-        let (start, bytes) = full.starts[tag];
-        let sent = if self.measure_submission { self.sent[tag] } else { 0 };
-        let index = side_of(request.op);
-        let side = &mut self.sides[index];
-        side.record(start, request.issued, sent, now, 1);
-        side.blocks += u64::from(request.blocks);
-        let latency = now.saturating_sub(start);
-        if latency > full.latency_ticks_max && self.phase <= Phase::Measuring {
-            self.errors += 1;
-            side.errors += 1;
-            self.remaining = 0;
-            full.remaining_bytes = 0;
-        }
-        if let Some(tuner) = &mut full.tuner {
-            tuner.note(latency);
-        }
-        let counted = matches!(self.phase, Phase::Measuring | Phase::Draining);
-        if full.logs.options.latency.is_some() && index < 3 && counted {
-            let sent = if sent == 0 { request.issued } else { sent };
-            let spans = [sent.saturating_sub(request.issued), now.saturating_sub(sent), latency];
-            let at_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));
-            let offset = request.lba * u64::from(full.block_bytes);
-            let entry = Entry { at_ns, value: 0, direction: index as u8, bytes, offset };
-            full.logs.latency(entry, spans.map(clock::ticks_to_ns));
-        }
-    }
-
-    /// Starts what is due, as far as requests are free: closed loops at once, open ones at their time.
-    fn feed(&mut self, now: u64) {
-        if self.phase == Phase::ReadingBack {
-            return self.feed_back(now);
-        }
-        if self.phase > Phase::Measuring {
-            return;
-        }
-        let limit = match self.full.as_ref().and_then(|full| full.tuner.as_ref()) {
-            Some(tuner) => tuner.depth(),
-            None => usize::MAX,
-        };
-        while !self.parked.is_empty() && self.in_flight() + self.ready.len() < limit {
-            let Some(full) = &mut self.full else { return };
-            if self.remaining == 0 || full.remaining_bytes == 0 {
-                self.drain(now);
-                return;
-            }
-            if now < full.think_until {
-                return;
-            }
-            let (mut start, mut op) = (now, None);
-            if full.flush_due {
-                op = Some(Op::Flush);
-            } else if let Some(pace) = &full.pace {
-                let (direction, due) = pace.next();
-                if due > now {
-                    return;
-                }
-                start = due;
-                op = Some([Op::Read, Op::Write, Op::Unmap][direction]);
-            }
-            if let Some(request) = self.parked.pop() {
-                self.start(request, op, start, now);
-            }
-        }
-    }
-
-    /// Makes a request the next of the job.
-    fn start(&mut self, mut request: Request<Buffer>, op: Option<Op>, start: u64, now: u64) {
-        let Some(full) = &mut self.full else { return };
-        let tag = request.tag.0 as usize;
-        request.issued = now;
-        if op == Some(Op::Flush) {
-            full.flush_due = false;
-            (request.op, request.lba, request.blocks) = (Op::Flush, 0, 0);
-            full.aside[tag] = request.buffer.take();
-            full.starts[tag] = (start, 0);
-            self.ready.push(request);
-            return;
-        }
-        self.place.next_as(&mut request, op);
-        if let Some(verifier) = &mut self.verifier {
-            let drawn = (request.lba - self.place.first_lba) / u64::from(self.place.io_blocks);
-            let position = verifier.claim(drawn);
-            request.lba = self.place.first_lba + position * u64::from(self.place.io_blocks);
-            if let (Op::Write, Some(buffer)) = (request.op, &mut request.buffer) {
-                verifier.fill(position, request.lba, buffer.as_mut_slice());
-            }
-        }
-        let bytes = request.blocks * full.block_bytes;
-        match &mut request.buffer {
-            Some(buffer) if request.op.has_data() => {
-                if buffer.len() != bytes as usize {
-                    buffer.resize(bytes as usize);
-                }
-                if request.op == Op::Write && self.spec.content == Content::FreshNoise {
-                    fill_noise(buffer, &mut full.random);
-                }
-            }
-            buffer => full.aside[tag] = buffer.take(),
-        }
-        full.starts[tag] = (start, bytes);
-        if let Some(pace) = &mut full.pace {
-            pace.advance(side_of(request.op), u64::from(bytes));
-        }
-        if self.remaining != u64::MAX {
-            self.remaining -= 1;
-        }
-        if full.remaining_bytes != u64::MAX {
-            full.remaining_bytes = full.remaining_bytes.saturating_sub(u64::from(bytes));
-        }
-        if request.op == Op::Write && self.spec.flush_every > 0 {
-            full.unflushed += 1;
-            full.flush_due = full.unflushed.is_multiple_of(self.spec.flush_every);
-        }
-        if self.spec.think.ns > 0 {
-            full.thought += 1;
-            if full.thought >= self.spec.think.blocks.max(1) {
-                full.thought = 0;
-                full.think_until = now + clock::ns_to_ticks(self.spec.think.ns);
-                full.spin_until = now + clock::ns_to_ticks(self.spec.think.spin_ns);
-            }
-        }
-        self.ready.push(request);
-    }
-
-    /// What was written is read back.
-    fn feed_back(&mut self, now: u64) {
-        while let (Some(request), Some(verifier)) = (self.parked.last_mut(), &mut self.verifier) {
-            let Some(position) = verifier.known_from(self.place.position) else { return };
-            self.place.position = position + 1;
-            let position = verifier.claim(position);
-            // It may have been a flush, which has no blocks.
-            (request.op, request.blocks) = (Op::Read, self.place.io_blocks);
-            request.lba = self.place.first_lba + position * u64::from(self.place.io_blocks);
-            request.issued = now;
-            if let Some(full) = &mut self.full {
-                let bytes = request.blocks * full.block_bytes;
-                full.starts[request.tag.0 as usize] = (now, bytes);
-            }
-            self.ready.extend(self.parked.pop());
-        }
-    }
-
-    /// Whether the job is to be busy now although it does nothing: `thinktime_spin`.
-    pub fn is_spinning(&self) -> bool {
-        self.full.as_ref().is_some_and(|full| full.spin_until > 0 && clock::ticks() < full.spin_until)
-    }
-
-    /// How many of `count` requests are to go out again.
-    #[inline]
-    fn take_remaining(&mut self, count: usize) -> usize {
-        if self.phase > Phase::Measuring {
-            return 0;
-        }
-        let again = (count as u64).min(self.remaining);
-        if self.remaining != u64::MAX {
-            self.remaining -= again;
-        }
-        again as usize
-    }
-
-    /// Checks what came back, and remembers what is there now.
-    fn settle(&mut self, request: &Request<Buffer>, success: bool) {
-        let Some(verifier) = &mut self.verifier else { return };
-        if request.op == Op::Flush {
-            // It has no place.
-            return;
-        }
-        let position = (request.lba - self.place.first_lba) / u64::from(self.place.io_blocks);
-        match (request.op, &request.buffer) {
-            (Op::Read, Some(buffer)) if success => {
-                verifier.check(position, request.lba, buffer.as_slice());
-            }
-            (Op::Write, _) => verifier.written(position, success),
-            (Op::Unmap, _) => verifier.forget(position),
-            _ => {}
-        }
-        verifier.release(position);
     }
 
     #[cold]
@@ -697,6 +427,7 @@ impl Generator {
                 for side in &mut self.sides {
                     side.clear();
                 }
+                self.depths = Depths::default();
                 if let Some(full) = &mut self.full {
                     full.logs.clear();
                 }
@@ -714,11 +445,9 @@ impl Generator {
         let elapsed_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));
         let mut tuner_ticks = u64::MAX;
         if now >= self.sample_ticks {
-            let bytes = self.full.as_ref().map_or(0, |full| full.block_bytes).max(1);
-            let unit = if self.full.is_some() { bytes } else { self.spec.block_bytes / self.place.io_blocks };
             let directions = self.spec.workload.directions(self.spec.read_percent);
             for index in (0..3).filter(|index| directions[*index]) {
-                let (iops, rate) = self.sides[index].sample(elapsed_ns, unit);
+                let (iops, rate) = self.sides[index].sample(elapsed_ns, self.block_bytes);
                 if let Some(full) = &mut self.full {
                     full.logs.rates(elapsed_ns, index as u8, iops as u64, rate as u64);
                 }
@@ -760,6 +489,7 @@ impl Generator {
                 verifier.release((request.lba - self.place.first_lba) / u64::from(self.place.io_blocks));
             }
         }
+        self.batches.withdraw(&self.ready);
         self.parked.append(&mut self.ready);
         self.drain(now);
     }
@@ -795,20 +525,7 @@ impl Generator {
         self.phase = Phase::ReadingBack;
         (self.start_ticks, self.place.position) = (now, 0);
         self.event_ticks = now.saturating_add(clock::ns_to_ticks(DRAIN_NS_MAX));
-        self.feed_back(now);
-    }
-
-    /// The flush at the end, once; whether it goes out now.
-    fn flush_last(&mut self, now: u64) -> bool {
-        let wanted = self.spec.flush_at_end && !self.stopped && self.errors == 0;
-        let Some(full) = &mut self.full else { return false };
-        if !wanted || full.flushed_at_end {
-            return false;
-        }
-        full.flushed_at_end = true;
-        let Some(request) = self.parked.pop() else { return false };
-        self.start(request, Some(Op::Flush), now, now);
-        true
+        self.feed_full(now);
     }
 
     /// Notes how long the phase that ends now took.
@@ -818,12 +535,8 @@ impl Generator {
             self.sides[Direction::Read as usize].result.elapsed_ns = elapsed_ns;
             return;
         }
-        let unit = match &self.full {
-            Some(full) => full.block_bytes,
-            None => self.spec.block_bytes / self.place.io_blocks,
-        };
         for side in &mut self.sides {
-            side.account(elapsed_ns, unit);
+            side.account(elapsed_ns, self.block_bytes);
         }
         self.usage = Usage::now().since(self.usage_start);
     }

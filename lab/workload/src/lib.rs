@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod batches;
 mod conduct;
 pub mod devices;
 mod distribution;
@@ -48,7 +49,7 @@ pub use pace::{Arrivals, Rates};
 pub use place::{Geometry, SetupError};
 pub use poller::{DynChannel, JobPoller, Progress};
 pub use random::Random;
-pub use result::{Direction, IoFailure, JobResult, KernelThreads, Samples, SideResult};
+pub use result::{Depths, Direction, IoFailure, JobResult, KernelThreads, Samples, SideResult};
 pub use run::{RunError, Running, run, start};
 pub use source::{Source, SourceError};
 pub use spec::{Content, FileService, JobSpec, LatencyTarget, Sizes, Think, Verify, Workload};

@@ -249,45 +249,91 @@ impl Place {
         self.general.is_none()
     }
 
-    /// Makes a request the next one, of a plain job.
+    /// Makes requests the next ones of a plain job, in their order, and hands each to `start`. With `given`
+    /// each keeps the operation that it has.
+    ///
+    /// What the job does is looked up once here, and each way has a loop of its own.
     #[inline]
-    pub(crate) fn next(&mut self, request: &mut Request<Buffer>) {
-        let op = self.next_op();
-        self.next_plain(request, op);
-    }
-
-    #[inline]
-    fn next_op(&mut self) -> Op {
+    pub(crate) fn next_all(
+        &mut self,
+        requests: &mut [Request<Buffer>],
+        given: bool,
+        start: impl FnMut(&mut Request<Buffer>),
+    ) {
         match self.mix {
-            Mix::Only(op) => op,
-            Mix::Reads(below) if self.random.next_bits() < below => Op::Read,
-            Mix::Reads(_) => Op::Write,
+            _ if given => self.place_all(requests, |request, _| request.op, start),
+            Mix::Only(op) => self.place_all(requests, |_, _| op, start),
+            Mix::Reads(below) => self.place_all(requests, |_, random| drawn_op(random, below), start),
         }
     }
 
     #[inline]
-    fn next_plain(&mut self, request: &mut Request<Buffer>, op: Op) {
-        let position = if self.is_random {
-            self.draw.next(&mut self.random, self.positions)
-        } else {
-            let position = self.position;
-            self.position = if position + 1 == self.positions { 0 } else { position + 1 };
-            position
+    fn place_all(
+        &mut self,
+        requests: &mut [Request<Buffer>],
+        op: impl Fn(&Request<Buffer>, &mut Random) -> Op,
+        mut start: impl FnMut(&mut Request<Buffer>),
+    ) {
+        let (first_lba, io_blocks, positions) = (self.first_lba, self.io_blocks, self.positions);
+        // What is changed in the loops is at hand there, and not in memory that a request might be in.
+        let mut random = self.random.clone();
+        let mut place = |request: &mut Request<Buffer>, op: Op, position: u64| {
+            request.lba = first_lba + position * u64::from(io_blocks);
+            request.op = op;
+            request.blocks = io_blocks;
+            start(request);
         };
-        request.lba = self.first_lba + position * u64::from(self.io_blocks);
-        request.op = op;
-        request.blocks = self.io_blocks;
+        match &mut self.draw {
+            _ if !self.is_random => {
+                let mut position = self.position;
+                for request in requests {
+                    place(request, op(request, &mut random), position);
+                    position = if position + 1 == positions { 0 } else { position + 1 };
+                }
+                self.position = position;
+            }
+            Draw::Uniform => {
+                for request in requests {
+                    let op = op(request, &mut random);
+                    place(request, op, random.below(positions));
+                }
+            }
+            Draw::Each(permutation) => {
+                let mut order = permutation.clone();
+                for request in requests {
+                    place(request, op(request, &mut random), order.next());
+                }
+                *permutation = order;
+            }
+            shaped => {
+                for request in requests {
+                    let op = op(request, &mut random);
+                    place(request, op, shaped.next(&mut random, positions));
+                }
+            }
+        }
+        self.random = random;
     }
 
     /// Makes a request the next one, of the direction that is given, if any is.
     pub(crate) fn next_as(&mut self, request: &mut Request<Buffer>, op: Option<Op>) {
-        let op = match op {
-            Some(op) => op,
-            None => self.next_op(),
+        if let Some(op) = op {
+            request.op = op;
+        }
+        let Some(general) = &mut self.general else {
+            return self.next_all(std::slice::from_mut(request), op.is_some(), |_| ());
         };
-        let Some(general) = &mut self.general else { return self.next_plain(request, op) };
+        let op = match (op, self.mix) {
+            (Some(op), _) | (None, Mix::Only(op)) => op,
+            (None, Mix::Reads(below)) => drawn_op(&mut self.random, below),
+        };
         general.next(request, op, self.is_random, &mut self.random);
     }
+}
+
+#[inline]
+fn drawn_op(random: &mut Random, reads_below: u64) -> Op {
+    if random.next_bits() < reads_below { Op::Read } else { Op::Write }
 }
 
 impl General {

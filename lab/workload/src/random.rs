@@ -43,9 +43,90 @@ impl Random {
     }
 }
 
+/// Exponential times without a logarithm, nearly always (G. Marsaglia and W. Tsang, "The ziggurat method
+/// for generating random variables", 2000): the area under the density in layers of one size.
+#[derive(Clone, Debug)]
+pub(crate) struct Exponential {
+    /// The width of each layer, the lowest first, whose tail is as large as what it lacks.
+    widths: Box<[f64; LAYERS + 1]>,
+}
+
+const LAYERS: usize = 256;
+/// Where the tail begins, and the area of a layer, for 256 of them.
+const TAIL: f64 = 7.697_117_470_131_05;
+const AREA: f64 = 0.003_949_659_822_581_557;
+
+impl Exponential {
+    pub(crate) fn new() -> Exponential {
+        let mut widths = Box::new([0.0f64; LAYERS + 1]);
+        (widths[0], widths[1]) = (AREA / (-TAIL).exp(), TAIL);
+        for layer in 2..LAYERS {
+            let below: f64 = widths[layer - 1];
+            widths[layer] = -((-below).exp() + AREA / below).ln();
+        }
+        Exponential { widths }
+    }
+
+    /// As [`Random::exponential`].
+    #[inline]
+    pub(crate) fn draw(&self, random: &mut Random) -> f64 {
+        let bits = random.next_bits();
+        let layer = bits as usize % LAYERS;
+        // The bits that chose the layer are not among these.
+        let drawn = (bits >> 11) as i64 as f64 * (1.0 / (1u64 << 53) as f64) * self.widths[layer];
+        if drawn < self.widths[layer + 1] { drawn } else { self.draw_outside(random, layer, drawn) }
+    }
+
+    /// Beside the part of a layer that lies wholly under the density.
+    #[cold]
+    fn draw_outside(&self, random: &mut Random, layer: usize, drawn: f64) -> f64 {
+        if layer == 0 {
+            // The tail is like the whole.
+            return TAIL + random.exponential();
+        }
+        let (low, high) = ((-self.widths[layer]).exp(), (-self.widths[layer + 1]).exp());
+        if low + random.fraction() * (high - low) < (-drawn).exp() { drawn } else { self.draw(random) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn layers_close_at_the_top_and_have_one_area() {
+        let widths = Exponential::new().widths;
+        assert!(widths.windows(2).all(|pair| pair[0] > pair[1]));
+        for layer in 1..LAYERS {
+            let height = (-widths[layer + 1]).exp() - (-widths[layer]).exp();
+            assert!((height * widths[layer] / AREA - 1.0).abs() < 1e-6, "layer {layer}");
+        }
+        // What the lowest has beyond its rectangle is the tail.
+        assert!((TAIL * (-TAIL).exp() + (-TAIL).exp() - AREA).abs() < 1e-12);
+    }
+
+    #[test]
+    fn exponential_times_follow_their_law() {
+        let (table, mut random) = (Exponential::new(), Random::new(5));
+        const COUNT: usize = 1_000_000;
+        // Cells of 1/64 up to 10, and what lies beyond: the tail of the table begins at 7.7.
+        let mut cells = vec![0u64; 641];
+        let (mut sum, mut squares) = (0.0, 0.0);
+        for _ in 0..COUNT {
+            let drawn = table.draw(&mut random);
+            cells[((drawn * 64.0) as usize).min(640)] += 1;
+            (sum, squares) = (sum + drawn, squares + drawn * drawn);
+        }
+        assert!((sum / COUNT as f64 - 1.0).abs() < 0.005 && (squares / COUNT as f64 - 2.0).abs() < 0.03);
+        let mut statistic = 0.0;
+        for (cell, count) in cells.iter().enumerate() {
+            let beyond = |cell: usize| if cell > 640 { 0.0 } else { (-(cell as f64) / 64.0).exp() };
+            let expected = (beyond(cell) - beyond(cell + 1)) * COUNT as f64;
+            statistic += (*count as f64 - expected).powi(2) / expected;
+        }
+        // Mean 641, deviation sqrt(2 * 641), and five of those.
+        assert!(statistic < 641.0 + 5.0 * (2.0 * 641.0f64).sqrt(), "{statistic}");
+    }
 
     #[test]
     fn numbers_below_a_bound_fill_it_evenly() {

@@ -133,6 +133,51 @@ impl Samples {
     }
 }
 
+/// How deep the queue was, and how many requests went and came together: fio's classes, which end at 1, 2, 4,
+/// 8, 16, 32 and above for depths, and at 0, 4, 8, 16, 32, 64 and above for batches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Depths {
+    /// I/Os by how many were in flight when they were handed over, themselves included.
+    pub level: [u64; 7],
+    /// Submissions by how many I/Os the channel took.
+    pub submit: [u64; 7],
+    /// Polls that returned something by how much that was.
+    pub complete: [u64; 7],
+}
+
+impl Depths {
+    /// The channel took so many, and has so many then.
+    #[inline]
+    pub(crate) fn submitted(&mut self, taken: usize, in_flight: usize) {
+        // A full channel is asked again and again.
+        if taken > 0 {
+            self.level[(in_flight.max(1).ilog2() as usize).min(6)] += taken as u64;
+            self.submit[class(taken)] += 1;
+        }
+    }
+
+    /// The channel gave back so many.
+    #[inline]
+    pub(crate) fn completed(&mut self, count: usize) {
+        self.complete[class(count)] += 1;
+    }
+
+    fn merge(&mut self, other: &Depths) {
+        let add = |mine: &mut [u64; 7], theirs: &[u64; 7]| {
+            mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| *mine += theirs);
+        };
+        add(&mut self.level, &other.level);
+        add(&mut self.submit, &other.submit);
+        add(&mut self.complete, &other.complete);
+    }
+}
+
+/// 0, then up to 4, 8, 16, 32, 64, and above.
+#[inline]
+fn class(count: usize) -> usize {
+    if count == 0 { 0 } else { (((count - 1) | 3).ilog2() as usize).min(6) }
+}
+
 /// Processor time of kernel threads that worked for a job, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelThreads {
@@ -192,6 +237,8 @@ pub struct JobResult {
     pub stuck: u64,
     /// How many jobs are in this result.
     pub jobs: u32,
+    /// How deep the queue was, and how large batches were.
+    pub depths: Depths,
     /// The depth that kept the latency target, where there was one.
     pub latency_depth: Option<usize>,
     /// Kernel threads that worked for it.
@@ -216,6 +263,7 @@ impl JobResult {
             merged.sync.merge(&result.sync);
             merged.kernel.submission_ns += result.kernel.submission_ns;
             merged.kernel.workers_ns += result.kernel.workers_ns;
+            merged.depths.merge(&result.depths);
             merged.lost_entries += result.lost_entries;
             merged.log_error = merged.log_error.or_else(|| result.log_error.clone());
             merged.latency_depth = merged.latency_depth.max(result.latency_depth);

@@ -1,12 +1,13 @@
 //! One direction of a job while it runs.
 
 use crate::Histogram;
+use crate::batches::Batch;
 use crate::result::{Samples, SideResult};
 
 /// What is counted of one direction.
 #[derive(Default)]
 pub(crate) struct Side {
-    whole: Histogram,
+    pub(crate) whole: Histogram,
     completion: Histogram,
     submission: Histogram,
     ios: u64,
@@ -21,17 +22,16 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// I/Os ended at `now`: to be started at `start`, started at `issued`, handed over at `sent`, or 0
-    /// where nobody looked.
+    /// So many I/Os of a batch ended at `now`. Their whole latency, which counts from when each was to
+    /// start, is the caller's.
     #[inline]
-    pub(crate) fn record(&mut self, start: u64, issued: u64, sent: u64, now: u64, count: u64) {
+    pub(crate) fn record(&mut self, batch: &Batch, now: u64, count: u64) {
         self.ios += count;
-        self.whole.record_many(now.saturating_sub(start), count);
-        if sent != 0 {
-            self.submission.record_many(sent.saturating_sub(issued), count);
-            self.completion.record_many(now.saturating_sub(sent), count);
+        if batch.sent != 0 {
+            self.submission.record_many(batch.sent.saturating_sub(batch.issued), count);
+            self.completion.record_many(now.saturating_sub(batch.sent), count);
         } else {
-            self.completion.record_many(now.saturating_sub(issued), count);
+            self.completion.record_many(now.saturating_sub(batch.issued), count);
         }
     }
 

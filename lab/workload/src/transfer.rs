@@ -4,7 +4,7 @@ use ring::{Op, Status};
 use serde_json::{Value, json};
 
 use crate::Histogram;
-use crate::result::{IoFailure, JobResult, KernelThreads, Samples, SideResult};
+use crate::result::{Depths, IoFailure, JobResult, KernelThreads, Samples, SideResult};
 use crate::spec::JobSpec;
 use crate::usage::Usage;
 use crate::verify::{Fault, Mismatch};
@@ -24,6 +24,7 @@ pub(crate) fn encode(result: &JobResult) -> String {
         "checked_blocks": result.checked_blocks,
         "stuck": result.stuck,
         "latency_depth": result.latency_depth,
+        "depths": [result.depths.level, result.depths.submit, result.depths.complete],
         "kernel": [result.kernel.submission_ns, result.kernel.workers_ns],
         "lost_entries": result.lost_entries,
         "number": result.number,
@@ -38,6 +39,7 @@ pub(crate) fn decode(text: &str, spec: &JobSpec) -> Option<JobResult> {
     let mut sides = value["sides"].as_array()?.iter().map(read_side).collect::<Option<Vec<_>>>()?.into_iter();
     let usage = numbers(&value["usage"])?;
     let kernel = numbers(&value["kernel"])?;
+    let depths = |index: usize| numbers(&value["depths"][index])?.try_into().ok();
     let failure = |one: &Value| {
         let one = numbers(one)?;
         let op = *Op::ALL.get(*one.first()? as usize)?;
@@ -64,6 +66,7 @@ pub(crate) fn decode(text: &str, spec: &JobSpec) -> Option<JobResult> {
         stuck: value["stuck"].as_u64()?,
         jobs: 1,
         latency_depth: value["latency_depth"].as_u64().map(|depth| depth as usize),
+        depths: Depths { level: depths(0)?, submit: depths(1)?, complete: depths(2)? },
         kernel: KernelThreads { submission_ns: *kernel.first()?, workers_ns: *kernel.get(1)? },
         lost_entries: value["lost_entries"].as_u64()?,
         number: value["number"].as_u64()? as u32,
@@ -184,6 +187,7 @@ mod tests {
             stuck: 0,
             jobs: 1,
             latency_depth: Some(4),
+            depths: Depths { level: [1; 7], submit: [2, 0, 0, 0, 0, 0, 3], complete: [4; 7] },
             kernel: KernelThreads { submission_ns: 10, workers_ns: 11 },
             lost_entries: 0,
             number: 3,

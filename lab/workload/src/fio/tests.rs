@@ -1,7 +1,7 @@
 //! The document against what fio itself writes.
 
 use super::*;
-use crate::{JobSpec, Usage};
+use crate::{Depths, JobSpec, Usage};
 
 /// Every path of what fio 3.33 wrote for `--ioengine=null --size=1m --rw=randrw`, and its kind.
 const FIO: &str = include_str!("fio-3.33.txt");
@@ -45,6 +45,11 @@ fn result() -> JobResult {
         stuck: 0,
         jobs: 1,
         sync: SideResult::default(),
+        depths: Depths {
+            level: [0, 0, 0, 0, 0, 10, 1990],
+            submit: [0, 0, 0, 0, 0, 1, 15],
+            complete: [0, 10_000, 1, 0, 0, 0, 0],
+        },
         latency_depth: None,
         kernel: Default::default(),
         lost_entries: 0,
@@ -96,7 +101,10 @@ fn figures_are_in_fios_units() {
     assert!((1490.0..1510.0).contains(&mean), "{mean}");
     assert!((job["usr_cpu"].as_f64().unwrap() - 37.5).abs() < 0.01);
     assert!((job["sys_cpu"].as_f64().unwrap() - 12.5).abs() < 0.01);
-    assert_eq!(job["iodepth_level"][">=64"], 100.0);
+    assert_eq!((&job["iodepth_level"][">=64"], &job["iodepth_level"]["32"]), (&json!(99.5), &json!(0.5)));
+    assert_eq!((&job["iodepth_submit"]["64"], &job["iodepth_submit"][">=64"]), (&json!(6.25), &json!(93.75)));
+    // What there is at all is at least 0.1, as with fio.
+    assert_eq!((&job["iodepth_complete"]["8"], &job["iodepth_complete"]["0"]), (&json!(0.1), &json!(0.0)));
     let below_2_us = job["latency_us"]["2"].as_f64().unwrap();
     assert!(below_2_us > 98.0 && job["latency_ms"][">=2000"] == 0.0, "{below_2_us}");
 }
