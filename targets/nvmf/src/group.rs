@@ -18,7 +18,7 @@ use controller::Event as ControllerEvent;
 use controller::{Directory, NamespaceTable, Port};
 use memory::Pool;
 use net::{ConnectionId, Event, ListenerId, Network};
-use reactor::{Core, Poller, Receiver, Sender, Shutdown, Work};
+use reactor::{Core, Receiver, Sender, Shutdown};
 use ring::Status;
 use slots::{Slab, Slot};
 use wire_nvme::fabrics::Nqn;
@@ -28,6 +28,7 @@ use self::complaints::Complaints;
 use self::devices::Devices;
 use crate::command::Commands;
 use crate::connection::{Connection, Counters, Current, End, State};
+use crate::group_poller::Turns;
 use crate::limits::Limits;
 use crate::picture::Picture;
 use crate::queue::Role;
@@ -237,7 +238,9 @@ impl<N: Network> Group<N> {
 
     /// Gives a new connection to the group with the fewest.
     fn incoming(&mut self, listener: ListenerId, stream: N::Stream, peer: SocketAddr, now_ns: u64) {
-        let Some((_, portid)) = self.listeners.iter().find(|(id, _)| *id == listener) else { return };
+        let Some((_, portid)) = self.listeners.iter().find(|(id, _)| *id == listener) else {
+            return;
+        };
         let total: u32 = self.boards.iter().map(|board| board.connections.load(Ordering::Relaxed)).sum();
         if self.stopping || total >= self.shared.limits.connections_max {
             // Dropping the stream closes it: the host may try again when others have gone.
@@ -309,7 +312,9 @@ impl<N: Network> Group<N> {
         now_ns: u64,
         take_in: impl FnOnce(&mut Connection, &mut N, &mut Lent<'_>, &mut [u8]) -> Result<bool, End>,
     ) {
-        let Some(entry) = self.connections.get_mut(slot) else { return };
+        let Some(entry) = self.connections.get_mut(slot) else {
+            return;
+        };
         if entry.closed {
             return;
         }
@@ -325,7 +330,9 @@ impl<N: Network> Group<N> {
     }
 
     fn after(&mut self, slot: Slot, received: Result<bool, End>, now_ns: u64) {
-        let Some(entry) = self.connections.get_mut(slot) else { return };
+        let Some(entry) = self.connections.get_mut(slot) else {
+            return;
+        };
         match received {
             Ok(more) => {
                 if entry.connection.is_waiting() && !entry.waiting {
@@ -363,8 +370,12 @@ impl<N: Network> Group<N> {
         let count = completions.len();
         for completion in completions.drain(..) {
             let tag = completion.tag().0;
-            let Some(slot) = self.connections.slot_at((tag >> 48) as u32) else { continue };
-            let Some(entry) = self.connections.get_mut(slot) else { continue };
+            let Some(slot) = self.connections.slot_at((tag >> 48) as u32) else {
+                continue;
+            };
+            let Some(entry) = self.connections.get_mut(slot) else {
+                continue;
+            };
             if entry.connection.state.tag_base != tag & !0xffff_ffff {
                 continue;
             }
@@ -389,7 +400,9 @@ impl<N: Network> Group<N> {
     fn flush_all(&mut self, now_ns: u64) {
         let mut dirty = std::mem::take(&mut self.dirty);
         for slot in dirty.drain(..) {
-            let Some(entry) = self.connections.get_mut(slot) else { continue };
+            let Some(entry) = self.connections.get_mut(slot) else {
+                continue;
+            };
             entry.dirty = false;
             if entry.closed {
                 continue;
@@ -440,7 +453,9 @@ impl<N: Network> Group<N> {
 
     /// Lets a connection answer what it has, and then ends it.
     fn leave(&mut self, slot: Slot, now_ns: u64) {
-        let Some(entry) = self.connections.get_mut(slot) else { return };
+        let Some(entry) = self.connections.get_mut(slot) else {
+            return;
+        };
         entry.connection.state.leave(now_ns);
         self.mark(slot);
     }
@@ -467,7 +482,9 @@ impl<N: Network> Group<N> {
     /// Closes a connection. What devices have of it is waited for before its queue is free again, so
     /// that a late write cannot follow a newer one.
     fn end(&mut self, slot: Slot, end: End, now_ns: u64) {
-        let Some(entry) = self.connections.get_mut(slot) else { return };
+        let Some(entry) = self.connections.get_mut(slot) else {
+            return;
+        };
         if entry.closed {
             return;
         }
@@ -505,7 +522,9 @@ impl<N: Network> Group<N> {
             .map(|(slot, _)| slot)
             .collect();
         for slot in due {
-            let Some(entry) = self.connections.get_mut(slot) else { continue };
+            let Some(entry) = self.connections.get_mut(slot) else {
+                continue;
+            };
             let state = &mut entry.connection.state;
             if matches!(state.role, Role::Admin(_)) {
                 state.control(ControllerEvent::Tick, now_ns);
@@ -523,7 +542,9 @@ impl<N: Network> Group<N> {
         self.devices.apply(core, &picture);
         let slots: Vec<Slot> = self.connections.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
-            let Some(entry) = self.connections.get_mut(slot) else { continue };
+            let Some(entry) = self.connections.get_mut(slot) else {
+                continue;
+            };
             if entry.closed {
                 continue;
             }
@@ -592,6 +613,10 @@ impl<N: Network> Group<N> {
         };
         self.connections.iter().filter(|(_, entry)| !entry.closed).map(|(_, entry)| report(entry)).collect()
     }
+}
+
+impl<N: Network> Turns for Group<N> {
+    const NAME: &'static str = "nvmf_tcp";
 
     fn turn(&mut self, core: &Core, now_ns: u64) -> usize {
         let mut count = self.take_messages(core, now_ns);
@@ -630,46 +655,27 @@ impl<N: Network> Group<N> {
         }
         count
     }
-}
-
-/// A group with the core that it runs on.
-pub(crate) struct GroupPoller<N: Network> {
-    pub(crate) core: Core,
-    pub(crate) group: Group<N>,
-}
-
-impl<N: Network> Poller for GroupPoller<N> {
-    fn name(&self) -> &str {
-        "nvmf_tcp"
-    }
-
-    fn poll(&mut self, now_ns: u64) -> Work {
-        Work::count(self.group.turn(&self.core, now_ns))
-    }
 
     fn deadline(&self) -> Option<u64> {
-        let group = &self.group;
-        let now = !group.again.is_empty() || !group.messages.is_empty() || group.network.is_pending();
+        let now = !self.again.is_empty() || !self.messages.is_empty() || self.network.is_pending();
         if now {
             return Some(0);
         }
         // Nor is there an event for the end of queues on other cores.
-        let retry = !group.waiting.is_empty() || !group.leaving.is_empty();
+        let retry = !self.waiting.is_empty() || !self.leaving.is_empty();
         let memory = retry.then(|| sys::clock::now_ns() + RETRY_NS);
-        let timer = (group.timer_ns != u64::MAX).then_some(group.timer_ns);
-        [group.devices.deadline(), memory, timer].into_iter().flatten().min()
+        let timer = (self.timer_ns != u64::MAX).then_some(self.timer_ns);
+        [self.devices.deadline(), memory, timer].into_iter().flatten().min()
     }
 
-    /// Takes no more commands, and closes each connection when it has answered those it has.
     fn shutdown(&mut self, now_ns: u64) -> Shutdown {
-        let group = &mut self.group;
-        group.stopping = true;
-        group.unlisten(None);
-        let all: Vec<Slot> = group.connections.iter().map(|(slot, _)| slot).collect();
+        self.stopping = true;
+        self.unlisten(None);
+        let all: Vec<Slot> = self.connections.iter().map(|(slot, _)| slot).collect();
         for slot in all {
-            group.leave(slot, now_ns);
+            self.leave(slot, now_ns);
         }
-        if group.connections.is_empty() { Shutdown::Done } else { Shutdown::Draining }
+        if self.connections.is_empty() { Shutdown::Done } else { Shutdown::Draining }
     }
 }
 

@@ -29,6 +29,7 @@ mod connection;
 mod execute;
 mod failure;
 mod group;
+mod group_poller;
 mod handler;
 mod limits;
 mod picture;

@@ -17,7 +17,8 @@ use wire_nvme::log::SubsystemType;
 
 use crate::address::{ListenAddress, transport_address};
 use crate::failure::TargetError;
-use crate::group::{Board, Group, GroupPoller, Message};
+use crate::group::{Board, Group, Message};
+use crate::group_poller::GroupPoller;
 use crate::limits::TransportConfig;
 use crate::picture::Picture;
 use crate::vfio_user::{self, Fault, VfioUserConfig};
@@ -201,7 +202,7 @@ impl Target {
                 let (sender, messages) = core.mailbox(MESSAGES_MAX);
                 let shared = vfio_user::Shared { limits, directory, picture: Arc::default() };
                 let group = vfio_user::Group::new(core, shared, messages);
-                let poller = vfio_user::GroupPoller { core: core.clone(), group };
+                let poller = GroupPoller { core: core.clone(), group };
                 core.add_poller(Box::new(poller), Period::EveryTurn);
                 sender
             });
@@ -315,7 +316,9 @@ impl Target {
             state.keys_made - 1
         });
         let namespace = namespace_of(&descriptor, nsid, key, &config);
-        let Some(configured) = state.subsystems.get_mut(&nqn) else { return Err(no_subsystem(&nqn)) };
+        let Some(configured) = state.subsystems.get_mut(&nqn) else {
+            return Err(no_subsystem(&nqn));
+        };
         configured.descriptors.insert(nsid, descriptor);
         configured.change(|subsystem| {
             let at = subsystem.namespaces.partition_point(|namespace| namespace.nsid < nsid);
@@ -439,17 +442,11 @@ impl Target {
         let nqn = parse_nqn(nqn)?;
         let wanted = address.normal()?;
         let mut state = self.lock()?;
-        let none =
-            || TargetError::NoListener(nqn.as_str().into(), format!("{}:{}", wanted.traddr, wanted.trsvcid));
-        let portid = state.ports.iter().find(|port| port.address == wanted).map(|port| port.portid);
-        let portid = portid.ok_or_else(none)?;
-        if !nqn.is_discovery() {
-            let configured = state.subsystems.get_mut(&nqn).ok_or_else(|| no_subsystem(&nqn))?;
-            let before = configured.listeners.len();
+        if nqn.is_discovery() {
+            state.port(&nqn, &wanted)?;
+        } else {
+            let (portid, configured) = state.listener(&nqn, &wanted)?;
             configured.listeners.retain(|listener| *listener != wanted);
-            if configured.listeners.len() == before {
-                return Err(none());
-            }
             configured.change(|subsystem| subsystem.listeners.retain(|listener| listener.portid != portid));
         }
         self.publish(&mut state)?;
@@ -638,6 +635,26 @@ impl Configured {
 }
 
 impl State {
+    /// The number of a port through which some subsystem is reached.
+    fn port(&self, nqn: &Nqn, address: &ListenAddress) -> Result<u16, TargetError> {
+        let port = self.ports.iter().find(|port| port.address == *address);
+        port.map(|port| port.portid).ok_or_else(|| no_listener(nqn, address))
+    }
+
+    /// A subsystem, and the number of the port through which it is reached at an address.
+    fn listener(
+        &mut self,
+        nqn: &Nqn,
+        address: &ListenAddress,
+    ) -> Result<(u16, &mut Configured), TargetError> {
+        let portid = self.port(nqn, address);
+        let configured = self.subsystems.get_mut(nqn).ok_or_else(|| no_subsystem(nqn))?;
+        if !configured.listeners.contains(address) {
+            return Err(no_listener(nqn, address));
+        }
+        Ok((portid?, configured))
+    }
+
     /// What there is to discover: every way to every subsystem, and to this discovery service.
     fn discovery(&self) -> DiscoveryLog {
         let mut records = Vec::new();
@@ -655,7 +672,9 @@ impl State {
             .iter()
             .map(|port| (Nqn::discovery(), SubsystemType::CurrentDiscovery, port, Hosts::Any));
         for (subnqn, subtype, port, hosts) in service.chain(nvm) {
-            let Ok(socket) = port.address.socket() else { continue };
+            let Ok(socket) = port.address.socket() else {
+                continue;
+            };
             let address = transport_address(socket);
             records.push(DiscoveryRecord { subnqn, subtype, address, portid: port.portid, hosts });
         }
@@ -685,6 +704,10 @@ fn namespace_of(descriptor: &Descriptor, nsid: u32, key: u32, config: &Namespace
 
 fn parse_nqn(text: &str) -> Result<Nqn, TargetError> {
     Nqn::new(text).map_err(|_| TargetError::Nqn(text.into()))
+}
+
+fn no_listener(nqn: &Nqn, address: &ListenAddress) -> TargetError {
+    TargetError::NoListener(nqn.as_str().into(), format!("{}:{}", address.traddr, address.trsvcid))
 }
 
 fn no_subsystem(nqn: &Nqn) -> TargetError {

@@ -28,7 +28,7 @@ use wire_nvme::fabrics::Nqn;
 use crate::picture::Picture;
 
 pub use group::Fault;
-pub(crate) use group::{Group, GroupPoller, Message, Report};
+pub(crate) use group::{Group, Message, Report};
 pub use limits::VfioUserConfig;
 pub(crate) use limits::VfioUserLimits;
 

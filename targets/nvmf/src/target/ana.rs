@@ -19,11 +19,7 @@ impl Target {
         let nqn = parse_nqn(nqn)?;
         let wanted = address.normal()?;
         let mut state = self.lock()?;
-        let none =
-            || TargetError::NoListener(nqn.as_str().into(), format!("{}:{}", wanted.traddr, wanted.trsvcid));
-        let portid = state.ports.iter().find(|port| port.address == wanted).map(|port| port.portid);
-        let configured = state.subsystems.get_mut(&nqn).ok_or_else(|| no_subsystem(&nqn))?;
-        let portid = portid.filter(|_| configured.listeners.contains(&wanted)).ok_or_else(none)?;
+        let (portid, configured) = state.listener(&nqn, &wanted)?;
         if !configured.subsystem.ana_reporting {
             let message = format!("subsystem {nqn} was made without ana_reporting");
             return Err(TargetError::Parameter(message));

@@ -414,7 +414,9 @@ impl Function {
     pub(super) fn interrupt(&mut self) {
         for index in 0..self.dirty.len() {
             let qid = self.dirty[index];
-            let Some(Some(queue)) = self.completions.get_mut(usize::from(qid)) else { continue };
+            let Some(Some(queue)) = self.completions.get_mut(usize::from(qid)) else {
+                continue;
+            };
             queue.dirty = false;
             if let Some(vector) = queue.vector {
                 self.interrupts.trigger(vector);

@@ -11,7 +11,7 @@ use std::sync::mpsc::SyncSender;
 
 use controller::{ConnectOk, Event};
 use memory::Pool;
-use reactor::{Core, Poller, Receiver, Shutdown, Work};
+use reactor::{Core, Receiver, Shutdown};
 use slots::{Slab, Slot};
 use sys::{Client, Done, Interest, Watch};
 use wire_nvme::fabrics::{CONNECT_DATA_SIZE, Connect, ConnectData, Nqn};
@@ -22,6 +22,7 @@ use super::function::{Faults, Function, Lent};
 use super::session::Session;
 use super::socket::{End, Listening};
 use crate::group::devices::Devices;
+use crate::group_poller::Turns;
 use crate::picture::Picture;
 
 /// Endpoints of one core.
@@ -165,8 +166,12 @@ impl Group {
         let inserted = self.endpoints.insert(endpoint);
         let slot = inserted.map_err(|_| std::io::Error::from(std::io::ErrorKind::QuotaExceeded))?;
         self.used = self.used.max(slot.index() + 1);
-        let Some(endpoint) = self.endpoints.get_mut(slot) else { return Ok(()) };
-        let Some(listening) = &endpoint.listening else { return Ok(()) };
+        let Some(endpoint) = self.endpoints.get_mut(slot) else {
+            return Ok(());
+        };
+        let Some(listening) = &endpoint.listening else {
+            return Ok(());
+        };
         match self.events.watch(listening.as_fd(), Interest::READABLE, event(slot, LISTENER)) {
             Ok(watch) => endpoint.watch = Some(watch),
             Err(error) => {
@@ -180,7 +185,9 @@ impl Group {
     /// Stops listening on a port, or on all. Clients are asked to leave, and then made to.
     fn unlisten(&mut self, portid: Option<u16>, now_ns: u64) {
         for slot in self.slots() {
-            let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
+            let Some(endpoint) = self.endpoints.get_mut(slot) else {
+                continue;
+            };
             if portid.is_some_and(|portid| portid != endpoint.portid) {
                 continue;
             }
@@ -197,7 +204,9 @@ impl Group {
 
     /// Is done with a client that leaves, if what it had under way is answered.
     fn part(&mut self, slot: Slot, now_ns: u64) {
-        let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(slot) else {
+            return;
+        };
         match &endpoint.session {
             Some(session) if !session.ended && session.function.is_over(now_ns) => self.end(slot, None),
             _ => self.reap(slot),
@@ -210,7 +219,9 @@ impl Group {
 
     /// Is done with a client, but for what devices have of it.
     fn end(&mut self, slot: Slot, why: Option<End>) {
-        let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(slot) else {
+            return;
+        };
         if let Some(watch) = endpoint.session_watch.take() {
             self.events.unwatch(watch);
         }
@@ -228,7 +239,9 @@ impl Group {
 
     /// Lets go of a client that devices have nothing of, and of an endpoint that nobody listens on.
     fn reap(&mut self, slot: Slot) {
-        let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(slot) else {
+            return;
+        };
         if endpoint.session.as_ref().is_some_and(Session::is_done) {
             // Its descriptors are closed, which the client sees.
             endpoint.session = None;
@@ -244,8 +257,12 @@ impl Group {
         self.devices.apply(core, &picture);
         self.shared.picture = picture;
         for slot in self.slots() {
-            let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
-            let Some(session) = endpoint.session.as_mut().filter(|session| !session.ended) else { continue };
+            let Some(endpoint) = self.endpoints.get_mut(slot) else {
+                continue;
+            };
+            let Some(session) = endpoint.session.as_mut().filter(|session| !session.ended) else {
+                continue;
+            };
             session.function.apply(&self.shared, now_ns);
             self.part(slot, now_ns);
         }
@@ -268,9 +285,13 @@ impl Group {
 
     fn inject(&mut self, portid: u16, fault: Fault) -> bool {
         let found = self.endpoints.iter().find(|(_, endpoint)| endpoint.portid == portid);
-        let Some(slot) = found.map(|(slot, _)| slot) else { return false };
+        let Some(slot) = found.map(|(slot, _)| slot) else {
+            return false;
+        };
         let session = self.endpoints.get_mut(slot).and_then(|endpoint| endpoint.session.as_mut());
-        let Some(session) = session.filter(|session| !session.ended) else { return false };
+        let Some(session) = session.filter(|session| !session.ended) else {
+            return false;
+        };
         let function = &mut session.function;
         match fault {
             Fault::Fatal => function.fail(),
@@ -285,7 +306,9 @@ impl Group {
 
     /// Lets the next client in, if the last has gone.
     fn accept(&mut self, slot: Slot, now_ns: u64) {
-        let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(slot) else {
+            return;
+        };
         if self.stopping || endpoint.session.is_some() {
             return;
         }
@@ -300,7 +323,9 @@ impl Group {
     }
 
     fn admit(&mut self, slot: Slot, stream: UnixStream, function: Function) {
-        let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(slot) else {
+            return;
+        };
         let session = Session::new(stream, function);
         match self.events.watch(session.stream().as_fd(), Interest::BOTH, event(slot, CLIENT)) {
             Ok(watch) => {
@@ -318,8 +343,12 @@ impl Group {
         let mut done = std::mem::take(&mut self.done);
         let count = self.events.reap(&mut done);
         for Done { tag, .. } in done.drain(..) {
-            let Some(slot) = self.endpoints.slot_at((tag >> 1) as u32) else { continue };
-            let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
+            let Some(slot) = self.endpoints.slot_at((tag >> 1) as u32) else {
+                continue;
+            };
+            let Some(endpoint) = self.endpoints.get_mut(slot) else {
+                continue;
+            };
             if tag & 1 == LISTENER {
                 endpoint.knocked = true;
             } else if let Some(session) = &mut endpoint.session {
@@ -332,7 +361,9 @@ impl Group {
 
     /// Messages, and commands.
     fn serve(&mut self, slot: Slot, now_ns: u64) -> usize {
-        let Some(endpoint) = self.endpoints.get_mut(slot) else { return 0 };
+        let Some(endpoint) = self.endpoints.get_mut(slot) else {
+            return 0;
+        };
         let Some(session) = &mut endpoint.session else {
             if endpoint.knocked {
                 self.accept(slot, now_ns);
@@ -379,8 +410,12 @@ impl Group {
         self.devices.drive(&mut completions);
         let count = completions.len();
         for completion in completions.drain(..) {
-            let Some(slot) = self.endpoints.slot_at((completion.tag().0 >> 48) as u32) else { continue };
-            let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
+            let Some(slot) = self.endpoints.slot_at((completion.tag().0 >> 48) as u32) else {
+                continue;
+            };
+            let Some(endpoint) = self.endpoints.get_mut(slot) else {
+                continue;
+            };
             if let Some(session) = &mut endpoint.session {
                 session.function.complete(completion);
             }
@@ -391,8 +426,12 @@ impl Group {
 
     /// Interrupts, and answers that waited for devices.
     fn finish(&mut self, slot: Slot, now_ns: u64) -> usize {
-        let Some(endpoint) = self.endpoints.get_mut(slot) else { return 0 };
-        let Some(session) = &mut endpoint.session else { return 0 };
+        let Some(endpoint) = self.endpoints.get_mut(slot) else {
+            return 0;
+        };
+        let Some(session) = &mut endpoint.session else {
+            return 0;
+        };
         if session.ended {
             self.reap(slot);
             return 0;
@@ -428,28 +467,6 @@ impl Group {
                 self.end(slot, Some(End::Garbage("memory that it shared has been taken away")));
             }
         }
-    }
-
-    fn turn(&mut self, core: &Core, now_ns: u64) -> usize {
-        let mut count = self.take_messages(core, now_ns) + self.take_events();
-        self.waiting = false;
-        for index in 0..self.used {
-            if let Some(slot) = self.endpoints.slot_at(index) {
-                count += self.serve(slot, now_ns);
-            }
-        }
-        count += self.drive_devices();
-        for index in 0..self.used {
-            if let Some(slot) = self.endpoints.slot_at(index) {
-                count += self.finish(slot, now_ns);
-            }
-        }
-        let faults = memory::foreign_faults();
-        if faults != self.faults_seen {
-            self.faults_seen = faults;
-            self.search_poisoned();
-        }
-        count
     }
 
     /// When some client's doorbells are to be looked at again.
@@ -511,26 +528,35 @@ fn plug(shared: &Shared, endpoint: &Endpoint, now_ns: u64) -> Result<Function, S
     }
 }
 
-/// A group with the core that it runs on.
-pub(crate) struct GroupPoller {
-    pub(crate) core: Core,
-    pub(crate) group: Group,
-}
+impl Turns for Group {
+    const NAME: &'static str = "nvmf_vfio_user";
 
-impl Poller for GroupPoller {
-    fn name(&self) -> &str {
-        "nvmf_vfio_user"
-    }
-
-    fn poll(&mut self, now_ns: u64) -> Work {
-        Work::count(self.group.turn(&self.core, now_ns))
+    fn turn(&mut self, core: &Core, now_ns: u64) -> usize {
+        let mut count = self.take_messages(core, now_ns) + self.take_events();
+        self.waiting = false;
+        for index in 0..self.used {
+            if let Some(slot) = self.endpoints.slot_at(index) {
+                count += self.serve(slot, now_ns);
+            }
+        }
+        count += self.drive_devices();
+        for index in 0..self.used {
+            if let Some(slot) = self.endpoints.slot_at(index) {
+                count += self.finish(slot, now_ns);
+            }
+        }
+        let faults = memory::foreign_faults();
+        if faults != self.faults_seen {
+            self.faults_seen = faults;
+            self.search_poisoned();
+        }
+        count
     }
 
     fn deadline(&self) -> Option<u64> {
-        let group = &self.group;
-        let mut pressing = !group.messages.is_empty();
+        let mut pressing = !self.messages.is_empty();
         let mut timer = None;
-        for (_, endpoint) in group.endpoints.iter() {
+        for (_, endpoint) in self.endpoints.iter() {
             let session = endpoint.session.as_ref();
             pressing |= endpoint.knocked && session.is_none();
             if let Some(session) = session.filter(|session| !session.ended) {
@@ -542,15 +568,14 @@ impl Poller for GroupPoller {
             return Some(0);
         }
         let now_ns = sys::clock::now_ns();
-        let look = if group.shared.limits.doorbells_trapped { None } else { group.look_ns(now_ns) };
-        let memory = group.waiting.then(|| now_ns + MEMORY_RETRY_NS);
-        [group.devices.deadline(), look, memory, timer].into_iter().flatten().min()
+        let look = if self.shared.limits.doorbells_trapped { None } else { self.look_ns(now_ns) };
+        let memory = self.waiting.then(|| now_ns + MEMORY_RETRY_NS);
+        [self.devices.deadline(), look, memory, timer].into_iter().flatten().min()
     }
 
-    /// Takes no more clients, and lets go of those it has when devices are done with them.
     fn shutdown(&mut self, now_ns: u64) -> Shutdown {
-        self.group.stopping = true;
-        self.group.unlisten(None, now_ns);
-        if self.group.endpoints.is_empty() { Shutdown::Done } else { Shutdown::Draining }
+        self.stopping = true;
+        self.unlisten(None, now_ns);
+        if self.endpoints.is_empty() { Shutdown::Done } else { Shutdown::Draining }
     }
 }

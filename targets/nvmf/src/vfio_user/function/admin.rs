@@ -78,7 +78,9 @@ impl Function {
         for (_, command) in aborted {
             self.answer(qid, command.cid, Status::ABORTED_SQ_DELETION, 0);
         }
-        let Some(queue) = self.submission(qid) else { return Ok(false) };
+        let Some(queue) = self.submission(qid) else {
+            return Ok(false);
+        };
         if queue.in_flight > 0 {
             queue.state = State::Deleting(sqe.cid);
             return Ok(true);
@@ -141,9 +143,13 @@ impl Function {
 
     /// Answers an Asynchronous Event Request.
     pub(super) fn answer_event(&mut self, cqe: &Cqe) {
-        let Some(queue) = self.submission(0) else { return };
+        let Some(queue) = self.submission(0) else {
+            return;
+        };
         let high = rest(queue.head as u16, 0, cqe.cid, cqe.status);
-        let Some(completions) = self.completion(0) else { return };
+        let Some(completions) = self.completion(0) else {
+            return;
+        };
         let was = completions.dirty;
         completions.post_unreserved(cqe.result, high);
         if completions.dirty && !was {

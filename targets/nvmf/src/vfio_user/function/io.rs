@@ -54,7 +54,9 @@ impl Function {
 
     fn fetch_from(&mut self, qid: u16, tail: u32, lent: &mut Lent<'_>) -> usize {
         let room = self.commands.capacity() - self.commands.len();
-        let Some(Some(queue)) = self.submissions.get_mut(usize::from(qid)) else { return 0 };
+        let Some(Some(queue)) = self.submissions.get_mut(usize::from(qid)) else {
+            return 0;
+        };
         if tail >= queue.entries {
             // Base 2.0, section 5.2.1: Invalid Doorbell Write Value; told once.
             let is_new = queue.refused != tail;
@@ -68,7 +70,9 @@ impl Function {
             return 0;
         }
         let wanted = queue.waiting(tail).min(u32::try_from(room).unwrap_or(u32::MAX));
-        let Some(Some(completions)) = self.completions.get_mut(usize::from(queue.cqid)) else { return 0 };
+        let Some(Some(completions)) = self.completions.get_mut(usize::from(queue.cqid)) else {
+            return 0;
+        };
         // Room for the answer is there before the question is taken.
         let reserved = match completions.reserve(wanted, &self.bar0) {
             Ok(reserved) => reserved,
@@ -234,16 +238,8 @@ impl Function {
         let Ok(slot) = self.commands.insert(Command { cid, sqid: qid, work }) else {
             return Err(Status::COMMAND_INTERRUPTED);
         };
-        let request = Request {
-            tag: tag(lent.tag_base, slot),
-            lba: plan.lba,
-            issued: 0,
-            blocks: plan.blocks,
-            flow: lent.flow,
-            op,
-            flags: plan.flags,
-            buffer,
-        };
+        let mut request = Request::new(tag(lent.tag_base, slot), op, plan.lba, plan.blocks);
+        (request.flow, request.flags, request.buffer) = (lent.flow, plan.flags, buffer);
         let submitted = lent.devices.put(backend, request);
         if submitted.is_err() {
             self.commands.remove(slot);
@@ -302,12 +298,16 @@ impl Function {
     #[inline]
     pub(in super::super) fn complete(&mut self, completion: bdev::Completion) {
         let tag = completion.tag().0;
-        let Some(slot) = self.commands.slot_at(tag as u32) else { return };
+        let Some(slot) = self.commands.slot_at(tag as u32) else {
+            return;
+        };
         if generation(slot) != tag >> 32 & 0xffff {
             return;
         }
         let mut status = completion.status();
-        let Some(command) = self.commands.get_mut(slot) else { return };
+        let Some(command) = self.commands.get_mut(slot) else {
+            return;
+        };
         if let Work::Several { left, status: worst } = &mut command.work {
             if worst.is_success() {
                 *worst = status;
@@ -318,7 +318,9 @@ impl Function {
             }
             status = *worst;
         }
-        let Some(Command { cid, sqid, work }) = self.commands.remove(slot) else { return };
+        let Some(Command { cid, sqid, work }) = self.commands.remove(slot) else {
+            return;
+        };
         match work {
             Work::Copy(pieces) if status.is_success() => {
                 let buffer = completion.into_request().buffer;
@@ -340,7 +342,9 @@ impl Function {
     /// Answers a command for which there is a reservation.
     #[inline]
     pub(super) fn answer(&mut self, qid: u16, cid: u16, status: Status, result: u64) {
-        let Some(Some(queue)) = self.submissions.get_mut(usize::from(qid)) else { return };
+        let Some(Some(queue)) = self.submissions.get_mut(usize::from(qid)) else {
+            return;
+        };
         queue.in_flight -= 1;
         if !status.is_success() {
             queue.errors += 1;
@@ -361,7 +365,9 @@ impl Function {
 
     #[inline]
     fn post(&mut self, cqid: u16, result: u64, high: u64) {
-        let Some(Some(completions)) = self.completions.get_mut(usize::from(cqid)) else { return };
+        let Some(Some(completions)) = self.completions.get_mut(usize::from(cqid)) else {
+            return;
+        };
         if self.faults.drop_completions > 0 {
             self.faults.drop_completions -= 1;
             return completions.release(1);
