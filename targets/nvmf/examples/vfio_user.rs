@@ -3,18 +3,20 @@
 //! `vfio_user serve DIRECTORY [MIB]` serves a device in memory on the socket `cntrl` in a directory, until
 //! its standard input ends. `vfio_user measure [DEPTH [SECONDS]]` serves a null device and reads 4 KiB from
 //! it on another thread, with so many commands outstanding, and says how many and how long one took.
-//! `vfio_user count DEPTH COMMANDS` does the same on one thread and ends after so many commands, to
-//! count instructions: `valgrind --tool=callgrind --toggle-collect='*GroupPoller*poll*' …`, the difference of
-//! two numbers of commands.
+//! `vfio_user count [DEPTH [TURNS]]` does the same with the host on the target's own core, one turn of each
+//! after the other, and ends after so many turns: instructions that one command costs at some depth, or a turn
+//! in which nothing comes (depth 0), are the difference of two numbers of turns under
+//! `valgrind --tool=callgrind --toggle-collect='*GroupPoller*poll*'`.
 
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use bdev::{Registry, malloc, null};
 use memory::SharedRegion;
 use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, VfioUserConfig};
-use reactor::{Config, IdlePolicy, Reactors};
+use reactor::{Config, IdlePolicy, Period, Poller, Reactors, Shutdown, Work};
 use vfio_user::{BAR0, Client};
 use wire_nvme::opcode::NvmOpcode;
 use wire_nvme::queue::{CreateIoCq, CreateIoSq};
@@ -148,7 +150,37 @@ impl Host {
     }
 }
 
-fn with_null(job: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
+/// A host on the target's core.
+struct OnCore {
+    host: Host,
+    turns: u64,
+    commands: u64,
+    /// The number of commands goes here at the end.
+    done: SyncSender<u64>,
+}
+
+impl Poller for OnCore {
+    fn name(&self) -> &str {
+        "host"
+    }
+
+    fn poll(&mut self, _now_ns: u64) -> Work {
+        if self.turns > 0 {
+            self.turns -= 1;
+            self.commands += self.host.turn();
+            if self.turns == 0 {
+                let _ = self.done.send(self.commands);
+            }
+        }
+        Work::Some(1)
+    }
+
+    fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
+        Shutdown::Done
+    }
+}
+
+fn with_null(job: impl FnOnce(&Path, &Reactors) -> Result<(), Failure>) -> Result<(), Failure> {
     let directory = std::env::temp_dir().join(format!("ringbolt-vfio-user-{}", std::process::id()));
     std::fs::create_dir(&directory)?;
     let registry = Registry::new();
@@ -156,7 +188,7 @@ fn with_null(job: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failu
     let cpus = "0".parse()?;
     let reactors = Reactors::start(&Config { cpus, idle: IdlePolicy::Spin, ..Config::default() })?;
     let target = target(&registry, &reactors, "Null0", &directory)?;
-    let done = job(&directory);
+    let done = job(&directory, &reactors);
     target.shutdown();
     drop(reactors);
     std::fs::remove_dir_all(&directory)?;
@@ -164,7 +196,7 @@ fn with_null(job: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failu
 }
 
 fn measure(depth: u16, seconds: u64) -> Result<(), Failure> {
-    with_null(|directory| {
+    with_null(|directory, _| {
         let mut host = Host::connect(directory)?;
         host.start(depth);
         let (start, mut count) = (Instant::now(), 0);
@@ -180,16 +212,15 @@ fn measure(depth: u16, seconds: u64) -> Result<(), Failure> {
     })
 }
 
-fn count(depth: u16, commands: u64) -> Result<(), Failure> {
-    with_null(|directory| {
+fn count(depth: u16, turns: u64) -> Result<(), Failure> {
+    with_null(|directory, reactors| {
         let mut host = Host::connect(directory)?;
         host.start(depth);
-        let mut done = 0;
-        while done < commands {
-            done += host.turn();
-            std::thread::yield_now();
-        }
-        println!("{done} reads at depth {depth}");
+        let (done, commands) = std::sync::mpsc::sync_channel(1);
+        reactors.remotes()[0].call(move |core| {
+            core.add_poller(Box::new(OnCore { host, turns, commands: 0, done }), Period::EveryTurn);
+        })?;
+        println!("{} reads at depth {depth} in {turns} turns", commands.recv()?);
         Ok(())
     })
 }
@@ -200,10 +231,9 @@ fn main() -> Result<(), Failure> {
     match arguments.first().map(String::as_str) {
         Some("serve") if arguments.len() > 1 => serve(arguments[1].as_ref(), number(2, 64)?),
         Some("measure") => measure(number(1, 32)?.try_into()?, number(2, 5)?),
-        Some("count") => count(number(1, 32)?.try_into()?, number(2, 100_000)?),
+        Some("count") => count(number(1, 32)?.try_into()?, number(2, 10_000)?),
         _ => {
-            Err("vfio_user serve DIRECTORY [MIB] | measure [DEPTH [SECONDS]] | count [DEPTH [COMMANDS]]"
-                .into())
+            Err("vfio_user serve DIRECTORY [MIB] | measure [DEPTH [SECONDS]] | count [DEPTH [TURNS]]".into())
         }
     }
 }

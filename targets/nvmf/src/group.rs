@@ -109,6 +109,8 @@ pub(crate) struct Group<N: Network> {
     dirty: Vec<Slot>,
     /// Connections that may have more to read.
     again: Vec<Slot>,
+    /// Room for the next of those.
+    spare: Vec<Slot>,
     /// Connections with a command that has no room.
     waiting: Vec<Slot>,
     /// Connections that end when they have answered what they have.
@@ -178,6 +180,7 @@ impl<N: Network> Group<N> {
             completions: Vec::with_capacity(256),
             dirty: Vec::new(),
             again: Vec::new(),
+            spare: Vec::new(),
             waiting: Vec::new(),
             leaving: Vec::new(),
             timer_ns: u64::MAX,
@@ -238,9 +241,7 @@ impl<N: Network> Group<N> {
 
     /// Gives a new connection to the group with the fewest.
     fn incoming(&mut self, listener: ListenerId, stream: N::Stream, peer: SocketAddr, now_ns: u64) {
-        let Some((_, portid)) = self.listeners.iter().find(|(id, _)| *id == listener) else {
-            return;
-        };
+        let Some((_, portid)) = self.listeners.iter().find(|(id, _)| *id == listener) else { return };
         let total: u32 = self.boards.iter().map(|board| board.connections.load(Ordering::Relaxed)).sum();
         if self.stopping || total >= self.shared.limits.connections_max {
             // Dropping the stream closes it: the host may try again when others have gone.
@@ -312,9 +313,7 @@ impl<N: Network> Group<N> {
         now_ns: u64,
         take_in: impl FnOnce(&mut Connection, &mut N, &mut Lent<'_>, &mut [u8]) -> Result<bool, End>,
     ) {
-        let Some(entry) = self.connections.get_mut(slot) else {
-            return;
-        };
+        let Some(entry) = self.connections.get_mut(slot) else { return };
         if entry.closed {
             return;
         }
@@ -330,9 +329,7 @@ impl<N: Network> Group<N> {
     }
 
     fn after(&mut self, slot: Slot, received: Result<bool, End>, now_ns: u64) {
-        let Some(entry) = self.connections.get_mut(slot) else {
-            return;
-        };
+        let Some(entry) = self.connections.get_mut(slot) else { return };
         match received {
             Ok(more) => {
                 if entry.connection.is_waiting() && !entry.waiting {
@@ -370,12 +367,8 @@ impl<N: Network> Group<N> {
         let count = completions.len();
         for completion in completions.drain(..) {
             let tag = completion.tag().0;
-            let Some(slot) = self.connections.slot_at((tag >> 48) as u32) else {
-                continue;
-            };
-            let Some(entry) = self.connections.get_mut(slot) else {
-                continue;
-            };
+            let Some(slot) = self.connections.slot_at((tag >> 48) as u32) else { continue };
+            let Some(entry) = self.connections.get_mut(slot) else { continue };
             if entry.connection.state.tag_base != tag & !0xffff_ffff {
                 continue;
             }
@@ -400,9 +393,7 @@ impl<N: Network> Group<N> {
     fn flush_all(&mut self, now_ns: u64) {
         let mut dirty = std::mem::take(&mut self.dirty);
         for slot in dirty.drain(..) {
-            let Some(entry) = self.connections.get_mut(slot) else {
-                continue;
-            };
+            let Some(entry) = self.connections.get_mut(slot) else { continue };
             entry.dirty = false;
             if entry.closed {
                 continue;
@@ -453,9 +444,7 @@ impl<N: Network> Group<N> {
 
     /// Lets a connection answer what it has, and then ends it.
     fn leave(&mut self, slot: Slot, now_ns: u64) {
-        let Some(entry) = self.connections.get_mut(slot) else {
-            return;
-        };
+        let Some(entry) = self.connections.get_mut(slot) else { return };
         entry.connection.state.leave(now_ns);
         self.mark(slot);
     }
@@ -482,9 +471,7 @@ impl<N: Network> Group<N> {
     /// Closes a connection. What devices have of it is waited for before its queue is free again, so
     /// that a late write cannot follow a newer one.
     fn end(&mut self, slot: Slot, end: End, now_ns: u64) {
-        let Some(entry) = self.connections.get_mut(slot) else {
-            return;
-        };
+        let Some(entry) = self.connections.get_mut(slot) else { return };
         if entry.closed {
             return;
         }
@@ -522,9 +509,7 @@ impl<N: Network> Group<N> {
             .map(|(slot, _)| slot)
             .collect();
         for slot in due {
-            let Some(entry) = self.connections.get_mut(slot) else {
-                continue;
-            };
+            let Some(entry) = self.connections.get_mut(slot) else { continue };
             let state = &mut entry.connection.state;
             if matches!(state.role, Role::Admin(_)) {
                 state.control(ControllerEvent::Tick, now_ns);
@@ -542,9 +527,7 @@ impl<N: Network> Group<N> {
         self.devices.apply(core, &picture);
         let slots: Vec<Slot> = self.connections.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
-            let Some(entry) = self.connections.get_mut(slot) else {
-                continue;
-            };
+            let Some(entry) = self.connections.get_mut(slot) else { continue };
             if entry.closed {
                 continue;
             }
@@ -562,7 +545,9 @@ impl<N: Network> Group<N> {
                         let limits = &self.shared.limits.controller;
                         queue.namespaces = NamespaceTable::new(&subsystem, state.port.portid, limits);
                         queue.subsystem = subsystem;
-                        if !queue.subsystem.listens_on(state.port.portid) {
+                        // Its controller sees the same, but perhaps on another core and later.
+                        let host = queue.lease.association().hostnqn();
+                        if !queue.subsystem.listens_on(state.port.portid) || !queue.subsystem.allows(host) {
                             state.leave(now_ns);
                         }
                     }
@@ -622,10 +607,12 @@ impl<N: Network> Turns for Group<N> {
         let mut count = self.take_messages(core, now_ns);
         let mut events = std::mem::take(&mut self.events);
         count += self.network.poll(&mut events);
-        for slot in std::mem::take(&mut self.again) {
+        let mut again = std::mem::replace(&mut self.again, std::mem::take(&mut self.spare));
+        for slot in again.drain(..) {
             self.service(slot, now_ns);
             count += 1;
         }
+        self.spare = again;
         for slot in std::mem::take(&mut self.waiting) {
             self.resume(slot, now_ns);
         }

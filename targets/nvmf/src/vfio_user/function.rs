@@ -15,8 +15,8 @@ use memory::{Pool, SharedRegion};
 use ring::Status;
 use rustix::io::Errno;
 use slots::Slab;
-use wire_nvme::Sqe;
 use wire_nvme::doorbell::{AdminQueueAttributes, DOORBELLS_OFFSET};
+use wire_nvme::{Sqe, sqe};
 use wire_vfio_user::{DmaMap, DmaUnmap, IrqInfo, SetIrqs};
 
 use super::Shared;
@@ -34,8 +34,10 @@ pub(super) const DOORBELLS_BYTES: u64 = 4096;
 pub(super) const BAR0_BYTES: u64 = DOORBELLS_OFFSET as u64 + DOORBELLS_BYTES;
 /// Queue pairs, the admin queue included, that doorbells are there for.
 pub(super) const QUEUES_MAX: u16 = (DOORBELLS_BYTES / 8) as u16;
-/// Commands under way: what a request's tag can name.
+/// Commands under way that a request's tag can name by their slot.
 const COMMANDS_MAX: u32 = 1 << 16;
+/// Entries fetched in one piece.
+const FETCHED_MAX: usize = 32;
 
 /// What a core lends to a function.
 pub(super) struct Lent<'a> {
@@ -79,9 +81,16 @@ pub(super) struct Function {
     completions: Vec<Option<Completion>>,
     /// Submission queues that are fetched from.
     active: Vec<u16>,
+    /// Commands with something to do when devices are done with them.
     commands: Slab<io::Command>,
+    /// So many more have nothing of that: their requests' tags say all that there is to know.
+    direct: u32,
     /// Completion queues with something new.
     dirty: Vec<u16>,
+    /// Some completion queue may hold entries back.
+    holds: bool,
+    /// Submission queue entries that were just fetched.
+    fetched: Box<[[u8; sqe::SIZE]; FETCHED_MAX]>,
     /// Commands that wait for a buffer.
     aside: VecDeque<(u16, Sqe)>,
     pieces: Vec<Piece>,
@@ -126,7 +135,10 @@ impl Function {
             completions: Vec::new(),
             active: Vec::new(),
             commands: Slab::with_capacity(COMMANDS_MAX),
+            direct: 0,
             dirty: Vec::new(),
+            holds: false,
+            fetched: Box::new([[0; sqe::SIZE]; FETCHED_MAX]),
             aside: VecDeque::new(),
             pieces: Vec::new(),
             actions: Vec::new(),
@@ -165,7 +177,7 @@ impl Function {
 
     /// Whether devices have nothing of it.
     pub(super) fn is_idle(&self) -> bool {
-        self.commands.is_empty()
+        self.direct == 0 && self.commands.is_empty()
     }
 
     /// Whether commands wait for a buffer.
@@ -411,6 +423,7 @@ impl Function {
     }
 
     /// Signals what was completed since the last time, each vector once.
+    #[inline]
     pub(super) fn interrupt(&mut self) {
         for index in 0..self.dirty.len() {
             let qid = self.dirty[index];
@@ -426,7 +439,16 @@ impl Function {
     }
 
     /// Writes completions that had no room; whether some still have none.
+    #[inline]
     pub(super) fn unhold(&mut self) -> bool {
+        if self.holds {
+            self.holds = self.unhold_some();
+        }
+        self.holds
+    }
+
+    #[cold]
+    fn unhold_some(&mut self) -> bool {
         let mut holds = false;
         for (qid, queue) in self.completions.iter_mut().enumerate() {
             let Some(queue) = queue else { continue };

@@ -409,14 +409,17 @@ impl Group {
         let mut completions = std::mem::take(&mut self.completions);
         self.devices.drive(&mut completions);
         let count = completions.len();
+        // A run of one endpoint's at a time: mostly, there is one.
+        let whose = |completion: &bdev::Completion| completion.tag().0 >> 48;
+        for run in completions.chunk_by(|one, next| whose(one) == whose(next)) {
+            if let Some(session) = session_at(&mut self.endpoints, whose(&run[0])) {
+                session.function.complete_direct(run);
+            }
+        }
+        // Those are done with; buffers that were lent are given back.
+        completions.retain(|completion| !Function::is_direct(completion));
         for completion in completions.drain(..) {
-            let Some(slot) = self.endpoints.slot_at((completion.tag().0 >> 48) as u32) else {
-                continue;
-            };
-            let Some(endpoint) = self.endpoints.get_mut(slot) else {
-                continue;
-            };
-            if let Some(session) = &mut endpoint.session {
+            if let Some(session) = session_at(&mut self.endpoints, whose(&completion)) {
                 session.function.complete(completion);
             }
         }
@@ -479,6 +482,12 @@ impl Group {
     }
 }
 
+/// The client that a request's tag names.
+fn session_at(endpoints: &mut Slab<Endpoint>, index: u64) -> Option<&mut Session> {
+    let slot = endpoints.slot_at(index as u32)?;
+    endpoints.get_mut(slot)?.session.as_mut()
+}
+
 const LISTENER: u64 = 0;
 const CLIENT: u64 = 1;
 
@@ -532,7 +541,10 @@ impl Turns for Group {
     const NAME: &'static str = "nvmf_vfio_user";
 
     fn turn(&mut self, core: &Core, now_ns: u64) -> usize {
-        let mut count = self.take_messages(core, now_ns) + self.take_events();
+        let mut count = self.take_events();
+        if !self.messages.is_empty() {
+            count += self.take_messages(core, now_ns);
+        }
         self.waiting = false;
         for index in 0..self.used {
             if let Some(slot) = self.endpoints.slot_at(index) {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use controller::QueueLease;
 use memory::SharedRegion;
-use wire_nvme::{Sqe, cqe, sqe};
+use wire_nvme::{cqe, sqe};
 
 use super::memory::Memory;
 
@@ -63,17 +63,20 @@ pub(super) enum State {
 impl Submission {
     pub(super) const BYTES: u64 = sqe::SIZE as u64;
 
-    /// Fetches the next entry.
+    /// Fetches the next entries, as many as are wanted, fit, and lie in one piece; none without its memory.
     #[inline]
-    pub(super) fn fetch(&mut self) -> Option<Sqe> {
-        let place = self.place.as_ref()?;
-        let mut bytes = [0; sqe::SIZE];
-        place.region.read(place.offset + u64::from(self.head) * Self::BYTES, &mut bytes);
-        self.head += 1;
+    pub(super) fn fetch(&mut self, wanted: u32, out: &mut [[u8; sqe::SIZE]]) -> u32 {
+        let Some(place) = &self.place else { return 0 };
+        let count = wanted.min(self.entries - self.head).min(out.len() as u32);
+        let bytes = out[..count as usize].as_flattened_mut();
+        place.region.read(place.offset + u64::from(self.head) * Self::BYTES, bytes);
+        self.head += count;
         if self.head == self.entries {
             self.head = 0;
         }
-        Some(Sqe::decode(&bytes))
+        self.in_flight += count;
+        self.commands += u64::from(count);
+        count
     }
 
     /// How many entries there are before this tail, which is below the number of entries.
@@ -179,20 +182,22 @@ impl Completion {
         Ok(())
     }
 
-    /// Writes an entry for which there was a reservation.
+    /// Writes an entry for which there was a reservation. False if it is kept until there is room and memory.
     #[inline]
-    pub(super) fn post(&mut self, result: u64, rest: u64) {
+    pub(super) fn post(&mut self, result: u64, rest: u64) -> bool {
         self.reserved -= 1;
-        self.post_unreserved(result, rest);
+        self.post_unreserved(result, rest)
     }
 
-    /// Writes an entry, or keeps it until there is room and memory.
+    /// Writes an entry. False if it is kept until there is room and memory.
     #[inline]
-    pub(super) fn post_unreserved(&mut self, result: u64, rest: u64) {
+    pub(super) fn post_unreserved(&mut self, result: u64, rest: u64) -> bool {
         if self.place.is_none() || !self.held.is_empty() || self.used() + 1 >= self.entries {
-            return self.hold(result, rest);
+            self.hold(result, rest);
+            return false;
         }
         self.write(result, rest);
+        true
     }
 
     #[cold]
@@ -218,7 +223,7 @@ impl Completion {
         !self.held.is_empty()
     }
 
-    #[inline]
+    #[inline(always)]
     fn write(&mut self, result: u64, rest: u64) {
         let Some(place) = &self.place else { return };
         let at = place.offset + u64::from(self.tail) * Self::BYTES;

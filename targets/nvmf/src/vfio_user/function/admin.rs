@@ -151,8 +151,9 @@ impl Function {
             return;
         };
         let was = completions.dirty;
-        completions.post_unreserved(cqe.result, high);
-        if completions.dirty && !was {
+        if !completions.post_unreserved(cqe.result, high) {
+            self.holds = true;
+        } else if !was {
             self.dirty.push(0);
         }
     }

@@ -7,21 +7,19 @@ use ring::{Op, Request, Status, Tag};
 use slots::Slot;
 use wire_nvme::Sqe;
 
-use super::super::data::{self, Piece};
+use super::super::data::{self, PAGE, Piece};
 use super::super::queue::{State, rest};
 use super::{Function, Lent};
 
-/// A command that devices have.
+/// A command that devices have, and what is to be done when they are done with it.
 pub(in super::super) struct Command {
     cid: u16,
     sqid: u16,
     work: Work,
 }
 
-/// What is to be done when the devices are done with it.
+/// What is to be done when the devices are done with a command.
 enum Work {
-    /// Nothing: the data is where it belongs.
-    Direct,
     /// What was read is copied to where the client wants it.
     Copy(Box<[Piece]>),
     /// What was read is compared with the client's data.
@@ -82,31 +80,37 @@ impl Function {
             }
         };
         let cqid = queue.cqid;
-        for done in 0..reserved {
-            let fetched = self.submission(qid).filter(|queue| queue.state == State::Active);
-            let sqe = fetched.and_then(|queue| {
-                let sqe = queue.fetch()?;
-                queue.in_flight += 1;
-                queue.commands += 1;
-                Some(sqe)
-            });
-            let Some(sqe) = sqe else {
-                // A command before it has taken the queue away.
-                if let Some(completions) = self.completion(cqid) {
-                    completions.release(reserved - done);
-                }
-                return done as usize;
+        let mut done = 0;
+        while done < reserved {
+            // A command of the admin queue may take that away; others take nothing.
+            let most = if qid == 0 { 1 } else { reserved - done };
+            let queue = match self.submissions.get_mut(usize::from(qid)) {
+                Some(Some(queue)) if queue.state == State::Active => queue,
+                _ => break,
             };
-            if qid == 0 {
-                self.admin(&sqe, lent);
-            } else {
-                self.io(qid, &sqe, lent);
+            let count = queue.fetch(most, &mut self.fetched[..]);
+            if count == 0 {
+                break;
             }
+            for index in 0..count as usize {
+                let sqe = Sqe::decode(&self.fetched[index]);
+                if qid == 0 {
+                    self.admin(&sqe, lent);
+                } else {
+                    self.io(qid, &sqe, lent);
+                }
+            }
+            done += count;
         }
-        reserved as usize
+        if done < reserved
+            && let Some(completions) = self.completion(cqid)
+        {
+            completions.release(reserved - done);
+        }
+        done as usize
     }
 
-    #[inline]
+    #[inline(always)]
     fn io(&mut self, qid: u16, sqe: &Sqe, lent: &mut Lent<'_>) {
         if let Err(status) = self.begin(qid, sqe, lent) {
             self.answer(qid, sqe.cid, status, 0);
@@ -114,7 +118,7 @@ impl Function {
     }
 
     /// Hands a command to its device, or puts it aside until there is a buffer for it.
-    #[inline]
+    #[inline(always)]
     fn begin(&mut self, qid: u16, sqe: &Sqe, lent: &mut Lent<'_>) -> Result<(), Status> {
         let plan = io::plan(sqe, &self.namespaces)?;
         let op = match plan.op {
@@ -125,20 +129,46 @@ impl Function {
         let (Transfer::ToHost(bytes) | Transfer::FromHost(bytes)) = plan.data else {
             return Err(Status::INTERNAL_ERROR);
         };
-        data::walk(&self.memory, sqe.data, is_sgl(sqe), bytes, &mut self.pieces)?;
         let backend = self.namespaces.entry(&plan).backend;
-        if let [piece] = self.pieces[..] {
-            let spot = self.memory.find(piece.address, bytes.into());
-            // What is not aligned would be refused by devices that read straight into it.
-            if let Some(spot) = spot
-                && spot.offset.is_multiple_of(BUFFER_BYTES_MIN as u64)
-                && (spot.writable || op == Op::Write)
-            {
-                let buffer = spot.loan.buffer(spot.offset, bytes).ok_or(super::UNREACHABLE)?;
-                return self.submit(qid, sqe.cid, Work::Direct, backend, op, &plan, Some(buffer), lent);
-            }
+        // No more than a page, from its beginning, is in one piece whatever else the pointer says.
+        if !is_sgl(sqe)
+            && u64::from(bytes) <= PAGE
+            && sqe.data.low.is_multiple_of(PAGE)
+            && let Some(buffer) = self.in_place(sqe.data.low, bytes, op)
+        {
+            return self.submit(qid, sqe.cid, backend, op, &plan, Some(buffer), lent);
         }
-        self.begin_copied(qid, sqe, &plan, op, bytes, backend, lent)
+        self.begin_scattered(qid, sqe, &plan, op, bytes, backend, lent)
+    }
+
+    /// The client's own memory as a buffer, where it can be used as it lies.
+    #[inline(always)]
+    fn in_place(&self, address: u64, bytes: u32, op: Op) -> Option<Buffer> {
+        let spot = self.memory.find(address, bytes.into())?;
+        // What is not aligned would be refused by devices that read straight into it.
+        let fits = spot.offset.is_multiple_of(BUFFER_BYTES_MIN as u64) && (spot.writable || op == Op::Write);
+        if fits { spot.loan.buffer(spot.offset, bytes) } else { None }
+    }
+
+    #[inline(never)]
+    #[allow(clippy::too_many_arguments)]
+    fn begin_scattered(
+        &mut self,
+        qid: u16,
+        sqe: &Sqe,
+        plan: &Plan,
+        op: Op,
+        bytes: u32,
+        backend: u32,
+        lent: &mut Lent<'_>,
+    ) -> Result<(), Status> {
+        data::walk(&self.memory, sqe.data, is_sgl(sqe), bytes, &mut self.pieces)?;
+        if let [piece] = self.pieces[..]
+            && let Some(buffer) = self.in_place(piece.address, bytes, op)
+        {
+            return self.submit(qid, sqe.cid, backend, op, plan, Some(buffer), lent);
+        }
+        self.begin_copied(qid, sqe, plan, op, bytes, backend, lent)
     }
 
     /// A command whose data cannot be reached in one piece: it goes by way of a buffer of ours.
@@ -164,13 +194,12 @@ impl Function {
             self.aside.push_back((qid, *sqe));
             return Ok(());
         };
-        let work = if op == Op::Write {
+        if op == Op::Write {
             data::gather(&self.memory, &self.pieces, buffer.as_mut_slice())?;
-            Work::Direct
-        } else {
-            Work::Copy(self.pieces.as_slice().into())
-        };
-        self.submit(qid, sqe.cid, work, backend, op, plan, Some(buffer), lent)
+            return self.submit(qid, sqe.cid, backend, op, plan, Some(buffer), lent);
+        }
+        let work = Work::Copy(self.pieces.as_slice().into());
+        self.submit_for(qid, sqe.cid, work, backend, op, plan, buffer, lent)
     }
 
     #[cold]
@@ -195,10 +224,8 @@ impl Function {
                 self.answer(qid, cid, Status::SUCCESS, 0);
                 Ok(())
             }
-            Planned::Flush => self.submit(qid, cid, Work::Direct, backend, Op::Flush, plan, None, lent),
-            Planned::WriteZeroes => {
-                self.submit(qid, cid, Work::Direct, backend, Op::WriteZeroes, plan, None, lent)
-            }
+            Planned::Flush => self.submit(qid, cid, backend, Op::Flush, plan, None, lent),
+            Planned::WriteZeroes => self.submit(qid, cid, backend, Op::WriteZeroes, plan, None, lent),
             Planned::FlushAll => {
                 let all = self.namespaces.backends().map(|backend| (backend, 0, 0)).collect();
                 self.submit_all(qid, cid, Op::Flush, plan, all, lent);
@@ -216,15 +243,34 @@ impl Function {
                     return Ok(());
                 };
                 let work = Work::Compare(host.into());
-                self.submit(qid, cid, work, backend, Op::Read, plan, Some(buffer), lent)
+                self.submit_for(qid, cid, work, backend, Op::Read, plan, buffer, lent)
             }
         }
     }
 
-    /// Hands over one request.
-    #[inline]
+    /// Hands over the one request of a command that is answered as the device answers. Its queue is not free
+    /// for another use before, so that the tag names it well enough.
+    #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     fn submit(
+        &mut self,
+        qid: u16,
+        cid: u16,
+        backend: u32,
+        op: Op,
+        plan: &Plan,
+        buffer: Option<Buffer>,
+        lent: &mut Lent<'_>,
+    ) -> Result<(), Status> {
+        let tag = Tag(lent.tag_base | DIRECT | u64::from(qid) << 16 | u64::from(cid));
+        lent.devices.put(backend, request(tag, op, plan, buffer, lent.flow))?;
+        self.direct += 1;
+        Ok(())
+    }
+
+    /// Hands over one request of a command with something to do afterwards.
+    #[allow(clippy::too_many_arguments)]
+    fn submit_for(
         &mut self,
         qid: u16,
         cid: u16,
@@ -232,15 +278,14 @@ impl Function {
         backend: u32,
         op: Op,
         plan: &Plan,
-        buffer: Option<Buffer>,
+        buffer: Buffer,
         lent: &mut Lent<'_>,
     ) -> Result<(), Status> {
         let Ok(slot) = self.commands.insert(Command { cid, sqid: qid, work }) else {
             return Err(Status::COMMAND_INTERRUPTED);
         };
-        let mut request = Request::new(tag(lent.tag_base, slot), op, plan.lba, plan.blocks);
-        (request.flow, request.flags, request.buffer) = (lent.flow, plan.flags, buffer);
-        let submitted = lent.devices.put(backend, request);
+        let tag = tag(lent.tag_base, slot);
+        let submitted = lent.devices.put(backend, request(tag, op, plan, Some(buffer), lent.flow));
         if submitted.is_err() {
             self.commands.remove(slot);
         }
@@ -294,14 +339,59 @@ impl Function {
         }
     }
 
-    /// A device is done with a request.
+    /// Whether a request's tag says all that there is to know of its command.
     #[inline]
+    pub(in super::super) fn is_direct(completion: &bdev::Completion) -> bool {
+        completion.tag().0 & DIRECT != 0
+    }
+
+    /// Devices are done with requests, of which those are answered whose tags say all that there is to know.
+    #[inline]
+    pub(in super::super) fn complete_direct(&mut self, all: &[bdev::Completion]) {
+        // One queue's at a time.
+        for run in all.chunk_by(|one, next| (one.tag().0 ^ next.tag().0) >> 16 == 0) {
+            if Self::is_direct(&run[0]) {
+                self.complete_run((run[0].tag().0 >> 16) as u16, run);
+            }
+        }
+    }
+
+    #[inline]
+    fn complete_run(&mut self, qid: u16, run: &[bdev::Completion]) {
+        self.direct -= run.len() as u32;
+        if let Some(Some(queue)) = self.submissions.get_mut(usize::from(qid))
+            && queue.state == State::Active
+            && self.faults.drop_completions == 0
+            && let Some(Some(completions)) = self.completions.get_mut(usize::from(queue.cqid))
+        {
+            let was = completions.dirty;
+            queue.in_flight -= run.len() as u32;
+            for completion in run {
+                let status = completion.status();
+                queue.errors += u64::from(!status.is_success());
+                let high = rest(queue.head as u16, qid, completion.tag().0 as u16, status);
+                self.holds |= !completions.post(0, high);
+            }
+            if completions.dirty && !was {
+                self.dirty.push(queue.cqid);
+            }
+            return;
+        }
+        for completion in run {
+            self.answer(qid, completion.tag().0 as u16, completion.status(), 0);
+        }
+    }
+
+    /// A device is done with a request.
     pub(in super::super) fn complete(&mut self, completion: bdev::Completion) {
         let tag = completion.tag().0;
+        if tag & DIRECT != 0 {
+            return self.complete_direct(std::slice::from_ref(&completion));
+        }
         let Some(slot) = self.commands.slot_at(tag as u32) else {
             return;
         };
-        if generation(slot) != tag >> 32 & 0xffff {
+        if generation(slot) != tag >> 32 & GENERATIONS {
             return;
         }
         let mut status = completion.status();
@@ -333,7 +423,6 @@ impl Function {
                 let compare = |buffer: Buffer| io::compare(&host, buffer.as_slice());
                 status = buffer.map_or(Status::INTERNAL_ERROR, compare);
             }
-            // A buffer that was lent is given back here, before the client is answered.
             _ => drop(completion),
         }
         self.answer(sqid, cid, status, 0);
@@ -346,13 +435,23 @@ impl Function {
             return;
         };
         queue.in_flight -= 1;
-        if !status.is_success() {
-            queue.errors += 1;
+        queue.errors += u64::from(!status.is_success());
+        let high = rest(queue.head as u16, qid, cid, status);
+        let cqid = queue.cqid;
+        if queue.state == State::Active {
+            return self.post(cqid, result, high);
         }
+        self.answer_last(qid, cqid, result, high);
+    }
+
+    /// Answers a command of a queue that is not to stay.
+    #[cold]
+    fn answer_last(&mut self, qid: u16, cqid: u16, result: u64, high: u64) {
+        let Some(queue) = self.submission(qid) else {
+            return;
+        };
         let (state, in_flight) = (queue.state, queue.in_flight);
         if state != State::Closed {
-            let high = rest(queue.head as u16, qid, cid, status);
-            let cqid = queue.cqid;
             self.post(cqid, result, high);
         }
         if state != State::Active && in_flight == 0 {
@@ -373,11 +472,24 @@ impl Function {
             return completions.release(1);
         }
         let was = completions.dirty;
-        completions.post(result, high);
-        if completions.dirty && !was {
+        if !completions.post(result, high) {
+            self.holds = true;
+        } else if !was {
             self.dirty.push(cqid);
         }
     }
+}
+
+/// In a tag: it names a queue and a command of the client's, not a slot.
+const DIRECT: u64 = 1 << 47;
+/// How much of a slot's generation a tag has room for.
+const GENERATIONS: u64 = 0x7fff;
+
+#[inline]
+fn request(tag: Tag, op: Op, plan: &Plan, buffer: Option<Buffer>, flow: u16) -> bdev::Request {
+    let mut request = Request::new(tag, op, plan.lba, plan.blocks);
+    (request.flow, request.flags, request.buffer) = (flow, plan.flags, buffer);
+    request
 }
 
 #[inline]
@@ -387,7 +499,7 @@ fn is_sgl(sqe: &Sqe) -> bool {
 
 #[inline]
 fn generation(slot: Slot) -> u64 {
-    slot.to_bits() >> 32 & 0xffff
+    slot.to_bits() >> 32 & GENERATIONS
 }
 
 #[inline]
