@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True
 
 import cases  # noqa: E402, F401  (registers the cases)
-from harness import Unavailable  # noqa: E402
+from harness import Unavailable, parallel  # noqa: E402
 from harness.case import REGISTRY, Bench, Skip, run_case  # noqa: E402
 from harness.guest import Guest, GuestError  # noqa: E402
 from harness.image import Image  # noqa: E402
@@ -130,6 +130,7 @@ def main():
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases to run (default: all)")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     kernels = "nvmet: the guest kernel's own target, to check the cases themselves"
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="guests at a time (default: 1)")
     parser.add_argument("--target", choices=("ringbolt", "nvmet"), default="ringbolt", help=kernels)
     parser.add_argument("--release", help="another release of this distribution for the guest, such as trixie")
     parser.add_argument("--refresh", action="store_true", help="fetch the guest's packages again")
@@ -150,6 +151,7 @@ def main():
     # Also when this process is told to end, QEMU and the target end with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     runner = Runner(options)
+    count = runner.count
     try:
         if not shutil.which("qemu-system-x86_64"):
             raise Unavailable("qemu-system-x86_64 is not here: apt install qemu-system-x86")
@@ -158,12 +160,18 @@ def main():
         for chosen in selected:
             runner.report("SKIPPED", chosen.name, str(reason))
     else:
-        try:
-            for chosen in selected:
-                runner.run(chosen, image)
-        finally:
-            runner.retire()
-    count = runner.count
+        wanted = parallel.groups(selected)
+        if min(options.jobs, len(wanted)) > 1:
+            same = [f"--target={options.target}", *(["--keep"] if options.keep else [])]
+            same += [f"--{name}={value}" for name in ("release", "tmp") if (value := getattr(options, name))]
+            command = [sys.executable, os.path.abspath(__file__), *same]
+            count = parallel.run(command, wanted, options.jobs, lambda text: print(text, end="", flush=True))
+        else:
+            try:
+                for chosen in selected:
+                    runner.run(chosen, image)
+            finally:
+                runner.retire()
     print(f"{count['PASS']} passed, {count['FAIL']} failed, {count['SKIPPED']} skipped")
     return 1 if count["FAIL"] else 0
 

@@ -6,11 +6,13 @@ import os
 import socket
 import stat
 import struct
+import sys
 import tempfile
 import threading
+import types
 import unittest
 
-from harness import Unavailable, apt, elf, guest, image, machine, modules, rpc
+from harness import Unavailable, apt, elf, guest, image, machine, modules, parallel, rpc
 from harness.targets import Namespace, Ringbolt, Subsystem
 
 
@@ -136,6 +138,32 @@ class Modules(unittest.TestCase):
         self.assertEqual(self.order([("none", False)], {}), [])
         with self.assertRaisesRegex(Unavailable, "no module none"):
             self.order([("none", True)], {})
+
+
+class Parallel(unittest.TestCase):
+    SAYS = """
+import sys
+for name in sys.argv[1:]:
+    if name == "dies":
+        sys.exit(3)
+    word = "FAIL" if name == "bad" else "PASS"
+    print(f"{word:7} {name}: 1 s")
+    print(f"    of {name}")
+print(f"{len(sys.argv) - 1} passed, 0 failed, 0 skipped")
+"""
+
+    def test_cases_with_one_machine_are_one_group(self):
+        plain, vfio = machine.Machine(), machine.Machine(vfio=True)
+        kinds = {"a": None, "b": None, "c": plain, "d": vfio, "e": machine.Machine(vfio=True, hugepages=1), "f": None}
+        cases = [types.SimpleNamespace(name=name, machine=kind) for name, kind in kinds.items()]
+        self.assertEqual(parallel.groups(cases), [["a", "b"], ["c"], ["d", "e"], ["f"]])
+
+    def test_what_several_say_is_shown_in_pieces_and_counted(self):
+        shown = []
+        count = parallel.run([sys.executable, "-c", self.SAYS], [["a", "bad"], ["c"], ["dies"]], 2, shown.append)
+        self.assertEqual(count, {"PASS": 3, "FAIL": 1, "SKIPPED": 0})
+        self.assertIn("FAIL    bad: 1 s\n    of bad\n", shown)
+        self.assertTrue(any("dies: their process ended with status 3" in text for text in shown), shown)
 
 
 class Apt(unittest.TestCase):
