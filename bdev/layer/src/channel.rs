@@ -230,16 +230,16 @@ impl Channel {
             let mut length = 0;
             for completion in completions {
                 let request = completion.request();
-                if request.op != op || request.issued != issued {
+                let alike = request.op == op && request.issued == issued;
+                if !alike || !completion.status().is_success() {
                     break;
                 }
                 length += 1;
-                if completion.status().is_success() {
-                    run.ops += 1;
-                    run.blocks += u64::from(request.blocks);
-                } else {
-                    run.errors += 1;
-                }
+                run.blocks += u64::from(request.blocks);
+            }
+            run.ops = length as u64;
+            if length == 0 {
+                (run.errors, length) = (1, 1);
             }
             if op == Op::Reset {
                 self.resets_outstanding -= length;
@@ -265,8 +265,12 @@ impl ring::Channel for Channel {
         let free = self.depth.saturating_sub(self.in_flight) as usize;
         let mut now_ticks = 0;
         let mut plain = batch.len() <= free && self.nothing_waits();
+        let like = limits.like(&batch[0]);
         for request in batch.iter_mut() {
-            plain &= limits.is_plain(request);
+            // Neighbours are alike as a rule, and then only their places have to be looked at.
+            if !like.covers(request) && !limits.is_plain(request) {
+                plain = false;
+            }
             if request.issued == 0 {
                 if now_ticks == 0 {
                     now_ticks = sys::clock::ticks();
@@ -319,20 +323,54 @@ impl ring::Channel for Channel {
     }
 }
 
+/// Requests that are like one that carries data and can go straight to the module.
+struct Like {
+    op: Op,
+    blocks: u32,
+    bytes: usize,
+    /// The last place for one.
+    lba_max: u64,
+}
+
+impl Like {
+    #[inline]
+    fn covers(&self, request: &Request) -> bool {
+        let bytes = request.buffer.as_ref().map_or(0, |buffer| buffer.len());
+        request.op == self.op
+            && request.blocks == self.blocks
+            && bytes == self.bytes
+            && request.lba <= self.lba_max
+    }
+}
+
 impl Limits {
+    #[inline]
+    fn like(&self, first: &Request) -> Like {
+        let (op, blocks) = (first.op, first.blocks);
+        let bytes = first.buffer.as_ref().map_or(0, |buffer| buffer.len());
+        if !op.has_data() || bytes == 0 || !self.is_plain(first) {
+            // No request has so many bytes.
+            return Like { op, blocks, bytes: usize::MAX, lba_max: 0 };
+        }
+        Like { op, blocks, bytes, lba_max: self.blocks - u64::from(blocks) }
+    }
+
     /// Whether a request can go straight to the module.
     #[inline]
     fn is_plain(&self, request: &Request) -> bool {
         let op = request.op;
         let length = u64::from(request.blocks);
-        let allowed = self.plain_ops >> op.index() & 1 != 0;
-        let inside = length <= self.blocks && request.lba <= self.blocks - length;
-        if op.has_data() {
-            // A buffer has bytes, so that the lengths are equal only where there are blocks.
-            let bytes = request.buffer.as_ref().map_or(0, |buffer| buffer.len() as u64);
-            return allowed & inside & (bytes == length * self.block_size) & (bytes != 0);
+        // An end that is no number lies behind every device.
+        let end = request.lba.saturating_add(length);
+        if self.plain_ops >> op.index() & 1 == 0 {
+            return false;
         }
-        allowed && (!op.has_range() || (inside && length > 0))
+        match &request.buffer {
+            Some(buffer) if op.has_data() => {
+                end <= self.blocks && buffer.len() as u64 == length * self.block_size && length > 0
+            }
+            _ => !op.has_range() || (!op.has_data() && end <= self.blocks && length > 0),
+        }
     }
 }
 
