@@ -27,6 +27,13 @@ def check_registers(seen, index):
     assert int(seen["command"], 16) & 6 == 2, seen
 
 
+def check_driver(bench, address):
+    """Our driver writes and verifies blocks on a function, however it is bound."""
+    load = "--rw=randwrite --bs=4k --iodepth=16 --size=2m --verify=pattern"
+    out = bench.guest.check(f"ringbolt perf --filename=nvme+pcie://{address}?ns=1 {load} 2>&1", 120)
+    assert " 0 wrong" in out, out
+
+
 @case("pci-vfio", on=("ringbolt",), machine=IOMMU)
 def pci_vfio(bench):
     """A function bound to vfio-pci is opened through its group, does DMA through the IOMMU and interrupts."""
@@ -68,6 +75,7 @@ def pci_uio(bench):
         check_registers(seen, 0)
         assert seen["backend"] == "UIO" and seen["interrupts"] == "0", seen
         assert "another process has it open" in seen["again"], seen
+        check_driver(bench, address)
         bench.guest.check("echo 0 > /proc/sys/vm/nr_hugepages")
         refused = bench.guest.run(f"registers {address}", 60)
         bench.guest.check("echo 16 > /proc/sys/vm/nr_hugepages")
@@ -201,6 +209,11 @@ def pci_iommufd(bench):
             assert seen["backend"] == name and seen["interrupted"] == "true", seen
             assert "has it open" in seen["again"] and seen["dma"].endswith("translated"), seen
         check_registers(registers(bench, other, "iommufd"), 1)
+        # A function without a node of its group is opened by its own.
+        group = bench.guest.check(f"readlink /sys/bus/pci/devices/{address}/iommu_group").strip().rpartition("/")[2]
+        bench.guest.check(f"mv /dev/vfio/{group} /dev/vfio/away")
+        check_driver(bench, address)
+        bench.guest.check(f"mv /dev/vfio/away /dev/vfio/{group}")
         node = bench.guest.check(f"ls /sys/bus/pci/devices/{address}/vfio-dev").strip()
         refused = bench.guest.run(f"exec 5<> /dev/vfio/devices/{node}; ringbolt nvme bind --undo {address} 5<&-")
         assert refused.rc == 1 and f"a program has it open (/dev/vfio/devices/{node}, process" in refused.out, refused
@@ -217,6 +230,7 @@ def pci_no_iommu(bench):
         check_registers(seen, 0)
         assert seen["backend"] == "VFIO without IOMMU" and seen["interrupted"] == "true", seen
         assert "has it open" in seen["again"], seen
+        check_driver(bench, address)
         bench.guest.check("echo 0 > /proc/sys/vm/nr_hugepages")
         refused = bench.guest.run(f"registers {address}", 60)
         bench.guest.check("echo 16 > /proc/sys/vm/nr_hugepages")
