@@ -86,6 +86,17 @@ fn same<T: PartialEq + std::fmt::Debug>(what: &str, found: T, wanted: T) -> Outc
     if found == wanted { Ok(()) } else { Err(format!("{what}: {found:?}, not {wanted:?}").into()) }
 }
 
+/// For each optional command of the controller (ONCS): tries it, if it is offered.
+macro_rules! optional {
+    ($run:ident: $($name:literal $bit:ident $try:ident;)*) => {$(
+        let offered = $run.info.oncs & oncs::$bit != 0;
+        if offered {
+            $run.$try().await?;
+        }
+        report($name, offered);
+    )*};
+}
+
 impl Run {
     async fn every_command(&mut self) -> Outcome {
         if self.info.command_set == Csi::Zoned {
@@ -111,40 +122,21 @@ impl Run {
     }
 
     async fn optional(&mut self) -> Outcome {
-        let offered = |run: &Run, bit: u16| run.info.oncs & bit != 0;
-        if offered(self, oncs::COMPARE) {
-            self.compare().await?;
-        }
-        report("compare", offered(self, oncs::COMPARE));
         let fused = self.controller.identity().fuses & 1 != 0;
         if fused {
             self.compare_and_write().await?;
         }
         report("fused compare and write", fused);
-        if offered(self, oncs::VERIFY) {
-            self.succeed("verify", Command::verify(Tag(0), self.info.nsid, &self.range(0))).await?;
+        optional! {
+            self:
+            "compare" COMPARE compare;
+            "verify" VERIFY verify;
+            "write zeroes" WRITE_ZEROES write_zeroes;
+            "dataset management" DATASET_MANAGEMENT deallocate;
+            "copy" COPY copy;
+            "write uncorrectable" WRITE_UNCORRECTABLE write_uncorrectable;
+            "reservations" RESERVATIONS reservations;
         }
-        report("verify", offered(self, oncs::VERIFY));
-        if offered(self, oncs::WRITE_ZEROES) {
-            self.write_zeroes().await?;
-        }
-        report("write zeroes", offered(self, oncs::WRITE_ZEROES));
-        if offered(self, oncs::DATASET_MANAGEMENT) {
-            self.deallocate().await?;
-        }
-        report("dataset management", offered(self, oncs::DATASET_MANAGEMENT));
-        if offered(self, oncs::COPY) {
-            self.copy().await?;
-        }
-        report("copy", offered(self, oncs::COPY));
-        if offered(self, oncs::WRITE_UNCORRECTABLE) {
-            self.write_uncorrectable().await?;
-        }
-        report("write uncorrectable", offered(self, oncs::WRITE_UNCORRECTABLE));
-        if offered(self, oncs::RESERVATIONS) {
-            self.reservations().await?;
-        }
-        report("reservations", offered(self, oncs::RESERVATIONS));
         self.succeed("flush", Command::flush(Tag(0), self.info.nsid)).await?;
         report("flush", true);
         Ok(())
@@ -277,6 +269,13 @@ impl Run {
         let wanted = self.filled(BLOCKS, 3);
         self.holds("what was compared and written", 0, wanted.as_slice()).await?;
         self.write_and_read(0).await
+    }
+
+    async fn verify(&mut self) -> Outcome {
+        self.succeed("verify", Command::verify(Tag(0), self.info.nsid, &self.range(0))).await?;
+        let beyond = self.range(self.info.blocks - 1);
+        let beyond = Command::verify(Tag(0), self.info.nsid, &beyond);
+        self.fail("verify over the end", beyond, Status::LBA_OUT_OF_RANGE).await
     }
 
     async fn write_zeroes(&mut self) -> Outcome {

@@ -34,6 +34,14 @@ def check_driver(bench, address):
     assert " 0 wrong" in out, out
 
 
+def check_needs_hugepages(bench, address):
+    """Where devices see physical addresses, memory of small pages is refused with what to do."""
+    bench.guest.check("echo 0 > /proc/sys/vm/nr_hugepages")
+    refused = bench.guest.run(f"registers {address}", 60)
+    bench.guest.check("echo 16 > /proc/sys/vm/nr_hugepages")
+    assert refused.rc == 1 and "nr_hugepages" in refused.out, refused
+
+
 @case("pci-vfio", on=("ringbolt",), machine=IOMMU)
 def pci_vfio(bench):
     """A function bound to vfio-pci is opened through its group, does DMA through the IOMMU and interrupts."""
@@ -76,10 +84,7 @@ def pci_uio(bench):
         assert seen["backend"] == "UIO" and seen["interrupts"] == "0", seen
         assert "another process has it open" in seen["again"], seen
         check_driver(bench, address)
-        bench.guest.check("echo 0 > /proc/sys/vm/nr_hugepages")
-        refused = bench.guest.run(f"registers {address}", 60)
-        bench.guest.check("echo 16 > /proc/sys/vm/nr_hugepages")
-        assert refused.rc == 1 and "nr_hugepages" in refused.out, refused
+        check_needs_hugepages(bench, address)
 
 
 @case("bind-without-iommu", on=("ringbolt",), machine=PLAIN)
@@ -231,8 +236,5 @@ def pci_no_iommu(bench):
         assert seen["backend"] == "VFIO without IOMMU" and seen["interrupted"] == "true", seen
         assert "has it open" in seen["again"], seen
         check_driver(bench, address)
-        bench.guest.check("echo 0 > /proc/sys/vm/nr_hugepages")
-        refused = bench.guest.run(f"registers {address}", 60)
-        bench.guest.check("echo 16 > /proc/sys/vm/nr_hugepages")
-        assert refused.rc == 1 and "nr_hugepages" in refused.out, refused
+        check_needs_hugepages(bench, address)
     bench.guest.check("echo N > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode")
