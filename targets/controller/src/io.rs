@@ -138,6 +138,8 @@ pub enum Op {
     /// Read blocks into a buffer of the transport's and compare them with the host's data; see
     /// [`compare`].
     Compare,
+    /// Read blocks into a buffer of the transport's, and throw them away: whether they can be read is the answer.
+    Verify,
     /// Success, without asking anyone. The host's data, if any, is taken and dropped.
     Nothing,
     /// Answer with success, then end the queue (Disconnect).
@@ -210,7 +212,7 @@ pub fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status> {
     }
 }
 
-/// Read, Write and Compare (NVM 1.0, sections 3.2.4, 3.2.6 and 3.2.1), with the bytes to transfer.
+/// Read, Write, Compare and Verify (NVM 1.0, sections 3.2.4, 3.2.6, 3.2.1 and 3.2.5), with the bytes that are moved.
 #[inline]
 fn read_write(sqe: &Sqe, table: &NamespaceTable, op: Op) -> Result<(Plan, u32), Status> {
     let (namespace, entry) = table.find(sqe.nsid)?;
@@ -221,12 +223,12 @@ fn read_write(sqe: &Sqe, table: &NamespaceTable, op: Op) -> Result<(Plan, u32), 
     // At most 65536 blocks of at most 2 GiB: no overflow.
     let bytes = u64::from(blocks) << entry.block_log2;
     if bytes > u64::from(table.transfer_max_bytes) {
-        // More than MDTS (Base 2.0, section 5.17.2.1).
+        // More than MDTS (Base 2.0, section 5.17.2.1), or than VSL, which is the same.
         return Err(INVALID_FIELD);
     }
     let bytes = bytes as u32;
     // With queues in memory the length is what the data pointer is read with.
-    if !table.memory_based && sqe.data.length() != bytes {
+    if !table.memory_based && op != Op::Verify && sqe.data.length() != bytes {
         return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
     }
     let flags = if sqe.cdw12 & FUA != 0 { Flags::FUA } else { Flags::NONE };
@@ -284,6 +286,7 @@ fn seldom(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status> {
             let (plan, length) = read_write(sqe, table, Op::Compare)?;
             Ok(Plan { data: Transfer::FromHost(length), ..plan })
         }
+        Some(NvmOpcode::Verify) => Ok(read_write(sqe, table, Op::Verify)?.0),
         Some(NvmOpcode::Fabrics) if !table.memory_based => fabrics(sqe),
         _ => Err(Status::INVALID_OPCODE.do_not_retry()),
     }

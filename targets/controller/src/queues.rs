@@ -5,6 +5,7 @@
 
 use ring::Status;
 use wire_nvme::Sqe;
+use wire_nvme::doorbell::DoorbellBuffer;
 use wire_nvme::queue::{CreateIoCq, CreateIoSq, DeleteQueue};
 
 use crate::{INVALID_FIELD, Limits};
@@ -95,6 +96,18 @@ pub fn delete_completion(sqe: &Sqe, existing: &impl Existing) -> Result<u16, Sta
         return Err(INVALID_QUEUE_DELETION);
     }
     Ok(qid)
+}
+
+/// Where shadow doorbells are to lie (Base 2.0, section 5.8: Doorbell Buffer Config).
+///
+/// # Errors
+/// The status to complete the command with.
+pub fn doorbell_buffer(sqe: &Sqe) -> Result<DoorbellBuffer, Status> {
+    let buffer = DoorbellBuffer::of(sqe);
+    if !(buffer.shadow | buffer.events).is_multiple_of(1 << crate::limits::PAGE_LOG2) {
+        return Err(INVALID_FIELD);
+    }
+    Ok(buffer)
 }
 
 fn identifier(qid: u16, queues_max: u16, exists: bool) -> Result<(), Status> {
@@ -197,6 +210,15 @@ mod tests {
             (CreateIoSq { address: 0x2ff8, ..good }, invalid(Status::PRP_OFFSET_INVALID)),
         ] {
             assert_eq!(create(command), refused, "{command:?}");
+        }
+    }
+
+    #[test]
+    fn shadow_doorbells_are_whole_pages() {
+        let config = |shadow, events| doorbell_buffer(&DoorbellBuffer { shadow, events }.to_sqe());
+        assert_eq!(config(0x1000, 0x5000), Ok(DoorbellBuffer { shadow: 0x1000, events: 0x5000 }));
+        for (shadow, events) in [(0x1004, 0x5000), (0x1000, 0x5800)] {
+            assert_eq!(config(shadow, events), Err(INVALID_FIELD));
         }
     }
 

@@ -1,7 +1,7 @@
 //! A controller over vfio-user: served, or measured.
 //!
 //! `vfio_user serve DIRECTORY [MIB]` serves a device in memory on the socket `cntrl` in a directory, until
-//! its standard input ends. `vfio_user measure [DEPTH [SECONDS]]` serves a null device and reads 4 KiB from
+//! its standard input ends. `vfio_user measure [DEPTH [SECONDS [malloc]]]` serves a null device, or one in memory, and reads 4 KiB from
 //! it on another thread, with so many commands outstanding, and says how many and how long one took.
 //! `vfio_user count [DEPTH [TURNS]]` does the same with the host on the target's own core, one turn of each
 //! after the other, and ends after so many turns: instructions that one command costs at some depth, or a turn
@@ -180,14 +180,21 @@ impl Poller for OnCore {
     }
 }
 
-fn with_null(job: impl FnOnce(&Path, &Reactors) -> Result<(), Failure>) -> Result<(), Failure> {
+fn with_device(
+    in_memory: bool,
+    job: impl FnOnce(&Path, &Reactors) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let directory = std::env::temp_dir().join(format!("ringbolt-vfio-user-{}", std::process::id()));
     std::fs::create_dir(&directory)?;
     let registry = Registry::new();
-    null::create(&registry, null::NullConfig::new("Null0", 1 << 20, 512))?;
+    if in_memory {
+        malloc::create(&registry, malloc::MallocConfig::new("Device0", 1 << 17, 512))?;
+    } else {
+        null::create(&registry, null::NullConfig::new("Device0", 1 << 20, 512))?;
+    }
     let cpus = "0".parse()?;
     let reactors = Reactors::start(&Config { cpus, idle: IdlePolicy::Spin, ..Config::default() })?;
-    let target = target(&registry, &reactors, "Null0", &directory)?;
+    let target = target(&registry, &reactors, "Device0", &directory)?;
     let done = job(&directory, &reactors);
     target.shutdown();
     drop(reactors);
@@ -195,8 +202,8 @@ fn with_null(job: impl FnOnce(&Path, &Reactors) -> Result<(), Failure>) -> Resul
     done
 }
 
-fn measure(depth: u16, seconds: u64) -> Result<(), Failure> {
-    with_null(|directory, _| {
+fn measure(depth: u16, seconds: u64, in_memory: bool) -> Result<(), Failure> {
+    with_device(in_memory, |directory, _| {
         let mut host = Host::connect(directory)?;
         host.start(depth);
         let (start, mut count) = (Instant::now(), 0);
@@ -213,7 +220,7 @@ fn measure(depth: u16, seconds: u64) -> Result<(), Failure> {
 }
 
 fn count(depth: u16, turns: u64) -> Result<(), Failure> {
-    with_null(|directory, reactors| {
+    with_device(false, |directory, reactors| {
         let mut host = Host::connect(directory)?;
         host.start(depth);
         let (done, commands) = std::sync::mpsc::sync_channel(1);
@@ -230,10 +237,14 @@ fn main() -> Result<(), Failure> {
     let number = |index: usize, default: u64| arguments.get(index).map_or(Ok(default), |text| text.parse());
     match arguments.first().map(String::as_str) {
         Some("serve") if arguments.len() > 1 => serve(arguments[1].as_ref(), number(2, 64)?),
-        Some("measure") => measure(number(1, 32)?.try_into()?, number(2, 5)?),
-        Some("count") => count(number(1, 32)?.try_into()?, number(2, 10_000)?),
-        _ => {
-            Err("vfio_user serve DIRECTORY [MIB] | measure [DEPTH [SECONDS]] | count [DEPTH [TURNS]]".into())
+        Some("measure") => {
+            let in_memory = arguments.get(3).is_some_and(|kind| kind == "malloc");
+            measure(number(1, 32)?.try_into()?, number(2, 5)?, in_memory)
         }
+        Some("count") => count(number(1, 32)?.try_into()?, number(2, 10_000)?),
+        _ => Err(
+            "vfio_user serve DIRECTORY [MIB] | measure [DEPTH [SECONDS [malloc]]] | count [DEPTH [TURNS]]"
+                .into(),
+        ),
     }
 }

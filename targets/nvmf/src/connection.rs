@@ -252,9 +252,7 @@ impl State {
     /// Ends a command with data to the host, then a response unless the data says it all.
     #[inline]
     pub(crate) fn finish_with_data(&mut self, slot: Slot, data: Data, result: u64) {
-        let Some(command) = self.commands.get_mut(slot) else {
-            return;
-        };
+        let Some(command) = self.commands.get_mut(slot) else { return };
         let length = (data.as_slice().len() as u32).min(command.length);
         if length == 0 {
             return self.finish(slot, Status::SUCCESS, result);
@@ -288,13 +286,9 @@ impl State {
     #[inline]
     pub(crate) fn complete(&mut self, completion: Completion<memory::Buffer>) {
         // Stale only if the command was given up meanwhile; its buffer goes back to the pool.
-        let Some(slot) = self.slot_of(completion.tag()) else {
-            return;
-        };
+        let Some(slot) = self.slot_of(completion.tag()) else { return };
         let status = completion.status();
-        let Some(command) = self.commands.get_mut(slot) else {
-            return;
-        };
+        let Some(command) = self.commands.get_mut(slot) else { return };
         match &mut command.work {
             Work::Read => match completion.into_request().buffer {
                 Some(buffer) if status.is_success() => self.finish_with_data(slot, Data::Buffer(buffer), 0),

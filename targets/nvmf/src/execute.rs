@@ -22,9 +22,7 @@ impl Handler<'_, '_> {
     /// be behind this very command. A command without a buffer is put aside, and given one later.
     #[inline]
     pub(crate) fn io(&mut self, sqe: &Sqe, capsule_bytes: u32) -> Result<(), Status> {
-        let Role::Io(queue) = &self.state.role else {
-            return Err(Status::COMMAND_SEQUENCE_ERROR);
-        };
+        let Role::Io(queue) = &self.state.role else { return Err(Status::COMMAND_SEQUENCE_ERROR) };
         let plan = io::plan(sqe, &queue.namespaces)?;
         match plan.data {
             Transfer::ToHost(length) => {
@@ -88,9 +86,7 @@ impl Handler<'_, '_> {
     pub(crate) fn serve_aside(&mut self) {
         let mut aside = std::mem::take(&mut self.state.aside);
         while let Some(slot) = aside.pop_front() {
-            let Some(command) = self.state.commands.get_mut(slot) else {
-                continue;
-            };
+            let Some(command) = self.state.commands.get_mut(slot) else { continue };
             let plan = match command.work {
                 Work::Planned(plan) => plan,
                 Work::Refused => {
@@ -115,12 +111,8 @@ impl Handler<'_, '_> {
 
     #[inline]
     fn read(&mut self, slot: Slot, plan: &Plan, length: u32) {
-        let Some(buffer) = self.take_buffer(slot, length) else {
-            return self.put_aside(slot);
-        };
-        let Role::Io(queue) = &self.state.role else {
-            return;
-        };
+        let Some(buffer) = self.take_buffer(slot, length) else { return self.put_aside(slot) };
+        let Role::Io(queue) = &self.state.role else { return };
         let backend = queue.namespaces.entry(plan).backend;
         if let Some(command) = self.state.commands.get_mut(slot) {
             command.work = Work::Read;
@@ -130,9 +122,7 @@ impl Handler<'_, '_> {
 
     /// Asks the host for a command's data, once there is a buffer for it.
     fn ask_for_data(&mut self, slot: Slot, cid: u16, length: u32) {
-        let Some(buffer) = self.take_buffer(slot, length) else {
-            return self.put_aside(slot);
-        };
+        let Some(buffer) = self.take_buffer(slot, length) else { return self.put_aside(slot) };
         if let Some(command) = self.state.commands.get_mut(slot) {
             command.data = Data::Buffer(buffer);
             command.asked = length;
@@ -152,9 +142,7 @@ impl Handler<'_, '_> {
 
     /// Executes a command whose data, if it has any, is here.
     pub(crate) fn execute(&mut self, slot: Slot) {
-        let Some(command) = self.state.commands.get_mut(slot) else {
-            return;
-        };
+        let Some(command) = self.state.commands.get_mut(slot) else { return };
         match std::mem::replace(&mut command.work, Work::Leaving) {
             Work::Planned(plan) => self.execute_plan(slot, &plan),
             Work::Refused => {
@@ -209,11 +197,21 @@ impl Handler<'_, '_> {
                     Err(status) => self.state.finish(slot, status, 0),
                 }
             }
+            Planned::Verify => {
+                let entry = queue.namespaces.entry(plan);
+                let (backend, bytes) = (entry.backend, (plan.blocks as usize) << entry.block_log2);
+                match self.lent.pool.take(bytes) {
+                    Some(buffer) => {
+                        self.begin(slot, 1);
+                        self.submit(slot, backend, Op::Read, plan, Some(buffer));
+                    }
+                    // Worth another try when memory is free again.
+                    None => self.state.finish(slot, Status::COMMAND_INTERRUPTED, 0),
+                }
+            }
             Planned::Compare => {
                 let backend = queue.namespaces.entry(plan).backend;
-                let Some(command) = self.state.commands.get_mut(slot) else {
-                    return;
-                };
+                let Some(command) = self.state.commands.get_mut(slot) else { return };
                 command.work = Work::Compare;
                 let length = command.length as usize;
                 match self.lent.pool.take(length) {
@@ -250,9 +248,7 @@ impl Handler<'_, '_> {
     }
 
     fn unmap_ranges(&mut self, slot: Slot, plan: &Plan) -> Result<Vec<(u32, u64, u32)>, Status> {
-        let Role::Io(queue) = &self.state.role else {
-            return Err(Status::COMMAND_SEQUENCE_ERROR);
-        };
+        let Role::Io(queue) = &self.state.role else { return Err(Status::COMMAND_SEQUENCE_ERROR) };
         let table: &NamespaceTable = &queue.namespaces;
         let backend = table.entry(plan).backend;
         let data = self.state.commands.get_mut(slot).map_or(&[][..], |command| command.data.as_slice());
@@ -345,18 +341,14 @@ impl Handler<'_, '_> {
 impl crate::connection::State {
     /// Tells the controller of something, and does what it wants done.
     pub(crate) fn control(&mut self, event: Event<'_>, now_ns: u64) {
-        let Role::Admin(controller) = &mut self.role else {
-            return;
-        };
+        let Role::Admin(controller) = &mut self.role else { return };
         let mut actions = Vec::new();
         controller.handle(event, now_ns, &mut actions);
         for action in actions {
             match action {
                 Action::Complete(completion) => {
                     let (cqe, data) = (completion.cqe, completion.data);
-                    let Some(slot) = self.commands.by_cid(cqe.cid) else {
-                        continue;
-                    };
+                    let Some(slot) = self.commands.by_cid(cqe.cid) else { continue };
                     if cqe.status.is_success() && !data.is_empty() {
                         self.finish_with_data(slot, Data::Bytes(data), cqe.result);
                     } else {

@@ -69,9 +69,7 @@ impl Consumer for Handler<'_, '_> {
             Current::Capsule { slot, .. } => (slot, 0),
             Current::None => return &mut [],
         };
-        let Some(command) = self.state.commands.get_mut(slot) else {
-            return &mut [];
-        };
+        let Some(command) = self.state.commands.get_mut(slot) else { return &mut [] };
         let start = start as usize + offset;
         &mut command.data.as_mut_slice()[start..start + length]
     }
@@ -230,9 +228,7 @@ impl Handler<'_, '_> {
 
     /// Bytes of a command's data up to `end`, which was asked for, are here.
     fn arrived(&mut self, slot: Slot, end: u32, digest_ok: bool) {
-        let Some(command) = self.state.commands.get_mut(slot) else {
-            return;
-        };
+        let Some(command) = self.state.commands.get_mut(slot) else { return };
         command.arrived = end;
         command.corrupt |= !digest_ok;
         if end == command.asked {
@@ -255,9 +251,7 @@ impl Handler<'_, '_> {
 
     #[inline]
     fn data_complete(&mut self, slot: Slot, digest_ok: bool) {
-        let Some(command) = self.state.commands.get_mut(slot) else {
-            return;
-        };
+        let Some(command) = self.state.commands.get_mut(slot) else { return };
         if !digest_ok {
             // A data digest error is the command's failure (TCP 1.0, section 3.3.1.2), and worth a
             // second try.

@@ -27,9 +27,7 @@ impl Picture {
     pub(crate) fn health(&self, subsystem: &Subsystem) -> HealthCounters {
         let mut health = HealthCounters::default();
         for namespace in &subsystem.namespaces {
-            let Some(descriptor) = self.devices.get(&namespace.backend) else {
-                continue;
-            };
+            let Some(descriptor) = self.devices.get(&namespace.backend) else { continue };
             let stats = descriptor.device().stats();
             let (read, write) = (stats.op(Op::Read), stats.op(Op::Write));
             health.bytes_read += u128::from(read.bytes);

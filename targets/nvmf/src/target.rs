@@ -316,9 +316,7 @@ impl Target {
             state.keys_made - 1
         });
         let namespace = namespace_of(&descriptor, nsid, key, &config);
-        let Some(configured) = state.subsystems.get_mut(&nqn) else {
-            return Err(no_subsystem(&nqn));
-        };
+        let Some(configured) = state.subsystems.get_mut(&nqn) else { return Err(no_subsystem(&nqn)) };
         configured.descriptors.insert(nsid, descriptor);
         configured.change(|subsystem| {
             let at = subsystem.namespaces.partition_point(|namespace| namespace.nsid < nsid);
@@ -672,9 +670,7 @@ impl State {
             .iter()
             .map(|port| (Nqn::discovery(), SubsystemType::CurrentDiscovery, port, Hosts::Any));
         for (subnqn, subtype, port, hosts) in service.chain(nvm) {
-            let Ok(socket) = port.address.socket() else {
-                continue;
-            };
+            let Ok(socket) = port.address.socket() else { continue };
             let address = transport_address(socket);
             records.push(DiscoveryRecord { subnqn, subtype, address, portid: port.portid, hosts });
         }

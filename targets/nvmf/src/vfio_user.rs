@@ -9,6 +9,7 @@
 //! the client looks for them ([`queue`]).
 
 mod data;
+mod doorbells;
 mod function;
 mod group;
 mod interrupts;

@@ -6,7 +6,7 @@ use wire_nvme::identify::{
     CONTROLLER_LIST_MAX, Cns, CommandSetVectors, ControllerList, ControllerType, Csi, DiscoveryType,
     IdentifyController, IdentifyNamespace, LbaFormat, NAMESPACE_LIST_MAX, NamespaceDescriptor,
     NamespaceIndependent, NamespaceList, NvmController, NvmNamespace, SIZE, anacap, ascii, cmic, ctratt,
-    dlfeat, lpa, oaes, oncs, sgls, vwc,
+    dlfeat, lpa, oacs, oaes, oncs, sgls, vwc,
 };
 use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::{NSID_ALL, Sqe, cqe, sqe};
@@ -29,8 +29,13 @@ pub(super) const WITHOUT_EFFECT: [AdminOpcode; 6] = [
 ];
 
 /// Admin commands that queues in memory bring.
-pub(super) const QUEUES: [AdminOpcode; 4] =
-    [AdminOpcode::CreateIoSq, AdminOpcode::DeleteIoSq, AdminOpcode::CreateIoCq, AdminOpcode::DeleteIoCq];
+pub(super) const QUEUES: [AdminOpcode; 5] = [
+    AdminOpcode::CreateIoSq,
+    AdminOpcode::DeleteIoSq,
+    AdminOpcode::CreateIoCq,
+    AdminOpcode::DeleteIoCq,
+    AdminOpcode::DoorbellBufferConfig,
+];
 
 /// How long a shutdown may take (RTD3E): closing I/O queues waits for their devices.
 const SHUTDOWN_US: u32 = 10_000_000;
@@ -75,8 +80,10 @@ impl Controller {
             }
             (Cns::CommandSetController, _) => {
                 nvm(command.csi)?;
-                // No limits: Write Zeroes takes what its command can say, Dataset Management 256 ranges.
-                NvmController::default().encode(&mut page);
+                // Write Zeroes takes what its command can say, Dataset Management 256 ranges; Verify reads as
+                // much as a Read does.
+                let limits = NvmController { vsl: self.limits.mdts(), ..NvmController::default() };
+                limits.encode(&mut page);
             }
             (Cns::NamespaceIndependent, _) => {
                 if let Some(namespace) = self.active(sqe.nsid)? {
@@ -156,7 +163,7 @@ impl Controller {
         }
         let capacity =
             |namespace: &Namespace| u128::from(namespace.blocks) * u128::from(namespace.block_size);
-        let mut optional = oncs::COMPARE | oncs::SAVE_AND_SELECT;
+        let mut optional = oncs::COMPARE | oncs::SAVE_AND_SELECT | oncs::VERIFY;
         if subsystem.namespaces.iter().any(|namespace| namespace.can_unmap) {
             optional |= oncs::DATASET_MANAGEMENT;
         }
@@ -195,6 +202,7 @@ impl Controller {
                 io_response_capsule_bytes: 0,
                 msdbd: 0,
                 ofcs: 0,
+                oacs: oacs::DOORBELL_BUFFER,
                 ..identify
             };
         }

@@ -219,7 +219,7 @@ fn command_effects(memory_based: bool) -> Vec<u8> {
     // A feature such as Number of Queues changes what the controller can do, but not so that a host
     // would have to look again; CCC would make Linux freeze all queues for it.
     log.admin[usize::from(AdminOpcode::SetFeatures.to_wire())] = CommandEffects::PLAIN;
-    for opcode in [NvmOpcode::Flush, NvmOpcode::Read, NvmOpcode::Compare] {
+    for opcode in [NvmOpcode::Flush, NvmOpcode::Read, NvmOpcode::Compare, NvmOpcode::Verify] {
         log.io[usize::from(opcode.to_wire())] = CommandEffects::PLAIN;
     }
     for opcode in [NvmOpcode::Write, NvmOpcode::WriteZeroes, NvmOpcode::DatasetManagement] {

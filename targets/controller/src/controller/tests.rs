@@ -106,7 +106,7 @@ fn linux_finds_its_namespaces() {
     assert!(effects.io[1].supported && effects.io[1].changes_blocks && !effects.io[2].changes_blocks);
 
     let command_set = NvmController::decode(&page(&mut harness, identify(Cns::CommandSetController, 0)));
-    assert_eq!(command_set, NvmController::default());
+    assert_eq!(command_set, NvmController { vsl: 5, ..NvmController::default() });
     // nvme_hwmon_init.
     let health = log_sqe(log(LogId::Health, 512), NSID_ALL);
     let health = HealthLog::decode(data(&mut harness, health).as_slice().try_into().unwrap());

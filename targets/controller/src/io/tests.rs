@@ -50,7 +50,7 @@ fn flush(nsid: u32) -> Sqe {
 
 #[test]
 fn commands_become_plans() {
-    use NvmOpcode::{Compare, Read, Write};
+    use NvmOpcode::{Compare, Read, Verify, Write};
     let fua = |sqe: Sqe| Sqe { cdw12: sqe.cdw12 | FUA, ..sqe };
     let deac = |sqe: Sqe| Sqe { cdw12: sqe.cdw12 | DEAC, ..sqe };
     let on = |op, namespace, lba, blocks, data| Plan { op, namespace, lba, blocks, data, flags: Flags::NONE };
@@ -69,6 +69,9 @@ fn commands_become_plans() {
             fua(rw(Write, 3, 1, 2, 8192)),
             Plan { flags: Flags::FUA, ..on(Op::Write, 2, 1, 2, Transfer::FromHost(8192)) },
         ),
+        // What the data pointer says has no meaning.
+        ("verify", rw(Verify, 1, 7, 256, 0), on(Op::Verify, 0, 7, 256, Transfer::None)),
+        ("verify, read-only", rw(Verify, 4, 0, 1, 99), on(Op::Verify, 3, 0, 1, Transfer::None)),
         ("compare", rw(Compare, 1, 7, 2, 1024), on(Op::Compare, 0, 7, 2, Transfer::FromHost(1024))),
         ("flush", flush(3), on(Op::Flush, 2, 0, 0, Transfer::None)),
         ("flush of all", flush(NSID_ALL), on(Op::FlushAll, 0, 0, 0, Transfer::None)),
@@ -95,7 +98,7 @@ fn commands_become_plans() {
 
 #[test]
 fn wrong_commands_are_refused_for_their_reason() {
-    use NvmOpcode::{Compare, Read, Write};
+    use NvmOpcode::{Compare, Read, Verify, Write};
     let good = rw(Read, 1, 0, 8, 4096);
     let flags = |flags| Sqe { flags, ..good };
     let connect =
@@ -110,7 +113,8 @@ fn wrong_commands_are_refused_for_their_reason() {
         ("reserved data pointer", flags(0xc0), DNR(Status::INVALID_FIELD)),
         ("fused flush", Sqe { flags: 0x41, ..flush(1) }, DNR(Status::INVALID_FIELD)),
         ("unknown opcode", Sqe { opcode: 0x99, ..good }, DNR(Status::INVALID_OPCODE)),
-        ("verify", Sqe { opcode: 0x0c, ..good }, DNR(Status::INVALID_OPCODE)),
+        ("write uncorrectable", Sqe { opcode: 0x04, ..good }, DNR(Status::INVALID_OPCODE)),
+        ("copy", Sqe { opcode: 0x19, ..good }, DNR(Status::INVALID_OPCODE)),
         ("reservation", Sqe { opcode: 0x0d, ..good }, DNR(Status::INVALID_OPCODE)),
         ("namespace 0", Sqe { nsid: 0, ..good }, DNR(Status::INVALID_NAMESPACE_OR_FORMAT)),
         ("no namespace", Sqe { nsid: 2, ..good }, DNR(Status::INVALID_NAMESPACE_OR_FORMAT)),
@@ -126,6 +130,8 @@ fn wrong_commands_are_refused_for_their_reason() {
         ("over MDTS", rw(Read, 1, 0, 257, 257 * 512), DNR(Status::INVALID_FIELD)),
         ("too little data", rw(Write, 1, 0, 8, 4095), DNR(Status::DATA_SGL_LENGTH_INVALID)),
         ("too much data", rw(Read, 1, 0, 8, 8192), DNR(Status::DATA_SGL_LENGTH_INVALID)),
+        ("more than VSL", rw(Verify, 1, 0, 257, 0), DNR(Status::INVALID_FIELD)),
+        ("verify beyond the end", rw(Verify, 1, 2047, 2, 0), DNR(Status::LBA_OUT_OF_RANGE)),
         ("no data", rw(Compare, 1, 0, 8, 0), DNR(Status::DATA_SGL_LENGTH_INVALID)),
         ("length of 512-byte blocks", rw(Write, 3, 0, 8, 4096), DNR(Status::DATA_SGL_LENGTH_INVALID)),
         ("metadata", Sqe { mptr: 1, ..good }, DNR(Status::INVALID_FIELD)),

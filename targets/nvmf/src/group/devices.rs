@@ -60,9 +60,7 @@ impl Devices {
     pub(crate) fn drive(&mut self, completions: &mut Vec<bdev::Completion>) {
         let Devices { by_key, active, leaving } = self;
         active.retain(|key| {
-            let Some(Some(device)) = by_key.get_mut(*key as usize) else {
-                return false;
-            };
+            let Some(Some(device)) = by_key.get_mut(*key as usize) else { return false };
             device.drive(completions);
             device.active = !device.is_idle();
             device.active

@@ -190,9 +190,7 @@ impl Target {
     pub fn stats(&self) -> Result<TargetStats, crate::TargetError> {
         let mut stats = TargetStats { groups: vec![(0, 0, 0); self.0.remotes.len()] };
         for report in self.reports()? {
-            let Some(group) = stats.groups.get_mut(report.group) else {
-                continue;
-            };
+            let Some(group) = stats.groups.get_mut(report.group) else { continue };
             match report.qid {
                 Some(0) => group.0 += 1,
                 Some(_) => group.1 += 1,
@@ -200,9 +198,7 @@ impl Target {
             }
         }
         for client in self.clients()? {
-            let Some(group) = stats.groups.get_mut(client.group) else {
-                continue;
-            };
+            let Some(group) = stats.groups.get_mut(client.group) else { continue };
             for (qid, ..) in client.queues {
                 *(if qid == 0 { &mut group.0 } else { &mut group.1 }) += 1;
             }

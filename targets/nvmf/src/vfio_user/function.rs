@@ -5,22 +5,22 @@ mod io;
 mod regions;
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
-use std::rc::Rc;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use controller::queues::Existing;
 use controller::{Action, AdminConnect, Association, Controller, Event, NamespaceTable, Subsystem};
-use memory::{Pool, SharedRegion};
+use memory::Pool;
 use ring::Status;
 use rustix::io::Errno;
 use slots::Slab;
-use wire_nvme::doorbell::{AdminQueueAttributes, DOORBELLS_OFFSET};
+use wire_nvme::doorbell::AdminQueueAttributes;
 use wire_nvme::{Sqe, sqe};
 use wire_vfio_user::{DmaMap, DmaUnmap, IrqInfo, SetIrqs};
 
 use super::Shared;
 use super::data::Piece;
+use super::doorbells::{BAR0_BYTES, DOORBELLS_BYTES, Doorbells};
 use super::interrupts::Interrupts;
 use super::memory::{Leaving, Memory};
 use super::pci::Config;
@@ -28,10 +28,6 @@ use super::queue::{Completion, Place, State, Submission};
 use crate::connection::LEAVE_NS_MAX;
 use crate::group::devices::Devices;
 
-/// Bytes of doorbells: a page, which is what can be mapped.
-pub(super) const DOORBELLS_BYTES: u64 = 4096;
-/// Bytes of the region with registers and doorbells.
-pub(super) const BAR0_BYTES: u64 = DOORBELLS_OFFSET as u64 + DOORBELLS_BYTES;
 /// Queue pairs, the admin queue included, that doorbells are there for.
 pub(super) const QUEUES_MAX: u16 = (DOORBELLS_BYTES / 8) as u16;
 /// Commands under way that a request's tag can name by their slot.
@@ -71,9 +67,9 @@ pub(super) struct Function {
     interrupts: Interrupts,
     /// What the client made of the MSI-X table. Where vectors are masked, it is the client that does it.
     table: Vec<u8>,
-    /// BAR0, of which the doorbells are used.
-    bar0: SharedRegion,
-    bar0_file: Rc<OwnedFd>,
+    doorbells: Doorbells,
+    /// Nobody looks at doorbells unless they are rung by message.
+    trapped: bool,
     aqa: u32,
     asq: u64,
     acq: u64,
@@ -114,7 +110,6 @@ impl Function {
         let limits = Arc::new(shared.limits.controller.clone());
         let vectors = limits.interrupt_vectors;
         let table_bytes = (u32::from(vectors) * 16).next_power_of_two().max(4096);
-        let (bar0, bar0_file) = doorbells()?;
         let core = Controller::new(admin, limits.clone(), shared.picture.discovery.clone(), now_ns);
         let subsystem = core.subsystem().clone();
         Ok(Function {
@@ -126,8 +121,8 @@ impl Function {
             config: Config::new(BAR0_BYTES as u32, vectors, table_bytes, 4096),
             interrupts: Interrupts::new(vectors),
             table: vec![0; table_bytes as usize],
-            bar0,
-            bar0_file: Rc::new(bar0_file),
+            doorbells: Doorbells::new()?,
+            trapped: shared.limits.doorbells_trapped,
             aqa: 0,
             asq: 0,
             acq: 0,
@@ -189,6 +184,7 @@ impl Function {
     pub(super) fn is_poisoned(&self) -> bool {
         let submissions = self.submissions.iter().flatten().filter_map(|queue| queue.place.as_ref());
         self.memory.is_poisoned()
+            || self.doorbells.is_poisoned()
             || submissions.into_iter().any(Place::is_poisoned)
             || self.completions.iter().flatten().any(Completion::is_poisoned)
     }
@@ -210,6 +206,7 @@ impl Function {
     /// The client lets the device reach memory. Queues that had lost theirs may have it back.
     pub(super) fn map(&mut self, map: &DmaMap, file: Option<OwnedFd>, pool: &Pool) -> Result<(), Errno> {
         self.memory.map(pool, map, file)?;
+        self.doorbells.replace(&self.memory);
         for queue in self.submissions.iter_mut().flatten().filter(|queue| queue.place.is_none()) {
             queue.replace(&self.memory);
         }
@@ -222,6 +219,7 @@ impl Function {
     /// The client takes memory back. Queues in it stand still; what devices have of it is waited for.
     pub(super) fn unmap(&mut self, unmap: &DmaUnmap) -> Result<Leaving, Errno> {
         let leaving = self.memory.unmap(unmap)?;
+        self.doorbells.replace(&self.memory);
         for queue in self.submissions.iter_mut().flatten() {
             queue.replace(&self.memory);
         }
@@ -292,11 +290,7 @@ impl Function {
                 *queue = None;
             }
         }
-        for at in (0..DOORBELLS_BYTES).step_by(8) {
-            if at > 0 || admin {
-                self.bar0.store_u64(u64::from(DOORBELLS_OFFSET) + at, 0);
-            }
-        }
+        self.doorbells.reset(admin);
     }
 
     /// Takes over a new picture of the subsystem.
@@ -385,8 +379,8 @@ impl Function {
         cqid: u16,
         lease: Option<controller::QueueLease>,
     ) {
-        let doorbell = u64::from(DOORBELLS_OFFSET) + u64::from(qid) * 8;
-        self.bar0.store_u32(doorbell, 0);
+        let doorbell = u64::from(qid) * 2;
+        self.doorbells.clear(doorbell);
         let queue = Submission {
             entries,
             head: 0,
@@ -407,8 +401,8 @@ impl Function {
     }
 
     fn make_completion(&mut self, qid: u16, entries: u32, address: u64, place: Place, vector: Option<u16>) {
-        let doorbell = u64::from(DOORBELLS_OFFSET) + u64::from(qid) * 8 + 4;
-        self.bar0.store_u32(doorbell, 0);
+        let doorbell = u64::from(qid) * 2 + 1;
+        self.doorbells.clear(doorbell);
         put(&mut self.completions, qid, Completion::new(entries, address, place, doorbell, vector));
     }
 
@@ -427,9 +421,7 @@ impl Function {
     pub(super) fn interrupt(&mut self) {
         for index in 0..self.dirty.len() {
             let qid = self.dirty[index];
-            let Some(Some(queue)) = self.completions.get_mut(usize::from(qid)) else {
-                continue;
-            };
+            let Some(Some(queue)) = self.completions.get_mut(usize::from(qid)) else { continue };
             queue.dirty = false;
             if let Some(vector) = queue.vector {
                 self.interrupts.trigger(vector);
@@ -456,7 +448,7 @@ impl Function {
                 continue;
             }
             let was = queue.dirty;
-            queue.unhold(&self.bar0);
+            queue.unhold(&self.doorbells);
             holds |= queue.holds();
             if queue.dirty && !was {
                 self.dirty.push(qid as u16);
@@ -486,17 +478,6 @@ fn put<T>(queues: &mut Vec<Option<T>>, qid: u16, queue: T) {
         queues.resize_with(index + 1, || None);
     }
     queues[index] = Some(queue);
-}
-
-/// Memory for BAR0 that the client can map and neither shrink nor grow. One for each client: whoever had
-/// it once may keep it.
-fn doorbells() -> Result<(SharedRegion, OwnedFd), Errno> {
-    use rustix::fs::{MemfdFlags, SealFlags};
-    let file = rustix::fs::memfd_create("ringbolt-bar0", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&file, BAR0_BYTES)?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let region = SharedRegion::map(file.as_fd(), 0, BAR0_BYTES, true).map_err(|_| Errno::NOMEM)?;
-    Ok((region, file))
 }
 
 /// The status of a command whose queue's memory cannot be reached.

@@ -166,12 +166,8 @@ impl Group {
         let inserted = self.endpoints.insert(endpoint);
         let slot = inserted.map_err(|_| std::io::Error::from(std::io::ErrorKind::QuotaExceeded))?;
         self.used = self.used.max(slot.index() + 1);
-        let Some(endpoint) = self.endpoints.get_mut(slot) else {
-            return Ok(());
-        };
-        let Some(listening) = &endpoint.listening else {
-            return Ok(());
-        };
+        let Some(endpoint) = self.endpoints.get_mut(slot) else { return Ok(()) };
+        let Some(listening) = &endpoint.listening else { return Ok(()) };
         match self.events.watch(listening.as_fd(), Interest::READABLE, event(slot, LISTENER)) {
             Ok(watch) => endpoint.watch = Some(watch),
             Err(error) => {
@@ -185,9 +181,7 @@ impl Group {
     /// Stops listening on a port, or on all. Clients are asked to leave, and then made to.
     fn unlisten(&mut self, portid: Option<u16>, now_ns: u64) {
         for slot in self.slots() {
-            let Some(endpoint) = self.endpoints.get_mut(slot) else {
-                continue;
-            };
+            let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
             if portid.is_some_and(|portid| portid != endpoint.portid) {
                 continue;
             }
@@ -204,9 +198,7 @@ impl Group {
 
     /// Is done with a client that leaves, if what it had under way is answered.
     fn part(&mut self, slot: Slot, now_ns: u64) {
-        let Some(endpoint) = self.endpoints.get_mut(slot) else {
-            return;
-        };
+        let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
         match &endpoint.session {
             Some(session) if !session.ended && session.function.is_over(now_ns) => self.end(slot, None),
             _ => self.reap(slot),
@@ -219,9 +211,7 @@ impl Group {
 
     /// Is done with a client, but for what devices have of it.
     fn end(&mut self, slot: Slot, why: Option<End>) {
-        let Some(endpoint) = self.endpoints.get_mut(slot) else {
-            return;
-        };
+        let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
         if let Some(watch) = endpoint.session_watch.take() {
             self.events.unwatch(watch);
         }
@@ -239,9 +229,7 @@ impl Group {
 
     /// Lets go of a client that devices have nothing of, and of an endpoint that nobody listens on.
     fn reap(&mut self, slot: Slot) {
-        let Some(endpoint) = self.endpoints.get_mut(slot) else {
-            return;
-        };
+        let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
         if endpoint.session.as_ref().is_some_and(Session::is_done) {
             // Its descriptors are closed, which the client sees.
             endpoint.session = None;
@@ -257,12 +245,8 @@ impl Group {
         self.devices.apply(core, &picture);
         self.shared.picture = picture;
         for slot in self.slots() {
-            let Some(endpoint) = self.endpoints.get_mut(slot) else {
-                continue;
-            };
-            let Some(session) = endpoint.session.as_mut().filter(|session| !session.ended) else {
-                continue;
-            };
+            let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
+            let Some(session) = endpoint.session.as_mut().filter(|session| !session.ended) else { continue };
             session.function.apply(&self.shared, now_ns);
             self.part(slot, now_ns);
         }
@@ -285,13 +269,9 @@ impl Group {
 
     fn inject(&mut self, portid: u16, fault: Fault) -> bool {
         let found = self.endpoints.iter().find(|(_, endpoint)| endpoint.portid == portid);
-        let Some(slot) = found.map(|(slot, _)| slot) else {
-            return false;
-        };
+        let Some(slot) = found.map(|(slot, _)| slot) else { return false };
         let session = self.endpoints.get_mut(slot).and_then(|endpoint| endpoint.session.as_mut());
-        let Some(session) = session.filter(|session| !session.ended) else {
-            return false;
-        };
+        let Some(session) = session.filter(|session| !session.ended) else { return false };
         let function = &mut session.function;
         match fault {
             Fault::Fatal => function.fail(),
@@ -306,9 +286,7 @@ impl Group {
 
     /// Lets the next client in, if the last has gone.
     fn accept(&mut self, slot: Slot, now_ns: u64) {
-        let Some(endpoint) = self.endpoints.get_mut(slot) else {
-            return;
-        };
+        let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
         if self.stopping || endpoint.session.is_some() {
             return;
         }
@@ -323,9 +301,7 @@ impl Group {
     }
 
     fn admit(&mut self, slot: Slot, stream: UnixStream, function: Function) {
-        let Some(endpoint) = self.endpoints.get_mut(slot) else {
-            return;
-        };
+        let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
         let session = Session::new(stream, function);
         match self.events.watch(session.stream().as_fd(), Interest::BOTH, event(slot, CLIENT)) {
             Ok(watch) => {
@@ -343,12 +319,8 @@ impl Group {
         let mut done = std::mem::take(&mut self.done);
         let count = self.events.reap(&mut done);
         for Done { tag, .. } in done.drain(..) {
-            let Some(slot) = self.endpoints.slot_at((tag >> 1) as u32) else {
-                continue;
-            };
-            let Some(endpoint) = self.endpoints.get_mut(slot) else {
-                continue;
-            };
+            let Some(slot) = self.endpoints.slot_at((tag >> 1) as u32) else { continue };
+            let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
             if tag & 1 == LISTENER {
                 endpoint.knocked = true;
             } else if let Some(session) = &mut endpoint.session {
@@ -361,9 +333,7 @@ impl Group {
 
     /// Messages, and commands.
     fn serve(&mut self, slot: Slot, now_ns: u64) -> usize {
-        let Some(endpoint) = self.endpoints.get_mut(slot) else {
-            return 0;
-        };
+        let Some(endpoint) = self.endpoints.get_mut(slot) else { return 0 };
         let Some(session) = &mut endpoint.session else {
             if endpoint.knocked {
                 self.accept(slot, now_ns);
@@ -429,12 +399,8 @@ impl Group {
 
     /// Interrupts, and answers that waited for devices.
     fn finish(&mut self, slot: Slot, now_ns: u64) -> usize {
-        let Some(endpoint) = self.endpoints.get_mut(slot) else {
-            return 0;
-        };
-        let Some(session) = &mut endpoint.session else {
-            return 0;
-        };
+        let Some(endpoint) = self.endpoints.get_mut(slot) else { return 0 };
+        let Some(session) = &mut endpoint.session else { return 0 };
         if session.ended {
             self.reap(slot);
             return 0;

@@ -54,9 +54,7 @@ impl Interrupts {
             return Err(Errno::INVAL);
         }
         let end = start.checked_add(count).filter(|end| *end as usize <= vectors.len());
-        let Some(end) = end else {
-            return Err(Errno::INVAL);
-        };
+        let Some(end) = end else { return Err(Errno::INVAL) };
         let range = start as usize..end as usize;
         if action != irq_set::ACTION_TRIGGER {
             // Vectors are masked where the client keeps their table.

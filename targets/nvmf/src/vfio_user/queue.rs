@@ -7,6 +7,7 @@ use controller::QueueLease;
 use memory::SharedRegion;
 use wire_nvme::{cqe, sqe};
 
+use super::doorbells::Doorbells;
 use super::memory::Memory;
 
 /// Where a queue lies, while the client lets the device reach it.
@@ -22,6 +23,15 @@ impl Place {
         Some(Place { region: spot.loan.region().clone(), offset: spot.offset })
     }
 
+    #[inline]
+    pub(super) fn load_u32(&self, at: u64) -> u32 {
+        self.region.load_u32(self.offset + at)
+    }
+
+    pub(super) fn store_u32(&self, at: u64, value: u32) {
+        self.region.store_u32(self.offset + at, value);
+    }
+
     pub(super) fn is_poisoned(&self) -> bool {
         self.region.is_poisoned()
     }
@@ -33,7 +43,7 @@ pub(super) struct Submission {
     /// The next entry to fetch.
     pub(super) head: u32,
     pub(super) cqid: u16,
-    /// Where its tail doorbell is.
+    /// Which doorbell is its tail.
     pub(super) doorbell: u64,
     pub(super) address: u64,
     /// `None` while the client has taken its memory away.
@@ -101,7 +111,7 @@ pub(super) struct Completion {
     head: u32,
     /// Entries that commands under way will need.
     reserved: u32,
-    /// Where its head doorbell is.
+    /// Which doorbell is its head.
     doorbell: u64,
     address: u64,
     /// `None` while the client has taken its memory away.
@@ -151,7 +161,7 @@ impl Completion {
     /// Reserves room for as many of `wanted` completions as there is, looking at the doorbell only where
     /// what is known does not suffice.
     #[inline]
-    pub(super) fn reserve(&mut self, wanted: u32, doorbells: &SharedRegion) -> Result<u32, BadHead> {
+    pub(super) fn reserve(&mut self, wanted: u32, doorbells: &Doorbells) -> Result<u32, BadHead> {
         let mut free = self.free();
         let mut looked = Ok(());
         if free < wanted {
@@ -169,8 +179,8 @@ impl Completion {
         self.reserved -= count;
     }
 
-    fn look(&mut self, doorbells: &SharedRegion) -> Result<(), BadHead> {
-        let head = doorbells.load_u32(self.doorbell);
+    fn look(&mut self, doorbells: &Doorbells) -> Result<(), BadHead> {
+        let Some(head) = doorbells.load(self.doorbell) else { return Ok(()) };
         let taken = if head >= self.head { head - self.head } else { head + self.entries - self.head };
         // No further than what was written.
         if head >= self.entries || taken > self.used() {
@@ -206,7 +216,7 @@ impl Completion {
     }
 
     /// Writes what was kept, as far as there is room.
-    pub(super) fn unhold(&mut self, doorbells: &SharedRegion) {
+    pub(super) fn unhold(&mut self, doorbells: &Doorbells) {
         if self.held.is_empty() || self.place.is_none() {
             return;
         }
@@ -216,6 +226,11 @@ impl Completion {
         {
             self.write(result, rest);
         }
+    }
+
+    /// Its doorbell, and how far the client has got as far as was looked.
+    pub(super) fn known_head(&self) -> (u64, u32) {
+        (self.doorbell, self.head)
     }
 
     /// Whether something waits for room or memory.

@@ -39,7 +39,7 @@ fn a_controller_that_was_disabled_begins_anew() {
         host.wait_status(1, 0);
         // Registers of the admin queue stay, doorbells do not.
         assert_eq!(host.client.read_u64(BAR0, offset::ASQ.into()).unwrap(), IOVA);
-        assert_eq!(host.doorbells.load_u32(8), 0);
+        assert_eq!(host.mapped().load_u32(8), 0);
         host.enable();
     }
 }

@@ -408,7 +408,7 @@ fn doorbells_that_cannot_be_are_told_of_once() {
     };
     request(&mut host, 100);
     request(&mut host, 101);
-    host.doorbells.store_u32(8, 16);
+    host.mapped().store_u32(8, 16);
     assert_eq!(event(&mut host), (100, aer::AsyncEvent::INVALID_DOORBELL_VALUE));
     // The queue goes on when its doorbell makes sense again.
     let read = transfer(NvmOpcode::Read, 0, 1, IOVA + DATA, 0);
@@ -424,7 +424,7 @@ fn doorbells_that_cannot_be_are_told_of_once() {
     };
     assert_eq!(host.admin(prp(page.to_sqe(0), IOVA + DATA, 0)).status, Status::SUCCESS);
     request(&mut host, 102);
-    host.doorbells.store_u32(8, u32::MAX);
+    host.mapped().store_u32(8, u32::MAX);
     assert_eq!(event(&mut host).0, 102);
 }
 

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 
 use ring::Status;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use wire_nvme::doorbell::DoorbellBuffer;
 use wire_nvme::opcode::NvmOpcode;
 use wire_nvme::sqe::Sgl;
 use wire_nvme::{DataPointer, NSID_ALL, Sqe};
@@ -180,6 +181,11 @@ fn the_other_commands() {
     assert_eq!(host.run(&mut queue, compare).status, Status::SUCCESS);
     host.memory.store_u8(DATA + 4095, 0xee);
     assert_eq!(host.run(&mut queue, compare).status, Status::COMPARE_FAILURE.do_not_retry());
+    // Verify moves nothing and asks for nothing but blocks that can be read.
+    let verify = |lba| Sqe { flags: 0, ..transfer(NvmOpcode::Verify, lba, 8, 0, 0) };
+    assert_eq!(host.run(&mut queue, verify(0)).status, Status::SUCCESS);
+    let outside = host.run(&mut queue, verify(BLOCKS - 7)).status;
+    assert_eq!(outside, Status::LBA_OUT_OF_RANGE.do_not_retry());
     for nsid in [1, NSID_ALL] {
         let flush = Sqe { nsid, flags: 0, ..Sqe::new(NvmOpcode::Flush.to_wire()) };
         assert_eq!(host.run(&mut queue, flush).status, Status::SUCCESS);
@@ -268,6 +274,110 @@ fn completions_raise_their_vector() {
     host.run(&mut queue, read);
     let mut nothing = [PollFd::new(&events[2], PollFlags::IN)];
     assert_eq!(rustix::event::poll(&mut nothing, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap(), 0);
+}
+
+/// Pages of shadow doorbells, as a host uses them.
+struct Shadow {
+    doorbells: u64,
+    events: u64,
+}
+
+impl Shadow {
+    const AT: Shadow = Shadow { doorbells: DATA + 0x20_0000, events: DATA + 0x20_1000 };
+
+    fn config(&self) -> Sqe {
+        DoorbellBuffer { shadow: IOVA + self.doorbells, events: IOVA + self.events }.to_sqe()
+    }
+
+    /// Leaves a new value; whether the doorbell must be rung (Base 2.0, annex B.5).
+    fn leave(&self, host: &Host, index: u64, value: u32) -> bool {
+        let old = host.memory.load_u32(self.doorbells + index * 4) as u16;
+        host.memory.store_u32(self.doorbells + index * 4, value);
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        let event = host.memory.load_u32(self.events + index * 4) as u16;
+        (value as u16).wrapping_sub(event).wrapping_sub(1) < (value as u16).wrapping_sub(old)
+    }
+}
+
+#[test]
+fn shadow_doorbells_stand_in_for_doorbells_of_io_queues() {
+    let rig = Rig::new();
+    let mut host = Host::connect(&rig.directory);
+    let offers = wire_nvme::identify::oacs::DOORBELL_BUFFER;
+    assert_eq!(u16::from_le_bytes([host.identify(1, 0)[256], host.identify(1, 0)[257]]) & offers, offers);
+    // A queue that was used before, and one that is made afterwards.
+    let mut before = host.queue(1, 8);
+    let read = |cid| Sqe { cid, ..transfer(NvmOpcode::Read, 0, 8, IOVA + DATA, 0) };
+    assert_eq!(host.run(&mut before, read(0)).status, Status::SUCCESS);
+    assert_eq!(host.admin(Shadow::AT.config()).status, Status::SUCCESS);
+    assert_eq!(host.memory.load_u32(Shadow::AT.doorbells + 8), 1, "what was rung until now");
+    let mut after = host.queue(2, 8);
+    for queue in [&mut before, &mut after] {
+        for round in 0..20 {
+            host.put(queue, &read(round));
+            // The page of doorbells is not touched: nothing is fetched because of it.
+            Shadow::AT.leave(&host, u64::from(queue.qid) * 2, queue.tail);
+            assert_eq!(host.wait_untold(queue).cid, round);
+            Shadow::AT.leave(&host, u64::from(queue.qid) * 2 + 1, queue.head);
+        }
+    }
+    // Those of the admin queue stay where they are, and a reset ends the shadows.
+    host.identify(1, 0);
+    host.write(wire_nvme::registers::offset::CC, 0);
+    host.wait_status(1, 0);
+    host.enable();
+    let mut queue = host.queue(1, 8);
+    assert_eq!(host.run(&mut queue, read(0)).status, Status::SUCCESS);
+}
+
+#[test]
+fn shadow_doorbells_save_messages_and_lose_no_command() {
+    let rig = Rig::with(nvmf::VfioUserConfig { disable_mappable_bar0: true, ..Default::default() });
+    let mut host = Host::connect(&rig.directory);
+    assert_eq!(host.admin(Shadow::AT.config()).status, Status::SUCCESS);
+    let mut queue = host.queue(1, 8);
+    let (mut rung, total) = (0u32, 2000u16);
+    for cid in 0..total {
+        let read = Sqe { cid, ..transfer(NvmOpcode::Read, 0, 8, IOVA + DATA, 0) };
+        host.put(&mut queue, &read);
+        if Shadow::AT.leave(&host, 2, queue.tail) {
+            rung += 1;
+            host.ring(&queue);
+        }
+        // The core may have been about to sleep when this came.
+        assert_eq!(host.wait_untold(&mut queue).cid, cid);
+        if Shadow::AT.leave(&host, 3, queue.head) {
+            host.write(0x1000 + 12, queue.head);
+        }
+    }
+    println!("{rung} of {total} doorbells were rung");
+}
+
+#[test]
+fn shadow_doorbells_that_cannot_be_are_refused_and_may_be_taken_away() {
+    let rig = Rig::new();
+    let mut host = Host::connect(&rig.directory);
+    let odd = DoorbellBuffer { shadow: IOVA + DATA + 8, events: IOVA + DATA };
+    assert_eq!(host.admin(odd.to_sqe()).status, Status::INVALID_FIELD.do_not_retry());
+    let nowhere = DoorbellBuffer { shadow: 0, events: IOVA + DATA };
+    assert_eq!(host.admin(nowhere.to_sqe()).status, Status::DATA_TRANSFER_ERROR);
+    // In memory of their own, which goes and comes back.
+    let address = IOVA + 2 * crate::host::MEMORY;
+    let file = crate::host::memory_file(8192);
+    let pages = memory::SharedRegion::map(file.as_fd(), 0, 8192, true).unwrap();
+    host.client.dma_map_file(address, file.as_fd(), 0, 8192, true).unwrap();
+    let config = DoorbellBuffer { shadow: address, events: address + 4096 };
+    assert_eq!(host.admin(config.to_sqe()).status, Status::SUCCESS);
+    let mut queue = host.queue(1, 8);
+    host.client.dma_unmap(address, 8192).unwrap();
+    let read = Sqe { cid: 3, ..transfer(NvmOpcode::Read, 0, 8, IOVA + DATA, 0) };
+    host.put(&mut queue, &read);
+    pages.store_u32(8, queue.tail);
+    host.ring(&queue);
+    host.identify(1, 0);
+    assert!(host.poll(&mut queue).is_none(), "there is nowhere to look");
+    host.client.dma_map_file(address, file.as_fd(), 0, 8192, true).unwrap();
+    assert_eq!(host.wait(&mut queue).cid, 3);
 }
 
 #[test]

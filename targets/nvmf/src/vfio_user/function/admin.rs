@@ -23,7 +23,8 @@ impl Function {
                 AdminOpcode::CreateIoCq
                 | AdminOpcode::CreateIoSq
                 | AdminOpcode::DeleteIoCq
-                | AdminOpcode::DeleteIoSq,
+                | AdminOpcode::DeleteIoSq
+                | AdminOpcode::DoorbellBufferConfig,
             ) if sqe.fuse() != Fuse::Normal || sqe.psdt() != Psdt::Prp => {
                 Err(Status::INVALID_FIELD.do_not_retry())
             }
@@ -35,6 +36,7 @@ impl Function {
                 Ok(false) => Ok(()),
                 Err(status) => Err(status),
             },
+            Some(AdminOpcode::DoorbellBufferConfig) => self.share_doorbells(sqe),
             _ => return self.at_controller(sqe, lent),
         };
         self.answer(0, sqe.cid, made.err().unwrap_or(Status::SUCCESS), 0);
@@ -67,6 +69,11 @@ impl Function {
         Ok(())
     }
 
+    fn share_doorbells(&mut self, sqe: &Sqe) -> Result<(), Status> {
+        let addresses = queues::doorbell_buffer(sqe)?;
+        self.doorbells.share(addresses, &self.memory)
+    }
+
     /// Whether the answer has to wait until everything that was fetched from the queue is answered.
     fn delete_submission(&mut self, sqe: &Sqe) -> Result<bool, Status> {
         let qid = queues::delete_submission(sqe, self)?;
@@ -78,9 +85,7 @@ impl Function {
         for (_, command) in aborted {
             self.answer(qid, command.cid, Status::ABORTED_SQ_DELETION, 0);
         }
-        let Some(queue) = self.submission(qid) else {
-            return Ok(false);
-        };
+        let Some(queue) = self.submission(qid) else { return Ok(false) };
         if queue.in_flight > 0 {
             queue.state = State::Deleting(sqe.cid);
             return Ok(true);
@@ -143,13 +148,9 @@ impl Function {
 
     /// Answers an Asynchronous Event Request.
     pub(super) fn answer_event(&mut self, cqe: &Cqe) {
-        let Some(queue) = self.submission(0) else {
-            return;
-        };
+        let Some(queue) = self.submission(0) else { return };
         let high = rest(queue.head as u16, 0, cqe.cid, cqe.status);
-        let Some(completions) = self.completion(0) else {
-            return;
-        };
+        let Some(completions) = self.completion(0) else { return };
         let was = completions.dirty;
         if !completions.post_unreserved(cqe.result, high) {
             self.holds = true;

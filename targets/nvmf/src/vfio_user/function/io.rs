@@ -32,29 +32,46 @@ impl Function {
     /// Fetches what is new on every submission queue and hands it to devices; how many commands.
     #[inline]
     pub(in super::super) fn fetch(&mut self, lent: &mut Lent<'_>) -> usize {
+        let mut count = self.fetch_all(lent);
+        if self.trapped && self.doorbells.are_quiet() && count == 0 {
+            count = self.fetch_last(lent);
+        }
+        if count > 0 {
+            self.last_ns = lent.now_ns;
+            self.doorbells.disarm();
+        }
+        count
+    }
+
+    /// The core is about to sleep: the client has to ring what it writes from now on.
+    #[cold]
+    fn fetch_last(&mut self, lent: &mut Lent<'_>) -> usize {
+        let tails = self.submissions.iter().flatten().map(|queue| (queue.doorbell, queue.head));
+        let heads = self.completions.iter().flatten().map(|queue| queue.known_head());
+        self.doorbells.arm(tails.chain(heads));
+        self.fetch_all(lent)
+    }
+
+    #[inline]
+    fn fetch_all(&mut self, lent: &mut Lent<'_>) -> usize {
         let mut count = 0;
         let mut index = 0;
         // The admin queue may add and remove queues meanwhile.
         while let Some(&qid) = self.active.get(index) {
             if let Some(Some(queue)) = self.submissions.get(usize::from(qid)) {
-                let tail = self.bar0.load_u32(queue.doorbell);
-                if tail != queue.head {
-                    count += self.fetch_from(qid, tail, lent);
+                match self.doorbells.load(queue.doorbell) {
+                    Some(tail) if tail != queue.head => count += self.fetch_from(qid, tail, lent),
+                    _ => {}
                 }
             }
             index += 1;
-        }
-        if count > 0 {
-            self.last_ns = lent.now_ns;
         }
         count
     }
 
     fn fetch_from(&mut self, qid: u16, tail: u32, lent: &mut Lent<'_>) -> usize {
         let room = self.commands.capacity() - self.commands.len();
-        let Some(Some(queue)) = self.submissions.get_mut(usize::from(qid)) else {
-            return 0;
-        };
+        let Some(Some(queue)) = self.submissions.get_mut(usize::from(qid)) else { return 0 };
         if tail >= queue.entries {
             // Base 2.0, section 5.2.1: Invalid Doorbell Write Value; told once.
             let is_new = queue.refused != tail;
@@ -68,11 +85,9 @@ impl Function {
             return 0;
         }
         let wanted = queue.waiting(tail).min(u32::try_from(room).unwrap_or(u32::MAX));
-        let Some(Some(completions)) = self.completions.get_mut(usize::from(queue.cqid)) else {
-            return 0;
-        };
+        let Some(Some(completions)) = self.completions.get_mut(usize::from(queue.cqid)) else { return 0 };
         // Room for the answer is there before the question is taken.
-        let reserved = match completions.reserve(wanted, &self.bar0) {
+        let reserved = match completions.reserve(wanted, &self.doorbells) {
             Ok(reserved) => reserved,
             Err(_) => {
                 self.tell(Event::InvalidDoorbellValue, lent.now_ns);
@@ -226,6 +241,15 @@ impl Function {
             }
             Planned::Flush => self.submit(qid, cid, backend, Op::Flush, plan, None, lent),
             Planned::WriteZeroes => self.submit(qid, cid, backend, Op::WriteZeroes, plan, None, lent),
+            Planned::Verify => {
+                // As long as no transfer is longer, there is a buffer for it.
+                let bytes = (plan.blocks as usize) << self.namespaces.entry(plan).block_log2;
+                let Some(buffer) = lent.pool.take(bytes) else {
+                    self.aside.push_back((qid, *sqe));
+                    return Ok(());
+                };
+                self.submit(qid, cid, backend, Op::Read, plan, Some(buffer), lent)
+            }
             Planned::FlushAll => {
                 let all = self.namespaces.backends().map(|backend| (backend, 0, 0)).collect();
                 self.submit_all(qid, cid, Op::Flush, plan, all, lent);
@@ -388,16 +412,12 @@ impl Function {
         if tag & DIRECT != 0 {
             return self.complete_direct(std::slice::from_ref(&completion));
         }
-        let Some(slot) = self.commands.slot_at(tag as u32) else {
-            return;
-        };
+        let Some(slot) = self.commands.slot_at(tag as u32) else { return };
         if generation(slot) != tag >> 32 & GENERATIONS {
             return;
         }
         let mut status = completion.status();
-        let Some(command) = self.commands.get_mut(slot) else {
-            return;
-        };
+        let Some(command) = self.commands.get_mut(slot) else { return };
         if let Work::Several { left, status: worst } = &mut command.work {
             if worst.is_success() {
                 *worst = status;
@@ -408,9 +428,7 @@ impl Function {
             }
             status = *worst;
         }
-        let Some(Command { cid, sqid, work }) = self.commands.remove(slot) else {
-            return;
-        };
+        let Some(Command { cid, sqid, work }) = self.commands.remove(slot) else { return };
         match work {
             Work::Copy(pieces) if status.is_success() => {
                 let buffer = completion.into_request().buffer;
@@ -431,9 +449,7 @@ impl Function {
     /// Answers a command for which there is a reservation.
     #[inline]
     pub(super) fn answer(&mut self, qid: u16, cid: u16, status: Status, result: u64) {
-        let Some(Some(queue)) = self.submissions.get_mut(usize::from(qid)) else {
-            return;
-        };
+        let Some(Some(queue)) = self.submissions.get_mut(usize::from(qid)) else { return };
         queue.in_flight -= 1;
         queue.errors += u64::from(!status.is_success());
         let high = rest(queue.head as u16, qid, cid, status);
@@ -447,9 +463,7 @@ impl Function {
     /// Answers a command of a queue that is not to stay.
     #[cold]
     fn answer_last(&mut self, qid: u16, cqid: u16, result: u64, high: u64) {
-        let Some(queue) = self.submission(qid) else {
-            return;
-        };
+        let Some(queue) = self.submission(qid) else { return };
         let (state, in_flight) = (queue.state, queue.in_flight);
         if state != State::Closed {
             self.post(cqid, result, high);
@@ -464,9 +478,7 @@ impl Function {
 
     #[inline]
     fn post(&mut self, cqid: u16, result: u64, high: u64) {
-        let Some(Some(completions)) = self.completions.get_mut(usize::from(cqid)) else {
-            return;
-        };
+        let Some(Some(completions)) = self.completions.get_mut(usize::from(cqid)) else { return };
         if self.faults.drop_completions > 0 {
             self.faults.drop_completions -= 1;
             return completions.release(1);

@@ -1,16 +1,15 @@
 //! What the client reads and writes by message.
 
-use std::rc::Rc;
-
 use controller::Event;
 use rustix::io::Errno;
 use wire_nvme::doorbell::DOORBELLS_OFFSET;
 use wire_nvme::registers::offset;
 use wire_vfio_user::{RegionInfo, RegionReply, SparseArea, region, region_flags};
 
+use super::super::doorbells::{BAR0_BYTES, DOORBELLS_BYTES};
 use super::super::pci::{BAR_PENDING, BAR_TABLE, CONFIG_BYTES};
 use super::super::socket::Reply;
-use super::{BAR0_BYTES, DOORBELLS_BYTES, Existing, Function};
+use super::{Existing, Function};
 
 /// Bytes of the region with the pending bits.
 const PENDING_BYTES: u64 = 4096;
@@ -42,7 +41,7 @@ impl Function {
         let reply = RegionReply { info, areas: if mapped { vec![area] } else { Vec::new() } };
         // The descriptor goes with the capability that says which part of it may be mapped.
         let complete = mapped && reply.bytes() <= asked.argsz as usize;
-        let descriptor = complete.then(|| Rc::clone(&self.bar0_file));
+        let descriptor = complete.then(|| self.doorbells.file());
         Ok(Reply { payload: reply.to_bytes(asked.argsz as usize), descriptor })
     }
 
@@ -144,7 +143,7 @@ impl Function {
         let exists =
             if index.is_multiple_of(2) { self.has_submission(qid) } else { self.has_completion(qid) };
         if exists {
-            self.bar0.store_u32(at.into(), value);
+            self.doorbells.ring(index.into(), value);
             self.last_ns = now_ns;
         } else {
             self.tell(Event::InvalidDoorbell, now_ns);
