@@ -22,7 +22,7 @@ use wire_nvme::zone::{
     ZoneState,
 };
 
-type Outcome = Result<(), Box<dyn std::error::Error>>;
+pub(crate) type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 /// Blocks of each read and write.
 const BLOCKS: u32 = 8;
@@ -35,7 +35,12 @@ fn main() -> Outcome {
     if consent != "--yes-destroy-data" {
         return Err("it overwrites the namespace: say --yes-destroy-data".into());
     }
-    let uri: nvme::Uri = uri.parse()?;
+    exercise(&uri.parse()?)
+}
+
+/// Tries everything on one namespace, whose data is lost.
+pub(crate) fn exercise(uri: &nvme::Uri) -> Outcome {
+    let uri = uri.clone();
     let arena = memory::Arena::new(memory::Config { shared: true, ..Default::default() });
     let reactor = reactor::Reactor::new(&reactor::Config { arena, ..Default::default() })?;
     let core = reactor.core();

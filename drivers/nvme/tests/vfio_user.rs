@@ -2,6 +2,9 @@
 //! shared memory.
 #![allow(clippy::unwrap_used)]
 
+#[allow(dead_code)]
+#[path = "../examples/exercise.rs"]
+mod exercise;
 mod rig;
 
 use std::path::PathBuf;
@@ -101,6 +104,12 @@ fn what_is_written_is_read_back_in_every_size() {
         let done = execute(&mut namespace, vec![compare]).await;
         assert!(done[0].status().same_code(Status::COMPARE_FAILURE), "{}", done[0].status());
     });
+}
+
+#[test]
+fn every_command_that_is_offered_does_what_it_should() {
+    let served = Served::new();
+    exercise::exercise(&served.uri()).unwrap();
 }
 
 #[test]
