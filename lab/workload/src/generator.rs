@@ -489,7 +489,9 @@ impl Generator {
                 verifier.release((request.lba - self.place.first_lba) / u64::from(self.place.io_blocks));
             }
         }
-        self.batches.withdraw(&self.ready);
+        if self.phase > Phase::Before {
+            self.batches.withdraw(&self.ready);
+        }
         self.parked.append(&mut self.ready);
         self.drain(now);
     }

@@ -331,6 +331,36 @@ fn stopping_waits_for_what_is_out() {
 }
 
 #[test]
+fn stopping_forgets_what_a_full_channel_did_not_take() {
+    for latency_max_ns in [None, Some(u64::MAX / 2)] {
+        let mut device = Fake::new(64, 3);
+        let mut generator =
+            start(JobSpec { number_ios: Some(1_000_000), latency_max_ns, ..spec(Workload::RandRead) }, 64);
+        generator.turn(&mut device);
+        assert!(!generator.ready.is_empty(), "five of eight wait for room");
+        generator.stop();
+        while !generator.is_over() {
+            generator.turn(&mut device);
+        }
+        let result = generator.into_result();
+        assert_eq!((result.total_ios(), result.stuck), (device.reads, 0));
+    }
+}
+
+#[test]
+fn a_job_that_is_stopped_before_it_begins_does_nothing() {
+    for flush_at_end in [false, true] {
+        let mut device = Fake::new(64, 64);
+        let mut generator = start(JobSpec { flush_at_end, ..spec(Workload::RandWrite) }, 64);
+        generator.stop();
+        while !generator.is_over() {
+            generator.turn(&mut device);
+        }
+        assert_eq!((device.writes, generator.into_result().total_ios()), (0, 0));
+    }
+}
+
+#[test]
 fn impossible_jobs_are_refused_before_they_run() {
     let geometry = Geometry { block_bytes: 512, blocks: 64 };
     let pool =
