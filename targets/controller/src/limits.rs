@@ -31,6 +31,9 @@ pub struct Limits {
     /// by PRPs or SGLs, queues are made by commands, and properties are registers; `transport` and
     /// `in_capsule_bytes` have no meaning.
     pub memory_based: bool,
+    /// Doorbell Buffer Config is taken: a doorbell costs the host more than memory does. Of meaning with queues
+    /// in memory.
+    pub shadow_doorbells: bool,
     /// Interrupt vectors that completion queues can have; of meaning with queues in memory.
     pub interrupt_vectors: u16,
 }
@@ -49,6 +52,7 @@ impl Default for Limits {
             discovery_idle_ms: 120_000,
             transport: TransportType::Tcp,
             memory_based: false,
+            shadow_doorbells: false,
             interrupt_vectors: 0,
         }
     }

@@ -29,13 +29,8 @@ pub(super) const WITHOUT_EFFECT: [AdminOpcode; 6] = [
 ];
 
 /// Admin commands that queues in memory bring.
-pub(super) const QUEUES: [AdminOpcode; 5] = [
-    AdminOpcode::CreateIoSq,
-    AdminOpcode::DeleteIoSq,
-    AdminOpcode::CreateIoCq,
-    AdminOpcode::DeleteIoCq,
-    AdminOpcode::DoorbellBufferConfig,
-];
+pub(super) const QUEUES: [AdminOpcode; 4] =
+    [AdminOpcode::CreateIoSq, AdminOpcode::DeleteIoSq, AdminOpcode::CreateIoCq, AdminOpcode::DeleteIoCq];
 
 /// How long a shutdown may take (RTD3E): closing I/O queues waits for their devices.
 const SHUTDOWN_US: u32 = 10_000_000;
@@ -202,7 +197,7 @@ impl Controller {
                 io_response_capsule_bytes: 0,
                 msdbd: 0,
                 ofcs: 0,
-                oacs: oacs::DOORBELL_BUFFER,
+                oacs: if limits.shadow_doorbells { oacs::DOORBELL_BUFFER } else { 0 },
                 ..identify
             };
         }

@@ -13,7 +13,7 @@ use wire_nvme::{NSID_ALL, Sqe, identify};
 
 use super::identify::{FIRMWARE, QUEUES, WITHOUT_EFFECT};
 use super::{Answer, Controller, features};
-use crate::{INVALID_FIELD, Kind, Subsystem};
+use crate::{INVALID_FIELD, Kind, Limits, Subsystem};
 
 /// A temperature that says that nothing is wrong, in kelvins: 20 °C.
 const TEMPERATURE_KELVINS: u16 = 293;
@@ -111,7 +111,7 @@ impl Controller {
                 if command.csi != identify::Csi::Nvm.to_wire() {
                     return Err(INVALID_FIELD);
                 }
-                command_effects(self.limits.memory_based)
+                command_effects(&self.limits)
             }
             LogId::FeatureEffects => feature_effects(&self.subsystem, self.limits.memory_based),
             LogId::Ana => self.ana_page(command.specific & AnaLog::GROUPS_ONLY != 0),
@@ -206,10 +206,11 @@ fn supported_pages(pages: &[LogId]) -> Vec<u8> {
     page
 }
 
-fn command_effects(memory_based: bool) -> Vec<u8> {
+fn command_effects(limits: &Limits) -> Vec<u8> {
     let mut log = CommandEffectsLog::default();
-    if memory_based {
-        for opcode in QUEUES {
+    if limits.memory_based {
+        let shadows = limits.shadow_doorbells.then_some(AdminOpcode::DoorbellBufferConfig);
+        for opcode in QUEUES.into_iter().chain(shadows) {
             log.admin[usize::from(opcode.to_wire())] = CommandEffects::PLAIN;
         }
     }

@@ -1,7 +1,7 @@
 //! Doorbells: in BAR0 and, once the client has said so, their shadows in its memory.
 //!
-//! A shadow saves the client a message for every doorbell where doorbells cannot be mapped, and nothing
-//! where they can: both are memory then. The admin queue has none (Base 2.0, section 5.8 and annex B.5).
+//! A shadow saves the client a message for every doorbell. They are offered where doorbells cannot be mapped:
+//! elsewhere both are memory. The admin queue has none (Base 2.0, section 5.8 and annex B.5).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;

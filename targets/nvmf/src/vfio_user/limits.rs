@@ -62,6 +62,8 @@ impl VfioUserConfig {
             in_capsule_bytes: 0,
             transport: TransportType::IntraHost,
             memory_based: true,
+            // Where doorbells are mapped they are memory, and shadows would only cost the client a fence.
+            shadow_doorbells: self.disable_mappable_bar0,
             // One for each queue pair, the admin queue's included.
             interrupt_vectors: self.max_io_qpairs_per_ctrlr + 1,
             ..controller::Limits::default()

@@ -300,11 +300,28 @@ impl Shadow {
 }
 
 #[test]
+fn shadow_doorbells_are_offered_where_doorbells_are_not_mapped() {
+    for disable_mappable_bar0 in [false, true] {
+        let rig = Rig::with(nvmf::VfioUserConfig { disable_mappable_bar0, ..Default::default() });
+        let mut host = Host::connect(&rig.directory);
+        let page = host.identify(1, 0);
+        let offers = u16::from_le_bytes([page[256], page[257]]);
+        assert_eq!(offers == wire_nvme::identify::oacs::DOORBELL_BUFFER, disable_mappable_bar0);
+        let status = host.admin(Shadow::AT.config()).status;
+        let expected =
+            if disable_mappable_bar0 { Status::SUCCESS } else { Status::INVALID_OPCODE.do_not_retry() };
+        assert_eq!(status, expected);
+    }
+}
+
+fn trapped() -> Rig {
+    Rig::with(nvmf::VfioUserConfig { disable_mappable_bar0: true, ..Default::default() })
+}
+
+#[test]
 fn shadow_doorbells_stand_in_for_doorbells_of_io_queues() {
-    let rig = Rig::new();
+    let rig = trapped();
     let mut host = Host::connect(&rig.directory);
-    let offers = wire_nvme::identify::oacs::DOORBELL_BUFFER;
-    assert_eq!(u16::from_le_bytes([host.identify(1, 0)[256], host.identify(1, 0)[257]]) & offers, offers);
     // A queue that was used before, and one that is made afterwards.
     let mut before = host.queue(1, 8);
     let read = |cid| Sqe { cid, ..transfer(NvmOpcode::Read, 0, 8, IOVA + DATA, 0) };
@@ -315,10 +332,14 @@ fn shadow_doorbells_stand_in_for_doorbells_of_io_queues() {
     for queue in [&mut before, &mut after] {
         for round in 0..20 {
             host.put(queue, &read(round));
-            // The page of doorbells is not touched: nothing is fetched because of it.
-            Shadow::AT.leave(&host, u64::from(queue.qid) * 2, queue.tail);
+            if Shadow::AT.leave(&host, u64::from(queue.qid) * 2, queue.tail) {
+                // What is rung is only a wake-up.
+                host.write(0x1000 + u32::from(queue.qid) * 8, 7);
+            }
             assert_eq!(host.wait_untold(queue).cid, round);
-            Shadow::AT.leave(&host, u64::from(queue.qid) * 2 + 1, queue.head);
+            if Shadow::AT.leave(&host, u64::from(queue.qid) * 2 + 1, queue.head) {
+                host.write(0x1000 + u32::from(queue.qid) * 8 + 4, 7);
+            }
         }
     }
     // Those of the admin queue stay where they are, and a reset ends the shadows.
@@ -332,7 +353,7 @@ fn shadow_doorbells_stand_in_for_doorbells_of_io_queues() {
 
 #[test]
 fn shadow_doorbells_save_messages_and_lose_no_command() {
-    let rig = Rig::with(nvmf::VfioUserConfig { disable_mappable_bar0: true, ..Default::default() });
+    let rig = trapped();
     let mut host = Host::connect(&rig.directory);
     assert_eq!(host.admin(Shadow::AT.config()).status, Status::SUCCESS);
     let mut queue = host.queue(1, 8);
@@ -355,7 +376,7 @@ fn shadow_doorbells_save_messages_and_lose_no_command() {
 
 #[test]
 fn shadow_doorbells_that_cannot_be_are_refused_and_may_be_taken_away() {
-    let rig = Rig::new();
+    let rig = trapped();
     let mut host = Host::connect(&rig.directory);
     let odd = DoorbellBuffer { shadow: IOVA + DATA + 8, events: IOVA + DATA };
     assert_eq!(host.admin(odd.to_sqe()).status, Status::INVALID_FIELD.do_not_retry());

@@ -485,3 +485,19 @@ fn a_host_that_owes_data_does_not_keep_a_queue_that_is_to_end_for_ever() {
         assert!(world.group.connections.is_empty());
     }
 }
+
+#[test]
+fn nothing_stays_of_hosts_that_say_anything_while_their_subsystem_comes_and_goes() {
+    let start = std::time::Instant::now();
+    for seed in 1..=2000 {
+        if start.elapsed().as_secs() >= 10 {
+            break;
+        }
+        let mut dice = Dice(seed);
+        let mut bytes: Vec<u8> = (0..64 + dice.below(512)).map(|_| dice.below(256) as u8).collect();
+        // Mostly an I/O queue, which is where there is most to lose.
+        bytes[0] = if dice.one_in(4) { bytes[0] } else { 7 };
+        let ran = std::panic::catch_unwind(|| any_bytes(&bytes));
+        assert!(ran.is_ok(), "seed {seed}: {bytes:?}");
+    }
+}

@@ -23,8 +23,7 @@ impl Function {
                 AdminOpcode::CreateIoCq
                 | AdminOpcode::CreateIoSq
                 | AdminOpcode::DeleteIoCq
-                | AdminOpcode::DeleteIoSq
-                | AdminOpcode::DoorbellBufferConfig,
+                | AdminOpcode::DeleteIoSq,
             ) if sqe.fuse() != Fuse::Normal || sqe.psdt() != Psdt::Prp => {
                 Err(Status::INVALID_FIELD.do_not_retry())
             }
@@ -36,7 +35,7 @@ impl Function {
                 Ok(false) => Ok(()),
                 Err(status) => Err(status),
             },
-            Some(AdminOpcode::DoorbellBufferConfig) => self.share_doorbells(sqe),
+            Some(AdminOpcode::DoorbellBufferConfig) if self.trapped => self.share_doorbells(sqe),
             _ => return self.at_controller(sqe, lent),
         };
         self.answer(0, sqe.cid, made.err().unwrap_or(Status::SUCCESS), 0);
@@ -70,6 +69,9 @@ impl Function {
     }
 
     fn share_doorbells(&mut self, sqe: &Sqe) -> Result<(), Status> {
+        if sqe.fuse() != Fuse::Normal || sqe.psdt() != Psdt::Prp {
+            return Err(Status::INVALID_FIELD.do_not_retry());
+        }
         let addresses = queues::doorbell_buffer(sqe)?;
         self.doorbells.share(addresses, &self.memory)
     }
