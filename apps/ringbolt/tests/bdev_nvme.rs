@@ -1,78 +1,16 @@
 //! One server in front of another: what hosts see while the one behind dies and comes back.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+mod rig;
+
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rig::{Server, ringbolt, scratch, text};
 use serde_json::{Value, json};
 
 const NQN: &str = "nqn.2025-01.io.ringbolt:behind";
 const FRONT: &str = "nqn.2025-01.io.ringbolt:front";
-
-fn ringbolt(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_ringbolt")).args(arguments).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
-
-fn scratch(name: &str) -> PathBuf {
-    let path = std::env::temp_dir().join(format!("ringbolt-test-{name}-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&path);
-    std::fs::create_dir(&path).unwrap();
-    path
-}
-
-/// A server that ends with the test.
-struct Server {
-    child: Child,
-    socket: PathBuf,
-    port: String,
-}
-
-impl Server {
-    fn start(directory: &Path, name: &str, config: &Value) -> Server {
-        let (socket, file) = (directory.join(format!("{name}.sock")), directory.join(format!("{name}.json")));
-        std::fs::write(&file, config.to_string()).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_ringbolt"))
-            .args(["serve", "-r", socket.to_str().unwrap(), "-c", file.to_str().unwrap()])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut server = Server { child, socket, port: String::new() };
-        for line in BufReader::new(server.child.stdout.take().unwrap()).lines().map(Result::unwrap) {
-            if line.starts_with("listening: TCP 127.0.0.1:") {
-                server.port = line.split([':', ' ']).nth(4).unwrap().to_string();
-            }
-            if line == "ready" {
-                return server;
-            }
-        }
-        panic!("{name} ended before it was ready");
-    }
-
-    fn ok(&self, arguments: &[&str]) -> Value {
-        let output = ringbolt(&[&["rpc", "-r", self.socket.to_str().unwrap()], arguments].concat());
-        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
-    /// SIGKILL, as when the machine under it is gone.
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 fn call(method: &str, params: Value) -> Value {
     json!({ "method": method, "params": params })
@@ -101,22 +39,24 @@ fn a_target_that_is_killed_and_started_again_costs_hosts_nothing_but_time() {
         "bdev_uring_create",
         json!({ "name": "File", "filename": medium, "uuid": uuid, "block_size": 512 }),
     );
-    let behind = Server::start(&directory, "behind", &target(vec![file.clone()], "File", NQN, "0"));
+    let behind = Server::configured(&directory, "behind", &target(vec![file.clone()], "File", NQN, "0"));
     let attach = call(
         "bdev_nvme_attach_controller",
-        json!({ "name": "Nvme0", "trtype": "TCP", "traddr": "127.0.0.1", "adrfam": "IPv4", "trsvcid": behind.port,
+        json!({ "name": "Nvme0", "trtype": "TCP", "traddr": "127.0.0.1", "adrfam": "IPv4", "trsvcid": behind.port(),
             "subnqn": NQN, "ctrlr_loss_timeout_sec": 60, "reconnect_delay_sec": 1 }),
     );
-    let front = Server::start(&directory, "front", &target(vec![attach], "Nvme0n1", FRONT, "0"));
+    let counting = call("bdev_nvme_set_options", json!({ "io_path_stat": true }));
+    let front =
+        Server::configured(&directory, "front", &target(vec![counting, attach], "Nvme0n1", FRONT, "0"));
     assert_eq!(front.ok(&["bdev_get_bdevs", "name=Nvme0n1"])[0]["uuid"], uuid);
     let saved = front.ok(&["save_config"]);
-    let first = &saved["subsystems"][0]["config"][0];
+    let first = &saved["subsystems"][0]["config"][1];
     assert_eq!(
         (&first["method"], &first["params"]["name"]),
         (&json!("bdev_nvme_attach_controller"), &json!("Nvme0"))
     );
 
-    let uri = format!("--filename=nvme+tcp://127.0.0.1:{}/{FRONT}?ns=1", front.port);
+    let uri = format!("--filename=nvme+tcp://127.0.0.1:{}/{FRONT}?ns=1", front.port());
     let load = Command::new(env!("CARGO_BIN_EXE_ringbolt"))
         .args([
             "perf",
@@ -144,14 +84,18 @@ fn a_target_that_is_killed_and_started_again_costs_hosts_nothing_but_time() {
         }
     };
     wait_for("the load", &|| done(&front) > 100);
-    let port = behind.port.clone();
+    let port = behind.port();
     behind.kill();
     let state = |server: &Server| server.ok(&["bdev_nvme_get_controllers"])[0]["ctrlrs"][0]["state"].clone();
     wait_for("the loss", &|| state(&front) == "resetting");
-    let _behind = Server::start(&directory, "behind", &target(vec![file], "File", NQN, &port));
+    let _behind = Server::configured(&directory, "behind", &target(vec![file], "File", NQN, &port));
     wait_for("the controller", &|| state(&front) == "enabled");
     let before = done(&front);
     wait_for("more writes", &|| done(&front) > before);
+    let counted = front.ok(&["bdev_nvme_get_path_iostat", "name=Nvme0n1"]);
+    let path = &counted["stats"][0];
+    assert_eq!((&counted["name"], &path["trid"]["subnqn"]), (&json!("Nvme0n1"), &json!(NQN)));
+    assert!(path["stat"]["num_write_ops"].as_u64().unwrap() > before, "{counted} {before}");
     let output = load.wait_with_output().unwrap();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
     assert!(text(&output.stdout).contains("blocks checked, 0 wrong"), "{}", text(&output.stdout));
@@ -162,8 +106,8 @@ fn a_target_that_is_killed_and_started_again_costs_hosts_nothing_but_time() {
 fn tools_show_a_controller_without_a_server() {
     let directory = scratch("tools");
     let malloc = call("bdev_malloc_create", json!({ "name": "M", "num_blocks": 2048, "block_size": 512 }));
-    let server = Server::start(&directory, "server", &target(vec![malloc], "M", NQN, "0"));
-    let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}", server.port);
+    let server = Server::configured(&directory, "server", &target(vec![malloc], "M", NQN, "0"));
+    let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}", server.port());
     let show = |arguments: &[&str]| -> Value {
         let output = ringbolt(&[&["nvme"], arguments, &["--json"]].concat());
         assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
@@ -177,10 +121,10 @@ fn tools_show_a_controller_without_a_server() {
     assert!(show(&["log", &uri, "error"])["errors"].is_array());
     assert_eq!(show(&["log", &uri, "ana"])["groups"][0]["state"], "optimized");
     assert!(show(&["log", &uri, "effects"])["io"].as_array().unwrap().len() > 2);
-    let discovered = show(&["discover", &format!("127.0.0.1:{}", server.port)]);
+    let discovered = show(&["discover", &format!("127.0.0.1:{}", server.port())]);
     let records = discovered.as_array().unwrap();
     let ours = records.iter().find(|record| record["subnqn"] == NQN).unwrap();
-    assert_eq!((&ours["trsvcid"], &ours["subtype"]), (&json!(server.port), &json!("nvm")));
+    assert_eq!((&ours["trsvcid"], &ours["subtype"]), (&json!(server.port()), &json!("nvm")));
     assert_eq!(ringbolt(&["nvme", "identify", &uri, "--raw"]).stdout.len(), 4096);
     let failure = |arguments: &[&str]| {
         let output = ringbolt(&[&["nvme"], arguments].concat());

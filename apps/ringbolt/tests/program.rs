@@ -1,88 +1,20 @@
 //! The program as users and their tools meet it.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use std::io::{BufRead, BufReader, Read, Write};
+mod rig;
+
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use rig::{Server, ringbolt, scratch, text};
 use serde_json::{Value, json};
-
-fn ringbolt(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_ringbolt")).args(arguments).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
 
 /// Status and standard error of a command that fails.
 fn failure(arguments: &[&str]) -> (i32, String) {
     let output = ringbolt(arguments);
     (output.status.code().unwrap(), text(&output.stderr))
-}
-
-fn scratch(name: &str) -> PathBuf {
-    let path = std::env::temp_dir().join(format!("ringbolt-test-{name}-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&path);
-    std::fs::create_dir(&path).unwrap();
-    path
-}
-
-/// A server that ends with the test.
-struct Server {
-    child: Child,
-    socket: PathBuf,
-    printed: Vec<String>,
-}
-
-impl Server {
-    fn start(directory: &Path, arguments: &[&str]) -> Server {
-        let socket = directory.join("rpc.sock");
-        let mut child = Command::new(env!("CARGO_BIN_EXE_ringbolt"))
-            .args(["serve", "-r", socket.to_str().unwrap()])
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let mut printed = Vec::new();
-        for line in lines {
-            let ready = line == "ready";
-            printed.push(line);
-            if ready {
-                break;
-            }
-        }
-        assert_eq!(printed.last().map(String::as_str), Some("ready"));
-        Server { child, socket, printed }
-    }
-
-    fn rpc(&self, arguments: &[&str]) -> Output {
-        ringbolt(&[&["rpc", "-r", self.socket.to_str().unwrap()], arguments].concat())
-    }
-
-    fn ok(&self, arguments: &[&str]) -> Value {
-        let output = self.rpc(arguments);
-        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
-    fn stop(mut self) -> Option<i32> {
-        self.ok(&["spdk_kill_instance", "sig_name=SIGTERM"]);
-        let status = self.child.wait().unwrap();
-        assert!(!self.socket.exists());
-        status.code()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 #[test]
@@ -152,7 +84,7 @@ fn controllers_are_shown_whatever_there_is() {
 #[test]
 fn a_server_is_configured_saved_and_made_again() {
     let directory = scratch("serve");
-    let server = Server::start(&directory, &[]);
+    let server = Server::start(&directory, "rpc", &[]);
     for start in ["memory: ", "engine: ", "cores: ", "rpc: "] {
         assert!(server.printed.iter().any(|line| line.starts_with(start)), "{:?}", server.printed);
     }
@@ -176,7 +108,7 @@ fn a_server_is_configured_saved_and_made_again() {
 
     let config = directory.join("saved.json");
     std::fs::write(&config, saved.to_string()).unwrap();
-    let server = Server::start(&directory, &["-c", config.to_str().unwrap()]);
+    let server = Server::start(&directory, "rpc", &["-c", config.to_str().unwrap()]);
     assert_eq!(server.ok(&["save_config"]), saved);
     let listening = server.printed.iter().find(|line| line.starts_with("listening: TCP 127.0.0.1:"));
     let port = listening.and_then(|line| line.split([':', ' ']).nth(4)).unwrap();
@@ -194,7 +126,7 @@ fn a_server_is_configured_saved_and_made_again() {
 #[test]
 fn the_socket_takes_calls_in_any_pieces_and_ends_at_garbage() {
     let directory = scratch("frames");
-    let server = Server::start(&directory, &[]);
+    let server = Server::start(&directory, "rpc", &[]);
     let mut stream = UnixStream::connect(&server.socket).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let call = |id: u32| json!({ "id": id, "method": "spdk_get_version" }).to_string();

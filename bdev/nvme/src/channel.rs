@@ -14,6 +14,7 @@ use ring::{Op, Status, Tag};
 use slots::{Slab, Slot};
 use sys::clock::now_ns;
 
+use crate::counts::LinkCounts;
 use crate::multipath::{Multipath, PathView};
 use crate::path::Path;
 use crate::view::{ChannelBoard, Join, LinkBoard, PathId, PathState, View};
@@ -59,6 +60,7 @@ struct Link {
     /// The control plane knows that the ANA state is stale.
     told_stale: bool,
     removed: bool,
+    counts: Option<Arc<LinkCounts>>,
 }
 
 enum Way {
@@ -170,6 +172,7 @@ impl Channel {
                         ana_readings: 0,
                         told_stale: false,
                         removed: false,
+                        counts: state.path.counts_io().then(Arc::default),
                     });
                     index
                 }
@@ -264,6 +267,9 @@ impl Channel {
     fn reap(&mut self, index: usize, opened: &mut Opened, now_ns: u64) -> usize {
         let mut sink = std::mem::take(&mut self.sink);
         opened.poll(&mut sink);
+        if let Some(counts) = &self.links[index].counts {
+            counts.add(&sink, self.block_size);
+        }
         let count = sink.len();
         for completion in sink.drain(..) {
             self.machine.returned(index, completion, now_ns);
@@ -327,8 +333,9 @@ impl Channel {
             id: link.state.id,
             connected: matches!(link.way, Way::Open(_)),
             current: current == Some(index),
+            counts: link.counts.clone(),
         });
-        *self.board.links.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = boards.collect();
+        *self.board.links() = boards.collect();
     }
 
     /// Whether a request can go as it is.
@@ -451,6 +458,9 @@ impl ring::Channel for Channel {
             let mut completions = std::mem::take(&mut self.sink);
             if let Way::Open(opened) = &mut self.links[index].way {
                 opened.poll(&mut completions);
+            }
+            if let Some(counts) = &self.links[index].counts {
+                counts.add(&completions, self.block_size);
             }
             for completion in completions.drain(..) {
                 let delay_ns = self.links[index].state.path.retry_delay_ns(completion.status());

@@ -12,6 +12,7 @@ use wire_nvme::Sqe;
 use wire_nvme::identify::IdentifyController;
 use wire_nvme::log::AnaState;
 
+use crate::counts::PathStats;
 use crate::discovery::Service;
 use crate::group;
 pub(crate) use crate::group::{Group, Job, News};
@@ -403,7 +404,7 @@ impl Initiator {
             }
             let paths = namespace.view.paths();
             for board in namespace.view.boards() {
-                for link in lock(&board.links).iter() {
+                for link in board.links().iter() {
                     let Some(state) = paths.iter().find(|state| state.id == link.id) else { continue };
                     all.push(IoPath {
                         bdev: namespace.bdev_name.clone(),
@@ -417,6 +418,12 @@ impl Initiator {
             }
         }
         all
+    }
+
+    /// What went over each path of a bdev; zeroes for paths whose [`PathConfig::count_io`] is off.
+    pub fn path_stats(&self, bdev: &str) -> Result<Vec<(PathInfo, PathStats)>, InitiatorError> {
+        let stats = self.view(bdev)?.path_stats();
+        Ok(stats.into_iter().map(|(path, stats)| (info(&path), stats)).collect())
     }
 
     fn view(&self, bdev: &str) -> Result<Arc<crate::view::View>, InitiatorError> {

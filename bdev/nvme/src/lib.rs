@@ -22,6 +22,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod channel;
+mod counts;
 mod discovery;
 mod group;
 mod initiator;
@@ -31,6 +32,7 @@ mod path;
 mod reconnect;
 mod view;
 
+pub use counts::PathStats;
 pub use discovery::{Discovery, DiscoveryInfo, discover};
 pub use initiator::{
     Attach, ControllerInfo, Initiator, InitiatorError, IoPath, Multipath as Multipathing, PATHS_MAX, PathInfo,
@@ -72,6 +74,7 @@ impl PathConfig {
             options: nvme::Options::default(),
             reconnect: ReconnectPolicy { loss_timeout_ns: Some(0), delay_ns: 0, fast_fail_ns: None },
             num_io_queues: 1024,
+            count_io: false,
         }
     }
 }

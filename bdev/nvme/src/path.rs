@@ -81,6 +81,9 @@ pub struct PathConfig {
     pub reconnect: ReconnectPolicy,
     /// Most I/O queues.
     pub num_io_queues: u16,
+    /// Count what goes over it: a look at the clock for each batch of completions, and some ten instructions an
+    /// I/O.
+    pub count_io: bool,
 }
 
 /// How a path is.
@@ -173,6 +176,10 @@ impl Path {
 
     pub(crate) fn id(&self) -> &TransportId {
         &self.config.id
+    }
+
+    pub(crate) fn counts_io(&self) -> bool {
+        self.config.count_io
     }
 
     pub(crate) fn driver_options(&self) -> &Options {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wire_nvme::identify::IdentifyNamespace;
 use wire_nvme::log::AnaState;
 
+use crate::counts::{LinkCounts, PathStats};
 use crate::multipath::Policy;
 use crate::path::Path;
 
@@ -34,6 +35,8 @@ struct State {
     preferred: Option<PathId>,
     channels: BTreeMap<u64, Arc<ChannelBoard>>,
     channels_made: u64,
+    /// What channels that are gone counted.
+    counted: BTreeMap<PathId, PathStats>,
 }
 
 /// A path of a namespace.
@@ -63,15 +66,17 @@ pub(crate) struct ChannelBoard {
     pub(crate) core: usize,
     waker: sys::Waker,
     /// By path.
-    pub(crate) links: Mutex<Vec<LinkBoard>>,
+    links: Mutex<Vec<LinkBoard>>,
 }
 
 /// A channel's link to one path.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub(crate) struct LinkBoard {
     pub(crate) id: PathId,
     pub(crate) connected: bool,
     pub(crate) current: bool,
+    /// What goes over it, where that is counted.
+    pub(crate) counts: Option<Arc<LinkCounts>>,
 }
 
 impl View {
@@ -85,6 +90,7 @@ impl View {
                 preferred: None,
                 channels: BTreeMap::new(),
                 channels_made: 0,
+                counted: BTreeMap::new(),
             }),
             blocks: AtomicU64::new(0),
             transfer_max_bytes: AtomicU32::new(u32::MAX),
@@ -144,6 +150,7 @@ impl View {
     pub(crate) fn remove_path(&self, id: PathId) -> bool {
         self.change(|state| {
             state.paths.retain(|path| path.id != id);
+            state.counted.remove(&id);
             !state.paths.is_empty()
         })
     }
@@ -171,11 +178,41 @@ impl View {
     }
 
     pub(crate) fn leave_board(&self, id: u64) {
-        self.lock().channels.remove(&id);
+        let mut state = self.lock();
+        let Some(board) = state.channels.remove(&id) else { return };
+        for link in board.links().iter() {
+            if let Some(counts) = &link.counts
+                && state.paths.iter().any(|path| path.id == link.id)
+            {
+                state.counted.entry(link.id).or_default().add(counts);
+            }
+        }
+    }
+
+    /// What went over each path, on every channel that there is or was.
+    pub(crate) fn path_stats(&self) -> Vec<(Arc<Path>, PathStats)> {
+        let state = self.lock();
+        let of = |path: &PathState| {
+            let mut stats = state.counted.get(&path.id).cloned().unwrap_or_default();
+            for board in state.channels.values() {
+                let links = board.links();
+                let counted = links.iter().filter(|link| link.id == path.id);
+                counted.filter_map(|link| link.counts.as_ref()).for_each(|counts| stats.add(counts));
+            }
+            (path.path.clone(), stats)
+        };
+        state.paths.iter().map(of).collect()
     }
 
     pub(crate) fn boards(&self) -> Vec<Arc<ChannelBoard>> {
         self.lock().channels.values().cloned().collect()
+    }
+}
+
+impl ChannelBoard {
+    /// Every change under the lock is whole before anything can panic.
+    pub(crate) fn links(&self) -> MutexGuard<'_, Vec<LinkBoard>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

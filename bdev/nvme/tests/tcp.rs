@@ -11,7 +11,7 @@ use bdev_nvme::{
 };
 use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, TransportConfig};
 use reactor::{Config, IdlePolicy, Reactors};
-use ring::Status;
+use ring::{Op, Status};
 use wire_nvme::log::AnaState;
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
@@ -342,6 +342,34 @@ fn a_path_lost_under_load_costs_no_io() {
     host.initiator.reset("Nvme0").unwrap();
     goes_on(&steps);
     assert!(finish(&stop, &outcome) > 100);
+}
+
+#[test]
+fn paths_tell_what_went_over_them() {
+    let medium = medium();
+    let side = Side::start(&medium, &["0".into(), "0".into()]);
+    let host = Host::start();
+    for port in side.ports() {
+        let path = PathConfig { count_io: true, ..Host::path(&port) };
+        host.initiator.attach(Attach::new("Nvme0", path)).unwrap();
+    }
+    // Three: the load writes and reads in turn, and each path is to have some of both.
+    host.initiator.set_policy("Nvme0n1", Policy::ActiveActive(Selector::RoundRobin { min_io: 3 })).unwrap();
+    wait_for("both paths", || host.initiator.io_paths(None).iter().all(|path| path.connected));
+    let (stop, _, outcome) = under_load(&host);
+    let steps = finish(&stop, &outcome);
+    let stats = host.initiator.path_stats("Nvme0n1").unwrap();
+    assert_eq!(stats.len(), 2);
+    for op in [Op::Read, Op::Write] {
+        let counts: Vec<_> = stats.iter().map(|(_, stats)| *stats.op(op)).collect();
+        assert_eq!(counts.iter().map(|counts| counts.ops).sum::<u64>(), steps, "{counts:?}");
+        assert!(
+            counts.iter().all(|counts| counts.ops > 0 && counts.bytes == counts.ops * 4096),
+            "{counts:?}"
+        );
+        assert!(counts.iter().all(|counts| counts.latency_min_ticks <= counts.latency_max_ticks));
+    }
+    assert!(host.initiator.path_stats("Nvme1n1").is_err());
 }
 
 #[test]

@@ -14,6 +14,7 @@ use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::{AnaState, HealthLog, LogId};
 
 use super::framework::thread_name;
+use super::iostat::counts_of;
 use super::parameters::{Nothing, off};
 use super::{Stage, Table};
 use crate::rpc::RpcError;
@@ -27,6 +28,7 @@ pub(super) fn add(table: &mut Table) {
     table.change("bdev_nvme_reset_controller", reset);
     table.read("bdev_nvme_get_controllers", get_controllers);
     table.read("bdev_nvme_get_io_paths", get_io_paths);
+    table.read("bdev_nvme_get_path_iostat", get_path_iostat);
     table.change("bdev_nvme_set_preferred_path", set_preferred_path);
     table.change("bdev_nvme_set_multipath_policy", set_multipath_policy);
     table.read("bdev_nvme_get_controller_health_info", get_health);
@@ -49,6 +51,7 @@ impl From<InitiatorError> for RpcError {
     }
 }
 
+const EPERM: i64 = -1;
 const EALREADY: i64 = -114;
 const ETIMEDOUT: i64 = -110;
 
@@ -62,6 +65,7 @@ pub(crate) struct NvmeOptions {
     io_queue_requests: u32,
     loss: (i32, u32, u32),
     policy: Policy,
+    io_path_stat: bool,
 }
 
 impl Default for NvmeOptions {
@@ -74,6 +78,7 @@ impl Default for NvmeOptions {
             io_queue_requests: 0,
             loss: (0, 0, 0),
             policy: Policy::ActivePassive,
+            io_path_stat: false,
         }
     }
 }
@@ -182,6 +187,7 @@ struct SetOptions {
     io_queue_requests: Option<u32>,
     multipath_opts: Option<MultipathOpts>,
     enable_flush: Option<bool>,
+    io_path_stat: Option<bool>,
     arbitration_burst: Tuning,
     low_priority_weight: Tuning,
     medium_priority_weight: Tuning,
@@ -196,7 +202,6 @@ struct SetOptions {
     transport_tos: Tuning,
     nvme_error_stat: Tuning,
     rdma_srq_size: Tuning,
-    io_path_stat: Tuning,
     allow_accel_sequence: Tuning,
     rdma_max_cq_size: Tuning,
     rdma_cm_event_timeout_ms: Tuning,
@@ -223,7 +228,6 @@ impl SetOptions {
             ("transport_tos", &self.transport_tos),
             ("nvme_error_stat", &self.nvme_error_stat),
             ("rdma_srq_size", &self.rdma_srq_size),
-            ("io_path_stat", &self.io_path_stat),
             ("allow_accel_sequence", &self.allow_accel_sequence),
             ("rdma_max_cq_size", &self.rdma_max_cq_size),
             ("rdma_cm_event_timeout_ms", &self.rdma_cm_event_timeout_ms),
@@ -267,6 +271,7 @@ fn set_options(app: &App, params: SetOptions) -> Result<bool, RpcError> {
         return Err(RpcError::invalid_params("bdev_retry_count is -1 or more"));
     }
     options.io_queue_requests = params.io_queue_requests.unwrap_or(options.io_queue_requests);
+    options.io_path_stat = params.io_path_stat.unwrap_or(options.io_path_stat);
     options.loss = (
         params.ctrlr_loss_timeout_sec.unwrap_or(options.loss.0),
         params.reconnect_delay_sec.unwrap_or(options.loss.1),
@@ -290,6 +295,7 @@ fn set_options(app: &App, params: SetOptions) -> Result<bool, RpcError> {
         "reconnect_delay_sec": options.loss.1,
         "fast_io_fail_timeout_sec": options.loss.2,
         "multipath_opts": policy_json(options.policy),
+        "io_path_stat": options.io_path_stat,
     });
     let mut state = app.state();
     state.nvme = options;
@@ -450,6 +456,7 @@ fn attach(app: &App, params: AttachController) -> Result<Vec<String>, RpcError> 
     let options = app.state().nvme.clone();
     let mut path = PathConfig::new(id.clone());
     path.options = options.driver();
+    path.count_io = options.io_path_stat;
     if let Some(us) = params.fabrics_connect_timeout_us.filter(|us| *us != 0) {
         path.options.timeout_ns = us.saturating_mul(1000);
     }
@@ -618,6 +625,19 @@ fn get_io_paths(app: &App, params: MaybeNamed) -> Result<Value, RpcError> {
     Ok(json!({ "poll_groups": groups.collect::<Vec<_>>() }))
 }
 
+fn get_path_iostat(app: &App, params: ByName) -> Result<Value, RpcError> {
+    if !app.state().nvme.io_path_stat {
+        let message = "nothing is counted by path: set io_path_stat with bdev_nvme_set_options";
+        return Err(RpcError::new(EPERM, message));
+    }
+    let one = |(path, stats): &(PathInfo, bdev_nvme::PathStats)| {
+        let counts = counts_of(|op| stats.op(op), stats.errors());
+        json!({ "trid": trid(&path.config.id), "stat": counts })
+    };
+    let stats: Vec<Value> = app.initiator.path_stats(&params.name)?.iter().map(one).collect();
+    Ok(json!({ "name": params.name, "stats": stats }))
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PreferredPath {
@@ -747,6 +767,7 @@ fn start_discovery(app: &App, params: StartDiscovery) -> Result<bool, RpcError> 
     let options = app.state().nvme.clone();
     let mut path = PathConfig::new(id.clone());
     path.options = options.driver();
+    path.count_io = options.io_path_stat;
     path.options.hostnqn = params.hostnqn.as_deref().map(host_nqn).transpose()?;
     let loss = (
         params.ctrlr_loss_timeout_sec.unwrap_or(options.loss.0),

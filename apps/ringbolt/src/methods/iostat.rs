@@ -100,8 +100,13 @@ fn check(mode: ResetMode) -> Result<(), RpcError> {
 }
 
 fn counts(stats: &DeviceStats) -> Value {
+    counts_of(|op| stats.op(op), stats.errors())
+}
+
+/// Counts in SPDK's words.
+pub(super) fn counts_of<'a>(of: impl Fn(Op) -> &'a OpStats, failed: u64) -> Value {
     let shortest = |op: &OpStats| if op.ops == 0 { 0 } else { op.latency_min_ticks };
-    let (read, write, unmap) = (stats.op(Op::Read), stats.op(Op::Write), stats.op(Op::Unmap));
+    let (read, write, unmap) = (of(Op::Read), of(Op::Write), of(Op::Unmap));
     let mut counts = json!({
         "bytes_read": read.bytes,
         "num_read_ops": read.ops,
@@ -125,7 +130,6 @@ fn counts(stats: &DeviceStats) -> Value {
         "min_copy_latency_ticks": 0,
     });
     // SPDK sorts errors by its own statuses; the layer counts them as one.
-    let failed = stats.errors();
     counts["io_error"] = if failed > 0 { json!({ "failed": failed }) } else { json!({}) };
     counts
 }

@@ -40,6 +40,7 @@ fn errors_have_spdks_codes() {
             json!({ "name": "N", "policy": "active_active" }),
             RpcError::ENODEV,
         ),
+        ("bdev_nvme_get_path_iostat", json!({ "name": "Nvme0n1" }), -1),
         ("bdev_nvme_stop_discovery", json!({ "name": "N" }), RpcError::ENODEV),
         ("bdev_nvme_set_options", json!({ "reconnect_delay_sec": 1 }), RpcError::EINVAL),
         ("bdev_nvme_set_options", json!({ "action_on_timeout": "panic" }), RpcError::INVALID_PARAMS),
@@ -54,7 +55,7 @@ fn errors_have_spdks_codes() {
 #[test]
 fn options_are_saved_as_they_were_set() {
     let app = app();
-    let options = json!({ "bdev_retry_count": 5, "ctrlr_loss_timeout_sec": -1, "reconnect_delay_sec": 2,
+    let options = json!({ "bdev_retry_count": 5, "io_path_stat": true, "ctrlr_loss_timeout_sec": -1, "reconnect_delay_sec": 2,
         "multipath_opts": { "policy": "active_active", "selector": "round_robin", "min_io": 4 } });
     app.invoke("bdev_nvme_set_options", options).unwrap();
     let saved = &crate::config::save(&app)["subsystems"][0]["config"][0];
@@ -64,5 +65,7 @@ fn options_are_saved_as_they_were_set() {
         (&json!(5), &json!(-1))
     );
     assert_eq!(saved["params"]["multipath_opts"]["min_io"], 4);
+    let error = app.invoke("bdev_nvme_get_path_iostat", json!({ "name": "N" })).unwrap_err();
+    assert_eq!((saved["params"]["io_path_stat"].as_bool(), error.code), (Some(true), RpcError::ENODEV));
     app.invoke("bdev_nvme_set_options", saved["params"].clone()).unwrap();
 }

@@ -1,0 +1,99 @@
+//! The program, run as its users run it.
+#![allow(dead_code)]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+pub(crate) fn ringbolt(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ringbolt")).args(arguments).output().unwrap()
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// An empty folder of this process's own.
+pub(crate) fn scratch(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("ringbolt-test-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir(&path).unwrap();
+    path
+}
+
+/// A server that ends with the test.
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) socket: PathBuf,
+    /// What it said until it was ready.
+    pub(crate) printed: Vec<String>,
+}
+
+impl Server {
+    /// Starts one whose socket is named `name`, and waits until it is ready.
+    pub(crate) fn start(directory: &Path, name: &str, arguments: &[&str]) -> Server {
+        let socket = directory.join(format!("{name}.sock"));
+        let mut child = Command::new(env!("CARGO_BIN_EXE_ringbolt"))
+            .args(["serve", "-r", socket.to_str().unwrap()])
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let mut printed = Vec::new();
+        for line in lines {
+            let ready = line == "ready";
+            printed.push(line);
+            if ready {
+                break;
+            }
+        }
+        assert_eq!(printed.last().map(String::as_str), Some("ready"), "{name}");
+        Server { child, socket, printed }
+    }
+
+    /// The same with a configuration.
+    pub(crate) fn configured(directory: &Path, name: &str, config: &Value) -> Server {
+        let file = directory.join(format!("{name}.json"));
+        std::fs::write(&file, config.to_string()).unwrap();
+        Server::start(directory, name, &["-c", file.to_str().unwrap()])
+    }
+
+    /// The port of 127.0.0.1 that it listens on.
+    pub(crate) fn port(&self) -> String {
+        let line = self.printed.iter().find(|line| line.starts_with("listening: TCP 127.0.0.1:"));
+        line.unwrap().split([':', ' ']).nth(4).unwrap().to_string()
+    }
+
+    pub(crate) fn rpc(&self, arguments: &[&str]) -> Output {
+        ringbolt(&[&["rpc", "-r", self.socket.to_str().unwrap()], arguments].concat())
+    }
+
+    pub(crate) fn ok(&self, arguments: &[&str]) -> Value {
+        let output = self.rpc(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    pub(crate) fn stop(mut self) -> Option<i32> {
+        self.ok(&["spdk_kill_instance", "sig_name=SIGTERM"]);
+        let status = self.child.wait().unwrap();
+        assert!(!self.socket.exists());
+        status.code()
+    }
+
+    /// SIGKILL, as when the machine under it is gone.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,114 @@
+//! What went over one path, counted by the core that sent it.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use bdev::{Completion, OpStats};
+use ring::Op;
+
+const OPS: usize = Op::ALL.len();
+
+/// Counts of one channel's link to one path. Its core is the only writer, with plain loads and stores.
+#[derive(Default)]
+pub(crate) struct LinkCounts([Counts; OPS]);
+
+struct Counts {
+    ops: AtomicU64,
+    bytes: AtomicU64,
+    errors: AtomicU64,
+    latency_ticks: AtomicU64,
+    latency_min_ticks: AtomicU64,
+    latency_max_ticks: AtomicU64,
+}
+
+impl Default for Counts {
+    fn default() -> Counts {
+        let zero = || AtomicU64::new(0);
+        Counts {
+            ops: zero(),
+            bytes: zero(),
+            errors: zero(),
+            latency_ticks: zero(),
+            latency_min_ticks: AtomicU64::new(u64::MAX),
+            latency_max_ticks: zero(),
+        }
+    }
+}
+
+impl LinkCounts {
+    /// Counts commands that a path has answered, each time that one was sent: retried I/O counts on every path
+    /// that it took. Latency runs from when the block layer issued the I/O.
+    pub(crate) fn add(&self, completions: &[Completion], block_size: u32) {
+        if completions.is_empty() {
+            return;
+        }
+        let now_ticks = sys::clock::ticks();
+        for completion in completions {
+            let request = completion.request();
+            let counts = &self.0[request.op.index()];
+            let add = |to: &AtomicU64, more: u64| to.store(to.load(Relaxed).wrapping_add(more), Relaxed);
+            if !completion.status().is_success() {
+                add(&counts.errors, 1);
+                continue;
+            }
+            let blocks = if request.op.has_range() { request.blocks } else { 0 };
+            let took_ticks = now_ticks.saturating_sub(request.issued);
+            add(&counts.ops, 1);
+            add(&counts.bytes, u64::from(blocks) * u64::from(block_size));
+            add(&counts.latency_ticks, took_ticks);
+            let least = counts.latency_min_ticks.load(Relaxed).min(took_ticks);
+            counts.latency_min_ticks.store(least, Relaxed);
+            let most = counts.latency_max_ticks.load(Relaxed).max(took_ticks);
+            counts.latency_max_ticks.store(most, Relaxed);
+        }
+    }
+}
+
+/// What went over a path of a namespace, on all cores.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PathStats([OpStats; OPS]);
+
+impl PathStats {
+    /// The counts of one operation.
+    pub fn op(&self, op: Op) -> &OpStats {
+        &self.0[op.index()]
+    }
+
+    /// Failed commands of every operation.
+    pub fn errors(&self) -> u64 {
+        self.0.iter().map(|op| op.errors).sum()
+    }
+
+    pub(crate) fn add(&mut self, link: &LinkCounts) {
+        for (sum, counts) in self.0.iter_mut().zip(&link.0) {
+            sum.ops += counts.ops.load(Relaxed);
+            sum.bytes += counts.bytes.load(Relaxed);
+            sum.errors += counts.errors.load(Relaxed);
+            sum.latency_ticks += counts.latency_ticks.load(Relaxed);
+            sum.latency_min_ticks = sum.latency_min_ticks.min(counts.latency_min_ticks.load(Relaxed));
+            sum.latency_max_ticks = sum.latency_max_ticks.max(counts.latency_max_ticks.load(Relaxed));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ring::{Request, Status, Tag};
+
+    use super::*;
+
+    #[test]
+    fn commands_count_by_operation_and_links_add_up() {
+        let write = || Request::new(Tag(0), Op::Write, 0, 4);
+        let one = LinkCounts::default();
+        one.add(&[write().complete(Status::SUCCESS), write().complete(Status::WRITE_FAULT)], 512);
+        one.add(&[Request::new(Tag(0), Op::Flush, 0, 9).complete(Status::SUCCESS)], 512);
+        let mut stats = PathStats::default();
+        stats.add(&one);
+        stats.add(&one);
+        let writes = stats.op(Op::Write);
+        assert_eq!((writes.ops, writes.bytes, writes.errors, stats.errors()), (2, 4096, 2, 2));
+        assert!(writes.latency_min_ticks <= writes.latency_max_ticks);
+        assert_eq!((stats.op(Op::Flush).ops, stats.op(Op::Flush).bytes), (2, 0));
+        assert_eq!(*stats.op(Op::Read), OpStats::default());
+    }
+}
