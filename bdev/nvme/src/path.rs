@@ -81,8 +81,7 @@ pub struct PathConfig {
     pub reconnect: ReconnectPolicy,
     /// Most I/O queues.
     pub num_io_queues: u16,
-    /// Count what goes over it: a look at the clock for each batch of completions, and some ten instructions an
-    /// I/O.
+    /// Count what goes over it: a look at the clock for each batch of completions, and six counters an I/O.
     pub count_io: bool,
 }
 
