@@ -120,8 +120,8 @@ impl<F: RingFile> Aio<F> {
     /// What the kernel says of the first of them, which stays in `batch` as well: `EAGAIN` for later.
     ///
     /// # Panics
-    /// If there are not so many; if a tag is in flight, or not below the depth; if a request is longer than its buffer, or is no read,
-    /// write or flush.
+    /// If there are not so many; if a tag is in flight, or not below the depth; if a request is longer than its
+    /// buffer, or is no read, write or flush.
     pub fn submit(&mut self, batch: &mut Vec<Request<Buffer>>, count: usize) -> io::Result<usize> {
         let count = count.min(self.requests.room());
         if count == 0 {
@@ -278,7 +278,8 @@ impl Context {
     fn submit(&mut self, addresses: &[u64]) -> io::Result<usize> {
         let (count, list) = (addresses.len(), addresses.as_ptr());
         // SAFETY: the list holds `count` addresses of iocbs that live across the call, in which the kernel
-        // copies them (they are a box's, which stays where it is); the buffers in them are owned by the requests that `Aio` keeps until their completion.
+        // copies them (they are a box's, which stays where it is); the buffers in them are owned by the
+        // requests that `Aio` keeps until their completion.
         let result = unsafe { libc::syscall(libc::SYS_io_submit, self.ring.as_ptr(), count, list) };
         usize::try_from(result).map_err(|_| io::Error::last_os_error())
     }

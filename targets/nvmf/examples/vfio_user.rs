@@ -1,8 +1,9 @@
 //! A controller over vfio-user: served, or measured.
 //!
 //! `vfio_user serve DIRECTORY [MIB]` serves a device in memory on the socket `cntrl` in a directory, until
-//! its standard input ends. `vfio_user measure [DEPTH [SECONDS [malloc]]]` serves a null device, or one in memory, and reads 4 KiB from
-//! it on another thread, with so many commands outstanding, and says how many and how long one took.
+//! its standard input ends. `vfio_user measure [DEPTH [SECONDS [malloc]]]` serves a null device, or one in
+//! memory, and reads 4 KiB from it on another thread, with so many commands outstanding, and says how many and
+//! how long one took.
 //! `vfio_user count [DEPTH [TURNS]]` does the same with the host on the target's own core, one turn of each
 //! after the other, and ends after so many turns: instructions that one command costs at some depth, or a turn
 //! in which nothing comes (depth 0), are the difference of two numbers of turns under

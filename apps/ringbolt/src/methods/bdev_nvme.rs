@@ -599,7 +599,10 @@ fn get_controllers(app: &App, params: MaybeNamed) -> Result<Vec<Value>, RpcError
         }
         one
     };
-    let one = |controller: &bdev_nvme::ControllerInfo| json!({ "name": controller.name, "ctrlrs": controller.paths.iter().map(path).collect::<Vec<_>>() });
+    let one = |controller: &bdev_nvme::ControllerInfo| {
+        let paths: Vec<_> = controller.paths.iter().map(path).collect();
+        json!({ "name": controller.name, "ctrlrs": paths })
+    };
     Ok(controllers.iter().map(one).collect())
 }
 
