@@ -175,10 +175,15 @@ pub fn restore_left_behind(directory: &Path) -> (Vec<String>, Vec<String>) {
     (done, failed)
 }
 
-/// When a process began, in the kernel's clock ticks.
+/// When a process that lives began, in the kernel's clock ticks.
 fn began(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19).map(String::from)
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    // One that was killed stays as a zombie until its parent asks for it, which not every parent does.
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18).map(String::from)
 }
 
 fn current(path: &Path) -> io::Result<String> {

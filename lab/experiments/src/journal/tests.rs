@@ -53,6 +53,20 @@ fn what_a_killed_run_left_is_put_back_by_the_next() {
 }
 
 #[test]
+fn a_process_that_was_killed_is_gone_though_nobody_asked_for_it() {
+    let mut child = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    assert!(began(pid).is_some_and(|at| at.parse::<u64>().is_ok()));
+    child.kill().unwrap();
+    let zombie = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ");
+    while !zombie() {
+        std::thread::yield_now();
+    }
+    assert_eq!(began(pid), None);
+    child.wait().unwrap();
+}
+
+#[test]
 fn a_device_that_left_is_no_failure() {
     let at = folder("left");
     let one = at.join("one");
