@@ -24,6 +24,9 @@ from harness.image import Image  # noqa: E402
 
 CACHE = os.environ.get("RINGBOLT_VM_CACHE") or os.path.expanduser("~/.cache/ringbolt-vm")
 
+# How often a guest is started before it is given up.
+BOOTS_MAX = 3
+
 
 class Runner:
     """Keeps one guest for as many cases as leave it usable."""
@@ -64,11 +67,22 @@ class Runner:
             if chosen.machine and chosen.machine.vfio:
                 image = self.vfio_image = self.vfio_image or self.make_image(vfio=True)
             self.folder = tempfile.mkdtemp(prefix="ringbolt-vm.", dir=self.options.tmp)
-            self.guest = Guest(image, self.folder, machine=chosen.machine)
+            self.guest = self.boot(image, chosen.machine)
             print(f"# kernel {image.made['kernel']}, booted in {self.guest.boot_seconds:.1f} s", flush=True)
         folder = f"{self.folder}/{chosen.name}"
         os.mkdir(folder)
         return Bench(self.guest, folder, kind, os.environ.get("RINGBOLT"))
+
+    def boot(self, image, machine):
+        """A guest. Emulated processors sometimes trip over code that the kernel patches while it starts; nothing
+        of ours runs before the agent answers, so that trying again hides nothing."""
+        for trial in range(BOOTS_MAX):
+            try:
+                return Guest(image, self.folder, machine=machine)
+            except GuestError as error:
+                if trial + 1 == BOOTS_MAX:
+                    raise
+                print(f"# booting again: {str(error).splitlines()[0]}", flush=True)
 
     def run(self, chosen, image):
         started = time.monotonic()

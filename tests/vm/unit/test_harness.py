@@ -11,7 +11,10 @@ import tempfile
 import threading
 import types
 import unittest
+import unittest.mock
+from contextlib import redirect_stdout
 
+import run
 from harness import Unavailable, apt, elf, guest, image, machine, modules, parallel, rpc
 from harness.targets import Namespace, Ringbolt, Subsystem
 
@@ -164,6 +167,20 @@ print(f"{len(sys.argv) - 1} passed, 0 failed, 0 skipped")
         self.assertEqual(count, {"PASS": 3, "FAIL": 1, "SKIPPED": 0})
         self.assertIn("FAIL    bad: 1 s\n    of bad\n", shown)
         self.assertTrue(any("dies: their process ended with status 3" in text for text in shown), shown)
+
+
+class Boots(unittest.TestCase):
+    def booted(self, failures):
+        """-> the guest, and how often one was started, where so many do not come up."""
+        outcomes = [guest.GuestError("panic\nmuch text")] * failures + ["guest"]
+        with unittest.mock.patch.object(run, "Guest", side_effect=outcomes) as made, redirect_stdout(io.StringIO()):
+            return run.Runner(None).boot("image", None), made.call_count
+
+    def test_a_guest_that_does_not_come_up_is_started_again(self):
+        self.assertEqual(self.booted(0), ("guest", 1))
+        self.assertEqual(self.booted(2), ("guest", 3))
+        with self.assertRaisesRegex(guest.GuestError, "panic"):
+            self.booted(3)
 
 
 class Apt(unittest.TestCase):
