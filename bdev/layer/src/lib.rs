@@ -41,7 +41,7 @@ pub use failure::BdevError;
 pub use io::Io;
 pub use modules::{delay, error, malloc, null, uring};
 pub use registry::{Access, Descriptor, DeviceEvent, Registry, SubscriptionId};
-pub use stats::{ChannelStats, DeviceStats, Histogram, OpStats};
+pub use stats::{ChannelStats, DeviceStats, Histogram, OpCounters, OpStats};
 pub use uuid::Uuid;
 
 /// A request as it travels through the layer.

@@ -70,7 +70,8 @@ impl Default for OpStats {
 }
 
 impl OpStats {
-    fn add(&mut self, other: &OpStats) {
+    /// Adds another's counts.
+    pub fn add(&mut self, other: &OpStats) {
         self.ops += other.ops;
         self.bytes += other.bytes;
         self.errors += other.errors;
@@ -192,30 +193,86 @@ pub(crate) struct Counters {
     /// Counters of an older epoch than the table's count as zero.
     epoch: AtomicU32,
     ops: [OpCounters; OPS],
+    histograms: [Box<[AtomicU64]>; OPS],
 }
 
-struct OpCounters {
+/// What becomes [`OpStats`]: counted by one core, read by any thread.
+#[derive(Debug)]
+pub struct OpCounters {
     ops: AtomicU64,
     bytes: AtomicU64,
     errors: AtomicU64,
     latency_ticks: AtomicU64,
     latency_min_ticks: AtomicU64,
     latency_max_ticks: AtomicU64,
-    buckets: Box<[AtomicU64]>,
+}
+
+impl Default for OpCounters {
+    fn default() -> Self {
+        let zero = || AtomicU64::new(0);
+        OpCounters {
+            ops: zero(),
+            bytes: zero(),
+            errors: zero(),
+            latency_ticks: zero(),
+            latency_min_ticks: AtomicU64::new(u64::MAX),
+            latency_max_ticks: zero(),
+        }
+    }
+}
+
+impl OpCounters {
+    /// Counts I/Os that succeeded, of so many bytes together and each of this latency. For the core that writes.
+    #[inline]
+    pub fn succeed(&self, ops: u64, bytes: u64, latency_ticks: u64) {
+        add(&self.ops, ops);
+        if bytes > 0 {
+            add(&self.bytes, bytes);
+        }
+        add(&self.latency_ticks, latency_ticks * ops);
+        if latency_ticks < self.latency_min_ticks.load(Relaxed) {
+            self.latency_min_ticks.store(latency_ticks, Relaxed);
+        }
+        if latency_ticks > self.latency_max_ticks.load(Relaxed) {
+            self.latency_max_ticks.store(latency_ticks, Relaxed);
+        }
+    }
+
+    /// Counts I/Os that failed. For the core that writes.
+    #[inline]
+    pub fn fail(&self, errors: u64) {
+        add(&self.errors, errors);
+    }
+
+    /// The counts so far.
+    pub fn load(&self) -> OpStats {
+        OpStats {
+            ops: self.ops.load(Relaxed),
+            bytes: self.bytes.load(Relaxed),
+            errors: self.errors.load(Relaxed),
+            latency_ticks: self.latency_ticks.load(Relaxed),
+            latency_min_ticks: self.latency_min_ticks.load(Relaxed),
+            latency_max_ticks: self.latency_max_ticks.load(Relaxed),
+        }
+    }
+
+    fn clear(&self) {
+        for counter in [&self.ops, &self.bytes, &self.errors, &self.latency_ticks, &self.latency_max_ticks] {
+            counter.store(0, Relaxed);
+        }
+        self.latency_min_ticks.store(u64::MAX, Relaxed);
+    }
 }
 
 impl Counters {
     fn new(core: usize, epoch: u32) -> Counters {
-        let op = |_| OpCounters {
-            ops: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            errors: AtomicU64::new(0),
-            latency_ticks: AtomicU64::new(0),
-            latency_min_ticks: AtomicU64::new(u64::MAX),
-            latency_max_ticks: AtomicU64::new(0),
-            buckets: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(),
-        };
-        Counters { core, epoch: AtomicU32::new(epoch), ops: std::array::from_fn(op) }
+        let histogram = |_| (0..BUCKETS).map(|_| AtomicU64::new(0)).collect();
+        Counters {
+            core,
+            epoch: AtomicU32::new(epoch),
+            ops: Default::default(),
+            histograms: std::array::from_fn(histogram),
+        }
     }
 
     /// Takes a run in. `latency_ticks` is that of each of its I/Os.
@@ -223,23 +280,14 @@ impl Counters {
     pub(crate) fn record(&self, op: Op, run: &Run, block_size: u32, latency_ticks: u64) {
         let counters = &self.ops[op.index()];
         if run.errors > 0 {
-            add(&counters.errors, run.errors);
+            counters.fail(run.errors);
         }
         if run.ops == 0 {
             return;
         }
-        add(&counters.ops, run.ops);
-        if op.has_range() {
-            add(&counters.bytes, run.blocks * u64::from(block_size));
-        }
-        add(&counters.latency_ticks, latency_ticks * run.ops);
-        if latency_ticks < counters.latency_min_ticks.load(Relaxed) {
-            counters.latency_min_ticks.store(latency_ticks, Relaxed);
-        }
-        if latency_ticks > counters.latency_max_ticks.load(Relaxed) {
-            counters.latency_max_ticks.store(latency_ticks, Relaxed);
-        }
-        add(&counters.buckets[bucket_of(latency_ticks)], run.ops);
+        let bytes = if op.has_range() { run.blocks * u64::from(block_size) } else { 0 };
+        counters.succeed(run.ops, bytes, latency_ticks);
+        add(&self.histograms[op.index()][bucket_of(latency_ticks)], run.ops);
     }
 
     /// Starts from zero where the table has been reset. For the core that writes.
@@ -252,13 +300,8 @@ impl Counters {
 
     #[cold]
     fn clear(&self, epoch: u32) {
-        for op in &self.ops {
-            for counter in [&op.ops, &op.bytes, &op.errors, &op.latency_ticks, &op.latency_max_ticks] {
-                counter.store(0, Relaxed);
-            }
-            op.latency_min_ticks.store(u64::MAX, Relaxed);
-            op.buckets.iter().for_each(|bucket| bucket.store(0, Relaxed));
-        }
+        self.ops.iter().for_each(OpCounters::clear);
+        self.histograms.iter().flatten().for_each(|bucket| bucket.store(0, Relaxed));
         self.epoch.store(epoch, Relaxed);
     }
 
@@ -266,21 +309,11 @@ impl Counters {
         if self.epoch.load(Relaxed) != epoch {
             return DeviceStats::default();
         }
-        let op = |index: usize| {
-            let op: &OpCounters = &self.ops[index];
-            OpStats {
-                ops: op.ops.load(Relaxed),
-                bytes: op.bytes.load(Relaxed),
-                errors: op.errors.load(Relaxed),
-                latency_ticks: op.latency_ticks.load(Relaxed),
-                latency_min_ticks: op.latency_min_ticks.load(Relaxed),
-                latency_max_ticks: op.latency_max_ticks.load(Relaxed),
-            }
-        };
-        let histogram = |op: &OpCounters| Histogram {
-            counts: op.buckets.iter().map(|bucket| bucket.load(Relaxed)).collect(),
-        };
-        DeviceStats { ops: std::array::from_fn(op), histograms: self.ops.iter().map(histogram).collect() }
+        let counts = |buckets: &[AtomicU64]| buckets.iter().map(|bucket| bucket.load(Relaxed)).collect();
+        DeviceStats {
+            ops: std::array::from_fn(|index| self.ops[index].load()),
+            histograms: self.histograms.iter().map(|buckets| Histogram { counts: counts(buckets) }).collect(),
+        }
     }
 }
 

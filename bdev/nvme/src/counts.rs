@@ -1,38 +1,13 @@
 //! What went over one path, counted by the core that sent it.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-use bdev::{Completion, OpStats};
+use bdev::{Completion, OpCounters, OpStats};
 use ring::Op;
 
 const OPS: usize = Op::ALL.len();
 
-/// Counts of one channel's link to one path. Its core is the only writer, with plain loads and stores.
+/// Counts of one channel's link to one path, by operation.
 #[derive(Default)]
-pub(crate) struct LinkCounts([Counts; OPS]);
-
-struct Counts {
-    ops: AtomicU64,
-    bytes: AtomicU64,
-    errors: AtomicU64,
-    latency_ticks: AtomicU64,
-    latency_min_ticks: AtomicU64,
-    latency_max_ticks: AtomicU64,
-}
-
-impl Default for Counts {
-    fn default() -> Counts {
-        let zero = || AtomicU64::new(0);
-        Counts {
-            ops: zero(),
-            bytes: zero(),
-            errors: zero(),
-            latency_ticks: zero(),
-            latency_min_ticks: AtomicU64::new(u64::MAX),
-            latency_max_ticks: zero(),
-        }
-    }
-}
+pub(crate) struct LinkCounts([OpCounters; OPS]);
 
 impl LinkCounts {
     /// Counts commands that a path has answered, each time that one was sent: retried I/O counts on every path
@@ -45,20 +20,13 @@ impl LinkCounts {
         for completion in completions {
             let request = completion.request();
             let counts = &self.0[request.op.index()];
-            let add = |to: &AtomicU64, more: u64| to.store(to.load(Relaxed).wrapping_add(more), Relaxed);
             if !completion.status().is_success() {
-                add(&counts.errors, 1);
+                counts.fail(1);
                 continue;
             }
             let blocks = if request.op.has_range() { request.blocks } else { 0 };
-            let took_ticks = now_ticks.saturating_sub(request.issued);
-            add(&counts.ops, 1);
-            add(&counts.bytes, u64::from(blocks) * u64::from(block_size));
-            add(&counts.latency_ticks, took_ticks);
-            let least = counts.latency_min_ticks.load(Relaxed).min(took_ticks);
-            counts.latency_min_ticks.store(least, Relaxed);
-            let most = counts.latency_max_ticks.load(Relaxed).max(took_ticks);
-            counts.latency_max_ticks.store(most, Relaxed);
+            let bytes = u64::from(blocks) * u64::from(block_size);
+            counts.succeed(1, bytes, now_ticks.saturating_sub(request.issued));
         }
     }
 }
@@ -80,12 +48,7 @@ impl PathStats {
 
     pub(crate) fn add(&mut self, link: &LinkCounts) {
         for (sum, counts) in self.0.iter_mut().zip(&link.0) {
-            sum.ops += counts.ops.load(Relaxed);
-            sum.bytes += counts.bytes.load(Relaxed);
-            sum.errors += counts.errors.load(Relaxed);
-            sum.latency_ticks += counts.latency_ticks.load(Relaxed);
-            sum.latency_min_ticks = sum.latency_min_ticks.min(counts.latency_min_ticks.load(Relaxed));
-            sum.latency_max_ticks = sum.latency_max_ticks.max(counts.latency_max_ticks.load(Relaxed));
+            sum.add(&counts.load());
         }
     }
 }
