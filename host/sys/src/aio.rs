@@ -327,26 +327,11 @@ impl Drop for Context {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
     use memory::{Arena, Pool};
     use ring::Tag;
 
     use super::*;
-
-    struct Blocks(OwnedFd);
-
-    impl AsFd for Blocks {
-        fn as_fd(&self) -> BorrowedFd<'_> {
-            self.0.as_fd()
-        }
-    }
-
-    impl RingFile for Blocks {
-        fn block_bytes(&self) -> u32 {
-            512
-        }
-    }
+    use crate::requests::tests::Blocks;
 
     fn files() -> Vec<Blocks> {
         let path = std::env::temp_dir().join(format!(

@@ -115,11 +115,28 @@ fn not_in_flight(tag: u64) -> ! {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
     use memory::{Arena, Pool};
     use ring::{Op, Tag};
 
     use super::*;
+
+    /// A file in blocks of 512 bytes.
+    pub(crate) struct Blocks(pub(crate) OwnedFd);
+
+    impl AsFd for Blocks {
+        fn as_fd(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+    }
+
+    impl RingFile for Blocks {
+        fn block_bytes(&self) -> u32 {
+            512
+        }
+    }
 
     fn pool() -> Pool {
         let config = memory::Config { limit_bytes: 2 << 20, hugepages: false, ..memory::Config::default() };

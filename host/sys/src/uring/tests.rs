@@ -1,25 +1,12 @@
 use std::io::Write as _;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use memory::Pool;
 use ring::{Op, Tag};
 
 use super::*;
-
-struct Blocks(OwnedFd);
-
-impl AsFd for Blocks {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl RingFile for Blocks {
-    fn block_bytes(&self) -> u32 {
-        512
-    }
-}
+use crate::requests::tests::Blocks;
 
 const CONFIG: UringConfig = UringConfig {
     depth: 4,
