@@ -28,6 +28,25 @@ enum Work {
     Several { left: u32, status: Status },
 }
 
+/// What a device is asked to do for a command.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    qid: u16,
+    cid: u16,
+    backend: u32,
+    op: Op,
+    plan: &'a Plan,
+}
+
+impl Asked<'_> {
+    #[inline(always)]
+    fn request(&self, tag: Tag, buffer: Option<Buffer>, flow: u16) -> bdev::Request {
+        let mut request = Request::new(tag, self.op, self.plan.lba, self.plan.blocks);
+        (request.flow, request.flags, request.buffer) = (flow, self.plan.flags, buffer);
+        request
+    }
+}
+
 impl Function {
     /// Fetches what is new on every submission queue and hands it to devices; how many commands.
     #[inline]
@@ -145,15 +164,16 @@ impl Function {
             return Err(Status::INTERNAL_ERROR);
         };
         let backend = self.namespaces.entry(&plan).backend;
+        let asked = Asked { qid, cid: sqe.cid, backend, op, plan: &plan };
         // No more than a page, from its beginning, is in one piece whatever else the pointer says.
         if !is_sgl(sqe)
             && u64::from(bytes) <= PAGE
             && sqe.data.low.is_multiple_of(PAGE)
             && let Some(buffer) = self.in_place(sqe.data.low, bytes, op)
         {
-            return self.submit(qid, sqe.cid, backend, op, &plan, Some(buffer), lent);
+            return self.submit(asked, Some(buffer), lent);
         }
-        self.begin_scattered(qid, sqe, &plan, op, bytes, backend, lent)
+        self.begin_scattered(asked, sqe, bytes, lent)
     }
 
     /// The client's own memory as a buffer, where it can be used as it lies.
@@ -166,55 +186,37 @@ impl Function {
     }
 
     #[inline(never)]
-    #[allow(clippy::too_many_arguments)]
     fn begin_scattered(
         &mut self,
-        qid: u16,
+        asked: Asked<'_>,
         sqe: &Sqe,
-        plan: &Plan,
-        op: Op,
         bytes: u32,
-        backend: u32,
         lent: &mut Lent<'_>,
     ) -> Result<(), Status> {
         data::walk(&self.memory, sqe.data, is_sgl(sqe), bytes, &mut self.pieces)?;
         if let [piece] = self.pieces[..]
-            && let Some(buffer) = self.in_place(piece.address, bytes, op)
+            && let Some(buffer) = self.in_place(piece.address, bytes, asked.op)
         {
-            return self.submit(qid, sqe.cid, backend, op, plan, Some(buffer), lent);
+            return self.submit(asked, Some(buffer), lent);
         }
-        self.begin_copied(qid, sqe, plan, op, bytes, backend, lent)
-    }
-
-    /// A command whose data cannot be reached in one piece: it goes by way of a buffer of ours.
-    #[allow(clippy::too_many_arguments)]
-    fn begin_copied(
-        &mut self,
-        qid: u16,
-        sqe: &Sqe,
-        plan: &Plan,
-        op: Op,
-        bytes: u32,
-        backend: u32,
-        lent: &mut Lent<'_>,
-    ) -> Result<(), Status> {
+        // It cannot be reached in one piece, and goes by way of a buffer of ours.
         let reachable = |piece: &Piece| {
             let spot = self.memory.find(piece.address, piece.bytes.into());
-            spot.is_some_and(|spot| spot.writable || op == Op::Write)
+            spot.is_some_and(|spot| spot.writable || asked.op == Op::Write)
         };
         if !self.pieces.iter().all(reachable) {
             return Err(super::UNREACHABLE);
         }
         let Some(mut buffer) = lent.pool.take(bytes as usize) else {
-            self.aside.push_back((qid, *sqe));
+            self.aside.push_back((asked.qid, *sqe));
             return Ok(());
         };
-        if op == Op::Write {
+        if asked.op == Op::Write {
             data::gather(&self.memory, &self.pieces, buffer.as_mut_slice())?;
-            return self.submit(qid, sqe.cid, backend, op, plan, Some(buffer), lent);
+            return self.submit(asked, Some(buffer), lent);
         }
         let work = Work::Copy(self.pieces.as_slice().into());
-        self.submit_for(qid, sqe.cid, work, backend, op, plan, buffer, lent)
+        self.submit_for(asked, work, buffer, lent)
     }
 
     #[cold]
@@ -232,6 +234,7 @@ impl Function {
             data::gather(&self.memory, &self.pieces, &mut host)?;
         }
         let cid = sqe.cid;
+        let asked = |op| Asked { qid, cid, backend, op, plan };
         match plan.op {
             Planned::Read | Planned::Write => Err(Status::INTERNAL_ERROR),
             Planned::Disconnect => Err(Status::INVALID_OPCODE.do_not_retry()),
@@ -239,8 +242,8 @@ impl Function {
                 self.answer(qid, cid, Status::SUCCESS, 0);
                 Ok(())
             }
-            Planned::Flush => self.submit(qid, cid, backend, Op::Flush, plan, None, lent),
-            Planned::WriteZeroes => self.submit(qid, cid, backend, Op::WriteZeroes, plan, None, lent),
+            Planned::Flush => self.submit(asked(Op::Flush), None, lent),
+            Planned::WriteZeroes => self.submit(asked(Op::WriteZeroes), None, lent),
             Planned::Verify => {
                 // As long as no transfer is longer, there is a buffer for it.
                 let bytes = (plan.blocks as usize) << self.namespaces.entry(plan).block_log2;
@@ -248,7 +251,7 @@ impl Function {
                     self.aside.push_back((qid, *sqe));
                     return Ok(());
                 };
-                self.submit(qid, cid, backend, Op::Read, plan, Some(buffer), lent)
+                self.submit(asked(Op::Read), Some(buffer), lent)
             }
             Planned::FlushAll => {
                 let all = self.namespaces.backends().map(|backend| (backend, 0, 0)).collect();
@@ -267,7 +270,7 @@ impl Function {
                     return Ok(());
                 };
                 let work = Work::Compare(host.into());
-                self.submit_for(qid, cid, work, backend, Op::Read, plan, buffer, lent)
+                self.submit_for(asked(Op::Read), work, buffer, lent)
             }
         }
     }
@@ -275,41 +278,31 @@ impl Function {
     /// Hands over the one request of a command that is answered as the device answers. Its queue is not free
     /// for another use before, so that the tag names it well enough.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
     fn submit(
         &mut self,
-        qid: u16,
-        cid: u16,
-        backend: u32,
-        op: Op,
-        plan: &Plan,
+        asked: Asked<'_>,
         buffer: Option<Buffer>,
         lent: &mut Lent<'_>,
     ) -> Result<(), Status> {
-        let tag = Tag(lent.tag_base | DIRECT | u64::from(qid) << 16 | u64::from(cid));
-        lent.devices.put(backend, request(tag, op, plan, buffer, lent.flow))?;
+        let tag = Tag(lent.tag_base | DIRECT | u64::from(asked.qid) << 16 | u64::from(asked.cid));
+        lent.devices.put(asked.backend, asked.request(tag, buffer, lent.flow))?;
         self.direct += 1;
         Ok(())
     }
 
     /// Hands over one request of a command with something to do afterwards.
-    #[allow(clippy::too_many_arguments)]
     fn submit_for(
         &mut self,
-        qid: u16,
-        cid: u16,
+        asked: Asked<'_>,
         work: Work,
-        backend: u32,
-        op: Op,
-        plan: &Plan,
         buffer: Buffer,
         lent: &mut Lent<'_>,
     ) -> Result<(), Status> {
-        let Ok(slot) = self.commands.insert(Command { cid, sqid: qid, work }) else {
+        let Ok(slot) = self.commands.insert(Command { cid: asked.cid, sqid: asked.qid, work }) else {
             return Err(Status::COMMAND_INTERRUPTED);
         };
         let tag = tag(lent.tag_base, slot);
-        let submitted = lent.devices.put(backend, request(tag, op, plan, Some(buffer), lent.flow));
+        let submitted = lent.devices.put(asked.backend, asked.request(tag, Some(buffer), lent.flow));
         if submitted.is_err() {
             self.commands.remove(slot);
         }
@@ -496,13 +489,6 @@ impl Function {
 const DIRECT: u64 = 1 << 47;
 /// How much of a slot's generation a tag has room for.
 const GENERATIONS: u64 = 0x7fff;
-
-#[inline]
-fn request(tag: Tag, op: Op, plan: &Plan, buffer: Option<Buffer>, flow: u16) -> bdev::Request {
-    let mut request = Request::new(tag, op, plan.lba, plan.blocks);
-    (request.flow, request.flags, request.buffer) = (flow, plan.flags, buffer);
-    request
-}
 
 #[inline]
 fn is_sgl(sqe: &Sqe) -> bool {
