@@ -46,6 +46,10 @@ impl AsyncEvent {
     pub const DISCOVERY_CHANGED: AsyncEvent =
         AsyncEvent { kind: EventType::Notice, information: 0xf0, log_page: 0x70 };
 
+    /// Reservation notifications can be read (I/O command set 00h); Reservation Notification.
+    pub const RESERVATION_LOG: AsyncEvent =
+        AsyncEvent { kind: EventType::IoCommandSet, information: 0x00, log_page: 0x80 };
+
     /// The completion's result: dword 0.
     pub const fn to_result(self) -> u64 {
         self.kind as u64 | (self.information as u64) << 8 | (self.log_page as u64) << 16

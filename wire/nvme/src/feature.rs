@@ -198,3 +198,16 @@ pub const TIMESTAMP_SIZE: usize = 8;
 
 /// Host Identifier, dword 11: the host identifier is 128 bits long.
 pub const HOST_ID_EXTENDED: u32 = 1;
+
+/// Bits of Reservation Notification Mask: what the host is not told of (Base 2.0, section 5.27.1).
+pub mod reservation_mask {
+    /// Registration Preempted.
+    pub const REGISTRATION_PREEMPTED: u32 = 1 << 1;
+    /// Reservation Released.
+    pub const RESERVATION_RELEASED: u32 = 1 << 2;
+    /// Reservation Preempted.
+    pub const RESERVATION_PREEMPTED: u32 = 1 << 3;
+}
+
+/// Reservation Persistence, dword 11: registrations and the reservation survive a power loss (PTPL).
+pub const PERSIST_THROUGH_POWER_LOSS: u32 = 1;

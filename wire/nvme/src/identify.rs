@@ -14,7 +14,9 @@ pub use list::{
     CONTROLLER_LIST_MAX, CommandSetVectors, ControllerList, NAMESPACE_LIST_MAX, NamespaceDescriptor,
     NamespaceList,
 };
-pub use namespace::{IdentifyNamespace, LbaFormat, NamespaceIndependent, NvmNamespace, dlfeat, nsfeat};
+pub use namespace::{
+    IdentifyNamespace, LbaFormat, NamespaceIndependent, NvmNamespace, dlfeat, nsfeat, rescap,
+};
 
 /// Bytes of every Identify data structure.
 pub const SIZE: usize = 4096;

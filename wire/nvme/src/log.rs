@@ -4,6 +4,7 @@ mod ana;
 mod discovery;
 mod effects;
 mod health;
+mod reservation;
 
 pub use ana::{AnaGroup, AnaLog, AnaState};
 pub use discovery::{
@@ -14,6 +15,7 @@ pub use effects::{
     CommandEffects, CommandEffectsLog, FeatureEffects, FeatureEffectsLog, SupportedLogPage, SupportedLogPages,
 };
 pub use health::{ErrorEntry, FirmwareSlots, HealthLog};
+pub use reservation::{NotificationType, ReservationNotification};
 
 wire_enum! {
     /// Log page identifiers.

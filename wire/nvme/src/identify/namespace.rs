@@ -18,6 +18,16 @@ pub mod nsfeat {
     pub const PREFERRED_SIZES: u8 = 1 << 4;
 }
 
+/// Bits of RESCAP: reservation capabilities (NVM 1.0, section 4.1.5.1).
+pub mod rescap {
+    /// Registrations and reservations can survive a power loss.
+    pub const PERSIST: u8 = 1 << 0;
+    /// All six types of reservation.
+    pub const ALL_TYPES: u8 = 0x7e;
+    /// Ignore Existing Key as NVM Express 1.3 and later define it.
+    pub const IGNORE_KEY: u8 = 1 << 7;
+}
+
 /// Bits of DLFEAT.
 pub mod dlfeat {
     /// Deallocated blocks read as zeroes.
