@@ -22,11 +22,24 @@ pub enum Op {
     WriteZeroes,
     /// Bring the device back to a known state. The range is unused.
     Reset,
+    /// Reads of the range fail with Unrecovered Read Error until it is written again.
+    WriteUncorrectable,
+    /// Success if the range holds what is in the buffer, Compare Failure otherwise.
+    Compare,
 }
 
 impl Op {
     /// Every operation, in the order of [`Op::index`].
-    pub const ALL: [Op; 6] = [Op::Read, Op::Write, Op::Flush, Op::Unmap, Op::WriteZeroes, Op::Reset];
+    pub const ALL: [Op; 8] = [
+        Op::Read,
+        Op::Write,
+        Op::Flush,
+        Op::Unmap,
+        Op::WriteZeroes,
+        Op::Reset,
+        Op::WriteUncorrectable,
+        Op::Compare,
+    ];
 
     /// A dense index from 0, for tables by operation.
     pub const fn index(self) -> usize {
@@ -35,12 +48,17 @@ impl Op {
 
     /// Whether `lba` and `blocks` mean something.
     pub const fn has_range(self) -> bool {
-        matches!(self, Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes)
+        !matches!(self, Op::Flush | Op::Reset)
     }
 
     /// Whether the buffer carries `blocks` blocks.
     pub const fn has_data(self) -> bool {
-        matches!(self, Op::Read | Op::Write)
+        matches!(self, Op::Read | Op::Write | Op::Compare)
+    }
+
+    /// Whether blocks read otherwise afterwards.
+    pub const fn is_write(self) -> bool {
+        matches!(self, Op::Write | Op::Unmap | Op::WriteZeroes | Op::WriteUncorrectable)
     }
 
     /// The operation's name as statistics and errors spell it.
@@ -52,6 +70,8 @@ impl Op {
             Op::Unmap => "unmap",
             Op::WriteZeroes => "write_zeroes",
             Op::Reset => "reset",
+            Op::WriteUncorrectable => "write_uncorrectable",
+            Op::Compare => "compare",
         }
     }
 }
@@ -67,6 +87,9 @@ impl Flags {
     pub const FUA: Flags = Flags(1);
     /// Write zeroes may give the space back.
     pub const DEALLOCATE: Flags = Flags(2);
+    /// Of a compare: the next request of the batch is a write of the same range, which is done only if they
+    /// are equal, with no other write of the range in between.
+    pub const FUSED: Flags = Flags(4);
 
     /// Whether every flag of `other` is set.
     pub const fn contains(self, other: Flags) -> bool {

@@ -61,7 +61,7 @@ impl Channel {
         let device = &open.device;
         let bdev = device.bdev();
         let writes = open.writes && !bdev.read_only();
-        let allowed = |op: &Op| *op != Op::Reset && bdev.supports(*op) && (writes || !is_write(*op));
+        let allowed = |op: &Op| *op != Op::Reset && bdev.supports(*op) && (writes || !op.is_write());
         let plain_ops = Op::ALL.iter().filter(|op| allowed(op)).fold(0, |bits, op| bits | 1 << op.index());
         let geometry = device.geometry();
         let module = bdev.open(core)?;
@@ -164,7 +164,7 @@ impl Channel {
         let length = u64::from(request.blocks);
         let status = if self.is_removed() {
             Status::INVALID_NAMESPACE_OR_FORMAT
-        } else if !self.writes && is_write(op) {
+        } else if !self.writes && op.is_write() {
             Status::NAMESPACE_WRITE_PROTECTED
         } else if limits.plain_ops >> op.index() & 1 == 0 {
             Status::INVALID_OPCODE
@@ -378,10 +378,6 @@ impl Drop for Channel {
     fn drop(&mut self) {
         self.open.device.stats.leave(&self.counters);
     }
-}
-
-fn is_write(op: Op) -> bool {
-    matches!(op, Op::Write | Op::Unmap | Op::WriteZeroes)
 }
 
 #[inline]

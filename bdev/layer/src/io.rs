@@ -103,6 +103,11 @@ impl Io {
         self.range(Op::WriteZeroes, lba, blocks).await
     }
 
+    /// Makes reads of blocks fail until they are written again.
+    pub async fn write_uncorrectable(&self, lba: u64, blocks: u32) -> Result<(), Status> {
+        self.range(Op::WriteUncorrectable, lba, blocks).await
+    }
+
     /// Brings the device back to a known state, once what was in flight has completed.
     pub async fn reset(&self) -> Result<(), Status> {
         self.range(Op::Reset, 0, 0).await

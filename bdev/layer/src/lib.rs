@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod bad_blocks;
 mod channel;
 mod device;
 mod failure;
@@ -35,6 +36,7 @@ mod registry;
 mod stats;
 pub mod testing;
 
+pub use bad_blocks::{BadBlocks, TooManyRanges};
 pub use channel::Channel;
 pub use device::{Bdev, DEPTH_DEFAULT, Device, Geometry, Value};
 pub use failure::BdevError;

@@ -173,7 +173,7 @@ impl CrashDisk {
                 state.log.push(Entry { what: What::Flush, acknowledged_at: None });
                 return Some(state.log.len() - 1);
             }
-            (Op::Read | Op::Write | Op::Reset, _) => return None,
+            (Op::Read | Op::Write | Op::Reset | Op::WriteUncorrectable | Op::Compare, _) => return None,
         };
         state.cache[offset..offset + length].copy_from_slice(&data);
         let durable = request.flags.contains(Flags::FUA) && !self.ignores_fua;
@@ -203,7 +203,7 @@ impl Bdev for CrashDisk {
     }
 
     fn supports(&self, op: Op) -> bool {
-        op != Op::Reset
+        !matches!(op, Op::Reset | Op::WriteUncorrectable | Op::Compare)
     }
 
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {

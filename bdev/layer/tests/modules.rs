@@ -322,3 +322,28 @@ fn removal_lets_pending_io_go_on() {
     }
     assert_eq!(sink[0].status(), Status::SUCCESS);
 }
+
+#[test]
+fn uncorrectable_blocks_fail_reads_on_every_channel_until_they_are_written() {
+    let mut rig = Rig::new();
+    malloc::create(&rig.registry, malloc::MallocConfig::new("Malloc0", 8192, 512)).unwrap();
+    let (mut one, mut two) = (open(&rig, "Malloc0"), open(&rig, "Malloc0"));
+    assert_eq!(rig.write(&mut one, 8, 8, 5), Status::SUCCESS);
+    let bad = rig.simple(&mut one, Op::WriteUncorrectable, 10, 3, Flags::NONE);
+    assert_eq!(bad, Status::SUCCESS);
+    assert_eq!(rig.read(&mut two, 8, 8), Err(Status::UNRECOVERED_READ_ERROR));
+    assert_eq!(rig.read(&mut two, 12, 1), Err(Status::UNRECOVERED_READ_ERROR));
+    assert_eq!(rig.read(&mut two, 13, 1), Ok(vec![5; 512]));
+    // A write, a deallocation and zeroes: each makes its block good, and no other.
+    assert_eq!(rig.write(&mut two, 11, 1, 7), Status::SUCCESS);
+    assert_eq!(rig.read(&mut one, 11, 1), Ok(vec![7; 512]));
+    assert_eq!(rig.read(&mut one, 10, 1), Err(Status::UNRECOVERED_READ_ERROR));
+    assert_eq!(rig.simple(&mut two, Op::WriteZeroes, 10, 1, Flags::NONE), Status::SUCCESS);
+    assert_eq!(rig.simple(&mut two, Op::Unmap, 12, 1, Flags::NONE), Status::SUCCESS);
+    assert_eq!(rig.read(&mut one, 10, 1), Ok(vec![0; 512]));
+    assert_eq!(rig.read(&mut one, 12, 1), Ok(vec![0; 512]));
+    // What takes more than a turn to make zero is good at its end.
+    assert_eq!(rig.simple(&mut one, Op::WriteUncorrectable, 0, 8192, Flags::NONE), Status::SUCCESS);
+    assert_eq!(rig.simple(&mut two, Op::Unmap, 0, 8192, Flags::NONE), Status::SUCCESS);
+    assert_eq!(rig.read(&mut one, 8, 1), Ok(vec![0; 512]));
+}

@@ -335,6 +335,8 @@ impl Namespace {
         view.transfer_max_bytes.store(most.max(learned.block_size), Ordering::Relaxed);
         view.unmap.store(limits.values().all(|one| one.unmap), Ordering::Relaxed);
         view.write_zeroes.store(limits.values().all(|one| one.write_zeroes), Ordering::Relaxed);
+        let uncorrectable = limits.values().all(|one| one.write_uncorrectable);
+        view.write_uncorrectable.store(uncorrectable, Ordering::Relaxed);
     }
 }
 

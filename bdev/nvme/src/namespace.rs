@@ -30,6 +30,7 @@ pub(crate) struct Learned {
     pub(crate) transfer_max_bytes: u32,
     pub(crate) unmap: bool,
     pub(crate) write_zeroes: bool,
+    pub(crate) write_uncorrectable: bool,
 }
 
 /// The module's object.
@@ -90,8 +91,9 @@ impl Bdev for NvmeBdev {
             Op::Flush => self.flush,
             Op::Unmap => self.view.unmap.load(Ordering::Relaxed),
             Op::WriteZeroes => self.view.write_zeroes.load(Ordering::Relaxed),
+            Op::WriteUncorrectable => self.view.write_uncorrectable.load(Ordering::Relaxed),
             // The layer's own: resetting the controller would harm its other users.
-            Op::Reset => false,
+            Op::Reset | Op::Compare => false,
         }
     }
 

@@ -27,6 +27,7 @@ pub(crate) struct View {
     /// Whether every path offers these.
     pub(crate) unmap: AtomicBool,
     pub(crate) write_zeroes: AtomicBool,
+    pub(crate) write_uncorrectable: AtomicBool,
 }
 
 struct State {
@@ -96,6 +97,7 @@ impl View {
             transfer_max_bytes: AtomicU32::new(u32::MAX),
             unmap: AtomicBool::new(true),
             write_zeroes: AtomicBool::new(true),
+            write_uncorrectable: AtomicBool::new(true),
         }
     }
 

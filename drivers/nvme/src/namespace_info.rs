@@ -24,6 +24,8 @@ pub struct NamespaceInfo {
     pub transfer_max_bytes: u32,
     /// Write Zeroes is offered, for so many blocks at a time; 0 if not.
     pub write_zeroes_blocks_max: u32,
+    /// Most blocks of one Write Uncorrectable; 0 where the controller does not offer it.
+    pub write_uncorrectable_blocks_max: u32,
     /// Dataset Management is offered.
     pub unmap: bool,
     /// The optional commands of the controller; see [`oncs`].
@@ -101,6 +103,8 @@ impl NamespaceInfo {
         // NLB has 16 bits.
         let countable = 65536u64 << format.data_log2;
         let zeroes_max = (pages(limits.wzsl) >> format.data_log2).clamp(1, 65536);
+        let uncorrectable_max = (pages(limits.wusl) >> format.data_log2).clamp(1, 65536);
+        let uncorrectable = controller.oncs & oncs::WRITE_UNCORRECTABLE != 0;
         let write_zeroes = controller.oncs & oncs::WRITE_ZEROES != 0;
         Ok(NamespaceInfo {
             nsid,
@@ -114,6 +118,7 @@ impl NamespaceInfo {
             },
             transfer_max_bytes: pages(controller.mdts).min(most).min(countable.min(u64::from(most)) as u32),
             write_zeroes_blocks_max: if write_zeroes { zeroes_max } else { 0 },
+            write_uncorrectable_blocks_max: if uncorrectable { uncorrectable_max } else { 0 },
             unmap: controller.oncs & oncs::DATASET_MANAGEMENT != 0,
             oncs: controller.oncs,
             identify,
@@ -147,6 +152,7 @@ impl NamespaceInfo {
             blocks_last_max: u16::try_from(last).unwrap_or(u16::MAX),
             write_zeroes: self.write_zeroes_blocks_max > 0,
             write_zeroes_blocks_max: self.write_zeroes_blocks_max,
+            write_uncorrectable_blocks_max: self.write_uncorrectable_blocks_max,
             unmap: self.unmap,
             prinfo: Prinfo(check),
             reference_mask: match protection {
@@ -165,6 +171,8 @@ pub(crate) struct Layout {
     /// Most blocks of a read or write, less one.
     pub(crate) blocks_last_max: u16,
     pub(crate) write_zeroes_blocks_max: u32,
+    /// 0 where there is no such command.
+    pub(crate) write_uncorrectable_blocks_max: u32,
     pub(crate) write_zeroes: bool,
     pub(crate) unmap: bool,
     pub(crate) prinfo: Prinfo,

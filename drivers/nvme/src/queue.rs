@@ -9,7 +9,9 @@ use std::vec::Drain;
 
 use memory::{Buffer, DeviceBuffer, Pool};
 use ring::{Completion, Flags, Op, Request, Status};
-use wire_nvme::io::{DSM_RANGE_SIZE, DatasetManagement, DsmRange, Prinfo, ReadWrite, WriteZeroes};
+use wire_nvme::io::{
+    DSM_RANGE_SIZE, DatasetManagement, DsmRange, Prinfo, ReadWrite, WriteUncorrectable, WriteZeroes,
+};
 use wire_nvme::opcode::NvmOpcode;
 use wire_nvme::sqe::Fuse;
 use wire_nvme::{DataPointer, Sqe};
@@ -217,7 +219,7 @@ impl Queue {
     /// Writes the command of a request that is about to go into slot `index`.
     #[cold]
     fn place(&mut self, layout: &Layout, request: &Request<Buffer>, index: u16) -> Result<Kind, Status> {
-        if !request.op.has_data() {
+        if !is_read_or_write(request.op) {
             return self.place_other(layout, request, index);
         }
         let buffer = request.buffer.as_ref().filter(|buffer| layout.covers(request, buffer));
@@ -276,7 +278,17 @@ impl Queue {
                 };
                 Sqe { data: DataPointer::prp(self.ranges_at + at, 0), ..view.to_sqe() }
             }
-            Op::Unmap | Op::WriteZeroes | Op::Reset | Op::Read | Op::Write => {
+            Op::WriteUncorrectable if (1..=layout.write_uncorrectable_blocks_max).contains(&blocks) => {
+                WriteUncorrectable { lba, blocks }.to_sqe()
+            }
+            Op::WriteUncorrectable if layout.write_uncorrectable_blocks_max > 0 => {
+                return Err(Status::INVALID_FIELD.do_not_retry());
+            }
+            Op::Unmap | Op::WriteZeroes | Op::WriteUncorrectable => {
+                return Err(Status::INVALID_OPCODE.do_not_retry());
+            }
+            // A compare is a typed command.
+            Op::Reset | Op::Read | Op::Write | Op::Compare => {
                 return Err(Status::INVALID_OPCODE.do_not_retry());
             }
         };
@@ -501,9 +513,10 @@ impl Queue {
         let slot = &mut self.slots[index];
         let opcode = match (&self.requests[index], self.commands.get(index)) {
             (Some(request), _) => opcode_of(request.op),
-            (None, Some(Some(command))) => command.sqe.opcode,
-            _ => return Injected::Nothing,
+            (None, Some(Some(command))) => Some(command.sqe.opcode),
+            _ => None,
         };
+        let Some(opcode) = opcode else { return Injected::Nothing };
         let injected = self.injections.next(opcode);
         if injected == Injected::Drop {
             slot.kind = match slot.kind {
@@ -554,11 +567,16 @@ const NOTHING: (Described, u64) = (Described::NOTHING, 0);
 /// How the data of a request is described, if it is a read or write of memory that was seen before.
 #[inline(always)]
 fn simple(translator: &Translator, layout: &Layout, request: &Request<Buffer>) -> Option<Described> {
-    let buffer = request.buffer.as_ref().filter(|_| request.op.has_data())?;
+    let buffer = request.buffer.as_ref().filter(|_| is_read_or_write(request.op))?;
     if !layout.covers(request, buffer) {
         return None;
     }
     translator.describe_known(buffer, buffer.len() as u32)
+}
+
+#[inline(always)]
+fn is_read_or_write(op: Op) -> bool {
+    matches!(op, Op::Read | Op::Write)
 }
 
 /// The command of a read or write.
@@ -583,15 +601,19 @@ fn index_bits(depth: u32) -> u32 {
     (depth + 1).next_power_of_two().ilog2()
 }
 
-fn opcode_of(op: Op) -> u8 {
-    match op {
+/// The opcode of the command that a request becomes; a reset becomes none.
+pub fn opcode_of(op: Op) -> Option<u8> {
+    let opcode = match op {
         Op::Read => NvmOpcode::Read,
         Op::Write => NvmOpcode::Write,
-        Op::Flush | Op::Reset => NvmOpcode::Flush,
+        Op::Flush => NvmOpcode::Flush,
         Op::Unmap => NvmOpcode::DatasetManagement,
         Op::WriteZeroes => NvmOpcode::WriteZeroes,
-    }
-    .to_wire()
+        Op::WriteUncorrectable => NvmOpcode::WriteUncorrectable,
+        Op::Compare => NvmOpcode::Compare,
+        Op::Reset => return None,
+    };
+    Some(opcode.to_wire())
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ impl Bdev for Scripted {
 
     fn supports(&self, op: Op) -> bool {
         match op {
-            Op::Unmap => false,
+            Op::Unmap | Op::WriteUncorrectable | Op::Compare => false,
             Op::Reset => self.resets,
             _ => true,
         }

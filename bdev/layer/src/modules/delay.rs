@@ -199,8 +199,8 @@ impl Channel {
     fn class_of(&mut self, op: Op) -> Option<usize> {
         let average = match op {
             Op::Read => Latency::AvgRead,
-            Op::Write | Op::Unmap | Op::WriteZeroes => Latency::AvgWrite,
-            Op::Flush | Op::Reset => return None,
+            Op::Write | Op::Unmap | Op::WriteZeroes | Op::WriteUncorrectable => Latency::AvgWrite,
+            Op::Flush | Op::Reset | Op::Compare => return None,
         };
         Some(average as usize + usize::from(self.dice.below(100) == 0))
     }

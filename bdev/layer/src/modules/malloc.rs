@@ -7,7 +7,9 @@ use memory::SharedRegion;
 use ring::{Op, Status};
 use uuid::Uuid;
 
-use crate::{Bdev, BdevError, BoxedChannel, Completion, Device, Geometry, Registry, Request, Value};
+use crate::{
+    BadBlocks, Bdev, BdevError, BoxedChannel, Completion, Device, Geometry, Registry, Request, Value,
+};
 
 /// How a memory device is made.
 #[derive(Clone, Debug)]
@@ -44,10 +46,12 @@ impl MallocConfig {
 pub struct Malloc {
     geometry: Geometry,
     region: Arc<SharedRegion>,
+    bad: Arc<BadBlocks>,
 }
 
 struct Channel {
     region: Arc<SharedRegion>,
+    bad: Arc<BadBlocks>,
     block_size: u32,
     done: Vec<Completion>,
     /// Long ranges to be made zero, a piece a poll, oldest first.
@@ -72,7 +76,12 @@ pub fn create(registry: &Registry, config: MallocConfig) -> Result<Arc<Device>, 
     }
     geometry.optimal_io_boundary_blocks = config.optimal_io_boundary_blocks;
     let region = Arc::new(SharedRegion::new(geometry.bytes())?);
-    registry.register(&config.name, config.uuid, &[], Arc::new(Malloc { geometry, region }))
+    registry.register(
+        &config.name,
+        config.uuid,
+        &[],
+        Arc::new(Malloc { geometry, region, bad: Arc::default() }),
+    )
 }
 
 impl Bdev for Malloc {
@@ -85,14 +94,15 @@ impl Bdev for Malloc {
     }
 
     fn supports(&self, op: Op) -> bool {
-        // The layer's own reset does all that there is to do.
-        op != Op::Reset
+        // The layer's own reset and compare do all that there is to do.
+        !matches!(op, Op::Reset | Op::Compare)
     }
 
     fn open(&self, _core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
         let block_size = self.geometry.block_size;
         Ok(Box::new(Channel {
             region: self.region.clone(),
+            bad: self.bad.clone(),
             block_size,
             done: Vec::new(),
             zeroing: VecDeque::new(),
@@ -108,7 +118,12 @@ impl Channel {
     /// Does a request, or as much of it as a turn allows.
     fn execute(&mut self, mut request: Request) {
         let (offset, bytes) = super::bytes_of(&request, self.block_size);
+        let (lba, blocks) = (request.lba, request.blocks);
         let status = match (request.op, &mut request.buffer) {
+            (Op::Read, Some(_)) if self.bad.touches(lba, blocks) => Status::UNRECOVERED_READ_ERROR,
+            (Op::Write | Op::Unmap | Op::WriteZeroes, _) if self.bad.heal(lba, blocks).is_err() => {
+                Status::WRITE_FAULT
+            }
             (Op::Read, Some(buffer)) => {
                 self.region.read_into(offset, buffer);
                 Status::SUCCESS
@@ -127,7 +142,11 @@ impl Channel {
             }
             // What is acknowledged is in the region, which is all that memory promises.
             (Op::Flush, _) => Status::SUCCESS,
-            (Op::Read | Op::Write | Op::Reset, _) => Status::INTERNAL_ERROR,
+            (Op::WriteUncorrectable, _) => match self.bad.mark(lba, blocks) {
+                Ok(()) => Status::SUCCESS,
+                Err(_) => Status::WRITE_FAULT,
+            },
+            (Op::Read | Op::Write | Op::Reset | Op::Compare, _) => Status::INTERNAL_ERROR,
         };
         self.done.push(request.complete(status));
     }

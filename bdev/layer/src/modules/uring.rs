@@ -145,7 +145,9 @@ impl Bdev for Uring {
             Op::Read | Op::Flush => true,
             Op::Write | Op::Unmap | Op::WriteZeroes => !self.config.readonly,
             // The layer's own: there is no more to a file's reset than that I/O has drained.
-            Op::Reset => false,
+            Op::Reset | Op::Compare => false,
+            // Files know no such thing.
+            Op::WriteUncorrectable => false,
         }
     }
 

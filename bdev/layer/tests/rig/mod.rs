@@ -142,7 +142,7 @@ impl Oracle {
         match draw.op {
             Op::Write => self.range(draw).fill(draw.fill),
             Op::Unmap | Op::WriteZeroes => self.range(draw).fill(0),
-            Op::Read | Op::Flush | Op::Reset => {}
+            Op::Read | Op::Flush | Op::Reset | Op::WriteUncorrectable | Op::Compare => {}
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use nvme::{AdminData, AdminError, Association, Controller};
+use reactor::Core;
 use ring::Status;
 use uuid::Uuid;
 use wire_nvme::Sqe;
@@ -13,6 +14,7 @@ use wire_nvme::identify::{
 };
 use wire_nvme::log::{AnaLog, AnaState, LogId};
 
+use super::{Answer, Path};
 use crate::namespace::{Identity, Learned};
 
 /// Most namespaces that are looked at on one controller.
@@ -23,23 +25,54 @@ const ANA_BYTES_MAX: u64 = 1 << 20;
 /// The ANA state of each group, where it is reported.
 pub(crate) type Groups = Option<Vec<(u32, AnaState)>>;
 
-/// Whoever executes admin commands.
-pub(super) enum Admin<'a> {
+/// Whoever executes a path's admin commands.
+pub(super) struct Admin<'a> {
+    way: Way<'a>,
+    path: &'a Path,
+    core: &'a Core,
+}
+
+enum Way<'a> {
     Tcp(&'a mut Association),
     Direct(&'a Controller),
 }
 
-impl Admin<'_> {
-    pub(super) async fn read(&mut self, sqe: Sqe, length: usize) -> Result<(u64, Vec<u8>), AdminError> {
-        match self {
-            Admin::Tcp(association) if length == 0 => Ok((association.command(sqe).await?, Vec::new())),
-            Admin::Tcp(association) => association.read(sqe, length).await,
-            Admin::Direct(controller) => {
-                let data = if length == 0 { AdminData::None } else { AdminData::In(length) };
-                let answer = controller.admin(sqe, data).await?;
-                Ok((answer.result, answer.data))
-            }
+impl<'a> Admin<'a> {
+    pub(super) fn tcp(core: &'a Core, path: &'a Path, association: &'a mut Association) -> Admin<'a> {
+        Admin { way: Way::Tcp(association), path, core }
+    }
+
+    pub(super) fn direct(core: &'a Core, path: &'a Path, controller: &'a Controller) -> Admin<'a> {
+        Admin { way: Way::Direct(controller), path, core }
+    }
+
+    /// Executes a command, and returns its result and data.
+    pub(super) async fn execute(&mut self, sqe: Sqe, data: AdminData) -> Answer {
+        let length = if let AdminData::In(length) = data { length } else { 0 };
+        if let Some(injected) = self.path.take_admin_fault(sqe.opcode, false) {
+            self.path.unless_stopped(self.core.sleep_ns(injected.delay_ns)).await;
+            return injected_answer(injected.status, length);
         }
+        let answer = match &mut self.way {
+            Way::Tcp(association) => match data {
+                AdminData::None => association.command(sqe).await.map(|result| (result, Vec::new())),
+                AdminData::In(length) => association.read(sqe, length).await,
+                AdminData::Out(bytes) => {
+                    association.write(sqe, &bytes).await.map(|result| (result, Vec::new()))
+                }
+            },
+            Way::Direct(controller) => {
+                controller.admin(sqe, data).await.map(|answer| (answer.result, answer.data))
+            }
+        };
+        match answer.is_ok().then(|| self.path.take_admin_fault(sqe.opcode, true)).flatten() {
+            Some(injected) => injected_answer(injected.status, length),
+            None => answer,
+        }
+    }
+
+    async fn read(&mut self, sqe: Sqe, length: usize) -> Answer {
+        self.execute(sqe, AdminData::In(length)).await
     }
 
     async fn identify(&mut self, cns: Cns, nsid: u32) -> Result<Vec<u8>, AdminError> {
@@ -114,6 +147,7 @@ impl Admin<'_> {
             transfer_max_bytes: transfer_max_bytes.max(block_size),
             unmap: controller.oncs & oncs::DATASET_MANAGEMENT != 0,
             write_zeroes: controller.oncs & oncs::WRITE_ZEROES != 0,
+            write_uncorrectable: controller.oncs & oncs::WRITE_UNCORRECTABLE != 0,
             identify: Arc::new(namespace),
         }))
     }
@@ -147,6 +181,10 @@ impl Admin<'_> {
             Err(error) => Err(error),
         }
     }
+}
+
+fn injected_answer(status: Status, length: usize) -> Answer {
+    if status.is_success() { Ok((0, vec![0; length])) } else { Err(AdminError::Status(status)) }
 }
 
 /// The state of a namespace's group; optimized where nothing is said.

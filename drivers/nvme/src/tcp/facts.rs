@@ -4,7 +4,7 @@ use memory::Buffer;
 use ring::{Flags, Op, Request, Status};
 use wire_nvme::Sqe;
 use wire_nvme::identify::{self, IdentifyNamespace};
-use wire_nvme::io::{DSM_RANGE_SIZE, DatasetManagement, DsmRange, Prinfo, ReadWrite, WriteZeroes};
+use wire_nvme::io::{DSM_RANGE_SIZE, DatasetManagement, DsmRange, Prinfo, ReadWrite, WriteUncorrectable, WriteZeroes};
 use wire_nvme::opcode::NvmOpcode;
 
 use super::queue::Data;
@@ -16,6 +16,7 @@ pub(super) struct Facts {
     pub(super) block_size: u32,
     pub(super) transfer_max_bytes: u32,
     pub(super) write_zeroes: bool,
+    pub(super) write_uncorrectable: bool,
     pub(super) unmap: bool,
 }
 
@@ -48,6 +49,7 @@ impl Facts {
             block_size: 1 << format.data_log2,
             transfer_max_bytes,
             write_zeroes: oncs & identify::oncs::WRITE_ZEROES != 0,
+            write_uncorrectable: oncs & identify::oncs::WRITE_UNCORRECTABLE != 0,
             unmap: oncs & identify::oncs::DATASET_MANAGEMENT != 0,
         })
     }
@@ -78,6 +80,9 @@ impl Facts {
                 let zeroes = WriteZeroes { lba, blocks, fua, deallocate, prinfo: Prinfo(0) };
                 (zeroes.to_sqe(), Data::None, None)
             }
+            Op::WriteUncorrectable if self.write_uncorrectable && (1..=65536).contains(&blocks) => {
+                (WriteUncorrectable { lba, blocks }.to_sqe(), Data::None, None)
+            }
             Op::Unmap if self.unmap && blocks > 0 => {
                 let mut range = [0; DSM_RANGE_SIZE];
                 DsmRange { attributes: 0, blocks, lba }.encode(&mut range);
@@ -89,10 +94,12 @@ impl Facts {
                 };
                 (dsm.to_sqe(), Data::None, Some(range))
             }
-            Op::WriteZeroes | Op::Unmap if blocks == 0 || blocks > 65536 => {
+            Op::WriteZeroes | Op::Unmap | Op::WriteUncorrectable if blocks == 0 || blocks > 65536 => {
                 return Err(Status::INVALID_FIELD.do_not_retry());
             }
-            Op::WriteZeroes | Op::Unmap | Op::Reset => return Err(Status::INVALID_OPCODE.do_not_retry()),
+            Op::WriteZeroes | Op::Unmap | Op::WriteUncorrectable | Op::Compare | Op::Reset => {
+                return Err(Status::INVALID_OPCODE.do_not_retry());
+            }
         };
         sqe.nsid = nsid;
         Ok((sqe, data, small))

@@ -46,7 +46,7 @@ pub fn plan(op: Op, flags: Flags) -> Option<Plan> {
         Op::Unmap => Step::Punch,
         Op::WriteZeroes if flags.contains(Flags::DEALLOCATE) => Step::Punch,
         Op::WriteZeroes => Step::Zero,
-        Op::Reset => return None,
+        Op::Reset | Op::WriteUncorrectable | Op::Compare => return None,
     };
     Some(Plan { first, then })
 }
