@@ -36,7 +36,8 @@ pub struct Check {
     /// What the paper says it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub published: Option<f64>,
-    /// Only meaningful where the machine resembles the published one in this: `cores>=10`, say.
+    /// Only meaningful where the machine resembles the published one in this: `cores>=10`, say, or
+    /// `cores>=4, devices>=2`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub needs: Option<String>,
 }
@@ -247,12 +248,21 @@ impl Check {
 
     /// Why the cells do not resemble the published ones enough. Published cells always do.
     fn unmet(&self, experiment: &str, records: &[CellRecord]) -> Option<String> {
-        let (name, least) = self.needs.as_deref()?.split_once(">=")?;
-        let least: f64 = least.trim().parse().ok()?;
         let none = Parameters::new();
-        let cells = self.of.select(experiment, records, &none);
-        let most = cells.filter_map(|cell| cell.parameters.get(name.trim())?.as_f64()).reduce(f64::max)?;
-        (most < least).then(|| format!("needs {name} of at least {least}; at most {most} here"))
+        self.needs.as_deref()?.split(',').filter_map(need).find_map(|(name, least)| {
+            let cells = self.of.select(experiment, records, &none);
+            let most = cells.filter_map(|cell| cell.parameters.get(name)?.as_f64()).reduce(f64::max)?;
+            (most < least).then(|| format!("needs {name} of at least {least}; at most {most} here"))
+        })
+    }
+
+    /// What its author cannot have meant.
+    pub(crate) fn misunderstood(&self) -> Option<String> {
+        let wrong = self.needs.as_deref()?.split(',').find(|part| need(part).is_none())?;
+        Some(format!(
+            "check {:?}: needs = {wrong:?} is not as \"cores>=4\" or \"cores>=4, devices>=2\"",
+            self.says
+        ))
     }
 
     /// The combinations that it is asked for: one that says nothing where it is asked once.
@@ -295,6 +305,13 @@ impl Check {
             (None, None) => "anything".to_string(),
         }
     }
+}
+
+/// A parameter and the least that it must be, as `cores>=4`.
+fn need(text: &str) -> Option<(&str, f64)> {
+    let (name, least) = text.split_once(">=")?;
+    let (name, least) = (name.trim(), least.trim().parse().ok()?);
+    (!name.is_empty() && f64::is_finite(least)).then_some((name, least))
 }
 
 fn least(numbers: &[(f64, String)]) -> Option<&(f64, String)> {

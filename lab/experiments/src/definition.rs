@@ -247,6 +247,9 @@ impl Definition {
         } else if !self.vary.is_empty() || !self.also.is_empty() {
             return Err("an experiment that is derived has no cells of its own".to_string());
         }
+        if let Some(said) = self.check.iter().find_map(|check| check.misunderstood()) {
+            return Err(said);
+        }
         let times = [self.time.runtime_s, self.time.ramp_s];
         if times.iter().any(|time| !(0.0..=86_400.0).contains(time)) || self.time.repetitions == 0 {
             return Err("time: seconds up to a day, and at least one repetition".to_string());
@@ -280,6 +283,14 @@ impl Definition {
             }
         }
         Ok(unique)
+    }
+
+    /// Whether cells differ in this parameter by design: it is an axis, or tells lines apart.
+    pub fn varies(&self, name: &str) -> bool {
+        self.x == name
+            || self.vary.contains_key(name)
+            || self.also.iter().any(|also| also.vary.contains_key(name))
+            || self.rows.iter().any(|row| row.contains_key(name))
     }
 
     /// The line of the figure that a cell belongs to.

@@ -27,6 +27,7 @@ pub mod plan;
 mod record;
 pub mod reference;
 pub mod runner;
+mod scaling;
 pub mod session;
 pub mod steady;
 pub mod target;

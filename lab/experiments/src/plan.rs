@@ -5,6 +5,7 @@
 use crate::definition::{Definition, Scale};
 use crate::job;
 use crate::record::{Parameters, PlannedCell, PlannedExperiment, Value};
+use crate::{reference, scaling};
 
 /// Time that a cell takes besides ramp and measuring, in seconds: starting, switching, reading back.
 const OVERHEAD_S: f64 = 0.45;
@@ -94,8 +95,19 @@ fn experiment(
         scaled.push("some of the published parameters only".to_string());
     }
     let mut cells = Vec::new();
+    let testbed = reference::testbed_cores(definition.study());
     for mut parameters in definition.cells(scale)? {
-        let skipped = fit(&mut parameters, around);
+        let mut notes = Vec::new();
+        notes.extend(scaling::to_devices(definition, &mut parameters, scale, around.devices));
+        let skipped = fit(&mut parameters, scale, around, testbed, &mut notes);
+        if skipped.is_some() {
+            notes.clear();
+        }
+        for note in &notes {
+            if !scaled.contains(note) {
+                scaled.push(note.clone());
+            }
+        }
         cells.push(PlannedCell {
             series: definition.series_of(&parameters),
             parameters,
@@ -104,6 +116,7 @@ fn experiment(
             runtime_s: runtime,
             ramp_s: ramp,
             skipped,
+            notes,
         });
     }
     let fewer = cells.iter().filter_map(|cell| cell.skipped.as_ref()).count();
@@ -120,8 +133,15 @@ pub fn seconds(experiments: &[PlannedExperiment]) -> f64 {
     cells.filter(|cell| cell.skipped.is_none()).map(|cell| cell.seconds * f64::from(cell.repetitions)).sum()
 }
 
-/// Says how many cores a cell gets here, and why it cannot run, where it cannot.
-fn fit(cell: &mut Parameters, around: &Surroundings) -> Option<String> {
+/// Says how many cores a cell gets here, and why it cannot run, where it cannot. `testbed` are the cores
+/// that the study had.
+fn fit(
+    cell: &mut Parameters,
+    scale: Scale,
+    around: &Surroundings,
+    testbed: Option<usize>,
+    notes: &mut Vec<String>,
+) -> Option<String> {
     let here = around.cpus.len().max(1);
     let number =
         |cell: &Parameters, name: &str| cell.get(name).and_then(Value::as_f64).unwrap_or(0.0) as usize;
@@ -140,9 +160,25 @@ fn fit(cell: &mut Parameters, around: &Surroundings) -> Option<String> {
     if asked == "jobs" && cores > here {
         return Some(format!("needs {cores} cores; there are {here}"));
     }
-    let devices = number(cell, "devices").max(1);
+    let published = if matches!(asked.as_str(), ALL | "") { testbed.unwrap_or(here) } else { cores };
+    if published > here {
+        let meet = if asked == "apart" { ": foreground and background share it" } else { "" };
+        notes.push(format!(
+            "{here} {} instead of {published}{meet}",
+            if here == 1 { "core" } else { "cores" }
+        ));
+    }
+    let devices = scaling::devices(cell);
     if devices > around.devices {
-        return Some(format!("needs {devices} devices; there are {}", around.devices));
+        let there = match around.devices {
+            1 => "there is 1".to_string(),
+            count => format!("there are {count}"),
+        };
+        let scale = match scale {
+            Scale::Paper => " (--paper keeps to the published number; without it fewer do)",
+            Scale::Quick | Scale::Default => "",
+        };
+        return Some(format!("needs {devices} devices; {there}{scale}"));
     }
     let writes = |name: &str| text(cell, name).contains("write") || text(cell, name).contains("rw");
     let writing = writes("rw") || (number(cell, "background") > 0 && writes("background_rw"));

@@ -357,6 +357,9 @@ pub struct PlannedCell {
     /// Why it cannot run here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
+    /// What is otherwise than published, because this machine has less: sentences for the record.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// A run directory as read.

@@ -29,6 +29,14 @@ pub const FACTS: [(&str, &str); 3] = [
     ("spdk17", include_str!("../reference/spdk17.toml")),
 ];
 
+/// The cores of a study's testbed, where all of them were used.
+pub fn testbed_cores(study: &str) -> Option<usize> {
+    let (_, facts) = FACTS.iter().find(|(name, _)| *name == study)?;
+    let facts: toml::Table = facts.parse().ok()?;
+    let cores = facts.get("testbed")?.get("cores")?.as_integer()?;
+    usize::try_from(cores).ok()
+}
+
 /// A published table: rows by column name.
 pub fn table(study: &str, name: &str) -> Option<Vec<BTreeMap<String, String>>> {
     let (.., text) = TABLES.iter().find(|(of, known, _)| *of == study && *known == name)?;

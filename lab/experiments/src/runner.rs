@@ -320,6 +320,7 @@ impl Bench<'_> {
         record.repetition = self.item.repetition;
         record.started_unix_ms = now_ms();
         record.skipped = self.item.cell.skipped.clone();
+        record.notes = self.item.cell.notes.clone();
         if record.skipped.is_some() {
             return Ok(Some(record));
         }

@@ -172,6 +172,14 @@ pub fn advise(run: &Run, goal: Goal) -> Advice {
             concerned.len()
         ));
     }
+    let mut scaled: Vec<&str> = Vec::new();
+    let records = concerned.iter().flat_map(|cell| cell.measured());
+    for note in records.flat_map(|record| &record.notes).filter(|note| note.contains(" instead of ")) {
+        if !scaled.contains(&note.as_str()) {
+            scaled.push(note);
+        }
+    }
+    caveats.extend(scaled.iter().map(|note| format!("Not as published: {note}.")));
     if scheduler.named().is_some() && api.named().is_some() {
         let under: Vec<String> = apis_of(&concerned, &scheduler);
         if let [only] = under.as_slice()

@@ -106,6 +106,25 @@ fn a_finding_needs_all_that_was_tested() {
 }
 
 #[test]
+fn a_check_waits_for_all_that_it_needs() {
+    let mut records = records();
+    for record in &mut records {
+        record.parameters.insert("cores".into(), Value::from(4));
+        record.parameters.insert("devices".into(), Value::from(1));
+    }
+    let needing =
+        |needs: &str| check(&format!("at_least = 1\nneeds = '{needs}'\nof = {{ metric = 'iops' }}"));
+    assert_eq!(needing("cores>=4").evaluate("t.fig", &records).verdict, Verdict::Holds);
+    let both = needing("cores>=4, devices>=2").evaluate("t.fig", &records);
+    assert_eq!(both.verdict, Verdict::NotTested);
+    assert_eq!(both.remark, "needs devices of at least 2; at most 1 here");
+    assert_eq!(needing("cores >= 4").misunderstood(), None);
+    for wrong in ["cores>4", "cores>=many", ">=2", "cores>=4,"] {
+        assert!(needing(wrong).misunderstood().is_some(), "{wrong}");
+    }
+}
+
+#[test]
 fn what_was_skipped_or_failed_is_no_measurement() {
     let mut records = records();
     for record in &mut records {

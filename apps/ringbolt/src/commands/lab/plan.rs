@@ -48,6 +48,7 @@ pub(crate) fn run(options: &Plan) -> Result<(), Failure> {
     table.load_style(comfy_table::presets::NOTHING);
     table.set_header(["EXPERIMENT", "RUN", "CANNOT", "TIME", "OTHERWISE THAN PUBLISHED"]);
     let mut reasons: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    let mut scaled: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for experiment in &found.experiments {
         let skipped = experiment.cells.iter().filter(|cell| cell.skipped.is_some()).count();
         for cell in &experiment.cells {
@@ -60,6 +61,12 @@ pub(crate) fn run(options: &Plan) -> Result<(), Failure> {
             }
         }
         let derived = experiment.cells.is_empty();
+        for line in experiment.cells.iter().flat_map(|cell| &cell.notes) {
+            let who = scaled.entry(line.as_str()).or_default();
+            if who.last() != Some(&experiment.id.as_str()) {
+                who.push(&experiment.id);
+            }
+        }
         let time = duration(plan::seconds(std::slice::from_ref(experiment)));
         let repetitions = |count: u32| if count > 1 { format!(" x {count}") } else { String::new() };
         let run = experiment.cells.len() - skipped;
@@ -69,10 +76,13 @@ pub(crate) fn run(options: &Plan) -> Result<(), Failure> {
             if derived { "from others".into() } else { format!("{run}{times}") },
             if skipped == 0 { String::new() } else { skipped.to_string() },
             if derived { String::new() } else { time },
-            experiment.scaled.first().cloned().unwrap_or_default(),
+            if derived { String::new() } else { experiment.scaled.first().cloned().unwrap_or_default() },
         ]);
     }
     say!("{table}\n");
+    for (line, who) in scaled {
+        say!("Scaled: {line}\n  {}", who.join(", "));
+    }
     for (reason, who) in reasons {
         let shown = who.iter().take(4).cloned().collect::<Vec<String>>().join(", ");
         let more = if who.len() > 4 { format!(" and {} more", who.len() - 4) } else { String::new() };
