@@ -86,6 +86,7 @@ statuses! {
     CONFLICTING_ATTRIBUTES = 0x1, 0x80, "Conflicting Attributes", 22;
     INVALID_PROTECTION_INFORMATION = 0x1, 0x81, "Invalid Protection Information", 22;
     READ_ONLY_RANGE = 0x1, 0x82, "Attempted Write to Read Only Range", 30;
+    COMMAND_SIZE_LIMIT_EXCEEDED = 0x1, 0x83, "Command Size Limit Exceeded", 22;
     CONNECT_INCOMPATIBLE_FORMAT = 0x1, 0x80, "Connect Incompatible Format", 22;
     CONNECT_CONTROLLER_BUSY = 0x1, 0x81, "Connect Controller Busy", 16;
     CONNECT_INVALID_PARAMETERS = 0x1, 0x82, "Connect Invalid Parameters", 22;

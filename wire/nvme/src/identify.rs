@@ -8,7 +8,7 @@ mod list;
 mod namespace;
 
 pub use controller::{
-    IdentifyController, NvmController, anacap, cmic, ctratt, lpa, oacs, oaes, oncs, sgls, vwc,
+    IdentifyController, NvmController, anacap, cmic, ctratt, fuses, lpa, oacs, oaes, ocfs, oncs, sgls, vwc,
 };
 pub use list::{
     CONTROLLER_LIST_MAX, CommandSetVectors, ControllerList, NAMESPACE_LIST_MAX, NamespaceDescriptor,

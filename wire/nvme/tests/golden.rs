@@ -288,7 +288,7 @@ fn identify_controller() {
         "0=868087805350444b303030303030303030303030303120205350444b206264657620436f6e74726f6c6c65722020202020\
 20202020202020202020202020202032342e303920202006e4d25c0b053412 82=02 84=44332211809698 93=09 95=8041 111=010f \
          127=1f01 130=02 132=0303 256=0101030703267f02 266=57016101 284=10 296=05 304=06 320=64 342=0a1120 348=21 \
-         512=664480 516=20 520=1d 522=01 524=020707 528=03 532=01 536=01 538=30 540=1f \
+         512=664480 516=20 520=1d 522=01 524=020707 528=03 532=01 534=01 536=01 538=30 540=1f \
          768=6e716e2e323031362d30362e696f2e7370646b3a636e6f646531 1792=0402 1796=01 1800=02 1802=011001",
     );
     let mut fguid = [0; 16];
@@ -333,12 +333,13 @@ fn identify_controller() {
         maxcmd: 128,
         nn: 32,
         oncs: oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES | oncs::SAVE_AND_SELECT,
-        fuses: 1,
+        fuses: fuses::COMPARE_AND_WRITE,
         fna: 2,
         vwc: vwc::PRESENT | vwc::FLUSH_ALL,
         atomic_write_blocks: 8,
         atomic_write_power_fail_blocks: 4,
         atomic_compare_write_blocks: 2,
+        ocfs: ocfs::FORMAT_0,
         sgls: sgls::SUPPORTED | sgls::OFFSET | sgls::TRANSPORT,
         mnan: 31,
         subnqn: "nqn.2016-06.io.spdk:cnode1".to_owned(),
@@ -357,7 +358,7 @@ fn identify_controller() {
 #[test]
 fn identify_namespace() {
     let bytes: [u8; 4096] = sparse(
-        "2=10 8=01 10=10 16=02 18=10 24=110111020102017f0509 47=01 51=20 64=07 66=06 68=05 70=04 72=03 92=09 99=0121 \
+        "2=10 8=01 10=10 16=02 18=10 24=110111020102017f0509 47=01 51=20 64=07 66=06 68=05 70=04 72=03 74=8000 76=0001 80=7f 92=09 99=0121 \
          102=22 104=a0a1a2a3a4a5a6a7a8a9aaabacadaeaf1122334455667788 130=09 132=08 134=0c02",
     );
     let view = IdentifyNamespace {
@@ -385,6 +386,9 @@ fn identify_namespace() {
         preferred_deallocate_blocks: 6,
         preferred_deallocate_alignment: 5,
         optimal_write_blocks: 4,
+        copy_range_blocks_max: 128,
+        copy_blocks_max: 256,
+        copy_ranges_max: 128,
         anagrpid: 9,
         nsattr: 1,
         nvmsetid: 0x21,

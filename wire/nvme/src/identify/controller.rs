@@ -83,6 +83,18 @@ pub mod oncs {
     pub const COPY: u16 = 1 << 8;
 }
 
+/// Bits of FUSES: fused operations.
+pub mod fuses {
+    /// Compare and Write.
+    pub const COMPARE_AND_WRITE: u16 = 1 << 0;
+}
+
+/// Bits of OCFS: formats of Copy's source ranges.
+pub mod ocfs {
+    /// Format 0.
+    pub const FORMAT_0: u16 = 1 << 0;
+}
+
 /// Bits of VWC: volatile write cache.
 pub mod vwc {
     /// There is one.
@@ -204,7 +216,7 @@ pub struct IdentifyController {
     pub nn: u32,
     /// Optional NVM commands; see [`oncs`].
     pub oncs: u16,
-    /// Fused operations.
+    /// Fused operations; see [`fuses`].
     pub fuses: u16,
     /// Format NVM attributes.
     pub fna: u8,
@@ -216,6 +228,8 @@ pub struct IdentifyController {
     pub atomic_write_power_fail_blocks: u32,
     /// Blocks compared and written atomically (ACWU), 1 to 65536.
     pub atomic_compare_write_blocks: u32,
+    /// Formats of Copy's source ranges; see [`ocfs`].
+    pub ocfs: u16,
     /// SGL support; see [`sgls`].
     pub sgls: u32,
     /// Largest number of namespaces; 0 for `nn`.
@@ -293,6 +307,7 @@ mod at {
     pub(super) const AWUN: usize = 526;
     pub(super) const AWUPF: usize = 528;
     pub(super) const ACWU: usize = 532;
+    pub(super) const OCFS: usize = 534;
     pub(super) const SGLS: usize = 536;
     pub(super) const MNAN: usize = 540;
     pub(super) const SUBNQN: usize = 768;
@@ -384,6 +399,7 @@ impl IdentifyController {
             atomic_write_blocks: u32::from(u16_at(from, at::AWUN)) + 1,
             atomic_write_power_fail_blocks: u32::from(u16_at(from, at::AWUPF)) + 1,
             atomic_compare_write_blocks: u32::from(u16_at(from, at::ACWU)) + 1,
+            ocfs: u16_at(from, at::OCFS),
             sgls: u32_at(from, at::SGLS),
             mnan: u32_at(from, at::MNAN),
             subnqn: subnqn.to_owned(),
@@ -455,6 +471,7 @@ impl IdentifyController {
         put16(into, at::AWUN, super::namespace::zero_based_blocks(self.atomic_write_blocks));
         put16(into, at::AWUPF, super::namespace::zero_based_blocks(self.atomic_write_power_fail_blocks));
         put16(into, at::ACWU, super::namespace::zero_based_blocks(self.atomic_compare_write_blocks));
+        put16(into, at::OCFS, self.ocfs);
         put32(into, at::SGLS, self.sgls);
         put32(into, at::MNAN, self.mnan);
         assert!(self.subnqn.len() < SUBNQN_SIZE, "a subsystem name of {} bytes", self.subnqn.len());

@@ -94,6 +94,12 @@ pub struct IdentifyNamespace {
     pub preferred_deallocate_alignment: u32,
     /// Optimal write size in blocks, 1 to 65536 (NOWS).
     pub optimal_write_blocks: u32,
+    /// Most blocks of one source range of Copy (MSSRL); 0 where Copy is not supported.
+    pub copy_range_blocks_max: u16,
+    /// Most blocks of one Copy (MCL); 0 where it is not supported.
+    pub copy_blocks_max: u32,
+    /// Most source ranges of one Copy, 1 to 256 (MSRC).
+    pub copy_ranges_max: u16,
     /// ANA group; 0 for none.
     pub anagrpid: u32,
     /// Attributes: bit 0, write protected.
@@ -129,6 +135,9 @@ mod at {
     pub(super) const NPDG: usize = 68;
     pub(super) const NPDA: usize = 70;
     pub(super) const NOWS: usize = 72;
+    pub(super) const MSSRL: usize = 74;
+    pub(super) const MCL: usize = 76;
+    pub(super) const MSRC: usize = 80;
     pub(super) const ANAGRPID: usize = 92;
     pub(super) const NSATTR: usize = 99;
     pub(super) const NVMSETID: usize = 100;
@@ -197,6 +206,9 @@ impl IdentifyNamespace {
             preferred_deallocate_blocks: blocks(at::NPDG),
             preferred_deallocate_alignment: blocks(at::NPDA),
             optimal_write_blocks: blocks(at::NOWS),
+            copy_range_blocks_max: u16_at(from, at::MSSRL),
+            copy_blocks_max: u32_at(from, at::MCL),
+            copy_ranges_max: u16::from(from[at::MSRC]) + 1,
             anagrpid: u32_at(from, at::ANAGRPID),
             nsattr: from[at::NSATTR],
             nvmsetid: u16_at(from, at::NVMSETID),
@@ -238,6 +250,11 @@ impl IdentifyNamespace {
         put16(into, at::NPDG, zero_based_blocks(self.preferred_deallocate_blocks));
         put16(into, at::NPDA, zero_based_blocks(self.preferred_deallocate_alignment));
         put16(into, at::NOWS, zero_based_blocks(self.optimal_write_blocks));
+        put16(into, at::MSSRL, self.copy_range_blocks_max);
+        put32(into, at::MCL, self.copy_blocks_max);
+        let ranges = self.copy_ranges_max;
+        assert!((1..=256).contains(&ranges), "{ranges} source ranges are not 1 to 256");
+        into[at::MSRC] = (ranges - 1) as u8;
         put32(into, at::ANAGRPID, self.anagrpid);
         into[at::NSATTR] = self.nsattr;
         put16(into, at::NVMSETID, self.nvmsetid);
