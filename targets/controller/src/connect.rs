@@ -213,9 +213,11 @@ fn admin(
         Kind::Nvm => place.limits.io_queues_max,
         Kind::Discovery => 0,
     };
+    // Over fabrics host identifiers are 128 bits long. Without, the host says later who it is, if it does.
+    let long = if place.limits.memory_based { None } else { Some(true) };
     let association = place
         .directory
-        .admit(&subsystem, &data.hostnqn, data.host_id, io_queues_max)
+        .admit(&subsystem, &data.hostnqn, data.host_id, long, io_queues_max)
         .ok_or(Status::CONNECT_CONTROLLER_BUSY)?;
     Ok(AdminConnect {
         subsystem,

@@ -5,6 +5,7 @@ mod features;
 mod identify;
 mod log;
 mod properties;
+mod reservations;
 
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ use events::Events;
 use features::Features;
 use log::ErrorLog;
 use properties::Properties;
+use reservations::Notifications;
 
 /// What happens to a controller.
 #[derive(Clone, Debug)]
@@ -52,6 +54,8 @@ pub enum Event<'a> {
     InvalidDoorbell,
     /// The host wrote a value to a doorbell that the queue's size or state does not allow.
     InvalidDoorbellValue,
+    /// A [`Bell`](crate::reservation::Bell) rang.
+    Bell,
     /// [`Controller::deadline`] has come.
     Tick,
 }
@@ -117,6 +121,10 @@ pub fn data_from_host(sqe: &Sqe) -> u32 {
     match AdminOpcode::from_wire(sqe.opcode) {
         Some(AdminOpcode::SetFeatures) => match FeatureId::from_wire(SetFeatures::of(sqe).fid) {
             Some(FeatureId::HostBehavior) => wire_nvme::feature::HOST_BEHAVIOR_SIZE as u32,
+            // Over fabrics, where data is described by SGLs, Connect has told it.
+            Some(FeatureId::HostIdentifier) if sqe.psdt() == Psdt::Prp => {
+                if SetFeatures::of(sqe).cdw11 & wire_nvme::feature::HOST_ID_EXTENDED != 0 { 16 } else { 8 }
+            }
             _ => 0,
         },
         _ => 0,
@@ -130,11 +138,13 @@ type Answer = Result<Reply, Status>;
 struct Reply {
     result: u64,
     data: Vec<u8>,
+    // It is not the time to answer yet.
+    is_later: bool,
 }
 
 impl Reply {
     fn result(result: u64) -> Answer {
-        Ok(Reply { result, data: Vec::new() })
+        Ok(Reply { result, ..Reply::default() })
     }
 
     fn none() -> Answer {
@@ -153,6 +163,7 @@ pub struct Controller {
     properties: Properties,
     features: Features,
     events: Events,
+    notifications: Notifications,
     errors: ErrorLog,
     health: HealthCounters,
     keep_alive: KeepAlive,
@@ -188,6 +199,7 @@ impl Controller {
             properties: Properties::new(&limits, subsystem.kind),
             features: Features::new(kato_ms, &limits),
             events: Events::new(limits.async_events_max),
+            notifications: Notifications::default(),
             errors: ErrorLog::new(limits.error_log_entries),
             health: HealthCounters::default(),
             keep_alive: KeepAlive { timeout_ns: 0, heard_ns: now_ns, reason: Reason::KeepAliveExpired },
@@ -276,6 +288,7 @@ impl Controller {
             Event::Traffic => self.keep_alive.heard_ns = now_ns,
             Event::InvalidDoorbell => self.events.doorbell(false),
             Event::InvalidDoorbellValue => self.events.doorbell(true),
+            Event::Bell => self.look(actions),
             Event::Tick => {}
         }
         if self.ended.is_none() {
@@ -358,6 +371,9 @@ impl Controller {
         } else {
             self.admin(sqe, data, actions)
         };
+        if matches!(&answer, Ok(reply) if reply.is_later) {
+            return;
+        }
         self.complete(sqe, answer, actions);
     }
 
@@ -406,6 +422,7 @@ impl Controller {
                 // and the admin queue stay.
                 actions.push(Action::CloseIoQueues);
                 self.events.reset(actions);
+                self.notifications.reset(actions);
                 self.features = Features::new(self.features.kato_ms(), &self.limits);
                 association.set_queues_max(self.limits.io_queues_max);
             }
@@ -436,7 +453,7 @@ impl Controller {
 
     fn complete(&mut self, sqe: &Sqe, answer: Answer, actions: &mut Vec<Action>) {
         let completion = match answer {
-            Ok(Reply { result, data }) => {
+            Ok(Reply { result, data, .. }) => {
                 Completion { cqe: Cqe::new(sqe.cid, Status::SUCCESS).with_result(result), data }
             }
             Err(status) => {
@@ -451,7 +468,7 @@ impl Controller {
     /// Data for the host, which must have room for exactly that much.
     fn send(&self, sqe: &Sqe, data: Vec<u8>) -> Answer {
         self.room(sqe, data.len() as u64)?;
-        Ok(Reply { result: 0, data })
+        Ok(Reply { data, ..Reply::default() })
     }
 
     fn room(&self, sqe: &Sqe, length: u64) -> Result<(), Status> {

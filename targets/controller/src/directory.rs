@@ -1,17 +1,20 @@
 //! Which controllers there are: the one thing that cores share, used only when queues come and go.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wire_nvme::fabrics::Nqn;
+use wire_nvme::log::NotificationType;
 
 use crate::Subsystem;
+use crate::reservation::{Bell, Bells, HostId};
 
 /// The controllers of a target, by subsystem and controller identifier.
 #[derive(Debug, Default)]
 pub struct Directory {
     subsystems: Mutex<HashMap<Nqn, Controllers>>,
+    bells: Arc<Bells>,
 }
 
 #[derive(Debug, Default)]
@@ -27,13 +30,31 @@ pub struct Association {
     subnqn: Nqn,
     cntlid: u16,
     hostnqn: Nqn,
-    host_id: [u8; 16],
+    identity: Mutex<Identity>,
+    notices: Mutex<Notices>,
     // Both only change under the lock of `queues`, so that a queue is never added to a controller
     // that is being disabled; reading them needs no lock.
     alive: AtomicBool,
     enabled: AtomicBool,
     queues: Mutex<Queues>,
 }
+
+#[derive(Clone, Copy, Debug)]
+struct Identity {
+    host_id: HostId,
+    // Whether it has 128 bits or 64; `None` for one that the target made up and the host may replace.
+    long: Option<bool>,
+}
+
+/// Reservation notifications that the controller has not taken yet.
+#[derive(Debug, Default)]
+struct Notices {
+    waiting: VecDeque<(u32, NotificationType)>,
+    lost: u64,
+}
+
+/// Notifications that can wait until the controller's core has its next turn.
+const NOTICES_MAX: usize = 256;
 
 #[derive(Debug)]
 struct Queues {
@@ -71,7 +92,8 @@ impl Directory {
         &self,
         subsystem: &Subsystem,
         hostnqn: &Nqn,
-        host_id: [u8; 16],
+        host_id: HostId,
+        long: Option<bool>,
         io_queues_max: u16,
     ) -> Option<Arc<Association>> {
         let mut subsystems = lock(&self.subsystems);
@@ -84,7 +106,8 @@ impl Directory {
             subnqn: subsystem.nqn.clone(),
             cntlid,
             hostnqn: hostnqn.clone(),
-            host_id,
+            identity: Mutex::new(Identity { host_id, long }),
+            notices: Mutex::default(),
             alive: AtomicBool::new(true),
             enabled: AtomicBool::new(false),
             queues: Mutex::new(Queues { in_use: BTreeSet::new(), max: io_queues_max }),
@@ -92,6 +115,16 @@ impl Directory {
         controllers.by_cntlid.insert(cntlid, association.clone());
         controllers.next = if cntlid == high { low } else { cntlid + 1 };
         Some(association)
+    }
+
+    /// A bell for one core: `wake` makes the core look at it. It is to be looked at as long as controllers or
+    /// I/O queues are there.
+    pub fn bell(&self, wake: Box<dyn Fn() + Send + Sync>) -> Arc<Bell> {
+        self.bells.add(wake)
+    }
+
+    pub(crate) fn bells(&self) -> Arc<Bells> {
+        self.bells.clone()
     }
 
     /// The controller with this identifier.
@@ -140,8 +173,40 @@ impl Association {
     }
 
     /// Host identifier.
-    pub fn host_id(&self) -> [u8; 16] {
-        self.host_id
+    pub fn host_id(&self) -> HostId {
+        lock(&self.identity).host_id
+    }
+
+    /// Whether the host's identifier has 128 bits, not 64; `None` where the host has not said who it is and an
+    /// identifier of its own was made up.
+    pub fn id_is_long(&self) -> Option<bool> {
+        lock(&self.identity).long
+    }
+
+    /// The host says who it is; whether it had not.
+    pub(crate) fn set_host_id(&self, host_id: HostId, long: bool) -> bool {
+        let mut identity = lock(&self.identity);
+        let is_first = identity.long.is_none();
+        if is_first {
+            *identity = Identity { host_id, long: Some(long) };
+        }
+        is_first || (identity.host_id == host_id && identity.long == Some(long))
+    }
+
+    /// Tells the controller of what happened to reservations of a namespace.
+    pub(crate) fn notify(&self, nsid: u32, kind: NotificationType) {
+        let mut notices = lock(&self.notices);
+        if notices.waiting.len() == NOTICES_MAX {
+            notices.lost += 1;
+        } else {
+            notices.waiting.push_back((nsid, kind));
+        }
+    }
+
+    /// What the controller was told of, and how many more it would have been.
+    pub(crate) fn take_notices(&self) -> (VecDeque<(u32, NotificationType)>, u64) {
+        let mut notices = lock(&self.notices);
+        (std::mem::take(&mut notices.waiting), std::mem::take(&mut notices.lost))
     }
 
     /// Whether the controller still exists. An I/O queue of one that does not is to be closed.

@@ -419,7 +419,9 @@ impl Harness {
             }
             _ => {}
         }
-        if let io::Transfer::ToHost(length) | io::Transfer::FromHost(length) = plan.data {
+        if let io::Transfer::ToHost(length) | io::Transfer::FromHost(length) | io::Transfer::Answer(length) =
+            plan.data
+        {
             assert!(length == sqe.data.length() && length <= self.limits.transfer_max_bytes, "{plan:?}");
         }
     }

@@ -20,13 +20,16 @@
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 use ring::{Flags, Status};
 use wire_nvme::io::{DSM_RANGE_SIZE, DSM_RANGES_MAX, DatasetManagement, DsmRange};
 use wire_nvme::log::AnaState;
 use wire_nvme::opcode::{FabricsType, NvmOpcode};
 use wire_nvme::{DecodeError, NSID_ALL, Sqe};
 
-use crate::{INVALID_FIELD, INVALID_QUEUE_TYPE, Limits, Subsystem};
+use crate::reservation::{self, Gate, Reservations, Seat, access};
+use crate::{Association, Directory, INVALID_FIELD, INVALID_QUEUE_TYPE, Limits, Subsystem};
 
 /// The namespaces of a subsystem as I/O queues look them up: made anew whenever the subsystem changes,
 /// read by every command.
@@ -34,12 +37,15 @@ use crate::{INVALID_FIELD, INVALID_QUEUE_TYPE, Limits, Subsystem};
 pub struct NamespaceTable {
     // Indexed by namespace identifier less 1; 0 blocks of 0 bytes where there is none.
     entries: Vec<Entry>,
+    // By the same index.
+    reservations: Vec<Option<Arc<Reservations>>>,
+    seat: Option<Seat>,
     transfer_max_bytes: u32,
     memory_based: bool,
 }
 
 /// One namespace of a [`NamespaceTable`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Entry {
     /// Size in blocks.
     pub blocks: u64,
@@ -51,29 +57,54 @@ pub struct Entry {
     read_only: bool,
     can_unmap: bool,
     can_write_zeroes: bool,
+    // What the host may not do because others have reserved the namespace.
+    gate: Arc<Gate>,
     // Success, or what every command is answered because of its ANA group.
     ana: Status,
 }
 
 impl Entry {
-    const NONE: Entry = Entry {
-        blocks: 0,
-        backend: 0,
-        block_log2: 9,
-        exists: false,
-        read_only: true,
-        can_unmap: false,
-        can_write_zeroes: false,
-        ana: Status::SUCCESS,
-    };
+    fn none() -> Entry {
+        Entry {
+            blocks: 0,
+            backend: 0,
+            block_log2: 9,
+            exists: false,
+            read_only: true,
+            can_unmap: false,
+            can_write_zeroes: false,
+            gate: Arc::default(),
+            ana: Status::SUCCESS,
+        }
+    }
 }
 
 impl NamespaceTable {
-    /// The namespaces of a subsystem, as reached through a port.
+    /// The namespaces of a subsystem, as reached through a port by nobody in particular: reservations concern
+    /// hosts, and here there is none.
     pub fn new(subsystem: &Subsystem, portid: u16, limits: &Limits) -> NamespaceTable {
+        NamespaceTable::with(subsystem, portid, limits, None)
+    }
+
+    /// The namespaces of a subsystem, as a controller's I/O queues reach them through a port.
+    pub fn of(
+        subsystem: &Subsystem,
+        portid: u16,
+        limits: &Limits,
+        directory: &Arc<Directory>,
+        association: &Arc<Association>,
+    ) -> NamespaceTable {
+        let seat = Seat { directory: directory.clone(), association: association.clone() };
+        NamespaceTable::with(subsystem, portid, limits, Some(seat))
+    }
+
+    fn with(subsystem: &Subsystem, portid: u16, limits: &Limits, seat: Option<Seat>) -> NamespaceTable {
+        let host = seat.as_ref().map(|seat| seat.association.host_id());
         let last = subsystem.namespaces.last().map_or(0, |namespace| namespace.nsid);
-        let mut entries = vec![Entry::NONE; last as usize];
+        let mut entries = vec![Entry::none(); last as usize];
+        let mut reservations = vec![None; last as usize];
         for namespace in &subsystem.namespaces {
+            reservations[namespace.nsid as usize - 1] = Some(namespace.reservations.clone());
             entries[namespace.nsid as usize - 1] = Entry {
                 blocks: namespace.blocks,
                 backend: namespace.backend,
@@ -82,6 +113,7 @@ impl NamespaceTable {
                 read_only: namespace.read_only,
                 can_unmap: namespace.can_unmap,
                 can_write_zeroes: namespace.can_write_zeroes,
+                gate: host.map(|host| namespace.reservations.gate(&host)).unwrap_or_default(),
                 ana: match subsystem.ana_state(portid, namespace.anagrpid) {
                     AnaState::Optimized | AnaState::NonOptimized => Status::SUCCESS,
                     AnaState::Inaccessible => Status::ANA_INACCESSIBLE,
@@ -92,6 +124,8 @@ impl NamespaceTable {
         }
         NamespaceTable {
             entries,
+            reservations,
+            seat,
             transfer_max_bytes: limits.transfer_max_bytes,
             memory_based: limits.memory_based,
         }
@@ -106,6 +140,38 @@ impl NamespaceTable {
     /// The keys of all block devices, for a plan to flush every namespace.
     pub fn backends(&self) -> impl Iterator<Item = u32> {
         self.entries.iter().filter(|entry| entry.exists).map(|entry| entry.backend)
+    }
+
+    /// Whether reservations still let a plan be carried out: one that waits may be overtaken by another host's
+    /// reservation.
+    ///
+    /// # Errors
+    /// The status to complete the command with.
+    #[inline]
+    pub fn admit(&self, plan: &Plan) -> Result<(), Status> {
+        let class = match plan.op {
+            Op::Read | Op::Compare | Op::Verify => access::READ,
+            Op::Write | Op::Flush | Op::WriteZeroes | Op::Unmap => access::WRITE,
+            Op::FlushAll => {
+                let refused = self.entries.iter().any(|entry| entry.gate.denies(access::WRITE));
+                return if refused { Err(CONFLICT) } else { Ok(()) };
+            }
+            // Advice, which Dataset Management is at the least, counts as a write.
+            Op::Nothing => access::WRITE,
+            Op::Reservation | Op::Disconnect => return Ok(()),
+        };
+        if self.entry(plan).gate.denies(class) { Err(CONFLICT) } else { Ok(()) }
+    }
+
+    /// Executes an [`Op::Reservation`] plan with the data that the host sent.
+    pub fn reserve(&self, plan: &Plan, data: &[u8]) -> reservation::Outcome {
+        let reservations = self.reservations.get(plan.namespace as usize).and_then(Option::as_ref);
+        let (Some(seat), Some(reservations)) = (&self.seat, reservations) else {
+            return reservation::Outcome::Done(Status::INTERNAL_ERROR);
+        };
+        let mut sqe = Sqe::new(plan.blocks as u8);
+        (sqe.cdw10, sqe.cdw11) = (plan.lba as u32, (plan.lba >> 32) as u32);
+        reservations.execute(seat, plan.namespace + 1, &sqe, data)
     }
 
     #[inline]
@@ -140,6 +206,9 @@ pub enum Op {
     Compare,
     /// Read blocks into a buffer of the transport's, and throw them away: whether they can be read is the answer.
     Verify,
+    /// A reservation command, which no device sees: see [`NamespaceTable::reserve`]. The plan's `lba` holds dwords
+    /// 10 and 11 of the command, its `blocks` the opcode.
+    Reservation,
     /// Success, without asking anyone. The host's data, if any, is taken and dropped.
     Nothing,
     /// Answer with success, then end the queue (Disconnect).
@@ -155,6 +224,8 @@ pub enum Transfer {
     ToHost(u32),
     /// From the host to the controller.
     FromHost(u32),
+    /// From the controller to the host, which answers without a device.
+    Answer(u32),
 }
 
 /// What to do for a command.
@@ -174,6 +245,8 @@ pub struct Plan {
     /// FUA and DEALLOCATE.
     pub flags: Flags,
 }
+
+const CONFLICT: Status = Status::RESERVATION_CONFLICT.do_not_retry();
 
 const BARE: Plan =
     Plan { lba: 0, blocks: 0, namespace: 0, data: Transfer::None, op: Op::Nothing, flags: Flags::NONE };
@@ -208,7 +281,11 @@ pub fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status> {
             let (plan, length) = read_write(sqe, table, Op::Write)?;
             Ok(Plan { data: Transfer::FromHost(length), ..plan })
         }
-        _ => seldom(sqe, table),
+        _ => {
+            let plan = seldom(sqe, table)?;
+            table.admit(&plan)?;
+            Ok(plan)
+        }
     }
 }
 
@@ -219,6 +296,9 @@ fn read_write(sqe: &Sqe, table: &NamespaceTable, op: Op) -> Result<(Plan, u32), 
     let (lba, blocks) = range(sqe, entry, PROTECTION | DIRECTIVE)?;
     if entry.read_only && op == Op::Write {
         return Err(Status::NAMESPACE_WRITE_PROTECTED.do_not_retry());
+    }
+    if entry.gate.denies(if op == Op::Write { access::WRITE } else { access::READ }) {
+        return Err(CONFLICT);
     }
     // At most 65536 blocks of at most 2 GiB: no overflow.
     let bytes = u64::from(blocks) << entry.block_log2;
@@ -287,6 +367,12 @@ fn seldom(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status> {
             Ok(Plan { data: Transfer::FromHost(length), ..plan })
         }
         Some(NvmOpcode::Verify) => Ok(read_write(sqe, table, Op::Verify)?.0),
+        Some(
+            opcode @ (NvmOpcode::ReservationRegister
+            | NvmOpcode::ReservationReport
+            | NvmOpcode::ReservationAcquire
+            | NvmOpcode::ReservationRelease),
+        ) => reserve(sqe, table, opcode),
         Some(NvmOpcode::Fabrics) if !table.memory_based => fabrics(sqe),
         _ => Err(Status::INVALID_OPCODE.do_not_retry()),
     }
@@ -307,6 +393,28 @@ fn dataset_management(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status>
     }
     let op = if command.deallocate && entry.can_unmap { Op::Unmap } else { Op::Nothing };
     Ok(Plan { op, namespace, blocks: command.ranges.into(), data: Transfer::FromHost(length), ..BARE })
+}
+
+/// Most data of a reservation command, Report aside: keys, and whatever a host puts behind them.
+const KEYS_BYTES_MAX: u32 = 4096;
+
+/// The reservation commands (Base 2.0, sections 7.2 to 7.5).
+fn reserve(sqe: &Sqe, table: &NamespaceTable, opcode: NvmOpcode) -> Result<Plan, Status> {
+    let (namespace, _) = table.find(sqe.nsid)?;
+    let need = reservation::data_bytes(opcode, sqe);
+    if need > u64::from(table.transfer_max_bytes) {
+        return Err(INVALID_FIELD);
+    }
+    let need = need as u32;
+    let length = if table.memory_based { need } else { sqe.data.length() };
+    let report = opcode == NvmOpcode::ReservationReport;
+    let fits = if report { length == need } else { (need..=KEYS_BYTES_MAX).contains(&length) };
+    if !fits {
+        return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
+    }
+    let data = if report { Transfer::Answer(length) } else { Transfer::FromHost(length) };
+    let lba = u64::from(sqe.cdw10) | u64::from(sqe.cdw11) << 32;
+    Ok(Plan { op: Op::Reservation, lba, blocks: sqe.opcode.into(), namespace, data, ..BARE })
 }
 
 /// Fabrics commands on an I/O queue that exists (Base 2.0, section 6).

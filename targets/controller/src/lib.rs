@@ -29,6 +29,7 @@
 
 pub mod io;
 pub mod queues;
+pub mod reservation;
 pub mod sgl;
 
 mod connect;

@@ -1,11 +1,14 @@
 //! What a controller belongs to: an immutable picture that is swapped when anything changes.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use uuid::Uuid;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::identify::NamespaceDescriptor;
 use wire_nvme::log::AnaState;
+
+use crate::reservation::Reservations;
 
 /// Whether hosts find namespaces or other subsystems behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +89,8 @@ pub struct Namespace {
     pub optimal_boundary_blocks: u16,
     /// ANA group, from 1 to [`Subsystem::namespaces_max`].
     pub anagrpid: u32,
+    /// Who has reserved it: the same in every picture of the namespace.
+    pub reservations: Arc<Reservations>,
 }
 
 impl Subsystem {
@@ -207,6 +212,7 @@ impl Namespace {
             can_write_zeroes: false,
             optimal_boundary_blocks: 0,
             anagrpid: 1,
+            reservations: Arc::default(),
         }
     }
 

@@ -46,6 +46,8 @@ pub(crate) enum Work {
     Whole(Box<Sqe>),
     /// The controller has it, and will answer.
     AtController,
+    /// It is done, but waits for others before it is answered; see [`crate::connection::State::parked`].
+    Parked,
     /// Answered; its data is leaving.
     Leaving,
 }

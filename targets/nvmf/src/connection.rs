@@ -3,6 +3,7 @@
 //! Sans-IO but for [`Connection::receive`] and [`Connection::flush`], which move bytes between the
 //! network and the state machine. What a connection needs from its core is lent to it as [`Lent`].
 
+use controller::reservation::{Pending, Ticket};
 use net::{ConnectionId, Network};
 use nvme_tcp::{Flushed, Progress, Pumped, Receiver, Sender, pump};
 use ring::{Completion, Status};
@@ -57,6 +58,10 @@ pub(crate) struct State {
     pub(crate) data_tells_success: bool,
     /// Commands that wait for a buffer, oldest first.
     pub(crate) aside: std::collections::VecDeque<Slot>,
+    /// Reservation commands that are answered when there is nothing left to wait for.
+    pub(crate) parked: Vec<(Slot, std::sync::Arc<Pending>)>,
+    /// Others wait for what devices have of it; until that is back it takes no more commands.
+    pub(crate) drains: Vec<Ticket>,
     /// It takes no more commands, and ends when those that it has are answered, or at this time.
     pub(crate) leaving_until_ns: Option<u64>,
     /// The host has told that it ends the connection. What it was stays until then: an I/O queue is not
@@ -222,9 +227,25 @@ impl State {
         (slot.to_bits() >> 32 & 0xffff == tag.0 >> 16 & 0xffff).then_some(slot)
     }
 
+    /// Whether commands have to wait.
+    #[inline]
+    pub(crate) fn takes_nothing(&self) -> bool {
+        self.leaving_until_ns.is_some() || !self.drains.is_empty()
+    }
+
     /// Takes no more commands from now on; the connection ends when those that it has are answered.
     pub(crate) fn leave(&mut self, now_ns: u64) {
         self.leaving_until_ns.get_or_insert(now_ns.saturating_add(LEAVE_NS_MAX));
+    }
+
+    /// Answers what has nothing left to wait for.
+    pub(crate) fn unpark(&mut self) {
+        for (slot, pending) in std::mem::take(&mut self.parked) {
+            match pending.outcome() {
+                Some(status) => self.finish(slot, status, 0),
+                None => self.parked.push((slot, pending)),
+            }
+        }
     }
 
     /// Queues a response capsule.

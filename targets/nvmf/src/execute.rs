@@ -1,6 +1,7 @@
 //! What commands do, once all that they need is here.
 
 use controller::io::{self, Op as Planned, Plan, Transfer};
+use controller::reservation::Outcome;
 use controller::sgl::{self, Source};
 use controller::{Action, ConnectOk, Controller, Event, NamespaceTable};
 use memory::Buffer;
@@ -50,6 +51,12 @@ impl Handler<'_, '_> {
                     }
                 }
             }
+            Transfer::Answer(length) => {
+                sgl::to_host(sqe.data)?;
+                self.take_entry();
+                let slot = self.state.new_command(sqe.cid, Work::Planned(plan), Data::None, length);
+                self.execute(slot);
+            }
             Transfer::FromHost(_) | Transfer::None => {
                 self.take_entry();
                 let slot = self.state.new_command(sqe.cid, Work::Planned(plan), Data::None, 0);
@@ -97,7 +104,10 @@ impl Handler<'_, '_> {
             };
             let (cid, length) = (command.cid, command.length);
             match (plan.op, &command.data) {
-                (Planned::Read, _) => self.read(slot, &plan, length),
+                (Planned::Read, _) => match self.admitted(&plan) {
+                    Ok(()) => self.read(slot, &plan, length),
+                    Err(status) => self.state.finish(slot, status, 0),
+                },
                 (_, Data::None) => self.ask_for_data(slot, cid, length),
                 _ => self.execute(slot),
             }
@@ -107,6 +117,15 @@ impl Handler<'_, '_> {
         }
         // What was put aside again is the oldest.
         self.state.aside.append(&mut aside);
+    }
+
+    /// Whether reservations, which may be others than when the command came, allow a plan.
+    #[inline]
+    fn admitted(&self, plan: &Plan) -> Result<(), Status> {
+        match &self.state.role {
+            Role::Io(queue) => queue.namespaces.admit(plan),
+            _ => Ok(()),
+        }
     }
 
     #[inline]
@@ -152,7 +171,12 @@ impl Handler<'_, '_> {
                 Role::AwaitingConnect => self.connect(slot, &sqe),
                 _ => self.admin(slot, *sqe),
             },
-            Work::Read | Work::Compare | Work::Requests { .. } | Work::AtController | Work::Leaving => {
+            Work::Read
+            | Work::Compare
+            | Work::Requests { .. }
+            | Work::AtController
+            | Work::Parked
+            | Work::Leaving => {
                 unreachable!("a command is executed once")
             }
         }
@@ -162,7 +186,11 @@ impl Handler<'_, '_> {
         let Role::Io(queue) = &self.state.role else {
             return self.state.finish(slot, Status::COMMAND_SEQUENCE_ERROR, 0);
         };
+        if let Err(status) = queue.namespaces.admit(plan) {
+            return self.state.finish(slot, status, 0);
+        }
         match plan.op {
+            Planned::Reservation => self.reserve(slot, plan),
             Planned::Read => unreachable!("a read has no data to wait for"),
             Planned::Nothing => self.state.finish(slot, Status::SUCCESS, 0),
             Planned::Disconnect => {
@@ -219,6 +247,24 @@ impl Handler<'_, '_> {
                     // Worth another try when memory is free again.
                     None => self.state.finish(slot, Status::COMMAND_INTERRUPTED, 0),
                 }
+            }
+        }
+    }
+
+    /// A reservation command, which no device sees.
+    fn reserve(&mut self, slot: Slot, plan: &Plan) {
+        let data = self.state.commands.take_data(slot);
+        let Role::Io(queue) = &self.state.role else { return };
+        match queue.namespaces.reserve(plan, data.as_slice()) {
+            Outcome::Done(status) => self.state.finish(slot, status, 0),
+            Outcome::Report(report) => self.state.finish_with_data(slot, Data::Bytes(report), 0),
+            Outcome::Pending(pending) => {
+                if let Some(command) = self.state.commands.get_mut(slot) {
+                    command.work = Work::Parked;
+                }
+                self.state.parked.push((slot, pending));
+                // What it waits for may have come to pass meanwhile, and the bell with it.
+                self.state.unpark();
             }
         }
     }
@@ -310,7 +356,13 @@ impl Handler<'_, '_> {
                     ConnectOk::Io(io) => {
                         let portid = self.state.port.portid;
                         Role::Io(IoQueue {
-                            namespaces: NamespaceTable::new(&io.subsystem, portid, &shared.limits.controller),
+                            namespaces: NamespaceTable::of(
+                                &io.subsystem,
+                                portid,
+                                &shared.limits.controller,
+                                &shared.directory,
+                                io.lease.association(),
+                            ),
                             subsystem: io.subsystem,
                             lease: io.lease,
                         })

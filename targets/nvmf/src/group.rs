@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::SyncSender;
 
 use controller::Event as ControllerEvent;
+use controller::reservation::{Bell, Drain};
 use controller::{Directory, NamespaceTable, Port};
 use memory::Pool;
 use net::{ConnectionId, Event, ListenerId, Network};
@@ -102,6 +103,8 @@ pub(crate) struct Group<N: Network> {
     peers: Vec<Sender<Message<N::Stream>>>,
     /// What the groups know of each other, by index.
     boards: Arc<[Board]>,
+    /// Rings when reservations concern connections of this core.
+    pub(crate) bell: Option<Arc<Bell>>,
     scratch: Vec<u8>,
     events: Vec<Event<N::Stream>>,
     completions: Vec<bdev::Completion>,
@@ -115,6 +118,8 @@ pub(crate) struct Group<N: Network> {
     waiting: Vec<Slot>,
     /// Connections that end when they have answered what they have.
     leaving: Vec<Slot>,
+    /// Connections whose requests at devices somebody waits for.
+    draining: Vec<Slot>,
     /// The next handshake or keep alive timeout, or earlier.
     timer_ns: u64,
     flows: u16,
@@ -175,6 +180,7 @@ impl<N: Network> Group<N> {
             messages,
             peers: Vec::new(),
             boards,
+            bell: None,
             scratch: vec![0; SCRATCH_BYTES],
             events: Vec::new(),
             completions: Vec::with_capacity(256),
@@ -183,6 +189,7 @@ impl<N: Network> Group<N> {
             spare: Vec::new(),
             waiting: Vec::new(),
             leaving: Vec::new(),
+            draining: Vec::new(),
             timer_ns: u64::MAX,
             flows: 0,
             stopping: false,
@@ -219,6 +226,49 @@ impl<N: Network> Group<N> {
             self.look(now_ns);
         }
         count
+    }
+
+    /// The bell rang: controllers have notifications, commands may be answered, others want to be waited for.
+    #[cold]
+    fn rung(&mut self, drains: Vec<Drain>, now_ns: u64) {
+        let slots: Vec<Slot> = self.connections.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            let Some(entry) = self.connections.get_mut(slot) else { continue };
+            let state = &mut entry.connection.state;
+            if let Role::Io(queue) = &state.role
+                && entry.at_devices > 0
+            {
+                let association = queue.lease.association();
+                let host = association.host_id();
+                let concerns =
+                    |drain: &&Drain| drain.subnqn == *association.subnqn() && drain.hosts.contains(&host);
+                let tickets: Vec<_> =
+                    drains.iter().filter(concerns).map(|drain| drain.ticket.clone()).collect();
+                if !tickets.is_empty() {
+                    state.drains.extend(tickets);
+                    self.draining.push(slot);
+                }
+            }
+            if entry.closed {
+                continue;
+            }
+            state.unpark();
+            state.control(ControllerEvent::Bell, now_ns);
+            self.mark(slot);
+        }
+    }
+
+    /// Tells those who wait that devices have nothing more of a connection.
+    fn drained(&mut self) {
+        let connections = &mut self.connections;
+        self.draining.retain(|slot| {
+            // Of a connection that is gone the tickets are, too.
+            let Some(entry) = connections.get_mut(*slot) else { return false };
+            if entry.at_devices == 0 {
+                entry.connection.state.drains.clear();
+            }
+            entry.at_devices > 0
+        });
     }
 
     fn listen(&mut self, address: SocketAddr, portid: u16) -> std::io::Result<SocketAddr> {
@@ -543,7 +593,13 @@ impl<N: Network> Group<N> {
                             .commands
                             .refuse(|plan| device(&queue.subsystem, plan) == device(&subsystem, plan));
                         let limits = &self.shared.limits.controller;
-                        queue.namespaces = NamespaceTable::new(&subsystem, state.port.portid, limits);
+                        queue.namespaces = NamespaceTable::of(
+                            &subsystem,
+                            state.port.portid,
+                            limits,
+                            &self.shared.directory,
+                            queue.lease.association(),
+                        );
                         queue.subsystem = subsystem;
                         // Its controller sees the same, but perhaps on another core and later.
                         let host = queue.lease.association().hostnqn();
@@ -605,6 +661,10 @@ impl<N: Network> Turns for Group<N> {
 
     fn turn(&mut self, core: &Core, now_ns: u64) -> usize {
         let mut count = self.take_messages(core, now_ns);
+        if let Some(drains) = self.bell.as_ref().and_then(|bell| bell.take()) {
+            self.rung(drains, now_ns);
+            count += 1;
+        }
         let mut events = std::mem::take(&mut self.events);
         count += self.network.poll(&mut events);
         let mut again = std::mem::replace(&mut self.again, std::mem::take(&mut self.spare));
@@ -629,6 +689,9 @@ impl<N: Network> Turns for Group<N> {
         }
         self.events = events;
         count += self.drive_devices();
+        if !self.draining.is_empty() {
+            self.drained();
+        }
         if !self.dirty.is_empty() {
             self.flush_all(now_ns);
         }
@@ -690,6 +753,8 @@ impl Connection {
                 flow_control_off: false,
                 data_tells_success: false,
                 aside: std::collections::VecDeque::new(),
+                parked: Vec::new(),
+                drains: Vec::new(),
                 leaving_until_ns: None,
                 terminated: false,
                 close_io_queues: false,

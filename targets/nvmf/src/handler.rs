@@ -120,7 +120,7 @@ impl Handler<'_, '_> {
             // unread behind this command.
             return Err(Fatal::of(FatalStatus::SequenceError));
         }
-        if self.state.sender.small_bytes() > ANSWER_BYTES_MAX || self.state.leaving_until_ns.is_some() {
+        if self.state.sender.small_bytes() > ANSWER_BYTES_MAX || self.state.takes_nothing() {
             return Ok(Place::Wait);
         }
         if layout.data_length > self.capsule_bytes_max() {

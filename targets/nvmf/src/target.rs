@@ -175,7 +175,10 @@ impl Target {
             let sender = remote.call(move |core| {
                 let (sender, messages) = core.mailbox(MESSAGES_MAX);
                 let network = Sockets::new(core.events()).spinning(core.spins());
-                let group = Group::new(core, network, limits, directory, boards, messages);
+                let (me, all) = (sender.clone(), directory.clone());
+                let mut group = Group::new(core, network, limits, directory, boards, messages);
+                // A group whose mailbox is full is awake without the message.
+                group.bell = Some(all.bell(Box::new(move || _ = me.send(Message::Look))));
                 core.add_poller(Box::new(GroupPoller { core: core.clone(), group }), Period::EveryTurn);
                 sender
             });
@@ -201,7 +204,10 @@ impl Target {
             let sender = remote.call(move |core| {
                 let (sender, messages) = core.mailbox(MESSAGES_MAX);
                 let shared = vfio_user::Shared { limits, directory, picture: Arc::default() };
-                let group = vfio_user::Group::new(core, shared, messages);
+                let me = sender.clone();
+                let wake = Box::new(move || _ = me.send(vfio_user::Message::Look));
+                let bell = shared.directory.bell(wake);
+                let group = vfio_user::Group::new(core, shared, messages, bell);
                 let poller = GroupPoller { core: core.clone(), group };
                 core.add_poller(Box::new(poller), Period::EveryTurn);
                 sender

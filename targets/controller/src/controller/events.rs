@@ -16,7 +16,7 @@ use crate::Subsystem;
 pub(super) struct Events {
     requests: VecDeque<u16>,
     requests_max: usize,
-    notices: [Notice; 5],
+    notices: [Notice; 6],
     changed: BTreeSet<u32>,
     ana_changes: u64,
 }
@@ -36,6 +36,7 @@ const ANA: usize = 1;
 const DISCOVERY: usize = 2;
 const DOORBELL: usize = 3;
 const DOORBELL_VALUE: usize = 4;
+const RESERVATION: usize = 5;
 
 /// No bit of the configuration switches it off.
 const ALWAYS: u32 = 0;
@@ -53,6 +54,8 @@ impl Events {
                 // Errors are told of whatever the configuration says (Base 2.0, section 5.2.1).
                 notice(AsyncEvent::INVALID_DOORBELL, ALWAYS),
                 notice(AsyncEvent::INVALID_DOORBELL_VALUE, ALWAYS),
+                // Masked by a feature of its own, before anything is logged.
+                notice(AsyncEvent::RESERVATION_LOG, ALWAYS),
             ],
             changed: BTreeSet::new(),
             ana_changes: 0,
@@ -117,6 +120,11 @@ impl Events {
 
     pub(super) fn discovery_changed(&mut self) {
         self.notices[DISCOVERY].pending = true;
+    }
+
+    /// There are reservation notifications to read.
+    pub(super) fn reservation_logged(&mut self) {
+        self.notices[RESERVATION].pending = true;
     }
 
     /// A doorbell was written that does not exist, or with a value that it cannot have.

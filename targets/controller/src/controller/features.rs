@@ -3,8 +3,8 @@
 use ring::Status;
 use wire_nvme::admin::{GetFeatures, SetFeatures};
 use wire_nvme::feature::{
-    AsyncEventConfiguration, Capabilities, FeatureId, HOST_BEHAVIOR_SIZE, HOST_ID_EXTENDED, NumberOfQueues,
-    Select, TemperatureThreshold,
+    AsyncEventConfiguration, Capabilities, FeatureId, HOST_BEHAVIOR_SIZE, NumberOfQueues, Select,
+    TemperatureThreshold,
 };
 use wire_nvme::{NSID_ALL, Sqe};
 
@@ -55,6 +55,8 @@ pub(super) fn supported(subsystem: &Subsystem, memory_based: bool) -> Vec<Featur
             FeatureId::KeepAliveTimer,
             FeatureId::HostBehavior,
             FeatureId::HostIdentifier,
+            FeatureId::ReservationMask,
+            FeatureId::ReservationPersistence,
         ],
         Kind::Discovery => vec![FeatureId::AsyncEventConfiguration, FeatureId::KeepAliveTimer],
     };
@@ -123,6 +125,8 @@ impl Features {
             FeatureId::WriteAtomicity => self.write_atomicity,
             FeatureId::AsyncEventConfiguration => self.async_events.0,
             FeatureId::KeepAliveTimer => self.kato_ms,
+            // Nothing is masked and nothing persists unless a host says so.
+            FeatureId::ReservationMask | FeatureId::ReservationPersistence => 0,
             // One power state, entered at once.
             FeatureId::PowerManagement => 0,
             _ => return Err(INVALID_FIELD),
@@ -130,11 +134,20 @@ impl Features {
     }
 }
 
-fn change(feature: FeatureId) -> Change {
+fn change(feature: FeatureId, memory_based: bool) -> Change {
     match feature {
-        FeatureId::VolatileWriteCache | FeatureId::HostIdentifier => Change::No,
+        FeatureId::VolatileWriteCache => Change::No,
+        FeatureId::HostIdentifier if !memory_based => Change::No,
         _ => Change::Yes,
     }
+}
+
+/// Whether a feature belongs to a namespace.
+fn is_of_namespace(feature: FeatureId) -> bool {
+    matches!(
+        feature,
+        FeatureId::ErrorRecovery | FeatureId::ReservationMask | FeatureId::ReservationPersistence
+    )
 }
 
 impl Controller {
@@ -154,12 +167,7 @@ impl Controller {
         let feature = self.feature(command.fid)?;
         let select = Select::from_wire(command.select).ok_or(INVALID_FIELD)?;
         if feature == FeatureId::HostIdentifier && select != Select::Supported {
-            // Over fabrics host identifiers are 128 bits long.
-            if command.cdw11 & HOST_ID_EXTENDED == 0 {
-                return Err(INVALID_FIELD);
-            }
-            let host_id = self.association().host_id();
-            return self.send(sqe, host_id.to_vec());
+            return self.send(sqe, self.host_id(command.cdw11)?);
         }
         if feature == FeatureId::HostBehavior && select != Select::Supported {
             let is_current = select == Select::Current;
@@ -168,6 +176,15 @@ impl Controller {
         }
         if feature == FeatureId::InterruptVector && select != Select::Supported {
             self.vector(command.cdw11)?;
+        }
+        if select == Select::Current {
+            match feature {
+                FeatureId::ReservationMask => return Reply::result(self.reservation_mask(sqe.nsid)?.into()),
+                FeatureId::ReservationPersistence => {
+                    return Reply::result(self.reservation_persistence(sqe.nsid)?.into());
+                }
+                _ => {}
+            }
         }
         let cache = self.subsystem.has_volatile_cache();
         let value = match select {
@@ -178,8 +195,8 @@ impl Controller {
             }
             Select::Supported => Capabilities {
                 saveable: false,
-                namespace_specific: feature == FeatureId::ErrorRecovery,
-                changeable: change(feature) == Change::Yes,
+                namespace_specific: is_of_namespace(feature),
+                changeable: change(feature, self.limits.memory_based) == Change::Yes,
             }
             .to_wire(),
         };
@@ -192,7 +209,7 @@ impl Controller {
         if command.save {
             return Err(Status::FEATURE_NOT_SAVEABLE.do_not_retry());
         }
-        let namespace_specific = feature == FeatureId::ErrorRecovery;
+        let namespace_specific = is_of_namespace(feature);
         match sqe.nsid {
             0 | NSID_ALL => {}
             nsid if namespace_specific && self.subsystem.namespace(nsid).is_some() => {}
@@ -248,6 +265,9 @@ impl Controller {
                 }
                 self.features.command_retry = data[0] == 1;
             }
+            FeatureId::ReservationMask => return self.set_reservation_mask(sqe.nsid, value),
+            FeatureId::ReservationPersistence => return self.set_reservation_persistence(sqe, value),
+            FeatureId::HostIdentifier if self.limits.memory_based => return self.set_host_id(value, data),
             // Over fabrics the Connect command has set it (Base 2.0, section 5.27.1).
             FeatureId::HostIdentifier => return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
             _ => return Err(INVALID_FIELD),

@@ -158,7 +158,7 @@ impl Controller {
         }
         let capacity =
             |namespace: &Namespace| u128::from(namespace.blocks) * u128::from(namespace.block_size);
-        let mut optional = oncs::COMPARE | oncs::SAVE_AND_SELECT | oncs::VERIFY;
+        let mut optional = oncs::COMPARE | oncs::SAVE_AND_SELECT | oncs::VERIFY | oncs::RESERVATIONS;
         if subsystem.namespaces.iter().any(|namespace| namespace.can_unmap) {
             optional |= oncs::DATASET_MANAGEMENT;
         }
@@ -228,6 +228,7 @@ impl Controller {
                 performance: 0,
             }],
             nmic: 1,
+            rescap: namespace.reservations.capabilities(),
             dlfeat: if namespace.can_unmap {
                 dlfeat::READS_ZERO | if namespace.can_write_zeroes { dlfeat::WRITE_ZEROES } else { 0 }
             } else {
@@ -247,6 +248,7 @@ impl Controller {
         NamespaceIndependent {
             nsfeat: if namespace.volatile_cache { 0 } else { NamespaceIndependent::NO_VOLATILE_CACHE },
             nmic: 1,
+            rescap: namespace.reservations.capabilities(),
             anagrpid: self.ana_group(namespace),
             nsattr: namespace.read_only.into(),
             nstat: NamespaceIndependent::READY,

@@ -75,6 +75,7 @@ fn supported(kind: Kind, ana: bool) -> Vec<LogId> {
                 LogId::ChangedNamespaces,
                 LogId::CommandEffects,
                 LogId::FeatureEffects,
+                LogId::ReservationNotification,
             ];
             pages.extend(ana.then_some(LogId::Ana));
             pages
@@ -115,6 +116,7 @@ impl Controller {
             }
             LogId::FeatureEffects => feature_effects(&self.subsystem, self.limits.memory_based),
             LogId::Ana => self.ana_page(command.specific & AnaLog::GROUPS_ONLY != 0),
+            LogId::ReservationNotification => self.notifications.page(),
             LogId::Discovery => {
                 let entries_max = self.limits.admin_queue_entries_max as u16;
                 self.discovery.page(self.hostnqn(), &self.port.address, entries_max)
@@ -129,6 +131,12 @@ impl Controller {
         data.resize(length, 0);
         if !command.retain_event {
             self.events.log_read(command.lid);
+            if page == LogId::ReservationNotification {
+                self.notifications.read();
+                if self.notifications.is_unread() {
+                    self.events.reservation_logged();
+                }
+            }
         }
         self.send(sqe, data)
     }
@@ -220,6 +228,14 @@ fn command_effects(limits: &Limits) -> Vec<u8> {
     // A feature such as Number of Queues changes what the controller can do, but not so that a host
     // would have to look again; CCC would make Linux freeze all queues for it.
     log.admin[usize::from(AdminOpcode::SetFeatures.to_wire())] = CommandEffects::PLAIN;
+    for opcode in [
+        NvmOpcode::ReservationRegister,
+        NvmOpcode::ReservationReport,
+        NvmOpcode::ReservationAcquire,
+        NvmOpcode::ReservationRelease,
+    ] {
+        log.io[usize::from(opcode.to_wire())] = CommandEffects::PLAIN;
+    }
     for opcode in [NvmOpcode::Flush, NvmOpcode::Read, NvmOpcode::Compare, NvmOpcode::Verify] {
         log.io[usize::from(opcode.to_wire())] = CommandEffects::PLAIN;
     }

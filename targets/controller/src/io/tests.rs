@@ -115,7 +115,6 @@ fn wrong_commands_are_refused_for_their_reason() {
         ("unknown opcode", Sqe { opcode: 0x99, ..good }, DNR(Status::INVALID_OPCODE)),
         ("write uncorrectable", Sqe { opcode: 0x04, ..good }, DNR(Status::INVALID_OPCODE)),
         ("copy", Sqe { opcode: 0x19, ..good }, DNR(Status::INVALID_OPCODE)),
-        ("reservation", Sqe { opcode: 0x0d, ..good }, DNR(Status::INVALID_OPCODE)),
         ("namespace 0", Sqe { nsid: 0, ..good }, DNR(Status::INVALID_NAMESPACE_OR_FORMAT)),
         ("no namespace", Sqe { nsid: 2, ..good }, DNR(Status::INVALID_NAMESPACE_OR_FORMAT)),
         ("beyond the last", Sqe { nsid: 8, ..good }, DNR(Status::INVALID_NAMESPACE_OR_FORMAT)),

@@ -9,7 +9,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use controller::queues::Existing;
-use controller::{Action, AdminConnect, Association, Controller, Event, NamespaceTable, Subsystem};
+use controller::reservation::{Drain, Pending, Ticket};
+use controller::{
+    Action, AdminConnect, Association, Controller, Directory, Event, Limits, NamespaceTable, Subsystem,
+};
 use memory::Pool;
 use ring::Status;
 use rustix::io::Errno;
@@ -59,6 +62,7 @@ pub(super) struct Faults {
 
 pub(super) struct Function {
     core: Controller,
+    directory: Arc<Directory>,
     subsystem: Arc<Subsystem>,
     namespaces: NamespaceTable,
     portid: u16,
@@ -89,6 +93,10 @@ pub(super) struct Function {
     fetched: Box<[[u8; sqe::SIZE]; FETCHED_MAX]>,
     /// Commands that wait for a buffer.
     aside: VecDeque<(u16, Sqe)>,
+    /// Reservation commands, by queue and identifier, that are answered when there is nothing left to wait for.
+    parked: Vec<(u16, u16, Arc<Pending>)>,
+    /// Others wait for what devices have of it; until that is back nothing is fetched.
+    drains: Vec<Ticket>,
     pieces: Vec<Piece>,
     actions: Vec<Action>,
     running: bool,
@@ -113,7 +121,14 @@ impl Function {
         let core = Controller::new(admin, limits.clone(), shared.picture.discovery.clone(), now_ns);
         let subsystem = core.subsystem().clone();
         Ok(Function {
-            namespaces: NamespaceTable::new(&subsystem, portid, &limits),
+            namespaces: NamespaceTable::of(
+                &subsystem,
+                portid,
+                &limits,
+                &shared.directory,
+                core.association(),
+            ),
+            directory: shared.directory.clone(),
             core,
             subsystem,
             portid,
@@ -135,6 +150,8 @@ impl Function {
             holds: false,
             fetched: Box::new([[0; sqe::SIZE]; FETCHED_MAX]),
             aside: VecDeque::new(),
+            parked: Vec::new(),
+            drains: Vec::new(),
             pieces: Vec::new(),
             actions: Vec::new(),
             running: false,
@@ -267,7 +284,9 @@ impl Function {
 
     /// Closes I/O queues and, if asked, the admin queue. What is under way is not answered.
     fn close_queues(&mut self, admin: bool) {
-        for (qid, _) in std::mem::take(&mut self.aside) {
+        let parked = std::mem::take(&mut self.parked).into_iter().map(|(qid, ..)| qid);
+        let aside = std::mem::take(&mut self.aside).into_iter().map(|(qid, _)| qid);
+        for qid in aside.chain(parked) {
             if let Some(queue) = self.submission(qid) {
                 queue.in_flight -= 1;
             }
@@ -297,8 +316,8 @@ impl Function {
     pub(super) fn apply(&mut self, shared: &Shared, now_ns: u64) {
         match shared.picture.subsystem(&self.subsystem.nqn) {
             Some(subsystem) if !Arc::ptr_eq(&subsystem, &self.subsystem) => {
-                self.namespaces = NamespaceTable::new(&subsystem, self.portid, &shared.limits.controller);
                 self.subsystem = subsystem.clone();
+                self.tabulate(&shared.limits.controller);
                 self.tell(Event::Subsystem(subsystem), now_ns);
             }
             Some(_) => {}
@@ -306,6 +325,43 @@ impl Function {
                 // Keys of its devices may soon be those of others: what waits for a buffer is refused.
                 self.namespaces = NamespaceTable::default();
                 self.tell(Event::SubsystemRemoved, now_ns);
+            }
+        }
+    }
+
+    /// Makes the table of namespaces anew.
+    fn tabulate(&mut self, limits: &Limits) {
+        let association = self.core.association();
+        self.namespaces =
+            NamespaceTable::of(&self.subsystem, self.portid, limits, &self.directory, association);
+    }
+
+    /// Others want to be told when what devices have of some hosts is back; what of that is of this one.
+    pub(super) fn drain(&mut self, drains: &[Drain]) {
+        if self.is_idle() {
+            return;
+        }
+        let association = self.core.association();
+        let host = association.host_id();
+        let concerns = |drain: &&Drain| drain.subnqn == *association.subnqn() && drain.hosts.contains(&host);
+        self.drains.extend(drains.iter().filter(concerns).map(|drain| drain.ticket.clone()));
+    }
+
+    /// Whether nobody waits for what devices have of it.
+    #[inline]
+    pub(super) fn is_drained(&mut self) -> bool {
+        if !self.drains.is_empty() && self.is_idle() {
+            self.drains.clear();
+        }
+        self.drains.is_empty()
+    }
+
+    /// Answers reservation commands that have nothing left to wait for.
+    pub(super) fn unpark(&mut self) {
+        for (qid, cid, pending) in std::mem::take(&mut self.parked) {
+            match pending.outcome() {
+                Some(status) => self.answer(qid, cid, status, 0),
+                None => self.parked.push((qid, cid, pending)),
             }
         }
     }

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
+use controller::reservation::{Bell, Drain};
 use controller::{ConnectOk, Event};
 use memory::Pool;
 use reactor::{Core, Receiver, Shutdown};
@@ -40,6 +41,8 @@ pub(crate) enum Message {
     Listen { directory: String, nqn: Nqn, portid: u16, answer: SyncSender<std::io::Result<()>> },
     /// Stop listening on a port.
     Unlisten { portid: u16, answer: SyncSender<()> },
+    /// Wakes a group whose bell was rung.
+    Look,
     /// Tell of every client.
     Report(SyncSender<Vec<Report>>),
     /// Let something go wrong; whether there is a client on that port.
@@ -96,6 +99,8 @@ pub(crate) struct Group {
     used: u32,
     events: Client,
     messages: Receiver<Message>,
+    /// Rings when reservations concern clients of this core.
+    bell: Arc<Bell>,
     done: Vec<Done>,
     completions: Vec<bdev::Completion>,
     /// How often foreign memory was found to be gone, at the last look.
@@ -106,7 +111,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    pub(crate) fn new(core: &Core, shared: Shared, messages: Receiver<Message>) -> Group {
+    pub(crate) fn new(core: &Core, shared: Shared, messages: Receiver<Message>, bell: Arc<Bell>) -> Group {
         Group {
             index: core.index(),
             pool: core.pool().clone(),
@@ -116,6 +121,7 @@ impl Group {
             used: 0,
             events: core.events().client(),
             messages,
+            bell,
             done: Vec::new(),
             completions: Vec::with_capacity(256),
             faults_seen: memory::foreign_faults(),
@@ -140,6 +146,7 @@ impl Group {
                     self.unlisten(Some(portid), now_ns);
                     let _ = answer.send(());
                 }
+                Message::Look => {}
                 Message::Report(answer) => {
                     let _ = answer.send(self.report());
                 }
@@ -149,6 +156,20 @@ impl Group {
             }
         }
         count
+    }
+
+    /// The bell rang: controllers have notifications, commands may be answered, others want to be waited for.
+    #[cold]
+    fn rung(&mut self, drains: &[Drain], now_ns: u64) {
+        for slot in self.slots() {
+            let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
+            let Some(session) = &mut endpoint.session else { continue };
+            session.function.drain(drains);
+            if !session.ended {
+                session.function.unpark();
+                session.function.tell(Event::Bell, now_ns);
+            }
+        }
     }
 
     fn listen(&mut self, directory: String, nqn: Nqn, portid: u16) -> std::io::Result<()> {
@@ -357,10 +378,10 @@ impl Group {
         if session.readable {
             outcome = session.receive(&mut lent);
         }
-        if session.function.is_waiting() {
+        if session.function.is_drained() && session.function.is_waiting() {
             session.function.serve_aside(&mut lent);
         }
-        if session.function.is_running() && !session.function.faults.gone {
+        if session.function.is_running() && session.function.is_drained() && !session.function.faults.gone {
             count += session.function.fetch(&mut lent);
         }
         match outcome {
@@ -510,6 +531,10 @@ impl Turns for Group {
         let mut count = self.take_events();
         if !self.messages.is_empty() {
             count += self.take_messages(core, now_ns);
+        }
+        if let Some(drains) = self.bell.take() {
+            self.rung(&drains, now_ns);
+            count += 1;
         }
         self.waiting = false;
         for index in 0..self.used {

@@ -112,6 +112,7 @@ impl Function {
             let health = lent.shared.picture.health(&self.subsystem);
             self.tell(Event::Health(health), lent.now_ns);
         }
+        let host_id = self.association().host_id();
         let mut actions = std::mem::take(&mut self.actions);
         self.core.handle(Event::Command { sqe, data: &host }, lent.now_ns, &mut actions);
         let mut answered = false;
@@ -131,6 +132,10 @@ impl Function {
             }
         }
         self.actions = actions;
+        if self.association().host_id() != host_id {
+            // What it may do is up to who it is.
+            self.tabulate(&lent.shared.limits.controller);
+        }
         if !answered {
             // It waits for an event, and has no claim to room until there is one.
             if let Some(queue) = self.submission(0) {

@@ -2,6 +2,7 @@
 
 use controller::Event;
 use controller::io::{self, Op as Planned, Plan, Transfer};
+use controller::reservation::Outcome;
 use memory::{BUFFER_BYTES_MIN, Buffer};
 use ring::{Op, Request, Status, Tag};
 use slots::Slot;
@@ -222,7 +223,7 @@ impl Function {
     #[cold]
     fn begin_seldom(&mut self, qid: u16, sqe: &Sqe, plan: &Plan, lent: &mut Lent<'_>) -> Result<(), Status> {
         let backend = match plan.op {
-            Planned::Nothing | Planned::FlushAll | Planned::Disconnect => 0,
+            Planned::Nothing | Planned::FlushAll | Planned::Reservation | Planned::Disconnect => 0,
             _ => self.namespaces.entry(plan).backend,
         };
         let mut host = Vec::new();
@@ -253,6 +254,7 @@ impl Function {
                 };
                 self.submit(asked(Op::Read), Some(buffer), lent)
             }
+            Planned::Reservation => self.reserve(qid, sqe, plan, &host),
             Planned::FlushAll => {
                 let all = self.namespaces.backends().map(|backend| (backend, 0, 0)).collect();
                 self.submit_all(qid, cid, Op::Flush, plan, all, lent);
@@ -273,6 +275,24 @@ impl Function {
                 self.submit_for(asked(Op::Read), work, buffer, lent)
             }
         }
+    }
+
+    /// A reservation command, which no device sees.
+    fn reserve(&mut self, qid: u16, sqe: &Sqe, plan: &Plan, host: &[u8]) -> Result<(), Status> {
+        match self.namespaces.reserve(plan, host) {
+            Outcome::Done(status) => self.answer(qid, sqe.cid, status, 0),
+            Outcome::Report(report) => {
+                data::walk(&self.memory, sqe.data, is_sgl(sqe), report.len() as u32, &mut self.pieces)?;
+                data::scatter(&self.memory, &self.pieces, &report)?;
+                self.answer(qid, sqe.cid, Status::SUCCESS, 0);
+            }
+            Outcome::Pending(pending) => {
+                self.parked.push((qid, sqe.cid, pending));
+                // What it waits for may have come to pass meanwhile, and the bell with it.
+                self.unpark();
+            }
+        }
+        Ok(())
     }
 
     /// Hands over the one request of a command that is answered as the device answers. Its queue is not free

@@ -1,0 +1,1 @@
+//! What reservations promise.
