@@ -21,7 +21,7 @@ use crate::outcome;
 use crate::record::{
     CellRecord, GeneratorUse, Plan, PlannedCell, Run, RunWriter, SchedulerState, Value, cell_key,
 };
-use crate::session::NetworkTarget;
+use crate::session::{Network, NetworkTarget};
 use crate::steady::{self, Window};
 use crate::target::{Device, Kind};
 
@@ -69,7 +69,7 @@ pub struct Setup<'a> {
     /// Cells that are done already.
     pub done: BTreeSet<String>,
     /// Targets that are reached over the network.
-    pub network_targets: Vec<NetworkTarget>,
+    pub network: &'a dyn Network,
     /// Set when the user wants it to end.
     pub stop: &'a AtomicBool,
 }
@@ -326,11 +326,15 @@ impl Bench<'_> {
         }
         let began = Instant::now();
         let devices = self.devices();
-        if let Err(said) = self.prepare(&devices, journal) {
-            record.failed = Some(said);
-            return Ok(Some(record));
-        }
-        let going = self.generate(&devices, &mut record)?;
+        let ready = self.prepare(&devices, journal).and_then(|()| self.network_target());
+        let network = match ready {
+            Ok(network) => network,
+            Err(said) => {
+                record.failed = Some(said);
+                return Ok(Some(record));
+            }
+        };
+        let going = self.generate(&devices, network.as_ref(), &mut record)?;
         record.schedulers = self.schedulers(&devices);
         record.duration_s = began.elapsed().as_secs_f64();
         Ok(going.then_some(record))
@@ -381,11 +385,16 @@ impl Bench<'_> {
     }
 
     /// Runs the generator and takes its results over. Says whether to go on.
-    fn generate(&self, devices: &[Device], record: &mut CellRecord) -> Result<bool, RunError> {
+    fn generate(
+        &self,
+        devices: &[Device],
+        network: Option<&NetworkTarget>,
+        record: &mut CellRecord,
+    ) -> Result<bool, RunError> {
         let api = self.text("api").to_string();
         let own = generator::is_own(&api);
         let generator = if own { self.setup.own } else { self.setup.generator };
-        let inputs = self.inputs(devices, own);
+        let inputs = self.inputs(devices, network, own);
         let job = self.job(&inputs);
         let job_text = job.render();
         let (jobs, raw) = (self.folder.join("jobs"), self.folder.join("raw"));
@@ -412,7 +421,7 @@ impl Bench<'_> {
         meters.open();
         let mut measuring = false;
         let ended = generator::run(&command, seconds, self.setup.stop, &mut |moment, at| match moment {
-            Moment::Began(process) => meters.start(process, self.network_target()),
+            Moment::Began(process) => meters.start(process, network),
             Moment::Runs if !measuring && at >= ramp => {
                 measuring = true;
                 meters.begin();
@@ -480,7 +489,7 @@ impl Bench<'_> {
     }
 
     /// What the cell drives, and from where.
-    fn inputs(&self, devices: &[Device], own: bool) -> Inputs {
+    fn inputs(&self, devices: &[Device], network: Option<&NetworkTarget>, own: bool) -> Inputs {
         let cpus = &self.setup.plan.cores;
         let cores = self.number("cores").clamp(1, cpus.len().max(1));
         let apart = self.item.definition.fixed.get("cores").and_then(Value::as_str) == Some("apart");
@@ -489,7 +498,7 @@ impl Bench<'_> {
             (true, Some((first, rest))) if !rest.is_empty() => (vec![*first], rest.to_vec()),
             _ => (mine, Vec::new()),
         };
-        let filenames = match self.network_target() {
+        let filenames = match network {
             Some(target) => vec![target.uri.clone()],
             None if own => devices.iter().map(Device::uri).collect(),
             None => devices.iter().map(|device| device.place.clone()).collect(),
@@ -498,10 +507,17 @@ impl Bench<'_> {
         Inputs { filenames, size_bytes: size.unwrap_or(0), foreground, background }
     }
 
-    fn network_target(&self) -> Option<&NetworkTarget> {
-        let wanted = self.text("target");
-        let mut targets = self.setup.network_targets.iter();
-        if self.text("api") == "nvme-tcp" { targets.find(|target| target.name == wanted) } else { None }
+    /// The target that the cell drives. Without one there, others are ended first.
+    fn network_target(&self) -> Result<Option<NetworkTarget>, String> {
+        if self.text("api") != "nvme-tcp" {
+            self.setup.network.leave();
+            return Ok(None);
+        }
+        let name = self.text("target");
+        match self.setup.network.reach(name)? {
+            Some(target) => Ok(Some(target)),
+            None => Err(format!("there is no target {name}")),
+        }
     }
 
     fn job<'b>(&'b self, inputs: &'b Inputs) -> Job<'b> {

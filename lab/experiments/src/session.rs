@@ -18,6 +18,27 @@ pub struct NetworkTarget {
     pub process: Option<u32>,
 }
 
+/// Who makes targets, and ends them: a target has its device to itself, and so must a cell without one.
+pub trait Network {
+    /// The target of this name, made where it is not there yet. None where nobody knows it.
+    ///
+    /// # Errors
+    /// Why it cannot be made, in one line.
+    fn reach(&self, name: &str) -> Result<Option<NetworkTarget>, String>;
+
+    /// Ends the targets that were made here: the next cell drives the devices themselves.
+    fn leave(&self);
+}
+
+/// Targets that are there already, and stay.
+impl Network for Vec<NetworkTarget> {
+    fn reach(&self, name: &str) -> Result<Option<NetworkTarget>, String> {
+        Ok(self.iter().find(|target| target.name == name).cloned())
+    }
+
+    fn leave(&self) {}
+}
+
 /// What the machine offers to cells that use all of `devices`.
 pub fn surroundings(
     host: &Host,

@@ -81,7 +81,7 @@ fn go(place: &Place, plan: &Plan, devices: &[Device], stop: &AtomicBool) -> (Res
         own: &generator,
         host: &Host::default(),
         done,
-        network_targets: vec![],
+        network: &Vec::<NetworkTarget>::new(),
         stop,
     };
     let mut journal = Journal::begin(&place.at.join("journal")).unwrap();
@@ -216,7 +216,7 @@ fn a_full_disk_is_told_of_and_costs_one_line() {
         own: &generator,
         host: &Host::default(),
         done: BTreeSet::new(),
-        network_targets: vec![],
+        network: &Vec::<NetworkTarget>::new(),
         stop: &stop,
     };
     let error = run(&setup, &mut writer, &mut journal, &mut |_| {}).unwrap_err().to_string();

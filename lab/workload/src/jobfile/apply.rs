@@ -294,22 +294,30 @@ fn is_uri(name: &str) -> bool {
     })
 }
 
-/// Names between colons; `\:` is a colon. A URI goes on to the next colon before which ends another's
-/// scheme, or to the end.
+/// Names between colons; `\:` is a colon. A URI whose own colons are written so ends at the next plain one,
+/// as a path does; any other goes on to the next colon behind which another's scheme stands, or to the end.
 fn split_names(text: &str) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
-    let mut glue = false;
+    // Whether the colon before the piece is the name's own, and whether the last name escaped its first.
+    let (mut glue, mut escapes) = (false, false);
     for piece in text.split(':') {
-        let begins = is_uri(piece) || SCHEMES.contains(&piece) || piece.starts_with("nvme+");
+        let (plain, escaped) = match piece.strip_suffix('\\') {
+            Some(plain) => (plain, true),
+            None => (piece, false),
+        };
+        let begins = is_uri(plain) || SCHEMES.contains(&plain) || plain.starts_with("nvme+");
         let inside = names.last().is_some_and(|last| is_uri(last) || SCHEMES.contains(&last.as_str()));
         match names.last_mut() {
-            Some(last) if glue || (inside && !begins) => {
+            Some(last) if glue || (inside && !escapes && !begins) => {
                 last.push(':');
-                last.push_str(piece.trim_end_matches('\\'));
+                last.push_str(plain);
             }
-            _ => names.push(piece.trim_end_matches('\\').to_string()),
+            _ => {
+                names.push(plain.to_string());
+                escapes = escaped;
+            }
         }
-        glue = piece.ends_with('\\');
+        glue = escaped;
     }
     names.retain(|name| !name.is_empty());
     names
@@ -321,7 +329,7 @@ mod tests {
 
     #[test]
     fn names_are_split_where_fio_splits_them_and_uris_are_not() {
-        let cases: [(&str, &[&str]); 8] = [
+        let cases: [(&str, &[&str]); 11] = [
             ("/dev/a:/dev/b", &["/dev/a", "/dev/b"]),
             ("/dev/disk/by-path/pci-0000\\:01:file", &["/dev/disk/by-path/pci-0000:01", "file"]),
             ("null:1g", &["null:1g"]),
@@ -331,6 +339,12 @@ mod tests {
                 &["nvme+tcp://127.0.0.1:4420/nqn.2025-01.io:a?ns=1"],
             ),
             ("uring:/tmp/a:uring:/tmp/b", &["uring:/tmp/a", "uring:/tmp/b"]),
+            (
+                "uring\\:/dev/a:uring\\:/dev/b:uring\\:/dev/c",
+                &["uring:/dev/a", "uring:/dev/b", "uring:/dev/c"],
+            ),
+            ("null\\:1g:nvme+tcp\\://[\\:\\:1]\\:4420/a\\:b", &["null:1g", "nvme+tcp://[::1]:4420/a:b"]),
+            ("uring\\:/dev/a:/dev/b", &["uring:/dev/a", "/dev/b"]),
             ("Malloc0:Malloc1", &["Malloc0", "Malloc1"]),
             ("", &[]),
         ];

@@ -1,5 +1,6 @@
 //! `lab run`: measures, cell by cell.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use clap::Args;
 use experiments::doctor;
 use experiments::journal::{self, Journal};
 use experiments::runner::{self, Event, RunError, Setup, Summary};
-use experiments::session::NetworkTarget;
+use experiments::session::{Network, NetworkTarget};
 use experiments::target::{self, Device};
 use experiments::{CellRecord, Machine, Plan, Run as RunDirectory, RunWriter, SCHEMA, Scale};
 
@@ -168,13 +169,12 @@ fn measure(
         None => RunWriter::create(folder, &machine, &plan),
     }
     .map_err(Failure::work)?;
-    let mut network = options.bench.network_targets();
-    let served = serve(found, &plan, folder)?;
-    network.extend(served.iter().map(|served| NetworkTarget {
-        name: "ringbolt".into(),
-        uri: served.uri.clone(),
-        process: Some(served.process()),
-    }));
+    let network = Targets {
+        there: options.bench.network_targets(),
+        device: found.devices.first(),
+        folder,
+        served: RefCell::new(None),
+    };
     let setup = Setup {
         plan: &plan,
         devices: &found.devices,
@@ -183,7 +183,7 @@ fn measure(
         own: &found.own,
         host: &found.host,
         done,
-        network_targets: network,
+        network: &network,
         stop,
     };
     if options.precondition || (found.scale == Scale::Paper && real(&found.devices)) {
@@ -191,7 +191,6 @@ fn measure(
     }
     let shown = std::io::stderr().is_terminal();
     let summary = runner::run(&setup, &mut writer, journal, &mut |event| tell(&event, shown));
-    drop(served);
     finish(summary, folder)
 }
 
@@ -213,16 +212,31 @@ fn precondition(setup: &Setup<'_>, folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Our own target over the first device, where a cell drives one.
-fn serve(found: &Found, plan: &Plan, folder: &Path) -> Result<Option<Served>, Failure> {
-    let cells = plan.experiments.iter().flat_map(|experiment| &experiment.cells);
-    let driven = |cell: &experiments::PlannedCell| {
-        cell.skipped.is_none()
-            && cell.parameters.get("target").and_then(|target| target.as_str()) == Some("ringbolt")
-    };
-    match (cells.into_iter().any(driven), found.devices.first()) {
-        (true, Some(device)) => Served::start(device, folder).map(Some),
-        _ => Ok(None),
+/// Targets over the network: the user's, and our own over the first device, for as long as cells drive it.
+struct Targets<'a> {
+    there: Vec<NetworkTarget>,
+    device: Option<&'a Device>,
+    folder: &'a Path,
+    served: RefCell<Option<Served>>,
+}
+
+impl Network for Targets<'_> {
+    fn reach(&self, name: &str) -> Result<Option<NetworkTarget>, String> {
+        let (true, Some(device)) = (name == "ringbolt", self.device) else { return self.there.reach(name) };
+        let mut served = self.served.borrow_mut();
+        if served.is_none() {
+            *served = Some(Served::start(device, self.folder).map_err(|failure| failure.to_string())?);
+        }
+        let target = served.as_ref().map(|served| NetworkTarget {
+            name: name.into(),
+            uri: served.uri.clone(),
+            process: Some(served.process()),
+        });
+        Ok(target)
+    }
+
+    fn leave(&self) {
+        drop(self.served.borrow_mut().take());
     }
 }
 
