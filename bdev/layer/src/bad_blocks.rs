@@ -72,6 +72,12 @@ impl BadBlocks {
         if self.any.load(Ordering::Acquire) { self.heal_some(&span(lba, blocks)) } else { Ok(()) }
     }
 
+    /// Whether there is none: a load.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        !self.any.load(Ordering::Acquire)
+    }
+
     /// Whether a read of the range fails.
     #[inline]
     pub fn touches(&self, lba: u64, blocks: u32) -> bool {

@@ -16,7 +16,11 @@ use ring::{Channel as _, Tag};
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let argument = |index: usize, default: &str| arguments.get(index).cloned().unwrap_or(default.to_string());
-    let profile = Profile::shipped(&argument(0, "ideal"))?;
+    let name = argument(0, "ideal");
+    let profile = match std::fs::read_to_string(&name) {
+        Ok(text) => Profile::parse(&text)?,
+        Err(_) => Profile::shipped(&name)?,
+    };
     let devices: usize = argument(1, "16").parse()?;
     let depth: u64 = argument(2, "32").parse()?;
     let commands: u64 = argument(3, "20000000").parse()?;

@@ -100,6 +100,11 @@ impl Curve {
         u64::from(self.table[entry])
     }
 
+    /// The time of a constant.
+    pub(crate) fn constant_ns_if_any(&self) -> Option<u64> {
+        self.constant.map(u64::from)
+    }
+
     /// The shortest time in the table, in nanoseconds.
     pub(crate) fn least_ns(&self) -> u64 {
         self.constant.map_or_else(|| u64::from(self.table[0]), u64::from)

@@ -7,6 +7,7 @@
 
 mod calendar;
 mod channel;
+mod lane;
 mod shares;
 #[cfg(test)]
 mod tests;
@@ -14,7 +15,7 @@ mod tests;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bdev::{Bdev, BdevError, BoxedChannel, Device, Geometry, Registry, Uuid, Value};
+use bdev::{BadBlocks, Bdev, BdevError, BoxedChannel, Device, Geometry, Registry, Uuid, Value};
 use memory::SharedRegion;
 use ring::Op;
 
@@ -108,6 +109,7 @@ struct Shared {
     rules: Mutex<Rules>,
     /// Counts changes of `rules`.
     rules_epoch: AtomicU64,
+    bad: BadBlocks,
     gone: AtomicU8,
 }
 
@@ -152,6 +154,7 @@ pub fn create(registry: &Registry, config: ModelConfig) -> Result<Arc<Device>, B
         plan: Arc::new(Plan::new(config.profile)),
         shares: shares::Shares::default(),
         rules_epoch: AtomicU64::new(1),
+        bad: BadBlocks::default(),
         gone: AtomicU8::new(HERE),
     };
     let disk = ModelDisk {
@@ -219,8 +222,9 @@ impl Bdev for ModelDisk {
         self.geometry
     }
 
-    fn supports(&self, _op: Op) -> bool {
-        true
+    fn supports(&self, op: Op) -> bool {
+        // The layer's own compare does all that there is to do.
+        op != Op::Compare
     }
 
     fn open(&self, _core: &reactor::Core) -> Result<BoxedChannel, BdevError> {

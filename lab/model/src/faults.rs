@@ -119,7 +119,7 @@ impl Fault {
         let op_fits = match self.op {
             FaultOp::Any => op != Op::Reset,
             FaultOp::Read => op == Op::Read,
-            FaultOp::Write => matches!(op, Op::Write | Op::WriteZeroes),
+            FaultOp::Write => matches!(op, Op::Write | Op::WriteZeroes | Op::WriteUncorrectable),
             FaultOp::Flush => op == Op::Flush,
             FaultOp::Unmap => op == Op::Unmap,
         };

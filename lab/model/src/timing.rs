@@ -93,6 +93,8 @@ pub(crate) struct Timing {
     /// The same of the whole device: what a transfer itself takes.
     read_transfer: u64,
     write_transfer: u64,
+    /// What a read takes beside its transfer, where that is always the same and no die is asked.
+    plain_read_ns: Option<u64>,
     dies: Box<[Die]>,
     /// Of `dies`, those in this share.
     dies_used: u64,
@@ -191,6 +193,8 @@ impl Timing {
             streams: [u64::MAX; 4],
             stream: 0,
         };
+        let is_plain = dies.is_empty() && plan.split_byte_ns == plan.read_byte_ns;
+        let plain_read_ns = plan.read_path.constant_ns_if_any().filter(|_| is_plain);
         let mut timing = Timing {
             plan,
             wear,
@@ -207,6 +211,7 @@ impl Timing {
             write_byte: 0,
             read_transfer: 0,
             write_transfer: 0,
+            plain_read_ns,
             dies,
             dies_used: 0,
             stripe_shift: 0,
@@ -249,23 +254,65 @@ impl Timing {
     }
 
     /// Books a command that arrives now; gives the time at which it completes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn book(&mut self, now: u64, io: &Io) -> u64 {
         self.now = self.now.max(now);
         match io.op {
-            Op::Read => self.read(io),
+            Op::Read => match self.plain_read_ns {
+                Some(path_ns) => self.read_plain(io, path_ns),
+                None => self.read(io),
+            },
             Op::Write if self.buffer.ends.is_empty() => self.write_through(io),
             Op::Write => self.write(io),
             Op::Flush => self.flush(),
-            Op::Unmap | Op::WriteZeroes => self.deallocate(io),
-            Op::Reset => self.now,
+            Op::Unmap | Op::WriteZeroes | Op::WriteUncorrectable => self.deallocate(io),
+            Op::Reset | Op::Compare => self.now,
         }
     }
 
+    /// Whether neither chance nor place matters to reads: no dies, and a path that is a constant.
     #[inline]
+    pub(crate) fn is_plain_read(&self) -> bool {
+        self.plain_read_ns.is_some()
+    }
+
+    /// Books so many reads of one size of a device for which [`is_plain_read`](Self::is_plain_read).
+    #[inline]
+    pub(crate) fn book_alike(&mut self, now: u64, bytes: u32, count: usize, ends: &mut Vec<u64>) {
+        self.now = self.now.max(now);
+        let path_ns = self.plain_read_ns.unwrap_or(0);
+        let cost = self.plain_cost(bytes, path_ns);
+        ends.extend((0..count).map(|_| self.pass_plain(cost)));
+    }
+
+    /// A read of a device without dies whose path is a constant: neither chance nor place matters.
+    #[inline(always)]
+    fn read_plain(&mut self, io: &Io, path_ns: u64) -> u64 {
+        self.pass_plain(self.plain_cost(io.bytes, path_ns))
+    }
+
+    /// How long a read keeps the link busy, and how long it takes behind it.
+    #[inline(always)]
+    fn plain_cost(&self, bytes: u32, path_ns: u64) -> (u64, u64) {
+        let bytes = u64::from(bytes);
+        let transfer = (bytes * self.read_transfer) >> BYTE_SHIFT;
+        ((bytes * self.read_byte) >> BYTE_SHIFT, path_ns + transfer)
+    }
+
+    #[inline(always)]
+    fn pass_plain(&mut self, (link_ns, rest_ns): (u64, u64)) -> u64 {
+        let begin = self.now.max(self.front);
+        self.front = begin + self.read_step;
+        let begin = begin.max(self.link_out);
+        self.link_out = begin + link_ns;
+        begin + rest_ns
+    }
+
+    #[inline(never)]
     fn read(&mut self, io: &Io) -> u64 {
         let begin = self.now.max(self.front);
         self.front = begin + self.read_step;
+        let transfer = (u64::from(io.bytes) * self.read_transfer) >> BYTE_SHIFT;
         let large_shift = self.plan.large_shift;
         let last_byte = io.offset + u64::from(io.bytes).max(1) - 1;
         let parts = (last_byte >> large_shift) - (io.offset >> large_shift);
@@ -274,7 +321,6 @@ impl Timing {
         let byte = if parts == 0 { self.read_byte } else { self.split_byte };
         self.link_out = begin + ((u64::from(io.bytes) * byte) >> BYTE_SHIFT);
         let bits = self.random.bits();
-        let transfer = (u64::from(io.bytes) * self.read_transfer) >> BYTE_SHIFT;
         let path = self.plan.read_path.at(bits as u32) + transfer;
         if self.dies_used == 0 {
             return begin + path;

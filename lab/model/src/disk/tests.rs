@@ -169,6 +169,39 @@ fn bad_blocks_fail_until_the_rules_are_cleared_and_keep_their_data() {
 }
 
 #[test]
+fn blocks_written_as_uncorrectable_fail_until_they_are_written() {
+    let rig = Rig::new();
+    let mut channel = rig.disk("ideal", Store::None);
+    let mut end = |request: Request| {
+        channel.submit(&mut vec![request]);
+        wait(&mut channel, 1)[0].status()
+    };
+    let bad = Request::new(Tag(0), Op::WriteUncorrectable, 70, 2);
+    assert!(end(bad).is_success());
+    assert_eq!(end(rig.read(1, 64)), Status::UNRECOVERED_READ_ERROR);
+    assert!(end(rig.read(2, 72)).is_success());
+    assert!(end(Request::write(Tag(3), 70, 2, rig.buffer(2, 1))).is_success());
+    assert!(end(rig.read(4, 64)).is_success());
+}
+
+#[test]
+fn a_batch_of_everything_ends_as_its_commands_do_one_by_one() {
+    let rig = Rig::new();
+    let mut channel = rig.disk("ideal", Store::None);
+    let mut batch: Vec<Request> = (0..8).map(|tag| rig.read(tag, tag * 8)).collect();
+    batch.push(Request::write(Tag(8), 0, 8, rig.buffer(8, 1)));
+    batch.push(Request::new(Tag(9), Op::WriteUncorrectable, 0, 1));
+    batch.extend((10..16).map(|tag| rig.read(tag, 0)));
+    channel.submit(&mut batch);
+    let mut ends: Vec<(Tag, Status)> =
+        wait(&mut channel, 16).iter().map(|done| (done.tag(), done.status())).collect();
+    ends.sort_by_key(|(tag, _)| *tag);
+    let expected = |tag| if tag < 10 { Status::SUCCESS } else { Status::UNRECOVERED_READ_ERROR };
+    assert_eq!(ends, (0..16).map(|tag| (Tag(tag), expected(tag))).collect::<Vec<_>>());
+    assert_eq!(channel.deadline(), None);
+}
+
+#[test]
 fn pulling_a_device_fails_everything_at_once() {
     let rig = Rig::new();
     let mut channel = rig.disk("samsung-980-pro", Store::None);
