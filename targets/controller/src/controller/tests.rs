@@ -381,7 +381,10 @@ fn every_page_and_feature_that_is_claimed_is_there() {
         let features = FeatureEffectsLog::decode(features.as_slice().try_into().unwrap());
         for fid in 0..=255u8 {
             for select in 0..4 {
-                let get = GetFeatures { fid, select, cdw11: u32::from(fid == 0x81), uuid_index: 0 }.to_sqe(0);
+                // Features of reservations are those of a namespace.
+                let nsid = if matches!(fid, 0x82 | 0x83) { 3 } else { 0 };
+                let get =
+                    GetFeatures { fid, select, cdw11: u32::from(fid == 0x81), uuid_index: 0 }.to_sqe(nsid);
                 let room = if fid == FeatureId::HostBehavior.to_wire() { 512 } else { 16 };
                 let get = Sqe { data: DataPointer::transport(room), ..get };
                 let answer = status(&mut harness, get);
