@@ -5,14 +5,18 @@
 //! number from a busy machine is marked. `docs/BENCHMARKS.md` tells how to read the result.
 
 mod cases;
+mod examples;
 mod facts;
+mod fio;
 mod idle;
 mod instructions;
 mod load;
 mod metric;
+mod page;
 mod process;
 mod reference;
 mod report;
+mod scaling;
 mod server;
 
 use std::collections::BTreeMap;
@@ -24,6 +28,7 @@ use std::time::Instant;
 use anyhow::{Context, bail, ensure};
 
 use cases::Case;
+use examples::Built;
 use facts::{Facts, Watch};
 use metric::Metric;
 use process::Scratch;
@@ -33,7 +38,7 @@ pub(crate) use idle::host as idle_host;
 /// What is measured, and how often.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  ./x bench                            # everything, 5 runs each, about 6 minutes
+  ./x bench                            # everything, 5 runs each, about a quarter of an hour
   ./x bench tcp --runs 3               # all whose names start with tcp-
   ./x bench null-qd128 tcp-null-read-qd1 --json result.json
   ./x bench tcp --against /tmp/ringbolt-before
@@ -64,6 +69,7 @@ pub(crate) struct Bench {
 /// What every run of a benchmark is given.
 struct Setting<'a> {
     binary: &'a std::path::Path,
+    examples: &'a Built,
     scratch: &'a Scratch,
     cores: &'a [u32],
     quick: bool,
@@ -113,12 +119,13 @@ pub(crate) fn run(options: &Bench) -> anyhow::Result<ExitCode> {
     let chosen = cases::choose(&options.names)?;
     let mut binaries = vec![match &options.ringbolt {
         Some(path) => path.clone(),
-        None => build()?,
+        None => build(&["-p", "ringbolt"], "release/ringbolt")?,
     }];
     binaries.extend(options.against.clone());
     for binary in &binaries {
         ensure!(binary.is_file(), "{}: there is no such program", binary.display());
     }
+    let examples = Built::of(chosen.iter().filter_map(|case| case.example()))?;
     let runs = options.runs.unwrap_or(if options.quick { 3 } else { 5 });
     let mut facts = Facts::of_this_machine();
     if options.ringbolt.is_some() {
@@ -126,7 +133,7 @@ pub(crate) fn run(options: &Bench) -> anyhow::Result<ExitCode> {
         facts.revision = "unknown".to_string();
     }
     eprintln!("{facts}");
-    let records = measure(&chosen, &binaries, &facts, runs, options.quick)?;
+    let records = measure(&chosen, &binaries, &examples, &facts, runs, options.quick)?;
     println!("{}", report::table(&records, binaries.len() > 1));
     if let Some(path) = &options.json {
         let document = report::json(&records, &facts, &binaries, runs, options.quick);
@@ -137,20 +144,21 @@ pub(crate) fn run(options: &Bench) -> anyhow::Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Builds the release program; where it is.
-fn build() -> anyhow::Result<PathBuf> {
+/// Builds a release program, which cargo puts into that file of its target folder; where it is.
+fn build(target: &[&str], file: &str) -> anyhow::Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let arguments = ["build", "--release", "--locked", "-p", "ringbolt"];
+    let arguments = [&["build", "--release", "--locked"], target].concat();
     eprintln!("+ cargo {}", arguments.join(" "));
-    let status = Command::new(cargo).args(arguments).status().context("cargo cannot be started")?;
-    ensure!(status.success(), "ringbolt does not build");
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    Ok(target.join("release/ringbolt").canonicalize()?)
+    let status = Command::new(cargo).args(&arguments).status().context("cargo cannot be started")?;
+    ensure!(status.success(), "{} does not build", target.join(" "));
+    let folder = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    Ok(folder.join(file).canonicalize()?)
 }
 
 fn measure(
     chosen: &[&'static Case],
     binaries: &[PathBuf],
+    examples: &Built,
     facts: &Facts,
     runs: u32,
     quick: bool,
@@ -171,10 +179,11 @@ fn measure(
         for record in records.iter_mut().filter(|record| round < record.case.repeats(runs)) {
             for (index, binary) in binaries.iter().enumerate() {
                 progress.step(record.case.name, round + 1);
-                if record.skipped.is_some() || record.failed.is_some() {
+                let again = index > 0 && !record.case.is_of_program();
+                if record.skipped.is_some() || record.failed.is_some() || again {
                     continue;
                 }
-                let setting = Setting { binary, scratch: &scratch, cores: &facts.cores, quick };
+                let setting = Setting { binary, examples, scratch: &scratch, cores: &facts.cores, quick };
                 one(record, index, &setting, &mut progress);
             }
         }

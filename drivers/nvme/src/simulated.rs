@@ -246,12 +246,14 @@ impl Simulated {
     /// Executes what is in the submission queues, as far as doorbells tell; returns how many commands.
     pub fn step(&self) -> usize {
         let mut state = self.lock();
-        if state.removed || state.fatal || state.stalled || !state.ready || !state.started {
-            return 0;
-        }
         let mut qids: Vec<u16> = state.submission.keys().copied().collect();
         qids.sort_unstable();
         qids.into_iter().map(|qid| state.run_queue(qid, &self.bells)).sum()
+    }
+
+    /// The same for one submission queue, so that each core can step its own.
+    pub fn step_queue(&self, qid: u16) -> usize {
+        self.lock().run_queue(qid, &self.bells)
     }
 
     /// Misbehaves; some kinds at once, others with the next I/O that completes.
@@ -342,6 +344,9 @@ impl Poller for Stepper {
 
 impl State {
     fn run_queue(&mut self, qid: u16, bells: &SharedRegion) -> usize {
+        if self.removed || self.fatal || self.stalled || !self.ready || !self.started {
+            return 0;
+        }
         let stride = 4u64 << self.config.capabilities.doorbell_stride_log2;
         let at = 2 * u64::from(qid) * stride;
         let mut count = 0;

@@ -7,7 +7,7 @@ use anyhow::{Context, bail, ensure};
 
 use super::metric::Metric;
 use super::process::{Process, describe};
-use super::server::{Namespaces, Server};
+use super::server::{Namespaces, Reach, Server};
 use super::{Outcome, Sample, Setting};
 
 /// For the host to connect, and for both to fall asleep.
@@ -15,7 +15,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 
 pub(super) fn idle(setting: &Setting<'_>) -> anyhow::Result<Outcome> {
     let Some(core) = setting.cores.first() else { bail!("no core to run on") };
-    let server = Server::start(setting, &core.to_string(), "adaptive", &Namespaces::Ten)?;
+    let server = Server::start(setting, &core.to_string(), "adaptive", &Namespaces::Ten, Reach::Tcp)?;
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["idle-host", &server.uri(1)]);
     let mut host = Process::start(&mut command, setting.scratch, "host")?;
@@ -39,7 +39,8 @@ pub(super) fn idle(setting: &Setting<'_>) -> anyhow::Result<Outcome> {
 
 pub(super) fn startup(setting: &Setting<'_>) -> anyhow::Result<Outcome> {
     let Some(core) = setting.cores.first() else { bail!("no core to run on") };
-    let server = Server::start(setting, &core.to_string(), "adaptive", &Namespaces::NullAndMalloc)?;
+    let server =
+        Server::start(setting, &core.to_string(), "adaptive", &Namespaces::NullAndMalloc, Reach::Tcp)?;
     let values = [(Metric::StartMs, server.started.as_secs_f64() * 1e3)].into();
     let commands = vec![server.command.clone()];
     server.end()?;

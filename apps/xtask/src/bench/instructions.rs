@@ -3,11 +3,13 @@
 //! Counted is the difference between two runs, one with twice the I/Os of the other, so that what
 //! starting and ending cost falls out.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 
+use super::examples::Example;
 use super::load::{Load, base};
 use super::metric::Metric;
 use super::process::{Process, describe};
@@ -25,14 +27,21 @@ const COLLECT_JOB: &str = "--toggle-collect=*JobPoller as reactor::poller::Polle
 /// Under Valgrind a program takes about fifty times as long.
 const RUN_MAX: Duration = Duration::from_secs(120);
 
+/// What the driver does for its user, and nothing of the controller that answers it.
+const COLLECT_DRIVER: [&str; 3] =
+    ["--collect-atstart=no", "--toggle-collect=*submit_batch*", "--toggle-collect=*poll_batch*"];
+/// Submits and polls in rounds of so many reads.
+pub(super) const DRIVER: Example = Example { package: "ringbolt-nvme", name: "cost" };
+const DRIVER_DEPTH: u64 = 128;
+
 /// Of the load generator on the null device, the generator itself included.
-pub(super) fn null(setting: &Setting<'_>, depth: u32) -> anyhow::Result<Outcome> {
+pub(super) fn null(setting: &Setting<'_>, depth: u32, options: &[&str]) -> anyhow::Result<Outcome> {
     let load = Load { rw: "randread", block: "4k", depth };
     difference(
         IOS,
         |ios| {
             let mut command = valgrind(setting, &[COLLECT_JOB]);
-            command.args(base(setting, "null:1g", &load).get_args());
+            command.args(base(setting, "null:1g", &load).get_args()).args(options);
             command.args([&format!("--number_ios={ios}"), "--size=1g", "--idle=spin", "--eta=never"]);
             let mut process = Process::start(&mut command, setting.scratch, "valgrind")?;
             let status = process.wait(RUN_MAX).context("valgrind")?;
@@ -61,13 +70,33 @@ pub(super) fn target(setting: &Setting<'_>) -> anyhow::Result<Outcome> {
     )
 }
 
+/// Of the driver, from submission to completion of a read.
+pub(super) fn driver(setting: &Setting<'_>) -> anyhow::Result<Outcome> {
+    let program = setting.examples.path(DRIVER)?;
+    difference(
+        IOS,
+        |ios| {
+            let mut command = valgrind_of(setting, program, &COLLECT_DRIVER);
+            command.args([DRIVER_DEPTH.to_string(), (ios / DRIVER_DEPTH).to_string()]);
+            let mut process = Process::start(&mut command, setting.scratch, "valgrind")?;
+            let status = process.wait(RUN_MAX).context("valgrind")?;
+            Ok((status.success(), "valgrind.err", vec![describe(&command)]))
+        },
+        setting,
+    )
+}
+
+fn valgrind(setting: &Setting<'_>, options: &[&str]) -> Command {
+    valgrind_of(setting, setting.binary, options)
+}
+
 /// The program under Valgrind. Without fair scheduling a thread that spins keeps the others waiting
 /// for as long as it likes.
-fn valgrind(setting: &Setting<'_>, options: &[&str]) -> Command {
+fn valgrind_of(setting: &Setting<'_>, program: &Path, options: &[&str]) -> Command {
     let mut command = Command::new("valgrind");
     command.args(["--tool=callgrind", "--fair-sched=yes"]).args(options);
     command.arg(format!("--callgrind-out-file={}", setting.scratch.file("callgrind.out").display()));
-    command.arg(setting.binary);
+    command.arg(program);
     command
 }
 

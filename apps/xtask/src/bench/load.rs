@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::metric::Metric;
 use super::process::{Process, describe};
-use super::server::{Namespaces, Server};
+use super::server::{Namespaces, Reach, Server};
 use super::{Outcome, Sample, Setting};
 
 /// What is driven.
@@ -43,14 +43,15 @@ pub(super) fn local(setting: &Setting<'_>, device: Device, load: &Load) -> anyho
 }
 
 /// Target and load generator, a core each.
-pub(super) fn tcp(
+pub(super) fn remote(
     setting: &Setting<'_>,
+    reach: Reach,
     device: Device,
     load: &Load,
     idle: &'static str,
 ) -> anyhow::Result<Outcome> {
     let [target, host, ..] = setting.cores else { return Ok(one_core()) };
-    let server = Server::start(setting, &target.to_string(), idle, &Namespaces::NullAndMalloc)?;
+    let server = Server::start(setting, &target.to_string(), idle, &Namespaces::NullAndMalloc, reach)?;
     let uri = match device {
         Device::Null => server.uri(1),
         Device::Malloc => server.uri(2),
@@ -69,7 +70,7 @@ pub(super) fn tcp(
 pub(super) fn shared(setting: &Setting<'_>) -> anyhow::Result<Outcome> {
     let [first, second, ..] = setting.cores else { return Ok(one_core()) };
     let cores = format!("{first},{second}");
-    let server = Server::start(setting, &cores, "adaptive", &Namespaces::NullAndMalloc)?;
+    let server = Server::start(setting, &cores, "adaptive", &Namespaces::NullAndMalloc, Reach::Tcp)?;
     let load = Load { rw: "randread", block: "4k", depth: 8 };
     let mut command = timed(setting, &server.uri(1), &load, ramp(setting));
     command.args(["--numjobs=16", "--group_reporting", &format!("--cpus_allowed={cores}")]);

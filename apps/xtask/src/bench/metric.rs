@@ -23,8 +23,16 @@ pub(super) enum Metric {
     CpuPercent,
     /// Resident memory in 2^20 bytes.
     RssMib,
-    /// Milliseconds from exec to the first accepted connection.
+    /// Milliseconds from exec until it has started: accepts connections, or all of its processes did an I/O.
     StartMs,
+    /// Milliseconds until a page is made.
+    MadeMs,
+    /// Milliseconds until a browser has loaded it.
+    OpenedMs,
+    /// I/Os a second as a multiple of fio's.
+    FioRatio,
+    /// Processor time an I/O as a multiple of fio's.
+    FioCpuRatio,
 }
 
 impl Metric {
@@ -41,6 +49,10 @@ impl Metric {
             Metric::CpuPercent => "cpu_percent",
             Metric::RssMib => "resident_mib",
             Metric::StartMs => "start_ms",
+            Metric::MadeMs => "made_ms",
+            Metric::OpenedMs => "opened_ms",
+            Metric::FioRatio => "iops_of_fio",
+            Metric::FioCpuRatio => "cpu_of_fio",
         }
     }
 
@@ -56,11 +68,15 @@ impl Metric {
             Metric::CpuPercent => "CPU",
             Metric::RssMib => "resident",
             Metric::StartMs => "start",
+            Metric::MadeMs => "made",
+            Metric::OpenedMs => "opened",
+            Metric::FioRatio => "IOPS of fio",
+            Metric::FioCpuRatio => "CPU of fio",
         }
     }
 
     pub(super) fn more_is_better(self) -> bool {
-        matches!(self, Metric::Iops | Metric::Gibps)
+        matches!(self, Metric::Iops | Metric::Gibps | Metric::FioRatio)
     }
 
     /// `value` in its unit.
@@ -76,7 +92,8 @@ impl Metric {
             Metric::Instructions => format!("{value:.0}"),
             Metric::CpuPercent => format!("{value:.2} %"),
             Metric::RssMib => format!("{value:.1} MiB"),
-            Metric::StartMs => format!("{value:.1} ms"),
+            Metric::StartMs | Metric::MadeMs | Metric::OpenedMs => format!("{value:.1} ms"),
+            Metric::FioRatio | Metric::FioCpuRatio => format!("{value:.2}"),
         }
     }
 }

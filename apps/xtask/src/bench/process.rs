@@ -24,6 +24,16 @@ impl Scratch {
         self.0.join(name)
     }
 
+    /// An empty folder in it.
+    pub(super) fn folder(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let path = self.file(name);
+        if path.exists() {
+            std::fs::remove_dir_all(&path)?;
+        }
+        std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
+        Ok(path)
+    }
+
     /// The last lines of a file in it, for messages.
     pub(super) fn tail(&self, name: &str) -> String {
         let text = std::fs::read_to_string(self.file(name)).unwrap_or_default();

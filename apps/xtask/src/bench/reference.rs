@@ -13,9 +13,16 @@ pub(super) enum Goal {
     Times(f64),
     /// No more than this, whatever SPDK's is.
     AtMost(f64),
+    /// At least this, whatever SPDK's is.
+    AtLeast(f64),
     /// No more than the same quantity of another benchmark and this much.
     Above(&'static str, f64),
+    /// So many times the same quantity of another benchmark.
+    Scaled(&'static str, f64),
 }
+
+/// Of linear scaling, what passes for it: cores share a clock budget and a cache.
+const LINEAR: f64 = 0.9;
 
 /// A figure to compare with.
 pub(super) struct Reference {
@@ -55,6 +62,23 @@ const ALL: &[Reference] = &[
     goal("idle", Metric::RssMib, Goal::AtMost(64.0)),
     goal("startup", Metric::StartMs, Goal::AtMost(100.0)),
     entry("instructions-null-qd128", Metric::Instructions, 720.0, Goal::AtMost(150.0)),
+    goal("instructions-null-rate", Metric::Instructions, Goal::AtMost(300.0)),
+    goal("instructions-null-poisson", Metric::Instructions, Goal::AtMost(300.0)),
+    goal("instructions-driver", Metric::Instructions, Goal::AtMost(150.0)),
+    entry("vfio-user-null-read-qd1", Metric::Iops, 975e3, Goal::None),
+    entry("vfio-user-null-read-qd1", Metric::MeanUs, 1.01, Goal::AtMost(0.8)),
+    entry("vfio-user-null-read-qd32", Metric::Iops, 3.9e6, Goal::Times(1.5)),
+    entry("vfio-user-null-read-qd128", Metric::Iops, 5.0e6, Goal::Times(1.5)),
+    entry("vfio-user-malloc-read-qd32", Metric::Iops, 1.2e6, Goal::Times(1.5)),
+    goal("driver-qpairs-2", Metric::Iops, Goal::Scaled("driver-qpairs-1", 2.0 * LINEAR)),
+    goal("driver-qpairs-4", Metric::Iops, Goal::Scaled("driver-qpairs-1", 4.0 * LINEAR)),
+    goal("driver-qpairs-8", Metric::Iops, Goal::Scaled("driver-qpairs-1", 8.0 * LINEAR)),
+    goal("fio-null", Metric::FioRatio, Goal::AtLeast(5.0)),
+    goal("fio-io_uring", Metric::FioRatio, Goal::AtLeast(1.0)),
+    goal("fio-io_uring", Metric::FioCpuRatio, Goal::AtMost(1.0)),
+    goal("processes-256", Metric::StartMs, Goal::AtMost(1000.0)),
+    goal("report-10k", Metric::MadeMs, Goal::AtMost(10_000.0)),
+    goal("report-10k", Metric::OpenedMs, Goal::AtMost(3000.0)),
 ];
 
 /// The figure for a quantity of a benchmark, if there is one.
@@ -68,8 +92,9 @@ impl Reference {
         match self.goal {
             Goal::None => None,
             Goal::Times(times) => self.spdk.map(|spdk| spdk * times),
-            Goal::AtMost(limit) => Some(limit),
+            Goal::AtMost(limit) | Goal::AtLeast(limit) => Some(limit),
             Goal::Above(case, more) => other(case).map(|value| value + more),
+            Goal::Scaled(case, times) => other(case).map(|value| value * times),
         }
     }
 }
@@ -83,7 +108,7 @@ mod tests {
         for reference in ALL {
             let known = |name: &str| super::super::cases::ALL.iter().any(|case| case.name == name);
             assert!(known(reference.case), "{}", reference.case);
-            if let Goal::Above(case, _) = reference.goal {
+            if let Goal::Above(case, _) | Goal::Scaled(case, _) = reference.goal {
                 assert!(known(case), "{case}");
             }
         }
@@ -95,6 +120,8 @@ mod tests {
         assert_eq!(limit("null-qd1", Metric::Iops), Some(18.0e6));
         assert_eq!(limit("tcp-null-read-qd1", Metric::MeanUs), Some(10.0));
         assert_eq!(limit("tcp-null-read-qd1-adaptive", Metric::P99Us), Some(25.0));
+        assert_eq!(limit("driver-qpairs-2", Metric::Iops), Some(36.0));
+        assert_eq!(limit("fio-null", Metric::FioRatio), Some(5.0));
         assert_eq!(limit("malloc-read", Metric::Iops), None);
     }
 }

@@ -13,7 +13,7 @@ use super::{Record, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// What gets a row of its own; the rest stands beside it.
-const ROWS: [Metric; 8] = [
+const ROWS: [Metric; 12] = [
     Metric::Iops,
     Metric::Gibps,
     Metric::MeanUs,
@@ -22,6 +22,10 @@ const ROWS: [Metric; 8] = [
     Metric::CpuPercent,
     Metric::RssMib,
     Metric::StartMs,
+    Metric::FioRatio,
+    Metric::FioCpuRatio,
+    Metric::MadeMs,
+    Metric::OpenedMs,
 ];
 
 /// A line a quantity, and below what needs saying.

@@ -1,6 +1,7 @@
 //! A target for one run.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -24,10 +25,20 @@ pub(super) enum Namespaces {
     Ten,
 }
 
-/// A running `ringbolt serve`, on a port of its own.
+/// How hosts reach it, besides over TCP.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    Tcp,
+    VfioUser,
+}
+
+/// A running `ringbolt serve`, on a port and in a directory of its own.
 pub(super) struct Server {
     process: Process,
     port: u16,
+    /// Where the socket of its controller over vfio-user is.
+    directory: PathBuf,
+    reach: Reach,
     /// From exec to the first accepted connection.
     pub(super) started: Duration,
     pub(super) command: String,
@@ -39,9 +50,10 @@ impl Server {
         cores: &str,
         idle: &str,
         namespaces: &Namespaces,
+        reach: Reach,
     ) -> anyhow::Result<Server> {
         let options = ["--cores", cores, "--idle", idle];
-        Server::launch(setting, Command::new(setting.binary), &options, namespaces)
+        Server::launch(setting, Command::new(setting.binary), &options, namespaces, reach)
     }
 
     /// Starts it under Valgrind, which knows `epoll_wait` for a call that blocks, but not
@@ -51,7 +63,7 @@ impl Server {
         valgrind: Command,
         namespaces: &Namespaces,
     ) -> anyhow::Result<Server> {
-        Server::launch(setting, valgrind, &["--idle", "sleep", "--engine", "epoll"], namespaces)
+        Server::launch(setting, valgrind, &["--idle", "sleep", "--engine", "epoll"], namespaces, Reach::Tcp)
     }
 
     /// `command` is the program, or what runs it with the program as its last argument.
@@ -60,11 +72,14 @@ impl Server {
         mut command: Command,
         options: &[&str],
         namespaces: &Namespaces,
+        reach: Reach,
     ) -> anyhow::Result<Server> {
         // Free now; should another program take it meanwhile, the start fails and says so.
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let directory = setting.scratch.folder("vfio-user")?;
         let file = setting.scratch.file("target.json");
-        std::fs::write(&file, serde_json::to_string_pretty(&config(port, namespaces))?)?;
+        let config = config(port, (reach == Reach::VfioUser).then_some(&*directory), namespaces);
+        std::fs::write(&file, serde_json::to_string_pretty(&config)?)?;
         command.arg("serve").arg("-c").arg(&file).arg("-r").arg(setting.scratch.file("rpc.sock"));
         command.args(options);
         let begun = Instant::now();
@@ -81,12 +96,15 @@ impl Server {
             std::thread::sleep(Duration::from_micros(200));
         }
         let started = begun.elapsed();
-        Ok(Server { process, port, started, command: describe(&command) })
+        Ok(Server { process, port, directory, reach, started, command: describe(&command) })
     }
 
     /// What the driver calls namespace `nsid`.
     pub(super) fn uri(&self, nsid: u32) -> String {
-        format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns={nsid}", self.port)
+        match self.reach {
+            Reach::Tcp => format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns={nsid}", self.port),
+            Reach::VfioUser => format!("nvme+vfio-user:{}?ns={nsid}", self.directory.display()),
+        }
     }
 
     /// Processor time so far.
@@ -109,7 +127,7 @@ impl Server {
     }
 }
 
-fn config(port: u16, namespaces: &Namespaces) -> Value {
+fn config(port: u16, directory: Option<&Path>, namespaces: &Namespaces) -> Value {
     let call = |method: &str, params: Value| json!({ "method": method, "params": params });
     let null = |name: &str| {
         let blocks = (1u64 << 30) / BLOCK_BYTES;
@@ -137,11 +155,16 @@ fn config(port: u16, namespaces: &Namespaces) -> Value {
     nvmf.extend(names.iter().map(|name| {
         call("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": { "bdev_name": name } }))
     }));
-    nvmf.push(call(
-        "nvmf_subsystem_add_listener",
-        json!({ "nqn": NQN, "listen_address": {
-            "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string() } }),
-    ));
+    let listener = |address: Value| {
+        call("nvmf_subsystem_add_listener", json!({ "nqn": NQN, "listen_address": address }))
+    };
+    if let Some(directory) = directory {
+        nvmf.push(call("nvmf_create_transport", json!({ "trtype": "VFIOUSER" })));
+        nvmf.push(listener(json!({ "trtype": "VFIOUSER", "traddr": directory, "trsvcid": "0" })));
+    }
+    // The last: when it accepts connections, everything else is there.
+    nvmf.push(listener(json!({
+        "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string() })));
     json!({ "subsystems": [
         { "subsystem": "bdev", "config": bdevs },
         { "subsystem": "nvmf", "config": nvmf },
