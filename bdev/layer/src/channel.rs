@@ -289,7 +289,8 @@ impl ring::Channel for Channel {
     #[inline]
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let start = sink.len();
-        if self.in_flight > 0 {
+        // A module may have work of its own: a path that comes or goes.
+        if self.in_flight > 0 || self.module.deadline() == Some(0) {
             self.module.poll(sink);
             let returned = (sink.len() - start) as u32;
             assert!(
@@ -319,7 +320,7 @@ impl ring::Channel for Channel {
         if !self.finished.is_empty() || (self.in_flight == 0 && !self.nothing_waits()) {
             return Some(0);
         }
-        if self.in_flight > 0 { self.module.deadline() } else { None }
+        self.module.deadline().filter(|at| self.in_flight > 0 || *at == 0)
     }
 }
 
