@@ -8,13 +8,14 @@ use std::sync::atomic::Ordering;
 
 use bdev::{Completion, Request};
 use memory::Buffer;
-use nvme::{Failure, IoQueue, Namespace, OpenError};
+use nvme::{Failure, IoQueue, Namespace, OpenError, QueueStats};
 use reactor::Core;
 use ring::{Op, Status, Tag};
 use slots::{Slab, Slot};
 use sys::clock::now_ns;
 
 use crate::counts::LinkCounts;
+use crate::inject::Faults;
 use crate::multipath::{Multipath, PathView};
 use crate::path::Path;
 use crate::view::{ChannelBoard, Join, LinkBoard, PathId, PathState, View};
@@ -61,12 +62,18 @@ struct Link {
     told_stale: bool,
     removed: bool,
     counts: Option<Arc<LinkCounts>>,
+    faults: Faults,
+    /// What of its queue's counts is in the totals.
+    booked: QueueStats,
 }
 
 enum Way {
     None,
     Opening(Rc<RefCell<Option<Result<Opened, OpenError>>>>, Rc<Latch>),
     Open(Opened),
+    /// Not to be used any more; it has memory until the driver's reset or detaching ends its commands. And whether it
+    /// failed by itself.
+    Closing(Opened, bool),
     /// To be opened again at that time.
     Later(u64),
 }
@@ -81,6 +88,13 @@ enum Opened {
 }
 
 impl Opened {
+    fn stats(&self) -> QueueStats {
+        match self {
+            Opened::Tcp(queue) => queue.stats(),
+            Opened::Direct(namespace) => namespace.stats(),
+        }
+    }
+
     fn failure(&self) -> Option<Failure> {
         match self {
             Opened::Tcp(queue) => queue.failure(),
@@ -156,26 +170,7 @@ impl Channel {
         for state in paths {
             let index = match self.by_id.get(&state.id) {
                 Some(index) => *index,
-                None => {
-                    let index = self.machine.add_path(PathView {
-                        connected: false,
-                        ana: state.ana,
-                        waits_until_ns: u64::MAX,
-                        preferred: false,
-                    });
-                    self.by_id.insert(state.id, index);
-                    self.links.push(Link {
-                        state: state.clone(),
-                        way: Way::None,
-                        epoch: 0,
-                        failed_opens: 0,
-                        ana_readings: 0,
-                        told_stale: false,
-                        removed: false,
-                        counts: state.path.counts_io().then(Arc::default),
-                    });
-                    index
-                }
+                None => self.add_link(&state),
             };
             self.links[index].state = state;
         }
@@ -183,6 +178,41 @@ impl Channel {
             self.adjust(index, now_ns);
         }
         self.publish();
+    }
+
+    /// A link to a path that is new, in the place of one that is gone where there is one.
+    fn add_link(&mut self, state: &PathState) -> usize {
+        let view = PathView { connected: false, ana: state.ana, waits_until_ns: u64::MAX, preferred: false };
+        let link = Link {
+            state: state.clone(),
+            way: Way::None,
+            epoch: 0,
+            failed_opens: 0,
+            ana_readings: 0,
+            told_stale: false,
+            removed: false,
+            counts: state.path.counts_io().then(Arc::default),
+            faults: Faults::new(&state.path.orders),
+            booked: QueueStats::default(),
+        };
+        let gone = |index: &usize| {
+            let link = &self.links[*index];
+            link.removed && matches!(link.way, Way::None) && self.machine.in_flight(*index) == 0
+        };
+        let index = match (0..self.links.len()).find(gone) {
+            Some(index) => {
+                self.machine.replace_path(index, view);
+                self.by_id.remove(&self.links[index].state.id);
+                self.links[index] = link;
+                index
+            }
+            None => {
+                self.links.push(link);
+                self.machine.add_path(view)
+            }
+        };
+        self.by_id.insert(state.id, index);
+        index
     }
 
     /// Makes a link what the control plane says that it is to be.
@@ -200,6 +230,7 @@ impl Channel {
             self.open(index);
         }
         let link = &mut self.links[index];
+        link.faults.follow(&link.state.path.orders);
         if link.ana_readings != link.state.ana_readings {
             link.ana_readings = link.state.ana_readings;
             link.told_stale = false;
@@ -243,25 +274,52 @@ impl Channel {
     fn close(&mut self, index: usize, now_ns: u64) {
         match std::mem::replace(&mut self.links[index].way, Way::None) {
             Way::Opening(_, latch) => latch.0.set(true),
-            Way::Open(mut opened) => {
-                let view = PathView {
-                    connected: false,
-                    ana: self.links[index].state.ana,
-                    waits_until_ns: u64::MAX,
-                    preferred: false,
-                };
-                self.machine.set_path(index, view, now_ns);
-                if let Opened::Tcp(queue) = &mut opened {
-                    queue.fail(Failure::Detached);
-                }
-                self.reap(index, &mut opened, now_ns);
-                if self.machine.in_flight(index) > 0 {
-                    // Memory is the device's until it says otherwise: the driver's reset or detaching ends it.
-                    self.links[index].way = Way::Open(opened);
-                }
-            }
+            Way::Open(opened) => self.begin_closing(index, opened, false, now_ns),
+            closing @ Way::Closing(..) => self.links[index].way = closing,
             Way::None | Way::Later(_) => {}
         }
+    }
+
+    /// Uses a queue no more. What was not sent goes elsewhere at once, everything else when it has come back.
+    fn begin_closing(&mut self, index: usize, mut opened: Opened, failed: bool, now_ns: u64) {
+        let ana = self.links[index].state.ana;
+        let view = PathView { connected: false, ana, waits_until_ns: u64::MAX, preferred: false };
+        self.machine.set_path(index, view, now_ns);
+        if let Opened::Tcp(queue) = &mut opened {
+            queue.fail(Failure::Detached);
+        }
+        let withheld: Vec<Completion> = self.links[index].faults.end().collect();
+        for completion in withheld {
+            self.machine.returned(index, completion, now_ns);
+        }
+        self.links[index].way = Way::Closing(opened, failed);
+        self.go_on_closing(index, now_ns);
+    }
+
+    /// Takes in what a queue had in flight that is not used any more; whether that was the last of it.
+    fn go_on_closing(&mut self, index: usize, now_ns: u64) -> bool {
+        let Way::Closing(mut opened, failed) = std::mem::replace(&mut self.links[index].way, Way::None)
+        else {
+            return false;
+        };
+        self.reap(index, &mut opened, now_ns);
+        if self.machine.in_flight(index) > 0 {
+            self.links[index].way = Way::Closing(opened, failed);
+            return false;
+        }
+        self.book(index, &opened);
+        if failed {
+            self.opening_failed(index, now_ns);
+        }
+        true
+    }
+
+    /// Adds what a queue did since the last time to the totals.
+    fn book(&mut self, index: usize, opened: &Opened) {
+        let link = &mut self.links[index];
+        let counts = opened.stats();
+        self.view.totals.add(self.board.core, link.state.path.id().trtype(), &counts.since(&link.booked));
+        link.booked = counts;
     }
 
     fn reap(&mut self, index: usize, opened: &mut Opened, now_ns: u64) -> usize {
@@ -287,21 +345,22 @@ impl Channel {
                     let Some(outcome) = arrival.borrow_mut().take() else { continue };
                     match outcome {
                         Ok(opened) => {
-                            link.failed_opens = 0;
+                            (link.failed_opens, link.booked) = (0, QueueStats::default());
                             link.way = Way::Open(opened);
                         }
                         Err(_) => self.opening_failed(index, now_ns),
                     }
                 }
                 Way::Open(opened) if opened.failure().is_some() => {
-                    let Way::Open(mut opened) = std::mem::replace(&mut link.way, Way::None) else { continue };
-                    self.tell_machine(index, now_ns);
-                    self.reap(index, &mut opened, now_ns);
-                    if self.machine.in_flight(index) > 0 {
-                        self.links[index].way = Way::Open(opened);
+                    let Way::Open(opened) = std::mem::replace(&mut link.way, Way::None) else { continue };
+                    self.begin_closing(index, opened, true, now_ns);
+                }
+                Way::Closing(..) => {
+                    if !self.go_on_closing(index, now_ns) {
                         continue;
                     }
-                    self.opening_failed(index, now_ns);
+                    // Another connection may be waiting for its turn.
+                    self.adjust(index, now_ns);
                 }
                 Way::Later(due_ns) if *due_ns <= now_ns => {
                     link.way = Way::None;
@@ -326,7 +385,14 @@ impl Channel {
     }
 
     /// Shows the control plane what the links are like.
-    fn publish(&self) {
+    fn publish(&mut self) {
+        for index in 0..self.links.len() {
+            let way = std::mem::replace(&mut self.links[index].way, Way::None);
+            if let Way::Open(opened) | Way::Closing(opened, _) = &way {
+                self.book(index, opened);
+            }
+            self.links[index].way = way;
+        }
         let current = self.machine.current();
         let links = self.links.iter().enumerate().filter(|(_, link)| !link.removed);
         let boards = links.map(|(index, link)| LinkBoard {
@@ -336,6 +402,7 @@ impl Channel {
             counts: link.counts.clone(),
         });
         *self.board.links() = boards.collect();
+        self.board.set_seen(self.seen);
     }
 
     /// Whether a request can go as it is.
@@ -403,12 +470,15 @@ impl Channel {
 
     /// Hands links what the machine has for them.
     #[inline]
-    fn flush(&mut self) {
+    fn flush(&mut self, now_ns: u64) {
         for (index, link) in self.links.iter_mut().enumerate() {
             let outgoing = self.machine.outgoing(index);
             if !outgoing.is_empty()
                 && let Way::Open(opened) = &mut link.way
             {
+                if !link.faults.is_idle() {
+                    link.faults.withhold(outgoing, now_ns);
+                }
                 opened.submit(outgoing);
             }
         }
@@ -445,7 +515,7 @@ impl ring::Channel for Channel {
                 self.begin(request, transfer_max_bytes, now_ns);
             }
         }
-        self.flush();
+        self.flush(now_ns);
     }
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
@@ -458,6 +528,9 @@ impl ring::Channel for Channel {
             let mut completions = std::mem::take(&mut self.sink);
             if let Way::Open(opened) = &mut self.links[index].way {
                 opened.poll(&mut completions);
+            }
+            if !self.links[index].faults.is_idle() {
+                self.links[index].faults.alter(&mut completions, now_ns);
             }
             if let Some(counts) = &self.links[index].counts {
                 counts.add(&completions, self.block_size);
@@ -496,7 +569,7 @@ impl ring::Channel for Channel {
             }
         }
         sink.append(&mut self.done);
-        self.flush();
+        self.flush(now_ns);
         sink.len() - before
     }
 
@@ -505,18 +578,20 @@ impl ring::Channel for Channel {
             return Some(0);
         }
         let links = self.links.iter().filter_map(|link| match &link.way {
-            Way::Open(opened) if opened.failure().is_some() => Some(0),
-            Way::Open(opened) => opened.deadline(),
+            Way::Open(opened) | Way::Closing(opened, _) if opened.failure().is_some() => Some(0),
+            Way::Open(opened) | Way::Closing(opened, _) => opened.deadline(),
             Way::Later(due_ns) => Some(*due_ns),
             Way::Opening(arrival, _) => arrival.borrow().is_some().then_some(0),
             Way::None => None,
         });
-        links.chain(self.machine.deadline_ns()).min()
+        let withheld = self.links.iter().filter_map(|link| link.faults.deadline_ns());
+        links.chain(withheld).chain(self.machine.deadline_ns()).min()
     }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
+        self.publish();
         self.view.leave_board(self.board_id);
         for link in &self.links {
             if let Way::Opening(_, latch) = &link.way {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, Sender, SyncSender};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,11 +16,15 @@ use wire_nvme::log::AnaState;
 
 use crate::multipath::Policy;
 use crate::namespace::{Learned, NvmeBdev};
-use crate::path::{Groups, Path, PathStatus, lock, state_of};
+use crate::path::{Groups, Path, PathStatus, lock, state_of, tell};
+use crate::totals::Totals;
 use crate::view::{Join, PathId, PathState, View};
 
 /// How long users of a device that goes have for what they have in flight.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long channels may take to follow: a turn of their reactors, which may be busy.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a path's task tells, or a caller asks.
 pub(crate) enum News {
@@ -38,6 +42,8 @@ pub(crate) enum News {
     Detach(Arc<Path>, SyncSender<()>),
     /// Its task has ended.
     Stopped(Arc<Path>),
+    /// Say when everything before this was heard.
+    Heard(SyncSender<()>),
 }
 
 pub(crate) type Job = (Arc<Group>, News);
@@ -55,6 +61,7 @@ pub(crate) struct Group {
     attaching: Mutex<BTreeMap<PathId, AttachReply>>,
     detaching: Mutex<BTreeMap<PathId, Vec<SyncSender<()>>>>,
     policy: Mutex<Policy>,
+    totals: Arc<Totals>,
     /// Made by a discovery service, which remembers it instead of the configuration.
     pub(crate) discovered: bool,
 }
@@ -75,6 +82,7 @@ impl Group {
         policy: Policy,
         retries_max: u16,
         discovered: bool,
+        totals: Arc<Totals>,
     ) -> Group {
         Group {
             name: name.to_string(),
@@ -86,6 +94,7 @@ impl Group {
             attaching: Mutex::default(),
             detaching: Mutex::default(),
             policy: Mutex::new(policy),
+            totals,
             discovered,
         }
     }
@@ -101,6 +110,14 @@ impl Group {
 
     pub(crate) fn namespaces(&self) -> Vec<Arc<Namespace>> {
         lock(&self.namespaces).values().cloned().collect()
+    }
+
+    /// Waits until channels are what paths told before now; whether they were in time.
+    pub(crate) fn settle(self: &Arc<Self>) -> bool {
+        let (reply, heard) = sync_channel(1);
+        self.tell(News::Heard(reply));
+        heard.recv_timeout(SETTLE_TIMEOUT).is_ok()
+            && self.namespaces().iter().all(|namespace| namespace.view.settle(SETTLE_TIMEOUT))
     }
 
     pub(crate) fn bdev_names(&self) -> Vec<String> {
@@ -135,6 +152,7 @@ impl Group {
                     });
                 }
             }
+            News::Heard(reply) => tell(&reply, ()),
             News::NotAttached { path, why } => {
                 self.forget(&path);
                 if let Some(reply) = lock(&self.attaching).remove(&path.number) {
@@ -261,7 +279,7 @@ impl Group {
 
     fn make(&self, path: &Path, learned: &Learned) -> Result<Arc<Namespace>, String> {
         let identity = path.identity().ok_or("the controller was not identified")?;
-        let view = Arc::new(View::new(learned.nsid, *lock(&self.policy)));
+        let view = Arc::new(View::new(learned.nsid, *lock(&self.policy), self.totals.clone()));
         view.blocks.store(learned.identify.nsze, Ordering::Relaxed);
         let subnqn = path.id().subnqn().unwrap_or(&identity.subnqn);
         let bdev = Arc::new(NvmeBdev::new(&view, learned, &identity, subnqn, self.retries_max));

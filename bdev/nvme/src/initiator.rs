@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bdev::Registry;
-use nvme::{AdminError, Uri};
+use nvme::Uri;
 use reactor::Remote;
-use wire_nvme::Sqe;
 use wire_nvme::identify::IdentifyController;
 use wire_nvme::log::AnaState;
 
@@ -16,8 +15,10 @@ use crate::counts::PathStats;
 use crate::discovery::Service;
 use crate::group;
 pub(crate) use crate::group::{Group, Job, News};
+use crate::inject::ErrorInjection;
 use crate::multipath::Policy;
-use crate::path::{Command, Path, PathConfig, PathStatus, TransportId, lock, run_direct, run_tcp};
+use crate::path::{Command, Path, PathConfig, PathStatus, Refusal, TransportId, lock, run_direct, run_tcp};
+use crate::totals::{Totals, TransportStats};
 use crate::view::PathId;
 
 /// Most paths of one subsystem.
@@ -25,7 +26,7 @@ pub const PATHS_MAX: usize = 32;
 /// Most names of controllers.
 const GROUPS_MAX: usize = 1024;
 /// How long a reset or an admin command is waited for beyond the driver's own timeout.
-const GRACE: Duration = Duration::from_secs(5);
+pub(crate) const GRACE: Duration = Duration::from_secs(5);
 
 /// Why something could not be done to a controller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,9 +49,32 @@ pub enum InitiatorError {
     /// There is no reactor to run it on.
     #[error("there is no reactor to attach controllers on")]
     NoReactor,
+    /// Something else is being done to the controller.
+    #[error("{0}")]
+    Busy(String),
     /// It took too long.
     #[error("{0} took too long")]
     Timeout(&'static str),
+}
+
+/// What is done to controllers as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// They are connected to anew, or reset.
+    Reset,
+    /// They are let go of, and stay attached.
+    Disable,
+    /// They are connected to again.
+    Enable,
+}
+
+/// Which queues of a controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queue {
+    /// The admin queue.
+    Admin,
+    /// I/O queues.
+    Io,
 }
 
 /// What a second controller under a name means.
@@ -141,6 +165,7 @@ pub(crate) struct Inner {
     groups: Mutex<BTreeMap<String, Arc<Group>>>,
     jobs: Mutex<Option<Sender<Job>>>,
     services: Mutex<BTreeMap<String, Service>>,
+    totals: Arc<Totals>,
 }
 
 impl Initiator {
@@ -152,6 +177,7 @@ impl Initiator {
             groups: Mutex::default(),
             jobs: Mutex::default(),
             services: Mutex::default(),
+            totals: Arc::default(),
         }))
     }
 
@@ -268,6 +294,7 @@ impl Initiator {
             policy,
             attach.retries_max,
             attach.discovered,
+            self.0.totals.clone(),
         ));
         group.add_path(path.clone(), reply);
         groups.insert(name.clone(), group.clone());
@@ -281,7 +308,7 @@ impl Initiator {
         }
     }
 
-    fn group(&self, name: &str) -> Result<Arc<Group>, InitiatorError> {
+    pub(crate) fn group(&self, name: &str) -> Result<Arc<Group>, InitiatorError> {
         let group = lock(&self.0.groups).get(name).cloned();
         group.ok_or_else(|| InitiatorError::NotFound(name.to_string()))
     }
@@ -338,47 +365,93 @@ impl Initiator {
 
     /// Resets every path of a name.
     pub fn reset(&self, name: &str) -> Result<(), InitiatorError> {
+        self.operate(name, None, Operation::Reset)
+    }
+
+    /// Resets, disables or enables the paths of a name one after the other, or the one through the controller that
+    /// has that identifier. What is that way already stays so. A controller that is disabled is let go of: I/O goes
+    /// through other paths, or fails. Returns when I/O goes as it will from then on.
+    pub fn operate(
+        &self,
+        name: &str,
+        cntlid: Option<u16>,
+        operation: Operation,
+    ) -> Result<(), InitiatorError> {
         let group = self.group(name)?;
-        let mut answers = Vec::new();
-        for path in group.paths() {
-            let (reply, answer) = sync_channel(1);
-            if !path.ask(Command::Reset { reply }) {
+        let mut paths = group.paths();
+        if let Some(cntlid) = cntlid {
+            paths.retain(|path| path.cntlid() == cntlid);
+            if paths.is_empty() {
+                return Err(InitiatorError::NotFound(format!("{cntlid} of {name}")));
+            }
+        }
+        for path in paths {
+            let (done, answer) = sync_channel(1);
+            let command = match operation {
+                Operation::Reset => Command::Reset(done),
+                Operation::Disable => Command::Disable(done),
+                Operation::Enable => Command::Enable(done),
+            };
+            if !path.ask(command) {
                 return Err(InitiatorError::Admin("too much is being asked of the controller".into()));
             }
-            answers.push((path.config.options.timeout_ns, answer));
-        }
-        for (timeout_ns, answer) in answers {
-            match answer.recv_timeout(Duration::from_nanos(timeout_ns).saturating_mul(2) + GRACE) {
-                Ok(outcome) => outcome.map_err(InitiatorError::Admin)?,
-                Err(RecvTimeoutError::Timeout) => return Err(InitiatorError::Timeout("the reset")),
+            let patience = Duration::from_nanos(path.config.options.timeout_ns).saturating_mul(2) + GRACE;
+            match answer.recv_timeout(patience) {
+                Ok(Ok(()) | Err(Refusal::Already)) => {}
+                Ok(Err(Refusal::Busy)) => {
+                    return Err(InitiatorError::Busy("the controller is being connected to".into()));
+                }
+                Ok(Err(Refusal::Failed(why))) => return Err(InitiatorError::Admin(why)),
+                Err(RecvTimeoutError::Timeout) => return Err(InitiatorError::Timeout("the controller")),
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(InitiatorError::Admin("the controller was detached meanwhile".into()));
+                }
+            }
+        }
+        if !group.settle() {
+            return Err(InitiatorError::Timeout("telling reactors of it"));
+        }
+        Ok(())
+    }
+
+    /// Has commands of one opcode end otherwise on the first path of a name: on each I/O queue that it has now, or
+    /// on its admin queue. One injection an opcode; `None` ends it.
+    pub fn inject(
+        &self,
+        name: &str,
+        queue: Queue,
+        opcode: u8,
+        injection: Option<ErrorInjection>,
+    ) -> Result<(), InitiatorError> {
+        let group = self.group(name)?;
+        let path = group.paths().into_iter().next();
+        let path = path.ok_or_else(|| InitiatorError::NotFound(name.to_string()))?;
+        match queue {
+            Queue::Admin => path.put_admin_fault(opcode, injection),
+            Queue::Io => {
+                path.orders.give(opcode, injection);
+                if !group.settle() {
+                    return Err(InitiatorError::Timeout("telling reactors of it"));
                 }
             }
         }
         Ok(())
     }
 
-    /// Executes an admin command on the first path of a name that is there; returns `length` bytes and the
-    /// path.
-    pub fn admin(&self, name: &str, sqe: Sqe, length: usize) -> Result<(Vec<u8>, PathInfo), InitiatorError> {
-        let group = self.group(name)?;
-        let path = group.paths().into_iter().find(|path| path.status() == PathStatus::Enabled);
-        let path = path.ok_or_else(|| InitiatorError::Admin(format!("{name} has no path at the moment")))?;
-        let (reply, answer) = sync_channel(1);
-        if !path.ask(Command::Admin { sqe, length, reply }) {
-            return Err(InitiatorError::Admin("too much is being asked of the controller".into()));
+    /// What the I/O queues of each core did over each transport since the start, those included that are gone.
+    pub fn transport_stats(&self) -> Result<Vec<TransportStats>, InitiatorError> {
+        let groups: Vec<_> = lock(&self.0.groups).values().cloned().collect();
+        if !groups.iter().all(Group::settle) {
+            return Err(InitiatorError::Timeout("asking reactors"));
         }
-        let timeout = Duration::from_nanos(path.config.options.timeout_ns) + GRACE;
-        match answer.recv_timeout(timeout) {
-            Ok(Ok((_, data))) => Ok((data, info(&path))),
-            Ok(Err(AdminError::Status(status))) => Err(InitiatorError::Admin(status.to_string())),
-            Ok(Err(error)) => Err(InitiatorError::Admin(error.to_string())),
-            Err(RecvTimeoutError::Timeout) => Err(InitiatorError::Timeout("the command")),
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(InitiatorError::Admin("the controller was detached meanwhile".into()))
-            }
-        }
+        Ok(self.0.totals.all())
+    }
+
+    /// Bytes of a block of a namespace.
+    pub(crate) fn block_size(&self, name: &str, nsid: u32) -> Option<u32> {
+        let namespaces = self.group(name).ok()?.namespaces();
+        let namespace = namespaces.into_iter().find(|namespace| namespace.view.nsid == nsid)?;
+        Some(bdev::Bdev::geometry(&*namespace.bdev).block_size)
     }
 
     /// Every controller, by name.
@@ -449,7 +522,7 @@ impl Initiator {
     }
 }
 
-fn info(path: &Arc<Path>) -> PathInfo {
+pub(crate) fn info(path: &Arc<Path>) -> PathInfo {
     PathInfo {
         number: path.number,
         config: path.config.clone(),

@@ -26,20 +26,27 @@ mod counts;
 mod discovery;
 mod group;
 mod initiator;
+mod inject;
 mod multipath;
 mod namespace;
+mod passthrough;
 mod path;
 mod reconnect;
+mod totals;
 mod view;
 
 pub use counts::PathStats;
 pub use discovery::{Discovery, DiscoveryInfo, discover};
 pub use initiator::{
-    Attach, ControllerInfo, Initiator, InitiatorError, IoPath, Multipath as Multipathing, PATHS_MAX, PathInfo,
+    Attach, ControllerInfo, Initiator, InitiatorError, IoPath, Multipath as Multipathing, Operation,
+    PATHS_MAX, PathInfo, Queue,
 };
+pub use inject::ErrorInjection;
 pub use multipath::{Multipath, PathCounts, PathView, Policy, Selector};
+pub use passthrough::{Passed, PassedThrough};
 pub use path::{PathConfig, PathStatus, TransportId};
 pub use reconnect::{Next, Reconnect, ReconnectPolicy};
+pub use totals::TransportStats;
 pub use view::PathId;
 
 use wire_nvme::log::AnaState;

@@ -166,7 +166,7 @@ impl<B> Multipath<B> {
         self.burst = 0;
     }
 
-    /// Adds a path and returns its index. Indices are never used again.
+    /// Adds a path and returns its index.
     pub fn add_path(&mut self, view: PathView) -> usize {
         self.paths.push(Path {
             view,
@@ -176,6 +176,13 @@ impl<B> Multipath<B> {
             counts: PathCounts::default(),
         });
         self.paths.len() - 1
+    }
+
+    /// Puts another path in the place of one that has nothing in flight and will not be heard of again.
+    pub fn replace_path(&mut self, index: usize, view: PathView) {
+        let path = &mut self.paths[index];
+        assert!(path.in_flight == 0 && path.outgoing.is_empty(), "path {index} is in use");
+        (path.view, path.stale, path.counts) = (view, false, PathCounts::default());
     }
 
     /// What is known of a path now. Where it is not usable any more, what was not sent yet goes elsewhere.

@@ -7,11 +7,13 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-use nvme::{AdminError, Options, PcieUri, TcpUri, Uri};
+use nvme::{AdminData, AdminError, Options, PcieUri, TcpUri, Uri};
 use ring::Status;
 use wire_nvme::Sqe;
 use wire_nvme::identify::IdentifyController;
 
+use crate::initiator::{Group, News};
+use crate::inject::{Active, ErrorInjection, Orders};
 use crate::reconnect::ReconnectPolicy;
 use crate::view::PathId;
 
@@ -94,6 +96,8 @@ pub enum PathStatus {
     Enabled,
     /// It was lost, and is tried again.
     Reconnecting,
+    /// Somebody disabled it: it is attached, and nothing is connected.
+    Disabled,
     /// It was given up.
     Failed,
     /// It is detached, or about to be.
@@ -106,6 +110,7 @@ impl PathStatus {
         match self {
             PathStatus::Attaching | PathStatus::Reconnecting => "resetting",
             PathStatus::Enabled => "enabled",
+            PathStatus::Disabled => "disabled",
             PathStatus::Failed => "failed",
             PathStatus::Deleting => "deleting",
         }
@@ -115,18 +120,49 @@ impl PathStatus {
 /// Answer to a command: its result and data.
 pub(crate) type Answer = Result<(u64, Vec<u8>), AdminError>;
 
+/// Answer to an I/O command that is passed through.
+pub(crate) type IoAnswer = Result<nvme::IoAnswer, String>;
+
+/// Whom to tell how a change of the controller went.
+pub(crate) type Done = SyncSender<Result<(), Refusal>>;
+
+/// Why a controller was not reset, disabled or enabled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// It is that way already.
+    Already,
+    /// It is being connected to.
+    Busy,
+    Failed(String),
+}
+
 /// What the task of a path is asked.
 pub(crate) enum Command {
-    /// An admin command that returns so many bytes, if any.
     Admin {
         sqe: Sqe,
-        length: usize,
+        data: AdminData,
         reply: SyncSender<Answer>,
     },
-    Reset {
-        reply: SyncSender<Result<(), String>>,
+    /// A command for a queue of its own.
+    Io {
+        sqe: Sqe,
+        data: AdminData,
+        metadata: AdminData,
+        timeout_ns: u64,
+        reply: SyncSender<IoAnswer>,
     },
+    Reset(Done),
+    Disable(Done),
+    Enable(Done),
     RefreshAna,
+}
+
+/// What ended the time without a connection.
+pub(crate) enum Rest {
+    /// It is to be connected to.
+    Connect(Done),
+    Disable(Done),
+    Stop,
 }
 
 /// A path, as every thread sees it.
@@ -143,6 +179,9 @@ pub(crate) struct Path {
     /// Command retry delays 1 to 3 in 100 ms.
     retry_delays: [AtomicU16; 3],
     pub(crate) resets: AtomicU64,
+    /// What is to become of commands, on I/O queues and on the admin queue.
+    pub(crate) orders: Orders,
+    admin_faults: Mutex<Active>,
 }
 
 struct State {
@@ -154,6 +193,39 @@ struct State {
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Every change under these locks is whole before anything can panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says that the controller was let go of, and waits until somebody wants it back; `None` when the path ends.
+async fn stay_disabled(path: &Arc<Path>, group: &Arc<Group>, done: Done) -> Option<Done> {
+    path.set_status(PathStatus::Disabled, None);
+    group.tell(News::Lost { path: path.clone(), waits_until_ns: 0, why: "it is disabled".into() });
+    tell(&done, Ok(()));
+    match path.rest(true).await {
+        Rest::Connect(done) => {
+            path.set_status(PathStatus::Reconnecting, Some("it is being enabled".into()));
+            Some(done)
+        }
+        Rest::Disable(_) | Rest::Stop => None,
+    }
+}
+
+/// Tells somebody who may have given up waiting.
+pub(crate) fn tell<T>(whom: &SyncSender<T>, what: T) {
+    let _ = whom.send(what);
+}
+
+impl Command {
+    /// Answers it for a controller that is not there.
+    fn refuse(self) {
+        match self {
+            Command::Admin { reply, .. } => tell(&reply, Err(AdminError::Reset)),
+            Command::Io { reply, .. } => tell(&reply, Err("the controller is not there".into())),
+            Command::Reset(done) | Command::Disable(done) | Command::Enable(done) => {
+                tell(&done, Err(Refusal::Busy));
+            }
+            Command::RefreshAna => {}
+        }
+    }
 }
 
 impl Path {
@@ -170,6 +242,8 @@ impl Path {
             complaint: AtomicU64::new(0),
             retry_delays: Default::default(),
             resets: AtomicU64::new(0),
+            orders: Orders::default(),
+            admin_faults: Mutex::default(),
         }
     }
 
@@ -205,7 +279,7 @@ impl Path {
     pub(crate) fn set_status(&self, status: PathStatus, failure: Option<String>) {
         let mut state = lock(&self.state);
         state.status = status;
-        if failure.is_some() || status == PathStatus::Enabled {
+        if failure.is_some() || matches!(status, PathStatus::Enabled | PathStatus::Disabled) {
             state.failure = failure;
         }
     }
@@ -241,6 +315,49 @@ impl Path {
         drop(commands);
         self.wake();
         true
+    }
+
+    /// Puts an injection for admin commands in the place of the one of its opcode, or takes that away.
+    pub(crate) fn put_admin_fault(&self, opcode: u8, injection: Option<ErrorInjection>) {
+        lock(&self.admin_faults).put(opcode, injection);
+    }
+
+    /// What becomes of an admin command, before it is sent or after it went well.
+    pub(crate) fn take_admin_fault(&self, opcode: u8, sent: bool) -> Option<ErrorInjection> {
+        lock(&self.admin_faults).take(opcode, sent)
+    }
+
+    /// Answers what is asked of a controller that is being waited for; returns whoever wants it disabled.
+    pub(crate) fn refuse_commands(&self) -> Option<Done> {
+        self.forget_complaint();
+        while let Some(command) = self.take_command() {
+            match command {
+                Command::Disable(done) => return Some(done),
+                Command::Enable(done) | Command::Reset(done) => tell(&done, Err(Refusal::Busy)),
+                other => other.refuse(),
+            }
+        }
+        None
+    }
+
+    /// Waits without a connection until somebody wants one: what `disabled` or failing for good means.
+    pub(crate) async fn rest(&self, disabled: bool) -> Rest {
+        loop {
+            if self.is_stopping() {
+                return Rest::Stop;
+            }
+            self.forget_complaint();
+            match self.take_command() {
+                Some(Command::Enable(done)) if disabled => return Rest::Connect(done),
+                Some(Command::Reset(done)) if !disabled => return Rest::Connect(done),
+                Some(Command::Disable(done)) if !disabled => return Rest::Disable(done),
+                Some(Command::Enable(done) | Command::Reset(done) | Command::Disable(done)) => {
+                    tell(&done, Err(Refusal::Already));
+                }
+                Some(other) => other.refuse(),
+                None => self.asked_or(std::future::pending()).await,
+            }
+        }
     }
 
     pub(crate) fn take_command(&self) -> Option<Command> {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use wire_nvme::identify::IdentifyNamespace;
 use wire_nvme::log::AnaState;
@@ -10,6 +11,7 @@ use wire_nvme::log::AnaState;
 use crate::counts::{LinkCounts, PathStats};
 use crate::multipath::Policy;
 use crate::path::Path;
+use crate::totals::Totals;
 
 /// Names a path for as long as the process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,6 +20,8 @@ pub struct PathId(pub u64);
 /// A namespace as its channels see it.
 pub(crate) struct View {
     pub(crate) nsid: u32,
+    /// Where channels book what their queues did.
+    pub(crate) totals: Arc<Totals>,
     /// Counts changes; channels look at it every turn.
     version: AtomicU64,
     state: Mutex<State>,
@@ -68,6 +72,9 @@ pub(crate) struct ChannelBoard {
     waker: sys::Waker,
     /// By path.
     links: Mutex<Vec<LinkBoard>>,
+    /// The version of the view that the channel has taken over; the most there is once it is gone.
+    seen: Mutex<u64>,
+    moved: Condvar,
 }
 
 /// A channel's link to one path.
@@ -81,9 +88,10 @@ pub(crate) struct LinkBoard {
 }
 
 impl View {
-    pub(crate) fn new(nsid: u32, policy: Policy) -> View {
+    pub(crate) fn new(nsid: u32, policy: Policy, totals: Arc<Totals>) -> View {
         View {
             nsid,
+            totals,
             version: AtomicU64::new(1),
             state: Mutex::new(State {
                 paths: Vec::new(),
@@ -171,7 +179,13 @@ impl View {
 
     pub(crate) fn join_board(&self, core: &reactor::Core) -> (u64, Arc<ChannelBoard>) {
         let waker = core.events().waker();
-        let board = Arc::new(ChannelBoard { core: core.index(), waker, links: Mutex::default() });
+        let board = Arc::new(ChannelBoard {
+            core: core.index(),
+            waker,
+            links: Mutex::default(),
+            seen: Mutex::default(),
+            moved: Condvar::new(),
+        });
         let mut state = self.lock();
         state.channels_made += 1;
         let id = state.channels_made;
@@ -182,6 +196,7 @@ impl View {
     pub(crate) fn leave_board(&self, id: u64) {
         let mut state = self.lock();
         let Some(board) = state.channels.remove(&id) else { return };
+        board.set_seen(u64::MAX);
         for link in board.links().iter() {
             if let Some(counts) = &link.counts
                 && state.paths.iter().any(|path| path.id == link.id)
@@ -206,6 +221,13 @@ impl View {
         state.paths.iter().map(of).collect()
     }
 
+    /// Has every channel look, and waits until they have; whether they did in time.
+    pub(crate) fn settle(&self, timeout: Duration) -> bool {
+        let version = self.change(|_| self.version() + 1);
+        let end = Instant::now() + timeout;
+        self.boards().iter().all(|board| board.wait_seen(version, end))
+    }
+
     pub(crate) fn boards(&self) -> Vec<Arc<ChannelBoard>> {
         self.lock().channels.values().cloned().collect()
     }
@@ -215,6 +237,19 @@ impl ChannelBoard {
     /// Every change under the lock is whole before anything can panic.
     pub(crate) fn links(&self) -> MutexGuard<'_, Vec<LinkBoard>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The channel is what this version of the view says.
+    pub(crate) fn set_seen(&self, version: u64) {
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = version;
+        self.moved.notify_all();
+    }
+
+    fn wait_seen(&self, version: u64, end: Instant) -> bool {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = end.saturating_duration_since(Instant::now());
+        let waited = self.moved.wait_timeout_while(seen, left, |seen| *seen < version);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 }
 

@@ -7,12 +7,19 @@ use std::time::{Duration, Instant};
 
 use bdev::{Access, Io, Registry};
 use bdev_nvme::{
-    Attach, Discovery, Initiator, PathConfig, PathStatus, Policy, ReconnectPolicy, Selector, TransportId,
+    Attach, Discovery, ErrorInjection, Initiator, Operation, Passed, PathConfig, PathStatus, Policy, Queue,
+    ReconnectPolicy, Selector, TransportId,
 };
+use nvme::AdminData;
 use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, TransportConfig};
 use reactor::{Config, IdlePolicy, Reactors};
 use ring::{Op, Status};
+use wire_nvme::Sqe;
+use wire_nvme::admin::GetLogPage;
 use wire_nvme::log::AnaState;
+
+mod passing;
+use passing::passing_through;
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 const SECOND: u64 = 1_000_000_000;
@@ -370,6 +377,151 @@ fn paths_tell_what_went_over_them() {
         assert!(counts.iter().all(|counts| counts.latency_min_ticks <= counts.latency_max_ticks));
     }
     assert!(host.initiator.path_stats("Nvme1n1").is_err());
+}
+
+#[test]
+fn a_disabled_controller_carries_nothing_until_it_is_enabled() {
+    let medium = medium();
+    let side = Side::start(&medium, &["0".into(), "0".into()]);
+    let host = Host::start();
+    for port in side.ports() {
+        host.attach(&port);
+    }
+    wait_for("both paths", || host.initiator.io_paths(None).iter().all(|path| path.connected));
+    let (stop, steps, outcome) = under_load(&host);
+    goes_on(&steps);
+    let status = |path: usize| host.initiator.controllers()[0].paths[path].status;
+    let first = host.initiator.controllers()[0].paths[0].cntlid;
+    let operate = |cntlid, operation| host.initiator.operate("Nvme0", cntlid, operation);
+    // The other path goes on; what is that way already stays so.
+    for _ in 0..2 {
+        operate(Some(first), Operation::Disable).unwrap();
+        assert_eq!((status(0), status(1)), (PathStatus::Disabled, PathStatus::Enabled));
+        assert_eq!(host.current_port().as_ref(), Some(&side.ports()[1]));
+    }
+    goes_on(&steps);
+    operate(Some(first), Operation::Reset).unwrap();
+    assert_eq!(status(0), PathStatus::Disabled, "a reset enables nothing");
+    operate(Some(first), Operation::Enable).unwrap();
+    assert_eq!(status(0), PathStatus::Enabled);
+    goes_on(&steps);
+    assert!(operate(Some(u16::MAX), Operation::Enable).is_err());
+    finish(&stop, &outcome);
+    // Without a path that may come back I/O fails at once, whatever the time to wait for lost ones.
+    operate(None, Operation::Disable).unwrap();
+    let (_stop, _, outcome) = under_load(&host);
+    let failed = outcome.recv_timeout(Duration::from_secs(30)).unwrap().unwrap_err();
+    assert_eq!(failed, (1, Status::HOST_PATHING_ERROR));
+    assert!(host.registry.find("Nvme0n1").is_some());
+    operate(None, Operation::Enable).unwrap();
+    let read = host.with_io(|core, io| async move {
+        let outcome = io.read(0, core.pool().take(4096).unwrap()).await;
+        outcome.map_or_else(|(status, _)| status, |_| Status::SUCCESS)
+    });
+    assert_eq!(read.recv_timeout(Duration::from_secs(30)).unwrap(), Status::SUCCESS);
+    // One that is disabled can be detached.
+    operate(None, Operation::Disable).unwrap();
+    host.initiator.detach("Nvme0", |_| true).unwrap();
+    assert!(host.registry.find("Nvme0n1").is_none());
+}
+
+#[test]
+fn injected_errors_reach_the_user_or_another_path() {
+    let medium = medium();
+    let side = Side::start(&medium, &["0".into(), "0".into()]);
+    let host = Host::start();
+    let path = Host::path(&side.ports()[0]);
+    host.initiator.attach(Attach { retries_max: 0, ..Attach::new("Nvme0", path) }).unwrap();
+    let injection =
+        |status, submit, count, delay_ns| Some(ErrorInjection { opcode: 2, count, status, submit, delay_ns });
+    let inject = |injection| host.initiator.inject("Nvme0", Queue::Io, 2, injection).unwrap();
+    // A queue that is opened later is not meant.
+    inject(injection(Status::UNRECOVERED_READ_ERROR, true, 1, 0));
+    let (told, hears) = std::sync::mpsc::sync_channel(0);
+    let (answer, answers) = std::sync::mpsc::sync_channel(1);
+    let done = host.with_io(move |core, io| async move {
+        loop {
+            match hears.try_recv() {
+                Ok(false) => break,
+                Ok(true) => {
+                    let began = Instant::now();
+                    let outcome = io.read(0, core.pool().take(4096).unwrap()).await;
+                    let status = outcome.map_or_else(|(status, _)| status, |_| Status::SUCCESS);
+                    answer.send((status, began.elapsed())).unwrap();
+                }
+                Err(_) => core.sleep_ns(100_000).await,
+            }
+        }
+    });
+    let read = || {
+        told.send(true).unwrap();
+        answers.recv_timeout(Duration::from_secs(30)).unwrap()
+    };
+    assert_eq!(read().0, Status::SUCCESS);
+    inject(injection(Status::UNRECOVERED_READ_ERROR, true, 2, 0));
+    let statuses = [read().0, read().0, read().0];
+    assert_eq!(statuses, [Status::UNRECOVERED_READ_ERROR, Status::UNRECOVERED_READ_ERROR, Status::SUCCESS]);
+    let sent = || {
+        let stats = host.initiator.transport_stats().unwrap();
+        let [of_tcp] = stats[..] else { panic!("{stats:?}") };
+        assert_eq!((of_tcp.core, of_tcp.trtype), (0, "TCP"));
+        assert!(of_tcp.counts.arrivals > 0 && of_tcp.counts.polls >= of_tcp.counts.idle_polls);
+        (of_tcp.counts.submitted, of_tcp.counts.completed)
+    };
+    let before = sent();
+    inject(injection(Status::WRITE_FAULT, false, 1, 20_000_000));
+    let (status, took) = read();
+    assert!(status == Status::WRITE_FAULT && took >= Duration::from_millis(20), "{status} {took:?}");
+    assert_eq!(sent(), before, "it was sent all the same");
+    // Its end, before it has come to anything.
+    inject(injection(Status::UNRECOVERED_READ_ERROR, true, 9, 0));
+    inject(None);
+    assert_eq!(read().0, Status::SUCCESS);
+    assert_eq!(sent(), (before.0 + 1, before.1 + 1));
+    // Held back for ever, until its queue ends: the connection is made anew, and it is sent.
+    inject(injection(Status::SUCCESS, false, 1, u64::MAX));
+    told.send(true).unwrap();
+    host.initiator.reset("Nvme0").unwrap();
+    assert_eq!(answers.recv_timeout(Duration::from_secs(30)).unwrap().0, Status::SUCCESS);
+    // With a second path, an error of the path is not the user's.
+    host.attach(&side.ports()[1]);
+    wait_for("both paths", || host.initiator.io_paths(None).iter().all(|path| path.connected));
+    inject(injection(Status::ANA_INACCESSIBLE, true, 1, 0));
+    assert_eq!(read().0, Status::SUCCESS);
+    told.send(false).unwrap();
+    done.recv_timeout(Duration::from_secs(30)).unwrap();
+    // Admin commands are the first path's too.
+    let health = || {
+        let view = GetLogPage { lid: 2, length_bytes: 512, ..GetLogPage::default() };
+        let sqe = view.to_sqe(wire_nvme::NSID_ALL);
+        let (data, metadata) = (AdminData::In(512), AdminData::None);
+        let passed = Passed { queue: Queue::Admin, sqe, data, metadata, timeout: None };
+        host.initiator.pass_through("Nvme0", passed).unwrap().status
+    };
+    for submit in [true, false] {
+        let injection = ErrorInjection {
+            opcode: 2,
+            count: 1,
+            status: Status::INTERNAL_ERROR,
+            submit,
+            delay_ns: 1_000_000,
+        };
+        host.initiator.inject("Nvme0", Queue::Admin, 2, Some(injection)).unwrap();
+        assert_eq!((health(), health()), (Status::INTERNAL_ERROR, Status::SUCCESS));
+    }
+}
+
+#[test]
+fn any_command_can_be_passed_through() {
+    let medium = medium();
+    let side = Side::start(&medium, &["0".into()]);
+    let host = Host::start();
+    host.attach(&side.ports()[0]);
+    passing_through(&host.initiator, "Nvme0");
+    let metadata = AdminData::Out(vec![0; 8]);
+    let sqe = Sqe { nsid: 1, ..Sqe::new(0) };
+    let flush = Passed { queue: Queue::Io, sqe, data: AdminData::None, metadata, timeout: None };
+    assert!(host.initiator.pass_through("Nvme0", flush).is_err(), "there is no metadata over TCP");
 }
 
 #[test]

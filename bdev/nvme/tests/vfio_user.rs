@@ -4,10 +4,13 @@
 use std::time::{Duration, Instant};
 
 use bdev::{Access, Io, Registry};
-use bdev_nvme::{Attach, Initiator, PathConfig, TransportId};
+use bdev_nvme::{Attach, Initiator, Operation, PathConfig, PathStatus, TransportId};
 use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, VfioUserConfig};
 use reactor::{Config, Reactors};
 use ring::Status;
+
+mod passing;
+use passing::passing_through;
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 
@@ -63,6 +66,17 @@ fn a_controller_of_another_reactor_is_a_bdev_until_it_goes() {
     reactors.remotes()[0].post(work).unwrap();
     assert_eq!(outcome.recv_timeout(Duration::from_secs(30)).unwrap(), Ok(true));
     initiator.reset("Vm0").unwrap();
+    passing_through(&initiator, "Vm0");
+    initiator.operate("Vm0", None, Operation::Disable).unwrap();
+    assert_eq!(initiator.controllers()[0].paths[0].status, PathStatus::Disabled);
+    initiator.operate("Vm0", None, Operation::Enable).unwrap();
+    passing_through(&initiator, "Vm0");
+    let stats = initiator.transport_stats().unwrap();
+    let [of_core] = stats[..] else { panic!("{stats:?}") };
+    let counts = of_core.counts;
+    assert_eq!(of_core.trtype, "VFIOUSER");
+    assert!(counts.submitted >= 3 && counts.completed == counts.submitted, "{counts:?}");
+    assert!(counts.sq_doorbells + counts.sq_shadows > 0 && counts.cq_doorbells + counts.cq_shadows > 0);
 
     // The process behind it ends: there is one try, and then the device goes.
     target.remove_listener(NQN, address).unwrap();

@@ -11,6 +11,7 @@ use crate::error::{Failure, OpenError};
 use crate::namespace_info::NamespaceInfo;
 use crate::options::Options;
 use crate::qpair::QueuePair;
+use crate::stats::QueueStats;
 use crate::tcp::TcpNamespace;
 use crate::uri::Uri;
 use crate::wait::{first, next_turn};
@@ -130,6 +131,14 @@ impl Namespace {
         match &mut self.way {
             Way::Tcp(_) => None,
             Way::Direct(namespace) => Some(namespace.queue_pair()),
+        }
+    }
+
+    /// What its queue counted.
+    pub fn stats(&self) -> QueueStats {
+        match &self.way {
+            Way::Tcp(namespace) => namespace.stats(),
+            Way::Direct(namespace) => namespace.stats(),
         }
     }
 

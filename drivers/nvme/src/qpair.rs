@@ -207,7 +207,15 @@ impl QueuePair {
     /// What it counted.
     pub fn stats(&self) -> QueueStats {
         let queue = self.queue();
-        QueueStats { doorbells: queue.rings.bells_rung, ..queue.stats }
+        let (tails, heads) = (queue.rings.tails, queue.rings.heads);
+        QueueStats {
+            doorbells: tails.rung + heads.rung,
+            sq_doorbells: tails.rung,
+            cq_doorbells: heads.rung,
+            sq_shadows: tails.shadows,
+            cq_shadows: heads.shadows,
+            ..queue.stats
+        }
     }
 
     /// What submission and completion cost; see [`Options::count_costs`].

@@ -29,7 +29,18 @@ pub(crate) struct Rings {
     sq_bell: u64,
     cq_bell: u64,
     shadow: Option<Shadow>,
-    pub(crate) bells_rung: u64,
+    /// Times that each queue moved, and how many of them took a register.
+    pub(crate) tails: Bells,
+    pub(crate) heads: Bells,
+}
+
+/// How often one queue's other end was told something.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Bells {
+    /// In a shadow doorbell.
+    pub(crate) shadows: u64,
+    /// In the register.
+    pub(crate) rung: u64,
 }
 
 /// Dwords 2 and 3 of a completion queue entry, as they were found.
@@ -93,7 +104,8 @@ impl Rings {
             sq_bell,
             cq_bell,
             shadow: None,
-            bells_rung: 0,
+            tails: Bells::default(),
+            heads: Bells::default(),
         }
     }
 
@@ -143,6 +155,7 @@ impl Rings {
         let old = std::mem::replace(&mut self.rung, self.tail) & self.mask();
         let tail = self.tail & self.mask();
         if let Some(shadow) = &self.shadow {
+            self.tails.shadows += 1;
             if !shadow.submit(old as u16, tail as u16) {
                 return;
             }
@@ -151,7 +164,7 @@ impl Rings {
             fence(Ordering::Release);
         }
         self.doorbells.region.store_u32(self.sq_bell, tail);
-        self.bells_rung += 1;
+        self.tails.rung += 1;
     }
 
     /// The next completion, if the device has written it.
@@ -210,13 +223,14 @@ impl Rings {
         }
         let old = std::mem::replace(&mut self.acknowledged, self.head) & self.mask();
         let head = self.head & self.mask();
-        if let Some(shadow) = &self.shadow
-            && !shadow.complete(old as u16, head as u16)
-        {
-            return;
+        if let Some(shadow) = &self.shadow {
+            self.heads.shadows += 1;
+            if !shadow.complete(old as u16, head as u16) {
+                return;
+            }
         }
         self.doorbells.region.store_u32(self.cq_bell, head);
-        self.bells_rung += 1;
+        self.heads.rung += 1;
     }
 
     /// Makes the rings what they were when they were new. The device must have let go of them.

@@ -19,12 +19,56 @@ pub struct QueueStats {
     pub polls: u64,
     /// Of those, how many found nothing.
     pub idle_polls: u64,
-    /// Doorbells that were rung.
+    /// Doorbells that were rung: both kinds below.
     pub doorbells: u64,
+    /// Doorbells of the submission queue: registers that were written.
+    pub sq_doorbells: u64,
+    /// Doorbells of the completion queue.
+    pub cq_doorbells: u64,
+    /// Tails that were left in a shadow doorbell, whether its register was written as well or not.
+    pub sq_shadows: u64,
+    /// Heads, likewise.
+    pub cq_shadows: u64,
+    /// Times that a connection had something to be read; over TCP alone.
+    pub arrivals: u64,
     /// Commands that took longer than they may.
     pub timeouts: u64,
     /// Resets of the controller that the queue pair lived through.
     pub resets: u64,
+}
+
+impl QueueStats {
+    /// The sum of two.
+    #[must_use]
+    pub fn plus(&self, other: &QueueStats) -> QueueStats {
+        self.each(other, u64::wrapping_add)
+    }
+
+    /// What was counted since `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &QueueStats) -> QueueStats {
+        self.each(earlier, u64::wrapping_sub)
+    }
+
+    fn each(&self, other: &QueueStats, with: fn(u64, u64) -> u64) -> QueueStats {
+        QueueStats {
+            submitted: with(self.submitted, other.submitted),
+            completed: with(self.completed, other.completed),
+            errors: with(self.errors, other.errors),
+            batches: with(self.batches, other.batches),
+            full: with(self.full, other.full),
+            polls: with(self.polls, other.polls),
+            idle_polls: with(self.idle_polls, other.idle_polls),
+            doorbells: with(self.doorbells, other.doorbells),
+            sq_doorbells: with(self.sq_doorbells, other.sq_doorbells),
+            cq_doorbells: with(self.cq_doorbells, other.cq_doorbells),
+            sq_shadows: with(self.sq_shadows, other.sq_shadows),
+            cq_shadows: with(self.cq_shadows, other.cq_shadows),
+            arrivals: with(self.arrivals, other.arrivals),
+            timeouts: with(self.timeouts, other.timeouts),
+            resets: with(self.resets, other.resets),
+        }
+    }
 }
 
 /// What submission and completion cost, while counting was on.

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use bdev_nvme::{
-    Attach, Discovery, InitiatorError, Multipathing, PathConfig, PathInfo, Policy, ReconnectPolicy, Selector,
-    TransportId,
+    Attach, Discovery, InitiatorError, Multipathing, Passed, PassedThrough, PathConfig, PathInfo, Policy,
+    Queue, ReconnectPolicy, Selector, TransportId,
 };
-use nvme::Uri;
+use nvme::{AdminData, Uri};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use wire_nvme::admin::GetLogPage;
@@ -25,7 +25,6 @@ pub(super) fn add(table: &mut Table) {
     table.add("bdev_nvme_set_options", &[Stage::Startup, Stage::Runtime], true, set_options);
     table.change("bdev_nvme_attach_controller", attach);
     table.change("bdev_nvme_detach_controller", detach);
-    table.change("bdev_nvme_reset_controller", reset);
     table.read("bdev_nvme_get_controllers", get_controllers);
     table.read("bdev_nvme_get_io_paths", get_io_paths);
     table.read("bdev_nvme_get_path_iostat", get_path_iostat);
@@ -35,6 +34,7 @@ pub(super) fn add(table: &mut Table) {
     table.change("bdev_nvme_start_discovery", start_discovery);
     table.change("bdev_nvme_stop_discovery", stop_discovery);
     table.read("bdev_nvme_get_discovery_info", get_discovery_info);
+    tools::add(table);
 }
 
 impl From<InitiatorError> for RpcError {
@@ -45,6 +45,7 @@ impl From<InitiatorError> for RpcError {
             InitiatorError::Invalid(_) => RpcError::EINVAL,
             InitiatorError::Attach(_) | InitiatorError::Admin(_) => RpcError::EIO,
             InitiatorError::NoReactor => RpcError::INTERNAL,
+            InitiatorError::Busy(_) => EBUSY,
             InitiatorError::Timeout(_) => ETIMEDOUT,
         };
         RpcError::new(code, error.to_string())
@@ -52,6 +53,7 @@ impl From<InitiatorError> for RpcError {
 }
 
 const EPERM: i64 = -1;
+const EBUSY: i64 = -16;
 const EALREADY: i64 = -114;
 const ETIMEDOUT: i64 = -110;
 
@@ -561,19 +563,6 @@ fn detach(app: &App, params: DetachController) -> Result<bool, RpcError> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ResetController {
-    name: String,
-    cntlid: Option<u16>,
-}
-
-fn reset(app: &App, params: ResetController) -> Result<bool, RpcError> {
-    off("cntlid", params.cntlid, 0)?;
-    app.initiator.reset(&params.name)?;
-    Ok(true)
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct MaybeNamed {
     name: Option<String>,
 }
@@ -680,8 +669,18 @@ fn get_health(app: &App, params: ByName) -> Result<Value, RpcError> {
         length_bytes: HealthLog::SIZE as u64,
         ..GetLogPage::default()
     };
-    let sqe = view.to_sqe(wire_nvme::NSID_ALL);
-    let (data, path) = app.initiator.admin(&params.name, sqe, HealthLog::SIZE)?;
+    let passed = Passed {
+        queue: Queue::Admin,
+        sqe: view.to_sqe(wire_nvme::NSID_ALL),
+        data: AdminData::In(HealthLog::SIZE),
+        metadata: AdminData::None,
+        timeout: None,
+    };
+    let answer = app.initiator.pass_through(&params.name, passed)?;
+    if !answer.status.is_success() {
+        return Err(RpcError::new(RpcError::EIO, answer.status.to_string()));
+    }
+    let PassedThrough { data, path, .. } = answer;
     let bytes = data.first_chunk().ok_or_else(|| RpcError::internal("the log page is too short"))?;
     let health = HealthLog::decode(bytes);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_string();
@@ -819,6 +818,8 @@ fn get_discovery_info(app: &App, _params: Nothing) -> Result<Vec<Value>, RpcErro
     };
     Ok(app.initiator.discoveries().into_iter().map(one).collect())
 }
+
+mod tools;
 
 #[cfg(test)]
 mod tests;

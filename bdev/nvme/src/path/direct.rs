@@ -9,7 +9,7 @@ use sys::clock::now_ns;
 use wire_nvme::aer::AsyncEvent;
 
 use super::learn::Admin;
-use super::{Command, Path, PathStatus};
+use super::{Command, Done, Path, PathStatus, Refusal, stay_disabled, tell};
 use crate::initiator::{Group, News};
 use crate::reconnect::{Next, Reconnect};
 use crate::view::Join;
@@ -17,28 +17,50 @@ use crate::view::Join;
 /// How often the driver is asked for events, which it takes from the device by itself.
 const LOOK_NS: u64 = 50_000_000;
 
+/// What ended the time with a controller.
+enum End {
+    Stopped,
+    Lost(String),
+    Disabled(Done),
+}
+
 /// Attaches the controller, and keeps it attached until it is told to stop or gives up.
 pub(crate) async fn run(core: Core, path: Arc<Path>, group: Arc<Group>) {
     let mut epoch = 0;
+    let mut was_there = false;
+    // The tries since the last loss.
     let mut reconnect: Option<Reconnect> = None;
+    let mut asker: Option<Done> = None;
     while !path.is_stopping() {
-        if let Some(reconnect) = &mut reconnect {
-            match reconnect.next() {
-                Next::TryAt(due_ns) if now_ns() >= due_ns => reconnect.tried(now_ns()),
+        if let Some(state) = &mut reconnect {
+            match state.next() {
+                Next::TryAt(due_ns) if now_ns() >= due_ns => state.tried(now_ns()),
                 Next::GiveUpAt(due_ns) if now_ns() >= due_ns => {
                     let why = path.failure().unwrap_or_default();
                     path.set_status(PathStatus::Failed, None);
-                    group.tell(News::Lost { path: path.clone(), waits_until_ns: 0, why });
+                    group.tell(News::Lost { path: path.clone(), waits_until_ns: 0, why: why.clone() });
+                    if let Some(done) = asker.take() {
+                        tell(&done, Err(Refusal::Failed(why)));
+                    }
                     group.tell(News::GivenUp(path.clone()));
                     // Hot plug brings another device; this one is over.
                     while !path.is_stopping() {
                         path.asked_or(std::future::pending()).await;
-                        refuse(&path);
+                        if let Some(done) = path.refuse_commands() {
+                            tell(&done, Err(Refusal::Busy));
+                        }
                     }
                     break;
                 }
                 Next::TryAt(due_ns) | Next::GiveUpAt(due_ns) => {
-                    refuse(&path);
+                    if let Some(done) = path.refuse_commands() {
+                        if let Some(done) = asker.take() {
+                            tell(&done, Err(Refusal::Failed("it was disabled meanwhile".into())));
+                        }
+                        asker = stay_disabled(&path, &group, done).await;
+                        reconnect = Some(Reconnect::lost(path.config.reconnect, now_ns()));
+                        continue;
+                    }
                     path.asked_or(core.sleep_ns(due_ns.saturating_sub(now_ns()))).await;
                     continue;
                 }
@@ -47,38 +69,37 @@ pub(crate) async fn run(core: Core, path: Arc<Path>, group: Arc<Group>) {
         epoch += 1;
         path.forget_complaint();
         let Some(outcome) = path.unless_stopped(establish(&core, &path, &group, epoch)).await else { break };
-        let why = match outcome {
-            Ok(controller) => serve(&core, &path, &group, &controller, &mut epoch).await,
-            Err(why) if reconnect.is_none() => {
+        let end = match outcome {
+            Ok(controller) => {
+                (was_there, reconnect) = (true, None);
+                if let Some(done) = asker.take() {
+                    tell(&done, Ok(()));
+                }
+                serve(&core, &path, &group, &controller, epoch).await
+            }
+            Err(why) if !was_there => {
                 path.set_status(PathStatus::Failed, Some(why.clone()));
                 group.tell(News::NotAttached { path: path.clone(), why });
                 return;
             }
-            Err(why) => Some(why),
+            Err(why) => End::Lost(why),
         };
-        let Some(why) = why else { break };
-        path.set_status(PathStatus::Reconnecting, Some(why.clone()));
-        let state = reconnect.get_or_insert_with(|| Reconnect::lost(path.config.reconnect, now_ns()));
-        group.tell(News::Lost { path: path.clone(), waits_until_ns: state.waits_until_ns(), why });
+        match end {
+            End::Stopped => break,
+            End::Lost(why) => {
+                path.set_status(PathStatus::Reconnecting, Some(why.clone()));
+                let state = reconnect.get_or_insert_with(|| Reconnect::lost(path.config.reconnect, now_ns()));
+                group.tell(News::Lost { path: path.clone(), waits_until_ns: state.waits_until_ns(), why });
+            }
+            End::Disabled(done) => {
+                asker = stay_disabled(&path, &group, done).await;
+                reconnect = Some(Reconnect::lost(path.config.reconnect, now_ns()));
+            }
+        }
     }
     path.set_status(PathStatus::Deleting, None);
     path.drop_commands();
     group.tell(News::Stopped(path));
-}
-
-fn refuse(path: &Path) {
-    while let Some(command) = path.take_command() {
-        match command {
-            Command::Admin { reply, .. } => {
-                let _ = reply.send(Err(AdminError::Reset));
-            }
-            Command::Reset { reply } => {
-                let _ = reply.send(Err("the controller is not there".into()));
-            }
-            Command::RefreshAna => {}
-        }
-    }
-    path.forget_complaint();
 }
 
 async fn establish(
@@ -90,11 +111,12 @@ async fn establish(
     let controller = Controller::attach(core, &path.id().0, path.driver_options())
         .await
         .map_err(|error| error.to_string())?;
-    learn(path, group, &controller, epoch).await.map_err(|error| error.to_string())?;
+    learn(core, path, group, &controller, epoch).await.map_err(|error| error.to_string())?;
     Ok(controller)
 }
 
 async fn learn(
+    core: &Core,
     path: &Arc<Path>,
     group: &Arc<Group>,
     controller: &Controller,
@@ -102,7 +124,7 @@ async fn learn(
 ) -> Result<(), AdminError> {
     let identity = controller.identity().clone();
     path.set_identity(&identity, identity.cntlid);
-    let mut admin = Admin::Direct(controller);
+    let mut admin = Admin::direct(core, path, controller);
     let ana = admin.ana(&identity).await?;
     // CAP.MPSMIN is 0 with every controller that runs on 4 KiB pages; larger ones only make this smaller
     // than it could be.
@@ -119,54 +141,67 @@ async fn learn(
     Ok(())
 }
 
-/// Looks after the controller; returns why it was lost, or nothing when told to stop.
+/// Looks after the controller until it is lost, or not wanted.
 async fn serve(
     core: &Core,
     path: &Arc<Path>,
     group: &Arc<Group>,
     controller: &Controller,
-    epoch: &mut u64,
-) -> Option<String> {
+    epoch: u64,
+) -> End {
     loop {
         if path.is_stopping() {
-            return None;
+            return End::Stopped;
         }
         if let Some(failure) = controller.failure() {
-            return Some(failure.to_string());
+            return End::Lost(failure.to_string());
         }
-        if path.is_complained_of(*epoch) {
+        if path.is_complained_of(epoch) {
             path.forget_complaint();
             // Its queues cannot be opened although it answers: a reset is all that may help.
             let _ = controller.reset().await;
         }
         while let Some(event) = controller.next_event() {
-            let identity = controller.identity().clone();
             if event.0 == AsyncEvent::ANA_CHANGED {
-                if let Ok(groups) = Admin::Direct(controller).ana(&identity).await {
-                    group.tell(News::Ana { path: path.clone(), groups });
-                }
+                refresh_ana(core, path, group, controller).await;
             } else if event.0 == AsyncEvent::NAMESPACE_CHANGED {
                 // What channels joined stays as it is: the same connection.
-                let _ = learn(path, group, controller, *epoch).await;
+                let _ = learn(core, path, group, controller, epoch).await;
             }
         }
         while let Some(command) = path.take_command() {
             match command {
-                Command::Admin { sqe, length, reply } => {
-                    let _ = reply.send(Admin::Direct(controller).read(sqe, length).await);
+                Command::Admin { sqe, data, reply } => {
+                    tell(&reply, Admin::direct(core, path, controller).execute(sqe, data).await);
                 }
-                Command::Reset { reply } => {
+                Command::Io { .. } => pass_through(core, controller.clone(), command),
+                Command::Reset(done) => {
                     path.resets.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                    let _ = reply.send(controller.reset().await.map_err(|failure| failure.to_string()));
+                    let outcome = controller.reset().await;
+                    tell(&done, outcome.map_err(|failure| Refusal::Failed(failure.to_string())));
                 }
-                Command::RefreshAna => {
-                    let identity = controller.identity().clone();
-                    if let Ok(groups) = Admin::Direct(controller).ana(&identity).await {
-                        group.tell(News::Ana { path: path.clone(), groups });
-                    }
-                }
+                Command::Disable(done) => return End::Disabled(done),
+                Command::Enable(done) => tell(&done, Err(Refusal::Already)),
+                Command::RefreshAna => refresh_ana(core, path, group, controller).await,
             }
         }
         path.asked_or(core.sleep_ns(LOOK_NS)).await;
+    }
+}
+
+/// Executes an I/O command beside everything else. A core with too many tasks refuses: the reply is then gone.
+fn pass_through(core: &Core, controller: Controller, command: Command) {
+    let Command::Io { sqe, data, metadata, timeout_ns, reply } = command else { return };
+    let own = core.clone();
+    core.spawn(async move {
+        let answer = controller.execute_io(&own, sqe, &data, &metadata, timeout_ns).await;
+        tell(&reply, answer.map_err(|error| error.to_string()));
+    });
+}
+
+async fn refresh_ana(core: &Core, path: &Arc<Path>, group: &Arc<Group>, controller: &Controller) {
+    let identity = controller.identity().clone();
+    if let Ok(groups) = Admin::direct(core, path, controller).ana(&identity).await {
+        group.tell(News::Ana { path: path.clone(), groups });
     }
 }

@@ -47,20 +47,24 @@ impl<'a> Admin<'a> {
     }
 
     /// Executes a command, and returns its result and data.
-    pub(super) async fn execute(&mut self, sqe: Sqe, data: AdminData) -> Answer {
+    pub(super) async fn execute(&mut self, mut sqe: Sqe, data: AdminData) -> Answer {
         let length = if let AdminData::In(length) = data { length } else { 0 };
         if let Some(injected) = self.path.take_admin_fault(sqe.opcode, false) {
             self.path.unless_stopped(self.core.sleep_ns(injected.delay_ns)).await;
             return injected_answer(injected.status, length);
         }
         let answer = match &mut self.way {
-            Way::Tcp(association) => match data {
-                AdminData::None => association.command(sqe).await.map(|result| (result, Vec::new())),
-                AdminData::In(length) => association.read(sqe, length).await,
-                AdminData::Out(bytes) => {
-                    association.write(sqe, &bytes).await.map(|result| (result, Vec::new()))
+            Way::Tcp(association) => {
+                // Over fabrics there are SGLs alone, whatever a command that is passed through says.
+                sqe.flags = Sqe::FLAGS_SGL;
+                match data {
+                    AdminData::None => association.command(sqe).await.map(|result| (result, Vec::new())),
+                    AdminData::In(length) => association.read(sqe, length).await,
+                    AdminData::Out(bytes) => {
+                        association.write(sqe, &bytes).await.map(|result| (result, Vec::new()))
+                    }
                 }
-            },
+            }
             Way::Direct(controller) => {
                 controller.admin(sqe, data).await.map(|answer| (answer.result, answer.data))
             }

@@ -1,9 +1,8 @@
 //! The task of a path over TCP.
 
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 
-use nvme::{AdminError, Association, TcpUri};
+use nvme::{AdminData, AdminError, Association, Membership, TcpUri};
 use reactor::Core;
 use sys::clock::now_ns;
 use wire_nvme::aer::AsyncEvent;
@@ -11,7 +10,7 @@ use wire_nvme::feature::AsyncEventConfiguration;
 use wire_nvme::log::LogId;
 
 use super::learn::{Admin, Groups, is_unknown};
-use super::{Command, Path, PathStatus};
+use super::{Command, Done, Path, PathStatus, Refusal, Rest, stay_disabled, tell};
 use crate::initiator::{Group, News};
 use crate::namespace::Learned;
 use crate::reconnect::{Next, Reconnect};
@@ -26,37 +25,47 @@ const PAGE_LOG2: u32 = 12;
 enum End {
     Stopped,
     Lost(String),
-    Reset(SyncSender<Result<(), String>>),
+    Reset(Done),
+    Disabled(Done),
 }
 
 /// Attaches the controller, and keeps it attached until it is told to stop or gives up.
 pub(crate) async fn run(core: Core, path: Arc<Path>, uri: TcpUri, group: Arc<Group>) {
     let mut epoch = 0;
     let mut reconnect: Option<Reconnect> = None;
-    let mut asker: Option<SyncSender<Result<(), String>>> = None;
+    let mut asker: Option<Done> = None;
     loop {
-        match wait_for_turn(&core, &path, reconnect.as_mut()).await {
-            Turn::Go => {}
+        let rest = match wait_for_turn(&core, &path, reconnect.as_mut()).await {
+            Turn::Go => None,
             Turn::Stop => break,
+            Turn::Disable(done) => Some(Rest::Disable(done)),
             Turn::GiveUp => {
                 let why = path.failure().unwrap_or_default();
                 path.set_status(PathStatus::Failed, None);
                 group.tell(News::Lost { path: path.clone(), waits_until_ns: 0, why: why.clone() });
-                if let Some(reply) = asker.take() {
-                    let _ = reply.send(Err(why));
+                if let Some(done) = asker.take() {
+                    tell(&done, Err(Refusal::Failed(why)));
                 }
                 if path.config.reconnect.loss_timeout_ns.is_some_and(|timeout| timeout > 0) {
                     group.tell(News::GivenUp(path.clone()));
                 }
-                match stay_failed(&path).await {
-                    Some(reply) => {
-                        asker = Some(reply);
-                        reconnect = Some(Reconnect::lost(path.config.reconnect, now_ns()));
-                        continue;
-                    }
-                    None => break,
-                }
+                Some(path.rest(false).await)
             }
+        };
+        if let Some(rest) = rest {
+            if let Some(done) = asker.take() {
+                tell(&done, Err(Refusal::Failed("it was disabled meanwhile".into())));
+            }
+            asker = match rest {
+                Rest::Connect(done) => Some(done),
+                Rest::Disable(done) => stay_disabled(&path, &group, done).await,
+                Rest::Stop => None,
+            };
+            if asker.is_none() {
+                break;
+            }
+            reconnect = Some(Reconnect::lost(path.config.reconnect, now_ns()));
+            continue;
         }
         epoch += 1;
         path.forget_complaint();
@@ -65,8 +74,8 @@ pub(crate) async fn run(core: Core, path: Arc<Path>, uri: TcpUri, group: Arc<Gro
             Ok((association, namespaces, ana)) => {
                 path.set_status(PathStatus::Enabled, None);
                 publish(&group, &path, epoch, &association, namespaces, ana);
-                if let Some(reply) = asker.take() {
-                    let _ = reply.send(Ok(()));
+                if let Some(done) = asker.take() {
+                    tell(&done, Ok(()));
                 }
                 association
             }
@@ -82,26 +91,29 @@ pub(crate) async fn run(core: Core, path: Arc<Path>, uri: TcpUri, group: Arc<Gro
                 continue;
             }
         };
-        let end = serve(&path, &group, &mut association, epoch).await;
+        let end = serve(&core, &path, &group, &mut association, epoch).await;
         drop(association);
-        match end {
+        let why = match end {
             End::Stopped => break,
-            End::Lost(why) => {
-                path.set_status(PathStatus::Reconnecting, Some(why.clone()));
-                let lost = Reconnect::lost(path.config.reconnect, now_ns());
-                group.tell(News::Lost { path: path.clone(), waits_until_ns: lost.waits_until_ns(), why });
-                reconnect = Some(lost);
-            }
-            End::Reset(reply) => {
+            End::Lost(why) => why,
+            End::Reset(done) => {
                 path.resets.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                path.set_status(PathStatus::Reconnecting, Some("it is being reset".into()));
-                let lost = Reconnect::lost(path.config.reconnect, now_ns());
-                let why = "it is being reset".to_string();
-                group.tell(News::Lost { path: path.clone(), waits_until_ns: lost.waits_until_ns(), why });
-                reconnect = Some(lost);
-                asker = Some(reply);
+                asker = Some(done);
+                "it is being reset".to_string()
             }
-        }
+            End::Disabled(done) => {
+                asker = stay_disabled(&path, &group, done).await;
+                if asker.is_none() {
+                    break;
+                }
+                reconnect = Some(Reconnect::lost(path.config.reconnect, now_ns()));
+                continue;
+            }
+        };
+        path.set_status(PathStatus::Reconnecting, Some(why.clone()));
+        let lost = Reconnect::lost(path.config.reconnect, now_ns());
+        group.tell(News::Lost { path: path.clone(), waits_until_ns: lost.waits_until_ns(), why });
+        reconnect = Some(lost);
     }
     path.set_status(PathStatus::Deleting, None);
     path.drop_commands();
@@ -112,6 +124,7 @@ enum Turn {
     Go,
     Stop,
     GiveUp,
+    Disable(Done),
 }
 
 /// Waits until the next try is due.
@@ -134,44 +147,10 @@ async fn wait_for_turn(core: &Core, path: &Path, reconnect: Option<&mut Reconnec
                 Next::GiveUpAt(_) => Turn::GiveUp,
             };
         }
-        refuse_commands(path);
+        if let Some(done) = path.refuse_commands() {
+            return Turn::Disable(done);
+        }
         path.asked_or(core.sleep_ns(due_ns - now_ns)).await;
-    }
-}
-
-/// Answers commands of a controller that is not there.
-fn refuse_commands(path: &Path) {
-    while let Some(command) = path.take_command() {
-        match command {
-            Command::Admin { reply, .. } => {
-                let _ = reply.send(Err(AdminError::Reset));
-            }
-            Command::Reset { reply } => {
-                let _ = reply.send(Err("the controller is being connected to".into()));
-            }
-            Command::RefreshAna => {}
-        }
-    }
-    path.forget_complaint();
-}
-
-/// Waits for a reset, which is a new beginning, or the end.
-async fn stay_failed(path: &Path) -> Option<SyncSender<Result<(), String>>> {
-    loop {
-        if path.is_stopping() {
-            return None;
-        }
-        while let Some(command) = path.take_command() {
-            match command {
-                Command::Reset { reply } => return Some(reply),
-                Command::Admin { reply, .. } => {
-                    let _ = reply.send(Err(AdminError::Reset));
-                }
-                Command::RefreshAna => {}
-            }
-        }
-        path.forget_complaint();
-        path.asked_or(std::future::pending()).await;
     }
 }
 
@@ -192,7 +171,7 @@ async fn establish(
         Err(AdminError::Status(status)) if is_unknown(status) => {}
         Err(error) => return Err(format!("listening for events: {error}")),
     }
-    let mut admin = Admin::Tcp(&mut association);
+    let mut admin = Admin::tcp(core, path, &mut association);
     let ana = admin.ana(&identity).await.map_err(|error| format!("the ANA log page: {error}"))?;
     let namespaces = admin.namespaces(&identity, PAGE_LOG2).await;
     let namespaces = namespaces.map_err(|error| format!("identifying namespaces: {error}"))?;
@@ -217,7 +196,13 @@ fn publish(
 }
 
 /// Looks after a controller until its connection ends.
-async fn serve(path: &Arc<Path>, group: &Arc<Group>, association: &mut Association, epoch: u64) -> End {
+async fn serve(
+    core: &Core,
+    path: &Arc<Path>,
+    group: &Arc<Group>,
+    association: &mut Association,
+    epoch: u64,
+) -> End {
     loop {
         if path.is_stopping() {
             return End::Stopped;
@@ -237,16 +222,20 @@ async fn serve(path: &Arc<Path>, group: &Arc<Group>, association: &mut Associati
             (event, command) => {
                 let mut outcome = Ok(());
                 if let Some(event) = event {
-                    outcome = heard(path, group, association, epoch, event).await;
+                    outcome = heard(core, path, group, association, epoch, event).await;
                 }
                 match command {
-                    Some(Command::Reset { reply }) => return End::Reset(reply),
-                    Some(Command::Admin { sqe, length, reply }) => {
-                        let answer = Admin::Tcp(association).read(sqe, length).await;
-                        let _ = reply.send(answer);
+                    Some(Command::Reset(done)) => return End::Reset(done),
+                    Some(Command::Disable(done)) => return End::Disabled(done),
+                    Some(Command::Enable(done)) => tell(&done, Err(Refusal::Already)),
+                    Some(Command::Admin { sqe, data, reply }) => {
+                        tell(&reply, Admin::tcp(core, path, association).execute(sqe, data).await);
+                    }
+                    Some(command @ Command::Io { .. }) => {
+                        pass_through(core, association.membership().clone(), command);
                     }
                     Some(Command::RefreshAna) if outcome.is_ok() => {
-                        outcome = refresh(path, group, association).await;
+                        outcome = refresh(core, path, group, association).await;
                     }
                     Some(Command::RefreshAna) | None => {}
                 }
@@ -261,7 +250,22 @@ async fn serve(path: &Arc<Path>, group: &Arc<Group>, association: &mut Associati
     }
 }
 
+/// Executes an I/O command beside everything else. A core with too many tasks refuses: the reply is then gone.
+fn pass_through(core: &Core, membership: Membership, command: Command) {
+    let Command::Io { sqe, data, metadata, timeout_ns, reply } = command else { return };
+    if metadata != AdminData::None {
+        tell(&reply, Err("there is no metadata over TCP".into()));
+        return;
+    }
+    let own = core.clone();
+    core.spawn(async move {
+        let answer = membership.execute_io(&own, sqe, &data, timeout_ns).await;
+        tell(&reply, answer.map_err(|error| error.to_string()));
+    });
+}
+
 async fn heard(
+    core: &Core,
     path: &Arc<Path>,
     group: &Arc<Group>,
     association: &mut Association,
@@ -269,13 +273,12 @@ async fn heard(
     event: AsyncEvent,
 ) -> Result<(), AdminError> {
     if event == AsyncEvent::ANA_CHANGED {
-        return refresh(path, group, association).await;
+        return refresh(core, path, group, association).await;
     }
-    let mut admin = Admin::Tcp(association);
+    let identity = association.identity().clone();
+    let mut admin = Admin::tcp(core, path, association);
     if event == AsyncEvent::NAMESPACE_CHANGED {
         admin.acknowledge(LogId::ChangedNamespaces.to_wire(), 4096).await?;
-        let identity = association.identity().clone();
-        let mut admin = Admin::Tcp(association);
         let ana = admin.ana(&identity).await?;
         let namespaces = admin.namespaces(&identity, PAGE_LOG2).await?;
         publish(group, path, epoch, association, namespaces, ana);
@@ -285,12 +288,13 @@ async fn heard(
 }
 
 async fn refresh(
+    core: &Core,
     path: &Arc<Path>,
     group: &Arc<Group>,
     association: &mut Association,
 ) -> Result<(), AdminError> {
     let identity = association.identity().clone();
-    let groups = Admin::Tcp(association).ana(&identity).await?;
+    let groups = Admin::tcp(core, path, association).ana(&identity).await?;
     group.tell(News::Ana { path: path.clone(), groups });
     Ok(())
 }

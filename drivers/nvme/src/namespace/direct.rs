@@ -9,6 +9,7 @@ use crate::error::{Failure, OpenError};
 use crate::namespace_info::{Layout, NamespaceInfo};
 use crate::options::Options;
 use crate::qpair::QueuePair;
+use crate::stats::QueueStats;
 
 /// A queue pair whose requests go to one namespace.
 pub(crate) struct Direct {
@@ -56,6 +57,10 @@ impl Direct {
 
     pub(crate) fn queue_pair(&mut self) -> &mut QueuePair {
         &mut self.pair
+    }
+
+    pub(crate) fn stats(&self) -> QueueStats {
+        self.pair.stats()
     }
 
     pub(crate) fn controller(&self) -> &Controller {

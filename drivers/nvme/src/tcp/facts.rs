@@ -4,7 +4,9 @@ use memory::Buffer;
 use ring::{Flags, Op, Request, Status};
 use wire_nvme::Sqe;
 use wire_nvme::identify::{self, IdentifyNamespace};
-use wire_nvme::io::{DSM_RANGE_SIZE, DatasetManagement, DsmRange, Prinfo, ReadWrite, WriteUncorrectable, WriteZeroes};
+use wire_nvme::io::{
+    DSM_RANGE_SIZE, DatasetManagement, DsmRange, Prinfo, ReadWrite, WriteUncorrectable, WriteZeroes,
+};
 use wire_nvme::opcode::NvmOpcode;
 
 use super::queue::Data;

@@ -6,13 +6,16 @@ use memory::Buffer;
 use net::{Event, Network, Sockets};
 use reactor::Core;
 use ring::{Channel, Completion, Op, Request, Status, Tag};
+use wire_nvme::Sqe;
 use wire_nvme::identify::IdentifyNamespace;
 
 use super::association::{Membership, Qids};
 use super::connect::{connect, connect_command};
 use super::facts::Facts;
-use super::queue::{self, Data, Queue};
+use super::queue::{self, Data, Finished, Queue};
 use crate::error::{Failure, OpenError};
+use crate::shared::AdminData;
+use crate::stats::QueueStats;
 use crate::wait::{first, next_turn};
 
 /// Bytes read at a time beyond what goes into place directly: eleven responses of 4 KiB, which are
@@ -24,14 +27,20 @@ const LOOK_NS: u64 = 10_000_000;
 /// A namespace as a channel, through an I/O queue of an [`Association`](super::Association) that may
 /// live on another core. It ends with the association, and before it when told to.
 pub struct IoQueue {
-    network: Sockets,
-    scratch: Vec<u8>,
-    received: Vec<Event<TcpStream>>,
-    queue: Queue,
+    line: Line,
     facts: Facts,
     nsid: u32,
     /// Completed without a command.
     refused: Vec<Completion<Buffer>>,
+    stats: QueueStats,
+}
+
+/// An I/O queue, of no namespace.
+pub(super) struct Line {
+    network: Sockets,
+    scratch: Vec<u8>,
+    received: Vec<Event<TcpStream>>,
+    pub(super) queue: Queue,
     _qid: Qid,
 }
 
@@ -47,15 +56,9 @@ impl Drop for Qid {
     }
 }
 
-impl IoQueue {
-    /// Joins the association with a queue for namespace `nsid`, of which `identify` was learned.
-    pub async fn open(
-        core: &Core,
-        membership: &Membership,
-        nsid: u32,
-        identify: &IdentifyNamespace,
-    ) -> Result<IoQueue, OpenError> {
-        let facts = Facts::new(nsid, identify, membership.mdts, membership.oncs)?;
+impl Line {
+    /// Joins the association with a queue of as many commands as its options say.
+    pub(super) async fn open(core: &Core, membership: &Membership) -> Result<Line, OpenError> {
         let qid = membership.qids.take().ok_or(OpenError::NoQueue(0))?;
         let qid = Qid { qid, qids: membership.qids.clone() };
         let mut network = Sockets::new(core.events()).spinning(core.spins());
@@ -63,75 +66,47 @@ impl IoQueue {
         let depth = membership.options.queue_depth.clamp(1, most);
         let queue = connect(&mut network, membership.address, depth + 1, &membership.uri)?;
         let (sqe, data) = connect_command(membership, qid.qid, depth + 1, membership.cntlid);
-        let mut io = IoQueue {
-            network,
-            scratch: vec![0; SCRATCH_BYTES],
-            received: Vec::new(),
-            queue,
-            facts,
-            nsid,
-            refused: Vec::new(),
-            _qid: qid,
-        };
+        let mut line =
+            Line { network, scratch: vec![0; SCRATCH_BYTES], received: Vec::new(), queue, _qid: qid };
         let deadline_ns = sys::clock::now_ns() + membership.options.timeout_ns;
-        while !io.queue.is_ready() {
-            io.receive();
-            if let Some(failure) = io.queue.failure {
+        while !line.queue.is_ready() {
+            line.receive();
+            if let Some(failure) = line.queue.failure {
                 return Err(failure.into());
             }
-            if !io.queue.is_ready() {
-                io.wait(core, "ICReq", deadline_ns).await?;
+            if !line.queue.is_ready() {
+                line.wait(core, "ICReq", deadline_ns).await?;
             }
         }
-        io.queue.submit(sqe, Request::new(Tag(u64::MAX), Op::Flush, 0, 0), Data::None, &data);
-        io.queue.flush(&mut io.network);
-        let finished = loop {
-            io.receive();
-            if let Some(finished) = io.queue.finished().pop() {
-                break finished;
-            }
-            io.wait(core, "Connect", deadline_ns).await?;
-        };
-        if let Some(failure) = io.queue.failure {
-            return Err(failure.into());
-        }
+        let request = Request::new(Tag(u64::MAX), Op::Flush, 0, 0);
+        let finished = line.execute(core, "Connect", sqe, request, (Data::None, &data), deadline_ns).await?;
         if !finished.cqe.status.is_success() {
             return Err(OpenError::Command("Connect", finished.cqe.status));
         }
-        io.queue.set_in_capsule_max(membership.capsule_bytes);
-        Ok(io)
+        line.queue.set_in_capsule_max(membership.capsule_bytes);
+        Ok(line)
     }
 
-    /// Most bytes of one request.
-    pub fn transfer_max_bytes(&self) -> u32 {
-        self.facts.transfer_max_bytes
-    }
-
-    /// Bytes of a logical block.
-    pub fn block_size(&self) -> u32 {
-        self.facts.block_size
-    }
-
-    /// Number of logical blocks.
-    pub fn blocks(&self) -> u64 {
-        self.facts.blocks
-    }
-
-    /// Requests that can be submitted now.
-    pub fn room(&self) -> usize {
-        if self.queue.failure.is_some() { 0 } else { self.queue.room() }
-    }
-
-    /// Why the queue can no longer be used, if so.
-    pub fn failure(&self) -> Option<Failure> {
-        self.queue.failure
-    }
-
-    /// Ends the queue; what is in flight completes with [`Status::HOST_PATHING_ERROR`].
-    pub fn fail(&mut self, failure: Failure) {
-        if self.queue.failure.is_none() {
-            self.queue.fail(failure);
-        }
+    /// Executes one command while there is no other.
+    pub(super) async fn execute(
+        &mut self,
+        core: &Core,
+        what: &'static str,
+        sqe: Sqe,
+        request: Request<Buffer>,
+        (data, small): (Data, &[u8]),
+        deadline_ns: u64,
+    ) -> Result<Finished, OpenError> {
+        self.queue.submit(sqe, request, data, small);
+        self.queue.flush(&mut self.network);
+        let finished = loop {
+            self.receive();
+            if let Some(finished) = self.queue.finished().pop() {
+                break finished;
+            }
+            self.wait(core, what, deadline_ns).await?;
+        };
+        self.queue.failure.map_or(Ok(finished), |failure| Err(failure.into()))
     }
 
     /// Waits for something to arrive.
@@ -151,13 +126,89 @@ impl IoQueue {
         Ok(())
     }
 
+    /// Takes in what arrived; returns how often there was something.
     #[inline]
-    fn receive(&mut self) {
+    fn receive(&mut self) -> u64 {
+        let mut arrivals = 0;
         self.network.poll(&mut self.received);
         for event in self.received.drain(..) {
             if matches!(event, Event::Ready(id) if id == self.queue.connection()) {
+                arrivals += 1;
                 while self.queue.receive(&mut self.network, &mut self.scratch) {}
             }
+        }
+        arrivals
+    }
+}
+
+impl Membership {
+    /// Joins with an I/O queue, executes one command on it, and leaves.
+    pub(crate) async fn execute_one(
+        &self,
+        core: &Core,
+        what: &'static str,
+        sqe: Sqe,
+        request: Request<Buffer>,
+        data: &AdminData,
+        deadline_ns: u64,
+    ) -> Result<Finished, OpenError> {
+        let mut line = Line::open(core, self).await?;
+        let data = match data {
+            AdminData::None => Data::None,
+            AdminData::In(length) => Data::In(*length as u32),
+            AdminData::Out(bytes) => Data::Out(bytes.len() as u32),
+        };
+        line.execute(core, what, sqe, request, (data, &[]), deadline_ns).await
+    }
+}
+
+impl IoQueue {
+    /// Joins the association with a queue for namespace `nsid`, of which `identify` was learned.
+    pub async fn open(
+        core: &Core,
+        membership: &Membership,
+        nsid: u32,
+        identify: &IdentifyNamespace,
+    ) -> Result<IoQueue, OpenError> {
+        let facts = Facts::new(nsid, identify, membership.mdts, membership.oncs)?;
+        let line = Line::open(core, membership).await?;
+        Ok(IoQueue { line, facts, nsid, refused: Vec::new(), stats: QueueStats::default() })
+    }
+
+    /// Most bytes of one request.
+    pub fn transfer_max_bytes(&self) -> u32 {
+        self.facts.transfer_max_bytes
+    }
+
+    /// Bytes of a logical block.
+    pub fn block_size(&self) -> u32 {
+        self.facts.block_size
+    }
+
+    /// Number of logical blocks.
+    pub fn blocks(&self) -> u64 {
+        self.facts.blocks
+    }
+
+    /// Requests that can be submitted now.
+    pub fn room(&self) -> usize {
+        if self.line.queue.failure.is_some() { 0 } else { self.line.queue.room() }
+    }
+
+    /// What it counted. There are no doorbells, aborts or resets over TCP.
+    pub fn stats(&self) -> QueueStats {
+        self.stats
+    }
+
+    /// Why the queue can no longer be used, if so.
+    pub fn failure(&self) -> Option<Failure> {
+        self.line.queue.failure
+    }
+
+    /// Ends the queue; what is in flight completes with [`Status::HOST_PATHING_ERROR`].
+    pub fn fail(&mut self, failure: Failure) {
+        if self.line.queue.failure.is_none() {
+            self.line.queue.fail(failure);
         }
     }
 }
@@ -167,34 +218,41 @@ impl Channel for IoQueue {
     type Completion = Completion<Buffer>;
 
     fn submit(&mut self, batch: &mut Vec<Self::Request>) {
-        if self.queue.failure.is_some() {
+        if self.line.queue.failure.is_some() {
             let refused = batch.drain(..).map(|request| request.complete(Status::HOST_PATHING_ERROR));
             self.refused.extend(refused);
             return;
         }
-        let count = batch.len().min(self.queue.room());
+        let count = batch.len().min(self.line.queue.room());
+        self.stats.full += u64::from(count < batch.len());
+        self.stats.batches += u64::from(count > 0);
+        self.stats.submitted += count as u64;
         for request in batch.drain(..count) {
             match self.facts.command(self.nsid, &request) {
                 Ok((sqe, data, small)) => {
                     let small = small.as_ref().map_or(&[][..], |range| &range[..]);
-                    self.queue.submit(sqe, request, data, small);
+                    self.line.queue.submit(sqe, request, data, small);
                 }
                 Err(status) => self.refused.push(request.complete(status)),
             }
         }
-        self.queue.flush(&mut self.network);
+        self.line.queue.flush(&mut self.line.network);
     }
 
     fn poll(&mut self, sink: &mut Vec<Self::Completion>) -> usize {
         let before = sink.len();
-        self.receive();
-        let finished = self.queue.finished().drain(..);
+        self.stats.arrivals += self.line.receive();
+        let finished = self.line.queue.finished().drain(..);
         sink.extend(finished.map(|finished| finished.request.complete(finished.cqe.status)));
         sink.append(&mut self.refused);
-        sink.len() - before
+        let count = sink.len() - before;
+        self.stats.polls += 1;
+        self.stats.idle_polls += u64::from(count == 0);
+        self.stats.completed += count as u64;
+        count
     }
 
     fn deadline(&self) -> Option<u64> {
-        (!self.refused.is_empty() || self.network.is_pending()).then_some(0)
+        (!self.refused.is_empty() || self.line.network.is_pending()).then_some(0)
     }
 }

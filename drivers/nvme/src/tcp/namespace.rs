@@ -8,6 +8,7 @@ use super::association::Association;
 use super::io_queue::IoQueue;
 use crate::error::{Failure, OpenError};
 use crate::options::Options;
+use crate::stats::QueueStats;
 use crate::uri::TcpUri;
 
 /// A namespace, open on one core with a queue pair of its own.
@@ -43,6 +44,11 @@ impl TcpNamespace {
     /// Most bytes of one request.
     pub(crate) fn transfer_max_bytes(&self) -> u32 {
         self.io.transfer_max_bytes()
+    }
+
+    /// What its I/O queue counted.
+    pub(crate) fn stats(&self) -> QueueStats {
+        self.io.stats()
     }
 
     /// Why the namespace can no longer be reached, if so.

@@ -13,6 +13,16 @@ fn errors_have_spdks_codes() {
         params.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         params
     };
+    let with = |mut params: serde_json::Value, more: serde_json::Value| {
+        params.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        params
+    };
+    let inject = |more| with(json!({ "name": "N", "cmd_type": "io", "opc": 2 }), more);
+    let cmdbuf = format!("Bg{}==", "A".repeat(84));
+    let command = |more| {
+        let params = json!({ "name": "N", "cmd_type": "admin", "data_direction": "c2h", "cmdbuf": cmdbuf });
+        with(params, more)
+    };
     let attach = "bdev_nvme_attach_controller";
     let cases = [
         (attach, json!({ "name": "N", "trtype": "TCP" }), RpcError::INVALID_PARAMS),
@@ -31,6 +41,21 @@ fn errors_have_spdks_codes() {
         (attach, tcp(json!({ "hdgst": true, "multipath": "failover" })), RpcError::INTERNAL),
         ("bdev_nvme_detach_controller", json!({ "name": "N" }), RpcError::ENODEV),
         ("bdev_nvme_reset_controller", json!({ "name": "N" }), RpcError::ENODEV),
+        ("bdev_nvme_disable_controller", json!({ "name": "N", "cntlid": 1 }), RpcError::ENODEV),
+        ("bdev_nvme_enable_controller", json!({ "name": "N" }), RpcError::ENODEV),
+        ("bdev_nvme_enable_controller", json!({}), RpcError::INVALID_PARAMS),
+        ("bdev_nvme_get_transport_statistics", json!({ "name": "N" }), RpcError::INVALID_PARAMS),
+        ("bdev_nvme_add_error_injection", inject(json!({})), RpcError::ENODEV),
+        ("bdev_nvme_add_error_injection", inject(json!({ "sct": 8 })), RpcError::INVALID_PARAMS),
+        ("bdev_nvme_add_error_injection", inject(json!({ "opc": 256 })), RpcError::INVALID_PARAMS),
+        ("bdev_nvme_add_error_injection", inject(json!({ "cmd_type": "fabrics" })), RpcError::INVALID_PARAMS),
+        ("bdev_nvme_remove_error_injection", inject(json!({})), RpcError::ENODEV),
+        ("bdev_nvme_send_cmd", command(json!({})), RpcError::INVALID_PARAMS),
+        ("bdev_nvme_send_cmd", command(json!({ "cmdbuf": "AAAA" })), RpcError::INVALID_PARAMS),
+        ("bdev_nvme_send_cmd", command(json!({ "cmdbuf": "a+/b" })), RpcError::INVALID_PARAMS),
+        ("bdev_nvme_send_cmd", command(json!({ "data": "AAAA", "data_len": 4 })), RpcError::INVALID_PARAMS),
+        ("bdev_nvme_send_cmd", command(json!({ "data_len": 1u64 << 31 })), RpcError::INVALID_PARAMS),
+        ("bdev_nvme_apply_firmware", json!({ "filename": "/nowhere", "bdev_name": "N" }), RpcError::INTERNAL),
         ("bdev_nvme_get_controllers", json!({ "name": "N" }), RpcError::EINVAL),
         ("bdev_nvme_get_controller_health_info", json!({ "name": "N" }), RpcError::ENODEV),
         ("bdev_nvme_set_preferred_path", json!({ "name": "N", "cntlid": 1 }), RpcError::ENODEV),

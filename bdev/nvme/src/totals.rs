@@ -1,0 +1,41 @@
+//! What the I/O queues of each core did, by transport, those that are gone included.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use nvme::QueueStats;
+
+use crate::path::lock;
+
+/// What the I/O queues of one core over one transport did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransportStats {
+    /// The core, by index.
+    pub core: usize,
+    /// SPDK's name of the transport; see [`TransportId::trtype`](crate::TransportId::trtype).
+    pub trtype: &'static str,
+    /// The sum over its queues.
+    pub counts: QueueStats,
+}
+
+/// Where channels book what their queues did, when they are asked to and when a queue ends.
+#[derive(Default)]
+pub(crate) struct Totals(Mutex<BTreeMap<(usize, &'static str), QueueStats>>);
+
+impl Totals {
+    pub(crate) fn add(&self, core: usize, trtype: &'static str, counts: &QueueStats) {
+        let mut sums = lock(&self.0);
+        let sum = sums.entry((core, trtype)).or_default();
+        *sum = sum.plus(counts);
+    }
+
+    pub(crate) fn all(&self) -> Vec<TransportStats> {
+        let sums = lock(&self.0);
+        let of = |(&(core, trtype), &counts): (&(usize, &'static str), &QueueStats)| TransportStats {
+            core,
+            trtype,
+            counts,
+        };
+        sums.iter().map(of).collect()
+    }
+}
