@@ -99,6 +99,23 @@ impl FileError {
     }
 }
 
+/// A device that the kernel uses is claimed, whole or in part, and cannot be claimed again. To look is to claim
+/// it for a moment, and other jobs look in the same moment: only a claim that stays is somebody's.
+fn unclaimed(path: &str) -> io::Result<()> {
+    let look = || std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path).map(drop);
+    for _ in 1..LOOKS_MAX {
+        match look() {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => std::thread::sleep(LOOK_PAUSE),
+            found => return found,
+        }
+    }
+    look()
+}
+
+/// How often a claimed device is looked at, and how long apart: a mounted one is refused after a tenth of a second.
+const LOOKS_MAX: u32 = 51;
+const LOOK_PAUSE: std::time::Duration = std::time::Duration::from_millis(2);
+
 /// An open file of which size and blocks are known.
 #[derive(Debug)]
 pub struct File {
@@ -119,12 +136,7 @@ impl File {
         let found = std::fs::metadata(path).map_err(failed("open"))?;
         let writes = layout.access == Access::Write;
         if writes && found.file_type().is_block_device() && !layout.allow_mounted_write {
-            // A device that the kernel uses is claimed, whole or in part, and cannot be claimed again.
-            std::fs::OpenOptions::new()
-                .read(true)
-                .custom_flags(libc::O_EXCL)
-                .open(path)
-                .map_err(failed("is in use"))?;
+            unclaimed(path).map_err(failed("is in use"))?;
         }
         let sync = match layout.sync {
             SyncMode::None => 0,

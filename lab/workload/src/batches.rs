@@ -62,12 +62,31 @@ impl Batches {
         number
     }
 
+    /// A request that is back starts again at once, on its own: gives the batch that it was in.
+    #[inline]
+    pub(crate) fn again(&mut self, request: &mut Request<Buffer>, now: u64) -> Batch {
+        let number = self.number(request);
+        let batch = &mut self.batches[number as usize];
+        let ended = *batch;
+        request.issued = now;
+        if ended.count == 1 {
+            // The last of its batch takes the batch over.
+            *batch = Batch { issued: now, sent: 0, count: 1 };
+            self.waiting.push(number);
+        } else {
+            batch.count -= 1;
+            self.of[request.tag.0 as usize] = self.open(now, 1);
+        }
+        ended
+    }
+
     /// The channel has taken all that was ready but `left`.
     #[inline]
     pub(crate) fn sent(&mut self, left: &[Request<Buffer>], now: u64) {
-        for number in self.waiting.drain(..) {
-            self.batches[number as usize].sent = now;
+        for number in &self.waiting {
+            self.batches[*number as usize].sent = now;
         }
+        self.waiting.clear();
         if !left.is_empty() {
             self.keep(left);
         }
@@ -168,8 +187,13 @@ mod tests {
         for now in 1..1000 {
             let at = random.below(4) as usize;
             let number = batches.number(&all[at]);
-            assert!(batches.end(number, 1).issued < now);
-            batches.start(&mut all[at..=at], now);
+            if random.below(2) == 0 {
+                assert!(batches.again(&mut all[at], now).issued < now);
+            } else {
+                assert!(batches.end(number, 1).issued < now);
+                batches.start(&mut all[at..=at], now);
+            }
+            assert_eq!((all[at].issued, batches.batch(&all[at]).sent), (now, 0));
             if random.below(3) == 0 {
                 batches.withdraw(&all[at..=at]);
                 batches.start(&mut all[at..=at], now);

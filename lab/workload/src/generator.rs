@@ -18,7 +18,7 @@ use crate::batches::Batches;
 use crate::pace::Pace;
 use crate::place::{Geometry, Mix, Place, SetupError};
 use crate::result::{Depths, Direction, IoFailure, JobResult};
-use crate::side::Side;
+use crate::side::{Side, side_of};
 use crate::spec::{Content, JobSpec, Verify, Workload};
 use crate::tuner::Tuner;
 use crate::usage::Usage;
@@ -577,16 +577,6 @@ fn take_buffers(spec: &JobSpec, pool: &Pool) -> Result<Vec<Request<Buffer>>, Set
 fn fill_noise(buffer: &mut Buffer, random: &mut Random) {
     for chunk in buffer.as_mut_slice().chunks_mut(8) {
         chunk.copy_from_slice(&random.next_bits().to_le_bytes()[..chunk.len()]);
-    }
-}
-
-#[inline]
-fn side_of(op: Op) -> usize {
-    match op {
-        Op::Read => Direction::Read as usize,
-        Op::Write => Direction::Write as usize,
-        Op::Flush => 3,
-        _ => Direction::Trim as usize,
     }
 }
 

@@ -5,6 +5,7 @@ use ring::{Op, Request};
 
 use crate::Random;
 use crate::distribution::Draw;
+use crate::side::side_of;
 use crate::spec::{FileService, JobSpec, Sizes, Verify, Workload};
 
 /// Size of the device under a channel.
@@ -315,6 +316,25 @@ impl Place {
         self.random = random;
     }
 
+    /// Makes one request the next of a plain job, as [`next_all`](Self::next_all) does many: with nothing to
+    /// be saved by doing alike things together, state is better changed where it lies.
+    #[inline]
+    pub(crate) fn next_one(&mut self, request: &mut Request<Buffer>) {
+        request.op = match self.mix {
+            Mix::Only(op) => op,
+            Mix::Reads(below) => drawn_op(&mut self.random, below),
+        };
+        let position = if self.is_random {
+            self.draw.next(&mut self.random, self.positions)
+        } else {
+            let position = self.position;
+            self.position = if position + 1 == self.positions { 0 } else { position + 1 };
+            position
+        };
+        request.lba = self.first_lba + position * u64::from(self.io_blocks);
+        request.blocks = self.io_blocks;
+    }
+
     /// Makes a request the next one, of the direction that is given, if any is.
     pub(crate) fn next_as(&mut self, request: &mut Request<Buffer>, op: Option<Op>) {
         if let Some(op) = op {
@@ -339,7 +359,8 @@ fn drawn_op(random: &mut Random, reads_below: u64) -> Op {
 impl General {
     fn next(&mut self, request: &mut Request<Buffer>, op: Op, is_random: bool, random: &mut Random) {
         self.choose_file(random);
-        let size = match &self.sizes[side(op)] {
+        // What has no place, a flush, is not asked for here.
+        let size = match &self.sizes[side_of(op)] {
             Sizes::Fixed(bytes) => *bytes,
             Sizes::Range { min, max } => min * (1 + random.below(u64::from(max / min)) as u32),
             Sizes::Split(parts) => {
@@ -393,14 +414,6 @@ impl General {
                 self.left = turn.max(1) - 1;
             }
         }
-    }
-}
-
-fn side(op: Op) -> usize {
-    match op {
-        Op::Read => 0,
-        Op::Write => 1,
-        _ => 2,
     }
 }
 

@@ -1,8 +1,21 @@
 //! One direction of a job while it runs.
 
+use ring::Op;
+
 use crate::Histogram;
 use crate::batches::Batch;
-use crate::result::{Samples, SideResult};
+use crate::result::{Direction, Samples, SideResult};
+
+/// Where an operation is counted: by [`Direction`], flushes after them.
+#[inline]
+pub(crate) const fn side_of(op: Op) -> usize {
+    match op {
+        Op::Read => Direction::Read as usize,
+        Op::Write => Direction::Write as usize,
+        Op::Flush => 3,
+        _ => Direction::Trim as usize,
+    }
+}
 
 /// What is counted of one direction.
 #[derive(Default)]

@@ -8,9 +8,10 @@ use ring::{Op, Request};
 use sys::clock;
 
 use super::plain::OPS;
-use super::{DRAIN_NS_MAX, Generator, Phase, fill_noise, side_of};
+use super::{DRAIN_NS_MAX, Generator, Phase, fill_noise};
 use crate::Random;
 use crate::log::{Entry, Logs};
+use crate::side::side_of;
 use crate::spec::{Content, JobSpec};
 use crate::tuner::Tuner;
 

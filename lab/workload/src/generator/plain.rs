@@ -5,7 +5,8 @@ use std::mem;
 use memory::Buffer;
 use ring::{Completion, Op};
 
-use super::{Generator, Phase, side_of};
+use super::{Generator, Phase};
+use crate::side::side_of;
 
 impl Generator {
     /// The closed loop's inside: for each I/O, its latency into a bucket and its request out again.
@@ -13,18 +14,13 @@ impl Generator {
     /// Whole requests are moved first and changed then: plain loops cost less than one that does all.
     #[inline]
     pub(super) fn absorb_closed(&mut self, now: u64) {
+        if self.done.len() == 1 && self.absorb_one(now) {
+            return;
+        }
         self.count(now);
         let again = self.take_remaining(self.done.len());
         let fresh = self.ready.len();
-        if again == 1
-            && self.done.len() == 1
-            && let Some(completion) = self.done.pop()
-        {
-            // Draining costs more than one request does.
-            self.ready.push(completion.into_request());
-        } else {
-            self.ready.extend(self.done.drain(..again).map(Completion::into_request));
-        }
+        self.ready.extend(self.done.drain(..again).map(Completion::into_request));
         self.issue(fresh, now, false);
         if !self.done.is_empty() {
             self.parked.extend(self.done.drain(..).map(Completion::into_request));
@@ -32,6 +28,28 @@ impl Generator {
         if again == 0 && self.phase <= Phase::Measuring {
             self.drain(now);
         }
+    }
+
+    /// A completion that comes alone, as all do at depth 1: what counting and placing alike things together
+    /// saves costs more than a single one does. Says no, and does nothing, where it is not simply to go out again.
+    #[inline]
+    fn absorb_one(&mut self, now: u64) -> bool {
+        let goes_on = self.phase <= Phase::Measuring && self.remaining > 0;
+        let Some(completion) = self.done.pop_if(|done| goes_on && done.status().is_success()) else {
+            return false;
+        };
+        let mut request = completion.into_request();
+        if self.remaining != u64::MAX {
+            self.remaining -= 1;
+        }
+        let side = &mut self.sides[side_of(request.op)];
+        side.blocks += u64::from(request.blocks);
+        let batch = self.batches.again(&mut request, now);
+        side.record(&batch, now, 1);
+        side.whole.record(now.saturating_sub(batch.issued));
+        self.place.next_one(&mut request);
+        self.ready.push(request);
+        true
     }
 
     /// The same of an open loop, whose requests wait for their time.
