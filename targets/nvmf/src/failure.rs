@@ -2,6 +2,8 @@
 
 use bdev::BdevError;
 
+use crate::ptpl::PtplError;
+
 /// An operation of the control plane failed; nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
@@ -50,6 +52,9 @@ pub enum TargetError {
     /// The host is there already.
     #[error("host {0} is on the list of subsystem {1} already")]
     HostExists(String, String),
+    /// The file that reservations are kept in cannot be used.
+    #[error("ptpl_file {0}")]
+    Ptpl(#[from] PtplError),
     /// A parameter is out of range.
     #[error("{0}")]
     Parameter(String),

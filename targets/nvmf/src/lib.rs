@@ -33,6 +33,7 @@ mod group_poller;
 mod handler;
 mod limits;
 mod picture;
+mod ptpl;
 mod queue;
 mod target;
 mod vfio_user;
@@ -42,6 +43,7 @@ pub use failure::TargetError;
 #[cfg(any(test, fuzzing))]
 pub use group::simulated;
 pub use limits::TransportConfig;
+pub use ptpl::PtplError;
 pub use target::{
     ControllerInfo, NamespaceConfig, NamespaceInfo, QpairInfo, SubsystemConfig, SubsystemInfo, Target,
     TargetStats,

@@ -4,10 +4,12 @@ mod ana;
 mod info;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bdev::{Access, Descriptor, DeviceEvent, Registry, Uuid};
+use controller::reservation::Reservations;
 use controller::{Directory, DiscoveryLog, DiscoveryRecord, Hosts, Listener, Namespace, Subsystem};
 use net::Sockets;
 use reactor::{Period, Remote, Sender};
@@ -21,6 +23,7 @@ use crate::group::{Board, Group, Message};
 use crate::group_poller::GroupPoller;
 use crate::limits::TransportConfig;
 use crate::picture::Picture;
+use crate::ptpl::{self, PtplError, Writer};
 use crate::vfio_user::{self, Fault, VfioUserConfig};
 
 pub use info::{ControllerInfo, NamespaceInfo, QpairInfo, SubsystemInfo, TargetStats};
@@ -55,6 +58,7 @@ struct State {
     keys_made: u32,
     keys_free: Vec<u32>,
     generation: u64,
+    ptpl: Option<Writer>,
     stopping: bool,
 }
 
@@ -73,6 +77,8 @@ struct Configured {
     subsystem: Arc<Subsystem>,
     listeners: Vec<ListenAddress>,
     descriptors: BTreeMap<u32, Arc<Descriptor>>,
+    /// The files that reservations are kept in.
+    ptpl_files: BTreeMap<u32, String>,
 }
 
 /// An address that is listened on, for one subsystem or several.
@@ -131,13 +137,24 @@ pub struct NamespaceConfig {
     pub uuid: Option<Uuid>,
     /// ANA group; `None` for the one with the namespace's identifier.
     pub anagrpid: Option<u32>,
+    /// File in which registrations and the reservation survive a power loss, if a host wants that; with `None` none
+    /// does.
+    pub ptpl_file: Option<String>,
 }
 
 impl NamespaceConfig {
     /// The block device with identifiers of its own.
     pub fn new(bdev_name: &str) -> NamespaceConfig {
         let bdev_name = bdev_name.into();
-        NamespaceConfig { bdev_name, nsid: None, nguid: None, eui64: None, uuid: None, anagrpid: None }
+        NamespaceConfig {
+            bdev_name,
+            nsid: None,
+            nguid: None,
+            eui64: None,
+            uuid: None,
+            anagrpid: None,
+            ptpl_file: None,
+        }
     }
 }
 
@@ -272,7 +289,12 @@ impl Target {
             ana_reporting: config.ana_reporting,
             ..Subsystem::new(nqn.clone())
         });
-        let configured = Configured { subsystem, listeners: Vec::new(), descriptors: BTreeMap::new() };
+        let configured = Configured {
+            subsystem,
+            listeners: Vec::new(),
+            descriptors: BTreeMap::new(),
+            ptpl_files: BTreeMap::new(),
+        };
         state.subsystems.insert(nqn, configured);
         self.publish(&mut state)
     }
@@ -317,13 +339,19 @@ impl Target {
         if !block_size.is_power_of_two() || block_size < 512 {
             return refuse(nsid, "the block size is no power of 2 from 512 on");
         }
+        let reservations = match &config.ptpl_file {
+            Some(file) => state.kept(file, descriptor.device().uuid())?,
+            None => Reservations::default(),
+        };
         let key = state.keys_free.pop().unwrap_or_else(|| {
             state.keys_made += 1;
             state.keys_made - 1
         });
-        let namespace = namespace_of(&descriptor, nsid, key, &config);
+        let reservations = Arc::new(reservations);
+        let namespace = Namespace { reservations, ..namespace_of(&descriptor, nsid, key, &config) };
         let Some(configured) = state.subsystems.get_mut(&nqn) else { return Err(no_subsystem(&nqn)) };
         configured.descriptors.insert(nsid, descriptor);
+        configured.ptpl_files.extend(config.ptpl_file.map(|file| (nsid, file)));
         configured.change(|subsystem| {
             let at = subsystem.namespaces.partition_point(|namespace| namespace.nsid < nsid);
             subsystem.namespaces.insert(at, namespace);
@@ -347,6 +375,7 @@ impl Target {
         let key = namespace.backend;
         configured.change(|subsystem| subsystem.namespaces.retain(|namespace| namespace.nsid != nsid));
         let descriptor = configured.descriptors.remove(&nsid);
+        configured.ptpl_files.remove(&nsid);
         self.publish(state)?;
         // Every group has let go of the key; the claim ends with the last channel.
         state.keys_free.push(key);
@@ -639,6 +668,26 @@ impl Configured {
 }
 
 impl State {
+    /// Reservations of a device that a file keeps. The file is written at once, so that what cannot be kept is
+    /// refused now, not when it counts.
+    fn kept(&mut self, file: &str, device: Uuid) -> Result<Reservations, TargetError> {
+        let path = Path::new(file);
+        let mut files = self.subsystems.values().flat_map(|configured| configured.ptpl_files.values());
+        if files.any(|other| other == file) {
+            return Err(TargetError::Parameter(format!(
+                "ptpl_file {file} keeps another namespace's reservations"
+            )));
+        }
+        let state = ptpl::load(path, device)?;
+        let failed = |error| PtplError::Io(path.into(), error);
+        ptpl::replace(path, &ptpl::encode(&state, device)).map_err(failed)?;
+        let writer = match &self.ptpl {
+            Some(writer) => writer.clone(),
+            None => self.ptpl.insert(Writer::start().map_err(failed)?).clone(),
+        };
+        Ok(Reservations::kept(state, writer.keeper(path, device)))
+    }
+
     /// The number of a port through which some subsystem is reached.
     fn port(&self, nqn: &Nqn, address: &ListenAddress) -> Result<u16, TargetError> {
         let port = self.ports.iter().find(|port| port.address == *address);

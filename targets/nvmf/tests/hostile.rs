@@ -18,5 +18,7 @@ mod pdus;
 mod peer;
 #[path = "hostile/removals.rs"]
 mod removals;
+#[path = "hostile/reservations.rs"]
+mod reservations;
 #[path = "hostile/rig.rs"]
 mod rig;

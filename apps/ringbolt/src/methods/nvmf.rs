@@ -301,7 +301,6 @@ struct Namespace {
 fn add_ns(app: &App, params: AddNs) -> Result<u32, RpcError> {
     params.tgt_name.check()?;
     let namespace = params.namespace;
-    off("ptpl_file", namespace.ptpl_file.as_deref(), "")?;
     off("no_auto_visible", namespace.no_auto_visible, false)?;
     off("hide_metadata", namespace.hide_metadata, false)?;
     let config = NamespaceConfig {
@@ -312,6 +311,7 @@ fn add_ns(app: &App, params: AddNs) -> Result<u32, RpcError> {
         eui64: namespace.eui64.as_deref().map(|text| hexadecimal("eui64", text)).transpose()?,
         uuid: namespace.uuid,
         anagrpid: namespace.anagrpid.filter(|group| *group != 0),
+        ptpl_file: namespace.ptpl_file.filter(|file| !file.is_empty()),
     };
     Ok(app.target.add_namespace(&params.nqn, config)?)
 }

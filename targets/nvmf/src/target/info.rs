@@ -50,6 +50,8 @@ pub struct NamespaceInfo {
     pub uuid: Uuid,
     /// ANA group.
     pub anagrpid: u32,
+    /// File in which reservations survive a power loss.
+    pub ptpl_file: Option<String>,
     /// Size in blocks.
     pub blocks: u64,
     /// Bytes of a block.
@@ -140,6 +142,7 @@ impl Target {
                         eui64: namespace.eui64,
                         uuid: namespace.uuid,
                         anagrpid: namespace.anagrpid,
+                        ptpl_file: configured.ptpl_files.get(&namespace.nsid).cloned(),
                         blocks: namespace.blocks,
                         block_size: namespace.block_size,
                     })

@@ -65,8 +65,13 @@ impl Peer {
 
     /// An admin queue of an enabled controller.
     pub(crate) fn admin(rig: &Rig) -> Peer {
+        Peer::admin_as(rig, [1; 16])
+    }
+
+    /// The same for a host with another identifier.
+    pub(crate) fn admin_as(rig: &Rig, host_id: [u8; 16]) -> Peer {
         let mut peer = Peer::initialized(rig, false);
-        let (sqe, data) = connect(0, 32, 0xffff);
+        let (sqe, data) = connect_as(0, 32, 0xffff, host_id);
         let answer = peer.command(sqe, &data);
         assert_eq!(answer.status, Status::SUCCESS);
         peer.cntlid = Connected::from_result(answer.result).cntlid;
@@ -77,8 +82,20 @@ impl Peer {
 
     /// An I/O queue of the admin queue's controller.
     pub(crate) fn io(rig: &Rig, admin: &Peer, qid: u16, entries: u32, digests: bool) -> Peer {
+        Peer::io_as(rig, admin, qid, entries, digests, [1; 16])
+    }
+
+    /// The same for a host with another identifier.
+    pub(crate) fn io_as(
+        rig: &Rig,
+        admin: &Peer,
+        qid: u16,
+        entries: u32,
+        digests: bool,
+        host_id: [u8; 16],
+    ) -> Peer {
         let mut peer = Peer::initialized(rig, digests);
-        let (sqe, data) = connect(qid, entries, admin.cntlid);
+        let (sqe, data) = connect_as(qid, entries, admin.cntlid, host_id);
         assert_eq!(peer.command(sqe, &data).status, Status::SUCCESS);
         peer
     }
@@ -232,11 +249,20 @@ pub(crate) fn h2c_data(framing: &Framing, r2t: &R2t, offset: u32, data: &[u8], l
 }
 
 pub(crate) fn connect(qid: u16, queue_entries: u32, cntlid: u16) -> (Sqe, [u8; CONNECT_DATA_SIZE]) {
+    connect_as(qid, queue_entries, cntlid, [1; 16])
+}
+
+pub(crate) fn connect_as(
+    qid: u16,
+    queue_entries: u32,
+    cntlid: u16,
+    host_id: [u8; 16],
+) -> (Sqe, [u8; CONNECT_DATA_SIZE]) {
     let command =
         Connect { record_format: 0, qid, queue_entries, attributes: Default::default(), kato_ms: 0 };
     let mut data = [0; CONNECT_DATA_SIZE];
     let (subnqn, hostnqn) = (NQN.parse().unwrap(), HOST.parse().unwrap());
-    ConnectData { host_id: [1; 16], cntlid, subnqn, hostnqn }.encode(&mut data);
+    ConnectData { host_id, cntlid, subnqn, hostnqn }.encode(&mut data);
     (Sqe { data: DataPointer::capsule(0, data.len() as u32), ..command.to_sqe() }, data)
 }
 

@@ -110,6 +110,9 @@ fn namespaces(subsystem: &SubsystemInfo) -> impl Iterator<Item = Value> + '_ {
         if namespace.eui64 != [0; 8] {
             described["eui64"] = json!(digits(&namespace.eui64));
         }
+        if let Some(file) = &namespace.ptpl_file {
+            described["ptpl_file"] = json!(file);
+        }
         if subsystem.ana_reporting {
             described["anagrpid"] = json!(namespace.anagrpid);
         }
