@@ -32,7 +32,7 @@ struct MemoryFile(std::path::PathBuf);
 
 impl MemoryFile {
     fn new() -> anyhow::Result<MemoryFile> {
-        let file = MemoryFile(Path::new(MEMORY).join(format!("ringbolt-bench-{}", std::process::id())));
+        let file = MemoryFile(Path::new(MEMORY).join(format!("ringbolt-bench.{}", std::process::id())));
         // Written, so that there are pages to be read.
         let part = [0x5a; 1 << 20];
         let mut text = std::fs::File::create(&file.0).with_context(|| file.0.display().to_string())?;

@@ -110,11 +110,11 @@ pub(super) fn describe(command: &Command) -> String {
     let mut words = vec![base(Path::new(command.get_program()))];
     for argument in command.get_args() {
         let text = argument.to_string_lossy();
-        let short = match text.rsplit_once("/ringbolt-bench-") {
-            Some((_, rest)) => {
-                let name = rest.rsplit('/').next().unwrap_or(rest);
-                let option = text.split_once('=').filter(|(option, _)| option.starts_with("--"));
-                option.map_or(name.to_string(), |(option, _)| format!("{option}={name}"))
+        let short = match text.find("/ringbolt-bench-") {
+            Some(at) => {
+                // What stands before the path: an option, and of a URI the scheme.
+                let start = text[..at].rfind(['=', ':']).map_or(0, |before| before + 1);
+                format!("{}{}", &text[..start], text.rsplit('/').next().unwrap_or_default())
             }
             None if text.starts_with('/') => base(Path::new(text.as_ref())),
             None => text.into_owned(),
@@ -136,6 +136,10 @@ mod tests {
     fn a_command_is_shown_without_the_folders_of_this_run() {
         let mut command = Command::new("/a/b/ringbolt");
         command.args(["perf", "--output=/tmp/ringbolt-bench-7/perf.json", "nvme+tcp://127.0.0.1:1/n?ns=1"]);
-        assert_eq!(describe(&command), "ringbolt perf --output=perf.json 'nvme+tcp://127.0.0.1:1/n?ns=1'");
+        command
+            .args(["/tmp/ringbolt-bench-7/run", "--filename=nvme+vfio-user:/tmp/ringbolt-bench-7/one?ns=1"]);
+        let shown = "ringbolt perf --output=perf.json 'nvme+tcp://127.0.0.1:1/n?ns=1' run \
+                     '--filename=nvme+vfio-user:one?ns=1'";
+        assert_eq!(describe(&command), shown);
     }
 }
