@@ -90,6 +90,8 @@ impl Flags {
     /// Of a compare: the next request of the batch is a write of the same range, which is done only if they
     /// are equal, with no other write of the range in between.
     pub const FUSED: Flags = Flags(4);
+    /// Made by the block layer for a request of its caller's. Nobody else sets it.
+    pub const OWN: Flags = Flags(8);
 
     /// Whether every flag of `other` is set.
     pub const fn contains(self, other: Flags) -> bool {

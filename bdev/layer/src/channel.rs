@@ -4,10 +4,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ring::{Op, Status};
+use ring::{Flags, Op, Status};
 
+use crate::compare::Compares;
 use crate::device::Open;
 use crate::fair::Waiting;
+use crate::locks::Writes;
 use crate::stats::{Counters, Run};
 use crate::{BdevError, BoxedChannel, Completion, Device, Request};
 
@@ -15,6 +17,8 @@ use crate::{BdevError, BoxedChannel, Completion, Device, Request};
 pub(crate) const RESETS_MAX: usize = 16;
 /// Refused requests whose completions wait to be polled; further ones stay with the caller.
 const REFUSED_MAX: usize = 1024;
+/// How soon to look again whether a range that another core has locked is free; there is no event for that.
+const LOOK_NS: u64 = 20_000;
 
 /// A ring to a device, on one core.
 ///
@@ -33,6 +37,12 @@ pub struct Channel {
     block_size: u32,
     depth: u32,
     in_flight: u32,
+    /// Writes of the caller's that the module has, and where other cores see their number.
+    writes_in_flight: u32,
+    told: Arc<Writes>,
+    /// Writes of ranges that are locked; no more of them than `depth`.
+    held: Vec<Request>,
+    compares: Compares,
     /// When completions were last counted, in ticks.
     polled_at: u64,
     waiting: Waiting,
@@ -74,6 +84,10 @@ impl Channel {
             block_size: geometry.block_size,
             depth: bdev.depth(),
             in_flight: 0,
+            writes_in_flight: 0,
+            told: device.locks.join(),
+            held: Vec::new(),
+            compares: Compares::default(),
             polled_at: 0,
             waiting: Waiting::new(geometry.block_size),
             chosen: Vec::new(),
@@ -111,11 +125,14 @@ impl Channel {
 
     /// Requests taken and not yet given back, those that wait included.
     pub fn outstanding(&self) -> usize {
-        self.in_flight as usize
+        // What the module does for a compare is part of that.
+        (self.in_flight - self.compares.at_module) as usize
             + self.waiting.len()
             + self.chosen.len()
             + self.resets.len()
             + self.finished.len()
+            + self.held.len()
+            + self.compares.len()
     }
 
     #[inline]
@@ -126,14 +143,51 @@ impl Channel {
 
     #[inline]
     fn nothing_waits(&self) -> bool {
-        self.waiting.is_empty() && self.chosen.is_empty() && self.resets.is_empty()
+        self.waiting.is_empty()
+            && self.chosen.is_empty()
+            && self.resets.is_empty()
+            && self.held.is_empty()
+            && self.compares.is_empty()
+    }
+
+    /// Tells other cores of writes that are about to be handed over; whether they may be.
+    #[inline]
+    fn announce(&mut self, writes: u32) -> bool {
+        self.writes_in_flight += writes;
+        self.told.tell(self.writes_in_flight);
+        if !self.open.device.locks.any() {
+            return true;
+        }
+        self.retract(writes);
+        false
+    }
+
+    #[cold]
+    fn retract(&mut self, writes: u32) {
+        self.writes_in_flight -= writes;
+        self.told.tell(self.writes_in_flight);
+    }
+
+    /// Hands requests to the module, whose writes are told of already. Those that it leaves have not begun.
+    #[inline]
+    fn hand_over(&mut self, batch: &mut Vec<Request>) {
+        hand_over(&mut self.module, batch, &mut self.in_flight);
+        if !batch.is_empty() {
+            self.retract(writes_of(batch));
+        }
     }
 
     /// Takes the batch one by one: refuses what cannot be, queues what can.
     #[cold]
     fn submit_each(&mut self, batch: &mut Vec<Request>) {
         let limits = self.limits();
-        for request in batch.drain(..) {
+        let mut requests = batch.drain(..);
+        while let Some(request) = requests.next() {
+            if request.op == Op::Compare {
+                let write = if request.flags.contains(Flags::FUSED) { requests.next() } else { None };
+                self.take_compare(request, write, &limits);
+                continue;
+            }
             let back = match self.verdict(&request, &limits) {
                 Some(_) if self.finished.len() >= REFUSED_MAX => Some(request),
                 Some(status) => {
@@ -151,8 +205,35 @@ impl Channel {
             };
             self.kept.extend(back);
         }
+        drop(requests);
         std::mem::swap(batch, &mut self.kept);
         self.dispatch();
+    }
+
+    /// Takes a compare, with the request that follows it if it is fused to that.
+    fn take_compare(&mut self, compare: Request, write: Option<Request>, limits: &Limits) {
+        if self.compares.is_full() || self.finished.len() >= REFUSED_MAX {
+            self.kept.push(compare);
+            return self.kept.extend(write);
+        }
+        let range = |request: &Request| (request.op.is_write(), request.lba, request.blocks);
+        let fused = compare.flags.contains(Flags::FUSED);
+        let alone = fused
+            && write.as_ref().is_none_or(|write| {
+                write.op != Op::Write || range(write) != (true, compare.lba, compare.blocks)
+            });
+        let of_first = match self.verdict(&compare, limits) {
+            None if fused && !crate::can_fuse() => Some(Status::INVALID_OPCODE.do_not_retry()),
+            None if alone => Some(Status::FUSED_MISSING.do_not_retry()),
+            verdict => verdict,
+        };
+        let of_second = write.as_ref().and_then(|write| self.verdict(write, limits));
+        if of_first.is_none() && of_second.is_none() {
+            return self.compares.push(compare, write);
+        }
+        self.finished.push(compare.complete(of_first.unwrap_or(Status::FUSED_FAILED)));
+        let refused = |write: Request| write.complete(of_second.unwrap_or(Status::FUSED_FAILED));
+        self.finished.extend(write.map(refused));
     }
 
     /// Why a request cannot be, or `None` if it can.
@@ -162,16 +243,20 @@ impl Channel {
             return None;
         }
         let length = u64::from(request.blocks);
+        // The layer reads for a compare.
+        let asked = if op == Op::Compare { Op::Read } else { op };
         let status = if self.is_removed() {
             Status::INVALID_NAMESPACE_OR_FORMAT
         } else if !self.writes && op.is_write() {
             Status::NAMESPACE_WRITE_PROTECTED
-        } else if limits.plain_ops >> op.index() & 1 == 0 {
+        } else if limits.plain_ops >> asked.index() & 1 == 0 {
             Status::INVALID_OPCODE
         } else if op.has_range() && length == 0 {
             Status::INVALID_FIELD
         } else if op.has_range() && (length > limits.blocks || request.lba > limits.blocks - length) {
             Status::LBA_OUT_OF_RANGE
+        } else if op == Op::Compare && limits.is_comparable(request) {
+            return None;
         } else {
             Status::DATA_SGL_LENGTH_INVALID
         };
@@ -194,10 +279,74 @@ impl Channel {
                 return;
             }
         }
+        if !self.compares.is_empty() {
+            self.drive_compares();
+        }
         let free = self.depth.saturating_sub(self.in_flight) as usize;
-        self.waiting.serve(free.saturating_sub(self.chosen.len()), &mut self.chosen);
-        if free > 0 && !self.chosen.is_empty() {
-            hand_over(&mut self.module, &mut self.chosen, &mut self.in_flight);
+        let chosen = self.chosen.len() + self.held.len();
+        self.waiting.serve(free.saturating_sub(chosen), &mut self.chosen);
+        if free > 0 && !(self.chosen.is_empty() && self.held.is_empty()) {
+            let plain = self.held.is_empty() && self.chosen.len() <= free;
+            let writes = if plain { writes_of(&self.chosen) } else { 0 };
+            let mut going = if plain && (writes == 0 || self.announce(writes)) {
+                std::mem::take(&mut self.chosen)
+            } else {
+                self.sort_out(free)
+            };
+            self.hand_over(&mut going);
+            // What the module has no room for comes first the next time.
+            going.append(&mut self.chosen);
+            self.chosen = going;
+        }
+    }
+
+    /// Tells requests that may go, `most` of them, from writes that have to wait while ranges are locked.
+    #[cold]
+    fn sort_out(&mut self, most: usize) -> Vec<Request> {
+        let table = self.open.device.locks.table();
+        let waits = |request: &Request| {
+            let end = request.lba.saturating_add(u64::from(request.blocks));
+            request.op.is_write() && table.holds(&(request.lba..end))
+        };
+        let (mut going, mut held, mut chosen) = (Vec::new(), Vec::new(), Vec::new());
+        // What was held is older.
+        for request in self.held.drain(..).chain(self.chosen.drain(..)) {
+            let list = match waits(&request) {
+                true => &mut held,
+                false if going.len() < most => &mut going,
+                false => &mut chosen,
+            };
+            list.push(request);
+        }
+        (self.held, self.chosen) = (held, chosen);
+        // Told of before the table is let go of, so that whoever wants a range from now on awaits them.
+        self.writes_in_flight += writes_of(&going);
+        self.told.tell(self.writes_in_flight);
+        going
+    }
+
+    /// Goes on with compares.
+    #[cold]
+    fn drive_compares(&mut self) {
+        self.compares.drive(&self.open.device.locks);
+        let free = self.depth.saturating_sub(self.in_flight) as usize;
+        let own = &mut self.compares.own;
+        let mut batch: Vec<Request> = own.drain(..own.len().min(free)).collect();
+        let count = batch.len();
+        hand_over(&mut self.module, &mut batch, &mut self.in_flight);
+        self.compares.at_module += (count - batch.len()) as u32;
+        self.compares.own.append(&mut batch);
+    }
+
+    /// Takes what belongs to compares out of completions.
+    #[cold]
+    fn take_own(&mut self, sink: &mut Vec<Completion>, start: usize) {
+        for completion in sink.split_off(start) {
+            if completion.request().flags.contains(Flags::OWN) {
+                self.compares.done(completion, &self.open.device.locks, &mut self.finished);
+            } else {
+                sink.push(completion);
+            }
         }
     }
 
@@ -206,8 +355,9 @@ impl Channel {
     fn fail_waiting(&mut self) {
         self.waiting.serve(usize::MAX, &mut self.chosen);
         let gone = Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry();
-        let failed = self.chosen.drain(..).chain(self.resets.drain(..));
+        let failed = self.chosen.drain(..).chain(self.held.drain(..)).chain(self.resets.drain(..));
         self.finished.extend(failed.map(|request| request.complete(gone)));
+        self.compares.fail(gone, &self.open.device.locks, &mut self.finished);
     }
 
     #[cold]
@@ -239,7 +389,11 @@ impl Channel {
             }
             run.ops = length as u64;
             if length == 0 {
-                (run.errors, length) = (1, 1);
+                // That blocks differ is an answer.
+                let status = completions[0].status();
+                let differs =
+                    status.same_code(Status::COMPARE_FAILURE) || status.same_code(Status::FUSED_FAILED);
+                (run.errors, length) = (u64::from(!differs), 1);
             }
             if op == Op::Reset {
                 self.resets_outstanding -= length;
@@ -266,10 +420,12 @@ impl ring::Channel for Channel {
         let mut now_ticks = 0;
         let mut plain = batch.len() <= free && self.nothing_waits();
         let like = limits.like(&batch[0]);
+        let mut alike = true;
         for request in batch.iter_mut() {
             // Neighbours are alike as a rule, and then only their places have to be looked at.
-            if !like.covers(request) && !limits.is_plain(request) {
-                plain = false;
+            if !like.covers(request) {
+                alike = false;
+                plain &= limits.is_plain(request);
             }
             if request.issued == 0 {
                 if now_ticks == 0 {
@@ -279,7 +435,14 @@ impl ring::Channel for Channel {
             }
         }
         if plain {
-            hand_over(&mut self.module, batch, &mut self.in_flight);
+            let writes = match alike {
+                true if like.op == Op::Read => 0,
+                true => batch.len() as u32,
+                false => writes_of(batch),
+            };
+            if writes == 0 || self.announce(writes) {
+                self.hand_over(batch);
+            }
         }
         if !batch.is_empty() {
             self.submit_each(batch);
@@ -300,6 +463,13 @@ impl ring::Channel for Channel {
                 self.in_flight
             );
             self.in_flight -= returned;
+            if self.compares.at_module > 0 {
+                self.take_own(sink, start);
+            }
+            if self.writes_in_flight > 0 && returned > 0 {
+                self.writes_in_flight -= writes_back(&sink[start..]);
+                self.told.tell(self.writes_in_flight);
+            }
         }
         if !self.finished.is_empty() || !self.nothing_waits() {
             self.poll_waiting(sink);
@@ -317,10 +487,17 @@ impl ring::Channel for Channel {
     }
 
     fn deadline(&self) -> Option<u64> {
-        if !self.finished.is_empty() || (self.in_flight == 0 && !self.nothing_waits()) {
+        let queued = !(self.waiting.is_empty() && self.chosen.is_empty() && self.resets.is_empty());
+        if !self.finished.is_empty() || (self.in_flight == 0 && queued) {
             return Some(0);
         }
-        self.module.deadline().filter(|at| self.in_flight > 0 || *at == 0)
+        let module = self.module.deadline().filter(|at| self.in_flight > 0 || *at == 0);
+        if self.held.is_empty() && self.compares.is_empty() {
+            return module;
+        }
+        let waits = !self.held.is_empty() || self.compares.waits() || self.in_flight == 0;
+        let look = waits.then(|| sys::clock::now_ns() + LOOK_NS);
+        [module, look].into_iter().flatten().min()
     }
 }
 
@@ -373,12 +550,29 @@ impl Limits {
             _ => !op.has_range() || (!op.has_data() && end <= self.blocks && length > 0),
         }
     }
+
+    /// Whether a compare that is inside of the device has the buffer that it needs. The layer reads into it, so
+    /// that it cannot be somebody else's memory.
+    fn is_comparable(&self, request: &Request) -> bool {
+        let bytes = u64::from(request.blocks) * self.block_size;
+        request.buffer.as_ref().is_some_and(|buffer| buffer.len() as u64 == bytes && !buffer.is_lent())
+    }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
+        self.compares.release(&self.open.device.locks);
+        self.open.device.locks.leave(&self.told);
         self.open.device.stats.leave(&self.counters);
     }
+}
+
+fn writes_of(batch: &[Request]) -> u32 {
+    batch.iter().filter(|request| request.op.is_write()).count() as u32
+}
+
+fn writes_back(completions: &[Completion]) -> u32 {
+    completions.iter().filter(|completion| completion.request().op.is_write()).count() as u32
 }
 
 #[inline]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use ring::Op;
 use uuid::Uuid;
 
+use crate::locks::Locks;
 use crate::stats::StatsTable;
 use crate::{BdevError, BoxedChannel, ChannelStats, DeviceStats};
 
@@ -134,6 +135,7 @@ pub struct Device {
     pub(crate) blocks: AtomicU64,
     pub(crate) removed: AtomicBool,
     pub(crate) stats: StatsTable,
+    pub(crate) locks: Locks,
     opens: Mutex<Opens>,
     released: Condvar,
 }
@@ -163,6 +165,7 @@ impl Device {
             bdev,
             removed: AtomicBool::new(false),
             stats: StatsTable::default(),
+            locks: Locks::default(),
             opens: Mutex::new(Opens::default()),
             released: Condvar::new(),
         }

@@ -27,10 +27,12 @@
 
 mod bad_blocks;
 mod channel;
+mod compare;
 mod device;
 mod failure;
 mod fair;
 mod io;
+mod locks;
 mod modules;
 mod registry;
 mod stats;
@@ -45,6 +47,12 @@ pub use modules::{delay, error, malloc, null, uring};
 pub use registry::{Access, Descriptor, DeviceEvent, Registry, SubscriptionId};
 pub use stats::{ChannelStats, DeviceStats, Histogram, OpCounters, OpStats};
 pub use uuid::Uuid;
+
+/// Whether channels take fused compares ([`ring::Flags::FUSED`]): what makes them atomic takes a kernel that knows
+/// `membarrier`.
+pub fn can_fuse() -> bool {
+    sys::barrier::is_there()
+}
 
 /// A request as it travels through the layer.
 pub type Request = ring::Request<memory::Buffer>;

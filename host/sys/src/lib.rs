@@ -16,6 +16,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod aio;
+pub mod barrier;
 pub mod clock;
 mod cpu;
 pub mod device;

@@ -76,8 +76,18 @@ pub struct Place<F> {
     fixed_files: bool,
     /// The registered index of each chunk of the arena, by the chunk's index.
     chunks: Vec<u16>,
+    /// The buffers that are registered one by one, by the tag of their request.
+    whole: Vec<Option<Whole>>,
     /// The arena of what is registered: no other may be mapped where its chunks are.
     arena: Option<Arc<Arena>>,
+}
+
+/// A buffer that is registered on its own.
+#[derive(Clone, Copy)]
+struct Whole {
+    start: usize,
+    bytes: u32,
+    index: u16,
 }
 
 const UNREGISTERED: u16 = u16::MAX;
@@ -103,12 +113,20 @@ impl<F: RingFile> Place<F> {
         let index = *self.chunks.get(buffer.chunk_index()? as usize)?;
         (index != UNREGISTERED).then_some(index)
     }
+
+    /// The index of the request's buffer, where it is registered on its own and all of it is used.
+    #[inline]
+    fn registered_whole(&self, request: &Request<Buffer>, bytes: u32) -> Option<u16> {
+        let whole = (*self.whole.get(request.tag.0 as usize)?)?;
+        let start = request.buffer.as_ref()?.as_ptr() as usize;
+        (whole.start == start && whole.bytes == bytes).then_some(whole.index)
+    }
 }
 
 impl<F: RingFile, D: Dialect> Uring<F, D> {
     /// Most requests at a time: the entries that the kernel allows in a submission queue.
     pub const DEPTH_MAX: u32 = 32_768;
-    /// Chunks of memory, and files, that the kernel registers with one ring.
+    /// Pieces of memory, and files, that the kernel registers with one ring.
     pub const REGISTERED_MAX: usize = 16_384;
 
     /// A ring over files, with every flag that the kernel knows: an older one refuses what it does not.
@@ -124,7 +142,7 @@ impl<F: RingFile, D: Dialect> Uring<F, D> {
         Ok(Uring {
             ring,
             dialect: D::new(config),
-            place: Place { files, fixed_files: false, chunks: Vec::new(), arena: None },
+            place: Place { files, fixed_files: false, chunks: Vec::new(), whole: Vec::new(), arena: None },
             requests: Requests::new(config.depth),
             polling: config.polling,
             queued: 0,
@@ -145,13 +163,15 @@ impl<F: RingFile, D: Dialect> Uring<F, D> {
         Ok(())
     }
 
-    /// Registers the memory of the requests' buffers, so that the kernel does not map it for each I/O.
+    /// Registers the memory of the requests' buffers, so that the kernel does not map it for each I/O. Those of
+    /// [`Commands`] are registered one by one, and named as registered where a request with the same tag uses
+    /// all of the buffer; of others, whole chunks are.
     ///
     /// Only buffers of the same arena may be submitted from then on; the kernel answers `EFAULT` to others.
     ///
     /// # Errors
     /// What the kernel says, as `ENOMEM` above the limit of locked memory; `InvalidInput` for more than
-    /// [`REGISTERED_MAX`](Self::REGISTERED_MAX) chunks, for buffers of several arenas, or the second time.
+    /// [`REGISTERED_MAX`](Self::REGISTERED_MAX) pieces, for buffers of several arenas, or the second time.
     pub fn register_buffers(&mut self, requests: &[Request<Buffer>]) -> io::Result<()> {
         let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
         if self.place.arena.is_some() {
@@ -159,22 +179,37 @@ impl<F: RingFile, D: Dialect> Uring<F, D> {
         }
         let mut chunks = Vec::new();
         let mut vectors = Vec::new();
+        let mut whole = Vec::new();
         let mut arena: Option<&Arc<Arena>> = None;
-        for buffer in requests.iter().filter_map(|request| request.buffer.as_ref()) {
+        for request in requests {
+            let Some(buffer) = &request.buffer else { continue };
             let Some(chunk) = buffer.chunk() else { continue };
             if !Arc::ptr_eq(arena.get_or_insert(buffer.arena()), buffer.arena()) {
                 return Err(invalid("buffers of several arenas".to_string()));
             }
-            let index = chunk.index as usize;
-            if chunks.len() <= index {
-                chunks.resize(index + 1, UNREGISTERED);
-            }
-            if chunks[index] == UNREGISTERED {
-                chunks[index] = vectors.len() as u16;
-                vectors.push(libc::iovec { iov_base: chunk.start.cast(), iov_len: chunk.bytes });
+            let next = vectors.len() as u16;
+            if D::WHOLE_BUFFERS {
+                let (start, tag) = (buffer.as_ptr(), request.tag.0 as usize);
+                if tag >= Self::DEPTH_MAX as usize {
+                    return Err(invalid(format!("tag {tag} is above every depth")));
+                }
+                if whole.len() <= tag {
+                    whole.resize(tag + 1, None);
+                }
+                whole[tag] = Some(Whole { start: start as usize, bytes: buffer.len() as u32, index: next });
+                vectors.push(libc::iovec { iov_base: start.cast(), iov_len: buffer.len() });
+            } else {
+                let index = chunk.index as usize;
+                if chunks.len() <= index {
+                    chunks.resize(index + 1, UNREGISTERED);
+                }
+                if chunks[index] == UNREGISTERED {
+                    chunks[index] = next;
+                    vectors.push(libc::iovec { iov_base: chunk.start.cast(), iov_len: chunk.bytes });
+                }
             }
             if vectors.len() > Self::REGISTERED_MAX {
-                return Err(invalid(format!("more than {} chunks of buffers", Self::REGISTERED_MAX)));
+                return Err(invalid(format!("more than {} pieces of memory", Self::REGISTERED_MAX)));
             }
         }
         if vectors.is_empty() {
@@ -184,7 +219,7 @@ impl<F: RingFile, D: Dialect> Uring<F, D> {
         // SAFETY: chunks stay mapped as long as their arena, which is kept with the ring; the kernel uses
         // them only for entries that name a buffer in them, which is kept with its request.
         unsafe { self.ring.submitter().register_buffers(&vectors) }?;
-        (self.place.chunks, self.place.arena) = (chunks, arena);
+        (self.place.chunks, self.place.whole, self.place.arena) = (chunks, whole, arena);
         Ok(())
     }
 

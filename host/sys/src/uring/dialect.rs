@@ -18,6 +18,8 @@ mod sealed {
     pub trait Entries {
         type Sqe: squeue::EntryMarker;
         type Cqe: cqueue::EntryMarker;
+        /// Whether buffers are registered one by one, and named as registered only as a whole.
+        const WHOLE_BUFFERS: bool;
 
         fn new(config: &UringConfig) -> Self;
 
@@ -50,6 +52,7 @@ impl Dialect for Transfers {}
 impl sealed::Entries for Transfers {
     type Sqe = squeue::Entry;
     type Cqe = cqueue::Entry;
+    const WHOLE_BUFFERS: bool = false;
 
     fn new(config: &UringConfig) -> Transfers {
         let vector = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
@@ -123,6 +126,9 @@ impl Dialect for Commands {}
 impl sealed::Entries for Commands {
     type Sqe = squeue::Entry128;
     type Cqe = cqueue::Entry32;
+    // Linux 6.1 takes every page from the command's first to the end of what is registered as the command's, and
+    // answers EINVAL where they hold more bytes than the command has, or are more than the device has segments.
+    const WHOLE_BUFFERS: bool = true;
 
     fn new(_: &UringConfig) -> Commands {
         Commands(())
@@ -148,7 +154,7 @@ impl sealed::Entries for Commands {
                 put(40, &request.lba.to_le_bytes());
                 // Number of logical blocks, 0's based (NVM Command Set Specification 1.0, 3.2.4).
                 put(48, &(request.blocks.saturating_sub(1) & 0xffff).to_le_bytes());
-                registered = place.registered(buffer);
+                registered = place.registered_whole(request, bytes);
             }
             _ => put(0, &[FLUSH]),
         }
