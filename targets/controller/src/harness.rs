@@ -75,6 +75,7 @@ pub(crate) fn subsystem() -> Subsystem {
             volatile_cache: true,
             can_unmap: true,
             can_write_zeroes: true,
+            can_write_uncorrectable: true,
             ..Namespace::new(1, 2048)
         },
         Namespace {
@@ -395,7 +396,8 @@ impl Harness {
     fn plan(&self, bytes: &mut Bytes<'_>) {
         let mut sqe = Sqe::decode(&std::array::from_fn(|_| bytes.u8()));
         if !bytes.u8().is_multiple_of(8) {
-            (sqe.opcode, sqe.flags, sqe.nsid) = (sqe.opcode % 16, Sqe::FLAGS_SGL, sqe.nsid % 10);
+            (sqe.opcode, sqe.nsid) = (sqe.opcode % 32, sqe.nsid % 10);
+            sqe.flags = Sqe::FLAGS_SGL | sqe.flags & 3;
             (sqe.cdw10, sqe.cdw11, sqe.mptr) = (sqe.cdw10 % 512, 0, 0);
             sqe.cdw12 &= 0xff;
             sqe.data = DataPointer::transport((sqe.cdw12 + 1) * 512);
@@ -403,7 +405,13 @@ impl Harness {
         let table = NamespaceTable::new(self.controller.subsystem(), 1, &self.limits);
         let Ok(plan) = io::plan(&sqe, &table) else { return };
         match plan.op {
-            io::Op::Read | io::Op::Write | io::Op::Compare | io::Op::WriteZeroes => {
+            io::Op::Read
+            | io::Op::Write
+            | io::Op::Compare
+            | io::Op::FusedCompare
+            | io::Op::FusedWrite
+            | io::Op::WriteUncorrectable
+            | io::Op::WriteZeroes => {
                 let end = plan.lba.checked_add(plan.blocks.into());
                 assert!(
                     plan.blocks > 0 && end.is_some_and(|end| end <= table.entry(&plan).blocks),
@@ -417,10 +425,25 @@ impl Harness {
                     assert!(blocks > 0 && lba + u64::from(blocks) <= table.entry(&plan).blocks);
                 }
             }
+            io::Op::Copy => {
+                let data: Vec<u8> = (0..4096).map(|_| bytes.u8()).collect();
+                let Ok(mut copying) = io::Copying::new(&plan, &table, &data) else { return };
+                let (end, mut total) = (table.entry(&plan).blocks, 0);
+                while let Some(io::Piece { from, to, blocks }) = copying.next() {
+                    let length = u64::from(blocks);
+                    assert!(blocks > 0 && from + length <= end && to + length <= end, "{copying:?}");
+                    assert!(to == plan.lba + total && copying.range() < plan.blocks, "{copying:?}");
+                    total += length;
+                    copying.done();
+                }
+                assert!(total > 0 && copying.range() == plan.blocks, "{copying:?}");
+            }
             _ => {}
         }
-        if let io::Transfer::ToHost(length) | io::Transfer::FromHost(length) | io::Transfer::Answer(length) =
-            plan.data
+        if let io::Transfer::ToHost(length)
+        | io::Transfer::FromHost(length)
+        | io::Transfer::Fused(length)
+        | io::Transfer::Answer(length) = plan.data
         {
             assert!(length == sqe.data.length() && length <= self.limits.transfer_max_bytes, "{plan:?}");
         }

@@ -17,8 +17,14 @@
 //! # Ok::<(), wire_nvme::fabrics::NqnError>(())
 //! ```
 
+mod copy;
+mod fused;
 #[cfg(test)]
 mod tests;
+
+pub use copy::{Copying, Piece};
+pub(crate) use copy::{RANGES_MAX as COPY_RANGES_MAX, blocks_max, range_blocks_max};
+pub use fused::{FUSED_BYTES_MAX, Paired, Pairing};
 
 use std::sync::Arc;
 
@@ -42,6 +48,7 @@ pub struct NamespaceTable {
     seat: Option<Seat>,
     transfer_max_bytes: u32,
     memory_based: bool,
+    compare_and_write: bool,
 }
 
 /// One namespace of a [`NamespaceTable`].
@@ -57,6 +64,7 @@ pub struct Entry {
     read_only: bool,
     can_unmap: bool,
     can_write_zeroes: bool,
+    can_write_uncorrectable: bool,
     // What the host may not do because others have reserved the namespace.
     gate: Arc<Gate>,
     // Success, or what every command is answered because of its ANA group.
@@ -73,6 +81,7 @@ impl Entry {
             read_only: true,
             can_unmap: false,
             can_write_zeroes: false,
+            can_write_uncorrectable: false,
             gate: Arc::default(),
             ana: Status::SUCCESS,
         }
@@ -113,6 +122,7 @@ impl NamespaceTable {
                 read_only: namespace.read_only,
                 can_unmap: namespace.can_unmap,
                 can_write_zeroes: namespace.can_write_zeroes,
+                can_write_uncorrectable: namespace.can_write_uncorrectable,
                 gate: host.map(|host| namespace.reservations.gate(&host)).unwrap_or_default(),
                 ana: match subsystem.ana_state(portid, namespace.anagrpid) {
                     AnaState::Optimized | AnaState::NonOptimized => Status::SUCCESS,
@@ -128,6 +138,7 @@ impl NamespaceTable {
             seat,
             transfer_max_bytes: limits.transfer_max_bytes,
             memory_based: limits.memory_based,
+            compare_and_write: limits.compare_and_write,
         }
     }
 
@@ -150,8 +161,10 @@ impl NamespaceTable {
     #[inline]
     pub fn admit(&self, plan: &Plan) -> Result<(), Status> {
         let class = match plan.op {
-            Op::Read | Op::Compare | Op::Verify => access::READ,
-            Op::Write | Op::Flush | Op::WriteZeroes | Op::Unmap => access::WRITE,
+            Op::Read | Op::Compare | Op::FusedCompare | Op::Verify => access::READ,
+            Op::Write | Op::FusedWrite | Op::Flush | Op::WriteZeroes => access::WRITE,
+            Op::Unmap | Op::WriteUncorrectable => access::WRITE,
+            Op::Copy => access::READ | access::WRITE,
             Op::FlushAll => {
                 let refused = self.entries.iter().any(|entry| entry.gate.denies(access::WRITE));
                 return if refused { Err(CONFLICT) } else { Ok(()) };
@@ -201,9 +214,17 @@ pub enum Op {
     WriteZeroes,
     /// Deallocate the ranges in the host's data; see [`unmaps`].
     Unmap,
-    /// Read blocks into a buffer of the transport's and compare them with the host's data; see
-    /// [`compare`].
+    /// Compare blocks with the host's data.
     Compare,
+    /// The first of a fused operation: compare blocks with the host's data, and do the second if they are equal.
+    FusedCompare,
+    /// The second of a fused operation: write the host's data if the first found blocks equal, with no other write
+    /// in between.
+    FusedWrite,
+    /// Reads of blocks fail from now on, until they are written.
+    WriteUncorrectable,
+    /// Copy blocks from the ranges in the host's data; see [`Copying`].
+    Copy,
     /// Read blocks into a buffer of the transport's, and throw them away: whether they can be read is the answer.
     Verify,
     /// A reservation command, which no device sees: see [`NamespaceTable::reserve`]. The plan's `lba` holds dwords
@@ -224,6 +245,8 @@ pub enum Transfer {
     ToHost(u32),
     /// From the host to the controller.
     FromHost(u32),
+    /// From the host to the controller, of one of the commands of a fused operation.
+    Fused(u32),
     /// From the controller to the host, which answers without a device.
     Answer(u32),
 }
@@ -264,11 +287,11 @@ const DIRECTIVE: u32 = 0xf << 20;
 /// The status to complete the command with; nothing is to be transferred.
 #[inline]
 pub fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status> {
-    // FUSE is 00b because no fused operation is supported. PSDT is 01b over fabrics, where data is
+    // FUSE is 00b but for fused operations. PSDT is 01b over fabrics, where data is
     // described by SGLs, and 00b or 01b with queues in memory (Base 2.0, section 3.3.3.1).
     let wrong = if table.memory_based { sqe.flags & 0x83 } else { sqe.flags & 0xc3 ^ Sqe::FLAGS_SGL };
     if wrong != 0 {
-        return Err(INVALID_FIELD);
+        return fused::plan(sqe, table);
     }
     const READ: u8 = NvmOpcode::Read.to_wire();
     const WRITE: u8 = NvmOpcode::Write.to_wire();
@@ -294,10 +317,11 @@ pub fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status> {
 fn read_write(sqe: &Sqe, table: &NamespaceTable, op: Op) -> Result<(Plan, u32), Status> {
     let (namespace, entry) = table.find(sqe.nsid)?;
     let (lba, blocks) = range(sqe, entry, PROTECTION | DIRECTIVE)?;
-    if entry.read_only && op == Op::Write {
+    let writes = matches!(op, Op::Write | Op::FusedWrite);
+    if entry.read_only && writes {
         return Err(Status::NAMESPACE_WRITE_PROTECTED.do_not_retry());
     }
-    if entry.gate.denies(if op == Op::Write { access::WRITE } else { access::READ }) {
+    if entry.gate.denies(if writes { access::WRITE } else { access::READ }) {
         return Err(CONFLICT);
     }
     // At most 65536 blocks of at most 2 GiB: no overflow.
@@ -361,6 +385,18 @@ fn seldom(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status> {
             let deallocate = if sqe.cdw12 & DEAC != 0 { Flags::DEALLOCATE } else { Flags::NONE };
             Ok(Plan { op: Op::WriteZeroes, lba, blocks, namespace, flags: fua.with(deallocate), ..BARE })
         }
+        Some(NvmOpcode::WriteUncorrectable) => {
+            let (namespace, entry) = table.find(sqe.nsid)?;
+            if !entry.can_write_uncorrectable {
+                return Err(Status::INVALID_OPCODE.do_not_retry());
+            }
+            let (lba, blocks) = range(sqe, entry, PROTECTION | DIRECTIVE)?;
+            if entry.read_only {
+                return Err(Status::NAMESPACE_WRITE_PROTECTED.do_not_retry());
+            }
+            Ok(Plan { op: Op::WriteUncorrectable, lba, blocks, namespace, ..BARE })
+        }
+        Some(NvmOpcode::Copy) => copy::plan(sqe, table),
         Some(NvmOpcode::DatasetManagement) => dataset_management(sqe, table),
         Some(NvmOpcode::Compare) => {
             let (plan, length) = read_write(sqe, table, Op::Compare)?;
@@ -452,9 +488,4 @@ pub fn unmaps<'a>(
     }
     let list = DsmRange::list(data, ranges).map_err(short)?;
     Ok(list.filter(|range| range.blocks != 0).map(|range| (range.lba, range.blocks)))
-}
-
-/// The answer to an [`Op::Compare`] plan, once both sides are there.
-pub fn compare(host: &[u8], medium: &[u8]) -> Status {
-    if host == medium { Status::SUCCESS } else { Status::COMPARE_FAILURE.do_not_retry() }
 }

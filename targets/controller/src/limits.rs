@@ -34,6 +34,8 @@ pub struct Limits {
     /// Doorbell Buffer Config is taken: a doorbell costs the host more than memory does. Of meaning with queues
     /// in memory.
     pub shadow_doorbells: bool,
+    /// Fused Compare and Write is taken: the transport's block devices can do it.
+    pub compare_and_write: bool,
     /// Interrupt vectors that completion queues can have; of meaning with queues in memory.
     pub interrupt_vectors: u16,
 }
@@ -53,6 +55,7 @@ impl Default for Limits {
             transport: TransportType::Tcp,
             memory_based: false,
             shadow_doorbells: false,
+            compare_and_write: true,
             interrupt_vectors: 0,
         }
     }

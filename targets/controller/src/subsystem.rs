@@ -85,6 +85,8 @@ pub struct Namespace {
     pub can_unmap: bool,
     /// Blocks can be zeroed without sending zeroes.
     pub can_write_zeroes: bool,
+    /// Blocks can be made unreadable.
+    pub can_write_uncorrectable: bool,
     /// Preferred I/O boundary in blocks; 0 for none.
     pub optimal_boundary_blocks: u16,
     /// ANA group, from 1 to [`Subsystem::namespaces_max`].
@@ -210,6 +212,7 @@ impl Namespace {
             read_only: false,
             can_unmap: false,
             can_write_zeroes: false,
+            can_write_uncorrectable: false,
             optimal_boundary_blocks: 0,
             anagrpid: 1,
             reservations: Arc::default(),

@@ -1,11 +1,13 @@
 //! Commands in flight on one queue, and the data that they own.
 
-use controller::io::Plan;
+use controller::io::{Copying, Plan};
 use memory::Buffer;
 use nvme_tcp::Segments;
 use ring::Status;
 use slots::{Slab, Slot};
 use wire_nvme::Sqe;
+
+use crate::fused::Half;
 
 /// One command, from its capsule to its response.
 pub(crate) struct Command {
@@ -38,10 +40,12 @@ pub(crate) enum Work {
     Planned(Plan),
     /// As planned, but its namespace has gone meanwhile: the data is awaited, then refused.
     Refused,
-    /// The device fills a buffer, which is then compared with the host's data.
-    Compare,
+    /// One of the commands of a fused operation: its data, the other command or buffers are awaited.
+    Fused(Box<Half>),
     /// So many requests are with devices; the worst of their outcomes is the command's.
     Requests { left: u16, status: Status },
+    /// A Copy that goes on: the next piece is to be read, unless it has been, or a device has it.
+    Copying { copying: Box<Copying>, has_read: bool },
     /// A command of the admin queue, or a Connect: the whole of it is needed when its data is here.
     Whole(Box<Sqe>),
     /// The controller has it, and will answer.
@@ -133,8 +137,12 @@ impl Commands {
     /// Refuses the commands that still wait for data or a buffer and whose plan no longer holds.
     pub(crate) fn refuse(&mut self, holds: impl Fn(&Plan) -> bool) {
         for (_, command) in self.slab.iter_mut() {
-            if matches!(&command.work, Work::Planned(plan) if !holds(plan)) {
-                command.work = Work::Refused;
+            match &mut command.work {
+                Work::Planned(plan) if !holds(plan) => command.work = Work::Refused,
+                Work::Fused(half) if !holds(&half.plan) => {
+                    half.doom = Some(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
+                }
+                _ => {}
             }
         }
     }
@@ -144,7 +152,8 @@ impl Commands {
     pub(crate) fn are_under_way(&self, cut_off: bool) -> bool {
         self.slab.iter().any(|(_, command)| {
             let is_cut_off = cut_off && command.arrived < command.asked;
-            !matches!(command.work, Work::AtController) && !is_cut_off
+            let is_half = matches!(&command.work, Work::Fused(half) if half.other.is_none());
+            !matches!(command.work, Work::AtController) && !is_half && !is_cut_off
         })
     }
 

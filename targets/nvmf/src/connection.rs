@@ -3,6 +3,7 @@
 //! Sans-IO but for [`Connection::receive`] and [`Connection::flush`], which move bytes between the
 //! network and the state machine. What a connection needs from its core is lent to it as [`Lent`].
 
+use controller::io::Pairing;
 use controller::reservation::{Pending, Ticket};
 use net::{ConnectionId, Network};
 use nvme_tcp::{Flushed, Progress, Pumped, Receiver, Sender, pump};
@@ -58,6 +59,10 @@ pub(crate) struct State {
     pub(crate) data_tells_success: bool,
     /// Commands that wait for a buffer, oldest first.
     pub(crate) aside: std::collections::VecDeque<Slot>,
+    /// Whether the last command was the first of a fused operation.
+    pub(crate) pairing: Pairing<Slot>,
+    /// Copies whose next piece can be begun.
+    pub(crate) going: Vec<Slot>,
     /// Reservation commands that are answered when there is nothing left to wait for.
     pub(crate) parked: Vec<(Slot, std::sync::Arc<Pending>)>,
     /// Others wait for what devices have of it; until that is back it takes no more commands.
@@ -144,6 +149,7 @@ impl Connection {
     pub(crate) fn resume(&mut self, lent: &mut Lent<'_>) -> Result<bool, End> {
         let Connection { receiver, state, .. } = self;
         let mut handler = Handler { state, lent };
+        handler.go_on();
         handler.serve_aside();
         if !receiver.is_waiting() {
             return Ok(false);
@@ -315,12 +321,6 @@ impl State {
                 Some(buffer) if status.is_success() => self.finish_with_data(slot, Data::Buffer(buffer), 0),
                 _ => self.finish(slot, status, 0),
             },
-            Work::Compare if status.is_success() => {
-                let medium = completion.into_request().buffer;
-                let medium = medium.as_ref().map_or(&[][..], memory::Buffer::as_slice);
-                let status = controller::io::compare(command.data.as_slice(), medium);
-                self.finish(slot, status, 0);
-            }
             Work::Requests { left, status: worst } => {
                 if worst.is_success() {
                     *worst = status;
@@ -330,6 +330,18 @@ impl State {
                 if left == 0 {
                     self.finish(slot, worst, 0);
                 }
+            }
+            Work::Copying { copying, has_read } if status.is_success() => {
+                if *has_read {
+                    copying.done();
+                }
+                *has_read = !*has_read;
+                command.data = completion.into_request().buffer.map_or(Data::None, Data::Buffer);
+                self.going.push(slot);
+            }
+            Work::Copying { copying, .. } => {
+                let range = copying.range().into();
+                self.finish(slot, status, range);
             }
             _ => self.finish(slot, status, 0),
         }

@@ -11,6 +11,7 @@ use wire_nvme::Sqe;
 use wire_nvme::admin::GetLogPage;
 use wire_nvme::log::LogId;
 use wire_nvme::opcode::AdminOpcode;
+use wire_nvme::sqe::Fuse;
 
 use crate::command::{Data, Work};
 use crate::handler::Handler;
@@ -23,9 +24,17 @@ impl Handler<'_, '_> {
     /// be behind this very command. A command without a buffer is put aside, and given one later.
     #[inline]
     pub(crate) fn io(&mut self, sqe: &Sqe, capsule_bytes: u32) -> Result<(), Status> {
+        if self.state.pairing.is_open() {
+            return self.io_fused(sqe, capsule_bytes);
+        }
         let Role::Io(queue) = &self.state.role else { return Err(Status::COMMAND_SEQUENCE_ERROR) };
-        let plan = io::plan(sqe, &queue.namespaces)?;
+        let plan = match io::plan(sqe, &queue.namespaces) {
+            Ok(plan) => plan,
+            Err(_) if is_fused(sqe) => return self.io_fused(sqe, capsule_bytes),
+            Err(status) => return Err(status),
+        };
         match plan.data {
+            Transfer::Fused(_) => return self.io_fused(sqe, capsule_bytes),
             Transfer::ToHost(length) => {
                 sgl::to_host(sqe.data)?;
                 self.take_entry();
@@ -85,7 +94,7 @@ impl Handler<'_, '_> {
 
     /// Puts a command aside until there is a buffer for it.
     #[cold]
-    fn put_aside(&mut self, slot: Slot) {
+    pub(crate) fn put_aside(&mut self, slot: Slot) {
         self.state.aside.push_back(slot);
     }
 
@@ -96,6 +105,14 @@ impl Handler<'_, '_> {
             let Some(command) = self.state.commands.get_mut(slot) else { continue };
             let plan = match command.work {
                 Work::Planned(plan) => plan,
+                Work::Copying { .. } | Work::Fused(_) => {
+                    self.copy_on(slot);
+                    self.compare_and_write(slot);
+                    if !self.state.aside.is_empty() {
+                        break;
+                    }
+                    continue;
+                }
                 Work::Refused => {
                     self.execute(slot);
                     continue;
@@ -108,6 +125,7 @@ impl Handler<'_, '_> {
                     Ok(()) => self.read(slot, &plan, length),
                     Err(status) => self.state.finish(slot, status, 0),
                 },
+                (Planned::Verify, _) => self.execute(slot),
                 (_, Data::None) => self.ask_for_data(slot, cid, length),
                 _ => self.execute(slot),
             }
@@ -171,9 +189,10 @@ impl Handler<'_, '_> {
                 Role::AwaitingConnect => self.connect(slot, &sqe),
                 _ => self.admin(slot, *sqe),
             },
+            Work::Fused(half) => self.half_arrived(slot, half),
             Work::Read
-            | Work::Compare
             | Work::Requests { .. }
+            | Work::Copying { .. }
             | Work::AtController
             | Work::Parked
             | Work::Leaving => {
@@ -197,19 +216,24 @@ impl Handler<'_, '_> {
                 self.state.finish(slot, Status::SUCCESS, 0);
                 self.state.leave(self.lent.now_ns);
             }
-            Planned::Write => {
+            Planned::Write | Planned::Compare => {
                 let backend = queue.namespaces.entry(plan).backend;
+                let op = if plan.op == Planned::Write { Op::Write } else { Op::Compare };
                 match self.state.commands.take_data(slot) {
                     Data::Buffer(buffer) => {
                         self.begin(slot, 1);
-                        self.submit(slot, backend, Op::Write, plan, Some(buffer));
+                        self.submit(slot, backend, op, plan, Some(buffer));
                     }
                     data => self.write_from_heap(slot, backend, plan, data),
                 }
             }
-            Planned::Flush | Planned::WriteZeroes => {
+            Planned::Flush | Planned::WriteZeroes | Planned::WriteUncorrectable => {
                 let backend = queue.namespaces.entry(plan).backend;
-                let op = if plan.op == Planned::Flush { Op::Flush } else { Op::WriteZeroes };
+                let op = match plan.op {
+                    Planned::Flush => Op::Flush,
+                    Planned::WriteZeroes => Op::WriteZeroes,
+                    _ => Op::WriteUncorrectable,
+                };
                 self.begin(slot, 1);
                 self.submit(slot, backend, op, plan, None);
             }
@@ -217,6 +241,24 @@ impl Handler<'_, '_> {
                 let backends: Vec<u32> = queue.namespaces.backends().collect();
                 let flushes = backends.into_iter().map(|backend| (backend, 0, 0)).collect();
                 self.submit_all(slot, Op::Flush, plan, flushes);
+            }
+            // They wait for each other elsewhere.
+            Planned::FusedCompare | Planned::FusedWrite => {
+                self.state.finish(slot, Status::FUSED_MISSING, 0);
+            }
+            Planned::Copy => {
+                let data = self.state.commands.take_data(slot);
+                let Role::Io(queue) = &self.state.role else { return };
+                match io::Copying::new(plan, &queue.namespaces, data.as_slice()) {
+                    Ok(copying) => {
+                        drop(data);
+                        if let Some(command) = self.state.commands.get_mut(slot) {
+                            command.work = Work::Copying { copying: Box::new(copying), has_read: false };
+                        }
+                        self.copy_on(slot);
+                    }
+                    Err(status) => self.state.finish(slot, status, 0),
+                }
             }
             Planned::Unmap => {
                 let ranges = self.unmap_ranges(slot, plan);
@@ -228,26 +270,57 @@ impl Handler<'_, '_> {
             Planned::Verify => {
                 let entry = queue.namespaces.entry(plan);
                 let (backend, bytes) = (entry.backend, (plan.blocks as usize) << entry.block_log2);
-                match self.lent.pool.take(bytes) {
+                match self.take_buffer(slot, bytes as u32) {
                     Some(buffer) => {
                         self.begin(slot, 1);
                         self.submit(slot, backend, Op::Read, plan, Some(buffer));
                     }
-                    // Worth another try when memory is free again.
-                    None => self.state.finish(slot, Status::COMMAND_INTERRUPTED, 0),
+                    None => {
+                        if let Some(command) = self.state.commands.get_mut(slot) {
+                            command.work = Work::Planned(*plan);
+                        }
+                        self.put_aside(slot);
+                    }
                 }
             }
-            Planned::Compare => {
-                let backend = queue.namespaces.entry(plan).backend;
-                let Some(command) = self.state.commands.get_mut(slot) else { return };
-                command.work = Work::Compare;
-                let length = command.length as usize;
-                match self.lent.pool.take(length) {
-                    Some(buffer) => self.submit(slot, backend, Op::Read, plan, Some(buffer)),
-                    // Worth another try when memory is free again.
-                    None => self.state.finish(slot, Status::COMMAND_INTERRUPTED, 0),
-                }
-            }
+        }
+    }
+
+    /// Begins the next pieces of copies whose last ones are done.
+    pub(crate) fn go_on(&mut self) {
+        for slot in std::mem::take(&mut self.state.going) {
+            self.copy_on(slot);
+        }
+    }
+
+    /// Reads the next piece of a Copy, or writes what was read of it, or is done with it.
+    #[cold]
+    fn copy_on(&mut self, slot: Slot) {
+        let Role::Io(queue) = &self.state.role else { return };
+        let Some(command) = self.state.commands.get_mut(slot) else { return };
+        let Work::Copying { copying, has_read } = &command.work else { return };
+        let (op, range) = (if *has_read { Op::Write } else { Op::Read }, copying.range());
+        let (backend, flags, bytes_max) = (copying.backend, copying.flags(), copying.bytes_max());
+        let Some(piece) = copying.next() else { return self.state.finish(slot, Status::SUCCESS, 0) };
+        if let Err(status) = copying.admit(&queue.namespaces) {
+            return self.state.finish(slot, status, range.into());
+        }
+        let bytes = copying.bytes(&piece);
+        // One buffer serves all pieces, so that a Copy that has begun needs no more.
+        let buffer = match std::mem::replace(&mut command.data, Data::None) {
+            Data::Buffer(buffer) => Some(buffer),
+            _ => self.take_buffer(slot, bytes_max as u32),
+        };
+        let Some(mut buffer) = buffer else { return self.put_aside(slot) };
+        buffer.resize(bytes);
+        let lba = if op == Op::Write { piece.to } else { piece.from };
+        let mut request = Request::new(self.state.tag(slot), op, lba, piece.blocks);
+        (request.flow, request.buffer) = (self.state.flow, Some(buffer));
+        if op == Op::Write {
+            request.flags = flags;
+        }
+        if let Err(status) = self.lent.submit(backend, request) {
+            self.state.finish(slot, status, range.into());
         }
     }
 
@@ -269,14 +342,15 @@ impl Handler<'_, '_> {
         }
     }
 
-    /// Writes data that came without a buffer.
+    /// Writes, or compares with, data that came without a buffer.
     #[cold]
     fn write_from_heap(&mut self, slot: Slot, backend: u32, plan: &Plan, data: Data) {
+        let op = if plan.op == Planned::Write { Op::Write } else { Op::Compare };
         match self.take_buffer(slot, data.as_slice().len() as u32) {
             Some(mut buffer) => {
                 buffer.as_mut_slice().copy_from_slice(data.as_slice());
                 self.begin(slot, 1);
-                self.submit(slot, backend, Op::Write, plan, Some(buffer));
+                self.submit(slot, backend, op, plan, Some(buffer));
             }
             None => {
                 if let Some(command) = self.state.commands.get_mut(slot) {
@@ -287,7 +361,7 @@ impl Handler<'_, '_> {
         }
     }
 
-    fn begin(&mut self, slot: Slot, requests: u16) {
+    pub(crate) fn begin(&mut self, slot: Slot, requests: u16) {
         if let Some(command) = self.state.commands.get_mut(slot) {
             command.work = Work::Requests { left: requests, status: Status::SUCCESS };
         }
@@ -388,6 +462,10 @@ impl Handler<'_, '_> {
         }
         self.state.control(Event::Command { sqe: &sqe, data: data.as_slice() }, now_ns);
     }
+}
+
+fn is_fused(sqe: &Sqe) -> bool {
+    matches!(sqe.fuse(), Fuse::First | Fuse::Second)
 }
 
 impl crate::connection::State {

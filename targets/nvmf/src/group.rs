@@ -114,6 +114,8 @@ pub(crate) struct Group<N: Network> {
     again: Vec<Slot>,
     /// Room for the next of those.
     spare: Vec<Slot>,
+    /// Connections with a Copy that can go on.
+    going: Vec<Slot>,
     /// Connections with a command that has no room.
     waiting: Vec<Slot>,
     /// Connections that end when they have answered what they have.
@@ -187,6 +189,7 @@ impl<N: Network> Group<N> {
             dirty: Vec::new(),
             again: Vec::new(),
             spare: Vec::new(),
+            going: Vec::new(),
             waiting: Vec::new(),
             leaving: Vec::new(),
             draining: Vec::new(),
@@ -455,6 +458,9 @@ impl<N: Network> Group<N> {
                 entry.leaving = true;
                 self.leaving.push(slot);
             }
+            if !state.going.is_empty() {
+                self.going.push(slot);
+            }
             if let Err(end) = flushed {
                 self.end(slot, end, now_ns);
             }
@@ -465,6 +471,17 @@ impl<N: Network> Group<N> {
         // Ending connections may have marked others meanwhile.
         dirty.append(&mut self.dirty);
         self.dirty = dirty;
+        if !self.going.is_empty() {
+            self.go_on(now_ns);
+        }
+    }
+
+    /// Begins the next pieces of copies.
+    #[cold]
+    fn go_on(&mut self, now_ns: u64) {
+        for slot in std::mem::take(&mut self.going) {
+            self.with(slot, now_ns, |connection, _, lent, _| connection.resume(lent));
+        }
     }
 
     fn tell_all_to_look(&mut self, now_ns: u64) {
@@ -753,6 +770,8 @@ impl Connection {
                 flow_control_off: false,
                 data_tells_success: false,
                 aside: std::collections::VecDeque::new(),
+                pairing: controller::io::Pairing::None,
+                going: Vec::new(),
                 parked: Vec::new(),
                 drains: Vec::new(),
                 leaving_until_ns: None,

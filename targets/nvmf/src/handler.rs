@@ -255,6 +255,7 @@ impl Handler<'_, '_> {
         if !digest_ok {
             // A data digest error is the command's failure (TCP 1.0, section 3.3.1.2), and worth a
             // second try.
+            self.half_failed(slot);
             return self.state.finish(slot, Status::TRANSIENT_TRANSPORT_ERROR, 0);
         }
         command.data.truncate(command.length as usize);

@@ -28,6 +28,7 @@ mod command;
 mod connection;
 mod execute;
 mod failure;
+mod fused;
 mod group;
 mod group_poller;
 mod handler;

@@ -100,6 +100,7 @@ impl TransportConfig {
             admin_queue_entries_max: self.max_aq_depth,
             transfer_max_bytes: self.max_io_size,
             in_capsule_bytes: self.in_capsule_data_size,
+            compare_and_write: bdev::can_fuse(),
             ..controller::Limits::default()
         };
         Ok(Limits {

@@ -6,14 +6,14 @@ use wire_nvme::identify::{
     CONTROLLER_LIST_MAX, Cns, CommandSetVectors, ControllerList, ControllerType, Csi, DiscoveryType,
     IdentifyController, IdentifyNamespace, LbaFormat, NAMESPACE_LIST_MAX, NamespaceDescriptor,
     NamespaceIndependent, NamespaceList, NvmController, NvmNamespace, SIZE, anacap, ascii, cmic, ctratt,
-    dlfeat, lpa, oacs, oaes, oncs, sgls, vwc,
+    dlfeat, fuses, lpa, oacs, oaes, ocfs, oncs, sgls, vwc,
 };
 use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::{NSID_ALL, Sqe, cqe, sqe};
 
 use super::properties::VERSION;
 use super::{Answer, Controller};
-use crate::{INVALID_FIELD, Kind, Namespace};
+use crate::{INVALID_FIELD, Kind, Namespace, io};
 
 /// Firmware revision: eight characters at most.
 pub(super) const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
@@ -158,13 +158,18 @@ impl Controller {
         }
         let capacity =
             |namespace: &Namespace| u128::from(namespace.blocks) * u128::from(namespace.block_size);
-        let mut optional = oncs::COMPARE | oncs::SAVE_AND_SELECT | oncs::VERIFY | oncs::RESERVATIONS;
+        let mut optional =
+            oncs::COMPARE | oncs::COPY | oncs::SAVE_AND_SELECT | oncs::VERIFY | oncs::RESERVATIONS;
         if subsystem.namespaces.iter().any(|namespace| namespace.can_unmap) {
             optional |= oncs::DATASET_MANAGEMENT;
         }
         // A host that is told of Write Zeroes uses it on every namespace.
         if subsystem.namespaces.iter().all(|namespace| namespace.can_write_zeroes) {
             optional |= oncs::WRITE_ZEROES;
+        }
+        // A host uses this too wherever it likes.
+        if subsystem.namespaces.iter().all(|namespace| namespace.can_write_uncorrectable) {
+            optional |= oncs::WRITE_UNCORRECTABLE;
         }
         let mut identify = IdentifyController {
             cmic: cmic::MULTIPLE_PORTS | cmic::MULTIPLE_CONTROLLERS,
@@ -181,6 +186,10 @@ impl Controller {
             nn: subsystem.namespaces_max,
             mnan: subsystem.namespaces_max,
             oncs: optional,
+            // One block is compared and written atomically (ACWU), as it is written; more may be, but a read may
+            // see a part of it.
+            fuses: if limits.compare_and_write { fuses::COMPARE_AND_WRITE } else { 0 },
+            ocfs: ocfs::FORMAT_0,
             vwc: vwc::FLUSH_ALL | if subsystem.has_volatile_cache() { vwc::PRESENT } else { 0 },
             io_command_capsule_bytes: sqe::SIZE as u32 + limits.in_capsule_bytes,
             // Disconnect deletes an I/O queue.
@@ -218,15 +227,12 @@ impl Controller {
     }
 
     fn identify_namespace(&self, namespace: &Namespace) -> IdentifyNamespace {
+        let block_log2 = namespace.block_size.trailing_zeros() as u8;
         IdentifyNamespace {
             nsze: namespace.blocks,
             ncap: namespace.blocks,
             nuse: namespace.blocks,
-            formats: vec![LbaFormat {
-                metadata_bytes: 0,
-                data_log2: namespace.block_size.trailing_zeros() as u8,
-                performance: 0,
-            }],
+            formats: vec![LbaFormat { metadata_bytes: 0, data_log2: block_log2, performance: 0 }],
             nmic: 1,
             rescap: namespace.reservations.capabilities(),
             dlfeat: if namespace.can_unmap {
@@ -234,6 +240,9 @@ impl Controller {
             } else {
                 0
             },
+            copy_range_blocks_max: io::range_blocks_max(block_log2),
+            copy_blocks_max: io::blocks_max(block_log2),
+            copy_ranges_max: io::COPY_RANGES_MAX,
             noiob: namespace.optimal_boundary_blocks,
             nvmcap: u128::from(namespace.blocks) * u128::from(namespace.block_size),
             anagrpid: self.ana_group(namespace),

@@ -112,7 +112,7 @@ impl Controller {
                 if command.csi != identify::Csi::Nvm.to_wire() {
                     return Err(INVALID_FIELD);
                 }
-                command_effects(&self.limits)
+                command_effects(&self.limits, &self.subsystem)
             }
             LogId::FeatureEffects => feature_effects(&self.subsystem, self.limits.memory_based),
             LogId::Ana => self.ana_page(command.specific & AnaLog::GROUPS_ONLY != 0),
@@ -214,7 +214,7 @@ fn supported_pages(pages: &[LogId]) -> Vec<u8> {
     page
 }
 
-fn command_effects(limits: &Limits) -> Vec<u8> {
+fn command_effects(limits: &Limits, subsystem: &Subsystem) -> Vec<u8> {
     let mut log = CommandEffectsLog::default();
     if limits.memory_based {
         let shadows = limits.shadow_doorbells.then_some(AdminOpcode::DoorbellBufferConfig);
@@ -239,7 +239,11 @@ fn command_effects(limits: &Limits) -> Vec<u8> {
     for opcode in [NvmOpcode::Flush, NvmOpcode::Read, NvmOpcode::Compare, NvmOpcode::Verify] {
         log.io[usize::from(opcode.to_wire())] = CommandEffects::PLAIN;
     }
-    for opcode in [NvmOpcode::Write, NvmOpcode::WriteZeroes, NvmOpcode::DatasetManagement] {
+    let uncorrectable = subsystem.namespaces.iter().any(|namespace| namespace.can_write_uncorrectable);
+    for opcode in [NvmOpcode::Write, NvmOpcode::WriteZeroes, NvmOpcode::DatasetManagement, NvmOpcode::Copy]
+        .into_iter()
+        .chain(uncorrectable.then_some(NvmOpcode::WriteUncorrectable))
+    {
         log.io[usize::from(opcode.to_wire())] = CommandEffects::CHANGES_BLOCKS;
     }
     let mut page = vec![0; CommandEffectsLog::SIZE];

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use wire_nvme::DataPointer;
 use wire_nvme::fabrics::{Connect, Disconnect, PropertyGet};
-use wire_nvme::io::{Prinfo, ReadWrite, WriteZeroes};
+use wire_nvme::io::{COPY_RANGE_SIZE, Copy, CopyRange, Prinfo, ReadWrite, WriteUncorrectable, WriteZeroes};
 
 use super::*;
 use crate::harness::subsystem;
@@ -18,6 +18,7 @@ fn table() -> NamespaceTable {
         read_only: true,
         can_unmap: true,
         can_write_zeroes: true,
+        can_write_uncorrectable: true,
         ..Namespace::new(4, 64)
     });
     for (nsid, anagrpid) in [(5, 5), (6, 6), (7, 7)] {
@@ -42,6 +43,19 @@ fn dsm(nsid: u32, ranges: u16, deallocate: bool, bytes: u32) -> Sqe {
 fn zeroes(nsid: u32, lba: u64, blocks: u32) -> Sqe {
     let command = WriteZeroes { lba, blocks, fua: false, deallocate: false, prinfo: Prinfo(0) };
     Sqe { nsid, ..command.to_sqe() }
+}
+
+fn uncorrectable(nsid: u32, lba: u64, blocks: u32) -> Sqe {
+    Sqe { nsid, ..WriteUncorrectable { lba, blocks }.to_sqe() }
+}
+
+fn copy_to(nsid: u32, lba: u64, ranges: u16, bytes: u32) -> Sqe {
+    let command = Copy { lba, ranges, ..Copy::default() };
+    Sqe { nsid, data: DataPointer::transport(bytes), ..command.to_sqe() }
+}
+
+fn fused(sqe: Sqe, bits: u8) -> Sqe {
+    Sqe { flags: sqe.flags | bits, ..sqe }
 }
 
 fn flush(nsid: u32) -> Sqe {
@@ -88,6 +102,24 @@ fn commands_become_plans() {
         ("deallocate as Linux", dsm(1, 1, true, 4096), on(Op::Unmap, 0, 0, 1, Transfer::FromHost(4096))),
         ("deallocate in vain", dsm(3, 1, true, 16), on(Op::Nothing, 2, 0, 1, Transfer::FromHost(16))),
         ("advice", dsm(4, 256, false, 4096), on(Op::Nothing, 3, 0, 256, Transfer::FromHost(4096))),
+        ("unreadable", uncorrectable(1, 4, 2), on(Op::WriteUncorrectable, 0, 4, 2, Transfer::None)),
+        ("copy", copy_to(1, 9, 2, 64), on(Op::Copy, 0, 9, 2, Transfer::FromHost(64))),
+        ("copy of a page of ranges", copy_to(3, 0, 1, 4096), on(Op::Copy, 2, 0, 1, Transfer::FromHost(4096))),
+        (
+            "copy, through",
+            fua(copy_to(3, 255, 128, 4096)),
+            Plan { flags: Flags::FUA, ..on(Op::Copy, 2, 255, 128, Transfer::FromHost(4096)) },
+        ),
+        (
+            "fused compare",
+            fused(rw(Compare, 1, 7, 2, 1024), 1),
+            on(Op::FusedCompare, 0, 7, 2, Transfer::Fused(1024)),
+        ),
+        (
+            "fused write",
+            fua(fused(rw(Write, 1, 7, 128, 64 << 10), 2)),
+            Plan { flags: Flags::FUA, ..on(Op::FusedWrite, 0, 7, 128, Transfer::Fused(64 << 10)) },
+        ),
         ("disconnect", Disconnect { record_format: 0 }.to_sqe(), on(Op::Disconnect, 0, 0, 0, Transfer::None)),
     ];
     let table = table();
@@ -113,8 +145,31 @@ fn wrong_commands_are_refused_for_their_reason() {
         ("reserved data pointer", flags(0xc0), DNR(Status::INVALID_FIELD)),
         ("fused flush", Sqe { flags: 0x41, ..flush(1) }, DNR(Status::INVALID_FIELD)),
         ("unknown opcode", Sqe { opcode: 0x99, ..good }, DNR(Status::INVALID_OPCODE)),
-        ("write uncorrectable", Sqe { opcode: 0x04, ..good }, DNR(Status::INVALID_OPCODE)),
-        ("copy", Sqe { opcode: 0x19, ..good }, DNR(Status::INVALID_OPCODE)),
+        ("fused write first", fused(rw(Write, 1, 0, 8, 4096), 1), DNR(Status::INVALID_FIELD)),
+        ("fused compare second", fused(rw(Compare, 1, 0, 8, 4096), 2), DNR(Status::INVALID_FIELD)),
+        ("fused by PRPs", Sqe { flags: 0x01, ..rw(Compare, 1, 0, 8, 4096) }, DNR(Status::INVALID_FIELD)),
+        ("fused beyond the end", fused(rw(Compare, 1, 2047, 2, 1024), 1), DNR(Status::LBA_OUT_OF_RANGE)),
+        ("fused and long", fused(rw(Compare, 1, 0, 129, 129 * 512), 1), DNR(Status::INVALID_FIELD)),
+        ("fused, read-only", fused(rw(Write, 4, 0, 1, 512), 2), DNR(Status::NAMESPACE_WRITE_PROTECTED)),
+        ("unreadable where that cannot be", uncorrectable(3, 0, 1), DNR(Status::INVALID_OPCODE)),
+        ("unreadable, read-only", uncorrectable(4, 0, 1), DNR(Status::NAMESPACE_WRITE_PROTECTED)),
+        ("unreadable beyond the end", uncorrectable(1, 2047, 2), DNR(Status::LBA_OUT_OF_RANGE)),
+        ("copy to read-only", copy_to(4, 0, 1, 32), DNR(Status::NAMESPACE_WRITE_PROTECTED)),
+        ("copy to beyond the end", copy_to(1, 2048, 1, 32), DNR(Status::LBA_OUT_OF_RANGE)),
+        ("copy of more than MSRC", copy_to(1, 0, 129, 4128), DNR(Status::COMMAND_SIZE_LIMIT_EXCEEDED)),
+        ("copy with too few ranges", copy_to(1, 0, 2, 63), DNR(Status::DATA_SGL_LENGTH_INVALID)),
+        ("copy with too much data", copy_to(1, 0, 2, 4097), DNR(Status::DATA_SGL_LENGTH_INVALID)),
+        ("copy of format 1", Sqe { cdw12: 1 << 8, ..copy_to(1, 0, 1, 32) }, DNR(Status::INVALID_FIELD)),
+        (
+            "copy with PRINFOR",
+            Sqe { cdw12: 1 << 12, ..copy_to(1, 0, 1, 32) },
+            DNR(Status::INVALID_PROTECTION_INFORMATION),
+        ),
+        (
+            "copy with PRINFOW",
+            Sqe { cdw12: 1 << 29, ..copy_to(1, 0, 1, 32) },
+            DNR(Status::INVALID_PROTECTION_INFORMATION),
+        ),
         ("namespace 0", Sqe { nsid: 0, ..good }, DNR(Status::INVALID_NAMESPACE_OR_FORMAT)),
         ("no namespace", Sqe { nsid: 2, ..good }, DNR(Status::INVALID_NAMESPACE_OR_FORMAT)),
         ("beyond the last", Sqe { nsid: 8, ..good }, DNR(Status::INVALID_NAMESPACE_OR_FORMAT)),
@@ -167,6 +222,10 @@ fn wrong_commands_are_refused_for_their_reason() {
     // Write Zeroes where it is not supported.
     let mut poor = subsystem();
     poor.namespaces[0].can_write_zeroes = false;
+    let limits = Limits { compare_and_write: false, ..Limits::default() };
+    let unfused = NamespaceTable::new(&poor, 0, &limits);
+    let first = fused(rw(Compare, 1, 7, 2, 1024), 1);
+    assert_eq!(plan(&first, &unfused), Err(DNR(Status::INVALID_FIELD)));
     let poor = NamespaceTable::new(&poor, 0, &Limits::default());
     assert_eq!(plan(&zeroes(1, 0, 1), &poor), Err(DNR(Status::INVALID_OPCODE)));
 }
@@ -200,8 +259,72 @@ fn ranges_are_all_checked_before_the_first_is_deallocated() {
     }
     let short = unmaps(&plan_of(2), &table, &[0; 31]).map(Iterator::count);
     assert_eq!(short, Err(DNR(Status::DATA_SGL_LENGTH_INVALID)));
-    assert_eq!(compare(b"same", b"same"), Status::SUCCESS);
-    assert_eq!(compare(b"same", b"diff"), DNR(Status::COMPARE_FAILURE));
+}
+
+fn copying(lba: u64, ranges: &[(u64, u32)], table: &NamespaceTable) -> Result<Copying, Status> {
+    let mut data = vec![0; ranges.len() * COPY_RANGE_SIZE];
+    for (&(lba, blocks), into) in ranges.iter().zip(data.as_chunks_mut().0) {
+        CopyRange { lba, blocks, ..CopyRange::default() }.encode(into);
+    }
+    let bytes = data.len() as u32;
+    Copying::new(&plan(&copy_to(1, lba, ranges.len() as u16, bytes), table).unwrap(), table, &data)
+}
+
+#[test]
+fn copies_are_checked_as_a_whole_before_the_first_block_is_copied() {
+    let mut subsystem = subsystem();
+    subsystem.namespaces[0].blocks = 200_000;
+    let table = NamespaceTable::new(&subsystem, 0, &Limits::default());
+    let out = Err(DNR(Status::LBA_OUT_OF_RANGE));
+    let long = Err(DNR(Status::COMMAND_SIZE_LIMIT_EXCEEDED));
+    let rows: [(&str, u64, &[(u64, u32)], _); 9] = [
+        ("source beyond the end", 0, &[(10, 1), (199_999, 2)], out),
+        ("source that is no number", 0, &[(u64::MAX, 1)], out),
+        ("destination beyond the end", 199_999, &[(0, 1), (1, 1)], out),
+        ("more than MCL", 100_000, &[(0, 32_768), (40_000, 1)], long),
+        ("more than MSSRL", 100_000, &[(0, 32_769)], long),
+        ("into itself", 8, &[(100, 4), (9, 1)], Err(DNR(Status::INVALID_FIELD))),
+        ("over its end", 8, &[(7, 2)], Err(DNR(Status::INVALID_FIELD))),
+        ("right behind", 8, &[(0, 8)], Ok(())),
+        ("MCL", 100_000, &[(0, 32_000), (40_000, 768)], Ok(())),
+    ];
+    for (name, lba, ranges, expected) in rows {
+        assert_eq!(copying(lba, ranges, &table).map(|_| ()), expected, "{name}");
+    }
+    let one = plan(&copy_to(1, 0, 2, 64), &table).unwrap();
+    assert_eq!(Copying::new(&one, &table, &[0; 63]), Err(DNR(Status::DATA_SGL_LENGTH_INVALID)));
+}
+
+#[test]
+fn a_fused_operation_is_two_commands_next_to_each_other() {
+    use NvmOpcode::{Compare, Write};
+    let table = table();
+    let missing = Status::FUSED_MISSING;
+    let compare = fused(rw(Compare, 1, 7, 2, 1024), 1);
+    let write = fused(rw(Write, 1, 7, 2, 1024), 2);
+    let first = plan(&compare, &table).unwrap();
+    let follow = |pairing: &mut Pairing<u8>, sqe: &Sqe| pairing.follow(sqe, &plan(sqe, &table));
+    let waits = Pairing::Waits(5, first);
+    let elsewhere = [rw(Write, 1, 8, 2, 1024), rw(Write, 1, 7, 1, 512), rw(Write, 3, 7, 2, 8192)];
+    let mut rows = vec![
+        (waits, write, Paired::With(5, plan(&write, &table).unwrap())),
+        (waits, compare, Paired::Apart(5, missing)),
+        (waits, flush(1), Paired::Apart(5, missing)),
+        (waits, fused(rw(Write, 4, 0, 1, 512), 2), {
+            Paired::Neither(5, Status::FUSED_FAILED, DNR(Status::NAMESPACE_WRITE_PROTECTED))
+        }),
+        (Pairing::Refused, write, Paired::Refused(Status::FUSED_FAILED)),
+        (Pairing::Refused, flush(1), Paired::Alone),
+        (Pairing::None, write, Paired::Refused(missing)),
+        (Pairing::None, flush(1), Paired::Alone),
+        (Pairing::None, compare, Paired::Alone),
+    ];
+    let wrong = Paired::Neither(5, DNR(Status::INVALID_FIELD), DNR(Status::INVALID_FIELD));
+    rows.extend(elsewhere.map(|write| (waits, fused(write, 2), wrong)));
+    for (mut pairing, sqe, expected) in rows {
+        assert_eq!(follow(&mut pairing, &sqe), expected, "{pairing:?} and {sqe:?}");
+        assert!(!pairing.is_open(), "a pairing ends with the command that follows");
+    }
 }
 
 proptest! {
@@ -224,5 +347,40 @@ proptest! {
             Ok(())
         };
         prop_assert_eq!(answer.map(|plan| assert_eq!((plan.lba, plan.blocks), (lba, blocks))), expected);
+    }
+
+    /// Against a copy of the whole by hand.
+    #[test]
+    fn pieces_copy_every_block_once_and_in_order(
+        to in 1500..1600u64,
+        ranges in prop::collection::vec((0..1000u64, 1..=300u32), 1..5),
+        fail_at in 0..12usize,
+    ) {
+        let total: u64 = ranges.iter().map(|(_, blocks)| u64::from(*blocks)).sum();
+        let table = table();
+        let made = copying(to, &ranges, &table);
+        if to + total > 2048 {
+            prop_assert_eq!(made.map(|_| ()), Err(DNR(Status::LBA_OUT_OF_RANGE)));
+            return Ok(());
+        }
+        let mut copying = made.unwrap();
+        let expected: Vec<u64> = ranges.iter().flat_map(|&(lba, blocks)| lba..lba + u64::from(blocks)).collect();
+        let (mut got, mut pieces) = (Vec::new(), 0);
+        while let Some(piece) = copying.next() {
+            // MDTS bounds what is in memory at a time.
+            prop_assert!(copying.bytes(&piece) <= 128 << 10);
+            prop_assert_eq!(piece.to, to + got.len() as u64);
+            if pieces == fail_at {
+                // The range that is told is the first that is not whole.
+                let before: u64 = ranges[..copying.range() as usize].iter().map(|(_, n)| u64::from(*n)).sum();
+                let whole = before + u64::from(ranges[copying.range() as usize].1);
+                prop_assert!(before <= got.len() as u64 && whole > got.len() as u64);
+            }
+            got.extend(piece.from..piece.from + u64::from(piece.blocks));
+            copying.done();
+            pieces += 1;
+        }
+        prop_assert_eq!(got, expected);
+        prop_assert_eq!(copying.range() as usize, ranges.len());
     }
 }

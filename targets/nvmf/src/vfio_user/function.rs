@@ -1,6 +1,7 @@
 //! The NVMe function of one client: registers, queues, memory and interrupts.
 
 mod admin;
+mod fused;
 mod io;
 mod regions;
 
@@ -8,6 +9,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use controller::io::Pairing;
 use controller::queues::Existing;
 use controller::reservation::{Drain, Pending, Ticket};
 use controller::{
@@ -16,7 +18,7 @@ use controller::{
 use memory::Pool;
 use ring::Status;
 use rustix::io::Errno;
-use slots::Slab;
+use slots::{Slab, Slot};
 use wire_nvme::doorbell::AdminQueueAttributes;
 use wire_nvme::{Sqe, sqe};
 use wire_vfio_user::{DmaMap, DmaUnmap, IrqInfo, SetIrqs};
@@ -93,6 +95,13 @@ pub(super) struct Function {
     fetched: Box<[[u8; sqe::SIZE]; FETCHED_MAX]>,
     /// Commands that wait for a buffer.
     aside: VecDeque<(u16, Sqe)>,
+    /// Queues whose last command was the first of a fused operation, by identifier.
+    pairings: Vec<(u16, Pairing<Sqe>)>,
+    /// Fused operations that wait for buffers.
+    pairs_aside: VecDeque<(u16, Sqe, Sqe)>,
+    /// Copies whose next piece can be begun, and those that have no buffer yet.
+    going: Vec<Slot>,
+    starved: Vec<Slot>,
     /// Reservation commands, by queue and identifier, that are answered when there is nothing left to wait for.
     parked: Vec<(u16, u16, Arc<Pending>)>,
     /// Others wait for what devices have of it; until that is back nothing is fetched.
@@ -150,6 +159,10 @@ impl Function {
             holds: false,
             fetched: Box::new([[0; sqe::SIZE]; FETCHED_MAX]),
             aside: VecDeque::new(),
+            pairings: Vec::new(),
+            pairs_aside: VecDeque::new(),
+            going: Vec::new(),
+            starved: Vec::new(),
             parked: Vec::new(),
             drains: Vec::new(),
             pieces: Vec::new(),
@@ -183,7 +196,7 @@ impl Function {
 
     /// Whether the client is to be let go of now.
     pub(super) fn is_over(&self, now_ns: u64) -> bool {
-        let answered = self.is_idle() && self.aside.is_empty();
+        let answered = self.is_idle() && self.aside.is_empty() && self.pairs_aside.is_empty();
         self.leaving_until_ns.is_some_and(|until_ns| answered || until_ns <= now_ns)
     }
 
@@ -194,7 +207,7 @@ impl Function {
 
     /// Whether commands wait for a buffer.
     pub(super) fn is_waiting(&self) -> bool {
-        !self.aside.is_empty()
+        !self.aside.is_empty() || !self.starved.is_empty() || !self.pairs_aside.is_empty()
     }
 
     /// Where the client's memory was taken away, it is not to be used any longer.
@@ -284,9 +297,11 @@ impl Function {
 
     /// Closes I/O queues and, if asked, the admin queue. What is under way is not answered.
     fn close_queues(&mut self, admin: bool) {
+        self.drop_copies();
         let parked = std::mem::take(&mut self.parked).into_iter().map(|(qid, ..)| qid);
         let aside = std::mem::take(&mut self.aside).into_iter().map(|(qid, _)| qid);
-        for qid in aside.chain(parked) {
+        let pairs = self.take_pairs(None).into_iter().map(|(qid, _)| qid);
+        for qid in aside.chain(parked).chain(pairs) {
             if let Some(queue) = self.submission(qid) {
                 queue.in_flight -= 1;
             }

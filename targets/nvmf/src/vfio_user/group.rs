@@ -378,6 +378,9 @@ impl Group {
         if session.readable {
             outcome = session.receive(&mut lent);
         }
+        if session.function.has_copies() {
+            session.function.go_on(&mut lent);
+        }
         if session.function.is_drained() && session.function.is_waiting() {
             session.function.serve_aside(&mut lent);
         }
@@ -564,6 +567,7 @@ impl Turns for Group {
             pressing |= endpoint.knocked && session.is_none();
             if let Some(session) = session.filter(|session| !session.ended) {
                 pressing |= session.readable && !session.is_pending();
+                pressing |= session.function.is_going();
                 timer = [timer, session.function.deadline()].into_iter().flatten().min();
             }
         }

@@ -54,6 +54,7 @@ impl VfioUserConfig {
             return Err(TargetError::Parameter(format!("max_io_size of {size} is no power of 2")));
         }
         let controller = controller::Limits {
+            compare_and_write: bdev::can_fuse(),
             io_queues_max: self.max_io_qpairs_per_ctrlr,
             io_queue_entries_max: self.max_queue_depth,
             // What AQA can say.

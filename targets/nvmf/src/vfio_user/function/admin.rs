@@ -87,6 +87,9 @@ impl Function {
         for (_, command) in aborted {
             self.answer(qid, command.cid, Status::ABORTED_SQ_DELETION, 0);
         }
+        for (_, cid) in self.take_pairs(Some(qid)) {
+            self.answer(qid, cid, Status::ABORTED_SQ_DELETION, 0);
+        }
         let Some(queue) = self.submission(qid) else { return Ok(false) };
         if queue.in_flight > 0 {
             queue.state = State::Deleting(sqe.cid);

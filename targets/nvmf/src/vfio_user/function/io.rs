@@ -1,12 +1,13 @@
 //! Fetching commands, executing those of I/O queues, and completing them.
 
 use controller::Event;
-use controller::io::{self, Op as Planned, Plan, Transfer};
+use controller::io::{self, Copying, Op as Planned, Plan, Transfer};
 use controller::reservation::Outcome;
 use memory::{BUFFER_BYTES_MIN, Buffer};
 use ring::{Op, Request, Status, Tag};
 use slots::Slot;
 use wire_nvme::Sqe;
+use wire_nvme::sqe::Fuse;
 
 use super::super::data::{self, PAGE, Piece};
 use super::super::queue::{State, rest};
@@ -23,8 +24,8 @@ pub(in super::super) struct Command {
 enum Work {
     /// What was read is copied to where the client wants it.
     Copy(Box<[Piece]>),
-    /// What was read is compared with the client's data.
-    Compare(Box<[u8]>),
+    /// The next piece is to be read, unless it has been, or a device has it.
+    Copying { copying: Box<Copying>, has_read: bool, buffer: Option<Buffer> },
     /// So many requests are out; the worst of their outcomes is the command's.
     Several { left: u32, status: Status },
 }
@@ -147,8 +148,20 @@ impl Function {
 
     #[inline(always)]
     fn io(&mut self, qid: u16, sqe: &Sqe, lent: &mut Lent<'_>) {
-        if let Err(status) = self.begin(qid, sqe, lent) {
-            self.answer(qid, sqe.cid, status, 0);
+        if self.pairings.is_empty() {
+            self.io_alone(qid, sqe, lent);
+        } else {
+            self.io_fused(qid, sqe, lent);
+        }
+    }
+
+    /// A command whose neighbours do not matter, unless it says so itself.
+    #[inline(always)]
+    pub(super) fn io_alone(&mut self, qid: u16, sqe: &Sqe, lent: &mut Lent<'_>) {
+        match self.begin(qid, sqe, lent) {
+            Ok(()) => {}
+            Err(_) if matches!(sqe.fuse(), Fuse::First | Fuse::Second) => self.io_fused(qid, sqe, lent),
+            Err(status) => self.answer(qid, sqe.cid, status, 0),
         }
     }
 
@@ -245,6 +258,17 @@ impl Function {
             }
             Planned::Flush => self.submit(asked(Op::Flush), None, lent),
             Planned::WriteZeroes => self.submit(asked(Op::WriteZeroes), None, lent),
+            Planned::WriteUncorrectable => self.submit(asked(Op::WriteUncorrectable), None, lent),
+            // What is fused is refused here, and then seen to by whoever knows of its neighbours.
+            Planned::FusedCompare | Planned::FusedWrite => Err(Status::FUSED_MISSING),
+            Planned::Copy => {
+                let copying = Box::new(Copying::new(plan, &self.namespaces, &host)?);
+                let work = Work::Copying { copying, has_read: false, buffer: None };
+                let command = Command { cid, sqid: qid, work };
+                let slot = self.commands.insert(command).map_err(|_| Status::COMMAND_INTERRUPTED)?;
+                self.copy_on(slot, lent);
+                Ok(())
+            }
             Planned::Verify => {
                 // As long as no transfer is longer, there is a buffer for it.
                 let bytes = (plan.blocks as usize) << self.namespaces.entry(plan).block_log2;
@@ -267,13 +291,80 @@ impl Function {
                 Ok(())
             }
             Planned::Compare => {
-                let Some(buffer) = lent.pool.take(host.len()) else {
+                let Some(mut buffer) = lent.pool.take(host.len()) else {
                     self.aside.push_back((qid, *sqe));
                     return Ok(());
                 };
-                let work = Work::Compare(host.into());
-                self.submit_for(asked(Op::Read), work, buffer, lent)
+                buffer.as_mut_slice().copy_from_slice(&host);
+                self.submit(asked(Op::Compare), Some(buffer), lent)
             }
+        }
+    }
+
+    /// Whether copies can go on.
+    #[inline]
+    pub(in super::super) fn is_going(&self) -> bool {
+        !self.going.is_empty()
+    }
+
+    /// Whether copies can go on, or try again whether there is a buffer.
+    #[inline]
+    pub(in super::super) fn has_copies(&self) -> bool {
+        !self.going.is_empty() || !self.starved.is_empty()
+    }
+
+    /// Begins the next pieces of copies whose last ones are done.
+    #[cold]
+    pub(in super::super) fn go_on(&mut self, lent: &mut Lent<'_>) {
+        let starved = std::mem::take(&mut self.starved);
+        for slot in starved.into_iter().chain(std::mem::take(&mut self.going)) {
+            self.copy_on(slot, lent);
+        }
+    }
+
+    /// Gives up copies that no device has anything of.
+    pub(super) fn drop_copies(&mut self) {
+        let going = std::mem::take(&mut self.going);
+        for slot in going.into_iter().chain(std::mem::take(&mut self.starved)) {
+            let Some(command) = self.commands.remove(slot) else { continue };
+            if let Some(queue) = self.submission(command.sqid) {
+                queue.in_flight -= 1;
+            }
+        }
+    }
+
+    /// Reads the next piece of a Copy, or writes what was read of it, or is done with it.
+    fn copy_on(&mut self, slot: Slot, lent: &mut Lent<'_>) {
+        let Some(command) = self.commands.get_mut(slot) else { return };
+        let Work::Copying { copying, has_read, buffer } = &mut command.work else { return };
+        let (op, range) = (if *has_read { Op::Write } else { Op::Read }, u64::from(copying.range()));
+        let queue = self.submissions.get(usize::from(command.sqid)).and_then(Option::as_ref);
+        if queue.is_none_or(|queue| queue.state != State::Active) {
+            return self.end_copy(slot, Status::ABORTED_SQ_DELETION, range);
+        }
+        let Some(piece) = copying.next() else { return self.end_copy(slot, Status::SUCCESS, 0) };
+        if let Err(status) = copying.admit(&self.namespaces) {
+            return self.end_copy(slot, status, range);
+        }
+        // One buffer serves all pieces, so that a Copy that has begun needs no more.
+        let Some(mut buffer) = buffer.take().or_else(|| lent.pool.take(copying.bytes_max())) else {
+            return self.starved.push(slot);
+        };
+        buffer.resize(copying.bytes(&piece));
+        let lba = if op == Op::Write { piece.to } else { piece.from };
+        let mut request = Request::new(tag(lent.tag_base, slot), op, lba, piece.blocks);
+        (request.flow, request.buffer) = (lent.flow, Some(buffer));
+        if op == Op::Write {
+            request.flags = copying.flags();
+        }
+        if let Err(status) = lent.devices.put(copying.backend, request) {
+            self.end_copy(slot, status, range);
+        }
+    }
+
+    fn end_copy(&mut self, slot: Slot, status: Status, result: u64) {
+        if let Some(command) = self.commands.remove(slot) {
+            self.answer(command.sqid, command.cid, status, result);
         }
     }
 
@@ -304,7 +395,7 @@ impl Function {
         buffer: Option<Buffer>,
         lent: &mut Lent<'_>,
     ) -> Result<(), Status> {
-        let tag = Tag(lent.tag_base | DIRECT | u64::from(asked.qid) << 16 | u64::from(asked.cid));
+        let tag = direct_tag(lent.tag_base, asked.qid, asked.cid);
         lent.devices.put(asked.backend, asked.request(tag, buffer, lent.flow))?;
         self.direct += 1;
         Ok(())
@@ -361,6 +452,7 @@ impl Function {
 
     /// Tries again what had no buffer, oldest first.
     pub(in super::super) fn serve_aside(&mut self, lent: &mut Lent<'_>) {
+        self.serve_pairs(lent);
         let mut left = self.aside.len();
         while left > 0
             && let Some((qid, sqe)) = self.aside.pop_front()
@@ -441,6 +533,24 @@ impl Function {
             }
             status = *worst;
         }
+        if let Work::Copying { copying, has_read, buffer } = &mut command.work {
+            if !status.is_success() {
+                let range = copying.range().into();
+                return self.end_copy(slot, status, range);
+            }
+            if *has_read {
+                copying.done();
+            }
+            *has_read = !*has_read;
+            *buffer = completion.into_request().buffer;
+            let sqid = command.sqid;
+            if self.submission(sqid).is_some_and(|queue| queue.state == State::Closed) {
+                // Nobody waits for the rest.
+                return self.end_copy(slot, Status::ABORTED_SQ_DELETION, 0);
+            }
+            self.going.push(slot);
+            return;
+        }
         let Some(Command { cid, sqid, work }) = self.commands.remove(slot) else { return };
         match work {
             Work::Copy(pieces) if status.is_success() => {
@@ -448,11 +558,6 @@ impl Function {
                 let copied = buffer.map(|buffer| data::scatter(&self.memory, &pieces, buffer.as_slice()));
                 // The client may have taken the memory back meanwhile.
                 status = copied.map_or(Status::INTERNAL_ERROR, |copied| copied.err().unwrap_or(status));
-            }
-            Work::Compare(host) if status.is_success() => {
-                let buffer = completion.into_request().buffer;
-                let compare = |buffer: Buffer| io::compare(&host, buffer.as_slice());
-                status = buffer.map_or(Status::INTERNAL_ERROR, compare);
             }
             _ => drop(completion),
         }
@@ -510,8 +615,13 @@ const DIRECT: u64 = 1 << 47;
 /// How much of a slot's generation a tag has room for.
 const GENERATIONS: u64 = 0x7fff;
 
+#[inline(always)]
+pub(super) fn direct_tag(base: u64, qid: u16, cid: u16) -> Tag {
+    Tag(base | DIRECT | u64::from(qid) << 16 | u64::from(cid))
+}
+
 #[inline]
-fn is_sgl(sqe: &Sqe) -> bool {
+pub(super) fn is_sgl(sqe: &Sqe) -> bool {
     sqe.flags & 0xc0 != 0
 }
 
