@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
+use super::load::perf;
 use super::metric::Metric;
 use super::process::{Process, describe};
 use super::{Outcome, Sample, Setting};
@@ -70,16 +71,16 @@ pub(super) fn beside(setting: &Setting<'_>, job: &Job) -> anyhow::Result<Outcome
     let both = ["--name=bench", "--rw=randread", "--bs=4k", "--norandommap", "--time_based", "--thread"];
     let mut fio = Command::new("fio");
     fio.args(both).args(&arguments);
-    let mut perf = Command::new(setting.binary);
-    perf.arg("perf").args(both).args(&arguments).arg("--generator_cost=0");
-    let (theirs, ours) = (measure(setting, &mut fio)?, measure(setting, &mut perf)?);
+    let mut own = Command::new(setting.binary);
+    own.arg("perf").args(both).args(&arguments).arg("--generator_cost=0");
+    let (theirs, ours) = (measure(setting, &mut fio)?, measure(setting, &mut own)?);
     let values = [
         (Metric::Iops, ours.iops),
         (Metric::HostCpuNs, ours.cpu_ns),
         (Metric::FioRatio, ours.iops / theirs.iops),
         (Metric::FioCpuRatio, ours.cpu_ns / theirs.cpu_ns),
     ];
-    let commands = vec![describe(&fio), describe(&perf)];
+    let commands = vec![describe(&fio), describe(&own)];
     Ok(Outcome::Measured(Sample { values: values.into(), commands }))
 }
 
@@ -90,19 +91,11 @@ struct Rates {
 }
 
 fn measure(setting: &Setting<'_>, command: &mut Command) -> anyhow::Result<Rates> {
-    let output = setting.scratch.file("fio.json");
-    let mut with_output = Command::new(command.get_program());
-    with_output.args(command.get_args()).args(["--eta=never", "--output-format=json"]);
-    with_output.arg(format!("--output={}", output.display()));
-    let mut process = Process::start(&mut with_output, setting.scratch, "fio")?;
-    let status = process.wait(EXTRA).with_context(|| describe(command))?;
-    ensure!(status.success(), "{}: {status}: {}", describe(command), setting.scratch.tail("fio.err"));
-    rates(&serde_json::from_slice(&std::fs::read(output)?)?).with_context(|| describe(command))
+    rates(&perf(setting, command)?).with_context(|| describe(command))
 }
 
-/// Of the one job of fio's JSON, which ours is too.
-fn rates(document: &Value) -> anyhow::Result<Rates> {
-    let job = &document["jobs"][0];
+/// Of a job in fio's JSON, which ours is too.
+fn rates(job: &Value) -> anyhow::Result<Rates> {
     let number =
         |value: &Value, what: &str| value.as_f64().with_context(|| format!("no {what} in the result"));
     let percent = number(&job["usr_cpu"], "usr_cpu")? + number(&job["sys_cpu"], "sys_cpu")?;
@@ -136,10 +129,10 @@ mod tests {
 
     #[test]
     fn processor_time_is_that_of_the_user_and_of_the_kernel() {
-        let document = serde_json::json!({ "jobs": [{
+        let job = serde_json::json!({
             "usr_cpu": 30.0, "sys_cpu": 20.0, "job_runtime": 2000,
-            "read": { "iops": 5e5, "total_ios": 1_000_000 } }] });
-        let found = rates(&document).map(|rates| (rates.iops, rates.cpu_ns));
+            "read": { "iops": 5e5, "total_ios": 1_000_000 } });
+        let found = rates(&job).map(|rates| (rates.iops, rates.cpu_ns));
         assert_eq!(found.ok(), Some((5e5, 1000.0)));
     }
 }

@@ -122,8 +122,8 @@ fn timed(setting: &Setting<'_>, device: &str, load: &Load, ramp: &str) -> Comman
     command
 }
 
-/// Runs it to its end; the first job of its result.
-fn perf(setting: &Setting<'_>, command: &mut Command) -> anyhow::Result<Value> {
+/// Runs `ringbolt perf` to its end, or fio, of which it is the language; the first job of its result.
+pub(super) fn perf(setting: &Setting<'_>, command: &mut Command) -> anyhow::Result<Value> {
     let output = setting.scratch.file("perf.json");
     let mut with_output = Command::new(command.get_program());
     with_output.args(command.get_args()).args(["--eta=never", "--output-format=json"]);

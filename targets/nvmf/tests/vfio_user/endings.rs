@@ -76,17 +76,24 @@ fn a_shutdown_is_complete_when_queues_are_gone() {
     host.enable();
 }
 
-#[test]
-fn a_queue_that_is_deleted_answers_what_it_took() {
-    let rig = Rig::new();
-    slow(&rig);
+/// A host with five reads on a queue, which the device has taken.
+fn under_way(rig: &Rig) -> (Host, Queue) {
+    slow(rig);
     let mut host = Host::connect(&rig.directory);
     let mut queue = host.queue(1, 16);
     for cid in 0..5 {
         host.put(&mut queue, &slow_read(cid));
     }
     host.ring(&queue);
+    // What comes after them is answered.
     host.identify(1, 0);
+    (host, queue)
+}
+
+#[test]
+fn a_queue_that_is_deleted_answers_what_it_took() {
+    let rig = Rig::new();
+    let (mut host, mut queue) = under_way(&rig);
     assert_eq!(host.delete(AdminOpcode::DeleteIoSq, 1), Status::SUCCESS);
     for _ in 0..5 {
         let cqe = host.poll(&mut queue).expect("answered before the deletion is");
@@ -205,14 +212,7 @@ fn commands_of_what_is_removed_are_answered_first() {
     ];
     for remove in removals {
         let rig = Rig::new();
-        slow(&rig);
-        let mut host = Host::connect(&rig.directory);
-        let mut queue = host.queue(1, 16);
-        for cid in 0..5 {
-            host.put(&mut queue, &slow_read(cid));
-        }
-        host.ring(&queue);
-        host.identify(1, 0);
+        let (mut host, mut queue) = under_way(&rig);
         remove(&rig);
         // What comes now is too late.
         host.put(&mut queue, &slow_read(5));
