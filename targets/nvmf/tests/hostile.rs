@@ -8,6 +8,8 @@
 mod commands;
 #[path = "hostile/connects.rs"]
 mod connects;
+#[path = "hostile/copies.rs"]
+mod copies;
 #[path = "hostile/crowds.rs"]
 mod crowds;
 #[path = "hostile/endings.rs"]

@@ -141,7 +141,7 @@ const SPOILT_WRITES: &[(&str, Spoil, Status)] = &[
         Status::LBA_OUT_OF_RANGE,
     ),
     ("FUSE 01b", |sqe| sqe.flags |= 1, Status::INVALID_FIELD),
-    ("FUSE 10b", |sqe| sqe.flags |= 2, Status::INVALID_FIELD),
+    ("FUSE 10b", |sqe| sqe.flags |= 2, Status::FUSED_MISSING),
     ("FUSE 11b", |sqe| sqe.flags |= 3, Status::INVALID_FIELD),
     ("PSDT 00b", |sqe| sqe.flags = 0, Status::INVALID_FIELD),
     ("PSDT 10b", |sqe| sqe.flags = 0x80, Status::INVALID_FIELD),
