@@ -81,7 +81,8 @@ pub trait Bdev: Any + Send + Sync {
 
     /// Whether channels take this operation. Where [`Op::Reset`] is not supported the layer answers
     /// it once what is in flight has completed; where it is, it reaches the module even beyond
-    /// [`depth`](Self::depth).
+    /// [`depth`](Self::depth). [`Op::Compare`] reaches no module and is not asked about: channels take it where they
+    /// take reads.
     fn supports(&self, op: Op) -> bool;
 
     /// A ring to the device, on the core that will use it.

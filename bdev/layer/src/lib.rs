@@ -2,8 +2,10 @@
 //!
 //! A [`Registry`] names [`Device`]s, guards claims and hands out [`Descriptor`]s. A descriptor opens
 //! one [`Channel`] a core, which checks each request, limits what is in flight, shares the device
-//! between flows, and counts. Modules ([`malloc`], [`null`], [`uring`], [`error`], [`delay`])
-//! implement [`Bdev`]. [`Io`] is the `async` face of a channel, for control code.
+//! between flows, and counts. Compares it does itself, and a write that is [fused](ring::Flags::FUSED) to one as
+//! well, with no other write of the range in between, whichever core it comes from. Modules ([`malloc`],
+//! [`null`], [`uring`], [`error`], [`delay`]) implement [`Bdev`]. [`Io`] is the `async` face of a channel, for
+//! control code.
 //!
 //! ```
 //! use bdev::{Access, Io, Registry, malloc};
