@@ -93,8 +93,8 @@ const MARKS: &[(Signature, &[u64], &[u8])] = &[
     (file_system("bcachefs"), &[0x1018], b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef"),
     (member("bcache"), &[0x1018], b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"),
     (member("LUKS"), &[0], b"LUKS\xba\xbe"),
-    // LUKS2 keeps a second header at one of these places.
-    (member("LUKS"), &[0x4000, 0x8000, 0x1_0000, 0x2_0000, 0x4_0000, 0x8_0000], b"SKUL\xba\xbe"),
+    // LUKS2 keeps a second header at one of these places, or at two that are beyond what is looked at.
+    (member("LUKS"), &[0x4000, 0x8000, 0x1_0000, 0x2_0000, 0x4_0000, 0x8_0000, 0x10_0000], b"SKUL\xba\xbe"),
     // A physical volume's label is in any of the first four sectors.
     (member("LVM2"), &[0, 0x200, 0x400, 0x600], b"LABELONE"),
     (member("MD RAID 1.1"), &[0], &[0xfc, 0x4e, 0x2b, 0xa9]),

@@ -342,6 +342,8 @@ fn unescape(text: &str) -> String {
     let mut bytes = text.as_bytes();
     while let Some((first, rest)) = bytes.split_first() {
         let octal = (*first == b'\\').then(|| rest.get(..3)).flatten();
+        // Digits alone: a number may have a sign.
+        let octal = octal.filter(|digits| digits.iter().all(u8::is_ascii_digit));
         let octal = octal.and_then(|digits| str::from_utf8(digits).ok());
         match octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
             Some(byte) => {
@@ -366,5 +368,6 @@ mod tests {
         assert_eq!(unescape(r"/mnt/my\040disk\134"), r"/mnt/my disk\");
         assert_eq!(unescape(r"\04"), r"\04");
         assert_eq!(unescape(r"\999x"), r"\999x");
+        assert_eq!(unescape(r"\+12"), r"\+12");
     }
 }

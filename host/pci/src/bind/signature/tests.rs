@@ -46,6 +46,13 @@ fn what_the_tools_of_a_distribution_write_is_recognised() {
 }
 
 #[test]
+fn a_second_header_tells_of_an_encrypted_disk_whose_first_is_gone() {
+    for shift in 14..=20 {
+        assert_eq!(names(8 << 20, &[(1 << shift, b"SKUL\xba\xbe".to_vec())]), ["LUKS"], "at 2^{shift}");
+    }
+}
+
+#[test]
 fn arrays_and_pools_are_found_by_the_devices_size() {
     const MD: [u8; 4] = 0xa92b_4efc_u32.to_le_bytes();
     let size = 10_000_000_000 / 512 * 512;
