@@ -227,6 +227,7 @@ pub(crate) async fn run(core: Core, path: Arc<crate::path::Path>, uri: TcpUri, t
 pub(crate) fn keep(
     initiator: &Initiator,
     discovery: &Discovery,
+    path: &crate::path::Path,
     told: &Receiver<Told>,
     state: &std::sync::Mutex<ServiceState>,
     mut first: Option<std::sync::mpsc::SyncSender<Result<(), String>>>,
@@ -264,6 +265,11 @@ pub(crate) fn keep(
             stays && there
         });
         for id in &wanted {
+            // Each may take as long as a connection that nobody answers: whoever stops the service is not to wait
+            // for all of them.
+            if path.is_stopping() {
+                break;
+            }
             if attached.iter().any(|(_, other)| other == id) {
                 continue;
             }
@@ -317,10 +323,11 @@ impl Initiator {
         let (told, hears) = channel();
         let state = Arc::new(std::sync::Mutex::new(ServiceState::default()));
         let (reply, answer) = sync_channel(1);
-        let (weak, service, own_state) = (self.clone(), discovery.clone(), state.clone());
+        let (weak, service, own_state, own_path) =
+            (self.clone(), discovery.clone(), state.clone(), path.clone());
         let thread = std::thread::Builder::new()
             .name("bdev_nvme disc".into())
-            .spawn(move || keep(&weak, &service, &hears, &own_state, Some(reply)))
+            .spawn(move || keep(&weak, &service, &own_path, &hears, &own_state, Some(reply)))
             .map_err(|error| InitiatorError::Attach(format!("no thread can be started: {error}")))?;
         let (task_path, sender) = (path.clone(), told.clone());
         let posted = remote.post(move |core| {
@@ -374,5 +381,47 @@ impl Initiator {
             }
         };
         services.values().map(of).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn stopping_waits_for_one_attach_at_most() {
+        let reactors = reactor::Reactors::start(&reactor::Config::default()).unwrap();
+        let initiator = Initiator::new(bdev::Registry::new(), reactors.remotes());
+        // They take connections and say nothing.
+        let mute: Vec<_> = (0..12).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let wanted = mute.iter().map(|listener| {
+            let port = listener.local_addr().unwrap().port();
+            TransportId(
+                format!("nvme+tcp://127.0.0.1:{port}/nqn.2016-06.io.spdk:cnode{port}").parse().unwrap(),
+            )
+        });
+        let wanted: Vec<TransportId> = wanted.collect();
+        let mut config = PathConfig::new(wanted[0].clone());
+        config.options.timeout_ns = 1_000_000_000;
+        let path = Arc::new(crate::path::Path::new(config.clone()));
+        let policy = crate::multipath::Policy::ActivePassive;
+        let discovery = Discovery { name: "Found".into(), path: config, retries_max: 0, policy };
+        let (told, hears) = channel();
+        told.send(Told::Entries(wanted)).unwrap();
+        let (own, own_path) = (initiator.clone(), path.clone());
+        let state = std::sync::Mutex::default();
+        let keeper = std::thread::spawn(move || keep(&own, &discovery, &own_path, &hears, &state, None));
+        let began = Instant::now();
+        while initiator.controllers().is_empty() {
+            assert!(began.elapsed() < Duration::from_secs(30), "nothing is being attached");
+            std::thread::yield_now();
+        }
+        path.stop();
+        told.send(Told::Stop).unwrap();
+        keeper.join().unwrap();
+        assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
+        initiator.shutdown();
     }
 }
