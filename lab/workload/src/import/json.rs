@@ -8,6 +8,8 @@ use crate::units::parse_bytes;
 /// The rows of the first JSON object with jobs; `None` where there is none at all.
 pub(super) fn rows(text: &str) -> Option<Result<Vec<Row>, ImportError>> {
     let mut broken = None;
+    // Looked for once: whether it follows a line is asked for every line.
+    let last_version = text.rfind("\"fio version\"");
     // fio prints warnings and, with two formats, its text before the object; only a line's first
     // character can begin it.
     let starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1));
@@ -17,7 +19,7 @@ pub(super) fn rows(text: &str) -> Option<Result<Vec<Row>, ImportError>> {
             Some(Ok(document)) if document.get("jobs").is_some() => {
                 return Some(Ok(document_rows(&document)));
             }
-            Some(Err(error)) if text[start..].contains("\"fio version\"") => {
+            Some(Err(error)) if last_version.is_some_and(|at| at >= start) => {
                 broken.get_or_insert(ImportError::Json(error.to_string()));
             }
             _ => {}

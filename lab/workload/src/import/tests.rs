@@ -144,3 +144,12 @@ fn published_outputs_give_the_published_tables() {
         assert_eq!(rows.len(), if name.starts_with('a') { 1 } else { 2 }, "{name}");
     }
 }
+
+#[test]
+fn many_lines_that_could_begin_a_document_cost_no_more_than_they_are_long() {
+    // Each line is asked whether fio's words follow it; asked by looking, this would take minutes.
+    let text = "{\n".repeat(400_000) + "\"fio version\"";
+    let began = std::time::Instant::now();
+    assert!(matches!(rows(&text), Err(ImportError::Json(_))));
+    assert!(began.elapsed().as_secs() < 60, "{:?}", began.elapsed());
+}

@@ -95,6 +95,8 @@ pub struct Job {
     pub bits: bool,
     /// `kb_base`: 1024 or 1000.
     pub(super) kb_base: u64,
+    /// The mode that `ioengine` names, beside `hipri` and `sqthread_poll`: completions, submissions polled.
+    pub(super) mode: (bool, bool),
     pub(super) sizes: [Option<Sizes>; 3],
     pub(super) random_map: bool,
     pub(super) filename: Option<String>,
@@ -143,6 +145,7 @@ impl Default for Job {
             logs: LogPaths::default(),
             bits: false,
             kb_base: 1024,
+            mode: (false, false),
             sizes: [None, None, None],
             random_map: true,
             filename: None,
@@ -192,6 +195,11 @@ impl Job {
         if self.spec.time_based && self.spec.runtime_ns.is_none() {
             return Err("--time_based needs --runtime; for example --runtime=10s".to_string());
         }
+        if self.spec.latency_target.is_some_and(|target| target.target_ns == 0) {
+            return Err(
+                "--latency_window and --latency_percentile do nothing without --latency_target".to_string()
+            );
+        }
         if self.numjobs == 0 {
             return Err("--numjobs=0 does nothing; it is at least 1".to_string());
         }
@@ -214,6 +222,8 @@ impl Job {
 
     fn settle_kernel(&mut self, kind: Kind) -> Result<(), String> {
         self.engine_config.kind = kind;
+        self.engine_config.polling.completion |= self.mode.0;
+        self.engine_config.polling.submission |= self.mode.1;
         if kind.is_synchronous() {
             // One at a time, whatever is asked for, as with fio.
             self.spec.io_depth = 1;
@@ -265,6 +275,14 @@ impl Job {
             (self.io_priority.is_some(), "prio"),
             (self.cgroup.is_some(), "cgroup"),
             (self.create_only, "create_only"),
+            (self.delay_ns > 0, "startdelay"),
+            (self.nice != 0, "nice"),
+            (self.scheduler.is_some(), "ioscheduler"),
+            (self.directory.is_some(), "directory"),
+            (self.nrfiles > 1, "nrfiles"),
+            (self.allow_mounted_write, "allow_mounted_write"),
+            (config.polling.submission_cpu.is_some(), "sqthread_poll_cpu"),
+            (!config.nonvectored, "nonvectored=0"),
         ];
         match cases.into_iter().find(|(given, _)| *given) {
             Some((_, option)) => {

@@ -124,13 +124,11 @@ pub const OPTIONS: &[OptionInfo] = &[
         Ok(())
     }),
     job("fsync", &[], "N", "a flush after so many writes", |job, v| {
-        job.spec.flush_every = number(v)?;
-        job.engine_config.data_sync = false;
+        flush_every(job, number(v)?, false);
         Ok(())
     }),
     job("fdatasync", &[], "N", "a flush of data after so many writes", |job, v| {
-        job.spec.flush_every = number(v)?;
-        job.engine_config.data_sync = true;
+        flush_every(job, number(v)?, true);
         Ok(())
     }),
     switch("end_fsync", "a flush at the end", |job, v| {
@@ -383,7 +381,11 @@ pub const OPTIONS: &[OptionInfo] = &[
         },
     ),
     job("latency_percentile", &[], "99.9", "percentage of I/Os that keep it", |job, v| {
-        target(job).percentile = number(v)?;
+        let percentile: f64 = number(v)?;
+        if !(percentile > 0.0 && percentile <= 100.0) {
+            return Err("it is above 0 and at most 100".to_string());
+        }
+        target(job).percentile = percentile;
         Ok(())
     }),
     job(
@@ -753,6 +755,13 @@ pub const OPTIONS: &[OptionInfo] = &[
     refused("gid", "start it as that group"),
 ];
 
+/// There is one kind of flush a job: the last that is asked for. None of one kind leaves the other.
+fn flush_every(job: &mut Job, writes: u32, data_sync: bool) {
+    if writes > 0 || job.engine_config.data_sync == data_sync {
+        (job.spec.flush_every, job.engine_config.data_sync) = (writes, data_sync);
+    }
+}
+
 fn set_sizes(job: &mut Job, sizes: [Option<Sizes>; 3]) {
     for (mine, new) in job.sizes.iter_mut().zip(sizes) {
         if new.is_some() {
@@ -771,21 +780,14 @@ fn target(job: &mut Job) -> &mut LatencyTarget {
 }
 
 fn ioengine(job: &mut Job, value: &str) -> Result<(), String> {
-    let polling = &mut job.engine_config.polling;
+    // A mode is named as a whole: one that a global section names does not stay behind.
+    job.mode = (value == "iou-c", value == "iou-s");
     let kind = match value {
         "bdev" | "ringbolt" => {
             job.engine = Some(EngineName::Bdev);
             return Ok(());
         }
-        "iou" => Kind::Uring,
-        "iou-c" => {
-            polling.completion = true;
-            Kind::Uring
-        }
-        "iou-s" => {
-            polling.submission = true;
-            Kind::Uring
-        }
+        "iou" | "iou-c" | "iou-s" => Kind::Uring,
         "sync" | "pread" => Kind::Psync,
         name => Kind::from_name(name).ok_or_else(|| {
             let names = Kind::NAMES.map(|(_, name)| name).join(", ");

@@ -166,6 +166,45 @@ fn the_papers_modes_have_names() {
 }
 
 #[test]
+fn a_mode_of_a_global_section_does_not_stay_in_another() {
+    let text = "[global]\nioengine=iou-c\ndirect=1\nfilename=x\n[a]\n[b]\nioengine=iou-s\n[c]\nioengine=iou\n\
+                [d]\nioengine=iou\nhipri\n[e]\nioengine=psync\n";
+    let plan = of_file(text).unwrap();
+    let polled = |job: &Job| (job.engine_config.polling.completion, job.engine_config.polling.submission);
+    let modes: Vec<_> = plan.jobs.iter().map(polled).collect();
+    assert_eq!(modes, [(true, false), (false, true), (false, false), (true, false), (false, false)]);
+}
+
+#[test]
+fn what_would_do_nothing_is_refused() {
+    for (option, named) in [
+        ("--startdelay=5s", "startdelay"),
+        ("--nice=5", "nice"),
+        ("--ioscheduler=kyber", "ioscheduler"),
+        ("--directory=/tmp", "directory"),
+        ("--nrfiles=4", "nrfiles"),
+        ("--nonvectored=0", "nonvectored"),
+    ] {
+        let error = plan(&words(&format!("--filename=null:1g {option}")), &World::default()).unwrap_err();
+        assert!(error.reason.contains(named) && error.reason.contains("ioengine=bdev"), "{option}: {error}");
+    }
+    for option in ["--latency_window=1s", "--latency_percentile=99"] {
+        let error = plan(&words(&format!("--filename=x {option}")), &World::default()).unwrap_err();
+        assert!(error.reason.contains("latency_target"), "{option}: {error}");
+    }
+    for percent in ["0", "-1", "101", "nan", "inf"] {
+        let line = format!("--filename=x --latency_target=1ms --latency_percentile={percent}");
+        assert!(plan(&words(&line), &World::default()).is_err(), "{percent}");
+    }
+    let flushes = |line: &str| {
+        let plan = plan(&words(&format!("--filename=x {line}")), &World::default()).unwrap();
+        (plan.jobs[0].spec.flush_every, plan.jobs[0].engine_config.data_sync)
+    };
+    assert_eq!(flushes("--fsync=4 --fdatasync=0"), (4, false), "none of one kind leaves the other");
+    assert_eq!((flushes("--fsync=4 --fdatasync=2"), flushes("--fsync=4 --fsync=0")), ((2, true), (0, false)));
+}
+
+#[test]
 fn every_option_is_there_once_and_has_words() {
     let mut names: Vec<&str> =
         OPTIONS.iter().flat_map(|o| std::iter::once(&o.name).chain(o.aliases)).copied().collect();
