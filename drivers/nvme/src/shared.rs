@@ -100,6 +100,8 @@ pub(crate) struct Shared {
     chunks: Mutex<BTreeMap<usize, u64>>,
     /// Arenas whose chunks the device may know: they must outlive the mappings.
     arenas: Mutex<Vec<Arc<Arena>>>,
+    /// Shadow doorbells that the device was shown, for the same reason.
+    pages: Mutex<Option<Arc<Pages>>>,
     records: Mutex<Vec<Weak<Record>>>,
     qids: Mutex<Vec<u16>>,
     events: Mutex<VecDeque<Event>>,
@@ -286,6 +288,7 @@ impl Shared {
             refusals: Mutex::default(),
             chunks: Mutex::default(),
             arenas: Mutex::default(),
+            pages: Mutex::default(),
             records: Mutex::default(),
             qids: Mutex::default(),
             events: Mutex::default(),
@@ -361,6 +364,11 @@ impl Shared {
         if !arenas.iter().any(|kept| Arc::ptr_eq(kept, arena)) {
             arenas.push(arena.clone());
         }
+    }
+
+    /// Keeps shadow doorbells for as long as the device may know them.
+    pub(crate) fn keep_pages(&self, pages: &Arc<Pages>) {
+        *lock(&self.pages) = Some(pages.clone());
     }
 
     pub(crate) fn namespace(&self, nsid: u32) -> Option<NamespaceInfo> {

@@ -41,6 +41,8 @@ pub struct Config {
     pub queues: u32,
     /// Bytes of BAR0.
     pub bar_bytes: u64,
+    /// Doorbell Buffer Config fails, whatever the identity says that there is.
+    pub refuses_shadow: bool,
 }
 
 impl Config {
@@ -96,6 +98,7 @@ impl Config {
             namespaces: vec![namespace],
             queues: 8,
             bar_bytes: 0x2000,
+            refuses_shadow: false,
         }
     }
 }

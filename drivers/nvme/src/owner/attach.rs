@@ -249,11 +249,14 @@ impl Owner {
         // pages does without.
         let Ok(pages) = ShadowPages::new(1 << page_log2) else { return Ok(None) };
         let Ok(address) = self.shared.map(pages.memory()) else { return Ok(None) };
+        // The device knows them from here on, refused or not: other memory must not take their place.
+        let pages = Arc::new(pages.into_pages());
+        self.shared.keep_pages(&pages);
         let sqe = DoorbellBuffer { shadow: address, events: address + (1 << page_log2) }.to_sqe();
         match self.execute_raw(sqe).await {
             Ok(_) => {
                 self.shadow_at.set(Some(address));
-                Ok(Some(Arc::new(pages.into_pages())))
+                Ok(Some(pages))
             }
             Err(AdminError::Status(_)) => Ok(None),
             Err(error) => Err(opening("Doorbell Buffer Config", error)),

@@ -59,7 +59,7 @@ impl State {
             Some(AdminOpcode::Abort) => Some((Status::SUCCESS, 1)),
             Some(AdminOpcode::DoorbellBufferConfig) => {
                 let view = DoorbellBuffer::of(sqe);
-                if self.config.identity.oacs & oacs::DOORBELL_BUFFER == 0 {
+                if self.config.identity.oacs & oacs::DOORBELL_BUFFER == 0 || self.config.refuses_shadow {
                     return done(Status::INVALID_OPCODE.do_not_retry());
                 }
                 self.shadow = Some((view.shadow, view.events));
