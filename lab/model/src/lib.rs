@@ -31,6 +31,7 @@
 mod curve;
 pub mod disk;
 mod drive;
+mod expected;
 mod faults;
 mod fit;
 mod latency;
@@ -42,6 +43,7 @@ mod wear;
 
 pub use curve::Component;
 pub use drive::{Arrival, Load, Measured, OPEN_IN_FLIGHT_MAX, Setting, drive};
+pub use expected::Expected;
 pub use faults::{Fault, FaultKind, FaultOp};
 pub use fit::{Effort, GOAL_PERCENT, Report, Row, fit};
 pub use latency::Latencies;
