@@ -27,13 +27,15 @@ fn main() {
             row.model,
             row.error_percent,
             if t.beside.is_some() { "beside " } else { "" },
-            t.source
+            t.excluded
+                .as_ref()
+                .map_or(t.source.clone(), |reason| format!("{} (not counted: {reason})", t.source))
         );
     }
     println!(
         "{} of {} met, mean error {:.1} %",
         report.met(),
-        report.rows.len(),
+        report.counted().count(),
         report.mean_error_percent()
     );
 }

@@ -308,6 +308,8 @@ pub struct Target {
     /// Further time of a command on the host that keeps no core busy: interrupts and wake-ups.
     #[serde(default)]
     pub wait_us: f64,
+    /// Why the figure is not counted: it is compared and printed all the same.
+    pub excluded: Option<String>,
     /// Where the figure stands.
     pub source: String,
 }
@@ -361,8 +363,13 @@ impl Profile {
     pub fn parse(text: &str) -> Result<Profile, ProfileError> {
         let syntax = |error: toml::de::Error| ProfileError::Syntax(error.to_string().trim_end().to_string());
         let profile: Profile = toml::from_str(text).map_err(syntax)?;
-        profile.check()?;
-        Ok(profile)
+        match profile.check() {
+            Err(ProfileError::Value { key, reason }) => {
+                let line = check::line_of(text, &key).map_or(String::new(), |line| format!(" (line {line})"));
+                Err(ProfileError::Value { key, reason: reason + &line })
+            }
+            checked => checked.map(|()| profile),
+        }
     }
 
     /// One that is shipped.

@@ -98,8 +98,8 @@ pub(crate) struct Timing {
     dies: Box<[Die]>,
     /// Of `dies`, those in this share.
     dies_used: u64,
-    /// Log2 of the stripe over which dies are dealt out: the power of two at or above `dies_used`.
-    stripe_shift: u32,
+    /// 2^64 divided by `dies_used`, rounded up: a division for the price of a multiplication.
+    stripe_inverse: u64,
     buffer: Buffer,
 }
 
@@ -214,7 +214,7 @@ impl Timing {
             plain_read_ns,
             dies,
             dies_used: 0,
-            stripe_shift: 0,
+            stripe_inverse: 0,
             buffer,
         };
         timing.set_share(1.0);
@@ -245,7 +245,8 @@ impl Timing {
         self.write_transfer = fixed(plan.write_byte_ns);
         if !self.dies.is_empty() {
             self.dies_used = ((self.dies.len() as f64 * share).round() as u64).max(1);
-            self.stripe_shift = self.dies_used.next_power_of_two().trailing_zeros();
+            // Of one die 2^64 is no number; every page is a stripe then, but for rounding.
+            self.stripe_inverse = (u64::MAX / self.dies_used).saturating_add(1);
         }
         if !self.buffer.ends.is_empty() {
             self.buffer.used = ((self.buffer.ends.len() as f64 * share).round() as usize).max(1);
@@ -334,9 +335,9 @@ impl Timing {
         }
         let first = io.offset >> large_shift;
         let mut done = begin;
+        // Neighbours were written together, to the same kind of page of each die, and take equally long.
+        let service = self.plan.large_die.at((bits >> 32) as u32);
         for part in first..=first + parts {
-            let bits = self.random.bits();
-            let service = self.plan.large_die.at(bits as u32);
             done = done.max(self.read_page(part, begin, service));
         }
         done + path + if parts == 0 { 0 } else { self.plan.split_read_ns }
@@ -373,9 +374,12 @@ impl Timing {
     /// Neighbouring pages are on different dies, and which comes first changes from stripe to stripe.
     #[inline]
     fn die_of(&self, page: u64) -> usize {
-        let stripe = page >> self.stripe_shift;
-        let place = page.wrapping_add(scatter(stripe) >> 32) & ((1 << self.stripe_shift) - 1);
-        ((place * self.dies_used) >> self.stripe_shift) as usize
+        let high = |left: u64, right: u64| ((u128::from(left) * u128::from(right)) >> 64) as u64;
+        let stripe = high(page, self.stripe_inverse);
+        // Rounding may put the last page of a stripe that is far out into the next one.
+        let place = page.wrapping_sub(stripe.wrapping_mul(self.dies_used)).min(self.dies_used - 1);
+        let turned = place + high(scatter(stripe), self.dies_used);
+        (if turned >= self.dies_used { turned - self.dies_used } else { turned }) as usize
     }
 
     /// A write to a device without a buffer.

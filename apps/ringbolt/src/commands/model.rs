@@ -107,8 +107,21 @@ fn compare(options: &Fit) -> Result<(), Failure> {
         return Ok(());
     }
     let mut table = table(&["load", "metric", "published", "model", "error", "source"]);
+    let mut reasons: Vec<&String> = Vec::new();
     for row in &report.rows {
-        let (target, mark) = (&row.target, if row.is_met() { "" } else { " !" });
+        let target = &row.target;
+        let mark = match &target.excluded {
+            Some(reason) => {
+                let known = reasons.iter().position(|other| *other == reason);
+                let number = known.unwrap_or_else(|| {
+                    reasons.push(reason);
+                    reasons.len() - 1
+                });
+                format!(" [{}]", number + 1)
+            }
+            None if row.is_met() => String::new(),
+            None => " !".to_string(),
+        };
         table.add_row([
             load(row),
             target.metric.name().to_string(),
@@ -123,10 +136,14 @@ fn compare(options: &Fit) -> Result<(), Failure> {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    let (met, all) = (report.met(), report.rows.len());
+    let (met, all) = (report.met(), report.counted().count());
     let mean = report.mean_error_percent();
     let (name, goal) = (&report.profile, model::GOAL_PERCENT);
     say!("{table}\n\n{name}: {met} of {all} within {goal} %, mean error {mean:.1} %; ! is beyond");
+    for (number, reason) in reasons.iter().enumerate() {
+        let rows = report.rows.iter().filter(|row| row.target.excluded.as_ref() == Some(*reason)).count();
+        say!("[{}] {rows} not counted: {reason}", number + 1);
+    }
     Ok(())
 }
 
@@ -162,6 +179,7 @@ fn as_json(report: &Report) -> Value {
             "model": row.model,
             "error_percent": row.error_percent,
             "met": row.is_met(),
+            "excluded": target.excluded,
             "host_us": target.host_us,
             "wait_us": target.wait_us,
             "source": target.source,
@@ -171,6 +189,7 @@ fn as_json(report: &Report) -> Value {
         "profile": report.profile,
         "met": report.met(),
         "targets": report.rows.len(),
+        "counted": report.counted().count(),
         "mean_error_percent": report.mean_error_percent(),
         "rows": rows.collect::<Vec<Value>>(),
     })

@@ -134,12 +134,40 @@ impl Profile {
             if !(1..=256).contains(&target.devices) {
                 return Err(wrong(&key("devices"), format!("{} is not 1 to 256", target.devices)));
             }
+            if target.excluded.as_ref().is_some_and(|reason| reason.trim().is_empty()) {
+                return Err(wrong(&key("excluded"), "it is the reason, which is empty".to_string()));
+            }
             number(&key("value"), target.value, 1e-3, 1e12)?;
             number(&key("host_us"), target.host_us, 0.0, US_MAX)?;
             number(&key("wait_us"), target.wait_us, 0.0, US_MAX)?;
         }
         Ok(())
     }
+}
+
+/// Where a key stands in a file that was read, counted from 1; nothing where it is written in a way that
+/// takes more than a look, an inline table for instance.
+pub(super) fn line_of(text: &str, key: &str) -> Option<usize> {
+    let mut parts = key.split('.').map(|part| {
+        let (name, rest) = part.split_once('[').unwrap_or((part, "0]"));
+        (name, rest.trim_end_matches(']').parse::<usize>().unwrap_or(0))
+    });
+    let (first, index) = parts.next()?;
+    let header = |line: &str| {
+        let name = line.trim().strip_prefix('[')?.split(']').next()?;
+        Some(name.trim_start_matches('[').trim() == first)
+    };
+    let is_key = |line: &str, name: &str| {
+        line.trim_start().strip_prefix(name).is_some_and(|rest| rest.trim_start().starts_with('='))
+    };
+    let Some((name, _)) = parts.next() else {
+        let found = |line: &str| is_key(line, first) || header(line) == Some(true);
+        return text.lines().position(found).map(|line| line + 1);
+    };
+    let mut tables = text.lines().enumerate().filter(|(_, line)| header(line) == Some(true));
+    let (begin, _) = tables.nth(index)?;
+    let inside = text.lines().enumerate().skip(begin + 1).take_while(|(_, line)| header(line).is_none());
+    inside.into_iter().find(|(_, line)| is_key(line, name)).map(|(line, _)| line + 1)
 }
 
 pub(crate) fn wrong(key: &str, reason: String) -> ProfileError {

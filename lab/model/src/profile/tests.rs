@@ -49,6 +49,34 @@ fn what_cannot_be_names_its_key() {
     assert!(error(&rule).starts_with("faults[0].rate"));
 }
 
+#[test]
+fn what_cannot_be_names_its_line() {
+    let cases = [
+        ("read_iops = 1e6", "read_iops = 0.0"),
+        ("capacity_gb = 100.0", "capacity_gb = -1.0"),
+        ("[{ us = 10.0 }]", "[{ us = 1e9 }]"),
+        ("schema = 1", "schema = 2"),
+        ("rw = \"randwrite\"", "rw = \"randwrite\"\nhost_us = -1.0"),
+    ];
+    for (from, to) in cases {
+        let text = ideal().replacen(from, to, 1);
+        let last = to.lines().last().unwrap();
+        let line = text.lines().position(|line| line.contains(last)).unwrap() + 1;
+        let message = error(&text);
+        assert!(message.ends_with(&format!("(line {line})")), "{to}: {message}");
+    }
+}
+
+#[test]
+fn the_example_of_the_manual_is_a_profile_that_meets_its_target() {
+    let manual = include_str!("../../../../docs/MODEL.md");
+    let text = manual.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    let profile = Profile::parse(text).unwrap();
+    assert_eq!((profile.name.as_str(), profile.faults.len()), ("my-drive", 1));
+    let report = crate::fit(&profile, &crate::Effort::QUICK, 1);
+    assert_eq!((report.met(), report.rows.len()), (1, 1), "{report:#?}");
+}
+
 proptest! {
     #[test]
     fn any_text_is_a_profile_or_an_error(text in "\\PC{0,200}") {
