@@ -119,6 +119,8 @@ const HERE: u8 = 0;
 const REMOVED: u8 = 1;
 /// It was pulled out: nothing completes any more, everything fails.
 const PULLED: u8 = 2;
+/// Its controller reports a fatal status: nothing completes until a reset.
+const FATAL: u8 = 3;
 
 const PRODUCT: &str = "NVMe device model";
 /// Requests in flight on one channel: what four deep NVMe queues hold, and little memory.
@@ -257,6 +259,7 @@ impl Bdev for ModelDisk {
     }
 
     fn removed(&self) {
-        let _ = self.shared.gone.compare_exchange(HERE, REMOVED, Ordering::AcqRel, Ordering::Relaxed);
+        let unless_pulled = |gone| (gone != PULLED).then_some(REMOVED);
+        let _ = self.shared.gone.fetch_update(Ordering::AcqRel, Ordering::Relaxed, unless_pulled);
     }
 }

@@ -1,4 +1,4 @@
-//! What goes wrong, by rule: media errors, commands that never end, commands that take long.
+//! What goes wrong, by rule: media errors, commands that never end or take long, controllers that stop.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,6 +43,13 @@ pub enum FaultKind {
     Timeout,
     /// It takes longer.
     LatencySpike,
+    /// It is carried out and its completion is lost: as a timeout, but data was written.
+    DroppedCompletion,
+    /// It makes the controller report a fatal status: nothing completes any more, on any queue, until the
+    /// device is reset, which aborts what is in flight.
+    ControllerFatal,
+    /// It finds the device pulled out: what is in flight fails, and everything from then on.
+    SurpriseRemoval,
 }
 
 /// Operations that a rule is for.
@@ -69,6 +76,12 @@ pub(crate) enum Verdict {
     Late(u64),
     Fails(Status),
     Never,
+    /// Carried out, and never ended.
+    Lost,
+    /// The controller stops.
+    Fatal,
+    /// The device is gone.
+    Gone,
 }
 
 /// Rules that channels share; how often each may still happen is counted together.
@@ -168,6 +181,9 @@ impl Rules {
                 }
                 FaultKind::MediaError => return Verdict::Fails(Status::WRITE_FAULT),
                 FaultKind::Timeout => return Verdict::Never,
+                FaultKind::DroppedCompletion => return Verdict::Lost,
+                FaultKind::ControllerFatal => return Verdict::Fatal,
+                FaultKind::SurpriseRemoval => return Verdict::Gone,
                 FaultKind::LatencySpike => late_ns += (rule.fault.latency_us * 1000.0) as u64,
             }
         }

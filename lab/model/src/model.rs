@@ -46,9 +46,20 @@ pub struct Model {
     due: BinaryHeap<Reverse<(u64, Ticket, u16)>>,
     /// Commands that never complete by themselves.
     stuck: BTreeSet<Ticket>,
-    /// Ended by a reset.
-    aborted: Vec<Ticket>,
+    /// Ended by a reset or a removal, and how.
+    aborted: Vec<(Ticket, Status)>,
+    health: Health,
     issued: u64,
+}
+
+/// Whether the controller works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Health {
+    Fine,
+    /// It reports a fatal status: nothing completes until it is reset.
+    Fatal,
+    /// It was pulled out.
+    Gone,
 }
 
 /// Most commands in flight: what an NVMe queue pair can hold.
@@ -70,6 +81,7 @@ impl Model {
             due: BinaryHeap::new(),
             stuck: BTreeSet::new(),
             aborted: Vec::new(),
+            health: Health::Fine,
             issued: 0,
         }
     }
@@ -95,14 +107,30 @@ impl Model {
             match self.rules.judge(io.op, lba, blocks as u32, &mut self.dice) {
                 Verdict::Late(ns) => due_ns += ns,
                 Verdict::Fails(failure) => status = failure,
-                Verdict::Never => {
+                Verdict::Never | Verdict::Lost => {
                     self.stuck.insert(ticket);
                     return Some(ticket);
                 }
+                Verdict::Fatal if self.health == Health::Fine => self.health = Health::Fatal,
+                Verdict::Gone if self.health != Health::Gone => {
+                    self.health = Health::Gone;
+                    self.abort(Status::ABORTED_SQ_DELETION);
+                }
+                Verdict::Fatal | Verdict::Gone => {}
             }
         }
-        if io.op == Op::Reset {
-            self.reset();
+        match self.health {
+            Health::Gone => {
+                self.aborted.push((ticket, Status::ABORTED_SQ_DELETION));
+                return Some(ticket);
+            }
+            _ if io.op == Op::Reset => self.reset(),
+            Health::Fatal => {
+                self.stuck.extend(self.due.drain().map(|Reverse((_, ticket, _))| ticket));
+                self.stuck.insert(ticket);
+                return Some(ticket);
+            }
+            Health::Fine => {}
         }
         self.due.push(Reverse((due_ns, ticket, status.field())));
         Some(ticket)
@@ -120,7 +148,7 @@ impl Model {
     pub fn complete(&mut self, now_ns: u64, sink: &mut Vec<Done>) -> usize {
         let before = sink.len();
         let aborted = self.aborted.drain(..);
-        sink.extend(aborted.map(|ticket| Done { ticket, at_ns: now_ns, status: Status::ABORT_REQUESTED }));
+        sink.extend(aborted.map(|(ticket, status)| Done { ticket, at_ns: now_ns, status }));
         while let Some(Reverse((at_ns, ticket, field))) = self.due.peek().copied()
             && at_ns <= now_ns
         {
@@ -135,11 +163,20 @@ impl Model {
         self.due.len() + self.stuck.len() + self.aborted.len()
     }
 
-    /// Aborts everything in flight; [`complete`](Self::complete) gives it back.
+    /// Aborts everything in flight; [`complete`](Self::complete) gives it back. A controller that
+    /// reported a fatal status works again.
     pub fn reset(&mut self) {
-        self.aborted.extend(self.due.drain().map(|Reverse((_, ticket, _))| ticket));
-        self.aborted.extend(std::mem::take(&mut self.stuck));
-        self.aborted.sort_unstable();
+        if self.health == Health::Fatal {
+            self.health = Health::Fine;
+        }
+        self.abort(Status::ABORT_REQUESTED);
+    }
+
+    fn abort(&mut self, status: Status) {
+        let due = self.due.drain().map(|Reverse((_, ticket, _))| ticket);
+        let mut tickets: Vec<Ticket> = due.chain(std::mem::take(&mut self.stuck)).collect();
+        tickets.sort_unstable();
+        self.aborted.extend(tickets.into_iter().map(|ticket| (ticket, status)));
     }
 }
 

@@ -97,6 +97,9 @@ enum Kind {
     MediaError,
     Timeout,
     LatencySpike,
+    DroppedCompletion,
+    ControllerFatal,
+    SurpriseRemoval,
     /// Takes every rule away.
     Clear,
     /// Pulls the device out.
@@ -135,6 +138,9 @@ fn inject(app: &App, params: Inject) -> Result<bool, RpcError> {
         Kind::MediaError => FaultKind::MediaError,
         Kind::Timeout => FaultKind::Timeout,
         Kind::LatencySpike => FaultKind::LatencySpike,
+        Kind::DroppedCompletion => FaultKind::DroppedCompletion,
+        Kind::ControllerFatal => FaultKind::ControllerFatal,
+        Kind::SurpriseRemoval => FaultKind::SurpriseRemoval,
     };
     let fault = Fault {
         op: params.op,

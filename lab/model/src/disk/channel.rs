@@ -11,7 +11,7 @@ use sys::clock;
 use super::calendar::Calendar;
 use super::lane::Lane;
 use super::shares::Share;
-use super::{DEPTH, HERE, PULLED, Shared};
+use super::{DEPTH, FATAL, HERE, PULLED, Shared};
 use crate::faults::{Rules, Verdict};
 use crate::random::Random;
 use crate::timing::{Io, Timing};
@@ -35,7 +35,10 @@ pub(super) struct Channel {
     in_flight: usize,
     /// Empty between calls: when the commands of a batch end.
     ends: Vec<u64>,
+    /// Commands that never end by themselves.
     stuck: Vec<Request>,
+    /// The controller's fatal status was noticed here.
+    is_frozen: bool,
     finished: Vec<Completion>,
     rules: Rules,
     rules_epoch: u64,
@@ -77,6 +80,7 @@ impl Channel {
             in_flight: 0,
             ends: Vec::new(),
             stuck: Vec::new(),
+            is_frozen: false,
             finished: Vec::new(),
             rules: Rules::default(),
             rules_epoch: 0,
@@ -178,8 +182,14 @@ impl Channel {
     fn take_each(&mut self, batch: &mut Vec<Request>) {
         for request in batch.drain(..) {
             if request.op == Op::Reset {
+                let _ = self.shared.gone.compare_exchange(FATAL, HERE, Ordering::AcqRel, Ordering::Relaxed);
+                self.is_frozen = false;
                 self.abort(Status::ABORT_REQUESTED);
                 self.finished.push(request.complete(Status::SUCCESS));
+                continue;
+            }
+            if self.is_frozen {
+                self.stuck.push(request);
                 continue;
             }
             let due = self.book(&request);
@@ -190,8 +200,32 @@ impl Channel {
                 }
                 Verdict::Fails(failure) => self.hold(due, request, failure),
                 Verdict::Never => self.stuck.push(request),
+                Verdict::Lost => self.lose(request),
+                Verdict::Fatal => {
+                    self.stuck.push(request);
+                    self.fail(FATAL);
+                }
+                Verdict::Gone => {
+                    self.stuck.push(request);
+                    self.fail(PULLED);
+                }
             }
         }
+    }
+
+    /// Carries a command out that will not be told of.
+    fn lose(&mut self, mut request: Request) {
+        if let Some(region) = &self.region {
+            Self::execute(region, &mut request, self.block_size);
+        }
+        let _ = self.correctable(&request);
+        self.stuck.push(request);
+    }
+
+    /// The device stops working, for every channel.
+    fn fail(&mut self, how: u8) {
+        let _ = self.shared.gone.compare_exchange(HERE, how, Ordering::AcqRel, Ordering::Relaxed);
+        self.leave();
     }
 
     /// How a command ends that meets blocks which were written as uncorrectable, or makes some.
@@ -247,6 +281,18 @@ impl Channel {
         self.timing.set_share(share);
     }
 
+    /// Nothing completes any more.
+    fn freeze(&mut self) {
+        self.is_frozen = true;
+        let Channel { lane, calendar, slots, free, stuck, .. } = self;
+        stuck.extend(lane.drain().map(Completion::into_request));
+        calendar.drain(|slot| {
+            stuck.extend(slots[usize::from(slot)].take().map(Completion::into_request));
+            free.push(slot);
+        });
+        self.in_flight = 0;
+    }
+
     /// Does to the contents what the commands say that succeed, from `first` on.
     fn execute_all(&mut self, sink: &mut Vec<Completion>, first: usize) {
         let Some(region) = &self.region else { return };
@@ -295,7 +341,10 @@ impl ring::Channel for Channel {
             // It rested: its share may be what others had left it.
             self.look_at = 0;
         }
-        if self.rules.is_empty() && self.shared.bad.is_empty() {
+        if self.shared.gone.load(Ordering::Relaxed) != HERE || self.is_frozen {
+            self.leave();
+        }
+        if self.rules.is_empty() && self.shared.bad.is_empty() && !self.is_frozen {
             self.take_plain(batch);
         }
         if !batch.is_empty() {
@@ -309,7 +358,7 @@ impl ring::Channel for Channel {
     #[inline]
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
-        if self.shared.gone.load(Ordering::Relaxed) != HERE {
+        if self.shared.gone.load(Ordering::Relaxed) != HERE || self.is_frozen {
             self.leave();
         }
         let ticks = clock::ticks();
@@ -348,14 +397,20 @@ impl ring::Channel for Channel {
 }
 
 impl Channel {
-    /// The device went away: in order, so that only what would never end is given up, or not.
+    /// The device went away: in order, so that only what would never end is given up, or not. Or its
+    /// controller failed, or was reset after that through another channel.
     #[cold]
     fn leave(&mut self) {
         let gone = Status::ABORTED_SQ_DELETION;
-        if self.shared.gone.load(Ordering::Acquire) == PULLED {
-            self.abort(gone);
-        } else {
-            self.finished.extend(self.stuck.drain(..).map(|request| request.complete(gone)));
+        match self.shared.gone.load(Ordering::Acquire) {
+            PULLED => self.abort(gone),
+            FATAL => self.freeze(),
+            HERE if self.is_frozen => {
+                self.is_frozen = false;
+                self.abort(Status::ABORT_REQUESTED);
+            }
+            HERE => {}
+            _ => self.finished.extend(self.stuck.drain(..).map(|request| request.complete(gone))),
         }
     }
 }

@@ -202,6 +202,67 @@ fn a_batch_of_everything_ends_as_its_commands_do_one_by_one() {
 }
 
 #[test]
+fn a_fatal_status_stops_every_queue_until_one_resets_the_controller() {
+    let rig = Rig::new();
+    let mut channels = [rig.disk("ideal", Store::None), rig.channel()];
+    let fatal = Fault { count: Some(1), op: FaultOp::Write, ..Fault::new(FaultKind::ControllerFatal) };
+    inject(&rig.registry, "M", &fatal).unwrap();
+    channels[1].submit(&mut vec![rig.read(1, 0)]);
+    channels[0].submit(&mut vec![rig.read(0, 0), Request::write(Tag(2), 0, 8, rig.buffer(8, 1))]);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(2) {
+        for channel in &mut channels {
+            channel.submit(&mut Vec::new());
+            assert_eq!(channel.poll(&mut Vec::new()), 0);
+        }
+    }
+    channels[0].submit(&mut vec![rig.read(3, 0), Request::new(Tag(9), Op::Reset, 0, 0)]);
+    let mut ends: Vec<(Tag, Status)> =
+        wait(&mut channels[0], 4).iter().map(|done| (done.tag(), done.status())).collect();
+    ends.sort_by_key(|(tag, _)| *tag);
+    let aborted = Status::ABORT_REQUESTED;
+    // The layer lets a reset go first.
+    let fine = Status::SUCCESS;
+    let expected = [(Tag(0), aborted), (Tag(2), aborted), (Tag(3), fine), (Tag(9), fine)];
+    assert_eq!(ends, expected);
+    assert_eq!(wait(&mut channels[1], 1)[0].status(), aborted, "the reset is every queue's");
+    for channel in &mut channels {
+        channel.submit(&mut vec![rig.read(5, 0)]);
+        assert!(wait(channel, 1)[0].status().is_success());
+    }
+}
+
+#[test]
+fn a_lost_completion_has_written() {
+    let rig = Rig::new();
+    let mut channel = rig.disk("ideal", Store::Memory);
+    let lost = Fault { count: Some(1), op: FaultOp::Write, ..Fault::new(FaultKind::DroppedCompletion) };
+    inject(&rig.registry, "M", &lost).unwrap();
+    channel.submit(&mut vec![Request::write(Tag(0), 0, 8, rig.buffer(8, 7))]);
+    channel.submit(&mut vec![rig.read(1, 0)]);
+    let done = wait(&mut channel, 1).pop().unwrap();
+    assert_eq!(done.tag(), Tag(1));
+    assert!(done.into_request().buffer.unwrap().as_slice().iter().all(|byte| *byte == 7));
+    channel.submit(&mut vec![Request::new(Tag(9), Op::Reset, 0, 0)]);
+    let mut tags: Vec<Tag> = wait(&mut channel, 2).iter().map(|done| done.tag()).collect();
+    tags.sort_unstable();
+    assert_eq!(tags, [Tag(0), Tag(9)]);
+}
+
+#[test]
+fn a_device_that_a_rule_pulls_out_fails_everything_from_then_on() {
+    let rig = Rig::new();
+    let mut channel = rig.disk("samsung-980-pro", Store::None);
+    let pulled = Fault { first_lba: Some(800), ..Fault::new(FaultKind::SurpriseRemoval) };
+    inject(&rig.registry, "M", &pulled).unwrap();
+    channel.submit(&mut vec![rig.read(0, 0), rig.read(1, 800), rig.read(2, 0)]);
+    let gone = |done: &Completion| done.status() == Status::ABORTED_SQ_DELETION;
+    assert!(wait(&mut channel, 3).iter().all(gone));
+    channel.submit(&mut vec![rig.read(3, 0)]);
+    assert!(wait(&mut channel, 1).iter().all(gone));
+}
+
+#[test]
 fn pulling_a_device_fails_everything_at_once() {
     let rig = Rig::new();
     let mut channel = rig.disk("samsung-980-pro", Store::None);

@@ -94,6 +94,34 @@ fn a_command_that_never_ends_is_given_back_by_a_reset() {
 }
 
 #[test]
+fn a_controller_that_stops_works_again_after_a_reset_and_one_that_is_gone_does_not() {
+    let write_fails = |kind| Fault { op: crate::FaultOp::Write, ..Fault::new(kind) };
+    let mut model = Model::new(&Profile::shipped("ideal").unwrap(), 1);
+    model.inject(&Fault { count: Some(1), ..write_fails(crate::FaultKind::ControllerFatal) });
+    let ends = |model: &mut Model, now: u64| {
+        let mut done = Vec::new();
+        model.complete(now, &mut done);
+        done.iter().map(|done| done.status).collect::<Vec<Status>>()
+    };
+    model.submit(0, &read(0)).unwrap();
+    model.submit(0, &write(0, 4096)).unwrap();
+    model.submit(0, &read(0)).unwrap();
+    assert_eq!((ends(&mut model, 1 << 40), model.in_flight(), model.deadline()), (vec![], 3, None));
+    model.reset();
+    assert_eq!(ends(&mut model, 1 << 40), [Status::ABORT_REQUESTED; 3]);
+    model.submit(1 << 40, &read(0)).unwrap();
+    assert_eq!(ends(&mut model, 1 << 41), [Status::SUCCESS]);
+    model.inject(&Fault { count: Some(1), ..write_fails(crate::FaultKind::SurpriseRemoval) });
+    model.submit(1 << 41, &read(0)).unwrap();
+    model.submit(1 << 41, &write(0, 4096)).unwrap();
+    model.submit(1 << 41, &read(0)).unwrap();
+    assert_eq!(ends(&mut model, 1 << 41), [Status::ABORTED_SQ_DELETION; 3]);
+    model.reset();
+    model.submit(1 << 41, &read(0)).unwrap();
+    assert_eq!(ends(&mut model, 1 << 42), [Status::ABORTED_SQ_DELETION]);
+}
+
+#[test]
 fn media_errors_of_a_profile_come_at_their_rate() {
     let text = Profile::shipped_text("ideal").unwrap().to_string()
         + "\n[[faults]]\nkind = \"media_error\"\nop = \"read\"\nrate = 0.1\n";
