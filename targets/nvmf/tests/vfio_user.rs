@@ -10,6 +10,8 @@ mod rig;
 mod admin;
 #[path = "vfio_user/endings.rs"]
 mod endings;
+#[path = "vfio_user/fused.rs"]
+mod fused;
 #[path = "vfio_user/hostile.rs"]
 mod hostile;
 #[path = "vfio_user/io.rs"]
