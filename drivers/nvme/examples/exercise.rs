@@ -8,11 +8,12 @@ use memory::Buffer;
 use nvme::protection::{self, Tags};
 use nvme::{AdminData, Command, Controller, Executed, NamespaceInfo, ProtectionType, QueuePair};
 use ring::{Status, Tag};
-use wire_nvme::identify::{Csi, oacs, oncs};
+use wire_nvme::admin::Identify;
+use wire_nvme::identify::{Cns, Csi, IdentifyNamespace, oacs, oncs};
 use wire_nvme::io::{
     Copy, CopyRange, DatasetManagement, DsmRange, Prinfo, ReadWrite, WriteUncorrectable, WriteZeroes,
 };
-use wire_nvme::manage::{FormatNvm, SecureErase};
+use wire_nvme::manage::{FormatNvm, NewNamespace, SecureErase};
 use wire_nvme::reservation::{
     Acquire, AcquireAction, PersistChange, Register, RegisterAction, Release, ReleaseAction, Reservation,
     ReservationType, encode_keys,
@@ -24,6 +25,8 @@ use wire_nvme::zone::{
 
 pub(crate) type Outcome = Result<(), Box<dyn std::error::Error>>;
 
+/// Capacity that a controller must have to spare for another namespace to be made.
+const SPARE_BYTES: u128 = 1 << 18;
 /// Blocks of each read and write.
 const BLOCKS: u32 = 8;
 
@@ -36,6 +39,13 @@ fn main() -> Outcome {
         return Err("it overwrites the namespace: say --yes-destroy-data".into());
     }
     exercise(&uri.parse()?)
+}
+
+/// Tries what there is to try on a controller that is attached already; see [`exercise`].
+pub(crate) async fn exercise_attached(core: reactor::Core, controller: Controller, nsid: u32) -> Outcome {
+    let info = controller.namespace(nsid).await?;
+    let pair = controller.qpair(&core, &nvme::Options::default()).await?;
+    Run { info, pair, controller, core }.every_command().await
 }
 
 /// Tries everything on one namespace, whose data is lost.
@@ -123,6 +133,13 @@ impl Run {
             self.format().await?;
         }
         report("format", format);
+        let managed = self.controller.identity().oacs & oacs::NAMESPACE_MANAGEMENT != 0
+            && self.controller.identity().unvmcap >= SPARE_BYTES
+            && self.info.metadata.bytes == 0;
+        if managed {
+            self.namespace_management().await?;
+        }
+        report("namespace management", managed);
         Ok(())
     }
 
@@ -318,6 +335,30 @@ impl Run {
         let read = self.read(512);
         self.fail("a read of what was made unreadable", read, Status::UNRECOVERED_READ_ERROR).await?;
         self.write_and_read(512).await
+    }
+
+    /// Another namespace, like this one: made, attached, written and read, detached, deleted.
+    async fn namespace_management(&mut self) -> Outcome {
+        let view = Identify { cns: Cns::Namespace.to_wire(), ..Identify::default() };
+        let page = self.controller.identify(&view, self.info.nsid).await?;
+        let this = IdentifyNamespace::decode(page.first_chunk().ok_or("no page")?)?;
+        let blocks = SPARE_BYTES as u64 / u64::from(self.info.block_size);
+        let new = NewNamespace { nsze: blocks, ncap: blocks, ..NewNamespace::like(&this) };
+        let cntlid = self.controller.identity().cntlid;
+        let nsid = self.controller.create_namespace(&new, Csi::Nvm).await?;
+        same("active before", self.controller.active_namespaces().await?.contains(&nsid), false)?;
+        self.controller.attach_namespace(nsid, &[cntlid], true).await?;
+        same("active", self.controller.active_namespaces().await?.contains(&nsid), true)?;
+        let info = self.controller.namespace(nsid).await?;
+        same("blocks", info.blocks, blocks)?;
+        let this = std::mem::replace(&mut self.info, info);
+        let used = self.write_and_read(0).await;
+        self.info = this;
+        used?;
+        self.controller.attach_namespace(nsid, &[cntlid], false).await?;
+        same("active after", self.controller.active_namespaces().await?.contains(&nsid), false)?;
+        self.controller.delete_namespace(nsid).await?;
+        Ok(())
     }
 
     async fn reservations(&mut self) -> Outcome {

@@ -6,6 +6,7 @@
 
 mod commands;
 mod memory_map;
+mod namespaces;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -46,7 +47,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// A controller with a namespace of `blocks` blocks of `block_size` bytes.
+    /// A controller with a namespace of `blocks` blocks of `block_size` bytes, and capacity for as much again.
     pub fn new(blocks: u64, block_size: u32) -> Config {
         let format = LbaFormat { metadata_bytes: 0, data_log2: block_size.ilog2() as u8, performance: 0 };
         let namespace = IdentifyNamespace {
@@ -60,7 +61,9 @@ impl Config {
             mdts: 7,
             sqes: 0x66,
             cqes: 0x44,
-            nn: 1,
+            nn: 4,
+            // Half of it belongs to no namespace.
+            tnvmcap: 2 * u128::from(blocks) * u128::from(block_size),
             oaes: wire_nvme::identify::oaes::NAMESPACE,
             async_events_max: 4,
             oacs: oacs::FORMAT | oacs::NAMESPACE_MANAGEMENT,
@@ -163,6 +166,10 @@ struct State {
     changed_namespaces: BTreeSet<u32>,
     event_masked: bool,
     disks: Vec<Disk>,
+    /// Namespaces that are attached to the controller.
+    attached: BTreeSet<u32>,
+    /// Formats that a new namespace can have.
+    formats: Vec<LbaFormat>,
     /// A compare that the next command of its queue is fused to, and how it ended.
     fused: HashMap<u16, Status>,
     events: Vec<Arc<OwnedFd>>,
@@ -204,6 +211,9 @@ impl Simulated {
     pub fn new(config: Config) -> Simulated {
         let bells = SharedRegion::new(config.bar_bytes.max(0x2000)).expect("memory for doorbells");
         let disks = config.namespaces.iter().map(Disk::new).collect();
+        let exists = |(index, namespace): (u32, &IdentifyNamespace)| (namespace.nsze > 0).then_some(index);
+        let attached = (1..).zip(&config.namespaces).filter_map(exists).collect();
+        let formats = config.namespaces.first().map(|first| first.formats.clone()).unwrap_or_default();
         let state = State {
             config,
             memory: MemoryMap::default(),
@@ -228,6 +238,8 @@ impl Simulated {
             changed_namespaces: BTreeSet::new(),
             event_masked: false,
             disks,
+            attached,
+            formats,
             fused: HashMap::new(),
             events: Vec::new(),
             resets: 0,
@@ -281,6 +293,11 @@ impl Simulated {
         let mut state = self.lock();
         let index = nsid as usize - 1;
         state.disks[index] = Disk::new(&to);
+        if to.nsze > 0 {
+            state.attached.insert(nsid);
+        } else {
+            state.attached.remove(&nsid);
+        }
         state.config.namespaces[index] = to;
         state.namespace_changed(nsid);
     }

@@ -4,7 +4,7 @@ use ring::Status;
 use wire_nvme::admin::{GetLogPage, Identify, SetFeatures};
 use wire_nvme::doorbell::DoorbellBuffer;
 use wire_nvme::feature::NumberOfQueues;
-use wire_nvme::identify::{self, IdentifyNamespace, NamespaceList, oacs};
+use wire_nvme::identify::{self, IdentifyController, IdentifyNamespace, NamespaceList, oacs};
 use wire_nvme::io::{
     Copy, CopyRange, DSM_RANGE_SIZE, DatasetManagement, DsmRange, ReadWrite, WriteUncorrectable, WriteZeroes,
 };
@@ -17,11 +17,11 @@ use wire_nvme::{NSID_ALL, Sqe};
 use super::{Disk, State};
 
 /// How a command ended, and what it returned; `None` for one that ends later.
-type Outcome = Option<(Status, u64)>;
+pub(super) type Outcome = Option<(Status, u64)>;
 
 const PAGE: u64 = 4096;
 
-fn done(status: Status) -> Outcome {
+pub(super) fn done(status: Status) -> Outcome {
     Some((status, 0))
 }
 
@@ -66,6 +66,8 @@ impl State {
                 done(Status::SUCCESS)
             }
             Some(AdminOpcode::FormatNvm) => done(self.format(sqe)),
+            Some(AdminOpcode::NamespaceManagement) if self.manages_namespaces() => self.manage(sqe),
+            Some(AdminOpcode::NamespaceAttachment) if self.manages_namespaces() => done(self.attachment(sqe)),
             _ => done(Status::INVALID_OPCODE.do_not_retry()),
         }
     }
@@ -80,13 +82,23 @@ impl State {
                 }
                 None => {}
             },
-            1 => self.config.identity.encode(&mut page),
+            1 => {
+                let unvmcap = self.unallocated();
+                IdentifyController { unvmcap, ..self.config.identity.clone() }.encode(&mut page);
+            }
             2 => {
                 let nsids = 1..=self.config.namespaces.len() as u32;
                 let active = |nsid: &u32| *nsid > sqe.nsid && self.namespace(*nsid).is_some();
                 NamespaceList(nsids.filter(active).collect()).encode(&mut page);
             }
             3 | 6 => {}
+            cns @ 0x10..=0x13 if self.manages_namespaces() => {
+                match self.identify_allocated(cns, sqe, &mut page) {
+                    Some(Status::SUCCESS) => {}
+                    Some(status) => return status,
+                    None => return Status::INVALID_FIELD.do_not_retry(),
+                }
+            }
             _ => return Status::INVALID_FIELD.do_not_retry(),
         }
         self.give(sqe, &page)
@@ -124,7 +136,15 @@ impl State {
         Status::SUCCESS
     }
 
+    fn manages_namespaces(&self) -> bool {
+        self.config.identity.oacs & oacs::NAMESPACE_MANAGEMENT != 0
+    }
+
+    /// A namespace that is attached.
     fn namespace(&self, nsid: u32) -> Option<&IdentifyNamespace> {
+        if !self.attached.contains(&nsid) {
+            return None;
+        }
         self.config.namespaces.get((nsid as usize).wrapping_sub(1)).filter(|namespace| namespace.nsze > 0)
     }
 
@@ -338,7 +358,7 @@ impl State {
     }
 
     /// Fetches a command's data.
-    fn take(&self, sqe: &Sqe, into: &mut [u8]) -> Result<(), Status> {
+    pub(super) fn take(&self, sqe: &Sqe, into: &mut [u8]) -> Result<(), Status> {
         let mut at = 0;
         for (address, length) in self.pieces(sqe, into.len() as u64)? {
             let read = self.memory.read(address, &mut into[at..at + length]);
