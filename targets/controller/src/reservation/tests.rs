@@ -678,3 +678,68 @@ fn hosts_are_told_once_read_in_order_and_may_not_want_to_know() {
     let get = GetFeatures { fid, select: 0, cdw11: 0, uuid_index: 0 };
     assert_eq!(run(&mut harness, get.to_sqe(1)).result, 0);
 }
+
+/// Without Connect it is the Host Identifier feature that says who a host is: once, and in one length.
+#[test]
+fn a_host_with_queues_in_memory_says_who_it_is() {
+    use wire_nvme::admin::{GetFeatures, SetFeatures};
+    use wire_nvme::feature::{FeatureId, HOST_ID_EXTENDED};
+    let directory = Arc::new(Directory::new());
+    let limits = Arc::new(Limits { memory_based: true, interrupt_vectors: 2, ..Limits::default() });
+    let subsystem = Arc::new(subsystem());
+    let plug = |made_up: u8| {
+        let mut data = connect_data(subnqn(), CNTLID_DYNAMIC);
+        data[..16].fill(made_up);
+        let place = Place { directory: &directory, limits: &limits, port: Port::default() };
+        let connected = connect(&connect_sqe(0, 32, 0), &data, &place, |_| Some(subsystem.clone()));
+        let Ok(ConnectOk::Admin(admin)) = connected else { panic!("refused: {connected:?}") };
+        let mut controller = crate::Controller::new(admin, limits.clone(), Arc::default(), 0);
+        controller.configure(crate::harness::LINUX_CC, &mut Vec::new());
+        controller
+    };
+    let run = |controller: &mut crate::Controller, sqe: Sqe, data: &[u8]| {
+        let sqe = Sqe { flags: 0, ..sqe };
+        assert_eq!(crate::data_from_host(&sqe) as usize, data.len());
+        let mut actions = Vec::new();
+        controller.handle(crate::Event::Command { sqe: &sqe, data }, 0, &mut actions);
+        match actions.pop() {
+            Some(crate::Action::Complete(completion)) => (completion.cqe.status, completion.data),
+            other => panic!("{other:?}"),
+        }
+    };
+    let fid = FeatureId::HostIdentifier.to_wire();
+    let set = |cdw11| SetFeatures { fid, cdw11, ..Default::default() }.to_sqe(0);
+    let get = |cdw11| GetFeatures { fid, select: 0, cdw11, uuid_index: 0 }.to_sqe(0);
+    let (mut one, mut other) = (plug(0x11), plug(0x22));
+    // Nothing was said: zeroes, in either length, and a host of its own all the same.
+    assert_eq!(run(&mut one, get(HOST_ID_EXTENDED), &[]), (Status::SUCCESS, vec![0; 16]));
+    assert_eq!(run(&mut one, get(0), &[]), (Status::SUCCESS, vec![0; 8]));
+    assert_eq!(one.association().host_id(), [0x11; 16]);
+    assert_eq!(run(&mut one, set(HOST_ID_EXTENDED), &A).0, Status::SUCCESS);
+    assert_eq!(run(&mut one, get(HOST_ID_EXTENDED), &[]), (Status::SUCCESS, A.to_vec()));
+    assert_eq!(run(&mut one, get(0), &[]).0, Status::HOST_ID_INCONSISTENT.do_not_retry());
+    // The same again is no change; another one is out of sequence.
+    assert_eq!(run(&mut one, set(HOST_ID_EXTENDED), &A).0, Status::SUCCESS);
+    assert_eq!(run(&mut one, set(HOST_ID_EXTENDED), &B).0, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
+    // Not both lengths in one subsystem.
+    assert_eq!(run(&mut other, set(0), &[5; 8]).0, Status::HOST_ID_INCONSISTENT.do_not_retry());
+    drop(one);
+    assert_eq!(run(&mut other, set(0), &[5; 8]).0, Status::SUCCESS);
+    // Reports are in the length of identifiers.
+    let table = NamespaceTable::of(&subsystem, 0, &limits, &directory, other.association());
+    let reserve = |sqe: Sqe, data: &[u8]| {
+        let plan = io::plan(&Sqe { nsid: 1, flags: 0, ..sqe }, &table).unwrap();
+        table.reserve(&plan, data)
+    };
+    let enter = register(RegisterAction::Register, false).to_sqe();
+    assert!(matches!(reserve(enter, &encode_keys(0, 9)), Outcome::Done(Status::SUCCESS)));
+    let Outcome::Report(bytes) = reserve(Report { extended: false, length_bytes: 48 }.to_sqe(), &[]) else {
+        panic!("no report")
+    };
+    let report = Reservation::decode(&bytes, false).unwrap();
+    assert_eq!((report.registrants[0].key, &report.registrants[0].host_id[..8]), (9, &[5; 8][..]));
+    let Outcome::Done(status) = reserve(Report { extended: true, length_bytes: 128 }.to_sqe(), &[]) else {
+        panic!("a report")
+    };
+    assert_eq!(status, Status::HOST_ID_INCONSISTENT.do_not_retry());
+}
