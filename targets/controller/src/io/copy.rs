@@ -2,13 +2,12 @@
 //!
 //! A [`Copying`] says which piece is next; the transport reads and writes it, and tells when it has.
 
-use ring::Status;
+use ring::{Flags, Status};
 use wire_nvme::Sqe;
 use wire_nvme::io::{COPY_RANGE_SIZE, Copy, CopyRange};
 
-use super::{BARE, Entry, FUA, NamespaceTable, Op, PROTECTION, Plan, Transfer};
+use super::{Entry, FUA, NamespaceTable, Op, PROTECTION, Plan, Transfer};
 use crate::INVALID_FIELD;
-use ring::Flags;
 
 /// Source ranges of one Copy (MSRC): a page of them.
 pub(crate) const RANGES_MAX: u16 = 128;
@@ -60,7 +59,6 @@ pub(super) fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status> {
         namespace,
         data: Transfer::FromHost(length),
         flags: if sqe.cdw12 & FUA != 0 { Flags::FUA } else { Flags::NONE },
-        ..BARE
     })
 }
 
