@@ -452,6 +452,11 @@ pub struct RunWriter {
     results: File,
 }
 
+fn write_machine(path: &Path, machine: &Machine) -> Result<(), Error> {
+    let text = serde_json::to_string_pretty(machine).map_err(|error| malformed(path, &error.to_string()))?;
+    whole(&path.join(MACHINE), &(text + "\n"))
+}
+
 impl RunWriter {
     /// Makes the directory and writes what is known before the first cell.
     ///
@@ -462,12 +467,18 @@ impl RunWriter {
         if path.join(PLAN).exists() {
             return Err(malformed(path, "it holds a run already: --resume goes on with it"));
         }
-        let text =
-            serde_json::to_string_pretty(machine).map_err(|error| malformed(path, &error.to_string()))?;
-        whole(&path.join(MACHINE), &(text + "\n"))?;
+        write_machine(path, machine)?;
         let text = toml::to_string(plan).map_err(|error| malformed(path, &error.to_string()))?;
         whole(&path.join(PLAN), &text)?;
         RunWriter::append(path)
+    }
+
+    /// Says more of the machine than was known before the first cell.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn learn(&self, machine: &Machine) -> Result<(), Error> {
+        write_machine(&self.path, machine)
     }
 
     /// Goes on with a run. A last line that was cut off is ended, so that the next one begins anew.

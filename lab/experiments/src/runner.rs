@@ -22,13 +22,11 @@ use crate::record::{
     CellRecord, GeneratorUse, Plan, PlannedCell, Run, RunWriter, SchedulerState, Value, cell_key,
 };
 use crate::session::{Network, NetworkTarget};
-use crate::steady::{self, Window};
+use crate::steady::{self, Outcome, ROUND_S};
 use crate::target::{Device, Kind};
 
 /// Cells that fail one after the other before the run is given up: whatever is wrong is not the cell.
 const FAILURES_MAX: usize = 5;
-/// A round of the random writes that bring a device to its steady state, in seconds.
-const ROUND_S: u64 = 60;
 
 /// Why a run ended early. One line each.
 #[derive(Debug, thiserror::Error)]
@@ -169,7 +167,7 @@ pub fn run(
 }
 
 /// Fills the devices and writes them over at random, as the specification of the SNIA has it, until the
-/// last rounds are alike. Gives what came of it, in a sentence.
+/// last rounds are alike.
 ///
 /// # Errors
 /// A generator that fails, or a file that cannot be written.
@@ -177,32 +175,23 @@ pub fn precondition(
     setup: &Setup<'_>,
     folder: &Path,
     tell: &mut dyn FnMut(String),
-) -> Result<String, RunError> {
+) -> Result<Outcome, RunError> {
     let count = setup.devices.len();
-    tell(format!("filling {count} device(s), one after the other in a job of its own each"));
+    tell(format!(
+        "filling {count} device(s), each by a job; then at most {} rounds of {ROUND_S} s of random writes, until the \
+         last {} are alike",
+        steady::ROUNDS_MAX,
+        steady::WINDOW
+    ));
     write_over(setup, folder, "write", "128k", None)?;
-    let mut rounds: Vec<f64> = Vec::new();
-    while rounds.len() < steady::ROUNDS_MAX {
+    let round = || {
         if setup.stop.load(Ordering::Relaxed) {
-            return Ok("stopped before the devices were steady".into());
+            return Ok(None);
         }
-        rounds.push(write_over(setup, folder, "randwrite", "4k", Some(ROUND_S))?);
-        let window = Window::of(&rounds);
-        tell(match window {
-            Some(w) => format!(
-                "round {}: {:.0} IOPS, spread {:.0} %, drift {:.0} %",
-                rounds.len(),
-                rounds[rounds.len() - 1],
-                w.range_pct,
-                w.slope_pct
-            ),
-            None => format!("round {}: {:.0} IOPS", rounds.len(), rounds[rounds.len() - 1]),
-        });
-        if window.is_some_and(Window::is_steady) {
-            return Ok(format!("steady after {} rounds", rounds.len()));
-        }
-    }
-    Ok(format!("not steady after {} rounds; measured as it is", steady::ROUNDS_MAX))
+        let iops = write_over(setup, folder, "randwrite", "4k", Some(ROUND_S))?;
+        Ok((!setup.stop.load(Ordering::Relaxed)).then_some(iops))
+    };
+    steady::settle(round, tell)
 }
 
 /// Writes all devices over, each by a job, for so many seconds or once; the IOPS of all.

@@ -5,10 +5,14 @@
 //! within a window of five rounds the spread is at most a fifth of their mean, and the line of best
 //! fit rises or falls by at most a tenth of it.
 
+use std::fmt;
+
 /// Rounds of a window.
 pub const WINDOW: usize = 5;
 /// Most rounds before the device is taken as it is, as in the specification.
 pub const ROUNDS_MAX: usize = 25;
+/// A round of random writes, in seconds, as in the specification.
+pub const ROUND_S: u64 = 60;
 /// Most spread within the window, in percent of its mean.
 const RANGE_PCT_MAX: f64 = 20.0;
 /// Most drift along the window, in percent of its mean.
@@ -50,6 +54,89 @@ impl Window {
     }
 }
 
+impl fmt::Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Window { range_pct, slope_pct } = self;
+        write!(
+            f,
+            "the last {WINDOW} spread {range_pct:.0} % (at most {RANGE_PCT_MAX}) and drift {slope_pct:+.0} % (at most {SLOPE_PCT_MAX})"
+        )
+    }
+}
+
+/// What came of preconditioning.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Outcome {
+    /// The last rounds are alike.
+    Steady {
+        /// How many there were.
+        rounds: usize,
+        /// What the last ones say.
+        window: Window,
+    },
+    /// There were [`ROUNDS_MAX`] rounds, and the last ones are not alike.
+    Unsteady {
+        /// What the last ones say; nothing where nothing was written.
+        window: Option<Window>,
+    },
+    /// The user wanted an end.
+    Stopped,
+}
+
+impl Outcome {
+    /// Whether what is measured now is the device's long-term behaviour, as far as rounds can tell.
+    pub fn is_steady(&self) -> bool {
+        matches!(self, Outcome::Steady { .. })
+    }
+}
+
+/// The sentence for the user and for the report.
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Steady { rounds, window } => {
+                write!(f, "the devices are steady after {rounds} rounds of {ROUND_S} s: {window}")
+            }
+            Outcome::Unsteady { window } => {
+                write!(f, "the devices are not steady after {ROUNDS_MAX} rounds of {ROUND_S} s")?;
+                if let Some(window) = window {
+                    write!(f, ": {window}")?;
+                }
+                f.write_str(
+                    "; what writes is measured as it is. Other load, heat, or a disk that is shared or is a file does \
+                     that: remove it and run again, or repeat (--repetitions) and trust ratios alone",
+                )
+            }
+            Outcome::Stopped => f.write_str("stopped before the devices were steady"),
+        }
+    }
+}
+
+/// Does rounds until the last are alike, the user wants an end (a round gives none), or there were enough, and
+/// tells of each. A round gives its I/Os a second.
+///
+/// # Errors
+/// What a round says.
+pub fn settle<E>(
+    mut round: impl FnMut() -> Result<Option<f64>, E>,
+    tell: &mut dyn FnMut(String),
+) -> Result<Outcome, E> {
+    let mut rounds: Vec<f64> = Vec::new();
+    let mut window = None;
+    while rounds.len() < ROUNDS_MAX {
+        let Some(iops) = round()? else { return Ok(Outcome::Stopped) };
+        rounds.push(iops);
+        window = Window::of(&rounds);
+        let count = rounds.len();
+        let said = window.map_or(String::new(), |window| format!("; {window}"));
+        tell(format!("round {count} of at most {ROUNDS_MAX}: {iops:.0} IOPS{said}"));
+        if let Some(window) = window.filter(|window| window.is_steady()) {
+            return Ok(Outcome::Steady { rounds: count, window });
+        }
+    }
+    Ok(Outcome::Unsteady { window })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -69,5 +156,80 @@ mod tests {
             (window.range_pct - window.slope_pct).abs() < 1e-9,
             "a straight line's range is what it gains"
         );
+    }
+
+    /// A device of flash in the time of a model: filled, then written over at random, round for round.
+    fn rounds_on_a_model(state: model::State, seconds: f64) -> (Outcome, Vec<String>) {
+        const BYTES: u64 = 64 << 20;
+        let profile = model::Profile::shipped("samsung-980-pro").unwrap();
+        let mut device = model::Model::with(&profile, BYTES, state, 7);
+        let (mut now, mut random, mut done) = (0, 0x9e37_79b9_7f4a_7c15_u64, Vec::new());
+        let mut write = |device: &mut model::Model, offset, bytes| {
+            let io = model::Io { op: ring::Op::Write, offset, bytes, fua: false };
+            while device.in_flight() >= 32 {
+                now = device.deadline().unwrap();
+                device.complete(now, &mut done);
+            }
+            done.clear();
+            device.submit(now, &io).unwrap();
+            now
+        };
+        for chunk in 0..BYTES >> 17 {
+            write(&mut device, chunk << 17, 128 << 10);
+        }
+        let round = || {
+            let began = write(&mut device, 0, 4096);
+            let (mut now, mut count) = (began, 0u32);
+            while ((now - began) as f64) < seconds * 1e9 {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                now = write(&mut device, random % (BYTES >> 12) << 12, 4096);
+                count += 1;
+            }
+            Ok::<_, ()>(Some(f64::from(count) / seconds))
+        };
+        let mut lines = Vec::new();
+        let outcome = settle(round, &mut |line| lines.push(line)).unwrap();
+        (outcome, lines)
+    }
+
+    #[test]
+    fn a_fresh_device_is_written_over_until_it_is_steady() {
+        let (fresh, lines) = rounds_on_a_model(model::State::Fresh, 0.05);
+        let Outcome::Steady { rounds, window } = fresh else { panic!("{fresh:?} {lines:?}") };
+        assert!(rounds > WINDOW, "what a fresh device does at first is not what it does for long: {lines:?}");
+        assert!(window.is_steady());
+        let iops = |line: &String| line.split(' ').nth(6).unwrap().parse::<f64>().unwrap();
+        assert!(iops(&lines[0]) > 1.1 * iops(&lines[rounds - 1]), "{lines:?}");
+        let (settled, lines) = rounds_on_a_model(model::State::Steady, 0.05);
+        let Outcome::Steady { rounds: sooner, .. } = settled else { panic!("{settled:?} {lines:?}") };
+        assert!(sooner < rounds, "{lines:?}");
+        let said = settled.to_string();
+        assert!(
+            said.starts_with(&format!(
+                "the devices are steady after {sooner} rounds of 60 s: the last 5 spread"
+            )),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn a_noisy_device_is_taken_as_it_is_and_that_is_said() {
+        let (mut count, mut lines) = (0, 0);
+        let round = || {
+            count += 1;
+            Ok::<_, ()>(Some(if count % 2 == 0 { 100.0 } else { 140.0 }))
+        };
+        let outcome = settle(round, &mut |_| lines += 1).unwrap();
+        assert_eq!((count, lines), (ROUNDS_MAX, ROUNDS_MAX), "it ends");
+        assert!(!outcome.is_steady());
+        let said = outcome.to_string();
+        assert!(said.contains("not steady after 25 rounds") && said.contains("at most 20"), "{said}");
+        assert!(said.contains("run again"), "{said}");
+        let nothing = settle(|| Ok::<_, ()>(Some(0.0)), &mut |_| ()).unwrap();
+        assert_eq!(nothing, Outcome::Unsteady { window: None });
+        assert_eq!(settle(|| Ok::<_, ()>(None), &mut |_| ()), Ok(Outcome::Stopped));
+        assert_eq!(settle(|| Err("broken"), &mut |_| ()), Err("broken"));
     }
 }

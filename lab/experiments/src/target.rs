@@ -227,19 +227,24 @@ fn block(node: &str, wanted: &Wanted, host: &Host) -> Result<Device, TargetError
     if let Err(error) = opened {
         return refuse(format!("--device {node}: {error}"));
     }
-    let described = format!("{} {} {}", facts.model, facts.firmware, gib(facts.size_bytes));
+    // What has no model, as a loop device, has its name.
+    let model = if facts.model.trim().is_empty() { &name } else { &facts.model };
+    let described = format!("{model} {} {}", facts.firmware.trim(), amount(facts.size_bytes));
     Ok(Device {
         kind: Kind::Block,
         place: node.to_string(),
-        name: Some(name),
+        name: Some(name.clone()),
         size_bytes: facts.size_bytes,
         writable,
-        described: described.trim().to_string(),
+        described: described.split_whitespace().collect::<Vec<_>>().join(" "),
     })
 }
 
-fn gib(bytes: u64) -> String {
-    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+fn amount(bytes: u64) -> String {
+    match bytes >> 30 {
+        0 => format!("{} MiB", bytes >> 20),
+        _ => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
+    }
 }
 
 fn file(path: &Path, wanted: &Wanted) -> Result<Device, TargetError> {

@@ -174,7 +174,10 @@ pub fn advise(run: &Run, goal: Goal) -> Advice {
     }
     let mut scaled: Vec<&str> = Vec::new();
     let records = concerned.iter().flat_map(|cell| cell.measured());
-    for note in records.flat_map(|record| &record.notes).filter(|note| note.contains(" instead of ")) {
+    for note in records
+        .flat_map(|record| &record.notes)
+        .filter(|note| note.contains("device") && note.contains(" instead of "))
+    {
         if !scaled.contains(&note.as_str()) {
             scaled.push(note);
         }

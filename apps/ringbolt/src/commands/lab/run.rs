@@ -13,6 +13,7 @@ use experiments::doctor;
 use experiments::journal::{self, Journal};
 use experiments::runner::{self, Event, RunError, Setup, Summary};
 use experiments::session::{Network, NetworkTarget};
+use experiments::steady::Outcome;
 use experiments::target::{self, Device};
 use experiments::{CellRecord, Machine, Plan, Run as RunDirectory, RunWriter, SCHEMA, Scale};
 
@@ -155,7 +156,7 @@ fn measure(
             }
         }
     }
-    let machine = Machine {
+    let mut machine = Machine {
         schema: SCHEMA,
         collected_unix_ms: SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -187,7 +188,12 @@ fn measure(
         stop,
     };
     if options.precondition || (found.scale == Scale::Paper && real(&found.devices)) {
-        precondition(&setup, folder)?;
+        let outcome = precondition(&setup, folder)?;
+        machine.facts["preconditioning"] = serde_json::json!({ "outcome": outcome.to_string() });
+        if !outcome.is_steady() {
+            machine.distortions.push(outcome.to_string());
+        }
+        writer.learn(&machine).map_err(Failure::work)?;
     }
     let shown = std::io::stderr().is_terminal();
     let summary = runner::run(&setup, &mut writer, journal, &mut |event| tell(&event, shown));
@@ -199,17 +205,17 @@ fn real(devices: &[Device]) -> bool {
     devices.iter().all(|device| device.kind == target::Kind::Block && device.writable)
 }
 
-fn precondition(setup: &Setup<'_>, folder: &Path) -> Result<(), Failure> {
+fn precondition(setup: &Setup<'_>, folder: &Path) -> Result<Outcome, Failure> {
     if let Some(device) = setup.devices.iter().find(|device| !device.writable) {
         let place = &device.place;
         return Err(Failure::usage(format!(
             "--precondition writes over {place}: --destroy-data {place} allows it"
         )));
     }
-    let steady = runner::precondition(setup, folder, &mut |line| complain!("{line}"));
-    let steady = steady.map_err(|error| failure(error, folder))?;
-    complain!("{steady}");
-    Ok(())
+    let outcome = runner::precondition(setup, folder, &mut |line| complain!("{line}"));
+    let outcome = outcome.map_err(|error| failure(error, folder))?;
+    complain!("{outcome}");
+    Ok(outcome)
 }
 
 /// Targets over the network: the user's, and our own over the first device, for as long as cells drive it.
