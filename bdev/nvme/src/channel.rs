@@ -504,6 +504,10 @@ impl ring::Channel for Channel {
 
     fn submit(&mut self, batch: &mut Vec<Request>) {
         let now_ns = now_ns();
+        // Without I/O nobody may have polled it.
+        if self.view.version() != self.seen {
+            self.look(now_ns);
+        }
         let transfer_max_bytes = self.view.transfer_max_bytes.load(Ordering::Relaxed);
         // Room for every piece that is under way is kept: each has one I/O at a time.
         let room = self.machine.room().saturating_sub(self.starved.len());
@@ -570,7 +574,12 @@ impl ring::Channel for Channel {
         }
         sink.append(&mut self.done);
         self.flush(now_ns);
-        sink.len() - before
+        let count = sink.len() - before;
+        if count > 0 && self.machine.outstanding() == 0 && self.view.totals.are_watched() {
+            // It may not be polled again before its next I/O.
+            self.publish();
+        }
+        count
     }
 
     fn deadline(&self) -> Option<u64> {

@@ -23,8 +23,10 @@ use crate::view::{Join, PathId, PathState, View};
 /// How long users of a device that goes have for what they have in flight.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long channels may take to follow: a turn of their reactors, which may be busy.
+/// How long what paths told may take to be heard.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long channels with I/O may take to follow: a turn of their reactors. Those without follow later.
+const LOOK_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// What a path's task tells, or a caller asks.
 pub(crate) enum News {
@@ -112,12 +114,13 @@ impl Group {
         lock(&self.namespaces).values().cloned().collect()
     }
 
-    /// Waits until channels are what paths told before now; whether they were in time.
+    /// Waits until channels are what paths told before now, or will be at their next I/O; whether it was heard.
     pub(crate) fn settle(self: &Arc<Self>) -> bool {
         let (reply, heard) = sync_channel(1);
         self.tell(News::Heard(reply));
-        heard.recv_timeout(SETTLE_TIMEOUT).is_ok()
-            && self.namespaces().iter().all(|namespace| namespace.view.settle(SETTLE_TIMEOUT))
+        let told = heard.recv_timeout(SETTLE_TIMEOUT).is_ok();
+        self.namespaces().iter().for_each(|namespace| namespace.view.settle(LOOK_TIMEOUT));
+        told
     }
 
     pub(crate) fn bdev_names(&self) -> Vec<String> {

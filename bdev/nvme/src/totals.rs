@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nvme::QueueStats;
 
@@ -20,17 +21,30 @@ pub struct TransportStats {
 
 /// Where channels book what their queues did, when they are asked to and when a queue ends.
 #[derive(Default)]
-pub(crate) struct Totals(Mutex<BTreeMap<(usize, &'static str), QueueStats>>);
+pub(crate) struct Totals {
+    sums: Mutex<BTreeMap<(usize, &'static str), QueueStats>>,
+    watched: AtomicBool,
+}
 
 impl Totals {
     pub(crate) fn add(&self, core: usize, trtype: &'static str, counts: &QueueStats) {
-        let mut sums = lock(&self.0);
+        let mut sums = lock(&self.sums);
         let sum = sums.entry((core, trtype)).or_default();
         *sum = sum.plus(counts);
     }
 
+    /// Somebody asks: from now on channels book whenever they have nothing more to do.
+    pub(crate) fn watch(&self) {
+        self.watched.store(true, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn are_watched(&self) -> bool {
+        self.watched.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn all(&self) -> Vec<TransportStats> {
-        let sums = lock(&self.0);
+        let sums = lock(&self.sums);
         let of = |(&(core, trtype), &counts): (&(usize, &'static str), &QueueStats)| TransportStats {
             core,
             trtype,
