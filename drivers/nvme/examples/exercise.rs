@@ -41,14 +41,21 @@ fn main() -> Outcome {
     exercise(&uri.parse()?)
 }
 
-/// Tries what there is to try on a controller that is attached already; see [`exercise`].
+/// Tries everything that a controller offers on one of its namespaces, whose data is lost.
 pub(crate) async fn exercise_attached(core: reactor::Core, controller: Controller, nsid: u32) -> Outcome {
     let info = controller.namespace(nsid).await?;
     let pair = controller.qpair(&core, &nvme::Options::default()).await?;
+    println!(
+        "# {} blocks of {} + {} bytes, shadow doorbells: {}",
+        info.blocks,
+        info.block_size,
+        info.metadata.bytes,
+        controller.has_shadow_doorbells()
+    );
     Run { info, pair, controller, core }.every_command().await
 }
 
-/// Tries everything on one namespace, whose data is lost.
+/// The same on the namespace that a URI names, which is attached for it where it is not.
 pub(crate) fn exercise(uri: &nvme::Uri) -> Outcome {
     let uri = uri.clone();
     let arena = memory::Arena::new(memory::Config { shared: true, ..Default::default() });
@@ -63,22 +70,8 @@ pub(crate) fn exercise(uri: &nvme::Uri) -> Outcome {
         if detached {
             controller.attach_namespace(nsid, &[cntlid], true).await?;
         }
-        let mut run = Run {
-            info: controller.namespace(nsid).await?,
-            pair: controller.qpair(&core, &options).await?,
-            controller,
-            core,
-        };
-        println!(
-            "# {} blocks of {} + {} bytes, shadow doorbells: {}",
-            run.info.blocks,
-            run.info.block_size,
-            run.info.metadata.bytes,
-            run.controller.has_shadow_doorbells()
-        );
-        run.every_command().await?;
+        exercise_attached(core, controller.clone(), nsid).await?;
         if detached {
-            let controller = run.controller;
             controller.attach_namespace(nsid, &[cntlid], false).await?;
             same("attached", controller.active_namespaces().await?.contains(&nsid), false)?;
             report("attach", true);

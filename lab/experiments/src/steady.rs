@@ -184,7 +184,7 @@ mod tests {
                 random ^= random << 13;
                 random ^= random >> 7;
                 random ^= random << 17;
-                now = write(&mut device, random % (BYTES >> 12) << 12, 4096);
+                now = write(&mut device, (random % (BYTES >> 12)) << 12, 4096);
                 count += 1;
             }
             Ok::<_, ()>(Some(f64::from(count) / seconds))

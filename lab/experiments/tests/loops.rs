@@ -88,7 +88,7 @@ fn every_scheduler_is_set_measured_and_put_back() {
         own: &generator,
         host: &host,
         done: BTreeSet::new(),
-        network_targets: vec![],
+        network: &Vec::<experiments::session::NetworkTarget>::new(),
         stop: &stop,
     };
     let summary = runner::run(&setup, &mut writer, &mut journal, &mut |_| {}).unwrap();

@@ -277,7 +277,8 @@ fn copies_are_checked_as_a_whole_before_the_first_block_is_copied() {
     let table = NamespaceTable::new(&subsystem, 0, &Limits::default());
     let out = Err(DNR(Status::LBA_OUT_OF_RANGE));
     let long = Err(DNR(Status::COMMAND_SIZE_LIMIT_EXCEEDED));
-    let rows: [(&str, u64, &[(u64, u32)], _); 9] = [
+    type Row = (&'static str, u64, &'static [(u64, u32)], Result<(), Status>);
+    let rows: [Row; 9] = [
         ("source beyond the end", 0, &[(10, 1), (199_999, 2)], out),
         ("source that is no number", 0, &[(u64::MAX, 1)], out),
         ("destination beyond the end", 199_999, &[(0, 1), (1, 1)], out),

@@ -212,7 +212,7 @@ fn commands_of_what_is_removed_are_answered_first() {
     ];
     for remove in removals {
         let rig = Rig::new();
-        let (mut host, mut queue) = under_way(&rig);
+        let (host, mut queue) = under_way(&rig);
         remove(&rig);
         // What comes now is too late.
         host.put(&mut queue, &slow_read(5));
