@@ -18,7 +18,8 @@ pub(crate) struct Translator {
     shared: Arc<Shared>,
     pool: Pool,
     page_log2: u32,
-    /// Bytes of the device's pages, less one.
+    /// Bytes of the device's pages, and that less one: of each there is one look at memory, and no sum.
+    page_bytes: u64,
     page_mask: u64,
     /// Whether one SGL descriptor is used where a PRP list would be.
     sgl: bool,
@@ -62,6 +63,7 @@ impl Translator {
             shared: shared.clone(),
             pool: pool.clone(),
             page_log2,
+            page_bytes: 1 << page_log2,
             page_mask: (1 << page_log2) - 1,
             sgl: false,
             lists: Vec::new(),
@@ -75,7 +77,8 @@ impl Translator {
     /// The device's address of a buffer; `None` for a buffer of a chunk that was not seen, or a lent one.
     #[inline(always)]
     fn find(&self, buffer: &Buffer) -> Option<(u64, &Chunk)> {
-        let chunk = self.chunks.get(buffer.chunk_index()? as usize)?;
+        // Of a lent buffer this is no chunk's index, and it lies in none of them.
+        let chunk = self.chunks.get(buffer.home_index() as usize)?;
         let offset = buffer.as_ptr().addr().wrapping_sub(chunk.start);
         if offset >= CHUNK_BYTES {
             return None;
@@ -83,15 +86,28 @@ impl Translator {
         Some((chunk.device + offset as u64, chunk))
     }
 
-    /// Describes the first `length` bytes of a buffer, which has at least so many; `None` where its chunk was
-    /// not seen before, and for a lent one.
+    /// Describes the first `length` bytes of a buffer, which has at least so many, if they lie on one page of a
+    /// chunk that was seen before.
+    #[inline(always)]
+    pub(crate) fn describe_page(&self, buffer: &Buffer, length: u32) -> Option<Described> {
+        let (address, _) = self.find(buffer)?;
+        self.is_one_page(address, length)
+            .then_some(Described { data: DataPointer::prp(address, 0), flags: 0 })
+    }
+
+    /// The same on any number of pages; `None` where its chunk was not seen before, and for a lent one.
     #[inline(always)]
     pub(crate) fn describe_known(&self, buffer: &Buffer, length: u32) -> Option<Described> {
         let (address, chunk) = self.find(buffer)?;
-        if (address & self.page_mask) + u64::from(length) <= self.page_mask + 1 {
+        if self.is_one_page(address, length) {
             return Some(Described { data: DataPointer::prp(address, 0), flags: 0 });
         }
         Some(self.describe_pages(address, length, chunk))
+    }
+
+    #[inline(always)]
+    fn is_one_page(&self, address: u64, length: u32) -> bool {
+        (address & self.page_mask) + u64::from(length) <= self.page_bytes
     }
 
     /// The same for any buffer of our own.
@@ -105,7 +121,7 @@ impl Translator {
     /// More than what is left of the first page.
     #[inline]
     fn describe_pages(&self, address: u64, length: u32, chunk: &Chunk) -> Described {
-        let page = self.page_mask + 1;
+        let page = self.page_bytes;
         let first = page - (address & self.page_mask);
         if u64::from(length) <= first + page {
             return Described { data: DataPointer::prp(address, address + first), flags: 0 };

@@ -33,7 +33,7 @@ pub(crate) struct Queue {
     pub(crate) translator: Translator,
     slots: Box<[Slot]>,
     /// What the slots of requests hold.
-    requests: Box<[Option<Request<Buffer>>]>,
+    requests: Box<[Held]>,
     /// Slots without a command: the first [`room`](Self::room) of these.
     free: Box<[u16]>,
     room: usize,
@@ -48,6 +48,42 @@ pub(crate) struct Queue {
     pool: Pool,
     pub(crate) stats: QueueStats,
     pub(crate) injections: Injections,
+}
+
+/// What a slot holds for its request. The tag is a word of its own: in an `Option` it would be a byte of the request,
+/// which would then be copied in pieces around it.
+#[repr(u64)]
+enum Held {
+    Nothing,
+    Request(Request<Buffer>),
+}
+
+impl Held {
+    fn take(&mut self) -> Option<Request<Buffer>> {
+        match std::mem::replace(self, Held::Nothing) {
+            Held::Request(request) => Some(request),
+            Held::Nothing => None,
+        }
+    }
+
+    /// Moves the next request of a batch here. What is here and what is there are not the same memory, which the
+    /// compiler knows of a function's arguments, and so copies once.
+    #[inline]
+    fn hold_next(&mut self, batch: &mut Drain<'_, Request<Buffer>>) {
+        assert!(matches!(self, Held::Nothing), "a free slot held a request");
+        if let Some(request) = batch.next() {
+            *self = Held::Request(request);
+        }
+    }
+
+    /// The end of a request that went well.
+    #[inline(always)]
+    fn succeed(&mut self) -> Completion<Buffer> {
+        match std::mem::replace(self, Held::Nothing) {
+            Held::Request(request) => request.complete(Status::SUCCESS),
+            Held::Nothing => unreachable!("a command of a request has the request"),
+        }
+    }
 }
 
 /// What is known of a command in flight besides its request: eight of them share a cache line, so that matching
@@ -112,7 +148,7 @@ impl Queue {
             slots: (0..depth as u16).map(|index| Slot { stamp: 0, cid: index, kind: Kind::Free }).collect(),
             free: (0..depth as u16).rev().collect(),
             room: depth as usize,
-            requests: (0..depth).map(|_| None).collect(),
+            requests: (0..depth).map(|_| Held::Nothing).collect(),
             commands: Vec::new(),
             bounces: Vec::new(),
             ranges: DeviceBuffer::new(ranges),
@@ -176,14 +212,16 @@ impl Queue {
         let stamp = (now_ns >> STAMP_SHIFT) as u32;
         let mut requests = batch.drain(..count);
         loop {
-            self.place_simple(layout, &mut requests, stamp);
+            // The shortest way for as long as it leads on.
+            self.place_while(layout, &mut requests, stamp, Translator::describe_page);
+            self.place_while(layout, &mut requests, stamp, Translator::describe_known);
             let Some(request) = requests.next() else { break };
             let index = self.free[self.room - 1];
             match self.place(layout, &request, index) {
                 Ok(kind) => {
                     let slot = &mut self.slots[usize::from(index)];
                     (slot.stamp, slot.kind) = (stamp, kind);
-                    self.requests[usize::from(index)] = Some(request);
+                    self.requests[usize::from(index)] = Held::Request(request);
                     self.room -= 1;
                 }
                 Err(status) => refused.push(request.complete(status)),
@@ -195,25 +233,32 @@ impl Queue {
         self.rings.ring();
     }
 
-    /// Writes commands up to the first request that is more than a read or write of memory that was seen
-    /// before. There are slots for all of them.
+    /// Writes commands up to the first request that is no read or write of memory that `describe` can describe.
+    /// There are slots for all of them.
     #[inline(always)]
-    fn place_simple(&mut self, layout: &Layout, batch: &mut Drain<'_, Request<Buffer>>, stamp: u32) {
+    fn place_while(
+        &mut self,
+        layout: &Layout,
+        batch: &mut Drain<'_, Request<Buffer>>,
+        stamp: u32,
+        describe: impl Fn(&Translator, &Buffer, u32) -> Option<Described>,
+    ) {
         let Queue { rings, translator, slots, requests, free, room, .. } = self;
         let slots = &mut slots[..];
         let requests = &mut requests[..slots.len()];
         let mut indices = free[..*room].iter().rev();
-        rings.push_all(|| {
+        let count = rings.push_all(|| {
             let request = batch.as_slice().first()?;
             let index = usize::from(*indices.next()?);
             let (slot, place) = (&mut slots[index], &mut requests[index]);
-            let sqe = read_write(layout, request, slot.cid, simple(translator, layout, request)?);
+            let buffer = simple(layout, request)?;
+            let described = describe(translator, buffer, buffer.len() as u32)?;
+            let sqe = read_write(layout, request, slot.cid, described);
             (slot.stamp, slot.kind) = (stamp, Kind::Io);
-            assert!(place.is_none(), "a free slot held a request");
-            *place = batch.next();
-            *room -= 1;
+            place.hold_next(batch);
             Some(sqe)
         });
+        *room -= count as usize;
     }
 
     /// Writes the command of a request that is about to go into slot `index`.
@@ -418,10 +463,11 @@ impl Queue {
         let requests = &mut requests[..slots.len()];
         let first = *room;
         let mut next = first;
-        let (index_mask, step) = ((1u16 << *index_bits) - 1, 1u16 << *index_bits);
+        let step = 1u16 << *index_bits;
+        let index_mask = usize::from(step - 1);
         rings.advance_over_successes(|cid| {
-            let index = cid & index_mask;
-            let (Some(slot), Some(place)) = (slots.get_mut(usize::from(index)), free.get_mut(next)) else {
+            let index = usize::from(cid) & index_mask;
+            let (Some(slot), Some(place)) = (slots.get_mut(index), free.get_mut(next)) else {
                 return false;
             };
             if slot.cid != cid || slot.kind != Kind::Io {
@@ -429,15 +475,12 @@ impl Queue {
             }
             slot.cid = cid.wrapping_add(step);
             slot.kind = Kind::Free;
-            *place = index;
+            *place = index as u16;
             next += 1;
             true
         });
         *room = next;
-        let ended = free[first..next].iter().map(|index| {
-            let request = requests[usize::from(*index)].take();
-            request.expect("a command of a request has the request").complete(Status::SUCCESS)
-        });
+        let ended = free[first..next].iter().map(|index| requests[usize::from(*index)].succeed());
         ios.extend(ended);
         next - first
     }
@@ -512,8 +555,8 @@ impl Queue {
     fn inject(&mut self, index: usize) -> Injected {
         let slot = &mut self.slots[index];
         let opcode = match (&self.requests[index], self.commands.get(index)) {
-            (Some(request), _) => opcode_of(request.op),
-            (None, Some(Some(command))) => Some(command.sqe.opcode),
+            (Held::Request(request), _) => opcode_of(request.op),
+            (Held::Nothing, Some(Some(command))) => Some(command.sqe.opcode),
             _ => None,
         };
         let Some(opcode) = opcode else { return Injected::Nothing };
@@ -564,14 +607,11 @@ impl Queue {
 
 const NOTHING: (Described, u64) = (Described::NOTHING, 0);
 
-/// How the data of a request is described, if it is a read or write of memory that was seen before.
+/// The data of a request, if it is a read or write as the namespace takes them.
 #[inline(always)]
-fn simple(translator: &Translator, layout: &Layout, request: &Request<Buffer>) -> Option<Described> {
+fn simple<'a>(layout: &Layout, request: &'a Request<Buffer>) -> Option<&'a Buffer> {
     let buffer = request.buffer.as_ref().filter(|_| is_read_or_write(request.op))?;
-    if !layout.covers(request, buffer) {
-        return None;
-    }
-    translator.describe_known(buffer, buffer.len() as u32)
+    layout.covers(request, buffer).then_some(buffer)
 }
 
 #[inline(always)]

@@ -135,15 +135,17 @@ impl Rings {
         self.tail = self.tail.wrapping_add(1);
     }
 
-    /// Puts commands at the tail for as long as there are any. There is room, as for one.
+    /// Puts commands at the tail for as long as there are any; how many. There is room, as for one.
     #[inline(always)]
-    pub(crate) fn push_all(&mut self, mut next: impl FnMut() -> Option<Sqe>) {
+    pub(crate) fn push_all(&mut self, mut next: impl FnMut() -> Option<Sqe>) -> u32 {
         let (sq, mut tail) = (self.sq.cursor(), self.tail);
         while let Some(sqe) = next() {
             sq.write(tail, &sqe.to_words());
             tail = tail.wrapping_add(1);
         }
+        let count = tail.wrapping_sub(self.tail);
         self.tail = tail;
+        count
     }
 
     /// Tells the device of what was pushed, once.
@@ -180,14 +182,17 @@ impl Rings {
     /// identifiers. Whatever else comes next is left to [`peek`](Self::peek).
     #[inline(always)]
     pub(crate) fn advance_over_successes(&mut self, mut take: impl FnMut(u16) -> bool) {
-        let (mask, qid) = (self.mask(), u32::from(self.qid) << 16);
+        let mask = self.mask();
+        // All but the command identifier and the place in the submission queue: a status of success is zero, so that
+        // its 16 bits are the phase alone.
+        let told = 0xffff_0000_ffff_ffff ^ u64::from(mask);
         let (cq, mut head, mut phase) = (self.cq.cursor(), self.head, self.phase);
         'laps: loop {
             let end = (head | mask).wrapping_add(1);
+            let expected = phase << 48 | u64::from(self.qid) << 16;
             while head != end {
                 let entry = cq.load(head, 1);
-                // A status of success is zero, so that these 16 bits are the phase alone.
-                if entry >> 48 != phase || entry as u32 & !mask != qid || !take((entry >> 32) as u16) {
+                if entry & told != expected || !take((entry >> 32) as u16) {
                     break 'laps;
                 }
                 head = head.wrapping_add(1);

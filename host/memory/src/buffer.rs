@@ -333,7 +333,14 @@ impl Buffer {
     /// `None` for a lent buffer.
     #[inline]
     pub fn chunk_index(&self) -> Option<u32> {
-        if self.is_lent() { None } else { Some(self.place >> CLASS_BITS) }
+        if self.is_lent() { None } else { Some(self.home_index()) }
+    }
+
+    /// Index of the chunk in its arena, or, for a lent buffer, of its loan. Whoever compares addresses besides need
+    /// not ask which.
+    #[inline]
+    pub fn home_index(&self) -> u32 {
+        self.place >> CLASS_BITS
     }
 
     #[inline]
