@@ -44,6 +44,7 @@ mod tests {
     use std::thread;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri has no such call")]
     fn of_two_that_store_and_then_look_one_sees_the_other() {
         if !is_there() {
             println!("SKIPPED: membarrier is not there");
