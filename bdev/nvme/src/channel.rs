@@ -18,6 +18,7 @@ use crate::counts::LinkCounts;
 use crate::inject::Faults;
 use crate::multipath::{Multipath, PathView};
 use crate::path::Path;
+use crate::totals::Live;
 use crate::view::{ChannelBoard, Join, LinkBoard, PathId, PathState, View};
 
 /// I/Os on one channel: what the layer lets through, and pieces of none more than that.
@@ -63,8 +64,8 @@ struct Link {
     removed: bool,
     counts: Option<Arc<LinkCounts>>,
     faults: Faults,
-    /// What of its queue's counts is in the totals.
-    booked: QueueStats,
+    /// Where its queue's counts are shown, while there is one.
+    live: Option<Arc<Live>>,
 }
 
 enum Way {
@@ -193,7 +194,7 @@ impl Channel {
             removed: false,
             counts: state.path.counts_io().then(Arc::default),
             faults: Faults::new(&state.path.orders),
-            booked: QueueStats::default(),
+            live: None,
         };
         let gone = |index: &usize| {
             let link = &self.links[*index];
@@ -307,19 +308,13 @@ impl Channel {
             self.links[index].way = Way::Closing(opened, failed);
             return false;
         }
-        self.book(index, &opened);
+        if let Some(live) = self.links[index].live.take() {
+            self.view.totals.end(&live, &opened.stats());
+        }
         if failed {
             self.opening_failed(index, now_ns);
         }
         true
-    }
-
-    /// Adds what a queue did since the last time to the totals.
-    fn book(&mut self, index: usize, opened: &Opened) {
-        let link = &mut self.links[index];
-        let counts = opened.stats();
-        self.view.totals.add(self.board.core, link.state.path.id().trtype(), &counts.since(&link.booked));
-        link.booked = counts;
     }
 
     fn reap(&mut self, index: usize, opened: &mut Opened, now_ns: u64) -> usize {
@@ -345,8 +340,9 @@ impl Channel {
                     let Some(outcome) = arrival.borrow_mut().take() else { continue };
                     match outcome {
                         Ok(opened) => {
-                            (link.failed_opens, link.booked) = (0, QueueStats::default());
-                            link.way = Way::Open(opened);
+                            let trtype = link.state.path.id().trtype();
+                            link.live = Some(self.view.totals.begin(self.board.core, trtype));
+                            (link.failed_opens, link.way) = (0, Way::Open(opened));
                         }
                         Err(_) => self.opening_failed(index, now_ns),
                     }
@@ -385,14 +381,7 @@ impl Channel {
     }
 
     /// Shows the control plane what the links are like.
-    fn publish(&mut self) {
-        for index in 0..self.links.len() {
-            let way = std::mem::replace(&mut self.links[index].way, Way::None);
-            if let Way::Open(opened) | Way::Closing(opened, _) = &way {
-                self.book(index, opened);
-            }
-            self.links[index].way = way;
-        }
+    fn publish(&self) {
         let current = self.machine.current();
         let links = self.links.iter().enumerate().filter(|(_, link)| !link.removed);
         let boards = links.map(|(index, link)| LinkBoard {
@@ -530,8 +519,12 @@ impl ring::Channel for Channel {
         }
         for index in 0..self.links.len() {
             let mut completions = std::mem::take(&mut self.sink);
-            if let Way::Open(opened) = &mut self.links[index].way {
-                opened.poll(&mut completions);
+            let link = &mut self.links[index];
+            if let Way::Open(opened) = &mut link.way
+                && opened.poll(&mut completions) > 0
+                && let Some(live) = &link.live
+            {
+                live.tell(&opened.stats());
             }
             if !self.links[index].faults.is_idle() {
                 self.links[index].faults.alter(&mut completions, now_ns);
@@ -574,12 +567,7 @@ impl ring::Channel for Channel {
         }
         sink.append(&mut self.done);
         self.flush(now_ns);
-        let count = sink.len() - before;
-        if count > 0 && self.machine.outstanding() == 0 && self.view.totals.are_watched() {
-            // It may not be polled again before its next I/O.
-            self.publish();
-        }
-        count
+        sink.len() - before
     }
 
     fn deadline(&self) -> Option<u64> {
@@ -600,7 +588,13 @@ impl ring::Channel for Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        self.publish();
+        for link in &mut self.links {
+            if let Way::Open(opened) | Way::Closing(opened, _) = &link.way
+                && let Some(live) = link.live.take()
+            {
+                self.view.totals.end(&live, &opened.stats());
+            }
+        }
         self.view.leave_board(self.board_id);
         for link in &self.links {
             if let Way::Opening(_, latch) = &link.way {

@@ -38,36 +38,73 @@ pub struct QueueStats {
 }
 
 impl QueueStats {
+    /// How many counts there are.
+    pub const LEN: usize = 15;
+
+    /// The counts in the order of the fields.
+    pub fn to_array(&self) -> [u64; Self::LEN] {
+        [
+            self.submitted,
+            self.completed,
+            self.errors,
+            self.batches,
+            self.full,
+            self.polls,
+            self.idle_polls,
+            self.doorbells,
+            self.sq_doorbells,
+            self.cq_doorbells,
+            self.sq_shadows,
+            self.cq_shadows,
+            self.arrivals,
+            self.timeouts,
+            self.resets,
+        ]
+    }
+
+    /// The inverse of [`to_array`](Self::to_array).
+    pub fn from_array(counts: [u64; Self::LEN]) -> QueueStats {
+        let [
+            submitted,
+            completed,
+            errors,
+            batches,
+            full,
+            polls,
+            idle_polls,
+            doorbells,
+            sq_doorbells,
+            cq_doorbells,
+            sq_shadows,
+            cq_shadows,
+            arrivals,
+            timeouts,
+            resets,
+        ] = counts;
+        QueueStats {
+            submitted,
+            completed,
+            errors,
+            batches,
+            full,
+            polls,
+            idle_polls,
+            doorbells,
+            sq_doorbells,
+            cq_doorbells,
+            sq_shadows,
+            cq_shadows,
+            arrivals,
+            timeouts,
+            resets,
+        }
+    }
+
     /// The sum of two.
     #[must_use]
     pub fn plus(&self, other: &QueueStats) -> QueueStats {
-        self.each(other, u64::wrapping_add)
-    }
-
-    /// What was counted since `earlier`.
-    #[must_use]
-    pub fn since(&self, earlier: &QueueStats) -> QueueStats {
-        self.each(earlier, u64::wrapping_sub)
-    }
-
-    fn each(&self, other: &QueueStats, with: fn(u64, u64) -> u64) -> QueueStats {
-        QueueStats {
-            submitted: with(self.submitted, other.submitted),
-            completed: with(self.completed, other.completed),
-            errors: with(self.errors, other.errors),
-            batches: with(self.batches, other.batches),
-            full: with(self.full, other.full),
-            polls: with(self.polls, other.polls),
-            idle_polls: with(self.idle_polls, other.idle_polls),
-            doorbells: with(self.doorbells, other.doorbells),
-            sq_doorbells: with(self.sq_doorbells, other.sq_doorbells),
-            cq_doorbells: with(self.cq_doorbells, other.cq_doorbells),
-            sq_shadows: with(self.sq_shadows, other.sq_shadows),
-            cq_shadows: with(self.cq_shadows, other.cq_shadows),
-            arrivals: with(self.arrivals, other.arrivals),
-            timeouts: with(self.timeouts, other.timeouts),
-            resets: with(self.resets, other.resets),
-        }
+        let (one, other) = (self.to_array(), other.to_array());
+        QueueStats::from_array(std::array::from_fn(|at| one[at].wrapping_add(other[at])))
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) fn add(table: &mut Table) {
 }
 
 fn get_transport_statistics(app: &App, _params: Nothing) -> Result<Value, RpcError> {
-    let stats = app.initiator.transport_stats()?;
+    let stats = app.initiator.transport_stats();
     let groups = app.reactors.iter().enumerate().map(|(core, _)| {
         let of_core = stats.iter().filter(|one| one.core == core);
         let transports: Vec<_> = of_core.map(|one| transport_json(one.trtype, &one.counts)).collect();
