@@ -40,7 +40,7 @@ use wire_nvme::reservation::{
 use crate::{Association, Directory, INVALID_FIELD};
 
 pub(crate) use bell::Bells;
-pub use bell::{Bell, Drain, Pending, Ticket};
+pub use bell::{Bell, Drain, Parked, Pending, Ticket};
 pub use state::{Command, Effects, Held, HostId, REGISTRANTS_MAX, Registration, State, access, denied};
 
 /// What a host may not do with a namespace: one byte, which I/O queues read and reservation commands write.

@@ -4,7 +4,7 @@
 //! network and the state machine. What a connection needs from its core is lent to it as [`Lent`].
 
 use controller::io::Pairing;
-use controller::reservation::{Pending, Ticket};
+use controller::reservation::{Parked, Ticket};
 use net::{ConnectionId, Network};
 use nvme_tcp::{Flushed, Progress, Pumped, Receiver, Sender, pump};
 use ring::{Completion, Status};
@@ -64,7 +64,7 @@ pub(crate) struct State {
     /// Copies whose next piece can be begun.
     pub(crate) going: Vec<Slot>,
     /// Reservation commands that are answered when there is nothing left to wait for.
-    pub(crate) parked: Vec<(Slot, std::sync::Arc<Pending>)>,
+    pub(crate) parked: Parked<Slot>,
     /// Others wait for what devices have of it; until that is back it takes no more commands.
     pub(crate) drains: Vec<Ticket>,
     /// It takes no more commands, and ends when those that it has are answered, or at this time.
@@ -246,11 +246,8 @@ impl State {
 
     /// Answers what has nothing left to wait for.
     pub(crate) fn unpark(&mut self) {
-        for (slot, pending) in std::mem::take(&mut self.parked) {
-            match pending.outcome() {
-                Some(status) => self.finish(slot, status, 0),
-                None => self.parked.push((slot, pending)),
-            }
+        while let Some((slot, status)) = self.parked.pop_done() {
+            self.finish(slot, status, 0);
         }
     }
 

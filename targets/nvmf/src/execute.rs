@@ -335,8 +335,7 @@ impl Handler<'_, '_> {
                 if let Some(command) = self.state.commands.get_mut(slot) {
                     command.work = Work::Parked;
                 }
-                self.state.parked.push((slot, pending));
-                // What it waits for may have come to pass meanwhile, and the bell with it.
+                self.state.parked.push(slot, pending);
                 self.state.unpark();
             }
         }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::SyncSender;
 
 use controller::Event as ControllerEvent;
-use controller::reservation::{Bell, Drain};
+use controller::reservation::{Bell, Drain, Parked};
 use controller::{Directory, NamespaceTable, Port};
 use memory::Pool;
 use net::{ConnectionId, Event, ListenerId, Network};
@@ -233,7 +233,7 @@ impl<N: Network> Group<N> {
 
     /// The bell rang: controllers have notifications, commands may be answered, others want to be waited for.
     #[cold]
-    fn rung(&mut self, drains: Vec<Drain>, now_ns: u64) {
+    fn rung(&mut self, drains: &[Drain], now_ns: u64) {
         let slots: Vec<Slot> = self.connections.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
             let Some(entry) = self.connections.get_mut(slot) else { continue };
@@ -241,12 +241,7 @@ impl<N: Network> Group<N> {
             if let Role::Io(queue) = &state.role
                 && entry.at_devices > 0
             {
-                let association = queue.lease.association();
-                let host = association.host_id();
-                let concerns =
-                    |drain: &&Drain| drain.subnqn == *association.subnqn() && drain.hosts.contains(&host);
-                let tickets: Vec<_> =
-                    drains.iter().filter(concerns).map(|drain| drain.ticket.clone()).collect();
+                let tickets = Drain::tickets(drains, queue.lease.association());
                 if !tickets.is_empty() {
                     state.drains.extend(tickets);
                     self.draining.push(slot);
@@ -679,7 +674,7 @@ impl<N: Network> Turns for Group<N> {
     fn turn(&mut self, core: &Core, now_ns: u64) -> usize {
         let mut count = self.take_messages(core, now_ns);
         if let Some(drains) = self.bell.as_ref().and_then(|bell| bell.take()) {
-            self.rung(drains, now_ns);
+            self.rung(&drains, now_ns);
             count += 1;
         }
         let mut events = std::mem::take(&mut self.events);
@@ -772,7 +767,7 @@ impl Connection {
                 aside: std::collections::VecDeque::new(),
                 pairing: controller::io::Pairing::None,
                 going: Vec::new(),
-                parked: Vec::new(),
+                parked: Parked::default(),
                 drains: Vec::new(),
                 leaving_until_ns: None,
                 terminated: false,

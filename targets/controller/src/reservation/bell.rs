@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use wire_nvme::fabrics::Nqn;
 
 use super::HostId;
+use crate::Association;
 
 /// How one core is told to look at what others have done. Rung by any thread, looked at by its core every turn.
 pub struct Bell {
@@ -25,6 +26,15 @@ pub struct Drain {
     pub hosts: Arc<[HostId]>,
     /// Dropped when all has ended.
     pub ticket: Ticket,
+}
+
+impl Drain {
+    /// The tickets of those that concern the commands of an association.
+    pub fn tickets(drains: &[Drain], association: &Association) -> Vec<Ticket> {
+        let host = association.host_id();
+        let concerns = |drain: &&Drain| drain.subnqn == *association.subnqn() && drain.hosts.contains(&host);
+        drains.iter().filter(concerns).map(|drain| drain.ticket.clone()).collect()
+    }
 }
 
 /// The bells of every core.
@@ -102,6 +112,36 @@ impl Pending {
         }
         let failed = self.failed.load(Ordering::Acquire);
         Some(if failed { ring::Status::INTERNAL_ERROR } else { ring::Status::SUCCESS })
+    }
+}
+
+/// Commands that are done but for what they wait for, each with what its transport knows it by.
+#[derive(Debug)]
+pub struct Parked<T>(Vec<(T, Arc<Pending>)>);
+
+impl<T> Default for Parked<T> {
+    fn default() -> Self {
+        Parked(Vec::new())
+    }
+}
+
+impl<T> Parked<T> {
+    /// Adds a command. What it waits for may have come to pass meanwhile, and the bell with it, so the caller
+    /// looks at once.
+    pub fn push(&mut self, command: T, pending: Arc<Pending>) {
+        self.0.push((command, pending));
+    }
+
+    /// Takes out a command that has nothing left to wait for, with what to answer.
+    pub fn pop_done(&mut self) -> Option<(T, ring::Status)> {
+        let (at, status) =
+            self.0.iter().enumerate().find_map(|(at, (_, pending))| Some((at, pending.outcome()?)))?;
+        Some((self.0.remove(at).0, status))
+    }
+
+    /// Takes out all, which are not answered.
+    pub fn drain(&mut self) -> impl Iterator<Item = T> {
+        self.0.drain(..).map(|(command, _)| command)
     }
 }
 

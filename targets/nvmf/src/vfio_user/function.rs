@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use controller::io::Pairing;
 use controller::queues::Existing;
-use controller::reservation::{Drain, Pending, Ticket};
+use controller::reservation::{Drain, Parked, Ticket};
 use controller::{
     Action, AdminConnect, Association, Controller, Directory, Event, Limits, NamespaceTable, Subsystem,
 };
@@ -103,7 +103,7 @@ pub(super) struct Function {
     going: Vec<Slot>,
     starved: Vec<Slot>,
     /// Reservation commands, by queue and identifier, that are answered when there is nothing left to wait for.
-    parked: Vec<(u16, u16, Arc<Pending>)>,
+    parked: Parked<(u16, u16)>,
     /// Others wait for what devices have of it; until that is back nothing is fetched.
     drains: Vec<Ticket>,
     pieces: Vec<Piece>,
@@ -163,7 +163,7 @@ impl Function {
             pairs_aside: VecDeque::new(),
             going: Vec::new(),
             starved: Vec::new(),
-            parked: Vec::new(),
+            parked: Parked::default(),
             drains: Vec::new(),
             pieces: Vec::new(),
             actions: Vec::new(),
@@ -298,7 +298,7 @@ impl Function {
     /// Closes I/O queues and, if asked, the admin queue. What is under way is not answered.
     fn close_queues(&mut self, admin: bool) {
         self.drop_copies();
-        let parked = std::mem::take(&mut self.parked).into_iter().map(|(qid, ..)| qid);
+        let parked: Vec<_> = self.parked.drain().map(|(qid, _)| qid).collect();
         let aside = std::mem::take(&mut self.aside).into_iter().map(|(qid, _)| qid);
         let pairs = self.take_pairs(None).into_iter().map(|(qid, _)| qid);
         for qid in aside.chain(parked).chain(pairs) {
@@ -356,10 +356,7 @@ impl Function {
         if self.is_idle() {
             return;
         }
-        let association = self.core.association();
-        let host = association.host_id();
-        let concerns = |drain: &&Drain| drain.subnqn == *association.subnqn() && drain.hosts.contains(&host);
-        self.drains.extend(drains.iter().filter(concerns).map(|drain| drain.ticket.clone()));
+        self.drains.extend(Drain::tickets(drains, self.core.association()));
     }
 
     /// Whether nobody waits for what devices have of it.
@@ -373,11 +370,8 @@ impl Function {
 
     /// Answers reservation commands that have nothing left to wait for.
     pub(super) fn unpark(&mut self) {
-        for (qid, cid, pending) in std::mem::take(&mut self.parked) {
-            match pending.outcome() {
-                Some(status) => self.answer(qid, cid, status, 0),
-                None => self.parked.push((qid, cid, pending)),
-            }
+        while let Some(((qid, cid), status)) = self.parked.pop_done() {
+            self.answer(qid, cid, status, 0);
         }
     }
 

@@ -378,8 +378,7 @@ impl Function {
                 self.answer(qid, sqe.cid, Status::SUCCESS, 0);
             }
             Outcome::Pending(pending) => {
-                self.parked.push((qid, sqe.cid, pending));
-                // What it waits for may have come to pass meanwhile, and the bell with it.
+                self.parked.push((qid, sqe.cid), pending);
                 self.unpark();
             }
         }
