@@ -103,31 +103,12 @@ impl Handler<'_, '_> {
         let mut aside = std::mem::take(&mut self.state.aside);
         while let Some(slot) = aside.pop_front() {
             let Some(command) = self.state.commands.get_mut(slot) else { continue };
-            let plan = match command.work {
-                Work::Planned(plan) => plan,
-                Work::Copying { .. } | Work::Fused(_) => {
-                    self.copy_on(slot);
-                    self.compare_and_write(slot);
-                    if !self.state.aside.is_empty() {
-                        break;
-                    }
-                    continue;
-                }
-                Work::Refused => {
-                    self.execute(slot);
-                    continue;
-                }
-                _ => continue,
-            };
-            let (cid, length) = (command.cid, command.length);
-            match (plan.op, &command.data) {
-                (Planned::Read, _) => match self.admitted(&plan) {
-                    Ok(()) => self.read(slot, &plan, length),
-                    Err(status) => self.state.finish(slot, status, 0),
-                },
-                (Planned::Verify, _) => self.execute(slot),
-                (_, Data::None) => self.ask_for_data(slot, cid, length),
-                _ => self.execute(slot),
+            match command.work {
+                Work::Planned(plan) => self.resume(slot, &plan),
+                Work::Copying { .. } => self.copy_on(slot),
+                Work::Fused(_) => self.compare_and_write(slot),
+                Work::Refused => self.execute(slot),
+                _ => {}
             }
             if !self.state.aside.is_empty() {
                 break;
@@ -135,6 +116,21 @@ impl Handler<'_, '_> {
         }
         // What was put aside again is the oldest.
         self.state.aside.append(&mut aside);
+    }
+
+    /// Begins anew what waited for a buffer.
+    fn resume(&mut self, slot: Slot, plan: &Plan) {
+        let Some(command) = self.state.commands.get_mut(slot) else { return };
+        let (cid, length) = (command.cid, command.length);
+        match (plan.op, &command.data) {
+            (Planned::Read, _) => match self.admitted(plan) {
+                Ok(()) => self.read(slot, plan, length),
+                Err(status) => self.state.finish(slot, status, 0),
+            },
+            (Planned::Verify, _) => self.execute(slot),
+            (_, Data::None) => self.ask_for_data(slot, cid, length),
+            _ => self.execute(slot),
+        }
     }
 
     /// Whether reservations, which may be others than when the command came, allow a plan.

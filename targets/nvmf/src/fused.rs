@@ -90,6 +90,14 @@ impl Handler<'_, '_> {
         Ok(slot)
     }
 
+    /// Its plan, its doom and the other.
+    fn facts_of_half(&mut self, slot: Slot) -> Option<(Plan, Option<Status>, Option<Slot>)> {
+        match &self.state.commands.get_mut(slot)?.work {
+            Work::Fused(half) => Some((half.plan, half.doom, half.other)),
+            _ => None,
+        }
+    }
+
     fn with_half(&mut self, slot: Slot, change: impl FnOnce(&mut Half)) {
         if let Some(command) = self.state.commands.get_mut(slot)
             && let Work::Fused(half) = &mut command.work
@@ -144,19 +152,9 @@ impl Handler<'_, '_> {
 
     /// Executes both, once both are here, or puts them aside until there are buffers.
     pub(crate) fn compare_and_write(&mut self, first: Slot) {
+        let Some((compare, doom_of_first, Some(second))) = self.facts_of_half(first) else { return };
+        let Some((write, doom_of_second, _)) = self.facts_of_half(second) else { return };
         let Role::Io(queue) = &self.state.role else { return };
-        let mut halves = [(first, None), (first, None)];
-        for index in 0..2 {
-            let Some(command) = self.state.commands.get_mut(halves[index].0) else { return };
-            let Work::Fused(half) = &command.work else { return };
-            halves[index].1 = Some((half.plan, half.doom));
-            if let (0, Some(other)) = (index, half.other) {
-                halves[1].0 = other;
-            }
-        }
-        let [(_, Some((compare, doom_of_first))), (second, Some((write, doom_of_second)))] = halves else {
-            return;
-        };
         // Reservations may be others by now, and the namespace gone.
         let of_first = doom_of_first.or_else(|| queue.namespaces.admit(&compare).err());
         let of_second = doom_of_second.or_else(|| queue.namespaces.admit(&write).err());
