@@ -27,7 +27,6 @@ pub(super) fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status> {
         return Err(INVALID_FIELD);
     }
     let (plan, length) = read_write(sqe, table, op)?;
-    table.admit(&plan)?;
     if length > FUSED_BYTES_MAX {
         return Err(INVALID_FIELD);
     }
