@@ -21,6 +21,7 @@ pub mod clock;
 mod cpu;
 pub mod device;
 mod events;
+mod file;
 mod perf;
 mod requests;
 mod sqe;
@@ -32,6 +33,7 @@ pub use cpu::{CpuSet, CpuSetError, pin_to, thread_cpu_ns};
 pub use events::{
     Client, Config, Done, Engine, Events, FileId, Interest, Operation, Refused, Waker, Watch, Write,
 };
+pub use file::replace_file;
 pub use perf::{Instructions, PerfConfig, PerfCount, PerfEvent, PerfKind, PerfTarget, Samples};
 pub use requests::RingFile;
 pub use thread::{ThreadUsage, set_io_priority};

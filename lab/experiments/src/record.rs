@@ -452,9 +452,13 @@ pub struct RunWriter {
     results: File,
 }
 
+fn store(path: &Path, text: &str) -> Result<(), Error> {
+    sys::replace_file(path, text.as_bytes()).map_err(|error| failed(path, error))
+}
+
 fn write_machine(path: &Path, machine: &Machine) -> Result<(), Error> {
     let text = serde_json::to_string_pretty(machine).map_err(|error| malformed(path, &error.to_string()))?;
-    whole(&path.join(MACHINE), &(text + "\n"))
+    store(&path.join(MACHINE), &(text + "\n"))
 }
 
 impl RunWriter {
@@ -469,7 +473,7 @@ impl RunWriter {
         }
         write_machine(path, machine)?;
         let text = toml::to_string(plan).map_err(|error| malformed(path, &error.to_string()))?;
-        whole(&path.join(PLAN), &text)?;
+        store(&path.join(PLAN), &text)?;
         RunWriter::append(path)
     }
 
@@ -530,18 +534,6 @@ fn ends_inside_a_line(path: &Path) -> io::Result<bool> {
     file.seek(SeekFrom::End(-1))?;
     file.read_exact(&mut last)?;
     Ok(last != *b"\n")
-}
-
-/// Writes a file so that it is there whole or not at all.
-fn whole(path: &Path, text: &str) -> Result<(), Error> {
-    let aside = path.with_extension("new");
-    let write = || {
-        let mut file = File::create(&aside)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&aside, path)
-    };
-    write().map_err(|error| failed(path, error))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! still for as long as a medium takes; the command that changed something is answered afterwards.
 
 use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -67,7 +67,7 @@ impl Writer {
 
 fn write_all(todo: &Receiver<Job>) {
     for Job { path, bytes, ticket } in todo {
-        match replace(&path, &bytes) {
+        match sys::replace_file(&path, &bytes) {
             Ok(()) => drop(ticket),
             Err(error) => {
                 eprintln!("nvmf: reservations are not kept: {}: {error}", path.display());
@@ -84,18 +84,6 @@ impl Keeper for FileKeeper {
             unsent.0.ticket.fail();
         }
     }
-}
-
-/// Replaces a file, and returns when it is on the medium.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    let mut file = File::create(&beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&beside, path)?;
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 pub(crate) fn encode(state: &State, device: Uuid) -> Vec<u8> {

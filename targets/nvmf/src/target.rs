@@ -680,7 +680,7 @@ impl State {
         }
         let state = ptpl::load(path, device)?;
         let failed = |error| PtplError::Io(path.into(), error);
-        ptpl::replace(path, &ptpl::encode(&state, device)).map_err(failed)?;
+        sys::replace_file(path, &ptpl::encode(&state, device)).map_err(failed)?;
         let writer = match &self.ptpl {
             Some(writer) => writer.clone(),
             None => self.ptpl.insert(Writer::start().map_err(failed)?).clone(),

@@ -1,7 +1,7 @@
 //! The machine as planning and applying see it: files to read, and a few to write.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -106,13 +106,8 @@ impl Machine for Host {
 
     fn store(&self, path: &str, text: &str) -> io::Result<()> {
         let path = self.path(path);
-        let folder = make_folder(&path)?;
-        let new = path.with_extension("new");
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&new, &path)?;
-        File::open(folder)?.sync_all()
+        make_folder(&path)?;
+        sys::replace_file(&path, text.as_bytes())
     }
 
     fn remove(&self, path: &str) -> io::Result<()> {
@@ -123,11 +118,9 @@ impl Machine for Host {
     }
 }
 
-/// The folder of a file of ours, made if it is not there.
-fn make_folder(path: &Path) -> io::Result<&Path> {
-    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    std::fs::create_dir_all(folder)?;
-    Ok(folder)
+/// Makes the folder of a file of ours.
+fn make_folder(path: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(path.parent().ok_or(io::ErrorKind::InvalidInput)?)
 }
 
 fn flock(file: &File) -> io::Result<()> {
