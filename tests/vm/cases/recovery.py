@@ -39,10 +39,7 @@ def target_killed(bench):
     one = f"dd if=/tmp/blocks of={device} bs={BLOCK} count=1 skip=$i seek=$i oflag=direct conv=notrunc,fsync status=none"
     writer = bench.guest.spawn(f"i=0; while [ $i -lt {BLOCKS} ]; do {one} || exit 1; echo flushed $i; i=$((i + 1)); done")
     # And others without order beside it, so that the kill finds something under way.
-    load = bench.guest.spawn(
-        f"fio --name=load --filename={device} --ioengine=libaio --direct=1 --offset=4m --size=8m --rw=randwrite"
-        " --bs=16k --iodepth=16 --time_based --runtime=600 --minimal"
-    )
+    load = bench.start_load("load", device, "--offset=4m", "--size=8m", "--rw=randwrite", "--bs=16k", "--iodepth=16")
     for moment in KILL_AT:
         writer.expect(f"^flushed {moment}$", 120)
         target.kill()
@@ -55,8 +52,7 @@ def target_killed(bench):
         # New writes get through after the reconnection.
         writer.expect(f"^flushed {last + 10}$", 90)
     writer.check(120)
-    bench.guest.check("killall -INT fio")
-    load.wait(60)
+    bench.end_load(load)
 
     assert last_flushed(writer) == BLOCKS - 1
     assert target.digest(namespace, 0, BLOCKS * BLOCK) == sha256(range(BLOCKS)), "the file holds something else"
@@ -104,16 +100,12 @@ def host_vanishes(bench):
     target = bench.serve(subsystem)
     bench.connect(subsystem, "--reconnect-delay=1 --ctrl-loss-tmo=60")
     device = bench.block(subsystem)
-    load = bench.guest.spawn(
-        f"fio --name=load --filename={device} --ioengine=libaio --direct=1 --size=8m --rw=randwrite"
-        " --bs=16k --iodepth=16 --time_based --runtime=600 --minimal"
-    )
+    load = bench.start_load("load", device, "--size=8m", "--rw=randwrite", "--bs=16k", "--iodepth=16")
     for _ in range(4):
         name = bench.controller(subsystem, 30)
         bench.guest.check(f"nvme reset /dev/{name}", 60)
     bench.controller(subsystem, 30)
-    bench.guest.check("killall -INT fio")
-    load.wait(60)
+    bench.end_load(load)
     bench.write_random(device, "data", 0, MIB, "64k")
     bench.compare(device, "data", 0, MIB, "64k")
     bench.disconnect(subsystem)

@@ -14,6 +14,8 @@ REGISTRY = []
 ALWAYS_BAD = r"BUG:|WARNING:|Oops|general protection|blocked for more than|soft lockup|Call Trace"
 # Lines that only a case which provokes them may cause.
 TROUBLE = r"I/O error|I/O timeout|timeout, |reconnect|digest error|Failed|failed|Buffer I/O|EXT4-fs error|invalid"
+# The load is to end; what is in this folder goes with the case.
+END_LOAD = "/tmp/end-load"
 
 
 class Skip(Exception):
@@ -105,6 +107,20 @@ class Bench:
     def fio(self, name, filename, *options, timeout=180):
         """Runs a fio job, which must find no error."""
         return self.guest.check(fio_command(name, filename, *options), timeout)
+
+    def start_load(self, name, filename, *options):
+        """Runs a fio job again and again until `end_load`; -> its guest job.
+
+        Each run ends by itself: a fio that is told to end by a signal may wait forever, for a lock that its
+        handler took while its holder was interrupted, or for I/O that it counts and never began."""
+        run = fio_command(name, filename, "--time_based", "--runtime=5", *options)
+        return self.guest.spawn(f"while [ ! -e {END_LOAD} ]; do {run} || exit; done")
+
+    def end_load(self, load):
+        """Ends the load, which must have found no error."""
+        assert load.rc is None, f"the load ended by itself: {load.out}"
+        self.guest.check(f"touch {END_LOAD}")
+        load.check(60)
 
     # The end.
 
