@@ -1,8 +1,8 @@
-"""The little of ELF that is needed to copy a binary with its libraries, or a module with its own."""
+"""The little of ELF that is needed to copy a binary with its libraries, or a module, and to start a kernel."""
 
 import struct
 
-PT_DYNAMIC, PT_INTERP, PT_LOAD = 2, 3, 1
+PT_LOAD, PT_DYNAMIC, PT_INTERP, PT_NOTE = 1, 2, 3, 4
 DT_NULL, DT_NEEDED, DT_STRTAB = 0, 1, 5
 
 
@@ -41,6 +41,18 @@ def needed(data):
         if kind == PT_LOAD and address <= strings < address + size:
             return interpreter, [_string(data, offset + strings - address + name) for name in names]
     raise ValueError("the dynamic string table is in no segment")
+
+
+def has_note(data, owner, wanted):
+    """Whether an executable has a note of this owner and type."""
+    for kind, at, _address, size in _segments(data):
+        end = at + size if kind == PT_NOTE else at
+        while at < end:
+            name_size, described, note = struct.unpack_from("<III", data, at)
+            if note == wanted and data[at + 12 : at + 12 + name_size] == owner:
+                return True
+            at += 12 + (name_size + 3 & ~3) + (described + 3 & ~3)
+    return False
 
 
 def module_info(data):

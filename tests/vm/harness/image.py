@@ -6,7 +6,6 @@ modules of `MODULES` in the order in which they load, and the two scripts of `gu
 
 import fcntl
 import glob
-import gzip
 import hashlib
 import json
 import lzma
@@ -14,7 +13,9 @@ import os
 import re
 import shutil
 import stat
+import struct
 import subprocess
+import zlib
 
 from . import Unavailable, elf, modules
 from .apt import Archive
@@ -49,6 +50,8 @@ PARAMETERS = {"null_blk": "nr_devices=1 gb=1 submit_queues=1 poll_queues=1"}
 KERNELS = {"debian": "linux-image-amd64", "ubuntu": "linux-image-generic"}
 # The first with iommufd that all of this works with; older releases offer it beside their own.
 VFIO_KERNEL = "linux-image-6.12-amd64"
+# Where to enter a kernel that is started as a PVH guest (include/xen/interface/elfnote.h).
+PHYS32_ENTRY = 18
 LIBRARY_FOLDER = "usr/lib/x86_64-linux-gnu"
 HOST_NQN = "nqn.2014-08.org.nvmexpress:uuid:5a1f0c5e-7b1e-4d0a-9c55-0f2f6d1c7a01"
 HOST_ID = "5a1f0c5e-7b1e-4d0a-9c55-0f2f6d1c7a01"
@@ -159,18 +162,30 @@ def closure(tree, programs, extra=()):
     return interpreter, found
 
 
-def module_data(path):
-    """A kernel module, decompressed."""
-    data = read(path)
-    if path.endswith(".xz"):
-        return lzma.decompress(data)
-    if path.endswith(".gz"):
-        return gzip.decompress(data)
-    if path.endswith(".zst"):
+def decompressed(data):
+    """The data, decompressed if it is compressed."""
+    if data.startswith(b"\xfd7zXZ"):
+        return lzma.LZMADecompressor().decompress(data)
+    if data.startswith(b"\x1f\x8b"):
+        return zlib.decompressobj(wbits=31).decompress(data)
+    if data.startswith(b"\x28\xb5\x2f\xfd"):
         if not shutil.which("zstd"):
-            raise Unavailable("this kernel's modules are compressed with zstd: apt install zstd")
-        return subprocess.run(["zstd", "-dcq", path], check=True, capture_output=True).stdout
+            raise Unavailable("this kernel is compressed with zstd: apt install zstd")
+        return subprocess.run(["zstd", "-dcq"], input=data, check=True, capture_output=True).stdout
     return data
+
+
+def bootable(data):
+    """The kernel inside a bzImage, which QEMU starts as it is (PVH): emulated, decompression takes longer than the
+    boot. Or the image, where it holds nothing that can be started like that."""
+    # Documentation/arch/x86/boot.rst: setup_sects, payload_offset, payload_length.
+    sectors = data[0x1F1] or 4
+    offset, length = struct.unpack_from("<II", data, 0x248)
+    payload = data[(sectors + 1) * 512 + offset :][:length]
+    if not payload.startswith(b"\x1f\x8b"):
+        payload = payload[:-4]  # its length, behind it
+    kernel = decompressed(payload)
+    return kernel if kernel.startswith(b"\x7fELF") and elf.has_note(kernel, b"Xen\0", PHYS32_ENTRY) else data
 
 
 def plain(name):
@@ -271,7 +286,8 @@ class Image:
         images = [image for image in images if os.path.exists(image)]
         if not folders or not images:
             raise Unavailable("this release's kernel package holds no kernel")
-        shutil.copyfile(images[0], self.kernel)
+        with open(self.kernel, "wb") as file:
+            file.write(bootable(read(images[0])))
         programs = {name: find(tree, source) for name, source in PROGRAMS.items()}
         interpreter, libraries = closure(tree, programs.values(), LIBRARIES)
         with open(self.initramfs + ".new", "wb") as file:
@@ -325,7 +341,7 @@ class Image:
         data = {}
 
         def info_of(name):
-            data[name] = module_data(paths[name])
+            data[name] = decompressed(read(paths[name]))
             return elf.module_info(data[name])
 
         wanted = [(n, False) for n in OPTIONAL_MODULES] + [(n, True) for n in MODULES]
