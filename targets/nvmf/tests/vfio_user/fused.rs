@@ -75,6 +75,33 @@ fn entries_next_to_each_other_are_one_operation() {
     assert_eq!(medium(&mut host, &mut other), 6);
 }
 
+/// What waited for a buffer came before the first of the two, and is not its follower when it gets one.
+#[test]
+fn what_had_no_buffer_does_not_come_between() {
+    if !bdev::can_fuse() {
+        return println!("SKIPPED: membarrier is not there");
+    }
+    let rig = Rig::starved();
+    let mut host = Host::connect(&rig.directory);
+    let mut queue = host.queue(1, 64);
+    host.memory.write(EXPECTED, &[0; 4096]);
+    host.memory.write(NEW, &[5; 4096]);
+    // 5 MiB, and there are 2 MiB of buffers.
+    const VERIFIES: u16 = 40;
+    let verify = Sqe { flags: 0, ..transfer(NvmOpcode::Verify, 0, 256, 0, 0) };
+    for cid in 0..VERIFIES {
+        host.put(&mut queue, &Sqe { cid: 10 + cid, ..verify });
+    }
+    host.put(&mut queue, &first(8, 1));
+    host.ring(&queue);
+    let verified = answers(&host, &mut queue, usize::from(VERIFIES));
+    assert!(verified.iter().all(|(cid, status)| *cid >= 10 && *status == Status::SUCCESS), "{verified:?}");
+    host.put(&mut queue, &second(8, 2));
+    host.ring(&queue);
+    assert_eq!(answers(&host, &mut queue, 2), [(1, Status::SUCCESS), (2, Status::SUCCESS)]);
+    assert_eq!(medium(&mut host, &mut queue), 5);
+}
+
 #[test]
 fn half_a_fused_operation_is_aborted() {
     if !bdev::can_fuse() {

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use bdev::Registry;
+use bdev::delay::DelayConfig;
+use memory::Arena;
 use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, VfioUserConfig};
 use reactor::{Config, IdlePolicy, Reactors};
 
@@ -26,6 +28,18 @@ impl Rig {
     }
 
     pub(crate) fn with(transport: VfioUserConfig) -> Rig {
+        let config = Config { cpus: sys::CpuSet::allowed(), ..Config::default() };
+        Rig::of(transport, config, "Malloc0")
+    }
+
+    /// One core with as few buffers as there can be, and a device that keeps them for a while.
+    pub(crate) fn starved() -> Rig {
+        let one = sys::CpuSet::new(vec![sys::CpuSet::allowed().cpus()[0]]).unwrap();
+        let arena = Arena::new(memory::Config { limit_bytes: 1, ..memory::Config::default() });
+        Rig::of(VfioUserConfig::default(), Config { cpus: one, arena, ..Config::default() }, "Slow0")
+    }
+
+    fn of(transport: VfioUserConfig, config: Config, device: &str) -> Rig {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("ringbolt-endpoint-{}-{number}", std::process::id());
@@ -33,14 +47,16 @@ impl Rig {
         std::fs::create_dir(&directory).unwrap();
         let registry = Registry::new();
         bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("Malloc0", BLOCKS, 512)).unwrap();
-        let config =
-            Config { cpus: sys::CpuSet::allowed(), pin: false, idle: IdlePolicy::Sleep, ..Config::default() };
+        if device != "Malloc0" {
+            bdev::delay::create(&registry, DelayConfig::new("Malloc0", device, 20_000)).unwrap();
+        }
+        let config = Config { pin: false, idle: IdlePolicy::Sleep, ..config };
         let reactors = Reactors::start(&config).unwrap();
         let target = Target::new(registry.clone(), reactors.remotes());
         target.create_vfio_user(transport).unwrap();
         let any = SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() };
         target.create_subsystem(NQN, any).unwrap();
-        target.add_namespace(NQN, NamespaceConfig::new("Malloc0")).unwrap();
+        target.add_namespace(NQN, NamespaceConfig::new(device)).unwrap();
         let rig = Rig { registry, target, directory, reactors: Some(reactors) };
         rig.target.add_listener(NQN, rig.address()).unwrap();
         rig

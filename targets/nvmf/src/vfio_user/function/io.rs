@@ -457,7 +457,8 @@ impl Function {
             && let Some((qid, sqe)) = self.aside.pop_front()
         {
             let before = self.aside.len();
-            self.io(qid, &sqe, lent);
+            // It came before whatever may be half of two now.
+            self.io_alone(qid, &sqe, lent);
             if self.aside.len() > before {
                 // What was put aside again is the oldest.
                 self.aside.rotate_right(1);
