@@ -138,7 +138,8 @@ impl Session {
             return self.greet(&payload).map(Ok);
         }
         let takes = match command {
-            Some(Command::DmaMap) => 1,
+            // SPDK's driver sends the file when it takes memory away, too; it says nothing then.
+            Some(Command::DmaMap | Command::DmaUnmap) => 1,
             Some(Command::DeviceSetIrqs) => DESCRIPTORS_MAX,
             _ => 0,
         };

@@ -164,7 +164,7 @@ fn memory_that_makes_no_sense_is_refused() {
     }
     // Two descriptors where one is expected, one where none is, and far too many.
     assert_eq!(raw.errno(Command::DmaMap, &good.to_bytes(), &[file.as_fd(); 2]), EINVAL);
-    assert_eq!(raw.errno(Command::DmaUnmap, &DmaUnmap::new(0x10000, 0x10000).to_bytes(), &fd), EINVAL);
+    assert_eq!(raw.errno(Command::DeviceReset, &[], &fd), EINVAL);
     for unmap in [DmaUnmap::new(0x10000, 0x8000), DmaUnmap::new(0x11000, 0x10000), DmaUnmap::new(0, 0)] {
         assert_eq!(raw.errno(Command::DmaUnmap, &unmap.to_bytes(), &[]), ENOENT, "{unmap:?}");
     }
@@ -176,6 +176,20 @@ fn memory_that_makes_no_sense_is_refused() {
     let header = Header::request(1, Command::DmaMap, DmaMap::SIZE);
     raw.send(&header, &good.to_bytes(), &[file.as_fd(); 20]);
     assert!(raw.is_closed());
+}
+
+/// As SPDK's driver does it.
+#[test]
+fn memory_is_taken_away_with_its_file_and_given_anew() {
+    let rig = Rig::new();
+    let mut raw = Raw::greeted(&rig);
+    let (map, unmap) = (DmaMap::new(0x10000, 0x10000, 0, true), DmaUnmap::new(0x10000, 0x10000));
+    for _ in 0..3 {
+        let file = memory_file(1 << 20);
+        assert_eq!(raw.errno(Command::DmaMap, &map.to_bytes(), &[file.as_fd()]), 0);
+        assert_eq!(raw.errno(Command::DmaUnmap, &unmap.to_bytes(), &[file.as_fd()]), 0);
+        assert_eq!(raw.errno(Command::DmaUnmap, &unmap.to_bytes(), &[file.as_fd()]), ENOENT);
+    }
 }
 
 #[test]
