@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use ring::Status;
 use wire_nvme::admin::{Abort, SetFeatures};
-use wire_nvme::feature::FeatureId;
+use wire_nvme::feature::{FeatureId, NumberOfQueues};
 use wire_nvme::log::TransportType;
 use wire_nvme::opcode::{AdminOpcode, FABRICS, FabricsType};
 use wire_nvme::sqe::{Fuse, Psdt};
@@ -259,6 +259,11 @@ impl Controller {
         self.properties.fail();
     }
 
+    /// I/O queues that the host was granted (Number of Queues).
+    pub fn queues_granted(&self) -> NumberOfQueues {
+        self.features.queues()
+    }
+
     /// Whether commands are taken.
     pub fn is_enabled(&self) -> bool {
         self.ended.is_none() && self.properties.is_enabled()
@@ -439,7 +444,8 @@ impl Controller {
             AdminOpcode::GetLogPage => self.get_log_page(sqe),
             AdminOpcode::GetFeatures => self.get_features(sqe),
             AdminOpcode::SetFeatures => self.set_features(sqe, data),
-            AdminOpcode::KeepAlive => Reply::none(),
+            // Whoever shares its memory is alive as long as it is there; KAS says so.
+            AdminOpcode::KeepAlive if !self.limits.memory_based => Reply::none(),
             AdminOpcode::Abort if self.subsystem.kind == Kind::Nvm => {
                 let Abort { sqid, cid } = Abort::of(sqe);
                 // What is outstanding here is event requests; commands of I/O queues are answered as

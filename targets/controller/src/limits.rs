@@ -38,6 +38,8 @@ pub struct Limits {
     pub compare_and_write: bool,
     /// Interrupt vectors that completion queues can have; of meaning with queues in memory.
     pub interrupt_vectors: u16,
+    /// PCI vendor of the controller and of its subsystem (VID, SSVID); 0 where it is no PCI function.
+    pub pci_vendor: u16,
 }
 
 impl Default for Limits {
@@ -57,6 +59,7 @@ impl Default for Limits {
             shadow_doorbells: false,
             compare_and_write: true,
             interrupt_vectors: 0,
+            pci_vendor: 0,
         }
     }
 }

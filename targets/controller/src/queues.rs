@@ -6,6 +6,7 @@
 use ring::Status;
 use wire_nvme::Sqe;
 use wire_nvme::doorbell::DoorbellBuffer;
+use wire_nvme::feature::NumberOfQueues;
 use wire_nvme::queue::{CreateIoCq, CreateIoSq, DeleteQueue};
 
 use crate::{INVALID_FIELD, Limits};
@@ -27,18 +28,18 @@ pub trait Existing {
     fn is_in_use(&self, cqid: u16) -> bool;
 }
 
-/// Whether a completion queue can be made. `queues_max` is the largest identifier.
+/// Whether a completion queue can be made, of as many as were `granted`.
 ///
 /// # Errors
 /// The status to complete the command with.
 pub fn create_completion(
     sqe: &Sqe,
     limits: &Limits,
-    queues_max: u16,
+    granted: NumberOfQueues,
     existing: &impl Existing,
 ) -> Result<CreateIoCq, Status> {
     let command = CreateIoCq::of(sqe);
-    identifier(command.qid, queues_max, existing.has_completion(command.qid))?;
+    identifier(command.qid, granted.completion, existing.has_completion(command.qid))?;
     size(command.entries, limits)?;
     place(command.address, command.contiguous)?;
     if command.interrupts && command.vector >= limits.interrupt_vectors {
@@ -47,20 +48,20 @@ pub fn create_completion(
     Ok(command)
 }
 
-/// Whether a submission queue can be made. `queues_max` is the largest identifier.
+/// Whether a submission queue can be made, of as many as were `granted`.
 ///
 /// # Errors
 /// The status to complete the command with.
 pub fn create_submission(
     sqe: &Sqe,
     limits: &Limits,
-    queues_max: u16,
+    granted: NumberOfQueues,
     existing: &impl Existing,
 ) -> Result<CreateIoSq, Status> {
     let command = CreateIoSq::of(sqe);
-    identifier(command.qid, queues_max, existing.has_submission(command.qid))?;
+    identifier(command.qid, granted.submission, existing.has_submission(command.qid))?;
     // 0 is the admin completion queue, which no I/O queue may use.
-    if command.cqid == 0 || command.cqid > queues_max {
+    if command.cqid == 0 || u32::from(command.cqid) > granted.completion {
         return Err(Status::INVALID_QUEUE_IDENTIFIER.do_not_retry());
     }
     if !existing.has_completion(command.cqid) {
@@ -110,8 +111,8 @@ pub fn doorbell_buffer(sqe: &Sqe) -> Result<DoorbellBuffer, Status> {
     Ok(buffer)
 }
 
-fn identifier(qid: u16, queues_max: u16, exists: bool) -> Result<(), Status> {
-    if qid == 0 || qid > queues_max || exists {
+fn identifier(qid: u16, queues_max: u32, exists: bool) -> Result<(), Status> {
+    if qid == 0 || u32::from(qid) > queues_max || exists {
         return Err(Status::INVALID_QUEUE_IDENTIFIER.do_not_retry());
     }
     Ok(())
@@ -141,6 +142,9 @@ mod tests {
     use wire_nvme::opcode::AdminOpcode;
 
     use super::*;
+
+    /// More of one than of the other, as of queues that share a completion queue.
+    const GRANTED: NumberOfQueues = NumberOfQueues { submission: 4, completion: 3 };
 
     /// Completion queues 1 and 2, and a submission queue 1 that uses the first.
     struct Some;
@@ -173,12 +177,12 @@ mod tests {
             interrupts: true,
             vector: 7,
         };
-        let create = |command: CreateIoCq| create_completion(&command.to_sqe(), &limits(), 4, &Some);
+        let create = |command: CreateIoCq| create_completion(&command.to_sqe(), &limits(), GRANTED, &Some);
         assert_eq!(create(good), Ok(good));
         let invalid = |status: Status| Err(status.do_not_retry());
         for (command, refused) in [
             (CreateIoCq { qid: 0, ..good }, invalid(Status::INVALID_QUEUE_IDENTIFIER)),
-            (CreateIoCq { qid: 5, ..good }, invalid(Status::INVALID_QUEUE_IDENTIFIER)),
+            (CreateIoCq { qid: 4, ..good }, invalid(Status::INVALID_QUEUE_IDENTIFIER)),
             (CreateIoCq { qid: 2, ..good }, invalid(Status::INVALID_QUEUE_IDENTIFIER)),
             (CreateIoCq { entries: 1, ..good }, invalid(Status::INVALID_QUEUE_SIZE)),
             (CreateIoCq { entries: 257, ..good }, invalid(Status::INVALID_QUEUE_SIZE)),
@@ -196,14 +200,16 @@ mod tests {
     #[test]
     fn submission_queues_that_can_be_made_and_those_that_cannot() {
         let good = CreateIoSq { address: 0x2000, qid: 2, entries: 2, contiguous: true, priority: 0, cqid: 1 };
-        let create = |command: CreateIoSq| create_submission(&command.to_sqe(), &limits(), 4, &Some);
+        let create = |command: CreateIoSq| create_submission(&command.to_sqe(), &limits(), GRANTED, &Some);
         assert_eq!(create(good), Ok(good));
+        assert_eq!(create(CreateIoSq { qid: 4, ..good }), Ok(CreateIoSq { qid: 4, ..good }));
         let invalid = |status: Status| Err(status.do_not_retry());
         for (command, refused) in [
             (CreateIoSq { qid: 1, ..good }, invalid(Status::INVALID_QUEUE_IDENTIFIER)),
             (CreateIoSq { qid: 0, ..good }, invalid(Status::INVALID_QUEUE_IDENTIFIER)),
             (CreateIoSq { cqid: 0, ..good }, invalid(Status::INVALID_QUEUE_IDENTIFIER)),
-            (CreateIoSq { cqid: 5, ..good }, invalid(Status::INVALID_QUEUE_IDENTIFIER)),
+            (CreateIoSq { qid: 5, ..good }, invalid(Status::INVALID_QUEUE_IDENTIFIER)),
+            (CreateIoSq { cqid: 4, ..good }, invalid(Status::INVALID_QUEUE_IDENTIFIER)),
             (CreateIoSq { cqid: 3, ..good }, Err(COMPLETION_QUEUE_INVALID)),
             (CreateIoSq { entries: 65536, ..good }, invalid(Status::INVALID_QUEUE_SIZE)),
             (CreateIoSq { contiguous: false, ..good }, invalid(Status::INVALID_FIELD)),

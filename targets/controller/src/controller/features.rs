@@ -22,7 +22,7 @@ pub(super) struct Features {
     write_atomicity: u32,
     async_events: AsyncEventConfiguration,
     kato_ms: u32,
-    io_queues: u32,
+    queues: NumberOfQueues,
     // Advanced Command Retry Enable: the host honours retry delays, of which there are none.
     command_retry: bool,
     interrupt_coalescing: u32,
@@ -79,7 +79,10 @@ impl Features {
             write_atomicity: 0,
             async_events: AsyncEventConfiguration::default(),
             kato_ms,
-            io_queues: limits.io_queues_max.into(),
+            queues: NumberOfQueues {
+                submission: limits.io_queues_max.into(),
+                completion: limits.io_queues_max.into(),
+            },
             command_retry: false,
             interrupt_coalescing: 0,
         }
@@ -87,6 +90,10 @@ impl Features {
 
     pub(super) fn async_events(&self) -> AsyncEventConfiguration {
         self.async_events
+    }
+
+    pub(super) fn queues(&self) -> NumberOfQueues {
+        self.queues
     }
 
     pub(super) fn kato_ms(&self) -> u32 {
@@ -119,9 +126,7 @@ impl Features {
             }
             FeatureId::ErrorRecovery => self.error_recovery,
             FeatureId::VolatileWriteCache => volatile_cache.into(),
-            FeatureId::NumberOfQueues => {
-                NumberOfQueues { submission: self.io_queues, completion: self.io_queues }.to_wire()
-            }
+            FeatureId::NumberOfQueues => self.queues.to_wire(),
             FeatureId::WriteAtomicity => self.write_atomicity,
             FeatureId::AsyncEventConfiguration => self.async_events.0,
             FeatureId::KeepAliveTimer => self.kato_ms,
@@ -281,10 +286,18 @@ impl Controller {
         if !self.association().queues().is_empty() {
             return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
         }
-        // Over fabrics a queue is both in one.
-        let granted = wanted.submission.min(wanted.completion).min(self.limits.io_queues_max.into());
-        self.features.io_queues = granted;
-        self.association().set_queues_max(granted as u16);
-        Reply::result(NumberOfQueues { submission: granted, completion: granted }.to_wire().into())
+        let most = self.limits.io_queues_max.into();
+        let mut granted = NumberOfQueues {
+            submission: wanted.submission.min(most),
+            completion: wanted.completion.min(most),
+        };
+        if !self.limits.memory_based {
+            // Over fabrics a queue is both in one.
+            let both = granted.submission.min(granted.completion);
+            granted = NumberOfQueues { submission: both, completion: both };
+        }
+        self.features.queues = granted;
+        self.association().set_queues_max(granted.submission as u16);
+        Reply::result(granted.to_wire().into())
     }
 }

@@ -19,13 +19,12 @@ use crate::{INVALID_FIELD, Kind, Namespace, io};
 pub(super) const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
 /// Admin commands that are supported and change nothing worth telling.
-pub(super) const WITHOUT_EFFECT: [AdminOpcode; 6] = [
+pub(super) const WITHOUT_EFFECT: [AdminOpcode; 5] = [
     AdminOpcode::GetLogPage,
     AdminOpcode::Identify,
     AdminOpcode::Abort,
     AdminOpcode::GetFeatures,
     AdminOpcode::AsyncEventRequest,
-    AdminOpcode::KeepAlive,
 ];
 
 /// Admin commands that queues in memory bring.
@@ -127,6 +126,8 @@ impl Controller {
     fn identify_controller(&self) -> IdentifyController {
         let (subsystem, limits) = (&self.subsystem, &self.limits);
         let common = IdentifyController {
+            vid: limits.pci_vendor,
+            ssvid: limits.pci_vendor,
             sn: ascii(&subsystem.serial),
             mn: ascii(&subsystem.model),
             fr: ascii(FIRMWARE),

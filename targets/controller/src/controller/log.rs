@@ -222,7 +222,8 @@ fn command_effects(limits: &Limits, subsystem: &Subsystem) -> Vec<u8> {
             log.admin[usize::from(opcode.to_wire())] = CommandEffects::PLAIN;
         }
     }
-    for opcode in WITHOUT_EFFECT {
+    let keep_alive = (!limits.memory_based).then_some(AdminOpcode::KeepAlive);
+    for opcode in WITHOUT_EFFECT.into_iter().chain(keep_alive) {
         log.admin[usize::from(opcode.to_wire())] = CommandEffects::PLAIN;
     }
     // A feature such as Number of Queues changes what the controller can do, but not so that a host

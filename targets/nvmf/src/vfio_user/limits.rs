@@ -3,6 +3,7 @@
 use wire_nvme::log::TransportType;
 
 use super::function::QUEUES_MAX;
+use super::pci::VENDOR;
 use crate::failure::TargetError;
 
 /// Options of the vfio-user transport, by the names that the management interface has for them.
@@ -67,6 +68,7 @@ impl VfioUserConfig {
             shadow_doorbells: self.disable_mappable_bar0,
             // One for each queue pair, the admin queue's included.
             interrupt_vectors: self.max_io_qpairs_per_ctrlr + 1,
+            pci_vendor: VENDOR,
             ..controller::Limits::default()
         };
         Ok(VfioUserLimits { controller, doorbells_trapped: self.disable_mappable_bar0 })

@@ -8,7 +8,7 @@ pub(super) const BAR_TABLE: u32 = 4;
 pub(super) const BAR_PENDING: u32 = 5;
 
 /// Vendor and device as SPDK's vfio-user target has them: known to be without quirks to drivers.
-const VENDOR: u16 = 0x4e58;
+pub(super) const VENDOR: u16 = 0x4e58;
 const DEVICE: u16 = 0x0001;
 /// Mass storage, non-volatile memory, NVM Express I/O controller.
 const CLASS: [u8; 3] = [0x02, 0x08, 0x01];

@@ -5,7 +5,7 @@ use vfio_user::{BAR0, CONFIG};
 use wire_nvme::admin::{GetFeatures, GetLogPage, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::identify::{IdentifyController, IdentifyNamespace};
-use wire_nvme::opcode::AdminOpcode;
+use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
 use wire_nvme::queue::{CreateIoCq, CreateIoSq};
 use wire_nvme::registers::{Capabilities, offset};
 use wire_nvme::{Sqe, feature};
@@ -46,6 +46,7 @@ fn it_identifies_itself_and_its_namespace() {
     assert_eq!(controller.subnqn, NQN);
     // What only fabrics controllers say (Base 2.0, section 5.17.2.1).
     assert_eq!((controller.io_command_capsule_bytes, controller.msdbd, controller.ofcs), (0, 0, 0));
+    assert_eq!((controller.vid, controller.ssvid), (0x4e58, 0x4e58));
     assert_eq!((controller.sgls, controller.maxcmd, controller.kas_100ms), (1, 0, 0));
     assert_eq!((controller.sqes, controller.cqes, controller.mdts), (0x66, 0x44, 5));
     let page = host.identify(0, 1);
@@ -87,7 +88,7 @@ fn features_of_interrupts_are_there_and_keep_alive_is_not() {
         prp(command.to_sqe(0), 0, 0)
     };
     let cqe = host.admin(set(feature::FeatureId::NumberOfQueues, 0x0007_0003));
-    assert_eq!((cqe.status, cqe.result), (Status::SUCCESS, 0x0003_0003));
+    assert_eq!((cqe.status, cqe.result), (Status::SUCCESS, 0x0007_0003));
     assert_eq!(host.admin(set(feature::FeatureId::InterruptCoalescing, 0x0504)).status, Status::SUCCESS);
     assert_eq!(host.admin(get(feature::FeatureId::InterruptCoalescing, 0)).result, 0x0504);
     assert_eq!(host.admin(get(feature::FeatureId::InterruptVector, 127)).result, 0x1_007f);
@@ -95,11 +96,36 @@ fn features_of_interrupts_are_there_and_keep_alive_is_not() {
     assert_eq!(beyond.status, Status::INVALID_FIELD.do_not_retry());
     let keep_alive = host.admin(get(feature::FeatureId::KeepAliveTimer, 0));
     assert_eq!(keep_alive.status, Status::INVALID_FIELD.do_not_retry());
+    let alive = host.admin(Sqe { flags: 0, ..Sqe::new(AdminOpcode::KeepAlive.to_wire()) });
+    assert_eq!(alive.status, Status::INVALID_OPCODE.do_not_retry());
     // Fabrics commands are for fabrics, and admin commands use PRPs.
     let fabrics = host.admin(Sqe { flags: 0, ..Sqe::new(0x7f) });
     assert_eq!(fabrics.status, Status::INVALID_OPCODE.do_not_retry());
     let sgl = host.admin(Sqe { flags: Sqe::FLAGS_SGL, ..get(feature::FeatureId::Arbitration, 0) });
     assert_eq!(sgl.status, Status::INVALID_FIELD.do_not_retry());
+}
+
+#[test]
+fn submission_queues_share_a_completion_queue() {
+    let rig = Rig::new();
+    let mut host = Host::connect(&rig.directory);
+    let queues = feature::NumberOfQueues { submission: 3, completion: 1 };
+    let fid = feature::FeatureId::NumberOfQueues.to_wire();
+    let set = SetFeatures { fid, cdw11: queues.to_wire(), ..Default::default() };
+    let granted = host.admin(prp(set.to_sqe(0), 0, 0));
+    assert_eq!((granted.status, granted.result), (Status::SUCCESS, queues.to_wire().into()));
+    let mut shared = host.queue(1, 16);
+    let beyond = CreateIoCq { address: IOVA, qid: 2, entries: 16, contiguous: true, ..Default::default() };
+    let beyond = host.admin(beyond.to_sqe());
+    assert_eq!(beyond.status, Status::INVALID_QUEUE_IDENTIFIER.do_not_retry());
+    let mut others = [2, 3].map(|qid| host.submission_queue(qid, 16, 1));
+    let flush = Sqe { nsid: 1, flags: 0, ..Sqe::new(NvmOpcode::Flush.to_wire()) };
+    for queue in &mut others {
+        host.put(queue, &Sqe { cid: queue.qid, ..flush });
+        host.ring(queue);
+        let cqe = host.wait(&mut shared);
+        assert_eq!((cqe.cid, cqe.sqid, cqe.status), (queue.qid, queue.qid, Status::SUCCESS));
+    }
 }
 
 #[test]

@@ -224,10 +224,20 @@ impl Host {
             vector: qid,
         };
         assert_eq!(self.admin(create.to_sqe()).status, Status::SUCCESS);
-        let create =
-            CreateIoSq { address: IOVA + submission, qid, entries, contiguous: true, priority: 0, cqid: qid };
-        assert_eq!(self.admin(create.to_sqe()).status, Status::SUCCESS);
+        self.create_submission(qid, entries, qid);
         Queue::new(qid, entries, submission, completion)
+    }
+
+    /// Makes a submission queue whose completions go to another's completion queue.
+    pub(crate) fn submission_queue(&mut self, qid: u16, entries: u32, cqid: u16) -> Queue {
+        self.create_submission(qid, entries, cqid);
+        Queue::new(qid, entries, u64::from(qid) * 0x1_0000, 0)
+    }
+
+    fn create_submission(&mut self, qid: u16, entries: u32, cqid: u16) {
+        let address = IOVA + u64::from(qid) * 0x1_0000;
+        let create = CreateIoSq { address, qid, entries, contiguous: true, priority: 0, cqid };
+        assert_eq!(self.admin(create.to_sqe()).status, Status::SUCCESS);
     }
 
     pub(crate) fn delete(&mut self, opcode: AdminOpcode, qid: u16) -> Status {

@@ -42,8 +42,8 @@ impl Function {
     }
 
     fn create_completion(&mut self, sqe: &Sqe, lent: &Lent<'_>) -> Result<(), Status> {
-        let queues_max = self.association().queues_max();
-        let made = queues::create_completion(sqe, &lent.shared.limits.controller, queues_max, self)?;
+        let granted = self.core.queues_granted();
+        let made = queues::create_completion(sqe, &lent.shared.limits.controller, granted, self)?;
         let bytes = u64::from(made.entries) * Completion::BYTES;
         let place = Place::find(&self.memory, made.address, bytes, true).ok_or(super::UNREACHABLE)?;
         let vector = made.interrupts.then_some(made.vector);
@@ -52,8 +52,8 @@ impl Function {
     }
 
     fn create_submission(&mut self, sqe: &Sqe, lent: &Lent<'_>) -> Result<(), Status> {
-        let queues_max = self.association().queues_max();
-        let made = queues::create_submission(sqe, &lent.shared.limits.controller, queues_max, self)?;
+        let granted = self.core.queues_granted();
+        let made = queues::create_submission(sqe, &lent.shared.limits.controller, granted, self)?;
         let bytes = u64::from(made.entries) * Submission::BYTES;
         let place = Place::find(&self.memory, made.address, bytes, false).ok_or(super::UNREACHABLE)?;
         let lease = self.association().lease(made.qid);
