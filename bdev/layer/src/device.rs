@@ -25,10 +25,13 @@ pub struct Geometry {
     pub optimal_io_boundary_blocks: u32,
     /// Whether an acknowledged write may be lost with the power until a flush or FUA.
     pub write_cache: bool,
+    /// What the address of a buffer is to be a multiple of, at most 4096; 1 where the device copies. Buffers of a
+    /// pool are aligned well enough for all.
+    pub buffer_alignment: u32,
 }
 
 impl Geometry {
-    /// A device of `blocks` blocks with nothing special about it.
+    /// A device of `blocks` blocks with nothing special about it, but that it takes buffers of a pool alone.
     pub const fn new(block_size: u32, blocks: u64) -> Geometry {
         Geometry {
             block_size,
@@ -36,6 +39,7 @@ impl Geometry {
             physical_block_size: block_size,
             optimal_io_boundary_blocks: 0,
             write_cache: false,
+            buffer_alignment: 4096,
         }
     }
 

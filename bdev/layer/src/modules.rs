@@ -21,7 +21,7 @@ pub(crate) fn geometry(num_blocks: u64, block_size: u32) -> Result<Geometry, Bde
         let reason = format!("{num_blocks} blocks of {block_size} bytes cannot be");
         return Err(BdevError::invalid("num_blocks", reason));
     }
-    Ok(Geometry::new(block_size, num_blocks))
+    Ok(Geometry { buffer_alignment: 1, ..Geometry::new(block_size, num_blocks) })
 }
 
 /// First byte and number of bytes of a request. A flush or reset has none, whatever its range says:

@@ -143,7 +143,7 @@ pub fn create(registry: &Registry, config: ModelConfig) -> Result<Arc<Device>, B
             format!("{blocks} blocks of {block_size} bytes are less than 1 MiB or too many to count");
         return Err(invalid("num_blocks", reason));
     };
-    let mut geometry = Geometry::new(block_size, blocks);
+    let mut geometry = Geometry { buffer_alignment: 1, ..Geometry::new(block_size, blocks) };
     geometry.physical_block_size = block_size.max(config.profile.device.page_bytes);
     geometry.write_cache = config.profile.is_buffered() && !config.profile.device.power_loss_protection;
     let region = match config.store {

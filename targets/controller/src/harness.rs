@@ -76,6 +76,7 @@ pub(crate) fn subsystem() -> Subsystem {
             can_unmap: true,
             can_write_zeroes: true,
             can_write_uncorrectable: true,
+            buffer_alignment: 4096,
             ..Namespace::new(1, 2048)
         },
         Namespace {

@@ -60,6 +60,8 @@ pub struct Entry {
     pub backend: u32,
     /// Bytes of a block as a power of two.
     pub block_log2: u8,
+    /// What the address of a buffer of its device is to be a multiple of.
+    pub buffer_alignment: u32,
     exists: bool,
     read_only: bool,
     can_unmap: bool,
@@ -77,6 +79,7 @@ impl Entry {
             blocks: 0,
             backend: 0,
             block_log2: 9,
+            buffer_alignment: 4096,
             exists: false,
             read_only: true,
             can_unmap: false,
@@ -118,6 +121,7 @@ impl NamespaceTable {
                 blocks: namespace.blocks,
                 backend: namespace.backend,
                 block_log2: namespace.block_size.trailing_zeros() as u8,
+                buffer_alignment: namespace.buffer_alignment,
                 exists: true,
                 read_only: namespace.read_only,
                 can_unmap: namespace.can_unmap,

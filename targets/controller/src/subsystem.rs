@@ -89,6 +89,9 @@ pub struct Namespace {
     pub can_write_uncorrectable: bool,
     /// Preferred I/O boundary in blocks; 0 for none.
     pub optimal_boundary_blocks: u16,
+    /// What the address of a buffer is to be a multiple of, a power of two: a host's own memory can then be used
+    /// as it lies.
+    pub buffer_alignment: u32,
     /// ANA group, from 1 to [`Subsystem::namespaces_max`].
     pub anagrpid: u32,
     /// Who has reserved it: the same in every picture of the namespace.
@@ -213,6 +216,7 @@ impl Namespace {
             can_unmap: false,
             can_write_zeroes: false,
             can_write_uncorrectable: false,
+            buffer_alignment: 4096,
             optimal_boundary_blocks: 0,
             anagrpid: 1,
             reservations: Arc::default(),

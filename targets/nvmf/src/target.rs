@@ -748,6 +748,7 @@ fn namespace_of(descriptor: &Descriptor, nsid: u32, key: u32, config: &Namespace
         can_unmap: device.bdev().supports(Op::Unmap),
         can_write_zeroes: device.bdev().supports(Op::WriteZeroes),
         can_write_uncorrectable: device.bdev().supports(Op::WriteUncorrectable),
+        buffer_alignment: geometry.buffer_alignment,
         optimal_boundary_blocks: u16::try_from(geometry.optimal_io_boundary_blocks).unwrap_or(0),
         anagrpid: config.anagrpid.unwrap_or(nsid),
         ..Namespace::new(nsid, geometry.blocks)

@@ -19,6 +19,7 @@ fn table() -> NamespaceTable {
         can_unmap: true,
         can_write_zeroes: true,
         can_write_uncorrectable: true,
+        buffer_alignment: 4096,
         ..Namespace::new(4, 64)
     });
     for (nsid, anagrpid) in [(5, 5), (6, 6), (7, 7)] {

@@ -46,7 +46,16 @@ fn what_is_written_is_read_back() {
 /// list or in a chain of them.
 #[test]
 fn prps_of_every_shape() {
-    let rig = Rig::new();
+    try_every_shape(&Rig::new());
+}
+
+/// The same where most of it has to be copied.
+#[test]
+fn prps_of_every_shape_for_a_device_that_wants_alignment() {
+    try_every_shape(&Rig::with_file());
+}
+
+fn try_every_shape(rig: &Rig) {
     let mut host = Host::connect(&rig.directory);
     let mut queue = host.queue(1, 64);
     let page = |number: u64| DATA + 0x10_0000 + number * 4096;

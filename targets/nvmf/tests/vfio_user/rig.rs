@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use bdev::Registry;
 use bdev::delay::DelayConfig;
+use bdev::uring::UringConfig;
 use memory::Arena;
 use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, VfioUserConfig};
 use reactor::{Config, IdlePolicy, Reactors};
@@ -39,6 +40,12 @@ impl Rig {
         Rig::of(VfioUserConfig::default(), Config { cpus: one, arena, ..Config::default() }, "Slow0")
     }
 
+    /// With a device that reads and writes only what is aligned as it likes.
+    pub(crate) fn with_file() -> Rig {
+        let config = Config { cpus: sys::CpuSet::allowed(), ..Config::default() };
+        Rig::of(VfioUserConfig::default(), config, "File0")
+    }
+
     fn of(transport: VfioUserConfig, config: Config, device: &str) -> Rig {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -47,9 +54,19 @@ impl Rig {
         std::fs::create_dir(&directory).unwrap();
         let registry = Registry::new();
         bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("Malloc0", BLOCKS, 512)).unwrap();
-        if device != "Malloc0" {
-            bdev::delay::create(&registry, DelayConfig::new("Malloc0", device, 20_000)).unwrap();
+        match device {
+            "Slow0" => bdev::delay::create(&registry, DelayConfig::new("Malloc0", device, 20_000)).map(drop),
+            "File0" => {
+                let path = directory.with_extension("disk");
+                let file =
+                    UringConfig { create_bytes: Some(BLOCKS * 512), ..UringConfig::new(device, &path) };
+                let made = bdev::uring::create(&registry, file).map(drop);
+                std::fs::remove_file(path).unwrap();
+                made
+            }
+            _ => Ok(()),
         }
+        .unwrap();
         let config = Config { pin: false, idle: IdlePolicy::Sleep, ..config };
         let reactors = Reactors::start(&config).unwrap();
         let target = Target::new(registry.clone(), reactors.remotes());

@@ -3,7 +3,7 @@
 use controller::Event;
 use controller::io::{self, Copying, Op as Planned, Plan, Transfer};
 use controller::reservation::Outcome;
-use memory::{BUFFER_BYTES_MIN, Buffer};
+use memory::Buffer;
 use ring::{Op, Request, Status, Tag};
 use slots::Slot;
 use wire_nvme::Sqe;
@@ -183,19 +183,18 @@ impl Function {
         if !is_sgl(sqe)
             && u64::from(bytes) <= PAGE
             && sqe.data.low.is_multiple_of(PAGE)
-            && let Some(buffer) = self.in_place(sqe.data.low, bytes, op)
+            && let Some(buffer) = self.in_place(sqe.data.low, bytes, op, PAGE as u32)
         {
             return self.submit(asked, Some(buffer), lent);
         }
         self.begin_scattered(asked, sqe, bytes, lent)
     }
 
-    /// The client's own memory as a buffer, where it can be used as it lies.
+    /// The client's own memory as a buffer, where it can be used as it lies. Clients map whole pages.
     #[inline(always)]
-    fn in_place(&self, address: u64, bytes: u32, op: Op) -> Option<Buffer> {
+    fn in_place(&self, address: u64, bytes: u32, op: Op, alignment: u32) -> Option<Buffer> {
         let spot = self.memory.find(address, bytes.into())?;
-        // What is not aligned would be refused by devices that read straight into it.
-        let fits = spot.offset.is_multiple_of(BUFFER_BYTES_MIN as u64) && (spot.writable || op == Op::Write);
+        let fits = spot.offset & u64::from(alignment - 1) == 0 && (spot.writable || op == Op::Write);
         if fits { spot.loan.buffer(spot.offset, bytes) } else { None }
     }
 
@@ -208,8 +207,9 @@ impl Function {
         lent: &mut Lent<'_>,
     ) -> Result<(), Status> {
         data::walk(&self.memory, sqe.data, is_sgl(sqe), bytes, &mut self.pieces)?;
+        let alignment = self.namespaces.entry(asked.plan).buffer_alignment;
         if let [piece] = self.pieces[..]
-            && let Some(buffer) = self.in_place(piece.address, bytes, asked.op)
+            && let Some(buffer) = self.in_place(piece.address, bytes, asked.op, alignment)
         {
             return self.submit(asked, Some(buffer), lent);
         }
