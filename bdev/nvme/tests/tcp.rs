@@ -239,6 +239,28 @@ fn a_namespace_is_a_bdev_whatever_the_length_of_a_request() {
 }
 
 #[test]
+fn blocks_are_made_unreadable_until_they_are_written() {
+    let medium = medium();
+    let side = Side::start(&medium, &["0".into()]);
+    let host = Host::start();
+    host.attach(&side.ports()[0]);
+    let done = host.with_io(|core, io| async move {
+        let buffer = || core.pool().take(8 * 512).unwrap();
+        let read = async |lba| io.read(lba, buffer()).await.map(drop).map_err(|(status, _)| status);
+        io.write_uncorrectable(12, 2).await?;
+        let unreadable = read(8).await.unwrap_err();
+        assert!(unreadable.same_code(Status::UNRECOVERED_READ_ERROR), "{unreadable}");
+        read(0).await?;
+        read(14).await?;
+        let mut new = buffer();
+        new.clear();
+        io.write(8, new).await.map_err(|(status, _)| status)?;
+        read(8).await
+    });
+    done.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
+}
+
+#[test]
 fn nobody_there_is_an_error_at_once() {
     let host = Host::start();
     let error = host.initiator.attach(Attach::new("Nvme0", Host::path("1"))).unwrap_err();

@@ -98,6 +98,26 @@ fn what_was_written_is_read_back() {
 }
 
 #[test]
+fn blocks_are_made_unreadable_until_they_are_written() {
+    let rig = Rig::new();
+    for store in [Store::Memory, Store::None] {
+        let mut channel = rig.disk("intel-p4800x", store);
+        let mut run = |request| {
+            channel.submit(&mut vec![request]);
+            wait(&mut channel, 1)[0].status()
+        };
+        assert_eq!(run(Request::new(Tag(0), Op::WriteUncorrectable, 12, 2)), Status::SUCCESS);
+        assert_eq!(run(rig.read(1, 8)), Status::UNRECOVERED_READ_ERROR);
+        assert_eq!(run(rig.read(2, 0)), Status::SUCCESS);
+        assert_eq!(run(rig.read(3, 14)), Status::SUCCESS);
+        assert_eq!(run(Request::write(Tag(4), 8, 8, rig.buffer(8, 1))), Status::SUCCESS);
+        assert_eq!(run(rig.read(5, 8)), Status::SUCCESS);
+        drop(channel);
+        rig.registry.unregister("M").unwrap();
+    }
+}
+
+#[test]
 fn requests_take_as_long_as_the_model_says() {
     let rig = Rig::new();
     let mut channel = rig.disk("samsung-980-pro", Store::None);
