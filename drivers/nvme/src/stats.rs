@@ -2,104 +2,66 @@
 
 use sys::clock;
 
-/// Counts of one queue pair since it was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QueueStats {
+macro_rules! counts {
+    ($($(#[doc = $doc:literal])* $name:ident,)*) => {
+        /// Counts of one queue pair since it was made.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct QueueStats {
+            $($(#[doc = $doc])* pub $name: u64,)*
+        }
+
+        impl QueueStats {
+            /// How many counts there are.
+            pub const LEN: usize = [$(stringify!($name)),*].len();
+
+            /// The counts in the order of the fields.
+            pub fn to_array(&self) -> [u64; Self::LEN] {
+                [$(self.$name),*]
+            }
+
+            /// The inverse of [`to_array`](Self::to_array).
+            pub fn from_array(counts: [u64; Self::LEN]) -> QueueStats {
+                let [$($name),*] = counts;
+                QueueStats { $($name),* }
+            }
+        }
+    };
+}
+
+counts! {
     /// Commands submitted, those that were refused at once included.
-    pub submitted: u64,
+    submitted,
     /// Commands completed by the device, or ended by a reset.
-    pub completed: u64,
+    completed,
     /// Of those, how many failed.
-    pub errors: u64,
+    errors,
     /// Submissions of one or more commands: how often the submission doorbell was due.
-    pub batches: u64,
+    batches,
     /// Submissions that did not fit whole.
-    pub full: u64,
+    full,
     /// Looks at the completion queue.
-    pub polls: u64,
+    polls,
     /// Of those, how many found nothing.
-    pub idle_polls: u64,
+    idle_polls,
     /// Doorbells that were rung: both kinds below.
-    pub doorbells: u64,
+    doorbells,
     /// Doorbells of the submission queue: registers that were written.
-    pub sq_doorbells: u64,
+    sq_doorbells,
     /// Doorbells of the completion queue.
-    pub cq_doorbells: u64,
+    cq_doorbells,
     /// Tails that were left in a shadow doorbell, whether its register was written as well or not.
-    pub sq_shadows: u64,
+    sq_shadows,
     /// Heads, likewise.
-    pub cq_shadows: u64,
+    cq_shadows,
     /// Times that a connection had something to be read; over TCP alone.
-    pub arrivals: u64,
+    arrivals,
     /// Commands that took longer than they may.
-    pub timeouts: u64,
+    timeouts,
     /// Resets of the controller that the queue pair lived through.
-    pub resets: u64,
+    resets,
 }
 
 impl QueueStats {
-    /// How many counts there are.
-    pub const LEN: usize = 15;
-
-    /// The counts in the order of the fields.
-    pub fn to_array(&self) -> [u64; Self::LEN] {
-        [
-            self.submitted,
-            self.completed,
-            self.errors,
-            self.batches,
-            self.full,
-            self.polls,
-            self.idle_polls,
-            self.doorbells,
-            self.sq_doorbells,
-            self.cq_doorbells,
-            self.sq_shadows,
-            self.cq_shadows,
-            self.arrivals,
-            self.timeouts,
-            self.resets,
-        ]
-    }
-
-    /// The inverse of [`to_array`](Self::to_array).
-    pub fn from_array(counts: [u64; Self::LEN]) -> QueueStats {
-        let [
-            submitted,
-            completed,
-            errors,
-            batches,
-            full,
-            polls,
-            idle_polls,
-            doorbells,
-            sq_doorbells,
-            cq_doorbells,
-            sq_shadows,
-            cq_shadows,
-            arrivals,
-            timeouts,
-            resets,
-        ] = counts;
-        QueueStats {
-            submitted,
-            completed,
-            errors,
-            batches,
-            full,
-            polls,
-            idle_polls,
-            doorbells,
-            sq_doorbells,
-            cq_doorbells,
-            sq_shadows,
-            cq_shadows,
-            arrivals,
-            timeouts,
-            resets,
-        }
-    }
-
     /// The sum of two.
     #[must_use]
     pub fn plus(&self, other: &QueueStats) -> QueueStats {
