@@ -36,6 +36,9 @@ impl AsyncEvent {
     /// A doorbell was written with a value that it cannot have (error 01h); Error Information.
     pub const INVALID_DOORBELL_VALUE: AsyncEvent =
         AsyncEvent { kind: EventType::Error, information: 0x01, log_page: 0x01 };
+    /// The composite temperature is beyond a threshold (SMART and health 01h); SMART / Health Information.
+    pub const TEMPERATURE: AsyncEvent =
+        AsyncEvent { kind: EventType::Health, information: 0x01, log_page: 0x02 };
     /// Attached namespaces or their Identify data changed (notice 00h); Changed Namespace List.
     pub const NAMESPACE_CHANGED: AsyncEvent =
         AsyncEvent { kind: EventType::Notice, information: 0x00, log_page: 0x04 };

@@ -141,6 +141,8 @@ pub struct AsyncEventConfiguration(pub u32);
 impl AsyncEventConfiguration {
     /// Critical warnings of the health log, by their bits there.
     pub const HEALTH: u32 = 0xff;
+    /// Of these, that the temperature is beyond a threshold.
+    pub const TEMPERATURE: u32 = 1 << 1;
     /// Namespace Attribute Notices.
     pub const NAMESPACE: u32 = 1 << 8;
     /// Firmware Activation Notices.

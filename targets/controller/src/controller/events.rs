@@ -16,7 +16,7 @@ use crate::Subsystem;
 pub(super) struct Events {
     requests: VecDeque<u16>,
     requests_max: usize,
-    notices: [Notice; 6],
+    notices: [Notice; 7],
     changed: BTreeSet<u32>,
     ana_changes: u64,
 }
@@ -37,6 +37,7 @@ const DISCOVERY: usize = 2;
 const DOORBELL: usize = 3;
 const DOORBELL_VALUE: usize = 4;
 const RESERVATION: usize = 5;
+const TEMPERATURE: usize = 6;
 
 /// No bit of the configuration switches it off.
 const ALWAYS: u32 = 0;
@@ -56,6 +57,7 @@ impl Events {
                 notice(AsyncEvent::INVALID_DOORBELL_VALUE, ALWAYS),
                 // Masked by a feature of its own, before anything is logged.
                 notice(AsyncEvent::RESERVATION_LOG, ALWAYS),
+                notice(AsyncEvent::TEMPERATURE, AsyncEventConfiguration::TEMPERATURE),
             ],
             changed: BTreeSet::new(),
             ana_changes: 0,
@@ -125,6 +127,11 @@ impl Events {
     /// There are reservation notifications to read.
     pub(super) fn reservation_logged(&mut self) {
         self.notices[RESERVATION].pending = true;
+    }
+
+    /// Whether the temperature is beyond what the host wants.
+    pub(super) fn temperature(&mut self, is_beyond: bool) {
+        self.notices[TEMPERATURE].pending = is_beyond;
     }
 
     /// A doorbell was written that does not exist, or with a value that it cannot have.

@@ -8,7 +8,7 @@ use wire_nvme::feature::{
 };
 use wire_nvme::{NSID_ALL, Sqe};
 
-use super::log::COMPOSITE_KELVINS_MAX;
+use super::log::{COMPOSITE_KELVINS_MAX, TEMPERATURE_KELVINS};
 use super::{Answer, Controller, Reply};
 use crate::{INVALID_FIELD, Kind, Limits, Subsystem};
 
@@ -90,6 +90,11 @@ impl Features {
 
     pub(super) fn async_events(&self) -> AsyncEventConfiguration {
         self.async_events
+    }
+
+    /// Whether a temperature is at or beyond one of the thresholds (Base 2.0, section 5.27.1).
+    pub(super) fn is_beyond(&self, kelvins: u16) -> bool {
+        kelvins >= self.temperature_over || kelvins <= self.temperature_under
     }
 
     pub(super) fn queues(&self) -> NumberOfQueues {
@@ -238,6 +243,7 @@ impl Controller {
                     (0 | 15, true) => self.features.temperature_under = threshold.kelvins,
                     _ => return Err(INVALID_FIELD),
                 }
+                self.events.temperature(self.features.is_beyond(TEMPERATURE_KELVINS));
             }
             FeatureId::ErrorRecovery => {
                 // DULBE: no namespace reports deallocated blocks (NVM 1.0, section 4.1.3).

@@ -16,7 +16,9 @@ use super::{Answer, Controller, features};
 use crate::{INVALID_FIELD, Kind, Limits, Subsystem};
 
 /// A temperature that says that nothing is wrong, in kelvins: 20 °C.
-const TEMPERATURE_KELVINS: u16 = 293;
+pub(super) const TEMPERATURE_KELVINS: u16 = 293;
+/// Critical Warning: the temperature is beyond a threshold.
+const TEMPERATURE_WARNING: u8 = 1 << 1;
 /// The threshold over which it would be too warm, in kelvins.
 pub(super) const COMPOSITE_KELVINS_MAX: u16 = 343;
 
@@ -151,6 +153,11 @@ impl Controller {
         let units = |bytes: u128| bytes.div_ceil(512 * 1000);
         let mut page = vec![0; HealthLog::SIZE];
         HealthLog {
+            critical_warning: if self.features.is_beyond(TEMPERATURE_KELVINS) {
+                TEMPERATURE_WARNING
+            } else {
+                0
+            },
             temperature_kelvins: TEMPERATURE_KELVINS,
             spare_percent: 100,
             spare_threshold_percent: 10,

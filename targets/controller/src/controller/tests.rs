@@ -668,6 +668,41 @@ fn more_changes_than_fit_are_told_as_all() {
 }
 
 #[test]
+fn a_temperature_beyond_a_threshold_is_an_event_and_a_warning() {
+    let mut harness = Harness::enabled(Kind::Nvm);
+    let warning = |harness: &mut Harness| {
+        let health = log_sqe(log(LogId::Health, 512), NSID_ALL);
+        HealthLog::decode(data(harness, health).as_slice().try_into().unwrap()).critical_warning
+    };
+    let set = |harness: &mut Harness, under: bool, kelvins: u16| {
+        let threshold = u32::from(under) << 20 | u32::from(kelvins);
+        assert_eq!(status(harness, set_feature(FeatureId::TemperatureThreshold, threshold)), Status::SUCCESS);
+    };
+    assert_eq!(harness.command(bare(AdminOpcode::AsyncEventRequest), &[]), None);
+    // It is 293 K. Nobody wants to be told.
+    set(&mut harness, false, 293);
+    assert_eq!((harness.waiting.len(), warning(&mut harness)), (1, 2));
+    let wanted = AsyncEventConfiguration::TEMPERATURE;
+    assert_eq!(
+        status(&mut harness, set_feature(FeatureId::AsyncEventConfiguration, wanted)),
+        Status::SUCCESS
+    );
+    for (under, beyond, within) in [(false, 200, 294), (true, 293, 292)] {
+        set(&mut harness, under, within);
+        assert_eq!((harness.waiting.len(), warning(&mut harness)), (1, 0));
+        set(&mut harness, under, beyond);
+        assert_eq!(harness.waiting.len(), 0);
+        let told = harness.notices.last().map(|cqe| cqe.result);
+        assert_eq!(told, Some(0x02_01_01));
+        // Reading the page is the end of it, until it happens again.
+        assert_eq!(warning(&mut harness), 2);
+        assert_eq!(harness.command(bare(AdminOpcode::AsyncEventRequest), &[]), None);
+        assert_eq!(harness.waiting.len(), 1);
+        set(&mut harness, under, within);
+    }
+}
+
+#[test]
 fn event_requests_are_bounded_and_can_be_aborted() {
     let mut harness = Harness::enabled(Kind::Nvm);
     for _ in 0..4 {
