@@ -256,8 +256,11 @@ fn apply_firmware(app: &App, params: ApplyFirmware) -> Result<&'static str, RpcE
         .ok_or_else(|| failed(format!("Controller information for {} were not found.", params.bdev_name)))?;
     let unreadable = |error: std::io::Error| failed(format!("{}: {error}", params.filename));
     let length = std::fs::metadata(&params.filename).map_err(unreadable)?.len();
-    if length == 0 || !length.is_multiple_of(4) || length > FIRMWARE_BYTES_MAX {
+    if length == 0 || !length.is_multiple_of(4) {
         return Err(failed("Firmware image size is not multiple of 4.".into()));
+    }
+    if length > FIRMWARE_BYTES_MAX {
+        return Err(failed(format!("{} has more than {FIRMWARE_BYTES_MAX} bytes", params.filename)));
     }
     let image = std::fs::read(&params.filename).map_err(unreadable)?;
     let send = |what: &str, opcode: AdminOpcode, cdw10: u32, cdw11: u32, data: AdminData| {
