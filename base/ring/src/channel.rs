@@ -1,34 +1,35 @@
-//! The shape of every hop.
+//! The submission and completion interface that every block I/O layer implements.
 
-/// A ring: takes requests in batches, gives completions in batches.
+/// An asynchronous I/O channel: takes batches of requests and returns batches of completions.
 ///
-/// A channel belongs to one core; nothing in it is shared. Neither method blocks, allocates on a
-/// path that an I/O takes, or runs code of the caller's.
+/// The caller alternates [`submit`](Self::submit) and [`poll`](Self::poll) from one core; a channel
+/// shares nothing with other cores. Neither method blocks, allocates on the I/O path or calls back
+/// into the caller.
 pub trait Channel {
-    /// What is put in; it owns its buffer.
+    /// The type that is submitted; a request owns its buffer.
     type Request;
-    /// What comes out; it gives the buffer back.
+    /// The type that is polled; a completion returns the buffer.
     type Completion;
 
     /// Takes requests from the front of `batch`, in order, until it is empty or the channel is full.
     ///
-    /// What was taken is removed from `batch`; what did not fit stays, still the caller's. Every
-    /// request that was taken comes out of [`poll`](Self::poll) exactly once.
+    /// Accepted requests are removed from `batch`; the others stay in it and still belong to the
+    /// caller. Every accepted request is returned by [`poll`](Self::poll) exactly once.
     fn submit(&mut self, batch: &mut Vec<Self::Request>);
 
-    /// Appends what has completed to `sink` and returns how many that were.
+    /// Appends the available completions to `sink` and returns their number.
     ///
-    /// Appends at most as many as were taken by [`submit`](Self::submit) and not yet returned.
+    /// Appends at most as many as [`submit`](Self::submit) accepted and `poll` has not returned yet.
     fn poll(&mut self, sink: &mut Vec<Self::Completion>) -> usize;
 
-    /// When the last [`poll`](Self::poll) that returned something looked at the clock, in ticks, for
-    /// whoever would look again right after it; 0 if it did not look.
-    fn polled_at(&self) -> u64 {
+    /// The time of the last [`poll`](Self::poll) that returned a completion, in clock ticks, so that
+    /// the caller need not read the clock again; 0 if that poll did not read it.
+    fn last_poll_ticks(&self) -> u64 {
         0
     }
 
-    /// When [`poll`](Self::poll) is next worth calling although no event announces it, in
-    /// nanoseconds of the monotonic clock: `Some(0)` for at once, `None` for not before an event.
+    /// When [`poll`](Self::poll) must be called next even without an event, in nanoseconds of the
+    /// monotonic clock: `Some(0)` means immediately, `None` means not before an event.
     fn deadline(&self) -> Option<u64> {
         None
     }

@@ -2,35 +2,48 @@
 
 use crate::Status;
 
-/// The caller's name for a request; comes back with the completion, otherwise untouched.
+/// A caller's identifier for a request; the completion returns it unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(pub u64);
 
-/// What a request asks for.
+/// The operation that a request asks for.
+///
+/// `lba` and `blocks` of the request are its range where [`has_range`](Self::has_range) says so. What an operation
+/// needs besides is in the request's [`Payload`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Op {
-    /// Fill the buffer from `blocks` blocks at `lba`.
+    /// Reads the range into the data.
     Read,
-    /// Put the buffer into `blocks` blocks at `lba`.
+    /// Writes the data to the range.
     Write,
-    /// Everything acknowledged before this was submitted reaches the medium. The range is unused.
+    /// Makes every write that completed before this was submitted durable. The range is unused.
     Flush,
-    /// The range is no longer needed; reads of it return zeroes afterwards.
+    /// Deallocates the range; reads return zeroes afterwards.
     Unmap,
-    /// The range reads as zeroes afterwards.
+    /// Writes zeroes to the range.
     WriteZeroes,
-    /// Bring the device back to a known state. The range is unused.
+    /// Resets the device to a known state. The range is unused.
     Reset,
-    /// Reads of the range fail with Unrecovered Read Error until it is written again.
+    /// Makes reads of the range fail with Unrecovered Read Error until it is written again.
     WriteUncorrectable,
-    /// Success if the range holds what is in the buffer, Compare Failure otherwise.
+    /// Succeeds if the range holds the data, fails with Compare Failure otherwise.
     Compare,
+    /// Copies to the range from [`Payload::CopySource`] of the same device, which it may overlap.
+    Copy,
+    /// Asks that the request with the tag in [`Payload::Abort`] complete soon, with Command Abort Requested if it had
+    /// not been executed. It is sent on the channel and by the flow of that request, and completes with success
+    /// whether or not that was in flight. The range is unused.
+    Abort,
+    /// Finds the first allocated block from `lba` on, within `blocks`; see [`Payload::Found`].
+    SeekData,
+    /// Finds the first unallocated block from `lba` on, within `blocks`; see [`Payload::Found`].
+    SeekHole,
 }
 
 impl Op {
     /// Every operation, in the order of [`Op::index`].
-    pub const ALL: [Op; 8] = [
+    pub const ALL: [Op; 12] = [
         Op::Read,
         Op::Write,
         Op::Flush,
@@ -39,6 +52,10 @@ impl Op {
         Op::Reset,
         Op::WriteUncorrectable,
         Op::Compare,
+        Op::Copy,
+        Op::Abort,
+        Op::SeekData,
+        Op::SeekHole,
     ];
 
     /// A dense index from 0, for tables by operation.
@@ -46,22 +63,22 @@ impl Op {
         self as usize
     }
 
-    /// Whether `lba` and `blocks` mean something.
+    /// Whether `lba` and `blocks` are used.
     pub const fn has_range(self) -> bool {
-        !matches!(self, Op::Flush | Op::Reset)
+        !matches!(self, Op::Flush | Op::Reset | Op::Abort)
     }
 
-    /// Whether the buffer carries `blocks` blocks.
+    /// Whether the payload is `blocks` blocks of data.
     pub const fn has_data(self) -> bool {
         matches!(self, Op::Read | Op::Write | Op::Compare)
     }
 
-    /// Whether blocks read otherwise afterwards.
+    /// Whether it changes blocks.
     pub const fn is_write(self) -> bool {
-        matches!(self, Op::Write | Op::Unmap | Op::WriteZeroes | Op::WriteUncorrectable)
+        matches!(self, Op::Write | Op::Unmap | Op::WriteZeroes | Op::WriteUncorrectable | Op::Copy)
     }
 
-    /// The operation's name as statistics and errors spell it.
+    /// The name in statistics and error messages.
     pub const fn name(self) -> &'static str {
         match self {
             Op::Read => "read",
@@ -72,129 +89,183 @@ impl Op {
             Op::Reset => "reset",
             Op::WriteUncorrectable => "write_uncorrectable",
             Op::Compare => "compare",
+            Op::Copy => "copy",
+            Op::Abort => "abort",
+            Op::SeekData => "seek_data",
+            Op::SeekHole => "seek_hole",
         }
     }
 }
 
-/// Modifiers of a request.
+/// Flags that modify a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flags(u8);
+pub struct RequestFlags(u8);
 
-impl Flags {
-    /// None of them.
-    pub const NONE: Flags = Flags(0);
-    /// Force unit access: acknowledged only once the data is on the medium.
-    pub const FUA: Flags = Flags(1);
-    /// Write zeroes may give the space back.
-    pub const DEALLOCATE: Flags = Flags(2);
-    /// Of a compare: the next request of the batch is a write of the same range, which is done only if they
-    /// are equal, with no other write of the range in between.
-    pub const FUSED: Flags = Flags(4);
-    /// Made by the block layer for a request of its caller's. Nobody else sets it.
-    pub const OWN: Flags = Flags(8);
+impl RequestFlags {
+    /// No flag.
+    pub const NONE: RequestFlags = RequestFlags(0);
+    /// Force Unit Access: the write completes only once the data is on the medium.
+    pub const FUA: RequestFlags = RequestFlags(1);
+    /// Write Zeroes may deallocate the range.
+    pub const DEALLOCATE: RequestFlags = RequestFlags(2);
+    /// A fused compare: the next request of the batch is a write of the same range, which is executed only if
+    /// the compare succeeds. No other write of the range comes between the two.
+    pub const FUSED: RequestFlags = RequestFlags(4);
+    /// A request that the block layer itself issues on behalf of a caller's request; it takes the flag off what callers
+    /// submit.
+    pub const INTERNAL: RequestFlags = RequestFlags(8);
 
     /// Whether every flag of `other` is set.
-    pub const fn contains(self, other: Flags) -> bool {
+    pub const fn contains(self, other: RequestFlags) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Both sets together.
-    pub const fn with(self, other: Flags) -> Flags {
-        Flags(self.0 | other.0)
+    /// The union of both sets.
+    pub const fn with(self, other: RequestFlags) -> RequestFlags {
+        RequestFlags(self.0 | other.0)
     }
 }
 
-/// One I/O on its way down. Owns its buffer until it comes back as a [`Completion`].
+/// What an operation carries besides its range.
+///
+/// A variant belongs to the operations that it names; the block layer rejects a request with another. It is as large
+/// as the data alone.
+#[derive(Debug, Default)]
+pub enum Payload<D> {
+    /// Nothing.
+    #[default]
+    None,
+    /// The data, exactly `blocks` blocks, of operations with [`Op::has_data`].
+    Data(D),
+    /// Of [`Op::Copy`]: the first block to copy from.
+    CopySource(u64),
+    /// Of [`Op::Abort`]: the tag of the request to abort.
+    Abort(Tag),
+    /// The result of [`Op::SeekData`] and [`Op::SeekHole`]: the block that was found; `None` if there is none in the
+    /// range.
+    Found(Option<u64>),
+}
+
+/// One I/O to submit. It owns its data until it is returned as a [`Completion`].
 #[derive(Debug)]
-pub struct Request<B> {
-    /// The caller's name for it.
+pub struct Request<D> {
+    /// Chosen by the caller, returned with the completion.
     pub tag: Tag,
     /// First logical block, counted from 0.
     pub lba: u64,
-    /// When it was issued, in ticks of the machine's clock. With 0 the block layer stamps it; a caller
-    /// that has just looked at the clock spares it that look.
-    pub issued: u64,
+    /// When the request was issued, in clock ticks (`os::clock::ticks`). If 0, the block layer reads the
+    /// clock; a caller that has just read it sets the value to avoid a second read.
+    pub issued_ticks: u64,
     /// Number of logical blocks.
     pub blocks: u32,
-    /// Which of the consumers that share a channel this belongs to; they are served in turn.
+    /// The flow for fair queueing among the consumers that share a channel; flows are served round-robin.
     pub flow: u16,
-    /// What is asked for.
+    /// The operation.
     pub op: Op,
-    /// Modifiers.
-    pub flags: Flags,
-    /// The data, exactly `blocks` blocks of it, for operations that carry data.
-    pub buffer: Option<B>,
+    /// See [`RequestFlags`].
+    pub flags: RequestFlags,
+    /// The data, or what else the operation needs.
+    pub payload: Payload<D>,
 }
 
-impl<B> Request<B> {
-    /// A request without data; give it a buffer or flags by setting the fields.
+impl<D> Request<D> {
+    /// A request without payload or flags; set the fields to add them.
     pub const fn new(tag: Tag, op: Op, lba: u64, blocks: u32) -> Self {
-        Request { tag, lba, issued: 0, blocks, flow: 0, op, flags: Flags::NONE, buffer: None }
+        let flags = RequestFlags::NONE;
+        Request { tag, lba, issued_ticks: 0, blocks, flow: 0, op, flags, payload: Payload::None }
     }
 
-    /// Fill `buffer` from the device.
-    pub const fn read(tag: Tag, lba: u64, blocks: u32, buffer: B) -> Self {
-        Request {
-            tag,
-            lba,
-            issued: 0,
-            blocks,
-            flow: 0,
-            op: Op::Read,
-            flags: Flags::NONE,
-            buffer: Some(buffer),
+    /// A read into `data`.
+    pub fn read(tag: Tag, lba: u64, blocks: u32, data: impl Into<D>) -> Self {
+        Request { payload: Payload::Data(data.into()), ..Request::new(tag, Op::Read, lba, blocks) }
+    }
+
+    /// A write of `data`.
+    pub fn write(tag: Tag, lba: u64, blocks: u32, data: impl Into<D>) -> Self {
+        Request { payload: Payload::Data(data.into()), ..Request::new(tag, Op::Write, lba, blocks) }
+    }
+
+    /// A copy of `blocks` blocks from `source_lba` to `lba`.
+    pub fn copy(tag: Tag, source_lba: u64, lba: u64, blocks: u32) -> Self {
+        Request { payload: Payload::CopySource(source_lba), ..Request::new(tag, Op::Copy, lba, blocks) }
+    }
+
+    /// An abort of the request with the tag `target`.
+    pub fn abort(tag: Tag, target: Tag) -> Self {
+        Request { payload: Payload::Abort(target), ..Request::new(tag, Op::Abort, 0, 0) }
+    }
+
+    /// The data, if it carries any.
+    #[inline]
+    pub const fn data(&self) -> Option<&D> {
+        match &self.payload {
+            Payload::Data(data) => Some(data),
+            _ => None,
         }
     }
 
-    /// Put `buffer` on the device.
-    pub const fn write(tag: Tag, lba: u64, blocks: u32, buffer: B) -> Self {
-        Request {
-            tag,
-            lba,
-            issued: 0,
-            blocks,
-            flow: 0,
-            op: Op::Write,
-            flags: Flags::NONE,
-            buffer: Some(buffer),
+    /// The data, to change it.
+    #[inline]
+    pub const fn data_mut(&mut self) -> Option<&mut D> {
+        match &mut self.payload {
+            Payload::Data(data) => Some(data),
+            _ => None,
         }
     }
 
-    /// Ends it. The only way to a completion, so that each request completes once.
-    pub const fn complete(self, status: Status) -> Completion<B> {
+    /// Takes the data out and leaves none; another payload stays.
+    #[inline]
+    pub fn take_data(&mut self) -> Option<D> {
+        match std::mem::take(&mut self.payload) {
+            Payload::Data(data) => Some(data),
+            other => {
+                self.payload = other;
+                None
+            }
+        }
+    }
+
+    /// Sets the data, or none.
+    #[inline]
+    pub fn set_data(&mut self, data: Option<impl Into<D>>) {
+        self.payload = data.map_or(Payload::None, |data| Payload::Data(data.into()));
+    }
+
+    /// Completes the request. The only constructor of [`Completion`], so that a request completes once.
+    pub const fn complete(self, status: Status) -> Completion<D> {
         Completion { request: self, status }
     }
 }
 
-/// One I/O on its way back: the request that it was, and how it ended.
+/// A completed I/O: the original request and its status.
 #[derive(Debug)]
-pub struct Completion<B> {
-    request: Request<B>,
+pub struct Completion<D> {
+    request: Request<D>,
     status: Status,
 }
 
-impl<B> Completion<B> {
-    /// The caller's name for it.
+impl<D> Completion<D> {
+    /// The tag of the request.
     pub const fn tag(&self) -> Tag {
         self.request.tag
     }
 
-    /// How it ended.
+    /// The outcome of the request.
     pub const fn status(&self) -> Status {
         self.status
     }
 
-    /// The request that it was.
-    pub const fn request(&self) -> &Request<B> {
+    /// The completed request.
+    pub const fn request(&self) -> &Request<D> {
         &self.request
     }
 
-    /// Gives the request back, buffer included, to be read from or used again.
-    pub fn into_request(self) -> Request<B> {
+    /// Returns the request with its payload, to read the data or to submit it again.
+    pub fn into_request(self) -> Request<D> {
         self.request
     }
 
-    /// The same request with another outcome, for layers that translate errors.
+    /// The same completion with another status, for layers that translate errors.
     pub fn with_status(self, status: Status) -> Self {
         Completion { status, ..self }
     }

@@ -1,8 +1,8 @@
-//! The one error domain: NVMe status codes.
+//! NVMe status codes: the error domain of all block I/O.
 
 use std::fmt;
 
-/// How an I/O ended: an NVMe status field without its phase bit.
+/// The outcome of an I/O: an NVMe status field without its phase bit.
 ///
 /// Bits 0–7 are the status code, 8–10 the status code type, 11–12 the command retry delay, 13 More
 /// and 14 Do Not Retry: the layout of completion queue entry DW3 bits 17–31 (NVM Express Base
@@ -10,7 +10,7 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Status(u16);
 
-/// A Linux error number, positive.
+/// A Linux error number, positive; 0 is success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
@@ -20,15 +20,15 @@ macro_rules! statuses {
             $(#[doc = concat!($text, " (type ", $sct, "h, code ", $sc, ")")]
             pub const $name: Status = Status::new($sct, $sc);)*
 
-            /// The specification's name for the code, if it is one that Ringbolt knows.
+            /// The specification's name for the code; `None` for a code that is not listed here.
             pub const fn name(self) -> Option<&'static str> {
                 $(if self.code_only() == Self::$name.0 { return Some($text); })*
                 None
             }
 
-            /// The error number that a POSIX caller is shown; 0 is success.
+            /// The error number for POSIX callers; 0 is success.
             ///
-            /// The one place where the two domains meet. Unknown codes are `EIO`.
+            /// The only mapping between the two error domains. Unknown codes map to `EIO`.
             pub const fn to_errno(self) -> Errno {
                 $(if self.code_only() == Self::$name.0 { return Errno($errno); })*
                 Errno(EIO)
@@ -42,8 +42,8 @@ macro_rules! statuses {
 const EIO: i32 = 5;
 
 // NVM Express Base Specification 2.0, section 4.2.3 (figures 94 to 97); NVM Command Set
-// Specification 1.0, section 4.1.2; NVMe over Fabrics codes of section 4.2.3.2; codes of zones: Zoned
-// Namespace Command Set Specification 1.1.
+// Specification 1.0, section 4.1.2; NVMe over Fabrics codes of section 4.2.3.2 that have one meaning
+// (the others: `fabrics_statuses!`); codes of zones: Zoned Namespace Command Set Specification 1.1.
 statuses! {
     SUCCESS = 0x0, 0x00, "Successful Completion", 0;
     INVALID_OPCODE = 0x0, 0x01, "Invalid Command Opcode", 95;
@@ -87,11 +87,6 @@ statuses! {
     INVALID_PROTECTION_INFORMATION = 0x1, 0x81, "Invalid Protection Information", 22;
     READ_ONLY_RANGE = 0x1, 0x82, "Attempted Write to Read Only Range", 30;
     COMMAND_SIZE_LIMIT_EXCEEDED = 0x1, 0x83, "Command Size Limit Exceeded", 22;
-    CONNECT_INCOMPATIBLE_FORMAT = 0x1, 0x80, "Connect Incompatible Format", 22;
-    CONNECT_CONTROLLER_BUSY = 0x1, 0x81, "Connect Controller Busy", 16;
-    CONNECT_INVALID_PARAMETERS = 0x1, 0x82, "Connect Invalid Parameters", 22;
-    CONNECT_RESTART_DISCOVERY = 0x1, 0x83, "Connect Restart Discovery", 11;
-    CONNECT_INVALID_HOST = 0x1, 0x84, "Connect Invalid Host", 13;
     DISCOVERY_RESTART = 0x1, 0x90, "Discover Restart", 11;
     AUTHENTICATION_REQUIRED = 0x1, 0x91, "Authentication Required", 13;
     ZONE_BOUNDARY_ERROR = 0x1, 0xb8, "Zone Boundary Error", 5;
@@ -119,36 +114,76 @@ statuses! {
     ABORTED_BY_HOST = 0x3, 0x71, "Command Aborted By Host", 125;
 }
 
+/// The status of a Connect or Disconnect command.
+///
+/// Status codes 80h to BFh of type 1 belong to the command: 1/82 is "Attempted Write to Read Only Range" of an
+/// I/O command and "Connect Invalid Parameters" of Connect. [`Status`] names them as I/O commands mean them; this type
+/// names them as the Fabrics commands do. Every other code means the same in both.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FabricsStatus(pub Status);
+
+macro_rules! fabrics_statuses {
+    ($($name:ident = $sct:literal, $sc:literal, $text:literal, $errno:literal;)*) => {
+        impl Status {
+            $(#[doc = concat!($text, " (type ", $sct, "h, code ", $sc, "); named by [`FabricsStatus`]")]
+            pub const $name: Status = Status::new($sct, $sc);)*
+        }
+        impl FabricsStatus {
+            /// The specification's name for the code; `None` for a code that is not listed here.
+            pub const fn name(self) -> Option<&'static str> {
+                $(if self.0.same_code(Status::$name) { return Some($text); })*
+                self.0.name()
+            }
+
+            /// The error number for POSIX callers; 0 is success. Unknown codes map to `EIO`.
+            pub const fn to_errno(self) -> Errno {
+                $(if self.0.same_code(Status::$name) { return Errno($errno); })*
+                self.0.to_errno()
+            }
+        }
+    };
+}
+
+// NVM Express Base Specification 2.0, section 4.2.3.2, and the status values of Connect (section 6.3.1) and Disconnect
+// (section 6.4).
+fabrics_statuses! {
+    CONNECT_INCOMPATIBLE_FORMAT = 0x1, 0x80, "Connect Incompatible Format", 22;
+    CONNECT_CONTROLLER_BUSY = 0x1, 0x81, "Connect Controller Busy", 16;
+    CONNECT_INVALID_PARAMETERS = 0x1, 0x82, "Connect Invalid Parameters", 22;
+    CONNECT_RESTART_DISCOVERY = 0x1, 0x83, "Connect Restart Discovery", 11;
+    CONNECT_INVALID_HOST = 0x1, 0x84, "Connect Invalid Host", 13;
+}
+
 impl Status {
     const DNR: u16 = 1 << 14;
     const CODE: u16 = 0x7ff;
 
-    /// A status from its type (0 to 7) and code.
+    /// A status from its status code type (0 to 7) and status code.
     pub const fn new(status_code_type: u8, status_code: u8) -> Status {
         Status(((status_code_type as u16 & 7) << 8) | status_code as u16)
     }
 
-    /// From the 15 bits that a completion queue entry carries above its phase bit.
+    /// Decodes the 15 bits above the phase bit of a completion queue entry.
     pub const fn from_field(field: u16) -> Status {
         Status(field & 0x7fff)
     }
 
-    /// The 15 bits as a completion queue entry carries them above its phase bit.
+    /// Encodes the 15 bits above the phase bit of a completion queue entry.
     pub const fn field(self) -> u16 {
         self.0
     }
 
-    /// The same status with Do Not Retry set: the same command would fail again.
+    /// The same status with Do Not Retry (DNR) set: the same command would fail again.
     pub const fn do_not_retry(self) -> Status {
         Status(self.0 | Self::DNR)
     }
 
-    /// Whether retrying the same command is pointless.
+    /// Whether Do Not Retry (DNR) is set.
     pub const fn is_do_not_retry(self) -> bool {
         self.0 & Self::DNR != 0
     }
 
-    /// Whether the I/O did what was asked.
+    /// Whether the I/O succeeded.
     pub const fn is_success(self) -> bool {
         self.0 & Self::CODE == 0
     }
@@ -163,13 +198,19 @@ impl Status {
         self.0 as u8
     }
 
-    /// Whether two statuses are the same but for the retry bits.
+    /// Whether two statuses have the same type and code; ignores CRD, More and DNR.
     pub const fn same_code(self, other: Status) -> bool {
         self.code_only() == other.code_only()
     }
 
     const fn code_only(self) -> u16 {
         self.0 & Self::CODE
+    }
+
+    fn write_named(self, name: Option<&str>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = name.unwrap_or("Unknown Status");
+        write!(f, "{name} ({:02x}/{:02x})", self.status_code_type(), self.status_code())?;
+        if self.is_do_not_retry() { f.write_str(", do not retry") } else { Ok(()) }
     }
 }
 
@@ -181,9 +222,19 @@ impl fmt::Debug for Status {
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.name().unwrap_or("Unknown Status");
-        write!(f, "{name} ({:02x}/{:02x})", self.status_code_type(), self.status_code())?;
-        if self.is_do_not_retry() { f.write_str(", do not retry") } else { Ok(()) }
+        self.write_named(self.name(), f)
+    }
+}
+
+impl fmt::Debug for FabricsStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for FabricsStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.write_named(self.name(), f)
     }
 }
 
@@ -205,6 +256,33 @@ mod tests {
         assert!(status.is_do_not_retry() && status.same_code(Status::LBA_OUT_OF_RANGE));
         assert_eq!(status.to_errno(), Status::LBA_OUT_OF_RANGE.to_errno());
         assert_eq!(status.to_string(), "LBA Out of Range (00/80), do not retry");
+    }
+
+    #[test]
+    fn a_fabrics_command_has_its_own_names_and_errno() {
+        // Code, name and errno of an I/O command, name and errno of Connect or Disconnect.
+        let table = [
+            (0x80, "Conflicting Attributes", 22, "Connect Incompatible Format", 22),
+            (0x81, "Invalid Protection Information", 22, "Connect Controller Busy", 16),
+            (0x82, "Attempted Write to Read Only Range", 30, "Connect Invalid Parameters", 22),
+            (0x83, "Command Size Limit Exceeded", 22, "Connect Restart Discovery", 11),
+            (0x84, "Unknown Status", 5, "Connect Invalid Host", 13),
+            (0x91, "Authentication Required", 13, "Authentication Required", 13),
+            (0x92, "Unknown Status", 5, "Unknown Status", 5),
+        ];
+        for (code, name, errno, connect_name, connect_errno) in table {
+            let status = Status::new(1, code).do_not_retry();
+            let tail = format!("(01/{code:02x}), do not retry");
+            assert_eq!(status.to_string(), format!("{name} {tail}"));
+            assert_eq!(status.to_errno(), Errno(errno), "{status}");
+            let status = FabricsStatus(status);
+            assert_eq!(status.to_string(), format!("{connect_name} {tail}"));
+            assert_eq!(status.to_errno(), Errno(connect_errno), "{status}");
+        }
+        for status in ALL.iter().filter(|status| status.status_code_type() != 1) {
+            assert_eq!(FabricsStatus(*status).name(), status.name());
+            assert_eq!(FabricsStatus(*status).to_errno(), status.to_errno());
+        }
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Slots: what is in flight has an index and a generation.
+//! A bounded generational slab for operations that are in flight.
 //!
-//! [`Slab`] holds at most a fixed number of values. Each is named by a [`Slot`] that goes stale
-//! when the value is taken out, so a late or forged completion is refused and never reaches
-//! whoever has the index now.
+//! [`Slab`] stores up to a fixed number of values. A [`Slot`] identifies a value by index and
+//! generation and becomes stale when the value is removed, so a late or forged completion is
+//! rejected and never reaches the operation that reuses the index.
 //!
 //! ```
 //! let mut slab = slots::Slab::with_capacity(2);
@@ -15,7 +15,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-/// A value's name: where it lies, and which of the values that lay there it is.
+/// Identifies a value: its index, and the generation that tells it from earlier values at that index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slot {
     index: u32,
@@ -23,34 +23,35 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Position, from 0 to the capacity less one.
+    /// Index, from 0 to the capacity less one.
     pub const fn index(self) -> u32 {
         self.index
     }
 
-    /// Both halves in one word, to travel as a tag or as `user_data`.
+    /// Index and generation in one word, for use as a tag or as io_uring `user_data`.
     pub const fn to_bits(self) -> u64 {
         ((self.generation as u64) << 32) | self.index as u64
     }
 
-    /// The inverse of [`to_bits`](Self::to_bits). Any word gives a slot; [`Slab`] says if it is live.
+    /// The inverse of [`to_bits`](Self::to_bits). Every word gives a slot; [`Slab`] checks that it is live.
     pub const fn from_bits(bits: u64) -> Slot {
         Slot { index: bits as u32, generation: (bits >> 32) as u32 }
     }
 }
 
 #[derive(Debug)]
-enum Entry<T> {
-    Free { next: u32 },
-    Taken(T),
+enum SlabEntry<T> {
+    Vacant { next: u32 },
+    Occupied(T),
 }
 
-/// A bounded store of values named by [`Slot`]s. Inserting and removing are O(1) and, below the
-/// highest number ever held, allocate nothing.
+/// A bounded collection of values identified by [`Slot`]s.
+///
+/// Insertion and removal are O(1) and allocate only when the number of values exceeds its previous peak.
 #[derive(Debug)]
 pub struct Slab<T> {
-    entries: Vec<(u32, Entry<T>)>,
-    free: u32,
+    entries: Vec<(u32, SlabEntry<T>)>,
+    free_head: u32,
     len: u32,
     capacity: u32,
 }
@@ -58,22 +59,25 @@ pub struct Slab<T> {
 const NONE: u32 = u32::MAX;
 
 impl<T> Slab<T> {
-    /// A slab for at most `capacity` values. Memory is taken as it fills.
+    /// A slab for at most `capacity` values. Memory is allocated as it fills.
+    ///
+    /// # Panics
+    /// If `capacity` is 2^32 - 1.
     pub fn with_capacity(capacity: u32) -> Self {
         assert!(capacity < NONE, "a slab's capacity is below 2^32 - 1, not {capacity}");
-        Slab { entries: Vec::new(), free: NONE, len: 0, capacity }
+        Slab { entries: Vec::new(), free_head: NONE, len: 0, capacity }
     }
 
-    /// Puts a value in, or gives it back if the slab is full.
+    /// Inserts a value, or returns it as the error if the slab is full.
     pub fn insert(&mut self, value: T) -> Result<Slot, T> {
-        if self.free != NONE {
-            let index = self.free;
+        if self.free_head != NONE {
+            let index = self.free_head;
             let (generation, entry) = &mut self.entries[index as usize];
-            let Entry::Free { next } = *entry else {
-                unreachable!("slot {index} is on the free list and taken")
+            let SlabEntry::Vacant { next } = *entry else {
+                unreachable!("slot {index} is on the free list and occupied")
             };
-            self.free = next;
-            *entry = Entry::Taken(value);
+            self.free_head = next;
+            *entry = SlabEntry::Occupied(value);
             self.len += 1;
             return Ok(Slot { index, generation: *generation });
         }
@@ -81,84 +85,88 @@ impl<T> Slab<T> {
             return Err(value);
         }
         let index = self.len;
-        self.entries.push((0, Entry::Taken(value)));
+        self.entries.push((0, SlabEntry::Occupied(value)));
         self.len += 1;
         Ok(Slot { index, generation: 0 })
     }
 
-    /// The value, unless the slot is stale.
+    /// The value; `None` if the slot is stale.
     pub fn get(&self, slot: Slot) -> Option<&T> {
         match self.entries.get(slot.index as usize) {
-            Some((generation, Entry::Taken(value))) if *generation == slot.generation => Some(value),
+            Some((generation, SlabEntry::Occupied(value))) if *generation == slot.generation => Some(value),
             _ => None,
         }
     }
 
-    /// The value, to change it, unless the slot is stale.
+    /// The value for modification; `None` if the slot is stale.
     pub fn get_mut(&mut self, slot: Slot) -> Option<&mut T> {
         match self.entries.get_mut(slot.index as usize) {
-            Some((generation, Entry::Taken(value))) if *generation == slot.generation => Some(value),
+            Some((generation, SlabEntry::Occupied(value))) if *generation == slot.generation => Some(value),
             _ => None,
         }
     }
 
-    /// Takes the value out and makes the slot stale.
+    /// Removes the value, which makes the slot stale; `None` if it was stale already.
     pub fn remove(&mut self, slot: Slot) -> Option<T> {
         let (generation, entry) = self.entries.get_mut(slot.index as usize)?;
-        if *generation != slot.generation || matches!(entry, Entry::Free { .. }) {
+        if *generation != slot.generation || matches!(entry, SlabEntry::Vacant { .. }) {
             return None;
         }
-        let old = std::mem::replace(entry, Entry::Free { next: self.free });
+        let old = std::mem::replace(entry, SlabEntry::Vacant { next: self.free_head });
         *generation = generation.wrapping_add(1);
-        self.free = slot.index;
+        self.free_head = slot.index;
         self.len -= 1;
         match old {
-            Entry::Taken(value) => Some(value),
-            Entry::Free { .. } => None,
+            SlabEntry::Occupied(value) => Some(value),
+            SlabEntry::Vacant { .. } => None,
         }
     }
 
-    /// Number of values held.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether it holds nothing.
+    /// Whether the slab has no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether [`insert`](Self::insert) would give the value back.
+    /// Whether [`insert`](Self::insert) would fail.
     pub fn is_full(&self) -> bool {
         self.len == self.capacity
     }
 
-    /// Most values that it can hold.
+    /// Maximum number of values.
     pub fn capacity(&self) -> usize {
         self.capacity as usize
     }
 
-    /// The slot that lies at `index` now, if one does.
+    /// The live slot at `index`, if there is one.
     pub fn slot_at(&self, index: u32) -> Option<Slot> {
         match self.entries.get(index as usize)? {
-            (generation, Entry::Taken(_)) => Some(Slot { index, generation: *generation }),
+            (generation, SlabEntry::Occupied(_)) => Some(Slot { index, generation: *generation }),
             _ => None,
         }
     }
 
-    /// Every value with its slot, by index.
+    /// Every value with its slot, in order of index.
     pub fn iter(&self) -> impl Iterator<Item = (Slot, &T)> {
         self.entries.iter().enumerate().filter_map(|(index, (generation, entry))| match entry {
-            Entry::Taken(value) => Some((Slot { index: index as u32, generation: *generation }, value)),
-            Entry::Free { .. } => None,
+            SlabEntry::Occupied(value) => {
+                Some((Slot { index: index as u32, generation: *generation }, value))
+            }
+            SlabEntry::Vacant { .. } => None,
         })
     }
 
-    /// Every value with its slot, by index, to change it.
+    /// Every value with its slot, in order of index, for modification.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (Slot, &mut T)> {
         self.entries.iter_mut().enumerate().filter_map(|(index, (generation, entry))| match entry {
-            Entry::Taken(value) => Some((Slot { index: index as u32, generation: *generation }, value)),
-            Entry::Free { .. } => None,
+            SlabEntry::Occupied(value) => {
+                Some((Slot { index: index as u32, generation: *generation }, value))
+            }
+            SlabEntry::Vacant { .. } => None,
         })
     }
 }
@@ -168,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stale_and_foreign_slots_are_refused() {
+    fn stale_and_forged_slots_are_rejected() {
         let mut slab = Slab::with_capacity(1);
         let old = slab.insert(1).unwrap();
         assert_eq!(slab.remove(old), Some(1));
@@ -182,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn full_gives_the_value_back() {
+    fn insert_into_a_full_slab_returns_the_value() {
         let mut slab = Slab::with_capacity(2);
         let slots: Vec<Slot> = (0..2).map(|value| slab.insert(value).unwrap()).collect();
         assert_eq!(slab.insert(9), Err(9));
@@ -192,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slab_of_nothing_takes_nothing() {
+    fn a_slab_of_capacity_zero_rejects_every_value() {
         assert_eq!(Slab::with_capacity(0).insert(()), Err(()));
     }
 }
