@@ -1,4 +1,4 @@
-//! Typed views of admin commands.
+//! Typed admin commands.
 
 use crate::Sqe;
 use crate::le::bit;
@@ -7,7 +7,7 @@ use crate::opcode::AdminOpcode;
 /// Identify (Base 2.0, section 5.17).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identify {
-    /// Which data structure, raw; see [`Cns`](crate::identify::Cns).
+    /// Controller or Namespace Structure, raw; see [`Cns`](crate::identify::Cns).
     pub cns: u8,
     /// Controller identifier, for some structures.
     pub cntid: u16,
@@ -20,8 +20,8 @@ pub struct Identify {
 }
 
 impl Identify {
-    /// The view of a command; any command has one.
-    pub const fn of(sqe: &Sqe) -> Identify {
+    /// Decodes the command dwords; every value is valid.
+    pub const fn from_sqe(sqe: &Sqe) -> Identify {
         Identify {
             cns: sqe.cdw10 as u8,
             cntid: (sqe.cdw10 >> 16) as u16,
@@ -31,7 +31,7 @@ impl Identify {
         }
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     pub fn to_sqe(&self, nsid: u32) -> Sqe {
         Sqe {
             nsid,
@@ -46,7 +46,7 @@ impl Identify {
 /// Get Log Page (Base 2.0, section 5.16).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GetLogPage {
-    /// Which log page, raw; see [`LogId`](crate::log::LogId).
+    /// Log Page Identifier, raw; see [`LogId`](crate::log::LogId).
     pub lid: u8,
     /// Log specific parameter.
     pub specific: u8,
@@ -54,9 +54,9 @@ pub struct GetLogPage {
     pub retain_event: bool,
     /// Bytes to return; a multiple of 4, at least 4.
     pub length_bytes: u64,
-    /// Where to start, in bytes, or an index when `offset_is_index`.
+    /// Log Page Offset in bytes, or an index if `offset_is_index` is set.
     pub offset: u64,
-    /// Whether `offset` counts entries rather than bytes.
+    /// Offset Type: `offset` is an index of an entry.
     pub offset_is_index: bool,
     /// Log specific identifier.
     pub identifier: u16,
@@ -67,8 +67,8 @@ pub struct GetLogPage {
 }
 
 impl GetLogPage {
-    /// The view of a command; any command has one.
-    pub fn of(sqe: &Sqe) -> GetLogPage {
+    /// Decodes the command dwords; every value is valid.
+    pub fn from_sqe(sqe: &Sqe) -> GetLogPage {
         let dwords = u64::from(sqe.cdw10 >> 16 | sqe.cdw11 << 16) + 1;
         GetLogPage {
             lid: sqe.cdw10 as u8,
@@ -83,10 +83,10 @@ impl GetLogPage {
         }
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     ///
     /// # Panics
-    /// When `length_bytes` is not a multiple of 4 from 4 to 2^34.
+    /// If `length_bytes` is not a multiple of 4 from 4 to 2^34.
     pub fn to_sqe(&self, nsid: u32) -> Sqe {
         assert!(self.length_bytes.is_multiple_of(4), "{} bytes are not whole dwords", self.length_bytes);
         let numd = (self.length_bytes / 4).checked_sub(1).and_then(|numd| u32::try_from(numd).ok());
@@ -111,9 +111,9 @@ impl GetLogPage {
 /// Get Features (Base 2.0, section 5.15).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GetFeatures {
-    /// Which feature, raw; see [`FeatureId`](crate::feature::FeatureId).
+    /// Feature Identifier, raw; see [`FeatureId`](crate::feature::FeatureId).
     pub fid: u8,
-    /// Which of its values, raw; see [`Select`](crate::feature::Select).
+    /// Select, raw; see [`Select`](crate::feature::Select).
     pub select: u8,
     /// Command Dword 11.
     pub cdw11: u32,
@@ -122,8 +122,8 @@ pub struct GetFeatures {
 }
 
 impl GetFeatures {
-    /// The view of a command; any command has one.
-    pub const fn of(sqe: &Sqe) -> GetFeatures {
+    /// Decodes the command dwords; every value is valid.
+    pub const fn from_sqe(sqe: &Sqe) -> GetFeatures {
         GetFeatures {
             fid: sqe.cdw10 as u8,
             select: (sqe.cdw10 >> 8 & 7) as u8,
@@ -132,7 +132,7 @@ impl GetFeatures {
         }
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     pub fn to_sqe(&self, nsid: u32) -> Sqe {
         Sqe {
             nsid,
@@ -147,19 +147,19 @@ impl GetFeatures {
 /// Set Features (Base 2.0, section 5.27).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetFeatures {
-    /// Which feature, raw; see [`FeatureId`](crate::feature::FeatureId).
+    /// Feature Identifier, raw; see [`FeatureId`](crate::feature::FeatureId).
     pub fid: u8,
-    /// Keep the value across power cycles and resets.
+    /// Save: keep the value across power cycles and resets.
     pub save: bool,
-    /// The value: Command Dword 11.
+    /// The feature value: Command Dword 11.
     pub cdw11: u32,
     /// Index into the UUID list; 0 for none.
     pub uuid_index: u8,
 }
 
 impl SetFeatures {
-    /// The view of a command; any command has one.
-    pub fn of(sqe: &Sqe) -> SetFeatures {
+    /// Decodes the command dwords; every value is valid.
+    pub fn from_sqe(sqe: &Sqe) -> SetFeatures {
         SetFeatures {
             fid: sqe.cdw10 as u8,
             save: bit(sqe.cdw10.into(), 31),
@@ -168,7 +168,7 @@ impl SetFeatures {
         }
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     pub fn to_sqe(&self, nsid: u32) -> Sqe {
         Sqe {
             nsid,
@@ -183,19 +183,19 @@ impl SetFeatures {
 /// Abort (Base 2.0, section 5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abort {
-    /// Queue of the command to abort; 0 is the admin queue.
+    /// Submission Queue Identifier of the command to abort; 0 is the admin queue.
     pub sqid: u16,
-    /// Identifier of the command to abort.
+    /// Command Identifier of the command to abort.
     pub cid: u16,
 }
 
 impl Abort {
-    /// The view of a command; any command has one.
-    pub const fn of(sqe: &Sqe) -> Abort {
+    /// Decodes the command dwords; every value is valid.
+    pub const fn from_sqe(sqe: &Sqe) -> Abort {
         Abort { sqid: sqe.cdw10 as u16, cid: (sqe.cdw10 >> 16) as u16 }
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     pub fn to_sqe(&self) -> Sqe {
         Sqe {
             cdw10: u32::from(self.sqid) | u32::from(self.cid) << 16,

@@ -1,4 +1,4 @@
-//! Asynchronous events: what completes an Asynchronous Event Request.
+//! Asynchronous events: results of Asynchronous Event Request.
 
 wire_enum! {
     /// Asynchronous event types (Base 2.0, section 5.2.1).
@@ -18,25 +18,25 @@ wire_enum! {
     }
 }
 
-/// What an Asynchronous Event Request completes with (Base 2.0, section 5.2.1).
+/// Result of an Asynchronous Event Request (Base 2.0, section 5.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// What sort of event; raw 0 to 7, see [`EventType`].
+    /// Asynchronous Event Type.
     pub kind: EventType,
-    /// Which event of that sort.
+    /// Asynchronous Event Information: the event within its type.
     pub information: u8,
-    /// The log page that says more and whose reading re-arms the event.
+    /// Log Page Identifier of the associated log page; reading it clears the event.
     pub log_page: u8,
 }
 
 impl AsyncEvent {
-    /// A doorbell of a queue that does not exist was written (error 00h); Error Information.
+    /// Write to Invalid Doorbell Register (error 00h); Error Information.
     pub const INVALID_DOORBELL: AsyncEvent =
         AsyncEvent { kind: EventType::Error, information: 0x00, log_page: 0x01 };
-    /// A doorbell was written with a value that it cannot have (error 01h); Error Information.
+    /// Invalid Doorbell Write Value (error 01h); Error Information.
     pub const INVALID_DOORBELL_VALUE: AsyncEvent =
         AsyncEvent { kind: EventType::Error, information: 0x01, log_page: 0x01 };
-    /// The composite temperature is beyond a threshold (SMART and health 01h); SMART / Health Information.
+    /// The composite temperature crossed a threshold (SMART and health 01h); SMART / Health Information.
     pub const TEMPERATURE: AsyncEvent =
         AsyncEvent { kind: EventType::Health, information: 0x01, log_page: 0x02 };
     /// Attached namespaces or their Identify data changed (notice 00h); Changed Namespace List.
@@ -49,7 +49,7 @@ impl AsyncEvent {
     pub const DISCOVERY_CHANGED: AsyncEvent =
         AsyncEvent { kind: EventType::Notice, information: 0xf0, log_page: 0x70 };
 
-    /// Reservation notifications can be read (I/O command set 00h); Reservation Notification.
+    /// Reservation Log Page Available (I/O command set 00h); Reservation Notification.
     pub const RESERVATION_LOG: AsyncEvent =
         AsyncEvent { kind: EventType::IoCommandSet, information: 0x00, log_page: 0x80 };
 
@@ -58,7 +58,7 @@ impl AsyncEvent {
         self.kind as u64 | (self.information as u64) << 8 | (self.log_page as u64) << 16
     }
 
-    /// From a completion's result; `None` for a reserved type.
+    /// Decodes the result of a completion; `None` for a reserved type.
     pub const fn from_result(result: u64) -> Option<AsyncEvent> {
         match EventType::from_wire((result & 7) as u8) {
             Some(kind) => {

@@ -1,10 +1,10 @@
-//! Completion queue entries: what a host is answered, 16 bytes.
+//! Completion queue entries, 16 bytes.
 
-use ring::Status;
+use block_io::Status;
 
 use crate::le::{put16, put64, u16_at, u64_at};
 
-/// Bytes of a completion queue entry (Base 2.0, section 3.3.3.2).
+/// Size in bytes of a completion queue entry (Base 2.0, section 3.3.3.2).
 pub const SIZE: usize = 16;
 
 const _: () = assert!(SIZE == at::STATUS + 2);
@@ -17,38 +17,38 @@ mod at {
     pub(super) const STATUS: usize = 14;
 }
 
-/// One completion.
+/// A completion queue entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cqe {
-    /// Dwords 0 and 1: what the command returns besides data.
+    /// Dwords 0 and 1: the command specific result.
     pub result: u64,
-    /// How far the controller has taken submissions from the queue: its head, counted from 0.
+    /// SQ Head Pointer: how far the controller has fetched commands from the submission queue.
     pub sqhd: u16,
-    /// Submission queue that the command came from; reserved over fabrics.
+    /// SQ Identifier of the command; reserved for message-based transports.
     pub sqid: u16,
-    /// The command's identifier.
+    /// Command Identifier.
     pub cid: u16,
-    /// How it ended.
+    /// Status Field.
     pub status: Status,
-    /// Phase tag, for queues in memory; reserved over fabrics.
+    /// Phase Tag of memory-based transports; reserved for message-based ones.
     pub phase: bool,
 }
 
 impl Cqe {
-    /// A completion that returns nothing but its status.
+    /// A completion with a result of 0.
     #[inline]
     pub const fn new(cid: u16, status: Status) -> Cqe {
         Cqe { result: 0, sqhd: 0, sqid: 0, cid, status, phase: false }
     }
 
-    /// The same with `result` in dwords 0 and 1.
+    /// Sets dwords 0 and 1 to `result`.
     #[inline]
     #[must_use]
     pub const fn with_result(self, result: u64) -> Cqe {
         Cqe { result, ..self }
     }
 
-    /// Reads an entry; any 16 bytes are one.
+    /// Decodes 16 bytes; every value is valid.
     #[inline]
     pub fn decode(from: &[u8; SIZE]) -> Cqe {
         let status = u16_at(from, at::STATUS);
@@ -62,7 +62,7 @@ impl Cqe {
         }
     }
 
-    /// Writes the entry; the exact inverse of [`decode`](Self::decode).
+    /// Encodes the entry; the exact inverse of [`decode`](Self::decode).
     #[inline]
     pub fn encode(&self, into: &mut [u8; SIZE]) {
         put64(into, at::RESULT, self.result);

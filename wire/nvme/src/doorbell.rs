@@ -1,4 +1,4 @@
-//! Doorbells of memory-based transports, shadow doorbells, and the admin queue's attributes.
+//! Doorbells and shadow doorbells of memory-based transports, and Admin Queue Attributes.
 
 use crate::opcode::AdminOpcode;
 use crate::{DataPointer, Sqe};
@@ -16,7 +16,7 @@ pub struct AdminQueueAttributes {
 }
 
 impl AdminQueueAttributes {
-    /// From the register's value; reserved bits are dropped.
+    /// Decodes the register; reserved bits are ignored.
     pub const fn decode(value: u32) -> AdminQueueAttributes {
         AdminQueueAttributes {
             submission_entries: (value & 0xfff) + 1,
@@ -24,10 +24,10 @@ impl AdminQueueAttributes {
         }
     }
 
-    /// The register's value.
+    /// Encodes the register.
     ///
     /// # Panics
-    /// When a number is not 2 to 4096.
+    /// If a number is not 2 to 4096.
     pub const fn encode(&self) -> u32 {
         assert!(self.submission_entries >= 2 && self.submission_entries <= 4096);
         assert!(self.completion_entries >= 2 && self.completion_entries <= 4096);
@@ -45,12 +45,12 @@ pub struct DoorbellBuffer {
 }
 
 impl DoorbellBuffer {
-    /// The view of a command; any command has one.
-    pub const fn of(sqe: &Sqe) -> DoorbellBuffer {
+    /// Decodes the command dwords; every value is valid.
+    pub const fn from_sqe(sqe: &Sqe) -> DoorbellBuffer {
         DoorbellBuffer { shadow: sqe.data.low, events: sqe.data.high }
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     pub fn to_sqe(&self) -> Sqe {
         Sqe {
             flags: 0,

@@ -1,4 +1,4 @@
-//! Fabrics commands, and the names that they carry.
+//! Fabrics commands and NVMe Qualified Names.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use crate::{DecodeError, Sqe};
 
 /// Bytes of Connect data (Base 2.0, section 6.3).
 pub const CONNECT_DATA_SIZE: usize = 1024;
-/// Bytes of a field that holds an NQN.
+/// Size in bytes of a field that holds an NQN.
 pub const NQN_FIELD_SIZE: usize = 256;
-/// Bytes of an NQN at most, without its NUL (Base 2.0, section 4.5).
+/// Maximum length of an NQN in bytes, without its NUL (Base 2.0, section 4.5).
 pub const NQN_MAX: usize = 223;
 /// The well-known name of the discovery service (Base 2.0, section 3.1.2.3).
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// Controller identifier in Connect data that asks for any controller, of the dynamic model.
+/// Controller identifier in Connect data that requests any controller (dynamic controller model).
 pub const CNTLID_DYNAMIC: u16 = 0xffff;
-/// Controller identifier in Connect data that asks for any controller, of the static model.
+/// Controller identifier in Connect data that requests any controller (static controller model).
 pub const CNTLID_STATIC: u16 = 0xfffe;
 
 const _: () = assert!(at::HOSTNQN + NQN_FIELD_SIZE <= CONNECT_DATA_SIZE);
@@ -29,16 +29,16 @@ mod at {
     pub(super) const HOSTNQN: usize = 512;
 }
 
-/// An NVMe Qualified Name: checked, cheap to clone.
+/// A validated NVMe Qualified Name; a clone copies a reference.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Nqn(Arc<str>);
 
 impl Nqn {
-    /// A name that follows Base 2.0, section 4.5: `nqn.`, a year and month, a dot and something
-    /// more, 223 bytes in all at most, no control characters.
+    /// Validates a name by Base 2.0, section 4.5: `nqn.`, year and month, a dot and at least one more
+    /// character; at most 223 bytes, no control characters.
     ///
     /// # Errors
-    /// Anything else.
+    /// A name of another form or length.
     pub fn new(name: &str) -> Result<Nqn, NqnError> {
         let dated = |rest: &str| {
             let bytes = rest.as_bytes();
@@ -73,7 +73,7 @@ impl Nqn {
     }
 
     fn decode(what: &'static str, field: [u8; NQN_FIELD_SIZE], at: usize) -> Result<Nqn, DecodeError> {
-        let error = |value: u64| DecodeError::value(what, at as u16, value);
+        let error = |value: u64| DecodeError::value(what, at as u32, value);
         let end = field.iter().position(|&byte| byte == 0).ok_or(error(NQN_FIELD_SIZE as u64))?;
         let name = std::str::from_utf8(&field[..end]).map_err(|bad| error(bad.valid_up_to() as u64))?;
         Nqn::new(name).map_err(|_| error(end as u64))
@@ -106,21 +106,21 @@ impl fmt::Debug for Nqn {
     }
 }
 
-/// Why a string is no NQN.
+/// Error of parsing an NQN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NqnError {
     /// Longer than 223 bytes.
     #[error("an NQN has at most 223 bytes, this has {0}")]
     Long(usize),
-    /// Not of the form that Base 2.0, section 4.5 asks for.
+    /// Not of the form that Base 2.0, section 4.5 requires.
     #[error("an NQN starts with \"nqn.yyyy-mm.\" and has no control characters")]
     Format,
 }
 
-/// The type of a fabrics command; the caller has seen that its opcode is 7Fh.
+/// The type of a fabrics command; the caller has checked that its opcode is 7Fh.
 ///
 /// # Errors
-/// A type that is reserved or a vendor's.
+/// A reserved or vendor specific type.
 #[inline]
 pub fn fabrics_type(sqe: &Sqe) -> Result<FabricsType, DecodeError> {
     let value = sqe.nsid as u8;
@@ -134,95 +134,90 @@ fn command(kind: FabricsType) -> Sqe {
 /// Connect (Base 2.0, section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connect {
-    /// Format of command and data; 0 is the only one.
+    /// Record Format (RECFMT); only 0 is defined.
     pub record_format: u16,
-    /// Queue to create; 0 is the admin queue.
+    /// Queue Identifier of the queue to create; 0 is the admin queue.
     pub qid: u16,
     /// Entries of the submission queue, 1 to 65536; a queue has at least 2.
     pub queue_entries: u32,
     /// Connect attributes.
     pub attributes: ConnectAttributes,
-    /// Keep alive timeout in milliseconds, admin queue only; 0 is off.
+    /// Keep Alive Timeout in milliseconds, admin queue only; 0 disables it.
     pub kato_ms: u32,
 }
 
-/// Connect attributes (CATTR).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ConnectAttributes(pub u8);
-
-impl ConnectAttributes {
-    /// Disable SQ Flow Control: SQHD is not to be maintained.
-    pub const DISABLE_SQ_FLOW_CONTROL: u8 = 1 << 2;
-    /// The host may delete I/O queues one by one with Disconnect.
-    pub const INDIVIDUAL_DELETION: u8 = 1 << 3;
-
-    /// Whether the bit is set.
-    pub const fn has(self, bit: u8) -> bool {
-        self.0 & bit != 0
+bitflags::bitflags! {
+    /// Connect attributes (CATTR); other bits are kept as received.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct ConnectAttributes: u8 {
+        /// Disable SQ Flow Control: the controller does not maintain SQHD.
+        const DISABLE_SQ_FLOW_CONTROL = 1 << 2;
+        /// Individual I/O Queue Deletion: the host may delete I/O queues with Disconnect.
+        const INDIVIDUAL_DELETION = 1 << 3;
     }
 }
 
 impl Connect {
-    /// Byte of the command where the record format is, for a failed Connect's parameter offset.
+    /// Byte offset of the record format in the command, for Connect Invalid Parameters.
     pub const RECORD_FORMAT_AT: u16 = 40;
-    /// Byte of the command where the queue identifier is.
+    /// Byte offset of the queue identifier in the command.
     pub const QID_AT: u16 = 42;
-    /// Byte of the command where the queue size is.
+    /// Byte offset of the queue size in the command.
     pub const SQSIZE_AT: u16 = 44;
 
-    /// The view of a command; any command has one.
-    pub const fn of(sqe: &Sqe) -> Connect {
+    /// Decodes the command dwords; every value is valid.
+    pub const fn from_sqe(sqe: &Sqe) -> Connect {
         Connect {
             record_format: sqe.cdw10 as u16,
             qid: (sqe.cdw10 >> 16) as u16,
             queue_entries: (sqe.cdw11 & 0xffff) + 1,
-            attributes: ConnectAttributes((sqe.cdw11 >> 16) as u8),
+            attributes: ConnectAttributes::from_bits_retain((sqe.cdw11 >> 16) as u8),
             kato_ms: sqe.cdw12,
         }
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     ///
     /// # Panics
-    /// When `queue_entries` is not 1 to 65536.
+    /// If `queue_entries` is not 1 to 65536.
     pub fn to_sqe(&self) -> Sqe {
         assert!((1..=65536).contains(&self.queue_entries), "{} entries", self.queue_entries);
         Sqe {
             cdw10: u32::from(self.record_format) | u32::from(self.qid) << 16,
-            cdw11: (self.queue_entries - 1) | u32::from(self.attributes.0) << 16,
+            cdw11: (self.queue_entries - 1) | u32::from(self.attributes.bits()) << 16,
             cdw12: self.kato_ms,
             ..command(FabricsType::Connect)
         }
     }
 }
 
-/// What comes with a Connect command (Base 2.0, section 6.3).
+/// Data of a Connect command (Base 2.0, section 6.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectData {
     /// Host identifier.
     pub host_id: [u8; 16],
-    /// The controller asked for, or a wildcard.
+    /// Requested controller, [`CNTLID_DYNAMIC`] or [`CNTLID_STATIC`].
     pub cntlid: u16,
-    /// The subsystem.
+    /// NVM Subsystem NQN.
     pub subnqn: Nqn,
-    /// The host.
+    /// Host NQN.
     pub hostnqn: Nqn,
 }
 
 impl ConnectData {
-    /// Byte of the data where the host identifier is, for a failed Connect's parameter offset.
+    /// Byte offset of the host identifier in the data, for Connect Invalid Parameters.
     pub const HOSTID_AT: u16 = at::HOSTID as u16;
-    /// Byte of the data where the controller identifier is.
+    /// Byte offset of the controller identifier in the data.
     pub const CNTLID_AT: u16 = at::CNTLID as u16;
-    /// Byte of the data where the subsystem's name is.
+    /// Byte offset of the subsystem NQN in the data.
     pub const SUBNQN_AT: u16 = at::SUBNQN as u16;
-    /// Byte of the data where the host's name is.
+    /// Byte offset of the host NQN in the data.
     pub const HOSTNQN_AT: u16 = at::HOSTNQN as u16;
 
-    /// Reads the data.
+    /// Decodes the data.
     ///
     /// # Errors
-    /// Less than 1024 bytes, and names that are no NQNs; the error says where.
+    /// Less than 1024 bytes, or an invalid NQN.
     pub fn decode(from: &[u8]) -> Result<ConnectData, DecodeError> {
         let from = sized::<CONNECT_DATA_SIZE>("Connect data", from)?;
         Ok(ConnectData {
@@ -233,7 +228,7 @@ impl ConnectData {
         })
     }
 
-    /// Writes the data.
+    /// Encodes the data.
     pub fn encode(&self, into: &mut [u8; CONNECT_DATA_SIZE]) {
         *into = [0; CONNECT_DATA_SIZE];
         put(into, at::HOSTID, &self.host_id);
@@ -243,45 +238,45 @@ impl ConnectData {
     }
 }
 
-/// What a failed Connect returns with Connect Invalid Parameters (Base 2.0, section 6.3).
+/// Result of a Connect that fails with Connect Invalid Parameters (Base 2.0, section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidParameter {
-    /// Whether `offset` is in the data rather than in the command (IATTR).
+    /// `offset` is in the data rather than in the command (IATTR).
     pub in_data: bool,
-    /// First byte of the parameter (IPO).
+    /// Byte offset of the invalid parameter (IPO).
     pub offset: u16,
 }
 
 impl InvalidParameter {
-    /// The completion's result.
+    /// Encodes the result of the completion.
     pub const fn to_result(self) -> u64 {
         self.offset as u64 | (self.in_data as u64) << 16
     }
 
-    /// From a completion's result.
+    /// Decodes the result of a completion.
     pub const fn from_result(result: u64) -> InvalidParameter {
         InvalidParameter { in_data: result >> 16 & 1 != 0, offset: result as u16 }
     }
 }
 
-/// What a successful Connect returns (Base 2.0, section 6.3).
+/// Result of a successful Connect (Base 2.0, section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connected {
-    /// The controller that the queue belongs to.
+pub struct ConnectResponse {
+    /// Controller identifier.
     pub cntlid: u16,
-    /// The host must authenticate in-band before anything else (AUTHREQ.ATR).
+    /// The host must authenticate in-band before other commands (AUTHREQ.ATR).
     pub authentication_required: bool,
 }
 
-impl Connected {
-    /// The completion's result.
+impl ConnectResponse {
+    /// Encodes the result of the completion.
     pub const fn to_result(self) -> u64 {
         self.cntlid as u64 | (self.authentication_required as u64) << 17
     }
 
-    /// From a completion's result.
-    pub const fn from_result(result: u64) -> Connected {
-        Connected { cntlid: result as u16, authentication_required: result >> 17 & 1 != 0 }
+    /// Decodes the result of a completion.
+    pub const fn from_result(result: u64) -> ConnectResponse {
+        ConnectResponse { cntlid: result as u16, authentication_required: result >> 17 & 1 != 0 }
     }
 }
 
@@ -314,32 +309,32 @@ fn wide(sqe: &Sqe) -> Result<bool, DecodeError> {
 }
 
 impl PropertyGet {
-    /// The view of a command.
+    /// Decodes the command dwords.
     ///
     /// # Errors
     /// A reserved size.
-    pub fn of(sqe: &Sqe) -> Result<PropertyGet, DecodeError> {
+    pub fn from_sqe(sqe: &Sqe) -> Result<PropertyGet, DecodeError> {
         Ok(PropertyGet { wide: wide(sqe)?, offset: sqe.cdw11 })
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     pub fn to_sqe(&self) -> Sqe {
         Sqe { cdw10: self.wide.into(), cdw11: self.offset, ..command(FabricsType::PropertyGet) }
     }
 }
 
 impl PropertySet {
-    /// The view of a command.
+    /// Decodes the command dwords.
     ///
     /// # Errors
     /// A reserved size.
-    pub fn of(sqe: &Sqe) -> Result<PropertySet, DecodeError> {
+    pub fn from_sqe(sqe: &Sqe) -> Result<PropertySet, DecodeError> {
         let value = u64::from(sqe.cdw12) | u64::from(sqe.cdw13) << 32;
         let wide = wide(sqe)?;
         Ok(PropertySet { wide, offset: sqe.cdw11, value: if wide { value } else { value & 0xffff_ffff } })
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     pub fn to_sqe(&self) -> Sqe {
         Sqe {
             cdw10: self.wide.into(),
@@ -354,17 +349,17 @@ impl PropertySet {
 /// Disconnect (Base 2.0, section 6.4): deletes the I/O queue that it is sent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disconnect {
-    /// Format of the command; 0 is the only one.
+    /// Record Format (RECFMT); only 0 is defined.
     pub record_format: u16,
 }
 
 impl Disconnect {
-    /// The view of a command; any command has one.
-    pub const fn of(sqe: &Sqe) -> Disconnect {
+    /// Decodes the command dwords; every value is valid.
+    pub const fn from_sqe(sqe: &Sqe) -> Disconnect {
         Disconnect { record_format: sqe.cdw10 as u16 }
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     pub fn to_sqe(&self) -> Sqe {
         Sqe { cdw10: self.record_format.into(), ..command(FabricsType::Disconnect) }
     }

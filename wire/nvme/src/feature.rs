@@ -1,4 +1,4 @@
-//! Features: identifiers and the values that Set Features and Get Features carry in dwords.
+//! Features: identifiers, and values that Set Features and Get Features carry in dwords.
 
 use crate::DecodeError;
 
@@ -59,22 +59,22 @@ wire_enum! {
 }
 
 wire_enum! {
-    /// Which value of a feature Get Features asks for (Base 2.0, section 5.15).
+    /// Select field of Get Features: which value is returned (Base 2.0, section 5.15).
     Select: u8 {
-        /// The value in force.
+        /// Current value.
         Current = 0,
-        /// The value after a reset when nothing was saved.
+        /// Default value: that after a reset without a saved value.
         Default = 1,
-        /// The value that was saved.
+        /// Saved value.
         Saved = 2,
-        /// What can be done with the feature; see [`Capabilities`].
+        /// Supported capabilities; see [`Capabilities`].
         Supported = 3,
     }
 }
 
-/// What Get Features returns for [`Select::Supported`] (Base 2.0, section 5.15).
+/// Result of Get Features for [`Select::Supported`] (Base 2.0, section 5.15).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Capabilities {
+pub struct FeatureCapabilities {
     /// The value can be saved.
     pub saveable: bool,
     /// The feature belongs to a namespace, not to the controller.
@@ -83,15 +83,15 @@ pub struct Capabilities {
     pub changeable: bool,
 }
 
-impl Capabilities {
-    /// The completion's dword 0.
+impl FeatureCapabilities {
+    /// Encodes dword 0 of the completion.
     pub const fn to_wire(self) -> u32 {
         self.saveable as u32 | (self.namespace_specific as u32) << 1 | (self.changeable as u32) << 2
     }
 
-    /// From a completion's dword 0.
-    pub const fn from_wire(value: u32) -> Capabilities {
-        Capabilities {
+    /// Decodes dword 0 of a completion.
+    pub const fn from_wire(value: u32) -> FeatureCapabilities {
+        FeatureCapabilities {
             saveable: value & 1 != 0,
             namespace_specific: value & 2 != 0,
             changeable: value & 4 != 0,
@@ -99,7 +99,7 @@ impl Capabilities {
     }
 }
 
-/// Number of Queues: I/O queues that the host asks for or that it gets (Base 2.0, section 5.27.1).
+/// Number of Queues: I/O queues requested or allocated (Base 2.0, section 5.27.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NumberOfQueues {
     /// Submission queues, at least 1.
@@ -109,10 +109,10 @@ pub struct NumberOfQueues {
 }
 
 impl NumberOfQueues {
-    /// From dword 11 of Set Features or dword 0 of a completion.
+    /// Decodes dword 11 of Set Features or dword 0 of its completion.
     ///
     /// # Errors
-    /// The value 65535, which is not allowed (counted from 1: 65536).
+    /// The value 65535 (65536 queues), which is not allowed.
     pub fn from_wire(value: u32) -> Result<NumberOfQueues, DecodeError> {
         let (submission, completion) = (value & 0xffff, value >> 16);
         if submission == 0xffff || completion == 0xffff {
@@ -121,10 +121,10 @@ impl NumberOfQueues {
         Ok(NumberOfQueues { submission: submission + 1, completion: completion + 1 })
     }
 
-    /// The dword.
+    /// Encodes the dword.
     ///
     /// # Panics
-    /// When a number is not 1 to 65535.
+    /// If a number is not 1 to 65535.
     pub fn to_wire(self) -> u32 {
         let zero_based = |count: u32| {
             assert!((1..=65535).contains(&count), "{count} queues are not 1 to 65535");
@@ -134,29 +134,25 @@ impl NumberOfQueues {
     }
 }
 
-/// Asynchronous Event Configuration: which notices the host wants (Base 2.0, section 5.27.1).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AsyncEventConfiguration(pub u32);
-
-impl AsyncEventConfiguration {
-    /// Critical warnings of the health log, by their bits there.
-    pub const HEALTH: u32 = 0xff;
-    /// Of these, that the temperature is beyond a threshold.
-    pub const TEMPERATURE: u32 = 1 << 1;
-    /// Namespace Attribute Notices.
-    pub const NAMESPACE: u32 = 1 << 8;
-    /// Firmware Activation Notices.
-    pub const FIRMWARE: u32 = 1 << 9;
-    /// Telemetry Log Notices.
-    pub const TELEMETRY: u32 = 1 << 10;
-    /// Asymmetric Namespace Access Change Notices.
-    pub const ANA: u32 = 1 << 11;
-    /// Discovery Log Page Change Notification.
-    pub const DISCOVERY: u32 = 1 << 31;
-
-    /// Whether every bit is set.
-    pub const fn has(self, bits: u32) -> bool {
-        self.0 & bits == bits
+bitflags::bitflags! {
+    /// Asynchronous Event Configuration: which events are enabled (Base 2.0, section 5.27.1). Other bits are kept as
+    /// received.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct AsyncEventConfiguration: u32 {
+        /// SMART / Health Critical Warnings, with the bits of the log page.
+        const HEALTH = 0xff;
+        /// The critical warning for the temperature.
+        const TEMPERATURE = 1 << 1;
+        /// Namespace Attribute Notices.
+        const NAMESPACE = 1 << 8;
+        /// Firmware Activation Notices.
+        const FIRMWARE = 1 << 9;
+        /// Telemetry Log Notices.
+        const TELEMETRY = 1 << 10;
+        /// Asymmetric Namespace Access Change Notices.
+        const ANA = 1 << 11;
+        /// Discovery Log Page Change Notification.
+        const DISCOVERY = 1 << 31;
     }
 }
 
@@ -165,14 +161,14 @@ impl AsyncEventConfiguration {
 pub struct TemperatureThreshold {
     /// Kelvins.
     pub kelvins: u16,
-    /// Which sensor: 0 composite, 1 to 8, 15 all of them.
+    /// Sensor: 0 composite, 1 to 8, 15 all.
     pub sensor: u8,
-    /// Whether it is the lower threshold.
+    /// Under temperature threshold, instead of over temperature.
     pub under: bool,
 }
 
 impl TemperatureThreshold {
-    /// From dword 11.
+    /// Decodes dword 11.
     ///
     /// # Errors
     /// Reserved sensors and threshold types.
@@ -185,23 +181,23 @@ impl TemperatureThreshold {
         Ok(TemperatureThreshold { kelvins: value as u16, sensor, under: kind == 1 })
     }
 
-    /// The dword.
+    /// Encodes the dword.
     pub const fn to_wire(self) -> u32 {
         self.kelvins as u32 | (self.sensor as u32 & 0xf) << 16 | (self.under as u32) << 20
     }
 }
 
-/// Bytes of the Host Behavior Support data (Base 2.0, section 5.27.1).
+/// Size in bytes of the Host Behavior Support data (Base 2.0, section 5.27.1).
 pub const HOST_BEHAVIOR_SIZE: usize = 512;
-/// Bytes of a Host Identifier over fabrics: always extended (Base 2.0, section 5.27.1).
+/// Size in bytes of a Host Identifier over fabrics: always extended (Base 2.0, section 5.27.1).
 pub const HOST_ID_SIZE: usize = 16;
-/// Bytes of the Timestamp data (Base 2.0, section 5.27.1).
+/// Size in bytes of the Timestamp data (Base 2.0, section 5.27.1).
 pub const TIMESTAMP_SIZE: usize = 8;
 
 /// Host Identifier, dword 11: the host identifier is 128 bits long.
 pub const HOST_ID_EXTENDED: u32 = 1;
 
-/// Bits of Reservation Notification Mask: what the host is not told of (Base 2.0, section 5.27.1).
+/// Bits of Reservation Notification Mask: notifications that are suppressed (Base 2.0, section 5.27.1).
 pub mod reservation_mask {
     /// Registration Preempted.
     pub const REGISTRATION_PREEMPTED: u32 = 1 << 1;

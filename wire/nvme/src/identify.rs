@@ -1,7 +1,7 @@
 //! Identify data structures (Base 2.0, section 5.17.2; NVM 1.0, section 4.1.5).
 //!
-//! Every structure is 4096 bytes. Fields have the specification's acronyms; what is not listed is
-//! reserved or zero.
+//! Every structure has 4096 bytes. Fields are named by the specification's acronyms; fields that are not
+//! listed are reserved or zero.
 
 mod controller;
 mod list;
@@ -18,11 +18,11 @@ pub use namespace::{
     IdentifyNamespace, LbaFormat, NamespaceIndependent, NvmNamespace, dlfeat, nsfeat, rescap,
 };
 
-/// Bytes of every Identify data structure.
+/// Size in bytes of every Identify data structure.
 pub const SIZE: usize = 4096;
 
 wire_enum! {
-    /// Controller or Namespace Structure: which data Identify returns.
+    /// Controller or Namespace Structure (CNS): the data that Identify returns.
     Cns: u8 {
         /// Identify Namespace of the NVM command set.
         Namespace = 0x00,
@@ -113,9 +113,9 @@ wire_enum! {
     }
 }
 
-/// `text` as an ASCII field: cut or padded with spaces (Base 2.0, section 1.4: ASCII strings).
+/// `text` as an ASCII field, truncated or padded with spaces (Base 2.0, section 1.4: ASCII strings).
 ///
-/// What is not printable ASCII becomes a question mark.
+/// Characters other than printable ASCII become question marks.
 pub fn ascii<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     for (to, from) in field.iter_mut().zip(text.chars()) {

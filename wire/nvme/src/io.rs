@@ -1,18 +1,22 @@
-//! Typed views of I/O commands, and the ranges of Dataset Management.
+//! Typed I/O commands, and the source ranges of Dataset Management and Copy.
 
 use crate::le::{bit, put16, put32, put64, u16_at, u32_at, u64_at};
 use crate::opcode::NvmOpcode;
 use crate::{DecodeError, Sqe};
 
-/// Protection information fields of a command (NVM 1.0, section 3.2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Prinfo(pub u8);
-
-impl Prinfo {
-    /// PRACT: the controller inserts or strips protection information.
-    pub const ACTION: u8 = 1 << 3;
-    /// PRCHK: what is checked, guard, application tag and reference tag from bit 2 down.
-    pub const CHECK: u8 = 7;
+bitflags::bitflags! {
+    /// Protection information fields of a command, 4 bits (NVM 1.0, section 3.2).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Prinfo: u8 {
+        /// PRACT: the controller inserts or strips protection information.
+        const ACTION = 1 << 3;
+        /// PRCHK: check the guard.
+        const CHECK_GUARD = 1 << 2;
+        /// PRCHK: check the application tag.
+        const CHECK_APPLICATION_TAG = 1 << 1;
+        /// PRCHK: check the reference tag.
+        const CHECK_REFERENCE_TAG = 1 << 0;
+    }
 }
 
 /// Read, Write and Compare, which share a layout (NVM 1.0, sections 3.2.1, 3.2.4 and 3.2.6).
@@ -34,27 +38,27 @@ pub struct ReadWrite {
     pub directive_type: u8,
     /// Directive specific value.
     pub directive: u16,
-    /// Dataset Management hints (DSM field); only advice.
+    /// Dataset Management field (DSM); a hint.
     pub hints: u8,
     /// Expected or initial logical block reference tag.
     pub reference_tag: u32,
     /// Expected or initial application tag.
     pub application_tag: u16,
-    /// Which bits of the application tag count.
+    /// Mask of the application tag.
     pub application_tag_mask: u16,
 }
 
 impl ReadWrite {
-    /// The view of a command; any command has one.
+    /// Decodes the command dwords; every value is valid.
     #[inline]
-    pub fn of(sqe: &Sqe) -> ReadWrite {
+    pub fn from_sqe(sqe: &Sqe) -> ReadWrite {
         let cdw12 = u64::from(sqe.cdw12);
         ReadWrite {
             lba: lba(sqe),
             blocks: (sqe.cdw12 & 0xffff) + 1,
             fua: bit(cdw12, 30),
             limited_retry: bit(cdw12, 31),
-            prinfo: Prinfo((sqe.cdw12 >> 26 & 0xf) as u8),
+            prinfo: Prinfo::from_bits_truncate((sqe.cdw12 >> 26) as u8),
             storage_tag_check: bit(cdw12, 24),
             directive_type: (sqe.cdw12 >> 20 & 0xf) as u8,
             directive: (sqe.cdw13 >> 16) as u16,
@@ -65,10 +69,10 @@ impl ReadWrite {
         }
     }
 
-    /// A command with this content; identifiers and data pointer are the caller's to fill in.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     ///
     /// # Panics
-    /// When `blocks` is not 1 to 65536.
+    /// If `blocks` is not 1 to 65536.
     #[inline]
     pub fn to_sqe(&self, opcode: NvmOpcode) -> Sqe {
         Sqe {
@@ -77,7 +81,7 @@ impl ReadWrite {
             cdw12: nlb(self.blocks)
                 | u32::from(self.directive_type & 0xf) << 20
                 | u32::from(self.storage_tag_check) << 24
-                | u32::from(self.prinfo.0 & 0xf) << 26
+                | u32::from(self.prinfo.bits() & 0xf) << 26
                 | u32::from(self.fua) << 30
                 | u32::from(self.limited_retry) << 31,
             cdw13: u32::from(self.hints) | u32::from(self.directive) << 16,
@@ -97,30 +101,30 @@ pub struct WriteZeroes {
     pub blocks: u32,
     /// Force Unit Access.
     pub fua: bool,
-    /// The blocks should be deallocated.
+    /// Deallocate (DEAC): the controller should deallocate the blocks.
     pub deallocate: bool,
     /// Protection information.
     pub prinfo: Prinfo,
 }
 
 impl WriteZeroes {
-    /// The view of a command; any command has one.
+    /// Decodes the command dwords; every value is valid.
     #[inline]
-    pub fn of(sqe: &Sqe) -> WriteZeroes {
+    pub fn from_sqe(sqe: &Sqe) -> WriteZeroes {
         let cdw12 = u64::from(sqe.cdw12);
         WriteZeroes {
             lba: lba(sqe),
             blocks: (sqe.cdw12 & 0xffff) + 1,
             fua: bit(cdw12, 30),
             deallocate: bit(cdw12, 25),
-            prinfo: Prinfo((sqe.cdw12 >> 26 & 0xf) as u8),
+            prinfo: Prinfo::from_bits_truncate((sqe.cdw12 >> 26) as u8),
         }
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     ///
     /// # Panics
-    /// When `blocks` is not 1 to 65536.
+    /// If `blocks` is not 1 to 65536.
     #[inline]
     pub fn to_sqe(&self) -> Sqe {
         Sqe {
@@ -128,7 +132,7 @@ impl WriteZeroes {
             cdw11: (self.lba >> 32) as u32,
             cdw12: nlb(self.blocks)
                 | u32::from(self.deallocate) << 25
-                | u32::from(self.prinfo.0 & 0xf) << 26
+                | u32::from(self.prinfo.bits() & 0xf) << 26
                 | u32::from(self.fua) << 30,
             ..Sqe::new(NvmOpcode::WriteZeroes.to_wire())
         }
@@ -140,18 +144,18 @@ impl WriteZeroes {
 pub struct DatasetManagement {
     /// Number of ranges in the data, 1 to 256.
     pub ranges: u16,
-    /// Attribute Integral Dataset for Read; only advice.
+    /// Attribute Integral Dataset for Read; a hint.
     pub integral_read: bool,
-    /// Attribute Integral Dataset for Write; only advice.
+    /// Attribute Integral Dataset for Write; a hint.
     pub integral_write: bool,
     /// Attribute Deallocate.
     pub deallocate: bool,
 }
 
 impl DatasetManagement {
-    /// The view of a command; any command has one.
+    /// Decodes the command dwords; every value is valid.
     #[inline]
-    pub fn of(sqe: &Sqe) -> DatasetManagement {
+    pub fn from_sqe(sqe: &Sqe) -> DatasetManagement {
         DatasetManagement {
             ranges: (sqe.cdw10 & 0xff) as u16 + 1,
             integral_read: sqe.cdw11 & 1 != 0,
@@ -160,10 +164,10 @@ impl DatasetManagement {
         }
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     ///
     /// # Panics
-    /// When `ranges` is not 1 to 256.
+    /// If `ranges` is not 1 to 256.
     pub fn to_sqe(&self) -> Sqe {
         assert!((1..=256).contains(&self.ranges), "{} ranges are not 1 to 256", self.ranges);
         Sqe {
@@ -186,15 +190,15 @@ pub struct WriteUncorrectable {
 }
 
 impl WriteUncorrectable {
-    /// The view of a command; any command has one.
-    pub fn of(sqe: &Sqe) -> WriteUncorrectable {
+    /// Decodes the command dwords; every value is valid.
+    pub fn from_sqe(sqe: &Sqe) -> WriteUncorrectable {
         WriteUncorrectable { lba: lba(sqe), blocks: (sqe.cdw12 & 0xffff) + 1 }
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     ///
     /// # Panics
-    /// When `blocks` is not 1 to 65536.
+    /// If `blocks` is not 1 to 65536.
     pub fn to_sqe(&self) -> Sqe {
         Sqe {
             cdw10: self.lba as u32,
@@ -207,7 +211,7 @@ impl WriteUncorrectable {
 
 /// Copy (NVM 1.0, section 3.2.2), with source ranges of format 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Copy {
+pub struct CopyCommand {
     /// First logical block of the destination.
     pub lba: u64,
     /// Number of source ranges in the data, 1 to 256.
@@ -224,19 +228,19 @@ pub struct Copy {
     pub reference_tag: u32,
     /// Application tag of the destination.
     pub application_tag: u16,
-    /// Which bits of it count.
+    /// Mask of the application tag.
     pub application_tag_mask: u16,
 }
 
-impl Copy {
-    /// The view of a command; `None` for source ranges of another format than 0.
-    pub fn of(sqe: &Sqe) -> Option<Copy> {
+impl CopyCommand {
+    /// Decodes the command dwords; `None` if the descriptor format is not 0.
+    pub fn from_sqe(sqe: &Sqe) -> Option<CopyCommand> {
         let cdw12 = u64::from(sqe.cdw12);
-        (sqe.cdw12 >> 8 & 0xf == 0).then(|| Copy {
+        (sqe.cdw12 >> 8 & 0xf == 0).then(|| CopyCommand {
             lba: lba(sqe),
             ranges: (sqe.cdw12 & 0xff) as u16 + 1,
-            read_prinfo: Prinfo((sqe.cdw12 >> 12 & 0xf) as u8),
-            write_prinfo: Prinfo((sqe.cdw12 >> 26 & 0xf) as u8),
+            read_prinfo: Prinfo::from_bits_truncate((sqe.cdw12 >> 12) as u8),
+            write_prinfo: Prinfo::from_bits_truncate((sqe.cdw12 >> 26) as u8),
             fua: bit(cdw12, 30),
             limited_retry: bit(cdw12, 31),
             reference_tag: sqe.cdw14,
@@ -245,18 +249,18 @@ impl Copy {
         })
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     ///
     /// # Panics
-    /// When `ranges` is not 1 to 256.
+    /// If `ranges` is not 1 to 256.
     pub fn to_sqe(&self) -> Sqe {
         assert!((1..=256).contains(&self.ranges), "{} ranges are not 1 to 256", self.ranges);
         Sqe {
             cdw10: self.lba as u32,
             cdw11: (self.lba >> 32) as u32,
             cdw12: (u32::from(self.ranges) - 1)
-                | u32::from(self.read_prinfo.0 & 0xf) << 12
-                | u32::from(self.write_prinfo.0 & 0xf) << 26
+                | u32::from(self.read_prinfo.bits() & 0xf) << 12
+                | u32::from(self.write_prinfo.bits() & 0xf) << 26
                 | u32::from(self.fua) << 30
                 | u32::from(self.limited_retry) << 31,
             cdw14: self.reference_tag,
@@ -266,7 +270,7 @@ impl Copy {
     }
 }
 
-/// Bytes of a source range of Copy.
+/// Size in bytes of a source range of Copy.
 pub const COPY_RANGE_SIZE: usize = 32;
 
 /// A source range of Copy, format 0 (NVM 1.0, section 3.2.2).
@@ -280,12 +284,12 @@ pub struct CopyRange {
     pub reference_tag: u32,
     /// Expected application tag.
     pub application_tag: u16,
-    /// Which bits of it count.
+    /// Mask of the application tag.
     pub application_tag_mask: u16,
 }
 
 impl CopyRange {
-    /// Reads one range.
+    /// Decodes one range.
     pub fn decode(from: &[u8; COPY_RANGE_SIZE]) -> CopyRange {
         CopyRange {
             lba: u64_at(from, 8),
@@ -296,10 +300,10 @@ impl CopyRange {
         }
     }
 
-    /// Writes one range.
+    /// Encodes one range.
     ///
     /// # Panics
-    /// When `blocks` is not 1 to 65536.
+    /// If `blocks` is not 1 to 65536.
     pub fn encode(&self, into: &mut [u8; COPY_RANGE_SIZE]) {
         *into = [0; COPY_RANGE_SIZE];
         put64(into, 8, self.lba);
@@ -310,30 +314,30 @@ impl CopyRange {
     }
 }
 
-/// Bytes of a Dataset Management range.
+/// Size in bytes of a Dataset Management range.
 pub const DSM_RANGE_SIZE: usize = 16;
-/// Ranges of one command at most.
+/// Maximum ranges per command.
 pub const DSM_RANGES_MAX: usize = 256;
 
 /// One range of Dataset Management (NVM 1.0, section 3.2.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DsmRange {
-    /// Context attributes; only advice.
+    /// Context attributes; a hint.
     pub attributes: u32,
-    /// Number of logical blocks; not counted from 0, and 0 is nothing to do.
+    /// Number of logical blocks, not 0's based; a range of 0 blocks is empty.
     pub blocks: u32,
     /// First logical block.
     pub lba: u64,
 }
 
 impl DsmRange {
-    /// Reads one range.
+    /// Decodes one range.
     #[inline]
     pub fn decode(from: &[u8; DSM_RANGE_SIZE]) -> DsmRange {
         DsmRange { attributes: u32_at(from, 0), blocks: u32_at(from, 4), lba: u64_at(from, 8) }
     }
 
-    /// Writes one range.
+    /// Encodes one range.
     #[inline]
     pub fn encode(&self, into: &mut [u8; DSM_RANGE_SIZE]) {
         put32(into, 0, self.attributes);
@@ -344,7 +348,7 @@ impl DsmRange {
     /// The first `ranges` ranges of a command's data.
     ///
     /// # Errors
-    /// Less data than that.
+    /// The data is shorter.
     pub fn list(from: &[u8], ranges: u16) -> Result<impl ExactSizeIterator<Item = DsmRange>, DecodeError> {
         let need = usize::from(ranges) * DSM_RANGE_SIZE;
         let data = from.get(..need).ok_or(DecodeError::Length {

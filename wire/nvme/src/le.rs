@@ -1,6 +1,6 @@
 //! Little-endian loads and stores at constant offsets.
 //!
-//! Inlined with constant offsets into arrays of known size they are plain moves without a branch.
+//! Inlined with constant offsets into arrays of known size, they compile to moves without a branch.
 
 use crate::DecodeError;
 

@@ -1,32 +1,32 @@
-//! NVMe on the wire: encodings of queue entries, data structures and NVMe/TCP PDUs, nothing else.
+//! NVMe encodings: queue entries, data structures and NVMe/TCP PDUs. No I/O and no protocol state.
 //!
-//! Every type is a struct of decoded fields with `decode` and `encode`. Values that the
-//! specifications count from 0 are converted when they are decoded and exist nowhere else; reserved
-//! and unknown values are errors. A queue entry is the exception: any 64 bytes are a command, because
-//! even a bad one must be answered, so [`Sqe::decode`] cannot fail and its accessors can.
+//! Every type is a struct of decoded fields with `decode` and `encode`. 0's based values are converted
+//! when they are decoded and exist nowhere else; reserved and unknown values are errors. Queue entries
+//! are the exception: a controller must complete even an invalid command, so [`Sqe::decode`] accepts any
+//! 64 bytes and its accessors return errors.
 //!
-//! The three types to start from are [`Sqe`] (what a host asks), [`Cqe`] (what it is answered) and
-//! [`tcp::CommonHeader`] (what both travel in).
+//! The three main types are [`Sqe`] (a command), [`Cqe`] (its completion) and [`tcp::CommonHeader`] (the
+//! header of the NVMe/TCP PDUs that carry them).
 //!
 //! ```
-//! use ring::Status;
+//! use block_io::Status;
 //! use wire_nvme::{Cqe, DataPointer, Sqe, io::ReadWrite, opcode::NvmOpcode};
 //! let mut sqe = ReadWrite { lba: 8, blocks: 8, ..ReadWrite::default() }.to_sqe(NvmOpcode::Read);
 //! sqe.cid = 7;
 //! sqe.nsid = 1;
 //! sqe.data = DataPointer::transport(4096);
 //! let bytes = sqe.to_bytes();
-//! assert_eq!(ReadWrite::of(&Sqe::decode(&bytes)).blocks, 8);
-//! let answer = Cqe::new(sqe.cid, Status::SUCCESS);
-//! assert_eq!(Cqe::decode(&answer.to_bytes()), answer);
+//! assert_eq!(ReadWrite::from_sqe(&Sqe::decode(&bytes)).blocks, 8);
+//! let completion = Cqe::new(sqe.cid, Status::SUCCESS);
+//! assert_eq!(Cqe::decode(&completion.to_bytes()), completion);
 //! ```
 //!
-//! Clauses are those of the NVM Express Base Specification 2.0 ("Base"), the NVM Command Set
+//! Section numbers refer to the NVM Express Base Specification 2.0 ("Base"), the NVM Command Set
 //! Specification 1.0 ("NVM") and the NVMe/TCP Transport Specification 1.0 ("TCP").
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-/// An enum whose variants have numbers on the wire, and the way back from the number.
+/// Defines an enum with wire values, and the conversion from a value.
 macro_rules! wire_enum {
     ($(#[$meta:meta])* $name:ident: $repr:ty { $($(#[$vmeta:meta])* $variant:ident = $value:literal,)* }) => {
         $(#[$meta])*
@@ -35,10 +35,10 @@ macro_rules! wire_enum {
         pub enum $name { $($(#[$vmeta])* $variant = $value,)* }
 
         impl $name {
-            /// Every variant, by rising value.
+            /// Every variant, in ascending order of value.
             pub const ALL: &[$name] = &[$($name::$variant),*];
 
-            /// The variant with this value.
+            /// The variant with this wire value; `None` if it is reserved or unknown.
             #[inline]
             pub const fn from_wire(value: $repr) -> Option<Self> {
                 Some(match value {
@@ -47,7 +47,7 @@ macro_rules! wire_enum {
                 })
             }
 
-            /// Its value.
+            /// The wire value.
             #[inline]
             pub const fn to_wire(self) -> $repr {
                 self as $repr
@@ -77,39 +77,9 @@ pub mod zone;
 
 mod le;
 
+pub use codec::DecodeError;
 pub use cqe::Cqe;
 pub use sqe::{DataPointer, Sqe};
 
-/// Namespace identifier that means every namespace (Base 2.0, section 3.2.1.2).
+/// Broadcast namespace identifier: all namespaces (Base 2.0, section 3.2.1.2).
 pub const NSID_ALL: u32 = 0xffff_ffff;
-
-/// Why bytes are not what they should be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
-    /// Fewer bytes than the structure has.
-    #[error("{what} is {got} bytes long, but {need} are needed")]
-    Length {
-        /// The structure.
-        what: &'static str,
-        /// Bytes that were there.
-        got: usize,
-        /// Bytes that it has.
-        need: usize,
-    },
-    /// A reserved or impossible value.
-    #[error("{what} at byte {at} has the value {value:#x}")]
-    Value {
-        /// The field.
-        what: &'static str,
-        /// Its first byte, counted from the start of the structure.
-        at: u16,
-        /// What was there.
-        value: u64,
-    },
-}
-
-impl DecodeError {
-    pub(crate) const fn value(what: &'static str, at: u16, value: u64) -> Self {
-        DecodeError::Value { what, at, value }
-    }
-}

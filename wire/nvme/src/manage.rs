@@ -10,9 +10,9 @@ wire_enum! {
     SecureErase: u8 {
         /// None.
         None = 0,
-        /// User data is erased.
+        /// User Data Erase.
         UserData = 1,
-        /// The key is erased.
+        /// Cryptographic Erase.
         Cryptographic = 2,
     }
 }
@@ -20,21 +20,21 @@ wire_enum! {
 /// Format NVM (Base 2.0, section 5.14).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FormatNvm {
-    /// Which of the namespace's formats, 0 to 63.
+    /// LBA Format index, 0 to 63 (LBAFL and LBAFU).
     pub format: u8,
-    /// Metadata follows the data of each block.
+    /// Extended LBA: metadata follows the data of each block (MSET).
     pub extended_lba: bool,
-    /// Protection information: 0 none, or its type.
+    /// Protection information type; 0 for none (PI).
     pub protection: u8,
-    /// Protection information is first in the metadata.
+    /// Protection information is in the first bytes of the metadata (PIL).
     pub protection_first: bool,
-    /// What is erased.
+    /// Secure Erase Settings (SES).
     pub secure_erase: SecureErase,
 }
 
 impl FormatNvm {
-    /// The view of a command; `None` for a reserved erase setting.
-    pub fn of(sqe: &Sqe) -> Option<FormatNvm> {
+    /// Decodes the command dwords; `None` for a reserved erase setting.
+    pub fn from_sqe(sqe: &Sqe) -> Option<FormatNvm> {
         let value = sqe.cdw10;
         Some(FormatNvm {
             format: (value & 0xf) as u8 | ((value >> 12 & 3) as u8) << 4,
@@ -45,7 +45,7 @@ impl FormatNvm {
         })
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     pub fn to_sqe(&self, nsid: u32) -> Sqe {
         Sqe {
             flags: 0,
@@ -61,14 +61,15 @@ impl FormatNvm {
     }
 }
 
-/// What a new namespace is to be (Base 2.0, section 5.23; NVM 1.0, section 4.1.6).
+/// Parameters of a new namespace: the data of Namespace Management, Create (Base 2.0, section 5.23;
+/// NVM 1.0, section 4.1.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NewNamespace {
     /// Size in blocks.
     pub nsze: u64,
     /// Capacity in blocks.
     pub ncap: u64,
-    /// Which format, 0 to 15.
+    /// LBA format index, 0 to 15.
     pub format: u8,
     /// Metadata follows the data of each block.
     pub extended_lba: bool,
@@ -76,14 +77,14 @@ pub struct NewNamespace {
     pub dps: u8,
     /// Sharing: bit 0, may be attached to more than one controller at once.
     pub nmic: u8,
-    /// ANA group; 0 for the controller's choice.
+    /// ANA group; 0 to let the controller choose.
     pub anagrpid: u32,
-    /// NVM set; 0 for the controller's choice.
+    /// NVM set; 0 to let the controller choose.
     pub nvmsetid: u16,
 }
 
 impl NewNamespace {
-    /// From the data of a command, which is laid out like Identify Namespace; any 4096 bytes are some.
+    /// Decodes the data of a command, which has the layout of Identify Namespace; every value is valid.
     pub fn decode(from: &[u8; SIZE]) -> NewNamespace {
         let word = |at: usize| crate::le::u64_at(from, at);
         NewNamespace {
@@ -98,7 +99,7 @@ impl NewNamespace {
         }
     }
 
-    /// Writes the data of a command.
+    /// Encodes the data of a command.
     pub fn encode(&self, into: &mut [u8; SIZE]) {
         *into = [0; SIZE];
         put64(into, 0, self.nsze);
@@ -110,7 +111,7 @@ impl NewNamespace {
         put16(into, 100, self.nvmsetid);
     }
 
-    /// One like another namespace.
+    /// The parameters of an existing namespace.
     pub fn like(other: &IdentifyNamespace) -> NewNamespace {
         NewNamespace {
             nsze: other.nsze,
@@ -124,7 +125,7 @@ impl NewNamespace {
         }
     }
 
-    /// The command that makes one; its data is [`encode`](Self::encode)d, and its result the identifier.
+    /// Encodes the Create command. Its data is that of [`encode`](Self::encode), its result the NSID.
     pub fn to_create_sqe(command_set: Csi) -> Sqe {
         Sqe {
             flags: 0,
@@ -133,7 +134,7 @@ impl NewNamespace {
         }
     }
 
-    /// The command that deletes a namespace.
+    /// Encodes the Delete command.
     pub fn to_delete_sqe(nsid: u32) -> Sqe {
         Sqe { flags: 0, nsid, cdw10: 1, ..Sqe::new(AdminOpcode::NamespaceManagement.to_wire()) }
     }
@@ -142,22 +143,22 @@ impl NewNamespace {
 /// Namespace Attachment (Base 2.0, section 5.22); the data is a
 /// [`ControllerList`](crate::identify::ControllerList).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attachment {
-    /// Whether the namespace is attached, rather than detached.
+pub struct NamespaceAttachment {
+    /// Attach the namespace; otherwise detach it.
     pub attach: bool,
 }
 
-impl Attachment {
-    /// The view of a command; `None` for a reserved selection.
-    pub const fn of(sqe: &Sqe) -> Option<Attachment> {
+impl NamespaceAttachment {
+    /// Decodes the command dwords; `None` for a reserved selection.
+    pub const fn from_sqe(sqe: &Sqe) -> Option<NamespaceAttachment> {
         match sqe.cdw10 & 0xf {
-            0 => Some(Attachment { attach: true }),
-            1 => Some(Attachment { attach: false }),
+            0 => Some(NamespaceAttachment { attach: true }),
+            1 => Some(NamespaceAttachment { attach: false }),
             _ => None,
         }
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     pub fn to_sqe(self, nsid: u32) -> Sqe {
         Sqe {
             flags: 0,

@@ -1,6 +1,6 @@
-//! Opcodes, by the table that they belong to.
+//! Opcodes by command set.
 //!
-//! Bits 1:0 of an opcode say which way the data goes (Base 2.0, section 3.3.3.1).
+//! Bits 1:0 of an opcode give the direction of the data transfer (Base 2.0, section 3.3.3.1).
 
 wire_enum! {
     /// Admin commands (Base 2.0, section 5).

@@ -1,4 +1,5 @@
-//! Commands that make and remove I/O queues in memory (Base 2.0, sections 5.5, 5.6, 5.22 and 5.23).
+//! Create and Delete I/O Submission and Completion Queue (memory-based transports; Base 2.0, sections 5.5,
+//! 5.6, 5.22 and 5.23).
 
 use crate::Sqe;
 use crate::le::bit;
@@ -8,23 +9,23 @@ use crate::sqe::DataPointer;
 /// Create I/O Completion Queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CreateIoCq {
-    /// PRP entry 1: where the queue lies.
+    /// PRP entry 1: address of the queue, or of its PRP list.
     pub address: u64,
-    /// Its identifier.
+    /// Queue Identifier.
     pub qid: u16,
-    /// Its entries, 1 to 65536.
+    /// Queue Size in entries, 1 to 65536.
     pub entries: u32,
-    /// It is contiguous in memory, and `address` is where it lies rather than a list of pages.
+    /// Physically Contiguous (PC): `address` is that of the queue rather than of a PRP list.
     pub contiguous: bool,
-    /// Completions raise an interrupt.
+    /// Interrupts Enabled (IEN).
     pub interrupts: bool,
-    /// Which interrupt.
+    /// Interrupt Vector (IV).
     pub vector: u16,
 }
 
 impl CreateIoCq {
-    /// The view of a command; any command has one.
-    pub fn of(sqe: &Sqe) -> CreateIoCq {
+    /// Decodes the command dwords; every value is valid.
+    pub fn from_sqe(sqe: &Sqe) -> CreateIoCq {
         CreateIoCq {
             address: sqe.data.low,
             qid: sqe.cdw10 as u16,
@@ -35,7 +36,7 @@ impl CreateIoCq {
         }
     }
 
-    /// A command with this content; data pointers are PRPs.
+    /// Encodes the command with PRPs.
     pub fn to_sqe(&self) -> Sqe {
         let bits = u32::from(self.contiguous) | u32::from(self.interrupts) << 1;
         Sqe {
@@ -51,23 +52,23 @@ impl CreateIoCq {
 /// Create I/O Submission Queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CreateIoSq {
-    /// PRP entry 1: where the queue lies.
+    /// PRP entry 1: address of the queue, or of its PRP list.
     pub address: u64,
-    /// Its identifier.
+    /// Queue Identifier.
     pub qid: u16,
-    /// Its entries, 1 to 65536.
+    /// Queue Size in entries, 1 to 65536.
     pub entries: u32,
-    /// It is contiguous in memory, and `address` is where it lies rather than a list of pages.
+    /// Physically Contiguous (PC): `address` is that of the queue rather than of a PRP list.
     pub contiguous: bool,
-    /// Priority, for weighted arbitration.
+    /// Queue Priority (QPRIO), for weighted round robin arbitration.
     pub priority: u8,
-    /// The completion queue that its commands are answered on.
+    /// Completion Queue Identifier for its commands.
     pub cqid: u16,
 }
 
 impl CreateIoSq {
-    /// The view of a command; any command has one.
-    pub fn of(sqe: &Sqe) -> CreateIoSq {
+    /// Decodes the command dwords; every value is valid.
+    pub fn from_sqe(sqe: &Sqe) -> CreateIoSq {
         CreateIoSq {
             address: sqe.data.low,
             qid: sqe.cdw10 as u16,
@@ -78,7 +79,7 @@ impl CreateIoSq {
         }
     }
 
-    /// A command with this content; data pointers are PRPs.
+    /// Encodes the command with PRPs.
     pub fn to_sqe(&self) -> Sqe {
         let bits = u32::from(self.contiguous) | u32::from(self.priority & 3) << 1;
         Sqe {
@@ -91,20 +92,20 @@ impl CreateIoSq {
     }
 }
 
-/// Delete I/O Submission Queue, or Delete I/O Completion Queue: which, the opcode says.
+/// Delete I/O Submission Queue or Delete I/O Completion Queue, depending on the opcode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeleteQueue {
-    /// The queue's identifier.
+    /// Queue Identifier.
     pub qid: u16,
 }
 
 impl DeleteQueue {
-    /// The view of a command; any command has one.
-    pub const fn of(sqe: &Sqe) -> DeleteQueue {
+    /// Decodes the command dwords; every value is valid.
+    pub const fn from_sqe(sqe: &Sqe) -> DeleteQueue {
         DeleteQueue { qid: sqe.cdw10 as u16 }
     }
 
-    /// A command with this content: `opcode` is that of one of the two.
+    /// Encodes the command; `opcode` is that of one of the two.
     pub fn to_sqe(&self, opcode: AdminOpcode) -> Sqe {
         Sqe { flags: 0, cdw10: self.qid.into(), ..Sqe::new(opcode.to_wire()) }
     }

@@ -1,7 +1,6 @@
 //! Controller properties: CAP, VS, CC and CSTS (Base 2.0, section 3.1.3).
 //!
-//! The same layouts serve the registers of a PCI Express controller and the properties of a fabrics
-//! controller.
+//! Registers of PCI Express controllers and properties of fabrics controllers have the same layout.
 
 use crate::DecodeError;
 use crate::le::bit;
@@ -34,14 +33,14 @@ pub mod offset {
 
 /// Controller Capabilities (CAP).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
-    /// Entries that an I/O queue may have, 2 to 65536 (MQES).
+pub struct ControllerCapabilities {
+    /// Maximum entries of an I/O queue, 2 to 65536 (MQES).
     pub queue_entries_max: u32,
     /// I/O queues must be contiguous in memory (CQR); set over fabrics.
     pub contiguous_queues_required: bool,
     /// Arbitration mechanisms besides round robin (AMS): bit 0 weighted, bit 1 vendor's.
     pub arbitration: u8,
-    /// Longest wait for CSTS.RDY to change, in units of 500 ms (TO).
+    /// Maximum time for CSTS.RDY to change, in units of 500 ms (TO).
     pub ready_timeout_500ms: u8,
     /// Doorbell stride as a power of two of 4 bytes (DSTRD); 0 over fabrics.
     pub doorbell_stride_log2: u8,
@@ -69,10 +68,10 @@ pub struct Capabilities {
     pub ready_modes: u8,
 }
 
-impl Capabilities {
-    /// From the property's value; reserved bits are dropped.
-    pub const fn decode(value: u64) -> Capabilities {
-        Capabilities {
+impl ControllerCapabilities {
+    /// Decodes the property; reserved bits are ignored.
+    pub const fn decode(value: u64) -> ControllerCapabilities {
+        ControllerCapabilities {
             queue_entries_max: (value & 0xffff) as u32 + 1,
             contiguous_queues_required: value >> 16 & 1 != 0,
             arbitration: (value >> 17 & 3) as u8,
@@ -92,10 +91,10 @@ impl Capabilities {
         }
     }
 
-    /// The property's value.
+    /// Encodes the property.
     ///
     /// # Panics
-    /// When queue entries or page sizes are outside of the range that they name.
+    /// If queue entries or page sizes are out of the range given in their documentation.
     pub const fn encode(&self) -> u64 {
         assert!(self.queue_entries_max >= 2 && self.queue_entries_max <= 65536);
         assert!(self.page_min_log2 >= 12 && self.page_min_log2 <= 27);
@@ -121,7 +120,7 @@ impl Capabilities {
 
 /// Version (VS), and the version in Identify Controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
+pub struct NvmeVersion {
     /// Major version.
     pub major: u16,
     /// Minor version.
@@ -130,18 +129,18 @@ pub struct Version {
     pub tertiary: u8,
 }
 
-impl Version {
-    /// A version.
-    pub const fn new(major: u16, minor: u8, tertiary: u8) -> Version {
-        Version { major, minor, tertiary }
+impl NvmeVersion {
+    /// A version from its parts.
+    pub const fn new(major: u16, minor: u8, tertiary: u8) -> NvmeVersion {
+        NvmeVersion { major, minor, tertiary }
     }
 
-    /// From the property's value.
-    pub const fn decode(value: u32) -> Version {
-        Version { major: (value >> 16) as u16, minor: (value >> 8) as u8, tertiary: value as u8 }
+    /// Decodes the property.
+    pub const fn decode(value: u32) -> NvmeVersion {
+        NvmeVersion { major: (value >> 16) as u16, minor: (value >> 8) as u8, tertiary: value as u8 }
     }
 
-    /// The property's value.
+    /// Encodes the property.
     pub const fn encode(self) -> u32 {
         (self.major as u32) << 16 | (self.minor as u32) << 8 | self.tertiary as u32
     }
@@ -172,7 +171,7 @@ wire_enum! {
 }
 
 wire_enum! {
-    /// Shutdown that CC.SHN asks for.
+    /// Shutdown that CC.SHN requests.
     ShutdownNotification: u8 {
         /// None.
         None = 0,
@@ -186,9 +185,9 @@ wire_enum! {
 wire_enum! {
     /// Shutdown progress in CSTS.SHST.
     ShutdownStatus: u8 {
-        /// No shutdown was asked for.
+        /// Normal operation.
         Normal = 0,
-        /// Shutdown is going on.
+        /// Shutdown is in progress.
         Occurring = 1,
         /// Shutdown is complete.
         Complete = 2,
@@ -197,7 +196,7 @@ wire_enum! {
 
 /// Controller Configuration (CC).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Configuration {
+pub struct ControllerConfiguration {
     /// Enable (EN).
     pub enable: bool,
     /// I/O command sets selected (CSS).
@@ -216,9 +215,9 @@ pub struct Configuration {
     pub ready_independent_of_media: bool,
 }
 
-impl Configuration {
+impl ControllerConfiguration {
     /// The value after a reset.
-    pub const RESET: Configuration = Configuration {
+    pub const RESET: ControllerConfiguration = ControllerConfiguration {
         enable: false,
         command_sets: CommandSets::Nvm,
         page_log2: 12,
@@ -229,14 +228,14 @@ impl Configuration {
         ready_independent_of_media: false,
     };
 
-    /// From the property's value; reserved bits are dropped.
+    /// Decodes the property; reserved bits are ignored.
     ///
     /// # Errors
     /// Reserved values of CSS, AMS and SHN.
-    pub fn decode(value: u32) -> Result<Configuration, DecodeError> {
+    pub fn decode(value: u32) -> Result<ControllerConfiguration, DecodeError> {
         let field = |low: u32, width: u32| (value >> low & ((1 << width) - 1)) as u8;
-        let error = |what| DecodeError::value(what, offset::CC as u16, value.into());
-        Ok(Configuration {
+        let error = |what| DecodeError::value(what, offset::CC, value.into());
+        Ok(ControllerConfiguration {
             enable: bit(value.into(), 0),
             command_sets: CommandSets::from_wire(field(4, 3)).ok_or(error("CC.CSS"))?,
             page_log2: field(7, 4) + 12,
@@ -248,10 +247,10 @@ impl Configuration {
         })
     }
 
-    /// The property's value.
+    /// Encodes the property.
     ///
     /// # Panics
-    /// When a size is outside of the range that it names.
+    /// If a size is out of the range given in its documentation.
     pub const fn encode(&self) -> u32 {
         assert!(self.page_log2 >= 12 && self.page_log2 <= 27);
         assert!(self.sqe_log2 <= 15 && self.cqe_log2 <= 15);
@@ -291,7 +290,7 @@ impl ControllerStatus {
         paused: false,
     };
 
-    /// From the property's value; reserved bits are dropped.
+    /// Decodes the property; reserved bits are ignored.
     ///
     /// # Errors
     /// The reserved value of SHST.
@@ -300,13 +299,13 @@ impl ControllerStatus {
         Ok(ControllerStatus {
             ready: bit(value.into(), 0),
             fatal: bit(value.into(), 1),
-            shutdown: shutdown.ok_or(DecodeError::value("CSTS.SHST", offset::CSTS as u16, value.into()))?,
+            shutdown: shutdown.ok_or(DecodeError::value("CSTS.SHST", offset::CSTS, value.into()))?,
             subsystem_reset_occurred: bit(value.into(), 4),
             paused: bit(value.into(), 5),
         })
     }
 
-    /// The property's value.
+    /// Encodes the property.
     pub const fn encode(&self) -> u32 {
         self.ready as u32
             | (self.fatal as u32) << 1

@@ -1,4 +1,4 @@
-//! Reservations: who may write to a shared namespace (Base 2.0, section 8.19).
+//! Reservations: access control for shared namespaces (Base 2.0, section 8.19).
 
 use crate::le::{put, put16, put32, put64, sized, u16_at, u32_at, u64_at};
 use crate::opcode::NvmOpcode;
@@ -23,7 +23,7 @@ wire_enum! {
 }
 
 wire_enum! {
-    /// What Reservation Register does (RREGA).
+    /// Reservation Register Action (RREGA).
     RegisterAction: u8 {
         /// Registers a key.
         Register = 0,
@@ -35,21 +35,21 @@ wire_enum! {
 }
 
 wire_enum! {
-    /// What Reservation Acquire does (RACQA).
+    /// Reservation Acquire Action (RACQA).
     AcquireAction: u8 {
-        /// Acquires.
+        /// Acquires the reservation.
         Acquire = 0,
-        /// Takes over from the holder of a key.
+        /// Preempts the registrants with a key.
         Preempt = 1,
-        /// The same, and aborts the other's commands.
+        /// Preempts, and aborts the commands of the preempted hosts.
         PreemptAndAbort = 2,
     }
 }
 
 wire_enum! {
-    /// What Reservation Release does (RRELA).
+    /// Reservation Release Action (RRELA).
     ReleaseAction: u8 {
-        /// Releases.
+        /// Releases the reservation.
         Release = 0,
         /// Clears the reservation and every registration.
         Clear = 1,
@@ -57,21 +57,22 @@ wire_enum! {
 }
 
 wire_enum! {
-    /// What becomes of persistence through power loss with a registration (CPTPL).
+    /// Change Persist Through Power Loss State (CPTPL).
     PersistChange: u8 {
-        /// Nothing.
+        /// No change.
         None = 0,
-        /// It goes with the power.
+        /// Reservations are released by a power loss.
         Volatile = 2,
-        /// It survives.
+        /// Reservations persist through a power loss.
         Persistent = 3,
     }
 }
 
-/// Bytes of the keys of Register and Acquire.
+/// Size in bytes of the data of Register and Acquire.
 pub const KEYS_SIZE: usize = 16;
 
-/// Two keys as Register and Acquire take them: the current one, and the new one or the one to preempt.
+/// Encodes the data of Register and Acquire: the current key (CRKEY), and the new key (NRKEY) or the one to
+/// preempt (PRKEY).
 pub fn encode_keys(current: u64, other: u64) -> [u8; KEYS_SIZE] {
     let mut data = [0; KEYS_SIZE];
     put64(&mut data, 0, current);
@@ -79,24 +80,24 @@ pub fn encode_keys(current: u64, other: u64) -> [u8; KEYS_SIZE] {
     data
 }
 
-/// The keys of Register and Acquire.
+/// Decodes the data of Register and Acquire: CRKEY, and NRKEY or PRKEY.
 pub fn decode_keys(from: &[u8; KEYS_SIZE]) -> (u64, u64) {
     (u64_at(from, 0), u64_at(from, 8))
 }
 
-/// What Register, Acquire and Release have in common in CDW10: the action in bits 2:0, and in bit 3 whether the
-/// key is not compared.
-struct Word {
+/// The bits of CDW10 that Register, Acquire and Release share: the action in bits 2:0, and Ignore Existing
+/// Key in bit 3.
+struct ReservationDword {
     action: u8,
     ignore_key: bool,
 }
 
-impl Word {
-    fn of(sqe: &Sqe) -> Word {
-        Word { action: (sqe.cdw10 & 7) as u8, ignore_key: sqe.cdw10 >> 3 & 1 != 0 }
+impl ReservationDword {
+    fn of(sqe: &Sqe) -> ReservationDword {
+        ReservationDword { action: (sqe.cdw10 & 7) as u8, ignore_key: sqe.cdw10 >> 3 & 1 != 0 }
     }
 
-    /// A command with this and `rest`, which has bits 31:4.
+    /// Encodes a command; `rest` provides bits 31:4.
     fn to_sqe(&self, opcode: NvmOpcode, rest: u32) -> Sqe {
         let cdw10 = u32::from(self.action) | u32::from(self.ignore_key) << 3 | rest;
         Sqe { cdw10, ..Sqe::new(opcode.to_wire()) }
@@ -105,87 +106,101 @@ impl Word {
 
 /// Reservation Register (Base 2.0, section 7.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Register {
-    /// What is done.
+pub struct ReservationRegister {
+    /// The action.
     pub action: RegisterAction,
-    /// The current key is not compared.
+    /// Ignore Existing Key (IEKEY): the current key is not compared.
     pub ignore_key: bool,
-    /// What becomes of persistence.
+    /// Change Persist Through Power Loss State (CPTPL).
     pub persist: PersistChange,
 }
 
-impl Register {
-    /// The view of a command; `None` for reserved values.
-    pub fn of(sqe: &Sqe) -> Option<Register> {
-        let Word { action, ignore_key } = Word::of(sqe);
+impl ReservationRegister {
+    /// Decodes the command dwords; `None` for reserved values.
+    pub fn from_sqe(sqe: &Sqe) -> Option<ReservationRegister> {
+        let ReservationDword { action, ignore_key } = ReservationDword::of(sqe);
         let persist = PersistChange::from_wire((sqe.cdw10 >> 30) as u8)?;
-        Some(Register { action: RegisterAction::from_wire(action)?, ignore_key, persist })
+        Some(ReservationRegister { action: RegisterAction::from_wire(action)?, ignore_key, persist })
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     pub fn to_sqe(&self) -> Sqe {
-        let word = Word { action: self.action.to_wire(), ignore_key: self.ignore_key };
-        word.to_sqe(NvmOpcode::ReservationRegister, u32::from(self.persist.to_wire()) << 30)
+        let dword = ReservationDword { action: self.action.to_wire(), ignore_key: self.ignore_key };
+        dword.to_sqe(NvmOpcode::ReservationRegister, u32::from(self.persist.to_wire()) << 30)
     }
 }
 
-/// Commands that name a type of reservation, in bits 15:8 of CDW10.
-macro_rules! typed {
-    ($($(#[$about:meta])* $command:ident($action:ident, $opcode:ident);)*) => {$(
-        $(#[$about])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub struct $command {
-            /// What is done.
-            pub action: $action,
-            /// The current key is not compared.
-            pub ignore_key: bool,
-            /// Which type.
-            pub kind: ReservationType,
-        }
-
-        impl $command {
-            /// The view of a command; `None` for reserved values.
-            pub fn of(sqe: &Sqe) -> Option<$command> {
-                let Word { action, ignore_key } = Word::of(sqe);
-                let kind = ReservationType::from_wire((sqe.cdw10 >> 8) as u8)?;
-                Some($command { action: $action::from_wire(action)?, ignore_key, kind })
-            }
-
-            /// A command with this content.
-            pub fn to_sqe(&self) -> Sqe {
-                let word = Word { action: self.action.to_wire(), ignore_key: self.ignore_key };
-                word.to_sqe(NvmOpcode::$opcode, u32::from(self.kind.to_wire()) << 8)
-            }
-        }
-    )*};
+/// Reservation Acquire (Base 2.0, section 7.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReservationAcquire {
+    /// The action (RACQA).
+    pub action: AcquireAction,
+    /// Ignore Existing Key (IEKEY): the current key is not compared.
+    pub ignore_key: bool,
+    /// Reservation type (RTYPE).
+    pub kind: ReservationType,
 }
 
-typed! {
-    /// Reservation Acquire (Base 2.0, section 7.2).
-    Acquire(AcquireAction, ReservationAcquire);
-    /// Reservation Release (Base 2.0, section 7.4).
-    Release(ReleaseAction, ReservationRelease);
+impl ReservationAcquire {
+    /// Decodes the command dwords; `None` for reserved values.
+    pub fn from_sqe(sqe: &Sqe) -> Option<ReservationAcquire> {
+        let ReservationDword { action, ignore_key } = ReservationDword::of(sqe);
+        let kind = ReservationType::from_wire((sqe.cdw10 >> 8) as u8)?;
+        Some(ReservationAcquire { action: AcquireAction::from_wire(action)?, ignore_key, kind })
+    }
+
+    /// Encodes the command; NSID, CID and data pointer are left to the caller.
+    pub fn to_sqe(&self) -> Sqe {
+        let dword = ReservationDword { action: self.action.to_wire(), ignore_key: self.ignore_key };
+        dword.to_sqe(NvmOpcode::ReservationAcquire, u32::from(self.kind.to_wire()) << 8)
+    }
+}
+
+/// Reservation Release (Base 2.0, section 7.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReservationRelease {
+    /// The action (RRELA).
+    pub action: ReleaseAction,
+    /// Ignore Existing Key (IEKEY): the current key is not compared.
+    pub ignore_key: bool,
+    /// Reservation type (RTYPE).
+    pub kind: ReservationType,
+}
+
+impl ReservationRelease {
+    /// Decodes the command dwords; `None` for reserved values.
+    pub fn from_sqe(sqe: &Sqe) -> Option<ReservationRelease> {
+        let ReservationDword { action, ignore_key } = ReservationDword::of(sqe);
+        let kind = ReservationType::from_wire((sqe.cdw10 >> 8) as u8)?;
+        Some(ReservationRelease { action: ReleaseAction::from_wire(action)?, ignore_key, kind })
+    }
+
+    /// Encodes the command; NSID, CID and data pointer are left to the caller.
+    pub fn to_sqe(&self) -> Sqe {
+        let dword = ReservationDword { action: self.action.to_wire(), ignore_key: self.ignore_key };
+        dword.to_sqe(NvmOpcode::ReservationRelease, u32::from(self.kind.to_wire()) << 8)
+    }
 }
 
 /// Reservation Report (Base 2.0, section 7.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Report {
-    /// Host identifiers of 128 bits.
+pub struct ReservationReport {
+    /// Extended Data Structure (EDS): 128-bit host identifiers.
     pub extended: bool,
     /// Bytes to return; a multiple of 4, at least 4.
     pub length_bytes: u64,
 }
 
-impl Report {
-    /// The view of a command; any command has one.
-    pub const fn of(sqe: &Sqe) -> Report {
-        Report { extended: sqe.cdw11 & 1 != 0, length_bytes: (sqe.cdw10 as u64 + 1) * 4 }
+impl ReservationReport {
+    /// Decodes the command dwords; every value is valid.
+    pub const fn from_sqe(sqe: &Sqe) -> ReservationReport {
+        ReservationReport { extended: sqe.cdw11 & 1 != 0, length_bytes: (sqe.cdw10 as u64 + 1) * 4 }
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     ///
     /// # Panics
-    /// When `length_bytes` is not a multiple of 4 from 4 to 2^34.
+    /// If `length_bytes` is not a multiple of 4 from 4 to 2^34.
     pub fn to_sqe(&self) -> Sqe {
         assert!(self.length_bytes.is_multiple_of(4), "{} bytes are not whole dwords", self.length_bytes);
         let numd = (self.length_bytes / 4).checked_sub(1).and_then(|numd| u32::try_from(numd).ok());
@@ -197,48 +212,52 @@ impl Report {
     }
 }
 
-/// What Reservation Report returns (Base 2.0, section 7.5), with 128-bit host identifiers.
+/// Reservation Status: the data of Reservation Report (Base 2.0, section 7.5).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reservation {
-    /// Counts changes of registrations.
+pub struct ReservationStatus {
+    /// Generation (GEN): incremented when registrations change.
     pub generation: u32,
-    /// The type held; `None` for no reservation.
+    /// Reservation Type (RTYPE); `None` without a reservation.
     pub kind: Option<ReservationType>,
-    /// Registrations and the reservation survive a power loss.
+    /// Persist Through Power Loss State (PTPLS).
     pub persistent: bool,
-    /// Who is registered.
+    /// Registered controllers (REGCTL of them).
     pub registrants: Vec<Registrant>,
 }
 
-/// A controller whose host is registered.
+/// A registered controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registrant {
     /// Controller identifier.
     pub cntlid: u16,
-    /// Its host holds the reservation.
+    /// Its host holds the reservation (RCSTS).
     pub holder: bool,
-    /// The host's identifier; 64 bits of it in the short form.
+    /// Host identifier; only the first 64 bits in the non-extended format.
     pub host_id: [u8; 16],
-    /// Its key.
+    /// Reservation key (RKEY).
     pub key: u64,
 }
 
 const HEADER: usize = 24;
-const SHORT: usize = 24;
+const REGISTRANT: usize = 24;
 const EXTENDED_HEADER: usize = 64;
-const EXTENDED: usize = 64;
+const EXTENDED_REGISTRANT: usize = 64;
 
-impl Reservation {
-    /// Bytes of a report of so many registrants.
+impl ReservationStatus {
+    /// Size in bytes of a report of this number of registrants.
     pub const fn size(registrants: usize, extended: bool) -> usize {
-        if extended { EXTENDED_HEADER + registrants * EXTENDED } else { HEADER + registrants * SHORT }
+        if extended {
+            EXTENDED_HEADER + registrants * EXTENDED_REGISTRANT
+        } else {
+            HEADER + registrants * REGISTRANT
+        }
     }
 
-    /// Reads a report, as many registrants as there are bytes for.
+    /// Decodes a report, with as many registrants as the data contains.
     ///
     /// # Errors
-    /// Less than a header, and a reserved type.
-    pub fn decode(from: &[u8], extended: bool) -> Result<Reservation, DecodeError> {
+    /// Data shorter than the header, or a reserved type.
+    pub fn decode(from: &[u8], extended: bool) -> Result<ReservationStatus, DecodeError> {
         let header = sized::<HEADER>("Reservation Status", from)?;
         let kind = match header[4] {
             0 => None,
@@ -247,7 +266,8 @@ impl Reservation {
             }
         };
         let count = usize::from(u16_at(header, 5));
-        let (start, each) = if extended { (EXTENDED_HEADER, EXTENDED) } else { (HEADER, SHORT) };
+        let (start, each) =
+            if extended { (EXTENDED_HEADER, EXTENDED_REGISTRANT) } else { (HEADER, REGISTRANT) };
         let body = from.get(start..).unwrap_or(&[]);
         let registrants = body.chunks_exact(each).take(count).map(|entry| {
             let mut host_id = [0; 16];
@@ -260,7 +280,7 @@ impl Reservation {
             };
             Registrant { cntlid: u16_at(entry, 0), holder: entry[2] & 1 != 0, host_id, key }
         });
-        Ok(Reservation {
+        Ok(ReservationStatus {
             generation: u32_at(header, 0),
             kind,
             persistent: header[9] & 1 != 0,
@@ -268,15 +288,16 @@ impl Reservation {
         })
     }
 
-    /// Writes the report, cut to what fits.
+    /// Encodes the report, truncated to the length of `into`.
     pub fn encode(&self, extended: bool, into: &mut [u8]) {
-        let mut whole = vec![0; Reservation::size(self.registrants.len(), extended)];
-        put32(&mut whole, 0, self.generation);
-        whole[4] = self.kind.map_or(0, ReservationType::to_wire);
-        put16(&mut whole, 5, u16::try_from(self.registrants.len()).unwrap_or(u16::MAX));
-        whole[9] = self.persistent.into();
-        let (start, each) = if extended { (EXTENDED_HEADER, EXTENDED) } else { (HEADER, SHORT) };
-        for (registrant, entry) in self.registrants.iter().zip(whole[start..].chunks_exact_mut(each)) {
+        let mut report = vec![0; ReservationStatus::size(self.registrants.len(), extended)];
+        put32(&mut report, 0, self.generation);
+        report[4] = self.kind.map_or(0, ReservationType::to_wire);
+        put16(&mut report, 5, u16::try_from(self.registrants.len()).unwrap_or(u16::MAX));
+        report[9] = self.persistent.into();
+        let (start, each) =
+            if extended { (EXTENDED_HEADER, EXTENDED_REGISTRANT) } else { (HEADER, REGISTRANT) };
+        for (registrant, entry) in self.registrants.iter().zip(report[start..].chunks_exact_mut(each)) {
             put16(entry, 0, registrant.cntlid);
             entry[2] = registrant.holder.into();
             if extended {
@@ -288,7 +309,7 @@ impl Reservation {
             }
         }
         into.fill(0);
-        let length = whole.len().min(into.len());
-        into[..length].copy_from_slice(&whole[..length]);
+        let length = report.len().min(into.len());
+        into[..length].copy_from_slice(&report[..length]);
     }
 }

@@ -1,9 +1,9 @@
-//! Submission queue entries: what a host asks, 64 bytes.
+//! Submission queue entries, 64 bytes.
 
 use crate::DecodeError;
 use crate::le::{put16, put32, put64, u16_at, u32_at, u64_at};
 
-/// Bytes of a submission queue entry (Base 2.0, section 3.3.3.1).
+/// Size in bytes of a submission queue entry (Base 2.0, section 3.3.3.1).
 pub const SIZE: usize = 64;
 
 const _: () = assert!(SIZE == 64 && at::CDW15 + 4 == SIZE);
@@ -25,25 +25,25 @@ mod at {
     pub(super) const CDW15: usize = 60;
 }
 
-/// One command. Any 64 bytes decode; what they mean is asked of the accessors and the typed views in
-/// [`io`](crate::io), [`admin`](crate::admin) and [`fabrics`](crate::fabrics).
+/// A submission queue entry. Any 64 bytes decode; the accessors and the typed commands in
+/// [`io`](crate::io), [`admin`](crate::admin) and [`fabrics`](crate::fabrics) interpret them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sqe {
-    /// Opcode, raw: which table it belongs to depends on the queue.
+    /// Opcode, raw; its meaning depends on the queue and the command set.
     pub opcode: u8,
     /// FUSE in bits 0–1 and PSDT in bits 6–7; see [`fuse`](Self::fuse) and [`psdt`](Self::psdt).
     pub flags: u8,
-    /// The host's name for the command, unique among those outstanding on the queue.
+    /// Command Identifier, unique among the outstanding commands of the queue.
     pub cid: u16,
-    /// Namespace identifier; 0 where unused. A fabrics command has its type in the low byte.
+    /// Namespace Identifier; 0 if unused. The low byte of a fabrics command is its type (FCTYPE).
     pub nsid: u32,
     /// Command Dword 2.
     pub cdw2: u32,
     /// Command Dword 3.
     pub cdw3: u32,
-    /// Metadata pointer.
+    /// Metadata Pointer.
     pub mptr: u64,
-    /// Data pointer: an SGL descriptor or two PRP entries.
+    /// Data Pointer: an SGL descriptor or two PRP entries.
     pub data: DataPointer,
     /// Command Dword 10.
     pub cdw10: u32,
@@ -59,7 +59,7 @@ pub struct Sqe {
     pub cdw15: u32,
 }
 
-/// Which part of a fused operation a command is (Base 2.0, section 3.3.3.1, CDW0 bits 9:8).
+/// Fused Operation (FUSE) (Base 2.0, section 3.3.3.1, CDW0 bits 9:8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fuse {
     /// Not fused.
@@ -72,10 +72,10 @@ pub enum Fuse {
     Reserved,
 }
 
-/// What the data pointer holds (Base 2.0, section 3.3.3.1, CDW0 bits 15:14).
+/// PRP or SGL for Data Transfer (PSDT) (Base 2.0, section 3.3.3.1, CDW0 bits 15:14).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Psdt {
-    /// PRP entries; not allowed over fabrics.
+    /// PRP entries; not allowed for message-based transports.
     Prp,
     /// An SGL; metadata, if any, is one contiguous buffer. Fabrics commands use this.
     Sgl,
@@ -86,15 +86,15 @@ pub enum Psdt {
 }
 
 impl Sqe {
-    /// PSDT of SGL in [`flags`](Self::flags): what every command over fabrics carries.
+    /// PSDT value of SGL in [`flags`](Self::flags), which every fabrics command carries.
     pub const FLAGS_SGL: u8 = 0x40;
 
-    /// A command that carries nothing but its opcode, with an SGL as data pointer as fabrics wants it.
+    /// A command with only an opcode, and PSDT set to SGL as fabrics require.
     pub fn new(opcode: u8) -> Sqe {
         Sqe { opcode, flags: Self::FLAGS_SGL, ..Sqe::default() }
     }
 
-    /// Reads an entry. Costs eleven loads.
+    /// Decodes an entry. Costs eleven loads.
     #[inline]
     pub fn decode(from: &[u8; SIZE]) -> Sqe {
         Sqe {
@@ -115,7 +115,7 @@ impl Sqe {
         }
     }
 
-    /// Writes the entry; the exact inverse of [`decode`](Self::decode).
+    /// Encodes the entry; the exact inverse of [`decode`](Self::decode).
     #[inline]
     pub fn encode(&self, into: &mut [u8; SIZE]) {
         into[at::CDW0] = self.opcode;
@@ -135,8 +135,7 @@ impl Sqe {
         put32(into, at::CDW15, self.cdw15);
     }
 
-    /// The entry as eight little-endian words: what [`encode`](Self::encode) writes, for memory that is
-    /// written a word at a time.
+    /// The encoded entry as eight little-endian words, for queues that are written a word at a time.
     #[inline(always)]
     pub const fn to_words(&self) -> [u64; SIZE / 8] {
         const fn pair(low: u32, high: u32) -> u64 {
@@ -163,7 +162,7 @@ impl Sqe {
         bytes
     }
 
-    /// Which part of a fused operation this is.
+    /// Decodes FUSE.
     #[inline]
     pub const fn fuse(&self) -> Fuse {
         match self.flags & 3 {
@@ -174,7 +173,7 @@ impl Sqe {
         }
     }
 
-    /// What the data pointer holds.
+    /// Decodes PSDT.
     #[inline]
     pub const fn psdt(&self) -> Psdt {
         match self.flags >> 6 {
@@ -212,12 +211,12 @@ pub enum Sgl {
         /// Bytes.
         length: u32,
     },
-    /// Bit Bucket (10h): data that a read throws away.
+    /// Bit Bucket (10h): data that a read discards.
     BitBucket {
         /// Bytes.
         length: u32,
     },
-    /// Segment (20h, 21h): where more descriptors are.
+    /// Segment (20h, 21h): the location of more descriptors.
     Segment {
         /// Whether `address` is an offset into the capsule.
         offset: bool,
@@ -228,7 +227,7 @@ pub enum Sgl {
         /// Bytes of descriptors.
         length: u32,
     },
-    /// Keyed Data Block (40h, 4Fh): data that RDMA reaches by key.
+    /// Keyed Data Block (40h, 4Fh): data for RDMA, with a remote key.
     Keyed {
         /// Remote address.
         address: u64,
@@ -236,10 +235,10 @@ pub enum Sgl {
         length: u32,
         /// Remote key.
         key: u32,
-        /// Whether the key is to be invalidated with the completion (sub type Fh).
+        /// Invalidate the key with the completion (sub type Fh).
         invalidate: bool,
     },
-    /// Transport Data Block (5Ah): data that the transport moves by its own means.
+    /// Transport Data Block (5Ah): data whose location the transport defines.
     Transport {
         /// Bytes.
         length: u32,
@@ -264,7 +263,7 @@ impl DataPointer {
         DataPointer { low: offset, high: length as u64 | (Self::CAPSULE as u64) << 56 }
     }
 
-    /// Data that the transport moves by its own means.
+    /// A Transport Data Block descriptor: the transport defines the location of the data.
     pub const fn transport(length: u32) -> Self {
         DataPointer { low: 0, high: length as u64 | (Self::TRANSPORT as u64) << 56 }
     }
@@ -281,10 +280,10 @@ impl DataPointer {
         self.high as u32
     }
 
-    /// The SGL descriptor that this is.
+    /// Decodes the SGL descriptor.
     ///
     /// # Errors
-    /// Types and sub types that Base 2.0 reserves, leaves to vendors or gives no meaning together.
+    /// Reserved and vendor specific types, and undefined combinations of type and sub type.
     pub fn sgl(&self) -> Result<Sgl, DecodeError> {
         let length = self.length();
         let identifier = self.identifier();

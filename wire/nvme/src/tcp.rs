@@ -1,9 +1,9 @@
 //! NVMe/TCP protocol data units.
 //!
-//! A PDU is a header, an optional header digest, padding up to the agreed alignment, data and an
+//! A PDU is a header, an optional header digest, padding up to the negotiated alignment, data and an
 //! optional data digest (TCP 1.0, section 3.1). [`CommonHeader::decode`] and [`CommonHeader::layout`]
-//! tell a receiver all that it needs to cut a byte stream into PDUs; the `encode` of each PDU fills in
-//! the common header for the [`Framing`] that the connection agreed on.
+//! give a receiver all that it needs to split a byte stream into PDUs; the `encode` of each PDU writes
+//! the common header for the negotiated [`Framing`] of the connection.
 //!
 //! ```
 //! use wire_nvme::tcp::{CommonHeader, Framing, PduType, R2t};
@@ -22,17 +22,17 @@ pub use transfer::{C2hData, CapsuleCmd, CapsuleResp, H2cData, R2t};
 
 use crate::le::{put32, u32_at};
 
-/// Bytes of the common header that every PDU starts with.
+/// Size in bytes of the common header that every PDU starts with.
 pub const COMMON_SIZE: usize = 8;
-/// Bytes of an ICReq or ICResp PDU.
+/// Size in bytes of an ICReq or ICResp PDU.
 pub const IC_SIZE: usize = 128;
-/// Bytes of the header of a CapsuleCmd PDU.
+/// Size in bytes of the header of a CapsuleCmd PDU.
 pub const CAPSULE_CMD_SIZE: usize = 72;
-/// Bytes of the header of CapsuleResp, H2CData, C2HData, R2T and TermReq PDUs.
+/// Size in bytes of the header of CapsuleResp, H2CData, C2HData, R2T and TermReq PDUs.
 pub const SHORT_SIZE: usize = 24;
-/// Bytes of the longest header.
+/// Size in bytes of the longest header.
 pub const HEADER_MAX: usize = IC_SIZE;
-/// Bytes of the longest TermReq PDU: its header and 128 bytes of the header in error.
+/// Size in bytes of the longest TermReq PDU: its header and 128 bytes of the header in error.
 pub const TERM_MAX: usize = SHORT_SIZE + 128;
 /// The PDU format version that TCP 1.0 defines.
 pub const PFV: u16 = 0;
@@ -42,7 +42,7 @@ const DIGEST: u32 = crate::digest::SIZE as u32;
 const _: () = assert!(CAPSULE_CMD_SIZE == COMMON_SIZE + crate::sqe::SIZE);
 const _: () = assert!(SHORT_SIZE == COMMON_SIZE + crate::cqe::SIZE);
 
-/// Kinds of PDU (TCP 1.0, section 3.6).
+/// PDU types (TCP 1.0, section 3.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum PduType {
@@ -67,7 +67,7 @@ pub enum PduType {
 }
 
 impl PduType {
-    /// The kind with this number.
+    /// The type with this value; `None` if it is reserved.
     #[inline]
     pub const fn from_u8(value: u8) -> Option<Self> {
         Some(match value {
@@ -84,13 +84,13 @@ impl PduType {
         })
     }
 
-    /// Whether hosts send it, and controllers therefore accept it.
+    /// Whether hosts send this type to controllers.
     #[inline]
     pub const fn is_from_host(self) -> bool {
         matches!(self, Self::IcReq | Self::H2cTermReq | Self::CapsuleCmd | Self::H2cData)
     }
 
-    /// Bytes of its header: the only HLEN that is valid.
+    /// Header length in bytes: the only valid HLEN.
     #[inline]
     pub const fn header_length(self) -> usize {
         match self {
@@ -100,7 +100,7 @@ impl PduType {
         }
     }
 
-    // Digests are agreed on by ICReq and ICResp, and a connection that is being terminated has none
+    // Digests are negotiated by ICReq and ICResp, and Terminate Connection Requests have none
     // (TCP 1.0, section 3.6.2).
     const fn has_digests(self) -> bool {
         !matches!(self, Self::IcReq | Self::IcResp | Self::H2cTermReq | Self::C2hTermReq)
@@ -111,59 +111,55 @@ impl PduType {
     }
 }
 
-/// Flags of the common header.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flags(pub u8);
-
-impl Flags {
-    /// HDGSTF: a header digest follows the header.
-    pub const HEADER_DIGEST: Flags = Flags(1 << 0);
-    /// DDGSTF: a data digest follows the data.
-    pub const DATA_DIGEST: Flags = Flags(1 << 1);
-    /// LAST_PDU: the last data of its transfer.
-    pub const LAST: Flags = Flags(1 << 2);
-    /// SUCCESS: the command succeeded and no response capsule follows.
-    pub const SUCCESS: Flags = Flags(1 << 3);
-
-    /// Whether every flag of `other` is set.
-    #[inline]
-    pub const fn contains(self, other: Flags) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    #[inline]
-    const fn when(self, condition: bool) -> u8 {
-        if condition { self.0 } else { 0 }
+bitflags::bitflags! {
+    /// Flags of the common header; reserved bits are kept as received.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct PduFlags: u8 {
+        /// HDGSTF: a header digest follows the header.
+        const HEADER_DIGEST = 1 << 0;
+        /// DDGSTF: a data digest follows the data.
+        const DATA_DIGEST = 1 << 1;
+        /// LAST_PDU: the last data of its transfer.
+        const LAST = 1 << 2;
+        /// SUCCESS: the command succeeded and no response capsule follows.
+        const SUCCESS = 1 << 3;
     }
 }
 
-/// What the two sides agreed on for one direction of a connection.
+impl PduFlags {
+    #[inline]
+    const fn when(self, condition: bool) -> u8 {
+        if condition { self.bits() } else { 0 }
+    }
+}
+
+/// The negotiated PDU format for one direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Framing {
     /// Headers are followed by a digest.
     pub header_digest: bool,
     /// Data is followed by a digest.
     pub data_digest: bool,
-    /// Data starts at a multiple of so many bytes from the start of its PDU: 4 to 128 in steps of 4.
-    /// HPDA for what the controller sends, CPDA for what the host sends.
+    /// PDU Data Alignment in bytes: the data offset is a multiple of it; 4 to 128 in steps of 4. HPDA for
+    /// PDUs from the controller, CPDA for PDUs from the host.
     pub data_alignment_bytes: u8,
 }
 
 impl Framing {
-    /// No digests and no padding: what holds before ICReq and ICResp are exchanged.
+    /// No digests and no padding: the format of ICReq and ICResp.
     pub const PLAIN: Framing = Framing { header_digest: false, data_digest: false, data_alignment_bytes: 4 };
 
-    /// The layout of a PDU that is about to be sent with `data_length` bytes of data.
+    /// The layout of a PDU with `data_length` bytes of data.
     ///
     /// # Panics
-    /// When the PDU would be longer than 4 GiB.
+    /// If the PDU would exceed 4 GiB.
     #[inline]
-    pub fn layout(&self, kind: PduType, data_length: u32) -> Layout {
+    pub fn layout(&self, kind: PduType, data_length: u32) -> PduLayout {
         let header_length = kind.header_length() as u32;
         let header_digest = self.header_digest && kind.has_digests();
         let headers = header_length + if header_digest { DIGEST } else { 0 };
         if data_length == 0 {
-            return Layout {
+            return PduLayout {
                 header_length: header_length as u8,
                 header_digest,
                 data_offset: 0,
@@ -178,7 +174,7 @@ impl Framing {
         let length = data_length.checked_add(data_offset + trailer).expect("a PDU is shorter than 4 GiB");
         // 76 bytes of headers rounded up to a multiple of at most 128 are at most 152: PDO fits.
         debug_assert!(data_offset <= 152, "data starts at byte {data_offset}");
-        Layout {
+        PduLayout {
             header_length: header_length as u8,
             header_digest,
             data_offset: data_offset as u8,
@@ -188,7 +184,7 @@ impl Framing {
         }
     }
 
-    // Headers are whole dwords, and every host seen so far asks for no more: no division for those.
+    // Headers are whole dwords, and all known hosts request that alignment: avoids a division.
     #[inline]
     fn align(&self, offset: u32) -> u32 {
         if self.data_alignment_bytes <= 4 {
@@ -205,12 +201,12 @@ impl Framing {
     }
 
     #[inline]
-    fn write(&self, kind: PduType, extra: u8, data_length: u32, into: &mut [u8]) -> Layout {
+    fn write(&self, kind: PduType, extra: u8, data_length: u32, into: &mut [u8]) -> PduLayout {
         let layout = self.layout(kind, data_length);
         into[0] = kind as u8;
         into[1] = extra
-            | Flags::HEADER_DIGEST.when(layout.header_digest)
-            | Flags::DATA_DIGEST.when(layout.data_digest);
+            | PduFlags::HEADER_DIGEST.when(layout.header_digest)
+            | PduFlags::DATA_DIGEST.when(layout.data_digest);
         into[2] = layout.header_length;
         into[3] = layout.data_offset;
         put32(into, 4, layout.length);
@@ -218,25 +214,25 @@ impl Framing {
     }
 }
 
-/// Where the parts of one PDU lie, counted in bytes from its start.
+/// Offsets and lengths of the parts of a PDU, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
-    /// Bytes of the header without its digest (HLEN).
+pub struct PduLayout {
+    /// Header length in bytes without the digest (HLEN).
     pub header_length: u8,
     /// Whether a header digest follows the header.
     pub header_digest: bool,
-    /// Where the data starts (PDO); 0 when there is none.
+    /// PDU Data Offset (PDO); 0 without data.
     pub data_offset: u8,
-    /// Bytes of data.
+    /// Length of the data.
     pub data_length: u32,
     /// Whether a data digest follows the data.
     pub data_digest: bool,
-    /// Bytes of the whole PDU (PLEN).
+    /// Length of the whole PDU in bytes (PLEN).
     pub length: u32,
 }
 
-impl Layout {
-    /// Bytes before the data: header, header digest and padding. The whole PDU when it has no data.
+impl PduLayout {
+    /// Bytes before the data: header, header digest and padding. The whole PDU if it has no data.
     #[inline]
     pub const fn prefix_length(&self) -> usize {
         if self.data_length == 0 { self.length as usize } else { self.data_offset as usize }
@@ -246,10 +242,10 @@ impl Layout {
 /// The first eight bytes of every PDU (TCP 1.0, section 3.6.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommonHeader {
-    /// What the PDU is.
+    /// PDU type.
     pub kind: PduType,
-    /// Flags.
-    pub flags: Flags,
+    /// PDU-type specific flags (FLAGS).
+    pub flags: PduFlags,
     /// Header length in bytes, without the digest (HLEN).
     pub hlen: u8,
     /// Data offset in bytes from the start of the PDU (PDO).
@@ -259,55 +255,61 @@ pub struct CommonHeader {
 }
 
 impl CommonHeader {
-    /// Reads a common header.
+    /// Decodes a common header.
     ///
     /// # Errors
-    /// A reserved type and an HLEN that the type does not have; both end the connection.
+    /// A reserved type, or an HLEN that is wrong for the type; both terminate the connection.
     #[inline]
-    pub fn decode(from: &[u8; COMMON_SIZE]) -> Result<CommonHeader, Fatal> {
+    pub fn decode(from: &[u8; COMMON_SIZE]) -> Result<CommonHeader, FatalError> {
         let Some(kind) = PduType::from_u8(from[0]) else {
-            return Err(Fatal::field(0));
+            return Err(FatalError::field(0));
         };
-        let header =
-            CommonHeader { kind, flags: Flags(from[1]), hlen: from[2], pdo: from[3], plen: u32_at(from, 4) };
+        let header = CommonHeader {
+            kind,
+            flags: PduFlags::from_bits_retain(from[1]),
+            hlen: from[2],
+            pdo: from[3],
+            plen: u32_at(from, 4),
+        };
         if usize::from(header.hlen) != kind.header_length() {
-            return Err(Fatal::field(2));
+            return Err(FatalError::field(2));
         }
         Ok(header)
     }
 
-    /// Writes a common header; the exact inverse of [`decode`](Self::decode).
+    /// Encodes a common header; the exact inverse of [`decode`](Self::decode).
     #[inline]
     pub fn encode(&self, into: &mut [u8; COMMON_SIZE]) {
         into[0] = self.kind as u8;
-        into[1] = self.flags.0;
+        into[1] = self.flags.bits();
         into[2] = self.hlen;
         into[3] = self.pdo;
         put32(into, 4, self.plen);
     }
 
-    /// Checks flags, PDO and PLEN against each other and against what was agreed on for the direction
-    /// that the PDU came from, and says where its parts lie.
+    /// Validates flags, PDO and PLEN against the negotiated framing of the PDU's direction, and returns the
+    /// layout.
     ///
-    /// What remains for the receiver is to bound `data_length`: nothing here knows its buffers.
+    /// The receiver must limit `data_length` to its buffers itself.
     ///
     /// # Errors
-    /// The fatal error to terminate the connection with; its information is the offset of the field.
+    /// The fatal error to send in a Terminate Connection Request; its information is the offset of the
+    /// invalid field.
     #[inline]
-    pub fn layout(&self, framing: &Framing) -> Result<Layout, Fatal> {
+    pub fn layout(&self, framing: &Framing) -> Result<PduLayout, FatalError> {
         let digests = self.kind.has_digests();
-        let header_digest = self.flags.contains(Flags::HEADER_DIGEST);
-        let data_digest = self.flags.contains(Flags::DATA_DIGEST);
+        let header_digest = self.flags.contains(PduFlags::HEADER_DIGEST);
+        let data_digest = self.flags.contains(PduFlags::DATA_DIGEST);
         if header_digest != (framing.header_digest && digests) {
-            return Err(Fatal::field(1));
+            return Err(FatalError::field(1));
         }
         let headers = u32::from(self.hlen) + if header_digest { DIGEST } else { 0 };
         if self.plen <= headers || !self.kind.has_data() {
-            // DDGSTF without data says nothing and is let pass: hosts differ.
+            // DDGSTF without data has no meaning and is ignored: hosts differ.
             if self.plen != headers || matches!(self.kind, PduType::H2cData | PduType::C2hData) {
-                return Err(Fatal::field(4));
+                return Err(FatalError::field(4));
             }
-            return Ok(Layout {
+            return Ok(PduLayout {
                 header_length: self.hlen,
                 header_digest,
                 data_offset: 0,
@@ -317,17 +319,17 @@ impl CommonHeader {
             });
         }
         if data_digest != (framing.data_digest && digests) {
-            return Err(Fatal::field(1));
+            return Err(FatalError::field(1));
         }
         let data_offset = if digests { self.pdo } else { self.hlen };
         if u32::from(data_offset) < headers || digests && !framing.is_aligned(data_offset) {
-            return Err(Fatal::field(3));
+            return Err(FatalError::field(3));
         }
         let around = u32::from(data_offset) + if data_digest { DIGEST } else { 0 };
         if self.plen <= around || !digests && self.plen as usize > TERM_MAX {
-            return Err(Fatal::field(4));
+            return Err(FatalError::field(4));
         }
-        Ok(Layout {
+        Ok(PduLayout {
             header_length: self.hlen,
             header_digest,
             data_offset,
@@ -338,17 +340,17 @@ impl CommonHeader {
     }
 }
 
-/// Fatal Error Status: why a connection is terminated (TCP 1.0, section 3.6.2).
+/// Fatal Error Status: the reason for a connection termination (TCP 1.0, section 3.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FatalStatus {
     /// A field of a PDU header is invalid; the information is its offset.
     InvalidHeaderField = 0x01,
-    /// A PDU that is not expected in this state.
+    /// A PDU that is unexpected in the current state.
     SequenceError = 0x02,
     /// The header digest does not match; the information is the digest that was received.
     HeaderDigestError = 0x03,
-    /// Data outside the range that was asked for.
+    /// Data outside the range of its R2T.
     DataOutOfRange = 0x04,
     /// More data than allowed in one PDU (to a host), or more R2Ts than allowed (to a controller).
     LimitExceeded = 0x05,
@@ -357,7 +359,7 @@ pub enum FatalStatus {
 }
 
 impl FatalStatus {
-    /// The status with this number.
+    /// The status with this value; `None` if it is reserved.
     pub const fn from_u16(value: u16) -> Option<Self> {
         Some(match value {
             1 => Self::InvalidHeaderField,
@@ -371,32 +373,32 @@ impl FatalStatus {
     }
 }
 
-/// A transport error that ends the connection: what the TermReq PDU about it carries.
+/// A fatal transport error: the content of a TermReq PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("NVMe/TCP connection is to be terminated: {status:?}, information {information:#x}")]
-pub struct Fatal {
+#[error("fatal NVMe/TCP transport error: {status:?}, information {information:#x}")]
+pub struct FatalError {
     /// Fatal Error Status (FES).
     pub status: FatalStatus,
-    /// Fatal Error Information (FEI); what it means depends on the status.
+    /// Fatal Error Information (FEI); its meaning depends on the status.
     pub information: u32,
 }
 
-impl Fatal {
+impl FatalError {
     /// The header field that starts at byte `offset` of the PDU is invalid.
     #[inline]
-    pub const fn field(offset: u32) -> Fatal {
-        Fatal { status: FatalStatus::InvalidHeaderField, information: offset }
+    pub const fn field(offset: u32) -> FatalError {
+        FatalError { status: FatalStatus::InvalidHeaderField, information: offset }
     }
 
     /// The parameter that starts at byte `offset` of the PDU is not supported.
     #[inline]
-    pub const fn unsupported(offset: u32) -> Fatal {
-        Fatal { status: FatalStatus::UnsupportedParameter, information: offset }
+    pub const fn unsupported(offset: u32) -> FatalError {
+        FatalError { status: FatalStatus::UnsupportedParameter, information: offset }
     }
 
     /// A status without information.
     #[inline]
-    pub const fn of(status: FatalStatus) -> Fatal {
-        Fatal { status, information: 0 }
+    pub const fn from_status(status: FatalStatus) -> FatalError {
+        FatalError { status, information: 0 }
     }
 }

@@ -7,7 +7,7 @@ use crate::opcode::ZonedOpcode;
 use crate::{DecodeError, Sqe};
 
 wire_enum! {
-    /// What Zone Management Send does (ZNS 1.1, section 3.4.3).
+    /// Zone Send Action (ZSA) of Zone Management Send (ZNS 1.1, section 3.4.3).
     ZoneAction: u8 {
         /// Close Zone.
         Close = 0x01,
@@ -47,7 +47,7 @@ wire_enum! {
 }
 
 wire_enum! {
-    /// Which zones a report lists (ZNS 1.1, section 3.4.2).
+    /// Reporting options: the zones that a report lists (ZNS 1.1, section 3.4.2).
     ReportFilter: u8 {
         /// All.
         All = 0x0,
@@ -70,26 +70,26 @@ wire_enum! {
 
 /// Zone Management Send (ZNS 1.1, section 3.4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ManagementSend {
+pub struct ZoneManagementSend {
     /// First block of the zone.
     pub zone_lba: u64,
-    /// What is done.
+    /// The action.
     pub action: ZoneAction,
-    /// It is done to all zones that it can be done to.
+    /// Select All: the action applies to all zones in a suitable state.
     pub all: bool,
 }
 
-impl ManagementSend {
-    /// The view of a command; `None` for a reserved action.
-    pub fn of(sqe: &Sqe) -> Option<ManagementSend> {
-        Some(ManagementSend {
+impl ZoneManagementSend {
+    /// Decodes the command dwords; `None` for a reserved action.
+    pub fn from_sqe(sqe: &Sqe) -> Option<ZoneManagementSend> {
+        Some(ZoneManagementSend {
             zone_lba: lba(sqe),
             action: ZoneAction::from_wire(sqe.cdw13 as u8)?,
             all: bit(sqe.cdw13.into(), 8),
         })
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     pub fn to_sqe(&self) -> Sqe {
         Sqe {
             cdw10: self.zone_lba as u32,
@@ -102,24 +102,24 @@ impl ManagementSend {
 
 /// Zone Management Receive: Report Zones (ZNS 1.1, section 3.4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ManagementReceive {
-    /// A block of the first zone that is reported.
+pub struct ZoneManagementReceive {
+    /// A logical block of the first zone to report.
     pub lba: u64,
     /// Bytes to return; a multiple of 4, at least 4.
     pub length_bytes: u64,
-    /// Zone descriptor extensions are returned too.
+    /// Extended Report Zones: includes zone descriptor extensions.
     pub extended: bool,
-    /// Which zones.
+    /// The zones to report.
     pub filter: ReportFilter,
-    /// The number of zones is of those returned, not of those that match.
+    /// Partial Report: the number of zones counts those returned instead of those that match.
     pub partial: bool,
 }
 
-impl ManagementReceive {
-    /// The view of a command; `None` for reserved values.
-    pub fn of(sqe: &Sqe) -> Option<ManagementReceive> {
+impl ZoneManagementReceive {
+    /// Decodes the command dwords; `None` for reserved values.
+    pub fn from_sqe(sqe: &Sqe) -> Option<ZoneManagementReceive> {
         let action = sqe.cdw13 as u8;
-        Some(ManagementReceive {
+        Some(ZoneManagementReceive {
             lba: lba(sqe),
             length_bytes: (u64::from(sqe.cdw12) + 1) * 4,
             extended: match action {
@@ -132,10 +132,10 @@ impl ManagementReceive {
         })
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     ///
     /// # Panics
-    /// When `length_bytes` is not a multiple of 4 from 4 to 2^34.
+    /// If `length_bytes` is not a multiple of 4 from 4 to 2^34.
     pub fn to_sqe(&self) -> Sqe {
         assert!(self.length_bytes.is_multiple_of(4), "{} bytes are not whole dwords", self.length_bytes);
         let numd = (self.length_bytes / 4).checked_sub(1).and_then(|numd| u32::try_from(numd).ok());
@@ -153,7 +153,7 @@ impl ManagementReceive {
 
 /// Zone Append (ZNS 1.1, section 3.4.1); the completion's result is the first block written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Append {
+pub struct ZoneAppend {
     /// First block of the zone.
     pub zone_lba: u64,
     /// Number of blocks, 1 to 65536.
@@ -162,25 +162,25 @@ pub struct Append {
     pub fua: bool,
     /// Protection information.
     pub prinfo: Prinfo,
-    /// The reference tag is remapped to where the blocks land (PIREMAP).
+    /// The reference tag is remapped to the LBAs written (PIREMAP).
     pub remap: bool,
     /// Initial reference tag.
     pub reference_tag: u32,
     /// Application tag.
     pub application_tag: u16,
-    /// Which bits of it count.
+    /// Mask of the application tag.
     pub application_tag_mask: u16,
 }
 
-impl Append {
-    /// The view of a command; any command has one.
-    pub fn of(sqe: &Sqe) -> Append {
+impl ZoneAppend {
+    /// Decodes the command dwords; every value is valid.
+    pub fn from_sqe(sqe: &Sqe) -> ZoneAppend {
         let cdw12 = u64::from(sqe.cdw12);
-        Append {
+        ZoneAppend {
             zone_lba: lba(sqe),
             blocks: (sqe.cdw12 & 0xffff) + 1,
             fua: bit(cdw12, 30),
-            prinfo: Prinfo((sqe.cdw12 >> 26 & 0xf) as u8),
+            prinfo: Prinfo::from_bits_truncate((sqe.cdw12 >> 26) as u8),
             remap: bit(cdw12, 25),
             reference_tag: sqe.cdw14,
             application_tag: sqe.cdw15 as u16,
@@ -188,10 +188,10 @@ impl Append {
         }
     }
 
-    /// A command with this content.
+    /// Encodes the command; CID, NSID and data pointer are left to the caller.
     ///
     /// # Panics
-    /// When `blocks` is not 1 to 65536.
+    /// If `blocks` is not 1 to 65536.
     pub fn to_sqe(&self) -> Sqe {
         assert!((1..=65536).contains(&self.blocks), "{} blocks are not 1 to 65536", self.blocks);
         Sqe {
@@ -199,7 +199,7 @@ impl Append {
             cdw11: (self.zone_lba >> 32) as u32,
             cdw12: (self.blocks - 1)
                 | u32::from(self.remap) << 25
-                | u32::from(self.prinfo.0 & 0xf) << 26
+                | u32::from(self.prinfo.bits() & 0xf) << 26
                 | u32::from(self.fua) << 30,
             cdw14: self.reference_tag,
             cdw15: u32::from(self.application_tag) | u32::from(self.application_tag_mask) << 16,
@@ -208,39 +208,39 @@ impl Append {
     }
 }
 
-/// Bytes of a zone descriptor.
+/// Size in bytes of a zone descriptor.
 pub const ZONE_SIZE: usize = 64;
-/// Bytes before the first zone descriptor of a report.
+/// Size in bytes of the header of a report.
 pub const REPORT_HEADER_SIZE: usize = 64;
 
-/// A zone, as a report describes it (ZNS 1.1, section 3.4.2.2.3).
+/// A zone descriptor of a report (ZNS 1.1, section 3.4.2.2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Zone {
-    /// Its state.
+pub struct ZoneDescriptor {
+    /// Zone state (ZS).
     pub state: ZoneState,
     /// Attributes (ZA).
     pub attributes: u8,
     /// Attributes information (ZAI).
     pub information: u8,
-    /// Blocks that can be written.
+    /// Zone capacity in blocks (ZCAP).
     pub capacity_blocks: u64,
-    /// First block.
+    /// Zone start LBA (ZSLBA).
     pub lba: u64,
-    /// Where the next write goes.
+    /// Write pointer (WP).
     pub write_pointer: u64,
 }
 
-impl Zone {
-    /// Reads a descriptor.
+impl ZoneDescriptor {
+    /// Decodes a descriptor.
     ///
     /// # Errors
     /// Types other than Sequential Write Required, and reserved states.
-    pub fn decode(from: &[u8; ZONE_SIZE]) -> Result<Zone, DecodeError> {
+    pub fn decode(from: &[u8; ZONE_SIZE]) -> Result<ZoneDescriptor, DecodeError> {
         if from[0] & 0xf != 2 {
             return Err(DecodeError::value("zone type", 0, from[0].into()));
         }
         let state = ZoneState::from_wire(from[1] >> 4);
-        Ok(Zone {
+        Ok(ZoneDescriptor {
             state: state.ok_or(DecodeError::value("zone state", 1, from[1].into()))?,
             attributes: from[2],
             information: from[3],
@@ -250,7 +250,7 @@ impl Zone {
         })
     }
 
-    /// Writes the descriptor.
+    /// Encodes the descriptor.
     pub fn encode(&self, into: &mut [u8; ZONE_SIZE]) {
         *into = [0; ZONE_SIZE];
         into[0] = 2;
@@ -262,17 +262,17 @@ impl Zone {
         put64(into, 24, self.write_pointer);
     }
 
-    /// The zones of a report without extensions: how many there are in all, and those whose descriptors
-    /// are there.
+    /// Decodes a report without extensions: the total number of zones, and the descriptors that the data
+    /// contains.
     ///
     /// # Errors
-    /// Less than a header, and what [`decode`](Self::decode) refuses.
-    pub fn list(from: &[u8]) -> Result<(u64, Vec<Zone>), DecodeError> {
+    /// Data shorter than the header, and the errors of [`decode`](Self::decode).
+    pub fn list(from: &[u8]) -> Result<(u64, Vec<ZoneDescriptor>), DecodeError> {
         let header = sized::<REPORT_HEADER_SIZE>("Report Zones", from)?;
         let count = u64_at(header, 0);
         let zones = from[REPORT_HEADER_SIZE..].as_chunks::<ZONE_SIZE>().0.iter();
         let zones: Result<_, _> =
-            zones.take(usize::try_from(count).unwrap_or(usize::MAX)).map(Zone::decode).collect();
+            zones.take(usize::try_from(count).unwrap_or(usize::MAX)).map(ZoneDescriptor::decode).collect();
         Ok((count, zones?))
     }
 }
@@ -280,13 +280,13 @@ impl Zone {
 /// Identify Namespace of the zoned command set (CNS 05h, CSI 02h; ZNS 1.1, section 4.1.5.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZonedNamespace {
-    /// Optional commands: bit 0, reads may cross zones.
+    /// Optional Zoned Command Support (OZCS): bit 0, reads may cross zone boundaries.
     pub optional: u16,
-    /// Most active zones; `None` for no limit.
+    /// Maximum active zones; `None` for no limit (MAR).
     pub active_max: Option<u32>,
-    /// Most open zones; `None` for no limit.
+    /// Maximum open zones; `None` for no limit (MOR).
     pub open_max: Option<u32>,
-    /// Blocks of a zone, and bytes of a descriptor extension, by LBA format.
+    /// Zone size in blocks, and size in bytes of a zone descriptor extension, by LBA format.
     pub formats: Vec<(u64, u32)>,
 }
 
@@ -295,7 +295,7 @@ const FORMATS: usize = 64;
 const _: () = assert!(FORMATS_AT + 16 * FORMATS == 3840);
 
 impl ZonedNamespace {
-    /// Reads the structure; any 4096 bytes are one.
+    /// Decodes 4096 bytes; every value is valid.
     pub fn decode(from: &[u8; SIZE]) -> ZonedNamespace {
         let limit = |at| u32_at(from, at).checked_add(1);
         let formats = from[FORMATS_AT..FORMATS_AT + 16 * FORMATS].chunks_exact(16);
@@ -307,7 +307,7 @@ impl ZonedNamespace {
         }
     }
 
-    /// Writes the structure.
+    /// Encodes the structure.
     ///
     /// # Panics
     /// With more than 64 formats, a limit of 0, or extensions that are not a multiple of 64 below 16 KiB.

@@ -1,16 +1,16 @@
-//! What holds for any bytes and any values: decoding never panics, and what was encoded comes back.
+//! Property tests: decoding arbitrary bytes never panics, and encoding round-trips.
 //! A failure prints its seed; `PROPTEST_CASES` sets the number of cases.
 #![allow(clippy::unwrap_used)]
 
+use block_io::Status;
 use proptest::prelude::*;
-use ring::Status;
 use wire_nvme::admin::{Abort, GetFeatures, GetLogPage, Identify, SetFeatures};
 use wire_nvme::fabrics::*;
 use wire_nvme::identify::*;
 use wire_nvme::io::*;
 use wire_nvme::log::*;
 use wire_nvme::opcode::NvmOpcode;
-use wire_nvme::registers::{self, Configuration, ControllerStatus};
+use wire_nvme::registers::{self, ControllerConfiguration, ControllerStatus};
 use wire_nvme::tcp::*;
 use wire_nvme::{Cqe, DecodeError, Sqe};
 
@@ -29,20 +29,20 @@ fn framing() -> impl Strategy<Value = Framing> {
     })
 }
 
-/// What decodes must survive being encoded and decoded again.
-macro_rules! again {
+/// A decoded value must survive encoding and decoding.
+macro_rules! round_trip {
     ($decode:path, $encode:path, $bytes:expr) => {
         if let Ok(view) = $decode(&$bytes) {
-            let mut again = [0xa5; _];
-            $encode(&view, &mut again);
-            prop_assert_eq!($decode(&again), Ok(view));
+            let mut encoded = [0xa5; _];
+            $encode(&view, &mut encoded);
+            prop_assert_eq!($decode(&encoded), Ok(view));
         }
     };
 }
 
 proptest! {
     #[test]
-    fn queue_entries_are_their_bytes(sqe in bytes::<64>(), cqe in bytes::<16>()) {
+    fn queue_entries_round_trip_bytewise(sqe in bytes::<64>(), cqe in bytes::<16>()) {
         let view = Sqe::decode(&sqe);
         prop_assert_eq!(view.to_bytes(), *sqe);
         prop_assert_eq!(view.to_words().map(u64::to_le_bytes).concat(), sqe.to_vec());
@@ -54,41 +54,41 @@ proptest! {
     }
 
     #[test]
-    fn every_command_has_views_that_come_back(bytes in bytes::<64>()) {
+    fn typed_commands_round_trip(bytes in bytes::<64>()) {
         let sqe = Sqe::decode(&bytes);
-        let rw = ReadWrite::of(&sqe);
+        let rw = ReadWrite::from_sqe(&sqe);
         prop_assert!((1..=65536).contains(&rw.blocks));
-        prop_assert_eq!(ReadWrite::of(&rw.to_sqe(NvmOpcode::Read)), rw);
-        let view = WriteZeroes::of(&sqe);
-        prop_assert_eq!(WriteZeroes::of(&view.to_sqe()), view);
-        let view = DatasetManagement::of(&sqe);
-        prop_assert_eq!(DatasetManagement::of(&view.to_sqe()), view);
-        let view = Identify::of(&sqe);
-        prop_assert_eq!(Identify::of(&view.to_sqe(sqe.nsid)), view);
-        let view = GetLogPage::of(&sqe);
-        prop_assert_eq!(GetLogPage::of(&view.to_sqe(sqe.nsid)), view);
-        let view = GetFeatures::of(&sqe);
-        prop_assert_eq!(GetFeatures::of(&view.to_sqe(sqe.nsid)), view);
-        let view = SetFeatures::of(&sqe);
-        prop_assert_eq!(SetFeatures::of(&view.to_sqe(sqe.nsid)), view);
-        let view = Abort::of(&sqe);
-        prop_assert_eq!(Abort::of(&view.to_sqe()), view);
-        let view = Connect::of(&sqe);
-        prop_assert_eq!(Connect::of(&view.to_sqe()), view);
-        let view = Disconnect::of(&sqe);
-        prop_assert_eq!(Disconnect::of(&view.to_sqe()), view);
-        if let Ok(view) = PropertyGet::of(&sqe) {
-            prop_assert_eq!(PropertyGet::of(&view.to_sqe()), Ok(view));
+        prop_assert_eq!(ReadWrite::from_sqe(&rw.to_sqe(NvmOpcode::Read)), rw);
+        let view = WriteZeroes::from_sqe(&sqe);
+        prop_assert_eq!(WriteZeroes::from_sqe(&view.to_sqe()), view);
+        let view = DatasetManagement::from_sqe(&sqe);
+        prop_assert_eq!(DatasetManagement::from_sqe(&view.to_sqe()), view);
+        let view = Identify::from_sqe(&sqe);
+        prop_assert_eq!(Identify::from_sqe(&view.to_sqe(sqe.nsid)), view);
+        let view = GetLogPage::from_sqe(&sqe);
+        prop_assert_eq!(GetLogPage::from_sqe(&view.to_sqe(sqe.nsid)), view);
+        let view = GetFeatures::from_sqe(&sqe);
+        prop_assert_eq!(GetFeatures::from_sqe(&view.to_sqe(sqe.nsid)), view);
+        let view = SetFeatures::from_sqe(&sqe);
+        prop_assert_eq!(SetFeatures::from_sqe(&view.to_sqe(sqe.nsid)), view);
+        let view = Abort::from_sqe(&sqe);
+        prop_assert_eq!(Abort::from_sqe(&view.to_sqe()), view);
+        let view = Connect::from_sqe(&sqe);
+        prop_assert_eq!(Connect::from_sqe(&view.to_sqe()), view);
+        let view = Disconnect::from_sqe(&sqe);
+        prop_assert_eq!(Disconnect::from_sqe(&view.to_sqe()), view);
+        if let Ok(view) = PropertyGet::from_sqe(&sqe) {
+            prop_assert_eq!(PropertyGet::from_sqe(&view.to_sqe()), Ok(view));
         }
-        if let Ok(view) = PropertySet::of(&sqe) {
-            prop_assert_eq!(PropertySet::of(&view.to_sqe()), Ok(view));
+        if let Ok(view) = PropertySet::from_sqe(&sqe) {
+            prop_assert_eq!(PropertySet::from_sqe(&view.to_sqe()), Ok(view));
         }
         let _ = fabrics_type(&sqe);
     }
 
     #[test]
-    fn identify_data_comes_back(mut bytes in bytes::<4096>(), length in 0..4096usize) {
-        // Names in the middle of random bytes are seldom UTF-8.
+    fn identify_structures_round_trip(mut bytes in bytes::<4096>(), length in 0..4096usize) {
+        // A name field of random bytes is rarely valid UTF-8.
         bytes[768..1024].fill(b'n');
         bytes[111] &= 3;
         bytes[263] &= 31;
@@ -96,10 +96,10 @@ proptest! {
         bytes[1023] = 0;
         bytes[1795] = 0;
         bytes[1799] = 0;
-        again!(IdentifyController::decode, IdentifyController::encode, *bytes);
-        again!(IdentifyNamespace::decode, IdentifyNamespace::encode, *bytes);
-        again!(NamespaceList::decode, NamespaceList::encode, *bytes);
-        again!(ControllerList::decode, ControllerList::encode, *bytes);
+        round_trip!(IdentifyController::decode, IdentifyController::encode, *bytes);
+        round_trip!(IdentifyNamespace::decode, IdentifyNamespace::encode, *bytes);
+        round_trip!(NamespaceList::decode, NamespaceList::encode, *bytes);
+        round_trip!(ControllerList::decode, ControllerList::encode, *bytes);
         let _ = NamespaceDescriptor::decode_list(&bytes);
         let view = CommandSetVectors::decode(&bytes);
         view.encode(&mut [0; 4096]);
@@ -111,23 +111,23 @@ proptest! {
     }
 
     #[test]
-    fn log_pages_come_back(page in bytes::<4096>(), length in 0..4096usize) {
+    fn log_pages_round_trip(page in bytes::<4096>(), length in 0..4096usize) {
         let short = &page[..length];
         if let Ok(view) = AnaLog::decode(short) {
-            let mut again = vec![0xa5; view.encoded_length()];
-            view.encode(&mut again);
-            prop_assert_eq!(AnaLog::decode(&again), Ok(view));
+            let mut encoded = vec![0xa5; view.encoded_length()];
+            view.encode(&mut encoded);
+            prop_assert_eq!(AnaLog::decode(&encoded), Ok(view));
         }
-        again!(DiscoveryHeader::decode, DiscoveryHeader::encode, page[..1024].try_into().unwrap());
-        again!(DiscoveryEntry::decode, DiscoveryEntry::encode, page[..1024].try_into().unwrap());
+        round_trip!(DiscoveryHeader::decode, DiscoveryHeader::encode, page[..1024].try_into().unwrap());
+        round_trip!(DiscoveryEntry::decode, DiscoveryEntry::encode, page[..1024].try_into().unwrap());
         let view = HealthLog::decode(page.first_chunk().unwrap());
-        let mut again = [0xa5; 512];
-        view.encode(&mut again);
-        prop_assert_eq!(HealthLog::decode(&again), view);
+        let mut encoded = [0xa5; 512];
+        view.encode(&mut encoded);
+        prop_assert_eq!(HealthLog::decode(&encoded), view);
         let view = CommandEffectsLog::decode(&page);
-        let mut again = [0xa5; 4096];
-        view.encode(&mut again);
-        prop_assert_eq!(CommandEffectsLog::decode(&again), view);
+        let mut encoded = [0xa5; 4096];
+        view.encode(&mut encoded);
+        prop_assert_eq!(CommandEffectsLog::decode(&encoded), view);
         let _ = (ErrorEntry::decode(page.first_chunk().unwrap()), FirmwareSlots::decode(page.first_chunk().unwrap()));
         for (ranges, range) in DsmRange::list(&page[..], 256).unwrap().enumerate() {
             prop_assert_eq!(range, DsmRange::decode(page[ranges * 16..][..16].try_into().unwrap()));
@@ -136,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn connect_data_comes_back(
+    fn connect_data_round_trips(
         host_id in any::<[u8; 16]>(),
         cntlid in any::<u16>(),
         names in ("nqn\\.[0-9]{4}-[0-9]{2}\\.[a-z.]{1,20}:[ -~]{0,180}", "nqn\\.[0-9]{4}-[0-9]{2}\\.[a-z.]{1,20}"),
@@ -156,7 +156,7 @@ proptest! {
     }
 
     #[test]
-    fn any_string_is_a_name_or_not(name in ".*", prefixed in "nqn.[0-9]{0,4}-?[0-9]{0,2}.?.{0,230}") {
+    fn nqn_parsing_never_panics(name in ".*", prefixed in "nqn.[0-9]{0,4}-?[0-9]{0,2}.?.{0,230}") {
         for name in [name, prefixed] {
             if let Ok(nqn) = Nqn::new(&name) {
                 prop_assert!(nqn.len() <= NQN_MAX && nqn.starts_with("nqn.") && !nqn.contains('\0'));
@@ -165,29 +165,29 @@ proptest! {
     }
 
     #[test]
-    fn properties_come_back(value in any::<u64>()) {
-        let cap = registers::Capabilities::decode(value);
+    fn properties_round_trip(value in any::<u64>()) {
+        let cap = registers::ControllerCapabilities::decode(value);
         if cap.queue_entries_max >= 2 {
-            prop_assert_eq!(registers::Capabilities::decode(cap.encode()), cap);
+            prop_assert_eq!(registers::ControllerCapabilities::decode(cap.encode()), cap);
         }
-        if let Ok(cc) = Configuration::decode(value as u32) {
-            prop_assert_eq!(Configuration::decode(cc.encode()), Ok(cc));
+        if let Ok(cc) = ControllerConfiguration::decode(value as u32) {
+            prop_assert_eq!(ControllerConfiguration::decode(cc.encode()), Ok(cc));
         }
         if let Ok(csts) = ControllerStatus::decode(value as u32) {
             prop_assert_eq!(ControllerStatus::decode(csts.encode()), Ok(csts));
         }
     }
 
-    /// What a receiver takes for a PDU adds up: no part overlaps another, and nothing is left over.
+    /// The parts of a valid PDU layout do not overlap and cover the whole PDU.
     #[test]
-    fn layouts_of_any_header_add_up(bytes in bytes::<8>(), framing in framing(), hlen in prop::sample::select(vec![24u8, 72, 128])) {
+    fn layouts_of_arbitrary_headers_are_consistent(bytes in bytes::<8>(), framing in framing(), hlen in prop::sample::select(vec![24u8, 72, 128])) {
         let mut bytes = *bytes;
         bytes[0] %= 10;
         bytes[2] = hlen;
         let Ok(header) = CommonHeader::decode(&bytes) else { return Ok(()) };
-        let mut again = [0; 8];
-        header.encode(&mut again);
-        prop_assert_eq!(again, bytes);
+        let mut encoded = [0; 8];
+        header.encode(&mut encoded);
+        prop_assert_eq!(encoded, bytes);
         let Ok(layout) = header.layout(&framing) else { return Ok(()) };
         let digest = |on| if on { 4 } else { 0 };
         let headers = u64::from(layout.header_length) + digest(layout.header_digest);
@@ -203,7 +203,7 @@ proptest! {
     }
 
     #[test]
-    fn pdus_come_back(
+    fn pdus_round_trip(
         framing in framing(),
         ids in any::<(u16, u16, u32)>(),
         length in 1..=u32::MAX - 256,
@@ -213,7 +213,7 @@ proptest! {
         success in any::<bool>(),
     ) {
         let (cccid, ttag, offset) = ids;
-        let receive = |header: &[u8], layout: Layout| {
+        let receive = |header: &[u8], layout: PduLayout| {
             let common = CommonHeader::decode(header.first_chunk().unwrap()).unwrap();
             assert_eq!(common.layout(&framing), Ok(layout));
         };
@@ -245,27 +245,27 @@ proptest! {
     }
 
     #[test]
-    fn initialization_comes_back(bytes in bytes::<128>(), r2t_max in 1..=1u64 << 32) {
-        again!(IcResp::decode, IcResp::encode, *bytes);
+    fn connection_initialization_round_trips(bytes in bytes::<128>(), r2t_max in 1..=1u64 << 32) {
+        round_trip!(IcResp::decode, IcResp::encode, *bytes);
         if let Ok(view) = IcReq::decode(&bytes) {
             let view = IcReq { r2t_max, ..view };
-            let mut again = [0xa5; IC_SIZE];
-            view.encode(&mut again);
-            prop_assert_eq!(IcReq::decode(&again), Ok(view));
+            let mut encoded = [0xa5; IC_SIZE];
+            view.encode(&mut encoded);
+            prop_assert_eq!(IcReq::decode(&encoded), Ok(view));
         }
         let _ = TermReq::decode(PduType::H2cTermReq, bytes.first_chunk().unwrap());
     }
 
     #[test]
-    fn statuses_survive_a_completion(field in 0..0x8000u16) {
+    fn statuses_round_trip_through_a_completion(field in 0..0x8000u16) {
         let cqe = Cqe::new(1, Status::from_field(field));
         prop_assert_eq!(Cqe::decode(&cqe.to_bytes()), cqe);
     }
 }
 
-/// Each row breaks one rule; the field at fault is where the TermReq points.
+/// Each row violates one rule; the error names the offset of the invalid field.
 #[test]
-fn broken_headers_name_the_field_at_fault() {
+fn invalid_headers_report_the_offset_of_the_field() {
     const PLAIN: Framing = Framing::PLAIN;
     const DIGESTS: Framing = Framing { header_digest: true, data_digest: true, data_alignment_bytes: 4 };
     const ALIGNED: Framing = Framing { data_alignment_bytes: 128, ..PLAIN };
@@ -298,12 +298,12 @@ fn broken_headers_name_the_field_at_fault() {
         let mut bytes = [*kind as u8, *flags as u8, *hlen as u8, *pdo as u8, 0, 0, 0, 0];
         bytes[4..].copy_from_slice(&plen.to_le_bytes());
         let got = CommonHeader::decode(&bytes).and_then(|header| header.layout(framing));
-        assert_eq!(got, Err(Fatal::field(*field)), "{name}");
+        assert_eq!(got, Err(FatalError::field(*field)), "{name}");
     }
 }
 
 #[test]
-fn unsupported_versions_and_reserved_bits_of_icreq_are_refused() {
+fn unsupported_versions_and_reserved_bits_of_icreq_are_rejected() {
     let good = || {
         let mut bytes = [0; IC_SIZE];
         let view =
@@ -312,10 +312,10 @@ fn unsupported_versions_and_reserved_bits_of_icreq_are_refused() {
         bytes
     };
     for (at, value, expected) in [
-        (8, 1, Fatal::unsupported(8)),
-        (9, 1, Fatal::unsupported(8)),
-        (10, 32, Fatal::field(10)),
-        (11, 4, Fatal::field(11)),
+        (8, 1, FatalError::unsupported(8)),
+        (9, 1, FatalError::unsupported(8)),
+        (10, 32, FatalError::field(10)),
+        (11, 4, FatalError::field(11)),
     ] {
         let mut bytes = good();
         bytes[at] = value;
@@ -324,7 +324,7 @@ fn unsupported_versions_and_reserved_bits_of_icreq_are_refused() {
 }
 
 #[test]
-fn names_that_are_no_nqns() {
+fn invalid_nqns_are_rejected() {
     let long = format!("nqn.2014-08.{}", "x".repeat(212));
     for name in [
         "",
@@ -339,7 +339,7 @@ fn names_that_are_no_nqns() {
         assert!(Nqn::new(name).is_err(), "{name:?}");
     }
     assert!(Nqn::new(&long[..NQN_MAX]).is_ok());
-    // A field that no NUL ends.
+    // A field without a terminating NUL.
     let mut bytes = [b'x'; CONNECT_DATA_SIZE];
     assert!(matches!(ConnectData::decode(&bytes), Err(DecodeError::Value { at: 256, .. })));
     bytes[256..512].fill(0);
@@ -348,7 +348,7 @@ fn names_that_are_no_nqns() {
 }
 
 #[test]
-fn a_subsystem_name_without_an_end_is_no_name() {
+fn a_subsystem_nqn_without_nul_is_rejected() {
     let mut bytes = [0; wire_nvme::identify::SIZE];
     bytes[768..1024].fill(b'n');
     assert!(IdentifyController::decode(&bytes).is_err());

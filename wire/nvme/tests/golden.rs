@@ -1,11 +1,11 @@
-//! Bytes that others made.
+//! Golden tests against SPDK and Linux.
 //!
-//! The hexadecimal strings were printed by a C program that filled in the structures of SPDK's public
+//! A C program printed the hexadecimal strings. It filled in the structures of SPDK's public
 //! headers (`spdk/nvme_spec.h` and `spdk/nvmf_spec.h`, SPDK 26.09, on little-endian x86-64) field by
-//! field. A sparse string gives `offset=bytes` for what is not zero.
+//! field. A sparse string gives `offset=bytes` for the non-zero parts.
 #![allow(clippy::unwrap_used)]
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::admin::{Abort, GetFeatures, GetLogPage, Identify, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::fabrics::*;
@@ -37,7 +37,7 @@ fn sparse<const N: usize>(text: &str) -> [u8; N] {
 }
 
 fn encoded<const N: usize>(encode: impl FnOnce(&mut [u8; N])) -> [u8; N] {
-    // Whatever was in the buffer before must not shine through.
+    // Encoding must overwrite the previous content of the buffer.
     let mut bytes = [0xa5; N];
     encode(&mut bytes);
     bytes
@@ -58,14 +58,14 @@ fn read_command() {
     assert_eq!((sqe.fuse(), sqe.psdt()), (Fuse::Normal, Psdt::Sgl));
     assert_eq!(sqe.data, DataPointer::transport(0x2000));
     let read = ReadWrite { lba: 0x11_2233_4455, blocks: 16, fua: true, ..ReadWrite::default() };
-    assert_eq!(ReadWrite::of(&sqe), read);
+    assert_eq!(ReadWrite::from_sqe(&sqe), read);
     let made =
         Sqe { cid: 0x1234, nsid: 3, data: DataPointer::transport(0x2000), ..read.to_sqe(NvmOpcode::Read) };
     assert_eq!(made, sqe);
 }
 
 #[test]
-fn every_field_of_a_command_has_its_place() {
+fn every_sqe_field_has_the_correct_offset() {
     let sqe = sqe("0142efbe01000000020202020303030311223344556677884000000000000000\
          0010000000000001101010101111111107000080131313131414141415151515");
     let expected = Sqe {
@@ -86,7 +86,7 @@ fn every_field_of_a_command_has_its_place() {
     };
     assert_eq!(sqe, expected);
     assert_eq!(sqe.fuse(), Fuse::Second);
-    let write = ReadWrite::of(&sqe);
+    let write = ReadWrite::from_sqe(&sqe);
     assert!(write.limited_retry && !write.fua);
     assert_eq!((write.blocks, write.hints, write.directive), (8, 0x13, 0x1313));
 }
@@ -108,7 +108,7 @@ fn dataset_management_and_write_zeroes() {
     let dsm = sqe(&format!("0940000001000000{zeros}{zeros}ff000000040000000000000000000000{}", &zeros[..16]));
     let view =
         DatasetManagement { ranges: 256, integral_read: false, integral_write: false, deallocate: true };
-    assert_eq!(DatasetManagement::of(&dsm), view);
+    assert_eq!(DatasetManagement::from_sqe(&dsm), view);
     assert_eq!(Sqe { nsid: 1, ..view.to_sqe() }, dsm);
 
     let range = hex("23010007001000009a78563412000000");
@@ -118,8 +118,8 @@ fn dataset_management_and_write_zeroes() {
 
     let zeroes =
         sqe(&format!("0840000001000000{zeros}{zeros}08000000000000000700004200000000{}", &zeros[..16]));
-    let view = WriteZeroes { lba: 8, blocks: 8, fua: true, deallocate: true, prinfo: Prinfo(0) };
-    assert_eq!(WriteZeroes::of(&zeroes), view);
+    let view = WriteZeroes { lba: 8, blocks: 8, fua: true, deallocate: true, prinfo: Prinfo::empty() };
+    assert_eq!(WriteZeroes::from_sqe(&zeroes), view);
     assert_eq!(Sqe { nsid: 1, ..view.to_sqe() }, zeroes);
 }
 
@@ -140,29 +140,29 @@ fn admin_commands() {
         csi: 0,
         uuid_index: 0x7f,
     };
-    assert_eq!(GetLogPage::of(&log), view);
+    assert_eq!(GetLogPage::from_sqe(&log), view);
     assert_eq!(view.to_sqe(NSID_ALL), log);
 
     let identify = entry("0640000002000000", "050077000900000200000000000000000000000000000000");
     let view = Identify { cns: 5, cntid: 0x77, cns_specific: 9, csi: 2, uuid_index: 0 };
-    assert_eq!(Identify::of(&identify), view);
+    assert_eq!(Identify::from_sqe(&identify), view);
     assert_eq!(view.to_sqe(2), identify);
 
     let get = entry("0a40000000000000", "0b0300000000000000000000000000000000000000000000");
     let view = GetFeatures { fid: 0x0b, select: 3, cdw11: 0, uuid_index: 0 };
-    assert_eq!(GetFeatures::of(&get), view);
+    assert_eq!(GetFeatures::from_sqe(&get), view);
     assert_eq!(view.to_sqe(0), get);
 
     let set = entry("0940000000000000", "070000800700030000000000000000000000000000000000");
     let view = SetFeatures { fid: 7, save: true, cdw11: 0x0003_0007, uuid_index: 0 };
-    assert_eq!(SetFeatures::of(&set), view);
+    assert_eq!(SetFeatures::from_sqe(&set), view);
     assert_eq!(view.to_sqe(0), set);
     let queues = NumberOfQueues { submission: 8, completion: 4 };
     assert_eq!(NumberOfQueues::from_wire(view.cdw11), Ok(queues));
     assert_eq!(queues.to_wire(), view.cdw11);
 
     let abort = entry("0840000000000000", "040099000000000000000000000000000000000000000000");
-    assert_eq!(Abort::of(&abort), Abort { sqid: 4, cid: 0x99 });
+    assert_eq!(Abort::from_sqe(&abort), Abort { sqid: 4, cid: 0x99 });
     assert_eq!(Abort { sqid: 4, cid: 0x99 }.to_sqe(), abort);
 }
 
@@ -180,14 +180,14 @@ fn completion() {
 fn connect() {
     let io = sqe("7f40010001000000000000000000000000000000000000000000000000000000\
          0004000000000001000002007f00040000000000000000000000000000000000");
-    let attributes = ConnectAttributes(ConnectAttributes::DISABLE_SQ_FLOW_CONTROL);
+    let attributes = ConnectAttributes::DISABLE_SQ_FLOW_CONTROL;
     let view = Connect { record_format: 0, qid: 2, queue_entries: 128, attributes, kato_ms: 0 };
-    assert_eq!(Connect::of(&io), view);
+    assert_eq!(Connect::from_sqe(&io), view);
     assert_eq!(Sqe { cid: 1, data: DataPointer::capsule(0, 1024), ..view.to_sqe() }, io);
 
     let admin = sqe("7f40000001000000000000000000000000000000000000000000000000000000\
          0000000000000000000000001f000000983a0000000000000000000000000000");
-    let view = Connect::of(&admin);
+    let view = Connect::from_sqe(&admin);
     assert_eq!((view.qid, view.queue_entries, view.kato_ms), (0, 32, 15000));
 
     let data: [u8; 1024] = sparse(
@@ -210,8 +210,8 @@ fn connect() {
     assert_eq!(InvalidParameter::from_result(Cqe::decode(&refused).result), parameter);
     assert_eq!(Cqe::new(0, Status::SUCCESS).with_result(parameter.to_result()).to_bytes(), refused);
     let accepted: [u8; 16] = hex("34120200000000000000000000000000");
-    let connected = Connected { cntlid: 0x1234, authentication_required: true };
-    assert_eq!(Connected::from_result(Cqe::decode(&accepted).result), connected);
+    let connected = ConnectResponse { cntlid: 0x1234, authentication_required: true };
+    assert_eq!(ConnectResponse::from_result(Cqe::decode(&accepted).result), connected);
     assert_eq!(connected.to_result(), Cqe::decode(&accepted).result);
 }
 
@@ -219,15 +219,15 @@ fn connect() {
 fn properties() {
     let get = sqe("7f40000004000000000000000000000000000000000000000000000000000000\
          0000000000000000010000000000000000000000000000000000000000000000");
-    assert_eq!(PropertyGet::of(&get), Ok(PropertyGet { wide: true, offset: registers::offset::CAP }));
+    assert_eq!(PropertyGet::from_sqe(&get), Ok(PropertyGet { wide: true, offset: registers::offset::CAP }));
     assert_eq!(PropertyGet { wide: true, offset: 0 }.to_sqe(), get);
     let set = sqe("7f40000000000000000000000000000000000000000000000000000000000000\
          0000000000000000000000001400000001004600000000000000000000000000");
     let view = PropertySet { wide: false, offset: registers::offset::CC, value: 0x46_0001 };
-    assert_eq!(PropertySet::of(&set), Ok(view));
+    assert_eq!(PropertySet::from_sqe(&set), Ok(view));
     assert_eq!(view.to_sqe(), set);
 
-    let cap = registers::Capabilities {
+    let cap = registers::ControllerCapabilities {
         queue_entries_max: 128,
         contiguous_queues_required: true,
         arbitration: 1,
@@ -245,10 +245,10 @@ fn properties() {
         subsystem_shutdown: true,
         ready_modes: 3,
     };
-    assert_eq!(registers::Capabilities::decode(0x1f40_3832_1e03_007f), cap);
+    assert_eq!(registers::ControllerCapabilities::decode(0x1f40_3832_1e03_007f), cap);
     assert_eq!(cap.encode(), 0x1f40_3832_1e03_007f);
 
-    let cc = Configuration {
+    let cc = ControllerConfiguration {
         enable: true,
         command_sets: CommandSets::All,
         page_log2: 13,
@@ -258,7 +258,7 @@ fn properties() {
         cqe_log2: 4,
         ready_independent_of_media: true,
     };
-    assert_eq!(Configuration::decode(0x0146_88e1), Ok(cc));
+    assert_eq!(ControllerConfiguration::decode(0x0146_88e1), Ok(cc));
     assert_eq!(cc.encode(), 0x0146_88e1);
 
     let csts = ControllerStatus {
@@ -274,7 +274,7 @@ fn properties() {
     let wanted = AsyncEventConfiguration::NAMESPACE
         | AsyncEventConfiguration::ANA
         | AsyncEventConfiguration::DISCOVERY;
-    assert_eq!(wanted, 0x8000_0900);
+    assert_eq!(wanted.bits(), 0x8000_0900);
     let threshold = TemperatureThreshold { kelvins: 343, sensor: 3, under: true };
     assert_eq!(threshold.to_wire(), 0x0013_0157);
     assert_eq!(TemperatureThreshold::from_wire(0x0013_0157), Ok(threshold));
@@ -304,7 +304,7 @@ fn identify_controller() {
         cmic: cmic::MULTIPLE_PORTS | cmic::MULTIPLE_CONTROLLERS | cmic::ANA,
         mdts: 5,
         cntlid: 0x1234,
-        ver: Version::new(2, 0, 0),
+        ver: NvmeVersion::new(2, 0, 0),
         rtd3r_us: 0x1122_3344,
         rtd3e_us: 10_000_000,
         oaes: oaes::NAMESPACE | oaes::ANA | oaes::DISCOVERY,
@@ -570,7 +570,7 @@ fn discovery_log() {
     assert!(encoded(|into| view.encode(into)) == bytes);
 }
 
-fn layout(bytes: &[u8], framing: &Framing) -> Layout {
+fn layout(bytes: &[u8], framing: &Framing) -> PduLayout {
     CommonHeader::decode(bytes.first_chunk().unwrap()).unwrap().layout(framing).unwrap()
 }
 
@@ -595,7 +595,7 @@ fn tcp_initialization() {
     assert_eq!(encoded(|into| view.encode(into)), bytes);
 
     let bytes: [u8; 24] = hex("030018006000000001000400000000000000000000000000");
-    let view = TermReq { kind: PduType::C2hTermReq, fatal: Fatal::field(4) };
+    let view = TermReq { kind: PduType::C2hTermReq, fatal: FatalError::field(4) };
     assert_eq!(TermReq::decode(PduType::C2hTermReq, &bytes), Ok(view));
     let mut made = [0; TERM_MAX];
     assert_eq!(view.encode(&[0x77; 72], &mut made), 96);
@@ -609,7 +609,7 @@ fn tcp_data() {
     let view = H2cData { cccid: 0x1234, ttag: 0x5678, offset: 0x1000, length: 4096, last: true };
     assert_eq!(H2cData::decode(&bytes), view);
     let parts = layout(&bytes, &BOTH);
-    let expected = Layout {
+    let expected = PduLayout {
         header_length: 24,
         header_digest: true,
         data_offset: 28,
@@ -650,15 +650,15 @@ fn tcp_capsules() {
     assert_eq!(encoded(|into| _ = CapsuleCmd { sqe, data_length: 512 }.encode(&Framing::PLAIN, into)), bytes);
 }
 
-/// Constants of the Linux kernel (include/linux/nvme.h and nvme-tcp.h, 6.x): what its initiator sends.
+/// Constants of the Linux kernel (include/linux/nvme.h and nvme-tcp.h, 6.x), used by its initiator.
 #[test]
 fn constants_of_linux() {
     // NVME_TRANSPORT_SGL_DATA_DESC << 4 | NVME_SGL_FMT_TRANSPORT_A, NVME_SGL_FMT_DATA_DESC << 4 |
     // NVME_SGL_FMT_OFFSET, NVME_CMD_SGL_METABUF.
     assert_eq!((DataPointer::TRANSPORT, DataPointer::CAPSULE, Sqe::FLAGS_SGL), (5 << 4 | 0xa, 1, 1 << 6));
     // enum nvme_tcp_pdu_flags.
-    let flags = [tcp_flags(Flags::HEADER_DIGEST), tcp_flags(Flags::DATA_DIGEST)];
-    assert_eq!((flags, tcp_flags(Flags::LAST), tcp_flags(Flags::SUCCESS)), ([1, 2], 4, 8));
+    let flags = [tcp_flags(PduFlags::HEADER_DIGEST), tcp_flags(PduFlags::DATA_DIGEST)];
+    assert_eq!((flags, tcp_flags(PduFlags::LAST), tcp_flags(PduFlags::SUCCESS)), ([1, 2], 4, 8));
     // enum nvme_tcp_fatal_error_status.
     assert_eq!(FatalStatus::HeaderDigestError as u16, 0x03);
     assert_eq!(FatalStatus::UnsupportedParameter as u16, 0x06);
@@ -666,6 +666,6 @@ fn constants_of_linux() {
     assert_eq!(DISCOVERY_NQN, "nqn.2014-08.org.nvmexpress.discovery");
 }
 
-fn tcp_flags(flags: Flags) -> u8 {
-    flags.0
+fn tcp_flags(flags: PduFlags) -> u8 {
+    flags.bits()
 }

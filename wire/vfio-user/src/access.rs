@@ -1,16 +1,16 @@
-//! Reads and writes of regions by message.
+//! Reads and writes of regions.
 
 use crate::DecodeError;
 
-/// Bytes of data that each write of a `REGION_WRITE_MULTI` has room for.
+/// Size of the data field of each write of a `REGION_WRITE_MULTI`.
 pub const MULTI_WRITE_DATA_BYTES: usize = 8;
 
 fields! {
     /// Payload of `REGION_READ` and `REGION_WRITE` and of their replies, before the data.
     RegionAccess, 16 {
-        /// First byte within the region.
+        /// Offset in the region.
         offset: u64,
-        /// Which region.
+        /// Index of the region.
         region: u32,
         /// Bytes.
         count: u32,
@@ -20,9 +20,9 @@ fields! {
 /// One write of a `REGION_WRITE_MULTI`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MultiWrite {
-    /// Where, and how many of the bytes count: 8 at most.
+    /// Region, offset and length; the length is 8 bytes at most.
     pub access: RegionAccess,
-    /// The bytes.
+    /// The data; only the first `access.count` bytes are used.
     pub data: [u8; MULTI_WRITE_DATA_BYTES],
 }
 
@@ -30,12 +30,12 @@ impl MultiWrite {
     /// Bytes on the wire.
     pub const SIZE: usize = RegionAccess::SIZE + MULTI_WRITE_DATA_BYTES;
 
-    /// The bytes to write.
+    /// The data to write.
     pub fn bytes(&self) -> &[u8] {
         &self.data[..self.access.count as usize]
     }
 
-    /// As bytes; the inverse of what [`MultiWrites::decode`] does.
+    /// Encodes the write; [`MultiWrites::decode`] is the inverse.
     pub fn to_bytes(&self) -> [u8; MultiWrite::SIZE] {
         let mut bytes = [0; MultiWrite::SIZE];
         bytes[..RegionAccess::SIZE].copy_from_slice(&self.access.to_bytes());
@@ -44,12 +44,12 @@ impl MultiWrite {
     }
 }
 
-/// Payload of `REGION_WRITE_MULTI`: how many writes, in 8 bytes, and the writes.
+/// Payload of `REGION_WRITE_MULTI`: the 64-bit number of writes, then the writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MultiWrites(pub Vec<MultiWrite>);
 
 impl MultiWrites {
-    /// Reads them all.
+    /// Decodes all writes.
     ///
     /// # Errors
     /// Fewer bytes than the writes need, or a write of more than 8 bytes.
@@ -62,7 +62,7 @@ impl MultiWrites {
         let one = |from: &[u8]| {
             let access = RegionAccess::decode(from)?;
             if access.count as usize > MULTI_WRITE_DATA_BYTES {
-                return Err(DecodeError::Value { what: "bytes of one write", value: access.count.into() });
+                return Err(DecodeError::value("bytes of one write", 12, access.count.into()));
             }
             let mut data = [0; MULTI_WRITE_DATA_BYTES];
             data.copy_from_slice(&from[RegionAccess::SIZE..]);
@@ -71,7 +71,7 @@ impl MultiWrites {
         writes.chunks_exact(MultiWrite::SIZE).map(one).collect::<Result<_, _>>().map(MultiWrites)
     }
 
-    /// As bytes; the inverse of [`decode`](Self::decode).
+    /// Encodes the payload; the inverse of [`decode`](Self::decode).
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = (self.0.len() as u64).to_le_bytes().to_vec();
         bytes.extend(self.0.iter().flat_map(MultiWrite::to_bytes));

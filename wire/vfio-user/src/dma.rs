@@ -1,36 +1,36 @@
-//! The client's memory.
+//! DMA access to the client's memory.
 
 /// Flags of [`DmaMap`].
 pub mod dma_flags {
-    /// The device may read it.
+    /// The device may read the range.
     pub const READ: u32 = 1 << 0;
-    /// The device may write it.
+    /// The device may write the range.
     pub const WRITE: u32 = 1 << 1;
-    /// It is to be reached by mapping the descriptor; the default with a descriptor.
+    /// Access it by mapping the file descriptor; the default with a descriptor.
     pub const MMAP: u32 = 1 << 2;
-    /// It is to be reached by reading and writing the descriptor.
+    /// Access it by reading and writing the file descriptor.
     pub const FILE_IO: u32 = 1 << 3;
 }
 
 /// Flags of [`DmaUnmap`].
 pub mod unmap_flags {
-    /// Answer with the pages that were written.
+    /// Return the bitmap of dirty pages in the reply.
     pub const GET_DIRTY_BITMAP: u32 = 1 << 0;
-    /// Everything; address and size are 0.
+    /// Unmap all ranges; address and size are 0.
     pub const ALL: u32 = 1 << 1;
 }
 
 fields! {
-    /// Payload of `DMA_MAP`. One descriptor may come with it, without which the server has to ask the
-    /// client for every byte.
+    /// Payload of `DMA_MAP`, with at most one file descriptor. Without one the server must access the memory
+    /// by message.
     DmaMap, 32 {
         /// Bytes of this structure.
         argsz: u32,
         /// See [`dma_flags`].
         flags: u32,
-        /// First byte within the descriptor.
+        /// Offset in the file.
         offset: u64,
-        /// Address that the device knows it by.
+        /// DMA address of the range.
         address: u64,
         /// Bytes.
         size: u64,
@@ -40,13 +40,13 @@ fields! {
 fields! {
     /// Payload of `DMA_UNMAP` and of its reply.
     DmaUnmap, 24 {
-        /// Bytes that the client has room for in the reply.
+        /// Size of the client's buffer for the reply in bytes.
         argsz: u32,
         /// See [`unmap_flags`].
         flags: u32,
-        /// Address that the device knew it by, as it was mapped.
+        /// DMA address of the mapped range.
         address: u64,
-        /// Bytes, as they were mapped.
+        /// Bytes of the mapped range.
         size: u64,
     }
 }
@@ -54,7 +54,7 @@ fields! {
 fields! {
     /// Payload of `DMA_READ` and `DMA_WRITE`, before the data.
     DmaAccess, 16 {
-        /// Address that the device knows the memory by.
+        /// DMA address.
         address: u64,
         /// Bytes.
         count: u64,
@@ -62,7 +62,7 @@ fields! {
 }
 
 impl DmaMap {
-    /// A range that the device may read and, if `writable`, write.
+    /// Maps a range that the device may read and, if `writable`, write.
     pub fn new(address: u64, size: u64, offset: u64, writable: bool) -> DmaMap {
         let write = if writable { dma_flags::WRITE } else { 0 };
         DmaMap { argsz: DmaMap::SIZE as u32, flags: dma_flags::READ | write, offset, address, size }
@@ -70,7 +70,7 @@ impl DmaMap {
 }
 
 impl DmaUnmap {
-    /// The range that was mapped with this address and size.
+    /// Unmaps the range that was mapped with this address and size.
     pub fn new(address: u64, size: u64) -> DmaUnmap {
         DmaUnmap { argsz: DmaUnmap::SIZE as u32, flags: 0, address, size }
     }

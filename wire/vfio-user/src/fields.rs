@@ -1,6 +1,7 @@
-//! Structures of fields that follow each other.
+//! A macro for structures of packed little-endian fields.
 
-/// Defines a structure whose fields lie on the wire in order and without gaps, with its size, its
+/// Defines a structure whose fields are on the wire in order and without padding, with its size, `decode` and
+/// `to_bytes`.
 macro_rules! fields {
     (
         $(#[$meta:meta])*
@@ -16,10 +17,10 @@ macro_rules! fields {
             /// Bytes on the wire.
             pub const SIZE: usize = $size;
 
-            /// Reads it from the start of `from`; what follows is left alone.
+            /// Decodes the structure from the start of `from`; bytes after it are ignored.
             ///
             /// # Errors
-            /// There are fewer bytes than [`SIZE`](Self::SIZE).
+            /// `from` is shorter than [`SIZE`](Self::SIZE).
             pub fn decode(from: &[u8]) -> Result<Self, $crate::DecodeError> {
                 let Some(from) = from.first_chunk::<$size>() else {
                     let (what, got) = (stringify!($name), from.len());
@@ -31,7 +32,7 @@ macro_rules! fields {
                 Ok(decoded)
             }
 
-            /// As bytes; the inverse of [`decode`](Self::decode).
+            /// Encodes the structure; the inverse of [`decode`](Self::decode).
             pub fn to_bytes(&self) -> [u8; $size] {
                 let mut bytes = [0; $size];
                 let mut rest: &mut [u8] = &mut bytes;
@@ -45,7 +46,7 @@ macro_rules! fields {
     };
 }
 
-/// The next `N` bytes of a structure whose size was checked.
+/// Takes the next `N` bytes of a structure whose size was checked.
 #[inline]
 pub(crate) fn next<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
     let (field, after) = rest.split_first_chunk().expect("a structure is as long as its fields");
@@ -53,7 +54,7 @@ pub(crate) fn next<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
     *field
 }
 
-/// Writes the next field of a structure whose size is that of its fields.
+/// Writes the next field of a structure whose size is the sum of its fields.
 #[inline]
 pub(crate) fn put(rest: &mut &mut [u8], field: &[u8]) {
     let (here, after) = std::mem::take(rest).split_at_mut(field.len());

@@ -1,34 +1,34 @@
-//! What every message begins with.
+//! The header of every message.
 
 use crate::DecodeError;
 
-/// What a message asks for.
+/// The command of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
-pub enum Command {
+pub enum VfioUserCommand {
     /// Propose a version and capabilities; the first message of a client.
     Version = 1,
-    /// Let the server reach a range of the client's memory.
+    /// Map a range of the client's memory for DMA.
     DmaMap = 2,
-    /// Take that back.
+    /// Unmap a range of the client's memory.
     DmaUnmap = 3,
-    /// What the device is.
+    /// Query the device.
     DeviceGetInfo = 4,
-    /// What a region of the device is.
+    /// Query a region of the device.
     DeviceGetRegionInfo = 5,
-    /// Descriptors that tell the server of writes to a region.
+    /// Get file descriptors that signal writes to a region (ioeventfds).
     DeviceGetRegionIoFds = 6,
-    /// What a kind of interrupt is.
+    /// Query an interrupt type.
     DeviceGetIrqInfo = 7,
-    /// Set interrupts up, mask them, or trigger them.
+    /// Set up, mask or trigger interrupts.
     DeviceSetIrqs = 8,
     /// Read from a region.
     RegionRead = 9,
     /// Write to a region.
     RegionWrite = 10,
-    /// Of the server: read the client's memory.
+    /// Sent by the server: read the client's memory.
     DmaRead = 11,
-    /// Of the server: write the client's memory.
+    /// Sent by the server: write the client's memory.
     DmaWrite = 12,
     /// Reset the device.
     DeviceReset = 13,
@@ -36,70 +36,70 @@ pub enum Command {
     RegionWriteMulti = 15,
     /// Get, set or probe a feature of the device.
     DeviceFeature = 16,
-    /// Read the device's state for its migration.
+    /// Read the device's migration state.
     MigrationRead = 17,
-    /// Write the device's state for its migration.
+    /// Write the device's migration state.
     MigrationWrite = 18,
 }
 
-impl Command {
-    /// Every command, by rising number.
-    pub const ALL: [Command; 17] = [
-        Command::Version,
-        Command::DmaMap,
-        Command::DmaUnmap,
-        Command::DeviceGetInfo,
-        Command::DeviceGetRegionInfo,
-        Command::DeviceGetRegionIoFds,
-        Command::DeviceGetIrqInfo,
-        Command::DeviceSetIrqs,
-        Command::RegionRead,
-        Command::RegionWrite,
-        Command::DmaRead,
-        Command::DmaWrite,
-        Command::DeviceReset,
-        Command::RegionWriteMulti,
-        Command::DeviceFeature,
-        Command::MigrationRead,
-        Command::MigrationWrite,
+impl VfioUserCommand {
+    /// All commands, by ascending number.
+    pub const ALL: [VfioUserCommand; 17] = [
+        VfioUserCommand::Version,
+        VfioUserCommand::DmaMap,
+        VfioUserCommand::DmaUnmap,
+        VfioUserCommand::DeviceGetInfo,
+        VfioUserCommand::DeviceGetRegionInfo,
+        VfioUserCommand::DeviceGetRegionIoFds,
+        VfioUserCommand::DeviceGetIrqInfo,
+        VfioUserCommand::DeviceSetIrqs,
+        VfioUserCommand::RegionRead,
+        VfioUserCommand::RegionWrite,
+        VfioUserCommand::DmaRead,
+        VfioUserCommand::DmaWrite,
+        VfioUserCommand::DeviceReset,
+        VfioUserCommand::RegionWriteMulti,
+        VfioUserCommand::DeviceFeature,
+        VfioUserCommand::MigrationRead,
+        VfioUserCommand::MigrationWrite,
     ];
 
-    /// The command with this number.
-    pub fn from_wire(value: u16) -> Option<Command> {
-        Command::ALL.into_iter().find(|command| command.to_wire() == value)
+    /// The command with this number; `None` if it is unknown.
+    pub fn from_wire(value: u16) -> Option<VfioUserCommand> {
+        VfioUserCommand::ALL.into_iter().find(|command| command.to_wire() == value)
     }
 
-    /// Its number.
+    /// The command's number on the wire.
     pub const fn to_wire(self) -> u16 {
         self as u16
     }
 }
 
-/// Whether a message asks or answers.
+/// The type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// It asks.
+pub enum MessageType {
+    /// A request.
     Request,
-    /// It answers the request with the same identifier.
+    /// The reply to the request with the same message ID.
     Reply,
 }
 
 /// The first 16 bytes of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The sender's name for the message; a reply carries that of its request.
+    /// Message ID, chosen by the requester; a reply has that of its request.
     pub id: u16,
-    /// What is asked for, raw; see [`Command`].
+    /// Command number; see [`VfioUserCommand`]. It may be unknown.
     pub command: u16,
-    /// Bytes of the whole message, this header included.
+    /// Bytes of the message, including this header.
     pub size: u32,
     /// Request or reply.
-    pub kind: Kind,
-    /// Of a request: it is not to be answered.
+    pub kind: MessageType,
+    /// Of a request: the requester expects no reply.
     pub no_reply: bool,
-    /// Of a reply: what was asked for failed. There is no payload then.
+    /// Of a reply: the request failed. There is no payload then.
     pub failed: bool,
-    /// Of a reply that failed: the error number, or 0.
+    /// Of a failed reply: the errno, or 0.
     pub errno: u32,
 }
 
@@ -111,30 +111,30 @@ impl Header {
     /// Bytes on the wire.
     pub const SIZE: usize = 16;
 
-    /// The header of a request that is to be answered, with so many bytes of payload.
+    /// The header of a request that expects a reply.
     ///
     /// # Panics
-    /// If the message would not fit 32 bits.
-    pub fn request(id: u16, command: Command, payload_bytes: usize) -> Header {
+    /// If the message size does not fit into 32 bits.
+    pub fn request(id: u16, command: VfioUserCommand, payload_bytes: usize) -> Header {
         Header {
             id,
             command: command.to_wire(),
-            size: whole(payload_bytes),
-            kind: Kind::Request,
+            size: message_size(payload_bytes),
+            kind: MessageType::Request,
             no_reply: false,
             failed: false,
             errno: 0,
         }
     }
 
-    /// The header of the answer to this request, with so many bytes of payload.
+    /// The header of the reply to this request.
     ///
     /// # Panics
-    /// If the message would not fit 32 bits.
+    /// If the message size does not fit into 32 bits.
     pub fn reply(&self, payload_bytes: usize) -> Header {
         Header {
-            size: whole(payload_bytes),
-            kind: Kind::Reply,
+            size: message_size(payload_bytes),
+            kind: MessageType::Reply,
             no_reply: false,
             failed: false,
             errno: 0,
@@ -142,20 +142,20 @@ impl Header {
         }
     }
 
-    /// The header of the answer to this request that says that it failed.
+    /// The header of the reply that fails this request.
     pub fn failure(&self, errno: u32) -> Header {
         Header { failed: true, errno, ..self.reply(0) }
     }
 
-    /// Bytes that follow the header.
+    /// Bytes of payload after the header.
     pub const fn payload_bytes(&self) -> usize {
         self.size as usize - Header::SIZE
     }
 
-    /// Reads a header. The command may be one that nobody knows; flags that have no meaning are dropped.
+    /// Decodes a header. Unknown commands are accepted; undefined flags are ignored.
     ///
     /// # Errors
-    /// A type that is neither request nor reply, and a size that does not even hold the header.
+    /// The type is neither request nor reply, or the size is less than that of the header.
     pub fn decode(from: &[u8; Header::SIZE]) -> Result<Header, DecodeError> {
         let mut rest: &[u8] = from;
         let id = u16::from_le_bytes(crate::fields::next(&mut rest));
@@ -164,22 +164,22 @@ impl Header {
         let flags = u32::from_le_bytes(crate::fields::next(&mut rest));
         let errno = u32::from_le_bytes(crate::fields::next(&mut rest));
         let kind = match flags & TYPE_MASK {
-            0 => Kind::Request,
-            1 => Kind::Reply,
-            other => return Err(DecodeError::Value { what: "message type", value: other.into() }),
+            0 => MessageType::Request,
+            1 => MessageType::Reply,
+            other => return Err(DecodeError::value("message type", 8, other.into())),
         };
         if (size as usize) < Header::SIZE {
-            return Err(DecodeError::Value { what: "message size", value: size.into() });
+            return Err(DecodeError::value("message size", 4, size.into()));
         }
         let (no_reply, failed) = (flags & NO_REPLY != 0, flags & FAILED != 0);
         Ok(Header { id, command, size, kind, no_reply, failed, errno })
     }
 
-    /// As bytes; the inverse of [`decode`](Self::decode).
+    /// Encodes the header; the inverse of [`decode`](Self::decode).
     pub fn to_bytes(&self) -> [u8; Header::SIZE] {
         let kind = match self.kind {
-            Kind::Request => 0,
-            Kind::Reply => 1,
+            MessageType::Request => 0,
+            MessageType::Reply => 1,
         };
         let flags = kind | if self.no_reply { NO_REPLY } else { 0 } | if self.failed { FAILED } else { 0 };
         let mut bytes = [0; Header::SIZE];
@@ -193,6 +193,6 @@ impl Header {
     }
 }
 
-fn whole(payload_bytes: usize) -> u32 {
+fn message_size(payload_bytes: usize) -> u32 {
     u32::try_from(Header::SIZE + payload_bytes).expect("a message is below 4 GiB")
 }

@@ -2,29 +2,29 @@
 
 use crate::DecodeError;
 
-/// The regions of a PCI device, by index.
+/// Indexes of the regions of a PCI device.
 pub mod region {
-    /// The first base address register's.
+    /// BAR0, the first base address register.
     pub const BAR0: u32 = 0;
-    /// The last base address register's.
+    /// BAR5, the last base address register.
     pub const BAR5: u32 = 5;
     /// The expansion ROM.
     pub const ROM: u32 = 6;
-    /// Configuration space.
+    /// The configuration space.
     pub const CONFIG: u32 = 7;
     /// The VGA ranges.
     pub const VGA: u32 = 8;
-    /// How many there are.
+    /// Number of regions.
     pub const COUNT: u32 = 9;
 }
 
 /// Flags of [`RegionInfo`].
 pub mod region_flags {
-    /// It can be read.
+    /// The region can be read.
     pub const READ: u32 = 1 << 0;
-    /// It can be written.
+    /// The region can be written.
     pub const WRITE: u32 = 1 << 1;
-    /// It can be mapped: a descriptor comes with the reply.
+    /// The region can be mapped: a file descriptor comes with the reply.
     pub const MMAP: u32 = 1 << 2;
     /// Capabilities follow the structure.
     pub const CAPS: u32 = 1 << 3;
@@ -34,25 +34,25 @@ fields! {
     /// Payload of `DEVICE_GET_REGION_INFO`, all zero but `argsz` and `index`, and of its reply, before
     /// the capabilities.
     RegionInfo, 32 {
-        /// Bytes that the client has room for; in the reply, bytes that there are.
+        /// Size of the client's buffer in bytes; in the reply, the size that is needed.
         argsz: u32,
         /// See [`region_flags`].
         flags: u32,
-        /// Which region; see [`region`].
+        /// Index of the region; see [`region`].
         index: u32,
-        /// Where the first capability is, from the start of this structure; 0 for nowhere.
+        /// Offset of the first capability from the start of this structure; 0 for none.
         cap_offset: u32,
         /// Bytes of the region.
         size: u64,
-        /// Where in the descriptor the region begins.
+        /// Offset of the region in the file.
         offset: u64,
     }
 }
 
 fields! {
-    /// A part of a region that can be mapped.
+    /// A mappable area of a region.
     SparseArea, 16 {
-        /// First byte within the region.
+        /// Offset in the region.
         offset: u64,
         /// Bytes.
         size: u64,
@@ -60,41 +60,40 @@ fields! {
 }
 
 fields! {
-    /// Payload of `DEVICE_GET_REGION_IO_FDS`, all zero but `argsz` and `index`, and of its reply, before
-    /// the parts of the region.
+    /// Payload of `DEVICE_GET_REGION_IO_FDS`, all zero but `argsz` and `index`, and of its reply, before the
+    /// sub-regions.
     IoFdsRequest, 16 {
-        /// Bytes that the client has room for; in the reply, bytes that there are.
+        /// Size of the client's buffer in bytes; in the reply, the size that is needed.
         argsz: u32,
-        /// 0.
+        /// Reserved, 0.
         flags: u32,
-        /// Which region.
+        /// Index of the region.
         index: u32,
-        /// Number of parts.
+        /// Number of sub-regions.
         count: u32,
     }
 }
 
-/// Identifier of the capability that lists the parts of a region that can be mapped.
+/// Identifier of the capability that lists the mappable areas of a region.
 const SPARSE_MMAP: u16 = 1;
-/// Identifier, version and next of a capability.
+/// Bytes of a capability header: identifier, version and offset of the next one.
 const CAPABILITY_BYTES: usize = 8;
-/// Areas that are listened to: more than a sane device has.
+/// Most mappable areas of a region; devices have fewer.
 const AREAS_MAX: usize = 64;
-/// Capabilities that are followed, so that a loop ends.
+/// Most capabilities in a list, which bounds a list with a loop.
 const CAPABILITIES_MAX: usize = 16;
 
-/// A whole reply to `DEVICE_GET_REGION_INFO`.
+/// A complete reply to `DEVICE_GET_REGION_INFO`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RegionReply {
-    /// The structure. [`to_bytes`](Self::to_bytes) sets `argsz`, `cap_offset` and the flag for
-    /// capabilities.
+    /// The fixed part. [`to_bytes`](Self::to_bytes) sets `argsz`, `cap_offset` and [`region_flags::CAPS`].
     pub info: RegionInfo,
-    /// The parts that can be mapped; empty for all of it, where it can be mapped at all.
+    /// The mappable areas; empty means all of a mappable region.
     pub areas: Vec<SparseArea>,
 }
 
 impl RegionReply {
-    /// Bytes that the reply has.
+    /// Bytes of the encoded reply with all areas.
     pub fn bytes(&self) -> usize {
         if self.areas.is_empty() {
             return RegionInfo::SIZE;
@@ -102,14 +101,14 @@ impl RegionReply {
         RegionInfo::SIZE + CAPABILITY_BYTES + 8 + self.areas.len() * SparseArea::SIZE
     }
 
-    /// As bytes, `room` of them at most: where the capabilities do not fit, they are left out and
-    /// `argsz` says how much they need.
+    /// Encodes the reply in at most `capacity` bytes. Capabilities that do not fit are omitted, and `argsz`
+    /// is the size with them.
     ///
     /// # Panics
-    /// With more areas than 32 bits can count.
-    pub fn to_bytes(&self, room: usize) -> Vec<u8> {
+    /// If the size does not fit into 32 bits.
+    pub fn to_bytes(&self, capacity: usize) -> Vec<u8> {
         let argsz = u32::try_from(self.bytes()).expect("few areas");
-        let fits = !self.areas.is_empty() && self.bytes() <= room;
+        let fits = !self.areas.is_empty() && self.bytes() <= capacity;
         let caps = if fits { region_flags::CAPS } else { 0 };
         let flags = self.info.flags & !region_flags::CAPS | caps;
         let cap_offset = if fits { RegionInfo::SIZE as u32 } else { 0 };
@@ -125,14 +124,16 @@ impl RegionReply {
         bytes
     }
 
-    /// Reads a reply. Capabilities of other kinds are passed over.
+    /// Decodes a reply. Other capabilities are ignored.
     ///
     /// # Errors
-    /// It is too short, or a capability lies outside of it.
+    /// The reply is too short, a capability is outside it, or there are too many areas or capabilities.
     pub fn decode(from: &[u8]) -> Result<RegionReply, DecodeError> {
         let info = RegionInfo::decode(from)?;
         let mut areas = Vec::new();
         let mut at = info.cap_offset as usize;
+        // Where that offset is: the field `cap_offset`, then the last field of each capability's header.
+        let mut field = 12;
         if info.flags & region_flags::CAPS == 0 {
             at = 0;
         }
@@ -140,10 +141,12 @@ impl RegionReply {
             if at == 0 {
                 return Ok(RegionReply { info, areas });
             }
-            let outside = DecodeError::Value { what: "offset of a capability", value: at as u64 };
+            let outside = DecodeError::value("offset of a capability", field, at as u64);
             let Some(capability) = from.get(at..).filter(|rest| rest.len() >= CAPABILITY_BYTES) else {
                 return Err(outside);
             };
+            let body_at = (at + CAPABILITY_BYTES) as u32;
+            field = body_at - 4;
             let (mut header, body) = capability.split_at(CAPABILITY_BYTES);
             let id = u16::from_le_bytes(crate::fields::next(&mut header));
             let _version: [u8; 2] = crate::fields::next(&mut header);
@@ -155,11 +158,11 @@ impl RegionReply {
             let count = u32::from_le_bytes(*count) as usize;
             let need = 4 + count.saturating_mul(SparseArea::SIZE);
             if count > AREAS_MAX || body.len() < need {
-                return Err(DecodeError::Value { what: "number of areas", value: count as u64 });
+                return Err(DecodeError::value("number of areas", body_at, count as u64));
             }
             let list = body[4..need].chunks_exact(SparseArea::SIZE).map(SparseArea::decode);
             areas = list.collect::<Result<_, _>>()?;
         }
-        Err(DecodeError::Value { what: "number of capabilities", value: CAPABILITIES_MAX as u64 })
+        Err(DecodeError::value("offset of one capability too many", field, at as u64))
     }
 }

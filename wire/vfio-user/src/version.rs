@@ -1,4 +1,4 @@
-//! How a connection begins.
+//! Version and capability negotiation.
 
 use serde_json::{Map, Value, json};
 
@@ -6,36 +6,36 @@ use crate::{DATA_BYTES_DEFAULT, DESCRIPTORS_DEFAULT, DMA_MAPS_DEFAULT, DecodeErr
 
 /// Payload of `VERSION` and of its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Version {
-    /// Must be the same on both sides.
+pub struct VersionMessage {
+    /// Major version; must be equal on both sides.
     pub major: u16,
-    /// The reply's is at most the request's.
+    /// Minor version; that of the reply is at most that of the request.
     pub minor: u16,
-    /// What the sender can do.
-    pub capabilities: Capabilities,
+    /// Capabilities of the sender.
+    pub capabilities: ProtocolCapabilities,
 }
 
-/// What the sender of a [`Version`] can do. What it does not say has the value of
-/// [`Capabilities::default`].
+/// The capabilities of the sender of a [`VersionMessage`]. Missing ones have the value of
+/// [`ProtocolCapabilities::default`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
-    /// Descriptors that it takes with one message.
+pub struct ProtocolCapabilities {
+    /// Most file descriptors that it accepts with one message.
     pub max_msg_fds: u32,
-    /// Bytes of data that it takes with one message.
+    /// Most bytes of data that it accepts in one message.
     pub max_data_xfer_size: u32,
-    /// Ranges of memory that can be mapped at a time.
+    /// Most memory ranges that are mapped at a time.
     pub max_dma_maps: u32,
-    /// Sizes of pages that ranges of memory can have, or'ed together.
+    /// Supported page sizes of memory ranges, as a bit mask.
     pub pgsizes: u64,
-    /// It knows `REGION_WRITE_MULTI`.
+    /// It supports `REGION_WRITE_MULTI`.
     pub write_multiple: bool,
-    /// It wants, or gives, a second socket for what the server asks of the client.
+    /// It supports a second socket for requests of the server.
     pub twin_socket: bool,
 }
 
-impl Default for Capabilities {
+impl Default for ProtocolCapabilities {
     fn default() -> Self {
-        Capabilities {
+        ProtocolCapabilities {
             max_msg_fds: DESCRIPTORS_DEFAULT,
             max_data_xfer_size: DATA_BYTES_DEFAULT,
             max_dma_maps: DMA_MAPS_DEFAULT,
@@ -46,38 +46,38 @@ impl Default for Capabilities {
     }
 }
 
-impl Version {
-    /// The major version of the protocol described here.
+impl VersionMessage {
+    /// The supported major version.
     pub const MAJOR: u16 = 0;
-    /// The minor version of the protocol described here.
+    /// The supported minor version.
     pub const MINOR: u16 = 1;
-    /// Most bytes that a payload may have. What is said in it takes a few hundred.
+    /// Most bytes of a payload; typical ones have a few hundred.
     pub const BYTES_MAX: usize = 4096;
 
-    /// Reads a payload.
+    /// Decodes a payload.
     ///
     /// # Errors
-    /// It is too short or too long, the capabilities do not end with a zero byte, are not a JSON object,
-    /// or one of them is of another type than it has.
-    pub fn decode(from: &[u8]) -> Result<Version, DecodeError> {
-        let Some((head, text)) = from.split_first_chunk::<4>() else {
-            return Err(DecodeError::Length { what: "Version", got: from.len(), need: 4 });
+    /// The payload is too short or too long, the capabilities do not end with a zero byte or are not a JSON
+    /// object, or a capability has the wrong JSON type.
+    pub fn decode(from: &[u8]) -> Result<VersionMessage, DecodeError> {
+        let Some((version, text)) = from.split_first_chunk::<4>() else {
+            return Err(DecodeError::Length { what: "VersionMessage", got: from.len(), need: 4 });
         };
-        if from.len() > Version::BYTES_MAX {
-            return Err(DecodeError::Value { what: "bytes of a Version", value: from.len() as u64 });
+        if from.len() > VersionMessage::BYTES_MAX {
+            return Err(DecodeError::value("bytes of a VersionMessage", 0, from.len() as u64));
         }
-        let mut head: &[u8] = head;
-        let major = u16::from_le_bytes(crate::fields::next(&mut head));
-        let minor = u16::from_le_bytes(crate::fields::next(&mut head));
+        let mut version: &[u8] = version;
+        let major = u16::from_le_bytes(crate::fields::next(&mut version));
+        let minor = u16::from_le_bytes(crate::fields::next(&mut version));
         let capabilities = match text.split_last() {
-            None => Capabilities::default(),
-            Some((0, text)) => Capabilities::parse(text)?,
-            Some(_) => return Err(DecodeError::Capabilities("no zero byte at the end")),
+            None => ProtocolCapabilities::default(),
+            Some((0, text)) => ProtocolCapabilities::parse(text)?,
+            Some(_) => return Err(invalid("no zero byte at the end")),
         };
-        Ok(Version { major, minor, capabilities })
+        Ok(VersionMessage { major, minor, capabilities })
     }
 
-    /// As bytes; the inverse of [`decode`](Self::decode).
+    /// Encodes the payload; the inverse of [`decode`](Self::decode).
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.major.to_le_bytes().to_vec();
         bytes.extend(self.minor.to_le_bytes());
@@ -87,24 +87,24 @@ impl Version {
     }
 }
 
-impl Capabilities {
-    fn parse(text: &[u8]) -> Result<Capabilities, DecodeError> {
-        let value: Value = serde_json::from_slice(text).map_err(|_| DecodeError::Capabilities("no JSON"))?;
-        let Value::Object(top) = value else { return Err(DecodeError::Capabilities("no object")) };
-        let mut capabilities = Capabilities::default();
+impl ProtocolCapabilities {
+    fn parse(text: &[u8]) -> Result<ProtocolCapabilities, DecodeError> {
+        let value: Value = serde_json::from_slice(text).map_err(|_| invalid("not JSON"))?;
+        let Value::Object(top) = value else { return Err(invalid("not an object")) };
+        let mut capabilities = ProtocolCapabilities::default();
         let all = match top.get("capabilities") {
             None => return Ok(capabilities),
             Some(Value::Object(all)) => all,
-            Some(_) => return Err(DecodeError::Capabilities("'capabilities' is no object")),
+            Some(_) => return Err(invalid("'capabilities' is not an object")),
         };
         if let Some(count) = number(all, "max_msg_fds")? {
-            capabilities.max_msg_fds = clamp(count);
+            capabilities.max_msg_fds = saturate(count);
         }
         if let Some(bytes) = number(all, "max_data_xfer_size")? {
-            capabilities.max_data_xfer_size = clamp(bytes);
+            capabilities.max_data_xfer_size = saturate(bytes);
         }
         if let Some(count) = number(all, "max_dma_maps")? {
-            capabilities.max_dma_maps = clamp(count);
+            capabilities.max_dma_maps = saturate(count);
         }
         if let Some(sizes) = number(all, "pgsizes")? {
             capabilities.pgsizes = sizes;
@@ -113,7 +113,7 @@ impl Capabilities {
         capabilities.twin_socket = match all.get("twin_socket") {
             None => false,
             Some(Value::Object(twin)) => boolean(twin, "supported")?,
-            Some(_) => return Err(DecodeError::Capabilities("'twin_socket' is no object")),
+            Some(_) => return Err(invalid("'twin_socket' is not an object")),
         };
         Ok(capabilities)
     }
@@ -133,20 +133,25 @@ impl Capabilities {
     }
 }
 
-fn clamp(value: u64) -> u32 {
+fn saturate(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+/// The capabilities are not a JSON object that ends with a zero byte.
+fn invalid(reason: &'static str) -> DecodeError {
+    DecodeError::Text { what: "the capabilities are not a JSON object", reason }
 }
 
 fn number(all: &Map<String, Value>, name: &str) -> Result<Option<u64>, DecodeError> {
     match all.get(name) {
         None => Ok(None),
-        Some(value) => value.as_u64().map(Some).ok_or(DecodeError::Capabilities("a number is none")),
+        Some(value) => value.as_u64().map(Some).ok_or(invalid("a value is not a number")),
     }
 }
 
 fn boolean(all: &Map<String, Value>, name: &str) -> Result<bool, DecodeError> {
     match all.get(name) {
         None => Ok(false),
-        Some(value) => value.as_bool().ok_or(DecodeError::Capabilities("a boolean is none")),
+        Some(value) => value.as_bool().ok_or(invalid("a value is not a boolean")),
     }
 }

@@ -1,9 +1,9 @@
-//! Any bytes decode or are refused, and what decodes is encoded to the same.
+//! Arbitrary bytes are decoded or rejected, and decoded values round-trip.
 
 use proptest::prelude::*;
 use wire_vfio_user::*;
 
-macro_rules! again {
+macro_rules! round_trip {
     ($bytes:ident: $($type:ident),*) => {$(
         if let Ok(decoded) = $type::decode(&$bytes) {
             prop_assert_eq!($type::decode(&decoded.to_bytes()), Ok(decoded));
@@ -15,18 +15,18 @@ macro_rules! again {
 
 proptest! {
     #[test]
-    fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-        again!(bytes: DmaMap, DmaUnmap, DmaAccess, DeviceInfo, RegionInfo, SparseArea, IoFdsRequest,
+    fn arbitrary_bytes_round_trip(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        round_trip!(bytes: DmaMap, DmaUnmap, DmaAccess, DeviceInfo, RegionInfo, SparseArea, IoFdsRequest,
             IrqInfo, SetIrqs, RegionAccess);
         if let Some(Ok(header)) = bytes.first_chunk().map(Header::decode) {
             prop_assert_eq!(Header::decode(&header.to_bytes()), Ok(header));
         }
-        if let Ok(version) = Version::decode(&bytes) {
-            prop_assert_eq!(Version::decode(&version.to_bytes()), Ok(version));
+        if let Ok(version) = VersionMessage::decode(&bytes) {
+            prop_assert_eq!(VersionMessage::decode(&version.to_bytes()), Ok(version));
         }
         if let Ok(reply) = RegionReply::decode(&bytes) {
-            let again = RegionReply::decode(&reply.to_bytes(usize::MAX));
-            prop_assert_eq!(again.map(|again| again.areas), Ok(reply.areas));
+            let decoded = RegionReply::decode(&reply.to_bytes(usize::MAX));
+            prop_assert_eq!(decoded.map(|decoded| decoded.areas), Ok(reply.areas));
         }
         if let Ok(writes) = MultiWrites::decode(&bytes) {
             prop_assert_eq!(MultiWrites::decode(&writes.to_bytes()), Ok(writes));
@@ -34,20 +34,20 @@ proptest! {
     }
 
     #[test]
-    fn any_json(text in "[\\{\\}\\[\\]\"a-z_:,0-9]{0,80}") {
+    fn arbitrary_json_round_trips(text in "[\\{\\}\\[\\]\"a-z_:,0-9]{0,80}") {
         let bytes = [&[0, 0, 1, 0], text.as_bytes(), &[0]].concat();
-        if let Ok(version) = Version::decode(&bytes) {
-            prop_assert_eq!(Version::decode(&version.to_bytes()), Ok(version));
+        if let Ok(version) = VersionMessage::decode(&bytes) {
+            prop_assert_eq!(VersionMessage::decode(&version.to_bytes()), Ok(version));
         }
     }
 
     #[test]
-    fn any_capabilities(fds: u32, bytes: u32, maps: u32, pgsizes: u64, multiple: bool, twin: bool) {
-        let capabilities = Capabilities {
+    fn capabilities_round_trip(fds: u32, bytes: u32, maps: u32, pgsizes: u64, multiple: bool, twin: bool) {
+        let capabilities = ProtocolCapabilities {
             max_msg_fds: fds, max_data_xfer_size: bytes, max_dma_maps: maps, pgsizes,
             write_multiple: multiple, twin_socket: twin,
         };
-        let version = Version { major: 0, minor: 1, capabilities };
-        prop_assert_eq!(Version::decode(&version.to_bytes()), Ok(version));
+        let version = VersionMessage { major: 0, minor: 1, capabilities };
+        prop_assert_eq!(VersionMessage::decode(&version.to_bytes()), Ok(version));
     }
 }

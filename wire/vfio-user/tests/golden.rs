@@ -1,4 +1,4 @@
-//! Messages as libvfio-user and QEMU lay them out: `include/vfio-user.h`, `test/py/libvfio_user.py`,
+//! Messages as libvfio-user and QEMU encode them: `include/vfio-user.h`, `test/py/libvfio_user.py`,
 //! `<linux/vfio.h>`.
 #![allow(clippy::unwrap_used)]
 
@@ -13,8 +13,8 @@ fn hex(text: &str) -> Vec<u8> {
 /// `struct.pack("HHIII", msg_id, cmd, SIZEOF_VFIO_USER_HEADER + size, flags, error)` of
 /// libvfio-user's Python client.
 #[test]
-fn headers() {
-    let request = Header::request(0x0102, Command::RegionRead, 16);
+fn headers_match_libvfio_user() {
+    let request = Header::request(0x0102, VfioUserCommand::RegionRead, 16);
     assert_eq!(request.to_bytes().to_vec(), hex("0201 0900 20000000 00000000 00000000"));
     let reply = request.reply(20);
     assert_eq!(reply.to_bytes().to_vec(), hex("0201 0900 24000000 01000000 00000000"));
@@ -29,28 +29,28 @@ fn headers() {
 }
 
 #[test]
-fn headers_that_are_none() {
-    let good = Header::request(1, Command::Version, 0).to_bytes();
+fn invalid_headers_are_rejected() {
+    let good = Header::request(1, VfioUserCommand::Version, 0).to_bytes();
     let mut bad = good;
     bad[8] = 2;
-    assert_eq!(Header::decode(&bad), Err(DecodeError::Value { what: "message type", value: 2 }));
+    assert_eq!(Header::decode(&bad), Err(DecodeError::value("message type", 8, 2)));
     let mut bad = good;
     bad[4] = 15;
-    assert_eq!(Header::decode(&bad), Err(DecodeError::Value { what: "message size", value: 15 }));
+    assert_eq!(Header::decode(&bad), Err(DecodeError::value("message size", 4, 15)));
 }
 
 #[test]
-fn commands_have_the_numbers_of_the_protocol() {
-    let numbers: Vec<u16> = Command::ALL.iter().map(|command| command.to_wire()).collect();
+fn command_numbers_match_the_protocol() {
+    let numbers: Vec<u16> = VfioUserCommand::ALL.iter().map(|command| command.to_wire()).collect();
     assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17, 18]);
-    assert_eq!(Command::from_wire(14), None);
-    assert_eq!(Command::from_wire(0), None);
-    assert_eq!(Command::from_wire(19), None);
+    assert_eq!(VfioUserCommand::from_wire(14), None);
+    assert_eq!(VfioUserCommand::from_wire(0), None);
+    assert_eq!(VfioUserCommand::from_wire(19), None);
 }
 
 /// `struct vfio_user_dma_map` and `struct vfio_user_dma_unmap`.
 #[test]
-fn memory() {
+fn dma_map_and_unmap_match_libvfio_user() {
     let map = DmaMap::new(0x1_0000_0000, 0x20_0000, 0x1000, true);
     let bytes = hex("20000000 03000000 0010000000000000 0000000001000000 0000200000000000");
     assert_eq!(map.to_bytes().to_vec(), bytes);
@@ -65,7 +65,7 @@ fn memory() {
 
 /// `struct vfio_user_device_info`, `struct vfio_irq_info` and `struct vfio_irq_set`.
 #[test]
-fn device_and_interrupts() {
+fn device_and_interrupt_info_match_the_kernel() {
     let info = DeviceInfo { argsz: 16, flags: device_flags::PCI | device_flags::RESET, regions: 9, irqs: 5 };
     assert_eq!(info.to_bytes().to_vec(), hex("10000000 03000000 09000000 05000000"));
     let info = IrqInfo { argsz: 16, flags: irq_flags::EVENTFD, index: irq::MSIX, count: 512 };
@@ -77,9 +77,9 @@ fn device_and_interrupts() {
 }
 
 /// `struct vfio_region_info` with a `struct vfio_region_info_cap_sparse_mmap`, as libvfio-user's
-/// `dev_get_caps` lays it out.
+/// `dev_get_caps` encodes it.
 #[test]
-fn regions() {
+fn region_info_matches_libvfio_user() {
     let flags = region_flags::READ | region_flags::WRITE | region_flags::MMAP;
     let info = RegionInfo { flags, index: 0, size: 0x2000, ..RegionInfo::default() };
     let areas = vec![SparseArea { offset: 0x1000, size: 0x1000 }];
@@ -90,14 +90,14 @@ fn regions() {
     let decoded = RegionReply::decode(&bytes).unwrap();
     assert_eq!(decoded.areas, reply.areas);
     assert_eq!((decoded.info.size, decoded.info.cap_offset), (0x2000, 32));
-    // Where there is no room, argsz says how much is wanted.
+    // If the capabilities do not fit, argsz is the size that is needed.
     let short = reply.to_bytes(63);
     assert_eq!(short, hex("40000000 07000000 00000000 00000000 0020000000000000 0000000000000000"));
     assert!(RegionReply::decode(&short).unwrap().areas.is_empty());
 }
 
 #[test]
-fn capabilities_that_lead_nowhere() {
+fn invalid_capability_lists_are_rejected() {
     let mut bytes = hex("40000000 0f000000 00000000 20000000 0020000000000000 0000000000000000
          0200 0100 20000000 00000000 00000000 00000000 00000000 00000000 00000000");
     // A loop.
@@ -111,7 +111,7 @@ fn capabilities_that_lead_nowhere() {
 }
 
 #[test]
-fn accesses() {
+fn region_accesses_match_the_protocol() {
     let access = RegionAccess { offset: 0x1008, region: 0, count: 4 };
     assert_eq!(access.to_bytes().to_vec(), hex("0810000000000000 00000000 04000000"));
     let write = MultiWrite { access, data: [1, 2, 3, 4, 0, 0, 0, 0] };
@@ -132,24 +132,25 @@ fn accesses() {
     assert!(MultiWrites::decode(&nine).is_err());
 }
 
-/// What QEMU 10.1 proposes, and what libvfio-user answers.
+/// The request of QEMU 10.1, and the reply of libvfio-user.
 #[test]
-fn versions() {
+fn version_messages_of_qemu_and_libvfio_user_are_decoded() {
     let qemu = b"\0\0\x01\0{\"capabilities\": {\"max_msg_fds\": 8, \"max_data_xfer_size\": 1048576, \
         \"pgsizes\": 4096, \"max_dma_maps\": 65535, \"migration\": {\"pgsize\": 4096, \
         \"max_bitmap_size\": 268435456}, \"write_multiple\": true}}\0";
-    let version = Version::decode(qemu).unwrap();
+    let version = VersionMessage::decode(qemu).unwrap();
     assert_eq!((version.major, version.minor), (0, 1));
-    let expected = Capabilities { max_msg_fds: 8, write_multiple: true, ..Capabilities::default() };
+    let expected =
+        ProtocolCapabilities { max_msg_fds: 8, write_multiple: true, ..ProtocolCapabilities::default() };
     assert_eq!(version.capabilities, expected);
     let server = b"\0\0\x01\0{ \"capabilities\": { \"max_msg_fds\": 8, \"max_data_xfer_size\": 1048576, \
         \"twin_socket\": { \"supported\": true, \"fd_index\": 0 } } }\0";
-    let version = Version::decode(server).unwrap();
+    let version = VersionMessage::decode(server).unwrap();
     assert!(version.capabilities.twin_socket);
-    assert_eq!(Version::decode(&version.to_bytes()), Ok(version));
-    // The capabilities may be missing, all of them.
+    assert_eq!(VersionMessage::decode(&version.to_bytes()), Ok(version));
+    // Capabilities are optional.
     for bare in [&b"\0\0\x01\0"[..], b"\0\0\x01\0{}\0", b"\0\0\x01\0{\"capabilities\":{}}\0"] {
-        assert_eq!(Version::decode(bare).unwrap().capabilities, Capabilities::default());
+        assert_eq!(VersionMessage::decode(bare).unwrap().capabilities, ProtocolCapabilities::default());
     }
     for bad in [
         &b"\0\0\x01"[..],
@@ -162,7 +163,7 @@ fn versions() {
         b"\0\0\x01\0{\"capabilities\":{\"twin_socket\":true}}\0",
         b"\0\0\x01\0{\"capabilities\":{\"write_multiple\":1}}\0",
     ] {
-        assert!(Version::decode(bad).is_err(), "{:?}", String::from_utf8_lossy(bad));
+        assert!(VersionMessage::decode(bad).is_err(), "{:?}", String::from_utf8_lossy(bad));
     }
-    assert!(Version::decode(&[0; Version::BYTES_MAX + 1]).is_err());
+    assert!(VersionMessage::decode(&[0; VersionMessage::BYTES_MAX + 1]).is_err());
 }

@@ -3,7 +3,7 @@
 use super::{ControllerType, DiscoveryType, SIZE};
 use crate::DecodeError;
 use crate::le::{array_at, put, put16, put32, put64, u16_at, u32_at, u64_at};
-use crate::registers::Version;
+use crate::registers::NvmeVersion;
 
 /// Bits of CMIC: multi-path and sharing.
 pub mod cmic {
@@ -51,7 +51,7 @@ pub mod oacs {
 
 /// Bits of LPA: log page attributes.
 pub mod lpa {
-    /// The health log of a single namespace.
+    /// SMART / Health Information per namespace.
     pub const HEALTH_PER_NAMESPACE: u8 = 1 << 0;
     /// Commands Supported and Effects.
     pub const COMMAND_EFFECTS: u8 = 1 << 1;
@@ -97,7 +97,7 @@ pub mod ocfs {
 
 /// Bits of VWC: volatile write cache.
 pub mod vwc {
-    /// There is one.
+    /// A volatile write cache is present.
     pub const PRESENT: u8 = 1 << 0;
     /// Flush of all namespaces is not supported.
     pub const FLUSH_ALL_UNSUPPORTED: u8 = 2 << 1;
@@ -107,11 +107,11 @@ pub mod vwc {
 
 /// Bits of SGLS: SGL support.
 pub mod sgls {
-    /// SGLs without alignment or granularity.
+    /// SGLs without alignment or granularity requirements.
     pub const SUPPORTED: u32 = 1 << 0;
     /// Keyed Data Block descriptors.
     pub const KEYED: u32 = 1 << 2;
-    /// Data longer than needed in an SGL.
+    /// SGLs longer than the data.
     pub const OVERSIZED: u32 = 1 << 18;
     /// Data Block descriptors with an offset.
     pub const OFFSET: u32 = 1 << 20;
@@ -131,7 +131,7 @@ pub mod anacap {
     pub const PERSISTENT_LOSS: u8 = 1 << 3;
     /// The change state is reported.
     pub const CHANGE: u8 = 1 << 4;
-    /// A namespace's group does not change while it is attached.
+    /// ANAGRPID does not change while the namespace is attached.
     pub const GROUP_FIXED: u8 = 1 << 6;
 }
 
@@ -150,7 +150,7 @@ pub struct IdentifyController {
     pub fr: [u8; 8],
     /// Recommended arbitration burst, as a power of two.
     pub rab: u8,
-    /// IEEE OUI, as it is stored.
+    /// IEEE OUI Identifier, in the byte order of the structure.
     pub ieee: [u8; 3],
     /// Multi-path and sharing; see [`cmic`].
     pub cmic: u8,
@@ -159,10 +159,10 @@ pub struct IdentifyController {
     /// Controller identifier.
     pub cntlid: u16,
     /// Version.
-    pub ver: Version,
+    pub ver: NvmeVersion,
     /// Resume latency from D3 in microseconds.
     pub rtd3r_us: u32,
-    /// Entry latency to D3 in microseconds; also the time that a shutdown may take.
+    /// RTD3 entry latency in microseconds; also the maximum time of a shutdown.
     pub rtd3e_us: u32,
     /// Optional asynchronous events; see [`oaes`].
     pub oaes: u32,
@@ -176,9 +176,9 @@ pub struct IdentifyController {
     pub crdt_100ms: [u16; 3],
     /// Optional admin commands; see [`oacs`].
     pub oacs: u16,
-    /// Abort commands that may be outstanding (ACL), 1 to 256.
+    /// Abort Command Limit (ACL), 1 to 256.
     pub aborts_max: u16,
-    /// Asynchronous Event Requests that may be outstanding (AERL), 1 to 256.
+    /// Asynchronous Event Request Limit (AERL), 1 to 256.
     pub async_events_max: u16,
     /// Firmware updates.
     pub frmw: u8,
@@ -198,7 +198,7 @@ pub struct IdentifyController {
     pub unvmcap: u128,
     /// Keep alive granularity in units of 100 ms; 0 for not supported.
     pub kas_100ms: u16,
-    /// Longest time in the ANA change state, in seconds.
+    /// ANA Transition Time (ANATT) in seconds.
     pub anatt_s: u8,
     /// ANA capabilities; see [`anacap`].
     pub anacap: u8,
@@ -206,11 +206,11 @@ pub struct IdentifyController {
     pub anagrpmax: u32,
     /// Number of ANA groups.
     pub nanagrpid: u32,
-    /// Submission queue entry size as powers of two: required in the low nibble, largest above.
+    /// Submission queue entry size as powers of two: required in the low nibble, maximum in the high one.
     pub sqes: u8,
-    /// Completion queue entry size, likewise.
+    /// Completion queue entry size, in the same form.
     pub cqes: u8,
-    /// Commands that a queue can process at once; 0 over memory-based transports if not reported.
+    /// Maximum Outstanding Commands (MAXCMD); 0 if a memory-based transport does not report it.
     pub maxcmd: u16,
     /// Largest namespace identifier that is valid.
     pub nn: u32,
@@ -222,11 +222,11 @@ pub struct IdentifyController {
     pub fna: u8,
     /// Volatile write cache; see [`vwc`].
     pub vwc: u8,
-    /// Blocks written atomically in normal operation (AWUN), 1 to 65536.
+    /// Atomic Write Unit Normal (AWUN) in blocks, 1 to 65536.
     pub atomic_write_blocks: u32,
-    /// Blocks written atomically over a power failure (AWUPF), 1 to 65536.
+    /// Atomic Write Unit Power Fail (AWUPF) in blocks, 1 to 65536.
     pub atomic_write_power_fail_blocks: u32,
-    /// Blocks compared and written atomically (ACWU), 1 to 65536.
+    /// Atomic Compare & Write Unit (ACWU) in blocks, 1 to 65536.
     pub atomic_compare_write_blocks: u32,
     /// Formats of Copy's source ranges; see [`ocfs`].
     pub ocfs: u16,
@@ -240,7 +240,7 @@ pub struct IdentifyController {
     pub io_command_capsule_bytes: u32,
     /// Largest I/O response capsule in bytes (IORCSZ), a multiple of 16.
     pub io_response_capsule_bytes: u32,
-    /// Where in-capsule data starts behind the command (ICDOFF) in bytes, a multiple of 16.
+    /// In-capsule data offset (ICDOFF) in bytes, a multiple of 16.
     pub in_capsule_offset_bytes: u32,
     /// Fabrics controller attributes: bit 0, the static controller model.
     pub fcatt: u8,
@@ -253,7 +253,7 @@ pub struct IdentifyController {
 }
 
 impl Default for IdentifyController {
-    /// All zero, but for the numbers that are counted from 1.
+    /// All zero, except for fields with a minimum of 1.
     fn default() -> Self {
         let mut zero = [0; SIZE];
         zero[at::SN..at::SN + 68].fill(b' ');
@@ -321,19 +321,19 @@ mod at {
 }
 
 const SUBNQN_SIZE: usize = 256;
-/// IOCCSZ, IORCSZ and ICDOFF are in units of so many bytes.
+/// Unit in bytes of IOCCSZ, IORCSZ and ICDOFF.
 const CAPSULE_UNIT: u32 = 16;
 
 const _: () = assert!(at::DCTYPE < SIZE && at::SUBNQN + SUBNQN_SIZE == 1024);
 
 impl IdentifyController {
-    /// Reads the structure.
+    /// Decodes the structure.
     ///
     /// # Errors
-    /// Reserved controller types, more power states than there can be, capsule sizes over 4 GiB, and
-    /// a subsystem name that is not UTF-8.
+    /// Reserved controller types, too many power states, capsule sizes above 4 GiB, and a subsystem NQN
+    /// that is not UTF-8.
     pub fn decode(from: &[u8; SIZE]) -> Result<IdentifyController, DecodeError> {
-        let error = |what, at: usize, value| DecodeError::value(what, at as u16, value);
+        let error = |what, at: usize, value| DecodeError::value(what, at as u32, value);
         let capsule = |what, at| {
             let units = u32_at(from, at);
             units.checked_mul(CAPSULE_UNIT).ok_or(error(what, at, units.into()))
@@ -360,7 +360,7 @@ impl IdentifyController {
             cmic: from[at::CMIC],
             mdts: from[at::MDTS],
             cntlid: u16_at(from, at::CNTLID),
-            ver: Version::decode(u32_at(from, at::VER)),
+            ver: NvmeVersion::decode(u32_at(from, at::VER)),
             rtd3r_us: u32_at(from, at::RTD3R),
             rtd3e_us: u32_at(from, at::RTD3E),
             oaes: u32_at(from, at::OAES),
@@ -417,10 +417,10 @@ impl IdentifyController {
         })
     }
 
-    /// Writes the structure.
+    /// Encodes the structure.
     ///
     /// # Panics
-    /// When a field is outside of the range that it names, or the subsystem name does not fit.
+    /// If a field is out of the range given in its documentation, or the subsystem NQN is too long.
     pub fn encode(&self, into: &mut [u8; SIZE]) {
         *into = [0; SIZE];
         put16(into, at::VID, self.vid);
@@ -517,7 +517,7 @@ pub struct NvmController {
 }
 
 impl NvmController {
-    /// Reads the structure; any 4096 bytes are one.
+    /// Decodes 4096 bytes; every value is valid.
     pub fn decode(from: &[u8; SIZE]) -> NvmController {
         NvmController {
             vsl: from[0],
@@ -529,7 +529,7 @@ impl NvmController {
         }
     }
 
-    /// Writes the structure.
+    /// Encodes the structure.
     pub fn encode(&self, into: &mut [u8; SIZE]) {
         *into = [0; SIZE];
         into[0] = self.vsl;

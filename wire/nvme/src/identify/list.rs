@@ -1,24 +1,24 @@
-//! Identify structures that are lists.
+//! Identify lists: namespaces, controllers, namespace descriptors and command sets.
 
 use super::{Csi, SIZE};
 use crate::DecodeError;
 use crate::le::{array_at, put, put16, put32, put64, u16_at, u64_at};
 
-/// Namespace identifiers in one list.
+/// Maximum number of namespace identifiers per list.
 pub const NAMESPACE_LIST_MAX: usize = SIZE / 4;
-/// Controller identifiers in one list.
+/// Maximum number of controller identifiers per list.
 pub const CONTROLLER_LIST_MAX: usize = SIZE / 2 - 1;
 
-/// Namespace identifiers, rising (CNS 02h, 07h, 10h and 1Ah, and the Changed Namespace List log;
+/// Namespace identifiers, in ascending order (CNS 02h, 07h, 10h and 1Ah, and the Changed Namespace List log;
 /// Base 2.0, section 4.4: namespace list).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceList(pub Vec<u32>);
 
 impl NamespaceList {
-    /// Reads a list, which ends with its first 0.
+    /// Decodes a list, which is terminated by 0.
     ///
     /// # Errors
-    /// Identifiers that do not rise.
+    /// Identifiers that are not in ascending order.
     pub fn decode(from: &[u8; SIZE]) -> Result<NamespaceList, DecodeError> {
         let mut list = Vec::new();
         for (index, entry) in from.as_chunks::<4>().0.iter().enumerate() {
@@ -27,17 +27,17 @@ impl NamespaceList {
                 break;
             }
             if list.last().is_some_and(|&last| last >= nsid) {
-                return Err(DecodeError::value("namespace list", 4 * index as u16, nsid.into()));
+                return Err(DecodeError::value("namespace list", 4 * index as u32, nsid.into()));
             }
             list.push(nsid);
         }
         Ok(NamespaceList(list))
     }
 
-    /// Writes the list.
+    /// Encodes the list.
     ///
     /// # Panics
-    /// When there are more than 1024 identifiers.
+    /// If there are more than 1024 identifiers.
     pub fn encode(&self, into: &mut [u8; SIZE]) {
         assert!(self.0.len() <= NAMESPACE_LIST_MAX, "{} namespaces in one list", self.0.len());
         *into = [0; SIZE];
@@ -47,15 +47,15 @@ impl NamespaceList {
     }
 }
 
-/// Controller identifiers, rising (CNS 12h and 13h; Base 2.0, section 4.4: controller list).
+/// Controller identifiers, in ascending order (CNS 12h and 13h; Base 2.0, section 4.4: controller list).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControllerList(pub Vec<u16>);
 
 impl ControllerList {
-    /// Reads a list.
+    /// Decodes a list.
     ///
     /// # Errors
-    /// A count that does not fit.
+    /// A count above the maximum.
     pub fn decode(from: &[u8; SIZE]) -> Result<ControllerList, DecodeError> {
         let count = usize::from(u16_at(from, 0));
         if count > CONTROLLER_LIST_MAX {
@@ -64,10 +64,10 @@ impl ControllerList {
         Ok(ControllerList((1..=count).map(|index| u16_at(from, 2 * index)).collect()))
     }
 
-    /// Writes the list.
+    /// Encodes the list.
     ///
     /// # Panics
-    /// When there are more than 2047 identifiers.
+    /// If there are more than 2047 identifiers.
     pub fn encode(&self, into: &mut [u8; SIZE]) {
         assert!(self.0.len() <= CONTROLLER_LIST_MAX, "{} controllers in one list", self.0.len());
         *into = [0; SIZE];
@@ -93,18 +93,18 @@ pub enum NamespaceDescriptor {
 }
 
 impl NamespaceDescriptor {
-    /// Reads a list, which ends with its first descriptor of length 0. Types that are unknown are
-    /// passed over, as the specification lets new ones appear.
+    /// Decodes a list, which is terminated by a descriptor of length 0. Unknown types are ignored, as
+    /// the specification allows new ones.
     ///
     /// # Errors
-    /// A known type with another length than it has, and a reserved command set.
+    /// A known type with a wrong length, and a reserved command set.
     pub fn decode_list(from: &[u8; SIZE]) -> Result<Vec<NamespaceDescriptor>, DecodeError> {
         let mut list = Vec::new();
         let mut at = 0;
         while at + 4 <= SIZE && from[at + 1] != 0 {
             let (kind, length) = (from[at], usize::from(from[at + 1]));
             let body = at + 4;
-            let bad = |what, value: u64| DecodeError::value(what, at as u16, value);
+            let bad = |what, value: u64| DecodeError::value(what, at as u32, value);
             if body + length > SIZE {
                 return Err(bad("descriptor length", length as u64));
             }
@@ -124,10 +124,10 @@ impl NamespaceDescriptor {
         Ok(list)
     }
 
-    /// Writes a list.
+    /// Encodes a list.
     ///
     /// # Panics
-    /// When it does not fit, which takes more than 200 descriptors.
+    /// If it does not fit, which takes more than 200 descriptors.
     pub fn encode_list(list: &[NamespaceDescriptor], into: &mut [u8; SIZE]) {
         *into = [0; SIZE];
         let mut at = 0;
@@ -151,7 +151,7 @@ impl NamespaceDescriptor {
 }
 
 /// Identify I/O Command Set (CNS 1Ch; Base 2.0, section 5.17.2.21): the combinations of command sets
-/// that can be enabled together, as vectors with bit `csi` set for each.
+/// that can be enabled together, as bit vectors indexed by CSI.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommandSetVectors(pub Vec<u64>);
 
@@ -159,16 +159,16 @@ impl CommandSetVectors {
     /// The vector of the NVM command set alone.
     pub const NVM: u64 = 1 << Csi::Nvm as u64;
 
-    /// Reads the vectors, which end with the first 0.
+    /// Decodes the vectors, which are terminated by 0.
     pub fn decode(from: &[u8; SIZE]) -> CommandSetVectors {
         let vectors = (0..SIZE / 8).map(|index| u64_at(from, 8 * index));
         CommandSetVectors(vectors.take_while(|&vector| vector != 0).collect())
     }
 
-    /// Writes the vectors.
+    /// Encodes the vectors.
     ///
     /// # Panics
-    /// When there are more than 512.
+    /// If there are more than 512.
     pub fn encode(&self, into: &mut [u8; SIZE]) {
         *into = [0; SIZE];
         for (index, &vector) in self.0.iter().enumerate() {

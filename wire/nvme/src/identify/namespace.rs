@@ -1,4 +1,4 @@
-//! Identify Namespace (CNS 00h) and its other parts (CNS 05h and 08h).
+//! Identify Namespace (CNS 00h, 05h and 08h).
 
 use super::SIZE;
 use crate::DecodeError;
@@ -6,25 +6,25 @@ use crate::le::{array_at, put, put16, put32, put64, u16_at, u32_at, u64_at, u128
 
 /// Bits of NSFEAT.
 pub mod nsfeat {
-    /// Thin provisioning: NUSE and NCAP mean something.
+    /// Thin provisioning: NUSE and NCAP are valid.
     pub const THIN: u8 = 1 << 0;
-    /// Atomic write units of its own.
+    /// The namespace has its own atomic write units.
     pub const ATOMICS: u8 = 1 << 1;
-    /// Reading a deallocated block is an error when the host asks for that.
+    /// The Deallocated or Unwritten Logical Block error is supported.
     pub const DEALLOCATED_ERROR: u8 = 1 << 2;
-    /// Identifiers are never reused.
+    /// NGUID and EUI64 are never reused.
     pub const UNIQUE_FOREVER: u8 = 1 << 3;
-    /// The preferred write and deallocate sizes mean something.
+    /// The preferred write and deallocate fields (NPWG to NOWS) are valid.
     pub const PREFERRED_SIZES: u8 = 1 << 4;
 }
 
 /// Bits of RESCAP: reservation capabilities (NVM 1.0, section 4.1.5.1).
 pub mod rescap {
-    /// Registrations and reservations can survive a power loss.
+    /// Persist Through Power Loss is supported.
     pub const PERSIST: u8 = 1 << 0;
-    /// All six types of reservation.
+    /// All six reservation types.
     pub const ALL_TYPES: u8 = 0x7e;
-    /// Ignore Existing Key as NVM Express 1.3 and later define it.
+    /// Ignore Existing Key as defined by NVM Express 1.3 and later.
     pub const IGNORE_KEY: u8 = 1 << 7;
 }
 
@@ -62,9 +62,9 @@ pub struct IdentifyNamespace {
     pub nsfeat: u8,
     /// LBA formats, 1 to 64 of them.
     pub formats: Vec<LbaFormat>,
-    /// Which of the formats is in use, counted from 0 (FLBAS bits 3:0 and 6:5).
+    /// Index of the format in use (FLBAS bits 3:0 and 6:5).
     pub format: u8,
-    /// Metadata follows each block's data rather than being apart (FLBAS bit 4).
+    /// Extended LBA: metadata follows the data of each block instead of a separate buffer (FLBAS bit 4).
     pub extended_lba: bool,
     /// Metadata capabilities.
     pub mc: u8,
@@ -94,11 +94,11 @@ pub struct IdentifyNamespace {
     pub preferred_deallocate_alignment: u32,
     /// Optimal write size in blocks, 1 to 65536 (NOWS).
     pub optimal_write_blocks: u32,
-    /// Most blocks of one source range of Copy (MSSRL); 0 where Copy is not supported.
+    /// Maximum Single Source Range Length of Copy (MSSRL) in blocks; 0 if Copy is not supported.
     pub copy_range_blocks_max: u16,
-    /// Most blocks of one Copy (MCL); 0 where it is not supported.
+    /// Maximum Copy Length (MCL) in blocks; 0 if Copy is not supported.
     pub copy_blocks_max: u32,
-    /// Most source ranges of one Copy, 1 to 256 (MSRC).
+    /// Maximum Source Range Count of Copy (MSRC), 1 to 256.
     pub copy_ranges_max: u16,
     /// ANA group; 0 for none.
     pub anagrpid: u32,
@@ -152,24 +152,24 @@ const FORMATS_MAX: usize = 64;
 const _: () = assert!(at::NGUID + 16 == at::EUI64 && at::EUI64 + 8 == at::LBAF);
 
 impl Default for IdentifyNamespace {
-    /// All zero, but for the numbers that are counted from 1: an inactive namespace.
+    /// An inactive namespace: all zero, except for fields with a minimum of 1.
     fn default() -> Self {
         IdentifyNamespace::decode(&[0; SIZE]).expect("zeroes are an Identify Namespace structure")
     }
 }
 
 impl IdentifyNamespace {
-    /// Reads the structure.
+    /// Decodes the structure.
     ///
     /// # Errors
-    /// More than 64 LBA formats, and a format in use that is not among them.
+    /// More than 64 LBA formats, or a format in use that does not exist.
     pub fn decode(from: &[u8; SIZE]) -> Result<IdentifyNamespace, DecodeError> {
-        let error = |what, at: usize| DecodeError::value(what, at as u16, from[at].into());
+        let error = |what, at: usize| DecodeError::value(what, at as u32, from[at].into());
         let count = usize::from(from[at::NLBAF]) + 1;
         if count > FORMATS_MAX {
             return Err(error("NLBAF", at::NLBAF));
         }
-        // The upper bits count only where 16 formats are not all (NVM 1.0, section 4.1.5.1).
+        // The upper bits are valid only with more than 16 formats (NVM 1.0, section 4.1.5.1).
         let upper = if count > 16 { from[at::FLBAS] >> 5 & 3 } else { 0 };
         let format = from[at::FLBAS] & 0xf | upper << 4;
         if usize::from(format) >= count {
@@ -218,10 +218,10 @@ impl IdentifyNamespace {
         })
     }
 
-    /// Writes the structure.
+    /// Encodes the structure.
     ///
     /// # Panics
-    /// When a field is outside of the range that it names.
+    /// If a field is out of the range given in its documentation.
     pub fn encode(&self, into: &mut [u8; SIZE]) {
         assert!(
             (1..=FORMATS_MAX).contains(&self.formats.len()) && usize::from(self.format) < self.formats.len(),
@@ -295,7 +295,7 @@ impl Default for NvmNamespace {
 }
 
 impl NvmNamespace {
-    /// Reads the structure; any 4096 bytes are one.
+    /// Decodes 4096 bytes; every value is valid.
     pub fn decode(from: &[u8; SIZE]) -> NvmNamespace {
         let mut extended_formats = [0; FORMATS_MAX];
         for (index, format) in extended_formats.iter_mut().enumerate() {
@@ -304,7 +304,7 @@ impl NvmNamespace {
         NvmNamespace { lbstm: u64_at(from, 0), pic: from[8], extended_formats }
     }
 
-    /// Writes the structure.
+    /// Encodes the structure.
     pub fn encode(&self, into: &mut [u8; SIZE]) {
         *into = [0; SIZE];
         put64(into, 0, self.lbstm);
@@ -345,7 +345,7 @@ impl NamespaceIndependent {
     /// NSTAT: ready (NRDY).
     pub const READY: u8 = 1 << 0;
 
-    /// Reads the structure; any 4096 bytes are one.
+    /// Decodes 4096 bytes; every value is valid.
     pub fn decode(from: &[u8; SIZE]) -> NamespaceIndependent {
         NamespaceIndependent {
             nsfeat: from[0],
@@ -360,7 +360,7 @@ impl NamespaceIndependent {
         }
     }
 
-    /// Writes the structure.
+    /// Encodes the structure.
     pub fn encode(&self, into: &mut [u8; SIZE]) {
         *into = [0; SIZE];
         into[0] = self.nsfeat;

@@ -4,7 +4,7 @@ use crate::DecodeError;
 use crate::le::{put16, put32, put64, u16_at, u32_at, u64_at};
 
 wire_enum! {
-    /// How a controller reaches the namespaces of a group (Base 2.0, section 8.1.3).
+    /// ANA state: access of a controller to the namespaces of a group (Base 2.0, section 8.1.3).
     AnaState: u8 {
         /// Optimized.
         Optimized = 0x1,
@@ -19,40 +19,40 @@ wire_enum! {
     }
 }
 
-/// One ANA group.
+/// ANA Group Descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnaGroup {
-    /// The group.
+    /// ANA group identifier.
     pub id: u32,
-    /// Changes of the group; 0 when they are not counted.
+    /// Change count of the group; 0 if not reported.
     pub change_count: u64,
-    /// How its namespaces are reached.
+    /// ANA state.
     pub state: AnaState,
-    /// Its namespaces, rising; empty when Return Groups Only was asked for.
+    /// Namespaces in ascending order; empty with Return Groups Only.
     pub nsids: Vec<u32>,
 }
 
-/// The whole page.
+/// The Asymmetric Namespace Access log page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AnaLog {
-    /// Changes of the page.
+    /// Change count of the page.
     pub change_count: u64,
-    /// The groups, by rising identifier.
+    /// The groups, in ascending order of identifier.
     pub groups: Vec<AnaGroup>,
 }
 
 impl AnaLog {
-    /// Bytes of the page's header.
+    /// Size in bytes of the page's header.
     pub const HEADER_SIZE: usize = 16;
-    /// Bytes of a group without its namespaces.
+    /// Size in bytes of a group without its namespaces.
     pub const GROUP_SIZE: usize = 32;
-    /// Log specific parameter: return no namespaces (RGO).
+    /// Log specific parameter: Return Groups Only (RGO).
     pub const GROUPS_ONLY: u8 = 1;
 
-    /// Reads a page.
+    /// Decodes a page.
     ///
     /// # Errors
-    /// Less bytes than the counts in it call for, and reserved states.
+    /// Data shorter than its counts require, and reserved states.
     pub fn decode(from: &[u8]) -> Result<AnaLog, DecodeError> {
         let need = |need: usize| -> Result<(), DecodeError> {
             if need > from.len() {
@@ -67,7 +67,7 @@ impl AnaLog {
         for _ in 0..count {
             need(at + Self::GROUP_SIZE)?;
             let state = from[at + 16] & 0xf;
-            let bad = DecodeError::value("ANA state", at as u16, state.into());
+            let bad = DecodeError::value("ANA state", at as u32, state.into());
             let list = at + Self::GROUP_SIZE;
             let end = list + 4 * u32_at(from, at + 4) as usize;
             need(end)?;
@@ -82,13 +82,13 @@ impl AnaLog {
         Ok(AnaLog { change_count: u64_at(from, 0), groups })
     }
 
-    /// Bytes of the page.
+    /// Size in bytes of the page.
     pub fn encoded_length(&self) -> usize {
         let groups = self.groups.iter().map(|group| Self::GROUP_SIZE + 4 * group.nsids.len());
         Self::HEADER_SIZE + groups.sum::<usize>()
     }
 
-    /// Writes the page.
+    /// Encodes the page.
     ///
     /// # Panics
     /// When `into` is shorter than [`encoded_length`](Self::encoded_length), or with 65536 groups.

@@ -37,19 +37,19 @@ wire_enum! {
 }
 
 wire_enum! {
-    /// What an entry leads to (SUBTYPE).
+    /// Subsystem type of an entry (SUBTYPE).
     SubsystemType: u8 {
         /// Another discovery service: a referral.
         Referral = 0x01,
         /// An NVM subsystem.
         Nvm = 0x02,
-        /// The discovery subsystem that is asked.
+        /// The current discovery subsystem.
         CurrentDiscovery = 0x03,
     }
 }
 
 wire_enum! {
-    /// Whether the connection must be secure (TREQ bits 1:0).
+    /// Secure channel requirement (TREQ bits 1:0).
     SecureChannel: u8 {
         /// Not specified.
         NotSpecified = 0,
@@ -60,7 +60,7 @@ wire_enum! {
     }
 }
 
-/// Where a subsystem is reached.
+/// Transport address of a subsystem port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TransportAddress {
     /// Transport.
@@ -76,17 +76,17 @@ pub struct TransportAddress {
 /// One entry of the page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiscoveryEntry {
-    /// Where.
+    /// Transport address.
     pub address: TransportAddress,
-    /// What.
+    /// Subsystem type.
     pub subtype: SubsystemType,
-    /// Whether the connection must be secure.
+    /// Secure channel requirement.
     pub secure_channel: SecureChannel,
     /// SQ flow control can be disabled (TREQ bit 2).
     pub flow_control_optional: bool,
-    /// The port, for all entries that share one.
+    /// Port identifier (PORTID).
     pub portid: u16,
-    /// Controller to connect to; FFFFh any, of the dynamic model.
+    /// Controller identifier; FFFFh for the dynamic controller model.
     pub cntlid: u16,
     /// Largest admin submission queue in entries.
     pub admin_queue_entries_max: u16,
@@ -114,19 +114,19 @@ mod at {
 }
 
 impl DiscoveryEntry {
-    /// Bytes of an entry.
+    /// Size in bytes of an entry.
     pub const SIZE: usize = 1024;
-    /// EFLAGS: what is returned here is returned by other ports of the same service too.
+    /// EFLAGS: Duplicate Returned Information (DUPRETINFO).
     pub const DUPLICATE: u16 = 1 << 0;
-    /// EFLAGS: the discovery service keeps connections with a keep alive timeout.
+    /// EFLAGS: Explicit Persistent Connection Support (EPCSD).
     pub const EXPLICIT_PERSISTENT: u16 = 1 << 1;
 
-    /// Reads an entry.
+    /// Decodes an entry.
     ///
     /// # Errors
-    /// Reserved types, text that is not UTF-8 and names that are no NQNs.
+    /// Reserved types, text that is not UTF-8, and invalid NQNs.
     pub fn decode(from: &[u8; Self::SIZE]) -> Result<DiscoveryEntry, DecodeError> {
-        let bad = |what, at: usize| DecodeError::value(what, at as u16, from[at].into());
+        let bad = |what, at: usize| DecodeError::value(what, at as u32, from[at].into());
         let text = |what, at: usize, length: usize| {
             let field = &from[at..at + length];
             let end = field.iter().position(|&byte| byte == 0).unwrap_or(length);
@@ -152,12 +152,12 @@ impl DiscoveryEntry {
         })
     }
 
-    /// Writes an entry.
+    /// Encodes an entry.
     ///
-    /// TRADDR and TRSVCID are ASCII strings and so are padded with spaces (Base 2.0, section 1.4.2).
+    /// TRADDR and TRSVCID are ASCII strings, padded with spaces (Base 2.0, section 1.4.2).
     ///
     /// # Panics
-    /// When an address or service is too long.
+    /// If an address or service is too long.
     pub fn encode(&self, into: &mut [u8; Self::SIZE]) {
         let TransportAddress { trtype, adrfam, traddr, trsvcid } = &self.address;
         assert!(traddr.len() <= 256 && trsvcid.len() <= 32, "the address {traddr} {trsvcid} is too long");
@@ -182,23 +182,23 @@ impl DiscoveryEntry {
 /// The first 1024 bytes of the page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiscoveryHeader {
-    /// Generation counter: changes whenever an entry does.
+    /// Generation Counter (GENCTR): changes with every change of an entry.
     pub genctr: u64,
     /// Number of entries.
     pub numrec: u64,
-    /// Format of the page; 0.
+    /// Record Format (RECFMT); only 0 is defined.
     pub recfmt: u16,
-    /// Which options of the log specific parameter were honoured (DLPF).
+    /// Options of the log specific parameter that are applied (DLPF).
     pub dlpf: u8,
     /// Length of the whole page in bytes; only with extended entries (TDLPL).
     pub tdlpl: u32,
 }
 
 impl DiscoveryHeader {
-    /// Bytes of the header.
+    /// Size in bytes of the header.
     pub const SIZE: usize = 1024;
 
-    /// Reads the header.
+    /// Decodes the header.
     ///
     /// # Errors
     /// An unknown format.
@@ -216,7 +216,7 @@ impl DiscoveryHeader {
         })
     }
 
-    /// Writes the header.
+    /// Encodes the header.
     pub fn encode(&self, into: &mut [u8; Self::SIZE]) {
         *into = [0; Self::SIZE];
         put64(into, 0, self.genctr);

@@ -1,28 +1,28 @@
-//! Which commands, features and log pages there are, and what they do.
+//! Supported commands, features and log pages, and their effects.
 
 use crate::le::{bit, put32, u32_at};
 
-/// What a command does (Base 2.0, section 5.16.1.6). Default is: not supported.
+/// Effects of a command (Base 2.0, section 5.16.1.6). The default is an unsupported command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommandEffects {
     /// The command is supported (CSUPP).
     pub supported: bool,
-    /// It may change the content of blocks (LBCC).
+    /// Logical Block Content Change (LBCC).
     pub changes_blocks: bool,
-    /// It may change what a namespace can do (NCC).
+    /// Namespace Capability Change (NCC).
     pub changes_namespace: bool,
-    /// It may change which namespaces there are (NIC).
+    /// Namespace Inventory Change (NIC).
     pub changes_inventory: bool,
-    /// It may change what the controller can do (CCC).
+    /// Controller Capability Change (CCC).
     pub changes_controller: bool,
-    /// Restriction of submission: 0 none, 1 alone in its namespace, 2 alone (CSE).
+    /// Submission and execution restrictions (CSE): 0 none, 1 alone in its namespace, 2 alone.
     pub exclusive: u8,
     /// Scope bits (CSP).
     pub scope: u16,
 }
 
 impl CommandEffects {
-    /// Supported, and changes nothing.
+    /// Supported, without effects.
     pub const PLAIN: CommandEffects = CommandEffects {
         supported: true,
         changes_blocks: false,
@@ -32,10 +32,10 @@ impl CommandEffects {
         exclusive: 0,
         scope: 0,
     };
-    /// Supported, and changes the content of blocks.
+    /// Supported, and changes the content of logical blocks.
     pub const CHANGES_BLOCKS: CommandEffects = CommandEffects { changes_blocks: true, ..Self::PLAIN };
 
-    /// From an entry.
+    /// Decodes an entry.
     pub fn from_wire(value: u32) -> CommandEffects {
         let flag = |index| bit(value.into(), index);
         CommandEffects {
@@ -49,7 +49,7 @@ impl CommandEffects {
         }
     }
 
-    /// The entry.
+    /// Encodes the entry.
     pub const fn to_wire(self) -> u32 {
         self.supported as u32
             | (self.changes_blocks as u32) << 1
@@ -66,7 +66,7 @@ impl CommandEffects {
 pub struct CommandEffectsLog {
     /// Admin commands.
     pub admin: [CommandEffects; 256],
-    /// I/O commands of the command set asked for.
+    /// I/O commands of the requested command set.
     pub io: [CommandEffects; 256],
 }
 
@@ -77,10 +77,10 @@ impl Default for CommandEffectsLog {
 }
 
 impl CommandEffectsLog {
-    /// Bytes of the page.
+    /// Size in bytes of the page.
     pub const SIZE: usize = 4096;
 
-    /// Reads the page; any 4096 bytes are one.
+    /// Decodes 4096 bytes; every value is valid.
     pub fn decode(from: &[u8; Self::SIZE]) -> CommandEffectsLog {
         let mut log = CommandEffectsLog::default();
         for (index, effects) in log.admin.iter_mut().chain(&mut log.io).enumerate() {
@@ -89,7 +89,7 @@ impl CommandEffectsLog {
         log
     }
 
-    /// Writes the page.
+    /// Encodes the page.
     pub fn encode(&self, into: &mut [u8; Self::SIZE]) {
         *into = [0; Self::SIZE];
         for (index, effects) in self.admin.iter().chain(&self.io).enumerate() {
@@ -98,18 +98,18 @@ impl CommandEffectsLog {
     }
 }
 
-/// What changing a feature does (Base 2.0, section 5.16.1.18). Default is: not supported.
+/// Effects of changing a feature (Base 2.0, section 5.16.1.18). The default is an unsupported feature.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FeatureEffects {
     /// The feature is supported (FSUPP).
     pub supported: bool,
-    /// It may change user data (UDCC).
+    /// User Data Content Change (UDCC).
     pub changes_data: bool,
-    /// It may change what a namespace can do (NCC).
+    /// Namespace Capability Change (NCC).
     pub changes_namespace: bool,
-    /// It may change which namespaces there are (NIC).
+    /// Namespace Inventory Change (NIC).
     pub changes_inventory: bool,
-    /// It may change what the controller can do (CCC).
+    /// Controller Capability Change (CCC).
     pub changes_controller: bool,
     /// Scope bits (FSP): bit 0 namespace, bit 1 controller.
     pub scope: u16,
@@ -121,7 +121,7 @@ impl FeatureEffects {
     /// Scope: one controller.
     pub const CONTROLLER: u16 = 1 << 1;
 
-    /// From an entry.
+    /// Decodes an entry.
     pub fn from_wire(value: u32) -> FeatureEffects {
         let flag = |index| bit(value.into(), index);
         FeatureEffects {
@@ -134,7 +134,7 @@ impl FeatureEffects {
         }
     }
 
-    /// The entry.
+    /// Encodes the entry.
     pub const fn to_wire(self) -> u32 {
         self.supported as u32
             | (self.changes_data as u32) << 1
@@ -150,15 +150,15 @@ impl FeatureEffects {
 pub struct FeatureEffectsLog(pub [FeatureEffects; 256]);
 
 impl FeatureEffectsLog {
-    /// Bytes of the page.
+    /// Size in bytes of the page.
     pub const SIZE: usize = 1024;
 
-    /// Reads the page; any 1024 bytes are one.
+    /// Decodes 1024 bytes; every value is valid.
     pub fn decode(from: &[u8; Self::SIZE]) -> FeatureEffectsLog {
         FeatureEffectsLog(std::array::from_fn(|index| FeatureEffects::from_wire(u32_at(from, 4 * index))))
     }
 
-    /// Writes the page.
+    /// Encodes the page.
     pub fn encode(&self, into: &mut [u8; Self::SIZE]) {
         for (index, effects) in self.0.iter().enumerate() {
             put32(into, 4 * index, effects.to_wire());
@@ -166,14 +166,14 @@ impl FeatureEffectsLog {
     }
 }
 
-/// How a log page is supported (Base 2.0, section 5.16.1.1). Default is: not at all.
+/// Support of a log page (Base 2.0, section 5.16.1.1). The default is an unsupported page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SupportedLogPage {
     /// The page is supported (LSUPP).
     pub supported: bool,
-    /// Its offset may be an index (IOS).
+    /// Index Offset Supported (IOS).
     pub index_offset: bool,
-    /// Specific to the page (LIDSP).
+    /// LID Specific Parameter (LIDSP).
     pub specific: u16,
 }
 
@@ -182,10 +182,10 @@ pub struct SupportedLogPage {
 pub struct SupportedLogPages(pub [SupportedLogPage; 256]);
 
 impl SupportedLogPages {
-    /// Bytes of the page.
+    /// Size in bytes of the page.
     pub const SIZE: usize = 1024;
 
-    /// Reads the page; any 1024 bytes are one.
+    /// Decodes 1024 bytes; every value is valid.
     pub fn decode(from: &[u8; Self::SIZE]) -> SupportedLogPages {
         SupportedLogPages(std::array::from_fn(|index| {
             let value = u32_at(from, 4 * index);
@@ -197,7 +197,7 @@ impl SupportedLogPages {
         }))
     }
 
-    /// Writes the page.
+    /// Encodes the page.
     pub fn encode(&self, into: &mut [u8; Self::SIZE]) {
         for (index, page) in self.0.iter().enumerate() {
             let value = u32::from(page.supported)

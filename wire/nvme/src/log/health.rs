@@ -1,27 +1,27 @@
 //! Error, health and firmware log pages.
 
-use ring::Status;
+use block_io::Status;
 
 use crate::le::{array_at, put, put16, put32, put64, u16_at, u32_at, u64_at, u128_at};
 
 /// One entry of the Error Information log, newest first (Base 2.0, section 5.16.1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorEntry {
-    /// Which error this is, counted from 1 over the controller's life; 0 for no entry.
+    /// Error Count: number of the error over the life of the controller; 0 for an unused entry.
     pub count: u64,
-    /// Queue of the command.
+    /// Submission Queue Identifier.
     pub sqid: u16,
-    /// The command.
+    /// Command Identifier.
     pub cid: u16,
-    /// How it ended.
+    /// Status Field.
     pub status: Status,
-    /// Byte (bits 7:0) and bit (10:8) of the command that is at fault; FFFFh for none.
+    /// Parameter Error Location: byte (bits 7:0) and bit (10:8) of the command; FFFFh for none.
     pub location: u16,
-    /// First block that failed.
+    /// First LBA with the error.
     pub lba: u64,
     /// Namespace.
     pub nsid: u32,
-    /// Transport type, as discovery numbers them.
+    /// Transport type (TRTYPE).
     pub transport: u8,
     /// Command specific information.
     pub command_specific: u64,
@@ -30,10 +30,10 @@ pub struct ErrorEntry {
 }
 
 impl ErrorEntry {
-    /// Bytes of an entry.
+    /// Size in bytes of an entry.
     pub const SIZE: usize = 64;
 
-    /// Reads an entry; any 64 bytes are one.
+    /// Decodes 64 bytes; every value is valid.
     pub fn decode(from: &[u8; Self::SIZE]) -> ErrorEntry {
         ErrorEntry {
             count: u64_at(from, 0),
@@ -49,7 +49,7 @@ impl ErrorEntry {
         }
     }
 
-    /// Writes an entry.
+    /// Encodes an entry.
     pub fn encode(&self, into: &mut [u8; Self::SIZE]) {
         *into = [0; Self::SIZE];
         put64(into, 0, self.count);
@@ -76,7 +76,7 @@ pub struct HealthLog {
     pub spare_percent: u8,
     /// Available spare threshold in percent.
     pub spare_threshold_percent: u8,
-    /// Endurance used in percent; may exceed 100.
+    /// Percentage Used; may exceed 100.
     pub used_percent: u8,
     /// Data read in units of 1000 blocks of 512 bytes, rounded up.
     pub data_units_read: u128,
@@ -86,31 +86,31 @@ pub struct HealthLog {
     pub host_reads: u128,
     /// Write commands completed.
     pub host_writes: u128,
-    /// Minutes that the controller was busy.
+    /// Controller Busy Time in minutes.
     pub busy_minutes: u128,
     /// Power cycles.
     pub power_cycles: u128,
-    /// Hours that the controller was on.
+    /// Power On Hours.
     pub power_on_hours: u128,
-    /// Shutdowns without notice.
+    /// Unsafe Shutdowns.
     pub unsafe_shutdowns: u128,
-    /// Errors of the medium and of data integrity.
+    /// Media and Data Integrity Errors.
     pub media_errors: u128,
-    /// Entries that the error log has had.
+    /// Number of Error Information Log Entries over the life of the controller.
     pub error_log_entries: u128,
-    /// Minutes over the warning temperature.
+    /// Warning Composite Temperature Time in minutes.
     pub warning_temperature_minutes: u32,
-    /// Minutes over the critical temperature.
+    /// Critical Composite Temperature Time in minutes.
     pub critical_temperature_minutes: u32,
     /// Temperature sensors 1 to 8 in kelvins; 0 for none.
     pub sensors_kelvins: [u16; 8],
 }
 
 impl HealthLog {
-    /// Bytes of the page.
+    /// Size in bytes of the page.
     pub const SIZE: usize = 512;
 
-    /// Reads the page; any 512 bytes are one.
+    /// Decodes 512 bytes; every value is valid.
     pub fn decode(from: &[u8; Self::SIZE]) -> HealthLog {
         let counter = |index: usize| u128_at(from, 32 + 16 * index);
         let mut sensors_kelvins = [0; 8];
@@ -139,7 +139,7 @@ impl HealthLog {
         }
     }
 
-    /// Writes the page.
+    /// Encodes the page.
     pub fn encode(&self, into: &mut [u8; Self::SIZE]) {
         *into = [0; Self::SIZE];
         into[0] = self.critical_warning;
@@ -173,19 +173,19 @@ impl HealthLog {
 /// Firmware Slot Information (Base 2.0, section 5.16.1.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FirmwareSlots {
-    /// Slot that the running firmware came from, 1 to 7.
+    /// Slot of the active firmware, 1 to 7.
     pub active: u8,
-    /// Slot that the next reset activates; 0 for not reported.
+    /// Slot to be activated by the next reset; 0 if not reported.
     pub next: u8,
     /// Revisions of slots 1 to 7; zero for an empty slot.
     pub revisions: [[u8; 8]; 7],
 }
 
 impl FirmwareSlots {
-    /// Bytes of the page.
+    /// Size in bytes of the page.
     pub const SIZE: usize = 512;
 
-    /// Reads the page; any 512 bytes are one.
+    /// Decodes 512 bytes; every value is valid.
     pub fn decode(from: &[u8; Self::SIZE]) -> FirmwareSlots {
         let mut revisions = [[0; 8]; 7];
         for (index, revision) in revisions.iter_mut().enumerate() {
@@ -194,7 +194,7 @@ impl FirmwareSlots {
         FirmwareSlots { active: from[0] & 7, next: from[0] >> 4 & 7, revisions }
     }
 
-    /// Writes the page.
+    /// Encodes the page.
     pub fn encode(&self, into: &mut [u8; Self::SIZE]) {
         *into = [0; Self::SIZE];
         into[0] = self.active & 7 | (self.next & 7) << 4;

@@ -4,40 +4,40 @@ use crate::DecodeError;
 use crate::le::{put32, put64, u32_at, u64_at};
 
 wire_enum! {
-    /// What happened to reservations of a namespace.
+    /// Reservation Notification Log Page Type.
     NotificationType: u8 {
-        /// Nothing: there is no notification.
+        /// Empty log page.
         Empty = 0,
-        /// The host's registration was preempted.
+        /// Registration Preempted.
         RegistrationPreempted = 1,
-        /// The reservation was released.
+        /// Reservation Released.
         ReservationReleased = 2,
-        /// The reservation was preempted: it and all registrations were cleared.
+        /// Reservation Preempted: the reservation and all registrations were cleared.
         ReservationPreempted = 3,
     }
 }
 
-/// One notification; reading the page takes it.
+/// A reservation notification; reading the log page removes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReservationNotification {
-    /// Counts notifications, and goes on where one had no room; 0 for none.
+    /// Log Page Count: incremented with each notification, including lost ones; 0 for an empty page.
     pub count: u64,
-    /// What happened.
+    /// Notification type.
     pub kind: NotificationType,
-    /// Unread notifications besides this one, 255 at most.
+    /// Number of Available Log Pages: further unread notifications, at most 255.
     pub available: u8,
-    /// Of which namespace.
+    /// Namespace identifier.
     pub nsid: u32,
 }
 
 impl ReservationNotification {
-    /// Bytes of the page.
+    /// Size in bytes of the page.
     pub const SIZE: usize = 64;
-    /// What is read where there is nothing to tell.
+    /// The empty page.
     pub const EMPTY: ReservationNotification =
         ReservationNotification { count: 0, kind: NotificationType::Empty, available: 0, nsid: 0 };
 
-    /// Reads the page.
+    /// Decodes the page.
     ///
     /// # Errors
     /// Reserved types.
@@ -52,7 +52,7 @@ impl ReservationNotification {
         })
     }
 
-    /// Writes the page.
+    /// Encodes the page.
     pub fn encode(&self, into: &mut [u8; Self::SIZE]) {
         into.fill(0);
         put64(into, 0, self.count);
@@ -66,9 +66,9 @@ impl ReservationNotification {
 mod tests {
     use super::*;
 
-    /// The bytes that nvme-cli's `resv-notif-log` reads: count, type, pages left, namespace.
+    /// The layout that nvme-cli's `resv-notif-log` decodes: count, type, available pages, namespace.
     #[test]
-    fn a_notification_is_its_bytes() {
+    fn a_notification_has_the_layout_of_nvme_cli() {
         let mut bytes = [0xa5; ReservationNotification::SIZE];
         let view = ReservationNotification {
             count: 0x0102_0304_0506_0708,

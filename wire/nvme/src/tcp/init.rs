@@ -1,6 +1,6 @@
-//! PDUs that open and terminate a connection.
+//! PDUs that initialize and terminate a connection.
 
-use super::{Fatal, FatalStatus, Framing, IC_SIZE, PFV, PduType, SHORT_SIZE, TERM_MAX};
+use super::{FatalError, FatalStatus, Framing, IC_SIZE, PFV, PduType, SHORT_SIZE, TERM_MAX};
 use crate::le::{put, put16, put32, u16_at, u32_at};
 
 /// Initialize Connection Request (TCP 1.0, section 3.6.2: ICReq).
@@ -8,11 +8,11 @@ use crate::le::{put, put16, put32, u16_at, u32_at};
 pub struct IcReq {
     /// Alignment in bytes of data that the controller sends (HPDA): 4 to 128 in steps of 4.
     pub host_data_alignment_bytes: u8,
-    /// The host wants header digests.
+    /// The host requests header digests.
     pub header_digest: bool,
-    /// The host wants data digests.
+    /// The host requests data digests.
     pub data_digest: bool,
-    /// R2Ts that may be outstanding for one command (MAXR2T); at least 1.
+    /// Maximum outstanding R2Ts per command (MAXR2T); at least 1.
     pub r2t_max: u64,
 }
 
@@ -21,11 +21,11 @@ pub struct IcReq {
 pub struct IcResp {
     /// Alignment in bytes of data that the host sends (CPDA): 4 to 128 in steps of 4.
     pub controller_data_alignment_bytes: u8,
-    /// Header digests are on.
+    /// Header digests are enabled.
     pub header_digest: bool,
-    /// Data digests are on.
+    /// Data digests are enabled.
     pub data_digest: bool,
-    /// Bytes of data that the host may put into one H2CData PDU (MAXH2CDATA); at least 4096.
+    /// Maximum data bytes per H2CData PDU (MAXH2CDATA); at least 4096.
     pub h2c_data_max_bytes: u32,
 }
 
@@ -38,17 +38,16 @@ mod at {
     pub(super) const FEI: usize = 10;
 }
 
-/// MAXH2CDATA may not be less (TCP 1.0, section 3.6.2: ICResp).
-const H2C_DATA_MAX_LEAST: u32 = 4096;
+/// Minimum of MAXH2CDATA (TCP 1.0, section 3.6.2: ICResp).
+const MAXH2CDATA_MIN: u32 = 4096;
 
 impl IcReq {
-    /// Reads the PDU behind its common header, which the caller has checked.
+    /// Decodes the PDU; the caller has checked the common header.
     ///
     /// # Errors
-    /// An unknown format version, which is an unsupported parameter, an HPDA over 31 and reserved
-    /// digest bits.
-    pub fn decode(from: &[u8; IC_SIZE]) -> Result<IcReq, Fatal> {
-        let common = Common::decode(from)?;
+    /// An unknown format version (Unsupported Parameter), an HPDA above 31, or reserved digest bits.
+    pub fn decode(from: &[u8; IC_SIZE]) -> Result<IcReq, FatalError> {
+        let common = IcCommon::decode(from)?;
         Ok(IcReq {
             host_data_alignment_bytes: common.alignment,
             header_digest: common.header_digest,
@@ -57,12 +56,12 @@ impl IcReq {
         })
     }
 
-    /// Writes the whole PDU.
+    /// Encodes the whole PDU.
     ///
     /// # Panics
-    /// When a field is outside of the range that it names.
+    /// If a field is out of the range given in its documentation.
     pub fn encode(&self, into: &mut [u8; IC_SIZE]) {
-        let common = Common {
+        let common = IcCommon {
             alignment: self.host_data_alignment_bytes,
             header_digest: self.header_digest,
             data_digest: self.data_digest,
@@ -74,15 +73,15 @@ impl IcReq {
 }
 
 impl IcResp {
-    /// Reads the PDU behind its common header, which the caller has checked.
+    /// Decodes the PDU; the caller has checked the common header.
     ///
     /// # Errors
-    /// As [`IcReq::decode`], and a MAXH2CDATA under 4096 or no multiple of 4.
-    pub fn decode(from: &[u8; IC_SIZE]) -> Result<IcResp, Fatal> {
-        let common = Common::decode(from)?;
+    /// Like [`IcReq::decode`], and a MAXH2CDATA below 4096 or not a multiple of 4.
+    pub fn decode(from: &[u8; IC_SIZE]) -> Result<IcResp, FatalError> {
+        let common = IcCommon::decode(from)?;
         let h2c_data_max_bytes = u32_at(from, at::LIMIT);
-        if h2c_data_max_bytes < H2C_DATA_MAX_LEAST || !h2c_data_max_bytes.is_multiple_of(4) {
-            return Err(Fatal::field(at::LIMIT as u32));
+        if h2c_data_max_bytes < MAXH2CDATA_MIN || !h2c_data_max_bytes.is_multiple_of(4) {
+            return Err(FatalError::field(at::LIMIT as u32));
         }
         Ok(IcResp {
             controller_data_alignment_bytes: common.alignment,
@@ -92,20 +91,20 @@ impl IcResp {
         })
     }
 
-    /// Writes the whole PDU.
+    /// Encodes the whole PDU.
     ///
     /// # Panics
-    /// When a field is outside of the range that it names.
+    /// If a field is out of the range given in its documentation.
     pub fn encode(&self, into: &mut [u8; IC_SIZE]) {
-        let common = Common {
+        let common = IcCommon {
             alignment: self.controller_data_alignment_bytes,
             header_digest: self.header_digest,
             data_digest: self.data_digest,
         };
         common.encode(PduType::IcResp, into);
         assert!(
-            self.h2c_data_max_bytes >= H2C_DATA_MAX_LEAST && self.h2c_data_max_bytes.is_multiple_of(4),
-            "MAXH2CDATA of {} bytes is under 4096 or no multiple of 4",
+            self.h2c_data_max_bytes >= MAXH2CDATA_MIN && self.h2c_data_max_bytes.is_multiple_of(4),
+            "MAXH2CDATA of {} bytes is below 4096 or not a multiple of 4",
             self.h2c_data_max_bytes
         );
         put32(into, at::LIMIT, self.h2c_data_max_bytes);
@@ -113,25 +112,25 @@ impl IcResp {
 }
 
 /// The fields that request and response share.
-struct Common {
+struct IcCommon {
     alignment: u8,
     header_digest: bool,
     data_digest: bool,
 }
 
-impl Common {
-    fn decode(from: &[u8; IC_SIZE]) -> Result<Common, Fatal> {
+impl IcCommon {
+    fn decode(from: &[u8; IC_SIZE]) -> Result<IcCommon, FatalError> {
         if u16_at(from, at::PFV) != PFV {
-            return Err(Fatal::unsupported(at::PFV as u32));
+            return Err(FatalError::unsupported(at::PFV as u32));
         }
-        // PDA is a number of dwords, counted from 0.
+        // PDA is a 0's based number of dwords.
         if from[at::PDA] > 31 {
-            return Err(Fatal::field(at::PDA as u32));
+            return Err(FatalError::field(at::PDA as u32));
         }
         if from[at::DGST] & !3 != 0 {
-            return Err(Fatal::field(at::DGST as u32));
+            return Err(FatalError::field(at::DGST as u32));
         }
-        Ok(Common {
+        Ok(IcCommon {
             alignment: (from[at::PDA] + 1) * 4,
             header_digest: from[at::DGST] & 1 != 0,
             data_digest: from[at::DGST] & 2 != 0,
@@ -152,28 +151,28 @@ impl Common {
     }
 }
 
-/// Terminate Connection Request, either way (TCP 1.0, section 3.6.2).
+/// Terminate Connection Request, in either direction (TCP 1.0, section 3.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TermReq {
     /// [`PduType::C2hTermReq`] or [`PduType::H2cTermReq`].
     pub kind: PduType,
-    /// Why.
-    pub fatal: Fatal,
+    /// The fatal error.
+    pub fatal: FatalError,
 }
 
 impl TermReq {
-    /// Reads the header behind its common header, which the caller has checked. The data, a copy of
+    /// Decodes the header behind its common header, which the caller has checked. The data, a copy of
     /// the header in error, follows.
     ///
     /// # Errors
-    /// A status that TCP 1.0 reserves.
-    pub fn decode(kind: PduType, from: &[u8; SHORT_SIZE]) -> Result<TermReq, Fatal> {
-        let status = FatalStatus::from_u16(u16_at(from, at::FES)).ok_or(Fatal::field(at::FES as u32))?;
-        Ok(TermReq { kind, fatal: Fatal { status, information: u32_at(from, at::FEI) } })
+    /// A reserved status.
+    pub fn decode(kind: PduType, from: &[u8; SHORT_SIZE]) -> Result<TermReq, FatalError> {
+        let status = FatalStatus::from_u16(u16_at(from, at::FES)).ok_or(FatalError::field(at::FES as u32))?;
+        Ok(TermReq { kind, fatal: FatalError { status, information: u32_at(from, at::FEI) } })
     }
 
-    /// Writes the whole PDU and returns its length. `in_error` is the header that caused it, of which
-    /// at most 128 bytes are sent.
+    /// Encodes the whole PDU and returns its length. `in_error` is the invalid header, of
+    /// which at most 128 bytes are included.
     pub fn encode(&self, in_error: &[u8], into: &mut [u8; TERM_MAX]) -> usize {
         let in_error = &in_error[..in_error.len().min(TERM_MAX - SHORT_SIZE)];
         *into = [0; TERM_MAX];

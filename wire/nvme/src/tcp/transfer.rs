@@ -1,6 +1,6 @@
-//! PDUs that carry commands, responses and data: the ones that every I/O pays for.
+//! PDUs that carry commands, responses and data.
 
-use super::{CAPSULE_CMD_SIZE, COMMON_SIZE, Flags, Framing, Layout, PduType, SHORT_SIZE};
+use super::{CAPSULE_CMD_SIZE, COMMON_SIZE, Framing, PduFlags, PduLayout, PduType, SHORT_SIZE};
 use crate::le::{array_at, put, put16, put32, u16_at, u32_at};
 use crate::{Cqe, Sqe};
 
@@ -22,15 +22,15 @@ pub struct CapsuleCmd {
 }
 
 impl CapsuleCmd {
-    /// The command of a capsule; its common header is the caller's to check.
+    /// Decodes the command; the caller has checked the common header.
     #[inline]
     pub fn decode(from: &[u8; CAPSULE_CMD_SIZE]) -> Sqe {
         Sqe::decode(&array_at(from, COMMON_SIZE))
     }
 
-    /// Writes the header; the data goes where the layout says.
+    /// Encodes the header; the data goes where the layout says.
     #[inline]
-    pub fn encode(&self, framing: &Framing, into: &mut [u8; CAPSULE_CMD_SIZE]) -> Layout {
+    pub fn encode(&self, framing: &Framing, into: &mut [u8; CAPSULE_CMD_SIZE]) -> PduLayout {
         put(into, COMMON_SIZE, &self.sqe.to_bytes());
         framing.write(PduType::CapsuleCmd, 0, self.data_length, into)
     }
@@ -44,15 +44,15 @@ pub struct CapsuleResp {
 }
 
 impl CapsuleResp {
-    /// The completion of a capsule; its common header is the caller's to check.
+    /// Decodes the completion; the caller has checked the common header.
     #[inline]
     pub fn decode(from: &[u8; SHORT_SIZE]) -> Cqe {
         Cqe::decode(&array_at(from, COMMON_SIZE))
     }
 
-    /// Writes the header, which is the whole PDU but for its digest.
+    /// Encodes the header, which is the whole PDU but for its digest.
     #[inline]
-    pub fn encode(&self, framing: &Framing, into: &mut [u8; SHORT_SIZE]) -> Layout {
+    pub fn encode(&self, framing: &Framing, into: &mut [u8; SHORT_SIZE]) -> PduLayout {
         put(into, COMMON_SIZE, &self.cqe.to_bytes());
         framing.write(PduType::CapsuleResp, 0, 0, into)
     }
@@ -61,21 +61,22 @@ impl CapsuleResp {
 /// Host to Controller Data Transfer (TCP 1.0, section 3.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct H2cData {
-    /// The command that the data belongs to.
+    /// Command Capsule CID.
     pub cccid: u16,
-    /// The tag of the R2T that asked for it.
+    /// Transfer Tag of the R2T.
     pub ttag: u16,
-    /// Where the data goes, in bytes from the start of the command's data.
+    /// Data offset in bytes from the start of the command's data.
     pub offset: u32,
     /// Bytes of data.
     pub length: u32,
-    /// Whether this is the last data of the R2T.
+    /// The last PDU of the R2T (LAST_PDU).
     pub last: bool,
 }
 
 impl H2cData {
-    /// Reads the header. The caller has checked the common header, and checks that `length` is the
-    /// layout's data length (at fault: the field at byte 16) and within what its R2T asked for.
+    /// Decodes the header. The caller has checked the common header, and must check that `length` equals
+    /// the data length of the layout (if not, the field at byte 16 is invalid) and is in the range of the
+    /// R2T.
     #[inline]
     pub fn decode(from: &[u8; SHORT_SIZE]) -> H2cData {
         H2cData {
@@ -83,53 +84,53 @@ impl H2cData {
             ttag: u16_at(from, at::TTAG),
             offset: u32_at(from, at::OFFSET),
             length: u32_at(from, at::LENGTH),
-            last: Flags(from[1]).contains(Flags::LAST),
+            last: PduFlags::from_bits_retain(from[1]).contains(PduFlags::LAST),
         }
     }
 
-    /// Writes the header; the data goes where the layout says.
+    /// Encodes the header; the data goes where the layout says.
     #[inline]
-    pub fn encode(&self, framing: &Framing, into: &mut [u8; SHORT_SIZE]) -> Layout {
+    pub fn encode(&self, framing: &Framing, into: &mut [u8; SHORT_SIZE]) -> PduLayout {
         put16(into, at::CCCID, self.cccid);
         put16(into, at::TTAG, self.ttag);
         put32(into, at::OFFSET, self.offset);
         put32(into, at::LENGTH, self.length);
         put32(into, at::RESERVED, 0);
-        framing.write(PduType::H2cData, Flags::LAST.when(self.last), self.length, into)
+        framing.write(PduType::H2cData, PduFlags::LAST.when(self.last), self.length, into)
     }
 }
 
 /// Controller to Host Data Transfer (TCP 1.0, section 3.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct C2hData {
-    /// The command that the data belongs to.
+    /// Command Capsule CID.
     pub cccid: u16,
-    /// Where the data goes, in bytes from the start of the command's data.
+    /// Data offset in bytes from the start of the command's data.
     pub offset: u32,
     /// Bytes of data.
     pub length: u32,
-    /// Whether this is the last data of the command.
+    /// The last PDU of the command (LAST_PDU).
     pub last: bool,
-    /// Whether the command succeeded and no response capsule follows; only with `last`.
+    /// The command succeeded and no response capsule follows; only with `last` (SUCCESS).
     pub success: bool,
 }
 
 impl C2hData {
-    /// Reads the header; its common header is the caller's to check.
+    /// Decodes the header; the caller has checked the common header.
     #[inline]
     pub fn decode(from: &[u8; SHORT_SIZE]) -> C2hData {
         C2hData {
             cccid: u16_at(from, at::CCCID),
             offset: u32_at(from, at::OFFSET),
             length: u32_at(from, at::LENGTH),
-            last: Flags(from[1]).contains(Flags::LAST),
-            success: Flags(from[1]).contains(Flags::SUCCESS),
+            last: PduFlags::from_bits_retain(from[1]).contains(PduFlags::LAST),
+            success: PduFlags::from_bits_retain(from[1]).contains(PduFlags::SUCCESS),
         }
     }
 
-    /// Writes the header; the data goes where the layout says.
+    /// Encodes the header; the data goes where the layout says.
     #[inline]
-    pub fn encode(&self, framing: &Framing, into: &mut [u8; SHORT_SIZE]) -> Layout {
+    pub fn encode(&self, framing: &Framing, into: &mut [u8; SHORT_SIZE]) -> PduLayout {
         // SUCCESS may be set only where LAST_PDU is (TCP 1.0, section 3.6.2: C2HData).
         debug_assert!(self.last || !self.success, "SUCCESS goes with LAST_PDU only: {self:?}");
         put16(into, at::CCCID, self.cccid);
@@ -137,7 +138,7 @@ impl C2hData {
         put32(into, at::OFFSET, self.offset);
         put32(into, at::LENGTH, self.length);
         put32(into, at::RESERVED, 0);
-        let flags = Flags::LAST.when(self.last) | Flags::SUCCESS.when(self.success);
+        let flags = PduFlags::LAST.when(self.last) | PduFlags::SUCCESS.when(self.success);
         framing.write(PduType::C2hData, flags, self.length, into)
     }
 }
@@ -145,18 +146,18 @@ impl C2hData {
 /// Ready to Transfer (TCP 1.0, section 3.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct R2t {
-    /// The command whose data is asked for.
+    /// Command Capsule CID.
     pub cccid: u16,
-    /// The controller's tag, which the data brings back.
+    /// Transfer Tag, which the H2CData PDUs return.
     pub ttag: u16,
-    /// Where the data starts, in bytes from the start of the command's data.
+    /// Requested data offset in bytes from the start of the command's data.
     pub offset: u32,
     /// Bytes of data.
     pub length: u32,
 }
 
 impl R2t {
-    /// Reads the header; its common header is the caller's to check.
+    /// Decodes the header; the caller has checked the common header.
     #[inline]
     pub fn decode(from: &[u8; SHORT_SIZE]) -> R2t {
         R2t {
@@ -167,9 +168,9 @@ impl R2t {
         }
     }
 
-    /// Writes the header, which is the whole PDU but for its digest.
+    /// Encodes the header, which is the whole PDU but for its digest.
     #[inline]
-    pub fn encode(&self, framing: &Framing, into: &mut [u8; SHORT_SIZE]) -> Layout {
+    pub fn encode(&self, framing: &Framing, into: &mut [u8; SHORT_SIZE]) -> PduLayout {
         put16(into, at::CCCID, self.cccid);
         put16(into, at::TTAG, self.ttag);
         put32(into, at::OFFSET, self.offset);
