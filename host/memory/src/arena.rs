@@ -1,4 +1,4 @@
-//! Chunks of memory, taken from the machine up to a limit.
+//! Allocation of 2 MiB chunks from the kernel, up to a limit.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -8,76 +8,81 @@ use std::sync::{Arc, Mutex, OnceLock};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-/// Bytes of a chunk: one hugepage.
+/// Size of a chunk in bytes: one hugepage.
 pub const CHUNK_BYTES: usize = 2 << 20;
 
-/// How an arena takes memory.
+/// Most chunks of an arena, 128 GiB: a buffer's index of its chunk is 16 bits wide.
+const CHUNKS_MAX: usize = 1 << 16;
+
+/// How an [`Arena`] allocates memory.
 #[derive(Clone, Debug)]
-pub struct Config {
-    /// Most bytes that all pools together may hold. Rounded down to whole chunks, at least one.
+pub struct ArenaConfig {
+    /// Limit of all pools together, in bytes. Rounded down to whole chunks, at least one and at most 128 GiB.
     pub limit_bytes: usize,
-    /// Whether hugepages are tried first, and the kernel's transparent ones where none are free. Without, a
-    /// chunk costs what is touched of it: a few pages, and not the time to clear 2 MiB.
+    /// Whether to try hugetlb pages first, and transparent hugepages if none are free. If false, a chunk
+    /// costs only the pages that are touched, and saves the time to clear 2 MiB.
     pub hugepages: bool,
-    /// Whether chunks can be mapped by another process: they then lie in a file in memory.
+    /// Whether other processes can map the chunks: each is then a memfd.
     pub shared: bool,
 }
 
-impl Default for Config {
+impl Default for ArenaConfig {
     fn default() -> Self {
-        Config { limit_bytes: 1 << 30, hugepages: true, shared: false }
+        ArenaConfig { limit_bytes: 1 << 30, hugepages: true, shared: false }
     }
 }
 
-/// What kind of pages the chunks came from.
+/// The kind of pages behind the chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
-    /// Nothing was taken yet.
+    /// Nothing is allocated yet.
     None,
-    /// Every chunk is a 2 MiB hugepage.
+    /// Every chunk is a 2 MiB hugetlb page.
     Hugepages,
-    /// Every chunk is ordinary pages.
+    /// Every chunk consists of ordinary pages.
     OrdinaryPages,
-    /// Hugepages ran out on the way.
+    /// Some chunks are hugetlb pages, others ordinary pages, because hugepages ran out.
     Mixed,
 }
 
-/// The process's buffer memory: chunks that per-core pools carve up.
+/// The process's I/O memory, in chunks that the per-core pools divide into buffers.
 ///
-/// Chunks stay mapped until the last pool and the arena are gone: a device may be writing them.
+/// It owns the mappings and enforces the limit. One chunk is reserved for each registered pool that has
+/// none yet. Chunks stay mapped until the arena and its last pool are dropped, because a device may still
+/// write to them. A mutex guards the state; pools take it only to get a chunk, never per buffer.
 pub struct Arena {
-    config: Config,
+    config: ArenaConfig,
     limit_chunks: usize,
-    state: Mutex<State>,
+    state: Mutex<ArenaState>,
     huge_count: AtomicU32,
     ordinary_count: AtomicU32,
 }
 
-/// One chunk, as devices, the kernel and other processes are told of it.
+/// What devices, the kernel and other processes need to map or register a chunk.
 #[derive(Clone, Debug)]
 pub struct ChunkMemory {
-    /// Its index in the arena.
+    /// Index in the arena.
     pub index: u32,
     /// Address of its first byte.
     pub start: *mut u8,
-    /// Its size, [`CHUNK_BYTES`].
+    /// Size in bytes, [`CHUNK_BYTES`].
     pub bytes: usize,
-    /// The file that it lies in, from its beginning, if other processes can map it.
+    /// The memfd that contains it at offset 0, if other processes can map it.
     pub file: Option<Arc<OwnedFd>>,
-    /// Whether it is one 2 MiB hugepage, and so contiguous in physical memory.
+    /// Whether it is one 2 MiB hugetlb page, and so physically contiguous.
     pub huge: bool,
 }
 
 #[derive(Default)]
-struct State {
+struct ArenaState {
     chunks: Vec<Chunk>,
-    /// Chunks that no pool has.
+    /// Chunks that no pool owns.
     free: Vec<Chunk>,
-    /// Pools that have no chunk yet. One is kept for each, so that no core can starve another.
-    pools_without: usize,
+    /// Pools without a chunk. One chunk is reserved for each, so that no core can starve another.
+    pools_without_chunk: usize,
 }
 
-/// One mapping of [`CHUNK_BYTES`] bytes, zeroed when it was made.
+/// One mapping of [`CHUNK_BYTES`] bytes, initially zero.
 #[derive(Clone, Debug)]
 pub(crate) struct Chunk {
     pub(crate) start: NonNull<u8>,
@@ -86,13 +91,13 @@ pub(crate) struct Chunk {
     huge: bool,
 }
 
-// SAFETY: a chunk is an address; only the pool that a chunk was given to, on one core, reaches its bytes.
+// SAFETY: a chunk is an address; its bytes are accessed only by the pool that owns it, on one core.
 unsafe impl Send for Chunk {}
 
 impl Arena {
-    /// An arena that takes nothing until a pool asks.
-    pub fn new(config: Config) -> Arc<Arena> {
-        let limit_chunks = (config.limit_bytes / CHUNK_BYTES).max(1);
+    /// An arena; it allocates nothing until a pool needs a chunk.
+    pub fn new(config: ArenaConfig) -> Arc<Arena> {
+        let limit_chunks = (config.limit_bytes / CHUNK_BYTES).clamp(1, CHUNKS_MAX);
         Arc::new(Arena {
             config,
             limit_chunks,
@@ -102,7 +107,7 @@ impl Arena {
         })
     }
 
-    /// What the chunks taken so far are made of.
+    /// The kind of pages behind the chunks allocated so far.
     pub fn backing(&self) -> Backing {
         match (self.huge_count.load(Ordering::Relaxed), self.ordinary_count.load(Ordering::Relaxed)) {
             (0, 0) => Backing::None,
@@ -112,7 +117,7 @@ impl Arena {
         }
     }
 
-    /// One line for the operator: what backs the buffers, and what that costs.
+    /// One line for the operator: the kind of pages, their cost and the limit.
     pub fn describe(&self) -> String {
         let free = free_hugepages();
         if self.config.hugepages && free > 0 {
@@ -129,23 +134,23 @@ impl Arena {
         }
     }
 
-    /// Most bytes that the arena hands out.
+    /// The limit in bytes.
     pub fn limit_bytes(&self) -> usize {
         self.limit_chunks * CHUNK_BYTES
     }
 
-    /// Bytes handed out to pools so far.
-    pub fn taken_bytes(&self) -> usize {
+    /// Bytes that pools own now.
+    pub fn allocated_bytes(&self) -> usize {
         let state = self.lock();
         (state.chunks.len() - state.free.len()) * CHUNK_BYTES
     }
 
-    /// Takes one more chunk, or `None` at the limit, when what is left is kept for others, or when the
-    /// machine has none. `first` says that the pool has no chunk yet.
+    /// Allocates a chunk; `None` at the limit, if the remaining chunks are reserved for other pools, or if
+    /// the kernel has no memory. `first` means that the pool has no chunk yet.
     pub(crate) fn take_chunk(&self, first: bool) -> Option<Chunk> {
         let mut state = self.lock();
         let left = self.limit_chunks - state.chunks.len() + state.free.len();
-        if left == 0 || !first && left <= state.pools_without {
+        if left == 0 || !first && left <= state.pools_without_chunk {
             return None;
         }
         let chunk = match state.free.pop() {
@@ -157,18 +162,18 @@ impl Arena {
             }
         };
         if first {
-            state.pools_without -= 1;
+            state.pools_without_chunk -= 1;
         }
         Some(chunk)
     }
 
-    /// A pool came to be, without a chunk.
-    pub(crate) fn pool_made(&self) {
-        self.lock().pools_without += 1;
+    /// Reserves a chunk for a new pool.
+    pub(crate) fn register_pool(&self) {
+        self.lock().pools_without_chunk += 1;
     }
 
-    /// A pool is gone, and so are its buffers; its chunks are for others.
-    pub(crate) fn pool_gone(&self, chunks: impl Iterator<Item = u32>) {
+    /// Takes back the chunks of a pool that was dropped together with all its buffers.
+    pub(crate) fn unregister_pool(&self, chunks: impl Iterator<Item = u32>) {
         let mut state = self.lock();
         let before = state.free.len();
         for index in chunks {
@@ -176,12 +181,8 @@ impl Arena {
             state.free.push(chunk);
         }
         if state.free.len() == before {
-            state.pools_without -= 1;
+            state.pools_without_chunk -= 1;
         }
-    }
-
-    pub(crate) fn chunk_start(&self, index: u32) -> NonNull<u8> {
-        self.lock().chunks[index as usize].start
     }
 
     pub(crate) fn chunk(&self, index: u32) -> ChunkMemory {
@@ -204,10 +205,10 @@ impl Arena {
         if !self.config.shared {
             let start = match (huge, self.config.hugepages) {
                 (true, _) => {
-                    map_as_is(CHUNK_BYTES, MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::POPULATE)
+                    map_anonymous(CHUNK_BYTES, MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::POPULATE)
                 }
                 (false, true) => map(CHUNK_BYTES, MapFlags::PRIVATE),
-                (false, false) => map_as_is(CHUNK_BYTES, MapFlags::PRIVATE),
+                (false, false) => map_anonymous(CHUNK_BYTES, MapFlags::PRIVATE),
             };
             return Some((start?, None));
         }
@@ -215,7 +216,7 @@ impl Arena {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge_flags;
         let file = rustix::fs::memfd_create("ringbolt-buffers", flags).ok()?;
         rustix::fs::ftruncate(&file, CHUNK_BYTES as u64).ok()?;
-        // Who maps it need not fear that it shrinks.
+        // Sealed, so that a process that maps it cannot get SIGBUS because the file shrank.
         let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
         rustix::fs::fcntl_add_seals(&file, seals).ok()?;
         let start = map_file(&file, if huge { MapFlags::POPULATE } else { MapFlags::empty() })?;
@@ -225,8 +226,8 @@ impl Arena {
         Some((start, Some(Arc::new(file))))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        // Nothing panics with the lock held but on a broken invariant of ours.
+    fn lock(&self) -> std::sync::MutexGuard<'_, ArenaState> {
+        // The lock is poisoned only if one of our own invariants was violated under it.
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
@@ -234,45 +235,45 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         for chunk in &self.lock().chunks {
-            // SAFETY: `map_chunk` mapped exactly these bytes, and pools and buffers keep the arena
-            // alive, so that nothing refers to them any more.
+            // SAFETY: `map_chunk` mapped exactly these bytes, and nothing refers to them any more: pools and
+            // buffers keep the arena alive.
             let _ = unsafe { rustix::mm::munmap(chunk.start.as_ptr().cast(), CHUNK_BYTES) };
         }
     }
 }
 
-/// Maps `bytes` of zeroed private memory, of transparent hugepages if there are, or `None` if the machine
-/// has none.
+/// Maps `bytes` of zeroed private memory, with transparent hugepages if available; `None` if the kernel has
+/// no memory.
 pub(crate) fn map(bytes: usize, flags: MapFlags) -> Option<NonNull<u8>> {
-    let start = map_as_is(bytes, flags)?;
+    let start = map_anonymous(bytes, flags)?;
     if bytes >= CHUNK_BYTES {
         advise_huge(start, bytes);
     }
     Some(start)
 }
 
-fn map_as_is(bytes: usize, flags: MapFlags) -> Option<NonNull<u8>> {
+fn map_anonymous(bytes: usize, flags: MapFlags) -> Option<NonNull<u8>> {
     let flags = if cfg!(miri) { MapFlags::PRIVATE } else { flags };
-    // SAFETY: a new anonymous mapping at an address of the kernel's choice aliases nothing.
+    // SAFETY: a new anonymous mapping at an address that the kernel chooses aliases nothing.
     let start = unsafe {
         rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
     };
     NonNull::new(start.ok()?.cast::<u8>())
 }
 
-/// Asks for transparent hugepages, of a mapping that was just made.
+/// Requests transparent hugepages for a new mapping.
 fn advise_huge(start: NonNull<u8>, bytes: usize) {
-    // Miri knows no advice.
+    // Miri does not implement madvise.
     if !cfg!(miri) {
         // SAFETY: the advice changes no contents, whatever is mapped there.
         let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
     }
 }
 
-/// Maps the first [`CHUNK_BYTES`] of a file of ours.
+/// Maps the first [`CHUNK_BYTES`] of our own memfd.
 fn map_file(file: &OwnedFd, flags: MapFlags) -> Option<NonNull<u8>> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping at an address of the kernel's choice aliases no Rust object.
+    // SAFETY: a new mapping at an address that the kernel chooses aliases no Rust object.
     let start = unsafe {
         rustix::mm::mmap(std::ptr::null_mut(), CHUNK_BYTES, protection, MapFlags::SHARED | flags, file, 0)
     };

@@ -1,15 +1,16 @@
-//! Memory that devices and sockets read and write.
+//! Memory for DMA and socket I/O: buffer pools, request data, shared regions and queue rings.
 //!
-//! An [`Arena`] takes chunks from the machine, from hugepages when there are any and from ordinary
-//! pages when not, up to a limit. Each core carves [`Buffer`]s out of chunks through its own
-//! [`Pool`]; a buffer goes back to its pool when it is dropped. [`SharedRegion`] is memory that
-//! several cores, a device or another process write at once; a core hands out parts of it as buffers
-//! through a [`Loan`]. [`DeviceBuffer`] is a buffer that a device writes while we look, and
-//! [`Entries`] makes a queue of it.
+//! An [`Arena`] allocates 2 MiB chunks up to a limit, from hugepages if available and from ordinary
+//! pages otherwise. Each core divides chunks into [`Buffer`]s through its own [`Pool`]; a dropped
+//! buffer returns to its pool. A request carries [`Data`], which is one buffer or several in order, split, joined
+//! and shared without copying; a [`Parcel`] takes data to another core, and returns it when it is dropped there.
+//! [`SharedRegion`] is memory that several cores, a device or another process access concurrently; an
+//! [`ExternalMemory`] makes buffers of parts of it without a copy. [`DeviceBuffer`] is a buffer that a device
+//! accesses concurrently, and [`EntryRing`] is a queue in such a buffer.
 //!
 //! ```
-//! let arena = memory::Arena::new(memory::Config { limit_bytes: 4 << 20, ..Default::default() });
-//! let pool = memory::Pool::new(&arena);
+//! let arena = dma::Arena::new(dma::ArenaConfig { limit_bytes: 4 << 20, ..Default::default() });
+//! let pool = dma::Pool::new(&arena);
 //! let mut buffer = pool.take(4096).expect("below the limit");
 //! buffer.as_mut_slice().fill(7);
 //! assert_eq!(buffer.as_slice()[4095], 7);
@@ -18,12 +19,20 @@
 
 mod arena;
 mod buffer;
-mod entries;
-mod guard;
+mod data;
+mod entry_ring;
+mod external;
+mod parcel;
+mod pool;
 mod region;
+mod sigbus;
 
-pub use arena::{Arena, Backing, CHUNK_BYTES, ChunkMemory, Config};
-pub use buffer::{BUFFER_BYTES_MAX, BUFFER_BYTES_MIN, Buffer, DeviceBuffer, Loan, Pool};
-pub use entries::{Cursor, Entries};
-pub use guard::foreign_faults;
-pub use region::{Cells, RegionError, SharedRegion};
+pub use arena::{Arena, ArenaConfig, Backing, CHUNK_BYTES, ChunkMemory};
+pub use buffer::{Buffer, DeviceBuffer};
+pub use data::{Data, Slices};
+pub use entry_ring::{EntryRing, EntryRingView};
+pub use external::ExternalMemory;
+pub use parcel::Parcel;
+pub use pool::{BUFFER_BYTES_MAX, BUFFER_BYTES_MIN, Pool};
+pub use region::{RegionError, SharedRegion, VolatileBytes};
+pub use sigbus::sigbus_fault_count;

@@ -1,107 +1,195 @@
-//! Stream sockets for a polled core.
+//! Non-blocking stream sockets for a polled core.
 //!
-//! [`Network`] is what protocols see: readiness in batches, then vectored reads and writes that
-//! never block. [`Sockets`] is the kernel's TCP behind it, told of readiness by the core's ring
-//! (io_uring, or epoll where that is not allowed). [`Simulation`] is a pair of networks in memory
-//! that cuts, delays and breaks streams as its seed says, for tests.
+//! [`Network`] is the interface for protocols: batches of readiness events, then vectored reads and
+//! writes that never block. [`Sockets`] implements it with kernel TCP and UNIX sockets and gets readiness from
+//! the core's event loop (io_uring, or epoll where io_uring is not allowed). [`SimulatedNetwork`] is a
+//! pair of in-memory networks for tests that shortens, delays and breaks streams, reproducibly by seed.
 //!
-//! Reading goes straight to where the bytes belong: the caller names the rest of a payload's buffer
-//! first and a scratch area after it, and one call fills both. Idle connections hold no buffers.
+//! A protocol reads and writes a [`ByteStream`], the place of TLS; [`PlainStream`] is a connection as it is. What not
+//! every network can do has a trait of its own: [`DescriptorNetwork`] passes file descriptors, and with
+//! [`OwnedTransfers`] the network owns memory until the kernel no longer uses it (zero-copy sends, receives into
+//! buffers that the kernel selects).
+//!
+//! Reads are zero-copy into the payload: the caller passes the rest of the payload's buffer first and a
+//! scratch area after it, and one call fills both. Idle connections use no buffers.
 //!
 //! ```
-//! use net::{Network, Sockets};
-//! let events = sys::Events::new(&sys::Config::default())?;
-//! let mut sockets = Sockets::new(&events);
-//! let listener = sockets.listen("127.0.0.1:0".parse().expect("an address"))?;
-//! println!("listening on {}", sockets.local_address(listener).expect("it was just made"));
+//! use sockets::{Network, Sockets};
+//! let event_loop = os::EventLoop::new(&os::EventLoopConfig::default())?;
+//! let mut sockets = Sockets::new(&event_loop);
+//! let listener = sockets.listen(&"127.0.0.1:0".parse().expect("an address"))?;
+//! println!("listening on {}", sockets.local_address(listener).expect("the listener exists"));
 //! # Ok::<(), std::io::Error>(())
 //! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod address;
+mod byte_stream;
+mod descriptors;
 mod simulation;
 mod sockets;
+mod stream;
+mod transfers;
+mod unix_listener;
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 
-pub use simulation::{Faults, Simulation};
-pub use sockets::{Sockets, connect};
+pub use address::StreamAddress;
+pub use byte_stream::{ByteStream, FlushStatus, PlainStream};
+pub use descriptors::{
+    DESCRIPTORS_PER_MESSAGE_MAX, MessageQueue, ReceivedDescriptors, RejectedMessage, Wait,
+    receive_with_descriptors, send_with_descriptors,
+};
+pub use os::{PeerCredentials, RejectedSend, SendPart, SocketCapabilities};
+pub use simulation::{NetworkFaults, SimulatedNetwork, SimulatedStream};
+pub use sockets::{CONNECTIONS_MAX, Sockets};
+pub use stream::{SocketStream, connect};
+pub use transfers::{OwnedTransferConfig, OwnedTransfers, ReceiveEnd, TransferEvent};
+pub use unix_listener::UnixListenSocket;
 
 use slots::Slot;
 
-/// A connection.
+/// Identifies a connection of a [`Network`]; stale once the connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnectionId(pub Slot);
 
-/// A listening socket.
+/// Identifies a listening socket of a [`Network`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenerId(pub Slot);
 
-/// What happened on a network.
+/// An event of [`Network::poll`]; `S` is [`Network::Stream`].
 #[derive(Debug)]
-pub enum Event<S> {
-    /// A peer connected. The stream belongs to no network yet; [`Network::add`] it to one.
+pub enum NetworkEvent<S> {
+    /// A connection was accepted. It belongs to no network until [`Network::add`].
     Incoming {
-        /// Where it came in.
+        /// The listener that accepted it.
         listener: ListenerId,
-        /// The connection.
+        /// The accepted connection.
         stream: S,
-        /// Who it is.
-        peer: SocketAddr,
+        /// The peer's address.
+        peer: StreamAddress,
     },
-    /// A connection can be read or written again, or has ended, which reading tells.
+    /// A connection was not accepted. It was aborted before (`ECONNABORTED` or an error of the network), or resources
+    /// are short (`EMFILE`, `ENFILE`, `ENOBUFS`, `ENOMEM`): it then stays in the accept queue, and accept is
+    /// retried ten times a second, each time with this event, until it succeeds.
+    AcceptFailed {
+        /// The listener.
+        listener: ListenerId,
+        /// The error of accept.
+        error: io::Error,
+    },
+    /// A connection is readable or writable again, or was closed, which the next read reports.
     Ready(ConnectionId),
 }
 
-/// How a read or a write went.
+/// The result of a read or a write.
 #[derive(Debug)]
-pub enum Transfer {
-    /// So many bytes, at least one.
+pub enum TransferResult {
+    /// The number of bytes transferred, at least one.
     Bytes(usize),
-    /// None now; [`Event::Ready`] follows.
+    /// Nothing can be transferred now; [`NetworkEvent::Ready`] follows.
     Blocked,
-    /// The peer has closed its end; only reads say this.
+    /// The peer closed its end of the stream; returned only by reads.
     Closed,
-    /// The connection is broken.
+    /// The connection failed.
     Failed(io::ErrorKind),
 }
 
-/// One core's stream connections. Nothing here blocks.
+impl TransferResult {
+    /// The result of a call that reads or writes, which is repeated while a signal interrupts it. The end of a stream
+    /// is `Bytes(0)`.
+    #[inline]
+    pub fn of(mut call: impl FnMut() -> io::Result<usize>) -> TransferResult {
+        loop {
+            return match call() {
+                Ok(count) => TransferResult::Bytes(count),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::Interrupted => continue,
+                    io::ErrorKind::WouldBlock => TransferResult::Blocked,
+                    kind => TransferResult::Failed(kind),
+                },
+            };
+        }
+    }
+}
+
+/// The listeners and stream connections of one core. No method blocks.
+///
+/// The caller repeats [`poll`](Self::poll) and serves the connections that it reports. A `Network` owns its
+/// connections; [`close`](Self::close) releases one.
 pub trait Network {
-    /// A connection that belongs to no network, to be handed between cores.
+    /// A connection that belongs to no network, for transfer between cores.
     type Stream: Send;
 
-    /// Starts listening. Port 0 takes any free one; see [`local_address`](Self::local_address).
-    fn listen(&mut self, address: SocketAddr) -> io::Result<ListenerId>;
+    /// Starts listening. Port 0 selects a free port; see [`local_address`](Self::local_address). The file of a UNIX
+    /// socket has mode 0600 and is removed when the listener is closed.
+    fn listen(&mut self, address: &StreamAddress) -> io::Result<ListenerId>;
 
-    /// Stops listening; connections stay.
-    fn unlisten(&mut self, listener: ListenerId);
+    /// Closes a listener; accepted connections stay open.
+    fn close_listener(&mut self, listener: ListenerId);
 
-    /// The address that a listener has.
-    fn local_address(&self, listener: ListenerId) -> Option<SocketAddr>;
+    /// The address that a listener is bound to.
+    fn local_address(&self, listener: ListenerId) -> Option<StreamAddress>;
 
-    /// The near address of a connection that belongs to no network, where it is known.
-    fn local_address_of(stream: &Self::Stream) -> Option<SocketAddr>;
+    /// The local address of a connection that belongs to no network, if known.
+    fn local_address_of(stream: &Self::Stream) -> Option<StreamAddress>;
 
-    /// Takes a connection over. It is reported ready at the next poll.
+    /// Adds a connection to this network. The next poll reports it ready.
     fn add(&mut self, stream: Self::Stream) -> io::Result<ConnectionId>;
 
-    /// Appends what happened since the last call; returns how much that was.
-    fn poll(&mut self, events: &mut Vec<Event<Self::Stream>>) -> usize;
+    /// Appends the events since the last call; returns their number, which need not include
+    /// busy-polled connections.
+    fn poll(&mut self, events: &mut Vec<NetworkEvent<Self::Stream>>) -> usize;
 
-    /// Reads into `parts`, in order. Call it again until it says [`Transfer::Blocked`] or fewer
-    /// bytes than asked for; after either, an [`Event::Ready`] announces more.
-    fn receive(&mut self, connection: ConnectionId, parts: &mut [IoSliceMut<'_>]) -> Transfer;
+    /// Reads into `parts`, in order. Repeat until it returns [`TransferResult::Blocked`] or fewer bytes than
+    /// requested; after that, a [`NetworkEvent::Ready`] reports more data.
+    fn receive(&mut self, connection: ConnectionId, parts: &mut [IoSliceMut<'_>]) -> TransferResult;
 
     /// Writes from `parts`, in order.
-    fn send(&mut self, connection: ConnectionId, parts: &[IoSlice<'_>]) -> Transfer;
+    fn send(&mut self, connection: ConnectionId, parts: &[IoSlice<'_>]) -> TransferResult;
 
-    /// Closes a connection; what was sent still leaves.
+    /// The byte stream of a connection.
+    #[inline]
+    fn stream(&mut self, connection: ConnectionId) -> PlainStream<'_, Self>
+    where
+        Self: Sized,
+    {
+        PlainStream { network: self, connection }
+    }
+
+    /// Closes a connection; data that was sent is still delivered.
     fn close(&mut self, connection: ConnectionId);
 
-    /// Whether [`poll`](Self::poll) has something to report that no event of the core announces.
+    /// Whether [`poll`](Self::poll) has events that the core's event loop will not report.
     fn is_pending(&self) -> bool;
+}
+
+/// A [`Network`] whose connections can carry file descriptors with their bytes: UNIX sockets, and their simulation.
+///
+/// Descriptors arrive with the byte that they were sent with, and a read never includes bytes behind the next one that
+/// has some. [`Network::receive`] closes those that come with its bytes.
+pub trait DescriptorNetwork: Network {
+    /// As [`receive`](Network::receive), and adds the descriptors that come with the bytes to `descriptors`. It
+    /// returns `Failed(QuotaExceeded)` if they exceed its limit, or if this process may open no more; all descriptors
+    /// of the read are closed then, and the connection should be.
+    fn receive_with_descriptors(
+        &mut self,
+        connection: ConnectionId,
+        parts: &mut [IoSliceMut<'_>],
+        descriptors: &mut ReceivedDescriptors,
+    ) -> TransferResult;
+
+    /// As [`send`](Network::send), and passes duplicates of `descriptors`, at most
+    /// [`DESCRIPTORS_PER_MESSAGE_MAX`], with the first byte: with [`TransferResult::Bytes`] all of them, otherwise
+    /// none. [`MessageQueue`] keeps track of this. It returns `Failed(Unsupported)` for descriptors on a TCP connection.
+    fn send_with_descriptors(
+        &mut self,
+        connection: ConnectionId,
+        parts: &[IoSlice<'_>],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> TransferResult;
 }
 
 #[cfg(test)]

@@ -1,38 +1,41 @@
-//! Streams in memory, cut and broken as a seed says.
+//! In-memory streams with injected faults, reproducible by seed.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slots::{Slab, Slot};
 
-use crate::{ConnectionId, Event, ListenerId, Network, Transfer};
+use crate::{
+    ConnectionId, DescriptorNetwork, ListenerId, Network, NetworkEvent, ReceivedDescriptors, StreamAddress,
+    TransferResult,
+};
 
-/// What goes wrong on simulated streams, each in thousandths of the calls.
+/// Faults of simulated streams, each as a rate in calls per mille.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Faults {
-    /// A read or write moves only some of the bytes that it could.
+pub struct NetworkFaults {
+    /// A read or write transfers only a part of the bytes that it could.
     pub cut_per_mille: u32,
-    /// A read or write that could move bytes says that it would block.
+    /// A read or write that could transfer bytes returns [`TransferResult::Blocked`].
     pub stall_per_mille: u32,
-    /// A connection breaks.
+    /// A connection is reset.
     pub break_per_mille: u32,
 }
 
-/// One side's network. Two that were made together reach each other's listeners.
-pub struct Simulation {
-    shared: Rc<RefCell<Vec<Pending>>>,
-    listeners: Slab<SocketAddr>,
-    connections: Slab<Stream>,
-    dice: u64,
-    faults: Faults,
+/// One side of a simulated network; a [`pair`](Self::pair) can connect to each other's listeners.
+pub struct SimulatedNetwork {
+    pending: Rc<RefCell<Vec<PendingConnection>>>,
+    listeners: Slab<StreamAddress>,
+    connections: Slab<SimulatedStream>,
+    rng_state: u64,
+    faults: NetworkFaults,
 }
 
-/// An end of a simulated connection.
-pub struct Stream {
+/// One end of a simulated connection.
+pub struct SimulatedStream {
     incoming: Arc<Mutex<Pipe>>,
     outgoing: Arc<Mutex<Pipe>>,
 }
@@ -40,124 +43,95 @@ pub struct Stream {
 #[derive(Default)]
 struct Pipe {
     bytes: VecDeque<u8>,
+    /// Descriptors by the position in the stream of the byte that carries them.
+    attached: VecDeque<(u64, Vec<OwnedFd>)>,
+    /// Position in the stream of the first byte of `bytes`.
+    position: u64,
     closed: bool,
     broken: bool,
 }
 
-struct Pending {
-    to: SocketAddr,
-    stream: Stream,
+struct PendingConnection {
+    to: StreamAddress,
+    stream: SimulatedStream,
 }
 
-/// Bytes that a pipe holds before its writer blocks.
+/// Capacity of a pipe in bytes; a writer blocks when it is full.
 const PIPE_BYTES_MAX: usize = 256 << 10;
 
-impl Simulation {
-    /// Two networks that reach each other. The same seed gives the same faults.
-    pub fn pair(seed: u64, faults: Faults) -> (Simulation, Simulation) {
-        let shared = Rc::new(RefCell::new(Vec::new()));
-        let make = |dice| Simulation {
-            shared: shared.clone(),
+impl SimulatedNetwork {
+    /// Creates two connected networks. The same seed gives the same faults.
+    pub fn pair(seed: u64, faults: NetworkFaults) -> (SimulatedNetwork, SimulatedNetwork) {
+        let pending = Rc::new(RefCell::new(Vec::new()));
+        let make = |rng_state| SimulatedNetwork {
+            pending: pending.clone(),
             listeners: Slab::with_capacity(16),
             connections: Slab::with_capacity(256),
-            dice,
+            rng_state,
             faults,
         };
         (make(seed | 1), make(seed.rotate_left(32) | 1))
     }
 
     /// Connects to a listener of either network.
-    pub fn connect(&mut self, to: SocketAddr) -> Stream {
+    pub fn connect(&mut self, to: impl Into<StreamAddress>) -> SimulatedStream {
         let (one, other) = (Arc::new(Mutex::new(Pipe::default())), Arc::new(Mutex::new(Pipe::default())));
-        let far = Stream { incoming: one.clone(), outgoing: other.clone() };
-        self.shared.borrow_mut().push(Pending { to, stream: far });
-        Stream { incoming: other, outgoing: one }
+        let far = SimulatedStream { incoming: one.clone(), outgoing: other.clone() };
+        self.pending.borrow_mut().push(PendingConnection { to: to.into(), stream: far });
+        SimulatedStream { incoming: other, outgoing: one }
     }
 
-    /// A number below `bound`, from the seed (xorshift64*).
-    fn roll(&mut self, bound: u64) -> u64 {
-        self.dice ^= self.dice >> 12;
-        self.dice ^= self.dice << 25;
-        self.dice ^= self.dice >> 27;
-        (self.dice.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound.max(1)
+    /// A pseudo-random number below `bound` (xorshift64*).
+    fn random(&mut self, bound: u64) -> u64 {
+        self.rng_state ^= self.rng_state >> 12;
+        self.rng_state ^= self.rng_state << 25;
+        self.rng_state ^= self.rng_state >> 27;
+        (self.rng_state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound.max(1)
     }
 
     fn happens(&mut self, per_mille: u32) -> bool {
-        per_mille > 0 && self.roll(1000) < u64::from(per_mille)
+        per_mille > 0 && self.random(1000) < u64::from(per_mille)
     }
 
-    /// How much of `room` a call moves, `None` for a stall.
-    fn portion(&mut self, room: usize) -> Option<usize> {
+    /// How many of `room` bytes a call transfers; `None` for a stall.
+    fn transfer_size(&mut self, room: usize) -> Option<usize> {
         if room == 0 || self.happens(self.faults.stall_per_mille) {
             return None;
         }
         let cut = self.happens(self.faults.cut_per_mille);
-        Some(if cut { 1 + self.roll(room as u64) as usize } else { room })
+        Some(if cut { 1 + self.random(room as u64) as usize } else { room })
     }
 }
 
-fn lock(pipe: &Mutex<Pipe>) -> MutexGuard<'_, Pipe> {
-    pipe.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Network for Simulation {
-    type Stream = Stream;
-
-    fn listen(&mut self, address: SocketAddr) -> io::Result<ListenerId> {
-        self.listeners.insert(address).map(ListenerId).map_err(|_| io::ErrorKind::QuotaExceeded.into())
-    }
-
-    fn unlisten(&mut self, listener: ListenerId) {
-        self.listeners.remove(listener.0);
-    }
-
-    fn local_address(&self, listener: ListenerId) -> Option<SocketAddr> {
-        self.listeners.get(listener.0).copied()
-    }
-
-    fn local_address_of(_stream: &Stream) -> Option<SocketAddr> {
-        None
-    }
-
-    fn add(&mut self, stream: Stream) -> io::Result<ConnectionId> {
-        self.connections.insert(stream).map(ConnectionId).map_err(|_| io::ErrorKind::QuotaExceeded.into())
-    }
-
-    /// Reports every connection each time: readiness is never an edge that a test could miss.
-    fn poll(&mut self, events: &mut Vec<Event<Stream>>) -> usize {
-        let before = events.len();
-        let listeners: Vec<(Slot, SocketAddr)> =
-            self.listeners.iter().map(|(slot, address)| (slot, *address)).collect();
-        let mut pending = self.shared.borrow_mut();
-        for (slot, address) in listeners {
-            while let Some(position) = pending.iter().position(|pending| pending.to == address) {
-                let stream = pending.remove(position).stream;
-                events.push(Event::Incoming { listener: ListenerId(slot), stream, peer: address });
-            }
-        }
-        events.extend(self.connections.iter().map(|(slot, _)| Event::Ready(ConnectionId(slot))));
-        events.len() - before
-    }
-
-    fn receive(&mut self, connection: ConnectionId, parts: &mut [IoSliceMut<'_>]) -> Transfer {
+impl SimulatedNetwork {
+    /// Reads bytes, and the descriptors that come with them.
+    fn transfer_in(
+        &mut self,
+        connection: ConnectionId,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> (TransferResult, Vec<OwnedFd>) {
+        let without = |result| (result, Vec::new());
         let Some(stream) = self.connections.get(connection.0) else {
-            return Transfer::Failed(io::ErrorKind::NotConnected);
+            return without(TransferResult::Failed(io::ErrorKind::NotConnected));
         };
         let incoming = stream.incoming.clone();
         let mut pipe = lock(&incoming);
         if pipe.broken {
-            return Transfer::Failed(io::ErrorKind::ConnectionReset);
+            return without(TransferResult::Failed(io::ErrorKind::ConnectionReset));
         }
         if pipe.bytes.is_empty() {
-            return if pipe.closed { Transfer::Closed } else { Transfer::Blocked };
+            return without(if pipe.closed { TransferResult::Closed } else { TransferResult::Blocked });
         }
         if self.happens(self.faults.break_per_mille) {
             pipe.broken = true;
-            return Transfer::Failed(io::ErrorKind::ConnectionReset);
+            return without(TransferResult::Failed(io::ErrorKind::ConnectionReset));
         }
         let room: usize = parts.iter().map(|part| part.len()).sum();
-        let Some(mut left) = self.portion(room.min(pipe.bytes.len())) else { return Transfer::Blocked };
-        let moved = left;
+        let Some(cut) = self.transfer_size(room.min(pipe.bytes.len())) else {
+            return without(TransferResult::Blocked);
+        };
+        let (moved, descriptors) = pipe.take_descriptors(cut);
+        let mut left = moved;
         for part in parts {
             let count = left.min(part.len());
             for (to, from) in part.iter_mut().zip(pipe.bytes.drain(..count)) {
@@ -165,28 +139,116 @@ impl Network for Simulation {
             }
             left -= count;
         }
-        Transfer::Bytes(moved)
+        pipe.position += moved as u64;
+        (TransferResult::Bytes(moved), descriptors)
     }
 
-    fn send(&mut self, connection: ConnectionId, parts: &[IoSlice<'_>]) -> Transfer {
+    fn transfer_out(
+        &mut self,
+        connection: ConnectionId,
+        parts: &[IoSlice<'_>],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> TransferResult {
         let Some(stream) = self.connections.get(connection.0) else {
-            return Transfer::Failed(io::ErrorKind::NotConnected);
+            return TransferResult::Failed(io::ErrorKind::NotConnected);
         };
         let outgoing = stream.outgoing.clone();
         let mut pipe = lock(&outgoing);
         if pipe.broken || pipe.closed {
-            return Transfer::Failed(io::ErrorKind::BrokenPipe);
+            return TransferResult::Failed(io::ErrorKind::BrokenPipe);
         }
         let offered: usize = parts.iter().map(|part| part.len()).sum();
         let room = PIPE_BYTES_MAX.saturating_sub(pipe.bytes.len());
-        let Some(mut left) = self.portion(offered.min(room)) else { return Transfer::Blocked };
-        let moved = left;
+        let Some(moved) = self.transfer_size(offered.min(room)) else { return TransferResult::Blocked };
+        if !descriptors.is_empty() {
+            let duplicates: io::Result<Vec<OwnedFd>> =
+                descriptors.iter().map(|descriptor| descriptor.try_clone_to_owned()).collect();
+            match duplicates {
+                Ok(duplicates) => {
+                    let position = pipe.position + pipe.bytes.len() as u64;
+                    pipe.attached.push_back((position, duplicates));
+                }
+                Err(error) => return TransferResult::Failed(error.kind()),
+            }
+        }
+        let mut left = moved;
         for part in parts {
             let count = left.min(part.len());
             pipe.bytes.extend(&part[..count]);
             left -= count;
         }
-        Transfer::Bytes(moved)
+        TransferResult::Bytes(moved)
+    }
+}
+
+impl Pipe {
+    /// The descriptors of the next `count` bytes, and the number of bytes that are read with them: as in the kernel,
+    /// a read ends before the next byte with descriptors.
+    fn take_descriptors(&mut self, count: usize) -> (usize, Vec<OwnedFd>) {
+        let end = self.position + count as u64;
+        let is_before = |attached: &(u64, Vec<OwnedFd>)| attached.0 < end;
+        let first = self.attached.pop_front_if(|attached| is_before(attached));
+        let descriptors = first.map(|(_, descriptors)| descriptors);
+        let limit = self.attached.front().filter(|next| descriptors.is_some() && is_before(next));
+        let count = limit.map_or(count, |(at, _)| (at - self.position) as usize);
+        (count, descriptors.unwrap_or_default())
+    }
+}
+
+fn lock(pipe: &Mutex<Pipe>) -> MutexGuard<'_, Pipe> {
+    pipe.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Network for SimulatedNetwork {
+    type Stream = SimulatedStream;
+
+    fn listen(&mut self, address: &StreamAddress) -> io::Result<ListenerId> {
+        self.listeners
+            .insert(address.clone())
+            .map(ListenerId)
+            .map_err(|_| io::ErrorKind::QuotaExceeded.into())
+    }
+
+    fn close_listener(&mut self, listener: ListenerId) {
+        self.listeners.remove(listener.0);
+    }
+
+    fn local_address(&self, listener: ListenerId) -> Option<StreamAddress> {
+        self.listeners.get(listener.0).cloned()
+    }
+
+    fn local_address_of(_stream: &SimulatedStream) -> Option<StreamAddress> {
+        None
+    }
+
+    fn add(&mut self, stream: SimulatedStream) -> io::Result<ConnectionId> {
+        self.connections.insert(stream).map(ConnectionId).map_err(|_| io::ErrorKind::QuotaExceeded.into())
+    }
+
+    /// Reports every connection on each call, so that readiness is level-triggered.
+    fn poll(&mut self, events: &mut Vec<NetworkEvent<SimulatedStream>>) -> usize {
+        let before = events.len();
+        let listeners: Vec<(Slot, StreamAddress)> =
+            self.listeners.iter().map(|(slot, address)| (slot, address.clone())).collect();
+        let mut pending = self.pending.borrow_mut();
+        for (slot, address) in listeners {
+            while let Some(position) = pending.iter().position(|pending| pending.to == address) {
+                let stream = pending.remove(position).stream;
+                let peer = address.clone();
+                events.push(NetworkEvent::Incoming { listener: ListenerId(slot), stream, peer });
+            }
+        }
+        events.extend(self.connections.iter().map(|(slot, _)| NetworkEvent::Ready(ConnectionId(slot))));
+        events.len() - before
+    }
+
+    fn receive(&mut self, connection: ConnectionId, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
+        // The descriptors that come with the bytes are closed.
+        self.transfer_in(connection, parts).0
+    }
+
+    fn send(&mut self, connection: ConnectionId, parts: &[IoSlice<'_>]) -> TransferResult {
+        self.transfer_out(connection, parts, &[])
     }
 
     fn close(&mut self, connection: ConnectionId) {
@@ -198,10 +260,37 @@ impl Network for Simulation {
     }
 }
 
-impl Drop for Stream {
+impl DescriptorNetwork for SimulatedNetwork {
+    fn receive_with_descriptors(
+        &mut self,
+        connection: ConnectionId,
+        parts: &mut [IoSliceMut<'_>],
+        descriptors: &mut ReceivedDescriptors,
+    ) -> TransferResult {
+        let (result, arrived) = self.transfer_in(connection, parts);
+        match descriptors.extend(arrived) {
+            Ok(()) => result,
+            Err(error) => TransferResult::Failed(error.kind()),
+        }
+    }
+
+    fn send_with_descriptors(
+        &mut self,
+        connection: ConnectionId,
+        parts: &[IoSlice<'_>],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> TransferResult {
+        if descriptors.len() > crate::DESCRIPTORS_PER_MESSAGE_MAX {
+            return TransferResult::Failed(io::ErrorKind::InvalidInput);
+        }
+        self.transfer_out(connection, parts, descriptors)
+    }
+}
+
+impl Drop for SimulatedStream {
     fn drop(&mut self) {
         lock(&self.outgoing).closed = true;
-        // What the peer sends from here on meets nobody.
+        // The peer's later writes fail.
         lock(&self.incoming).broken = true;
     }
 }

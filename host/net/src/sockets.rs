@@ -1,91 +1,99 @@
-//! The kernel's TCP.
+//! Kernel sockets: TCP and UNIX streams.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::rc::Rc;
 
-use rustix::net::{RecvFlags, SendFlags, sockopt};
-use slots::Slab;
-use sys::{Client, Done, Events, Interest, Watch};
+use os::{EventClient, EventCompletion, EventLoop, Interest, WatchId};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
+use slots::{Slab, Slot};
 
-use crate::{ConnectionId, Event, ListenerId, Network, Transfer};
+use self::listeners::{Listeners, RETRY_TAG};
+use self::owned::{ConnectionTransfers, Transfers};
+use crate::descriptors::{self, ReceivedDescriptors, Wait};
+use crate::{
+    ConnectionId, DescriptorNetwork, ListenerId, Network, NetworkEvent, SocketStream, StreamAddress,
+    TransferResult,
+};
 
-/// Most connections on one core.
-const CONNECTIONS_MAX: u32 = 2048;
-/// Most listeners on one core.
-const LISTENERS_MAX: u32 = 64;
-/// Connections accepted from one listener in one poll, so that a flood does not starve the others.
-const ACCEPTS_PER_POLL_MAX: usize = 64;
-/// Connections that may wait to be accepted.
-const BACKLOG: i32 = 512;
-/// Up to so many connections on a core, those on which data keeps coming are hot: they are read every
-/// turn and not watched, which saves two system calls in each round trip.
-const HOT_CONNECTIONS_MAX: usize = 4;
-/// How long after its last data a connection stays hot: five round trips over loopback.
-const HOT_NS: u64 = 50_000;
+mod listeners;
+mod owned;
 
-/// What a watch reports when the peer has closed its end, in `poll(2)`'s bits: RDHUP, HUP and ERR.
-const ENDED: i32 = 0x2000 | 0x10 | 0x8;
+/// Maximum number of connections on one core.
+pub const CONNECTIONS_MAX: u32 = 2048;
+/// If a core has at most this many connections, those that receive data continuously are busy-polled: they are
+/// read on every turn and have no watch, which saves two system calls per round trip.
+const BUSY_POLLED_MAX: usize = 4;
+/// How long after its last data a connection is busy-polled: five round trips over loopback.
+const BUSY_POLL_NS: u64 = 50_000;
 
-/// Set in a watch's tag for listeners; clear for connections.
+/// The `poll(2)` events that mean that the peer closed the stream: POLLRDHUP, POLLHUP and POLLERR.
+const PEER_CLOSED: i32 = 0x2000 | 0x10 | 0x8;
+
+/// Set in the watch tags of listeners, clear in those of connections.
 const LISTENER_BIT: u64 = 1 << 63;
 
-/// Sockets of one core, told of readiness by its ring.
+/// Permission bits of the file of a UNIX socket, unless they are given.
+const UNIX_MODE: u32 = 0o600;
+
+/// The TCP and UNIX sockets of one core, with readiness from its event loop.
+///
+/// Each connection has an edge-triggered watch, except that a few busy connections can be
+/// [busy-polled](Self::with_busy_poll). It owns no buffers: reads and writes use the caller's.
 pub struct Sockets {
-    client: Client,
-    done: Vec<Done>,
-    connections: Slab<Connection>,
-    listeners: Slab<Listener>,
-    /// Connections to report at the next poll whatever the kernel says.
-    fresh: Vec<ConnectionId>,
-    /// Listeners that were left with connections waiting.
-    unfinished: Vec<ListenerId>,
-    /// Whether connections may be hot, and how many are.
-    may_heat: bool,
-    hot_count: usize,
+    client: EventClient,
+    done: Vec<EventCompletion>,
+    connections: Slab<SocketConnection>,
+    listeners: Listeners,
+    /// Connections that the next poll reports regardless of kernel events.
+    ready_next: Vec<ConnectionId>,
+    /// Whether connections may be busy-polled, and how many are.
+    busy_poll_allowed: bool,
+    busy_polled_count: usize,
+    transfers: Option<Box<Transfers>>,
 }
 
-struct Connection {
-    stream: TcpStream,
-    /// What tells of readiness; none while the connection is hot.
-    watch: Option<Watch>,
-    hot: bool,
-    /// Already in the list that the current poll builds.
+struct SocketConnection {
+    /// Shared with the kernel's operations on it.
+    socket: Rc<OwnedFd>,
+    /// Reports readiness; `None` while the connection is busy-polled.
+    watch: Option<WatchId>,
+    busy_polled: bool,
+    /// Already among the events of the current poll.
     reported: bool,
     last_data_ns: u64,
-    /// The peer has closed its end. No further event tells so, and a read that brought less than
-    /// asked for has not seen it: each such read is followed by another report.
-    ended: bool,
-}
-
-struct Listener {
-    socket: TcpListener,
-    watch: Option<Watch>,
+    /// The peer closed its end. The kernel reports this once, and a short read does not see it, so each read is
+    /// followed by another event.
+    peer_closed: bool,
+    is_unix: bool,
+    /// The connection has owned transfers; its socket is in blocking mode.
+    owned: Option<Box<ConnectionTransfers>>,
 }
 
 impl Sockets {
-    /// A network on a core's ring.
-    pub fn new(events: &Events) -> Sockets {
+    /// Creates a network on a core's event loop.
+    pub fn new(events: &EventLoop) -> Sockets {
         Sockets {
             client: events.client(),
             done: Vec::with_capacity(256),
             connections: Slab::with_capacity(CONNECTIONS_MAX),
-            listeners: Slab::with_capacity(LISTENERS_MAX),
-            fresh: Vec::new(),
-            unfinished: Vec::new(),
-            may_heat: false,
-            hot_count: 0,
+            listeners: Listeners::new(),
+            ready_next: Vec::new(),
+            busy_poll_allowed: false,
+            busy_polled_count: 0,
+            transfers: None,
         }
     }
 
-    /// The same for a core that spins while there is work: a few busy connections are then read every
-    /// turn, ready or not.
+    /// Enables busy polling, for a core that polls continuously while there is work: a few busy connections are
+    /// then read on every turn without readiness events.
     #[must_use]
-    pub fn spinning(self, spins: bool) -> Sockets {
-        Sockets { may_heat: spins, ..self }
+    pub fn with_busy_poll(self, spins: bool) -> Sockets {
+        Sockets { busy_poll_allowed: spins, ..self }
     }
 
-    /// Connections held.
+    /// Number of connections.
     pub fn len(&self) -> usize {
         self.connections.len()
     }
@@ -95,241 +103,264 @@ impl Sockets {
         self.connections.is_empty()
     }
 
-    fn accept(&mut self, id: ListenerId, events: &mut Vec<Event<TcpStream>>) {
-        let Some(listener) = self.listeners.get(id.0) else { return };
-        for _ in 0..ACCEPTS_PER_POLL_MAX {
-            match listener.socket.accept() {
-                Ok((stream, peer)) => events.push(Event::Incoming { listener: id, stream, peer }),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // The peer gave up before it was accepted, or descriptors ran out: the others are
-                // looked at with the next connection.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                Err(_) => return,
-            }
-        }
-        self.unfinished.push(id);
+    /// Listens on a UNIX socket whose file has the permission bits `mode`. See [`UnixListenSocket::bind`].
+    ///
+    /// [`UnixListenSocket::bind`]: crate::UnixListenSocket::bind
+    pub fn listen_unix(&mut self, path: &Path, mode: u32) -> io::Result<ListenerId> {
+        self.listeners.listen_unix(&self.client, path, mode)
     }
 
-    /// Reports hot connections, and watches again those on which nothing came for a while.
-    fn read_hot(&mut self, events: &mut Vec<Event<TcpStream>>) {
-        if self.hot_count == 0 {
+    /// Reports busy-polled connections, and watches those again that became idle.
+    fn report_busy_polled(&mut self, events: &mut Vec<NetworkEvent<SocketStream>>) {
+        if self.busy_polled_count == 0 {
             return;
         }
-        let crowded = self.connections.len() > HOT_CONNECTIONS_MAX;
-        let now_ns = sys::clock::now_ns();
-        for (slot, connection) in self.connections.iter_mut().filter(|(_, connection)| connection.hot) {
-            if crowded || now_ns.saturating_sub(connection.last_data_ns) > HOT_NS {
-                // Watching tells at once if something came meanwhile.
-                let watch = self.client.watch(connection.stream.as_fd(), Interest::BOTH, slot.to_bits());
+        let crowded = self.connections.len() > BUSY_POLLED_MAX;
+        let now_ns = os::clock::now_ns();
+        for (slot, connection) in self.connections.iter_mut().filter(|(_, connection)| connection.busy_polled)
+        {
+            if crowded || now_ns.saturating_sub(connection.last_data_ns) > BUSY_POLL_NS {
+                // A new watch reports data that has already arrived.
+                let watch = self.client.watch(connection.socket.as_fd(), Interest::BOTH, slot.to_bits());
                 if let Ok(watch) = watch {
                     connection.watch = Some(watch);
-                    connection.hot = false;
-                    self.hot_count -= 1;
+                    connection.busy_polled = false;
+                    self.busy_polled_count -= 1;
                 }
             }
             if !connection.reported {
                 connection.reported = true;
-                events.push(Event::Ready(ConnectionId(slot)));
+                events.push(NetworkEvent::Ready(ConnectionId(slot)));
             }
         }
     }
 }
 
 impl Network for Sockets {
-    type Stream = TcpStream;
+    type Stream = SocketStream;
 
-    fn listen(&mut self, address: SocketAddr) -> io::Result<ListenerId> {
-        let socket = bind(address)?;
-        let slot = self.listeners.insert(Listener { socket, watch: None }).map_err(|_| quota())?;
-        let tag = LISTENER_BIT | slot.to_bits();
-        let Some(listener) = self.listeners.get_mut(slot) else { return Err(quota()) };
-        match self.client.watch(listener.socket.as_fd(), Interest::READABLE, tag) {
-            Ok(watch) => listener.watch = Some(watch),
-            Err(error) => {
-                self.listeners.remove(slot);
-                return Err(error);
-            }
+    fn listen(&mut self, address: &StreamAddress) -> io::Result<ListenerId> {
+        match address {
+            StreamAddress::Tcp(address) => self.listeners.listen_tcp(&self.client, *address),
+            StreamAddress::Unix(path) => self.listen_unix(path, UNIX_MODE),
         }
-        Ok(ListenerId(slot))
     }
 
-    fn unlisten(&mut self, listener: ListenerId) {
-        if let Some(watch) = self.listeners.get(listener.0).and_then(|listener| listener.watch) {
-            self.client.unwatch(watch);
+    fn close_listener(&mut self, listener: ListenerId) {
+        self.listeners.close(&self.client, listener);
+    }
+
+    fn local_address(&self, listener: ListenerId) -> Option<StreamAddress> {
+        self.listeners.local_address(listener)
+    }
+
+    fn local_address_of(stream: &SocketStream) -> Option<StreamAddress> {
+        stream.local_address()
+    }
+
+    fn add(&mut self, stream: SocketStream) -> io::Result<ConnectionId> {
+        rustix::io::ioctl_fionbio(&stream.socket, true)?;
+        if !stream.is_unix {
+            sockopt::set_tcp_nodelay(&stream.socket, true)?;
         }
-        self.listeners.remove(listener.0);
-    }
-
-    fn local_address(&self, listener: ListenerId) -> Option<SocketAddr> {
-        self.listeners.get(listener.0)?.socket.local_addr().ok()
-    }
-
-    fn local_address_of(stream: &TcpStream) -> Option<SocketAddr> {
-        stream.local_addr().ok()
-    }
-
-    fn add(&mut self, stream: TcpStream) -> io::Result<ConnectionId> {
-        stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
-        let entry =
-            Connection { stream, watch: None, hot: false, reported: false, last_data_ns: 0, ended: false };
-        let slot = self.connections.insert(entry).map_err(|_| quota())?;
-        let Some(connection) = self.connections.get_mut(slot) else { return Err(quota()) };
-        match self.client.watch(connection.stream.as_fd(), Interest::BOTH, slot.to_bits()) {
+        let entry = SocketConnection {
+            socket: Rc::new(stream.socket),
+            watch: None,
+            busy_polled: false,
+            reported: false,
+            last_data_ns: 0,
+            peer_closed: false,
+            is_unix: stream.is_unix,
+            owned: None,
+        };
+        let slot = self.connections.insert(entry).map_err(|_| quota_exceeded())?;
+        let Some(connection) = self.connections.get_mut(slot) else { return Err(quota_exceeded()) };
+        match self.client.watch(connection.socket.as_fd(), Interest::BOTH, slot.to_bits()) {
             Ok(watch) => connection.watch = Some(watch),
             Err(error) => {
                 self.connections.remove(slot);
                 return Err(error);
             }
         }
-        self.fresh.push(ConnectionId(slot));
+        self.ready_next.push(ConnectionId(slot));
         Ok(ConnectionId(slot))
     }
 
-    fn poll(&mut self, events: &mut Vec<Event<TcpStream>>) -> usize {
+    fn poll(&mut self, events: &mut Vec<NetworkEvent<SocketStream>>) -> usize {
         let before = events.len();
-        for id in std::mem::take(&mut self.unfinished) {
-            self.accept(id, events);
-        }
-        for id in self.fresh.drain(..) {
+        self.listeners.accept_unfinished(events);
+        for id in self.ready_next.drain(..) {
             if let Some(connection) = self.connections.get_mut(id.0)
                 && !connection.reported
             {
                 connection.reported = true;
-                events.push(Event::Ready(id));
+                events.push(NetworkEvent::Ready(id));
             }
         }
         let mut done = std::mem::take(&mut self.done);
         self.client.reap(&mut done);
         for done in done.drain(..) {
-            let slot = slots::Slot::from_bits(done.tag & !LISTENER_BIT);
-            if done.tag & LISTENER_BIT != 0 {
-                self.accept(ListenerId(slot), events);
+            let slot = Slot::from_bits(done.tag & !LISTENER_BIT);
+            if done.tag == RETRY_TAG {
+                self.listeners.retry(events);
+            } else if done.tag & LISTENER_BIT != 0 {
+                self.listeners.accept(ListenerId(slot), events);
             } else if let Some(connection) = self.connections.get_mut(slot) {
-                connection.ended |= done.result & ENDED != 0;
+                connection.peer_closed |= done.result & PEER_CLOSED != 0;
                 if !connection.reported {
                     connection.reported = true;
-                    events.push(Event::Ready(ConnectionId(slot)));
+                    events.push(NetworkEvent::Ready(ConnectionId(slot)));
                 }
             }
         }
         self.done = done;
         let announced = events.len() - before;
-        self.read_hot(events);
+        self.report_busy_polled(events);
         for event in &events[before..] {
-            if let Event::Ready(id) = event
+            if let NetworkEvent::Ready(id) = event
                 && let Some(connection) = self.connections.get_mut(id.0)
             {
                 connection.reported = false;
             }
         }
-        announced
+        if self.transfers.is_some() { announced + self.serve_transfers(events, before) } else { announced }
     }
 
     #[inline]
-    fn receive(&mut self, id: ConnectionId, parts: &mut [IoSliceMut<'_>]) -> Transfer {
-        let population = self.connections.len();
+    fn receive(&mut self, id: ConnectionId, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
+        let connection_count = self.connections.len();
         let Some(connection) = self.connections.get_mut(id.0) else {
-            return Transfer::Failed(io::ErrorKind::NotConnected);
+            return TransferResult::Failed(io::ErrorKind::NotConnected);
         };
         loop {
-            // One part is a plain recv, which is a little cheaper than a vectored read.
+            // A plain recv is slightly cheaper than a vectored read.
             let result = match &mut *parts {
                 [part] => {
-                    rustix::net::recv(&connection.stream, &mut **part, RecvFlags::DONTWAIT).map(|(_, n)| n)
+                    rustix::net::recv(&*connection.socket, &mut **part, RecvFlags::DONTWAIT).map(|(_, n)| n)
                 }
-                parts => rustix::io::readv(&connection.stream, parts),
+                parts if connection.owned.is_none() => rustix::io::readv(&*connection.socket, parts),
+                // In blocking mode.
+                parts => rustix::net::recvmsg(
+                    &*connection.socket,
+                    parts,
+                    &mut Default::default(),
+                    RecvFlags::DONTWAIT,
+                )
+                .map(|received| received.bytes),
             };
             return match result {
-                Ok(0) => Transfer::Closed,
+                Ok(0) => TransferResult::Closed,
                 Ok(count) => {
-                    if self.may_heat {
-                        let now_ns = sys::clock::now_ns();
-                        let steady = now_ns.saturating_sub(connection.last_data_ns) < HOT_NS;
+                    if self.busy_poll_allowed {
+                        let now_ns = os::clock::now_ns();
+                        let steady = now_ns.saturating_sub(connection.last_data_ns) < BUSY_POLL_NS;
                         connection.last_data_ns = now_ns;
                         if steady
-                            && !connection.ended
-                            && population <= HOT_CONNECTIONS_MAX
+                            && !connection.peer_closed
+                            && connection_count <= BUSY_POLLED_MAX
                             && let Some(watch) = connection.watch.take()
                         {
                             self.client.unwatch(watch);
-                            connection.hot = true;
-                            self.hot_count += 1;
+                            connection.busy_polled = true;
+                            self.busy_polled_count += 1;
                         }
                     }
-                    if connection.ended {
-                        self.fresh.push(id);
+                    if connection.peer_closed {
+                        self.ready_next.push(id);
                     }
-                    Transfer::Bytes(count)
+                    TransferResult::Bytes(count)
                 }
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(rustix::io::Errno::WOULDBLOCK) => Transfer::Blocked,
-                Err(error) => Transfer::Failed(io::Error::from(error).kind()),
+                Err(rustix::io::Errno::WOULDBLOCK) => TransferResult::Blocked,
+                Err(error) => TransferResult::Failed(io::Error::from(error).kind()),
             };
         }
     }
 
     #[inline]
-    fn send(&mut self, connection: ConnectionId, parts: &[IoSlice<'_>]) -> Transfer {
+    fn send(&mut self, connection: ConnectionId, parts: &[IoSlice<'_>]) -> TransferResult {
         let Some(connection) = self.connections.get(connection.0) else {
-            return Transfer::Failed(io::ErrorKind::NotConnected);
+            return TransferResult::Failed(io::ErrorKind::NotConnected);
         };
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         loop {
             let result = match parts {
-                [part] => rustix::net::send(&connection.stream, part, flags),
-                parts => rustix::net::sendmsg(&connection.stream, parts, &mut Default::default(), flags),
+                [part] => rustix::net::send(&*connection.socket, part, flags),
+                parts => rustix::net::sendmsg(&*connection.socket, parts, &mut Default::default(), flags),
             };
             return match result {
-                Ok(count) => Transfer::Bytes(count),
+                Ok(count) => TransferResult::Bytes(count),
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(rustix::io::Errno::WOULDBLOCK) => Transfer::Blocked,
-                Err(error) => Transfer::Failed(io::Error::from(error).kind()),
+                Err(rustix::io::Errno::WOULDBLOCK) => TransferResult::Blocked,
+                Err(error) => TransferResult::Failed(io::Error::from(error).kind()),
             };
         }
     }
 
-    fn close(&mut self, connection: ConnectionId) {
-        if let Some(watch) = self.connections.get(connection.0).and_then(|connection| connection.watch) {
+    fn close(&mut self, id: ConnectionId) {
+        if let Some(watch) = self.connections.get(id.0).and_then(|connection| connection.watch) {
             self.client.unwatch(watch);
         }
-        if let Some(connection) = self.connections.remove(connection.0) {
-            self.hot_count -= usize::from(connection.hot);
-            // Says so to the peer even while the kernel still holds the stream for the watch.
-            let _ = connection.stream.shutdown(std::net::Shutdown::Both);
+        if let Some(connection) = self.connections.remove(id.0) {
+            self.busy_polled_count -= usize::from(connection.busy_polled);
+            // Closes the stream for the peer even while the kernel still references the file for the watch.
+            let _ = rustix::net::shutdown(&*connection.socket, Shutdown::Both);
+            if let (Some(owned), Some(transfers)) = (connection.owned, &mut self.transfers) {
+                transfers.on_close(id, *owned);
+            }
         }
     }
 
     fn is_pending(&self) -> bool {
-        self.hot_count > 0 || !self.fresh.is_empty() || !self.unfinished.is_empty()
+        self.busy_polled_count > 0
+            || !self.ready_next.is_empty()
+            || self.listeners.is_pending()
+            || self.transfers.as_ref().is_some_and(|transfers| transfers.is_pending())
     }
 }
 
-fn quota() -> io::Error {
+fn quota_exceeded() -> io::Error {
     io::ErrorKind::QuotaExceeded.into()
 }
 
-/// A listening socket that other processes' dead connections do not keep from binding.
-fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket = socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)?;
-    sockopt::set_socket_reuseaddr(&socket, true)?;
-    if address.is_ipv6() {
-        sockopt::set_ipv6_v6only(&socket, true)?;
+impl DescriptorNetwork for Sockets {
+    fn receive_with_descriptors(
+        &mut self,
+        connection: ConnectionId,
+        parts: &mut [IoSliceMut<'_>],
+        descriptors: &mut ReceivedDescriptors,
+    ) -> TransferResult {
+        let Some(entry) = self.connections.get(connection.0) else {
+            return TransferResult::Failed(io::ErrorKind::NotConnected);
+        };
+        let result = TransferResult::of(|| {
+            descriptors::receive_with_descriptors(&*entry.socket, parts, descriptors, Wait::No)
+        });
+        match result {
+            TransferResult::Bytes(0) => TransferResult::Closed,
+            TransferResult::Bytes(_) if entry.peer_closed => {
+                self.ready_next.push(connection);
+                result
+            }
+            result => result,
+        }
     }
-    rustix::net::bind(&socket, &address)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(TcpListener::from(socket))
-}
 
-/// Begins to connect to a peer. The stream blocks until that is done, and fails if it fails.
-pub fn connect(address: SocketAddr) -> io::Result<TcpStream> {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket = socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)?;
-    match rustix::net::connect(&socket, &address) {
-        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(TcpStream::from(socket)),
-        Err(error) => Err(error.into()),
+    fn send_with_descriptors(
+        &mut self,
+        connection: ConnectionId,
+        parts: &[IoSlice<'_>],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> TransferResult {
+        let Some(connection) = self.connections.get(connection.0) else {
+            return TransferResult::Failed(io::ErrorKind::NotConnected);
+        };
+        // TCP ignores them.
+        if !connection.is_unix && !descriptors.is_empty() {
+            return TransferResult::Failed(io::ErrorKind::Unsupported);
+        }
+        TransferResult::of(|| {
+            descriptors::send_with_descriptors(&*connection.socket, parts, descriptors, Wait::No)
+        })
     }
 }

@@ -1,65 +1,70 @@
-//! The same behaviour from the kernel's sockets, by both engines, and from the simulation.
+//! Tests of kernel sockets with both event backends and of the simulated network.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use sys::{Config, Engine, Events};
+use os::{EventBackend, EventLoop, EventLoopConfig};
 
 use super::*;
 
-fn engines() -> Vec<Events> {
-    let make = |engine| Events::new(&Config { engine: Some(engine), operations_max: 256 });
-    let mut all = vec![make(Engine::Epoll).unwrap()];
-    match make(Engine::Uring) {
+mod accept;
+mod descriptors;
+mod owned;
+mod unix;
+
+fn engines() -> Vec<EventLoop> {
+    let make = |engine| EventLoop::new(&EventLoopConfig { backend: Some(engine), operations_max: 256 });
+    let mut all = vec![make(EventBackend::Epoll).unwrap()];
+    match make(EventBackend::Uring) {
         Ok(events) => all.push(events),
-        Err(error) => eprintln!("SKIPPED the io_uring half: {error}"),
+        Err(error) => eprintln!("SKIPPED for io_uring: {error}"),
     }
     all
 }
 
-/// Polls until something happens.
-fn wait(events: &Events, sockets: &mut Sockets) -> Vec<Event<TcpStream>> {
+/// Polls until there is an event.
+fn wait(events: &EventLoop, sockets: &mut Sockets) -> Vec<NetworkEvent<SocketStream>> {
     let (start, mut seen) = (Instant::now(), Vec::new());
     while seen.is_empty() {
-        assert!(start.elapsed() < Duration::from_secs(20), "nothing happened");
+        assert!(start.elapsed() < Duration::from_secs(20), "no event within 20 s");
         events.wait(Some(if sockets.is_pending() { 0 } else { 1_000_000_000 }));
         sockets.poll(&mut seen);
     }
     seen
 }
 
-fn connected(events: &Events, sockets: &mut Sockets, address: &str) -> (TcpStream, ConnectionId) {
-    let listener = sockets.listen(address.parse().unwrap()).unwrap();
-    let peer = TcpStream::connect(sockets.local_address(listener).unwrap()).unwrap();
+fn connected(events: &EventLoop, sockets: &mut Sockets, address: &str) -> (TcpStream, ConnectionId) {
+    let listener = sockets.listen(&address.parse().unwrap()).unwrap();
+    let peer = TcpStream::connect(sockets.local_address(listener).unwrap().tcp().unwrap()).unwrap();
     loop {
         for event in wait(events, sockets) {
-            if let Event::Incoming { stream, .. } = event {
+            if let NetworkEvent::Incoming { stream, .. } = event {
                 return (peer, sockets.add(stream).unwrap());
             }
         }
     }
 }
 
-/// Reads until blocked, with a scratch of `scratch` bytes behind a first part of `first`.
+/// Reads until blocked, into a first part of `first` bytes and a scratch area of `scratch` bytes.
 fn read_all(sockets: &mut Sockets, id: ConnectionId, first: usize, scratch: usize) -> (Vec<u8>, bool) {
     let mut all = Vec::new();
     loop {
         let (mut head, mut tail) = (vec![0; first], vec![0; scratch]);
         let result = sockets.receive(id, &mut [IoSliceMut::new(&mut head), IoSliceMut::new(&mut tail)]);
         match result {
-            Transfer::Bytes(count) => {
+            TransferResult::Bytes(count) => {
                 head.extend(tail);
                 all.extend(&head[..count]);
             }
-            Transfer::Blocked => return (all, false),
-            Transfer::Closed => return (all, true),
-            Transfer::Failed(kind) => panic!("{kind}"),
+            TransferResult::Blocked => return (all, false),
+            TransferResult::Closed => return (all, true),
+            TransferResult::Failed(kind) => panic!("{kind}"),
         }
     }
 }
 
 #[test]
-fn bytes_and_the_end_of_a_stream_arrive() {
+fn data_and_end_of_stream_are_received() {
     for events in engines() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let mut sockets = Sockets::new(&events);
@@ -83,7 +88,7 @@ fn bytes_and_the_end_of_a_stream_arrive() {
 }
 
 #[test]
-fn a_full_peer_blocks_and_is_reported_when_it_reads() {
+fn a_blocked_send_is_reported_ready_once_the_peer_reads() {
     for events in engines() {
         let mut sockets = Sockets::new(&events);
         let (mut peer, id) = connected(&events, &mut sockets, "127.0.0.1:0");
@@ -92,8 +97,8 @@ fn a_full_peer_blocks_and_is_reported_when_it_reads() {
         let mut sent = 0;
         loop {
             match sockets.send(id, &[IoSlice::new(&block[..1]), IoSlice::new(&block[1..])]) {
-                Transfer::Bytes(count) => sent += count,
-                Transfer::Blocked => break,
+                TransferResult::Bytes(count) => sent += count,
+                TransferResult::Blocked => break,
                 other => panic!("{other:?}"),
             }
         }
@@ -103,27 +108,27 @@ fn a_full_peer_blocks_and_is_reported_when_it_reads() {
         });
         wait(&events, &mut sockets);
         let _peer = thread.join().unwrap();
-        assert!(matches!(sockets.send(id, &[IoSlice::new(&block)]), Transfer::Bytes(_)), "{events:?}");
+        assert!(matches!(sockets.send(id, &[IoSlice::new(&block)]), TransferResult::Bytes(_)), "{events:?}");
     }
 }
 
 #[test]
-fn the_end_of_a_stream_is_told_after_a_short_read() {
+fn end_of_stream_is_reported_after_a_short_read() {
     for events in engines() {
         let mut sockets = Sockets::new(&events);
         let (mut peer, id) = connected(&events, &mut sockets, "127.0.0.1:0");
         sockets.poll(&mut Vec::new());
         std::io::Write::write_all(&mut peer, b"last").unwrap();
         drop(peer);
-        // Both the bytes and the end are there before the first look.
+        // Both the data and the end of stream have arrived before the first poll.
         let mut closed = false;
         while !closed {
             wait(&events, &mut sockets);
-            // One read a report, as a reader does that stops at the first short read.
+            // One read per event, like a reader that stops at the first short read.
             match sockets.receive(id, &mut [IoSliceMut::new(&mut [0; 64])]) {
-                Transfer::Bytes(count) => assert_eq!(count, 4),
-                Transfer::Closed => closed = true,
-                Transfer::Blocked => {}
+                TransferResult::Bytes(count) => assert_eq!(count, 4),
+                TransferResult::Closed => closed = true,
+                TransferResult::Blocked => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -131,34 +136,34 @@ fn the_end_of_a_stream_is_told_after_a_short_read() {
 }
 
 #[test]
-fn a_closed_connection_is_unknown() {
+fn a_closed_connection_rejects_io() {
     for events in engines() {
         let mut sockets = Sockets::new(&events);
         let (_peer, id) = connected(&events, &mut sockets, "127.0.0.1:0");
         sockets.close(id);
-        assert!(matches!(sockets.send(id, &[IoSlice::new(b"x")]), Transfer::Failed(_)));
-        assert!(matches!(sockets.receive(id, &mut [IoSliceMut::new(&mut [0])]), Transfer::Failed(_)));
+        assert!(matches!(sockets.send(id, &[IoSlice::new(b"x")]), TransferResult::Failed(_)));
+        assert!(matches!(sockets.receive(id, &mut [IoSliceMut::new(&mut [0])]), TransferResult::Failed(_)));
     }
 }
 
 #[test]
-fn connecting_ends_in_a_stream_or_an_error() {
+fn connect_succeeds_or_reports_its_error() {
     for events in engines() {
         let mut sockets = Sockets::new(&events);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let id = sockets.add(connect(address).unwrap()).unwrap();
+        let address = listener.local_addr().unwrap().into();
+        let id = sockets.add(connect(&address).unwrap()).unwrap();
         let accepted = listener.accept().unwrap();
-        while !matches!(sockets.send(id, &[IoSlice::new(b"x")]), Transfer::Bytes(1)) {
+        while !matches!(sockets.send(id, &[IoSlice::new(b"x")]), TransferResult::Bytes(1)) {
             wait(&events, &mut sockets);
         }
         drop((accepted, listener));
-        let id = connect(address).and_then(|stream| sockets.add(stream));
+        let id = connect(&address).and_then(|stream| sockets.add(stream));
         let Ok(id) = id else { continue };
         loop {
             match sockets.receive(id, &mut [IoSliceMut::new(&mut [0])]) {
-                Transfer::Failed(kind) => break assert_eq!(kind, io::ErrorKind::ConnectionRefused),
-                Transfer::Blocked => drop(wait(&events, &mut sockets)),
+                TransferResult::Failed(kind) => break assert_eq!(kind, io::ErrorKind::ConnectionRefused),
+                TransferResult::Blocked => drop(wait(&events, &mut sockets)),
                 other => panic!("{other:?}"),
             }
         }
@@ -166,44 +171,44 @@ fn connecting_ends_in_a_stream_or_an_error() {
 }
 
 #[test]
-fn an_address_in_use_is_an_error() {
-    let events = Events::new(&Config::default()).unwrap();
+fn listening_on_an_address_in_use_fails() {
+    let events = EventLoop::new(&EventLoopConfig::default()).unwrap();
     let mut sockets = Sockets::new(&events);
-    let listener = sockets.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = sockets.listen(&"127.0.0.1:0".parse().unwrap()).unwrap();
     let address = sockets.local_address(listener).unwrap();
-    assert_eq!(sockets.listen(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-    sockets.unlisten(listener);
-    sockets.listen(address).unwrap();
+    assert_eq!(sockets.listen(&address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    sockets.close_listener(listener);
+    sockets.listen(&address).unwrap();
 }
 
 #[test]
-fn simulated_streams_keep_order_whatever_is_cut() {
+fn simulated_streams_stay_in_order_under_faults() {
     for seed in 1..50 {
-        let faults = Faults { cut_per_mille: 500, stall_per_mille: 200, break_per_mille: 0 };
-        let (mut near, mut far) = Simulation::pair(seed, faults);
-        let address = "10.0.0.1:4420".parse().unwrap();
-        far.listen(address).unwrap();
+        let faults = NetworkFaults { cut_per_mille: 500, stall_per_mille: 200, break_per_mille: 0 };
+        let (mut near, mut far) = SimulatedNetwork::pair(seed, faults);
+        let address: StreamAddress = "10.0.0.1:4420".parse().unwrap();
+        far.listen(&address).unwrap();
         let stream = near.connect(address);
         let near_id = near.add(stream).unwrap();
         let mut events = Vec::new();
         far.poll(&mut events);
-        let Some(Event::Incoming { stream, .. }) = events.pop() else { panic!("no connection") };
+        let Some(NetworkEvent::Incoming { stream, .. }) = events.pop() else { panic!("no connection") };
         let far_id = far.add(stream).unwrap();
         let message: Vec<u8> = (0..5000u32).map(|n| (n * 7) as u8).collect();
         let (mut sent, mut received) = (0, Vec::<u8>::new());
         while received.len() < message.len() {
             if sent < message.len()
-                && let Transfer::Bytes(count) = near.send(near_id, &[IoSlice::new(&message[sent..])])
+                && let TransferResult::Bytes(count) = near.send(near_id, &[IoSlice::new(&message[sent..])])
             {
                 sent += count;
             }
             let mut part = [0; 700];
-            if let Transfer::Bytes(count) = far.receive(far_id, &mut [IoSliceMut::new(&mut part)]) {
+            if let TransferResult::Bytes(count) = far.receive(far_id, &mut [IoSliceMut::new(&mut part)]) {
                 received.extend(&part[..count]);
             }
         }
         assert_eq!(received, message, "seed {seed}");
         near.close(near_id);
-        assert!(matches!(far.receive(far_id, &mut [IoSliceMut::new(&mut [0])]), Transfer::Closed));
+        assert!(matches!(far.receive(far_id, &mut [IoSliceMut::new(&mut [0])]), TransferResult::Closed));
     }
 }

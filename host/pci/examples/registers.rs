@@ -1,19 +1,18 @@
-//! Opens an NVMe controller, shows its registers, and lets it write into memory of ours.
+//! Opens an NVMe controller, prints its registers, and executes Identify by DMA.
 //!
 //! ```text
 //! registers 0000:00:04.0 [group|iommufd|noiommu|uio]   # CAP, VS, then Identify by DMA, then a reset
-//! registers --watch ADDRESS                            # until that function has gone and come back
+//! registers --watch ADDRESS                            # until that function was removed and added again
 //! ```
 //!
-//! It is what `tests/vm` runs to see this crate with real hardware interfaces. Everything that it prints is
-//! one `name value` a line.
+//! `tests/vm` runs it to test this crate with real kernel interfaces. Each line of its output is `name value`.
 
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use memory::{Arena, DeviceBuffer, Pool, SharedRegion};
-use pci::{Address, Backend, Function, Hotplug, Notice, Sysfs, UeventKind};
+use dma::{Arena, DeviceBuffer, Pool, SharedRegion};
+use pci::{HotplugEvent, HotplugMonitor, PciAddress, PciBackend, PciFunction, Sysfs, UeventKind};
 use rustix::event::{PollFd, PollFlags, poll};
 
 type Failure = Box<dyn std::error::Error>;
@@ -34,15 +33,15 @@ fn main() -> ExitCode {
     let done = match words[..] {
         ["--watch", address] => address.parse().map_err(Failure::from).and_then(watch),
         [address] => address.parse().map_err(Failure::from).and_then(|address| show(address, None)),
-        [address, way] => address.parse().map_err(Failure::from).and_then(|address| {
-            let way = match way {
-                "group" => Backend::VfioGroup,
-                "iommufd" => Backend::VfioCdev,
-                "noiommu" => Backend::VfioNoIommu,
-                "uio" => Backend::Uio,
-                _ => return Err("the way is group, iommufd, noiommu or uio".into()),
+        [address, backend] => address.parse().map_err(Failure::from).and_then(|address| {
+            let backend = match backend {
+                "group" => PciBackend::VfioGroup,
+                "iommufd" => PciBackend::VfioCdev,
+                "noiommu" => PciBackend::VfioNoIommu,
+                "uio" => PciBackend::Uio,
+                _ => return Err("the backend is group, iommufd, noiommu or uio".into()),
             };
-            show(address, Some(way))
+            show(address, Some(backend))
         }),
         _ => Err("registers ADDRESS [group|iommufd|noiommu|uio], or --watch ADDRESS".into()),
     };
@@ -55,20 +54,20 @@ fn main() -> ExitCode {
     }
 }
 
-fn show(address: Address, way: Option<Backend>) -> Result<(), Failure> {
-    let function = Function::open(&Sysfs::default(), address, way)?;
+fn show(address: PciAddress, backend: Option<PciBackend>) -> Result<(), Failure> {
+    let function = PciFunction::open(&Sysfs::default(), address, backend)?;
     println!("backend {}", function.backend());
     println!("present {}", function.is_present());
     let registers = function.map_bar(0)?;
     println!("bar0 {}", registers.len());
     println!("cap {:#018x}", capabilities(&registers));
     println!("vs {:#010x}", registers.load_u32(VS));
-    match Function::open(&Sysfs::default(), address, way) {
-        Ok(_) => return Err("it was opened a second time".into()),
+    match PciFunction::open(&Sysfs::default(), address, backend) {
+        Ok(_) => return Err("the function was opened twice".into()),
         Err(error) => println!("again {error}"),
     }
 
-    let arena = Arena::new(memory::Config { limit_bytes: 4 << 20, hugepages: true, shared: false });
+    let arena = Arena::new(dma::ArenaConfig { limit_bytes: 4 << 20, hugepages: true, shared: false });
     identify(&function, &registers, &Pool::new(&arena))?;
     function.reset()?;
     println!("reset {}", registers.load_u32(CC) & 1 == 0);
@@ -82,17 +81,17 @@ fn capabilities(registers: &SharedRegion) -> u64 {
     u64::from(registers.load_u32(CAP + 4)) << 32 | u64::from(registers.load_u32(CAP))
 }
 
-/// Starts the controller with one pair of queues and asks it who it is: it reads a command from our
-/// memory, and writes its answer, its completion and an interrupt.
-fn identify(function: &Function, registers: &SharedRegion, pool: &Pool) -> Result<(), Failure> {
+/// Enables the controller with the admin queues and sends Identify: the device reads the command from our memory, and
+/// writes the data, the completion and an interrupt.
+fn identify(function: &PciFunction, registers: &SharedRegion, pool: &Pool) -> Result<(), Failure> {
     let take = || pool.take(4096).map(DeviceBuffer::new).ok_or("no memory");
     let (submission, completion, data) = (take()?, take()?, take()?);
     let device_address = |part: &DeviceBuffer| -> Result<u64, Failure> {
-        let chunk = part.buffer().chunk().ok_or("a buffer of no chunk")?;
+        let chunk = part.buffer().chunk().ok_or("the buffer has no chunk")?;
         let start = function.map_dma(&chunk)?;
         Ok(start + (part.as_ptr().addr() - chunk.start.addr()) as u64)
     };
-    let (queue, answers, page) =
+    let (submission_queue, completion_queue, page) =
         (device_address(&submission)?, device_address(&completion)?, device_address(&data)?);
     println!("dma {page:#x} {}", if page == data.as_ptr().addr() as u64 { "identity" } else { "translated" });
 
@@ -104,15 +103,15 @@ fn identify(function: &Function, registers: &SharedRegion, pool: &Pool) -> Resul
     registers.store_u32(CC, 0);
     until(|| registers.load_u32(CSTS) & 1 == 0)?;
     registers.store_u32(AQA, 15 << 16 | 15);
-    for (register, value) in [(ASQ, queue), (ACQ, answers)] {
+    for (register, value) in [(ASQ, submission_queue), (ACQ, completion_queue)] {
         registers.store_u32(register, value as u32);
         registers.store_u32(register + 4, (value >> 32) as u32);
     }
-    // Entries of 64 and 16 bytes, 4 KiB pages, enabled.
+    // 64-byte SQEs, 16-byte CQEs, 4 KiB pages, enabled.
     registers.store_u32(CC, 4 << 20 | 6 << 16 | 1);
     until(|| registers.load_u32(CSTS) & 1 == 1)?;
 
-    // Identify, controller data structure.
+    // Identify with CNS 1: the controller data structure.
     submission.store_u32(0, 0x06);
     submission.store_u64(24, page);
     submission.store_u32(40, 1);
@@ -134,8 +133,8 @@ fn identify(function: &Function, registers: &SharedRegion, pool: &Pool) -> Resul
     function.disable_interrupts()?;
     function.disable_bus_master()?;
     for part in [&submission, &data] {
-        let chunk = part.buffer().chunk().ok_or("a buffer of no chunk")?;
-        // The second lies in the same chunk, which is not mapped any more.
+        let chunk = part.buffer().chunk().ok_or("the buffer has no chunk")?;
+        // The second buffer is in the same chunk, which is no longer mapped.
         println!("unmapped {}", function.unmap_dma(&chunk).is_ok());
     }
     Ok(())
@@ -153,22 +152,22 @@ fn until(mut done: impl FnMut() -> bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints what happens to a function, until it has gone and come back.
-fn watch(address: Address) -> Result<(), Failure> {
-    let mut hotplug = Hotplug::new()?;
+/// Prints the events of a function until it was removed and added again.
+fn watch(address: PciAddress) -> Result<(), Failure> {
+    let mut hotplug = HotplugMonitor::new()?;
     println!("watching {address}");
-    let mut gone = false;
+    let mut removed = false;
     loop {
         let mut watched = [PollFd::from_borrowed_fd(hotplug.as_fd(), PollFlags::IN)];
         poll(&mut watched, None)?;
         while let Some(notice) = hotplug.receive()? {
-            let Notice::Function(event) = notice else { continue };
+            let HotplugEvent::Function(event) = notice else { continue };
             if event.address != address {
                 continue;
             }
             println!("{:?} {:06x}", event.kind, event.class.unwrap_or(0));
-            gone |= event.kind == UeventKind::Remove;
-            if gone && event.kind == UeventKind::Add {
+            removed |= event.kind == UeventKind::Remove;
+            if removed && event.kind == UeventKind::Add {
                 return Ok(());
             }
         }

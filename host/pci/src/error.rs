@@ -1,53 +1,53 @@
-//! Why a function cannot be had, or does not do what was asked.
+//! Errors of PCI functions.
 
 use std::io;
 use std::path::PathBuf;
 
-use crate::{Address, Backend};
+use crate::{PciAddress, PciBackend};
 
-/// What went wrong. The text says what to do about it where something can be done.
+/// Why an operation on a PCI function failed. The text contains advice if the user can fix the cause.
 #[derive(Debug, thiserror::Error)]
 pub enum PciError {
-    /// No such function.
+    /// The function does not exist.
     #[error("{0}: there is no such PCI function")]
-    NotFound(Address),
-    /// A file of sysfs cannot be read or written.
+    NotFound(PciAddress),
+    /// A sysfs file cannot be read or written.
     #[error("{}: {error}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// A file of sysfs holds something else than it should.
-    #[error("{} holds '{text}', which is no {expected}", path.display())]
+    /// A sysfs file has unexpected contents.
+    #[error("{} contains '{text}', which is not a {expected}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// The beginning of what it holds.
+        /// The start of its contents.
         text: String,
-        /// What it should hold.
+        /// The expected contents.
         expected: &'static str,
     },
-    /// The function is bound to a driver of the kernel, or to none.
+    /// The function is bound to a kernel driver other than VFIO and UIO, or to no driver.
     #[error(
         "{address}: bound to {}; `ringbolt nvme bind {address}` takes it from the kernel",
         driver.as_deref().unwrap_or("no driver")
     )]
     Driver {
         /// The function.
-        address: Address,
-        /// Its driver, if it has one.
+        address: PciAddress,
+        /// Its driver, if any.
         driver: Option<String>,
     },
-    /// The backend that was asked for is not what the function is bound to.
-    #[error("{address}: {backend} was asked for, but it is bound to {driver}")]
+    /// The requested backend does not match the driver of the function.
+    #[error("{address}: {backend} was requested, but it is bound to {driver}")]
     Backend {
         /// The function.
-        address: Address,
-        /// The wanted backend.
-        backend: Backend,
-        /// Its driver.
+        address: PciAddress,
+        /// The requested backend.
+        backend: PciBackend,
+        /// The driver of the function.
         driver: String,
     },
     /// The function has no IOMMU group.
@@ -55,92 +55,94 @@ pub enum PciError {
         "{0}: no IOMMU group: enable the IOMMU (VT-d or AMD-Vi in the firmware, intel_iommu=on on the kernel's \
          command line), or VFIO's no-IOMMU mode, or use uio_pci_generic"
     )]
-    NoGroup(Address),
-    /// This process has the function open.
+    NoGroup(PciAddress),
+    /// This process has already opened the function.
     #[error("{0}: this process has it open already")]
-    AlreadyOpen(Address),
+    AlreadyOpen(PciAddress),
     /// A device node cannot be opened.
     #[error("{}: {error}{}", path.display(), node_hint(error))]
     Node {
         /// The node.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// Another function of the group is bound to a driver of the kernel.
+    /// Another function of the IOMMU group is bound to a kernel driver.
     #[error(
-        "{address}: IOMMU group {group} is not viable: every function of it ({}) is to be bound to vfio-pci \
+        "{address}: IOMMU group {group} is not viable: every function of it ({}) must be bound to vfio-pci \
          or to no driver",
         join(others)
     )]
     NotViable {
         /// The function.
-        address: Address,
-        /// Its group.
+        address: PciAddress,
+        /// Its IOMMU group.
         group: u32,
-        /// The functions of the group.
-        others: Vec<Address>,
+        /// All functions of the group.
+        others: Vec<PciAddress>,
     },
-    /// The kernel does not know what is needed.
+    /// The kernel lacks a feature or module.
     #[error("the kernel lacks {0}")]
     Unsupported(&'static str),
     /// An operation on the function failed.
     #[error("{address}: {what}: {error}")]
     Operation {
         /// The function.
-        address: Address,
-        /// What was tried.
+        address: PciAddress,
+        /// The operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// The backend has no such operation.
+    /// The backend does not support the operation.
     #[error("{address}: {backend} has no {what}")]
     NotOffered {
         /// The function.
-        address: Address,
-        /// How it was opened.
-        backend: Backend,
-        /// What was asked for.
+        address: PciAddress,
+        /// The backend in use.
+        backend: PciBackend,
+        /// The missing operation.
         what: &'static str,
     },
-    /// There is no such BAR, or it decodes nothing.
+    /// The BAR does not exist or has no address.
     #[error("{address}: there is no BAR {index}")]
     BarMissing {
         /// The function.
-        address: Address,
-        /// 0 to 5.
+        address: PciAddress,
+        /// The index of the BAR, 0 to 5.
         index: u8,
     },
-    /// A BAR of I/O ports.
+    /// The BAR is for I/O ports.
     #[error("{address}: BAR {index} is I/O ports, not memory")]
     BarPorts {
         /// The function.
-        address: Address,
-        /// 0 to 5.
+        address: PciAddress,
+        /// The index of the BAR, 0 to 5.
         index: u8,
     },
-    /// A BAR that is no whole number of pages.
-    #[error("{address}: BAR {index} has {bytes} bytes, no whole number of pages, and cannot be mapped")]
+    /// The size of the BAR is not a multiple of the page size.
+    #[error(
+        "{address}: BAR {index} has {bytes} bytes, which is not a whole number of pages, and cannot be mapped"
+    )]
     BarSize {
         /// The function.
-        address: Address,
-        /// 0 to 5.
+        address: PciAddress,
+        /// The index of the BAR, 0 to 5.
         index: u8,
-        /// Its size.
+        /// The size of the BAR.
         bytes: u64,
     },
-    /// The BAR was not mapped.
+    /// The BAR could not be mapped.
     #[error("{address}: BAR {index}: {error}")]
     BarMap {
         /// The function.
-        address: Address,
-        /// 0 to 5.
+        address: PciAddress,
+        /// The index of the BAR, 0 to 5.
         index: u8,
-        /// Why.
-        error: memory::RegionError,
+        /// The cause.
+        error: dma::RegionError,
     },
-    /// The limit on locked memory is reached.
+    /// The limit of locked memory is exceeded.
     #[error(
         "{address}: locking {bytes} bytes for DMA: the limit on locked memory ({}) is reached: raise it \
          (`ulimit -l unlimited`, or LimitMEMLOCK=infinity in the service's unit) or grant CAP_IPC_LOCK",
@@ -148,64 +150,64 @@ pub enum PciError {
     )]
     LockedMemory {
         /// The function.
-        address: Address,
-        /// What was to be mapped.
+        address: PciAddress,
+        /// The size of the memory to map.
         bytes: u64,
-        /// RLIMIT_MEMLOCK, if there is one.
+        /// RLIMIT_MEMLOCK, if limited.
         limit_bytes: Option<u64>,
     },
-    /// The device can reach no more addresses.
+    /// The IOVA space is full.
     #[error("{address}: no device address is free for {bytes} bytes")]
     NoAddress {
         /// The function.
-        address: Address,
-        /// What was to be mapped.
+        address: PciAddress,
+        /// The size of the memory to map.
         bytes: u64,
     },
-    /// Memory that is not mapped for the device.
+    /// The memory is not mapped for the device.
     #[error("{address}: the memory at {start:#x} is not mapped for it")]
     NotMapped {
         /// The function.
-        address: Address,
-        /// Where the memory is.
+        address: PciAddress,
+        /// The virtual address of the memory.
         start: u64,
     },
-    /// Without an IOMMU a device needs memory that lies together.
+    /// Without an IOMMU the memory must be physically contiguous.
     #[error(
         "{0}: without an IOMMU a device can only reach hugepages: provide some \
          (`echo 64 > /proc/sys/vm/nr_hugepages` as root), or enable the IOMMU"
     )]
-    NeedsHugepages(Address),
-    /// The physical address of memory is kept from this process.
+    NeedsHugepages(PciAddress),
+    /// The process may not read physical addresses.
     #[error(
         "{0}: without an IOMMU the physical address of memory is needed, and /proc/self/pagemap does not \
          show it: run as root, or with CAP_SYS_ADMIN"
     )]
-    NoPhysicalAddress(Address),
-    /// The function has fewer interrupts than asked for.
-    #[error("{address}: {wanted} interrupts were asked for, and it has {available}")]
+    NoPhysicalAddress(PciAddress),
+    /// The function has fewer interrupts than requested.
+    #[error("{address}: {wanted} interrupts were requested, but it has {available}")]
     Interrupts {
         /// The function.
-        address: Address,
-        /// How many were asked for.
+        address: PciAddress,
+        /// The requested number.
         wanted: u32,
-        /// How many there are.
+        /// The available number.
         available: u32,
     },
-    /// A range outside the configuration space.
+    /// The range is outside the configuration space.
     #[error("{address}: {length} bytes at {offset} are not inside the configuration space")]
     ConfigRange {
         /// The function.
-        address: Address,
-        /// Where.
+        address: PciAddress,
+        /// The start of the range, in bytes.
         offset: u16,
-        /// How many.
+        /// The length of the range, in bytes.
         length: usize,
     },
 }
 
-fn join(addresses: &[Address]) -> String {
-    addresses.iter().map(Address::to_string).collect::<Vec<_>>().join(", ")
+fn join(addresses: &[PciAddress]) -> String {
+    addresses.iter().map(PciAddress::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn node_hint(error: &io::Error) -> &'static str {

@@ -1,104 +1,108 @@
-//! One opened function.
+//! An opened PCI function.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
-use memory::{ChunkMemory, SharedRegion};
+use dma::{ChunkMemory, SharedRegion};
 
 use crate::sysfs::BarKind;
-use crate::{Address, Info, PciError, Sysfs, pagemap, sysfs, uio, vfio};
+use crate::{PciAddress, PciError, PciFunctionInfo, Sysfs, pagemap, sysfs, uio, vfio};
 
-/// The way to a function.
+/// The kernel interface to a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Backend {
+pub enum PciBackend {
     /// VFIO through the function's IOMMU group.
     VfioGroup,
-    /// VFIO through the function's own node and an iommufd.
+    /// VFIO through the function's character device and iommufd.
     VfioCdev,
-    /// VFIO without an IOMMU: nothing keeps the device from any memory.
+    /// VFIO without an IOMMU: the device can access all memory.
     VfioNoIommu,
     /// `uio_pci_generic`: no IOMMU, no interrupts.
     Uio,
 }
 
-impl fmt::Display for Backend {
+impl fmt::Display for PciBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Backend::VfioGroup => "VFIO (group)",
-            Backend::VfioCdev => "VFIO (iommufd)",
-            Backend::VfioNoIommu => "VFIO without IOMMU",
-            Backend::Uio => "UIO",
+            PciBackend::VfioGroup => "VFIO (group)",
+            PciBackend::VfioCdev => "VFIO (iommufd)",
+            PciBackend::VfioNoIommu => "VFIO without IOMMU",
+            PciBackend::Uio => "UIO",
         })
     }
 }
 
-/// An opened function: it is this process's alone until the value is dropped.
+/// An opened PCI function, for the exclusive use of this process.
 ///
-/// Dropped, it keeps the device from memory (bus mastering off), ends interrupts and mappings, and
-/// gives the function back to be opened by others. Regions from [`map_bar`](Function::map_bar) outlive
-/// it, but reading a register through one is then the reader's risk: a device that is gone reads as all
-/// ones or raises SIGBUS.
-pub struct Function {
-    info: Info,
-    backend: Backend,
+/// Order of calls: [`open`](Self::open), [`map_bar`](Self::map_bar), [`map_dma`](Self::map_dma) for each chunk,
+/// [`enable_bus_master`](Self::enable_bus_master), then [`enable_interrupts`](Self::enable_interrupts). Drop disables
+/// bus mastering and interrupts, removes the DMA mappings and closes the function. Regions from `map_bar` may outlive
+/// it, but register access through them is then unreliable: a removed device reads as all ones or raises SIGBUS.
+pub struct PciFunction {
+    info: PciFunctionInfo,
+    backend: PciBackend,
     sysfs: Sysfs,
-    /// The configuration space as the hardware has it: VFIO shows some of it from memory.
-    presence: File,
-    /// Device addresses of the chunks that are mapped for it, by where they start.
+    /// The configuration space in sysfs, which reads the hardware; VFIO emulates parts of it.
+    sysfs_config: File,
+    /// Device addresses of the mapped chunks, by virtual address.
     mapped: Mutex<BTreeMap<u64, u64>>,
-    opened: Opened,
+    device: OpenedDevice,
 }
 
-enum Opened {
-    Vfio(vfio::Device),
-    Uio(uio::Device),
+enum OpenedDevice {
+    Vfio(vfio::VfioDevice),
+    Uio(uio::UioDevice),
 }
 
-/// Offset of the command register, and its bits.
+/// Offset and bits of the command register.
 const COMMAND: u16 = 4;
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
-/// PCI Express's extended configuration space.
+/// Size of the PCI Express extended configuration space.
 const CONFIG_BYTES: usize = 4096;
 
-impl Function {
-    /// Opens a function that no driver of the kernel has, the way that it is bound, or the given way.
-    /// Memory decoding is on and bus mastering off afterwards.
-    pub fn open(sysfs: &Sysfs, address: Address, backend: Option<Backend>) -> Result<Function, PciError> {
-        let info = sysfs::info(sysfs, address)?;
-        let backend = choose(sysfs, &info, backend)?;
+impl PciFunction {
+    /// Opens a function that is bound to a VFIO or UIO driver, with the given backend or the one that matches.
+    /// Afterwards memory decoding is on and bus mastering off.
+    pub fn open(
+        sysfs: &Sysfs,
+        address: PciAddress,
+        backend: Option<PciBackend>,
+    ) -> Result<PciFunction, PciError> {
+        let info = sysfs::function_info(sysfs, address)?;
+        let backend = select_backend(sysfs, &info, backend)?;
         let config = sysfs.function(address).join("config");
-        let presence = File::open(&config).map_err(|error| PciError::File { path: config, error })?;
-        let opened = match backend {
-            Backend::Uio => Opened::Uio(uio::Device::open(sysfs, address)?),
-            _ => Opened::Vfio(vfio::Device::open(sysfs, address, info.iommu_group, backend)?),
+        let sysfs_config = File::open(&config).map_err(|error| PciError::File { path: config, error })?;
+        let device = match backend {
+            PciBackend::Uio => OpenedDevice::Uio(uio::UioDevice::open(sysfs, address)?),
+            _ => OpenedDevice::Vfio(vfio::VfioDevice::open(sysfs, address, info.iommu_group, backend)?),
         };
         let mapped = Mutex::default();
-        let function = Function { info, backend, sysfs: sysfs.clone(), presence, mapped, opened };
+        let function = PciFunction { info, backend, sysfs: sysfs.clone(), sysfs_config, mapped, device };
         function.change_command(COMMAND_BUS_MASTER, COMMAND_MEMORY)?;
         Ok(function)
     }
 
-    /// Where it is.
-    pub fn address(&self) -> Address {
+    /// The address of the function.
+    pub fn address(&self) -> PciAddress {
         self.info.address
     }
 
-    /// What was known of it when it was opened.
-    pub fn info(&self) -> &Info {
+    /// Its attributes at the time of open.
+    pub fn info(&self) -> &PciFunctionInfo {
         &self.info
     }
 
-    /// How it was opened.
-    pub fn backend(&self) -> Backend {
+    /// The backend in use.
+    pub fn backend(&self) -> PciBackend {
         self.backend
     }
 
-    /// Maps a whole BAR, 0 to 5: of a 64-bit one, the first of its two.
+    /// Maps a whole BAR; `index` is 0 to 5, for a 64-bit BAR the first of its two indices.
     pub fn map_bar(&self, index: u8) -> Result<SharedRegion, PciError> {
         let address = self.info.address;
         let bars = sysfs::bars(&self.sysfs, address)?;
@@ -111,13 +115,13 @@ impl Function {
             true => Ok(bytes),
             false => Err(PciError::BarSize { address, index, bytes }),
         };
-        let mapped = match &self.opened {
-            Opened::Uio(device) => {
+        let mapped = match &self.device {
+            OpenedDevice::Uio(device) => {
                 let bytes = whole_pages(bar.bytes)?;
                 SharedRegion::map(device.bar(index)?.as_fd(), 0, bytes, true)
             }
-            Opened::Vfio(device) => {
-                let region = device.bar(index).map_err(|error| self.failed("finding a BAR", error))?;
+            OpenedDevice::Vfio(device) => {
+                let region = device.bar(index).map_err(|error| self.failed("querying a BAR", error))?;
                 let region = region.ok_or(PciError::BarMissing { address, index })?;
                 let bytes = whole_pages(region.bytes)?;
                 if !region.mappable {
@@ -129,26 +133,26 @@ impl Function {
         mapped.map_err(|error| PciError::BarMap { address, index, error })
     }
 
-    /// Lets the device read and write a chunk; returns the address by which the device knows its first
-    /// byte. Mapping it again changes nothing. Without an IOMMU only hugepages can be mapped.
+    /// Maps a chunk for device reads and writes; returns the device address (IOVA) of its first byte. Idempotent.
+    /// Without an IOMMU only hugepages can be mapped.
     ///
-    /// The chunk's arena must live until [`unmap_dma`](Function::unmap_dma), or until the function is
-    /// dropped: the pages stay with the device, but are no longer what the process sees there.
+    /// The chunk's arena must live until [`unmap_dma`](PciFunction::unmap_dma) or until the function is dropped:
+    /// otherwise the pages stay mapped for the device, but the process no longer sees them at that address.
     pub fn map_dma(&self, chunk: &ChunkMemory) -> Result<u64, PciError> {
         let (start, bytes) = (chunk.start.addr() as u64, chunk.bytes as u64);
         let mut mapped = self.lock_mapped();
         if let Some(known) = mapped.get(&start) {
             return Ok(*known);
         }
-        let device_address = match &self.opened {
-            Opened::Vfio(device) if !device.is_physical() => device.map(start, bytes)?,
+        let device_address = match &self.device {
+            OpenedDevice::Vfio(device) if !device.is_physical() => device.map(start, bytes)?,
             _ => self.physical(chunk)?,
         };
         mapped.insert(start, device_address);
         Ok(device_address)
     }
 
-    /// Ends [`map_dma`](Function::map_dma). The device must not be using the chunk any more.
+    /// Reverts [`map_dma`](PciFunction::map_dma). The device must no longer use the chunk.
     pub fn unmap_dma(&self, chunk: &ChunkMemory) -> Result<(), PciError> {
         let start = chunk.start.addr() as u64;
         let known = self.lock_mapped().remove(&start);
@@ -157,8 +161,8 @@ impl Function {
     }
 
     fn unmap(&self, start: u64) -> Result<(), PciError> {
-        match &self.opened {
-            Opened::Vfio(device) if !device.is_physical() => device.unmap(start),
+        match &self.device {
+            OpenedDevice::Vfio(device) if !device.is_physical() => device.unmap(start),
             _ => Ok(()),
         }
     }
@@ -168,23 +172,23 @@ impl Function {
         if !chunk.huge {
             return Err(PciError::NeedsHugepages(self.info.address));
         }
-        // A child of this process that shared the page would make the next write move it.
-        // SAFETY: the chunk is mapped memory of an arena; the advice changes no contents of ours.
+        // If a child process shared the page, the next write would move it (copy on write).
+        // SAFETY: the chunk is mapped memory of an arena; the advice does not change its contents.
         let advised = unsafe {
             rustix::mm::madvise(chunk.start.cast(), chunk.bytes, rustix::mm::Advice::LinuxDontFork)
         };
-        advised.map_err(|errno| self.failed("keeping its memory from children", errno.into()))?;
+        advised.map_err(|errno| self.failed("excluding its memory from child processes", errno.into()))?;
         let physical = pagemap::physical(chunk.start.addr() as u64);
-        let physical = physical.map_err(|error| self.failed("asking for a physical address", error))?;
+        let physical = physical.map_err(|error| self.failed("reading a physical address", error))?;
         physical.ok_or(PciError::NoPhysicalAddress(self.info.address))
     }
 
-    /// Lets the device reach memory on its own. Without it, it neither reads commands nor interrupts.
+    /// Enables bus mastering: without it the device can neither do DMA nor signal MSI or MSI-X.
     pub fn enable_bus_master(&self) -> Result<(), PciError> {
         self.change_command(0, COMMAND_BUS_MASTER)
     }
 
-    /// Keeps the device from memory.
+    /// Disables bus mastering, and so all DMA of the device.
     pub fn disable_bus_master(&self) -> Result<(), PciError> {
         self.change_command(COMMAND_BUS_MASTER, 0)
     }
@@ -193,7 +197,7 @@ impl Function {
         let mut command = [0; 2];
         self.read_config(COMMAND, &mut command)?;
         let before = u16::from_le_bytes(command);
-        // A device that is gone reads as all ones; nothing can be told to it.
+        // A removed device reads as all ones; a write would have no effect.
         let after = before & !clear | set;
         if before != u16::MAX && before != after {
             self.write_config(COMMAND, &after.to_le_bytes())?;
@@ -201,33 +205,33 @@ impl Function {
         Ok(())
     }
 
-    /// Resets the function (function-level reset, or what the kernel knows instead).
+    /// Resets the function: by function-level reset, or by another method of the kernel.
     pub fn reset(&self) -> Result<(), PciError> {
-        match &self.opened {
-            Opened::Uio(device) => device.reset(),
-            Opened::Vfio(device) => match device.reset() {
+        match &self.device {
+            OpenedDevice::Uio(device) => device.reset(),
+            OpenedDevice::Vfio(device) => match device.reset() {
                 Some(done) => done.map_err(|error| self.failed("resetting it", error)),
                 None => Err(self.not_offered("reset that the function supports")),
             },
         }
     }
 
-    /// Reads the configuration space.
+    /// Reads `out.len()` bytes of the configuration space.
     pub fn read_config(&self, offset: u16, out: &mut [u8]) -> Result<(), PciError> {
         self.inside_config(offset, out.len())?;
-        let read = match &self.opened {
-            Opened::Vfio(device) => device.read_config(offset, out),
-            Opened::Uio(device) => device.read_config(offset, out),
+        let read = match &self.device {
+            OpenedDevice::Vfio(device) => device.read_config(offset, out),
+            OpenedDevice::Uio(device) => device.read_config(offset, out),
         };
         read.map_err(|error| self.failed("reading its configuration space", error))
     }
 
-    /// Writes the configuration space.
+    /// Writes `data` to the configuration space.
     pub fn write_config(&self, offset: u16, data: &[u8]) -> Result<(), PciError> {
         self.inside_config(offset, data.len())?;
-        let written = match &self.opened {
-            Opened::Vfio(device) => device.write_config(offset, data),
-            Opened::Uio(device) => device.write_config(offset, data),
+        let written = match &self.device {
+            OpenedDevice::Vfio(device) => device.write_config(offset, data),
+            OpenedDevice::Uio(device) => device.write_config(offset, data),
         };
         written.map_err(|error| self.failed("writing its configuration space", error))
     }
@@ -239,49 +243,49 @@ impl Function {
         }
     }
 
-    /// How many interrupts [`enable_interrupts`](Function::enable_interrupts) can give.
+    /// Maximum number of interrupts for [`enable_interrupts`](PciFunction::enable_interrupts); 0 with UIO.
     pub fn interrupts_max(&self) -> Result<u32, PciError> {
-        match &self.opened {
-            Opened::Vfio(device) => match device.interrupts() {
+        match &self.device {
+            OpenedDevice::Vfio(device) => match device.interrupts() {
                 Ok((count, _)) => Ok(count),
-                Err(error) => Err(self.failed("asking for its interrupts", error)),
+                Err(error) => Err(self.failed("querying its interrupts", error)),
             },
-            Opened::Uio(_) => Ok(0),
+            OpenedDevice::Uio(_) => Ok(0),
         }
     }
 
-    /// Eventfds that the first `count` MSI-X vectors (or MSI) signal; those of an earlier call go
-    /// silent. Needs bus mastering. Not with UIO: poll, or bind to vfio-pci.
+    /// Enables the first `count` MSI-X (or MSI) vectors; returns one eventfd for each. It replaces the vectors of an
+    /// earlier call. Requires bus mastering. Not supported with UIO: poll, or bind to vfio-pci.
     pub fn enable_interrupts(&self, count: u32) -> Result<Vec<OwnedFd>, PciError> {
-        match &self.opened {
-            Opened::Vfio(device) => device.enable_interrupts(count),
-            Opened::Uio(_) => Err(self.not_offered("interrupts: poll, or bind it to vfio-pci")),
+        match &self.device {
+            OpenedDevice::Vfio(device) => device.enable_interrupts(count),
+            OpenedDevice::Uio(_) => Err(self.not_offered("interrupts: poll, or bind it to vfio-pci")),
         }
     }
 
-    /// Turns interrupts off.
+    /// Disables all interrupts.
     pub fn disable_interrupts(&self) -> Result<(), PciError> {
-        match &self.opened {
-            Opened::Vfio(device) => {
+        match &self.device {
+            OpenedDevice::Vfio(device) => {
                 device.disable_interrupts().map_err(|error| self.failed("disabling its interrupts", error))
             }
-            Opened::Uio(_) => Ok(()),
+            OpenedDevice::Uio(_) => Ok(()),
         }
     }
 
-    /// An eventfd that the kernel signals when it wants the function back, as before an orderly removal:
-    /// drop the function then. `None` where the backend does not tell.
-    pub fn removal_request(&self) -> Result<Option<OwnedFd>, PciError> {
-        match &self.opened {
-            Opened::Vfio(device) => device.removal_request(),
-            Opened::Uio(_) => Ok(None),
+    /// An eventfd that the kernel signals when it requests the function back, for example before an orderly removal:
+    /// drop the function then. `None` if the backend does not support it.
+    pub fn removal_event(&self) -> Result<Option<OwnedFd>, PciError> {
+        match &self.device {
+            OpenedDevice::Vfio(device) => device.removal_request(),
+            OpenedDevice::Uio(_) => Ok(None),
         }
     }
 
-    /// Whether the function is still there. One read of its configuration space, about a microsecond.
+    /// Whether the device is still present. Costs one read of its configuration space, about a microsecond.
     pub fn is_present(&self) -> bool {
         let mut identity = [0; 4];
-        self.presence.read_exact_at(&mut identity, 0).is_ok() && identity != [0xff; 4]
+        self.sysfs_config.read_exact_at(&mut identity, 0).is_ok() && identity != [0xff; 4]
     }
 
     fn failed(&self, what: &'static str, error: std::io::Error) -> PciError {
@@ -293,13 +297,13 @@ impl Function {
     }
 
     fn lock_mapped(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
-        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.mapped)
     }
 }
 
-impl Drop for Function {
+impl Drop for PciFunction {
     fn drop(&mut self) {
-        // Before memory is taken from it. What fails here fails because the device is gone.
+        // Before its memory is unmapped. This fails only if the device was removed.
         let _ = self.disable_bus_master();
         let mapped = std::mem::take(&mut *self.lock_mapped());
         for start in mapped.into_keys() {
@@ -308,57 +312,61 @@ impl Drop for Function {
     }
 }
 
-/// The way to a function, from what it is bound to.
-fn choose(sysfs: &Sysfs, info: &Info, wanted: Option<Backend>) -> Result<Backend, PciError> {
+/// Selects the backend that matches the driver of the function.
+fn select_backend(
+    sysfs: &Sysfs,
+    info: &PciFunctionInfo,
+    wanted: Option<PciBackend>,
+) -> Result<PciBackend, PciError> {
     let address = info.address;
     let driver = info.driver.clone().unwrap_or_default();
-    // Vendors' variants, as nvme_vfio_pci, offer the same.
+    // Vendor variants such as nvme_vfio_pci have the same interface.
     let (is_vfio, is_uio) = (driver.contains("vfio"), driver.contains("uio"));
     if !is_vfio && !is_uio {
         return Err(PciError::Driver { address, driver: info.driver.clone() });
     }
     if let Some(backend) = wanted {
-        return match (backend == Backend::Uio) == is_uio {
+        return match (backend == PciBackend::Uio) == is_uio {
             true => Ok(backend),
             false => Err(PciError::Backend { address, backend, driver }),
         };
     }
     if is_uio {
-        return Ok(Backend::Uio);
+        return Ok(PciBackend::Uio);
     }
     let group = info.iommu_group.ok_or(PciError::NoGroup(address))?;
     if sysfs.path(format!("dev/vfio/noiommu-{group}")).exists() {
-        return Ok(Backend::VfioNoIommu);
+        return Ok(PciBackend::VfioNoIommu);
     }
-    // The group is what every kernel has; one that is built without groups has the function's node.
+    // Every kernel has the group node unless it is built without groups; then use the function's node.
     let group_exists = sysfs.path(format!("dev/vfio/{group}")).exists();
     match !group_exists && vfio::cdev_node(sysfs, address).is_some() {
-        true => Ok(Backend::VfioCdev),
-        false => Ok(Backend::VfioGroup),
+        true => Ok(PciBackend::VfioCdev),
+        false => Ok(PciBackend::VfioGroup),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sysfs::tests::Machine;
+    use crate::sysfs::tests::FakeSysfs;
 
     const ADDRESS: &str = "0000:00:04.0";
 
-    fn open(machine: &Machine, backend: Option<Backend>) -> Result<Function, PciError> {
-        Function::open(&machine.sysfs(), ADDRESS.parse().unwrap(), backend)
+    fn open(machine: &FakeSysfs, backend: Option<PciBackend>) -> Result<PciFunction, PciError> {
+        PciFunction::open(&machine.sysfs(), ADDRESS.parse().unwrap(), backend)
     }
 
-    fn refused(machine: &Machine, backend: Option<Backend>) -> String {
+    fn open_error(machine: &FakeSysfs, backend: Option<PciBackend>) -> String {
         match open(machine, backend) {
             Ok(_) => panic!("it was opened"),
             Err(error) => error.to_string(),
         }
     }
 
-    /// A function bound to UIO, with files where the kernel has registers.
-    fn uio_machine(name: &str) -> Machine {
-        let machine = Machine::new(name);
+    /// A function bound to UIO; regular files stand for its registers.
+    fn uio_sysfs(name: &str) -> FakeSysfs {
+        let machine = FakeSysfs::new(name);
         machine.function(ADDRESS, "0x010802\n", Some("uio_pci_generic"));
         let folder = format!("sys/bus/pci/devices/{ADDRESS}");
         machine.file(&format!("{folder}/uio/uio3/name"), "uio_pci_generic\n");
@@ -370,53 +378,53 @@ mod tests {
     }
 
     #[test]
-    fn the_way_is_chosen_by_what_the_function_is_bound_to() {
-        let machine = Machine::new("choose");
+    fn the_backend_is_selected_by_the_bound_driver() {
+        let machine = FakeSysfs::new("choose");
         machine.function(ADDRESS, "0x010802\n", Some("vfio-pci"));
-        let chosen = |wanted| {
-            let info = sysfs::info(&machine.sysfs(), ADDRESS.parse().unwrap()).unwrap();
-            choose(&machine.sysfs(), &info, wanted)
+        let selected = |wanted| {
+            let info = sysfs::function_info(&machine.sysfs(), ADDRESS.parse().unwrap()).unwrap();
+            select_backend(&machine.sysfs(), &info, wanted)
         };
-        assert!(chosen(None).unwrap_err().to_string().contains("no IOMMU group: enable the IOMMU"));
+        assert!(selected(None).unwrap_err().to_string().contains("no IOMMU group: enable the IOMMU"));
         machine.link(&format!("sys/bus/pci/devices/{ADDRESS}/iommu_group"), "../../../kernel/iommu_groups/5");
-        assert_eq!(chosen(None).unwrap(), Backend::VfioGroup);
+        assert_eq!(selected(None).unwrap(), PciBackend::VfioGroup);
         machine.file(&format!("sys/bus/pci/devices/{ADDRESS}/vfio-dev/vfio0/dev"), "511:0\n");
-        assert_eq!(chosen(None).unwrap(), Backend::VfioGroup, "there is no node");
+        assert_eq!(selected(None).unwrap(), PciBackend::VfioGroup, "there is no device node");
         machine.file("dev/vfio/devices/vfio0", "");
-        assert_eq!(chosen(None).unwrap(), Backend::VfioCdev);
+        assert_eq!(selected(None).unwrap(), PciBackend::VfioCdev);
         machine.file("dev/vfio/5", "");
-        assert_eq!(chosen(None).unwrap(), Backend::VfioGroup);
-        assert_eq!(chosen(Some(Backend::VfioCdev)).unwrap(), Backend::VfioCdev);
+        assert_eq!(selected(None).unwrap(), PciBackend::VfioGroup);
+        assert_eq!(selected(Some(PciBackend::VfioCdev)).unwrap(), PciBackend::VfioCdev);
         machine.file("dev/vfio/noiommu-5", "");
-        assert_eq!(chosen(None).unwrap(), Backend::VfioNoIommu);
-        assert!(matches!(chosen(Some(Backend::Uio)), Err(PciError::Backend { .. })));
+        assert_eq!(selected(None).unwrap(), PciBackend::VfioNoIommu);
+        assert!(matches!(selected(Some(PciBackend::Uio)), Err(PciError::Backend { .. })));
     }
 
     #[test]
-    fn a_function_of_the_kernel_is_left_alone() {
-        let machine = Machine::new("kernel");
+    fn a_function_bound_to_a_kernel_driver_is_rejected() {
+        let machine = FakeSysfs::new("kernel");
         machine.function(ADDRESS, "0x010802\n", Some("nvme"));
-        assert!(refused(&machine, None).contains("bound to nvme; `ringbolt nvme bind 0000:00:04.0`"));
-        assert!(matches!(open(&Machine::new("none"), None), Err(PciError::NotFound(_))));
+        assert!(open_error(&machine, None).contains("bound to nvme; `ringbolt nvme bind 0000:00:04.0`"));
+        assert!(matches!(open(&FakeSysfs::new("none"), None), Err(PciError::NotFound(_))));
     }
 
     #[test]
-    fn missing_nodes_say_what_to_do() {
-        let machine = Machine::new("nodes");
+    fn errors_of_missing_nodes_contain_advice() {
+        let machine = FakeSysfs::new("nodes");
         machine.function(ADDRESS, "0x010802\n", Some("vfio-pci"));
         machine.file(&format!("sys/bus/pci/devices/{ADDRESS}/config"), &"\0".repeat(256));
         machine.link(&format!("sys/bus/pci/devices/{ADDRESS}/iommu_group"), "../../../kernel/iommu_groups/5");
-        assert!(refused(&machine, None).contains("modprobe vfio-pci"));
+        assert!(open_error(&machine, None).contains("modprobe vfio-pci"));
         machine.file("dev/vfio/vfio", "");
-        // A file that is no VFIO: the kernel does not know the request.
-        assert!(refused(&machine, None).contains("asking VFIO's version"));
+        // A regular file instead of VFIO: the kernel rejects the ioctl.
+        assert!(open_error(&machine, None).contains("querying the VFIO version"));
     }
 
     #[test]
-    fn a_uio_function_is_opened_once_and_mapped() {
-        let machine = uio_machine("uio");
+    fn a_uio_function_is_opened_exclusively_and_mapped() {
+        let machine = uio_sysfs("uio");
         let function = open(&machine, None).unwrap();
-        assert_eq!(function.backend(), Backend::Uio);
+        assert_eq!(function.backend(), PciBackend::Uio);
         assert!(function.is_present());
         let mut command = [0; 2];
         function.read_config(4, &mut command).unwrap();
@@ -424,7 +432,7 @@ mod tests {
         function.enable_bus_master().unwrap();
         function.read_config(4, &mut command).unwrap();
         assert_eq!(u16::from_le_bytes(command), COMMAND_MEMORY | COMMAND_BUS_MASTER);
-        assert!(refused(&machine, None).contains("another process has it open"));
+        assert!(open_error(&machine, None).contains("another process has it open"));
         let registers = function.map_bar(0).unwrap();
         assert_eq!(registers.len(), 16384);
         registers.store_u32(0x14, 1);
@@ -436,8 +444,8 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_lies_is_named() {
-        let machine = uio_machine("lies");
+    fn invalid_bars_and_unsupported_operations_are_errors() {
+        let machine = uio_sysfs("invalid-bars");
         let function = open(&machine, None).unwrap();
         let why = |index| match function.map_bar(index) {
             Ok(_) => panic!("BAR {index} was mapped"),
@@ -453,8 +461,8 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_was_pulled_out_is_noticed() {
-        let machine = uio_machine("pulled");
+    fn a_removed_function_is_not_present() {
+        let machine = uio_sysfs("pulled");
         let function = open(&machine, None).unwrap();
         let config = machine.root.join(format!("sys/bus/pci/devices/{ADDRESS}/config"));
         std::fs::write(&config, [0xff; 256]).unwrap();
@@ -464,11 +472,11 @@ mod tests {
     }
 
     #[test]
-    fn without_an_iommu_ordinary_pages_are_refused() {
-        let machine = uio_machine("pages");
+    fn without_an_iommu_ordinary_pages_are_rejected() {
+        let machine = uio_sysfs("pages");
         let function = open(&machine, None).unwrap();
-        let config = memory::Config { limit_bytes: 2 << 20, hugepages: false, shared: false };
-        let pool = memory::Pool::new(&memory::Arena::new(config));
+        let config = dma::ArenaConfig { limit_bytes: 2 << 20, hugepages: false, shared: false };
+        let pool = dma::Pool::new(&dma::Arena::new(config));
         let buffer = pool.take(4096).unwrap();
         let chunk = buffer.chunk().unwrap();
         assert!(function.map_dma(&chunk).unwrap_err().to_string().contains("nr_hugepages"));
@@ -478,6 +486,6 @@ mod tests {
     #[test]
     fn functions_can_be_shared_between_cores() {
         fn shared<T: Send + Sync>() {}
-        shared::<Function>();
+        shared::<PciFunction>();
     }
 }

@@ -1,4 +1,4 @@
-//! Functions that come and go: the kernel's uevents.
+//! PCI hotplug events from kernel uevents.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,104 +6,104 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
-use crate::Address;
+use crate::PciAddress;
 
-/// The kernel's messages about PCI functions. Non-blocking: watch its descriptor with
-/// `sys::Events`, and at each report call [`receive`](Hotplug::receive) until there is none.
+/// A netlink socket that receives the kernel's uevents of PCI functions.
 ///
-/// Needs no privileges. In a network namespace that belongs to another user namespace the kernel sends
-/// nothing.
-pub struct Hotplug {
+/// It is non-blocking: watch its descriptor with `os::EventLoop`, and at each event call
+/// [`receive`](HotplugMonitor::receive) until it returns `None`. It needs no privileges, but the kernel sends no
+/// uevents to a network namespace of another user namespace.
+pub struct HotplugMonitor {
     socket: OwnedFd,
 }
 
-/// One message.
+/// A received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
-    /// Something happened to a PCI function.
+pub enum HotplugEvent {
+    /// A uevent of a PCI function.
     Function(Uevent),
-    /// Something happened to another kind of device.
+    /// A message about another kind of device.
     Other,
-    /// Messages were lost: compare with [`enumerate`](crate::enumerate).
+    /// Messages were lost: call [`enumerate`](crate::enumerate) to resynchronise.
     Missed,
 }
 
-/// What happened to a function.
+/// A uevent of a PCI function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uevent {
-    /// What.
+    /// The action.
     pub kind: UeventKind,
-    /// To which.
-    pub address: Address,
+    /// The function.
+    pub address: PciAddress,
     /// Its class code.
     pub class: Option<u32>,
-    /// The driver that it was bound to or taken from.
+    /// The driver that it was bound to or unbound from.
     pub driver: Option<String>,
 }
 
-/// Kinds of uevents.
+/// The action of a uevent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UeventKind {
-    /// It is there.
+    /// The function was added.
     Add,
-    /// It is gone.
+    /// The function was removed.
     Remove,
-    /// It was bound to a driver.
+    /// A driver was bound.
     Bind,
-    /// It was taken from its driver.
+    /// The driver was unbound.
     Unbind,
-    /// Anything else: moved, online, offline, changed.
+    /// Any other action: move, online, offline, change.
     Change,
 }
 
 /// The kernel's limit for one message is 2 KiB of properties and a path.
 const MESSAGE_BYTES_MAX: usize = 8192;
-/// Room for a few hundred messages: a shelf of drives that is pulled at once.
+/// Receive buffer for a few hundred messages: the removal of a whole drive shelf.
 const RECEIVE_BYTES: usize = 1 << 20;
-/// The kernel's multicast group; udev's is another.
+/// The multicast group of kernel uevents; udev uses another.
 const KERNEL_GROUP: u32 = 1;
 
-impl Hotplug {
-    /// Listens from now on.
-    pub fn new() -> io::Result<Hotplug> {
+impl HotplugMonitor {
+    /// Opens the socket; it receives events from now on.
+    pub fn new() -> io::Result<HotplugMonitor> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let kind = SocketType::DGRAM;
         let socket = rustix::net::socket_with(AddressFamily::NETLINK, kind, flags, Some(KOBJECT_UEVENT))?;
         rustix::net::bind(&socket, &SocketAddrNetlink::new(0, KERNEL_GROUP))?;
-        // Less than wanted is no failure: what does not fit is reported as missed.
+        // A smaller buffer is acceptable: an overflow is reported as `Missed`.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BYTES);
-        Ok(Hotplug { socket })
+        Ok(HotplugMonitor { socket })
     }
 
-    /// The next message; `None` when there is none now.
-    pub fn receive(&mut self) -> io::Result<Option<Notice>> {
+    /// Receives the next message; `None` if there is none now.
+    pub fn receive(&mut self) -> io::Result<Option<HotplugEvent>> {
         let mut message = [0; MESSAGE_BYTES_MAX];
         let received = rustix::net::recvfrom(&self.socket, &mut message[..], RecvFlags::TRUNC);
         let (length, sender) = match received {
             Ok((_, length, sender)) => (length, sender),
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
-            Err(rustix::io::Errno::NOBUFS) => return Ok(Some(Notice::Missed)),
+            Err(rustix::io::Errno::NOBUFS) => return Ok(Some(HotplugEvent::Missed)),
             Err(error) => return Err(error.into()),
         };
-        // Other processes may send to the group too; only the kernel has no port.
+        // Other processes may send to the group too; only the kernel's port is 0.
         let sender = sender.and_then(|any| SocketAddrNetlink::try_from(any).ok());
         if sender.is_none_or(|sender| sender.pid() != 0) {
-            return Ok(Some(Notice::Other));
+            return Ok(Some(HotplugEvent::Other));
         }
-        let Some(message) = message.get(..length) else { return Ok(Some(Notice::Missed)) };
-        Ok(Some(Uevent::parse(message).map_or(Notice::Other, Notice::Function)))
+        let Some(message) = message.get(..length) else { return Ok(Some(HotplugEvent::Missed)) };
+        Ok(Some(Uevent::parse(message).map_or(HotplugEvent::Other, HotplugEvent::Function)))
     }
 }
 
-impl AsFd for Hotplug {
+impl AsFd for HotplugMonitor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
 impl Uevent {
-    /// Reads a message: `action@path`, then properties, each ended by a zero byte. `None` if it is not
-    /// about a PCI function.
+    /// Parses a message: `action@path`, then properties, each terminated by a zero byte. `None` if it is not about
+    /// a PCI function.
     pub fn parse(message: &[u8]) -> Option<Uevent> {
         let mut fields = message.split(|byte| *byte == 0).filter_map(|field| str::from_utf8(field).ok());
         let (_, path) = fields.next()?.split_once('@')?;
@@ -146,7 +146,7 @@ mod tests {
         MODALIAS=pci:v00001B36d00000010sv00001AF4sd00001100bc01sc08i02\0SEQNUM=1203\0";
 
     #[test]
-    fn messages_of_the_kernel_are_read() {
+    fn kernel_uevents_are_parsed() {
         let address = "0000:00:04.0".parse().unwrap();
         let expected = Uevent { kind: UeventKind::Add, address, class: Some(0x10802), driver: None };
         assert_eq!(Uevent::parse(ADD), Some(expected));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_about_a_function_is_left_alone() {
+    fn messages_about_other_devices_are_ignored() {
         for message in [
             b"".as_slice(),
             b"libudev\0\xfe\xed\xca\xfe",
@@ -174,9 +174,9 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_without_news_says_so() {
-        // Where the sandbox has no netlink there is nothing to look at.
-        let Ok(mut hotplug) = Hotplug::new() else { return };
+    fn receive_returns_none_without_messages() {
+        // A sandbox without netlink: nothing to test.
+        let Ok(mut hotplug) = HotplugMonitor::new() else { return };
         for _ in 0..1000 {
             if hotplug.receive().unwrap().is_none() {
                 return;
@@ -187,12 +187,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_message_is_read_or_refused(message in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn parsing_arbitrary_bytes_never_panics(message in proptest::collection::vec(any::<u8>(), 0..300)) {
             Uevent::parse(&message);
         }
 
         #[test]
-        fn a_changed_message_does_no_harm(at in 0usize..200, byte: u8, cut in 0usize..256) {
+        fn parsing_a_mutated_message_never_panics(at in 0usize..200, byte: u8, cut in 0usize..256) {
             let mut message = ADD.to_vec();
             let index = at % message.len();
             message[index] = byte;

@@ -1,16 +1,15 @@
-//! PCI functions from user space: find them, open them through VFIO or UIO, map their registers, and
-//! give them memory to read and write.
+//! PCI functions from user space: enumeration, VFIO and UIO, BARs, DMA mappings, interrupts, hotplug.
 //!
-//! [`enumerate`] lists what [`Sysfs`] knows. [`Function`] is one opened function: its registers as a
-//! [`memory::SharedRegion`], device addresses for the chunks of an [`memory::Arena`], interrupts as
-//! eventfds, and its reset. [`Hotplug`] says when functions come and go.
+//! [`enumerate`] lists the functions in [`Sysfs`]. [`PciFunction`] is one opened function: its BARs as
+//! [`dma::SharedRegion`]s, device addresses (IOVAs) for the chunks of a [`dma::Arena`], interrupts
+//! as eventfds, and reset. [`HotplugMonitor`] reports functions that are added or removed.
 //!
-//! The kernel driver of a function has to give it up first; `ringbolt nvme bind` does that.
+//! A function must first be unbound from its kernel driver; `ringbolt nvme bind` does that.
 //!
 //! ```no_run
 //! let sysfs = pci::Sysfs::default();
 //! for info in pci::enumerate(&sysfs)?.iter().filter(|info| info.is_nvme()) {
-//!     let function = pci::Function::open(&sysfs, info.address, None)?;
+//!     let function = pci::PciFunction::open(&sysfs, info.address, None)?;
 //!     let registers = function.map_bar(0)?;
 //!     println!("{}: NVMe version {:#x}", info.address, registers.load_u32(8));
 //! }
@@ -21,17 +20,18 @@
 mod address;
 pub mod bind;
 mod error;
+mod flock;
 mod function;
 mod hotplug;
+mod iova;
 mod pagemap;
-mod space;
 mod sysfs;
 mod uapi;
 mod uio;
 mod vfio;
 
-pub use address::{Address, AddressError};
+pub use address::{PciAddress, PciAddressError};
 pub use error::PciError;
-pub use function::{Backend, Function};
-pub use hotplug::{Hotplug, Notice, Uevent, UeventKind};
-pub use sysfs::{Bar, BarKind, Info, NVME_CLASS, Sysfs, bars, enumerate, info};
+pub use function::{PciBackend, PciFunction};
+pub use hotplug::{HotplugEvent, HotplugMonitor, Uevent, UeventKind};
+pub use sysfs::{BarKind, NVME_CLASS, PciBar, PciFunctionInfo, Sysfs, bars, enumerate, function_info};

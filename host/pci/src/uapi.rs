@@ -1,11 +1,11 @@
-//! The kernel's interface to VFIO and iommufd: structures and requests of `linux/vfio.h` and
-//! `linux/iommufd.h`, and one safe function for each request.
+//! The kernel's VFIO and iommufd interface: structures and ioctl requests of `linux/vfio.h` and
+//! `linux/iommufd.h`, with one safe function per request.
 
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// `_IO(';', 100 + number)`: neither direction nor size is part of VFIO's requests.
+/// `_IO(';', 100 + number)`: VFIO's requests encode neither direction nor size.
 const fn vfio(number: u32) -> u32 {
     (b';' as u32) << 8 | (100 + number)
 }
@@ -21,39 +21,39 @@ pub(crate) const TYPE1V2: u32 = 3;
 /// No IOMMU (`VFIO_NOIOMMU_IOMMU`).
 pub(crate) const NO_IOMMU: u32 = 8;
 
-/// Index of the region that is the configuration space.
+/// Index of the configuration space region.
 pub(crate) const CONFIG_REGION: u32 = 7;
 
-/// Kinds of interrupts, by their index.
+/// VFIO interrupt indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Interrupt {
+pub(crate) enum VfioIrq {
     Msi = 1,
     Msix = 2,
-    /// The kernel asks for the function back.
+    /// The kernel requests the function back.
     Request = 4,
 }
 
-/// A structure that the kernel takes and gives back.
+/// An ioctl argument structure.
 ///
 /// # Safety
-/// For `REQUEST` the kernel reads and writes at most the bytes of the structure, of which every bit
-/// pattern is a value.
-unsafe trait Argument {
+/// For `REQUEST` the kernel must read and write at most the bytes of the structure, for which every bit
+/// pattern must be valid.
+unsafe trait IoctlArgument {
     const REQUEST: u32;
 }
 
-fn call<T: Argument>(fd: BorrowedFd<'_>, argument: &mut T) -> io::Result<i32> {
-    // SAFETY: the pointer is to a live value, and the trait says that the kernel stays inside it.
-    unsafe { raw(fd, T::REQUEST, std::ptr::from_mut(argument).cast()) }
+fn call<T: IoctlArgument>(fd: BorrowedFd<'_>, argument: &mut T) -> io::Result<i32> {
+    // SAFETY: the pointer is to a live value, and the trait guarantees that the kernel stays inside it.
+    unsafe { raw_ioctl(fd, T::REQUEST, std::ptr::from_mut(argument).cast()) }
 }
 
 /// # Safety
-/// `argument` is what `request` takes: a number, or a pointer to memory that the kernel may read and
-/// write as the request says.
-unsafe fn raw(fd: BorrowedFd<'_>, request: u32, argument: *mut libc::c_void) -> io::Result<i32> {
+/// `argument` must be what `request` expects: a number, or a pointer to memory that the kernel may read and
+/// write as the request specifies.
+unsafe fn raw_ioctl(fd: BorrowedFd<'_>, request: u32, argument: *mut libc::c_void) -> io::Result<i32> {
     loop {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees a valid argument.
         let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, argument) };
         if result >= 0 {
             return Ok(result);
@@ -65,10 +65,10 @@ unsafe fn raw(fd: BorrowedFd<'_>, request: u32, argument: *mut libc::c_void) -> 
     }
 }
 
-/// A request that takes a number, or nothing (0).
+/// A request whose argument is a number, or unused (0).
 fn call_number(fd: BorrowedFd<'_>, request: u32, number: u32) -> io::Result<i32> {
-    // SAFETY: this module passes only requests here that take their argument as a number.
-    unsafe { raw(fd, request, number as usize as *mut libc::c_void) }
+    // SAFETY: this module calls it only for requests whose argument is a number.
+    unsafe { raw_ioctl(fd, request, number as usize as *mut libc::c_void) }
 }
 
 macro_rules! arguments {
@@ -77,9 +77,9 @@ macro_rules! arguments {
         #[derive(Clone, Copy, Debug, Default)]
         struct $name { $($field: $type,)* }
         const _: () = assert!(size_of::<$name>() == $bytes);
-        // SAFETY: the layout is that of the kernel's header, plain integers all; requests that are
-        // told their size (`argsz`, `size`) are told this one.
-        unsafe impl Argument for $name { const REQUEST: u32 = $request; }
+        // SAFETY: the layout is that of the kernel's header and has only integers; requests with a size
+        // field (`argsz`, `size`) get the size of this structure.
+        unsafe impl IoctlArgument for $name { const REQUEST: u32 = $request; }
         #[allow(dead_code)]
         impl $name { const BYTES: u32 = size_of::<$name>() as u32; }
     )*};
@@ -128,14 +128,14 @@ struct IoasRanges {
 }
 const _: () = assert!(size_of::<IoasRanges>() == 32);
 
-/// Addresses that a device may use, both ends inside. The kernel's `struct iommu_iova_range`.
+/// A range of usable IOVAs, both ends inclusive: `struct iommu_iova_range`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Range {
+pub(crate) struct IovaRange {
     pub(crate) first: u64,
     pub(crate) last: u64,
 }
-const _: () = assert!(size_of::<Range>() == 16);
+const _: () = assert!(size_of::<IovaRange>() == 16);
 
 const MAP_READ: u32 = 1;
 const MAP_WRITE: u32 = 2;
@@ -143,57 +143,57 @@ const IOAS_FIXED: u32 = 1;
 const IOAS_WRITEABLE: u32 = 2;
 const IOAS_READABLE: u32 = 4;
 
-/// Whether a container speaks the version that we do.
-pub(crate) fn container_is_known(container: BorrowedFd<'_>) -> io::Result<bool> {
+/// Whether the container's API version is 0.
+pub(crate) fn container_version_matches(container: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(call_number(container, vfio(0), 0)? == API_VERSION)
 }
 
-/// Whether a container knows a kind of IOMMU.
-pub(crate) fn container_has(container: BorrowedFd<'_>, kind: u32) -> io::Result<bool> {
+/// Whether a container supports an IOMMU type.
+pub(crate) fn container_supports(container: BorrowedFd<'_>, kind: u32) -> io::Result<bool> {
     Ok(call_number(container, vfio(1), kind)? > 0)
 }
 
-/// Chooses the kind of IOMMU of a container that has a group.
+/// Sets the IOMMU type of a container that has a group.
 pub(crate) fn set_iommu(container: BorrowedFd<'_>, kind: u32) -> io::Result<()> {
     call_number(container, vfio(2), kind).map(drop)
 }
 
-/// Whether every function of the group is out of the kernel's hands.
+/// Whether the group is viable: no function of it is bound to a kernel driver.
 pub(crate) fn group_is_viable(group: BorrowedFd<'_>) -> io::Result<bool> {
     let mut status = GroupStatus { argsz: GroupStatus::BYTES, flags: 0 };
     call(group, &mut status)?;
     Ok(status.flags & 1 != 0)
 }
 
-/// Puts a group into a container.
+/// Adds a group to a container.
 pub(crate) fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) -> io::Result<()> {
     let mut fd: RawFd = container.as_raw_fd();
     // SAFETY: the request reads one int.
-    unsafe { raw(group, vfio(4), std::ptr::from_mut(&mut fd).cast()) }.map(drop)
+    unsafe { raw_ioctl(group, vfio(4), std::ptr::from_mut(&mut fd).cast()) }.map(drop)
 }
 
-/// The descriptor of a group's function, by its address.
+/// Opens a function of a group, by its PCI address.
 pub(crate) fn device(group: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
     let name = CString::new(name)?;
-    // SAFETY: the request reads a text that ends with a zero byte.
-    let fd = unsafe { raw(group, vfio(6), name.as_ptr().cast_mut().cast()) }?;
-    // SAFETY: the kernel just made this descriptor for us, and nobody else knows it.
+    // SAFETY: the request reads a zero-terminated string.
+    let fd = unsafe { raw_ioctl(group, vfio(6), name.as_ptr().cast_mut().cast()) }?;
+    // SAFETY: the kernel has just returned this new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// What a function can do.
-pub(crate) struct Abilities {
+/// The attributes of a function (`struct vfio_device_info`).
+pub(crate) struct DeviceAttributes {
     pub(crate) is_pci: bool,
     pub(crate) can_reset: bool,
     pub(crate) regions: u32,
     pub(crate) interrupts: u32,
 }
 
-/// What a function can do.
-pub(crate) fn abilities(device: BorrowedFd<'_>) -> io::Result<Abilities> {
+/// Queries the attributes of a function.
+pub(crate) fn device_attributes(device: BorrowedFd<'_>) -> io::Result<DeviceAttributes> {
     let mut info = DeviceInfo { argsz: DeviceInfo::BYTES, ..Default::default() };
     call(device, &mut info)?;
-    Ok(Abilities {
+    Ok(DeviceAttributes {
         can_reset: info.flags & 1 != 0,
         is_pci: info.flags & 2 != 0,
         regions: info.num_regions,
@@ -201,33 +201,33 @@ pub(crate) fn abilities(device: BorrowedFd<'_>) -> io::Result<Abilities> {
     })
 }
 
-/// Where a region of a function lies in its descriptor.
+/// The location of a region in the descriptor of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Region {
+pub(crate) struct VfioRegion {
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
     pub(crate) mappable: bool,
 }
 
-/// A region of a function.
-pub(crate) fn region(device: BorrowedFd<'_>, index: u32) -> io::Result<Region> {
+/// Queries a region of a function.
+pub(crate) fn region(device: BorrowedFd<'_>, index: u32) -> io::Result<VfioRegion> {
     let mut info = RegionInfo { argsz: RegionInfo::BYTES, index, ..Default::default() };
     call(device, &mut info)?;
-    Ok(Region { offset: info.offset, bytes: info.size, mappable: info.flags & 4 != 0 })
+    Ok(VfioRegion { offset: info.offset, bytes: info.size, mappable: info.flags & 4 != 0 })
 }
 
-/// How many interrupts of a kind a function has that can signal an eventfd.
-pub(crate) fn interrupt_count(device: BorrowedFd<'_>, kind: Interrupt) -> io::Result<u32> {
+/// The number of interrupts of a kind that can signal an eventfd.
+pub(crate) fn interrupt_count(device: BorrowedFd<'_>, kind: VfioIrq) -> io::Result<u32> {
     let mut info = IrqInfo { argsz: IrqInfo::BYTES, index: kind as u32, ..Default::default() };
     call(device, &mut info)?;
     Ok(if info.flags & 1 != 0 { info.count } else { 0 })
 }
 
-/// Lets the interrupts of a kind, from the first, signal `events`; none turns them off. Returns how
-/// many the function could have had where it could not have them all.
+/// Makes the interrupts of a kind, from the first, signal `events`; an empty slice disables them. If not all can be
+/// enabled, returns the number that can; otherwise 0.
 pub(crate) fn set_interrupts(
     device: BorrowedFd<'_>,
-    kind: Interrupt,
+    kind: VfioIrq,
     events: &[BorrowedFd<'_>],
 ) -> io::Result<u32> {
     const DATA_NONE: u32 = 1;
@@ -237,10 +237,10 @@ pub(crate) fn set_interrupts(
     let data = if events.is_empty() { DATA_NONE } else { DATA_EVENTFD };
     let mut words = vec![bytes as u32, data | ACTION_TRIGGER, kind as u32, 0, events.len() as u32];
     words.extend(events.iter().map(|event| event.as_raw_fd() as u32));
-    // SAFETY: an `IrqSet` in words, with as many descriptors behind it as its count says; the kernel
-    // only reads it.
-    let more = unsafe { raw(device, vfio(10), words.as_mut_ptr().cast()) }?;
-    Ok(more as u32)
+    // SAFETY: an `IrqSet` in words, followed by as many descriptors as its count; the kernel only
+    // reads it.
+    let available = unsafe { raw_ioctl(device, vfio(10), words.as_mut_ptr().cast()) }?;
+    Ok(available as u32)
 }
 
 /// Resets a function.
@@ -248,33 +248,33 @@ pub(crate) fn reset(device: BorrowedFd<'_>) -> io::Result<()> {
     call_number(device, vfio(11), 0).map(drop)
 }
 
-/// The addresses that devices of a container may use; `None` where the kernel (before 5.4) does not say.
-pub(crate) fn container_ranges(container: BorrowedFd<'_>) -> io::Result<Option<Vec<Range>>> {
+/// The usable IOVA ranges of a container; `None` if the kernel (before 5.4) does not report them.
+pub(crate) fn container_ranges(container: BorrowedFd<'_>) -> io::Result<Option<Vec<IovaRange>>> {
     // `struct vfio_iommu_type1_info`: argsz, flags, page sizes (u64), offset of the first capability.
     const FIXED: usize = 24;
-    // 64 KiB hold 4,000 ranges, where machines have a handful.
-    const MOST: usize = 65536;
+    // 64 KiB is enough for 4,000 ranges; systems have a handful.
+    const BYTES_MAX: usize = 65536;
     let mut words = vec![0u64; FIXED / 8];
     for _ in 0..2 {
         let bytes = words.len() * 8;
         words[0] = bytes as u64;
-        // SAFETY: the kernel writes at most as many bytes as the first word says, which are there.
-        unsafe { raw(container, vfio(12), words.as_mut_ptr().cast()) }?;
+        // SAFETY: the kernel writes at most `argsz` bytes, which is in the first word and is the size of `words`.
+        unsafe { raw_ioctl(container, vfio(12), words.as_mut_ptr().cast()) }?;
         let needed = (words[0] as u32 as usize).next_multiple_of(8);
         if needed <= bytes {
             break;
         }
-        words = vec![0u64; needed.min(MOST) / 8];
+        words = vec![0u64; needed.min(BYTES_MAX) / 8];
     }
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-    Ok(ranges_in(&bytes))
+    Ok(parse_iova_ranges(&bytes))
 }
 
-/// The ranges in what `VFIO_IOMMU_GET_INFO` filled in.
-fn ranges_in(bytes: &[u8]) -> Option<Vec<Range>> {
+/// Parses the IOVA ranges in the result of `VFIO_IOMMU_GET_INFO`.
+fn parse_iova_ranges(bytes: &[u8]) -> Option<Vec<IovaRange>> {
     const HAS_CAPABILITIES: u32 = 2;
     const IOVA_RANGES: u16 = 1;
-    // More links than there can be headers: a chain that runs in a circle ends.
+    // Limits the capability chain, so that a cyclic chain terminates.
     const LINKS_MAX: usize = 64;
     let half = |at: usize| Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
     let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
@@ -292,7 +292,7 @@ fn ranges_in(bytes: &[u8]) -> Option<Vec<Range>> {
             let count = word(at + 8)? as usize;
             let one = |index| {
                 let from = at + 16 + index * 16;
-                Some(Range { first: long(from)?, last: long(from + 8)? })
+                Some(IovaRange { first: long(from)?, last: long(from + 8)? })
             };
             return (0..count.min(bytes.len() / 16)).map(one).collect();
         }
@@ -301,44 +301,44 @@ fn ranges_in(bytes: &[u8]) -> Option<Vec<Range>> {
     None
 }
 
-/// Lets devices of a container reach memory of this process.
+/// Maps memory of this process for the devices of a container.
 pub(crate) fn container_map(container: BorrowedFd<'_>, start: u64, bytes: u64, iova: u64) -> io::Result<()> {
     let flags = MAP_READ | MAP_WRITE;
     let mut map = DmaMap { argsz: DmaMap::BYTES, flags, vaddr: start, iova, size: bytes };
     call(container, &mut map).map(drop)
 }
 
-/// Ends what [`container_map`] began.
+/// Reverts [`container_map`].
 pub(crate) fn container_unmap(container: BorrowedFd<'_>, bytes: u64, iova: u64) -> io::Result<()> {
     let mut unmap = DmaUnmap { argsz: DmaUnmap::BYTES, flags: 0, iova, size: bytes };
     call(container, &mut unmap).map(drop)
 }
 
-/// Gives a function's descriptor, opened from its node, to an iommufd.
+/// Binds a function, opened through its character device, to an iommufd.
 pub(crate) fn bind_iommufd(device: BorrowedFd<'_>, iommufd: BorrowedFd<'_>) -> io::Result<()> {
     let mut bind =
         BindIommufd { argsz: BindIommufd::BYTES, iommufd: iommufd.as_raw_fd(), ..Default::default() };
     call(device, &mut bind).map(drop)
 }
 
-/// Lets a bound function use an address space.
+/// Attaches a bound function to an address space.
 pub(crate) fn attach(device: BorrowedFd<'_>, ioas: u32) -> io::Result<()> {
     let mut attach = AttachIoas { argsz: AttachIoas::BYTES, flags: 0, pt_id: ioas };
     call(device, &mut attach).map(drop)
 }
 
-/// A new, empty address space.
-pub(crate) fn ioas_new(iommufd: BorrowedFd<'_>) -> io::Result<u32> {
+/// Allocates an empty I/O address space (IOAS).
+pub(crate) fn ioas_alloc(iommufd: BorrowedFd<'_>) -> io::Result<u32> {
     let mut alloc = IoasAlloc { size: IoasAlloc::BYTES, ..Default::default() };
     call(iommufd, &mut alloc)?;
     Ok(alloc.out_ioas_id)
 }
 
-/// The addresses that devices attached to the space may use.
-pub(crate) fn ioas_ranges(fd: BorrowedFd<'_>, ioas: u32) -> io::Result<Vec<Range>> {
-    // Machines have a handful.
-    const MOST: usize = 4096;
-    let mut ranges: Vec<Range> = Vec::new();
+/// The usable IOVA ranges of the devices attached to an address space.
+pub(crate) fn ioas_ranges(fd: BorrowedFd<'_>, ioas: u32) -> io::Result<Vec<IovaRange>> {
+    // Systems have a handful.
+    const RANGES_MAX: usize = 4096;
+    let mut ranges: Vec<IovaRange> = Vec::new();
     loop {
         let mut argument = IoasRanges {
             size: size_of::<IoasRanges>() as u32,
@@ -348,27 +348,27 @@ pub(crate) fn ioas_ranges(fd: BorrowedFd<'_>, ioas: u32) -> io::Result<Vec<Range
             allowed_iovas: ranges.as_mut_ptr() as u64,
             out_iova_alignment: 0,
         };
-        // SAFETY: the kernel writes the structure, and at most as many ranges as it was told there are.
-        let result = unsafe { raw(fd, iommufd(4), std::ptr::from_mut(&mut argument).cast()) };
+        // SAFETY: the kernel writes the structure, and at most `num_iovas` ranges at `allowed_iovas`.
+        let result = unsafe { raw_ioctl(fd, iommufd(4), std::ptr::from_mut(&mut argument).cast()) };
         let count = argument.num_iovas as usize;
         match result {
             Ok(_) => {
                 ranges.truncate(count);
                 return Ok(ranges);
             }
-            // It has more than there was room for, and says how many.
+            // There are more ranges than space for them; the kernel returns their number.
             Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) && count > ranges.len() => {
-                if count > MOST {
+                if count > RANGES_MAX {
                     return Err(error);
                 }
-                ranges.resize(count, Range::default());
+                ranges.resize(count, IovaRange::default());
             }
             Err(error) => return Err(error),
         }
     }
 }
 
-/// Lets devices of an address space reach memory of this process.
+/// Maps memory of this process for the devices of an address space.
 pub(crate) fn ioas_map(
     iommufd: BorrowedFd<'_>,
     ioas: u32,
@@ -389,7 +389,7 @@ pub(crate) fn ioas_map(
     call(iommufd, &mut map).map(drop)
 }
 
-/// Ends what [`ioas_map`] began.
+/// Reverts [`ioas_map`].
 pub(crate) fn ioas_unmap(iommufd: BorrowedFd<'_>, ioas: u32, bytes: u64, iova: u64) -> io::Result<()> {
     let mut unmap = IoasUnmap { size: IoasUnmap::BYTES, ioas_id: ioas, iova, length: bytes };
     call(iommufd, &mut unmap).map(drop)
@@ -400,8 +400,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// As the kernel lays it out: the fixed part, a capability of another kind, then the ranges.
-    fn filled(ranges: &[(u64, u64)]) -> Vec<u8> {
+    /// The kernel's layout: the fixed part, another capability, then the ranges.
+    fn iommu_info(ranges: &[(u64, u64)]) -> Vec<u8> {
         let mut bytes = Vec::new();
         let total = 24 + 16 + 16 + 16 * ranges.len();
         for word in [total as u32, 3, 0xffff_f000, 0, 24, 0] {
@@ -427,29 +427,29 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_found_behind_other_capabilities() {
+    fn iova_ranges_are_found_behind_other_capabilities() {
         let ranges = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 39) - 1)];
-        let expected = ranges.map(|(first, last)| Range { first, last }).to_vec();
-        assert_eq!(ranges_in(&filled(&ranges)), Some(expected));
-        let mut none = filled(&ranges);
+        let expected = ranges.map(|(first, last)| IovaRange { first, last }).to_vec();
+        assert_eq!(parse_iova_ranges(&iommu_info(&ranges)), Some(expected));
+        let mut none = iommu_info(&ranges);
         none[4] = 1;
-        assert_eq!(ranges_in(&none), None);
-        let mut circle = filled(&ranges);
-        circle[40] = 9;
-        circle[44] = 24;
-        assert_eq!(ranges_in(&circle), None);
+        assert_eq!(parse_iova_ranges(&none), None);
+        let mut cyclic = iommu_info(&ranges);
+        cyclic[40] = 9;
+        cyclic[44] = 24;
+        assert_eq!(parse_iova_ranges(&cyclic), None);
     }
 
     #[test]
-    fn requests_have_the_numbers_of_the_headers() {
+    fn request_numbers_match_the_kernel_headers() {
         assert_eq!((GroupStatus::REQUEST, DmaMap::REQUEST), (0x3b67, 0x3b71));
         assert_eq!((BindIommufd::REQUEST, IoasMap::REQUEST), (0x3b76, 0x3b85));
     }
 
     proptest! {
         #[test]
-        fn any_answer_is_read_or_refused(bytes in proptest::collection::vec(0u8..48, 0..256)) {
-            ranges_in(&bytes);
+        fn parsing_arbitrary_bytes_never_panics(bytes in proptest::collection::vec(0u8..48, 0..256)) {
+            parse_iova_ranges(&bytes);
         }
     }
 }

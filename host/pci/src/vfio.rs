@@ -1,8 +1,8 @@
-//! A function bound to `vfio-pci`: through its group (with or without an IOMMU), or through its own
-//! node and an iommufd.
+//! The VFIO backend (`vfio-pci`): through an IOMMU group (with or without an IOMMU), or through the
+//! function's character device and iommufd.
 //!
-//! A group can be opened once only, and all its functions share one address space, so that this
-//! process keeps one [`Domain`] a group, as long as one of the group's functions is open.
+//! A group can be opened only once, and all its functions share one address space, so this process has
+//! one [`IommuDomain`] per group as long as any function of the group is open.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -11,35 +11,36 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::space::{Placed, Released, Space};
-use crate::uapi::{self, Interrupt, Range, Region};
-use crate::{Address, Backend, PciError, Sysfs, uio};
+use crate::flock::flock_exclusive;
+use crate::iova::{IovaAllocation, IovaAllocator, IovaRelease};
+use crate::uapi::{self, IovaRange, VfioIrq, VfioRegion};
+use crate::{PciAddress, PciBackend, PciError, Sysfs};
 
-/// The groups that this process has open.
-static DOMAINS: Mutex<Vec<(Key, Weak<Domain>)>> = Mutex::new(Vec::new());
+/// The open domains of this process.
+static DOMAINS: Mutex<Vec<(DomainKey, Weak<IommuDomain>)>> = Mutex::new(Vec::new());
 
-/// A group, and how it was opened.
-type Key = (Sysfs, u32, Backend);
+/// Identifies a domain: system, IOMMU group and backend.
+type DomainKey = (Sysfs, u32, PciBackend);
 
-/// What the functions of one group share.
-struct Domain {
-    kind: Kind,
-    space: Mutex<Space>,
-    /// Functions of the group that are open: VFIO would open one twice.
-    open: Mutex<BTreeSet<Address>>,
+/// The address space and descriptors that the functions of one IOMMU group share.
+struct IommuDomain {
+    interface: IommuInterface,
+    space: Mutex<IovaAllocator>,
+    /// The open functions of the group; VFIO itself would allow a second open.
+    open: Mutex<BTreeSet<PciAddress>>,
 }
 
-enum Kind {
-    /// The group is dropped first: it leaves the container.
+enum IommuInterface {
+    /// The group is closed first, which detaches it from the container.
     Container {
         group: OwnedFd,
         container: OwnedFd,
     },
-    /// As above, without an IOMMU behind it.
+    /// A container without an IOMMU.
     NoIommu {
         group: OwnedFd,
         _container: OwnedFd,
@@ -50,91 +51,95 @@ enum Kind {
     },
 }
 
-/// An opened function.
-pub(crate) struct Device {
-    address: Address,
+/// A function opened through VFIO.
+pub(crate) struct VfioDevice {
+    address: PciAddress,
     file: File,
-    config: Region,
+    config: VfioRegion,
     can_reset: bool,
     regions: u32,
     interrupts: u32,
-    enabled: Mutex<Option<Interrupt>>,
-    /// Behind the descriptor, which is closed first.
-    domain: Lease,
+    enabled: Mutex<Option<VfioIrq>>,
+    /// After `file`, which is closed first.
+    domain: DomainLease,
 }
 
-/// One function's hold on its domain.
-struct Lease {
-    /// `None` only within drop.
-    domain: Option<Arc<Domain>>,
-    address: Address,
+/// A function's reference to its domain.
+struct DomainLease {
+    /// `None` only during drop.
+    domain: Option<Arc<IommuDomain>>,
+    address: PciAddress,
 }
 
-impl Deref for Lease {
-    type Target = Domain;
+impl Deref for DomainLease {
+    type Target = IommuDomain;
 
-    fn deref(&self) -> &Domain {
-        self.domain.as_ref().expect("it is taken in drop only")
+    fn deref(&self) -> &IommuDomain {
+        self.domain.as_ref().expect("the domain is taken only in drop")
     }
 }
 
-impl Drop for Lease {
+impl Drop for DomainLease {
     fn drop(&mut self) {
-        // With the list locked: nobody is to find a group gone that is yet to be closed.
-        let mut domains = lock(&DOMAINS);
+        // With the list locked, so that no other thread opens the group between its removal and its close.
+        let mut domains = sync::lock(&DOMAINS);
         if let Some(domain) = self.domain.take() {
-            lock(&domain.open).remove(&self.address);
+            sync::lock(&domain.open).remove(&self.address);
         }
         domains.retain(|(_, domain)| domain.strong_count() > 0);
     }
 }
 
-impl Device {
+impl VfioDevice {
     pub(crate) fn open(
         sysfs: &Sysfs,
-        address: Address,
+        address: PciAddress,
         group: Option<u32>,
-        backend: Backend,
-    ) -> Result<Device, PciError> {
+        backend: PciBackend,
+    ) -> Result<VfioDevice, PciError> {
         let group = group.ok_or(PciError::NoGroup(address))?;
         let failed = |what| move |error| PciError::Operation { address, what, error };
         let (domain, file) = match backend {
-            Backend::VfioCdev => {
+            PciBackend::VfioCdev => {
                 let node = cdev_node(sysfs, address)
                     .ok_or(PciError::Unsupported("VFIO's device nodes (CONFIG_VFIO_DEVICE_CDEV)"))?;
                 let file = open(&node)?;
-                // The kernel lets everybody open the node; who binds it first has it.
-                uio::lock(&file, node)?;
-                let domain =
-                    Domain::of((sysfs.clone(), group, backend), address, || Domain::iommufd(sysfs, address))?;
-                let Kind::Iommufd { iommufd, ioas } = &domain.kind else {
-                    unreachable!("a domain is found by its backend")
+                // The kernel allows several opens of the node; only the first bind succeeds.
+                flock_exclusive(&file).map_err(|error| PciError::Node { path: node, error })?;
+                let domain = IommuDomain::acquire((sysfs.clone(), group, backend), address, || {
+                    IommuDomain::iommufd(sysfs, address)
+                })?;
+                let IommuInterface::Iommufd { iommufd, ioas } = &domain.interface else {
+                    unreachable!("the domain key contains the backend")
                 };
                 uapi::bind_iommufd(file.as_fd(), iommufd.as_fd())
-                    .map_err(failed("giving it to the iommufd"))?;
+                    .map_err(failed("binding it to the iommufd"))?;
                 uapi::attach(file.as_fd(), *ioas).map_err(failed("attaching it to an address space"))?;
-                domain.learn_ranges(address)?;
+                domain.query_iova_ranges(address)?;
                 (domain, file)
             }
             _ => {
-                let open = || Domain::group(sysfs, address, group, backend == Backend::VfioNoIommu);
-                let domain = Domain::of((sysfs.clone(), group, backend), address, open)?;
-                let (Kind::Container { group, .. } | Kind::NoIommu { group, .. }) = &domain.kind else {
-                    unreachable!("a domain is found by its backend")
+                let open = || IommuDomain::group(sysfs, address, group, backend == PciBackend::VfioNoIommu);
+                let domain = IommuDomain::acquire((sysfs.clone(), group, backend), address, open)?;
+                let (IommuInterface::Container { group, .. } | IommuInterface::NoIommu { group, .. }) =
+                    &domain.interface
+                else {
+                    unreachable!("the domain key contains the backend")
                 };
                 let file = uapi::device(group.as_fd(), &address.to_string());
-                let file = file.map_err(failed("taking it from its group"))?;
+                let file = file.map_err(failed("getting it from its group"))?;
                 (domain, file)
             }
         };
-        let abilities = uapi::abilities(file.as_fd()).map_err(failed("asking what it can do"))?;
+        let abilities =
+            uapi::device_attributes(file.as_fd()).map_err(failed("querying its device information"))?;
         if !abilities.is_pci || abilities.regions <= uapi::CONFIG_REGION {
-            return Err(PciError::Unsupported("VFIO of this function as a PCI function"));
+            return Err(PciError::Unsupported("PCI support of VFIO for this function"));
         }
         let config = uapi::region(file.as_fd(), uapi::CONFIG_REGION);
-        Ok(Device {
+        Ok(VfioDevice {
             address,
-            config: config.map_err(failed("finding its configuration space"))?,
+            config: config.map_err(failed("querying its configuration space"))?,
             file: file.into(),
             can_reset: abilities.can_reset,
             regions: abilities.regions,
@@ -148,8 +153,8 @@ impl Device {
         self.file.as_fd()
     }
 
-    /// Where a BAR lies in the descriptor; `None` if there is none.
-    pub(crate) fn bar(&self, index: u8) -> io::Result<Option<Region>> {
+    /// The location of a BAR in the descriptor; `None` if it does not exist.
+    pub(crate) fn bar(&self, index: u8) -> io::Result<Option<VfioRegion>> {
         if u32::from(index) >= self.regions.min(6) {
             return Ok(None);
         }
@@ -165,14 +170,14 @@ impl Device {
         self.file.write_all_at(data, self.config.offset + u64::from(offset))
     }
 
-    /// `None` where the function has no reset.
+    /// `None` if the function does not support reset.
     pub(crate) fn reset(&self) -> Option<io::Result<()>> {
         self.can_reset.then(|| uapi::reset(self.file.as_fd()))
     }
 
-    /// How many interrupts can be had, and of which kind.
-    pub(crate) fn interrupts(&self) -> io::Result<(u32, Interrupt)> {
-        for kind in [Interrupt::Msix, Interrupt::Msi] {
+    /// The number and kind of the available interrupts.
+    pub(crate) fn interrupts(&self) -> io::Result<(u32, VfioIrq)> {
+        for kind in [VfioIrq::Msix, VfioIrq::Msi] {
             if (kind as u32) < self.interrupts {
                 let count = uapi::interrupt_count(self.file.as_fd(), kind)?;
                 if count > 0 {
@@ -180,10 +185,10 @@ impl Device {
                 }
             }
         }
-        Ok((0, Interrupt::Msix))
+        Ok((0, VfioIrq::Msix))
     }
 
-    /// Eventfds that the first `count` interrupts signal.
+    /// Enables the first `count` interrupts; returns one eventfd for each.
     pub(crate) fn enable_interrupts(&self, count: u32) -> Result<Vec<OwnedFd>, PciError> {
         let address = self.address;
         let failed = |error| PciError::Operation { address, what: "enabling its interrupts", error };
@@ -199,51 +204,55 @@ impl Device {
         if fewer > 0 {
             return Err(PciError::Interrupts { address, wanted: count, available: fewer });
         }
-        *lock(&self.enabled) = Some(kind);
+        *sync::lock(&self.enabled) = Some(kind);
         Ok(events)
     }
 
     pub(crate) fn disable_interrupts(&self) -> io::Result<()> {
-        match lock(&self.enabled).take() {
+        match sync::lock(&self.enabled).take() {
             Some(kind) => uapi::set_interrupts(self.file.as_fd(), kind, &[]).map(drop),
             None => Ok(()),
         }
     }
 
-    /// An eventfd that the kernel signals when it wants the function back.
+    /// An eventfd that the kernel signals when it requests the function back.
     pub(crate) fn removal_request(&self) -> Result<Option<OwnedFd>, PciError> {
         let address = self.address;
-        let failed = |error| PciError::Operation { address, what: "asking to be told of removal", error };
+        let failed = |error| PciError::Operation { address, what: "enabling its removal event", error };
         let file = self.file.as_fd();
-        let there = Interrupt::Request as u32 <= self.interrupts.saturating_sub(1)
-            && uapi::interrupt_count(file, Interrupt::Request).map_err(failed)? > 0;
-        if !there {
+        let supported = VfioIrq::Request as u32 <= self.interrupts.saturating_sub(1)
+            && uapi::interrupt_count(file, VfioIrq::Request).map_err(failed)? > 0;
+        if !supported {
             return Ok(None);
         }
         let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         let event = event.map_err(io::Error::from).map_err(failed)?;
-        uapi::set_interrupts(file, Interrupt::Request, &[event.as_fd()]).map_err(failed)?;
+        uapi::set_interrupts(file, VfioIrq::Request, &[event.as_fd()]).map_err(failed)?;
         Ok(Some(event))
     }
 
-    /// Whether device addresses are physical ones.
+    /// Whether device addresses are physical addresses.
     pub(crate) fn is_physical(&self) -> bool {
-        matches!(self.domain.kind, Kind::NoIommu { .. })
+        matches!(self.domain.interface, IommuInterface::NoIommu { .. })
     }
 
-    /// Lets the group reach memory, and says where.
+    /// Maps memory for the group; returns its IOVA.
     pub(crate) fn map(&self, start: u64, bytes: u64) -> Result<u64, PciError> {
         let (address, domain) = (self.address, &*self.domain);
-        let mut space = lock(&domain.space);
-        let iova = match space.place(start, bytes) {
-            Some(Placed::Already(iova)) => return Ok(iova),
-            Some(Placed::New(iova)) => iova,
+        let mut space = sync::lock(&domain.space);
+        let iova = match space.allocate(start, bytes) {
+            Some(IovaAllocation::Existing(iova)) => return Ok(iova),
+            Some(IovaAllocation::New(iova)) => iova,
             None => return Err(PciError::NoAddress { address, bytes }),
         };
-        let mapped = match &domain.kind {
-            Kind::Container { container, .. } => uapi::container_map(container.as_fd(), start, bytes, iova),
-            Kind::Iommufd { iommufd, ioas } => uapi::ioas_map(iommufd.as_fd(), *ioas, start, bytes, iova),
-            Kind::NoIommu { .. } => Err(io::ErrorKind::Unsupported.into()),
+        let mapped = match &domain.interface {
+            IommuInterface::Container { container, .. } => {
+                uapi::container_map(container.as_fd(), start, bytes, iova)
+            }
+            IommuInterface::Iommufd { iommufd, ioas } => {
+                uapi::ioas_map(iommufd.as_fd(), *ioas, start, bytes, iova)
+            }
+            IommuInterface::NoIommu { .. } => Err(io::ErrorKind::Unsupported.into()),
         };
         mapped.map_err(|error| {
             space.release(start);
@@ -252,39 +261,43 @@ impl Device {
         Ok(iova)
     }
 
-    /// Ends one use of memory.
+    /// Releases one use of a mapping.
     pub(crate) fn unmap(&self, start: u64) -> Result<(), PciError> {
         let (address, domain) = (self.address, &*self.domain);
-        let mut space = lock(&domain.space);
+        let mut space = sync::lock(&domain.space);
         let (iova, bytes) = match space.release(start) {
             None => return Err(PciError::NotMapped { address, start }),
-            Some(Released::Kept) => return Ok(()),
-            Some(Released::Unmap { iova, bytes }) => (iova, bytes),
+            Some(IovaRelease::InUse) => return Ok(()),
+            Some(IovaRelease::Unmap { iova, bytes }) => (iova, bytes),
         };
-        let unmapped = match &domain.kind {
-            Kind::Container { container, .. } => uapi::container_unmap(container.as_fd(), bytes, iova),
-            Kind::Iommufd { iommufd, ioas } => uapi::ioas_unmap(iommufd.as_fd(), *ioas, bytes, iova),
-            Kind::NoIommu { .. } => Ok(()),
+        let unmapped = match &domain.interface {
+            IommuInterface::Container { container, .. } => {
+                uapi::container_unmap(container.as_fd(), bytes, iova)
+            }
+            IommuInterface::Iommufd { iommufd, ioas } => {
+                uapi::ioas_unmap(iommufd.as_fd(), *ioas, bytes, iova)
+            }
+            IommuInterface::NoIommu { .. } => Ok(()),
         };
         unmapped.map_err(|error| PciError::Operation { address, what: "unmapping memory", error })
     }
 }
 
-impl Drop for Device {
+impl Drop for VfioDevice {
     fn drop(&mut self) {
-        // A failure leaves interrupts that nobody listens to; closing the descriptor ends them.
+        // On failure the interrupts stay enabled until the descriptor is closed.
         let _ = self.disable_interrupts();
     }
 }
 
-impl Domain {
-    /// The open domain of that name, or what `open` makes, for one of its functions.
-    fn of(
-        key: Key,
-        address: Address,
-        open: impl FnOnce() -> Result<Domain, PciError>,
-    ) -> Result<Lease, PciError> {
-        let mut domains = lock(&DOMAINS);
+impl IommuDomain {
+    /// Finds the open domain with this key, or opens it, for one of its functions.
+    fn acquire(
+        key: DomainKey,
+        address: PciAddress,
+        open: impl FnOnce() -> Result<IommuDomain, PciError>,
+    ) -> Result<DomainLease, PciError> {
+        let mut domains = sync::lock(&DOMAINS);
         let known = domains.iter().find(|(known, _)| *known == key).and_then(|(_, domain)| domain.upgrade());
         let domain = match known {
             Some(domain) => domain,
@@ -294,24 +307,29 @@ impl Domain {
                 domain
             }
         };
-        if !lock(&domain.open).insert(address) {
+        if !sync::lock(&domain.open).insert(address) {
             return Err(PciError::AlreadyOpen(address));
         }
-        Ok(Lease { domain: Some(domain), address })
+        Ok(DomainLease { domain: Some(domain), address })
     }
 
-    fn new(kind: Kind, ranges: Option<Vec<Range>>) -> Domain {
-        Domain { kind, space: Mutex::new(Space::new(ranges)), open: Mutex::default() }
+    fn new(interface: IommuInterface, ranges: Option<Vec<IovaRange>>) -> IommuDomain {
+        IommuDomain { interface, space: Mutex::new(IovaAllocator::new(ranges)), open: Mutex::default() }
     }
 
-    fn group(sysfs: &Sysfs, address: Address, number: u32, no_iommu: bool) -> Result<Domain, PciError> {
+    fn group(
+        sysfs: &Sysfs,
+        address: PciAddress,
+        number: u32,
+        no_iommu: bool,
+    ) -> Result<IommuDomain, PciError> {
         let failed = |what| move |error| PciError::Operation { address, what, error };
         let container = open(&sysfs.path("dev/vfio/vfio"))?;
-        if !uapi::container_is_known(container.as_fd()).map_err(failed("asking VFIO's version"))? {
-            return Err(PciError::Unsupported("the version of VFIO that is known here (0)"));
+        if !uapi::container_version_matches(container.as_fd()).map_err(failed("querying the VFIO version"))? {
+            return Err(PciError::Unsupported("VFIO API version 0"));
         }
         let kind = if no_iommu { uapi::NO_IOMMU } else { uapi::TYPE1V2 };
-        if !uapi::container_has(container.as_fd(), kind).map_err(failed("asking VFIO for an IOMMU"))? {
+        if !uapi::container_supports(container.as_fd(), kind).map_err(failed("querying VFIO for an IOMMU"))? {
             return Err(PciError::Unsupported(match no_iommu {
                 true => "VFIO's no-IOMMU mode (enable_unsafe_noiommu_mode=1 of the module vfio)",
                 false => "VFIO's type 1 IOMMU (modprobe vfio_iommu_type1)",
@@ -319,52 +337,59 @@ impl Domain {
         }
         let name = if no_iommu { format!("dev/vfio/noiommu-{number}") } else { format!("dev/vfio/{number}") };
         let group = open(&sysfs.path(name))?;
-        if !uapi::group_is_viable(group.as_fd()).map_err(failed("asking for its group"))? {
+        if !uapi::group_is_viable(group.as_fd()).map_err(failed("querying its group"))? {
             return Err(PciError::NotViable { address, group: number, others: members(sysfs, number) });
         }
-        uapi::set_container(group.as_fd(), container.as_fd()).map_err(failed("opening its group"))?;
-        uapi::set_iommu(container.as_fd(), kind).map_err(failed("choosing the IOMMU"))?;
+        uapi::set_container(group.as_fd(), container.as_fd())
+            .map_err(failed("adding its group to a container"))?;
+        uapi::set_iommu(container.as_fd(), kind).map_err(failed("setting the IOMMU type"))?;
         if no_iommu {
-            return Ok(Domain::new(Kind::NoIommu { group, _container: container }, Some(Vec::new())));
+            return Ok(IommuDomain::new(
+                IommuInterface::NoIommu { group, _container: container },
+                Some(Vec::new()),
+            ));
         }
-        let ranges = uapi::container_ranges(container.as_fd()).map_err(failed("asking for addresses"))?;
-        Ok(Domain::new(Kind::Container { group, container }, ranges))
+        let ranges = uapi::container_ranges(container.as_fd()).map_err(failed("querying the IOVA ranges"))?;
+        Ok(IommuDomain::new(IommuInterface::Container { group, container }, ranges))
     }
 
-    fn iommufd(sysfs: &Sysfs, address: Address) -> Result<Domain, PciError> {
+    fn iommufd(sysfs: &Sysfs, address: PciAddress) -> Result<IommuDomain, PciError> {
         let iommufd = open(&sysfs.path("dev/iommu"))?;
-        let ioas = uapi::ioas_new(iommufd.as_fd());
+        let ioas = uapi::ioas_alloc(iommufd.as_fd());
         let ioas =
-            ioas.map_err(|error| PciError::Operation { address, what: "making an address space", error })?;
-        // What can be reached is known once the first function is attached.
-        Ok(Domain::new(Kind::Iommufd { iommufd, ioas }, Some(Vec::new())))
+            ioas.map_err(|error| PciError::Operation { address, what: "creating an address space", error })?;
+        // The usable ranges are known once the first function is attached.
+        Ok(IommuDomain::new(IommuInterface::Iommufd { iommufd, ioas }, Some(Vec::new())))
     }
 
-    /// Asks the iommufd what its functions can reach. Another function can only take away from that,
-    /// and the kernel refuses to attach it if it takes away what is in use.
-    fn learn_ranges(&self, address: Address) -> Result<(), PciError> {
-        let Kind::Iommufd { iommufd, ioas } = &self.kind else { return Ok(()) };
+    /// Queries the usable IOVA ranges from the iommufd. Attaching another function can only reduce them, and the
+    /// kernel rejects that if it excludes a mapped range.
+    fn query_iova_ranges(&self, address: PciAddress) -> Result<(), PciError> {
+        let IommuInterface::Iommufd { iommufd, ioas } = &self.interface else { return Ok(()) };
         let ranges = uapi::ioas_ranges(iommufd.as_fd(), *ioas);
-        let ranges =
-            ranges.map_err(|error| PciError::Operation { address, what: "asking for addresses", error })?;
-        lock(&self.space).set_ranges(ranges);
+        let ranges = ranges.map_err(|error| PciError::Operation {
+            address,
+            what: "querying the IOVA ranges",
+            error,
+        })?;
+        sync::lock(&self.space).set_ranges(ranges);
         Ok(())
     }
 }
 
-/// The function's own node, if the kernel made one.
-pub(crate) fn cdev_node(sysfs: &Sysfs, address: Address) -> Option<PathBuf> {
+/// The character device of the function, if the kernel has one.
+pub(crate) fn cdev_node(sysfs: &Sysfs, address: PciAddress) -> Option<PathBuf> {
     let mut entries = std::fs::read_dir(sysfs.function(address).join("vfio-dev")).ok()?;
     let name = entries.next()?.ok()?.file_name();
     let node = sysfs.path("dev/vfio/devices").join(name);
     node.exists().then_some(node)
 }
 
-/// The functions of a group.
-fn members(sysfs: &Sysfs, group: u32) -> Vec<Address> {
+/// The functions of an IOMMU group.
+fn members(sysfs: &Sysfs, group: u32) -> Vec<PciAddress> {
     let entries = std::fs::read_dir(sysfs.path(format!("sys/kernel/iommu_groups/{group}/devices")));
     let names = entries.into_iter().flatten().flatten().map(|entry| entry.file_name());
-    let mut members: Vec<Address> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();
+    let mut members: Vec<PciAddress> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();
     members.sort();
     members
 }
@@ -374,8 +399,8 @@ fn open(path: &Path) -> Result<OwnedFd, PciError> {
     opened.map(OwnedFd::from).map_err(|error| PciError::Node { path: path.to_path_buf(), error })
 }
 
-/// The kernel says ENOMEM where memory may not be locked.
-fn map_error(address: Address, bytes: u64, error: io::Error) -> PciError {
+/// VFIO fails with ENOMEM if the limit of locked memory is exceeded.
+fn map_error(address: PciAddress, bytes: u64, error: io::Error) -> PciError {
     if error.raw_os_error() == Some(libc::ENOMEM) {
         let limit_bytes = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
         if limit_bytes.is_some() {
@@ -383,9 +408,4 @@ fn map_error(address: Address, bytes: u64, error: io::Error) -> PciError {
         }
     }
     PciError::Operation { address, what: "mapping memory for it", error }
-}
-
-/// Nothing panics with one of these locks held but on a broken invariant of ours.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

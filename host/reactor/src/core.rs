@@ -1,4 +1,4 @@
-//! What a part of the system sees of the core that it runs on.
+//! The interface of a core for the code that runs on it.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -6,88 +6,91 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use memory::Pool;
-use sys::Events;
+use dma::Pool;
+use os::EventLoop;
 
-use crate::executor::{Executor, Sleeper};
+use crate::executor::{Executor, TimerWaker};
 use crate::mailbox;
 use crate::poller::{Period, Poller};
 
-/// One core, from within. Cheap to clone; stays on its thread.
+/// A core's event loop, buffer pool, pollers and tasks, for code on that core.
+///
+/// A clone costs a reference count; a `Core` cannot leave its thread.
 #[derive(Clone)]
-pub struct Core(Rc<Inner>);
+pub struct Core(Rc<CoreInner>);
 
-pub(crate) struct Inner {
+pub(crate) struct CoreInner {
     pub(crate) index: usize,
     pub(crate) cpu: Option<u32>,
     pub(crate) spins: bool,
-    pub(crate) events: Events,
+    pub(crate) event_loop: EventLoop,
     pub(crate) pool: Pool,
     pub(crate) executor: Executor,
-    /// Pollers added since the last turn.
-    pub(crate) added: RefCell<Vec<(Box<dyn Poller>, Period)>>,
+    /// Pollers that were added since the last turn.
+    pub(crate) new_pollers: RefCell<Vec<(Box<dyn Poller>, Period)>>,
 }
 
-/// The sending end of a typed mailbox; wakes the core that receives.
-pub struct Sender<T> {
+/// The sender of a typed mailbox; `send` wakes the receiving core.
+pub struct MailboxSender<T> {
     queue: mailbox::Sender<T>,
-    waker: sys::Waker,
+    waker: os::Waker,
 }
 
-/// The receiving end of a typed mailbox, to be looked at every turn.
-pub type Receiver<T> = mailbox::Receiver<T>;
+/// The receiver of a typed mailbox. A poller must check it on every turn.
+pub type MailboxReceiver<T> = mailbox::Receiver<T>;
 
 impl Core {
-    pub(crate) fn new(inner: Inner) -> Core {
+    pub(crate) fn new(inner: CoreInner) -> Core {
         Core(Rc::new(inner))
     }
 
-    pub(crate) fn inner(&self) -> &Inner {
+    pub(crate) fn inner(&self) -> &CoreInner {
         &self.0
     }
 
-    /// Position among the reactors that were started together, from 0.
+    /// Index among the reactors that were started together, from 0.
     pub fn index(&self) -> usize {
         self.0.index
     }
 
-    /// The processor that it is pinned to, if it is.
+    /// The CPU that the thread is pinned to; `None` if it is not pinned.
     pub fn cpu(&self) -> Option<u32> {
         self.0.cpu
     }
 
-    /// Whether it looks again for a while when it finds nothing to do, rather than sleep at once.
+    /// Whether the reactor busy-polls for a while when idle, instead of sleeping immediately.
     pub fn spins(&self) -> bool {
         self.0.spins
     }
 
-    /// The core's ring to the kernel.
-    pub fn events(&self) -> &Events {
-        &self.0.events
+    /// The core's event loop (io_uring or epoll).
+    pub fn event_loop(&self) -> &EventLoop {
+        &self.0.event_loop
     }
 
-    /// The core's buffers.
+    /// The core's buffer pool.
     pub fn pool(&self) -> &Pool {
         &self.0.pool
     }
 
     /// Runs `poller` from the next turn on.
     pub fn add_poller(&self, poller: Box<dyn Poller>, period: Period) {
-        self.0.added.borrow_mut().push((poller, period));
+        self.0.new_pollers.borrow_mut().push((poller, period));
     }
 
-    /// Starts a task; `false` when the core has too many. For control work: data paths are pollers.
+    /// Starts a task; `false` if the core has the maximum number of tasks. For the control plane only: the data
+    /// path uses pollers.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) -> bool {
         self.0.executor.spawn(Box::pin(task))
     }
 
-    /// Ends after `ns` nanoseconds.
+    /// Completes after `ns` nanoseconds.
     pub fn sleep_ns(&self, ns: u64) -> impl Future<Output = ()> + use<> {
-        Sleep { core: self.clone(), deadline_ns: sys::clock::now_ns() + ns, timer: None }
+        Sleep { core: self.clone(), deadline_ns: os::clock::now_ns() + ns, timer: None }
     }
 
-    /// Ends after the core's ring has next reported something: look at what it was for, and await
-    /// this again if that was not it.
+    /// Completes after the next event of the core. Wake-ups may be spurious: check the condition, and await
+    /// again if it does not hold.
     pub fn next_event(&self) -> impl Future<Output = ()> + use<> {
         let core = self.clone();
         let mut registered = false;
@@ -101,19 +104,19 @@ impl Core {
         })
     }
 
-    /// A mailbox whose messages wake this core.
-    pub fn mailbox<T>(&self, capacity: usize) -> (Sender<T>, Receiver<T>) {
+    /// Creates a mailbox for at least `capacity` messages, whose sender wakes this core.
+    pub fn mailbox<T>(&self, capacity: usize) -> (MailboxSender<T>, MailboxReceiver<T>) {
         let (queue, receiver) = mailbox::bounded(capacity);
-        (Sender { queue, waker: self.0.events.waker() }, receiver)
+        (MailboxSender { queue, waker: self.0.event_loop.waker() }, receiver)
     }
 }
 
-impl<T> Sender<T> {
-    pub(crate) fn new(queue: mailbox::Sender<T>, waker: sys::Waker) -> Self {
-        Sender { queue, waker }
+impl<T> MailboxSender<T> {
+    pub(crate) fn new(queue: mailbox::Sender<T>, waker: os::Waker) -> Self {
+        MailboxSender { queue, waker }
     }
 
-    /// Puts a message in and wakes the receiver's core, or gives it back if there is no room.
+    /// Sends a message and wakes the receiving core; returns the message as the error if the mailbox is full.
     pub fn send(&self, message: T) -> Result<(), T> {
         self.queue.send(message)?;
         self.waker.wake();
@@ -121,22 +124,22 @@ impl<T> Sender<T> {
     }
 }
 
-impl<T> Clone for Sender<T> {
+impl<T> Clone for MailboxSender<T> {
     fn clone(&self) -> Self {
-        Sender { queue: self.queue.clone(), waker: self.waker.clone() }
+        MailboxSender { queue: self.queue.clone(), waker: self.waker.clone() }
     }
 }
 
 struct Sleep {
     core: Core,
     deadline_ns: u64,
-    timer: Option<Sleeper>,
+    timer: Option<TimerWaker>,
 }
 
 impl Drop for Sleep {
     fn drop(&mut self) {
         if let Some(timer) = &self.timer {
-            self.core.0.executor.timer_dropped(timer);
+            self.core.0.executor.cancel_timer(timer);
         }
     }
 }
@@ -145,11 +148,11 @@ impl Future for Sleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if sys::clock::now_ns() >= self.deadline_ns {
+        if os::clock::now_ns() >= self.deadline_ns {
             return Poll::Ready(());
         }
         match &self.timer {
-            // Polled for another reason than that its time has come.
+            // Spurious poll: the timer has not expired yet.
             Some(timer) if timer.borrow().is_some() => {
                 timer.replace(Some(context.waker().clone()));
             }

@@ -1,4 +1,4 @@
-//! Tasks of the control plane on a core: one per connection or job, never one per I/O.
+//! The task executor of a core, for the control plane: one task per connection or job, never one per I/O.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -6,46 +6,46 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Wake, Waker};
 
 use slots::{Slab, Slot};
 
-/// Most tasks on one core.
+/// Maximum number of tasks on one core.
 const TASKS_MAX: u32 = 4096;
-/// Most tasks run in one turn, so that data pollers get theirs.
+/// Maximum number of tasks run per turn, so that tasks cannot starve data pollers.
 const TASKS_PER_TURN_MAX: usize = 32;
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// The tasks of one core and their timers.
 pub(crate) struct Executor {
-    tasks: RefCell<Slab<Entry>>,
+    tasks: RefCell<Slab<TaskEntry>>,
     timers: RefCell<BinaryHeap<Reverse<Timer>>>,
-    /// Timers that nobody waits for any more.
-    idle_timers: Cell<usize>,
-    /// Who waits for the core's ring to report anything.
+    /// Number of cancelled timers that are still in `timers`.
+    cancelled_timers: Cell<usize>,
+    /// Tasks that wait for the next event of the core.
     event_waiters: RefCell<Vec<Waker>>,
     ready: Arc<Ready>,
 }
 
-struct Entry {
-    /// Out while it runs, so that it may spawn others.
+struct TaskEntry {
+    /// `None` while the task runs, so that it can spawn other tasks.
     task: Option<Task>,
-    /// The same for as long as the task lives, so that who is woken can be told.
+    /// The same waker for the life of the task, so that `will_wake` recognises it.
     waker: Waker,
 }
 
-/// Whom a timer wakes; `None` once nobody waits for it.
-pub(crate) type Sleeper = Rc<RefCell<Option<Waker>>>;
+/// The waker of a timer; `None` once the timer is cancelled or has fired.
+pub(crate) type TimerWaker = Rc<RefCell<Option<Waker>>>;
 
-/// Timers that nobody waits for are dropped when there are more of them than this and than of others.
-const IDLE_TIMERS_MAX: usize = 64;
+/// Cancelled timers are removed when they exceed this number and half of all timers.
+const CANCELLED_TIMERS_MAX: usize = 64;
 
-/// Tasks that were woken, from any thread.
+/// The queue of woken tasks; any thread can push to it.
 struct Ready {
     queue: Mutex<VecDeque<Slot>>,
-    core: sys::Waker,
+    core: os::Waker,
 }
 
 struct TaskWaker {
@@ -55,24 +55,24 @@ struct TaskWaker {
 
 struct Timer {
     deadline_ns: u64,
-    sleeper: Sleeper,
+    sleeper: TimerWaker,
 }
 
 impl Executor {
-    pub(crate) fn new(core: sys::Waker) -> Executor {
+    pub(crate) fn new(core: os::Waker) -> Executor {
         Executor {
             tasks: RefCell::new(Slab::with_capacity(TASKS_MAX)),
             timers: RefCell::new(BinaryHeap::new()),
-            idle_timers: Cell::new(0),
+            cancelled_timers: Cell::new(0),
             event_waiters: RefCell::new(Vec::new()),
             ready: Arc::new(Ready { queue: Mutex::new(VecDeque::new()), core }),
         }
     }
 
-    /// Takes a task in; `false` when there are too many.
+    /// Starts a task; `false` at [`TASKS_MAX`].
     pub(crate) fn spawn(&self, task: Task) -> bool {
         let mut tasks = self.tasks.borrow_mut();
-        let Ok(slot) = tasks.insert(Entry { task: Some(task), waker: Waker::noop().clone() }) else {
+        let Ok(slot) = tasks.insert(TaskEntry { task: Some(task), waker: Waker::noop().clone() }) else {
             return false;
         };
         if let Some(entry) = tasks.get_mut(slot) {
@@ -82,41 +82,41 @@ impl Executor {
         true
     }
 
-    /// Wakes at a time, unless [`timer_dropped`](Self::timer_dropped) says before that nobody waits.
-    pub(crate) fn add_timer(&self, deadline_ns: u64, waker: Waker) -> Sleeper {
+    /// Wakes `waker` at `deadline_ns`, unless [`cancel_timer`](Self::cancel_timer) is called first.
+    pub(crate) fn add_timer(&self, deadline_ns: u64, waker: Waker) -> TimerWaker {
         let sleeper = Rc::new(RefCell::new(Some(waker)));
         self.timers.borrow_mut().push(Reverse(Timer { deadline_ns, sleeper: sleeper.clone() }));
         sleeper
     }
 
-    /// Nobody waits for a timer any more.
-    pub(crate) fn timer_dropped(&self, sleeper: &Sleeper) {
+    /// Cancels a timer; does nothing if it has fired.
+    pub(crate) fn cancel_timer(&self, sleeper: &TimerWaker) {
         if sleeper.borrow_mut().take().is_none() {
             return;
         }
-        self.idle_timers.set(self.idle_timers.get() + 1);
+        self.cancelled_timers.set(self.cancelled_timers.get() + 1);
         let mut timers = self.timers.borrow_mut();
-        if self.idle_timers.get() > IDLE_TIMERS_MAX.max(timers.len() / 2) {
+        if self.cancelled_timers.get() > CANCELLED_TIMERS_MAX.max(timers.len() / 2) {
             timers.retain(|Reverse(timer)| timer.sleeper.borrow().is_some());
-            self.idle_timers.set(0);
+            self.cancelled_timers.set(0);
         }
     }
 
     pub(crate) fn add_event_waiter(&self, waker: &Waker) {
         let mut waiters = self.event_waiters.borrow_mut();
-        // A task that gave up waiting and waits again is there already.
+        // A task that dropped its wait and waits again is already in the list.
         if !waiters.iter().any(|one| one.will_wake(waker)) {
             waiters.push(waker.clone());
         }
     }
 
-    /// The core's ring has reported something.
-    pub(crate) fn event_happened(&self) {
+    /// Wakes the tasks that wait for an event of the core.
+    pub(crate) fn wake_event_waiters(&self) {
         let waiters = std::mem::take(&mut *self.event_waiters.borrow_mut());
         waiters.into_iter().for_each(Waker::wake);
     }
 
-    /// Runs what is ready; returns how many tasks that were.
+    /// Fires expired timers and runs ready tasks; returns the number of tasks that ran.
     pub(crate) fn run(&self, now_ns: u64) -> usize {
         self.fire_timers(now_ns);
         let mut count = 0;
@@ -138,7 +138,7 @@ impl Executor {
         count
     }
 
-    /// When it next has something to run, `Some(0)` for at once.
+    /// When the executor next has work: `Some(0)` for immediately, `None` for not before a wake-up.
     pub(crate) fn deadline(&self) -> Option<u64> {
         if !self.ready.lock().is_empty() {
             return Some(0);
@@ -146,7 +146,7 @@ impl Executor {
         self.timers.borrow().peek().map(|Reverse(timer)| timer.deadline_ns)
     }
 
-    /// Drops every task, whatever it waits for.
+    /// Drops every task, finished or not.
     pub(crate) fn clear(&self) {
         let tasks = std::mem::replace(&mut *self.tasks.borrow_mut(), Slab::with_capacity(0));
         drop(tasks);
@@ -163,7 +163,7 @@ impl Executor {
             drop(timers);
             match timer.sleeper.borrow_mut().take() {
                 Some(waker) => waker.wake(),
-                None => self.idle_timers.set(self.idle_timers.get().saturating_sub(1)),
+                None => self.cancelled_timers.set(self.cancelled_timers.get().saturating_sub(1)),
             }
         }
     }
@@ -176,7 +176,7 @@ impl Ready {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Slot>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.queue)
     }
 }
 
@@ -211,18 +211,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_waits_for_is_let_go() {
-        let events = sys::Events::new(&sys::Config::default()).unwrap();
+    fn cancelled_timers_and_duplicate_waiters_are_removed() {
+        let events = os::EventLoop::new(&os::EventLoopConfig::default()).unwrap();
         let executor = Executor::new(events.waker());
-        let kept = executor.add_timer(5, Waker::noop().clone());
+        let active = executor.add_timer(5, Waker::noop().clone());
         for _ in 0..10_000 {
             let sleeper = executor.add_timer(u64::MAX, Waker::noop().clone());
-            executor.timer_dropped(&sleeper);
+            executor.cancel_timer(&sleeper);
             executor.add_event_waiter(Waker::noop());
         }
-        assert!(executor.timers.borrow().len() < 2 * IDLE_TIMERS_MAX + 2);
+        assert!(executor.timers.borrow().len() < 2 * CANCELLED_TIMERS_MAX + 2);
         assert_eq!(executor.event_waiters.borrow().len(), 1);
         executor.fire_timers(5);
-        assert!(kept.borrow().is_none(), "it has been woken");
+        assert!(active.borrow().is_none(), "the timer has fired");
     }
 }

@@ -1,12 +1,12 @@
-//! Reactors: one thread a core, that polls while there is work and sleeps when there is none.
+//! Reactors: one thread per core that polls while there is work and sleeps when there is none.
 //!
-//! [`Reactors`] starts one on each core of a set. A [`Remote`] posts work to one from any thread;
-//! on the core itself, [`Core`] gives its ring to the kernel, its buffers, its tasks. What runs
-//! every turn is a [`Poller`]. Typed messages between cores go through a [`mailbox`].
-//! A [`Reactor`] on the calling thread does the same for a program of one core, without the rest.
+//! [`Reactors`] starts one on each core of a set. A [`ReactorHandle`] posts closures to a reactor from
+//! any thread; on the core itself, [`Core`] provides its event loop, its buffer pool and its tasks. A
+//! [`Poller`] runs on every turn. Typed messages between cores go through a [`mailbox`].
+//! A [`Reactor`] runs the same loop on the calling thread, for single-core programs.
 //!
 //! ```
-//! let reactor = reactor::Reactor::new(&reactor::Config::default())?;
+//! let reactor = reactor::Reactor::new(&reactor::ReactorConfig::default())?;
 //! let core = reactor.core();
 //! let answer = reactor.block_on(async move {
 //!     core.sleep_ns(1000).await;
@@ -35,9 +35,9 @@ mod sync;
 
 #[cfg(not(loom))]
 pub use crate::{
-    core::{Core, Receiver, Sender},
-    poller::{Period, Poller, Shutdown, Work},
-    reactor::{Config, IdlePolicy, Reactor, StartError},
-    reactors::{Gone, Reactors, Remote},
+    core::{Core, MailboxReceiver, MailboxSender},
+    poller::{Period, PollResult, Poller, Shutdown},
+    reactor::{IdlePolicy, Reactor, ReactorConfig, StartError},
+    reactors::{ReactorHandle, ReactorUnavailable, Reactors},
     stats::{PollerStats, ReactorStats},
 };

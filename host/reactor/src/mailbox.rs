@@ -1,8 +1,8 @@
-//! A bounded queue with many senders and one receiver: how cores talk.
+//! A bounded lock-free MPSC queue for messages between cores.
 //!
-//! Every cell carries a sequence number that says whose turn it is. A sender claims a position with
-//! one compare-and-swap; the receiver touches only the cell at its own position. No locks; FIFO for
-//! each sender; full is an answer that gives the message back.
+//! Every cell has a sequence number that says whether a sender or the receiver owns it. A sender claims
+//! a position with one compare-and-swap; the receiver accesses only the cell at its own position. Messages
+//! of one sender stay in order. If the queue is full, `send` returns the message.
 //!
 //! ```
 //! let (sender, mut receiver) = reactor::mailbox::bounded(2);
@@ -16,52 +16,53 @@ use std::mem::MaybeUninit;
 
 use crate::sync::{Arc, AtomicUsize, Ordering, UnsafeCell};
 
-/// The sending end; any number of them, on any thread.
-pub struct Sender<T>(Arc<Shared<T>>);
+/// The sender; it can be cloned and used on any thread.
+pub struct Sender<T>(Arc<MailboxShared<T>>);
 
-/// The receiving end.
+/// The only receiver of the queue.
 pub struct Receiver<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<MailboxShared<T>>,
     head: usize,
 }
 
-struct Shared<T> {
-    cells: Box<[Cell<T>]>,
+struct MailboxShared<T> {
+    cells: Box<[QueueCell<T>]>,
     mask: usize,
-    tail: Padded,
+    tail: CachePadded,
 }
 
-/// Senders fight over the tail; nothing else shares its cache line.
+/// Senders contend for the tail; nothing else shares its cache line.
 #[repr(align(128))]
-struct Padded(AtomicUsize);
+struct CachePadded(AtomicUsize);
 
-struct Cell<T> {
-    /// `position` when free for the sender of that position, `position + 1` when it holds a value.
+struct QueueCell<T> {
+    /// `position` if free for the sender of that position, `position + 1` if it contains a value.
     sequence: AtomicUsize,
     value: UnsafeCell<MaybeUninit<T>>,
 }
 
 // SAFETY: a value is written by the one sender that claimed its position and read by the one
-// receiver, each ordered by the cell's sequence; with `T: Send` it may cross threads that way.
-unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: as above; `&Shared` gives no other way to a value.
-unsafe impl<T: Send> Sync for Shared<T> {}
+// receiver, each ordered by the cell's sequence; with `T: Send` it may move between threads that way.
+unsafe impl<T: Send> Send for MailboxShared<T> {}
+// SAFETY: as above; `&MailboxShared` gives no other access to a value.
+unsafe impl<T: Send> Sync for MailboxShared<T> {}
 
-/// A mailbox for at least `capacity` messages, rounded up to a power of two.
+/// Creates a queue for at least `capacity` messages, rounded up to a power of two of at least 2.
 pub fn bounded<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
     let capacity = capacity.max(2).next_power_of_two();
     let cells = (0..capacity)
-        .map(|position| Cell {
+        .map(|position| QueueCell {
             sequence: AtomicUsize::new(position),
             value: UnsafeCell::new(MaybeUninit::uninit()),
         })
         .collect();
-    let shared = Arc::new(Shared { cells, mask: capacity - 1, tail: Padded(AtomicUsize::new(0)) });
+    let shared =
+        Arc::new(MailboxShared { cells, mask: capacity - 1, tail: CachePadded(AtomicUsize::new(0)) });
     (Sender(shared.clone()), Receiver { shared, head: 0 })
 }
 
 impl<T> Sender<T> {
-    /// Puts a message in, or gives it back if there is no room.
+    /// Sends a message; returns it as the error if the queue is full.
     pub fn send(&self, message: T) -> Result<(), T> {
         let shared = &*self.0;
         let mut position = shared.tail.0.load(Ordering::Relaxed);
@@ -81,7 +82,7 @@ impl<T> Sender<T> {
                         Ok(_) => {
                             cell.value.with_mut(|value| {
                                 // SAFETY: the claim made this sender the only one at `position`,
-                                // and the sequence says that the receiver is done with the cell.
+                                // and the sequence shows that the receiver has released the cell.
                                 unsafe { (*value).write(message) };
                             });
                             cell.sequence.store(next, Ordering::Release);
@@ -104,7 +105,7 @@ impl<T> Clone for Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// The oldest message that has arrived whole.
+    /// Receives the oldest message; `None` if there is none whose write has finished.
     #[inline]
     pub fn receive(&mut self) -> Option<T> {
         let cell = &self.shared.cells[self.head & self.shared.mask];
@@ -115,8 +116,8 @@ impl<T> Receiver<T> {
         let message = cell.value.with_mut(|value| {
             // SAFETY: the pointer is the cell's own, and this is the only receiver.
             let value = unsafe { &*value };
-            // SAFETY: the sequence says that a sender wrote the value and let go of the cell; it is
-            // taken out once because `head` moves on.
+            // SAFETY: the sequence shows that a sender wrote the value and released the cell; it is
+            // read once because `head` advances.
             unsafe { value.assume_init_read() }
         });
         cell.sequence.store(full.wrapping_add(self.shared.mask), Ordering::Release);
@@ -124,7 +125,7 @@ impl<T> Receiver<T> {
         Some(message)
     }
 
-    /// Whether [`receive`](Self::receive) would find nothing.
+    /// Whether [`receive`](Self::receive) would return `None`.
     pub fn is_empty(&self) -> bool {
         let cell = &self.shared.cells[self.head & self.shared.mask];
         cell.sequence.load(Ordering::Acquire) != self.head.wrapping_add(1)
@@ -132,7 +133,7 @@ impl<T> Receiver<T> {
 }
 
 impl<T> Drop for Receiver<T> {
-    /// Drops what arrived and was not received. What senders put in later is leaked, not unsound.
+    /// Drops the messages in the queue. A message that is sent later is leaked, which is safe.
     fn drop(&mut self) {
         while self.receive().is_some() {}
     }
@@ -143,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn full_is_an_answer_and_order_is_kept() {
+    fn a_full_queue_returns_the_message_and_order_is_preserved() {
         let (sender, mut receiver) = bounded(4);
         for round in 0..10 {
             for value in 0..4 {
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_received_is_dropped() {
+    fn unreceived_messages_are_dropped() {
         let counted = std::sync::Arc::new(());
         let (sender, receiver) = bounded(4);
         sender.send(counted.clone()).unwrap();
@@ -166,15 +167,15 @@ mod tests {
     }
 
     #[test]
-    fn many_senders_lose_and_repeat_nothing() {
+    fn concurrent_senders_lose_and_duplicate_nothing() {
         const EACH: u64 = if cfg!(miri) { 50 } else { 20_000 };
         let (sender, mut receiver) = bounded(64);
         let threads: Vec<_> = (0..3u64)
-            .map(|who| {
+            .map(|sender_id| {
                 let sender = sender.clone();
                 std::thread::spawn(move || {
                     for count in 0..EACH {
-                        while sender.send((who, count)).is_err() {
+                        while sender.send((sender_id, count)).is_err() {
                             std::thread::yield_now();
                         }
                     }
@@ -184,9 +185,9 @@ mod tests {
         let mut next = [0; 3];
         while next.iter().sum::<u64>() < 3 * EACH {
             match receiver.receive() {
-                Some((who, count)) => {
-                    assert_eq!(count, next[who as usize], "sender {who}");
-                    next[who as usize] += 1;
+                Some((sender_id, count)) => {
+                    assert_eq!(count, next[sender_id as usize], "sender {sender_id}");
+                    next[sender_id as usize] += 1;
                 }
                 None => std::thread::yield_now(),
             }

@@ -1,29 +1,29 @@
-//! What a reactor runs every turn.
+//! Pollers: the functions that a reactor calls on every turn.
 
-/// What a poll found to do; more than none keeps the core awake and counts its time as busy.
+/// The result of a poll. Any other result than [`PollResult::Idle`] keeps the core awake and counts the time as busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
-    /// Nothing.
-    None,
-    /// So many things.
-    Some(u32),
-    /// This poller is finished and is to be dropped.
+pub enum PollResult {
+    /// There was no work.
+    Idle,
+    /// The number of items (events, completions, messages) processed; at least 1.
+    Busy(u32),
+    /// The poller has finished and the reactor drops it.
     Finished,
 }
 
-impl Work {
-    /// [`Work::None`] for 0, otherwise that many.
-    pub fn count(count: usize) -> Work {
-        if count == 0 { Work::None } else { Work::Some(u32::try_from(count).unwrap_or(u32::MAX)) }
+impl PollResult {
+    /// [`PollResult::Idle`] for 0, otherwise [`PollResult::Busy`]; saturates.
+    pub fn from_count(count: usize) -> PollResult {
+        if count == 0 { PollResult::Idle } else { PollResult::Busy(u32::try_from(count).unwrap_or(u32::MAX)) }
     }
 }
 
-/// How far a poller is with stopping.
+/// The progress of a poller's shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
-    /// Something is still in flight; ask again.
+    /// Operations are in flight; call again.
     Draining,
-    /// Nothing is in flight; it may be dropped.
+    /// Nothing is in flight; the poller can be dropped.
     Done,
 }
 
@@ -32,25 +32,30 @@ pub enum Shutdown {
 pub enum Period {
     /// Every turn of the reactor.
     EveryTurn,
-    /// Once in so many nanoseconds, as long as turns are shorter.
+    /// Once per this number of nanoseconds; later if a turn takes longer.
     EveryNs(u64),
 }
 
-/// Work of one part of the system on one core. Never blocks; bounds what it does in one call.
+/// A component's periodic work on one core, like an SPDK poller.
+///
+/// The reactor calls [`poll`](Self::poll) once per [`Period`], and sleeps at most until
+/// [`deadline`](Self::deadline). When it stops, it calls [`poll`](Self::poll) and then
+/// [`shutdown`](Self::shutdown) on every turn until that returns [`Shutdown::Done`]. A poller never blocks
+/// and bounds the work of one call.
 pub trait Poller {
-    /// Its name in statistics and stall reports.
+    /// The name in statistics and stall reports.
     fn name(&self) -> &str;
 
-    /// Does what there is to do. `now_ns` is [`sys::clock::now_ns`] at the start of the turn.
-    fn poll(&mut self, now_ns: u64) -> Work;
+    /// Processes the pending work. `now_ns` is [`os::clock::now_ns`] at the start of the turn.
+    fn poll(&mut self, now_ns: u64) -> PollResult;
 
-    /// When it must run again although no event of the core's ring announces it: `Some(0)` forbids
-    /// sleep, `None` leaves it to events, messages and wake-ups.
+    /// When the poller must run again even without an event: `Some(0)` prevents the core from sleeping,
+    /// `None` waits for events, messages and wake-ups.
     fn deadline(&self) -> Option<u64> {
         None
     }
 
-    /// Asked every turn once the reactor stops: takes nothing new, and says when it is empty.
+    /// Called on every turn while the reactor stops: accepts no new work and reports whether work is in flight.
     fn shutdown(&mut self, now_ns: u64) -> Shutdown {
         let _ = now_ns;
         Shutdown::Done

@@ -1,4 +1,4 @@
-//! The loop.
+//! The reactor's loop and its configuration.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -6,150 +6,157 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use memory::{Arena, Pool};
-use sys::{CpuSet, Events, clock};
+use dma::{Arena, Pool};
+use os::{CpuSet, EventLoop, clock};
 
-use crate::core::{Core, Inner};
+use crate::core::{Core, CoreInner};
 use crate::executor::Executor;
 use crate::mailbox;
-use crate::poller::{Period, Poller, Shutdown, Work};
-use crate::reactors::{Message, RemoteInner};
+use crate::poller::{Period, PollResult, Poller, Shutdown};
+use crate::reactors::{HandleInner, ReactorMessage};
 use crate::stats::{PollerStats, ReactorStats, add};
 
-/// What a core does when it finds nothing to do.
+/// What a core does when it has no work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdlePolicy {
-    /// Looks again for so many nanoseconds, then sleeps until an event, a message or a deadline.
+    /// Busy-polls for `spin_ns`, then sleeps until an event, a message or a deadline.
     Adaptive {
         /// Nanoseconds without work before it sleeps.
         spin_ns: u64,
     },
-    /// Always looks again: lowest latency, a whole core.
+    /// Always busy-polls: lowest latency, uses a whole core.
     Spin,
-    /// Sleeps at once: least processor time, a wake-up on every burst.
+    /// Sleeps immediately: least CPU time, one wake-up per burst.
     Sleep,
 }
 
 impl Default for IdlePolicy {
-    /// Spins for 100 µs: about ten round trips at depth 1 over loopback, so that a closed loop never
-    /// sleeps, while ten wake-ups a second cost a thousandth of a core.
+    /// Busy-polls for 100 µs: about ten round trips at queue depth 1 over loopback, so that a closed loop
+    /// never sleeps, while ten wake-ups per second cost 0.1 % of a core.
     fn default() -> Self {
         IdlePolicy::Adaptive { spin_ns: 100_000 }
     }
 }
 
-/// How reactors are started.
+/// Configuration of one reactor or of a set.
 #[derive(Clone)]
-pub struct Config {
-    /// One reactor a core of this set.
+pub struct ReactorConfig {
+    /// One reactor starts on each core of this set.
     pub cpus: CpuSet,
     /// Whether each thread is pinned to its core.
     pub pin: bool,
-    /// What to do without work.
+    /// What to do when there is no work.
     pub idle: IdlePolicy,
-    /// Where buffers come from.
+    /// The arena of the buffer pools.
     pub arena: Arc<Arena>,
-    /// The ring to the kernel.
-    pub events: sys::Config,
-    /// A turn longer than this is counted as a stall, and reported at most once a second.
+    /// Configuration of the event loop.
+    pub event_loop: os::EventLoopConfig,
+    /// Stall limit: a longer turn is counted as a stall, and reported on standard error at most once per second.
     pub stall_ns: u64,
 }
 
-impl Default for Config {
-    /// One unpinned reactor, adaptive, 1 GiB of buffers at most, stalls from 100 ms.
+impl Default for ReactorConfig {
+    /// One unpinned reactor, adaptive, at most 1 GiB of buffers, stall limit 100 ms.
     fn default() -> Self {
-        Config {
+        ReactorConfig {
             cpus: CpuSet::new(vec![CpuSet::allowed().cpus().first().copied().unwrap_or(0)])
                 .expect("a set of one core is not empty"),
             pin: false,
             idle: IdlePolicy::default(),
-            arena: Arena::new(memory::Config::default()),
-            events: sys::Config::default(),
+            arena: Arena::new(dma::ArenaConfig::default()),
+            event_loop: os::EventLoopConfig::default(),
             stall_ns: 100_000_000,
         }
     }
 }
 
-/// Why reactors could not start.
+/// Why a reactor could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Neither io_uring nor epoll.
-    #[error("no ring to the kernel on core {cpu}: {source}")]
+    /// Neither io_uring nor epoll is available.
+    #[error("neither io_uring nor epoll can be set up on core {cpu}: {source}")]
     Events {
         /// The core.
         cpu: u32,
-        /// What the kernel said.
+        /// The kernel's error.
         source: std::io::Error,
     },
-    /// A core that may not be used.
-    #[error("a thread cannot be pinned to core {cpu}: {source}")]
+    /// The process may not run on the core.
+    #[error("cannot pin a thread to core {cpu}: {source}")]
     Pin {
         /// The core.
         cpu: u32,
-        /// What the kernel said.
+        /// The kernel's error.
         source: std::io::Error,
     },
-    /// No more threads.
-    #[error("no thread for core {cpu}: {source}")]
+    /// The thread could not be created.
+    #[error("cannot create a thread for core {cpu}: {source}")]
     Thread {
         /// The core.
         cpu: u32,
-        /// What the kernel said.
+        /// The kernel's error.
         source: std::io::Error,
     },
 }
 
-/// Most messages taken in one turn, so that data pollers get theirs.
+/// Maximum number of messages processed per turn, so that messages cannot starve data pollers.
 const MESSAGES_PER_TURN_MAX: usize = 64;
-/// Messages that can wait at a core. Posting to a full one is refused.
+/// Capacity of a core's message queue.
 const MESSAGES_MAX: usize = 1024;
 
-/// One core's loop, on the thread that made it.
+/// One core's event loop, on the thread that created it.
+///
+/// Each [`turn`](Self::turn) reaps kernel events, processes messages, runs the pollers, then the ready tasks, and
+/// sleeps if there was no work and the [`IdlePolicy`] allows it. It owns the pollers and, through [`Core`], the
+/// event loop, the buffer pool and the tasks.
 pub struct Reactor {
     core: Core,
     idle: IdlePolicy,
     stall_ns: u64,
-    messages: mailbox::Receiver<Message>,
-    remote: Arc<RemoteInner>,
-    pollers: Vec<Entry>,
+    messages: mailbox::Receiver<ReactorMessage>,
+    remote: Arc<HandleInner>,
+    pollers: Vec<RegisteredPoller>,
     idle_since_ns: u64,
     stall_reported_ns: u64,
     turn_end_ticks: u64,
     stopping: bool,
 }
 
-struct Entry {
+struct RegisteredPoller {
     poller: Box<dyn Poller>,
     period: Period,
     next_ns: u64,
     busy_ticks: u64,
     runs: u64,
     busy_runs: u64,
+    /// The poller returned [`PollResult::Finished`] and is removed at the end of the turn.
+    is_finished: bool,
 }
 
 impl Reactor {
-    /// A reactor for the calling thread, of the first core of `config.cpus`.
-    pub fn new(config: &Config) -> Result<Reactor, StartError> {
-        Reactor::on(config, 0)
+    /// A reactor on the calling thread, for the first core of `config.cpus`.
+    pub fn new(config: &ReactorConfig) -> Result<Reactor, StartError> {
+        Reactor::for_core(config, 0)
     }
 
-    /// The reactor of the `index`th core, pinning the calling thread where asked.
-    pub(crate) fn on(config: &Config, index: usize) -> Result<Reactor, StartError> {
+    /// A reactor on the calling thread, for core `index` of `config.cpus`; pins the thread if `config.pin`.
+    pub(crate) fn for_core(config: &ReactorConfig, index: usize) -> Result<Reactor, StartError> {
         let cpu = config.cpus.cpus()[index];
         if config.pin {
-            sys::pin_to(cpu).map_err(|source| StartError::Pin { cpu, source })?;
+            os::pin_thread_to(cpu).map_err(|source| StartError::Pin { cpu, source })?;
         }
-        let events = Events::new(&config.events).map_err(|source| StartError::Events { cpu, source })?;
+        let events =
+            EventLoop::new(&config.event_loop).map_err(|source| StartError::Events { cpu, source })?;
         let (sender, messages) = mailbox::bounded(MESSAGES_MAX);
-        let remote = Arc::new(RemoteInner::new(index, cpu, sender, events.waker()));
-        let core = Core::new(Inner {
+        let remote = Arc::new(HandleInner::new(index, cpu, sender, events.waker()));
+        let core = Core::new(CoreInner {
             index,
             cpu: config.pin.then_some(cpu),
             spins: config.idle != IdlePolicy::Sleep,
             pool: Pool::new(&config.arena),
             executor: Executor::new(events.waker()),
-            events,
-            added: RefCell::new(Vec::new()),
+            event_loop: events,
+            new_pollers: RefCell::new(Vec::new()),
         });
         let now_ns = clock::now_ns();
         Ok(Reactor {
@@ -166,17 +173,17 @@ impl Reactor {
         })
     }
 
-    /// The core that it runs.
+    /// The core's interface for pollers and tasks.
     pub fn core(&self) -> Core {
         self.core.clone()
     }
 
-    /// What other threads reach it by.
-    pub fn remote(&self) -> crate::Remote {
-        crate::Remote(self.remote.clone())
+    /// The handle for other threads.
+    pub fn handle(&self) -> crate::ReactorHandle {
+        crate::ReactorHandle(self.remote.clone())
     }
 
-    /// Runs turns until `future` is done. The future is polled as a task of this core.
+    /// Runs turns until `future` completes; it runs as a task of this core.
     pub fn block_on<R: 'static>(mut self, future: impl Future<Output = R> + 'static) -> R {
         let result = Rc::new(RefCell::new(None));
         let out = result.clone();
@@ -193,28 +200,28 @@ impl Reactor {
         }
     }
 
-    /// One turn: events, messages, pollers, tasks, and sleep if the policy says so.
+    /// Runs one turn: events, messages, pollers, tasks, and sleep if the policy allows it.
     /// Returns whether there was work.
     pub fn turn(&mut self) -> bool {
         let start_ns = clock::now_ns();
-        let mut work = self.core.events().turn();
+        let mut work = self.core.event_loop().turn();
         if work > 0 {
-            self.core.inner().executor.event_happened();
+            self.core.inner().executor.wake_event_waiters();
         }
-        work += self.take_messages();
-        self.adopt_pollers();
+        work += self.process_messages();
+        self.register_new_pollers();
         work += self.run_pollers(start_ns);
         work += self.core.inner().executor.run(start_ns);
         self.account(work > 0);
         if work > 0 {
             self.idle_since_ns = start_ns;
         } else if !self.stopping {
-            self.rest(start_ns);
+            self.idle_or_sleep(start_ns);
         }
         work > 0
     }
 
-    /// Runs until told to stop, then until nothing is in flight or `drain_ns` have passed.
+    /// Runs until it is stopped, then until nothing is in flight, for at most `drain_ns` nanoseconds.
     pub(crate) fn run(&mut self, drain_ns: u64) {
         while !self.remote.is_stopping() {
             self.turn();
@@ -235,38 +242,39 @@ impl Reactor {
         self.core.inner().executor.clear();
     }
 
-    fn take_messages(&mut self) -> usize {
+    fn process_messages(&mut self) -> usize {
         let mut count = 0;
         while count < MESSAGES_PER_TURN_MAX
             && let Some(message) = self.messages.receive()
         {
             count += 1;
             match message {
-                Message::Run(run) => run(&self.core),
-                Message::Stats(answer) => {
-                    // A poller that was added a message ago counts.
-                    self.adopt_pollers();
-                    // The asker may have given up; then nobody misses the answer.
-                    let _ = answer.send(self.stats());
+                ReactorMessage::Run(run) => run(&self.core),
+                ReactorMessage::Stats(reply) => {
+                    // Include pollers that an earlier message of this turn added.
+                    self.register_new_pollers();
+                    // The send fails if the requester timed out or was dropped, which is fine.
+                    let _ = reply.send(self.stats());
                 }
-                Message::Stop => self.remote.set_stopping(),
+                ReactorMessage::Stop => self.remote.set_stopping(),
             }
         }
         count
     }
 
-    fn adopt_pollers(&mut self) {
-        if self.core.inner().added.borrow().is_empty() {
+    fn register_new_pollers(&mut self) {
+        if self.core.inner().new_pollers.borrow().is_empty() {
             return;
         }
-        let added = std::mem::take(&mut *self.core.inner().added.borrow_mut());
-        self.pollers.extend(added.into_iter().map(|(poller, period)| Entry {
+        let added = std::mem::take(&mut *self.core.inner().new_pollers.borrow_mut());
+        self.pollers.extend(added.into_iter().map(|(poller, period)| RegisteredPoller {
             poller,
             period,
             next_ns: 0,
             busy_ticks: 0,
             runs: 0,
             busy_runs: 0,
+            is_finished: false,
         }));
     }
 
@@ -285,22 +293,22 @@ impl Reactor {
             let after = clock::ticks();
             entry.runs += 1;
             match work {
-                Work::None => {}
-                Work::Some(some) => {
+                PollResult::Idle => {}
+                PollResult::Busy(some) => {
                     count += some as usize;
                     entry.busy_runs += 1;
                     entry.busy_ticks += after.wrapping_sub(before);
                 }
-                Work::Finished => {
+                PollResult::Finished => {
                     finished = true;
                     count += 1;
-                    entry.runs = u64::MAX;
+                    entry.is_finished = true;
                 }
             }
             before = after;
         }
         if finished {
-            self.pollers.retain(|entry| entry.runs != u64::MAX);
+            self.pollers.retain(|entry| !entry.is_finished);
         }
         count
     }
@@ -329,7 +337,8 @@ impl Reactor {
         }
         self.stall_reported_ns = now_ns;
         let busiest = self.pollers.iter().max_by_key(|entry| entry.busy_ticks);
-        eprintln!(
+        log::warn!(
+            target: "reactor",
             "reactor {}: one turn took {} ms (limit {} ms; busiest poller {}); the core was blocked or taken away",
             self.remote.index,
             ns / 1_000_000,
@@ -338,9 +347,9 @@ impl Reactor {
         );
     }
 
-    fn rest(&mut self, now_ns: u64) {
+    fn idle_or_sleep(&mut self, now_ns: u64) {
         let spin_ns = match self.idle {
-            // No PAUSE: nobody waits for what this core holds, and in a guest it may trap.
+            // No PAUSE: no other thread waits for this core, and PAUSE may cause a VM exit in a guest.
             IdlePolicy::Spin => return,
             IdlePolicy::Adaptive { spin_ns } => spin_ns,
             IdlePolicy::Sleep => 0,
@@ -348,15 +357,15 @@ impl Reactor {
         if now_ns.saturating_sub(self.idle_since_ns) < spin_ns {
             return;
         }
-        let waker = self.core.events().waker();
+        let waker = self.core.event_loop().waker();
         waker.prepare_sleep();
-        // Whoever sends from here on sees a sleeper and wakes it; who sent before is seen here.
+        // A sender after this point sees the sleeping flag and wakes the core; earlier messages are seen below.
         let deadline_ns = self.deadline();
         let now_ns = clock::now_ns();
         let sleeps = self.messages.is_empty() && deadline_ns.is_none_or(|deadline_ns| deadline_ns > now_ns);
         if sleeps {
-            if self.core.events().wait(deadline_ns.map(|deadline_ns| deadline_ns - now_ns)) > 0 {
-                self.core.inner().executor.event_happened();
+            if self.core.event_loop().wait(deadline_ns.map(|deadline_ns| deadline_ns - now_ns)) > 0 {
+                self.core.inner().executor.wake_event_waiters();
             }
             let end = clock::ticks();
             let counters = &self.remote.counters;
@@ -364,11 +373,11 @@ impl Reactor {
             add(&counters.sleeps, 1);
             self.turn_end_ticks = end;
         }
-        waker.awake();
+        waker.finish_sleep();
     }
 
     fn deadline(&self) -> Option<u64> {
-        if !self.core.inner().added.borrow().is_empty() {
+        if !self.core.inner().new_pollers.borrow().is_empty() {
             return Some(0);
         }
         let pollers = self.pollers.iter().filter_map(|entry| match entry.period {
@@ -391,6 +400,6 @@ impl Reactor {
 
 impl Drop for Reactor {
     fn drop(&mut self) {
-        self.remote.set_ended();
+        self.remote.set_terminated();
     }
 }

@@ -1,4 +1,4 @@
-//! Reactors on threads of their own, and how other threads reach them.
+//! Reactors on their own threads, and handles for other threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,56 +6,58 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::core::{Core, Sender};
+use crate::core::{Core, MailboxSender};
 use crate::mailbox;
-use crate::reactor::{Config, Reactor, StartError};
-use crate::stats::{Counters, ReactorStats};
+use crate::reactor::{Reactor, ReactorConfig, StartError};
+use crate::stats::{ReactorCounters, ReactorStats};
 
-/// A set of running reactors. Dropped, it stops them.
+/// A set of running reactors; dropping it stops them.
 pub struct Reactors {
-    remotes: Vec<Remote>,
+    remotes: Vec<ReactorHandle>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// One reactor, seen from any thread.
+/// A handle to a reactor, usable on any thread.
+///
+/// It posts closures and requests statistics through the reactor's mailbox. A clone costs a reference count.
 #[derive(Clone)]
-pub struct Remote(pub(crate) Arc<RemoteInner>);
+pub struct ReactorHandle(pub(crate) Arc<HandleInner>);
 
 /// The reactor has stopped, or its mailbox has been full for a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the reactor has stopped or does not take messages")]
-pub struct Gone;
+#[error("the reactor has stopped or accepts no messages")]
+pub struct ReactorUnavailable;
 
-pub(crate) struct RemoteInner {
+pub(crate) struct HandleInner {
     pub(crate) index: usize,
     cpu: u32,
-    sender: Sender<Message>,
+    sender: MailboxSender<ReactorMessage>,
     stopping: AtomicBool,
-    ended: AtomicBool,
-    pub(crate) counters: Counters,
+    terminated: AtomicBool,
+    pub(crate) counters: ReactorCounters,
 }
 
-pub(crate) enum Message {
+pub(crate) enum ReactorMessage {
     Run(Box<dyn FnOnce(&Core) + Send>),
     Stats(mpsc::SyncSender<ReactorStats>),
     Stop,
 }
 
-/// How long a reactor that stops waits for what is in flight.
+/// Maximum time that a stopping reactor waits for operations in flight, in nanoseconds.
 const DRAIN_NS: u64 = 10_000_000_000;
-/// How long a message waits for room.
+/// Maximum number of attempts to post a message to a full mailbox, 1 ms apart.
 const POST_TRIES_MAX: u32 = 1000;
 
 impl Reactors {
-    /// Starts one reactor on each core of `config.cpus` and returns when all of them run.
-    pub fn start(config: &Config) -> Result<Reactors, StartError> {
+    /// Starts one reactor on each core of `config.cpus` and returns once all of them run.
+    pub fn start(config: &ReactorConfig) -> Result<Reactors, StartError> {
         let mut reactors = Reactors { remotes: Vec::new(), threads: Vec::new() };
         for (index, cpu) in config.cpus.cpus().iter().copied().enumerate() {
             let (started, outcome) = mpsc::sync_channel(1);
             let config = config.clone();
-            let run = move || match Reactor::on(&config, index) {
+            let run = move || match Reactor::for_core(&config, index) {
                 Ok(mut reactor) => {
-                    let _ = started.send(Ok(reactor.remote()));
+                    let _ = started.send(Ok(reactor.handle()));
                     reactor.run(DRAIN_NS);
                 }
                 Err(error) => {
@@ -66,18 +68,18 @@ impl Reactors {
             reactors.threads.push(thread.map_err(|source| StartError::Thread { cpu, source })?);
             match outcome.recv() {
                 Ok(remote) => reactors.remotes.push(remote?),
-                Err(_) => unreachable!("a reactor's thread answers before it ends"),
+                Err(_) => unreachable!("a reactor's thread reports its start before it ends"),
             }
         }
         Ok(reactors)
     }
 
-    /// The reactors, by index.
-    pub fn remotes(&self) -> &[Remote] {
+    /// The handles, by index of the core in the set.
+    pub fn handles(&self) -> &[ReactorHandle] {
         &self.remotes
     }
 
-    /// Stops every reactor once nothing is in flight, at the latest after ten seconds.
+    /// Stops every reactor once nothing is in flight, after at most ten seconds each.
     pub fn stop(mut self) {
         self.stop_all();
     }
@@ -87,7 +89,7 @@ impl Reactors {
             remote.stop();
         }
         for thread in self.threads.drain(..) {
-            // A reactor that panicked has already said why on standard error.
+            // A panic has already been reported on standard error.
             let _ = thread.join();
         }
     }
@@ -99,14 +101,18 @@ impl Drop for Reactors {
     }
 }
 
-impl Remote {
-    /// Runs `work` on the core, soon. Order is kept among the messages of one thread.
-    pub fn post(&self, work: impl FnOnce(&Core) + Send + 'static) -> Result<(), Gone> {
-        self.send(Message::Run(Box::new(work)))
+impl ReactorHandle {
+    /// Queues `work` to run on the core. Messages of one thread run in order. Waits up to a second if the mailbox
+    /// is full.
+    pub fn post(&self, work: impl FnOnce(&Core) + Send + 'static) -> Result<(), ReactorUnavailable> {
+        self.send(ReactorMessage::Run(Box::new(work)))
     }
 
-    /// Runs `work` on the core and waits for its answer. Not to be called on a reactor.
-    pub fn call<R: Send + 'static>(&self, work: impl FnOnce(&Core) -> R + Send + 'static) -> Result<R, Gone> {
+    /// Runs `work` on the core and waits for its result. Must not be called on a reactor, which it would block.
+    pub fn call<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Core) -> R + Send + 'static,
+    ) -> Result<R, ReactorUnavailable> {
         let (sender, receiver) = mpsc::sync_channel(1);
         self.post(move |core| {
             let _ = sender.send(work(core));
@@ -114,67 +120,72 @@ impl Remote {
         self.wait(&receiver)
     }
 
-    /// Where the reactor's time went, per poller too.
-    pub fn stats(&self) -> Result<ReactorStats, Gone> {
+    /// The reactor's statistics, with those of each poller. Blocks like [`call`](Self::call).
+    pub fn stats(&self) -> Result<ReactorStats, ReactorUnavailable> {
         let (sender, receiver) = mpsc::sync_channel(1);
-        self.send(Message::Stats(sender))?;
+        self.send(ReactorMessage::Stats(sender))?;
         self.wait(&receiver)
     }
 
-    /// Position among the reactors that were started together, from 0.
+    /// Index among the reactors that were started together, from 0.
     pub fn index(&self) -> usize {
         self.0.index
     }
 
-    /// The core that it was started for.
+    /// The CPU that it was started for.
     pub fn cpu(&self) -> u32 {
         self.0.cpu
     }
 
-    /// An answer, or the end of the reactor: what was posted as it ended is never looked at.
-    fn wait<R>(&self, answer: &mpsc::Receiver<R>) -> Result<R, Gone> {
+    /// Waits for a reply or for the end of the reactor, which never processes messages posted as it ended.
+    fn wait<R>(&self, reply: &mpsc::Receiver<R>) -> Result<R, ReactorUnavailable> {
         loop {
-            match answer.recv_timeout(Duration::from_millis(100)) {
-                Ok(answer) => return Ok(answer),
-                Err(mpsc::RecvTimeoutError::Timeout) if !self.0.ended.load(Ordering::Acquire) => {}
-                Err(_) => return answer.try_recv().map_err(|_| Gone),
+            match reply.recv_timeout(Duration::from_millis(100)) {
+                Ok(value) => return Ok(value),
+                Err(mpsc::RecvTimeoutError::Timeout) if !self.0.terminated.load(Ordering::Acquire) => {}
+                Err(_) => return reply.try_recv().map_err(|_| ReactorUnavailable),
             }
         }
     }
 
     fn stop(&self) {
-        if self.send(Message::Stop).is_err() {
+        if self.send(ReactorMessage::Stop).is_err() {
             self.0.set_stopping();
         }
     }
 
-    fn send(&self, mut message: Message) -> Result<(), Gone> {
+    fn send(&self, mut message: ReactorMessage) -> Result<(), ReactorUnavailable> {
         for _ in 0..POST_TRIES_MAX {
             if self.0.is_stopping() {
-                return Err(Gone);
+                return Err(ReactorUnavailable);
             }
             match self.0.sender.send(message) {
                 Ok(()) => return Ok(()),
                 Err(back) => message = back,
             }
-            // Full: control messages are rare, so the core is far behind. There is no event for
-            // room, and control threads may wait.
+            // Full: control messages are rare, so the core is far behind. No event reports free space,
+            // and control threads may block.
             std::thread::sleep(Duration::from_millis(1));
         }
-        Err(Gone)
+        Err(ReactorUnavailable)
     }
 }
 
-impl RemoteInner {
-    pub(crate) fn new(index: usize, cpu: u32, queue: mailbox::Sender<Message>, waker: sys::Waker) -> Self {
-        let sender = Sender::new(queue, waker);
-        RemoteInner {
+impl HandleInner {
+    pub(crate) fn new(
+        index: usize,
+        cpu: u32,
+        queue: mailbox::Sender<ReactorMessage>,
+        waker: os::Waker,
+    ) -> Self {
+        let sender = MailboxSender::new(queue, waker);
+        HandleInner {
             index,
             cpu,
             sender,
             stopping: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
-            counters: Counters::default(),
+            terminated: AtomicBool::new(false),
+            counters: ReactorCounters::default(),
         }
     }
 
@@ -186,9 +197,9 @@ impl RemoteInner {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Nothing that is posted from here on is looked at.
-    pub(crate) fn set_ended(&self) {
+    /// Messages posted after this call are never processed.
+    pub(crate) fn set_terminated(&self) {
         self.set_stopping();
-        self.ended.store(true, Ordering::Release);
+        self.terminated.store(true, Ordering::Release);
     }
 }

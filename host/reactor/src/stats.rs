@@ -1,44 +1,44 @@
-//! Where a reactor's time went.
+//! Reactor and poller statistics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Time and turns of one reactor since it started.
+/// Statistics of one reactor since it started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReactorStats {
-    /// Nanoseconds of turns that found work.
+    /// Nanoseconds in turns with work.
     pub busy_ns: u64,
-    /// Nanoseconds of turns that found none.
+    /// Nanoseconds in turns without work.
     pub idle_ns: u64,
     /// Nanoseconds asleep in the kernel.
     pub sleep_ns: u64,
-    /// Turns.
+    /// Number of turns.
     pub turns: u64,
-    /// Times that it went to sleep.
+    /// Number of sleeps.
     pub sleeps: u64,
-    /// Turns that ran longer than the stall limit.
+    /// Number of turns longer than the stall limit.
     pub stalls: u64,
-    /// The longest turn.
+    /// Nanoseconds of the longest turn.
     pub turn_max_ns: u64,
-    /// Each poller's share.
+    /// Statistics of each poller.
     pub pollers: Vec<PollerStats>,
 }
 
-/// Time of one poller.
+/// Statistics of one poller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PollerStats {
-    /// Its name.
+    /// See [`Poller::name`](crate::Poller::name).
     pub name: String,
-    /// Nanoseconds of calls that found work.
+    /// Nanoseconds in calls with work.
     pub busy_ns: u64,
-    /// Calls.
+    /// Number of calls.
     pub runs: u64,
-    /// Calls that found work.
+    /// Number of calls with work.
     pub busy_runs: u64,
 }
 
-/// The counters that other threads read while the core writes them.
+/// Counters that the core writes and other threads read.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct ReactorCounters {
     pub(crate) busy_ns: AtomicU64,
     pub(crate) idle_ns: AtomicU64,
     pub(crate) sleep_ns: AtomicU64,
@@ -48,7 +48,7 @@ pub(crate) struct Counters {
     pub(crate) turn_max_ns: AtomicU64,
 }
 
-impl Counters {
+impl ReactorCounters {
     pub(crate) fn snapshot(&self) -> ReactorStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         ReactorStats {
@@ -64,7 +64,7 @@ impl Counters {
     }
 }
 
-/// Adds to a counter that only this thread writes: a load and a store, no locked instruction.
+/// Adds to a counter that only this thread writes: a load and a store instead of a locked instruction.
 #[inline]
 pub(crate) fn add(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Ordering::Relaxed) + amount, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The atomics that the mailbox is made of: the standard ones, or loom's under its model checker.
+//! The atomics of the mailbox: the standard ones, or loom's under its model checker.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
@@ -15,7 +15,7 @@ pub(crate) use loom::{
     },
 };
 
-/// The standard cell with loom's access by closure.
+/// The standard `UnsafeCell` with loom's closure-based interface.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);

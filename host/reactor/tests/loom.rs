@@ -1,4 +1,4 @@
-//! Every interleaving of small mailboxes. Run with
+//! Model-checks all interleavings of small mailboxes. Run with
 //! `RUSTFLAGS="--cfg loom" cargo test -p ringbolt-reactor --test loom --release`.
 #![cfg(loom)]
 
@@ -28,26 +28,26 @@ fn two_senders_and_a_receiver() {
 }
 
 #[test]
-fn a_full_mailbox_gives_back_and_reuses_cells() {
+fn a_full_mailbox_returns_messages_and_reuses_cells() {
     loom::model(|| {
         let (sender, mut receiver) = bounded(2);
         let thread = thread::spawn(move || {
-            let mut refused = 0;
+            let mut rejected = 0;
             for value in 0..3 {
                 if sender.send(value).is_err() {
-                    refused += 1;
+                    rejected += 1;
                 }
             }
-            refused
+            rejected
         });
         let mut received = Vec::new();
         for _ in 0..3 {
             received.extend(receiver.receive());
             thread::yield_now();
         }
-        let refused = thread.join().unwrap();
+        let rejected = thread.join().unwrap();
         received.extend(std::iter::from_fn(|| receiver.receive()));
-        assert_eq!(received.len() + refused, 3);
+        assert_eq!(received.len() + rejected, 3);
         assert!(received.windows(2).all(|pair| pair[0] < pair[1]));
     });
 }

@@ -1,4 +1,4 @@
-//! Reactors on real threads.
+//! Integration tests of reactors on real threads.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
@@ -8,22 +8,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use reactor::{Config, IdlePolicy, Period, Poller, Reactor, Reactors, Shutdown, Work};
-use sys::CpuSet;
+use os::CpuSet;
+use reactor::{IdlePolicy, Period, PollResult, Poller, Reactor, ReactorConfig, Reactors, Shutdown};
 
-fn config(idle: IdlePolicy) -> Config {
-    Config { cpus: CpuSet::allowed(), pin: true, idle, ..Config::default() }
+fn config(idle: IdlePolicy) -> ReactorConfig {
+    ReactorConfig { cpus: CpuSet::allowed(), pin: true, idle, ..ReactorConfig::default() }
 }
 
 const POLICIES: [IdlePolicy; 3] =
     [IdlePolicy::Spin, IdlePolicy::Sleep, IdlePolicy::Adaptive { spin_ns: 1000 }];
 
 #[test]
-fn a_call_is_answered_on_the_core_whatever_the_policy() {
+fn a_call_runs_on_its_core_with_every_idle_policy() {
     for idle in POLICIES {
         let reactors = Reactors::start(&config(idle)).unwrap();
         for _ in 0..200 {
-            for remote in reactors.remotes() {
+            for remote in reactors.handles() {
                 let index = remote.call(|core| core.index()).unwrap();
                 assert_eq!(index, remote.index());
             }
@@ -33,30 +33,30 @@ fn a_call_is_answered_on_the_core_whatever_the_policy() {
 }
 
 #[test]
-fn an_idle_reactor_uses_no_processor() {
+fn an_idle_reactor_uses_no_cpu_time() {
     let reactors = Reactors::start(&config(IdlePolicy::default())).unwrap();
-    let remote = &reactors.remotes()[0];
-    let before = remote.call(|_| sys::thread_cpu_ns()).unwrap();
+    let remote = &reactors.handles()[0];
+    let before = remote.call(|_| os::thread_cpu_ns()).unwrap();
     std::thread::sleep(Duration::from_millis(300));
-    let after = remote.call(|_| sys::thread_cpu_ns()).unwrap();
+    let after = remote.call(|_| os::thread_cpu_ns()).unwrap();
     assert!(after - before < 30_000_000, "{} ns of 300 ms", after - before);
     assert!(remote.stats().unwrap().sleeps > 0);
 }
 
-struct Counter {
+struct CountingPoller {
     count: Arc<AtomicU64>,
     until: u64,
     in_flight: u32,
 }
 
-impl Poller for Counter {
+impl Poller for CountingPoller {
     fn name(&self) -> &str {
         "counter"
     }
 
-    fn poll(&mut self, _now_ns: u64) -> Work {
+    fn poll(&mut self, _now_ns: u64) -> PollResult {
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
-        if count >= self.until { Work::Finished } else { Work::Some(1) }
+        if count >= self.until { PollResult::Finished } else { PollResult::Busy(1) }
     }
 
     fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
@@ -66,14 +66,17 @@ impl Poller for Counter {
 }
 
 #[test]
-fn a_poller_runs_until_it_says_that_it_is_finished() {
+fn a_poller_runs_until_it_returns_finished() {
     let reactors = Reactors::start(&config(IdlePolicy::Sleep)).unwrap();
     let count = Arc::new(AtomicU64::new(0));
     let shared = count.clone();
-    let remote = reactors.remotes()[0].clone();
+    let remote = reactors.handles()[0].clone();
     remote
         .call(move |core| {
-            core.add_poller(Box::new(Counter { count: shared, until: 1000, in_flight: 0 }), Period::EveryTurn)
+            core.add_poller(
+                Box::new(CountingPoller { count: shared, until: 1000, in_flight: 0 }),
+                Period::EveryTurn,
+            )
         })
         .unwrap();
     while remote.stats().unwrap().pollers.iter().any(|poller| poller.name == "counter") {
@@ -83,13 +86,13 @@ fn a_poller_runs_until_it_says_that_it_is_finished() {
 }
 
 #[test]
-fn stopping_waits_for_what_is_in_flight() {
+fn stop_waits_for_operations_in_flight() {
     let reactors = Reactors::start(&config(IdlePolicy::Spin)).unwrap();
     let count = Arc::new(AtomicU64::new(0));
     let shared = count.clone();
-    reactors.remotes()[0]
+    reactors.handles()[0]
         .call(move |core| {
-            let poller = Counter { count: shared, until: u64::MAX, in_flight: 50 };
+            let poller = CountingPoller { count: shared, until: u64::MAX, in_flight: 50 };
             core.add_poller(Box::new(poller), Period::EveryTurn);
         })
         .unwrap();
@@ -102,9 +105,9 @@ fn a_periodic_poller_wakes_a_sleeping_core() {
     let reactors = Reactors::start(&config(IdlePolicy::Sleep)).unwrap();
     let count = Arc::new(AtomicU64::new(0));
     let shared = count.clone();
-    reactors.remotes()[0]
+    reactors.handles()[0]
         .call(move |core| {
-            let poller = Counter { count: shared, until: 20, in_flight: 0 };
+            let poller = CountingPoller { count: shared, until: 20, in_flight: 0 };
             core.add_poller(Box::new(poller), Period::EveryNs(1_000_000));
         })
         .unwrap();
@@ -117,8 +120,8 @@ fn a_periodic_poller_wakes_a_sleeping_core() {
 }
 
 #[test]
-fn tasks_sleep_and_talk_on_one_core() {
-    let reactor = Reactor::new(&Config::default()).unwrap();
+fn tasks_sleep_concurrently_on_one_core() {
+    let reactor = Reactor::new(&ReactorConfig::default()).unwrap();
     let core = reactor.core();
     let seen = Rc::new(Cell::new(0));
     let total = reactor.block_on({
@@ -139,19 +142,19 @@ fn tasks_sleep_and_talk_on_one_core() {
 }
 
 #[test]
-fn a_message_to_a_typed_mailbox_wakes_its_core() {
-    struct Echo(reactor::Receiver<u64>, std::sync::mpsc::Sender<u64>);
+fn a_message_to_a_typed_mailbox_wakes_the_core() {
+    struct Echo(reactor::MailboxReceiver<u64>, std::sync::mpsc::Sender<u64>);
     impl Poller for Echo {
         fn name(&self) -> &str {
             "echo"
         }
-        fn poll(&mut self, _now_ns: u64) -> Work {
+        fn poll(&mut self, _now_ns: u64) -> PollResult {
             let mut count = 0;
             while let Some(value) = self.0.receive() {
                 self.1.send(value).unwrap();
                 count += 1;
             }
-            Work::count(count)
+            PollResult::from_count(count)
         }
         fn deadline(&self) -> Option<u64> {
             if self.0.is_empty() { None } else { Some(0) }
@@ -160,7 +163,7 @@ fn a_message_to_a_typed_mailbox_wakes_its_core() {
     for idle in POLICIES {
         let reactors = Reactors::start(&config(idle)).unwrap();
         let (answers, answer) = std::sync::mpsc::channel();
-        let sender = reactors.remotes()[0]
+        let sender = reactors.handles()[0]
             .call(move |core| {
                 let (sender, receiver) = core.mailbox(16);
                 core.add_poller(Box::new(Echo(receiver, answers)), Period::EveryTurn);
@@ -175,15 +178,16 @@ fn a_message_to_a_typed_mailbox_wakes_its_core() {
 }
 
 #[test]
-fn a_core_that_cannot_be_had_is_an_error() {
-    let config = Config { cpus: CpuSet::new(vec![1023]).unwrap(), pin: true, ..Config::default() };
+fn pinning_to_an_unavailable_core_fails() {
+    let config =
+        ReactorConfig { cpus: CpuSet::new(vec![1023]).unwrap(), pin: true, ..ReactorConfig::default() };
     assert!(matches!(Reactors::start(&config), Err(reactor::StartError::Pin { cpu: 1023, .. })));
 }
 
 #[test]
-fn a_stopped_reactor_refuses_messages() {
+fn a_stopped_reactor_rejects_messages() {
     let reactors = Reactors::start(&config(IdlePolicy::Sleep)).unwrap();
-    let remote = reactors.remotes()[0].clone();
+    let remote = reactors.handles()[0].clone();
     reactors.stop();
-    assert_eq!(remote.call(|_| ()), Err(reactor::Gone));
+    assert_eq!(remote.call(|_| ()), Err(reactor::ReactorUnavailable));
 }

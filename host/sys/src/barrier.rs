@@ -1,39 +1,40 @@
-//! A memory barrier that only the side pays for which seldom needs it.
+//! An asymmetric memory barrier based on `membarrier(2)`.
 //!
-//! Two threads that each store and then load what the other has stored may both miss it, unless a full barrier
-//! stands between on both sides. Where one side does that all the time and the other almost never, the first
-//! uses [`light`], which costs nothing, and the second [`heavy`], which makes every thread of the process pass a
-//! full barrier: some microseconds.
+//! Two threads that each store and then load the other's variable may both miss the other's store, unless both
+//! execute a full barrier in between. If one side is hot and the other uncommon, the hot side uses [`light`],
+//! which only stops the compiler, and the uncommon side uses [`heavy`], which makes every thread of the process
+//! execute a full barrier and takes some microseconds.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use rustix::thread::{MembarrierCommand, membarrier};
 
-/// Whether [`heavy`] can be used: the kernel knows `membarrier` (Linux 4.14), and nothing forbids it.
-pub fn is_there() -> bool {
+/// Whether [`heavy`] can be used: the kernel has `membarrier` (Linux 4.14), and no seccomp filter forbids it.
+pub fn is_supported() -> bool {
     static IS_THERE: OnceLock<bool> = OnceLock::new();
-    // Once registered a process stays so.
+    // A registration lasts for the life of the process.
     *IS_THERE.get_or_init(|| {
         membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
             && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
     })
 }
 
-/// The side that is passed often: what is before it in the program is not moved behind it, nor the other way
-/// round, if the other side uses [`heavy`].
+/// The hot side: memory accesses before and after it are not reordered across it, provided that the other side
+/// uses [`heavy`].
 #[inline(always)]
 pub fn light() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// The other side: every thread of the process has passed a full barrier when this returns.
+/// The uncommon side: when it returns, every thread of the process has executed a full barrier.
 ///
 /// # Panics
-/// Where it is not [there](is_there).
+/// If the kernel does not [support](is_supported) it.
 pub fn heavy() {
-    assert!(is_there(), "membarrier is not there, and nobody asked whether it was");
-    membarrier(MembarrierCommand::PrivateExpedited).expect("a registered process may use membarrier");
+    assert!(is_supported(), "membarrier is not supported; the caller must check is_supported");
+    membarrier(MembarrierCommand::PrivateExpedited)
+        .expect("membarrier does not fail in a registered process");
 }
 
 #[cfg(test)]
@@ -44,29 +45,29 @@ mod tests {
     use std::thread;
 
     #[test]
-    #[cfg_attr(miri, ignore = "Miri has no such call")]
-    fn of_two_that_store_and_then_look_one_sees_the_other() {
-        if !is_there() {
-            println!("SKIPPED: membarrier is not there");
+    #[cfg_attr(miri, ignore = "Miri does not implement membarrier")]
+    fn of_two_threads_that_store_then_load_one_sees_the_other() {
+        if !is_supported() {
+            println!("SKIPPED: membarrier is not supported");
             return;
         }
         for round in 0..2000 {
-            let (often, seldom) = (AtomicBool::new(false), AtomicBool::new(false));
+            let (hot, uncommon) = (AtomicBool::new(false), AtomicBool::new(false));
             let start = Barrier::new(2);
-            let (saw_seldom, saw_often) = thread::scope(|scope| {
-                let one = scope.spawn(|| {
+            let (saw_uncommon, saw_hot) = thread::scope(|scope| {
+                let hot_thread = scope.spawn(|| {
                     start.wait();
-                    often.store(true, Ordering::Relaxed);
+                    hot.store(true, Ordering::Relaxed);
                     light();
-                    seldom.load(Ordering::Relaxed)
+                    uncommon.load(Ordering::Relaxed)
                 });
                 start.wait();
-                seldom.store(true, Ordering::Relaxed);
+                uncommon.store(true, Ordering::Relaxed);
                 heavy();
-                let saw = often.load(Ordering::Relaxed);
-                (one.join().unwrap(), saw)
+                let saw = hot.load(Ordering::Relaxed);
+                (hot_thread.join().unwrap(), saw)
             });
-            assert!(saw_seldom || saw_often, "round {round}");
+            assert!(saw_uncommon || saw_hot, "round {round}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Time stamps that cost a few nanoseconds.
+//! Monotonic time stamps that cost a few nanoseconds.
 //!
-//! Where the processor's time-stamp counter is constant it is read directly and scaled; elsewhere
-//! `CLOCK_MONOTONIC` is. Calibrated once, at the first call, in about 2 ms, which a process saves that is
-//! [told](adopt_scale) what another of the same machine found.
+//! On x86-64 the time-stamp counter (TSC) is read directly and scaled; elsewhere `CLOCK_MONOTONIC` is read.
+//! The first call calibrates the scale in about 2 ms; a process can avoid that and [adopt](adopt_scale) the
+//! scale of another process of the same machine.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ const SHIFT: u32 = 32;
 
 #[derive(Clone, Copy)]
 struct Calibration {
-    /// Nanoseconds a tick, times 2^[`SHIFT`].
+    /// Nanoseconds per tick, times 2^[`SHIFT`].
     scale: u64,
     origin_ticks: u64,
 }
 
-/// Ticks of the counter; only differences mean something, and only through [`ticks_to_ns`].
+/// The current counter value in ticks. Only differences are meaningful, after conversion by [`ticks_to_ns`].
 #[inline]
 pub fn ticks() -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -31,18 +31,18 @@ pub fn ticks() -> u64 {
     }
 }
 
-/// The length of `ticks` in nanoseconds.
+/// Converts `ticks` to nanoseconds.
 #[inline]
 pub fn ticks_to_ns(ticks: u64) -> u64 {
     ((ticks as u128 * calibration().scale as u128) >> SHIFT) as u64
 }
 
-/// The number of ticks in `ns` nanoseconds.
+/// Converts `ns` nanoseconds to ticks.
 pub fn ns_to_ticks(ns: u64) -> u64 {
     (((ns as u128) << SHIFT) / calibration().scale as u128) as u64
 }
 
-/// Nanoseconds since the first use of the clock in this process; never goes back on one core.
+/// Nanoseconds since the first use of the clock in this process; monotonic on one core.
 #[inline]
 pub fn now_ns() -> u64 {
     let calibration = calibration();
@@ -57,26 +57,26 @@ fn calibration() -> &'static Calibration {
     CALIBRATION.get_or_init(calibrate)
 }
 
-/// What this process's calibration found, for [`adopt_scale`].
+/// The calibrated scale of this process, for [`adopt_scale`] in another process.
 pub fn scale() -> u64 {
     calibration().scale
 }
 
-/// Takes over what another process of this machine, since its start, got from [`scale`], instead of
-/// calibrating; whether it did: not where the clock has been used already, nor for an impossible scale.
+/// Uses the [`scale`] of another process of this machine, from the same boot, instead of calibrating.
+/// Returns `false` if the clock has been used already or if the scale is implausible.
 pub fn adopt_scale(scale: u64) -> bool {
     // Counters run at 100 MHz to 100 GHz.
-    let possible = (1 << SHIFT) / 100..=10 << SHIFT;
+    let plausible = (1 << SHIFT) / 100..=10 << SHIFT;
     let adopted = Calibration { scale, origin_ticks: ticks() };
-    possible.contains(&scale) && CALIBRATION.set(adopted).is_ok()
+    plausible.contains(&scale) && CALIBRATION.set(adopted).is_ok()
 }
 
 fn calibrate() -> Calibration {
     if cfg!(not(all(target_arch = "x86_64", not(miri)))) {
         return Calibration { scale: 1 << SHIFT, origin_ticks: ticks() };
     }
-    // Each end is the tightest of a few (ticks, time) pairs, so that an interruption between the
-    // two reads does not bend the scale.
+    // Each end is the tightest of 16 (ticks, time) pairs, so that an interruption between the two
+    // reads does not distort the scale.
     let (start_ticks, start) = tightest_pair();
     while start.elapsed() < Duration::from_millis(2) {
         std::hint::spin_loop();
@@ -125,10 +125,10 @@ mod tests {
     }
 
     #[test]
-    fn a_scale_is_adopted_at_the_beginning_only() {
+    fn a_scale_is_adopted_only_before_first_use() {
         assert!(scale() > 0);
-        for late_or_impossible in [scale(), 0, 1, u64::MAX] {
-            assert!(!adopt_scale(late_or_impossible));
+        for late_or_implausible in [scale(), 0, 1, u64::MAX] {
+            assert!(!adopt_scale(late_or_implausible));
         }
     }
 

@@ -1,4 +1,4 @@
-//! Cores: naming sets of them, pinning to one.
+//! Sets of CPU cores, and thread affinity.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,22 +6,22 @@ use std::str::FromStr;
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
-/// A set of cores, in ascending order.
+/// A non-empty set of cores, in ascending order.
 ///
-/// Written as a list (`0-3,5`), as a mask (`0x2f`) or as SPDK's bracketed list (`[0-3,5]`).
+/// The text form is a list (`0-3,5`), as a mask (`0x2f`) or as SPDK's bracketed list (`[0-3,5]`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuSet(Vec<u32>);
 
-/// Why a text names no set of cores.
+/// Why a core list is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CpuSetError {
-    /// Not a list nor a mask.
+    /// The text is neither a list nor a mask.
     #[error("'{0}' is not a list of cores; write 0-3,5 or 0x2f")]
     Syntax(String),
-    /// A list or mask of nothing.
+    /// The list or mask is empty.
     #[error("no cores are named")]
     Empty,
-    /// A core that this process may not run on.
+    /// The affinity of this process (second field) does not include the core.
     #[error("core {0} is not among the cores of this process ({1})")]
     NotAllowed(u32, String),
 }
@@ -39,14 +39,14 @@ impl CpuSet {
         CpuSet(cpus)
     }
 
-    /// A set of the cores given.
+    /// A set of the given cores; duplicates are removed.
     pub fn new(mut cpus: Vec<u32>) -> Result<CpuSet, CpuSetError> {
         cpus.sort_unstable();
         cpus.dedup();
         if cpus.is_empty() { Err(CpuSetError::Empty) } else { Ok(CpuSet(cpus)) }
     }
 
-    /// This set, if the process may run on all of it.
+    /// Returns the set if the process may run on all of its cores.
     pub fn checked(self) -> Result<CpuSet, CpuSetError> {
         let allowed = CpuSet::allowed();
         match self.0.iter().find(|cpu| !allowed.0.contains(cpu)) {
@@ -104,13 +104,13 @@ impl fmt::Display for CpuSet {
 }
 
 /// Pins the calling thread to one core.
-pub fn pin_to(cpu: u32) -> std::io::Result<()> {
+pub fn pin_thread_to(cpu: u32) -> std::io::Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu as usize);
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Nanoseconds of processor time that the calling thread has used.
+/// CPU time of the calling thread, in nanoseconds.
 pub fn thread_cpu_ns() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
@@ -121,14 +121,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_masks_and_brackets_name_the_same_set() {
+    fn lists_masks_and_brackets_parse_to_the_same_set() {
         for text in ["0-3,5", "0x2f", "[0-3,5]", "5,3,2,1,0,0", " 0 - 3 , 5 "] {
             assert_eq!(text.parse::<CpuSet>().unwrap().to_string(), "0-3,5", "{text}");
         }
     }
 
     #[test]
-    fn what_names_nothing_is_an_error() {
+    fn invalid_and_empty_sets_are_rejected() {
         assert_eq!("".parse::<CpuSet>(), Err(CpuSetError::Empty));
         assert_eq!("0x0".parse::<CpuSet>(), Err(CpuSetError::Empty));
         for text in ["3-1", "a", "0x", "0-99999999", "1--2", "0xg"] {

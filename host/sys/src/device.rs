@@ -1,4 +1,4 @@
-//! What is asked of block devices and NVMe devices by `ioctl(2)`, and has no safe wrapper elsewhere.
+//! Safe wrappers for `ioctl(2)` requests of block devices and NVMe devices.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -10,13 +10,13 @@ const NVME_ID: libc::Ioctl = 0x4e40;
 const NVME_ADMIN: libc::Ioctl = 0xc048_4e41u32 as libc::Ioctl;
 /// Opcode of the Identify command.
 const IDENTIFY: u8 = 0x06;
-/// Bytes of what it answers.
+/// Size of an Identify data structure in bytes.
 pub const IDENTIFY_BYTES: usize = 4096;
 
-/// Tells a block device that a range is no longer needed, and waits for that.
+/// Discards a range of a block device, in bytes, and waits for completion.
 ///
 /// # Errors
-/// What the kernel says: `EOPNOTSUPP` of a device that discards nothing, `EINVAL` for a range that is no
+/// The kernel's error: `EOPNOTSUPP` if the device does not support discard, `EINVAL` if the range is not a
 /// multiple of its blocks.
 pub fn discard(device: impl AsFd, offset: u64, bytes: u64) -> io::Result<()> {
     let range = [offset, bytes];
@@ -30,11 +30,11 @@ pub fn discard(device: impl AsFd, offset: u64, bytes: u64) -> io::Result<()> {
 /// The identifier of the namespace behind an NVMe block or generic device.
 ///
 /// # Errors
-/// What the kernel says: `ENOTTY` for what is no such device.
-pub fn nvme_namespace(device: impl AsFd) -> io::Result<u32> {
+/// The kernel's error: `ENOTTY` if it is not an NVMe device.
+pub fn nvme_namespace_id(device: impl AsFd) -> io::Result<u32> {
     // SAFETY: the request takes no argument.
-    let namespace = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), NVME_ID) };
-    u32::try_from(namespace).map_err(|_| io::Error::last_os_error())
+    let namespace_id = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), NVME_ID) };
+    u32::try_from(namespace_id).map_err(|_| io::Error::last_os_error())
 }
 
 /// `struct nvme_passthru_cmd`.
@@ -60,7 +60,7 @@ const _: () = assert!(size_of::<AdminCommand>() == 72);
 /// The Identify Namespace data structure (NVMe Base Specification 2.0, 5.17.2.1) of a namespace.
 ///
 /// # Errors
-/// What the kernel says, or the status with which the device refuses.
+/// The kernel's error, or the NVMe status of a failed command.
 pub fn nvme_identify_namespace(device: impl AsFd, namespace: u32) -> io::Result<Box<[u8; IDENTIFY_BYTES]>> {
     let mut data = Box::new([0u8; IDENTIFY_BYTES]);
     let mut command = AdminCommand {
@@ -70,8 +70,8 @@ pub fn nvme_identify_namespace(device: impl AsFd, namespace: u32) -> io::Result<
         data_len: IDENTIFY_BYTES as u32,
         ..AdminCommand::default()
     };
-    // SAFETY: the kernel writes IDENTIFY_BYTES into `data` and a result into the command, both ours, and is
-    // done with them on return.
+    // SAFETY: the kernel writes IDENTIFY_BYTES into `data` and a result into `command`; both are local and
+    // live until the call returns, after which the kernel does not access them.
     match unsafe { libc::ioctl(device.as_fd().as_raw_fd(), NVME_ADMIN, &raw mut command) } {
         0 => Ok(data),
         status @ 1.. => Err(io::Error::other(format!("NVMe status {status:#x}"))),
@@ -84,12 +84,12 @@ mod tests {
     use super::*;
 
     #[test]
-    #[cfg_attr(miri, ignore = "Miri has no such calls")]
-    fn what_is_no_such_device_says_so() {
+    #[cfg_attr(miri, ignore = "Miri does not implement ioctl")]
+    fn other_files_fail_with_enotty() {
         let null = std::fs::File::open("/dev/null").unwrap();
         for error in [
             discard(&null, 0, 4096).unwrap_err(),
-            nvme_namespace(&null).unwrap_err(),
+            nvme_namespace_id(&null).unwrap_err(),
             nvme_identify_namespace(&null, 1).unwrap_err(),
         ] {
             assert_eq!(error.raw_os_error(), Some(libc::ENOTTY), "{error}");

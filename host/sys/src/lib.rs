@@ -1,40 +1,47 @@
-//! The machine under a reactor: its clock, its cores, and what the kernel reports.
+//! Operating system interfaces for a reactor: clock, CPU affinity, event loop, asynchronous I/O.
 //!
-//! [`Events`] is one core's ring to the kernel: file I/O that owns its buffers, readiness of
-//! descriptors, wake-ups from other cores, and sleep. It is an io_uring where that is allowed and
-//! epoll where it is not. [`clock`] is the time-stamp counter in nanoseconds; [`CpuSet`] names cores.
+//! [`EventLoop`] is one core's interface to the kernel: file I/O and socket transfers that own their buffers,
+//! readiness of descriptors, wake-ups from other cores, and sleep. It uses io_uring where that is allowed and epoll
+//! otherwise. [`clock`] converts the time-stamp counter to nanoseconds; [`CpuSet`] is a set of cores.
 //!
-//! A thread without a reactor does I/O through [`Aio`] or [`Uring`], rings that own the requests which the
-//! kernel works on. [`PerfEvent`] counts what a processor does, [`ThreadUsage`] what a thread is charged.
+//! A thread without a reactor does I/O through [`AioQueue`] or [`UringQueue`], which own the requests in
+//! flight. [`PerfEvent`] is a performance counter, [`ThreadUsage`] the resource usage of a thread.
 //!
 //! ```
-//! let events = sys::Events::new(&sys::Config::default()).expect("an io_uring or an epoll instance");
-//! let waker = events.waker();
+//! let event_loop = os::EventLoop::new(&os::EventLoopConfig::default()).expect("io_uring or epoll");
+//! let waker = event_loop.waker();
 //! std::thread::spawn(move || waker.wake_always());
-//! events.wait(None); // returns because of the wake-up
+//! event_loop.wait(None); // returns because of the wake-up
 //! ```
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod aio;
+mod aio_queue;
 pub mod barrier;
 pub mod clock;
 mod cpu;
+mod credentials;
 pub mod device;
-mod events;
+mod drain;
+mod event_loop;
 mod file;
 mod perf;
+mod process;
 mod requests;
 mod sqe;
 mod thread;
-mod uring;
+mod uring_queue;
 
-pub use aio::Aio;
-pub use cpu::{CpuSet, CpuSetError, pin_to, thread_cpu_ns};
-pub use events::{
-    Client, Config, Done, Engine, Events, FileId, Interest, Operation, Refused, Waker, Watch, Write,
+pub use aio_queue::AioQueue;
+pub use cpu::{CpuSet, CpuSetError, pin_thread_to, thread_cpu_ns};
+pub use credentials::{PeerCredentials, peer_credentials};
+pub use event_loop::{
+    BufferGroupId, EventBackend, EventClient, EventCompletion, EventLoop, EventLoopConfig, FileId,
+    FileOperation, Interest, ReceiveId, RejectedOperation, RejectedSend, SEND_PARTS_MAX, SendEvent, SendPart,
+    SocketCapabilities, Waker, WatchId, WriteMode, send_parts,
 };
 pub use file::replace_file;
-pub use perf::{Instructions, PerfConfig, PerfCount, PerfEvent, PerfKind, PerfTarget, Samples};
-pub use requests::RingFile;
+pub use perf::{InstructionCounter, PerfConfig, PerfCount, PerfEvent, PerfKind, PerfTarget, SampleRing};
+pub use process::kill_with_parent;
+pub use requests::BlockFile;
 pub use thread::{ThreadUsage, set_io_priority};
-pub use uring::{Commands, Dialect, Polling, Transfers, Uring, UringConfig};
+pub use uring_queue::{FileIo, NvmePassthrough, SqeFormat, UringPolling, UringQueue, UringQueueConfig};

@@ -1,24 +1,24 @@
-//! Events that the processor and the kernel count: `perf_event_open(2)`.
+//! Performance counters of the CPU and the kernel: `perf_event_open(2)`.
 //!
-//! A [`PerfEvent`] counts one thing of one thread, process or processor; with a frequency it also notes,
-//! so many times a second, where that was, in [`Samples`] that are read without a system call.
-//! [`Instructions`] is the one that a thread asks about itself.
+//! A [`PerfEvent`] counts one event of a thread, a process tree or a CPU; with a frequency it also records
+//! call-chain samples in a [`SampleRing`], which is read without a system call. [`InstructionCounter`] counts
+//! the instructions of the calling thread.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 mod samples;
 
-pub use samples::Samples;
+pub use samples::SampleRing;
 
-/// `struct perf_event_attr`, as of the fifth version of it (112 bytes), which every kernel since 4.1 takes.
+/// `struct perf_event_attr`, version 5 (112 bytes), which every kernel since 4.1 accepts.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 struct Attributes {
     kind: u32,
     size: u32,
     config: u64,
-    /// Period, or frequency where the flag says so.
+    /// The period, or the frequency with the flag FREQUENCY.
     sample: u64,
     sample_type: u64,
     read_format: u64,
@@ -53,71 +53,72 @@ const WITH_CHAIN: u64 = 1 | 1 << 1 | 1 << 5;
 const ENABLE: libc::Ioctl = 0x2400;
 const DISABLE: libc::Ioctl = 0x2401;
 
-/// What is counted, as the kernel numbers it.
+/// The counted event, by the kernel's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PerfKind {
-    /// By the processor: 0 cycles, 1 instructions, 2 references to the last level of cache, 3 misses of it.
+    /// Hardware: 0 cycles, 1 instructions, 2 last-level cache references, 3 last-level cache misses.
     Hardware(u64),
-    /// By the kernel: 0 its clock, 1 time on a processor, 3 context switches, 4 migrations.
+    /// Software: 0 CPU clock, 1 task clock, 3 context switches, 4 CPU migrations.
     Software(u64),
 }
 
-/// Whose events are counted.
+/// The thread, process or CPU whose events are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PerfTarget {
-    /// The calling thread's.
+    /// The calling thread.
     ThisThread,
-    /// A process's, and those of all that it starts from now on.
-    Tree(u32),
-    /// A processor's, whoever runs on it.
+    /// The process with this identifier, and the threads and processes that it starts from now on.
+    ProcessTree(u32),
+    /// The CPU with this index, for all processes.
     Cpu(u32),
 }
 
-/// How an event is counted.
+/// Configuration of a [`PerfEvent`].
 #[derive(Clone, Copy, Debug)]
 pub struct PerfConfig {
-    /// What.
+    /// The event.
     pub kind: PerfKind,
-    /// Whose.
+    /// The thread, process or CPU.
     pub target: PerfTarget,
-    /// Whether what the kernel and a hypervisor do is left out.
+    /// Whether to exclude kernel and hypervisor.
     pub user_only: bool,
-    /// Samples a second, 0 for none. An event with samples waits to be [switched](PerfEvent::switch) on.
+    /// Samples per second, 0 for none. An event with samples starts disabled; see [`PerfEvent::set_enabled`].
     pub frequency_hz: u64,
 }
 
-/// One event that is counted from now on.
+/// An open performance counter.
 #[derive(Debug)]
 pub struct PerfEvent(OwnedFd);
 
-/// A reading.
+/// A counter value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PerfCount {
-    /// As counted.
+    /// The count, not scaled for multiplexing.
     pub raw: u64,
-    /// Nanoseconds that it was switched on.
+    /// Nanoseconds for which it was enabled.
     pub enabled_ns: u64,
-    /// Nanoseconds of these that it counted: fewer where events had to take turns.
+    /// Nanoseconds for which it counted: less than `enabled_ns` if the kernel multiplexed counters.
     pub running_ns: u64,
 }
 
 impl PerfEvent {
-    /// Opens an event; in the group of `leader`, where there is one, so that both count at the same times.
+    /// Opens a counter; in the group of `leader`, if given, so that both count at the same times.
     ///
     /// # Errors
-    /// What the kernel says: `ENOENT` or `EOPNOTSUPP` for an event that this machine does not count, `EACCES`
-    /// or `EPERM` where it may not be asked (`kernel.perf_event_paranoid`), `ESRCH` for a process that is
-    /// not there.
+    /// The kernel's error: `ENOENT` or `EOPNOTSUPP` for an event that this machine does not support, `EACCES`
+    /// or `EPERM` without permission (`kernel.perf_event_paranoid`), `ESRCH` for a process that does not exist.
     pub fn open(config: &PerfConfig, leader: Option<&PerfEvent>) -> io::Result<PerfEvent> {
         let (kind, number) = match config.kind {
             PerfKind::Hardware(number) => (0, number),
             PerfKind::Software(number) => (1, number),
         };
-        let nothing_such = |_| io::Error::from_raw_os_error(libc::ESRCH);
+        let no_such_target = |_| io::Error::from_raw_os_error(libc::ESRCH);
         let (process, cpu, inherit) = match config.target {
             PerfTarget::ThisThread => (0, -1, 0),
-            PerfTarget::Tree(process) => (libc::pid_t::try_from(process).map_err(nothing_such)?, -1, INHERIT),
-            PerfTarget::Cpu(cpu) => (-1, libc::c_int::try_from(cpu).map_err(nothing_such)?, 0),
+            PerfTarget::ProcessTree(process) => {
+                (libc::pid_t::try_from(process).map_err(no_such_target)?, -1, INHERIT)
+            }
+            PerfTarget::Cpu(cpu) => (-1, libc::c_int::try_from(cpu).map_err(no_such_target)?, 0),
         };
         let user_only = if config.user_only { EXCLUDE_KERNEL | EXCLUDE_HYPERVISOR } else { 0 };
         let samples = config.frequency_hz > 0;
@@ -132,7 +133,7 @@ impl PerfEvent {
             ..Attributes::default()
         };
         let group = leader.map_or(-1, |leader| leader.0.as_raw_fd());
-        // SAFETY: the structure lives across the call, and its size is in it; the kernel reads that much.
+        // SAFETY: the structure lives across the call and contains its size, which bounds what the kernel reads.
         let number = unsafe {
             libc::syscall(
                 libc::SYS_perf_event_open,
@@ -146,29 +147,32 @@ impl PerfEvent {
         if number < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just given this number out, and nobody else has it.
+        // SAFETY: the kernel has just returned this new descriptor, which has no other owner.
         Ok(PerfEvent(unsafe { OwnedFd::from_raw_fd(number as i32) }))
     }
 
-    /// Switches it on or off.
+    /// Enables or disables the counter.
     ///
     /// # Errors
-    /// What the kernel says.
-    pub fn switch(&self, on: bool) -> io::Result<()> {
+    /// The kernel's error.
+    pub fn set_enabled(&self, on: bool) -> io::Result<()> {
         // SAFETY: the request takes no pointer.
         let status = unsafe { libc::ioctl(self.0.as_raw_fd(), if on { ENABLE } else { DISABLE }, 0) };
         if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// What was counted until now; a system call.
+    /// Reads the counter; one system call.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn read(&self) -> io::Result<PerfCount> {
         let mut bytes = [0; 24];
         let length = rustix::io::read(&self.0, &mut bytes)?;
         if length != bytes.len() {
-            return Err(io::Error::other(format!("{length} bytes of a counter, not {}", bytes.len())));
+            return Err(io::Error::other(format!(
+                "read {length} bytes of a counter instead of {}",
+                bytes.len()
+            )));
         }
         let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| bytes[at + i]));
         Ok(PerfCount { raw: word(0), enabled_ns: word(8), running_ns: word(16) })
@@ -177,27 +181,26 @@ impl PerfEvent {
 
 /// A counter of the instructions that the calling thread executes in user mode.
 ///
-/// Reading it is a system call, some hundred nanoseconds: it is for measurements, not to be left on.
+/// A read is a system call of some hundred nanoseconds: use it for measurements only.
 #[derive(Debug)]
-pub struct Instructions(PerfEvent);
+pub struct InstructionCounter(PerfEvent);
 
-impl Instructions {
-    /// Starts counting what this thread executes.
+impl InstructionCounter {
+    /// Starts to count the instructions of the calling thread.
     ///
     /// # Errors
-    /// Machines without such a counter, which many virtual machines are, and settings of
-    /// `kernel.perf_event_paranoid` above 2.
-    pub fn of_this_thread() -> io::Result<Instructions> {
+    /// If the machine has no such counter, as many virtual machines, or if `kernel.perf_event_paranoid` is above 2.
+    pub fn for_this_thread() -> io::Result<InstructionCounter> {
         let config = PerfConfig {
             kind: PerfKind::Hardware(1),
             target: PerfTarget::ThisThread,
             user_only: true,
             frequency_hz: 0,
         };
-        PerfEvent::open(&config, None).map(Instructions)
+        PerfEvent::open(&config, None).map(InstructionCounter)
     }
 
-    /// Instructions since it was made; 0 if the kernel does not say.
+    /// Instructions since it was created; 0 if the read fails.
     pub fn count(&self) -> u64 {
         self.0.read().map_or(0, |count| count.raw)
     }
@@ -208,9 +211,9 @@ mod tests {
     use super::*;
 
     #[test]
-    #[cfg_attr(miri, ignore = "Miri counts nothing")]
-    fn counting_works_or_says_why_not() {
-        match Instructions::of_this_thread() {
+    #[cfg_attr(miri, ignore = "Miri does not implement perf events")]
+    fn instructions_are_counted_or_open_fails() {
+        match InstructionCounter::for_this_thread() {
             Ok(counter) => {
                 let before = counter.count();
                 std::hint::black_box((0..1000u64).map(std::hint::black_box).sum::<u64>());
@@ -224,10 +227,10 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "Miri counts nothing")]
-    fn samples_say_where_this_processor_was() {
+    #[cfg_attr(miri, ignore = "Miri does not implement perf events")]
+    fn samples_of_this_cpu_are_drained() {
         let cpu = rustix::thread::sched_getcpu() as u32;
-        crate::pin_to(cpu).unwrap();
+        crate::pin_thread_to(cpu).unwrap();
         let config = PerfConfig {
             kind: PerfKind::Software(0),
             target: PerfTarget::Cpu(cpu),
@@ -238,8 +241,8 @@ mod tests {
             Ok(event) => event,
             Err(error) => return println!("SKIPPED: sampling is not allowed here: {error}"),
         };
-        let mut samples = Samples::of(event, 8).unwrap();
-        let count = |samples: &mut Samples| {
+        let mut samples = SampleRing::new(event, 8).unwrap();
+        let count = |samples: &mut SampleRing| {
             let mut records = 0;
             samples.drain(&mut |record| {
                 assert!(record.len() >= 8 && record.len() % 8 == 0, "{record:?}");
@@ -247,11 +250,11 @@ mod tests {
             });
             records
         };
-        assert_eq!(count(&mut samples), 0, "it starts switched off");
-        samples.event().switch(true).unwrap();
+        assert_eq!(count(&mut samples), 0, "a sampling event starts disabled");
+        samples.event().set_enabled(true).unwrap();
         let began = std::time::Instant::now();
         let mut seen = 0;
-        // Far more samples than the ring has room for come by, so that records wrap around in it.
+        // Far more samples than the ring can store, so that records wrap around.
         while seen < 400 && began.elapsed().as_secs() < 20 {
             std::hint::black_box((0..100_000u64).map(std::hint::black_box).sum::<u64>());
             seen += count(&mut samples);

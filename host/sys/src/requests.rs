@@ -1,50 +1,62 @@
-//! What the kernel holds: requests with their buffers, by tag.
+//! Requests in flight in the kernel, by tag, with their buffers.
 
 use std::os::fd::AsFd;
 
-use memory::Buffer;
-use ring::{Completion, Request, Status};
+use block_io::{Completion, Op, Request, Status};
+use dma::{Buffer, Data};
 
-/// A file that a ring of requests does I/O on. The ring owns it, so that its descriptor stays open.
-pub trait RingFile: AsFd {
-    /// The unit of a request's `lba` and `blocks`.
+/// A file for I/O through an [`AioQueue`](crate::AioQueue) or a [`UringQueue`](crate::UringQueue), which owns it, so
+/// that its descriptor stays open.
+pub trait BlockFile: AsFd {
+    /// Block size in bytes: the unit of a request's `lba` and `blocks`.
     fn block_bytes(&self) -> u32;
 
-    /// The namespace that NVMe commands name, of an NVMe generic device.
-    fn namespace(&self) -> u32 {
+    /// The namespace identifier for NVMe commands, if the file is an NVMe generic device.
+    fn namespace_id(&self) -> u32 {
         0
     }
 }
 
-/// Where a request begins in its file, and how many bytes of its buffer the kernel may use: none of a request
-/// without data. To be asked once, before the request is put among those in flight.
+/// A negative file offset, with which every read and write fails with `EINVAL`. Not -1, which is the file's own
+/// position to io_uring.
+const OFFSET_INVALID: u64 = i64::MIN as u64;
+
+/// The file offset of a request, and the number of bytes of its buffer that the kernel may use: 0 for a request
+/// without data. An LBA whose offset exceeds a file's maximum has [`OFFSET_INVALID`]: its request fails. Must be
+/// called once, before the request is added to those in flight.
 ///
 /// # Panics
-/// If its buffer is shorter, or not there.
+/// If the data is missing, of several slices or too short, or a read's data is shared.
 #[inline]
-pub(crate) fn span<F: RingFile>(file: &F, request: &Request<Buffer>) -> (u64, u32) {
+pub(crate) fn byte_range<F: BlockFile>(file: &F, request: &Request<Data>) -> (u64, u32) {
     let unit = u64::from(file.block_bytes());
-    // What the multiplication loses the kernel finds, which knows where its file ends: no memory is named by it.
-    let offset = request.lba.wrapping_mul(unit);
+    let offset = request.lba.checked_mul(unit).filter(|offset| *offset <= i64::MAX as u64);
+    let offset = offset.unwrap_or(OFFSET_INVALID);
     if !request.op.has_data() {
         return (offset, 0);
     }
     let bytes = u64::from(request.blocks) * unit;
-    let room = request.buffer.as_ref().map_or(0, Buffer::len);
+    let buffer = request.data().and_then(Data::single);
+    let room = buffer.map_or(0, Buffer::len);
     assert!(bytes <= room as u64, "{bytes} bytes in a buffer of {room}");
+    // Other holders of shared memory may borrow it.
+    let writable = buffer.is_some_and(Buffer::is_writable);
+    assert!(request.op != Op::Read || writable, "a read into memory that is shared");
     (offset, bytes as u32)
 }
 
-/// Requests that the kernel works on. They own their buffers, and so no safe code can free memory that the
-/// kernel still reads or writes: the only ways out take a tag that the kernel has completed, or never saw.
-pub(crate) struct Requests {
-    slots: Box<[Option<Request<Buffer>>]>,
+/// Requests that the kernel executes.
+///
+/// They own their buffers, so safe code cannot free memory that the kernel still reads or writes: a request can be
+/// removed only by a tag that the kernel has completed, or never received.
+pub(crate) struct InFlightRequests {
+    slots: Box<[Option<Request<Data>>]>,
     count: usize,
 }
 
-impl Requests {
-    pub(crate) fn new(depth: u32) -> Requests {
-        Requests { slots: (0..depth).map(|_| None).collect(), count: 0 }
+impl InFlightRequests {
+    pub(crate) fn new(depth: u32) -> InFlightRequests {
+        InFlightRequests { slots: (0..depth).map(|_| None).collect(), count: 0 }
     }
 
     #[inline]
@@ -57,13 +69,13 @@ impl Requests {
         self.slots.len() - self.count
     }
 
-    /// Keeps a request, and so its buffer, until it is taken, and shows it where it lies: read there, it is
-    /// moved once and as a whole.
+    /// Stores a request, and so its buffer, until it is removed. Returns a reference to the stored request, so that
+    /// it is moved only once.
     ///
     /// # Panics
-    /// If its tag is in flight, or not below the depth.
+    /// If its tag is in flight already, or not below the depth.
     #[inline]
-    pub(crate) fn put(&mut self, request: Request<Buffer>) -> &Request<Buffer> {
+    pub(crate) fn insert(&mut self, request: Request<Data>) -> &Request<Data> {
         let tag = request.tag.0;
         let slot = &mut self.slots[tag as usize];
         assert!(slot.is_none(), "tag {tag} is in flight already");
@@ -71,16 +83,16 @@ impl Requests {
         slot.insert(request)
     }
 
-    /// Ends the request that the kernel names by its tag, in the way that `status` sees.
+    /// Completes the request with this tag with the status that `status` returns.
     ///
     /// # Panics
-    /// If it is not in flight, which is the kernel's, or our, bug.
+    /// If the tag is not in flight, which is a bug of the kernel or ours.
     #[inline]
     pub(crate) fn complete(
         &mut self,
         tag: u64,
-        status: impl FnOnce(&Request<Buffer>) -> Status,
-    ) -> Completion<Buffer> {
+        status: impl FnOnce(&Request<Data>) -> Status,
+    ) -> Completion<Data> {
         let slot = &mut self.slots[tag as usize];
         let Some(request) = slot else { not_in_flight(tag) };
         let status = status(request);
@@ -89,19 +101,19 @@ impl Requests {
         request.complete(status)
     }
 
-    /// The request of a tag, as it was put.
+    /// Removes the request with this tag.
     ///
     /// # Panics
     /// As [`complete`](Self::complete).
     #[inline]
-    pub(crate) fn take(&mut self, tag: u64) -> Request<Buffer> {
+    pub(crate) fn take(&mut self, tag: u64) -> Request<Data> {
         let Some(request) = self.slots[tag as usize].take() else { not_in_flight(tag) };
         self.count -= 1;
         request
     }
 
-    /// What is in flight keeps its memory for ever: nobody knows when the kernel is done with it.
-    pub(crate) fn forget(&mut self) {
+    /// Leaks the requests in flight and their buffers, because it is unknown when the kernel stops using them.
+    pub(crate) fn leak(&mut self) {
         for slot in &mut self.slots {
             std::mem::forget(slot.take());
         }
@@ -111,47 +123,48 @@ impl Requests {
 
 #[cold]
 fn not_in_flight(tag: u64) -> ! {
-    panic!("tag {tag} is completed, and not in flight")
+    panic!("tag {tag} was completed but is not in flight")
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-    use memory::{Arena, Pool};
-    use ring::{Op, Tag};
+    use block_io::{Op, Tag};
+    use dma::{Arena, Pool};
 
     use super::*;
 
-    /// A file in blocks of 512 bytes.
-    pub(crate) struct Blocks(pub(crate) OwnedFd);
+    /// A file with 512-byte blocks.
+    pub(crate) struct BlockFile512(pub(crate) OwnedFd);
 
-    impl AsFd for Blocks {
+    impl AsFd for BlockFile512 {
         fn as_fd(&self) -> BorrowedFd<'_> {
             self.0.as_fd()
         }
     }
 
-    impl RingFile for Blocks {
+    impl BlockFile for BlockFile512 {
         fn block_bytes(&self) -> u32 {
             512
         }
     }
 
     fn pool() -> Pool {
-        let config = memory::Config { limit_bytes: 2 << 20, hugepages: false, ..memory::Config::default() };
+        let config =
+            dma::ArenaConfig { limit_bytes: 2 << 20, hugepages: false, ..dma::ArenaConfig::default() };
         Pool::new(&Arena::new(config))
     }
 
     #[test]
-    fn a_request_is_held_with_its_buffer_until_it_is_taken() {
+    fn a_request_stays_in_flight_until_it_is_removed() {
         let pool = pool();
-        let mut requests = Requests::new(2);
-        requests.put(Request::read(Tag(1), 7, 1, pool.take(4096).unwrap()));
+        let mut requests = InFlightRequests::new(2);
+        requests.insert(Request::read(Tag(1), 7, 1, pool.take(4096).unwrap()));
         assert_eq!((requests.len(), requests.room()), (1, 1));
         assert_eq!(requests.take(1).lba, 7);
         assert_eq!((requests.len(), requests.room()), (0, 2));
-        requests.put(Request::read(Tag(0), 9, 1, pool.take(4096).unwrap()));
+        requests.insert(Request::read(Tag(0), 9, 1, pool.take(4096).unwrap()));
         let done = requests.complete(
             0,
             |request| {
@@ -163,55 +176,65 @@ pub(crate) mod tests {
 
     #[test]
     #[should_panic(expected = "in flight already")]
-    fn a_tag_is_in_flight_once() {
-        let mut requests = Requests::new(2);
-        requests.put(Request::new(Tag(1), Op::Flush, 0, 0));
-        requests.put(Request::new(Tag(1), Op::Flush, 0, 0));
+    fn a_tag_cannot_be_in_flight_twice() {
+        let mut requests = InFlightRequests::new(2);
+        requests.insert(Request::new(Tag(1), Op::Flush, 0, 0));
+        requests.insert(Request::new(Tag(1), Op::Flush, 0, 0));
     }
 
     #[test]
     #[should_panic(expected = "not in flight")]
-    fn what_is_not_in_flight_does_not_complete() {
-        Requests::new(2).take(1);
+    fn completing_an_unknown_tag_panics() {
+        InFlightRequests::new(2).take(1);
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "what is forgotten is a leak")]
-    fn what_is_forgotten_never_comes_back_to_its_pool() {
+    #[cfg_attr(miri, ignore = "the test leaks memory")]
+    fn leaked_buffers_do_not_return_to_the_pool() {
         let pool = pool();
-        let large = memory::BUFFER_BYTES_MAX;
-        let mut requests = Requests::new(2);
-        requests.put(Request::read(Tag(0), 0, 1, pool.take(large).unwrap()));
+        let large = dma::BUFFER_BYTES_MAX;
+        let mut requests = InFlightRequests::new(2);
+        requests.insert(Request::read(Tag(0), 0, 1, pool.take(large).unwrap()));
         let other = pool.take(large).unwrap();
         let forgotten = other.as_ptr();
-        requests.put(Request::read(Tag(1), 0, 1, other));
+        requests.insert(Request::read(Tag(1), 0, 1, other));
         drop(requests.take(0));
-        requests.forget();
+        requests.leak();
         drop(requests);
         assert_ne!(pool.take(large).unwrap().as_ptr(), forgotten);
     }
 
     #[test]
+    fn an_lba_beyond_the_largest_offset_never_wraps_to_a_valid_one() {
+        let file = BlockFile512(std::fs::File::open("/dev/null").unwrap().into());
+        let range = |lba| byte_range(&file, &Request::read(Tag(0), lba, 1, pool().take(512).unwrap()));
+        assert_eq!(range((1 << 54) - 1), ((1 << 63) - 512, 512));
+        for lba in [1 << 54, 1 << 55, (1 << 55) + 8, u64::MAX] {
+            assert_eq!(range(lba), (OFFSET_INVALID, 512), "{lba:#x}");
+        }
+    }
+
+    #[test]
     #[should_panic(expected = "in a buffer of 512")]
-    fn no_more_than_the_buffer_is_named_to_the_kernel() {
-        struct Bytes(std::fs::File);
-        impl AsFd for Bytes {
+    fn a_byte_range_beyond_the_buffer_panics() {
+        struct ByteFile(std::fs::File);
+        impl AsFd for ByteFile {
             fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
                 self.0.as_fd()
             }
         }
-        impl RingFile for Bytes {
+        impl BlockFile for ByteFile {
             fn block_bytes(&self) -> u32 {
                 1
             }
         }
-        let file = Bytes(std::fs::File::open("/dev/null").unwrap());
+        let file = ByteFile(std::fs::File::open("/dev/null").unwrap());
         let mut request = Request::read(Tag(0), 5, 512, pool().take(512).unwrap());
-        assert_eq!(span(&file, &request), (5, 512));
+        assert_eq!(byte_range(&file, &request), (5, 512));
         request.blocks = 513;
         request.op = Op::Flush;
-        assert_eq!(span(&file, &request), (5, 0), "a flush has no data");
+        assert_eq!(byte_range(&file, &request), (5, 0), "a flush has no data");
         request.op = Op::Write;
-        span(&file, &request);
+        byte_range(&file, &request);
     }
 }

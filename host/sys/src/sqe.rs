@@ -1,36 +1,36 @@
-//! Entries of an io_uring's submission queue, as every ring here makes them.
+//! Constructors of io_uring submission queue entries (SQEs).
 
 use std::os::fd::RawFd;
 
 use io_uring::types::FsyncFlags;
 use io_uring::{opcode, squeue};
 
-/// A file, as an entry names it.
+/// The file of an SQE.
 #[derive(Clone, Copy)]
-pub(crate) enum Handle {
-    /// By its index among the registered ones.
+pub(crate) enum SqeFile {
+    /// The index of a registered file.
     Registered(u32),
-    /// By its descriptor.
+    /// A file descriptor.
     Descriptor(RawFd),
 }
 
-/// Memory, as an entry names it: with the index of the registered range that it lies in, if it does.
+/// The memory of an SQE, with the index of the registered buffer that contains it, if any.
 #[derive(Clone, Copy)]
-pub(crate) struct Memory {
+pub(crate) struct SqeMemory {
     pub(crate) start: *mut u8,
     pub(crate) bytes: u32,
     pub(crate) registered: Option<u16>,
 }
 
-/// The two ways to name a file are two types, and every opcode takes either.
+/// Binds `$file` to the `io_uring` type for the handle, because the crate has two types for files.
 macro_rules! with_file {
     ($handle:expr, $file:ident => $entry:expr) => {
         match $handle {
-            $crate::sqe::Handle::Registered(index) => {
+            $crate::sqe::SqeFile::Registered(index) => {
                 let $file = io_uring::types::Fixed(index);
                 $entry
             }
-            $crate::sqe::Handle::Descriptor(fd) => {
+            $crate::sqe::SqeFile::Descriptor(fd) => {
                 let $file = io_uring::types::Fd(fd);
                 $entry
             }
@@ -40,8 +40,8 @@ macro_rules! with_file {
 pub(crate) use with_file;
 
 #[inline]
-pub(crate) fn read(file: Handle, to: Memory, offset: u64) -> squeue::Entry {
-    let Memory { start, bytes, registered } = to;
+pub(crate) fn read(file: SqeFile, to: SqeMemory, offset: u64) -> squeue::Entry {
+    let SqeMemory { start, bytes, registered } = to;
     with_file!(file, file => match registered {
         Some(index) => opcode::ReadFixed::new(file, start, bytes, index).offset(offset).build(),
         None => opcode::Read::new(file, start, bytes).offset(offset).build(),
@@ -50,8 +50,8 @@ pub(crate) fn read(file: Handle, to: Memory, offset: u64) -> squeue::Entry {
 
 /// `flags` are `RWF_*`.
 #[inline]
-pub(crate) fn write(file: Handle, from: Memory, offset: u64, flags: i32) -> squeue::Entry {
-    let Memory { start, bytes, registered } = from;
+pub(crate) fn write(file: SqeFile, from: SqeMemory, offset: u64, flags: i32) -> squeue::Entry {
+    let SqeMemory { start, bytes, registered } = from;
     with_file!(file, file => match registered {
         Some(index) => {
             opcode::WriteFixed::new(file, start, bytes, index).offset(offset).rw_flags(flags).build()
@@ -60,12 +60,12 @@ pub(crate) fn write(file: Handle, from: Memory, offset: u64, flags: i32) -> sque
     })
 }
 
-pub(crate) fn sync(file: Handle, data_only: bool) -> squeue::Entry {
+pub(crate) fn sync(file: SqeFile, data_only: bool) -> squeue::Entry {
     let flags = if data_only { FsyncFlags::DATASYNC } else { FsyncFlags::empty() };
     with_file!(file, file => opcode::Fsync::new(file).flags(flags).build())
 }
 
 /// `mode` is `FALLOC_FL_*`.
-pub(crate) fn fallocate(file: Handle, offset: u64, bytes: u64, mode: i32) -> squeue::Entry {
+pub(crate) fn fallocate(file: SqeFile, offset: u64, bytes: u64, mode: i32) -> squeue::Entry {
     with_file!(file, file => opcode::Fallocate::new(file, bytes).offset(offset).mode(mode).build())
 }

@@ -1,69 +1,68 @@
-//! Carrying a plan out, so that it can be taken back from any point.
+//! Execution of a plan, so that it can be undone from any point.
 //!
-//! Before the first effect on a function the journal says, durably, what it was bound to. Undoing is
-//! planned from what is found then, not from what was done, so that it does not matter where a run
-//! ended.
+//! Before the first change of a function, the journal records its binding durably. An undo is planned from
+//! the current state, not from a log of changes, so that it works wherever a run was interrupted.
 
 use std::io;
 
-use crate::Address;
-use crate::bind::journal::{Journal, JournalError, can_be_noted};
-use crate::bind::machine::{Claim, Machine};
-use crate::bind::plan::{Change, Plan, Step, steps};
+use crate::PciAddress;
+use crate::bind::host_system::{DeviceClaim, HostSystem};
+use crate::bind::journal::{BindJournal, BindJournalError, can_be_recorded};
+use crate::bind::plan::{BindPlan, BindStep, BindingChange, steps};
 use crate::bind::snapshot::{Binding, HUGEPAGES, binding, exists, read_hugepages};
 
-/// Why a plan was not carried out.
+/// Why a plan was not applied completely.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// The journal cannot be used; nothing was done.
+    /// The journal cannot be used; nothing was changed since its last successful write.
     #[error("{0}")]
-    Journal(#[from] JournalError),
-    /// The machine has changed since the plan was made.
-    #[error("{address}: {what} changed since it was looked at; nothing was done to it")]
+    Journal(#[from] BindJournalError),
+    /// The system has changed since the snapshot.
+    #[error("{address}: {what} changed since it was inspected; nothing was done to it")]
     Changed {
         /// The function.
-        address: Address,
-        /// What.
+        address: PciAddress,
+        /// What has changed.
         what: String,
     },
-    /// An effect failed.
+    /// A step failed.
     #[error(
         "{address}: {step}: {error}; {}",
-        if *restored { "it is as it was" } else { "`ringbolt nvme bind --undo` goes back to what was before" }
+        if *restored { "its original binding is restored" } else { "`ringbolt nvme bind --undo` restores its binding" }
     )]
     Step {
         /// The function.
-        address: Address,
-        /// The effect.
+        address: PciAddress,
+        /// The step.
         step: String,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
-        /// Whether the function is bound again as it was.
+        /// Whether the original binding was restored.
         restored: bool,
     },
-    /// Hugepages were not had.
-    #[error("hugepages: {wanted} of 2 MiB were asked for and the kernel had memory for {had}")]
+    /// The kernel allocated fewer hugepages.
+    #[error("hugepages: {wanted} of 2 MiB were requested, but the kernel had memory for only {had}")]
     Hugepages {
-        /// How many.
+        /// The requested number.
         wanted: u64,
-        /// How many there are.
+        /// The number of hugepages now.
         had: u64,
     },
 }
 
-/// Carries a plan out. `tell` hears of every effect before it is made.
+/// Applies a plan. Calls `report` before each step.
 ///
-/// A function whose change fails is put back, and those after it are left alone; those before it stay
-/// changed.
+/// If the change of a function fails, its original binding is restored, and the functions after it are not changed;
+/// those before it stay changed.
 pub fn apply(
-    machine: &dyn Machine,
+    machine: &dyn HostSystem,
     journal_path: &str,
-    plan: &Plan,
-    tell: &mut dyn FnMut(Option<Address>, &str),
+    plan: &BindPlan,
+    report: &mut dyn FnMut(Option<PciAddress>, &str),
 ) -> Result<(), ApplyError> {
-    let mut journal = Journal::load(machine, journal_path)?;
-    let done = apply_with(machine, journal_path, &mut journal, plan, tell);
-    // What is as it was need not be remembered.
+    let mut journal = BindJournal::load(machine, journal_path)?;
+    let done = apply_with(machine, journal_path, &mut journal, plan, report);
+    // Remove what has its original state again.
     journal
         .functions
         .retain(|address, before| exists(machine, *address) && binding(machine, *address) != *before);
@@ -75,28 +74,28 @@ pub fn apply(
 }
 
 fn apply_with(
-    machine: &dyn Machine,
+    machine: &dyn HostSystem,
     journal_path: &str,
-    journal: &mut Journal,
-    plan: &Plan,
-    tell: &mut dyn FnMut(Option<Address>, &str),
+    journal: &mut BindJournal,
+    plan: &BindPlan,
+    report: &mut dyn FnMut(Option<PciAddress>, &str),
 ) -> Result<(), ApplyError> {
     if let Some((now, wanted)) = plan.hugepages {
-        // Whatever is found between the two is ours, also if the kernel gave fewer than were asked for.
-        let (before, most) = journal.hugepages.unwrap_or((now, now));
-        journal.hugepages = Some((before, most.max(wanted)));
+        // Any number between the two is our change, also if the kernel allocated fewer than requested.
+        let (before, highest) = journal.hugepages.unwrap_or((now, now));
+        journal.hugepages = Some((before, highest.max(wanted)));
         journal.store(machine, journal_path)?;
-        tell(None, &format!("hugepages of 2 MiB: {now} -> {wanted}"));
+        report(None, &format!("hugepages of 2 MiB: {now} -> {wanted}"));
         set_hugepages(machine, wanted)?;
     }
     for change in &plan.changes {
-        apply_one(machine, journal_path, journal, change, tell)?;
+        apply_one(machine, journal_path, journal, change, report)?;
     }
     Ok(())
 }
 
-fn set_hugepages(machine: &dyn Machine, wanted: u64) -> Result<(), ApplyError> {
-    // The kernel takes what it can get and reports no failure; reading it back tells.
+fn set_hugepages(machine: &dyn HostSystem, wanted: u64) -> Result<(), ApplyError> {
+    // The kernel allocates what it can without an error, so read the number back.
     let written = machine.write(HUGEPAGES, &wanted.to_string());
     match read_hugepages(machine) {
         Some(had) if had == wanted && written.is_ok() => Ok(()),
@@ -105,62 +104,64 @@ fn set_hugepages(machine: &dyn Machine, wanted: u64) -> Result<(), ApplyError> {
 }
 
 fn apply_one(
-    machine: &dyn Machine,
+    machine: &dyn HostSystem,
     journal_path: &str,
-    journal: &mut Journal,
-    change: &Change,
-    tell: &mut dyn FnMut(Option<Address>, &str),
+    journal: &mut BindJournal,
+    change: &BindingChange,
+    report: &mut dyn FnMut(Option<PciAddress>, &str),
 ) -> Result<(), ApplyError> {
     let address = change.address;
     let changed = |what: &str| ApplyError::Changed { address, what: what.to_string() };
     if binding(machine, address) != change.from {
         return Err(changed("its driver"));
     }
-    if !can_be_noted(&change.from) {
+    if !can_be_recorded(&change.from) {
         return Err(changed("the name of its driver"));
     }
-    // From here until it is unbound nobody mounts its disks, swaps to them or builds on them.
-    let claimed: io::Result<Vec<Claim>> = change.claims.iter().map(|node| machine.claim(node)).collect();
+    // Until the unbind, its disks cannot be mounted, used for swap or added to another block device.
+    let claimed: io::Result<Vec<DeviceClaim>> =
+        change.claims.iter().map(|node| machine.claim(node)).collect();
     let mut claims = claimed.map_err(|error| changed(&format!("the use of its disks ({error})")))?;
     journal.functions.entry(address).or_insert_with(|| change.from.clone());
     journal.store(machine, journal_path)?;
     for step in steps(&change.from, &change.to) {
-        tell(Some(address), &step.to_string());
+        report(Some(address), &step.to_string());
         let done = perform(machine, address, &step);
-        if let Step::Unbind(_) = step {
+        if let BindStep::Unbind(_) = step {
             claims.clear();
         }
         if let Err(error) = done {
-            // Its disks are not claimed again: what is bound to the kernel's driver keeps them there.
+            // Do not claim its disks again: the roll-back only binds the function to its original driver.
             let now = binding(machine, address);
-            let back = steps(&now, &change.from).iter().all(|step| perform(machine, address, step).is_ok());
-            let restored = back && binding(machine, address) == change.from;
+            let rolled_back =
+                steps(&now, &change.from).iter().all(|step| perform(machine, address, step).is_ok());
+            let restored = rolled_back && binding(machine, address) == change.from;
             return Err(ApplyError::Step { address, step: step.to_string(), error, restored });
         }
     }
     Ok(())
 }
 
-/// Makes one effect, and looks whether it is there.
-fn perform(machine: &dyn Machine, address: Address, step: &Step) -> io::Result<()> {
+/// Executes a step and verifies its effect.
+fn perform(machine: &dyn HostSystem, address: PciAddress, step: &BindStep) -> io::Result<()> {
     let text = address.to_string();
     match step {
-        Step::Only(only) => {
+        BindStep::SetOverride(only) => {
             let path = format!("sys/bus/pci/devices/{address}/driver_override");
-            // An empty line means any driver.
+            // An empty line clears the override.
             machine.write(&path, &format!("{}\n", only.as_deref().unwrap_or_default()))?;
         }
-        Step::Unbind(driver) => machine.write(&format!("sys/bus/pci/drivers/{driver}/unbind"), &text)?,
-        Step::Bind(driver) => machine.write(&format!("sys/bus/pci/drivers/{driver}/bind"), &text)?,
+        BindStep::Unbind(driver) => machine.write(&format!("sys/bus/pci/drivers/{driver}/unbind"), &text)?,
+        BindStep::Bind(driver) => machine.write(&format!("sys/bus/pci/drivers/{driver}/bind"), &text)?,
     }
-    let Binding { driver, only } = binding(machine, address);
-    let there = match step {
-        Step::Only(wanted) => only == *wanted,
-        Step::Unbind(_) => driver.is_none(),
-        Step::Bind(wanted) => driver.as_ref() == Some(wanted),
+    let Binding { driver, driver_override: only } = binding(machine, address);
+    let effective = match step {
+        BindStep::SetOverride(wanted) => only == *wanted,
+        BindStep::Unbind(_) => driver.is_none(),
+        BindStep::Bind(wanted) => driver.as_ref() == Some(wanted),
     };
-    match there {
+    match effective {
         true => Ok(()),
-        false => Err(io::Error::other("the kernel took the order and did not follow it; dmesg says why")),
+        false => Err(io::Error::other("the kernel accepted the write without effect; see dmesg")),
     }
 }

@@ -1,6 +1,6 @@
-//! What was before, written down before anything is changed.
+//! The undo journal: the original bindings, recorded before any change.
 //!
-//! A few lines of text in `/run`, which a reboot clears, as it clears bindings:
+//! A few lines of text in `/run`, which a reboot clears together with the bindings:
 //!
 //! ```text
 //! ringbolt-bind 1
@@ -13,43 +13,43 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io;
 
-use crate::Address;
-use crate::bind::machine::Machine;
+use crate::PciAddress;
+use crate::bind::host_system::HostSystem;
 use crate::bind::snapshot::Binding;
 
-/// Where the journal lies when root binds.
-pub const JOURNAL: &str = "run/ringbolt/bind.journal";
+/// Path of the journal, without the leading `/`.
+pub const JOURNAL_PATH: &str = "run/ringbolt/bind.journal";
 
-/// What was before.
+/// The original state of everything that was changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Journal {
-    /// What each function that was touched was bound to.
-    pub functions: BTreeMap<Address, Binding>,
-    /// How many 2 MiB hugepages there were, and the most that were set.
+pub struct BindJournal {
+    /// The original binding of each changed function.
+    pub functions: BTreeMap<PciAddress, Binding>,
+    /// The original number of 2 MiB hugepages, and the highest number that was set.
     pub hugepages: Option<(u64, u64)>,
 }
 
-/// The journal cannot be used.
+/// Why the journal cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum JournalError {
-    /// It cannot be read or written.
+pub enum BindJournalError {
+    /// The file cannot be read or written.
     #[error("/{path}: {error}")]
     File {
         /// The file.
         path: String,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// It holds something else.
+    /// The file has invalid contents.
     #[error(
-        "/{path}, line {line}: '{text}' does not belong into a journal; move the file away to go on without it"
+        "/{path}, line {line}: '{text}' is not valid in a journal; move the file away to continue without it"
     )]
     Content {
         /// The file.
         path: String,
-        /// Counted from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What it says.
+        /// The invalid line.
         text: String,
     },
 }
@@ -58,13 +58,13 @@ const FIRST: &str = "ringbolt-bind 1";
 const LAST: &str = "end";
 const NONE: &str = "-";
 
-impl Journal {
-    /// Reads the journal; an empty one where there is none.
-    pub fn load(machine: &dyn Machine, path: &str) -> Result<Journal, JournalError> {
+impl BindJournal {
+    /// Reads the journal; returns an empty one if the file does not exist.
+    pub fn load(machine: &dyn HostSystem, path: &str) -> Result<BindJournal, BindJournalError> {
         match machine.read(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Journal::default()),
-            Err(error) => Err(JournalError::File { path: path.to_string(), error }),
-            Ok(text) => Journal::parse(&text).map_err(|line| JournalError::Content {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BindJournal::default()),
+            Err(error) => Err(BindJournalError::File { path: path.to_string(), error }),
+            Ok(text) => BindJournal::parse(&text).map_err(|line| BindJournalError::Content {
                 path: path.to_string(),
                 line: line + 1,
                 text: text.lines().nth(line).unwrap_or_default().chars().take(80).collect(),
@@ -72,19 +72,19 @@ impl Journal {
         }
     }
 
-    /// Writes the journal, durably; removes it where there is nothing to remember.
-    pub(crate) fn store(&self, machine: &dyn Machine, path: &str) -> Result<(), JournalError> {
-        let stored = match *self == Journal::default() {
+    /// Writes the journal durably, or removes the file if the journal is empty.
+    pub(crate) fn store(&self, machine: &dyn HostSystem, path: &str) -> Result<(), BindJournalError> {
+        let stored = match *self == BindJournal::default() {
             true => machine.remove(path),
             false => machine.store(path, &self.write()),
         };
-        stored.map_err(|error| JournalError::File { path: path.to_string(), error })
+        stored.map_err(|error| BindJournalError::File { path: path.to_string(), error })
     }
 
     fn write(&self) -> String {
         let mut text = format!("{FIRST}\n");
         let word = |name: &Option<String>| name.clone().unwrap_or_else(|| NONE.to_string());
-        for (address, Binding { driver, only }) in &self.functions {
+        for (address, Binding { driver, driver_override: only }) in &self.functions {
             let _ = writeln!(text, "function {address} {} {}", word(driver), word(only));
         }
         if let Some((before, most)) = self.hugepages {
@@ -93,9 +93,9 @@ impl Journal {
         text + LAST + "\n"
     }
 
-    /// The journal, or the index of the first line that is wrong.
-    fn parse(text: &str) -> Result<Journal, usize> {
-        let mut journal = Journal::default();
+    /// Parses a journal; the error is the index of the first invalid line.
+    fn parse(text: &str) -> Result<BindJournal, usize> {
+        let mut journal = BindJournal::default();
         let mut lines = text.lines().enumerate();
         if lines.next().map(|(_, line)| line) != Some(FIRST) {
             return Err(0);
@@ -108,7 +108,7 @@ impl Journal {
                     let address = address.parse().map_err(|_| index)?;
                     let binding = Binding {
                         driver: driver_name(driver).map_err(|()| index)?,
-                        only: driver_name(only).map_err(|()| index)?,
+                        driver_override: driver_name(only).map_err(|()| index)?,
                     };
                     journal.functions.insert(address, binding);
                 }
@@ -119,24 +119,24 @@ impl Journal {
                 _ => return Err(index),
             }
         }
-        // Cut off: it was not written by us, who replace it whole.
+        // Truncated: not written by us, because we replace the file atomically.
         Err(text.lines().count())
     }
 }
 
-/// A driver's name becomes part of a path.
+/// Parses a driver name; allows only characters that are safe in a path.
 fn driver_name(word: &str) -> Result<Option<String>, ()> {
-    let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     match word {
         NONE => Ok(None),
-        name if !name.is_empty() && name.bytes().all(fits) => Ok(Some(name.to_string())),
+        name if !name.is_empty() && name.bytes().all(is_allowed) => Ok(Some(name.to_string())),
         _ => Err(()),
     }
 }
 
-/// Whether a binding can be written down and read back.
-pub(crate) fn can_be_noted(binding: &Binding) -> bool {
-    let mut names = [&binding.driver, &binding.only].into_iter().flatten();
+/// Whether a binding can be written to the journal and parsed again.
+pub(crate) fn can_be_recorded(binding: &Binding) -> bool {
+    let mut names = [&binding.driver, &binding.driver_override].into_iter().flatten();
     names.all(|name| driver_name(name) == Ok(Some(name.clone())))
 }
 
@@ -146,7 +146,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_no_journal_is_refused_with_its_line() {
+    fn an_invalid_journal_is_rejected_with_the_line() {
         for (text, line) in [
             ("", 0),
             ("ringbolt-bind 2\nend\n", 0),
@@ -156,28 +156,28 @@ mod tests {
             ("ringbolt-bind 1\nhugepages 0 5\nhugepages -1 5\nend\n", 2),
             ("ringbolt-bind 1\nend\nend\n", 2),
         ] {
-            assert_eq!(Journal::parse(text), Err(line), "{text}");
+            assert_eq!(BindJournal::parse(text), Err(line), "{text}");
         }
     }
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(
+        fn write_and_parse_round_trip(
             functions in proptest::collection::btree_map(
-                (0u32..3, 0u8..=255, 0u8..32, 0u8..8).prop_map(|(a, b, c, d)| Address::new(a, b, c, d).unwrap()),
+                (0u32..3, 0u8..=255, 0u8..32, 0u8..8).prop_map(|(a, b, c, d)| PciAddress::new(a, b, c, d).unwrap()),
                 (proptest::option::of("[a-z][a-z0-9_-]{0,8}"), proptest::option::of("[a-z][a-z0-9_-]{0,8}"))
-                    .prop_map(|(driver, only)| Binding { driver, only }),
+                    .prop_map(|(driver, driver_override)| Binding { driver, driver_override }),
                 0..5,
             ),
             hugepages: Option<(u64, u64)>,
         ) {
-            let journal = Journal { functions, hugepages };
-            prop_assert_eq!(Journal::parse(&journal.write()), Ok(journal));
+            let journal = BindJournal { functions, hugepages };
+            prop_assert_eq!(BindJournal::parse(&journal.write()), Ok(journal));
         }
 
         #[test]
-        fn any_text_is_read_or_refused(text in "(ringbolt-bind 1\n)?([ -~]{0,30}\n){0,4}(end\n)?") {
-            let _ = Journal::parse(&text);
+        fn parsing_arbitrary_text_never_panics(text in "(ringbolt-bind 1\n)?([ -~]{0,30}\n){0,4}(end\n)?") {
+            let _ = BindJournal::parse(&text);
         }
     }
 }

@@ -1,154 +1,154 @@
-//! What would be changed, decided from a snapshot and nothing else.
+//! Planning of bindings, from a snapshot alone.
 
 use std::fmt;
 
-use crate::Address;
-use crate::bind::journal::Journal;
-use crate::bind::snapshot::{Binding, Candidate, Snapshot};
-use crate::bind::usage::Reason;
+use crate::PciAddress;
+use crate::bind::journal::BindJournal;
+use crate::bind::snapshot::{BindSnapshot, Binding, Candidate};
+use crate::bind::usage::RefusalReason;
 
-/// A driver to bind to.
+/// A driver to bind functions to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Driver {
-    /// VFIO: the device reaches only what it is given.
+pub enum BindDriver {
+    /// VFIO: the IOMMU restricts the device to mapped memory.
     #[default]
     VfioPci,
     /// UIO: no IOMMU, no interrupts.
     UioPciGeneric,
-    /// The kernel's own driver.
+    /// The kernel's NVMe driver.
     Nvme,
 }
 
-impl Driver {
-    /// All of them.
-    pub const ALL: [Driver; 3] = [Driver::VfioPci, Driver::UioPciGeneric, Driver::Nvme];
+impl BindDriver {
+    /// All drivers.
+    pub const ALL: [BindDriver; 3] = [BindDriver::VfioPci, BindDriver::UioPciGeneric, BindDriver::Nvme];
 
-    /// The name that the kernel knows it by.
+    /// The kernel's name of the driver.
     pub fn name(self) -> &'static str {
         match self {
-            Driver::VfioPci => "vfio-pci",
-            Driver::UioPciGeneric => "uio_pci_generic",
-            Driver::Nvme => "nvme",
+            BindDriver::VfioPci => "vfio-pci",
+            BindDriver::UioPciGeneric => "uio_pci_generic",
+            BindDriver::Nvme => "nvme",
         }
     }
 }
 
-impl fmt::Display for Driver {
+impl fmt::Display for BindDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// What is wanted.
+/// A request to bind functions to a driver.
 #[derive(Clone, Debug, Default)]
-pub struct Request {
-    /// The functions; with `all`, besides every NVMe controller.
-    pub addresses: Vec<Address>,
-    /// Every NVMe controller that nothing speaks against.
+pub struct BindRequest {
+    /// The functions to bind; with `all`, in addition to all NVMe controllers.
+    pub addresses: Vec<PciAddress>,
+    /// Whether to bind every NVMe controller without a reason for refusal.
     pub all: bool,
-    /// What to bind to.
-    pub driver: Driver,
-    /// If not empty, the only functions that may be touched.
-    pub allow: Vec<Address>,
-    /// Functions that must not be touched.
-    pub deny: Vec<Address>,
-    /// Whether what is on a disk is of no interest. Who uses it always is.
+    /// The driver to bind to.
+    pub driver: BindDriver,
+    /// If not empty, only these functions may be changed.
+    pub allow: Vec<PciAddress>,
+    /// Functions that must not be changed.
+    pub deny: Vec<PciAddress>,
+    /// Whether to ignore the contents of disks. Use of a disk is never ignored.
     pub force_signature: bool,
-    /// How many 2 MiB hugepages there should be at least.
+    /// Minimum number of 2 MiB hugepages.
     pub hugepages: Option<u64>,
 }
 
-/// One function's change.
+/// The change of one function's binding.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct BindingChange {
     /// The function.
-    pub address: Address,
-    /// What it is bound to.
+    pub address: PciAddress,
+    /// The current binding.
     pub from: Binding,
-    /// What it will be bound to.
+    /// The new binding.
     pub to: Binding,
     /// Its disks, which disappear from the kernel.
     pub disks: Vec<String>,
-    /// What to claim while it is taken from the kernel.
+    /// The device nodes to claim until the function is unbound.
     pub(crate) claims: Vec<String>,
 }
 
-/// A function that is left alone.
+/// A function that is not changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct BindRefusal {
     /// The function.
-    pub address: Address,
-    /// Why, never empty.
-    pub reasons: Vec<Reason>,
-    /// Whether it was named, and not only found.
+    pub address: PciAddress,
+    /// The reasons, at least one.
+    pub reasons: Vec<RefusalReason>,
+    /// Whether the request named the function, instead of `all` including it.
     pub named: bool,
 }
 
-/// What to do, in order.
+/// The changes to apply, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
-    /// The number of 2 MiB hugepages now and afterwards.
+pub struct BindPlan {
+    /// The current and the new number of 2 MiB hugepages.
     pub hugepages: Option<(u64, u64)>,
     /// Functions to rebind.
-    pub changes: Vec<Change>,
-    /// Functions that are left alone, and why.
-    pub refusals: Vec<Refusal>,
-    /// Functions that are bound as wanted already.
-    pub unchanged: Vec<Address>,
+    pub changes: Vec<BindingChange>,
+    /// Functions that are not changed, with the reasons.
+    pub refusals: Vec<BindRefusal>,
+    /// Functions that have the requested binding already.
+    pub unchanged: Vec<PciAddress>,
 }
 
-/// One effect.
+/// One step of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Let the function be bound to this driver only, or to any.
-    Only(Option<String>),
-    /// Take it from its driver.
+pub enum BindStep {
+    /// Set `driver_override` to this driver, or clear it.
+    SetOverride(Option<String>),
+    /// Unbind the function from this driver.
     Unbind(String),
-    /// Give it to a driver.
+    /// Bind the function to this driver.
     Bind(String),
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for BindStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Step::Only(Some(driver)) => write!(f, "driver_override = {driver}"),
-            Step::Only(None) => f.write_str("driver_override = none"),
-            Step::Unbind(driver) => write!(f, "unbind from {driver}"),
-            Step::Bind(driver) => write!(f, "bind to {driver}"),
+            BindStep::SetOverride(Some(driver)) => write!(f, "driver_override = {driver}"),
+            BindStep::SetOverride(None) => f.write_str("driver_override = none"),
+            BindStep::Unbind(driver) => write!(f, "unbind from {driver}"),
+            BindStep::Bind(driver) => write!(f, "bind to {driver}"),
         }
     }
 }
 
-/// The effects that lead from one binding to another. What the function may be bound to is changed
-/// first, so that nothing else takes it in between.
-pub fn steps(from: &Binding, to: &Binding) -> Vec<Step> {
+/// The steps from one binding to another. The first sets `driver_override`, so that no other driver can bind the
+/// function in between.
+pub fn steps(from: &Binding, to: &Binding) -> Vec<BindStep> {
     let mut steps = Vec::new();
-    if from.only != to.only {
-        steps.push(Step::Only(to.only.clone()));
+    if from.driver_override != to.driver_override {
+        steps.push(BindStep::SetOverride(to.driver_override.clone()));
     }
     if from.driver != to.driver {
-        steps.extend(from.driver.clone().map(Step::Unbind));
-        steps.extend(to.driver.clone().map(Step::Bind));
+        steps.extend(from.driver.clone().map(BindStep::Unbind));
+        steps.extend(to.driver.clone().map(BindStep::Bind));
     }
     steps
 }
 
-impl Plan {
-    /// Whether there is nothing to do.
+impl BindPlan {
+    /// Whether there is nothing to apply.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.hugepages.is_none()
     }
 
-    /// Whether a function that was named is left alone: then nothing should be done at all.
+    /// Whether a named function is refused; then the plan should not be applied at all.
     pub fn is_refused(&self) -> bool {
         self.refusals.iter().any(|refusal| refusal.named)
     }
 }
 
-/// Decides what to bind.
-pub fn plan(snapshot: &Snapshot, request: &Request) -> Plan {
-    let mut plan = Plan::default();
-    let mut addresses: Vec<Address> = request.addresses.clone();
+/// Plans the changes for a request.
+pub fn plan(snapshot: &BindSnapshot, request: &BindRequest) -> BindPlan {
+    let mut plan = BindPlan::default();
+    let mut addresses: Vec<PciAddress> = request.addresses.clone();
     if request.all {
         let found = snapshot.candidates.iter().filter(|candidate| candidate.is_nvme());
         addresses.extend(found.map(|candidate| candidate.address));
@@ -157,28 +157,28 @@ pub fn plan(snapshot: &Snapshot, request: &Request) -> Plan {
     addresses.dedup();
     let to = Binding {
         driver: Some(request.driver.name().to_string()),
-        only: (request.driver != Driver::Nvme).then(|| request.driver.name().to_string()),
+        driver_override: (request.driver != BindDriver::Nvme).then(|| request.driver.name().to_string()),
     };
     for address in addresses {
         let named = request.addresses.contains(&address);
         let Some(candidate) = snapshot.candidate(address) else {
-            plan.refusals.push(Refusal { address, reasons: vec![Reason::Missing], named });
+            plan.refusals.push(BindRefusal { address, reasons: vec![RefusalReason::Missing], named });
             continue;
         };
-        let mut reasons = unwanted(candidate, request);
+        let mut reasons = policy_reasons(candidate, request);
         let done = candidate.binding.driver == to.driver;
         if reasons.is_empty() && done {
             plan.unchanged.push(address);
             continue;
         }
-        reasons.extend(against(candidate, request.force_signature));
-        reasons.extend(lacking(snapshot, candidate, request.driver));
+        reasons.extend(unbind_reasons(candidate, request.force_signature));
+        reasons.extend(driver_reasons(snapshot, candidate, request.driver));
         match reasons.is_empty() {
             true => plan.changes.push(change(candidate, to.clone())),
-            false => plan.refusals.push(Refusal { address, reasons, named }),
+            false => plan.refusals.push(BindRefusal { address, reasons, named }),
         }
     }
-    if request.driver == Driver::VfioPci {
+    if request.driver == BindDriver::VfioPci {
         refuse_shared_groups(snapshot, request, &mut plan);
     }
     plan.hugepages = match (snapshot.hugepages, request.hugepages) {
@@ -189,42 +189,46 @@ pub fn plan(snapshot: &Snapshot, request: &Request) -> Plan {
     plan
 }
 
-/// Decides how to go back to what was before, for these functions or for all.
-pub fn plan_undo(snapshot: &Snapshot, journal: &Journal, addresses: &[Address]) -> Plan {
-    let mut plan = Plan::default();
-    let selected = |address: &Address| addresses.is_empty() || addresses.contains(address);
+/// Plans to restore the original bindings in the journal, for these functions or, if empty, for all.
+pub fn plan_undo(snapshot: &BindSnapshot, journal: &BindJournal, addresses: &[PciAddress]) -> BindPlan {
+    let mut plan = BindPlan::default();
+    let selected = |address: &PciAddress| addresses.is_empty() || addresses.contains(address);
     for (address, before) in journal.functions.iter().filter(|(address, _)| selected(address)) {
-        // A function that is gone has nothing to go back to; applying an empty change forgets it.
+        // A removed function has no binding to restore; applying the plan removes its journal entry.
         let Some(candidate) = snapshot.candidate(*address) else {
-            plan.refusals.push(Refusal { address: *address, reasons: vec![Reason::Missing], named: false });
+            plan.refusals.push(BindRefusal {
+                address: *address,
+                reasons: vec![RefusalReason::Missing],
+                named: false,
+            });
             continue;
         };
         if candidate.binding == *before {
             plan.unchanged.push(*address);
             continue;
         }
-        // What is on it was looked at when it was taken; who uses it now is the question. A change of
-        // what it may be bound to disturbs nobody.
-        let moves = candidate.binding.driver != before.driver;
-        let reasons = if moves { against(candidate, true) } else { Vec::new() };
+        // Its contents were checked when it was bound; only its current use matters. A change of only
+        // `driver_override` does not affect users.
+        let driver_changes = candidate.binding.driver != before.driver;
+        let reasons = if driver_changes { unbind_reasons(candidate, true) } else { Vec::new() };
         match reasons.is_empty() {
             true => plan.changes.push(change(candidate, before.clone())),
-            false => plan.refusals.push(Refusal { address: *address, reasons, named: true }),
+            false => plan.refusals.push(BindRefusal { address: *address, reasons, named: true }),
         }
     }
     let unknown = addresses.iter().filter(|address| !journal.functions.contains_key(address));
     plan.unchanged.extend(unknown.copied());
     let all = journal.functions.keys().all(selected);
     plan.hugepages = match (journal.hugepages, snapshot.hugepages) {
-        // More than we ever set, or fewer than there were, is somebody else's doing.
-        (Some((before, most)), Some(now)) if all && before < now && now <= most => Some((now, before)),
+        // More than we ever set, or fewer than originally, is another program's change.
+        (Some((before, highest)), Some(now)) if all && before < now && now <= highest => Some((now, before)),
         _ => None,
     };
     plan
 }
 
-fn change(candidate: &Candidate, to: Binding) -> Change {
-    Change {
+fn change(candidate: &Candidate, to: Binding) -> BindingChange {
+    BindingChange {
         address: candidate.address,
         from: candidate.binding.clone(),
         to,
@@ -233,59 +237,59 @@ fn change(candidate: &Candidate, to: Binding) -> Change {
     }
 }
 
-/// What the request says against a function.
-fn unwanted(candidate: &Candidate, request: &Request) -> Vec<Reason> {
+/// Reasons for refusal from the request itself.
+fn policy_reasons(candidate: &Candidate, request: &BindRequest) -> Vec<RefusalReason> {
     let mut reasons = Vec::new();
     if request.deny.contains(&candidate.address) {
-        reasons.push(Reason::Denied);
+        reasons.push(RefusalReason::Denied);
     }
     if !request.allow.is_empty() && !request.allow.contains(&candidate.address) {
-        reasons.push(Reason::NotAllowed);
+        reasons.push(RefusalReason::NotAllowed);
     }
     if !candidate.is_nvme() {
-        reasons.push(Reason::NotNvme { class: candidate.class });
+        reasons.push(RefusalReason::NotNvme { class: candidate.class });
     }
     reasons
 }
 
-/// What speaks against taking a function from its driver.
-fn against(candidate: &Candidate, force_signature: bool) -> Vec<Reason> {
+/// Reasons not to unbind a function from its driver.
+fn unbind_reasons(candidate: &Candidate, force_signature: bool) -> Vec<RefusalReason> {
     let mut reasons = candidate.reasons.clone();
     if candidate.binding.driver.is_none() {
-        reasons.push(Reason::Unknown);
+        reasons.push(RefusalReason::Unknown);
     }
-    reasons.retain(|reason| !(force_signature && reason.is_about_contents()));
+    reasons.retain(|reason| !(force_signature && reason.is_overridable()));
     reasons
 }
 
-/// What is missing for a driver.
-fn lacking(snapshot: &Snapshot, candidate: &Candidate, driver: Driver) -> Vec<Reason> {
+/// Missing prerequisites of the driver to bind.
+fn driver_reasons(snapshot: &BindSnapshot, candidate: &Candidate, driver: BindDriver) -> Vec<RefusalReason> {
     let mut reasons = Vec::new();
     if !snapshot.drivers.iter().any(|known| known == driver.name()) {
-        reasons.push(Reason::NoDriver { driver: driver.name().to_string() });
+        reasons.push(RefusalReason::NoDriver { driver: driver.name().to_string() });
     }
-    if driver == Driver::VfioPci && candidate.iommu_group.is_none() && !snapshot.unsafe_no_iommu {
-        reasons.push(Reason::NoIommu);
+    if driver == BindDriver::VfioPci && candidate.iommu_group.is_none() && !snapshot.unsafe_no_iommu {
+        reasons.push(RefusalReason::NoIommu);
     }
     reasons
 }
 
-/// A group is VFIO's as a whole: a function whose mates stay with the kernel would be of no use. One
-/// refusal may bring the next.
-fn refuse_shared_groups(snapshot: &Snapshot, request: &Request, plan: &mut Plan) {
+/// VFIO requires that no function of an IOMMU group is bound to a kernel driver. Repeats, because a refusal can make
+/// the group of another change unusable.
+fn refuse_shared_groups(snapshot: &BindSnapshot, request: &BindRequest, plan: &mut BindPlan) {
     loop {
-        let stays = |(mate, driver): &&(Address, Option<String>)| {
-            let moves = plan.changes.iter().any(|change| change.address == *mate);
+        let stays_bound = |(member, driver): &&(PciAddress, Option<String>)| {
+            let moves = plan.changes.iter().any(|change| change.address == *member);
             !moves && driver.as_ref().is_some_and(|driver| !driver.contains("vfio") && driver != "pci-stub")
         };
         let found = plan.changes.iter().enumerate().find_map(|(index, change)| {
             let candidate = snapshot.candidate(change.address)?;
-            let (with, driver) = candidate.mates.iter().find(stays)?.clone();
-            Some((index, Reason::Shared { group: candidate.iommu_group?, with, driver: driver? }))
+            let (with, driver) = candidate.group_members.iter().find(stays_bound)?.clone();
+            Some((index, RefusalReason::Shared { group: candidate.iommu_group?, with, driver: driver? }))
         });
         let Some((index, reason)) = found else { return };
         let address = plan.changes.remove(index).address;
         let named = request.addresses.contains(&address);
-        plan.refusals.push(Refusal { address, reasons: vec![reason], named });
+        plan.refusals.push(BindRefusal { address, reasons: vec![reason], named });
     }
 }

@@ -1,67 +1,67 @@
-//! What is on a disk, told by the marks that file systems, volume managers and partition tables leave.
+//! Detection of file systems, volume managers and partition tables by their signatures (magic numbers).
 //!
-//! Only places and bytes: a mark that is there says that somebody's data may be, and that is all that is
-//! asked. Marks at fixed places are a [table](MARKS); those that hang on the size or on more than one
-//! place are functions behind it.
+//! It checks only offsets and bytes: a signature means that a device may have data, and nothing more is
+//! needed. Signatures at fixed offsets are in a [table](SIGNATURES); functions below it check those that
+//! depend on the device size or on several offsets.
 
 use std::fmt;
 
-/// Bytes from the beginning that are looked at: the last mark (VMFS) is just above 1 MiB.
+/// Bytes at the start of a device that are checked: the last signature (VMFS) is just above 1 MiB.
 pub const HEAD_BYTES: u64 = (1 << 20) + 4096;
-/// Bytes from the end that are looked at: ZFS keeps two labels there.
+/// Bytes at the end of a device that are checked: ZFS has two labels there.
 pub const TAIL_BYTES: u64 = 768 << 10;
 
-/// What a mark stands for.
+/// The kind of contents that a signature identifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SignatureKind {
     /// A file system.
     FileSystem,
-    /// Swap space, or the image of a suspended machine.
+    /// Swap space, or a hibernation image.
     Swap,
-    /// A member of an array, a pool or a volume group, or something encrypted.
+    /// A member of an array, a pool or a volume group, or an encrypted device.
     Member,
     /// A partition table.
     Partitions,
 }
 
-/// One mark.
+/// A known signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// What it is called.
+    /// The name of the format.
     pub name: &'static str,
-    /// What it stands for.
-    pub kind: Kind,
+    /// The kind of contents.
+    pub kind: SignatureKind,
 }
 
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
-            Kind::FileSystem => write!(f, "{} file system", self.name),
-            Kind::Swap => write!(f, "{} space", self.name),
-            Kind::Member => write!(f, "{} member", self.name),
-            Kind::Partitions => write!(f, "{} partition table", self.name),
+            SignatureKind::FileSystem => write!(f, "{} file system", self.name),
+            SignatureKind::Swap => write!(f, "{} space", self.name),
+            SignatureKind::Member => write!(f, "{} member", self.name),
+            SignatureKind::Partitions => write!(f, "{} partition table", self.name),
         }
     }
 }
 
 const fn file_system(name: &'static str) -> Signature {
-    Signature { name, kind: Kind::FileSystem }
+    Signature { name, kind: SignatureKind::FileSystem }
 }
 
 const fn member(name: &'static str) -> Signature {
-    Signature { name, kind: Kind::Member }
+    Signature { name, kind: SignatureKind::Member }
 }
 
 const fn swap(name: &'static str) -> Signature {
-    Signature { name, kind: Kind::Swap }
+    Signature { name, kind: SignatureKind::Swap }
 }
 
 const fn partitions(name: &'static str) -> Signature {
-    Signature { name, kind: Kind::Partitions }
+    Signature { name, kind: SignatureKind::Partitions }
 }
 
-/// Marks at fixed places: whose, where any one of them may be, which bytes.
-const MARKS: &[(Signature, &[u64], &[u8])] = &[
+/// Signatures at fixed offsets: the signature, its possible offsets, its bytes.
+const SIGNATURES: &[(Signature, &[u64], &[u8])] = &[
     (file_system("ext2/3/4"), &[0x438], &[0x53, 0xef]),
     (file_system("xfs"), &[0], b"XFSB"),
     (file_system("btrfs"), &[0x1_0040], b"_BHRfS_M"),
@@ -93,9 +93,9 @@ const MARKS: &[(Signature, &[u64], &[u8])] = &[
     (file_system("bcachefs"), &[0x1018], b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef"),
     (member("bcache"), &[0x1018], b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"),
     (member("LUKS"), &[0], b"LUKS\xba\xbe"),
-    // LUKS2 keeps a second header at one of these places, or at two that are beyond what is looked at.
+    // LUKS2 has a second header at one of these offsets, or at two others beyond the checked bytes.
     (member("LUKS"), &[0x4000, 0x8000, 0x1_0000, 0x2_0000, 0x4_0000, 0x8_0000, 0x10_0000], b"SKUL\xba\xbe"),
-    // A physical volume's label is in any of the first four sectors.
+    // The label of a physical volume is in one of the first four sectors.
     (member("LVM2"), &[0, 0x200, 0x400, 0x600], b"LABELONE"),
     (member("MD RAID 1.1"), &[0], &[0xfc, 0x4e, 0x2b, 0xa9]),
     (member("MD RAID 1.2"), &[0x1000], &[0xfc, 0x4e, 0x2b, 0xa9]),
@@ -117,13 +117,13 @@ const MARKS: &[(Signature, &[u64], &[u8])] = &[
     (swap("suspend-to-disk"), &SWAP_ENDS, b"LINHIB0001"),
 ];
 
-/// Swap's mark is the last ten bytes of the first page, of whatever size the machine's pages are.
+/// The swap signature is the last ten bytes of the first page, for any page size.
 const SWAP_ENDS: [u64; 5] = [4096 - 10, 8192 - 10, 16384 - 10, 32768 - 10, 65536 - 10];
 
-/// The beginning and the end of a device.
+/// The checked bytes at the start and the end of a device.
 #[derive(Clone, Copy, Debug)]
-pub struct Extract<'a> {
-    /// Size of the device.
+pub struct DeviceExtract<'a> {
+    /// Size of the device in bytes.
     pub bytes: u64,
     /// Its first bytes.
     pub head: &'a [u8],
@@ -131,8 +131,8 @@ pub struct Extract<'a> {
     pub tail: &'a [u8],
 }
 
-impl Extract<'_> {
-    /// Bytes of the device that were read.
+impl DeviceExtract<'_> {
+    /// `length` bytes at `offset` of the device, if they were read.
     fn at(&self, offset: u64, length: usize) -> Option<&[u8]> {
         let end = offset.checked_add(length as u64).filter(|end| *end <= self.bytes)?;
         if end <= self.head.len() as u64 {
@@ -142,39 +142,39 @@ impl Extract<'_> {
         self.tail.get(from..from + length)
     }
 
-    fn has(&self, offset: Option<u64>, mark: &[u8]) -> bool {
-        offset.and_then(|offset| self.at(offset, mark.len())) == Some(mark)
+    fn has(&self, offset: Option<u64>, magic: &[u8]) -> bool {
+        offset.and_then(|offset| self.at(offset, magic.len())) == Some(magic)
     }
 
-    /// An offset from the end, counted down to a multiple of `unit` first.
-    fn counted_from_end(&self, unit: u64, back: u64) -> Option<u64> {
+    /// The offset `back` bytes before the end, after the size is rounded down to a multiple of `unit`.
+    fn offset_from_end(&self, unit: u64, back: u64) -> Option<u64> {
         (self.bytes / unit * unit).checked_sub(back)
     }
 }
 
-/// Everything that is recognised, each once.
-pub fn recognise(device: Extract<'_>) -> Vec<Signature> {
+/// Detects all known signatures, without duplicates.
+pub fn detect_signatures(device: DeviceExtract<'_>) -> Vec<Signature> {
     let mut found: Vec<Signature> = Vec::new();
-    let mut note = |signature: Signature, there: bool| {
-        if there && !found.contains(&signature) {
+    let mut add = |signature: Signature, present: bool| {
+        if present && !found.contains(&signature) {
             found.push(signature);
         }
     };
-    for (signature, places, mark) in MARKS {
-        note(*signature, places.iter().any(|place| device.has(Some(*place), mark)));
+    for (signature, offsets, magic) in SIGNATURES {
+        add(*signature, offsets.iter().any(|offset| device.has(Some(*offset), magic)));
     }
-    note(member("MD RAID 1.0"), md_1_0(device));
-    note(member("MD RAID 0.90"), md_0_90(device));
-    note(member("ZFS"), zfs(device));
-    note(member("DRBD"), drbd(device));
-    note(member("Intel RAID"), device.has(device.counted_from_end(512, 1024), b"Intel Raid ISM Cfg Sig. "));
-    note(member("DDF RAID"), device.has(device.counted_from_end(512, 512), &[0xde, 0x11, 0xde, 0x11]));
-    // The copy at the end outlives a beginning that was overwritten.
+    add(member("MD RAID 1.0"), md_1_0(device));
+    add(member("MD RAID 0.90"), md_0_90(device));
+    add(member("ZFS"), zfs(device));
+    add(member("DRBD"), drbd(device));
+    add(member("Intel RAID"), device.has(device.offset_from_end(512, 1024), b"Intel Raid ISM Cfg Sig. "));
+    add(member("DDF RAID"), device.has(device.offset_from_end(512, 512), &[0xde, 0x11, 0xde, 0x11]));
+    // The backup header at the end survives if the start was overwritten.
     let copy =
-        [512, 4096].iter().any(|sector| device.has(device.counted_from_end(*sector, *sector), b"EFI PART"));
-    note(partitions("GPT"), copy);
+        [512, 4096].iter().any(|sector| device.has(device.offset_from_end(*sector, *sector), b"EFI PART"));
+    add(partitions("GPT"), copy);
     let boot_sector = device.has(Some(510), &[0x55, 0xaa]);
-    // The first sector of FAT and NTFS, and what protects a GPT, end in the same two bytes.
+    // The boot sectors of FAT and NTFS and the protective MBR of a GPT have the same two bytes.
     let explained =
         found.iter().any(|one| matches!(one.name, "vfat" | "ntfs" | "exfat" | "BitLocker" | "GPT"));
     if boot_sector && !explained {
@@ -183,41 +183,41 @@ pub fn recognise(device: Extract<'_>) -> Vec<Signature> {
     found
 }
 
-/// Version 1.0 has its superblock between 8 and 12 KiB from the end, at a multiple of 4 KiB.
-fn md_1_0(device: Extract<'_>) -> bool {
+/// The version 1.0 superblock is between 8 and 12 KiB from the end, at a multiple of 4 KiB.
+fn md_1_0(device: DeviceExtract<'_>) -> bool {
     let at = device.bytes.checked_sub(8192).map(|offset| offset / 4096 * 4096);
     device.has(at, &[0xfc, 0x4e, 0x2b, 0xa9])
 }
 
-/// Version 0.90 has it in the last whole 64 KiB but one, in either byte order.
-fn md_0_90(device: Extract<'_>) -> bool {
-    let at = device.counted_from_end(65536, 65536);
+/// The version 0.90 superblock is in the last whole 64 KiB block, in either byte order.
+fn md_0_90(device: DeviceExtract<'_>) -> bool {
+    let at = device.offset_from_end(65536, 65536);
     device.has(at, &[0xfc, 0x4e, 0x2b, 0xa9]) || device.has(at, &[0xa9, 0x2b, 0x4e, 0xfc])
 }
 
-/// Four labels of 256 KiB, two at each end; the upper half of each is an array of uberblocks, which
-/// stand at multiples of 1 KiB or more.
-fn zfs(device: Extract<'_>) -> bool {
+/// Four labels of 256 KiB, two at each end; the upper half of each is an array of uberblocks, at multiples of 1 KiB
+/// or more.
+fn zfs(device: DeviceExtract<'_>) -> bool {
     const LABEL: u64 = 256 << 10;
     const LITTLE: [u8; 8] = 0x00ba_b10c_u64.to_le_bytes();
     const BIG: [u8; 8] = 0x00ba_b10c_u64.to_be_bytes();
     let labels = [
         Some(0),
         Some(LABEL),
-        device.counted_from_end(LABEL, 2 * LABEL),
-        device.counted_from_end(LABEL, LABEL),
+        device.offset_from_end(LABEL, 2 * LABEL),
+        device.offset_from_end(LABEL, LABEL),
     ];
     labels.into_iter().flatten().any(|label| {
-        let places = (label + LABEL / 2..label + LABEL).step_by(1024);
-        places.into_iter().any(|at| device.has(Some(at), &LITTLE) || device.has(Some(at), &BIG))
+        let offsets = (label + LABEL / 2..label + LABEL).step_by(1024);
+        offsets.into_iter().any(|at| device.has(Some(at), &LITTLE) || device.has(Some(at), &BIG))
     })
 }
 
-/// Internal metadata is in the last 4 KiB; where in it the mark is depends on the version.
-fn drbd(device: Extract<'_>) -> bool {
-    let Some(block) = device.counted_from_end(4096, 4096) else { return false };
-    let marks: [&[u8]; 2] = [&[0x83, 0x74, 0x02, 0x6b], &[0x83, 0x74, 0x02, 0x6d]];
-    (block..block + 128).step_by(4).any(|at| marks.iter().any(|mark| device.has(Some(at), mark)))
+/// Internal metadata is in the last 4 KiB; the offset of the magic number depends on the version.
+fn drbd(device: DeviceExtract<'_>) -> bool {
+    let Some(block) = device.offset_from_end(4096, 4096) else { return false };
+    let magics: [&[u8]; 2] = [&[0x83, 0x74, 0x02, 0x6b], &[0x83, 0x74, 0x02, 0x6d]];
+    (block..block + 128).step_by(4).any(|at| magics.iter().any(|magic| device.has(Some(at), magic)))
 }
 
 #[cfg(test)]

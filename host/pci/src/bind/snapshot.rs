@@ -1,42 +1,42 @@
-//! The functions of a machine as they are now, read before anything is decided.
+//! A snapshot of the PCI functions of a system and their use, for planning.
 
-use crate::bind::blocks::Blocks;
-use crate::bind::machine::Machine;
-use crate::bind::usage::{Reason, Usage, inspect};
-use crate::{Address, NVME_CLASS};
+use crate::bind::block_devices::BlockDevices;
+use crate::bind::host_system::HostSystem;
+use crate::bind::usage::{BlockDeviceUsage, RefusalReason, inspect_contents};
+use crate::{NVME_CLASS, PciAddress, sysfs};
 
-/// What a function is bound to.
+/// The driver binding of a function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Binding {
-    /// Its driver.
+    /// The bound driver, if any.
     pub driver: Option<String>,
-    /// The only driver that it may be bound to, if one was set.
-    pub only: Option<String>,
+    /// The `driver_override` in sysfs: the only driver that may bind the function, if set.
+    pub driver_override: Option<String>,
 }
 
-/// One function.
+/// A function that may be bound, with its use.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// Where it is.
-    pub address: Address,
-    /// Its class code.
+    /// The address of the function.
+    pub address: PciAddress,
+    /// The class code, 24 bits.
     pub class: u32,
     /// Vendor and device ID.
     pub id: (u16, u16),
-    /// The memory node that it is closest to.
+    /// The closest NUMA node, if known.
     pub numa_node: Option<u32>,
-    /// What it is bound to.
+    /// The current binding.
     pub binding: Binding,
-    /// Its IOMMU group.
+    /// The IOMMU group, if any.
     pub iommu_group: Option<u32>,
-    /// The other functions of the group that are no bridges, with their drivers.
-    pub mates: Vec<(Address, Option<String>)>,
-    /// Its block devices: disks and partitions.
+    /// The other functions of the group except bridges, with their drivers.
+    pub group_members: Vec<(PciAddress, Option<String>)>,
+    /// The names of its block devices: disks and partitions.
     pub disks: Vec<String>,
-    /// Those to claim while it is taken from the kernel.
+    /// The device nodes to claim until the function is unbound.
     pub(crate) claims: Vec<String>,
-    /// Why it should be left alone.
-    pub reasons: Vec<Reason>,
+    /// Reasons not to unbind it.
+    pub reasons: Vec<RefusalReason>,
 }
 
 impl Candidate {
@@ -46,38 +46,38 @@ impl Candidate {
     }
 }
 
-/// A machine, as far as binding goes.
+/// The state of a system that planning needs.
 #[derive(Clone, Debug, Default)]
-pub struct Snapshot {
-    /// NVMe controllers, and what else was asked for, in order.
+pub struct BindSnapshot {
+    /// NVMe controllers and other requested functions, in order of address.
     pub candidates: Vec<Candidate>,
-    /// PCI drivers that are there.
+    /// The names of the available PCI drivers.
     pub drivers: Vec<String>,
-    /// Whether vfio-pci takes functions behind no IOMMU.
+    /// Whether vfio-pci accepts functions without an IOMMU.
     pub unsafe_no_iommu: bool,
-    /// 2 MiB hugepages.
+    /// The number of 2 MiB hugepages; `None` if the kernel does not support them.
     pub hugepages: Option<u64>,
 }
 
-/// How many 2 MiB hugepages there are, and are to be.
+/// The sysfs file with the number of 2 MiB hugepages.
 pub(crate) const HUGEPAGES: &str = "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
-impl Snapshot {
-    /// Looks at every NVMe controller, and at the functions named besides.
-    pub fn read(machine: &dyn Machine, besides: &[Address]) -> Snapshot {
-        let blocks = Blocks::read(machine);
-        let usage = Usage::read(machine, &blocks);
+impl BindSnapshot {
+    /// Reads the state of every NVMe controller and of the functions in `others`.
+    pub fn read(machine: &dyn HostSystem, others: &[PciAddress]) -> BindSnapshot {
+        let blocks = BlockDevices::read(machine);
+        let usage = BlockDeviceUsage::read(machine, &blocks);
         let names = machine.list("sys/bus/pci/devices").unwrap_or_default();
         let mut candidates = Vec::new();
         for address in names.iter().filter_map(|name| name.parse().ok()) {
             let class = class_of(machine, address);
-            if class == NVME_CLASS || besides.contains(&address) {
+            if class == NVME_CLASS || others.contains(&address) {
                 candidates.push(candidate(machine, &blocks, &usage, address, class));
             }
         }
         candidates.sort_by_key(|candidate| candidate.address);
         let unsafe_no_iommu = machine.read("sys/module/vfio/parameters/enable_unsafe_noiommu_mode");
-        Snapshot {
+        BindSnapshot {
             candidates,
             drivers: machine.list("sys/bus/pci/drivers").unwrap_or_default(),
             unsafe_no_iommu: unsafe_no_iommu.is_ok_and(|text| text.trim() == "Y"),
@@ -85,33 +85,33 @@ impl Snapshot {
         }
     }
 
-    /// One function.
-    pub fn candidate(&self, address: Address) -> Option<&Candidate> {
+    /// The candidate with this address.
+    pub fn candidate(&self, address: PciAddress) -> Option<&Candidate> {
         self.candidates.iter().find(|candidate| candidate.address == address)
     }
 }
 
 fn candidate(
-    machine: &dyn Machine,
-    blocks: &Blocks,
-    usage: &Usage,
-    address: Address,
+    machine: &dyn HostSystem,
+    blocks: &BlockDevices,
+    usage: &BlockDeviceUsage,
+    address: PciAddress,
     class: u32,
 ) -> Candidate {
-    let reached = blocks.on(machine, address);
-    let mut reasons = usage.of(blocks, &reached);
+    let devices = blocks.dependents_of(machine, address);
+    let mut reasons = usage.reasons(blocks, &devices);
     let (mut disks, mut claims) = (Vec::new(), Vec::new());
-    for own in reached.iter().filter(|reached| reached.own) {
+    for own in devices.iter().filter(|device| device.own) {
         disks.push(own.name.clone());
         let Some(block) = blocks.get(&own.name).filter(|block| !block.hidden) else { continue };
         if own.through.is_empty() {
-            // A claim of the disk keeps everybody from its partitions too.
+            // An exclusive claim of the disk also prevents use of its partitions.
             claims.push(format!("dev/{}", own.name));
         }
-        reasons.extend(inspect(machine, &own.name, block.bytes));
+        reasons.extend(inspect_contents(machine, &own.name, block.bytes));
     }
     let binding = binding(machine, address);
-    reasons.extend(open_node(machine, address).map(|(node, process)| Reason::Open { node, process }));
+    reasons.extend(open_node(machine, address).map(|(node, process)| RefusalReason::Open { node, process }));
     let iommu_group = group_of(machine, address);
     let number = |file: &str| hexadecimal(machine, address, file).unwrap_or(0) as u16;
     Candidate {
@@ -121,41 +121,40 @@ fn candidate(
         numa_node: attribute(machine, address, "numa_node").and_then(|text| text.parse().ok()),
         binding,
         iommu_group,
-        mates: iommu_group.map(|group| mates(machine, group, address)).unwrap_or_default(),
+        group_members: iommu_group.map(|group| mates(machine, group, address)).unwrap_or_default(),
         disks,
         claims,
         reasons,
     }
 }
 
-/// What a function is bound to now.
-pub(crate) fn binding(machine: &dyn Machine, address: Address) -> Binding {
+/// Reads the binding of a function.
+pub(crate) fn binding(machine: &dyn HostSystem, address: PciAddress) -> Binding {
     let only =
         attribute(machine, address, "driver_override").filter(|only| only != "(null)" && !only.is_empty());
-    Binding { driver: driver(machine, address), only }
+    Binding { driver: driver(machine, address), driver_override: only }
 }
 
-/// A function's driver.
-pub(crate) fn driver(machine: &dyn Machine, address: Address) -> Option<String> {
-    let path = machine.resolve(&format!("sys/bus/pci/devices/{address}/driver")).ok()?;
-    path.rsplit('/').next().map(str::to_string)
+/// Reads the driver of a function.
+pub(crate) fn driver(machine: &dyn HostSystem, address: PciAddress) -> Option<String> {
+    link_name(machine, address, "driver")
 }
 
-/// Whether the function is still there.
-pub(crate) fn exists(machine: &dyn Machine, address: Address) -> bool {
+/// Whether the function exists.
+pub(crate) fn exists(machine: &dyn HostSystem, address: PciAddress) -> bool {
     machine.resolve(&format!("sys/bus/pci/devices/{address}")).is_ok()
 }
 
-pub(crate) fn read_hugepages(machine: &dyn Machine) -> Option<u64> {
+pub(crate) fn read_hugepages(machine: &dyn HostSystem) -> Option<u64> {
     machine.read(HUGEPAGES).ok()?.trim().parse().ok()
 }
 
-/// The node by which a program has the function, if one has, and which process that is.
+/// The VFIO or UIO node of the function that a program has open, if any, and the process if known.
 ///
-/// Taking a function from under its user makes the kernel wait for that user, without an end.
-fn open_node(machine: &dyn Machine, address: Address) -> Option<(String, Option<u32>)> {
-    let folder = format!("sys/bus/pci/devices/{address}");
-    let list = |name: &str| machine.list(&format!("{folder}/{name}")).unwrap_or_default();
+/// Unbinding a function in use makes the kernel wait for its user without a time limit.
+fn open_node(machine: &dyn HostSystem, address: PciAddress) -> Option<(String, Option<u32>)> {
+    let directory = format!("sys/bus/pci/devices/{address}");
+    let list = |name: &str| machine.list(&format!("{directory}/{name}")).unwrap_or_default();
     let mut nodes: Vec<String> = list("uio").iter().map(|name| format!("dev/{name}")).collect();
     nodes.extend(list("vfio-dev").iter().map(|name| format!("dev/vfio/devices/{name}")));
     if driver(machine, address).is_some_and(|driver| driver.contains("vfio"))
@@ -167,7 +166,7 @@ fn open_node(machine: &dyn Machine, address: Address) -> Option<(String, Option<
     if nodes.is_empty() {
         return None;
     }
-    // Not every node can be claimed against users who do not lock it; their descriptors tell.
+    // A claim does not detect users that do not lock the node; their open descriptors do.
     let user = users(machine).find(|(node, _)| nodes.contains(node));
     let is_busy =
         |node: &String| machine.claim(node).is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY));
@@ -175,22 +174,22 @@ fn open_node(machine: &dyn Machine, address: Address) -> Option<(String, Option<
     user.or_else(|| nodes.into_iter().find(is_busy).map(|node| (node, None)))
 }
 
-/// Nodes of VFIO and UIO that processes have open, as far as this one may look.
-fn users(machine: &dyn Machine) -> impl Iterator<Item = (String, u32)> {
+/// The VFIO and UIO nodes that processes have open, as far as this process has permission to see.
+fn users(machine: &dyn HostSystem) -> impl Iterator<Item = (String, u32)> {
     let processes = machine.list("proc").unwrap_or_default();
     let processes = processes.into_iter().filter_map(|name| name.parse::<u32>().ok());
     processes.flat_map(move |process| {
-        let folder = format!("proc/{process}/fd");
-        let descriptors = machine.list(&folder).unwrap_or_default();
+        let directory = format!("proc/{process}/fd");
+        let descriptors = machine.list(&directory).unwrap_or_default();
         let nodes =
-            descriptors.into_iter().filter_map(move |fd| machine.resolve(&format!("{folder}/{fd}")).ok());
+            descriptors.into_iter().filter_map(move |fd| machine.resolve(&format!("{directory}/{fd}")).ok());
         let nodes = nodes.filter(|node| node.starts_with("dev/vfio/") || node.starts_with("dev/uio"));
         nodes.map(move |node| (node, process))
     })
 }
 
-fn mates(machine: &dyn Machine, group: u32, address: Address) -> Vec<(Address, Option<String>)> {
-    /// Bridges stay with the kernel; VFIO does not mind.
+fn mates(machine: &dyn HostSystem, group: u32, address: PciAddress) -> Vec<(PciAddress, Option<String>)> {
+    /// VFIO allows bridges of the group to stay bound to a kernel driver.
     const BRIDGE: u32 = 0x06;
     let names = machine.list(&format!("sys/kernel/iommu_groups/{group}/devices")).unwrap_or_default();
     let others = names.iter().filter_map(|name| name.parse().ok()).filter(|other| *other != address);
@@ -198,21 +197,25 @@ fn mates(machine: &dyn Machine, group: u32, address: Address) -> Vec<(Address, O
     others.map(|other| (other, driver(machine, other))).collect()
 }
 
-fn group_of(machine: &dyn Machine, address: Address) -> Option<u32> {
-    let path = machine.resolve(&format!("sys/bus/pci/devices/{address}/iommu_group")).ok()?;
-    path.rsplit('/').next()?.parse().ok()
+fn group_of(machine: &dyn HostSystem, address: PciAddress) -> Option<u32> {
+    link_name(machine, address, "iommu_group")?.parse().ok()
 }
 
-fn class_of(machine: &dyn Machine, address: Address) -> u32 {
+/// The file name of the target of one of the function's symbolic links.
+fn link_name(machine: &dyn HostSystem, address: PciAddress, link: &str) -> Option<String> {
+    let path = machine.resolve(&format!("sys/bus/pci/devices/{address}/{link}")).ok()?;
+    path.rsplit('/').next().map(str::to_string)
+}
+
+fn class_of(machine: &dyn HostSystem, address: PciAddress) -> u32 {
     hexadecimal(machine, address, "class").unwrap_or(0) & 0xff_ffff
 }
 
-fn hexadecimal(machine: &dyn Machine, address: Address, file: &str) -> Option<u32> {
-    let text = attribute(machine, address, file)?;
-    u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
+fn hexadecimal(machine: &dyn HostSystem, address: PciAddress, file: &str) -> Option<u32> {
+    sysfs::hexadecimal(&attribute(machine, address, file)?)?.try_into().ok()
 }
 
-fn attribute(machine: &dyn Machine, address: Address, file: &str) -> Option<String> {
+fn attribute(machine: &dyn HostSystem, address: PciAddress, file: &str) -> Option<String> {
     let text = machine.read(&format!("sys/bus/pci/devices/{address}/{file}")).ok()?;
     Some(text.trim().to_string())
 }

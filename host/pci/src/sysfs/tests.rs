@@ -1,17 +1,17 @@
 use super::*;
 use std::os::unix::fs::symlink;
 
-/// A made-up machine in a folder, which goes when the value does.
-pub(crate) struct Machine {
+/// A fake system in a temporary directory, which is removed on drop.
+pub(crate) struct FakeSysfs {
     pub(crate) root: PathBuf,
 }
 
-impl Machine {
-    pub(crate) fn new(name: &str) -> Machine {
+impl FakeSysfs {
+    pub(crate) fn new(name: &str) -> FakeSysfs {
         let root = std::env::temp_dir().join(format!("ringbolt-pci-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&root);
         std::fs::create_dir_all(root.join("sys/bus/pci/devices")).unwrap();
-        Machine { root }
+        FakeSysfs { root }
     }
 
     pub(crate) fn sysfs(&self) -> Sysfs {
@@ -31,7 +31,7 @@ impl Machine {
     }
 
     pub(crate) fn function(&self, address: &str, class: &str, driver: Option<&str>) {
-        let folder = format!("sys/bus/pci/devices/{address}");
+        let directory = format!("sys/bus/pci/devices/{address}");
         for (name, text) in [
             ("vendor", "0x1b36\n"),
             ("device", "0x0010\n"),
@@ -49,27 +49,27 @@ impl Machine {
                  0x0000000000000000 0x0000000000000000 0x0000000000000000\n",
             ),
         ] {
-            self.file(&format!("{folder}/{name}"), text);
+            self.file(&format!("{directory}/{name}"), text);
         }
         if let Some(driver) = driver {
-            self.link(&format!("{folder}/driver"), &format!("../../../../bus/pci/drivers/{driver}"));
+            self.link(&format!("{directory}/driver"), &format!("../../../../bus/pci/drivers/{driver}"));
         }
     }
 }
 
-impl Drop for Machine {
+impl Drop for FakeSysfs {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.root);
     }
 }
 
-fn at(text: &str) -> Address {
+fn at(text: &str) -> PciAddress {
     text.parse().unwrap()
 }
 
 #[test]
-fn functions_are_listed_in_order_with_what_is_known_of_them() {
-    let machine = Machine::new("list");
+fn functions_are_listed_in_order_with_their_attributes() {
+    let machine = FakeSysfs::new("list");
     machine.function("0000:00:04.0", "0x010802\n", Some("nvme"));
     machine.function("0000:00:03.0", "0x020000\n", None);
     machine.link("sys/bus/pci/devices/0000:00:04.0/iommu_group", "../../../kernel/iommu_groups/7");
@@ -79,7 +79,7 @@ fn functions_are_listed_in_order_with_what_is_known_of_them() {
     assert_eq!(found.iter().map(|info| info.address).collect::<Vec<_>>(), [at("00:03.0"), at("00:04.0")]);
     assert_eq!(
         found[1],
-        Info {
+        PciFunctionInfo {
             address: at("00:04.0"),
             vendor: 0x1b36,
             device: 0x10,
@@ -95,29 +95,29 @@ fn functions_are_listed_in_order_with_what_is_known_of_them() {
 }
 
 #[test]
-fn a_machine_without_pci_has_no_functions() {
+fn a_system_without_pci_has_no_functions() {
     assert_eq!(enumerate(&Sysfs::new("/nonexistent")).unwrap(), []);
-    assert!(matches!(info(&Sysfs::new("/nonexistent"), at("00:03.0")), Err(PciError::NotFound(_))));
+    assert!(matches!(function_info(&Sysfs::new("/nonexistent"), at("00:03.0")), Err(PciError::NotFound(_))));
 }
 
 #[test]
-fn files_that_lie_are_named() {
-    let machine = Machine::new("lie");
+fn invalid_contents_are_reported_with_their_file() {
+    let machine = FakeSysfs::new("lie");
     machine.function("0000:00:04.0", "class\n", None);
     let error = enumerate(&machine.sysfs()).unwrap_err().to_string();
-    assert!(error.contains("0000:00:04.0/class holds 'class', which is no class code"), "{error}");
+    assert!(error.contains("0000:00:04.0/class contains 'class', which is not a class code"), "{error}");
     machine.file("sys/bus/pci/devices/0000:00:04.0/resource", "0x1 0x2\n");
     assert!(matches!(bars(&machine.sysfs(), at("00:04.0")), Err(PciError::Content { .. })));
 }
 
 #[test]
-fn only_bars_with_an_address_count() {
-    let machine = Machine::new("bars");
+fn bars_without_an_address_are_omitted() {
+    let machine = FakeSysfs::new("bars");
     machine.function("0000:00:04.0", "0x010802\n", None);
-    let memory = |index, bytes| Bar { index, kind: BarKind::Memory, bytes };
+    let memory = |index, bytes| PciBar { index, kind: BarKind::Memory, bytes };
     assert_eq!(
         bars(&machine.sysfs(), at("00:04.0")).unwrap(),
-        [memory(0, 16384), Bar { index: 2, kind: BarKind::Ports, bytes: 32 }, memory(3, 256)]
+        [memory(0, 16384), PciBar { index: 2, kind: BarKind::Ports, bytes: 32 }, memory(3, 256)]
     );
     let huge = "0x0000000000000001 0xffffffffffffffff 0x200";
     assert_eq!(bar(0, huge), Some(Some(memory(0, u64::MAX))));

@@ -1,11 +1,11 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Bytes, and where they are.
+/// An offset and the bytes at that offset.
 type Piece = (u64, Vec<u8>);
 
-/// A device of so many bytes that holds only these pieces.
-fn names(bytes: u64, pieces: &[Piece]) -> Vec<&'static str> {
+/// The names of the signatures on a device of `bytes` bytes with only these pieces.
+fn detected_names(bytes: u64, pieces: &[Piece]) -> Vec<&'static str> {
     let (mut head, mut tail) =
         (vec![0; bytes.min(HEAD_BYTES) as usize], vec![0; bytes.min(TAIL_BYTES) as usize]);
     let tail_from = bytes - tail.len() as u64;
@@ -20,12 +20,12 @@ fn names(bytes: u64, pieces: &[Piece]) -> Vec<&'static str> {
             }
         }
     }
-    let found = recognise(Extract { bytes, head: &head, tail: &tail });
+    let found = detect_signatures(DeviceExtract { bytes, head: &head, tail: &tail });
     found.into_iter().map(|signature| signature.name).collect()
 }
 
 #[test]
-fn what_the_tools_of_a_distribution_write_is_recognised() {
+fn devices_formatted_by_debian_tools_are_detected() {
     let rows = include_str!("golden.txt").lines().filter(|line| !line.starts_with('#'));
     let mut devices: Vec<(&str, &str, u64, Vec<Piece>)> = Vec::new();
     for row in rows {
@@ -41,22 +41,26 @@ fn what_the_tools_of_a_distribution_write_is_recognised() {
     }
     assert!(devices.len() >= 20, "{}", devices.len());
     for (tool, name, bytes, pieces) in devices {
-        assert_eq!(names(bytes, &pieces), [name], "{tool}");
+        assert_eq!(detected_names(bytes, &pieces), [name], "{tool}");
     }
 }
 
 #[test]
-fn a_second_header_tells_of_an_encrypted_disk_whose_first_is_gone() {
+fn luks_is_detected_by_its_second_header() {
     for shift in 14..=20 {
-        assert_eq!(names(8 << 20, &[(1 << shift, b"SKUL\xba\xbe".to_vec())]), ["LUKS"], "at 2^{shift}");
+        assert_eq!(
+            detected_names(8 << 20, &[(1 << shift, b"SKUL\xba\xbe".to_vec())]),
+            ["LUKS"],
+            "at 2^{shift}"
+        );
     }
 }
 
 #[test]
-fn arrays_and_pools_are_found_by_the_devices_size() {
+fn signatures_relative_to_the_end_are_detected() {
     const MD: [u8; 4] = 0xa92b_4efc_u32.to_le_bytes();
     let size = 10_000_000_000 / 512 * 512;
-    let at = |offset: u64, bytes: &[u8]| names(size, &[(offset, bytes.to_vec())]);
+    let at = |offset: u64, bytes: &[u8]| detected_names(size, &[(offset, bytes.to_vec())]);
     assert_eq!(at((size - 8192) & !4095, &MD), ["MD RAID 1.0"]);
     assert_eq!(at(0, &MD), ["MD RAID 1.1"]);
     assert_eq!(at(4096, &MD), ["MD RAID 1.2"]);
@@ -77,27 +81,27 @@ fn arrays_and_pools_are_found_by_the_devices_size() {
 }
 
 #[test]
-fn an_empty_disk_and_a_tiny_one_have_no_marks() {
+fn empty_and_tiny_devices_have_no_signatures() {
     for bytes in [0, 1, 511, 512, 4096, 8191, 65536, 300_000, 2 << 20, 10_000_000_000] {
-        assert_eq!(names(bytes, &[]), [""; 0], "{bytes}");
+        assert_eq!(detected_names(bytes, &[]), [""; 0], "{bytes}");
     }
-    assert_eq!(names(4096, &[(4095, vec![1])]), [""; 0]);
+    assert_eq!(detected_names(4096, &[(4095, vec![1])]), [""; 0]);
 }
 
 proptest! {
-    /// Where the ends overlap, and where they do not, every mark of the table is found.
+    /// Every signature of the table is detected, whether start and end of the device overlap or not.
     #[test]
-    fn every_mark_is_found_on_a_device_of_any_size(bytes in 0u64..3 << 20, which in 0..MARKS.len()) {
-        let (signature, places, mark) = MARKS[which];
+    fn every_signature_is_detected_on_a_device_of_any_size(bytes in 0u64..3 << 20, which in 0..SIGNATURES.len()) {
+        let (signature, places, mark) = SIGNATURES[which];
         for offset in places {
-            let found = names(bytes, &[(*offset, mark.to_vec())]);
+            let found = detected_names(bytes, &[(*offset, mark.to_vec())]);
             let fits = offset + mark.len() as u64 <= bytes;
             prop_assert_eq!(found.contains(&signature.name), fits, "{:?} of {} bytes: {:?}", signature, bytes, found);
         }
     }
 
     #[test]
-    fn any_device_is_looked_at(bytes in 0u64..20_000, data in proptest::collection::vec(any::<u8>(), 0..600), offset in 0u64..20_000) {
-        names(bytes, &[(offset, data)]);
+    fn detection_never_panics(bytes in 0u64..20_000, data in proptest::collection::vec(any::<u8>(), 0..600), offset in 0u64..20_000) {
+        detected_names(bytes, &[(offset, data)]);
     }
 }

@@ -1,33 +1,33 @@
-//! A machine in memory that behaves as the kernel does when functions are bound and unbound, and that
-//! can be made to stop at any of its effects.
+//! An in-memory model of the kernel's behaviour on bind and unbind, which can be made to fail after any number of
+//! effects (writes).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use crate::bind::machine::{Claim, Machine};
+use crate::bind::host_system::{DeviceClaim, HostSystem};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Node {
+pub(super) enum FakeNode {
     File(String),
     Link(String),
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Fake(RefCell<State>);
+pub(super) struct FakeHost(RefCell<FakeHostState>);
 
 #[derive(Clone, Debug, Default)]
-struct State {
-    files: BTreeMap<String, Node>,
-    /// What a function's driver made, while the function is not bound to it.
-    unplugged: BTreeMap<String, BTreeMap<String, Node>>,
-    /// Nodes that somebody has for himself.
+struct FakeHostState {
+    files: BTreeMap<String, FakeNode>,
+    /// The nodes that a function's nvme driver created, while the function is not bound to it.
+    unplugged: BTreeMap<String, BTreeMap<String, FakeNode>>,
+    /// Nodes that are opened exclusively.
     busy: BTreeSet<String>,
-    /// Marks on devices: node, offset, bytes.
-    marks: Vec<(String, u64, Vec<u8>)>,
-    /// Effects that are still made.
-    left: Option<usize>,
-    /// Drivers that refuse every function.
+    /// Signatures on devices: node, offset, bytes.
+    signatures: Vec<(String, u64, Vec<u8>)>,
+    /// Number of effects until everything fails.
+    effects_left: Option<usize>,
+    /// Drivers whose bind always fails.
     broken: BTreeSet<String>,
     pub(super) effects: usize,
 }
@@ -36,13 +36,13 @@ fn missing() -> io::Error {
     io::Error::from_raw_os_error(libc::ENOENT)
 }
 
-impl Fake {
+impl FakeHost {
     pub(super) fn file(&self, path: &str, text: &str) {
-        self.0.borrow_mut().files.insert(path.to_string(), Node::File(text.to_string()));
+        self.0.borrow_mut().files.insert(path.to_string(), FakeNode::File(text.to_string()));
     }
 
     pub(super) fn link(&self, path: &str, to: &str) {
-        self.0.borrow_mut().files.insert(path.to_string(), Node::Link(to.to_string()));
+        self.0.borrow_mut().files.insert(path.to_string(), FakeNode::Link(to.to_string()));
     }
 
     pub(super) fn append(&self, path: &str, line: &str) {
@@ -54,16 +54,16 @@ impl Fake {
         self.0.borrow_mut().busy.insert(node.to_string());
     }
 
-    pub(super) fn mark(&self, node: &str, offset: u64, bytes: &[u8]) {
-        self.0.borrow_mut().marks.push((node.to_string(), offset, bytes.to_vec()));
+    pub(super) fn add_signature(&self, node: &str, offset: u64, bytes: &[u8]) {
+        self.0.borrow_mut().signatures.push((node.to_string(), offset, bytes.to_vec()));
     }
 
     pub(super) fn break_driver(&self, driver: &str) {
         self.0.borrow_mut().broken.insert(driver.to_string());
     }
 
-    /// Everything that there is.
-    pub(super) fn tree(&self) -> BTreeMap<String, Node> {
+    /// All files and links.
+    pub(super) fn tree(&self) -> BTreeMap<String, FakeNode> {
         self.0.borrow().files.clone()
     }
 
@@ -71,9 +71,9 @@ impl Fake {
         self.0.borrow().effects
     }
 
-    /// From now on `effects` are made, and then nothing works any more, as for a process that was killed.
-    pub(super) fn die_after(&self, effects: Option<usize>) {
-        self.0.borrow_mut().left = effects;
+    /// Allows `effects` more effects; afterwards every operation fails, as after the process was killed.
+    pub(super) fn kill_after(&self, effects: Option<usize>) {
+        self.0.borrow_mut().effects_left = effects;
     }
 
     pub(super) fn driver(&self, name: &str) {
@@ -103,40 +103,40 @@ impl Fake {
         }
     }
 
-    /// A block device in its folder, with its node and its link.
-    pub(super) fn block(&self, folder: &str, name: &str, number: &str) {
-        self.file(&format!("{folder}/{name}/dev"), &format!("{number}\n"));
-        self.file(&format!("{folder}/{name}/size"), "256\n");
-        let up = folder.strip_prefix("sys/").unwrap_or(folder);
+    /// Adds a block device below a directory, with its node and its link.
+    pub(super) fn block(&self, directory: &str, name: &str, number: &str) {
+        self.file(&format!("{directory}/{name}/dev"), &format!("{number}\n"));
+        self.file(&format!("{directory}/{name}/size"), "256\n");
+        let up = directory.strip_prefix("sys/").unwrap_or(directory);
         self.link(&format!("sys/class/block/{name}"), &format!("../../{up}/{name}"));
         self.file(&format!("dev/{name}"), "");
     }
 
-    /// Binds without being asked through the files: how a test begins.
+    /// Binds a function directly, for test setup.
     pub(super) fn start_bound(&self, address: &str, driver: &str) {
         self.0.borrow_mut().bind(address, driver);
     }
 
-    fn alive<T>(&self, look: impl FnOnce(&State) -> io::Result<T>) -> io::Result<T> {
+    fn query<T>(&self, read: impl FnOnce(&FakeHostState) -> io::Result<T>) -> io::Result<T> {
         let state = self.0.borrow();
-        if state.left == Some(0) { Err(io::Error::other("killed")) } else { look(&state) }
+        if state.effects_left == Some(0) { Err(io::Error::other("killed")) } else { read(&state) }
     }
 
-    fn effect<T>(&self, make: impl FnOnce(&mut State) -> io::Result<T>) -> io::Result<T> {
+    fn effect<T>(&self, change: impl FnOnce(&mut FakeHostState) -> io::Result<T>) -> io::Result<T> {
         let mut state = self.0.borrow_mut();
-        if state.left == Some(0) {
+        if state.effects_left == Some(0) {
             return Err(io::Error::other("killed"));
         }
         state.effects += 1;
-        if let Some(left) = &mut state.left {
+        if let Some(left) = &mut state.effects_left {
             *left -= 1;
         }
-        make(&mut state)
+        change(&mut state)
     }
 }
 
-impl State {
-    /// Follows every link of a path.
+impl FakeHostState {
+    /// Resolves every link of a path.
     fn real(&self, path: &str) -> Option<String> {
         let mut todo: Vec<String> = path.split('/').rev().map(str::to_string).collect();
         let mut done: Vec<String> = Vec::new();
@@ -147,7 +147,7 @@ impl State {
                 ".." => drop(done.pop()),
                 _ => {
                     done.push(part);
-                    if let Some(Node::Link(to)) = self.files.get(&done.join("/")) {
+                    if let Some(FakeNode::Link(to)) = self.files.get(&done.join("/")) {
                         done.pop();
                         links += 1;
                         if links > 40 {
@@ -159,64 +159,65 @@ impl State {
             }
         }
         let real = done.join("/");
-        let folder = format!("{real}/");
-        let is_folder =
-            || self.files.range(folder.clone()..).next().is_some_and(|(key, _)| key.starts_with(&folder));
-        (self.files.contains_key(&real) || is_folder()).then_some(real)
+        let directory = format!("{real}/");
+        let is_directory = || {
+            self.files.range(directory.clone()..).next().is_some_and(|(key, _)| key.starts_with(&directory))
+        };
+        (self.files.contains_key(&real) || is_directory()).then_some(real)
     }
 
     fn text(&self, path: &str) -> Option<String> {
         match self.files.get(&self.real(path)?)? {
-            Node::File(text) => Some(text.clone()),
-            Node::Link(_) => None,
+            FakeNode::File(text) => Some(text.clone()),
+            FakeNode::Link(_) => None,
         }
     }
 
-    fn folder(&self, address: &str) -> String {
+    fn directory(&self, address: &str) -> String {
         format!("sys/devices/pci0000:00/{address}")
     }
 
     fn group(&self, address: &str) -> Option<String> {
-        let real = self.real(&format!("{}/iommu_group", self.folder(address)))?;
+        let real = self.real(&format!("{}/iommu_group", self.directory(address)))?;
         real.rsplit('/').next().map(str::to_string)
     }
 
     fn is_bound(&self, address: &str) -> bool {
-        self.files.contains_key(&format!("{}/driver", self.folder(address)))
+        self.files.contains_key(&format!("{}/driver", self.directory(address)))
     }
 
     fn bind(&mut self, address: &str, driver: &str) {
-        let folder = self.folder(address);
+        let directory = self.directory(address);
         let link = format!("../../../bus/pci/drivers/{driver}");
-        self.files.insert(format!("{folder}/driver"), Node::Link(link));
+        self.files.insert(format!("{directory}/driver"), FakeNode::Link(link));
         let link = format!("../../../../devices/pci0000:00/{address}");
-        self.files.insert(format!("sys/bus/pci/drivers/{driver}/{address}"), Node::Link(link));
+        self.files.insert(format!("sys/bus/pci/drivers/{driver}/{address}"), FakeNode::Link(link));
         if driver == "nvme" {
             let back = self.unplugged.remove(address).unwrap_or_default();
             self.files.extend(back);
         } else if let (true, Some(group)) = (driver == "vfio-pci", self.group(address)) {
-            self.files.insert(format!("dev/vfio/{group}"), Node::File(String::new()));
+            self.files.insert(format!("dev/vfio/{group}"), FakeNode::File(String::new()));
         }
     }
 
     fn unbind(&mut self, address: &str, driver: &str) {
-        let folder = self.folder(address);
-        self.files.remove(&format!("{folder}/driver"));
+        let directory = self.directory(address);
+        self.files.remove(&format!("{directory}/driver"));
         self.files.remove(&format!("sys/bus/pci/drivers/{driver}/{address}"));
         if driver == "nvme" {
             let blocks = self.files.keys().filter_map(|key| key.strip_prefix("sys/class/block/"));
             let is_below = |name: &&str| {
                 let real = self.real(&format!("sys/class/block/{name}"));
-                real.is_some_and(|real| real.starts_with(&format!("{folder}/")))
+                real.is_some_and(|real| real.starts_with(&format!("{directory}/")))
             };
             let names: Vec<String> = blocks.filter(is_below).map(str::to_string).collect();
             let goes = |key: &String| {
-                key.starts_with(&format!("{folder}/nvme/"))
+                key.starts_with(&format!("{directory}/nvme/"))
                     || names.iter().any(|name| {
                         *key == format!("sys/class/block/{name}") || *key == format!("dev/{name}")
                     })
             };
-            let gone: BTreeMap<String, Node> = self
+            let gone: BTreeMap<String, FakeNode> = self
                 .files
                 .iter()
                 .filter(|(key, _)| goes(key))
@@ -229,13 +230,13 @@ impl State {
         }
     }
 
-    /// What the kernel does when a file of its own is written.
+    /// The kernel's behaviour on a write to sysfs.
     fn write(&mut self, path: &str, text: &str) -> io::Result<()> {
         let real = self.real(path).ok_or_else(missing)?;
         let invalid = || io::Error::from_raw_os_error(libc::ENODEV);
-        if let Some(folder) = real.strip_suffix("/driver_override") {
+        if let Some(directory) = real.strip_suffix("/driver_override") {
             let only = if text.trim().is_empty() { "(null)" } else { text.trim() };
-            self.files.insert(format!("{folder}/driver_override"), Node::File(format!("{only}\n")));
+            self.files.insert(format!("{directory}/driver_override"), FakeNode::File(format!("{only}\n")));
             return Ok(());
         }
         let words: Vec<&str> = real.split('/').collect();
@@ -249,7 +250,7 @@ impl State {
             }
             ["sys", "bus", "pci", "drivers", driver, "bind"] => {
                 let only =
-                    self.text(&format!("{}/driver_override", self.folder(text))).ok_or_else(invalid)?;
+                    self.text(&format!("{}/driver_override", self.directory(text))).ok_or_else(invalid)?;
                 let matches = only.trim() == driver || only.trim() == "(null)" && driver == "nvme";
                 if !matches || self.is_bound(text) || self.broken.contains(driver) {
                     return Err(invalid());
@@ -258,9 +259,9 @@ impl State {
                 Ok(())
             }
             [.., "nr_hugepages"] => {
-                // There is memory for a thousand.
+                // The system has memory for 1,000 hugepages.
                 let wanted = text.parse::<u64>().map_err(|_| io::ErrorKind::InvalidInput)?.min(1000);
-                self.files.insert(real, Node::File(format!("{wanted}\n")));
+                self.files.insert(real, FakeNode::File(format!("{wanted}\n")));
                 Ok(())
             }
             _ => Err(io::Error::from_raw_os_error(libc::EACCES)),
@@ -268,13 +269,13 @@ impl State {
     }
 }
 
-impl Machine for Fake {
+impl HostSystem for FakeHost {
     fn read(&self, path: &str) -> io::Result<String> {
-        self.alive(|state| state.text(path).ok_or_else(missing))
+        self.query(|state| state.text(path).ok_or_else(missing))
     }
 
     fn list(&self, path: &str) -> io::Result<Vec<String>> {
-        self.alive(|state| {
+        self.query(|state| {
             let prefix = format!("{}/", state.real(path).ok_or_else(missing)?);
             let below = state.files.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(&prefix));
             let names =
@@ -284,12 +285,12 @@ impl Machine for Fake {
     }
 
     fn resolve(&self, path: &str) -> io::Result<String> {
-        self.alive(|state| state.real(path).ok_or_else(missing))
+        self.query(|state| state.real(path).ok_or_else(missing))
     }
 
     fn read_device(&self, path: &str, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.alive(|state| {
-            for (_, at, bytes) in state.marks.iter().filter(|(node, _, _)| node == path) {
+        self.query(|state| {
+            for (_, at, bytes) in state.signatures.iter().filter(|(node, _, _)| node == path) {
                 for (index, byte) in bytes.iter().enumerate() {
                     let place = (at + index as u64).checked_sub(offset);
                     if let Some(slot) = place.and_then(|place| out.get_mut(place as usize)) {
@@ -301,12 +302,12 @@ impl Machine for Fake {
         })
     }
 
-    fn claim(&self, path: &str) -> io::Result<Claim> {
-        self.alive(|state| {
+    fn claim(&self, path: &str) -> io::Result<DeviceClaim> {
+        self.query(|state| {
             let real = state.real(path).ok_or_else(missing)?;
             match state.busy.contains(&real) {
                 true => Err(io::Error::from_raw_os_error(libc::EBUSY)),
-                false => Ok(Claim(None)),
+                false => Ok(DeviceClaim(None)),
             }
         })
     }
@@ -317,7 +318,7 @@ impl Machine for Fake {
 
     fn store(&self, path: &str, text: &str) -> io::Result<()> {
         self.effect(|state| {
-            state.files.insert(path.to_string(), Node::File(text.to_string()));
+            state.files.insert(path.to_string(), FakeNode::File(text.to_string()));
             Ok(())
         })
     }

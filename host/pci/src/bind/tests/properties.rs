@@ -1,75 +1,79 @@
-//! Random machines: nothing that is in use is ever planned for, and every run can be taken back from
-//! wherever it ended.
+//! Properties of random systems: no plan changes a function in use, and every run can be undone from wherever it was
+//! interrupted.
 
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::fake::Fake;
+use super::fake::FakeHost;
 use super::*;
 
-/// A machine as the test knows it: what was built, not what the kernel shows.
+/// The system as the test built it, independent of what the kernel shows.
 #[derive(Debug)]
-struct Model {
-    functions: Vec<Function>,
-    /// Block devices, each with what it stands on; those of functions first.
-    blocks: Vec<Block>,
-    /// Indices of blocks that somebody uses.
+struct SystemModel {
+    functions: Vec<ModelFunction>,
+    /// Block devices, each with the devices that it is built on; those of functions first.
+    blocks: Vec<ModelBlock>,
+    /// Indices of blocks in use.
     used: BTreeSet<usize>,
-    /// Indices of blocks with a mark on them.
-    marked: BTreeSet<usize>,
+    /// Indices of blocks with a signature.
+    with_signature: BTreeSet<usize>,
 }
 
 #[derive(Debug)]
-struct Function {
-    address: Address,
+struct ModelFunction {
+    address: PciAddress,
     driver: Option<&'static str>,
 }
 
 #[derive(Debug)]
-struct Block {
+struct ModelBlock {
     name: String,
     number: String,
-    /// Of a disk.
+    /// The function, if this is a disk.
     function: Option<usize>,
     below: Vec<usize>,
 }
 
-/// Numbers from which a machine is made; each is taken modulo what there is to choose from.
+/// Random numbers that describe a system; each is taken modulo the number of choices.
 #[derive(Clone, Debug)]
 struct Recipe {
-    /// Driver, number of disks, partitions a disk.
+    /// Driver, number of disks, partitions per disk.
     functions: Vec<(u8, u8, u8)>,
-    /// Kind, what it stands on.
+    /// Kind, and the devices below it.
     stacks: Vec<(u8, Vec<u8>)>,
     /// Block, kind of use.
     uses: Vec<(u8, u8)>,
-    marks: Vec<u8>,
+    signatures: Vec<u8>,
 }
 
 fn recipes() -> impl Strategy<Value = Recipe> {
     let functions = proptest::collection::vec((0u8..8, 0u8..3, 0u8..3), 1..5);
     let stacks = proptest::collection::vec((any::<u8>(), proptest::collection::vec(any::<u8>(), 1..4)), 0..4);
     let uses = proptest::collection::vec((any::<u8>(), any::<u8>()), 0..4);
-    let marks = proptest::collection::vec(any::<u8>(), 0..2);
-    (functions, stacks, uses, marks).prop_map(|(functions, stacks, uses, marks)| Recipe {
+    let signatures = proptest::collection::vec(any::<u8>(), 0..2);
+    (functions, stacks, uses, signatures).prop_map(|(functions, stacks, uses, signatures)| Recipe {
         functions,
         stacks,
         uses,
-        marks,
+        signatures,
     })
 }
 
-fn build(recipe: &Recipe) -> (Fake, Model) {
-    let fake = Fake::default();
+fn build(recipe: &Recipe) -> (FakeHost, SystemModel) {
+    let fake = FakeHost::default();
     for driver in ["nvme", "vfio-pci", "uio_pci_generic"] {
         fake.driver(driver);
     }
     fake.file("proc/self/mountinfo", "21 1 0:20 / /proc rw - proc proc rw\n");
     fake.file("proc/swaps", "Filename Type Size Used Priority\n");
     fake.file("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "0\n");
-    let mut model =
-        Model { functions: vec![], blocks: vec![], used: BTreeSet::new(), marked: BTreeSet::new() };
+    let mut model = SystemModel {
+        functions: vec![],
+        blocks: vec![],
+        used: BTreeSet::new(),
+        with_signature: BTreeSet::new(),
+    };
     for (index, (driver, disks, partitions)) in recipe.functions.iter().enumerate() {
         let driver = [Some("vfio-pci"), Some("uio_pci_generic"), None].get(usize::from(*driver)).copied();
         build_function(&fake, &mut model, index, driver.unwrap_or(Some("nvme")), *disks, *partitions);
@@ -83,17 +87,17 @@ fn build(recipe: &Recipe) -> (Fake, Model) {
     for (block, kind) in &recipe.uses {
         use_block(&fake, &mut model, usize::from(*block), kind % 8);
     }
-    for block in &recipe.marks {
+    for block in &recipe.signatures {
         let index = usize::from(*block) % model.blocks.len();
-        fake.mark(&format!("dev/{}", model.blocks[index].name), 0, b"XFSB");
-        model.marked.insert(index);
+        fake.add_signature(&format!("dev/{}", model.blocks[index].name), 0, b"XFSB");
+        model.with_signature.insert(index);
     }
     (fake, model)
 }
 
 fn build_function(
-    fake: &Fake,
-    model: &mut Model,
+    fake: &FakeHost,
+    model: &mut SystemModel,
     index: usize,
     driver: Option<&'static str>,
     disks: u8,
@@ -103,20 +107,20 @@ fn build_function(
     fake.function(&address, Some(index as u32));
     if driver == Some("nvme") {
         for disk in 1..=disks {
-            let folder = format!("sys/devices/pci0000:00/{address}/nvme/nvme{index}");
+            let directory = format!("sys/devices/pci0000:00/{address}/nvme/nvme{index}");
             let name = format!("nvme{index}n{disk}");
             let of_disk = model.blocks.len();
             let mut add = |name: String, function, below| {
                 let number = format!("259:{}", model.blocks.len());
-                model.blocks.push(Block { name, number: number.clone(), function, below });
+                model.blocks.push(ModelBlock { name, number: number.clone(), function, below });
                 number
             };
-            fake.block(&folder, &name, &add(name.clone(), Some(index), vec![]));
+            fake.block(&directory, &name, &add(name.clone(), Some(index), vec![]));
             for part in 1..=partitions {
                 let part_name = format!("{name}p{part}");
                 let number = add(part_name.clone(), None, vec![of_disk]);
-                fake.block(&format!("{folder}/{name}"), &part_name, &number);
-                fake.file(&format!("{folder}/{name}/{part_name}/partition"), &format!("{part}\n"));
+                fake.block(&format!("{directory}/{name}"), &part_name, &number);
+                fake.file(&format!("{directory}/{name}/{part_name}/partition"), &format!("{part}\n"));
             }
         }
     }
@@ -127,11 +131,11 @@ fn build_function(
             fake.file(&format!("{real}/driver_override"), &format!("{driver}\n"));
         }
     }
-    model.functions.push(Function { address: at(&address), driver });
+    model.functions.push(ModelFunction { address: at(&address), driver });
 }
 
-/// A device over others. The kernel shows that at both ends, of which one is enough.
-fn build_stack(fake: &Fake, model: &mut Model, index: usize, kind: u8, below: &[u8]) {
+/// Adds a device that is built on others. The kernel shows the relation as slaves and holders; the model uses one.
+fn build_stack(fake: &FakeHost, model: &mut SystemModel, index: usize, kind: u8, below: &[u8]) {
     let virtual_blocks = "sys/devices/virtual/block";
     let name = format!("{}{index}", ["dm-", "md", "bcache"][usize::from(kind % 3)]);
     let number = format!("25{}:{index}", kind % 3);
@@ -146,17 +150,17 @@ fn build_stack(fake: &Fake, model: &mut Model, index: usize, kind: u8, below: &[
         if kind & 4 == 0 {
             fake.link(&format!("{virtual_blocks}/{name}/slaves/{lower}"), "x");
         } else {
-            let folder = fake.resolve(&format!("sys/class/block/{lower}")).unwrap();
-            fake.link(&format!("{folder}/holders/{name}"), "x");
+            let directory = fake.resolve(&format!("sys/class/block/{lower}")).unwrap();
+            fake.link(&format!("{directory}/holders/{name}"), "x");
         }
     }
     model.used.extend(&below);
-    model.blocks.push(Block { name, number, function: None, below: below.into_iter().collect() });
+    model.blocks.push(ModelBlock { name, number, function: None, below: below.into_iter().collect() });
 }
 
-fn use_block(fake: &Fake, model: &mut Model, block: usize, kind: u8) {
+fn use_block(fake: &FakeHost, model: &mut SystemModel, block: usize, kind: u8) {
     let index = block % model.blocks.len();
-    let Block { name, number, .. } = &model.blocks[index];
+    let ModelBlock { name, number, .. } = &model.blocks[index];
     match kind {
         0 => fake
             .append("proc/self/mountinfo", &format!("9 1 {number} / /m rw shared:1 - ext4 /dev/root rw\n")),
@@ -180,8 +184,8 @@ fn use_block(fake: &Fake, model: &mut Model, block: usize, kind: u8) {
     model.used.insert(index);
 }
 
-impl Model {
-    /// The functions below a block.
+impl SystemModel {
+    /// The functions that a block depends on.
     fn functions_below(&self, block: usize) -> BTreeSet<usize> {
         let mut found: BTreeSet<usize> = self.blocks[block].function.into_iter().collect();
         for below in &self.blocks[block].below {
@@ -190,23 +194,23 @@ impl Model {
         found
     }
 
-    fn addresses_below<'a>(&'a self, blocks: impl IntoIterator<Item = &'a usize>) -> BTreeSet<Address> {
+    fn addresses_below<'a>(&'a self, blocks: impl IntoIterator<Item = &'a usize>) -> BTreeSet<PciAddress> {
         let functions = blocks.into_iter().flat_map(|block| self.functions_below(*block));
         functions.map(|index| self.functions[index].address).collect()
     }
 }
 
-fn requests() -> impl Strategy<Value = Request> {
+fn requests() -> impl Strategy<Value = BindRequest> {
     let some = || proptest::collection::vec(3u8..9, 0..3);
-    let driver = proptest::sample::select(&Driver::ALL[..]);
+    let driver = proptest::sample::select(&BindDriver::ALL[..]);
     let hugepages = proptest::option::of(0u64..3);
     (some(), any::<bool>(), driver, some(), some(), any::<bool>(), hugepages).prop_map(
         |(addresses, all, driver, allow, deny, force_signature, hugepages)| {
             let list = |numbers: Vec<u8>| {
-                numbers.into_iter().map(|number| Address::new(0, 0, number, 0).unwrap()).collect()
+                numbers.into_iter().map(|number| PciAddress::new(0, 0, number, 0).unwrap()).collect()
             };
             let (addresses, allow, deny) = (list(addresses), list(allow), list(deny));
-            Request { addresses, all, driver, allow, deny, force_signature, hugepages }
+            BindRequest { addresses, all, driver, allow, deny, force_signature, hugepages }
         },
     )
 }
@@ -214,16 +218,16 @@ fn requests() -> impl Strategy<Value = Request> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// No plan has a function through which anything in use can be reached, whatever is forced.
+    /// No plan changes a function that anything in use depends on, even with force.
     #[test]
-    fn nothing_in_use_is_planned_for(recipe in recipes(), request in requests()) {
+    fn functions_in_use_are_never_planned(recipe in recipes(), request in requests()) {
         let (fake, model) = build(&recipe);
         let plan = planned(&fake, &request);
         let in_use = model.addresses_below(&model.used);
-        let marked = model.addresses_below(&model.marked);
+        let with_signature = model.addresses_below(&model.with_signature);
         for change in &plan.changes {
             prop_assert!(!in_use.contains(&change.address), "{} is in use: {plan:?}\n{model:?}", change.address);
-            prop_assert!(request.force_signature || !marked.contains(&change.address));
+            prop_assert!(request.force_signature || !with_signature.contains(&change.address));
             prop_assert!(!request.deny.contains(&change.address));
             prop_assert!(request.allow.is_empty() || request.allow.contains(&change.address));
             prop_assert!(request.all || request.addresses.contains(&change.address));
@@ -231,30 +235,30 @@ proptest! {
         prop_assert!(plan.refusals.iter().all(|refusal| !refusal.reasons.is_empty()));
     }
 
-    /// And what nothing speaks against is planned for, so that refusing everything would not pass.
+    /// Every function without a reason for refusal is planned, so that refusing everything fails the test.
     #[test]
-    fn what_is_free_is_planned_for(recipe in recipes(), force_signature: bool) {
+    fn unused_functions_are_planned(recipe in recipes(), force_signature: bool) {
         let (fake, model) = build(&recipe);
-        let plan = planned(&fake, &Request { all: true, force_signature, ..Request::default() });
-        let mut kept = model.addresses_below(&model.used);
+        let plan = planned(&fake, &BindRequest { all: true, force_signature, ..BindRequest::default() });
+        let mut refused = model.addresses_below(&model.used);
         if !force_signature {
-            // A mark on what stands on a disk is not on the disk, but then the disk is held.
-            kept.extend(model.addresses_below(&model.marked));
+            // A signature on a stacked device is not on the disk, but then the disk is held.
+            refused.extend(model.addresses_below(&model.with_signature));
         }
         for function in &model.functions {
             let expected = match function.driver {
                 Some("vfio-pci") => false,
                 None => force_signature,
-                _ => !kept.contains(&function.address),
+                _ => !refused.contains(&function.address),
             };
             let planned = plan.changes.iter().any(|change| change.address == function.address);
             prop_assert_eq!(planned, expected, "{}: {:?}", function.address, &plan);
         }
     }
 
-    /// Applied and undone, the tree is what it was, to the byte.
+    /// After apply and undo, all files have their original contents.
     #[test]
-    fn undoing_restores_every_byte(recipe in recipes(), requests in proptest::collection::vec(requests(), 1..4)) {
+    fn undo_restores_all_files(recipe in recipes(), requests in proptest::collection::vec(requests(), 1..4)) {
         let (fake, _) = build(&recipe);
         let before = fake.tree();
         for request in &requests {
@@ -266,23 +270,23 @@ proptest! {
         prop_assert_eq!(fake.tree(), before);
     }
 
-    /// Killed after any effect, and killed again while undoing, it can be undone all the same.
+    /// A run that was killed after any effect can be undone, also after the undo was killed.
     #[test]
-    fn a_run_that_was_killed_anywhere_is_undone(recipe in recipes(), request in requests(), second in 0usize..12) {
-        let (whole, _) = build(&recipe);
-        let before = whole.tree();
-        run(&whole, &planned(&whole, &request)).unwrap();
-        for effects in 0..=whole.effects() {
+    fn a_run_killed_after_any_effect_can_be_undone(recipe in recipes(), request in requests(), second in 0usize..12) {
+        let (uninterrupted, _) = build(&recipe);
+        let before = uninterrupted.tree();
+        run(&uninterrupted, &planned(&uninterrupted, &request)).unwrap();
+        for effects in 0..=uninterrupted.effects() {
             let (fake, _) = build(&recipe);
             let plan = planned(&fake, &request);
-            fake.die_after(Some(effects));
+            fake.kill_after(Some(effects));
             let _ = run(&fake, &plan);
-            fake.die_after(None);
+            fake.kill_after(None);
             let plan = undo(&fake, &[]);
             prop_assert!(!plan.is_refused(), "after {} effects: {:?}", effects, plan);
-            fake.die_after(Some(second));
+            fake.kill_after(Some(second));
             let _ = run(&fake, &plan);
-            fake.die_after(None);
+            fake.kill_after(None);
             run(&fake, &undo(&fake, &[])).unwrap();
             prop_assert_eq!(fake.tree(), before.clone(), "killed after {} effects", effects);
         }

@@ -5,38 +5,41 @@ use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
 use rustix::event::{Timespec, epoll};
 
-use super::{Interest, Raw};
+use super::{Interest, RawCompletion};
 
-/// Events taken from the kernel at a time.
+/// `IORING_CQE_F_MORE`: a watch stays until it is removed.
+const MORE: u32 = 1 << 1;
+
+/// Maximum number of events per `epoll_wait`.
 const EVENTS_MAX: usize = 256;
 
-pub(super) struct Epoll {
+pub(super) struct EpollBackend {
     instance: OwnedFd,
     events: Vec<epoll::Event>,
     next: usize,
 }
 
-impl Epoll {
-    pub(super) fn new() -> io::Result<Epoll> {
+impl EpollBackend {
+    pub(super) fn new() -> io::Result<EpollBackend> {
         let instance = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Epoll { instance, events: Vec::with_capacity(EVENTS_MAX), next: 0 })
+        Ok(EpollBackend { instance, events: Vec::with_capacity(EVENTS_MAX), next: 0 })
     }
 
     pub(super) fn watch(&mut self, fd: RawFd, interest: Interest, user_data: u64) -> io::Result<()> {
         let flags = epoll::EventFlags::from_bits_retain(interest.0) | epoll::EventFlags::ET;
         let data = epoll::EventData::new_u64(user_data);
-        // SAFETY: only used for this call; the caller keeps the descriptor open until `unwatch`.
+        // SAFETY: used only for this call; the caller keeps the descriptor open until `unwatch`.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         Ok(epoll::add(&self.instance, fd, data, flags)?)
     }
 
     pub(super) fn unwatch(&mut self, fd: RawFd) {
-        // SAFETY: only used for this call; the caller keeps the descriptor open until now.
+        // SAFETY: used only for this call; the caller keeps the descriptor open until `unwatch` returns.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let _ = epoll::delete(&self.instance, fd);
     }
 
-    /// Takes in what happened; `None` does not wait, `Some(None)` waits without end.
+    /// Reads the available events; `None` does not wait, `Some(None)` waits without a timeout.
     pub(super) fn wait(&mut self, wait: Option<Option<u64>>) -> io::Result<()> {
         let timeout = match wait {
             None => Some(Timespec { tv_sec: 0, tv_nsec: 0 }),
@@ -54,10 +57,10 @@ impl Epoll {
         }
     }
 
-    pub(super) fn next(&mut self) -> Option<Raw> {
+    pub(super) fn next(&mut self) -> Option<RawCompletion> {
         let event = self.events.get(self.next)?;
         self.next += 1;
         let flags = event.flags;
-        Some(Raw { user_data: event.data.u64(), result: flags.bits() as i32, more: true })
+        Some(RawCompletion { user_data: event.data.u64(), result: flags.bits() as i32, flags: MORE })
     }
 }

@@ -2,37 +2,37 @@ use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use memory::Pool;
-use ring::{Op, Tag};
+use block_io::{Op, Tag};
+use dma::{Data, Pool};
 
 use super::*;
-use crate::requests::tests::Blocks;
+use crate::requests::tests::BlockFile512;
 
-const CONFIG: UringConfig = UringConfig {
+const CONFIG: UringQueueConfig = UringQueueConfig {
     depth: 4,
-    polling: Polling { submission: false, submission_cpu: None, submission_idle_ms: 0, completion: false },
+    polling: UringPolling { sqpoll: false, sqpoll_cpu: None, sqpoll_idle_ms: 0, iopoll: false },
     nonvectored: true,
     data_sync: false,
     batch_max: 0,
 };
 
 fn pool() -> Pool {
-    let config = memory::Config { limit_bytes: 2 << 20, hugepages: false, ..memory::Config::default() };
+    let config = dma::ArenaConfig { limit_bytes: 2 << 20, hugepages: false, ..dma::ArenaConfig::default() };
     Pool::new(&Arena::new(config))
 }
 
-fn open(config: &UringConfig, file: OwnedFd) -> Option<Uring<Blocks, Transfers>> {
-    match Uring::new(config, vec![Blocks(file)]) {
+fn open(config: &UringQueueConfig, file: OwnedFd) -> Option<UringQueue<BlockFile512, FileIo>> {
+    match UringQueue::new(config, vec![BlockFile512(file)]) {
         Ok(ring) => Some(ring),
         Err(error) => {
-            println!("SKIPPED: no io_uring here: {error}");
+            println!("SKIPPED: io_uring is not available: {error}");
             None
         }
     }
 }
 
-/// Everything that is in flight, with its result.
-fn finish(ring: &mut Uring<Blocks, Transfers>, count: usize) -> Vec<(Request<Buffer>, i64)> {
+/// Reaps `count` requests, with their results.
+fn finish(ring: &mut UringQueue<BlockFile512, FileIo>, count: usize) -> Vec<(Request<Data>, i64)> {
     let (mut done, results) = (Vec::new(), std::cell::RefCell::new(Vec::new()));
     while done.len() < count {
         ring.wait(1_000_000_000);
@@ -46,12 +46,12 @@ fn finish(ring: &mut Uring<Blocks, Transfers>, count: usize) -> Vec<(Request<Buf
 }
 
 #[test]
-fn a_read_that_never_ends_is_cancelled_and_its_buffer_comes_back() {
+fn drop_cancels_a_read_and_returns_its_buffer() {
     let (near, _far) = UnixStream::pair().unwrap();
     let Some(mut ring) = open(&CONFIG, near.into()) else { return };
     let pool = pool();
-    // All that the arena has, so that it shows whether it came back.
-    let halves = || (0..2).map_while(|_| pool.take(memory::BUFFER_BYTES_MAX)).collect::<Vec<_>>();
+    // All memory of the arena, so that a leaked buffer is detected.
+    let halves = || (0..2).map_while(|_| pool.take(dma::BUFFER_BYTES_MAX)).collect::<Vec<_>>();
     let mut batch: Vec<_> =
         (0..).zip(halves()).map(|(tag, buffer)| Request::read(Tag(tag), 0, 1, buffer)).collect();
     ring.submit(&mut batch, 2);
@@ -63,9 +63,9 @@ fn a_read_that_never_ends_is_cancelled_and_its_buffer_comes_back() {
 }
 
 #[test]
-fn what_does_not_fit_stays_with_the_caller() {
+fn requests_beyond_the_depth_stay_in_the_batch() {
     let (near, mut far) = UnixStream::pair().unwrap();
-    let one_by_one = UringConfig { batch_max: 1, ..CONFIG };
+    let one_by_one = UringQueueConfig { batch_max: 1, ..CONFIG };
     let Some(mut ring) = open(&one_by_one, near.into()) else { return };
     let pool = pool();
     let mut batch: Vec<_> =
@@ -75,12 +75,13 @@ fn what_does_not_fit_stays_with_the_caller() {
     far.write_all(&[7; 4 * 512]).unwrap();
     let done = finish(&mut ring, 4);
     assert!(done.iter().all(|(request, result)| {
-        *result == 512 && request.buffer.as_ref().is_some_and(|buffer| buffer.as_slice()[511] == 7)
+        *result == 512
+            && request.data().and_then(Data::single).is_some_and(|buffer| buffer.as_slice()[511] == 7)
     }));
 }
 
 #[test]
-fn registered_memory_is_of_one_arena_and_keeps_it() {
+fn registered_memory_is_of_one_arena_and_keeps_it_alive() {
     let path = std::env::temp_dir().join(format!("ringbolt-sys-uring-{}", std::process::id()));
     std::fs::write(&path, [5; 4096]).unwrap();
     let file = std::fs::File::open(&path).unwrap();
@@ -92,7 +93,7 @@ fn registered_memory_is_of_one_arena_and_keeps_it() {
     assert_eq!(ring.register_buffers(&mixed).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     let mut batch = vec![of(&one, 0)];
     if let Err(error) = ring.register_buffers(&batch) {
-        return println!("SKIPPED: memory cannot be registered here: {error}");
+        return println!("SKIPPED: memory registration is not possible: {error}");
     }
     assert_eq!(ring.register_buffers(&batch).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     ring.register_files().unwrap();
@@ -105,13 +106,13 @@ fn registered_memory_is_of_one_arena_and_keeps_it() {
     drop((mixed, done, batch));
     let arena = Arc::downgrade(one.arena());
     drop(one);
-    assert!(arena.upgrade().is_some(), "what is registered stays mapped");
+    assert!(arena.upgrade().is_some(), "registered memory stays mapped");
     drop(ring);
     assert!(arena.upgrade().is_none());
 }
 
 #[test]
-fn what_no_entry_says_is_a_no_operation() {
+fn an_unsupported_operation_is_a_no_op() {
     let file = std::fs::File::open("/dev/null").unwrap();
     let Some(mut ring) = open(&CONFIG, file.into()) else { return };
     let mut batch = vec![Request::new(Tag(3), Op::Reset, 0, 0)];

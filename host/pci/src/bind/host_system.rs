@@ -1,70 +1,70 @@
-//! The machine as planning and applying see it: files to read, and a few to write.
+//! Access to the host system for planning and applying: files to read, and a few to write.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::FlockOperation;
+use crate::flock::flock_exclusive;
 
-/// A device that nobody else can claim while the value lives.
+/// Exclusive access to a device or lock file until drop.
 #[derive(Debug)]
-pub struct Claim(#[allow(dead_code, reason = "it is held, not used")] pub(crate) Option<File>);
+pub struct DeviceClaim(#[allow(dead_code, reason = "kept open for its lock")] pub(crate) Option<File>);
 
-/// What is read and written. Paths have no leading `/`. The real one is [`Host`]; tests have another,
-/// in memory, that behaves as the kernel does.
-pub trait Machine {
-    /// A file's text.
+/// The files and devices of a system. Paths have no leading `/`. The implementation is [`LinuxHost`]; tests use an
+/// in-memory model of the kernel's behaviour.
+pub trait HostSystem {
+    /// Reads a text file.
     fn read(&self, path: &str) -> io::Result<String>;
-    /// The names in a folder, in order.
+    /// Lists the names in a directory, in order.
     fn list(&self, path: &str) -> io::Result<Vec<String>>;
-    /// The path that is meant, with every link followed.
+    /// Resolves all symbolic links of a path.
     fn resolve(&self, path: &str) -> io::Result<String>;
-    /// Fills `out` from a device.
+    /// Fills `out` from a device, from byte `offset`.
     fn read_device(&self, path: &str, offset: u64, out: &mut [u8]) -> io::Result<()>;
-    /// Claims a device: `EBUSY` while anyone has it.
-    fn claim(&self, path: &str) -> io::Result<Claim>;
-    /// Writes to a file of the kernel's, which must exist, in one piece.
+    /// Claims a device exclusively: `EBUSY` if it is in use.
+    fn claim(&self, path: &str) -> io::Result<DeviceClaim>;
+    /// Writes to an existing sysfs file in one call.
     fn write(&self, path: &str, text: &str) -> io::Result<()>;
-    /// Replaces a file of ours: whole or not at all, and on return durable.
+    /// Replaces one of our own files atomically; durable on return.
     fn store(&self, path: &str, text: &str) -> io::Result<()>;
-    /// Removes a file of ours; it may be gone already.
+    /// Removes one of our own files; succeeds if it does not exist.
     fn remove(&self, path: &str) -> io::Result<()>;
 }
 
-/// This machine.
+/// The running Linux system.
 #[derive(Clone, Debug)]
-pub struct Host {
+pub struct LinuxHost {
     root: PathBuf,
 }
 
-impl Default for Host {
+impl Default for LinuxHost {
     fn default() -> Self {
-        Host { root: PathBuf::from("/") }
+        LinuxHost { root: PathBuf::from("/") }
     }
 }
 
-impl Host {
+impl LinuxHost {
     fn path(&self, path: &str) -> PathBuf {
         self.root.join(path)
     }
 
-    /// Makes sure that only one process changes bindings: holds the lock file until it is dropped.
-    /// `EBUSY` while another one does.
-    pub fn lock(&self, path: &str) -> io::Result<Claim> {
+    /// Locks a file, created if needed, until the result is dropped, so that only one process changes bindings.
+    /// `EBUSY` if another process has the lock.
+    pub fn lock(&self, path: &str) -> io::Result<DeviceClaim> {
         let path = self.path(path);
-        make_folder(&path)?;
+        create_parent_directory(&path)?;
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
-        flock(&file)?;
-        Ok(Claim(Some(file)))
+        flock_exclusive(&file)?;
+        Ok(DeviceClaim(Some(file)))
     }
 }
 
-/// Most bytes of a file that is read as text; `/proc/self/mountinfo` of a machine with many containers
-/// has a few hundred thousand.
+/// Maximum size of a text file; `/proc/self/mountinfo` on a system with many containers has a few hundred
+/// thousand bytes.
 const TEXT_BYTES_MAX: u64 = 16 << 20;
 
-impl Machine for Host {
+impl HostSystem for LinuxHost {
     fn read(&self, path: &str) -> io::Result<String> {
         let mut bytes = Vec::new();
         io::Read::read_to_end(&mut io::Read::take(File::open(self.path(path))?, TEXT_BYTES_MAX), &mut bytes)?;
@@ -89,15 +89,15 @@ impl Machine for Host {
         File::open(self.path(path))?.read_exact_at(out, offset)
     }
 
-    fn claim(&self, path: &str) -> io::Result<Claim> {
+    fn claim(&self, path: &str) -> io::Result<DeviceClaim> {
         let flags = libc::O_EXCL | libc::O_NONBLOCK;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(self.path(path))?;
         if file.metadata()?.file_type().is_char_device() {
-            // O_EXCL means nothing to VFIO and UIO; this crate locks the node of a function that it has
-            // opened, and the kernel refuses a second open of a VFIO group by itself.
-            flock(&file)?;
+            // VFIO and UIO ignore O_EXCL; this crate locks the node of a function that it has opened, and the
+            // kernel rejects a second open of a VFIO group.
+            flock_exclusive(&file)?;
         }
-        Ok(Claim(Some(file)))
+        Ok(DeviceClaim(Some(file)))
     }
 
     fn write(&self, path: &str, text: &str) -> io::Result<()> {
@@ -106,8 +106,8 @@ impl Machine for Host {
 
     fn store(&self, path: &str, text: &str) -> io::Result<()> {
         let path = self.path(path);
-        make_folder(&path)?;
-        sys::replace_file(&path, text.as_bytes())
+        create_parent_directory(&path)?;
+        os::replace_file(&path, 0o600, text.as_bytes())
     }
 
     fn remove(&self, path: &str) -> io::Result<()> {
@@ -118,14 +118,7 @@ impl Machine for Host {
     }
 }
 
-/// Makes the folder of a file of ours.
-fn make_folder(path: &Path) -> io::Result<()> {
+/// Creates the parent directory of one of our own files.
+fn create_parent_directory(path: &Path) -> io::Result<()> {
     std::fs::create_dir_all(path.parent().ok_or(io::ErrorKind::InvalidInput)?)
-}
-
-fn flock(file: &File) -> io::Result<()> {
-    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(io::Error::from_raw_os_error(libc::EBUSY)),
-        done => Ok(done?),
-    }
 }

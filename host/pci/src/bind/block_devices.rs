@@ -1,55 +1,55 @@
-//! The kernel's block devices, and what stands on what.
+//! The kernel's block devices and their dependencies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::Address;
-use crate::bind::machine::Machine;
+use crate::PciAddress;
+use crate::bind::host_system::HostSystem;
 
-/// Every block device, by name.
+/// All block devices, by name.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Blocks {
-    all: BTreeMap<String, Block>,
+pub(crate) struct BlockDevices {
+    all: BTreeMap<String, SysfsBlockDevice>,
 }
 
 /// One block device.
 #[derive(Clone, Debug)]
-pub(crate) struct Block {
-    /// Its folder, with all links followed.
+pub(crate) struct SysfsBlockDevice {
+    /// Its sysfs directory, with all links resolved.
     path: String,
     /// Major and minor number, as `259:1`.
     pub(crate) number: String,
-    /// Size.
+    /// Size in bytes.
     pub(crate) bytes: u64,
-    /// A path of a multipath device: it has no node.
+    /// Whether it is a hidden path of a native NVMe multipath device, which has no device node.
     pub(crate) hidden: bool,
-    /// What it is, for people: a device-mapper device's kind and name, an array.
+    /// A description for users: kind and name of a device-mapper device, or an array.
     pub(crate) label: String,
-    /// The device-mapper name.
+    /// The device-mapper name, if any.
     mapper: Option<String>,
-    /// Partitions of it, and devices made of it.
-    above: BTreeSet<String>,
+    /// Its partitions and the devices built on it.
+    dependents: BTreeSet<String>,
 }
 
-/// A block device that stands on a function.
+/// A block device that depends on a function.
 #[derive(Clone, Debug)]
-pub(crate) struct Reached {
+pub(crate) struct DependentDevice {
     /// Its name.
     pub(crate) name: String,
-    /// Whether it is the function's own: a disk, or a partition of it.
+    /// Whether it is a disk of the function or a partition of one.
     pub(crate) own: bool,
-    /// What it stands on, down to the function's own.
+    /// The devices between it and the function, from the function's disk up.
     pub(crate) through: Vec<String>,
 }
 
-impl Blocks {
-    pub(crate) fn read(machine: &dyn Machine) -> Blocks {
+impl BlockDevices {
+    pub(crate) fn read(machine: &dyn HostSystem) -> BlockDevices {
         let mut all = BTreeMap::new();
         let mut edges: Vec<(String, String)> = Vec::new();
         for name in machine.list("sys/class/block").unwrap_or_default() {
             let Ok(path) = machine.resolve(&format!("sys/class/block/{name}")) else { continue };
             let text = |file: &str| machine.read(&format!("{path}/{file}")).ok();
             let trimmed = |file: &str| text(file).map(|text| text.trim().to_string());
-            let list = |folder: &str| machine.list(&format!("{path}/{folder}")).unwrap_or_default();
+            let list = |directory: &str| machine.list(&format!("{path}/{directory}")).unwrap_or_default();
             if text("partition").is_some()
                 && let Some(disk) = path.rsplit('/').nth(1)
             {
@@ -57,33 +57,33 @@ impl Blocks {
             }
             edges.extend(list("holders").into_iter().map(|holder| (name.clone(), holder)));
             edges.extend(list("slaves").into_iter().map(|below| (below, name.clone())));
-            // A loop device over a device, not over a file: nothing but its name tells.
+            // A loop device on a block device instead of a file: only the path of the backing file shows it.
             if let Some(file) = trimmed("loop/backing_file")
                 && let Some(below) = file.strip_prefix("/dev/")
             {
                 edges.push((below.to_string(), name.clone()));
             }
             let mapper = trimmed("dm/name");
-            let block = Block {
+            let block = SysfsBlockDevice {
                 number: trimmed("dev").unwrap_or_default(),
                 bytes: trimmed("size").and_then(|size| size.parse::<u64>().ok()).unwrap_or(0) * 512,
                 hidden: trimmed("hidden").is_some_and(|hidden| hidden == "1"),
                 label: label(&name, mapper.as_deref(), trimmed("dm/uuid"), trimmed("md/level")),
                 mapper,
-                above: BTreeSet::new(),
+                dependents: BTreeSet::new(),
                 path,
             };
             all.insert(name, block);
         }
         for (below, above) in edges {
             if let Some(block) = all.get_mut(&below) {
-                block.above.insert(above);
+                block.dependents.insert(above);
             }
         }
-        Blocks { all }
+        BlockDevices { all }
     }
 
-    pub(crate) fn get(&self, name: &str) -> Option<&Block> {
+    pub(crate) fn get(&self, name: &str) -> Option<&SysfsBlockDevice> {
         self.all.get(name)
     }
 
@@ -93,8 +93,8 @@ impl Blocks {
         found.map(|(name, _)| name.as_str())
     }
 
-    /// The device that a path of `/dev` means, or `UUID=` and the like.
-    pub(crate) fn by_path(&self, machine: &dyn Machine, source: &str) -> Option<&str> {
+    /// Resolves a path in `/dev`, or a tag such as `UUID=`, to a device.
+    pub(crate) fn by_path(&self, machine: &dyn HostSystem, source: &str) -> Option<&str> {
         let path = match source.split_once('=') {
             Some(("UUID", id)) => format!("dev/disk/by-uuid/{id}"),
             Some(("PARTUUID", id)) => format!("dev/disk/by-partuuid/{id}"),
@@ -107,26 +107,30 @@ impl Blocks {
         if let Some((known, _)) = self.all.get_key_value(name) {
             return Some(known);
         }
-        // Without udev the nodes of device mapper are no links.
+        // Without udev the device-mapper nodes are not links.
         let mapped = path.strip_prefix("dev/mapper/")?;
         let found = self.all.iter().find(|(_, block)| block.mapper.as_deref() == Some(mapped));
         found.map(|(name, _)| name.as_str())
     }
 
-    /// Everything that stands on a function: its disks, their partitions, what is made of those, and
-    /// what is made of that.
-    pub(crate) fn on(&self, machine: &dyn Machine, function: Address) -> Vec<Reached> {
-        let mut reached: Vec<Reached> = Vec::new();
-        let own = self.own(machine, function);
-        let mut todo: Vec<Reached> =
-            own.into_iter().map(|name| Reached { name, own: true, through: Vec::new() }).collect();
+    /// All devices that depend on a function: its disks, their partitions, and transitively the devices built on
+    /// them.
+    pub(crate) fn dependents_of(
+        &self,
+        machine: &dyn HostSystem,
+        function: PciAddress,
+    ) -> Vec<DependentDevice> {
+        let mut reached: Vec<DependentDevice> = Vec::new();
+        let own = self.disks(machine, function);
+        let mut todo: Vec<DependentDevice> =
+            own.into_iter().map(|name| DependentDevice { name, own: true, through: Vec::new() }).collect();
         while let Some(next) = todo.pop() {
             if reached.iter().any(|known| known.name == next.name) {
                 continue;
             }
             let block = self.all.get(&next.name);
-            for above in block.into_iter().flat_map(|block| &block.above) {
-                let inside = |outer: &Block| {
+            for above in block.into_iter().flat_map(|block| &block.dependents) {
+                let inside = |outer: &SysfsBlockDevice| {
                     self.all
                         .get(above)
                         .is_some_and(|inner| inner.path.starts_with(&format!("{}/", outer.path)))
@@ -134,7 +138,7 @@ impl Blocks {
                 let mut through = next.through.clone();
                 through.push(next.name.clone());
                 let own = next.own && block.is_some_and(inside);
-                todo.push(Reached { name: above.clone(), own, through });
+                todo.push(DependentDevice { name: above.clone(), own, through });
             }
             reached.push(next);
         }
@@ -142,11 +146,11 @@ impl Blocks {
         reached
     }
 
-    /// The function's disks: below its folder, and, where several paths make one disk, those of the
-    /// subsystems that its controllers belong to.
-    fn own(&self, machine: &dyn Machine, function: Address) -> Vec<String> {
+    /// The function's disks: those below its sysfs directory, and with native multipath those of the subsystems of
+    /// its controllers.
+    fn disks(&self, machine: &dyn HostSystem, function: PciAddress) -> Vec<String> {
         let address = function.to_string();
-        let mut folders = Vec::new();
+        let mut directorys = Vec::new();
         let controllers = machine.list(&format!("sys/bus/pci/devices/{address}/nvme")).unwrap_or_default();
         for subsystem in machine.list("sys/class/nvme-subsystem").unwrap_or_default() {
             let Ok(path) = machine.resolve(&format!("sys/class/nvme-subsystem/{subsystem}")) else {
@@ -154,14 +158,14 @@ impl Blocks {
             };
             let members = machine.list(&path).unwrap_or_default();
             if members.iter().any(|member| controllers.contains(member)) {
-                folders.push(format!("{path}/"));
+                directorys.push(format!("{path}/"));
             }
         }
         let is_own = |path: &str| {
             path.split('/').any(|part| part == address)
-                || folders.iter().any(|folder| path.starts_with(folder))
+                || directorys.iter().any(|directory| path.starts_with(directory))
         };
-        // Partitions are found from their disks.
+        // Partitions are found through their disks.
         let is_disk =
             |path: &str| !path.rsplit('/').nth(1).is_some_and(|parent| self.all.contains_key(parent));
         let own = self.all.iter().filter(|(_, block)| is_own(&block.path) && is_disk(&block.path));

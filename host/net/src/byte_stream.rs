@@ -1,0 +1,59 @@
+//! The byte stream that a protocol reads and writes, without knowing what secures or carries it.
+
+use std::io::{self, IoSlice, IoSliceMut};
+
+use crate::{ConnectionId, Network, TransferResult};
+
+/// The result of sending everything that is queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlushStatus {
+    /// Everything was sent.
+    Empty,
+    /// The socket's send buffer is full; retry when the connection is writable.
+    Blocked,
+    /// The connection failed.
+    Failed(io::ErrorKind),
+}
+
+/// A byte stream to a peer: the layer between sockets and protocols, and the place of TLS.
+///
+/// A protocol is generic over it and borrows one for each call: a [`PlainStream`] is a network and a connection, and
+/// costs nothing. TLS in user space is another implementation, which borrows its session (keys, a partial record,
+/// plaintext that was not read yet) and the stream below it; it lives beside the connection's protocol state. TLS in
+/// the kernel is a `PlainStream` after the handshake.
+///
+/// An implementation that keeps bytes of its own must obey two rules. A read that returns fewer bytes than requested
+/// means that no more can be read until the connection is ready again, which includes bytes that arrived earlier; a
+/// write of fewer bytes than offered, likewise, that no more can be written. Bytes that `send` accepted and that were not written are written by [`flush`](Self::flush), or by any later call.
+pub trait ByteStream {
+    /// Reads into `parts`, in order. See [`Network::receive`].
+    fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> TransferResult;
+
+    /// Writes from `parts`, in order. See [`Network::send`].
+    fn send(&mut self, parts: &[IoSlice<'_>]) -> TransferResult;
+
+    /// Writes accepted bytes that the implementation keeps. By default there are none.
+    #[inline]
+    fn flush(&mut self) -> FlushStatus {
+        FlushStatus::Empty
+    }
+}
+
+/// The stream of a network's connection as it is: [`Network::stream`].
+#[derive(Debug)]
+pub struct PlainStream<'a, N> {
+    pub(crate) network: &'a mut N,
+    pub(crate) connection: ConnectionId,
+}
+
+impl<N: Network> ByteStream for PlainStream<'_, N> {
+    #[inline]
+    fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
+        self.network.receive(self.connection, parts)
+    }
+
+    #[inline]
+    fn send(&mut self, parts: &[IoSlice<'_>]) -> TransferResult {
+        self.network.send(self.connection, parts)
+    }
+}

@@ -1,0 +1,318 @@
+//! Owned transfers behave the same with and without the kernel's help, over TCP and UNIX sockets.
+
+use std::os::unix::net::UnixStream;
+
+use dma::{Arena, Buffer, Pool};
+
+use super::*;
+
+/// Both engines, each with every combination of capabilities that it has.
+fn variants() -> Vec<(EventLoop, OwnedTransferConfig)> {
+    let mut all = Vec::new();
+    for (zero_copy_send, multishot_receive) in [(false, false), (true, false), (false, true), (true, true)] {
+        for events in engines() {
+            let config = OwnedTransferConfig {
+                receive_buffers: 4,
+                receive_buffer_bytes: 4096,
+                zero_copy_send,
+                multishot_receive,
+            };
+            all.push((events, config));
+        }
+    }
+    all
+}
+
+fn pool(chunks: usize) -> Pool {
+    let limit_bytes = chunks * dma::BUFFER_BYTES_MAX * 2;
+    Pool::new(&Arena::new(dma::ArenaConfig { limit_bytes, hugepages: false, ..dma::ArenaConfig::default() }))
+}
+
+fn sockets(events: &EventLoop, pool: &Pool, config: &OwnedTransferConfig) -> Sockets {
+    let sockets = Sockets::new(events).with_owned_transfers(events, pool, config).unwrap();
+    let capabilities = sockets.transfer_capabilities();
+    let kernel = events.client().socket_capabilities();
+    assert_eq!(capabilities.zero_copy_send, config.zero_copy_send && kernel.zero_copy_send);
+    assert_eq!(capabilities.multishot_receive, config.multishot_receive && kernel.multishot_receive);
+    sockets
+}
+
+/// A connection of each kind, with both ends in `sockets`.
+fn pairs(sockets: &mut Sockets) -> Vec<(ConnectionId, ConnectionId)> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let tcp = (near.into(), listener.accept().unwrap().0.into());
+    let (near, far) = UnixStream::pair().unwrap();
+    let unix: (SocketStream, SocketStream) = (near.into(), far.into());
+    [tcp, unix].map(|(near, far)| (sockets.add(near).unwrap(), sockets.add(far).unwrap())).into()
+}
+
+/// Turns until `done` finds what it waits for among the transfer events.
+fn turn_until(
+    events: &EventLoop,
+    sockets: &mut Sockets,
+    seen: &mut Vec<TransferEvent>,
+    done: impl Fn(&[TransferEvent]) -> bool,
+) {
+    let start = Instant::now();
+    let mut ready = Vec::new();
+    while !done(seen) {
+        assert!(start.elapsed() < Duration::from_secs(20), "{events:?}: {seen:?}");
+        events.wait(Some(if sockets.is_pending() { 0 } else { 1_000_000_000 }));
+        sockets.poll(&mut ready);
+        sockets.reap_transfers(seen);
+    }
+}
+
+fn sent_tags(seen: &[TransferEvent]) -> Vec<u64> {
+    let tag = |event: &TransferEvent| match event {
+        TransferEvent::Sent { tag, .. } => Some(*tag),
+        _ => None,
+    };
+    seen.iter().filter_map(tag).collect()
+}
+
+fn received_bytes(seen: &[TransferEvent], from: ConnectionId) -> Vec<u8> {
+    let bytes = |event: &TransferEvent| match event {
+        TransferEvent::Received { connection, buffer } if *connection == from => {
+            Some(buffer.as_slice().to_vec())
+        }
+        _ => None,
+    };
+    seen.iter().filter_map(bytes).flatten().collect()
+}
+
+fn end_of(seen: &[TransferEvent], of: ConnectionId) -> Option<ReceiveEnd> {
+    seen.iter().find_map(|event| match event {
+        TransferEvent::ReceiveEnded { connection, end } if *connection == of => Some(*end),
+        _ => None,
+    })
+}
+
+fn filled(pool: &Pool, bytes: usize, seed: u8) -> Buffer {
+    let mut buffer = pool.take(bytes).unwrap();
+    for (at, byte) in buffer.as_mut_slice().iter_mut().enumerate() {
+        *byte = (at / 5) as u8 ^ seed;
+    }
+    buffer
+}
+
+#[test]
+fn sends_arrive_in_order_and_return_their_parts() {
+    for (events, config) in variants() {
+        let pool = pool(32);
+        let mut sockets = sockets(&events, &pool, &config);
+        for (near, far) in pairs(&mut sockets) {
+            sockets.start_receive(far).unwrap();
+            let mut expected = Vec::new();
+            for tag in 0..20u64 {
+                let buffer = filled(&pool, 200_000, tag as u8);
+                expected.extend(tag.to_le_bytes());
+                expected.extend(&buffer.as_slice()[3..150_003]);
+                let header = SendPart::Bytes(tag.to_le_bytes().to_vec());
+                let parts = vec![header, SendPart::Buffer { buffer, start: 3, length: 150_000 }];
+                sockets.submit_send(near, parts, tag).unwrap();
+            }
+            let (start, mut sent, mut received, mut ready) =
+                (Instant::now(), Vec::new(), Vec::new(), Vec::new());
+            while sent.len() < 20 || received.len() < expected.len() {
+                assert!(start.elapsed() < Duration::from_secs(20), "{} {sent:?}", received.len());
+                events.wait(Some(if sockets.is_pending() { 0 } else { 1_000_000_000 }));
+                sockets.poll(&mut ready);
+                let mut seen = Vec::new();
+                sockets.reap_transfers(&mut seen);
+                received.extend(received_bytes(&seen, far));
+                for event in seen {
+                    if let TransferEvent::Sent { connection, tag, result, parts, .. } = event {
+                        assert_eq!((connection, result, parts.len()), (near, Ok(()), 2));
+                        sent.push(tag);
+                    }
+                }
+            }
+            assert!(received == expected, "{events:?} {config:?}: the data differs");
+            sent.sort_unstable();
+            assert_eq!(sent, (0..20).collect::<Vec<_>>());
+            let is_far =
+                |event: &NetworkEvent<SocketStream>| matches!(event, NetworkEvent::Ready(id) if *id == far);
+            assert!(!ready.iter().skip(2).any(is_far), "the receiving end was reported ready");
+            sockets.close(near);
+            let mut seen = Vec::new();
+            turn_until(&events, &mut sockets, &mut seen, |seen| end_of(seen, far).is_some());
+            assert_eq!(end_of(&seen, far), Some(ReceiveEnd::Closed), "{events:?} {config:?}");
+            sockets.close(far);
+        }
+    }
+}
+
+#[test]
+fn memory_comes_back_when_the_connection_is_closed_before_the_data_is_sent() {
+    for (events, config) in variants() {
+        let pool = pool(16);
+        let mut sockets = sockets(&events, &pool, &config);
+        for (near, far) in pairs(&mut sockets) {
+            for tag in 0..8 {
+                let buffer = filled(&pool, dma::BUFFER_BYTES_MAX, 0);
+                let parts = vec![SendPart::Buffer { buffer, start: 0, length: 1 << 20 }];
+                sockets.submit_send(near, parts, tag).unwrap();
+            }
+            let mut seen = Vec::new();
+            for _ in 0..5 {
+                events.wait(Some(1_000_000));
+                sockets.poll(&mut Vec::new());
+            }
+            sockets.reap_transfers(&mut seen);
+            assert!(sent_tags(&seen).len() < 8, "8 MiB fit into the socket: {events:?}");
+            sockets.close(near);
+            // The peer's reset releases what it did not read.
+            sockets.close(far);
+            turn_until(&events, &mut sockets, &mut seen, |seen| sent_tags(seen).len() == 8);
+            let mut tags = sent_tags(&seen);
+            tags.sort_unstable();
+            assert_eq!(tags, (0..8).collect::<Vec<_>>(), "each send completes once");
+            let has_failed =
+                |event: &TransferEvent| matches!(event, TransferEvent::Sent { result: Err(_), .. });
+            assert!(seen.iter().any(has_failed), "{events:?} {config:?}: {seen:?}");
+            let rejected = sockets.submit_send(near, vec![SendPart::Bytes(vec![1])], 9).unwrap_err();
+            assert_eq!(rejected.reason, io::ErrorKind::NotConnected);
+        }
+    }
+}
+
+#[test]
+fn memory_comes_back_when_the_sockets_are_dropped() {
+    for (events, config) in variants() {
+        let pool = pool(8);
+        let mut sockets = sockets(&events, &pool, &config);
+        for (near, far) in pairs(&mut sockets) {
+            sockets.start_receive(far).unwrap();
+            for tag in 0..4 {
+                let buffer = filled(&pool, dma::BUFFER_BYTES_MAX, 0);
+                sockets
+                    .submit_send(near, vec![SendPart::Buffer { buffer, start: 0, length: 1 << 20 }], tag)
+                    .unwrap();
+            }
+        }
+        events.turn();
+        drop(sockets);
+        // All of the arena: 16 buffers of 1 MiB.
+        let all = || (0..16).map(|_| pool.take(dma::BUFFER_BYTES_MAX)).collect::<Option<Vec<_>>>();
+        let start = Instant::now();
+        while all().is_none() {
+            assert!(start.elapsed() < Duration::from_secs(20), "{events:?} {config:?}");
+            events.wait(Some(10_000_000));
+        }
+    }
+}
+
+#[test]
+fn nothing_is_received_without_buffers_and_nothing_is_lost() {
+    for (events, config) in variants() {
+        let (pool, config) = (pool(2), OwnedTransferConfig { receive_buffer_bytes: 1 << 20, ..config });
+        let mut sockets = sockets(&events, &pool, &config);
+        for (near, far) in pairs(&mut sockets) {
+            sockets.start_receive(far).unwrap();
+            let mut held = Vec::new();
+            for round in 0..12u8 {
+                assert!(matches!(
+                    sockets.send(near, &[IoSlice::new(&[round; 10])]),
+                    TransferResult::Bytes(10)
+                ));
+                let mut seen = Vec::new();
+                // After two or three rounds, depending on who took the memory of the ring, the pool is empty.
+                let deadline = Instant::now() + Duration::from_millis(20);
+                while seen.is_empty() && Instant::now() < deadline {
+                    events.wait(Some(1_000_000));
+                    sockets.poll(&mut Vec::new());
+                    sockets.reap_transfers(&mut seen);
+                }
+                held.extend(seen);
+            }
+            let received = received_bytes(&held, far).len();
+            assert!((10..120).contains(&received), "{events:?} {config:?}: {received} with all buffers held");
+            let mut all = received_bytes(&held, far);
+            drop(held);
+            let start = Instant::now();
+            while all.len() < 120 {
+                assert!(start.elapsed() < Duration::from_secs(20), "{events:?} {config:?}: {}", all.len());
+                let mut seen = Vec::new();
+                turn_until(&events, &mut sockets, &mut seen, |seen| !seen.is_empty());
+                all.extend(received_bytes(&seen, far));
+            }
+            assert!(all.iter().enumerate().all(|(at, byte)| usize::from(*byte) == at / 10), "{all:?}");
+            sockets.close(near);
+            sockets.close(far);
+            events.turn();
+        }
+    }
+}
+
+#[test]
+fn a_stopped_receive_hands_the_stream_back() {
+    for (events, config) in variants() {
+        let pool = pool(4);
+        let mut sockets = sockets(&events, &pool, &config);
+        for (near, far) in pairs(&mut sockets) {
+            sockets.start_receive(far).unwrap();
+            assert_eq!(sockets.start_receive(far).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+            assert!(matches!(sockets.send(near, &[IoSlice::new(b"owned")]), TransferResult::Bytes(5)));
+            let mut seen = Vec::new();
+            turn_until(&events, &mut sockets, &mut seen, |seen| !seen.is_empty());
+            assert_eq!(received_bytes(&seen, far), b"owned");
+            sockets.stop_receive(far);
+            turn_until(&events, &mut sockets, &mut seen, |seen| end_of(seen, far).is_some());
+            assert_eq!(end_of(&seen, far), Some(ReceiveEnd::Stopped));
+            assert!(matches!(sockets.send(near, &[IoSlice::new(b"plain")]), TransferResult::Bytes(5)));
+            let mut bytes = Vec::new();
+            while bytes.len() < 5 {
+                wait(&events, &mut sockets);
+                // Two parts: the socket is in blocking mode, and this must not wait.
+                bytes.extend(read_all(&mut sockets, far, 1, 100).0);
+            }
+            assert_eq!(bytes, b"plain");
+        }
+    }
+}
+
+#[test]
+fn a_failed_connection_ends_its_transfers() {
+    for (events, config) in variants() {
+        let pool = pool(4);
+        let mut sockets = sockets(&events, &pool, &config);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let id = sockets.add(connect(&listener.local_addr().unwrap().into()).unwrap()).unwrap();
+        let peer = listener.accept().unwrap().0;
+        sockets.start_receive(id).unwrap();
+        // A reset instead of an orderly end.
+        rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
+        drop(peer);
+        let mut seen = Vec::new();
+        turn_until(&events, &mut sockets, &mut seen, |seen| end_of(seen, id).is_some());
+        let reset = ReceiveEnd::Failed(io::ErrorKind::ConnectionReset);
+        assert_eq!(end_of(&seen, id), Some(reset), "{events:?} {config:?}");
+        sockets.submit_send(id, vec![SendPart::Bytes(vec![1])], 3).unwrap();
+        turn_until(&events, &mut sockets, &mut seen, |seen| sent_tags(seen) == [3]);
+        assert!(
+            seen.iter().any(|event| matches!(event, TransferEvent::Sent { result: Err(_), .. })),
+            "{seen:?}"
+        );
+    }
+}
+
+#[test]
+fn sends_beyond_the_limit_are_rejected_with_their_parts() {
+    for (events, config) in variants() {
+        let pool = pool(4);
+        let mut sockets = sockets(&events, &pool, &config);
+        for (near, _) in pairs(&mut sockets) {
+            let bytes = || vec![SendPart::Bytes(vec![7; 1 << 20])];
+            let rejected = (0..100).find_map(|tag| sockets.submit_send(near, bytes(), tag).err());
+            let rejected = rejected.expect("a limit");
+            assert_eq!((rejected.reason, rejected.parts.len()), (io::ErrorKind::WouldBlock, 1));
+            let empty = sockets.submit_send(near, vec![SendPart::Bytes(vec![])], 0).unwrap_err();
+            assert_eq!(empty.reason, io::ErrorKind::InvalidInput);
+        }
+        let plain = &mut Sockets::new(&events);
+        let (id, _) = pairs(plain)[0];
+        assert_eq!(plain.start_receive(id).unwrap_err().kind(), io::ErrorKind::Unsupported);
+    }
+}

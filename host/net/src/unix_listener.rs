@@ -1,0 +1,165 @@
+//! A listening UNIX socket and its file.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::SocketAddrUnix;
+
+use crate::{SocketStream, StreamAddress, stream};
+
+/// A UNIX socket that listens at a path. Dropping it removes the file, unless another file has taken its place.
+///
+/// A socket at the path that refuses connections is stale and is replaced; anything else there is an error. The
+/// file appears at the path with its final mode and only when connections are accepted, so that no other user
+/// can connect too early and no other process takes it for stale.
+#[derive(Debug)]
+pub struct UnixListenSocket {
+    socket: OwnedFd,
+    path: PathBuf,
+    identity: FileIdentity,
+}
+
+/// Device and inode of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileIdentity(u64, u64);
+
+/// Attempts to find an unused name, and to replace a stale socket while other processes do the same.
+const ATTEMPTS_MAX: u32 = 16;
+
+impl UnixListenSocket {
+    /// Listens at `path` with an accept queue of `backlog` connections. `mode` are the permission bits of the
+    /// file; to connect, a process needs write permission.
+    ///
+    /// The directory's path has at most 90 bytes or so: the socket is bound to a temporary name there at first.
+    ///
+    /// # Errors
+    /// `AddrInUse` if a process listens there, `AlreadyExists` if the file is not a socket, `InvalidFilename` if the
+    /// path is too long for an address, and those of the file system.
+    pub fn bind(path: &Path, mode: u32, backlog: i32) -> io::Result<UnixListenSocket> {
+        // Only the temporary name is bound, but clients use this one.
+        SocketAddrUnix::new(path)?;
+        let socket = stream::open(&StreamAddress::Unix(path.to_path_buf()))?;
+        // Linux gives the file the mode of the socket's inode, less the umask: it never has other permissions.
+        let mode = mode & 0o777;
+        rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
+        let temporary = TemporaryName(bind_temporary(&socket, path)?);
+        fs::set_permissions(&temporary.0, fs::Permissions::from_mode(mode))?;
+        rustix::net::listen(&socket, backlog)?;
+        let identity = FileIdentity::of(&temporary.0)?;
+        for _ in 0..ATTEMPTS_MAX {
+            // A link, unlike a rename, fails if there is a file.
+            match fs::hard_link(&temporary.0, path) {
+                Ok(()) => return Ok(UnixListenSocket { socket, path: path.to_path_buf(), identity }),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => remove_stale(path, &temporary.0)?,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(ErrorKind::AddrInUse.into())
+    }
+
+    /// Accepts a connection as a non-blocking stream; `None` if none is waiting.
+    ///
+    /// # Errors
+    /// See `accept(2)`. The connection stays in the queue after `EMFILE` and `ENFILE`.
+    pub fn accept(&self) -> io::Result<Option<SocketStream>> {
+        loop {
+            return match stream::accept(self.socket.as_fd()) {
+                Ok((stream, _)) => Ok(Some(stream)),
+                Err(Errno::AGAIN) => Ok(None),
+                Err(Errno::INTR) => continue,
+                Err(error) => Err(error.into()),
+            };
+        }
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsFd for UnixListenSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for UnixListenSocket {
+    fn drop(&mut self) {
+        if FileIdentity::of(&self.path).is_ok_and(|identity| identity == self.identity) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl FileIdentity {
+    fn of(path: &Path) -> io::Result<FileIdentity> {
+        fs::symlink_metadata(path).map(|metadata| FileIdentity(metadata.dev(), metadata.ino()))
+    }
+}
+
+/// A name that is removed on drop.
+struct TemporaryName(PathBuf);
+
+impl Drop for TemporaryName {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Binds the socket to an unused name in the directory of `path`.
+fn bind_temporary(socket: &OwnedFd, path: &Path) -> io::Result<PathBuf> {
+    for _ in 0..ATTEMPTS_MAX {
+        let name = temporary_name(path);
+        match rustix::net::bind(socket, &SocketAddrUnix::new(name.as_path())?) {
+            Ok(()) => return Ok(name),
+            // Left behind by a process that was killed, in a namespace where it had our process identifier.
+            Err(Errno::ADDRINUSE) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(ErrorKind::AddrInUse.into())
+}
+
+fn temporary_name(path: &Path) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    path.with_file_name(format!(".{:x}.{:x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)))
+}
+
+/// Removes the socket at `path` if it refuses connections. `near` is a file in the same directory.
+fn remove_stale(path: &Path, near: &Path) -> io::Result<()> {
+    let metadata = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    if !metadata.file_type().is_socket() {
+        let what = format!("'{}' exists and is not a socket", path.display());
+        return Err(io::Error::new(ErrorKind::AlreadyExists, what));
+    }
+    let in_use =
+        || io::Error::new(ErrorKind::AddrInUse, format!("another process listens on '{}'", path.display()));
+    match stream::connect(&StreamAddress::Unix(path.to_path_buf())) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        // WouldBlock: its accept queue is full.
+        Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
+        Ok(_) | Err(_) => return Err(in_use()),
+    }
+    // Another process may have replaced it meanwhile: move it away, look what was moved, and move it back.
+    let aside = TemporaryName(temporary_name(near));
+    match fs::rename(path, &aside.0) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    }
+    if FileIdentity::of(&aside.0)? == FileIdentity(metadata.dev(), metadata.ino()) {
+        return Ok(());
+    }
+    let _ = fs::hard_link(&aside.0, path);
+    Err(in_use())
+}

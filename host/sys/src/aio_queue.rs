@@ -1,0 +1,422 @@
+//! Linux AIO, the interface of `libaio`, through its system calls.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use block_io::{Completion, Op, Request, Status};
+use dma::Data;
+
+use crate::drain::drain;
+use crate::requests::{BlockFile, InFlightRequests, byte_range};
+
+const PREAD: u16 = 0;
+const PWRITE: u16 = 1;
+const FSYNC: u16 = 2;
+const FDSYNC: u16 = 3;
+
+/// `struct iocb` of the kernel's `aio_abi.h`, little-endian.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Iocb {
+    data: u64,
+    key: u32,
+    rw_flags: i32,
+    opcode: u16,
+    reqprio: i16,
+    fd: u32,
+    address: u64,
+    bytes: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    eventfd: u32,
+}
+const _: () = assert!(size_of::<Iocb>() == 64);
+
+/// `struct io_event`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct IoEvent {
+    data: u64,
+    iocb: u64,
+    result: i64,
+    result2: i64,
+}
+const EVENT_BYTES: usize = 32;
+const _: () = assert!(size_of::<IoEvent>() == EVENT_BYTES);
+
+/// How long drop waits for requests in flight.
+const DROP_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// A Linux AIO context with the files and requests that the kernel uses.
+///
+/// The queue owns a request and its buffer from [`submit`](Self::submit) until [`reap`](Self::reap) returns it, which
+/// makes the interface safe. It supports reads, writes and flushes only. The `flow` of a request is the index of its
+/// file; its tag must be below the depth and not in flight. Drop waits for the requests in flight for a limited time
+/// and leaks the memory of those that remain.
+pub struct AioQueue<F> {
+    files: Vec<F>,
+    context: AioContext,
+    userspace_reap: bool,
+    sync: u16,
+    requests: InFlightRequests,
+    /// The control blocks of one submission; the kernel copies them in `io_submit`.
+    iocbs: Box<[Iocb]>,
+    /// The addresses of `iocbs`.
+    iocb_addresses: Box<[u64]>,
+    /// Space for events, and the number of events in it that `wait` received and `reap` has not returned yet.
+    events: Box<[IoEvent]>,
+    events_ready: usize,
+}
+
+impl<F: BlockFile> AioQueue<F> {
+    /// Creates a queue for at most `depth` requests in flight. A flush is `fdatasync` with `data_sync`, otherwise
+    /// `fsync`. With `userspace_reap`, completions are read from the event ring that the kernel maps.
+    ///
+    /// # Errors
+    /// The error of `io_setup`: `EAGAIN` if the contexts of all processes exceed `fs.aio-max-nr`.
+    ///
+    /// # Panics
+    /// If `depth` is 0.
+    pub fn new(depth: u32, files: Vec<F>, data_sync: bool, userspace_reap: bool) -> io::Result<AioQueue<F>> {
+        assert!(depth > 0, "the depth of an AIO context is at least 1");
+        let iocbs: Box<[Iocb]> = vec![Iocb::default(); depth as usize].into();
+        let iocb_addresses = iocbs.iter().map(|iocb| (&raw const *iocb).expose_provenance() as u64).collect();
+        Ok(AioQueue {
+            files,
+            context: AioContext::new(depth)?,
+            userspace_reap,
+            sync: if data_sync { FDSYNC } else { FSYNC },
+            requests: InFlightRequests::new(depth),
+            iocbs,
+            iocb_addresses,
+            events: vec![IoEvent::default(); depth as usize].into(),
+            events_ready: 0,
+        })
+    }
+
+    /// The files, indexed by a request's `flow`.
+    #[inline]
+    pub fn files(&self) -> &[F] {
+        &self.files
+    }
+
+    /// Number of requests that are submitted and not reaped.
+    #[inline]
+    pub fn in_flight(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Number of requests that can be submitted now.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.requests.room()
+    }
+
+    /// Submits up to `count` requests from the front of `batch`, limited by [`room`](Self::room), in one system call;
+    /// returns their number. The other requests stay in `batch`.
+    ///
+    /// # Errors
+    /// The kernel's error for the first request, which stays in `batch` as well: `EAGAIN` means retry later.
+    ///
+    /// # Panics
+    /// If `batch` has fewer requests; if a tag is in flight already or not below the depth; if a request is longer
+    /// than its buffer, or is not a read, write or flush.
+    pub fn submit(&mut self, batch: &mut Vec<Request<Data>>, count: usize) -> io::Result<usize> {
+        let count = count.min(self.requests.room());
+        if count == 0 {
+            return Ok(0);
+        }
+        // Encode in place, move each request once, and submit only then.
+        for (request, iocb) in batch[..count].iter().zip(&mut self.iocbs) {
+            let file = &self.files[request.flow as usize];
+            let (offset, bytes) = byte_range(file, request);
+            (iocb.data, iocb.fd) = (request.tag.0, raw(file));
+            iocb.opcode = match request.op {
+                Op::Read => PREAD,
+                Op::Write => PWRITE,
+                Op::Flush => self.sync,
+                op => panic!("{op:?} is not supported by Linux AIO"),
+            };
+            // The address and length of a flush must be 0.
+            let buffer = request.data().and_then(Data::single).filter(|_| bytes > 0);
+            iocb.address = buffer.map_or(0, |buffer| buffer.as_ptr() as u64);
+            iocb.bytes = u64::from(bytes);
+            iocb.offset = if bytes > 0 { offset as i64 } else { 0 };
+        }
+        for request in batch.drain(..count) {
+            self.requests.insert(request);
+        }
+        let result = self.context.submit(&self.iocb_addresses[..count]);
+        let submitted = *result.as_ref().unwrap_or(&0);
+        if submitted < count {
+            self.return_unsubmitted(submitted, count, batch);
+        }
+        result
+    }
+
+    /// Returns the requests that the kernel did not accept to the front of `batch`.
+    #[cold]
+    fn return_unsubmitted(&mut self, submitted: usize, count: usize, batch: &mut Vec<Request<Data>>) {
+        batch.splice(..0, self.iocbs[submitted..count].iter().map(|iocb| self.requests.take(iocb.data)));
+    }
+
+    /// Waits until a completion can be reaped or the time-out expires; returns immediately if nothing is in flight.
+    /// Receives up to `max` completions. A signal may end the wait early.
+    pub fn wait(&mut self, max: usize, timeout_ns: u64) {
+        if self.events_ready == 0 && self.requests.len() > 0 {
+            let max = max.clamp(1, self.events.len());
+            self.events_ready = self.context.get_events(1, &mut self.events[..max], timeout_ns);
+        }
+    }
+
+    /// Appends up to `max` completed requests to `sink`; returns their number. `status` maps the result of a request,
+    /// a number of bytes or a negative error number, to its status.
+    #[inline]
+    pub fn reap(
+        &mut self,
+        max: usize,
+        sink: &mut Vec<Completion<Data>>,
+        status: impl Fn(&F, &Request<Data>, i64) -> Status,
+    ) -> usize {
+        if self.events_ready == 0 {
+            if self.requests.len() == 0 || self.context.is_empty() {
+                return 0;
+            }
+            let max = max.clamp(1, self.events.len());
+            self.events_ready = match self.userspace_reap && self.context.is_readable() {
+                true => self.context.read(&mut self.events[..max]),
+                false => self.context.get_events(0, &mut self.events[..max], 0),
+            };
+        }
+        let count = std::mem::take(&mut self.events_ready);
+        for event in &self.events[..count] {
+            let file = |request: &Request<Data>| &self.files[request.flow as usize];
+            let status_of = |request: &Request<Data>| status(file(request), request, event.result);
+            sink.push(self.requests.complete(event.data, status_of));
+        }
+        count
+    }
+}
+
+#[inline]
+fn raw<F: BlockFile>(file: &F) -> u32 {
+    use std::os::fd::AsRawFd;
+    file.as_fd().as_raw_fd() as u32
+}
+
+impl<F> Drop for AioQueue<F> {
+    /// Waits for requests in flight, because the kernel may still write into their buffers, and leaks the memory of
+    /// those that do not complete.
+    fn drop(&mut self) {
+        let mut count = self.events_ready;
+        let ended = drain(DROP_TIME_MAX, || {
+            self.events[..count].iter().for_each(|event| drop(self.requests.take(event.data)));
+            count = match self.requests.len() {
+                0 => 0,
+                _ => self.context.get_events(1, &mut self.events, 100_000_000),
+            };
+            self.requests.len() == 0
+        });
+        if !ended {
+            self.requests.leak();
+        }
+    }
+}
+
+/// The kernel's context. Its identifier is the address where the kernel maps the event ring.
+struct AioContext {
+    ring: NonNull<u8>,
+    /// Whether the ring has the known layout.
+    readable: bool,
+    events: u32,
+    header_bytes: usize,
+}
+
+/// Offsets of `struct aio_ring`: `nr`, `head`, `tail`, `magic` and `header_length`, four bytes each.
+const EVENTS: usize = 4;
+const HEAD: usize = 8;
+const TAIL: usize = 12;
+const MAGIC_AT: usize = 16;
+const HEADER: usize = 28;
+const MAGIC: u32 = 0xa10a_10a1;
+
+impl AioContext {
+    fn new(depth: u32) -> io::Result<AioContext> {
+        let mut address = 0usize;
+        // SAFETY: io_setup writes the context's address into `address`, a local word.
+        let result = unsafe { libc::syscall(libc::SYS_io_setup, depth, &raw mut address) };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let ring = NonNull::new(std::ptr::with_exposed_provenance_mut(address));
+        let ring = ring.ok_or_else(|| io::Error::other("io_setup returned a context at address 0"))?;
+        let mut context = AioContext { ring, readable: false, events: 0, header_bytes: 0 };
+        let word = |at| context.word(at).load(Ordering::Relaxed);
+        let (readable, events, header_bytes) = (word(MAGIC_AT) == MAGIC, word(EVENTS), word(HEADER));
+        (context.readable, context.events, context.header_bytes) = (readable, events, header_bytes as usize);
+        Ok(context)
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        debug_assert!(offset <= HEADER, "the ring's header has 32 bytes");
+        // SAFETY: the kernel maps at least a page there for as long as the context lives.
+        let place = unsafe { self.ring.as_ptr().add(offset) };
+        // SAFETY: aligned, because the offsets are multiples of 4 and the mapping is page-aligned; the kernel
+        // accesses these words as a whole.
+        unsafe { AtomicU32::from_ptr(place.cast()) }
+    }
+
+    #[inline]
+    fn is_readable(&self) -> bool {
+        self.readable
+    }
+
+    /// Whether the event ring is known to be empty; without a system call.
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.readable && self.word(HEAD).load(Ordering::Relaxed) == self.word(TAIL).load(Ordering::Acquire)
+    }
+
+    /// `addresses` are those of iocbs of [`AioQueue`], which describe memory that its requests own.
+    fn submit(&mut self, addresses: &[u64]) -> io::Result<usize> {
+        let (count, list) = (addresses.len(), addresses.as_ptr());
+        // SAFETY: the list has `count` addresses of iocbs that live across the call, in which the kernel
+        // copies them (they are in a box, which does not move); the buffers in them are owned by the
+        // requests that `AioQueue` keeps until their completion.
+        let result = unsafe { libc::syscall(libc::SYS_io_submit, self.ring.as_ptr(), count, list) };
+        usize::try_from(result).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Receives events, waiting for at least `min`; returns their number, 0 on an error such as a signal.
+    fn get_events(&mut self, min: usize, events: &mut [IoEvent], timeout_ns: u64) -> usize {
+        let mut timeout = libc::timespec {
+            tv_sec: (timeout_ns / 1_000_000_000) as libc::time_t,
+            tv_nsec: (timeout_ns % 1_000_000_000) as libc::c_long,
+        };
+        let (max, room) = (events.len(), events.as_mut_ptr());
+        // SAFETY: `events` has space for `max` events, and the timeout lives until the call returns.
+        let result = unsafe {
+            libc::syscall(libc::SYS_io_getevents, self.ring.as_ptr(), min, max, room, &raw mut timeout)
+        };
+        usize::try_from(result).unwrap_or(0)
+    }
+
+    /// Reads events from the ring without a system call, as fio's `userspace_reap` does.
+    fn read(&mut self, events: &mut [IoEvent]) -> usize {
+        let (mut head, tail) =
+            (self.word(HEAD).load(Ordering::Relaxed), self.word(TAIL).load(Ordering::Acquire));
+        let mut count = 0;
+        while head != tail && head < self.events && count < events.len() {
+            let offset = self.header_bytes + head as usize * EVENT_BYTES;
+            // SAFETY: `head` is below the ring's number of events, all of which are mapped.
+            let place = unsafe { self.ring.as_ptr().add(offset) };
+            // SAFETY: aligned, as header and events are multiples of 32 bytes, and the kernel has published
+            // the event before the tail.
+            events[count] = unsafe { place.cast::<IoEvent>().read_volatile() };
+            count += 1;
+            head = if head + 1 >= self.events { 0 } else { head + 1 };
+        }
+        self.word(HEAD).store(head, Ordering::Release);
+        count
+    }
+}
+
+impl Drop for AioContext {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the context, which is not used after this, and nothing points into its ring.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.ring.as_ptr()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block_io::Tag;
+    use dma::{Arena, Data, Pool};
+
+    use super::*;
+    use crate::requests::tests::BlockFile512;
+
+    fn files() -> Vec<BlockFile512> {
+        let path = std::env::temp_dir().join(format!(
+            "ringbolt-sys-aio-{}-{:?}",
+            std::process::id(),
+            std::thread::current().id()
+        ));
+        std::fs::write(&path, [5; 4096]).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        // A directory, which AIO cannot read.
+        let directory = std::fs::File::open("/").unwrap();
+        vec![BlockFile512(file.into()), BlockFile512(directory.into())]
+    }
+
+    fn requests(flows: &[u16]) -> Vec<Request<Data>> {
+        let config =
+            dma::ArenaConfig { limit_bytes: 2 << 20, hugepages: false, ..dma::ArenaConfig::default() };
+        let pool = Pool::new(&Arena::new(config));
+        let read = |(tag, flow): (u64, &u16)| {
+            let mut request = Request::read(Tag(tag), tag, 1, pool.take(512).unwrap());
+            request.flow = *flow;
+            request
+        };
+        (0..).zip(flows).map(read).collect()
+    }
+
+    fn tags(batch: &[Request<Data>]) -> Vec<u64> {
+        batch.iter().map(|request| request.tag.0).collect()
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri does not implement Linux AIO")]
+    fn requests_that_the_kernel_rejects_stay_in_order() {
+        for userspace_reap in [false, true] {
+            let mut aio = AioQueue::new(4, files(), false, userspace_reap).unwrap();
+            let mut batch = requests(&[0, 1, 0, 0]);
+            assert_eq!(aio.submit(&mut batch, 4).unwrap(), 1);
+            assert_eq!((tags(&batch), aio.in_flight()), (vec![1, 2, 3], 1));
+            let error = aio.submit(&mut batch, 3).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+            assert_eq!((tags(&batch), aio.in_flight()), (vec![1, 2, 3], 1));
+            batch.remove(0);
+            assert_eq!(aio.submit(&mut batch, 1).unwrap(), 1);
+            let mut done = Vec::new();
+            while done.len() < 2 {
+                aio.wait(4, 1_000_000_000);
+                aio.reap(4, &mut done, |_, _, result| match result {
+                    512 => Status::SUCCESS,
+                    _ => Status::DATA_TRANSFER_ERROR,
+                });
+            }
+            assert!(done.iter().all(|one| one.status().is_success()));
+            let mut ended: Vec<u64> = done.iter().map(|one| one.tag().0).collect();
+            ended.sort_unstable();
+            assert_eq!((ended, tags(&batch)), (vec![0, 2], vec![3]));
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri does not implement Linux AIO")]
+    fn a_dropped_queue_returns_its_buffers() {
+        let mut aio = AioQueue::new(2, files(), false, false).unwrap();
+        let mut batch = requests(&[0, 0, 0]);
+        let buffer = batch[0].data().and_then(Data::single).unwrap();
+        let pools = std::sync::Arc::downgrade(buffer.arena());
+        assert_eq!(aio.submit(&mut batch, 3).unwrap(), 2);
+        assert_eq!(tags(&batch), [2], "the depth is 2");
+        aio.wait(1, 1_000_000_000);
+        drop((batch, aio));
+        assert!(pools.upgrade().is_none(), "every buffer is released");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri does not implement Linux AIO")]
+    #[should_panic(expected = "not supported by Linux AIO")]
+    fn other_operations_than_read_write_and_flush_panic() {
+        let mut aio = AioQueue::new(2, files(), false, false).unwrap();
+        let _ = aio.submit(&mut vec![Request::new(Tag(0), Op::Unmap, 0, 1)], 1);
+    }
+}

@@ -1,0 +1,47 @@
+//! What a process is given before it executes its program, and has no safe wrapper elsewhere.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+
+/// Has the kernel send SIGKILL to the command's process when the thread that spawns it ends, however that
+/// ends. Spawn it from a thread that lives as long as the process should: the main thread, or one that waits
+/// for it.
+///
+/// The setting is not inherited by the processes that the command forks, and the kernel drops it when a
+/// program with the set-user-ID bit or capabilities is executed.
+pub fn kill_with_parent(command: &mut Command) -> &mut Command {
+    let parent = getpid();
+    let before_exec = move || {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // The parent may have ended before the setting was made; the kernel sends nothing then.
+        if getppid() == Some(parent) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
+    };
+    // SAFETY: the closure runs between fork and exec and makes two system calls. It does not allocate, takes
+    // no lock and owns nothing but a number.
+    unsafe { command.pre_exec(before_exec) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Stdio;
+
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri starts no processes")]
+    fn a_process_ends_with_the_thread_that_started_it() {
+        let spawn = || {
+            let mut command = Command::new("cat");
+            kill_with_parent(&mut command).stdin(Stdio::piped()).spawn().unwrap()
+        };
+        let mut child = std::thread::spawn(spawn).join().unwrap();
+        // `cat` waits for its input, which `child` keeps open until the status is known.
+        let input = child.stdin.take();
+        let status = child.wait().unwrap();
+        drop(input);
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(libc::SIGKILL));
+    }
+}

@@ -1,0 +1,171 @@
+//! Formats of submission queue entries: file I/O, or NVMe passthrough commands.
+
+use block_io::{Op, Request};
+use dma::Data;
+use io_uring::{cqueue, opcode, squeue};
+
+use super::{QueueResources, UringQueueConfig};
+use crate::requests::BlockFile;
+use crate::sqe::{self, SqeMemory, with_file};
+
+/// The format of a queue's entries: [`FileIo`] or [`NvmePassthrough`].
+pub trait SqeFormat: sealed::EntryFormat {}
+
+mod sealed {
+    use super::{BlockFile, Data, QueueResources, Request, UringQueueConfig, cqueue, squeue};
+
+    /// Sealed, because safety depends on it: an entry may point only to memory that its request owns.
+    pub trait EntryFormat {
+        type Sqe: squeue::EntryMarker;
+        type Cqe: cqueue::EntryMarker;
+        /// Whether buffers are registered individually, and used as registered only as a whole.
+        const REGISTERS_EACH_BUFFER: bool;
+
+        fn new(config: &UringQueueConfig) -> Self;
+
+        /// Encodes a request, whose buffer stays at its address until it completes. `range` is its offset in the file
+        /// and the number of bytes of the buffer that the entry may use.
+        fn encode<F: BlockFile>(
+            &mut self,
+            request: &Request<Data>,
+            range: (u64, u32),
+            resources: &QueueResources<F>,
+        ) -> Self::Sqe;
+
+        /// The tag and the result of a completion.
+        fn decode(entry: &Self::Cqe) -> (u64, i64);
+
+        /// Leaks the memory that entries may still point to.
+        fn leak(&mut self) {}
+    }
+}
+
+/// Reads, writes and flushes of files. Any other operation is a no-op with result 0.
+pub struct FileIo {
+    data_sync: bool,
+    /// One vector per tag for vectored I/O; the kernel may read it until the request completes.
+    vectors: Box<[libc::iovec]>,
+}
+
+impl SqeFormat for FileIo {}
+
+impl sealed::EntryFormat for FileIo {
+    type Sqe = squeue::Entry;
+    type Cqe = cqueue::Entry;
+    const REGISTERS_EACH_BUFFER: bool = false;
+
+    fn new(config: &UringQueueConfig) -> FileIo {
+        let vector = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        let count = if config.nonvectored { 0 } else { config.depth as usize };
+        FileIo { data_sync: config.data_sync, vectors: vec![vector; count].into() }
+    }
+
+    #[inline]
+    fn encode<F: BlockFile>(
+        &mut self,
+        request: &Request<Data>,
+        (offset, bytes): (u64, u32),
+        resources: &QueueResources<F>,
+    ) -> squeue::Entry {
+        let entry = match (request.op, request.data().and_then(Data::single)) {
+            (Op::Read | Op::Write, Some(buffer)) => {
+                let (start, registered) = (buffer.as_ptr(), resources.registered_chunk(buffer));
+                let file = resources.handle(request);
+                let memory = SqeMemory { start, bytes, registered };
+                match (self.vectors.is_empty() || registered.is_some(), request.op) {
+                    (true, Op::Read) => sqe::read(file, memory, offset),
+                    (true, _) => sqe::write(file, memory, offset, 0),
+                    (false, op) => {
+                        let vector = &mut self.vectors[request.tag.0 as usize];
+                        *vector = libc::iovec { iov_base: start.cast(), iov_len: bytes as usize };
+                        let vector = &raw const *vector;
+                        match op {
+                            Op::Read => with_file!(file, file => {
+                                opcode::Readv::new(file, vector, 1).offset(offset).build()
+                            }),
+                            _ => with_file!(file, file => {
+                                opcode::Writev::new(file, vector, 1).offset(offset).build()
+                            }),
+                        }
+                    }
+                }
+            }
+            (Op::Flush, _) => sqe::sync(resources.handle(request), self.data_sync),
+            _ => opcode::Nop::new().build(),
+        };
+        entry.user_data(request.tag.0)
+    }
+
+    #[inline]
+    fn decode(entry: &cqueue::Entry) -> (u64, i64) {
+        (entry.user_data(), i64::from(entry.result()))
+    }
+
+    fn leak(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.vectors));
+    }
+}
+
+/// NVMe reads, writes and flushes to a namespace's generic device (`/dev/ng0n1`), which bypass the block layer.
+///
+/// Any other operation is a flush. A result is 0, a negative error number, or the status field of the completion
+/// queue entry. [`BlockFile::block_bytes`] must be the LBA size of the namespace, because the device and not the
+/// kernel interprets the number of blocks of a command.
+pub struct NvmePassthrough(());
+
+/// `NVME_URING_CMD_IO` of `linux/nvme_ioctl.h`: `_IOWR('N', 0x80, struct nvme_uring_cmd)`, 72 bytes.
+const URING_CMD_IO: u32 = 3 << 30 | 72 << 16 | 0x4e << 8 | 0x80;
+/// The value in the kernel's header.
+const _: () = assert!(URING_CMD_IO == 0xc048_4e80);
+const FLUSH: u8 = 0x00;
+const WRITE: u8 = 0x01;
+const READ: u8 = 0x02;
+
+impl SqeFormat for NvmePassthrough {}
+
+impl sealed::EntryFormat for NvmePassthrough {
+    type Sqe = squeue::Entry128;
+    type Cqe = cqueue::Entry32;
+    // Linux 6.1 maps every page from the command's first to the end of the registered buffer for the command, and
+    // fails with EINVAL if they have more bytes than the command, or exceed the device's segment limit.
+    const REGISTERS_EACH_BUFFER: bool = true;
+
+    fn new(_: &UringQueueConfig) -> NvmePassthrough {
+        NvmePassthrough(())
+    }
+
+    #[inline]
+    fn encode<F: BlockFile>(
+        &mut self,
+        request: &Request<Data>,
+        (_, bytes): (u64, u32),
+        resources: &QueueResources<F>,
+    ) -> squeue::Entry128 {
+        // `struct nvme_uring_cmd`: opcode at 0, nsid 4, addr 24, data_len 36, cdw10 40, cdw11 44, cdw12 48.
+        let mut command = [0u8; 80];
+        let mut put = |at: usize, bytes: &[u8]| command[at..at + bytes.len()].copy_from_slice(bytes);
+        put(4, &resources.file(request).namespace_id().to_le_bytes());
+        let mut registered = None;
+        match (request.op, request.data().and_then(Data::single)) {
+            (Op::Read | Op::Write, Some(buffer)) => {
+                put(0, &[if request.op == Op::Read { READ } else { WRITE }]);
+                put(24, &(buffer.as_ptr() as u64).to_le_bytes());
+                put(36, &bytes.to_le_bytes());
+                put(40, &request.lba.to_le_bytes());
+                // Number of logical blocks, 0's based (NVM Command Set Specification 1.0, 3.2.4).
+                put(48, &(request.blocks.saturating_sub(1) & 0xffff).to_le_bytes());
+                registered = resources.registered_buffer(request, bytes);
+            }
+            _ => put(0, &[FLUSH]),
+        }
+        let entry = with_file!(resources.handle(request), file => {
+            opcode::UringCmd80::new(file, URING_CMD_IO).cmd(command).buf_index(registered).build()
+        });
+        entry.user_data(request.tag.0)
+    }
+
+    #[inline]
+    fn decode(entry: &cqueue::Entry32) -> (u64, i64) {
+        (entry.user_data(), i64::from(entry.result()))
+    }
+}
