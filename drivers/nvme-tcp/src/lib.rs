@@ -1,20 +1,21 @@
-//! The byte stream of NVMe/TCP, as both ends see it.
+//! PDU framing on the byte stream of NVMe/TCP, for hosts and controllers (sans-IO).
 //!
-//! [`Receiver`] cuts PDUs out of what arrives, in whatever pieces, checks their digests and puts
-//! their data where a [`Consumer`] says. [`Sender`] queues headers and data and hands them to a
-//! [`net::Network`] in as few calls as possible. Neither knows what the PDUs are for; neither has a
-//! clock or a socket of its own.
+//! [`PduReceiver`] parses PDUs from a stream that arrives in arbitrary pieces, verifies their digests and
+//! stores their data in buffers of a [`PduConsumer`]. [`PduSender`] queues headers and data and passes them
+//! to a [`sockets::ByteStream`] in few calls. Neither interprets PDUs beyond their layout; neither has a clock or a
+//! socket.
 //!
-//! Data that is still to come for a PDU can be read straight into place: give
-//! [`Receiver::direct`]'s slice to the network as the first part of a read.
+//! The rest of a PDU's data can be read without a copy: pass the slice of [`PduReceiver::direct_buffer`] to
+//! the stream as the first part of a read, as [`receive_pdus`] does.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod receive;
 mod send;
 
-pub use receive::{Consumer, Place, Progress, Pumped, Receiver, pump};
-pub use send::{Flushed, Segments, Sender};
+pub use receive::{DataPlacement, PduConsumer, PduReceiver, ReceiveProgress, ReceiveStatus, receive_pdus};
+pub use send::{PduSender, SegmentSource};
+pub use sockets::FlushStatus;
 
 #[cfg(test)]
 mod tests;

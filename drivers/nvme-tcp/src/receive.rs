@@ -1,79 +1,91 @@
-//! From bytes to PDUs.
+//! Parsing of a byte stream into PDUs.
 
 use std::io::{ErrorKind, IoSliceMut};
 
-use net::{ConnectionId, Network, Transfer};
+use sockets::{ByteStream, TransferResult};
 use wire_nvme::digest::{self, Crc32c, crc32c};
-use wire_nvme::tcp::{COMMON_SIZE, CommonHeader, Fatal, FatalStatus, Framing, Layout, PduType};
+use wire_nvme::tcp::{COMMON_SIZE, CommonHeader, FatalError, FatalStatus, Framing, PduLayout, PduType};
 
-/// Longest start of a PDU up to its data: PDO is one byte.
+/// Longest part of a PDU before its data: PDO is one byte.
 const PREFIX_MAX: usize = 256;
 
 /// Where a PDU's data goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Where [`Consumer::place`] says.
-    Here,
-    /// Nowhere: it is read and thrown away.
-    Nowhere,
-    /// There is no room for this PDU yet. Nothing more is taken until [`Receiver::resume`], which
-    /// offers the same header again.
+pub enum DataPlacement {
+    /// Into the buffers of [`PduConsumer::data_buffer`].
+    Buffer,
+    /// It is read and discarded.
+    Discard,
+    /// No buffer is available for this PDU yet. The receiver stops until [`PduReceiver::resume`], which
+    /// passes the same header again.
     Wait,
 }
 
-/// How far a call to the receiver came.
+/// Whether the receiver can continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// Everything was taken in.
+pub enum ReceiveProgress {
+    /// All bytes were processed.
     Ready,
-    /// The consumer has no room; what was not taken is kept. Read no more until it has.
+    /// The consumer has no buffer. The rest of the bytes is saved; read no more until [`PduReceiver::resume`]
+    /// succeeds.
     Waiting,
 }
 
-/// Whoever PDUs are for.
-pub trait Consumer {
-    /// A header has arrived and its digest was right. `header` is without digest and padding.
+/// The recipient of PDUs.
+pub trait PduConsumer {
+    /// A header arrived and its digest is correct. `header` excludes digest and padding.
     ///
     /// # Errors
-    /// What is wrong with it, to end the connection with.
-    fn header(&mut self, kind: PduType, header: &[u8], layout: &Layout) -> Result<Place, Fatal>;
+    /// The fatal error to terminate the connection with.
+    fn header(
+        &mut self,
+        kind: PduType,
+        header: &[u8],
+        layout: &PduLayout,
+    ) -> Result<DataPlacement, FatalError>;
 
-    /// Where the data of the current PDU from `offset` on goes: exactly `length` bytes.
-    fn place(&mut self, offset: usize, length: usize) -> &mut [u8];
+    /// The buffer for `length` bytes of data of the current PDU from `offset`; exactly this length.
+    fn data_buffer(&mut self, offset: usize, length: usize) -> &mut [u8];
 
-    /// The PDU is complete. `digest_ok` is false if its data did not match its data digest, which
-    /// ends the command, not the connection (TCP 1.0, section 3.3.1.2).
+    /// The PDU is complete. `digest_ok` is false on a data digest error, which fails the command, not the
+    /// connection (TCP 1.0, section 3.3.1.2).
     ///
     /// # Errors
-    /// What is wrong with it, to end the connection with.
-    fn end(&mut self, digest_ok: bool) -> Result<(), Fatal>;
+    /// The fatal error to terminate the connection with.
+    fn pdu_complete(&mut self, digest_ok: bool) -> Result<(), FatalError>;
 }
 
-/// Cuts a stream into PDUs.
-pub struct Receiver {
+/// Parses one direction of a connection into PDUs.
+///
+/// It owns the state of the current PDU: its header if it arrived in pieces, the running data digest, and the
+/// bytes behind a PDU for which the consumer had no buffer. Feed it with [`consume`](Self::consume), or read
+/// data straight into [`direct_buffer`](Self::direct_buffer) and call [`advance`](Self::advance);
+/// [`receive_pdus`] does both. After [`ReceiveProgress::Waiting`] call [`resume`](Self::resume). A header
+/// that arrives whole is parsed in place; other headers and data outside the direct buffer are copied once.
+pub struct PduReceiver {
     framing: Framing,
-    state: State,
-    /// The start of a PDU that came in pieces, or that waits, or that was wrong.
+    state: ReceiveState,
+    /// The part before the data of a PDU that arrived in pieces, waits for a buffer, or was invalid.
     prefix: [u8; PREFIX_MAX],
     prefix_length: usize,
-    layout: Layout,
-    placed: bool,
+    layout: PduLayout,
+    data_buffered: bool,
     received: usize,
     crc: Crc32c,
     trailer: [u8; digest::SIZE],
-    /// What arrived behind a PDU that waits.
+    /// Bytes that arrived behind a PDU that waits for a buffer: at most those of one call of `consume`.
     backlog: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
+enum ReceiveState {
     Prefix,
     Waiting,
     Data,
     Trailer,
 }
 
-const NO_LAYOUT: Layout = Layout {
+const NO_LAYOUT: PduLayout = PduLayout {
     header_length: 0,
     header_digest: false,
     data_offset: 0,
@@ -82,15 +94,15 @@ const NO_LAYOUT: Layout = Layout {
     length: 0,
 };
 
-impl Default for Receiver {
+impl Default for PduReceiver {
     fn default() -> Self {
-        Receiver {
+        PduReceiver {
             framing: Framing::PLAIN,
-            state: State::Prefix,
+            state: ReceiveState::Prefix,
             prefix: [0; PREFIX_MAX],
             prefix_length: 0,
             layout: NO_LAYOUT,
-            placed: false,
+            data_buffered: false,
             received: 0,
             crc: Crc32c::new(),
             trailer: [0; digest::SIZE],
@@ -99,141 +111,158 @@ impl Default for Receiver {
     }
 }
 
-impl Receiver {
-    /// Sets what was agreed on for PDUs from now on. May be called from [`Consumer::header`]'s PDU
-    /// on, after [`consume`](Self::consume) returned, never in the middle of one.
+impl PduReceiver {
+    /// Sets the negotiated framing for the following PDUs. Call it between PDUs, never in the middle of one.
     pub fn set_framing(&mut self, framing: Framing) {
         self.framing = framing;
     }
 
-    /// Where the next bytes of the current PDU's data go, if that is known; else empty.
+    /// The buffer for the rest of the current PDU's data; empty if there is none or it is discarded.
     #[inline]
-    pub fn direct<'c>(&self, consumer: &'c mut impl Consumer) -> &'c mut [u8] {
-        if self.state != State::Data || !self.placed {
+    pub fn direct_buffer<'c>(&self, consumer: &'c mut impl PduConsumer) -> &'c mut [u8] {
+        if self.state != ReceiveState::Data || !self.data_buffered {
             return &mut [];
         }
         let left = self.layout.data_length as usize - self.received;
-        consumer.place(self.received, left)
+        consumer.data_buffer(self.received, left)
     }
 
-    /// `count` bytes were read into [`direct`](Self::direct)'s slice.
+    /// Processes `count` bytes that were read into the slice of [`direct_buffer`](Self::direct_buffer).
     #[inline]
-    pub fn advance(&mut self, count: usize, consumer: &mut impl Consumer) -> Result<(), Fatal> {
+    pub fn advance(&mut self, count: usize, consumer: &mut impl PduConsumer) -> Result<(), FatalError> {
         if count == 0 {
             return Ok(());
         }
         if self.layout.data_digest {
-            self.crc.update(consumer.place(self.received, count));
+            self.crc.update(consumer.data_buffer(self.received, count));
         }
         self.received += count;
         if self.received == self.layout.data_length as usize { self.data_complete(consumer) } else { Ok(()) }
     }
 
-    /// Takes in bytes that follow those of all calls before.
+    /// Processes the next bytes of the stream. Those behind a PDU that waits for a buffer are saved: never more than
+    /// one call's, because the stream must not be read again before [`resume`](Self::resume).
     ///
     /// # Errors
-    /// What is wrong with the PDU whose header [`header_in_error`](Self::header_in_error) gives. The
-    /// receiver is of no more use.
-    pub fn consume(&mut self, mut bytes: &[u8], consumer: &mut impl Consumer) -> Result<Progress, Fatal> {
+    /// The fatal error of the PDU whose header is [`failed_header`](Self::failed_header). The receiver cannot
+    /// be used afterwards.
+    ///
+    /// # Panics
+    /// If a PDU waits for a buffer.
+    pub fn consume(
+        &mut self,
+        mut bytes: &[u8],
+        consumer: &mut impl PduConsumer,
+    ) -> Result<ReceiveProgress, FatalError> {
+        assert!(
+            self.state != ReceiveState::Waiting,
+            "{} bytes were read while a PDU waits for a buffer",
+            bytes.len()
+        );
         while !bytes.is_empty() {
-            let taken = match self.state {
-                State::Prefix => self.take_prefix(bytes, consumer)?,
-                State::Data => self.take_data(bytes, consumer)?,
-                State::Trailer => self.take_trailer(bytes, consumer)?,
-                State::Waiting => {
+            let consumed = match self.state {
+                ReceiveState::Prefix => self.receive_prefix(bytes, consumer)?,
+                ReceiveState::Data => self.receive_data(bytes, consumer)?,
+                ReceiveState::Trailer => self.receive_trailer(bytes, consumer)?,
+                ReceiveState::Waiting => {
                     self.backlog.extend_from_slice(bytes);
-                    return Ok(Progress::Waiting);
+                    return Ok(ReceiveProgress::Waiting);
                 }
             };
-            bytes = &bytes[taken..];
+            bytes = &bytes[consumed..];
         }
-        Ok(if self.state == State::Waiting { Progress::Waiting } else { Progress::Ready })
+        Ok(if self.state == ReceiveState::Waiting {
+            ReceiveProgress::Waiting
+        } else {
+            ReceiveProgress::Ready
+        })
     }
 
-    /// Offers the PDU that waits again, and takes in what was kept behind it.
+    /// Passes the header of the waiting PDU to the consumer again and, if it has a buffer now, processes the
+    /// saved bytes.
     ///
     /// # Errors
     /// As [`consume`](Self::consume).
-    pub fn resume(&mut self, consumer: &mut impl Consumer) -> Result<Progress, Fatal> {
-        if self.state != State::Waiting {
-            return Ok(Progress::Ready);
+    pub fn resume(&mut self, consumer: &mut impl PduConsumer) -> Result<ReceiveProgress, FatalError> {
+        if self.state != ReceiveState::Waiting {
+            return Ok(ReceiveProgress::Ready);
         }
-        self.state = State::Prefix;
+        self.state = ReceiveState::Prefix;
         let prefix = self.prefix;
         let length = std::mem::take(&mut self.prefix_length);
-        self.whole_prefix(&prefix[..length], consumer)?;
-        if self.state == State::Waiting {
-            return Ok(Progress::Waiting);
+        self.prefix_complete(&prefix[..length], consumer)?;
+        if self.state == ReceiveState::Waiting {
+            return Ok(ReceiveProgress::Waiting);
         }
-        let kept = std::mem::take(&mut self.backlog);
-        self.consume(&kept, consumer)
+        let backlog = std::mem::take(&mut self.backlog);
+        self.consume(&backlog, consumer)
     }
 
-    /// Bytes to read beyond the current PDU's data, out of `most`.
+    /// Bytes to read beyond the current PDU's data, at most `max`.
     ///
-    /// What is read there is copied once more. With small PDUs that is cheaper than a system call for
-    /// each; behind a large one, only the next header is wanted.
-    fn read_ahead(&self, most: usize) -> usize {
-        if self.layout.data_length < LARGE_BYTES { most } else { most.min(READ_AHEAD_LARGE_BYTES) }
+    /// These bytes are copied once more. For small PDUs that is cheaper than a system call for each; behind a
+    /// large PDU only the next header is useful.
+    fn read_ahead(&self, max: usize) -> usize {
+        if self.layout.data_length < LARGE_BYTES { max } else { max.min(READ_AHEAD_LARGE_BYTES) }
     }
 
-    /// Whether a PDU waits for room.
+    /// Whether a PDU waits for a buffer.
     pub fn is_waiting(&self) -> bool {
-        self.state == State::Waiting
+        self.state == ReceiveState::Waiting
     }
 
-    /// Whether no PDU is half received.
+    /// Whether no PDU is partially received.
     pub fn is_between_pdus(&self) -> bool {
-        self.state == State::Prefix && self.prefix_length == 0
+        self.state == ReceiveState::Prefix && self.prefix_length == 0
     }
 
-    /// The header of the PDU that was at fault, as far as it arrived.
-    pub fn header_in_error(&self) -> &[u8] {
+    /// The header of the invalid PDU, as far as it arrived; a termination request carries it.
+    pub fn failed_header(&self) -> &[u8] {
         &self.prefix[..self.prefix_length.min(wire_nvme::tcp::HEADER_MAX)]
     }
 
-    /// Takes from `bytes` what completes the start of a PDU, up to its data.
+    /// Consumes the bytes that complete the part of a PDU before its data. Returns their count.
     #[inline]
-    fn take_prefix(&mut self, bytes: &[u8], consumer: &mut impl Consumer) -> Result<usize, Fatal> {
+    fn receive_prefix(&mut self, bytes: &[u8], consumer: &mut impl PduConsumer) -> Result<usize, FatalError> {
         if self.prefix_length == 0
             && let Some(common) = bytes.first_chunk::<COMMON_SIZE>()
         {
-            // The usual case: all of it is here, and is read where it lies.
-            let needed = self.measure(common)?;
+            // Fast path: all of it arrived and is parsed in place.
+            let needed = self.parse_layout(common)?;
             if let Some(prefix) = bytes.get(..needed) {
-                self.whole_prefix(prefix, consumer)?;
+                self.prefix_complete(prefix, consumer)?;
                 return Ok(needed);
             }
         }
-        let mut taken = 0;
+        let mut consumed = 0;
         if self.prefix_length < COMMON_SIZE {
-            taken = self.gather(bytes, COMMON_SIZE);
+            consumed = self.append_prefix(bytes, COMMON_SIZE);
             if self.prefix_length < COMMON_SIZE {
-                return Ok(taken);
+                return Ok(consumed);
             }
         }
         let common =
             *self.prefix.first_chunk::<COMMON_SIZE>().expect("a prefix is longer than a common header");
-        let needed = self.measure(&common)?;
-        taken += self.gather(&bytes[taken..], needed);
+        let needed = self.parse_layout(&common)?;
+        consumed += self.append_prefix(&bytes[consumed..], needed);
         if self.prefix_length == needed {
             let prefix = self.prefix;
             self.prefix_length = 0;
-            self.whole_prefix(&prefix[..needed], consumer)?;
+            self.prefix_complete(&prefix[..needed], consumer)?;
         }
-        Ok(taken)
+        Ok(consumed)
     }
 
-    fn gather(&mut self, bytes: &[u8], until: usize) -> usize {
+    fn append_prefix(&mut self, bytes: &[u8], until: usize) -> usize {
         let count = bytes.len().min(until - self.prefix_length);
         self.prefix[self.prefix_length..self.prefix_length + count].copy_from_slice(&bytes[..count]);
         self.prefix_length += count;
         count
     }
 
-    /// Bytes up to the data, from the common header; keeps the layout.
+    /// The bytes before the data, from the common header. Stores the layout.
     #[inline]
-    fn measure(&mut self, common: &[u8; COMMON_SIZE]) -> Result<usize, Fatal> {
+    fn parse_layout(&mut self, common: &[u8; COMMON_SIZE]) -> Result<usize, FatalError> {
         let layout = CommonHeader::decode(common).and_then(|header| header.layout(&self.framing));
         match layout {
             Ok(layout) => {
@@ -241,61 +270,61 @@ impl Receiver {
                 Ok(layout.prefix_length())
             }
             Err(fatal) => {
-                self.keep(common);
+                self.save_prefix(common);
                 Err(fatal)
             }
         }
     }
 
-    fn keep(&mut self, prefix: &[u8]) {
+    fn save_prefix(&mut self, prefix: &[u8]) {
         self.prefix[..prefix.len()].copy_from_slice(prefix);
         self.prefix_length = prefix.len();
     }
 
     #[inline]
-    fn whole_prefix(&mut self, prefix: &[u8], consumer: &mut impl Consumer) -> Result<(), Fatal> {
+    fn prefix_complete(&mut self, prefix: &[u8], consumer: &mut impl PduConsumer) -> Result<(), FatalError> {
         let header_length = usize::from(self.layout.header_length);
         let (header, rest) = prefix.split_at(header_length);
         if self.layout.header_digest {
             let expected = rest.first_chunk::<{ digest::SIZE }>().expect("the layout counts the digest");
             let expected = u32::from_le_bytes(*expected);
             if crc32c(header) != expected {
-                self.keep(header);
-                // The information is the digest that came (TCP 1.0, section 3.6.2).
-                return Err(Fatal { status: FatalStatus::HeaderDigestError, information: expected });
+                self.save_prefix(header);
+                // The error information is the received digest (TCP 1.0, section 3.6.2).
+                return Err(FatalError { status: FatalStatus::HeaderDigestError, information: expected });
             }
         }
         let Some(kind) = PduType::from_u8(header[0]) else {
-            unreachable!("the common header was decoded when the prefix was measured")
+            unreachable!("the common header was decoded when its layout was parsed")
         };
-        let place = match consumer.header(kind, header, &self.layout) {
-            Ok(place) => place,
+        let placement = match consumer.header(kind, header, &self.layout) {
+            Ok(placement) => placement,
             Err(fatal) => {
-                self.keep(header);
+                self.save_prefix(header);
                 return Err(fatal);
             }
         };
-        if place == Place::Wait {
-            self.keep(prefix);
-            self.state = State::Waiting;
+        if placement == DataPlacement::Wait {
+            self.save_prefix(prefix);
+            self.state = ReceiveState::Waiting;
             return Ok(());
         }
         if self.layout.data_length == 0 {
-            return consumer.end(true);
+            return consumer.pdu_complete(true);
         }
-        self.placed = place == Place::Here;
+        self.data_buffered = placement == DataPlacement::Buffer;
         self.received = 0;
         self.crc = Crc32c::new();
-        self.state = State::Data;
+        self.state = ReceiveState::Data;
         Ok(())
     }
 
     #[inline]
-    fn take_data(&mut self, bytes: &[u8], consumer: &mut impl Consumer) -> Result<usize, Fatal> {
+    fn receive_data(&mut self, bytes: &[u8], consumer: &mut impl PduConsumer) -> Result<usize, FatalError> {
         let count = bytes.len().min(self.layout.data_length as usize - self.received);
         let bytes = &bytes[..count];
-        if self.placed {
-            consumer.place(self.received, count).copy_from_slice(bytes);
+        if self.data_buffered {
+            consumer.data_buffer(self.received, count).copy_from_slice(bytes);
         }
         if self.layout.data_digest {
             self.crc.update(bytes);
@@ -307,91 +336,94 @@ impl Receiver {
         Ok(count)
     }
 
-    fn data_complete(&mut self, consumer: &mut impl Consumer) -> Result<(), Fatal> {
+    fn data_complete(&mut self, consumer: &mut impl PduConsumer) -> Result<(), FatalError> {
         if self.layout.data_digest {
-            self.state = State::Trailer;
+            self.state = ReceiveState::Trailer;
             self.received = 0;
             return Ok(());
         }
-        self.state = State::Prefix;
-        consumer.end(true)
+        self.state = ReceiveState::Prefix;
+        consumer.pdu_complete(true)
     }
 
-    fn take_trailer(&mut self, bytes: &[u8], consumer: &mut impl Consumer) -> Result<usize, Fatal> {
+    fn receive_trailer(
+        &mut self,
+        bytes: &[u8],
+        consumer: &mut impl PduConsumer,
+    ) -> Result<usize, FatalError> {
         let count = bytes.len().min(digest::SIZE - self.received);
         self.trailer[self.received..self.received + count].copy_from_slice(&bytes[..count]);
         self.received += count;
         if self.received == digest::SIZE {
-            self.state = State::Prefix;
-            consumer.end(self.crc.value() == u32::from_le_bytes(self.trailer))?;
+            self.state = ReceiveState::Prefix;
+            consumer.pdu_complete(self.crc.value() == u32::from_le_bytes(self.trailer))?;
         }
         Ok(count)
     }
 }
 
-/// How [`pump`] ended.
+/// The result of [`receive_pdus`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pumped {
-    /// Everything that had arrived was taken in.
+pub enum ReceiveStatus {
+    /// Everything that had arrived was processed.
     Drained,
     /// More may have arrived; call again.
     More,
-    /// The consumer has no room; call again when it has.
+    /// The consumer has no buffer; call again when it has.
     Waiting,
     /// The peer has closed its end.
     Closed,
-    /// The connection is broken.
+    /// The connection failed.
     Failed(ErrorKind),
 }
 
-/// From so many bytes of data on, a PDU is worth a system call of its own.
+/// PDUs with at least so many bytes of data justify a separate system call.
 const LARGE_BYTES: u32 = 32 << 10;
-/// Read behind the data of a large PDU: the next header and a little.
+/// Bytes to read behind the data of a large PDU: the next header and some in-capsule data.
 const READ_AHEAD_LARGE_BYTES: usize = 4096;
 
-/// Reads taken in one call, so that one busy connection does not starve the others.
+/// Most reads in one call, so that a busy connection does not starve others.
 const READS_MAX: usize = 16;
 
-/// Takes in what has arrived on a connection: data of the current PDU straight into its place, the
-/// rest by way of `scratch`.
+/// Receives and processes the PDUs of a stream: data of the current PDU goes directly into its buffer, the
+/// rest through `scratch`.
 ///
 /// # Errors
-/// As [`Receiver::consume`].
-pub fn pump<N: Network>(
-    receiver: &mut Receiver,
-    consumer: &mut impl Consumer,
-    network: &mut N,
-    connection: ConnectionId,
+/// As [`PduReceiver::consume`].
+pub fn receive_pdus(
+    receiver: &mut PduReceiver,
+    consumer: &mut impl PduConsumer,
+    stream: &mut impl ByteStream,
     scratch: &mut [u8],
-) -> Result<Pumped, Fatal> {
-    if receiver.is_waiting() && receiver.resume(consumer)? == Progress::Waiting {
-        return Ok(Pumped::Waiting);
+) -> Result<ReceiveStatus, FatalError> {
+    if receiver.is_waiting() && receiver.resume(consumer)? == ReceiveProgress::Waiting {
+        return Ok(ReceiveStatus::Waiting);
     }
     for _ in 0..READS_MAX {
-        let ahead = receiver.read_ahead(scratch.len());
-        let scratch = &mut scratch[..ahead];
-        let direct = receiver.direct(consumer);
+        let read_ahead = receiver.read_ahead(scratch.len());
+        let scratch = &mut scratch[..read_ahead];
+        let direct = receiver.direct_buffer(consumer);
         let direct_length = direct.len();
-        let asked = direct_length + scratch.len();
+        let requested = direct_length + scratch.len();
         let transfer = if direct_length == 0 {
-            network.receive(connection, &mut [IoSliceMut::new(scratch)])
+            stream.receive(&mut [IoSliceMut::new(scratch)])
         } else {
-            network.receive(connection, &mut [IoSliceMut::new(direct), IoSliceMut::new(scratch)])
+            stream.receive(&mut [IoSliceMut::new(direct), IoSliceMut::new(scratch)])
         };
         let count = match transfer {
-            Transfer::Bytes(count) => count,
-            Transfer::Blocked => return Ok(Pumped::Drained),
-            Transfer::Closed => return Ok(Pumped::Closed),
-            Transfer::Failed(kind) => return Ok(Pumped::Failed(kind)),
+            TransferResult::Bytes(count) => count,
+            TransferResult::Blocked => return Ok(ReceiveStatus::Drained),
+            TransferResult::Closed => return Ok(ReceiveStatus::Closed),
+            TransferResult::Failed(kind) => return Ok(ReceiveStatus::Failed(kind)),
         };
-        let placed = count.min(direct_length);
-        receiver.advance(placed, consumer)?;
-        if receiver.consume(&scratch[..count - placed], consumer)? == Progress::Waiting {
-            return Ok(Pumped::Waiting);
+        let direct_count = count.min(direct_length);
+        receiver.advance(direct_count, consumer)?;
+        if receiver.consume(&scratch[..count - direct_count], consumer)? == ReceiveProgress::Waiting {
+            return Ok(ReceiveStatus::Waiting);
         }
-        if count < asked {
-            return Ok(Pumped::Drained);
+        if count < requested {
+            return Ok(ReceiveStatus::Drained);
         }
     }
-    Ok(Pumped::More)
+    Ok(ReceiveStatus::More)
 }

@@ -1,146 +1,138 @@
-//! From PDUs to bytes.
+//! The send queue of a connection.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice};
 
 use arrayvec::ArrayVec;
-use net::{ConnectionId, Network, Transfer};
+use sockets::{ByteStream, FlushStatus, TransferResult};
 use wire_nvme::digest::crc32c;
-use wire_nvme::tcp::Layout;
+use wire_nvme::tcp::PduLayout;
 
-/// Pieces handed to the network in one call: 128 reads of header and data each. The kernel takes 1,024.
+/// Most segments in one call to the network: header and data of 128 reads. The kernel accepts 1,024
+/// (UIO_MAXIOV).
 const PARTS_MAX: usize = 256;
-/// Sent headers are squeezed out of the queue's memory once so many bytes of them lie at its front.
-const SQUEEZE_BYTES: usize = 64 << 10;
+/// Bytes of sent headers after which the header buffer is compacted.
+const COMPACT_BYTES: usize = 64 << 10;
 
-/// Whoever owns the data that is sent.
-pub trait Segments {
-    /// The `length` bytes from `start` of what lies in `slot`.
+/// The owner of the data to send.
+pub trait SegmentSource {
+    /// `length` bytes from `start` of the data in `slot`.
     fn bytes(&self, slot: u32, start: usize, length: usize) -> &[u8];
 
-    /// The last segment of `slot` that was pushed with `release` has left.
+    /// A segment of `slot` that was pushed with `release` was sent; its data is no longer used.
     fn sent(&mut self, slot: u32);
 }
 
-/// How a flush ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flushed {
-    /// Everything has left.
-    Empty,
-    /// The peer does not take more now; try again when the connection is ready.
-    Blocked,
-    /// The connection is broken.
-    Failed(ErrorKind),
-}
-
-/// What waits to be sent on one connection, in order.
+/// The send queue of one connection: headers, which it copies, and references to data in slots of a
+/// [`SegmentSource`].
+///
+/// Push a PDU with [`push_header`](Self::push_header), then [`push_data`](Self::push_data) for its data and
+/// [`push_bytes`](Self::push_bytes) for a data digest; [`flush`](Self::flush) sends as many segments as
+/// possible in each vectored call. Data is not copied and must stay in its slot until
+/// [`SegmentSource::sent`].
 #[derive(Default)]
-pub struct Sender {
+pub struct PduSender {
     /// Headers, digests and padding, back to back.
-    small: Vec<u8>,
-    small_sent: usize,
+    headers: Vec<u8>,
+    headers_sent: usize,
     queue: VecDeque<Segment>,
-    /// Bytes of the first segment that have left.
+    /// Bytes of the first segment that were sent.
     front_sent: usize,
 }
 
 enum Segment {
-    Small { length: u32 },
+    Headers { length: u32 },
     Data { slot: u32, start: u32, length: u32, release: bool },
 }
 
-impl Sender {
-    /// Queues the start of a PDU: its header, header digest and padding as the layout says.
+impl PduSender {
+    /// Queues the part of a PDU before its data: header, header digest and padding according to the layout.
     #[inline]
-    pub fn push_header(&mut self, header: &[u8], layout: &Layout) {
-        let before = self.small.len();
-        self.small.extend_from_slice(header);
+    pub fn push_header(&mut self, header: &[u8], layout: &PduLayout) {
+        let before = self.headers.len();
+        self.headers.extend_from_slice(header);
         if layout.header_digest {
-            self.small.extend_from_slice(&crc32c(header).to_le_bytes());
+            self.headers.extend_from_slice(&crc32c(header).to_le_bytes());
         }
-        // Only PDUs with data are padded.
-        self.small.resize(before + layout.prefix_length(), 0);
-        self.count_small(self.small.len() - before);
+        // Padding: only PDUs with data have any.
+        self.headers.resize(before + layout.prefix_length(), 0);
+        self.queue_headers(self.headers.len() - before);
     }
 
-    /// Queues bytes as they are.
+    /// Queues a copy of bytes, such as a data digest.
     #[inline]
     pub fn push_bytes(&mut self, bytes: &[u8]) {
-        self.small.extend_from_slice(bytes);
-        self.count_small(bytes.len());
+        self.headers.extend_from_slice(bytes);
+        self.queue_headers(bytes.len());
     }
 
-    /// Queues a part of the data in `slot`, which stays where it is until [`Segments::sent`].
+    /// Queues a part of the data in `slot`. With `release`, [`SegmentSource::sent`] is called after it was
+    /// sent.
     #[inline]
     pub fn push_data(&mut self, slot: u32, start: u32, length: u32, release: bool) {
         self.queue.push_back(Segment::Data { slot, start, length, release });
     }
 
-    /// Whether nothing waits.
+    /// Whether the queue is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Bytes of headers that wait, which bounds the queue's own memory.
-    pub fn small_bytes(&self) -> usize {
-        self.small.len() - self.small_sent
+    /// Bytes of queued headers, digests and padding; bounds the memory of the queue.
+    pub fn header_bytes(&self) -> usize {
+        self.headers.len() - self.headers_sent
     }
 
-    /// Sends as much as the network takes.
-    pub fn flush<N: Network>(
-        &mut self,
-        network: &mut N,
-        connection: ConnectionId,
-        segments: &mut impl Segments,
-    ) -> Flushed {
+    /// Sends as much as the stream accepts.
+    pub fn flush(&mut self, stream: &mut impl ByteStream, segments: &mut impl SegmentSource) -> FlushStatus {
         while !self.queue.is_empty() {
             let (result, offered) = {
                 let mut parts = ArrayVec::new();
                 let offered = self.parts(segments, &mut parts);
-                (network.send(connection, &parts), offered)
+                (stream.send(&parts), offered)
             };
             match result {
-                Transfer::Bytes(count) => {
+                TransferResult::Bytes(count) => {
                     self.advance(count, segments);
                     if count < offered {
-                        return Flushed::Blocked;
+                        return FlushStatus::Blocked;
                     }
                 }
-                Transfer::Blocked => return Flushed::Blocked,
-                Transfer::Closed => return Flushed::Failed(ErrorKind::BrokenPipe),
-                Transfer::Failed(kind) => return Flushed::Failed(kind),
+                TransferResult::Blocked => return FlushStatus::Blocked,
+                TransferResult::Closed => return FlushStatus::Failed(ErrorKind::BrokenPipe),
+                TransferResult::Failed(kind) => return FlushStatus::Failed(kind),
             }
         }
-        self.small.clear();
-        self.small_sent = 0;
-        Flushed::Empty
+        self.headers.clear();
+        self.headers_sent = 0;
+        stream.flush()
     }
 
-    fn count_small(&mut self, added: usize) {
-        if let Some(Segment::Small { length }) = self.queue.back_mut() {
+    fn queue_headers(&mut self, added: usize) {
+        if let Some(Segment::Headers { length }) = self.queue.back_mut() {
             *length += added as u32;
         } else {
-            self.queue.push_back(Segment::Small { length: added as u32 });
+            self.queue.push_back(Segment::Headers { length: added as u32 });
         }
     }
 
-    /// Lists what is to be sent next and returns how many bytes that is. The list is the caller's: it
-    /// is too large to be handed back.
+    /// Collects the next segments to send into `parts` and returns their length in bytes. The caller provides
+    /// the list because it is too large to return.
     fn parts<'a>(
         &'a self,
-        segments: &'a impl Segments,
+        segments: &'a impl SegmentSource,
         parts: &mut ArrayVec<IoSlice<'a>, PARTS_MAX>,
     ) -> usize {
         let mut offered = 0;
-        let mut small = &self.small[self.small_sent..];
+        let mut headers = &self.headers[self.headers_sent..];
         let mut skip = self.front_sent;
         for segment in self.queue.iter().take(PARTS_MAX) {
             let bytes = match *segment {
-                Segment::Small { length } => {
-                    // `small_sent` already stands behind what was sent of the first segment.
-                    let (bytes, rest) = small.split_at(length as usize - skip);
-                    small = rest;
+                Segment::Headers { length } => {
+                    // `headers_sent` already includes the sent bytes of the first segment.
+                    let (bytes, rest) = headers.split_at(length as usize - skip);
+                    headers = rest;
                     bytes
                 }
                 Segment::Data { slot, start, length, .. } => {
@@ -154,20 +146,20 @@ impl Sender {
         offered
     }
 
-    fn advance(&mut self, mut count: usize, segments: &mut impl Segments) {
+    fn advance(&mut self, mut count: usize, segments: &mut impl SegmentSource) {
         while count > 0 {
             let Some(front) = self.queue.front() else {
-                unreachable!("the network sent {count} bytes more than it was given")
+                unreachable!("the stream sent {count} bytes more than it was passed")
             };
-            let (length, small) = match *front {
-                Segment::Small { length } => (length as usize, true),
+            let (length, is_header) = match *front {
+                Segment::Headers { length } => (length as usize, true),
                 Segment::Data { length, .. } => (length as usize, false),
             };
             let step = count.min(length - self.front_sent);
             count -= step;
             self.front_sent += step;
-            if small {
-                self.small_sent += step;
+            if is_header {
+                self.headers_sent += step;
             }
             if self.front_sent < length {
                 break;
@@ -177,9 +169,9 @@ impl Sender {
                 segments.sent(slot);
             }
         }
-        if self.small_sent >= SQUEEZE_BYTES {
-            self.small.drain(..self.small_sent);
-            self.small_sent = 0;
+        if self.headers_sent >= COMPACT_BYTES {
+            self.headers.drain(..self.headers_sent);
+            self.headers_sent = 0;
         }
     }
 }

@@ -1,53 +1,63 @@
-//! Whatever is sent arrives the same, however the stream is cut.
+//! Sent PDUs arrive unchanged, however the stream is split.
 
-use net::{Event, Faults, Network, Simulation};
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+
 use proptest::prelude::*;
+use sockets::{
+    ByteStream, Network, NetworkEvent, NetworkFaults, SimulatedNetwork, StreamAddress, TransferResult,
+};
 use wire_nvme::digest::crc32c;
-use wire_nvme::tcp::{C2hData, Fatal, FatalStatus, Framing, Layout, PduType, SHORT_SIZE};
+use wire_nvme::tcp::{C2hData, FatalError, FatalStatus, Framing, PduLayout, PduType, SHORT_SIZE};
 
 use super::*;
 
-/// Keeps every PDU's data; makes each header wait `patience` times.
+/// Records the data of every PDU; makes each header wait `deferrals` times.
 #[derive(Default)]
-struct Keeper {
-    patience: u32,
-    waited: u32,
+struct RecordingConsumer {
+    deferrals: u32,
+    deferred: u32,
     current: Vec<u8>,
     done: Vec<(u16, Vec<u8>, bool)>,
     cccid: u16,
 }
 
-impl Consumer for Keeper {
-    fn header(&mut self, kind: PduType, header: &[u8], layout: &Layout) -> Result<Place, Fatal> {
+impl PduConsumer for RecordingConsumer {
+    fn header(
+        &mut self,
+        kind: PduType,
+        header: &[u8],
+        layout: &PduLayout,
+    ) -> Result<DataPlacement, FatalError> {
         assert_eq!(kind, PduType::C2hData);
-        if self.waited < self.patience {
-            self.waited += 1;
-            return Ok(Place::Wait);
+        if self.deferred < self.deferrals {
+            self.deferred += 1;
+            return Ok(DataPlacement::Wait);
         }
-        self.waited = 0;
+        self.deferred = 0;
         let data = C2hData::decode(header.first_chunk::<SHORT_SIZE>().unwrap());
         self.cccid = data.cccid;
         self.current = vec![0; layout.data_length as usize];
-        if data.cccid.is_multiple_of(7) { Ok(Place::Nowhere) } else { Ok(Place::Here) }
+        if data.cccid.is_multiple_of(7) { Ok(DataPlacement::Discard) } else { Ok(DataPlacement::Buffer) }
     }
 
-    fn place(&mut self, offset: usize, length: usize) -> &mut [u8] {
+    fn data_buffer(&mut self, offset: usize, length: usize) -> &mut [u8] {
         &mut self.current[offset..offset + length]
     }
 
-    fn end(&mut self, digest_ok: bool) -> Result<(), Fatal> {
+    fn pdu_complete(&mut self, digest_ok: bool) -> Result<(), FatalError> {
         self.done.push((self.cccid, std::mem::take(&mut self.current), digest_ok));
         Ok(())
     }
 }
 
-/// Data by slot.
-struct Owner {
+/// Data by slot, and the slots that were released.
+struct TestSource {
     data: Vec<Vec<u8>>,
     sent: Vec<u32>,
 }
 
-impl Segments for Owner {
+impl SegmentSource for TestSource {
     fn bytes(&self, slot: u32, start: usize, length: usize) -> &[u8] {
         &self.data[slot as usize][start..start + length]
     }
@@ -57,7 +67,7 @@ impl Segments for Owner {
     }
 }
 
-fn queue(sender: &mut Sender, framing: &Framing, slot: u32, data: &[u8]) {
+fn queue(sender: &mut PduSender, framing: &Framing, slot: u32, data: &[u8]) {
     let mut header = [0; SHORT_SIZE];
     let length = data.len() as u32;
     let pdu = C2hData { cccid: slot as u16, offset: 0, length, last: true, success: true };
@@ -77,47 +87,136 @@ fn framings() -> impl Strategy<Value = Framing> {
     })
 }
 
+/// The state of a record layer: like TLS it cannot use a part of a record, and keeps what was not read or written.
+#[derive(Default)]
+struct RecordSession {
+    incomplete: Vec<u8>,
+    plaintext: VecDeque<u8>,
+    unsent: VecDeque<u8>,
+}
+
+/// A stream over records of at most 1,000 bytes, each with its length in two bytes before it.
+struct RecordStream<'a, S> {
+    session: &'a mut RecordSession,
+    below: S,
+}
+
+const KEY: u8 = 0x5a;
+
+impl<S: ByteStream> ByteStream for RecordStream<'_, S> {
+    fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
+        let requested: usize = parts.iter().map(|part| part.len()).sum();
+        let RecordSession { incomplete, plaintext, .. } = &mut *self.session;
+        while plaintext.len() < requested {
+            let mut bytes = [0; 700];
+            match self.below.receive(&mut [IoSliceMut::new(&mut bytes)]) {
+                TransferResult::Bytes(count) => incomplete.extend(&bytes[..count]),
+                _ if !plaintext.is_empty() => break,
+                result => return result,
+            }
+            while let [low, high, rest @ ..] = &incomplete[..]
+                && let length = usize::from(u16::from_le_bytes([*low, *high]))
+                && let Some(record) = rest.get(..length)
+            {
+                plaintext.extend(record.iter().map(|byte| byte ^ KEY));
+                incomplete.drain(..2 + length);
+            }
+        }
+        let mut received = 0;
+        for part in parts {
+            let count = part.len().min(plaintext.len());
+            for (to, from) in part.iter_mut().zip(plaintext.drain(..count)) {
+                *to = from;
+            }
+            received += count;
+        }
+        TransferResult::Bytes(received)
+    }
+
+    fn send(&mut self, parts: &[IoSlice<'_>]) -> TransferResult {
+        let offered: Vec<u8> = parts.iter().flat_map(|part| part.iter()).copied().collect();
+        let mut accepted = 0;
+        for record in offered.chunks(1000) {
+            match self.flush() {
+                FlushStatus::Empty => {}
+                FlushStatus::Blocked if accepted > 0 => break,
+                FlushStatus::Blocked => return TransferResult::Blocked,
+                FlushStatus::Failed(kind) => return TransferResult::Failed(kind),
+            }
+            self.session.unsent.extend((record.len() as u16).to_le_bytes());
+            self.session.unsent.extend(record.iter().map(|byte| byte ^ KEY));
+            accepted += record.len();
+        }
+        TransferResult::Bytes(accepted)
+    }
+
+    fn flush(&mut self) -> FlushStatus {
+        while !self.session.unsent.is_empty() {
+            match self.below.send(&[IoSlice::new(self.session.unsent.as_slices().0)]) {
+                TransferResult::Bytes(count) => drop(self.session.unsent.drain(..count)),
+                TransferResult::Blocked => return FlushStatus::Blocked,
+                TransferResult::Closed => return FlushStatus::Failed(std::io::ErrorKind::BrokenPipe),
+                TransferResult::Failed(kind) => return FlushStatus::Failed(kind),
+            }
+        }
+        FlushStatus::Empty
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 200 }))]
 
     #[test]
-    fn pdus_survive_cuts_stalls_and_waiting(
+    fn pdus_arrive_unchanged_with_splits_stalls_and_deferrals(
         framing in framings(),
         sizes in prop::collection::vec(1usize..9000, 1..40),
         seed: u64,
-        patience in 0u32..3,
+        deferrals in 0u32..3,
         scratch in 1usize..6000,
+        records: bool,
     ) {
         let data: Vec<Vec<u8>> =
             sizes.iter().enumerate().map(|(n, size)| (0..*size).map(|at| (at * 31 + n) as u8).collect()).collect();
-        let faults = Faults { cut_per_mille: 400, stall_per_mille: 100, break_per_mille: 0 };
-        let (mut near, mut far) = Simulation::pair(seed, faults);
-        let address = "10.0.0.1:4420".parse().unwrap();
-        far.listen(address).unwrap();
+        let faults = NetworkFaults { cut_per_mille: 400, stall_per_mille: 100, break_per_mille: 0 };
+        let (mut near, mut far) = SimulatedNetwork::pair(seed, faults);
+        let address: StreamAddress = "10.0.0.1:4420".parse().unwrap();
+        far.listen(&address).unwrap();
         let stream = near.connect(address);
         let near_id = near.add(stream).unwrap();
         let mut events = Vec::new();
         far.poll(&mut events);
-        let Some(Event::Incoming { stream, .. }) = events.pop() else { panic!("no connection") };
+        let Some(NetworkEvent::Incoming { stream, .. }) = events.pop() else { panic!("no connection") };
         let far_id = far.add(stream).unwrap();
 
-        let (mut sender, mut receiver, mut keeper) =
-            (Sender::default(), Receiver::default(), Keeper { patience, ..Keeper::default() });
+        let (mut sender, mut receiver, mut consumer) =
+            (PduSender::default(), PduReceiver::default(), RecordingConsumer { deferrals, ..RecordingConsumer::default() });
         receiver.set_framing(framing);
-        let mut owner = Owner { data: data.clone(), sent: Vec::new() };
+        let mut source = TestSource { data: data.clone(), sent: Vec::new() };
         for (slot, data) in data.iter().enumerate() {
             queue(&mut sender, &framing, slot as u32, data);
         }
         let mut scratch = vec![0; scratch];
-        while keeper.done.len() < data.len() {
-            let flushed = sender.flush(&mut near, near_id, &mut owner);
-            prop_assert!(!matches!(flushed, Flushed::Failed(_)));
-            let pumped = pump(&mut receiver, &mut keeper, &mut far, far_id, &mut scratch).unwrap();
-            prop_assert!(!matches!(pumped, Pumped::Closed | Pumped::Failed(_)));
+        let (mut near_session, mut far_session) = (RecordSession::default(), RecordSession::default());
+        while consumer.done.len() < data.len() {
+            let (mut from, mut to) = (near.stream(near_id), far.stream(far_id));
+            let flushed = match records {
+                false => sender.flush(&mut from, &mut source),
+                true => sender.flush(&mut RecordStream { session: &mut near_session, below: from }, &mut source),
+            };
+            prop_assert!(!matches!(flushed, FlushStatus::Failed(_)));
+            let pumped = match records {
+                false => receive_pdus(&mut receiver, &mut consumer, &mut to, &mut scratch),
+                true => {
+                    let mut to = RecordStream { session: &mut far_session, below: to };
+                    receive_pdus(&mut receiver, &mut consumer, &mut to, &mut scratch)
+                }
+            };
+            let pumped = pumped.unwrap();
+            prop_assert!(!matches!(pumped, ReceiveStatus::Closed | ReceiveStatus::Failed(_)));
         }
         prop_assert!(receiver.is_between_pdus());
-        prop_assert_eq!(&owner.sent, &(0..data.len() as u32).collect::<Vec<_>>());
-        for (slot, (cccid, received, digest_ok)) in keeper.done.iter().enumerate() {
+        prop_assert_eq!(&source.sent, &(0..data.len() as u32).collect::<Vec<_>>());
+        for (slot, (cccid, received, digest_ok)) in consumer.done.iter().enumerate() {
             prop_assert_eq!(usize::from(*cccid), slot);
             prop_assert!(*digest_ok);
             if slot % 7 != 0 {
@@ -127,28 +226,41 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_pdus_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..600), framing in framings()) {
-        struct Any(Vec<u8>);
-        impl Consumer for Any {
-            fn header(&mut self, _: PduType, _: &[u8], layout: &Layout) -> Result<Place, Fatal> {
+    fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..600), framing in framings()) {
+        struct Sink(Vec<u8>);
+        impl PduConsumer for Sink {
+            fn header(&mut self, _: PduType, _: &[u8], layout: &PduLayout) -> Result<DataPlacement, FatalError> {
                 self.0 = vec![0; (layout.data_length as usize).min(1 << 16)];
-                Ok(if layout.data_length < 1 << 16 { Place::Here } else { Place::Nowhere })
+                Ok(if layout.data_length < 1 << 16 { DataPlacement::Buffer } else { DataPlacement::Discard })
             }
-            fn place(&mut self, offset: usize, length: usize) -> &mut [u8] {
+            fn data_buffer(&mut self, offset: usize, length: usize) -> &mut [u8] {
                 &mut self.0[offset..offset + length]
             }
-            fn end(&mut self, _: bool) -> Result<(), Fatal> {
+            fn pdu_complete(&mut self, _: bool) -> Result<(), FatalError> {
                 Ok(())
             }
         }
-        let mut receiver = Receiver::default();
+        let mut receiver = PduReceiver::default();
         receiver.set_framing(framing);
-        let _ = receiver.consume(&bytes, &mut Any(Vec::new()));
+        let _ = receiver.consume(&bytes, &mut Sink(Vec::new()));
     }
 }
 
 #[test]
-fn wrong_digests_are_told_apart() {
+#[should_panic(expected = "while a PDU waits for a buffer")]
+fn bytes_beyond_a_waiting_pdu_are_saved_from_one_call_only() {
+    let mut header = [0; SHORT_SIZE];
+    C2hData { cccid: 1, offset: 0, length: 4, last: true, success: true }
+        .encode(&Framing::PLAIN, &mut header);
+    let (mut receiver, mut consumer) =
+        (PduReceiver::default(), RecordingConsumer { deferrals: 1, ..RecordingConsumer::default() });
+    let stream = [&header[..], b"da"].concat();
+    assert_eq!(receiver.consume(&stream, &mut consumer), Ok(ReceiveProgress::Waiting));
+    let _ = receiver.consume(b"ta", &mut consumer);
+}
+
+#[test]
+fn header_and_data_digest_errors_are_distinguished() {
     let framing = Framing { header_digest: true, data_digest: true, data_alignment_bytes: 4 };
     let mut stream = Vec::new();
     let mut header = [0; SHORT_SIZE];
@@ -161,20 +273,24 @@ fn wrong_digests_are_told_apart() {
     stream.extend(crc32c(b"data").to_le_bytes());
 
     let receive = |stream: &[u8]| {
-        let (mut receiver, mut keeper) = (Receiver::default(), Keeper::default());
+        let (mut receiver, mut consumer) = (PduReceiver::default(), RecordingConsumer::default());
         receiver.set_framing(framing);
-        let result = receiver.consume(stream, &mut keeper);
-        (result, keeper.done, receiver.header_in_error().to_vec())
+        let result = receiver.consume(stream, &mut consumer);
+        (result, consumer.done, receiver.failed_header().to_vec())
     };
     assert_eq!(receive(&stream).1, [(1, b"data".to_vec(), true)]);
-    let mut bad = stream.clone();
-    bad[30] ^= 1;
-    let (result, done, _) = receive(&bad);
-    assert_eq!((result, done[0].2), (Ok(Progress::Ready), false), "a data digest error is the command's");
-    let mut bad = stream.clone();
-    bad[9] ^= 1;
-    let (result, done, in_error) = receive(&bad);
-    let information = u32::from_le_bytes(*bad[SHORT_SIZE..].first_chunk().unwrap());
-    assert_eq!(result, Err(Fatal { status: FatalStatus::HeaderDigestError, information }));
-    assert_eq!((done.len(), &in_error[..]), (0, &bad[..SHORT_SIZE]));
+    let mut corrupt = stream.clone();
+    corrupt[30] ^= 1;
+    let (result, done, _) = receive(&corrupt);
+    assert_eq!(
+        (result, done[0].2),
+        (Ok(ReceiveProgress::Ready), false),
+        "a data digest error fails the command only"
+    );
+    let mut corrupt = stream.clone();
+    corrupt[9] ^= 1;
+    let (result, done, in_error) = receive(&corrupt);
+    let information = u32::from_le_bytes(*corrupt[SHORT_SIZE..].first_chunk().unwrap());
+    assert_eq!(result, Err(FatalError { status: FatalStatus::HeaderDigestError, information }));
+    assert_eq!((done.len(), &in_error[..]), (0, &corrupt[..SHORT_SIZE]));
 }

@@ -1,10 +1,11 @@
 //! Reads or writes blocks: `blocks URI read LBA COUNT > file`, `blocks URI write LBA < file`.
 //!
-//! What is written is filled up with zeroes to whole blocks. One request at a time, 64 KiB at most.
+//! Written data is padded with zeroes to whole blocks. One request of at most 64 KiB is in flight at a time.
 
+use dma::Data;
 use std::io::{Read, Write};
 
-use ring::{Op, Request, Tag};
+use block_io::{Op, Request, Tag};
 
 const STEP_BYTES: usize = 64 << 10;
 
@@ -23,8 +24,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if op == Op::Write {
         std::io::stdin().lock().read_to_end(&mut data)?;
     }
-    let arena = memory::Arena::new(memory::Config { shared: true, ..Default::default() });
-    let reactor = reactor::Reactor::new(&reactor::Config { arena, ..Default::default() })?;
+    let arena = dma::Arena::new(dma::ArenaConfig { shared: true, ..Default::default() });
+    let reactor = reactor::Reactor::new(&reactor::ReactorConfig { arena, ..Default::default() })?;
     let core = reactor.core();
     reactor.block_on(async move {
         let mut namespace = nvme::Namespace::open(&core, &uri, &nvme::Options::default()).await?;
@@ -38,12 +39,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let mut buffer = core.pool().take(part.len()).ok_or("no memory")?;
             buffer.as_mut_slice().copy_from_slice(part);
             let mut request = Request::new(Tag(0), op, lba, (part.len() / size) as u32);
-            request.buffer = Some(buffer);
+            request.set_data(Some(buffer));
             let done = namespace.run(request).await;
             if !done.status().is_success() {
                 return Err(format!("block {lba}: {}", done.status()).into());
             }
-            if let Some(buffer) = &done.request().buffer {
+            if let Some(buffer) = done.request().data().and_then(Data::single) {
                 part.copy_from_slice(buffer.as_slice());
             }
             lba += (part.len() / size) as u64;

@@ -1,63 +1,65 @@
-//! Typed commands: everything that [`ring::Op`] has no word for.
+//! Typed commands: NVMe commands that [`block_io::Op`] does not cover.
 //!
-//! A [`Command`] owns its buffers from submission to completion, like a request, and comes back as an
-//! [`Executed`]. The functions here fill in the fields that differ; the driver fills in the command
-//! identifier and how the data is described.
+//! A [`Command`] owns its buffers from submission to completion, like a request, and returns as a
+//! [`CommandCompletion`]. The constructors fill in the command-specific fields; the driver fills in the command
+//! identifier, PSDT and the data pointer.
 
-use memory::Buffer;
-use ring::{Status, Tag};
+use block_io::{Status, Tag};
+use dma::Buffer;
 use wire_nvme::Sqe;
-use wire_nvme::io::{Copy, DatasetManagement, ReadWrite, WriteUncorrectable, WriteZeroes};
+use wire_nvme::io::{CopyCommand, DatasetManagement, ReadWrite, WriteUncorrectable, WriteZeroes};
 use wire_nvme::opcode::NvmOpcode;
-use wire_nvme::reservation::{Acquire, Register, Release, Report};
-use wire_nvme::zone::{Append, ManagementReceive, ManagementSend};
+use wire_nvme::reservation::{
+    ReservationAcquire, ReservationRegister, ReservationRelease, ReservationReport,
+};
+use wire_nvme::zone::{ZoneAppend, ZoneManagementReceive, ZoneManagementSend};
 
-/// A command on its way to the device, with the memory that it needs.
+/// A command to submit, with its buffers.
 #[derive(Debug)]
 pub struct Command {
-    /// The caller's name for it.
+    /// Chosen by the caller; returned with the completion.
     pub tag: Tag,
-    /// The command. Its identifier, data pointer and metadata pointer are the driver's.
+    /// The submission queue entry. The driver fills in command identifier, data pointer and metadata pointer.
     pub sqe: Sqe,
-    /// Its data, the whole buffer.
+    /// Data buffer; the data pointer covers all of it.
     pub data: Option<Buffer>,
-    /// Its metadata, where the namespace keeps metadata apart.
+    /// Metadata buffer, for namespaces with separate metadata.
     pub metadata: Option<Buffer>,
-    /// The data pointer is filled in: commands of the driver's own alone, because an address that a device
-    /// writes to is not for safe code to choose.
-    pub(crate) pointing: bool,
+    /// The data pointer in `sqe` is used as it is. Internal to the driver: safe code must not choose an address that a
+    /// device writes to.
+    pub(crate) has_data_pointer: bool,
 }
 
-/// A command on its way back.
+/// A completed command.
 #[derive(Debug)]
-pub struct Executed {
+pub struct CommandCompletion {
     pub(crate) command: Command,
     pub(crate) status: Status,
     pub(crate) result: u64,
 }
 
-impl Executed {
-    /// The caller's name for it.
+impl CommandCompletion {
+    /// The tag of the submitted command.
     pub fn tag(&self) -> Tag {
         self.command.tag
     }
 
-    /// How it ended.
+    /// Completion status.
     pub fn status(&self) -> Status {
         self.status
     }
 
-    /// Dwords 0 and 1 of the completion: what the command returns besides data.
+    /// Dwords 0 and 1 of the completion queue entry.
     pub fn result(&self) -> u64 {
         self.result
     }
 
-    /// The command that it was, with its buffers.
+    /// The submitted command with its buffers.
     pub fn command(&self) -> &Command {
         &self.command
     }
 
-    /// Gives the command back, to be read from or used again.
+    /// Returns the command, so that its buffers can be read or reused.
     pub fn into_command(self) -> Command {
         self.command
     }
@@ -66,43 +68,43 @@ impl Executed {
 impl Command {
     /// Any command: raw passthrough.
     ///
-    /// Nothing is checked but that the buffers can be described. The device reads or writes at most the
-    /// bytes of `data` if it keeps to the command; the caller answers for a command that moves more.
+    /// The driver checks only that the buffers can be described by a data pointer. The caller must ensure that the
+    /// command transfers no more bytes than `data` and `metadata` hold.
     pub fn raw(tag: Tag, sqe: Sqe, data: Option<Buffer>, metadata: Option<Buffer>) -> Command {
-        Command { tag, sqe, data, metadata, pointing: false }
+        Command { tag, sqe, data, metadata, has_data_pointer: false }
     }
 
-    pub(crate) fn pointing(sqe: Sqe) -> Command {
-        Command { tag: Tag(0), sqe, data: None, metadata: None, pointing: true }
+    pub(crate) fn with_data_pointer(sqe: Sqe) -> Command {
+        Command { tag: Tag(0), sqe, data: None, metadata: None, has_data_pointer: true }
     }
 
     fn with(tag: Tag, nsid: u32, sqe: Sqe, data: Option<Buffer>) -> Command {
-        Command { tag, sqe: Sqe { nsid, flags: 0, ..sqe }, data, metadata: None, pointing: false }
+        Command { tag, sqe: Sqe { nsid, flags: 0, ..sqe }, data, metadata: None, has_data_pointer: false }
     }
 
-    /// The same with metadata in a buffer of its own.
+    /// Adds a separate metadata buffer.
     #[must_use]
     pub fn with_metadata(self, metadata: Buffer) -> Command {
         Command { metadata: Some(metadata), ..self }
     }
 
-    /// Read, with everything that a read can ask for: protection information, hints, directives.
+    /// Read, with all options: protection information, dataset management hints, directives.
     pub fn read(tag: Tag, nsid: u32, view: &ReadWrite, data: Buffer) -> Command {
         Command::with(tag, nsid, view.to_sqe(NvmOpcode::Read), Some(data))
     }
 
-    /// Write, likewise.
+    /// Write, with all options.
     pub fn write(tag: Tag, nsid: u32, view: &ReadWrite, data: Buffer) -> Command {
         Command::with(tag, nsid, view.to_sqe(NvmOpcode::Write), Some(data))
     }
 
-    /// Compare: fails with [`Status::COMPARE_FAILURE`] where the blocks are not `data`.
+    /// Compare: fails with [`Status::COMPARE_FAILURE`] if the blocks differ from `data`.
     pub fn compare(tag: Tag, nsid: u32, view: &ReadWrite, data: Buffer) -> Command {
         Command::with(tag, nsid, view.to_sqe(NvmOpcode::Compare), Some(data))
     }
 
-    /// Compare and write as one: the write happens if the comparison held. Submit both together, in order;
-    /// each completes by itself.
+    /// Fused compare and write: the write is executed if the compare succeeds. Submit both together, in order; each
+    /// has a completion of its own.
     pub fn compare_and_write(
         tags: (Tag, Tag),
         nsid: u32,
@@ -117,12 +119,12 @@ impl Command {
         [compare, write]
     }
 
-    /// Verify: the device reads and checks the blocks, and sends nothing.
+    /// Verify: the device reads and checks the blocks without a data transfer.
     pub fn verify(tag: Tag, nsid: u32, view: &ReadWrite) -> Command {
         Command::with(tag, nsid, view.to_sqe(NvmOpcode::Verify), None)
     }
 
-    /// Write Uncorrectable: reading the blocks fails until they are written again.
+    /// Write Uncorrectable: reads of the blocks fail until they are written again.
     pub fn write_uncorrectable(tag: Tag, nsid: u32, view: &WriteUncorrectable) -> Command {
         Command::with(tag, nsid, view.to_sqe(), None)
     }
@@ -143,48 +145,48 @@ impl Command {
     }
 
     /// Copy within the namespace; `ranges` holds as many source ranges as `view` says.
-    pub fn copy(tag: Tag, nsid: u32, view: &Copy, ranges: Buffer) -> Command {
+    pub fn copy(tag: Tag, nsid: u32, view: &CopyCommand, ranges: Buffer) -> Command {
         Command::with(tag, nsid, view.to_sqe(), Some(ranges))
     }
 
     /// Reservation Register; `keys` holds 16 bytes.
-    pub fn reservation_register(tag: Tag, nsid: u32, view: &Register, keys: Buffer) -> Command {
+    pub fn reservation_register(tag: Tag, nsid: u32, view: &ReservationRegister, keys: Buffer) -> Command {
         Command::with(tag, nsid, view.to_sqe(), Some(keys))
     }
 
     /// Reservation Acquire; `keys` holds 16 bytes.
-    pub fn reservation_acquire(tag: Tag, nsid: u32, view: &Acquire, keys: Buffer) -> Command {
+    pub fn reservation_acquire(tag: Tag, nsid: u32, view: &ReservationAcquire, keys: Buffer) -> Command {
         Command::with(tag, nsid, view.to_sqe(), Some(keys))
     }
 
     /// Reservation Release; `key` holds 8 bytes.
-    pub fn reservation_release(tag: Tag, nsid: u32, view: &Release, key: Buffer) -> Command {
+    pub fn reservation_release(tag: Tag, nsid: u32, view: &ReservationRelease, key: Buffer) -> Command {
         Command::with(tag, nsid, view.to_sqe(), Some(key))
     }
 
-    /// Reservation Report into `data`, as much as there is room for.
+    /// Reservation Report into `data`, truncated to its length.
     pub fn reservation_report(tag: Tag, nsid: u32, extended: bool, data: Buffer) -> Command {
-        let sqe = Report { extended, length_bytes: data.len() as u64 / 4 * 4 }.to_sqe();
+        let sqe = ReservationReport { extended, length_bytes: data.len() as u64 / 4 * 4 }.to_sqe();
         Command::with(tag, nsid, sqe, Some(data))
     }
 
     /// Zone Management Send: open, close, finish, reset and so on.
-    pub fn zone_send(tag: Tag, nsid: u32, view: &ManagementSend, data: Option<Buffer>) -> Command {
+    pub fn zone_send(tag: Tag, nsid: u32, view: &ZoneManagementSend, data: Option<Buffer>) -> Command {
         Command::with(tag, nsid, view.to_sqe(), data)
     }
 
     /// Zone Management Receive: the report of zones.
-    pub fn zone_report(tag: Tag, nsid: u32, view: &ManagementReceive, data: Buffer) -> Command {
+    pub fn zone_report(tag: Tag, nsid: u32, view: &ZoneManagementReceive, data: Buffer) -> Command {
         Command::with(tag, nsid, view.to_sqe(), Some(data))
     }
 
-    /// Zone Append; the completion's result is the first block that was written.
-    pub fn zone_append(tag: Tag, nsid: u32, view: &Append, data: Buffer) -> Command {
+    /// Zone Append; the result of the completion is the first LBA written.
+    pub fn zone_append(tag: Tag, nsid: u32, view: &ZoneAppend, data: Buffer) -> Command {
         Command::with(tag, nsid, view.to_sqe(), Some(data))
     }
 
-    /// Ends it without its having been sent.
-    pub(crate) fn refuse(self, status: Status) -> Executed {
-        Executed { command: self, status, result: 0 }
+    /// Completes the command with an error without submitting it.
+    pub(crate) fn reject(self, status: Status) -> CommandCompletion {
+        CommandCompletion { command: self, status, result: 0 }
     }
 }

@@ -1,4 +1,4 @@
-//! A controller, for everybody who uses it.
+//! The handle to an attached controller.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -8,73 +8,75 @@ use reactor::Core;
 use wire_nvme::admin::{GetFeatures, GetLogPage, Identify, SetFeatures};
 use wire_nvme::identify::{self, Cns, ControllerList, Csi, IdentifyController, NamespaceList};
 use wire_nvme::log::HealthLog;
-use wire_nvme::manage::{Attachment, FormatNvm, NewNamespace};
-use wire_nvme::registers::Version;
+use wire_nvme::manage::{FormatNvm, NamespaceAttachment, NewNamespace};
+use wire_nvme::registers::NvmeVersion;
 use wire_nvme::{NSID_ALL, Sqe};
 
-use crate::device::Device;
-use crate::error::{AdminError, Failure, OpenError};
+use crate::device::NvmeDevice;
+use crate::error::{AdminError, ControllerFailure, NvmeOpenError};
 use crate::namespace_info::NamespaceInfo;
 use crate::options::Options;
 use crate::owner;
 use crate::qpair::QueuePair;
-use crate::registry::{self, Found};
-use crate::shared::{AdminAnswer, AdminData, Ask, Event, Reply, ResetKind, Shared, State};
+use crate::registry::{self, AttachLookup};
+use crate::shared::{
+    AdminData, AdminOutput, NvmeEvent, Oneshot, OwnerRequest, ResetKind, RunState, SharedController,
+};
 use crate::uri::Uri;
 
-/// A controller in memory: attached through PCI Express or vfio-user.
+/// A handle to a controller with a memory-based transport: PCI Express or vfio-user.
 ///
-/// The admin queue lives on the core that attached it, and this is how any thread asks that core: it can be
-/// cloned and sent. I/O goes through [`QueuePair`]s, one a core, or through
-/// [`Namespace`](crate::Namespace)s, which have one each. When the last of all is gone the controller is
-/// shut down.
+/// The core that attaches the controller owns its admin queue. A handle can be cloned and sent to any thread; its
+/// methods send a request to the owner core and wait for the response. I/O goes through [`QueuePair`]s, one per
+/// core, or through [`Namespace`](crate::Namespace)s, which own one each. When the last handle, queue pair and
+/// namespace is dropped, the controller is shut down.
 #[derive(Clone)]
-pub struct Controller(Arc<Handle>);
+pub struct Controller(Arc<ControllerHandle>);
 
-/// What keeps a controller attached.
-pub(crate) struct Handle {
-    pub(crate) shared: Arc<Shared>,
+/// Keeps a controller attached: its drop requests the shutdown.
+pub(crate) struct ControllerHandle {
+    pub(crate) shared: Arc<SharedController>,
 }
 
-impl Drop for Handle {
+impl Drop for ControllerHandle {
     fn drop(&mut self) {
         self.shared.detach.store(true, Ordering::Release);
-        // The flag says it too: a full mailbox is looked at soon.
-        let _ = self.shared.asks.send(Ask::Detach);
+        // The flag covers a full mailbox: the owner checks it every turn.
+        let _ = self.shared.requests.send(OwnerRequest::Detach);
     }
 }
 
-/// How often somebody who waits for another core's attaching looks again.
-const LOOK_NS: u64 = 1_000_000;
+/// Interval at which a core checks whether another core has finished attaching the controller.
+const ATTACH_POLL_NS: u64 = 1_000_000;
 
 impl Controller {
-    pub(crate) fn new(shared: Arc<Shared>) -> Controller {
-        Controller(Arc::new(Handle { shared }))
+    pub(crate) fn new(shared: Arc<SharedController>) -> Controller {
+        Controller(Arc::new(ControllerHandle { shared }))
     }
 
-    pub(crate) fn from_handle(handle: Arc<Handle>) -> Controller {
+    pub(crate) fn from_handle(handle: Arc<ControllerHandle>) -> Controller {
         Controller(handle)
     }
 
-    pub(crate) fn handle(&self) -> &Arc<Handle> {
+    pub(crate) fn handle(&self) -> &Arc<ControllerHandle> {
         &self.0
     }
 
-    /// Attaches the controller that a URI names, or finds the one that this process has attached.
+    /// Attaches the controller that a URI names, or returns a handle to it if this process has attached it already.
     ///
-    /// The first core to attach it owns its admin queue, for as long as anybody uses the controller: its
-    /// reactor must run.
-    pub async fn attach(core: &Core, uri: &Uri, options: &Options) -> Result<Controller, OpenError> {
+    /// The first core to attach the controller owns its admin queue: its reactor must run for as long as the
+    /// controller is in use.
+    pub async fn attach(core: &Core, uri: &Uri, options: &Options) -> Result<Controller, NvmeOpenError> {
         let key = uri.controller();
-        let deadline_ns = sys::clock::now_ns() + options.timeout_ns;
+        let deadline_ns = os::clock::now_ns() + options.timeout_ns;
         let claim = loop {
             match registry::find(&key) {
-                Found::Here(controller) => return Ok(controller),
-                Found::Free(claim) => break claim,
-                Found::Busy if sys::clock::now_ns() > deadline_ns => {
-                    return Err(OpenError::Timeout("attaching on another core"));
+                AttachLookup::Attached(controller) => return Ok(controller),
+                AttachLookup::Vacant(claim) => break claim,
+                AttachLookup::Busy if os::clock::now_ns() > deadline_ns => {
+                    return Err(NvmeOpenError::Timeout("attaching on another core"));
                 }
-                Found::Busy => core.sleep_ns(LOOK_NS).await,
+                AttachLookup::Busy => core.sleep_ns(ATTACH_POLL_NS).await,
             }
         };
         let device = crate::transport::open(uri, core, options)?;
@@ -84,93 +86,96 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Attaches a controller that is reached through a device of the caller's.
+    /// Attaches a controller through a caller-provided device.
     pub async fn attach_device(
         core: &Core,
-        device: Box<dyn Device>,
+        device: Box<dyn NvmeDevice>,
         options: &Options,
-    ) -> Result<Controller, OpenError> {
+    ) -> Result<Controller, NvmeOpenError> {
         owner::attach(core, device, options).await
     }
 
-    /// Makes an I/O queue pair for this core, which need not be the owner's.
-    pub async fn qpair(&self, core: &Core, options: &Options) -> Result<QueuePair, OpenError> {
+    /// Creates an I/O queue pair for this core, which need not be the owner.
+    pub async fn qpair(&self, core: &Core, options: &Options) -> Result<QueuePair, NvmeOpenError> {
         QueuePair::open(core, &self.0, options).await
     }
 
-    /// What Identify Controller said.
+    /// The Identify Controller data structure.
     pub fn identity(&self) -> &IdentifyController {
-        &self.0.shared.facts().identity
+        &self.0.shared.params().identity
     }
 
-    /// The version of the specification that the controller follows.
-    pub fn version(&self) -> Version {
-        self.0.shared.facts().version
+    /// The specification version that the controller reports (VS).
+    pub fn version(&self) -> NvmeVersion {
+        self.0.shared.params().version
     }
 
-    /// I/O queue pairs that can be at a time.
+    /// Most I/O queue pairs at a time.
     pub fn queues_max(&self) -> u16 {
-        self.0.shared.facts().queues_max
+        self.0.shared.params().queues_max
     }
 
     /// Whether shadow doorbells are in use.
     pub fn has_shadow_doorbells(&self) -> bool {
-        self.0.shared.facts().shadow.is_some()
+        self.0.shared.params().shadow.is_some()
     }
 
-    /// Its name, as the URI has it.
+    /// Device name, as in the URI.
     pub fn name(&self) -> String {
         self.0.shared.device().name()
     }
 
-    /// Why it can no longer be used, if so.
-    pub fn failure(&self) -> Option<Failure> {
-        self.0.shared.failure().filter(|_| self.0.shared.signal().state() == State::Dead)
+    /// Why the controller can no longer be used, if it has failed.
+    pub fn failure(&self) -> Option<ControllerFailure> {
+        self.0.shared.failure().filter(|_| self.0.shared.state_word().state() == RunState::Dead)
     }
 
-    /// Resets that it went through.
+    /// Completed controller resets.
     pub fn resets(&self) -> u64 {
         self.0.shared.resets.load(Ordering::Relaxed)
     }
 
-    /// Commands whose abort was asked for because they took too long.
+    /// I/O commands for which an abort was requested after a timeout.
     pub fn aborts(&self) -> u64 {
         self.0.shared.aborts.load(Ordering::Relaxed)
     }
 
-    /// The oldest asynchronous event that nobody has taken yet. Of 64 that wait the oldest is lost.
-    pub fn next_event(&self) -> Option<Event> {
+    /// Takes the oldest pending asynchronous event. At most 64 are pending; then the oldest is dropped.
+    pub fn next_event(&self) -> Option<NvmeEvent> {
         self.0.shared.pop_event()
     }
 
-    /// Any admin command: raw passthrough. Data goes through a buffer of the owner's, 1 MiB at most.
+    /// Executes any admin command: raw passthrough. Data is copied through a buffer of the owner, 1 MiB at most.
     ///
-    /// The command is executed as it is, but for its identifier and data pointer. Commands that create or
-    /// delete queues are refused: they are the driver's own.
-    pub async fn admin(&self, sqe: Sqe, data: AdminData) -> Result<AdminAnswer, AdminError> {
+    /// The driver fills in the command identifier and the data pointer only. Commands that create or delete queues,
+    /// Doorbell Buffer Config and Asynchronous Event Request are rejected: the driver issues them itself.
+    pub async fn admin(&self, sqe: Sqe, data: AdminData) -> Result<AdminOutput, AdminError> {
         use wire_nvme::opcode::AdminOpcode as Op;
         let reserved =
             [Op::CreateIoCq, Op::CreateIoSq, Op::DeleteIoCq, Op::DeleteIoSq, Op::DoorbellBufferConfig];
         if reserved.iter().any(|op| op.to_wire() == sqe.opcode)
             || sqe.opcode == Op::AsyncEventRequest.to_wire()
         {
-            return Err(AdminError::Status(ring::Status::INVALID_OPCODE.do_not_retry()));
+            return Err(AdminError::Status(block_io::Status::INVALID_OPCODE.do_not_retry()));
         }
-        self.ask(|reply| Ask::Admin { sqe: Sqe { flags: 0, ..sqe }, data, reply }).await?
+        self.send_request(|reply| OwnerRequest::Admin { sqe: Sqe { flags: 0, ..sqe }, data, reply }).await?
     }
 
-    async fn ask<T>(&self, make: impl FnOnce(Arc<Reply<T>>) -> Ask) -> Result<T, AdminError> {
+    async fn send_request<T>(
+        &self,
+        make: impl FnOnce(Arc<Oneshot<T>>) -> OwnerRequest,
+    ) -> Result<T, AdminError> {
         let shared = &self.0.shared;
-        let reply = Reply::new();
-        if shared.signal().state() == State::Dead {
-            return Err(AdminError::Failure(shared.failure().unwrap_or(Failure::Detached)));
+        let reply = Oneshot::new();
+        if shared.state_word().state() == RunState::Dead {
+            return Err(AdminError::Failure(shared.failure().unwrap_or(ControllerFailure::Detached)));
         }
-        shared.asks.send(make(reply.clone())).map_err(|_| AdminError::Busy)?;
-        let mut answer = std::pin::pin!(reply.take());
+        shared.requests.send(make(reply.clone())).map_err(|_| AdminError::Busy)?;
+        let mut answer = std::pin::pin!(reply.receive());
         std::future::poll_fn(|context| match answer.as_mut().poll(context) {
-            // Whoever would have answered is gone with its reactor.
+            // The owner's reactor has ended and dropped the request.
             std::task::Poll::Pending if Arc::strong_count(&reply) == 1 => {
-                let failure = shared.failure().unwrap_or(Failure::Detached);
+                let failure = shared.failure().unwrap_or(ControllerFailure::Detached);
                 std::task::Poll::Ready(Err(AdminError::Failure(failure)))
             }
             poll => poll.map(Ok),
@@ -178,24 +183,26 @@ impl Controller {
         .await
     }
 
-    /// Identify, any structure.
+    /// Executes Identify and returns the 4096-byte data structure.
     pub async fn identify(&self, view: &Identify, nsid: u32) -> Result<Vec<u8>, AdminError> {
         Ok(self.admin(view.to_sqe(nsid), AdminData::In(identify::SIZE)).await?.data)
     }
 
-    /// The namespaces that are active, by rising identifier.
+    /// Active namespaces in ascending order of identifier.
     pub async fn active_namespaces(&self) -> Result<Vec<u32>, AdminError> {
         let mut all = Vec::new();
         loop {
             let view = Identify { cns: Cns::ActiveNamespaces.to_wire(), ..Identify::default() };
             let after = all.last().copied().unwrap_or(0);
             let data = self.identify(&view, after).await?;
-            let page = owner_page(&data);
-            let list = NamespaceList::decode(page).map_err(AdminError::Answer)?;
+            let page = owner::identify_page(&data);
+            let list = NamespaceList::decode(page).map_err(AdminError::InvalidResponse)?;
             let full = list.0.len() == identify::NAMESPACE_LIST_MAX;
-            // A list that does not rise above what was asked for would never end.
+            // A list that does not ascend beyond the requested identifier would loop forever.
             if list.0.first().is_some_and(|first| *first <= after) {
-                return Err(AdminError::Failure(Failure::Answer("Identify (active namespaces)")));
+                return Err(AdminError::Failure(ControllerFailure::InvalidResponse(
+                    "Identify (active namespaces)",
+                )));
             }
             all.extend(list.0);
             if !full {
@@ -204,33 +211,33 @@ impl Controller {
         }
     }
 
-    /// What a namespace is. Known namespaces are kept up to date by the controller's events.
-    pub async fn namespace(&self, nsid: u32) -> Result<NamespaceInfo, OpenError> {
+    /// Properties of a namespace. Once known, they are updated by the controller's asynchronous events.
+    pub async fn namespace(&self, nsid: u32) -> Result<NamespaceInfo, NvmeOpenError> {
         let shared = &self.0.shared;
         if nsid == 0 || nsid == NSID_ALL {
-            return Err(OpenError::NoNamespace(nsid));
+            return Err(NvmeOpenError::NoNamespace(nsid));
         }
         if let Some(info) = shared.namespace(nsid) {
             return Ok(info);
         }
-        let answer = self.ask(|reply| Ask::Namespace { nsid, reply }).await;
-        answer.and_then(|inner| inner).map_err(|error| owner::opening("Identify Namespace", error))?;
-        match (shared.namespace(nsid), shared.refusal(nsid)) {
+        let answer = self.send_request(|reply| OwnerRequest::IdentifyNamespace { nsid, reply }).await;
+        answer.and_then(|inner| inner).map_err(|error| error.while_opening("Identify Namespace"))?;
+        match (shared.namespace(nsid), shared.unsupported_reason(nsid)) {
             (Some(info), _) => Ok(info),
-            (None, Some(why)) => Err(OpenError::Format(nsid, why)),
-            (None, None) => Err(OpenError::NoNamespace(nsid)),
+            (None, Some(why)) => Err(NvmeOpenError::UnsupportedFormat(nsid, why)),
+            (None, None) => Err(NvmeOpenError::NoNamespace(nsid)),
         }
     }
 
-    /// Get Log Page, in pieces where it is longer than one buffer.
+    /// Executes Get Log Page, in several commands if the page is longer than 64 KiB.
     pub async fn log_page(&self, view: &GetLogPage, nsid: u32) -> Result<Vec<u8>, AdminError> {
         let mut data = Vec::new();
         let length = usize::try_from(view.length_bytes).unwrap_or(usize::MAX);
         if length == 0 || !length.is_multiple_of(4) || length > LOG_BYTES_MAX {
-            return Err(AdminError::Length(length));
+            return Err(AdminError::InvalidLength(length));
         }
         while data.len() < length {
-            let step = (length - data.len()).min(LOG_STEP_BYTES);
+            let step = (length - data.len()).min(LOG_CHUNK_BYTES);
             let part = GetLogPage {
                 length_bytes: step as u64,
                 offset: view.offset + if view.offset_is_index { 0 } else { data.len() as u64 },
@@ -241,41 +248,41 @@ impl Controller {
         Ok(data)
     }
 
-    /// The health log.
+    /// The SMART / Health Information log page.
     pub async fn health(&self) -> Result<HealthLog, AdminError> {
         let view = GetLogPage { lid: 0x02, length_bytes: 512, ..GetLogPage::default() };
         let data = self.log_page(&view, NSID_ALL).await?;
-        let page = data.first_chunk().expect("512 bytes were asked for");
+        let page = data.first_chunk().expect("the log page has 512 bytes");
         Ok(HealthLog::decode(page))
     }
 
-    /// Get Features; the result's low dword is the value.
+    /// Executes Get Features; the low dword of the result is the value.
     pub async fn features(
         &self,
         view: &GetFeatures,
         nsid: u32,
         data: AdminData,
-    ) -> Result<AdminAnswer, AdminError> {
+    ) -> Result<AdminOutput, AdminError> {
         self.admin(view.to_sqe(nsid), data).await
     }
 
-    /// Set Features.
+    /// Executes Set Features.
     pub async fn set_features(
         &self,
         view: &SetFeatures,
         nsid: u32,
         data: AdminData,
-    ) -> Result<AdminAnswer, AdminError> {
+    ) -> Result<AdminOutput, AdminError> {
         self.admin(view.to_sqe(nsid), data).await
     }
 
-    /// Format NVM. What is known of the namespace is learned anew.
+    /// Executes Format NVM, then identifies the namespace again.
     pub async fn format(&self, view: &FormatNvm, nsid: u32) -> Result<(), AdminError> {
         self.admin(view.to_sqe(nsid), AdminData::None).await?;
         self.refresh(nsid).await
     }
 
-    /// Makes a namespace, which is attached to no controller yet; returns its identifier.
+    /// Creates a namespace and returns its identifier. It is not attached to any controller yet.
     pub async fn create_namespace(&self, new: &NewNamespace, csi: Csi) -> Result<u32, AdminError> {
         let mut data = [0; identify::SIZE];
         new.encode(&mut data);
@@ -297,52 +304,48 @@ impl Controller {
         attach: bool,
     ) -> Result<(), AdminError> {
         if controllers.is_empty() || controllers.len() > identify::CONTROLLER_LIST_MAX {
-            return Err(AdminError::Length(controllers.len()));
+            return Err(AdminError::InvalidLength(controllers.len()));
         }
         let mut data = [0; identify::SIZE];
         ControllerList(controllers.to_vec()).encode(&mut data);
-        self.admin(Attachment { attach }.to_sqe(nsid), AdminData::Out(data.to_vec())).await?;
+        self.admin(NamespaceAttachment { attach }.to_sqe(nsid), AdminData::Out(data.to_vec())).await?;
         self.refresh(nsid).await
     }
 
     async fn refresh(&self, nsid: u32) -> Result<(), AdminError> {
         if self.0.shared.namespaces().contains(&nsid) {
-            self.ask(|reply| Ask::Namespace { nsid, reply }).await??;
-            self.0.shared.note_change();
+            self.send_request(|reply| OwnerRequest::IdentifyNamespace { nsid, reply }).await??;
+            self.0.shared.notify_namespace_change();
         }
         Ok(())
     }
 
     /// Resets the controller by CC.EN. Commands in flight complete with
-    /// [`Status::ABORTED_BY_HOST`](ring::Status::ABORTED_BY_HOST); queue pairs go on by themselves.
-    pub async fn reset(&self) -> Result<(), Failure> {
+    /// [`Status::ABORTED_BY_HOST`](block_io::Status::ABORTED_BY_HOST); queue pairs reconnect by themselves.
+    pub async fn reset(&self) -> Result<(), ControllerFailure> {
         self.reset_by(ResetKind::Controller).await
     }
 
-    /// Resets the whole NVM subsystem (NSSR), where the controller can; by CC.EN where not.
-    pub async fn reset_subsystem(&self) -> Result<(), Failure> {
+    /// Resets the NVM subsystem (NSSR) if the controller supports it, otherwise the controller by CC.EN.
+    pub async fn reset_subsystem(&self) -> Result<(), ControllerFailure> {
         self.reset_by(ResetKind::Subsystem).await
     }
 
-    /// Resets the function, where the transport can; by CC.EN where not.
-    pub async fn reset_function(&self) -> Result<(), Failure> {
+    /// Resets the function if the transport supports it, otherwise the controller by CC.EN.
+    pub async fn reset_function(&self) -> Result<(), ControllerFailure> {
         self.reset_by(ResetKind::Function).await
     }
 
-    async fn reset_by(&self, how: ResetKind) -> Result<(), Failure> {
-        match self.ask(|reply| Ask::Reset { how, reply: Some(reply) }).await {
+    async fn reset_by(&self, kind: ResetKind) -> Result<(), ControllerFailure> {
+        match self.send_request(|reply| OwnerRequest::Reset { kind, reply: Some(reply) }).await {
             Ok(outcome) => outcome,
             Err(AdminError::Failure(failure)) => Err(failure),
-            Err(_) => Err(Failure::ResetFailed),
+            Err(_) => Err(ControllerFailure::ResetFailed),
         }
     }
 }
 
-/// Most bytes of one log page read: the largest that anybody keeps, with room.
+/// Most bytes of one log page: well above the largest that controllers keep.
 const LOG_BYTES_MAX: usize = 64 << 20;
-/// Bytes asked for at a time.
-const LOG_STEP_BYTES: usize = 64 << 10;
-
-fn owner_page(data: &[u8]) -> &[u8; identify::SIZE] {
-    data.first_chunk().expect("Identify data was asked for with a whole page")
-}
+/// Bytes read by one Get Log Page command.
+const LOG_CHUNK_BYTES: usize = 64 << 10;

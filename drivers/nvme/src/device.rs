@@ -1,50 +1,50 @@
-//! What a transport gives the driver: registers, doorbells, and memory that the device can reach.
+//! The interface between the driver and a memory-based transport: registers, doorbells and DMA mappings.
 //!
-//! [`Registers`] and [`Dma`] are all that a controller in memory differs by, whether it is a PCI
-//! Express function, another process behind vfio-user or the software controller of the tests.
-//! Registers are for control and may be slow; doorbells are a mapping, because every batch rings one.
+//! [`Registers`] and [`Dma`] abstract a PCI Express function, another process behind vfio-user and the simulated
+//! controller of the tests. Registers are for control and may be slow; doorbells are mapped memory, because every
+//! batch writes one.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use memory::{ChunkMemory, SharedRegion};
+use dma::{ChunkMemory, SharedRegion};
 
-/// Why a device could not be reached.
+/// Errors of device access.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// It was pulled out, or the process behind it has ended.
-    #[error("the device is gone")]
+    /// The device was removed, or its vfio-user server has ended.
+    #[error("the device is no longer present")]
     Gone,
-    /// The register area is too small for what the controller claims to have.
+    /// BAR0 is too small for the registers and doorbells that the controller reports.
     #[error("BAR0 has {have} bytes, but the controller's registers and doorbells need {need}")]
     BarTooSmall {
-        /// Bytes that there are.
+        /// Present size in bytes.
         have: u64,
-        /// Bytes that are needed.
+        /// Required size in bytes.
         need: u64,
     },
-    /// The memory cannot be shared with the device.
-    #[error("the device cannot be given memory: {0}")]
+    /// The memory cannot be mapped for the device.
+    #[error("cannot map memory for the device: {0}")]
     Memory(String),
-    /// Anything else; the text says what failed and what to do.
+    /// Any other error; the text says what failed and what to do.
     #[error("{0}")]
     Other(String),
 }
 
-/// Where the doorbells are: the mapped part of BAR0 from offset 1000h on.
+/// The mapped doorbell registers: BAR0 from offset 1000h.
 #[derive(Clone)]
-pub struct Doorbells {
-    /// The mapping.
+pub struct DoorbellRegion {
+    /// Mapped part of BAR0.
     pub region: Arc<SharedRegion>,
-    /// Where in it the first doorbell, the admin submission queue's, lies.
+    /// Offset in `region` of the first doorbell, that of the admin submission queue.
     pub offset: u64,
-    /// Bytes of doorbells from there.
+    /// Bytes of doorbells from `offset`.
     pub bytes: u64,
 }
 
 /// The registers of a controller: BAR0.
 ///
-/// A value of all ones is what a PCI Express function that was pulled out reads as; callers look for it.
+/// A removed PCI Express function reads as all ones; callers check for it.
 pub trait Registers: Send + Sync {
     /// Reads 32 bits at `offset`, which is a multiple of 4.
     fn read_u32(&self, offset: u32) -> Result<u32, DeviceError>;
@@ -55,41 +55,41 @@ pub trait Registers: Send + Sync {
     /// Writes 32 bits at `offset`, which is a multiple of 4.
     fn write_u32(&self, offset: u32, value: u32) -> Result<(), DeviceError>;
 
-    /// Writes 64 bits at `offset`, which is a multiple of 8; a transport without such writes makes two
-    /// of 32 bits, the lower half first.
+    /// Writes 64 bits at `offset`, which is a multiple of 8; a transport without 64-bit writes makes two of 32 bits,
+    /// the lower half first.
     fn write_u64(&self, offset: u32, value: u64) -> Result<(), DeviceError>;
 
-    /// The doorbells, at least `bytes` of them.
-    fn doorbells(&self, bytes: u64) -> Result<Doorbells, DeviceError>;
+    /// Maps the doorbells, at least `bytes` bytes.
+    fn doorbells(&self, bytes: u64) -> Result<DoorbellRegion, DeviceError>;
 }
 
-/// Memory that the device reads and writes.
+/// DMA mappings of a device.
 pub trait Dma: Send + Sync {
-    /// Lets the device reach a chunk, and returns the address at which it sees the chunk's first byte.
+    /// Maps a chunk for the device and returns the device address of its first byte.
     ///
-    /// Asked once a chunk and controller. The chunk stays with the device until the device is dropped.
+    /// Called once per chunk and controller. The chunk stays mapped until the device is dropped.
     fn map(&self, chunk: &ChunkMemory) -> Result<u64, DeviceError>;
 
-    /// Lets the device take part: bus mastering, or whatever stands for it.
-    fn start(&self) -> Result<(), DeviceError>;
+    /// Enables the device's DMA: bus mastering for PCI Express, the mappings for vfio-user.
+    fn enable_dma(&self) -> Result<(), DeviceError>;
 
-    /// Takes the memory away: when this has returned without error, the device writes none of it any
-    /// more, whatever its state. [`start`](Self::start) gives it back.
-    fn stop(&self) -> Result<(), DeviceError>;
+    /// Disables the device's DMA: after success the device writes no memory, whatever its state, until
+    /// [`enable_dma`](Self::enable_dma).
+    fn disable_dma(&self) -> Result<(), DeviceError>;
 }
 
-/// A controller's device.
-pub trait Device: Registers + Dma {
-    /// Its name for messages, as the URI has it.
+/// The device of a memory-based controller.
+pub trait NvmeDevice: Registers + Dma {
+    /// Name for messages, as in the URI.
     fn name(&self) -> String;
 
-    /// Whether it still answers, and nobody wants it back, as before an orderly removal.
+    /// Whether the device responds and its orderly removal is not requested.
     fn is_present(&self) -> bool;
 
-    /// Sets up `vectors` interrupts, one event descriptor each, or as many as the device has; none
-    /// where it has no message-signalled interrupts.
+    /// Sets up `vectors` interrupts with one eventfd each, or as many as the device has; none if it has no
+    /// message-signalled interrupts.
     fn interrupts(&self, vectors: u16) -> Result<Vec<OwnedFd>, DeviceError>;
 
-    /// Resets the whole function, where the transport can.
+    /// Resets the function (FLR), if the transport supports it.
     fn reset(&self) -> Result<(), DeviceError>;
 }

@@ -1,63 +1,66 @@
-//! Where the device sees our memory.
+//! Translation of host buffers to device addresses, PRPs and SGLs.
 //!
-//! A queue pair keeps, for each chunk of the arena, the device's address of the chunk and of one page that
-//! lists the chunk's pages. Any buffer lies in one chunk, so that its PRP list is a part of that page
-//! and was written when the chunk was first seen: an I/O of any size writes no list.
+//! For each arena chunk a queue pair caches its device address and a PRP list of all its pages, written when the
+//! chunk is first used. Every buffer lies within one chunk, so that its PRP list is a part of that list: no I/O of
+//! any size writes a PRP list.
 
 use std::sync::Arc;
 
-use memory::{Buffer, CHUNK_BYTES, ChunkMemory, DeviceBuffer, Pool};
+use dma::{Buffer, CHUNK_BYTES, ChunkMemory, DeviceBuffer, Pool};
 use wire_nvme::DataPointer;
 
 use crate::device::DeviceError;
-use crate::shared::Shared;
+use crate::shared::SharedController;
 
-/// What a queue pair knows of the memory that its buffers come from.
+/// Address translation cache of one queue pair, per arena chunk.
+///
+/// [`describe_single_page`](Self::describe_single_page) and [`describe_mapped`](Self::describe_mapped) are the fast
+/// paths for chunks that are mapped already; [`describe`](Self::describe) maps a chunk on first use.
 pub(crate) struct Translator {
-    chunks: Vec<Chunk>,
-    shared: Arc<Shared>,
+    chunks: Vec<MappedChunk>,
+    shared: Arc<SharedController>,
     pool: Pool,
     page_log2: u32,
-    /// Bytes of the device's pages, and that less one: of each there is one look at memory, and no sum.
+    /// Device page size in bytes and its mask, both stored so that the hot path computes neither.
     page_bytes: u64,
     page_mask: u64,
-    /// Whether one SGL descriptor is used where a PRP list would be.
+    /// Use one SGL data block descriptor instead of a PRP list.
     sgl: bool,
-    /// Kept for as long as the device may read them.
+    /// PRP lists, kept for as long as the device may read them.
     lists: Vec<DeviceBuffer>,
 }
 
 #[derive(Clone, Copy)]
-struct Chunk {
-    /// Address of the first byte for us; 0 for a chunk that was not seen.
+struct MappedChunk {
+    /// Host address of the first byte; 0 if the chunk is not mapped yet.
     start: usize,
-    /// And for the device.
+    /// Device address of the first byte.
     device: u64,
-    /// Where the device finds the list of the chunk's pages.
+    /// Device address of the PRP list of the chunk's pages.
     list: u64,
 }
 
-const UNSEEN: Chunk = Chunk { start: 0, device: 0, list: 0 };
-/// A list fits one page of 4 KiB, and so never crosses a page of the device's.
+const UNMAPPED: MappedChunk = MappedChunk { start: 0, device: 0, list: 0 };
+/// A PRP list fits one page of 4 KiB, so that it never crosses a device page.
 const LIST_BYTES: usize = CHUNK_BYTES / 4096 * 8;
 
-/// How a command describes its data.
+/// Data pointer of a command and the PSDT flags that go with it.
 #[derive(Clone, Copy)]
-pub(crate) struct Described {
+pub(crate) struct DataDescriptor {
     pub(crate) data: DataPointer,
-    /// CDW0's flags: PSDT.
+    /// PSDT bits of CDW0.
     pub(crate) flags: u8,
 }
 
-impl Described {
-    pub(crate) const NOTHING: Described = Described { data: DataPointer::prp(0, 0), flags: 0 };
+impl DataDescriptor {
+    pub(crate) const NONE: DataDescriptor = DataDescriptor { data: DataPointer::prp(0, 0), flags: 0 };
 }
 
-/// PSDT of an SGL.
+/// PSDT bits for an SGL data pointer.
 const FLAGS_SGL: u8 = wire_nvme::Sqe::FLAGS_SGL;
 
 impl Translator {
-    pub(crate) fn new(shared: &Arc<Shared>, pool: &Pool, page_log2: u32) -> Translator {
+    pub(crate) fn new(shared: &Arc<SharedController>, pool: &Pool, page_log2: u32) -> Translator {
         Translator {
             chunks: Vec::new(),
             shared: shared.clone(),
@@ -74,11 +77,11 @@ impl Translator {
         self.sgl = sgl;
     }
 
-    /// The device's address of a buffer; `None` for a buffer of a chunk that was not seen, or a lent one.
+    /// Device address of a buffer; `None` if its chunk is not mapped yet, or if the buffer is external memory.
     #[inline(always)]
-    fn find(&self, buffer: &Buffer) -> Option<(u64, &Chunk)> {
-        // Of a lent buffer this is no chunk's index, and it lies in none of them.
-        let chunk = self.chunks.get(buffer.home_index() as usize)?;
+    fn translate(&self, buffer: &Buffer) -> Option<(u64, &MappedChunk)> {
+        // For external memory this is not a chunk index, and the offset check below fails.
+        let chunk = self.chunks.get(buffer.backing_index() as usize)?;
         let offset = buffer.as_ptr().addr().wrapping_sub(chunk.start);
         if offset >= CHUNK_BYTES {
             return None;
@@ -86,23 +89,24 @@ impl Translator {
         Some((chunk.device + offset as u64, chunk))
     }
 
-    /// Describes the first `length` bytes of a buffer, which has at least so many, if they lie on one page of a
-    /// chunk that was seen before.
+    /// Describes the first `length` bytes of a buffer, if they lie within one page of a mapped chunk. The buffer must
+    /// have at least `length` bytes.
     #[inline(always)]
-    pub(crate) fn describe_page(&self, buffer: &Buffer, length: u32) -> Option<Described> {
-        let (address, _) = self.find(buffer)?;
+    pub(crate) fn describe_single_page(&self, buffer: &Buffer, length: u32) -> Option<DataDescriptor> {
+        let (address, _) = self.translate(buffer)?;
         self.is_one_page(address, length)
-            .then_some(Described { data: DataPointer::prp(address, 0), flags: 0 })
+            .then_some(DataDescriptor { data: DataPointer::prp(address, 0), flags: 0 })
     }
 
-    /// The same on any number of pages; `None` where its chunk was not seen before, and for a lent one.
+    /// Describes the first `length` bytes of a buffer over any number of pages; `None` if its chunk is not mapped yet,
+    /// or if the buffer is external memory.
     #[inline(always)]
-    pub(crate) fn describe_known(&self, buffer: &Buffer, length: u32) -> Option<Described> {
-        let (address, chunk) = self.find(buffer)?;
+    pub(crate) fn describe_mapped(&self, buffer: &Buffer, length: u32) -> Option<DataDescriptor> {
+        let (address, chunk) = self.translate(buffer)?;
         if self.is_one_page(address, length) {
-            return Some(Described { data: DataPointer::prp(address, 0), flags: 0 });
+            return Some(DataDescriptor { data: DataPointer::prp(address, 0), flags: 0 });
         }
-        Some(self.describe_pages(address, length, chunk))
+        Some(self.describe_multi_page(address, length, chunk))
     }
 
     #[inline(always)]
@@ -110,46 +114,46 @@ impl Translator {
         (address & self.page_mask) + u64::from(length) <= self.page_bytes
     }
 
-    /// The same for any buffer of our own.
-    pub(crate) fn describe(&mut self, buffer: &Buffer, length: u32) -> Result<Described, DeviceError> {
-        if self.find(buffer).is_none() {
-            self.learn(buffer)?;
+    /// Describes the first `length` bytes of any arena buffer; maps its chunk on first use.
+    pub(crate) fn describe(&mut self, buffer: &Buffer, length: u32) -> Result<DataDescriptor, DeviceError> {
+        if self.translate(buffer).is_none() {
+            self.map_chunk(buffer)?;
         }
-        self.describe_known(buffer, length).ok_or_else(not_ours)
+        self.describe_mapped(buffer, length).ok_or_else(not_arena_memory)
     }
 
-    /// More than what is left of the first page.
+    /// Describes a range that crosses a page boundary: two PRPs, an SGL descriptor or a PRP list.
     #[inline]
-    fn describe_pages(&self, address: u64, length: u32, chunk: &Chunk) -> Described {
+    fn describe_multi_page(&self, address: u64, length: u32, chunk: &MappedChunk) -> DataDescriptor {
         let page = self.page_bytes;
         let first = page - (address & self.page_mask);
         if u64::from(length) <= first + page {
-            return Described { data: DataPointer::prp(address, address + first), flags: 0 };
+            return DataDescriptor { data: DataPointer::prp(address, address + first), flags: 0 };
         }
         if self.sgl {
             let data = wire_nvme::sqe::Sgl::DataBlock { address, length }.into();
-            return Described { data, flags: FLAGS_SGL };
+            return DataDescriptor { data, flags: FLAGS_SGL };
         }
         let index = ((address - chunk.device) >> self.page_log2) + 1;
-        Described { data: DataPointer::prp(address, chunk.list + 8 * index), flags: 0 }
+        DataDescriptor { data: DataPointer::prp(address, chunk.list + 8 * index), flags: 0 }
     }
 
-    /// The device's address of a buffer's first byte.
+    /// Device address of a buffer's first byte; maps its chunk on first use.
     pub(crate) fn address(&mut self, buffer: &Buffer) -> Result<u64, DeviceError> {
-        if self.find(buffer).is_none() {
-            self.learn(buffer)?;
+        if self.translate(buffer).is_none() {
+            self.map_chunk(buffer)?;
         }
-        self.find(buffer).map(|(address, _)| address).ok_or_else(not_ours)
+        self.translate(buffer).map(|(address, _)| address).ok_or_else(not_arena_memory)
     }
 
-    /// Maps the chunk that a buffer lies in, and writes its list.
+    /// Maps the chunk of a buffer and writes its PRP list.
     #[cold]
-    fn learn(&mut self, buffer: &Buffer) -> Result<(), DeviceError> {
-        let chunk = buffer.chunk().ok_or_else(not_ours)?;
+    fn map_chunk(&mut self, buffer: &Buffer) -> Result<(), DeviceError> {
+        let chunk = buffer.chunk().ok_or_else(not_arena_memory)?;
         let device = self.map(&chunk)?;
         let list =
             self.pool.take(LIST_BYTES).ok_or_else(|| DeviceError::Memory("no buffer is left".into()))?;
-        let home = list.chunk().ok_or_else(not_ours)?;
+        let home = list.chunk().ok_or_else(not_arena_memory)?;
         let list_address = self.map(&home)? + (list.as_ptr().addr() - home.start.addr()) as u64;
         let list = DeviceBuffer::new(list);
         for index in 0..(CHUNK_BYTES >> self.page_log2) as u64 {
@@ -158,9 +162,9 @@ impl Translator {
         self.lists.push(list);
         let index = chunk.index as usize;
         if self.chunks.len() <= index {
-            self.chunks.resize(index + 1, UNSEEN);
+            self.chunks.resize(index + 1, UNMAPPED);
         }
-        self.chunks[index] = Chunk { start: chunk.start.addr(), device, list: list_address };
+        self.chunks[index] = MappedChunk { start: chunk.start.addr(), device, list: list_address };
         Ok(())
     }
 
@@ -171,16 +175,16 @@ impl Translator {
         }
         let page = 1u64 << self.page_log2;
         Err(DeviceError::Memory(format!(
-            "address {device:#x} does not begin one of its pages of {page} bytes"
+            "device address {device:#x} is not aligned to its page size of {page} bytes"
         )))
     }
 
-    /// Bytes of lists.
+    /// Bytes used by PRP lists and the chunk table.
     pub(crate) fn list_bytes(&self) -> usize {
-        self.lists.len() * LIST_BYTES + self.chunks.capacity() * size_of::<Chunk>()
+        self.lists.len() * LIST_BYTES + self.chunks.capacity() * size_of::<MappedChunk>()
     }
 }
 
-fn not_ours() -> DeviceError {
-    DeviceError::Memory("the buffer is part of memory that was lent".into())
+fn not_arena_memory() -> DeviceError {
+    DeviceError::Memory("the buffer is external memory, which is not mapped for the device".into())
 }

@@ -1,160 +1,178 @@
-//! What can go wrong between a host and a controller.
+//! Error types: controller failures, errors of opening and of admin commands.
 
 use std::io::ErrorKind;
 
-use ring::Status;
+use block_io::{FabricsStatus, Status};
 use wire_nvme::DecodeError;
-use wire_nvme::tcp::{Fatal, PduType};
+use wire_nvme::tcp::{FatalError, PduType};
 
 use crate::device::DeviceError;
 use crate::uri::UriError;
 
 /// Why a controller can no longer be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
-    /// The controller closed it.
+pub enum ControllerFailure {
+    /// The controller closed the TCP connection.
     #[error("the controller closed the connection")]
     Closed,
-    /// The network failed.
+    /// A socket error.
     #[error("the connection failed: {0}")]
     Network(ErrorKind),
-    /// The controller sent what it may not.
-    #[error("the controller broke the protocol: {0}")]
-    Protocol(Fatal),
-    /// The controller says that we did.
+    /// The controller sent an invalid PDU.
+    #[error("the controller violated the protocol: {0}")]
+    Protocol(FatalError),
+    /// The controller sent C2HTermReq: it reports a protocol error of the host.
     #[error("the controller terminated the connection: {0}")]
-    Terminated(Fatal),
-    /// A PDU of a kind that only hosts send, or out of turn.
-    #[error("the controller sent a {0:?} PDU out of turn")]
+    Terminated(FatalError),
+    /// A PDU that only hosts send, or that is not valid in the present state.
+    #[error("the controller sent an unexpected {0:?} PDU")]
     Unexpected(PduType),
-    /// The device was pulled out.
+    /// The device was removed.
     #[error("the device was removed")]
     Removed,
-    /// The controller says that it cannot go on (CSTS.CFS).
+    /// The controller reports a fatal status (CSTS.CFS).
     #[error("the controller reports a fatal status")]
     Fatal,
-    /// A completion queue entry that answers nothing that was asked.
-    #[error("the controller broke queue {qid}: {what}")]
-    Queue {
-        /// The queue; 0 is the admin queue.
+    /// A completion queue entry that matches no command in flight.
+    #[error("invalid completion on queue {qid}: {what}")]
+    BadCompletion {
+        /// Queue identifier; 0 is the admin queue.
         qid: u16,
-        /// What was wrong.
+        /// What is wrong with the entry.
         what: BadCompletion,
     },
-    /// CAP is not what it was before the reset.
-    #[error("the controller's capabilities changed over a reset")]
+    /// CAP, or the number of queues granted, is not the same after a reset.
+    #[error("the controller's capabilities changed across a reset")]
     CapabilitiesChanged,
     /// CSTS.RDY did not follow CC.EN within CAP.TO.
     #[error("the controller did not become {} within {timeout_ms} ms", if *.ready { "ready" } else { "disabled" })]
-    Unready {
-        /// What was waited for.
+    ReadyTimeout {
+        /// The expected value of CSTS.RDY.
         ready: bool,
-        /// How long.
+        /// Timeout from CAP.TO, in milliseconds.
         timeout_ms: u32,
     },
-    /// An admin command was not answered.
-    #[error("the controller left an admin command unanswered")]
+    /// An admin command or a Keep Alive timed out.
+    #[error("an admin command timed out")]
     AdminTimeout,
-    /// An I/O queue could not be created anew after a reset.
-    #[error("the controller refused queue {0} after a reset: {1}")]
-    QueueRefused(u16, Status),
-    /// The controller's answer to a command makes no sense.
-    #[error("the controller's answer to {0} makes no sense")]
-    Answer(&'static str),
-    /// A reset was asked for too often, or failed otherwise.
+    /// The controller rejected an I/O queue with this identifier after a reset, with this status.
+    #[error("the controller rejected queue {0} after a reset: {1}")]
+    QueueRejected(u16, Status),
+    /// The response to a command, or the value of a register, is invalid.
+    #[error("the controller returned an invalid response to {0}")]
+    InvalidResponse(&'static str),
+    /// A reset failed, or too many resets were needed.
     #[error("the controller could not be reset")]
     ResetFailed,
-    /// It was let go.
+    /// The last handle was dropped, or the owner's reactor has ended.
     #[error("the controller was detached")]
     Detached,
 }
 
-/// What is wrong with a completion queue entry.
+/// Why a completion queue entry is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadCompletion {
-    /// The command identifier is above any that is used.
+    /// The command identifier names no slot.
     #[error("command identifier {0:#x} is out of range")]
     CommandOutOfRange(u16),
-    /// No such command is in flight.
+    /// No command with this identifier is in flight.
     #[error("command identifier {0:#x} is not in flight")]
     NotInFlight(u16),
-    /// The head is not in the submission queue.
+    /// SQHD is not within the submission queue.
     #[error("submission queue head {0} is outside of the queue")]
-    Head(u16),
-    /// The entry is for another queue's command.
-    #[error("an entry for submission queue {0}")]
+    SqHeadOutOfRange(u16),
+    /// SQID names another submission queue.
+    #[error("completion for submission queue {0}")]
     WrongQueue(u16),
 }
 
-/// Why a namespace could not be opened.
+/// Why a controller or namespace could not be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// No socket.
+pub enum NvmeOpenError {
+    /// The TCP connection could not be established.
     #[error("cannot connect to {0}: {1}")]
     Connect(std::net::SocketAddr, std::io::Error),
-    /// The name of the host.
+    /// The URI is invalid, or its host could not be resolved.
     #[error(transparent)]
     Uri(#[from] UriError),
-    /// The connection ended on the way.
+    /// The controller failed meanwhile.
     #[error("{0}")]
-    Failure(#[from] Failure),
-    /// The device could not be reached.
+    Failure(#[from] ControllerFailure),
+    /// The device with this name could not be accessed.
     #[error("{0}: {1}")]
     Device(String, DeviceError),
-    /// A command failed.
+    /// A command failed with this status.
     #[error("{0} failed: {1}")]
     Command(&'static str, Status),
-    /// The controller answered with nonsense.
-    #[error("the controller's answer to {0} makes no sense: {1}")]
-    Answer(&'static str, DecodeError),
-    /// The controller is not one that this driver drives.
-    #[error("the controller cannot be used: {0}")]
+    /// The controller rejected a Connect command.
+    #[error("Connect failed: {0}")]
+    ConnectRejected(FabricsStatus),
+    /// The response to a command could not be decoded.
+    #[error("the controller returned an invalid response to {0}: {1}")]
+    InvalidResponse(&'static str, DecodeError),
+    /// The driver does not support the controller.
+    #[error("the controller is not supported: {0}")]
     Unsupported(&'static str),
-    /// There is no such namespace.
+    /// No active namespace has this identifier.
     #[error("the subsystem has no namespace {0}")]
     NoNamespace(u32),
-    /// The namespace cannot be used.
+    /// The format of the namespace is not supported.
     #[error("namespace {0} has a format that is not supported: {1}")]
-    Format(u32, &'static str),
-    /// Another process has to see our buffers.
-    #[error("{0} is another process, which must see our buffers: make the arena with `shared: true`")]
-    NotShared(String),
-    /// Out of I/O queues.
+    UnsupportedFormat(u32, &'static str),
+    /// vfio-user needs an arena that can be shared with the server.
+    #[error("{0} is in another process and needs shared buffers: create the arena with `shared: true`")]
+    MemoryNotShared(String),
+    /// All I/O queues of the controller are in use; it has this many.
     #[error("the controller has no I/O queue left; it has {0}")]
-    NoQueue(u32),
-    /// Out of buffers.
+    NoFreeQueue(u32),
+    /// The buffer pool is exhausted.
     #[error("no buffer memory is left; raise the limit")]
     NoMemory,
-    /// The controller took too long.
+    /// The controller did not respond in time.
     #[error("the controller did not answer {0} in time")]
     Timeout(&'static str),
-    /// What was asked cannot be asked.
+    /// An argument is invalid.
     #[error("{0}")]
-    Invalid(&'static str),
+    InvalidArgument(&'static str),
 }
 
-/// Why an admin command has no answer.
+impl AdminError {
+    /// This error of the command `what`, as the reason why a controller or namespace could not be opened.
+    pub(crate) fn while_opening(self, what: &'static str) -> NvmeOpenError {
+        match self {
+            AdminError::Status(status) => NvmeOpenError::Command(what, status),
+            AdminError::Failure(ControllerFailure::AdminTimeout) => NvmeOpenError::Timeout(what),
+            AdminError::Failure(failure) => NvmeOpenError::Failure(failure),
+            AdminError::InvalidResponse(error) => NvmeOpenError::InvalidResponse(what, error),
+            AdminError::NoMemory | AdminError::InvalidLength(_) => NvmeOpenError::NoMemory,
+            // Without a limit of its own: a reset or a full queue has outlasted the command's deadline.
+            AdminError::Reset | AdminError::Busy => NvmeOpenError::Timeout(what),
+        }
+    }
+}
+
+/// Why an admin command failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdminError {
-    /// The controller answered that it failed.
+    /// The command completed with an error status.
     #[error("{0}")]
     Status(Status),
-    /// The controller is not there any more, or was reset meanwhile.
+    /// The controller has failed.
     #[error("{0}")]
-    Failure(Failure),
-    /// The controller was reset before it answered.
-    #[error("the controller was reset before it answered")]
+    Failure(ControllerFailure),
+    /// A controller reset aborted the command.
+    #[error("the command was aborted by a controller reset")]
     Reset,
-    /// The answer cannot be understood.
-    #[error("the answer makes no sense: {0}")]
-    Answer(DecodeError),
-    /// More data than a buffer holds, or none where some is needed.
-    #[error("{0} bytes of data are not 1 to {max}", max = memory::BUFFER_BYTES_MAX)]
-    Length(usize),
-    /// Out of buffers.
+    /// The returned data could not be decoded.
+    #[error("the controller returned invalid data: {0}")]
+    InvalidResponse(DecodeError),
+    /// The data length, in bytes, is 0 or more than a buffer holds.
+    #[error("data length {0} is not between 1 and {max} bytes", max = dma::BUFFER_BYTES_MAX)]
+    InvalidLength(usize),
+    /// The buffer pool is exhausted.
     #[error("no buffer memory is left; raise the limit")]
     NoMemory,
-    /// Too much is being asked at once.
-    #[error("too many admin commands are waiting")]
+    /// The admin queue or the owner's mailbox is full.
+    #[error("too many admin commands are pending")]
     Busy,
 }

@@ -1,49 +1,49 @@
-//! Errors on purpose: what a test makes of completions that match.
+//! Fault injection into completions, for tests.
 
-use ring::Status;
+use block_io::Status;
 
-/// What becomes of a completion.
+/// Fault applied to a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// It is thrown away, as if the device had never answered; the command stays in flight until the
+pub enum CompletionFault {
+    /// The completion is dropped, as if the device had never posted it; the command stays in flight until the
     /// controller is reset.
     Drop,
-    /// It reports this instead.
+    /// The completion reports this status.
     Status(Status),
 }
 
-/// A fault for the next commands of one kind.
+/// A fault for the next commands with one opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Injection {
-    /// Opcode of the commands.
+pub struct CompletionInjection {
+    /// NVM opcode of the commands; see [`opcode_of`](crate::opcode_of).
     pub opcode: u8,
-    /// How many of them.
+    /// Number of completions to which the fault applies.
     pub count: u32,
-    /// What becomes of their completions.
-    pub fault: Fault,
+    /// Fault applied to their completions.
+    pub fault: CompletionFault,
 }
 
-/// Most injections at a time on one queue.
+/// Most active injections per queue.
 const INJECTIONS_MAX: usize = 16;
 
 #[derive(Default)]
-pub(crate) struct Injections(Vec<Injection>);
+pub(crate) struct CompletionInjections(Vec<CompletionInjection>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Injected {
+pub(crate) enum InjectedFault {
     Nothing,
     Status(Status),
     Drop,
 }
 
-impl Injections {
+impl CompletionInjections {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Adds one; `false` when there are too many.
-    pub(crate) fn add(&mut self, injection: Injection) -> bool {
+    /// Adds an injection; returns `false` if there are too many or its count is 0.
+    pub(crate) fn add(&mut self, injection: CompletionInjection) -> bool {
         let room = self.0.len() < INJECTIONS_MAX && injection.count > 0;
         if room {
             self.0.push(injection);
@@ -55,9 +55,9 @@ impl Injections {
         self.0.clear();
     }
 
-    pub(crate) fn next(&mut self, opcode: u8) -> Injected {
+    pub(crate) fn next(&mut self, opcode: u8) -> InjectedFault {
         let Some(at) = self.0.iter().position(|injection| injection.opcode == opcode) else {
-            return Injected::Nothing;
+            return InjectedFault::Nothing;
         };
         let injection = &mut self.0[at];
         injection.count -= 1;
@@ -66,8 +66,8 @@ impl Injections {
             self.0.remove(at);
         }
         match fault {
-            Fault::Drop => Injected::Drop,
-            Fault::Status(status) => Injected::Status(status),
+            CompletionFault::Drop => InjectedFault::Drop,
+            CompletionFault::Status(status) => InjectedFault::Status(status),
         }
     }
 }

@@ -1,15 +1,15 @@
-//! A user-space NVMe driver: polled, one queue pair a core, no locks, no copies.
+//! A user-space NVMe driver: polled, one queue pair per core, no locks and no copies on the I/O path.
 //!
-//! [`Uri`] names a namespace, [`Namespace::open`] opens it on a core, and a [`Namespace`] is a
-//! [`ring::Channel`] of reads, writes, flushes, unmaps and write zeroes, whatever is in between: PCI
-//! Express (VFIO or UIO), vfio-user or TCP. [`Controller`] is the admin side of one that has its queues in
-//! memory, [`QueuePair`] takes every other [`Command`].
+//! A [`Uri`] names a namespace, and [`Namespace::open`] opens it on a core. A [`Namespace`] is a
+//! [`block_io::Channel`] of reads, writes, flushes, unmaps and write zeroes over every transport: PCI Express
+//! (VFIO or UIO), vfio-user and TCP. [`Controller`] is the admin interface of a controller with a memory-based
+//! transport. A [`QueuePair`] takes every other [`Command`].
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use ring::{Request, Tag};
+//! use block_io::{Request, Tag};
 //! let uri: nvme::Uri = "nvme+pcie://0000:03:00.0?ns=1".parse()?;
-//! let reactor = reactor::Reactor::new(&reactor::Config::default())?;
+//! let reactor = reactor::Reactor::new(&reactor::ReactorConfig::default())?;
 //! let core = reactor.core();
 //! reactor.block_on(async move {
 //!     let mut namespace = nvme::Namespace::open(&core, &uri, &nvme::Options::default()).await?;
@@ -22,23 +22,23 @@
 //! # }
 //! ```
 //!
-//! The functions of table 1 of "SPDK: A development kit to build high performance storage applications"
-//! (Yang et al., 2017), and what stands for them here:
+//! The functions in table 1 of "SPDK: A development kit to build high performance storage applications"
+//! (Yang et al., 2017), and their counterparts:
 //!
-//! | there | here |
+//! | SPDK | this crate |
 //! | --- | --- |
-//! | probe | [`Controller::attach`]; `pci::enumerate` lists what there is |
+//! | probe | [`Controller::attach`]; `pci::enumerate` lists the functions |
 //! | allocate I/O queue pair | [`Controller::qpair`], or [`Namespace::open`] |
 //! | get namespace | [`Controller::namespace`], [`Namespace::of`] |
-//! | read, write | [`Channel::submit`](ring::Channel::submit) of a [`Namespace`]; [`Command::read`], [`Command::write`] with all options |
-//! | dataset management | [`Op::Unmap`](ring::Op::Unmap); [`Command::dataset_management`] |
-//! | flush | [`Op::Flush`](ring::Op::Flush); [`Command::flush`] |
-//! | process completions of a queue pair | [`Channel::poll`](ring::Channel::poll), [`QueuePair::poll_commands`] |
+//! | read, write | [`Channel::submit`](block_io::Channel::submit) of a [`Namespace`]; [`Command::read`], [`Command::write`] with all options |
+//! | dataset management | [`Op::Unmap`](block_io::Op::Unmap); [`Command::dataset_management`] |
+//! | flush | [`Op::Flush`](block_io::Op::Flush); [`Command::flush`] |
+//! | process completions of a queue pair | [`Channel::poll`](block_io::Channel::poll), [`QueuePair::poll_commands`] |
 //! | raw admin command | [`Controller::admin`] |
-//! | process admin completions | the owner core's reactor does it: nothing to call |
+//! | process admin completions | the owner core's reactor polls the admin queue; there is no call |
 //!
-//! A queue pair belongs to the core that made it, and using it from two threads does not compile. `docs/NVME.md`
-//! says what errors mean, what is counted and what memory is held.
+//! A queue pair belongs to the core that created it; using it from two threads does not compile. `docs/NVME.md`
+//! documents errors, counters and memory use.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -69,18 +69,18 @@ mod transport;
 mod uri;
 mod wait;
 
-pub use command::{Command, Executed};
+pub use command::{Command, CommandCompletion};
 pub use controller::Controller;
-pub use device::{Device, DeviceError, Dma, Doorbells, Registers};
-pub use error::{AdminError, BadCompletion, Failure, OpenError};
-pub use inject::{Fault, Injection};
+pub use device::{DeviceError, Dma, DoorbellRegion, NvmeDevice, Registers};
+pub use error::{AdminError, BadCompletion, ControllerFailure, NvmeOpenError};
+pub use inject::{CompletionFault, CompletionInjection};
 pub use namespace::Namespace;
-pub use namespace_info::{Metadata, NamespaceInfo, Protection, ProtectionType};
-pub use options::{Interrupts, Options};
-pub use passthrough::IoAnswer;
+pub use namespace_info::{MetadataFormat, NamespaceInfo, Protection, ProtectionType};
+pub use options::{InterruptMode, Options};
+pub use passthrough::PassthroughOutput;
 pub use qpair::QueuePair;
 pub use queue::opcode_of;
-pub use shared::{AdminAnswer, AdminData, Event};
+pub use shared::{AdminData, AdminOutput, NvmeEvent};
 pub use stats::{Costs, QueueStats};
-pub use tcp::{Association, IoQueue, Membership};
+pub use tcp::{AssociationHandle, TcpAssociation, TcpIoQueue};
 pub use uri::{PcieUri, TcpUri, Uri, UriError, VfioUserUri};

@@ -1,177 +1,184 @@
-//! A namespace as a channel, whatever is in between.
+//! A namespace as a [`Channel`], independent of the transport.
 
-mod direct;
+mod memory_based;
 
-use memory::Buffer;
+use block_io::{Channel, Completion, Request};
+use dma::Data;
 use reactor::Core;
-use ring::{Channel, Completion, Request};
 
 use crate::controller::Controller;
-use crate::error::{Failure, OpenError};
+use crate::error::{ControllerFailure, NvmeOpenError};
 use crate::namespace_info::NamespaceInfo;
 use crate::options::Options;
 use crate::qpair::QueuePair;
 use crate::stats::QueueStats;
 use crate::tcp::TcpNamespace;
 use crate::uri::Uri;
-use crate::wait::{first, next_turn};
+use crate::wait::{next_turn, race};
 
-pub(crate) use direct::Direct;
+pub(crate) use memory_based::MemoryNamespace;
 
 /// A namespace, open on one core with a queue pair of its own.
+///
+/// As a [`Channel`] it takes batches of requests with [`submit`](Channel::submit) and returns completions from
+/// [`poll`](Channel::poll). It dispatches to the memory-based or the TCP implementation with one branch per batch,
+/// not through `dyn`.
 pub struct Namespace {
-    way: Way,
+    transport: NamespaceTransport,
     core: Core,
-    /// What [`run`](Namespace::run) found besides what it waited for.
-    kept: Vec<Completion<Buffer>>,
+    /// Completions of other requests that [`run`](Namespace::run) has received.
+    unreturned: Vec<Completion<Data>>,
 }
 
-enum Way {
+enum NamespaceTransport {
     Tcp(Box<TcpNamespace>),
-    Direct(Box<Direct>),
+    Memory(Box<MemoryNamespace>),
 }
 
-/// Calls a method of whichever it is.
-macro_rules! either {
-    ($way:expr, $namespace:ident => $call:expr) => {
-        match $way {
-            Way::Tcp($namespace) => $call,
-            Way::Direct($namespace) => $call,
+/// Calls a method of the transport's implementation.
+macro_rules! dispatch {
+    ($transport:expr, $namespace:ident => $call:expr) => {
+        match $transport {
+            NamespaceTransport::Tcp($namespace) => $call,
+            NamespaceTransport::Memory($namespace) => $call,
         }
     };
 }
 
 impl Namespace {
-    /// Opens the namespace on the core that will use it, and connects to its controller where that was not
-    /// done yet.
+    /// Opens a namespace on the core that will use it, and attaches its controller if this is not done yet.
     ///
-    /// A controller over PCI Express or vfio-user is attached once a process: the first core to open one of
-    /// its namespaces owns it, and must run for as long as any is open.
-    pub async fn open(core: &Core, uri: &Uri, options: &Options) -> Result<Namespace, OpenError> {
+    /// A controller over PCI Express or vfio-user is attached once per process: the first core to open one of its
+    /// namespaces owns the controller, and must run for as long as any namespace is open.
+    pub async fn open(core: &Core, uri: &Uri, options: &Options) -> Result<Namespace, NvmeOpenError> {
         if let Uri::Tcp(uri) = uri {
             let namespace = TcpNamespace::open(core, uri, options).await?;
-            return Ok(Namespace::new(Way::Tcp(Box::new(namespace)), core));
+            return Ok(Namespace::new(NamespaceTransport::Tcp(Box::new(namespace)), core));
         }
         let controller = Controller::attach(core, uri, options).await?;
         Namespace::of(&controller, core, uri.nsid(), options).await
     }
 
-    /// Opens a namespace of a controller that is attached, on the core that will use it.
+    /// Opens a namespace of an attached controller on the core that will use it.
     pub async fn of(
         controller: &Controller,
         core: &Core,
         nsid: u32,
         options: &Options,
-    ) -> Result<Namespace, OpenError> {
-        let direct = Direct::open(controller, core, nsid, options).await?;
-        Ok(Namespace::new(Way::Direct(Box::new(direct)), core))
+    ) -> Result<Namespace, NvmeOpenError> {
+        let namespace = MemoryNamespace::open(controller, core, nsid, options).await?;
+        Ok(Namespace::new(NamespaceTransport::Memory(Box::new(namespace)), core))
     }
 
-    fn new(way: Way, core: &Core) -> Namespace {
-        Namespace { way, core: core.clone(), kept: Vec::new() }
+    fn new(transport: NamespaceTransport, core: &Core) -> Namespace {
+        Namespace { transport, core: core.clone(), unreturned: Vec::new() }
     }
 
-    /// Executes one request and waits for it: for first steps, tools and tests. What else is in flight
-    /// completes at the next [`poll`](Channel::poll).
-    pub async fn run(&mut self, request: Request<Buffer>) -> Completion<Buffer> {
+    /// Executes one request and waits for its completion: for examples, tools and tests. Other requests in flight
+    /// complete at the next [`poll`](Channel::poll).
+    pub async fn run(&mut self, request: Request<Data>) -> Completion<Data> {
         let tag = request.tag;
         let (mut batch, mut done) = (vec![request], Vec::new());
         loop {
             self.submit(&mut batch);
             self.poll(&mut done);
-            if let Some(at) = done.iter().position(|completion: &Completion<Buffer>| completion.tag() == tag)
+            if let Some(at) = done.iter().position(|completion: &Completion<Data>| completion.tag() == tag)
                 && batch.is_empty()
             {
                 let completion = done.swap_remove(at);
-                self.kept.append(&mut done);
+                self.unreturned.append(&mut done);
                 return completion;
             }
-            let now_ns = sys::clock::now_ns();
+            let now_ns = os::clock::now_ns();
             match self.deadline().map(|at| at.saturating_sub(now_ns)) {
                 Some(0) => next_turn().await,
                 Some(ns) => {
                     let event = std::pin::pin!(self.core.next_event());
-                    first(event, std::pin::pin!(self.core.sleep_ns(ns))).await;
+                    race(event, std::pin::pin!(self.core.sleep_ns(ns))).await;
                 }
                 None => self.core.next_event().await,
             }
         }
     }
 
-    /// Bytes of a logical block.
+    /// Logical block size in bytes.
     pub fn block_size(&self) -> u32 {
-        either!(&self.way, namespace => namespace.block_size())
+        dispatch!(&self.transport, namespace => namespace.block_size())
     }
 
     /// Number of logical blocks.
     pub fn blocks(&self) -> u64 {
-        either!(&self.way, namespace => namespace.blocks())
+        dispatch!(&self.transport, namespace => namespace.blocks())
     }
 
     /// Most bytes of one request.
     pub fn transfer_max_bytes(&self) -> u32 {
-        either!(&self.way, namespace => namespace.transfer_max_bytes())
+        dispatch!(&self.transport, namespace => namespace.transfer_max_bytes())
     }
 
-    /// Why the namespace can no longer be reached, if so.
-    pub fn failure(&self) -> Option<Failure> {
-        either!(&self.way, namespace => namespace.failure())
+    /// Why the controller can no longer be used, if it has failed.
+    pub fn failure(&self) -> Option<ControllerFailure> {
+        dispatch!(&self.transport, namespace => namespace.failure())
     }
 
-    /// What identification told; not over TCP.
+    /// Properties of the namespace; `None` over TCP.
     pub fn info(&self) -> Option<&NamespaceInfo> {
-        match &self.way {
-            Way::Tcp(_) => None,
-            Way::Direct(namespace) => Some(namespace.info()),
+        match &self.transport {
+            NamespaceTransport::Tcp(_) => None,
+            NamespaceTransport::Memory(namespace) => Some(namespace.info()),
         }
     }
 
-    /// Its queue pair, for typed commands and for what it counts; not over TCP.
+    /// The queue pair, for typed commands and counters; `None` over TCP.
     pub fn queue_pair(&mut self) -> Option<&mut QueuePair> {
-        match &mut self.way {
-            Way::Tcp(_) => None,
-            Way::Direct(namespace) => Some(namespace.queue_pair()),
+        match &mut self.transport {
+            NamespaceTransport::Tcp(_) => None,
+            NamespaceTransport::Memory(namespace) => Some(namespace.queue_pair()),
         }
     }
 
-    /// What its queue counted.
+    /// Counters of the queue pair.
     pub fn stats(&self) -> QueueStats {
-        match &self.way {
-            Way::Tcp(namespace) => namespace.stats(),
-            Way::Direct(namespace) => namespace.stats(),
+        match &self.transport {
+            NamespaceTransport::Tcp(namespace) => namespace.stats(),
+            NamespaceTransport::Memory(namespace) => namespace.stats(),
         }
     }
 
-    /// Its controller; not over TCP.
+    /// The controller; `None` over TCP.
     pub fn controller(&self) -> Option<&Controller> {
-        match &self.way {
-            Way::Tcp(_) => None,
-            Way::Direct(namespace) => Some(namespace.controller()),
+        match &self.transport {
+            NamespaceTransport::Tcp(_) => None,
+            NamespaceTransport::Memory(namespace) => Some(namespace.controller()),
         }
     }
 }
 
 impl Channel for Namespace {
-    type Request = Request<Buffer>;
-    type Completion = Completion<Buffer>;
+    type Request = Request<Data>;
+    type Completion = Completion<Data>;
 
     #[inline]
     fn submit(&mut self, batch: &mut Vec<Self::Request>) {
-        either!(&mut self.way, namespace => namespace.submit(batch))
+        dispatch!(&mut self.transport, namespace => namespace.submit(batch))
     }
 
     #[inline]
     fn poll(&mut self, sink: &mut Vec<Self::Completion>) -> usize {
-        let count = either!(&mut self.way, namespace => namespace.poll(sink));
-        if self.kept.is_empty() {
+        let count = dispatch!(&mut self.transport, namespace => namespace.poll(sink));
+        if self.unreturned.is_empty() {
             return count;
         }
-        let kept = self.kept.len();
-        sink.append(&mut self.kept);
+        let kept = self.unreturned.len();
+        sink.append(&mut self.unreturned);
         count + kept
     }
 
     fn deadline(&self) -> Option<u64> {
-        if self.kept.is_empty() { either!(&self.way, namespace => namespace.deadline()) } else { Some(0) }
+        if self.unreturned.is_empty() {
+            dispatch!(&self.transport, namespace => namespace.deadline())
+        } else {
+            Some(0)
+        }
     }
 }

@@ -1,72 +1,72 @@
-//! What is known of a namespace.
+//! Properties of a namespace, and how its requests become commands.
 
-use memory::Buffer;
-use ring::Request;
+use block_io::{Op, Request};
+use dma::{Buffer, Data};
 use wire_nvme::identify::{Csi, IdentifyController, IdentifyNamespace, NvmController, oncs};
 use wire_nvme::io::Prinfo;
 
-use crate::error::OpenError;
+use crate::error::NvmeOpenError;
 
-/// What identification told of a namespace.
+/// Properties of a namespace, from Identify Namespace and the controller's limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamespaceInfo {
-    /// Its identifier.
+    /// Namespace identifier, from 1.
     pub nsid: u32,
-    /// Its command set.
+    /// I/O command set.
     pub command_set: Csi,
     /// Number of logical blocks.
     pub blocks: u64,
-    /// Data bytes of a logical block.
+    /// Data bytes of a logical block, 512 to 65536.
     pub block_size: u32,
-    /// Metadata of a logical block.
-    pub metadata: Metadata,
+    /// Metadata format of a logical block.
+    pub metadata: MetadataFormat,
     /// Most bytes of one read or write.
     pub transfer_max_bytes: u32,
-    /// Write Zeroes is offered, for so many blocks at a time; 0 if not.
+    /// Most blocks of one Write Zeroes; 0 if the controller does not support the command.
     pub write_zeroes_blocks_max: u32,
-    /// Most blocks of one Write Uncorrectable; 0 where the controller does not offer it.
+    /// Most blocks of one Write Uncorrectable; 0 if the controller does not support the command.
     pub write_uncorrectable_blocks_max: u32,
-    /// Dataset Management is offered.
+    /// The controller supports Dataset Management.
     pub unmap: bool,
-    /// The optional commands of the controller; see [`oncs`].
+    /// Optional NVM commands that the controller supports; see [`oncs`].
     pub oncs: u16,
-    /// The whole structure.
+    /// The Identify Namespace data structure.
     pub identify: IdentifyNamespace,
 }
 
-/// What each block carries besides data.
+/// Metadata format of a namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Metadata {
-    /// Bytes of it; 0 for none.
+pub struct MetadataFormat {
+    /// Metadata bytes per block; 0 for none.
     pub bytes: u16,
-    /// It follows the data of each block rather than being in a buffer of its own.
+    /// Extended LBA: metadata follows the data of each block instead of being in a separate buffer.
     pub extended: bool,
-    /// It holds protection information.
+    /// Protection information in the metadata, if it is enabled.
     pub protection: Option<Protection>,
 }
 
 /// End-to-end protection of a namespace (NVM 1.0, section 5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Protection {
-    /// Type 1, 2 or 3.
+    /// Protection type 1, 2 or 3.
     pub kind: ProtectionType,
-    /// It is in the first bytes of the metadata rather than the last.
+    /// Protection information is in the first bytes of the metadata, not in the last.
     pub first: bool,
 }
 
-/// What the reference tag means.
+/// Protection information type: the meaning of the reference tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtectionType {
-    /// The low 32 bits of the block's address.
+    /// The low 32 bits of the LBA.
     Type1,
-    /// What the command says, counting up.
+    /// The command's initial reference tag, incremented per block.
     Type2,
-    /// Nothing that the controller checks.
+    /// Not checked by the controller.
     Type3,
 }
 
 impl NamespaceInfo {
-    /// From what the controller said.
+    /// Combines Identify Namespace with the controller's limits; fails with the reason if it is not supported.
     pub(crate) fn new(
         nsid: u32,
         command_set: Csi,
@@ -76,13 +76,13 @@ impl NamespaceInfo {
         page_min_log2: u8,
     ) -> Result<NamespaceInfo, &'static str> {
         let Some(format) = identify.formats.get(usize::from(identify.format)) else {
-            return Err("it is in a format that it does not list");
+            return Err("its format index is not in its list of formats");
         };
         if !(9..=16).contains(&format.data_log2) {
             return Err("blocks under 512 bytes or over 64 KiB");
         }
         if identify.nsze > u64::MAX >> format.data_log2 {
-            return Err("more bytes than 64 bits count");
+            return Err("its size in bytes exceeds 64 bits");
         }
         let kind = match identify.dps & 7 {
             0 => None,
@@ -92,16 +92,16 @@ impl NamespaceInfo {
             _ => return Err("a reserved type of protection information"),
         };
         if kind.is_some() && format.metadata_bytes < 8 {
-            return Err("protection information without room for it");
+            return Err("protection information without room for it in the metadata");
         }
         let protection = kind.map(|kind| Protection { kind, first: identify.dps & 8 != 0 });
-        let most = memory::BUFFER_BYTES_MAX as u32;
+        let buffer_max = dma::BUFFER_BYTES_MAX as u32;
         let pages = |log2: u8| match log2 {
             0 => u32::MAX,
             log2 => 1u32.checked_shl(u32::from(log2) + u32::from(page_min_log2)).unwrap_or(u32::MAX),
         };
         // NLB has 16 bits.
-        let countable = 65536u64 << format.data_log2;
+        let nlb_max_bytes = 65536u64 << format.data_log2;
         let zeroes_max = (pages(limits.wzsl) >> format.data_log2).clamp(1, 65536);
         let uncorrectable_max = (pages(limits.wusl) >> format.data_log2).clamp(1, 65536);
         let uncorrectable = controller.oncs & oncs::WRITE_UNCORRECTABLE != 0;
@@ -111,12 +111,14 @@ impl NamespaceInfo {
             command_set,
             blocks: identify.nsze,
             block_size: 1 << format.data_log2,
-            metadata: Metadata {
+            metadata: MetadataFormat {
                 bytes: format.metadata_bytes,
                 extended: identify.extended_lba && format.metadata_bytes > 0,
                 protection,
             },
-            transfer_max_bytes: pages(controller.mdts).min(most).min(countable.min(u64::from(most)) as u32),
+            transfer_max_bytes: pages(controller.mdts)
+                .min(buffer_max)
+                .min(nlb_max_bytes.min(u64::from(buffer_max)) as u32),
             write_zeroes_blocks_max: if write_zeroes { zeroes_max } else { 0 },
             write_uncorrectable_blocks_max: if uncorrectable { uncorrectable_max } else { 0 },
             unmap: controller.oncs & oncs::DATASET_MANAGEMENT != 0,
@@ -125,36 +127,41 @@ impl NamespaceInfo {
         })
     }
 
-    /// How requests become commands. Requests carry data alone: the controller must then make and strip
-    /// the metadata by itself, which it does for eight bytes of protection information.
-    pub(crate) fn layout(&self) -> Result<Layout, OpenError> {
+    /// The layout that encodes requests as commands. Requests carry data without metadata: the controller must insert
+    /// and strip the metadata, which it does (PRACT) for 8 bytes of protection information.
+    pub(crate) fn layout(&self) -> Result<NamespaceLayout, NvmeOpenError> {
         let stripped = self.metadata.bytes == 8 && self.metadata.protection.is_some();
         if self.metadata.bytes > 0 && !stripped {
-            return Err(OpenError::Format(self.nsid, "metadata; read and write it with typed commands"));
+            return Err(NvmeOpenError::UnsupportedFormat(
+                self.nsid,
+                "metadata; read and write it with typed commands",
+            ));
         }
         let protection = self.metadata.protection.map(|protection| protection.kind);
         let check = match protection {
-            None => 0,
-            // Guard and reference tag; the application tag is nobody's here.
-            Some(ProtectionType::Type1 | ProtectionType::Type2) => Prinfo::ACTION | 0b101,
-            Some(ProtectionType::Type3) => Prinfo::ACTION | 0b100,
+            None => Prinfo::empty(),
+            // Check guard and reference tag; the application tag is not used.
+            Some(ProtectionType::Type1 | ProtectionType::Type2) => {
+                Prinfo::ACTION | Prinfo::CHECK_GUARD | Prinfo::CHECK_REFERENCE_TAG
+            }
+            Some(ProtectionType::Type3) => Prinfo::ACTION | Prinfo::CHECK_GUARD,
         };
-        // Not over 65536, which is as far as a command counts.
+        // At most 65536 blocks, the limit of NLB.
         let Some(last) = (self.transfer_max_bytes / self.block_size).checked_sub(1) else {
-            return Err(OpenError::Format(
+            return Err(NvmeOpenError::UnsupportedFormat(
                 self.nsid,
-                "blocks that are longer than what it transfers at a time",
+                "blocks are larger than the maximum data transfer size",
             ));
         };
-        Ok(Layout {
+        Ok(NamespaceLayout {
             nsid: self.nsid,
             block_log2: self.block_size.ilog2(),
-            blocks_last_max: u16::try_from(last).unwrap_or(u16::MAX),
+            blocks_max_minus_1: u16::try_from(last).unwrap_or(u16::MAX),
             write_zeroes: self.write_zeroes_blocks_max > 0,
             write_zeroes_blocks_max: self.write_zeroes_blocks_max,
             write_uncorrectable_blocks_max: self.write_uncorrectable_blocks_max,
             unmap: self.unmap,
-            prinfo: Prinfo(check),
+            prinfo: check,
             reference_mask: match protection {
                 Some(ProtectionType::Type1 | ProtectionType::Type2) => u32::MAX,
                 Some(ProtectionType::Type3) | None => 0,
@@ -163,15 +170,15 @@ impl NamespaceInfo {
     }
 }
 
-/// What turns a request into a command, and nothing else.
+/// The properties of a namespace that the I/O path needs to encode requests as commands.
 #[derive(Clone, Debug)]
-pub(crate) struct Layout {
+pub(crate) struct NamespaceLayout {
     pub(crate) nsid: u32,
     pub(crate) block_log2: u32,
-    /// Most blocks of a read or write, less one.
-    pub(crate) blocks_last_max: u16,
+    /// Most blocks of a read or write, minus one.
+    pub(crate) blocks_max_minus_1: u16,
     pub(crate) write_zeroes_blocks_max: u32,
-    /// 0 where there is no such command.
+    /// 0 if the command is not supported.
     pub(crate) write_uncorrectable_blocks_max: u32,
     pub(crate) write_zeroes: bool,
     pub(crate) unmap: bool,
@@ -179,12 +186,13 @@ pub(crate) struct Layout {
     reference_mask: u32,
 }
 
-impl Layout {
-    /// Whether a read or write has as many blocks as it may, and a buffer of just so many.
+impl NamespaceLayout {
+    /// Whether the length of a read or write is valid, its buffer has exactly that length, and a read may write it.
     #[inline(always)]
-    pub(crate) fn covers(&self, request: &Request<Buffer>, buffer: &Buffer) -> bool {
-        request.blocks.wrapping_sub(1) <= u32::from(self.blocks_last_max)
+    pub(crate) fn is_valid_transfer(&self, request: &Request<Data>, buffer: &Buffer) -> bool {
+        request.blocks.wrapping_sub(1) <= u32::from(self.blocks_max_minus_1)
             && u64::from(request.blocks) << self.block_log2 == buffer.len() as u64
+            && (request.op != Op::Read || buffer.is_writable())
     }
 
     #[inline(always)]
@@ -199,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    fn layout(data_log2: u8, mdts: u8) -> Result<Layout, OpenError> {
+    fn layout(data_log2: u8, mdts: u8) -> Result<NamespaceLayout, NvmeOpenError> {
         let format = LbaFormat { metadata_bytes: 0, data_log2, performance: 0 };
         let identify = IdentifyNamespace { nsze: 8, formats: vec![format], ..IdentifyNamespace::default() };
         let controller = IdentifyController { mdts, ..IdentifyController::default() };
@@ -208,9 +216,9 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_holds_at_least_a_block() {
-        assert_eq!(layout(13, 1).unwrap().blocks_last_max, 0);
-        assert_eq!(layout(9, 1).unwrap().blocks_last_max, 15);
-        assert!(matches!(layout(16, 1), Err(OpenError::Format(1, _))));
+    fn blocks_larger_than_mdts_are_rejected() {
+        assert_eq!(layout(13, 1).unwrap().blocks_max_minus_1, 0);
+        assert_eq!(layout(9, 1).unwrap().blocks_max_minus_1, 15);
+        assert!(matches!(layout(16, 1), Err(NvmeOpenError::UnsupportedFormat(1, _))));
     }
 }

@@ -1,44 +1,44 @@
-//! How namespaces and controllers are opened.
+//! Options for opening controllers, queue pairs and namespaces.
 
 use wire_nvme::fabrics::Nqn;
 
-/// How a namespace is opened.
+/// Options for opening a controller, queue pair or namespace.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The host's name; `None` makes one from the host identifier. Fabrics only.
+    /// Host NQN; `None` derives the UUID form from `host_id`. Fabrics only.
     pub hostnqn: Option<Nqn>,
-    /// The host's identifier.
+    /// Host identifier (128 bits).
     pub host_id: [u8; 16],
     /// Commands in flight on the I/O queue, 1 to 1023.
     pub queue_depth: u32,
     /// Keep alive timeout in milliseconds; 0 is off. Fabrics only.
     pub keep_alive_ms: u32,
-    /// How long each step may take, in nanoseconds.
+    /// Timeout of each step of opening and of each admin command, in nanoseconds.
     pub timeout_ns: u64,
-    /// How long an I/O may take before it is aborted, in nanoseconds; after as long again the controller
-    /// is reset. 0 waits for ever. Not over TCP.
+    /// I/O timeout in nanoseconds, after which the command is aborted; after the same time again the controller is
+    /// reset. 0 disables it. Not over TCP.
     pub io_timeout_ns: u64,
     /// Whether completions raise interrupts. Not over TCP.
-    pub interrupts: Interrupts,
-    /// Whether time and instructions of submission and completion are counted. Not over TCP.
+    pub interrupts: InterruptMode,
+    /// Whether time and instructions of submission and completion are measured. Not over TCP.
     pub count_costs: bool,
 }
 
 /// Whether completions raise interrupts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Interrupts {
-    /// Where the core sleeps as soon as it finds nothing to do, if the device has them.
+pub enum InterruptMode {
+    /// On, if the core's idle policy is to sleep and the device supports interrupts.
     #[default]
     Auto,
-    /// If the device has them: a core with I/O in flight may sleep.
+    /// On, if the device supports interrupts: a core with I/O in flight may sleep.
     On,
-    /// Never: a core with I/O in flight looks again and again.
+    /// Off: a core with I/O in flight polls.
     Off,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        // The process number keeps two programs of one machine apart; it identifies nobody.
+        // The process identifier makes two processes on one machine distinct hosts; it is not a stable identity.
         let mut host_id = *b"ringbolt-host\0\0\0";
         host_id[12..].copy_from_slice(&std::process::id().to_be_bytes());
         Options {
@@ -48,7 +48,7 @@ impl Default for Options {
             keep_alive_ms: 15_000,
             timeout_ns: 10_000_000_000,
             io_timeout_ns: 30_000_000_000,
-            interrupts: Interrupts::Auto,
+            interrupts: InterruptMode::Auto,
             count_costs: false,
         }
     }

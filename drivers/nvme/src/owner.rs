@@ -1,7 +1,7 @@
-//! The core that owns a controller: its admin queue, its resets, its events.
+//! The owner core of a controller: admin queue, resets and asynchronous events.
 //!
-//! One poller looks at the admin queue and the mailbox every turn; everything that takes more than one
-//! command is a task. Nothing here is on the path of an I/O.
+//! One poller processes the admin queue and the mailbox every reactor turn; an operation of more than one
+//! command is a task. Nothing here is on the I/O path.
 
 mod attach;
 mod events;
@@ -13,86 +13,105 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use memory::Buffer;
-use reactor::{Core, Poller, Receiver, Shutdown, Work};
-use ring::{Status, Tag};
-use sys::clock::now_ns;
+use block_io::Tag;
+use dma::Buffer;
+use os::clock::now_ns;
+use reactor::{Core, MailboxReceiver, PollResult, Poller, Shutdown};
 use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::queue::{CreateIoCq, CreateIoSq, DeleteQueue};
 use wire_nvme::{Sqe, admin};
 
-use crate::command::{Command, Executed};
-use crate::error::{AdminError, Failure};
-use crate::queue::Queue;
+use crate::command::{Command, CommandCompletion};
+use crate::error::{AdminError, ControllerFailure};
+use crate::queue::MemoryQueue;
 use crate::registers::RegisterFile;
-use crate::shared::{AdminAnswer, AdminData, Ask, Phase, Record, Reply, ResetKind, Shared, State};
+use crate::shared::{
+    AdminData, AdminOutput, Oneshot, OwnerRequest, QpairRecord, QpairState, ResetKind, RunState,
+    SharedController,
+};
 
-pub(crate) use attach::{attach, opening};
+pub(crate) use attach::{attach, identify_page};
 
-/// Commands on the admin queue at once.
+/// Most admin commands in flight.
 const ADMIN_DEPTH: u32 = 31;
-/// Entries of the admin rings.
+/// Entries of the admin submission and completion queues.
 const ADMIN_ENTRIES: u32 = 32;
-/// Asks that can wait.
-pub(crate) const ASKS_MAX: usize = 256;
-/// Asks taken in one turn, so that data pollers get theirs.
-const ASKS_PER_TURN_MAX: usize = 16;
-/// How often the admin queue is looked at when nothing but events is expected.
+/// Capacity of the owner's mailbox.
+pub(crate) const OWNER_REQUESTS_MAX: usize = 256;
+/// Most requests taken from the mailbox in one turn, so that I/O pollers on the core are not starved.
+const REQUESTS_PER_TURN_MAX: usize = 16;
+/// Interval at which the admin queue is polled when only asynchronous events are outstanding.
 const IDLE_POLL_NS: u64 = 50_000_000;
-/// How often the controller is asked how it is.
-const HEALTH_NS: u64 = 500_000_000;
-/// How long the owner's reactor waits, when it stops, for the controller's users to let go.
+/// Interval of the health check: presence and CSTS.
+const HEALTH_CHECK_NS: u64 = 500_000_000;
+/// How long a stopping reactor waits for users to drop their handles before it detaches the controller.
 const USERS_GRACE_NS: u64 = 100_000_000;
 
-/// The owner of a controller.
-pub(crate) struct Owner {
+/// The owner of a controller: it executes admin commands, creates and deletes I/O queues, resets and shuts down.
+///
+/// It lives on one core. [`attach()`] creates it with its [`OwnerPoller`] and initializes the controller. Other
+/// cores send an [`OwnerRequest`] through [`SharedController`]; each request runs as a task of its own.
+/// After [`detach`](Self::detach) the poller finishes and the owner is dropped.
+pub(crate) struct ControllerOwner {
     core: Core,
-    shared: Arc<Shared>,
-    /// `None` until the admin queue was made.
-    queue: RefCell<Option<Queue>>,
-    asks: RefCell<Receiver<Ask>>,
-    waiting: RefCell<HashMap<Tag, Waiting>>,
+    shared: Arc<SharedController>,
+    /// `None` until the admin queue is created.
+    queue: RefCell<Option<MemoryQueue>>,
+    requests: RefCell<MailboxReceiver<OwnerRequest>>,
+    pending: RefCell<HashMap<Tag, PendingAdmin>>,
     next_tag: Cell<u64>,
-    /// A reset is under way.
+    /// A reset, shutdown or failure is in progress.
     resetting: Cell<bool>,
-    /// When the latest resets began.
+    /// Start times of recent resets, in nanoseconds.
     resets: RefCell<Vec<u64>>,
-    /// Asynchronous Event Requests that the controller has.
+    /// Asynchronous Event Requests outstanding.
     event_requests: Cell<u32>,
-    /// Where the device finds the shadow doorbells, if it has any.
-    shadow_at: Cell<Option<u64>>,
+    /// Device address of the shadow doorbells, if they are in use.
+    shadow_address: Cell<Option<u64>>,
     health_due_ns: Cell<u64>,
     polled_ns: Cell<u64>,
-    over: Cell<bool>,
+    finished: Cell<bool>,
     shutdown_ns: Cell<u64>,
 }
 
-/// Who waits for an admin command.
-struct Waiting {
+/// The requester of an admin command in flight.
+struct PendingAdmin {
     deadline_ns: u64,
-    reply: Arc<Reply<Executed>>,
+    reply: Arc<Oneshot<AdminOutcome>>,
 }
 
-/// Tags from here on are Asynchronous Event Requests.
+/// How an admin command ended. A controller may itself complete a command with any status, so that a status cannot
+/// tell that the driver has aborted it.
+enum AdminOutcome {
+    Completed(CommandCompletion),
+    /// The driver aborted the command, because of a reset, a failure or its deadline.
+    Aborted,
+}
+
+/// Tag bit of Asynchronous Event Requests.
 const EVENT_TAG: u64 = 1 << 63;
 
-impl Owner {
-    fn new(core: &Core, shared: &Arc<Shared>, asks: Receiver<Ask>) -> Rc<Owner> {
-        Rc::new(Owner {
+impl ControllerOwner {
+    fn new(
+        core: &Core,
+        shared: &Arc<SharedController>,
+        requests: MailboxReceiver<OwnerRequest>,
+    ) -> Rc<ControllerOwner> {
+        Rc::new(ControllerOwner {
             core: core.clone(),
             shared: shared.clone(),
             queue: RefCell::new(None),
-            asks: RefCell::new(asks),
-            waiting: RefCell::default(),
+            requests: RefCell::new(requests),
+            pending: RefCell::default(),
             next_tag: Cell::new(0),
             resetting: Cell::new(false),
             resets: RefCell::default(),
             event_requests: Cell::new(0),
-            shadow_at: Cell::new(None),
-            // Not before it was brought up.
+            shadow_address: Cell::new(None),
+            // Off until the controller is initialized.
             health_due_ns: Cell::new(u64::MAX),
             polled_ns: Cell::new(0),
-            over: Cell::new(false),
+            finished: Cell::new(false),
             shutdown_ns: Cell::new(0),
         })
     }
@@ -101,31 +120,31 @@ impl Owner {
         RegisterFile(self.shared.device())
     }
 
-    /// Executes an admin command. Buffers stay with the command if the caller gives up.
-    async fn execute(&self, sqe: Sqe, data: Option<Buffer>) -> Result<Executed, AdminError> {
+    /// Executes an admin command. If the caller is dropped, the buffer stays with the command until it completes.
+    async fn execute(&self, sqe: Sqe, data: Option<Buffer>) -> Result<CommandCompletion, AdminError> {
         self.run(Command::raw(Tag(0), sqe, data, None)).await
     }
 
-    /// Executes a command of ours whose data pointer is filled in.
+    /// Executes a command whose data pointer the driver has filled in.
     async fn execute_raw(&self, sqe: Sqe) -> Result<u64, AdminError> {
-        let executed = self.run(Command::pointing(sqe)).await?;
+        let executed = self.run(Command::with_data_pointer(sqe)).await?;
         match executed.status() {
             status if status.is_success() => Ok(executed.result),
             status => Err(AdminError::Status(status)),
         }
     }
 
-    async fn run(&self, mut command: Command) -> Result<Executed, AdminError> {
+    async fn run(&self, mut command: Command) -> Result<CommandCompletion, AdminError> {
         let tag = Tag(self.next_tag.get());
         self.next_tag.set((tag.0 + 1) & (EVENT_TAG - 1));
         let deadline_ns = now_ns() + self.shared.options.timeout_ns;
-        let reply = Reply::new();
+        let reply = Oneshot::new();
         command.tag = tag;
         let mut batch = vec![command];
         let mut refused = Vec::new();
         loop {
             match &mut *self.queue.borrow_mut() {
-                Some(queue) if self.shared.signal().state() != State::Dead => {
+                Some(queue) if self.shared.state_word().state() != RunState::Dead => {
                     queue.submit_commands(&mut batch, &mut refused, now_ns());
                 }
                 _ => return Err(AdminError::Failure(self.reason())),
@@ -136,32 +155,33 @@ impl Owner {
             if now_ns() > deadline_ns {
                 return Err(AdminError::Busy);
             }
-            // Full: there is no event for room, and control may wait.
+            // The queue is full: retry; admin commands are not latency-critical.
             self.core.sleep_ns(100_000).await;
         }
         if let Some(executed) = refused.pop() {
             return Err(AdminError::Status(executed.status()));
         }
-        self.waiting.borrow_mut().insert(tag, Waiting { deadline_ns, reply: reply.clone() });
-        let executed = reply.take().await;
-        if executed.status() == Status::ABORTED_BY_HOST {
-            return Err(self.shared.failure().map_or(AdminError::Reset, AdminError::Failure));
+        self.pending.borrow_mut().insert(tag, PendingAdmin { deadline_ns, reply: reply.clone() });
+        match reply.receive().await {
+            AdminOutcome::Completed(executed) => Ok(executed),
+            AdminOutcome::Aborted => {
+                Err(self.shared.failure().map_or(AdminError::Reset, AdminError::Failure))
+            }
         }
-        Ok(executed)
     }
 
-    /// The same, with data in and out of a buffer of the core's.
-    async fn execute_with(&self, sqe: Sqe, data: AdminData) -> Result<AdminAnswer, AdminError> {
+    /// Executes an admin command and copies its data through a buffer of this core's pool.
+    async fn execute_with(&self, sqe: Sqe, data: AdminData) -> Result<AdminOutput, AdminError> {
         let take = |length: usize| {
-            if length == 0 || length > memory::BUFFER_BYTES_MAX {
-                return Err(AdminError::Length(length));
+            if length == 0 || length > dma::BUFFER_BYTES_MAX {
+                return Err(AdminError::InvalidLength(length));
             }
             self.core.pool().take(length).ok_or(AdminError::NoMemory)
         };
         let buffer = match &data {
             AdminData::None => None,
             AdminData::In(length) => {
-                // What the controller does not write must not be what lay there.
+                // Do not leak stale data where the controller writes less than the whole buffer.
                 let mut buffer = take(*length)?;
                 buffer.clear();
                 Some(buffer)
@@ -176,16 +196,16 @@ impl Owner {
         if !executed.status().is_success() {
             return Err(AdminError::Status(executed.status()));
         }
-        let back = executed.command.data.as_ref().filter(|_| matches!(data, AdminData::In(_)));
-        let data = back.map_or_else(Vec::new, |buffer| buffer.as_slice().to_vec());
-        Ok(AdminAnswer { result: executed.result, data })
+        let returned = executed.command.data.as_ref().filter(|_| matches!(data, AdminData::In(_)));
+        let data = returned.map_or_else(Vec::new, |buffer| buffer.as_slice().to_vec());
+        Ok(AdminOutput { result: executed.result, data })
     }
 
-    fn reason(&self) -> Failure {
-        self.shared.failure().unwrap_or(Failure::Detached)
+    fn reason(&self) -> ControllerFailure {
+        self.shared.failure().unwrap_or(ControllerFailure::Detached)
     }
 
-    /// Looks at the admin queue; returns how much there was.
+    /// Polls the admin queue; returns the number of completions.
     fn poll_queue(self: &Rc<Self>) -> usize {
         let (mut ios, mut done) = (Vec::new(), Vec::new());
         let reaped = match &mut *self.queue.borrow_mut() {
@@ -197,64 +217,66 @@ impl Owner {
             self.deliver(executed);
         }
         if let Err(what) = reaped {
-            self.spawn_offline(Failure::Queue { qid: 0, what });
+            self.spawn_offline(ControllerFailure::BadCompletion { qid: 0, what });
         }
         count
     }
 
-    fn deliver(self: &Rc<Self>, executed: Executed) {
+    fn deliver(self: &Rc<Self>, executed: CommandCompletion) {
         if executed.tag().0 & EVENT_TAG != 0 {
-            self.event_arrived(&executed);
-        } else if let Some(waiting) = self.waiting.borrow_mut().remove(&executed.tag()) {
-            waiting.reply.put(executed);
+            self.on_async_event(&executed);
+        } else if let Some(pending) = self.pending.borrow_mut().remove(&executed.tag()) {
+            pending.reply.send(AdminOutcome::Completed(executed));
         }
     }
 
-    /// Takes what was asked; each ask is a task of its own.
-    fn take_asks(self: &Rc<Self>) -> usize {
+    /// Receives requests from the mailbox and spawns a task for each; returns their number.
+    fn receive_requests(self: &Rc<Self>) -> usize {
         let mut count = 0;
-        while count < ASKS_PER_TURN_MAX {
-            let Some(ask) = self.asks.borrow_mut().receive() else { break };
+        while count < REQUESTS_PER_TURN_MAX {
+            let Some(request) = self.requests.borrow_mut().receive() else { break };
             count += 1;
             let owner = self.clone();
-            // A core with thousands of tasks refuses one: then whoever asked asks again, or gives up.
-            self.core.spawn(async move { owner.answer(ask).await });
+            // A core at its task limit rejects the spawn: the requester retries or times out.
+            self.core.spawn(async move { owner.handle_request(request).await });
         }
         if self.shared.detach.swap(false, Ordering::AcqRel) {
             count += 1;
             let owner = self.clone();
-            self.core.spawn(async move { owner.answer(Ask::Detach).await });
+            self.core.spawn(async move { owner.handle_request(OwnerRequest::Detach).await });
         }
         count
     }
 
-    async fn answer(self: Rc<Self>, ask: Ask) {
-        match ask {
-            Ask::Create(record) => self.create_queue(&record).await,
-            Ask::Delete(record) => self.delete_queue(&record).await,
-            Ask::Admin { sqe, data, reply } => reply.put(self.execute_with(sqe, data).await),
-            Ask::Abort { qid, cid } => {
+    async fn handle_request(self: Rc<Self>, request: OwnerRequest) {
+        match request {
+            OwnerRequest::CreateQpair(record) => self.create_queue(&record).await,
+            OwnerRequest::DeleteQpair(record) => self.delete_queue(&record).await,
+            OwnerRequest::Admin { sqe, data, reply } => reply.send(self.execute_with(sqe, data).await),
+            OwnerRequest::Abort { qid, cid } => {
                 let sqe = Sqe { flags: 0, ..admin::Abort { sqid: qid, cid }.to_sqe() };
-                // Whether it was aborted shows in the command's own completion.
+                // The completion of the aborted command itself shows the outcome.
                 let _ = self.execute(sqe, None).await;
             }
-            Ask::Namespace { nsid, reply } => reply.put(self.learn_namespace(nsid).await.map(|_| ())),
-            Ask::Reset { how, reply } => {
-                let outcome = self.reset(how).await;
+            OwnerRequest::IdentifyNamespace { nsid, reply } => {
+                reply.send(self.refresh_namespace(nsid).await.map(|_| ()))
+            }
+            OwnerRequest::Reset { kind, reply } => {
+                let outcome = self.reset(kind).await;
                 if let Some(reply) = reply {
-                    reply.put(outcome);
+                    reply.send(outcome);
                 }
             }
-            Ask::Broken(failure) => self.offline(failure).await,
-            Ask::Detach => self.detach().await,
+            OwnerRequest::Fail(failure) => self.take_offline(failure).await,
+            OwnerRequest::Detach => self.detach().await,
         }
     }
 
-    /// Makes a queue pair whose memory is ready, in the epoch that it is ready for.
-    async fn create_queue(&self, record: &Arc<Record>) {
-        let signal = self.shared.signal();
-        if record.phase() != Phase::Empty(signal.epoch()) || signal.state() != State::Running {
-            // It was made ready for another epoch, or this one has not begun: its core asks again.
+    /// Creates the I/O queues of a queue pair, if its rings are prepared for the present epoch.
+    async fn create_queue(&self, record: &Arc<QpairRecord>) {
+        let word = self.shared.state_word();
+        if record.state() != QpairState::Pending(word.epoch()) || word.state() != RunState::Running {
+            // Prepared for another epoch, or the controller is not running: its core requests creation again.
             return;
         }
         let cq = CreateIoCq {
@@ -282,76 +304,73 @@ impl Owner {
             }
         }
         match outcome {
-            // It may have begun to leave meanwhile, or a reset may have come in between.
+            // Meanwhile its deletion may have been requested, or a reset may have happened.
             Ok(_)
-                if self.shared.signal().epoch() == signal.epoch()
-                    && record.phase() == Phase::Empty(signal.epoch()) =>
+                if self.shared.state_word().epoch() == word.epoch()
+                    && record.state() == QpairState::Pending(word.epoch()) =>
             {
-                record.set_phase(Phase::Live(signal.epoch()));
+                record.set_state(QpairState::Live(word.epoch()));
             }
-            Err(AdminError::Status(status)) => record.set_phase(Phase::Refused(status.field())),
+            Err(AdminError::Status(status)) => record.set_state(QpairState::Rejected(status.field())),
             _ => {}
         }
     }
 
-    async fn delete_queue(&self, record: &Arc<Record>) {
-        let epoch = self.shared.signal().epoch();
+    async fn delete_queue(&self, record: &Arc<QpairRecord>) {
+        let epoch = self.shared.state_word().epoch();
         for opcode in [AdminOpcode::DeleteIoSq, AdminOpcode::DeleteIoCq] {
             let sqe = DeleteQueue { qid: record.qid }.to_sqe(opcode);
             if let Err(AdminError::Status(_)) = self.execute_with(sqe, AdminData::None).await {
-                // Only a reset can make sure of the memory then.
-                if self.shared.signal().epoch() == epoch {
-                    let _ = self.reset_now().await;
+                // The queue may still exist: only a reset guarantees that the device no longer accesses its memory.
+                if self.shared.state_word().epoch() == epoch {
+                    let _ = self.reset_controller().await;
                 }
                 return;
             }
         }
-        if self.shared.signal().epoch() == epoch {
-            record.set_phase(Phase::Gone);
+        if self.shared.state_word().epoch() == epoch {
+            record.set_state(QpairState::Deleted);
         }
     }
 
-    /// Starts looking after overdue commands and the controller's health.
-    fn watch(self: &Rc<Self>, now_ns: u64) {
-        let is_overdue = |waiting: &Waiting| now_ns > waiting.deadline_ns;
-        if self.waiting.borrow().values().any(is_overdue) {
+    /// Starts recovery of timed-out admin commands, and checks the controller's health when it is due.
+    fn check_timeouts_and_health(self: &Rc<Self>, now_ns: u64) {
+        let is_overdue = |pending: &PendingAdmin| now_ns > pending.deadline_ns;
+        if self.pending.borrow().values().any(is_overdue) {
             if self.resetting.get() {
-                // A reset that gets no answer has failed; it is who waits. The command keeps its slot and
-                // its memory until the device is off.
-                self.give_up(is_overdue);
+                // The requester is the reset itself, which fails when its commands time out. A command keeps its
+                // slot and its memory until the device is disabled.
+                self.fail_overdue(is_overdue);
             } else {
-                // Who waits is told once; the reset ends every command.
-                self.waiting.borrow_mut().values_mut().for_each(|waiting| waiting.deadline_ns = u64::MAX);
+                // Trigger one reset only; it aborts every command.
+                self.pending.borrow_mut().values_mut().for_each(|pending| pending.deadline_ns = u64::MAX);
                 self.spawn_reset();
             }
         }
         if now_ns < self.health_due_ns.get() {
             return;
         }
-        self.health_due_ns.set(now_ns + HEALTH_NS);
-        if self.shared.signal().state() != State::Running || self.resetting.get() {
+        self.health_due_ns.set(now_ns + HEALTH_CHECK_NS);
+        if self.shared.state_word().state() != RunState::Running || self.resetting.get() {
             return;
         }
         if !self.shared.device().is_present() {
-            self.spawn_offline(Failure::Removed);
+            self.spawn_offline(ControllerFailure::Removed);
             return;
         }
         match self.registers().status() {
             Ok(status) if status.fatal => self.spawn_reset(),
-            // Somebody else has disabled it.
+            // Another party has disabled the controller.
             Ok(status) if !status.ready => self.spawn_reset(),
             Ok(_) => {}
             Err(failure) => self.spawn_offline(failure),
         }
     }
 
-    /// Tells those who wait for overdue commands that there is no answer.
-    fn give_up(&self, is_overdue: impl Fn(&Waiting) -> bool) {
-        let overdue: Vec<(Tag, Waiting)> =
-            self.waiting.borrow_mut().extract_if(|_, waiting| is_overdue(waiting)).collect();
-        for (tag, waiting) in overdue {
-            let nothing = Command::raw(tag, Sqe::default(), None, None);
-            waiting.reply.put(nothing.refuse(Status::ABORTED_BY_HOST));
+    /// Ends overdue commands towards their requesters.
+    fn fail_overdue(&self, is_overdue: impl Fn(&PendingAdmin) -> bool) {
+        for (_, pending) in self.pending.borrow_mut().extract_if(|_, pending| is_overdue(pending)) {
+            pending.reply.send(AdminOutcome::Aborted);
         }
     }
 
@@ -362,15 +381,15 @@ impl Owner {
         });
     }
 
-    fn spawn_offline(self: &Rc<Self>, failure: Failure) {
+    fn spawn_offline(self: &Rc<Self>, failure: ControllerFailure) {
         let owner = self.clone();
-        self.core.spawn(async move { owner.offline(failure).await });
+        self.core.spawn(async move { owner.take_offline(failure).await });
     }
 }
 
-/// Polls the owner. Dropped before it is over, it takes memory away from the device at once.
+/// Polls the owner. If it is dropped before the owner has finished, it stops the device's DMA at once.
 pub(crate) struct OwnerPoller {
-    owner: Rc<Owner>,
+    owner: Rc<ControllerOwner>,
     name: String,
 }
 
@@ -379,19 +398,19 @@ impl Poller for OwnerPoller {
         &self.name
     }
 
-    fn poll(&mut self, now_ns: u64) -> Work {
+    fn poll(&mut self, now_ns: u64) -> PollResult {
         let owner = &self.owner;
-        if owner.over.get() {
-            return Work::Finished;
+        if owner.finished.get() {
+            return PollResult::Finished;
         }
         owner.polled_ns.set(now_ns);
-        let count = owner.poll_queue() + owner.take_asks();
-        owner.watch(now_ns);
-        Work::count(count)
+        let count = owner.poll_queue() + owner.receive_requests();
+        owner.check_timeouts_and_health(now_ns);
+        PollResult::from_count(count)
     }
 
     fn deadline(&self) -> Option<u64> {
-        if self.owner.over.get() || !self.owner.waiting.borrow().is_empty() {
+        if self.owner.finished.get() || !self.owner.pending.borrow().is_empty() {
             return Some(0);
         }
         Some(self.owner.polled_ns.get() + IDLE_POLL_NS)
@@ -399,7 +418,7 @@ impl Poller for OwnerPoller {
 
     fn shutdown(&mut self, now_ns: u64) -> Shutdown {
         let owner = &self.owner;
-        if owner.over.get() {
+        if owner.finished.get() {
             return Shutdown::Done;
         }
         if owner.shutdown_ns.get() == 0 {
@@ -414,11 +433,11 @@ impl Poller for OwnerPoller {
 
 impl Drop for OwnerPoller {
     fn drop(&mut self) {
-        if self.owner.over.get() {
+        if self.owner.finished.get() {
             return;
         }
-        // The reactor ends without having drained. Nobody will ask the controller anything any more.
-        self.owner.shared.set_failure(Failure::Detached);
-        self.owner.let_go();
+        // The reactor ended without draining pollers: the controller has no owner any more.
+        self.owner.shared.set_failure(ControllerFailure::Detached);
+        self.owner.force_stop();
     }
 }

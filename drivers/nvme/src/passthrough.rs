@@ -1,43 +1,43 @@
-//! One I/O command of any kind, through a queue of its own: for tools, not for data.
+//! Passthrough of single I/O commands on a temporary queue pair: for tools, not for the I/O path.
 
-use memory::Buffer;
+use block_io::{Op, Request, Status, Tag};
+use dma::Buffer;
+use os::clock::now_ns;
 use reactor::Core;
-use ring::{Op, Request, Status, Tag};
-use sys::clock::now_ns;
 use wire_nvme::Sqe;
 use wire_nvme::sqe::Fuse;
 
 use crate::command::Command;
 use crate::controller::Controller;
-use crate::error::OpenError;
+use crate::error::NvmeOpenError;
 use crate::options::Options;
 use crate::shared::AdminData;
-use crate::tcp::Membership;
-use crate::wait::first;
+use crate::tcp::AssociationHandle;
+use crate::wait::race;
 
-/// How an I/O command ended that was passed through.
+/// Result of a passthrough I/O command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IoAnswer {
-    /// Its status.
+pub struct PassthroughOutput {
+    /// Completion status.
     pub status: Status,
     /// Dwords 0 and 1 of the completion.
     pub result: u64,
-    /// Its data, for [`AdminData::In`].
+    /// Data returned for [`AdminData::In`]; empty otherwise.
     pub data: Vec<u8>,
-    /// Its metadata, likewise.
+    /// Metadata returned for [`AdminData::In`]; empty otherwise.
     pub metadata: Vec<u8>,
 }
 
-/// How often an answer is looked for where no event announces it.
-const LOOK_NS: u64 = 1_000_000;
+/// Interval at which completions are polled without an event.
+const POLL_INTERVAL_NS: u64 = 1_000_000;
 
 const WHAT: &str = "the command";
 
 impl Controller {
-    /// Executes one I/O command on a queue pair that is made for it, and waits for it for `timeout_ns` at most.
+    /// Executes one I/O command on a temporary queue pair and waits at most `timeout_ns` for its completion.
     ///
-    /// The command is executed as it is, but for its identifier, data pointer and metadata pointer; what `data`
-    /// and `metadata` hold, 1 MiB each at most, is all that it may move. Half of a fused pair is refused.
+    /// The driver fills in command identifier, data pointer and metadata pointer only. The command must not transfer
+    /// more than `data` and `metadata` hold, 1 MiB each at most. A fused command is rejected.
     pub async fn execute_io(
         &self,
         core: &Core,
@@ -45,12 +45,13 @@ impl Controller {
         data: &AdminData,
         metadata: &AdminData,
         timeout_ns: u64,
-    ) -> Result<IoAnswer, OpenError> {
+    ) -> Result<PassthroughOutput, NvmeOpenError> {
         let deadline_ns = now_ns().saturating_add(timeout_ns);
-        let (buffer, apart) = (buffer_for(core, data)?, buffer_for(core, metadata)?);
+        let (buffer, metadata_buffer) = (buffer_for(core, data)?, buffer_for(core, metadata)?);
         let options = Options { queue_depth: 1, ..self.handle().shared.options.clone() };
         let mut pair = self.qpair(core, &options).await?;
-        let (mut batch, mut done) = (vec![Command::raw(Tag(0), unfused(sqe)?, buffer, apart)], Vec::new());
+        let (mut batch, mut done) =
+            (vec![Command::raw(Tag(0), unfused(sqe)?, buffer, metadata_buffer)], Vec::new());
         loop {
             pair.submit_commands(&mut batch);
             pair.poll_commands(&mut done);
@@ -58,58 +59,64 @@ impl Controller {
                 let (status, result) = (executed.status(), executed.result());
                 let command = executed.into_command();
                 let (data, metadata) = (read_back(data, command.data), read_back(metadata, command.metadata));
-                return Ok(IoAnswer { status, result, data, metadata });
+                return Ok(PassthroughOutput { status, result, data, metadata });
             }
             let now_ns = now_ns();
             if now_ns >= deadline_ns {
-                // The queue keeps the command's memory until the controller has let go of it.
-                return Err(OpenError::Timeout(WHAT));
+                // The dropped queue pair keeps the command's memory until the controller has deleted the queue.
+                return Err(NvmeOpenError::Timeout(WHAT));
             }
             let event = std::pin::pin!(core.next_event());
-            let look = std::pin::pin!(core.sleep_ns(LOOK_NS.min(deadline_ns - now_ns)));
-            first(event, look).await;
+            let timer = std::pin::pin!(core.sleep_ns(POLL_INTERVAL_NS.min(deadline_ns - now_ns)));
+            race(event, timer).await;
         }
     }
 }
 
-impl Membership {
-    /// As [`Controller::execute_io`], over TCP, on an I/O queue that joins the association for it. There is no metadata.
+impl AssociationHandle {
+    /// [`Controller::execute_io`] over TCP, on a temporary I/O queue of the association, without metadata.
     pub async fn execute_io(
         &self,
         core: &Core,
         sqe: Sqe,
         data: &AdminData,
         timeout_ns: u64,
-    ) -> Result<IoAnswer, OpenError> {
+    ) -> Result<PassthroughOutput, NvmeOpenError> {
         let deadline_ns = now_ns().saturating_add(timeout_ns);
         let mut request = Request::new(Tag(0), Op::Flush, 0, 0);
-        request.buffer = buffer_for(core, data)?;
-        // Over fabrics there are SGLs alone.
+        request.set_data(buffer_for(core, data)?);
+        // Fabrics support SGLs only.
         let sqe = Sqe { flags: Sqe::FLAGS_SGL, ..unfused(sqe)? };
-        let finished = self.execute_one(core, WHAT, sqe, request, data, deadline_ns).await?;
-        let data = read_back(data, finished.request.buffer);
-        Ok(IoAnswer { status: finished.cqe.status, result: finished.cqe.result, data, metadata: Vec::new() })
+        let completed = self.execute_one(core, WHAT, sqe, request, data, deadline_ns).await?;
+        let mut request = completed.request;
+        let data = read_back(data, request.take_data().and_then(|data| data.into_single().ok()));
+        Ok(PassthroughOutput {
+            status: completed.cqe.status,
+            result: completed.cqe.result,
+            data,
+            metadata: Vec::new(),
+        })
     }
 }
 
-fn unfused(sqe: Sqe) -> Result<Sqe, OpenError> {
+fn unfused(sqe: Sqe) -> Result<Sqe, NvmeOpenError> {
     match sqe.fuse() {
         Fuse::Normal => Ok(sqe),
-        _ => Err(OpenError::Invalid("half of a fused pair is no command")),
+        _ => Err(NvmeOpenError::InvalidArgument("a single fused command cannot be passed through")),
     }
 }
 
-/// A buffer for what a command moves. What the controller does not write must not be what lay there.
-fn buffer_for(core: &Core, data: &AdminData) -> Result<Option<Buffer>, OpenError> {
+/// Takes a buffer for a command's data. It is cleared for reads, so that stale data does not leak to the caller.
+fn buffer_for(core: &Core, data: &AdminData) -> Result<Option<Buffer>, NvmeOpenError> {
     let length = match data {
         AdminData::None => return Ok(None),
         AdminData::In(length) => *length,
         AdminData::Out(bytes) => bytes.len(),
     };
-    if length == 0 || length > memory::BUFFER_BYTES_MAX {
-        return Err(OpenError::Invalid("a command moves 1 byte to 1 MiB"));
+    if length == 0 || length > dma::BUFFER_BYTES_MAX {
+        return Err(NvmeOpenError::InvalidArgument("the data length must be 1 byte to 1 MiB"));
     }
-    let mut buffer = core.pool().take(length).ok_or(OpenError::NoMemory)?;
+    let mut buffer = core.pool().take(length).ok_or(NvmeOpenError::NoMemory)?;
     match data {
         AdminData::Out(bytes) => buffer.as_mut_slice().copy_from_slice(bytes),
         _ => buffer.clear(),

@@ -1,10 +1,10 @@
-//! End-to-end protection information with 16-bit guards (NVM 1.0, section 5.2.1.1): made and checked in
-//! software, for namespaces whose metadata the host sees.
+//! End-to-end protection information with a 16-bit guard (NVM 1.0, section 5.2.1.1), generated and verified in
+//! software, for namespaces whose metadata the host transfers.
 //!
 //! ```
-//! use nvme::{Metadata, Protection, ProtectionType, protection::Tags};
+//! use nvme::{MetadataFormat, Protection, ProtectionType, protection::Tags};
 //! let protection = Some(Protection { kind: ProtectionType::Type1, first: false });
-//! let format = Metadata { bytes: 8, extended: false, protection };
+//! let format = MetadataFormat { bytes: 8, extended: false, protection };
 //! let (data, mut metadata) = ([7; 1024], [0; 16]);
 //! let tags = Tags { reference: 100, application: 0x1234, application_mask: 0xffff };
 //! nvme::protection::generate(&format, 512, &data, &mut metadata, &tags);
@@ -12,34 +12,34 @@
 //! metadata[0] ^= 1;
 //! assert_eq!(
 //!     nvme::protection::check(&format, 512, &data, &metadata, &tags),
-//!     Err(ring::Status::GUARD_CHECK_ERROR)
+//!     Err(block_io::Status::GUARD_CHECK_ERROR)
 //! );
 //! ```
 
-use ring::Status;
+use block_io::Status;
 
-use crate::namespace_info::{Metadata, ProtectionType};
+use crate::namespace_info::{MetadataFormat, ProtectionType};
 
 /// Bytes of protection information with a 16-bit guard.
 pub const SIZE: usize = 8;
 
-/// What the tags of a range of blocks are to be.
+/// Expected tags of a range of blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tags {
-    /// The reference tag of the first block; for type 1 the low 32 bits of its address.
+    /// Reference tag of the first block; for type 1 the low 32 bits of its LBA.
     pub reference: u32,
-    /// The application tag of every block.
+    /// Application tag of every block.
     pub application: u16,
-    /// Which bits of the application tag are compared.
+    /// Mask of the application tag bits that are compared.
     pub application_mask: u16,
 }
 
-/// An application tag that turns checks off.
+/// The application tag value that disables checks.
 const ESCAPE: u16 = 0xffff;
-/// T10's polynomial.
+/// CRC-16/T10-DIF polynomial.
 const POLYNOMIAL: u16 = 0x8bb7;
 
-/// Tables for eight bytes at a time: 4 KiB, made by the compiler.
+/// Slicing-by-8 tables: 4 KiB, computed at compile time.
 const TABLES: [[u16; 256]; 8] = {
     let mut tables = [[0u16; 256]; 8];
     let mut byte = 0;
@@ -66,7 +66,7 @@ const TABLES: [[u16; 256]; 8] = {
     tables
 };
 
-/// CRC-16/T10-DIF of `data`, going on from `crc`, which is 0 at first.
+/// CRC-16/T10-DIF of `data`, continued from `crc`; the initial value is 0.
 pub fn crc16(crc: u16, data: &[u8]) -> u16 {
     let (words, rest) = data.as_chunks::<8>();
     let crc = words.iter().fold(crc, |crc, word| {
@@ -84,11 +84,11 @@ pub fn crc16(crc: u16, data: &[u8]) -> u16 {
     rest.iter().fold(crc, |crc, byte| crc << 8 ^ TABLES[0][usize::from((crc >> 8) as u8 ^ byte)])
 }
 
-/// Writes the protection information of whole blocks into their metadata, which is apart from the data.
+/// Generates the protection information of whole blocks in their separate metadata.
 ///
 /// # Panics
-/// When there is not as much metadata as the blocks need, or the format has no protection information.
-pub fn generate(format: &Metadata, block_size: usize, data: &[u8], metadata: &mut [u8], tags: &Tags) {
+/// If the length of `metadata` does not match the number of blocks, or the format has no protection information.
+pub fn generate(format: &MetadataFormat, block_size: usize, data: &[u8], metadata: &mut [u8], tags: &Tags) {
     let width = usize::from(format.bytes);
     assert_eq!(data.len() / block_size * width, metadata.len(), "metadata of so many blocks");
     for (index, (block, metadata)) in
@@ -98,27 +98,27 @@ pub fn generate(format: &Metadata, block_size: usize, data: &[u8], metadata: &mu
     }
 }
 
-/// The same for blocks with their metadata behind their data.
+/// Generates the protection information of extended blocks, whose metadata follows their data.
 ///
 /// # Panics
-/// When the format has no protection information.
-pub fn generate_extended(format: &Metadata, block_size: usize, blocks: &mut [u8], tags: &Tags) {
+/// If the format has no protection information.
+pub fn generate_extended(format: &MetadataFormat, block_size: usize, blocks: &mut [u8], tags: &Tags) {
     for (index, both) in blocks.chunks_exact_mut(block_size + usize::from(format.bytes)).enumerate() {
         let (block, metadata) = both.split_at_mut(block_size);
         put(format, block, metadata, index, tags);
     }
 }
 
-/// Checks whole blocks against their protection information, which is apart from the data.
+/// Verifies whole blocks against the protection information in their separate metadata.
 ///
 /// # Errors
-/// The status with which a controller would fail the read: of the guard, the application tag or the
-/// reference tag of the first block that is wrong.
+/// The status with which a controller would fail the read: guard, application tag or reference tag check error of
+/// the first bad block.
 ///
 /// # Panics
 /// As [`generate`].
 pub fn check(
-    format: &Metadata,
+    format: &MetadataFormat,
     block_size: usize,
     data: &[u8],
     metadata: &[u8],
@@ -130,7 +130,7 @@ pub fn check(
     blocks.try_for_each(|(index, (block, metadata))| verify(format, block, metadata, index, tags))
 }
 
-/// The same for blocks with their metadata behind their data.
+/// Verifies extended blocks, whose metadata follows their data.
 ///
 /// # Errors
 /// As [`check`].
@@ -138,7 +138,7 @@ pub fn check(
 /// # Panics
 /// As [`generate_extended`].
 pub fn check_extended(
-    format: &Metadata,
+    format: &MetadataFormat,
     block_size: usize,
     blocks: &[u8],
     tags: &Tags,
@@ -150,15 +150,15 @@ pub fn check_extended(
     })
 }
 
-/// Where the information lies in a block's metadata, and the guard of the block: of its data, and of the
-/// metadata before the information.
-fn guarded(format: &Metadata, block: &[u8], metadata: &[u8]) -> (usize, u16) {
+/// Offset of the protection information in a block's metadata, and the computed guard, which covers the data and the
+/// metadata before the protection information.
+fn guarded(format: &MetadataFormat, block: &[u8], metadata: &[u8]) -> (usize, u16) {
     let protection = format.protection.expect("the format has protection information");
     let at = if protection.first { 0 } else { metadata.len() - SIZE };
     (at, crc16(crc16(0, block), &metadata[..at]))
 }
 
-fn put(format: &Metadata, block: &[u8], metadata: &mut [u8], index: usize, tags: &Tags) {
+fn put(format: &MetadataFormat, block: &[u8], metadata: &mut [u8], index: usize, tags: &Tags) {
     let (at, guard) = guarded(format, block, metadata);
     let reference = expected_reference(format, index, tags);
     metadata[at..at + 2].copy_from_slice(&guard.to_be_bytes());
@@ -166,7 +166,13 @@ fn put(format: &Metadata, block: &[u8], metadata: &mut [u8], index: usize, tags:
     metadata[at + 4..at + 8].copy_from_slice(&reference.to_be_bytes());
 }
 
-fn verify(format: &Metadata, block: &[u8], metadata: &[u8], index: usize, tags: &Tags) -> Result<(), Status> {
+fn verify(
+    format: &MetadataFormat,
+    block: &[u8],
+    metadata: &[u8],
+    index: usize,
+    tags: &Tags,
+) -> Result<(), Status> {
     let (at, guard) = guarded(format, block, metadata);
     let half = |at: usize| u16::from_be_bytes([metadata[at], metadata[at + 1]]);
     let (stored, application) = (half(at), half(at + 2));
@@ -188,8 +194,8 @@ fn verify(format: &Metadata, block: &[u8], metadata: &[u8], index: usize, tags: 
     Ok(())
 }
 
-/// Types 1 and 2 count up with the blocks; type 3 says the same of each.
-fn expected_reference(format: &Metadata, index: usize, tags: &Tags) -> u32 {
+/// Expected reference tag of block `index`: types 1 and 2 increment it per block, type 3 does not.
+fn expected_reference(format: &MetadataFormat, index: usize, tags: &Tags) -> u32 {
     match format.protection.map(|protection| protection.kind) {
         Some(ProtectionType::Type3) => tags.reference,
         _ => tags.reference.wrapping_add(index as u32),
@@ -202,8 +208,8 @@ mod tests {
     use crate::namespace_info::Protection;
 
     #[test]
-    fn the_crc_is_t10s() {
-        // The catalogue's check value, and the SCSI block commands' test patterns of 32 bytes.
+    fn crc16_matches_t10_dif_vectors() {
+        // The check value of the CRC catalogue, and the 32-byte test patterns of SCSI Block Commands.
         assert_eq!(crc16(0, b"123456789"), 0xd0db);
         assert_eq!(crc16(0, &[0; 32]), 0);
         assert_eq!(crc16(0, &[0xff; 32]), 0xa293);
@@ -215,14 +221,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn each_corruption_fails_its_own_check() {
         for (kind, first, bytes) in [
             (ProtectionType::Type1, false, 8u16),
             (ProtectionType::Type1, true, 16),
             (ProtectionType::Type2, false, 64),
             (ProtectionType::Type3, true, 8),
         ] {
-            let format = Metadata { bytes, extended: true, protection: Some(Protection { kind, first }) };
+            let format =
+                MetadataFormat { bytes, extended: true, protection: Some(Protection { kind, first }) };
             let tags = Tags { reference: u32::MAX, application: 0xabcd, application_mask: 0xff00 };
             let width = 512 + usize::from(bytes);
             let mut blocks: Vec<u8> = (0..3 * width).map(|at| (at * 7) as u8).collect();

@@ -1,32 +1,32 @@
-//! I/O queue pairs: one a core, made by message to the core that owns the controller.
+//! I/O queue pairs: one per core, created by a request to the controller's owner core.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use memory::{Buffer, DeviceBuffer};
-use reactor::{Core, Period, Poller, Shutdown, Work};
-use ring::{Completion, Request, Status};
-use sys::clock::now_ns;
+use block_io::{Completion, Request, Status};
+use dma::{Data, DeviceBuffer};
+use os::clock::now_ns;
+use reactor::{Core, Period, PollResult, Poller, Shutdown};
 use wire_nvme::{cqe, sqe};
 
-use crate::command::{Command, Executed};
-use crate::controller::Handle;
+use crate::command::{Command, CommandCompletion};
+use crate::controller::ControllerHandle;
 use crate::dma::Translator;
-use crate::error::{Failure, OpenError};
-use crate::inject::Injection;
-use crate::interrupt::Interrupt;
-use crate::namespace_info::Layout;
-use crate::options::{Interrupts, Options};
-use crate::queue::{DEPTH_MAX, Overdue, Queue};
+use crate::error::{ControllerFailure, NvmeOpenError};
+use crate::inject::CompletionInjection;
+use crate::interrupt::QpairInterrupt;
+use crate::namespace_info::NamespaceLayout;
+use crate::options::{InterruptMode, Options};
+use crate::queue::{DEPTH_MAX, MemoryQueue, Overdue};
 use crate::rings::{ENTRIES_MIN, Rings};
-use crate::shared::{Ask, Phase, Record, ResetKind, Signal, State};
-use crate::stats::{Costs, Meter, QueueStats};
-use crate::wait::first;
+use crate::shared::{OwnerRequest, QpairRecord, QpairState, ResetKind, RunState, StateWord};
+use crate::stats::{CostMeter, Costs, QueueStats};
+use crate::wait::race;
 
 /// An I/O submission queue and its completion queue, for one core.
 ///
-/// It belongs to the core that made it, and nothing in it is shared: no lock, no atomic operation but the
-/// doorbells. Using one from two threads is an error of types, not of luck:
+/// It belongs to the core that created it and shares nothing on the I/O path: no locks, and no atomic operations
+/// except the doorbells and one load of the controller's state. Using one from two threads does not compile:
 ///
 /// ```compile_fail,E0277
 /// fn sendable<T: Send>() {}
@@ -44,22 +44,24 @@ use crate::wait::first;
 /// }
 /// ```
 ///
-/// Dropped with commands in flight, it keeps their memory until the controller has deleted the queue.
+/// It reconnects by itself after a controller reset; commands in flight then complete with
+/// [`Status::ABORTED_BY_HOST`]. If it is dropped with commands in flight, a poller keeps their memory until the
+/// controller has deleted the queue.
 pub struct QueuePair {
-    /// `None` only while it is dropped.
-    queue: Option<Box<Queue>>,
+    /// `None` only while `self` is dropped.
+    queue: Option<Box<MemoryQueue>>,
     core: Core,
-    handle: Arc<Handle>,
-    record: Arc<Record>,
-    seen: Signal,
-    /// The epoch in which its commands are.
+    handle: Arc<ControllerHandle>,
+    record: Arc<QpairRecord>,
+    observed: StateWord,
+    /// Epoch of the commands in flight.
     epoch: u32,
-    link: Link,
-    interrupt: Option<Interrupt>,
-    /// What completed outside of a poll of its kind.
-    ios: Vec<Completion<Buffer>>,
-    done: Vec<Executed>,
-    meter: Meter,
+    submission: SubmissionState,
+    interrupt: Option<QpairInterrupt>,
+    /// Completions not returned yet, because they arose outside of the poll for their kind.
+    ios: Vec<Completion<Data>>,
+    done: Vec<CommandCompletion>,
+    meter: CostMeter,
     io_timeout_ns: u64,
     timeouts: Timeouts,
     changed: bool,
@@ -67,136 +69,136 @@ pub struct QueuePair {
 
 /// Whether commands can be submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Link {
-    /// Yes.
+enum SubmissionState {
+    /// Commands can be submitted.
     Live,
-    /// The controller is being stopped, or the queue pair has found that it cannot be trusted.
-    Holding,
-    /// The rings are empty, and the queue is being created anew; whether that was asked for yet.
-    Waiting { asked: bool },
-    /// No, and never again.
+    /// The controller is being stopped, or an invalid completion was reported to its owner.
+    Paused,
+    /// The rings are reset and the queue awaits its creation; `requested` once the owner was asked.
+    Connecting { requested: bool },
+    /// The queue pair has failed permanently.
     Failed,
 }
 
-/// What is done about commands that take too long.
+/// State of I/O timeout handling.
 #[derive(Default)]
 struct Timeouts {
-    due_ns: u64,
-    /// Commands whose abort was asked for, and when.
+    next_check_ns: u64,
+    /// Commands for which an abort was requested, and when (ns).
     aborted: Vec<(u16, u64)>,
     found: Vec<Overdue>,
-    reset_asked: bool,
+    reset_requested: bool,
 }
 
-/// Time-outs are looked at so many times within one.
-const LOOKS_PER_TIMEOUT: u64 = 8;
-/// How soon a queue pair that waits for the controller looks again: the owner wakes it as well.
-const WAIT_NS: u64 = 1_000_000;
+/// Timeout checks per timeout period.
+const CHECKS_PER_TIMEOUT: u64 = 8;
+/// Interval at which a queue pair that waits for the controller checks its state; the owner also wakes it.
+const STATE_CHECK_NS: u64 = 1_000_000;
 
 impl QueuePair {
-    /// Makes a queue pair on this core. The controller is asked through its owner.
+    /// Creates a queue pair on this core. The owner core executes the admin commands.
     pub(crate) async fn open(
         core: &Core,
-        handle: &Arc<Handle>,
+        handle: &Arc<ControllerHandle>,
         options: &Options,
-    ) -> Result<QueuePair, OpenError> {
+    ) -> Result<QueuePair, NvmeOpenError> {
         let shared = &handle.shared;
-        shared.keep(core.pool().arena());
-        let facts = shared.facts();
+        shared.retain_arena(core.pool().arena());
+        let params = shared.params();
         if !(1..=DEPTH_MAX).contains(&options.queue_depth) {
-            return Err(OpenError::Invalid("a queue's depth is 1 to 1023"));
+            return Err(NvmeOpenError::InvalidArgument("the queue depth must be 1 to 1023"));
         }
-        let entries = entries_for(options.queue_depth, facts.capabilities.queue_entries_max);
+        let entries = ring_entries(options.queue_depth, params.capabilities.queue_entries_max);
         let depth = options.queue_depth.min(entries - 1);
-        let page = 1usize << facts.page_log2;
-        let take = |bytes: usize| core.pool().take(bytes.max(page)).ok_or(OpenError::NoMemory);
+        let page = 1usize << params.page_log2;
+        let take = |bytes: usize| core.pool().take(bytes.max(page)).ok_or(NvmeOpenError::NoMemory);
         let sq = take(entries as usize * sqe::SIZE)?;
         let cq = take(entries as usize * cqe::SIZE)?;
         let ranges = take(depth as usize * wire_nvme::io::DSM_RANGE_SIZE)?;
-        let mut translator = Translator::new(shared, core.pool(), facts.page_log2);
-        translator.use_sgl(facts.identity.sgls & 3 != 0);
-        let qid = shared.take_qid().ok_or(OpenError::NoQueue(facts.queues_max.into()))?;
-        let stride = facts.capabilities.doorbell_stride_log2;
+        let mut translator = Translator::new(shared, core.pool(), params.page_log2);
+        translator.use_sgl(params.identity.sgls & 3 != 0);
+        let qid = shared.alloc_qid().ok_or(NvmeOpenError::NoFreeQueue(params.queues_max.into()))?;
+        let stride = params.capabilities.doorbell_stride_log2;
         let (sq, cq) = (DeviceBuffer::new(sq), DeviceBuffer::new(cq));
-        let mut rings = Rings::new(sq, cq, entries, qid, facts.doorbells.clone(), stride);
-        rings.set_shadow(facts.shadow.as_ref().and_then(|pages| pages.of_queue(qid, stride)));
-        let made = Queue::new(rings, translator, depth, core.pool(), ranges)
+        let mut rings = Rings::new(sq, cq, entries, qid, params.doorbells.clone(), stride);
+        rings.set_shadow(params.shadow.as_ref().and_then(|pages| pages.for_queue(qid, stride)));
+        let created = MemoryQueue::new(rings, translator, depth, core.pool(), ranges)
             .and_then(|mut queue| Ok((queue.ring_addresses()?, queue)));
-        let (addresses, queue) = match made {
-            Ok(made) => made,
+        let (addresses, queue) = match created {
+            Ok(created) => created,
             Err(error) => {
-                shared.give_qid(qid);
-                return Err(OpenError::Device(shared.device().name(), error));
+                shared.free_qid(qid);
+                return Err(NvmeOpenError::Device(shared.device().name(), error));
             }
         };
         let wanted = match options.interrupts {
-            Interrupts::Off => false,
-            Interrupts::Auto => !core.spins(),
-            Interrupts::On => true,
+            InterruptMode::Off => false,
+            InterruptMode::Auto => !core.spins(),
+            InterruptMode::On => true,
         };
-        let interrupt = match facts.vectors.get(usize::from(qid)).filter(|_| wanted) {
-            Some(_) => Interrupt::watch(core, handle, qid),
+        let interrupt = match params.vectors.get(usize::from(qid)).filter(|_| wanted) {
+            Some(_) => QpairInterrupt::watch(core, handle, qid),
             None => None,
         };
         let vector = interrupt.as_ref().map(|_| qid);
-        let record = Record::new(shared, qid, addresses, entries, vector, core.events().waker());
+        let record = QpairRecord::new(shared, qid, addresses, entries, vector, core.event_loop().waker());
         let mut pair = QueuePair {
             queue: Some(Box::new(queue)),
             core: core.clone(),
             handle: handle.clone(),
             record,
-            seen: shared.signal(),
+            observed: shared.state_word(),
             epoch: 0,
-            link: Link::Waiting { asked: false },
+            submission: SubmissionState::Connecting { requested: false },
             interrupt,
             ios: Vec::new(),
             done: Vec::new(),
-            meter: Meter::default(),
+            meter: CostMeter::default(),
             io_timeout_ns: options.io_timeout_ns,
             timeouts: Timeouts::default(),
             changed: false,
         };
-        pair.meter.switch(options.count_costs);
+        pair.meter.set_enabled(options.count_costs);
         pair.connect(options.timeout_ns).await?;
         Ok(pair)
     }
 
-    async fn connect(&mut self, timeout_ns: u64) -> Result<(), OpenError> {
+    async fn connect(&mut self, timeout_ns: u64) -> Result<(), NvmeOpenError> {
         let deadline_ns = now_ns() + timeout_ns;
         loop {
-            self.follow();
-            match self.link {
-                Link::Live => return Ok(()),
-                Link::Failed => {
-                    if let Phase::Refused(status) = self.record.phase() {
-                        return Err(OpenError::Command("Create I/O Queue", Status::from_field(status)));
+            self.sync_state();
+            match self.submission {
+                SubmissionState::Live => return Ok(()),
+                SubmissionState::Failed => {
+                    if let QpairState::Rejected(status) = self.record.state() {
+                        return Err(NvmeOpenError::Command("Create I/O Queue", Status::from_field(status)));
                     }
-                    return Err(self.failure().unwrap_or(Failure::Detached).into());
+                    return Err(self.failure().unwrap_or(ControllerFailure::Detached).into());
                 }
-                Link::Holding | Link::Waiting { .. } => {}
+                SubmissionState::Paused | SubmissionState::Connecting { .. } => {}
             }
             if now_ns() > deadline_ns {
-                return Err(OpenError::Timeout("Create I/O Queue"));
+                return Err(NvmeOpenError::Timeout("Create I/O Queue"));
             }
-            let settled = std::pin::pin!(self.record.settled());
-            let later = std::pin::pin!(self.core.sleep_ns(WAIT_NS));
-            first(settled, later).await;
+            let settled = std::pin::pin!(self.record.wait_created());
+            let timer = std::pin::pin!(self.core.sleep_ns(STATE_CHECK_NS));
+            race(settled, timer).await;
         }
     }
 
-    /// Its identifier.
+    /// Queue identifier, 1 to [`Controller::queues_max`](crate::Controller::queues_max).
     pub fn qid(&self) -> u16 {
         self.record.qid
     }
 
-    /// Commands that can be in flight.
+    /// Most commands in flight.
     pub fn depth(&self) -> usize {
         self.queue().depth()
     }
 
-    /// Commands that can still be submitted.
+    /// Commands that can be submitted now; 0 while the queue pair is not connected.
     pub fn room(&self) -> usize {
-        if self.link == Link::Live { self.queue().room() } else { 0 }
+        if self.submission == SubmissionState::Live { self.queue().room() } else { 0 }
     }
 
     /// Commands in flight.
@@ -204,62 +206,62 @@ impl QueuePair {
         self.queue().in_flight()
     }
 
-    /// What it counted.
+    /// Counters since the queue pair was created.
     pub fn stats(&self) -> QueueStats {
         let queue = self.queue();
-        let (tails, heads) = (queue.rings.tails, queue.rings.heads);
+        let (tails, heads) = (queue.rings.sq_doorbell_counts, queue.rings.cq_doorbell_counts);
         QueueStats {
-            doorbells: tails.rung + heads.rung,
-            sq_doorbells: tails.rung,
-            cq_doorbells: heads.rung,
-            sq_shadows: tails.shadows,
-            cq_shadows: heads.shadows,
+            doorbells: tails.register_writes + heads.register_writes,
+            sq_doorbells: tails.register_writes,
+            cq_doorbells: heads.register_writes,
+            sq_shadows: tails.shadow_updates,
+            cq_shadows: heads.shadow_updates,
             ..queue.stats
         }
     }
 
-    /// What submission and completion cost; see [`Options::count_costs`].
+    /// Measured cost of submission and completion; see [`Options::count_costs`].
     pub fn costs(&self) -> Costs {
         self.meter.costs()
     }
 
-    /// Turns the counting of costs on or off.
+    /// Enables or disables cost measurement.
     pub fn count_costs(&mut self, on: bool) {
-        self.meter.switch(on);
+        self.meter.set_enabled(on);
     }
 
-    /// Bytes of ordinary memory, and of memory that the device reads or writes, that the queue pair holds.
+    /// Memory use in bytes: host memory, and memory that the device accesses.
     pub fn memory_bytes(&self) -> (usize, usize) {
         let (own, device) = self.queue().bytes();
-        (own + size_of::<QueuePair>() + size_of::<Record>(), device)
+        (own + size_of::<QueuePair>() + size_of::<QpairRecord>(), device)
     }
 
-    /// Why it can no longer be used, if so.
-    pub fn failure(&self) -> Option<Failure> {
-        if let Phase::Refused(status) = self.record.phase() {
-            return Some(Failure::QueueRefused(self.record.qid, Status::from_field(status)));
+    /// Why the queue pair can no longer be used, if it has failed.
+    pub fn failure(&self) -> Option<ControllerFailure> {
+        if let QpairState::Rejected(status) = self.record.state() {
+            return Some(ControllerFailure::QueueRejected(self.record.qid, Status::from_field(status)));
         }
-        self.handle.shared.failure().filter(|_| self.link == Link::Failed)
+        self.handle.shared.failure().filter(|_| self.submission == SubmissionState::Failed)
     }
 
-    /// Errors on purpose: the next completions of a kind are dropped or report something else. `false` when
-    /// there are too many injections already.
-    pub fn inject(&mut self, injection: Injection) -> bool {
+    /// Injects a fault into the next completions of an opcode. Returns `false` if 16 injections are active already or
+    /// the count is 0.
+    pub fn inject(&mut self, injection: CompletionInjection) -> bool {
         self.queue_mut().injections.add(injection)
     }
 
-    /// Ends all injections.
+    /// Removes all fault injections.
     pub fn clear_injections(&mut self) {
         self.queue_mut().injections.clear();
     }
 
-    /// Takes requests from the front of the batch; what does not fit stays.
+    /// Submits requests from the front of the batch; requests without a free slot stay in it.
     #[inline]
-    pub(crate) fn submit(&mut self, layout: &Layout, batch: &mut Vec<Request<Buffer>>) {
-        if self.link != Link::Live || self.handle.shared.signal() != self.seen {
-            self.follow();
-            if self.link != Link::Live {
-                if self.link == Link::Failed {
+    pub(crate) fn submit(&mut self, layout: &NamespaceLayout, batch: &mut Vec<Request<Data>>) {
+        if self.submission != SubmissionState::Live || self.handle.shared.state_word() != self.observed {
+            self.sync_state();
+            if self.submission != SubmissionState::Live {
+                if self.submission == SubmissionState::Failed {
                     self.ios
                         .extend(batch.drain(..).map(|request| request.complete(Status::HOST_PATHING_ERROR)));
                 }
@@ -268,7 +270,7 @@ impl QueuePair {
         }
         let mark = self.meter.begin();
         let before = batch.len();
-        let now_ns = self.stamp();
+        let now_ns = self.submit_time_ns();
         let Some(queue) = &mut self.queue else { return };
         queue.submit(layout, batch, &mut self.ios, now_ns);
         if let Some(mark) = mark {
@@ -276,12 +278,12 @@ impl QueuePair {
         }
     }
 
-    /// Appends the requests that have completed, and returns how many there were.
+    /// Appends completed requests to `sink` and returns their number.
     #[inline]
-    pub(crate) fn poll(&mut self, sink: &mut Vec<Completion<Buffer>>) -> usize {
+    pub(crate) fn poll(&mut self, sink: &mut Vec<Completion<Data>>) -> usize {
         let before = sink.len();
-        if self.handle.shared.signal() != self.seen || self.link != Link::Live {
-            self.follow();
+        if self.handle.shared.state_word() != self.observed || self.submission != SubmissionState::Live {
+            self.sync_state();
         }
         let mark = self.meter.begin();
         let count = self.reap(|ios| std::mem::swap(ios, sink));
@@ -294,22 +296,22 @@ impl QueuePair {
         sink.len() - before
     }
 
-    /// Takes typed commands from the front of the batch; what does not fit stays. What cannot be sent comes
-    /// back at the next [`poll_commands`](Self::poll_commands).
+    /// Submits typed commands from the front of the batch; commands without a free slot stay in it. An invalid
+    /// command completes with an error at the next [`poll_commands`](Self::poll_commands).
     pub fn submit_commands(&mut self, batch: &mut Vec<Command>) {
-        self.follow();
-        match self.link {
-            Link::Live => {}
-            Link::Holding | Link::Waiting { .. } => return,
-            Link::Failed => {
-                let refused = batch.drain(..).map(|command| command.refuse(Status::HOST_PATHING_ERROR));
+        self.sync_state();
+        match self.submission {
+            SubmissionState::Live => {}
+            SubmissionState::Paused | SubmissionState::Connecting { .. } => return,
+            SubmissionState::Failed => {
+                let refused = batch.drain(..).map(|command| command.reject(Status::HOST_PATHING_ERROR));
                 self.done.extend(refused);
                 return;
             }
         }
         let mark = self.meter.begin();
         let before = batch.len();
-        let now_ns = self.stamp();
+        let now_ns = self.submit_time_ns();
         let Some(queue) = &mut self.queue else { return };
         queue.submit_commands(batch, &mut self.done, now_ns);
         if let Some(mark) = mark {
@@ -317,65 +319,67 @@ impl QueuePair {
         }
     }
 
-    /// Appends the typed commands that have completed, and returns how many there were.
-    pub fn poll_commands(&mut self, sink: &mut Vec<Executed>) -> usize {
-        self.follow();
+    /// Appends completed typed commands to `sink` and returns their number.
+    pub fn poll_commands(&mut self, sink: &mut Vec<CommandCompletion>) -> usize {
+        self.sync_state();
         self.reap(|_| ());
         let count = self.done.len();
         sink.append(&mut self.done);
         count
     }
 
-    /// Whether a namespace has changed since this was last asked.
+    /// Whether a namespace has changed since the last call.
     pub(crate) fn take_change(&mut self) -> bool {
         std::mem::replace(&mut self.changed, false)
     }
 
     #[inline]
-    pub(crate) fn has_news(&self) -> bool {
+    pub(crate) fn has_change(&self) -> bool {
         self.changed
     }
 
-    /// When it is next worth polling; see [`ring::Channel::deadline`].
+    /// When to poll next; see [`block_io::Channel::deadline`].
     pub(crate) fn deadline(&self) -> Option<u64> {
         if !self.ios.is_empty() || !self.done.is_empty() {
             return Some(0);
         }
-        match self.link {
-            Link::Holding | Link::Waiting { .. } => return Some(now_ns() + WAIT_NS),
-            Link::Failed => return None,
-            Link::Live => {}
+        match self.submission {
+            SubmissionState::Paused | SubmissionState::Connecting { .. } => {
+                return Some(now_ns() + STATE_CHECK_NS);
+            }
+            SubmissionState::Failed => return None,
+            SubmissionState::Live => {}
         }
-        if self.handle.shared.signal() != self.seen {
+        if self.handle.shared.state_word() != self.observed {
             return Some(0);
         }
         match &self.interrupt {
             _ if self.queue().in_flight() == 0 => None,
             None => Some(0),
             Some(_) if self.io_timeout_ns == 0 => None,
-            Some(_) => Some(self.timeouts.due_ns.max(1)),
+            Some(_) => Some(self.timeouts.next_check_ns.max(1)),
         }
     }
 
-    fn queue(&self) -> &Queue {
+    fn queue(&self) -> &MemoryQueue {
         self.queue.as_ref().expect("a queue pair has its queue until it is dropped")
     }
 
-    fn queue_mut(&mut self) -> &mut Queue {
+    fn queue_mut(&mut self) -> &mut MemoryQueue {
         self.queue.as_mut().expect("a queue pair has its queue until it is dropped")
     }
 
-    /// The time that commands are stamped with: none where nothing looks at it.
+    /// Submission time of commands; 0, without reading the clock, if I/O timeouts are off.
     #[inline]
-    fn stamp(&self) -> u64 {
+    fn submit_time_ns(&self) -> u64 {
         if self.io_timeout_ns == 0 { 0 } else { now_ns() }
     }
 
-    /// Takes in completions. `exchange` puts the caller's sink in the place of ours, and back.
+    /// Processes completions. `exchange` swaps `ios` with the caller's sink, to avoid copying, and back.
     #[inline]
-    fn reap(&mut self, mut exchange: impl FnMut(&mut Vec<Completion<Buffer>>)) -> usize {
+    fn reap(&mut self, mut exchange: impl FnMut(&mut Vec<Completion<Data>>)) -> usize {
         let Some(queue) = &mut self.queue else { return 0 };
-        if self.link != Link::Live {
+        if self.submission != SubmissionState::Live {
             return 0;
         }
         if let Some(interrupt) = &mut self.interrupt {
@@ -391,100 +395,102 @@ impl QueuePair {
                 if queue.in_flight() > 0 && self.io_timeout_ns > 0 && queue.stats.idle_polls & 63 == 0
                     || self.interrupt.is_some()
                 {
-                    self.look_for_overdue();
+                    self.check_timeouts();
                 }
                 0
             }
             Ok(count) => count,
             Err(what) => {
-                self.distrust(what);
+                self.report_bad_completion(what);
                 0
             }
         }
     }
 
-    /// The device said what cannot be: nothing that it says counts any more.
+    /// Reports an invalid completion to the owner, which takes the controller offline; stops submission and polling.
     #[cold]
-    fn distrust(&mut self, what: crate::error::BadCompletion) {
-        if self.link != Link::Live {
+    fn report_bad_completion(&mut self, what: crate::error::BadCompletion) {
+        if self.submission != SubmissionState::Live {
             return;
         }
-        let failure = Failure::Queue { qid: self.record.qid, what };
-        if self.handle.shared.asks.send(Ask::Broken(failure)).is_ok() {
-            self.link = Link::Holding;
+        let failure = ControllerFailure::BadCompletion { qid: self.record.qid, what };
+        if self.handle.shared.requests.send(OwnerRequest::Fail(failure)).is_ok() {
+            self.submission = SubmissionState::Paused;
         }
     }
 
-    /// Follows the controller's state.
+    /// Applies a change of the controller's run state or epoch.
     #[cold]
-    fn follow(&mut self) {
-        let signal = self.handle.shared.signal();
-        let news = signal != self.seen;
-        if news {
-            self.changed |= signal.changes() != self.seen.changes();
-            self.seen = signal;
+    fn sync_state(&mut self) {
+        let word = self.handle.shared.state_word();
+        let changed = word != self.observed;
+        if changed {
+            self.changed |= word.changes() != self.observed.changes();
+            self.observed = word;
         }
-        match signal.state() {
-            State::Dead => {
-                if self.link != Link::Failed {
-                    self.end(Status::HOST_PATHING_ERROR);
-                    self.link = Link::Failed;
+        match word.state() {
+            RunState::Dead => {
+                if self.submission != SubmissionState::Failed {
+                    self.abort_in_flight(Status::HOST_PATHING_ERROR);
+                    self.submission = SubmissionState::Failed;
                 }
             }
-            State::Stopping => {
-                if self.link == Link::Live {
-                    self.link = Link::Holding;
+            RunState::Stopping => {
+                if self.submission == SubmissionState::Live {
+                    self.submission = SubmissionState::Paused;
                 }
             }
-            State::Stopped => self.empty(signal.epoch()),
-            State::Running => {
-                self.empty(signal.epoch());
+            RunState::Stopped => self.enter_epoch(word.epoch()),
+            RunState::Running => {
+                self.enter_epoch(word.epoch());
                 self.reconnect();
             }
         }
     }
 
-    /// Ends what was in flight in an earlier epoch, and makes the rings ready for this one.
-    fn empty(&mut self, epoch: u32) {
-        if self.link == Link::Failed || self.epoch == epoch {
+    /// Aborts the commands of an earlier epoch and resets the rings for this one.
+    fn enter_epoch(&mut self, epoch: u32) {
+        if self.submission == SubmissionState::Failed || self.epoch == epoch {
             return;
         }
-        self.end(Status::ABORTED_BY_HOST);
-        let lived = matches!(self.link, Link::Live | Link::Holding);
+        self.abort_in_flight(Status::ABORTED_BY_HOST);
+        let was_live = matches!(self.submission, SubmissionState::Live | SubmissionState::Paused);
         self.epoch = epoch;
         let queue = self.queue_mut();
         queue.rings.reset();
-        queue.stats.resets += u64::from(lived);
+        queue.stats.resets += u64::from(was_live);
         self.timeouts = Timeouts::default();
-        self.link = Link::Waiting { asked: false };
-        self.record.set_phase(Phase::Empty(epoch));
+        self.submission = SubmissionState::Connecting { requested: false };
+        self.record.set_state(QpairState::Pending(epoch));
     }
 
     fn reconnect(&mut self) {
-        let Link::Waiting { asked } = self.link else { return };
-        match self.record.phase() {
-            Phase::Live(epoch) if epoch == self.epoch => self.link = Link::Live,
-            Phase::Refused(_) => self.link = Link::Failed,
-            _ if !asked => {
-                let sent = self.handle.shared.asks.send(Ask::Create(self.record.clone())).is_ok();
-                self.link = Link::Waiting { asked: sent };
+        let SubmissionState::Connecting { requested } = self.submission else { return };
+        match self.record.state() {
+            QpairState::Live(epoch) if epoch == self.epoch => self.submission = SubmissionState::Live,
+            QpairState::Rejected(_) => self.submission = SubmissionState::Failed,
+            _ if !requested => {
+                let sent =
+                    self.handle.shared.requests.send(OwnerRequest::CreateQpair(self.record.clone())).is_ok();
+                self.submission = SubmissionState::Connecting { requested: sent };
             }
             _ => {}
         }
     }
 
-    /// Every command in flight is over; the device has let go of their memory, or can never be kept from it.
-    fn end(&mut self, status: Status) {
-        let forsaken = self.handle.shared.is_forsaken();
+    /// Completes every command in flight with `status`. The device no longer accesses their memory, or its DMA could
+    /// not be stopped: then the buffers are leaked.
+    fn abort_in_flight(&mut self, status: Status) {
+        let quarantined = self.handle.shared.is_memory_quarantined();
         let (mut ios, mut done) = (Vec::new(), Vec::new());
-        self.queue_mut().end_all(status, &mut ios, &mut done);
-        if forsaken {
-            let keep = |completion: Completion<Buffer>| {
+        self.queue_mut().abort_all(status, &mut ios, &mut done);
+        if quarantined {
+            let leak = |completion: Completion<Data>| {
                 let mut request = completion.into_request();
-                std::mem::forget(request.buffer.take());
+                std::mem::forget(request.take_data());
                 request.complete(status)
             };
-            ios = ios.into_iter().map(keep).collect();
+            ios = ios.into_iter().map(leak).collect();
             for executed in &mut done {
                 std::mem::forget((executed.command.data.take(), executed.command.metadata.take()));
             }
@@ -493,16 +499,19 @@ impl QueuePair {
         self.done.append(&mut done);
     }
 
-    /// Asks for commands that take too long to be aborted, and for a reset when that did not help.
+    /// Requests an abort for each timed-out command, and a controller reset one timeout after that.
     #[cold]
-    fn look_for_overdue(&mut self) {
+    fn check_timeouts(&mut self) {
         let now_ns = now_ns();
-        if self.io_timeout_ns == 0 || now_ns < self.timeouts.due_ns || self.link != Link::Live {
+        if self.io_timeout_ns == 0
+            || now_ns < self.timeouts.next_check_ns
+            || self.submission != SubmissionState::Live
+        {
             return;
         }
-        self.timeouts.due_ns = now_ns + self.io_timeout_ns / LOOKS_PER_TIMEOUT;
+        self.timeouts.next_check_ns = now_ns + self.io_timeout_ns / CHECKS_PER_TIMEOUT;
         let Some(queue) = &mut self.queue else { return };
-        let Timeouts { aborted, found, reset_asked, .. } = &mut self.timeouts;
+        let Timeouts { aborted, found, reset_requested, .. } = &mut self.timeouts;
         found.clear();
         queue.overdue(now_ns, self.io_timeout_ns, found);
         aborted.retain(|(cid, _)| queue.is_in_flight(*cid));
@@ -511,15 +520,15 @@ impl QueuePair {
             match aborted.iter().find(|(known, _)| *known == cid) {
                 None => {
                     queue.stats.timeouts += 1;
-                    if shared.asks.send(Ask::Abort { qid: self.record.qid, cid }).is_ok() {
+                    if shared.requests.send(OwnerRequest::Abort { qid: self.record.qid, cid }).is_ok() {
                         shared.aborts.fetch_add(1, Ordering::Relaxed);
                         aborted.push((cid, now_ns));
                     }
                 }
                 Some((_, since_ns)) if now_ns > since_ns + self.io_timeout_ns => {
-                    if !*reset_asked {
-                        let ask = Ask::Reset { how: ResetKind::Controller, reply: None };
-                        *reset_asked = shared.asks.send(ask).is_ok();
+                    if !*reset_requested {
+                        let request = OwnerRequest::Reset { kind: ResetKind::Controller, reply: None };
+                        *reset_requested = shared.requests.send(request).is_ok();
                     }
                 }
                 Some(_) => {}
@@ -531,103 +540,105 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         let Some(queue) = self.queue.take() else { return };
-        let leaving = Leaving {
+        let deleting = DeletingQpair {
             queue: Some(queue),
             handle: self.handle.clone(),
             record: self.record.clone(),
             epoch: self.epoch,
             interrupt: self.interrupt.take(),
-            asked: false,
+            requested: false,
         };
-        // Live, or about to be.
-        let asked = matches!(self.link, Link::Waiting { asked: true });
-        if self.record.phase() == Phase::Live(self.epoch)
-            || asked && self.record.phase() == Phase::Empty(self.epoch)
+        // The queues exist on the controller, or may be about to.
+        let requested = matches!(self.submission, SubmissionState::Connecting { requested: true });
+        if self.record.state() == QpairState::Live(self.epoch)
+            || requested && self.record.state() == QpairState::Pending(self.epoch)
         {
-            self.record.set_phase(Phase::Leaving);
-            self.core.add_poller(Box::new(leaving), Period::EveryTurn);
+            self.record.set_state(QpairState::Deleting);
+            self.core.add_poller(Box::new(deleting), Period::EveryTurn);
         } else {
-            drop(leaving);
+            drop(deleting);
         }
     }
 }
 
-/// A queue pair whose user has gone, until the controller has deleted it.
-struct Leaving {
-    queue: Option<Box<Queue>>,
-    handle: Arc<Handle>,
-    record: Arc<Record>,
+/// A dropped queue pair: holds its memory until the controller has deleted the queues.
+struct DeletingQpair {
+    queue: Option<Box<MemoryQueue>>,
+    handle: Arc<ControllerHandle>,
+    record: Arc<QpairRecord>,
     epoch: u32,
-    interrupt: Option<Interrupt>,
-    asked: bool,
+    interrupt: Option<QpairInterrupt>,
+    requested: bool,
 }
 
-impl Leaving {
-    /// Whether the device has let go of the queue's memory.
-    fn is_over(&self) -> bool {
-        let signal = self.handle.shared.signal();
-        let stopped = matches!(signal.state(), State::Stopped | State::Dead) || signal.epoch() != self.epoch;
-        let stopping = signal.state() == State::Stopping;
-        let never_live = !matches!(self.record.phase(), Phase::Live(_) | Phase::Leaving);
+impl DeletingQpair {
+    /// Whether the device no longer accesses the queue's memory.
+    fn is_released(&self) -> bool {
+        let word = self.handle.shared.state_word();
+        let stopped =
+            matches!(word.state(), RunState::Stopped | RunState::Dead) || word.epoch() != self.epoch;
+        let stopping = word.state() == RunState::Stopping;
+        let never_live = !matches!(self.record.state(), QpairState::Live(_) | QpairState::Deleting);
         (stopped && !stopping) || never_live
     }
 
     fn finish(&mut self) {
         self.interrupt = None;
         if let Some(mut queue) = self.queue.take()
-            && self.handle.shared.is_forsaken()
+            && self.handle.shared.is_memory_quarantined()
         {
             let (mut ios, mut done) = (Vec::new(), Vec::new());
-            queue.end_all(Status::ABORTED_BY_HOST, &mut ios, &mut done);
+            queue.abort_all(Status::ABORTED_BY_HOST, &mut ios, &mut done);
             std::mem::forget((queue, ios, done));
         }
     }
 }
 
-impl Poller for Leaving {
+impl Poller for DeletingQpair {
     fn name(&self) -> &str {
-        "nvme-leaving"
+        "nvme-qpair-delete"
     }
 
-    fn poll(&mut self, _now_ns: u64) -> Work {
-        if self.is_over() {
+    fn poll(&mut self, _now_ns: u64) -> PollResult {
+        if self.is_released() {
             self.finish();
-            return Work::Finished;
+            return PollResult::Finished;
         }
-        if !self.asked && self.handle.shared.signal().state() == State::Running {
-            self.asked = self.handle.shared.asks.send(Ask::Delete(self.record.clone())).is_ok();
+        if !self.requested && self.handle.shared.state_word().state() == RunState::Running {
+            self.requested =
+                self.handle.shared.requests.send(OwnerRequest::DeleteQpair(self.record.clone())).is_ok();
         }
-        Work::None
+        PollResult::Idle
     }
 
     fn deadline(&self) -> Option<u64> {
-        Some(now_ns() + WAIT_NS)
+        Some(now_ns() + STATE_CHECK_NS)
     }
 
     fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
-        if self.queue.is_none() || self.is_over() { Shutdown::Done } else { Shutdown::Draining }
+        if self.queue.is_none() || self.is_released() { Shutdown::Done } else { Shutdown::Draining }
     }
 }
 
-impl Drop for Leaving {
+impl Drop for DeletingQpair {
     fn drop(&mut self) {
         if self.queue.is_none() {
             return;
         }
-        if !self.is_over() {
-            // The reactor ends before the controller has answered. The device must not write what is
-            // about to be somebody else's.
+        if !self.is_released() {
+            // The reactor ends before the deletion has completed. Stop the device's DMA, because the memory is about
+            // to be reused.
             let shared = &self.handle.shared;
-            if shared.device().stop().is_err() && shared.device().is_present() {
-                shared.forsake();
+            if shared.device().disable_dma().is_err() && shared.device().is_present() {
+                shared.quarantine_memory();
             }
         }
         self.finish();
     }
 }
 
-/// Entries of the rings: the least power of two above the depth, as far as the controller goes.
-fn entries_for(depth: u32, entries_max: u32) -> u32 {
+/// Entries of the rings: the least power of two above `depth`, limited to what the controller supports.
+fn ring_entries(depth: u32, entries_max: u32) -> u32 {
     let mut entries = (depth + 1).next_power_of_two().max(ENTRIES_MIN);
     while entries > entries_max {
         entries /= 2;

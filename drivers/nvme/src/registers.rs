@@ -1,74 +1,81 @@
-//! The controller's registers, typed, and what can be wrong with them.
+//! Typed access to controller registers, with detection of removal and invalid values.
 
 use wire_nvme::doorbell::AdminQueueAttributes;
-use wire_nvme::registers::{Capabilities, Configuration, ControllerStatus, Version, offset};
+use wire_nvme::registers::{
+    ControllerCapabilities, ControllerConfiguration, ControllerStatus, NvmeVersion, offset,
+};
 
-use crate::device::{Device, DeviceError};
-use crate::error::Failure;
+use crate::device::{DeviceError, NvmeDevice};
+use crate::error::ControllerFailure;
 
 /// Typed access to the registers of a device.
 #[derive(Clone, Copy)]
-pub(crate) struct RegisterFile<'a>(pub(crate) &'a dyn Device);
+pub(crate) struct RegisterFile<'a>(pub(crate) &'a dyn NvmeDevice);
 
-/// What NSSR wants to see: "NVMe" (Base 2.0, section 3.1.3.6).
+/// Value of NSSR that starts an NVM Subsystem Reset: "NVMe" (Base 2.0, section 3.1.3.6).
 const SUBSYSTEM_RESET: u32 = 0x4e56_4d65;
 
 impl RegisterFile<'_> {
-    /// Controller capabilities.
-    pub(crate) fn capabilities(&self) -> Result<Capabilities, Failure> {
+    /// Controller Capabilities (CAP).
+    pub(crate) fn capabilities(&self) -> Result<ControllerCapabilities, ControllerFailure> {
         match self.0.read_u64(offset::CAP) {
-            // No controller has all of it; a device that is gone reads like this.
-            Ok(u64::MAX) => Err(Failure::Removed),
-            Ok(value) => Ok(Capabilities::decode(value)),
+            // A removed device reads as all ones, which is not a valid CAP.
+            Ok(u64::MAX) => Err(ControllerFailure::Removed),
+            Ok(value) => Ok(ControllerCapabilities::decode(value)),
             Err(error) => Err(failure(&error)),
         }
     }
 
-    pub(crate) fn version(&self) -> Result<Version, Failure> {
-        Ok(Version::decode(self.read(offset::VS)?))
+    pub(crate) fn version(&self) -> Result<NvmeVersion, ControllerFailure> {
+        Ok(NvmeVersion::decode(self.read(offset::VS)?))
     }
 
-    pub(crate) fn configuration(&self) -> Result<Configuration, Failure> {
-        Configuration::decode(self.read(offset::CC)?).map_err(|_| Failure::Answer("CC"))
+    pub(crate) fn configuration(&self) -> Result<ControllerConfiguration, ControllerFailure> {
+        ControllerConfiguration::decode(self.read(offset::CC)?)
+            .map_err(|_| ControllerFailure::InvalidResponse("CC"))
     }
 
-    pub(crate) fn set_configuration(&self, configuration: &Configuration) -> Result<(), Failure> {
+    pub(crate) fn set_configuration(
+        &self,
+        configuration: &ControllerConfiguration,
+    ) -> Result<(), ControllerFailure> {
         self.write(offset::CC, configuration.encode())
     }
 
-    pub(crate) fn status(&self) -> Result<ControllerStatus, Failure> {
-        ControllerStatus::decode(self.read(offset::CSTS)?).map_err(|_| Failure::Answer("CSTS"))
+    pub(crate) fn status(&self) -> Result<ControllerStatus, ControllerFailure> {
+        ControllerStatus::decode(self.read(offset::CSTS)?)
+            .map_err(|_| ControllerFailure::InvalidResponse("CSTS"))
     }
 
-    /// Where the admin queue lies, both rings of `entries` entries.
-    pub(crate) fn set_admin_queue(&self, entries: u32, sq: u64, cq: u64) -> Result<(), Failure> {
+    /// Sets AQA, ASQ and ACQ: the addresses of the admin queues, both of `entries` entries.
+    pub(crate) fn set_admin_queue(&self, entries: u32, sq: u64, cq: u64) -> Result<(), ControllerFailure> {
         let attributes = AdminQueueAttributes { submission_entries: entries, completion_entries: entries };
         self.write(offset::AQA, attributes.encode())?;
         self.0.write_u64(offset::ASQ, sq).map_err(|error| failure(&error))?;
         self.0.write_u64(offset::ACQ, cq).map_err(|error| failure(&error))
     }
 
-    pub(crate) fn reset_subsystem(&self) -> Result<(), Failure> {
+    pub(crate) fn reset_subsystem(&self) -> Result<(), ControllerFailure> {
         self.write(offset::NSSR, SUBSYSTEM_RESET)
     }
 
-    fn read(&self, at: u32) -> Result<u32, Failure> {
+    fn read(&self, at: u32) -> Result<u32, ControllerFailure> {
         match self.0.read_u32(at) {
-            // Reserved bits of all of these are zero in every controller that is there.
-            Ok(u32::MAX) => Err(Failure::Removed),
+            // A removed device reads as all ones; present controllers clear the reserved bits of these registers.
+            Ok(u32::MAX) => Err(ControllerFailure::Removed),
             Ok(value) => Ok(value),
             Err(error) => Err(failure(&error)),
         }
     }
 
-    fn write(&self, at: u32, value: u32) -> Result<(), Failure> {
+    fn write(&self, at: u32, value: u32) -> Result<(), ControllerFailure> {
         self.0.write_u32(at, value).map_err(|error| failure(&error))
     }
 }
 
-fn failure(error: &DeviceError) -> Failure {
+fn failure(error: &DeviceError) -> ControllerFailure {
     match error {
-        DeviceError::Gone => Failure::Removed,
-        _ => Failure::ResetFailed,
+        DeviceError::Gone => ControllerFailure::Removed,
+        _ => ControllerFailure::ResetFailed,
     }
 }

@@ -1,77 +1,76 @@
-//! The controllers that this process has attached, so that every core finds the one that is there.
+//! Process-wide registry of attached controllers, so that every core shares one attachment.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, Weak};
 
-use crate::controller::{Controller, Handle};
-use crate::shared::lock;
+use crate::controller::{Controller, ControllerHandle};
 
-static ATTACHED: Mutex<Option<HashMap<String, Entry>>> = Mutex::new(None);
+static ATTACHED: Mutex<Option<HashMap<String, AttachState>>> = Mutex::new(None);
 
-enum Entry {
-    /// Somebody is about to attach it.
+enum AttachState {
+    /// A core is attaching the controller.
     Attaching,
-    /// It is there, or its last user has let go and it is being shut down.
-    Attached(Weak<Handle>),
+    /// The controller is attached, or shutting down after its last handle was dropped.
+    Attached(Weak<ControllerHandle>),
 }
 
-/// What is known of a controller.
-pub(crate) enum Found {
-    /// It is attached.
-    Here(Controller),
-    /// It is on its way in or out: look again soon.
+/// Result of looking up a controller.
+pub(crate) enum AttachLookup {
+    /// The controller is attached.
+    Attached(Controller),
+    /// The controller is being attached or shut down: retry.
     Busy,
-    /// Nobody has it: the caller attaches it, and holds this meanwhile.
-    Free(Claim),
+    /// The controller is not attached: the caller attaches it and holds the claim meanwhile.
+    Vacant(AttachClaim),
 }
 
-/// The right to attach a controller. Dropped unused, it leaves it to the next.
-pub(crate) struct Claim {
+/// The exclusive right to attach a controller. If it is dropped unused, the next core may attach.
+pub(crate) struct AttachClaim {
     key: String,
     used: bool,
 }
 
-pub(crate) fn find(key: &str) -> Found {
-    let mut attached = lock(&ATTACHED);
+pub(crate) fn find(key: &str) -> AttachLookup {
+    let mut attached = sync::lock(&ATTACHED);
     let attached = attached.get_or_insert_default();
     match attached.get(key) {
-        Some(Entry::Attaching) => Found::Busy,
-        Some(Entry::Attached(handle)) => match handle.upgrade() {
-            Some(handle) => Found::Here(Controller::from_handle(handle)),
-            None => Found::Busy,
+        Some(AttachState::Attaching) => AttachLookup::Busy,
+        Some(AttachState::Attached(handle)) => match handle.upgrade() {
+            Some(handle) => AttachLookup::Attached(Controller::from_handle(handle)),
+            None => AttachLookup::Busy,
         },
         None => {
-            attached.insert(key.to_string(), Entry::Attaching);
-            Found::Free(Claim { key: key.to_string(), used: false })
+            attached.insert(key.to_string(), AttachState::Attaching);
+            AttachLookup::Vacant(AttachClaim { key: key.to_string(), used: false })
         }
     }
 }
 
-/// The controller's device was let go of.
-pub(crate) fn forget(key: &str) {
-    if let Some(attached) = lock(&ATTACHED).as_mut() {
+/// Removes a controller whose device was dropped.
+pub(crate) fn remove(key: &str) {
+    if let Some(attached) = sync::lock(&ATTACHED).as_mut() {
         attached.remove(key);
     }
 }
 
-impl Claim {
+impl AttachClaim {
     pub(crate) fn key(&self) -> &str {
         &self.key
     }
 
-    /// The controller is attached; its end will [`forget`] the name.
-    pub(crate) fn attached(mut self, handle: Weak<Handle>) {
+    /// Registers the attached controller. Dropping the controller's device will [`remove`] the entry.
+    pub(crate) fn attached(mut self, handle: Weak<ControllerHandle>) {
         self.used = true;
-        if let Some(attached) = lock(&ATTACHED).as_mut() {
-            attached.insert(self.key.clone(), Entry::Attached(handle));
+        if let Some(attached) = sync::lock(&ATTACHED).as_mut() {
+            attached.insert(self.key.clone(), AttachState::Attached(handle));
         }
     }
 }
 
-impl Drop for Claim {
+impl Drop for AttachClaim {
     fn drop(&mut self) {
         if !self.used {
-            forget(&self.key);
+            remove(&self.key);
         }
     }
 }

@@ -1,57 +1,58 @@
-//! What the cores that use a controller share: its device, its state, and how its owner is asked.
+//! State of a controller that all cores share: its device, its lifecycle state and the owner's mailbox.
 //!
-//! The admin queue belongs to one core, the owner's. Everything else asks that core by mailbox, and learns
-//! of resets and failures from one word, [`Signal`], that a queue pair compares on every poll.
+//! The admin queue belongs to one core, the owner. Other cores send an [`OwnerRequest`] to the owner's mailbox.
+//! They detect resets and failures through one atomic word, [`StateWord`], that a queue pair compares on every
+//! poll.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Poll, Waker};
 
-use memory::{Arena, ChunkMemory};
+use dma::{Arena, ChunkMemory};
 use wire_nvme::Sqe;
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::identify::{IdentifyController, NvmController};
-use wire_nvme::registers::{Capabilities, Version};
+use wire_nvme::registers::{ControllerCapabilities, NvmeVersion};
 
-use crate::device::{Device, DeviceError, Doorbells};
-use crate::error::{AdminError, Failure};
+use crate::device::{DeviceError, DoorbellRegion, NvmeDevice};
+use crate::error::{AdminError, ControllerFailure};
 use crate::namespace_info::NamespaceInfo;
 use crate::options::Options;
-use crate::shadow::Pages;
+use crate::shadow::ShadowDoorbellPages;
 
-/// What became of the controller.
+/// Lifecycle of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
-    /// Queues may be used, each once it was created in this epoch.
+pub(crate) enum RunState {
+    /// I/O queues may be used, each after its creation in this epoch.
     Running,
-    /// It is being stopped; nothing may be submitted, and memory is still the device's.
+    /// The controller is being disabled: no submissions; the device may still access memory.
     Stopping,
-    /// The device has let go of all memory; it will run again.
+    /// The controller is disabled and accesses no memory; it will be enabled again.
     Stopped,
-    /// The same, for good.
+    /// The controller is disabled permanently and accesses no memory.
     Dead,
 }
 
-/// State, epoch and a count of changes, in one word that queue pairs compare.
+/// Run state (2 bits), epoch (30 bits) and count of namespace changes (32 bits) in one atomic word.
 ///
-/// An epoch ends when the controller is stopped. What was submitted in one is over in the next.
+/// An epoch ends when the controller is stopped. Commands of an epoch are aborted at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Signal(pub(crate) u64);
+pub(crate) struct StateWord(pub(crate) u64);
 
-impl Signal {
-    fn new(state: State, epoch: u32, changes: u32) -> Signal {
-        Signal(state as u64 | u64::from(epoch & 0x3fff_ffff) << 2 | u64::from(changes) << 32)
+impl StateWord {
+    fn new(state: RunState, epoch: u32, changes: u32) -> StateWord {
+        StateWord(state as u64 | u64::from(epoch & 0x3fff_ffff) << 2 | u64::from(changes) << 32)
     }
 
-    pub(crate) fn state(self) -> State {
+    pub(crate) fn state(self) -> RunState {
         match self.0 & 3 {
-            0 => State::Running,
-            1 => State::Stopping,
-            2 => State::Stopped,
-            _ => State::Dead,
+            0 => RunState::Running,
+            1 => RunState::Stopping,
+            2 => RunState::Stopped,
+            _ => RunState::Dead,
         }
     }
 
@@ -64,204 +65,209 @@ impl Signal {
     }
 }
 
-/// What was found out when the controller was attached.
-pub(crate) struct Facts {
-    pub(crate) capabilities: Capabilities,
-    pub(crate) version: Version,
+/// Capabilities and resources of a controller, read once when it is attached.
+pub(crate) struct ControllerParams {
+    pub(crate) capabilities: ControllerCapabilities,
+    pub(crate) version: NvmeVersion,
     pub(crate) identity: IdentifyController,
     pub(crate) limits: NvmController,
-    pub(crate) doorbells: Doorbells,
+    pub(crate) doorbells: DoorbellRegion,
     pub(crate) page_log2: u32,
     pub(crate) queues_max: u16,
     pub(crate) vectors: Vec<OwnedFd>,
-    pub(crate) shadow: Option<Arc<Pages>>,
+    pub(crate) shadow: Option<Arc<ShadowDoorbellPages>>,
 }
 
-/// Something that the controller told unasked.
+/// An asynchronous event that the controller reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event(pub AsyncEvent);
+pub struct NvmeEvent(pub AsyncEvent);
 
-/// Most events that wait to be looked at; older ones are dropped.
+/// Most events pending for the user; when full, the oldest is dropped.
 const EVENTS_MAX: usize = 64;
 
-pub(crate) struct Shared {
-    /// `None` once the last of all has let go.
-    device: Option<Box<dyn Device>>,
+/// State of one controller, shared by its owner core and by every core with a queue pair.
+///
+/// It owns the device, and the memory that the device may access: arenas and shadow doorbells are retained until
+/// the device is dropped, because their mappings refer to them. The mutexes guard control paths only; the I/O path
+/// reads nothing but [`state_word`](Self::state_word).
+pub(crate) struct SharedController {
+    /// `None` only while `self` is dropped.
+    device: Option<Box<dyn NvmeDevice>>,
     pub(crate) options: Options,
-    /// Under what other openers find it.
+    /// Key in the process-wide registry of attached controllers.
     pub(crate) key: OnceLock<String>,
-    signal: AtomicU64,
-    failure: Mutex<Option<Failure>>,
-    pub(crate) facts: OnceLock<Facts>,
-    /// Namespaces that somebody asked for; `None` for one that is gone, and may come back.
+    state_word: AtomicU64,
+    failure: Mutex<Option<ControllerFailure>>,
+    pub(crate) params: OnceLock<ControllerParams>,
+    /// Namespaces that were opened; `None` for one that is inactive now and may become active again.
     namespaces: Mutex<HashMap<u32, Option<NamespaceInfo>>>,
-    refusals: Mutex<HashMap<u32, &'static str>>,
-    /// Device addresses of chunks, by where they start.
+    unsupported: Mutex<HashMap<u32, &'static str>>,
+    /// Device addresses of mapped chunks, by host start address.
     chunks: Mutex<BTreeMap<usize, u64>>,
-    /// Arenas whose chunks the device may know: they must outlive the mappings.
+    /// Arenas with chunks that are mapped for the device: they must outlive the mappings.
     arenas: Mutex<Vec<Arc<Arena>>>,
-    /// Shadow doorbells that the device was shown, for the same reason.
-    pages: Mutex<Option<Arc<Pages>>>,
-    records: Mutex<Vec<Weak<Record>>>,
-    qids: Mutex<Vec<u16>>,
-    events: Mutex<VecDeque<Event>>,
-    pub(crate) asks: reactor::Sender<Ask>,
-    /// The last handle is gone.
+    /// Shadow doorbells that are mapped for the device; they must outlive the mapping too.
+    pages: Mutex<Option<Arc<ShadowDoorbellPages>>>,
+    records: Mutex<Vec<Weak<QpairRecord>>>,
+    free_qids: Mutex<Vec<u16>>,
+    events: Mutex<VecDeque<NvmeEvent>>,
+    pub(crate) requests: reactor::MailboxSender<OwnerRequest>,
+    /// Set when the last handle is dropped.
     pub(crate) detach: AtomicBool,
-    /// The device could not be kept from memory: what it may write is never used again.
-    forsaken: AtomicBool,
+    /// The device's DMA could not be stopped: memory that it may write is leaked instead of reused.
+    memory_quarantined: AtomicBool,
     pub(crate) resets: AtomicU64,
     pub(crate) aborts: AtomicU64,
 }
 
-/// What the owner is asked.
-pub(crate) enum Ask {
-    Create(Arc<Record>),
-    Delete(Arc<Record>),
+/// A request to the owner core.
+pub(crate) enum OwnerRequest {
+    CreateQpair(Arc<QpairRecord>),
+    DeleteQpair(Arc<QpairRecord>),
     Admin {
         sqe: Sqe,
         data: AdminData,
-        reply: Arc<Reply<Result<AdminAnswer, AdminError>>>,
+        reply: Arc<Oneshot<Result<AdminOutput, AdminError>>>,
     },
     Abort {
         qid: u16,
         cid: u16,
     },
-    Namespace {
+    IdentifyNamespace {
         nsid: u32,
-        reply: Arc<Reply<Result<(), AdminError>>>,
+        reply: Arc<Oneshot<Result<(), AdminError>>>,
     },
     Reset {
-        how: ResetKind,
-        reply: Option<Arc<Reply<Result<(), Failure>>>>,
+        kind: ResetKind,
+        reply: Option<Arc<Oneshot<Result<(), ControllerFailure>>>>,
     },
-    /// A queue pair found that the device cannot be trusted.
-    Broken(Failure),
+    /// A queue pair received an invalid completion: take the controller offline.
+    Fail(ControllerFailure),
     Detach,
 }
 
-/// Which reset.
+/// Kind of a controller reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResetKind {
-    /// CC.EN.
+    /// Controller Reset: CC.EN cleared to 0.
     Controller,
-    /// NSSR.
+    /// NVM Subsystem Reset through register NSSR.
     Subsystem,
-    /// The whole function.
+    /// Function Level Reset.
     Function,
 }
 
-/// Data of an admin command.
+/// Data transfer of an admin or passthrough command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminData {
-    /// None.
+    /// No data.
     None,
-    /// So many bytes from the controller.
+    /// Controller to host, length in bytes.
     In(usize),
-    /// These bytes to the controller.
+    /// Host to controller, the bytes to send.
     Out(Vec<u8>),
 }
 
-/// What an admin command returned.
+/// Result of a successful admin command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AdminAnswer {
+pub struct AdminOutput {
     /// Dwords 0 and 1 of the completion.
     pub result: u64,
-    /// Its data, for [`AdminData::In`].
+    /// Data that the controller returned for [`AdminData::In`]; empty otherwise.
     pub data: Vec<u8>,
 }
 
-/// A queue pair, as its owner core and the controller's see it.
-pub(crate) struct Record {
-    pub(crate) shared: Arc<Shared>,
+/// State of an I/O queue pair that the core that uses it and the controller's owner core share.
+pub(crate) struct QpairRecord {
+    pub(crate) shared: Arc<SharedController>,
     pub(crate) qid: u16,
     pub(crate) sq: u64,
     pub(crate) cq: u64,
     pub(crate) entries: u32,
     pub(crate) vector: Option<u16>,
-    phase: AtomicU64,
-    core: sys::Waker,
+    state: AtomicU64,
+    core: os::Waker,
     task: Mutex<Option<Waker>>,
 }
 
-/// How far a queue pair is.
+/// Lifecycle of a queue pair on the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// Its memory is zeroed and it waits to be created, in this epoch.
-    Empty(u32),
-    /// It was created in this epoch.
+pub(crate) enum QpairState {
+    /// The rings are zeroed and ready for creation in this epoch.
+    Pending(u32),
+    /// The controller has created the queues in this epoch.
     Live(u32),
-    /// The controller refused it, with this status field.
-    Refused(u16),
-    /// It is to be deleted.
-    Leaving,
-    /// It was deleted.
-    Gone,
+    /// The controller rejected the creation with this status field.
+    Rejected(u16),
+    /// Deletion is requested.
+    Deleting,
+    /// The controller has deleted both queues.
+    Deleted,
 }
 
-impl Record {
+impl QpairRecord {
     pub(crate) fn new(
-        shared: &Arc<Shared>,
+        shared: &Arc<SharedController>,
         qid: u16,
         (sq, cq): (u64, u64),
         entries: u32,
         vector: Option<u16>,
-        core: sys::Waker,
-    ) -> Arc<Record> {
-        let record = Arc::new(Record {
+        core: os::Waker,
+    ) -> Arc<QpairRecord> {
+        let record = Arc::new(QpairRecord {
             shared: shared.clone(),
             qid,
             sq,
             cq,
             entries,
             vector,
-            phase: AtomicU64::new(0),
+            state: AtomicU64::new(0),
             core,
             task: Mutex::default(),
         });
-        let mut records = lock(&shared.records);
+        let mut records = sync::lock(&shared.records);
         records.retain(|record| record.strong_count() > 0);
         records.push(Arc::downgrade(&record));
         record
     }
 
-    pub(crate) fn phase(&self) -> Phase {
-        let word = self.phase.load(Ordering::Acquire);
+    pub(crate) fn state(&self) -> QpairState {
+        let word = self.state.load(Ordering::Acquire);
         let value = (word >> 8) as u32;
         match word & 0xff {
-            0 => Phase::Empty(value),
-            1 => Phase::Live(value),
-            2 => Phase::Refused(value as u16),
-            3 => Phase::Leaving,
-            _ => Phase::Gone,
+            0 => QpairState::Pending(value),
+            1 => QpairState::Live(value),
+            2 => QpairState::Rejected(value as u16),
+            3 => QpairState::Deleting,
+            _ => QpairState::Deleted,
         }
     }
 
-    pub(crate) fn set_phase(&self, phase: Phase) {
+    pub(crate) fn set_state(&self, phase: QpairState) {
         let (kind, value) = match phase {
-            Phase::Empty(epoch) => (0, epoch),
-            Phase::Live(epoch) => (1, epoch),
-            Phase::Refused(status) => (2, status.into()),
-            Phase::Leaving => (3, 0),
-            Phase::Gone => (4, 0),
+            QpairState::Pending(epoch) => (0, epoch),
+            QpairState::Live(epoch) => (1, epoch),
+            QpairState::Rejected(status) => (2, status.into()),
+            QpairState::Deleting => (3, 0),
+            QpairState::Deleted => (4, 0),
         };
-        self.phase.store(kind | u64::from(value) << 8, Ordering::Release);
+        self.state.store(kind | u64::from(value) << 8, Ordering::Release);
         self.wake();
     }
 
     fn wake(&self) {
-        if let Some(task) = lock(&self.task).take() {
+        if let Some(task) = sync::lock(&self.task).take() {
             task.wake();
         }
         self.core.wake();
     }
 
-    /// Ends when the phase is no longer [`Phase::Empty`], or the controller is dead.
-    pub(crate) async fn settled(&self) -> Phase {
+    /// Waits until the state is no longer [`QpairState::Pending`] or the controller is dead; returns the state.
+    pub(crate) async fn wait_created(&self) -> QpairState {
         std::future::poll_fn(|context| {
-            *lock(&self.task) = Some(context.waker().clone());
-            match self.phase() {
-                Phase::Empty(_) if self.shared.signal().state() != State::Dead => Poll::Pending,
+            *sync::lock(&self.task) = Some(context.waker().clone());
+            match self.state() {
+                QpairState::Pending(_) if self.shared.state_word().state() != RunState::Dead => Poll::Pending,
                 phase => Poll::Ready(phase),
             }
         })
@@ -269,86 +275,90 @@ impl Record {
     }
 }
 
-impl Drop for Record {
+impl Drop for QpairRecord {
     fn drop(&mut self) {
-        lock(&self.shared.qids).push(self.qid);
+        sync::lock(&self.shared.free_qids).push(self.qid);
     }
 }
 
-impl Shared {
-    pub(crate) fn new(device: Box<dyn Device>, options: Options, asks: reactor::Sender<Ask>) -> Arc<Shared> {
-        Arc::new(Shared {
+impl SharedController {
+    pub(crate) fn new(
+        device: Box<dyn NvmeDevice>,
+        options: Options,
+        requests: reactor::MailboxSender<OwnerRequest>,
+    ) -> Arc<SharedController> {
+        Arc::new(SharedController {
             device: Some(device),
             options,
             key: OnceLock::new(),
-            signal: AtomicU64::new(Signal::new(State::Stopped, 0, 0).0),
+            state_word: AtomicU64::new(StateWord::new(RunState::Stopped, 0, 0).0),
             failure: Mutex::default(),
-            facts: OnceLock::new(),
+            params: OnceLock::new(),
             namespaces: Mutex::default(),
-            refusals: Mutex::default(),
+            unsupported: Mutex::default(),
             chunks: Mutex::default(),
             arenas: Mutex::default(),
             pages: Mutex::default(),
             records: Mutex::default(),
-            qids: Mutex::default(),
+            free_qids: Mutex::default(),
             events: Mutex::default(),
-            asks,
+            requests,
             detach: AtomicBool::new(false),
-            forsaken: AtomicBool::new(false),
+            memory_quarantined: AtomicBool::new(false),
             resets: AtomicU64::new(0),
             aborts: AtomicU64::new(0),
         })
     }
 
-    pub(crate) fn device(&self) -> &dyn Device {
-        &**self.device.as_ref().expect("the device is let go of when this is dropped")
+    pub(crate) fn device(&self) -> &dyn NvmeDevice {
+        &**self.device.as_ref().expect("the device lives until this is dropped")
     }
 
-    pub(crate) fn facts(&self) -> &Facts {
-        self.facts.get().expect("nobody has a handle before the controller was identified")
+    pub(crate) fn params(&self) -> &ControllerParams {
+        self.params.get().expect("handles exist only after the controller is identified")
     }
 
     #[inline]
-    pub(crate) fn signal(&self) -> Signal {
-        Signal(self.signal.load(Ordering::Acquire))
+    pub(crate) fn state_word(&self) -> StateWord {
+        StateWord(self.state_word.load(Ordering::Acquire))
     }
 
-    /// Changes the state; the owner's alone. Stopping ends the epoch. Dead is for good.
-    pub(crate) fn set_state(&self, state: State) {
-        let old = self.signal();
-        if old.state() == State::Dead {
+    /// Sets the run state; only the owner calls this. `Stopping` ends the epoch, and `Dead` is final.
+    pub(crate) fn set_state(&self, state: RunState) {
+        let old = self.state_word();
+        if old.state() == RunState::Dead {
             return;
         }
-        let epoch = old.epoch().wrapping_add(u32::from(state == State::Stopping));
-        self.signal.store(Signal::new(state, epoch, old.changes()).0, Ordering::Release);
+        let epoch = old.epoch().wrapping_add(u32::from(state == RunState::Stopping));
+        self.state_word.store(StateWord::new(state, epoch, old.changes()).0, Ordering::Release);
         self.wake_all();
     }
 
-    /// A namespace is not what it was.
-    pub(crate) fn note_change(&self) {
-        let old = self.signal();
+    /// Notifies every queue pair that a namespace has changed.
+    pub(crate) fn notify_namespace_change(&self) {
+        let old = self.state_word();
         let changes = old.changes().wrapping_add(1);
-        self.signal.store(Signal::new(old.state(), old.epoch(), changes).0, Ordering::Release);
+        self.state_word.store(StateWord::new(old.state(), old.epoch(), changes).0, Ordering::Release);
         self.wake_all();
     }
 
     fn wake_all(&self) {
-        let records: Vec<_> = lock(&self.records).iter().filter_map(Weak::upgrade).collect();
+        let records: Vec<_> = sync::lock(&self.records).iter().filter_map(Weak::upgrade).collect();
         records.iter().for_each(|record| record.wake());
     }
 
-    /// Why the controller cannot be used any more. The first reason stays.
-    pub(crate) fn set_failure(&self, failure: Failure) {
-        lock(&self.failure).get_or_insert(failure);
+    /// Records why the controller failed. The first failure is kept.
+    pub(crate) fn set_failure(&self, failure: ControllerFailure) {
+        sync::lock(&self.failure).get_or_insert(failure);
     }
 
-    pub(crate) fn failure(&self) -> Option<Failure> {
-        *lock(&self.failure)
+    pub(crate) fn failure(&self) -> Option<ControllerFailure> {
+        *sync::lock(&self.failure)
     }
 
-    /// Where the device sees a chunk, which it is shown if it was not before.
+    /// Returns the device address of a chunk and maps the chunk on first use.
     pub(crate) fn map(&self, chunk: &ChunkMemory) -> Result<u64, DeviceError> {
-        let mut chunks = lock(&self.chunks);
+        let mut chunks = sync::lock(&self.chunks);
         let start = chunk.start.addr();
         if let Some(&device) = chunks.get(&start) {
             return Ok(device);
@@ -358,30 +368,30 @@ impl Shared {
         Ok(device)
     }
 
-    /// Keeps an arena for as long as the device may know its chunks.
-    pub(crate) fn keep(&self, arena: &Arc<Arena>) {
-        let mut arenas = lock(&self.arenas);
+    /// Retains an arena for as long as its chunks may be mapped for the device.
+    pub(crate) fn retain_arena(&self, arena: &Arc<Arena>) {
+        let mut arenas = sync::lock(&self.arenas);
         if !arenas.iter().any(|kept| Arc::ptr_eq(kept, arena)) {
             arenas.push(arena.clone());
         }
     }
 
-    /// Keeps shadow doorbells for as long as the device may know them.
-    pub(crate) fn keep_pages(&self, pages: &Arc<Pages>) {
-        *lock(&self.pages) = Some(pages.clone());
+    /// Retains shadow doorbells for as long as they may be mapped for the device.
+    pub(crate) fn retain_shadow_doorbells(&self, pages: &Arc<ShadowDoorbellPages>) {
+        *sync::lock(&self.pages) = Some(pages.clone());
     }
 
     pub(crate) fn namespace(&self, nsid: u32) -> Option<NamespaceInfo> {
-        lock(&self.namespaces).get(&nsid).cloned().flatten()
+        sync::lock(&self.namespaces).get(&nsid).cloned().flatten()
     }
 
     pub(crate) fn namespaces(&self) -> Vec<u32> {
-        lock(&self.namespaces).keys().copied().collect()
+        sync::lock(&self.namespaces).keys().copied().collect()
     }
 
-    /// Puts in what is known of a namespace, or that it is gone; whether that is news.
+    /// Stores what Identify returned for a namespace, `None` if it is inactive; returns whether it changed.
     pub(crate) fn set_namespace(&self, nsid: u32, info: Option<NamespaceInfo>) -> bool {
-        let mut namespaces = lock(&self.namespaces);
+        let mut namespaces = sync::lock(&self.namespaces);
         match (namespaces.get_mut(&nsid), info) {
             (Some(known), info) if *known == info => false,
             (Some(known), info) => {
@@ -396,78 +406,78 @@ impl Shared {
         }
     }
 
-    /// Why a namespace that is there cannot be used.
-    pub(crate) fn set_refusal(&self, nsid: u32, why: &'static str) {
-        lock(&self.refusals).insert(nsid, why);
+    /// Records why an active namespace is not supported.
+    pub(crate) fn set_unsupported_reason(&self, nsid: u32, why: &'static str) {
+        sync::lock(&self.unsupported).insert(nsid, why);
     }
 
-    pub(crate) fn refusal(&self, nsid: u32) -> Option<&'static str> {
-        lock(&self.refusals).get(&nsid).copied()
+    pub(crate) fn unsupported_reason(&self, nsid: u32) -> Option<&'static str> {
+        sync::lock(&self.unsupported).get(&nsid).copied()
     }
 
-    pub(crate) fn forsake(&self) {
-        self.forsaken.store(true, Ordering::Release);
+    pub(crate) fn quarantine_memory(&self) {
+        self.memory_quarantined.store(true, Ordering::Release);
     }
 
-    pub(crate) fn is_forsaken(&self) -> bool {
-        self.forsaken.load(Ordering::Acquire)
+    pub(crate) fn is_memory_quarantined(&self) -> bool {
+        self.memory_quarantined.load(Ordering::Acquire)
     }
 
-    /// Queue identifiers that are free, at first.
-    pub(crate) fn set_qids(&self, max: u16) {
-        *lock(&self.qids) = (1..=max).rev().collect();
+    /// Makes queue identifiers 1 to `max` free.
+    pub(crate) fn set_free_qids(&self, max: u16) {
+        *sync::lock(&self.free_qids) = (1..=max).rev().collect();
     }
 
-    pub(crate) fn take_qid(&self) -> Option<u16> {
-        lock(&self.qids).pop()
+    pub(crate) fn alloc_qid(&self) -> Option<u16> {
+        sync::lock(&self.free_qids).pop()
     }
 
-    pub(crate) fn give_qid(&self, qid: u16) {
-        lock(&self.qids).push(qid);
+    pub(crate) fn free_qid(&self, qid: u16) {
+        sync::lock(&self.free_qids).push(qid);
     }
 
-    pub(crate) fn push_event(&self, event: Event) {
-        let mut events = lock(&self.events);
+    pub(crate) fn push_event(&self, event: NvmeEvent) {
+        let mut events = sync::lock(&self.events);
         if events.len() == EVENTS_MAX {
             events.pop_front();
         }
         events.push_back(event);
     }
 
-    pub(crate) fn pop_event(&self) -> Option<Event> {
-        lock(&self.events).pop_front()
+    pub(crate) fn pop_event(&self) -> Option<NvmeEvent> {
+        sync::lock(&self.events).pop_front()
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedController {
     fn drop(&mut self) {
-        // The device first: whoever finds the name free may open it at once.
+        // Drop the device before its key leaves the registry: another thread may open it as soon as the key is free.
         self.device = None;
         if let Some(key) = self.key.get() {
-            crate::registry::forget(key);
+            crate::registry::remove(key);
         }
     }
 }
 
-/// One answer, from one thread to a task of another.
-pub(crate) struct Reply<T>(Mutex<(Option<T>, Option<Waker>)>);
+/// A one-shot channel: one value from any thread to a task on another.
+pub(crate) struct Oneshot<T>(Mutex<(Option<T>, Option<Waker>)>);
 
-impl<T> Reply<T> {
-    pub(crate) fn new() -> Arc<Reply<T>> {
-        Arc::new(Reply(Mutex::new((None, None))))
+impl<T> Oneshot<T> {
+    pub(crate) fn new() -> Arc<Oneshot<T>> {
+        Arc::new(Oneshot(Mutex::new((None, None))))
     }
 
-    pub(crate) fn put(&self, answer: T) {
-        let mut inner = lock(&self.0);
+    pub(crate) fn send(&self, answer: T) {
+        let mut inner = sync::lock(&self.0);
         inner.0 = Some(answer);
         if let Some(waker) = inner.1.take() {
             waker.wake();
         }
     }
 
-    pub(crate) fn take(&self) -> impl Future<Output = T> {
+    pub(crate) fn receive(&self) -> impl Future<Output = T> {
         std::future::poll_fn(|context| {
-            let mut inner = lock(&self.0);
+            let mut inner = sync::lock(&self.0);
             match inner.0.take() {
                 Some(answer) => Poll::Ready(answer),
                 None => {
@@ -477,9 +487,4 @@ impl<T> Reply<T> {
             }
         })
     }
-}
-
-/// Nothing panics with one of these locks held but on a broken invariant of ours.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,8 @@
-//! A controller in software, on the thread that steps it: for tests, fuzzing and measurements of the driver.
+//! A simulated controller, executed on the thread that steps it: for tests, fuzzing and benchmarks of the driver.
 //!
-//! It sees memory as a device does: through addresses of its own, page by page, and through a mapping that
-//! is not the driver's. It can be told to [misbehave](Mischief) in every way that a broken or hostile
-//! device could. The arena must be made with `shared: true`.
+//! It accesses memory as a device does: through its own device addresses, PRPs and SGLs, and through mappings
+//! separate from the driver's. [`DeviceFault`] injects the faults of a broken or hostile device. The arena must be
+//! created with `shared: true`.
 
 mod commands;
 mod memory_map;
@@ -12,43 +12,45 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use ::memory::{ChunkMemory, SharedRegion};
-use reactor::{Poller, Work};
-use ring::Status;
+use ::dma::{ChunkMemory, SharedRegion};
+use block_io::Status;
+use reactor::{PollResult, Poller};
 use wire_nvme::doorbell::AdminQueueAttributes;
 use wire_nvme::identify::{IdentifyController, IdentifyNamespace, LbaFormat, oacs, oncs};
+use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::queue::{CreateIoCq, CreateIoSq};
 use wire_nvme::registers::{
-    Capabilities, Configuration, ControllerStatus, ShutdownNotification, ShutdownStatus, Version, offset,
+    ControllerCapabilities, ControllerConfiguration, ControllerStatus, NvmeVersion, ShutdownNotification,
+    ShutdownStatus, offset,
 };
 use wire_nvme::{Cqe, Sqe, cqe, sqe};
 
-use crate::device::{Device, DeviceError, Dma, Doorbells, Registers};
-use crate::shared::lock;
+use crate::device::{DeviceError, Dma, DoorbellRegion, NvmeDevice, Registers};
+use commands::CommandOutcome;
 use memory_map::MemoryMap;
 
-/// What the controller is.
+/// Configuration of a simulated controller.
 #[derive(Clone, Debug)]
-pub struct Config {
-    /// CAP.
-    pub capabilities: Capabilities,
-    /// VS.
-    pub version: Version,
-    /// Identify Controller.
+pub struct SimulatedConfig {
+    /// Controller Capabilities register.
+    pub capabilities: ControllerCapabilities,
+    /// Version register.
+    pub version: NvmeVersion,
+    /// Identify Controller data structure.
     pub identity: IdentifyController,
-    /// The namespaces, the first is 1.
+    /// Namespaces in order of identifier, from 1.
     pub namespaces: Vec<IdentifyNamespace>,
-    /// I/O queues that it grants.
+    /// Number of I/O queue pairs granted.
     pub queues: u32,
-    /// Bytes of BAR0.
+    /// Size of BAR0 in bytes.
     pub bar_bytes: u64,
-    /// Doorbell Buffer Config fails, whatever the identity says that there is.
-    pub refuses_shadow: bool,
+    /// Doorbell Buffer Config fails even if OACS reports support.
+    pub reject_doorbell_buffer: bool,
 }
 
-impl Config {
-    /// A controller with a namespace of `blocks` blocks of `block_size` bytes, and capacity for as much again.
-    pub fn new(blocks: u64, block_size: u32) -> Config {
+impl SimulatedConfig {
+    /// A controller with one namespace of `blocks` blocks of `block_size` bytes, and as much unallocated capacity.
+    pub fn new(blocks: u64, block_size: u32) -> SimulatedConfig {
         let format = LbaFormat { metadata_bytes: 0, data_log2: block_size.ilog2() as u8, performance: 0 };
         let namespace = IdentifyNamespace {
             nsze: blocks,
@@ -62,7 +64,7 @@ impl Config {
             sqes: 0x66,
             cqes: 0x44,
             nn: 4,
-            // Half of it belongs to no namespace.
+            // Half of the capacity is unallocated.
             tnvmcap: 2 * u128::from(blocks) * u128::from(block_size),
             oaes: wire_nvme::identify::oaes::NAMESPACE,
             async_events_max: 4,
@@ -74,11 +76,11 @@ impl Config {
                 | oncs::VERIFY
                 | oncs::COPY,
             fuses: 1,
-            ver: Version::new(2, 0, 0),
+            ver: NvmeVersion::new(2, 0, 0),
             ..IdentifyController::default()
         };
-        Config {
-            capabilities: Capabilities {
+        SimulatedConfig {
+            capabilities: ControllerCapabilities {
                 queue_entries_max: 1024,
                 contiguous_queues_required: true,
                 arbitration: 0,
@@ -96,54 +98,59 @@ impl Config {
                 subsystem_shutdown: false,
                 ready_modes: 0,
             },
-            version: Version::new(2, 0, 0),
+            version: NvmeVersion::new(2, 0, 0),
             identity,
             namespaces: vec![namespace],
             queues: 8,
             bar_bytes: 0x2000,
-            refuses_shadow: false,
+            reject_doorbell_buffer: false,
         }
     }
 }
 
-/// What the device does instead of the right thing.
+/// A fault of the simulated device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mischief {
-    /// The next I/O completes with another command identifier: this is added to the right one.
+pub enum DeviceFault {
+    /// The next I/O completes with a wrong command identifier: this value is added to the correct one.
     WrongCid(u16),
     /// The next I/O completes twice.
-    Twice,
-    /// The next completion names a submission queue head outside of the queue.
-    WrongHead,
-    /// The next completion names another submission queue.
-    WrongQueue,
-    /// The next I/O is never answered.
-    Forget,
+    DuplicateCompletion,
+    /// The next I/O completes with an SQHD outside of the queue.
+    WrongSqHead,
+    /// The next I/O completes with the SQID of another queue.
+    WrongSqid,
+    /// The next I/O never completes.
+    DropCompletion,
     /// The next I/O fails with this status.
     Fail(Status),
-    /// CSTS.CFS from now until a reset.
-    Fatal,
-    /// All ones from now on: pulled out.
-    Remove,
-    /// Nothing is executed from now until a reset.
+    /// The next admin command other than Asynchronous Event Request fails with this status.
+    FailAdmin(Status),
+    /// CSTS.CFS is set until a reset.
+    FatalStatus,
+    /// Surprise removal: registers read as all ones.
+    SurpriseRemoval,
+    /// No command is executed until a reset.
     Stall,
-    /// Nothing is executed from the next reset on, until the one after it.
+    /// No command is executed between the next reset and the one after it.
     StallAfterReset,
-    /// CSTS.RDY does not change any more.
-    NeverReady,
-    /// CAP is another one after the next reset.
+    /// CSTS.RDY no longer changes.
+    ReadyStuck,
+    /// CAP changes at the next reset.
     ChangeCapabilities,
 }
 
-/// The device; what is cloned is the same one.
+/// A simulated controller; clones refer to the same one.
+///
+/// [`device`](Self::device) is what the driver attaches to. Commands execute in [`step`](Self::step), or in the
+/// poller that [`poller`](Self::poller) returns.
 #[derive(Clone)]
-pub struct Simulated {
-    state: Arc<Mutex<State>>,
-    bells: Arc<SharedRegion>,
+pub struct SimulatedController {
+    state: Arc<Mutex<SimulatedState>>,
+    doorbells: Arc<SharedRegion>,
 }
 
-struct State {
-    config: Config,
+struct SimulatedState {
+    config: SimulatedConfig,
     memory: MemoryMap,
     started: bool,
     removed: bool,
@@ -161,16 +168,16 @@ struct State {
     submission: HashMap<u16, SubmissionRing>,
     completion: HashMap<u16, CompletionRing>,
     shadow: Option<(u64, u64)>,
-    mischief: VecDeque<Mischief>,
+    faults: VecDeque<DeviceFault>,
     event_requests: VecDeque<u16>,
     changed_namespaces: BTreeSet<u32>,
     event_masked: bool,
-    disks: Vec<Disk>,
-    /// Namespaces that are attached to the controller.
+    stores: Vec<NamespaceStore>,
+    /// Namespaces attached to the controller.
     attached: BTreeSet<u32>,
-    /// Formats that a new namespace can have.
+    /// LBA formats of new namespaces.
     formats: Vec<LbaFormat>,
-    /// A compare that the next command of its queue is fused to, and how it ended.
+    /// Status of a fused compare that awaits its write, by submission queue.
     fused: HashMap<u16, Status>,
     events: Vec<Arc<OwnedFd>>,
     resets: u32,
@@ -192,29 +199,30 @@ struct CompletionRing {
     vector: Option<u16>,
 }
 
-/// What a namespace holds.
-struct Disk {
+/// Contents of a namespace.
+struct NamespaceStore {
     data: Vec<u8>,
     metadata: Vec<u8>,
-    /// Blocks that cannot be read.
-    bad: BTreeSet<u64>,
+    /// Blocks marked by Write Uncorrectable.
+    uncorrectable: BTreeSet<u64>,
 }
 
-/// Commands executed in one step of a queue at most.
+/// Most commands executed in one step of a queue.
 const STEP_MAX: usize = 1024;
 
-impl Simulated {
-    /// A controller, reset and disabled.
+impl SimulatedController {
+    /// Creates a disabled controller.
     ///
     /// # Panics
-    /// When there is no memory for its doorbells.
-    pub fn new(config: Config) -> Simulated {
-        let bells = SharedRegion::new(config.bar_bytes.max(0x2000)).expect("memory for doorbells");
-        let disks = config.namespaces.iter().map(Disk::new).collect();
+    /// If the doorbell memory cannot be allocated.
+    pub fn new(config: SimulatedConfig) -> SimulatedController {
+        let doorbells =
+            SharedRegion::new(config.bar_bytes.max(0x2000)).expect("doorbell memory can be allocated");
+        let disks = config.namespaces.iter().map(NamespaceStore::new).collect();
         let exists = |(index, namespace): (u32, &IdentifyNamespace)| (namespace.nsze > 0).then_some(index);
         let attached = (1..).zip(&config.namespaces).filter_map(exists).collect();
         let formats = config.namespaces.first().map(|first| first.formats.clone()).unwrap_or_default();
-        let state = State {
+        let state = SimulatedState {
             config,
             memory: MemoryMap::default(),
             started: false,
@@ -233,11 +241,11 @@ impl Simulated {
             submission: HashMap::new(),
             completion: HashMap::new(),
             shadow: None,
-            mischief: VecDeque::new(),
+            faults: VecDeque::new(),
             event_requests: VecDeque::new(),
             changed_namespaces: BTreeSet::new(),
             event_masked: false,
-            disks,
+            stores: disks,
             attached,
             formats,
             fused: HashMap::new(),
@@ -245,11 +253,11 @@ impl Simulated {
             resets: 0,
             executed: 0,
         };
-        Simulated { state: Arc::new(Mutex::new(state)), bells: Arc::new(bells) }
+        SimulatedController { state: Arc::new(Mutex::new(state)), doorbells: Arc::new(doorbells) }
     }
 
-    /// What the driver is given.
-    pub fn device(&self) -> Box<dyn Device> {
+    /// The device to pass to the driver.
+    pub fn device(&self) -> Box<dyn NvmeDevice> {
         Box::new(self.clone())
     }
 
@@ -258,41 +266,41 @@ impl Simulated {
         Box::new(Stepper(self.clone()))
     }
 
-    /// Executes what is in the submission queues, as far as doorbells tell; returns how many commands.
+    /// Executes the commands in all submission queues up to their tail doorbells; returns their number.
     pub fn step(&self) -> usize {
         let mut state = self.lock();
         let mut qids: Vec<u16> = state.submission.keys().copied().collect();
         qids.sort_unstable();
-        qids.into_iter().map(|qid| state.run_queue(qid, &self.bells)).sum()
+        qids.into_iter().map(|qid| state.run_queue(qid, &self.doorbells)).sum()
     }
 
-    /// The same for one submission queue, so that each core can step its own.
+    /// Executes the commands in one submission queue, so that each core can step its own; returns their number.
     pub fn step_queue(&self, qid: u16) -> usize {
-        self.lock().run_queue(qid, &self.bells)
+        self.lock().run_queue(qid, &self.doorbells)
     }
 
-    /// Misbehaves; some kinds at once, others with the next I/O that completes.
-    pub fn misbehave(&self, mischief: Mischief) {
+    /// Injects a fault: some take effect at once, others at the completion of the next I/O.
+    pub fn inject_fault(&self, fault: DeviceFault) {
         let mut state = self.lock();
-        match mischief {
-            Mischief::Fatal => state.fatal = true,
-            Mischief::Remove => state.removed = true,
-            Mischief::Stall => state.stalled = true,
-            Mischief::StallAfterReset => state.stall_after_reset = true,
-            Mischief::NeverReady => state.never_ready = true,
-            Mischief::ChangeCapabilities => state.change_capabilities = true,
-            other => state.mischief.push_back(other),
+        match fault {
+            DeviceFault::FatalStatus => state.fatal = true,
+            DeviceFault::SurpriseRemoval => state.removed = true,
+            DeviceFault::Stall => state.stalled = true,
+            DeviceFault::StallAfterReset => state.stall_after_reset = true,
+            DeviceFault::ReadyStuck => state.never_ready = true,
+            DeviceFault::ChangeCapabilities => state.change_capabilities = true,
+            other => state.faults.push_back(other),
         }
     }
 
-    /// Makes a namespace another one and tells the host. `nsze` of 0 takes it away.
+    /// Replaces a namespace and reports the change by an asynchronous event. An `nsze` of 0 deletes it.
     ///
     /// # Panics
-    /// When there was never such a namespace.
+    /// If the namespace never existed.
     pub fn change_namespace(&self, nsid: u32, to: IdentifyNamespace) {
         let mut state = self.lock();
         let index = nsid as usize - 1;
-        state.disks[index] = Disk::new(&to);
+        state.stores[index] = NamespaceStore::new(&to);
         if to.nsze > 0 {
             state.attached.insert(nsid);
         } else {
@@ -302,68 +310,68 @@ impl Simulated {
         state.namespace_changed(nsid);
     }
 
-    /// Bytes of a namespace, for a test to look at.
-    pub fn disk(&self, nsid: u32) -> Vec<u8> {
-        self.lock().disks[nsid as usize - 1].data.clone()
+    /// Data of a namespace, without metadata.
+    pub fn namespace_data(&self, nsid: u32) -> Vec<u8> {
+        self.lock().stores[nsid as usize - 1].data.clone()
     }
 
-    /// Resets of the controller so far: how often CC.EN went to 0.
+    /// Number of controller resets: transitions of CC.EN to 0, subsystem and function resets.
     pub fn resets(&self) -> u32 {
         self.lock().resets
     }
 
-    /// I/O commands executed so far.
+    /// Number of I/O commands executed.
     pub fn executed(&self) -> u64 {
         self.lock().executed
     }
 
-    /// Whether the device may write memory: enabled, with bus mastering on.
-    pub fn reaches_memory(&self) -> bool {
+    /// Whether the device may access memory: enabled, present and with DMA enabled.
+    pub fn can_access_memory(&self) -> bool {
         let state = self.lock();
         state.started && state.ready && !state.removed
     }
 
-    /// I/O queues that exist.
+    /// Number of I/O queue pairs that exist.
     pub fn queues(&self) -> usize {
         self.lock().submission.keys().filter(|qid| **qid != 0).count()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+    fn lock(&self) -> MutexGuard<'_, SimulatedState> {
+        sync::lock(&self.state)
     }
 }
 
-impl Disk {
-    fn new(namespace: &IdentifyNamespace) -> Disk {
+impl NamespaceStore {
+    fn new(namespace: &IdentifyNamespace) -> NamespaceStore {
         let format = namespace.formats[usize::from(namespace.format)];
         let blocks = namespace.nsze as usize;
-        Disk {
+        NamespaceStore {
             data: vec![0; blocks << format.data_log2],
             metadata: vec![0; blocks * usize::from(format.metadata_bytes)],
-            bad: BTreeSet::new(),
+            uncorrectable: BTreeSet::new(),
         }
     }
 }
 
-struct Stepper(Simulated);
+struct Stepper(SimulatedController);
 
 impl Poller for Stepper {
     fn name(&self) -> &str {
         "simulated-nvme"
     }
 
-    fn poll(&mut self, _now_ns: u64) -> Work {
-        Work::count(self.0.step())
+    fn poll(&mut self, _now_ns: u64) -> PollResult {
+        PollResult::from_count(self.0.step())
     }
 
     fn deadline(&self) -> Option<u64> {
-        // Doorbells raise no event: a device never sleeps.
+        // Doorbell writes raise no event, so that the device must be polled.
         Some(0)
     }
 }
 
-impl State {
-    fn run_queue(&mut self, qid: u16, bells: &SharedRegion) -> usize {
+impl SimulatedState {
+    fn run_queue(&mut self, qid: u16, doorbells: &SharedRegion) -> usize {
         if self.removed || self.fatal || self.stalled || !self.ready || !self.started {
             return 0;
         }
@@ -375,12 +383,12 @@ impl State {
             let (address, entries, head, cqid) = (ring.address, ring.entries, ring.head, ring.cqid);
             let tail = match self.shadow.filter(|_| qid != 0) {
                 Some((shadow, events)) => {
-                    // The event index follows what was seen, one behind: the next step rings the bell.
+                    // The event index is the tail just read, so that the next tail update writes the register.
                     let tail = self.memory.read_u32(shadow + at).unwrap_or(0);
                     let _ = self.memory.write(events + at, &tail.to_le_bytes());
                     tail
                 }
-                None => bells.load_u32(0x1000 + at),
+                None => doorbells.load_u32(0x1000 + at),
             };
             if tail == head || tail >= entries {
                 break;
@@ -395,7 +403,7 @@ impl State {
             }
             count += 1;
             let sqe = Sqe::decode(&bytes);
-            let outcome = if qid == 0 { self.admin(&sqe) } else { self.io(qid, &sqe) };
+            let outcome = if qid == 0 { self.admin_or_fault(&sqe) } else { self.io(qid, &sqe) };
             let Some((status, result)) = outcome else { continue };
             let cqe =
                 Cqe { result, sqhd: ((head + 1) % entries) as u16, sqid: qid, ..Cqe::new(sqe.cid, status) };
@@ -409,21 +417,38 @@ impl State {
         count
     }
 
-    /// Completes an I/O, rightly or not.
+    /// Executes an admin command, or fails it if the next injected fault says so.
+    fn admin_or_fault(&mut self, sqe: &Sqe) -> CommandOutcome {
+        match self.faults.front() {
+            Some(DeviceFault::FailAdmin(status))
+                if sqe.opcode != AdminOpcode::AsyncEventRequest.to_wire() =>
+            {
+                let status = *status;
+                self.faults.pop_front();
+                Some((status, 0))
+            }
+            _ => self.admin(sqe),
+        }
+    }
+
+    /// Completes an I/O and applies the next injected fault.
     fn complete_io(&mut self, cqid: u16, cqe: Cqe) {
-        match self.mischief.pop_front() {
-            None => self.post(cqid, cqe),
-            Some(Mischief::WrongCid(add)) => {
+        if matches!(self.faults.front(), None | Some(DeviceFault::FailAdmin(_))) {
+            return self.post(cqid, cqe);
+        }
+        match self.faults.pop_front() {
+            Some(DeviceFault::WrongCid(add)) => {
                 self.post(cqid, Cqe { cid: cqe.cid.wrapping_add(add), ..cqe });
             }
-            Some(Mischief::Twice) => {
+            Some(DeviceFault::DuplicateCompletion) => {
                 self.post(cqid, cqe);
                 self.post(cqid, cqe);
             }
-            Some(Mischief::WrongHead) => self.post(cqid, Cqe { sqhd: u16::MAX, ..cqe }),
-            Some(Mischief::WrongQueue) => self.post(cqid, Cqe { sqid: cqe.sqid + 1, ..cqe }),
-            Some(Mischief::Fail(status)) => self.post(cqid, Cqe { status, ..cqe }),
-            Some(_) => {}
+            Some(DeviceFault::WrongSqHead) => self.post(cqid, Cqe { sqhd: u16::MAX, ..cqe }),
+            Some(DeviceFault::WrongSqid) => self.post(cqid, Cqe { sqid: cqe.sqid + 1, ..cqe }),
+            Some(DeviceFault::Fail(status)) => self.post(cqid, Cqe { status, ..cqe }),
+            // Dropped.
+            _ => {}
         }
     }
 
@@ -434,7 +459,7 @@ impl State {
         ring.tail = (ring.tail + 1) % ring.entries;
         ring.phase ^= ring.tail == 0;
         let vector = ring.vector;
-        // The word with the phase is written last.
+        // The dword with the phase tag is written last.
         let _ = self.memory.write(at, &bytes[..8]);
         let _ = self.memory.write(at + 8, &bytes[8..12]);
         let _ =
@@ -456,28 +481,28 @@ impl State {
         }
     }
 
-    fn configure(&mut self, value: u32, bells: &SharedRegion) {
+    fn configure(&mut self, value: u32, doorbells: &SharedRegion) {
         let old = std::mem::replace(&mut self.cc, value);
         let enable = value & 1 != 0;
         if old & 1 != 0 && !enable {
             self.resets += 1;
-            self.disable(bells);
+            self.disable(doorbells);
         }
         if old & 1 == 0 && enable {
             self.enable();
         }
-        let notified = Configuration::decode(value).map(|configuration| configuration.shutdown);
+        let notified = ControllerConfiguration::decode(value).map(|configuration| configuration.shutdown);
         if notified.is_ok_and(|shutdown| shutdown != ShutdownNotification::None) {
             self.shutdown = ShutdownStatus::Complete;
         }
     }
 
-    fn disable(&mut self, bells: &SharedRegion) {
+    fn disable(&mut self, doorbells: &SharedRegion) {
         if !self.never_ready {
             self.ready = false;
         }
         if std::mem::take(&mut self.change_capabilities) {
-            // Another number, and one that a register can say.
+            // A different value that CAP.MQES can encode.
             let entries = &mut self.config.capabilities.queue_entries_max;
             *entries = if *entries >= 4 { *entries / 2 } else { *entries + 1 };
         }
@@ -488,7 +513,7 @@ impl State {
         self.fused.clear();
         self.shadow = None;
         self.event_masked = false;
-        bells.zero(0x1000, bells.len() - 0x1000);
+        doorbells.zero(0x1000, doorbells.len() - 0x1000);
     }
 
     fn enable(&mut self) {
@@ -510,7 +535,7 @@ impl State {
         }
     }
 
-    fn create_completion(&mut self, view: CreateIoCq) -> Status {
+    fn create_io_cq(&mut self, view: CreateIoCq) -> Status {
         let known = self.completion.contains_key(&view.qid);
         if view.qid == 0 || known || u32::from(view.qid) > self.config.queues {
             return Status::INVALID_QUEUE_IDENTIFIER.do_not_retry();
@@ -528,7 +553,7 @@ impl State {
         Status::SUCCESS
     }
 
-    fn create_submission(&mut self, view: CreateIoSq) -> Status {
+    fn create_io_sq(&mut self, view: CreateIoSq) -> Status {
         let known = self.submission.contains_key(&view.qid);
         if view.qid == 0 || known || !self.completion.contains_key(&view.cqid) {
             return Status::INVALID_QUEUE_IDENTIFIER.do_not_retry();
@@ -539,7 +564,7 @@ impl State {
     }
 }
 
-impl Registers for Simulated {
+impl Registers for SimulatedController {
     fn read_u32(&self, at: u32) -> Result<u32, DeviceError> {
         let state = self.lock();
         if state.removed {
@@ -572,12 +597,12 @@ impl Registers for Simulated {
         let mut state = self.lock();
         match at {
             _ if state.removed => {}
-            offset::CC => state.configure(value, &self.bells),
+            offset::CC => state.configure(value, &self.doorbells),
             offset::AQA => state.aqa = value,
             offset::NSSR => {
                 state.cc &= !1;
                 state.resets += 1;
-                state.disable(&self.bells);
+                state.disable(&self.doorbells);
             }
             _ => {}
         }
@@ -594,29 +619,29 @@ impl Registers for Simulated {
         Ok(())
     }
 
-    fn doorbells(&self, _bytes: u64) -> Result<Doorbells, DeviceError> {
+    fn doorbells(&self, _bytes: u64) -> Result<DoorbellRegion, DeviceError> {
         let bytes = self.lock().config.bar_bytes.saturating_sub(0x1000);
-        Ok(Doorbells { region: self.bells.clone(), offset: 0x1000, bytes })
+        Ok(DoorbellRegion { region: self.doorbells.clone(), offset: 0x1000, bytes })
     }
 }
 
-impl Dma for Simulated {
+impl Dma for SimulatedController {
     fn map(&self, chunk: &ChunkMemory) -> Result<u64, DeviceError> {
         self.lock().memory.add(chunk)
     }
 
-    fn start(&self) -> Result<(), DeviceError> {
+    fn enable_dma(&self) -> Result<(), DeviceError> {
         self.lock().started = true;
         Ok(())
     }
 
-    fn stop(&self) -> Result<(), DeviceError> {
+    fn disable_dma(&self) -> Result<(), DeviceError> {
         self.lock().started = false;
         Ok(())
     }
 }
 
-impl Device for Simulated {
+impl NvmeDevice for SimulatedController {
     fn name(&self) -> String {
         "simulated".into()
     }
@@ -628,14 +653,14 @@ impl Device for Simulated {
     fn interrupts(&self, vectors: u16) -> Result<Vec<OwnedFd>, DeviceError> {
         let failed = |error: rustix::io::Errno| DeviceError::Other(error.to_string());
         let flags = rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC;
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let (mut device_fds, mut host_fds) = (Vec::new(), Vec::new());
         for _ in 0..vectors {
             let fd = rustix::event::eventfd(0, flags).map_err(failed)?;
-            ours.push(Arc::new(fd.try_clone().map_err(|error| DeviceError::Other(error.to_string()))?));
-            theirs.push(fd);
+            device_fds.push(Arc::new(fd.try_clone().map_err(|error| DeviceError::Other(error.to_string()))?));
+            host_fds.push(fd);
         }
-        self.lock().events = ours;
-        Ok(theirs)
+        self.lock().events = device_fds;
+        Ok(host_fds)
     }
 
     fn reset(&self) -> Result<(), DeviceError> {
@@ -643,7 +668,7 @@ impl Device for Simulated {
         state.cc = 0;
         state.resets += 1;
         (state.never_ready, state.started) = (false, false);
-        state.disable(&self.bells);
+        state.disable(&self.doorbells);
         Ok(())
     }
 }

@@ -1,20 +1,20 @@
-//! What a queue pair counts, and what it costs.
+//! Counters and cost measurement of queue pairs.
 
-use sys::clock;
+use os::clock;
 
 macro_rules! counts {
     ($($(#[doc = $doc:literal])* $name:ident,)*) => {
-        /// Counts of one queue pair since it was made.
+        /// Counters of one queue pair since its creation.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct QueueStats {
             $($(#[doc = $doc])* pub $name: u64,)*
         }
 
         impl QueueStats {
-            /// How many counts there are.
+            /// Number of counters.
             pub const LEN: usize = [$(stringify!($name)),*].len();
 
-            /// The counts in the order of the fields.
+            /// The counters in the order of the fields.
             pub fn to_array(&self) -> [u64; Self::LEN] {
                 [$(self.$name),*]
             }
@@ -29,40 +29,40 @@ macro_rules! counts {
 }
 
 counts! {
-    /// Commands submitted, those that were refused at once included.
+    /// Submitted commands, including those rejected by the driver.
     submitted,
-    /// Commands completed by the device, or ended by a reset.
+    /// Commands completed by the device or aborted by a reset.
     completed,
-    /// Of those, how many failed.
+    /// Commands completed with an error.
     errors,
-    /// Submissions of one or more commands: how often the submission doorbell was due.
+    /// Submitted batches of one or more commands, each with one submission doorbell update.
     batches,
-    /// Submissions that did not fit whole.
+    /// Batches that exceeded the free slots.
     full,
-    /// Looks at the completion queue.
+    /// Polls of the completion queue.
     polls,
-    /// Of those, how many found nothing.
+    /// Polls that found no completion.
     idle_polls,
-    /// Doorbells that were rung: both kinds below.
+    /// Doorbell register writes: the sum of the two below.
     doorbells,
-    /// Doorbells of the submission queue: registers that were written.
+    /// Register writes of the submission queue tail doorbell.
     sq_doorbells,
-    /// Doorbells of the completion queue.
+    /// Register writes of the completion queue head doorbell.
     cq_doorbells,
-    /// Tails that were left in a shadow doorbell, whether its register was written as well or not.
+    /// Tail updates through the shadow doorbell, with or without a register write.
     sq_shadows,
-    /// Heads, likewise.
+    /// Head updates through the shadow doorbell, with or without a register write.
     cq_shadows,
-    /// Times that a connection had something to be read; over TCP alone.
+    /// Read-readiness events of the connection; TCP only.
     arrivals,
-    /// Commands that took longer than they may.
+    /// Commands that exceeded the I/O timeout.
     timeouts,
-    /// Resets of the controller that the queue pair lived through.
+    /// Controller resets since the queue pair was created.
     resets,
 }
 
 impl QueueStats {
-    /// The sum of two.
+    /// Sums two sets of counters, wrapping on overflow.
     #[must_use]
     pub fn plus(&self, other: &QueueStats) -> QueueStats {
         let (one, other) = (self.to_array(), other.to_array());
@@ -70,28 +70,28 @@ impl QueueStats {
     }
 }
 
-/// What submission and completion cost, while counting was on.
+/// Measured cost of submission and completion, accumulated while measurement was on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
-    /// Commands that were submitted in that time.
+    /// Commands submitted.
     pub submitted: u64,
-    /// Nanoseconds that submitting them took.
+    /// Time spent in submission, in nanoseconds.
     pub submit_ns: u64,
-    /// Instructions that submitting them took; 0 where they cannot be counted.
+    /// Instructions spent in submission; 0 if they cannot be counted.
     pub submit_instructions: u64,
-    /// Commands that were completed in that time.
+    /// Commands completed.
     pub completed: u64,
-    /// Nanoseconds of the looks at the completion queue that found something.
+    /// Time spent in polls that found completions, in nanoseconds.
     pub complete_ns: u64,
-    /// Instructions of those looks; 0 where they cannot be counted.
+    /// Instructions spent in polls that found completions; 0 if they cannot be counted.
     pub complete_instructions: u64,
 }
 
-/// The meter behind [`Costs`]: two readings of the clock a batch while on, one test of a flag while off.
+/// Measures [`Costs`]: two clock reads per batch while on, one flag test while off.
 #[derive(Default)]
-pub(crate) struct Meter {
+pub(crate) struct CostMeter {
     on: bool,
-    instructions: Option<sys::Instructions>,
+    instructions: Option<os::InstructionCounter>,
     submitted: u64,
     submit_ticks: u64,
     submit_instructions: u64,
@@ -100,33 +100,33 @@ pub(crate) struct Meter {
     complete_instructions: u64,
 }
 
-/// When a measurement began.
+/// Clock and instruction counter at the start of a measurement.
 #[derive(Clone, Copy)]
-pub(crate) struct Mark {
+pub(crate) struct CostSample {
     ticks: u64,
     instructions: u64,
 }
 
-impl Meter {
-    /// Turns counting on or off. Instructions are counted where the machine lets a process count its own.
-    pub(crate) fn switch(&mut self, on: bool) {
+impl CostMeter {
+    /// Enables or disables measurement. Instructions are counted if the system permits a process to count its own.
+    pub(crate) fn set_enabled(&mut self, on: bool) {
         self.on = on;
-        self.instructions = if on { sys::Instructions::of_this_thread().ok() } else { None };
+        self.instructions = if on { os::InstructionCounter::for_this_thread().ok() } else { None };
     }
 
     #[inline(always)]
-    pub(crate) fn begin(&self) -> Option<Mark> {
+    pub(crate) fn begin(&self) -> Option<CostSample> {
         self.on.then(|| self.mark())
     }
 
     #[cold]
-    fn mark(&self) -> Mark {
-        let instructions = self.instructions.as_ref().map_or(0, sys::Instructions::count);
-        Mark { ticks: clock::ticks(), instructions }
+    fn mark(&self) -> CostSample {
+        let instructions = self.instructions.as_ref().map_or(0, os::InstructionCounter::count);
+        CostSample { ticks: clock::ticks(), instructions }
     }
 
     #[cold]
-    pub(crate) fn submitted(&mut self, since: Mark, count: usize) {
+    pub(crate) fn submitted(&mut self, since: CostSample, count: usize) {
         let now = self.mark();
         self.submitted += count as u64;
         self.submit_ticks += now.ticks.wrapping_sub(since.ticks);
@@ -134,7 +134,7 @@ impl Meter {
     }
 
     #[cold]
-    pub(crate) fn completed(&mut self, since: Mark, count: usize) {
+    pub(crate) fn completed(&mut self, since: CostSample, count: usize) {
         if count == 0 {
             return;
         }

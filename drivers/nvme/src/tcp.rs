@@ -1,12 +1,12 @@
-//! NVMe/TCP: an association, which I/O queues of any core join, and a namespace that has both for itself.
+//! NVMe/TCP: an association with I/O queues on any core, and a namespace with an association of its own.
 
 mod association;
 mod connect;
-mod facts;
 mod io_queue;
 mod namespace;
+mod namespace_info;
 mod queue;
 
-pub use association::{Association, Membership};
-pub use io_queue::IoQueue;
+pub use association::{AssociationHandle, TcpAssociation};
+pub use io_queue::TcpIoQueue;
 pub(crate) use namespace::TcpNamespace;

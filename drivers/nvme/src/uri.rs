@@ -1,4 +1,4 @@
-//! Names of namespaces.
+//! URIs of namespaces.
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -7,14 +7,14 @@ use std::str::FromStr;
 
 use wire_nvme::fabrics::Nqn;
 
-/// A namespace somewhere, by transport.
+/// The URI of a namespace, by transport.
 ///
 /// - `nvme+tcp://HOST:PORT/SUBNQN?ns=N[&hdgst=1][&ddgst=1]`: HOST is a name, an IPv4 address or an IPv6
 ///   address in brackets; PORT defaults to 4420;
 /// - `nvme+pcie://DOMAIN:BUS:DEVICE.FUNCTION?ns=N`: a PCI Express function of this machine;
-/// - `nvme+vfio-user:DIR?ns=N`: a controller of another process, whose socket is `DIR/cntrl`.
+/// - `nvme+vfio-user:DIR?ns=N`: a controller of another process with its socket at `DIR/cntrl`.
 ///
-/// Without `ns` it is namespace 1.
+/// `ns` defaults to 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Uri {
     /// NVMe/TCP.
@@ -28,72 +28,72 @@ pub enum Uri {
 /// A namespace of an NVMe/TCP subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpUri {
-    /// Name or address of the host, without brackets.
+    /// Host name or address, without brackets.
     pub host: String,
-    /// TCP port.
+    /// TCP port; default 4420.
     pub port: u16,
-    /// The subsystem.
+    /// NQN of the subsystem.
     pub subnqn: Nqn,
-    /// The namespace, from 1.
+    /// Namespace identifier, from 1.
     pub nsid: u32,
-    /// Header digests are asked for.
+    /// Request header digests.
     pub header_digest: bool,
-    /// Data digests are asked for.
+    /// Request data digests.
     pub data_digest: bool,
 }
 
 /// A namespace of a PCI Express function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PcieUri {
-    /// PCI domain.
+    /// PCI domain (segment).
     pub domain: u32,
-    /// Bus.
+    /// Bus number, 0 to 255.
     pub bus: u8,
     /// Device, 0 to 31.
     pub device: u8,
     /// Function, 0 to 7.
     pub function: u8,
-    /// The namespace, from 1.
+    /// Namespace identifier, from 1.
     pub nsid: u32,
 }
 
 /// A namespace of a controller behind vfio-user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VfioUserUri {
-    /// The folder of the controller's socket.
+    /// Directory of the controller's socket.
     pub directory: PathBuf,
-    /// The namespace, from 1.
+    /// Namespace identifier, from 1.
     pub nsid: u32,
 }
 
-/// Why a text names no namespace.
+/// Why a URI is invalid or its host cannot be resolved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UriError {
-    /// Another scheme, or none.
+    /// Unknown or missing scheme.
     #[error("'{0}' does not start with nvme+tcp://, nvme+pcie:// or nvme+vfio-user:")]
     Scheme(String),
-    /// No subsystem.
+    /// Missing subsystem NQN.
     #[error("'{0}' names no subsystem; write nvme+tcp://HOST:PORT/SUBNQN?ns=N")]
     NoSubsystem(String),
-    /// No host.
+    /// Missing host.
     #[error("'{0}' names no host; write nvme+tcp://HOST:PORT/SUBNQN?ns=N")]
     NoHost(String),
-    /// A bad port.
+    /// Invalid port.
     #[error("'{0}' is not a port")]
     Port(String),
-    /// A bad subsystem name.
+    /// Invalid subsystem NQN.
     #[error("'{0}' is not an NVMe qualified name")]
     Nqn(String),
-    /// A bad PCI address.
+    /// Invalid PCI address.
     #[error("'{0}' is not a PCI address; write nvme+pcie://0000:03:00.0?ns=1")]
     Address(String),
-    /// No folder.
-    #[error("'{0}' names no folder; write nvme+vfio-user:/run/controller?ns=1")]
+    /// Missing directory.
+    #[error("'{0}' names no directory; write nvme+vfio-user:/run/controller?ns=1")]
     NoDirectory(String),
-    /// An unknown or bad option.
-    #[error("'{0}' is not an option here; known are ns=N, and hdgst=0|1 and ddgst=0|1 of nvme+tcp")]
+    /// Unknown or invalid option.
+    #[error("'{0}' is not a valid option; valid are ns=N, and for nvme+tcp hdgst=0|1 and ddgst=0|1")]
     Option(String),
-    /// The host has no address.
+    /// The host name could not be resolved.
     #[error("'{0}' has no address: {1}")]
     Resolve(String, String),
 }
@@ -104,7 +104,7 @@ const VFIO_USER: &str = "nvme+vfio-user:";
 const PORT_DEFAULT: u16 = 4420;
 
 impl Uri {
-    /// The namespace, from 1.
+    /// Namespace identifier, from 1.
     pub fn nsid(&self) -> u32 {
         match self {
             Uri::Tcp(uri) => uri.nsid,
@@ -113,7 +113,7 @@ impl Uri {
         }
     }
 
-    /// The controller without the namespace, as it is shown.
+    /// The URI of the controller: without namespace and options.
     pub fn controller(&self) -> String {
         let text = self.to_string();
         text.split_once('?').map_or(text.clone(), |(controller, _)| controller.to_string())
@@ -121,12 +121,12 @@ impl Uri {
 }
 
 impl TcpUri {
-    /// The host's first address. Asks the resolver where the host is a name, and may wait for it.
+    /// Resolves the host to its first address. Blocks on the resolver if the host is a name.
     pub fn resolve(&self) -> Result<SocketAddr, UriError> {
         let failed = |why: String| UriError::Resolve(self.host.clone(), why);
         let mut addresses =
             (self.host.as_str(), self.port).to_socket_addrs().map_err(|error| failed(error.to_string()))?;
-        addresses.next().ok_or_else(|| failed("the resolver knows none".into()))
+        addresses.next().ok_or_else(|| failed("the resolver returned none".into()))
     }
 }
 
@@ -223,7 +223,7 @@ fn split_authority(authority: &str) -> Result<(String, u16), UriError> {
             None => (authority, None),
         },
     };
-    // What is left of brackets belongs to no name and no address.
+    // A remaining bracket is valid in no host name or address.
     if host.is_empty() || host.contains(['[', ']']) {
         return Err(UriError::NoHost(authority.into()));
     }
@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uri_reads_back_as_it_is_written() {
+    fn uris_round_trip_through_display() {
         for text in [
             "nvme+tcp://127.0.0.1:4420/nqn.2016-06.io.spdk:cnode1?ns=1",
             "nvme+tcp://[::1]:8009/nqn.2016-06.io.spdk:cnode1?ns=7&hdgst=1&ddgst=1",
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_nothing_says_why() {
+    fn invalid_uris_fail_with_their_reason() {
         let error = |text: &str| text.parse::<Uri>().unwrap_err();
         assert!(matches!(error("tcp://a/b"), UriError::Scheme(_)));
         assert!(matches!(error("nvme+tcp://a"), UriError::NoSubsystem(_)));

@@ -1,10 +1,10 @@
-//! What asynchronous code waits for besides its core's timers and events.
+//! Async helpers for tasks of a reactor core.
 
 use std::pin::Pin;
 use std::task::Poll;
 
-/// Ends when either does.
-pub(crate) async fn first<A, B>(
+/// Completes as soon as either future completes.
+pub(crate) async fn race<A, B>(
     mut one: Pin<&mut impl Future<Output = A>>,
     mut other: Pin<&mut impl Future<Output = B>>,
 ) {
@@ -15,7 +15,7 @@ pub(crate) async fn first<A, B>(
     .await;
 }
 
-/// Lets the reactor run everything else once more. A timer of no time would end at once.
+/// Yields to the reactor for one turn. (A zero-length timer would complete at once.)
 pub(crate) async fn next_turn() {
     let mut waited = false;
     std::future::poll_fn(|context| {

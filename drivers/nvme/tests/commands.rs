@@ -1,28 +1,28 @@
-//! Typed commands, metadata and protection information, against the controller in software.
+//! Typed commands, metadata and protection information, against the simulated controller.
 #![allow(clippy::unwrap_used)]
 
 mod rig;
 
+use block_io::{Request, Status, Tag};
 use nvme::protection::{self, Tags};
-use nvme::simulated::Config;
-use nvme::{Command, Executed, Namespace};
+use nvme::simulated::SimulatedConfig;
+use nvme::{Command, CommandCompletion, Namespace};
 use reactor::Core;
 use rig::{attach, buffer, execute, on_device, open, options, status};
-use ring::{Request, Status, Tag};
 use wire_nvme::identify::LbaFormat;
-use wire_nvme::io::{COPY_RANGE_SIZE, Copy, CopyRange, Prinfo, ReadWrite, WriteUncorrectable};
+use wire_nvme::io::{COPY_RANGE_SIZE, CopyCommand, CopyRange, Prinfo, ReadWrite, WriteUncorrectable};
 
 fn at(lba: u64, blocks: u32) -> ReadWrite {
     ReadWrite { lba, blocks, ..ReadWrite::default() }
 }
 
-async fn one(namespace: &mut Namespace, command: Command) -> Executed {
+async fn one(namespace: &mut Namespace, command: Command) -> CommandCompletion {
     execute(namespace, vec![command]).await.remove(0)
 }
 
 #[test]
-fn compare_and_write_happen_together_or_not_at_all() {
-    on_device(Config::new(1024, 512), async |core, device| {
+fn fused_write_executes_only_if_its_compare_succeeds() {
+    on_device(SimulatedConfig::new(1024, 512), async |core, device| {
         let mut namespace = open(&core, &device, &options()).await;
         let fused = |expected: u8, new: u8| {
             let tags = (Tag(1), Tag(2));
@@ -31,13 +31,13 @@ fn compare_and_write_happen_together_or_not_at_all() {
         };
         let done = execute(&mut namespace, fused(0, 7)).await;
         assert!(done.iter().all(|done| done.status().is_success()));
-        assert_eq!(device.disk(1)[5 * 512], 7);
+        assert_eq!(device.namespace_data(1)[5 * 512], 7);
         let mut done = execute(&mut namespace, fused(0, 9)).await;
-        done.sort_by_key(Executed::tag);
+        done.sort_by_key(CommandCompletion::tag);
         let statuses = [done[0].status(), done[1].status()];
         assert_eq!(statuses, [Status::COMPARE_FAILURE, Status::FUSED_FAILED]);
-        assert_eq!(device.disk(1)[5 * 512], 7);
-        // Half of a pair is refused before it is sent.
+        assert_eq!(device.namespace_data(1)[5 * 512], 7);
+        // A single fused command is rejected by the driver.
         let done = execute(&mut namespace, fused(0, 9).split_off(1)).await;
         assert!(done[0].status().same_code(Status::FUSED_MISSING));
         let mut half = fused(0, 9);
@@ -47,8 +47,8 @@ fn compare_and_write_happen_together_or_not_at_all() {
 }
 
 #[test]
-fn a_fused_pair_is_taken_whole_or_left_whole() {
-    on_device(Config::new(1024, 512), async |core, device| {
+fn fused_pairs_are_submitted_whole_or_not_at_all() {
+    on_device(SimulatedConfig::new(1024, 512), async |core, device| {
         let options = nvme::Options { queue_depth: 3, ..options() };
         let mut namespace = open(&core, &device, &options).await;
         let mut batch = Vec::new();
@@ -59,7 +59,7 @@ fn a_fused_pair_is_taken_whole_or_left_whole() {
         }
         let pair = namespace.queue_pair().unwrap();
         pair.submit_commands(&mut batch);
-        assert_eq!(batch.len(), 8, "one pair fits a queue of three, and no half of another");
+        assert_eq!(batch.len(), 8, "a queue of three takes one pair, and no part of another");
         let mut done = Vec::new();
         while done.len() < 2 {
             pair.poll_commands(&mut done);
@@ -72,8 +72,8 @@ fn a_fused_pair_is_taken_whole_or_left_whole() {
 }
 
 #[test]
-fn copies_and_bad_blocks() {
-    on_device(Config::new(1024, 512), async |core, device| {
+fn copy_and_write_uncorrectable_change_blocks() {
+    on_device(SimulatedConfig::new(1024, 512), async |core, device| {
         let mut namespace = open(&core, &device, &options()).await;
         let write = Request::write(Tag(0), 0, 4, buffer(&core, 2048, 3));
         assert_eq!(status(&core, &mut namespace, write).await, Status::SUCCESS);
@@ -84,12 +84,12 @@ fn copies_and_bad_blocks() {
             let place = &mut ranges.as_mut_slice()[index * COPY_RANGE_SIZE..][..COPY_RANGE_SIZE];
             range.encode(place.try_into().unwrap());
         }
-        let copy = Copy { lba: 100, ranges: 2, ..Copy::default() };
+        let copy = CopyCommand { lba: 100, ranges: 2, ..CopyCommand::default() };
         assert_eq!(
             one(&mut namespace, Command::copy(Tag(0), 1, &copy, ranges)).await.status(),
             Status::SUCCESS
         );
-        assert!(device.disk(1)[100 * 512..104 * 512].iter().all(|byte| *byte == 3));
+        assert!(device.namespace_data(1)[100 * 512..104 * 512].iter().all(|byte| *byte == 3));
 
         let bad = WriteUncorrectable { lba: 101, blocks: 1 };
         let bad = Command::write_uncorrectable(Tag(0), 1, &bad);
@@ -107,8 +107,8 @@ fn copies_and_bad_blocks() {
 }
 
 /// A namespace of 512-byte blocks with metadata.
-fn with_metadata(bytes: u16, extended: bool, dps: u8) -> Config {
-    let mut config = Config::new(1024, 512);
+fn with_metadata(bytes: u16, extended: bool, dps: u8) -> SimulatedConfig {
+    let mut config = SimulatedConfig::new(1024, 512);
     let namespace = &mut config.namespaces[0];
     namespace.formats = vec![LbaFormat { metadata_bytes: bytes, data_log2: 9, performance: 0 }];
     (namespace.extended_lba, namespace.dps) = (extended, dps);
@@ -117,7 +117,7 @@ fn with_metadata(bytes: u16, extended: bool, dps: u8) -> Config {
 
 async fn info_and_pair(
     core: &Core,
-    device: &nvme::simulated::Simulated,
+    device: &nvme::simulated::SimulatedController,
 ) -> (nvme::NamespaceInfo, nvme::QueuePair) {
     let controller = attach(core, device).await;
     let info = controller.namespace(1).await.unwrap();
@@ -125,7 +125,7 @@ async fn info_and_pair(
     (info, pair)
 }
 
-async fn through(pair: &mut nvme::QueuePair, command: Command) -> Executed {
+async fn through(pair: &mut nvme::QueuePair, command: Command) -> CommandCompletion {
     let (mut batch, mut done) = (vec![command], Vec::new());
     while done.is_empty() {
         pair.submit_commands(&mut batch);
@@ -136,7 +136,7 @@ async fn through(pair: &mut nvme::QueuePair, command: Command) -> Executed {
 }
 
 #[test]
-fn metadata_in_a_buffer_of_its_own_is_checked_in_software() {
+fn separate_metadata_round_trips_with_valid_protection_information() {
     on_device(with_metadata(16, false, 1), async |core, device| {
         let (info, mut pair) = info_and_pair(&core, &device).await;
         let tags = Tags { reference: 40, application: 7, application_mask: 0xffff };
@@ -157,7 +157,7 @@ fn metadata_in_a_buffer_of_its_own_is_checked_in_software() {
 }
 
 #[test]
-fn metadata_behind_each_block_travels_with_the_data() {
+fn extended_lba_metadata_round_trips_with_the_data() {
     on_device(with_metadata(8, true, 0b1010), async |core, device| {
         let (info, mut pair) = info_and_pair(&core, &device).await;
         assert!(info.metadata.extended && info.metadata.protection.unwrap().first);
@@ -174,12 +174,12 @@ fn metadata_behind_each_block_travels_with_the_data() {
 }
 
 #[test]
-fn a_channel_leaves_eight_bytes_of_protection_to_the_controller() {
+fn channel_requests_let_the_controller_insert_and_strip_protection_information() {
     on_device(with_metadata(8, false, 1), async |core, device| {
         let mut namespace = open(&core, &device, &options()).await;
         let write = Request::write(Tag(0), 9, 2, buffer(&core, 1024, 6));
         assert_eq!(status(&core, &mut namespace, write).await, Status::SUCCESS);
-        assert!(device.disk(1)[9 * 512..11 * 512].iter().all(|byte| *byte == 6));
-        assert_eq!(Prinfo::ACTION, 8);
+        assert!(device.namespace_data(1)[9 * 512..11 * 512].iter().all(|byte| *byte == 6));
+        assert_eq!(Prinfo::ACTION.bits(), 8);
     });
 }

@@ -1,4 +1,4 @@
-//! Namespaces that are made, attached, used, detached and deleted, on the controller in software.
+//! Namespace management and attachment, on the simulated controller.
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code)]
@@ -6,16 +6,17 @@
 mod exercise;
 mod rig;
 
-use nvme::simulated::Config;
+use block_io::{Request, Status, Tag};
+use dma::Data;
+use nvme::simulated::SimulatedConfig;
 use nvme::{AdminError, Controller, Namespace};
 use rig::{attach, buffer, finish, on_device, options, status};
-use ring::{Request, Status, Tag};
 use wire_nvme::NSID_ALL;
 use wire_nvme::admin::Identify;
 use wire_nvme::identify::{Cns, ControllerList, Csi, IdentifyController, NamespaceList};
 use wire_nvme::manage::NewNamespace;
 
-/// Blocks of namespace 1, and how many more there is capacity for.
+/// Blocks of namespace 1, and of the unallocated capacity.
 const BLOCKS: u64 = 1024;
 
 fn sized(blocks: u64) -> NewNamespace {
@@ -40,7 +41,7 @@ async fn unallocated(controller: &Controller) -> u128 {
     IdentifyController::decode(page.first_chunk().unwrap()).unwrap().unvmcap
 }
 
-/// What a command failed with.
+/// Status code type and status code of a failed command.
 fn refused<T: std::fmt::Debug>(answer: Result<T, AdminError>) -> (u8, u8) {
     match answer {
         Err(AdminError::Status(status)) => (status.status_code_type(), status.status_code()),
@@ -49,15 +50,15 @@ fn refused<T: std::fmt::Debug>(answer: Result<T, AdminError>) -> (u8, u8) {
 }
 
 #[test]
-fn a_namespace_is_made_attached_used_detached_and_deleted() {
-    on_device(Config::new(BLOCKS, 512), async |core, device| {
+fn a_namespace_is_created_attached_used_detached_and_deleted() {
+    on_device(SimulatedConfig::new(BLOCKS, 512), async |core, device| {
         let controller = attach(&core, &device).await;
         let cntlid = controller.identity().cntlid;
         let bytes = u128::from(BLOCKS) * 512;
         assert_eq!(unallocated(&controller).await, bytes);
         let nsid = controller.create_namespace(&sized(256), Csi::Nvm).await.unwrap();
         assert_eq!((nsid, unallocated(&controller).await), (2, bytes - 256 * 512));
-        // It is there, and not in use.
+        // It is allocated, but not attached.
         assert_eq!(list(&controller, Cns::AllocatedNamespaces, 0).await, [1, 2]);
         assert_eq!(list(&controller, Cns::AllocatedNamespaces, 1).await, [2]);
         assert!(list(&controller, Cns::NamespaceControllers, 2).await.is_empty());
@@ -73,10 +74,19 @@ fn a_namespace_is_made_attached_used_detached_and_deleted() {
         assert_eq!(status(&core, &mut namespace, write).await, Status::SUCCESS);
         let read = Request::read(Tag(0), 255, 1, buffer(&core, 512, 0));
         let done = finish(&core, &mut namespace, vec![read]).await;
-        assert!(done[0].request().buffer.as_ref().unwrap().as_slice().iter().all(|byte| *byte == 0x5a));
-        assert!(device.disk(1).iter().all(|byte| *byte == 0), "the other namespace is not touched");
+        assert!(
+            done[0]
+                .request()
+                .data()
+                .and_then(Data::single)
+                .unwrap()
+                .as_slice()
+                .iter()
+                .all(|byte| *byte == 0x5a)
+        );
+        assert!(device.namespace_data(1).iter().all(|byte| *byte == 0), "the other namespace is not touched");
 
-        // Detached it keeps what it holds, and nobody reaches it.
+        // A detached namespace keeps its data, but is not accessible.
         controller.attach_namespace(nsid, &[cntlid], false).await.unwrap();
         assert_eq!(controller.active_namespaces().await.unwrap(), [1]);
         let read = Request::read(Tag(0), 255, 1, buffer(&core, 512, 0));
@@ -84,9 +94,9 @@ fn a_namespace_is_made_attached_used_detached_and_deleted() {
         assert!(!gone.is_success(), "{gone}");
         drop(namespace);
         controller.attach_namespace(nsid, &[cntlid], true).await.unwrap();
-        assert_eq!(device.disk(2)[255 * 512], 0x5a);
+        assert_eq!(device.namespace_data(2)[255 * 512], 0x5a);
 
-        // Deleted while it is attached it goes from every list, and its capacity is free again.
+        // Deleting an attached namespace removes it from every list and frees its capacity.
         controller.delete_namespace(nsid).await.unwrap();
         assert_eq!(list(&controller, Cns::AllocatedNamespaces, 0).await, [1]);
         assert_eq!(controller.active_namespaces().await.unwrap(), [1]);
@@ -99,8 +109,8 @@ fn a_namespace_is_made_attached_used_detached_and_deleted() {
 }
 
 #[test]
-fn what_cannot_be_made_or_attached_is_refused_for_its_reason() {
-    on_device(Config::new(BLOCKS, 512), async |core, device| {
+fn invalid_namespace_management_commands_fail_with_the_specified_status() {
+    on_device(SimulatedConfig::new(BLOCKS, 512), async |core, device| {
         let controller = attach(&core, &device).await;
         let cntlid = controller.identity().cntlid;
         let create = async |new: NewNamespace, csi| refused(controller.create_namespace(&new, csi).await);
@@ -111,7 +121,7 @@ fn what_cannot_be_made_or_attached_is_refused_for_its_reason() {
         assert_eq!(create(NewNamespace { ncap: 4, ..sized(8) }, Csi::Nvm).await, (1, 0x1b));
         assert_eq!(create(sized(0), Csi::Nvm).await, (0, 0x02));
         assert_eq!(create(sized(8), Csi::Zoned).await, (1, 0x29));
-        // As many as there are identifiers.
+        // All identifiers in use.
         for nsid in 2..=4 {
             assert_eq!(controller.create_namespace(&sized(8), Csi::Nvm).await.unwrap(), nsid);
         }
@@ -127,15 +137,15 @@ fn what_cannot_be_made_or_attached_is_refused_for_its_reason() {
             assert_eq!(attachment(nsid, &[cntlid], true).await, (0, 0x0b), "namespace {nsid:#x}");
         }
         assert_eq!(refused(controller.delete_namespace(5).await), (0, 0x0b));
-        // Nothing of that has changed anything.
+        // The failed commands have changed nothing.
         assert_eq!(controller.active_namespaces().await.unwrap(), [1]);
         assert_eq!(unallocated(&controller).await, u128::from(BLOCKS - 24) * 512);
     });
 }
 
 #[test]
-fn every_command_that_the_controller_in_software_offers_does_what_it_should() {
-    on_device(Config::new(4096, 512), async |core, device| {
+fn every_command_of_the_simulated_controller_passes_the_exercise() {
+    on_device(SimulatedConfig::new(4096, 512), async |core, device| {
         let controller = attach(&core, &device).await;
         exercise::exercise_attached(core.clone(), controller, 1)
             .await

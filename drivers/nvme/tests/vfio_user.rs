@@ -1,5 +1,4 @@
-//! The driver against our own target, over vfio-user: another reactor's controller, through a socket and
-//! shared memory.
+//! The driver against the vfio-user target of this repository, on other reactors: through a socket and shared memory.
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code)]
@@ -7,28 +6,29 @@
 mod exercise;
 mod rig;
 
+use dma::Data;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use block_io::{Channel, Op, Request, Status, Tag};
 use nvme::{Controller, Namespace, Uri};
-use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, VfioUserConfig};
+use nvmf::{ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, VfioUserConfig};
 use reactor::{Core, IdlePolicy, Reactor, Reactors};
 use rig::{buffer, execute, finish, next_turn, options, status};
-use ring::{Channel, Op, Request, Status, Tag};
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 const BLOCKS: u64 = 16384;
 
-/// A target on reactors of its own, that serves 8 MiB of memory.
-struct Served {
+/// A target on its own reactors that exports an 8 MiB malloc bdev.
+struct TestTarget {
     registry: bdev::Registry,
-    target: Target,
+    target: NvmfTarget,
     directory: PathBuf,
     reactors: Option<Reactors>,
 }
 
-impl Served {
-    fn new() -> Served {
+impl TestTarget {
+    fn new() -> TestTarget {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("ringbolt-driver-{}-{number}", std::process::id());
@@ -36,16 +36,17 @@ impl Served {
         std::fs::create_dir(&directory).unwrap();
         let registry = bdev::Registry::new();
         bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("Malloc0", BLOCKS, 512)).unwrap();
-        let config = reactor::Config { idle: IdlePolicy::default(), ..reactor::Config::default() };
+        let config =
+            reactor::ReactorConfig { idle: IdlePolicy::default(), ..reactor::ReactorConfig::default() };
         let reactors = Reactors::start(&config).unwrap();
-        let target = Target::new(registry.clone(), reactors.remotes());
+        let target = NvmfTarget::new(registry.clone(), reactors.handles());
         target.create_vfio_user(VfioUserConfig::default()).unwrap();
         let any = SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() };
         target.create_subsystem(NQN, any).unwrap();
         target.add_namespace(NQN, NamespaceConfig::new("Malloc0")).unwrap();
         let address = ListenAddress::vfio_user(directory.to_str().unwrap());
         target.add_listener(NQN, address).unwrap();
-        Served { registry, target, directory, reactors: Some(reactors) }
+        TestTarget { registry, target, directory, reactors: Some(reactors) }
     }
 
     fn uri(&self) -> Uri {
@@ -53,7 +54,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for TestTarget {
     fn drop(&mut self) {
         self.target.shutdown();
         drop(self.reactors.take());
@@ -68,14 +69,14 @@ fn on_host<R: 'static, F: Future<Output = R> + 'static>(idle: IdlePolicy, job: i
 }
 
 #[test]
-fn what_is_written_is_read_back_in_every_size() {
-    let served = Served::new();
+fn transfers_of_all_sizes_round_trip() {
+    let served = TestTarget::new();
     let uri = served.uri();
     on_host(IdlePolicy::Spin, async move |core| {
         let mut namespace = Namespace::open(&core, &uri, &options()).await.unwrap();
         assert_eq!((namespace.block_size(), namespace.blocks()), (512, BLOCKS));
-        let most = namespace.transfer_max_bytes().min(1 << 20);
-        for (round, bytes) in [512, 4096, 8192, 12288, 65536, most].into_iter().enumerate() {
+        let bytes_max = namespace.transfer_max_bytes().min(1 << 20);
+        for (round, bytes) in [512, 4096, 8192, 12288, 65536, bytes_max].into_iter().enumerate() {
             let fill = |at: usize| (at / 512 + at + round) as u8;
             let mut write = core.pool().take(bytes as usize).unwrap();
             write.as_mut_slice().iter_mut().enumerate().for_each(|(at, byte)| *byte = fill(at));
@@ -84,7 +85,7 @@ fn what_is_written_is_read_back_in_every_size() {
             assert_eq!(status(&core, &mut namespace, write).await, Status::SUCCESS, "{bytes}");
             let read = Request::read(Tag(0), lba, blocks, buffer(&core, bytes as usize, 0xee));
             let done = finish(&core, &mut namespace, vec![read]).await;
-            let data = done[0].request().buffer.as_ref().unwrap();
+            let data = done[0].request().data().and_then(Data::single).unwrap();
             assert!(data.as_slice().iter().enumerate().all(|(at, byte)| *byte == fill(at)), "{bytes}");
         }
         for op in [Op::Unmap, Op::WriteZeroes, Op::Flush] {
@@ -93,7 +94,9 @@ fn what_is_written_is_read_back_in_every_size() {
         }
         let read = Request::read(Tag(0), 0, 8, buffer(&core, 4096, 0xee));
         let done = finish(&core, &mut namespace, vec![read]).await;
-        assert!(done[0].request().buffer.as_ref().unwrap().as_slice().iter().all(|byte| *byte == 0));
+        assert!(
+            done[0].request().data().and_then(Data::single).unwrap().as_slice().iter().all(|byte| *byte == 0)
+        );
         let data = buffer(&core, 512, 1);
         let compare = nvme::Command::compare(
             Tag(9),
@@ -107,14 +110,14 @@ fn what_is_written_is_read_back_in_every_size() {
 }
 
 #[test]
-fn every_command_that_is_offered_does_what_it_should() {
-    let served = Served::new();
+fn every_supported_command_passes_the_exercise() {
+    let served = TestTarget::new();
     exercise::exercise(&served.uri()).unwrap();
 }
 
 #[test]
-fn a_queue_is_kept_full_and_every_request_comes_back_once() {
-    let served = Served::new();
+fn every_request_of_a_full_queue_completes_once() {
+    let served = TestTarget::new();
     let uri = served.uri();
     on_host(IdlePolicy::Spin, async move |core| {
         let mut namespace = Namespace::open(&core, &uri, &options()).await.unwrap();
@@ -130,8 +133,8 @@ fn a_queue_is_kept_full_and_every_request_comes_back_once() {
 }
 
 #[test]
-fn a_sleeping_core_is_woken_by_the_target() {
-    let served = Served::new();
+fn a_target_interrupt_wakes_a_sleeping_core() {
+    let served = TestTarget::new();
     let uri = served.uri();
     on_host(IdlePolicy::Sleep, async move |core| {
         let options = nvme::Options { io_timeout_ns: 0, ..options() };
@@ -139,7 +142,7 @@ fn a_sleeping_core_is_woken_by_the_target() {
         for round in 0..20 {
             let mut batch = vec![Request::read(Tag(round), 0, 1, buffer(&core, 512, 0))];
             namespace.submit(&mut batch);
-            assert_eq!(namespace.deadline(), None, "nothing forbids sleep");
+            assert_eq!(namespace.deadline(), None, "the core may sleep");
             let mut done = Vec::new();
             while namespace.poll(&mut done) == 0 {
                 core.next_event().await;
@@ -150,8 +153,8 @@ fn a_sleeping_core_is_woken_by_the_target() {
 }
 
 #[test]
-fn a_reset_is_lived_through() {
-    let served = Served::new();
+fn data_and_queue_pairs_survive_a_reset() {
+    let served = TestTarget::new();
     let uri = served.uri();
     on_host(IdlePolicy::Spin, async move |core| {
         let mut namespace = Namespace::open(&core, &uri, &options()).await.unwrap();
@@ -163,15 +166,15 @@ fn a_reset_is_lived_through() {
             let read = Request::read(Tag(0), 7, 1, buffer(&core, 512, 0));
             let done = finish(&core, &mut namespace, vec![read]).await;
             assert_eq!(done[0].status(), Status::SUCCESS);
-            assert_eq!(done[0].request().buffer.as_ref().unwrap().as_slice()[511], 9);
+            assert_eq!(done[0].request().data().and_then(Data::single).unwrap().as_slice()[511], 9);
         }
         assert_eq!(controller.resets(), 3);
     });
 }
 
 #[test]
-fn namespaces_of_one_controller_share_it() {
-    let served = Served::new();
+fn namespaces_share_one_attached_controller() {
+    let served = TestTarget::new();
     let uri = served.uri();
     on_host(IdlePolicy::Spin, async move |core| {
         let mut one = Namespace::open(&core, &uri, &options()).await.unwrap();
@@ -180,17 +183,17 @@ fn namespaces_of_one_controller_share_it() {
         assert_eq!(status(&core, &mut one, write).await, Status::SUCCESS);
         let read = Request::read(Tag(0), 3, 1, buffer(&core, 512, 0));
         let done = finish(&core, &mut two, vec![read]).await;
-        assert_eq!(done[0].request().buffer.as_ref().unwrap().as_slice()[0], 5);
+        assert_eq!(done[0].request().data().and_then(Data::single).unwrap().as_slice()[0], 5);
         drop((one, two));
-        // The last user's end frees the socket for the next.
+        // Dropping the last handle frees the socket for the next client.
         let again = Controller::attach(&core, &uri, &options()).await.unwrap();
         assert_eq!(again.active_namespaces().await.unwrap(), [1]);
     });
 }
 
 #[test]
-fn a_namespace_that_is_removed_ends_its_io() {
-    let served = Served::new();
+fn io_to_a_removed_namespace_fails() {
+    let served = TestTarget::new();
     let (uri, target) = (served.uri(), served.target.clone());
     on_host(IdlePolicy::Spin, async move |core| {
         let mut namespace = Namespace::open(&core, &uri, &options()).await.unwrap();
@@ -198,13 +201,13 @@ fn a_namespace_that_is_removed_ends_its_io() {
         assert_eq!(status(&core, &mut namespace, read).await, Status::SUCCESS);
         target.remove_namespace(NQN, 1).unwrap();
         let gone = Status::INVALID_NAMESPACE_OR_FORMAT;
-        let deadline_ns = sys::clock::now_ns() + 5_000_000_000;
+        let deadline_ns = os::clock::now_ns() + 5_000_000_000;
         loop {
             let read = Request::read(Tag(0), 0, 1, buffer(&core, 512, 0));
             if status(&core, &mut namespace, read).await.same_code(gone) {
                 break;
             }
-            assert!(sys::clock::now_ns() < deadline_ns);
+            assert!(os::clock::now_ns() < deadline_ns);
             next_turn().await;
         }
     });

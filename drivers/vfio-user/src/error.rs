@@ -1,52 +1,55 @@
-//! What can go wrong between a client and a server.
+//! Errors of the client.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use memory::RegionError;
-use wire_vfio_user::{Command, DecodeError};
+use dma::RegionError;
+use wire_vfio_user::{DecodeError, VfioUserCommand};
 
-/// Why a device could not be reached or did not do what it was asked.
+/// Why a connection or a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens there.
+    /// No server listens at the path.
     #[error("cannot connect to {0}: {1}; is the server running, and does it listen there?")]
     Connect(PathBuf, std::io::Error),
-    /// The server closed the connection, or has ended.
-    #[error("the server is gone")]
-    Gone,
-    /// The server took too long. The connection is of no use any more.
+    /// The server closed the connection or exited.
+    #[error("the server closed the connection")]
+    Disconnected,
+    /// The server did not reply in time. The connection cannot be used any more.
     #[error("the server did not answer {0:?} within {1:?}")]
-    Timeout(Command, Duration),
+    Timeout(VfioUserCommand, Duration),
     /// The socket failed.
     #[error("the connection failed: {0}")]
     Socket(std::io::Error),
-    /// The server refused a request.
-    #[error("the server refused {0:?}: {why}", why = std::io::Error::from_raw_os_error(*.1))]
-    Refused(Command, i32),
-    /// The server speaks another version.
-    #[error("the server speaks version {0}.{1} of vfio-user, and 0.1 is what is known here")]
+    /// The server rejected a request with this errno.
+    #[error("the server rejected {0:?}: {why}", why = std::io::Error::from_raw_os_error(*.1))]
+    Refused(VfioUserCommand, i32),
+    /// The server's protocol version (major, minor) is not supported.
+    #[error("the server uses vfio-user version {0}.{1}; only 0.1 is supported")]
     Version(u16, u16),
-    /// The server's answer is not what the protocol says.
-    #[error("the server's answer to {0:?} makes no sense: {1}")]
-    Answer(Command, DecodeError),
-    /// The server's answer is not what the protocol says.
-    #[error("the server's answer to {0:?} makes no sense: {1}")]
-    Nonsense(Command, &'static str),
-    /// There is no such region, or not so much of it.
-    #[error("region {region} has no {bytes} bytes at {offset:#x}; it has {size:#x}")]
-    Range {
+    /// A reply cannot be decoded.
+    #[error("the server's reply to {0:?} is invalid: {1}")]
+    InvalidReply(VfioUserCommand, DecodeError),
+    /// A reply violates the protocol.
+    #[error("the server's reply to {0:?} violates the protocol: {1}")]
+    ProtocolViolation(VfioUserCommand, &'static str),
+    /// The device does not support reset. Nothing was sent.
+    #[error("the device does not support reset")]
+    ResetUnsupported,
+    /// The region does not exist or the range exceeds it.
+    #[error("{bytes} bytes at {offset:#x} exceed region {region} of {size:#x} bytes")]
+    OutOfRange {
         /// Index of the region.
         region: u32,
         /// First byte.
         offset: u64,
         /// Bytes.
         bytes: u64,
-        /// Bytes that the region has.
+        /// Size of the region in bytes.
         size: u64,
     },
-    /// The server does not let that part of a region be mapped.
-    #[error("the server does not let {bytes:#x} bytes at {offset:#x} of region {region} be mapped")]
+    /// The part of a region is not in a mappable area.
+    #[error("the server does not allow to map {bytes:#x} bytes at {offset:#x} of region {region}")]
     NotMappable {
         /// Index of the region.
         region: u32,
@@ -55,21 +58,21 @@ pub enum ClientError {
         /// Bytes.
         bytes: u64,
     },
-    /// A region could not be mapped.
+    /// mmap of a region failed.
     #[error(transparent)]
     Map(#[from] RegionError),
-    /// Memory that no other process can map.
+    /// The buffer memory is private to this process, so the server cannot map it.
     #[error(
-        "buffer memory is private to this process, and the device could not reach it; make the arena with \
+        "buffer memory is private to this process, so the device cannot access it; make the arena with \
          shared memory"
     )]
     PrivateMemory,
     /// The device has fewer interrupt vectors.
-    #[error("the device has {have} interrupt vectors, and {want} were asked for")]
+    #[error("{want} interrupt vectors were requested, but the device has {have}")]
     Interrupts {
-        /// Vectors that it has.
+        /// Vectors of the device.
         have: u32,
-        /// Vectors that were asked for.
+        /// Requested vectors.
         want: u32,
     },
 }

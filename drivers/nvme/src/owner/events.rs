@@ -1,9 +1,9 @@
-//! Asynchronous events: always some requests outstanding, and what is done when one completes.
+//! Asynchronous events: keeps Asynchronous Event Requests outstanding and handles the events.
 
 use std::rc::Rc;
 
-use ring::Tag;
-use sys::clock::now_ns;
+use block_io::Tag;
+use os::clock::now_ns;
 use wire_nvme::Sqe;
 use wire_nvme::admin::{GetLogPage, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
@@ -11,30 +11,30 @@ use wire_nvme::feature::{AsyncEventConfiguration, FeatureId};
 use wire_nvme::identify::NamespaceList;
 use wire_nvme::opcode::AdminOpcode;
 
-use super::attach::page;
-use super::{EVENT_TAG, Owner};
-use crate::command::{Command, Executed};
-use crate::shared::{AdminData, Event, State};
+use super::attach::identify_page;
+use super::{ControllerOwner, EVENT_TAG};
+use crate::command::{Command, CommandCompletion};
+use crate::shared::{AdminData, NvmeEvent, RunState};
 
-/// Requests that are kept with the controller: a burst of events of several kinds is told at once.
-const REQUESTS_MAX: u16 = 4;
-/// A log page in short: enough to read what has to be read for an event to come again.
+/// Asynchronous Event Requests kept outstanding, so that events of several types are reported without a round trip.
+const EVENT_REQUESTS_MAX: u16 = 4;
+/// Bytes read of an event's log page: any read with RAE cleared unmasks the event.
 const LOG_BYTES: u64 = 512;
-/// First entry of a Changed Namespace List that is too long for a list.
-const TOO_MANY: u32 = 0xffff_ffff;
+/// First entry of a Changed Namespace List that has overflowed (more than 1024 namespaces).
+const LIST_OVERFLOW: u32 = 0xffff_ffff;
 
-impl Owner {
-    /// Says which events are wanted, and asks for them.
+impl ControllerOwner {
+    /// Enables the events that the driver handles and submits Asynchronous Event Requests.
     pub(super) async fn start_events(&self) {
-        let identity = &self.shared.facts().identity;
-        // Health warnings, and the notices that the controller offers of those that mean something here.
+        let identity = &self.shared.params().identity;
+        // Health warnings, and of the notices that the driver handles those that OAES offers.
         let notices = AsyncEventConfiguration::NAMESPACE | AsyncEventConfiguration::FIRMWARE;
-        let cdw11 = 0x1f | identity.oaes & notices;
+        let cdw11 = 0x1f | identity.oaes & notices.bits();
         let fid = FeatureId::AsyncEventConfiguration.to_wire();
         let set = SetFeatures { fid, save: false, cdw11, uuid_index: 0 };
-        // A controller that knows no such feature sends what it sends.
+        // Not fatal: a controller without the feature reports its default events.
         let _ = self.execute_with(Sqe { flags: 0, ..set.to_sqe(0) }, AdminData::None).await;
-        for _ in 0..identity.async_events_max.min(REQUESTS_MAX) {
+        for _ in 0..identity.async_events_max.min(EVENT_REQUESTS_MAX) {
             self.request_event();
         }
     }
@@ -51,28 +51,28 @@ impl Owner {
         }
     }
 
-    /// A request has completed.
-    pub(super) fn event_arrived(self: &Rc<Self>, executed: &Executed) {
+    /// Handles the completion of an Asynchronous Event Request.
+    pub(super) fn on_async_event(self: &Rc<Self>, executed: &CommandCompletion) {
         self.event_requests.set(self.event_requests.get().saturating_sub(1));
         if !executed.status().is_success() {
-            // The controller does not take as many as it said: it keeps those that it has.
+            // The controller accepts fewer than AERL says: do not submit this one again.
             return;
         }
         let Some(event) = AsyncEvent::from_result(executed.result()) else {
             self.request_event();
             return;
         };
-        self.shared.push_event(Event(event));
+        self.shared.push_event(NvmeEvent(event));
         let owner = self.clone();
         self.core.spawn(async move {
             owner.handle_event(event).await;
-            if owner.shared.signal().state() == State::Running {
+            if owner.shared.state_word().state() == RunState::Running {
                 owner.request_event();
             }
         });
     }
 
-    /// Reads the log page, which lets the event come again, and does what it calls for.
+    /// Reads the event's log page, which unmasks the event, and applies a namespace change.
     async fn handle_event(&self, event: AsyncEvent) {
         if event.kind == AsyncEvent::NAMESPACE_CHANGED.kind
             && event.information == AsyncEvent::NAMESPACE_CHANGED.information
@@ -82,7 +82,7 @@ impl Owner {
         }
         let view = GetLogPage { lid: event.log_page, length_bytes: LOG_BYTES, ..GetLogPage::default() };
         let sqe = Sqe { flags: 0, ..view.to_sqe(wire_nvme::NSID_ALL) };
-        // A log page that cannot be read leaves the event masked until the next reset.
+        // If the log page cannot be read, the event stays masked until the next reset.
         let _ = self.execute_with(sqe, AdminData::In(LOG_BYTES as usize)).await;
     }
 
@@ -98,17 +98,17 @@ impl Owner {
             Err(_) => return,
         };
         let known = self.shared.namespaces();
-        let changed = match NamespaceList::decode(page(&data)) {
-            Ok(list) if list.0.first() != Some(&TOO_MANY) => list.0,
-            // All, or nonsense: then all are looked at.
+        let changed = match NamespaceList::decode(identify_page(&data)) {
+            Ok(list) if list.0.first() != Some(&LIST_OVERFLOW) => list.0,
+            // Overflow or an invalid list: identify every known namespace again.
             _ => known.clone(),
         };
-        let mut news = false;
+        let mut any_changed = false;
         for nsid in known.into_iter().filter(|nsid| changed.contains(nsid)) {
-            news |= self.learn_namespace(nsid).await.unwrap_or(true);
+            any_changed |= self.refresh_namespace(nsid).await.unwrap_or(true);
         }
-        if news {
-            self.shared.note_change();
+        if any_changed {
+            self.shared.notify_namespace_change();
         }
     }
 }

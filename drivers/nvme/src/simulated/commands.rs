@@ -1,12 +1,13 @@
-//! What the simulated controller makes of commands.
+//! Command execution of the simulated controller.
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::admin::{GetLogPage, Identify, SetFeatures};
 use wire_nvme::doorbell::DoorbellBuffer;
 use wire_nvme::feature::NumberOfQueues;
 use wire_nvme::identify::{self, IdentifyController, IdentifyNamespace, NamespaceList, oacs};
 use wire_nvme::io::{
-    Copy, CopyRange, DSM_RANGE_SIZE, DatasetManagement, DsmRange, ReadWrite, WriteUncorrectable, WriteZeroes,
+    CopyCommand, CopyRange, DSM_RANGE_SIZE, DatasetManagement, DsmRange, Prinfo, ReadWrite,
+    WriteUncorrectable, WriteZeroes,
 };
 use wire_nvme::manage::FormatNvm;
 use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
@@ -14,23 +15,23 @@ use wire_nvme::queue::{CreateIoCq, CreateIoSq, DeleteQueue};
 use wire_nvme::sqe::{Fuse, Psdt, Sgl};
 use wire_nvme::{NSID_ALL, Sqe};
 
-use super::{Disk, State};
+use super::{NamespaceStore, SimulatedState};
 
-/// How a command ended, and what it returned; `None` for one that ends later.
-pub(super) type Outcome = Option<(Status, u64)>;
+/// Status and result of a command; `None` if it completes later.
+pub(super) type CommandOutcome = Option<(Status, u64)>;
 
 const PAGE: u64 = 4096;
 
-pub(super) fn done(status: Status) -> Outcome {
+pub(super) fn complete_with(status: Status) -> CommandOutcome {
     Some((status, 0))
 }
 
-impl State {
-    pub(super) fn admin(&mut self, sqe: &Sqe) -> Outcome {
+impl SimulatedState {
+    pub(super) fn admin(&mut self, sqe: &Sqe) -> CommandOutcome {
         match AdminOpcode::from_wire(sqe.opcode) {
-            Some(AdminOpcode::Identify) => done(self.identify(sqe)),
+            Some(AdminOpcode::Identify) => complete_with(self.identify(sqe)),
             Some(AdminOpcode::SetFeatures) => {
-                let result = match SetFeatures::of(sqe).fid {
+                let result = match SetFeatures::from_sqe(sqe).fid {
                     7 => {
                         let count = self.config.queues;
                         NumberOfQueues { submission: count, completion: count }.to_wire().into()
@@ -40,41 +41,45 @@ impl State {
                 Some((Status::SUCCESS, result))
             }
             Some(AdminOpcode::GetFeatures) => Some((Status::SUCCESS, 0x1234)),
-            Some(AdminOpcode::CreateIoCq) => done(self.create_completion(CreateIoCq::of(sqe))),
-            Some(AdminOpcode::CreateIoSq) => done(self.create_submission(CreateIoSq::of(sqe))),
+            Some(AdminOpcode::CreateIoCq) => complete_with(self.create_io_cq(CreateIoCq::from_sqe(sqe))),
+            Some(AdminOpcode::CreateIoSq) => complete_with(self.create_io_sq(CreateIoSq::from_sqe(sqe))),
             Some(AdminOpcode::DeleteIoSq) => {
-                let found = self.submission.remove(&DeleteQueue::of(sqe).qid).is_some();
-                done(if found { Status::SUCCESS } else { Status::INVALID_QUEUE_IDENTIFIER })
+                let found = self.submission.remove(&DeleteQueue::from_sqe(sqe).qid).is_some();
+                complete_with(if found { Status::SUCCESS } else { Status::INVALID_QUEUE_IDENTIFIER })
             }
             Some(AdminOpcode::DeleteIoCq) => {
-                let found = self.completion.remove(&DeleteQueue::of(sqe).qid).is_some();
-                done(if found { Status::SUCCESS } else { Status::INVALID_QUEUE_IDENTIFIER })
+                let found = self.completion.remove(&DeleteQueue::from_sqe(sqe).qid).is_some();
+                complete_with(if found { Status::SUCCESS } else { Status::INVALID_QUEUE_IDENTIFIER })
             }
             Some(AdminOpcode::AsyncEventRequest) => {
                 self.event_requests.push_back(sqe.cid);
                 None
             }
-            Some(AdminOpcode::GetLogPage) => done(self.log_page(sqe)),
-            // Whatever it was has completed or never will: not aborted.
+            Some(AdminOpcode::GetLogPage) => complete_with(self.log_page(sqe)),
+            // The command has completed or never will: report "not aborted".
             Some(AdminOpcode::Abort) => Some((Status::SUCCESS, 1)),
             Some(AdminOpcode::DoorbellBufferConfig) => {
-                let view = DoorbellBuffer::of(sqe);
-                if self.config.identity.oacs & oacs::DOORBELL_BUFFER == 0 || self.config.refuses_shadow {
-                    return done(Status::INVALID_OPCODE.do_not_retry());
+                let view = DoorbellBuffer::from_sqe(sqe);
+                if self.config.identity.oacs & oacs::DOORBELL_BUFFER == 0
+                    || self.config.reject_doorbell_buffer
+                {
+                    return complete_with(Status::INVALID_OPCODE.do_not_retry());
                 }
                 self.shadow = Some((view.shadow, view.events));
-                done(Status::SUCCESS)
+                complete_with(Status::SUCCESS)
             }
-            Some(AdminOpcode::FormatNvm) => done(self.format(sqe)),
+            Some(AdminOpcode::FormatNvm) => complete_with(self.format(sqe)),
             Some(AdminOpcode::NamespaceManagement) if self.manages_namespaces() => self.manage(sqe),
-            Some(AdminOpcode::NamespaceAttachment) if self.manages_namespaces() => done(self.attachment(sqe)),
-            _ => done(Status::INVALID_OPCODE.do_not_retry()),
+            Some(AdminOpcode::NamespaceAttachment) if self.manages_namespaces() => {
+                complete_with(self.attachment(sqe))
+            }
+            _ => complete_with(Status::INVALID_OPCODE.do_not_retry()),
         }
     }
 
     fn identify(&mut self, sqe: &Sqe) -> Status {
         let mut page = [0; identify::SIZE];
-        match Identify::of(sqe).cns {
+        match Identify::from_sqe(sqe).cns {
             0 => match self.namespace(sqe.nsid) {
                 Some(namespace) => namespace.encode(&mut page),
                 None if sqe.nsid == 0 || sqe.nsid == NSID_ALL => {
@@ -101,11 +106,11 @@ impl State {
             }
             _ => return Status::INVALID_FIELD.do_not_retry(),
         }
-        self.give(sqe, &page)
+        self.write_data(sqe, &page)
     }
 
     fn log_page(&mut self, sqe: &Sqe) -> Status {
-        let view = GetLogPage::of(sqe);
+        let view = GetLogPage::from_sqe(sqe);
         let mut page = vec![0; view.length_bytes.min(1 << 16) as usize];
         if view.lid == 4 {
             let mut list = [0; identify::SIZE];
@@ -115,12 +120,12 @@ impl State {
             page[..length].copy_from_slice(&list[..length]);
             self.event_masked = false;
         }
-        self.give(sqe, &page)
+        self.write_data(sqe, &page)
     }
 
     fn format(&mut self, sqe: &Sqe) -> Status {
         let index = (sqe.nsid as usize).wrapping_sub(1);
-        let Some(view) = FormatNvm::of(sqe) else { return Status::INVALID_FIELD.do_not_retry() };
+        let Some(view) = FormatNvm::from_sqe(sqe) else { return Status::INVALID_FIELD.do_not_retry() };
         let Some(namespace) = self.config.namespaces.get_mut(index) else {
             return Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry();
         };
@@ -132,7 +137,7 @@ impl State {
         namespace.format = view.format;
         namespace.extended_lba = view.extended_lba;
         namespace.dps = view.protection | u8::from(view.protection_first) << 3;
-        self.disks[index] = Disk::new(namespace);
+        self.stores[index] = NamespaceStore::new(namespace);
         Status::SUCCESS
     }
 
@@ -140,7 +145,7 @@ impl State {
         self.config.identity.oacs & oacs::NAMESPACE_MANAGEMENT != 0
     }
 
-    /// A namespace that is attached.
+    /// The namespace with this identifier, if it is attached.
     fn namespace(&self, nsid: u32) -> Option<&IdentifyNamespace> {
         if !self.attached.contains(&nsid) {
             return None;
@@ -148,7 +153,7 @@ impl State {
         self.config.namespaces.get((nsid as usize).wrapping_sub(1)).filter(|namespace| namespace.nsze > 0)
     }
 
-    pub(super) fn io(&mut self, qid: u16, sqe: &Sqe) -> Outcome {
+    pub(super) fn io(&mut self, qid: u16, sqe: &Sqe) -> CommandOutcome {
         let first = self.fused.remove(&qid);
         let status = match (sqe.fuse(), first) {
             (Fuse::Second, Some(status)) if !status.is_success() => Status::FUSED_FAILED,
@@ -158,7 +163,7 @@ impl State {
         if sqe.fuse() == Fuse::First {
             self.fused.insert(qid, status);
         }
-        done(status)
+        complete_with(status)
     }
 
     fn execute(&mut self, sqe: &Sqe) -> Status {
@@ -178,14 +183,14 @@ impl State {
         match NvmOpcode::from_wire(sqe.opcode) {
             Some(NvmOpcode::Flush) => Status::SUCCESS,
             Some(opcode @ (NvmOpcode::Read | NvmOpcode::Write | NvmOpcode::Compare)) => {
-                let view = ReadWrite::of(sqe);
+                let view = ReadWrite::from_sqe(sqe);
                 let (lba, count) = (view.lba, u64::from(view.blocks));
                 let Some(bytes) = range(lba, count) else { return out_of_range };
-                let apart = lba as usize * metadata..(lba + count) as usize * metadata;
-                // With PRACT, eight bytes of metadata are the controller's own.
-                let stripped = view.prinfo.0 & 8 != 0 && metadata == 8;
+                let separate = lba as usize * metadata..(lba + count) as usize * metadata;
+                // With PRACT, the controller inserts and strips 8 bytes of metadata.
+                let stripped = view.prinfo.contains(Prinfo::ACTION) && metadata == 8;
                 if metadata > 0 && !stripped && extended {
-                    return self.interleaved(
+                    return self.transfer_extended(
                         sqe,
                         opcode,
                         index,
@@ -194,53 +199,55 @@ impl State {
                         (size, metadata),
                     );
                 }
-                let with = (metadata > 0 && !stripped).then_some(apart);
+                let with = (metadata > 0 && !stripped).then_some(separate);
                 self.transfer(sqe, opcode, index, bytes, with, lba..lba + count)
             }
             Some(NvmOpcode::WriteZeroes) => {
-                let view = WriteZeroes::of(sqe);
+                let view = WriteZeroes::from_sqe(sqe);
                 let Some(bytes) = range(view.lba, view.blocks.into()) else { return out_of_range };
-                self.disks[index].data[bytes].fill(0);
+                self.stores[index].data[bytes].fill(0);
                 Status::SUCCESS
             }
             Some(NvmOpcode::DatasetManagement) => {
-                let view = DatasetManagement::of(sqe);
+                let view = DatasetManagement::from_sqe(sqe);
                 let mut data = vec![0; usize::from(view.ranges) * DSM_RANGE_SIZE];
-                if let Err(status) = self.take(sqe, &mut data) {
+                if let Err(status) = self.read_data(sqe, &mut data) {
                     return status;
                 }
                 for part in data.as_chunks::<DSM_RANGE_SIZE>().0 {
                     let part = DsmRange::decode(part);
                     let Some(bytes) = range(part.lba, part.blocks.into()) else { return out_of_range };
                     if view.deallocate {
-                        self.disks[index].data[bytes].fill(0);
+                        self.stores[index].data[bytes].fill(0);
                     }
                 }
                 Status::SUCCESS
             }
             Some(NvmOpcode::Verify) => {
-                let view = ReadWrite::of(sqe);
+                let view = ReadWrite::from_sqe(sqe);
                 let (lba, count) = (view.lba, u64::from(view.blocks));
                 if range(lba, count).is_none() {
                     return out_of_range;
                 }
-                if self.disks[index].bad.range(lba..lba + count).next().is_some() {
+                if self.stores[index].uncorrectable.range(lba..lba + count).next().is_some() {
                     return Status::UNRECOVERED_READ_ERROR;
                 }
                 Status::SUCCESS
             }
             Some(NvmOpcode::WriteUncorrectable) => {
-                let view = WriteUncorrectable::of(sqe);
+                let view = WriteUncorrectable::from_sqe(sqe);
                 if range(view.lba, view.blocks.into()).is_none() {
                     return out_of_range;
                 }
-                self.disks[index].bad.extend(view.lba..view.lba + u64::from(view.blocks));
+                self.stores[index].uncorrectable.extend(view.lba..view.lba + u64::from(view.blocks));
                 Status::SUCCESS
             }
             Some(NvmOpcode::Copy) => {
-                let Some(view) = Copy::of(sqe) else { return Status::INVALID_FIELD.do_not_retry() };
+                let Some(view) = CopyCommand::from_sqe(sqe) else {
+                    return Status::INVALID_FIELD.do_not_retry();
+                };
                 let mut data = vec![0; usize::from(view.ranges) * 32];
-                if let Err(status) = self.take(sqe, &mut data) {
+                if let Err(status) = self.read_data(sqe, &mut data) {
                     return status;
                 }
                 let mut to = view.lba;
@@ -250,8 +257,8 @@ impl State {
                     let (Some(from), Some(into)) = (range(part.lba, count), range(to, count)) else {
                         return out_of_range;
                     };
-                    let copy = self.disks[index].data[from].to_vec();
-                    self.disks[index].data[into].copy_from_slice(&copy);
+                    let copy = self.stores[index].data[from].to_vec();
+                    self.stores[index].data[into].copy_from_slice(&copy);
                     to += count;
                 }
                 Status::SUCCESS
@@ -260,52 +267,52 @@ impl State {
         }
     }
 
-    /// Read, Write or Compare whose metadata is in a buffer of its own, or which has none.
+    /// Executes a Read, Write or Compare with separate metadata or none.
     fn transfer(
         &mut self,
         sqe: &Sqe,
         opcode: NvmOpcode,
         index: usize,
         bytes: std::ops::Range<usize>,
-        apart: Option<std::ops::Range<usize>>,
+        separate: Option<std::ops::Range<usize>>,
         lbas: std::ops::Range<u64>,
     ) -> Status {
         if opcode == NvmOpcode::Read {
-            if self.disks[index].bad.range(lbas).next().is_some() {
+            if self.stores[index].uncorrectable.range(lbas).next().is_some() {
                 return Status::UNRECOVERED_READ_ERROR;
             }
-            let status = self.give(sqe, &self.disks[index].data[bytes]);
-            if let Some(apart) = apart {
-                let written = self.memory.write(sqe.mptr, &self.disks[index].metadata[apart]);
+            let status = self.write_data(sqe, &self.stores[index].data[bytes]);
+            if let Some(separate) = separate {
+                let written = self.memory.write(sqe.mptr, &self.stores[index].metadata[separate]);
                 return if written.is_some() { status } else { Status::DATA_TRANSFER_ERROR };
             }
             return status;
         }
         let mut data = vec![0; bytes.len()];
-        if let Err(status) = self.take(sqe, &mut data) {
+        if let Err(status) = self.read_data(sqe, &mut data) {
             return status;
         }
         if opcode == NvmOpcode::Compare {
-            let same = self.disks[index].data[bytes] == data;
+            let same = self.stores[index].data[bytes] == data;
             return if same { Status::SUCCESS } else { Status::COMPARE_FAILURE };
         }
-        let disk = &mut self.disks[index];
+        let disk = &mut self.stores[index];
         disk.data[bytes].copy_from_slice(&data);
         for lba in lbas {
-            disk.bad.remove(&lba);
+            disk.uncorrectable.remove(&lba);
         }
-        if let Some(apart) = apart {
-            let mut metadata = vec![0; apart.len()];
+        if let Some(separate) = separate {
+            let mut metadata = vec![0; separate.len()];
             if self.memory.read(sqe.mptr, &mut metadata).is_none() {
                 return Status::DATA_TRANSFER_ERROR;
             }
-            disk.metadata[apart].copy_from_slice(&metadata);
+            disk.metadata[separate].copy_from_slice(&metadata);
         }
         Status::SUCCESS
     }
 
-    /// Read or Write of extended blocks: each block's metadata behind its data.
-    fn interleaved(
+    /// Executes a Read or Write of extended LBAs: the metadata follows the data of each block.
+    fn transfer_extended(
         &mut self,
         sqe: &Sqe,
         opcode: NvmOpcode,
@@ -316,11 +323,11 @@ impl State {
     ) -> Status {
         let mut data = vec![0; count * (size + metadata)];
         if opcode != NvmOpcode::Read
-            && let Err(status) = self.take(sqe, &mut data)
+            && let Err(status) = self.read_data(sqe, &mut data)
         {
             return status;
         }
-        let disk = &mut self.disks[index];
+        let disk = &mut self.stores[index];
         for (block, both) in data.chunks_exact_mut(size + metadata).enumerate() {
             let at = lba + block;
             let (bytes, behind) = both.split_at_mut(size);
@@ -338,17 +345,17 @@ impl State {
                 _ => return Status::INVALID_OPCODE.do_not_retry(),
             }
         }
-        if opcode == NvmOpcode::Read { self.give(sqe, &data) } else { Status::SUCCESS }
+        if opcode == NvmOpcode::Read { self.write_data(sqe, &data) } else { Status::SUCCESS }
     }
 
-    /// Sends data to where a command wants it.
-    fn give(&self, sqe: &Sqe, data: &[u8]) -> Status {
-        let pieces = match self.pieces(sqe, data.len() as u64) {
-            Ok(pieces) => pieces,
+    /// Writes data to the command's host buffers.
+    fn write_data(&self, sqe: &Sqe, data: &[u8]) -> Status {
+        let segments = match self.segments(sqe, data.len() as u64) {
+            Ok(segments) => segments,
             Err(status) => return status,
         };
         let mut at = 0;
-        for (address, length) in pieces {
+        for (address, length) in segments {
             if self.memory.write(address, &data[at..at + length]).is_none() {
                 return Status::DATA_TRANSFER_ERROR;
             }
@@ -357,10 +364,10 @@ impl State {
         Status::SUCCESS
     }
 
-    /// Fetches a command's data.
-    pub(super) fn take(&self, sqe: &Sqe, into: &mut [u8]) -> Result<(), Status> {
+    /// Reads data from the command's host buffers.
+    pub(super) fn read_data(&self, sqe: &Sqe, into: &mut [u8]) -> Result<(), Status> {
         let mut at = 0;
-        for (address, length) in self.pieces(sqe, into.len() as u64)? {
+        for (address, length) in self.segments(sqe, into.len() as u64)? {
             let read = self.memory.read(address, &mut into[at..at + length]);
             read.ok_or(Status::DATA_TRANSFER_ERROR)?;
             at += length;
@@ -368,8 +375,8 @@ impl State {
         Ok(())
     }
 
-    /// The pages of a command's data (Base 2.0, section 4.1.1), or its one SGL descriptor.
-    fn pieces(&self, sqe: &Sqe, length: u64) -> Result<Vec<(u64, usize)>, Status> {
+    /// Device address ranges of a command's data: PRPs (Base 2.0, section 4.1.1) or one SGL data block descriptor.
+    fn segments(&self, sqe: &Sqe, length: u64) -> Result<Vec<(u64, usize)>, Status> {
         if sqe.psdt() == Psdt::Sgl {
             return match sqe.data.sgl() {
                 Ok(Sgl::DataBlock { address, length: given }) if u64::from(given) >= length => {
@@ -384,24 +391,24 @@ impl State {
             return offset_invalid;
         }
         let first = (PAGE - prp1 % PAGE).min(length);
-        let mut pieces = vec![(prp1, first as usize)];
+        let mut segments = vec![(prp1, first as usize)];
         let mut left = length - first;
         if left == 0 {
-            return Ok(pieces);
+            return Ok(segments);
         }
         if left <= PAGE {
             if prp2 % PAGE != 0 {
                 return offset_invalid;
             }
-            pieces.push((prp2, left as usize));
-            return Ok(pieces);
+            segments.push((prp2, left as usize));
+            return Ok(segments);
         }
         let mut list = prp2;
         while left > 0 {
             let mut entry = [0; 8];
             self.memory.read(list, &mut entry).ok_or(Status::DATA_TRANSFER_ERROR)?;
             let entry = u64::from_le_bytes(entry);
-            // The last entry of a page leads to the next list, if there is more than a page to come.
+            // The last entry of a list page points to the next list if more than one page of data remains.
             if list % PAGE == PAGE - 8 && left > PAGE {
                 list = entry;
                 continue;
@@ -409,10 +416,10 @@ impl State {
             if entry % PAGE != 0 {
                 return offset_invalid;
             }
-            pieces.push((entry, left.min(PAGE) as usize));
+            segments.push((entry, left.min(PAGE) as usize));
             left -= left.min(PAGE);
             list += 8;
         }
-        Ok(pieces)
+        Ok(segments)
     }
 }

@@ -1,17 +1,17 @@
-//! Memory as the device sees it: by addresses of its own.
+//! Device addresses of the simulated controller.
 
 use std::os::fd::AsFd;
 
-use memory::{ChunkMemory, SharedRegion};
+use dma::{ChunkMemory, SharedRegion};
 
 use crate::device::DeviceError;
 
-/// Where the device's addresses begin: nowhere near where the driver's are.
+/// First device address: far from any host address, so that mixing them up fails.
 const BASE: u64 = 0x10_0000_0000;
-/// Bytes between one mapping and the next: what runs over the end of one finds nothing.
+/// Bytes between the starts of mappings: an access beyond the end of one hits no other.
 const STEP: u64 = 4 << 20;
 
-/// What the device was shown.
+/// Memory mapped for the device.
 #[derive(Default)]
 pub(super) struct MemoryMap(Vec<SharedRegion>);
 
@@ -35,7 +35,7 @@ impl MemoryMap {
         (at.checked_add(length)? <= region.len()).then_some((region, at))
     }
 
-    /// Reads memory that was shown; `None` where there is none.
+    /// Reads mapped memory; `None` if the range is not mapped.
     pub(super) fn read(&self, address: u64, out: &mut [u8]) -> Option<()> {
         let (region, at) = self.find(address, out.len() as u64)?;
         region.read(at, out);

@@ -1,15 +1,14 @@
-//! Namespace Management and Namespace Attachment (Base 2.0, sections 5.22 and 5.23): a device that has capacity
-//! which belongs to no namespace yet.
+//! Namespace Management and Namespace Attachment (Base 2.0, sections 5.22 and 5.23) of the simulated controller.
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::identify::{self, ControllerList, IdentifyNamespace, LbaFormat, NamespaceList};
-use wire_nvme::manage::{Attachment, NewNamespace};
+use wire_nvme::manage::{NamespaceAttachment, NewNamespace};
 use wire_nvme::{NSID_ALL, Sqe};
 
-use super::commands::{Outcome, done};
-use super::{Disk, State};
+use super::commands::{CommandOutcome, complete_with};
+use super::{NamespaceStore, SimulatedState};
 
-/// Invalid Format: there is none of that number.
+/// Invalid Format: no LBA format has that index.
 const INVALID_FORMAT: Status = Status::new(1, 0x0a).do_not_retry();
 /// Namespace Insufficient Capacity.
 const INSUFFICIENT_CAPACITY: Status = Status::new(1, 0x15).do_not_retry();
@@ -28,7 +27,7 @@ const COMMAND_SET: Status = Status::new(1, 0x29).do_not_retry();
 
 const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry();
 
-/// What a namespace takes of the device, in bytes.
+/// Capacity that a namespace uses, in bytes.
 fn bytes_of(namespace: &IdentifyNamespace) -> u128 {
     let format = namespace.formats.get(usize::from(namespace.format));
     format.map_or(0, |format| block_bytes(format) * u128::from(namespace.nsze))
@@ -38,8 +37,8 @@ fn block_bytes(format: &LbaFormat) -> u128 {
     (1 << format.data_log2) + u128::from(format.metadata_bytes)
 }
 
-impl State {
-    /// Bytes that belong to no namespace.
+impl SimulatedState {
+    /// Unallocated capacity (UNVMCAP) in bytes.
     pub(super) fn unallocated(&self) -> u128 {
         let taken: u128 = self.config.namespaces.iter().map(bytes_of).sum();
         self.config.identity.tnvmcap.saturating_sub(taken)
@@ -50,12 +49,12 @@ impl State {
         self.config.namespaces.get(index).is_some_and(|namespace| namespace.nsze > 0)
     }
 
-    /// Namespaces that exist, attached or not.
+    /// Allocated namespaces, attached or not.
     pub(super) fn allocated(&self) -> impl Iterator<Item = u32> {
         (1..=self.config.namespaces.len() as u32).filter(|nsid| self.exists(*nsid))
     }
 
-    /// Identify of what is there, attached or not (CNS 10h to 13h); `None` for another structure.
+    /// Identify of allocated namespaces and of controllers (CNS 10h to 13h); `None` for other CNS values.
     pub(super) fn identify_allocated(
         &self,
         cns: u8,
@@ -63,7 +62,7 @@ impl State {
         page: &mut [u8; identify::SIZE],
     ) -> Option<Status> {
         let own = self.config.identity.cntlid;
-        // Controllers are listed from one on.
+        // Controller lists start at CNTID in CDW10.
         let from = (sqe.cdw10 >> 16) as u16;
         match cns {
             0x10 if sqe.nsid >= NSID_ALL - 1 => return Some(INVALID_NAMESPACE),
@@ -85,15 +84,15 @@ impl State {
         Some(Status::SUCCESS)
     }
 
-    /// Namespace Management.
-    pub(super) fn manage(&mut self, sqe: &Sqe) -> Outcome {
+    /// Executes Namespace Management: create or delete.
+    pub(super) fn manage(&mut self, sqe: &Sqe) -> CommandOutcome {
         match sqe.cdw10 & 0xf {
             0 => match self.create(sqe) {
                 Ok(nsid) => Some((Status::SUCCESS, nsid.into())),
-                Err(status) => done(status),
+                Err(status) => complete_with(status),
             },
-            1 => done(self.delete(sqe.nsid)),
-            _ => done(Status::INVALID_FIELD.do_not_retry()),
+            1 => complete_with(self.delete(sqe.nsid)),
+            _ => complete_with(Status::INVALID_FIELD.do_not_retry()),
         }
     }
 
@@ -102,7 +101,7 @@ impl State {
             return Err(COMMAND_SET);
         }
         let mut data = [0; identify::SIZE];
-        self.take(sqe, &mut data)?;
+        self.read_data(sqe, &mut data)?;
         let new = NewNamespace::decode(&data);
         let formats = self.formats.clone();
         let format = *formats.get(usize::from(new.format)).ok_or(INVALID_FORMAT)?;
@@ -132,12 +131,12 @@ impl State {
         };
         let index = nsid as usize - 1;
         while self.config.namespaces.len() <= index {
-            // Identifiers below that are free, too.
+            // Lower identifiers may be unallocated too.
             let none = IdentifyNamespace { nsze: 0, ..namespace.clone() };
-            self.disks.push(Disk::new(&none));
+            self.stores.push(NamespaceStore::new(&none));
             self.config.namespaces.push(none);
         }
-        self.disks[index] = Disk::new(&namespace);
+        self.stores[index] = NamespaceStore::new(&namespace);
         self.config.namespaces[index] = namespace;
         Ok(nsid)
     }
@@ -152,7 +151,7 @@ impl State {
             let index = nsid as usize - 1;
             let namespace = &mut self.config.namespaces[index];
             (namespace.nsze, namespace.ncap, namespace.nuse) = (0, 0, 0);
-            self.disks[index] = Disk::new(namespace);
+            self.stores[index] = NamespaceStore::new(namespace);
             if self.attached.remove(&nsid) {
                 self.namespace_changed(nsid);
             }
@@ -160,20 +159,20 @@ impl State {
         Status::SUCCESS
     }
 
-    /// Namespace Attachment.
+    /// Executes Namespace Attachment: attach or detach.
     pub(super) fn attachment(&mut self, sqe: &Sqe) -> Status {
-        let Some(Attachment { attach }) = Attachment::of(sqe) else {
+        let Some(NamespaceAttachment { attach }) = NamespaceAttachment::from_sqe(sqe) else {
             return Status::INVALID_FIELD.do_not_retry();
         };
         if !self.exists(sqe.nsid) {
             return INVALID_NAMESPACE;
         }
         let mut data = [0; identify::SIZE];
-        if let Err(status) = self.take(sqe, &mut data) {
+        if let Err(status) = self.read_data(sqe, &mut data) {
             return status;
         }
         match ControllerList::decode(&data) {
-            // There is one controller to name.
+            // This is the only controller.
             Ok(list) if list.0 == [self.config.identity.cntlid] => {}
             _ => return CONTROLLER_LIST_INVALID,
         }

@@ -1,87 +1,95 @@
-//! The admin half of a controller over TCP: an association without I/O queues of its own.
+//! The admin queue of a controller over TCP: an association, to which any core can add I/O queues.
 //!
-//! An [`Association`] lives on one core, keeps the controller alive and hears its events. Its
-//! [`Membership`] may be sent to any core, where [`IoQueue::open`](super::IoQueue::open) joins the
-//! association with an I/O queue.
+//! A [`TcpAssociation`] lives on one core, sends Keep Alive commands and receives asynchronous events. Its
+//! [`AssociationHandle`] may be sent to any core, where [`TcpIoQueue::open`](super::TcpIoQueue::open) connects an
+//! I/O queue of the association.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
-use memory::Buffer;
-use net::{Event, Network, Sockets};
-use reactor::{Core, Period, Poller, Work};
-use ring::{Op, Request, Status, Tag};
+use block_io::{FabricsStatus, Op, Request, Tag};
+use dma::{Buffer, Data};
+use reactor::{Core, Period, PollResult, Poller};
+use sockets::{Network, NetworkEvent, SocketStream, Sockets};
 use wire_nvme::admin::{Identify, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
-use wire_nvme::fabrics::{CNTLID_DYNAMIC, Connected, PropertyGet, PropertySet};
+use wire_nvme::fabrics::{CNTLID_DYNAMIC, ConnectResponse, PropertyGet, PropertySet};
 use wire_nvme::feature::{AsyncEventConfiguration, FeatureId, NumberOfQueues};
 use wire_nvme::identify::{self, Cns, ControllerType, IdentifyController, IdentifyNamespace};
 use wire_nvme::opcode::AdminOpcode;
-use wire_nvme::registers::{Capabilities, Configuration, ControllerStatus, offset};
+use wire_nvme::registers::{ControllerCapabilities, ControllerConfiguration, ControllerStatus, offset};
 use wire_nvme::{Cqe, Sqe};
 
 use super::connect::{connect, connect_command};
-use super::queue::{Data, Queue};
-use crate::error::{AdminError, Failure, OpenError};
+use super::queue::{TcpCommandData, TcpQueue};
+use crate::error::{AdminError, ControllerFailure, NvmeOpenError};
 use crate::options::Options;
+use crate::owner::identify_page;
 use crate::uri::TcpUri;
 
-/// Entries of the admin queue: what Linux uses.
+/// Entries of the admin queue, as in Linux.
 const ADMIN_DEPTH: u32 = 32;
-const TAG_EVENT: Tag = Tag(u64::MAX);
+const TAG_ASYNC_EVENT: Tag = Tag(u64::MAX);
 const TAG_KEEP_ALIVE: Tag = Tag(u64::MAX - 1);
-/// Events that wait to be looked at. The controller sends no second one of a kind before its log page
-/// was read, so that there are never more than kinds.
+/// Most pending events. The controller sends no second event of a type before its log page is read, so that there
+/// are at most as many as types.
 const EVENTS_MAX: usize = 16;
-/// Admin data goes in small pieces; log pages that are longer are read in several.
+/// Delay after which an Asynchronous Event Request that failed is submitted again, unless the controller set Do Not
+/// Retry: a controller that fails each one must not keep the core busy.
+const EVENT_RETRY_NS: u64 = 1_000_000_000;
+/// Receive buffer size: admin data is small, and long log pages are read in several commands.
 const SCRATCH_BYTES: usize = 8 << 10;
 
-/// A host's association with one controller over TCP: the admin queue.
+/// An association of this host with one controller over TCP, with its admin queue.
 ///
-/// A poller on its core takes in what arrives; dropping the association ends its connection.
-pub struct Association {
-    inner: Rc<RefCell<Inner>>,
+/// [`open`](Self::open) connects, enables and identifies the controller. A poller on the association's core receives
+/// responses and events and sends Keep Alive commands. Admin commands execute one at a time: each method borrows
+/// the association until its command completes. Dropping the association closes its admin connection.
+pub struct TcpAssociation {
+    inner: Rc<RefCell<AssociationInner>>,
     core: Core,
     timeout_ns: u64,
     keep_alive_ns: u64,
     identity: IdentifyController,
-    membership: Membership,
+    handle: AssociationHandle,
 }
 
-/// What the association and its poller share.
-struct Inner {
+/// State that the association and its poller share.
+struct AssociationInner {
     network: Sockets,
     scratch: Vec<u8>,
-    received: Vec<Event<TcpStream>>,
-    queue: Queue,
+    received: Vec<NetworkEvent<SocketStream>>,
+    queue: TcpQueue,
     keep_alive_ns: u64,
     keep_alive_due_ns: u64,
-    /// When the Keep Alive that is under way was sent.
+    /// When the outstanding Keep Alive was sent.
     keep_alive_since_ns: Option<u64>,
     events: VecDeque<AsyncEvent>,
-    listens: bool,
-    /// What the command that is awaited came back with.
-    answer: Option<(Request<Buffer>, Cqe)>,
+    /// When to submit the next Asynchronous Event Request; `u64::MAX` while one is outstanding, before events are
+    /// enabled, and after the controller has refused one for good. It waits for room in `events`.
+    event_request_due_ns: u64,
+    /// Response to the command in flight.
+    response: Option<(Request<Data>, Cqe)>,
     next_tag: u64,
-    /// Until when something is waited for.
-    patience_ns: u64,
-    /// Who is told of news.
+    /// Deadline of the command or connection step in progress.
+    response_deadline_ns: u64,
+    /// The task to wake on a response, an event, a failure or the deadline.
     waker: Option<Waker>,
     closed: bool,
 }
 
-struct Pump {
-    inner: Rc<RefCell<Inner>>,
+struct AssociationPoller {
+    inner: Rc<RefCell<AssociationInner>>,
     name: String,
 }
 
-/// What another core needs to join an association with an I/O queue.
+/// A handle to an association, with which any core can connect I/O queues.
 #[derive(Clone)]
-pub struct Membership {
+pub struct AssociationHandle {
     pub(super) uri: TcpUri,
     pub(super) address: SocketAddr,
     pub(super) options: Options,
@@ -90,30 +98,30 @@ pub struct Membership {
     pub(super) capsule_bytes: u32,
     pub(super) mdts: u8,
     pub(super) oncs: u16,
-    pub(super) qids: Qids,
+    pub(super) free_qids: FreeQids,
 }
 
-/// Identifiers of I/O queues that nobody uses.
+/// Free I/O queue identifiers of an association.
 #[derive(Clone, Default)]
-pub(super) struct Qids(Arc<Mutex<Vec<u16>>>);
+pub(super) struct FreeQids(Arc<Mutex<Vec<u16>>>);
 
-impl Qids {
-    fn new(max: u16) -> Qids {
-        Qids(Arc::new(Mutex::new((1..=max).rev().collect())))
+impl FreeQids {
+    fn new(max: u16) -> FreeQids {
+        FreeQids(Arc::new(Mutex::new((1..=max).rev().collect())))
     }
 
-    pub(super) fn take(&self) -> Option<u16> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    pub(super) fn alloc(&self) -> Option<u16> {
+        sync::lock(&self.0).pop()
     }
 
-    pub(super) fn give(&self, qid: u16) {
-        // The oldest is used again last: its connection has had the longest time to end.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(0, qid);
+    pub(super) fn free(&self, qid: u16) {
+        // Reused last, so that the old connection has the most time to close.
+        sync::lock(&self.0).insert(0, qid);
     }
 }
 
-impl Membership {
-    /// The controller's identifier.
+impl AssociationHandle {
+    /// Controller identifier (CNTLID).
     pub fn cntlid(&self) -> u16 {
         self.cntlid
     }
@@ -123,26 +131,26 @@ impl Membership {
         self.address
     }
 
-    /// I/O queues that can still be opened.
+    /// Number of I/O queues that can still be opened.
     pub fn queues_left(&self) -> usize {
-        self.qids.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+        sync::lock(&self.free_qids.0).len()
     }
 }
 
-impl Association {
-    /// Connects to the controller, enables it and identifies it. The namespace of `uri` is not looked at.
+impl TcpAssociation {
+    /// Connects to the controller, enables it and identifies it. The namespace of `uri` is ignored.
     ///
-    /// `io_queues` is how many I/O queues are asked for; discovery controllers have none.
+    /// `io_queues` is the number of I/O queues requested; discovery controllers have none.
     pub async fn open(
         core: &Core,
         uri: &TcpUri,
         options: &Options,
         io_queues: u16,
-    ) -> Result<Association, OpenError> {
+    ) -> Result<TcpAssociation, NvmeOpenError> {
         let address = uri.resolve()?;
-        let mut network = Sockets::new(core.events()).spinning(core.spins());
+        let mut network = Sockets::new(core.event_loop()).with_busy_poll(core.spins());
         let queue = connect(&mut network, address, ADMIN_DEPTH, uri)?;
-        let inner = Rc::new(RefCell::new(Inner {
+        let inner = Rc::new(RefCell::new(AssociationInner {
             network,
             scratch: vec![0; SCRATCH_BYTES],
             received: Vec::new(),
@@ -151,22 +159,22 @@ impl Association {
             keep_alive_due_ns: u64::MAX,
             keep_alive_since_ns: None,
             events: VecDeque::new(),
-            listens: false,
-            answer: None,
+            event_request_due_ns: u64::MAX,
+            response: None,
             next_tag: 0,
-            patience_ns: u64::MAX,
+            response_deadline_ns: u64::MAX,
             waker: None,
             closed: false,
         }));
         let name = format!("nvme admin {address}");
-        core.add_poller(Box::new(Pump { inner: inner.clone(), name }), Period::EveryTurn);
-        let mut association = Association {
+        core.add_poller(Box::new(AssociationPoller { inner: inner.clone(), name }), Period::EveryTurn);
+        let mut association = TcpAssociation {
             inner,
             core: core.clone(),
             timeout_ns: options.timeout_ns,
             keep_alive_ns: u64::from(options.keep_alive_ms) * 1_000_000,
             identity: IdentifyController::default(),
-            membership: Membership {
+            handle: AssociationHandle {
                 uri: uri.clone(),
                 address,
                 options: options.clone(),
@@ -175,7 +183,7 @@ impl Association {
                 capsule_bytes: 0,
                 mdts: 0,
                 oncs: 0,
-                qids: Qids::default(),
+                free_qids: FreeQids::default(),
             },
         };
         association.initialize().await?;
@@ -183,30 +191,35 @@ impl Association {
         Ok(association)
     }
 
-    async fn establish(&mut self, io_queues: u16) -> Result<(), OpenError> {
-        let (sqe, data) = connect_command(&self.membership, 0, ADMIN_DEPTH, CNTLID_DYNAMIC);
-        let connected = self.step("Connect", sqe, Some(&data)).await?;
-        self.membership.cntlid = Connected::from_result(connected).cntlid;
-        self.membership.entries_max = self.enable().await?;
+    async fn establish(&mut self, io_queues: u16) -> Result<(), NvmeOpenError> {
+        let (sqe, data) = connect_command(&self.handle, 0, ADMIN_DEPTH, CNTLID_DYNAMIC);
+        let connected = match self.execute(sqe, None, TcpCommandData::None, &data).await {
+            Err(AdminError::Status(status)) => {
+                return Err(NvmeOpenError::ConnectRejected(FabricsStatus(status)));
+            }
+            connected => connected.map_err(|error| error.while_opening("Connect"))?.1.result,
+        };
+        self.handle.cntlid = ConnectResponse::from_result(connected).cntlid;
+        self.handle.entries_max = self.enable().await?;
         let data = self.identify(Cns::Controller, 0, "Identify Controller").await?;
         self.identity = IdentifyController::decode(&data)
-            .map_err(|error| OpenError::Answer("Identify Controller", error))?;
-        self.membership.mdts = self.identity.mdts;
-        self.membership.oncs = self.identity.oncs;
-        self.membership.capsule_bytes =
+            .map_err(|error| NvmeOpenError::InvalidResponse("Identify Controller", error))?;
+        self.handle.mdts = self.identity.mdts;
+        self.handle.oncs = self.identity.oncs;
+        self.handle.capsule_bytes =
             self.identity.io_command_capsule_bytes.saturating_sub(wire_nvme::sqe::SIZE as u32);
         if self.identity.cntrltype != ControllerType::Discovery && io_queues > 0 {
             let count = u32::from(io_queues);
             let wanted = NumberOfQueues { submission: count, completion: count };
             let granted = self.set_feature(FeatureId::NumberOfQueues, wanted.to_wire()).await;
-            let granted = granted.map_err(opening("Set Features (Number of Queues)"))?;
+            let granted = granted.map_err(|error| error.while_opening("Set Features (Number of Queues)"))?;
             let granted = NumberOfQueues::from_wire(granted as u32)
-                .map_err(|error| OpenError::Answer("Set Features (Number of Queues)", error))?;
+                .map_err(|error| NvmeOpenError::InvalidResponse("Set Features (Number of Queues)", error))?;
             let queues = granted.submission.min(granted.completion).min(count);
-            self.membership.qids = Qids::new(queues as u16);
+            self.handle.free_qids = FreeQids::new(queues as u16);
         }
         if self.keep_alive_ns > 0 {
-            self.inner.borrow_mut().keep_alive_due_ns = sys::clock::now_ns() + self.keep_alive_ns / 2;
+            self.inner.borrow_mut().keep_alive_due_ns = os::clock::now_ns() + self.keep_alive_ns / 2;
         }
         Ok(())
     }
@@ -216,40 +229,43 @@ impl Association {
         cns: Cns,
         nsid: u32,
         what: &'static str,
-    ) -> Result<[u8; identify::SIZE], OpenError> {
+    ) -> Result<[u8; identify::SIZE], NvmeOpenError> {
         let view = Identify { cns: cns.to_wire(), cntid: 0, cns_specific: 0, csi: 0, uuid_index: 0 };
-        let (_, data) = self.read(view.to_sqe(nsid), identify::SIZE).await.map_err(opening(what))?;
-        Ok(*data.first_chunk().expect("a page was asked for"))
+        let (_, data) =
+            self.read(view.to_sqe(nsid), identify::SIZE).await.map_err(|error| error.while_opening(what))?;
+        Ok(*identify_page(&data))
     }
 
-    /// What the controller says of a namespace.
-    pub(super) async fn identify_namespace(&mut self, nsid: u32) -> Result<IdentifyNamespace, OpenError> {
+    /// Executes Identify Namespace.
+    pub(super) async fn identify_namespace(&mut self, nsid: u32) -> Result<IdentifyNamespace, NvmeOpenError> {
         let data = self.identify(Cns::Namespace, nsid, "Identify Namespace").await?;
-        IdentifyNamespace::decode(&data).map_err(|error| OpenError::Answer("Identify Namespace", error))
+        IdentifyNamespace::decode(&data)
+            .map_err(|error| NvmeOpenError::InvalidResponse("Identify Namespace", error))
     }
 
-    /// What the controller says of itself.
+    /// The Identify Controller data structure.
     pub fn identity(&self) -> &IdentifyController {
         &self.identity
     }
 
-    /// What other cores need to join.
-    pub fn membership(&self) -> &Membership {
-        &self.membership
+    /// The handle with which other cores connect I/O queues.
+    pub fn handle(&self) -> &AssociationHandle {
+        &self.handle
     }
 
-    /// Why the controller can no longer be reached, if so.
-    pub fn failure(&self) -> Option<Failure> {
+    /// Why the association has failed, if it has.
+    pub fn failure(&self) -> Option<ControllerFailure> {
         self.inner.borrow().queue.failure
     }
 
-    /// Executes a command that returns `length` bytes; returns its result and the data. What the controller
-    /// does not send is zero.
+    /// Executes a command that reads `length` bytes; returns its result and the data. Bytes that the controller does
+    /// not send are zero.
     pub async fn read(&mut self, sqe: Sqe, length: usize) -> Result<(u64, Vec<u8>), AdminError> {
         let mut buffer = self.take(length)?;
         buffer.clear();
-        let (request, cqe) = self.execute(sqe, Some(buffer), Data::In(length as u32), &[]).await?;
-        let data = request.buffer.map_or_else(Vec::new, |buffer| buffer.as_slice().to_vec());
+        let (request, cqe) = self.execute(sqe, Some(buffer), TcpCommandData::In(length as u32), &[]).await?;
+        let buffer = request.data().and_then(Data::single);
+        let data = buffer.map_or_else(Vec::new, |buffer| buffer.as_slice().to_vec());
         Ok((cqe.result, data))
     }
 
@@ -257,13 +273,13 @@ impl Association {
     pub async fn write(&mut self, sqe: Sqe, bytes: &[u8]) -> Result<u64, AdminError> {
         let mut buffer = self.take(bytes.len())?;
         buffer.as_mut_slice().copy_from_slice(bytes);
-        let (_, cqe) = self.execute(sqe, Some(buffer), Data::Out(bytes.len() as u32), &[]).await?;
+        let (_, cqe) = self.execute(sqe, Some(buffer), TcpCommandData::Out(bytes.len() as u32), &[]).await?;
         Ok(cqe.result)
     }
 
     /// Executes a command without data.
     pub async fn command(&mut self, sqe: Sqe) -> Result<u64, AdminError> {
-        Ok(self.execute(sqe, None, Data::None, &[]).await?.1.result)
+        Ok(self.execute(sqe, None, TcpCommandData::None, &[]).await?.1.result)
     }
 
     /// Sets a feature; returns dword 0 of the completion.
@@ -272,24 +288,28 @@ impl Association {
         self.command(set.to_sqe(0)).await
     }
 
-    /// Asks to be told of what `mask`, bits of [`AsyncEventConfiguration`], names, as far as the controller
-    /// offers it.
-    pub async fn listen(&mut self, mask: u32) -> Result<(), AdminError> {
-        let offered = AsyncEventConfiguration(mask & (self.identity.oaes | AsyncEventConfiguration::HEALTH));
-        self.set_feature(FeatureId::AsyncEventConfiguration, offered.0).await?;
+    /// Enables the asynchronous events in `mask` that the controller supports, and submits an Asynchronous Event
+    /// Request.
+    pub async fn enable_events(&mut self, mask: AsyncEventConfiguration) -> Result<(), AdminError> {
+        let notices = AsyncEventConfiguration::from_bits_retain(self.identity.oaes);
+        let offered = mask & (notices | AsyncEventConfiguration::HEALTH);
+        self.set_feature(FeatureId::AsyncEventConfiguration, offered.bits()).await?;
         let mut inner = self.inner.borrow_mut();
-        inner.listens = true;
-        inner.request_event();
+        inner.event_request_due_ns = 0;
+        inner.request_event(0);
         Ok(())
     }
 
-    /// An event that the controller told. It tells no other of that kind until its log page was read.
+    /// Takes the oldest pending event. The controller masks events of its type until the log page is read.
     pub fn next_event(&mut self) -> Option<AsyncEvent> {
-        self.inner.borrow_mut().events.pop_front()
+        let mut inner = self.inner.borrow_mut();
+        let event = inner.events.pop_front();
+        inner.request_event(os::clock::now_ns());
+        event
     }
 
-    /// Ends when there is an event, or a failure.
-    pub async fn news(&self) {
+    /// Waits until an event is pending or the association has failed.
+    pub async fn wait_event(&self) {
         std::future::poll_fn(|context| {
             let mut inner = self.inner.borrow_mut();
             if !inner.events.is_empty() || inner.queue.failure.is_some() {
@@ -302,20 +322,20 @@ impl Association {
     }
 
     fn take(&self, length: usize) -> Result<Buffer, AdminError> {
-        if length == 0 || length > memory::BUFFER_BYTES_MAX {
-            return Err(AdminError::Length(length));
+        if length == 0 || length > dma::BUFFER_BYTES_MAX {
+            return Err(AdminError::InvalidLength(length));
         }
         self.core.pool().take(length).ok_or(AdminError::NoMemory)
     }
 
-    /// Executes one command and waits for its completion. One at a time: it borrows the association.
+    /// Executes one command and waits for its completion. One command at a time: it borrows the association.
     async fn execute(
         &mut self,
         sqe: Sqe,
         buffer: Option<Buffer>,
-        data: Data,
-        small: &[u8],
-    ) -> Result<(Request<Buffer>, Cqe), AdminError> {
+        data: TcpCommandData,
+        inline_data: &[u8],
+    ) -> Result<(Request<Data>, Cqe), AdminError> {
         {
             let mut inner = self.inner.borrow_mut();
             if let Some(failure) = inner.queue.failure {
@@ -324,29 +344,29 @@ impl Association {
             if inner.queue.is_full() {
                 return Err(AdminError::Busy);
             }
-            inner.answer = None;
-            inner.patience_ns = sys::clock::now_ns() + self.timeout_ns;
+            inner.response = None;
+            inner.response_deadline_ns = os::clock::now_ns() + self.timeout_ns;
             let tag = Tag(inner.next_tag);
             inner.next_tag += 1;
-            inner.send(tag, sqe, buffer, data, small);
+            inner.send(tag, sqe, buffer, data, inline_data);
         }
         std::future::poll_fn(|context| {
             let mut inner = self.inner.borrow_mut();
-            if let Some((request, cqe)) = inner.answer.take() {
-                inner.patience_ns = u64::MAX;
+            if let Some((request, cqe)) = inner.response.take() {
+                inner.response_deadline_ns = u64::MAX;
                 let status = cqe.status;
-                let answer =
+                let response =
                     if status.is_success() { Ok((request, cqe)) } else { Err(AdminError::Status(status)) };
                 return Poll::Ready(
-                    inner.queue.failure.map_or(answer, |failure| Err(AdminError::Failure(failure))),
+                    inner.queue.failure.map_or(response, |failure| Err(AdminError::Failure(failure))),
                 );
             }
-            if inner.queue.failure.is_none() && sys::clock::now_ns() >= inner.patience_ns {
-                // A late answer would be for nobody: the association starts over.
-                inner.queue.fail(Failure::AdminTimeout);
+            if inner.queue.failure.is_none() && os::clock::now_ns() >= inner.response_deadline_ns {
+                // Fail the association: a late response would have no requester.
+                inner.queue.fail(ControllerFailure::AdminTimeout);
             }
             if let Some(failure) = inner.queue.failure {
-                inner.patience_ns = u64::MAX;
+                inner.response_deadline_ns = u64::MAX;
                 return Poll::Ready(Err(AdminError::Failure(failure)));
             }
             inner.waker = Some(context.waker().clone());
@@ -355,20 +375,20 @@ impl Association {
         .await
     }
 
-    /// Waits until ICReq is answered.
-    async fn initialize(&mut self) -> Result<(), OpenError> {
-        self.inner.borrow_mut().patience_ns = sys::clock::now_ns() + self.timeout_ns;
+    /// Waits for ICResp.
+    async fn initialize(&mut self) -> Result<(), NvmeOpenError> {
+        self.inner.borrow_mut().response_deadline_ns = os::clock::now_ns() + self.timeout_ns;
         std::future::poll_fn(|context| {
             let mut inner = self.inner.borrow_mut();
             if let Some(failure) = inner.queue.failure {
                 return Poll::Ready(Err(failure.into()));
             }
             if inner.queue.is_ready() {
-                inner.patience_ns = u64::MAX;
+                inner.response_deadline_ns = u64::MAX;
                 return Poll::Ready(Ok(()));
             }
-            if sys::clock::now_ns() >= inner.patience_ns {
-                return Poll::Ready(Err(OpenError::Timeout("ICReq")));
+            if os::clock::now_ns() >= inner.response_deadline_ns {
+                return Poll::Ready(Err(NvmeOpenError::Timeout("ICReq")));
             }
             inner.waker = Some(context.waker().clone());
             Poll::Pending
@@ -376,59 +396,63 @@ impl Association {
         .await
     }
 
-    async fn step(&mut self, what: &'static str, sqe: Sqe, small: Option<&[u8]>) -> Result<u64, OpenError> {
-        let executed = self.execute(sqe, None, Data::None, small.unwrap_or_default()).await;
-        Ok(executed.map_err(opening(what))?.1.result)
+    async fn setup_command(&mut self, what: &'static str, sqe: Sqe) -> Result<u64, NvmeOpenError> {
+        self.command(sqe).await.map_err(|error| error.while_opening(what))
     }
 
     /// Enables the controller and returns the most entries that a queue may have.
-    async fn enable(&mut self) -> Result<u32, OpenError> {
+    async fn enable(&mut self) -> Result<u32, NvmeOpenError> {
         let get = |wide, offset| PropertyGet { wide, offset }.to_sqe();
-        let value = self.step("reading CAP", get(true, offset::CAP), None).await?;
-        let capabilities = Capabilities::decode(value);
-        let configuration = Configuration { enable: true, sqe_log2: 6, cqe_log2: 4, ..Configuration::RESET };
+        let value = self.setup_command("reading CAP", get(true, offset::CAP)).await?;
+        let capabilities = ControllerCapabilities::decode(value);
+        let configuration = ControllerConfiguration {
+            enable: true,
+            sqe_log2: 6,
+            cqe_log2: 4,
+            ..ControllerConfiguration::RESET
+        };
         let value = configuration.encode().into();
         let sqe = PropertySet { wide: false, offset: offset::CC, value }.to_sqe();
-        self.step("enabling the controller", sqe, None).await?;
+        self.setup_command("enabling the controller", sqe).await?;
         let timeout_ns = u64::from(capabilities.ready_timeout_500ms.max(1)) * 500_000_000;
-        let deadline_ns = sys::clock::now_ns() + timeout_ns;
+        let deadline_ns = os::clock::now_ns() + timeout_ns;
         loop {
-            let value = self.step("reading CSTS", get(false, offset::CSTS), None).await?;
+            let value = self.setup_command("reading CSTS", get(false, offset::CSTS)).await?;
             let status = ControllerStatus::decode(value as u32);
-            let status = status.map_err(|error| OpenError::Answer("CSTS", error))?;
+            let status = status.map_err(|error| NvmeOpenError::InvalidResponse("CSTS", error))?;
             if status.fatal {
-                return Err(OpenError::Command("enabling the controller", Status::INTERNAL_ERROR));
+                return Err(ControllerFailure::Fatal.into());
             }
             if status.ready {
                 return Ok(capabilities.queue_entries_max);
             }
-            if sys::clock::now_ns() > deadline_ns {
-                return Err(OpenError::Timeout("enabling the controller"));
+            if os::clock::now_ns() > deadline_ns {
+                return Err(NvmeOpenError::Timeout("enabling the controller"));
             }
-            // CSTS can only be asked for; the specification has no event for it.
+            // CSTS must be polled; the specification defines no event for it.
             self.core.sleep_ns(1_000_000).await;
         }
     }
 }
 
-impl Drop for Association {
+impl Drop for TcpAssociation {
     fn drop(&mut self) {
         self.inner.borrow_mut().closed = true;
     }
 }
 
-impl Poller for Pump {
+impl Poller for AssociationPoller {
     fn name(&self) -> &str {
         &self.name
     }
 
-    fn poll(&mut self, now_ns: u64) -> Work {
+    fn poll(&mut self, now_ns: u64) -> PollResult {
         let mut inner = self.inner.borrow_mut();
         if inner.closed {
-            return Work::Finished;
+            return PollResult::Finished;
         }
         inner.poll(now_ns);
-        Work::None
+        PollResult::Idle
     }
 
     fn deadline(&self) -> Option<u64> {
@@ -438,47 +462,41 @@ impl Poller for Pump {
     }
 }
 
-impl Inner {
-    /// Takes in what arrived and keeps the controller alive.
+impl AssociationInner {
+    /// Processes received PDUs and sends Keep Alive when it is due.
     fn poll(&mut self, now_ns: u64) {
         let was_ready = self.queue.is_ready();
         self.network.poll(&mut self.received);
         for event in self.received.drain(..) {
-            if matches!(event, Event::Ready(id) if id == self.queue.connection()) {
+            if matches!(event, NetworkEvent::Ready(id) if id == self.queue.connection()) {
                 while self.queue.receive(&mut self.network, &mut self.scratch) {}
             }
         }
-        let mut told = false;
-        for finished in self.queue.finished().drain(..) {
-            match finished.request.tag {
-                TAG_EVENT => {
-                    let event = AsyncEvent::from_result(finished.cqe.result);
-                    let event = event.filter(|_| finished.cqe.status.is_success());
-                    if let Some(event) = event
-                        && self.events.len() < EVENTS_MAX
-                    {
-                        self.events.push_back(event);
-                        told = true;
-                    }
+        for completed in self.queue.completions().drain(..) {
+            match completed.request.tag {
+                TAG_ASYNC_EVENT if completed.cqe.status.is_success() => {
+                    // An event of an unknown type has no log page to read, but others may follow it.
+                    self.events.extend(AsyncEvent::from_result(completed.cqe.result));
+                    self.event_request_due_ns = now_ns;
                 }
+                TAG_ASYNC_EVENT if completed.cqe.status.is_do_not_retry() => {}
+                TAG_ASYNC_EVENT => self.event_request_due_ns = now_ns + EVENT_RETRY_NS,
                 TAG_KEEP_ALIVE => self.keep_alive_since_ns = None,
                 Tag(tag) if tag + 1 == self.next_tag => {
-                    self.answer = Some((finished.request, finished.cqe));
+                    self.response = Some((completed.request, completed.cqe));
                 }
-                // Somebody stopped waiting for it.
+                // The requester was dropped.
                 _ => {}
             }
         }
-        if told {
-            self.request_event();
-        }
+        self.request_event(now_ns);
         self.keep_alive(now_ns);
-        let news = self.answer.is_some()
+        let wake = self.response.is_some()
             || !self.events.is_empty()
             || self.queue.failure.is_some()
-            || now_ns >= self.patience_ns
+            || now_ns >= self.response_deadline_ns
             || !was_ready && self.queue.is_ready();
-        if news && let Some(waker) = self.waker.take() {
+        if wake && let Some(waker) = self.waker.take() {
             waker.wake();
         }
     }
@@ -487,19 +505,23 @@ impl Inner {
         if self.network.is_pending() {
             return 0;
         }
-        let lost = self.keep_alive_since_ns.map_or(u64::MAX, |since| since + self.keep_alive_ns);
-        // Who is not there any more need not be woken.
-        let patience_ns = if self.waker.is_some() { self.patience_ns } else { u64::MAX };
-        self.keep_alive_due_ns.min(lost).min(patience_ns)
+        let keep_alive_deadline_ns =
+            self.keep_alive_since_ns.map_or(u64::MAX, |since| since + self.keep_alive_ns);
+        // Without a waiting task the deadline is irrelevant.
+        let response_deadline_ns = if self.waker.is_some() { self.response_deadline_ns } else { u64::MAX };
+        // While the queue of events is full, taking one submits the request.
+        let event_request_due_ns =
+            if self.events.len() < EVENTS_MAX { self.event_request_due_ns } else { u64::MAX };
+        self.keep_alive_due_ns.min(keep_alive_deadline_ns).min(response_deadline_ns).min(event_request_due_ns)
     }
 
-    /// Sends a Keep Alive half-way through the timeout, so that one may be lost, and gives up on a
-    /// controller that has not answered one for a whole timeout (Base 2.0, section 3.9.4).
+    /// Sends a Keep Alive every half timeout, and fails the association if one is not answered within a whole timeout
+    /// (Base 2.0, section 3.9.4).
     fn keep_alive(&mut self, now_ns: u64) {
         if self.keep_alive_since_ns.is_some_and(|since| now_ns >= since + self.keep_alive_ns) {
             self.keep_alive_since_ns = None;
             self.keep_alive_due_ns = u64::MAX;
-            self.queue.fail(Failure::AdminTimeout);
+            self.queue.fail(ControllerFailure::AdminTimeout);
             return;
         }
         if now_ns < self.keep_alive_due_ns || self.queue.failure.is_some() {
@@ -508,32 +530,36 @@ impl Inner {
         self.keep_alive_due_ns = now_ns + self.keep_alive_ns / 2;
         if self.keep_alive_since_ns.is_none() && !self.queue.is_full() {
             self.keep_alive_since_ns = Some(now_ns);
-            self.send(TAG_KEEP_ALIVE, Sqe::new(AdminOpcode::KeepAlive.to_wire()), None, Data::None, &[]);
+            self.send(
+                TAG_KEEP_ALIVE,
+                Sqe::new(AdminOpcode::KeepAlive.to_wire()),
+                None,
+                TcpCommandData::None,
+                &[],
+            );
         }
     }
 
-    fn request_event(&mut self) {
-        if self.listens && self.queue.failure.is_none() && !self.queue.is_full() {
+    /// Submits an Asynchronous Event Request if one is due and there is room for its event.
+    fn request_event(&mut self, now_ns: u64) {
+        if self.queue.failure.is_some() {
+            self.event_request_due_ns = u64::MAX;
+        }
+        if now_ns >= self.event_request_due_ns
+            && self.event_request_due_ns != u64::MAX
+            && self.events.len() < EVENTS_MAX
+            && !self.queue.is_full()
+        {
+            self.event_request_due_ns = u64::MAX;
             let sqe = Sqe::new(AdminOpcode::AsyncEventRequest.to_wire());
-            self.send(TAG_EVENT, sqe, None, Data::None, &[]);
+            self.send(TAG_ASYNC_EVENT, sqe, None, TcpCommandData::None, &[]);
         }
     }
 
-    fn send(&mut self, tag: Tag, sqe: Sqe, buffer: Option<Buffer>, data: Data, small: &[u8]) {
+    fn send(&mut self, tag: Tag, sqe: Sqe, buffer: Option<Buffer>, data: TcpCommandData, inline_data: &[u8]) {
         let mut request = Request::new(tag, Op::Flush, 0, 0);
-        request.buffer = buffer;
-        self.queue.submit(sqe, request, data, small);
+        request.set_data(buffer);
+        self.queue.submit(sqe, request, data, inline_data);
         self.queue.flush(&mut self.network);
-    }
-}
-
-fn opening(what: &'static str) -> impl Fn(AdminError) -> OpenError {
-    move |error| match error {
-        AdminError::Status(status) => OpenError::Command(what, status),
-        AdminError::Failure(Failure::AdminTimeout) => OpenError::Timeout(what),
-        AdminError::Failure(failure) => OpenError::Failure(failure),
-        AdminError::Answer(error) => OpenError::Answer(what, error),
-        AdminError::Reset => OpenError::Failure(Failure::Detached),
-        AdminError::NoMemory | AdminError::Busy | AdminError::Length(_) => OpenError::NoMemory,
     }
 }

@@ -1,37 +1,37 @@
-//! A namespace over TCP as a channel of one core, with an association of its own.
+//! A namespace over TCP on one core, with an association of its own.
 
-use memory::Buffer;
+use block_io::{Channel, Completion, Request};
+use dma::Data;
 use reactor::Core;
-use ring::{Channel, Completion, Request};
 
-use super::association::Association;
-use super::io_queue::IoQueue;
-use crate::error::{Failure, OpenError};
+use super::association::TcpAssociation;
+use super::io_queue::TcpIoQueue;
+use crate::error::{ControllerFailure, NvmeOpenError};
 use crate::options::Options;
 use crate::stats::QueueStats;
 use crate::uri::TcpUri;
 
-/// A namespace, open on one core with a queue pair of its own.
+/// A namespace over TCP with an association and one I/O queue of its own, both on one core.
 pub(crate) struct TcpNamespace {
-    // Fields drop in order: the I/O queue's connection ends before the admin queue's.
-    io: IoQueue,
-    association: Association,
+    // Fields drop in order: the I/O connection closes before the admin connection.
+    io: TcpIoQueue,
+    association: TcpAssociation,
 }
 
 impl TcpNamespace {
-    /// Connects to the controller and opens the namespace, on the core that will use it.
+    /// Connects to the controller and opens the namespace on the core that will use it.
     pub(crate) async fn open(
         core: &Core,
         uri: &TcpUri,
         options: &Options,
-    ) -> Result<TcpNamespace, OpenError> {
-        let mut association = Association::open(core, uri, options, 1).await?;
+    ) -> Result<TcpNamespace, NvmeOpenError> {
+        let mut association = TcpAssociation::open(core, uri, options, 1).await?;
         let identify = association.identify_namespace(uri.nsid).await?;
-        let io = IoQueue::open(core, association.membership(), uri.nsid, &identify).await?;
+        let io = TcpIoQueue::open(core, association.handle(), uri.nsid, &identify).await?;
         Ok(TcpNamespace { io, association })
     }
 
-    /// Bytes of a logical block.
+    /// Logical block size in bytes.
     pub(crate) fn block_size(&self) -> u32 {
         self.io.block_size()
     }
@@ -46,27 +46,27 @@ impl TcpNamespace {
         self.io.transfer_max_bytes()
     }
 
-    /// What its I/O queue counted.
+    /// Counters of the I/O queue.
     pub(crate) fn stats(&self) -> QueueStats {
         self.io.stats()
     }
 
-    /// Why the namespace can no longer be reached, if so.
-    pub(crate) fn failure(&self) -> Option<Failure> {
+    /// Why the controller can no longer be used, if it has failed.
+    pub(crate) fn failure(&self) -> Option<ControllerFailure> {
         self.io.failure().or_else(|| self.association.failure())
     }
 }
 
 impl Channel for TcpNamespace {
-    type Request = Request<Buffer>;
-    type Completion = Completion<Buffer>;
+    type Request = Request<Data>;
+    type Completion = Completion<Data>;
 
     fn submit(&mut self, batch: &mut Vec<Self::Request>) {
         self.io.submit(batch);
     }
 
     fn poll(&mut self, sink: &mut Vec<Self::Completion>) -> usize {
-        // A controller that lost its admin queue answers nothing any more (Base 2.0, section 3.6.1).
+        // An association ends with its admin queue: the controller processes no more I/O (Base 2.0, section 3.6.1).
         if let Some(failure) = self.association.failure() {
             self.io.fail(failure);
         }

@@ -1,93 +1,102 @@
 //! One queue pair over one TCP connection.
 //!
 //! A command has a slot from submission to completion, and the slot owns the request and its buffer.
-//! The command identifier is the slot's index with some bits of its generation, so that what a
-//! confused or hostile controller says of a command that is over, or never was, ends the connection
-//! instead of touching memory that is someone else's by then.
+//! The command identifier is the slot's index with some bits of its generation. A PDU from a faulty or hostile
+//! controller for a command that has completed or never existed therefore closes the connection instead of touching
+//! memory that has been reused.
 
-use memory::Buffer;
-use net::{ConnectionId, Network};
-use nvme_tcp::{Consumer, Flushed, Place, Pumped, Receiver, Segments, Sender, pump};
-use ring::{Request, Status};
+use block_io::{Request, Status};
+use dma::Data;
+use nvme_tcp::{
+    DataPlacement, FlushStatus, PduConsumer, PduReceiver, PduSender, ReceiveStatus, SegmentSource,
+    receive_pdus,
+};
 use slots::{Slab, Slot};
+use sockets::{ConnectionId, Network};
 use wire_nvme::digest::crc32c;
 use wire_nvme::tcp::{
-    C2hData, CapsuleCmd, CapsuleResp, Fatal, FatalStatus, Framing, H2cData, IC_SIZE, IcReq, IcResp, Layout,
-    PduType, R2t, SHORT_SIZE, TermReq,
+    C2hData, CapsuleCmd, CapsuleResp, FatalError, FatalStatus, Framing, H2cData, IC_SIZE, IcReq, IcResp,
+    PduLayout, PduType, R2t, SHORT_SIZE, TermReq,
 };
 use wire_nvme::{Cqe, DataPointer, Sqe};
 
-use crate::error::Failure;
+use crate::error::ControllerFailure;
 
-/// Most commands on a queue: what ten bits of index name.
+/// Most commands on a queue: 10 bits of slot index.
 pub(crate) const DEPTH_MAX: u32 = 1024;
 const INDEX_BITS: u32 = DEPTH_MAX.ilog2();
 
-/// A request whose command has completed.
-pub(crate) struct Finished {
-    pub(crate) request: Request<Buffer>,
+/// A request with the completion of its command.
+pub(crate) struct TcpCompletion {
+    pub(crate) request: Request<Data>,
     pub(crate) cqe: Cqe,
 }
 
-/// Which way a command's data goes, and how much.
+/// Data transfer of a command: direction and length in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Data {
+pub(crate) enum TcpCommandData {
     None,
     In(u32),
     Out(u32),
 }
 
-pub(crate) struct Queue {
+/// A queue pair over one TCP connection: protocol state without the socket, which callers pass as a [`Network`].
+///
+/// [`submit`](Self::submit) queues a command, [`flush`](Self::flush) sends, [`receive`](Self::receive) processes what
+/// arrived, and [`completions`](Self::completions) returns the completed requests. After
+/// [`fail`](Self::fail), or a protocol or network error, all commands complete with
+/// [`Status::HOST_PATHING_ERROR`] and `failure` is set.
+pub(crate) struct TcpQueue {
     connection: ConnectionId,
-    receiver: Receiver,
-    link: Link,
-    /// Bytes of data that fit a command's capsule.
+    receiver: PduReceiver,
+    protocol: QueueProtocol,
+    /// Most bytes of in-capsule data.
     in_capsule_max: u32,
-    pub(crate) failure: Option<Failure>,
+    pub(crate) failure: Option<ControllerFailure>,
 }
 
-/// Everything but the receiver, which calls into this.
-struct Link {
-    table: Table,
-    sender: Sender,
-    finished: Vec<Finished>,
-    state: State,
-    /// What we send, and what we receive, once agreed on.
+/// Protocol state of the queue: everything but the receiver, which calls into it as a [`PduConsumer`].
+struct QueueProtocol {
+    table: InFlightTable,
+    sender: PduSender,
+    completions: Vec<TcpCompletion>,
+    state: HandshakeState,
+    /// PDU framing per direction, as negotiated by ICReq and ICResp.
     outgoing: Framing,
     incoming: Framing,
     h2c_data_max: u32,
-    current: Current,
-    /// Commands whose response came before their data had left.
-    early: u32,
-    terminated: Option<Failure>,
+    current: CurrentPdu,
+    /// Number of commands whose response arrived before all their data was sent.
+    early_responses: u32,
+    terminated: Option<ControllerFailure>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
+enum HandshakeState {
     AwaitingIcResp,
     Ready,
 }
 
-/// The PDU whose data is arriving.
+/// The PDU being received.
 #[derive(Clone, Copy)]
-enum Current {
+enum CurrentPdu {
     None,
     Data { slot: Slot, start: u32, length: u32, last: bool, success: bool },
     Response(Slot, Cqe),
 }
 
-struct Table(Slab<Entry>);
+struct InFlightTable(Slab<InFlightCommand>);
 
-struct Entry {
-    request: Request<Buffer>,
-    data: Data,
-    /// Bytes received of a read, or asked for by R2T of a write.
-    moved: u32,
-    /// Data still queued to be sent; the buffer must stay.
-    sending: u32,
-    /// The data did not match its digest.
+struct InFlightCommand {
+    request: Request<Data>,
+    data: TcpCommandData,
+    /// Bytes received of a read, or requested by R2T of a write.
+    transferred: u32,
+    /// Data segments still queued for sending, which refer to the buffer.
+    unsent_segments: u32,
+    /// A data digest did not match.
     corrupt: bool,
-    /// The response that came while data was still queued.
+    /// A response that arrived while data was still queued.
     response: Option<Cqe>,
 }
 
@@ -96,51 +105,56 @@ fn cid_of(slot: Slot) -> u16 {
     (slot.index() | generation << INDEX_BITS) as u16
 }
 
-impl Table {
+impl InFlightTable {
     fn find(&self, cid: u16) -> Option<Slot> {
         let slot = self.0.slot_at(u32::from(cid) & (DEPTH_MAX - 1))?;
         (cid_of(slot) == cid).then_some(slot)
     }
 }
 
-impl Segments for Table {
+impl SegmentSource for InFlightTable {
     fn bytes(&self, slot: u32, start: usize, length: usize) -> &[u8] {
         let entry = self.0.slot_at(slot).and_then(|slot| self.0.get(slot));
-        let buffer = entry.and_then(|entry| entry.request.buffer.as_ref());
+        let buffer = entry.and_then(|entry| entry.request.data().and_then(Data::single));
         &buffer.expect("a slot with data queued keeps its buffer").as_slice()[start..start + length]
     }
 
     fn sent(&mut self, slot: u32) {
         if let Some(entry) = self.0.slot_at(slot).and_then(|slot| self.0.get_mut(slot)) {
-            entry.sending -= 1;
+            entry.unsent_segments -= 1;
         }
     }
 }
 
-impl Queue {
-    /// A queue on a connection, with its ICReq queued.
-    pub(crate) fn new(connection: ConnectionId, depth: u32, header_digest: bool, data_digest: bool) -> Queue {
-        let mut sender = Sender::default();
+impl TcpQueue {
+    /// Creates a queue on a connection and queues its ICReq.
+    pub(crate) fn new(
+        connection: ConnectionId,
+        depth: u32,
+        header_digest: bool,
+        data_digest: bool,
+    ) -> TcpQueue {
+        let mut sender = PduSender::default();
         let mut request = [0; IC_SIZE];
         IcReq { host_data_alignment_bytes: 4, header_digest, data_digest, r2t_max: 1 }.encode(&mut request);
         sender.push_bytes(&request);
-        Queue {
+        TcpQueue {
             connection,
-            receiver: Receiver::default(),
-            link: Link {
-                table: Table(Slab::with_capacity(depth.min(DEPTH_MAX))),
+            receiver: PduReceiver::default(),
+            protocol: QueueProtocol {
+                table: InFlightTable(Slab::with_capacity(depth.min(DEPTH_MAX))),
                 sender,
-                finished: Vec::with_capacity(depth as usize),
-                state: State::AwaitingIcResp,
+                completions: Vec::with_capacity(depth as usize),
+                state: HandshakeState::AwaitingIcResp,
                 outgoing: Framing::PLAIN,
                 incoming: Framing::PLAIN,
                 h2c_data_max: 0,
-                current: Current::None,
-                early: 0,
+                current: CurrentPdu::None,
+                early_responses: 0,
                 terminated: None,
             },
-            // 8192 is allowed for admin and Connect commands before anything is known (TCP 1.0,
-            // section 3.3.2.2); Connect needs 1024.
+            // Admin and Connect commands may carry 8192 bytes before IOCCSZ is known (TCP 1.0, section 3.3.2.2);
+            // Connect needs 1024.
             in_capsule_max: 8192,
             failure: None,
         }
@@ -152,7 +166,7 @@ impl Queue {
 
     /// Whether commands may be sent.
     pub(crate) fn is_ready(&self) -> bool {
-        self.link.state == State::Ready && self.failure.is_none()
+        self.protocol.state == HandshakeState::Ready && self.failure.is_none()
     }
 
     pub(crate) fn set_in_capsule_max(&mut self, bytes: u32) {
@@ -160,78 +174,103 @@ impl Queue {
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.link.table.0.is_full()
+        self.protocol.table.0.is_full()
     }
 
-    /// Commands that can still be submitted.
+    /// Commands that can be submitted now.
     pub(crate) fn room(&self) -> usize {
-        self.link.table.0.capacity() - self.link.table.0.len()
+        self.protocol.table.0.capacity() - self.protocol.table.0.len()
     }
 
-    /// Queues a command for `request`; `small` is data that goes into the capsule without a buffer.
-    /// The queue must not be full.
+    /// Queues a command for `request`; `inline_data` is in-capsule data without a buffer. The queue must not be full.
     #[inline]
-    pub(crate) fn submit(&mut self, mut sqe: Sqe, request: Request<Buffer>, data: Data, small: &[u8]) {
-        let link = &mut self.link;
-        let entry = Entry { request, data, moved: 0, sending: 0, corrupt: false, response: None };
-        let Ok(slot) = link.table.0.insert(entry) else { panic!("a command was submitted to a full queue") };
+    pub(crate) fn submit(
+        &mut self,
+        mut sqe: Sqe,
+        request: Request<Data>,
+        data: TcpCommandData,
+        inline_data: &[u8],
+    ) {
+        let protocol = &mut self.protocol;
+        let entry = InFlightCommand {
+            request,
+            data,
+            transferred: 0,
+            unsent_segments: 0,
+            corrupt: false,
+            response: None,
+        };
+        let Ok(slot) = protocol.table.0.insert(entry) else {
+            panic!("a command was submitted to a full queue")
+        };
         sqe.cid = cid_of(slot);
-        let mut in_capsule = small.len() as u32;
+        let mut in_capsule = inline_data.len() as u32;
         match data {
-            Data::Out(length) if length <= self.in_capsule_max => {
+            TcpCommandData::Out(length) if length <= self.in_capsule_max => {
                 in_capsule = length;
                 sqe.data = DataPointer::capsule(0, length);
             }
-            Data::In(length) | Data::Out(length) => sqe.data = DataPointer::transport(length),
-            Data::None if in_capsule > 0 => sqe.data = DataPointer::capsule(0, in_capsule),
-            Data::None => sqe.data = DataPointer::transport(0),
+            TcpCommandData::In(length) | TcpCommandData::Out(length) => {
+                sqe.data = DataPointer::transport(length)
+            }
+            TcpCommandData::None if in_capsule > 0 => sqe.data = DataPointer::capsule(0, in_capsule),
+            TcpCommandData::None => sqe.data = DataPointer::transport(0),
         }
         let mut header = [0; wire_nvme::tcp::CAPSULE_CMD_SIZE];
-        let layout = CapsuleCmd { sqe, data_length: in_capsule }.encode(&link.outgoing, &mut header);
-        link.sender.push_header(&header, &layout);
+        let layout = CapsuleCmd { sqe, data_length: in_capsule }.encode(&protocol.outgoing, &mut header);
+        protocol.sender.push_header(&header, &layout);
         if in_capsule == 0 {
             return;
         }
-        if small.is_empty() {
-            link.push_data(slot, 0, in_capsule, &layout);
+        if inline_data.is_empty() {
+            protocol.push_data(slot, 0, in_capsule, &layout);
         } else {
-            link.sender.push_bytes(small);
+            protocol.sender.push_bytes(inline_data);
             if layout.data_digest {
-                link.sender.push_bytes(&crc32c(small).to_le_bytes());
+                protocol.sender.push_bytes(&crc32c(inline_data).to_le_bytes());
             }
         }
     }
 
-    /// Sends what is queued.
+    /// Sends queued PDUs until the socket blocks.
     #[inline]
     pub(crate) fn flush<N: Network>(&mut self, network: &mut N) {
-        if self.failure.is_some() || self.link.sender.is_empty() {
+        if self.failure.is_some() || self.protocol.sender.is_empty() {
             return;
         }
-        match self.link.sender.flush(network, self.connection, &mut self.link.table) {
-            Flushed::Empty | Flushed::Blocked => self.link.complete_early(),
-            Flushed::Failed(kind) => self.fail(Failure::Network(kind)),
+        match self.protocol.sender.flush(&mut network.stream(self.connection), &mut self.protocol.table) {
+            FlushStatus::Empty | FlushStatus::Blocked => self.protocol.complete_early(),
+            FlushStatus::Failed(kind) => self.fail(ControllerFailure::Network(kind)),
         }
     }
 
-    /// Takes in what arrived, answers what must be answered, and says if more may have arrived.
+    /// Processes received PDUs and sends responses to R2T; returns whether more data may be available.
     pub(crate) fn receive<N: Network>(&mut self, network: &mut N, scratch: &mut [u8]) -> bool {
         if self.failure.is_some() {
             return false;
         }
         self.flush(network);
-        let pumped = pump(&mut self.receiver, &mut self.link, network, self.connection, scratch);
-        if self.link.state == State::Ready {
-            self.receiver.set_framing(self.link.incoming);
+        let pumped = receive_pdus(
+            &mut self.receiver,
+            &mut self.protocol,
+            &mut network.stream(self.connection),
+            scratch,
+        );
+        if self.protocol.state == HandshakeState::Ready {
+            self.receiver.set_framing(self.protocol.incoming);
         }
         self.flush(network);
         match pumped {
-            Ok(Pumped::Drained | Pumped::Waiting) => return false,
-            Ok(Pumped::More) => return true,
-            Ok(Pumped::Closed) => self.fail(self.link.terminated.unwrap_or(Failure::Closed)),
-            Ok(Pumped::Failed(kind)) => self.fail(self.link.terminated.unwrap_or(Failure::Network(kind))),
+            Ok(ReceiveStatus::Drained | ReceiveStatus::Waiting) => return false,
+            Ok(ReceiveStatus::More) => return true,
+            Ok(ReceiveStatus::Closed) => {
+                self.fail(self.protocol.terminated.unwrap_or(ControllerFailure::Closed))
+            }
+            Ok(ReceiveStatus::Failed(kind)) => {
+                self.fail(self.protocol.terminated.unwrap_or(ControllerFailure::Network(kind)))
+            }
             Err(fatal) => {
-                let failure = self.link.terminated.unwrap_or(Failure::Protocol(fatal));
+                let failure = self.protocol.terminated.unwrap_or(ControllerFailure::Protocol(fatal));
                 self.terminate(network, fatal);
                 self.fail(failure);
             }
@@ -239,48 +278,48 @@ impl Queue {
         false
     }
 
-    /// Takes the requests whose commands are over.
+    /// Completed requests, for the caller to drain.
     #[inline]
-    pub(crate) fn finished(&mut self) -> &mut Vec<Finished> {
-        &mut self.link.finished
+    pub(crate) fn completions(&mut self) -> &mut Vec<TcpCompletion> {
+        &mut self.protocol.completions
     }
 
-    /// Tells the controller why we end the connection, as far as it takes that at once.
-    fn terminate<N: Network>(&mut self, network: &mut N, fatal: Fatal) {
+    /// Sends H2CTermReq with the reason, if the socket accepts it at once.
+    fn terminate<N: Network>(&mut self, network: &mut N, fatal: FatalError) {
         let mut pdu = [0; wire_nvme::tcp::TERM_MAX];
         let term = TermReq { kind: PduType::H2cTermReq, fatal };
-        let length = term.encode(self.receiver.header_in_error(), &mut pdu);
-        self.link.sender.push_bytes(&pdu[..length]);
-        let _ = self.link.sender.flush(network, self.connection, &mut self.link.table);
+        let length = term.encode(self.receiver.failed_header(), &mut pdu);
+        self.protocol.sender.push_bytes(&pdu[..length]);
+        let _ = self.protocol.sender.flush(&mut network.stream(self.connection), &mut self.protocol.table);
     }
 
-    /// Ends the queue: every command in flight is over.
-    pub(crate) fn fail(&mut self, failure: Failure) {
+    /// Fails the queue: commands in flight complete with [`Status::HOST_PATHING_ERROR`].
+    pub(crate) fn fail(&mut self, failure: ControllerFailure) {
         self.failure = Some(failure);
-        let slots: Vec<Slot> = self.link.table.0.iter().map(|(slot, _)| slot).collect();
+        let slots: Vec<Slot> = self.protocol.table.0.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
-            if let Some(entry) = self.link.table.0.remove(slot) {
-                // Nothing is in the kernel's hands: sends are copied when they are made.
+            if let Some(entry) = self.protocol.table.0.remove(slot) {
+                // The kernel holds no reference to the buffer: the socket copies data on send.
                 let cqe = Cqe::new(cid_of(slot), Status::HOST_PATHING_ERROR);
-                self.link.finished.push(Finished { request: entry.request, cqe });
+                self.protocol.completions.push(TcpCompletion { request: entry.request, cqe });
             }
         }
     }
 }
 
-impl Link {
-    fn push_data(&mut self, slot: Slot, start: u32, length: u32, layout: &Layout) {
+impl QueueProtocol {
+    fn push_data(&mut self, slot: Slot, start: u32, length: u32, layout: &PduLayout) {
         self.sender.push_data(slot.index(), start, length, true);
         if layout.data_digest {
             let digest = crc32c(self.table.bytes(slot.index(), start as usize, length as usize));
             self.sender.push_bytes(&digest.to_le_bytes());
         }
         if let Some(entry) = self.table.0.get_mut(slot) {
-            entry.sending += 1;
+            entry.unsent_segments += 1;
         }
     }
 
-    fn initialized(&mut self, response: &IcResp) {
+    fn on_ic_resp(&mut self, response: &IcResp) {
         let framing = |data_alignment_bytes| Framing {
             header_digest: response.header_digest,
             data_digest: response.data_digest,
@@ -289,20 +328,22 @@ impl Link {
         self.outgoing = framing(response.controller_data_alignment_bytes);
         self.incoming = framing(4);
         self.h2c_data_max = response.h2c_data_max_bytes;
-        self.state = State::Ready;
+        self.state = HandshakeState::Ready;
     }
 
-    /// The controller asks for a part of a write's data (TCP 1.0, section 3.3.2.2).
-    fn ready_to_transfer(&mut self, r2t: &R2t) -> Result<(), Fatal> {
-        let slot = self.table.find(r2t.cccid).ok_or(Fatal::field(8))?;
-        let entry = self.table.0.get_mut(slot).ok_or(Fatal::field(8))?;
-        let Data::Out(total) = entry.data else { return Err(Fatal::of(FatalStatus::SequenceError)) };
+    /// Handles R2T: queues the requested part of a write's data (TCP 1.0, section 3.3.2.2).
+    fn on_r2t(&mut self, r2t: &R2t) -> Result<(), FatalError> {
+        let slot = self.table.find(r2t.cccid).ok_or(FatalError::field(8))?;
+        let entry = self.table.0.get_mut(slot).ok_or(FatalError::field(8))?;
+        let TcpCommandData::Out(total) = entry.data else {
+            return Err(FatalError::from_status(FatalStatus::SequenceError));
+        };
         let end = r2t.offset.checked_add(r2t.length).filter(|end| *end <= total && r2t.length > 0);
-        let Some(end) = end else { return Err(Fatal::of(FatalStatus::DataOutOfRange)) };
-        if r2t.offset != entry.moved {
-            return Err(Fatal::of(FatalStatus::DataOutOfRange));
+        let Some(end) = end else { return Err(FatalError::from_status(FatalStatus::DataOutOfRange)) };
+        if r2t.offset != entry.transferred {
+            return Err(FatalError::from_status(FatalStatus::DataOutOfRange));
         }
-        entry.moved = end;
+        entry.transferred = end;
         let mut offset = r2t.offset;
         while offset < end {
             let length = self.h2c_data_max.min(end - offset);
@@ -317,34 +358,36 @@ impl Link {
         Ok(())
     }
 
-    /// A part of a read's data is about to arrive.
+    /// Handles a C2HData header: checks that its data is the next part of a read.
     #[inline]
-    fn data_announced(&mut self, pdu: &C2hData, layout: &Layout) -> Result<Place, Fatal> {
-        let slot = self.table.find(pdu.cccid).ok_or(Fatal::field(8))?;
-        let entry = self.table.0.get_mut(slot).ok_or(Fatal::field(8))?;
-        let Data::In(total) = entry.data else { return Err(Fatal::of(FatalStatus::SequenceError)) };
+    fn on_c2h_data(&mut self, pdu: &C2hData, layout: &PduLayout) -> Result<DataPlacement, FatalError> {
+        let slot = self.table.find(pdu.cccid).ok_or(FatalError::field(8))?;
+        let entry = self.table.0.get_mut(slot).ok_or(FatalError::field(8))?;
+        let TcpCommandData::In(total) = entry.data else {
+            return Err(FatalError::from_status(FatalStatus::SequenceError));
+        };
         if pdu.length != layout.data_length {
-            return Err(Fatal::field(16));
+            return Err(FatalError::field(16));
         }
-        let fits = pdu.offset == entry.moved && pdu.length <= total - entry.moved;
+        let fits = pdu.offset == entry.transferred && pdu.length <= total - entry.transferred;
         if !fits || pdu.success && !pdu.last {
-            return Err(Fatal::of(FatalStatus::DataOutOfRange));
+            return Err(FatalError::from_status(FatalStatus::DataOutOfRange));
         }
         let C2hData { offset, length, last, success, .. } = *pdu;
-        self.current = Current::Data { slot, start: offset, length, last, success };
-        Ok(Place::Here)
+        self.current = CurrentPdu::Data { slot, start: offset, length, last, success };
+        Ok(DataPlacement::Buffer)
     }
 
     fn complete(&mut self, slot: Slot, cqe: Cqe) {
         let Some(entry) = self.table.0.get_mut(slot) else { return };
-        if entry.sending > 0 {
-            // Rare: an answer before the data has left, such as an error.
+        if entry.unsent_segments > 0 {
+            // Uncommon: a response before all data was sent, such as an error.
             if entry.response.replace(cqe).is_none() {
-                self.early += 1;
+                self.early_responses += 1;
             }
             return;
         }
-        let short = matches!(entry.data, Data::In(total) if entry.moved < total);
+        let short = matches!(entry.data, TcpCommandData::In(total) if entry.transferred < total);
         let status = match cqe.status {
             status if !status.is_success() => status,
             _ if entry.corrupt => Status::TRANSIENT_TRANSPORT_ERROR,
@@ -352,86 +395,94 @@ impl Link {
             status => status,
         };
         if let Some(entry) = self.table.0.remove(slot) {
-            self.finished.push(Finished { request: entry.request, cqe: Cqe { status, ..cqe } });
+            self.completions.push(TcpCompletion { request: entry.request, cqe: Cqe { status, ..cqe } });
         }
     }
 }
 
-impl Link {
-    /// Completes commands whose response came before their data had left.
+impl QueueProtocol {
+    /// Completes commands whose response arrived early and whose data has been sent by now.
     fn complete_early(&mut self) {
-        if self.early == 0 {
+        if self.early_responses == 0 {
             return;
         }
         let ready: Vec<(Slot, Cqe)> = self
             .table
             .0
             .iter()
-            .filter_map(|(slot, entry)| entry.response.filter(|_| entry.sending == 0).map(|cqe| (slot, cqe)))
+            .filter_map(|(slot, entry)| {
+                entry.response.filter(|_| entry.unsent_segments == 0).map(|cqe| (slot, cqe))
+            })
             .collect();
         for (slot, cqe) in ready {
-            self.early -= 1;
+            self.early_responses -= 1;
             self.complete(slot, cqe);
         }
     }
 }
 
-impl Consumer for Link {
+impl PduConsumer for QueueProtocol {
     #[inline]
-    fn header(&mut self, kind: PduType, header: &[u8], layout: &Layout) -> Result<Place, Fatal> {
-        let out_of_turn = Fatal::of(FatalStatus::SequenceError);
+    fn header(
+        &mut self,
+        kind: PduType,
+        header: &[u8],
+        layout: &PduLayout,
+    ) -> Result<DataPlacement, FatalError> {
+        let out_of_turn = FatalError::from_status(FatalStatus::SequenceError);
         if kind == PduType::C2hTermReq {
             let short = header.first_chunk().expect("the layout gave this header its length");
             let fatal = TermReq::decode(kind, short).map_or_else(|fatal| fatal, |term| term.fatal);
-            self.terminated = Some(Failure::Terminated(fatal));
-            return Ok(Place::Nowhere);
+            self.terminated = Some(ControllerFailure::Terminated(fatal));
+            return Ok(DataPlacement::Discard);
         }
-        if self.state == State::AwaitingIcResp {
+        if self.state == HandshakeState::AwaitingIcResp {
             if kind != PduType::IcResp {
                 return Err(out_of_turn);
             }
             let response = header.first_chunk().expect("the layout gave this header its length");
             let response = IcResp::decode(response)?;
-            self.initialized(&response);
-            return Ok(Place::Nowhere);
+            self.on_ic_resp(&response);
+            return Ok(DataPlacement::Discard);
         }
         let Some(short) = header.first_chunk::<SHORT_SIZE>() else { return Err(out_of_turn) };
         match kind {
-            PduType::C2hData => self.data_announced(&C2hData::decode(short), layout),
+            PduType::C2hData => self.on_c2h_data(&C2hData::decode(short), layout),
             PduType::CapsuleResp => {
                 let cqe = CapsuleResp::decode(short);
-                let slot = self.table.find(cqe.cid).ok_or(Fatal::field(20))?;
-                self.current = Current::Response(slot, cqe);
-                Ok(Place::Nowhere)
+                let slot = self.table.find(cqe.cid).ok_or(FatalError::field(20))?;
+                self.current = CurrentPdu::Response(slot, cqe);
+                Ok(DataPlacement::Discard)
             }
             PduType::R2t => {
-                self.ready_to_transfer(&R2t::decode(short))?;
-                Ok(Place::Nowhere)
+                self.on_r2t(&R2t::decode(short))?;
+                Ok(DataPlacement::Discard)
             }
             _ => {
-                self.terminated = Some(Failure::Unexpected(kind));
+                self.terminated = Some(ControllerFailure::Unexpected(kind));
                 Err(out_of_turn)
             }
         }
     }
 
     #[inline]
-    fn place(&mut self, offset: usize, length: usize) -> &mut [u8] {
-        let Current::Data { slot, start, .. } = self.current else { return &mut [] };
-        let buffer = self.table.0.get_mut(slot).and_then(|entry| entry.request.buffer.as_mut());
+    fn data_buffer(&mut self, offset: usize, length: usize) -> &mut [u8] {
+        let CurrentPdu::Data { slot, start, .. } = self.current else { return &mut [] };
+        let buffer =
+            self.table.0.get_mut(slot).and_then(|entry| entry.request.data_mut().and_then(Data::single_mut));
         let start = start as usize + offset;
         &mut buffer.expect("a read keeps its buffer while its data arrives").as_mut_slice()
             [start..start + length]
     }
 
     #[inline]
-    fn end(&mut self, digest_ok: bool) -> Result<(), Fatal> {
-        match std::mem::replace(&mut self.current, Current::None) {
-            Current::None => {}
-            Current::Response(slot, cqe) => self.complete(slot, cqe),
-            Current::Data { slot, start, length, last, success } => {
+    fn pdu_complete(&mut self, digest_ok: bool) -> Result<(), FatalError> {
+        match std::mem::replace(&mut self.current, CurrentPdu::None) {
+            CurrentPdu::None => {}
+            CurrentPdu::Response(slot, cqe) => self.complete(slot, cqe),
+            CurrentPdu::Data { slot, start, length, last, success } => {
                 if let Some(entry) = self.table.0.get_mut(slot) {
-                    entry.moved = start + length;
+                    entry.transferred = start + length;
                     entry.corrupt |= !digest_ok;
                 }
                 if last && success {

@@ -1,27 +1,31 @@
-//! The driver against a controller in software that behaves.
+//! The driver against a simulated controller without faults.
 #![allow(clippy::unwrap_used)]
 
 mod rig;
 
-use nvme::simulated::Config;
-use nvme::{AdminData, Controller, Fault, Injection, Interrupts, Namespace, OpenError, Options};
+use block_io::{Channel, Op, Request, RequestFlags, Status, Tag};
+use dma::Data;
+use nvme::simulated::SimulatedConfig;
+use nvme::{
+    AdminData, CompletionFault, CompletionInjection, Controller, InterruptMode, Namespace, NvmeOpenError,
+    Options,
+};
 use reactor::{IdlePolicy, Period};
 use rig::{attach, buffer, finish, on_device, open, options, status, until};
-use ring::{Channel, Flags, Op, Request, Status, Tag};
 use wire_nvme::identify::{oacs, oncs};
 
-/// Bytes that are different everywhere and in every round.
+/// A test pattern that differs by block and round.
 fn pattern(round: u64, bytes: usize) -> Vec<u8> {
     (0..bytes as u64).map(|at| (at / 512 * 31 + at + round * 7) as u8).collect()
 }
 
-fn writes_and_reads(config: Config, block: u32) {
+fn writes_and_reads(config: SimulatedConfig, block: u32) {
     on_device(config, async move |core, device| {
         let mut namespace = open(&core, &device, &options()).await;
         assert_eq!(namespace.block_size(), block);
-        let most = namespace.transfer_max_bytes();
-        // One page, two, a list, the longest; and offsets that are none of pages.
-        let sizes = [block, 4096, 8192, 12288, 65536, most - block, most];
+        let bytes_max = namespace.transfer_max_bytes();
+        // One page, two pages, a PRP list and the longest transfer, at LBAs that are not page-aligned.
+        let sizes = [block, 4096, 8192, 12288, 65536, bytes_max - block, bytes_max];
         for (round, bytes) in sizes.into_iter().enumerate() {
             let data = pattern(round as u64, bytes as usize);
             let mut write = core.pool().take(bytes as usize).unwrap();
@@ -30,30 +34,34 @@ fn writes_and_reads(config: Config, block: u32) {
             let done = finish(&core, &mut namespace, vec![Request::write(Tag(1), lba, blocks, write)]).await;
             assert_eq!(done[0].status(), Status::SUCCESS, "writing {bytes}");
             let at = lba as usize * block as usize;
-            assert_eq!(&device.disk(1)[at..at + data.len()], &data[..], "written {bytes}");
+            assert_eq!(&device.namespace_data(1)[at..at + data.len()], &data[..], "written {bytes}");
             let read = Request::read(Tag(2), lba, blocks, buffer(&core, bytes as usize, 0xee));
             let done = finish(&core, &mut namespace, vec![read]).await;
-            assert_eq!(done[0].request().buffer.as_ref().unwrap().as_slice(), data, "reading {bytes}");
+            assert_eq!(
+                done[0].request().data().and_then(Data::single).unwrap().as_slice(),
+                data,
+                "reading {bytes}"
+            );
         }
     });
 }
 
 #[test]
-fn data_of_every_size_arrives_through_prps() {
-    writes_and_reads(Config::new(4096, 512), 512);
-    writes_and_reads(Config::new(1024, 4096), 4096);
+fn transfers_of_all_sizes_work_with_prps() {
+    writes_and_reads(SimulatedConfig::new(4096, 512), 512);
+    writes_and_reads(SimulatedConfig::new(1024, 4096), 4096);
 }
 
 #[test]
-fn data_of_every_size_arrives_through_sgls() {
-    let mut config = Config::new(4096, 512);
+fn transfers_of_all_sizes_work_with_sgls() {
+    let mut config = SimulatedConfig::new(4096, 512);
     config.identity.sgls = 1;
     writes_and_reads(config, 512);
 }
 
 #[test]
-fn data_arrives_with_shadow_doorbells() {
-    let mut config = Config::new(4096, 512);
+fn transfers_work_with_shadow_doorbells() {
+    let mut config = SimulatedConfig::new(4096, 512);
     config.identity.oacs |= oacs::DOORBELL_BUFFER;
     writes_and_reads(config.clone(), 512);
     on_device(config, async |core, device| {
@@ -62,26 +70,26 @@ fn data_arrives_with_shadow_doorbells() {
 }
 
 #[test]
-fn data_arrives_with_wide_doorbells_and_large_pages() {
-    let mut config = Config::new(4096, 512);
+fn transfers_work_with_a_wide_doorbell_stride() {
+    let mut config = SimulatedConfig::new(4096, 512);
     config.capabilities.doorbell_stride_log2 = 3;
     writes_and_reads(config, 512);
 }
 
 #[test]
-fn every_operation_does_what_it_says() {
-    on_device(Config::new(1024, 512), async |core, device| {
+fn write_unmap_write_zeroes_and_flush_have_their_effect() {
+    on_device(SimulatedConfig::new(1024, 512), async |core, device| {
         let mut namespace = open(&core, &device, &options()).await;
         let write = Request::write(Tag(0), 0, 64, buffer(&core, 64 * 512, 7));
         assert_eq!(status(&core, &mut namespace, write).await, Status::SUCCESS);
         let mut unmap = Request::new(Tag(1), Op::Unmap, 8, 8);
-        unmap.flags = Flags::NONE;
+        unmap.flags = RequestFlags::NONE;
         assert_eq!(status(&core, &mut namespace, unmap).await, Status::SUCCESS);
         let zeroes = Request::new(Tag(2), Op::WriteZeroes, 32, 8);
         assert_eq!(status(&core, &mut namespace, zeroes).await, Status::SUCCESS);
         let flush = Request::new(Tag(3), Op::Flush, 0, 0);
         assert_eq!(status(&core, &mut namespace, flush).await, Status::SUCCESS);
-        let disk = device.disk(1);
+        let disk = device.namespace_data(1);
         for (block, bytes) in disk.chunks(512).take(64).enumerate() {
             let zero = (8..16).contains(&block) || (32..40).contains(&block);
             assert!(bytes.iter().all(|byte| *byte == if zero { 0 } else { 7 }), "block {block}");
@@ -90,19 +98,22 @@ fn every_operation_does_what_it_says() {
 }
 
 #[test]
-fn what_cannot_be_a_command_is_refused() {
-    let mut config = Config::new(1024, 512);
+fn invalid_requests_complete_with_an_error() {
+    let mut config = SimulatedConfig::new(1024, 512);
     config.identity.oncs &= !(oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES);
     on_device(config, async |core, device| {
         let mut namespace = open(&core, &device, &options()).await;
         let invalid = Status::INVALID_FIELD.do_not_retry();
         let opcode = Status::INVALID_OPCODE.do_not_retry();
-        let most = namespace.transfer_max_bytes() as usize;
+        let bytes_max = namespace.transfer_max_bytes() as usize;
         let cases = [
             (Request::read(Tag(0), 0, 2, buffer(&core, 512, 0)), invalid),
             (Request::read(Tag(0), 0, 0, buffer(&core, 512, 0)), invalid),
             (Request::new(Tag(0), Op::Write, 0, 1), invalid),
-            (Request::write(Tag(0), 0, (most / 512) as u32 + 1, buffer(&core, most + 512, 0)), invalid),
+            (
+                Request::write(Tag(0), 0, (bytes_max / 512) as u32 + 1, buffer(&core, bytes_max + 512, 0)),
+                invalid,
+            ),
             (Request::new(Tag(0), Op::Unmap, 0, 1), opcode),
             (Request::new(Tag(0), Op::WriteZeroes, 0, 1), opcode),
             (Request::new(Tag(0), Op::WriteZeroes, 0, 0), invalid),
@@ -118,15 +129,15 @@ fn what_cannot_be_a_command_is_refused() {
 }
 
 #[test]
-fn a_full_queue_leaves_the_rest_with_the_caller() {
-    on_device(Config::new(1024, 512), async |core, device| {
+fn requests_beyond_the_queue_depth_stay_in_the_batch() {
+    on_device(SimulatedConfig::new(1024, 512), async |core, device| {
         let options = Options { queue_depth: 4, ..options() };
         let mut namespace = open(&core, &device, &options).await;
         let mut batch: Vec<_> =
             (0..10).map(|tag| Request::read(Tag(tag), tag, 1, buffer(&core, 512, 0))).collect();
         namespace.submit(&mut batch);
         assert_eq!(batch.len(), 6);
-        assert_eq!(batch[0].tag, Tag(4), "the first ones were taken, in order");
+        assert_eq!(batch[0].tag, Tag(4), "the first four were submitted, in order");
         let mut done = Vec::new();
         while done.len() < 10 {
             namespace.poll(&mut done);
@@ -143,8 +154,8 @@ fn a_full_queue_leaves_the_rest_with_the_caller() {
 }
 
 #[test]
-fn the_rings_wrap_many_times() {
-    on_device(Config::new(4096, 512), async |core, device| {
+fn rings_wrap_around() {
+    on_device(SimulatedConfig::new(4096, 512), async |core, device| {
         let options = Options { queue_depth: 7, ..options() };
         let mut namespace = open(&core, &device, &options).await;
         for round in 0..100 {
@@ -154,23 +165,23 @@ fn the_rings_wrap_many_times() {
             let done = finish(&core, &mut namespace, batch).await;
             assert!(done.iter().all(|completion| completion.status().is_success()));
         }
-        for (block, bytes) in device.disk(1).chunks(512).take(20).enumerate() {
+        for (block, bytes) in device.namespace_data(1).chunks(512).take(20).enumerate() {
             assert!(bytes.iter().all(|byte| *byte == (block + 99) as u8), "block {block}");
         }
     });
 }
 
 #[test]
-fn lent_memory_goes_through_a_copy() {
-    on_device(Config::new(1024, 512), async |core, device| {
+fn external_memory_uses_bounce_buffers() {
+    on_device(SimulatedConfig::new(1024, 512), async |core, device| {
         let mut namespace = open(&core, &device, &options()).await;
-        let region = std::rc::Rc::new(memory::SharedRegion::new(1 << 20).unwrap());
+        let region = std::rc::Rc::new(dma::SharedRegion::new(1 << 20).unwrap());
         region.write(4096, &pattern(1, 2048));
-        let loan = core.pool().lend(region.clone());
-        let write = Request::write(Tag(0), 0, 4, loan.buffer(4096, 2048).unwrap());
+        let external = core.pool().attach_external(region.clone());
+        let write = Request::write(Tag(0), 0, 4, external.buffer(4096, 2048).unwrap());
         assert_eq!(status(&core, &mut namespace, write).await, Status::SUCCESS);
-        assert_eq!(&device.disk(1)[..2048], pattern(1, 2048));
-        let read = Request::read(Tag(0), 0, 4, loan.buffer(65536, 2048).unwrap());
+        assert_eq!(&device.namespace_data(1)[..2048], pattern(1, 2048));
+        let read = Request::read(Tag(0), 0, 4, external.buffer(65536, 2048).unwrap());
         assert_eq!(status(&core, &mut namespace, read).await, Status::SUCCESS);
         let mut back = vec![0; 2048];
         region.read(65536, &mut back);
@@ -179,11 +190,11 @@ fn lent_memory_goes_through_a_copy() {
 }
 
 #[test]
-fn injected_faults_hit_as_often_as_was_said() {
-    on_device(Config::new(1024, 512), async |core, device| {
+fn injected_faults_apply_count_times() {
+    on_device(SimulatedConfig::new(1024, 512), async |core, device| {
         let mut namespace = open(&core, &device, &options()).await;
-        let fault = Fault::Status(Status::WRITE_FAULT);
-        assert!(namespace.queue_pair().unwrap().inject(Injection { opcode: 1, count: 2, fault }));
+        let fault = CompletionFault::Status(Status::WRITE_FAULT);
+        assert!(namespace.queue_pair().unwrap().inject(CompletionInjection { opcode: 1, count: 2, fault }));
         let mut outcomes = Vec::new();
         for _ in 0..3 {
             let write = Request::write(Tag(0), 0, 1, buffer(&core, 512, 1));
@@ -197,8 +208,8 @@ fn injected_faults_hit_as_often_as_was_said() {
 }
 
 #[test]
-fn a_queue_pair_that_is_dropped_is_deleted_and_its_identifier_used_again() {
-    let mut config = Config::new(1024, 512);
+fn dropped_queue_pairs_are_deleted_and_their_identifiers_reused() {
+    let mut config = SimulatedConfig::new(1024, 512);
     config.queues = 2;
     on_device(config, async |core, device| {
         let controller = attach(&core, &device).await;
@@ -207,27 +218,27 @@ fn a_queue_pair_that_is_dropped_is_deleted_and_its_identifier_used_again() {
             let one = controller.qpair(&core, &options()).await.unwrap();
             let mut two = Namespace::of(&controller, &core, 1, &options()).await.unwrap();
             let third = controller.qpair(&core, &options()).await;
-            assert!(matches!(third, Err(OpenError::NoQueue(2))), "round {round}");
-            // Dropped with I/O in flight, which nobody will ever see complete.
+            assert!(matches!(third, Err(NvmeOpenError::NoFreeQueue(2))), "round {round}");
+            // Dropped with I/O in flight, whose completion has no receiver.
             two.submit(&mut vec![Request::read(Tag(0), 0, 1, buffer(&core, 512, 0))]);
             drop((one, two));
             until(&core, "queues are deleted", || device.queues() == 0).await;
         }
         drop(controller);
-        until(&core, "the controller is shut down", || !device.reaches_memory()).await;
+        until(&core, "the controller is shut down", || !device.can_access_memory()).await;
     });
 }
 
 #[test]
-fn queue_pairs_live_on_cores_of_their_own() {
-    let device = nvme::simulated::Simulated::new(Config::new(1 << 16, 512));
-    let cpu = sys::CpuSet::allowed().cpus()[0];
-    let cpus = sys::CpuSet::new(vec![cpu, cpu + 1, cpu + 2]).unwrap();
-    let config = reactor::Config { cpus, ..rig::reactor_config(IdlePolicy::default()) };
+fn queue_pairs_on_several_cores_share_a_controller() {
+    let device = nvme::simulated::SimulatedController::new(SimulatedConfig::new(1 << 16, 512));
+    let cpu = os::CpuSet::allowed().cpus()[0];
+    let cpus = os::CpuSet::new(vec![cpu, cpu + 1, cpu + 2]).unwrap();
+    let config = reactor::ReactorConfig { cpus, ..rig::reactor_config(IdlePolicy::default()) };
     let reactors = reactor::Reactors::start(&config).unwrap();
     let (sender, controllers) = std::sync::mpsc::channel();
     let stepped = device.clone();
-    reactors.remotes()[0]
+    reactors.handles()[0]
         .post(move |core| {
             core.add_poller(stepped.poller(), Period::EveryTurn);
             let core = core.clone();
@@ -238,7 +249,7 @@ fn queue_pairs_live_on_cores_of_their_own() {
         .unwrap();
     let controller = controllers.recv_timeout(std::time::Duration::from_secs(10)).unwrap();
     let (sender, ended) = std::sync::mpsc::channel();
-    for (index, remote) in reactors.remotes().iter().enumerate() {
+    for (index, remote) in reactors.handles().iter().enumerate() {
         let (controller, sender) = (controller.clone(), sender.clone());
         let place = index as u64 * 64;
         remote
@@ -263,21 +274,21 @@ fn queue_pairs_live_on_cores_of_their_own() {
     for _ in 0..3 {
         ended.recv_timeout(std::time::Duration::from_secs(20)).unwrap();
     }
-    let disk = device.disk(1);
+    let disk = device.namespace_data(1);
     for index in 0..3 {
         let block = index * 64;
         assert!(disk[block * 512..(block + 16) * 512].iter().all(|byte| *byte == (block + 49) as u8));
     }
     reactors.stop();
-    assert!(!device.reaches_memory(), "the last user's end is the controller's");
+    assert!(!device.can_access_memory(), "the last handle shuts the controller down");
 }
 
 #[test]
-fn a_core_that_sleeps_is_woken_by_the_interrupt() {
+fn an_interrupt_wakes_a_sleeping_core() {
     let reactor = reactor::Reactor::new(&rig::reactor_config(IdlePolicy::Sleep)).unwrap();
     let core = reactor.core();
-    let device = nvme::simulated::Simulated::new(Config::new(1024, 512));
-    // The device runs on a thread of its own: the core that sleeps cannot step it.
+    let device = nvme::simulated::SimulatedController::new(SimulatedConfig::new(1024, 512));
+    // The device runs on a thread of its own, because a sleeping core cannot step it.
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let (stepped, until) = (device.clone(), stop.clone());
     let thread = std::thread::spawn(move || {
@@ -287,13 +298,13 @@ fn a_core_that_sleeps_is_woken_by_the_interrupt() {
         }
     });
     reactor.block_on(async move {
-        let options = Options { interrupts: Interrupts::On, io_timeout_ns: 0, ..options() };
+        let options = Options { interrupts: InterruptMode::On, io_timeout_ns: 0, ..options() };
         let mut namespace = open(&core, &device, &options).await;
         for round in 0..20 {
             let mut batch = vec![Request::read(Tag(round), 0, 1, buffer(&core, 512, 0))];
             namespace.submit(&mut batch);
             let mut done = Vec::new();
-            assert_eq!(namespace.deadline(), None, "nothing forbids sleep");
+            assert_eq!(namespace.deadline(), None, "the core may sleep");
             while namespace.poll(&mut done) == 0 {
                 core.next_event().await;
             }
@@ -305,8 +316,8 @@ fn a_core_that_sleeps_is_woken_by_the_interrupt() {
 }
 
 #[test]
-fn admin_commands_pass_through_from_any_core() {
-    on_device(Config::new(1024, 512), async |core, device| {
+fn admin_passthrough_rejects_queue_management_and_oversized_data() {
+    on_device(SimulatedConfig::new(1024, 512), async |core, device| {
         let controller = attach(&core, &device).await;
         assert_eq!(controller.active_namespaces().await.unwrap(), [1]);
         let view = wire_nvme::admin::GetFeatures { fid: 6, ..Default::default() };
@@ -322,22 +333,22 @@ fn admin_commands_pass_through_from_any_core() {
             assert_eq!(
                 refused,
                 Err(nvme::AdminError::Status(Status::INVALID_OPCODE.do_not_retry())),
-                "{opcode:#x} is the driver's own"
+                "{opcode:#x} is reserved for the driver"
             );
         }
         let long = controller.admin(wire_nvme::Sqe::new(6), AdminData::In(2 << 20)).await;
-        assert_eq!(long, Err(nvme::AdminError::Length(2 << 20)));
+        assert_eq!(long, Err(nvme::AdminError::InvalidLength(2 << 20)));
     });
 }
 
 #[test]
-fn private_memory_is_refused_with_the_way_out() {
-    let reactor = reactor::Reactor::new(&reactor::Config::default()).unwrap();
+fn opening_over_vfio_user_fails_without_a_shared_arena() {
+    let reactor = reactor::Reactor::new(&reactor::ReactorConfig::default()).unwrap();
     let core = reactor.core();
     reactor.block_on(async move {
         let uri = "nvme+vfio-user:/nowhere?ns=1".parse().unwrap();
         let error = Namespace::open(&core, &uri, &options()).await.err().unwrap();
-        assert!(matches!(error, OpenError::NotShared(_)));
+        assert!(matches!(error, NvmeOpenError::MemoryNotShared(_)));
         assert!(error.to_string().contains("shared: true"), "{error}");
         let missing = "nvme+pcie://ffff:ff:1f.7".parse().unwrap();
         let error = Namespace::open(&core, &missing, &options()).await.err().unwrap();
@@ -346,8 +357,8 @@ fn private_memory_is_refused_with_the_way_out() {
 }
 
 #[test]
-fn a_queue_pair_says_what_it_costs() {
-    on_device(Config::new(4096, 512), async |core, device| {
+fn queue_pairs_measure_costs_and_memory() {
+    on_device(SimulatedConfig::new(4096, 512), async |core, device| {
         let options = Options { count_costs: true, ..options() };
         let controller = Controller::attach_device(&core, device.device(), &options).await.unwrap();
         let mut namespace = Namespace::of(&controller, &core, 1, &options).await.unwrap();
@@ -357,9 +368,9 @@ fn a_queue_pair_says_what_it_costs() {
         let costs = pair.costs();
         assert_eq!((costs.submitted, costs.completed), (64, 64));
         assert!(costs.submit_ns > 0 && costs.complete_ns > 0);
-        let (own, device_bytes) = pair.memory_bytes();
-        println!("a queue pair of depth 128 holds {own} bytes and {device_bytes} bytes that the device sees");
-        assert!(own < 32 << 10 && device_bytes <= 40 << 10, "{own} and {device_bytes}");
+        let (host_bytes, device_bytes) = pair.memory_bytes();
+        println!("queue pair of depth 128: {host_bytes} bytes host, {device_bytes} bytes device-visible");
+        assert!(host_bytes < 32 << 10 && device_bytes <= 40 << 10, "{host_bytes} and {device_bytes}");
         let stats = pair.stats();
         assert!(stats.doorbells <= 2 * stats.batches + stats.polls);
         pair.count_costs(false);

@@ -1,38 +1,45 @@
-//! A namespace of a controller in memory.
+//! A namespace of a controller with a memory-based transport.
 
-use memory::Buffer;
+use block_io::{Channel, Completion, Request, Status};
+use dma::Data;
 use reactor::Core;
-use ring::{Channel, Completion, Request, Status};
 
 use crate::controller::Controller;
-use crate::error::{Failure, OpenError};
-use crate::namespace_info::{Layout, NamespaceInfo};
+use crate::error::{ControllerFailure, NvmeOpenError};
+use crate::namespace_info::{NamespaceInfo, NamespaceLayout};
 use crate::options::Options;
 use crate::qpair::QueuePair;
 use crate::stats::QueueStats;
 
-/// A queue pair whose requests go to one namespace.
-pub(crate) struct Direct {
+/// A queue pair for the requests of one namespace.
+pub(crate) struct MemoryNamespace {
     pair: QueuePair,
-    layout: Layout,
+    layout: NamespaceLayout,
     info: NamespaceInfo,
     controller: Controller,
-    /// The namespace is gone, or is not what it was any more.
-    lost: bool,
-    refused: Vec<Completion<Buffer>>,
+    /// The namespace is inactive, or its block size has changed: every request fails.
+    unavailable: bool,
+    refused: Vec<Completion<Data>>,
 }
 
-impl Direct {
+impl MemoryNamespace {
     pub(crate) async fn open(
         controller: &Controller,
         core: &Core,
         nsid: u32,
         options: &Options,
-    ) -> Result<Direct, OpenError> {
+    ) -> Result<MemoryNamespace, NvmeOpenError> {
         let info = controller.namespace(nsid).await?;
         let layout = info.layout()?;
         let pair = controller.qpair(core, options).await?;
-        Ok(Direct { pair, layout, info, controller: controller.clone(), lost: false, refused: Vec::new() })
+        Ok(MemoryNamespace {
+            pair,
+            layout,
+            info,
+            controller: controller.clone(),
+            unavailable: false,
+            refused: Vec::new(),
+        })
     }
 
     pub(crate) fn block_size(&self) -> u32 {
@@ -47,7 +54,7 @@ impl Direct {
         self.info.transfer_max_bytes
     }
 
-    pub(crate) fn failure(&self) -> Option<Failure> {
+    pub(crate) fn failure(&self) -> Option<ControllerFailure> {
         self.pair.failure()
     }
 
@@ -67,28 +74,28 @@ impl Direct {
         &self.controller
     }
 
-    /// Takes over what has become of the namespace. Its blocks may be more or fewer; with blocks of another
-    /// size nothing that the user computed holds any more, so that I/O ends.
+    /// Applies a change of the namespace. Its capacity may change; a new block size makes it unavailable, because
+    /// addresses that the user has computed are no longer valid.
     #[cold]
-    fn look_again(&mut self) {
+    fn refresh_info(&mut self) {
         self.pair.take_change();
         let now = self.controller.handle().shared.namespace(self.info.nsid);
         match now.map(|info| (info.layout(), info)) {
             Some((Ok(layout), info)) if info.block_size == self.info.block_size => {
-                (self.layout, self.info, self.lost) = (layout, info, false);
+                (self.layout, self.info, self.unavailable) = (layout, info, false);
             }
-            _ => self.lost = true,
+            _ => self.unavailable = true,
         }
     }
 }
 
-impl Channel for Direct {
-    type Request = Request<Buffer>;
-    type Completion = Completion<Buffer>;
+impl Channel for MemoryNamespace {
+    type Request = Request<Data>;
+    type Completion = Completion<Data>;
 
     #[inline]
     fn submit(&mut self, batch: &mut Vec<Self::Request>) {
-        if self.lost {
+        if self.unavailable {
             let status = Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry();
             self.refused.extend(batch.drain(..).map(|request| request.complete(status)));
             return;
@@ -99,8 +106,8 @@ impl Channel for Direct {
     #[inline]
     fn poll(&mut self, sink: &mut Vec<Self::Completion>) -> usize {
         let count = self.pair.poll(sink);
-        if self.pair.has_news() {
-            self.look_again();
+        if self.pair.has_change() {
+            self.refresh_info();
         }
         if self.refused.is_empty() {
             return count;
