@@ -1,0 +1,59 @@
+//! The control plane: registered modules with their methods, configuration, JSON-RPC, jobs and logging.
+//!
+//! A [`Module`] declares its methods, what it depends on, how it starts, saves, examines and stops. A
+//! [`ControlPlane`] runs the modules in order and calls their methods, one update at a time. An [`RpcServer`] offers
+//! them as JSON-RPC 2.0 on a UNIX socket, with SPDK's names, shapes and error codes; a [`ConfigFile`] is a list of
+//! calls in SPDK's format. Parameters are declared with [`parameters!`].
+//!
+//! ```
+//! use control::{ByName, ControlPlane, Method, Module, RpcError};
+//! struct Greeter;
+//! impl Module for Greeter {
+//!     const NAME: &'static str = "greeter";
+//!     fn methods() -> Vec<Method<Greeter>> {
+//!         vec![Method::query("greet", greet).text("Greets a caller", "the greeting")]
+//!     }
+//! }
+//! fn greet(_: &Greeter, params: ByName) -> Result<String, RpcError> {
+//!     Ok(format!("hello {}", params.name))
+//! }
+//! let plane = ControlPlane::builder(Vec::new()).module(&std::sync::Arc::new(Greeter)).start(None)?;
+//! assert_eq!(plane.invoke("greet", control::json::json!({ "name": "Ada" }))?, "hello Ada");
+//! # Ok::<(), RpcError>(())
+//! ```
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod config;
+mod error;
+mod examine;
+pub mod files;
+mod framework;
+mod jobs;
+pub mod logging;
+mod method;
+mod module;
+mod parameters;
+mod plane;
+pub mod reference;
+mod rpc;
+mod saved_calls;
+
+pub use config::{ConfigError, ConfigFile};
+pub use error::RpcError;
+pub use examine::Examiner;
+pub use framework::{thread_name, tick_rate};
+pub use jobs::{JobHandle, Jobs};
+pub use method::{Catalog, Method, MethodInfo, MethodKind, StartupStage, spdk_methods};
+pub use module::Module;
+pub use parameters::{
+    ByName, DecodeLog, Decoder, NoParameters, Parameter, ParameterError, ParameterType, Parameters, Presence,
+    TextOrNumber,
+};
+pub use plane::{ControlPlane, ControlPlaneBuilder, ManagedReactor};
+pub use rpc::client;
+pub use rpc::framing;
+pub use rpc::server::RpcServer;
+pub use rpc::socket::{ListenSocket, SocketError};
+pub use saved_calls::{CallRecorder, SavedCalls};
+pub use serde_json as json;

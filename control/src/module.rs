@@ -1,0 +1,103 @@
+//! Modules: what the control plane manages.
+
+use serde_json::Value;
+
+use crate::RpcError;
+use crate::method::Method;
+
+/// A part of the program that is managed by methods: block devices, a target, a service.
+///
+/// The control plane owns modules in [`Arc`](std::sync::Arc)s and calls them from its own threads, never from a
+/// reactor. Order: [`start`](Self::start) of all modules, each after those that it depends on; then methods,
+/// [`save`](Self::save), [`examine`](Self::examine) and [`report`](Self::report) in any order and concurrently;
+/// at the end [`drain`](Self::drain) of all, the stop of the reactors, and [`stop`](Self::stop) of all, both in
+/// reverse order.
+pub trait Module: Send + Sync + Sized + 'static {
+    /// Name in errors and in the reference.
+    const NAME: &'static str;
+
+    /// Modules that it depends on: they start before it and stop after it.
+    const DEPENDS_ON: &'static [&'static str] = &[];
+
+    /// Whether it is a subsystem of `framework_get_subsystems`, with a section of `save_config`.
+    const IS_SUBSYSTEM: bool = false;
+
+    /// Its methods.
+    fn methods() -> Vec<Method<Self>>;
+
+    /// Called once before its first method. An error stops the start of the program.
+    fn start(&self) -> Result<(), RpcError> {
+        Ok(())
+    }
+
+    /// Stops accepting work from outside. The reactors still run.
+    fn drain(&self) {}
+
+    /// Releases what it holds. The reactors have stopped.
+    fn stop(&self) {}
+
+    /// The calls that recreate its configuration, each `{"method": …, "params": …}`.
+    fn save(&self) -> Vec<Value> {
+        Vec::new()
+    }
+
+    /// Looks at a block device that has appeared, by name, and claims it or creates others from it. Devices are
+    /// examined one after the other; `bdev_wait_for_examine` waits for all.
+    fn examine(&self, _bdev: &str) {}
+
+    /// Its state in short, for `framework_get_modules`; null if it has nothing to report.
+    fn report(&self) -> Value {
+        Value::Null
+    }
+}
+
+/// [`Module`] without its type.
+pub(crate) trait DynModule: Send + Sync {
+    fn name(&self) -> &'static str;
+    fn depends_on(&self) -> &'static [&'static str];
+    fn is_subsystem(&self) -> bool;
+    fn start(&self) -> Result<(), RpcError>;
+    fn drain(&self);
+    fn stop(&self);
+    fn save(&self) -> Vec<Value>;
+    fn examine(&self, bdev: &str);
+    fn report(&self) -> Value;
+}
+
+impl<M: Module> DynModule for M {
+    fn name(&self) -> &'static str {
+        M::NAME
+    }
+
+    fn depends_on(&self) -> &'static [&'static str] {
+        M::DEPENDS_ON
+    }
+
+    fn is_subsystem(&self) -> bool {
+        M::IS_SUBSYSTEM
+    }
+
+    fn start(&self) -> Result<(), RpcError> {
+        Module::start(self)
+    }
+
+    fn drain(&self) {
+        Module::drain(self);
+    }
+
+    fn stop(&self) {
+        Module::stop(self);
+    }
+
+    fn save(&self) -> Vec<Value> {
+        Module::save(self)
+    }
+
+    fn examine(&self, bdev: &str) {
+        Module::examine(self, bdev);
+    }
+
+    fn report(&self) -> Value {
+        Module::report(self)
+    }
+}

@@ -1,0 +1,96 @@
+use serde_json::json;
+
+use super::*;
+
+crate::choices! {
+    enum Colour {
+        Red = "red",
+        Blue = "blue",
+    }
+}
+
+crate::parameters! {
+    struct Inner {
+        nsid: Option<u8>,
+        colour: Colour,
+    }
+    ignored("paint is free") { gloss }
+}
+
+crate::parameters! {
+    struct Outer {
+        /// Name of
+        /// the thing
+        name: String,
+        size: u64 ["bytes"] = 7,
+        uuid: Option<Uuid>,
+        port: Option<TextOrNumber>,
+        inner: Option<Inner>,
+        list: Vec<u8> = vec![],
+    }
+    only { md_size: u32 = 0, label: String = String::new() }
+    ignored("there is one pool") { pool, cache }
+}
+
+fn parse(params: Value) -> Result<(Outer, DecodeLog), String> {
+    let mut log = DecodeLog::default();
+    decode(params, &mut log)
+        .map(|outer| (outer, log))
+        .map_err(|error| format!("{} {}", error.code, error.message))
+}
+
+#[test]
+fn errors_name_the_parameter() {
+    for (params, expected) in [
+        (json!({}), "name: required, but missing"),
+        (json!({ "name": 5 }), "name: invalid type: integer `5`, expected a string"),
+        (json!({ "name": "a", "size": null }), "size: invalid type: null, expected u64"),
+        (json!({ "name": "a", "size": -1 }), "size: invalid value: integer `-1`, expected u64"),
+        (json!({ "name": "a", "list": [1, 256] }), "list[1]: invalid value: integer `256`, expected u8"),
+        (json!({ "name": "a", "inner": 5 }), "inner: expected an object"),
+        (json!({ "name": "a", "inner": {} }), "inner.colour: required, but missing"),
+        (json!({ "name": "a", "inner": { "colour": "green" } }), "inner.colour: expected one of red, blue"),
+        (
+            json!({ "name": "a", "inner": { "colour": "red", "x": 1 } }),
+            "inner.x: unknown parameter; expected nsid, colour, gloss",
+        ),
+        (json!({ "name": "a", "md_size": 8 }), "md_size: 8 is not supported; leave it out or set it to 0"),
+        (
+            json!({ "name": "a", "label": "x" }),
+            "label: \"x\" is not supported; leave it out or set it to \"\"",
+        ),
+        (json!([1]), "params must be an object"),
+    ] {
+        let error = parse(params.clone()).err().unwrap();
+        assert_eq!(error, format!("-32602 Invalid parameters: {expected}"), "{params}");
+    }
+}
+
+#[test]
+fn saved_parameters_decode_to_the_same() {
+    let (outer, log) = parse(json!({ "name": "a", "port": 4420, "md_size": 0, "label": null, "uuid": null,
+        "inner": { "colour": "blue", "gloss": 1 }, "pool": true, "cache": 0 }))
+    .unwrap();
+    assert_eq!(log.ignored, [("gloss", "paint is free"), ("pool", "there is one pool")]);
+    let saved = Value::Object(outer.to_object());
+    let expected =
+        json!({ "name": "a", "size": 7, "port": "4420", "inner": { "colour": "blue" }, "list": [] });
+    assert_eq!(saved, expected);
+    let (again, log) = parse(saved).unwrap();
+    assert_eq!((Value::Object(again.to_object()), log.ignored.len()), (expected, 0));
+}
+
+#[test]
+fn the_declaration_describes_every_parameter() {
+    let all = Outer::declaration();
+    let names: Vec<&str> = all.iter().map(|one| one.name).collect();
+    assert_eq!(names, ["name", "size", "uuid", "port", "inner", "list", "md_size", "label", "pool", "cache"]);
+    assert_eq!((all[0].text.as_str(), &all[0].presence), ("Name of the thing", &Presence::Required));
+    assert_eq!((all[1].unit, &all[1].presence), (Some("bytes"), &Presence::Default(json!(7))));
+    assert_eq!((all[4].kind.as_str(), all[4].members.len()), ("object", 3));
+    assert_eq!(all[4].members[1].kind, "red, blue");
+    assert_eq!(
+        (&all[6].presence, &all[9].presence),
+        (&Presence::Only(json!(0)), &Presence::Ignored("there is one pool"))
+    );
+}

@@ -1,0 +1,239 @@
+//! The control plane: modules in order, their methods, start-up stages and life cycle.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use reactor::ReactorHandle;
+use serde_json::{Value, json};
+
+use crate::RpcError;
+use crate::config::ConfigFile;
+use crate::examine::Examiner;
+use crate::framework::Framework;
+use crate::jobs::Jobs;
+use crate::method::{BoundMethod, Catalog, StartupStage};
+use crate::module::{DynModule, Module};
+
+/// A reactor, and the kernel's ID of its thread.
+#[derive(Clone)]
+pub struct ManagedReactor {
+    /// The reactor.
+    pub handle: ReactorHandle,
+    /// The kernel's ID of its thread; 0 if it is not known.
+    pub thread_id: u64,
+}
+
+/// The registered modules and their methods. Shared by the threads of the [RPC server](crate::RpcServer).
+///
+/// [`invoke`](Self::invoke) calls a method: updates run one at a time; queries and jobs run beside them. At exit:
+/// [`drain`](Self::drain), then stop the reactors, then [`stop`](Self::stop). It costs nothing on a reactor.
+pub struct ControlPlane {
+    /// In the order of their start.
+    modules: Vec<Arc<dyn DynModule>>,
+    methods: BTreeMap<&'static str, BoundMethod>,
+    catalog: Catalog,
+    reactors: Vec<ManagedReactor>,
+    jobs: Arc<Jobs>,
+    examiner: Arc<Examiner>,
+    /// Held during each update.
+    update_lock: Mutex<()>,
+    startup: Mutex<Startup>,
+    started: Condvar,
+}
+
+struct Startup {
+    stage: StartupStage,
+    /// Applied by `framework_start_init`.
+    pending: Option<ConfigFile>,
+}
+
+/// Collects modules for a [`ControlPlane`].
+pub struct ControlPlaneBuilder {
+    modules: Vec<Arc<dyn DynModule>>,
+    methods: BTreeMap<&'static str, BoundMethod>,
+    catalog: Catalog,
+    reactors: Vec<ManagedReactor>,
+    examiner: Arc<Examiner>,
+}
+
+impl ControlPlaneBuilder {
+    /// Registers a module. Panics if its name or one of its methods is registered already.
+    pub fn module<M: Module>(mut self, module: &Arc<M>) -> ControlPlaneBuilder {
+        assert!(
+            !self.modules.iter().any(|other| other.name() == M::NAME),
+            "two modules are called {}",
+            M::NAME
+        );
+        self.catalog = self.catalog.with::<M>();
+        self.bind(module);
+        self.modules.push(module.clone());
+        self
+    }
+
+    fn bind<M: Module>(&mut self, module: &Arc<M>) {
+        for method in M::methods() {
+            self.methods.insert(method.name(), method.bind(module));
+        }
+    }
+
+    /// Where a module reports block devices that appear, to be examined by all modules.
+    pub fn examiner(&self) -> Arc<Examiner> {
+        self.examiner.clone()
+    }
+
+    /// Starts the modules. With `pending` the control plane is in the start-up stage, and `framework_start_init`
+    /// applies that configuration; without, it is in the runtime stage. Panics if the dependencies of modules
+    /// have a cycle or name a module that is not registered.
+    pub fn start(mut self, pending: Option<ConfigFile>) -> Result<Arc<ControlPlane>, RpcError> {
+        self.bind(&Arc::new(Framework));
+        let modules = in_order(self.modules);
+        for module in &modules {
+            module.start()?;
+        }
+        let stage = if pending.is_some() { StartupStage::Startup } else { StartupStage::Runtime };
+        self.examiner.start(&modules).map_err(RpcError::internal)?;
+        Ok(Arc::new(ControlPlane {
+            modules,
+            methods: self.methods,
+            catalog: self.catalog,
+            reactors: self.reactors,
+            jobs: Arc::default(),
+            examiner: self.examiner,
+            update_lock: Mutex::new(()),
+            startup: Mutex::new(Startup { stage, pending }),
+            started: Condvar::new(),
+        }))
+    }
+}
+
+/// Sorts modules so that each comes after those that it depends on; otherwise in the order of registration.
+fn in_order(mut waiting: Vec<Arc<dyn DynModule>>) -> Vec<Arc<dyn DynModule>> {
+    let mut ordered: Vec<Arc<dyn DynModule>> = Vec::new();
+    while !waiting.is_empty() {
+        let is_started = |name: &&str| ordered.iter().any(|module| module.name() == *name);
+        let next = waiting.iter().position(|module| module.depends_on().iter().all(&is_started));
+        let names = || waiting.iter().map(|module| module.name()).collect::<Vec<_>>().join(", ");
+        let next = next.unwrap_or_else(|| panic!("dependencies of {} are missing or form a cycle", names()));
+        ordered.push(waiting.remove(next));
+    }
+    ordered
+}
+
+impl ControlPlane {
+    /// Without modules yet, for a program with these reactors.
+    pub fn builder(reactors: Vec<ManagedReactor>) -> ControlPlaneBuilder {
+        ControlPlaneBuilder {
+            modules: Vec::new(),
+            methods: BTreeMap::new(),
+            catalog: Catalog::new(),
+            reactors,
+            examiner: Arc::default(),
+        }
+    }
+
+    /// Calls a method. Fails if it does not exist or may not be called in the present stage.
+    pub fn invoke(&self, name: &str, params: Value) -> Result<Value, RpcError> {
+        let (Some(method), Some(info)) = (self.methods.get(name), self.catalog.get(name)) else {
+            return Err(Catalog::not_found(name));
+        };
+        let stage = self.stage();
+        if !info.stages.contains(&stage) {
+            let when = match stage {
+                StartupStage::Startup => "after the framework is initialized (framework_start_init)",
+                StartupStage::Runtime => "before the framework is initialized",
+            };
+            let message = format!("Method may only be called {when}");
+            return Err(RpcError::new(RpcError::INVALID_STATE, message));
+        }
+        method(self, params)
+    }
+
+    /// Keeps other updates waiting. Poisoning is ignored: what a method had changed when it panicked stays.
+    pub(crate) fn lock_updates(&self) -> MutexGuard<'_, ()> {
+        self.update_lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The registered methods.
+    pub fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
+    /// The reactors of the program.
+    pub fn reactors(&self) -> &[ManagedReactor] {
+        &self.reactors
+    }
+
+    /// Jobs that run and that have ended lately.
+    pub fn jobs(&self) -> &Arc<Jobs> {
+        &self.jobs
+    }
+
+    /// The present stage.
+    pub fn stage(&self) -> StartupStage {
+        self.startup().stage
+    }
+
+    fn startup(&self) -> MutexGuard<'_, Startup> {
+        self.startup.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the start-up stage and returns the pending configuration.
+    pub(crate) fn finish_startup(&self) -> Option<ConfigFile> {
+        let mut startup = self.startup();
+        startup.stage = StartupStage::Runtime;
+        let pending = startup.pending.take();
+        drop(startup);
+        self.started.notify_all();
+        pending
+    }
+
+    /// Blocks until the start-up stage has ended.
+    pub(crate) fn wait_started(&self) {
+        let mut startup = self.startup();
+        while startup.stage == StartupStage::Startup {
+            startup = self.started.wait(startup).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The running configuration, as a file that recreates it: a section for each subsystem, in order of start.
+    pub fn save(&self) -> Value {
+        let section =
+            |module: &Arc<dyn DynModule>| json!({ "subsystem": module.name(), "config": module.save() });
+        json!({ "subsystems": self.subsystems().map(section).collect::<Vec<_>>() })
+    }
+
+    /// The calls that recreate one subsystem; `None` if there is no such subsystem.
+    pub fn save_subsystem(&self, name: &str) -> Option<Vec<Value>> {
+        self.subsystems().find(|module| module.name() == name).map(|module| module.save())
+    }
+
+    pub(crate) fn subsystems(&self) -> impl Iterator<Item = &Arc<dyn DynModule>> {
+        self.modules.iter().filter(|module| module.is_subsystem())
+    }
+
+    pub(crate) fn modules(&self) -> &[Arc<dyn DynModule>] {
+        &self.modules
+    }
+
+    /// Stops accepting work from outside: cancels jobs and drains modules in reverse order. The reactors must
+    /// still run.
+    pub fn drain(&self) {
+        self.jobs.cancel_all();
+        self.modules.iter().rev().for_each(|module| module.drain());
+    }
+
+    /// Stops the modules in reverse order. The reactors must have stopped.
+    pub fn stop(&self) {
+        self.examiner.stop();
+        self.modules.iter().rev().for_each(|module| module.stop());
+    }
+}
+
+impl Drop for ControlPlane {
+    fn drop(&mut self) {
+        self.examiner.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests;

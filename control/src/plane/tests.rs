@@ -1,0 +1,262 @@
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use super::*;
+use crate::{ByName, JobHandle, Method, NoParameters};
+
+/// Records the calls of its life cycle.
+struct Recorder {
+    name: &'static str,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Recorder {
+    fn note(&self, what: &str) {
+        self.log.lock().unwrap().push(format!("{} {what}", self.name));
+    }
+}
+
+macro_rules! recorder {
+    ($type:ident, $name:literal, $depends_on:expr, $is_subsystem:literal) => {
+        struct $type(Recorder);
+
+        impl Module for $type {
+            const NAME: &'static str = $name;
+            const DEPENDS_ON: &'static [&'static str] = $depends_on;
+            const IS_SUBSYSTEM: bool = $is_subsystem;
+
+            fn methods() -> Vec<Method<$type>> {
+                Vec::new()
+            }
+
+            fn start(&self) -> Result<(), RpcError> {
+                self.0.note("start");
+                Ok(())
+            }
+
+            fn drain(&self) {
+                self.0.note("drain");
+            }
+
+            fn stop(&self) {
+                self.0.note("stop");
+            }
+
+            fn save(&self) -> Vec<Value> {
+                vec![json!({ "method": $name })]
+            }
+
+            fn examine(&self, bdev: &str) {
+                self.0.note(bdev);
+            }
+
+            fn report(&self) -> Value {
+                json!($name)
+            }
+        }
+    };
+}
+
+recorder!(Disks, "disks", &[], true);
+recorder!(Paths, "paths", &["disks"], false);
+recorder!(Target, "target", &["paths", "disks"], true);
+
+#[test]
+fn modules_start_after_what_they_depend_on_and_stop_before() {
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let recorder = |name| Recorder { name, log: log.clone() };
+    let builder = ControlPlane::builder(Vec::new())
+        .module(&Arc::new(Target(recorder("target"))))
+        .module(&Arc::new(Paths(recorder("paths"))))
+        .module(&Arc::new(Disks(recorder("disks"))));
+    let examiner = builder.examiner();
+    let plane = builder.start(None).unwrap();
+    examiner.appeared("M");
+    examiner.wait();
+    plane.drain();
+    plane.stop();
+    let expected = "disks start, paths start, target start, disks M, paths M, target M, target drain, paths drain, \
+        disks drain, target stop, paths stop, disks stop";
+    assert_eq!(log.lock().unwrap().join(", "), expected);
+    let call = |name| plane.invoke(name, Value::Null).unwrap();
+    let expected = json!([{ "subsystem": "disks", "depends_on": [] },
+        { "subsystem": "target", "depends_on": ["disks"] }]);
+    assert_eq!(call("framework_get_subsystems"), expected);
+    let expected = json!([{ "subsystem": "disks", "config": [{ "method": "disks" }] },
+        { "subsystem": "target", "config": [{ "method": "target" }] }]);
+    assert_eq!(call("save_config")["subsystems"], expected);
+    assert_eq!(
+        call("framework_get_modules")[1],
+        json!({ "name": "paths", "depends_on": ["disks"],
+        "methods": 0, "report": "paths" })
+    );
+}
+
+#[test]
+#[should_panic(expected = "dependencies of target are missing or form a cycle")]
+fn a_missing_dependency_is_an_error_of_the_program() {
+    let target = Target(Recorder { name: "target", log: Arc::default() });
+    let _ = ControlPlane::builder(Vec::new()).module(&Arc::new(target)).start(None);
+}
+
+/// A module whose methods wait for the test.
+struct Slow {
+    entered: Sender<()>,
+    leave: Mutex<Receiver<()>>,
+}
+
+impl Module for Slow {
+    const NAME: &'static str = "slow";
+
+    fn methods() -> Vec<Method<Slow>> {
+        vec![
+            Method::update("slow_update", |slow, _: NoParameters| {
+                slow.wait();
+                Ok(())
+            }),
+            Method::prepared_update("slow_prepared", slow_prepare, |_, ()| Ok(())),
+            Method::job("slow_job", slow_job),
+            Method::update("fast_update", |_, params: ByName| Ok(params.name)),
+        ]
+    }
+}
+
+impl Slow {
+    fn wait(&self) {
+        self.entered.send(()).unwrap();
+        self.leave.lock().unwrap().recv().unwrap();
+    }
+}
+
+fn slow_prepare(slow: &Slow, _: NoParameters) -> Result<(), RpcError> {
+    slow.wait();
+    Ok(())
+}
+
+fn slow_job(slow: &Slow, params: ByName, job: &JobHandle) -> Result<String, RpcError> {
+    job.set_total(10, "bytes");
+    job.advance(3);
+    slow.wait();
+    if params.name == "commits" {
+        job.commit()?;
+        slow.wait();
+    }
+    job.check()?;
+    Ok(params.name)
+}
+
+fn slow() -> (Arc<ControlPlane>, Receiver<()>, Sender<()>) {
+    let ((entered, has_entered), (leave, may_leave)) = (channel(), channel());
+    let module = Arc::new(Slow { entered, leave: Mutex::new(may_leave) });
+    (ControlPlane::builder(Vec::new()).module(&module).start(None).unwrap(), has_entered, leave)
+}
+
+#[test]
+fn only_updates_keep_updates_waiting() {
+    let (plane, entered, leave) = slow();
+    for (method, keeps_waiting) in [("slow_update", true), ("slow_prepared", false), ("slow_job", false)] {
+        let params = if method == "slow_job" { json!({ "name": "a" }) } else { Value::Null };
+        let other = plane.clone();
+        let slow = std::thread::spawn(move || other.invoke(method, params));
+        entered.recv().unwrap();
+        let other = plane.clone();
+        let (done, is_done) = channel();
+        let fast = std::thread::spawn(move || done.send(other.invoke("fast_update", json!({ "name": "f" }))));
+        if keeps_waiting {
+            assert!(is_done.recv_timeout(Duration::from_millis(100)).is_err(), "{method}");
+        } else {
+            assert_eq!(is_done.recv().unwrap().unwrap(), "f", "{method}");
+        }
+        leave.send(()).unwrap();
+        slow.join().unwrap().unwrap();
+        fast.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_job_has_a_handle_shows_progress_and_is_cancelled() {
+    let (plane, entered, leave) = slow();
+    let state = |job: &Value| plane.invoke("job_get", json!({ "job": job })).unwrap()[0].clone();
+    let start = |name: &str| {
+        let job = plane.invoke("slow_job", json!({ "name": name, "background": true })).unwrap();
+        entered.recv().unwrap();
+        job["job"].clone()
+    };
+    let until = |job: &Value, wanted: &str| {
+        while state(job)["state"] == "running" {
+            std::thread::yield_now();
+        }
+        assert_eq!(state(job)["state"], wanted);
+    };
+    let done = start("a");
+    let shown = state(&done);
+    assert_eq!(
+        (&shown["state"], &shown["done"], &shown["total"], &shown["unit"], &shown["method"]),
+        (&json!("running"), &json!(3), &json!(10), &json!("bytes"), &json!("slow_job"))
+    );
+    leave.send(()).unwrap();
+    until(&done, "done");
+    assert_eq!(state(&done)["result"], "a");
+    let cancel = |job: &Value| plane.invoke("job_cancel", json!({ "job": job })).map_err(|error| error.code);
+    assert_eq!(cancel(&done), Err(RpcError::EALREADY));
+    assert_eq!(cancel(&json!(99)), Err(RpcError::ENODEV));
+
+    let ended = start("b");
+    assert_eq!(cancel(&ended), Ok(json!(true)));
+    leave.send(()).unwrap();
+    until(&ended, "cancelled");
+    assert_eq!(state(&ended)["error"]["code"], RpcError::ECANCELED);
+
+    let committed = start("commits");
+    leave.send(()).unwrap();
+    entered.recv().unwrap();
+    assert_eq!(cancel(&committed), Err(RpcError::EBUSY));
+    leave.send(()).unwrap();
+    until(&committed, "done");
+    assert_eq!(plane.invoke("job_get", Value::Null).unwrap().as_array().map(Vec::len), Some(3));
+}
+
+#[test]
+fn ended_jobs_are_forgotten_and_running_ones_are_limited() {
+    let (plane, entered, leave) = slow();
+    let call = || plane.invoke("slow_job", json!({ "name": "a", "background": true }));
+    for _ in 0..64 {
+        call().unwrap();
+        entered.recv().unwrap();
+    }
+    assert_eq!(call().unwrap_err().code, RpcError::EBUSY);
+    for _ in 0..64 {
+        leave.send(()).unwrap();
+    }
+    let listed = || plane.invoke("job_get", Value::Null).unwrap().as_array().unwrap().clone();
+    while listed().iter().any(|job| job["state"] == "running") {
+        std::thread::yield_now();
+    }
+    call().unwrap();
+    entered.recv().unwrap();
+    assert_eq!((listed().len(), &listed()[0]["job"]), (64, &json!(2)));
+    leave.send(()).unwrap();
+}
+
+#[test]
+fn log_levels_and_flags_are_set() {
+    let plane = ControlPlane::builder(Vec::new()).start(None).unwrap();
+    let call = |method: &str, params: Value| plane.invoke(method, params).map_err(|error| error.code);
+    assert_eq!(call("log_get_print_level", Value::Null), Ok(json!("NOTICE")));
+    assert_eq!(call("log_get_level", Value::Null), Ok(json!("DISABLED")));
+    assert_eq!(call("log_set_print_level", json!({ "level": "LOUD" })), Err(RpcError::INVALID_PARAMS));
+    assert_eq!(call("log_set_print_level", json!({ "level": "DEBUG" })), Ok(json!(true)));
+    assert_eq!(call("log_get_print_level", Value::Null), Ok(json!("DEBUG")));
+    assert_eq!(call("log_set_print_level", json!({ "level": "NOTICE" })), Ok(json!(true)));
+    assert_eq!(call("log_set_flag", json!({ "flag": "nvme_of" })), Err(RpcError::INVALID_PARAMS));
+    for (method, flag, nvmf, rpc) in [
+        ("log_set_flag", "nvmf", true, false),
+        ("log_set_flag", "all", true, true),
+        ("log_clear_flag", "rpc", true, false),
+        ("log_clear_flag", "all", false, false),
+    ] {
+        call(method, json!({ "flag": flag })).unwrap();
+        let flags = call("log_get_flags", Value::Null).unwrap();
+        assert_eq!((&flags["nvmf"], &flags["rpc"]), (&json!(nvmf), &json!(rpc)), "{method} {flag}");
+    }
+}

@@ -1,0 +1,7 @@
+//! JSON-RPC over a UNIX socket: server, client and the protocol that they share.
+
+pub mod client;
+pub mod framing;
+mod protocol;
+pub(crate) mod server;
+pub(crate) mod socket;

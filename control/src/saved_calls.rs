@@ -1,0 +1,123 @@
+//! The calls that created the objects of a subsystem: `save_config` writes them to recreate the configuration.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Value, json};
+
+use crate::Parameters;
+
+/// The recorded calls of one subsystem in order of creation, so that what stands on something comes after it.
+/// Cheap to clone; modules record through [`CallRecorder`]s.
+#[derive(Clone, Default)]
+pub struct SavedCalls(Arc<Mutex<CallList>>);
+
+/// Records the calls that create one kind of object. Names of different kinds may be the same.
+#[derive(Clone)]
+pub struct CallRecorder {
+    list: SavedCalls,
+    kind: usize,
+}
+
+type Exists = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
+#[derive(Default)]
+struct CallList {
+    /// For each kind, whether an object still exists.
+    kinds: Vec<Exists>,
+    calls: Vec<SavedCall>,
+}
+
+#[derive(Clone)]
+struct SavedCall {
+    kind: usize,
+    name: String,
+    method: &'static str,
+    params: Value,
+}
+
+impl SavedCalls {
+    /// A recorder for a kind of object. `exists` says whether an object is still there: some end by themselves.
+    /// It is called without a lock of this list.
+    pub fn recorder(&self, exists: impl Fn(&str) -> bool + Send + Sync + 'static) -> CallRecorder {
+        let mut list = self.lock();
+        list.kinds.push(Arc::new(exists));
+        CallRecorder { kind: list.kinds.len() - 1, list: self.clone() }
+    }
+
+    /// The calls of the objects that still exist, as elements of a configuration.
+    pub fn calls(&self) -> Vec<Value> {
+        let list = self.lock();
+        let (kinds, calls) = (list.kinds.clone(), list.calls.clone());
+        drop(list);
+        let existing = calls.into_iter().filter(|call| kinds[call.kind](&call.name));
+        existing.map(|call| json!({ "method": call.method, "params": call.params })).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, CallList> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CallRecorder {
+    /// Records the call that created `name`. Replaces an earlier call of the same name.
+    pub fn record(&self, name: &str, method: &'static str, params: &impl Parameters) {
+        let mut list = self.list.lock();
+        list.calls.retain(|call| !self.is(call, name));
+        let params = Value::Object(params.to_object());
+        list.calls.push(SavedCall { kind: self.kind, name: name.to_string(), method, params });
+    }
+
+    /// Removes the call of `name`, which was deleted.
+    pub fn remove(&self, name: &str) {
+        self.list.lock().calls.retain(|call| !self.is(call, name));
+    }
+
+    /// Sets a parameter of the recorded call, after the object was changed.
+    pub fn set_parameter(&self, name: &str, parameter: &str, value: impl Into<Value>) {
+        if let Some(call) = self.list.lock().calls.iter_mut().find(|call| self.is(call, name)) {
+            call.params[parameter] = value.into();
+        }
+    }
+
+    /// Names of the recorded objects, oldest first.
+    pub fn names(&self) -> Vec<String> {
+        let list = self.list.lock();
+        list.calls.iter().filter(|call| call.kind == self.kind).map(|call| call.name.clone()).collect()
+    }
+
+    fn is(&self, call: &SavedCall, name: &str) -> bool {
+        call.kind == self.kind && call.name == name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    crate::parameters! {
+        struct Created {
+            num_blocks: Option<u64>,
+        }
+    }
+
+    #[test]
+    fn calls_are_in_order_of_creation_with_current_parameters() {
+        let saved = SavedCalls::default();
+        let (bdevs, paths) = (saved.recorder(|name| name != "gone"), saved.recorder(|_| true));
+        let created = |num_blocks| Created { num_blocks };
+        bdevs.record("a", "bdev_null_create", &created(Some(1)));
+        paths.record("a", "attach", &created(None));
+        bdevs.record("b", "bdev_delay_create", &created(None));
+        bdevs.record("c", "bdev_null_create", &created(None));
+        bdevs.record("gone", "bdev_null_create", &created(None));
+        bdevs.set_parameter("a", "num_blocks", 2);
+        bdevs.remove("c");
+        let expected = json!([{ "method": "bdev_null_create", "params": { "num_blocks": 2 } },
+            { "method": "attach", "params": {} }, { "method": "bdev_delay_create", "params": {} }]);
+        assert_eq!(Value::Array(saved.calls()), expected);
+        assert_eq!(
+            (bdevs.names(), paths.names()),
+            (vec!["a".into(), "b".into(), "gone".into()], vec!["a".into()])
+        );
+    }
+}

@@ -1,0 +1,134 @@
+//! The RPC server against clients that send too much, read nothing or stay without a call.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use control::json::{Value, json};
+use control::{ControlPlane, ListenSocket, Method, Module, NoParameters, RpcServer, client};
+
+/// A method that answers when the test says so, and one with a long answer.
+struct Test {
+    entered: Sender<()>,
+    leave: std::sync::Mutex<Receiver<()>>,
+}
+
+impl Module for Test {
+    const NAME: &'static str = "test";
+
+    fn methods() -> Vec<Method<Test>> {
+        vec![
+            Method::query("wait", |test, _: NoParameters| {
+                test.entered.send(()).unwrap();
+                test.leave.lock().unwrap().recv().unwrap();
+                Ok(true)
+            }),
+            Method::query("long", |_, _: NoParameters| Ok("x".repeat(1 << 20))),
+        ]
+    }
+}
+
+struct Rig {
+    _server: RpcServer,
+    path: PathBuf,
+    entered: Receiver<()>,
+    leave: Sender<()>,
+}
+
+fn rig(name: &str) -> Rig {
+    let ((entered, has_entered), (leave, may_leave)) = (channel(), channel());
+    let test = Arc::new(Test { entered, leave: may_leave.into() });
+    let plane = ControlPlane::builder(Vec::new()).module(&test).start(None).unwrap();
+    let path = std::env::temp_dir().join(format!("ringbolt-server-{name}-{}.sock", std::process::id()));
+    let server = RpcServer::start(plane, ListenSocket::bind(&path).unwrap()).unwrap();
+    Rig { _server: server, path, entered: has_entered, leave }
+}
+
+impl Rig {
+    fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(&self.path).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream
+    }
+
+    fn call(&self, method: &str) -> Result<Value, client::CallError> {
+        client::call(&self.path, method, Value::Null, Duration::from_secs(20))
+    }
+
+    /// Sends bytes and returns what comes back until the server closes the connection. The server may do that
+    /// before it has read everything.
+    fn exchange(&self, request: &[u8]) -> String {
+        let mut stream = self.connect();
+        let mut sender = stream.try_clone().unwrap();
+        let request = request.to_vec();
+        let sent = std::thread::spawn(move || sender.write_all(&request));
+        let mut answer = Vec::new();
+        let mut bytes = [0; 4096];
+        while let Ok(count) = stream.read(&mut bytes) {
+            if count == 0 {
+                break;
+            }
+            answer.extend_from_slice(&bytes[..count]);
+        }
+        let _ = sent.join().unwrap();
+        String::from_utf8(answer).unwrap()
+    }
+}
+
+#[test]
+fn requests_beyond_a_limit_are_refused_before_they_are_parsed() {
+    let rig = rig("limits");
+    let many = format!("{{\"id\":1,\"method\":\"spdk_get_version\",\"params\":[{}1]}}", "1,".repeat(400_000));
+    let long = format!("{{\"id\":1,\"method\":\"{}\"}}", "x".repeat(2 << 20));
+    for (request, expected) in [
+        (many.as_str(), "too many values"),
+        (&long, "too long"),
+        (&"[".repeat(100_000), "too many values"),
+        ("{]", "-32700"),
+    ] {
+        let answer = rig.exchange(request.as_bytes());
+        assert!(answer.contains(expected) && answer.contains("-32700"), "{expected}: {answer}");
+    }
+    assert!(rig.call("spdk_get_version").is_ok());
+}
+
+#[test]
+fn a_new_client_takes_the_place_of_the_one_that_is_idle_for_longest() {
+    let rig = rig("idle");
+    let mut busy = rig.connect();
+    busy.write_all(&json!({ "id": 1, "method": "wait" }).to_string().into_bytes()).unwrap();
+    rig.entered.recv().unwrap();
+    let mut idle: Vec<UnixStream> = (0..63).map(|_| rig.connect()).collect();
+    for _ in 0..3 {
+        assert!(rig.call("spdk_get_version").is_ok(), "the operator gets in");
+    }
+    // The first of the idle ones was closed; the busy one, which is older, was not.
+    assert_eq!(idle[0].read(&mut [0; 1]).unwrap(), 0);
+    rig.leave.send(()).unwrap();
+    let mut answer = [0; 256];
+    let count = busy.read(&mut answer).unwrap();
+    assert!(String::from_utf8_lossy(&answer[..count]).contains("\"result\":true"));
+}
+
+#[test]
+fn responses_of_a_batch_are_sent_as_they_are_made() {
+    let rig = rig("batch");
+    let call = json!({ "id": 1, "method": "long" });
+    let batch = Value::Array(vec![call; 8]).to_string();
+    let mut stream = rig.connect();
+    stream.write_all(batch.as_bytes()).unwrap();
+    // More than a socket's buffer: what is not read yet waits in the server, one response at a time.
+    let mut text = Vec::new();
+    let mut bytes = vec![0; 64 << 10];
+    while text.last() != Some(&b'\n') {
+        let count = stream.read(&mut bytes).unwrap();
+        assert!(count > 0);
+        text.extend_from_slice(&bytes[..count]);
+    }
+    let responses: Value = control::json::from_slice(&text).unwrap();
+    assert_eq!(responses.as_array().map(Vec::len), Some(8));
+}
