@@ -1,15 +1,15 @@
-//! The control path: the same device, awaited.
+//! The control path: `async` I/O on a block device.
 
-use bdev::{Access, Io, Registry, malloc};
-use reactor::{Config, Reactor};
-use ring::Op;
+use bdev::{Access, AsyncChannel, Registry, malloc};
+use block_io::Op;
+use reactor::{Reactor, ReactorConfig};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let registry = Registry::new();
     let device = malloc::create(&registry, malloc::MallocConfig::new("Malloc0", 2048, 4096))?;
-    let reactor = Reactor::new(&Config::default())?;
+    let reactor = Reactor::new(&ReactorConfig::default())?;
     let core = reactor.core();
-    let io = Io::new(&core, registry.open("Malloc0", Access::ReadWrite)?.channel(&core)?);
+    let io = AsyncChannel::new(&core, registry.open("Malloc0", Access::ReadWrite)?.channel(&core)?);
     reactor.block_on(async move {
         let mut buffer = core.pool().take(8192).expect("8 KiB are below the limit");
         buffer.as_mut_slice().fill(7);

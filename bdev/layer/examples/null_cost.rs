@@ -1,21 +1,21 @@
-//! What the layer costs: I/Os on a null device, from submit to completion.
+//! The cost of the block-device layer: I/Os on a null device, from submit to completion.
 //!
-//! `null_cost [BATCH [ROUNDS]]` measures rounds of one batch each, the median of 21 runs; without
-//! arguments batches of 1 and 128. A round at batch 1 has two readings of the clock, whose price
-//! is printed too, as it differs a lot between machines. To count instructions:
+//! `null_cost [BATCH [ROUNDS]]` measures rounds of one batch each and prints the median of 21 runs; without arguments
+//! with batches of 1 and 128. A round at batch 1 reads the clock twice; the cost of a clock read is printed too, as it
+//! differs much between machines. To count instructions:
 //! `valgrind --tool=callgrind --collect-atstart=no --toggle-collect='*submit_and_poll*' …`
 
-use bdev::{Access, Channel, Completion, Registry, Request, null};
-use ring::{Channel as _, Tag};
+use bdev::{Access, BdevChannel, Completion, Registry, Request, null};
+use block_io::{Channel as _, Tag};
 
-/// The layer's and the module's part. Taking the buffers back is the caller's.
+/// The measured part: the layer and the module, without the caller's reuse of the buffers.
 #[inline(never)]
-fn submit_and_poll(channel: &mut Channel, batch: &mut Vec<Request>, sink: &mut Vec<Completion>) {
+fn submit_and_poll(channel: &mut BdevChannel, batch: &mut Vec<Request>, sink: &mut Vec<Completion>) {
     channel.submit(batch);
     channel.poll(sink);
 }
 
-fn median_ns(channel: &mut Channel, batch: &mut Vec<Request>, count: u64) -> (f64, f64, f64) {
+fn median_ns(channel: &mut BdevChannel, batch: &mut Vec<Request>, count: u64) -> (f64, f64, f64) {
     let mut sink = Vec::with_capacity(batch.len());
     let mut runs: Vec<f64> = (0..21)
         .map(|_| {
@@ -35,13 +35,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<u64> = std::env::args().skip(1).map(|text| text.parse()).collect::<Result<_, _>>()?;
     let registry = Registry::new();
     null::create(&registry, null::NullConfig::new("Null0", 1 << 20, 512))?;
-    let reactor = reactor::Reactor::new(&reactor::Config::default())?;
+    let reactor = reactor::Reactor::new(&reactor::ReactorConfig::default())?;
     let core = reactor.core();
     let mut channel = registry.open("Null0", Access::ReadWrite)?.channel(&core)?;
     let batches = arguments.first().map_or(vec![1, 128], |batch| vec![*batch]);
     let start = std::time::Instant::now();
     (0..1_000_000).for_each(|_| {
-        std::hint::black_box(sys::clock::ticks());
+        std::hint::black_box(os::clock::ticks());
     });
     println!("the clock: {:.1} ns a reading", start.elapsed().as_nanos() as f64 / 1e6);
     for size in batches {

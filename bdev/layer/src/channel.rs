@@ -1,195 +1,239 @@
-//! What every I/O goes through: checked, limited, shared out, counted.
+//! The I/O path of a block device: validation, queue depth, fair queueing between flows, and statistics.
 
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ring::{Flags, Op, Status};
+use block_io::{Op, Payload, RequestFlags, Status, Tag};
+use dma::Data;
 
-use crate::compare::Compares;
-use crate::device::Open;
-use crate::fair::Waiting;
-use crate::locks::Writes;
-use crate::stats::{Counters, Run};
-use crate::{BdevError, BoxedChannel, Completion, Device, Request};
+use crate::compare::CompareQueue;
+use crate::device::{IoLimits, OpenHandle};
+use crate::fair_queue::FairQueue;
+use crate::parts::{PartQueue, seek_without_module};
+use crate::range_locks::InflightWrites;
+use crate::stats::{ChannelCounters, CompletionRun};
+use crate::{BdevError, BlockDevice, BoxedChannel, Completion, Request};
 
-/// Resets that are under way at a time on one channel; further ones stay with the caller.
+/// Resets in flight on one channel; further ones stay in the caller's batch.
 pub(crate) const RESETS_MAX: usize = 16;
-/// Refused requests whose completions wait to be polled; further ones stay with the caller.
-const REFUSED_MAX: usize = 1024;
-/// How soon to look again whether a range that another core has locked is free; there is no event for that.
-const LOOK_NS: u64 = 20_000;
+/// Rejected requests whose completions are not polled yet; further ones stay in the caller's batch.
+const REJECTED_MAX: usize = 1024;
+/// Interval at which a range that another core has locked is checked again; its release sends no event.
+const RECHECK_NS: u64 = 20_000;
 
-/// A ring to a device, on one core.
+/// An I/O channel to a block device, on one core (SPDK's `spdk_io_channel` of a bdev).
 ///
-/// A request that cannot be is completed with a status and reaches no module: compare with
-/// [`Status::same_code`], as Do Not Retry is set. Requests beyond the in-flight limit wait here, each
-/// flow in its own bounded FIFO, and are served in turn; those of a flow whose FIFO is full stay in
-/// the caller's batch, in order, while other flows' are taken.
-pub struct Channel {
+/// It owns the module's channel, the queues in front of it, and this channel's counters. The caller submits a
+/// batch and polls for completions. An invalid request completes with an error and never reaches the module;
+/// compare its status with [`Status::same_code`], as Do Not Retry is set.
+///
+/// A valid request goes to the module at once while fewer than [`Bdev::depth`](crate::Bdev::depth) are in flight.
+/// Beyond that it is queued in a bounded FIFO of its flow, and the flows take turns by deficit round robin.
+/// Requests of a flow whose FIFO is full stay in the caller's batch, in order; other flows are not affected.
+///
+/// A request that the module cannot take as it is ([`Bdev::io_limits`](crate::Bdev::io_limits)) is divided here, with
+/// its parts in flight together, and so is a copy; an abort removes what has not reached the module.
+///
+/// The fast path is a batch of valid requests that fits the queue depth while nothing is queued: it costs a
+/// validation of each request, one clock read a batch, and a store, a load and a branch for writes. A write
+/// that overlaps a locked range is blocked here until the range is unlocked, so that the write of a fused
+/// compare-and-write is atomic with its compare on all cores.
+pub struct BdevChannel {
     module: BoxedChannel,
-    open: Arc<Open>,
-    counters: Arc<Counters>,
-    /// Bit [`Op::index`] is set where the operation goes straight to the module.
-    plain_ops: u8,
+    open: Arc<OpenHandle>,
+    counters: Arc<ChannelCounters>,
+    /// Bit [`Op::index`] is set where the module supports the operation and the descriptor allows it; never for
+    /// operations that the layer executes.
+    allowed_ops: u16,
+    io_limits: IoLimits,
     module_resets: bool,
     writes: bool,
     block_size: u32,
     depth: u32,
     in_flight: u32,
-    /// Writes of the caller's that the module has, and where other cores see their number.
+    /// Of these, requests of the layer itself: of compares and divided requests.
+    internal_in_flight: u32,
+    /// The caller's writes that the module has, and where that count is published to other cores.
     writes_in_flight: u32,
-    told: Arc<Writes>,
-    /// Writes of ranges that are locked; no more of them than `depth`.
-    held: Vec<Request>,
-    compares: Compares,
-    /// When completions were last counted, in ticks.
-    polled_at: u64,
-    waiting: Waiting,
-    /// Chosen from `waiting` but not taken by the module yet.
-    chosen: Vec<Request>,
+    inflight_writes: Arc<InflightWrites>,
+    /// Writes that overlap a locked range; at most `depth`.
+    blocked: Vec<Request>,
+    compares: CompareQueue,
+    parts: PartQueue,
+    /// Time of the last poll that returned completions, in ticks.
+    last_poll_ticks: u64,
+    queued: FairQueue,
+    /// Dequeued, and not accepted by the module yet.
+    selected: Vec<Request>,
     resets: Vec<Request>,
-    /// Resets taken and not given back.
+    /// Resets that were accepted and whose completions are not polled yet.
     resets_outstanding: usize,
-    /// Completed by the layer itself, to be polled.
+    /// Completions that the layer made itself and that are not polled yet.
     finished: Vec<Completion>,
-    /// Empty between calls; holds what goes back into the caller's batch.
-    kept: Vec<Request>,
-    /// A channel stays on its core.
+    /// Empty between calls; requests that go back into the caller's batch.
+    returned: Vec<Request>,
+    /// A channel is used on the core that opened it.
     _not_send: std::marker::PhantomData<Rc<()>>,
 }
 
-/// What a request is checked against, read once a batch.
-struct Limits {
+/// The limits that requests are validated against, read once a batch.
+struct RequestLimits {
     blocks: u64,
     block_size: u64,
-    plain_ops: u8,
+    allowed_ops: u16,
+    io: IoLimits,
 }
 
-impl Channel {
-    pub(crate) fn new(open: Arc<Open>, core: &reactor::Core) -> Result<Channel, BdevError> {
+impl BdevChannel {
+    pub(crate) fn new(open: Arc<OpenHandle>, core: &reactor::Core) -> Result<BdevChannel, BdevError> {
         let device = &open.device;
         let bdev = device.bdev();
         let writes = open.writes && !bdev.read_only();
-        let allowed = |op: &Op| *op != Op::Reset && bdev.supports(*op) && (writes || !op.is_write());
-        let plain_ops = Op::ALL.iter().filter(|op| allowed(op)).fold(0, |bits, op| bits | 1 << op.index());
+        // A module that claims one of these must not get it past the layer on the fast path.
+        let allowed = |op: &Op| {
+            let by_layer = matches!(op, Op::Reset | Op::Compare | Op::Copy | Op::Abort);
+            !by_layer && bdev.supports(*op) && (writes || !op.is_write())
+        };
+        let allowed_ops = Op::ALL.iter().filter(|op| allowed(op)).fold(0, |bits, op| bits | 1 << op.index());
         let geometry = device.geometry();
         let module = bdev.open(core)?;
-        Ok(Channel {
+        Ok(BdevChannel {
             module,
-            counters: device.stats.join(core.index()),
-            plain_ops,
+            counters: device.stats.add_channel(core.index()),
+            allowed_ops,
+            io_limits: bdev.io_limits(),
             writes,
             module_resets: bdev.supports(Op::Reset),
             block_size: geometry.block_size,
             depth: bdev.depth(),
             in_flight: 0,
+            internal_in_flight: 0,
             writes_in_flight: 0,
-            told: device.locks.join(),
-            held: Vec::new(),
-            compares: Compares::default(),
-            polled_at: 0,
-            waiting: Waiting::new(geometry.block_size),
-            chosen: Vec::new(),
+            inflight_writes: device.range_locks.register_channel(),
+            blocked: Vec::new(),
+            compares: CompareQueue::default(),
+            parts: PartQueue::new(bdev.io_limits(), geometry.block_size, core.pool().clone()),
+            last_poll_ticks: 0,
+            queued: FairQueue::new(geometry.block_size),
+            selected: Vec::new(),
             resets: Vec::new(),
             resets_outstanding: 0,
             finished: Vec::new(),
-            kept: Vec::new(),
+            returned: Vec::new(),
             open,
             _not_send: std::marker::PhantomData,
         })
     }
 
-    /// The device.
-    pub fn device(&self) -> &Arc<Device> {
+    /// The block device that this is a channel of.
+    pub fn device(&self) -> &Arc<BlockDevice> {
         &self.open.device
     }
 
-    /// Bytes of a block.
+    /// Size of a logical block in bytes.
     #[inline]
     pub fn block_size(&self) -> u32 {
         self.block_size
     }
 
-    /// Number of blocks now.
+    /// Current number of blocks; a resize changes it.
     #[inline]
     pub fn blocks(&self) -> u64 {
         self.open.device.blocks.load(Ordering::Relaxed)
     }
 
-    /// Whether the device was removed; from then on every new I/O fails.
+    /// Whether the device was unregistered; every new I/O then fails with `INVALID_NAMESPACE_OR_FORMAT`.
     #[inline]
     pub fn is_removed(&self) -> bool {
         self.open.device.removed.load(Ordering::Relaxed)
     }
 
-    /// Requests taken and not yet given back, those that wait included.
+    /// Requests that were accepted and whose completions are not polled yet, queued ones included.
     pub fn outstanding(&self) -> usize {
-        // What the module does for a compare is part of that.
-        (self.in_flight - self.compares.at_module) as usize
-            + self.waiting.len()
-            + self.chosen.len()
+        // Internal requests are counted with the request that they belong to.
+        (self.in_flight - self.internal_in_flight) as usize
+            + self.queued.len()
+            + self.selected.len()
             + self.resets.len()
             + self.finished.len()
-            + self.held.len()
+            + self.blocked.len()
             + self.compares.len()
+            + self.parts.len()
     }
 
     #[inline]
-    fn limits(&self) -> Limits {
-        let plain_ops = if self.is_removed() { 0 } else { self.plain_ops };
-        Limits { blocks: self.blocks(), block_size: u64::from(self.block_size), plain_ops }
+    fn limits(&self) -> RequestLimits {
+        let allowed_ops = if self.is_removed() { 0 } else { self.allowed_ops };
+        let block_size = u64::from(self.block_size);
+        RequestLimits { blocks: self.blocks(), block_size, allowed_ops, io: self.io_limits }
     }
 
     #[inline]
-    fn nothing_waits(&self) -> bool {
-        self.waiting.is_empty()
-            && self.chosen.is_empty()
+    fn nothing_queued(&self) -> bool {
+        self.queued.is_empty()
+            && self.selected.is_empty()
             && self.resets.is_empty()
-            && self.held.is_empty()
+            && self.blocked.is_empty()
             && self.compares.is_empty()
+            && self.parts.is_empty()
     }
 
-    /// Tells other cores of writes that are about to be handed over; whether they may be.
+    /// Publishes to other cores that writes are about to be submitted. `false` if a range is locked: then they must
+    /// not be submitted yet.
     #[inline]
-    fn announce(&mut self, writes: u32) -> bool {
+    fn publish_writes(&mut self, writes: u32) -> bool {
         self.writes_in_flight += writes;
-        self.told.tell(self.writes_in_flight);
-        if !self.open.device.locks.any() {
+        self.inflight_writes.publish(self.writes_in_flight);
+        if !self.open.device.range_locks.has_locks() {
             return true;
         }
-        self.retract(writes);
+        self.retract_writes(writes);
         false
     }
 
     #[cold]
-    fn retract(&mut self, writes: u32) {
+    fn retract_writes(&mut self, writes: u32) {
         self.writes_in_flight -= writes;
-        self.told.tell(self.writes_in_flight);
+        self.inflight_writes.publish(self.writes_in_flight);
     }
 
-    /// Hands requests to the module, whose writes are told of already. Those that it leaves have not begun.
+    /// Moves requests that the module cannot take as they are from the batch to the queue that divides them.
+    #[cold]
+    fn divide(&mut self, batch: &mut Vec<Request>) {
+        let parts = &mut self.parts;
+        let divided: Vec<Request> = batch.extract_if(.., |request| parts.divides(request)).collect();
+        divided.into_iter().for_each(|request| parts.push(request));
+    }
+
+    /// Submits requests whose writes are already published. Those that stay in the batch have not started.
     #[inline]
-    fn hand_over(&mut self, batch: &mut Vec<Request>) {
-        hand_over(&mut self.module, batch, &mut self.in_flight);
+    fn submit_to_module(&mut self, batch: &mut Vec<Request>) {
+        submit_to_module(&mut self.module, batch, &mut self.in_flight);
         if !batch.is_empty() {
-            self.retract(writes_of(batch));
+            self.retract_writes(count_writes(batch));
         }
     }
 
-    /// Takes the batch one by one: refuses what cannot be, queues what can.
+    /// Handles the batch request by request: rejects invalid ones and queues valid ones.
     #[cold]
     fn submit_each(&mut self, batch: &mut Vec<Request>) {
         let limits = self.limits();
         let mut requests = batch.drain(..);
         while let Some(request) = requests.next() {
             if request.op == Op::Compare {
-                let write = if request.flags.contains(Flags::FUSED) { requests.next() } else { None };
-                self.take_compare(request, write, &limits);
+                let write = if request.flags.contains(RequestFlags::FUSED) { requests.next() } else { None };
+                self.accept_compare(request, write, &limits);
                 continue;
             }
-            let back = match self.verdict(&request, &limits) {
-                Some(_) if self.finished.len() >= REFUSED_MAX => Some(request),
+            if request.op == Op::Abort
+                && let Payload::Abort(target) = request.payload
+            {
+                self.abort(request, target);
+                continue;
+            }
+            let rejected = match self.validate(&request, &limits) {
+                Some(_) if self.finished.len() >= REJECTED_MAX => Some(request),
                 Some(status) => {
                     self.resets_outstanding += usize::from(request.op == Op::Reset);
                     self.finished.push(request.complete(status));
@@ -201,187 +245,266 @@ impl Channel {
                     self.resets.push(request);
                     None
                 }
-                None => self.waiting.push(request).err(),
+                None if matches!(request.op, Op::SeekData | Op::SeekHole) && !limits.allows(request.op) => {
+                    let mut request = request;
+                    seek_without_module(&mut request);
+                    self.finished.push(request.complete(Status::SUCCESS));
+                    None
+                }
+                None => self.queued.push(request).err(),
             };
-            self.kept.extend(back);
+            self.returned.extend(rejected);
         }
         drop(requests);
-        std::mem::swap(batch, &mut self.kept);
+        std::mem::swap(batch, &mut self.returned);
         self.dispatch();
     }
 
-    /// Takes a compare, with the request that follows it if it is fused to that.
-    fn take_compare(&mut self, compare: Request, write: Option<Request>, limits: &Limits) {
-        if self.compares.is_full() || self.finished.len() >= REFUSED_MAX {
-            self.kept.push(compare);
-            return self.kept.extend(write);
+    /// Completes an abort, and the request that it names if that has not reached the module.
+    fn abort(&mut self, abort: Request, target: Tag) {
+        if self.finished.len() >= REJECTED_MAX {
+            return self.returned.push(abort);
+        }
+        let flow = abort.flow;
+        let take = |list: &mut Vec<Request>| {
+            let found = list.iter().position(|request| request.tag == target && request.flow == flow)?;
+            Some(list.remove(found))
+        };
+        let found = (self.queued.remove(target, flow))
+            .or_else(|| take(&mut self.selected))
+            .or_else(|| take(&mut self.blocked));
+        self.finished.extend(found.map(|request| request.complete(Status::ABORT_REQUESTED)));
+        self.finished.push(abort.complete(Status::SUCCESS));
+    }
+
+    /// Accepts a compare, with the write that follows it if it is fused.
+    fn accept_compare(&mut self, compare: Request, write: Option<Request>, limits: &RequestLimits) {
+        if self.compares.is_full() || self.finished.len() >= REJECTED_MAX {
+            self.returned.push(compare);
+            return self.returned.extend(write);
         }
         let range = |request: &Request| (request.op.is_write(), request.lba, request.blocks);
-        let fused = compare.flags.contains(Flags::FUSED);
-        let alone = fused
+        let fused = compare.flags.contains(RequestFlags::FUSED);
+        let unpaired = fused
             && write.as_ref().is_none_or(|write| {
                 write.op != Op::Write || range(write) != (true, compare.lba, compare.blocks)
             });
-        let of_first = match self.verdict(&compare, limits) {
-            None if fused && !crate::can_fuse() => Some(Status::INVALID_OPCODE.do_not_retry()),
-            None if alone => Some(Status::FUSED_MISSING.do_not_retry()),
-            verdict => verdict,
+        let compare_error = match self.validate(&compare, limits) {
+            None if fused && !crate::supports_fused() => Some(Status::INVALID_OPCODE.do_not_retry()),
+            None if unpaired => Some(Status::FUSED_MISSING.do_not_retry()),
+            error => error,
         };
-        let of_second = write.as_ref().and_then(|write| self.verdict(write, limits));
-        if of_first.is_none() && of_second.is_none() {
+        let write_error = write.as_ref().and_then(|write| self.validate(write, limits));
+        if compare_error.is_none() && write_error.is_none() {
             return self.compares.push(compare, write);
         }
-        self.finished.push(compare.complete(of_first.unwrap_or(Status::FUSED_FAILED)));
-        let refused = |write: Request| write.complete(of_second.unwrap_or(Status::FUSED_FAILED));
-        self.finished.extend(write.map(refused));
+        self.finished.push(compare.complete(compare_error.unwrap_or(Status::FUSED_FAILED)));
+        let fail_write = |write: Request| write.complete(write_error.unwrap_or(Status::FUSED_FAILED));
+        self.finished.extend(write.map(fail_write));
     }
 
-    /// Why a request cannot be, or `None` if it can.
-    fn verdict(&self, request: &Request, limits: &Limits) -> Option<Status> {
+    /// The error of an invalid request, or `None` if it is valid.
+    fn validate(&self, request: &Request, limits: &RequestLimits) -> Option<Status> {
         let op = request.op;
-        if limits.is_plain(request) || (op == Op::Reset && !self.is_removed()) {
+        if limits.is_fast_path(request) || (op == Op::Reset && !self.is_removed()) {
             return None;
         }
         let length = u64::from(request.blocks);
-        // The layer reads for a compare.
-        let asked = if op == Op::Compare { Op::Read } else { op };
+        // A compare reaches the module as a read, and a copy as reads and writes.
+        let required = match op {
+            Op::Compare => Op::Read,
+            Op::Copy => Op::Write,
+            Op::SeekData | Op::SeekHole if !limits.allows(op) => Op::Read,
+            op => op,
+        };
         let status = if self.is_removed() {
             Status::INVALID_NAMESPACE_OR_FORMAT
         } else if !self.writes && op.is_write() {
             Status::NAMESPACE_WRITE_PROTECTED
-        } else if limits.plain_ops >> asked.index() & 1 == 0 {
+        } else if !limits.allows(required) || (op == Op::Copy && !limits.allows(Op::Read)) {
             Status::INVALID_OPCODE
         } else if op.has_range() && length == 0 {
             Status::INVALID_FIELD
         } else if op.has_range() && (length > limits.blocks || request.lba > limits.blocks - length) {
             Status::LBA_OUT_OF_RANGE
-        } else if op == Op::Compare && limits.is_comparable(request) {
+        } else if limits.is_complete(request) {
             return None;
+        } else if let Payload::CopySource(_) = request.payload {
+            Status::LBA_OUT_OF_RANGE
+        } else if op.has_data()
+            && request.data().is_some_and(|data| data.len() as u64 == length * limits.block_size)
+        {
+            // Memory that the layer or the device would have to write, and cannot.
+            Status::INVALID_FIELD
         } else {
             Status::DATA_SGL_LENGTH_INVALID
         };
         Some(status.do_not_retry())
     }
 
-    /// Hands what waits to the module as far as there are slots.
+    /// Submits queued requests to the module as far as its queue depth allows.
     fn dispatch(&mut self) {
         if self.is_removed() {
-            return self.fail_waiting();
+            return self.fail_queued();
+        }
+        if !self.parts.is_empty() {
+            // Before a reset too, which waits for what has started.
+            self.advance_parts();
         }
         if !self.resets.is_empty() {
             if self.module_resets {
-                hand_over(&mut self.module, &mut self.resets, &mut self.in_flight);
-            } else if self.in_flight == 0 {
+                submit_to_module(&mut self.module, &mut self.resets, &mut self.in_flight);
+            } else if self.in_flight == 0 && self.parts.is_empty() {
                 let done = self.resets.drain(..).map(|reset| reset.complete(Status::SUCCESS));
                 self.finished.extend(done);
             } else {
-                // New I/O waits until what was in flight before the reset has drained.
+                // New I/O stays queued until everything in flight before the reset has completed.
                 return;
             }
         }
         if !self.compares.is_empty() {
-            self.drive_compares();
+            self.advance_compares();
         }
         let free = self.depth.saturating_sub(self.in_flight) as usize;
-        let chosen = self.chosen.len() + self.held.len();
-        self.waiting.serve(free.saturating_sub(chosen), &mut self.chosen);
-        if free > 0 && !(self.chosen.is_empty() && self.held.is_empty()) {
-            let plain = self.held.is_empty() && self.chosen.len() <= free;
-            let writes = if plain { writes_of(&self.chosen) } else { 0 };
-            let mut going = if plain && (writes == 0 || self.announce(writes)) {
-                std::mem::take(&mut self.chosen)
+        let selected = self.selected.len() + self.blocked.len();
+        self.queued.dequeue(free.saturating_sub(selected), &mut self.selected);
+        if free > 0 && !(self.selected.is_empty() && self.blocked.is_empty()) {
+            let all_fit = self.blocked.is_empty() && self.selected.len() <= free;
+            let writes = if all_fit { count_writes(&self.selected) } else { 0 };
+            let mut ready = if all_fit && (writes == 0 || self.publish_writes(writes)) {
+                std::mem::take(&mut self.selected)
             } else {
-                self.sort_out(free)
+                self.take_unblocked(free)
             };
-            self.hand_over(&mut going);
-            // What the module has no room for comes first the next time.
-            going.append(&mut self.chosen);
-            self.chosen = going;
+            self.divide(&mut ready);
+            self.submit_to_module(&mut ready);
+            if !self.parts.is_empty() {
+                self.advance_parts();
+            }
+            // Requests that the module did not accept are submitted first the next time.
+            ready.append(&mut self.selected);
+            self.selected = ready;
         }
     }
 
-    /// Tells requests that may go, `most` of them, from writes that have to wait while ranges are locked.
+    /// Returns at most `max` requests that may be submitted now; keeps writes that overlap locked ranges blocked.
     #[cold]
-    fn sort_out(&mut self, most: usize) -> Vec<Request> {
-        let table = self.open.device.locks.table();
-        let waits = |request: &Request| {
+    fn take_unblocked(&mut self, max: usize) -> Vec<Request> {
+        let table = self.open.device.range_locks.table();
+        let is_blocked = |request: &Request| {
             let end = request.lba.saturating_add(u64::from(request.blocks));
-            request.op.is_write() && table.holds(&(request.lba..end))
+            request.op.is_write() && table.must_wait(&(request.lba..end))
         };
-        let (mut going, mut held, mut chosen) = (Vec::new(), Vec::new(), Vec::new());
-        // What was held is older.
-        for request in self.held.drain(..).chain(self.chosen.drain(..)) {
-            let list = match waits(&request) {
-                true => &mut held,
-                false if going.len() < most => &mut going,
-                false => &mut chosen,
+        let (mut ready, mut blocked, mut selected) = (Vec::new(), Vec::new(), Vec::new());
+        // Blocked requests are older.
+        for request in self.blocked.drain(..).chain(self.selected.drain(..)) {
+            let list = match is_blocked(&request) {
+                true => &mut blocked,
+                false if ready.len() < max => &mut ready,
+                false => &mut selected,
             };
             list.push(request);
         }
-        (self.held, self.chosen) = (held, chosen);
-        // Told of before the table is let go of, so that whoever wants a range from now on awaits them.
-        self.writes_in_flight += writes_of(&going);
-        self.told.tell(self.writes_in_flight);
-        going
+        (self.blocked, self.selected) = (blocked, selected);
+        // Published before the table is unlocked, so that a later lock request waits for them.
+        self.writes_in_flight += count_writes(&ready);
+        self.inflight_writes.publish(self.writes_in_flight);
+        ready
     }
 
-    /// Goes on with compares.
+    /// Advances compares and submits their internal reads and writes.
     #[cold]
-    fn drive_compares(&mut self) {
-        self.compares.drive(&self.open.device.locks);
+    fn advance_compares(&mut self) {
+        self.compares.advance(&self.open.device.range_locks);
         let free = self.depth.saturating_sub(self.in_flight) as usize;
-        let own = &mut self.compares.own;
-        let mut batch: Vec<Request> = own.drain(..own.len().min(free)).collect();
+        let internal = &mut self.compares.internal;
+        let mut batch: Vec<Request> = internal.drain(..internal.len().min(free)).collect();
+        self.divide(&mut batch);
         let count = batch.len();
-        hand_over(&mut self.module, &mut batch, &mut self.in_flight);
-        self.compares.at_module += (count - batch.len()) as u32;
-        self.compares.own.append(&mut batch);
+        submit_to_module(&mut self.module, &mut batch, &mut self.in_flight);
+        self.internal_in_flight += (count - batch.len()) as u32;
+        self.compares.internal.append(&mut batch);
     }
 
-    /// Takes what belongs to compares out of completions.
+    /// Advances divided requests and submits their parts.
     #[cold]
-    fn take_own(&mut self, sink: &mut Vec<Completion>, start: usize) {
-        for completion in sink.split_off(start) {
-            if completion.request().flags.contains(Flags::OWN) {
-                self.compares.done(completion, &self.open.device.locks, &mut self.finished);
+    fn advance_parts(&mut self) {
+        self.parts.advance();
+        let free = self.depth.saturating_sub(self.in_flight) as usize;
+        let internal = &mut self.parts.internal;
+        let mut batch: Vec<Request> = internal.drain(..internal.len().min(free)).collect();
+        let count = batch.len();
+        submit_to_module(&mut self.module, &mut batch, &mut self.in_flight);
+        self.internal_in_flight += (count - batch.len()) as u32;
+        batch.append(&mut self.parts.internal);
+        self.parts.internal = batch;
+    }
+
+    /// Replaces the completions of internal requests in `sink` by those of the requests that they end.
+    #[cold]
+    fn take_internal(&mut self, sink: &mut Vec<Completion>, start: usize) {
+        let completions = sink.split_off(start).into_iter();
+        let (parts, mut others): (Vec<_>, Vec<_>) = completions.partition(|one| self.parts.owns(one));
+        self.internal_in_flight -= parts.len() as u32;
+        let compares = others.iter().filter(|one| self.compares.owns(one)).count();
+        self.internal_in_flight -= compares as u32;
+        // The last part of a compare's read completes that read.
+        parts.into_iter().for_each(|part| self.parts.complete_part(part, &mut others));
+        for completion in others {
+            if self.compares.owns(&completion) {
+                let locks = &self.open.device.range_locks;
+                self.compares.complete_internal(completion, locks, &mut self.finished);
             } else {
                 sink.push(completion);
             }
         }
     }
 
-    /// Completes what the module of a removed device will not get any more.
+    /// Fails everything that is queued, as the module of a removed device gets no new requests.
     #[cold]
-    fn fail_waiting(&mut self) {
-        self.waiting.serve(usize::MAX, &mut self.chosen);
-        let gone = Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry();
-        let failed = self.chosen.drain(..).chain(self.held.drain(..)).chain(self.resets.drain(..));
-        self.finished.extend(failed.map(|request| request.complete(gone)));
-        self.compares.fail(gone, &self.open.device.locks, &mut self.finished);
+    fn fail_queued(&mut self) {
+        self.queued.dequeue(usize::MAX, &mut self.selected);
+        let removed = Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry();
+        let failed = self.selected.drain(..).chain(self.blocked.drain(..)).chain(self.resets.drain(..));
+        self.finished.extend(failed.map(|request| request.complete(removed)));
+        let mut divided = Vec::new();
+        self.parts.fail_idle(removed, &mut divided);
+        for completion in divided {
+            if self.compares.owns(&completion) {
+                let locks = &self.open.device.range_locks;
+                self.compares.complete_internal(completion, locks, &mut self.finished);
+                continue;
+            }
+            if completion.request().op.is_write() {
+                self.retract_writes(1);
+            }
+            self.finished.push(completion);
+        }
+        self.compares.fail_idle(removed, &self.open.device.range_locks, &mut self.finished);
     }
 
     #[cold]
-    fn poll_waiting(&mut self, sink: &mut Vec<Completion>) {
-        if !self.nothing_waits() {
+    fn poll_queued(&mut self, sink: &mut Vec<Completion>) {
+        if !self.nothing_queued() {
             self.dispatch();
         }
         sink.append(&mut self.finished);
     }
 
-    /// Counts completions. Neighbours of one operation and one submit are counted as one.
+    /// Counts completions. Successive ones of the same operation and submit time are counted together.
     #[inline]
     fn account(&mut self, mut completions: &[Completion]) {
-        let now_ticks = sys::clock::ticks();
-        self.polled_at = now_ticks;
-        self.counters.follow(self.open.device.stats.epoch.load(Ordering::Relaxed));
+        let now_ticks = os::clock::ticks();
+        self.last_poll_ticks = now_ticks;
+        self.counters.sync_epoch(self.open.device.stats.epoch.load(Ordering::Relaxed));
         while let Some(first) = completions.first() {
-            let (op, issued) = (first.request().op, first.request().issued);
-            let mut run = Run::default();
+            let (op, issued) = (first.request().op, first.request().issued_ticks);
+            let mut run = CompletionRun::default();
             let mut length = 0;
             for completion in completions {
                 let request = completion.request();
-                let alike = request.op == op && request.issued == issued;
-                if !alike || !completion.status().is_success() {
+                let same_run = request.op == op && request.issued_ticks == issued;
+                if !same_run || !completion.status().is_success() {
                     break;
                 }
                 length += 1;
@@ -389,7 +512,7 @@ impl Channel {
             }
             run.ops = length as u64;
             if length == 0 {
-                // That blocks differ is an answer.
+                // A compare that finds a difference is not an I/O error.
                 let status = completions[0].status();
                 let differs =
                     status.same_code(Status::COMPARE_FAILURE) || status.same_code(Status::FUSED_FAILED);
@@ -398,7 +521,7 @@ impl Channel {
             if op == Op::Reset {
                 self.resets_outstanding -= length;
             }
-            // Counters of two processors may differ by a little; a latency is never negative.
+            // The tick counters of two processors may differ slightly; a latency is never negative.
             let latency_ticks = now_ticks.saturating_sub(issued);
             self.counters.record(op, &run, self.block_size, latency_ticks);
             completions = &completions[length..];
@@ -406,7 +529,7 @@ impl Channel {
     }
 }
 
-impl ring::Channel for Channel {
+impl block_io::Channel for BdevChannel {
     type Request = Request;
     type Completion = Completion;
 
@@ -415,33 +538,36 @@ impl ring::Channel for Channel {
         if batch.is_empty() {
             return;
         }
+        let name = self.open.device.name();
+        // A static probe point: one NOP until a tracer attaches. Requests, and the device's name and its length.
+        probe::probe!(ringbolt, bdev_submit, batch.len(), name.as_ptr(), name.len());
         let limits = self.limits();
         let free = self.depth.saturating_sub(self.in_flight) as usize;
         let mut now_ticks = 0;
-        let mut plain = batch.len() <= free && self.nothing_waits();
-        let like = limits.like(&batch[0]);
-        let mut alike = true;
+        let mut fast_path = batch.len() <= free && self.nothing_queued();
+        let shape = limits.shape(&batch[0]);
+        let mut same_shape = true;
         for request in batch.iter_mut() {
-            // Neighbours are alike as a rule, and then only their places have to be looked at.
-            if !like.covers(request) {
-                alike = false;
-                plain &= limits.is_plain(request);
+            // Requests of a batch usually have the same shape; then only the LBA is checked.
+            if !shape.matches(request) {
+                same_shape = false;
+                fast_path &= limits.is_fast_path(request);
             }
-            if request.issued == 0 {
+            if request.issued_ticks == 0 {
                 if now_ticks == 0 {
-                    now_ticks = sys::clock::ticks();
+                    now_ticks = os::clock::ticks();
                 }
-                request.issued = now_ticks;
+                request.issued_ticks = now_ticks;
             }
         }
-        if plain {
-            let writes = match alike {
-                true if like.op == Op::Read => 0,
+        if fast_path {
+            let writes = match same_shape {
+                true if shape.op == Op::Read => 0,
                 true => batch.len() as u32,
-                false => writes_of(batch),
+                false => count_writes(batch),
             };
-            if writes == 0 || self.announce(writes) {
-                self.hand_over(batch);
+            if writes == 0 || self.publish_writes(writes) {
+                self.submit_to_module(batch);
             }
         }
         if !batch.is_empty() {
@@ -452,131 +578,170 @@ impl ring::Channel for Channel {
     #[inline]
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let start = sink.len();
-        // A module may have work of its own: a path that comes or goes.
+        // A module may have work without I/O: a path that connects or is lost.
         if self.in_flight > 0 || self.module.deadline() == Some(0) {
             self.module.poll(sink);
             let returned = (sink.len() - start) as u32;
             assert!(
                 returned <= self.in_flight,
-                "{} gave back {returned} of {} requests",
+                "{} completed {returned} of {} requests",
                 self.open.device.name(),
                 self.in_flight
             );
             self.in_flight -= returned;
-            if self.compares.at_module > 0 {
-                self.take_own(sink, start);
+            if self.internal_in_flight > 0 {
+                self.take_internal(sink, start);
             }
             if self.writes_in_flight > 0 && returned > 0 {
-                self.writes_in_flight -= writes_back(&sink[start..]);
-                self.told.tell(self.writes_in_flight);
+                self.writes_in_flight -= count_completed_writes(&sink[start..]);
+                self.inflight_writes.publish(self.writes_in_flight);
             }
         }
-        if !self.finished.is_empty() || !self.nothing_waits() {
-            self.poll_waiting(sink);
+        if !self.finished.is_empty() || !self.nothing_queued() {
+            self.poll_queued(sink);
         }
         let count = sink.len() - start;
         if count > 0 {
+            let name = self.open.device.name();
+            probe::probe!(ringbolt, bdev_complete, count, name.as_ptr(), name.len());
             self.account(&sink[start..]);
         }
         count
     }
 
     #[inline]
-    fn polled_at(&self) -> u64 {
-        self.polled_at
+    fn last_poll_ticks(&self) -> u64 {
+        self.last_poll_ticks
     }
 
     fn deadline(&self) -> Option<u64> {
-        let queued = !(self.waiting.is_empty() && self.chosen.is_empty() && self.resets.is_empty());
-        if !self.finished.is_empty() || (self.in_flight == 0 && queued) {
+        let nothing_to_submit = self.queued.is_empty()
+            && self.selected.is_empty()
+            && self.resets.is_empty()
+            && self.parts.internal.is_empty();
+        let has_queued = !nothing_to_submit;
+        if !self.finished.is_empty() || (self.in_flight == 0 && has_queued) {
             return Some(0);
         }
         let module = self.module.deadline().filter(|at| self.in_flight > 0 || *at == 0);
-        if self.held.is_empty() && self.compares.is_empty() {
+        if self.blocked.is_empty() && self.compares.is_empty() && self.parts.is_empty() {
             return module;
         }
-        let waits = !self.held.is_empty() || self.compares.waits() || self.in_flight == 0;
-        let look = waits.then(|| sys::clock::now_ns() + LOOK_NS);
-        [module, look].into_iter().flatten().min()
+        // What another core unlocks or frees sends no event.
+        let lock_pending = !self.blocked.is_empty()
+            || self.compares.awaits_lock()
+            || self.parts.awaits_buffer()
+            || self.in_flight == 0;
+        let recheck = lock_pending.then(|| os::clock::now_ns() + RECHECK_NS);
+        [module, recheck].into_iter().flatten().min()
     }
 }
 
-/// Requests that are like one that carries data and can go straight to the module.
-struct Like {
+/// Operation and length of a valid request with data; other requests of the same shape need only an LBA check.
+struct RequestShape {
     op: Op,
     blocks: u32,
     bytes: usize,
-    /// The last place for one.
+    /// Highest LBA at which such a request fits the device.
     lba_max: u64,
+    /// Bits that the address of the data must not have.
+    misaligned: usize,
 }
 
-impl Like {
+impl RequestShape {
     #[inline]
-    fn covers(&self, request: &Request) -> bool {
-        let bytes = request.buffer.as_ref().map_or(0, |buffer| buffer.len());
+    fn matches(&self, request: &Request) -> bool {
+        let Payload::Data(Data::One(buffer)) = &request.payload else { return false };
         request.op == self.op
             && request.blocks == self.blocks
-            && bytes == self.bytes
+            && buffer.len() == self.bytes
             && request.lba <= self.lba_max
+            && buffer.as_ptr().addr() & self.misaligned == 0
+            && (self.op != Op::Read || buffer.is_writable())
     }
 }
 
-impl Limits {
+impl RequestLimits {
     #[inline]
-    fn like(&self, first: &Request) -> Like {
+    fn shape(&self, first: &Request) -> RequestShape {
         let (op, blocks) = (first.op, first.blocks);
-        let bytes = first.buffer.as_ref().map_or(0, |buffer| buffer.len());
-        if !op.has_data() || bytes == 0 || !self.is_plain(first) {
-            // No request has so many bytes.
-            return Like { op, blocks, bytes: usize::MAX, lba_max: 0 };
+        let bytes = first.data().map_or(0, Data::len);
+        let misaligned = self.io.alignment as usize - 1;
+        if !op.has_data() || bytes == 0 || self.io.boundary_blocks != 0 || !self.is_fast_path(first) {
+            // Matches no request.
+            return RequestShape { op, blocks, bytes: usize::MAX, lba_max: 0, misaligned };
         }
-        Like { op, blocks, bytes, lba_max: self.blocks - u64::from(blocks) }
+        RequestShape { op, blocks, bytes, lba_max: self.blocks - u64::from(blocks), misaligned }
     }
 
-    /// Whether a request can go straight to the module.
+    /// Whether a request is valid and needs nothing of the layer: it may go to the module directly.
     #[inline]
-    fn is_plain(&self, request: &Request) -> bool {
+    fn is_fast_path(&self, request: &Request) -> bool {
         let op = request.op;
         let length = u64::from(request.blocks);
-        // An end that is no number lies behind every device.
+        // An end that overflows lies beyond every device.
         let end = request.lba.saturating_add(length);
-        if self.plain_ops >> op.index() & 1 == 0 {
+        if !self.allows(op) {
             return false;
         }
-        match &request.buffer {
-            Some(buffer) if op.has_data() => {
-                end <= self.blocks && buffer.len() as u64 == length * self.block_size && length > 0
+        match &request.payload {
+            Payload::Data(data) if op.has_data() => {
+                end <= self.blocks
+                    && data.len() as u64 == length * self.block_size
+                    && length > 0
+                    && (op != Op::Read || data.is_writable())
+                    && self.io.allow(request, data)
             }
-            _ => !op.has_range() || (!op.has_data() && end <= self.blocks && length > 0),
+            Payload::Data(_) | Payload::None => {
+                !op.has_range() || (!op.has_data() && end <= self.blocks && length > 0)
+            }
+            _ => false,
         }
     }
 
-    /// Whether a compare that is inside of the device has the buffer that it needs. The layer reads into it, so
-    /// that it cannot be somebody else's memory.
-    fn is_comparable(&self, request: &Request) -> bool {
+    #[inline]
+    fn allows(&self, op: Op) -> bool {
+        self.allowed_ops >> op.index() & 1 != 0
+    }
+
+    /// Whether a request inside the device has the payload that it needs, though not on the fast path. A compare reads
+    /// into its data, so external memory is rejected.
+    fn is_complete(&self, request: &Request) -> bool {
         let bytes = u64::from(request.blocks) * self.block_size;
-        request.buffer.as_ref().is_some_and(|buffer| buffer.len() as u64 == bytes && !buffer.is_lent())
+        match &request.payload {
+            Payload::Data(data) if data.len() as u64 == bytes => match request.op {
+                Op::Read => data.is_writable(),
+                Op::Write => true,
+                Op::Compare => data.is_writable() && !data.is_external(),
+                _ => false,
+            },
+            Payload::CopySource(lba) => {
+                request.op == Op::Copy && lba.saturating_add(request.blocks.into()) <= self.blocks
+            }
+            Payload::None => matches!(request.op, Op::SeekData | Op::SeekHole),
+            _ => false,
+        }
     }
 }
 
-impl Drop for Channel {
+impl Drop for BdevChannel {
     fn drop(&mut self) {
-        self.compares.release(&self.open.device.locks);
-        self.open.device.locks.leave(&self.told);
-        self.open.device.stats.leave(&self.counters);
+        self.compares.release_locks(&self.open.device.range_locks);
+        self.open.device.range_locks.unregister_channel(&self.inflight_writes);
+        self.open.device.stats.remove_channel(&self.counters);
     }
 }
 
-fn writes_of(batch: &[Request]) -> u32 {
+fn count_writes(batch: &[Request]) -> u32 {
     batch.iter().filter(|request| request.op.is_write()).count() as u32
 }
 
-fn writes_back(completions: &[Completion]) -> u32 {
+fn count_completed_writes(completions: &[Completion]) -> u32 {
     completions.iter().filter(|completion| completion.request().op.is_write()).count() as u32
 }
 
 #[inline]
-fn hand_over(module: &mut BoxedChannel, batch: &mut Vec<Request>, in_flight: &mut u32) {
+fn submit_to_module(module: &mut BoxedChannel, batch: &mut Vec<Request>, in_flight: &mut u32) {
     let before = batch.len();
     module.submit(batch);
     *in_flight += (before - batch.len()) as u32;

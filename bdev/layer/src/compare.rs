@@ -1,220 +1,253 @@
-//! Compares, which the layer does for every module: read, look, and for a fused one write.
+//! Compare, and fused compare-and-write, which the layer implements for every module: read, compare, write.
 //!
-//! What is read goes into the request's own buffer, whose content is kept aside meanwhile and put back: a
-//! compare needs no other buffer, so that it never waits for one.
+//! The data is read into the request's own memory, whose expected content is saved first and restored afterwards:
+//! a compare needs no second buffer, so that it never waits for one.
 
 use std::collections::VecDeque;
 
-use memory::Buffer;
-use ring::{Flags, Op, Request as Raw, Status, Tag};
+use block_io::{Op, Request as RingRequest, Status, Tag};
+use dma::Data;
 use slots::{Slab, Slot};
 
-use crate::locks::Locks;
+use crate::internal::InternalTags;
+use crate::range_locks::RangeLocks;
 use crate::{Completion, Request};
 
-/// Compares of one channel, those that wait included; further ones stay with the caller.
+/// Compares queued on one channel; further ones stay in the caller's batch.
 pub(crate) const COMPARES_MAX: usize = 256;
-/// Of those, under way at a time: their expected contents are in memory besides.
+/// Compares in progress on one channel: each has a copy of its expected data in memory.
 const ACTIVE_MAX: u32 = 16;
 
-/// The compares of one channel.
-pub(crate) struct Compares {
-    waiting: VecDeque<Compare>,
-    active: Slab<Active>,
-    /// Requests of the layer's own that the module has not taken yet.
-    pub(crate) own: Vec<Request>,
-    /// Requests of the layer's own that the module has.
-    pub(crate) at_module: u32,
+/// The compares of one channel, queued and in progress.
+///
+/// [`push`](Self::push) queues one; [`advance`](Self::advance) starts queued ones and puts their internal reads into
+/// `internal`, which the channel submits; [`complete_internal`](Self::complete_internal) compares what was read and
+/// then completes the request, or queues the internal write. A fused pair locks its range from before the read
+/// until after the write.
+pub(crate) struct CompareQueue {
+    tags: InternalTags,
+    queued: VecDeque<QueuedCompare>,
+    active: Slab<ActiveCompare>,
+    /// Internal reads and writes that the module has not accepted yet.
+    pub(crate) internal: Vec<Request>,
 }
 
-/// A compare, with the write that is fused to it.
-struct Compare {
+/// A compare that is not started yet, with the write that is fused to it.
+struct QueuedCompare {
     compare: Request,
     write: Option<Request>,
 }
 
-struct Active {
+struct ActiveCompare {
     compare: Option<Request>,
     write: Option<Request>,
     expected: Vec<u8>,
     lock: Option<u64>,
-    phase: Phase,
+    phase: ComparePhase,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    /// Somebody else has a part of the range.
-    Wanting,
-    /// Earlier writes are awaited.
-    Draining,
-    /// The module has it, or is about to get it.
+enum ComparePhase {
+    /// Waits until no other lock overlaps the range.
+    AwaitingLock,
+    /// Holds the lock, and waits until earlier writes have completed.
+    DrainingWrites,
+    /// The internal read is queued or in flight.
     Reading,
+    /// The internal write is queued or in flight.
     Writing,
 }
 
-impl Default for Compares {
+impl Default for CompareQueue {
     fn default() -> Self {
-        Compares {
-            waiting: VecDeque::new(),
+        CompareQueue {
+            tags: InternalTags::new(),
+            queued: VecDeque::new(),
             active: Slab::with_capacity(ACTIVE_MAX),
-            own: Vec::new(),
-            at_module: 0,
+            internal: Vec::new(),
         }
     }
 }
 
-impl Compares {
+impl CompareQueue {
     pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.active.is_empty()
+        self.queued.is_empty() && self.active.is_empty()
+    }
+
+    /// Whether a completion is that of an internal request.
+    pub(crate) fn owns(&self, completion: &Completion) -> bool {
+        self.tags.slot(completion).is_some_and(|slot| self.active.get(slot).is_some())
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.waiting.len() >= COMPARES_MAX
+        self.queued.len() >= COMPARES_MAX
     }
 
-    /// Requests that are in here.
+    /// Number of the caller's requests in the queue.
     pub(crate) fn len(&self) -> usize {
-        let of = |compare: bool, write: &Option<Request>| usize::from(compare) + usize::from(write.is_some());
-        let waiting: usize = self.waiting.iter().map(|one| of(true, &one.write)).sum();
-        // What the module has is counted there.
-        let active: usize = self.active.iter().map(|(_, one)| of(one.compare.is_some(), &one.write)).sum();
-        waiting + active
+        let count =
+            |compare: bool, write: &Option<Request>| usize::from(compare) + usize::from(write.is_some());
+        let queued: usize = self.queued.iter().map(|one| count(true, &one.write)).sum();
+        // Internal requests are not counted: the request that they belong to is.
+        let active: usize = self.active.iter().map(|(_, one)| count(one.compare.is_some(), &one.write)).sum();
+        queued + active
     }
 
-    /// Whether something waits for what is no completion of the module.
-    pub(crate) fn waits(&self) -> bool {
-        let waits = |active: &Active| matches!(active.phase, Phase::Wanting | Phase::Draining);
-        self.active.iter().any(|(_, active)| waits(active))
+    /// Whether a compare waits for a range lock, which no completion of the module announces.
+    pub(crate) fn awaits_lock(&self) -> bool {
+        let awaits = |active: &ActiveCompare| {
+            matches!(active.phase, ComparePhase::AwaitingLock | ComparePhase::DrainingWrites)
+        };
+        self.active.iter().any(|(_, active)| awaits(active))
     }
 
-    /// Takes a compare, and the write that is fused to it.
+    /// Queues a compare, and the write that is fused to it.
     pub(crate) fn push(&mut self, compare: Request, write: Option<Request>) {
-        self.waiting.push_back(Compare { compare, write });
+        self.queued.push_back(QueuedCompare { compare, write });
     }
 
-    /// Begins what can begin; what the module is to do is in `own` then.
-    pub(crate) fn drive(&mut self, locks: &Locks) {
+    /// Starts every compare that can start, and puts its internal read into `internal`.
+    pub(crate) fn advance(&mut self, locks: &RangeLocks) {
         while !self.active.is_full()
-            && let Some(Compare { compare, write }) = self.waiting.pop_front()
+            && let Some(QueuedCompare { compare, write }) = self.queued.pop_front()
         {
-            let phase = if write.is_some() { Phase::Wanting } else { Phase::Draining };
-            let active = Active { compare: Some(compare), write, expected: Vec::new(), lock: None, phase };
+            let phase =
+                if write.is_some() { ComparePhase::AwaitingLock } else { ComparePhase::DrainingWrites };
+            let active =
+                ActiveCompare { compare: Some(compare), write, expected: Vec::new(), lock: None, phase };
             if self.active.insert(active).is_err() {
                 unreachable!("a slab with room has none");
             }
         }
         for (slot, active) in self.active.iter_mut() {
-            if active.phase == Phase::Wanting
+            if active.phase == ComparePhase::AwaitingLock
                 && let Some(compare) = &active.compare
             {
-                active.lock = locks.want(compare.lba..compare.lba + u64::from(compare.blocks));
+                active.lock = locks.request(compare.lba..compare.lba + u64::from(compare.blocks));
                 if active.lock.is_some() {
-                    active.phase = Phase::Draining;
+                    active.phase = ComparePhase::DrainingWrites;
                 }
             }
-            if active.phase == Phase::Draining && active.lock.is_none_or(|id| locks.is_given(id)) {
-                active.phase = Phase::Reading;
-                self.own.extend(active.read(slot));
+            if active.phase == ComparePhase::DrainingWrites
+                && active.lock.is_none_or(|id| locks.is_granted(id))
+            {
+                active.phase = ComparePhase::Reading;
+                self.internal.extend(active.start_read(&self.tags, slot));
             }
         }
     }
 
-    /// The module is done with a request of the layer's own.
-    pub(crate) fn done(&mut self, completion: Completion, locks: &Locks, finished: &mut Vec<Completion>) {
-        self.at_module -= 1;
-        let slot = Slot::from_bits(completion.tag().0);
+    /// Handles the completion of an internal request; adds the caller's completions to `finished`.
+    pub(crate) fn complete_internal(
+        &mut self,
+        completion: Completion,
+        locks: &RangeLocks,
+        finished: &mut Vec<Completion>,
+    ) {
+        let slot = self.tags.slot(&completion).expect("the completion of an internal request");
         let Some(active) = self.active.get_mut(slot) else {
             unreachable!("slot {slot:?} completed and is not in the table")
         };
-        let (status, own) = (completion.status(), completion.into_request());
-        if active.phase == Phase::Reading {
-            let outcome = active.look(status, own.buffer);
+        let (status, mut internal) = (completion.status(), completion.into_request());
+        if active.phase == ComparePhase::Reading {
+            let result = active.compare_data(status, internal.take_data());
             if let Some(compare) = active.compare.take() {
-                finished.push(compare.complete(outcome));
+                finished.push(compare.complete(result));
             }
-            if outcome.is_success()
+            if result.is_success()
                 && let Some(write) = &mut active.write
             {
-                active.phase = Phase::Writing;
-                let buffer = write.buffer.take();
-                let mut own = Raw::new(Tag(slot.to_bits()), Op::Write, write.lba, write.blocks);
-                (own.buffer, own.flow, own.issued) = (buffer, write.flow, write.issued);
-                own.flags = write.flags.with(Flags::OWN);
-                self.own.push(own);
+                active.phase = ComparePhase::Writing;
+                let mut internal = RingRequest::new(Tag(0), Op::Write, write.lba, write.blocks);
+                internal.payload = std::mem::take(&mut write.payload);
+                (internal.flow, internal.issued_ticks, internal.flags) =
+                    (write.flow, write.issued_ticks, write.flags);
+                self.tags.mark(&mut internal, slot);
+                self.internal.push(internal);
                 return;
             }
             let failed = |write: Request| write.complete(Status::FUSED_FAILED);
             finished.extend(active.write.take().map(failed));
         } else if let Some(mut write) = active.write.take() {
-            write.buffer = own.buffer;
+            write.payload = internal.payload;
             finished.push(write.complete(status));
         }
-        self.end(slot, locks);
+        self.finish(slot, locks);
     }
 
-    /// Ends everything that the module has nothing of.
-    pub(crate) fn fail(&mut self, status: Status, locks: &Locks, finished: &mut Vec<Completion>) {
-        for mut own in std::mem::take(&mut self.own) {
-            // Its buffer goes back to whose it is.
-            let slot = Slot::from_bits(own.tag.0);
+    /// Completes with `status` every compare that has no internal request at the module.
+    pub(crate) fn fail_idle(&mut self, status: Status, locks: &RangeLocks, finished: &mut Vec<Completion>) {
+        for internal in std::mem::take(&mut self.internal) {
+            // The data goes back to the caller's request.
+            let completion = internal.complete(status);
+            let slot = self.tags.slot(&completion).expect("an internal request");
+            let mut internal = completion.into_request();
             let Some(active) = self.active.get_mut(slot) else { continue };
-            if active.phase == Phase::Reading {
-                active.look(status, own.buffer.take());
+            if active.phase == ComparePhase::Reading {
+                active.compare_data(status, internal.take_data());
             } else if let Some(write) = &mut active.write {
-                write.buffer = own.buffer.take();
+                write.payload = internal.payload;
             }
-            active.phase = Phase::Wanting;
+            active.phase = ComparePhase::AwaitingLock;
         }
-        let idle = |active: &Active| matches!(active.phase, Phase::Wanting | Phase::Draining);
+        let idle = |active: &ActiveCompare| {
+            matches!(active.phase, ComparePhase::AwaitingLock | ComparePhase::DrainingWrites)
+        };
         let slots: Vec<Slot> =
             self.active.iter().filter(|(_, active)| idle(active)).map(|(slot, _)| slot).collect();
         for slot in slots {
             let Some(active) = self.active.get_mut(slot) else { continue };
             let both = [active.compare.take(), active.write.take()];
             finished.extend(both.into_iter().flatten().map(|request| request.complete(status)));
-            self.end(slot, locks);
+            self.finish(slot, locks);
         }
-        for Compare { compare, write } in self.waiting.drain(..) {
+        for QueuedCompare { compare, write } in self.queued.drain(..) {
             let both = [Some(compare), write];
             finished.extend(both.into_iter().flatten().map(|request| request.complete(status)));
         }
     }
 
-    /// Gives up every lock, for a channel that goes.
-    pub(crate) fn release(&mut self, locks: &Locks) {
+    /// Releases every range lock when the channel is closed.
+    pub(crate) fn release_locks(&mut self, locks: &RangeLocks) {
         self.active.iter_mut().filter_map(|(_, active)| active.lock.take()).for_each(|id| locks.release(id));
     }
 
-    fn end(&mut self, slot: Slot, locks: &Locks) {
-        if let Some(Active { lock: Some(id), .. }) = self.active.remove(slot) {
+    fn finish(&mut self, slot: Slot, locks: &RangeLocks) {
+        if let Some(ActiveCompare { lock: Some(id), .. }) = self.active.remove(slot) {
             locks.release(id);
         }
     }
 }
 
-impl Active {
-    /// The read of what is to be compared.
-    fn read(&mut self, slot: Slot) -> Option<Request> {
+impl ActiveCompare {
+    /// Saves the expected data and returns the internal read.
+    fn start_read(&mut self, tags: &InternalTags, slot: Slot) -> Option<Request> {
         let compare = self.compare.as_mut()?;
-        let mut buffer = compare.buffer.take()?;
+        let mut data = compare.take_data()?;
         self.expected.clear();
-        self.expected.extend_from_slice(buffer.as_slice());
-        // A device that leaves it as it was must not be found equal for that.
-        buffer.clear();
-        let mut own = Raw::read(Tag(slot.to_bits()), compare.lba, compare.blocks, buffer);
-        (own.flags, own.flow, own.issued) = (Flags::OWN, compare.flow, compare.issued);
-        Some(own)
+        data.slices().iter().for_each(|slice| self.expected.extend_from_slice(slice.as_slice()));
+        // A device whose reads do not fill the data must not compare equal.
+        data.clear();
+        let mut internal = RingRequest::read(Tag(0), compare.lba, compare.blocks, data);
+        (internal.flow, internal.issued_ticks) = (compare.flow, compare.issued_ticks);
+        tags.mark(&mut internal, slot);
+        Some(internal)
     }
 
-    /// Compares what was read, and makes the buffer what it was.
-    fn look(&mut self, status: Status, buffer: Option<Buffer>) -> Status {
-        let (Some(mut buffer), Some(compare)) = (buffer, &mut self.compare) else {
+    /// Compares the data that was read, and restores the expected data in the caller's buffer.
+    fn compare_data(&mut self, status: Status, data: Option<Data>) -> Status {
+        let (Some(mut data), Some(compare)) = (data, &mut self.compare) else {
             return Status::INTERNAL_ERROR;
         };
-        let equal = buffer.as_slice() == self.expected;
-        buffer.as_mut_slice().copy_from_slice(&self.expected);
+        let mut rest = &self.expected[..];
+        let equal = data.slices().iter().all(|slice| {
+            let (expected, tail) = rest.split_at(slice.len());
+            rest = tail;
+            slice.as_slice() == expected
+        });
+        data.copy_from(0, &self.expected);
         self.expected = Vec::new();
-        compare.buffer = Some(buffer);
+        compare.set_data(Some(data));
         match status.is_success() {
             true if equal => Status::SUCCESS,
             true => Status::COMPARE_FAILURE.do_not_retry(),

@@ -1,39 +1,40 @@
-//! What a module implements, and the device that the layer makes of it.
+//! The [`Bdev`] trait that modules implement, and the registered [`BlockDevice`].
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ring::Op;
+use block_io::Op;
 use uuid::Uuid;
 
-use crate::locks::Locks;
+use crate::range_locks::RangeLocks;
 use crate::stats::StatsTable;
 use crate::{BdevError, BoxedChannel, ChannelStats, DeviceStats};
 
-/// The size and shape of a device.
+/// Size, block size and alignment of a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Geometry {
-    /// Bytes of a logical block.
+pub struct BdevGeometry {
+    /// Size of a logical block in bytes.
     pub block_size: u32,
     /// Number of logical blocks.
     pub blocks: u64,
-    /// Bytes that the medium writes without reading first; at least `block_size`.
+    /// Size in bytes of writes that need no read-modify-write of the medium; at least `block_size`.
     pub physical_block_size: u32,
-    /// I/O that crosses a multiple of this many blocks is slower; 0 where it does not matter.
+    /// I/O that crosses a multiple of this many blocks is slower; 0 for no boundary.
     pub optimal_io_boundary_blocks: u32,
-    /// Whether an acknowledged write may be lost with the power until a flush or FUA.
+    /// Whether the device has a volatile write cache: a completed write without FUA may be lost at a power failure
+    /// until a flush completes.
     pub write_cache: bool,
-    /// What the address of a buffer is to be a multiple of, at most 4096; 1 where the device copies. Buffers of a
-    /// pool are aligned well enough for all.
+    /// Required alignment of buffer addresses in bytes, at most 4096; 1 where the device copies. Buffers of a pool
+    /// always meet it.
     pub buffer_alignment: u32,
 }
 
-impl Geometry {
-    /// A device of `blocks` blocks with nothing special about it, but that it takes buffers of a pool alone.
-    pub const fn new(block_size: u32, blocks: u64) -> Geometry {
-        Geometry {
+impl BdevGeometry {
+    /// No boundary, no write cache, physical blocks of `block_size`, and a buffer alignment of 4096.
+    pub const fn new(block_size: u32, blocks: u64) -> BdevGeometry {
+        BdevGeometry {
             block_size,
             blocks,
             physical_block_size: block_size,
@@ -43,126 +44,161 @@ impl Geometry {
         }
     }
 
-    /// Size in bytes.
+    /// Capacity in bytes.
     pub const fn bytes(&self) -> u64 {
         self.blocks * self.block_size as u64
     }
 }
 
-/// A value that a module reports about itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Value {
-    /// Yes or no.
-    Bool(bool),
-    /// A count or size.
-    Number(u64),
-    /// Words.
-    Text(String),
-    /// Several.
-    List(Vec<Value>),
-    /// Several, each with a name.
-    Object(Vec<(&'static str, Value)>),
+/// What a module takes in one request. The layer divides requests beyond it, so that callers need not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IoLimits {
+    /// Most bytes of data.
+    pub transfer_bytes_max: u32,
+    /// Most slices of data.
+    pub segments_max: u32,
+    /// Alignment of each slice's address, and of the length of each slice but the last, in bytes: a power of two up to
+    /// 4096. The layer copies what is misaligned.
+    pub alignment: u32,
+    /// Requests do not cross multiples of this many blocks; 0 for no boundary.
+    pub boundary_blocks: u32,
 }
 
-impl From<&str> for Value {
-    fn from(text: &str) -> Value {
-        Value::Text(text.to_string())
+impl IoLimits {
+    /// Any size, any number of slices, any alignment.
+    pub const NONE: IoLimits =
+        IoLimits { transfer_bytes_max: u32::MAX, segments_max: u32::MAX, alignment: 1, boundary_blocks: 0 };
+}
+
+/// A value in a module's [`driver_specific`](Bdev::driver_specific) information, shaped like JSON.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InfoValue {
+    /// A JSON boolean.
+    Bool(bool),
+    /// A JSON number.
+    Number(u64),
+    /// A JSON string.
+    Text(String),
+    /// A JSON array.
+    List(Vec<InfoValue>),
+    /// A JSON object, in the order of its members.
+    Object(Vec<(&'static str, InfoValue)>),
+}
+
+impl From<&str> for InfoValue {
+    fn from(text: &str) -> InfoValue {
+        InfoValue::Text(text.to_string())
     }
 }
 
-/// In-flight limit of a channel whose module names none: what a busy NVMe queue pair holds.
+/// Default [`Bdev::depth`]: what a busy NVMe queue pair holds.
 pub const DEPTH_DEFAULT: u32 = 1024;
 
-/// What a module implements: one object a device, used from any thread.
+/// The interface of a module: one object a device, called from any thread.
 pub trait Bdev: Any + Send + Sync {
-    /// The kind of device, in SPDK's words.
+    /// The kind of device, as SPDK's `product_name`.
     fn product_name(&self) -> &'static str;
 
-    /// Size and shape now. Only `blocks` may change, told by [`Registry::notify_resized`].
+    /// Current geometry. Only `blocks` may change, announced by [`Registry::notify_resized`].
     ///
     /// [`Registry::notify_resized`]: crate::Registry::notify_resized
-    fn geometry(&self) -> Geometry;
+    fn geometry(&self) -> BdevGeometry;
 
-    /// Whether channels take this operation. Where [`Op::Reset`] is not supported the layer answers
-    /// it once what is in flight has completed; where it is, it reaches the module even beyond
-    /// [`depth`](Self::depth). [`Op::Compare`] reaches no module and is not asked about: channels take it where they
-    /// take reads.
+    /// Whether the module implements an operation. Where [`Op::Reset`] is not supported, the layer completes it once
+    /// all I/O in flight has completed; where it is, it reaches the module even beyond [`depth`](Self::depth).
+    /// [`Op::Compare`] never reaches a module: the layer supports it wherever reads are supported, and likewise
+    /// [`Op::Copy`] and [`Op::Abort`]. To a module without [`Op::SeekData`] or [`Op::SeekHole`] all blocks are allocated.
     fn supports(&self, op: Op) -> bool;
 
-    /// A ring to the device, on the core that will use it.
+    /// Opens an I/O channel on the core that will use it.
     ///
-    /// Requests that reach it were inside the device, of supported operations and with the right
-    /// buffer when they were checked; a device that shrinks checks again. The range of an operation
-    /// that has none is whatever the caller left there.
+    /// Requests that reach it are validated: a supported operation, a range inside the device, data of the right
+    /// length within [`io_limits`](Self::io_limits), writable for a read. A device that can shrink must check the range again. The range fields of an operation without a range
+    /// are undefined.
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError>;
 
-    /// What `bdev_get_bdevs` shows under `driver_specific`.
-    fn driver_specific(&self) -> Vec<(&'static str, Value)> {
+    /// What the module takes in one request, read when a channel is opened. By default one slice of any size, aligned
+    /// to the geometry's `buffer_alignment`.
+    fn io_limits(&self) -> IoLimits {
+        IoLimits { segments_max: 1, alignment: self.geometry().buffer_alignment, ..IoLimits::NONE }
+    }
+
+    /// The members of `driver_specific` in the result of `bdev_get_bdevs`.
+    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
         Vec::new()
     }
 
-    /// Whether a read leaves the buffer as it was. Who shows data to strangers clears it first.
+    /// Whether reads leave the buffer unchanged. A target clears the buffer first, so that no old data leaks.
     fn reads_undefined(&self) -> bool {
         false
     }
 
-    /// Whether the device takes no writes from anybody, however it is opened.
+    /// Whether the device rejects writes, however it is opened.
     fn read_only(&self) -> bool {
         false
     }
 
-    /// Most requests in flight on one channel.
+    /// Maximum number of requests in flight on one channel.
     fn depth(&self) -> u32 {
         DEPTH_DEFAULT
     }
 
-    /// What the device stands on, if that may be used only once: two devices with the same medium
-    /// are not registered together. A file's device and inode number.
-    fn medium(&self) -> Option<(u64, u64)> {
+    /// Identity of a backing file that only one device may use: device and inode number. Registration fails if
+    /// another device has the same.
+    fn backing_id(&self) -> Option<(u64, u64)> {
         None
     }
 
-    /// Called once, at removal: lets go on whatever it holds back, as nobody can ask for that later.
-    fn removed(&self) {}
+    /// Called once, at removal: resumes I/O that the module holds back, as it cannot be resumed later.
+    fn on_removed(&self) {}
 
-    /// Called once, after removal, when the last descriptor and channel are gone; gives up what the
-    /// device holds of others.
-    fn closed(&self) {}
+    /// Called once, after removal, when the last descriptor and channel are closed: releases claims and files.
+    fn on_closed(&self) {}
 }
 
-/// A registered device. It outlives its registration for those who still have it open.
-pub struct Device {
+/// A registered block device (SPDK's `spdk_bdev`).
+///
+/// It owns the module's object, the statistics and range locks that its channels share, and the claim. Made by
+/// [`Registry::register`](crate::Registry::register), opened by [`Registry::open`](crate::Registry::open), removed by
+/// [`Registry::unregister`](crate::Registry::unregister): from then on new I/O fails, and the object lives until the
+/// last descriptor and channel are closed.
+pub struct BlockDevice {
     name: String,
     aliases: Vec<String>,
     uuid: Uuid,
     bdev: Arc<dyn Bdev>,
-    /// Read by channels at every submit, written by the control plane.
+    /// Read by channels at each submit, written by the control plane.
     pub(crate) blocks: AtomicU64,
     pub(crate) removed: AtomicBool,
     pub(crate) stats: StatsTable,
-    pub(crate) locks: Locks,
-    opens: Mutex<Opens>,
+    pub(crate) range_locks: RangeLocks,
+    open_state: Mutex<OpenState>,
     released: Condvar,
 }
 
 #[derive(Default)]
-struct Opens {
+struct OpenState {
     descriptors: u32,
     writers: u32,
     claim: Option<String>,
     closed: bool,
 }
 
-/// One opening of a device; held by its descriptor and by the descriptor's channels.
-pub(crate) struct Open {
-    pub(crate) device: Arc<Device>,
+/// An open of a device, shared by its descriptor and the descriptor's channels; dropping the last closes it.
+pub(crate) struct OpenHandle {
+    pub(crate) device: Arc<BlockDevice>,
     pub(crate) writes: bool,
     claims: bool,
 }
 
-impl Device {
-    pub(crate) fn new(name: &str, uuid: Option<Uuid>, aliases: &[String], bdev: Arc<dyn Bdev>) -> Device {
-        Device {
+impl BlockDevice {
+    pub(crate) fn new(
+        name: &str,
+        uuid: Option<Uuid>,
+        aliases: &[String],
+        bdev: Arc<dyn Bdev>,
+    ) -> BlockDevice {
+        BlockDevice {
             name: name.to_string(),
             aliases: aliases.to_vec(),
             uuid: uuid.unwrap_or_else(Uuid::new_v4),
@@ -170,149 +206,149 @@ impl Device {
             bdev,
             removed: AtomicBool::new(false),
             stats: StatsTable::default(),
-            locks: Locks::default(),
-            opens: Mutex::new(Opens::default()),
+            range_locks: RangeLocks::default(),
+            open_state: Mutex::new(OpenState::default()),
             released: Condvar::new(),
         }
     }
 
-    /// Its name.
+    /// The name under which it is registered; unique.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its other names.
+    /// Further names under which it can be found and opened.
     pub fn aliases(&self) -> &[String] {
         &self.aliases
     }
 
-    /// Its UUID, made up at registration where none was given.
+    /// UUID; random if none was given at registration.
     pub fn uuid(&self) -> Uuid {
         self.uuid
     }
 
-    /// Size and shape, as channels check against them.
-    pub fn geometry(&self) -> Geometry {
-        Geometry { blocks: self.blocks.load(Ordering::Relaxed), ..self.bdev.geometry() }
+    /// Geometry, with the number of blocks that channels validate against.
+    pub fn geometry(&self) -> BdevGeometry {
+        BdevGeometry { blocks: self.blocks.load(Ordering::Relaxed), ..self.bdev.geometry() }
     }
 
-    /// The module's object.
+    /// The module's object behind the device.
     pub fn bdev(&self) -> &Arc<dyn Bdev> {
         &self.bdev
     }
 
-    /// The module's object as what it is, if it is a `T`.
+    /// The module's object, if it is a `T`.
     pub fn module<T: Bdev>(&self) -> Option<&T> {
         let any: &dyn Any = &*self.bdev;
         any.downcast_ref()
     }
 
-    /// Whether it was unregistered.
+    /// Whether it was unregistered; new I/O then fails.
     pub fn is_removed(&self) -> bool {
         self.removed.load(Ordering::Relaxed)
     }
 
-    /// Who holds it exclusively.
+    /// The holder of the exclusive claim, if there is one.
     pub fn claimed_by(&self) -> Option<String> {
         self.lock().claim.clone()
     }
 
-    /// Openings that are not closed yet.
+    /// Number of open descriptors; one whose channels are still open counts.
     pub fn open_count(&self) -> u32 {
         self.lock().descriptors
     }
 
-    /// Waits until it is removed and nobody has it open; `false` after `timeout`. Not for reactors.
+    /// Blocks until it is removed and closed by all users; `false` after `timeout`. Must not be called on a reactor.
     pub fn wait_closed(&self, timeout: Duration) -> bool {
         let end = Instant::now() + timeout;
-        let mut opens = self.lock();
-        while !opens.closed {
+        let mut state = self.lock();
+        while !state.closed {
             let Some(left) = end.checked_duration_since(Instant::now()) else { return false };
-            opens = self.released.wait_timeout(opens, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.released.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
     }
 
-    /// What its channels have done, all together.
+    /// Statistics, summed over all channels, closed ones included.
     pub fn stats(&self) -> DeviceStats {
         self.stats.total()
     }
 
-    /// What each open channel has done.
+    /// Statistics of each open channel.
     pub fn channel_stats(&self) -> Vec<ChannelStats> {
         self.stats.channels()
     }
 
-    /// Counts from zero again.
+    /// Resets all statistics to zero.
     pub fn reset_stats(&self) {
         self.stats.reset();
     }
 
-    /// Opens it; `claim` is who wants it alone.
-    pub(crate) fn open(self: &Arc<Self>, writes: bool, claim: Option<&str>) -> Result<Open, BdevError> {
-        let mut opens = self.lock();
+    /// Opens it; `claim` names the holder of an exclusive claim.
+    pub(crate) fn open(self: &Arc<Self>, writes: bool, claim: Option<&str>) -> Result<OpenHandle, BdevError> {
+        let mut state = self.lock();
         if self.is_removed() {
             return Err(BdevError::Removed { name: self.name.clone() });
         }
-        if writes && let Some(by) = &opens.claim {
+        if writes && let Some(by) = &state.claim {
             return Err(BdevError::Claimed { name: self.name.clone(), by: by.clone() });
         }
-        if claim.is_some() && opens.writers > 0 {
-            let by = format!("{} other writer(s)", opens.writers);
+        if claim.is_some() && state.writers > 0 {
+            let by = format!("{} other writer(s)", state.writers);
             return Err(BdevError::Claimed { name: self.name.clone(), by });
         }
-        opens.descriptors += 1;
-        opens.writers += u32::from(writes);
+        state.descriptors += 1;
+        state.writers += u32::from(writes);
         if let Some(by) = claim {
-            opens.claim = Some(by.to_string());
+            state.claim = Some(by.to_string());
         }
-        Ok(Open { device: self.clone(), writes, claims: claim.is_some() })
+        Ok(OpenHandle { device: self.clone(), writes, claims: claim.is_some() })
     }
 
-    /// From here on every new I/O fails.
+    /// Marks it removed: every new I/O fails.
     pub(crate) fn remove(&self) {
-        let mut opens = self.lock();
+        let mut state = self.lock();
         self.removed.store(true, Ordering::Relaxed);
-        self.bdev.removed();
-        let last = opens.descriptors == 0 && !opens.closed;
-        opens.closed |= last;
-        drop(opens);
+        self.bdev.on_removed();
+        let last = state.descriptors == 0 && !state.closed;
+        state.closed |= last;
+        drop(state);
         if last {
-            self.bdev.closed();
+            self.bdev.on_closed();
             self.released.notify_all();
         }
     }
 
-    fn close(&self, open: &Open) {
-        let mut opens = self.lock();
-        opens.descriptors -= 1;
-        opens.writers -= u32::from(open.writes);
+    fn close(&self, open: &OpenHandle) {
+        let mut state = self.lock();
+        state.descriptors -= 1;
+        state.writers -= u32::from(open.writes);
         if open.claims {
-            opens.claim = None;
+            state.claim = None;
         }
-        let last = opens.descriptors == 0 && self.is_removed() && !opens.closed;
-        opens.closed |= last;
-        drop(opens);
+        let last = state.descriptors == 0 && self.is_removed() && !state.closed;
+        state.closed |= last;
+        drop(state);
         if last {
-            self.bdev.closed();
+            self.bdev.on_closed();
             self.released.notify_all();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Opens> {
-        // Every change under the lock is whole before anything can panic.
-        self.opens.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, OpenState> {
+        // No change under the lock can panic half-way, so that a poisoned lock is consistent.
+        self.open_state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenHandle {
     fn drop(&mut self) {
         let device = self.device.clone();
         device.close(self);
     }
 }
 
-impl std::fmt::Debug for Device {
+impl std::fmt::Debug for BlockDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Device({}, {}, {:?})", self.name, self.bdev.product_name(), self.geometry())
     }

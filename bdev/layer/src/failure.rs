@@ -1,70 +1,70 @@
-//! Why a control operation on devices failed.
+//! The error type of control operations on block devices.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a device could not be made, found, opened or changed.
+/// Why creating, finding, opening or changing a device failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BdevError {
     /// No device has that name, alias or UUID.
     #[error("no bdev is called {name}")]
     NotFound {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
-    /// The name, an alias or the UUID is taken.
-    #[error("{name} already names a bdev")]
+    /// The name, an alias or the UUID is in use.
+    #[error("a bdev named {name} already exists")]
     Exists {
-        /// What is taken.
+        /// The name, alias or UUID that is in use.
         name: String,
     },
-    /// Somebody holds the device so that it cannot be opened this way.
+    /// A claim or another writer prevents this open.
     #[error("{name} is claimed by {by}")]
     Claimed {
-        /// The device, or the file behind it.
+        /// The device, or its backing file.
         name: String,
-        /// Who holds it.
+        /// The holder.
         by: String,
     },
-    /// The device was removed while the caller held on to it.
+    /// The device was removed while the caller had a reference to it.
     #[error("{name} has been removed")]
     Removed {
         /// The device.
         name: String,
     },
-    /// A parameter that cannot be.
+    /// A parameter has an invalid value.
     #[error("{field}: {reason}")]
     Invalid {
-        /// The parameter.
+        /// Name of the parameter.
         field: &'static str,
-        /// What is wrong with it.
+        /// Why the value is invalid.
         reason: String,
     },
-    /// The device is of another kind than the operation is for.
-    #[error("{name} is not a {wanted}")]
+    /// The operation is for another kind of device.
+    #[error("{name} is not a {expected}")]
     WrongKind {
         /// The device.
         name: String,
-        /// The product name of what would do.
-        wanted: &'static str,
+        /// The product name of the required kind.
+        expected: &'static str,
     },
-    /// No memory for the device's contents.
+    /// The memory for the device's contents could not be allocated.
     #[error(transparent)]
-    Memory(#[from] memory::RegionError),
-    /// The core has no io_uring, so that there is no file I/O on it.
+    Memory(#[from] dma::RegionError),
+    /// The core has no io_uring, which file I/O needs.
     #[error(
         "file I/O needs io_uring, which this core does not have (kernel older than 5.19, \
          kernel.io_uring_disabled, or a seccomp filter)"
     )]
     NoFileIo,
-    /// The operating system refused something about a file.
+    /// A file operation failed.
     #[error("{} {doing}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// What the operating system said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }

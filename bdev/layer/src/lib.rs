@@ -1,20 +1,20 @@
-//! The block-device layer: who has which device open, and what every I/O goes through on its way.
+//! The block-device layer: device registration, claims, I/O channels, statistics, and the basic modules.
 //!
-//! A [`Registry`] names [`Device`]s, guards claims and hands out [`Descriptor`]s. A descriptor opens
-//! one [`Channel`] a core, which checks each request, limits what is in flight, shares the device
-//! between flows, and counts. Compares it does itself, and a write that is [fused](ring::Flags::FUSED) to one as
-//! well, with no other write of the range in between, whichever core it comes from. Modules ([`malloc`],
-//! [`null`], [`uring`], [`error`], [`delay`]) implement [`Bdev`]. [`Io`] is the `async` face of a channel, for
+//! A [`Registry`] maps names to [`BlockDevice`]s, keeps claims and returns [`Descriptor`]s. A descriptor opens one
+//! [`BdevChannel`] a core, which validates each request, limits the queue depth, shares the device fairly between
+//! flows, and keeps statistics. The layer itself implements compare and [fused](block_io::RequestFlags::FUSED)
+//! compare-and-write, which is atomic with respect to writes from every core. Modules ([`malloc`], [`null`],
+//! [`uring`], [`error`], [`delay`]) implement [`Bdev`]. [`AsyncChannel`] is the `async` interface of a channel, for
 //! control code.
 //!
 //! ```
-//! use bdev::{Access, Io, Registry, malloc};
+//! use bdev::{Access, AsyncChannel, Registry, malloc};
 //! let registry = Registry::new();
 //! malloc::create(&registry, malloc::MallocConfig::new("Malloc0", 2048, 512))?;
-//! let reactor = reactor::Reactor::new(&reactor::Config::default()).expect("a reactor");
+//! let reactor = reactor::Reactor::new(&reactor::ReactorConfig::default()).expect("a reactor");
 //! let core = reactor.core();
 //! let descriptor = registry.open("Malloc0", Access::ReadWrite)?;
-//! let io = Io::new(&core, descriptor.channel(&core)?);
+//! let io = AsyncChannel::new(&core, descriptor.channel(&core)?);
 //! let mut buffer = core.pool().take(4096).expect("a buffer");
 //! buffer.as_mut_slice().fill(7);
 //! let buffer = reactor.block_on(async move {
@@ -27,38 +27,43 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod async_channel;
 mod bad_blocks;
 mod channel;
 mod compare;
 mod device;
 mod failure;
-mod fair;
-mod io;
-mod locks;
+mod fair_queue;
+mod internal;
 mod modules;
+mod parts;
+mod range_locks;
 mod registry;
+pub mod rpc;
 mod stats;
 pub mod testing;
 
+pub use async_channel::AsyncChannel;
 pub use bad_blocks::{BadBlocks, TooManyRanges};
-pub use channel::Channel;
-pub use device::{Bdev, DEPTH_DEFAULT, Device, Geometry, Value};
+pub use channel::BdevChannel;
+pub use device::{Bdev, BdevGeometry, BlockDevice, DEPTH_DEFAULT, InfoValue, IoLimits};
 pub use failure::BdevError;
-pub use io::Io;
 pub use modules::{delay, error, malloc, null, uring};
 pub use registry::{Access, Descriptor, DeviceEvent, Registry, SubscriptionId};
-pub use stats::{ChannelStats, DeviceStats, Histogram, OpCounters, OpStats};
+pub use stats::{BdevHistogram, ChannelStats, DeviceStats, OpCounters, OpStats};
 pub use uuid::Uuid;
 
-/// Whether channels take fused compares ([`ring::Flags::FUSED`]): what makes them atomic takes a kernel that knows
-/// `membarrier`.
-pub fn can_fuse() -> bool {
-    sys::barrier::is_there()
+/// Whether channels accept fused compare-and-write ([`block_io::RequestFlags::FUSED`]): its range locks need the
+/// `membarrier` system call.
+pub fn supports_fused() -> bool {
+    os::barrier::is_supported()
 }
 
-/// A request as it travels through the layer.
-pub type Request = ring::Request<memory::Buffer>;
-/// Its way back.
-pub type Completion = ring::Completion<memory::Buffer>;
-/// A module's ring, on the core that opened it.
-pub type BoxedChannel = Box<dyn ring::Channel<Request = Request, Completion = Completion>>;
+/// An I/O request of a block device; it owns its buffer.
+pub type Request = block_io::Request<dma::Data>;
+/// A completed request, which returns the buffer.
+pub type Completion = block_io::Completion<dma::Data>;
+// A completion fits a cache line.
+const _: () = assert!(size_of::<Completion>() == 64);
+/// A module's I/O channel, used on the core that opened it.
+pub type BoxedChannel = Box<dyn block_io::Channel<Request = Request, Completion = Completion>>;

@@ -1,4 +1,4 @@
-//! The modules.
+//! The block device modules of this crate.
 
 mod base;
 pub mod delay;
@@ -7,25 +7,25 @@ pub mod malloc;
 pub mod null;
 pub mod uring;
 
-pub(crate) use base::Dice;
+pub(crate) use base::SplitMix64;
 
-use crate::{BdevError, Geometry, Request};
+use crate::{BdevError, BdevGeometry, Request};
 
-/// The geometry of a device that is made to measure.
-pub(crate) fn geometry(num_blocks: u64, block_size: u32) -> Result<Geometry, BdevError> {
+/// Validates the size of a new device and returns its geometry.
+pub(crate) fn geometry(num_blocks: u64, block_size: u32) -> Result<BdevGeometry, BdevError> {
     if block_size < 512 || !block_size.is_multiple_of(512) {
         let reason = format!("{block_size} is not a multiple of 512");
         return Err(BdevError::invalid("block_size", reason));
     }
     if num_blocks == 0 || num_blocks.checked_mul(u64::from(block_size)).is_none() {
-        let reason = format!("{num_blocks} blocks of {block_size} bytes cannot be");
+        let reason = format!("{num_blocks} blocks of {block_size} bytes is not a valid capacity");
         return Err(BdevError::invalid("num_blocks", reason));
     }
-    Ok(Geometry { buffer_alignment: 1, ..Geometry::new(block_size, num_blocks) })
+    Ok(BdevGeometry { buffer_alignment: 1, ..BdevGeometry::new(block_size, num_blocks) })
 }
 
-/// First byte and number of bytes of a request. A flush or reset has none, whatever its range says:
-/// the layer does not check a range that means nothing.
+/// Byte offset and length of a request; 0 and 0 for operations without a range, whose range fields are not
+/// validated.
 #[inline]
 pub(crate) fn bytes_of(request: &Request, block_size: u32) -> (u64, u64) {
     if !request.op.has_range() {

@@ -1,4 +1,4 @@
-//! Names, claims and events: the control plane's table of devices.
+//! The registry of block devices: names, claims and events. Control plane only.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -6,66 +6,66 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use uuid::Uuid;
 
-use crate::device::Open;
-use crate::{Bdev, BdevError, Channel, Device};
+use crate::device::OpenHandle;
+use crate::{Bdev, BdevChannel, BdevError, BlockDevice};
 
-/// The table of devices. Cheap to clone; for any thread; never touched by an I/O.
+/// The registry of block devices. Cheap to clone; usable from any thread; not used on the I/O path.
 #[derive(Clone, Default)]
-pub struct Registry(Arc<Inner>);
+pub struct Registry(Arc<RegistryInner>);
 
-/// A registry that may be gone by the time it is needed.
-pub(crate) struct WeakRegistry(Weak<Inner>);
+/// A weak reference to a registry.
+pub(crate) struct WeakRegistry(Weak<RegistryInner>);
 
 #[derive(Default)]
-struct Inner {
-    table: Mutex<Table>,
+struct RegistryInner {
+    table: Mutex<RegistryTable>,
 }
 
 type Subscriber = Arc<dyn Fn(&DeviceEvent) + Send + Sync>;
 
 #[derive(Default)]
-struct Table {
-    devices: BTreeMap<String, Arc<Device>>,
+struct RegistryTable {
+    devices: BTreeMap<String, Arc<BlockDevice>>,
     subscribers: Vec<(u64, Subscriber)>,
-    subscriptions: u64,
+    last_subscription: u64,
 }
 
-/// What happened to a device.
+/// A change of a device, sent to subscribers.
 #[derive(Clone, Debug)]
 pub enum DeviceEvent {
     /// It can be found and opened.
-    Registered(Arc<Device>),
+    Registered(Arc<BlockDevice>),
     /// Its number of blocks changed.
-    Resized(Arc<Device>),
-    /// It cannot be found any more, and every new I/O fails.
-    Removed(Arc<Device>),
+    Resized(Arc<BlockDevice>),
+    /// It is not registered any more, and every new I/O fails.
+    Removed(Arc<BlockDevice>),
 }
 
-/// Names a subscription, to end it.
+/// Identifies a subscription; see [`Registry::unsubscribe`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubscriptionId(u64);
 
-/// How a device is opened.
+/// How a device is opened: which I/O is allowed, and which other opens are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access<'a> {
-    /// Writes are refused. Possible beside every other opening.
+    /// Reads only; writes are rejected. Compatible with every other open.
     ReadOnly,
-    /// Reads and writes, beside others who do.
+    /// Reads and writes; other writers are allowed.
     ReadWrite,
-    /// Reads and writes, and nobody else writes while this is open.
+    /// Reads and writes with an exclusive-write claim: no other writer while this is open.
     Exclusive {
-        /// Who, for the error that others get.
+        /// The holder, named in the error that other writers get.
         by: &'a str,
     },
 }
 
-/// An open device. May be sent to the core that makes channels of it; dropped with its channels, it
-/// gives up its claim.
-pub struct Descriptor(Arc<Open>);
+/// An open device (SPDK's `spdk_bdev_desc`). It may be sent to the core that opens channels. The device is closed,
+/// and its claim released, when the descriptor and all its channels are dropped.
+pub struct Descriptor(Arc<OpenHandle>);
 
 impl DeviceEvent {
-    /// The device that it happened to.
-    pub fn device(&self) -> &Arc<Device> {
+    /// The device that changed.
+    pub fn device(&self) -> &Arc<BlockDevice> {
         match self {
             DeviceEvent::Registered(device) | DeviceEvent::Resized(device) | DeviceEvent::Removed(device) => {
                 device
@@ -75,22 +75,22 @@ impl DeviceEvent {
 }
 
 impl Registry {
-    /// An empty table.
+    /// A registry without devices.
     pub fn new() -> Registry {
         Registry::default()
     }
 
-    /// Puts a device in. Its name, aliases, UUID and medium must be its own.
+    /// Registers a device. Fails if its name, an alias, its UUID or its backing file is in use.
     pub fn register(
         &self,
         name: &str,
         uuid: Option<Uuid>,
         aliases: &[String],
         bdev: Arc<dyn Bdev>,
-    ) -> Result<Arc<Device>, BdevError> {
+    ) -> Result<Arc<BlockDevice>, BdevError> {
         check_name(name)?;
         check_geometry(&*bdev)?;
-        let device = Arc::new(Device::new(name, uuid, aliases, bdev));
+        let device = Arc::new(BlockDevice::new(name, uuid, aliases, bdev));
         let mut table = self.lock();
         let uuid_text = device.uuid().to_string();
         let names = std::iter::once(name).chain(aliases.iter().map(String::as_str));
@@ -99,42 +99,42 @@ impl Registry {
                 return Err(BdevError::Exists { name: taken.to_string() });
             }
         }
-        if let Some(medium) = device.bdev().medium()
-            && let Some(holder) = table.medium_holder(medium)
+        if let Some(medium) = device.bdev().backing_id()
+            && let Some(holder) = table.backing_user(medium)
         {
-            let by = format!("the bdev {holder}, which stands on the same file");
+            let by = format!("the bdev {holder}, which uses the same file");
             return Err(BdevError::Claimed { name: name.to_string(), by });
         }
         table.devices.insert(name.to_string(), device.clone());
         drop(table);
-        self.tell(&DeviceEvent::Registered(device.clone()));
+        self.notify(&DeviceEvent::Registered(device.clone()));
         Ok(device)
     }
 
-    /// Takes a device out at once: it is not found any more, new I/O fails, what is in flight
-    /// completes. Waits for nothing; [`Device::wait_closed`] does.
-    pub fn unregister(&self, name: &str) -> Result<Arc<Device>, BdevError> {
+    /// Unregisters a device at once: it cannot be found any more, new I/O fails, I/O in flight completes. Does not
+    /// wait for users; [`BlockDevice::wait_closed`] does.
+    pub fn unregister(&self, name: &str) -> Result<Arc<BlockDevice>, BdevError> {
         let mut table = self.lock();
         let found = table.find(name).map(|device| device.name().to_string());
         let device = found.and_then(|name| table.devices.remove(&name));
         drop(table);
         let device = device.ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
         device.remove();
-        self.tell(&DeviceEvent::Removed(device.clone()));
+        self.notify(&DeviceEvent::Removed(device.clone()));
         Ok(device)
     }
 
-    /// The device of that name, alias or UUID.
-    pub fn find(&self, name: &str) -> Option<Arc<Device>> {
+    /// Finds a device by name, alias or UUID.
+    pub fn find(&self, name: &str) -> Option<Arc<BlockDevice>> {
         self.lock().find(name).cloned()
     }
 
-    /// Every device, by name.
-    pub fn list(&self) -> Vec<Arc<Device>> {
+    /// All devices, sorted by name.
+    pub fn list(&self) -> Vec<Arc<BlockDevice>> {
         self.lock().devices.values().cloned().collect()
     }
 
-    /// Opens the device of that name, alias or UUID.
+    /// Opens a device by name, alias or UUID.
     pub fn open(&self, name: &str, access: Access<'_>) -> Result<Descriptor, BdevError> {
         let device = self.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
         let open = match access {
@@ -145,56 +145,56 @@ impl Registry {
         Ok(Descriptor(Arc::new(open)))
     }
 
-    /// Every exclusive claim: device and holder.
+    /// All exclusive claims: device and holder.
     pub fn claims(&self) -> Vec<(String, String)> {
-        let claim = |device: Arc<Device>| Some((device.name().to_string(), device.claimed_by()?));
+        let claim = |device: Arc<BlockDevice>| Some((device.name().to_string(), device.claimed_by()?));
         self.list().into_iter().filter_map(claim).collect()
     }
 
-    /// Calls `subscriber` for every event from now on, on the thread that caused it and outside the
-    /// registry's lock. It must not block.
+    /// Calls `subscriber` for every later event, on the thread that caused it and outside the registry's lock. It
+    /// must not block.
     pub fn subscribe(&self, subscriber: Box<dyn Fn(&DeviceEvent) + Send + Sync>) -> SubscriptionId {
         let mut table = self.lock();
-        table.subscriptions += 1;
-        let id = table.subscriptions;
+        table.last_subscription += 1;
+        let id = table.last_subscription;
         table.subscribers.push((id, subscriber.into()));
         SubscriptionId(id)
     }
 
-    /// Ends a subscription. An event that is being told may still arrive.
+    /// Ends a subscription. An event that is being delivered may still arrive.
     pub fn unsubscribe(&self, id: SubscriptionId) {
         self.lock().subscribers.retain(|(other, _)| *other != id.0);
     }
 
-    /// Takes over the number of blocks that the module reports now. Every channel sees it at its
-    /// next submit. Nothing happens where the number is the same.
+    /// Applies the number of blocks that the module reports now, and notifies subscribers. Channels see it at their
+    /// next submit. No effect if the number is unchanged.
     pub fn notify_resized(&self, name: &str) -> Result<(), BdevError> {
         let device = self.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
         let blocks = device.bdev().geometry().blocks;
         if device.blocks.swap(blocks, Ordering::Relaxed) != blocks {
-            self.tell(&DeviceEvent::Resized(device));
+            self.notify(&DeviceEvent::Resized(device));
         }
         Ok(())
     }
 
-    /// The device that stands on a medium.
-    pub(crate) fn medium_holder(&self, medium: (u64, u64)) -> Option<String> {
-        self.lock().medium_holder(medium)
+    /// Name of the device that uses a backing file.
+    pub(crate) fn backing_user(&self, medium: (u64, u64)) -> Option<String> {
+        self.lock().backing_user(medium)
     }
 
     pub(crate) fn downgrade(&self) -> WeakRegistry {
         WeakRegistry(Arc::downgrade(&self.0))
     }
 
-    fn tell(&self, event: &DeviceEvent) {
+    fn notify(&self, event: &DeviceEvent) {
         let subscribers = self.lock().subscribers.clone();
         for (_, subscriber) in subscribers {
             subscriber(event);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        // No user code runs under the lock and each change is one call, so that it is never half done.
+    fn lock(&self) -> MutexGuard<'_, RegistryTable> {
+        // No user code runs under the lock and each change is one call: a poisoned lock is consistent.
         self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -205,13 +205,13 @@ impl WeakRegistry {
     }
 }
 
-impl Table {
-    fn medium_holder(&self, medium: (u64, u64)) -> Option<String> {
-        let holder = self.devices.values().find(|device| device.bdev().medium() == Some(medium));
+impl RegistryTable {
+    fn backing_user(&self, medium: (u64, u64)) -> Option<String> {
+        let holder = self.devices.values().find(|device| device.bdev().backing_id() == Some(medium));
         holder.map(|device| device.name().to_string())
     }
 
-    fn find(&self, name: &str) -> Option<&Arc<Device>> {
+    fn find(&self, name: &str) -> Option<&Arc<BlockDevice>> {
         if let Some(device) = self.devices.get(name) {
             return Some(device);
         }
@@ -223,22 +223,22 @@ impl Table {
 }
 
 impl Descriptor {
-    /// The device.
-    pub fn device(&self) -> &Arc<Device> {
+    /// The open device.
+    pub fn device(&self) -> &Arc<BlockDevice> {
         &self.0.device
     }
 
-    /// Whether writes are allowed.
+    /// Whether the access mode allows writes.
     pub fn writes(&self) -> bool {
         self.0.writes
     }
 
-    /// A channel to the device on this core.
-    pub fn channel(&self, core: &reactor::Core) -> Result<Channel, BdevError> {
+    /// Opens an I/O channel on this core. Fails if the device is removed or the module cannot open one.
+    pub fn channel(&self, core: &reactor::Core) -> Result<BdevChannel, BdevError> {
         if self.0.device.is_removed() {
             return Err(BdevError::Removed { name: self.0.device.name().to_string() });
         }
-        Channel::new(self.0.clone(), core)
+        BdevChannel::new(self.0.clone(), core)
     }
 }
 
@@ -248,7 +248,7 @@ impl std::fmt::Debug for Descriptor {
     }
 }
 
-/// Longest name: what SPDK's tools and a log line bear.
+/// Longest name, in bytes: fits SPDK's tools and a log line.
 const NAME_BYTES_MAX: usize = 255;
 
 fn check_name(name: &str) -> Result<(), BdevError> {
@@ -262,15 +262,15 @@ fn check_name(name: &str) -> Result<(), BdevError> {
 fn check_geometry(bdev: &dyn Bdev) -> Result<(), BdevError> {
     let geometry = bdev.geometry();
     if geometry.block_size == 0 || !geometry.block_size.is_multiple_of(8) {
-        let reason = format!("{} bytes is not a block size", geometry.block_size);
+        let reason = format!("{} bytes is not a valid block size", geometry.block_size);
         return Err(BdevError::invalid("block_size", reason));
     }
     if geometry.blocks.checked_mul(u64::from(geometry.block_size)).is_none() {
-        let reason = format!("{} blocks are more bytes than 64 bits count", geometry.blocks);
+        let reason = format!("the capacity of {} blocks overflows 64 bits", geometry.blocks);
         return Err(BdevError::invalid("num_blocks", reason));
     }
     if bdev.depth() == 0 {
-        return Err(BdevError::invalid("depth", "a channel that takes nothing is of no use"));
+        return Err(BdevError::invalid("depth", "the queue depth is 0"));
     }
     Ok(())
 }

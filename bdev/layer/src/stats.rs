@@ -1,58 +1,57 @@
-//! Counters that one core writes and any thread reads.
+//! I/O statistics: counters that one core writes and any thread reads.
 //!
-//! Each channel owns a set. Its core is the only writer and uses plain loads and stores; a reader
-//! may see one counter of an I/O a moment before another. Sums over channels are made by the reader.
+//! Each channel owns a set of counters. Its core is the only writer and uses plain loads and stores; a reader may
+//! see one counter of an I/O slightly before another. The reader adds channels up.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ring::Op;
+use block_io::Op;
+use histogram::{LogBuckets, index_of_rank};
 
 const OPS: usize = Op::ALL.len();
 
-/// Buckets to a power of two: a percentile is exact to 1/32, about 3 %.
-const STEPS_BITS: u32 = 5;
-const STEPS: u64 = 1 << STEPS_BITS;
-/// Latencies from 2^44 ticks on, over an hour, share the last bucket.
-const TICKS_BITS_MAX: u32 = 44;
-const BUCKETS: usize = ((TICKS_BITS_MAX - STEPS_BITS + 1) << STEPS_BITS) as usize;
+/// 32 buckets in a power of two: the relative error of a percentile is at most 1/32, about 3 %. Latencies of 2^44 ticks
+/// and more, over an hour, share the last bucket.
+type TickBuckets = LogBuckets<5, 44>;
+const BUCKETS: usize = TickBuckets::COUNT;
 
-/// What one operation has done. Operations and bytes count what succeeded; latency too.
+/// Statistics of one operation. Operations, bytes and latency count successful I/Os only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpStats {
-    /// I/Os that succeeded.
+    /// Successful I/Os.
     pub ops: u64,
-    /// Their bytes; 0 for operations without a range.
+    /// Bytes of successful I/Os; 0 for operations without a range.
     pub bytes: u64,
-    /// I/Os that failed.
+    /// Failed I/Os.
     pub errors: u64,
-    /// Sum of the latencies, in ticks of [`sys::clock`].
+    /// Sum of the latencies, in ticks of [`os::clock`].
     pub latency_ticks: u64,
-    /// Shortest latency; `u64::MAX` while there is none.
+    /// Shortest latency in ticks; `u64::MAX` if there is none.
     pub latency_min_ticks: u64,
-    /// Longest latency.
+    /// Longest latency in ticks.
     pub latency_max_ticks: u64,
 }
 
-/// What a device has done since it was registered or its statistics were reset.
+/// Statistics of a device since it was registered or its statistics were reset.
 #[derive(Clone, Debug)]
 pub struct DeviceStats {
     ops: [OpStats; OPS],
-    histograms: Vec<Histogram>,
+    histograms: Vec<BdevHistogram>,
 }
 
-/// What one channel has done.
+/// Statistics of one channel.
 #[derive(Clone, Debug)]
 pub struct ChannelStats {
-    /// The reactor's index.
+    /// Index of the channel's core.
     pub core: usize,
-    /// Its counts.
+    /// Statistics since the channel was opened or the device's statistics were reset.
     pub stats: DeviceStats,
 }
 
-/// Latencies in buckets whose width grows with the latency.
+/// A latency histogram with 32 buckets to each power of two, in ticks of [`os::clock`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Histogram {
+pub struct BdevHistogram {
     counts: Vec<u64>,
 }
 
@@ -70,7 +69,7 @@ impl Default for OpStats {
 }
 
 impl OpStats {
-    /// Adds another's counts.
+    /// Adds the statistics of another channel or device.
     pub fn add(&mut self, other: &OpStats) {
         self.ops += other.ops;
         self.bytes += other.bytes;
@@ -83,120 +82,96 @@ impl OpStats {
 
 impl Default for DeviceStats {
     fn default() -> Self {
-        DeviceStats { ops: [OpStats::default(); OPS], histograms: vec![Histogram::default(); OPS] }
+        DeviceStats { ops: [OpStats::default(); OPS], histograms: vec![BdevHistogram::default(); OPS] }
     }
 }
 
 impl DeviceStats {
-    /// The counts of one operation.
+    /// Statistics of one operation.
     pub fn op(&self, op: Op) -> &OpStats {
         &self.ops[op.index()]
     }
 
-    /// The latencies of one operation.
-    pub fn histogram(&self, op: Op) -> &Histogram {
+    /// Latency histogram of one operation.
+    pub fn histogram(&self, op: Op) -> &BdevHistogram {
         &self.histograms[op.index()]
     }
 
-    /// Failed I/Os of every operation.
+    /// Failed I/Os of all operations.
     pub fn errors(&self) -> u64 {
         self.ops.iter().map(|op| op.errors).sum()
     }
 
     fn add(&mut self, other: &DeviceStats) {
-        for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
-            mine.add(theirs);
+        for (sum, added) in self.ops.iter_mut().zip(&other.ops) {
+            sum.add(added);
         }
-        for (mine, theirs) in self.histograms.iter_mut().zip(&other.histograms) {
-            mine.add(theirs);
+        for (sum, added) in self.histograms.iter_mut().zip(&other.histograms) {
+            sum.add(added);
         }
     }
 }
 
-impl Default for Histogram {
+impl Default for BdevHistogram {
     fn default() -> Self {
-        Histogram { counts: vec![0; BUCKETS] }
+        BdevHistogram { counts: vec![0; BUCKETS] }
     }
 }
 
-impl Histogram {
-    /// Number of I/Os.
+impl BdevHistogram {
+    /// Number of I/Os in all buckets.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// A latency in ticks that `percent` of the I/Os do not exceed, rounded up to its bucket's end;
-    /// 0 where there are none.
+    /// Latency in ticks that `percent` of the I/Os do not exceed, rounded up to the end of its bucket; 0 without
+    /// I/Os.
     pub fn percentile_ticks(&self, percent: f64) -> u64 {
         let count = self.count();
         if count == 0 {
             return 0;
         }
         let rank = ((count as f64 * percent / 100.0).ceil() as u64).clamp(1, count);
-        let mut seen = 0;
-        for (index, bucket) in self.counts.iter().enumerate() {
-            seen += bucket;
-            if seen >= rank {
-                return bucket_range(index).1 - 1;
-            }
-        }
-        unreachable!("{rank} of {count} latencies lie in no bucket")
+        let index =
+            index_of_rank(&self.counts, rank).expect("a rank up to the number of I/Os is in a bucket");
+        let (first, width) = TickBuckets::range(index);
+        first + (width - 1)
     }
 
-    /// Buckets that hold something: first tick, first tick of the next bucket, count.
+    /// Non-empty buckets: first tick, first tick of the next bucket, count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64, u64)> {
         self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(index, count)| {
-            let (from, to) = bucket_range(index);
-            (from, to, *count)
+            let (first, width) = TickBuckets::range(index);
+            (first, first + width, *count)
         })
     }
 
-    /// Adds another's counts.
-    pub fn add(&mut self, other: &Histogram) {
-        for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
-            *mine += theirs;
+    /// Adds the counts of another histogram.
+    pub fn add(&mut self, other: &BdevHistogram) {
+        for (sum, added) in self.counts.iter_mut().zip(&other.counts) {
+            *sum += added;
         }
     }
 }
 
-#[inline]
-fn bucket_of(ticks: u64) -> usize {
-    if ticks < STEPS {
-        return ticks as usize;
-    }
-    let power = 63 - ticks.leading_zeros();
-    let range = power - STEPS_BITS + 1;
-    let step = (ticks >> (power - STEPS_BITS)) & (STEPS - 1);
-    ((u64::from(range) << STEPS_BITS | step) as usize).min(BUCKETS - 1)
-}
-
-fn bucket_range(index: usize) -> (u64, u64) {
-    let (range, step) = (index as u64 >> STEPS_BITS, index as u64 & (STEPS - 1));
-    if range == 0 {
-        return (step, step + 1);
-    }
-    let shift = range - 1;
-    ((STEPS + step) << shift, (STEPS + step + 1) << shift)
-}
-
-/// I/Os of one operation that were issued together and come back together.
+/// Successive completions of one operation and one submit time, counted together.
 #[derive(Default)]
-pub(crate) struct Run {
+pub(crate) struct CompletionRun {
     pub(crate) ops: u64,
     pub(crate) blocks: u64,
     pub(crate) errors: u64,
 }
 
-/// One channel's counters.
-pub(crate) struct Counters {
+/// The counters of one channel.
+pub(crate) struct ChannelCounters {
     core: usize,
-    /// Counters of an older epoch than the table's count as zero.
+    /// Counters of another epoch than the table's count as zero: a reset increments the table's epoch.
     epoch: AtomicU32,
     ops: [OpCounters; OPS],
     histograms: [Box<[AtomicU64]>; OPS],
 }
 
-/// What becomes [`OpStats`]: counted by one core, read by any thread.
+/// Atomic counters behind [`OpStats`]: written by one core, read by any thread.
 #[derive(Debug)]
 pub struct OpCounters {
     ops: AtomicU64,
@@ -222,7 +197,7 @@ impl Default for OpCounters {
 }
 
 impl OpCounters {
-    /// Counts I/Os that succeeded, of so many bytes together and each of this latency. For the core that writes.
+    /// Counts `ops` successful I/Os of `bytes` in total, each of this latency. Only the owning core may call it.
     #[inline]
     pub fn succeed(&self, ops: u64, bytes: u64, latency_ticks: u64) {
         add(&self.ops, ops);
@@ -238,13 +213,13 @@ impl OpCounters {
         }
     }
 
-    /// Counts I/Os that failed. For the core that writes.
+    /// Counts failed I/Os. Only the owning core may call it.
     #[inline]
     pub fn fail(&self, errors: u64) {
         add(&self.errors, errors);
     }
 
-    /// The counts so far.
+    /// The current values; usable from any thread.
     pub fn load(&self) -> OpStats {
         OpStats {
             ops: self.ops.load(Relaxed),
@@ -264,10 +239,10 @@ impl OpCounters {
     }
 }
 
-impl Counters {
-    fn new(core: usize, epoch: u32) -> Counters {
+impl ChannelCounters {
+    fn new(core: usize, epoch: u32) -> ChannelCounters {
         let histogram = |_| (0..BUCKETS).map(|_| AtomicU64::new(0)).collect();
-        Counters {
+        ChannelCounters {
             core,
             epoch: AtomicU32::new(epoch),
             ops: Default::default(),
@@ -275,9 +250,9 @@ impl Counters {
         }
     }
 
-    /// Takes a run in. `latency_ticks` is that of each of its I/Os.
+    /// Counts a run of completions; `latency_ticks` is the latency of each.
     #[inline]
-    pub(crate) fn record(&self, op: Op, run: &Run, block_size: u32, latency_ticks: u64) {
+    pub(crate) fn record(&self, op: Op, run: &CompletionRun, block_size: u32, latency_ticks: u64) {
         let counters = &self.ops[op.index()];
         if run.errors > 0 {
             counters.fail(run.errors);
@@ -287,12 +262,12 @@ impl Counters {
         }
         let bytes = if op.has_range() { run.blocks * u64::from(block_size) } else { 0 };
         counters.succeed(run.ops, bytes, latency_ticks);
-        add(&self.histograms[op.index()][bucket_of(latency_ticks)], run.ops);
+        add(&self.histograms[op.index()][TickBuckets::index(latency_ticks)], run.ops);
     }
 
-    /// Starts from zero where the table has been reset. For the core that writes.
+    /// Clears the counters if the table was reset. Only the owning core may call it.
     #[inline]
-    pub(crate) fn follow(&self, epoch: u32) {
+    pub(crate) fn sync_epoch(&self, epoch: u32) {
         if self.epoch.load(Relaxed) != epoch {
             self.clear(epoch);
         }
@@ -312,18 +287,22 @@ impl Counters {
         let counts = |buckets: &[AtomicU64]| buckets.iter().map(|bucket| bucket.load(Relaxed)).collect();
         DeviceStats {
             ops: std::array::from_fn(|index| self.ops[index].load()),
-            histograms: self.histograms.iter().map(|buckets| Histogram { counts: counts(buckets) }).collect(),
+            histograms: self
+                .histograms
+                .iter()
+                .map(|buckets| BdevHistogram { counts: counts(buckets) })
+                .collect(),
         }
     }
 }
 
-/// Adds to a counter that only this thread writes: a load and a store, no locked instruction.
+/// Adds to a counter that only this thread writes: a load and a store instead of a locked instruction.
 #[inline]
 fn add(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(amount), Relaxed);
 }
 
-/// The counters of a device's channels, those that are gone included.
+/// The statistics of a device: counters of open channels, and sums of closed ones.
 #[derive(Default)]
 pub(crate) struct StatsTable {
     pub(crate) epoch: AtomicU32,
@@ -332,28 +311,28 @@ pub(crate) struct StatsTable {
 
 #[derive(Default)]
 struct Channels {
-    live: Vec<Arc<Counters>>,
-    gone: DeviceStats,
+    open: Vec<Arc<ChannelCounters>>,
+    closed: DeviceStats,
 }
 
 impl StatsTable {
-    pub(crate) fn join(&self, core: usize) -> Arc<Counters> {
-        let counters = Arc::new(Counters::new(core, self.epoch.load(Relaxed)));
-        self.lock().live.push(counters.clone());
+    pub(crate) fn add_channel(&self, core: usize) -> Arc<ChannelCounters> {
+        let counters = Arc::new(ChannelCounters::new(core, self.epoch.load(Relaxed)));
+        self.lock().open.push(counters.clone());
         counters
     }
 
-    pub(crate) fn leave(&self, counters: &Arc<Counters>) {
+    pub(crate) fn remove_channel(&self, counters: &Arc<ChannelCounters>) {
         let mut channels = self.lock();
         let last = counters.snapshot(self.epoch.load(Relaxed));
-        channels.gone.add(&last);
-        channels.live.retain(|other| !Arc::ptr_eq(other, counters));
+        channels.closed.add(&last);
+        channels.open.retain(|other| !Arc::ptr_eq(other, counters));
     }
 
     pub(crate) fn total(&self) -> DeviceStats {
         let channels = self.lock();
-        let mut total = channels.gone.clone();
-        for counters in &channels.live {
+        let mut total = channels.closed.clone();
+        for counters in &channels.open {
             total.add(&counters.snapshot(self.epoch.load(Relaxed)));
         }
         total
@@ -361,15 +340,17 @@ impl StatsTable {
 
     pub(crate) fn channels(&self) -> Vec<ChannelStats> {
         let epoch = self.epoch.load(Relaxed);
-        let stats =
-            |counters: &Arc<Counters>| ChannelStats { core: counters.core, stats: counters.snapshot(epoch) };
-        self.lock().live.iter().map(stats).collect()
+        let stats = |counters: &Arc<ChannelCounters>| ChannelStats {
+            core: counters.core,
+            stats: counters.snapshot(epoch),
+        };
+        self.lock().open.iter().map(stats).collect()
     }
 
     pub(crate) fn reset(&self) {
         let mut channels = self.lock();
         self.epoch.fetch_add(1, Relaxed);
-        channels.gone = DeviceStats::default();
+        channels.closed = DeviceStats::default();
     }
 
     fn lock(&self) -> MutexGuard<'_, Channels> {
@@ -382,24 +363,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_latency_lies_in_its_bucket_and_buckets_join() {
-        let mut end = 0;
-        for index in 0..BUCKETS {
-            let (from, to) = bucket_range(index);
-            assert_eq!(from, end, "bucket {index}");
-            assert_eq!((bucket_of(from), bucket_of(to - 1)), (index, index));
-            end = to;
-        }
-        assert_eq!(end, 1 << TICKS_BITS_MAX);
-        assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
-    }
-
-    #[test]
-    fn percentiles_are_within_a_bucket() {
+    fn percentiles_are_exact_to_one_bucket() {
         let table = StatsTable::default();
-        let counters = table.join(0);
+        let counters = table.add_channel(0);
         for ticks in 1..=1000 {
-            counters.record(Op::Read, &Run { ops: 1, blocks: 8, errors: 0 }, 512, ticks * 100);
+            counters.record(Op::Read, &CompletionRun { ops: 1, blocks: 8, errors: 0 }, 512, ticks * 100);
         }
         let stats = table.total();
         let histogram = stats.histogram(Op::Read);
@@ -415,18 +383,18 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_that_leaves_is_still_counted_and_a_reset_forgets_all() {
+    fn closed_channels_stay_counted_until_a_reset() {
         let table = StatsTable::default();
-        let (first, second) = (table.join(0), table.join(1));
-        let run = Run { ops: 2, blocks: 2, errors: 1 };
+        let (first, second) = (table.add_channel(0), table.add_channel(1));
+        let run = CompletionRun { ops: 2, blocks: 2, errors: 1 };
         first.record(Op::Write, &run, 4096, 5);
         second.record(Op::Write, &run, 4096, 7);
-        table.leave(&first);
+        table.remove_channel(&first);
         assert_eq!(table.total().op(Op::Write).ops, 4);
         assert_eq!(table.total().errors(), 2);
         table.reset();
         assert_eq!(table.total().op(Op::Write), &OpStats::default());
-        second.follow(table.epoch.load(Relaxed));
+        second.sync_epoch(table.epoch.load(Relaxed));
         second.record(Op::Write, &run, 4096, 9);
         assert_eq!(table.total().op(Op::Write).latency_min_ticks, 9);
         assert_eq!(table.channels().len(), 1);

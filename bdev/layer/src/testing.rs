@@ -1,11 +1,10 @@
-//! A simulated disk with a volatile write cache, to prove durability against.
+//! A simulated disk with a volatile write cache, for tests of durability.
 //!
-//! [`CrashDisk`] logs what reaches it. A power cut may happen after any entry: [`CrashDisk::image`]
-//! makes one of the states that the medium may then have. Each sector of 512 bytes holds either what
-//! is certainly durable or anything newer that was written to it, chosen sector by sector: writes
-//! that were not flushed are thereby dropped, torn and reordered. Durable is what was written with
-//! FUA, once acknowledged, and what was acknowledged before a flush was submitted, once that flush
-//! was acknowledged.
+//! [`CrashDisk`] logs the writes and flushes that reach it. A power failure may happen after any log entry:
+//! [`CrashDisk::image`] returns one of the states that the medium may then have. Each sector of 512 bytes holds
+//! either its durable version or any newer one, chosen sector by sector: writes that were not flushed are thereby
+//! dropped, torn and reordered. A write with FUA is durable once it completed; any other write is durable once a
+//! flush completed that was submitted after the write completed.
 //!
 //! ```
 //! use bdev::{Registry, testing::CrashDisk};
@@ -18,51 +17,51 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ring::{Flags, Op, Status};
+use block_io::{Op, Payload, RequestFlags, Status};
 
-use crate::modules::Dice;
-use crate::{Bdev, BdevError, BoxedChannel, Completion, Geometry, Registry, Request, Value};
+use crate::modules::SplitMix64;
+use crate::{Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, InfoValue, Registry, Request};
 
-/// What a power cut leaves whole.
+/// Unit of atomicity at a power failure, in bytes.
 pub const SECTOR_BYTES: usize = 512;
 
 /// The disk as a test sees it. Cheap to clone.
 #[derive(Clone)]
 pub struct CrashDisk {
-    state: Arc<Mutex<State>>,
-    geometry: Geometry,
+    state: Arc<Mutex<CrashDiskState>>,
+    geometry: BdevGeometry,
     seed: u64,
-    /// A disk that lies: to show that a test would notice.
+    /// A faulty disk, to show that a test detects it.
     ignores_fua: bool,
 }
 
 #[derive(Default)]
-struct State {
-    /// What is read back: everything that was written.
+struct CrashDiskState {
+    /// The contents that reads return: all writes applied.
     cache: Vec<u8>,
-    log: Vec<Entry>,
+    log: Vec<LogEntry>,
 }
 
-/// One thing that reached the disk.
-struct Entry {
-    what: What,
-    /// Length of the log when it was acknowledged, if it was.
-    acknowledged_at: Option<usize>,
+/// A write or flush that the disk executed.
+struct LogEntry {
+    op: LogOp,
+    /// Length of the log when it completed; `None` before.
+    completed_at: Option<usize>,
 }
 
-enum What {
+enum LogOp {
     Write { offset: usize, data: Vec<u8>, durable: bool },
     Flush,
 }
 
-struct Channel {
+struct CrashDiskChannel {
     disk: CrashDisk,
-    dice: Dice,
+    rng: SplitMix64,
     executed: Vec<(Request, Option<usize>)>,
 }
 
 impl CrashDisk {
-    /// A zeroed disk, registered. `seed` decides in which order it completes I/Os.
+    /// Creates and registers a zeroed disk. `seed` determines the order in which I/Os complete.
     pub fn create(
         registry: &Registry,
         name: &str,
@@ -73,8 +72,8 @@ impl CrashDisk {
         CrashDisk::create_as(registry, name, num_blocks, block_size, seed, false)
     }
 
-    /// A disk that acknowledges FUA writes from its cache, as some do. What trusts it loses data.
-    pub fn create_lying(
+    /// Creates a faulty disk that completes FUA writes from its volatile cache.
+    pub fn create_ignoring_fua(
         registry: &Registry,
         name: &str,
         num_blocks: u64,
@@ -94,53 +93,53 @@ impl CrashDisk {
     ) -> Result<CrashDisk, BdevError> {
         let mut geometry = crate::modules::geometry(num_blocks, block_size)?;
         geometry.write_cache = true;
-        let state = State { cache: vec![0; geometry.bytes() as usize], log: Vec::new() };
+        let state = CrashDiskState { cache: vec![0; geometry.bytes() as usize], log: Vec::new() };
         let disk = CrashDisk { state: Arc::new(Mutex::new(state)), geometry, seed, ignores_fua };
         registry.register(name, None, &[], Arc::new(disk.clone()))?;
         Ok(disk)
     }
 
-    /// Entries so far. A power cut may come after any number of them.
+    /// Number of log entries. A power failure may follow any of them.
     pub fn log_len(&self) -> usize {
         self.lock().log.len()
     }
 
-    /// Numbers of entries after which a flush was just acknowledged.
+    /// Lengths of the log at which a flush completed.
     pub fn flush_points(&self) -> Vec<usize> {
         let state = self.lock();
-        let flush = |entry: &Entry| matches!(entry.what, What::Flush).then_some(entry.acknowledged_at?);
+        let flush = |entry: &LogEntry| matches!(entry.op, LogOp::Flush).then_some(entry.completed_at?);
         state.log.iter().filter_map(flush).collect()
     }
 
-    /// The medium after a power cut behind the first `at` entries: one of many, chosen by `seed`.
+    /// One possible medium after a power failure that follows the first `at` entries, selected by `seed`.
     pub fn image(&self, at: usize, seed: u64) -> Vec<u8> {
-        let mut dice = Dice::new(seed);
-        self.materialise(at, |versions| dice.below(versions as u64) as usize)
+        let mut rng = SplitMix64::new(seed);
+        self.build_image(at, |versions| rng.below(versions as u64) as usize)
     }
 
-    /// The medium with nothing on it but what is certainly durable.
+    /// The medium after a power failure that keeps only durable data.
     pub fn image_oldest(&self, at: usize) -> Vec<u8> {
-        self.materialise(at, |_| 0)
+        self.build_image(at, |_| 0)
     }
 
-    fn materialise(&self, at: usize, mut choose: impl FnMut(usize) -> usize) -> Vec<u8> {
+    fn build_image(&self, at: usize, mut choose: impl FnMut(usize) -> usize) -> Vec<u8> {
         let state = self.lock();
         let log = &state.log[..at.min(state.log.len())];
-        let is_acknowledged = |entry: &Entry, by: usize| entry.acknowledged_at.is_some_and(|then| then <= by);
-        // Everything acknowledged by the time that the last acknowledged flush was submitted.
-        let flushed = |index: usize, entry: &Entry| {
+        let is_completed = |entry: &LogEntry, by: usize| entry.completed_at.is_some_and(|then| then <= by);
+        // Completed before a flush was submitted that has completed.
+        let flushed = |index: usize, entry: &LogEntry| {
             log.iter().enumerate().skip(index).any(|(submitted_at, flush)| {
-                matches!(flush.what, What::Flush)
-                    && is_acknowledged(flush, at)
-                    && is_acknowledged(entry, submitted_at)
+                matches!(flush.op, LogOp::Flush)
+                    && is_completed(flush, at)
+                    && is_completed(entry, submitted_at)
             })
         };
-        // Per sector: what it may hold, oldest first.
+        // The versions that each sector may hold, oldest first.
         let mut sectors: BTreeMap<usize, Vec<&[u8]>> = BTreeMap::new();
         let blank: &[u8] = &[0; SECTOR_BYTES];
         for (index, entry) in log.iter().enumerate() {
-            let What::Write { offset, data, durable } = &entry.what else { continue };
-            let durable = (*durable && is_acknowledged(entry, at)) || flushed(index, entry);
+            let LogOp::Write { offset, data, durable } = &entry.op else { continue };
+            let durable = (*durable && is_completed(entry, at)) || flushed(index, entry);
             for (position, sector) in data.chunks(SECTOR_BYTES).enumerate() {
                 let versions = sectors.entry(offset / SECTOR_BYTES + position).or_insert_with(|| vec![blank]);
                 if durable {
@@ -151,44 +150,48 @@ impl CrashDisk {
         }
         let mut image = vec![0; self.geometry.bytes() as usize];
         for (sector, versions) in sectors {
-            let chosen = versions[choose(versions.len())];
-            image[sector * SECTOR_BYTES..][..SECTOR_BYTES].copy_from_slice(chosen);
+            let version = versions[choose(versions.len())];
+            image[sector * SECTOR_BYTES..][..SECTOR_BYTES].copy_from_slice(version);
         }
         image
     }
 
-    /// Does a request at once and logs it; gives the log's index of it, to acknowledge.
+    /// Executes a request and logs it; returns the index of its log entry, if it has one.
     fn execute(&self, request: &mut Request) -> Option<usize> {
         let (offset, length) = crate::modules::bytes_of(request, self.geometry.block_size);
         let (offset, length) = (offset as usize, length as usize);
         let mut state = self.lock();
-        let data = match (request.op, &mut request.buffer) {
-            (Op::Read, Some(buffer)) => {
-                buffer.as_mut_slice().copy_from_slice(&state.cache[offset..offset + length]);
+        let data = match (request.op, &mut request.payload) {
+            (Op::Read, Payload::Data(data)) => {
+                data.copy_from(0, &state.cache[offset..offset + length]);
                 return None;
             }
-            (Op::Write, Some(buffer)) => buffer.as_slice().to_vec(),
+            (Op::Write, Payload::Data(data)) => {
+                let mut written = vec![0; length];
+                data.copy_to(0, &mut written);
+                written
+            }
             (Op::Unmap | Op::WriteZeroes, _) => vec![0; length],
             (Op::Flush, _) => {
-                state.log.push(Entry { what: What::Flush, acknowledged_at: None });
+                state.log.push(LogEntry { op: LogOp::Flush, completed_at: None });
                 return Some(state.log.len() - 1);
             }
-            (Op::Read | Op::Write | Op::Reset | Op::WriteUncorrectable | Op::Compare, _) => return None,
+            _ => return None,
         };
         state.cache[offset..offset + length].copy_from_slice(&data);
-        let durable = request.flags.contains(Flags::FUA) && !self.ignores_fua;
-        let what = What::Write { offset, data, durable };
-        state.log.push(Entry { what, acknowledged_at: None });
+        let durable = request.flags.contains(RequestFlags::FUA) && !self.ignores_fua;
+        let op = LogOp::Write { offset, data, durable };
+        state.log.push(LogEntry { op, completed_at: None });
         Some(state.log.len() - 1)
     }
 
-    fn acknowledge(&self, index: usize) {
+    fn record_completion(&self, index: usize) {
         let mut state = self.lock();
         let now = state.log.len();
-        state.log[index].acknowledged_at = Some(now);
+        state.log[index].completed_at = Some(now);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CrashDiskState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -198,20 +201,20 @@ impl Bdev for CrashDisk {
         "Crash disk"
     }
 
-    fn geometry(&self) -> Geometry {
+    fn geometry(&self) -> BdevGeometry {
         self.geometry
     }
 
     fn supports(&self, op: Op) -> bool {
-        !matches!(op, Op::Reset | Op::WriteUncorrectable | Op::Compare)
+        matches!(op, Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes)
     }
 
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        let dice = Dice::new(self.seed ^ core.index() as u64);
-        Ok(Box::new(Channel { disk: self.clone(), dice, executed: Vec::new() }))
+        let rng = SplitMix64::new(self.seed ^ core.index() as u64);
+        Ok(Box::new(CrashDiskChannel { disk: self.clone(), rng, executed: Vec::new() }))
     }
 
-    fn driver_specific(&self) -> Vec<(&'static str, Value)> {
+    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
         vec![("durability", "simulated".into())]
     }
 
@@ -220,7 +223,7 @@ impl Bdev for CrashDisk {
     }
 }
 
-impl ring::Channel for Channel {
+impl block_io::Channel for CrashDiskChannel {
     type Request = Request;
     type Completion = Completion;
 
@@ -231,13 +234,13 @@ impl ring::Channel for Channel {
         }
     }
 
-    /// Completes some of what was submitted, in any order.
+    /// Completes a random number of the executed requests, in random order.
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
-        let count = self.dice.below(self.executed.len() as u64 + 1) as usize;
+        let count = self.rng.below(self.executed.len() as u64 + 1) as usize;
         for _ in 0..count {
-            let position = self.dice.below(self.executed.len() as u64) as usize;
+            let position = self.rng.below(self.executed.len() as u64) as usize;
             let (request, logged) = self.executed.swap_remove(position);
-            logged.into_iter().for_each(|index| self.disk.acknowledge(index));
+            logged.into_iter().for_each(|index| self.disk.record_completion(index));
             sink.push(request.complete(Status::SUCCESS));
         }
         count

@@ -1,37 +1,37 @@
-//! What was promised to be durable is on the medium after every power cut.
+//! Data that must be durable is on the medium after every power failure.
 #![allow(clippy::unwrap_used)]
 
 mod rig;
 
 use bdev::testing::{CrashDisk, SECTOR_BYTES};
-use bdev::uring::{Plan, Step, fallback, plan};
-use bdev::{Access, Channel, Request, delay, error};
+use bdev::uring::{FilePlan, FileStep, fallback, plan};
+use bdev::{Access, BdevChannel, Request, delay, error};
+use block_io::{Op, RequestFlags, Tag};
 use proptest::prelude::*;
 use rig::Rig;
-use ring::{Flags, Op, Tag};
 
 const BLOCKS: u64 = 32;
 const BLOCK_SIZE: u32 = 1024;
 const SECTORS: usize = (BLOCKS * BLOCK_SIZE as u64) as usize / SECTOR_BYTES;
-/// Blocks of each request of a batch, which overlap only from batch to batch.
+/// Blocks of each request's stripe: requests overlap only across batches.
 const STRIPE: u64 = 4;
 
 #[derive(Clone, Debug)]
-struct Draw {
+struct RequestSpec {
     op: Op,
     within: u64,
     blocks: u32,
     fua: bool,
     deallocate: bool,
-    /// The file system cannot do the first step, so many times over.
+    /// How many steps in a row the file system does not support.
     fallbacks: usize,
 }
 
-fn draw() -> impl Strategy<Value = Draw> {
+fn spec() -> impl Strategy<Value = RequestSpec> {
     let ops =
         prop::sample::select(vec![Op::Write, Op::Write, Op::Write, Op::Flush, Op::Unmap, Op::WriteZeroes]);
     (ops, 0..STRIPE, 1..=STRIPE as u32, prop::bool::weighted(0.3), any::<bool>(), 0..3usize).prop_map(
-        |(op, within, blocks, fua, deallocate, fallbacks)| Draw {
+        |(op, within, blocks, fua, deallocate, fallbacks)| RequestSpec {
             op,
             within,
             blocks: blocks.min((STRIPE - within) as u32),
@@ -42,54 +42,54 @@ fn draw() -> impl Strategy<Value = Draw> {
     )
 }
 
-fn batches() -> impl Strategy<Value = Vec<Vec<Draw>>> {
-    prop::collection::vec(prop::collection::vec(draw(), 1..(BLOCKS / STRIPE) as usize), 1..10)
+fn batches() -> impl Strategy<Value = Vec<Vec<RequestSpec>>> {
+    prop::collection::vec(prop::collection::vec(spec(), 1..(BLOCKS / STRIPE) as usize), 1..10)
 }
 
-/// For each sector what was written to it, oldest first, and from which version on it may be found.
-struct Promises {
+/// The versions of each sector, oldest first, and the oldest one that it may hold after a power failure.
+struct Durability {
     versions: Vec<Vec<u64>>,
     oldest: Vec<usize>,
     stamp: u64,
 }
 
-impl Promises {
-    fn new() -> Promises {
-        Promises { versions: vec![vec![0]; SECTORS], oldest: vec![0; SECTORS], stamp: 0 }
+impl Durability {
+    fn new() -> Durability {
+        Durability { versions: vec![vec![0]; SECTORS], oldest: vec![0; SECTORS], stamp: 0 }
     }
 
-    fn sectors(index: usize, draw: &Draw) -> std::ops::Range<usize> {
+    fn sectors(index: usize, spec: &RequestSpec) -> std::ops::Range<usize> {
         let sectors = (BLOCK_SIZE as usize) / SECTOR_BYTES;
-        let first = (index as u64 * STRIPE + draw.within) as usize * sectors;
-        first..first + draw.blocks as usize * sectors
+        let first = (index as u64 * STRIPE + spec.within) as usize * sectors;
+        first..first + spec.blocks as usize * sectors
     }
 
-    /// A batch is on its way: what it writes may be found from now on.
-    fn submitted(&mut self, batch: &[Draw]) -> Vec<u64> {
+    /// A batch is submitted: its data may be on the medium from now on.
+    fn submitted(&mut self, batch: &[RequestSpec]) -> Vec<u64> {
         let mut stamps = Vec::new();
-        for (index, draw) in batch.iter().enumerate() {
+        for (index, spec) in batch.iter().enumerate() {
             self.stamp += 1;
-            let stamp = if draw.op == Op::Write { self.stamp } else { 0 };
+            let stamp = if spec.op == Op::Write { self.stamp } else { 0 };
             stamps.push(stamp);
-            if draw.op.has_range() {
-                Self::sectors(index, draw).for_each(|sector| self.versions[sector].push(stamp));
+            if spec.op.has_range() {
+                Self::sectors(index, spec).for_each(|sector| self.versions[sector].push(stamp));
             }
         }
         stamps
     }
 
-    /// The batch has been acknowledged, whole.
-    fn acknowledged(&mut self, batch: &[Draw]) {
-        let flushed = batch.iter().any(|draw| draw.op == Op::Flush);
+    /// All requests of the batch have completed.
+    fn completed(&mut self, batch: &[RequestSpec]) {
+        let flushed = batch.iter().any(|spec| spec.op == Op::Flush);
         let mut written = vec![None; SECTORS];
-        for (index, draw) in batch.iter().enumerate().filter(|(_, draw)| draw.op.has_range()) {
-            Self::sectors(index, draw).for_each(|sector| written[sector] = Some(draw.fua));
+        for (index, spec) in batch.iter().enumerate().filter(|(_, spec)| spec.op.has_range()) {
+            Self::sectors(index, spec).for_each(|sector| written[sector] = Some(spec.fua));
         }
         for (sector, written) in written.into_iter().enumerate() {
             let last = self.versions[sector].len() - 1;
             match written {
                 Some(true) => self.oldest[sector] = last,
-                // A flush covers what was acknowledged before it was submitted: not its own batch.
+                // A flush covers writes that completed before it was submitted: not those of its batch.
                 Some(false) if flushed => self.oldest[sector] = last - 1,
                 None if flushed => self.oldest[sector] = last,
                 _ => {}
@@ -97,8 +97,8 @@ impl Promises {
         }
     }
 
-    /// The first sector that an image breaks a promise about.
-    fn broken_by(&self, image: &[u8]) -> Option<usize> {
+    /// The first sector whose contents violate the durability rules.
+    fn violation(&self, image: &[u8]) -> Option<usize> {
         (0..SECTORS).find(|sector| {
             let bytes = &image[sector * SECTOR_BYTES..][..SECTOR_BYTES];
             let whole = |stamp: &u64| bytes.chunks(8).all(|chunk| chunk == stamp.to_le_bytes());
@@ -107,73 +107,73 @@ impl Promises {
     }
 }
 
-fn request(rig: &Rig, tag: usize, op: Op, flags: Flags, draw: &Draw, stamp: u64) -> Request {
-    let mut request = Request::new(Tag(tag as u64), op, tag as u64 * STRIPE + draw.within, draw.blocks);
+fn request(rig: &Rig, tag: usize, op: Op, flags: RequestFlags, spec: &RequestSpec, stamp: u64) -> Request {
+    let mut request = Request::new(Tag(tag as u64), op, tag as u64 * STRIPE + spec.within, spec.blocks);
     request.flags = flags;
     if op == Op::Write {
-        let mut buffer = rig.buffer((draw.blocks * BLOCK_SIZE) as usize, 0);
+        let mut buffer = rig.buffer((spec.blocks * BLOCK_SIZE) as usize, 0);
         buffer.as_mut_slice().chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&stamp.to_le_bytes()));
-        request.buffer = Some(buffer);
+        request.set_data(Some(buffer));
     }
     request
 }
 
-fn flags(draw: &Draw) -> Flags {
-    let fua = if draw.fua { Flags::FUA } else { Flags::NONE };
-    if draw.deallocate { fua.with(Flags::DEALLOCATE) } else { fua }
+fn flags(spec: &RequestSpec) -> RequestFlags {
+    let fua = if spec.fua { RequestFlags::FUA } else { RequestFlags::NONE };
+    if spec.deallocate { fua.with(RequestFlags::DEALLOCATE) } else { fua }
 }
 
-/// Runs batches and cuts the power everywhere; whether every image kept every promise.
+/// Runs batches and simulates a power failure after each log entry; fails if an image violates the rules.
 fn survives(
     disk: &CrashDisk,
-    batches: &[Vec<Draw>],
+    batches: &[Vec<RequestSpec>],
     seed: u64,
-    mut run: impl FnMut(&[Draw], &[u64]),
+    mut run: impl FnMut(&[RequestSpec], &[u64]),
 ) -> Result<(), String> {
-    let mut promises = Promises::new();
+    let mut durability = Durability::new();
     for (number, batch) in batches.iter().enumerate() {
         let before = disk.log_len();
-        let stamps = promises.submitted(batch);
+        let stamps = durability.submitted(batch);
         run(batch, &stamps);
-        let check = |promises: &Promises, at: usize| {
+        let check = |durability: &Durability, at: usize| {
             let some = (0..4).map(|image| disk.image(at, seed ^ image << 32 ^ at as u64));
-            match some.chain([disk.image_oldest(at)]).find_map(|image| promises.broken_by(&image)) {
+            match some.chain([disk.image_oldest(at)]).find_map(|image| durability.violation(&image)) {
                 Some(sector) => Err(format!("batch {number}, {at} entries: sector {sector}")),
                 None => Ok(()),
             }
         };
         for at in before..disk.log_len() {
-            check(&promises, at)?;
+            check(&durability, at)?;
         }
-        promises.acknowledged(batch);
-        check(&promises, disk.log_len())?;
+        durability.completed(batch);
+        check(&durability, disk.log_len())?;
     }
     Ok(())
 }
 
-/// Straight through a channel.
-fn through(rig: &mut Rig, channel: &mut Channel, batch: &[Draw], stamps: &[u64]) {
+/// Runs a batch on a channel.
+fn run_on_channel(rig: &mut Rig, channel: &mut BdevChannel, batch: &[RequestSpec], stamps: &[u64]) {
     let requests = batch.iter().zip(stamps).enumerate();
     let requests: Vec<Request> =
-        requests.map(|(tag, (draw, stamp))| request(rig, tag, draw.op, flags(draw), draw, *stamp)).collect();
+        requests.map(|(tag, (spec, stamp))| request(rig, tag, spec.op, flags(spec), spec, *stamp)).collect();
     let done = rig.run(channel, requests);
     assert!(done.iter().all(|completion| completion.status().is_success()));
 }
 
-/// As the file device would: each request's operations, replayed on the disk below.
-fn as_files(
+/// Runs a batch as the uring device would: executes the file operations of each request on the disk.
+fn run_as_file_operations(
     rig: &mut Rig,
-    channel: &mut Channel,
-    batch: &[Draw],
+    channel: &mut BdevChannel,
+    batch: &[RequestSpec],
     stamps: &[u64],
-    plan: impl Fn(Op, Flags) -> Option<Plan>,
+    plan: impl Fn(Op, RequestFlags) -> Option<FilePlan>,
 ) {
-    let plans: Vec<Plan> = batch.iter().map(|draw| plan(draw.op, flags(draw)).unwrap()).collect();
+    let plans: Vec<FilePlan> = batch.iter().map(|spec| plan(spec.op, flags(spec)).unwrap()).collect();
     for second in [false, true] {
         let mut requests = Vec::new();
-        for (tag, ((draw, stamp), plan)) in batch.iter().zip(stamps).zip(&plans).enumerate() {
+        for (tag, ((spec, stamp), plan)) in batch.iter().zip(stamps).zip(&plans).enumerate() {
             let mut step = plan.first;
-            for _ in 0..draw.fallbacks {
+            for _ in 0..spec.fallbacks {
                 step = fallback(step).unwrap_or(step);
             }
             if second {
@@ -181,20 +181,22 @@ fn as_files(
                 step = then;
             }
             let (op, flags) = match step {
-                Step::Write(sys::Write::Durable) => (Op::Write, Flags::FUA),
-                Step::Write(sys::Write::Cached) | Step::WriteZeroes => (Op::Write, Flags::NONE),
-                Step::Sync => (Op::Flush, Flags::NONE),
-                Step::Punch => (Op::Unmap, Flags::NONE),
-                Step::Zero => (Op::WriteZeroes, Flags::NONE),
-                Step::Read => (Op::Read, Flags::NONE),
+                FileStep::Write(os::WriteMode::Durable) => (Op::Write, RequestFlags::FUA),
+                FileStep::Write(os::WriteMode::Cached) | FileStep::WriteZeroes => {
+                    (Op::Write, RequestFlags::NONE)
+                }
+                FileStep::Sync => (Op::Flush, RequestFlags::NONE),
+                FileStep::Punch => (Op::Unmap, RequestFlags::NONE),
+                FileStep::Zero => (Op::WriteZeroes, RequestFlags::NONE),
+                FileStep::Read => (Op::Read, RequestFlags::NONE),
             };
-            requests.push(request(rig, tag, op, flags, draw, *stamp));
+            requests.push(request(rig, tag, op, flags, spec, *stamp));
         }
         rig.run(channel, requests);
     }
 }
 
-fn open(rig: &Rig, name: &str) -> Channel {
+fn open(rig: &Rig, name: &str) -> BdevChannel {
     rig.registry.open(name, Access::ReadWrite).unwrap().channel(&rig.core).unwrap()
 }
 
@@ -202,7 +204,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_layer_keeps_what_it_promised(batches in batches(), seed in any::<u64>(), stacked in any::<bool>()) {
+    fn completed_writes_are_durable_through_the_layer(
+        batches in batches(),
+        seed in any::<u64>(),
+        stacked in any::<bool>(),
+    ) {
         let mut rig = Rig::new();
         let disk = CrashDisk::create(&rig.registry, "C", BLOCKS, BLOCK_SIZE, seed).unwrap();
         if stacked {
@@ -211,57 +217,57 @@ proptest! {
         }
         let mut channel = open(&rig, if stacked { "D" } else { "C" });
         let outcome =
-            survives(&disk, &batches, seed, |batch, stamps| through(&mut rig, &mut channel, batch, stamps));
+            survives(&disk, &batches, seed, |batch, stamps| run_on_channel(&mut rig, &mut channel, batch, stamps));
         prop_assert_eq!(outcome, Ok(()));
     }
 
     #[test]
-    fn the_file_devices_operations_keep_what_it_promised(batches in batches(), seed in any::<u64>()) {
+    fn completed_writes_are_durable_through_the_file_operations(batches in batches(), seed in any::<u64>()) {
         let mut rig = Rig::new();
         let disk = CrashDisk::create(&rig.registry, "C", BLOCKS, BLOCK_SIZE, seed).unwrap();
         let mut channel = open(&rig, "C");
         let outcome = survives(&disk, &batches, seed, |batch, stamps| {
-            as_files(&mut rig, &mut channel, batch, stamps, plan);
+            run_as_file_operations(&mut rig, &mut channel, batch, stamps, plan);
         });
         prop_assert_eq!(outcome, Ok(()));
     }
 }
 
-fn one(op: Op, fua: bool) -> Draw {
-    Draw { op, within: 0, blocks: 2, fua, deallocate: false, fallbacks: 0 }
+fn one(op: Op, fua: bool) -> RequestSpec {
+    RequestSpec { op, within: 0, blocks: 2, fua, deallocate: false, fallbacks: 0 }
 }
 
 #[test]
-fn a_disk_that_lies_about_fua_is_caught() {
+fn a_disk_that_ignores_fua_is_detected() {
     let mut rig = Rig::new();
-    let disk = CrashDisk::create_lying(&rig.registry, "C", BLOCKS, BLOCK_SIZE, 1).unwrap();
+    let disk = CrashDisk::create_ignoring_fua(&rig.registry, "C", BLOCKS, BLOCK_SIZE, 1).unwrap();
     let mut channel = open(&rig, "C");
     let batches = vec![vec![one(Op::Write, true)]];
     let outcome =
-        survives(&disk, &batches, 1, |batch, stamps| through(&mut rig, &mut channel, batch, stamps));
-    assert!(outcome.is_err(), "went unnoticed");
+        survives(&disk, &batches, 1, |batch, stamps| run_on_channel(&mut rig, &mut channel, batch, stamps));
+    assert!(outcome.is_err(), "was not detected");
 }
 
 #[test]
-fn plans_that_forget_durability_are_caught() {
-    let forgets_sync = |op, flags| plan(op, flags).map(|plan| Plan { then: None, ..plan });
-    let forgets_dsync = |op, flags| plan(op, if op == Op::Write { Flags::NONE } else { flags });
-    type Mutant = fn(Op, Flags) -> Option<Plan>;
-    let mutants: [(Mutant, Op); 2] = [(forgets_sync, Op::WriteZeroes), (forgets_dsync, Op::Write)];
+fn file_plans_without_durability_are_detected() {
+    let without_sync = |op, flags| plan(op, flags).map(|plan| FilePlan { then: None, ..plan });
+    let without_dsync = |op, flags| plan(op, if op == Op::Write { RequestFlags::NONE } else { flags });
+    type Mutant = fn(Op, RequestFlags) -> Option<FilePlan>;
+    let mutants: [(Mutant, Op); 2] = [(without_sync, Op::WriteZeroes), (without_dsync, Op::Write)];
     for (mutant, op) in mutants {
         let mut rig = Rig::new();
         let disk = CrashDisk::create(&rig.registry, "C", BLOCKS, BLOCK_SIZE, 1).unwrap();
         let mut channel = open(&rig, "C");
         let batches = vec![vec![one(Op::Write, true)], vec![one(op, true)]];
         let outcome = survives(&disk, &batches, 1, |batch, stamps| {
-            as_files(&mut rig, &mut channel, batch, stamps, mutant);
+            run_as_file_operations(&mut rig, &mut channel, batch, stamps, mutant);
         });
-        assert!(outcome.is_err(), "{op:?} without durability went unnoticed");
+        assert!(outcome.is_err(), "{op:?} without durability was not detected");
     }
 }
 
 #[test]
-fn images_are_dropped_torn_and_reordered() {
+fn images_have_dropped_torn_and_reordered_writes() {
     let mut rig = Rig::new();
     let disk = CrashDisk::create(&rig.registry, "C", BLOCKS, BLOCK_SIZE, 1).unwrap();
     let mut channel = open(&rig, "C");
@@ -275,7 +281,7 @@ fn images_are_dropped_torn_and_reordered() {
         seen.insert([image[0], image[512], image[1024], image[1536]]);
     }
     assert_eq!(seen.len(), 81, "three versions of four sectors each");
-    rig.simple(&mut channel, Op::Flush, 0, 0, Flags::NONE);
+    rig.simple(&mut channel, Op::Flush, 0, 0, RequestFlags::NONE);
     assert_eq!(disk.flush_points().len(), 1);
     assert_eq!(disk.image_oldest(disk.log_len())[..2048], [2; 2048]);
 }

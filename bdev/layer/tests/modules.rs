@@ -1,20 +1,20 @@
-//! What the modules do, one behaviour a test.
+//! Behaviour of the modules.
 #![allow(clippy::unwrap_used)]
 
 mod rig;
 
 use std::time::{Duration, Instant};
 
-use bdev::{Access, Channel, Io, Request, Value, delay, error, malloc, null};
-use error::{Action, Chance, Injection};
+use bdev::{Access, AsyncChannel, BdevChannel, InfoValue, Request, delay, error, malloc, null};
+use block_io::{Channel as _, Op, RequestFlags, Status, Tag};
+use error::{Chance, FaultAction, FaultInjection};
 use rig::Rig;
-use ring::{Channel as _, Flags, Op, Status, Tag};
 
-fn open(rig: &Rig, name: &str) -> Channel {
+fn open(rig: &Rig, name: &str) -> BdevChannel {
     rig.registry.open(name, Access::ReadWrite).unwrap().channel(&rig.core).unwrap()
 }
 
-fn error_rig() -> (Rig, Channel) {
+fn error_rig() -> (Rig, BdevChannel) {
     let rig = Rig::new();
     malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
     error::create(&rig.registry, error::ErrorConfig { seed: 3, ..error::ErrorConfig::new("M") }).unwrap();
@@ -23,21 +23,21 @@ fn error_rig() -> (Rig, Channel) {
 }
 
 #[test]
-fn malloc_is_shared_by_its_channels_and_says_its_durability() {
+fn malloc_channels_share_the_data_and_durability_is_reported() {
     let mut rig = Rig::new();
     let device = malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 4096)).unwrap();
     let (mut first, mut second) = (open(&rig, "M"), open(&rig, "M"));
     assert_eq!(rig.write(&mut first, 255, 1, 9), Status::SUCCESS);
     assert_eq!(rig.read(&mut second, 255, 1).unwrap(), vec![9; 4096]);
-    assert_eq!(rig.simple(&mut second, Op::Unmap, 0, 256, Flags::NONE), Status::SUCCESS);
+    assert_eq!(rig.simple(&mut second, Op::Unmap, 0, 256, RequestFlags::NONE), Status::SUCCESS);
     assert_eq!(rig.read(&mut first, 255, 1).unwrap(), vec![0; 4096]);
-    assert_eq!(rig.simple(&mut second, Op::Reset, 0, 0, Flags::NONE), Status::SUCCESS);
+    assert_eq!(rig.simple(&mut second, Op::Reset, 0, 0, RequestFlags::NONE), Status::SUCCESS);
     assert_eq!(device.bdev().product_name(), "Malloc disk");
-    assert!(device.bdev().driver_specific().contains(&("durability", Value::Text("memory".into()))));
+    assert!(device.bdev().driver_specific().contains(&("durability", InfoValue::Text("memory".into()))));
 }
 
 #[test]
-fn a_long_unmap_of_memory_does_not_keep_the_core() {
+fn a_long_unmap_is_split_over_several_polls() {
     let mut rig = Rig::new();
     malloc::create(&rig.registry, malloc::MallocConfig::new("M", 4096, 4096)).unwrap();
     let mut channel = open(&rig, "M");
@@ -61,7 +61,7 @@ fn a_long_unmap_of_memory_does_not_keep_the_core() {
 }
 
 #[test]
-fn null_leaves_the_buffer_and_says_so() {
+fn null_reads_leave_the_buffer_unchanged() {
     let mut rig = Rig::new();
     let device = null::create(&rig.registry, null::NullConfig::new("N", 256, 512)).unwrap();
     let mut channel = open(&rig, "N");
@@ -75,11 +75,11 @@ fn null_leaves_the_buffer_and_says_so() {
 }
 
 #[test]
-fn injected_failures_hit_the_operation_so_many_times() {
+fn injected_failures_hit_their_operation_count_times() {
     let (mut rig, mut channel) = error_rig();
-    let fault = Injection {
+    let fault = FaultInjection {
         count: Some(2),
-        ..Injection::once(Some(Op::Read), Action::Fail(Status::UNRECOVERED_READ_ERROR))
+        ..FaultInjection::once(Some(Op::Read), FaultAction::Fail(Status::UNRECOVERED_READ_ERROR))
     };
     error::inject(&rig.registry, "EE_M", fault).unwrap();
     assert_eq!(rig.write(&mut channel, 0, 1, 5), Status::SUCCESS);
@@ -91,28 +91,28 @@ fn injected_failures_hit_the_operation_so_many_times() {
 }
 
 #[test]
-fn injections_by_range_rate_and_depth() {
+fn injections_match_by_range_rate_and_queue_depth() {
     let (mut rig, mut channel) = error_rig();
-    let fail = Action::Fail(Status::WRITE_FAULT);
-    let base = Injection { count: None, ..Injection::once(None, fail) };
-    let inject = |rig: &Rig, fault: Injection| {
+    let fail = FaultAction::Fail(Status::WRITE_FAULT);
+    let base = FaultInjection { count: None, ..FaultInjection::once(None, fail) };
+    let inject = |rig: &Rig, fault: FaultInjection| {
         error::clear(&rig.registry, "EE_M").unwrap();
         error::inject(&rig.registry, "EE_M", fault).unwrap();
     };
-    inject(&rig, Injection { range: Some(10..20), ..base.clone() });
+    inject(&rig, FaultInjection { range: Some(10..20), ..base.clone() });
     let hits: Vec<bool> =
         [(0, 10), (0, 11), (19, 1), (20, 1)].map(|(lba, n)| rig.read(&mut channel, lba, n).is_err()).into();
     assert_eq!(hits, [false, true, true, false]);
 
-    inject(&rig, Injection { chance: Chance::OneIn(3), ..base.clone() });
+    inject(&rig, FaultInjection { chance: Chance::OneIn(3), ..base.clone() });
     let hits: Vec<bool> = (0..6).map(|_| rig.read(&mut channel, 0, 1).is_err()).collect();
     assert_eq!(hits, [false, false, true, false, false, true]);
 
-    inject(&rig, Injection { chance: Chance::PerMille(250), ..base.clone() });
+    inject(&rig, FaultInjection { chance: Chance::PerMille(250), ..base.clone() });
     let hits = (0..1000).filter(|_| rig.read(&mut channel, 0, 1).is_err()).count();
     assert!((200..300).contains(&hits), "{hits} of 1000 at 250 per mille");
 
-    inject(&rig, Injection { queue_depth: 4, ..base });
+    inject(&rig, FaultInjection { queue_depth: 4, ..base });
     assert!(rig.read(&mut channel, 0, 1).is_ok());
     let batch: Vec<Request> = (0..8).map(|tag| Request::read(Tag(tag), 0, 1, rig.buffer(512, 0))).collect();
     let failed: Vec<u64> = rig
@@ -125,9 +125,10 @@ fn injections_by_range_rate_and_depth() {
 }
 
 #[test]
-fn pending_io_ends_with_a_reset_or_goes_on_after_a_clear() {
+fn pending_io_is_aborted_by_reset_and_resumed_by_clear() {
     let (mut rig, mut channel) = error_rig();
-    let pending = || Injection { count: Some(3), ..Injection::once(Some(Op::Read), Action::Pending) };
+    let pending =
+        || FaultInjection { count: Some(3), ..FaultInjection::once(Some(Op::Read), FaultAction::Pending) };
     error::inject(&rig.registry, "EE_M", pending()).unwrap();
     let reads =
         |rig: &Rig| (0..3).map(|tag| Request::read(Tag(tag), 0, 1, rig.buffer(512, 1))).collect::<Vec<_>>();
@@ -139,7 +140,7 @@ fn pending_io_ends_with_a_reset_or_goes_on_after_a_clear() {
         channel.poll(&mut sink);
     }
     assert!(sink.is_empty() && channel.outstanding() == 3);
-    assert!(channel.deadline().is_some_and(|deadline_ns| deadline_ns > 0), "it must look for a clear");
+    assert!(channel.deadline().is_some_and(|deadline_ns| deadline_ns > 0), "it must check for a clear");
     channel.submit(&mut vec![Request::new(Tag(9), Op::Reset, 0, 0)]);
     while sink.len() < 4 {
         channel.poll(&mut sink);
@@ -161,33 +162,33 @@ fn pending_io_ends_with_a_reset_or_goes_on_after_a_clear() {
 }
 
 #[test]
-fn corruption_changes_one_byte_and_gives_a_writer_its_buffer_back_whole() {
+fn corruption_changes_one_byte_but_not_the_buffer_of_a_writer() {
     let (mut rig, mut channel) = error_rig();
-    let corrupt = Action::Corrupt { offset: 100, xor: 0xff };
-    error::inject(&rig.registry, "EE_M", Injection::once(Some(Op::Write), corrupt)).unwrap();
+    let corrupt = FaultAction::Corrupt { offset: 100, xor: 0xff };
+    error::inject(&rig.registry, "EE_M", FaultInjection::once(Some(Op::Write), corrupt)).unwrap();
     let request = Request::write(Tag(1), 0, 1, rig.buffer(512, 3));
-    let written = rig.one(&mut channel, request).into_request().buffer.unwrap();
+    let written = rig.one(&mut channel, request).into_request().take_data().unwrap().into_single().unwrap();
     assert!(written.as_slice().iter().all(|byte| *byte == 3));
-    let mut wanted = vec![3; 512];
-    wanted[100] = 3 ^ 0xff;
-    assert_eq!(rig.read(&mut channel, 0, 1).unwrap(), wanted);
-    error::inject(&rig.registry, "EE_M", Injection::once(Some(Op::Read), corrupt)).unwrap();
+    let mut expected = vec![3; 512];
+    expected[100] = 3 ^ 0xff;
+    assert_eq!(rig.read(&mut channel, 0, 1).unwrap(), expected);
+    error::inject(&rig.registry, "EE_M", FaultInjection::once(Some(Op::Read), corrupt)).unwrap();
     assert_eq!(rig.read(&mut channel, 0, 1).unwrap(), vec![3; 512]);
-    assert_eq!(rig.read(&mut channel, 0, 1).unwrap(), wanted);
+    assert_eq!(rig.read(&mut channel, 0, 1).unwrap(), expected);
 }
 
-fn took(rig: &mut Rig, channel: &mut Channel, op: Op) -> Duration {
+fn time_of(rig: &mut Rig, channel: &mut BdevChannel, op: Op) -> Duration {
     let start = Instant::now();
     match op {
         Op::Read => drop(rig.read(channel, 0, 1).unwrap()),
         Op::Write => assert_eq!(rig.write(channel, 0, 1, 1), Status::SUCCESS),
-        other => assert_eq!(rig.simple(channel, other, 0, 0, Flags::NONE), Status::SUCCESS),
+        other => assert_eq!(rig.simple(channel, other, 0, 0, RequestFlags::NONE), Status::SUCCESS),
     }
     start.elapsed()
 }
 
 #[test]
-fn delay_holds_reads_and_writes_for_as_long_as_it_is_told() {
+fn delay_adds_the_configured_latency() {
     let mut rig = Rig::new();
     malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
     let config = delay::DelayConfig {
@@ -197,19 +198,19 @@ fn delay_holds_reads_and_writes_for_as_long_as_it_is_told() {
     };
     delay::create(&rig.registry, config).unwrap();
     let mut channel = open(&rig, "D");
-    assert!(took(&mut rig, &mut channel, Op::Read) >= Duration::from_millis(2));
-    assert!(took(&mut rig, &mut channel, Op::Write) >= Duration::from_millis(20));
-    assert!(took(&mut rig, &mut channel, Op::Flush) < Duration::from_millis(20));
-    delay::update_latency(&rig.registry, "D", delay::Latency::AvgWrite, 0).unwrap();
-    delay::update_latency(&rig.registry, "D", delay::Latency::P99Write, 0).unwrap();
-    assert!(took(&mut rig, &mut channel, Op::Write) < Duration::from_millis(20));
+    assert!(time_of(&mut rig, &mut channel, Op::Read) >= Duration::from_millis(2));
+    assert!(time_of(&mut rig, &mut channel, Op::Write) >= Duration::from_millis(20));
+    assert!(time_of(&mut rig, &mut channel, Op::Flush) < Duration::from_millis(20));
+    delay::update_latency(&rig.registry, "D", delay::LatencyClass::AvgWrite, 0).unwrap();
+    delay::update_latency(&rig.registry, "D", delay::LatencyClass::P99Write, 0).unwrap();
+    assert!(time_of(&mut rig, &mut channel, Op::Write) < Duration::from_millis(20));
     let stats = rig.registry.find("D").unwrap().stats();
-    let longest = sys::clock::ticks_to_ns(stats.op(Op::Write).latency_max_ticks);
+    let longest = os::clock::ticks_to_ns(stats.op(Op::Write).latency_max_ticks);
     assert!(longest >= 20_000_000, "the layer above counts the delay: {longest} ns");
 }
 
 #[test]
-fn delay_waits_by_deadline_and_a_reset_ends_the_waiting() {
+fn delay_has_a_deadline_and_a_reset_completes_delayed_io() {
     let mut rig = Rig::new();
     malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
     delay::create(&rig.registry, delay::DelayConfig::new("M", "D", 60_000_000)).unwrap();
@@ -217,7 +218,7 @@ fn delay_waits_by_deadline_and_a_reset_ends_the_waiting() {
     channel.submit(&mut vec![Request::read(Tag(1), 0, 1, rig.buffer(512, 0))]);
     let mut sink = Vec::new();
     assert_eq!(channel.poll(&mut sink), 0);
-    let left_ns = channel.deadline().unwrap() - sys::clock::now_ns();
+    let left_ns = channel.deadline().unwrap() - os::clock::now_ns();
     assert!(left_ns > 50_000_000_000, "{left_ns} ns until the deadline");
     channel.submit(&mut vec![Request::new(Tag(2), Op::Reset, 0, 0)]);
     while sink.len() < 2 {
@@ -227,7 +228,7 @@ fn delay_waits_by_deadline_and_a_reset_ends_the_waiting() {
 }
 
 #[test]
-fn one_in_a_hundred_gets_the_99th_percentile_and_the_seed_says_which() {
+fn one_in_a_hundred_gets_the_99th_percentile_selected_by_the_seed() {
     let slow = |seed| {
         let mut rig = Rig::new();
         null::create(&rig.registry, null::NullConfig::new("N", 256, 512)).unwrap();
@@ -252,11 +253,11 @@ fn one_in_a_hundred_gets_the_99th_percentile_and_the_seed_says_which() {
 }
 
 #[test]
-fn a_dropped_future_leaves_the_table_clean_and_memory_owned() {
+fn a_dropped_future_frees_its_slot_when_the_io_completes() {
     let rig = Rig::new();
     malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
     delay::create(&rig.registry, delay::DelayConfig::new("M", "D", 3_000)).unwrap();
-    let io = Io::new(&rig.core, open(&rig, "D"));
+    let io = AsyncChannel::new(&rig.core, open(&rig, "D"));
     let core = rig.core.clone();
     let start = Instant::now();
     rig.reactor.block_on(async move {
@@ -279,10 +280,10 @@ fn a_dropped_future_leaves_the_table_clean_and_memory_owned() {
 }
 
 #[test]
-fn more_futures_than_the_table_holds_take_turns() {
+fn futures_beyond_the_table_size_wait_for_a_slot() {
     let rig = Rig::new();
     null::create(&rig.registry, null::NullConfig::new("N", 256, 512)).unwrap();
-    let io = Io::new(&rig.core, open(&rig, "N"));
+    let io = AsyncChannel::new(&rig.core, open(&rig, "N"));
     let core = rig.core.clone();
     let done = std::rc::Rc::new(std::cell::Cell::new(0));
     let count = done.clone();
@@ -302,17 +303,17 @@ fn more_futures_than_the_table_holds_take_turns() {
 }
 
 #[test]
-fn a_range_that_means_nothing_is_not_looked_at() {
+fn the_range_of_an_operation_without_range_is_ignored() {
     let (mut rig, mut channel) = error_rig();
     for op in [Op::Flush, Op::Reset] {
-        assert_eq!(rig.simple(&mut channel, op, u64::MAX, u32::MAX, Flags::NONE), Status::SUCCESS);
+        assert_eq!(rig.simple(&mut channel, op, u64::MAX, u32::MAX, RequestFlags::NONE), Status::SUCCESS);
     }
 }
 
 #[test]
-fn removal_lets_pending_io_go_on() {
+fn removal_resumes_pending_io() {
     let (rig, mut channel) = error_rig();
-    error::inject(&rig.registry, "EE_M", Injection::once(None, Action::Pending)).unwrap();
+    error::inject(&rig.registry, "EE_M", FaultInjection::once(None, FaultAction::Pending)).unwrap();
     let mut sink = Vec::new();
     channel.submit(&mut vec![Request::read(Tag(1), 0, 1, rig.buffer(512, 0))]);
     assert_eq!(channel.poll(&mut sink), 0);
@@ -324,26 +325,26 @@ fn removal_lets_pending_io_go_on() {
 }
 
 #[test]
-fn uncorrectable_blocks_fail_reads_on_every_channel_until_they_are_written() {
+fn uncorrectable_blocks_fail_reads_on_every_channel_until_rewritten() {
     let mut rig = Rig::new();
     malloc::create(&rig.registry, malloc::MallocConfig::new("Malloc0", 8192, 512)).unwrap();
     let (mut one, mut two) = (open(&rig, "Malloc0"), open(&rig, "Malloc0"));
     assert_eq!(rig.write(&mut one, 8, 8, 5), Status::SUCCESS);
-    let bad = rig.simple(&mut one, Op::WriteUncorrectable, 10, 3, Flags::NONE);
+    let bad = rig.simple(&mut one, Op::WriteUncorrectable, 10, 3, RequestFlags::NONE);
     assert_eq!(bad, Status::SUCCESS);
     assert_eq!(rig.read(&mut two, 8, 8), Err(Status::UNRECOVERED_READ_ERROR));
     assert_eq!(rig.read(&mut two, 12, 1), Err(Status::UNRECOVERED_READ_ERROR));
     assert_eq!(rig.read(&mut two, 13, 1), Ok(vec![5; 512]));
-    // A write, a deallocation and zeroes: each makes its block good, and no other.
+    // A write, an unmap and write zeroes each clear their own block only.
     assert_eq!(rig.write(&mut two, 11, 1, 7), Status::SUCCESS);
     assert_eq!(rig.read(&mut one, 11, 1), Ok(vec![7; 512]));
     assert_eq!(rig.read(&mut one, 10, 1), Err(Status::UNRECOVERED_READ_ERROR));
-    assert_eq!(rig.simple(&mut two, Op::WriteZeroes, 10, 1, Flags::NONE), Status::SUCCESS);
-    assert_eq!(rig.simple(&mut two, Op::Unmap, 12, 1, Flags::NONE), Status::SUCCESS);
+    assert_eq!(rig.simple(&mut two, Op::WriteZeroes, 10, 1, RequestFlags::NONE), Status::SUCCESS);
+    assert_eq!(rig.simple(&mut two, Op::Unmap, 12, 1, RequestFlags::NONE), Status::SUCCESS);
     assert_eq!(rig.read(&mut one, 10, 1), Ok(vec![0; 512]));
     assert_eq!(rig.read(&mut one, 12, 1), Ok(vec![0; 512]));
-    // What takes more than a turn to make zero is good at its end.
-    assert_eq!(rig.simple(&mut one, Op::WriteUncorrectable, 0, 8192, Flags::NONE), Status::SUCCESS);
-    assert_eq!(rig.simple(&mut two, Op::Unmap, 0, 8192, Flags::NONE), Status::SUCCESS);
+    // A long unmap clears its blocks too.
+    assert_eq!(rig.simple(&mut one, Op::WriteUncorrectable, 0, 8192, RequestFlags::NONE), Status::SUCCESS);
+    assert_eq!(rig.simple(&mut two, Op::Unmap, 0, 8192, RequestFlags::NONE), Status::SUCCESS);
     assert_eq!(rig.read(&mut one, 8, 1), Ok(vec![0; 512]));
 }

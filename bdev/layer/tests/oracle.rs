@@ -1,78 +1,84 @@
-//! Random batches, faults, resizes and removals against a `Vec<u8>`.
+//! Random batches, faults, resizes and removals, compared with a `Vec<u8>`.
 #![allow(clippy::unwrap_used)]
 
 mod rig;
 
 use std::path::PathBuf;
 
-use bdev::{Access, BdevError, Channel, delay, error, malloc, uring};
+use bdev::{Access, BdevChannel, BdevError, delay, error, malloc, uring};
+use block_io::{Channel as _, Op, Status};
 use proptest::prelude::*;
-use rig::{Draw, Oracle, Rig};
-use ring::{Channel as _, Op, Status};
+use rig::{Oracle, RequestSpec, Rig};
 
 const BLOCKS: u64 = 256;
-/// Requests of one batch touch blocks of their own, as the order of concurrent ones is nobody's.
+/// Blocks of a request's stripe: requests of one batch do not overlap, as their order is undefined.
 const STRIPE: u64 = 16;
 
-fn draw() -> impl Strategy<Value = Draw> {
+fn spec() -> impl Strategy<Value = RequestSpec> {
     let ops =
         prop::sample::select(vec![Op::Read, Op::Write, Op::Write, Op::Flush, Op::Unmap, Op::WriteZeroes]);
-    let place = (prop::bool::weighted(0.05), 0..STRIPE, 0..=STRIPE as u32);
-    (ops, place, any::<u8>(), any::<bool>(), any::<bool>(), 0..4u16).prop_map(
+    let location = (prop::bool::weighted(0.05), 0..STRIPE, 0..=STRIPE as u32);
+    (ops, location, any::<u8>(), any::<bool>(), any::<bool>(), 0..4u16).prop_map(
         |(op, (outside, within, blocks), fill, fua, deallocate, flow)| {
             let room = (STRIPE - within) as u32;
             let (lba, blocks) =
                 if outside { (u64::MAX - within, blocks) } else { (within, blocks.min(room)) };
-            Draw { op, lba, blocks, fill, fua, deallocate, flow }
+            RequestSpec { op, lba, blocks, fill, fua, deallocate, flow }
         },
     )
 }
 
-fn batches() -> impl Strategy<Value = Vec<Vec<Draw>>> {
-    let batch = prop::collection::vec(draw(), 1..(BLOCKS / STRIPE) as usize);
-    prop::collection::vec(batch.prop_map(place), 1..12)
+fn batches() -> impl Strategy<Value = Vec<Vec<RequestSpec>>> {
+    let batch = prop::collection::vec(spec(), 1..(BLOCKS / STRIPE) as usize);
+    prop::collection::vec(batch.prop_map(assign_stripes), 1..12)
 }
 
-/// Gives each request its stripe.
-fn place(mut batch: Vec<Draw>) -> Vec<Draw> {
-    for (index, draw) in batch.iter_mut().enumerate() {
-        if draw.lba < STRIPE {
-            draw.lba += index as u64 * STRIPE;
+/// Moves each request to its stripe.
+fn assign_stripes(mut batch: Vec<RequestSpec>) -> Vec<RequestSpec> {
+    for (index, spec) in batch.iter_mut().enumerate() {
+        if spec.lba < STRIPE {
+            spec.lba += index as u64 * STRIPE;
         }
     }
     batch
 }
 
-/// One batch on the device and on the oracle. `fault` is what an injected failure looks like.
-fn round(rig: &mut Rig, channel: &mut Channel, oracle: &mut Oracle, batch: &[Draw], fault: Option<Status>) {
+/// Runs one batch on the device and on the oracle. `fault` is the status of injected failures.
+fn round(
+    rig: &mut Rig,
+    channel: &mut BdevChannel,
+    oracle: &mut Oracle,
+    batch: &[RequestSpec],
+    fault: Option<Status>,
+) {
     let block_size = channel.block_size();
-    let mut left = batch.len();
+    let mut pending = batch.len();
     let mut requests: Vec<_> =
-        batch.iter().enumerate().map(|(tag, draw)| draw.request(rig, tag as u64, block_size)).collect();
+        batch.iter().enumerate().map(|(tag, spec)| spec.request(rig, tag as u64, block_size)).collect();
     let mut seen = vec![false; batch.len()];
     let mut sink = Vec::new();
     let start = std::time::Instant::now();
-    while left > 0 {
+    while pending > 0 {
         channel.submit(&mut requests);
         rig.reactor.turn();
         channel.poll(&mut sink);
-        assert!(start.elapsed().as_secs() < 30, "{left} of {batch:?} never complete");
+        assert!(start.elapsed().as_secs() < 30, "{pending} of {batch:?} never complete");
         for completion in sink.drain(..) {
             let tag = completion.tag().0 as usize;
             assert!(!std::mem::replace(&mut seen[tag], true), "{tag} completed twice");
-            left -= 1;
-            let draw = &batch[tag];
+            pending -= 1;
+            let spec = &batch[tag];
             let status = completion.status();
-            match oracle.verdict(draw) {
-                Some(wanted) => assert!(status.same_code(wanted), "{draw:?}: {status}, not {wanted}"),
+            match oracle.expected_error(spec) {
+                Some(expected) => assert!(status.same_code(expected), "{spec:?}: {status}, not {expected}"),
                 None if fault.is_some_and(|fault| status.same_code(fault)) => {}
                 None => {
-                    assert!(status.is_success(), "{draw:?}: {status}");
-                    if draw.op == Op::Read {
-                        let buffer = completion.into_request().buffer.unwrap();
-                        assert_eq!(buffer.as_slice(), oracle.range(draw), "{draw:?}");
+                    assert!(status.is_success(), "{spec:?}: {status}");
+                    if spec.op == Op::Read {
+                        let buffer = completion.into_request().take_data().unwrap().into_single().unwrap();
+                        assert_eq!(buffer.as_slice(), oracle.range(spec), "{spec:?}");
                     }
-                    oracle.apply(draw);
+                    oracle.apply(spec);
                 }
             }
         }
@@ -80,8 +86,8 @@ fn round(rig: &mut Rig, channel: &mut Channel, oracle: &mut Oracle, batch: &[Dra
     assert_eq!(channel.outstanding(), 0);
 }
 
-fn everything(blocks: u64) -> Vec<Draw> {
-    let read = |stripe| Draw {
+fn read_all(blocks: u64) -> Vec<RequestSpec> {
+    let read = |stripe| RequestSpec {
         op: Op::Read,
         lba: stripe * STRIPE,
         blocks: STRIPE as u32,
@@ -93,7 +99,7 @@ fn everything(blocks: u64) -> Vec<Draw> {
     (0..blocks / STRIPE).map(read).collect()
 }
 
-fn open(rig: &Rig, name: &str) -> Channel {
+fn open(rig: &Rig, name: &str) -> BdevChannel {
     rig.registry.open(name, Access::ReadWrite).unwrap().channel(&rig.core).unwrap()
 }
 
@@ -101,7 +107,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn malloc_is_a_vec(batches in batches(), large in any::<bool>()) {
+    fn malloc_behaves_as_a_vec(batches in batches(), large in any::<bool>()) {
         let block_size = if large { 4096 } else { 512 };
         let mut rig = Rig::new();
         malloc::create(&rig.registry, malloc::MallocConfig::new("M", BLOCKS, block_size)).unwrap();
@@ -110,11 +116,11 @@ proptest! {
         for batch in &batches {
             round(&mut rig, &mut channel, &mut oracle, batch, None);
         }
-        round(&mut rig, &mut channel, &mut oracle, &everything(BLOCKS), None);
+        round(&mut rig, &mut channel, &mut oracle, &read_all(BLOCKS), None);
     }
 
     #[test]
-    fn faults_and_delays_lose_and_repeat_nothing(
+    fn faults_and_delays_neither_lose_nor_duplicate_io(
         batches in batches(),
         per_mille in 0..500u16,
         seed in any::<u64>(),
@@ -130,10 +136,10 @@ proptest! {
         };
         delay::create(&rig.registry, slow).unwrap();
         let fault = Status::INTERNAL_ERROR;
-        let injection = error::Injection {
+        let injection = error::FaultInjection {
             chance: error::Chance::PerMille(per_mille),
             count: None,
-            ..error::Injection::once(None, error::Action::Fail(fault))
+            ..error::FaultInjection::once(None, error::FaultAction::Fail(fault))
         };
         error::inject(&rig.registry, "EE_M", injection).unwrap();
         let mut channel = open(&rig, "D");
@@ -142,7 +148,7 @@ proptest! {
             round(&mut rig, &mut channel, &mut oracle, batch, Some(fault));
         }
         error::clear(&rig.registry, "EE_M").unwrap();
-        round(&mut rig, &mut channel, &mut oracle, &everything(BLOCKS), None);
+        round(&mut rig, &mut channel, &mut oracle, &read_all(BLOCKS), None);
     }
 
     #[test]
@@ -166,7 +172,7 @@ proptest! {
         for batch in &batches {
             let first = requests.len();
             let tagged = batch.iter().enumerate();
-            requests.extend(tagged.map(|(index, draw)| draw.request(&rig, (first + index) as u64, 512)));
+            requests.extend(tagged.map(|(index, spec)| spec.request(&rig, (first + index) as u64, 512)));
         }
         let total = requests.len();
         let (mut sink, mut late) = (Vec::new(), requests.split_off(total / 2));
@@ -200,7 +206,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_file_is_a_vec_through_resizes(
+    fn a_file_behaves_as_a_vec_through_resizes(
         batches in batches(),
         sizes in prop::collection::vec(8..BLOCKS, 1..12),
         direct in any::<bool>(),
@@ -231,7 +237,7 @@ proptest! {
             oracle.contents.resize((blocks * 512) as usize, 0);
         }
         let blocks = channel.blocks();
-        round(&mut rig, &mut channel, &mut oracle, &everything(blocks), None);
+        round(&mut rig, &mut channel, &mut oracle, &read_all(blocks), None);
         std::fs::remove_file(path).unwrap();
     }
 }

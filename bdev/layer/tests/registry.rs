@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bdev::{Access, BdevError, DeviceEvent, Registry, Uuid, delay, error, malloc, null};
 
-fn two() -> Registry {
+fn two_devices() -> Registry {
     let registry = Registry::new();
     malloc::create(&registry, malloc::MallocConfig::new("Malloc0", 1024, 512)).unwrap();
     null::create(&registry, null::NullConfig::new("Null0", 1024, 4096)).unwrap();
@@ -15,7 +15,7 @@ fn two() -> Registry {
 
 #[test]
 fn a_device_is_found_by_name_alias_and_uuid() {
-    let registry = two();
+    let registry = two_devices();
     let uuid = Uuid::from_u128(7);
     let bdev = registry.find("Null0").unwrap().bdev().clone();
     registry.register("Other", Some(uuid), &["alias".to_string()], bdev.clone()).unwrap();
@@ -32,8 +32,8 @@ fn a_device_is_found_by_name_alias_and_uuid() {
 }
 
 #[test]
-fn an_exclusive_claim_keeps_writers_out_and_lets_readers_in() {
-    let registry = two();
+fn an_exclusive_claim_excludes_writers_and_admits_readers() {
+    let registry = two_devices();
     let claim = registry.open("Malloc0", Access::Exclusive { by: "lvol" }).unwrap();
     assert_eq!(registry.claims(), [("Malloc0".to_string(), "lvol".to_string())]);
     let refused = registry.open("Malloc0", Access::ReadWrite).unwrap_err();
@@ -51,29 +51,29 @@ fn an_exclusive_claim_keeps_writers_out_and_lets_readers_in() {
 }
 
 #[test]
-fn subscribers_hear_what_happens_until_they_leave() {
+fn subscribers_receive_events_until_they_unsubscribe() {
     let registry = Registry::new();
-    let heard = Arc::new(Mutex::new(Vec::new()));
-    let ears = heard.clone();
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let sink = events.clone();
     let id = registry.subscribe(Box::new(move |event| {
-        let what = match event {
+        let change = match event {
             DeviceEvent::Registered(_) => "registered",
             DeviceEvent::Resized(_) => "resized",
             DeviceEvent::Removed(_) => "removed",
         };
-        ears.lock().unwrap().push(format!("{} {what}", event.device().name()));
+        sink.lock().unwrap().push(format!("{} {change}", event.device().name()));
     }));
     null::create(&registry, null::NullConfig::new("a", 8, 512)).unwrap();
     registry.unregister("a").unwrap();
     registry.unsubscribe(id);
     null::create(&registry, null::NullConfig::new("b", 8, 512)).unwrap();
-    assert_eq!(*heard.lock().unwrap(), ["a registered", "a removed"]);
+    assert_eq!(*events.lock().unwrap(), ["a registered", "a removed"]);
     assert!(matches!(registry.unregister("a"), Err(BdevError::NotFound { .. })));
 }
 
 #[test]
-fn a_device_that_is_removed_takes_what_stands_on_it_along() {
-    let registry = two();
+fn removing_a_base_removes_the_virtual_devices_on_it() {
+    let registry = two_devices();
     let error = error::create(&registry, error::ErrorConfig::new("Malloc0")).unwrap();
     let delay = delay::create(&registry, delay::DelayConfig::new("EE_Malloc0", "Slow", 5)).unwrap();
     assert_eq!(error.name(), "EE_Malloc0");
@@ -84,23 +84,23 @@ fn a_device_that_is_removed_takes_what_stands_on_it_along() {
     let base = registry.unregister("Malloc0").unwrap();
     assert!(error.is_removed() && delay.is_removed());
     assert_eq!(registry.list().len(), 1);
-    assert!(base.wait_closed(Duration::ZERO), "the chain of claims is given up");
+    assert!(base.wait_closed(Duration::ZERO), "all claims of the stack are released");
 }
 
 #[test]
-fn removing_the_upper_device_frees_the_lower_one_once_it_is_closed() {
-    let registry = two();
+fn removing_a_virtual_device_releases_its_base_once_it_is_closed() {
+    let registry = two_devices();
     error::create(&registry, error::ErrorConfig::new("Malloc0")).unwrap();
     let open = registry.open("EE_Malloc0", Access::ReadWrite).unwrap();
     registry.unregister("EE_Malloc0").unwrap();
-    assert!(registry.open("Malloc0", Access::ReadWrite).is_err(), "still open above");
+    assert!(registry.open("Malloc0", Access::ReadWrite).is_err(), "the virtual device is still open");
     drop(open);
     registry.open("Malloc0", Access::ReadWrite).unwrap();
 }
 
 #[test]
-fn what_cannot_be_made_says_why() {
-    let registry = two();
+fn invalid_configurations_are_rejected_with_a_reason() {
+    let registry = two_devices();
     let errors = [
         malloc::create(&registry, malloc::MallocConfig::new("Malloc0", 8, 512)).unwrap_err(),
         malloc::create(&registry, malloc::MallocConfig::new("x", 8, 500)).unwrap_err(),
@@ -119,10 +119,10 @@ fn what_cannot_be_made_says_why() {
     assert_eq!(
         texts,
         [
-            "Malloc0 already names a bdev",
+            "a bdev named Malloc0 already exists",
             "block_size: 500 is not a multiple of 512",
-            "num_blocks: 0 blocks of 512 bytes cannot be",
-            "num_blocks: 18446744073709551615 blocks of 512 bytes cannot be",
+            "num_blocks: 0 blocks of 512 bytes is not a valid capacity",
+            "num_blocks: 18446744073709551615 blocks of 512 bytes is not a valid capacity",
             "name: \"\" is not a name of 1 to 255 printable bytes",
             "no bdev is called nothing",
             "p99_read_latency: 1 us is below the average of 5 us",

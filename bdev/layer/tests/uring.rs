@@ -1,4 +1,4 @@
-//! The file device on real files.
+//! The uring device on real files.
 #![allow(clippy::unwrap_used)]
 
 mod rig;
@@ -7,18 +7,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use bdev::uring::{self, UringConfig};
-use bdev::{Access, BdevError, Channel, Request, Value};
+use bdev::{Access, BdevChannel, BdevError, InfoValue, Request};
+use block_io::{Channel as _, Op, RequestFlags, Status, Tag};
 use rig::Rig;
-use ring::{Channel as _, Flags, Op, Status, Tag};
 
-/// A directory that goes with the test.
-struct Directory(PathBuf);
+/// A directory that is removed at the end of the test.
+struct TestDirectory(PathBuf);
 
-impl Directory {
-    fn new(name: &str) -> Directory {
+impl TestDirectory {
+    fn new(name: &str) -> TestDirectory {
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
-        Directory(path)
+        TestDirectory(path)
     }
 
     fn config(&self, bytes: u64) -> UringConfig {
@@ -26,14 +26,14 @@ impl Directory {
     }
 }
 
-impl Drop for Directory {
+impl Drop for TestDirectory {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// The device on a new file, or `None` where there is no io_uring.
-fn device(rig: &Rig, config: UringConfig) -> Option<Channel> {
+/// A channel of a device on a new file, or `None` without io_uring.
+fn device(rig: &Rig, config: UringConfig) -> Option<BdevChannel> {
     match uring::create(&rig.registry, config) {
         Ok(_) => {}
         Err(BdevError::NoFileIo) => {
@@ -45,16 +45,16 @@ fn device(rig: &Rig, config: UringConfig) -> Option<Channel> {
     Some(rig.registry.open("F", Access::ReadWrite).unwrap().channel(&rig.core).unwrap())
 }
 
-fn field(rig: &Rig, name: &str) -> Option<Value> {
+fn field(rig: &Rig, name: &str) -> Option<InfoValue> {
     let specific = rig.registry.find("F").unwrap().bdev().driver_specific();
-    let Value::Object(fields) = &specific[0].1 else { panic!("{specific:?}") };
+    let InfoValue::Object(fields) = &specific[0].1 else { panic!("{specific:?}") };
     fields.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
 }
 
 #[test]
-fn what_is_written_is_in_the_file() {
+fn written_data_is_in_the_file() {
     for direct in [true, false] {
-        let directory = Directory::new(&format!("written-{direct}"));
+        let directory = TestDirectory::new(&format!("written-{direct}"));
         let mut rig = Rig::new();
         let config = UringConfig { direct, ..directory.config(1 << 20) };
         let Some(mut channel) = device(&rig, config) else { return };
@@ -64,12 +64,12 @@ fn what_is_written_is_in_the_file() {
             .map(|index| {
                 let mut request =
                     Request::write(Tag(index), index * 16, 16, rig.buffer(8192, index as u8 + 1));
-                request.flags = if index % 2 == 0 { Flags::FUA } else { Flags::NONE };
+                request.flags = if index % 2 == 0 { RequestFlags::FUA } else { RequestFlags::NONE };
                 request
             })
             .collect();
         assert!(rig.run(&mut channel, batch).iter().all(|completion| completion.status().is_success()));
-        assert_eq!(rig.simple(&mut channel, Op::Flush, 0, 0, Flags::NONE), Status::SUCCESS);
+        assert_eq!(rig.simple(&mut channel, Op::Flush, 0, 0, RequestFlags::NONE), Status::SUCCESS);
         let contents = std::fs::read(directory.0.join("file")).unwrap();
         for (index, chunk) in contents.chunks(8192).take(64).enumerate() {
             assert!(chunk.iter().all(|byte| *byte == index as u8 + 1), "{index}");
@@ -79,8 +79,8 @@ fn what_is_written_is_in_the_file() {
 }
 
 #[test]
-fn unmapping_gives_space_back_and_zeroing_keeps_it() {
-    let directory = Directory::new("sparse");
+fn unmap_deallocates_and_write_zeroes_keeps_the_space() {
+    let directory = TestDirectory::new("sparse");
     let mut rig = Rig::new();
     let Some(mut channel) = device(&rig, directory.config(1 << 20)) else { return };
     let space = || std::fs::metadata(directory.0.join("file")).unwrap().blocks() * 512;
@@ -88,23 +88,24 @@ fn unmapping_gives_space_back_and_zeroing_keeps_it() {
     assert_eq!(rig.write(&mut channel, 0, 1024, 7), Status::SUCCESS);
     let full = space();
     assert!(full >= 512 << 10);
-    assert_eq!(rig.simple(&mut channel, Op::WriteZeroes, 0, 256, Flags::NONE), Status::SUCCESS);
+    assert_eq!(rig.simple(&mut channel, Op::WriteZeroes, 0, 256, RequestFlags::NONE), Status::SUCCESS);
     assert_eq!(rig.read(&mut channel, 0, 256).unwrap(), vec![0; 128 << 10]);
-    assert!(space() >= full, "zeroes that keep their space");
-    for (op, flags, lba) in
-        [(Op::Unmap, Flags::FUA, 256), (Op::WriteZeroes, Flags::DEALLOCATE.with(Flags::FUA), 512)]
-    {
+    assert!(space() >= full, "write zeroes deallocated");
+    for (op, flags, lba) in [
+        (Op::Unmap, RequestFlags::FUA, 256),
+        (Op::WriteZeroes, RequestFlags::DEALLOCATE.with(RequestFlags::FUA), 512),
+    ] {
         let before = space();
         assert_eq!(rig.simple(&mut channel, op, lba, 256, flags), Status::SUCCESS);
         assert_eq!(rig.read(&mut channel, lba, 256).unwrap(), vec![0; 128 << 10]);
-        assert!(space() < before, "{op:?} gave nothing back");
+        assert!(space() < before, "{op:?} deallocated nothing");
     }
     assert_eq!(rig.read(&mut channel, 768, 256).unwrap(), vec![7; 128 << 10]);
 }
 
 #[test]
-fn a_truncated_file_gives_errors_and_not_zeroes() {
-    let directory = Directory::new("truncated");
+fn reads_beyond_the_end_of_a_truncated_file_fail() {
+    let directory = TestDirectory::new("truncated");
     let mut rig = Rig::new();
     let Some(mut channel) = device(&rig, directory.config(1 << 20)) else { return };
     let file = std::fs::OpenOptions::new().write(true).open(directory.0.join("file")).unwrap();
@@ -117,13 +118,13 @@ fn a_truncated_file_gives_errors_and_not_zeroes() {
     file.set_len((2 << 20) + 100).unwrap();
     uring::rescan(&rig.registry, "F").unwrap();
     assert_eq!(channel.blocks(), 4096);
-    assert_eq!(field(&rig, "unused_bytes"), Some(Value::Number(100)));
+    assert_eq!(field(&rig, "unused_bytes"), Some(InfoValue::Number(100)));
     assert_eq!(rig.write(&mut channel, 4095, 1, 1), Status::SUCCESS);
 }
 
 #[test]
-fn files_that_will_not_do_are_refused_with_a_reason() {
-    let directory = Directory::new("refused");
+fn unsuitable_files_are_rejected_with_a_reason() {
+    let directory = TestDirectory::new("refused");
     let rig = Rig::new();
     let Some(channel) = device(&rig, directory.config(1 << 20)) else { return };
     let at = |name: &str| UringConfig::new("G", directory.0.join(name));
@@ -145,7 +146,7 @@ fn files_that_will_not_do_are_refused_with_a_reason() {
     let ragged = uring::create(&rig.registry, at("ragged")).unwrap();
     assert_eq!(ragged.geometry().blocks, 9);
     assert!(format!("{:?}", ragged.bdev().driver_specific()).contains("(\"unused_bytes\", Number(392))"));
-    // Removed but open, it keeps the lock; closed, it lets go.
+    // A removed device keeps the lock until its last channel is closed.
     rig.registry.unregister("F").unwrap();
     rig.registry.unregister("G").unwrap();
     assert!(matches!(refuse(at("file")), BdevError::Claimed { .. }));
@@ -154,29 +155,29 @@ fn files_that_will_not_do_are_refused_with_a_reason() {
 }
 
 #[test]
-fn a_read_only_device_takes_no_writes() {
-    let directory = Directory::new("readonly");
+fn a_read_only_device_rejects_writes() {
+    let directory = TestDirectory::new("readonly");
     let mut rig = Rig::new();
     std::fs::write(directory.0.join("file"), vec![5; 1 << 20]).unwrap();
     let config = UringConfig { readonly: true, ..UringConfig::new("F", directory.0.join("file")) };
     let Some(mut channel) = device(&rig, config) else { return };
     assert_eq!(rig.read(&mut channel, 0, 1).unwrap(), vec![5; 512]);
     assert!(rig.write(&mut channel, 0, 1, 9).same_code(Status::NAMESPACE_WRITE_PROTECTED));
-    assert_eq!(rig.simple(&mut channel, Op::Flush, 0, 0, Flags::NONE), Status::SUCCESS);
+    assert_eq!(rig.simple(&mut channel, Op::Flush, 0, 0, RequestFlags::NONE), Status::SUCCESS);
     let second = UringConfig { readonly: true, ..UringConfig::new("G", directory.0.join("file")) };
     assert!(matches!(uring::create(&rig.registry, second), Err(BdevError::Claimed { .. })));
 }
 
 #[test]
 fn a_channel_may_be_dropped_with_io_in_flight() {
-    let directory = Directory::new("dropped");
+    let directory = TestDirectory::new("dropped");
     let mut rig = Rig::new();
     let Some(mut channel) = device(&rig, directory.config(4 << 20)) else { return };
     let mut batch: Vec<Request> =
         (0..100).map(|tag| Request::write(Tag(tag), tag * 8, 8, rig.buffer(4096, 1))).collect();
     channel.submit(&mut batch);
     drop(channel);
-    // The next file must not be written through the old one's index.
+    // The index of the old file must not be reused for the next one.
     std::fs::write(directory.0.join("other"), vec![0; 4 << 20]).unwrap();
     uring::create(&rig.registry, UringConfig::new("G", directory.0.join("other"))).unwrap();
     let mut other = rig.registry.open("G", Access::ReadWrite).unwrap().channel(&rig.core).unwrap();
@@ -190,11 +191,15 @@ fn a_channel_may_be_dropped_with_io_in_flight() {
 }
 
 #[test]
-fn more_io_than_the_cores_ring_holds_is_tried_again() {
-    let directory = Directory::new("stalled");
+fn io_beyond_the_capacity_of_the_ring_is_retried() {
+    let directory = TestDirectory::new("stalled");
     let mut rig = Rig::new();
-    let events = sys::Config { engine: None, operations_max: 64 };
-    let config = reactor::Config { events, idle: reactor::IdlePolicy::Spin, ..reactor::Config::default() };
+    let events = os::EventLoopConfig { backend: None, operations_max: 64 };
+    let config = reactor::ReactorConfig {
+        event_loop: events,
+        idle: reactor::IdlePolicy::Spin,
+        ..reactor::ReactorConfig::default()
+    };
     rig.reactor = reactor::Reactor::new(&config).unwrap();
     rig.core = rig.reactor.core();
     let Some(mut channel) = device(&rig, directory.config(4 << 20)) else { return };

@@ -1,4 +1,4 @@
-//! A namespace's ring on one core: the links to its paths, and what shapes requests for them.
+//! An I/O channel of a namespace on one core: its links to paths, and the splitting of long requests.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -7,317 +7,337 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bdev::{Completion, Request};
-use memory::Buffer;
-use nvme::{Failure, IoQueue, Namespace, OpenError, QueueStats};
+use block_io::{Op, Status, Tag};
+use dma::Data;
+use nvme::{ControllerFailure, Namespace, NvmeOpenError, QueueStats, TcpIoQueue};
+use os::clock::now_ns;
 use reactor::Core;
-use ring::{Op, Status, Tag};
 use slots::{Slab, Slot};
-use sys::clock::now_ns;
 
 use crate::counts::LinkCounts;
-use crate::inject::Faults;
+use crate::inject::QueueInjections;
 use crate::multipath::{Multipath, PathView};
-use crate::path::Path;
-use crate::totals::Live;
-use crate::view::{ChannelBoard, Join, LinkBoard, PathId, PathState, View};
+use crate::path::ControllerPath;
+use crate::shared_namespace::{
+    ChannelStatus, ConnectTarget, LinkStatus, NamespacePath, PathId, SharedNamespace,
+};
+use crate::transport_stats::LiveQueueStats;
 
-/// I/Os on one channel: what the layer lets through, and pieces of none more than that.
+/// Queue depth of a channel; of each split request one fragment is in flight at a time.
 pub(crate) const DEPTH: u32 = 1024;
-/// What Write Zeroes and Dataset Management count to (NVM 1.0, NLB has 16 bits).
+/// Most blocks of a Write Zeroes or Dataset Management command (NVM 1.0, NLB has 16 bits).
 const RANGE_BLOCKS_MAX: u32 = 65536;
-/// Time between tries to open an I/O queue while the controller itself is there.
-const OPEN_DELAY_NS: u64 = 100_000_000;
-/// Tries in a row after which the controller is reset.
-const OPENS_MAX: u32 = 5;
-/// Note of a request that came as it is.
-const WHOLE: u32 = u32::MAX;
+/// Interval between attempts to open an I/O queue while the controller is connected.
+const OPEN_RETRY_NS: u64 = 100_000_000;
+/// Consecutive failed attempts after which the controller is reset.
+const OPEN_ATTEMPTS_MAX: u32 = 5;
+/// `user_data` of a request that was not split.
+const NOT_SPLIT: u32 = u32::MAX;
 
-pub(crate) struct Channel {
+/// An I/O channel of a namespace on one core (SPDK's `nvme_bdev_channel`).
+///
+/// It owns a link with an I/O queue to each path, the multipath state machine that selects a path for each request,
+/// and the requests that are split. The control plane changes paths in the [`SharedNamespace`] and increments its
+/// version; `submit` and `poll` compare the version, apply the change and open or close queues. An I/O costs that
+/// comparison, one clock read a batch, a slot of the state machine, and the queue's own cost. Queues open
+/// asynchronously in a task; a queue that is closed is polled until its last command has completed.
+pub(crate) struct NvmeBdevChannel {
     core: Core,
-    view: Arc<View>,
-    seen: u64,
+    shared: Arc<SharedNamespace>,
+    applied_version: u64,
     preferred: Option<PathId>,
-    board_id: u64,
-    board: Arc<ChannelBoard>,
-    machine: Multipath<Buffer>,
-    /// By the machine's index.
-    links: Vec<Link>,
+    status_id: u64,
+    status: Arc<ChannelStatus>,
+    multipath: Multipath<Data>,
+    /// By path index of `multipath`.
+    links: Vec<PathLink>,
     by_id: HashMap<PathId, usize>,
-    pieces: Slab<Pieces>,
-    /// Pieces for which there was no buffer.
-    starved: Vec<Slot>,
+    split_requests: Slab<SplitRequest>,
+    /// Split requests that wait for a buffer for their next fragment.
+    deferred: Vec<Slot>,
     sink: Vec<Completion>,
     done: Vec<Completion>,
     block_size: u32,
 }
 
-/// The way to one path.
-struct Link {
-    state: PathState,
-    way: Way,
-    /// The connection that it is for, or was for last.
+/// The link to one path: the path's configuration, and the I/O queue.
+struct PathLink {
+    path: NamespacePath,
+    queue: LinkQueue,
+    /// The connection that the queue belongs to, or belonged to last.
     epoch: u64,
     failed_opens: u32,
-    ana_readings: u64,
-    /// The control plane knows that the ANA state is stale.
-    told_stale: bool,
+    ana_generation: u64,
+    /// The control plane was asked to read the ANA log page again.
+    ana_refresh_requested: bool,
     removed: bool,
     counts: Option<Arc<LinkCounts>>,
-    faults: Faults,
-    /// Where its queue's counts are shown, while there is one.
-    live: Option<Arc<Live>>,
+    injections: QueueInjections,
+    /// Where the queue's counters are published, while it is open.
+    live_stats: Option<Arc<LiveQueueStats>>,
 }
 
-enum Way {
+enum LinkQueue {
     None,
-    Opening(Rc<RefCell<Option<Result<Opened, OpenError>>>>, Rc<Latch>),
-    Open(Opened),
-    /// Not to be used any more; it has memory until the driver's reset or detaching ends its commands. And whether it
-    /// failed by itself.
-    Closing(Opened, bool),
-    /// To be opened again at that time.
-    Later(u64),
+    /// A task opens it; the result arrives in the cell.
+    Opening(Rc<RefCell<Option<Result<TransportQueue, NvmeOpenError>>>>, Rc<CancelFlag>),
+    Open(TransportQueue),
+    /// Gets no new commands; it owns buffers until the driver's reset or detach has ended its commands. The flag
+    /// tells whether the queue failed.
+    Closing(TransportQueue, bool),
+    /// To be opened again at that time, in nanoseconds.
+    RetryAt(u64),
 }
 
-/// Ends a task that nobody waits for any more.
+/// Cancels the task that opens a queue.
 #[derive(Default)]
-struct Latch(std::cell::Cell<bool>);
+struct CancelFlag(std::cell::Cell<bool>);
 
-enum Opened {
-    Tcp(Box<IoQueue>),
-    Direct(Box<Namespace>),
+enum TransportQueue {
+    Tcp(Box<TcpIoQueue>),
+    Memory(Box<Namespace>),
 }
 
-impl Opened {
+impl TransportQueue {
     fn stats(&self) -> QueueStats {
         match self {
-            Opened::Tcp(queue) => queue.stats(),
-            Opened::Direct(namespace) => namespace.stats(),
+            TransportQueue::Tcp(queue) => queue.stats(),
+            TransportQueue::Memory(namespace) => namespace.stats(),
         }
     }
 
-    fn failure(&self) -> Option<Failure> {
+    fn failure(&self) -> Option<ControllerFailure> {
         match self {
-            Opened::Tcp(queue) => queue.failure(),
-            Opened::Direct(namespace) => namespace.failure(),
+            TransportQueue::Tcp(queue) => queue.failure(),
+            TransportQueue::Memory(namespace) => namespace.failure(),
         }
     }
 
     #[inline]
     fn submit(&mut self, batch: &mut Vec<Request>) {
         match self {
-            Opened::Tcp(queue) => ring::Channel::submit(&mut **queue, batch),
-            Opened::Direct(namespace) => ring::Channel::submit(&mut **namespace, batch),
+            TransportQueue::Tcp(queue) => block_io::Channel::submit(&mut **queue, batch),
+            TransportQueue::Memory(namespace) => block_io::Channel::submit(&mut **namespace, batch),
         }
     }
 
     #[inline]
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         match self {
-            Opened::Tcp(queue) => ring::Channel::poll(&mut **queue, sink),
-            Opened::Direct(namespace) => ring::Channel::poll(&mut **namespace, sink),
+            TransportQueue::Tcp(queue) => block_io::Channel::poll(&mut **queue, sink),
+            TransportQueue::Memory(namespace) => block_io::Channel::poll(&mut **namespace, sink),
         }
     }
 
     fn deadline(&self) -> Option<u64> {
         match self {
-            Opened::Tcp(queue) => ring::Channel::deadline(&**queue),
-            Opened::Direct(namespace) => ring::Channel::deadline(&**namespace),
+            TransportQueue::Tcp(queue) => block_io::Channel::deadline(&**queue),
+            TransportQueue::Memory(namespace) => block_io::Channel::deadline(&**namespace),
         }
     }
 }
 
-/// A request that is done a piece at a time: one that is longer than a command may be, or whose buffer no
-/// device can be shown. Its pieces go one after the other.
-struct Pieces {
+/// A request that is split into fragments, submitted one after the other: it is longer than a command may be, or its
+/// buffer is external memory that cannot be shown to a device.
+struct SplitRequest {
     request: Request,
     done_blocks: u32,
-    piece_blocks: u32,
+    fragment_blocks: u32,
 }
 
-impl Channel {
-    pub(crate) fn new(core: &Core, view: &Arc<View>, block_size: u32, retries_max: u16) -> Channel {
-        let (board_id, board) = view.join_board(core);
-        let mut channel = Channel {
+impl NvmeBdevChannel {
+    pub(crate) fn new(
+        core: &Core,
+        shared: &Arc<SharedNamespace>,
+        block_size: u32,
+        retries_max: u16,
+    ) -> NvmeBdevChannel {
+        let (status_id, status) = shared.register_channel(core);
+        let mut channel = NvmeBdevChannel {
             core: core.clone(),
-            view: view.clone(),
-            seen: 0,
+            shared: shared.clone(),
+            applied_version: 0,
             preferred: None,
-            board_id,
-            board,
-            machine: Multipath::new(view.policy(), DEPTH, retries_max),
+            status_id,
+            status,
+            multipath: Multipath::new(shared.policy(), DEPTH, retries_max),
             links: Vec::new(),
             by_id: HashMap::new(),
-            pieces: Slab::with_capacity(DEPTH),
-            starved: Vec::new(),
+            split_requests: Slab::with_capacity(DEPTH),
+            deferred: Vec::new(),
             sink: Vec::new(),
             done: Vec::new(),
             block_size,
         };
-        channel.look(now_ns());
+        channel.apply_update(now_ns());
         channel
     }
 
-    /// Takes over what the control plane says of the paths.
+    /// Applies the control plane's latest version of the paths.
     #[cold]
-    fn look(&mut self, now_ns: u64) {
-        let (version, paths, policy, preferred) = self.view.look();
-        self.seen = version;
+    fn apply_update(&mut self, now_ns: u64) {
+        let (version, paths, policy, preferred) = self.shared.snapshot();
+        self.applied_version = version;
         self.preferred = preferred;
-        self.machine.set_policy(policy);
+        self.multipath.set_policy(policy);
         for link in &mut self.links {
-            link.removed = !paths.iter().any(|path| path.id == link.state.id);
+            link.removed = !paths.iter().any(|path| path.id == link.path.id);
         }
         for state in paths {
             let index = match self.by_id.get(&state.id) {
                 Some(index) => *index,
                 None => self.add_link(&state),
             };
-            self.links[index].state = state;
+            self.links[index].path = state;
         }
         for index in 0..self.links.len() {
-            self.adjust(index, now_ns);
+            self.reconcile(index, now_ns);
         }
         self.publish();
     }
 
-    /// A link to a path that is new, in the place of one that is gone where there is one.
-    fn add_link(&mut self, state: &PathState) -> usize {
+    /// Adds a link to a new path; reuses the index of a removed one if there is one.
+    fn add_link(&mut self, state: &NamespacePath) -> usize {
         let view = PathView { connected: false, ana: state.ana, waits_until_ns: u64::MAX, preferred: false };
-        let link = Link {
-            state: state.clone(),
-            way: Way::None,
+        let link = PathLink {
+            path: state.clone(),
+            queue: LinkQueue::None,
             epoch: 0,
             failed_opens: 0,
-            ana_readings: 0,
-            told_stale: false,
+            ana_generation: 0,
+            ana_refresh_requested: false,
             removed: false,
-            counts: state.path.counts_io().then(Arc::default),
-            faults: Faults::new(&state.path.orders),
-            live: None,
+            counts: state.controller_path.counts_io().then(Arc::default),
+            injections: QueueInjections::new(&state.controller_path.injections),
+            live_stats: None,
         };
-        let gone = |index: &usize| {
+        let is_reusable = |index: &usize| {
             let link = &self.links[*index];
-            link.removed && matches!(link.way, Way::None) && self.machine.in_flight(*index) == 0
+            link.removed && matches!(link.queue, LinkQueue::None) && self.multipath.in_flight(*index) == 0
         };
-        let index = match (0..self.links.len()).find(gone) {
+        let index = match (0..self.links.len()).find(is_reusable) {
             Some(index) => {
-                self.machine.replace_path(index, view);
-                self.by_id.remove(&self.links[index].state.id);
+                self.multipath.replace_path(index, view);
+                self.by_id.remove(&self.links[index].path.id);
                 self.links[index] = link;
                 index
             }
             None => {
                 self.links.push(link);
-                self.machine.add_path(view)
+                self.multipath.add_path(view)
             }
         };
         self.by_id.insert(state.id, index);
         index
     }
 
-    /// Makes a link what the control plane says that it is to be.
-    fn adjust(&mut self, index: usize, now_ns: u64) {
+    /// Opens or closes the queue of a link as the control plane requires.
+    fn reconcile(&mut self, index: usize, now_ns: u64) {
         let link = &mut self.links[index];
-        let wanted = link.state.join.as_ref().filter(|_| !link.removed).map(|(epoch, _)| *epoch);
-        if wanted != Some(link.epoch) {
+        let wanted_epoch = link.path.connection.as_ref().filter(|_| !link.removed).map(|(epoch, _)| *epoch);
+        if wanted_epoch != Some(link.epoch) {
             self.close(index, now_ns);
         }
         let link = &mut self.links[index];
-        if let (Some(epoch), Way::None) = (wanted, &link.way) {
+        if let (Some(epoch), LinkQueue::None) = (wanted_epoch, &link.queue) {
             if epoch != link.epoch {
                 link.failed_opens = 0;
             }
             self.open(index);
         }
         let link = &mut self.links[index];
-        link.faults.follow(&link.state.path.orders);
-        if link.ana_readings != link.state.ana_readings {
-            link.ana_readings = link.state.ana_readings;
-            link.told_stale = false;
-            self.machine.refreshed(index, now_ns);
+        link.injections.sync(&link.path.controller_path.injections);
+        if link.ana_generation != link.path.ana_generation {
+            link.ana_generation = link.path.ana_generation;
+            link.ana_refresh_requested = false;
+            self.multipath.ana_refreshed(index, now_ns);
         }
-        self.tell_machine(index, now_ns);
+        self.update_multipath(index, now_ns);
     }
 
-    fn tell_machine(&mut self, index: usize, now_ns: u64) {
+    fn update_multipath(&mut self, index: usize, now_ns: u64) {
         let link = &self.links[index];
         let view = PathView {
-            connected: matches!(link.way, Way::Open(_)),
-            ana: link.state.ana,
-            waits_until_ns: if link.removed { 0 } else { link.state.waits_until_ns },
-            preferred: self.preferred == Some(link.state.id),
+            connected: matches!(link.queue, LinkQueue::Open(_)),
+            ana: link.path.ana,
+            waits_until_ns: if link.removed { 0 } else { link.path.waits_until_ns },
+            preferred: self.preferred == Some(link.path.id),
         };
-        self.machine.set_path(index, view, now_ns);
+        self.multipath.set_path(index, view, now_ns);
     }
 
     fn open(&mut self, index: usize) {
         let link = &mut self.links[index];
-        let Some((epoch, join)) = link.state.join.clone() else { return };
+        let Some((epoch, join)) = link.path.connection.clone() else { return };
         link.epoch = epoch;
-        let (arrival, latch) = (Rc::new(RefCell::new(None)), Rc::new(Latch::default()));
-        let (put, over) = (arrival.clone(), latch.clone());
-        let (core, nsid) = (self.core.clone(), self.view.nsid);
-        let path = link.state.path.clone();
-        let waker = self.core.events().waker();
+        let (result, cancel) = (Rc::new(RefCell::new(None)), Rc::new(CancelFlag::default()));
+        let (result_cell, cancelled) = (result.clone(), cancel.clone());
+        let (core, nsid) = (self.core.clone(), self.shared.nsid);
+        let path = link.path.controller_path.clone();
+        let waker = self.core.event_loop().waker();
         let spawned = self.core.spawn(async move {
-            let opened = open_link(&core, &path, join, nsid).await;
-            if !over.0.get() {
-                *put.borrow_mut() = Some(opened);
-                // The poller that waits for it may be asleep by now.
+            let opened = open_queue(&core, &path, join, nsid).await;
+            if !cancelled.0.get() {
+                *result_cell.borrow_mut() = Some(opened);
+                // The reactor of the channel may be asleep.
                 waker.wake();
             }
         });
-        link.way = if spawned { Way::Opening(arrival, latch) } else { Way::Later(now_ns() + OPEN_DELAY_NS) };
+        link.queue = if spawned {
+            LinkQueue::Opening(result, cancel)
+        } else {
+            LinkQueue::RetryAt(now_ns() + OPEN_RETRY_NS)
+        };
     }
 
-    /// Ends a link; what it had in flight goes elsewhere.
+    /// Closes the queue of a link; its I/O in flight is retried on other paths.
     fn close(&mut self, index: usize, now_ns: u64) {
-        match std::mem::replace(&mut self.links[index].way, Way::None) {
-            Way::Opening(_, latch) => latch.0.set(true),
-            Way::Open(opened) => self.begin_closing(index, opened, false, now_ns),
-            closing @ Way::Closing(..) => self.links[index].way = closing,
-            Way::None | Way::Later(_) => {}
+        match std::mem::replace(&mut self.links[index].queue, LinkQueue::None) {
+            LinkQueue::Opening(_, cancel) => cancel.0.set(true),
+            LinkQueue::Open(opened) => self.start_closing(index, opened, false, now_ns),
+            closing @ LinkQueue::Closing(..) => self.links[index].queue = closing,
+            LinkQueue::None | LinkQueue::RetryAt(_) => {}
         }
     }
 
-    /// Uses a queue no more. What was not sent goes elsewhere at once, everything else when it has come back.
-    fn begin_closing(&mut self, index: usize, mut opened: Opened, failed: bool, now_ns: u64) {
-        let ana = self.links[index].state.ana;
+    /// Starts to close a queue. Unsent I/O moves to other paths at once, I/O in flight when it has completed.
+    fn start_closing(&mut self, index: usize, mut opened: TransportQueue, failed: bool, now_ns: u64) {
+        let ana = self.links[index].path.ana;
         let view = PathView { connected: false, ana, waits_until_ns: u64::MAX, preferred: false };
-        self.machine.set_path(index, view, now_ns);
-        if let Opened::Tcp(queue) = &mut opened {
-            queue.fail(Failure::Detached);
+        self.multipath.set_path(index, view, now_ns);
+        if let TransportQueue::Tcp(queue) = &mut opened {
+            queue.fail(ControllerFailure::Detached);
         }
-        let withheld: Vec<Completion> = self.links[index].faults.end().collect();
-        for completion in withheld {
-            self.machine.returned(index, completion, now_ns);
+        let delayed: Vec<Completion> = self.links[index].injections.drain().collect();
+        for completion in delayed {
+            self.multipath.path_completed(index, completion, now_ns);
         }
-        self.links[index].way = Way::Closing(opened, failed);
-        self.go_on_closing(index, now_ns);
+        self.links[index].queue = LinkQueue::Closing(opened, failed);
+        self.advance_closing(index, now_ns);
     }
 
-    /// Takes in what a queue had in flight that is not used any more; whether that was the last of it.
-    fn go_on_closing(&mut self, index: usize, now_ns: u64) -> bool {
-        let Way::Closing(mut opened, failed) = std::mem::replace(&mut self.links[index].way, Way::None)
+    /// Reaps the I/O in flight of a queue that is closing; `true` once it is closed.
+    fn advance_closing(&mut self, index: usize, now_ns: u64) -> bool {
+        let LinkQueue::Closing(mut opened, failed) =
+            std::mem::replace(&mut self.links[index].queue, LinkQueue::None)
         else {
             return false;
         };
         self.reap(index, &mut opened, now_ns);
-        if self.machine.in_flight(index) > 0 {
-            self.links[index].way = Way::Closing(opened, failed);
+        if self.multipath.in_flight(index) > 0 {
+            self.links[index].queue = LinkQueue::Closing(opened, failed);
             return false;
         }
-        if let Some(live) = self.links[index].live.take() {
-            self.view.totals.end(&live, &opened.stats());
+        if let Some(live_stats) = self.links[index].live_stats.take() {
+            self.shared.totals.remove_queue(&live_stats, &opened.stats());
         }
         if failed {
-            self.opening_failed(index, now_ns);
+            self.open_failed(index, now_ns);
         }
         true
     }
 
-    fn reap(&mut self, index: usize, opened: &mut Opened, now_ns: u64) -> usize {
+    fn reap(&mut self, index: usize, opened: &mut TransportQueue, now_ns: u64) -> usize {
         let mut sink = std::mem::take(&mut self.sink);
         opened.poll(&mut sink);
         if let Some(counts) = &self.links[index].counts {
@@ -325,148 +345,156 @@ impl Channel {
         }
         let count = sink.len();
         for completion in sink.drain(..) {
-            self.machine.returned(index, completion, now_ns);
+            self.multipath.path_completed(index, completion, now_ns);
         }
         self.sink = sink;
         count
     }
 
-    /// Looks at links that are on their way, failed, or wait for their time.
-    fn tend(&mut self, now_ns: u64) {
+    /// Advances links whose queue is opening, failed, closing or to be opened again.
+    fn poll_links(&mut self, now_ns: u64) {
         for index in 0..self.links.len() {
             let link = &mut self.links[index];
-            match &mut link.way {
-                Way::Opening(arrival, _) => {
-                    let Some(outcome) = arrival.borrow_mut().take() else { continue };
+            match &mut link.queue {
+                LinkQueue::Opening(result, _) => {
+                    let Some(outcome) = result.borrow_mut().take() else { continue };
                     match outcome {
                         Ok(opened) => {
-                            let trtype = link.state.path.id().trtype();
-                            link.live = Some(self.view.totals.begin(self.board.core, trtype));
-                            (link.failed_opens, link.way) = (0, Way::Open(opened));
+                            let trtype = link.path.controller_path.id().trtype();
+                            link.live_stats = Some(self.shared.totals.add_queue(self.status.core, trtype));
+                            (link.failed_opens, link.queue) = (0, LinkQueue::Open(opened));
                         }
-                        Err(_) => self.opening_failed(index, now_ns),
+                        Err(_) => self.open_failed(index, now_ns),
                     }
                 }
-                Way::Open(opened) if opened.failure().is_some() => {
-                    let Way::Open(opened) = std::mem::replace(&mut link.way, Way::None) else { continue };
-                    self.begin_closing(index, opened, true, now_ns);
+                LinkQueue::Open(opened) if opened.failure().is_some() => {
+                    let LinkQueue::Open(opened) = std::mem::replace(&mut link.queue, LinkQueue::None) else {
+                        continue;
+                    };
+                    self.start_closing(index, opened, true, now_ns);
                 }
-                Way::Closing(..) => {
-                    if !self.go_on_closing(index, now_ns) {
+                LinkQueue::Closing(..) => {
+                    if !self.advance_closing(index, now_ns) {
                         continue;
                     }
-                    // Another connection may be waiting for its turn.
-                    self.adjust(index, now_ns);
+                    // A newer connection may already exist.
+                    self.reconcile(index, now_ns);
                 }
-                Way::Later(due_ns) if *due_ns <= now_ns => {
-                    link.way = Way::None;
+                LinkQueue::RetryAt(due_ns) if *due_ns <= now_ns => {
+                    link.queue = LinkQueue::None;
                     self.open(index);
                     continue;
                 }
                 _ => continue,
             }
-            self.tell_machine(index, now_ns);
+            self.update_multipath(index, now_ns);
             self.publish();
         }
     }
 
-    fn opening_failed(&mut self, index: usize, now_ns: u64) {
+    fn open_failed(&mut self, index: usize, now_ns: u64) {
         let link = &mut self.links[index];
         link.failed_opens += 1;
-        if link.failed_opens >= OPENS_MAX {
+        if link.failed_opens >= OPEN_ATTEMPTS_MAX {
             link.failed_opens = 0;
-            link.state.path.complain(link.epoch);
+            link.path.controller_path.request_reset(link.epoch);
         }
-        link.way = Way::Later(now_ns + OPEN_DELAY_NS);
+        link.queue = LinkQueue::RetryAt(now_ns + OPEN_RETRY_NS);
     }
 
-    /// Shows the control plane what the links are like.
+    /// Publishes the state of the links to the control plane.
     fn publish(&self) {
-        let current = self.machine.current();
+        let current = self.multipath.current();
         let links = self.links.iter().enumerate().filter(|(_, link)| !link.removed);
-        let boards = links.map(|(index, link)| LinkBoard {
-            id: link.state.id,
-            connected: matches!(link.way, Way::Open(_)),
+        let statuses = links.map(|(index, link)| LinkStatus {
+            id: link.path.id,
+            connected: matches!(link.queue, LinkQueue::Open(_)),
             current: current == Some(index),
             counts: link.counts.clone(),
         });
-        *self.board.links() = boards.collect();
-        self.board.set_seen(self.seen);
+        *self.status.links() = statuses.collect();
+        self.status.set_applied(self.applied_version);
     }
 
-    /// Whether a request can go as it is.
+    /// Whether a request needs no splitting.
     #[inline]
-    fn is_plain(&self, request: &Request, transfer_max_bytes: u32) -> bool {
-        match &request.buffer {
-            Some(buffer) => buffer.len() as u64 <= u64::from(transfer_max_bytes) && !buffer.is_lent(),
+    fn fits_one_command(&self, request: &Request, transfer_max_bytes: u32) -> bool {
+        match request.data().and_then(Data::single) {
+            Some(buffer) => buffer.len() as u64 <= u64::from(transfer_max_bytes) && !buffer.is_external(),
             None => !request.op.has_range() || request.blocks <= RANGE_BLOCKS_MAX,
         }
     }
 
-    /// Begins a request that goes in pieces.
-    fn begin(&mut self, request: Request, transfer_max_bytes: u32, now_ns: u64) {
-        let piece_blocks = match request.buffer {
+    /// Starts a request that is split.
+    fn start_split(&mut self, request: Request, transfer_max_bytes: u32, now_ns: u64) {
+        let fragment_blocks = match request.data() {
             Some(_) => (transfer_max_bytes / self.block_size).max(1),
             None => RANGE_BLOCKS_MAX,
         };
-        match self.pieces.insert(Pieces { request, done_blocks: 0, piece_blocks }) {
-            Ok(slot) => self.next_piece(slot, now_ns),
-            Err(pieces) => self.done.push(pieces.request.complete(Status::INTERNAL_ERROR)),
+        match self.split_requests.insert(SplitRequest { request, done_blocks: 0, fragment_blocks }) {
+            Ok(slot) => self.submit_fragment(slot, now_ns),
+            Err(split_requests) => self.done.push(split_requests.request.complete(Status::INTERNAL_ERROR)),
         }
     }
 
-    fn next_piece(&mut self, slot: Slot, now_ns: u64) {
-        let Some(pieces) = self.pieces.get(slot) else { return };
-        let whole = &pieces.request;
-        let blocks = pieces.piece_blocks.min(whole.blocks - pieces.done_blocks);
-        let offset = pieces.done_blocks as usize * self.block_size as usize;
+    fn submit_fragment(&mut self, slot: Slot, now_ns: u64) {
+        let Some(split_requests) = self.split_requests.get(slot) else { return };
+        let whole = &split_requests.request;
+        let blocks = split_requests.fragment_blocks.min(whole.blocks - split_requests.done_blocks);
+        let offset = split_requests.done_blocks as usize * self.block_size as usize;
         let bytes = blocks as usize * self.block_size as usize;
-        let mut piece = Request::new(Tag(0), whole.op, whole.lba + u64::from(pieces.done_blocks), blocks);
-        (piece.flags, piece.flow, piece.issued) = (whole.flags, whole.flow, whole.issued);
-        if let Some(data) = &whole.buffer {
+        let mut fragment =
+            Request::new(Tag(0), whole.op, whole.lba + u64::from(split_requests.done_blocks), blocks);
+        (fragment.flags, fragment.flow, fragment.issued_ticks) =
+            (whole.flags, whole.flow, whole.issued_ticks);
+        if let Some(data) = whole.data().and_then(Data::single) {
             let Some(mut buffer) = self.core.pool().take(bytes) else {
-                self.starved.push(slot);
+                self.deferred.push(slot);
                 return;
             };
             if whole.op == Op::Write {
                 data.copy_to(offset, buffer.as_mut_slice());
             }
-            piece.buffer = Some(buffer);
+            fragment.set_data(Some(buffer));
         }
-        self.machine.submit(piece, slot.index(), now_ns);
+        self.multipath.submit(fragment, slot.index(), now_ns);
     }
 
-    fn piece_done(&mut self, note: u32, completion: Completion, now_ns: u64) {
-        let Some(slot) = self.pieces.slot_at(note) else { return };
+    fn fragment_done(&mut self, user_data: u32, completion: Completion, now_ns: u64) {
+        let Some(slot) = self.split_requests.slot_at(user_data) else { return };
         let status = completion.status();
-        let piece = completion.into_request();
-        let Some(pieces) = self.pieces.get_mut(slot) else { return };
+        let fragment = completion.into_request();
+        let Some(split_requests) = self.split_requests.get_mut(slot) else { return };
         if status.is_success() {
-            if let (Op::Read, Some(from), Some(to)) = (piece.op, &piece.buffer, &mut pieces.request.buffer) {
-                to.copy_from(pieces.done_blocks as usize * self.block_size as usize, from.as_slice());
+            if let (Op::Read, Some(from), Some(to)) = (
+                fragment.op,
+                fragment.data().and_then(Data::single),
+                split_requests.request.data_mut().and_then(Data::single_mut),
+            ) {
+                to.copy_from(split_requests.done_blocks as usize * self.block_size as usize, from.as_slice());
             }
-            pieces.done_blocks += piece.blocks;
-            if pieces.done_blocks < pieces.request.blocks {
-                drop(piece);
-                self.next_piece(slot, now_ns);
+            split_requests.done_blocks += fragment.blocks;
+            if split_requests.done_blocks < split_requests.request.blocks {
+                drop(fragment);
+                self.submit_fragment(slot, now_ns);
                 return;
             }
         }
-        if let Some(pieces) = self.pieces.remove(slot) {
-            self.done.push(pieces.request.complete(status));
+        if let Some(split_requests) = self.split_requests.remove(slot) {
+            self.done.push(split_requests.request.complete(status));
         }
     }
 
-    /// Hands links what the machine has for them.
+    /// Submits the outgoing requests of each path to its queue.
     #[inline]
-    fn flush(&mut self, now_ns: u64) {
+    fn submit_outgoing(&mut self, now_ns: u64) {
         for (index, link) in self.links.iter_mut().enumerate() {
-            let outgoing = self.machine.outgoing(index);
+            let outgoing = self.multipath.outgoing(index);
             if !outgoing.is_empty()
-                && let Way::Open(opened) = &mut link.way
+                && let LinkQueue::Open(opened) = &mut link.queue
             {
-                if !link.faults.is_idle() {
-                    link.faults.withhold(outgoing, now_ns);
+                if !link.injections.is_idle() {
+                    link.injections.intercept(outgoing, now_ns);
                 }
                 opened.submit(outgoing);
             }
@@ -474,131 +502,137 @@ impl Channel {
     }
 }
 
-async fn open_link(core: &Core, path: &Path, join: Join, nsid: u32) -> Result<Opened, OpenError> {
+async fn open_queue(
+    core: &Core,
+    path: &ControllerPath,
+    join: ConnectTarget,
+    nsid: u32,
+) -> Result<TransportQueue, NvmeOpenError> {
     match join {
-        Join::Tcp(membership, identify) => {
-            let queue = IoQueue::open(core, &membership, nsid, &identify).await?;
-            Ok(Opened::Tcp(Box::new(queue)))
+        ConnectTarget::Tcp(membership, identify) => {
+            let queue = TcpIoQueue::open(core, &membership, nsid, &identify).await?;
+            Ok(TransportQueue::Tcp(Box::new(queue)))
         }
-        Join::Direct(controller) => {
+        ConnectTarget::Memory(controller) => {
             let namespace = Namespace::of(&controller, core, nsid, path.driver_options()).await?;
-            Ok(Opened::Direct(Box::new(namespace)))
+            Ok(TransportQueue::Memory(Box::new(namespace)))
         }
     }
 }
 
-impl ring::Channel for Channel {
+impl block_io::Channel for NvmeBdevChannel {
     type Request = Request;
     type Completion = Completion;
 
     fn submit(&mut self, batch: &mut Vec<Request>) {
         let now_ns = now_ns();
-        // Without I/O nobody may have polled it.
-        if self.view.version() != self.seen {
-            self.look(now_ns);
+        // An idle channel may not have been polled since the change.
+        if self.shared.version() != self.applied_version {
+            self.apply_update(now_ns);
         }
-        let transfer_max_bytes = self.view.transfer_max_bytes.load(Ordering::Relaxed);
-        // Room for every piece that is under way is kept: each has one I/O at a time.
-        let room = self.machine.room().saturating_sub(self.starved.len());
+        let transfer_max_bytes = self.shared.transfer_max_bytes.load(Ordering::Relaxed);
+        // Keep room for the deferred fragments: each split request has one I/O at a time.
+        let room = self.multipath.room().saturating_sub(self.deferred.len());
         let count = batch.len().min(room);
         for request in batch.drain(..count) {
-            if self.is_plain(&request, transfer_max_bytes) {
-                self.machine.submit(request, WHOLE, now_ns);
+            if self.fits_one_command(&request, transfer_max_bytes) {
+                self.multipath.submit(request, NOT_SPLIT, now_ns);
             } else {
-                self.begin(request, transfer_max_bytes, now_ns);
+                self.start_split(request, transfer_max_bytes, now_ns);
             }
         }
-        self.flush(now_ns);
+        self.submit_outgoing(now_ns);
     }
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
         let now_ns = now_ns();
-        if self.view.version() != self.seen {
-            self.look(now_ns);
+        if self.shared.version() != self.applied_version {
+            self.apply_update(now_ns);
         }
         for index in 0..self.links.len() {
             let mut completions = std::mem::take(&mut self.sink);
             let link = &mut self.links[index];
-            if let Way::Open(opened) = &mut link.way
+            if let LinkQueue::Open(opened) = &mut link.queue
                 && opened.poll(&mut completions) > 0
-                && let Some(live) = &link.live
+                && let Some(live_stats) = &link.live_stats
             {
-                live.tell(&opened.stats());
+                live_stats.publish(&opened.stats());
             }
-            if !self.links[index].faults.is_idle() {
-                self.links[index].faults.alter(&mut completions, now_ns);
+            if !self.links[index].injections.is_idle() {
+                self.links[index].injections.rewrite(&mut completions, now_ns);
             }
             if let Some(counts) = &self.links[index].counts {
                 counts.add(&completions, self.block_size);
             }
             for completion in completions.drain(..) {
-                let delay_ns = self.links[index].state.path.retry_delay_ns(completion.status());
-                self.machine.returned_later(index, completion, delay_ns, now_ns);
+                let delay_ns = self.links[index].path.controller_path.retry_delay_ns(completion.status());
+                self.multipath.path_completed_after(index, completion, delay_ns, now_ns);
             }
             self.sink = completions;
-            if self.machine.is_stale(index) && !self.links[index].told_stale {
-                self.links[index].told_stale = true;
-                self.links[index].state.path.refresh_ana();
+            if self.multipath.is_ana_stale(index) && !self.links[index].ana_refresh_requested {
+                self.links[index].ana_refresh_requested = true;
+                self.links[index].path.controller_path.refresh_ana();
             }
         }
-        self.tend(now_ns);
-        self.machine.dispatch(now_ns);
-        for slot in std::mem::take(&mut self.starved) {
-            self.next_piece(slot, now_ns);
+        self.poll_links(now_ns);
+        self.multipath.dispatch(now_ns);
+        for slot in std::mem::take(&mut self.deferred) {
+            self.submit_fragment(slot, now_ns);
         }
         loop {
-            let mut done = std::mem::take(self.machine.done());
+            let mut done = std::mem::take(self.multipath.completed());
             if done.is_empty() {
                 break;
             }
-            for (note, completion) in done.drain(..) {
-                if note == WHOLE {
+            for (user_data, completion) in done.drain(..) {
+                if user_data == NOT_SPLIT {
                     sink.push(completion);
                 } else {
-                    self.piece_done(note, completion, now_ns);
+                    self.fragment_done(user_data, completion, now_ns);
                 }
             }
-            if self.machine.done().is_empty() {
-                // Its memory is used again.
-                *self.machine.done() = done;
+            if self.multipath.completed().is_empty() {
+                // Reuse its allocation.
+                *self.multipath.completed() = done;
                 break;
             }
         }
         sink.append(&mut self.done);
-        self.flush(now_ns);
+        self.submit_outgoing(now_ns);
         sink.len() - before
     }
 
     fn deadline(&self) -> Option<u64> {
-        if !self.starved.is_empty() || !self.done.is_empty() || self.view.version() != self.seen {
+        if !self.deferred.is_empty() || !self.done.is_empty() || self.shared.version() != self.applied_version
+        {
             return Some(0);
         }
-        let links = self.links.iter().filter_map(|link| match &link.way {
-            Way::Open(opened) | Way::Closing(opened, _) if opened.failure().is_some() => Some(0),
-            Way::Open(opened) | Way::Closing(opened, _) => opened.deadline(),
-            Way::Later(due_ns) => Some(*due_ns),
-            Way::Opening(arrival, _) => arrival.borrow().is_some().then_some(0),
-            Way::None => None,
+        let links = self.links.iter().filter_map(|link| match &link.queue {
+            LinkQueue::Open(opened) | LinkQueue::Closing(opened, _) if opened.failure().is_some() => Some(0),
+            LinkQueue::Open(opened) | LinkQueue::Closing(opened, _) => opened.deadline(),
+            LinkQueue::RetryAt(due_ns) => Some(*due_ns),
+            LinkQueue::Opening(result, _) => result.borrow().is_some().then_some(0),
+            LinkQueue::None => None,
         });
-        let withheld = self.links.iter().filter_map(|link| link.faults.deadline_ns());
-        links.chain(withheld).chain(self.machine.deadline_ns()).min()
+        let injected = self.links.iter().filter_map(|link| link.injections.deadline_ns());
+        links.chain(injected).chain(self.multipath.deadline_ns()).min()
     }
 }
 
-impl Drop for Channel {
+impl Drop for NvmeBdevChannel {
     fn drop(&mut self) {
         for link in &mut self.links {
-            if let Way::Open(opened) | Way::Closing(opened, _) = &link.way
-                && let Some(live) = link.live.take()
+            if let LinkQueue::Open(opened) | LinkQueue::Closing(opened, _) = &link.queue
+                && let Some(live_stats) = link.live_stats.take()
             {
-                self.view.totals.end(&live, &opened.stats());
+                self.shared.totals.remove_queue(&live_stats, &opened.stats());
             }
         }
-        self.view.leave_board(self.board_id);
+        self.shared.unregister_channel(self.status_id);
         for link in &self.links {
-            if let Way::Opening(_, latch) = &link.way {
-                latch.0.set(true);
+            if let LinkQueue::Opening(_, cancel) = &link.queue {
+                cancel.0.set(true);
             }
         }
     }

@@ -1,22 +1,22 @@
-//! What went over one path, counted by the core that sent it.
+//! I/O counters of paths, written by the core of each channel.
 
 use bdev::{Completion, OpCounters, OpStats};
-use ring::Op;
+use block_io::Op;
 
 const OPS: usize = Op::ALL.len();
 
-/// Counts of one channel's link to one path, by operation.
+/// Counters of one channel's link to one path, by operation.
 #[derive(Default)]
 pub(crate) struct LinkCounts([OpCounters; OPS]);
 
 impl LinkCounts {
-    /// Counts commands that a path has answered, each time that one was sent: retried I/O counts on every path
-    /// that it took. Latency runs from when the block layer issued the I/O.
+    /// Counts completed commands: retried I/O counts on every path that it used. Latency is measured from the
+    /// submission to the block layer.
     pub(crate) fn add(&self, completions: &[Completion], block_size: u32) {
         if completions.is_empty() {
             return;
         }
-        let now_ticks = sys::clock::ticks();
+        let now_ticks = os::clock::ticks();
         for completion in completions {
             let request = completion.request();
             let counts = &self.0[request.op.index()];
@@ -26,22 +26,22 @@ impl LinkCounts {
             }
             let blocks = if request.op.has_range() { request.blocks } else { 0 };
             let bytes = u64::from(blocks) * u64::from(block_size);
-            counts.succeed(1, bytes, now_ticks.saturating_sub(request.issued));
+            counts.succeed(1, bytes, now_ticks.saturating_sub(request.issued_ticks));
         }
     }
 }
 
-/// What went over a path of a namespace, on all cores.
+/// I/O statistics of a path of a namespace, summed over all cores.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathStats([OpStats; OPS]);
 
 impl PathStats {
-    /// The counts of one operation.
+    /// Statistics of one operation.
     pub fn op(&self, op: Op) -> &OpStats {
         &self.0[op.index()]
     }
 
-    /// Failed commands of every operation.
+    /// Failed commands of all operations.
     pub fn errors(&self) -> u64 {
         self.0.iter().map(|op| op.errors).sum()
     }
@@ -55,12 +55,12 @@ impl PathStats {
 
 #[cfg(test)]
 mod tests {
-    use ring::{Request, Status, Tag};
+    use block_io::{Request, Status, Tag};
 
     use super::*;
 
     #[test]
-    fn commands_count_by_operation_and_links_add_up() {
+    fn commands_are_counted_by_operation_and_summed_over_links() {
         let write = || Request::new(Tag(0), Op::Write, 0, 4);
         let one = LinkCounts::default();
         one.add(&[write().complete(Status::SUCCESS), write().complete(Status::WRITE_FAULT)], 512);

@@ -1,16 +1,16 @@
-//! Discovery: attaching whatever a discovery controller tells of, and detaching what it tells of no more.
+//! Discovery: attaches the subsystems in the discovery log page, and detaches those that are removed from it.
 //!
-//! A task on the control core keeps an association with the discovery controller and reads its log page at
-//! every change; a thread of its own attaches and detaches, which waits for the control core.
+//! A task on the control core keeps an association with the discovery controller and reads its log page after every
+//! change. A thread of each service attaches and detaches controllers, which blocks on the control core.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::time::Duration;
 
-use nvme::{AdminError, Association, Options, TcpUri, Uri};
+use nvme::{AdminError, Options, TcpAssociation, TcpUri, Uri};
+use os::clock::now_ns;
 use reactor::Core;
-use sys::clock::now_ns;
 use wire_nvme::admin::GetLogPage;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::feature::AsyncEventConfiguration;
@@ -18,67 +18,67 @@ use wire_nvme::log::{AddressFamily, DiscoveryEntry, DiscoveryHeader, LogId, Subs
 
 use crate::initiator::{Attach, Initiator, InitiatorError};
 use crate::path::{PathConfig, PathStatus, TransportId};
-use crate::reconnect::{Next, Reconnect};
+use crate::reconnect::{Reconnect, ReconnectAction};
 
-/// Most records that are read of one discovery controller.
-const RECORDS_MAX: u64 = 1024;
-/// Most discovery controllers that one service follows, referrals included.
+/// Maximum number of entries that are read from one discovery controller.
+const ENTRIES_MAX: u64 = 1024;
+/// Maximum number of discovery services, and of discovery controllers of one service, referrals included.
 const SERVICES_MAX: usize = 16;
-/// Times that a log page which changes while it is read is read again.
+/// Attempts to read a log page that changes while it is read.
 const READS_MAX: u32 = 8;
-/// Time between tries to attach what could not be attached.
-const AGAIN: Duration = Duration::from_secs(5);
+/// Interval between attempts to attach a controller.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What a discovery service is made of.
+/// Configuration of a discovery service.
 #[derive(Clone, Debug)]
-pub struct Discovery {
-    /// Its name; the subsystems that it finds are called NAME0, NAME1 and so on.
+pub struct DiscoveryConfig {
+    /// Name of the service; the subsystems that it finds are named NAME0, NAME1 and so on.
     pub name: String,
-    /// The discovery controller, and how the paths that it leads to are kept.
+    /// Address of the discovery controller, and configuration of the paths that are attached.
     pub path: PathConfig,
-    /// Times that an I/O is tried again for reasons that are not the path.
+    /// Maximum retries of an I/O for errors that are not path related.
     pub retries_max: u16,
-    /// Policy of what is found.
+    /// Path selection policy of the discovered subsystems.
     pub policy: crate::multipath::Policy,
 }
 
-/// A discovery service, to be shown.
+/// Information about a discovery service.
 #[derive(Clone, Debug)]
 pub struct DiscoveryInfo {
-    /// Its name.
+    /// Name of the service.
     pub name: String,
-    /// The discovery controller.
+    /// Address of the discovery controller.
     pub id: TransportId,
-    /// What it told of last.
+    /// The subsystems of the latest log page, referrals followed.
     pub entries: Vec<TransportId>,
-    /// What went wrong last, if it is not there.
+    /// The last error, if the log page could not be read.
     pub failure: Option<String>,
 }
 
-/// What the discovery controller told.
-pub(crate) enum Told {
+/// A message from the discovery task, or the stop request, to the service's thread.
+pub(crate) enum DiscoveryUpdate {
     Entries(Vec<TransportId>),
     Failed(String),
     Stop,
 }
 
-/// A running service.
-pub(crate) struct Service {
-    pub(crate) discovery: Discovery,
-    pub(crate) path: Arc<crate::path::Path>,
-    pub(crate) told: Sender<Told>,
-    pub(crate) state: Arc<std::sync::Mutex<ServiceState>>,
+/// A running discovery service.
+pub(crate) struct DiscoveryService {
+    pub(crate) discovery: DiscoveryConfig,
+    pub(crate) path: Arc<crate::path::ControllerPath>,
+    pub(crate) updates: Sender<DiscoveryUpdate>,
+    pub(crate) state: Arc<std::sync::Mutex<DiscoveryState>>,
     pub(crate) thread: Option<std::thread::JoinHandle<()>>,
 }
 
 #[derive(Default)]
-pub(crate) struct ServiceState {
+pub(crate) struct DiscoveryState {
     pub(crate) entries: Vec<TransportId>,
     pub(crate) failure: Option<String>,
 }
 
-/// Reads the log page of a discovery controller, at one generation.
-pub(crate) async fn read(association: &mut Association) -> Result<Vec<DiscoveryEntry>, String> {
+/// Reads the discovery log page consistently: all entries of one generation counter.
+pub(crate) async fn read(association: &mut TcpAssociation) -> Result<Vec<DiscoveryEntry>, String> {
     let page = |offset, length| GetLogPage {
         lid: LogId::Discovery.to_wire(),
         offset,
@@ -90,31 +90,31 @@ pub(crate) async fn read(association: &mut Association) -> Result<Vec<DiscoveryE
         let header = page(0, DiscoveryHeader::SIZE as u64).to_sqe(0);
         let (_, data) = association.read(header, DiscoveryHeader::SIZE).await.map_err(failed)?;
         let header = header_of(&data)?;
-        let count = header.numrec.min(RECORDS_MAX);
+        let count = header.numrec.min(ENTRIES_MAX);
         let mut entries = Vec::new();
-        for record in 0..count {
-            let offset = DiscoveryHeader::SIZE as u64 + record * DiscoveryEntry::SIZE as u64;
+        for index in 0..count {
+            let offset = DiscoveryHeader::SIZE as u64 + index * DiscoveryEntry::SIZE as u64;
             let sqe = page(offset, DiscoveryEntry::SIZE as u64).to_sqe(0);
             let (_, data) = association.read(sqe, DiscoveryEntry::SIZE).await.map_err(failed)?;
-            let bytes: &[u8; DiscoveryEntry::SIZE] = data.first_chunk().expect("a record was asked for");
-            // A record of a kind that is unknown is none of ours.
+            let bytes: &[u8; DiscoveryEntry::SIZE] = data.first_chunk().expect("an entry was requested");
+            // Entries of unknown types are skipped.
             entries.extend(DiscoveryEntry::decode(bytes));
         }
-        let again = page(0, DiscoveryHeader::SIZE as u64).to_sqe(0);
-        let (_, data) = association.read(again, DiscoveryHeader::SIZE).await.map_err(failed)?;
+        let recheck = page(0, DiscoveryHeader::SIZE as u64).to_sqe(0);
+        let (_, data) = association.read(recheck, DiscoveryHeader::SIZE).await.map_err(failed)?;
         if header_of(&data)?.genctr == header.genctr {
             return Ok(entries);
         }
     }
-    Err("the discovery log page changes faster than it can be read".into())
+    Err("the discovery log page changed during each attempt to read it".into())
 }
 
 fn header_of(data: &[u8]) -> Result<DiscoveryHeader, String> {
-    let bytes: &[u8; DiscoveryHeader::SIZE] = data.first_chunk().expect("a header was asked for");
-    DiscoveryHeader::decode(bytes).map_err(|error| format!("the discovery log page makes no sense: {error}"))
+    let bytes: &[u8; DiscoveryHeader::SIZE] = data.first_chunk().expect("a header was requested");
+    DiscoveryHeader::decode(bytes).map_err(|error| format!("invalid discovery log page: {error}"))
 }
 
-/// Where a record leads, if it is one that this initiator can follow.
+/// The address in an entry; `None` if it is not TCP over IPv4 or IPv6.
 pub(crate) fn uri_of(entry: &DiscoveryEntry) -> Option<TcpUri> {
     let address = &entry.address;
     let family = matches!(address.adrfam, AddressFamily::Ipv4 | AddressFamily::Ipv6);
@@ -131,15 +131,20 @@ pub(crate) fn uri_of(entry: &DiscoveryEntry) -> Option<TcpUri> {
     })
 }
 
-/// One discovery controller's records, for a tool: connects, reads and lets go.
+/// Reads the entries of a discovery controller: connects, reads the log page and disconnects.
 pub async fn discover(core: &Core, uri: &TcpUri, options: &Options) -> Result<Vec<DiscoveryEntry>, String> {
     let mut association =
-        Association::open(core, uri, options, 0).await.map_err(|error| error.to_string())?;
+        TcpAssociation::open(core, uri, options, 0).await.map_err(|error| error.to_string())?;
     read(&mut association).await
 }
 
-/// Follows referrals from one discovery controller, each of at most [`SERVICES_MAX`] once; returns subsystems.
-async fn follow(core: &Core, first: Vec<DiscoveryEntry>, own: &TcpUri, options: &Options) -> Vec<TcpUri> {
+/// Follows the referrals of a discovery controller, at most [`SERVICES_MAX`] and each once; returns the subsystems.
+async fn follow_referrals(
+    core: &Core,
+    first: Vec<DiscoveryEntry>,
+    own: &TcpUri,
+    options: &Options,
+) -> Vec<TcpUri> {
     let (mut found, mut seen) = (Vec::<TcpUri>::new(), BTreeSet::from([(own.host.clone(), own.port)]));
     let mut pages = VecDeque::from([first]);
     while let Some(entries) = pages.pop_front() {
@@ -150,7 +155,7 @@ async fn follow(core: &Core, first: Vec<DiscoveryEntry>, own: &TcpUri, options: 
                 SubsystemType::Referral => {
                     let is_new = seen.len() < SERVICES_MAX && seen.insert((uri.host.clone(), uri.port));
                     let uri = TcpUri { subnqn: Nqn::discovery(), ..uri };
-                    // A referral that does not answer leads nowhere at the moment.
+                    // A referral that is not reachable is ignored.
                     if is_new && let Ok(entries) = discover(core, &uri, options).await {
                         pages.push_back(entries);
                     }
@@ -162,111 +167,116 @@ async fn follow(core: &Core, first: Vec<DiscoveryEntry>, own: &TcpUri, options: 
     found
 }
 
-/// Keeps an association with the discovery controller and tells what it says.
-pub(crate) async fn run(core: Core, path: Arc<crate::path::Path>, uri: TcpUri, told: Sender<Told>) {
+/// Keeps an association with the discovery controller and sends the log page after every change.
+pub(crate) async fn run(
+    core: Core,
+    path: Arc<crate::path::ControllerPath>,
+    uri: TcpUri,
+    updates: Sender<DiscoveryUpdate>,
+) {
     let options = path.driver_options().clone();
     let mut reconnect = Reconnect::lost(path.config.reconnect, now_ns());
     'service: while !path.is_stopping() {
         let due_ns = match reconnect.next() {
-            Next::TryAt(due_ns) => due_ns,
-            // A discovery service is never given up: what it led to lives on its own.
-            Next::GiveUpAt(_) => {
+            ReconnectAction::TryAt(due_ns) => due_ns,
+            // A discovery service reconnects forever; attached subsystems do not depend on it.
+            ReconnectAction::GiveUpAt(_) => {
                 reconnect = Reconnect::lost(path.config.reconnect, now_ns() + 1_000_000_000);
                 continue;
             }
         };
         if due_ns > now_ns() {
-            path.asked_or(core.sleep_ns(due_ns - now_ns())).await;
+            path.wait_for_command_or(core.sleep_ns(due_ns - now_ns())).await;
             continue;
         }
-        reconnect.tried(now_ns());
-        let opened = path.unless_stopped(Association::open(&core, &uri, &options, 0)).await;
+        reconnect.record_attempt(now_ns());
+        let opened = path.unless_stopped(TcpAssociation::open(&core, &uri, &options, 0)).await;
         let mut association = match opened {
             None => break,
             Some(Ok(association)) => association,
             Some(Err(error)) => {
-                let _ = told.send(Told::Failed(error.to_string()));
+                let _ = updates.send(DiscoveryUpdate::Failed(error.to_string()));
                 continue;
             }
         };
-        // Without events what changes is not noticed, which is the controller's choice.
-        let _ = association.listen(AsyncEventConfiguration::DISCOVERY).await;
+        // A controller without events is accepted; changes are then not noticed.
+        let _ = association.enable_events(AsyncEventConfiguration::DISCOVERY).await;
         loop {
             let outcome = path.unless_stopped(async {
                 let entries = read(&mut association).await?;
-                Ok::<_, String>(follow(&core, entries, &uri, &options).await)
+                Ok::<_, String>(follow_referrals(&core, entries, &uri, &options).await)
             });
             match outcome.await {
                 None => break 'service,
                 Some(Ok(found)) => {
                     path.set_status(PathStatus::Enabled, None);
                     let found = found.into_iter().map(|uri| TransportId(Uri::Tcp(uri)));
-                    let _ = told.send(Told::Entries(found.collect()));
+                    let _ = updates.send(DiscoveryUpdate::Entries(found.collect()));
                 }
                 Some(Err(why)) => {
-                    let _ = told.send(Told::Failed(why));
+                    let _ = updates.send(DiscoveryUpdate::Failed(why));
                     break;
                 }
             }
-            // Reading the page let its event come again; whatever else is told needs no answer here.
+            // Reading the log page re-enabled its event; other events need no action.
             while association.next_event().is_none() && association.failure().is_none() && !path.is_stopping()
             {
-                path.asked_or(association.news()).await;
+                path.wait_for_command_or(association.wait_event()).await;
             }
             if association.failure().is_some() || path.is_stopping() {
                 break;
             }
         }
         reconnect = Reconnect::lost(path.config.reconnect, now_ns());
-        // The first try after a loss is not at once: who is told to come back comes with everybody else.
-        reconnect.tried(now_ns());
+        // The first attempt after a loss is delayed, as all hosts reconnect at the same time.
+        reconnect.record_attempt(now_ns());
     }
 }
 
-/// Attaches what was told of and is not there, and detaches what is not told of any more.
-pub(crate) fn keep(
+/// Attaches and detaches controllers so that they match the log page; runs on the service's thread.
+pub(crate) fn apply_updates(
     initiator: &Initiator,
-    discovery: &Discovery,
-    path: &crate::path::Path,
-    told: &Receiver<Told>,
-    state: &std::sync::Mutex<ServiceState>,
+    discovery: &DiscoveryConfig,
+    path: &crate::path::ControllerPath,
+    updates: &Receiver<DiscoveryUpdate>,
+    state: &std::sync::Mutex<DiscoveryState>,
     mut first: Option<std::sync::mpsc::SyncSender<Result<(), String>>>,
 ) {
     let mut names: BTreeMap<String, String> = BTreeMap::new();
-    let mut made = 0;
+    let mut name_count = 0;
     let mut wanted: Vec<TransportId> = Vec::new();
     let mut attached: Vec<(String, TransportId)> = Vec::new();
     loop {
-        match told.recv_timeout(AGAIN) {
-            Ok(Told::Entries(entries)) => {
-                let mut state = crate::path::lock(state);
+        match updates.recv_timeout(RETRY_INTERVAL) {
+            Ok(DiscoveryUpdate::Entries(entries)) => {
+                let mut state = sync::lock(state);
                 (state.entries, state.failure) = (entries.clone(), None);
                 wanted = entries;
             }
-            Ok(Told::Failed(why)) => {
-                crate::path::lock(state).failure = Some(why.clone());
+            Ok(DiscoveryUpdate::Failed(why)) => {
+                sync::lock(state).failure = Some(why.clone());
                 if let Some(reply) = first.take() {
                     let _ = reply.send(Err(why));
                 }
                 continue;
             }
             Err(RecvTimeoutError::Timeout) => {}
-            Ok(Told::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+            Ok(DiscoveryUpdate::Stop) | Err(RecvTimeoutError::Disconnected) => break,
         }
         attached.retain(|(name, id)| {
             let stays = wanted.contains(id);
             if !stays {
-                // Gone already, then.
+                // Fails only if it is detached already.
                 let _ = initiator.detach(name, |other| other == id);
             }
-            // What was given up meanwhile may be attached again.
+            // A controller whose reconnection timed out is attached again.
             let controllers = initiator.controllers();
-            let there = controllers.iter().any(|one| one.paths.iter().any(|path| path.config.id == *id));
-            stays && there
+            let is_attached =
+                controllers.iter().any(|one| one.paths.iter().any(|path| path.config.id == *id));
+            stays && is_attached
         });
         for id in &wanted {
-            // Each may take as long as a connection that nobody answers: whoever stops the service is not to wait
-            // for all of them.
+            // Each attempt may take a connection timeout: a stop must not wait for all of them.
             if path.is_stopping() {
                 break;
             }
@@ -275,17 +285,19 @@ pub(crate) fn keep(
             }
             let subnqn = id.subnqn().unwrap_or_default().to_string();
             let name = names.entry(subnqn).or_insert_with(|| {
-                made += 1;
-                format!("{}{}", discovery.name, made - 1)
+                name_count += 1;
+                format!("{}{}", discovery.name, name_count - 1)
             });
             let mut attach = Attach::new(name, PathConfig { id: id.clone(), ..discovery.path.clone() });
             (attach.discovered, attach.retries_max, attach.policy) =
                 (true, discovery.retries_max, discovery.policy);
             match initiator.attach(attach) {
                 Ok(_) => attached.push((name.clone(), id.clone())),
-                // Somebody attached it by hand: then it is theirs.
+                // Attached by the user, who then also detaches it.
                 Err(InitiatorError::Exists(_)) => {}
-                Err(error) => eprintln!("bdev_nvme: {}: {}: {error}", discovery.name, id.0.controller()),
+                Err(error) => {
+                    log::warn!(target: "bdev_nvme", "{}: {}: {error}", discovery.name, id.0.controller())
+                }
             }
         }
         if let Some(reply) = first.take() {
@@ -293,49 +305,52 @@ pub(crate) fn keep(
         }
     }
     for (name, id) in attached {
-        // Gone already, then.
+        // Fails only if it is detached already.
         let _ = initiator.detach(&name, |other| *other == id);
     }
 }
 
 impl Initiator {
-    /// Starts to follow a discovery controller. With `wait` it returns when what it told first is attached,
-    /// or when it could not be reached.
+    /// Starts a discovery service. With `wait` it blocks until the subsystems of the first log page are attached, or
+    /// the discovery controller could not be reached.
     pub fn start_discovery(
         &self,
-        discovery: Discovery,
+        discovery: DiscoveryConfig,
         wait: Option<Duration>,
     ) -> Result<(), InitiatorError> {
-        let remote = self.remote()?;
+        let reactor = self.control_reactor()?;
         let Uri::Tcp(uri) = discovery.path.id.0.clone() else {
             return Err(InitiatorError::Invalid("discovery controllers are reached over TCP".into()));
         };
-        let mut services = self.services();
+        let mut services = self.discovery_services();
         if services.contains_key(&discovery.name) {
             return Err(InitiatorError::Exists(format!("discovery service {} exists", discovery.name)));
         }
         if services.len() >= SERVICES_MAX {
             return Err(InitiatorError::Invalid(format!(
-                "there are {SERVICES_MAX} discovery services already"
+                "the maximum of {SERVICES_MAX} discovery services is reached"
             )));
         }
-        let path = Arc::new(crate::path::Path::new(discovery.path.clone()));
-        let (told, hears) = channel();
-        let state = Arc::new(std::sync::Mutex::new(ServiceState::default()));
+        let path = Arc::new(crate::path::ControllerPath::new(discovery.path.clone()));
+        let (updates, update_receiver) = channel();
+        let state = Arc::new(std::sync::Mutex::new(DiscoveryState::default()));
         let (reply, answer) = sync_channel(1);
-        let (weak, service, own_state, own_path) =
+        let (initiator, service, own_state, own_path) =
             (self.clone(), discovery.clone(), state.clone(), path.clone());
         let thread = std::thread::Builder::new()
             .name("bdev_nvme disc".into())
-            .spawn(move || keep(&weak, &service, &own_path, &hears, &own_state, Some(reply)))
+            .spawn(move || {
+                apply_updates(&initiator, &service, &own_path, &update_receiver, &own_state, Some(reply))
+            })
             .map_err(|error| InitiatorError::Attach(format!("no thread can be started: {error}")))?;
-        let (task_path, sender) = (path.clone(), told.clone());
-        let posted = remote.post(move |core| {
-            // A core with too many tasks refuses one; its sender is then gone, and the service with it.
+        let (task_path, sender) = (path.clone(), updates.clone());
+        let posted = reactor.post(move |core| {
+            // If the core rejects the task, its sender is dropped, and the service ends.
             core.spawn(run(core.clone(), task_path, uri, sender));
         });
         let name = discovery.name.clone();
-        services.insert(name.clone(), Service { discovery, path, told, state, thread: Some(thread) });
+        services
+            .insert(name.clone(), DiscoveryService { discovery, path, updates, state, thread: Some(thread) });
         drop(services);
         if posted.is_err() {
             let _ = self.stop_discovery(&name);
@@ -355,24 +370,24 @@ impl Initiator {
         }
     }
 
-    /// Stops following a discovery controller and detaches what it led to.
+    /// Stops a discovery service and detaches the controllers that it attached.
     pub fn stop_discovery(&self, name: &str) -> Result<(), InitiatorError> {
-        let service = self.services().remove(name);
+        let service = self.discovery_services().remove(name);
         let mut service = service.ok_or_else(|| InitiatorError::NotFound(name.to_string()))?;
         service.path.stop();
-        let _ = service.told.send(Told::Stop);
+        let _ = service.updates.send(DiscoveryUpdate::Stop);
         if let Some(thread) = service.thread.take() {
-            // It has said why if it panicked.
+            // A panic has already been printed.
             let _ = thread.join();
         }
         Ok(())
     }
 
-    /// Every discovery service.
+    /// All discovery services, sorted by name.
     pub fn discoveries(&self) -> Vec<DiscoveryInfo> {
-        let services = self.services();
-        let of = |service: &Service| {
-            let state = crate::path::lock(&service.state);
+        let services = self.discovery_services();
+        let info_of = |service: &DiscoveryService| {
+            let state = sync::lock(&service.state);
             DiscoveryInfo {
                 name: service.discovery.name.clone(),
                 id: service.discovery.path.id.clone(),
@@ -380,7 +395,7 @@ impl Initiator {
                 failure: state.failure.clone(),
             }
         };
-        services.values().map(of).collect()
+        services.values().map(info_of).collect()
     }
 }
 
@@ -391,12 +406,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stopping_waits_for_one_attach_at_most() {
-        let reactors = reactor::Reactors::start(&reactor::Config::default()).unwrap();
-        let initiator = Initiator::new(bdev::Registry::new(), reactors.remotes());
-        // They take connections and say nothing.
-        let mute: Vec<_> = (0..12).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let wanted = mute.iter().map(|listener| {
+    fn stop_waits_for_at_most_one_attach() {
+        let reactors = reactor::Reactors::start(&reactor::ReactorConfig::default()).unwrap();
+        let initiator = Initiator::new(bdev::Registry::new(), reactors.handles());
+        // They accept connections and never reply.
+        let silent: Vec<_> = (0..12).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let wanted = silent.iter().map(|listener| {
             let port = listener.local_addr().unwrap().port();
             TransportId(
                 format!("nvme+tcp://127.0.0.1:{port}/nqn.2016-06.io.spdk:cnode{port}").parse().unwrap(),
@@ -405,22 +420,24 @@ mod tests {
         let wanted: Vec<TransportId> = wanted.collect();
         let mut config = PathConfig::new(wanted[0].clone());
         config.options.timeout_ns = 1_000_000_000;
-        let path = Arc::new(crate::path::Path::new(config.clone()));
+        let path = Arc::new(crate::path::ControllerPath::new(config.clone()));
         let policy = crate::multipath::Policy::ActivePassive;
-        let discovery = Discovery { name: "Found".into(), path: config, retries_max: 0, policy };
-        let (told, hears) = channel();
-        told.send(Told::Entries(wanted)).unwrap();
+        let discovery = DiscoveryConfig { name: "Found".into(), path: config, retries_max: 0, policy };
+        let (updates, update_receiver) = channel();
+        updates.send(DiscoveryUpdate::Entries(wanted)).unwrap();
         let (own, own_path) = (initiator.clone(), path.clone());
         let state = std::sync::Mutex::default();
-        let keeper = std::thread::spawn(move || keep(&own, &discovery, &own_path, &hears, &state, None));
+        let thread = std::thread::spawn(move || {
+            apply_updates(&own, &discovery, &own_path, &update_receiver, &state, None)
+        });
         let began = Instant::now();
         while initiator.controllers().is_empty() {
-            assert!(began.elapsed() < Duration::from_secs(30), "nothing is being attached");
+            assert!(began.elapsed() < Duration::from_secs(30), "no attach has started");
             std::thread::yield_now();
         }
         path.stop();
-        told.send(Told::Stop).unwrap();
-        keeper.join().unwrap();
+        updates.send(DiscoveryUpdate::Stop).unwrap();
+        thread.join().unwrap();
         assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
         initiator.shutdown();
     }

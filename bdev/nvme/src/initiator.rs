@@ -1,4 +1,4 @@
-//! The initiator: attaches controllers and keeps them, for the control plane.
+//! The initiator: the control-plane interface to attach, operate and detach controllers.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender, sync_channel};
@@ -7,253 +7,259 @@ use std::time::Duration;
 
 use bdev::Registry;
 use nvme::Uri;
-use reactor::Remote;
+use reactor::ReactorHandle;
 use wire_nvme::identify::IdentifyController;
 use wire_nvme::log::AnaState;
 
+use crate::controller_group;
+pub(crate) use crate::controller_group::{ControllerGroup, GroupEvent, PathEvent};
 use crate::counts::PathStats;
-use crate::discovery::Service;
-use crate::group;
-pub(crate) use crate::group::{Group, Job, News};
+use crate::discovery::DiscoveryService;
 use crate::inject::ErrorInjection;
 use crate::multipath::Policy;
-use crate::path::{Command, Path, PathConfig, PathStatus, Refusal, TransportId, lock, run_direct, run_tcp};
-use crate::totals::{Totals, TransportStats};
-use crate::view::PathId;
+use crate::path::{
+    ControllerPath, OperationError, PathCommand, PathConfig, PathStatus, TransportId, run_memory_based,
+    run_tcp,
+};
+use crate::shared_namespace::PathId;
+use crate::transport_stats::{TransportStats, TransportTotals};
 
-/// Most paths of one subsystem.
+/// Maximum number of paths of one subsystem.
 pub const PATHS_MAX: usize = 32;
-/// Most names of controllers.
+/// Maximum number of controller names.
 const GROUPS_MAX: usize = 1024;
-/// How long a reset or an admin command is waited for beyond the driver's own timeout.
-pub(crate) const GRACE: Duration = Duration::from_secs(5);
+/// How long to wait for a reset or an admin command beyond the driver's timeout.
+pub(crate) const TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 
-/// Why something could not be done to a controller.
+/// Why an operation on a controller failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InitiatorError {
     /// No controller has that name.
     #[error("Controller {0} does not exist")]
     NotFound(String),
-    /// The name is taken.
+    /// The name or the controller is in use.
     #[error("{0}")]
     Exists(String),
-    /// What was asked makes no sense.
+    /// A parameter is invalid.
     #[error("{0}")]
     Invalid(String),
     /// The controller could not be attached.
     #[error("{0}")]
     Attach(String),
-    /// The controller answered with an error, or not at all.
+    /// An admin command failed, or the controller is not available.
     #[error("{0}")]
     Admin(String),
-    /// There is no reactor to run it on.
+    /// The initiator was created without reactors.
     #[error("there is no reactor to attach controllers on")]
     NoReactor,
-    /// Something else is being done to the controller.
+    /// Another operation on the controller is in progress.
     #[error("{0}")]
     Busy(String),
-    /// It took too long.
-    #[error("{0} took too long")]
+    /// The operation timed out.
+    #[error("{0} timed out")]
     Timeout(&'static str),
 }
 
-/// What is done to controllers as a whole.
+/// An operation on a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
-    /// They are connected to anew, or reset.
+pub enum ControllerOperation {
+    /// Reset it: over TCP, reconnect.
     Reset,
-    /// They are let go of, and stay attached.
+    /// Disconnect it, and keep it configured.
     Disable,
-    /// They are connected to again.
+    /// Connect it after a disable.
     Enable,
 }
 
-/// Which queues of a controller.
+/// A kind of queue of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Queue {
+pub enum QueueKind {
     /// The admin queue.
     Admin,
     /// I/O queues.
     Io,
 }
 
-/// What a second controller under a name means.
+/// What happens when a controller is attached under a name that is in use (SPDK's `multipath` parameter).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Multipath {
-    /// It is refused.
+pub enum MultipathMode {
+    /// It is rejected.
     Disable,
-    /// It is a path that carries I/O when the first cannot.
+    /// It becomes a path for failover, with the policy active-passive.
     Failover,
-    /// It is a path, used as the policy says.
+    /// It becomes a path, used according to the policy.
     #[default]
     Multipath,
 }
 
-/// A controller to be attached.
+/// Parameters of [`Initiator::attach`].
 #[derive(Clone, Debug)]
 pub struct Attach {
-    /// The name; namespace 1 becomes the bdev `NAMEn1`.
+    /// Name of the controller; namespace 1 becomes the bdev `NAMEn1`.
     pub name: String,
-    /// The path.
+    /// Address and configuration of the path.
     pub path: PathConfig,
-    /// What it means where the name is taken.
-    pub multipath: Multipath,
-    /// How I/O is shared out; of the first path of a name.
+    /// What to do if the name is in use.
+    pub multipath: MultipathMode,
+    /// Path selection policy; applied with the first path of a name.
     pub policy: Policy,
-    /// Times that an I/O is tried again for reasons that are not the path.
+    /// Maximum retries of an I/O for errors that are not path related.
     pub retries_max: u16,
-    /// Whether a discovery service asks.
+    /// Whether a discovery service attaches it.
     pub discovered: bool,
 }
 
-/// A path, to be shown.
+/// Information about a path.
 #[derive(Clone, Debug)]
 pub struct PathInfo {
-    /// Its number.
+    /// Identifies the path in the process.
     pub number: PathId,
-    /// How it was configured.
+    /// Its configuration.
     pub config: PathConfig,
-    /// How it is.
+    /// Its current state.
     pub status: PathStatus,
-    /// Why it is not attached.
+    /// Why it is not attached, if it is not.
     pub failure: Option<String>,
-    /// The controller's identifier.
+    /// Controller identifier (CNTLID).
     pub cntlid: u16,
-    /// What it said of itself last.
+    /// The latest Identify Controller data.
     pub identity: Option<Arc<IdentifyController>>,
 }
 
-/// A name with its paths, to be shown.
+/// Information about the controllers under one name.
 #[derive(Clone, Debug)]
-pub struct ControllerInfo {
-    /// The name.
+pub struct ControllerGroupInfo {
+    /// Name of the controllers.
     pub name: String,
-    /// Its bdevs.
+    /// Names of its block devices.
     pub bdevs: Vec<String>,
-    /// Its paths.
+    /// Paths, in the order of their attachment.
     pub paths: Vec<PathInfo>,
-    /// Policy of new namespaces.
+    /// Path selection policy of new namespaces.
     pub policy: Policy,
-    /// Whether a discovery service made it.
+    /// Whether a discovery service attached it.
     pub discovered: bool,
 }
 
-/// The way from one core's channel to one path.
+/// Information about the link from one channel to one path.
 #[derive(Clone, Debug)]
 pub struct IoPath {
-    /// The bdev.
+    /// Name of the block device.
     pub bdev: String,
-    /// The core, by index.
+    /// Index of the channel's core.
     pub core: usize,
-    /// The path.
+    /// The path that the link belongs to.
     pub path: PathInfo,
-    /// I/O goes this way now.
+    /// Whether it is the path of the next I/O.
     pub current: bool,
-    /// Its queue is open.
+    /// Whether its I/O queue is open.
     pub connected: bool,
-    /// How the controller reaches the namespace.
+    /// ANA state of the namespace on the path.
     pub ana: AnaState,
 }
 
-/// The NVMe initiator of a program. Cheap to clone; for any thread but a reactor's.
+/// The NVMe initiator of a program. Cheap to clone; usable from any thread except a reactor's, as most methods block.
+///
+/// It owns the controller groups, the discovery services, and the thread that handles path events. Call
+/// [`shutdown`](Self::shutdown) before the reactors stop, or [`stop_all`](Self::stop_all) after.
 #[derive(Clone)]
-pub struct Initiator(Arc<Inner>);
+pub struct Initiator(Arc<InitiatorInner>);
 
-pub(crate) struct Inner {
+pub(crate) struct InitiatorInner {
     pub(crate) registry: Registry,
-    pub(crate) remotes: Vec<Remote>,
-    groups: Mutex<BTreeMap<String, Arc<Group>>>,
-    jobs: Mutex<Option<Sender<Job>>>,
-    services: Mutex<BTreeMap<String, Service>>,
-    totals: Arc<Totals>,
+    pub(crate) reactors: Vec<ReactorHandle>,
+    groups: Mutex<BTreeMap<String, Arc<ControllerGroup>>>,
+    events: Mutex<Option<Sender<GroupEvent>>>,
+    services: Mutex<BTreeMap<String, DiscoveryService>>,
+    totals: Arc<TransportTotals>,
 }
 
 impl Initiator {
-    /// Without controllers. The first of the reactors keeps those that will be attached.
-    pub fn new(registry: Registry, remotes: &[Remote]) -> Initiator {
-        Initiator(Arc::new(Inner {
+    /// Without controllers. The first of `reactors` is the control core, which runs the tasks of all paths.
+    pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> Initiator {
+        Initiator(Arc::new(InitiatorInner {
             registry,
-            remotes: remotes.to_vec(),
+            reactors: reactors.to_vec(),
             groups: Mutex::default(),
-            jobs: Mutex::default(),
+            events: Mutex::default(),
             services: Mutex::default(),
             totals: Arc::default(),
         }))
     }
 
-    pub(crate) fn remote(&self) -> Result<Remote, InitiatorError> {
-        self.0.remotes.first().cloned().ok_or(InitiatorError::NoReactor)
+    pub(crate) fn control_reactor(&self) -> Result<ReactorHandle, InitiatorError> {
+        self.0.reactors.first().cloned().ok_or(InitiatorError::NoReactor)
     }
 
-    pub(crate) fn services(&self) -> MutexGuard<'_, BTreeMap<String, Service>> {
-        lock(&self.0.services)
+    pub(crate) fn discovery_services(&self) -> MutexGuard<'_, BTreeMap<String, DiscoveryService>> {
+        sync::lock(&self.0.services)
     }
 
-    /// Where paths tell what happens; starts the thread that listens with the first of them.
-    fn jobs(&self) -> Result<Sender<Job>, InitiatorError> {
-        let mut jobs = lock(&self.0.jobs);
-        if let Some(sender) = &*jobs {
+    /// The sender of path events; starts the event thread on first use.
+    fn event_sender(&self) -> Result<Sender<GroupEvent>, InitiatorError> {
+        let mut events = sync::lock(&self.0.events);
+        if let Some(sender) = &*events {
             return Ok(sender.clone());
         }
         let (sender, receiver) = mpsc::channel();
         std::thread::Builder::new()
             .name("bdev_nvme".into())
-            .spawn(move || group::run(&receiver))
+            .spawn(move || controller_group::run(&receiver))
             .map_err(|error| InitiatorError::Attach(format!("no thread can be started: {error}")))?;
-        Ok(jobs.insert(sender).clone())
+        Ok(events.insert(sender).clone())
     }
 
-    /// Attaches a controller and returns its bdevs. Waits until it is identified.
+    /// Attaches a controller and returns the names of its block devices. Blocks until its namespaces are scanned.
     pub fn attach(&self, attach: Attach) -> Result<Vec<String>, InitiatorError> {
-        let remote = self.remote()?;
-        let path = Arc::new(Path::new(attach.path.clone()));
+        let reactor = self.control_reactor()?;
+        let path = Arc::new(ControllerPath::new(attach.path.clone()));
         let (reply, answer) = sync_channel(1);
-        let group = self.enroll(&attach, &path, reply)?;
+        let group = self.add_to_group(&attach, &path, reply)?;
         let (task_path, task_group) = (path.clone(), group.clone());
-        let posted = remote.post(move |core| {
+        let posted = reactor.post(move |core| {
             let (path, group) = (task_path, task_group);
             let refused = match path.id().0.clone() {
                 Uri::Tcp(uri) => !core.spawn(run_tcp(core.clone(), path.clone(), uri, group.clone())),
                 Uri::Pcie(_) | Uri::VfioUser(_) => {
-                    !core.spawn(run_direct(core.clone(), path.clone(), group.clone()))
+                    !core.spawn(run_memory_based(core.clone(), path.clone(), group.clone()))
                 }
             };
             if refused {
                 let why = "the reactor runs too many tasks".to_string();
-                group.tell(News::NotAttached { path, why });
+                group.send_event(PathEvent::AttachFailed { path, why });
             }
         });
         let outcome = match posted {
-            Err(gone) => Err(InitiatorError::Attach(gone.to_string())),
+            Err(error) => Err(InitiatorError::Attach(error.to_string())),
             Ok(()) => match answer.recv() {
                 Ok(Ok(names)) => Ok(names),
                 Ok(Err(why)) => Err(InitiatorError::Attach(why)),
-                Err(_) => Err(InitiatorError::Attach("the reactor ended".into())),
+                Err(_) => Err(InitiatorError::Attach("the reactor has stopped".into())),
             },
         };
         if outcome.is_err() {
-            // What was made of it is taken back.
-            let (done, gone) = sync_channel(1);
-            group.tell(News::Detach(path, done));
-            let _ = gone.recv_timeout(GRACE);
+            // Remove the path and what was created for it.
+            let (reply, detached) = sync_channel(1);
+            group.send_event(PathEvent::Detach(path, reply));
+            let _ = detached.recv_timeout(TIMEOUT_MARGIN);
             self.drop_if_empty(&attach.name);
         }
         outcome
     }
 
-    /// Puts a path into the group of its name.
-    fn enroll(
+    /// Adds a path to the group of its name; creates the group for the first path.
+    fn add_to_group(
         &self,
         attach: &Attach,
-        path: &Arc<Path>,
+        path: &Arc<ControllerPath>,
         reply: mpsc::SyncSender<Result<Vec<String>, String>>,
-    ) -> Result<Arc<Group>, InitiatorError> {
+    ) -> Result<Arc<ControllerGroup>, InitiatorError> {
         let name = &attach.name;
         if name.is_empty() || name.len() > 128 {
             return Err(InitiatorError::Invalid("a controller's name has 1 to 128 bytes".into()));
         }
-        let jobs = self.jobs()?;
-        let mut groups = lock(&self.0.groups);
+        let events = self.event_sender()?;
+        let mut groups = sync::lock(&self.0.groups);
         let holder = groups.values().find(|group| {
             group.paths().iter().any(|other| other.id().0.controller() == path.id().0.controller())
         });
@@ -266,16 +272,18 @@ impl Initiator {
         }
         if let Some(group) = groups.get(name) {
             let paths = group.paths();
-            if attach.multipath == Multipath::Disable {
+            if attach.multipath == MultipathMode::Disable {
                 return Err(InitiatorError::Exists(format!("A controller named {name} already exists")));
             }
             if paths.len() >= PATHS_MAX {
-                return Err(InitiatorError::Invalid(format!("{name} has {PATHS_MAX} paths already")));
+                return Err(InitiatorError::Invalid(format!(
+                    "{name} already has the maximum of {PATHS_MAX} paths"
+                )));
             }
             let other = paths.iter().find(|other| other.id().subnqn() != path.id().subnqn());
             if let Some(other) = other {
                 return Err(InitiatorError::Invalid(format!(
-                    "{name} is subsystem {}, of which this is no path",
+                    "{name} is subsystem {}, to which this controller does not belong",
                     other.id().subnqn().unwrap_or("of a local device")
                 )));
             }
@@ -283,14 +291,16 @@ impl Initiator {
             return Ok(group.clone());
         }
         if groups.len() >= GROUPS_MAX {
-            return Err(InitiatorError::Invalid(format!("there are {GROUPS_MAX} controllers already")));
+            return Err(InitiatorError::Invalid(format!(
+                "the maximum of {GROUPS_MAX} controllers is reached"
+            )));
         }
         let policy =
-            if attach.multipath == Multipath::Failover { Policy::ActivePassive } else { attach.policy };
-        let group = Arc::new(Group::new(
+            if attach.multipath == MultipathMode::Failover { Policy::ActivePassive } else { attach.policy };
+        let group = Arc::new(ControllerGroup::new(
             name,
             self.0.registry.clone(),
-            jobs,
+            events,
             policy,
             attach.retries_max,
             attach.discovered,
@@ -302,19 +312,19 @@ impl Initiator {
     }
 
     fn drop_if_empty(&self, name: &str) {
-        let mut groups = lock(&self.0.groups);
+        let mut groups = sync::lock(&self.0.groups);
         if groups.get(name).is_some_and(|group| group.paths().is_empty()) {
             groups.remove(name);
         }
     }
 
-    pub(crate) fn group(&self, name: &str) -> Result<Arc<Group>, InitiatorError> {
-        let group = lock(&self.0.groups).get(name).cloned();
+    pub(crate) fn group(&self, name: &str) -> Result<Arc<ControllerGroup>, InitiatorError> {
+        let group = sync::lock(&self.0.groups).get(name).cloned();
         group.ok_or_else(|| InitiatorError::NotFound(name.to_string()))
     }
 
-    /// Detaches the paths of a name for which `which` is true, and removes the bdevs that are left without
-    /// any. Waits until it is done.
+    /// Detaches the paths of a name that `which` selects, and removes block devices without a path. Blocks until that
+    /// is done.
     pub fn detach(&self, name: &str, which: impl Fn(&TransportId) -> bool) -> Result<(), InitiatorError> {
         let group = self.group(name)?;
         let paths: Vec<_> = group.paths().into_iter().filter(|path| which(path.id())).collect();
@@ -324,11 +334,11 @@ impl Initiator {
         let mut answers = Vec::new();
         for path in paths {
             let (reply, answer) = sync_channel(1);
-            group.tell(News::Detach(path, reply));
+            group.send_event(PathEvent::Detach(path, reply));
             answers.push(answer);
         }
         for answer in answers {
-            // The answer is that the sender is gone.
+            // The event thread drops the sender when the path is detached.
             if let Err(RecvTimeoutError::Timeout) = answer.recv_timeout(Duration::from_secs(30)) {
                 return Err(InitiatorError::Timeout("detaching"));
             }
@@ -337,45 +347,45 @@ impl Initiator {
         Ok(())
     }
 
-    /// Detaches everything, while the reactors still turn.
+    /// Stops discovery and detaches all controllers. The reactors must still run.
     pub fn shutdown(&self) {
-        let services: Vec<String> = self.services().keys().cloned().collect();
+        let services: Vec<String> = self.discovery_services().keys().cloned().collect();
         for name in services {
             let _ = self.stop_discovery(&name);
         }
-        let names: Vec<String> = lock(&self.0.groups).keys().cloned().collect();
+        let names: Vec<String> = sync::lock(&self.0.groups).keys().cloned().collect();
         for name in names {
-            // Gone already, then.
+            // Fails only if it is detached already.
             let _ = self.detach(&name, |_| true);
         }
-        *lock(&self.0.jobs) = None;
+        *sync::lock(&self.0.events) = None;
     }
 
-    /// Lets go of everything without waiting, once the reactors have stopped: they took the controllers with
-    /// them.
-    pub fn forget(&self) {
-        for (_, service) in std::mem::take(&mut *self.services()) {
+    /// Stops all paths and discovery services without waiting. For use after the reactors have stopped, which dropped
+    /// the controllers.
+    pub fn stop_all(&self) {
+        for (_, service) in std::mem::take(&mut *self.discovery_services()) {
             service.path.stop();
         }
-        for (_, group) in std::mem::take(&mut *lock(&self.0.groups)) {
+        for (_, group) in std::mem::take(&mut *sync::lock(&self.0.groups)) {
             group.paths().iter().for_each(|path| path.stop());
         }
-        *lock(&self.0.jobs) = None;
+        *sync::lock(&self.0.events) = None;
     }
 
-    /// Resets every path of a name.
+    /// Resets all paths of a name, one after the other.
     pub fn reset(&self, name: &str) -> Result<(), InitiatorError> {
-        self.operate(name, None, Operation::Reset)
+        self.operate(name, None, ControllerOperation::Reset)
     }
 
-    /// Resets, disables or enables the paths of a name one after the other, or the one through the controller that
-    /// has that identifier. What is that way already stays so. A controller that is disabled is let go of: I/O goes
-    /// through other paths, or fails. Returns when I/O goes as it will from then on.
+    /// Resets, disables or enables the paths of a name one after the other, or only the controller `cntlid`. No effect
+    /// if it is in the requested state already. A disabled controller is disconnected: I/O uses other paths, or fails.
+    /// Blocks until active channels have applied the change.
     pub fn operate(
         &self,
         name: &str,
         cntlid: Option<u16>,
-        operation: Operation,
+        operation: ControllerOperation,
     ) -> Result<(), InitiatorError> {
         let group = self.group(name)?;
         let mut paths = group.paths();
@@ -388,38 +398,41 @@ impl Initiator {
         for path in paths {
             let (done, answer) = sync_channel(1);
             let command = match operation {
-                Operation::Reset => Command::Reset(done),
-                Operation::Disable => Command::Disable(done),
-                Operation::Enable => Command::Enable(done),
+                ControllerOperation::Reset => PathCommand::Reset(done),
+                ControllerOperation::Disable => PathCommand::Disable(done),
+                ControllerOperation::Enable => PathCommand::Enable(done),
             };
-            if !path.ask(command) {
-                return Err(InitiatorError::Admin("too much is being asked of the controller".into()));
+            if !path.submit(command) {
+                return Err(InitiatorError::Admin("the command queue of the controller is full".into()));
             }
-            let patience = Duration::from_nanos(path.config.options.timeout_ns).saturating_mul(2) + GRACE;
-            match answer.recv_timeout(patience) {
-                Ok(Ok(()) | Err(Refusal::Already)) => {}
-                Ok(Err(Refusal::Busy)) => {
-                    return Err(InitiatorError::Busy("the controller is being connected to".into()));
+            let wait =
+                Duration::from_nanos(path.config.options.timeout_ns).saturating_mul(2) + TIMEOUT_MARGIN;
+            match answer.recv_timeout(wait) {
+                Ok(Ok(()) | Err(OperationError::Already)) => {}
+                Ok(Err(OperationError::Busy)) => {
+                    return Err(InitiatorError::Busy(
+                        "a connection to the controller is being established".into(),
+                    ));
                 }
-                Ok(Err(Refusal::Failed(why))) => return Err(InitiatorError::Admin(why)),
+                Ok(Err(OperationError::Failed(why))) => return Err(InitiatorError::Admin(why)),
                 Err(RecvTimeoutError::Timeout) => return Err(InitiatorError::Timeout("the controller")),
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(InitiatorError::Admin("the controller was detached meanwhile".into()));
                 }
             }
         }
-        if !group.settle() {
-            return Err(InitiatorError::Timeout("telling reactors of it"));
+        if !group.wait_applied() {
+            return Err(InitiatorError::Timeout("applying the change on the reactors"));
         }
         Ok(())
     }
 
-    /// Has commands of one opcode end otherwise on the first path of a name: on each I/O queue that it has now, or
-    /// on its admin queue. One injection an opcode; `None` ends it.
+    /// Injects an error into commands of one opcode on the first path of a name: on each I/O queue that is open now,
+    /// or on the admin queue. There is one injection an opcode; `None` removes it.
     pub fn inject(
         &self,
         name: &str,
-        queue: Queue,
+        queue: QueueKind,
         opcode: u8,
         injection: Option<ErrorInjection>,
     ) -> Result<(), InitiatorError> {
@@ -427,59 +440,59 @@ impl Initiator {
         let path = group.paths().into_iter().next();
         let path = path.ok_or_else(|| InitiatorError::NotFound(name.to_string()))?;
         match queue {
-            Queue::Admin => path.put_admin_fault(opcode, injection),
-            Queue::Io => {
-                path.orders.give(opcode, injection);
-                if !group.settle() {
-                    return Err(InitiatorError::Timeout("telling reactors of it"));
+            QueueKind::Admin => path.set_admin_injection(opcode, injection),
+            QueueKind::Io => {
+                path.injections.set(opcode, injection);
+                if !group.wait_applied() {
+                    return Err(InitiatorError::Timeout("applying the change on the reactors"));
                 }
             }
         }
         Ok(())
     }
 
-    /// What the I/O queues of each core did over each transport since the start, those included that are gone. A
-    /// queue tells what it has done whenever something completes.
+    /// Statistics of the I/O queues of each core and transport since the start, closed ones included. A queue
+    /// publishes its counters when commands complete.
     pub fn transport_stats(&self) -> Vec<TransportStats> {
         self.0.totals.all()
     }
 
-    /// Bytes of a block of a namespace.
+    /// Block size of a namespace in bytes.
     pub(crate) fn block_size(&self, name: &str, nsid: u32) -> Option<u32> {
         let namespaces = self.group(name).ok()?.namespaces();
-        let namespace = namespaces.into_iter().find(|namespace| namespace.view.nsid == nsid)?;
+        let namespace = namespaces.into_iter().find(|namespace| namespace.shared.nsid == nsid)?;
         Some(bdev::Bdev::geometry(&*namespace.bdev).block_size)
     }
 
-    /// Every controller, by name.
-    pub fn controllers(&self) -> Vec<ControllerInfo> {
-        let groups: Vec<_> = lock(&self.0.groups).values().cloned().collect();
-        let of = |group: Arc<Group>| ControllerInfo {
+    /// All controllers, sorted by name.
+    pub fn controllers(&self) -> Vec<ControllerGroupInfo> {
+        let groups: Vec<_> = sync::lock(&self.0.groups).values().cloned().collect();
+        let info_of = |group: Arc<ControllerGroup>| ControllerGroupInfo {
             name: group.name.clone(),
             bdevs: group.bdev_names(),
-            paths: group.paths().iter().map(info).collect(),
+            paths: group.paths().iter().map(path_info).collect(),
             policy: group.policy(),
             discovered: group.discovered,
         };
-        groups.into_iter().map(of).collect()
+        groups.into_iter().map(info_of).collect()
     }
 
-    /// The ways from channels to paths; of one bdev or of all.
+    /// The links from channels to paths, of one block device or of all.
     pub fn io_paths(&self, bdev: Option<&str>) -> Vec<IoPath> {
-        let groups: Vec<_> = lock(&self.0.groups).values().cloned().collect();
+        let groups: Vec<_> = sync::lock(&self.0.groups).values().cloned().collect();
         let mut all = Vec::new();
         for namespace in groups.iter().flat_map(|group| group.namespaces()) {
             if bdev.is_some_and(|bdev| bdev != namespace.bdev_name) {
                 continue;
             }
-            let paths = namespace.view.paths();
-            for board in namespace.view.boards() {
-                for link in board.links().iter() {
+            let paths = namespace.shared.paths();
+            for status in namespace.shared.channel_statuses() {
+                for link in status.links().iter() {
                     let Some(state) = paths.iter().find(|state| state.id == link.id) else { continue };
                     all.push(IoPath {
                         bdev: namespace.bdev_name.clone(),
-                        core: board.core,
-                        path: info(&state.path),
+                        core: status.core,
+                        path: path_info(&state.controller_path),
                         current: link.current,
                         connected: link.connected,
                         ana: state.ana,
@@ -490,36 +503,39 @@ impl Initiator {
         all
     }
 
-    /// What went over each path of a bdev; zeroes for paths whose [`PathConfig::count_io`] is off.
+    /// I/O statistics of each path of a block device; zeroes for paths without [`PathConfig::count_io`].
     pub fn path_stats(&self, bdev: &str) -> Result<Vec<(PathInfo, PathStats)>, InitiatorError> {
-        let stats = self.view(bdev)?.path_stats();
-        Ok(stats.into_iter().map(|(path, stats)| (info(&path), stats)).collect())
+        let stats = self.shared_namespace(bdev)?.path_stats();
+        Ok(stats.into_iter().map(|(path, stats)| (path_info(&path), stats)).collect())
     }
 
-    fn view(&self, bdev: &str) -> Result<Arc<crate::view::View>, InitiatorError> {
-        let groups: Vec<_> = lock(&self.0.groups).values().cloned().collect();
+    fn shared_namespace(
+        &self,
+        bdev: &str,
+    ) -> Result<Arc<crate::shared_namespace::SharedNamespace>, InitiatorError> {
+        let groups: Vec<_> = sync::lock(&self.0.groups).values().cloned().collect();
         let mut namespaces = groups.iter().flat_map(|group| group.namespaces());
         let found = namespaces.find(|namespace| namespace.bdev_name == bdev);
-        found.map(|found| found.view.clone()).ok_or_else(|| InitiatorError::NotFound(bdev.to_string()))
+        found.map(|found| found.shared.clone()).ok_or_else(|| InitiatorError::NotFound(bdev.to_string()))
     }
 
-    /// Shares I/O of a bdev out in another way.
+    /// Changes the path selection policy of a block device.
     pub fn set_policy(&self, bdev: &str, policy: Policy) -> Result<(), InitiatorError> {
-        self.view(bdev)?.set_policy(policy);
+        self.shared_namespace(bdev)?.set_policy(policy);
         Ok(())
     }
 
-    /// Makes the path through a controller the one that is taken among equals.
+    /// Makes a controller the preferred path among those of the same ANA state.
     pub fn set_preferred(&self, bdev: &str, cntlid: u16) -> Result<(), InitiatorError> {
-        let view = self.view(bdev)?;
-        let path = view.paths().into_iter().find(|state| state.path.cntlid() == cntlid);
+        let view = self.shared_namespace(bdev)?;
+        let path = view.paths().into_iter().find(|state| state.controller_path.cntlid() == cntlid);
         let path = path.ok_or_else(|| InitiatorError::NotFound(format!("{bdev} by controller {cntlid}")))?;
         view.set_preferred(path.id);
         Ok(())
     }
 }
 
-pub(crate) fn info(path: &Arc<Path>) -> PathInfo {
+pub(crate) fn path_info(path: &Arc<ControllerPath>) -> PathInfo {
     PathInfo {
         number: path.number,
         config: path.config.clone(),

@@ -1,45 +1,43 @@
-//! Errors on purpose, by opcode: what becomes of commands on their way to a path, and of their answers.
+//! Error injection by opcode, into commands before they are sent or into their completions.
 //!
-//! The control plane gives [`Orders`] to a path; each queue that there is at that moment follows them by itself
-//! with [`Faults`] of its own, so that a count is a count for each queue.
+//! The control plane sets the [`Injections`] of a path. Each I/O queue that is open at that moment copies them into
+//! its own [`QueueInjections`], so that counts are per queue.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bdev::{Completion, Request};
-use ring::Status;
+use block_io::Status;
 
-use crate::path::lock;
-
-/// What becomes of the next commands of one opcode.
+/// An error injected into the next commands of one opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorInjection {
     /// Opcode of the commands.
     pub opcode: u8,
-    /// How many of them, on each queue.
+    /// Number of commands, on each queue.
     pub count: u32,
-    /// How they end. Only a command that went well is made to end otherwise.
+    /// Status of their completion. Only successful completions are changed.
     pub status: Status,
-    /// Whether they are sent to the controller at all.
+    /// Whether they are sent to the controller.
     pub submit: bool,
-    /// How long one that is not sent is held back, in nanoseconds.
+    /// Delay of the completion of a command that is not sent, in nanoseconds.
     pub delay_ns: u64,
 }
 
-/// What was ordered for the queues of a path: the last word for each opcode, and when it was said.
+/// The injections of a path's I/O queues: the latest for each opcode, with the version in which it was set.
 #[derive(Default)]
-pub(crate) struct Orders {
+pub(crate) struct Injections {
     version: AtomicU64,
-    given: Mutex<BTreeMap<u8, (u64, Option<ErrorInjection>)>>,
+    entries: Mutex<BTreeMap<u8, (u64, Option<ErrorInjection>)>>,
 }
 
-impl Orders {
-    /// Orders an injection for an opcode, in place of the one that there is, or the end of it.
-    pub(crate) fn give(&self, opcode: u8, injection: Option<ErrorInjection>) {
-        let mut given = lock(&self.given);
+impl Injections {
+    /// Sets, replaces or removes the injection for an opcode.
+    pub(crate) fn set(&self, opcode: u8, injection: Option<ErrorInjection>) {
+        let mut entries = sync::lock(&self.entries);
         let version = self.version.load(Ordering::Relaxed) + 1;
-        given.insert(opcode, (version, injection));
+        entries.insert(opcode, (version, injection));
         self.version.store(version, Ordering::Release);
     }
 
@@ -48,18 +46,18 @@ impl Orders {
     }
 }
 
-/// The injections of one queue, one an opcode.
+/// The active injections of one queue, at most one an opcode.
 #[derive(Default)]
-pub(crate) struct Active(Vec<ErrorInjection>);
+pub(crate) struct ActiveInjections(Vec<ErrorInjection>);
 
-impl Active {
-    /// Puts an injection in the place of the one of its opcode, or takes that away.
-    pub(crate) fn put(&mut self, opcode: u8, injection: Option<ErrorInjection>) {
+impl ActiveInjections {
+    /// Sets, replaces or removes the injection for an opcode.
+    pub(crate) fn set(&mut self, opcode: u8, injection: Option<ErrorInjection>) {
         self.0.retain(|known| known.opcode != opcode);
         self.0.extend(injection.filter(|injection| injection.count > 0));
     }
 
-    /// What becomes of a command, before it is sent or after it went well.
+    /// Uses the injection that applies to a command, before it is sent or after it succeeded.
     pub(crate) fn take(&mut self, opcode: u8, sent: bool) -> Option<ErrorInjection> {
         let hits = |one: &ErrorInjection| one.opcode == opcode && one.submit == sent;
         let at = self.0.iter().position(hits)?;
@@ -73,64 +71,64 @@ impl Active {
     }
 }
 
-/// The injections of an I/O queue, and what they hold back.
+/// The injections of an I/O queue, and the requests that they delay.
 #[derive(Default)]
-pub(crate) struct Faults {
-    seen: u64,
-    active: Active,
-    /// Requests that are not sent: when each ends, and how.
-    held: Vec<(u64, Status, Request)>,
+pub(crate) struct QueueInjections {
+    applied_version: u64,
+    active: ActiveInjections,
+    /// Requests that are not sent: completion time in nanoseconds, status, request.
+    delayed: Vec<(u64, Status, Request)>,
 }
 
-impl Faults {
-    /// Of a queue that is new: what was ordered before is not for it.
-    pub(crate) fn new(orders: &Orders) -> Faults {
-        Faults { seen: orders.version(), ..Faults::default() }
+impl QueueInjections {
+    /// For a new queue: injections that were set before do not apply to it.
+    pub(crate) fn new(injections: &Injections) -> QueueInjections {
+        QueueInjections { applied_version: injections.version(), ..QueueInjections::default() }
     }
 
-    /// Takes over what was ordered since the last look.
-    pub(crate) fn follow(&mut self, orders: &Orders) {
-        if self.seen == orders.version() {
+    /// Applies the injections that were set since the last call.
+    pub(crate) fn sync(&mut self, injections: &Injections) {
+        if self.applied_version == injections.version() {
             return;
         }
-        let given = lock(&orders.given);
-        let news = given.iter().filter(|(_, (version, _))| *version > self.seen);
-        for (opcode, (_, injection)) in news {
-            self.active.put(*opcode, *injection);
+        let entries = sync::lock(&injections.entries);
+        let updates = entries.iter().filter(|(_, (version, _))| *version > self.applied_version);
+        for (opcode, (_, injection)) in updates {
+            self.active.set(*opcode, *injection);
         }
-        self.seen = orders.version();
+        self.applied_version = injections.version();
     }
 
-    /// Whether there is nothing to do.
+    /// Whether there is no active injection and no delayed request.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.active.0.is_empty() && self.held.is_empty()
+        self.active.0.is_empty() && self.delayed.is_empty()
     }
 
-    /// Keeps those of a batch back that are not to be sent.
+    /// Removes the requests from a batch that must not be sent.
     #[cold]
-    pub(crate) fn withhold(&mut self, batch: &mut Vec<Request>, now_ns: u64) {
+    pub(crate) fn intercept(&mut self, batch: &mut Vec<Request>, now_ns: u64) {
         if self.active.0.iter().all(|injection| injection.submit) {
             return;
         }
-        let mut sent = Vec::with_capacity(batch.len());
+        let mut remaining = Vec::with_capacity(batch.len());
         for request in std::mem::take(batch) {
             let opcode = nvme::opcode_of(request.op);
             match opcode.and_then(|opcode| self.active.take(opcode, false)) {
                 Some(injection) => {
                     let due_ns = now_ns.saturating_add(injection.delay_ns);
-                    self.held.push((due_ns, injection.status, request));
+                    self.delayed.push((due_ns, injection.status, request));
                 }
-                None => sent.push(request),
+                None => remaining.push(request),
             }
         }
-        *batch = sent;
+        *batch = remaining;
     }
 
-    /// Changes how commands ended that went well, and adds those that were held back for long enough.
+    /// Changes the status of successful completions, and adds delayed requests that are due.
     #[cold]
-    pub(crate) fn alter(&mut self, completions: &mut Vec<Completion>, now_ns: u64) {
-        let altered = completions.drain(..).map(|completion| {
+    pub(crate) fn rewrite(&mut self, completions: &mut Vec<Completion>, now_ns: u64) {
+        let changed = completions.drain(..).map(|completion| {
             let opcode =
                 nvme::opcode_of(completion.request().op).filter(|_| completion.status().is_success());
             match opcode.and_then(|opcode| self.active.take(opcode, true)) {
@@ -138,26 +136,26 @@ impl Faults {
                 None => completion,
             }
         });
-        let mut altered: Vec<Completion> = altered.collect();
-        let due = self.held.extract_if(.., |(due_ns, _, _)| *due_ns <= now_ns);
-        altered.extend(due.map(|(_, status, request)| request.complete(status)));
-        *completions = altered;
+        let mut changed: Vec<Completion> = changed.collect();
+        let due = self.delayed.extract_if(.., |(due_ns, _, _)| *due_ns <= now_ns);
+        changed.extend(due.map(|(_, status, request)| request.complete(status)));
+        *completions = changed;
     }
 
-    /// The queue ends: what is held back was never sent.
-    pub(crate) fn end(&mut self) -> impl Iterator<Item = Completion> + '_ {
-        self.held.drain(..).map(|(_, _, request)| request.complete(Status::ABORTED_SQ_DELETION))
+    /// Completes all delayed requests when the queue is closed; they were never sent, so that they can be retried.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Completion> + '_ {
+        self.delayed.drain(..).map(|(_, _, request)| request.complete(Status::ABORTED_SQ_DELETION))
     }
 
-    /// When something that is held back ends.
+    /// When the next delayed request is due, in nanoseconds.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
-        self.held.iter().map(|(due_ns, _, _)| *due_ns).min()
+        self.delayed.iter().map(|(due_ns, _, _)| *due_ns).min()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use ring::{Op, Tag};
+    use block_io::{Op, Tag};
 
     use super::*;
 
@@ -171,59 +169,59 @@ mod tests {
         ops.iter().enumerate().map(|(at, op)| Request::new(Tag(at as u64), *op, 0, 1)).collect()
     }
 
-    fn told(completions: &[Completion]) -> Vec<(u64, bool)> {
+    fn results(completions: &[Completion]) -> Vec<(u64, bool)> {
         completions.iter().map(|one| (one.tag().0, one.status().is_success())).collect()
     }
 
     #[test]
-    fn answers_of_one_opcode_change_as_often_as_was_said() {
-        let mut faults = Faults::default();
-        faults.active.put(READ, Some(injection(true, 2, 0)));
+    fn completions_of_one_opcode_are_changed_count_times() {
+        let mut faults = QueueInjections::default();
+        faults.active.set(READ, Some(injection(true, 2, 0)));
         let mut batch = requests(&[Op::Read, Op::Write, Op::Read, Op::Read]);
-        faults.withhold(&mut batch, 0);
+        faults.intercept(&mut batch, 0);
         assert_eq!(batch.len(), 4, "they are sent");
         let mut done: Vec<_> = batch.into_iter().map(|request| request.complete(Status::SUCCESS)).collect();
-        faults.alter(&mut done, 0);
-        assert_eq!(told(&done), [(0, false), (1, true), (2, false), (3, true)]);
+        faults.rewrite(&mut done, 0);
+        assert_eq!(results(&done), [(0, false), (1, true), (2, false), (3, true)]);
         assert!(faults.is_idle());
-        // What failed by itself says so, and counts for nothing.
-        faults.active.put(READ, Some(injection(true, 1, 0)));
+        // A completion that already failed is not changed or counted.
+        faults.active.set(READ, Some(injection(true, 1, 0)));
         let failed = requests(&[Op::Read]).remove(0).complete(Status::ABORTED_BY_HOST);
         let mut done = vec![failed];
-        faults.alter(&mut done, 0);
+        faults.rewrite(&mut done, 0);
         assert_eq!((done[0].status(), faults.is_idle()), (Status::ABORTED_BY_HOST, false));
     }
 
     #[test]
-    fn what_is_not_sent_ends_once_when_its_time_is_over_or_with_the_queue() {
-        let mut faults = Faults::default();
-        faults.active.put(READ, Some(injection(false, 2, 100)));
+    fn unsent_requests_complete_once_after_the_delay_or_with_the_queue() {
+        let mut faults = QueueInjections::default();
+        faults.active.set(READ, Some(injection(false, 2, 100)));
         let mut batch = requests(&[Op::Read, Op::Write, Op::Read, Op::Read]);
-        faults.withhold(&mut batch, 50);
+        faults.intercept(&mut batch, 50);
         assert_eq!(batch.iter().map(|request| request.tag.0).collect::<Vec<_>>(), [1, 3]);
         assert_eq!(faults.deadline_ns(), Some(150));
         let mut done = Vec::new();
-        faults.alter(&mut done, 149);
+        faults.rewrite(&mut done, 149);
         assert!(done.is_empty());
-        faults.alter(&mut done, 150);
-        assert_eq!(told(&done), [(0, false), (2, false)]);
+        faults.rewrite(&mut done, 150);
+        assert_eq!(results(&done), [(0, false), (2, false)]);
         assert!(faults.is_idle() && faults.deadline_ns().is_none());
-        faults.active.put(READ, Some(injection(false, 1, u64::MAX)));
-        faults.withhold(&mut requests(&[Op::Read]), 1);
-        assert_eq!(told(&faults.end().collect::<Vec<_>>()), [(0, false)]);
+        faults.active.set(READ, Some(injection(false, 1, u64::MAX)));
+        faults.intercept(&mut requests(&[Op::Read]), 1);
+        assert_eq!(results(&faults.drain().collect::<Vec<_>>()), [(0, false)]);
     }
 
     #[test]
-    fn queues_follow_what_was_ordered_after_they_were_made() {
-        let orders = Orders::default();
-        orders.give(READ, Some(injection(true, 1, 0)));
-        let mut young = Faults::new(&orders);
-        let mut old = Faults::default();
-        young.follow(&orders);
-        old.follow(&orders);
-        assert!(young.is_idle() && !old.is_idle());
-        orders.give(READ, None);
-        old.follow(&orders);
-        assert!(old.is_idle());
+    fn queues_apply_injections_set_after_they_were_opened() {
+        let injections = Injections::default();
+        injections.set(READ, Some(injection(true, 1, 0)));
+        let mut new_queue = QueueInjections::new(&injections);
+        let mut open_queue = QueueInjections::default();
+        new_queue.sync(&injections);
+        open_queue.sync(&injections);
+        assert!(new_queue.is_idle() && !open_queue.is_idle());
+        injections.set(READ, None);
+        open_queue.sync(&injections);
+        assert!(open_queue.is_idle());
     }
 }

@@ -1,16 +1,16 @@
-//! NVMe namespaces as block devices, through as many paths as there are.
+//! NVMe namespaces as block devices, with multipath, reconnection and discovery (SPDK's `bdev_nvme`).
 //!
 //! An [`Initiator`] attaches controllers over PCI Express, TCP and vfio-user and registers a bdev for each
-//! namespace. Controllers of one subsystem under one name are paths: [`Multipath`] chooses among them by ANA
-//! state and [`Policy`], and sends what a path failed through another. A lost controller is tried again as its
-//! [`ReconnectPolicy`] says, while I/O waits.
+//! namespace. Controllers of one subsystem under one name are paths: [`Multipath`] selects a path by ANA state and
+//! [`Policy`], and retries I/O that failed on one path on another. A lost controller is reconnected according to
+//! its [`ReconnectPolicy`], while I/O waits.
 //!
 //! ```no_run
 //! use bdev_nvme::{Attach, Initiator, PathConfig, Policy, TransportId};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let reactors = reactor::Reactors::start(&reactor::Config::default())?;
+//! let reactors = reactor::Reactors::start(&reactor::ReactorConfig::default())?;
 //! let registry = bdev::Registry::new();
-//! let initiator = Initiator::new(registry.clone(), reactors.remotes());
+//! let initiator = Initiator::new(registry.clone(), reactors.handles());
 //! let uri = "nvme+tcp://127.0.0.1:4420/nqn.2016-06.io.spdk:cnode1".parse()?;
 //! let bdevs = initiator.attach(Attach::new("Nvme0", PathConfig::new(TransportId(uri))))?;
 //! println!("{bdevs:?}"); // ["Nvme0n1"]
@@ -22,9 +22,9 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod channel;
+mod controller_group;
 mod counts;
 mod discovery;
-mod group;
 mod initiator;
 mod inject;
 mod multipath;
@@ -32,26 +32,27 @@ mod namespace;
 mod passthrough;
 mod path;
 mod reconnect;
-mod totals;
-mod view;
+pub mod rpc;
+mod shared_namespace;
+mod transport_stats;
 
 pub use counts::PathStats;
-pub use discovery::{Discovery, DiscoveryInfo, discover};
+pub use discovery::{DiscoveryConfig, DiscoveryInfo, discover};
 pub use initiator::{
-    Attach, ControllerInfo, Initiator, InitiatorError, IoPath, Multipath as Multipathing, Operation,
-    PATHS_MAX, PathInfo, Queue,
+    Attach, ControllerGroupInfo, ControllerOperation, Initiator, InitiatorError, IoPath, MultipathMode,
+    PATHS_MAX, PathInfo, QueueKind,
 };
 pub use inject::ErrorInjection;
 pub use multipath::{Multipath, PathCounts, PathView, Policy, Selector};
-pub use passthrough::{Passed, PassedThrough};
+pub use passthrough::{PassthroughCommand, PassthroughReply};
 pub use path::{PathConfig, PathStatus, TransportId};
-pub use reconnect::{Next, Reconnect, ReconnectPolicy};
-pub use totals::TransportStats;
-pub use view::PathId;
+pub use reconnect::{Reconnect, ReconnectAction, ReconnectPolicy};
+pub use shared_namespace::PathId;
+pub use transport_stats::TransportStats;
 
 use wire_nvme::log::AnaState;
 
-/// SPDK's word for an ANA state.
+/// An ANA state as SPDK's JSON-RPC writes it.
 pub fn ana_name(state: AnaState) -> &'static str {
     match state {
         AnaState::Optimized => "optimized",
@@ -62,7 +63,7 @@ pub fn ana_name(state: AnaState) -> &'static str {
     }
 }
 
-/// SPDK's words for a policy: policy, selector and I/Os a turn.
+/// A policy as SPDK's JSON-RPC writes it: `mp_policy`, `selector` and `rr_min_io`.
 pub fn policy_names(policy: Policy) -> (&'static str, Option<&'static str>, Option<u32>) {
     match policy {
         Policy::ActivePassive => ("active_passive", None, None),
@@ -74,7 +75,7 @@ pub fn policy_names(policy: Policy) -> (&'static str, Option<&'static str>, Opti
 }
 
 impl PathConfig {
-    /// A controller with everything else as it is by default: a lost controller is tried once.
+    /// Defaults: the driver's default options, 1024 I/O queues, one reconnection attempt after a loss, no I/O counters.
     pub fn new(id: TransportId) -> PathConfig {
         PathConfig {
             id,
@@ -87,12 +88,12 @@ impl PathConfig {
 }
 
 impl Attach {
-    /// A controller with everything else as it is by default.
+    /// Defaults: multipath, active-passive, 3 retries.
     pub fn new(name: &str, path: PathConfig) -> Attach {
         Attach {
             name: name.to_string(),
             path,
-            multipath: Multipathing::default(),
+            multipath: MultipathMode::default(),
             policy: Policy::ActivePassive,
             retries_max: 3,
             discovered: false,

@@ -1,141 +1,144 @@
-//! Which path an I/O takes, and what becomes of it when the path fails.
+//! Path selection, failover and retries.
 //!
-//! Sans-IO: [`Multipath`] is handed requests, completions, what is known of each path, and the time;
-//! it says which request goes to which path and which completion goes to the caller. It never waits,
-//! and knows nothing of transports.
+//! Sans-IO: the inputs of [`Multipath`] are requests, completions, the state of each path, and the time; its outputs
+//! are the requests for each path and the completions for the caller. It does not depend on a transport.
 //!
-//! A path is *usable* while it is connected and its ANA state is optimized or non-optimized. Non-optimized
-//! paths carry I/O only while there is no optimized one. A request whose path fails goes to another; where
-//! none is usable it waits for as long as one may come back, and then fails with a path related status.
+//! A path is *usable* while it is connected and its ANA state is optimized or non-optimized. Non-optimized paths
+//! are used only while there is no optimized one. A request whose path fails is retried on another; where none is
+//! usable, it waits for as long as a path may recover, and then fails with a path related status.
 //!
-//! Sending a command again is what NVMe hosts do: reads, writes, write zeroes, deallocation and flushes have
-//! the same effect done once or twice, and nothing else passes through here. What that does not promise: a
-//! controller that lost its host may still carry out a command that it had received, after the same command,
-//! and one that overwrites it, were answered through another path. Controllers are to end the commands of an
-//! association with it, but no host can see that they did.
+//! Retrying a command on another path is what NVMe hosts do: reads, writes, write zeroes, deallocation and flushes
+//! are idempotent, and no other command passes through here. This does not exclude that a controller that lost its
+//! host still executes a received command after its retry, and a later write of the same blocks, completed on
+//! another path. Controllers must abort the commands of an association when it ends, but no host can verify that.
 
 use std::collections::VecDeque;
 
-use ring::{Completion, Request, Status, Tag};
+use block_io::{Completion, Request, Status, Tag};
 use slots::{Slab, Slot};
 use wire_nvme::log::AnaState;
 
-/// How a path is chosen among the usable ones of the best ANA state.
+/// How a path is selected among the usable ones of the best ANA state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// One path, for as long as it lasts.
+    /// One path, until it is not usable any more.
     ActivePassive,
-    /// All paths, by the selector.
+    /// All paths, as the selector says.
     ActiveActive(Selector),
 }
 
-/// How active-active shares I/O out.
+/// How active-active distributes I/O over the paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selector {
-    /// In turn, so many I/Os each time; at least 1.
+    /// Each path in turn.
     RoundRobin {
-        /// I/Os before the next path's turn.
+        /// I/Os in a row on one path; 0 counts as 1.
         min_io: u32,
     },
     /// The path with the fewest I/Os in flight.
     QueueDepth,
 }
 
-/// What is known of a path.
+/// The state of a path, as input of [`Multipath`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathView {
-    /// Commands can be sent.
+    /// Its I/O queue is open.
     pub connected: bool,
-    /// How the controller reaches the namespace.
+    /// ANA state of the namespace on this controller.
     pub ana: AnaState,
-    /// Until when, in nanoseconds of the monotonic clock, I/O waits for the path to become usable: 0 for
-    /// not at all, `u64::MAX` for however long it takes.
+    /// Until when I/O waits for the path to become usable, in nanoseconds of the monotonic clock: 0 for not at all,
+    /// `u64::MAX` for no limit.
     pub waits_until_ns: u64,
-    /// The caller's choice among equals, for [`Policy::ActivePassive`].
+    /// Preferred among paths of the same ANA state, for [`Policy::ActivePassive`].
     pub preferred: bool,
 }
 
-/// Completions that a path gave, by what became of the I/O.
+/// I/O counters of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathCounts {
     /// I/Os sent.
     pub sent: u64,
-    /// I/Os that came back and were sent again.
+    /// I/Os that failed on the path and were retried.
     pub retried: u64,
 }
 
-/// Most tries of one I/O, whatever the reasons: what ends a loop between paths that each say "not here".
+/// Maximum attempts of one I/O for any reason: bounds a loop between paths that all return an ANA error.
 const TRIES_MAX: u16 = 128;
 
-/// The state machine. `B` is the buffer, which it never looks at.
+/// The multipath state machine of one channel. `B` is the buffer, which it never accesses.
+///
+/// It owns every I/O from [`submit`](Self::submit) until its completion is in [`completed`](Self::completed), with a
+/// slot for each. The caller sends what is in [`outgoing`](Self::outgoing) of each path, reports completions with
+/// [`path_completed`](Self::path_completed) and changes of paths with [`set_path`](Self::set_path), and calls
+/// [`dispatch`](Self::dispatch) at [`deadline_ns`](Self::deadline_ns). An I/O costs a slot and a scan of the paths.
 pub struct Multipath<B> {
     policy: Policy,
-    /// Times that an I/O is sent again for a reason that is not the path.
+    /// Maximum retries of an I/O for errors that are not path related.
     retries_max: u16,
-    entries: Slab<Entry>,
-    paths: Vec<Path<B>>,
-    /// What waits for a path, oldest first.
+    entries: Slab<PendingIo>,
+    paths: Vec<TrackedPath<B>>,
+    /// Requests that wait for a usable path, oldest first.
     waiting: VecDeque<Request<B>>,
-    /// What is to be sent again later: when, and what.
+    /// Requests to be retried after a delay: due time in nanoseconds, and request.
     delayed: Vec<(u64, Request<B>)>,
-    done: Vec<(u32, Completion<B>)>,
-    /// The path of the previous I/O, and how many it had in a row.
+    completed: Vec<(u32, Completion<B>)>,
+    /// The path of the previous I/O, and how many I/Os in a row used it.
     current: usize,
     burst: u32,
 }
 
-struct Entry {
-    /// The caller's names.
+struct PendingIo {
+    /// The caller's tag and `user_data`.
     tag: Tag,
-    note: u32,
+    user_data: u32,
     retries: u16,
     tries: u16,
-    /// How it came back last.
+    /// The last status from a path.
     last: Status,
-    /// The path that it came back from; another is better.
+    /// The path that failed it; another one is preferred.
     avoid: Option<u32>,
 }
 
-struct Path<B> {
+struct TrackedPath<B> {
     view: PathView,
-    /// The controller said that the ANA state is not what it was; it is to be read again.
-    stale: bool,
+    /// A command failed with an ANA status, which contradicts the known state; the log page must be read.
+    ana_stale: bool,
     in_flight: u32,
     outgoing: Vec<Request<B>>,
     counts: PathCounts,
 }
 
-impl<B> Path<B> {
+impl<B> TrackedPath<B> {
     fn rank(&self) -> Option<u8> {
         match self.view.ana {
-            _ if !self.view.connected || self.stale => None,
+            _ if !self.view.connected || self.ana_stale => None,
             AnaState::Optimized => Some(0),
             AnaState::NonOptimized => Some(1),
             _ => None,
         }
     }
 
-    fn may_return(&self, now_ns: u64) -> bool {
+    fn may_recover(&self, now_ns: u64) -> bool {
         self.view.ana != AnaState::PersistentLoss && now_ns < self.view.waits_until_ns
     }
 }
 
-/// Whether another path may do what this one could not.
+/// Whether the error is path related, so that a retry on another path may succeed.
 fn is_path_related(status: Status) -> bool {
     status.status_code_type() == 3
         || status.same_code(Status::ABORTED_SQ_DELETION)
         || status.same_code(Status::TRANSIENT_TRANSPORT_ERROR)
 }
 
-fn is_ana(status: Status) -> bool {
+fn is_ana_status(status: Status) -> bool {
     status.same_code(Status::ANA_INACCESSIBLE)
         || status.same_code(Status::ANA_TRANSITION)
         || status.same_code(Status::ANA_PERSISTENT_LOSS)
 }
 
 impl<B> Multipath<B> {
-    /// Without paths. `capacity` is how many I/Os it holds, `retries_max` how often one is sent again for a
-    /// reason that is not the path.
+    /// Without paths. `capacity` is the maximum number of I/Os, `retries_max` that of retries for errors that are not
+    /// path related.
     pub fn new(policy: Policy, capacity: u32, retries_max: u16) -> Multipath<B> {
         Multipath {
             policy,
@@ -144,23 +147,23 @@ impl<B> Multipath<B> {
             paths: Vec::new(),
             waiting: VecDeque::new(),
             delayed: Vec::new(),
-            done: Vec::new(),
+            completed: Vec::new(),
             current: 0,
             burst: 0,
         }
     }
 
-    /// I/Os that can still be taken.
+    /// Number of further I/Os that can be submitted.
     pub fn room(&self) -> usize {
         self.entries.capacity() - self.entries.len()
     }
 
-    /// I/Os that were taken and not given back.
+    /// I/Os that were submitted and are not completed.
     pub fn outstanding(&self) -> usize {
         self.entries.len()
     }
 
-    /// Chooses by another policy from now on.
+    /// Changes the policy for later I/Os.
     pub fn set_policy(&mut self, policy: Policy) {
         self.policy = policy;
         self.burst = 0;
@@ -168,9 +171,9 @@ impl<B> Multipath<B> {
 
     /// Adds a path and returns its index.
     pub fn add_path(&mut self, view: PathView) -> usize {
-        self.paths.push(Path {
+        self.paths.push(TrackedPath {
             view,
-            stale: false,
+            ana_stale: false,
             in_flight: 0,
             outgoing: Vec::new(),
             counts: PathCounts::default(),
@@ -178,61 +181,72 @@ impl<B> Multipath<B> {
         self.paths.len() - 1
     }
 
-    /// Puts another path in the place of one that has nothing in flight and will not be heard of again.
+    /// Replaces a removed path that has no I/O in flight.
+    ///
+    /// # Panics
+    /// If it has I/O in flight.
     pub fn replace_path(&mut self, index: usize, view: PathView) {
         let path = &mut self.paths[index];
         assert!(path.in_flight == 0 && path.outgoing.is_empty(), "path {index} is in use");
-        (path.view, path.stale, path.counts) = (view, false, PathCounts::default());
+        (path.view, path.ana_stale, path.counts) = (view, false, PathCounts::default());
     }
 
-    /// What is known of a path now. Where it is not usable any more, what was not sent yet goes elsewhere.
+    /// Changes the state of a path. If it is not usable any more, its unsent requests move to other paths.
     pub fn set_path(&mut self, path: usize, view: PathView, now_ns: u64) {
         self.paths[path].view = view;
-        self.recall(path);
+        self.requeue_unsent(path);
         self.dispatch(now_ns);
     }
 
-    /// The ANA log page was read since the controller contradicted it.
-    pub fn refreshed(&mut self, path: usize, now_ns: u64) {
-        self.paths[path].stale = false;
+    /// The ANA log page was read after [`is_ana_stale`](Self::is_ana_stale).
+    pub fn ana_refreshed(&mut self, path: usize, now_ns: u64) {
+        self.paths[path].ana_stale = false;
         self.dispatch(now_ns);
     }
 
-    /// Whether the path's ANA state is to be read again.
-    pub fn is_stale(&self, path: usize) -> bool {
-        self.paths[path].stale
+    /// Whether the path's ANA log page must be read again.
+    pub fn is_ana_stale(&self, path: usize) -> bool {
+        self.paths[path].ana_stale
     }
 
-    /// Whether I/O goes through the path while it stays as it is.
+    /// Whether the path is usable: connected, with a current ANA state of optimized or non-optimized.
     pub fn is_usable(&self, path: usize) -> bool {
         self.paths[path].rank().is_some()
     }
 
-    /// The path that the next I/O would take.
+    /// The path that the next I/O would use.
     pub fn current(&self) -> Option<usize> {
-        self.best(None).map(|_| self.peek())
+        self.best_rank(None).map(|_| self.next_path())
     }
 
-    /// What a path did.
+    /// I/O counters of a path.
     pub fn counts(&self, path: usize) -> PathCounts {
         self.paths[path].counts
     }
 
-    /// I/Os that a path has, or is about to get.
+    /// I/Os in flight on a path, unsent ones included.
     pub fn in_flight(&self, path: usize) -> u32 {
         self.paths[path].in_flight
     }
 
-    /// Takes a request; there must be [`room`](Self::room). `note` comes back with its completion.
+    /// Submits a request; there must be [`room`](Self::room). `user_data` is returned with its completion.
     #[inline]
-    pub fn submit(&mut self, mut request: Request<B>, note: u32, now_ns: u64) {
-        let entry =
-            Entry { tag: request.tag, note, retries: 0, tries: 0, last: Status::SUCCESS, avoid: None };
-        let Ok(slot) = self.entries.insert(entry) else { panic!("a request was submitted without room") };
+    pub fn submit(&mut self, mut request: Request<B>, user_data: u32, now_ns: u64) {
+        let entry = PendingIo {
+            tag: request.tag,
+            user_data,
+            retries: 0,
+            tries: 0,
+            last: Status::SUCCESS,
+            avoid: None,
+        };
+        let Ok(slot) = self.entries.insert(entry) else {
+            panic!("a request was submitted beyond the capacity")
+        };
         request.tag = Tag(slot.to_bits());
-        // What waits was there before.
+        // Waiting requests go first.
         if self.waiting.is_empty()
-            && let Some(path) = self.choose(None)
+            && let Some(path) = self.select_path(None)
         {
             self.send(path, request);
             return;
@@ -241,18 +255,18 @@ impl<B> Multipath<B> {
         self.dispatch(now_ns);
     }
 
-    /// What is to be sent through a path, in order. What does not fit there stays here.
+    /// The requests to be sent on a path, in order. Those that its queue does not accept stay here.
     #[inline]
     pub fn outgoing(&mut self, path: usize) -> &mut Vec<Request<B>> {
         &mut self.paths[path].outgoing
     }
 
-    /// A request came back from a path.
+    /// A request completed on a path: completes it to the caller, or retries it.
     #[inline]
-    pub fn returned(&mut self, path: usize, completion: Completion<B>, now_ns: u64) {
+    pub fn path_completed(&mut self, path: usize, completion: Completion<B>, now_ns: u64) {
         let slot = Slot::from_bits(completion.tag().0);
         let Some(entry) = self.entries.get_mut(slot) else {
-            panic!("path {path} returned a request that it was not given: {:?}", completion.tag())
+            panic!("path {path} completed an unknown request: {:?}", completion.tag())
         };
         self.paths[path].in_flight -= 1;
         let status = completion.status();
@@ -262,16 +276,16 @@ impl<B> Multipath<B> {
         }
         entry.last = status;
         entry.avoid = Some(path as u32);
-        let by_path = is_path_related(status);
-        // An ANA status takes the path out until its state was read again, and a path that was lost is out by
-        // itself: those tries are bounded by TRIES_MAX. Everything else is by the number of retries.
-        if by_path && is_ana(status) {
-            self.paths[path].stale = true;
-            self.recall(path);
-        } else if !by_path || self.paths[path].view.connected {
+        let path_related = is_path_related(status);
+        // An ANA status makes the path unusable until its state was read again, and a lost path is not connected:
+        // those attempts are bounded by TRIES_MAX, all others by `retries_max`.
+        if path_related && is_ana_status(status) {
+            self.paths[path].ana_stale = true;
+            self.requeue_unsent(path);
+        } else if !path_related || self.paths[path].view.connected {
             entry.retries += 1;
         }
-        let entry = self.entries.get_mut(slot).expect("it was there a moment ago");
+        let entry = self.entries.get_mut(slot).expect("the slot was valid above");
         if entry.retries > self.retries_max || entry.tries >= TRIES_MAX {
             self.finish(slot, completion);
             return;
@@ -282,14 +296,20 @@ impl<B> Multipath<B> {
         self.dispatch(now_ns);
     }
 
-    /// Like [`returned`](Self::returned), to be sent again `delay_ns` from now at the earliest where it is to
-    /// be sent again: the command retry delay that the controller asked for.
-    pub fn returned_later(&mut self, path: usize, completion: Completion<B>, delay_ns: u64, now_ns: u64) {
+    /// Like [`path_completed`](Self::path_completed), but a retry waits at least `delay_ns`: the controller's command
+    /// retry delay (CRD).
+    pub fn path_completed_after(
+        &mut self,
+        path: usize,
+        completion: Completion<B>,
+        delay_ns: u64,
+        now_ns: u64,
+    ) {
         let status = completion.status();
         let slot = Slot::from_bits(completion.tag().0);
-        let again = self.entries.get(slot).is_some_and(|entry| entry.retries < self.retries_max);
-        if delay_ns == 0 || status.is_success() || status.is_do_not_retry() || !again {
-            self.returned(path, completion, now_ns);
+        let will_retry = self.entries.get(slot).is_some_and(|entry| entry.retries < self.retries_max);
+        if delay_ns == 0 || status.is_success() || status.is_do_not_retry() || !will_retry {
+            self.path_completed(path, completion, now_ns);
             return;
         }
         if let Some(entry) = self.entries.get_mut(slot) {
@@ -301,12 +321,12 @@ impl<B> Multipath<B> {
         self.delayed.push((now_ns.saturating_add(delay_ns), completion.into_request()));
     }
 
-    /// Completions for the caller, with their notes.
-    pub fn done(&mut self) -> &mut Vec<(u32, Completion<B>)> {
-        &mut self.done
+    /// Completions for the caller, with their `user_data`.
+    pub fn completed(&mut self) -> &mut Vec<(u32, Completion<B>)> {
+        &mut self.completed
     }
 
-    /// When [`dispatch`](Self::dispatch) is next worth calling although nothing was told.
+    /// When [`dispatch`](Self::dispatch) must be called next if nothing else happens, in nanoseconds.
     pub fn deadline_ns(&self) -> Option<u64> {
         let delayed = self.delayed.iter().map(|(due_ns, _)| *due_ns);
         let waits = self.paths.iter().map(|path| path.view.waits_until_ns);
@@ -314,7 +334,7 @@ impl<B> Multipath<B> {
         delayed.chain(ends).min()
     }
 
-    /// Sends what waits, as far as there are paths, and fails what waits for nothing.
+    /// Assigns waiting requests to usable paths; fails them if no path can recover.
     pub fn dispatch(&mut self, now_ns: u64) {
         if !self.delayed.is_empty() {
             let due = self.delayed.extract_if(.., |(due_ns, _)| *due_ns <= now_ns);
@@ -324,20 +344,20 @@ impl<B> Multipath<B> {
             let avoid = self.waiting.front().and_then(|request| {
                 self.entries.get(Slot::from_bits(request.tag.0)).and_then(|entry| entry.avoid)
             });
-            let Some(path) = self.choose(avoid) else { break };
+            let Some(path) = self.select_path(avoid) else { break };
             if let Some(request) = self.waiting.pop_front() {
                 self.send(path, request);
             }
         }
-        if !self.waiting.is_empty() && !self.paths.iter().any(|path| path.may_return(now_ns)) {
+        if !self.waiting.is_empty() && !self.paths.iter().any(|path| path.may_recover(now_ns)) {
             self.fail_waiting();
         }
     }
 
     #[cold]
     fn fail_waiting(&mut self) {
-        let lost = self.paths.iter().any(|path| path.view.ana == AnaState::PersistentLoss);
-        let status = if lost { Status::ANA_PERSISTENT_LOSS } else { Status::HOST_PATHING_ERROR };
+        let ana_lost = self.paths.iter().any(|path| path.view.ana == AnaState::PersistentLoss);
+        let status = if ana_lost { Status::ANA_PERSISTENT_LOSS } else { Status::HOST_PATHING_ERROR };
         while let Some(request) = self.waiting.pop_front() {
             let slot = Slot::from_bits(request.tag.0);
             let last = self.entries.get(slot).map(|entry| entry.last);
@@ -346,14 +366,14 @@ impl<B> Multipath<B> {
         }
     }
 
-    /// Takes back what a path that is not usable was not sent yet.
-    fn recall(&mut self, path: usize) {
+    /// Requeues the unsent requests of a path that is not usable.
+    fn requeue_unsent(&mut self, path: usize) {
         if self.paths[path].rank().is_some() {
             return;
         }
-        let back = std::mem::take(&mut self.paths[path].outgoing);
-        self.paths[path].in_flight -= back.len() as u32;
-        for request in back.into_iter().rev() {
+        let unsent = std::mem::take(&mut self.paths[path].outgoing);
+        self.paths[path].in_flight -= unsent.len() as u32;
+        for request in unsent.into_iter().rev() {
             self.waiting.push_front(request);
         }
     }
@@ -374,42 +394,42 @@ impl<B> Multipath<B> {
         let status = completion.status();
         let mut request = completion.into_request();
         request.tag = entry.tag;
-        self.done.push((entry.note, request.complete(status)));
+        self.completed.push((entry.user_data, request.complete(status)));
     }
 
     /// The best rank among usable paths other than `avoid`.
-    fn best(&self, avoid: Option<usize>) -> Option<u8> {
+    fn best_rank(&self, avoid: Option<usize>) -> Option<u8> {
         let others = self.paths.iter().enumerate().filter(|(index, _)| Some(*index) != avoid);
         others.filter_map(|(_, path)| path.rank()).min()
     }
 
-    /// The path of the next I/O, without taking note of it.
-    fn peek(&self) -> usize {
-        let rank = self.best(None);
+    /// The path of the next I/O, without a change of state.
+    fn next_path(&self) -> usize {
+        let rank = self.best_rank(None);
         let fits = |index: usize| self.paths[index].rank() == rank;
         let preferred = (0..self.paths.len()).find(|index| fits(*index) && self.paths[*index].view.preferred);
         match self.policy {
             Policy::ActivePassive if preferred.is_some() => preferred.unwrap_or_default(),
-            Policy::ActiveActive(Selector::QueueDepth) => self.emptiest(rank, None),
+            Policy::ActiveActive(Selector::QueueDepth) => self.least_busy(rank, None),
             _ if self.current < self.paths.len() && fits(self.current) => self.current,
             _ => (0..self.paths.len()).find(|index| fits(*index)).unwrap_or_default(),
         }
     }
 
-    fn emptiest(&self, rank: Option<u8>, avoid: Option<usize>) -> usize {
+    fn least_busy(&self, rank: Option<u8>, avoid: Option<usize>) -> usize {
         let fits = |index: &usize| self.paths[*index].rank() == rank && Some(*index) != avoid;
         let paths = (0..self.paths.len()).filter(fits);
         paths.min_by_key(|index| self.paths[*index].in_flight).unwrap_or_default()
     }
 
-    /// The path of the next I/O; another than `avoid` where there is one.
+    /// Selects the path of the next I/O; another one than `avoid` if possible.
     #[inline]
-    fn choose(&mut self, avoid: Option<u32>) -> Option<usize> {
-        let avoid = avoid.map(|path| path as usize).filter(|avoid| self.best(Some(*avoid)).is_some());
-        let rank = self.best(avoid)?;
+    fn select_path(&mut self, avoid: Option<u32>) -> Option<usize> {
+        let avoid = avoid.map(|path| path as usize).filter(|avoid| self.best_rank(Some(*avoid)).is_some());
+        let rank = self.best_rank(avoid)?;
         let count = self.paths.len();
         let fits = |index: usize| self.paths[index].rank() == Some(rank) && Some(index) != avoid;
-        let chosen = match self.policy {
+        let selected = match self.policy {
             Policy::ActivePassive => {
                 let preferred = (0..count).find(|index| fits(*index) && self.paths[*index].view.preferred);
                 match preferred {
@@ -418,7 +438,7 @@ impl<B> Multipath<B> {
                     None => (0..count).find(|index| fits(*index))?,
                 }
             }
-            Policy::ActiveActive(Selector::QueueDepth) => self.emptiest(Some(rank), avoid),
+            Policy::ActiveActive(Selector::QueueDepth) => self.least_busy(Some(rank), avoid),
             Policy::ActiveActive(Selector::RoundRobin { min_io }) => {
                 let stays = self.current < count && fits(self.current) && self.burst < min_io.max(1);
                 if stays {
@@ -431,12 +451,12 @@ impl<B> Multipath<B> {
                 }
             }
         };
-        if chosen != self.current {
-            self.current = chosen;
+        if selected != self.current {
+            self.current = selected;
             self.burst = 0;
         }
         self.burst = self.burst.saturating_add(1);
-        Some(chosen)
+        Some(selected)
     }
 }
 

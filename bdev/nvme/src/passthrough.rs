@@ -1,126 +1,132 @@
-//! Commands of any kind to a controller, for tools.
+//! Passthrough of arbitrary commands to a controller, for tools.
 
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
+use block_io::Status;
 use nvme::{AdminData, AdminError};
-use ring::Status;
 use wire_nvme::Sqe;
 use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
 
-use crate::initiator::{GRACE, Initiator, InitiatorError, PathInfo, Queue, info};
-use crate::path::{Command, PathStatus};
+use crate::initiator::{Initiator, InitiatorError, PathInfo, QueueKind, TIMEOUT_MARGIN, path_info};
+use crate::path::{PathCommand, PathStatus};
 
-/// A command, and what it moves.
+/// A passthrough command and its data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Passed {
-    /// Where it goes.
-    pub queue: Queue,
-    /// The command. Its identifier and pointers are the driver's.
+pub struct PassthroughCommand {
+    /// The kind of queue that it is sent to.
+    pub queue: QueueKind,
+    /// The submission queue entry. The driver sets the command identifier and the data pointers.
     pub sqe: Sqe,
-    /// Its data.
+    /// The data buffer and its direction.
     pub data: AdminData,
-    /// Its metadata; of I/O commands, where the namespace keeps metadata apart.
+    /// The metadata buffer, for I/O commands on a namespace with separate metadata.
     pub metadata: AdminData,
-    /// How long it is waited for; as long as the driver's own commands where nothing is said.
+    /// Timeout; `None` for the driver's default.
     pub timeout: Option<Duration>,
 }
 
-/// How a command ended that was passed through.
+/// The completion of a passthrough command.
 #[derive(Clone, Debug)]
-pub struct PassedThrough {
-    /// Its status.
+pub struct PassthroughReply {
+    /// Status of the completion.
     pub status: Status,
     /// Dwords 0 and 1 of the completion; 0 where an admin command failed.
     pub result: u64,
-    /// What it returned.
+    /// Data that it returned; empty for writes.
     pub data: Vec<u8>,
-    /// Likewise.
+    /// Metadata that it returned; empty for writes.
     pub metadata: Vec<u8>,
-    /// The path that it took.
+    /// The path on which it was executed.
     pub path: PathInfo,
 }
 
 impl Initiator {
-    /// Executes a command on the first path of a name that is there. Its failing is no error of this.
+    /// Executes a command on the first enabled path of a name. A command that completes with an error status is an
+    /// `Ok` result.
     ///
-    /// A command that says that it moves more than `data` holds is refused, as far as one can tell from the
-    /// command; so are those that are the driver's own.
-    pub fn pass_through(&self, name: &str, passed: Passed) -> Result<PassedThrough, InitiatorError> {
+    /// # Errors
+    /// Commands are rejected whose transfer length is known and exceeds `data`, and opcodes that are reserved for the
+    /// driver.
+    pub fn pass_through(
+        &self,
+        name: &str,
+        command: PassthroughCommand,
+    ) -> Result<PassthroughReply, InitiatorError> {
         let group = self.group(name)?;
-        self.check(name, &passed)?;
+        self.check(name, &command)?;
         let path = group.paths().into_iter().find(|path| path.status() == PathStatus::Enabled);
-        let path = path.ok_or_else(|| InitiatorError::Admin(format!("{name} has no path at the moment")))?;
-        let timeout = passed.timeout.unwrap_or(Duration::from_nanos(path.config.options.timeout_ns));
-        let gone = || InitiatorError::Admin("the controller was detached meanwhile".into());
-        let late = |error| match error {
+        let path = path.ok_or_else(|| InitiatorError::Admin(format!("{name} has no enabled path")))?;
+        let timeout = command.timeout.unwrap_or(Duration::from_nanos(path.config.options.timeout_ns));
+        let detached = || InitiatorError::Admin("the controller was detached meanwhile".into());
+        let no_reply = |error| match error {
             RecvTimeoutError::Timeout => InitiatorError::Timeout("the command"),
-            RecvTimeoutError::Disconnected => gone(),
+            RecvTimeoutError::Disconnected => detached(),
         };
-        let Passed { queue, sqe, data, metadata, .. } = passed;
-        let busy = || InitiatorError::Admin("too much is being asked of the controller".into());
+        let PassthroughCommand { queue, sqe, data, metadata, .. } = command;
+        let queue_full = || InitiatorError::Admin("the command queue of the controller is full".into());
         match queue {
-            Queue::Admin => {
+            QueueKind::Admin => {
                 let (reply, answer) = sync_channel(1);
-                if !path.ask(Command::Admin { sqe, data, reply }) {
-                    return Err(busy());
+                if !path.submit(PathCommand::Admin { sqe, data, reply }) {
+                    return Err(queue_full());
                 }
-                // The driver ends it at its own time, so that what was asked before has time too.
-                let wait = passed.timeout.unwrap_or(timeout + GRACE);
-                let (status, (result, data)) = match answer.recv_timeout(wait).map_err(late)? {
+                // The driver has its own timeout; the margin covers commands that were queued before.
+                let wait = command.timeout.unwrap_or(timeout + TIMEOUT_MARGIN);
+                let (status, (result, data)) = match answer.recv_timeout(wait).map_err(no_reply)? {
                     Ok(answer) => (Status::SUCCESS, answer),
                     Err(AdminError::Status(status)) => (status, (0, Vec::new())),
                     Err(error) => return Err(InitiatorError::Admin(error.to_string())),
                 };
-                Ok(PassedThrough { status, result, data, metadata: Vec::new(), path: info(&path) })
+                Ok(PassthroughReply { status, result, data, metadata: Vec::new(), path: path_info(&path) })
             }
-            Queue::Io => {
+            QueueKind::Io => {
                 let (reply, answer) = sync_channel(1);
                 let timeout_ns = timeout.as_nanos().try_into().unwrap_or(u64::MAX);
-                if !path.ask(Command::Io { sqe, data, metadata, timeout_ns, reply }) {
-                    return Err(busy());
+                if !path.submit(PathCommand::Io { sqe, data, metadata, timeout_ns, reply }) {
+                    return Err(queue_full());
                 }
-                let answer = answer.recv_timeout(timeout + GRACE).map_err(late)?;
-                let nvme::IoAnswer { status, result, data, metadata } =
+                let answer = answer.recv_timeout(timeout + TIMEOUT_MARGIN).map_err(no_reply)?;
+                let nvme::PassthroughOutput { status, result, data, metadata } =
                     answer.map_err(InitiatorError::Admin)?;
-                Ok(PassedThrough { status, result, data, metadata, path: info(&path) })
+                Ok(PassthroughReply { status, result, data, metadata, path: path_info(&path) })
             }
         }
     }
 
-    /// Refuses what would reach memory that is not the command's, or take the driver's place.
-    fn check(&self, name: &str, passed: &Passed) -> Result<(), InitiatorError> {
-        let Passed { queue, sqe, data, metadata, .. } = passed;
+    /// Rejects commands that would transfer beyond their buffers, and those reserved for the driver.
+    fn check(&self, name: &str, command: &PassthroughCommand) -> Result<(), InitiatorError> {
+        let PassthroughCommand { queue, sqe, data, metadata, .. } = command;
         let invalid = |why: String| Err(InitiatorError::Invalid(why));
         let length = |data: &AdminData| match data {
             AdminData::None => 0,
             AdminData::In(length) => *length as u64,
             AdminData::Out(bytes) => bytes.len() as u64,
         };
-        if length(data).max(length(metadata)) > memory::BUFFER_BYTES_MAX as u64 {
-            return invalid(format!("a command moves {} bytes at most", memory::BUFFER_BYTES_MAX));
+        if length(data).max(length(metadata)) > dma::BUFFER_BYTES_MAX as u64 {
+            return invalid(format!("a command transfers at most {} bytes", dma::BUFFER_BYTES_MAX));
         }
         let block_bytes = match queue {
-            Queue::Io => self.block_size(name, sqe.nsid).unwrap_or(0).into(),
-            Queue::Admin if DRIVERS_OWN.iter().any(|own| own.to_wire() == sqe.opcode) => {
-                return invalid(format!("opcode {:#04x} is the driver's own", sqe.opcode));
+            QueueKind::Io => self.block_size(name, sqe.nsid).unwrap_or(0).into(),
+            QueueKind::Admin if DRIVER_OPCODES.iter().any(|opcode| opcode.to_wire() == sqe.opcode) => {
+                return invalid(format!("opcode {:#04x} is reserved for the driver", sqe.opcode));
             }
-            Queue::Admin if *metadata != AdminData::None => {
+            QueueKind::Admin if *metadata != AdminData::None => {
                 return invalid("admin commands have no metadata".into());
             }
-            Queue::Admin => 0,
+            QueueKind::Admin => 0,
         };
-        match moves_bytes(*queue, sqe, block_bytes) {
+        match transfer_bytes(*queue, sqe, block_bytes) {
             Some(bytes) if bytes > length(data) => {
-                invalid(format!("the command moves {bytes} bytes, and there are {}", length(data)))
+                invalid(format!("the command transfers {bytes} bytes, but the buffer has {}", length(data)))
             }
             _ => Ok(()),
         }
     }
 }
 
-/// Commands that make and end queues, or that the driver keeps with the controller.
-const DRIVERS_OWN: [AdminOpcode; 7] = [
+/// Commands that create and delete queues, or that the driver keeps outstanding.
+const DRIVER_OPCODES: [AdminOpcode; 7] = [
     AdminOpcode::CreateIoCq,
     AdminOpcode::CreateIoSq,
     AdminOpcode::DeleteIoCq,
@@ -130,16 +136,16 @@ const DRIVERS_OWN: [AdminOpcode; 7] = [
     AdminOpcode::Fabrics,
 ];
 
-/// Bytes that a command says that it moves, where one can tell.
-fn moves_bytes(queue: Queue, sqe: &Sqe, block_bytes: u64) -> Option<u64> {
-    let is_admin = |opcode: AdminOpcode| queue == Queue::Admin && sqe.opcode == opcode.to_wire();
-    let is_io = |opcode: NvmOpcode| queue == Queue::Io && sqe.opcode == opcode.to_wire();
+/// Transfer length of a command in bytes; `None` if its fields do not tell.
+fn transfer_bytes(queue: QueueKind, sqe: &Sqe, block_bytes: u64) -> Option<u64> {
+    let is_admin = |opcode: AdminOpcode| queue == QueueKind::Admin && sqe.opcode == opcode.to_wire();
+    let is_io = |opcode: NvmOpcode| queue == QueueKind::Io && sqe.opcode == opcode.to_wire();
     let Sqe { cdw10, cdw11, cdw12, .. } = *sqe;
     if is_admin(AdminOpcode::Identify) {
         return Some(wire_nvme::identify::SIZE as u64);
     }
     if is_admin(AdminOpcode::GetLogPage) {
-        // Counted in dwords from 0, in two halves (Base 2.0, section 5.16.1).
+        // NUMDL and NUMDU: dwords, 0's based (Base 2.0, section 5.16.1).
         return Some((u64::from(cdw10 >> 16 | cdw11 << 16) + 1) * 4);
     }
     if is_admin(AdminOpcode::FirmwareDownload) {
@@ -159,24 +165,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_command_says_that_it_moves_is_known() {
+    fn the_transfer_length_is_computed_from_the_command() {
         let with = |opcode: u8, cdw10: u32, cdw11: u32, cdw12: u32| {
             let mut sqe = Sqe::new(opcode);
             (sqe.cdw10, sqe.cdw11, sqe.cdw12) = (cdw10, cdw11, cdw12);
             sqe
         };
         for (queue, sqe, bytes) in [
-            (Queue::Admin, with(0x06, 1, 0, 0), Some(4096)),
-            (Queue::Admin, with(0x02, 0x007f_0002, 0, 0), Some(512)),
-            (Queue::Admin, with(0x02, 0xffff_0002, 0xffff, 0), Some(1 << 34)),
-            (Queue::Admin, with(0x11, 1023, 0, 0), Some(4096)),
-            (Queue::Admin, with(0x18, 0, 0, 0), None),
-            (Queue::Io, with(0x02, 0, 0, 7), Some(4096)),
-            (Queue::Io, with(0x01, 0, 0, 0xffff_ffff), Some(65536 * 512)),
-            (Queue::Io, with(0x09, 0xff, 4, 0), Some(4096)),
-            (Queue::Io, with(0x00, 0, 0, 0), None),
+            (QueueKind::Admin, with(0x06, 1, 0, 0), Some(4096)),
+            (QueueKind::Admin, with(0x02, 0x007f_0002, 0, 0), Some(512)),
+            (QueueKind::Admin, with(0x02, 0xffff_0002, 0xffff, 0), Some(1 << 34)),
+            (QueueKind::Admin, with(0x11, 1023, 0, 0), Some(4096)),
+            (QueueKind::Admin, with(0x18, 0, 0, 0), None),
+            (QueueKind::Io, with(0x02, 0, 0, 7), Some(4096)),
+            (QueueKind::Io, with(0x01, 0, 0, 0xffff_ffff), Some(65536 * 512)),
+            (QueueKind::Io, with(0x09, 0xff, 4, 0), Some(4096)),
+            (QueueKind::Io, with(0x00, 0, 0, 0), None),
         ] {
-            assert_eq!(moves_bytes(queue, &sqe, 512), bytes, "{queue:?} {sqe:?}");
+            assert_eq!(transfer_bytes(queue, &sqe, 512), bytes, "{queue:?} {sqe:?}");
         }
     }
 }

@@ -1,39 +1,39 @@
-//! A path: one controller, kept attached by a task on the control core.
+//! A path: one controller, and the task on the control core that keeps it attached.
 
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
+use block_io::Status;
 use nvme::{AdminData, AdminError, Options, PcieUri, TcpUri, Uri};
-use ring::Status;
 use wire_nvme::Sqe;
 use wire_nvme::identify::IdentifyController;
 
-use crate::initiator::{Group, News};
-use crate::inject::{Active, ErrorInjection, Orders};
+use crate::initiator::{ControllerGroup, PathEvent};
+use crate::inject::{ActiveInjections, ErrorInjection, Injections};
 use crate::reconnect::ReconnectPolicy;
-use crate::view::PathId;
+use crate::shared_namespace::PathId;
 
-mod direct;
-mod learn;
+mod memory_based;
+mod scan;
 mod tcp;
 
-pub(crate) use direct::run as run_direct;
-pub(crate) use learn::{Groups, state_of};
+pub(crate) use memory_based::run as run_memory_based;
+pub(crate) use scan::{AnaGroups, ana_state_of};
 pub(crate) use tcp::run as run_tcp;
 
-/// Commands that wait for a path's admin queue.
+/// Commands that are queued for a path's task.
 const COMMANDS_MAX: usize = 64;
 
-/// Where a controller is: what tells paths apart.
+/// The address of a controller, which identifies a path (SPDK's `trid`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransportId(pub Uri);
 
 impl TransportId {
-    /// SPDK's name of the transport.
+    /// Transport type, as SPDK writes it: `TCP`, `PCIe` or `VFIOUSER`.
     pub fn trtype(&self) -> &'static str {
         match &self.0 {
             Uri::Tcp(_) => "TCP",
@@ -42,7 +42,7 @@ impl TransportId {
         }
     }
 
-    /// The address in the transport's own form.
+    /// Transport address: host, PCI address, or directory of the vfio-user socket.
     pub fn traddr(&self) -> String {
         match &self.0 {
             Uri::Tcp(uri) => uri.host.clone(),
@@ -53,7 +53,7 @@ impl TransportId {
         }
     }
 
-    /// Address family and port, where there are such things.
+    /// Address family and port (`adrfam`, `trsvcid`); `None` for local transports.
     pub fn service(&self) -> Option<(&'static str, String)> {
         match &self.0 {
             Uri::Tcp(TcpUri { host, port, .. }) => {
@@ -63,7 +63,7 @@ impl TransportId {
         }
     }
 
-    /// The subsystem, where the address says it.
+    /// NQN of the subsystem; `None` for local transports.
     pub fn subnqn(&self) -> Option<&str> {
         match &self.0 {
             Uri::Tcp(uri) => Some(uri.subnqn.as_str()),
@@ -72,40 +72,40 @@ impl TransportId {
     }
 }
 
-/// How a path is attached and kept.
+/// Configuration of a path.
 #[derive(Clone, Debug)]
 pub struct PathConfig {
-    /// Where the controller is.
+    /// Address of the controller.
     pub id: TransportId,
-    /// The driver's part.
+    /// Options of the NVMe driver.
     pub options: Options,
-    /// What happens when it is lost.
+    /// Reconnection after a loss of the controller.
     pub reconnect: ReconnectPolicy,
-    /// Most I/O queues.
+    /// Maximum number of I/O queues.
     pub num_io_queues: u16,
-    /// Count what goes over it: a look at the clock for each batch of completions, and six counters an I/O.
+    /// Keep I/O statistics of the path: costs a clock read for each batch of completions, and six counters an I/O.
     pub count_io: bool,
 }
 
-/// How a path is.
+/// State of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathStatus {
     /// It is being attached for the first time.
     Attaching,
     /// It is attached.
     Enabled,
-    /// It was lost, and is tried again.
+    /// It was lost, and is being reconnected.
     Reconnecting,
-    /// Somebody disabled it: it is attached, and nothing is connected.
+    /// It was disabled by an operation: it stays configured, but is not connected.
     Disabled,
-    /// It was given up.
+    /// Reconnection timed out.
     Failed,
-    /// It is detached, or about to be.
+    /// It is being detached.
     Deleting,
 }
 
 impl PathStatus {
-    /// SPDK's word for it.
+    /// The state as SPDK's JSON-RPC writes it.
     pub fn name(self) -> &'static str {
         match self {
             PathStatus::Attaching | PathStatus::Reconnecting => "resetting",
@@ -117,133 +117,142 @@ impl PathStatus {
     }
 }
 
-/// Answer to a command: its result and data.
-pub(crate) type Answer = Result<(u64, Vec<u8>), AdminError>;
+/// Reply to an admin command: its result and data.
+pub(crate) type AdminReply = Result<(u64, Vec<u8>), AdminError>;
 
-/// Answer to an I/O command that is passed through.
-pub(crate) type IoAnswer = Result<nvme::IoAnswer, String>;
+/// Reply to a passthrough I/O command.
+pub(crate) type IoReply = Result<nvme::PassthroughOutput, String>;
 
-/// Whom to tell how a change of the controller went.
-pub(crate) type Done = SyncSender<Result<(), Refusal>>;
+/// Where the result of a reset, disable or enable is sent.
+pub(crate) type ResultSender = SyncSender<Result<(), OperationError>>;
 
-/// Why a controller was not reset, disabled or enabled.
+/// Why a controller could not be reset, disabled or enabled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// It is that way already.
+pub(crate) enum OperationError {
+    /// It is in the requested state already.
     Already,
-    /// It is being connected to.
+    /// A connection attempt is in progress.
     Busy,
     Failed(String),
 }
 
-/// What the task of a path is asked.
-pub(crate) enum Command {
+/// A command to the task of a path.
+pub(crate) enum PathCommand {
     Admin {
         sqe: Sqe,
         data: AdminData,
-        reply: SyncSender<Answer>,
+        reply: SyncSender<AdminReply>,
     },
-    /// A command for a queue of its own.
+    /// An I/O command, executed on a temporary queue.
     Io {
         sqe: Sqe,
         data: AdminData,
         metadata: AdminData,
         timeout_ns: u64,
-        reply: SyncSender<IoAnswer>,
+        reply: SyncSender<IoReply>,
     },
-    Reset(Done),
-    Disable(Done),
-    Enable(Done),
+    Reset(ResultSender),
+    Disable(ResultSender),
+    Enable(ResultSender),
     RefreshAna,
 }
 
-/// What ended the time without a connection.
-pub(crate) enum Rest {
-    /// It is to be connected to.
-    Connect(Done),
-    Disable(Done),
+/// Why a path stops waiting without a connection.
+pub(crate) enum DisconnectedEvent {
+    /// A connection was requested.
+    Connect(ResultSender),
+    Disable(ResultSender),
     Stop,
 }
 
-/// A path, as every thread sees it.
-pub(crate) struct Path {
+/// A path to a controller, shared by its task, the channels and the control plane (SPDK's `nvme_ctrlr`).
+///
+/// The task on the control core owns the connection. Other threads queue commands with [`submit`](Self::submit),
+/// which wakes the task; a channel that cannot open its queue calls [`request_reset`](Self::request_reset);
+/// [`stop`](Self::stop) ends the task. Everything else is state that the task publishes.
+pub(crate) struct ControllerPath {
     pub(crate) number: PathId,
     pub(crate) config: PathConfig,
-    state: Mutex<State>,
-    commands: Mutex<VecDeque<Command>>,
-    task: Mutex<Option<Waker>>,
+    state: Mutex<ControllerPathState>,
+    commands: Mutex<VecDeque<PathCommand>>,
+    task_waker: Mutex<Option<Waker>>,
     stop: AtomicBool,
     cntlid: AtomicU16,
-    /// The connection of which a channel complained; 0 for none.
-    complaint: AtomicU64,
-    /// Command retry delays 1 to 3 in 100 ms.
+    /// Epoch of the connection that a channel requested to reset; 0 for none.
+    reset_request: AtomicU64,
+    /// Command retry delay times 1 to 3 (CRDT), in units of 100 ms.
     retry_delays: [AtomicU16; 3],
     pub(crate) resets: AtomicU64,
-    /// What is to become of commands, on I/O queues and on the admin queue.
-    pub(crate) orders: Orders,
-    admin_faults: Mutex<Active>,
+    /// Error injections for I/O queues; those for the admin queue are below.
+    pub(crate) injections: Injections,
+    admin_injections: Mutex<ActiveInjections>,
 }
 
-struct State {
+struct ControllerPathState {
     status: PathStatus,
     failure: Option<String>,
     identity: Option<Arc<IdentifyController>>,
 }
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every change under these locks is whole before anything can panic.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Says that the controller was let go of, and waits until somebody wants it back; `None` when the path ends.
-async fn stay_disabled(path: &Arc<Path>, group: &Arc<Group>, done: Done) -> Option<Done> {
+/// Publishes that the controller is disconnected, and waits until it is enabled; `None` if the path is stopped.
+async fn wait_while_disabled(
+    path: &Arc<ControllerPath>,
+    group: &Arc<ControllerGroup>,
+    reply: ResultSender,
+) -> Option<ResultSender> {
     path.set_status(PathStatus::Disabled, None);
-    group.tell(News::Lost { path: path.clone(), waits_until_ns: 0, why: "it is disabled".into() });
-    tell(&done, Ok(()));
-    match path.rest(true).await {
-        Rest::Connect(done) => {
+    group.send_event(PathEvent::Lost { path: path.clone(), waits_until_ns: 0, why: "it is disabled".into() });
+    send_reply(&reply, Ok(()));
+    match path.wait_disconnected(true).await {
+        DisconnectedEvent::Connect(reply) => {
             path.set_status(PathStatus::Reconnecting, Some("it is being enabled".into()));
-            Some(done)
+            Some(reply)
         }
-        Rest::Disable(_) | Rest::Stop => None,
+        DisconnectedEvent::Disable(_) | DisconnectedEvent::Stop => None,
     }
 }
 
-/// Tells somebody who may have given up waiting.
-pub(crate) fn tell<T>(whom: &SyncSender<T>, what: T) {
-    let _ = whom.send(what);
+/// Sends a reply; the receiver may have timed out.
+pub(crate) fn send_reply<T>(sender: &SyncSender<T>, value: T) {
+    let _ = sender.send(value);
 }
 
-impl Command {
-    /// Answers it for a controller that is not there.
-    fn refuse(self) {
+impl PathCommand {
+    /// Rejects the command while the controller is not connected.
+    fn reject(self) {
         match self {
-            Command::Admin { reply, .. } => tell(&reply, Err(AdminError::Reset)),
-            Command::Io { reply, .. } => tell(&reply, Err("the controller is not there".into())),
-            Command::Reset(done) | Command::Disable(done) | Command::Enable(done) => {
-                tell(&done, Err(Refusal::Busy));
+            PathCommand::Admin { reply, .. } => send_reply(&reply, Err(AdminError::Reset)),
+            PathCommand::Io { reply, .. } => {
+                send_reply(&reply, Err("the controller is not connected".into()))
             }
-            Command::RefreshAna => {}
+            PathCommand::Reset(reply) | PathCommand::Disable(reply) | PathCommand::Enable(reply) => {
+                send_reply(&reply, Err(OperationError::Busy));
+            }
+            PathCommand::RefreshAna => {}
         }
     }
 }
 
-impl Path {
-    pub(crate) fn new(config: PathConfig) -> Path {
+impl ControllerPath {
+    pub(crate) fn new(config: PathConfig) -> ControllerPath {
         static COUNT: AtomicU64 = AtomicU64::new(1);
-        Path {
+        ControllerPath {
             number: PathId(COUNT.fetch_add(1, Ordering::Relaxed)),
             config,
-            state: Mutex::new(State { status: PathStatus::Attaching, failure: None, identity: None }),
+            state: Mutex::new(ControllerPathState {
+                status: PathStatus::Attaching,
+                failure: None,
+                identity: None,
+            }),
             commands: Mutex::default(),
-            task: Mutex::default(),
+            task_waker: Mutex::default(),
             stop: AtomicBool::new(false),
             cntlid: AtomicU16::new(0),
-            complaint: AtomicU64::new(0),
+            reset_request: AtomicU64::new(0),
             retry_delays: Default::default(),
             resets: AtomicU64::new(0),
-            orders: Orders::default(),
-            admin_faults: Mutex::default(),
+            injections: Injections::default(),
+            admin_injections: Mutex::default(),
         }
     }
 
@@ -264,20 +273,20 @@ impl Path {
     }
 
     pub(crate) fn status(&self) -> PathStatus {
-        if self.is_stopping() { PathStatus::Deleting } else { lock(&self.state).status }
+        if self.is_stopping() { PathStatus::Deleting } else { sync::lock(&self.state).status }
     }
 
-    /// Why it is not attached, if it is not.
+    /// The reason why it is not attached.
     pub(crate) fn failure(&self) -> Option<String> {
-        lock(&self.state).failure.clone()
+        sync::lock(&self.state).failure.clone()
     }
 
     pub(crate) fn identity(&self) -> Option<Arc<IdentifyController>> {
-        lock(&self.state).identity.clone()
+        sync::lock(&self.state).identity.clone()
     }
 
     pub(crate) fn set_status(&self, status: PathStatus, failure: Option<String>) {
-        let mut state = lock(&self.state);
+        let mut state = sync::lock(&self.state);
         state.status = status;
         if failure.is_some() || matches!(status, PathStatus::Enabled | PathStatus::Disabled) {
             state.failure = failure;
@@ -285,15 +294,15 @@ impl Path {
     }
 
     pub(crate) fn set_identity(&self, identity: &IdentifyController, cntlid: u16) {
-        lock(&self.state).identity = Some(Arc::new(identity.clone()));
+        sync::lock(&self.state).identity = Some(Arc::new(identity.clone()));
         self.cntlid.store(cntlid, Ordering::Relaxed);
         for (delay, crdt) in self.retry_delays.iter().zip(identity.crdt_100ms) {
             delay.store(crdt, Ordering::Relaxed);
         }
     }
 
-    /// How long the controller wants a command to be held back before it is sent again (Base 2.0, section
-    /// 4.2.3, Command Retry Delay).
+    /// The delay before a retry that the controller requests in a status (Base 2.0, section 4.2.3, Command Retry
+    /// Delay).
     #[inline]
     pub(crate) fn retry_delay_ns(&self, status: Status) -> u64 {
         match status.field() >> 11 & 3 {
@@ -305,9 +314,9 @@ impl Path {
         }
     }
 
-    /// Asks the path's task; `false` when too much is being asked.
-    pub(crate) fn ask(&self, command: Command) -> bool {
-        let mut commands = lock(&self.commands);
+    /// Queues a command for the path's task; `false` if the queue is full or the path is stopping.
+    pub(crate) fn submit(&self, command: PathCommand) -> bool {
+        let mut commands = sync::lock(&self.commands);
         if commands.len() >= COMMANDS_MAX || self.is_stopping() {
             return false;
         }
@@ -317,75 +326,79 @@ impl Path {
         true
     }
 
-    /// Puts an injection for admin commands in the place of the one of its opcode, or takes that away.
-    pub(crate) fn put_admin_fault(&self, opcode: u8, injection: Option<ErrorInjection>) {
-        lock(&self.admin_faults).put(opcode, injection);
+    /// Sets, replaces or removes the error injection for an admin opcode.
+    pub(crate) fn set_admin_injection(&self, opcode: u8, injection: Option<ErrorInjection>) {
+        sync::lock(&self.admin_injections).set(opcode, injection);
     }
 
-    /// What becomes of an admin command, before it is sent or after it went well.
-    pub(crate) fn take_admin_fault(&self, opcode: u8, sent: bool) -> Option<ErrorInjection> {
-        lock(&self.admin_faults).take(opcode, sent)
+    /// The injection that applies to an admin command, before it is sent or after it succeeded.
+    pub(crate) fn take_admin_injection(&self, opcode: u8, sent: bool) -> Option<ErrorInjection> {
+        sync::lock(&self.admin_injections).take(opcode, sent)
     }
 
-    /// Answers what is asked of a controller that is being waited for; returns whoever wants it disabled.
-    pub(crate) fn refuse_commands(&self) -> Option<Done> {
-        self.forget_complaint();
+    /// Rejects queued commands while the path waits to reconnect, except a disable, which it returns.
+    pub(crate) fn reject_commands(&self) -> Option<ResultSender> {
+        self.clear_reset_request();
         while let Some(command) = self.take_command() {
             match command {
-                Command::Disable(done) => return Some(done),
-                Command::Enable(done) | Command::Reset(done) => tell(&done, Err(Refusal::Busy)),
-                other => other.refuse(),
+                PathCommand::Disable(reply) => return Some(reply),
+                PathCommand::Enable(reply) | PathCommand::Reset(reply) => {
+                    send_reply(&reply, Err(OperationError::Busy))
+                }
+                other => other.reject(),
             }
         }
         None
     }
 
-    /// Waits without a connection until somebody wants one: what `disabled` or failing for good means.
-    pub(crate) async fn rest(&self, disabled: bool) -> Rest {
+    /// Waits without a connection until one is requested. `disabled` tells whether the path is disabled or failed.
+    pub(crate) async fn wait_disconnected(&self, disabled: bool) -> DisconnectedEvent {
         loop {
             if self.is_stopping() {
-                return Rest::Stop;
+                return DisconnectedEvent::Stop;
             }
-            self.forget_complaint();
+            self.clear_reset_request();
             match self.take_command() {
-                Some(Command::Enable(done)) if disabled => return Rest::Connect(done),
-                Some(Command::Reset(done)) if !disabled => return Rest::Connect(done),
-                Some(Command::Disable(done)) if !disabled => return Rest::Disable(done),
-                Some(Command::Enable(done) | Command::Reset(done) | Command::Disable(done)) => {
-                    tell(&done, Err(Refusal::Already));
+                Some(PathCommand::Enable(reply)) if disabled => return DisconnectedEvent::Connect(reply),
+                Some(PathCommand::Reset(reply)) if !disabled => return DisconnectedEvent::Connect(reply),
+                Some(PathCommand::Disable(reply)) if !disabled => return DisconnectedEvent::Disable(reply),
+                Some(
+                    PathCommand::Enable(reply) | PathCommand::Reset(reply) | PathCommand::Disable(reply),
+                ) => {
+                    send_reply(&reply, Err(OperationError::Already));
                 }
-                Some(other) => other.refuse(),
-                None => self.asked_or(std::future::pending()).await,
+                Some(other) => other.reject(),
+                None => self.wait_for_command_or(std::future::pending()).await,
             }
         }
     }
 
-    pub(crate) fn take_command(&self) -> Option<Command> {
-        lock(&self.commands).pop_front()
+    pub(crate) fn take_command(&self) -> Option<PathCommand> {
+        sync::lock(&self.commands).pop_front()
     }
 
-    /// Ends whoever waits for an answer that will not come.
+    /// Drops queued commands, whose requesters see the reply channel close.
     pub(crate) fn drop_commands(&self) {
-        lock(&self.commands).clear();
+        sync::lock(&self.commands).clear();
     }
 
-    /// A channel wants the ANA log page read again.
+    /// Requests a read of the ANA log page, for a channel.
     pub(crate) fn refresh_ana(&self) {
-        // A full queue holds one already, or is served soon.
-        let _ = self.ask(Command::RefreshAna);
+        // If the queue is full, the channel sees another ANA error and requests again.
+        let _ = self.submit(PathCommand::RefreshAna);
     }
 
-    /// A channel cannot open its queue of this connection, although the admin queue is there.
-    pub(crate) fn complain(&self, epoch: u64) {
-        self.complaint.store(epoch, Ordering::Release);
+    /// Requests a reset of a connection, for a channel that cannot open its I/O queue on it.
+    pub(crate) fn request_reset(&self, epoch: u64) {
+        self.reset_request.store(epoch, Ordering::Release);
         self.wake();
     }
 
-    pub(crate) fn is_complained_of(&self, epoch: u64) -> bool {
-        self.complaint.load(Ordering::Acquire) == epoch
+    pub(crate) fn is_reset_requested(&self, epoch: u64) -> bool {
+        self.reset_request.load(Ordering::Acquire) == epoch
     }
 
-    /// Tells the task to end.
+    /// Stops the task.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake();
@@ -396,29 +409,29 @@ impl Path {
     }
 
     fn wake(&self) {
-        if let Some(task) = lock(&self.task).take() {
+        if let Some(task) = sync::lock(&self.task_waker).take() {
             task.wake();
         }
     }
 
-    /// Ends when somebody asked for something since the last look, or when `other` does.
-    pub(crate) async fn asked_or(&self, other: impl Future<Output = ()>) {
+    /// Returns when a command, a reset request or a stop is pending, or when `other` completes.
+    pub(crate) async fn wait_for_command_or(&self, other: impl Future<Output = ()>) {
         let mut other = std::pin::pin!(other);
         std::future::poll_fn(|context| {
-            *lock(&self.task) = Some(context.waker().clone());
-            let asked = self.is_stopping()
-                || !lock(&self.commands).is_empty()
-                || self.complaint.load(Ordering::Acquire) != 0;
-            if asked || other.as_mut().poll(context).is_ready() { Poll::Ready(()) } else { Poll::Pending }
+            *sync::lock(&self.task_waker) = Some(context.waker().clone());
+            let pending = self.is_stopping()
+                || !sync::lock(&self.commands).is_empty()
+                || self.reset_request.load(Ordering::Acquire) != 0;
+            if pending || other.as_mut().poll(context).is_ready() { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }
 
-    /// Runs `work` to its end, or gives it up when the path is to stop.
+    /// Runs `work` to completion; `None` if the path is stopped before.
     pub(crate) async fn unless_stopped<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = std::pin::pin!(work);
         std::future::poll_fn(|context| {
-            *lock(&self.task) = Some(context.waker().clone());
+            *sync::lock(&self.task_waker) = Some(context.waker().clone());
             if self.is_stopping() {
                 return Poll::Ready(None);
             }
@@ -427,7 +440,7 @@ impl Path {
         .await
     }
 
-    pub(crate) fn forget_complaint(&self) {
-        self.complaint.store(0, Ordering::Release);
+    pub(crate) fn clear_reset_request(&self) {
+        self.reset_request.store(0, Ordering::Release);
     }
 }

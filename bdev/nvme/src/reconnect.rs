@@ -1,24 +1,25 @@
-//! When a lost controller is tried again, and when it is given up.
+//! The schedule of reconnection attempts to a lost controller, and the loss timeout.
 
-/// How long a lost controller is waited for. All in nanoseconds.
+/// Reconnection parameters, in nanoseconds (SPDK's `ctrlr_loss_timeout_sec`, `reconnect_delay_sec` and
+/// `fast_io_fail_timeout_sec`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReconnectPolicy {
-    /// How long after the loss it is given up for good: `None` for never, 0 to try once.
+    /// Time after the loss at which reconnection ends: `None` for never, 0 for one attempt.
     pub loss_timeout_ns: Option<u64>,
-    /// Time between tries. It doubles with each, up to eight times as much.
+    /// Delay between attempts. It doubles after each, up to eight times this value.
     pub delay_ns: u64,
-    /// How long after the loss I/O stops waiting for it: `None` as long as it is tried.
+    /// Time after the loss at which waiting I/O fails: `None` to wait as long as reconnection is attempted.
     pub fast_fail_ns: Option<u64>,
 }
 
 impl ReconnectPolicy {
-    /// From SPDK's three parameters, under SPDK's conditions: -1 is for ever, and 0 is off.
+    /// From SPDK's three parameters in seconds, validated as SPDK does: a loss timeout of -1 is infinite, 0 is off.
     pub fn from_seconds(loss: i32, delay: u32, fast_fail: u32) -> Result<ReconnectPolicy, String> {
-        let no = |why: &str| Err(why.to_string());
+        let invalid = |why: &str| Err(why.to_string());
         let limit = match loss {
-            i32::MIN..=-2 => return no("ctrlr_loss_timeout_sec is -1 or more"),
+            i32::MIN..=-2 => return invalid("ctrlr_loss_timeout_sec is -1 or more"),
             0 if delay != 0 || fast_fail != 0 => {
-                return no(
+                return invalid(
                     "without ctrlr_loss_timeout_sec, reconnect_delay_sec and fast_io_fail_timeout_sec are 0",
                 );
             }
@@ -26,13 +27,15 @@ impl ReconnectPolicy {
             seconds => seconds.unsigned_abs(),
         };
         if loss != 0 && delay == 0 {
-            return no("with ctrlr_loss_timeout_sec, reconnect_delay_sec is not 0");
+            return invalid("with ctrlr_loss_timeout_sec, reconnect_delay_sec is not 0");
         }
         if delay > limit {
-            return no("reconnect_delay_sec is at most ctrlr_loss_timeout_sec");
+            return invalid("reconnect_delay_sec is at most ctrlr_loss_timeout_sec");
         }
         if fast_fail != 0 && (fast_fail < delay || fast_fail > limit) {
-            return no("fast_io_fail_timeout_sec is between reconnect_delay_sec and ctrlr_loss_timeout_sec");
+            return invalid(
+                "fast_io_fail_timeout_sec is between reconnect_delay_sec and ctrlr_loss_timeout_sec",
+            );
         }
         let ns = |seconds: u32| u64::from(seconds) * 1_000_000_000;
         Ok(ReconnectPolicy {
@@ -42,7 +45,7 @@ impl ReconnectPolicy {
         })
     }
 
-    /// SPDK's three parameters again.
+    /// SPDK's three parameters, in seconds: loss timeout, delay, fast-fail timeout.
     pub fn to_seconds(&self) -> (i32, u32, u32) {
         let seconds = |ns: u64| (ns / 1_000_000_000) as u32;
         let loss = self.loss_timeout_ns.map_or(-1, |ns| seconds(ns) as i32);
@@ -50,10 +53,10 @@ impl ReconnectPolicy {
     }
 }
 
-/// Most doublings of the delay.
-const DOUBLINGS_MAX: u32 = 3;
+/// Maximum number of doublings of the delay.
+const BACKOFF_DOUBLINGS_MAX: u32 = 3;
 
-/// The tries after one loss.
+/// The reconnection state after one loss.
 #[derive(Clone, Copy, Debug)]
 pub struct Reconnect {
     policy: ReconnectPolicy,
@@ -62,29 +65,29 @@ pub struct Reconnect {
     tries: u32,
 }
 
-/// What to do next.
+/// The next step of a reconnection; times in nanoseconds, and possibly past.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// Try at that time, which may be past.
+pub enum ReconnectAction {
+    /// Attempt to connect at that time.
     TryAt(u64),
-    /// It is gone for good at that time, which may be past.
+    /// End the reconnection at that time.
     GiveUpAt(u64),
 }
 
 impl Reconnect {
-    /// The controller was lost now.
+    /// Starts a reconnection: the controller was lost at `now_ns`.
     pub fn lost(policy: ReconnectPolicy, now_ns: u64) -> Reconnect {
         Reconnect { policy, lost_ns: now_ns, next_ns: now_ns, tries: 0 }
     }
 
-    /// Until when I/O waits.
+    /// Until when I/O waits, in nanoseconds; `u64::MAX` for no limit.
     pub fn waits_until_ns(&self) -> u64 {
         let first = |one: Option<u64>, other: Option<u64>| match (one, other) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
         };
         match self.policy.loss_timeout_ns {
-            // One try is all there is, and it starts at once: I/O waits for its outcome.
+            // The only attempt starts at once: I/O waits for its result.
             Some(0) if self.tries <= 1 => u64::MAX,
             loss => match first(loss, self.policy.fast_fail_ns) {
                 Some(after_ns) => self.lost_ns.saturating_add(after_ns),
@@ -93,24 +96,26 @@ impl Reconnect {
         }
     }
 
-    /// What to do next. A try that begins is to be told by [`tried`](Self::tried).
-    pub fn next(&self) -> Next {
+    /// The next step. The caller reports the start of an attempt with [`record_attempt`](Self::record_attempt).
+    pub fn next(&self) -> ReconnectAction {
         let end_ns = self.policy.loss_timeout_ns.map(|timeout| self.lost_ns.saturating_add(timeout));
         match end_ns {
-            _ if self.tries == 0 => Next::TryAt(self.next_ns),
-            Some(end_ns) if self.policy.delay_ns == 0 || self.next_ns >= end_ns => Next::GiveUpAt(end_ns),
-            _ => Next::TryAt(self.next_ns),
+            _ if self.tries == 0 => ReconnectAction::TryAt(self.next_ns),
+            Some(end_ns) if self.policy.delay_ns == 0 || self.next_ns >= end_ns => {
+                ReconnectAction::GiveUpAt(end_ns)
+            }
+            _ => ReconnectAction::TryAt(self.next_ns),
         }
     }
 
-    /// A try begins now.
-    pub fn tried(&mut self, now_ns: u64) {
-        let delay_ns = self.policy.delay_ns.saturating_mul(1 << self.tries.min(DOUBLINGS_MAX));
+    /// Records that an attempt starts at `now_ns`.
+    pub fn record_attempt(&mut self, now_ns: u64) {
+        let delay_ns = self.policy.delay_ns.saturating_mul(1 << self.tries.min(BACKOFF_DOUBLINGS_MAX));
         self.next_ns = now_ns.saturating_add(delay_ns);
         self.tries = self.tries.saturating_add(1);
     }
 
-    /// Tries so far.
+    /// Number of attempts so far.
     pub fn tries(&self) -> u32 {
         self.tries
     }
@@ -127,18 +132,18 @@ mod tests {
         let mut tries = Vec::new();
         while tries.len() < 8 {
             match reconnect.next() {
-                Next::TryAt(at) => {
+                ReconnectAction::TryAt(at) => {
                     tries.push(at / SECOND);
-                    reconnect.tried(at);
+                    reconnect.record_attempt(at);
                 }
-                Next::GiveUpAt(at) => return (tries, Some(at / SECOND)),
+                ReconnectAction::GiveUpAt(at) => return (tries, Some(at / SECOND)),
             }
         }
         (tries, None)
     }
 
     #[test]
-    fn tries_come_further_apart_until_it_is_given_up() {
+    fn attempts_back_off_until_the_loss_timeout() {
         let policy = |loss: Option<u64>, delay| ReconnectPolicy {
             loss_timeout_ns: loss.map(|loss| loss * SECOND),
             delay_ns: delay * SECOND,
@@ -150,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn timeouts_are_checked_as_spdk_checks_them() {
+    fn timeouts_are_validated_as_by_spdk() {
         for good in [(0, 0, 0), (-1, 1, 0), (-1, 2, 10), (10, 2, 5), (10, 10, 10)] {
             let policy = ReconnectPolicy::from_seconds(good.0, good.1, good.2).unwrap();
             assert_eq!(policy.to_seconds(), good);
@@ -162,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn io_waits_until_the_first_of_the_timeouts() {
+    fn io_waits_until_the_earlier_timeout() {
         let waits = |loss, fast_fail_ns| {
             let policy = ReconnectPolicy { loss_timeout_ns: loss, delay_ns: 1, fast_fail_ns };
             Reconnect::lost(policy, 100).waits_until_ns()

@@ -5,47 +5,47 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use bdev::{Access, Io, Registry};
+use bdev::{Access, AsyncChannel, Registry};
 use bdev_nvme::{
-    Attach, Discovery, ErrorInjection, Initiator, Operation, Passed, PathConfig, PathStatus, Policy, Queue,
-    ReconnectPolicy, Selector, TransportId,
+    Attach, ControllerOperation, DiscoveryConfig, ErrorInjection, Initiator, PassthroughCommand, PathConfig,
+    PathStatus, Policy, QueueKind, ReconnectPolicy, Selector, TransportId,
 };
+use block_io::{Op, Status};
 use nvme::AdminData;
-use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, TransportConfig};
-use reactor::{Config, IdlePolicy, Reactors};
-use ring::{Op, Status};
+use nvmf::{ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTransportConfig};
+use reactor::{IdlePolicy, ReactorConfig, Reactors};
 use wire_nvme::Sqe;
 use wire_nvme::admin::GetLogPage;
 use wire_nvme::log::AnaState;
 
-mod passing;
-use passing::passing_through;
+mod passthrough;
+use passthrough::check_passthrough;
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 const SECOND: u64 = 1_000_000_000;
 
 fn reactors() -> Reactors {
-    Reactors::start(&Config { idle: IdlePolicy::Sleep, ..Config::default() }).unwrap()
+    Reactors::start(&ReactorConfig { idle: IdlePolicy::Sleep, ..ReactorConfig::default() }).unwrap()
 }
 
-/// A target in reactors of its own, with a medium that outlives it.
-struct Side {
-    target: Target,
+/// A target on its own reactors; its block devices outlive it.
+struct TargetSide {
+    target: NvmfTarget,
     addresses: Vec<ListenAddress>,
     reactors: Option<Reactors>,
 }
 
-impl Side {
-    fn start(registry: &Registry, ports: &[String]) -> Side {
+impl TargetSide {
+    fn start(registry: &Registry, ports: &[String]) -> TargetSide {
         let reactors = reactors();
-        let target = Target::new(registry.clone(), reactors.remotes());
-        target.create_transport(TransportConfig::default()).unwrap();
+        let target = NvmfTarget::new(registry.clone(), reactors.handles());
+        target.create_transport(TcpTransportConfig::default()).unwrap();
         let any = SubsystemConfig { allow_any_host: true, ana_reporting: true, ..SubsystemConfig::default() };
         target.create_subsystem(NQN, any).unwrap();
         target.add_namespace(NQN, NamespaceConfig::new("Malloc0")).unwrap();
         let listen = |port: &String| target.add_listener(NQN, ListenAddress::tcp("127.0.0.1", port)).unwrap();
         let addresses = ports.iter().map(listen).collect();
-        Side { target, addresses, reactors: Some(reactors) }
+        TargetSide { target, addresses, reactors: Some(reactors) }
     }
 
     fn ports(&self) -> Vec<String> {
@@ -57,7 +57,7 @@ impl Side {
     }
 }
 
-impl Drop for Side {
+impl Drop for TargetSide {
     fn drop(&mut self) {
         for address in self.addresses.drain(..) {
             let _ = self.target.remove_listener(NQN, address);
@@ -74,19 +74,19 @@ fn medium() -> Registry {
     registry
 }
 
-/// The initiator, in a reactor of its own.
-struct Host {
+/// The initiator on its own reactor.
+struct HostSide {
     initiator: Initiator,
     registry: Registry,
     reactors: Option<Reactors>,
 }
 
-impl Host {
-    fn start() -> Host {
+impl HostSide {
+    fn start() -> HostSide {
         let registry = Registry::new();
         let reactors = reactors();
-        let initiator = Initiator::new(registry.clone(), reactors.remotes());
-        Host { initiator, registry, reactors: Some(reactors) }
+        let initiator = Initiator::new(registry.clone(), reactors.handles());
+        HostSide { initiator, registry, reactors: Some(reactors) }
     }
 
     fn path(port: &str) -> PathConfig {
@@ -99,18 +99,18 @@ impl Host {
     }
 
     fn attach(&self, port: &str) -> Vec<String> {
-        self.initiator.attach(Attach::new("Nvme0", Host::path(port))).unwrap()
+        self.initiator.attach(Attach::new("Nvme0", HostSide::path(port))).unwrap()
     }
 
-    /// Runs a job with the device on the reactor and waits for it.
+    /// Runs a job with the device on the reactor; the receiver gets its result.
     fn with_io<R: Send + 'static, F: Future<Output = R> + 'static>(
         &self,
-        job: impl FnOnce(reactor::Core, Io) -> F + Send + 'static,
+        job: impl FnOnce(reactor::Core, AsyncChannel) -> F + Send + 'static,
     ) -> std::sync::mpsc::Receiver<R> {
         let descriptor = self.registry.open("Nvme0n1", Access::ReadWrite).unwrap();
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
         let post = move |core: &reactor::Core| {
-            let io = Io::new(core, descriptor.channel(core).unwrap());
+            let io = AsyncChannel::new(core, descriptor.channel(core).unwrap());
             let (job, core) = (job(core.clone(), io), core.clone());
             core.clone().spawn(async move {
                 let _core = core;
@@ -119,7 +119,7 @@ impl Host {
                 let _ = sender.send(result);
             });
         };
-        self.reactors.as_ref().unwrap().remotes()[0].post(post).unwrap();
+        self.reactors.as_ref().unwrap().handles()[0].post(post).unwrap();
         receiver
     }
 
@@ -130,7 +130,7 @@ impl Host {
     }
 }
 
-impl Drop for Host {
+impl Drop for HostSide {
     fn drop(&mut self) {
         self.initiator.shutdown();
         drop(self.reactors.take());
@@ -140,16 +140,16 @@ impl Drop for Host {
 fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
     while !is_so() {
-        assert!(Instant::now() < end, "{what} did not come about");
+        assert!(Instant::now() < end, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// A load that checks itself: each step writes a block run with a new number and reads another back. Ends
-/// when told to; returns the number of steps, or what failed.
+/// A verifying load: each step writes the step number to one range and verifies another. Runs until `stop` is set;
+/// returns the number of steps, or the step that failed and its status.
 async fn load(
     core: reactor::Core,
-    io: Io,
+    io: AsyncChannel,
     stop: Arc<AtomicBool>,
     steps: Arc<AtomicU64>,
 ) -> Result<u64, (u64, Status)> {
@@ -169,9 +169,9 @@ async fn load(
         let mut buffer = core.pool().take(4096).unwrap();
         buffer.clear();
         let buffer = io.read(other as u64 * 8, buffer).await.map_err(|(status, _)| (step, status))?;
-        let right = written[other].to_le_bytes();
+        let expected = written[other].to_le_bytes();
         assert!(
-            buffer.as_slice().chunks_exact(8).all(|chunk| chunk == right),
+            buffer.as_slice().chunks_exact(8).all(|chunk| chunk == expected),
             "step {step}: block run {other}"
         );
         steps.fetch_add(1, Ordering::Relaxed);
@@ -179,38 +179,38 @@ async fn load(
     Ok(step)
 }
 
-type Outcome = std::sync::mpsc::Receiver<Result<u64, (u64, Status)>>;
+type LoadResult = std::sync::mpsc::Receiver<Result<u64, (u64, Status)>>;
 
-fn under_load(host: &Host) -> (Arc<AtomicBool>, Arc<AtomicU64>, Outcome) {
+fn under_load(host: &HostSide) -> (Arc<AtomicBool>, Arc<AtomicU64>, LoadResult) {
     let (stop, steps) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let (told, counted) = (stop.clone(), steps.clone());
-    let outcome = host.with_io(move |core, io| load(core, io, told, counted));
+    let (task_stop, task_steps) = (stop.clone(), steps.clone());
+    let outcome = host.with_io(move |core, io| load(core, io, task_stop, task_steps));
     (stop, steps, outcome)
 }
 
-fn finish(stop: &AtomicBool, outcome: &Outcome) -> u64 {
+fn finish(stop: &AtomicBool, outcome: &LoadResult) -> u64 {
     stop.store(true, Ordering::Relaxed);
     outcome.recv_timeout(Duration::from_secs(60)).unwrap().unwrap()
 }
 
-/// Waits until the load has gone on by some steps.
-fn goes_on(steps: &AtomicU64) {
+/// Waits until the load has made progress.
+fn wait_for_progress(steps: &AtomicU64) {
     let before = steps.load(Ordering::Relaxed);
     wait_for("progress", || steps.load(Ordering::Relaxed) > before + 20);
 }
 
 #[test]
-fn a_namespace_is_a_bdev_whatever_the_length_of_a_request() {
+fn a_namespace_is_a_bdev_and_long_requests_are_split() {
     let medium = medium();
-    let side = Side::start(&medium, &["0".into()]);
-    let host = Host::start();
+    let side = TargetSide::start(&medium, &["0".into()]);
+    let host = HostSide::start();
     assert_eq!(host.attach(&side.ports()[0]), ["Nvme0n1"]);
     let device = host.registry.find("Nvme0n1").unwrap();
     assert_eq!((device.geometry().blocks, device.geometry().block_size), (32768, 512));
     assert_eq!(device.bdev().product_name(), "NVMe disk");
     assert_eq!(Some(device.uuid()), medium.find("Malloc0").map(|medium| medium.uuid()));
     let done = host.with_io(|core, io| async move {
-        // Longer than the target takes at once, and not a multiple of it.
+        // Longer than the target's maximum transfer, and not a multiple of it.
         let bytes = (1 << 20) - 512;
         let mut buffer = core.pool().take(bytes).unwrap();
         for (at, byte) in buffer.as_mut_slice().iter_mut().enumerate() {
@@ -223,26 +223,26 @@ fn a_namespace_is_a_bdev_whatever_the_length_of_a_request() {
         let mut buffer = core.pool().take(bytes).unwrap();
         buffer.clear();
         let buffer = io.read(7, buffer).await.map_err(|(status, _)| status)?;
-        assert!(buffer.as_slice() == expected, "what was read is not what was written");
+        assert!(buffer.as_slice() == expected, "the data that was read differs from the data written");
         let mut buffer = core.pool().take(512).unwrap();
         buffer.clear();
-        let past = io.read(40000, buffer).await.map_err(|(status, _)| status);
-        assert!(past.unwrap_err().same_code(Status::LBA_OUT_OF_RANGE));
+        let beyond = io.read(40000, buffer).await.map_err(|(status, _)| status);
+        assert!(beyond.unwrap_err().same_code(Status::LBA_OUT_OF_RANGE));
         Ok::<(), Status>(())
     });
     done.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
-    let refused = host.initiator.attach(Attach::new("Nvme1", Host::path(&side.ports()[0])));
+    let refused = host.initiator.attach(Attach::new("Nvme1", HostSide::path(&side.ports()[0])));
     assert!(refused.unwrap_err().to_string().contains("is attached already, as Nvme0"));
     host.initiator.detach("Nvme0", |_| true).unwrap();
     assert!(host.registry.find("Nvme0n1").is_none() && host.initiator.controllers().is_empty());
-    wait_for("the target's end of it", || side.target.controllers(NQN).unwrap().is_empty());
+    wait_for("the target's controller to end", || side.target.controllers(NQN).unwrap().is_empty());
 }
 
 #[test]
-fn blocks_are_made_unreadable_until_they_are_written() {
+fn uncorrectable_blocks_are_unreadable_until_rewritten() {
     let medium = medium();
-    let side = Side::start(&medium, &["0".into()]);
-    let host = Host::start();
+    let side = TargetSide::start(&medium, &["0".into()]);
+    let host = HostSide::start();
     host.attach(&side.ports()[0]);
     let done = host.with_io(|core, io| async move {
         let buffer = || core.pool().take(8 * 512).unwrap();
@@ -261,27 +261,27 @@ fn blocks_are_made_unreadable_until_they_are_written() {
 }
 
 #[test]
-fn nobody_there_is_an_error_at_once() {
-    let host = Host::start();
-    let error = host.initiator.attach(Attach::new("Nvme0", Host::path("1"))).unwrap_err();
+fn attach_fails_at_once_without_a_target() {
+    let host = HostSide::start();
+    let error = host.initiator.attach(Attach::new("Nvme0", HostSide::path("1"))).unwrap_err();
     assert!(error.to_string().contains("connect"), "{error}");
     assert!(host.initiator.controllers().is_empty());
 }
 
 #[test]
-fn io_waits_while_the_target_is_away_and_goes_on_when_it_is_back() {
+fn io_waits_for_a_lost_target_and_resumes_after_reconnection() {
     let medium = medium();
-    let side = Side::start(&medium, &["0".into()]);
+    let side = TargetSide::start(&medium, &["0".into()]);
     let ports = side.ports();
-    let host = Host::start();
+    let host = HostSide::start();
     host.attach(&ports[0]);
     let (stop, steps, outcome) = under_load(&host);
-    goes_on(&steps);
+    wait_for_progress(&steps);
     drop(side);
     wait_for("the loss", || host.initiator.controllers()[0].paths[0].status == PathStatus::Reconnecting);
     assert!(outcome.try_recv().is_err(), "I/O failed although it should wait");
-    let side = Side::start(&medium, &ports);
-    goes_on(&steps);
+    let side = TargetSide::start(&medium, &ports);
+    wait_for_progress(&steps);
     assert_eq!(host.initiator.controllers()[0].paths[0].status, PathStatus::Enabled);
     assert!(finish(&stop, &outcome) >= 40);
     drop(host);
@@ -289,48 +289,53 @@ fn io_waits_while_the_target_is_away_and_goes_on_when_it_is_back() {
 }
 
 #[test]
-fn io_fails_after_the_fast_timeout_and_the_device_goes_with_the_controller() {
+fn io_fails_after_the_fast_fail_timeout_and_the_bdev_is_removed_after_the_loss_timeout() {
     let medium = medium();
-    let side = Side::start(&medium, &["0".into()]);
-    let host = Host::start();
-    let mut path = Host::path(&side.ports()[0]);
+    let side = TargetSide::start(&medium, &["0".into()]);
+    let host = HostSide::start();
+    let mut path = HostSide::path(&side.ports()[0]);
     path.reconnect.fast_fail_ns = Some(SECOND / 2);
     path.reconnect.loss_timeout_ns = Some(3 * SECOND);
     host.initiator.attach(Attach::new("Nvme0", path)).unwrap();
     let (_stop, steps, outcome) = under_load(&host);
-    goes_on(&steps);
+    wait_for_progress(&steps);
     let lost = Instant::now();
     drop(side);
     let failed = outcome.recv_timeout(Duration::from_secs(30)).unwrap().unwrap_err();
     assert_eq!(failed.1, Status::HOST_PATHING_ERROR);
     assert!(lost.elapsed() >= Duration::from_millis(400), "{:?}", lost.elapsed());
     assert!(host.registry.find("Nvme0n1").is_some());
-    wait_for("the end of the device", || host.registry.find("Nvme0n1").is_none());
+    wait_for("the removal of the device", || host.registry.find("Nvme0n1").is_none());
     assert!(lost.elapsed() >= Duration::from_millis(2500), "{:?}", lost.elapsed());
 }
 
 #[test]
-fn io_follows_the_ana_state_from_path_to_path() {
+fn io_moves_to_the_path_with_the_best_ana_state() {
     let medium = medium();
-    let side = Side::start(&medium, &["0".into(), "0".into()]);
+    let side = TargetSide::start(&medium, &["0".into(), "0".into()]);
     let ports = side.ports();
-    let host = Host::start();
+    let host = HostSide::start();
+    // The path whose queue connects first becomes the current one: the second is attached only under load.
     host.attach(&ports[0]);
-    assert_eq!(host.attach(&ports[1]), ["Nvme0n1"]);
     let (stop, steps, outcome) = under_load(&host);
-    goes_on(&steps);
+    wait_for_progress(&steps);
+    assert_eq!(host.attach(&ports[1]), ["Nvme0n1"]);
+    wait_for("both paths", || {
+        let paths = host.initiator.io_paths(None);
+        paths.len() == 2 && paths.iter().all(|path| path.connected)
+    });
     assert_eq!(host.current_port().as_ref(), Some(&ports[0]));
     for turn in 0..6 {
         let (to, from) = ((turn % 2) ^ 1, turn % 2);
         side.set(from, [AnaState::Inaccessible, AnaState::NonOptimized, AnaState::Change][turn / 2]);
         wait_for("the other path", || host.current_port().as_ref() == Some(&ports[to]));
-        goes_on(&steps);
+        wait_for_progress(&steps);
         side.set(from, AnaState::Optimized);
         wait_for("the state", || {
             host.initiator.io_paths(None).iter().all(|path| path.ana == AnaState::Optimized)
         });
     }
-    // Neither works: I/O waits.
+    // Neither path is usable: I/O waits.
     side.set(0, AnaState::Inaccessible);
     side.set(1, AnaState::Inaccessible);
     wait_for("both states", || {
@@ -338,51 +343,51 @@ fn io_follows_the_ana_state_from_path_to_path() {
     });
     assert!(outcome.try_recv().is_err());
     side.set(1, AnaState::NonOptimized);
-    goes_on(&steps);
+    wait_for_progress(&steps);
     assert_eq!(host.current_port().as_ref(), Some(&ports[1]));
     assert!(finish(&stop, &outcome) > 100);
 }
 
 #[test]
-fn a_path_lost_under_load_costs_no_io() {
+fn no_io_fails_when_one_of_two_paths_is_lost() {
     let medium = medium();
-    let side = Side::start(&medium, &["0".into(), "0".into()]);
+    let side = TargetSide::start(&medium, &["0".into(), "0".into()]);
     let ports = side.ports();
-    let host = Host::start();
+    let host = HostSide::start();
     host.attach(&ports[0]);
     host.attach(&ports[1]);
     host.initiator.set_policy("Nvme0n1", Policy::ActiveActive(Selector::RoundRobin { min_io: 1 })).unwrap();
     let (stop, steps, outcome) = under_load(&host);
-    goes_on(&steps);
+    wait_for_progress(&steps);
     for lost in [0, 1] {
         side.target.remove_listener(NQN, side.addresses[lost].clone()).unwrap();
         wait_for("the loss", || {
             host.initiator.controllers()[0].paths.iter().any(|path| path.status != PathStatus::Enabled)
         });
-        goes_on(&steps);
+        wait_for_progress(&steps);
         side.target.add_listener(NQN, side.addresses[lost].clone()).unwrap();
         wait_for("both paths", || host.initiator.io_paths(None).iter().all(|path| path.connected));
-        goes_on(&steps);
+        wait_for_progress(&steps);
     }
     let is_last = |id: &TransportId| id.service().is_some_and(|(_, port)| port == ports[1]);
     host.initiator.detach("Nvme0", is_last).unwrap();
-    goes_on(&steps);
+    wait_for_progress(&steps);
     assert_eq!(host.initiator.controllers()[0].paths.len(), 1);
     host.initiator.reset("Nvme0").unwrap();
-    goes_on(&steps);
+    wait_for_progress(&steps);
     assert!(finish(&stop, &outcome) > 100);
 }
 
 #[test]
-fn paths_tell_what_went_over_them() {
+fn path_statistics_count_io_of_each_path() {
     let medium = medium();
-    let side = Side::start(&medium, &["0".into(), "0".into()]);
-    let host = Host::start();
+    let side = TargetSide::start(&medium, &["0".into(), "0".into()]);
+    let host = HostSide::start();
     for port in side.ports() {
-        let path = PathConfig { count_io: true, ..Host::path(&port) };
+        let path = PathConfig { count_io: true, ..HostSide::path(&port) };
         host.initiator.attach(Attach::new("Nvme0", path)).unwrap();
     }
-    // Three: the load writes and reads in turn, and each path is to have some of both.
+    // Three, as the load alternates writes and reads, and each path must get some of both.
     host.initiator.set_policy("Nvme0n1", Policy::ActiveActive(Selector::RoundRobin { min_io: 3 })).unwrap();
     wait_for("both paths", || host.initiator.io_paths(None).iter().all(|path| path.connected));
     let (stop, _, outcome) = under_load(&host);
@@ -402,82 +407,82 @@ fn paths_tell_what_went_over_them() {
 }
 
 #[test]
-fn a_disabled_controller_carries_nothing_until_it_is_enabled() {
+fn a_disabled_controller_gets_no_io_until_it_is_enabled() {
     let medium = medium();
-    let side = Side::start(&medium, &["0".into(), "0".into()]);
-    let host = Host::start();
+    let side = TargetSide::start(&medium, &["0".into(), "0".into()]);
+    let host = HostSide::start();
     for port in side.ports() {
         host.attach(&port);
     }
     wait_for("both paths", || host.initiator.io_paths(None).iter().all(|path| path.connected));
     let (stop, steps, outcome) = under_load(&host);
-    goes_on(&steps);
+    wait_for_progress(&steps);
     let status = |path: usize| host.initiator.controllers()[0].paths[path].status;
     let first = host.initiator.controllers()[0].paths[0].cntlid;
     let operate = |cntlid, operation| host.initiator.operate("Nvme0", cntlid, operation);
-    // The other path goes on; what is that way already stays so.
+    // The other path is used; disabling twice has no further effect.
     for _ in 0..2 {
-        operate(Some(first), Operation::Disable).unwrap();
+        operate(Some(first), ControllerOperation::Disable).unwrap();
         assert_eq!((status(0), status(1)), (PathStatus::Disabled, PathStatus::Enabled));
         assert_eq!(host.current_port().as_ref(), Some(&side.ports()[1]));
     }
-    goes_on(&steps);
-    operate(Some(first), Operation::Reset).unwrap();
-    assert_eq!(status(0), PathStatus::Disabled, "a reset enables nothing");
-    operate(Some(first), Operation::Enable).unwrap();
+    wait_for_progress(&steps);
+    operate(Some(first), ControllerOperation::Reset).unwrap();
+    assert_eq!(status(0), PathStatus::Disabled, "a reset must not enable it");
+    operate(Some(first), ControllerOperation::Enable).unwrap();
     assert_eq!(status(0), PathStatus::Enabled);
-    goes_on(&steps);
-    assert!(operate(Some(u16::MAX), Operation::Enable).is_err());
+    wait_for_progress(&steps);
+    assert!(operate(Some(u16::MAX), ControllerOperation::Enable).is_err());
     finish(&stop, &outcome);
-    // Without a path that may come back I/O fails at once, whatever the time to wait for lost ones.
-    operate(None, Operation::Disable).unwrap();
+    // Without a path that may recover I/O fails at once, whatever the timeouts for lost paths.
+    operate(None, ControllerOperation::Disable).unwrap();
     let (_stop, _, outcome) = under_load(&host);
     let failed = outcome.recv_timeout(Duration::from_secs(30)).unwrap().unwrap_err();
     assert_eq!(failed, (1, Status::HOST_PATHING_ERROR));
     assert!(host.registry.find("Nvme0n1").is_some());
-    operate(None, Operation::Enable).unwrap();
+    operate(None, ControllerOperation::Enable).unwrap();
     let read = host.with_io(|core, io| async move {
         let outcome = io.read(0, core.pool().take(4096).unwrap()).await;
         outcome.map_or_else(|(status, _)| status, |_| Status::SUCCESS)
     });
     assert_eq!(read.recv_timeout(Duration::from_secs(30)).unwrap(), Status::SUCCESS);
-    // One that is disabled can be detached.
-    operate(None, Operation::Disable).unwrap();
+    // A disabled controller can be detached.
+    operate(None, ControllerOperation::Disable).unwrap();
     host.initiator.detach("Nvme0", |_| true).unwrap();
     assert!(host.registry.find("Nvme0n1").is_none());
 }
 
 #[test]
-fn injected_errors_reach_the_user_or_another_path() {
+fn injected_errors_reach_the_user_or_cause_a_failover() {
     let medium = medium();
-    let side = Side::start(&medium, &["0".into(), "0".into()]);
-    let host = Host::start();
-    let path = Host::path(&side.ports()[0]);
+    let side = TargetSide::start(&medium, &["0".into(), "0".into()]);
+    let host = HostSide::start();
+    let path = HostSide::path(&side.ports()[0]);
     host.initiator.attach(Attach { retries_max: 0, ..Attach::new("Nvme0", path) }).unwrap();
     let injection =
         |status, submit, count, delay_ns| Some(ErrorInjection { opcode: 2, count, status, submit, delay_ns });
-    let inject = |injection| host.initiator.inject("Nvme0", Queue::Io, 2, injection).unwrap();
-    // A queue that is opened later is not meant.
+    let inject = |injection| host.initiator.inject("Nvme0", QueueKind::Io, 2, injection).unwrap();
+    // It does not apply to queues that are opened later.
     inject(injection(Status::UNRECOVERED_READ_ERROR, true, 1, 0));
-    let (told, hears) = std::sync::mpsc::sync_channel(0);
-    let (answer, answers) = std::sync::mpsc::sync_channel(1);
+    let (command, commands) = std::sync::mpsc::sync_channel(0);
+    let (result, results) = std::sync::mpsc::sync_channel(1);
     let done = host.with_io(move |core, io| async move {
         loop {
-            match hears.try_recv() {
+            match commands.try_recv() {
                 Ok(false) => break,
                 Ok(true) => {
                     let began = Instant::now();
                     let outcome = io.read(0, core.pool().take(4096).unwrap()).await;
                     let status = outcome.map_or_else(|(status, _)| status, |_| Status::SUCCESS);
-                    answer.send((status, began.elapsed())).unwrap();
+                    result.send((status, began.elapsed())).unwrap();
                 }
                 Err(_) => core.sleep_ns(100_000).await,
             }
         }
     });
     let read = || {
-        told.send(true).unwrap();
-        answers.recv_timeout(Duration::from_secs(30)).unwrap()
+        command.send(true).unwrap();
+        results.recv_timeout(Duration::from_secs(30)).unwrap()
     };
     assert_eq!(read().0, Status::SUCCESS);
     inject(injection(Status::UNRECOVERED_READ_ERROR, true, 2, 0));
@@ -494,30 +499,30 @@ fn injected_errors_reach_the_user_or_another_path() {
     inject(injection(Status::WRITE_FAULT, false, 1, 20_000_000));
     let (status, took) = read();
     assert!(status == Status::WRITE_FAULT && took >= Duration::from_millis(20), "{status} {took:?}");
-    assert_eq!(sent(), before, "it was sent all the same");
-    // Its end, before it has come to anything.
+    assert_eq!(sent(), before, "the command was sent");
+    // An injection that is removed before it applies.
     inject(injection(Status::UNRECOVERED_READ_ERROR, true, 9, 0));
     inject(None);
     assert_eq!(read().0, Status::SUCCESS);
     assert_eq!(sent(), (before.0 + 1, before.1 + 1));
-    // Held back for ever, until its queue ends: the connection is made anew, and it is sent.
+    // Delayed forever, until a reset closes its queue: then it is retried.
     inject(injection(Status::SUCCESS, false, 1, u64::MAX));
-    told.send(true).unwrap();
+    command.send(true).unwrap();
     host.initiator.reset("Nvme0").unwrap();
-    assert_eq!(answers.recv_timeout(Duration::from_secs(30)).unwrap().0, Status::SUCCESS);
-    // With a second path, an error of the path is not the user's.
+    assert_eq!(results.recv_timeout(Duration::from_secs(30)).unwrap().0, Status::SUCCESS);
+    // With a second path, a path related error causes a failover.
     host.attach(&side.ports()[1]);
     wait_for("both paths", || host.initiator.io_paths(None).iter().all(|path| path.connected));
     inject(injection(Status::ANA_INACCESSIBLE, true, 1, 0));
     assert_eq!(read().0, Status::SUCCESS);
-    told.send(false).unwrap();
+    command.send(false).unwrap();
     done.recv_timeout(Duration::from_secs(30)).unwrap();
-    // Admin commands are the first path's too.
+    // Injections for admin commands apply to the first path too.
     let health = || {
         let view = GetLogPage { lid: 2, length_bytes: 512, ..GetLogPage::default() };
         let sqe = view.to_sqe(wire_nvme::NSID_ALL);
         let (data, metadata) = (AdminData::In(512), AdminData::None);
-        let passed = Passed { queue: Queue::Admin, sqe, data, metadata, timeout: None };
+        let passed = PassthroughCommand { queue: QueueKind::Admin, sqe, data, metadata, timeout: None };
         host.initiator.pass_through("Nvme0", passed).unwrap().status
     };
     for submit in [true, false] {
@@ -528,41 +533,43 @@ fn injected_errors_reach_the_user_or_another_path() {
             submit,
             delay_ns: 1_000_000,
         };
-        host.initiator.inject("Nvme0", Queue::Admin, 2, Some(injection)).unwrap();
+        host.initiator.inject("Nvme0", QueueKind::Admin, 2, Some(injection)).unwrap();
         assert_eq!((health(), health()), (Status::INTERNAL_ERROR, Status::SUCCESS));
     }
 }
 
 #[test]
-fn any_command_can_be_passed_through() {
+fn arbitrary_commands_can_be_passed_through() {
     let medium = medium();
-    let side = Side::start(&medium, &["0".into()]);
-    let host = Host::start();
+    let side = TargetSide::start(&medium, &["0".into()]);
+    let host = HostSide::start();
     host.attach(&side.ports()[0]);
-    passing_through(&host.initiator, "Nvme0");
+    check_passthrough(&host.initiator, "Nvme0");
     let metadata = AdminData::Out(vec![0; 8]);
     let sqe = Sqe { nsid: 1, ..Sqe::new(0) };
-    let flush = Passed { queue: Queue::Io, sqe, data: AdminData::None, metadata, timeout: None };
-    assert!(host.initiator.pass_through("Nvme0", flush).is_err(), "there is no metadata over TCP");
+    let flush =
+        PassthroughCommand { queue: QueueKind::Io, sqe, data: AdminData::None, metadata, timeout: None };
+    assert!(host.initiator.pass_through("Nvme0", flush).is_err(), "metadata is not supported over TCP");
 }
 
 #[test]
-fn discovery_attaches_what_there_is_and_follows_what_changes() {
+fn discovery_attaches_and_detaches_as_the_log_page_changes() {
     let medium = medium();
-    let side = Side::start(&medium, &["0".into(), "0".into()]);
+    let side = TargetSide::start(&medium, &["0".into(), "0".into()]);
     let ports = side.ports();
-    let host = Host::start();
-    let mut path = Host::path(&ports[0]);
+    let host = HostSide::start();
+    let mut path = HostSide::path(&ports[0]);
     let uri = format!("nvme+tcp://127.0.0.1:{}/nqn.2014-08.org.nvmexpress.discovery", ports[0]);
     path.id = TransportId(uri.parse().unwrap());
-    let discovery = Discovery { name: "Found".into(), path, retries_max: 3, policy: Policy::ActivePassive };
+    let discovery =
+        DiscoveryConfig { name: "Found".into(), path, retries_max: 3, policy: Policy::ActivePassive };
     host.initiator.start_discovery(discovery.clone(), Some(Duration::from_secs(30))).unwrap();
     let paths = || host.initiator.controllers().first().map_or(0, |controller| controller.paths.len());
     assert_eq!((paths(), host.initiator.discoveries()[0].entries.len()), (2, 2));
     assert!(host.registry.find("Found0n1").is_some());
     assert!(host.initiator.start_discovery(discovery, None).is_err());
     side.target.remove_listener(NQN, side.addresses[1].clone()).unwrap();
-    wait_for("the path's end", || paths() == 1);
+    wait_for("the path to be detached", || paths() == 1);
     side.target.add_listener(NQN, side.addresses[1].clone()).unwrap();
     wait_for("the path", || paths() == 2);
     host.initiator.stop_discovery("Found").unwrap();

@@ -3,25 +3,25 @@
 
 use std::time::{Duration, Instant};
 
-use bdev::{Access, Io, Registry};
-use bdev_nvme::{Attach, Initiator, Operation, PathConfig, PathStatus, TransportId};
-use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, VfioUserConfig};
-use reactor::{Config, Reactors};
-use ring::Status;
+use bdev::{Access, AsyncChannel, Registry};
+use bdev_nvme::{Attach, ControllerOperation, Initiator, PathConfig, PathStatus, TransportId};
+use block_io::Status;
+use nvmf::{ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, VfioUserConfig};
+use reactor::{ReactorConfig, Reactors};
 
-mod passing;
-use passing::passing_through;
+mod passthrough;
+use passthrough::check_passthrough;
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 
 #[test]
-fn a_controller_of_another_reactor_is_a_bdev_until_it_goes() {
+fn a_namespace_over_vfio_user_is_a_bdev_until_the_server_ends() {
     let directory = std::env::temp_dir().join(format!("ringbolt-bdev-nvme-{}", std::process::id()));
     std::fs::create_dir(&directory).unwrap();
     let medium = Registry::new();
     bdev::malloc::create(&medium, bdev::malloc::MallocConfig::new("Malloc0", 16384, 512)).unwrap();
-    let served = Reactors::start(&Config::default()).unwrap();
-    let target = Target::new(medium, served.remotes());
+    let target_reactors = Reactors::start(&ReactorConfig::default()).unwrap();
+    let target = NvmfTarget::new(medium, target_reactors.handles());
     target.create_vfio_user(VfioUserConfig::default()).unwrap();
     target
         .create_subsystem(NQN, SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() })
@@ -30,11 +30,11 @@ fn a_controller_of_another_reactor_is_a_bdev_until_it_goes() {
     let address = ListenAddress::vfio_user(directory.to_str().unwrap());
     target.add_listener(NQN, address.clone()).unwrap();
 
-    // The target maps our buffers: they must be ones that can be shared.
-    let arena = memory::Arena::new(memory::Config { shared: true, ..memory::Config::default() });
-    let reactors = Reactors::start(&Config { arena, ..Config::default() }).unwrap();
+    // The target maps the initiator's buffers: they must be in shared memory.
+    let arena = dma::Arena::new(dma::ArenaConfig { shared: true, ..dma::ArenaConfig::default() });
+    let reactors = Reactors::start(&ReactorConfig { arena, ..ReactorConfig::default() }).unwrap();
     let registry = Registry::new();
-    let initiator = Initiator::new(registry.clone(), reactors.remotes());
+    let initiator = Initiator::new(registry.clone(), reactors.handles());
     let uri = format!("nvme+vfio-user:{}", directory.display()).parse().unwrap();
     let names = initiator.attach(Attach::new("Vm0", PathConfig::new(TransportId(uri)))).unwrap();
     assert_eq!(names, ["Vm0n1"]);
@@ -42,10 +42,10 @@ fn a_controller_of_another_reactor_is_a_bdev_until_it_goes() {
     assert_eq!(descriptor.device().geometry().blocks, 16384);
     let (sender, outcome) = std::sync::mpsc::sync_channel(1);
     let work = move |core: &reactor::Core| {
-        let (core, io) = (core.clone(), Io::new(core, descriptor.channel(core).unwrap()));
+        let (core, io) = (core.clone(), AsyncChannel::new(core, descriptor.channel(core).unwrap()));
         core.clone().spawn(async move {
             let outcome = async {
-                // Longer than one command may be.
+                // Longer than the maximum transfer of a command.
                 let mut buffer = core.pool().take(1 << 20).unwrap();
                 for (at, byte) in buffer.as_mut_slice().iter_mut().enumerate() {
                     *byte = (at / 4096 + at) as u8;
@@ -63,14 +63,14 @@ fn a_controller_of_another_reactor_is_a_bdev_until_it_goes() {
             let _ = sender.send(result);
         });
     };
-    reactors.remotes()[0].post(work).unwrap();
+    reactors.handles()[0].post(work).unwrap();
     assert_eq!(outcome.recv_timeout(Duration::from_secs(30)).unwrap(), Ok(true));
     initiator.reset("Vm0").unwrap();
-    passing_through(&initiator, "Vm0");
-    initiator.operate("Vm0", None, Operation::Disable).unwrap();
+    check_passthrough(&initiator, "Vm0");
+    initiator.operate("Vm0", None, ControllerOperation::Disable).unwrap();
     assert_eq!(initiator.controllers()[0].paths[0].status, PathStatus::Disabled);
-    initiator.operate("Vm0", None, Operation::Enable).unwrap();
-    passing_through(&initiator, "Vm0");
+    initiator.operate("Vm0", None, ControllerOperation::Enable).unwrap();
+    check_passthrough(&initiator, "Vm0");
     let stats = initiator.transport_stats();
     let [of_core] = stats[..] else { panic!("{stats:?}") };
     let counts = of_core.counts;
@@ -78,16 +78,16 @@ fn a_controller_of_another_reactor_is_a_bdev_until_it_goes() {
     assert!(counts.submitted >= 3 && counts.completed == counts.submitted, "{counts:?}");
     assert!(counts.sq_doorbells + counts.sq_shadows > 0 && counts.cq_doorbells + counts.cq_shadows > 0);
 
-    // The process behind it ends: there is one try, and then the device goes.
+    // The server ends: after one reconnection attempt the device is removed.
     target.remove_listener(NQN, address).unwrap();
     let end = Instant::now() + Duration::from_secs(30);
     while registry.find("Vm0n1").is_some() {
-        assert!(Instant::now() < end, "the device is still there: {:?}", initiator.controllers());
+        assert!(Instant::now() < end, "the device was not removed: {:?}", initiator.controllers());
         std::thread::sleep(Duration::from_millis(10));
     }
     initiator.shutdown();
     drop(reactors);
     target.shutdown();
-    drop(served);
+    drop(target_reactors);
     std::fs::remove_dir_all(&directory).unwrap();
 }

@@ -1,4 +1,4 @@
-//! The channel over a module whose completions the test decides.
+//! Tests of the channel on a module whose completions are controlled by the test.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -6,35 +6,36 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use ring::{Channel as _, Flags, Op, Status, Tag};
+use block_io::{Channel as _, Op, Payload, RequestFlags, Status, Tag};
 
-use crate::fair::FLOW_WAITING_MAX;
+use crate::fair_queue::FLOW_QUEUED_MAX;
 use crate::{
-    Access, Bdev, BdevError, BoxedChannel, Channel, Completion, DeviceEvent, Geometry, Registry, Request,
+    Access, Bdev, BdevChannel, BdevError, BdevGeometry, BoxedChannel, Completion, DeviceEvent, Registry,
+    Request,
 };
 
 thread_local! {
-    /// Where the channel opened last keeps what was submitted to it.
-    static LAST: RefCell<Option<Rc<RefCell<VecDeque<Request>>>>> = const { RefCell::new(None) };
+    /// The requests of the scripted channel that was opened last.
+    static SUBMITTED: RefCell<Option<Rc<RefCell<VecDeque<Request>>>>> = const { RefCell::new(None) };
 }
 
 struct Scripted {
     blocks: AtomicU64,
     depth: u32,
-    /// The module itself takes at most so many.
+    /// Maximum number of requests that the module accepts.
     room: u32,
     resets: bool,
     closed: AtomicU32,
 }
 
 struct ScriptedChannel {
-    held: Rc<RefCell<VecDeque<Request>>>,
-    released: Rc<RefCell<VecDeque<Request>>>,
+    submitted: Rc<RefCell<VecDeque<Request>>>,
+    completed: Rc<RefCell<VecDeque<Request>>>,
     room: usize,
 }
 
 thread_local! {
-    static RELEASED: RefCell<Option<Rc<RefCell<VecDeque<Request>>>>> = const { RefCell::new(None) };
+    static COMPLETED: RefCell<Option<Rc<RefCell<VecDeque<Request>>>>> = const { RefCell::new(None) };
 }
 
 impl Scripted {
@@ -54,77 +55,78 @@ impl Bdev for Scripted {
         "Scripted disk"
     }
 
-    fn geometry(&self) -> Geometry {
-        Geometry::new(512, self.blocks.load(Ordering::Relaxed))
+    fn geometry(&self) -> BdevGeometry {
+        BdevGeometry::new(512, self.blocks.load(Ordering::Relaxed))
     }
 
     fn supports(&self, op: Op) -> bool {
         match op {
-            Op::Unmap | Op::WriteUncorrectable | Op::Compare => false,
+            // Compare is the layer's, whatever a module says.
+            Op::Read | Op::Write | Op::Flush | Op::WriteZeroes | Op::Compare => true,
             Op::Reset => self.resets,
-            _ => true,
+            _ => false,
         }
     }
 
     fn open(&self, _core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        let (held, released) = (Rc::default(), Rc::default());
-        LAST.set(Some(Rc::clone(&held)));
-        RELEASED.set(Some(Rc::clone(&released)));
-        Ok(Box::new(ScriptedChannel { held, released, room: self.room as usize }))
+        let (submitted, completed) = (Rc::default(), Rc::default());
+        SUBMITTED.set(Some(Rc::clone(&submitted)));
+        COMPLETED.set(Some(Rc::clone(&completed)));
+        Ok(Box::new(ScriptedChannel { submitted, completed, room: self.room as usize }))
     }
 
     fn depth(&self) -> u32 {
         self.depth
     }
 
-    fn closed(&self) {
+    fn on_closed(&self) {
         self.closed.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-impl ring::Channel for ScriptedChannel {
+impl block_io::Channel for ScriptedChannel {
     type Request = Request;
     type Completion = Completion;
 
     fn submit(&mut self, batch: &mut Vec<Request>) {
-        let mut held = self.held.borrow_mut();
-        let room = self.room.saturating_sub(held.len()).min(batch.len());
-        held.extend(batch.drain(..room));
+        let mut submitted = self.submitted.borrow_mut();
+        let room = self.room.saturating_sub(submitted.len()).min(batch.len());
+        submitted.extend(batch.drain(..room));
     }
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
-        let mut released = self.released.borrow_mut();
-        let count = released.len();
-        sink.extend(released.drain(..).map(|request| request.complete(Status::SUCCESS)));
+        let mut completed = self.completed.borrow_mut();
+        let count = completed.len();
+        sink.extend(completed.drain(..).map(|request| request.complete(Status::SUCCESS)));
         count
     }
 }
 
-/// A channel, and what the test does to the module below it.
-struct Bench {
+/// A channel, and control of the module below it.
+struct ChannelHarness {
     registry: Registry,
     core: reactor::Core,
     _reactor: reactor::Reactor,
-    channel: Channel,
-    held: Rc<RefCell<VecDeque<Request>>>,
-    released: Rc<RefCell<VecDeque<Request>>>,
+    channel: BdevChannel,
+    submitted: Rc<RefCell<VecDeque<Request>>>,
+    completed: Rc<RefCell<VecDeque<Request>>>,
     module: Arc<Scripted>,
 }
 
-impl Bench {
-    fn new(scripted: Scripted, access: Access<'_>) -> Bench {
-        let reactor = reactor::Reactor::new(&reactor::Config::default()).unwrap();
+impl ChannelHarness {
+    fn new(scripted: Scripted, access: Access<'_>) -> ChannelHarness {
+        let reactor = reactor::Reactor::new(&reactor::ReactorConfig::default()).unwrap();
         let core = reactor.core();
         let registry = Registry::new();
         let module = Arc::new(scripted);
         registry.register("dev", None, &[], module.clone()).unwrap();
         let channel = registry.open("dev", access).unwrap().channel(&core).unwrap();
-        let held = LAST.take().unwrap();
-        let released = RELEASED.take().unwrap();
-        Bench { registry, core, _reactor: reactor, channel, held, released, module }
+        let submitted = SUBMITTED.take().unwrap();
+        let completed = COMPLETED.take().unwrap();
+        ChannelHarness { registry, core, _reactor: reactor, channel, submitted, completed, module }
     }
 
-    fn buffer(&self, blocks: u32) -> memory::Buffer {
+    fn buffer(&self, blocks: u32) -> dma::Buffer {
         self.core.pool().take((blocks * 512) as usize).unwrap()
     }
 
@@ -136,17 +138,17 @@ impl Bench {
         let mut batch = vec![request];
         self.channel.submit(&mut batch);
         assert!(batch.is_empty());
-        self.release(usize::MAX);
+        self.complete(usize::MAX);
         let mut sink = Vec::new();
         assert_eq!(self.channel.poll(&mut sink), 1);
         sink[0].status()
     }
 
-    /// The module finishes the oldest `count`.
-    fn release(&self, count: usize) {
-        let mut held = self.held.borrow_mut();
-        let count = count.min(held.len());
-        self.released.borrow_mut().extend(held.drain(..count));
+    /// Completes the oldest `count` requests of the module.
+    fn complete(&self, count: usize) {
+        let mut submitted = self.submitted.borrow_mut();
+        let count = count.min(submitted.len());
+        self.completed.borrow_mut().extend(submitted.drain(..count));
     }
 
     fn poll(&mut self) -> Vec<Completion> {
@@ -157,10 +159,10 @@ impl Bench {
 }
 
 #[test]
-fn what_cannot_be_is_answered_and_reaches_no_module() {
-    let mut bench = Bench::new(Scripted::new(64), Access::ReadWrite);
-    let wrong_length = bench.buffer(7);
-    let far = bench.buffer(1);
+fn invalid_requests_fail_and_never_reach_the_module() {
+    let mut harness = ChannelHarness::new(Scripted::new(64), Access::ReadWrite);
+    let wrong_length = harness.buffer(7);
+    let far = harness.buffer(1);
     let table = [
         (Request::read(Tag(1), 0, 8, wrong_length), Status::DATA_SGL_LENGTH_INVALID),
         (Request::new(Tag(1), Op::Read, 0, 8), Status::DATA_SGL_LENGTH_INVALID),
@@ -171,39 +173,50 @@ fn what_cannot_be_is_answered_and_reaches_no_module() {
         (Request::write(Tag(1), u64::MAX, 1, far), Status::LBA_OUT_OF_RANGE),
         (Request::new(Tag(1), Op::Unmap, 0, 8), Status::INVALID_OPCODE),
     ];
-    for (request, wanted) in table {
+    for (request, expected) in table {
         let text = format!("{request:?}");
-        let got = bench.status_of(request);
-        assert!(got.same_code(wanted) && got.is_do_not_retry(), "{text}: {got}");
-        assert!(bench.held.borrow().is_empty());
+        let status = harness.status_of(request);
+        assert!(status.same_code(expected) && status.is_do_not_retry(), "{text}: {status}");
+        assert!(harness.submitted.borrow().is_empty());
     }
-    for fine in [Request::new(Tag(1), Op::Flush, 0, 0), Request::new(Tag(1), Op::WriteZeroes, 999, 1)] {
-        assert_eq!(bench.status_of(fine), Status::SUCCESS);
+    for valid in [Request::new(Tag(1), Op::Flush, 0, 0), Request::new(Tag(1), Op::WriteZeroes, 999, 1)] {
+        assert_eq!(harness.status_of(valid), Status::SUCCESS);
     }
-    let stats = bench.channel.device().stats();
+    let stats = harness.channel.device().stats();
     assert_eq!((stats.errors(), stats.op(Op::WriteZeroes).ops, stats.op(Op::Unmap).errors), (8, 1, 1));
 }
 
 #[test]
-fn a_read_only_descriptor_reads_and_flushes() {
-    let mut bench = Bench::new(Scripted::new(64), Access::ReadOnly);
-    let (write, read) = (bench.buffer(1), bench.buffer(1));
-    let refused = bench.status_of(Request::write(Tag(1), 0, 1, write));
-    assert!(refused.same_code(Status::NAMESPACE_WRITE_PROTECTED));
-    let refused = bench.status_of(Request::new(Tag(1), Op::WriteZeroes, 0, 1));
-    assert!(refused.same_code(Status::NAMESPACE_WRITE_PROTECTED));
-    assert_eq!(bench.status_of(Request::read(Tag(1), 0, 1, read)), Status::SUCCESS);
-    assert_eq!(bench.status_of(Request::new(Tag(1), Op::Flush, 0, 0)), Status::SUCCESS);
+fn a_compare_is_executed_by_the_layer_even_if_the_module_says_that_it_supports_it() {
+    let mut harness = ChannelHarness::new(Scripted::new(64), Access::ReadWrite);
+    let expected = harness.buffer(8);
+    let compare =
+        Request { payload: Payload::Data(expected.into()), ..Request::new(Tag(1), Op::Compare, 0, 8) };
+    harness.channel.submit(&mut vec![compare]);
+    let ops: Vec<Op> = harness.submitted.borrow().iter().map(|request| request.op).collect();
+    assert_eq!(ops, [Op::Read]);
 }
 
 #[test]
-fn a_bad_request_among_good_ones_harms_only_itself() {
-    let mut bench = Bench::new(Scripted::new(64), Access::ReadWrite);
-    let mut batch: Vec<Request> = (0..10).map(|tag| bench.read(tag, 0)).collect();
+fn a_read_only_descriptor_rejects_writes() {
+    let mut harness = ChannelHarness::new(Scripted::new(64), Access::ReadOnly);
+    let (write, read) = (harness.buffer(1), harness.buffer(1));
+    let refused = harness.status_of(Request::write(Tag(1), 0, 1, write));
+    assert!(refused.same_code(Status::NAMESPACE_WRITE_PROTECTED));
+    let refused = harness.status_of(Request::new(Tag(1), Op::WriteZeroes, 0, 1));
+    assert!(refused.same_code(Status::NAMESPACE_WRITE_PROTECTED));
+    assert_eq!(harness.status_of(Request::read(Tag(1), 0, 1, read)), Status::SUCCESS);
+    assert_eq!(harness.status_of(Request::new(Tag(1), Op::Flush, 0, 0)), Status::SUCCESS);
+}
+
+#[test]
+fn an_invalid_request_does_not_affect_others_of_its_batch() {
+    let mut harness = ChannelHarness::new(Scripted::new(64), Access::ReadWrite);
+    let mut batch: Vec<Request> = (0..10).map(|tag| harness.read(tag, 0)).collect();
     batch[4].lba = 5000;
-    bench.channel.submit(&mut batch);
-    bench.release(usize::MAX);
-    let sink = bench.poll();
+    harness.channel.submit(&mut batch);
+    harness.complete(usize::MAX);
+    let sink = harness.poll();
     assert_eq!(sink.len(), 10);
     for completion in sink {
         assert_eq!(completion.status().is_success(), completion.tag() != Tag(4), "{completion:?}");
@@ -211,45 +224,45 @@ fn a_bad_request_among_good_ones_harms_only_itself() {
 }
 
 #[test]
-fn beyond_the_depth_requests_wait_and_beyond_the_fifo_they_stay() {
-    let mut bench = Bench::new(Scripted::new(16), Access::ReadWrite);
-    let total = 16 + FLOW_WAITING_MAX + 50;
-    let mut batch: Vec<Request> = (0..total as u64).map(|tag| bench.read(tag, 3)).collect();
-    // All wait first, then 16 are served.
-    bench.channel.submit(&mut batch);
-    assert_eq!(bench.held.borrow().len(), 16);
+fn requests_beyond_the_depth_are_queued_and_beyond_the_fifo_stay_in_the_batch() {
+    let mut harness = ChannelHarness::new(Scripted::new(16), Access::ReadWrite);
+    let total = 16 + FLOW_QUEUED_MAX + 50;
+    let mut batch: Vec<Request> = (0..total as u64).map(|tag| harness.read(tag, 3)).collect();
+    // All are queued first, then 16 are submitted.
+    harness.channel.submit(&mut batch);
+    assert_eq!(harness.submitted.borrow().len(), 16);
     assert_eq!(batch.len(), 66);
-    assert_eq!(batch[0].tag, Tag(FLOW_WAITING_MAX as u64), "what stays is in order");
-    // Another flow is taken although this one's FIFO is full again.
-    bench.channel.submit(&mut batch);
-    batch.push(bench.read(9999, 4));
-    bench.channel.submit(&mut batch);
+    assert_eq!(batch[0].tag, Tag(FLOW_QUEUED_MAX as u64), "the rest of the batch is in order");
+    // Another flow is accepted although the FIFO of this one is full again.
+    harness.channel.submit(&mut batch);
+    batch.push(harness.read(9999, 4));
+    harness.channel.submit(&mut batch);
     assert!(batch.iter().all(|request| request.flow == 3) && batch.len() == 50);
     let mut seen = Vec::new();
     while seen.len() < total + 1 {
-        bench.release(5);
-        seen.extend(bench.poll().into_iter().map(|completion| completion.tag()));
-        bench.channel.submit(&mut batch);
-        assert!(bench.held.borrow().len() <= 16);
+        harness.complete(5);
+        seen.extend(harness.poll().into_iter().map(|completion| completion.tag()));
+        harness.channel.submit(&mut batch);
+        assert!(harness.submitted.borrow().len() <= 16);
     }
     let mut of_flow: Vec<Tag> = seen.iter().copied().filter(|tag| *tag != Tag(9999)).collect();
     assert!(of_flow.is_sorted(), "a flow's requests keep their order");
     of_flow.dedup();
     assert_eq!(of_flow.len(), total);
-    assert_eq!(bench.channel.outstanding(), 0);
+    assert_eq!(harness.channel.outstanding(), 0);
 }
 
 #[test]
-fn a_flow_of_a_thousandth_of_the_depth_gets_its_share() {
-    let mut bench = Bench::new(Scripted::new(32), Access::ReadWrite);
-    let mut greedy: Vec<Request> = (0..1000).map(|tag| bench.read(tag, 1)).collect();
-    bench.channel.submit(&mut greedy);
+fn a_flow_with_one_request_gets_its_share_beside_a_greedy_flow() {
+    let mut harness = ChannelHarness::new(Scripted::new(32), Access::ReadWrite);
+    let mut greedy: Vec<Request> = (0..1000).map(|tag| harness.read(tag, 1)).collect();
+    harness.channel.submit(&mut greedy);
     let (mut modest_done, mut greedy_done) = (0, 0);
-    let mut batch = vec![bench.read(5000, 2)];
+    let mut batch = vec![harness.read(5000, 2)];
     for _ in 0..2000 {
-        bench.channel.submit(&mut batch);
-        bench.release(1);
-        for completion in bench.poll() {
+        harness.channel.submit(&mut batch);
+        harness.complete(1);
+        for completion in harness.poll() {
             if completion.request().flow == 2 {
                 modest_done += 1;
                 batch.push(completion.into_request());
@@ -258,159 +271,159 @@ fn a_flow_of_a_thousandth_of_the_depth_gets_its_share() {
                 greedy.push(completion.into_request());
             }
         }
-        bench.channel.submit(&mut greedy);
+        harness.channel.submit(&mut greedy);
     }
-    // At depth 1 a flow waits for the depth in flight and at most a quantum of the other: 40 I/Os.
+    // A flow with one I/O waits for the I/Os in flight and at most a quantum of the other: 40 I/Os.
     assert!(modest_done >= 2000 / 42, "{modest_done} of the modest flow, {greedy_done} of the greedy one");
     assert!(greedy_done >= 1800, "{greedy_done}");
 }
 
 #[test]
-fn a_module_that_takes_less_than_its_depth_is_asked_again() {
+fn requests_that_the_module_did_not_accept_are_submitted_again() {
     let scripted = Scripted { room: 3, ..Scripted::new(64) };
-    let mut bench = Bench::new(scripted, Access::ReadWrite);
-    let mut batch: Vec<Request> = (0..20).map(|tag| bench.read(tag, 0)).collect();
-    bench.channel.submit(&mut batch);
+    let mut harness = ChannelHarness::new(scripted, Access::ReadWrite);
+    let mut batch: Vec<Request> = (0..20).map(|tag| harness.read(tag, 0)).collect();
+    harness.channel.submit(&mut batch);
     assert!(batch.is_empty());
     let mut seen = Vec::new();
     while seen.len() < 20 {
-        bench.release(2);
-        seen.extend(bench.poll().into_iter().map(|completion| completion.tag().0));
+        harness.complete(2);
+        seen.extend(harness.poll().into_iter().map(|completion| completion.tag().0));
     }
     assert_eq!(seen, (0..20).collect::<Vec<_>>());
 }
 
 #[test]
-fn a_resize_is_seen_by_open_channels_and_subscribers() {
-    let mut bench = Bench::new(Scripted::new(64), Access::ReadWrite);
+fn a_resize_reaches_open_channels_and_subscribers() {
+    let mut harness = ChannelHarness::new(Scripted::new(64), Access::ReadWrite);
     let events = Arc::new(Mutex::new(Vec::new()));
-    let heard = events.clone();
-    bench.registry.subscribe(Box::new(move |event| {
+    let received = events.clone();
+    harness.registry.subscribe(Box::new(move |event| {
         if let DeviceEvent::Resized(device) = event {
-            heard.lock().unwrap().push(device.geometry().blocks);
+            received.lock().unwrap().push(device.geometry().blocks);
         }
     }));
     let at_end = Request::new(Tag(1), Op::WriteZeroes, 1500, 1);
-    assert!(bench.status_of(at_end).same_code(Status::LBA_OUT_OF_RANGE));
-    bench.module.blocks.store(2000, Ordering::Relaxed);
-    bench.registry.notify_resized("dev").unwrap();
-    bench.registry.notify_resized("dev").unwrap();
-    assert_eq!(bench.status_of(Request::new(Tag(1), Op::WriteZeroes, 1500, 1)), Status::SUCCESS);
-    bench.module.blocks.store(10, Ordering::Relaxed);
-    bench.registry.notify_resized("dev").unwrap();
-    let beyond = bench.status_of(Request::new(Tag(1), Op::WriteZeroes, 10, 1));
+    assert!(harness.status_of(at_end).same_code(Status::LBA_OUT_OF_RANGE));
+    harness.module.blocks.store(2000, Ordering::Relaxed);
+    harness.registry.notify_resized("dev").unwrap();
+    harness.registry.notify_resized("dev").unwrap();
+    assert_eq!(harness.status_of(Request::new(Tag(1), Op::WriteZeroes, 1500, 1)), Status::SUCCESS);
+    harness.module.blocks.store(10, Ordering::Relaxed);
+    harness.registry.notify_resized("dev").unwrap();
+    let beyond = harness.status_of(Request::new(Tag(1), Op::WriteZeroes, 10, 1));
     assert!(beyond.same_code(Status::LBA_OUT_OF_RANGE));
     assert_eq!(*events.lock().unwrap(), [2000, 10]);
 }
 
 #[test]
 fn after_removal_everything_completes_once_and_new_io_fails() {
-    let mut bench = Bench::new(Scripted::new(8), Access::ReadWrite);
-    let mut batch: Vec<Request> = (0..20).map(|tag| bench.read(tag, 0)).collect();
-    bench.channel.submit(&mut batch);
-    let device = bench.registry.unregister("dev").unwrap();
-    assert!(bench.channel.is_removed() && bench.registry.find("dev").is_none());
+    let mut harness = ChannelHarness::new(Scripted::new(8), Access::ReadWrite);
+    let mut batch: Vec<Request> = (0..20).map(|tag| harness.read(tag, 0)).collect();
+    harness.channel.submit(&mut batch);
+    let device = harness.registry.unregister("dev").unwrap();
+    assert!(harness.channel.is_removed() && harness.registry.find("dev").is_none());
     assert!(!device.wait_closed(std::time::Duration::from_millis(1)));
-    let mut batch = vec![bench.read(100, 0), Request::new(Tag(101), Op::Flush, 0, 0)];
+    let mut batch = vec![harness.read(100, 0), Request::new(Tag(101), Op::Flush, 0, 0)];
     batch.push(Request::new(Tag(102), Op::Reset, 0, 0));
-    bench.channel.submit(&mut batch);
-    assert_eq!(bench.held.borrow().len(), 8, "nothing new reaches the module");
-    let mut sink = bench.poll();
-    bench.release(usize::MAX);
-    sink.extend(bench.poll());
+    harness.channel.submit(&mut batch);
+    assert_eq!(harness.submitted.borrow().len(), 8, "no new request reaches the module");
+    let mut sink = harness.poll();
+    harness.complete(usize::MAX);
+    sink.extend(harness.poll());
     sink.sort_by_key(|completion| completion.tag());
     let tags: Vec<u64> = sink.iter().map(|completion| completion.tag().0).collect();
     assert_eq!(tags, (0..20).chain(100..103).collect::<Vec<_>>());
     for completion in &sink {
-        let gone = completion.status().same_code(Status::INVALID_NAMESPACE_OR_FORMAT);
-        assert_eq!(gone, completion.tag().0 >= 8, "{completion:?}");
+        let removed = completion.status().same_code(Status::INVALID_NAMESPACE_OR_FORMAT);
+        assert_eq!(removed, completion.tag().0 >= 8, "{completion:?}");
     }
-    assert_eq!(bench.module.closed.load(Ordering::Relaxed), 0);
-    drop(bench.channel);
+    assert_eq!(harness.module.closed.load(Ordering::Relaxed), 0);
+    drop(harness.channel);
     assert!(device.wait_closed(std::time::Duration::ZERO));
-    assert_eq!(bench.module.closed.load(Ordering::Relaxed), 1);
+    assert_eq!(harness.module.closed.load(Ordering::Relaxed), 1);
 }
 
 #[test]
-fn a_reset_waits_for_what_is_in_flight_and_holds_what_follows() {
-    let mut bench = Bench::new(Scripted::new(8), Access::ReadWrite);
-    let mut batch = vec![bench.read(1, 0), bench.read(2, 0)];
-    bench.channel.submit(&mut batch);
-    let mut batch = vec![Request::new(Tag(3), Op::Reset, 0, 0), bench.read(4, 0)];
-    bench.channel.submit(&mut batch);
+fn a_reset_waits_for_io_in_flight_and_blocks_later_io() {
+    let mut harness = ChannelHarness::new(Scripted::new(8), Access::ReadWrite);
+    let mut batch = vec![harness.read(1, 0), harness.read(2, 0)];
+    harness.channel.submit(&mut batch);
+    let mut batch = vec![Request::new(Tag(3), Op::Reset, 0, 0), harness.read(4, 0)];
+    harness.channel.submit(&mut batch);
     assert!(batch.is_empty());
-    assert_eq!(bench.held.borrow().len(), 2);
-    bench.release(1);
-    assert_eq!(bench.poll().len(), 1);
-    bench.release(1);
-    let tags: Vec<Tag> = bench.poll().iter().map(|completion| completion.tag()).collect();
+    assert_eq!(harness.submitted.borrow().len(), 2);
+    harness.complete(1);
+    assert_eq!(harness.poll().len(), 1);
+    harness.complete(1);
+    let tags: Vec<Tag> = harness.poll().iter().map(|completion| completion.tag()).collect();
     assert_eq!(tags, [Tag(2), Tag(3)]);
-    assert_eq!(bench.held.borrow().len(), 1, "what followed the reset goes on");
+    assert_eq!(harness.submitted.borrow().len(), 1, "I/O after the reset is submitted");
 }
 
 #[test]
-fn a_module_that_resets_itself_gets_it_although_it_is_full() {
+fn a_module_that_supports_reset_gets_it_beyond_its_depth() {
     let scripted = Scripted { resets: true, ..Scripted::new(2) };
-    let mut bench = Bench::new(scripted, Access::ReadWrite);
-    let mut batch: Vec<Request> = (0..5).map(|tag| bench.read(tag, 0)).collect();
-    bench.channel.submit(&mut batch);
+    let mut harness = ChannelHarness::new(scripted, Access::ReadWrite);
+    let mut batch: Vec<Request> = (0..5).map(|tag| harness.read(tag, 0)).collect();
+    harness.channel.submit(&mut batch);
     let mut batch = vec![Request::new(Tag(9), Op::Reset, 0, 0)];
-    bench.channel.submit(&mut batch);
-    assert_eq!(bench.held.borrow().back().map(|request| request.tag), Some(Tag(9)));
+    harness.channel.submit(&mut batch);
+    assert_eq!(harness.submitted.borrow().back().map(|request| request.tag), Some(Tag(9)));
 }
 
 #[test]
 fn statistics_count_operations_bytes_and_latency() {
-    let mut bench = Bench::new(Scripted::new(64), Access::ReadWrite);
-    let write = Request { flags: Flags::FUA, ..Request::write(Tag(9), 0, 4, bench.buffer(4)) };
-    let mut batch = vec![bench.read(1, 0), bench.read(2, 0), write];
-    bench.channel.submit(&mut batch);
-    let start = sys::clock::ticks();
-    while sys::clock::ticks_to_ns(sys::clock::ticks() - start) < 1_000_000 {}
-    bench.release(usize::MAX);
-    bench.poll();
-    let stats = bench.channel.device().stats();
+    let mut harness = ChannelHarness::new(Scripted::new(64), Access::ReadWrite);
+    let write = Request { flags: RequestFlags::FUA, ..Request::write(Tag(9), 0, 4, harness.buffer(4)) };
+    let mut batch = vec![harness.read(1, 0), harness.read(2, 0), write];
+    harness.channel.submit(&mut batch);
+    let start = os::clock::ticks();
+    while os::clock::ticks_to_ns(os::clock::ticks() - start) < 1_000_000 {}
+    harness.complete(usize::MAX);
+    harness.poll();
+    let stats = harness.channel.device().stats();
     let (read, write) = (stats.op(Op::Read), stats.op(Op::Write));
     assert_eq!((read.ops, read.bytes, write.ops, write.bytes), (2, 8192, 1, 2048));
-    assert!(sys::clock::ticks_to_ns(read.latency_min_ticks) >= 900_000, "{read:?}");
+    assert!(os::clock::ticks_to_ns(read.latency_min_ticks) >= 900_000, "{read:?}");
     assert_eq!(read.latency_ticks, read.latency_min_ticks + read.latency_max_ticks);
     assert_eq!(stats.histogram(Op::Read).count(), 2);
     let percentile = stats.histogram(Op::Read).percentile_ticks(99.0);
     assert!(percentile >= read.latency_max_ticks && percentile <= read.latency_max_ticks * 33 / 32 + 1);
-    let device = bench.channel.device().clone();
+    let device = harness.channel.device().clone();
     assert_eq!(device.channel_stats().len(), 1);
     device.reset_stats();
     assert_eq!(device.stats().op(Op::Read).ops, 0);
-    drop(bench.channel);
+    drop(harness.channel);
     assert!(device.channel_stats().is_empty());
 }
 
 #[test]
-fn refused_requests_are_bounded_too() {
-    let mut bench = Bench::new(Scripted::new(8), Access::ReadWrite);
+fn rejected_requests_are_bounded() {
+    let mut harness = ChannelHarness::new(Scripted::new(8), Access::ReadWrite);
     let mut batch: Vec<Request> = (0..3000).map(|tag| Request::new(Tag(tag), Op::Unmap, 0, 1)).collect();
-    bench.channel.submit(&mut batch);
-    assert_eq!(batch.len(), 3000 - super::REFUSED_MAX);
+    harness.channel.submit(&mut batch);
+    assert_eq!(batch.len(), 3000 - super::REJECTED_MAX);
     let mut seen = 0;
     while seen < 3000 {
-        seen += bench.poll().len();
-        bench.channel.submit(&mut batch);
+        seen += harness.poll().len();
+        harness.channel.submit(&mut batch);
     }
-    assert_eq!(bench.channel.outstanding(), 0);
+    assert_eq!(harness.channel.outstanding(), 0);
 }
 
 #[test]
-fn resets_under_way_are_bounded() {
+fn resets_in_flight_are_bounded() {
     let scripted = Scripted { resets: true, ..Scripted::new(2) };
-    let mut bench = Bench::new(scripted, Access::ReadWrite);
+    let mut harness = ChannelHarness::new(scripted, Access::ReadWrite);
     let mut batch: Vec<Request> = (0..40).map(|tag| Request::new(Tag(tag), Op::Reset, 0, 0)).collect();
     let mut seen = 0;
     while seen < 40 {
-        bench.channel.submit(&mut batch);
-        bench.channel.submit(&mut batch);
-        assert!(bench.held.borrow().len() <= super::RESETS_MAX);
-        bench.release(3);
-        seen += bench.poll().len();
+        harness.channel.submit(&mut batch);
+        harness.channel.submit(&mut batch);
+        assert!(harness.submitted.borrow().len() <= super::RESETS_MAX);
+        harness.complete(3);
+        seen += harness.poll().len();
     }
     assert!(batch.is_empty());
 }

@@ -1,34 +1,34 @@
-//! What modules that stand on another device share: the claim, and following its fate.
+//! Shared by virtual devices (modules on top of a base bdev): the claim of the base, and its removal and resize.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::{Access, BdevError, Channel, Descriptor, Device, DeviceEvent, Registry};
+use crate::{Access, BdevChannel, BdevError, BlockDevice, Descriptor, DeviceEvent, Registry};
 
-/// The device below, claimed for the one above.
-pub(super) struct Base {
-    device: Arc<Device>,
+/// A base bdev, opened with an exclusive claim for the device on top of it.
+pub(super) struct BaseBdev {
+    device: Arc<BlockDevice>,
     descriptor: Mutex<Option<Descriptor>>,
 }
 
-impl Base {
-    /// Opens `name` so that nobody else writes it.
-    pub(super) fn claim(registry: &Registry, name: &str, by: &str) -> Result<Base, BdevError> {
+impl BaseBdev {
+    /// Opens `name` with an exclusive claim of `by`.
+    pub(super) fn claim(registry: &Registry, name: &str, by: &str) -> Result<BaseBdev, BdevError> {
         let descriptor = registry.open(name, Access::Exclusive { by })?;
-        Ok(Base { device: descriptor.device().clone(), descriptor: Mutex::new(Some(descriptor)) })
+        Ok(BaseBdev { device: descriptor.device().clone(), descriptor: Mutex::new(Some(descriptor)) })
     }
 
-    pub(super) fn device(&self) -> &Arc<Device> {
+    pub(super) fn device(&self) -> &Arc<BlockDevice> {
         &self.device
     }
 
-    pub(super) fn channel(&self, core: &reactor::Core) -> Result<Channel, BdevError> {
+    pub(super) fn channel(&self, core: &reactor::Core) -> Result<BdevChannel, BdevError> {
         match &*self.descriptor.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(descriptor) => descriptor.channel(core),
             None => Err(BdevError::Removed { name: self.device.name().to_string() }),
         }
     }
 
-    /// Gives the claim up.
+    /// Releases the claim.
     pub(super) fn release(&self) {
         let descriptor = self.descriptor.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(descriptor);
@@ -36,19 +36,21 @@ impl Base {
 }
 
 /// Removes `upper` when `base` is removed, and resizes it when `base` is resized.
-pub(super) fn follow(registry: &Registry, base: &Arc<Device>, upper: &Arc<Device>) {
+pub(super) fn track_base(registry: &Registry, base: &Arc<BlockDevice>, upper: &Arc<BlockDevice>) {
     let weak = registry.downgrade();
     let (base_ref, upper_ref) = (Arc::downgrade(base), Arc::downgrade(upper));
     let id = Arc::new(OnceLock::new());
     let own_id = id.clone();
     let subscription = registry.subscribe(Box::new(move |event| {
         let Some(registry) = weak.upgrade() else { return };
-        let is = |of: &std::sync::Weak<Device>| std::ptr::eq(of.as_ptr(), Arc::as_ptr(event.device()));
+        let is = |device: &std::sync::Weak<BlockDevice>| {
+            std::ptr::eq(device.as_ptr(), Arc::as_ptr(event.device()))
+        };
         let Some(upper) = upper_ref.upgrade() else {
             own_id.get().into_iter().for_each(|id| registry.unsubscribe(*id));
             return;
         };
-        // The device above may be gone already; then there is nothing left to do.
+        // The upper device may already be removed; an error is expected then.
         let _ = match event {
             DeviceEvent::Removed(_) if is(&base_ref) => registry.unregister(upper.name()).map(drop),
             DeviceEvent::Resized(_) if is(&base_ref) => registry.notify_resized(upper.name()),
@@ -59,20 +61,20 @@ pub(super) fn follow(registry: &Registry, base: &Arc<Device>, upper: &Arc<Device
             _ => Ok(()),
         };
     }));
-    // The one setter; a callback that ran before this only leaves the subscription for later.
+    // Set once, here; a callback that runs earlier leaves the subscription for a later one to end.
     let _ = id.set(subscription);
     if base.is_removed() {
         let _ = registry.unregister(upper.name());
     }
 }
 
-/// A generator of numbers that a seed decides (SplitMix64).
+/// A deterministic pseudo-random number generator (SplitMix64).
 #[derive(Clone, Debug)]
-pub(crate) struct Dice(u64);
+pub(crate) struct SplitMix64(u64);
 
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Dice {
-        Dice(seed)
+impl SplitMix64 {
+    pub(crate) fn new(seed: u64) -> SplitMix64 {
+        SplitMix64(seed)
     }
 
     pub(crate) fn next(&mut self) -> u64 {
@@ -83,7 +85,7 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`, which is not 0.
+    /// A number below `bound`, which must not be 0.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }

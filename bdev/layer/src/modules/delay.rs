@@ -1,33 +1,36 @@
-//! A device that takes longer: an average and a 99th percentile for reads and for writes.
+//! The delay device: a virtual device that adds an average and a 99th percentile latency to reads and writes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ring::Op;
+use block_io::Op;
 use uuid::Uuid;
 
-use super::base::{Base, Dice, follow};
-use crate::{Bdev, BdevError, BoxedChannel, Completion, Device, Geometry, Registry, Request, Value};
+use super::base::{BaseBdev, SplitMix64, track_base};
+use crate::{
+    Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits, Registry,
+    Request,
+};
 
-/// How a delay device is made. Latencies are added to the base's own.
+/// Configuration of a delay device. Latencies are added to those of the base.
 #[derive(Clone, Debug)]
 pub struct DelayConfig {
-    /// The device that it stands on.
+    /// Name of the base bdev.
     pub base: String,
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// Its UUID; made up where none is given.
+    /// UUID; random if none is given.
     pub uuid: Option<Uuid>,
     /// Added to 99 of 100 reads, in microseconds.
     pub avg_read_latency_us: u64,
-    /// Added to 1 of 100 reads, by chance; at least the average.
+    /// Added to 1 of 100 reads, chosen at random, in microseconds; at least the average.
     pub p99_read_latency_us: u64,
-    /// Added to 99 of 100 writes.
+    /// Added to 99 of 100 writes, in microseconds.
     pub avg_write_latency_us: u64,
-    /// Added to 1 of 100 writes, by chance; at least the average.
+    /// Added to 1 of 100 writes, chosen at random, in microseconds; at least the average.
     pub p99_write_latency_us: u64,
-    /// Decides which I/Os get the 99th percentile.
+    /// Seed of the random choice of I/Os that get the 99th percentile.
     pub seed: u64,
 }
 
@@ -47,9 +50,9 @@ impl DelayConfig {
     }
 }
 
-/// Which latency.
+/// Selects one of the four latencies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Latency {
+pub enum LatencyClass {
     /// 99 of 100 reads.
     AvgRead,
     /// 1 of 100 reads.
@@ -61,19 +64,19 @@ pub enum Latency {
 }
 
 const CLASSES: usize = 4;
-/// Longest latency, an hour: beyond that a mistyped unit is likelier than a wish.
+/// Maximum latency, one hour: a longer one is more likely a wrong unit.
 const LATENCY_US_MAX: u64 = 3_600_000_000;
 
-/// The module's object.
-pub struct Delay {
+/// The module's object of a delay device.
+pub struct DelayBdev {
     name: String,
-    base: Base,
+    base: BaseBdev,
     latencies_ns: Arc<[AtomicU64; CLASSES]>,
     seed: u64,
 }
 
-/// Makes a delay device on a base, which it claims.
-pub fn create(registry: &Registry, config: DelayConfig) -> Result<Arc<Device>, BdevError> {
+/// Creates a delay device on a base, which it claims.
+pub fn create(registry: &Registry, config: DelayConfig) -> Result<Arc<BlockDevice>, BdevError> {
     let latencies_us = [
         config.avg_read_latency_us,
         config.p99_read_latency_us,
@@ -81,25 +84,25 @@ pub fn create(registry: &Registry, config: DelayConfig) -> Result<Arc<Device>, B
         config.p99_write_latency_us,
     ];
     check(latencies_us)?;
-    let base = Base::claim(registry, &config.base, &format!("delay bdev {}", config.name))?;
+    let base = BaseBdev::claim(registry, &config.base, &format!("delay bdev {}", config.name))?;
     let below = base.device().clone();
     let latencies_ns = Arc::new(latencies_us.map(|us| AtomicU64::new(us * 1000)));
-    let module = Delay { name: config.name.clone(), base, latencies_ns, seed: config.seed };
+    let module = DelayBdev { name: config.name.clone(), base, latencies_ns, seed: config.seed };
     let device = registry.register(&config.name, config.uuid, &[], Arc::new(module))?;
-    follow(registry, &below, &device);
+    track_base(registry, &below, &device);
     Ok(device)
 }
 
-/// Changes one latency for the I/Os that the base completes from now on.
+/// Changes one latency, for I/Os that the base completes from now on.
 pub fn update_latency(
     registry: &Registry,
     name: &str,
-    which: Latency,
+    which: LatencyClass,
     latency_us: u64,
 ) -> Result<(), BdevError> {
     let device = registry.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
-    let Some(module) = device.module::<Delay>() else {
-        return Err(BdevError::WrongKind { name: name.to_string(), wanted: "Delay bdev" });
+    let Some(module) = device.module::<DelayBdev>() else {
+        return Err(BdevError::WrongKind { name: name.to_string(), expected: "Delay bdev" });
     };
     if latency_us > LATENCY_US_MAX {
         return Err(too_long(latency_us));
@@ -127,12 +130,12 @@ fn too_long(us: u64) -> BdevError {
     BdevError::invalid("latency", format!("{us} us is over an hour"))
 }
 
-impl Bdev for Delay {
+impl Bdev for DelayBdev {
     fn product_name(&self) -> &'static str {
         "Delay bdev"
     }
 
-    fn geometry(&self) -> Geometry {
+    fn geometry(&self) -> BdevGeometry {
         self.base.device().geometry()
     }
 
@@ -140,29 +143,35 @@ impl Bdev for Delay {
         op == Op::Reset || self.base.device().bdev().supports(op)
     }
 
+    fn io_limits(&self) -> IoLimits {
+        // The base's channel divides what its module does not take.
+        IoLimits::NONE
+    }
+
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        Ok(Box::new(Channel {
+        Ok(Box::new(DelayChannel {
             base: self.base.channel(core)?,
             latencies_ns: self.latencies_ns.clone(),
-            dice: Dice::new(self.seed ^ (core.index() as u64) << 32),
+            rng: SplitMix64::new(self.seed ^ (core.index() as u64) << 32),
             forward: Vec::new(),
-            held: std::array::from_fn(|_| VecDeque::new()),
-            below: Vec::new(),
+            delayed: std::array::from_fn(|_| VecDeque::new()),
+            base_completions: Vec::new(),
         }))
     }
 
-    fn driver_specific(&self) -> Vec<(&'static str, Value)> {
-        let us =
-            |which: Latency| Value::Number(self.latencies_ns[which as usize].load(Ordering::Relaxed) / 1000);
+    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
+        let us = |which: LatencyClass| {
+            InfoValue::Number(self.latencies_ns[which as usize].load(Ordering::Relaxed) / 1000)
+        };
         let object = vec![
             ("name", self.name.as_str().into()),
             ("base_bdev_name", self.base.device().name().into()),
-            ("avg_read_latency", us(Latency::AvgRead)),
-            ("p99_read_latency", us(Latency::P99Read)),
-            ("avg_write_latency", us(Latency::AvgWrite)),
-            ("p99_write_latency", us(Latency::P99Write)),
+            ("avg_read_latency", us(LatencyClass::AvgRead)),
+            ("p99_read_latency", us(LatencyClass::P99Read)),
+            ("avg_write_latency", us(LatencyClass::AvgWrite)),
+            ("p99_write_latency", us(LatencyClass::P99Write)),
         ];
-        vec![("delay", Value::Object(object))]
+        vec![("delay", InfoValue::Object(object))]
     }
 
     fn reads_undefined(&self) -> bool {
@@ -177,48 +186,48 @@ impl Bdev for Delay {
         self.base.device().bdev().depth()
     }
 
-    fn closed(&self) {
+    fn on_closed(&self) {
         self.base.release();
     }
 }
 
-struct Channel {
-    base: crate::Channel,
+struct DelayChannel {
+    base: crate::BdevChannel,
     latencies_ns: Arc<[AtomicU64; CLASSES]>,
-    dice: Dice,
+    rng: SplitMix64,
     forward: Vec<Request>,
-    /// A FIFO a class: within a class the latency is the same, so that the first is due first. An
-    /// update keeps the order; a shorter latency then counts from behind the longer ones before it.
-    held: [VecDeque<(u64, Completion)>; CLASSES],
-    /// Empty between calls.
-    below: Vec<Completion>,
+    /// Delayed completions with their due time, one FIFO a class: the latency in a class is constant, so that the
+    /// oldest is due first. After an update to a shorter latency, newer completions still wait for older ones.
+    delayed: [VecDeque<(u64, Completion)>; CLASSES],
+    /// Scratch of [`poll`](block_io::Channel::poll); empty between calls.
+    base_completions: Vec<Completion>,
 }
 
-impl Channel {
-    /// Which latency an I/O gets, `None` for none.
+impl DelayChannel {
+    /// The latency class of an I/O; `None` for no delay.
     fn class_of(&mut self, op: Op) -> Option<usize> {
         let average = match op {
-            Op::Read => Latency::AvgRead,
-            Op::Write | Op::Unmap | Op::WriteZeroes | Op::WriteUncorrectable => Latency::AvgWrite,
-            Op::Flush | Op::Reset | Op::Compare => return None,
+            Op::Read => LatencyClass::AvgRead,
+            Op::Write | Op::Unmap | Op::WriteZeroes | Op::WriteUncorrectable => LatencyClass::AvgWrite,
+            _ => return None,
         };
-        Some(average as usize + usize::from(self.dice.below(100) == 0))
+        Some(average as usize + usize::from(self.rng.below(100) == 0))
     }
 
     fn release_all(&mut self) {
-        for held in &mut self.held {
-            held.iter_mut().for_each(|(due_ns, _)| *due_ns = 0);
+        for delayed in &mut self.delayed {
+            delayed.iter_mut().for_each(|(due_ns, _)| *due_ns = 0);
         }
     }
 }
 
-impl ring::Channel for Channel {
+impl block_io::Channel for DelayChannel {
     type Request = Request;
     type Completion = Completion;
 
     fn submit(&mut self, batch: &mut Vec<Request>) {
         if batch.iter().any(|request| request.op == Op::Reset) {
-            // What is held has been done below; a reset waits for nobody.
+            // The base has already completed the delayed I/Os; a reset does not wait for them.
             self.release_all();
         }
         self.forward.append(batch);
@@ -228,23 +237,23 @@ impl ring::Channel for Channel {
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
         self.base.submit(&mut self.forward);
-        let mut below = std::mem::take(&mut self.below);
-        self.base.poll(&mut below);
-        let now_ns = sys::clock::now_ns();
-        for completion in below.drain(..) {
+        let mut base_completions = std::mem::take(&mut self.base_completions);
+        self.base.poll(&mut base_completions);
+        let now_ns = os::clock::now_ns();
+        for completion in base_completions.drain(..) {
             match self.class_of(completion.request().op) {
                 Some(class) => {
                     let due_ns = now_ns + self.latencies_ns[class].load(Ordering::Relaxed);
-                    self.held[class].push_back((due_ns, completion));
+                    self.delayed[class].push_back((due_ns, completion));
                 }
                 None => sink.push(completion),
             }
         }
-        self.below = below;
-        for held in &mut self.held {
-            while let Some((due_ns, _)) = held.front()
+        self.base_completions = base_completions;
+        for delayed in &mut self.delayed {
+            while let Some((due_ns, _)) = delayed.front()
                 && *due_ns <= now_ns
-                && let Some((_, completion)) = held.pop_front()
+                && let Some((_, completion)) = delayed.pop_front()
             {
                 sink.push(completion);
             }
@@ -256,7 +265,7 @@ impl ring::Channel for Channel {
         if !self.forward.is_empty() && self.base.outstanding() == 0 {
             return Some(0);
         }
-        let due = self.held.iter().filter_map(|held| held.front().map(|(due_ns, _)| *due_ns));
+        let due = self.delayed.iter().filter_map(|delayed| delayed.front().map(|(due_ns, _)| *due_ns));
         due.chain(self.base.deadline()).min()
     }
 }

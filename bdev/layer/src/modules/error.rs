@@ -1,131 +1,138 @@
-//! A device that fails on request: what stands on it shows how it takes errors.
+//! The error device: a virtual device that injects errors, pending I/O and corruption, to test the layers forwarded.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ring::{Op, Status, Tag};
+use block_io::{Op, Status, Tag};
 use slots::{Slab, Slot};
 use uuid::Uuid;
 
-use super::base::{Base, Dice, follow};
-use crate::{Bdev, BdevError, BoxedChannel, Completion, Device, Geometry, Registry, Request, Value};
+use super::base::{BaseBdev, SplitMix64, track_base};
+use crate::{
+    Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits, Registry,
+    Request,
+};
 
-/// How an error device is made.
+/// Configuration of an error device.
 #[derive(Clone, Debug)]
 pub struct ErrorConfig {
-    /// The device that it stands on.
+    /// Name of the base bdev.
     pub base: String,
-    /// Its name; `EE_` and the base's where none is given.
+    /// Name of the device; `EE_` and the name of the base if none is given.
     pub name: Option<String>,
-    /// Its UUID; made up where none is given.
+    /// UUID; random if none is given.
     pub uuid: Option<Uuid>,
-    /// Decides which I/Os [`Chance::PerMille`] hits.
+    /// Seed of the random numbers of [`Chance::PerMille`].
     pub seed: u64,
 }
 
 impl ErrorConfig {
-    /// A device on `base` with the default name.
+    /// An error device on `base` with the default name, a random UUID and seed 0.
     pub fn new(base: &str) -> ErrorConfig {
         ErrorConfig { base: base.to_string(), name: None, uuid: None, seed: 0 }
     }
 }
 
-/// One kind of fault.
+/// A rule: which I/Os are hit, and by which fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Injection {
-    /// The operation that it hits; every one where none is given. Resets are never hit.
+pub struct FaultInjection {
+    /// The operation; `None` for any. Resets are never hit.
     pub op: Option<Op>,
-    /// The blocks that an I/O must touch; any where none are given.
+    /// Blocks, one of which the I/O must contain; `None` for any.
     pub range: Option<Range<u64>>,
-    /// What happens.
-    pub action: Action,
-    /// To how many of the I/Os that match.
+    /// The fault.
+    pub action: FaultAction,
+    /// Which of the matching I/Os are hit.
     pub chance: Chance,
-    /// How often at most; without end where no number is given.
+    /// Maximum number of hits; `None` for no limit.
     pub count: Option<u64>,
-    /// Only while at least so many I/Os are in flight on the channel.
+    /// Minimum number of I/Os in flight on the channel.
     pub queue_depth: u32,
 }
 
-/// What happens to an I/O.
+/// The fault that an I/O gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// It ends with this status and never reaches the device below.
+pub enum FaultAction {
+    /// It completes with this status and never reaches the base.
     Fail(Status),
-    /// It does not end until a reset, which aborts it, or [`clear`], which lets it go on.
+    /// It stays pending until a reset, which aborts it, or [`clear`], which forwards it to the base.
     Pending,
-    /// One byte of its data is changed: of a read in the buffer, of a write on the device below.
+    /// One byte of its data is changed: of a read in the buffer, of a write on the base.
     Corrupt {
-        /// Which byte of the I/O's data. I/Os without it pass unharmed.
+        /// Offset of the byte in the I/O's data. Shorter I/Os are not hit.
         offset: usize,
-        /// What it is XORed with.
+        /// Value that the byte is XORed with.
         xor: u8,
     },
 }
 
-/// Which of the I/Os that match are hit.
+/// Which of the matching I/Os are hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chance {
-    /// All.
+    /// Every one.
     Always,
-    /// Every so manieth, counted over all cores; 0 is all.
+    /// Every nth, counted over all cores; 0 is every one.
     OneIn(u32),
-    /// So many in a thousand, by chance.
+    /// Each with this probability, in thousandths.
     PerMille(u16),
 }
 
-impl Injection {
-    /// A fault that hits the next I/O of `op`, once.
-    pub fn once(op: Option<Op>, action: Action) -> Injection {
-        Injection { op, range: None, action, chance: Chance::Always, count: Some(1), queue_depth: 0 }
+impl FaultInjection {
+    /// A fault that hits the next I/O of `op` once.
+    pub fn once(op: Option<Op>, action: FaultAction) -> FaultInjection {
+        FaultInjection { op, range: None, action, chance: Chance::Always, count: Some(1), queue_depth: 0 }
     }
 }
 
-/// The module's object.
-pub struct Error {
+/// The module's object of an error device.
+pub struct ErrorBdev {
     name: String,
-    base: Base,
-    faults: Arc<Faults>,
+    base: BaseBdev,
+    faults: Arc<SharedRules>,
 }
 
-/// The faults of one device; a fault module may lock while there are any.
-struct Faults {
+/// The rules of one device, shared by its channels. The lock is taken per I/O only while there are rules.
+struct SharedRules {
     any: AtomicBool,
-    clears: AtomicU64,
-    rules: Mutex<Rules>,
+    clear_count: AtomicU64,
+    rules: Mutex<FaultRules>,
 }
 
-struct Rules {
-    list: Vec<(Injection, u64)>,
-    dice: Dice,
+struct FaultRules {
+    /// Each with the number of I/Os that matched it.
+    list: Vec<(FaultInjection, u64)>,
+    rng: SplitMix64,
 }
 
-/// Most faults at a time on one device; each is looked at for every I/O.
+/// Maximum number of rules of one device; each is checked for every I/O.
 const INJECTIONS_MAX: usize = 64;
-/// How often a core that has pending I/Os looks whether they were cleared.
-const LOOK_NS: u64 = 10_000_000;
+/// Interval at which a core with pending I/Os checks for a [`clear`].
+const CLEAR_CHECK_NS: u64 = 10_000_000;
 
-/// Makes an error device on a base, which it claims. It injects nothing yet.
-pub fn create(registry: &Registry, config: ErrorConfig) -> Result<Arc<Device>, BdevError> {
+/// Creates an error device on a base, which it claims. It has no rules at first.
+pub fn create(registry: &Registry, config: ErrorConfig) -> Result<Arc<BlockDevice>, BdevError> {
     let name = config.name.unwrap_or_else(|| format!("EE_{}", config.base));
-    let base = Base::claim(registry, &config.base, &format!("error bdev {name}"))?;
+    let base = BaseBdev::claim(registry, &config.base, &format!("error bdev {name}"))?;
     let below = base.device().clone();
-    let rules = Rules { list: Vec::new(), dice: Dice::new(config.seed) };
-    let faults =
-        Arc::new(Faults { any: AtomicBool::new(false), clears: AtomicU64::new(0), rules: Mutex::new(rules) });
-    let module = Error { name: name.clone(), base, faults };
+    let rules = FaultRules { list: Vec::new(), rng: SplitMix64::new(config.seed) };
+    let faults = Arc::new(SharedRules {
+        any: AtomicBool::new(false),
+        clear_count: AtomicU64::new(0),
+        rules: Mutex::new(rules),
+    });
+    let module = ErrorBdev { name: name.clone(), base, faults };
     let device = registry.register(&name, config.uuid, &[], Arc::new(module))?;
-    follow(registry, &below, &device);
+    track_base(registry, &below, &device);
     Ok(device)
 }
 
-/// Adds a fault to an error device. The first that matches an I/O is the one that happens.
-pub fn inject(registry: &Registry, name: &str, injection: Injection) -> Result<(), BdevError> {
+/// Adds a rule to an error device. The first rule that hits an I/O applies.
+pub fn inject(registry: &Registry, name: &str, injection: FaultInjection) -> Result<(), BdevError> {
     with_module(registry, name, |module| {
         let mut rules = module.faults.lock();
         if rules.list.len() >= INJECTIONS_MAX {
-            let reason = format!("{name} has {INJECTIONS_MAX} faults already");
+            let reason = format!("{name} already has the maximum of {INJECTIONS_MAX} faults");
             return Err(BdevError::invalid("injection", reason));
         }
         rules.list.push((injection, 0));
@@ -134,7 +141,7 @@ pub fn inject(registry: &Registry, name: &str, injection: Injection) -> Result<(
     })
 }
 
-/// Takes every fault away and lets pending I/Os go on.
+/// Removes all rules and forwards pending I/Os to the base.
 pub fn clear(registry: &Registry, name: &str) -> Result<(), BdevError> {
     with_module(registry, name, |module| {
         module.faults.clear();
@@ -145,21 +152,21 @@ pub fn clear(registry: &Registry, name: &str) -> Result<(), BdevError> {
 fn with_module(
     registry: &Registry,
     name: &str,
-    act: impl FnOnce(&Error) -> Result<(), BdevError>,
+    act: impl FnOnce(&ErrorBdev) -> Result<(), BdevError>,
 ) -> Result<(), BdevError> {
     let device = registry.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
-    match device.module::<Error>() {
+    match device.module::<ErrorBdev>() {
         Some(module) => act(module),
-        None => Err(BdevError::WrongKind { name: name.to_string(), wanted: "Error Disk" }),
+        None => Err(BdevError::WrongKind { name: name.to_string(), expected: "Error Disk" }),
     }
 }
 
-impl Bdev for Error {
+impl Bdev for ErrorBdev {
     fn product_name(&self) -> &'static str {
         "Error Disk"
     }
 
-    fn geometry(&self) -> Geometry {
+    fn geometry(&self) -> BdevGeometry {
         self.base.device().geometry()
     }
 
@@ -167,26 +174,31 @@ impl Bdev for Error {
         op == Op::Reset || self.base.device().bdev().supports(op)
     }
 
+    fn io_limits(&self) -> IoLimits {
+        // The base's channel divides what its module does not take.
+        IoLimits::NONE
+    }
+
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        Ok(Box::new(Channel {
+        Ok(Box::new(ErrorChannel {
             base: self.base.channel(core)?,
-            clears_seen: self.faults.clears.load(Ordering::Relaxed),
+            clears_applied: self.faults.clear_count.load(Ordering::Relaxed),
             faults: self.faults.clone(),
             table: Slab::with_capacity(self.depth() + crate::channel::RESETS_MAX as u32),
             forward: Vec::new(),
             pending: Vec::new(),
-            done: Vec::new(),
-            below: Vec::new(),
+            completed: Vec::new(),
+            base_completions: Vec::new(),
         }))
     }
 
-    fn driver_specific(&self) -> Vec<(&'static str, Value)> {
+    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
         let names = vec![
             ("name", self.name.as_str().into()),
             ("base_bdev", self.base.device().name().into()),
-            ("injections", Value::Number(self.faults.lock().list.len() as u64)),
+            ("injections", InfoValue::Number(self.faults.lock().list.len() as u64)),
         ];
-        vec![("error_disk", Value::Object(names))]
+        vec![("error_disk", InfoValue::Object(names))]
     }
 
     fn reads_undefined(&self) -> bool {
@@ -201,31 +213,31 @@ impl Bdev for Error {
         self.base.device().bdev().depth()
     }
 
-    fn removed(&self) {
+    fn on_removed(&self) {
         self.faults.clear();
     }
 
-    fn closed(&self) {
+    fn on_closed(&self) {
         self.base.release();
     }
 }
 
-impl Faults {
+impl SharedRules {
     fn clear(&self) {
         self.lock().list.clear();
         self.any.store(false, Ordering::Relaxed);
-        self.clears.fetch_add(1, Ordering::Relaxed);
+        self.clear_count.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Rules> {
+    fn lock(&self) -> MutexGuard<'_, FaultRules> {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Rules {
-    /// What happens to a request, counting it.
-    fn judge(&mut self, request: &Request, in_flight: usize) -> Option<Action> {
-        let Rules { list, dice } = self;
+impl FaultRules {
+    /// The fault for a request, if a rule hits it; counts matches and hits.
+    fn select_action(&mut self, request: &Request, in_flight: usize) -> Option<FaultAction> {
+        let FaultRules { list, rng } = self;
         for position in 0..list.len() {
             let (injection, seen) = &mut list[position];
             if !injection.matches(request, in_flight) {
@@ -235,7 +247,7 @@ impl Rules {
             let hit = match injection.chance {
                 Chance::Always | Chance::OneIn(0) => true,
                 Chance::OneIn(every) => *seen % u64::from(every) == 0,
-                Chance::PerMille(share) => dice.below(1000) < u64::from(share),
+                Chance::PerMille(share) => rng.below(1000) < u64::from(share),
             };
             if !hit {
                 continue;
@@ -253,75 +265,76 @@ impl Rules {
     }
 }
 
-impl Injection {
+impl FaultInjection {
     fn matches(&self, request: &Request, in_flight: usize) -> bool {
         let touches = |range: &Range<u64>| {
             let end = request.lba.saturating_add(u64::from(request.blocks));
             request.op.has_range() && request.lba < range.end && range.start < end
         };
-        let holds = match self.action {
-            Action::Corrupt { offset, .. } => {
-                request.buffer.as_ref().is_some_and(|buffer| offset < buffer.len())
+        let in_data = match self.action {
+            FaultAction::Corrupt { offset, .. } => {
+                // Data that has other holders cannot be changed.
+                request.data().is_some_and(|data| offset < data.len() && data.is_writable())
             }
-            Action::Fail(_) | Action::Pending => true,
+            FaultAction::Fail(_) | FaultAction::Pending => true,
         };
         self.op.is_none_or(|op| op == request.op)
             && self.range.as_ref().is_none_or(touches)
-            && holds
+            && in_data
             && in_flight >= self.queue_depth as usize
             && self.count != Some(0)
     }
 }
 
-struct Channel {
-    base: crate::Channel,
-    faults: Arc<Faults>,
-    clears_seen: u64,
-    /// What each request below was called above, and what is to be done to its data.
-    table: Slab<Above>,
+struct ErrorChannel {
+    base: crate::BdevChannel,
+    faults: Arc<SharedRules>,
+    clears_applied: u64,
+    /// Requests at the base: the caller's tag, and the corruption of the data.
+    table: Slab<ForwardedRequest>,
     forward: Vec<Request>,
     pending: Vec<Request>,
-    done: Vec<Completion>,
-    /// Empty between calls.
-    below: Vec<Completion>,
+    completed: Vec<Completion>,
+    /// Scratch of [`poll`](block_io::Channel::poll); empty between calls.
+    base_completions: Vec<Completion>,
 }
 
-struct Above {
+struct ForwardedRequest {
     tag: Tag,
     corrupt: Option<(usize, u8)>,
 }
 
-impl Channel {
+impl ErrorChannel {
     fn in_flight(&self) -> usize {
-        self.table.len() + self.pending.len() + self.done.len()
+        self.table.len() + self.pending.len() + self.completed.len()
     }
 
-    fn take(&mut self, request: Request) {
+    fn accept(&mut self, request: Request) {
         if request.op == Op::Reset {
             let aborted = self.pending.drain(..).map(|request| request.complete(Status::ABORT_REQUESTED));
-            self.done.extend(aborted);
-            return self.pass(request, None);
+            self.completed.extend(aborted);
+            return self.forward_request(request, None);
         }
         let action = if self.faults.any.load(Ordering::Relaxed) {
             let in_flight = self.in_flight();
-            self.faults.lock().judge(&request, in_flight)
+            self.faults.lock().select_action(&request, in_flight)
         } else {
             None
         };
         match action {
-            None => self.pass(request, None),
-            Some(Action::Fail(status)) => self.done.push(request.complete(status)),
-            Some(Action::Pending) => self.pending.push(request),
-            Some(Action::Corrupt { offset, xor }) => self.pass(request, Some((offset, xor))),
+            None => self.forward_request(request, None),
+            Some(FaultAction::Fail(status)) => self.completed.push(request.complete(status)),
+            Some(FaultAction::Pending) => self.pending.push(request),
+            Some(FaultAction::Corrupt { offset, xor }) => self.forward_request(request, Some((offset, xor))),
         }
     }
 
-    fn pass(&mut self, mut request: Request, corrupt: Option<(usize, u8)>) {
+    fn forward_request(&mut self, mut request: Request, corrupt: Option<(usize, u8)>) {
         if request.op == Op::Write {
-            spoil(&mut request, corrupt);
+            corrupt_data(&mut request, corrupt);
         }
-        let above = Above { tag: request.tag, corrupt };
-        match self.table.insert(above) {
+        let forwarded = ForwardedRequest { tag: request.tag, corrupt };
+        match self.table.insert(forwarded) {
             Ok(slot) => {
                 request.tag = Tag(slot.to_bits());
                 self.forward.push(request);
@@ -330,67 +343,67 @@ impl Channel {
         }
     }
 
-    fn bring_up(&mut self, completion: Completion) -> Completion {
+    fn restore(&mut self, completion: Completion) -> Completion {
         let slot = Slot::from_bits(completion.tag().0);
-        let Some(above) = self.table.remove(slot) else {
-            unreachable!("slot {slot:?} completed below and is not in the table")
+        let Some(forwarded) = self.table.remove(slot) else {
+            unreachable!("slot {slot:?} completed by the base and is not in the table")
         };
         let status = completion.status();
         let mut request = completion.into_request();
-        // A read's data is spoilt on its way up; a write's was on its way down, and the caller's
-        // buffer is given back as it was.
-        spoil(&mut request, above.corrupt);
-        request.tag = above.tag;
+        // A read's data is corrupted after the base completed it. A write's was corrupted before; this undoes it,
+        // so that the caller gets its buffer back unchanged.
+        corrupt_data(&mut request, forwarded.corrupt);
+        request.tag = forwarded.tag;
         request.complete(status)
     }
 }
 
-fn spoil(request: &mut Request, corrupt: Option<(usize, u8)>) {
-    if let (Some((offset, xor)), Some(buffer)) = (corrupt, &mut request.buffer) {
-        // The buffer may be lent: its bytes are copied, not looked at.
+fn corrupt_data(request: &mut Request, corrupt: Option<(usize, u8)>) {
+    if let (Some((offset, xor)), Some(data)) = (corrupt, request.data_mut()) {
+        // It may be external memory: bytes are copied, never referenced.
         let mut byte = [0];
-        buffer.copy_to(offset, &mut byte);
-        buffer.copy_from(offset, &[byte[0] ^ xor]);
+        data.copy_to(offset, &mut byte);
+        data.copy_from(offset, &[byte[0] ^ xor]);
     }
 }
 
-impl ring::Channel for Channel {
+impl block_io::Channel for ErrorChannel {
     type Request = Request;
     type Completion = Completion;
 
     fn submit(&mut self, batch: &mut Vec<Request>) {
         for request in batch.drain(..) {
-            self.take(request);
+            self.accept(request);
         }
         self.base.submit(&mut self.forward);
     }
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
-        let clears = self.faults.clears.load(Ordering::Relaxed);
-        if clears != self.clears_seen {
-            self.clears_seen = clears;
+        let clear_count = self.faults.clear_count.load(Ordering::Relaxed);
+        if clear_count != self.clears_applied {
+            self.clears_applied = clear_count;
             for request in std::mem::take(&mut self.pending) {
-                self.pass(request, None);
+                self.forward_request(request, None);
             }
         }
         self.base.submit(&mut self.forward);
-        let mut below = std::mem::take(&mut self.below);
-        self.base.poll(&mut below);
-        for completion in below.drain(..) {
-            let completion = self.bring_up(completion);
+        let mut base_completions = std::mem::take(&mut self.base_completions);
+        self.base.poll(&mut base_completions);
+        for completion in base_completions.drain(..) {
+            let completion = self.restore(completion);
             sink.push(completion);
         }
-        self.below = below;
-        sink.append(&mut self.done);
+        self.base_completions = base_completions;
+        sink.append(&mut self.completed);
         sink.len() - before
     }
 
     fn deadline(&self) -> Option<u64> {
-        if !self.done.is_empty() || (!self.forward.is_empty() && self.base.outstanding() == 0) {
+        if !self.completed.is_empty() || (!self.forward.is_empty() && self.base.outstanding() == 0) {
             return Some(0);
         }
-        let look = (!self.pending.is_empty()).then(|| sys::clock::now_ns() + LOOK_NS);
-        [self.base.deadline(), look].into_iter().flatten().min()
+        let recheck = (!self.pending.is_empty()).then(|| os::clock::now_ns() + CLEAR_CHECK_NS);
+        [self.base.deadline(), recheck].into_iter().flatten().min()
     }
 }

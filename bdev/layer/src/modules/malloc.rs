@@ -1,35 +1,36 @@
-//! A device in memory: fast, and gone with the process.
+//! The malloc device: a RAM disk whose contents are lost when the process ends.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use memory::SharedRegion;
-use ring::{Op, Status};
+use block_io::{Op, Payload, Status};
+use dma::SharedRegion;
 use uuid::Uuid;
 
 use crate::{
-    BadBlocks, Bdev, BdevError, BoxedChannel, Completion, Device, Geometry, Registry, Request, Value,
+    BadBlocks, Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits,
+    Registry, Request,
 };
 
-/// How a memory device is made.
+/// Configuration of a malloc device.
 #[derive(Clone, Debug)]
 pub struct MallocConfig {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// Its UUID; made up where none is given.
+    /// UUID; random if none is given.
     pub uuid: Option<Uuid>,
-    /// Number of blocks.
+    /// Capacity in blocks.
     pub num_blocks: u64,
-    /// Bytes of a block, a multiple of 512.
+    /// Size of a block in bytes, a multiple of 512.
     pub block_size: u32,
-    /// Bytes of a physical block; 0 for the same as `block_size`.
+    /// Size of a physical block in bytes; 0 for `block_size`.
     pub physical_block_size: u32,
-    /// I/O is best kept inside multiples of this many blocks; 0 where it does not matter.
+    /// Optimal I/O boundary in blocks; 0 for none.
     pub optimal_io_boundary_blocks: u32,
 }
 
 impl MallocConfig {
-    /// A device of `num_blocks` blocks of `block_size` bytes.
+    /// `num_blocks` blocks of `block_size` bytes, a random UUID, and no boundary.
     pub fn new(name: &str, num_blocks: u64, block_size: u32) -> MallocConfig {
         MallocConfig {
             name: name.to_string(),
@@ -42,34 +43,34 @@ impl MallocConfig {
     }
 }
 
-/// The module's object.
-pub struct Malloc {
-    geometry: Geometry,
+/// The module's object of a malloc device.
+pub struct MallocBdev {
+    geometry: BdevGeometry,
     region: Arc<SharedRegion>,
-    bad: Arc<BadBlocks>,
+    bad_blocks: Arc<BadBlocks>,
 }
 
-struct Channel {
+struct MallocChannel {
     region: Arc<SharedRegion>,
-    bad: Arc<BadBlocks>,
+    bad_blocks: Arc<BadBlocks>,
     block_size: u32,
-    done: Vec<Completion>,
-    /// Long ranges to be made zero, a piece a poll, oldest first.
+    completed: Vec<Completion>,
+    /// Long ranges that are being zeroed, a piece a poll, oldest first.
     zeroing: VecDeque<Zeroing>,
 }
 
-/// A range that takes longer to make zero than a core may be kept from others.
+/// An unmap or write-zeroes that is too long for one poll.
 struct Zeroing {
     request: Request,
     offset: u64,
     left: u64,
 }
 
-/// Bytes made zero at a time: about a tenth of a millisecond of a core.
+/// Bytes zeroed in one poll: about a tenth of a millisecond of processor time.
 const ZERO_PIECE_BYTES: u64 = 1 << 20;
 
-/// Makes a zeroed memory device and registers it. Memory is the machine's until it is written.
-pub fn create(registry: &Registry, config: MallocConfig) -> Result<Arc<Device>, BdevError> {
+/// Creates and registers a zeroed malloc device. Its memory is allocated by the first write of each page.
+pub fn create(registry: &Registry, config: MallocConfig) -> Result<Arc<BlockDevice>, BdevError> {
     let mut geometry = super::geometry(config.num_blocks, config.block_size)?;
     if config.physical_block_size != 0 {
         geometry.physical_block_size = config.physical_block_size;
@@ -80,56 +81,69 @@ pub fn create(registry: &Registry, config: MallocConfig) -> Result<Arc<Device>, 
         &config.name,
         config.uuid,
         &[],
-        Arc::new(Malloc { geometry, region, bad: Arc::default() }),
+        Arc::new(MallocBdev { geometry, region, bad_blocks: Arc::default() }),
     )
 }
 
-impl Bdev for Malloc {
+impl Bdev for MallocBdev {
     fn product_name(&self) -> &'static str {
         "Malloc disk"
     }
 
-    fn geometry(&self) -> Geometry {
+    fn geometry(&self) -> BdevGeometry {
         self.geometry
     }
 
     fn supports(&self, op: Op) -> bool {
-        // The layer's own reset and compare do all that there is to do.
-        !matches!(op, Op::Reset | Op::Compare)
+        matches!(op, Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes | Op::WriteUncorrectable)
+    }
+
+    fn io_limits(&self) -> IoLimits {
+        IoLimits::NONE
     }
 
     fn open(&self, _core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
         let block_size = self.geometry.block_size;
-        Ok(Box::new(Channel {
+        Ok(Box::new(MallocChannel {
             region: self.region.clone(),
-            bad: self.bad.clone(),
+            bad_blocks: self.bad_blocks.clone(),
             block_size,
-            done: Vec::new(),
+            completed: Vec::new(),
             zeroing: VecDeque::new(),
         }))
     }
 
-    fn driver_specific(&self) -> Vec<(&'static str, Value)> {
+    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
         vec![("durability", "memory".into())]
     }
 }
 
-impl Channel {
-    /// Does a request, or as much of it as a turn allows.
+impl MallocChannel {
+    /// Executes a request, or queues it if it takes more than one poll.
     fn execute(&mut self, mut request: Request) {
         let (offset, bytes) = super::bytes_of(&request, self.block_size);
         let (lba, blocks) = (request.lba, request.blocks);
-        let status = match (request.op, &mut request.buffer) {
-            (Op::Read, Some(_)) if self.bad.touches(lba, blocks) => Status::UNRECOVERED_READ_ERROR,
-            (Op::Write | Op::Unmap | Op::WriteZeroes, _) if self.bad.heal(lba, blocks).is_err() => {
+        let status = match (request.op, &mut request.payload) {
+            (Op::Read, Payload::Data(_)) if self.bad_blocks.overlaps(lba, blocks) => {
+                Status::UNRECOVERED_READ_ERROR
+            }
+            (Op::Write | Op::Unmap | Op::WriteZeroes, _) if self.bad_blocks.clear(lba, blocks).is_err() => {
                 Status::WRITE_FAULT
             }
-            (Op::Read, Some(buffer)) => {
-                self.region.read_into(offset, buffer);
+            (Op::Read, Payload::Data(data)) => {
+                let mut offset = offset;
+                for slice in data.slices_mut() {
+                    self.region.read_into(offset, slice);
+                    offset += slice.len() as u64;
+                }
                 Status::SUCCESS
             }
-            (Op::Write, Some(buffer)) => {
-                self.region.write_from(offset, buffer);
+            (Op::Write, Payload::Data(data)) => {
+                let mut offset = offset;
+                for slice in data.slices() {
+                    self.region.write_from(offset, slice);
+                    offset += slice.len() as u64;
+                }
                 Status::SUCCESS
             }
             (Op::Unmap | Op::WriteZeroes, _) if bytes > ZERO_PIECE_BYTES => {
@@ -140,33 +154,33 @@ impl Channel {
                 self.region.zero(offset, bytes);
                 Status::SUCCESS
             }
-            // What is acknowledged is in the region, which is all that memory promises.
+            // Completed writes are in memory, which is all that this device promises.
             (Op::Flush, _) => Status::SUCCESS,
-            (Op::WriteUncorrectable, _) => match self.bad.mark(lba, blocks) {
+            (Op::WriteUncorrectable, _) => match self.bad_blocks.set(lba, blocks) {
                 Ok(()) => Status::SUCCESS,
                 Err(_) => Status::WRITE_FAULT,
             },
-            (Op::Read | Op::Write | Op::Reset | Op::Compare, _) => Status::INTERNAL_ERROR,
+            _ => Status::INTERNAL_ERROR,
         };
-        self.done.push(request.complete(status));
+        self.completed.push(request.complete(status));
     }
 
     #[cold]
-    fn zero_on(&mut self) {
+    fn zero_next_piece(&mut self) {
         let Some(mut zeroing) = self.zeroing.pop_front() else { return };
         let piece = zeroing.left.min(ZERO_PIECE_BYTES);
         self.region.zero(zeroing.offset, piece);
         zeroing.offset += piece;
         zeroing.left -= piece;
         if zeroing.left == 0 {
-            self.done.push(zeroing.request.complete(Status::SUCCESS));
+            self.completed.push(zeroing.request.complete(Status::SUCCESS));
         } else {
             self.zeroing.push_front(zeroing);
         }
     }
 }
 
-impl ring::Channel for Channel {
+impl block_io::Channel for MallocChannel {
     type Request = Request;
     type Completion = Completion;
 
@@ -178,14 +192,14 @@ impl ring::Channel for Channel {
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         if !self.zeroing.is_empty() {
-            self.zero_on();
+            self.zero_next_piece();
         }
-        let count = self.done.len();
-        sink.append(&mut self.done);
+        let count = self.completed.len();
+        sink.append(&mut self.completed);
         count
     }
 
     fn deadline(&self) -> Option<u64> {
-        (!self.done.is_empty() || !self.zeroing.is_empty()).then_some(0)
+        (!self.completed.is_empty() || !self.zeroing.is_empty()).then_some(0)
     }
 }

@@ -1,87 +1,93 @@
-//! A device that does nothing, at once: what is left is the cost of everything around it.
+//! The null device: completes every I/O at once and stores nothing, to measure the cost of the layers above.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ring::{Op, Status};
+use block_io::{Op, Status};
 use uuid::Uuid;
 
-use crate::{Bdev, BdevError, BoxedChannel, Completion, Device, Geometry, Registry, Request, Value};
+use crate::{
+    Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits, Registry,
+    Request,
+};
 
-/// How a null device is made.
+/// Configuration of a null device.
 #[derive(Clone, Debug)]
 pub struct NullConfig {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// Its UUID; made up where none is given.
+    /// UUID; random if none is given.
     pub uuid: Option<Uuid>,
-    /// Number of blocks.
+    /// Capacity in blocks.
     pub num_blocks: u64,
-    /// Bytes of a block, a multiple of 512.
+    /// Size of a block in bytes, a multiple of 512.
     pub block_size: u32,
-    /// Bytes of a physical block; 0 for the same as `block_size`.
+    /// Size of a physical block in bytes; 0 for `block_size`.
     pub physical_block_size: u32,
 }
 
 impl NullConfig {
-    /// A device of `num_blocks` blocks of `block_size` bytes.
+    /// `num_blocks` blocks of `block_size` bytes, a random UUID, and no larger physical block.
     pub fn new(name: &str, num_blocks: u64, block_size: u32) -> NullConfig {
         NullConfig { name: name.to_string(), uuid: None, num_blocks, block_size, physical_block_size: 0 }
     }
 }
 
-/// The module's object.
-pub struct Null {
-    geometry: Geometry,
-    /// Number of blocks now.
+/// The module's object of a null device.
+pub struct NullBdev {
+    geometry: BdevGeometry,
+    /// Current number of blocks.
     blocks: AtomicU64,
 }
 
-struct Channel {
-    done: Vec<Request>,
+struct NullChannel {
+    completed: Vec<Request>,
 }
 
-/// Makes a null device and registers it.
-pub fn create(registry: &Registry, config: NullConfig) -> Result<Arc<Device>, BdevError> {
+/// Creates and registers a null device.
+pub fn create(registry: &Registry, config: NullConfig) -> Result<Arc<BlockDevice>, BdevError> {
     let mut geometry = super::geometry(config.num_blocks, config.block_size)?;
     if config.physical_block_size != 0 {
         geometry.physical_block_size = config.physical_block_size;
     }
     let blocks = AtomicU64::new(geometry.blocks);
-    registry.register(&config.name, config.uuid, &[], Arc::new(Null { geometry, blocks }))
+    registry.register(&config.name, config.uuid, &[], Arc::new(NullBdev { geometry, blocks }))
 }
 
-/// Gives a null device another number of blocks, and tells whoever has it open.
+/// Changes the number of blocks of a null device and notifies its users.
 pub fn resize(registry: &Registry, name: &str, num_blocks: u64) -> Result<(), BdevError> {
     let device = registry.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
-    let Some(module) = device.module::<Null>() else {
-        return Err(BdevError::WrongKind { name: name.to_string(), wanted: "Null disk" });
+    let Some(module) = device.module::<NullBdev>() else {
+        return Err(BdevError::WrongKind { name: name.to_string(), expected: "Null disk" });
     };
     super::geometry(num_blocks, module.geometry.block_size)?;
     module.blocks.store(num_blocks, Ordering::Relaxed);
     registry.notify_resized(device.name())
 }
 
-impl Bdev for Null {
+impl Bdev for NullBdev {
     fn product_name(&self) -> &'static str {
         "Null disk"
     }
 
-    fn geometry(&self) -> Geometry {
-        Geometry { blocks: self.blocks.load(Ordering::Relaxed), ..self.geometry }
+    fn geometry(&self) -> BdevGeometry {
+        BdevGeometry { blocks: self.blocks.load(Ordering::Relaxed), ..self.geometry }
     }
 
     fn supports(&self, op: Op) -> bool {
-        // The layer's own reset and compare do all that there is to do, and nothing can be made unreadable
-        // where nothing is kept.
-        !matches!(op, Op::Reset | Op::Compare | Op::WriteUncorrectable)
+        // A device that stores nothing has no uncorrectable blocks.
+        matches!(op, Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes)
+    }
+
+    fn io_limits(&self) -> IoLimits {
+        IoLimits::NONE
     }
 
     fn open(&self, _core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        Ok(Box::new(Channel { done: Vec::new() }))
+        Ok(Box::new(NullChannel { completed: Vec::new() }))
     }
 
-    fn driver_specific(&self) -> Vec<(&'static str, Value)> {
+    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
         vec![("durability", "none: nothing is stored".into())]
     }
 
@@ -90,35 +96,35 @@ impl Bdev for Null {
     }
 }
 
-impl ring::Channel for Channel {
+impl block_io::Channel for NullChannel {
     type Request = Request;
     type Completion = Completion;
 
     #[inline]
     fn submit(&mut self, batch: &mut Vec<Request>) {
-        if self.done.is_empty() {
-            std::mem::swap(&mut self.done, batch);
+        if self.completed.is_empty() {
+            std::mem::swap(&mut self.completed, batch);
         } else {
-            self.done.append(batch);
+            self.completed.append(batch);
         }
     }
 
     #[inline]
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
-        let count = self.done.len();
+        let count = self.completed.len();
         if count == 1
-            && let Some(request) = self.done.pop()
+            && let Some(request) = self.completed.pop()
         {
-            // Draining costs more than one request does.
+            // Cheaper than a drain for a single request.
             sink.push(request.complete(Status::SUCCESS));
             return 1;
         }
-        sink.extend(self.done.drain(..).map(|request| request.complete(Status::SUCCESS)));
+        sink.extend(self.completed.drain(..).map(|request| request.complete(Status::SUCCESS)));
         count
     }
 
     fn deadline(&self) -> Option<u64> {
-        (!self.done.is_empty()).then_some(0)
+        (!self.completed.is_empty()).then_some(0)
     }
 }
 
@@ -127,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_resized_device_tells_its_size_and_refuses_none() {
+    fn resize_changes_the_size_and_rejects_zero() {
         let registry = Registry::new();
         let device = create(&registry, NullConfig::new("Null0", 8, 512)).unwrap();
         resize(&registry, "Null0", 16).unwrap();

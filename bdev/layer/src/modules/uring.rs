@@ -1,45 +1,45 @@
-//! A device in a file or on a block device, through the core's io_uring.
+//! The uring device: a file or kernel block device, accessed through the core's io_uring.
 //!
-//! Direct I/O where the file allows it; a reason is told where not. A write is durable with FUA
-//! (`RWF_DSYNC`) or after a flush (`fdatasync`): durability class `disk`. Unmapping punches holes, so
-//! that a sparse file stays sparse. See [`plan`] for what each request becomes.
+//! It uses direct I/O where the file allows it, and reports the reason where not. A write is durable with FUA
+//! (`RWF_DSYNC`) or after a flush (`fdatasync`): durability class `disk`. Unmap punches holes, so that a sparse file
+//! stays sparse. [`plan`] maps requests to file operations.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ring::Op;
+use block_io::Op;
 use uuid::Uuid;
 
-use crate::{Bdev, BdevError, BoxedChannel, Device, Geometry, Registry, Value};
+use crate::{Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, InfoValue, Registry};
 
 mod channel;
 mod file;
 mod plan;
 
-pub use plan::{Plan, Step, fallback, plan, status_of};
+pub use plan::{FilePlan, FileStep, fallback, plan, status_of};
 
-/// How a file device is made.
+/// Configuration of a uring device.
 #[derive(Clone, Debug)]
 pub struct UringConfig {
-    /// The file or block device.
+    /// Path of the file or block device.
     pub filename: PathBuf,
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// Its UUID; made up where none is given.
+    /// UUID; random if none is given.
     pub uuid: Option<Uuid>,
-    /// Bytes of a block; the device's own, or 512 for a file, where none is given.
+    /// Size of a block in bytes; `None` for that of the block device, or 512 for a file.
     pub block_size: Option<u32>,
-    /// Whether writes are refused and the file is opened for reading only.
+    /// Opens the file read-only and rejects writes.
     pub readonly: bool,
-    /// Makes a sparse file of so many bytes where there is none.
+    /// Creates a sparse file of this many bytes if there is none.
     pub create_bytes: Option<u64>,
-    /// Whether the page cache is avoided where that is possible.
+    /// Use direct I/O where the file supports it.
     pub direct: bool,
 }
 
 impl UringConfig {
-    /// A device on an existing file, writable and direct.
+    /// A writable device on an existing file, with direct I/O.
     pub fn new(name: &str, filename: impl Into<PathBuf>) -> UringConfig {
         UringConfig {
             filename: filename.into(),
@@ -53,50 +53,50 @@ impl UringConfig {
     }
 }
 
-/// Requests in flight on one channel: a sixteenth of a core's ring, what an NVMe disk keeps busy.
+/// Requests in flight on one channel: a sixteenth of a core's ring, and enough to keep an NVMe disk busy.
 const DEPTH: u32 = 256;
 
-/// The module's object.
-pub struct Uring {
+/// The module's object of a uring device.
+pub struct UringBdev {
     config: UringConfig,
-    geometry: Geometry,
+    geometry: BdevGeometry,
     medium: (u64, u64),
     direct: Result<(), String>,
     /// `None` once the device is closed.
     file: Mutex<Option<std::fs::File>>,
-    shared: Arc<Shared>,
+    shared: Arc<UringShared>,
 }
 
-/// What the channels of one device know together. Read per I/O, written when something changes.
-struct Shared {
+/// State shared by the channels of one device. Read per I/O, rarely written.
+struct UringShared {
     blocks: AtomicU64,
-    /// Bytes beyond the last whole block.
+    /// Bytes of the file beyond the last whole block.
     unused_bytes: AtomicU64,
-    /// The file cannot give space back.
+    /// The file does not support `FALLOC_FL_PUNCH_HOLE`.
     no_punch: AtomicBool,
-    /// The file cannot zero a range but by writing.
+    /// The file does not support `FALLOC_FL_ZERO_RANGE`.
     no_zero: AtomicBool,
-    /// A flush failed through the page cache, which then forgets what it could not write: no later
-    /// flush can vouch for it.
+    /// A flush through the page cache failed. The kernel then drops the dirty pages, so that a later flush may
+    /// succeed without them: every later flush must fail.
     flush_failed: AtomicBool,
     direct: bool,
 }
 
-/// Opens a file and makes a device of it.
+/// Opens a file and registers a device for it.
 ///
 /// # Errors
-/// [`BdevError::NoFileIo`] without io_uring; [`BdevError::File`] where the operating system refuses;
-/// [`BdevError::Invalid`] for what is neither file nor block device, for a bad block size and for a
-/// file smaller than a block; [`BdevError::Claimed`] where another device or process has the file.
-pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<Device>, BdevError> {
-    let probe = sys::Config { engine: Some(sys::Engine::Uring), operations_max: 8 };
-    sys::Events::new(&probe).map_err(|_| BdevError::NoFileIo)?;
+/// [`BdevError::NoFileIo`] without io_uring; [`BdevError::File`] if a system call fails; [`BdevError::Invalid`] for
+/// anything but a file or block device, for an invalid block size, and for a file smaller than a block;
+/// [`BdevError::Claimed`] if another device or process uses the file.
+pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevice>, BdevError> {
+    let probe = os::EventLoopConfig { backend: Some(os::EventBackend::Uring), operations_max: 8 };
+    os::EventLoop::new(&probe).map_err(|_| BdevError::NoFileIo)?;
     if registry.find(&config.name).is_some() {
-        // Before a file is made for nothing.
+        // Checked before a file is created.
         return Err(BdevError::Exists { name: config.name });
     }
-    let opened = file::open(&config, |medium| registry.medium_holder(medium))?;
-    let shared = Shared {
+    let opened = file::open(&config, |medium| registry.backing_user(medium))?;
+    let shared = UringShared {
         blocks: AtomicU64::new(opened.geometry.blocks),
         unused_bytes: AtomicU64::new(opened.unused_bytes),
         no_punch: AtomicBool::new(false),
@@ -104,9 +104,9 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<Device>, B
         flush_failed: AtomicBool::new(false),
         direct: opened.direct.is_ok(),
     };
-    let module = Uring {
+    let module = UringBdev {
         geometry: opened.geometry,
-        medium: opened.medium,
+        medium: opened.backing_id,
         direct: opened.direct,
         file: Mutex::new(Some(opened.file)),
         shared: Arc::new(shared),
@@ -115,11 +115,11 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<Device>, B
     registry.register(&config.name, config.uuid, &[], Arc::new(module))
 }
 
-/// Looks at the file's size again and tells channels and subscribers where it changed.
+/// Rereads the file's size, and notifies channels and subscribers if it changed.
 pub fn rescan(registry: &Registry, name: &str) -> Result<(), BdevError> {
     let device = registry.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
-    let Some(module) = device.module::<Uring>() else {
-        return Err(BdevError::WrongKind { name: name.to_string(), wanted: "URING bdev" });
+    let Some(module) = device.module::<UringBdev>() else {
+        return Err(BdevError::WrongKind { name: name.to_string(), expected: "URING bdev" });
     };
     {
         let file = module.file.lock().unwrap_or_else(PoisonError::into_inner);
@@ -131,23 +131,21 @@ pub fn rescan(registry: &Registry, name: &str) -> Result<(), BdevError> {
     registry.notify_resized(device.name())
 }
 
-impl Bdev for Uring {
+impl Bdev for UringBdev {
     fn product_name(&self) -> &'static str {
         "URING bdev"
     }
 
-    fn geometry(&self) -> Geometry {
-        Geometry { blocks: self.shared.blocks.load(Ordering::Relaxed), ..self.geometry }
+    fn geometry(&self) -> BdevGeometry {
+        BdevGeometry { blocks: self.shared.blocks.load(Ordering::Relaxed), ..self.geometry }
     }
 
     fn supports(&self, op: Op) -> bool {
         match op {
             Op::Read | Op::Flush => true,
             Op::Write | Op::Unmap | Op::WriteZeroes => !self.config.readonly,
-            // The layer's own: there is no more to a file's reset than that I/O has drained.
-            Op::Reset | Op::Compare => false,
-            // Files know no such thing.
-            Op::WriteUncorrectable => false,
+            // A reset of a file only drains its I/O, which the layer does, and files have no uncorrectable blocks.
+            _ => false,
         }
     }
 
@@ -158,23 +156,28 @@ impl Bdev for Uring {
             let path = self.config.filename.clone();
             move |source| BdevError::File { path, doing, source }
         };
-        // A channel has its own descriptor of the one opening, so that it may outlive the device.
-        let own = file.try_clone().map_err(failed("cannot be opened once more"))?;
-        let client = core.events().client();
-        if !client.has_files() {
+        // A channel duplicates the file descriptor, so that it may outlive the device.
+        let own = file.try_clone().map_err(failed("cannot be duplicated"))?;
+        let client = core.event_loop().client();
+        if !client.supports_files() {
             return Err(BdevError::NoFileIo);
         }
         let id = client.add_file(own.into()).map_err(failed("cannot be added to the core's ring"))?;
-        let channel =
-            channel::Channel::new(core.clone(), client, id, self.geometry.block_size, self.shared.clone());
+        let channel = channel::UringChannel::new(
+            core.clone(),
+            client,
+            id,
+            self.geometry.block_size,
+            self.shared.clone(),
+        );
         Ok(Box::new(channel))
     }
 
-    fn driver_specific(&self) -> Vec<(&'static str, Value)> {
+    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
         let mut object = vec![
-            ("filename", Value::Text(self.config.filename.display().to_string())),
-            ("direct", Value::Bool(self.direct.is_ok())),
-            ("readonly", Value::Bool(self.config.readonly)),
+            ("filename", InfoValue::Text(self.config.filename.display().to_string())),
+            ("direct", InfoValue::Bool(self.direct.is_ok())),
+            ("readonly", InfoValue::Bool(self.config.readonly)),
             ("durability", "disk".into()),
             ("durability_until_flushed", "memory".into()),
         ];
@@ -183,9 +186,9 @@ impl Bdev for Uring {
         }
         let unused = self.shared.unused_bytes.load(Ordering::Relaxed);
         if unused > 0 {
-            object.push(("unused_bytes", Value::Number(unused)));
+            object.push(("unused_bytes", InfoValue::Number(unused)));
         }
-        vec![("uring", Value::Object(object))]
+        vec![("uring", InfoValue::Object(object))]
     }
 
     fn read_only(&self) -> bool {
@@ -196,11 +199,11 @@ impl Bdev for Uring {
         DEPTH
     }
 
-    fn medium(&self) -> Option<(u64, u64)> {
+    fn backing_id(&self) -> Option<(u64, u64)> {
         Some(self.medium)
     }
 
-    fn closed(&self) {
+    fn on_closed(&self) {
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(file);
     }

@@ -1,12 +1,12 @@
-//! A core to test on, and an oracle: the device as a `Vec<u8>`.
+//! A reactor to test on, and an oracle that models the device as a `Vec<u8>`.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses a part")]
 
-use bdev::{Channel, Completion, Registry, Request};
-use memory::Buffer;
-use reactor::{Config, Core, IdlePolicy, Reactor};
-use ring::{Channel as _, Flags, Op, Status, Tag};
+use bdev::{BdevChannel, Completion, Registry, Request};
+use block_io::{Channel as _, Op, RequestFlags, Status, Tag};
+use dma::Buffer;
+use reactor::{Core, IdlePolicy, Reactor, ReactorConfig};
 
-/// A reactor on the test's own thread that never sleeps.
+/// A reactor on the test's thread that never sleeps, and an empty registry.
 pub struct Rig {
     pub reactor: Reactor,
     pub core: Core,
@@ -15,12 +15,12 @@ pub struct Rig {
 
 impl Rig {
     pub fn new() -> Rig {
-        let arena = memory::Arena::new(memory::Config {
+        let arena = dma::Arena::new(dma::ArenaConfig {
             limit_bytes: 256 << 20,
             hugepages: false,
-            ..memory::Config::default()
+            ..dma::ArenaConfig::default()
         });
-        let config = Config { idle: IdlePolicy::Spin, arena, ..Config::default() };
+        let config = ReactorConfig { idle: IdlePolicy::Spin, arena, ..ReactorConfig::default() };
         let reactor = Reactor::new(&config).unwrap();
         Rig { core: reactor.core(), reactor, registry: Registry::new() }
     }
@@ -31,8 +31,8 @@ impl Rig {
         buffer
     }
 
-    /// Submits and polls until everything has completed; completions by tag.
-    pub fn run(&mut self, channel: &mut Channel, mut batch: Vec<Request>) -> Vec<Completion> {
+    /// Submits and polls until all requests have completed; returns the completions sorted by tag.
+    pub fn run(&mut self, channel: &mut BdevChannel, mut batch: Vec<Request>) -> Vec<Completion> {
         let expected = batch.len();
         let mut sink = Vec::new();
         let start = std::time::Instant::now();
@@ -51,33 +51,40 @@ impl Rig {
         sink
     }
 
-    pub fn one(&mut self, channel: &mut Channel, request: Request) -> Completion {
+    pub fn one(&mut self, channel: &mut BdevChannel, request: Request) -> Completion {
         self.run(channel, vec![request]).pop().unwrap()
     }
 
-    pub fn write(&mut self, channel: &mut Channel, lba: u64, blocks: u32, fill: u8) -> Status {
+    pub fn write(&mut self, channel: &mut BdevChannel, lba: u64, blocks: u32, fill: u8) -> Status {
         let buffer = self.buffer((blocks * channel.block_size()) as usize, fill);
         self.one(channel, Request::write(Tag(0), lba, blocks, buffer)).status()
     }
 
-    pub fn read(&mut self, channel: &mut Channel, lba: u64, blocks: u32) -> Result<Vec<u8>, Status> {
+    pub fn read(&mut self, channel: &mut BdevChannel, lba: u64, blocks: u32) -> Result<Vec<u8>, Status> {
         let buffer = self.buffer((blocks * channel.block_size()) as usize, 0xcc);
         let completion = self.one(channel, Request::read(Tag(0), lba, blocks, buffer));
         let status = completion.status();
-        let data = completion.into_request().buffer.unwrap().as_slice().to_vec();
+        let data = completion.into_request().take_data().unwrap().slices()[0].as_slice().to_vec();
         if status.is_success() { Ok(data) } else { Err(status) }
     }
 
-    pub fn simple(&mut self, channel: &mut Channel, op: Op, lba: u64, blocks: u32, flags: Flags) -> Status {
+    pub fn simple(
+        &mut self,
+        channel: &mut BdevChannel,
+        op: Op,
+        lba: u64,
+        blocks: u32,
+        flags: RequestFlags,
+    ) -> Status {
         let mut request = Request::new(Tag(0), op, lba, blocks);
         request.flags = flags;
         self.one(channel, request).status()
     }
 }
 
-/// One request as a property draws it.
+/// A randomly generated request.
 #[derive(Clone, Debug)]
-pub struct Draw {
+pub struct RequestSpec {
     pub op: Op,
     pub lba: u64,
     pub blocks: u32,
@@ -87,24 +94,24 @@ pub struct Draw {
     pub flow: u16,
 }
 
-impl Draw {
+impl RequestSpec {
     pub fn request(&self, rig: &Rig, tag: u64, block_size: u32) -> Request {
         let mut request = Request::new(Tag(tag), self.op, self.lba, self.blocks);
         request.flow = self.flow;
         if self.fua {
-            request.flags = request.flags.with(Flags::FUA);
+            request.flags = request.flags.with(RequestFlags::FUA);
         }
         if self.deallocate {
-            request.flags = request.flags.with(Flags::DEALLOCATE);
+            request.flags = request.flags.with(RequestFlags::DEALLOCATE);
         }
         if self.op.has_data() && self.blocks > 0 {
-            request.buffer = Some(rig.buffer((self.blocks * block_size) as usize, self.fill));
+            request.set_data(Some(rig.buffer((self.blocks * block_size) as usize, self.fill)));
         }
         request
     }
 }
 
-/// What a device of `contents.len() / block_size` blocks must answer.
+/// The expected contents and results of a device of `contents.len() / block_size` blocks.
 pub struct Oracle {
     pub contents: Vec<u8>,
     pub block_size: usize,
@@ -118,31 +125,31 @@ impl Oracle {
         }
     }
 
-    /// What the layer answers without asking the device.
-    pub fn verdict(&self, draw: &Draw) -> Option<Status> {
+    /// The error of an invalid request, which the layer returns itself.
+    pub fn expected_error(&self, spec: &RequestSpec) -> Option<Status> {
         let blocks = (self.contents.len() / self.block_size) as u64;
-        if !draw.op.has_range() {
+        if !spec.op.has_range() {
             None
-        } else if draw.blocks == 0 {
+        } else if spec.blocks == 0 {
             Some(Status::INVALID_FIELD)
-        } else if draw.lba.checked_add(u64::from(draw.blocks)).is_none_or(|end| end > blocks) {
+        } else if spec.lba.checked_add(u64::from(spec.blocks)).is_none_or(|end| end > blocks) {
             Some(Status::LBA_OUT_OF_RANGE)
         } else {
             None
         }
     }
 
-    pub fn range(&mut self, draw: &Draw) -> &mut [u8] {
-        let start = draw.lba as usize * self.block_size;
-        &mut self.contents[start..start + draw.blocks as usize * self.block_size]
+    pub fn range(&mut self, spec: &RequestSpec) -> &mut [u8] {
+        let start = spec.lba as usize * self.block_size;
+        &mut self.contents[start..start + spec.blocks as usize * self.block_size]
     }
 
-    /// Does it, as if alone.
-    pub fn apply(&mut self, draw: &Draw) {
-        match draw.op {
-            Op::Write => self.range(draw).fill(draw.fill),
-            Op::Unmap | Op::WriteZeroes => self.range(draw).fill(0),
-            Op::Read | Op::Flush | Op::Reset | Op::WriteUncorrectable | Op::Compare => {}
+    /// Applies the request to the contents.
+    pub fn apply(&mut self, spec: &RequestSpec) {
+        match spec.op {
+            Op::Write => self.range(spec).fill(spec.fill),
+            Op::Unmap | Op::WriteZeroes => self.range(spec).fill(0),
+            _ => {}
         }
     }
 }

@@ -1,109 +1,116 @@
-//! The task of a path over TCP.
+//! The task of a path over TCP: connects, handles events and commands, and reconnects.
 
 use std::sync::Arc;
 
-use nvme::{AdminData, AdminError, Association, Membership, TcpUri};
+use nvme::{AdminData, AdminError, AssociationHandle, TcpAssociation, TcpUri};
+use os::clock::now_ns;
 use reactor::Core;
-use sys::clock::now_ns;
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::feature::AsyncEventConfiguration;
 use wire_nvme::log::LogId;
 
-use super::learn::{Admin, Groups, is_unknown};
-use super::{Command, Done, Path, PathStatus, Refusal, Rest, stay_disabled, tell};
-use crate::initiator::{Group, News};
-use crate::namespace::Learned;
-use crate::reconnect::{Next, Reconnect};
-use crate::view::Join;
+use super::scan::{AdminExecutor, AnaGroups, is_unsupported};
+use super::{
+    ControllerPath, DisconnectedEvent, OperationError, PathCommand, PathStatus, ResultSender, send_reply,
+    wait_while_disabled,
+};
+use crate::initiator::{ControllerGroup, PathEvent};
+use crate::namespace::ScannedNamespace;
+use crate::reconnect::{Reconnect, ReconnectAction};
+use crate::shared_namespace::ConnectTarget;
 
-/// Events that a path listens to.
-const EVENTS: u32 = AsyncEventConfiguration::NAMESPACE | AsyncEventConfiguration::ANA;
-/// MPSMIN of every controller over fabrics.
+/// Asynchronous events that a path enables.
+const EVENTS: AsyncEventConfiguration =
+    AsyncEventConfiguration::NAMESPACE.union(AsyncEventConfiguration::ANA);
+/// log2 of the page size of every controller over fabrics (CAP.MPSMIN is 0).
 const PAGE_LOG2: u32 = 12;
 
-/// What ended a connection.
-enum End {
+/// Why a connection ended.
+enum ConnectionEnd {
     Stopped,
     Lost(String),
-    Reset(Done),
-    Disabled(Done),
+    Reset(ResultSender),
+    Disabled(ResultSender),
 }
 
-/// Attaches the controller, and keeps it attached until it is told to stop or gives up.
-pub(crate) async fn run(core: Core, path: Arc<Path>, uri: TcpUri, group: Arc<Group>) {
+/// Attaches the controller and keeps it attached, until the path is stopped.
+pub(crate) async fn run(core: Core, path: Arc<ControllerPath>, uri: TcpUri, group: Arc<ControllerGroup>) {
     let mut epoch = 0;
     let mut reconnect: Option<Reconnect> = None;
-    let mut asker: Option<Done> = None;
+    let mut requester: Option<ResultSender> = None;
     loop {
-        let rest = match wait_for_turn(&core, &path, reconnect.as_mut()).await {
-            Turn::Go => None,
-            Turn::Stop => break,
-            Turn::Disable(done) => Some(Rest::Disable(done)),
-            Turn::GiveUp => {
+        let event = match wait_for_retry(&core, &path, reconnect.as_mut()).await {
+            RetryDecision::Connect => None,
+            RetryDecision::Stop => break,
+            RetryDecision::Disable(reply) => Some(DisconnectedEvent::Disable(reply)),
+            RetryDecision::GiveUp => {
                 let why = path.failure().unwrap_or_default();
                 path.set_status(PathStatus::Failed, None);
-                group.tell(News::Lost { path: path.clone(), waits_until_ns: 0, why: why.clone() });
-                if let Some(done) = asker.take() {
-                    tell(&done, Err(Refusal::Failed(why)));
+                group.send_event(PathEvent::Lost { path: path.clone(), waits_until_ns: 0, why: why.clone() });
+                if let Some(reply) = requester.take() {
+                    send_reply(&reply, Err(OperationError::Failed(why)));
                 }
                 if path.config.reconnect.loss_timeout_ns.is_some_and(|timeout| timeout > 0) {
-                    group.tell(News::GivenUp(path.clone()));
+                    group.send_event(PathEvent::ReconnectTimedOut(path.clone()));
                 }
-                Some(path.rest(false).await)
+                Some(path.wait_disconnected(false).await)
             }
         };
-        if let Some(rest) = rest {
-            if let Some(done) = asker.take() {
-                tell(&done, Err(Refusal::Failed("it was disabled meanwhile".into())));
+        if let Some(event) = event {
+            if let Some(reply) = requester.take() {
+                send_reply(
+                    &reply,
+                    Err(OperationError::Failed("the controller was disabled meanwhile".into())),
+                );
             }
-            asker = match rest {
-                Rest::Connect(done) => Some(done),
-                Rest::Disable(done) => stay_disabled(&path, &group, done).await,
-                Rest::Stop => None,
+            requester = match event {
+                DisconnectedEvent::Connect(reply) => Some(reply),
+                DisconnectedEvent::Disable(reply) => wait_while_disabled(&path, &group, reply).await,
+                DisconnectedEvent::Stop => None,
             };
-            if asker.is_none() {
+            if requester.is_none() {
                 break;
             }
             reconnect = Some(Reconnect::lost(path.config.reconnect, now_ns()));
             continue;
         }
         epoch += 1;
-        path.forget_complaint();
+        path.clear_reset_request();
         let Some(outcome) = path.unless_stopped(establish(&core, &path, &uri)).await else { break };
         let mut association = match outcome {
             Ok((association, namespaces, ana)) => {
                 path.set_status(PathStatus::Enabled, None);
                 publish(&group, &path, epoch, &association, namespaces, ana);
-                if let Some(done) = asker.take() {
-                    tell(&done, Ok(()));
+                if let Some(reply) = requester.take() {
+                    send_reply(&reply, Ok(()));
                 }
                 association
             }
             Err(why) if reconnect.is_none() => {
                 path.set_status(PathStatus::Failed, Some(why.clone()));
-                group.tell(News::NotAttached { path: path.clone(), why });
+                group.send_event(PathEvent::AttachFailed { path: path.clone(), why });
                 return;
             }
             Err(why) => {
                 path.set_status(PathStatus::Reconnecting, Some(why.clone()));
                 let waits_until_ns = reconnect.as_ref().map_or(0, Reconnect::waits_until_ns);
-                group.tell(News::Lost { path: path.clone(), waits_until_ns, why });
+                group.send_event(PathEvent::Lost { path: path.clone(), waits_until_ns, why });
                 continue;
             }
         };
         let end = serve(&core, &path, &group, &mut association, epoch).await;
         drop(association);
         let why = match end {
-            End::Stopped => break,
-            End::Lost(why) => why,
-            End::Reset(done) => {
+            ConnectionEnd::Stopped => break,
+            ConnectionEnd::Lost(why) => why,
+            ConnectionEnd::Reset(reply) => {
                 path.resets.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                asker = Some(done);
+                requester = Some(reply);
                 "it is being reset".to_string()
             }
-            End::Disabled(done) => {
-                asker = stay_disabled(&path, &group, done).await;
-                if asker.is_none() {
+            ConnectionEnd::Disabled(reply) => {
+                requester = wait_while_disabled(&path, &group, reply).await;
+                if requester.is_none() {
                     break;
                 }
                 reconnect = Some(Reconnect::lost(path.config.reconnect, now_ns()));
@@ -112,66 +119,71 @@ pub(crate) async fn run(core: Core, path: Arc<Path>, uri: TcpUri, group: Arc<Gro
         };
         path.set_status(PathStatus::Reconnecting, Some(why.clone()));
         let lost = Reconnect::lost(path.config.reconnect, now_ns());
-        group.tell(News::Lost { path: path.clone(), waits_until_ns: lost.waits_until_ns(), why });
+        group.send_event(PathEvent::Lost { path: path.clone(), waits_until_ns: lost.waits_until_ns(), why });
         reconnect = Some(lost);
     }
     path.set_status(PathStatus::Deleting, None);
     path.drop_commands();
-    group.tell(News::Stopped(path));
+    group.send_event(PathEvent::Stopped(path));
 }
 
-enum Turn {
-    Go,
+/// What to do after the wait for the next connection attempt.
+enum RetryDecision {
+    Connect,
     Stop,
     GiveUp,
-    Disable(Done),
+    Disable(ResultSender),
 }
 
-/// Waits until the next try is due.
-async fn wait_for_turn(core: &Core, path: &Path, reconnect: Option<&mut Reconnect>) -> Turn {
-    let Some(reconnect) = reconnect else { return Turn::Go };
+/// Waits until the next connection attempt is due.
+async fn wait_for_retry(
+    core: &Core,
+    path: &ControllerPath,
+    reconnect: Option<&mut Reconnect>,
+) -> RetryDecision {
+    let Some(reconnect) = reconnect else { return RetryDecision::Connect };
     loop {
         let now_ns = now_ns();
         if path.is_stopping() {
-            return Turn::Stop;
+            return RetryDecision::Stop;
         }
         let due_ns = match reconnect.next() {
-            Next::TryAt(due_ns) | Next::GiveUpAt(due_ns) => due_ns,
+            ReconnectAction::TryAt(due_ns) | ReconnectAction::GiveUpAt(due_ns) => due_ns,
         };
         if now_ns >= due_ns {
             return match reconnect.next() {
-                Next::TryAt(_) => {
-                    reconnect.tried(now_ns);
-                    Turn::Go
+                ReconnectAction::TryAt(_) => {
+                    reconnect.record_attempt(now_ns);
+                    RetryDecision::Connect
                 }
-                Next::GiveUpAt(_) => Turn::GiveUp,
+                ReconnectAction::GiveUpAt(_) => RetryDecision::GiveUp,
             };
         }
-        if let Some(done) = path.refuse_commands() {
-            return Turn::Disable(done);
+        if let Some(reply) = path.reject_commands() {
+            return RetryDecision::Disable(reply);
         }
-        path.asked_or(core.sleep_ns(due_ns - now_ns)).await;
+        path.wait_for_command_or(core.sleep_ns(due_ns - now_ns)).await;
     }
 }
 
 async fn establish(
     core: &Core,
-    path: &Path,
+    path: &ControllerPath,
     uri: &TcpUri,
-) -> Result<(Association, Vec<Learned>, Groups), String> {
+) -> Result<(TcpAssociation, Vec<ScannedNamespace>, AnaGroups), String> {
     let config = &path.config;
-    let mut association = Association::open(core, uri, &config.options, config.num_io_queues)
+    let mut association = TcpAssociation::open(core, uri, &config.options, config.num_io_queues)
         .await
         .map_err(|error| error.to_string())?;
     let identity = association.identity().clone();
-    path.set_identity(&identity, association.membership().cntlid());
-    match association.listen(EVENTS).await {
-        // A controller may have no events.
+    path.set_identity(&identity, association.handle().cntlid());
+    match association.enable_events(EVENTS).await {
+        // A controller may support no asynchronous events.
         Ok(()) => {}
-        Err(AdminError::Status(status)) if is_unknown(status) => {}
+        Err(AdminError::Status(status)) if is_unsupported(status) => {}
         Err(error) => return Err(format!("listening for events: {error}")),
     }
-    let mut admin = Admin::tcp(core, path, &mut association);
+    let mut admin = AdminExecutor::tcp(core, path, &mut association);
     let ana = admin.ana(&identity).await.map_err(|error| format!("the ANA log page: {error}"))?;
     let namespaces = admin.namespaces(&identity, PAGE_LOG2).await;
     let namespaces = namespaces.map_err(|error| format!("identifying namespaces: {error}"))?;
@@ -179,104 +191,107 @@ async fn establish(
 }
 
 fn publish(
-    group: &Arc<Group>,
-    path: &Arc<Path>,
+    group: &Arc<ControllerGroup>,
+    path: &Arc<ControllerPath>,
     epoch: u64,
-    association: &Association,
-    namespaces: Vec<Learned>,
-    ana: Groups,
+    association: &TcpAssociation,
+    namespaces: Vec<ScannedNamespace>,
+    ana: AnaGroups,
 ) {
-    let membership = Arc::new(association.membership().clone());
-    let of = |learned: Learned| {
-        let join = Join::Tcp(membership.clone(), learned.identify.clone());
-        (learned, join)
+    let membership = Arc::new(association.handle().clone());
+    let with_target = |scanned: ScannedNamespace| {
+        let join = ConnectTarget::Tcp(membership.clone(), scanned.identify.clone());
+        (scanned, join)
     };
-    let namespaces = namespaces.into_iter().map(of).collect();
-    group.tell(News::Namespaces { path: path.clone(), epoch, namespaces, groups: ana });
+    let namespaces = namespaces.into_iter().map(with_target).collect();
+    group.send_event(PathEvent::NamespacesScanned { path: path.clone(), epoch, namespaces, groups: ana });
 }
 
-/// Looks after a controller until its connection ends.
+/// Handles events and commands until the connection ends.
 async fn serve(
     core: &Core,
-    path: &Arc<Path>,
-    group: &Arc<Group>,
-    association: &mut Association,
+    path: &Arc<ControllerPath>,
+    group: &Arc<ControllerGroup>,
+    association: &mut TcpAssociation,
     epoch: u64,
-) -> End {
+) -> ConnectionEnd {
     loop {
         if path.is_stopping() {
-            return End::Stopped;
+            return ConnectionEnd::Stopped;
         }
         if let Some(failure) = association.failure() {
-            return End::Lost(failure.to_string());
+            return ConnectionEnd::Lost(failure.to_string());
         }
-        if path.is_complained_of(epoch) {
-            return End::Lost("I/O queues cannot be opened".into());
+        if path.is_reset_requested(epoch) {
+            return ConnectionEnd::Lost("I/O queues cannot be opened".into());
         }
-        path.forget_complaint();
+        path.clear_reset_request();
         let outcome = match (association.next_event(), path.take_command()) {
             (None, None) => {
-                path.asked_or(association.news()).await;
+                path.wait_for_command_or(association.wait_event()).await;
                 continue;
             }
             (event, command) => {
                 let mut outcome = Ok(());
                 if let Some(event) = event {
-                    outcome = heard(core, path, group, association, epoch, event).await;
+                    outcome = handle_event(core, path, group, association, epoch, event).await;
                 }
                 match command {
-                    Some(Command::Reset(done)) => return End::Reset(done),
-                    Some(Command::Disable(done)) => return End::Disabled(done),
-                    Some(Command::Enable(done)) => tell(&done, Err(Refusal::Already)),
-                    Some(Command::Admin { sqe, data, reply }) => {
-                        tell(&reply, Admin::tcp(core, path, association).execute(sqe, data).await);
+                    Some(PathCommand::Reset(reply)) => return ConnectionEnd::Reset(reply),
+                    Some(PathCommand::Disable(reply)) => return ConnectionEnd::Disabled(reply),
+                    Some(PathCommand::Enable(reply)) => send_reply(&reply, Err(OperationError::Already)),
+                    Some(PathCommand::Admin { sqe, data, reply }) => {
+                        send_reply(
+                            &reply,
+                            AdminExecutor::tcp(core, path, association).execute(sqe, data).await,
+                        );
                     }
-                    Some(command @ Command::Io { .. }) => {
-                        pass_through(core, association.membership().clone(), command);
+                    Some(command @ PathCommand::Io { .. }) => {
+                        pass_through(core, association.handle().clone(), command);
                     }
-                    Some(Command::RefreshAna) if outcome.is_ok() => {
-                        outcome = refresh(core, path, group, association).await;
+                    Some(PathCommand::RefreshAna) if outcome.is_ok() => {
+                        outcome = refresh_ana(core, path, group, association).await;
                     }
-                    Some(Command::RefreshAna) | None => {}
+                    Some(PathCommand::RefreshAna) | None => {}
                 }
                 outcome
             }
         };
         match outcome {
-            // A lost connection shows at the next look.
+            // A lost connection is detected at the start of the loop.
             Ok(()) | Err(AdminError::Failure(_)) => {}
-            Err(error) => return End::Lost(format!("an event could not be followed: {error}")),
+            Err(error) => return ConnectionEnd::Lost(format!("an event could not be handled: {error}")),
         }
     }
 }
 
-/// Executes an I/O command beside everything else. A core with too many tasks refuses: the reply is then gone.
-fn pass_through(core: &Core, membership: Membership, command: Command) {
-    let Command::Io { sqe, data, metadata, timeout_ns, reply } = command else { return };
+/// Executes an I/O command in a task of its own. If the core rejects the task, the reply channel closes.
+fn pass_through(core: &Core, membership: AssociationHandle, command: PathCommand) {
+    let PathCommand::Io { sqe, data, metadata, timeout_ns, reply } = command else { return };
     if metadata != AdminData::None {
-        tell(&reply, Err("there is no metadata over TCP".into()));
+        send_reply(&reply, Err("metadata is not supported over TCP".into()));
         return;
     }
     let own = core.clone();
     core.spawn(async move {
         let answer = membership.execute_io(&own, sqe, &data, timeout_ns).await;
-        tell(&reply, answer.map_err(|error| error.to_string()));
+        send_reply(&reply, answer.map_err(|error| error.to_string()));
     });
 }
 
-async fn heard(
+async fn handle_event(
     core: &Core,
-    path: &Arc<Path>,
-    group: &Arc<Group>,
-    association: &mut Association,
+    path: &Arc<ControllerPath>,
+    group: &Arc<ControllerGroup>,
+    association: &mut TcpAssociation,
     epoch: u64,
     event: AsyncEvent,
 ) -> Result<(), AdminError> {
     if event == AsyncEvent::ANA_CHANGED {
-        return refresh(core, path, group, association).await;
+        return refresh_ana(core, path, group, association).await;
     }
     let identity = association.identity().clone();
-    let mut admin = Admin::tcp(core, path, association);
+    let mut admin = AdminExecutor::tcp(core, path, association);
     if event == AsyncEvent::NAMESPACE_CHANGED {
         admin.acknowledge(LogId::ChangedNamespaces.to_wire(), 4096).await?;
         let ana = admin.ana(&identity).await?;
@@ -287,14 +302,14 @@ async fn heard(
     admin.acknowledge(event.log_page, 512).await
 }
 
-async fn refresh(
+async fn refresh_ana(
     core: &Core,
-    path: &Arc<Path>,
-    group: &Arc<Group>,
-    association: &mut Association,
+    path: &Arc<ControllerPath>,
+    group: &Arc<ControllerGroup>,
+    association: &mut TcpAssociation,
 ) -> Result<(), AdminError> {
     let identity = association.identity().clone();
-    let groups = Admin::tcp(core, path, association).ana(&identity).await?;
-    group.tell(News::Ana { path: path.clone(), groups });
+    let groups = AdminExecutor::tcp(core, path, association).ana(&identity).await?;
+    group.send_event(PathEvent::AnaChanged { path: path.clone(), groups });
     Ok(())
 }

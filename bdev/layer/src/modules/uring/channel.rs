@@ -1,23 +1,24 @@
-//! One core's ring to the file: requests become operations, short transfers go on, errors statuses.
+//! A core's channel to the file: maps requests to io_uring operations, continues short transfers, and maps errors
+//! to statuses.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use memory::Buffer;
-use reactor::{Period, Poller, Shutdown, Work};
-use ring::{Errno, Status};
+use block_io::{Errno, Status};
+use dma::Buffer;
+use os::{EventClient, EventCompletion, FileId, FileOperation, WriteMode};
+use reactor::{Period, PollResult, Poller, Shutdown};
 use slots::{Slab, Slot};
-use sys::{Client, Done, FileId, Operation, Write};
 
-use super::plan::{Step, fallback, plan, status_of};
-use super::{DEPTH, Shared};
+use super::plan::{FileStep, fallback, plan, status_of};
+use super::{DEPTH, UringShared};
 use crate::modules::bytes_of;
 use crate::{Completion, Request};
 
-/// How often an operation that was interrupted, or for which the kernel lacks memory, is tried.
+/// Attempts of an operation that fails with EINTR or EAGAIN.
 const TRIES_MAX: u32 = 100;
-/// Bytes of zeroes written at a time where the file cannot zero a range itself.
+/// Bytes of zeroes in one write, where the file cannot zero a range itself.
 const ZEROES_BYTES: usize = 256 << 10;
 
 const EINTR: i32 = 4;
@@ -25,145 +26,153 @@ const EIO: i32 = 5;
 const EAGAIN: i32 = 11;
 const EOPNOTSUPP: i32 = 95;
 
-pub(super) struct Channel {
+pub(super) struct UringChannel {
     core: reactor::Core,
-    /// `None` once the drop hands it on.
-    client: Option<Client>,
+    /// `None` only in `drop`.
+    client: Option<EventClient>,
     file: FileId,
     block_size: u32,
-    shared: Arc<Shared>,
-    jobs: Slab<Job>,
-    /// Jobs that the core's ring had no room for, or that are tried again.
-    stalled: VecDeque<Slot>,
+    shared: Arc<UringShared>,
+    active: Slab<UringRequest>,
+    /// Requests to be submitted again: the core's ring was full, or the operation is retried.
+    retry_queue: VecDeque<Slot>,
     finished: Vec<Completion>,
-    /// Empty between calls.
-    done: Vec<Done>,
+    /// Scratch of `poll`; empty between calls.
+    done: Vec<EventCompletion>,
 }
 
-/// A request under way. Its buffer is with the kernel while an operation runs.
+/// A request in progress. Its buffer is with the kernel while an operation is in flight.
 #[derive(Debug)]
-struct Job {
+struct UringRequest {
     request: Request,
-    step: Step,
-    then: Option<Step>,
-    /// Bytes of the step that are done.
+    step: FileStep,
+    then: Option<FileStep>,
+    /// Bytes of the current step that are complete.
     progress: u64,
     tries: u32,
     zeroes: Option<Buffer>,
 }
 
-impl Channel {
+impl UringChannel {
     pub(super) fn new(
         core: reactor::Core,
-        client: Client,
+        client: EventClient,
         file: FileId,
         block_size: u32,
-        shared: Arc<Shared>,
-    ) -> Channel {
-        Channel {
+        shared: Arc<UringShared>,
+    ) -> UringChannel {
+        UringChannel {
             core,
             client: Some(client),
             file,
             block_size,
             shared,
-            jobs: Slab::with_capacity(DEPTH),
-            stalled: VecDeque::new(),
+            active: Slab::with_capacity(DEPTH),
+            retry_queue: VecDeque::new(),
             finished: Vec::new(),
             done: Vec::new(),
         }
     }
 
-    fn take(&mut self, request: Request) {
+    fn accept(&mut self, request: Request) {
         let Some(plan) = plan(request.op, request.flags) else {
             return self.finished.push(request.complete(Status::INVALID_OPCODE));
         };
         let mut step = plan.first;
-        while self.known_to_fail(step) {
-            step = fallback(step).expect("only what has a fallback is known to fail");
+        while self.is_unsupported(step) {
+            step = fallback(step).expect("an unsupported step has a fallback");
         }
-        let job = Job { request, step, then: plan.then, progress: 0, tries: 0, zeroes: None };
-        match self.jobs.insert(job) {
+        let active = UringRequest { request, step, then: plan.then, progress: 0, tries: 0, zeroes: None };
+        match self.active.insert(active) {
             Ok(slot) => self.start(slot),
             Err(_) => unreachable!("the layer admits no more than {DEPTH} requests"),
         }
     }
 
-    fn known_to_fail(&self, step: Step) -> bool {
+    fn is_unsupported(&self, step: FileStep) -> bool {
         match step {
-            Step::Punch => self.shared.no_punch.load(Ordering::Relaxed),
-            Step::Zero => self.shared.no_zero.load(Ordering::Relaxed),
+            FileStep::Punch => self.shared.no_punch.load(Ordering::Relaxed),
+            FileStep::Zero => self.shared.no_zero.load(Ordering::Relaxed),
             _ => false,
         }
     }
 
-    /// Queues the rest of a job's step.
+    /// Submits the remainder of a request's current step.
     fn start(&mut self, slot: Slot) {
-        let Some(job) = self.jobs.get_mut(slot) else { unreachable!("{slot:?} is started and is no job") };
-        let (start, total) = bytes_of(&job.request, self.block_size);
-        let offset = start + job.progress;
-        let mut left = total - job.progress;
+        let Some(active) = self.active.get_mut(slot) else {
+            unreachable!("started {slot:?} is not in the table")
+        };
+        let (start, total) = bytes_of(&active.request, self.block_size);
+        let offset = start + active.progress;
+        let mut left = total - active.progress;
         let mut buffer = None;
-        let operation = match job.step {
-            Step::Read => Operation::Read,
-            Step::Write(how) => Operation::Write(how),
-            Step::Sync if self.shared.flush_failed.load(Ordering::Relaxed) => {
+        let operation = match active.step {
+            FileStep::Read => FileOperation::Read,
+            FileStep::Write(how) => FileOperation::Write(how),
+            FileStep::Sync if self.shared.flush_failed.load(Ordering::Relaxed) => {
                 return self.finish(slot, Status::WRITE_FAULT);
             }
-            Step::Sync => Operation::Sync,
-            Step::Punch => Operation::Punch,
-            Step::Zero => Operation::Zero,
-            Step::WriteZeroes => {
-                let zeroes = job.zeroes.take().or_else(|| zeroes(&self.core, total));
+            FileStep::Sync => FileOperation::Sync,
+            FileStep::Punch => FileOperation::Punch,
+            FileStep::Zero => FileOperation::Zero,
+            FileStep::WriteZeroes => {
+                let zeroes = active.zeroes.take().or_else(|| zeroes(&self.core, total));
                 let Some(zeroes) = zeroes else { return self.finish(slot, Status::COMMAND_INTERRUPTED) };
                 left = left.min(zeroes.len() as u64);
                 buffer = Some((zeroes, 0));
-                Operation::Write(Write::Cached)
+                FileOperation::Write(WriteMode::Cached)
             }
         };
-        match job.step {
-            Step::Read | Step::Write(_) => {
-                let progress = job.progress as usize;
-                buffer = job.request.buffer.take().map(|buffer| (buffer, progress));
+        match active.step {
+            FileStep::Read | FileStep::Write(_) => {
+                let progress = active.progress as usize;
+                // The layer divides data of several slices.
+                let single = active.request.take_data().and_then(|data| data.into_single().ok());
+                buffer = single.map(|buffer| (buffer, progress));
             }
-            // The range of a sync is the file.
-            Step::Sync => left = 0,
-            Step::Punch | Step::Zero | Step::WriteZeroes => {}
+            // A sync covers the whole file.
+            FileStep::Sync => left = 0,
+            FileStep::Punch | FileStep::Zero | FileStep::WriteZeroes => {}
         }
         let client = self.client.as_ref().expect("only a dropped channel has no client");
-        let Err(refused) = client.operate(self.file, operation, offset, left, buffer, slot.to_bits()) else {
+        let Err(refused) =
+            client.submit_operation(self.file, operation, offset, left, buffer, slot.to_bits())
+        else {
             return;
         };
-        put_back(job, refused.buffer);
-        if refused.why == std::io::ErrorKind::WouldBlock {
-            self.stalled.push_back(slot);
+        return_buffer(active, refused.buffer);
+        if refused.reason == std::io::ErrorKind::WouldBlock {
+            self.retry_queue.push_back(slot);
         } else {
             self.finish(slot, Status::INTERNAL_ERROR);
         }
     }
 
-    /// Takes the outcome of an operation in.
-    fn step_done(&mut self, done: Done) {
+    /// Handles the completion of an operation.
+    fn step_done(&mut self, done: EventCompletion) {
         let slot = Slot::from_bits(done.tag);
-        let Some(job) = self.jobs.get_mut(slot) else { unreachable!("{slot:?} is done and is no job") };
-        put_back(job, done.buffer);
+        let Some(active) = self.active.get_mut(slot) else {
+            unreachable!("completed {slot:?} is not in the table")
+        };
+        return_buffer(active, done.buffer);
         if done.result < 0 {
             return self.step_failed(slot, Errno(-done.result));
         }
-        if matches!(job.step, Step::Read | Step::Write(_) | Step::WriteZeroes) {
+        if matches!(active.step, FileStep::Read | FileStep::Write(_) | FileStep::WriteZeroes) {
             if done.result == 0 {
-                // The end of a file that is shorter than it was: an error, never zeroes.
-                let status = status_of(job.request.op, Errno(EIO));
+                // The end of a file that was truncated: an error, never zeroes.
+                let status = status_of(active.request.op, Errno(EIO));
                 return self.finish(slot, status);
             }
-            job.progress += done.result as u64;
-            if job.progress < bytes_of(&job.request, self.block_size).1 {
+            active.progress += done.result as u64;
+            if active.progress < bytes_of(&active.request, self.block_size).1 {
                 return self.start(slot);
             }
         }
-        match job.then.take() {
+        match active.then.take() {
             Some(then) => {
-                job.step = then;
-                job.progress = 0;
+                active.step = then;
+                active.progress = 0;
                 self.start(slot);
             }
             None => self.finish(slot, Status::SUCCESS),
@@ -172,46 +181,51 @@ impl Channel {
 
     #[cold]
     fn step_failed(&mut self, slot: Slot, errno: Errno) {
-        let Some(job) = self.jobs.get_mut(slot) else { unreachable!("{slot:?} failed and is no job") };
-        if matches!(errno.0, EINTR | EAGAIN) && job.tries < TRIES_MAX {
-            job.tries += 1;
-            self.stalled.push_back(slot);
+        let Some(active) = self.active.get_mut(slot) else {
+            unreachable!("failed {slot:?} is not in the table")
+        };
+        if matches!(errno.0, EINTR | EAGAIN) && active.tries < TRIES_MAX {
+            active.tries += 1;
+            self.retry_queue.push_back(slot);
             return;
         }
         if errno.0 == EOPNOTSUPP
-            && let Some(step) = fallback(job.step)
+            && let Some(step) = fallback(active.step)
         {
-            let known = if job.step == Step::Punch { &self.shared.no_punch } else { &self.shared.no_zero };
-            known.store(true, Ordering::Relaxed);
-            job.step = step;
-            job.progress = 0;
+            let unsupported =
+                if active.step == FileStep::Punch { &self.shared.no_punch } else { &self.shared.no_zero };
+            unsupported.store(true, Ordering::Relaxed);
+            active.step = step;
+            active.progress = 0;
             return self.start(slot);
         }
-        let lost = match job.step {
-            Step::Sync => true,
-            // Other errors come before the data is in the cache, and lose nothing.
-            Step::Write(Write::Durable) => errno.0 == EIO,
+        let data_lost = match active.step {
+            FileStep::Sync => true,
+            // Other errors occur before the data is in the page cache, and lose nothing.
+            FileStep::Write(WriteMode::Durable) => errno.0 == EIO,
             _ => false,
         };
-        if lost && !self.shared.direct {
+        if data_lost && !self.shared.direct {
             self.shared.flush_failed.store(true, Ordering::Relaxed);
         }
-        let status = status_of(job.request.op, errno);
+        let status = status_of(active.request.op, errno);
         self.finish(slot, status);
     }
 
     fn finish(&mut self, slot: Slot, status: Status) {
-        let Some(job) = self.jobs.remove(slot) else { unreachable!("{slot:?} ends and is no job") };
-        self.finished.push(job.request.complete(status));
+        let Some(active) = self.active.remove(slot) else {
+            unreachable!("finished {slot:?} is not in the table")
+        };
+        self.finished.push(active.request.complete(status));
     }
 }
 
-/// Gives an operation's buffer back to whom it belongs.
-fn put_back(job: &mut Job, buffer: Option<Buffer>) {
-    if job.step == Step::WriteZeroes {
-        job.zeroes = buffer;
+/// Returns the buffer of an operation to the request, or to its zeroes.
+fn return_buffer(active: &mut UringRequest, buffer: Option<Buffer>) {
+    if active.step == FileStep::WriteZeroes {
+        active.zeroes = buffer;
     } else if buffer.is_some() {
-        job.request.buffer = buffer;
+        active.request.set_data(buffer);
     }
 }
 
@@ -221,20 +235,20 @@ fn zeroes(core: &reactor::Core, bytes: u64) -> Option<Buffer> {
     Some(buffer)
 }
 
-impl ring::Channel for Channel {
+impl block_io::Channel for UringChannel {
     type Request = Request;
     type Completion = Completion;
 
     fn submit(&mut self, batch: &mut Vec<Request>) {
         for request in batch.drain(..) {
-            self.take(request);
+            self.accept(request);
         }
     }
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
-        for _ in 0..self.stalled.len() {
-            let Some(slot) = self.stalled.pop_front() else { break };
+        for _ in 0..self.retry_queue.len() {
+            let Some(slot) = self.retry_queue.pop_front() else { break };
             self.start(slot);
         }
         let mut done = std::mem::take(&mut self.done);
@@ -250,45 +264,45 @@ impl ring::Channel for Channel {
     }
 
     fn deadline(&self) -> Option<u64> {
-        (!self.finished.is_empty() || !self.stalled.is_empty()).then_some(0)
+        (!self.finished.is_empty() || !self.retry_queue.is_empty()).then_some(0)
     }
 }
 
-impl Drop for Channel {
-    /// The file stays in the core's table until the kernel is done with it: its index must not name
-    /// another file while operations that carry it are queued. Buffers are the core's ring's.
+impl Drop for UringChannel {
+    /// The file stays registered with the core's ring until the kernel has completed all operations: its index must
+    /// not be reused while queued operations refer to it. The ring owns the buffers.
     fn drop(&mut self) {
         let Some(client) = self.client.take() else { return };
-        let in_flight = self.jobs.len() - self.stalled.len();
+        let in_flight = self.active.len() - self.retry_queue.len();
         if in_flight == 0 {
             return client.remove_file(self.file);
         }
-        let drain = Drain { client, file: self.file, in_flight, done: Vec::new() };
+        let drain = UringDrain { client, file: self.file, in_flight, done: Vec::new() };
         self.core.add_poller(Box::new(drain), Period::EveryTurn);
     }
 }
 
-/// What is left of a channel that was dropped with operations in flight.
-struct Drain {
-    client: Client,
+/// Unregisters the file of a dropped channel once its operations have completed.
+struct UringDrain {
+    client: EventClient,
     file: FileId,
     in_flight: usize,
-    done: Vec<Done>,
+    done: Vec<EventCompletion>,
 }
 
-impl Poller for Drain {
+impl Poller for UringDrain {
     fn name(&self) -> &str {
         "uring bdev drain"
     }
 
-    fn poll(&mut self, _now_ns: u64) -> Work {
+    fn poll(&mut self, _now_ns: u64) -> PollResult {
         self.in_flight -= self.client.reap(&mut self.done);
         self.done.clear();
         if self.in_flight > 0 {
-            return Work::None;
+            return PollResult::Idle;
         }
         self.client.remove_file(self.file);
-        Work::Finished
+        PollResult::Finished
     }
 
     fn shutdown(&mut self, _now_ns: u64) -> Shutdown {

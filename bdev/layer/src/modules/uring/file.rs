@@ -1,4 +1,4 @@
-//! Opening the file: what it is, how large, who else has it, and whether direct I/O is possible.
+//! Opens the file: its type, size and geometry, the lock against other users, and direct I/O.
 
 use std::fs::File;
 use std::io;
@@ -9,24 +9,24 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::UringConfig;
-use crate::{BdevError, Geometry};
+use crate::{BdevError, BdevGeometry};
 
-pub(super) struct Opened {
+pub(super) struct OpenedFile {
     pub(super) file: File,
-    pub(super) geometry: Geometry,
+    pub(super) geometry: BdevGeometry,
     pub(super) unused_bytes: u64,
-    pub(super) medium: (u64, u64),
-    /// Or why not.
+    pub(super) backing_id: (u64, u64),
+    /// Whether direct I/O is enabled, or the reason why not.
     pub(super) direct: Result<(), String>,
 }
 
-/// Opens and examines. `holder` says which device has a medium already.
+/// Opens and examines the file. `holder` returns the device that already uses a backing file.
 pub(super) fn open(
     config: &UringConfig,
     holder: impl Fn((u64, u64)) -> Option<String>,
-) -> Result<Opened, BdevError> {
+) -> Result<OpenedFile, BdevError> {
     let path = config.filename.as_path();
-    make_if_wanted(config)?;
+    create_if_requested(config)?;
     let failed = |doing: &'static str| {
         move |source: io::Error| BdevError::File { path: path.to_path_buf(), doing, source }
     };
@@ -36,7 +36,7 @@ pub(super) fn open(
         let what = if kind.is_dir() { "a directory" } else { "neither a file nor a block device" };
         return Err(BdevError::invalid("filename", format!("{} is {what}", path.display())));
     }
-    // A block device is the same medium under whatever node; no file system has that inode number.
+    // A block device has several nodes, hence its device number; no file has the inode number `u64::MAX`.
     let medium = if kind.is_file() { (metadata.dev(), metadata.ino()) } else { (metadata.rdev(), u64::MAX) };
     if let Some(by) = holder(medium) {
         return Err(BdevError::Claimed { name: path.display().to_string(), by: format!("the bdev {by}") });
@@ -59,26 +59,26 @@ pub(super) fn open(
         u32::try_from(metadata.blksize()).unwrap_or(block_size)
     };
     let sensible = physical.is_power_of_two() && physical <= 64 << 10;
-    let geometry = Geometry {
+    let geometry = BdevGeometry {
         physical_block_size: if sensible { physical.max(block_size) } else { block_size },
         write_cache: true,
-        ..Geometry::new(block_size, blocks)
+        ..BdevGeometry::new(block_size, blocks)
     };
     let direct = if config.direct {
-        make_direct(&file, path, config.readonly, geometry)
+        enable_direct_io(&file, path, config.readonly, geometry)
     } else {
-        Err("not asked for".to_string())
+        Err("not requested".to_string())
     };
-    Ok(Opened { file, geometry, unused_bytes, medium, direct })
+    Ok(OpenedFile { file, geometry, unused_bytes, backing_id: medium, direct })
 }
 
-/// Whole blocks, and the bytes behind them.
+/// The number of whole blocks, and the bytes beyond them.
 pub(super) fn blocks_of(file: &File, path: &Path, block_size: u32) -> Result<(u64, u64), BdevError> {
-    // The end of a block device is its size (what BLKGETSIZE64 says); I/O names its own offsets, so
-    // that moving the file's does no harm.
+    // Seeking to the end returns the size of a block device too (as BLKGETSIZE64). All I/O has explicit offsets, so
+    // that the file position does not matter.
     let bytes = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(|errno| BdevError::File {
         path: path.to_path_buf(),
-        doing: "does not tell its size",
+        doing: "has no size",
         source: errno.into(),
     })?;
     let blocks = bytes / u64::from(block_size);
@@ -89,7 +89,7 @@ pub(super) fn blocks_of(file: &File, path: &Path, block_size: u32) -> Result<(u6
     Ok((blocks, bytes % u64::from(block_size)))
 }
 
-fn make_if_wanted(config: &UringConfig) -> Result<(), BdevError> {
+fn create_if_requested(config: &UringConfig) -> Result<(), BdevError> {
     let Some(bytes) = config.create_bytes else { return Ok(()) };
     let failed =
         |source| BdevError::File { path: config.filename.clone(), doing: "cannot be created", source };
@@ -100,24 +100,24 @@ fn make_if_wanted(config: &UringConfig) -> Result<(), BdevError> {
     }
 }
 
-fn open_file(path: &Path, readonly: bool, more: OFlags) -> io::Result<File> {
+fn open_file(path: &Path, readonly: bool, extra_flags: OFlags) -> io::Result<File> {
     let access = if readonly { OFlags::RDONLY } else { OFlags::RDWR };
-    let descriptor = rustix::fs::open(path, access | OFlags::CLOEXEC | more, Mode::empty())?;
+    let descriptor = rustix::fs::open(path, access | OFlags::CLOEXEC | extra_flags, Mode::empty())?;
     Ok(descriptor.into())
 }
 
-/// Keeps other processes out: an exclusive advisory lock, or a shared one for reading.
+/// Takes an advisory lock against other processes: exclusive, or shared if read-only.
 fn lock(file: &File, path: &Path, readonly: bool) -> Result<(), BdevError> {
     let how = if readonly {
         FlockOperation::NonBlockingLockShared
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
-    let deadline = Instant::now() + LOCK_PATIENCE;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         match rustix::fs::flock(file, how) {
-            // The kernel lets go of a killed process's io_uring, and of the files in it, some time
-            // after the process is gone; there is no event for that with a bound.
+            // The kernel releases the io_uring of a killed process, and the files in it, some time after the process
+            // has ended; no event with a bound announces that.
             Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
                 std::thread::sleep(LOCK_RETRY);
             }
@@ -127,26 +127,26 @@ fn lock(file: &File, path: &Path, readonly: bool) -> Result<(), BdevError> {
                     by: "another process, or by a removed bdev that is still open (flock)".to_string(),
                 });
             }
-            // Some file systems have no locks; then there is nothing to keep others out with.
+            // Some file systems have no locks; the file is then used without one.
             _ => return Ok(()),
         }
     }
 }
 
-/// How long a lock is waited for, and how often it is tried.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// How long and at which interval the lock is retried.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
-/// Turns direct I/O on if a block can be read that way, or says why not.
+/// Enables direct I/O if a block can be read that way, or returns the reason why not.
 ///
-/// What a file system wants aligned how is not told by all of them, so it is tried.
-fn make_direct(file: &File, path: &Path, readonly: bool, geometry: Geometry) -> Result<(), String> {
+/// Not every file system reports its alignment requirements, so that a read is tried.
+fn enable_direct_io(file: &File, path: &Path, readonly: bool, geometry: BdevGeometry) -> Result<(), String> {
     let block_size = geometry.block_size as usize;
     let probe = open_file(path, readonly, OFlags::DIRECT)
         .map_err(|error| format!("the file system has no direct I/O ({error})"))?;
     let mut memory = vec![0; block_size + 4096];
     let start = memory.as_ptr().align_offset(4096);
-    // The second block lies at an offset that is aligned to no more than a block.
+    // The offset of the second block is aligned to one block only.
     let offset = if geometry.blocks > 1 { block_size as u64 } else { 0 };
     match rustix::io::pread(&probe, &mut memory[start..start + block_size], offset) {
         Ok(_) => {}

@@ -1,66 +1,66 @@
-//! What a request becomes: file operations, in order, and what their errors mean.
+//! Maps a request to its file operations, and their errors to statuses.
 //!
-//! Pure, so that durability can be proven over a simulated disk.
+//! Pure functions, so that durability is tested on a simulated disk.
 
-use ring::{Errno, Flags, Op, Status};
-use sys::Write;
+use block_io::{Errno, Op, RequestFlags, Status};
+use os::WriteMode;
 
 /// One file operation on the request's whole range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Fill the buffer.
+pub enum FileStep {
+    /// Read into the buffer.
     Read,
     /// Write the buffer.
-    Write(Write),
+    Write(WriteMode),
     /// `fdatasync`.
     Sync,
-    /// Make zero and give the space back.
+    /// Zero the range and deallocate it (`FALLOC_FL_PUNCH_HOLE`).
     Punch,
-    /// Make zero.
+    /// Zero the range and keep it allocated (`FALLOC_FL_ZERO_RANGE`).
     Zero,
-    /// Write zeroes from a buffer of the channel's.
+    /// Write zeroes from a buffer of the channel.
     WriteZeroes,
 }
 
-/// The operations of a request: the second starts once the first is complete.
+/// The file operations of a request: the second starts when the first has completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
-    /// The first.
-    pub first: Step,
-    /// The second, if there is one; it never has a third.
-    pub then: Option<Step>,
+pub struct FilePlan {
+    /// The first operation.
+    pub first: FileStep,
+    /// The second operation, if there is one; there is never a third.
+    pub then: Option<FileStep>,
 }
 
-/// What a request becomes, or `None` for what files do not do.
+/// The file operations of a request, or `None` for an operation that files do not support.
 ///
-/// `fallocate` has no durable form, so that FUA adds an `fdatasync` to what it does; a write has one
-/// (`RWF_DSYNC`), and a flush is `fdatasync` alone, as it covers what was acknowledged before.
-pub fn plan(op: Op, flags: Flags) -> Option<Plan> {
-    let durable = flags.contains(Flags::FUA);
-    let then = (durable && matches!(op, Op::Unmap | Op::WriteZeroes)).then_some(Step::Sync);
+/// `fallocate` has no durable form, so that FUA adds an `fdatasync`; a write has one (`RWF_DSYNC`). A flush is
+/// `fdatasync` alone, which covers all writes that completed before.
+pub fn plan(op: Op, flags: RequestFlags) -> Option<FilePlan> {
+    let durable = flags.contains(RequestFlags::FUA);
+    let then = (durable && matches!(op, Op::Unmap | Op::WriteZeroes)).then_some(FileStep::Sync);
     let first = match op {
-        Op::Read => Step::Read,
-        Op::Write if durable => Step::Write(Write::Durable),
-        Op::Write => Step::Write(Write::Cached),
-        Op::Flush => Step::Sync,
-        Op::Unmap => Step::Punch,
-        Op::WriteZeroes if flags.contains(Flags::DEALLOCATE) => Step::Punch,
-        Op::WriteZeroes => Step::Zero,
-        Op::Reset | Op::WriteUncorrectable | Op::Compare => return None,
+        Op::Read => FileStep::Read,
+        Op::Write if durable => FileStep::Write(WriteMode::Durable),
+        Op::Write => FileStep::Write(WriteMode::Cached),
+        Op::Flush => FileStep::Sync,
+        Op::Unmap => FileStep::Punch,
+        Op::WriteZeroes if flags.contains(RequestFlags::DEALLOCATE) => FileStep::Punch,
+        Op::WriteZeroes => FileStep::Zero,
+        _ => return None,
     };
-    Some(Plan { first, then })
+    Some(FilePlan { first, then })
 }
 
-/// What does the same where the file system cannot do `step`.
-pub const fn fallback(step: Step) -> Option<Step> {
+/// The equivalent operation where the file system does not support `step`.
+pub const fn fallback(step: FileStep) -> Option<FileStep> {
     match step {
-        Step::Punch => Some(Step::Zero),
-        Step::Zero => Some(Step::WriteZeroes),
-        Step::Read | Step::Write(_) | Step::Sync | Step::WriteZeroes => None,
+        FileStep::Punch => Some(FileStep::Zero),
+        FileStep::Zero => Some(FileStep::WriteZeroes),
+        FileStep::Read | FileStep::Write(_) | FileStep::Sync | FileStep::WriteZeroes => None,
     }
 }
 
-/// The status of a file operation that failed. The one place where error numbers become statuses.
+/// The status of a failed file operation. The only place that maps error numbers to statuses.
 pub const fn status_of(op: Op, errno: Errno) -> Status {
     // Numbers of Linux's generic ABI (include/uapi/asm-generic/errno.h).
     const EPERM: i32 = 1;
@@ -90,7 +90,7 @@ pub const fn status_of(op: Op, errno: Errno) -> Status {
         EINTR | EAGAIN | ENOMEM | EBUSY | ETIMEDOUT => Status::COMMAND_INTERRUPTED,
         EILSEQ => Status::GUARD_CHECK_ERROR,
         ECANCELED => Status::ABORT_REQUESTED,
-        // EIO, ENODATA and whatever else a medium says.
+        // EIO, ENODATA and other media errors.
         _ if matches!(op, Op::Read) => Status::UNRECOVERED_READ_ERROR,
         _ => Status::WRITE_FAULT,
     }
@@ -101,35 +101,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_become_the_operations_that_keep_their_promise() {
-        let fua = Flags::FUA;
-        let both = Flags::FUA.with(Flags::DEALLOCATE);
+    fn requests_map_to_operations_of_the_same_durability() {
+        let fua = RequestFlags::FUA;
+        let both = RequestFlags::FUA.with(RequestFlags::DEALLOCATE);
         let table = [
-            (Op::Read, Flags::NONE, Step::Read, None),
-            (Op::Write, Flags::NONE, Step::Write(Write::Cached), None),
-            (Op::Write, fua, Step::Write(Write::Durable), None),
-            (Op::Flush, Flags::NONE, Step::Sync, None),
-            (Op::Unmap, Flags::NONE, Step::Punch, None),
-            (Op::Unmap, fua, Step::Punch, Some(Step::Sync)),
-            (Op::WriteZeroes, Flags::NONE, Step::Zero, None),
-            (Op::WriteZeroes, Flags::DEALLOCATE, Step::Punch, None),
-            (Op::WriteZeroes, fua, Step::Zero, Some(Step::Sync)),
-            (Op::WriteZeroes, both, Step::Punch, Some(Step::Sync)),
+            (Op::Read, RequestFlags::NONE, FileStep::Read, None),
+            (Op::Write, RequestFlags::NONE, FileStep::Write(WriteMode::Cached), None),
+            (Op::Write, fua, FileStep::Write(WriteMode::Durable), None),
+            (Op::Flush, RequestFlags::NONE, FileStep::Sync, None),
+            (Op::Unmap, RequestFlags::NONE, FileStep::Punch, None),
+            (Op::Unmap, fua, FileStep::Punch, Some(FileStep::Sync)),
+            (Op::WriteZeroes, RequestFlags::NONE, FileStep::Zero, None),
+            (Op::WriteZeroes, RequestFlags::DEALLOCATE, FileStep::Punch, None),
+            (Op::WriteZeroes, fua, FileStep::Zero, Some(FileStep::Sync)),
+            (Op::WriteZeroes, both, FileStep::Punch, Some(FileStep::Sync)),
         ];
         for (op, flags, first, then) in table {
-            assert_eq!(plan(op, flags), Some(Plan { first, then }), "{op:?} {flags:?}");
+            assert_eq!(plan(op, flags), Some(FilePlan { first, then }), "{op:?} {flags:?}");
         }
-        assert_eq!(plan(Op::Reset, Flags::NONE), None);
+        assert_eq!(plan(Op::Reset, RequestFlags::NONE), None);
     }
 
     #[test]
-    fn fallbacks_end_in_a_plain_write() {
-        assert_eq!(fallback(Step::Punch).and_then(fallback), Some(Step::WriteZeroes));
-        assert_eq!(fallback(Step::WriteZeroes), None);
+    fn the_last_fallback_is_a_write_of_zeroes() {
+        assert_eq!(fallback(FileStep::Punch).and_then(fallback), Some(FileStep::WriteZeroes));
+        assert_eq!(fallback(FileStep::WriteZeroes), None);
     }
 
     #[test]
-    fn error_numbers_become_statuses_by_direction() {
+    fn error_numbers_map_to_statuses_by_direction() {
         assert_eq!(status_of(Op::Read, Errno(5)), Status::UNRECOVERED_READ_ERROR);
         assert_eq!(status_of(Op::Write, Errno(5)), Status::WRITE_FAULT);
         assert_eq!(status_of(Op::Flush, Errno(5)), Status::WRITE_FAULT);

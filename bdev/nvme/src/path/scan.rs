@@ -1,10 +1,10 @@
-//! Finding out what a controller offers: namespaces, their identities, their ANA states.
+//! Scans a controller: its namespaces, their identifiers, and their ANA states.
 
 use std::sync::Arc;
 
-use nvme::{AdminData, AdminError, Association, Controller};
+use block_io::Status;
+use nvme::{AdminData, AdminError, Controller, TcpAssociation};
 use reactor::Core;
-use ring::Status;
 use uuid::Uuid;
 use wire_nvme::Sqe;
 use wire_nvme::admin::{GetLogPage, Identify};
@@ -14,48 +14,56 @@ use wire_nvme::identify::{
 };
 use wire_nvme::log::{AnaLog, AnaState, LogId};
 
-use super::{Answer, Path};
-use crate::namespace::{Identity, Learned};
+use super::{AdminReply, ControllerPath};
+use crate::namespace::{NamespaceIds, ScannedNamespace};
 
-/// Most namespaces that are looked at on one controller.
+/// Maximum number of namespaces of one controller.
 const NAMESPACES_MAX: usize = 4096;
-/// Most bytes of an ANA log page.
+/// Maximum length of an ANA log page, in bytes.
 const ANA_BYTES_MAX: u64 = 1 << 20;
 
-/// The ANA state of each group, where it is reported.
-pub(crate) type Groups = Option<Vec<(u32, AnaState)>>;
+/// The ANA state of each ANA group; `None` if the controller does not report ANA.
+pub(crate) type AnaGroups = Option<Vec<(u32, AnaState)>>;
 
-/// Whoever executes a path's admin commands.
-pub(super) struct Admin<'a> {
-    way: Way<'a>,
-    path: &'a Path,
+/// Executes the admin commands of a path, with error injections applied.
+pub(super) struct AdminExecutor<'a> {
+    transport: AdminTransport<'a>,
+    path: &'a ControllerPath,
     core: &'a Core,
 }
 
-enum Way<'a> {
-    Tcp(&'a mut Association),
-    Direct(&'a Controller),
+enum AdminTransport<'a> {
+    Tcp(&'a mut TcpAssociation),
+    Memory(&'a Controller),
 }
 
-impl<'a> Admin<'a> {
-    pub(super) fn tcp(core: &'a Core, path: &'a Path, association: &'a mut Association) -> Admin<'a> {
-        Admin { way: Way::Tcp(association), path, core }
+impl<'a> AdminExecutor<'a> {
+    pub(super) fn tcp(
+        core: &'a Core,
+        path: &'a ControllerPath,
+        association: &'a mut TcpAssociation,
+    ) -> AdminExecutor<'a> {
+        AdminExecutor { transport: AdminTransport::Tcp(association), path, core }
     }
 
-    pub(super) fn direct(core: &'a Core, path: &'a Path, controller: &'a Controller) -> Admin<'a> {
-        Admin { way: Way::Direct(controller), path, core }
+    pub(super) fn memory_based(
+        core: &'a Core,
+        path: &'a ControllerPath,
+        controller: &'a Controller,
+    ) -> AdminExecutor<'a> {
+        AdminExecutor { transport: AdminTransport::Memory(controller), path, core }
     }
 
-    /// Executes a command, and returns its result and data.
-    pub(super) async fn execute(&mut self, mut sqe: Sqe, data: AdminData) -> Answer {
+    /// Executes an admin command and returns its result and data.
+    pub(super) async fn execute(&mut self, mut sqe: Sqe, data: AdminData) -> AdminReply {
         let length = if let AdminData::In(length) = data { length } else { 0 };
-        if let Some(injected) = self.path.take_admin_fault(sqe.opcode, false) {
+        if let Some(injected) = self.path.take_admin_injection(sqe.opcode, false) {
             self.path.unless_stopped(self.core.sleep_ns(injected.delay_ns)).await;
-            return injected_answer(injected.status, length);
+            return injected_reply(injected.status, length);
         }
-        let answer = match &mut self.way {
-            Way::Tcp(association) => {
-                // Over fabrics there are SGLs alone, whatever a command that is passed through says.
+        let answer = match &mut self.transport {
+            AdminTransport::Tcp(association) => {
+                // Fabrics use SGLs only; this overrides the flags of a passthrough command.
                 sqe.flags = Sqe::FLAGS_SGL;
                 match data {
                     AdminData::None => association.command(sqe).await.map(|result| (result, Vec::new())),
@@ -65,17 +73,17 @@ impl<'a> Admin<'a> {
                     }
                 }
             }
-            Way::Direct(controller) => {
+            AdminTransport::Memory(controller) => {
                 controller.admin(sqe, data).await.map(|answer| (answer.result, answer.data))
             }
         };
-        match answer.is_ok().then(|| self.path.take_admin_fault(sqe.opcode, true)).flatten() {
-            Some(injected) => injected_answer(injected.status, length),
+        match answer.is_ok().then(|| self.path.take_admin_injection(sqe.opcode, true)).flatten() {
+            Some(injected) => injected_reply(injected.status, length),
             None => answer,
         }
     }
 
-    async fn read(&mut self, sqe: Sqe, length: usize) -> Answer {
+    async fn read(&mut self, sqe: Sqe, length: usize) -> AdminReply {
         self.execute(sqe, AdminData::In(length)).await
     }
 
@@ -84,19 +92,19 @@ impl<'a> Admin<'a> {
         Ok(self.read(view.to_sqe(nsid), identify::SIZE).await?.1)
     }
 
-    /// The namespaces that are active and can be used.
+    /// The active namespaces whose format is supported.
     pub(super) async fn namespaces(
         &mut self,
         controller: &IdentifyController,
         page_log2: u32,
-    ) -> Result<Vec<Learned>, AdminError> {
+    ) -> Result<Vec<ScannedNamespace>, AdminError> {
         let mut nsids: Vec<u32> = Vec::new();
         loop {
-            let after = nsids.last().copied().unwrap_or(0);
-            let data = self.identify(Cns::ActiveNamespaces, after).await?;
-            let list = NamespaceList::decode(page(&data)).map_err(AdminError::Answer)?.0;
+            let previous = nsids.last().copied().unwrap_or(0);
+            let data = self.identify(Cns::ActiveNamespaces, previous).await?;
+            let list = NamespaceList::decode(page(&data)).map_err(AdminError::InvalidResponse)?.0;
             let full = list.len() == NAMESPACE_LIST_MAX;
-            nsids.extend(list.into_iter().filter(|nsid| *nsid > after));
+            nsids.extend(list.into_iter().filter(|nsid| *nsid > previous));
             if !full || nsids.len() >= NAMESPACES_MAX {
                 break;
             }
@@ -114,7 +122,7 @@ impl<'a> Admin<'a> {
         nsid: u32,
         controller: &IdentifyController,
         page_log2: u32,
-    ) -> Result<Option<Learned>, AdminError> {
+    ) -> Result<Option<ScannedNamespace>, AdminError> {
         let data = self.identify(Cns::Namespace, nsid).await?;
         let Ok(namespace) = IdentifyNamespace::decode(page(&data)) else { return Ok(None) };
         let format = namespace.formats.get(usize::from(namespace.format));
@@ -122,7 +130,7 @@ impl<'a> Admin<'a> {
             (9..=16).contains(&format.data_log2) && (format.metadata_bytes == 0 || format.metadata_bytes == 8)
         });
         let (Some(format), true) = (usable, namespace.nsze > 0) else { return Ok(None) };
-        let mut identity = Identity { nguid: namespace.nguid, eui64: namespace.eui64, uuid: None };
+        let mut identity = NamespaceIds { nguid: namespace.nguid, eui64: namespace.eui64, uuid: None };
         // Optional before NVMe 1.3.
         match self.identify(Cns::NamespaceDescriptors, nsid).await {
             Ok(data) => {
@@ -138,13 +146,13 @@ impl<'a> Admin<'a> {
             Err(AdminError::Status(_)) => {}
             Err(error) => return Err(error),
         }
-        let most = memory::BUFFER_BYTES_MAX as u32;
+        let limit = dma::BUFFER_BYTES_MAX as u32;
         let transfer_max_bytes = match controller.mdts {
-            0 => most,
-            mdts => 1u32.checked_shl(u32::from(mdts) + page_log2).unwrap_or(most).min(most),
+            0 => limit,
+            mdts => 1u32.checked_shl(u32::from(mdts) + page_log2).unwrap_or(limit).min(limit),
         };
         let block_size = 1u32 << format.data_log2;
-        Ok(Some(Learned {
+        Ok(Some(ScannedNamespace {
             nsid,
             identity,
             block_size,
@@ -156,12 +164,12 @@ impl<'a> Admin<'a> {
         }))
     }
 
-    /// The ANA state of every group; none where the controller does not report it.
-    pub(super) async fn ana(&mut self, controller: &IdentifyController) -> Result<Groups, AdminError> {
+    /// Reads the ANA log page; `None` if the controller does not report ANA.
+    pub(super) async fn ana(&mut self, controller: &IdentifyController) -> Result<AnaGroups, AdminError> {
         if controller.cmic & identify::cmic::ANA == 0 {
             return Ok(None);
         }
-        // Groups without their namespaces: those say themselves which group they are in.
+        // Groups without their namespace lists: Identify Namespace has the group of each.
         let groups = u64::from(controller.nanagrpid.max(1));
         let whole = AnaLog::HEADER_SIZE as u64 + groups * AnaLog::GROUP_SIZE as u64;
         let length_bytes = whole.clamp(64, ANA_BYTES_MAX).next_multiple_of(4);
@@ -172,36 +180,36 @@ impl<'a> Admin<'a> {
             ..GetLogPage::default()
         };
         let (_, data) = self.read(view.to_sqe(wire_nvme::NSID_ALL), length_bytes as usize).await?;
-        let log = AnaLog::decode(&data).map_err(AdminError::Answer)?;
+        let log = AnaLog::decode(&data).map_err(AdminError::InvalidResponse)?;
         Ok(Some(log.groups.into_iter().map(|group| (group.id, group.state)).collect()))
     }
 
-    /// Reads a log page, and so lets its event come again.
+    /// Reads a log page, which re-enables its asynchronous event.
     pub(super) async fn acknowledge(&mut self, lid: u8, length: u64) -> Result<(), AdminError> {
         let view = GetLogPage { lid, length_bytes: length, ..GetLogPage::default() };
         match self.read(view.to_sqe(wire_nvme::NSID_ALL), length as usize).await {
-            // A page that cannot be read leaves the event masked, which harms nobody.
+            // If the page cannot be read, the event stays masked, which is harmless.
             Ok(_) | Err(AdminError::Status(_)) => Ok(()),
             Err(error) => Err(error),
         }
     }
 }
 
-fn injected_answer(status: Status, length: usize) -> Answer {
+fn injected_reply(status: Status, length: usize) -> AdminReply {
     if status.is_success() { Ok((0, vec![0; length])) } else { Err(AdminError::Status(status)) }
 }
 
-/// The state of a namespace's group; optimized where nothing is said.
-pub(crate) fn state_of(groups: Option<&[(u32, AnaState)]>, anagrpid: u32) -> AnaState {
+/// The state of an ANA group; optimized if it is not reported.
+pub(crate) fn ana_state_of(groups: Option<&[(u32, AnaState)]>, anagrpid: u32) -> AnaState {
     let group = groups.and_then(|groups| groups.iter().find(|(id, _)| *id == anagrpid));
     group.map_or(AnaState::Optimized, |(_, state)| *state)
 }
 
-/// Whether a status says that the command is not one of the controller's.
-pub(super) fn is_unknown(status: Status) -> bool {
+/// Whether the status means that the controller does not support the command.
+pub(super) fn is_unsupported(status: Status) -> bool {
     status.same_code(Status::INVALID_OPCODE) || status.same_code(Status::INVALID_FIELD)
 }
 
 fn page(data: &[u8]) -> &[u8; identify::SIZE] {
-    data.first_chunk().expect("a page was asked for")
+    data.first_chunk().expect("a page was requested")
 }

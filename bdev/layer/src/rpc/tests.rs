@@ -1,0 +1,160 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use control::{Catalog, ConfigFile, ControlPlane};
+
+use super::*;
+
+fn plane() -> Arc<ControlPlane> {
+    start(None)
+}
+
+fn start(pending: Option<ConfigFile>) -> Arc<ControlPlane> {
+    let builder = ControlPlane::builder(Vec::new());
+    let bdevs = BdevModule::new(Registry::new(), builder.examiner());
+    builder.module(&bdevs).start(pending).unwrap()
+}
+
+fn ok(plane: &ControlPlane, method: &str, params: Value) -> Value {
+    plane.invoke(method, params.clone()).unwrap_or_else(|error| panic!("{method} {params}: {error}"))
+}
+
+fn code(plane: &ControlPlane, method: &str, params: Value) -> i64 {
+    plane.invoke(method, params).expect_err(method).code
+}
+
+#[test]
+fn errors_have_spdks_codes() {
+    let plane = plane();
+    let malloc = json!({ "name": "M", "num_blocks": 64, "block_size": 512 });
+    ok(&plane, "bdev_malloc_create", malloc.clone());
+    let cases = [
+        ("bdev_malloc_create", malloc, -17),
+        ("bdev_malloc_create", json!({ "name": "N", "num_blocks": 64, "block_size": 100 }), -22),
+        ("bdev_malloc_create", json!({ "name": "N", "num_blocks": 64 }), -32602),
+        ("bdev_malloc_create", json!({ "name": "N", "num_blocks": "64", "block_size": 512 }), -32602),
+        ("bdev_malloc_create", json!({ "name": "N", "num_blocks": 8, "block_size": 512, "x": 1 }), -32602),
+        ("bdev_malloc_create", json!({ "num_blocks": 8, "block_size": 512, "md_size": 8 }), -32602),
+        ("bdev_malloc_create", json!([1]), -32602),
+        ("bdev_malloc_delete", json!({ "name": "Z" }), -19),
+        ("bdev_null_delete", json!({ "name": "M" }), -19),
+        ("bdev_get_bdevs", json!({ "name": "Z" }), -19),
+        ("bdev_get_iostat", json!({ "names": ["Z"] }), -19),
+        ("bdev_get_iostat", json!({ "per_channel": true }), -22),
+        ("bdev_get_histogram", json!({ "name": "M" }), -14),
+        ("bdev_uring_create", json!({ "name": "U", "filename": "/nonexistent" }), -2),
+        ("bdev_aio_create", json!({}), -32601),
+        ("frobnicate", json!({}), -32601),
+        ("framework_start_init", json!({}), -1),
+    ];
+    for (method, params, expected) in cases {
+        assert_eq!(code(&plane, method, params.clone()), expected, "{method} {params}");
+    }
+}
+
+#[test]
+fn a_saved_configuration_recreates_the_same_bdevs() {
+    let before = plane();
+    ok(&before, "bdev_malloc_create", json!({ "num_blocks": 64, "block_size": 4096 }));
+    let base = json!({ "name": "Base", "num_blocks": 64, "block_size": 512, "md_size": 0 });
+    ok(&before, "bdev_null_create", base);
+    ok(&before, "bdev_error_create", json!({ "base_name": "Base" }));
+    let delay = json!({ "name": "Slow", "base_bdev_name": "EE_Base", "avg_read_latency": 1,
+        "p99_read_latency": 2, "avg_write_latency": 3, "p99_write_latency": 4 });
+    ok(&before, "bdev_delay_create", delay);
+    let faster = json!({ "delay_bdev_name": "Slow", "latency_type": "p99_write", "latency_us": 9 });
+    ok(&before, "bdev_delay_update_latency", faster);
+    ok(&before, "bdev_null_create", json!({ "name": "Gone", "num_blocks": 64, "block_size": 512 }));
+    ok(&before, "bdev_null_delete", json!({ "name": "Gone" }));
+
+    let saved = before.save();
+    let after = plane();
+    ConfigFile::parse("saved", saved.to_string().as_bytes(), after.catalog()).unwrap().apply(&after).unwrap();
+    assert_eq!(after.save(), saved);
+    let bdevs = |plane: &ControlPlane| ok(plane, "bdev_get_bdevs", Value::Null);
+    assert_eq!(bdevs(&after), bdevs(&before));
+    assert_eq!(saved["subsystems"][0]["config"][3]["params"]["p99_write_latency"], 9);
+}
+
+#[test]
+fn wait_for_rpc_defers_the_configuration_until_framework_start_init() {
+    let text = json!({ "subsystems": [{ "subsystem": "bdev", "config": [
+        { "method": "bdev_null_create", "params": { "name": "N", "num_blocks": 8, "block_size": 512 } }] }] });
+    let pending =
+        ConfigFile::parse("later", text.to_string().as_bytes(), &Catalog::new().with::<BdevModule>())
+            .unwrap();
+    let plane = start(Some(pending));
+    assert_eq!(code(&plane, "bdev_get_bdevs", Value::Null), -1);
+    let names = ok(&plane, "rpc_get_methods", json!({ "current": true }));
+    assert!(names.as_array().unwrap().contains(&json!("framework_start_init")));
+    assert!(!names.as_array().unwrap().contains(&json!("bdev_get_bdevs")));
+    ok(&plane, "framework_start_init", Value::Null);
+    ok(&plane, "framework_wait_init", Value::Null);
+    assert_eq!(ok(&plane, "bdev_get_bdevs", json!({ "name": "N" }))[0]["num_blocks"], 8);
+}
+
+#[test]
+fn bdev_get_bdevs_has_spdks_fields() {
+    let plane = plane();
+    let uuid = "913fc008-79a7-447f-b2c4-c73543638c31";
+    ok(
+        &plane,
+        "bdev_malloc_create",
+        json!({ "name": "M", "num_blocks": 64, "block_size": 512, "uuid": uuid }),
+    );
+    let described = &ok(&plane, "bdev_get_bdevs", json!({ "name": uuid }))[0];
+    assert_eq!(described["product_name"], "Malloc disk");
+    assert_eq!((&described["num_blocks"], &described["block_size"]), (&json!(64), &json!(512)));
+    assert_eq!((&described["claimed"], &described["zoned"]), (&json!(false), &json!(false)));
+    let types = &described["supported_io_types"];
+    for (name, expected) in [("read", true), ("write_zeroes", true), ("reset", true), ("compare", false)] {
+        assert_eq!(types[name], expected, "{name}");
+    }
+    let counts = ok(&plane, "bdev_get_iostat", json!({ "names": ["M"] }));
+    assert_eq!(counts["bdevs"][0]["num_read_ops"], 0);
+    assert_eq!(counts["bdevs"][0]["name"], "M");
+    ok(&plane, "bdev_enable_histogram", json!({ "name": "M", "enable": true, "opc": "read" }));
+    let histogram = ok(&plane, "bdev_get_histogram", json!({ "name": "M" }));
+    assert_eq!((&histogram["granularity"], histogram["histogram"].is_string()), (&json!(7), true));
+}
+
+/// Creates a null bdev on each device that appears, as a module of partitions would.
+struct Partitions {
+    registry: Registry,
+    examined: AtomicUsize,
+}
+
+impl Module for Partitions {
+    const NAME: &'static str = "partitions";
+    const DEPENDS_ON: &'static [&'static str] = &["bdev"];
+
+    fn methods() -> Vec<Method<Partitions>> {
+        Vec::new()
+    }
+
+    fn examine(&self, bdev: &str) {
+        self.examined.fetch_add(1, Ordering::Relaxed);
+        if !bdev.ends_with("p1") {
+            let config = crate::null::NullConfig::new(&format!("{bdev}p1"), 8, 512);
+            crate::null::create(&self.registry, config).unwrap();
+        }
+    }
+}
+
+#[test]
+fn every_device_that_appears_is_examined_before_the_wait_ends() {
+    let builder = ControlPlane::builder(Vec::new());
+    let registry = Registry::new();
+    let bdevs = BdevModule::new(registry.clone(), builder.examiner());
+    let partitions = Arc::new(Partitions { registry: registry.clone(), examined: AtomicUsize::new(0) });
+    let plane = builder.module(&bdevs).module(&partitions).start(None).unwrap();
+    for index in 0..10 {
+        let create = json!({ "name": format!("N{index}"), "num_blocks": 8, "block_size": 512 });
+        ok(&plane, "bdev_null_create", create);
+    }
+    // Devices that appear because of an examination are waited for too.
+    ok(&plane, "bdev_wait_for_examine", Value::Null);
+    assert_eq!((registry.list().len(), partitions.examined.load(Ordering::Relaxed)), (20, 20));
+    assert_eq!(ok(&plane, "framework_get_modules", Value::Null)[0]["report"]["bdevs"], 20);
+    plane.stop();
+    assert_eq!(registry.list().len(), 10, "those of methods are removed");
+}

@@ -1,0 +1,389 @@
+//! The controllers under one name (the paths of a subsystem), and the block devices of their namespaces.
+//!
+//! Paths send events; one thread handles them in order and changes the registry. No reactor may do that, because
+//! a registry subscriber may wait for reactors.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bdev::Registry;
+use os::clock::now_ns;
+use uuid::Uuid;
+use wire_nvme::log::AnaState;
+
+use crate::multipath::Policy;
+use crate::namespace::{NvmeBdev, ScannedNamespace};
+use crate::path::{AnaGroups, ControllerPath, PathStatus, ana_state_of, send_reply};
+use crate::shared_namespace::{ConnectTarget, NamespacePath, PathId, SharedNamespace};
+use crate::transport_stats::TransportTotals;
+
+/// How long removal waits for users of the device to close it.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long to wait until pending path events are handled.
+const EVENTS_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long to wait until active channels have applied a change: a turn of their reactors. Idle ones apply it later.
+const APPLY_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// An event from a path's task, or a request from a caller.
+pub(crate) enum PathEvent {
+    /// The path is connected; its namespaces and how to connect to each.
+    NamespacesScanned {
+        path: Arc<ControllerPath>,
+        epoch: u64,
+        namespaces: Vec<(ScannedNamespace, ConnectTarget)>,
+        groups: AnaGroups,
+    },
+    /// The ANA log page was read again.
+    AnaChanged { path: Arc<ControllerPath>, groups: AnaGroups },
+    /// The connection is lost; I/O may wait for it until `waits_until_ns`.
+    Lost { path: Arc<ControllerPath>, waits_until_ns: u64, why: String },
+    /// The first attempt to attach failed.
+    AttachFailed { path: Arc<ControllerPath>, why: String },
+    /// Reconnection timed out: no further attempt is made.
+    ReconnectTimedOut(Arc<ControllerPath>),
+    /// Detach the path; the reply channel closes when that is done.
+    Detach(Arc<ControllerPath>, SyncSender<()>),
+    /// The path's task has ended.
+    Stopped(Arc<ControllerPath>),
+    /// Reply when all earlier events are handled.
+    Barrier(SyncSender<()>),
+}
+
+pub(crate) type GroupEvent = (Arc<ControllerGroup>, PathEvent);
+
+type AttachReply = SyncSender<Result<Vec<String>, String>>;
+
+/// The controllers under one name (SPDK's `nvme_bdev_ctrlr`).
+///
+/// It owns the paths and the namespaces. All changes are made by [`handle`](Self::handle) on the event thread;
+/// other threads read, or send a [`PathEvent`].
+pub(crate) struct ControllerGroup {
+    pub(crate) name: String,
+    registry: Registry,
+    events: Sender<GroupEvent>,
+    retries_max: u16,
+    paths: Mutex<Vec<Arc<ControllerPath>>>,
+    namespaces: Mutex<BTreeMap<u32, Arc<AttachedNamespace>>>,
+    attaching: Mutex<BTreeMap<PathId, AttachReply>>,
+    detaching: Mutex<BTreeMap<PathId, Vec<SyncSender<()>>>>,
+    policy: Mutex<Policy>,
+    totals: Arc<TransportTotals>,
+    /// Created by a discovery service; not saved in the configuration, as the service creates it again.
+    pub(crate) discovered: bool,
+}
+
+/// A namespace of the group, and its block device.
+pub(crate) struct AttachedNamespace {
+    pub(crate) bdev_name: String,
+    pub(crate) shared: Arc<SharedNamespace>,
+    pub(crate) bdev: Arc<NvmeBdev>,
+    /// The properties of the namespace on each path; a request must fit all of them.
+    limits: Mutex<BTreeMap<PathId, ScannedNamespace>>,
+}
+
+impl ControllerGroup {
+    pub(crate) fn new(
+        name: &str,
+        registry: Registry,
+        events: Sender<GroupEvent>,
+        policy: Policy,
+        retries_max: u16,
+        discovered: bool,
+        totals: Arc<TransportTotals>,
+    ) -> ControllerGroup {
+        ControllerGroup {
+            name: name.to_string(),
+            registry,
+            events,
+            retries_max,
+            paths: Mutex::default(),
+            namespaces: Mutex::default(),
+            attaching: Mutex::default(),
+            detaching: Mutex::default(),
+            policy: Mutex::new(policy),
+            totals,
+            discovered,
+        }
+    }
+
+    pub(crate) fn paths(&self) -> Vec<Arc<ControllerPath>> {
+        sync::lock(&self.paths).clone()
+    }
+
+    pub(crate) fn add_path(&self, path: Arc<ControllerPath>, reply: AttachReply) {
+        sync::lock(&self.attaching).insert(path.number, reply);
+        sync::lock(&self.paths).push(path);
+    }
+
+    pub(crate) fn namespaces(&self) -> Vec<Arc<AttachedNamespace>> {
+        sync::lock(&self.namespaces).values().cloned().collect()
+    }
+
+    /// Waits until channels have applied all earlier events; idle ones apply them at their next I/O. `false` if the
+    /// event thread did not get to them in time.
+    pub(crate) fn wait_applied(self: &Arc<Self>) -> bool {
+        let (reply, barrier) = sync_channel(1);
+        self.send_event(PathEvent::Barrier(reply));
+        let handled = barrier.recv_timeout(EVENTS_TIMEOUT).is_ok();
+        self.namespaces().iter().for_each(|namespace| namespace.shared.wait_applied(APPLY_TIMEOUT));
+        handled
+    }
+
+    pub(crate) fn bdev_names(&self) -> Vec<String> {
+        self.namespaces().iter().map(|namespace| namespace.bdev_name.clone()).collect()
+    }
+
+    pub(crate) fn send_event(self: &Arc<Self>, event: PathEvent) {
+        // The receiver is closed at shutdown.
+        let _ = self.events.send((self.clone(), event));
+    }
+
+    fn handle(self: &Arc<Self>, event: PathEvent) {
+        match event {
+            PathEvent::NamespacesScanned { path, epoch, namespaces, groups } => {
+                let outcome = self.apply_namespaces(&path, epoch, namespaces, groups);
+                if let Some(reply) = sync::lock(&self.attaching).remove(&path.number) {
+                    let _ = reply.send(outcome.clone());
+                }
+                if let Err(why) = outcome {
+                    log::warn!(target: "bdev_nvme", "{}: {why}", self.name);
+                }
+            }
+            PathEvent::AnaChanged { path, groups } => self.apply_ana(&path, &groups),
+            PathEvent::Lost { path, waits_until_ns, why } => {
+                if path.status() == PathStatus::Reconnecting {
+                    log::warn!(target: "bdev_nvme", "{}: {} lost: {why}", self.name, path.id().0.controller());
+                }
+                for namespace in self.namespaces() {
+                    namespace.shared.update_path(path.number, |state| {
+                        state.connection = None;
+                        state.waits_until_ns = waits_until_ns;
+                    });
+                }
+            }
+            PathEvent::Barrier(reply) => send_reply(&reply, ()),
+            PathEvent::AttachFailed { path, why } => {
+                self.drop_path(&path);
+                if let Some(reply) = sync::lock(&self.attaching).remove(&path.number) {
+                    let _ = reply.send(Err(why));
+                }
+            }
+            PathEvent::ReconnectTimedOut(path) => {
+                log::warn!(target: "bdev_nvme", "{}: {}: reconnection timed out", self.name, path.id().0.controller());
+                self.remove_path(&path);
+                path.stop();
+            }
+            PathEvent::Detach(path, reply) => {
+                self.remove_path(&path);
+                if self.paths().iter().any(|other| Arc::ptr_eq(other, &path)) {
+                    sync::lock(&self.detaching).entry(path.number).or_default().push(reply);
+                    path.stop();
+                }
+            }
+            PathEvent::Stopped(path) => {
+                self.remove_path(&path);
+                self.drop_path(&path);
+                sync::lock(&self.detaching).remove(&path.number);
+                if let Some(reply) = sync::lock(&self.attaching).remove(&path.number) {
+                    let _ = reply.send(Err("the controller was detached meanwhile".into()));
+                }
+            }
+        }
+    }
+
+    fn drop_path(&self, path: &Arc<ControllerPath>) {
+        sync::lock(&self.paths).retain(|other| !Arc::ptr_eq(other, path));
+    }
+
+    /// Applies the namespaces of a connected path; returns the names of its block devices.
+    fn apply_namespaces(
+        &self,
+        path: &Arc<ControllerPath>,
+        epoch: u64,
+        namespaces: Vec<(ScannedNamespace, ConnectTarget)>,
+        groups: AnaGroups,
+    ) -> Result<Vec<String>, String> {
+        if path.is_stopping() {
+            return Err("the controller is being detached".into());
+        }
+        let mut names = Vec::new();
+        let mut last_error = None;
+        let nsids: Vec<u32> = namespaces.iter().map(|(scanned, _)| scanned.nsid).collect();
+        for (scanned, join) in namespaces {
+            let ana = ana_state_of(groups.as_deref(), scanned.identify.anagrpid);
+            match self.apply_namespace(path, epoch, scanned, join, ana) {
+                Ok(name) => names.push(name),
+                Err(why) => last_error = Some(why),
+            }
+        }
+        for namespace in self.namespaces() {
+            let has = namespace.shared.paths().iter().any(|state| state.id == path.number);
+            if has && !nsids.contains(&namespace.shared.nsid) {
+                self.remove_namespace_path(&namespace, path);
+            }
+        }
+        match last_error {
+            Some(why) if names.is_empty() => Err(why),
+            Some(why) => {
+                log::warn!(target: "bdev_nvme", "{}: {why}", self.name);
+                Ok(names)
+            }
+            None => Ok(names),
+        }
+    }
+
+    fn apply_namespace(
+        &self,
+        path: &Arc<ControllerPath>,
+        epoch: u64,
+        scanned: ScannedNamespace,
+        join: ConnectTarget,
+        ana: AnaState,
+    ) -> Result<String, String> {
+        let nsid = scanned.nsid;
+        let known = sync::lock(&self.namespaces).get(&nsid).cloned();
+        let namespace = match known {
+            Some(namespace) => {
+                let first = &namespace.bdev;
+                if first.identity != scanned.identity {
+                    return Err(format!(
+                        "namespace {nsid} of {} differs from that of the other paths: its identifiers do not match",
+                        path.id().0.controller()
+                    ));
+                }
+                if bdev::Bdev::geometry(&**first).block_size != scanned.block_size {
+                    return Err(format!("the block size of namespace {nsid} has changed"));
+                }
+                namespace
+            }
+            None => self.create_namespace(path, &scanned)?,
+        };
+        namespace.set_limits(path.number, &scanned);
+        let blocks = scanned.identify.nsze;
+        if namespace.shared.blocks.swap(blocks, Ordering::Relaxed) != blocks {
+            // Fails only if the device was removed meanwhile.
+            let _ = self.registry.notify_resized(&namespace.bdev_name);
+        }
+        namespace.shared.set_path(NamespacePath {
+            id: path.number,
+            controller_path: path.clone(),
+            connection: Some((epoch, join)),
+            anagrpid: scanned.identify.anagrpid,
+            ana,
+            ana_generation: next_ana_generation(),
+            waits_until_ns: self.waits_until_ns(path, ana),
+        });
+        if !sync::lock(&self.namespaces).contains_key(&nsid) {
+            let device: Arc<dyn bdev::Bdev> = namespace.bdev.clone();
+            let uuid = scanned.identity.uuid.filter(|uuid| !uuid.is_nil());
+            let nguid = Uuid::from_bytes(scanned.identity.nguid);
+            let uuid = uuid.or((!nguid.is_nil()).then_some(nguid));
+            self.registry
+                .register(&namespace.bdev_name, uuid, &[], device)
+                .map_err(|error| format!("namespace {nsid}: {error}"))?;
+            sync::lock(&self.namespaces).insert(nsid, namespace.clone());
+        }
+        Ok(namespace.bdev_name.clone())
+    }
+
+    fn create_namespace(
+        &self,
+        path: &ControllerPath,
+        scanned: &ScannedNamespace,
+    ) -> Result<Arc<AttachedNamespace>, String> {
+        let identity = path.identity().ok_or("the controller was not identified")?;
+        let view =
+            Arc::new(SharedNamespace::new(scanned.nsid, *sync::lock(&self.policy), self.totals.clone()));
+        view.blocks.store(scanned.identify.nsze, Ordering::Relaxed);
+        let subnqn = path.id().subnqn().unwrap_or(&identity.subnqn);
+        let bdev = Arc::new(NvmeBdev::new(&view, scanned, &identity, subnqn, self.retries_max));
+        let bdev_name = format!("{}n{}", self.name, scanned.nsid);
+        Ok(Arc::new(AttachedNamespace { bdev_name, shared: view, bdev, limits: Mutex::default() }))
+    }
+
+    /// Until when I/O waits for a path in an ANA state: in a transition for the ANA transition time that the
+    /// controller reports (Base 2.0, section 8.1.3, ANATT).
+    fn waits_until_ns(&self, path: &ControllerPath, ana: AnaState) -> u64 {
+        let anatt_s = path.identity().map_or(0, |identity| identity.anatt_s);
+        match ana {
+            AnaState::Inaccessible | AnaState::Change if anatt_s > 0 => {
+                now_ns().saturating_add(u64::from(anatt_s) * 1_000_000_000)
+            }
+            AnaState::PersistentLoss => 0,
+            _ => u64::MAX,
+        }
+    }
+
+    fn apply_ana(&self, path: &Arc<ControllerPath>, groups: &AnaGroups) {
+        for namespace in self.namespaces() {
+            namespace.shared.update_path(path.number, |state| {
+                let ana = ana_state_of(groups.as_deref(), state.anagrpid);
+                let may_wait = |ana| matches!(ana, AnaState::Inaccessible | AnaState::Change);
+                // The time runs from the first of consecutive unusable states.
+                if !(may_wait(ana) && may_wait(state.ana)) {
+                    state.waits_until_ns = self.waits_until_ns(path, ana);
+                }
+                state.ana = ana;
+                state.ana_generation = next_ana_generation();
+            });
+        }
+    }
+
+    fn remove_path(&self, path: &Arc<ControllerPath>) {
+        for namespace in self.namespaces() {
+            if namespace.shared.paths().iter().any(|state| state.id == path.number) {
+                self.remove_namespace_path(&namespace, path);
+            }
+        }
+    }
+
+    /// Removes a path of a namespace; removes the block device with its last path.
+    fn remove_namespace_path(&self, namespace: &Arc<AttachedNamespace>, path: &Arc<ControllerPath>) {
+        let last = namespace.shared.paths().iter().all(|state| state.id == path.number);
+        if last {
+            sync::lock(&self.namespaces).remove(&namespace.shared.nsid);
+            // It may have been removed by name already.
+            if let Ok(device) = self.registry.unregister(&namespace.bdev_name) {
+                // I/O in flight may still complete; what remains fails with the path.
+                device.wait_closed(CLOSE_TIMEOUT);
+            }
+        }
+        namespace.shared.remove_path(path.number);
+        sync::lock(&namespace.limits).remove(&path.number);
+    }
+
+    pub(crate) fn policy(&self) -> Policy {
+        *sync::lock(&self.policy)
+    }
+}
+
+impl AttachedNamespace {
+    /// Updates the limits: a request must fit every path, as it may use any.
+    fn set_limits(&self, path: PathId, scanned: &ScannedNamespace) {
+        let mut limits = sync::lock(&self.limits);
+        limits.insert(path, scanned.clone());
+        let view = &self.shared;
+        let transfer_max = limits.values().map(|one| one.transfer_max_bytes).min().unwrap_or(0);
+        view.transfer_max_bytes.store(transfer_max.max(scanned.block_size), Ordering::Relaxed);
+        view.unmap.store(limits.values().all(|one| one.unmap), Ordering::Relaxed);
+        view.write_zeroes.store(limits.values().all(|one| one.write_zeroes), Ordering::Relaxed);
+        let uncorrectable = limits.values().all(|one| one.write_uncorrectable);
+        view.write_uncorrectable.store(uncorrectable, Ordering::Relaxed);
+    }
+}
+
+fn next_ana_generation() -> u64 {
+    static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+    COUNT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Handles path events until all senders are dropped; runs on the event thread.
+pub(crate) fn run(events: &Receiver<GroupEvent>) {
+    while let Ok((group, event)) = events.recv() {
+        group.handle(event);
+    }
+}

@@ -1,0 +1,343 @@
+//! Methods that attach controllers, one by one or by discovery.
+
+use std::time::Duration;
+
+use control::json::{Value, json};
+use control::{
+    ByName, DecodeLog, JobHandle, Method, NoParameters, ParameterError, ParameterType, RpcError, TextOrNumber,
+};
+use nvme::Uri;
+use wire_nvme::fabrics::Nqn;
+
+use super::options::{MultipathOpts, reconnect_policy};
+use super::{NvmeModule, path_key, trid};
+use crate::{Attach, DiscoveryConfig, DiscoveryInfo, MultipathMode, PathConfig, TransportId};
+
+pub(super) fn methods() -> Vec<Method<NvmeModule>> {
+    const ATTACH: &[(i64, &str)] = &[
+        (RpcError::EALREADY, "the controller or the name is attached already"),
+        (RpcError::EINVAL, "the address is invalid, or the time-outs contradict each other"),
+        (RpcError::EIO, "the controller cannot be attached"),
+        (RpcError::ETIMEDOUT, "not everything was attached in time"),
+    ];
+    vec![
+        Method::job("bdev_nvme_attach_controller", attach)
+            .text(
+                "Attaches a controller, or adds a path to one, and creates a bdev for each namespace.",
+                "names of the bdevs",
+            )
+            .errors(ATTACH),
+        Method::job("bdev_nvme_start_discovery", start_discovery)
+            .text("Attaches what a discovery controller lists, now and later.", "true")
+            .errors(ATTACH),
+        Method::job("bdev_nvme_stop_discovery", stop_discovery)
+            .text("Ends a discovery service and detaches what it attached.", "true")
+            .errors(&[(RpcError::ENODEV, "there is no such service")]),
+        Method::query("bdev_nvme_get_discovery_info", get_discovery_info)
+            .text("Describes the discovery services.", "array of `name`, `trid`, `referrals`"),
+    ]
+}
+
+/// Parses a controller's transport ID from SPDK's parameters.
+fn transport_id(
+    trtype: &str,
+    traddr: &str,
+    adrfam: Option<&str>,
+    trsvcid: Option<&TextOrNumber>,
+    subnqn: Option<&str>,
+    digests: (bool, bool),
+) -> Result<TransportId, RpcError> {
+    let invalid = |message: String| RpcError::new(RpcError::EINVAL, message);
+    let uri = match trtype.to_ascii_uppercase().as_str() {
+        "TCP" => {
+            match adrfam.map(str::to_ascii_lowercase).as_deref() {
+                None | Some("ipv4" | "ipv6") => {}
+                Some(other) => return Err(invalid(format!("Failed to parse adrfam: {other}"))),
+            }
+            let subnqn = subnqn.ok_or_else(|| invalid("subnqn is required for TCP".into()))?;
+            let subnqn = Nqn::new(subnqn)
+                .map_err(|_| invalid(format!("subnqn {subnqn} is not an NVMe qualified name")))?;
+            let port = trsvcid.map_or_else(|| "4420".to_string(), |port| port.0.clone());
+            let port = port.parse().ok().filter(|port| *port != 0);
+            let port = port.ok_or_else(|| invalid("trsvcid must be a TCP port, 1 to 65535".into()))?;
+            if traddr.is_empty() || traddr.len() > 255 {
+                return Err(invalid("traddr must be a host name or an address".into()));
+            }
+            let (header_digest, data_digest) = digests;
+            Uri::Tcp(nvme::TcpUri { host: traddr.into(), port, subnqn, nsid: 1, header_digest, data_digest })
+        }
+        "PCIE" => format!("nvme+pcie://{traddr}")
+            .parse()
+            .map_err(|error: nvme::UriError| invalid(error.to_string()))?,
+        "VFIOUSER" => Uri::VfioUser(nvme::VfioUserUri { directory: traddr.into(), nsid: 1 }),
+        other => {
+            return Err(invalid(format!("Failed to parse trtype: {other}; expected PCIe, TCP or VFIOUSER")));
+        }
+    };
+    Ok(TransportId(uri))
+}
+
+control::choices! {
+    enum MultipathParameter {
+        Disable = "disable",
+        Failover = "failover",
+        Multipath = "multipath",
+    }
+}
+
+control::parameters! {
+    struct AttachController {
+        /// Name; namespace 1 becomes the bdev NAMEn1
+        name: String,
+        /// PCIe, TCP or VFIOUSER
+        trtype: String,
+        /// Address: of a PCI function, an IP address or host name, or the directory of a vfio-user socket
+        traddr: String,
+        /// IPv4 or IPv6
+        adrfam: Option<String>,
+        /// TCP port; without, 4420
+        trsvcid: Option<TextOrNumber>,
+        /// Subsystem; required for TCP
+        subnqn: Option<String>,
+        /// Host; without, the driver's
+        hostnqn: Option<HostNqn>,
+        /// Header digests
+        hdgst: bool = false,
+        /// Data digests
+        ddgst: bool = false,
+        /// Time-out of admin commands; 0 is that of `bdev_nvme_set_options`
+        fabrics_connect_timeout_us: Option<u64> ["us"],
+        /// What happens if the name is in use
+        multipath: MultipathParameter = MultipathParameter::Multipath,
+        /// I/O queues at most
+        num_io_queues: QueueCount = QueueCount(1024),
+        /// When a lost controller is given up; -1 is never, 0 at once
+        ctrlr_loss_timeout_sec: Option<i32> ["s"],
+        /// Time between attempts to reconnect
+        reconnect_delay_sec: Option<u32> ["s"],
+        /// When I/O of a lost controller fails
+        fast_io_fail_timeout_sec: Option<u32> ["s"],
+        /// Accepted, and not needed: any number of bdevs
+        max_bdevs: Option<BdevCount>,
+        /// Multipath policy
+        multipath_opts: Option<MultipathOpts>,
+        /// Accepted: command slots bound the queue in either case
+        disable_sq_flow_control: Option<bool>,
+    }
+    only {
+        priority: String = String::new(),
+        hostaddr: String = String::new(),
+        hostsvcid: String = String::new(),
+        prchk_reftag: bool = false,
+        prchk_guard: bool = false,
+        // Authentication is not supported: rejected rather than connecting without.
+        psk: String = String::new(),
+        dhchap_key: String = String::new(),
+        dhchap_ctrlr_key: String = String::new(),
+        allow_unrecognized_csi: bool = false,
+    }
+}
+
+fn invalid(message: impl Into<String>) -> ParameterError {
+    ParameterError::with_code(RpcError::EINVAL, message)
+}
+
+/// Implements the parameter types of this file: a kind, and a check with SPDK's error code.
+macro_rules! checked {
+    ($type:ident($inner:ty), $kind:literal, $check:expr) => {
+        #[derive(Clone)]
+        struct $type($inner);
+
+        impl ParameterType for $type {
+            fn kind() -> String {
+                $kind.to_string()
+            }
+
+            fn decode(value: Value, log: &mut DecodeLog) -> Result<Self, ParameterError> {
+                let check: fn(&$inner) -> Result<(), ParameterError> = $check;
+                let inner = <$inner>::decode(value, log)?;
+                check(&inner).map(|()| $type(inner))
+            }
+
+            fn encode(&self) -> Value {
+                self.0.encode()
+            }
+        }
+    };
+}
+
+checked!(HostNqn(String), "NVMe qualified name", |text| match Nqn::new(text) {
+    Ok(_) => Ok(()),
+    Err(_) => Err(invalid(format!("{text} is not an NVMe qualified name"))),
+});
+checked!(QueueCount(u32), "integer, 1 to 65535", |count| match *count {
+    1..=65535 => Ok(()),
+    _ => Err(invalid("num_io_queues out of bounds, min: 1 max: 65535")),
+});
+checked!(BdevCount(u32), "integer, at least 1", |count| match *count {
+    0 => Err(invalid("max_bdevs cannot be zero")),
+    _ => Ok(()),
+});
+
+impl HostNqn {
+    fn nqn(&self) -> Option<Nqn> {
+        // It was checked when it was decoded.
+        Nqn::new(&self.0).ok()
+    }
+}
+
+fn attach(
+    module: &NvmeModule,
+    mut params: AttachController,
+    job: &JobHandle,
+) -> Result<Vec<String>, RpcError> {
+    let id = transport_id(
+        &params.trtype,
+        &params.traddr,
+        params.adrfam.as_deref(),
+        params.trsvcid.as_ref(),
+        params.subnqn.as_deref(),
+        (params.hdgst, params.ddgst),
+    )?;
+    let options = module.options().clone();
+    let mut path = PathConfig::new(id.clone());
+    path.options = options.driver_options();
+    path.count_io = options.io_path_stat;
+    if let Some(us) = params.fabrics_connect_timeout_us.filter(|us| *us != 0) {
+        path.options.timeout_ns = us.saturating_mul(1000);
+    }
+    path.options.hostnqn = params.hostnqn.as_ref().and_then(HostNqn::nqn);
+    path.num_io_queues = u16::try_from(params.num_io_queues.0).unwrap_or(u16::MAX);
+    let loss_timeouts = (
+        params.ctrlr_loss_timeout_sec.unwrap_or(options.loss_timeouts.0),
+        params.reconnect_delay_sec.unwrap_or(options.loss_timeouts.1),
+        params.fast_io_fail_timeout_sec.unwrap_or(options.loss_timeouts.2),
+    );
+    path.reconnect = reconnect_policy(loss_timeouts)?;
+    let policy = params.multipath_opts.as_ref().map_or(Ok(options.policy), MultipathOpts::policy)?;
+    let mut attach = Attach::new(&params.name, path);
+    attach.multipath = match params.multipath {
+        MultipathParameter::Disable => MultipathMode::Disable,
+        MultipathParameter::Failover => MultipathMode::Failover,
+        MultipathParameter::Multipath => MultipathMode::Multipath,
+    };
+    (attach.policy, attach.retries_max) = (policy, options.retries_max());
+    let (initiator, name, pending) = (module.initiator.clone(), params.name.clone(), id.clone());
+    // Detaching a path that is being connected ends the attempt.
+    job.on_cancel(move || drop(initiator.detach(&name, |other| *other == pending)));
+    let names = module.initiator.attach(attach)?;
+    let key = path_key(&params.name, &id);
+    params.trtype = id.trtype().to_string();
+    params.traddr = id.traddr();
+    let service = id.service();
+    params.adrfam = service.as_ref().map(|(adrfam, _)| (*adrfam).to_string());
+    params.trsvcid = service.map(|(_, port)| TextOrNumber(port));
+    params.subnqn = id.subnqn().map(str::to_string);
+    params.ctrlr_loss_timeout_sec = Some(loss_timeouts.0);
+    params.reconnect_delay_sec = Some(loss_timeouts.1);
+    params.fast_io_fail_timeout_sec = Some(loss_timeouts.2);
+    params.multipath_opts = Some(MultipathOpts::of(policy));
+    (params.max_bdevs, params.disable_sq_flow_control) = (None, None);
+    module.saved.paths.record(&key, "bdev_nvme_attach_controller", &params);
+    Ok(names)
+}
+
+control::parameters! {
+    struct StartDiscovery {
+        /// Name; what it finds is called NAME0, NAME1, …
+        name: String,
+        /// TCP
+        trtype: String,
+        /// Address of the discovery controller
+        traddr: String,
+        /// IPv4 or IPv6
+        adrfam: Option<String>,
+        /// TCP port; without, 8009
+        trsvcid: Option<TextOrNumber>,
+        /// Host; without, the driver's
+        hostnqn: Option<HostNqn>,
+        /// Answer when all that was found is attached
+        wait_for_attach: bool = false,
+        /// How long to wait for that; 0 is 30 s
+        attach_timeout_ms: Option<u64> ["ms"],
+        /// When a lost controller is given up; -1 is never, 0 at once
+        ctrlr_loss_timeout_sec: Option<i32> ["s"],
+        /// Time between attempts to reconnect
+        reconnect_delay_sec: Option<u32> ["s"],
+        /// When I/O of a lost controller fails
+        fast_io_fail_timeout_sec: Option<u32> ["s"],
+    }
+}
+
+/// Default timeout of `wait_for_attach`.
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
+/// The NVMe/TCP discovery port assigned by IANA.
+const DISCOVERY_PORT: u16 = 8009;
+
+fn start_discovery(
+    module: &NvmeModule,
+    mut params: StartDiscovery,
+    job: &JobHandle,
+) -> Result<bool, RpcError> {
+    let port = params.trsvcid.take().unwrap_or_else(|| TextOrNumber(DISCOVERY_PORT.to_string()));
+    let nqn = wire_nvme::fabrics::DISCOVERY_NQN;
+    let id = transport_id(
+        &params.trtype,
+        &params.traddr,
+        params.adrfam.as_deref(),
+        Some(&port),
+        Some(nqn),
+        (false, false),
+    )?;
+    let options = module.options().clone();
+    let mut path = PathConfig::new(id.clone());
+    path.options = options.driver_options();
+    path.count_io = options.io_path_stat;
+    path.options.hostnqn = params.hostnqn.as_ref().and_then(HostNqn::nqn);
+    let loss_timeouts = (
+        params.ctrlr_loss_timeout_sec.unwrap_or(options.loss_timeouts.0),
+        params.reconnect_delay_sec.unwrap_or(options.loss_timeouts.1),
+        params.fast_io_fail_timeout_sec.unwrap_or(options.loss_timeouts.2),
+    );
+    path.reconnect = reconnect_policy(loss_timeouts)?;
+    let wait = params.wait_for_attach;
+    let timeout = params.attach_timeout_ms.filter(|ms| *ms != 0).map(Duration::from_millis);
+    let wait_for = (wait || timeout.is_some()).then(|| timeout.unwrap_or(DISCOVERY_TIMEOUT));
+    let discovery = DiscoveryConfig {
+        name: params.name.clone(),
+        path,
+        retries_max: options.retries_max(),
+        policy: options.policy,
+    };
+    let (initiator, name) = (module.initiator.clone(), params.name.clone());
+    job.on_cancel(move || drop(initiator.stop_discovery(&name)));
+    module.initiator.start_discovery(discovery, wait_for)?;
+    params.trtype = id.trtype().to_string();
+    params.traddr = id.traddr();
+    let service = id.service();
+    params.adrfam = service.as_ref().map(|(adrfam, _)| (*adrfam).to_string());
+    params.trsvcid = service.map(|(_, port)| TextOrNumber(port));
+    params.attach_timeout_ms = None;
+    params.ctrlr_loss_timeout_sec = Some(loss_timeouts.0);
+    params.reconnect_delay_sec = Some(loss_timeouts.1);
+    params.fast_io_fail_timeout_sec = Some(loss_timeouts.2);
+    module.saved.discoveries.record(&params.name, "bdev_nvme_start_discovery", &params);
+    Ok(true)
+}
+
+fn stop_discovery(module: &NvmeModule, params: ByName, _job: &JobHandle) -> Result<bool, RpcError> {
+    module.initiator.stop_discovery(&params.name)?;
+    Ok(true)
+}
+
+fn get_discovery_info(module: &NvmeModule, _params: NoParameters) -> Result<Vec<Value>, RpcError> {
+    let one = |info: DiscoveryInfo| {
+        let referrals: Vec<Value> = info.entries.iter().map(|id| json!({ "trid": trid(id) })).collect();
+        let mut object = json!({ "name": info.name, "trid": trid(&info.id), "referrals": referrals });
+        if let Some(failure) = info.failure {
+            object["failure"] = json!(failure);
+        }
+        object
+    };
+    Ok(module.initiator.discoveries().into_iter().map(one).collect())
+}

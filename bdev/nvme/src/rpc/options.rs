@@ -1,0 +1,257 @@
+//! `bdev_nvme_set_options`: defaults for controllers attached later, and the multipath policy in SPDK's terms.
+
+use control::{Method, RpcError};
+
+use super::NvmeModule;
+use crate::{Policy, ReconnectPolicy, Selector};
+
+pub(super) fn methods() -> Vec<Method<NvmeModule>> {
+    vec![
+        Method::update("bdev_nvme_set_options", set_options)
+            .at_any_stage()
+            .text("Sets defaults for controllers attached later. What is absent stays as it is.", "true")
+            .errors(&[
+                (RpcError::EPERM, "a controller is attached already"),
+                (RpcError::EINVAL, "the time-outs contradict each other"),
+            ]),
+    ]
+}
+
+/// Options of `bdev_nvme_set_options`: defaults for controllers attached later.
+#[derive(Clone, Debug)]
+pub(super) struct NvmeOptions {
+    keep_alive_timeout_ms: u32,
+    timeout_us: u64,
+    timeout_admin_us: u64,
+    bdev_retry_count: i32,
+    io_queue_requests: u32,
+    /// `ctrlr_loss_timeout_sec`, `reconnect_delay_sec` and `fast_io_fail_timeout_sec`.
+    pub(super) loss_timeouts: (i32, u32, u32),
+    pub(super) policy: Policy,
+    pub(super) io_path_stat: bool,
+}
+
+impl Default for NvmeOptions {
+    fn default() -> Self {
+        NvmeOptions {
+            keep_alive_timeout_ms: 10_000,
+            timeout_us: 0,
+            timeout_admin_us: 0,
+            bdev_retry_count: 3,
+            io_queue_requests: 0,
+            loss_timeouts: (0, 0, 0),
+            policy: Policy::ActivePassive,
+            io_path_stat: false,
+        }
+    }
+}
+
+impl NvmeOptions {
+    pub(super) fn retries_max(&self) -> u16 {
+        // -1 means unlimited in SPDK; here the number of retries is bounded.
+        u16::try_from(self.bdev_retry_count).unwrap_or(u16::MAX)
+    }
+
+    pub(super) fn driver_options(&self) -> nvme::Options {
+        let default = nvme::Options::default();
+        let ns = |us: u64, or: u64| if us == 0 { or } else { us.saturating_mul(1000) };
+        nvme::Options {
+            keep_alive_ms: self.keep_alive_timeout_ms,
+            queue_depth: match self.io_queue_requests {
+                0 => default.queue_depth,
+                requests => requests.clamp(1, 1023),
+            },
+            timeout_ns: ns(self.timeout_admin_us, default.timeout_ns),
+            io_timeout_ns: ns(self.timeout_us, 0),
+            ..default
+        }
+    }
+}
+
+control::choices! {
+    /// `policy` of SPDK's methods.
+    pub(super) enum PolicyName {
+        ActivePassive = "active_passive",
+        ActiveActive = "active_active",
+    }
+}
+
+control::choices! {
+    /// `selector` of SPDK's methods.
+    pub(super) enum SelectorName {
+        RoundRobin = "round_robin",
+        QueueDepth = "queue_depth",
+    }
+}
+
+control::parameters! {
+    /// `multipath_opts` of SPDK's methods.
+    pub(super) struct MultipathOpts {
+        /// Policy; without, active_passive
+        policy: Option<PolicyName>,
+        /// How active_active selects; without, round_robin
+        selector: Option<SelectorName>,
+        /// I/Os on a path before the next, for round_robin; without, 1
+        min_io: Option<u32>,
+    }
+}
+
+pub(super) fn policy(
+    policy: Option<PolicyName>,
+    selector: Option<SelectorName>,
+    min_io: Option<u32>,
+) -> Result<Policy, RpcError> {
+    if policy != Some(PolicyName::ActiveActive) {
+        if selector.is_some() || min_io.is_some() {
+            let message = "selector and min_io require the policy active_active";
+            return Err(RpcError::invalid_params(message));
+        }
+        return Ok(Policy::ActivePassive);
+    }
+    match (selector, min_io) {
+        (_, Some(0)) => Err(RpcError::invalid_params("min_io must be at least 1")),
+        (Some(SelectorName::QueueDepth), Some(_)) => {
+            Err(RpcError::invalid_params("min_io requires the selector round_robin"))
+        }
+        (Some(SelectorName::QueueDepth), None) => Ok(Policy::ActiveActive(Selector::QueueDepth)),
+        (_, min_io) => {
+            let min_io = min_io.unwrap_or(1);
+            Ok(Policy::ActiveActive(Selector::RoundRobin { min_io }))
+        }
+    }
+}
+
+impl MultipathOpts {
+    pub(super) fn policy(&self) -> Result<Policy, RpcError> {
+        policy(self.policy, self.selector, self.min_io)
+    }
+
+    /// The parameters of a policy, for the saved call.
+    pub(super) fn of(policy: Policy) -> MultipathOpts {
+        let (policy, selector, min_io) = match policy {
+            Policy::ActivePassive => (PolicyName::ActivePassive, None, None),
+            Policy::ActiveActive(Selector::QueueDepth) => {
+                (PolicyName::ActiveActive, Some(SelectorName::QueueDepth), None)
+            }
+            Policy::ActiveActive(Selector::RoundRobin { min_io }) => {
+                (PolicyName::ActiveActive, Some(SelectorName::RoundRobin), Some(min_io))
+            }
+        };
+        MultipathOpts { policy: Some(policy), selector, min_io }
+    }
+}
+
+control::choices! {
+    enum TimeoutAction {
+        None = "none",
+        Abort = "abort",
+        Reset = "reset",
+    }
+}
+
+control::parameters! {
+    struct SetOptions {
+        /// What happens to an I/O that takes longer than `timeout_us`: abort and reset are the same
+        action_on_timeout: Option<TimeoutAction>,
+        /// Time-out of I/O; 0 is none
+        timeout_us: Option<u64> ["us"],
+        /// Time-out of admin commands; 0 is the driver's
+        timeout_admin_us: Option<u64> ["us"],
+        /// Keep-alive time-out
+        keep_alive_timeout_ms: Option<u32> ["ms"],
+        /// Retries of an I/O; -1 is the maximum of 65535
+        bdev_retry_count: Option<i32>,
+        /// Requests of an I/O queue; 0 is the driver's default
+        io_queue_requests: Option<u32>,
+        /// When a lost controller is given up; -1 is never, 0 at once
+        ctrlr_loss_timeout_sec: Option<i32> ["s"],
+        /// Time between attempts to reconnect
+        reconnect_delay_sec: Option<u32> ["s"],
+        /// When I/O of a lost controller fails
+        fast_io_fail_timeout_sec: Option<u32> ["s"],
+        /// Multipath policy
+        multipath_opts: Option<MultipathOpts>,
+        /// Count I/O of each path
+        io_path_stat: Option<bool>,
+    }
+    only { enable_flush: bool = true }
+    ignored("the driver does not have these options") {
+        arbitration_burst,
+        low_priority_weight,
+        medium_priority_weight,
+        high_priority_weight,
+        nvme_adminq_poll_period_us,
+        nvme_ioq_poll_period_us,
+        delay_cmd_submit,
+        transport_retry_count,
+        transport_ack_timeout,
+        disable_auto_failback,
+        generate_uuids,
+        transport_tos,
+        nvme_error_stat,
+        rdma_srq_size,
+        allow_accel_sequence,
+        rdma_max_cq_size,
+        rdma_cm_event_timeout_ms,
+        dhchap_digests,
+        dhchap_dhgroups,
+        rdma_umr_per_io,
+        tcp_connect_timeout_ms,
+    }
+}
+
+fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError> {
+    if !module.initiator.controllers().is_empty() {
+        let message = "options must be set before the first controller is attached";
+        return Err(RpcError::new(-1, message));
+    }
+    let mut options = module.options().clone();
+    options.keep_alive_timeout_ms = params.keep_alive_timeout_ms.unwrap_or(options.keep_alive_timeout_ms);
+    options.timeout_us = params.timeout_us.unwrap_or(options.timeout_us);
+    if params.action_on_timeout == Some(TimeoutAction::None) {
+        options.timeout_us = 0;
+    }
+    options.timeout_admin_us = params.timeout_admin_us.unwrap_or(options.timeout_admin_us);
+    options.bdev_retry_count = params.bdev_retry_count.unwrap_or(options.bdev_retry_count);
+    if options.bdev_retry_count < -1 {
+        return Err(RpcError::invalid_params("bdev_retry_count must be -1 or more"));
+    }
+    options.io_queue_requests = params.io_queue_requests.unwrap_or(options.io_queue_requests);
+    options.io_path_stat = params.io_path_stat.unwrap_or(options.io_path_stat);
+    options.loss_timeouts = (
+        params.ctrlr_loss_timeout_sec.unwrap_or(options.loss_timeouts.0),
+        params.reconnect_delay_sec.unwrap_or(options.loss_timeouts.1),
+        params.fast_io_fail_timeout_sec.unwrap_or(options.loss_timeouts.2),
+    );
+    reconnect_policy(options.loss_timeouts)?;
+    if let Some(multipath) = params.multipath_opts {
+        options.policy = multipath.policy()?;
+    }
+    let saved = SetOptions {
+        action_on_timeout: Some(if options.timeout_us == 0 {
+            TimeoutAction::None
+        } else {
+            TimeoutAction::Reset
+        }),
+        timeout_us: Some(options.timeout_us),
+        timeout_admin_us: Some(options.timeout_admin_us),
+        keep_alive_timeout_ms: Some(options.keep_alive_timeout_ms),
+        bdev_retry_count: Some(options.bdev_retry_count),
+        io_queue_requests: Some(options.io_queue_requests),
+        ctrlr_loss_timeout_sec: Some(options.loss_timeouts.0),
+        reconnect_delay_sec: Some(options.loss_timeouts.1),
+        fast_io_fail_timeout_sec: Some(options.loss_timeouts.2),
+        multipath_opts: Some(MultipathOpts::of(options.policy)),
+        io_path_stat: Some(options.io_path_stat),
+    };
+    *module.options() = options;
+    module.saved.options.record("options", "bdev_nvme_set_options", &saved);
+    Ok(true)
+}
+
+pub(super) fn reconnect_policy(
+    (loss, delay, fast_fail): (i32, u32, u32),
+) -> Result<ReconnectPolicy, RpcError> {
+    let policy = ReconnectPolicy::from_seconds(loss, delay, fast_fail);
+    policy.map_err(|error| RpcError::new(RpcError::EINVAL, error))
+}
