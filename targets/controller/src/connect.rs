@@ -1,8 +1,8 @@
-//! Connect: how queues come to be (Base 2.0, section 6.3).
+//! The Connect command, which creates admin and I/O queues (Base 2.0, section 6.3).
 
 use std::sync::Arc;
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::fabrics::{
     CNTLID_DYNAMIC, CONNECT_DATA_SIZE, Connect, ConnectAttributes, ConnectData, InvalidParameter, Nqn,
 };
@@ -11,19 +11,22 @@ use wire_nvme::opcode::{FABRICS, FabricsType};
 use wire_nvme::sqe::{Fuse, Psdt};
 use wire_nvme::{Cqe, DecodeError, Sqe};
 
-use crate::{Association, Directory, INVALID_FIELD, Kind, Limits, QueueLease, QueueRefused, Subsystem};
+use crate::{
+    ControllerAssociation, ControllerDirectory, ControllerLimits, INVALID_FIELD, LeaseError, QueueLease,
+    Subsystem, SubsystemKind,
+};
 
-/// The port that a connection came through.
+/// The NVM subsystem port through which a host connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Port {
-    /// Its number; see [`Listener`](crate::Listener).
+pub struct SubsystemPort {
+    /// The port's number; see [`SubsystemListener`](crate::SubsystemListener).
     pub portid: u16,
-    /// The address that the host came to.
+    /// The local address that the host connected to.
     pub address: TransportAddress,
 }
 
-impl Default for Port {
-    /// Port 0, reached over TCP at no address.
+impl Default for SubsystemPort {
+    /// Port 0 over TCP, with an empty address.
     fn default() -> Self {
         let address = TransportAddress {
             trtype: wire_nvme::log::TransportType::Tcp,
@@ -31,50 +34,51 @@ impl Default for Port {
             traddr: String::new(),
             trsvcid: String::new(),
         };
-        Port { portid: 0, address }
+        SubsystemPort { portid: 0, address }
     }
 }
 
-/// Where a Connect is answered.
+/// The target's side of a Connect command.
 #[derive(Clone, Debug)]
-pub struct Place<'a> {
-    /// The target's controllers.
-    pub directory: &'a Arc<Directory>,
-    /// What the transport offers.
-    pub limits: &'a Limits,
-    /// The port that the connection came through.
-    pub port: Port,
+pub struct ConnectContext<'a> {
+    /// All controllers of the target.
+    pub directory: &'a Arc<ControllerDirectory>,
+    /// The limits of the transport.
+    pub limits: &'a ControllerLimits,
+    /// The port through which the host connects.
+    pub port: SubsystemPort,
 }
 
-/// A queue that came to be.
+/// A newly connected queue.
 #[derive(Debug)]
 pub enum ConnectOk {
-    /// An admin queue, and with it a controller.
+    /// An admin queue, for a new controller.
     Admin(AdminConnect),
-    /// An I/O queue of a controller that exists.
+    /// An I/O queue of an existing controller.
     Io(IoConnect),
 }
 
-/// What makes a [`Controller`](crate::Controller). Dropping it ends the association.
+/// A connected admin queue, from which [`Controller::new`](crate::Controller::new) creates the controller.
+/// Dropping it ends the association.
 #[derive(Debug)]
 pub struct AdminConnect {
     pub(crate) subsystem: Arc<Subsystem>,
-    pub(crate) membership: Membership,
-    pub(crate) port: Port,
+    pub(crate) registration: DirectoryRegistration,
+    pub(crate) port: SubsystemPort,
     /// Entries of the queue.
     pub queue_entries: u32,
-    /// Keep alive timeout that was asked for; 0 for none.
+    /// Requested keep alive timeout in milliseconds; 0 for none.
     pub kato_ms: u32,
     /// The host does without SQ flow control: SQHD is FFFFh in every completion.
     pub no_flow_control: bool,
 }
 
-/// An I/O queue.
+/// A connected I/O queue.
 #[derive(Debug)]
 pub struct IoConnect {
-    /// The right to be it; kept until its last command has ended.
+    /// The lease of its identifier; drop it after the queue's last command has completed.
     pub lease: QueueLease,
-    /// The subsystem as it is now.
+    /// The current snapshot of the subsystem.
     pub subsystem: Arc<Subsystem>,
     /// Entries of the queue.
     pub queue_entries: u32,
@@ -85,41 +89,41 @@ pub struct IoConnect {
 impl ConnectOk {
     /// The completion of the Connect command, but for SQHD.
     pub fn cqe(&self, cid: u16) -> Cqe {
-        let connected = wire_nvme::fabrics::Connected {
+        let connected = wire_nvme::fabrics::ConnectResponse {
             cntlid: self.association().cntlid(),
             authentication_required: false,
         };
         Cqe::new(cid, Status::SUCCESS).with_result(connected.to_result())
     }
 
-    /// The controller.
-    pub fn association(&self) -> &Arc<Association> {
+    /// The association of the queue's controller.
+    pub fn association(&self) -> &Arc<ControllerAssociation> {
         match self {
-            ConnectOk::Admin(admin) => &admin.membership.association,
+            ConnectOk::Admin(admin) => &admin.registration.association,
             ConnectOk::Io(io) => io.lease.association(),
         }
     }
 }
 
-/// A place in the directory, given back when dropped.
+/// An entry in the controller directory; dropping it removes the controller.
 #[derive(Debug)]
-pub(crate) struct Membership {
-    pub(crate) directory: Arc<Directory>,
-    pub(crate) association: Arc<Association>,
+pub(crate) struct DirectoryRegistration {
+    pub(crate) directory: Arc<ControllerDirectory>,
+    pub(crate) association: Arc<ControllerAssociation>,
 }
 
-impl Drop for Membership {
+impl Drop for DirectoryRegistration {
     fn drop(&mut self) {
         self.directory.remove(&self.association);
     }
 }
 
-/// Why a Connect failed; its completion says.
+/// The status and result of a failed Connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectError {
-    /// Status.
+    /// Status of the completion.
     pub status: Status,
-    /// Result: which parameter was invalid, with Connect Invalid Parameters.
+    /// Dword 0 of the completion: the invalid parameter, with Connect Invalid Parameters; otherwise 0.
     pub result: u64,
 }
 
@@ -129,7 +133,7 @@ impl ConnectError {
         Cqe::new(cid, self.status).with_result(self.result)
     }
 
-    fn parameter(in_data: bool, offset: u16) -> ConnectError {
+    fn invalid_parameter(in_data: bool, offset: u16) -> ConnectError {
         let result = InvalidParameter { in_data, offset }.to_result();
         ConnectError { status: Status::CONNECT_INVALID_PARAMETERS, result }
     }
@@ -145,22 +149,22 @@ impl From<Status> for ConnectError {
     }
 }
 
-/// Answers the first command of a connection.
+/// Executes Connect, the first command of a connection.
 ///
-/// `data` is what came with it, `subsystem` finds one by name. Retrying is called pointless (DNR) only
-/// where the request itself is wrong: a subsystem, a permission or a controller that is missing now may
-/// be there a second later, and a host that is told not to retry gives its namespaces up.
+/// `data` is the command's data; `subsystem` looks up a subsystem by name. Do Not Retry is set only if the
+/// command itself is invalid: a missing subsystem, permission or controller may exist a second later, and a
+/// host that may not retry removes its namespaces.
 ///
 /// # Errors
-/// The status to complete the command with. The host may try again on the same connection, as long as
-/// the transport waits for a Connect.
+/// The status to complete the command with. The host may retry on the same connection while the transport
+/// still expects a Connect.
 pub fn connect(
     sqe: &Sqe,
     data: &[u8],
-    place: &Place<'_>,
+    context: &ConnectContext<'_>,
     subsystem: impl FnOnce(&Nqn) -> Option<Arc<Subsystem>>,
 ) -> Result<ConnectOk, ConnectError> {
-    // Whatever else comes first on a queue is out of sequence (Base 2.0, section 3.3.2.2).
+    // Any other first command is a sequence error (Base 2.0, section 3.3.2.2).
     if sqe.opcode != FABRICS || wire_nvme::fabrics::fabrics_type(sqe) != Ok(FabricsType::Connect) {
         return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry().into());
     }
@@ -170,93 +174,98 @@ pub fn connect(
     if data.len() != CONNECT_DATA_SIZE {
         return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry().into());
     }
-    let command = Connect::of(sqe);
+    let command = Connect::from_sqe(sqe);
     if command.record_format != 0 {
         let result = InvalidParameter { in_data: false, offset: Connect::RECORD_FORMAT_AT }.to_result();
         return Err(ConnectError { status: Status::CONNECT_INCOMPATIBLE_FORMAT.do_not_retry(), result });
     }
     let entries_max = match command.qid {
-        0 => place.limits.admin_queue_entries_max,
-        _ => place.limits.io_queue_entries_max,
+        0 => context.limits.admin_queue_entries_max,
+        _ => context.limits.io_queue_entries_max,
     };
     if !(2..=entries_max).contains(&command.queue_entries) {
-        return Err(ConnectError::parameter(false, Connect::SQSIZE_AT).do_not_retry());
+        return Err(ConnectError::invalid_parameter(false, Connect::SQSIZE_AT).do_not_retry());
     }
     let data = ConnectData::decode(data).map_err(|error| match error {
-        DecodeError::Value { at, .. } => ConnectError::parameter(true, at).do_not_retry(),
-        DecodeError::Length { .. } => Status::DATA_SGL_LENGTH_INVALID.do_not_retry().into(),
+        // Connect data is 1024 bytes long.
+        DecodeError::Value { at, .. } => ConnectError::invalid_parameter(true, at as u16).do_not_retry(),
+        DecodeError::Length { .. } | DecodeError::Text { .. } => {
+            Status::DATA_SGL_LENGTH_INVALID.do_not_retry().into()
+        }
     })?;
-    let subsystem = subsystem(&data.subnqn).ok_or(ConnectError::parameter(true, ConnectData::SUBNQN_AT))?;
+    let subsystem =
+        subsystem(&data.subnqn).ok_or(ConnectError::invalid_parameter(true, ConnectData::SUBNQN_AT))?;
     subsystem.check();
-    if !subsystem.allows(&data.hostnqn) || !subsystem.listens_on(place.port.portid) {
+    if !subsystem.allows(&data.hostnqn) || !subsystem.listens_on(context.port.portid) {
         let result = InvalidParameter { in_data: true, offset: ConnectData::HOSTNQN_AT }.to_result();
         return Err(ConnectError { status: Status::CONNECT_INVALID_HOST, result });
     }
     if command.qid == 0 {
-        admin(&command, &data, place, subsystem).map(ConnectOk::Admin)
+        connect_admin_queue(&command, &data, context, subsystem).map(ConnectOk::Admin)
     } else {
-        io(&command, &data, place, subsystem).map(ConnectOk::Io)
+        connect_io_queue(&command, &data, context, subsystem).map(ConnectOk::Io)
     }
 }
 
-fn admin(
+fn connect_admin_queue(
     command: &Connect,
     data: &ConnectData,
-    place: &Place<'_>,
+    context: &ConnectContext<'_>,
     subsystem: Arc<Subsystem>,
 ) -> Result<AdminConnect, ConnectError> {
-    // Controllers are of the dynamic model: a host takes any, and cannot ask for one.
+    // Dynamic controller model: the target allocates the controller; the host cannot request one.
     if data.cntlid != CNTLID_DYNAMIC {
-        return Err(ConnectError::parameter(true, ConnectData::CNTLID_AT).do_not_retry());
+        return Err(ConnectError::invalid_parameter(true, ConnectData::CNTLID_AT).do_not_retry());
     }
     let io_queues_max = match subsystem.kind {
-        Kind::Nvm => place.limits.io_queues_max,
-        Kind::Discovery => 0,
+        SubsystemKind::Nvm => context.limits.io_queues_max,
+        SubsystemKind::Discovery => 0,
     };
-    // Over fabrics host identifiers are 128 bits long. Without, the host says later who it is, if it does.
-    let long = if place.limits.memory_based { None } else { Some(true) };
-    let association = place
+    // Over fabrics host identifiers have 128 bits. On a memory-based transport the host may set one later
+    // (Host Identifier feature).
+    let extended = if context.limits.memory_based { None } else { Some(true) };
+    let association = context
         .directory
-        .admit(&subsystem, &data.hostnqn, data.host_id, long, io_queues_max)
+        .add_controller(&subsystem, &data.hostnqn, data.host_id, extended, io_queues_max)
         .ok_or(Status::CONNECT_CONTROLLER_BUSY)?;
     Ok(AdminConnect {
         subsystem,
-        membership: Membership { directory: place.directory.clone(), association },
-        port: place.port.clone(),
+        registration: DirectoryRegistration { directory: context.directory.clone(), association },
+        port: context.port.clone(),
         queue_entries: command.queue_entries,
         kato_ms: command.kato_ms,
-        no_flow_control: command.attributes.has(ConnectAttributes::DISABLE_SQ_FLOW_CONTROL),
+        no_flow_control: command.attributes.contains(ConnectAttributes::DISABLE_SQ_FLOW_CONTROL),
     })
 }
 
-fn io(
+fn connect_io_queue(
     command: &Connect,
     data: &ConnectData,
-    place: &Place<'_>,
+    context: &ConnectContext<'_>,
     subsystem: Arc<Subsystem>,
 ) -> Result<IoConnect, ConnectError> {
-    if subsystem.kind == Kind::Discovery {
-        return Err(ConnectError::parameter(false, Connect::QID_AT).do_not_retry());
+    if subsystem.kind == SubsystemKind::Discovery {
+        return Err(ConnectError::invalid_parameter(false, Connect::QID_AT).do_not_retry());
     }
-    let gone = ConnectError::parameter(true, ConnectData::CNTLID_AT);
-    let association = place.directory.find(&subsystem.nqn, data.cntlid).ok_or(gone)?;
-    // Names and identifier are to be those of the admin queue's Connect.
+    let no_controller = ConnectError::invalid_parameter(true, ConnectData::CNTLID_AT);
+    let association = context.directory.find(&subsystem.nqn, data.cntlid).ok_or(no_controller)?;
+    // NQNs and host identifier must match those of the admin queue's Connect.
     if *association.hostnqn() != data.hostnqn {
-        return Err(ConnectError::parameter(true, ConnectData::HOSTNQN_AT));
+        return Err(ConnectError::invalid_parameter(true, ConnectData::HOSTNQN_AT));
     }
     if association.host_id() != data.host_id {
-        return Err(ConnectError::parameter(true, ConnectData::HOSTID_AT));
+        return Err(ConnectError::invalid_parameter(true, ConnectData::HOSTID_AT));
     }
-    let lease = association.lease(command.qid).map_err(|refused| match refused {
-        QueueRefused::Dead => gone,
-        QueueRefused::OutOfRange => ConnectError::parameter(false, Connect::QID_AT).do_not_retry(),
-        QueueRefused::Disabled | QueueRefused::InUse => Status::COMMAND_SEQUENCE_ERROR.into(),
+    let lease = association.lease(command.qid).map_err(|error| match error {
+        LeaseError::ControllerGone => no_controller,
+        LeaseError::OutOfRange => ConnectError::invalid_parameter(false, Connect::QID_AT).do_not_retry(),
+        LeaseError::ControllerDisabled | LeaseError::InUse => Status::COMMAND_SEQUENCE_ERROR.into(),
     })?;
     Ok(IoConnect {
         lease,
         subsystem,
         queue_entries: command.queue_entries,
-        no_flow_control: command.attributes.has(ConnectAttributes::DISABLE_SQ_FLOW_CONTROL),
+        no_flow_control: command.attributes.contains(ConnectAttributes::DISABLE_SQ_FLOW_CONTROL),
     })
 }
 

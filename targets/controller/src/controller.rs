@@ -1,4 +1,4 @@
-//! The admin queue's state machine: one per association, on one core.
+//! The state machine of the admin queue: one per association, owned by one core.
 
 mod events;
 mod features;
@@ -12,7 +12,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::admin::{Abort, SetFeatures};
 use wire_nvme::feature::{FeatureId, NumberOfQueues};
 use wire_nvme::log::TransportType;
@@ -20,83 +20,87 @@ use wire_nvme::opcode::{AdminOpcode, FABRICS, FabricsType};
 use wire_nvme::sqe::{Fuse, Psdt};
 use wire_nvme::{Cqe, Sqe};
 
-use crate::connect::Membership;
+use crate::connect::DirectoryRegistration;
 use crate::{
-    AdminConnect, Association, DiscoveryLog, INVALID_FIELD, INVALID_QUEUE_TYPE, Kind, Limits, Port, Subsystem,
+    AdminConnect, ControllerAssociation, ControllerLimits, DiscoveryLog, INVALID_FIELD, INVALID_QUEUE_TYPE,
+    Subsystem, SubsystemKind, SubsystemPort,
 };
-use events::Events;
+use events::AsyncEvents;
 use features::Features;
 use log::ErrorLog;
 use properties::Properties;
-use reservations::Notifications;
+use reservations::ReservationNotifications;
 
-/// What happens to a controller.
+/// An input of [`Controller::handle`].
 #[derive(Clone, Debug)]
-pub enum Event<'a> {
+pub enum ControllerEvent<'a> {
     /// A command on the admin queue, with the data that [`data_from_host`] asks for.
     Command {
         /// The command.
         sqe: &'a Sqe,
-        /// Its data; whatever else came in the capsule is passed over.
+        /// Its data. Other in-capsule data is ignored.
         data: &'a [u8],
     },
-    /// The subsystem changed.
-    Subsystem(Arc<Subsystem>),
+    /// A new snapshot of the subsystem.
+    SubsystemChanged(Arc<Subsystem>),
     /// The subsystem was removed.
     SubsystemRemoved,
-    /// What there is to discover changed. Only a discovery controller looks at it.
-    Discovery(Arc<DiscoveryLog>),
-    /// What the health log says from now on.
+    /// A new discovery log. Only discovery controllers use it.
+    DiscoveryChanged(Arc<DiscoveryLog>),
+    /// New counters for the health log.
     Health(HealthCounters),
-    /// The host was heard of on an I/O queue. Optional: the admin queue alone keeps a host alive.
-    Traffic,
+    /// The host sent something on an I/O queue; restarts the keep alive timer. Optional: admin commands do
+    /// too.
+    IoActivity,
     /// The host wrote a doorbell of a queue that does not exist.
     InvalidDoorbell,
     /// The host wrote a value to a doorbell that the queue's size or state does not allow.
     InvalidDoorbellValue,
-    /// A [`Bell`](crate::reservation::Bell) rang.
-    Bell,
-    /// [`Controller::deadline`] has come.
+    /// A [`ReservationNotifier`](crate::reservation::ReservationNotifier) was notified: notifications or
+    /// completions of pending changes may be there.
+    ReservationChanged,
+    /// [`Controller::deadline`] has passed.
     Tick,
 }
 
-/// What a controller wants done, in this order.
+/// An output of [`Controller::handle`]. The transport performs them in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Answer a command.
-    Complete(Completion),
-    /// Close every I/O queue of the controller: they are no longer
-    /// [wanted](crate::QueueLease::is_wanted). The admin queue stays.
+pub enum ControllerAction {
+    /// Complete a command.
+    Complete(AdminCompletion),
+    /// Close every I/O queue of the controller: their [leases](crate::QueueLease::is_valid) are no longer
+    /// valid. The admin queue stays open.
     CloseIoQueues,
     /// Close the admin queue and, by dropping the controller, the association.
-    Terminate(Reason),
+    Terminate(TerminationReason),
 }
 
-/// An answer to a command of the admin queue.
+/// The completion of an admin command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Completion {
-    /// The completion, but for SQHD.
+pub struct AdminCompletion {
+    /// The completion queue entry; the transport sets SQHD.
     pub cqe: Cqe,
-    /// Data to send to the host first: exactly what it has room for. Empty for none.
+    /// Data to send to the host before the completion, exactly as long as the host's buffer; empty for none.
     pub data: Vec<u8>,
 }
 
-/// Why a controller ends.
+/// Why a controller terminates its association.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// The host was not heard of for the keep alive timeout.
+pub enum TerminationReason {
+    /// The host sent nothing for the keep alive timeout.
     KeepAliveExpired,
-    /// A discovery controller without keep alive had nothing to do for too long.
+    /// A discovery controller without a keep alive timeout received no command for
+    /// [`ControllerLimits::discovery_idle_ms`](crate::ControllerLimits::discovery_idle_ms).
     Idle,
     /// The subsystem was removed.
     SubsystemRemoved,
-    /// The host may no longer connect.
-    HostRefused,
-    /// The subsystem is no longer reached where the host came in.
+    /// The subsystem no longer allows the host.
+    HostNotAllowed,
+    /// The subsystem no longer listens on the port through which the host connected.
     ListenerRemoved,
 }
 
-/// What the health log reports (Base 2.0, section 5.16.1.3); counted since the target started.
+/// Counters of the health log (Base 2.0, section 5.16.1.3), since the target started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HealthCounters {
     /// Bytes read.
@@ -109,21 +113,25 @@ pub struct HealthCounters {
     pub writes: u128,
     /// Minutes with I/O outstanding.
     pub busy_minutes: u64,
-    /// Hours that the target has run.
+    /// Uptime of the target in hours.
     pub power_on_hours: u64,
-    /// Errors of the medium.
+    /// Media errors.
     pub media_errors: u64,
 }
 
-/// Bytes of data that a host sends with a command of the admin queue and that the controller needs to
-/// answer it; 0 for none. Tells the transport what to fetch before [`Event::Command`].
+/// Bytes of host data that an admin command needs; 0 for none. The transport fetches them before it passes
+/// [`ControllerEvent::Command`].
 pub fn data_from_host(sqe: &Sqe) -> u32 {
     match AdminOpcode::from_wire(sqe.opcode) {
-        Some(AdminOpcode::SetFeatures) => match FeatureId::from_wire(SetFeatures::of(sqe).fid) {
+        Some(AdminOpcode::SetFeatures) => match FeatureId::from_wire(SetFeatures::from_sqe(sqe).fid) {
             Some(FeatureId::HostBehavior) => wire_nvme::feature::HOST_BEHAVIOR_SIZE as u32,
-            // Over fabrics, where data is described by SGLs, Connect has told it.
+            // Over fabrics, where SGLs describe data, Connect sets the host identifier.
             Some(FeatureId::HostIdentifier) if sqe.psdt() == Psdt::Prp => {
-                if SetFeatures::of(sqe).cdw11 & wire_nvme::feature::HOST_ID_EXTENDED != 0 { 16 } else { 8 }
+                if SetFeatures::from_sqe(sqe).cdw11 & wire_nvme::feature::HOST_ID_EXTENDED != 0 {
+                    16
+                } else {
+                    8
+                }
             }
             _ => 0,
         },
@@ -131,80 +139,98 @@ pub fn data_from_host(sqe: &Sqe) -> u32 {
     }
 }
 
-/// What a command is answered with, or why not.
-type Answer = Result<Reply, Status>;
+/// The response to an admin command, or the status that it fails with.
+type AdminResult = Result<AdminResponse, Status>;
 
 #[derive(Debug, Default)]
-struct Reply {
+struct AdminResponse {
     result: u64,
     data: Vec<u8>,
-    // It is not the time to answer yet.
-    is_later: bool,
+    // The command completes later.
+    deferred: bool,
 }
 
-impl Reply {
-    fn result(result: u64) -> Answer {
-        Ok(Reply { result, ..Reply::default() })
+impl AdminResponse {
+    fn with_result(result: u64) -> AdminResult {
+        Ok(AdminResponse { result, ..AdminResponse::default() })
     }
 
-    fn none() -> Answer {
-        Ok(Reply::default())
+    fn empty() -> AdminResult {
+        Ok(AdminResponse::default())
     }
 }
 
-/// A controller. Dropping it ends the association: its I/O queues are no longer wanted.
+/// An NVMe controller: the state of one association between a host and a subsystem.
+///
+/// It owns the properties (CAP, CC, CSTS), the features, the error log, the outstanding Asynchronous Event
+/// Requests, unread reservation notifications and the keep alive timer. I/O commands do not pass through it:
+/// I/O queues hold a [`QueueLease`](crate::QueueLease) and use [`io`](crate::io), on any core.
+///
+/// Order of calls: [`connect`](crate::connect) returns the [`AdminConnect`] for [`new`](Self::new); then
+/// [`handle`](Self::handle) for every command and event, and with [`ControllerEvent::Tick`] at
+/// [`deadline`](Self::deadline). A memory-based transport also calls [`read_register`](Self::read_register)
+/// and [`write_cc`](Self::write_cc), which are commands over fabrics. After [`ControllerAction::Terminate`]
+/// the transport drops the controller. Dropping it ends the association and invalidates the leases of its I/O
+/// queues.
 #[derive(Debug)]
 pub struct Controller {
-    membership: Membership,
+    registration: DirectoryRegistration,
     subsystem: Arc<Subsystem>,
     discovery: Arc<DiscoveryLog>,
-    limits: Arc<Limits>,
-    port: Port,
+    limits: Arc<ControllerLimits>,
+    port: SubsystemPort,
     properties: Properties,
     features: Features,
-    events: Events,
-    notifications: Notifications,
+    events: AsyncEvents,
+    notifications: ReservationNotifications,
     errors: ErrorLog,
     health: HealthCounters,
     keep_alive: KeepAlive,
-    ended: Option<Reason>,
+    terminated: Option<TerminationReason>,
 }
 
 #[derive(Debug)]
 struct KeepAlive {
     // 0 for off.
     timeout_ns: u64,
-    heard_ns: u64,
-    reason: Reason,
+    last_activity_ns: u64,
+    reason: TerminationReason,
 }
 
 impl KeepAlive {
     fn deadline(&self) -> Option<u64> {
-        (self.timeout_ns != 0).then(|| self.heard_ns.saturating_add(self.timeout_ns))
+        (self.timeout_ns != 0).then(|| self.last_activity_ns.saturating_add(self.timeout_ns))
     }
 }
 
 impl Controller {
-    /// The controller of an admin queue that was just connected. `discovery` is what a discovery
-    /// controller tells; others have no use for it.
+    /// The controller of a newly connected admin queue, disabled. `discovery` is the log that a discovery
+    /// controller returns; other controllers ignore it.
+    ///
+    /// # Panics
+    /// If [`ControllerLimits::check`](crate::ControllerLimits::check) does.
     pub fn new(
         admin: AdminConnect,
-        limits: Arc<Limits>,
+        limits: Arc<ControllerLimits>,
         discovery: Arc<DiscoveryLog>,
         now_ns: u64,
     ) -> Controller {
         limits.check();
-        let AdminConnect { subsystem, membership, port, kato_ms, .. } = admin;
+        let AdminConnect { subsystem, registration, port, kato_ms, .. } = admin;
         let mut controller = Controller {
             properties: Properties::new(&limits, subsystem.kind),
             features: Features::new(kato_ms, &limits),
-            events: Events::new(limits.async_events_max),
-            notifications: Notifications::default(),
+            events: AsyncEvents::new(limits.async_events_max),
+            notifications: ReservationNotifications::default(),
             errors: ErrorLog::new(limits.error_log_entries),
             health: HealthCounters::default(),
-            keep_alive: KeepAlive { timeout_ns: 0, heard_ns: now_ns, reason: Reason::KeepAliveExpired },
-            ended: None,
-            membership,
+            keep_alive: KeepAlive {
+                timeout_ns: 0,
+                last_activity_ns: now_ns,
+                reason: TerminationReason::KeepAliveExpired,
+            },
+            terminated: None,
+            registration,
             subsystem,
             discovery,
             limits,
@@ -214,218 +240,225 @@ impl Controller {
         controller
     }
 
-    /// What the other cores know of it.
-    pub fn association(&self) -> &Arc<Association> {
-        &self.membership.association
+    /// The state that is shared with the cores of the I/O queues.
+    pub fn association(&self) -> &Arc<ControllerAssociation> {
+        &self.registration.association
     }
 
-    /// The subsystem as the controller last saw it.
+    /// The latest snapshot of the subsystem.
     pub fn subsystem(&self) -> &Arc<Subsystem> {
         &self.subsystem
     }
 
-    /// When [`Event::Tick`] is due, in the clock of [`handle`](Self::handle).
+    /// When [`ControllerEvent::Tick`] is due, in nanoseconds of the clock of [`handle`](Self::handle); `None`
+    /// for never.
     pub fn deadline(&self) -> Option<u64> {
-        if self.ended.is_some() { None } else { self.keep_alive.deadline() }
+        if self.terminated.is_some() { None } else { self.keep_alive.deadline() }
     }
 
-    /// The four bytes of a register at `offset`, a multiple of four, as the host reads them: CAP, VS, CC,
-    /// CSTS and CRTO. Those that say where the admin queue lies and which interrupts are masked are the
-    /// transport's; they read as 0 here.
-    pub fn register(&mut self, offset: u32) -> u32 {
-        self.properties.settle(&self.membership.association);
-        self.properties.register(offset)
+    /// The 32 bits of a register at `offset`, a multiple of four: CAP, VS, CC, CSTS and CRTO. The transport
+    /// implements the registers of the admin queue's location and of interrupt masks; they read as 0 here.
+    pub fn read_register(&mut self, offset: u32) -> u32 {
+        self.properties.update_status(&self.registration.association);
+        self.properties.read(offset)
     }
 
-    /// The host writes CC, which over fabrics is a command. The controller is enabled at once; on
-    /// [`Action::CloseIoQueues`] CSTS says that a reset or shutdown is done when no queue is leased any
-    /// more.
-    pub fn configure(&mut self, value: u32, actions: &mut Vec<Action>) {
-        if self.ended.is_some() {
+    /// Writes CC for a memory-based transport; over fabrics a Property Set command does. Enabling takes
+    /// effect at once. After [`ControllerAction::CloseIoQueues`], CSTS reports a reset or shutdown as
+    /// complete once no I/O queue is leased.
+    pub fn write_cc(&mut self, value: u32, actions: &mut Vec<ControllerAction>) {
+        if self.terminated.is_some() {
             return;
         }
-        self.properties.settle(&self.membership.association);
-        match self.properties.configure(value, &self.membership.association) {
-            Ok(change) => self.changed(change, actions),
-            // The reset before has not finished: what the host then writes has no defined effect.
+        self.properties.update_status(&self.registration.association);
+        match self.properties.write_cc(value, &self.registration.association) {
+            Ok(change) => self.configuration_changed(change, actions),
+            // The previous reset is not complete: the effect of this write is undefined, so it is ignored.
             Err(Status::COMMAND_SEQUENCE_ERROR) => {}
             // A reserved value.
             Err(_) => self.fail(),
         }
     }
 
-    /// The controller cannot go on: CSTS.CFS is set, and until the host resets it no command is taken.
+    /// Sets CSTS.CFS after a fatal error. Commands are rejected until the host resets the controller.
     pub fn fail(&mut self) {
         self.properties.fail();
     }
 
-    /// I/O queues that the host was granted (Number of Queues).
+    /// The numbers of I/O queues that the host was granted (the Number of Queues feature).
     pub fn queues_granted(&self) -> NumberOfQueues {
         self.features.queues()
     }
 
-    /// Whether commands are taken.
+    /// Whether the controller is enabled and accepts commands.
     pub fn is_enabled(&self) -> bool {
-        self.ended.is_none() && self.properties.is_enabled()
+        self.terminated.is_none() && self.properties.is_enabled()
     }
 
-    /// Takes an event and appends what is to be done.
+    /// Handles an event and appends the resulting actions.
     ///
-    /// Every command is completed once: at once, or, for an Asynchronous Event Request, when there is
-    /// an event. Those that are outstanding when the queue ends are never completed.
-    pub fn handle(&mut self, event: Event<'_>, now_ns: u64, actions: &mut Vec<Action>) {
-        if self.ended.is_none() {
-            self.expire(now_ns, actions);
+    /// Every command completes exactly once. An Asynchronous Event Request completes when an event occurs,
+    /// and a change of reservation persistence when it is on stable storage; all other commands complete in
+    /// this call. Commands that are outstanding when the controller terminates never complete.
+    pub fn handle(&mut self, event: ControllerEvent<'_>, now_ns: u64, actions: &mut Vec<ControllerAction>) {
+        if self.terminated.is_none() {
+            self.check_keep_alive(now_ns, actions);
         }
         match event {
-            Event::Command { sqe, data } => self.command(sqe, data, now_ns, actions),
-            _ if self.ended.is_some() => return,
-            Event::Subsystem(subsystem) => self.subsystem_changed(subsystem, actions),
-            Event::SubsystemRemoved => self.end(Reason::SubsystemRemoved, actions),
-            Event::Discovery(log) => {
-                if self.subsystem.kind == Kind::Discovery && log.differs_for(self.hostnqn(), &self.discovery)
+            ControllerEvent::Command { sqe, data } => self.command(sqe, data, now_ns, actions),
+            _ if self.terminated.is_some() => return,
+            ControllerEvent::SubsystemChanged(subsystem) => self.subsystem_changed(subsystem, actions),
+            ControllerEvent::SubsystemRemoved => self.terminate(TerminationReason::SubsystemRemoved, actions),
+            ControllerEvent::DiscoveryChanged(log) => {
+                if self.subsystem.kind == SubsystemKind::Discovery
+                    && log.differs_for(self.hostnqn(), &self.discovery)
                 {
                     self.events.discovery_changed();
                 }
                 self.discovery = log;
             }
-            Event::Health(health) => self.health = health,
-            Event::Traffic => self.keep_alive.heard_ns = now_ns,
-            Event::InvalidDoorbell => self.events.doorbell(false),
-            Event::InvalidDoorbellValue => self.events.doorbell(true),
-            Event::Bell => self.look(actions),
-            Event::Tick => {}
+            ControllerEvent::Health(health) => self.health = health,
+            ControllerEvent::IoActivity => self.keep_alive.last_activity_ns = now_ns,
+            ControllerEvent::InvalidDoorbell => self.events.invalid_doorbell(false),
+            ControllerEvent::InvalidDoorbellValue => self.events.invalid_doorbell(true),
+            ControllerEvent::ReservationChanged => self.reservation_changed(actions),
+            ControllerEvent::Tick => {}
         }
-        if self.ended.is_none() {
+        if self.terminated.is_none() {
             self.events.deliver(self.features.async_events(), actions);
         }
     }
 
     fn hostnqn(&self) -> &wire_nvme::fabrics::Nqn {
-        self.membership.association.hostnqn()
+        self.registration.association.hostnqn()
     }
 
     fn set_kato(&mut self, kato_ms: u32) {
         let (timeout_ns, reason) = match (kato_ms, self.subsystem.kind) {
-            (0, Kind::Discovery) => (u64::from(self.limits.discovery_idle_ms) * 1_000_000, Reason::Idle),
-            (kato_ms, _) => (self.limits.keep_alive_ns(kato_ms), Reason::KeepAliveExpired),
+            (0, SubsystemKind::Discovery) => {
+                (u64::from(self.limits.discovery_idle_ms) * 1_000_000, TerminationReason::Idle)
+            }
+            (kato_ms, _) => (self.limits.keep_alive_ns(kato_ms), TerminationReason::KeepAliveExpired),
         };
         self.keep_alive.timeout_ns = timeout_ns;
         self.keep_alive.reason = reason;
     }
 
     /// Base 2.0, section 3.9: on expiry the controller sets CSTS.CFS, stops and ends the association.
-    fn expire(&mut self, now_ns: u64, actions: &mut Vec<Action>) {
+    fn check_keep_alive(&mut self, now_ns: u64, actions: &mut Vec<ControllerAction>) {
         if self.keep_alive.deadline().is_some_and(|deadline| deadline <= now_ns) {
-            self.end(self.keep_alive.reason, actions);
+            self.terminate(self.keep_alive.reason, actions);
         }
     }
 
-    fn end(&mut self, reason: Reason, actions: &mut Vec<Action>) {
-        if self.ended.is_some() {
+    fn terminate(&mut self, reason: TerminationReason, actions: &mut Vec<ControllerAction>) {
+        if self.terminated.is_some() {
             return;
         }
-        self.ended = Some(reason);
+        self.terminated = Some(reason);
         self.properties.fail();
         self.association().set_enabled(false);
-        actions.push(Action::CloseIoQueues);
-        actions.push(Action::Terminate(reason));
+        actions.push(ControllerAction::CloseIoQueues);
+        actions.push(ControllerAction::Terminate(reason));
     }
 
-    fn subsystem_changed(&mut self, subsystem: Arc<Subsystem>, actions: &mut Vec<Action>) {
+    fn subsystem_changed(&mut self, subsystem: Arc<Subsystem>, actions: &mut Vec<ControllerAction>) {
         subsystem.check();
-        let refused = if !subsystem.allows(self.hostnqn()) {
-            Some(Reason::HostRefused)
+        let termination = if !subsystem.allows(self.hostnqn()) {
+            Some(TerminationReason::HostNotAllowed)
         } else if !subsystem.listens_on(self.port.portid) {
-            Some(Reason::ListenerRemoved)
+            Some(TerminationReason::ListenerRemoved)
         } else {
             None
         };
-        if let Some(reason) = refused {
+        if let Some(reason) = termination {
             self.subsystem = subsystem;
-            self.end(reason, actions);
+            self.terminate(reason, actions);
             return;
         }
         self.events.subsystem_changed(&self.subsystem, &subsystem, self.port.portid);
         self.subsystem = subsystem;
     }
 
-    fn command(&mut self, sqe: &Sqe, data: &[u8], now_ns: u64, actions: &mut Vec<Action>) {
-        if let Some(reason) = self.ended {
+    fn command(&mut self, sqe: &Sqe, data: &[u8], now_ns: u64, actions: &mut Vec<ControllerAction>) {
+        if let Some(reason) = self.terminated {
             let status = match reason {
-                Reason::KeepAliveExpired => Status::KEEP_ALIVE_EXPIRED,
+                TerminationReason::KeepAliveExpired => Status::KEEP_ALIVE_EXPIRED,
                 _ => Status::ABORTED_SQ_DELETION,
             };
             self.complete(sqe, Err(status), actions);
             return;
         }
-        self.keep_alive.heard_ns = now_ns;
-        self.properties.settle(&self.membership.association);
-        if let Err(status) = self.check(sqe) {
+        self.keep_alive.last_activity_ns = now_ns;
+        self.properties.update_status(&self.registration.association);
+        if let Err(status) = self.check_command(sqe) {
             return self.complete(sqe, Err(status), actions);
         }
-        // An Asynchronous Event Request is answered later, by `Events::deliver`.
+        // `AsyncEvents::deliver` completes an Asynchronous Event Request later.
         if AdminOpcode::from_wire(sqe.opcode) == Some(AdminOpcode::AsyncEventRequest) {
-            if let Err(status) = self.events.request(sqe.cid) {
+            if let Err(status) = self.events.add_request(sqe.cid) {
                 self.complete(sqe, Err(status), actions);
             }
             return;
         }
         let answer = if sqe.opcode == FABRICS && !self.limits.memory_based {
-            self.fabrics(sqe, actions)
+            self.fabrics_command(sqe, actions)
         } else {
-            self.admin(sqe, data, actions)
+            self.admin_command(sqe, data, actions)
         };
-        if matches!(&answer, Ok(reply) if reply.is_later) {
+        if matches!(&answer, Ok(reply) if reply.deferred) {
             return;
         }
         self.complete(sqe, answer, actions);
     }
 
-    /// What holds for every command.
-    fn check(&self, sqe: &Sqe) -> Result<(), Status> {
-        // Fused operations are for I/O queues, over fabrics data is described by SGLs, and with queues in
-        // memory admin commands use PRPs (Base 2.0, section 3.3.3.1).
+    /// Checks that apply to every command.
+    fn check_command(&self, sqe: &Sqe) -> Result<(), Status> {
+        // Fused operations are for I/O queues. Over fabrics SGLs describe data; on memory-based transports
+        // admin commands use PRPs (Base 2.0, section 3.3.3.1).
         let psdt = if self.limits.memory_based { Psdt::Prp } else { Psdt::Sgl };
         if sqe.fuse() != Fuse::Normal || sqe.psdt() != psdt {
             return Err(INVALID_FIELD);
         }
-        // Until it is enabled a controller takes fabrics commands only (Base 2.0, section 3.5.2).
+        // A disabled controller accepts only fabrics commands (Base 2.0, section 3.5.2).
         if sqe.opcode != FABRICS && !self.properties.is_enabled() {
             return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
         }
         Ok(())
     }
 
-    fn fabrics(&mut self, sqe: &Sqe, actions: &mut Vec<Action>) -> Answer {
+    fn fabrics_command(&mut self, sqe: &Sqe, actions: &mut Vec<ControllerAction>) -> AdminResult {
         match wire_nvme::fabrics::fabrics_type(sqe) {
             Ok(FabricsType::PropertyGet) => self.properties.get(sqe),
             Ok(FabricsType::PropertySet) => self.property_set(sqe, actions),
             Ok(FabricsType::Connect) => Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
-            // Only I/O queues are deleted one by one (Base 2.0, section 6.4).
+            // Disconnect deletes I/O queues only (Base 2.0, section 6.4).
             Ok(FabricsType::Disconnect) => Err(INVALID_QUEUE_TYPE),
-            // Authentication is not asked for, so nobody may start it.
+            // Authentication is not required, so the host may not start it.
             _ => Err(Status::INVALID_OPCODE.do_not_retry()),
         }
     }
 
-    fn property_set(&mut self, sqe: &Sqe, actions: &mut Vec<Action>) -> Answer {
-        let change = self.properties.set(sqe, &self.membership.association)?;
-        self.changed(change, actions);
-        Reply::none()
+    fn property_set(&mut self, sqe: &Sqe, actions: &mut Vec<ControllerAction>) -> AdminResult {
+        let change = self.properties.set(sqe, &self.registration.association)?;
+        self.configuration_changed(change, actions);
+        AdminResponse::empty()
     }
 
-    fn changed(&mut self, change: properties::Change, actions: &mut Vec<Action>) {
-        let association = self.membership.association.clone();
+    fn configuration_changed(
+        &mut self,
+        change: properties::ConfigurationChange,
+        actions: &mut Vec<ControllerAction>,
+    ) {
+        let association = self.registration.association.clone();
         match change {
-            properties::Change::None => {}
-            properties::Change::Enabled => association.set_enabled(true),
-            properties::Change::Shutdown => actions.push(Action::CloseIoQueues),
-            properties::Change::Reset => {
-                // A Controller Level Reset (Base 2.0, section 3.7.2): features are back at their
-                // defaults and outstanding commands are aborted. The association, its keep alive
-                // and the admin queue stay.
-                actions.push(Action::CloseIoQueues);
+            properties::ConfigurationChange::None => {}
+            properties::ConfigurationChange::Enabled => association.set_enabled(true),
+            properties::ConfigurationChange::Shutdown => actions.push(ControllerAction::CloseIoQueues),
+            properties::ConfigurationChange::Reset => {
+                // A Controller Level Reset (Base 2.0, section 3.7.2) restores the default features and aborts
+                // outstanding commands. The association, its keep alive timer and the admin queue stay.
+                actions.push(ControllerAction::CloseIoQueues);
                 self.events.reset(actions);
                 self.notifications.reset(actions);
                 self.features = Features::new(self.features.kato_ms(), &self.limits);
@@ -434,59 +467,59 @@ impl Controller {
         }
     }
 
-    fn admin(&mut self, sqe: &Sqe, data: &[u8], actions: &mut Vec<Action>) -> Answer {
-        let unknown = Err(Status::INVALID_OPCODE.do_not_retry());
+    fn admin_command(&mut self, sqe: &Sqe, data: &[u8], actions: &mut Vec<ControllerAction>) -> AdminResult {
+        let unsupported = Err(Status::INVALID_OPCODE.do_not_retry());
         let Some(opcode) = AdminOpcode::from_wire(sqe.opcode) else {
-            return unknown;
+            return unsupported;
         };
         match opcode {
             AdminOpcode::Identify => self.identify(sqe),
             AdminOpcode::GetLogPage => self.get_log_page(sqe),
             AdminOpcode::GetFeatures => self.get_features(sqe),
             AdminOpcode::SetFeatures => self.set_features(sqe, data),
-            // Whoever shares its memory is alive as long as it is there; KAS says so.
-            AdminOpcode::KeepAlive if !self.limits.memory_based => Reply::none(),
-            AdminOpcode::Abort if self.subsystem.kind == Kind::Nvm => {
-                let Abort { sqid, cid } = Abort::of(sqe);
-                // What is outstanding here is event requests; commands of I/O queues are answered as
-                // fast as their devices can, and are not aborted. Bit 0 says so (Base 2.0, section 5.1).
+            // A memory-based host is alive while its memory is mapped; KAS is 0.
+            AdminOpcode::KeepAlive if !self.limits.memory_based => AdminResponse::empty(),
+            AdminOpcode::Abort if self.subsystem.kind == SubsystemKind::Nvm => {
+                let Abort { sqid, cid } = Abort::from_sqe(sqe);
+                // Only event requests can be aborted. I/O commands complete as fast as their devices do and
+                // are not aborted, which bit 0 of dword 0 reports (Base 2.0, section 5.1).
                 let aborted = sqid == 0 && self.events.abort(cid, actions);
-                Reply::result(u64::from(!aborted))
+                AdminResponse::with_result(u64::from(!aborted))
             }
-            _ => unknown,
+            _ => unsupported,
         }
     }
 
-    fn complete(&mut self, sqe: &Sqe, answer: Answer, actions: &mut Vec<Action>) {
+    fn complete(&mut self, sqe: &Sqe, answer: AdminResult, actions: &mut Vec<ControllerAction>) {
         let completion = match answer {
-            Ok(Reply { result, data, .. }) => {
-                Completion { cqe: Cqe::new(sqe.cid, Status::SUCCESS).with_result(result), data }
+            Ok(AdminResponse { result, data, .. }) => {
+                AdminCompletion { cqe: Cqe::new(sqe.cid, Status::SUCCESS).with_result(result), data }
             }
             Err(status) => {
                 let transport = if self.limits.memory_based { 0 } else { self.limits.transport.to_wire() };
-                self.errors.note(sqe, status, transport);
-                Completion { cqe: Cqe::new(sqe.cid, status), data: Vec::new() }
+                self.errors.push(sqe, status, transport);
+                AdminCompletion { cqe: Cqe::new(sqe.cid, status), data: Vec::new() }
             }
         };
-        actions.push(Action::Complete(completion));
+        actions.push(ControllerAction::Complete(completion));
     }
 
-    /// Data for the host, which must have room for exactly that much.
-    fn send(&self, sqe: &Sqe, data: Vec<u8>) -> Answer {
-        self.room(sqe, data.len() as u64)?;
-        Ok(Reply { data, ..Reply::default() })
+    /// A response with data; the host's buffer must be exactly as long.
+    fn respond_with_data(&self, sqe: &Sqe, data: Vec<u8>) -> AdminResult {
+        self.check_buffer_length(sqe, data.len() as u64)?;
+        Ok(AdminResponse { data, ..AdminResponse::default() })
     }
 
-    fn room(&self, sqe: &Sqe, length: u64) -> Result<(), Status> {
-        // PRPs say where, but not how much.
+    fn check_buffer_length(&self, sqe: &Sqe, length: u64) -> Result<(), Status> {
+        // PRPs have no length.
         if self.limits.memory_based {
             return Ok(());
         }
-        let room = match self.limits.transport {
+        let length_available = match self.limits.transport {
             TransportType::Tcp => crate::sgl::to_host(sqe.data)?,
             _ => sqe.data.length(),
         };
-        if u64::from(room) != length {
+        if u64::from(length_available) != length {
             return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
         }
         Ok(())

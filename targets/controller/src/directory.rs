@@ -1,163 +1,194 @@
-//! Which controllers there are: the one thing that cores share, used only when queues come and go.
+//! The directory of all controllers of a target, shared between cores and used when queues connect and
+//! disconnect.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::NotificationType;
 
 use crate::Subsystem;
-use crate::reservation::{Bell, Bells, HostId};
+use crate::reservation::{HostId, ReservationNotifier, ReservationNotifiers};
 
 /// The controllers of a target, by subsystem and controller identifier.
+///
+/// It allocates controller identifiers and owns the list of [`ReservationNotifier`]s, one per core. Its lock
+/// is taken when queues connect, when controllers end, and by some admin commands and reservation commands,
+/// never by other I/O.
 #[derive(Debug, Default)]
-pub struct Directory {
+pub struct ControllerDirectory {
     subsystems: Mutex<HashMap<Nqn, Controllers>>,
-    bells: Arc<Bells>,
+    notifiers: Arc<ReservationNotifiers>,
 }
 
 #[derive(Debug, Default)]
 struct Controllers {
-    by_cntlid: BTreeMap<u16, Arc<Association>>,
-    // Where the search for a free identifier starts, so that one is not reused at once.
+    by_cntlid: BTreeMap<u16, Arc<ControllerAssociation>>,
+    // Where the search for a free identifier starts, so that none is reused immediately.
     next: u16,
+    // The subsystem was deleted: the entry goes with its last controller.
+    subsystem_deleted: bool,
 }
 
-/// What the admin queue's core and the I/O queues' cores both know of a controller.
+/// The association between a host and a controller: the state that the core of the admin queue shares with
+/// the cores of the I/O queues.
+///
+/// The admin queue's [`Controller`](crate::Controller) writes it; I/O queues [`lease`](Self::lease) their
+/// identifiers from it and poll [`QueueLease::is_valid`]. Locks are taken when queues connect and disconnect
+/// and for reservation commands; the poll is two atomic loads.
 #[derive(Debug)]
-pub struct Association {
+pub struct ControllerAssociation {
     subnqn: Nqn,
     cntlid: u16,
     hostnqn: Nqn,
-    identity: Mutex<Identity>,
-    notices: Mutex<Notices>,
-    // Both only change under the lock of `queues`, so that a queue is never added to a controller
-    // that is being disabled; reading them needs no lock.
+    identity: Mutex<HostIdentity>,
+    notifications: Mutex<NotificationQueue>,
+    // Both change only under the lock of `queues`, so that no queue is added to a controller
+    // that is being disabled. Reads need no lock.
     alive: AtomicBool,
     enabled: AtomicBool,
-    queues: Mutex<Queues>,
+    queues: Mutex<IoQueueIds>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Identity {
+struct HostIdentity {
     host_id: HostId,
-    // Whether it has 128 bits or 64; `None` for one that the target made up and the host may replace.
-    long: Option<bool>,
+    // Whether it has 128 bits, not 64; `None` for one that the target generated and the host may replace.
+    extended: Option<bool>,
 }
 
-/// Reservation notifications that the controller has not taken yet.
+/// Reservation notifications that the controller's core has not fetched yet.
 #[derive(Debug, Default)]
-struct Notices {
-    waiting: VecDeque<(u32, NotificationType)>,
-    lost: u64,
+struct NotificationQueue {
+    pending: VecDeque<(u32, NotificationType)>,
+    dropped: u64,
 }
 
-/// Notifications that can wait until the controller's core has its next turn.
-const NOTICES_MAX: usize = 256;
+/// Most notifications that are queued until the controller's core polls; more are counted as dropped.
+const NOTIFICATIONS_MAX: usize = 256;
 
 #[derive(Debug)]
-struct Queues {
+struct IoQueueIds {
     in_use: BTreeSet<u16>,
     // I/O queue identifiers are 1 to this.
     max: u16,
 }
 
-/// Why an I/O queue cannot be had.
+/// Why an I/O queue identifier cannot be leased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QueueRefused {
-    /// The controller has ended.
-    Dead,
+pub enum LeaseError {
+    /// The controller terminated.
+    ControllerGone,
     /// The controller is not enabled.
-    Disabled,
-    /// The identifier is 0 or more than the controller has.
+    ControllerDisabled,
+    /// The identifier is 0 or exceeds the granted number of queues.
     OutOfRange,
-    /// The queue exists.
+    /// The identifier is already leased.
     InUse,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics with a lock held; if it did, the tables would still be whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Directory {
-    /// No controllers.
-    pub fn new() -> Directory {
-        Directory::default()
+impl ControllerDirectory {
+    /// An empty directory.
+    pub fn new() -> ControllerDirectory {
+        ControllerDirectory::default()
     }
 
-    /// Gives a host a controller of the subsystem; `None` when all identifiers are in use.
-    pub(crate) fn admit(
+    /// Allocates a controller of the subsystem for a host; `None` if all identifiers are in use.
+    pub(crate) fn add_controller(
         &self,
         subsystem: &Subsystem,
         hostnqn: &Nqn,
         host_id: HostId,
-        long: Option<bool>,
+        extended: Option<bool>,
         io_queues_max: u16,
-    ) -> Option<Arc<Association>> {
-        let mut subsystems = lock(&self.subsystems);
+    ) -> Option<Arc<ControllerAssociation>> {
+        let mut subsystems = sync::lock(&self.subsystems);
         let controllers = subsystems.entry(subsystem.nqn.clone()).or_default();
+        controllers.subsystem_deleted = false;
         let (low, high) = (subsystem.cntlid_min, subsystem.cntlid_max);
         let start = controllers.next.clamp(low, high);
         let cntlid =
             (start..=high).chain(low..start).find(|cntlid| !controllers.by_cntlid.contains_key(cntlid))?;
-        let association = Arc::new(Association {
+        let association = Arc::new(ControllerAssociation {
             subnqn: subsystem.nqn.clone(),
             cntlid,
             hostnqn: hostnqn.clone(),
-            identity: Mutex::new(Identity { host_id, long }),
-            notices: Mutex::default(),
+            identity: Mutex::new(HostIdentity { host_id, extended }),
+            notifications: Mutex::default(),
             alive: AtomicBool::new(true),
             enabled: AtomicBool::new(false),
-            queues: Mutex::new(Queues { in_use: BTreeSet::new(), max: io_queues_max }),
+            queues: Mutex::new(IoQueueIds { in_use: BTreeSet::new(), max: io_queues_max }),
         });
         controllers.by_cntlid.insert(cntlid, association.clone());
         controllers.next = if cntlid == high { low } else { cntlid + 1 };
         Some(association)
     }
 
-    /// A bell for one core: `wake` makes the core look at it. It is to be looked at as long as controllers or
-    /// I/O queues are there.
-    pub fn bell(&self, wake: Box<dyn Fn() + Send + Sync>) -> Arc<Bell> {
-        self.bells.add(wake)
+    /// Adds a notifier for one core: `wake` makes the core call [`ReservationNotifier::take`], which it must
+    /// do while it has controllers or I/O queues.
+    pub fn add_notifier(&self, wake: Box<dyn Fn() + Send + Sync>) -> Arc<ReservationNotifier> {
+        self.notifiers.add(wake)
     }
 
-    pub(crate) fn bells(&self) -> Arc<Bells> {
-        self.bells.clone()
+    pub(crate) fn notifiers(&self) -> Arc<ReservationNotifiers> {
+        self.notifiers.clone()
     }
 
-    /// The controller with this identifier.
-    pub fn find(&self, subnqn: &Nqn, cntlid: u16) -> Option<Arc<Association>> {
-        lock(&self.subsystems).get(subnqn)?.by_cntlid.get(&cntlid).cloned()
+    /// The controller with this identifier, if it exists.
+    pub fn find(&self, subnqn: &Nqn, cntlid: u16) -> Option<Arc<ControllerAssociation>> {
+        sync::lock(&self.subsystems).get(subnqn)?.by_cntlid.get(&cntlid).cloned()
     }
 
-    /// Every controller of a subsystem, by rising identifier.
-    pub fn controllers(&self, subnqn: &Nqn) -> Vec<Arc<Association>> {
-        let subsystems = lock(&self.subsystems);
+    /// All controllers of a subsystem, by ascending identifier.
+    pub fn controllers(&self, subnqn: &Nqn) -> Vec<Arc<ControllerAssociation>> {
+        let subsystems = sync::lock(&self.subsystems);
         subsystems.get(subnqn).map(|found| found.by_cntlid.values().cloned().collect()).unwrap_or_default()
     }
 
-    /// Ends a controller: no queue joins it any more, and those it has are to end.
-    pub(crate) fn remove(&self, association: &Arc<Association>) {
+    /// Removes a controller: no more queues can be leased, and existing leases become invalid.
+    pub(crate) fn remove(&self, association: &Arc<ControllerAssociation>) {
         {
-            let _queues = lock(&association.queues);
+            let _queues = sync::lock(&association.queues);
             association.alive.store(false, Ordering::Release);
             association.enabled.store(false, Ordering::Release);
         }
-        let mut subsystems = lock(&self.subsystems);
+        let mut subsystems = sync::lock(&self.subsystems);
         if let Some(controllers) = subsystems.get_mut(&association.subnqn) {
-            let is_it =
-                controllers.by_cntlid.get(&association.cntlid).is_some_and(|at| Arc::ptr_eq(at, association));
-            if is_it {
+            let is_same = controllers
+                .by_cntlid
+                .get(&association.cntlid)
+                .is_some_and(|entry| Arc::ptr_eq(entry, association));
+            if is_same {
                 controllers.by_cntlid.remove(&association.cntlid);
+            }
+            if controllers.subsystem_deleted && controllers.by_cntlid.is_empty() {
+                subsystems.remove(&association.subnqn);
             }
         }
     }
+
+    /// Forgets a subsystem that was deleted, once its last controller is removed: subsystems with ever new names
+    /// must not accumulate. A controller that is added later, because a subsystem of this name was created again,
+    /// revokes it.
+    pub fn remove_subsystem(&self, subnqn: &Nqn) {
+        let mut subsystems = sync::lock(&self.subsystems);
+        if let Some(controllers) = subsystems.get_mut(subnqn) {
+            controllers.subsystem_deleted = true;
+            if controllers.by_cntlid.is_empty() {
+                subsystems.remove(subnqn);
+            }
+        }
+    }
+
+    /// Number of subsystems that the directory remembers: those that have had a controller and are not deleted.
+    pub fn subsystems(&self) -> usize {
+        sync::lock(&self.subsystems).len()
+    }
 }
 
-impl Association {
-    /// Name of the subsystem.
+impl ControllerAssociation {
+    /// NQN of the subsystem.
     pub fn subnqn(&self) -> &Nqn {
         &self.subnqn
     }
@@ -167,131 +198,127 @@ impl Association {
         self.cntlid
     }
 
-    /// Name of the host.
+    /// NQN of the host.
     pub fn hostnqn(&self) -> &Nqn {
         &self.hostnqn
     }
 
-    /// Host identifier.
+    /// Host identifier; a 64-bit one occupies the first eight bytes.
     pub fn host_id(&self) -> HostId {
-        lock(&self.identity).host_id
+        sync::lock(&self.identity).host_id
     }
 
-    /// Whether the host's identifier has 128 bits, not 64; `None` where the host has not said who it is and an
-    /// identifier of its own was made up.
-    pub fn id_is_long(&self) -> Option<bool> {
-        lock(&self.identity).long
+    /// Whether the host identifier has 128 bits, not 64; `None` if the host has not set one and the target
+    /// generated it.
+    pub fn host_id_is_extended(&self) -> Option<bool> {
+        sync::lock(&self.identity).extended
     }
 
-    /// The host says who it is; whether it had not.
-    pub(crate) fn set_host_id(&self, host_id: HostId, long: bool) -> bool {
-        let mut identity = lock(&self.identity);
-        let is_first = identity.long.is_none();
+    /// Sets the host identifier. Returns false if another one was already set.
+    pub(crate) fn set_host_id(&self, host_id: HostId, extended: bool) -> bool {
+        let mut identity = sync::lock(&self.identity);
+        let is_first = identity.extended.is_none();
         if is_first {
-            *identity = Identity { host_id, long: Some(long) };
+            *identity = HostIdentity { host_id, extended: Some(extended) };
         }
-        is_first || (identity.host_id == host_id && identity.long == Some(long))
+        is_first || (identity.host_id == host_id && identity.extended == Some(extended))
     }
 
-    /// Tells the controller of what happened to reservations of a namespace.
+    /// Queues a reservation notification for the controller.
     pub(crate) fn notify(&self, nsid: u32, kind: NotificationType) {
-        let mut notices = lock(&self.notices);
-        if notices.waiting.len() == NOTICES_MAX {
-            notices.lost += 1;
+        let mut notifications = sync::lock(&self.notifications);
+        if notifications.pending.len() == NOTIFICATIONS_MAX {
+            notifications.dropped += 1;
         } else {
-            notices.waiting.push_back((nsid, kind));
+            notifications.pending.push_back((nsid, kind));
         }
     }
 
-    /// What the controller was told of, and how many more it would have been.
-    pub(crate) fn take_notices(&self) -> (VecDeque<(u32, NotificationType)>, u64) {
-        let mut notices = lock(&self.notices);
-        (std::mem::take(&mut notices.waiting), std::mem::take(&mut notices.lost))
+    /// Takes the queued notifications and the number of dropped ones.
+    pub(crate) fn take_notifications(&self) -> (VecDeque<(u32, NotificationType)>, u64) {
+        let mut notifications = sync::lock(&self.notifications);
+        (std::mem::take(&mut notifications.pending), std::mem::take(&mut notifications.dropped))
     }
 
-    /// Whether the controller still exists. An I/O queue of one that does not is to be closed.
+    /// Whether the controller still exists; if not, its I/O queues must be closed.
     #[inline]
     pub fn is_alive(&self) -> bool {
         self.alive.load(Ordering::Acquire)
     }
 
-    /// Whether the controller is enabled. An I/O queue of one that is not is to be closed.
+    /// Whether the controller is enabled; if not, its I/O queues must be closed.
     #[inline]
     pub fn is_enabled(&self) -> bool {
         self.enabled.load(Ordering::Acquire)
     }
 
-    /// The I/O queues in use, rising.
+    /// The leased I/O queue identifiers, ascending.
     pub fn queues(&self) -> Vec<u16> {
-        lock(&self.queues).in_use.iter().copied().collect()
-    }
-
-    /// The largest identifier that an I/O queue can have.
-    pub fn queues_max(&self) -> u16 {
-        lock(&self.queues).max
+        sync::lock(&self.queues).in_use.iter().copied().collect()
     }
 
     pub(crate) fn set_enabled(&self, enabled: bool) {
-        let _queues = lock(&self.queues);
+        let _queues = sync::lock(&self.queues);
         self.enabled.store(enabled, Ordering::Release);
     }
 
     pub(crate) fn set_queues_max(&self, max: u16) {
-        lock(&self.queues).max = max;
+        sync::lock(&self.queues).max = max;
     }
 
-    /// Reserves an I/O queue identifier until the lease is dropped.
+    /// Leases an I/O queue identifier until the lease is dropped.
     ///
     /// # Errors
-    /// Why not.
-    pub fn lease(self: &Arc<Self>, qid: u16) -> Result<QueueLease, QueueRefused> {
-        let mut queues = lock(&self.queues);
+    /// The identifier is out of range or leased, or the controller is disabled or terminated.
+    pub fn lease(self: &Arc<Self>, qid: u16) -> Result<QueueLease, LeaseError> {
+        let mut queues = sync::lock(&self.queues);
         if !self.is_alive() {
-            return Err(QueueRefused::Dead);
+            return Err(LeaseError::ControllerGone);
         }
         if qid == 0 || qid > queues.max {
-            return Err(QueueRefused::OutOfRange);
+            return Err(LeaseError::OutOfRange);
         }
         if !self.is_enabled() {
-            return Err(QueueRefused::Disabled);
+            return Err(LeaseError::ControllerDisabled);
         }
         if !queues.in_use.insert(qid) {
-            return Err(QueueRefused::InUse);
+            return Err(LeaseError::InUse);
         }
         drop(queues);
         Ok(QueueLease { association: self.clone(), qid })
     }
 }
 
-/// The right to be one of a controller's I/O queues. Dropping it gives the identifier back, so it is
-/// dropped when the queue's last command has ended, not before.
+/// The lease of an I/O queue identifier. Dropping it releases the identifier and lets a reset or shutdown
+/// complete, so drop it only after the queue's last command has completed.
 #[derive(Debug)]
 pub struct QueueLease {
-    association: Arc<Association>,
+    association: Arc<ControllerAssociation>,
     qid: u16,
 }
 
 impl QueueLease {
-    /// The controller.
-    pub fn association(&self) -> &Arc<Association> {
+    /// The association of the queue's controller.
+    pub fn association(&self) -> &Arc<ControllerAssociation> {
         &self.association
     }
 
-    /// The queue.
+    /// The leased queue identifier, from 1.
     pub fn qid(&self) -> u16 {
         self.qid
     }
 
-    /// Whether the controller wants the queue to exist. Two loads; ask it once per poll.
+    /// Whether the controller is enabled and alive; if not, the queue must be closed. Two atomic loads: call
+    /// it once per poll.
     #[inline]
-    pub fn is_wanted(&self) -> bool {
+    pub fn is_valid(&self) -> bool {
         self.association.is_enabled() && self.association.is_alive()
     }
 }
 
 impl Drop for QueueLease {
     fn drop(&mut self) {
-        let was = lock(&self.association.queues).in_use.remove(&self.qid);
-        assert!(was, "queue {} was leased once and given back twice", self.qid);
+        let was_leased = sync::lock(&self.association.queues).in_use.remove(&self.qid);
+        assert!(was_leased, "queue {} was leased once and released twice", self.qid);
     }
 }

@@ -1,4 +1,4 @@
-//! What the discovery controller tells.
+//! The Discovery log page.
 
 use std::collections::BTreeSet;
 
@@ -7,77 +7,77 @@ use wire_nvme::log::{
     AddressFamily, DiscoveryEntry, DiscoveryHeader, SecureChannel, SubsystemType, TransportAddress,
 };
 
-/// Which hosts are told of a subsystem.
+/// The hosts that a discovery record is visible to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Hosts {
-    /// All.
+pub enum AllowedHosts {
+    /// All hosts.
     Any,
-    /// These.
+    /// The listed hosts.
     Only(BTreeSet<Nqn>),
 }
 
-impl Hosts {
-    /// Whether this host is.
+impl AllowedHosts {
+    /// Whether the record is visible to this host.
     pub fn allows(&self, host: &Nqn) -> bool {
         match self {
-            Hosts::Any => true,
-            Hosts::Only(hosts) => hosts.contains(host),
+            AllowedHosts::Any => true,
+            AllowedHosts::Only(hosts) => hosts.contains(host),
         }
     }
 }
 
-/// One way to one subsystem.
+/// An entry of the discovery log: one path to a subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiscoveryRecord {
-    /// The subsystem.
+    /// NQN of the subsystem.
     pub subnqn: Nqn,
-    /// What it is: an NVM subsystem, this discovery service itself, or a referral to another.
+    /// An NVM subsystem, this discovery service itself, or a referral to another.
     pub subtype: SubsystemType,
-    /// Where. An address of all zeroes stands for the one that the asking host came to.
+    /// The transport address. A wildcard (0.0.0.0, ::) is replaced by the address that the host connected to.
     pub address: TransportAddress,
-    /// The port's number.
+    /// The port's number (PORTID).
     pub portid: u16,
-    /// Who may know.
-    pub hosts: Hosts,
+    /// The hosts that see the record.
+    pub hosts: AllowedHosts,
 }
 
-/// Everything that there is to discover, at one moment. Shared as `Arc<DiscoveryLog>`; the target makes
-/// a new one, with another generation, for every change.
+/// A snapshot of the discovery log. Shared as `Arc<DiscoveryLog>`; the target creates a new one, with the
+/// next generation, for every change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiscoveryLog {
     /// Generation counter (GENCTR).
     pub generation: u64,
-    /// The records, in the order in which hosts are told.
+    /// The records, in the order of the log page.
     pub records: Vec<DiscoveryRecord>,
 }
 
 impl DiscoveryLog {
     /// The log page for one host (Base 2.0, section 5.16.1.23).
     ///
-    /// `local` is where the host came to; `admin_queue_entries_max` goes into every entry.
+    /// `local` is the address that the host connected to; `admin_queue_entries_max` is ASQSZ of every entry.
     pub fn page(&self, host: &Nqn, local: &TransportAddress, admin_queue_entries_max: u16) -> Vec<u8> {
-        let told: Vec<&DiscoveryRecord> =
+        let visible: Vec<&DiscoveryRecord> =
             self.records.iter().filter(|record| record.hosts.allows(host)).collect();
-        let mut page = vec![0; DiscoveryHeader::SIZE + told.len() * DiscoveryEntry::SIZE];
+        let mut page = vec![0; DiscoveryHeader::SIZE + visible.len() * DiscoveryEntry::SIZE];
         let header = DiscoveryHeader {
             genctr: self.generation,
-            numrec: told.len() as u64,
+            numrec: visible.len() as u64,
             ..DiscoveryHeader::default()
         };
         let (head, entries) = page.split_first_chunk_mut().expect("a page has a header");
         header.encode(head);
-        for (record, into) in told.iter().zip(entries.as_chunks_mut().0) {
+        for (record, into) in visible.iter().zip(entries.as_chunks_mut().0) {
             record.entry(local, admin_queue_entries_max).encode(into);
         }
         page
     }
 
-    /// Whether the host would be told something else by the other log.
+    /// Whether the host sees different records in the other log.
     pub(crate) fn differs_for(&self, host: &Nqn, other: &DiscoveryLog) -> bool {
-        let told = |log: &DiscoveryLog| -> Vec<DiscoveryRecord> {
+        let visible = |log: &DiscoveryLog| -> Vec<DiscoveryRecord> {
             log.records.iter().filter(|record| record.hosts.allows(host)).cloned().collect()
         };
-        told(self) != told(other)
+        visible(self) != visible(other)
     }
 }
 
@@ -92,7 +92,7 @@ impl DiscoveryRecord {
         if wildcard && local.adrfam == address.adrfam && local.trtype == address.trtype {
             address.traddr.clone_from(&local.traddr);
         }
-        // A discovery service is kept connected by a keep alive timeout (EPCSD).
+        // EPCSD: a host that sets a keep alive timeout may keep its connection to a discovery service.
         let eflags = match self.subtype {
             SubsystemType::Nvm => 0,
             SubsystemType::Referral | SubsystemType::CurrentDiscovery => DiscoveryEntry::EXPLICIT_PERSISTENT,
@@ -100,7 +100,7 @@ impl DiscoveryRecord {
         DiscoveryEntry {
             address,
             subtype: self.subtype,
-            // What Linux's own target says; nvme-cli 2.3 takes "not required" for TLS.
+            // As the Linux target; nvme-cli 2.3 interprets "not required" as TLS.
             secure_channel: SecureChannel::NotSpecified,
             flow_control_optional: true,
             portid: self.portid,

@@ -1,4 +1,4 @@
-//! Any bytes as the life of a controller, for fuzzing.
+//! A test host for controllers, and the fuzz entry that drives one with arbitrary bytes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,45 +10,46 @@ use wire_nvme::registers::offset;
 use wire_nvme::{Cqe, DataPointer, Sqe};
 
 use crate::{
-    Action, Completion, ConnectOk, Controller, Directory, DiscoveryLog, DiscoveryRecord, Event,
-    HealthCounters, Hosts, Kind, Limits, Listener, Namespace, NamespaceTable, Place, Port, QueueLease,
-    Reason, Subsystem, connect, io,
+    AdminCompletion, AllowedHosts, ConnectContext, ConnectOk, Controller, ControllerAction,
+    ControllerDirectory, ControllerEvent, ControllerLimits, DiscoveryLog, DiscoveryRecord, HealthCounters,
+    NamespaceTable, QueueLease, Subsystem, SubsystemKind, SubsystemListener, SubsystemNamespace,
+    SubsystemPort, TerminationReason, connect, io,
 };
 
-/// A controller with a host that holds it to its promises: every command is answered exactly once,
-/// except Asynchronous Event Requests, of which a bounded number may wait; what is sent fits the
-/// host's buffer.
+/// A controller and a host that checks its invariants: every command completes exactly once, except for a
+/// bounded number of outstanding Asynchronous Event Requests, and data fits the host's buffer.
 #[derive(Debug)]
 pub struct Harness {
-    /// The controller.
+    /// The controller under test.
     pub controller: Controller,
-    /// The directory that it is in.
-    pub directory: Arc<Directory>,
-    /// Its limits.
-    pub limits: Arc<Limits>,
-    /// The time.
+    /// The directory that contains the controller.
+    pub directory: Arc<ControllerDirectory>,
+    /// The limits of the controller.
+    pub limits: Arc<ControllerLimits>,
+    /// The current time in nanoseconds.
     pub now_ns: u64,
-    /// Identifiers of Asynchronous Event Requests that wait.
-    pub waiting: BTreeSet<u16>,
-    /// Completions of Asynchronous Event Requests, oldest first.
-    pub notices: Vec<Cqe>,
-    /// What was to be done besides completing, oldest first.
-    pub asked: Vec<Action>,
+    /// Identifiers of outstanding commands: Asynchronous Event Requests.
+    pub pending: BTreeSet<u16>,
+    /// Completions that have not been returned by [`command`](Self::command), oldest first: those of
+    /// Asynchronous Event Requests.
+    pub completed: Vec<Cqe>,
+    /// Actions other than completions, oldest first.
+    pub actions: Vec<ControllerAction>,
     next_cid: u16,
     leases: Vec<QueueLease>,
 }
 
-/// The host's name in the harness.
+/// The host NQN of the harness.
 pub(crate) fn host() -> Nqn {
     "nqn.2014-08.org.nvmexpress:uuid:6d5c7a3e-0a52-4d5f-9d0b-7d3a1f7d2c11".parse().expect("an NQN")
 }
 
-/// The subsystem's name in the harness.
+/// The subsystem NQN of the harness.
 pub(crate) fn subnqn() -> Nqn {
     "nqn.2026-11.io.ringbolt:one".parse().expect("an NQN")
 }
 
-/// A Connect command of the harness's host.
+/// A Connect command of the harness's host; `kato_ms` is the keep alive timeout.
 pub(crate) fn connect_sqe(qid: u16, queue_entries: u32, kato_ms: u32) -> Sqe {
     let attributes = ConnectAttributes::default();
     let connect = Connect { record_format: 0, qid, queue_entries, attributes, kato_ms };
@@ -62,12 +63,12 @@ pub(crate) fn connect_data(subnqn: Nqn, cntlid: u16) -> [u8; CONNECT_DATA_SIZE] 
     data
 }
 
-/// An NVM subsystem with namespaces 1 and 3 of 1 MiB, open to every host.
+/// An NVM subsystem with namespaces 1 and 3 of 1 MiB each, which allows every host.
 pub(crate) fn subsystem() -> Subsystem {
     let mut subsystem = Subsystem::new(subnqn());
     subsystem.allow_any_host = true;
     subsystem.namespaces = vec![
-        Namespace {
+        SubsystemNamespace {
             backend: 11,
             nguid: [1; 16],
             eui64: [2; 8],
@@ -76,21 +77,21 @@ pub(crate) fn subsystem() -> Subsystem {
             can_unmap: true,
             can_write_zeroes: true,
             can_write_uncorrectable: true,
-            buffer_alignment: 4096,
-            ..Namespace::new(1, 2048)
+            ..SubsystemNamespace::new(1, 2048)
         },
-        Namespace {
+        SubsystemNamespace {
             backend: 33,
             block_size: 4096,
             anagrpid: 2,
             can_write_zeroes: true,
-            ..Namespace::new(3, 256)
+            ..SubsystemNamespace::new(3, 256)
         },
     ];
     subsystem
 }
 
-/// A discovery log with one subsystem for every host and one for another host.
+/// A discovery log: the discovery service and one subsystem for every host, and one subsystem for another
+/// host.
 pub(crate) fn discovery(generation: u64) -> DiscoveryLog {
     let address = |traddr: &str| TransportAddress {
         trtype: TransportType::Tcp,
@@ -109,31 +110,31 @@ pub(crate) fn discovery(generation: u64) -> DiscoveryLog {
     DiscoveryLog {
         generation,
         records: vec![
-            record(Nqn::discovery(), SubsystemType::CurrentDiscovery, Hosts::Any),
-            record(subnqn(), SubsystemType::Nvm, Hosts::Any),
+            record(Nqn::discovery(), SubsystemType::CurrentDiscovery, AllowedHosts::Any),
+            record(subnqn(), SubsystemType::Nvm, AllowedHosts::Any),
             record(
                 "nqn.2026-11.io.ringbolt:two".parse().expect("an NQN"),
                 SubsystemType::Nvm,
-                Hosts::Only([other].into()),
+                AllowedHosts::Only([other].into()),
             ),
         ],
     }
 }
 
 impl Harness {
-    /// A controller that was just connected and is not enabled.
-    pub fn new(kind: Kind, kato_ms: u32) -> Harness {
+    /// A newly connected, disabled controller of the default subsystem.
+    pub fn new(kind: SubsystemKind, kato_ms: u32) -> Harness {
         let subsystem = match kind {
-            Kind::Nvm => subsystem(),
-            Kind::Discovery => Subsystem::discovery(Nqn::discovery()),
+            SubsystemKind::Nvm => subsystem(),
+            SubsystemKind::Discovery => Subsystem::discovery(Nqn::discovery()),
         };
-        Harness::with(subsystem, kato_ms)
+        Harness::with_subsystem(subsystem, kato_ms)
     }
 
-    /// The same for a subsystem of one's own.
-    pub fn with(subsystem: Subsystem, kato_ms: u32) -> Harness {
-        let limits = Arc::new(Limits::default());
-        let directory = Arc::new(Directory::new());
+    /// A newly connected, disabled controller of this subsystem.
+    pub fn with_subsystem(subsystem: Subsystem, kato_ms: u32) -> Harness {
+        let limits = Arc::new(ControllerLimits::default());
+        let directory = Arc::new(ControllerDirectory::new());
         let subsystem = Arc::new(subsystem);
         let data = connect_data(subsystem.nqn.clone(), CNTLID_DYNAMIC);
         let address = TransportAddress {
@@ -142,10 +143,14 @@ impl Harness {
             traddr: "192.0.2.1".to_owned(),
             trsvcid: "4420".to_owned(),
         };
-        let place = Place { directory: &directory, limits: &limits, port: Port { portid: 1, address } };
-        let connected = connect(&connect_sqe(0, 32, kato_ms), &data, &place, |_| Some(subsystem));
+        let context = ConnectContext {
+            directory: &directory,
+            limits: &limits,
+            port: SubsystemPort { portid: 1, address },
+        };
+        let connected = connect(&connect_sqe(0, 32, kato_ms), &data, &context, |_| Some(subsystem));
         let Ok(ConnectOk::Admin(admin)) = connected else {
-            panic!("the harness's own Connect was refused: {connected:?}");
+            panic!("the harness's own Connect failed: {connected:?}");
         };
         let controller = Controller::new(admin, limits.clone(), Arc::new(discovery(1)), 0);
         Harness {
@@ -153,128 +158,135 @@ impl Harness {
             directory,
             limits,
             now_ns: 0,
-            waiting: BTreeSet::new(),
-            notices: Vec::new(),
-            asked: Vec::new(),
+            pending: BTreeSet::new(),
+            completed: Vec::new(),
+            actions: Vec::new(),
             next_cid: 0,
             leases: Vec::new(),
         }
     }
 
-    /// The same, enabled.
-    pub fn enabled(kind: Kind) -> Harness {
+    /// An enabled controller of the default subsystem.
+    pub fn enabled(kind: SubsystemKind) -> Harness {
         let mut harness = Harness::new(kind, 5000);
         harness.enable();
         harness
     }
 
-    /// Enables the controller as Linux does.
+    /// Enables the controller with the CC value that Linux writes.
     pub fn enable(&mut self) {
-        let completion = self.command(property_set(offset::CC, LINUX_CC), &[]).expect("an answer");
+        let completion = self.command(property_set(offset::CC, LINUX_CC), &[]).expect("a completion");
         assert!(completion.cqe.status.is_success(), "{completion:?}");
     }
 
-    /// Sends a command and returns its answer; `None` for an Asynchronous Event Request that waits.
+    /// Sends a command and returns its completion; `None` for an Asynchronous Event Request that stays
+    /// outstanding.
     ///
     /// # Panics
-    /// When the controller breaks a promise.
-    pub fn command(&mut self, sqe: Sqe, data: &[u8]) -> Option<Completion> {
+    /// If the controller violates an invariant.
+    pub fn command(&mut self, sqe: Sqe, data: &[u8]) -> Option<AdminCompletion> {
         let cid = loop {
             self.next_cid = self.next_cid.wrapping_add(1);
-            if !self.waiting.contains(&self.next_cid) {
+            if !self.pending.contains(&self.next_cid) {
                 break self.next_cid;
             }
         };
         let sqe = Sqe { cid, ..sqe };
-        self.waiting.insert(cid);
-        let before = self.notices.len();
-        let mut own = None;
-        for completion in self.deliver(Event::Command { sqe: &sqe, data }) {
+        self.pending.insert(cid);
+        let before = self.completed.len();
+        let mut own_completion = None;
+        for completion in self.deliver(ControllerEvent::Command { sqe: &sqe, data }) {
             if completion.cqe.cid == cid {
-                own = Some(completion);
+                own_completion = Some(completion);
             }
         }
-        let is_request = sqe.opcode == AdminOpcode::AsyncEventRequest.to_wire();
-        match &own {
-            None => assert!(is_request, "{sqe:?} was not answered"),
+        let is_event_request = sqe.opcode == AdminOpcode::AsyncEventRequest.to_wire();
+        match &own_completion {
+            None => assert!(is_event_request, "{sqe:?} did not complete"),
             Some(completion) => {
                 let data = completion.data.len();
                 assert!(data == 0 || completion.cqe.status.is_success(), "{completion:?} of {sqe:?}");
                 assert!(data == 0 || data as u32 == sqe.data.length(), "{data} bytes for {sqe:?}");
                 assert!(data as u64 <= self.limits.transfer_max_bytes.into(), "{data} bytes for {sqe:?}");
-                if !is_request {
-                    self.notices.retain(|cqe| cqe.cid != cid);
+                if !is_event_request {
+                    self.completed.retain(|cqe| cqe.cid != cid);
                 }
             }
         }
-        assert!(self.waiting.len() <= self.limits.async_events_max.into(), "{:?} all wait", self.waiting);
-        assert!(self.notices.len() >= before, "notices were lost");
-        own
+        assert!(
+            self.pending.len() <= self.limits.async_events_max.into(),
+            "{:?} are all outstanding",
+            self.pending
+        );
+        assert!(self.completed.len() >= before, "completions were lost");
+        own_completion
     }
 
-    /// Hands in an event and returns what was completed.
+    /// Delivers an event and returns the completions.
     ///
     /// # Panics
-    /// When something is completed that does not wait.
-    pub fn deliver(&mut self, event: Event<'_>) -> Vec<Completion> {
+    /// If a command completes that is not outstanding.
+    pub fn deliver(&mut self, event: ControllerEvent<'_>) -> Vec<AdminCompletion> {
         let mut actions = Vec::new();
         self.controller.handle(event, self.now_ns, &mut actions);
         let mut completions = Vec::new();
         for action in actions {
             match action {
-                Action::Complete(completion) => {
+                ControllerAction::Complete(completion) => {
                     let cid = completion.cqe.cid;
-                    assert!(self.waiting.remove(&cid), "command {cid:#x} was answered but does not wait");
-                    self.notices.push(completion.cqe);
+                    assert!(self.pending.remove(&cid), "command {cid:#x} completed but is not outstanding");
+                    self.completed.push(completion.cqe);
                     completions.push(completion);
                 }
-                other => self.asked.push(other),
+                other => self.actions.push(other),
             }
         }
         completions
     }
 
-    /// Lets time pass; returns the reason if the controller ended.
-    pub fn advance(&mut self, ns: u64) -> Option<Reason> {
+    /// Advances the time; returns the reason if the controller terminates.
+    pub fn advance(&mut self, ns: u64) -> Option<TerminationReason> {
         self.now_ns += ns;
-        let before = self.asked.len();
-        self.deliver(Event::Tick);
-        self.asked[before..].iter().find_map(|action| match action {
-            Action::Terminate(reason) => Some(*reason),
+        let before = self.actions.len();
+        self.deliver(ControllerEvent::Tick);
+        self.actions[before..].iter().find_map(|action| match action {
+            ControllerAction::Terminate(reason) => Some(*reason),
             _ => None,
         })
     }
 
-    /// Does what the bytes say: the entry for fuzzers.
+    /// The fuzz entry: interprets the bytes as commands and events.
     ///
     /// # Panics
-    /// When the controller breaks a promise.
+    /// If the controller violates an invariant.
     pub fn run(bytes: &[u8]) {
-        let mut bytes = Bytes(bytes);
-        let kind = if bytes.u8().is_multiple_of(4) { Kind::Discovery } else { Kind::Nvm };
+        let mut bytes = ByteSource(bytes);
+        let kind = if bytes.u8().is_multiple_of(4) { SubsystemKind::Discovery } else { SubsystemKind::Nvm };
         let kato_ms = u32::from(bytes.u8()) * 100;
         let mut harness = Harness::new(kind, kato_ms);
         if !bytes.u8().is_multiple_of(8) {
             harness.enable();
         }
-        // An end is followed through for some steps: whatever still comes in must be answered.
-        let mut left = 8;
-        while !bytes.0.is_empty() && left > 0 {
+        // Continue for some steps after termination: commands that still arrive must complete.
+        let mut steps_left = 8;
+        while !bytes.0.is_empty() && steps_left > 0 {
             harness.step(&mut bytes);
-            left -= u8::from(harness.asked.iter().any(|action| matches!(action, Action::Terminate(_))));
+            steps_left -= u8::from(
+                harness.actions.iter().any(|action| matches!(action, ControllerAction::Terminate(_))),
+            );
         }
-        let lost = harness.controller.association().clone();
-        let cntlid = lost.cntlid();
+        let association = harness.controller.association().clone();
+        let cntlid = association.cntlid();
         harness.leases.clear();
-        assert!(lost.queues().is_empty());
+        assert!(association.queues().is_empty());
         drop(harness.controller);
-        assert!(!lost.is_alive() && harness.directory.find(lost.subnqn(), cntlid).is_none());
+        assert!(!association.is_alive() && harness.directory.find(association.subnqn(), cntlid).is_none());
     }
 
-    fn step(&mut self, bytes: &mut Bytes<'_>) {
+    fn step(&mut self, bytes: &mut ByteSource<'_>) {
         match bytes.u8() % 16 {
             0..=7 => {
-                let sqe = self.shaped(bytes);
+                let sqe = self.plausible_command(bytes);
                 let data = vec![bytes.u8(); usize::from(bytes.u8()) * 4];
                 self.command(sqe, &data);
             }
@@ -291,10 +303,10 @@ impl Harness {
                 self.command(property_set(offset::CC, value), &[]);
             }
             10 => {
-                let ended = self.advance(u64::from(bytes.u8()) * u64::from(bytes.u8()) * 100_000);
+                let terminated = self.advance(u64::from(bytes.u8()) * u64::from(bytes.u8()) * 100_000);
                 assert!(
                     self.controller.deadline().is_none_or(|deadline| deadline > self.now_ns),
-                    "{ended:?}"
+                    "{terminated:?}"
                 );
             }
             11 => self.change_subsystem(bytes),
@@ -309,23 +321,23 @@ impl Harness {
             13 => {
                 let mut log = discovery(bytes.u8().into());
                 log.records.truncate((bytes.u8() % 4).into());
-                self.deliver(Event::Discovery(Arc::new(log)));
+                self.deliver(ControllerEvent::DiscoveryChanged(Arc::new(log)));
             }
             14 => {
                 let health = HealthCounters { reads: bytes.u8().into(), ..HealthCounters::default() };
                 self.deliver(if bytes.u8().is_multiple_of(2) {
-                    Event::Traffic
+                    ControllerEvent::IoActivity
                 } else {
-                    Event::Health(health)
+                    ControllerEvent::Health(health)
                 });
             }
             _ => self.plan(bytes),
         }
     }
 
-    /// A command that has a chance to be accepted.
-    fn shaped(&self, bytes: &mut Bytes<'_>) -> Sqe {
-        const USUAL: [AdminOpcode; 7] = [
+    /// A command that is likely to be accepted.
+    fn plausible_command(&self, bytes: &mut ByteSource<'_>) -> Sqe {
+        const COMMON: [AdminOpcode; 7] = [
             AdminOpcode::Identify,
             AdminOpcode::GetLogPage,
             AdminOpcode::GetFeatures,
@@ -335,7 +347,7 @@ impl Harness {
             AdminOpcode::Abort,
         ];
         let choice = usize::from(bytes.u8());
-        let opcode = match USUAL.get(choice % 8) {
+        let opcode = match COMMON.get(choice % 8) {
             Some(&opcode) => opcode,
             None => AdminOpcode::ALL[choice / 8 % AdminOpcode::ALL.len()],
         };
@@ -344,9 +356,10 @@ impl Harness {
         let mut sqe = Sqe::new(opcode.to_wire());
         sqe.nsid = [0, 0, 1, 2, 3, 33, u32::MAX - 1, u32::MAX][usize::from(bytes.u8() % 8)];
         sqe.data = DataPointer::transport(length);
-        // Small numbers are where identifiers of pages, structures and features are.
-        let chosen = [bytes.u8() % 0x20, 0x70, 0x81, bytes.u8()][bytes.u8().trailing_zeros().min(3) as usize];
-        sqe.cdw10 = u32::from(chosen) | u32::from(bytes.u8() & bytes.u8() & bytes.u8()) << 8;
+        // Log page, CNS and feature identifiers are mostly small numbers.
+        let selected =
+            [bytes.u8() % 0x20, 0x70, 0x81, bytes.u8()][bytes.u8().trailing_zeros().min(3) as usize];
+        sqe.cdw10 = u32::from(selected) | u32::from(bytes.u8() & bytes.u8() & bytes.u8()) << 8;
         sqe.cdw11 = u32::from(bytes.u8()) << [0, 0, 8, 24][usize::from(bytes.u8() % 4)];
         (sqe.cdw12, sqe.cdw13, sqe.cdw14) = ((bytes.u8() & bytes.u8() & bytes.u8()).into(), 0, 0);
         match opcode {
@@ -369,8 +382,8 @@ impl Harness {
         sqe
     }
 
-    fn change_subsystem(&mut self, bytes: &mut Bytes<'_>) {
-        if self.controller.subsystem().kind == Kind::Discovery {
+    fn change_subsystem(&mut self, bytes: &mut ByteSource<'_>) {
+        if self.controller.subsystem().kind == SubsystemKind::Discovery {
             return;
         }
         let mut next = Subsystem::clone(self.controller.subsystem());
@@ -378,23 +391,26 @@ impl Harness {
         let blocks = u64::from(bytes.u8()) + 1;
         let present = (0..8u32).filter(|bit| mask >> bit & 1 != 0);
         next.namespaces = present
-            .map(|bit| Namespace { anagrpid: bit % 3 + 1, ..Namespace::new(bit + 1, blocks) })
+            .map(|bit| SubsystemNamespace {
+                anagrpid: bit % 3 + 1,
+                ..SubsystemNamespace::new(bit + 1, blocks)
+            })
             .collect();
         next.ana_reporting = bytes.u8().is_multiple_of(2);
         let state = AnaState::ALL[usize::from(bytes.u8()) % AnaState::ALL.len()];
-        next.listeners = vec![Listener { portid: 1, ana: vec![(1, state)] }];
+        next.listeners = vec![SubsystemListener { portid: 1, ana: vec![(1, state)] }];
         match bytes.u8() {
-            0 => _ = self.deliver(Event::SubsystemRemoved),
+            0 => _ = self.deliver(ControllerEvent::SubsystemRemoved),
             1 => {
                 next.allow_any_host = false;
-                self.deliver(Event::Subsystem(Arc::new(next)));
+                self.deliver(ControllerEvent::SubsystemChanged(Arc::new(next)));
             }
-            _ => _ = self.deliver(Event::Subsystem(Arc::new(next))),
+            _ => _ = self.deliver(ControllerEvent::SubsystemChanged(Arc::new(next))),
         }
     }
 
-    /// Plans a command of an I/O queue and checks that the plan stays within its namespace.
-    fn plan(&self, bytes: &mut Bytes<'_>) {
+    /// Plans an I/O command and checks that the plan stays within its namespace.
+    fn plan(&self, bytes: &mut ByteSource<'_>) {
         let mut sqe = Sqe::decode(&std::array::from_fn(|_| bytes.u8()));
         if !bytes.u8().is_multiple_of(8) {
             (sqe.opcode, sqe.nsid) = (sqe.opcode % 32, sqe.nsid % 10);
@@ -406,62 +422,65 @@ impl Harness {
         let table = NamespaceTable::new(self.controller.subsystem(), 1, &self.limits);
         let Ok(plan) = io::plan(&sqe, &table) else { return };
         match plan.op {
-            io::Op::Read
-            | io::Op::Write
-            | io::Op::Compare
-            | io::Op::FusedCompare
-            | io::Op::FusedWrite
-            | io::Op::WriteUncorrectable
-            | io::Op::WriteZeroes => {
+            io::IoOp::Read
+            | io::IoOp::Write
+            | io::IoOp::Compare
+            | io::IoOp::FusedCompare
+            | io::IoOp::FusedWrite
+            | io::IoOp::WriteUncorrectable
+            | io::IoOp::WriteZeroes => {
                 let end = plan.lba.checked_add(plan.blocks.into());
                 assert!(
                     plan.blocks > 0 && end.is_some_and(|end| end <= table.entry(&plan).blocks),
                     "{plan:?}"
                 );
             }
-            io::Op::Unmap => {
+            io::IoOp::Unmap => {
                 let data: Vec<u8> = (0..4096).map(|_| bytes.u8()).collect();
-                let Ok(ranges) = io::unmaps(&plan, &table, &data) else { return };
+                let Ok(ranges) = io::unmap_ranges(&plan, &table, &data) else { return };
                 for (lba, blocks) in ranges {
                     assert!(blocks > 0 && lba + u64::from(blocks) <= table.entry(&plan).blocks);
                 }
             }
-            io::Op::Copy => {
+            io::IoOp::Copy => {
                 let data: Vec<u8> = (0..4096).map(|_| bytes.u8()).collect();
-                let Ok(mut copying) = io::Copying::new(&plan, &table, &data) else { return };
+                let Ok(mut copying) = io::CopyOperation::new(&plan, &table, &data) else { return };
                 let (end, mut total) = (table.entry(&plan).blocks, 0);
-                while let Some(io::Piece { from, to, blocks }) = copying.next() {
+                while let Some(io::CopyPiece { from, to, blocks }) = copying.current_piece() {
                     let length = u64::from(blocks);
                     assert!(blocks > 0 && from + length <= end && to + length <= end, "{copying:?}");
-                    assert!(to == plan.lba + total && copying.range() < plan.blocks, "{copying:?}");
+                    assert!(
+                        to == plan.lba + total && copying.first_incomplete_range() < plan.blocks,
+                        "{copying:?}"
+                    );
                     total += length;
-                    copying.done();
+                    copying.complete_piece();
                 }
-                assert!(total > 0 && copying.range() == plan.blocks, "{copying:?}");
+                assert!(total > 0 && copying.first_incomplete_range() == plan.blocks, "{copying:?}");
             }
             _ => {}
         }
-        if let io::Transfer::ToHost(length)
-        | io::Transfer::FromHost(length)
-        | io::Transfer::Fused(length)
-        | io::Transfer::Answer(length) = plan.data
+        if let io::DataTransfer::ToHost(length)
+        | io::DataTransfer::FromHost(length)
+        | io::DataTransfer::Fused(length)
+        | io::DataTransfer::ControllerData(length) = plan.data
         {
             assert!(length == sqe.data.length() && length <= self.limits.transfer_max_bytes, "{plan:?}");
         }
     }
 }
 
-/// CC as Linux writes it to enable a controller.
+/// The CC value that Linux writes to enable a controller.
 pub(crate) const LINUX_CC: u32 = 0x0046_0001;
 
 pub(crate) fn property_set(offset: u32, value: u32) -> Sqe {
     wire_nvme::fabrics::PropertySet { wide: false, offset, value: value.into() }.to_sqe()
 }
 
-/// Bytes that never end, but are zero at some point.
-struct Bytes<'a>(&'a [u8]);
+/// The fuzz input as numbers; 0 after its end.
+struct ByteSource<'a>(&'a [u8]);
 
-impl Bytes<'_> {
+impl ByteSource<'_> {
     fn u8(&mut self) -> u8 {
         let Some((&first, rest)) = self.0.split_first() else {
             return 0;
@@ -484,17 +503,17 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
         #[test]
-        fn any_life_keeps_every_promise(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+        fn invariants_hold_for_arbitrary_input(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
             Harness::run(&bytes);
         }
     }
 
     #[test]
-    fn the_harness_notices_what_it_should() {
-        let mut harness = Harness::enabled(Kind::Nvm);
+    fn harness_tracks_outstanding_event_requests() {
+        let mut harness = Harness::enabled(SubsystemKind::Nvm);
         assert_eq!(harness.command(Sqe::new(AdminOpcode::AsyncEventRequest.to_wire()), &[]), None);
-        assert_eq!(harness.waiting.len(), 1);
-        let answer = harness.command(Sqe::new(AdminOpcode::KeepAlive.to_wire()), &[]).unwrap();
-        assert_eq!(answer.cqe.status, ring::Status::SUCCESS);
+        assert_eq!(harness.pending.len(), 1);
+        let completion = harness.command(Sqe::new(AdminOpcode::KeepAlive.to_wire()), &[]).unwrap();
+        assert_eq!(completion.cqe.status, block_io::Status::SUCCESS);
     }
 }

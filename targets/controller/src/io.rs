@@ -1,19 +1,19 @@
-//! Planning I/O commands: from a submission entry to what the block device is asked.
+//! Planning of I/O commands: translates a submission queue entry into a block device request.
 //!
-//! [`plan`] decides and allocates nothing; the transport moves the data and submits the requests.
-//! Whether the SGL descriptor is one that the transport knows is asked of [`sgl`](crate::sgl).
+//! [`plan`] validates a command without allocating; the transport transfers the data and submits the request.
+//! [`sgl`](crate::sgl) validates the SGL descriptor.
 //!
 //! ```
-//! use controller::{Limits, Namespace, NamespaceTable, Subsystem, io};
+//! use nvme_controller::{ControllerLimits, NamespaceTable, Subsystem, SubsystemNamespace, io};
 //! use wire_nvme::{DataPointer, io::ReadWrite, opcode::NvmOpcode};
 //! let mut subsystem = Subsystem::new("nqn.2026-11.io.ringbolt:one".parse()?);
-//! subsystem.namespaces.push(Namespace::new(1, 2048));
-//! let table = NamespaceTable::new(&subsystem, 0, &Limits::default());
+//! subsystem.namespaces.push(SubsystemNamespace::new(1, 2048));
+//! let table = NamespaceTable::new(&subsystem, 0, &ControllerLimits::default());
 //! let mut sqe = ReadWrite { lba: 16, blocks: 8, ..ReadWrite::default() }.to_sqe(NvmOpcode::Read);
 //! (sqe.nsid, sqe.data) = (1, DataPointer::transport(4096));
 //! let plan = io::plan(&sqe, &table).unwrap();
-//! assert_eq!((plan.op, plan.lba, plan.blocks), (io::Op::Read, 16, 8));
-//! assert_eq!(plan.data, io::Transfer::ToHost(4096));
+//! assert_eq!((plan.op, plan.lba, plan.blocks), (io::IoOp::Read, 16, 8));
+//! assert_eq!(plan.data, io::DataTransfer::ToHost(4096));
 //! # Ok::<(), wire_nvme::fabrics::NqnError>(())
 //! ```
 
@@ -22,30 +22,33 @@ mod fused;
 #[cfg(test)]
 mod tests;
 
-pub use copy::{Copying, Piece};
-pub(crate) use copy::{RANGES_MAX as COPY_RANGES_MAX, blocks_max, range_blocks_max};
-pub use fused::{FUSED_BYTES_MAX, Paired, Pairing};
+pub use copy::{CopyOperation, CopyPiece};
+pub(crate) use copy::{RANGES_MAX as COPY_RANGES_MAX, copy_blocks_max, copy_range_blocks_max};
+pub use fused::{FUSED_BYTES_MAX, FusedMatch, FusedPairing};
 
 use std::sync::Arc;
 
-use ring::{Flags, Status};
+use block_io::{RequestFlags, Status};
 use wire_nvme::io::{DSM_RANGE_SIZE, DSM_RANGES_MAX, DatasetManagement, DsmRange};
 use wire_nvme::log::AnaState;
 use wire_nvme::opcode::{FabricsType, NvmOpcode};
 use wire_nvme::{DecodeError, NSID_ALL, Sqe};
 
-use crate::reservation::{self, Gate, Reservations, Seat, access};
-use crate::{Association, Directory, INVALID_FIELD, INVALID_QUEUE_TYPE, Limits, Subsystem};
+use crate::reservation::{self, DenyMask, Requester, Reservations, access};
+use crate::{
+    ControllerAssociation, ControllerDirectory, ControllerLimits, INVALID_FIELD, INVALID_QUEUE_TYPE,
+    Subsystem,
+};
 
-/// The namespaces of a subsystem as I/O queues look them up: made anew whenever the subsystem changes,
-/// read by every command.
+/// The namespaces of a subsystem, indexed for lookup by I/O queues: rebuilt for every new [`Subsystem`]
+/// snapshot, read by every command.
 #[derive(Clone, Debug, Default)]
 pub struct NamespaceTable {
-    // Indexed by namespace identifier less 1; 0 blocks of 0 bytes where there is none.
-    entries: Vec<Entry>,
-    // By the same index.
+    // Indexed by namespace identifier - 1; `exists` is false for inactive identifiers.
+    entries: Vec<NamespaceEntry>,
+    // Same index.
     reservations: Vec<Option<Arc<Reservations>>>,
-    seat: Option<Seat>,
+    requester: Option<Requester>,
     transfer_max_bytes: u32,
     memory_based: bool,
     compare_and_write: bool,
@@ -53,29 +56,29 @@ pub struct NamespaceTable {
 
 /// One namespace of a [`NamespaceTable`].
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct NamespaceEntry {
     /// Size in blocks.
     pub blocks: u64,
     /// The transport's key for the block device.
     pub backend: u32,
-    /// Bytes of a block as a power of two.
+    /// Block size in bytes, as a power of two.
     pub block_log2: u8,
-    /// What the address of a buffer of its device is to be a multiple of.
+    /// Required alignment of buffer addresses in bytes.
     pub buffer_alignment: u32,
     exists: bool,
     read_only: bool,
     can_unmap: bool,
     can_write_zeroes: bool,
     can_write_uncorrectable: bool,
-    // What the host may not do because others have reserved the namespace.
-    gate: Arc<Gate>,
-    // Success, or what every command is answered because of its ANA group.
+    // Access that reservations of other hosts deny.
+    deny_mask: Arc<DenyMask>,
+    // Success, or the status that the state of its ANA group requires for every command.
     ana: Status,
 }
 
-impl Entry {
-    fn none() -> Entry {
-        Entry {
+impl NamespaceEntry {
+    fn none() -> NamespaceEntry {
+        NamespaceEntry {
             blocks: 0,
             backend: 0,
             block_log2: 9,
@@ -85,39 +88,43 @@ impl Entry {
             can_unmap: false,
             can_write_zeroes: false,
             can_write_uncorrectable: false,
-            gate: Arc::default(),
+            deny_mask: Arc::default(),
             ana: Status::SUCCESS,
         }
     }
 }
 
 impl NamespaceTable {
-    /// The namespaces of a subsystem, as reached through a port by nobody in particular: reservations concern
-    /// hosts, and here there is none.
-    pub fn new(subsystem: &Subsystem, portid: u16, limits: &Limits) -> NamespaceTable {
-        NamespaceTable::with(subsystem, portid, limits, None)
+    /// The namespaces of a subsystem on a port, without a host: reservations are not enforced.
+    pub fn new(subsystem: &Subsystem, portid: u16, limits: &ControllerLimits) -> NamespaceTable {
+        NamespaceTable::build(subsystem, portid, limits, None)
     }
 
-    /// The namespaces of a subsystem, as a controller's I/O queues reach them through a port.
-    pub fn of(
+    /// The namespaces of a subsystem on a port, with the reservations that apply to the controller's host.
+    pub fn for_controller(
         subsystem: &Subsystem,
         portid: u16,
-        limits: &Limits,
-        directory: &Arc<Directory>,
-        association: &Arc<Association>,
+        limits: &ControllerLimits,
+        directory: &Arc<ControllerDirectory>,
+        association: &Arc<ControllerAssociation>,
     ) -> NamespaceTable {
-        let seat = Seat { directory: directory.clone(), association: association.clone() };
-        NamespaceTable::with(subsystem, portid, limits, Some(seat))
+        let requester = Requester { directory: directory.clone(), association: association.clone() };
+        NamespaceTable::build(subsystem, portid, limits, Some(requester))
     }
 
-    fn with(subsystem: &Subsystem, portid: u16, limits: &Limits, seat: Option<Seat>) -> NamespaceTable {
-        let host = seat.as_ref().map(|seat| seat.association.host_id());
+    fn build(
+        subsystem: &Subsystem,
+        portid: u16,
+        limits: &ControllerLimits,
+        requester: Option<Requester>,
+    ) -> NamespaceTable {
+        let host = requester.as_ref().map(|requester| requester.association.host_id());
         let last = subsystem.namespaces.last().map_or(0, |namespace| namespace.nsid);
-        let mut entries = vec![Entry::none(); last as usize];
+        let mut entries = vec![NamespaceEntry::none(); last as usize];
         let mut reservations = vec![None; last as usize];
         for namespace in &subsystem.namespaces {
             reservations[namespace.nsid as usize - 1] = Some(namespace.reservations.clone());
-            entries[namespace.nsid as usize - 1] = Entry {
+            entries[namespace.nsid as usize - 1] = NamespaceEntry {
                 blocks: namespace.blocks,
                 backend: namespace.backend,
                 block_log2: namespace.block_size.trailing_zeros() as u8,
@@ -127,7 +134,7 @@ impl NamespaceTable {
                 can_unmap: namespace.can_unmap,
                 can_write_zeroes: namespace.can_write_zeroes,
                 can_write_uncorrectable: namespace.can_write_uncorrectable,
-                gate: host.map(|host| namespace.reservations.gate(&host)).unwrap_or_default(),
+                deny_mask: host.map(|host| namespace.reservations.deny_mask(&host)).unwrap_or_default(),
                 ana: match subsystem.ana_state(portid, namespace.anagrpid) {
                     AnaState::Optimized | AnaState::NonOptimized => Status::SUCCESS,
                     AnaState::Inaccessible => Status::ANA_INACCESSIBLE,
@@ -139,61 +146,61 @@ impl NamespaceTable {
         NamespaceTable {
             entries,
             reservations,
-            seat,
+            requester,
             transfer_max_bytes: limits.transfer_max_bytes,
             memory_based: limits.memory_based,
             compare_and_write: limits.compare_and_write,
         }
     }
 
-    /// The namespace that a plan is for.
+    /// The namespace of a plan.
     #[inline]
-    pub fn entry(&self, plan: &Plan) -> &Entry {
+    pub fn entry(&self, plan: &IoPlan) -> &NamespaceEntry {
         &self.entries[plan.namespace as usize]
     }
 
-    /// The keys of all block devices, for a plan to flush every namespace.
+    /// The keys of the block devices of all namespaces, for [`IoOp::FlushAll`].
     pub fn backends(&self) -> impl Iterator<Item = u32> {
         self.entries.iter().filter(|entry| entry.exists).map(|entry| entry.backend)
     }
 
-    /// Whether reservations still let a plan be carried out: one that waits may be overtaken by another host's
-    /// reservation.
+    /// Checks whether reservations still permit a plan. A plan that was deferred must be checked again:
+    /// another host may have acquired a reservation since.
     ///
     /// # Errors
     /// The status to complete the command with.
     #[inline]
-    pub fn admit(&self, plan: &Plan) -> Result<(), Status> {
+    pub fn check_reservation(&self, plan: &IoPlan) -> Result<(), Status> {
         let class = match plan.op {
-            Op::Read | Op::Compare | Op::FusedCompare | Op::Verify => access::READ,
-            Op::Write | Op::FusedWrite | Op::Flush | Op::WriteZeroes => access::WRITE,
-            Op::Unmap | Op::WriteUncorrectable => access::WRITE,
-            Op::Copy => access::READ | access::WRITE,
-            Op::FlushAll => {
-                let refused = self.entries.iter().any(|entry| entry.gate.denies(access::WRITE));
-                return if refused { Err(CONFLICT) } else { Ok(()) };
+            IoOp::Read | IoOp::Compare | IoOp::FusedCompare | IoOp::Verify => access::READ,
+            IoOp::Write | IoOp::FusedWrite | IoOp::Flush | IoOp::WriteZeroes => access::WRITE,
+            IoOp::Unmap | IoOp::WriteUncorrectable => access::WRITE,
+            IoOp::Copy => access::READ | access::WRITE,
+            IoOp::FlushAll => {
+                let denied = self.entries.iter().any(|entry| entry.deny_mask.denies(access::WRITE));
+                return if denied { Err(CONFLICT) } else { Ok(()) };
             }
-            // Advice, which Dataset Management is at the least, counts as a write.
-            Op::Nothing => access::WRITE,
-            Op::Reservation | Op::Disconnect => return Ok(()),
+            // Dataset Management is a write even if it only sets attributes.
+            IoOp::NoOp => access::WRITE,
+            IoOp::Reservation | IoOp::Disconnect => return Ok(()),
         };
-        if self.entry(plan).gate.denies(class) { Err(CONFLICT) } else { Ok(()) }
+        if self.entry(plan).deny_mask.denies(class) { Err(CONFLICT) } else { Ok(()) }
     }
 
-    /// Executes an [`Op::Reservation`] plan with the data that the host sent.
-    pub fn reserve(&self, plan: &Plan, data: &[u8]) -> reservation::Outcome {
+    /// Executes an [`IoOp::Reservation`] plan with the host's data.
+    pub fn execute_reservation(&self, plan: &IoPlan, data: &[u8]) -> reservation::ReservationOutcome {
         let reservations = self.reservations.get(plan.namespace as usize).and_then(Option::as_ref);
-        let (Some(seat), Some(reservations)) = (&self.seat, reservations) else {
-            return reservation::Outcome::Done(Status::INTERNAL_ERROR);
+        let (Some(requester), Some(reservations)) = (&self.requester, reservations) else {
+            return reservation::ReservationOutcome::Done(Status::INTERNAL_ERROR);
         };
         let mut sqe = Sqe::new(plan.blocks as u8);
         (sqe.cdw10, sqe.cdw11) = (plan.lba as u32, (plan.lba >> 32) as u32);
-        reservations.execute(seat, plan.namespace + 1, &sqe, data)
+        reservations.execute(requester, plan.namespace + 1, &sqe, data)
     }
 
     #[inline]
-    fn find(&self, nsid: u32) -> Result<(u32, &Entry), Status> {
-        // An identifier of 0 wraps around to beyond the end.
+    fn find(&self, nsid: u32) -> Result<(u32, &NamespaceEntry), Status> {
+        // Identifier 0 wraps to an index beyond the end.
         let index = nsid.wrapping_sub(1);
         match self.entries.get(index as usize) {
             Some(entry) if entry.exists && entry.ana.is_success() => Ok((index, entry)),
@@ -203,151 +210,160 @@ impl NamespaceTable {
     }
 }
 
-/// What a command comes down to.
+/// The operation of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op {
+pub enum IoOp {
     /// Read blocks and send them to the host.
     Read,
     /// Write the host's data.
     Write,
     /// Flush one namespace.
     Flush,
-    /// Flush every namespace of [`NamespaceTable::backends`]; the first failure is the answer.
+    /// Flush every block device of [`NamespaceTable::backends`]; the first failure is the command's status.
     FlushAll,
     /// Zero blocks.
     WriteZeroes,
-    /// Deallocate the ranges in the host's data; see [`unmaps`].
+    /// Deallocate the ranges in the host's data; see [`unmap_ranges`].
     Unmap,
     /// Compare blocks with the host's data.
     Compare,
-    /// The first of a fused operation: compare blocks with the host's data, and do the second if they are equal.
+    /// First command of a fused operation: compare blocks with the host's data and, if equal, execute the
+    /// second one.
     FusedCompare,
-    /// The second of a fused operation: write the host's data if the first found blocks equal, with no other write
-    /// in between.
+    /// Second command of a fused operation: write the host's data if the comparison succeeded, with no other
+    /// write in between.
     FusedWrite,
-    /// Reads of blocks fail from now on, until they are written.
+    /// Make reads of the blocks fail until they are written.
     WriteUncorrectable,
-    /// Copy blocks from the ranges in the host's data; see [`Copying`].
+    /// Copy blocks from the ranges in the host's data; see [`CopyOperation`].
     Copy,
-    /// Read blocks into a buffer of the transport's, and throw them away: whether they can be read is the answer.
+    /// Read blocks into a buffer of the transport and discard them; the status says whether they are
+    /// readable.
     Verify,
-    /// A reservation command, which no device sees: see [`NamespaceTable::reserve`]. The plan's `lba` holds dwords
-    /// 10 and 11 of the command, its `blocks` the opcode.
+    /// A reservation command, which does not reach the block device: see
+    /// [`NamespaceTable::execute_reservation`]. The plan's `lba` holds dwords 10 and 11 of the command, its
+    /// `blocks` the opcode.
     Reservation,
-    /// Success, without asking anyone. The host's data, if any, is taken and dropped.
-    Nothing,
-    /// Answer with success, then end the queue (Disconnect).
+    /// Complete with success without accessing the block device; the host's data is received and discarded.
+    NoOp,
+    /// Complete with success, then close the queue (Disconnect).
     Disconnect,
 }
 
-/// The data of a command, in bytes.
+/// The data transfer of a command, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transfer {
+pub enum DataTransfer {
     /// None.
     None,
-    /// From the controller to the host.
+    /// Block device data, to the host.
     ToHost(u32),
-    /// From the host to the controller.
+    /// Host data, to the controller.
     FromHost(u32),
-    /// From the host to the controller, of one of the commands of a fused operation.
+    /// Host data of one command of a fused operation.
     Fused(u32),
-    /// From the controller to the host, which answers without a device.
-    Answer(u32),
+    /// Data that the controller generates, to the host.
+    ControllerData(u32),
 }
 
-/// What to do for a command.
+/// A validated I/O command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
-    /// First block, where `op` has a range.
+pub struct IoPlan {
+    /// First block, if `op` has a range.
     pub lba: u64,
-    /// Number of blocks, where `op` has a range.
+    /// Number of blocks, if `op` has a range; number of ranges for Copy and Dataset Management.
     pub blocks: u32,
-    /// Index into the table, for [`NamespaceTable::entry`]; of no meaning for operations without a
-    /// namespace.
+    /// Index into the table, for [`NamespaceTable::entry`]; unused by operations without a namespace.
     pub namespace: u32,
-    /// The data.
-    pub data: Transfer,
-    /// What to do.
-    pub op: Op,
+    /// The data transfer.
+    pub data: DataTransfer,
+    /// The operation.
+    pub op: IoOp,
     /// FUA and DEALLOCATE.
-    pub flags: Flags,
+    pub flags: RequestFlags,
 }
 
 const CONFLICT: Status = Status::RESERVATION_CONFLICT.do_not_retry();
 
-const BARE: Plan =
-    Plan { lba: 0, blocks: 0, namespace: 0, data: Transfer::None, op: Op::Nothing, flags: Flags::NONE };
+const EMPTY_PLAN: IoPlan = IoPlan {
+    lba: 0,
+    blocks: 0,
+    namespace: 0,
+    data: DataTransfer::None,
+    op: IoOp::NoOp,
+    flags: RequestFlags::NONE,
+};
 
 const FUA: u32 = 1 << 30;
 const DEAC: u32 = 1 << 25;
-// PRINFO and STC: no namespace has protection information.
+// PRINFO and STC, which must be clear: no namespace has protection information.
 const PROTECTION: u32 = 0xf << 26 | 1 << 24;
-// DTYPE: there are no directives.
+// DTYPE, which must be clear: directives are not supported.
 const DIRECTIVE: u32 = 0xf << 20;
 
 /// Plans a command of an I/O queue.
 ///
 /// # Errors
-/// The status to complete the command with; nothing is to be transferred.
+/// The status to complete the command with; no data is transferred.
 #[inline]
-pub fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status> {
-    // FUSE is 00b but for fused operations. PSDT is 01b over fabrics, where data is
-    // described by SGLs, and 00b or 01b with queues in memory (Base 2.0, section 3.3.3.1).
-    let wrong = if table.memory_based { sqe.flags & 0x83 } else { sqe.flags & 0xc3 ^ Sqe::FLAGS_SGL };
-    if wrong != 0 {
+pub fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
+    // FUSE is 00b except for fused operations. PSDT is 01b over fabrics (SGLs), and 00b (PRPs) or 01b on
+    // memory-based transports (Base 2.0, section 3.3.3.1).
+    let invalid_flags = if table.memory_based { sqe.flags & 0x83 } else { sqe.flags & 0xc3 ^ Sqe::FLAGS_SGL };
+    if invalid_flags != 0 {
         return fused::plan(sqe, table);
     }
     const READ: u8 = NvmOpcode::Read.to_wire();
     const WRITE: u8 = NvmOpcode::Write.to_wire();
     match sqe.opcode {
         READ => {
-            let (plan, length) = read_write(sqe, table, Op::Read)?;
-            Ok(Plan { data: Transfer::ToHost(length), ..plan })
+            let (plan, length) = read_write(sqe, table, IoOp::Read)?;
+            Ok(IoPlan { data: DataTransfer::ToHost(length), ..plan })
         }
         WRITE => {
-            let (plan, length) = read_write(sqe, table, Op::Write)?;
-            Ok(Plan { data: Transfer::FromHost(length), ..plan })
+            let (plan, length) = read_write(sqe, table, IoOp::Write)?;
+            Ok(IoPlan { data: DataTransfer::FromHost(length), ..plan })
         }
         _ => {
-            let plan = seldom(sqe, table)?;
-            table.admit(&plan)?;
+            let plan = plan_uncommon(sqe, table)?;
+            table.check_reservation(&plan)?;
             Ok(plan)
         }
     }
 }
 
-/// Read, Write, Compare and Verify (NVM 1.0, sections 3.2.4, 3.2.6, 3.2.1 and 3.2.5), with the bytes that are moved.
+/// Plans Read, Write, Compare and Verify (NVM 1.0, sections 3.2.4, 3.2.6, 3.2.1 and 3.2.5). Also returns the
+/// length of the range in bytes.
 #[inline]
-fn read_write(sqe: &Sqe, table: &NamespaceTable, op: Op) -> Result<(Plan, u32), Status> {
+fn read_write(sqe: &Sqe, table: &NamespaceTable, op: IoOp) -> Result<(IoPlan, u32), Status> {
     let (namespace, entry) = table.find(sqe.nsid)?;
-    let (lba, blocks) = range(sqe, entry, PROTECTION | DIRECTIVE)?;
-    let writes = matches!(op, Op::Write | Op::FusedWrite);
-    if entry.read_only && writes {
+    let (lba, blocks) = block_range(sqe, entry, PROTECTION | DIRECTIVE)?;
+    let is_write = matches!(op, IoOp::Write | IoOp::FusedWrite);
+    if entry.read_only && is_write {
         return Err(Status::NAMESPACE_WRITE_PROTECTED.do_not_retry());
     }
-    if entry.gate.denies(if writes { access::WRITE } else { access::READ }) {
+    if entry.deny_mask.denies(if is_write { access::WRITE } else { access::READ }) {
         return Err(CONFLICT);
     }
     // At most 65536 blocks of at most 2 GiB: no overflow.
     let bytes = u64::from(blocks) << entry.block_log2;
     if bytes > u64::from(table.transfer_max_bytes) {
-        // More than MDTS (Base 2.0, section 5.17.2.1), or than VSL, which is the same.
+        // More than MDTS (Base 2.0, section 5.17.2.1), or VSL, which has the same value.
         return Err(INVALID_FIELD);
     }
     let bytes = bytes as u32;
-    // With queues in memory the length is what the data pointer is read with.
-    if !table.memory_based && op != Op::Verify && sqe.data.length() != bytes {
+    // Memory-based transports parse the data pointer with this length.
+    if !table.memory_based && op != IoOp::Verify && sqe.data.length() != bytes {
         return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
     }
-    let flags = if sqe.cdw12 & FUA != 0 { Flags::FUA } else { Flags::NONE };
-    Ok((Plan { lba, blocks, namespace, data: Transfer::None, op, flags }, bytes))
+    let flags = if sqe.cdw12 & FUA != 0 { RequestFlags::FUA } else { RequestFlags::NONE };
+    Ok((IoPlan { lba, blocks, namespace, data: DataTransfer::None, op, flags }, bytes))
 }
 
-/// The range of a command, with the bits of dword 12 that must be clear.
+/// The block range of a command. `clear` are the bits of dword 12 that must be clear.
 #[inline]
-fn range(sqe: &Sqe, entry: &Entry, clear: u32) -> Result<(u64, u32), Status> {
+fn block_range(sqe: &Sqe, entry: &NamespaceEntry, clear: u32) -> Result<(u64, u32), Status> {
     if sqe.cdw12 & clear != 0 || sqe.mptr != 0 {
-        return Err(field_status(sqe));
+        return Err(invalid_field_status(sqe));
     }
     let lba = u64::from(sqe.cdw10) | u64::from(sqe.cdw11) << 32;
     let blocks = (sqe.cdw12 & 0xffff) + 1;
@@ -358,138 +374,153 @@ fn range(sqe: &Sqe, entry: &Entry, clear: u32) -> Result<(u64, u32), Status> {
 }
 
 #[cold]
-fn field_status(sqe: &Sqe) -> Status {
+fn invalid_field_status(sqe: &Sqe) -> Status {
     if sqe.cdw12 & PROTECTION != 0 {
         return Status::INVALID_PROTECTION_INFORMATION.do_not_retry();
     }
     INVALID_FIELD
 }
 
-fn seldom(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status> {
+fn plan_uncommon(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
     match NvmOpcode::from_wire(sqe.opcode) {
         Some(NvmOpcode::Flush) => {
-            // VWC says that every namespace may be flushed at once (NVM 1.0, section 3.2; Base 2.0,
-            // section 7.1).
+            // VWC reports that FFFFFFFFh flushes all namespaces (NVM 1.0, section 3.2; Base 2.0, section
+            // 7.1).
             if sqe.nsid == NSID_ALL {
-                return Ok(Plan { op: Op::FlushAll, ..BARE });
+                return Ok(IoPlan { op: IoOp::FlushAll, ..EMPTY_PLAN });
             }
             let (namespace, _) = table.find(sqe.nsid)?;
-            Ok(Plan { op: Op::Flush, namespace, ..BARE })
+            Ok(IoPlan { op: IoOp::Flush, namespace, ..EMPTY_PLAN })
         }
         Some(NvmOpcode::WriteZeroes) => {
             let (namespace, entry) = table.find(sqe.nsid)?;
             if !entry.can_write_zeroes {
                 return Err(Status::INVALID_OPCODE.do_not_retry());
             }
-            let (lba, blocks) = range(sqe, entry, PROTECTION | DIRECTIVE)?;
+            let (lba, blocks) = block_range(sqe, entry, PROTECTION | DIRECTIVE)?;
             if entry.read_only {
                 return Err(Status::NAMESPACE_WRITE_PROTECTED.do_not_retry());
             }
-            let fua = if sqe.cdw12 & FUA != 0 { Flags::FUA } else { Flags::NONE };
-            let deallocate = if sqe.cdw12 & DEAC != 0 { Flags::DEALLOCATE } else { Flags::NONE };
-            Ok(Plan { op: Op::WriteZeroes, lba, blocks, namespace, flags: fua.with(deallocate), ..BARE })
+            let fua = if sqe.cdw12 & FUA != 0 { RequestFlags::FUA } else { RequestFlags::NONE };
+            let deallocate =
+                if sqe.cdw12 & DEAC != 0 { RequestFlags::DEALLOCATE } else { RequestFlags::NONE };
+            Ok(IoPlan {
+                op: IoOp::WriteZeroes,
+                lba,
+                blocks,
+                namespace,
+                flags: fua.with(deallocate),
+                ..EMPTY_PLAN
+            })
         }
         Some(NvmOpcode::WriteUncorrectable) => {
             let (namespace, entry) = table.find(sqe.nsid)?;
             if !entry.can_write_uncorrectable {
                 return Err(Status::INVALID_OPCODE.do_not_retry());
             }
-            let (lba, blocks) = range(sqe, entry, PROTECTION | DIRECTIVE)?;
+            let (lba, blocks) = block_range(sqe, entry, PROTECTION | DIRECTIVE)?;
             if entry.read_only {
                 return Err(Status::NAMESPACE_WRITE_PROTECTED.do_not_retry());
             }
-            Ok(Plan { op: Op::WriteUncorrectable, lba, blocks, namespace, ..BARE })
+            Ok(IoPlan { op: IoOp::WriteUncorrectable, lba, blocks, namespace, ..EMPTY_PLAN })
         }
         Some(NvmOpcode::Copy) => copy::plan(sqe, table),
-        Some(NvmOpcode::DatasetManagement) => dataset_management(sqe, table),
+        Some(NvmOpcode::DatasetManagement) => plan_dataset_management(sqe, table),
         Some(NvmOpcode::Compare) => {
-            let (plan, length) = read_write(sqe, table, Op::Compare)?;
-            Ok(Plan { data: Transfer::FromHost(length), ..plan })
+            let (plan, length) = read_write(sqe, table, IoOp::Compare)?;
+            Ok(IoPlan { data: DataTransfer::FromHost(length), ..plan })
         }
-        Some(NvmOpcode::Verify) => Ok(read_write(sqe, table, Op::Verify)?.0),
+        Some(NvmOpcode::Verify) => Ok(read_write(sqe, table, IoOp::Verify)?.0),
         Some(
             opcode @ (NvmOpcode::ReservationRegister
             | NvmOpcode::ReservationReport
             | NvmOpcode::ReservationAcquire
             | NvmOpcode::ReservationRelease),
-        ) => reserve(sqe, table, opcode),
-        Some(NvmOpcode::Fabrics) if !table.memory_based => fabrics(sqe),
+        ) => plan_reservation(sqe, table, opcode),
+        Some(NvmOpcode::Fabrics) if !table.memory_based => plan_fabrics(sqe),
         _ => Err(Status::INVALID_OPCODE.do_not_retry()),
     }
 }
 
-/// Dataset Management (NVM 1.0, section 3.2.3). Only deallocation does anything; the rest is advice.
-fn dataset_management(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status> {
+/// Plans Dataset Management (NVM 1.0, section 3.2.3). Deallocate is executed; access hints are ignored.
+fn plan_dataset_management(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
     let (namespace, entry) = table.find(sqe.nsid)?;
-    let command = DatasetManagement::of(sqe);
-    // Linux sends room for 256 ranges whatever their number is.
-    let need = u32::from(command.ranges) * DSM_RANGE_SIZE as u32;
-    let length = if table.memory_based { need } else { sqe.data.length() };
-    if length < need || length > (DSM_RANGES_MAX * DSM_RANGE_SIZE) as u32 {
+    let command = DatasetManagement::from_sqe(sqe);
+    // Linux always sends a buffer of 256 ranges.
+    let required = u32::from(command.ranges) * DSM_RANGE_SIZE as u32;
+    let length = if table.memory_based { required } else { sqe.data.length() };
+    if length < required || length > (DSM_RANGES_MAX * DSM_RANGE_SIZE) as u32 {
         return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
     }
     if command.deallocate && entry.read_only {
         return Err(Status::NAMESPACE_WRITE_PROTECTED.do_not_retry());
     }
-    let op = if command.deallocate && entry.can_unmap { Op::Unmap } else { Op::Nothing };
-    Ok(Plan { op, namespace, blocks: command.ranges.into(), data: Transfer::FromHost(length), ..BARE })
+    let op = if command.deallocate && entry.can_unmap { IoOp::Unmap } else { IoOp::NoOp };
+    Ok(IoPlan {
+        op,
+        namespace,
+        blocks: command.ranges.into(),
+        data: DataTransfer::FromHost(length),
+        ..EMPTY_PLAN
+    })
 }
 
-/// Most data of a reservation command, Report aside: keys, and whatever a host puts behind them.
+/// Most bytes of host data of Reservation Register, Acquire and Release: the keys, and padding that a host
+/// may send.
 const KEYS_BYTES_MAX: u32 = 4096;
 
-/// The reservation commands (Base 2.0, sections 7.2 to 7.5).
-fn reserve(sqe: &Sqe, table: &NamespaceTable, opcode: NvmOpcode) -> Result<Plan, Status> {
+/// Plans the reservation commands (Base 2.0, sections 7.2 to 7.5).
+fn plan_reservation(sqe: &Sqe, table: &NamespaceTable, opcode: NvmOpcode) -> Result<IoPlan, Status> {
     let (namespace, _) = table.find(sqe.nsid)?;
-    let need = reservation::data_bytes(opcode, sqe);
-    if need > u64::from(table.transfer_max_bytes) {
+    let required = reservation::data_bytes(opcode, sqe);
+    if required > u64::from(table.transfer_max_bytes) {
         return Err(INVALID_FIELD);
     }
-    let need = need as u32;
-    let length = if table.memory_based { need } else { sqe.data.length() };
+    let required = required as u32;
+    let length = if table.memory_based { required } else { sqe.data.length() };
     let report = opcode == NvmOpcode::ReservationReport;
-    let fits = if report { length == need } else { (need..=KEYS_BYTES_MAX).contains(&length) };
+    let fits = if report { length == required } else { (required..=KEYS_BYTES_MAX).contains(&length) };
     if !fits {
         return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
     }
-    let data = if report { Transfer::Answer(length) } else { Transfer::FromHost(length) };
+    let data = if report { DataTransfer::ControllerData(length) } else { DataTransfer::FromHost(length) };
     let lba = u64::from(sqe.cdw10) | u64::from(sqe.cdw11) << 32;
-    Ok(Plan { op: Op::Reservation, lba, blocks: sqe.opcode.into(), namespace, data, ..BARE })
+    Ok(IoPlan { op: IoOp::Reservation, lba, blocks: sqe.opcode.into(), namespace, data, ..EMPTY_PLAN })
 }
 
-/// Fabrics commands on an I/O queue that exists (Base 2.0, section 6).
-fn fabrics(sqe: &Sqe) -> Result<Plan, Status> {
+/// Plans fabrics commands on a connected I/O queue (Base 2.0, section 6).
+fn plan_fabrics(sqe: &Sqe) -> Result<IoPlan, Status> {
     match wire_nvme::fabrics::fabrics_type(sqe) {
-        Ok(FabricsType::Disconnect) if wire_nvme::fabrics::Disconnect::of(sqe).record_format != 0 => {
+        Ok(FabricsType::Disconnect) if wire_nvme::fabrics::Disconnect::from_sqe(sqe).record_format != 0 => {
             Err(Status::CONNECT_INCOMPATIBLE_FORMAT.do_not_retry())
         }
-        Ok(FabricsType::Disconnect) => Ok(Plan { op: Op::Disconnect, ..BARE }),
+        Ok(FabricsType::Disconnect) => Ok(IoPlan { op: IoOp::Disconnect, ..EMPTY_PLAN }),
         Ok(FabricsType::Connect) => Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
         Ok(FabricsType::PropertyGet | FabricsType::PropertySet) => Err(INVALID_QUEUE_TYPE),
         _ => Err(Status::INVALID_OPCODE.do_not_retry()),
     }
 }
 
-/// The ranges that an [`Op::Unmap`] plan deallocates, as first block and number of blocks. All of them
-/// are checked before the first is returned; empty ones are left out.
+/// The ranges that an [`IoOp::Unmap`] plan deallocates, as first block and number of blocks. Validates all
+/// ranges first and skips empty ones.
 ///
-/// `data` is what the host sent; the plan's `blocks` is the number of ranges in it.
+/// `data` is the host's data; the plan's `blocks` is the number of ranges in it.
 ///
 /// # Errors
-/// A range beyond the end of the namespace; nothing is to be deallocated then.
-pub fn unmaps<'a>(
-    plan: &Plan,
+/// A range ends beyond the namespace, or the data is too short; nothing must be deallocated then.
+pub fn unmap_ranges<'a>(
+    plan: &IoPlan,
     table: &NamespaceTable,
     data: &'a [u8],
 ) -> Result<impl Iterator<Item = (u64, u32)> + use<'a>, Status> {
-    let short = |_: DecodeError| Status::DATA_SGL_LENGTH_INVALID.do_not_retry();
+    let too_short = |_: DecodeError| Status::DATA_SGL_LENGTH_INVALID.do_not_retry();
     let ranges = u16::try_from(plan.blocks).map_err(|_| Status::INTERNAL_ERROR)?;
     let end = table.entry(plan).blocks;
-    for range in DsmRange::list(data, ranges).map_err(short)? {
+    for range in DsmRange::list(data, ranges).map_err(too_short)? {
         if range.lba > end || u64::from(range.blocks) > end - range.lba {
             return Err(Status::LBA_OUT_OF_RANGE.do_not_retry());
         }
     }
-    let list = DsmRange::list(data, ranges).map_err(short)?;
+    let list = DsmRange::list(data, ranges).map_err(too_short)?;
     Ok(list.filter(|range| range.blocks != 0).map(|range| (range.lba, range.blocks)))
 }

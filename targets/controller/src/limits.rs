@@ -1,13 +1,13 @@
-//! What a controller offers at most.
+//! The limits of a controller.
 
 use wire_nvme::log::TransportType;
 
 /// Limits of a transport's controllers. The control plane sets them before the first connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// I/O queues of a controller. Linux asks for one per core, and for more with poll queues.
+pub struct ControllerLimits {
+    /// I/O queues of a controller. Linux requests one per core, and more with poll queues.
     pub io_queues_max: u16,
-    /// Entries of an I/O queue (CAP.MQES and MAXCMD): what a host may have outstanding on it.
+    /// Entries of an I/O queue (CAP.MQES and MAXCMD): the most commands outstanding on it.
     pub io_queue_entries_max: u32,
     /// Entries of an admin queue. Linux uses 32.
     pub admin_queue_entries_max: u32,
@@ -19,32 +19,31 @@ pub struct Limits {
     pub async_events_max: u16,
     /// Entries kept in the error log, 1 to 256.
     pub error_log_entries: u16,
-    /// Keep alive timeouts are rounded up to a multiple of so many milliseconds (KAS), itself a
-    /// multiple of 100.
+    /// Granularity of keep alive timeouts in milliseconds (KAS), a multiple of 100. Timeouts are rounded up.
     pub keep_alive_granularity_ms: u32,
-    /// How long a discovery controller without keep alive stays without commands (Base 2.0, section
-    /// 3.1.2.3: two minutes).
+    /// Milliseconds without commands after which a discovery controller without a keep alive timeout
+    /// terminates (Base 2.0, section 3.1.2.3: two minutes).
     pub discovery_idle_ms: u32,
-    /// The transport, for what differs between them: SGL descriptors, and the error log.
+    /// The transport type, which selects the SGL descriptors and is reported in the error log.
     pub transport: TransportType,
-    /// Queues lie in the host's memory, as those of a PCI Express controller do. Data is then described
-    /// by PRPs or SGLs, queues are made by commands, and properties are registers; `transport` and
-    /// `in_capsule_bytes` have no meaning.
+    /// A memory-based transport: queues are in host memory, as with PCI Express. PRPs or SGLs describe data,
+    /// admin commands create queues, and properties are registers; `transport` and `in_capsule_bytes` are
+    /// ignored.
     pub memory_based: bool,
-    /// Doorbell Buffer Config is taken: a doorbell costs the host more than memory does. Of meaning with queues
-    /// in memory.
+    /// Support Doorbell Buffer Config, for hosts to which a doorbell write costs more than a memory write.
+    /// Memory-based transports only.
     pub shadow_doorbells: bool,
-    /// Fused Compare and Write is taken: the transport's block devices can do it.
+    /// Support fused Compare and Write; the transport's block devices must be able to execute it.
     pub compare_and_write: bool,
-    /// Interrupt vectors that completion queues can have; of meaning with queues in memory.
+    /// Interrupt vectors for completion queues. Memory-based transports only.
     pub interrupt_vectors: u16,
-    /// PCI vendor of the controller and of its subsystem (VID, SSVID); 0 where it is no PCI function.
+    /// PCI vendor of the controller and of its subsystem (VID, SSVID); 0 if it is not a PCI function.
     pub pci_vendor: u16,
 }
 
-impl Default for Limits {
+impl Default for ControllerLimits {
     fn default() -> Self {
-        Limits {
+        ControllerLimits {
             io_queues_max: 127,
             io_queue_entries_max: 128,
             admin_queue_entries_max: 128,
@@ -64,19 +63,19 @@ impl Default for Limits {
     }
 }
 
-/// Smallest memory page that the controller knows (CAP.MPSMIN), as a power of two.
+/// Memory page size as a power of two (CAP.MPSMIN and CAP.MPSMAX).
 pub(crate) const PAGE_LOG2: u8 = 12;
 
-impl Limits {
-    /// Asserts that the limits can be told to a host.
+impl ControllerLimits {
+    /// Asserts that the limits can be encoded for a host.
     ///
     /// # Panics
-    /// When a limit is outside of the range that it names.
+    /// If a limit is outside the range in its description.
     pub fn check(&self) {
         let transfer = self.transfer_max_bytes;
         assert!(self.io_queues_max >= 1, "no I/O queues");
         assert!((2..=65536).contains(&self.io_queue_entries_max), "{} entries", self.io_queue_entries_max);
-        // A discovery entry and Linux both want 32 (Base 2.0, section 5.16.1.23: ASQSZ).
+        // A discovery log entry and Linux both require at least 32 (Base 2.0, section 5.16.1.23: ASQSZ).
         assert!(
             (32..=4096).contains(&self.admin_queue_entries_max),
             "{} entries",
@@ -98,7 +97,7 @@ impl Limits {
         (self.transfer_max_bytes.trailing_zeros() as u8).saturating_sub(PAGE_LOG2)
     }
 
-    /// A keep alive timeout as it is kept, in nanoseconds.
+    /// A keep alive timeout, rounded up to the granularity, in nanoseconds.
     pub(crate) fn keep_alive_ns(&self, kato_ms: u32) -> u64 {
         u64::from(kato_ms).next_multiple_of(self.keep_alive_granularity_ms.into()) * 1_000_000
     }

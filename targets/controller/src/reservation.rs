@@ -1,81 +1,94 @@
-//! Reservations: which hosts may read and write a namespace that they share (Base 2.0, section 8.19).
+//! Reservations, which control the access of several hosts to a shared namespace (Base 2.0, section 8.19).
 //!
-//! [`State`] decides; [`Reservations`] is that of one namespace behind a lock, which only reservation commands
-//! take. What I/O commands look at is a [`Gate`]: a byte for each host and namespace, loaded with the command and
-//! written by whoever changes the reservation, so that what was acquired holds on every core when the command
-//! is answered. What must be on a medium or drained before that is waited for with a [`Pending`].
+//! [`ReservationState`] is the pure state machine; [`Reservations`] is the state of one namespace behind a
+//! lock that only reservation commands take. I/O commands check a [`DenyMask`], one byte per host and
+//! namespace: each I/O command loads it, and a command that changes the reservation stores it before it
+//! completes, so that the reservation is enforced on every core by then. A command that must wait for stable
+//! storage or for I/O of other hosts to drain returns a [`PendingChange`].
 //!
 //! ```
-//! use controller::reservation::{Command, State, access};
+//! use nvme_controller::reservation::{ReservationCommand, ReservationState, access};
 //! use wire_nvme::reservation::*;
-//! let register = Register { action: RegisterAction::Register, ignore_key: false, persist: PersistChange::None };
+//! let register = ReservationRegister { action: RegisterAction::Register, ignore_key: false, persist: PersistChange::None };
 //! let kind = ReservationType::WriteExclusive;
-//! let acquire = Acquire { action: AcquireAction::Acquire, ignore_key: false, kind };
+//! let acquire = ReservationAcquire { action: AcquireAction::Acquire, ignore_key: false, kind };
 //! let (one, other) = ([1; 16], [2; 16]);
-//! let mut state = State::default();
-//! state.apply(one, &Command::Register(register, 0, 0xa), false)?;
-//! state.apply(one, &Command::Acquire(acquire, 0xa, 0), false)?;
+//! let mut state = ReservationState::default();
+//! state.apply(one, &ReservationCommand::Register(register, 0, 0xa), false)?;
+//! state.apply(one, &ReservationCommand::Acquire(acquire, 0xa, 0), false)?;
 //! assert_eq!((state.denied(&one), state.denied(&other)), (0, access::WRITE));
-//! # Ok::<(), ring::Status>(())
+//! # Ok::<(), block_io::Status>(())
 //! ```
 
-mod bell;
+mod notifier;
 mod state;
 
 #[cfg(test)]
 mod tests;
 
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::Sqe;
 use wire_nvme::identify::rescap;
 use wire_nvme::log::NotificationType;
 use wire_nvme::opcode::NvmOpcode;
 use wire_nvme::reservation::{
-    Acquire, KEYS_SIZE, Register, Registrant, Release, Report, Reservation, decode_keys,
+    KEYS_SIZE, Registrant, ReservationAcquire, ReservationRegister, ReservationRelease, ReservationReport,
+    ReservationStatus, decode_keys,
 };
 
-use crate::{Association, Directory, INVALID_FIELD};
+use crate::{ControllerAssociation, ControllerDirectory, INVALID_FIELD};
 
-pub(crate) use bell::Bells;
-pub use bell::{Bell, Drain, Parked, Pending, Ticket};
-pub use state::{Command, Effects, Held, HostId, REGISTRANTS_MAX, Registration, State, access, denied};
+pub(crate) use notifier::ReservationNotifiers;
+pub use notifier::{DrainRequest, PendingChange, PendingCommands, PendingGuard, ReservationNotifier};
+pub use state::{
+    ActiveReservation, Effects, HostId, REGISTRANTS_MAX, Registration, ReservationCommand, ReservationState,
+    access, denied,
+};
 
-/// What a host may not do with a namespace: one byte, which I/O queues read and reservation commands write.
+/// The access to a namespace that reservations deny to a host: an atomic byte that I/O queues load and
+/// reservation commands store. 0 without a reservation.
 #[derive(Debug, Default)]
-pub struct Gate(AtomicU8);
+pub struct DenyMask(AtomicU8);
 
-impl Gate {
-    /// Whether commands of a class are refused; see [`access`].
+impl DenyMask {
+    /// Whether commands of a class are denied; see [`access`].
     #[inline(always)]
     pub fn denies(&self, class: u8) -> bool {
         self.0.load(Ordering::Acquire) & class != 0
     }
 }
 
-/// Keeps what is to survive a power loss. Called with the namespace's lock held, in the order of changes, so it
-/// passes the state on and returns; the ticket is dropped when it is on the medium.
-pub trait Keeper: Send + Sync + std::fmt::Debug {
-    /// Keeps a state. One that is not [persistent](State::persistent) replaces what was kept by nothing.
-    fn keep(&self, state: &State, ticket: Ticket);
+/// Saves reservations that persist through power loss. Called with the namespace's lock held, in the order of
+/// changes: the implementation queues the state and returns. It drops the guard when the state is on stable
+/// storage.
+pub trait ReservationStore: Send + Sync + std::fmt::Debug {
+    /// Saves a state. One that is not [persistent](ReservationState::persistent) deletes the saved state.
+    fn save(&self, state: &ReservationState, guard: PendingGuard);
 }
 
-/// Registrations and the reservation of one namespace, shared by all controllers that reach it.
+/// Registrations and the reservation of one namespace, shared by all controllers that attach it.
+///
+/// It owns the [`ReservationState`] and a [`DenyMask`] for each connected host. A change runs under the lock:
+/// it applies the command to the state, stores the masks and queues the state for the [`ReservationStore`].
+/// After the lock it requests drains of preempted hosts and notifies the other cores. I/O costs one atomic
+/// load and takes no lock.
 #[derive(Debug, Default)]
 pub struct Reservations {
-    inner: Mutex<Inner>,
-    keeper: Option<Box<dyn Keeper>>,
+    inner: Mutex<ReservationsInner>,
+    store: Option<Box<dyn ReservationStore>>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
-    state: State,
-    gates: Vec<(HostId, Weak<Gate>)>,
+struct ReservationsInner {
+    state: ReservationState,
+    deny_masks: Vec<(HostId, Weak<DenyMask>)>,
 }
 
-/// Pictures of a namespace are equal whatever is reserved: that is its state, not what it is.
+/// Always equal: a change of reservations is not a change of the namespace's configuration, for which
+/// snapshots are compared.
 impl PartialEq for Reservations {
     fn eq(&self, _: &Reservations) -> bool {
         true
@@ -84,167 +97,191 @@ impl PartialEq for Reservations {
 
 impl Eq for Reservations {}
 
-/// Who reserves: the controller, among those of the target.
+/// The controller that sends a reservation command, and the directory of the target's controllers.
 #[derive(Clone, Debug)]
-pub(crate) struct Seat {
-    pub(crate) directory: Arc<Directory>,
-    pub(crate) association: Arc<Association>,
+pub(crate) struct Requester {
+    pub(crate) directory: Arc<ControllerDirectory>,
+    pub(crate) association: Arc<ControllerAssociation>,
 }
 
-/// What a reservation command comes to.
+/// The result of a reservation command.
 #[derive(Debug)]
-pub enum Outcome {
-    /// It is done; the status to complete it with.
+pub enum ReservationOutcome {
+    /// Completed with this status.
     Done(Status),
-    /// It is done, and this goes to the host.
+    /// Completed with success and this data for the host.
     Report(Vec<u8>),
-    /// It is done when there is nothing left to wait for; a [`Bell`] rings then.
-    Pending(Arc<Pending>),
+    /// Completes when the change is no longer pending; every [`ReservationNotifier`] is notified then.
+    Pending(Arc<PendingChange>),
 }
 
 impl Reservations {
-    /// Of a namespace whose state a keeper makes survive; `state` is what it had kept.
-    pub fn kept(state: State, keeper: Box<dyn Keeper>) -> Reservations {
-        Reservations { inner: Mutex::new(Inner { state, gates: Vec::new() }), keeper: Some(keeper) }
+    /// Reservations that can persist through power loss. `state` is the state that the store loaded.
+    pub fn with_store(state: ReservationState, store: Box<dyn ReservationStore>) -> Reservations {
+        Reservations {
+            inner: Mutex::new(ReservationsInner { state, deny_masks: Vec::new() }),
+            store: Some(store),
+        }
     }
 
-    /// Whether the state can survive a power loss.
+    /// Whether the state can persist through power loss.
     pub fn can_persist(&self) -> bool {
-        self.keeper.is_some()
+        self.store.is_some()
     }
 
-    /// RESCAP: what Identify Namespace tells.
+    /// Reservation Capabilities (RESCAP) for Identify Namespace.
     pub fn capabilities(&self) -> u8 {
         rescap::ALL_TYPES | rescap::IGNORE_KEY | if self.can_persist() { rescap::PERSIST } else { 0 }
     }
 
-    /// The state now.
-    pub fn state(&self) -> State {
+    /// A copy of the current state.
+    pub fn state(&self) -> ReservationState {
         self.lock().state.clone()
     }
 
-    /// What a host's I/O commands are to look at, now and after every change.
-    pub fn gate(&self, host: &HostId) -> Arc<Gate> {
+    /// The mask that I/O commands of a host check; every change updates it.
+    pub fn deny_mask(&self, host: &HostId) -> Arc<DenyMask> {
         let mut inner = self.lock();
-        inner.gates.retain(|(_, gate)| gate.strong_count() > 0);
-        if let Some(gate) = inner.gates.iter().find(|(of, _)| of == host).and_then(|(_, gate)| gate.upgrade())
+        inner.deny_masks.retain(|(_, mask)| mask.strong_count() > 0);
+        if let Some(mask) =
+            inner.deny_masks.iter().find(|(of, _)| of == host).and_then(|(_, mask)| mask.upgrade())
         {
-            return gate;
+            return mask;
         }
-        let gate = Arc::new(Gate(AtomicU8::new(inner.state.denied(host))));
-        inner.gates.push((*host, Arc::downgrade(&gate)));
-        gate
+        let mask = Arc::new(DenyMask(AtomicU8::new(inner.state.denied(host))));
+        inner.deny_masks.push((*host, Arc::downgrade(&mask)));
+        mask
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, ReservationsInner> {
+        sync::lock(&self.inner)
     }
 
-    /// Changes the state; what came of it and, if something is waited for, what with.
-    fn change(
+    /// Changes the state. Returns the effects and the completion of the change, which may be pending.
+    fn update(
         &self,
-        seat: &Seat,
-        change: impl FnOnce(&mut State) -> Result<Effects, Status>,
-    ) -> Result<(Effects, Arc<Pending>), Status> {
-        let (pending, ticket) = Pending::new(seat.directory.bells());
+        requester: &Requester,
+        change: impl FnOnce(&mut ReservationState) -> Result<Effects, Status>,
+    ) -> Result<(Effects, Arc<PendingChange>), Status> {
+        let (pending, guard) = PendingChange::new(requester.directory.notifiers());
         let mut inner = self.lock();
         let before = inner.state.clone();
         let effects = change(&mut inner.state)?;
         if inner.state != before {
-            let Inner { state, gates } = &*inner;
-            for (host, gate) in gates {
-                if let Some(gate) = gate.upgrade() {
-                    gate.0.store(state.denied(host), Ordering::Release);
+            let ReservationsInner { state, deny_masks } = &*inner;
+            for (host, mask) in deny_masks {
+                if let Some(mask) = mask.upgrade() {
+                    mask.0.store(state.denied(host), Ordering::Release);
                 }
             }
-            if let Some(keeper) = self.keeper.as_ref().filter(|_| state.persistent || before.persistent) {
-                keeper.keep(state, ticket.clone());
+            if let Some(store) = self.store.as_ref().filter(|_| state.persistent || before.persistent) {
+                store.save(state, guard.clone());
             }
         }
         drop(inner);
         if !effects.abort.is_empty() {
-            let drain = Drain {
-                subnqn: seat.association.subnqn().clone(),
+            let drain = DrainRequest {
+                subnqn: requester.association.subnqn().clone(),
                 hosts: effects.abort.clone().into(),
-                ticket: ticket.clone(),
+                guard: guard.clone(),
             };
-            seat.directory.bells().ring(Some(&drain));
+            requester.directory.notifiers().notify_all(Some(&drain));
         }
-        drop(ticket);
+        drop(guard);
         Ok((effects, pending))
     }
 
-    /// Sets whether the state survives a power loss (the Reservation Persistence feature).
+    /// Sets whether the state persists through power loss (the Reservation Persistence feature).
     ///
     /// # Errors
-    /// It cannot.
-    pub(crate) fn persist(&self, seat: &Seat, persistent: bool) -> Result<Arc<Pending>, Status> {
+    /// Invalid Field without a [`ReservationStore`].
+    pub(crate) fn set_persistent(
+        &self,
+        requester: &Requester,
+        persistent: bool,
+    ) -> Result<Arc<PendingChange>, Status> {
         if persistent && !self.can_persist() {
             return Err(INVALID_FIELD);
         }
-        let (_, pending) = self.change(seat, |state| {
+        let (_, pending) = self.update(requester, |state| {
             state.persistent = persistent;
             Ok(Effects::default())
         })?;
         Ok(pending)
     }
 
-    /// Executes a reservation command of a host. `sqe` is as [`words`] keeps it, `data` is what came with it.
-    pub(crate) fn execute(&self, seat: &Seat, nsid: u32, sqe: &Sqe, data: &[u8]) -> Outcome {
-        self.try_execute(seat, nsid, sqe, data).unwrap_or_else(Outcome::Done)
+    /// Executes a reservation command of a host. `sqe` needs only opcode and dwords 10 and 11; `data` is the
+    /// host's data.
+    pub(crate) fn execute(
+        &self,
+        requester: &Requester,
+        nsid: u32,
+        sqe: &Sqe,
+        data: &[u8],
+    ) -> ReservationOutcome {
+        self.try_execute(requester, nsid, sqe, data).unwrap_or_else(ReservationOutcome::Done)
     }
 
-    fn try_execute(&self, seat: &Seat, nsid: u32, sqe: &Sqe, data: &[u8]) -> Result<Outcome, Status> {
+    fn try_execute(
+        &self,
+        requester: &Requester,
+        nsid: u32,
+        sqe: &Sqe,
+        data: &[u8],
+    ) -> Result<ReservationOutcome, Status> {
         if sqe.opcode == NvmOpcode::ReservationReport.to_wire() {
-            return self.report(seat, Report::of(sqe)).map(Outcome::Report);
+            return self.report(requester, ReservationReport::from_sqe(sqe)).map(ReservationOutcome::Report);
         }
-        let host = seat.association.host_id();
-        // Hosts without an identifier cannot be told apart: theirs has to be set first.
+        let host = requester.association.host_id();
+        // Hosts with a zero identifier are indistinguishable: the host must set one first.
         if host == [0; 16] {
             return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
         }
-        let command = command(sqe, data)?;
+        let command = decode_command(sqe, data)?;
         let (effects, pending) =
-            self.change(seat, |state| state.apply(host, &command, self.can_persist()))?;
-        let told = [
+            self.update(requester, |state| state.apply(host, &command, self.can_persist()))?;
+        let notifications = [
             (NotificationType::RegistrationPreempted, &effects.preempted),
             (NotificationType::ReservationReleased, &effects.released),
             (NotificationType::ReservationPreempted, &effects.cleared),
         ];
-        if told.iter().any(|(_, hosts)| !hosts.is_empty()) {
-            for association in seat.directory.controllers(seat.association.subnqn()) {
-                for (kind, _) in told.iter().filter(|(_, hosts)| hosts.contains(&association.host_id())) {
+        if notifications.iter().any(|(_, hosts)| !hosts.is_empty()) {
+            for association in requester.directory.controllers(requester.association.subnqn()) {
+                for (kind, _) in
+                    notifications.iter().filter(|(_, hosts)| hosts.contains(&association.host_id()))
+                {
                     association.notify(nsid, *kind);
                 }
             }
-            seat.directory.bells().ring(None);
+            requester.directory.notifiers().notify_all(None);
         }
-        Ok(pending.outcome().map_or(Outcome::Pending(pending), Outcome::Done))
+        Ok(pending.outcome().map_or(ReservationOutcome::Pending(pending), ReservationOutcome::Done))
     }
 
-    /// Reservation Report (Base 2.0, section 7.5): an entry for each controller of a registered host.
-    fn report(&self, seat: &Seat, report: Report) -> Result<Vec<u8>, Status> {
-        // The form is that of host identifiers (Base 2.0, section 7.5: EDS).
-        if seat.association.id_is_long().is_some_and(|long| long != report.extended) {
+    /// Reservation Report (Base 2.0, section 7.5): one entry per controller of a registered host.
+    fn report(&self, requester: &Requester, report: ReservationReport) -> Result<Vec<u8>, Status> {
+        // The data structure must match the length of host identifiers (Base 2.0, section 7.5: EDS).
+        if requester.association.host_id_is_extended().is_some_and(|long| long != report.extended) {
             return Err(Status::HOST_ID_INCONSISTENT.do_not_retry());
         }
         let state = self.state();
-        let controllers = seat.directory.controllers(seat.association.subnqn());
+        let controllers = requester.directory.controllers(requester.association.subnqn());
         let mut registrants = Vec::new();
         for Registration { host, key } in &state.registrations {
             let entry =
                 |cntlid| Registrant { cntlid, holder: state.is_holder(host), host_id: *host, key: *key };
-            let of = controllers.iter().filter(|association| association.host_id() == *host);
+            let host_controllers = controllers.iter().filter(|association| association.host_id() == *host);
             let before = registrants.len();
-            registrants.extend(of.map(|association| entry(association.cntlid())));
+            registrants.extend(host_controllers.map(|association| entry(association.cntlid())));
             if registrants.len() == before {
-                // The host has no controller now, and which it gets is not known (dynamic controller model).
+                // The host has no controller now. FFFFh: the dynamic controller model cannot predict its
+                // identifier.
                 registrants.push(entry(0xffff));
             }
         }
-        let reservation = Reservation {
+        let reservation = ReservationStatus {
             generation: state.generation,
-            kind: state.held.map(|held| held.kind),
+            kind: state.reservation.map(|held| held.kind),
             persistent: state.persistent,
             registrants,
         };
@@ -254,36 +291,37 @@ impl Reservations {
     }
 }
 
-/// Bytes of data that a reservation command needs: to the host for Report, else from it.
+/// Bytes of data that a reservation command transfers: to the host for Report, otherwise from the host.
 pub(crate) fn data_bytes(opcode: NvmOpcode, sqe: &Sqe) -> u64 {
     match opcode {
-        NvmOpcode::ReservationReport => Report::of(sqe).length_bytes,
+        NvmOpcode::ReservationReport => ReservationReport::from_sqe(sqe).length_bytes,
         NvmOpcode::ReservationRelease => 8,
         _ => KEYS_SIZE as u64,
     }
 }
 
-fn command(sqe: &Sqe, data: &[u8]) -> Result<Command, Status> {
-    let short = Status::DATA_SGL_LENGTH_INVALID.do_not_retry();
-    let keys = || data.first_chunk::<KEYS_SIZE>().map(decode_keys).ok_or(short);
+fn decode_command(sqe: &Sqe, data: &[u8]) -> Result<ReservationCommand, Status> {
+    let too_short = Status::DATA_SGL_LENGTH_INVALID.do_not_retry();
+    let keys = || data.first_chunk::<KEYS_SIZE>().map(decode_keys).ok_or(too_short);
     match NvmOpcode::from_wire(sqe.opcode) {
         Some(NvmOpcode::ReservationRegister) => {
-            let register = Register::of(sqe).ok_or(INVALID_FIELD)?;
+            let register = ReservationRegister::from_sqe(sqe).ok_or(INVALID_FIELD)?;
             let (current, new) = keys()?;
-            Ok(Command::Register(register, current, new))
+            Ok(ReservationCommand::Register(register, current, new))
         }
         Some(NvmOpcode::ReservationAcquire) => {
-            let acquire = Acquire::of(sqe).ok_or(INVALID_FIELD)?;
+            let acquire = ReservationAcquire::from_sqe(sqe).ok_or(INVALID_FIELD)?;
             let (current, preempt) = keys()?;
-            Ok(Command::Acquire(acquire, current, preempt))
+            Ok(ReservationCommand::Acquire(acquire, current, preempt))
         }
         Some(NvmOpcode::ReservationRelease) => {
-            // Of Clear the type means nothing (Base 2.0, section 7.4).
+            // Clear ignores the reservation type (Base 2.0, section 7.4).
             let typed = Sqe { cdw10: sqe.cdw10 & !0xff00 | 1 << 8, ..*sqe };
             let is_clear = sqe.cdw10 & 7 == 1;
-            let release = Release::of(if is_clear { &typed } else { sqe }).ok_or(INVALID_FIELD)?;
-            let key = data.first_chunk().copied().map(u64::from_le_bytes).ok_or(short)?;
-            Ok(Command::Release(release, key))
+            let release =
+                ReservationRelease::from_sqe(if is_clear { &typed } else { sqe }).ok_or(INVALID_FIELD)?;
+            let key = data.first_chunk().copied().map(u64::from_le_bytes).ok_or(too_short)?;
+            Ok(ReservationCommand::Release(release, key))
         }
         _ => Err(Status::INVALID_OPCODE.do_not_retry()),
     }

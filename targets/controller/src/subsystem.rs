@@ -1,4 +1,4 @@
-//! What a controller belongs to: an immutable picture that is swapped when anything changes.
+//! Immutable snapshots of a subsystem's configuration.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,100 +10,100 @@ use wire_nvme::log::AnaState;
 
 use crate::reservation::Reservations;
 
-/// Whether hosts find namespaces or other subsystems behind it.
+/// The type of a subsystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// An NVM subsystem, with I/O controllers.
+pub enum SubsystemKind {
+    /// An NVM subsystem: I/O controllers with namespaces.
     Nvm,
-    /// The discovery subsystem.
+    /// The discovery subsystem: discovery controllers without namespaces.
     Discovery,
 }
 
-/// A subsystem at one moment. Shared as `Arc<Subsystem>`; the control plane makes a new one for every
-/// change and hands it to controllers and I/O queues.
+/// A snapshot of a subsystem's configuration. Shared as `Arc<Subsystem>`; the control plane creates a new one
+/// for every change and publishes it to controllers and I/O queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subsystem {
-    /// Its name. A discovery subsystem may also have a name of its own besides the well-known one.
+    /// NQN. A discovery subsystem may have a unique NQN besides the well-known one.
     pub nqn: Nqn,
-    /// What it is.
-    pub kind: Kind,
+    /// NVM or discovery.
+    pub kind: SubsystemKind,
     /// Serial number, at most 20 bytes of ASCII.
     pub serial: String,
     /// Model number, at most 40 bytes of ASCII.
     pub model: String,
-    /// Every host may connect.
+    /// Allow every host to connect, whatever `hosts` contains.
     pub allow_any_host: bool,
-    /// The hosts that may connect.
+    /// The hosts that are allowed to connect.
     pub hosts: BTreeSet<Nqn>,
-    /// Smallest controller identifier that is given out.
+    /// Smallest controller identifier, 1 at least.
     pub cntlid_min: u16,
-    /// Largest controller identifier that is given out, FFEFh at most.
+    /// Largest controller identifier, FFEFh at most.
     pub cntlid_max: u16,
-    /// Largest namespace identifier that can be used.
+    /// Largest valid namespace identifier (NN).
     pub namespaces_max: u32,
-    /// Its namespaces, by rising identifier.
-    pub namespaces: Vec<Namespace>,
-    /// Where it is reached. With none, it is reached everywhere.
-    pub listeners: Vec<Listener>,
-    /// Whether asymmetric namespace access is reported.
+    /// The namespaces, by ascending identifier.
+    pub namespaces: Vec<SubsystemNamespace>,
+    /// The ports that it listens on; empty for all.
+    pub listeners: Vec<SubsystemListener>,
+    /// Report asymmetric namespace access (ANA).
     pub ana_reporting: bool,
 }
 
-/// A port that leads to a subsystem.
+/// A port on which a subsystem listens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Listener {
+pub struct SubsystemListener {
     /// The port's number, the same in the discovery log.
     pub portid: u16,
-    /// How ANA groups are reached through it; those not listed are optimized.
+    /// ANA state by group; groups that are not listed are optimized.
     pub ana: Vec<(u32, AnaState)>,
 }
 
-/// A namespace.
+/// A namespace of a [`Subsystem`] snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Namespace {
+pub struct SubsystemNamespace {
     /// Namespace identifier, from 1.
     pub nsid: u32,
     /// Name of the block device behind it.
     pub bdev: String,
-    /// The transport's key for the block device; opaque here.
+    /// The transport's key for the block device; opaque to this crate.
     pub backend: u32,
     /// Size in blocks.
     pub blocks: u64,
-    /// Bytes of a block: a power of two, 512 at least.
+    /// Bytes per block: a power of two, 512 at least.
     pub block_size: u32,
-    /// Globally unique identifier; zero for none.
+    /// NGUID (globally unique identifier); zero for none.
     pub nguid: [u8; 16],
-    /// Extended unique identifier; zero for none.
+    /// EUI-64 (extended unique identifier); zero for none.
     pub eui64: [u8; 8],
     /// UUID; nil for none.
     pub uuid: Uuid,
-    /// What was acknowledged may be lost with the power until it is flushed.
+    /// Completed writes may be lost on power loss until they are flushed.
     pub volatile_cache: bool,
-    /// Nothing may be written.
+    /// Writes are rejected.
     pub read_only: bool,
-    /// Blocks can be deallocated, and read as zeroes then.
+    /// Supports deallocation (unmap); deallocated blocks read as zeroes.
     pub can_unmap: bool,
-    /// Blocks can be zeroed without sending zeroes.
+    /// Supports Write Zeroes.
     pub can_write_zeroes: bool,
-    /// Blocks can be made unreadable.
+    /// Supports Write Uncorrectable.
     pub can_write_uncorrectable: bool,
     /// Preferred I/O boundary in blocks; 0 for none.
     pub optimal_boundary_blocks: u16,
-    /// What the address of a buffer is to be a multiple of, a power of two: a host's own memory can then be used
-    /// as it lies.
+    /// Required alignment of buffer addresses in bytes, a power of two. Host memory with this alignment is
+    /// used without a copy.
     pub buffer_alignment: u32,
     /// ANA group, from 1 to [`Subsystem::namespaces_max`].
     pub anagrpid: u32,
-    /// Who has reserved it: the same in every picture of the namespace.
+    /// Registrations and reservation, shared by all snapshots of the namespace.
     pub reservations: Arc<Reservations>,
 }
 
 impl Subsystem {
-    /// An NVM subsystem that no host may use and that has nothing to offer.
+    /// An NVM subsystem without namespaces that allows no host.
     pub fn new(nqn: Nqn) -> Subsystem {
         Subsystem {
             nqn,
-            kind: Kind::Nvm,
+            kind: SubsystemKind::Nvm,
             serial: "0".to_owned(),
             model: "Ringbolt bdev".to_owned(),
             allow_any_host: false,
@@ -117,10 +117,10 @@ impl Subsystem {
         }
     }
 
-    /// The discovery subsystem, open to every host, under the well-known name or another.
+    /// A discovery subsystem that allows every host, under the well-known NQN or another one.
     pub fn discovery(nqn: Nqn) -> Subsystem {
         Subsystem {
-            kind: Kind::Discovery,
+            kind: SubsystemKind::Discovery,
             allow_any_host: true,
             namespaces_max: 0,
             model: "Ringbolt discovery".to_owned(),
@@ -128,28 +128,28 @@ impl Subsystem {
         }
     }
 
-    /// Whether a host may connect.
+    /// Whether the host is allowed to connect.
     pub fn allows(&self, host: &Nqn) -> bool {
         self.allow_any_host || self.hosts.contains(host)
     }
 
-    /// Whether it is reached through a port.
+    /// Whether the subsystem listens on the port.
     pub fn listens_on(&self, portid: u16) -> bool {
         self.listeners.is_empty() || self.listeners.iter().any(|listener| listener.portid == portid)
     }
 
-    /// The namespace with this identifier.
-    pub fn namespace(&self, nsid: u32) -> Option<&Namespace> {
+    /// The namespace with this identifier, if it exists.
+    pub fn namespace(&self, nsid: u32) -> Option<&SubsystemNamespace> {
         let index = self.namespaces.binary_search_by_key(&nsid, |namespace| namespace.nsid).ok()?;
         Some(&self.namespaces[index])
     }
 
-    /// Whether the identifier could be a namespace's (Base 2.0, section 3.2.1: valid NSIDs).
+    /// Whether the identifier is a valid NSID, active or not (Base 2.0, section 3.2.1).
     pub fn is_valid_nsid(&self, nsid: u32) -> bool {
         (1..=self.namespaces_max).contains(&nsid)
     }
 
-    /// How an ANA group is reached through a port.
+    /// The ANA state of a group on a port.
     pub fn ana_state(&self, portid: u16, group: u32) -> AnaState {
         let listener = self.listeners.iter().find(|listener| listener.portid == portid);
         let state = listener.and_then(|listener| listener.ana.iter().find(|(id, _)| *id == group));
@@ -159,20 +159,21 @@ impl Subsystem {
         }
     }
 
-    /// The ANA groups that there are, rising.
+    /// The ANA groups of the namespaces, ascending.
     pub fn ana_groups(&self) -> BTreeSet<u32> {
         self.namespaces.iter().map(|namespace| namespace.anagrpid).collect()
     }
 
-    /// Whether any namespace may lose what it acknowledged.
+    /// Whether any namespace has a volatile write cache.
     pub fn has_volatile_cache(&self) -> bool {
         self.namespaces.iter().any(|namespace| namespace.volatile_cache)
     }
 
-    /// Asserts what the rest of the crate relies on. Called where a picture comes in.
+    /// Asserts the invariants that this crate relies on. Called for every new snapshot.
     ///
     /// # Panics
-    /// When namespaces are out of order, out of range or have impossible blocks.
+    /// If controller identifiers, namespace identifiers, ANA groups or block sizes are out of range or out of
+    /// order.
     pub(crate) fn check(&self) {
         assert!(
             self.cntlid_min >= 1 && self.cntlid_min <= self.cntlid_max && self.cntlid_max <= 0xffef,
@@ -182,7 +183,7 @@ impl Subsystem {
         );
         let mut last = 0;
         for namespace in &self.namespaces {
-            let Namespace { nsid, block_size, anagrpid, .. } = *namespace;
+            let SubsystemNamespace { nsid, block_size, anagrpid, .. } = *namespace;
             assert!(
                 nsid > last && nsid <= self.namespaces_max,
                 "namespace {nsid} of {}",
@@ -199,10 +200,10 @@ impl Subsystem {
     }
 }
 
-impl Namespace {
-    /// A namespace with 512-byte blocks that can do nothing special.
-    pub fn new(nsid: u32, blocks: u64) -> Namespace {
-        Namespace {
+impl SubsystemNamespace {
+    /// A namespace with 512-byte blocks and no optional capabilities.
+    pub fn new(nsid: u32, blocks: u64) -> SubsystemNamespace {
+        SubsystemNamespace {
             nsid,
             bdev: String::new(),
             backend: 0,
@@ -223,7 +224,7 @@ impl Namespace {
         }
     }
 
-    /// Its identification descriptors (Base 2.0, section 5.17.2.3).
+    /// The namespace identification descriptors (Base 2.0, section 5.17.2.3).
     pub(crate) fn descriptors(&self) -> Vec<NamespaceDescriptor> {
         let mut list = Vec::new();
         if self.eui64 != [0; 8] {

@@ -1,13 +1,11 @@
-//! A controller over vfio-user: served, or measured.
+//! Serves a controller over vfio-user, or measures one.
 //!
-//! `vfio_user serve DIRECTORY [MIB]` serves a device in memory on the socket `cntrl` in a directory, until
-//! its standard input ends. `vfio_user measure [DEPTH [SECONDS [malloc]]]` serves a null device, or one in
-//! memory, and reads 4 KiB from it on another thread, with so many commands outstanding, and says how many and
-//! how long one took.
-//! `vfio_user count [DEPTH [TURNS]]` does the same with the host on the target's own core, one turn of each
-//! after the other, and ends after so many turns: instructions that one command costs at some depth, or a turn
-//! in which nothing comes (depth 0), are the difference of two numbers of turns under
-//! `valgrind --tool=callgrind --toggle-collect='*GroupPoller*poll*'`.
+//! `vfio_user serve DIRECTORY [MIB]` serves a malloc device on the socket `cntrl` in a directory, until the end
+//! of standard input. `vfio_user measure [DEPTH [SECONDS [malloc]]]` serves a null or malloc device, reads 4 KiB
+//! blocks from it on another thread at the given queue depth, and prints the throughput and the mean latency.
+//! `vfio_user count [DEPTH [TURNS]]` runs the host on the target's core, polls both alternately, and exits after
+//! TURNS polls. The instructions per command at a depth, or per idle poll (depth 0), are the difference between
+//! two runs with different TURNS under `valgrind --tool=callgrind --toggle-collect='*GroupPoller*poll*'`.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -15,15 +13,15 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use bdev::{Registry, malloc, null};
-use memory::SharedRegion;
-use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, VfioUserConfig};
-use reactor::{Config, IdlePolicy, Period, Poller, Reactors, Shutdown, Work};
-use vfio_user::{BAR0, Client};
+use dma::SharedRegion;
+use nvmf::{ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, VfioUserConfig};
+use reactor::{IdlePolicy, Period, PollResult, Poller, ReactorConfig, Reactors, Shutdown};
+use vfio_user::{BAR0, VfioUserClient};
 use wire_nvme::opcode::NvmOpcode;
 use wire_nvme::queue::{CreateIoCq, CreateIoSq};
 use wire_nvme::{DataPointer, Sqe, io};
 
-type Failure = Box<dyn std::error::Error>;
+type ExampleError = Box<dyn std::error::Error>;
 
 const NQN: &str = "nqn.2026-11.io.ringbolt:example";
 const IOVA: u64 = 0x1000_0000;
@@ -38,8 +36,8 @@ fn target(
     reactors: &Reactors,
     device: &str,
     directory: &Path,
-) -> Result<Target, Failure> {
-    let target = Target::new(registry.clone(), reactors.remotes());
+) -> Result<NvmfTarget, ExampleError> {
+    let target = NvmfTarget::new(registry.clone(), reactors.handles());
     target.create_vfio_user(VfioUserConfig::default())?;
     target.create_subsystem(NQN, SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() })?;
     target.add_namespace(NQN, NamespaceConfig::new(device))?;
@@ -47,10 +45,10 @@ fn target(
     Ok(target)
 }
 
-fn serve(directory: &Path, mib: u64) -> Result<(), Failure> {
+fn serve(directory: &Path, mib: u64) -> Result<(), ExampleError> {
     let registry = Registry::new();
     malloc::create(&registry, malloc::MallocConfig::new("Malloc0", mib << 11, 512))?;
-    let reactors = Reactors::start(&Config::default())?;
+    let reactors = Reactors::start(&ReactorConfig::default())?;
     let target = target(&registry, &reactors, "Malloc0", directory)?;
     println!("serving {mib} MiB on {}", directory.join("cntrl").display());
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
@@ -58,9 +56,9 @@ fn serve(directory: &Path, mib: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A host with one queue pair, in memory that it shares with the device.
-struct Host {
-    client: Client,
+/// A host with one I/O queue pair, in memory that it shares with the device.
+struct ExampleHost {
+    client: VfioUserClient,
     memory: SharedRegion,
     doorbells: SharedRegion,
     tail: u32,
@@ -68,15 +66,15 @@ struct Host {
     phase: u64,
 }
 
-impl Host {
-    fn connect(directory: &Path) -> Result<Host, Failure> {
-        let client = Client::connect(directory, &vfio_user::Config::default())?;
+impl ExampleHost {
+    fn connect(directory: &Path) -> Result<ExampleHost, ExampleError> {
+        let client = VfioUserClient::connect(directory, &vfio_user::ClientConfig::default())?;
         let file = rustix::fs::memfd_create("example", rustix::fs::MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, MEMORY)?;
         let memory = SharedRegion::map(file.as_fd(), 0, MEMORY, true)?;
         client.dma_map_file(IOVA, file.as_fd(), 0, MEMORY, true)?;
         let doorbells = client.map_region(BAR0, 0x1000, 0x1000)?;
-        // An admin queue of 32 entries, enabled.
+        // Enable the controller with an admin queue of 32 entries.
         client.write_u32(BAR0, 0x24, 0x001f_001f)?;
         client.write_u64(BAR0, 0x28, IOVA)?;
         client.write_u64(BAR0, 0x30, IOVA + 0x1000)?;
@@ -99,18 +97,18 @@ impl Host {
         for (index, sqe) in [completion.to_sqe(), submission.to_sqe()].iter().enumerate() {
             memory.write(index as u64 * 64, &sqe.to_bytes());
             doorbells.store_u32(0, index as u32 + 1);
-            let answer = 0x1008 + index as u64 * 16;
-            while memory.load_u64(answer) >> 48 & 1 == 0 {
+            let phase_address = 0x1008 + index as u64 * 16;
+            while memory.load_u64(phase_address) >> 48 & 1 == 0 {
                 std::thread::yield_now();
             }
-            if memory.load_u64(answer) >> 49 != 0 {
+            if memory.load_u64(phase_address) >> 49 != 0 {
                 return Err(format!("command {index} failed").into());
             }
         }
-        Ok(Host { client, memory, doorbells, tail: 0, head: 0, phase: 1 })
+        Ok(ExampleHost { client, memory, doorbells, tail: 0, head: 0, phase: 1 })
     }
 
-    fn put(&mut self, cid: u16) {
+    fn push_read(&mut self, cid: u16) {
         let read = io::ReadWrite { lba: u64::from(cid) * 8, blocks: 8, ..Default::default() };
         let data = DataPointer::prp(IOVA + DATA + u64::from(cid) * 4096, 0);
         let sqe = Sqe { cid, nsid: 1, flags: 0, data, ..read.to_sqe(NvmOpcode::Read) };
@@ -118,12 +116,12 @@ impl Host {
         self.tail = (self.tail + 1) % ENTRIES;
     }
 
-    fn ring(&self) {
+    fn ring_doorbell(&self) {
         self.doorbells.store_u32(8, self.tail);
     }
 
-    /// Takes what was completed and asks for as much again; how many.
-    fn turn(&mut self) -> u64 {
+    /// Reaps completions and submits a new read for each. Returns their number.
+    fn poll(&mut self) -> u64 {
         let mut count = 0;
         loop {
             let high = self.memory.load_u64(COMPLETION + u64::from(self.head) * 16 + 8);
@@ -135,45 +133,45 @@ impl Host {
             if self.head == ENTRIES {
                 (self.head, self.phase) = (0, self.phase ^ 1);
             }
-            self.put((high >> 32) as u16);
+            self.push_read((high >> 32) as u16);
             count += 1;
         }
         if count > 0 {
             self.doorbells.store_u32(12, self.head);
-            self.ring();
+            self.ring_doorbell();
         }
         count
     }
 
     fn start(&mut self, depth: u16) {
-        (0..depth).for_each(|cid| self.put(cid));
-        self.ring();
+        (0..depth).for_each(|cid| self.push_read(cid));
+        self.ring_doorbell();
     }
 }
 
-/// A host on the target's core.
-struct OnCore {
-    host: Host,
+/// Polls a host on the target's core.
+struct HostPoller {
+    host: ExampleHost,
     turns: u64,
     commands: u64,
-    /// The number of commands goes here at the end.
+    /// Receives the number of completed commands at the end.
     done: SyncSender<u64>,
 }
 
-impl Poller for OnCore {
+impl Poller for HostPoller {
     fn name(&self) -> &str {
         "host"
     }
 
-    fn poll(&mut self, _now_ns: u64) -> Work {
+    fn poll(&mut self, _now_ns: u64) -> PollResult {
         if self.turns > 0 {
             self.turns -= 1;
-            self.commands += self.host.turn();
+            self.commands += self.host.poll();
             if self.turns == 0 {
                 let _ = self.done.send(self.commands);
             }
         }
-        Work::Some(1)
+        PollResult::Busy(1)
     }
 
     fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
@@ -183,8 +181,8 @@ impl Poller for OnCore {
 
 fn with_device(
     in_memory: bool,
-    job: impl FnOnce(&Path, &Reactors) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    job: impl FnOnce(&Path, &Reactors) -> Result<(), ExampleError>,
+) -> Result<(), ExampleError> {
     let directory = std::env::temp_dir().join(format!("ringbolt-vfio-user-{}", std::process::id()));
     std::fs::create_dir(&directory)?;
     let registry = Registry::new();
@@ -194,7 +192,8 @@ fn with_device(
         null::create(&registry, null::NullConfig::new("Device0", 1 << 20, 512))?;
     }
     let cpus = "0".parse()?;
-    let reactors = Reactors::start(&Config { cpus, idle: IdlePolicy::Spin, ..Config::default() })?;
+    let reactors =
+        Reactors::start(&ReactorConfig { cpus, idle: IdlePolicy::Spin, ..ReactorConfig::default() })?;
     let target = target(&registry, &reactors, "Device0", &directory)?;
     let done = job(&directory, &reactors);
     target.shutdown();
@@ -203,14 +202,14 @@ fn with_device(
     done
 }
 
-fn measure(depth: u16, seconds: u64, in_memory: bool) -> Result<(), Failure> {
+fn measure(depth: u16, seconds: u64, in_memory: bool) -> Result<(), ExampleError> {
     with_device(in_memory, |directory, _| {
-        let mut host = Host::connect(directory)?;
+        let mut host = ExampleHost::connect(directory)?;
         host.start(depth);
         let (start, mut count) = (Instant::now(), 0);
         while start.elapsed() < Duration::from_secs(seconds) {
             for _ in 0..1000 {
-                count += host.turn();
+                count += host.poll();
             }
         }
         let ns = start.elapsed().as_nanos() as f64;
@@ -220,20 +219,20 @@ fn measure(depth: u16, seconds: u64, in_memory: bool) -> Result<(), Failure> {
     })
 }
 
-fn count(depth: u16, turns: u64) -> Result<(), Failure> {
+fn count(depth: u16, turns: u64) -> Result<(), ExampleError> {
     with_device(false, |directory, reactors| {
-        let mut host = Host::connect(directory)?;
+        let mut host = ExampleHost::connect(directory)?;
         host.start(depth);
         let (done, commands) = std::sync::mpsc::sync_channel(1);
-        reactors.remotes()[0].call(move |core| {
-            core.add_poller(Box::new(OnCore { host, turns, commands: 0, done }), Period::EveryTurn);
+        reactors.handles()[0].call(move |core| {
+            core.add_poller(Box::new(HostPoller { host, turns, commands: 0, done }), Period::EveryTurn);
         })?;
         println!("{} reads at depth {depth} in {turns} turns", commands.recv()?);
         Ok(())
     })
 }
 
-fn main() -> Result<(), Failure> {
+fn main() -> Result<(), ExampleError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |index: usize, default: u64| arguments.get(index).map_or(Ok(default), |text| text.parse());
     match arguments.first().map(String::as_str) {

@@ -1,24 +1,24 @@
-//! Where a target listens.
+//! Listening addresses.
 
 use std::net::{IpAddr, SocketAddr};
 
 use wire_nvme::log::{AddressFamily, TransportAddress, TransportType};
 
-use crate::failure::TargetError;
+use crate::failure::NvmfTargetError;
 
-/// The vfio-user transport's name.
+/// `trtype` of the vfio-user transport.
 const VFIO_USER: &str = "VFIOUSER";
 
-/// An address as the management interface spells it.
+/// A listening address, with the field names of SPDK's RPC methods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenAddress {
     /// Transport: `TCP` or `VFIOUSER`.
     pub trtype: String,
-    /// Address family: `IPv4` or `IPv6`; empty to tell from the address. Of no meaning for vfio-user.
+    /// Address family: `IPv4` or `IPv6`; empty derives it from the address. Ignored for vfio-user.
     pub adrfam: String,
-    /// Address of an interface, or of none for all; for vfio-user a directory, in which the socket is made.
+    /// IP address of an interface, or the wildcard address; for vfio-user the directory of the socket.
     pub traddr: String,
-    /// Port. Of no meaning for vfio-user.
+    /// TCP port; 0 lets the kernel select one. Ignored for vfio-user.
     pub trsvcid: String,
 }
 
@@ -33,7 +33,7 @@ impl ListenAddress {
         }
     }
 
-    /// A directory for a vfio-user socket.
+    /// The directory of a vfio-user socket.
     pub fn vfio_user(traddr: &str) -> ListenAddress {
         ListenAddress {
             trtype: VFIO_USER.into(),
@@ -43,46 +43,47 @@ impl ListenAddress {
         }
     }
 
-    /// Whether it is an address of the vfio-user transport.
+    /// The transport is vfio-user.
     pub fn is_vfio_user(&self) -> bool {
         self.trtype.eq_ignore_ascii_case(VFIO_USER)
     }
 
-    /// The address in the one way that it is kept and compared.
-    pub(crate) fn normal(&self) -> Result<ListenAddress, TargetError> {
+    /// The canonical form, which is stored and compared.
+    pub(crate) fn normalized(&self) -> Result<ListenAddress, NvmfTargetError> {
         if !self.is_vfio_user() {
             return Ok(ListenAddress::from_socket(self.socket()?));
         }
-        // A socket's name has room for 107 bytes, of which "/cntrl" takes some.
-        let fits = self.traddr.starts_with('/') && self.traddr.len() <= 100 && !self.traddr.contains('\0');
-        if !fits {
-            return Err(TargetError::Address(format!("{} (an absolute directory)", self.traddr)));
+        // The path of a UNIX socket has at most 107 bytes, and "/cntrl" is appended.
+        let is_valid =
+            self.traddr.starts_with('/') && self.traddr.len() <= 100 && !self.traddr.contains('\0');
+        if !is_valid {
+            return Err(NvmfTargetError::Address(format!("{} (an absolute directory)", self.traddr)));
         }
         let directory = self.traddr.trim_end_matches('/');
         Ok(ListenAddress::vfio_user(if directory.is_empty() { "/" } else { directory }))
     }
 
-    /// The socket address that this is.
+    /// The socket address of a TCP listener.
     ///
     /// # Errors
-    /// Another transport, an address that is none or of the other family, a port that is none.
-    pub fn socket(&self) -> Result<SocketAddr, TargetError> {
+    /// The transport is not TCP, the address is invalid or of the other family, or the port is invalid.
+    pub fn socket(&self) -> Result<SocketAddr, NvmfTargetError> {
         if !self.trtype.eq_ignore_ascii_case("tcp") {
-            return Err(TargetError::Transport(self.trtype.clone()));
+            return Err(NvmfTargetError::Transport(self.trtype.clone()));
         }
-        let bad = || TargetError::Address(format!("{}:{}", self.traddr, self.trsvcid));
-        let address: IpAddr = self.traddr.trim_matches(['[', ']']).parse().map_err(|_| bad())?;
+        let invalid = || NvmfTargetError::Address(format!("{}:{}", self.traddr, self.trsvcid));
+        let address: IpAddr = self.traddr.trim_matches(['[', ']']).parse().map_err(|_| invalid())?;
         let family = match address {
             IpAddr::V4(_) => "ipv4",
             IpAddr::V6(_) => "ipv6",
         };
         if !self.adrfam.is_empty() && !self.adrfam.eq_ignore_ascii_case(family) {
-            return Err(TargetError::Address(format!("{} as {}", self.traddr, self.adrfam)));
+            return Err(NvmfTargetError::Address(format!("{} as {}", self.traddr, self.adrfam)));
         }
-        Ok(SocketAddr::new(address, self.trsvcid.parse().map_err(|_| bad())?))
+        Ok(SocketAddr::new(address, self.trsvcid.parse().map_err(|_| invalid())?))
     }
 
-    /// The same from a socket address.
+    /// A TCP address from a socket address.
     pub fn from_socket(address: SocketAddr) -> ListenAddress {
         ListenAddress {
             trtype: "TCP".into(),
@@ -93,7 +94,7 @@ impl ListenAddress {
     }
 }
 
-/// A socket address as the discovery log has it.
+/// A socket address in the format of a discovery log entry.
 pub(crate) fn transport_address(address: SocketAddr) -> TransportAddress {
     TransportAddress {
         trtype: TransportType::Tcp,
@@ -108,17 +109,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_both_families_and_nothing_else() {
+    fn only_ip_addresses_with_numeric_ports_are_accepted() {
         for (text, adrfam) in [("127.0.0.1", "IPv4"), ("::1", "ipv6"), ("0.0.0.0", "")] {
             let address = ListenAddress { adrfam: adrfam.into(), ..ListenAddress::tcp(text, "4420") };
             let socket = address.socket().unwrap();
             assert_eq!(ListenAddress::from_socket(socket).socket().unwrap(), socket);
         }
-        let error = |address: ListenAddress| address.socket().is_err();
-        assert!(error(ListenAddress::tcp("localhost", "4420")));
-        assert!(error(ListenAddress::tcp("127.0.0.1", "http")));
-        assert!(error(ListenAddress::tcp("127.0.0.1", "65536")));
-        assert!(error(ListenAddress { adrfam: "IPv6".into(), ..ListenAddress::tcp("127.0.0.1", "1") }));
-        assert!(error(ListenAddress { trtype: "RDMA".into(), ..ListenAddress::tcp("127.0.0.1", "1") }));
+        let is_rejected = |address: ListenAddress| address.socket().is_err();
+        assert!(is_rejected(ListenAddress::tcp("localhost", "4420")));
+        assert!(is_rejected(ListenAddress::tcp("127.0.0.1", "http")));
+        assert!(is_rejected(ListenAddress::tcp("127.0.0.1", "65536")));
+        assert!(is_rejected(ListenAddress { adrfam: "IPv6".into(), ..ListenAddress::tcp("127.0.0.1", "1") }));
+        assert!(is_rejected(ListenAddress { trtype: "RDMA".into(), ..ListenAddress::tcp("127.0.0.1", "1") }));
     }
 }

@@ -1,252 +1,268 @@
-//! One NVMe/TCP connection of the target: PDUs in, requests to devices, PDUs out.
+//! One NVMe/TCP connection of the target: receives PDUs, submits requests to devices, sends PDUs.
 //!
-//! Sans-IO but for [`Connection::receive`] and [`Connection::flush`], which move bytes between the
-//! network and the state machine. What a connection needs from its core is lent to it as [`Lent`].
+//! Sans-IO except for [`NvmfConnection::receive`] and [`NvmfConnection::flush`], which move bytes between
+//! the network and the state machine. The poll group lends its resources as [`ConnectionContext`].
 
-use controller::io::Pairing;
-use controller::reservation::{Parked, Ticket};
-use net::{ConnectionId, Network};
-use nvme_tcp::{Flushed, Progress, Pumped, Receiver, Sender, pump};
-use ring::{Completion, Status};
+use block_io::{Completion, Status};
+use nvme_controller::io::FusedPairing;
+use nvme_controller::reservation::{PendingCommands, PendingGuard};
+use nvme_tcp::{FlushStatus, PduReceiver, PduSender, ReceiveProgress, ReceiveStatus, receive_pdus};
 use slots::Slot;
+use sockets::{ConnectionId, Network};
 use wire_nvme::Cqe;
 use wire_nvme::digest::crc32c;
-use wire_nvme::tcp::{C2hData, CapsuleResp, Fatal, Framing, PduType, R2t, SHORT_SIZE, TERM_MAX, TermReq};
+use wire_nvme::tcp::{
+    C2hData, CapsuleResp, FatalError, Framing, PduType, R2t, SHORT_SIZE, TERM_MAX, TermReq,
+};
 
-use crate::command::{Command, Commands, Data, Work};
-use crate::group::Lent;
-use crate::handler::Handler;
-use crate::queue::Role;
+use crate::command::{CommandData, CommandState, CommandTable, NvmfCommand};
+use crate::group::ConnectionContext;
+use crate::handler::PduHandler;
+use crate::queue::ConnectionRole;
 
-/// How long answers to what is under way are waited for when a queue is to end. Far less than hosts wait for
-/// a controller to become ready (CAP.TO).
-pub(crate) const LEAVE_NS_MAX: u64 = 3_000_000_000;
+/// Maximum time to drain the commands in flight before a queue is closed. Far below the time that hosts wait
+/// for a controller to become ready (CAP.TO).
+pub(crate) const DRAIN_TIMEOUT_NS: u64 = 3_000_000_000;
 
-/// A connection.
-pub(crate) struct Connection {
+/// An NVMe/TCP connection, which carries one queue pair.
+///
+/// It owns the PDU parser and, in [`ConnectionState`], the commands in flight with their buffers and the
+/// PDUs to send. Its poll group calls [`receive`](Self::receive) when data arrives, [`resume`](Self::resume)
+/// when commands wait for buffers, [`ConnectionState::complete`] for each completed device request, and
+/// [`flush`](Self::flush) once per poll. The parser and the rest are separate structs because the parser
+/// calls back into the state. A read or write allocates nothing unless no buffer is available.
+pub(crate) struct NvmfConnection {
     pub(crate) id: ConnectionId,
-    pub(crate) receiver: Receiver,
-    pub(crate) state: State,
+    pub(crate) receiver: PduReceiver,
+    pub(crate) state: ConnectionState,
 }
 
-/// Everything of a connection but its receiver, which calls into this.
-pub(crate) struct State {
-    pub(crate) role: Role,
-    pub(crate) commands: Commands,
-    pub(crate) sender: Sender,
-    /// What we send, and what we receive.
-    pub(crate) outgoing: Framing,
-    pub(crate) incoming: Framing,
-    pub(crate) current: Current,
-    /// This connection's name in tags of requests; see [`crate::group`].
+/// A connection without its PDU receiver, which calls into this.
+pub(crate) struct ConnectionState {
+    pub(crate) role: ConnectionRole,
+    pub(crate) commands: CommandTable,
+    pub(crate) sender: PduSender,
+    /// Digests and alignment of PDUs that are sent, and of PDUs that are received.
+    pub(crate) send_framing: Framing,
+    pub(crate) receive_framing: Framing,
+    pub(crate) incoming_pdu: IncomingPdu,
+    /// Bits 63:32 of the tags of this connection's requests: the index and generation of its slot in the group.
     pub(crate) tag_base: u64,
-    /// Which of the flows of a device this connection is.
+    /// Flow identifier for fair queueing in the block device layer.
     pub(crate) flow: u16,
-    /// Where it came in.
-    pub(crate) port: controller::Port,
-    /// Who it is.
+    /// The listener that accepted it.
+    pub(crate) port: nvme_controller::SubsystemPort,
+    /// The host's address.
     pub(crate) peer: std::net::SocketAddr,
-    /// When the handshake must be over.
-    pub(crate) deadline_ns: u64,
-    /// The network took less than we have.
-    pub(crate) blocked: bool,
-    /// Submission queue entries, and how far we have taken them.
-    pub(crate) entries: u32,
-    pub(crate) head: u16,
-    /// The host does not look at SQHD.
-    pub(crate) flow_control_off: bool,
-    /// A read's data may say that the read succeeded, because the response would say no more.
-    pub(crate) data_tells_success: bool,
-    /// Commands that wait for a buffer, oldest first.
-    pub(crate) aside: std::collections::VecDeque<Slot>,
-    /// Whether the last command was the first of a fused operation.
-    pub(crate) pairing: Pairing<Slot>,
-    /// Copies whose next piece can be begun.
-    pub(crate) going: Vec<Slot>,
-    /// Reservation commands that are answered when there is nothing left to wait for.
-    pub(crate) parked: Parked<Slot>,
-    /// Others wait for what devices have of it; until that is back it takes no more commands.
-    pub(crate) drains: Vec<Ticket>,
-    /// It takes no more commands, and ends when those that it has are answered, or at this time.
-    pub(crate) leaving_until_ns: Option<u64>,
-    /// The host has told that it ends the connection. What it was stays until then: an I/O queue is not
-    /// free while devices have its requests, and an admin queue takes others with it.
+    /// Deadline of ICReq, then of Connect.
+    pub(crate) handshake_deadline_ns: u64,
+    /// The socket's send buffer is full.
+    pub(crate) send_blocked: bool,
+    /// Submission queue entries, and the submission queue head that is reported in SQHD.
+    pub(crate) sq_entries: u32,
+    pub(crate) sq_head: u16,
+    /// The host disabled SQ flow control in Connect: SQHD is not reported.
+    pub(crate) sq_flow_control_disabled: bool,
+    /// A C2HData PDU with the SUCCESS flag replaces the response capsule of a successful read.
+    pub(crate) c2h_success: bool,
+    /// Commands deferred until a buffer is available, oldest first.
+    pub(crate) deferred: std::collections::VecDeque<Slot>,
+    /// The first command of a fused operation, while its second is expected.
+    pub(crate) pairing: FusedPairing<Slot>,
+    /// Copy commands whose next piece can start.
+    pub(crate) ready_copies: Vec<Slot>,
+    /// Reservation commands that complete when their drains and file writes are done.
+    pub(crate) pending_reservations: PendingCommands<Slot>,
+    /// Reservation commands of other hosts wait for the outstanding device requests of this connection. No
+    /// commands are accepted until those complete.
+    pub(crate) drain_guards: Vec<PendingGuard>,
+    /// Set when the connection drains: it accepts no commands, and closes when those in flight have completed,
+    /// or at this time.
+    pub(crate) drain_deadline_ns: Option<u64>,
+    /// The host sent H2CTermReq. The role stays until the connection closes: an I/O queue identifier is in use
+    /// while device requests are outstanding, and an admin queue closes its I/O queues.
     pub(crate) terminated: bool,
-    /// The controller's I/O queues, on whichever cores, are to look whether they are still wanted.
+    /// All groups must recheck whether this controller's I/O queues are still valid.
     pub(crate) close_io_queues: bool,
-    pub(crate) stats: Counters,
+    pub(crate) stats: QueueCounters,
 }
 
-/// The PDU whose data is arriving.
+/// The PDU whose data is being received.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Current {
+pub(crate) enum IncomingPdu {
     None,
-    /// Data that was asked for by R2T, from byte `start` of the command's data.
+    /// H2CData in response to an R2T, from byte `start` of the command's data.
     Data {
         slot: Slot,
         start: u32,
         length: u32,
     },
-    /// The data of a capsule; the command's own starts at `offset` of it.
+    /// In-capsule data; the command's data starts at `offset`.
     Capsule {
         slot: Slot,
         offset: u32,
     },
 }
 
-/// What went through a connection.
+/// Statistics of a connection.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct QueueCounters {
     pub(crate) commands: u64,
     pub(crate) errors: u64,
 }
 
-/// Why a connection is over.
+/// Why a connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// The host closed it.
+pub(crate) enum CloseReason {
+    /// The host closed the connection.
     Closed,
-    /// The network failed.
+    /// A socket operation failed.
     Network(std::io::ErrorKind),
-    /// The host broke the protocol.
-    Protocol(Fatal),
-    /// The host said that it ends the connection.
+    /// The host violated the protocol.
+    Protocol(FatalError),
+    /// The host sent H2CTermReq.
     Terminated,
-    /// The handshake took too long.
+    /// The handshake timed out.
     Timeout,
-    /// The controller that it belongs to is gone.
+    /// The target closes it: its controller is gone, its host or listener was removed, or the target stops.
     Controller,
 }
 
-impl End {
-    /// What the operator is told, where there is something to tell.
-    pub(crate) fn complaint(self) -> Option<String> {
+impl CloseReason {
+    /// The text to log; `None` for reasons that are normal.
+    pub(crate) fn log_message(self) -> Option<String> {
         match self {
-            End::Protocol(fatal) => {
-                Some(format!("broke the protocol: {:?} at {:#x}", fatal.status, fatal.information))
+            CloseReason::Protocol(fatal) => {
+                Some(format!("violated the protocol: {:?} at {:#x}", fatal.status, fatal.information))
             }
-            End::Timeout => Some("did not connect in time".into()),
-            End::Closed | End::Network(_) | End::Terminated | End::Controller => None,
+            CloseReason::Timeout => Some("the handshake timed out".into()),
+            CloseReason::Closed
+            | CloseReason::Network(_)
+            | CloseReason::Terminated
+            | CloseReason::Controller => None,
         }
     }
 }
 
-impl Connection {
-    /// Takes in what has arrived. `Ok(true)` if more may have.
+impl NvmfConnection {
+    /// Receives and processes PDUs. `Ok(true)` if more data may be available.
     pub(crate) fn receive<N: Network>(
         &mut self,
         network: &mut N,
-        lent: &mut Lent<'_>,
+        context: &mut ConnectionContext<'_>,
         scratch: &mut [u8],
-    ) -> Result<bool, End> {
-        self.state.blocked = false;
-        let Connection { id, receiver, state } = self;
-        let pumped = pump(receiver, &mut Handler { state, lent }, network, *id, scratch);
+    ) -> Result<bool, CloseReason> {
+        self.state.send_blocked = false;
+        let NvmfConnection { id, receiver, state } = self;
+        let pumped =
+            receive_pdus(receiver, &mut PduHandler { state, context }, &mut network.stream(*id), scratch);
         self.after(pumped)
     }
 
-    /// Tries again what had no room. `Ok(true)` if bytes may have come meanwhile.
-    pub(crate) fn resume(&mut self, lent: &mut Lent<'_>) -> Result<bool, End> {
-        let Connection { receiver, state, .. } = self;
-        let mut handler = Handler { state, lent };
-        handler.go_on();
-        handler.serve_aside();
+    /// Retries ready Copy commands, deferred commands and a capsule that was not accepted. `Ok(true)` if more
+    /// data may be available.
+    pub(crate) fn resume(&mut self, context: &mut ConnectionContext<'_>) -> Result<bool, CloseReason> {
+        let NvmfConnection { receiver, state, .. } = self;
+        let mut handler = PduHandler { state, context };
+        handler.advance_copies();
+        handler.retry_deferred();
         if !receiver.is_waiting() {
             return Ok(false);
         }
         match receiver.resume(&mut handler) {
-            Ok(Progress::Ready) => self.after(Ok(Pumped::More)),
-            Ok(Progress::Waiting) => Ok(false),
+            Ok(ReceiveProgress::Ready) => self.after(Ok(ReceiveStatus::More)),
+            Ok(ReceiveProgress::Waiting) => Ok(false),
             Err(fatal) => self.after(Err(fatal)),
         }
     }
 
-    /// Whether something waits for room.
+    /// A capsule was not accepted, or a command waits for a buffer.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.receiver.is_waiting() || !self.state.aside.is_empty()
+        self.receiver.is_waiting() || !self.state.deferred.is_empty()
     }
 
-    /// Of a connection that leaves: whether there is nothing more to say.
+    /// Whether a draining connection has completed its commands and sent everything.
     ///
-    /// Not waited for are event requests, and data that is behind a command which is not taken any more. The
-    /// admin queue goes last: a host that sees it go gives up what it has on the others.
-    pub(crate) fn has_answered(&self) -> bool {
-        let State { role, commands, sender, .. } = &self.state;
-        let is_last = match role {
-            Role::Admin(controller) => controller.association().queues().is_empty(),
+    /// The drain does not wait for Asynchronous Event Requests, nor for data behind a capsule that is not
+    /// accepted any more. The admin queue closes last: a host that sees it close gives up its I/O queues.
+    pub(crate) fn is_drained(&self) -> bool {
+        let ConnectionState { role, commands, sender, .. } = &self.state;
+        let may_close = match role {
+            ConnectionRole::Admin(controller) => controller.association().queues().is_empty(),
             _ => true,
         };
-        is_last && sender.is_empty() && !commands.are_under_way(self.receiver.is_waiting())
+        may_close && sender.is_empty() && !commands.has_pending(self.receiver.is_waiting())
     }
 
-    fn after(&mut self, pumped: Result<Pumped, Fatal>) -> Result<bool, End> {
-        // Both directions change with ICReq, which is a PDU of its own and answered before the next.
-        self.receiver.set_framing(self.state.incoming);
+    fn after(&mut self, pumped: Result<ReceiveStatus, FatalError>) -> Result<bool, CloseReason> {
+        // ICReq changes the framing of both directions, and is processed before the next PDU.
+        self.receiver.set_framing(self.state.receive_framing);
         if self.state.terminated {
-            return Err(End::Terminated);
+            return Err(CloseReason::Terminated);
         }
         match pumped {
-            Ok(Pumped::Drained | Pumped::Waiting) => Ok(false),
-            Ok(Pumped::More) => Ok(true),
-            Ok(Pumped::Closed) => Err(End::Closed),
-            Ok(Pumped::Failed(kind)) => Err(End::Network(kind)),
+            Ok(ReceiveStatus::Drained | ReceiveStatus::Waiting) => Ok(false),
+            Ok(ReceiveStatus::More) => Ok(true),
+            Ok(ReceiveStatus::Closed) => Err(CloseReason::Closed),
+            Ok(ReceiveStatus::Failed(kind)) => Err(CloseReason::Network(kind)),
             Err(fatal) => {
                 self.terminate(fatal);
-                Err(End::Protocol(fatal))
+                Err(CloseReason::Protocol(fatal))
             }
         }
     }
 
-    /// Tells the host why the connection ends (TCP 1.0, section 3.5.3).
-    fn terminate(&mut self, fatal: Fatal) {
+    /// Queues C2HTermReq, which reports the fatal error (TCP 1.0, section 3.5.3).
+    fn terminate(&mut self, fatal: FatalError) {
         let mut pdu = [0; TERM_MAX];
         let term = TermReq { kind: PduType::C2hTermReq, fatal };
-        let length = term.encode(self.receiver.header_in_error(), &mut pdu);
+        let length = term.encode(self.receiver.failed_header(), &mut pdu);
         self.state.sender.push_bytes(&pdu[..length]);
     }
 
-    /// Sends what is queued, as far as the network takes it.
+    /// Sends queued PDUs until the socket's buffer is full.
     #[inline]
-    pub(crate) fn flush<N: Network>(&mut self, network: &mut N) -> Result<(), End> {
+    pub(crate) fn flush<N: Network>(&mut self, network: &mut N) -> Result<(), CloseReason> {
         let state = &mut self.state;
-        match state.sender.flush(network, self.id, &mut state.commands) {
-            Flushed::Empty => state.blocked = false,
-            Flushed::Blocked => state.blocked = true,
-            Flushed::Failed(kind) => return Err(End::Network(kind)),
+        match state.sender.flush(&mut network.stream(self.id), &mut state.commands) {
+            FlushStatus::Empty => state.send_blocked = false,
+            FlushStatus::Blocked => state.send_blocked = true,
+            FlushStatus::Failed(kind) => return Err(CloseReason::Network(kind)),
         }
         Ok(())
     }
 }
 
-impl State {
-    /// The tag of a request for the command in `slot`.
+impl ConnectionState {
+    /// The tag of a device request for the command in `slot`: bits 31:16 its generation, bits 15:0 its index.
     #[inline]
-    pub(crate) fn tag(&self, slot: Slot) -> ring::Tag {
+    pub(crate) fn tag(&self, slot: Slot) -> block_io::Tag {
         let generation = slot.to_bits() >> 32 & 0xffff;
-        ring::Tag(self.tag_base | generation << 16 | u64::from(slot.index()))
+        block_io::Tag(self.tag_base | generation << 16 | u64::from(slot.index()))
     }
 
-    /// The command that a tag names, unless it is over.
+    /// The command of a tag; `None` if the tag is stale.
     #[inline]
-    pub(crate) fn slot_of(&mut self, tag: ring::Tag) -> Option<Slot> {
+    pub(crate) fn slot_of(&mut self, tag: block_io::Tag) -> Option<Slot> {
         let (slot, _) = self.commands.by_index(tag.0 as u32 & 0xffff)?;
         (slot.to_bits() >> 32 & 0xffff == tag.0 >> 16 & 0xffff).then_some(slot)
     }
 
-    /// Whether commands have to wait.
+    /// Whether new commands are not accepted: the connection drains, or a reservation change waits for it.
     #[inline]
-    pub(crate) fn takes_nothing(&self) -> bool {
-        self.leaving_until_ns.is_some() || !self.drains.is_empty()
+    pub(crate) fn is_quiesced(&self) -> bool {
+        self.drain_deadline_ns.is_some() || !self.drain_guards.is_empty()
     }
 
-    /// Takes no more commands from now on; the connection ends when those that it has are answered.
-    pub(crate) fn leave(&mut self, now_ns: u64) {
-        self.leaving_until_ns.get_or_insert(now_ns.saturating_add(LEAVE_NS_MAX));
+    /// Starts to drain: accepts no more commands, and closes when those in flight have completed or after
+    /// [`DRAIN_TIMEOUT_NS`].
+    pub(crate) fn begin_drain(&mut self, now_ns: u64) {
+        self.drain_deadline_ns.get_or_insert(now_ns.saturating_add(DRAIN_TIMEOUT_NS));
     }
 
-    /// Answers what has nothing left to wait for.
-    pub(crate) fn unpark(&mut self) {
-        while let Some((slot, status)) = self.parked.pop_done() {
+    /// Completes pending reservation commands that no longer wait for anything.
+    pub(crate) fn complete_pending_reservations(&mut self) {
+        while let Some((slot, status)) = self.pending_reservations.pop_completed() {
             self.finish(slot, status, 0);
         }
     }
@@ -256,14 +272,14 @@ impl State {
     pub(crate) fn respond(&mut self, cid: u16, status: Status, result: u64) {
         self.stats.errors += u64::from(!status.is_success());
         let mut header = [0; SHORT_SIZE];
-        // Without flow control SQHD means nothing and is all ones (Base 2.0, section 6.3: CATTR).
-        let sqhd = if self.flow_control_off { 0xffff } else { self.head };
+        // Without SQ flow control SQHD is reserved and set to all ones (Base 2.0, section 6.3: CATTR).
+        let sqhd = if self.sq_flow_control_disabled { 0xffff } else { self.sq_head };
         let cqe = Cqe { sqhd, ..Cqe::new(cid, status).with_result(result) };
-        let layout = CapsuleResp { cqe }.encode(&self.outgoing, &mut header);
+        let layout = CapsuleResp { cqe }.encode(&self.send_framing, &mut header);
         self.sender.push_header(&header, &layout);
     }
 
-    /// Ends a command with a response and no data.
+    /// Completes a command with a response capsule and no data.
     #[inline]
     pub(crate) fn finish(&mut self, slot: Slot, status: Status, result: u64) {
         if let Some(command) = self.commands.get_mut(slot) {
@@ -273,20 +289,20 @@ impl State {
         }
     }
 
-    /// Ends a command with data to the host, then a response unless the data says it all.
+    /// Completes a command with C2HData, followed by a response capsule unless the SUCCESS flag replaces it.
     #[inline]
-    pub(crate) fn finish_with_data(&mut self, slot: Slot, data: Data, result: u64) {
+    pub(crate) fn finish_with_data(&mut self, slot: Slot, data: CommandData, result: u64) {
         let Some(command) = self.commands.get_mut(slot) else { return };
         let length = (data.as_slice().len() as u32).min(command.length);
         if length == 0 {
             return self.finish(slot, Status::SUCCESS, result);
         }
         let cid = command.cid;
-        command.work = Work::Leaving;
-        let success = self.data_tells_success && result == 0;
+        command.state = CommandState::SendingData;
+        let success = self.c2h_success && result == 0;
         let mut header = [0; SHORT_SIZE];
         let pdu = C2hData { cccid: cid, offset: 0, length, last: true, success };
-        let layout = pdu.encode(&self.outgoing, &mut header);
+        let layout = pdu.encode(&self.send_framing, &mut header);
         self.sender.push_header(&header, &layout);
         self.sender.push_data(slot.index(), 0, length, true);
         if layout.data_digest {
@@ -298,53 +314,62 @@ impl State {
         }
     }
 
-    /// Asks the host for a command's data.
-    pub(crate) fn ready_to_transfer(&mut self, slot: Slot, cid: u16, length: u32) {
+    /// Queues an R2T for all of a command's data.
+    pub(crate) fn send_r2t(&mut self, slot: Slot, cid: u16, length: u32) {
         let mut header = [0; SHORT_SIZE];
         let pdu = R2t { cccid: cid, ttag: slot.index() as u16, offset: 0, length };
-        let layout = pdu.encode(&self.outgoing, &mut header);
+        let layout = pdu.encode(&self.send_framing, &mut header);
         self.sender.push_header(&header, &layout);
     }
 
-    /// A device is done with a request of this connection.
+    /// Handles the completion of a device request of this connection.
     #[inline]
-    pub(crate) fn complete(&mut self, completion: Completion<memory::Buffer>) {
-        // Stale only if the command was given up meanwhile; its buffer goes back to the pool.
+    pub(crate) fn complete(&mut self, completion: Completion<dma::Data>) {
+        // Stale only if the command was aborted; its buffer returns to the pool.
         let Some(slot) = self.slot_of(completion.tag()) else { return };
         let status = completion.status();
         let Some(command) = self.commands.get_mut(slot) else { return };
-        match &mut command.work {
-            Work::Read => match completion.into_request().buffer {
-                Some(buffer) if status.is_success() => self.finish_with_data(slot, Data::Buffer(buffer), 0),
+        match &mut command.state {
+            CommandState::Read => match crate::command::into_buffer(completion) {
+                Some(buffer) if status.is_success() => {
+                    self.finish_with_data(slot, CommandData::Buffer(buffer), 0)
+                }
                 _ => self.finish(slot, status, 0),
             },
-            Work::Requests { left, status: worst } => {
-                if worst.is_success() {
-                    *worst = status;
+            CommandState::Submitted { remaining, status: first_error } => {
+                if first_error.is_success() {
+                    *first_error = status;
                 }
-                *left -= 1;
-                let (left, worst) = (*left, *worst);
-                if left == 0 {
-                    self.finish(slot, worst, 0);
+                *remaining -= 1;
+                let (remaining, first_error) = (*remaining, *first_error);
+                if remaining == 0 {
+                    self.finish(slot, first_error, 0);
                 }
             }
-            Work::Copying { copying, has_read } if status.is_success() => {
+            CommandState::CopyInProgress { copying, has_read } if status.is_success() => {
                 if *has_read {
-                    copying.done();
+                    copying.complete_piece();
                 }
                 *has_read = !*has_read;
-                command.data = completion.into_request().buffer.map_or(Data::None, Data::Buffer);
-                self.going.push(slot);
+                command.data =
+                    crate::command::into_buffer(completion).map_or(CommandData::None, CommandData::Buffer);
+                self.ready_copies.push(slot);
             }
-            Work::Copying { copying, .. } => {
-                let range = copying.range().into();
+            CommandState::CopyInProgress { copying, .. } => {
+                let range = copying.first_incomplete_range().into();
                 self.finish(slot, status, range);
             }
             _ => self.finish(slot, status, 0),
         }
     }
 
-    pub(crate) fn new_command(&mut self, cid: u16, work: Work, data: Data, length: u32) -> Slot {
-        self.commands.insert(Command::new(cid, work, data, length))
+    pub(crate) fn new_command(
+        &mut self,
+        cid: u16,
+        work: CommandState,
+        data: CommandData,
+        length: u32,
+    ) -> Slot {
+        self.commands.insert(NvmfCommand::new(cid, work, data, length))
     }
 }

@@ -1,11 +1,11 @@
-//! The connections of one core, and its side of the block devices.
+//! The poll group of the NVMe/TCP transport: one core's connections and its channels to block devices.
 //!
-//! A turn takes in what has arrived on every connection, hands the requests that came of it to the
-//! devices in one batch each, takes back what completed, and sends the responses of each connection
-//! in one call. A null or memory device completes within the same turn.
+//! One poll receives from every ready connection, submits the resulting requests in one batch per device,
+//! polls completions, and sends the responses of each connection in one call. A null or malloc device
+//! completes within the same poll.
 
-mod complaints;
 pub(crate) mod devices;
+mod rate_limited_log;
 #[cfg(any(test, fuzzing))]
 pub mod simulated;
 
@@ -14,68 +14,69 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::SyncSender;
 
-use controller::Event as ControllerEvent;
-use controller::reservation::{Bell, Drain, Parked};
-use controller::{Directory, NamespaceTable, Port};
-use memory::Pool;
-use net::{ConnectionId, Event, ListenerId, Network};
-use reactor::{Core, Receiver, Sender, Shutdown};
-use ring::Status;
+use block_io::Status;
+use dma::Pool;
+use nvme_controller::ControllerEvent;
+use nvme_controller::reservation::{DrainRequest, PendingCommands, ReservationNotifier};
+use nvme_controller::{ControllerDirectory, NamespaceTable, SubsystemPort};
+use reactor::{Core, MailboxReceiver, MailboxSender, Shutdown};
 use slots::{Slab, Slot};
+use sockets::{ConnectionId, ListenerId, Network, NetworkEvent, StreamAddress};
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::TransportAddress;
 
-use self::complaints::Complaints;
-use self::devices::Devices;
-use crate::command::Commands;
-use crate::connection::{Connection, Counters, Current, End, State};
-use crate::group_poller::Turns;
-use crate::limits::Limits;
-use crate::picture::Picture;
-use crate::queue::Role;
+use self::devices::CoreDevices;
+use self::rate_limited_log::RateLimitedLog;
+use crate::command::CommandTable;
+use crate::connection::{CloseReason, ConnectionState, IncomingPdu, NvmfConnection, QueueCounters};
+use crate::group_poller::PollGroup;
+use crate::limits::TcpLimits;
+use crate::queue::ConnectionRole;
+use crate::snapshot::ConfigSnapshot;
 
-/// Connections that a group can hold: 16 bits of a request's tag name one.
-const CONNECTIONS_MAX: u32 = 4096;
-/// Bytes read at a time beyond what goes into place directly. Half of a typical L2 cache.
+/// Connections of a group: those of a core. A request's tag has 16 bits for the connection.
+const CONNECTIONS_MAX: u32 = sockets::CONNECTIONS_MAX;
+const _: () = assert!(CONNECTIONS_MAX <= 1 << 16);
+/// Bytes received at a time beyond payload that goes directly into its buffer. Half of a typical L2 cache.
 const SCRATCH_BYTES: usize = 128 << 10;
-/// When to look again for memory that another core may have given back; there is no event for that.
+/// Interval for retrying deferred commands: there is no event for buffers that another core frees.
 const RETRY_NS: u64 = 1_000_000;
 
-/// What a core lends to a connection that takes in bytes.
-pub(crate) struct Lent<'a> {
+/// What a poll group lends to a connection while it processes received data.
+pub(crate) struct ConnectionContext<'a> {
     pub(crate) pool: &'a Pool,
-    pub(crate) shared: &'a Shared,
+    pub(crate) shared: &'a TcpGroupShared,
     pub(crate) now_ns: u64,
-    devices: &'a mut Devices,
-    at_devices: &'a mut u32,
+    devices: &'a mut CoreDevices,
+    outstanding_requests: &'a mut u32,
 }
 
-/// What all connections of a group know.
-pub(crate) struct Shared {
-    pub(crate) limits: Limits,
-    pub(crate) directory: Arc<Directory>,
-    pub(crate) picture: Arc<Picture>,
+/// State shared by all connections of a group.
+pub(crate) struct TcpGroupShared {
+    pub(crate) limits: TcpLimits,
+    pub(crate) directory: Arc<ControllerDirectory>,
+    pub(crate) snapshot: Arc<ConfigSnapshot>,
 }
 
-/// What is said to a group.
-pub(crate) enum Message<S> {
-    /// The other groups, this one included, by index.
-    Peers(Vec<Sender<Message<S>>>),
-    /// The configuration has changed.
-    Apply(Arc<Picture>, SyncSender<()>),
-    /// A connection for this group.
-    Incoming { stream: S, port: Port, peer: SocketAddr },
+/// A message to a TCP poll group.
+pub(crate) enum TcpGroupMessage<S> {
+    /// The mailboxes of all groups, this one included, by index.
+    Peers(Vec<MailboxSender<TcpGroupMessage<S>>>),
+    /// Apply a new configuration, then reply.
+    Apply(Arc<ConfigSnapshot>, SyncSender<()>),
+    /// An accepted connection, assigned to this group.
+    Incoming { stream: S, port: SubsystemPort, peer: SocketAddr },
     /// Listen on an address.
-    Listen { address: SocketAddr, portid: u16, answer: SyncSender<std::io::Result<SocketAddr>> },
+    Listen { address: SocketAddr, portid: u16, reply: SyncSender<std::io::Result<SocketAddr>> },
     /// Stop listening on a port.
-    Unlisten { portid: u16, answer: SyncSender<()> },
-    /// Wakes a group whose [`Board::look`] was set.
-    Look,
-    /// Tell of every connection.
+    Unlisten { portid: u16, reply: SyncSender<()> },
+    /// Wakes a group whose [`GroupStatus::recheck`] is set or whose notifier fired.
+    Recheck,
+    /// Report every connection.
     Report(SyncSender<Vec<ConnectionReport>>),
 }
 
-/// What a group tells of a connection.
+/// A connection as reported to the control plane.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionReport {
     pub(crate) group: usize,
@@ -86,244 +87,279 @@ pub(crate) struct ConnectionReport {
     pub(crate) peer: SocketAddr,
     pub(crate) local: TransportAddress,
     pub(crate) entries: u32,
-    pub(crate) counters: Counters,
+    pub(crate) counters: QueueCounters,
 }
 
-pub(crate) struct Group<N: Network> {
+/// The connections of one core, generic over the network so that tests run it on a simulated one.
+///
+/// It owns the connections, one channel per block device, the receive scratch area and, on the first core,
+/// the TCP listeners. A connection accepted there goes to the group with the fewest connections and stays.
+///
+/// Order of a poll: messages; reservation changes; receive, which fills the devices' batches; submit and
+/// poll devices; send; timers; close connections that are drained. Lists of slots (`dirty`,
+/// `waiting_for_buffer`, `ready_copies`, `closing`) bound the work to the connections that need it. Nothing locks or allocates per
+/// I/O; other groups are reached by mailbox and by the atomics of [`GroupStatus`].
+pub(crate) struct TcpPollGroup<N: Network> {
     index: usize,
     network: N,
     pool: Pool,
-    shared: Shared,
-    devices: Devices,
-    connections: Slab<Entry>,
-    /// The connection of each of the network's, by the index of its name.
+    shared: TcpGroupShared,
+    devices: CoreDevices,
+    connections: Slab<ConnectionEntry>,
+    /// The slot of each connection, by the index of its [`ConnectionId`].
     by_network: Vec<Option<Slot>>,
     listeners: Vec<(ListenerId, u16)>,
-    messages: Receiver<Message<N::Stream>>,
-    peers: Vec<Sender<Message<N::Stream>>>,
-    /// What the groups know of each other, by index.
-    boards: Arc<[Board]>,
-    /// Rings when reservations concern connections of this core.
-    pub(crate) bell: Option<Arc<Bell>>,
+    messages: MailboxReceiver<TcpGroupMessage<N::Stream>>,
+    peers: Vec<MailboxSender<TcpGroupMessage<N::Stream>>>,
+    /// The shared status of all groups, by index.
+    statuses: Arc<[GroupStatus]>,
+    /// Reports reservation changes that affect connections of this core.
+    pub(crate) notifier: Option<Arc<ReservationNotifier>>,
     scratch: Vec<u8>,
-    events: Vec<Event<N::Stream>>,
+    events: Vec<NetworkEvent<N::Stream>>,
     completions: Vec<bdev::Completion>,
     /// Connections with something to send.
     dirty: Vec<Slot>,
-    /// Connections that may have more to read.
-    again: Vec<Slot>,
-    /// Room for the next of those.
-    spare: Vec<Slot>,
-    /// Connections with a Copy that can go on.
-    going: Vec<Slot>,
-    /// Connections with a command that has no room.
-    waiting: Vec<Slot>,
-    /// Connections that end when they have answered what they have.
-    leaving: Vec<Slot>,
-    /// Connections whose requests at devices somebody waits for.
+    /// Connections that may have more to receive.
+    more_to_read: Vec<Slot>,
+    /// Spare allocation for the next `more_to_read`.
+    more_to_read_spare: Vec<Slot>,
+    /// Connections with a Copy whose next piece can start.
+    ready_copies: Vec<Slot>,
+    /// Connections with a command that waits for a buffer.
+    waiting_for_buffer: Vec<Slot>,
+    /// Connections that close when their commands in flight have completed.
+    closing: Vec<Slot>,
+    /// Connections whose outstanding device requests a reservation command waits for.
     draining: Vec<Slot>,
-    /// The next handshake or keep alive timeout, or earlier.
+    /// Next handshake or keep-alive timeout; may be too early, never too late.
     timer_ns: u64,
     flows: u16,
     stopping: bool,
-    complaints: Complaints,
+    log: RateLimitedLog,
 }
 
-/// What other groups see of one, and tell it.
+/// What other groups read and set: the load of a group, and a request to recheck its I/O queues.
 #[derive(Default)]
-pub(crate) struct Board {
+pub(crate) struct GroupStatus {
     connections: AtomicU32,
-    /// Some I/O queues may no longer be wanted.
-    look: AtomicBool,
+    /// The controllers of some I/O queues may be gone.
+    recheck: AtomicBool,
 }
 
-struct Entry {
-    connection: Connection,
-    /// Requests of this connection that devices have.
-    at_devices: u32,
+struct ConnectionEntry {
+    connection: NvmfConnection,
+    /// Outstanding device requests of this connection.
+    outstanding_requests: u32,
     dirty: bool,
-    waiting: bool,
-    leaving: bool,
-    /// The network's side is closed; only devices hold it up.
+    waiting_for_buffer: bool,
+    closing: bool,
+    /// The socket is closed; the entry waits only for outstanding device requests.
     closed: bool,
 }
 
-impl Lent<'_> {
-    /// Puts a request into the batch for its device.
+impl ConnectionContext<'_> {
+    /// Adds a request to the batch of its device.
     ///
     /// # Errors
-    /// The device is not there any more.
+    /// The device was removed.
     #[inline]
     pub(crate) fn submit(&mut self, key: u32, request: bdev::Request) -> Result<(), Status> {
-        self.devices.put(key, request)?;
-        *self.at_devices += 1;
+        self.devices.submit(key, request)?;
+        *self.outstanding_requests += 1;
         Ok(())
     }
 }
 
-impl<N: Network> Group<N> {
+impl<N: Network> TcpPollGroup<N> {
     pub(crate) fn new(
         core: &Core,
         network: N,
-        limits: Limits,
-        directory: Arc<Directory>,
-        boards: Arc<[Board]>,
-        messages: Receiver<Message<N::Stream>>,
-    ) -> Group<N> {
-        Group {
+        limits: TcpLimits,
+        directory: Arc<ControllerDirectory>,
+        statuses: Arc<[GroupStatus]>,
+        messages: MailboxReceiver<TcpGroupMessage<N::Stream>>,
+    ) -> TcpPollGroup<N> {
+        TcpPollGroup {
             index: core.index(),
             network,
             pool: core.pool().clone(),
-            shared: Shared { limits, directory, picture: Arc::default() },
-            devices: Devices::default(),
+            shared: TcpGroupShared { limits, directory, snapshot: Arc::default() },
+            devices: CoreDevices::default(),
             connections: Slab::with_capacity(CONNECTIONS_MAX),
             by_network: Vec::new(),
             listeners: Vec::new(),
             messages,
             peers: Vec::new(),
-            boards,
-            bell: None,
+            statuses,
+            notifier: None,
             scratch: vec![0; SCRATCH_BYTES],
             events: Vec::new(),
             completions: Vec::with_capacity(256),
             dirty: Vec::new(),
-            again: Vec::new(),
-            spare: Vec::new(),
-            going: Vec::new(),
-            waiting: Vec::new(),
-            leaving: Vec::new(),
+            more_to_read: Vec::new(),
+            more_to_read_spare: Vec::new(),
+            ready_copies: Vec::new(),
+            waiting_for_buffer: Vec::new(),
+            closing: Vec::new(),
             draining: Vec::new(),
             timer_ns: u64::MAX,
             flows: 0,
             stopping: false,
-            complaints: Complaints::default(),
+            log: RateLimitedLog::default(),
         }
     }
 
-    fn take_messages(&mut self, core: &Core, now_ns: u64) -> usize {
+    fn process_messages(&mut self, core: &Core, now_ns: u64) -> usize {
         let mut count = 0;
         while let Some(message) = self.messages.receive() {
             count += 1;
             match message {
-                Message::Peers(peers) => self.peers = peers,
-                Message::Apply(picture, answer) => {
-                    self.apply(core, picture, now_ns);
-                    let _ = answer.send(());
+                TcpGroupMessage::Peers(peers) => self.peers = peers,
+                TcpGroupMessage::Apply(snapshot, reply) => {
+                    self.apply(core, snapshot, now_ns);
+                    let _ = reply.send(());
                 }
-                Message::Incoming { stream, port, peer } => self.adopt(stream, port, peer, now_ns),
-                Message::Listen { address, portid, answer } => {
-                    let _ = answer.send(self.listen(address, portid));
+                TcpGroupMessage::Incoming { stream, port, peer } => {
+                    self.add_connection(stream, port, peer, now_ns)
                 }
-                Message::Unlisten { portid, answer } => {
+                TcpGroupMessage::Listen { address, portid, reply } => {
+                    let _ = reply.send(self.listen(address, portid));
+                }
+                TcpGroupMessage::Unlisten { portid, reply } => {
                     self.unlisten(Some(portid));
-                    let _ = answer.send(());
+                    let _ = reply.send(());
                 }
-                Message::Look => {}
-                Message::Report(answer) => {
-                    let _ = answer.send(self.report());
+                TcpGroupMessage::Recheck => {}
+                TcpGroupMessage::Report(reply) => {
+                    let _ = reply.send(self.report());
                 }
             }
         }
-        if self.boards[self.index].look.load(Ordering::Acquire) {
-            self.boards[self.index].look.store(false, Ordering::Relaxed);
-            self.look(now_ns);
+        if self.statuses[self.index].recheck.load(Ordering::Acquire) {
+            self.statuses[self.index].recheck.store(false, Ordering::Relaxed);
+            self.recheck_io_queues(now_ns);
         }
         count
     }
 
-    /// The bell rang: controllers have notifications, commands may be answered, others want to be waited for.
+    /// Handles a reservation change: delivers notifications, completes pending reservation commands, and
+    /// starts the drains that other commands wait for.
     #[cold]
-    fn rung(&mut self, drains: &[Drain], now_ns: u64) {
+    fn on_reservation_change(&mut self, drains: &[DrainRequest], now_ns: u64) {
         let slots: Vec<Slot> = self.connections.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
             let Some(entry) = self.connections.get_mut(slot) else { continue };
             let state = &mut entry.connection.state;
-            if let Role::Io(queue) = &state.role
-                && entry.at_devices > 0
+            if let ConnectionRole::Io(queue) = &state.role
+                && entry.outstanding_requests > 0
             {
-                let tickets = Drain::tickets(drains, queue.lease.association());
+                let tickets = DrainRequest::guards_for(drains, queue.lease.association());
                 if !tickets.is_empty() {
-                    state.drains.extend(tickets);
+                    state.drain_guards.extend(tickets);
                     self.draining.push(slot);
                 }
             }
             if entry.closed {
                 continue;
             }
-            state.unpark();
-            state.control(ControllerEvent::Bell, now_ns);
-            self.mark(slot);
+            state.complete_pending_reservations();
+            state.controller_event(ControllerEvent::ReservationChanged, now_ns);
+            self.mark_dirty(slot);
         }
     }
 
-    /// Tells those who wait that devices have nothing more of a connection.
-    fn drained(&mut self) {
+    /// Releases the drain guards of connections without outstanding device requests.
+    fn release_drain_guards(&mut self) {
         let connections = &mut self.connections;
         self.draining.retain(|slot| {
-            // Of a connection that is gone the tickets are, too.
+            // The guards of a removed connection were dropped with it.
             let Some(entry) = connections.get_mut(*slot) else { return false };
-            if entry.at_devices == 0 {
-                entry.connection.state.drains.clear();
+            if entry.outstanding_requests == 0 {
+                entry.connection.state.drain_guards.clear();
             }
-            entry.at_devices > 0
+            entry.outstanding_requests > 0
         });
     }
 
     fn listen(&mut self, address: SocketAddr, portid: u16) -> std::io::Result<SocketAddr> {
-        let listener = self.network.listen(address)?;
+        let listener = self.network.listen(&address.into())?;
         self.listeners.push((listener, portid));
-        Ok(self.network.local_address(listener).unwrap_or(address))
+        Ok(self.network.local_address(listener).and_then(|local| local.tcp()).unwrap_or(address))
     }
 
-    /// Stops listening on a port, or on all.
+    /// Closes the listener of a port, or all listeners.
     fn unlisten(&mut self, portid: Option<u16>) {
         let network = &mut self.network;
         self.listeners.retain(|(listener, id)| {
-            let stay = portid.is_some_and(|portid| portid != *id);
-            if !stay {
-                network.unlisten(*listener);
+            let keep = portid.is_some_and(|portid| portid != *id);
+            if !keep {
+                network.close_listener(*listener);
             }
-            stay
+            keep
         });
     }
 
-    /// Gives a new connection to the group with the fewest.
-    fn incoming(&mut self, listener: ListenerId, stream: N::Stream, peer: SocketAddr, now_ns: u64) {
+    /// Assigns an accepted connection to the group with the fewest connections.
+    fn assign_connection(
+        &mut self,
+        listener: ListenerId,
+        stream: N::Stream,
+        peer: StreamAddress,
+        now_ns: u64,
+    ) {
         let Some((_, portid)) = self.listeners.iter().find(|(id, _)| *id == listener) else { return };
-        let total: u32 = self.boards.iter().map(|board| board.connections.load(Ordering::Relaxed)).sum();
+        // The target listens on IP addresses only.
+        let Some(peer) = peer.tcp() else { return };
+        let total: u32 = self.statuses.iter().map(|status| status.connections.load(Ordering::Relaxed)).sum();
         if self.stopping || total >= self.shared.limits.connections_max {
-            // Dropping the stream closes it: the host may try again when others have gone.
+            // Dropping the stream closes it. The host may retry when others have disconnected.
             return;
         }
         let local = N::local_address_of(&stream).or_else(|| self.network.local_address(listener));
-        let Some(local) = local else { return };
-        let port = Port { portid: *portid, address: crate::address::transport_address(local) };
-        let load = |group: &usize| self.boards[*group].connections.load(Ordering::Relaxed);
-        let least = (0..self.boards.len()).min_by_key(load);
-        let group = least.unwrap_or(self.index);
-        self.boards[group].connections.fetch_add(1, Ordering::Relaxed);
+        let Some(local) = local.and_then(|local| local.tcp()) else { return };
+        let port = SubsystemPort { portid: *portid, address: crate::address::transport_address(local) };
+        let connections = |group: &usize| self.statuses[*group].connections.load(Ordering::Relaxed);
+        let least_loaded = (0..self.statuses.len()).min_by_key(connections);
+        let group = least_loaded.unwrap_or(self.index);
+        self.statuses[group].connections.fetch_add(1, Ordering::Relaxed);
         match self.peers.get(group) {
             Some(peer_group) if group != self.index => {
-                if peer_group.send(Message::Incoming { stream, port, peer }).is_err() {
-                    // Its mailbox is full: it is far behind, and the host had better try again.
-                    self.boards[group].connections.fetch_sub(1, Ordering::Relaxed);
+                if peer_group.send(TcpGroupMessage::Incoming { stream, port, peer }).is_err() {
+                    // Its mailbox is full, so the group is overloaded: the connection is closed and the host retries.
+                    self.statuses[group].connections.fetch_sub(1, Ordering::Relaxed);
                 }
             }
-            _ => self.adopt(stream, port, peer, now_ns),
+            _ => self.add_connection(stream, port, peer, now_ns),
         }
     }
 
-    fn adopt(&mut self, stream: N::Stream, port: Port, peer: SocketAddr, now_ns: u64) {
+    /// Logs that a connection was not accepted; the network retries.
+    #[cold]
+    fn log_failed_accept(&mut self, listener: ListenerId, error: &std::io::Error) {
+        let local = self.network.local_address(listener).and_then(|local| local.tcp());
+        if let Some(local) = local {
+            self.log.log(local, format!("a connection was not accepted: {error}"));
+        }
+    }
+
+    fn add_connection(&mut self, stream: N::Stream, port: SubsystemPort, peer: SocketAddr, now_ns: u64) {
         let added = if self.connections.is_full() { None } else { self.network.add(stream).ok() };
         let Some(id) = added else {
-            self.boards[self.index].connections.fetch_sub(1, Ordering::Relaxed);
+            self.statuses[self.index].connections.fetch_sub(1, Ordering::Relaxed);
             return;
         };
         self.flows = self.flows.wrapping_add(1);
         let deadline_ns = now_ns.saturating_add(self.shared.limits.ic_timeout_ns);
-        let connection = Connection::new(id, port, peer, self.flows, deadline_ns);
-        let entry =
-            Entry { connection, at_devices: 0, dirty: false, waiting: false, leaving: false, closed: false };
+        let connection = NvmfConnection::new(id, port, peer, self.flows, deadline_ns);
+        let entry = ConnectionEntry {
+            connection,
+            outstanding_requests: 0,
+            dirty: false,
+            waiting_for_buffer: false,
+            closing: false,
+            closed: false,
+        };
         let Ok(slot) = self.connections.insert(entry) else { panic!("a slab with room has none") };
         if let Some(entry) = self.connections.get_mut(slot) {
             let generation = slot.to_bits() >> 32 & 0xffff;
@@ -337,65 +373,70 @@ impl<N: Network> Group<N> {
         self.timer_ns = self.timer_ns.min(deadline_ns);
     }
 
-    /// Takes in what has arrived on a connection.
+    /// Receives on a connection.
     #[inline]
-    fn service(&mut self, slot: Slot, now_ns: u64) {
-        self.with(slot, now_ns, |connection, network, lent, scratch| {
-            connection.receive(network, lent, scratch)
+    fn receive(&mut self, slot: Slot, now_ns: u64) {
+        self.process(slot, now_ns, |connection, network, context, scratch| {
+            connection.receive(network, context, scratch)
         });
     }
 
-    /// Tries again what had no room on a connection.
-    fn resume(&mut self, slot: Slot, now_ns: u64) {
+    /// Retries the commands of a connection that wait for a buffer.
+    fn retry_deferred(&mut self, slot: Slot, now_ns: u64) {
         if let Some(entry) = self.connections.get_mut(slot) {
-            entry.waiting = false;
+            entry.waiting_for_buffer = false;
         }
-        self.with(slot, now_ns, |connection, _, lent, _| connection.resume(lent));
+        self.process(slot, now_ns, |connection, _, context, _| connection.resume(context));
     }
 
-    /// Lends a connection what it needs to take in bytes, and sees to what comes of it.
+    /// Runs `receive` on a connection with the group's resources, then updates the lists that the connection is in.
     #[inline]
-    fn with(
+    fn process(
         &mut self,
         slot: Slot,
         now_ns: u64,
-        take_in: impl FnOnce(&mut Connection, &mut N, &mut Lent<'_>, &mut [u8]) -> Result<bool, End>,
+        receive: impl FnOnce(
+            &mut NvmfConnection,
+            &mut N,
+            &mut ConnectionContext<'_>,
+            &mut [u8],
+        ) -> Result<bool, CloseReason>,
     ) {
         let Some(entry) = self.connections.get_mut(slot) else { return };
         if entry.closed {
             return;
         }
-        let mut lent = Lent {
+        let mut context = ConnectionContext {
             pool: &self.pool,
             shared: &self.shared,
             now_ns,
             devices: &mut self.devices,
-            at_devices: &mut entry.at_devices,
+            outstanding_requests: &mut entry.outstanding_requests,
         };
-        let taken = take_in(&mut entry.connection, &mut self.network, &mut lent, &mut self.scratch);
-        self.after(slot, taken, now_ns);
+        let result = receive(&mut entry.connection, &mut self.network, &mut context, &mut self.scratch);
+        self.after_receive(slot, result, now_ns);
     }
 
-    fn after(&mut self, slot: Slot, received: Result<bool, End>, now_ns: u64) {
+    fn after_receive(&mut self, slot: Slot, received: Result<bool, CloseReason>, now_ns: u64) {
         let Some(entry) = self.connections.get_mut(slot) else { return };
         match received {
             Ok(more) => {
-                if entry.connection.is_waiting() && !entry.waiting {
-                    entry.waiting = true;
-                    self.waiting.push(slot);
+                if entry.connection.is_waiting() && !entry.waiting_for_buffer {
+                    entry.waiting_for_buffer = true;
+                    self.waiting_for_buffer.push(slot);
                 }
                 if more {
-                    self.again.push(slot);
+                    self.more_to_read.push(slot);
                 }
                 self.timer_ns = self.timer_ns.min(entry.connection.state.timer_ns());
-                self.mark(slot);
+                self.mark_dirty(slot);
             }
-            Err(end) => self.end(slot, end, now_ns),
+            Err(end) => self.close(slot, end, now_ns),
         }
     }
 
     #[inline]
-    fn mark(&mut self, slot: Slot) {
+    fn mark_dirty(&mut self, slot: Slot) {
         if let Some(entry) = self.connections.get_mut(slot)
             && !entry.dirty
         {
@@ -404,7 +445,7 @@ impl<N: Network> Group<N> {
         }
     }
 
-    /// Hands batches to devices and takes back what completed.
+    /// Submits each device's batch and polls completions.
     #[inline]
     fn drive_devices(&mut self) -> usize {
         if self.devices.are_idle() {
@@ -420,9 +461,9 @@ impl<N: Network> Group<N> {
             if entry.connection.state.tag_base != tag & !0xffff_ffff {
                 continue;
             }
-            entry.at_devices -= 1;
+            entry.outstanding_requests -= 1;
             if entry.closed {
-                if entry.at_devices == 0 {
+                if entry.outstanding_requests == 0 {
                     self.connections.remove(slot);
                 }
                 continue;
@@ -449,98 +490,99 @@ impl<N: Network> Group<N> {
             let flushed = entry.connection.flush(&mut self.network);
             let state = &mut entry.connection.state;
             let close_io_queues = std::mem::take(&mut state.close_io_queues);
-            if state.leaving_until_ns.is_some() && !entry.leaving {
-                entry.leaving = true;
-                self.leaving.push(slot);
+            if state.drain_deadline_ns.is_some() && !entry.closing {
+                entry.closing = true;
+                self.closing.push(slot);
             }
-            if !state.going.is_empty() {
-                self.going.push(slot);
+            if !state.ready_copies.is_empty() {
+                self.ready_copies.push(slot);
             }
             if let Err(end) = flushed {
-                self.end(slot, end, now_ns);
+                self.close(slot, end, now_ns);
             }
             if close_io_queues {
-                self.tell_all_to_look(now_ns);
+                self.recheck_all_groups(now_ns);
             }
         }
-        // Ending connections may have marked others meanwhile.
+        // Closing connections may have marked others dirty.
         dirty.append(&mut self.dirty);
         self.dirty = dirty;
-        if !self.going.is_empty() {
-            self.go_on(now_ns);
+        if !self.ready_copies.is_empty() {
+            self.advance_copies(now_ns);
         }
     }
 
-    /// Begins the next pieces of copies.
+    /// Starts the next pieces of Copy commands.
     #[cold]
-    fn go_on(&mut self, now_ns: u64) {
-        for slot in std::mem::take(&mut self.going) {
-            self.with(slot, now_ns, |connection, _, lent, _| connection.resume(lent));
+    fn advance_copies(&mut self, now_ns: u64) {
+        for slot in std::mem::take(&mut self.ready_copies) {
+            self.process(slot, now_ns, |connection, _, context, _| connection.resume(context));
         }
     }
 
-    fn tell_all_to_look(&mut self, now_ns: u64) {
+    fn recheck_all_groups(&mut self, now_ns: u64) {
         for (group, peer) in self.peers.iter().enumerate() {
             if group != self.index {
-                // The flag is what counts; a group whose mailbox is full is awake without the message.
-                self.boards[group].look.store(true, Ordering::Release);
-                let _ = peer.send(Message::Look);
+                // The flag is authoritative; the message only wakes. A group with a full mailbox is awake.
+                self.statuses[group].recheck.store(true, Ordering::Release);
+                let _ = peer.send(TcpGroupMessage::Recheck);
             }
         }
-        self.look(now_ns);
+        self.recheck_io_queues(now_ns);
     }
 
-    /// Lets I/O queues go that are no longer wanted.
-    fn look(&mut self, now_ns: u64) {
-        let unwanted = |state: &State| matches!(&state.role, Role::Io(queue) if !queue.lease.is_wanted());
+    /// Drains I/O queues whose controller is gone.
+    fn recheck_io_queues(&mut self, now_ns: u64) {
+        let is_orphaned = |state: &ConnectionState| matches!(&state.role, ConnectionRole::Io(queue) if !queue.lease.is_valid());
         let slots: Vec<Slot> = self
             .connections
             .iter()
-            .filter(|(_, entry)| !entry.closed && unwanted(&entry.connection.state))
+            .filter(|(_, entry)| !entry.closed && is_orphaned(&entry.connection.state))
             .map(|(slot, _)| slot)
             .collect();
         for slot in slots {
-            self.leave(slot, now_ns);
+            self.drain_connection(slot, now_ns);
         }
     }
 
-    /// Lets a connection answer what it has, and then ends it.
-    fn leave(&mut self, slot: Slot, now_ns: u64) {
+    /// Drains a connection, then closes it.
+    fn drain_connection(&mut self, slot: Slot, now_ns: u64) {
         let Some(entry) = self.connections.get_mut(slot) else { return };
-        entry.connection.state.leave(now_ns);
-        self.mark(slot);
+        entry.connection.state.begin_drain(now_ns);
+        self.mark_dirty(slot);
     }
 
-    /// Ends connections that have answered what they had, and those that cannot in time.
-    fn part(&mut self, now_ns: u64) {
-        let mut leaving = std::mem::take(&mut self.leaving);
-        leaving.retain(|slot| {
+    /// Closes connections that are drained, and those whose drain timed out.
+    fn close_drained(&mut self, now_ns: u64) {
+        let mut closing = std::mem::take(&mut self.closing);
+        closing.retain(|slot| {
             let Some(entry) = self.connections.get_mut(*slot).filter(|entry| !entry.closed) else {
                 return false;
             };
-            let late = entry.connection.state.leaving_until_ns.is_none_or(|until_ns| until_ns <= now_ns);
-            let over = late || entry.connection.has_answered();
-            if over {
-                self.end(*slot, End::Controller, now_ns);
+            let is_timed_out =
+                entry.connection.state.drain_deadline_ns.is_none_or(|until_ns| until_ns <= now_ns);
+            let is_done = is_timed_out || entry.connection.is_drained();
+            if is_done {
+                self.close(*slot, CloseReason::Controller, now_ns);
             }
-            !over
+            !is_done
         });
-        // Queues of controllers that have just ended.
-        leaving.append(&mut self.leaving);
-        self.leaving = leaving;
+        // I/O queues of controllers that were just closed.
+        closing.append(&mut self.closing);
+        self.closing = closing;
     }
 
-    /// Closes a connection. What devices have of it is waited for before its queue is free again, so
-    /// that a late write cannot follow a newer one.
-    fn end(&mut self, slot: Slot, end: End, now_ns: u64) {
+    /// Closes a connection. Its queue identifier stays in use until outstanding device requests complete, so
+    /// that a late write cannot overwrite a newer one.
+    fn close(&mut self, slot: Slot, end: CloseReason, now_ns: u64) {
         let Some(entry) = self.connections.get_mut(slot) else { return };
         if entry.closed {
             return;
         }
-        if let Some(why) = end.complaint() {
-            self.complaints.say(entry.connection.state.peer, why);
+        if let Some(text) = end.log_message() {
+            self.log.log(entry.connection.state.peer, text);
         }
-        // Whatever can still be said is: the reason why, above all.
+        // Best effort: the TermReq PDU with the reason may be in the queue.
         let _ = entry.connection.flush(&mut self.network);
         let id: ConnectionId = entry.connection.id;
         self.network.close(id);
@@ -548,22 +590,22 @@ impl<N: Network> Group<N> {
             *known = None;
         }
         entry.closed = true;
-        self.boards[self.index].connections.fetch_sub(1, Ordering::Relaxed);
-        // A controller ends with its admin queue, and with it its I/O queues.
-        let was_admin = matches!(entry.connection.state.role, Role::Admin(_));
+        self.statuses[self.index].connections.fetch_sub(1, Ordering::Relaxed);
+        // A controller ends with its admin queue, and its I/O queues end with the controller.
+        let was_admin = matches!(entry.connection.state.role, ConnectionRole::Admin(_));
         if was_admin {
-            entry.connection.state.role = Role::Ended;
+            entry.connection.state.role = ConnectionRole::Closed;
         }
-        if entry.at_devices == 0 {
+        if entry.outstanding_requests == 0 {
             self.connections.remove(slot);
         }
         if was_admin {
-            self.tell_all_to_look(now_ns);
+            self.recheck_all_groups(now_ns);
         }
     }
 
-    /// Handshakes and keep alives.
-    fn tick(&mut self, now_ns: u64) {
+    /// Handles handshake and keep-alive timeouts.
+    fn run_timers(&mut self, now_ns: u64) {
         let due: Vec<Slot> = self
             .connections
             .iter()
@@ -573,20 +615,20 @@ impl<N: Network> Group<N> {
         for slot in due {
             let Some(entry) = self.connections.get_mut(slot) else { continue };
             let state = &mut entry.connection.state;
-            if matches!(state.role, Role::Admin(_)) {
-                state.control(ControllerEvent::Tick, now_ns);
-                self.mark(slot);
+            if matches!(state.role, ConnectionRole::Admin(_)) {
+                state.controller_event(ControllerEvent::Tick, now_ns);
+                self.mark_dirty(slot);
             } else {
-                self.end(slot, End::Timeout, now_ns);
+                self.close(slot, CloseReason::Timeout, now_ns);
             }
         }
         let timers = self.connections.iter().map(|(_, entry)| entry.connection.state.timer_ns());
         self.timer_ns = timers.min().unwrap_or(u64::MAX);
     }
 
-    /// Takes over a new configuration.
-    fn apply(&mut self, core: &Core, picture: Arc<Picture>, now_ns: u64) {
-        self.devices.apply(core, &picture);
+    /// Applies a new configuration to all connections.
+    fn apply(&mut self, core: &Core, snapshot: Arc<ConfigSnapshot>, now_ns: u64) {
+        self.devices.apply(core, &snapshot);
         let slots: Vec<Slot> = self.connections.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
             let Some(entry) = self.connections.get_mut(slot) else { continue };
@@ -595,17 +637,18 @@ impl<N: Network> Group<N> {
             }
             let state = &mut entry.connection.state;
             match &mut state.role {
-                Role::Io(queue) => match picture.subsystem(&queue.subsystem.nqn) {
+                ConnectionRole::Io(queue) => match snapshot.subsystem(&queue.subsystem.nqn) {
                     Some(subsystem) if !Arc::ptr_eq(&subsystem, &queue.subsystem) => {
-                        // A plan names a namespace of the old table; the new one may have another there.
-                        let device = |subsystem: &controller::Subsystem, plan: &controller::io::Plan| {
-                            subsystem.namespace(plan.namespace + 1).map(|namespace| namespace.backend)
-                        };
-                        state
-                            .commands
-                            .refuse(|plan| device(&queue.subsystem, plan) == device(&subsystem, plan));
+                        // A plan holds an index into the old table; the new table may have another namespace there.
+                        let backend_of =
+                            |subsystem: &nvme_controller::Subsystem, plan: &nvme_controller::io::IoPlan| {
+                                subsystem.namespace(plan.namespace + 1).map(|namespace| namespace.backend)
+                            };
+                        state.commands.reject_stale(|plan| {
+                            backend_of(&queue.subsystem, plan) == backend_of(&subsystem, plan)
+                        });
                         let limits = &self.shared.limits.controller;
-                        queue.namespaces = NamespaceTable::of(
+                        queue.namespaces = NamespaceTable::for_controller(
                             &subsystem,
                             state.port.portid,
                             limits,
@@ -613,44 +656,47 @@ impl<N: Network> Group<N> {
                             queue.lease.association(),
                         );
                         queue.subsystem = subsystem;
-                        // Its controller sees the same, but perhaps on another core and later.
+                        // The controller makes the same check, possibly on another core and later.
                         let host = queue.lease.association().hostnqn();
                         if !queue.subsystem.listens_on(state.port.portid) || !queue.subsystem.allows(host) {
-                            state.leave(now_ns);
+                            state.begin_drain(now_ns);
                         }
                     }
                     Some(_) => {}
                     None => {
-                        // Keys of its devices may soon be those of others: what has not begun never will.
-                        state.commands.refuse(|_| false);
+                        // Its backend keys may soon be reused for other devices: commands not yet submitted are rejected.
+                        state.commands.reject_stale(|_| false);
                         queue.namespaces = NamespaceTable::default();
-                        state.leave(now_ns);
+                        state.begin_drain(now_ns);
                     }
                 },
-                Role::Admin(controller) => {
-                    let known = controller.subsystem().clone();
-                    match picture.subsystem(&known.nqn) {
-                        Some(subsystem) if !Arc::ptr_eq(&subsystem, &known) => {
-                            state.control(ControllerEvent::Subsystem(subsystem), now_ns);
+                ConnectionRole::Admin(controller) => {
+                    let current = controller.subsystem().clone();
+                    match snapshot.subsystem(&current.nqn) {
+                        Some(subsystem) if !Arc::ptr_eq(&subsystem, &current) => {
+                            state.controller_event(ControllerEvent::SubsystemChanged(subsystem), now_ns);
                         }
                         Some(_) => {}
-                        None => state.control(ControllerEvent::SubsystemRemoved, now_ns),
+                        None => state.controller_event(ControllerEvent::SubsystemRemoved, now_ns),
                     }
-                    state.control(ControllerEvent::Discovery(picture.discovery.clone()), now_ns);
+                    state.controller_event(
+                        ControllerEvent::DiscoveryChanged(snapshot.discovery.clone()),
+                        now_ns,
+                    );
                 }
                 _ => continue,
             }
-            self.mark(slot);
+            self.mark_dirty(slot);
         }
-        self.shared.picture = picture;
+        self.shared.snapshot = snapshot;
     }
 
     fn report(&self) -> Vec<ConnectionReport> {
-        let report = |entry: &Entry| {
+        let report = |entry: &ConnectionEntry| {
             let state = &entry.connection.state;
             let association = match &state.role {
-                Role::Admin(controller) => Some((controller.association(), 0)),
-                Role::Io(queue) => Some((queue.lease.association(), queue.lease.qid())),
+                ConnectionRole::Admin(controller) => Some((controller.association(), 0)),
+                ConnectionRole::Io(queue) => Some((queue.lease.association(), queue.lease.qid())),
                 _ => None,
             };
             ConnectionReport {
@@ -660,7 +706,7 @@ impl<N: Network> Group<N> {
                 qid: association.map(|(_, qid)| qid),
                 peer: state.peer,
                 local: state.port.address.clone(),
-                entries: state.entries,
+                entries: state.sq_entries,
                 counters: state.stats,
             }
         };
@@ -668,64 +714,68 @@ impl<N: Network> Group<N> {
     }
 }
 
-impl<N: Network> Turns for Group<N> {
+impl<N: Network> PollGroup for TcpPollGroup<N> {
     const NAME: &'static str = "nvmf_tcp";
 
-    fn turn(&mut self, core: &Core, now_ns: u64) -> usize {
-        let mut count = self.take_messages(core, now_ns);
-        if let Some(drains) = self.bell.as_ref().and_then(|bell| bell.take()) {
-            self.rung(&drains, now_ns);
+    fn poll(&mut self, core: &Core, now_ns: u64) -> usize {
+        let mut count = self.process_messages(core, now_ns);
+        if let Some(drains) = self.notifier.as_ref().and_then(|notifier| notifier.take()) {
+            self.on_reservation_change(&drains, now_ns);
             count += 1;
         }
         let mut events = std::mem::take(&mut self.events);
         count += self.network.poll(&mut events);
-        let mut again = std::mem::replace(&mut self.again, std::mem::take(&mut self.spare));
-        for slot in again.drain(..) {
-            self.service(slot, now_ns);
+        let mut more_to_read =
+            std::mem::replace(&mut self.more_to_read, std::mem::take(&mut self.more_to_read_spare));
+        for slot in more_to_read.drain(..) {
+            self.receive(slot, now_ns);
             count += 1;
         }
-        self.spare = again;
-        for slot in std::mem::take(&mut self.waiting) {
-            self.resume(slot, now_ns);
+        self.more_to_read_spare = more_to_read;
+        for slot in std::mem::take(&mut self.waiting_for_buffer) {
+            self.retry_deferred(slot, now_ns);
         }
         for event in events.drain(..) {
             match event {
-                Event::Incoming { listener, stream, peer } => self.incoming(listener, stream, peer, now_ns),
-                Event::Ready(id) => {
+                NetworkEvent::Incoming { listener, stream, peer } => {
+                    self.assign_connection(listener, stream, peer, now_ns)
+                }
+                NetworkEvent::AcceptFailed { listener, error } => self.log_failed_accept(listener, &error),
+                NetworkEvent::Ready(id) => {
                     let Some(Some(slot)) = self.by_network.get(id.0.index() as usize).copied() else {
                         continue;
                     };
-                    self.service(slot, now_ns);
+                    self.receive(slot, now_ns);
                 }
             }
         }
         self.events = events;
         count += self.drive_devices();
         if !self.draining.is_empty() {
-            self.drained();
+            self.release_drain_guards();
         }
         if !self.dirty.is_empty() {
             self.flush_all(now_ns);
         }
         if now_ns >= self.timer_ns {
-            self.tick(now_ns);
+            self.run_timers(now_ns);
             self.flush_all(now_ns);
             count += 1;
         }
-        if !self.leaving.is_empty() {
-            self.part(now_ns);
+        if !self.closing.is_empty() {
+            self.close_drained(now_ns);
         }
         count
     }
 
     fn deadline(&self) -> Option<u64> {
-        let now = !self.again.is_empty() || !self.messages.is_empty() || self.network.is_pending();
-        if now {
+        let ready = !self.more_to_read.is_empty() || !self.messages.is_empty() || self.network.is_pending();
+        if ready {
             return Some(0);
         }
-        // Nor is there an event for the end of queues on other cores.
-        let retry = !self.waiting.is_empty() || !self.leaving.is_empty();
-        let memory = retry.then(|| sys::clock::now_ns() + RETRY_NS);
+        // There is no event either when queues on other cores close.
+        let retry = !self.waiting_for_buffer.is_empty() || !self.closing.is_empty();
+        let memory = retry.then(|| os::clock::now_ns() + RETRY_NS);
         let timer = (self.timer_ns != u64::MAX).then_some(self.timer_ns);
         [self.devices.deadline(), memory, timer].into_iter().flatten().min()
     }
@@ -735,55 +785,61 @@ impl<N: Network> Turns for Group<N> {
         self.unlisten(None);
         let all: Vec<Slot> = self.connections.iter().map(|(slot, _)| slot).collect();
         for slot in all {
-            self.leave(slot, now_ns);
+            self.drain_connection(slot, now_ns);
         }
         if self.connections.is_empty() { Shutdown::Done } else { Shutdown::Draining }
     }
 }
 
-impl Connection {
-    fn new(id: ConnectionId, port: Port, peer: SocketAddr, flow: u16, deadline_ns: u64) -> Connection {
-        Connection {
+impl NvmfConnection {
+    fn new(
+        id: ConnectionId,
+        port: SubsystemPort,
+        peer: SocketAddr,
+        flow: u16,
+        deadline_ns: u64,
+    ) -> NvmfConnection {
+        NvmfConnection {
             id,
-            receiver: nvme_tcp::Receiver::default(),
-            state: State {
-                role: Role::AwaitingIcReq,
-                // Connect comes alone.
-                commands: Commands::new(1),
-                sender: nvme_tcp::Sender::default(),
-                outgoing: wire_nvme::tcp::Framing::PLAIN,
-                incoming: wire_nvme::tcp::Framing::PLAIN,
-                current: Current::None,
+            receiver: nvme_tcp::PduReceiver::default(),
+            state: ConnectionState {
+                role: ConnectionRole::AwaitingIcReq,
+                // Before Connect completes, one command at a time.
+                commands: CommandTable::new(1),
+                sender: nvme_tcp::PduSender::default(),
+                send_framing: wire_nvme::tcp::Framing::PLAIN,
+                receive_framing: wire_nvme::tcp::Framing::PLAIN,
+                incoming_pdu: IncomingPdu::None,
                 tag_base: 0,
                 flow,
                 port,
                 peer,
-                deadline_ns,
-                blocked: false,
-                entries: 1,
-                head: 0,
-                flow_control_off: false,
-                data_tells_success: false,
-                aside: std::collections::VecDeque::new(),
-                pairing: controller::io::Pairing::None,
-                going: Vec::new(),
-                parked: Parked::default(),
-                drains: Vec::new(),
-                leaving_until_ns: None,
+                handshake_deadline_ns: deadline_ns,
+                send_blocked: false,
+                sq_entries: 1,
+                sq_head: 0,
+                sq_flow_control_disabled: false,
+                c2h_success: false,
+                deferred: std::collections::VecDeque::new(),
+                pairing: nvme_controller::io::FusedPairing::None,
+                ready_copies: Vec::new(),
+                pending_reservations: PendingCommands::default(),
+                drain_guards: Vec::new(),
+                drain_deadline_ns: None,
                 terminated: false,
                 close_io_queues: false,
-                stats: Counters::default(),
+                stats: QueueCounters::default(),
             },
         }
     }
 }
 
-impl State {
-    /// When the connection next needs a look although nothing arrives.
+impl ConnectionState {
+    /// The next timeout of the connection; `u64::MAX` for none.
     fn timer_ns(&self) -> u64 {
         match &self.role {
-            Role::Admin(controller) => controller.deadline().unwrap_or(u64::MAX),
-            Role::AwaitingIcReq | Role::AwaitingConnect => self.deadline_ns,
+            ConnectionRole::Admin(controller) => controller.deadline().unwrap_or(u64::MAX),
+            ConnectionRole::AwaitingIcReq | ConnectionRole::AwaitingConnect => self.handshake_deadline_ns,
             _ => u64::MAX,
         }
     }

@@ -1,36 +1,37 @@
-//! A transport's group with the core that it runs on.
+//! The poll group of a transport, and the poller that runs it on its core.
 
-use reactor::{Core, Poller, Shutdown, Work};
+use reactor::{Core, PollResult, Poller, Shutdown};
 
-/// What one core does for a transport.
-pub(crate) trait Turns {
-    /// Its name in statistics and stall reports.
+/// One core's share of a transport: its connections, run by [`GroupPoller`]. Implemented by both transports.
+pub(crate) trait PollGroup {
+    /// Name in statistics and stall reports.
     const NAME: &'static str;
 
-    /// Does what there is to do; how many things.
-    fn turn(&mut self, core: &Core, now_ns: u64) -> usize;
+    /// Processes messages, received data, completions and timers. Returns the number of events processed; 0
+    /// means idle.
+    fn poll(&mut self, core: &Core, now_ns: u64) -> usize;
 
-    /// When it must run again although no event announces it.
+    /// Time of the next poll that no event triggers.
     fn deadline(&self) -> Option<u64>;
 
-    /// Takes no more from hosts, and lets each go when it has been answered what it has under way. Asked again
-    /// until nothing is left.
+    /// Stops accepting commands and closes each connection when its commands in flight have completed. Called
+    /// until it returns `Done`.
     fn shutdown(&mut self, now_ns: u64) -> Shutdown;
 }
 
-/// A group on its core.
+/// Adapts a [`PollGroup`] to the reactor's `Poller`.
 pub(crate) struct GroupPoller<G> {
     pub(crate) core: Core,
     pub(crate) group: G,
 }
 
-impl<G: Turns> Poller for GroupPoller<G> {
+impl<G: PollGroup> Poller for GroupPoller<G> {
     fn name(&self) -> &str {
         G::NAME
     }
 
-    fn poll(&mut self, now_ns: u64) -> Work {
-        Work::count(self.group.turn(&self.core, now_ns))
+    fn poll(&mut self, now_ns: u64) -> PollResult {
+        PollResult::from_count(self.group.poll(&self.core, now_ns))
     }
 
     fn deadline(&self) -> Option<u64> {

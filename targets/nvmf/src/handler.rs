@@ -1,73 +1,79 @@
-//! PDUs from a host, one at a time.
+//! Processes PDUs from a host.
 //!
-//! What is checked here is the transport's: types and sequence of PDUs, lengths, offsets, tags. What
-//! a command means is [`controller`]'s to say.
+//! This layer validates what the transport defines: PDU types and sequence, lengths, offsets and transfer
+//! tags. [`controller`] validates and executes the commands.
 
-use controller::sgl::{self, Source};
-use nvme_tcp::{Consumer, Place};
-use ring::Status;
+use block_io::Status;
+use nvme_controller::sgl::{self, DataSource};
+use nvme_tcp::{DataPlacement, PduConsumer};
 use slots::Slot;
 use wire_nvme::Sqe;
 use wire_nvme::fabrics::fabrics_type;
 use wire_nvme::opcode::{FABRICS, FabricsType};
 use wire_nvme::tcp::{
-    CapsuleCmd, Fatal, FatalStatus, Framing, H2cData, IC_SIZE, IcReq, IcResp, Layout, PduType, SHORT_SIZE,
+    CapsuleCmd, FatalError, FatalStatus, Framing, H2cData, IC_SIZE, IcReq, IcResp, PduLayout, PduType,
+    SHORT_SIZE,
 };
 
-use crate::command::{Data, Work};
-use crate::connection::{Current, State};
-use crate::group::Lent;
-use crate::queue::Role;
+use crate::command::{CommandData, CommandState};
+use crate::connection::{ConnectionState, IncomingPdu};
+use crate::group::ConnectionContext;
+use crate::queue::ConnectionRole;
 
-/// A connection while bytes are taken in, with what its core lends it.
-pub(crate) struct Handler<'a, 'b> {
-    pub(crate) state: &'a mut State,
-    pub(crate) lent: &'a mut Lent<'b>,
+/// A connection while received data is processed, with the resources that its poll group lends it.
+pub(crate) struct PduHandler<'a, 'b> {
+    pub(crate) state: &'a mut ConnectionState,
+    pub(crate) context: &'a mut ConnectionContext<'b>,
 }
 
-/// Connect has 1024 bytes of data; before it no more are taken in.
+/// Connect has 1024 bytes of data; before Connect no larger capsule is accepted.
 const BEFORE_CONNECT_BYTES_MAX: u32 = wire_nvme::fabrics::CONNECT_DATA_SIZE as u32;
 
-/// Responses and R2Ts that wait to be sent; beyond, no command is taken until the host has read some.
-/// A full queue of 4096 entries needs 56 bytes each, so that only hosts that do not read meet it.
-const ANSWER_BYTES_MAX: usize = 256 << 10;
+/// Maximum bytes of queued responses and R2Ts; above it, no command is accepted until the host has read
+/// some. A full queue of 4096 entries needs 56 bytes each, so only hosts that do not read reach it.
+const SEND_QUEUE_BYTES_MAX: usize = 256 << 10;
 
-impl Consumer for Handler<'_, '_> {
+impl PduConsumer for PduHandler<'_, '_> {
     #[inline]
-    fn header(&mut self, kind: PduType, header: &[u8], layout: &Layout) -> Result<Place, Fatal> {
-        self.state.current = Current::None;
+    fn header(
+        &mut self,
+        kind: PduType,
+        header: &[u8],
+        layout: &PduLayout,
+    ) -> Result<DataPlacement, FatalError> {
+        self.state.incoming_pdu = IncomingPdu::None;
         self.state.terminated |= kind == PduType::H2cTermReq;
         if self.state.terminated {
-            return Ok(Place::Nowhere);
+            return Ok(DataPlacement::Discard);
         }
-        if matches!(self.state.role, Role::AwaitingIcReq) {
+        if matches!(self.state.role, ConnectionRole::AwaitingIcReq) {
             return match (kind, header.first_chunk::<IC_SIZE>()) {
                 (PduType::IcReq, Some(header)) => self.initialize(header),
-                _ => Err(Fatal::of(FatalStatus::SequenceError)),
+                _ => Err(FatalError::from_status(FatalStatus::SequenceError)),
             };
         }
         match kind {
             PduType::CapsuleCmd => {
-                let header = header.first_chunk().expect("the layout gave this header its length");
+                let header = header.first_chunk().expect("the layout has validated the header's length");
                 self.capsule(CapsuleCmd::decode(header), layout)
             }
             PduType::H2cData => {
                 let header =
-                    header.first_chunk::<SHORT_SIZE>().expect("the layout gave this header its length");
-                self.host_data(&H2cData::decode(header), layout)
+                    header.first_chunk::<SHORT_SIZE>().expect("the layout has validated the header's length");
+                self.h2c_data(&H2cData::decode(header), layout)
             }
-            PduType::IcReq => Err(Fatal::of(FatalStatus::SequenceError)),
-            // Only controllers send the others (TCP 1.0, section 3.6.1).
-            _ => Err(Fatal::field(0)),
+            PduType::IcReq => Err(FatalError::from_status(FatalStatus::SequenceError)),
+            // Only controllers send the other types (TCP 1.0, section 3.6.1).
+            _ => Err(FatalError::field(0)),
         }
     }
 
     #[inline]
-    fn place(&mut self, offset: usize, length: usize) -> &mut [u8] {
-        let (slot, start) = match self.state.current {
-            Current::Data { slot, start, .. } => (slot, start),
-            Current::Capsule { slot, .. } => (slot, 0),
-            Current::None => return &mut [],
+    fn data_buffer(&mut self, offset: usize, length: usize) -> &mut [u8] {
+        let (slot, start) = match self.state.incoming_pdu {
+            IncomingPdu::Data { slot, start, .. } => (slot, start),
+            IncomingPdu::Capsule { slot, .. } => (slot, 0),
+            IncomingPdu::None => return &mut [],
         };
         let Some(command) = self.state.commands.get_mut(slot) else { return &mut [] };
         let start = start as usize + offset;
@@ -75,21 +81,25 @@ impl Consumer for Handler<'_, '_> {
     }
 
     #[inline]
-    fn end(&mut self, digest_ok: bool) -> Result<(), Fatal> {
-        match std::mem::replace(&mut self.state.current, Current::None) {
-            Current::None => {}
-            Current::Data { slot, start, length } => self.arrived(slot, start + length, digest_ok),
-            Current::Capsule { slot, offset, .. } => self.capsule_arrived(slot, offset as usize, digest_ok),
+    fn pdu_complete(&mut self, digest_ok: bool) -> Result<(), FatalError> {
+        match std::mem::replace(&mut self.state.incoming_pdu, IncomingPdu::None) {
+            IncomingPdu::None => {}
+            IncomingPdu::Data { slot, start, length } => {
+                self.h2c_data_received(slot, start + length, digest_ok)
+            }
+            IncomingPdu::Capsule { slot, offset, .. } => {
+                self.capsule_data_received(slot, offset as usize, digest_ok)
+            }
         }
         Ok(())
     }
 }
 
-impl Handler<'_, '_> {
-    /// TCP 1.0, section 3.5.1: the first PDU says what both sides are capable of.
-    fn initialize(&mut self, header: &[u8; IC_SIZE]) -> Result<Place, Fatal> {
+impl PduHandler<'_, '_> {
+    /// Answers ICReq and negotiates digests, alignment and MAXH2CDATA (TCP 1.0, section 3.5.1).
+    fn initialize(&mut self, header: &[u8; IC_SIZE]) -> Result<DataPlacement, FatalError> {
         let request = IcReq::decode(header)?;
-        let limits = &self.lent.shared.limits;
+        let limits = &self.context.shared.limits;
         let response = IcResp {
             controller_data_alignment_bytes: 4,
             header_digest: request.header_digest && limits.header_digest,
@@ -104,68 +114,68 @@ impl Handler<'_, '_> {
             data_digest: response.data_digest,
             data_alignment_bytes,
         };
-        self.state.outgoing = framing(request.host_data_alignment_bytes);
-        self.state.incoming = framing(response.controller_data_alignment_bytes);
-        self.state.role = Role::AwaitingConnect;
-        self.state.deadline_ns = self.lent.now_ns + limits.connect_timeout_ns;
-        Ok(Place::Nowhere)
+        self.state.send_framing = framing(request.host_data_alignment_bytes);
+        self.state.receive_framing = framing(response.controller_data_alignment_bytes);
+        self.state.role = ConnectionRole::AwaitingConnect;
+        self.state.handshake_deadline_ns = self.context.now_ns + limits.connect_timeout_ns;
+        Ok(DataPlacement::Discard)
     }
 
-    /// A command.
+    /// Processes the header of a command capsule.
     #[inline]
-    fn capsule(&mut self, sqe: Sqe, layout: &Layout) -> Result<Place, Fatal> {
+    fn capsule(&mut self, sqe: Sqe, layout: &PduLayout) -> Result<DataPlacement, FatalError> {
         if self.state.commands.is_full() {
-            // A slot is free again before the host can know of it: this host sends more than its queue
-            // holds. Waiting would leave the data that could free a slot, and the end of the stream,
-            // unread behind this command.
-            return Err(Fatal::of(FatalStatus::SequenceError));
+            // A slot is freed before the host learns of it, so this host has sent more commands than its queue
+            // holds. Blocking the stream instead would leave data that could free a slot, and the end of the
+            // stream, unread behind this command.
+            return Err(FatalError::from_status(FatalStatus::SequenceError));
         }
-        if self.state.sender.small_bytes() > ANSWER_BYTES_MAX || self.state.takes_nothing() {
-            return Ok(Place::Wait);
+        if self.state.sender.header_bytes() > SEND_QUEUE_BYTES_MAX || self.state.is_quiesced() {
+            return Ok(DataPlacement::Wait);
         }
         if layout.data_length > self.capsule_bytes_max() {
-            return Err(Fatal::of(FatalStatus::LimitExceeded));
+            return Err(FatalError::from_status(FatalStatus::LimitExceeded));
         }
-        let taken = match &self.state.role {
-            Role::Io(_) => self.io(&sqe, layout.data_length),
-            _ => self.control(&sqe, layout.data_length),
+        let result = match &self.state.role {
+            ConnectionRole::Io(_) => self.io_command(&sqe, layout.data_length),
+            _ => self.admin_or_fabrics(&sqe, layout.data_length),
         };
-        if let Err(status) = taken {
-            self.take_entry();
+        if let Err(status) = result {
+            self.consume_sq_entry();
             self.state.respond(sqe.cid, status, 0);
         }
-        let here = matches!(self.state.current, Current::Capsule { .. });
-        Ok(if here { Place::Here } else { Place::Nowhere })
+        let has_data = matches!(self.state.incoming_pdu, IncomingPdu::Capsule { .. });
+        Ok(if has_data { DataPlacement::Buffer } else { DataPlacement::Discard })
     }
 
-    /// Most data that a capsule may carry now.
+    /// Maximum bytes of in-capsule data in the current role.
     fn capsule_bytes_max(&self) -> u32 {
         match self.state.role {
-            Role::AwaitingConnect => BEFORE_CONNECT_BYTES_MAX,
-            // 8192 is what hosts may assume for the admin queue (TCP 1.0, section 3.3.2.2).
-            Role::Admin(_) => 8192,
-            _ => self.lent.shared.limits.controller.in_capsule_bytes.max(BEFORE_CONNECT_BYTES_MAX),
+            ConnectionRole::AwaitingConnect => BEFORE_CONNECT_BYTES_MAX,
+            // Hosts may assume 8192 for the admin queue (TCP 1.0, section 3.3.2.2).
+            ConnectionRole::Admin(_) => 8192,
+            _ => self.context.shared.limits.controller.in_capsule_bytes.max(BEFORE_CONNECT_BYTES_MAX),
         }
     }
 
-    /// A submission queue entry is taken. Call it once for each command.
+    /// Advances the submission queue head (SQHD). Called once for each command.
     #[inline]
-    pub(crate) fn take_entry(&mut self) {
+    pub(crate) fn consume_sq_entry(&mut self) {
         self.state.stats.commands += 1;
-        let next = u32::from(self.state.head) + 1;
-        self.state.head = if next == self.state.entries { 0 } else { next as u16 };
+        let next = u32::from(self.state.sq_head) + 1;
+        self.state.sq_head = if next == self.state.sq_entries { 0 } else { next as u16 };
     }
 
-    /// A command of the admin queue, or a fabrics command: rare, and handled as a whole.
-    fn control(&mut self, sqe: &Sqe, capsule_bytes: u32) -> Result<(), Status> {
+    /// An admin or Fabrics command: executed when all its data has been received. Uncommon.
+    fn admin_or_fabrics(&mut self, sqe: &Sqe, capsule_bytes: u32) -> Result<(), Status> {
         let expected = match &self.state.role {
-            Role::AwaitingConnect if is_connect(sqe) => BEFORE_CONNECT_BYTES_MAX,
-            Role::AwaitingConnect => return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
-            _ => controller::data_from_host(sqe),
+            ConnectionRole::AwaitingConnect if is_connect(sqe) => BEFORE_CONNECT_BYTES_MAX,
+            ConnectionRole::AwaitingConnect => return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
+            _ => nvme_controller::data_from_host(sqe),
         };
         if expected == 0 {
-            let slot = self.whole_command(sqe, Vec::new());
-            self.take_entry();
+            let slot = self.new_admin_or_connect(sqe, Vec::new());
+            self.consume_sq_entry();
             self.execute(slot);
             return Ok(());
         }
@@ -173,73 +183,73 @@ impl Handler<'_, '_> {
         if source.length() != expected {
             return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
         }
-        self.take_entry();
+        self.consume_sq_entry();
         match source {
-            // All of the capsule's data is taken in; what the descriptor names is cut out of it then.
-            Source::Capsule { offset, .. } => {
-                let slot = self.whole_command(sqe, vec![0; capsule_bytes as usize]);
-                self.state.current = Current::Capsule { slot, offset };
+            // All in-capsule data is received; then the range that the descriptor names is extracted.
+            DataSource::Capsule { offset, .. } => {
+                let slot = self.new_admin_or_connect(sqe, vec![0; capsule_bytes as usize]);
+                self.state.incoming_pdu = IncomingPdu::Capsule { slot, offset };
             }
-            Source::Transport { length } => {
-                let slot = self.whole_command(sqe, vec![0; length as usize]);
+            DataSource::Transport { length } => {
+                let slot = self.new_admin_or_connect(sqe, vec![0; length as usize]);
                 if let Some(command) = self.state.commands.get_mut(slot) {
-                    command.asked = length;
+                    command.requested_bytes = length;
                 }
-                self.state.ready_to_transfer(slot, sqe.cid, length);
+                self.state.send_r2t(slot, sqe.cid, length);
             }
         }
         Ok(())
     }
 
-    fn whole_command(&mut self, sqe: &Sqe, bytes: Vec<u8>) -> Slot {
+    fn new_admin_or_connect(&mut self, sqe: &Sqe, bytes: Vec<u8>) -> Slot {
         let length = sqe.data.length();
-        let data = if bytes.is_empty() { Data::None } else { Data::Bytes(bytes) };
-        self.state.new_command(sqe.cid, Work::Whole(Box::new(*sqe)), data, length)
+        let data = if bytes.is_empty() { CommandData::None } else { CommandData::Bytes(bytes) };
+        self.state.new_command(sqe.cid, CommandState::AdminOrConnect(Box::new(*sqe)), data, length)
     }
 
-    /// Data that was asked for by R2T (TCP 1.0, section 3.3.2.2).
-    fn host_data(&mut self, pdu: &H2cData, layout: &Layout) -> Result<Place, Fatal> {
-        let limits = &self.lent.shared.limits.controller;
+    /// H2CData in response to an R2T (TCP 1.0, section 3.3.2.2).
+    fn h2c_data(&mut self, pdu: &H2cData, layout: &PduLayout) -> Result<DataPlacement, FatalError> {
+        let limits = &self.context.shared.limits.controller;
         let Some((slot, command)) = self.state.commands.by_index(pdu.ttag.into()) else {
-            return Err(Fatal::field(10));
+            return Err(FatalError::field(10));
         };
         if command.cid != pdu.cccid {
-            return Err(Fatal::field(8));
+            return Err(FatalError::field(8));
         }
-        if command.arrived == command.asked {
-            return Err(Fatal::field(10));
+        if command.received_bytes == command.requested_bytes {
+            return Err(FatalError::field(10));
         }
         if pdu.length != layout.data_length {
-            return Err(Fatal::field(16));
+            return Err(FatalError::field(16));
         }
         if pdu.length > limits.transfer_max_bytes {
-            return Err(Fatal::of(FatalStatus::LimitExceeded));
+            return Err(FatalError::from_status(FatalStatus::LimitExceeded));
         }
-        let left = command.asked - command.arrived;
-        if pdu.offset != command.arrived || pdu.length > left {
-            return Err(Fatal::of(FatalStatus::DataOutOfRange));
+        let remaining = command.requested_bytes - command.received_bytes;
+        if pdu.offset != command.received_bytes || pdu.length > remaining {
+            return Err(FatalError::from_status(FatalStatus::DataOutOfRange));
         }
-        if pdu.last != (pdu.length == left) {
-            return Err(Fatal::field(1));
+        if pdu.last != (pdu.length == remaining) {
+            return Err(FatalError::field(1));
         }
-        self.state.current = Current::Data { slot, start: pdu.offset, length: pdu.length };
-        Ok(Place::Here)
+        self.state.incoming_pdu = IncomingPdu::Data { slot, start: pdu.offset, length: pdu.length };
+        Ok(DataPlacement::Buffer)
     }
 
-    /// Bytes of a command's data up to `end`, which was asked for, are here.
-    fn arrived(&mut self, slot: Slot, end: u32, digest_ok: bool) {
+    /// H2CData has been received up to byte `end` of the command's data.
+    fn h2c_data_received(&mut self, slot: Slot, end: u32, digest_ok: bool) {
         let Some(command) = self.state.commands.get_mut(slot) else { return };
-        command.arrived = end;
-        command.corrupt |= !digest_ok;
-        if end == command.asked {
-            let corrupt = command.corrupt;
+        command.received_bytes = end;
+        command.data_digest_error |= !digest_ok;
+        if end == command.requested_bytes {
+            let corrupt = command.data_digest_error;
             self.data_complete(slot, !corrupt);
         }
     }
 
-    /// A capsule's data is here; the command's own starts at `offset` of it.
+    /// In-capsule data has been received; the command's data starts at `offset`.
     #[inline]
-    fn capsule_arrived(&mut self, slot: Slot, offset: usize, digest_ok: bool) {
+    fn capsule_data_received(&mut self, slot: Slot, offset: usize, digest_ok: bool) {
         if offset > 0
             && let Some(command) = self.state.commands.get_mut(slot)
         {
@@ -253,8 +263,8 @@ impl Handler<'_, '_> {
     fn data_complete(&mut self, slot: Slot, digest_ok: bool) {
         let Some(command) = self.state.commands.get_mut(slot) else { return };
         if !digest_ok {
-            // A data digest error is the command's failure (TCP 1.0, section 3.3.1.2), and worth a
-            // second try.
+            // A data digest error fails only the command (TCP 1.0, section 3.3.1.2), with a status that
+            // allows a retry.
             self.half_failed(slot);
             return self.state.finish(slot, Status::TRANSIENT_TRANSPORT_ERROR, 0);
         }

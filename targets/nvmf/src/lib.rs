@@ -1,17 +1,18 @@
 //! The NVMe over Fabrics target, over TCP and vfio-user.
 //!
-//! A [`Target`] is the control plane: subsystems, namespaces, listeners, hosts, changed from any
-//! thread but a reactor's. Each reactor runs one group of connections; a connection belongs to one
-//! group for life, and so does every I/O that comes over it, from the socket to the block device and
-//! back. What groups know of the configuration is a picture that is made anew for every change.
+//! An [`NvmfTarget`] is the control plane: it configures subsystems, namespaces, listeners and hosts,
+//! and is called from any thread except a reactor's. Each reactor runs one poll group per transport. A
+//! connection stays in one poll group for its lifetime, and so does every I/O on it, from the socket to
+//! the block device and back. Poll groups read the configuration from an immutable snapshot; every
+//! change publishes a new one.
 //!
 //! ```
-//! use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, TransportConfig};
+//! use nvmf::{ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTransportConfig};
 //! let registry = bdev::Registry::new();
 //! bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("Malloc0", 2048, 512))?;
-//! let reactors = reactor::Reactors::start(&reactor::Config::default())?;
-//! let target = Target::new(registry, reactors.remotes());
-//! target.create_transport(TransportConfig::default())?;
+//! let reactors = reactor::Reactors::start(&reactor::ReactorConfig::default())?;
+//! let target = NvmfTarget::new(registry, reactors.handles());
+//! target.create_transport(TcpTransportConfig::default())?;
 //! let nqn = "nqn.2016-06.io.spdk:cnode1";
 //! target.create_subsystem(nqn, SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() })?;
 //! target.add_namespace(nqn, NamespaceConfig::new("Malloc0"))?;
@@ -26,6 +27,7 @@
 mod address;
 mod command;
 mod connection;
+mod control_plane;
 mod execute;
 mod failure;
 mod fused;
@@ -33,20 +35,20 @@ mod group;
 mod group_poller;
 mod handler;
 mod limits;
-mod picture;
 mod ptpl;
 mod queue;
-mod target;
+pub mod rpc;
+mod snapshot;
 mod vfio_user;
 
 pub use address::ListenAddress;
-pub use failure::TargetError;
+pub use control_plane::{
+    NamespaceConfig, NvmfTarget, QpairInfo, SubsystemConfig, SubsystemInfo, TargetControllerInfo,
+    TargetNamespaceInfo, TargetStats,
+};
+pub use failure::NvmfTargetError;
 #[cfg(any(test, fuzzing))]
 pub use group::simulated;
-pub use limits::TransportConfig;
+pub use limits::TcpTransportConfig;
 pub use ptpl::PtplError;
-pub use target::{
-    ControllerInfo, NamespaceConfig, NamespaceInfo, QpairInfo, SubsystemConfig, SubsystemInfo, Target,
-    TargetStats,
-};
-pub use vfio_user::{Fault, VfioUserConfig};
+pub use vfio_user::{VfioUserConfig, VfioUserFault};

@@ -1,29 +1,29 @@
-//! What a connection is, from its first PDU on.
+//! The role of a connection: admin queue, I/O queue, or not yet connected.
 
 use std::sync::Arc;
 
-use controller::{Controller, NamespaceTable, QueueLease, Subsystem};
+use nvme_controller::{Controller, NamespaceTable, QueueLease, Subsystem};
 
-/// What a connection has become.
-pub(crate) enum Role {
-    /// Nothing has come yet.
+/// The role of a connection.
+pub(crate) enum ConnectionRole {
+    /// ICReq has not been received.
     AwaitingIcReq,
-    /// ICReq is answered; the first command must be Connect.
+    /// ICResp was sent; the first command must be Connect.
     AwaitingConnect,
-    /// An admin queue, with its controller.
+    /// An admin queue; it owns its controller.
     Admin(Box<Controller>),
     /// An I/O queue.
-    Io(IoQueue),
-    /// An admin queue that is over: its controller is gone, and only devices hold it up.
-    Ended,
+    Io(TargetIoQueue),
+    /// An admin queue that was closed: its controller is gone, and it waits only for outstanding device requests.
+    Closed,
 }
 
 /// An I/O queue.
-pub(crate) struct IoQueue {
-    /// The right to be it.
+pub(crate) struct TargetIoQueue {
+    /// Exclusive use of its queue identifier.
     pub(crate) lease: QueueLease,
-    /// What its commands name.
+    /// Lookup table from NSID to block device.
     pub(crate) namespaces: NamespaceTable,
-    /// The subsystem that the table was made of.
+    /// The version of the subsystem that the table was built from.
     pub(crate) subsystem: Arc<Subsystem>,
 }

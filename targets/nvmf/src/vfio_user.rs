@@ -1,12 +1,11 @@
-//! The vfio-user transport: an NVMe controller as a PCI device behind a UNIX socket, with queues and data
-//! in memory that the client shares.
+//! The vfio-user transport: an NVMe controller as a PCI function behind a UNIX socket, with queues and data in
+//! memory that the client shares.
 //!
-//! Each listener is an endpoint with a socket of its own and at most one client at a time. A client gets
-//! a [`function`], which lives on one core with all of its queues; the controller itself is that of
-//! every transport. Control comes by message ([`session`], [`socket`]). I/O does not: submission queue
-//! entries are read where the client wrote them, data is lent to block devices straight out of the
-//! client's memory where it lies in one piece ([`data`], [`memory`]), and completions are written to where
-//! the client looks for them ([`queue`]).
+//! Each listener is an endpoint with its own socket and at most one client at a time. A client gets a
+//! [`function`], which runs on one core with all its queues; the controller logic is shared with the other
+//! transports. Configuration uses messages ([`session`], [`socket`]). I/O does not: submission queue entries are
+//! read from client memory, contiguous data is lent to block devices without a copy ([`data`], [`memory`]), and
+//! completions are written to client memory ([`queue`]).
 
 mod data;
 mod doorbells;
@@ -22,32 +21,32 @@ mod socket;
 
 use std::sync::Arc;
 
-use controller::Directory;
+use nvme_controller::ControllerDirectory;
 use uuid::Uuid;
 use wire_nvme::fabrics::Nqn;
 
-use crate::picture::Picture;
+use crate::snapshot::ConfigSnapshot;
 
-pub use group::Fault;
-pub(crate) use group::{Group, Message, Report};
+pub use group::VfioUserFault;
+pub(crate) use group::{ClientReport, VfioUserGroupMessage, VfioUserPollGroup};
 pub use limits::VfioUserConfig;
 pub(crate) use limits::VfioUserLimits;
 
-/// What all endpoints of a group know.
-pub(crate) struct Shared {
+/// State shared by all endpoints of a poll group.
+pub(crate) struct VfioUserShared {
     pub(crate) limits: VfioUserLimits,
-    pub(crate) directory: Arc<Directory>,
-    pub(crate) picture: Arc<Picture>,
+    pub(crate) directory: Arc<ControllerDirectory>,
+    pub(crate) snapshot: Arc<ConfigSnapshot>,
 }
 
-/// The identifier of the host behind a socket: the protocol knows no names, so it is made from the
-/// directory's.
+/// Host identifier of the client of a socket. vfio-user has no host identity, so it is derived from the path of
+/// the directory.
 pub(crate) fn host_uuid(directory: &str) -> Uuid {
     Uuid::new_v5(&Uuid::NAMESPACE_URL, format!("vfio-user:{directory}").as_bytes())
 }
 
-/// The name of the host behind a socket.
-pub(crate) fn host_of(directory: &str) -> Nqn {
+/// Host NQN of the client of a socket.
+pub(crate) fn host_nqn(directory: &str) -> Nqn {
     let name = format!("nqn.2014-08.org.nvmexpress:uuid:{}", host_uuid(directory));
-    name.parse().expect("a UUID makes a name")
+    name.parse().expect("a UUID makes a valid NQN")
 }

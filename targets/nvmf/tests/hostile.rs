@@ -1,7 +1,7 @@
-//! Hosts that lie, stall, vanish or ask too much, before a target on real reactors.
+//! Malformed, stalled, disconnected and excessive hosts against a TCP target on real reactors.
 //!
-//! Each is a plain socket that sends whatever bytes it likes; what must hold is always the same: it is
-//! told what is wrong, at most its own connection ends, and others do not notice.
+//! Each host is a plain socket that sends arbitrary bytes. The invariants are the same everywhere: the target
+//! reports the error, closes at most that host's connections, and other hosts are not affected.
 #![allow(clippy::unwrap_used)]
 
 #[path = "hostile/commands.rs"]
@@ -10,10 +10,10 @@ mod commands;
 mod connects;
 #[path = "hostile/copies.rs"]
 mod copies;
-#[path = "hostile/crowds.rs"]
-mod crowds;
-#[path = "hostile/endings.rs"]
-mod endings;
+#[path = "hostile/disconnects.rs"]
+mod disconnects;
+#[path = "hostile/many_hosts.rs"]
+mod many_hosts;
 #[path = "hostile/pdus.rs"]
 mod pdus;
 #[path = "hostile/peer.rs"]
@@ -22,5 +22,5 @@ mod peer;
 mod removals;
 #[path = "hostile/reservations.rs"]
 mod reservations;
-#[path = "hostile/rig.rs"]
-mod rig;
+#[path = "hostile/test_target.rs"]
+mod test_target;

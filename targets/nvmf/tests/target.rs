@@ -1,63 +1,70 @@
-//! The target and our own initiator, over the kernel's loopback.
+//! The target and Ringbolt's own initiator, over the loopback interface.
 #![allow(clippy::unwrap_used)]
 
 use std::time::{Duration, Instant};
 
 use bdev::Registry;
-use memory::Buffer;
-use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, TargetError, TransportConfig};
-use reactor::{Config, Core, IdlePolicy, Reactor, Reactors};
-use ring::{Channel, Completion, Flags, Op, Request, Status, Tag};
+use block_io::{Channel, Completion, Op, Request, RequestFlags, Status, Tag};
+use dma::{Buffer, Data};
+use nvmf::{
+    ListenAddress, NamespaceConfig, NvmfTarget, NvmfTargetError, SubsystemConfig, TcpTransportConfig,
+};
+use reactor::{Core, IdlePolicy, Reactor, ReactorConfig, Reactors};
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 
-struct Rig {
+struct LoopbackTarget {
     registry: Registry,
-    target: Target,
+    target: NvmfTarget,
     address: ListenAddress,
     reactors: Option<Reactors>,
 }
 
-impl Drop for Rig {
+impl Drop for LoopbackTarget {
     fn drop(&mut self) {
         self.target.shutdown();
         drop(self.reactors.take());
     }
 }
 
-fn rig(transport: TransportConfig) -> Rig {
+fn rig(transport: TcpTransportConfig) -> LoopbackTarget {
     let registry = Registry::new();
     bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("Malloc0", 16384, 512)).unwrap();
-    let config =
-        Config { cpus: sys::CpuSet::allowed(), pin: false, idle: IdlePolicy::Sleep, ..Config::default() };
+    let config = ReactorConfig {
+        cpus: os::CpuSet::allowed(),
+        pin: false,
+        idle: IdlePolicy::Sleep,
+        ..ReactorConfig::default()
+    };
     let reactors = Reactors::start(&config).unwrap();
-    let target = Target::new(registry.clone(), reactors.remotes());
+    let target = NvmfTarget::new(registry.clone(), reactors.handles());
     target.create_transport(transport).unwrap();
     let any = SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() };
     target.create_subsystem(NQN, any).unwrap();
     target.add_namespace(NQN, NamespaceConfig::new("Malloc0")).unwrap();
     let address = target.add_listener(NQN, ListenAddress::tcp("127.0.0.1", "0")).unwrap();
-    Rig { registry, target, address, reactors: Some(reactors) }
+    LoopbackTarget { registry, target, address, reactors: Some(reactors) }
 }
 
-impl Rig {
+impl LoopbackTarget {
     fn uri(&self, options: &str) -> nvme::Uri {
         format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1{options}", self.address.trsvcid).parse().unwrap()
     }
 }
 
 fn on_host<R: 'static, F: Future<Output = R> + 'static>(job: impl FnOnce(Core) -> F) -> R {
-    let reactor = Reactor::new(&Config { idle: IdlePolicy::Sleep, ..Config::default() }).unwrap();
+    let reactor =
+        Reactor::new(&ReactorConfig { idle: IdlePolicy::Sleep, ..ReactorConfig::default() }).unwrap();
     let core = reactor.core();
     reactor.block_on(job(core))
 }
 
-/// Submits everything and waits for everything.
+/// Submits all requests and waits for all completions.
 async fn run(
     core: &Core,
     namespace: &mut nvme::Namespace,
-    requests: Vec<Request<Buffer>>,
-) -> Vec<Completion<Buffer>> {
+    requests: Vec<Request<Data>>,
+) -> Vec<Completion<Data>> {
     let (mut batch, count, mut done) = (requests, 0, Vec::new());
     let total = batch.len() + count;
     while done.len() < total {
@@ -70,7 +77,7 @@ async fn run(
     done
 }
 
-fn filled(core: &Core, bytes: usize, seed: u64) -> Buffer {
+fn patterned_buffer(core: &Core, bytes: usize, seed: u64) -> Buffer {
     let mut buffer = core.pool().take(bytes).unwrap();
     for (at, byte) in buffer.as_mut_slice().iter_mut().enumerate() {
         *byte = (at as u64 * 7 + seed * 13) as u8;
@@ -79,15 +86,15 @@ fn filled(core: &Core, bytes: usize, seed: u64) -> Buffer {
 }
 
 #[test]
-fn what_is_written_is_read_back_with_and_without_digests() {
+fn written_data_is_read_back_with_and_without_digests() {
     for (transport, options) in [
-        (TransportConfig::default(), ""),
-        (TransportConfig::default(), "&hdgst=1"),
-        (TransportConfig::default(), "&ddgst=1"),
-        (TransportConfig::default(), "&hdgst=1&ddgst=1"),
-        (TransportConfig { in_capsule_data_size: 0, ..TransportConfig::default() }, "&hdgst=1&ddgst=1"),
-        (TransportConfig { max_io_size: 8192, c2h_success: false, ..TransportConfig::default() }, ""),
-        (TransportConfig { connection_bytes_max: 1, ..TransportConfig::default() }, ""),
+        (TcpTransportConfig::default(), ""),
+        (TcpTransportConfig::default(), "&hdgst=1"),
+        (TcpTransportConfig::default(), "&ddgst=1"),
+        (TcpTransportConfig::default(), "&hdgst=1&ddgst=1"),
+        (TcpTransportConfig { in_capsule_data_size: 0, ..TcpTransportConfig::default() }, "&hdgst=1&ddgst=1"),
+        (TcpTransportConfig { max_io_size: 8192, c2h_success: false, ..TcpTransportConfig::default() }, ""),
+        (TcpTransportConfig { connection_bytes_max: 1, ..TcpTransportConfig::default() }, ""),
     ] {
         let rig = rig(transport.clone());
         let uri = rig.uri(options);
@@ -100,7 +107,7 @@ fn what_is_written_is_read_back_with_and_without_digests() {
                 let blocks = (bytes / 512) as u32;
                 let count = (16384 / blocks).min(300);
                 let writes = (0..count).map(|n| {
-                    let buffer = filled(&core, bytes, n.into());
+                    let buffer = patterned_buffer(&core, bytes, n.into());
                     Request::write(Tag(n.into()), u64::from(n * blocks), blocks, buffer)
                 });
                 let done = run(&core, &mut namespace, writes.collect()).await;
@@ -116,8 +123,12 @@ fn what_is_written_is_read_back_with_and_without_digests() {
                 for done in run(&core, &mut namespace, reads.collect()).await {
                     assert_eq!(done.status(), Status::SUCCESS);
                     let n = done.tag().0;
-                    let read = done.into_request().buffer.unwrap();
-                    assert_eq!(read.as_slice(), filled(&core, bytes, n).as_slice(), "{bytes} bytes at {n}");
+                    let read = done.into_request().take_data().unwrap().into_single().unwrap();
+                    assert_eq!(
+                        read.as_slice(),
+                        patterned_buffer(&core, bytes, n).as_slice(),
+                        "{bytes} bytes at {n}"
+                    );
                 }
             }
         });
@@ -125,12 +136,15 @@ fn what_is_written_is_read_back_with_and_without_digests() {
 }
 
 #[test]
-fn every_operation_and_every_refusal_over_the_wire() {
-    let rig = rig(TransportConfig::default());
+fn operations_and_errors_map_to_nvme_statuses() {
+    let rig = rig(TcpTransportConfig::default());
     let uri = rig.uri("");
     on_host(|core| async move {
         let mut namespace = nvme::Namespace::open(&core, &uri, &nvme::Options::default()).await.unwrap();
-        let write = Request { flags: Flags::FUA, ..Request::write(Tag(0), 8, 8, filled(&core, 4096, 1)) };
+        let write = Request {
+            flags: RequestFlags::FUA,
+            ..Request::write(Tag(0), 8, 8, patterned_buffer(&core, 4096, 1))
+        };
         let beyond = Request::read(Tag(1), 16384, 1, core.pool().take(512).unwrap());
         let across = Request::read(Tag(2), 16383, 2, core.pool().take(1024).unwrap());
         let flush = Request::new(Tag(3), Op::Flush, 0, 0);
@@ -163,15 +177,15 @@ fn every_operation_and_every_refusal_over_the_wire() {
         );
         let read = Request::read(Tag(0), 8, 8, core.pool().take(4096).unwrap());
         let done = run(&core, &mut namespace, vec![read]).await.pop().unwrap();
-        let read = done.into_request().buffer.unwrap();
+        let read = done.into_request().take_data().unwrap().into_single().unwrap();
         assert!(read.as_slice()[..6 * 512].iter().all(|byte| *byte == 0));
-        assert_eq!(read.as_slice()[6 * 512..], filled(&core, 4096, 1).as_slice()[6 * 512..]);
+        assert_eq!(read.as_slice()[6 * 512..], patterned_buffer(&core, 4096, 1).as_slice()[6 * 512..]);
     });
 }
 
 #[test]
-fn a_removed_namespace_refuses_and_the_connection_stays() {
-    let rig = rig(TransportConfig::default());
+fn a_removed_namespace_fails_io_and_the_connection_stays() {
+    let rig = rig(TcpTransportConfig::default());
     let (uri, target, registry) = (rig.uri(""), rig.target.clone(), rig.registry.clone());
     on_host(|core| async move {
         let mut namespace = nvme::Namespace::open(&core, &uri, &nvme::Options::default()).await.unwrap();
@@ -191,8 +205,8 @@ fn a_removed_namespace_refuses_and_the_connection_stays() {
 }
 
 #[test]
-fn hosts_that_are_not_on_the_list_are_refused() {
-    let rig = rig(TransportConfig::default());
+fn hosts_that_are_not_allowed_fail_connect() {
+    let rig = rig(TcpTransportConfig::default());
     rig.target.allow_any_host(NQN, false).unwrap();
     let open = |uri: nvme::Uri, host: &str| {
         let hostnqn = Some(host.parse().unwrap());
@@ -202,19 +216,20 @@ fn hosts_that_are_not_on_the_list_are_refused() {
         })
     };
     let host = "nqn.2014-08.org.nvmexpress:uuid:6d5c7a3e-0a52-4d5f-9d0b-7d3a1f7d2c11";
-    let refused = open(rig.uri(""), host).unwrap_err();
+    let error = open(rig.uri(""), host).unwrap_err();
     assert!(
-        matches!(refused, nvme::OpenError::Command("Connect", status) if status.same_code(Status::CONNECT_INVALID_HOST)),
-        "{refused}"
+        matches!(error, nvme::NvmeOpenError::ConnectRejected(status) if status.0.same_code(Status::CONNECT_INVALID_HOST)),
+        "{error}"
     );
+    assert!(error.to_string().starts_with("Connect failed: Connect Invalid Host (01/84)"), "{error}");
     rig.target.add_host(NQN, host).unwrap();
     open(rig.uri(""), host).unwrap();
-    assert!(matches!(rig.target.add_host(NQN, host), Err(TargetError::HostExists(..))));
+    assert!(matches!(rig.target.add_host(NQN, host), Err(NvmfTargetError::HostExists(..))));
 }
 
 #[test]
-fn a_silent_host_is_dropped_and_a_keep_alive_keeps() {
-    let rig = rig(TransportConfig::default());
+fn keep_alive_holds_a_connection_and_a_silent_host_is_disconnected() {
+    let rig = rig(TcpTransportConfig::default());
     let (uri, target) = (rig.uri(""), rig.target.clone());
     on_host(|core| async move {
         let options = nvme::Options { keep_alive_ms: 1000, ..nvme::Options::default() };
@@ -226,7 +241,7 @@ fn a_silent_host_is_dropped_and_a_keep_alive_keeps() {
             core.sleep_ns(50_000_000).await;
         }
         assert_eq!((namespace.failure(), target.controllers(NQN).unwrap().len()), (None, 1));
-        // Silence: the host's reactor does not turn.
+        // The host is silent: its reactor is not polled.
         while !target.controllers(NQN).unwrap().is_empty() {
             assert!(start.elapsed() < Duration::from_secs(20));
             std::thread::sleep(Duration::from_millis(50));
@@ -239,8 +254,8 @@ fn a_silent_host_is_dropped_and_a_keep_alive_keeps() {
 }
 
 #[test]
-fn connections_are_spread_and_reported() {
-    let rig = rig(TransportConfig::default());
+fn connections_are_distributed_over_reactors_and_reported() {
+    let rig = rig(TcpTransportConfig::default());
     let (uri, target) = (rig.uri(""), rig.target.clone());
     on_host(|core| async move {
         let mut open = Vec::new();
@@ -257,28 +272,34 @@ fn connections_are_spread_and_reported() {
 }
 
 #[test]
-fn configuration_errors_change_nothing() {
-    let rig = rig(TransportConfig::default());
+fn configuration_errors_leave_the_configuration_unchanged() {
+    let rig = rig(TcpTransportConfig::default());
     let target = &rig.target;
     assert!(matches!(
-        target.create_transport(TransportConfig::default()),
-        Err(TargetError::TransportExists("TCP"))
+        target.create_transport(TcpTransportConfig::default()),
+        Err(NvmfTargetError::TransportExists("TCP"))
     ));
     assert!(matches!(
         target.create_subsystem(NQN, SubsystemConfig::default()),
-        Err(TargetError::SubsystemExists(_))
+        Err(NvmfTargetError::SubsystemExists(_))
     ));
-    assert!(matches!(target.create_subsystem("x", SubsystemConfig::default()), Err(TargetError::Nqn(_))));
-    assert!(matches!(target.add_namespace(NQN, NamespaceConfig::new("none")), Err(TargetError::Bdev(_))));
-    assert!(matches!(target.add_namespace(NQN, NamespaceConfig::new("Malloc0")), Err(TargetError::Bdev(_))));
+    assert!(matches!(target.create_subsystem("x", SubsystemConfig::default()), Err(NvmfTargetError::Nqn(_))));
+    assert!(matches!(target.add_namespace(NQN, NamespaceConfig::new("none")), Err(NvmfTargetError::Bdev(_))));
+    assert!(matches!(
+        target.add_namespace(NQN, NamespaceConfig::new("Malloc0")),
+        Err(NvmfTargetError::Bdev(_))
+    ));
     let taken = NamespaceConfig { nsid: Some(1), ..NamespaceConfig::new("Malloc0") };
-    assert!(matches!(target.add_namespace(NQN, taken), Err(TargetError::Namespace(_, 1, _))));
-    assert!(matches!(target.remove_namespace(NQN, 2), Err(TargetError::NoNamespace(_, 2))));
-    assert!(matches!(target.add_listener(NQN, rig.address.clone()), Err(TargetError::ListenerExists(..))));
+    assert!(matches!(target.add_namespace(NQN, taken), Err(NvmfTargetError::Namespace(_, 1, _))));
+    assert!(matches!(target.remove_namespace(NQN, 2), Err(NvmfTargetError::NoNamespace(_, 2))));
+    assert!(matches!(
+        target.add_listener(NQN, rig.address.clone()),
+        Err(NvmfTargetError::ListenerExists(..))
+    ));
     let other = ListenAddress::tcp("127.0.0.1", "1");
-    assert!(matches!(target.remove_listener(NQN, other), Err(TargetError::NoListener(..))));
+    assert!(matches!(target.remove_listener(NQN, other), Err(NvmfTargetError::NoListener(..))));
     assert_eq!(target.subsystems().len(), 2);
     target.remove_listener(NQN, rig.address.clone()).unwrap();
     let socket = rig.address.socket().unwrap();
-    assert!(std::net::TcpStream::connect(socket).is_err(), "the listener is gone");
+    assert!(std::net::TcpStream::connect(socket).is_err(), "the listener is closed");
 }

@@ -3,22 +3,30 @@ use wire_nvme::fabrics::{CNTLID_STATIC, Disconnect, PropertyGet};
 
 use super::*;
 use crate::harness::{connect_data, connect_sqe, host, subnqn, subsystem};
-use crate::{Controller, Event, Listener};
+use crate::{Controller, ControllerEvent, SubsystemListener};
 
-struct Target {
-    directory: Arc<Directory>,
-    limits: Limits,
+struct ConnectFixture {
+    directory: Arc<ControllerDirectory>,
+    limits: ControllerLimits,
     subsystem: Arc<Subsystem>,
 }
 
-impl Target {
-    fn new(subsystem: Subsystem) -> Target {
-        Target { directory: Arc::default(), limits: Limits::default(), subsystem: Arc::new(subsystem) }
+impl ConnectFixture {
+    fn new(subsystem: Subsystem) -> ConnectFixture {
+        ConnectFixture {
+            directory: Arc::default(),
+            limits: ControllerLimits::default(),
+            subsystem: Arc::new(subsystem),
+        }
     }
 
     fn connect(&self, sqe: &Sqe, data: &[u8]) -> Result<ConnectOk, ConnectError> {
-        let place = Place { directory: &self.directory, limits: &self.limits, port: Port::default() };
-        connect(sqe, data, &place, |nqn| (*nqn == self.subsystem.nqn).then(|| self.subsystem.clone()))
+        let context = ConnectContext {
+            directory: &self.directory,
+            limits: &self.limits,
+            port: SubsystemPort::default(),
+        };
+        connect(sqe, data, &context, |nqn| (*nqn == self.subsystem.nqn).then(|| self.subsystem.clone()))
     }
 
     fn controller(&self) -> Controller {
@@ -34,22 +42,22 @@ impl Target {
     fn enabled(&self) -> Controller {
         let mut controller = self.controller();
         let sqe = crate::harness::property_set(0x14, crate::harness::LINUX_CC);
-        controller.handle(Event::Command { sqe: &sqe, data: &[] }, 0, &mut Vec::new());
+        controller.handle(ControllerEvent::Command { sqe: &sqe, data: &[] }, 0, &mut Vec::new());
         controller
     }
 }
 
-fn in_command(offset: u16) -> (Status, u64) {
+fn invalid_sqe_field(offset: u16) -> (Status, u64) {
     (Status::CONNECT_INVALID_PARAMETERS, offset.into())
 }
 
-fn in_data(offset: u16) -> (Status, u64) {
+fn invalid_data_field(offset: u16) -> (Status, u64) {
     (Status::CONNECT_INVALID_PARAMETERS, u64::from(offset) | 1 << 16)
 }
 
 /// Statuses and parameter offsets of Base 2.0, section 6.3.
 #[test]
-fn wrong_connects_are_refused_for_their_reason() {
+fn invalid_connects_fail_with_the_specified_status() {
     let dnr = |(status, result): (Status, u64)| (status.do_not_retry(), result);
     let only = |status: Status| (status.do_not_retry(), 0);
     let good = || connect_data(subnqn(), CNTLID_DYNAMIC).to_vec();
@@ -85,128 +93,152 @@ fn wrong_connects_are_refused_for_their_reason() {
             good(),
             (Status::CONNECT_INCOMPATIBLE_FORMAT.do_not_retry(), 40),
         ),
-        ("queue of one entry", connect_sqe(0, 1, 0), good(), dnr(in_command(44))),
-        ("admin queue too long", connect_sqe(0, 129, 0), good(), dnr(in_command(44))),
-        ("I/O queue too long", connect_sqe(1, 65536, 0), good(), dnr(in_command(44))),
-        ("subsystem not NUL-terminated", admin, with(256, &[b'n'; 256]), dnr(in_data(256))),
+        ("queue of one entry", connect_sqe(0, 1, 0), good(), dnr(invalid_sqe_field(44))),
+        ("admin queue too long", connect_sqe(0, 129, 0), good(), dnr(invalid_sqe_field(44))),
+        ("I/O queue too long", connect_sqe(1, 65536, 0), good(), dnr(invalid_sqe_field(44))),
+        ("subsystem not NUL-terminated", admin, with(256, &[b'n'; 256]), dnr(invalid_data_field(256))),
         (
             "subsystem too long",
             admin,
             with(256, format!("nqn.2014-08.{}", "x".repeat(212)).as_bytes()),
-            dnr(in_data(256)),
+            dnr(invalid_data_field(256)),
         ),
-        ("subsystem not UTF-8", admin, with(260, &[0xff]), dnr(in_data(256))),
-        ("subsystem no NQN", admin, with(256, b"iqn"), dnr(in_data(256))),
-        ("subsystem empty", admin, with(256, &[0]), dnr(in_data(256))),
-        ("host not NUL-terminated", admin, with(512, &[b'n'; 256]), dnr(in_data(512))),
-        ("host empty", admin, with(512, &[0]), dnr(in_data(512))),
-        ("subsystem unknown", admin, with(256, b"nqn.2026-11.io.ringbolt:two"), in_data(256)),
-        ("a controller of its choice", admin, with(16, &7u16.to_le_bytes()), dnr(in_data(16))),
-        ("static model", admin, with(16, &CNTLID_STATIC.to_le_bytes()), dnr(in_data(16))),
-        ("I/O queue without a controller", connect_sqe(1, 32, 0), with(16, &7u16.to_le_bytes()), in_data(16)),
-        ("I/O queue of any controller", connect_sqe(1, 32, 0), good(), in_data(16)),
+        ("subsystem not UTF-8", admin, with(260, &[0xff]), dnr(invalid_data_field(256))),
+        ("subsystem is not an NQN", admin, with(256, b"iqn"), dnr(invalid_data_field(256))),
+        ("subsystem empty", admin, with(256, &[0]), dnr(invalid_data_field(256))),
+        ("host not NUL-terminated", admin, with(512, &[b'n'; 256]), dnr(invalid_data_field(512))),
+        ("host empty", admin, with(512, &[0]), dnr(invalid_data_field(512))),
+        ("subsystem unknown", admin, with(256, b"nqn.2026-11.io.ringbolt:two"), invalid_data_field(256)),
+        ("specific controller requested", admin, with(16, &7u16.to_le_bytes()), dnr(invalid_data_field(16))),
+        ("static model", admin, with(16, &CNTLID_STATIC.to_le_bytes()), dnr(invalid_data_field(16))),
+        (
+            "I/O queue without a controller",
+            connect_sqe(1, 32, 0),
+            with(16, &7u16.to_le_bytes()),
+            invalid_data_field(16),
+        ),
+        ("I/O queue of any controller", connect_sqe(1, 32, 0), good(), invalid_data_field(16)),
     ];
-    let target = Target::new(subsystem());
+    let fixture = ConnectFixture::new(subsystem());
     for (name, sqe, data, expected) in rows {
-        let error = target.connect(&sqe, &data).expect_err(name);
+        let error = fixture.connect(&sqe, &data).expect_err(name);
         assert_eq!((error.status, error.result), expected, "{name}");
         assert_eq!(error.cqe(9).cid, 9);
     }
-    assert!(target.directory.controllers(&subnqn()).is_empty());
+    assert!(fixture.directory.controllers(&subnqn()).is_empty());
 }
 
 #[test]
-fn hosts_and_ports_that_are_not_allowed_are_refused() {
+fn connect_requires_an_allowed_host_and_port() {
     let mut closed = subsystem();
     closed.allow_any_host = false;
     closed.hosts.insert("nqn.2026-11.io.ringbolt:other-host".parse().unwrap());
     let data = connect_data(subnqn(), CNTLID_DYNAMIC);
-    let error = Target::new(closed.clone()).connect(&connect_sqe(0, 32, 0), &data).unwrap_err();
+    let error = ConnectFixture::new(closed.clone()).connect(&connect_sqe(0, 32, 0), &data).unwrap_err();
     assert_eq!(error, ConnectError { status: Status::CONNECT_INVALID_HOST, result: 512 | 1 << 16 });
     closed.hosts.insert(host());
-    assert!(Target::new(closed.clone()).connect(&connect_sqe(0, 32, 0), &data).is_ok());
-    closed.listeners = vec![Listener { portid: 3, ana: vec![] }];
-    let error = Target::new(closed.clone()).connect(&connect_sqe(0, 32, 0), &data).unwrap_err();
+    assert!(ConnectFixture::new(closed.clone()).connect(&connect_sqe(0, 32, 0), &data).is_ok());
+    closed.listeners = vec![SubsystemListener { portid: 3, ana: vec![] }];
+    let error = ConnectFixture::new(closed.clone()).connect(&connect_sqe(0, 32, 0), &data).unwrap_err();
     assert_eq!(error.status, Status::CONNECT_INVALID_HOST);
-    closed.listeners.push(Listener::default());
-    assert!(Target::new(closed).connect(&connect_sqe(0, 32, 0), &data).is_ok());
+    closed.listeners.push(SubsystemListener::default());
+    assert!(ConnectFixture::new(closed).connect(&connect_sqe(0, 32, 0), &data).is_ok());
 }
 
 #[test]
 fn io_queues_join_an_enabled_controller_of_the_same_host() {
-    let target = Target::new(subsystem());
-    let disabled = target.controller();
+    let fixture = ConnectFixture::new(subsystem());
+    let disabled = fixture.controller();
     let cntlid = disabled.association().cntlid();
     let data = connect_data(subnqn(), cntlid);
-    let refused = |sqe: &Sqe, data: &[u8]| {
-        let error = target.connect(sqe, data).unwrap_err();
+    let error_of = |sqe: &Sqe, data: &[u8]| {
+        let error = fixture.connect(sqe, data).unwrap_err();
         (error.status, error.result)
     };
     let join = connect_sqe(1, 128, 0);
-    assert_eq!(refused(&join, &data), (Status::COMMAND_SEQUENCE_ERROR, 0), "not enabled");
+    assert_eq!(error_of(&join, &data), (Status::COMMAND_SEQUENCE_ERROR, 0), "not enabled");
     drop(disabled);
 
-    let controller = target.enabled();
+    let controller = fixture.enabled();
     let cntlid = controller.association().cntlid();
     let data = connect_data(subnqn(), cntlid);
-    let Ok(ConnectOk::Io(queue)) = target.connect(&join, &data) else { panic!("refused") };
+    let Ok(ConnectOk::Io(queue)) = fixture.connect(&join, &data) else { panic!("rejected") };
     assert_eq!((queue.lease.qid(), queue.queue_entries, queue.no_flow_control), (1, 128, false));
-    assert_eq!(refused(&join, &data), (Status::COMMAND_SEQUENCE_ERROR, 0), "in use");
-    let (status, result) = refused(&connect_sqe(128, 32, 0), &data);
+    assert_eq!(error_of(&join, &data), (Status::COMMAND_SEQUENCE_ERROR, 0), "in use");
+    let (status, result) = error_of(&connect_sqe(128, 32, 0), &data);
     assert_eq!((status, result), (Status::CONNECT_INVALID_PARAMETERS.do_not_retry(), 42), "one too many");
     drop(queue);
-    assert!(target.connect(&join, &data).is_ok(), "given back");
+    assert!(fixture.connect(&join, &data).is_ok(), "released");
 
     let mut other = data;
     other[0] ^= 1;
-    assert_eq!(refused(&join, &other), in_data(0), "another host identifier");
+    assert_eq!(error_of(&join, &other), invalid_data_field(0), "another host identifier");
     let mut other = data;
     other[600] = 0;
     other[512..520].copy_from_slice(b"nqn.2099");
-    assert_eq!(refused(&join, &other), in_data(512), "another host");
+    assert_eq!(error_of(&join, &other), invalid_data_field(512), "another host");
     drop(controller);
-    assert_eq!(refused(&join, &data), in_data(16), "gone");
+    assert_eq!(error_of(&join, &data), invalid_data_field(16), "no controller");
 }
 
 #[test]
 fn discovery_controllers_have_no_io_queues() {
-    let target = Target::new(Subsystem::discovery(Nqn::discovery()));
-    let controller = target.controller();
+    let fixture = ConnectFixture::new(Subsystem::discovery(Nqn::discovery()));
+    let controller = fixture.controller();
     let data = connect_data(Nqn::discovery(), controller.association().cntlid());
-    let error = target.connect(&connect_sqe(1, 32, 0), &data).unwrap_err();
+    let error = fixture.connect(&connect_sqe(1, 32, 0), &data).unwrap_err();
     assert_eq!((error.status, error.result), (Status::CONNECT_INVALID_PARAMETERS.do_not_retry(), 42));
 }
 
 #[test]
-fn controller_identifiers_are_not_reused_while_there_are_others() {
-    let mut small = subsystem();
-    (small.cntlid_min, small.cntlid_max) = (5, 7);
-    let target = Target::new(small);
-    let first = target.controller();
-    assert_eq!(first.association().cntlid(), 5);
+fn a_deleted_subsystem_is_forgotten_with_its_last_controller() {
+    let fixture = ConnectFixture::new(subsystem());
+    let (first, second) = (fixture.controller(), fixture.controller());
     drop(first);
-    let all = [target.controller(), target.controller(), target.controller()];
-    assert_eq!(all.each_ref().map(|controller| controller.association().cntlid()), [6, 7, 5]);
-    let data = connect_data(subnqn(), CNTLID_DYNAMIC);
-    let error = target.connect(&connect_sqe(0, 32, 0), &data).unwrap_err();
-    assert_eq!(error.status, Status::CONNECT_CONTROLLER_BUSY);
-    assert_eq!(target.directory.controllers(&subnqn()).len(), 3);
-    drop(all);
-    assert!(target.directory.controllers(&subnqn()).is_empty());
+    fixture.directory.remove_subsystem(&subnqn());
+    assert_eq!(fixture.directory.subsystems(), 1, "it has a controller");
+    drop(second);
+    assert_eq!(fixture.directory.subsystems(), 0);
+    // Created again before its old controllers are gone.
+    let old = fixture.controller();
+    fixture.directory.remove_subsystem(&subnqn());
+    let new = fixture.controller();
+    drop((old, new));
+    assert_eq!(fixture.directory.subsystems(), 1, "identifiers of a subsystem that exists are reused last");
+    fixture.directory.remove_subsystem(&subnqn());
+    assert_eq!(fixture.directory.subsystems(), 0);
 }
 
 #[test]
-fn answers_carry_the_controller() {
-    let target = Target::new(subsystem());
-    let attributes = ConnectAttributes(ConnectAttributes::DISABLE_SQ_FLOW_CONTROL);
+fn controller_identifiers_are_reused_last() {
+    let mut small = subsystem();
+    (small.cntlid_min, small.cntlid_max) = (5, 7);
+    let fixture = ConnectFixture::new(small);
+    let first = fixture.controller();
+    assert_eq!(first.association().cntlid(), 5);
+    drop(first);
+    let all = [fixture.controller(), fixture.controller(), fixture.controller()];
+    assert_eq!(all.each_ref().map(|controller| controller.association().cntlid()), [6, 7, 5]);
+    let data = connect_data(subnqn(), CNTLID_DYNAMIC);
+    let error = fixture.connect(&connect_sqe(0, 32, 0), &data).unwrap_err();
+    assert_eq!(error.status, Status::CONNECT_CONTROLLER_BUSY);
+    assert_eq!(fixture.directory.controllers(&subnqn()).len(), 3);
+    drop(all);
+    assert!(fixture.directory.controllers(&subnqn()).is_empty());
+}
+
+#[test]
+fn completion_returns_controller_and_flow_control() {
+    let fixture = ConnectFixture::new(subsystem());
+    let attributes = ConnectAttributes::DISABLE_SQ_FLOW_CONTROL;
     let sqe = Connect { record_format: 0, qid: 0, queue_entries: 32, attributes, kato_ms: 7 }.to_sqe();
-    let connected = target.connect(&sqe, &connect_data(subnqn(), CNTLID_DYNAMIC)).unwrap();
+    let connected = fixture.connect(&sqe, &connect_data(subnqn(), CNTLID_DYNAMIC)).unwrap();
     let cqe = connected.cqe(3);
     assert_eq!((cqe.cid, cqe.status, cqe.result), (3, Status::SUCCESS, 1));
     let ConnectOk::Admin(admin) = connected else { panic!("an admin queue") };
     assert_eq!((admin.queue_entries, admin.kato_ms, admin.no_flow_control), (32, 7, true));
-    // An admin queue that fails before it has a controller leaves nothing behind.
+    // Dropping an admin queue before it has a controller removes its directory entry.
     drop(admin);
-    assert!(target.directory.controllers(&subnqn()).is_empty());
+    assert!(fixture.directory.controllers(&subnqn()).is_empty());
     assert_eq!(sqe.data, DataPointer::default());
 }

@@ -1,18 +1,18 @@
 //! Get Features and Set Features (Base 2.0, sections 5.15 and 5.27).
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::admin::{GetFeatures, SetFeatures};
 use wire_nvme::feature::{
-    AsyncEventConfiguration, Capabilities, FeatureId, HOST_BEHAVIOR_SIZE, NumberOfQueues, Select,
+    AsyncEventConfiguration, FeatureCapabilities, FeatureId, HOST_BEHAVIOR_SIZE, NumberOfQueues, Select,
     TemperatureThreshold,
 };
 use wire_nvme::{NSID_ALL, Sqe};
 
 use super::log::{COMPOSITE_KELVINS_MAX, TEMPERATURE_KELVINS};
-use super::{Answer, Controller, Reply};
-use crate::{INVALID_FIELD, Kind, Limits, Subsystem};
+use super::{AdminResponse, AdminResult, Controller};
+use crate::{ControllerLimits, INVALID_FIELD, Subsystem, SubsystemKind};
 
-/// The values that a host can change.
+/// The current values of the features that a host can change.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Features {
     arbitration: u32,
@@ -23,7 +23,7 @@ pub(super) struct Features {
     async_events: AsyncEventConfiguration,
     kato_ms: u32,
     queues: NumberOfQueues,
-    // Advanced Command Retry Enable: the host honours retry delays, of which there are none.
+    // Advanced Command Retry Enable: the host honours retry delays. The controller requests none.
     command_retry: bool,
     interrupt_coalescing: u32,
 }
@@ -31,19 +31,19 @@ pub(super) struct Features {
 /// Coalescing Disable (Base 2.0, section 5.27.1.9).
 const COALESCING_DISABLE: u32 = 1 << 16;
 
-/// What can be done with a feature.
+/// Whether a host can change a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
-    /// The host sets it.
+enum Changeable {
+    /// The host can set any valid value.
     Yes,
-    /// The host may set it only to what it is.
+    /// The host can set only the current value.
     No,
 }
 
-/// The features of a controller (Base 2.0, section 3.1.2: feature support).
-pub(super) fn supported(subsystem: &Subsystem, memory_based: bool) -> Vec<FeatureId> {
+/// The features that a controller supports (Base 2.0, section 3.1.2: feature support).
+pub(super) fn supported_features(subsystem: &Subsystem, memory_based: bool) -> Vec<FeatureId> {
     let mut features = match subsystem.kind {
-        Kind::Nvm => vec![
+        SubsystemKind::Nvm => vec![
             FeatureId::Arbitration,
             FeatureId::PowerManagement,
             FeatureId::TemperatureThreshold,
@@ -58,19 +58,19 @@ pub(super) fn supported(subsystem: &Subsystem, memory_based: bool) -> Vec<Featur
             FeatureId::ReservationMask,
             FeatureId::ReservationPersistence,
         ],
-        Kind::Discovery => vec![FeatureId::AsyncEventConfiguration, FeatureId::KeepAliveTimer],
+        SubsystemKind::Discovery => vec![FeatureId::AsyncEventConfiguration, FeatureId::KeepAliveTimer],
     };
     if memory_based {
         features.retain(|&feature| feature != FeatureId::KeepAliveTimer);
         features.extend([FeatureId::InterruptCoalescing, FeatureId::InterruptVector]);
     }
-    // Without a volatile cache there is nothing to switch (Base 2.0, section 5.27.1).
+    // The feature requires a volatile write cache (Base 2.0, section 5.27.1).
     features.retain(|&feature| feature != FeatureId::VolatileWriteCache || subsystem.has_volatile_cache());
     features
 }
 
 impl Features {
-    pub(super) fn new(kato_ms: u32, limits: &Limits) -> Features {
+    pub(super) fn new(kato_ms: u32, limits: &ControllerLimits) -> Features {
         Features {
             arbitration: 0,
             temperature_over: COMPOSITE_KELVINS_MAX,
@@ -92,8 +92,8 @@ impl Features {
         self.async_events
     }
 
-    /// Whether a temperature is at or beyond one of the thresholds (Base 2.0, section 5.27.1).
-    pub(super) fn is_beyond(&self, kelvins: u16) -> bool {
+    /// Whether a temperature is at or beyond a threshold (Base 2.0, section 5.27.1).
+    pub(super) fn exceeds_threshold(&self, kelvins: u16) -> bool {
         kelvins >= self.temperature_over || kelvins <= self.temperature_under
     }
 
@@ -105,18 +105,18 @@ impl Features {
         self.kato_ms
     }
 
-    /// Host Behavior Support data (Base 2.0, section 5.27.1): the first byte is all that means something.
+    /// Host Behavior Support data (Base 2.0, section 5.27.1). Only the first byte, ACRE, is defined.
     fn host_behavior(&self) -> Vec<u8> {
         let mut data = vec![0; HOST_BEHAVIOR_SIZE];
         data[0] = self.command_retry.into();
         data
     }
 
-    /// The value in dword 0. `cdw11` chooses between values of one feature.
+    /// The value for dword 0 of the completion. `cdw11` selects the threshold or the interrupt vector.
     fn get(&self, feature: FeatureId, cdw11: u32, volatile_cache: bool) -> Result<u32, Status> {
         Ok(match feature {
             FeatureId::InterruptCoalescing => self.interrupt_coalescing,
-            // Coalescing is off for every vector, and stays so.
+            // Coalescing is always disabled for every vector.
             FeatureId::InterruptVector => cdw11 & 0xffff | COALESCING_DISABLE,
             FeatureId::Arbitration => self.arbitration,
             FeatureId::TemperatureThreshold => {
@@ -124,7 +124,7 @@ impl Features {
                 let kelvins = match (which.sensor, which.under) {
                     (0, false) => self.temperature_over,
                     (0, true) => self.temperature_under,
-                    // There are no sensors besides the composite one.
+                    // Only the composite temperature exists.
                     _ => return Err(INVALID_FIELD),
                 };
                 kelvins.into()
@@ -133,27 +133,27 @@ impl Features {
             FeatureId::VolatileWriteCache => volatile_cache.into(),
             FeatureId::NumberOfQueues => self.queues.to_wire(),
             FeatureId::WriteAtomicity => self.write_atomicity,
-            FeatureId::AsyncEventConfiguration => self.async_events.0,
+            FeatureId::AsyncEventConfiguration => self.async_events.bits(),
             FeatureId::KeepAliveTimer => self.kato_ms,
-            // Nothing is masked and nothing persists unless a host says so.
+            // The defaults: no notification is masked and reservations do not persist.
             FeatureId::ReservationMask | FeatureId::ReservationPersistence => 0,
-            // One power state, entered at once.
+            // Power state 0 is the only one.
             FeatureId::PowerManagement => 0,
             _ => return Err(INVALID_FIELD),
         })
     }
 }
 
-fn change(feature: FeatureId, memory_based: bool) -> Change {
+fn changeable(feature: FeatureId, memory_based: bool) -> Changeable {
     match feature {
-        FeatureId::VolatileWriteCache => Change::No,
-        FeatureId::HostIdentifier if !memory_based => Change::No,
-        _ => Change::Yes,
+        FeatureId::VolatileWriteCache => Changeable::No,
+        FeatureId::HostIdentifier if !memory_based => Changeable::No,
+        _ => Changeable::Yes,
     }
 }
 
-/// Whether a feature belongs to a namespace.
-fn is_of_namespace(feature: FeatureId) -> bool {
+/// Whether a feature is namespace specific.
+fn is_namespace_specific(feature: FeatureId) -> bool {
     matches!(
         feature,
         FeatureId::ErrorRecovery | FeatureId::ReservationMask | FeatureId::ReservationPersistence
@@ -161,37 +161,40 @@ fn is_of_namespace(feature: FeatureId) -> bool {
 }
 
 impl Controller {
-    /// Whether a vector can be configured: there is one of that number.
-    fn vector(&self, value: u32) -> Result<(), Status> {
+    /// Checks that the interrupt vector exists.
+    fn check_vector(&self, value: u32) -> Result<(), Status> {
         if value & 0xffff >= self.limits.interrupt_vectors.into() { Err(INVALID_FIELD) } else { Ok(()) }
     }
 
-    fn feature(&self, fid: u8) -> Result<FeatureId, Status> {
-        let feature = FeatureId::from_wire(fid)
-            .filter(|feature| supported(&self.subsystem, self.limits.memory_based).contains(feature));
+    fn supported_feature(&self, fid: u8) -> Result<FeatureId, Status> {
+        let feature = FeatureId::from_wire(fid).filter(|feature| {
+            supported_features(&self.subsystem, self.limits.memory_based).contains(feature)
+        });
         feature.ok_or(INVALID_FIELD)
     }
 
-    pub(super) fn get_features(&mut self, sqe: &Sqe) -> Answer {
-        let command = GetFeatures::of(sqe);
-        let feature = self.feature(command.fid)?;
+    pub(super) fn get_features(&mut self, sqe: &Sqe) -> AdminResult {
+        let command = GetFeatures::from_sqe(sqe);
+        let feature = self.supported_feature(command.fid)?;
         let select = Select::from_wire(command.select).ok_or(INVALID_FIELD)?;
         if feature == FeatureId::HostIdentifier && select != Select::Supported {
-            return self.send(sqe, self.host_id(command.cdw11)?);
+            return self.respond_with_data(sqe, self.host_id(command.cdw11)?);
         }
         if feature == FeatureId::HostBehavior && select != Select::Supported {
             let is_current = select == Select::Current;
             let features = if is_current { self.features } else { Features::new(0, &self.limits) };
-            return self.send(sqe, features.host_behavior());
+            return self.respond_with_data(sqe, features.host_behavior());
         }
         if feature == FeatureId::InterruptVector && select != Select::Supported {
-            self.vector(command.cdw11)?;
+            self.check_vector(command.cdw11)?;
         }
         if select == Select::Current {
             match feature {
-                FeatureId::ReservationMask => return Reply::result(self.reservation_mask(sqe.nsid)?.into()),
+                FeatureId::ReservationMask => {
+                    return AdminResponse::with_result(self.reservation_mask(sqe.nsid)?.into());
+                }
                 FeatureId::ReservationPersistence => {
-                    return Reply::result(self.reservation_persistence(sqe.nsid)?.into());
+                    return AdminResponse::with_result(self.reservation_persistence(sqe.nsid)?.into());
                 }
                 _ => {}
             }
@@ -199,27 +202,27 @@ impl Controller {
         let cache = self.subsystem.has_volatile_cache();
         let value = match select {
             Select::Current => self.features.get(feature, command.cdw11, cache)?,
-            // Nothing can be saved, and what is not saved is the default.
+            // No feature is saveable: the saved value is the default.
             Select::Default | Select::Saved => {
                 Features::new(0, &self.limits).get(feature, command.cdw11, cache)?
             }
-            Select::Supported => Capabilities {
+            Select::Supported => FeatureCapabilities {
                 saveable: false,
-                namespace_specific: is_of_namespace(feature),
-                changeable: change(feature, self.limits.memory_based) == Change::Yes,
+                namespace_specific: is_namespace_specific(feature),
+                changeable: changeable(feature, self.limits.memory_based) == Changeable::Yes,
             }
             .to_wire(),
         };
-        Reply::result(value.into())
+        AdminResponse::with_result(value.into())
     }
 
-    pub(super) fn set_features(&mut self, sqe: &Sqe, data: &[u8]) -> Answer {
-        let command = SetFeatures::of(sqe);
-        let feature = self.feature(command.fid)?;
+    pub(super) fn set_features(&mut self, sqe: &Sqe, data: &[u8]) -> AdminResult {
+        let command = SetFeatures::from_sqe(sqe);
+        let feature = self.supported_feature(command.fid)?;
         if command.save {
             return Err(Status::FEATURE_NOT_SAVEABLE.do_not_retry());
         }
-        let namespace_specific = is_of_namespace(feature);
+        let namespace_specific = is_namespace_specific(feature);
         match sqe.nsid {
             0 | NSID_ALL => {}
             nsid if namespace_specific && self.subsystem.namespace(nsid).is_some() => {}
@@ -230,7 +233,7 @@ impl Controller {
         match feature {
             FeatureId::Arbitration => self.features.arbitration = value,
             FeatureId::PowerManagement => {
-                // Power state 0 is the only one; the workload hint is only a hint.
+                // Power state 0 is the only one. The workload hint is ignored.
                 if value & 0x1f != 0 {
                     return Err(INVALID_FIELD);
                 }
@@ -238,12 +241,12 @@ impl Controller {
             FeatureId::TemperatureThreshold => {
                 let threshold = TemperatureThreshold::from_wire(value).map_err(|_| INVALID_FIELD)?;
                 match (threshold.sensor, threshold.under) {
-                    // 15 stands for all sensors, of which the composite one is all.
+                    // 15 selects all sensors, and only the composite temperature exists.
                     (0 | 15, false) => self.features.temperature_over = threshold.kelvins,
                     (0 | 15, true) => self.features.temperature_under = threshold.kelvins,
                     _ => return Err(INVALID_FIELD),
                 }
-                self.events.temperature(self.features.is_beyond(TEMPERATURE_KELVINS));
+                self.events.set_temperature_exceeded(self.features.exceeds_threshold(TEMPERATURE_KELVINS));
             }
             FeatureId::ErrorRecovery => {
                 // DULBE: no namespace reports deallocated blocks (NVM 1.0, section 4.1.3).
@@ -253,17 +256,19 @@ impl Controller {
                 self.features.error_recovery = value & 0xffff;
             }
             FeatureId::VolatileWriteCache => {
-                // The cache is the block device's and is always on.
+                // The cache belongs to the block device and is always enabled.
                 if value & 1 == 0 {
                     return Err(Status::FEATURE_NOT_CHANGEABLE.do_not_retry());
                 }
             }
             FeatureId::NumberOfQueues => return self.set_number_of_queues(value),
-            // A hint that is not taken: a batch of completions is one interrupt as it is.
+            // Ignored: the transport already sends one interrupt per batch of completions.
             FeatureId::InterruptCoalescing => self.features.interrupt_coalescing = value & 0xffff,
-            FeatureId::InterruptVector => self.vector(value)?,
+            FeatureId::InterruptVector => self.check_vector(value)?,
             FeatureId::WriteAtomicity => self.features.write_atomicity = value & 1,
-            FeatureId::AsyncEventConfiguration => self.features.async_events = AsyncEventConfiguration(value),
+            FeatureId::AsyncEventConfiguration => {
+                self.features.async_events = AsyncEventConfiguration::from_bits_retain(value)
+            }
             FeatureId::KeepAliveTimer => {
                 self.features.kato_ms = value;
                 self.set_kato(value);
@@ -279,31 +284,31 @@ impl Controller {
             FeatureId::ReservationMask => return self.set_reservation_mask(sqe.nsid, value),
             FeatureId::ReservationPersistence => return self.set_reservation_persistence(sqe, value),
             FeatureId::HostIdentifier if self.limits.memory_based => return self.set_host_id(value, data),
-            // Over fabrics the Connect command has set it (Base 2.0, section 5.27.1).
+            // Over fabrics the Connect command sets it (Base 2.0, section 5.27.1).
             FeatureId::HostIdentifier => return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
             _ => return Err(INVALID_FIELD),
         }
-        Reply::none()
+        AdminResponse::empty()
     }
 
-    fn set_number_of_queues(&mut self, value: u32) -> Answer {
-        let wanted = NumberOfQueues::from_wire(value).map_err(|_| INVALID_FIELD)?;
-        // Only before the first I/O queue (Base 2.0, section 5.27.1).
+    fn set_number_of_queues(&mut self, value: u32) -> AdminResult {
+        let requested = NumberOfQueues::from_wire(value).map_err(|_| INVALID_FIELD)?;
+        // The numbers are fixed once an I/O queue exists (Base 2.0, section 5.27.1).
         if !self.association().queues().is_empty() {
             return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
         }
-        let most = self.limits.io_queues_max.into();
+        let max = self.limits.io_queues_max.into();
         let mut granted = NumberOfQueues {
-            submission: wanted.submission.min(most),
-            completion: wanted.completion.min(most),
+            submission: requested.submission.min(max),
+            completion: requested.completion.min(max),
         };
         if !self.limits.memory_based {
-            // Over fabrics a queue is both in one.
-            let both = granted.submission.min(granted.completion);
-            granted = NumberOfQueues { submission: both, completion: both };
+            // A fabrics I/O queue is a submission and a completion queue.
+            let pairs = granted.submission.min(granted.completion);
+            granted = NumberOfQueues { submission: pairs, completion: pairs };
         }
         self.features.queues = granted;
         self.association().set_queues_max(granted.submission as u16);
-        Reply::result(granted.to_wire().into())
+        AdminResponse::with_result(granted.to_wire().into())
     }
 }

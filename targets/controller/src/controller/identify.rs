@@ -1,6 +1,6 @@
 //! Identify (Base 2.0, section 5.17).
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::admin;
 use wire_nvme::identify::{
     CONTROLLER_LIST_MAX, Cns, CommandSetVectors, ControllerList, ControllerType, Csi, DiscoveryType,
@@ -12,14 +12,14 @@ use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::{NSID_ALL, Sqe, cqe, sqe};
 
 use super::properties::VERSION;
-use super::{Answer, Controller};
-use crate::{INVALID_FIELD, Kind, Namespace, io};
+use super::{AdminResult, Controller};
+use crate::{INVALID_FIELD, SubsystemKind, SubsystemNamespace, io};
 
-/// Firmware revision: eight characters at most.
+/// Firmware revision (FR), at most 8 characters.
 pub(super) const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
-/// Admin commands that are supported and change nothing worth telling.
-pub(super) const WITHOUT_EFFECT: [AdminOpcode; 5] = [
+/// Supported admin commands without effects on namespaces or the controller's capabilities.
+pub(super) const EFFECT_FREE_COMMANDS: [AdminOpcode; 5] = [
     AdminOpcode::GetLogPage,
     AdminOpcode::Identify,
     AdminOpcode::Abort,
@@ -27,30 +27,30 @@ pub(super) const WITHOUT_EFFECT: [AdminOpcode; 5] = [
     AdminOpcode::AsyncEventRequest,
 ];
 
-/// Admin commands that queues in memory bring.
-pub(super) const QUEUES: [AdminOpcode; 4] =
+/// Admin commands of memory-based transports: they create and delete I/O queues.
+pub(super) const QUEUE_COMMANDS: [AdminOpcode; 4] =
     [AdminOpcode::CreateIoSq, AdminOpcode::DeleteIoSq, AdminOpcode::CreateIoCq, AdminOpcode::DeleteIoCq];
 
-/// How long a shutdown may take (RTD3E): closing I/O queues waits for their devices.
+/// Longest normal shutdown (RTD3E): closing I/O queues waits for the I/O in flight at block devices.
 const SHUTDOWN_US: u32 = 10_000_000;
-/// Longest time in the ANA change state (ANATT).
+/// Longest time in the ANA Change state (ANATT).
 const ANA_TRANSITION_S: u8 = 10;
-/// Abort commands at once (ACL). They are answered at once, so this is for show.
+/// Concurrent Abort commands (ACL). Abort completes synchronously, so the limit is never reached.
 const ABORTS_MAX: u16 = 4;
 
-type Page = [u8; SIZE];
+type IdentifyPage = [u8; SIZE];
 
 impl Controller {
-    pub(super) fn identify(&mut self, sqe: &Sqe) -> Answer {
-        let command = admin::Identify::of(sqe);
-        let mut page: Page = [0; SIZE];
+    pub(super) fn identify(&mut self, sqe: &Sqe) -> AdminResult {
+        let command = admin::Identify::from_sqe(sqe);
+        let mut page: IdentifyPage = [0; SIZE];
         let cns = Cns::from_wire(command.cns).ok_or(INVALID_FIELD)?;
         match (cns, self.subsystem.kind) {
             (Cns::Controller, _) => self.identify_controller().encode(&mut page),
-            // A discovery controller has no namespaces to ask about (Base 2.0, section 3.1.2.3).
-            (_, Kind::Discovery) => return Err(INVALID_FIELD),
+            // A discovery controller has no namespaces (Base 2.0, section 3.1.2.3).
+            (_, SubsystemKind::Discovery) => return Err(INVALID_FIELD),
             (Cns::Namespace | Cns::AllocatedNamespace, _) => {
-                if let Some(namespace) = self.active(sqe.nsid)? {
+                if let Some(namespace) = self.active_namespace(sqe.nsid)? {
                     self.identify_namespace(namespace).encode(&mut page);
                 }
             }
@@ -58,44 +58,43 @@ impl Controller {
                 self.namespaces_after(sqe.nsid)?.encode(&mut page)
             }
             (Cns::CommandSetActiveNamespaces | Cns::CommandSetAllocatedNamespaces, _) => {
-                nvm(command.csi)?;
+                check_command_set(command.csi)?;
                 self.namespaces_after(sqe.nsid)?.encode(&mut page);
             }
             (Cns::NamespaceDescriptors, _) => {
-                let namespace = self.active(sqe.nsid)?;
+                let namespace = self.active_namespace(sqe.nsid)?;
                 let namespace = namespace.ok_or(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry())?;
                 NamespaceDescriptor::encode_list(&namespace.descriptors(), &mut page);
             }
             (Cns::CommandSetNamespace | Cns::CommandSetAllocatedNamespace, _) => {
-                nvm(command.csi)?;
-                if self.active(sqe.nsid)?.is_some() {
+                check_command_set(command.csi)?;
+                if self.active_namespace(sqe.nsid)?.is_some() {
                     NvmNamespace::default().encode(&mut page);
                 }
             }
             (Cns::CommandSetController, _) => {
-                nvm(command.csi)?;
-                // Write Zeroes takes what its command can say, Dataset Management 256 ranges; Verify reads as
-                // much as a Read does.
+                check_command_set(command.csi)?;
+                // Write Zeroes and Dataset Management (256 ranges) have no limit beyond their command format.
+                // Verify reads at most as much as a Read (VSL = MDTS).
                 let limits = NvmController { vsl: self.limits.mdts(), ..NvmController::default() };
                 limits.encode(&mut page);
             }
             (Cns::NamespaceIndependent, _) => {
-                if let Some(namespace) = self.active(sqe.nsid)? {
+                if let Some(namespace) = self.active_namespace(sqe.nsid)? {
                     self.namespace_independent(namespace).encode(&mut page);
                 }
             }
             (Cns::Controllers | Cns::NamespaceControllers, _) => {
-                if cns == Cns::NamespaceControllers && self.active(sqe.nsid)?.is_none() {
+                if cns == Cns::NamespaceControllers && self.active_namespace(sqe.nsid)?.is_none() {
                     return Err(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
                 }
-                let membership = &self.membership;
-                let all = membership.directory.controllers(&self.subsystem.nqn);
+                let all = self.registration.directory.controllers(&self.subsystem.nqn);
                 let from =
                     all.iter().map(|association| association.cntlid()).filter(|&id| id >= command.cntid);
                 ControllerList(from.take(CONTROLLER_LIST_MAX).collect()).encode(&mut page);
             }
             (Cns::CommandSets, _) => {
-                // Of this controller, by its identifier or by FFFFh.
+                // CNTID is this controller's identifier or FFFFh.
                 if command.cntid != 0xffff && command.cntid != self.association().cntlid() {
                     return Err(INVALID_FIELD);
                 }
@@ -103,18 +102,18 @@ impl Controller {
             }
             _ => return Err(INVALID_FIELD),
         }
-        self.send(sqe, page.to_vec())
+        self.respond_with_data(sqe, page.to_vec())
     }
 
-    /// The namespace, `None` when the identifier is valid but stands for none.
-    fn active(&self, nsid: u32) -> Result<Option<&Namespace>, Status> {
+    /// The namespace with this identifier; `None` if the identifier is valid but inactive.
+    fn active_namespace(&self, nsid: u32) -> Result<Option<&SubsystemNamespace>, Status> {
         if !self.subsystem.is_valid_nsid(nsid) {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
         }
         Ok(self.subsystem.namespace(nsid))
     }
 
-    /// Identifiers over `nsid` (Base 2.0, section 5.17.2.2).
+    /// Active namespace identifiers greater than `nsid` (Base 2.0, section 5.17.2.2).
     fn namespaces_after(&self, nsid: u32) -> Result<NamespaceList, Status> {
         if nsid >= NSID_ALL - 1 {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
@@ -149,7 +148,7 @@ impl Controller {
             msdbd: 1,
             ..IdentifyController::default()
         };
-        if subsystem.kind == Kind::Discovery {
+        if subsystem.kind == SubsystemKind::Discovery {
             return IdentifyController {
                 cntrltype: ControllerType::Discovery,
                 dctype: DiscoveryType::Direct,
@@ -158,17 +157,17 @@ impl Controller {
             };
         }
         let capacity =
-            |namespace: &Namespace| u128::from(namespace.blocks) * u128::from(namespace.block_size);
+            |namespace: &SubsystemNamespace| u128::from(namespace.blocks) * u128::from(namespace.block_size);
         let mut optional =
             oncs::COMPARE | oncs::COPY | oncs::SAVE_AND_SELECT | oncs::VERIFY | oncs::RESERVATIONS;
         if subsystem.namespaces.iter().any(|namespace| namespace.can_unmap) {
             optional |= oncs::DATASET_MANAGEMENT;
         }
-        // A host that is told of Write Zeroes uses it on every namespace.
+        // ONCS is per controller: a host uses Write Zeroes on every namespace.
         if subsystem.namespaces.iter().all(|namespace| namespace.can_write_zeroes) {
             optional |= oncs::WRITE_ZEROES;
         }
-        // A host uses this too wherever it likes.
+        // Likewise Write Uncorrectable.
         if subsystem.namespaces.iter().all(|namespace| namespace.can_write_uncorrectable) {
             optional |= oncs::WRITE_UNCORRECTABLE;
         }
@@ -177,7 +176,7 @@ impl Controller {
             oaes: oaes::NAMESPACE,
             cntrltype: ControllerType::Io,
             lpa: common.lpa | lpa::COMMAND_EFFECTS,
-            // One slot, which is read-only.
+            // One firmware slot, read-only.
             frmw: 1 << 1 | 1,
             wctemp: super::log::COMPOSITE_KELVINS_MAX,
             cctemp: super::log::COMPOSITE_KELVINS_MAX + 10,
@@ -187,18 +186,18 @@ impl Controller {
             nn: subsystem.namespaces_max,
             mnan: subsystem.namespaces_max,
             oncs: optional,
-            // One block is compared and written atomically (ACWU), as it is written; more may be, but a read may
-            // see a part of it.
+            // ACWU is one block, as is the atomic write unit. A larger fused operation is atomic against
+            // other writes, but a read may see a part of it.
             fuses: if limits.compare_and_write { fuses::COMPARE_AND_WRITE } else { 0 },
             ocfs: ocfs::FORMAT_0,
             vwc: vwc::FLUSH_ALL | if subsystem.has_volatile_cache() { vwc::PRESENT } else { 0 },
             io_command_capsule_bytes: sqe::SIZE as u32 + limits.in_capsule_bytes,
-            // Disconnect deletes an I/O queue.
+            // OFCS: Disconnect deletes an I/O queue.
             ofcs: 1,
             ..common
         };
         if limits.memory_based {
-            // What is said of capsules, keep alive and commands outstanding is for fabrics alone.
+            // Capsule sizes, keep alive and MAXCMD apply to fabrics only.
             identify = IdentifyController {
                 kas_100ms: 0,
                 maxcmd: 0,
@@ -220,14 +219,14 @@ impl Controller {
                 | anacap::INACCESSIBLE
                 | anacap::PERSISTENT_LOSS
                 | anacap::CHANGE;
-            // As many groups as there may be namespaces, each in one of its own.
+            // Each namespace may have its own group.
             identify.anagrpmax = subsystem.namespaces_max;
             identify.nanagrpid = subsystem.namespaces_max;
         }
         identify
     }
 
-    fn identify_namespace(&self, namespace: &Namespace) -> IdentifyNamespace {
+    fn identify_namespace(&self, namespace: &SubsystemNamespace) -> IdentifyNamespace {
         let block_log2 = namespace.block_size.trailing_zeros() as u8;
         IdentifyNamespace {
             nsze: namespace.blocks,
@@ -241,8 +240,8 @@ impl Controller {
             } else {
                 0
             },
-            copy_range_blocks_max: io::range_blocks_max(block_log2),
-            copy_blocks_max: io::blocks_max(block_log2),
+            copy_range_blocks_max: io::copy_range_blocks_max(block_log2),
+            copy_blocks_max: io::copy_blocks_max(block_log2),
             copy_ranges_max: io::COPY_RANGES_MAX,
             noiob: namespace.optimal_boundary_blocks,
             nvmcap: u128::from(namespace.blocks) * u128::from(namespace.block_size),
@@ -254,7 +253,7 @@ impl Controller {
         }
     }
 
-    fn namespace_independent(&self, namespace: &Namespace) -> NamespaceIndependent {
+    fn namespace_independent(&self, namespace: &SubsystemNamespace) -> NamespaceIndependent {
         NamespaceIndependent {
             nsfeat: if namespace.volatile_cache { 0 } else { NamespaceIndependent::NO_VOLATILE_CACHE },
             nmic: 1,
@@ -266,12 +265,12 @@ impl Controller {
         }
     }
 
-    fn ana_group(&self, namespace: &Namespace) -> u32 {
+    fn ana_group(&self, namespace: &SubsystemNamespace) -> u32 {
         if self.subsystem.ana_reporting { namespace.anagrpid } else { 0 }
     }
 }
 
-fn nvm(csi: u8) -> Result<(), Status> {
+fn check_command_set(csi: u8) -> Result<(), Status> {
     match Csi::from_wire(csi) {
         Some(Csi::Nvm) => Ok(()),
         _ => Err(INVALID_FIELD),

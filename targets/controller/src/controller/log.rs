@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::admin::GetLogPage;
 use wire_nvme::log::{
     AnaGroup, AnaLog, CommandEffects, CommandEffectsLog, ErrorEntry, FeatureEffects, FeatureEffectsLog,
@@ -11,18 +11,19 @@ use wire_nvme::log::{
 use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
 use wire_nvme::{NSID_ALL, Sqe, identify};
 
-use super::identify::{FIRMWARE, QUEUES, WITHOUT_EFFECT};
-use super::{Answer, Controller, features};
-use crate::{INVALID_FIELD, Kind, Limits, Subsystem};
+use super::identify::{EFFECT_FREE_COMMANDS, FIRMWARE, QUEUE_COMMANDS};
+use super::{AdminResult, Controller, features};
+use crate::{ControllerLimits, INVALID_FIELD, Subsystem, SubsystemKind};
 
-/// A temperature that says that nothing is wrong, in kelvins: 20 °C.
+/// The reported composite temperature in kelvins, a constant 20 °C: there is no sensor.
 pub(super) const TEMPERATURE_KELVINS: u16 = 293;
-/// Critical Warning: the temperature is beyond a threshold.
+/// Critical Warning, bit 1: the temperature is at or beyond a threshold.
 const TEMPERATURE_WARNING: u8 = 1 << 1;
-/// The threshold over which it would be too warm, in kelvins.
+/// Warning Composite Temperature Threshold (WCTEMP) and default over-temperature threshold, in kelvins: 70
+/// °C.
 pub(super) const COMPOSITE_KELVINS_MAX: u16 = 343;
 
-/// The newest errors.
+/// The Error Information log: the most recent failed admin commands.
 #[derive(Debug)]
 pub(super) struct ErrorLog {
     // Newest first.
@@ -36,7 +37,7 @@ impl ErrorLog {
         ErrorLog { entries: VecDeque::new(), entries_max: entries_max.into(), count: 0 }
     }
 
-    pub(super) fn note(&mut self, sqe: &Sqe, status: Status, transport: u8) {
+    pub(super) fn push(&mut self, sqe: &Sqe, status: Status, transport: u8) {
         self.count += 1;
         self.entries.truncate(self.entries_max - 1);
         self.entries.push_front(ErrorEntry {
@@ -44,7 +45,7 @@ impl ErrorLog {
             sqid: 0,
             cid: sqe.cid,
             status,
-            // No particular byte of the command.
+            // FFFFh: not specific to a parameter.
             location: 0xffff,
             lba: 0,
             nsid: sqe.nsid,
@@ -64,11 +65,11 @@ impl ErrorLog {
     }
 }
 
-/// The log pages of a controller (Base 2.0, section 3.1.2: log page support).
-fn supported(kind: Kind, ana: bool) -> Vec<LogId> {
+/// The log pages that a controller supports (Base 2.0, section 3.1.2: log page support).
+fn supported_log_pages(kind: SubsystemKind, ana: bool) -> Vec<LogId> {
     match kind {
-        Kind::Discovery => vec![LogId::SupportedLogPages, LogId::FeatureEffects, LogId::Discovery],
-        Kind::Nvm => {
+        SubsystemKind::Discovery => vec![LogId::SupportedLogPages, LogId::FeatureEffects, LogId::Discovery],
+        SubsystemKind::Nvm => {
             let mut pages = vec![
                 LogId::SupportedLogPages,
                 LogId::ErrorInformation,
@@ -86,28 +87,28 @@ fn supported(kind: Kind, ana: bool) -> Vec<LogId> {
 }
 
 impl Controller {
-    pub(super) fn get_log_page(&mut self, sqe: &Sqe) -> Answer {
-        let command = GetLogPage::of(sqe);
-        let pages = supported(self.subsystem.kind, self.subsystem.ana_reporting);
+    pub(super) fn get_log_page(&mut self, sqe: &Sqe) -> AdminResult {
+        let command = GetLogPage::from_sqe(sqe);
+        let pages = supported_log_pages(self.subsystem.kind, self.subsystem.ana_reporting);
         let page = LogId::from_wire(command.lid).filter(|page| pages.contains(page));
         let page = page.ok_or(Status::INVALID_LOG_PAGE.do_not_retry())?;
-        // Offsets are in bytes and of whole dwords; an index is for pages that say so, and none does.
+        // The offset is in bytes and dword aligned. No page supports index offsets.
         if command.offset_is_index || !command.offset.is_multiple_of(4) {
             return Err(INVALID_FIELD);
         }
         if command.length_bytes > self.limits.transfer_max_bytes.into() {
             return Err(INVALID_FIELD);
         }
-        // The host's buffer is looked at before anything changes by being read.
-        self.room(sqe, command.length_bytes)?;
+        // Reading a page changes state (events, notifications), so the host's buffer is checked first.
+        self.check_buffer_length(sqe, command.length_bytes)?;
         let content = match page {
-            LogId::SupportedLogPages => supported_pages(&pages),
+            LogId::SupportedLogPages => supported_pages_log(&pages),
             LogId::ErrorInformation => self.errors.page(),
             LogId::Health => self.health_page(sqe.nsid)?,
-            LogId::FirmwareSlot => firmware(),
+            LogId::FirmwareSlot => firmware_slots(),
             LogId::ChangedNamespaces => {
                 let mut page = vec![0; identify::SIZE];
-                identify::NamespaceList(self.events.changed()).encode(whole(&mut page));
+                identify::NamespaceList(self.events.changed_namespaces()).encode(sized(&mut page));
                 page
             }
             LogId::CommandEffects => {
@@ -125,7 +126,7 @@ impl Controller {
             }
             _ => return Err(Status::INVALID_LOG_PAGE.do_not_retry()),
         };
-        // An offset beyond the end is an error; what is asked for behind it reads as zeroes.
+        // An offset beyond the end is rejected. Bytes after the end read as zeroes.
         let offset = usize::try_from(command.offset).ok().filter(|&offset| offset <= content.len());
         let offset = offset.ok_or(INVALID_FIELD)?;
         let length = command.length_bytes as usize;
@@ -134,26 +135,26 @@ impl Controller {
         if !command.retain_event {
             self.events.log_read(command.lid);
             if page == LogId::ReservationNotification {
-                self.notifications.read();
-                if self.notifications.is_unread() {
+                self.notifications.pop_oldest();
+                if self.notifications.has_unread() {
                     self.events.reservation_logged();
                 }
             }
         }
-        self.send(sqe, data)
+        self.respond_with_data(sqe, data)
     }
 
     fn health_page(&self, nsid: u32) -> Result<Vec<u8>, Status> {
-        // LPA bit 0 is clear: only the controller's (Base 2.0, section 5.16.1.3).
+        // LPA bit 0 is clear: no log per namespace (Base 2.0, section 5.16.1.3).
         if nsid != 0 && nsid != NSID_ALL {
             return Err(INVALID_FIELD);
         }
         let health = &self.health;
-        // Thousands of 512 bytes, rounded up.
+        // Data units are 1000 times 512 bytes, rounded up.
         let units = |bytes: u128| bytes.div_ceil(512 * 1000);
         let mut page = vec![0; HealthLog::SIZE];
         HealthLog {
-            critical_warning: if self.features.is_beyond(TEMPERATURE_KELVINS) {
+            critical_warning: if self.features.exceeds_threshold(TEMPERATURE_KELVINS) {
                 TEMPERATURE_WARNING
             } else {
                 0
@@ -172,14 +173,14 @@ impl Controller {
             error_log_entries: self.errors.count.into(),
             ..HealthLog::default()
         }
-        .encode(whole(&mut page));
+        .encode(sized(&mut page));
         Ok(page)
     }
 
     fn ana_page(&self, groups_only: bool) -> Vec<u8> {
         let change_count = self.events.ana_changes();
         let group = |id: u32| {
-            let of_group = self.subsystem.namespaces.iter().filter(|namespace| namespace.anagrpid == id);
+            let members = self.subsystem.namespaces.iter().filter(|namespace| namespace.anagrpid == id);
             AnaGroup {
                 id,
                 change_count,
@@ -187,7 +188,7 @@ impl Controller {
                 nsids: if groups_only {
                     Vec::new()
                 } else {
-                    of_group.map(|namespace| namespace.nsid).collect()
+                    members.map(|namespace| namespace.nsid).collect()
                 },
             }
         };
@@ -199,42 +200,42 @@ impl Controller {
     }
 }
 
-fn whole<const N: usize>(page: &mut [u8]) -> &mut [u8; N] {
+fn sized<const N: usize>(page: &mut [u8]) -> &mut [u8; N] {
     page.try_into().expect("the page was made with its size")
 }
 
-fn firmware() -> Vec<u8> {
+fn firmware_slots() -> Vec<u8> {
     let mut slots = FirmwareSlots { active: 1, ..FirmwareSlots::default() };
     slots.revisions[0] = identify::ascii(FIRMWARE);
     let mut page = vec![0; FirmwareSlots::SIZE];
-    slots.encode(whole(&mut page));
+    slots.encode(sized(&mut page));
     page
 }
 
-fn supported_pages(pages: &[LogId]) -> Vec<u8> {
+fn supported_pages_log(pages: &[LogId]) -> Vec<u8> {
     let mut log = SupportedLogPages([SupportedLogPage::default(); 256]);
     for page in pages {
         log.0[usize::from(page.to_wire())].supported = true;
     }
     let mut page = vec![0; SupportedLogPages::SIZE];
-    log.encode(whole(&mut page));
+    log.encode(sized(&mut page));
     page
 }
 
-fn command_effects(limits: &Limits, subsystem: &Subsystem) -> Vec<u8> {
+fn command_effects(limits: &ControllerLimits, subsystem: &Subsystem) -> Vec<u8> {
     let mut log = CommandEffectsLog::default();
     if limits.memory_based {
-        let shadows = limits.shadow_doorbells.then_some(AdminOpcode::DoorbellBufferConfig);
-        for opcode in QUEUES.into_iter().chain(shadows) {
+        let doorbell_buffer = limits.shadow_doorbells.then_some(AdminOpcode::DoorbellBufferConfig);
+        for opcode in QUEUE_COMMANDS.into_iter().chain(doorbell_buffer) {
             log.admin[usize::from(opcode.to_wire())] = CommandEffects::PLAIN;
         }
     }
     let keep_alive = (!limits.memory_based).then_some(AdminOpcode::KeepAlive);
-    for opcode in WITHOUT_EFFECT.into_iter().chain(keep_alive) {
+    for opcode in EFFECT_FREE_COMMANDS.into_iter().chain(keep_alive) {
         log.admin[usize::from(opcode.to_wire())] = CommandEffects::PLAIN;
     }
-    // A feature such as Number of Queues changes what the controller can do, but not so that a host
-    // would have to look again; CCC would make Linux freeze all queues for it.
+    // Set Features does not report CCC (Controller Capability Change): Number of Queues does change what the
+    // controller offers, but no host needs to identify it again, and for CCC Linux freezes all queues.
     log.admin[usize::from(AdminOpcode::SetFeatures.to_wire())] = CommandEffects::PLAIN;
     for opcode in [
         NvmOpcode::ReservationRegister,
@@ -255,13 +256,13 @@ fn command_effects(limits: &Limits, subsystem: &Subsystem) -> Vec<u8> {
         log.io[usize::from(opcode.to_wire())] = CommandEffects::CHANGES_BLOCKS;
     }
     let mut page = vec![0; CommandEffectsLog::SIZE];
-    log.encode(whole(&mut page));
+    log.encode(sized(&mut page));
     page
 }
 
 fn feature_effects(subsystem: &Subsystem, memory_based: bool) -> Vec<u8> {
     let mut log = FeatureEffectsLog([FeatureEffects::default(); 256]);
-    for feature in features::supported(subsystem, memory_based) {
+    for feature in features::supported_features(subsystem, memory_based) {
         log.0[usize::from(feature.to_wire())] = FeatureEffects {
             supported: true,
             scope: FeatureEffects::CONTROLLER,
@@ -269,6 +270,6 @@ fn feature_effects(subsystem: &Subsystem, memory_based: bool) -> Vec<u8> {
         };
     }
     let mut page = vec![0; FeatureEffectsLog::SIZE];
-    log.encode(whole(&mut page));
+    log.encode(sized(&mut page));
     page
 }

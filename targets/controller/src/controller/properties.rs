@@ -1,34 +1,35 @@
-//! Properties: CAP, VS, CC and CSTS, and what enabling and shutting down mean.
+//! The properties CAP, VS, CC, CSTS and CRTO: enabling, resetting and shutting down a controller.
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::Sqe;
 use wire_nvme::fabrics::{PropertyGet, PropertySet};
 use wire_nvme::registers::{
-    Arbitration, Capabilities, CommandSets, Configuration, ControllerStatus, ShutdownNotification,
-    ShutdownStatus, Version, offset,
+    Arbitration, CommandSets, ControllerCapabilities, ControllerConfiguration, ControllerStatus, NvmeVersion,
+    ShutdownNotification, ShutdownStatus, offset,
 };
 
-use super::{Answer, Reply};
+use super::{AdminResponse, AdminResult};
 use crate::limits::PAGE_LOG2;
-use crate::{Association, INVALID_FIELD, Kind, Limits};
+use crate::{ControllerAssociation, ControllerLimits, INVALID_FIELD, SubsystemKind};
 
-/// The version of the base specification that controllers follow.
-pub(super) const VERSION: Version = Version::new(2, 0, 0);
+/// The version of the base specification (VS).
+pub(super) const VERSION: NvmeVersion = NvmeVersion::new(2, 0, 0);
 
-/// How long enabling and disabling may take (CAP.TO): closing I/O queues waits for their devices.
+/// Longest time to enable or disable (CAP.TO): closing I/O queues waits for the I/O in flight at block
+/// devices.
 const READY_TIMEOUT_500MS: u8 = 30;
 
 #[derive(Debug)]
 pub(super) struct Properties {
-    capabilities: Capabilities,
-    configuration: Configuration,
+    capabilities: ControllerCapabilities,
+    configuration: ControllerConfiguration,
     status: ControllerStatus,
-    kind: Kind,
+    kind: SubsystemKind,
 }
 
-/// What a change of CC asks of the rest of the controller.
+/// The action that a write to CC requires of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum ConfigurationChange {
     None,
     Enabled,
     Reset,
@@ -36,9 +37,9 @@ pub(super) enum Change {
 }
 
 impl Properties {
-    pub(super) fn new(limits: &Limits, kind: Kind) -> Properties {
+    pub(super) fn new(limits: &ControllerLimits, kind: SubsystemKind) -> Properties {
         Properties {
-            capabilities: Capabilities {
+            capabilities: ControllerCapabilities {
                 queue_entries_max: limits.io_queue_entries_max,
                 contiguous_queues_required: true,
                 arbitration: 0,
@@ -54,10 +55,10 @@ impl Properties {
                 persistent_memory: false,
                 memory_buffer: false,
                 subsystem_shutdown: false,
-                // Controller Ready With Media: all that CSTS.RDY can mean here.
+                // CRMS: Controller Ready With Media only.
                 ready_modes: 1,
             },
-            configuration: Configuration::RESET,
+            configuration: ControllerConfiguration::RESET,
             status: ControllerStatus::RESET,
             kind,
         }
@@ -67,15 +68,15 @@ impl Properties {
         self.configuration.enable && self.status.ready
     }
 
-    /// Controller fatal status.
+    /// Sets CSTS.CFS (Controller Fatal Status).
     pub(super) fn fail(&mut self) {
         self.status.fatal = true;
         self.status.ready = false;
     }
 
-    /// Finishes a reset or a shutdown once the I/O queues are gone. The host polls CSTS, so looking
-    /// whenever it asks is soon enough.
-    pub(super) fn settle(&mut self, association: &Association) {
+    /// Completes a reset or shutdown in CSTS once no I/O queue is leased. The host polls CSTS, so checking on
+    /// each access is enough.
+    pub(super) fn update_status(&mut self, association: &ControllerAssociation) {
         let resetting = !self.configuration.enable && self.status.ready;
         let shutting_down = self.status.shutdown == ShutdownStatus::Occurring;
         if (resetting || shutting_down) && association.queues().is_empty() {
@@ -88,18 +89,18 @@ impl Properties {
     }
 
     /// Property Get (Base 2.0, section 6.5).
-    pub(super) fn get(&self, sqe: &Sqe) -> Answer {
-        let PropertyGet { wide, offset } = PropertyGet::of(sqe).map_err(|_| INVALID_FIELD)?;
+    pub(super) fn get(&self, sqe: &Sqe) -> AdminResult {
+        let PropertyGet { wide, offset } = PropertyGet::from_sqe(sqe).map_err(|_| INVALID_FIELD)?;
         let value = match (offset, wide) {
             (offset::CAP, true) => self.capabilities.encode(),
-            (offset::VS | offset::CC | offset::CSTS | offset::CRTO, false) => self.register(offset).into(),
+            (offset::VS | offset::CC | offset::CSTS | offset::CRTO, false) => self.read(offset).into(),
             _ => return Err(INVALID_FIELD),
         };
-        Reply::result(value)
+        AdminResponse::with_result(value)
     }
 
-    /// The four bytes at a multiple of four; 0 where there is nothing.
-    pub(super) fn register(&self, offset: u32) -> u32 {
+    /// The 32 bits at `offset`, a multiple of four; 0 for an unsupported property.
+    pub(super) fn read(&self, offset: u32) -> u32 {
         const CAP_HIGH: u32 = offset::CAP + 4;
         match offset {
             offset::CAP => self.capabilities.encode() as u32,
@@ -113,66 +114,75 @@ impl Properties {
         }
     }
 
-    /// Property Set (Base 2.0, section 6.6); CC is all that can be set.
-    pub(super) fn set(&mut self, sqe: &Sqe, association: &Association) -> Result<Change, Status> {
-        let property = PropertySet::of(sqe).map_err(|_| INVALID_FIELD)?;
+    /// Property Set (Base 2.0, section 6.6). Only CC is writable.
+    pub(super) fn set(
+        &mut self,
+        sqe: &Sqe,
+        association: &ControllerAssociation,
+    ) -> Result<ConfigurationChange, Status> {
+        let property = PropertySet::from_sqe(sqe).map_err(|_| INVALID_FIELD)?;
         if property.offset != offset::CC || property.wide {
             return Err(INVALID_FIELD);
         }
-        self.configure(property.value as u32, association)
+        self.write_cc(property.value as u32, association)
     }
 
     /// Writes CC.
-    pub(super) fn configure(&mut self, value: u32, association: &Association) -> Result<Change, Status> {
-        let wanted = Configuration::decode(value).map_err(|_| INVALID_FIELD)?;
-        let was = std::mem::replace(&mut self.configuration, wanted);
-        let change = match (was.enable, wanted.enable) {
+    pub(super) fn write_cc(
+        &mut self,
+        value: u32,
+        association: &ControllerAssociation,
+    ) -> Result<ConfigurationChange, Status> {
+        let requested = ControllerConfiguration::decode(value).map_err(|_| INVALID_FIELD)?;
+        let previous = std::mem::replace(&mut self.configuration, requested);
+        let change = match (previous.enable, requested.enable) {
             (false, true) if self.status.ready => {
-                // The reset before has not finished (Base 2.0, section 3.1.3.5: CC.EN).
-                self.configuration = was;
+                // The previous reset is not complete (Base 2.0, section 3.1.3.5: CC.EN).
+                self.configuration = previous;
                 return Err(Status::COMMAND_SEQUENCE_ERROR);
             }
-            (false, true) if !self.can_run(&wanted) => {
+            (false, true) if !self.supports(&requested) => {
                 self.status.fatal = true;
-                Change::None
+                ConfigurationChange::None
             }
             (false, true) => {
                 self.status = ControllerStatus { ready: true, ..ControllerStatus::RESET };
-                Change::Enabled
+                ConfigurationChange::Enabled
             }
             (true, false) => {
                 association.set_enabled(false);
-                // Ready until the I/O queues are gone; a controller that failed never was.
+                // CSTS.RDY stays 1 until the I/O queues are closed. A fatal error cleared it, so set it
+                // again.
                 self.status.ready = true;
-                Change::Reset
+                ConfigurationChange::Reset
             }
-            _ => Change::None,
+            _ => ConfigurationChange::None,
         };
-        let shuts_down =
-            wanted.shutdown != ShutdownNotification::None && was.shutdown == ShutdownNotification::None;
-        let change = if shuts_down && change != Change::Reset {
+        let shuts_down = requested.shutdown != ShutdownNotification::None
+            && previous.shutdown == ShutdownNotification::None;
+        let change = if shuts_down && change != ConfigurationChange::Reset {
             association.set_enabled(false);
             self.status.shutdown = ShutdownStatus::Occurring;
-            Change::Shutdown
+            ConfigurationChange::Shutdown
         } else {
             change
         };
-        self.settle(association);
+        self.update_status(association);
         Ok(change)
     }
 
-    /// Whether a controller can be enabled so: else it reports a fatal status. Entry sizes may stay 0
-    /// on a controller that has no I/O queues.
-    fn can_run(&self, wanted: &Configuration) -> bool {
-        let sizes = (wanted.sqe_log2, wanted.cqe_log2);
+    /// Whether the controller supports this configuration; enabling with another one is a fatal error. Entry
+    /// sizes may be 0 on a controller without I/O queues.
+    fn supports(&self, requested: &ControllerConfiguration) -> bool {
+        let sizes = (requested.sqe_log2, requested.cqe_log2);
         let sizes_fit = match self.kind {
-            Kind::Nvm => sizes == (6, 4),
-            Kind::Discovery => sizes == (6, 4) || sizes == (0, 0),
+            SubsystemKind::Nvm => sizes == (6, 4),
+            SubsystemKind::Discovery => sizes == (6, 4) || sizes == (0, 0),
         };
         sizes_fit
-            && wanted.command_sets == CommandSets::Nvm
-            && wanted.page_log2 == PAGE_LOG2
-            && wanted.arbitration == Arbitration::RoundRobin
-            && !wanted.ready_independent_of_media
+            && requested.command_sets == CommandSets::Nvm
+            && requested.page_log2 == PAGE_LOG2
+            && requested.arbitration == Arbitration::RoundRobin
+            && !requested.ready_independent_of_media
     }
 }

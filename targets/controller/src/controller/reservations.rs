@@ -1,46 +1,46 @@
-//! What a controller knows of reservations: notifications, what the host does not want to know of, and features
-//! that are answered when they are kept.
+//! The reservation features of a controller: the notification log and its mask, persistence, which completes
+//! when the change is on stable storage, and the host identifier.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::feature::{PERSIST_THROUGH_POWER_LOSS, reservation_mask};
 use wire_nvme::log::{NotificationType, ReservationNotification};
 use wire_nvme::{Cqe, NSID_ALL, Sqe};
 
-use super::{Action, Answer, Completion, Controller, Reply};
-use crate::reservation::{Pending, Seat};
-use crate::{INVALID_FIELD, Namespace};
+use super::{AdminCompletion, AdminResponse, AdminResult, Controller, ControllerAction};
+use crate::reservation::{PendingChange, Requester};
+use crate::{INVALID_FIELD, SubsystemNamespace};
 
-/// Notifications that can be unread: as many as the page can tell of.
+/// Most unread notifications: the log page can count 255.
 const UNREAD_MAX: usize = 255;
-/// Commands that can wait to be kept. An admin queue is not longer.
-const WAITING_MAX: usize = 4096;
+/// Most Set Features commands that are pending: the longest admin queue.
+const PENDING_MAX: usize = 4096;
 
-/// Notifications and what waits.
+/// Unread reservation notifications, their mask, and pending Set Features commands.
 #[derive(Debug, Default)]
-pub(super) struct Notifications {
+pub(super) struct ReservationNotifications {
     unread: VecDeque<ReservationNotification>,
     count: u64,
-    // By namespace; none is 0.
+    // Notification mask by namespace identifier; 0 if absent.
     masks: BTreeMap<u32, u32>,
-    waiting: Vec<Waiting>,
+    pending: Vec<PendingFeature>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct PendingFeature {
     cid: u16,
-    all: Vec<Arc<Pending>>,
+    changes: Vec<Arc<PendingChange>>,
 }
 
-impl Notifications {
-    /// Whether there is something to read.
-    pub(super) fn is_unread(&self) -> bool {
+impl ReservationNotifications {
+    /// Whether a notification is unread.
+    pub(super) fn has_unread(&self) -> bool {
         !self.unread.is_empty()
     }
 
-    /// The oldest, as the log page tells it; it stays.
+    /// The Reservation Notification log page: the oldest notification, which stays in the log.
     pub(super) fn page(&self) -> Vec<u8> {
         let available = self.unread.len().saturating_sub(1);
         let oldest = self.unread.front().copied().unwrap_or(ReservationNotification::EMPTY);
@@ -50,12 +50,12 @@ impl Notifications {
         page.to_vec()
     }
 
-    /// The host has read the oldest.
-    pub(super) fn read(&mut self) {
+    /// Removes the oldest notification after the host read it.
+    pub(super) fn pop_oldest(&mut self) {
         self.unread.pop_front();
     }
 
-    fn note(&mut self, nsid: u32, kind: NotificationType) {
+    fn log(&mut self, nsid: u32, kind: NotificationType) {
         let bit = match kind {
             NotificationType::Empty => return,
             NotificationType::RegistrationPreempted => reservation_mask::REGISTRATION_PREEMPTED,
@@ -72,33 +72,35 @@ impl Notifications {
         }
     }
 
-    /// A reset: what waits is aborted, what was noted is forgotten.
-    pub(super) fn reset(&mut self, actions: &mut Vec<Action>) {
-        for Waiting { cid, .. } in std::mem::take(&mut self.waiting) {
+    /// A controller reset: aborts pending commands and discards notifications and masks.
+    pub(super) fn reset(&mut self, actions: &mut Vec<ControllerAction>) {
+        for PendingFeature { cid, .. } in std::mem::take(&mut self.pending) {
             complete(cid, Status::ABORT_REQUESTED, actions);
         }
-        *self = Notifications::default();
+        *self = ReservationNotifications::default();
     }
 }
 
-fn complete(cid: u16, status: Status, actions: &mut Vec<Action>) {
-    actions.push(Action::Complete(Completion { cqe: Cqe::new(cid, status), data: Vec::new() }));
+fn complete(cid: u16, status: Status, actions: &mut Vec<ControllerAction>) {
+    actions
+        .push(ControllerAction::Complete(AdminCompletion { cqe: Cqe::new(cid, status), data: Vec::new() }));
 }
 
 impl Controller {
-    /// A [`Bell`](crate::reservation::Bell) rang: there may be notifications, and commands to answer.
-    pub(super) fn look(&mut self, actions: &mut Vec<Action>) {
-        let (notices, lost) = self.association().take_notices();
-        let was = self.notifications.unread.len();
-        for (nsid, kind) in notices {
-            self.notifications.note(nsid, kind);
+    /// A [`ReservationNotifier`](crate::reservation::ReservationNotifier) was notified: logs new
+    /// notifications and completes commands whose changes are no longer pending.
+    pub(super) fn reservation_changed(&mut self, actions: &mut Vec<ControllerAction>) {
+        let (notifications, dropped) = self.association().take_notifications();
+        let unread_before = self.notifications.unread.len();
+        for (nsid, kind) in notifications {
+            self.notifications.log(nsid, kind);
         }
-        self.notifications.count += lost;
-        if self.notifications.unread.len() > was {
+        self.notifications.count += dropped;
+        if self.notifications.unread.len() > unread_before {
             self.events.reservation_logged();
         }
-        self.notifications.waiting.retain(|Waiting { cid, all }| {
-            let outcomes: Option<Vec<Status>> = all.iter().map(|one| one.outcome()).collect();
+        self.notifications.pending.retain(|PendingFeature { cid, changes }| {
+            let outcomes: Option<Vec<Status>> = changes.iter().map(|change| change.outcome()).collect();
             let Some(outcomes) = outcomes else { return true };
             let failed = outcomes.into_iter().find(|status| !status.is_success());
             complete(*cid, failed.unwrap_or(Status::SUCCESS), actions);
@@ -106,100 +108,104 @@ impl Controller {
         });
     }
 
-    /// The namespace that a feature of reservations is about.
-    fn reserved(&self, nsid: u32) -> Result<&Namespace, Status> {
-        let none = Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry();
-        self.subsystem.namespace(nsid).ok_or(none)
+    /// The namespace that a reservation feature applies to.
+    fn find_namespace(&self, nsid: u32) -> Result<&SubsystemNamespace, Status> {
+        let invalid = Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry();
+        self.subsystem.namespace(nsid).ok_or(invalid)
     }
 
-    fn reserved_or_all(&self, nsid: u32) -> Result<Vec<&Namespace>, Status> {
+    fn find_namespaces(&self, nsid: u32) -> Result<Vec<&SubsystemNamespace>, Status> {
         match nsid {
             NSID_ALL => Ok(self.subsystem.namespaces.iter().collect()),
-            nsid => Ok(vec![self.reserved(nsid)?]),
+            nsid => Ok(vec![self.find_namespace(nsid)?]),
         }
     }
 
     /// Reservation Notification Mask (Base 2.0, section 5.27.1).
     pub(super) fn reservation_mask(&self, nsid: u32) -> Result<u32, Status> {
-        self.reserved(nsid)?;
+        self.find_namespace(nsid)?;
         Ok(self.notifications.masks.get(&nsid).copied().unwrap_or(0))
     }
 
-    pub(super) fn set_reservation_mask(&mut self, nsid: u32, mask: u32) -> Answer {
-        let nsids: Vec<u32> = self.reserved_or_all(nsid)?.iter().map(|namespace| namespace.nsid).collect();
+    pub(super) fn set_reservation_mask(&mut self, nsid: u32, mask: u32) -> AdminResult {
+        let nsids: Vec<u32> = self.find_namespaces(nsid)?.iter().map(|namespace| namespace.nsid).collect();
         self.notifications.masks.extend(nsids.into_iter().map(|nsid| (nsid, mask)));
-        Reply::none()
+        AdminResponse::empty()
     }
 
     /// Reservation Persistence (Base 2.0, section 5.27.1).
     pub(super) fn reservation_persistence(&self, nsid: u32) -> Result<u32, Status> {
-        Ok(u32::from(self.reserved(nsid)?.reservations.state().persistent) * PERSIST_THROUGH_POWER_LOSS)
+        Ok(u32::from(self.find_namespace(nsid)?.reservations.state().persistent) * PERSIST_THROUGH_POWER_LOSS)
     }
 
-    pub(super) fn set_reservation_persistence(&mut self, sqe: &Sqe, value: u32) -> Answer {
-        if self.notifications.waiting.len() == WAITING_MAX {
+    pub(super) fn set_reservation_persistence(&mut self, sqe: &Sqe, value: u32) -> AdminResult {
+        if self.notifications.pending.len() == PENDING_MAX {
             return Err(Status::COMMAND_INTERRUPTED);
         }
         let persistent = value & PERSIST_THROUGH_POWER_LOSS != 0;
-        let seat = Seat {
-            directory: self.membership.directory.clone(),
-            association: self.membership.association.clone(),
+        let requester = Requester {
+            directory: self.registration.directory.clone(),
+            association: self.registration.association.clone(),
         };
-        let mut all = Vec::new();
-        for namespace in self.reserved_or_all(sqe.nsid)? {
-            match namespace.reservations.persist(&seat, persistent) {
-                Ok(pending) => all.push(pending),
-                // Of all namespaces those are meant that can (as SPDK does).
+        let mut changes = Vec::new();
+        for namespace in self.find_namespaces(sqe.nsid)? {
+            match namespace.reservations.set_persistent(&requester, persistent) {
+                Ok(pending) => changes.push(pending),
+                // FFFFFFFFh applies to the namespaces that support it (as in SPDK).
                 Err(_) if sqe.nsid == NSID_ALL => {}
                 Err(status) => return Err(status),
             }
         }
-        let is_kept = |all: &[Arc<Pending>]| all.iter().all(|one| one.outcome() == Some(Status::SUCCESS));
-        if is_kept(&all) {
-            return Reply::none();
+        let is_saved = |changes: &[Arc<PendingChange>]| {
+            changes.iter().all(|change| change.outcome() == Some(Status::SUCCESS))
+        };
+        if is_saved(&changes) {
+            return AdminResponse::empty();
         }
-        self.notifications.waiting.push(Waiting { cid: sqe.cid, all });
-        // Whatever was kept meanwhile has rung the bell.
-        Ok(Reply { is_later: true, ..Reply::default() })
+        self.notifications.pending.push(PendingFeature { cid: sqe.cid, changes });
+        // A change that completed meanwhile has notified the notifier, so this entry is checked again.
+        Ok(AdminResponse { deferred: true, ..AdminResponse::default() })
     }
 
-    /// Host Identifier (Base 2.0, section 5.27.1), where no Connect has told it.
-    pub(super) fn set_host_id(&mut self, cdw11: u32, data: &[u8]) -> Answer {
-        let long = cdw11 & wire_nvme::feature::HOST_ID_EXTENDED != 0;
-        let bytes = if long { 16 } else { 8 };
+    /// Sets the Host Identifier (Base 2.0, section 5.27.1) on a memory-based transport, which has no Connect.
+    pub(super) fn set_host_id(&mut self, cdw11: u32, data: &[u8]) -> AdminResult {
+        let extended = cdw11 & wire_nvme::feature::HOST_ID_EXTENDED != 0;
+        let bytes = if extended { 16 } else { 8 };
         let given = data.get(..bytes).ok_or(Status::DATA_SGL_LENGTH_INVALID.do_not_retry())?;
         let mut host_id = [0; 16];
         host_id[..bytes].copy_from_slice(given);
         if host_id == [0; 16] {
-            // It stays a host of its own.
-            return if self.association().id_is_long().is_none() {
-                Reply::none()
+            // Zero means none: the controller keeps its generated identifier.
+            return if self.association().host_id_is_extended().is_none() {
+                AdminResponse::empty()
             } else {
                 Err(INVALID_FIELD)
             };
         }
-        // One length for all of the subsystem, so that a host is one wherever it comes in.
-        let others = self.membership.directory.controllers(&self.subsystem.nqn);
+        // All controllers of a subsystem use one length, so that a host has one identity on all of them.
+        let others = self.registration.directory.controllers(&self.subsystem.nqn);
         if others.iter().any(|other| {
             other.cntlid() != self.association().cntlid()
-                && other.id_is_long().is_some_and(|theirs| theirs != long)
+                && other.host_id_is_extended().is_some_and(|theirs| theirs != extended)
         }) {
             return Err(Status::HOST_ID_INCONSISTENT.do_not_retry());
         }
-        if self.association().set_host_id(host_id, long) {
-            return Reply::none();
+        if self.association().set_host_id(host_id, extended) {
+            return AdminResponse::empty();
         }
-        // It was another before, under which there may be registrations.
+        // Another identifier is already set, and registrations may exist under it.
         Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry())
     }
 
-    /// Get Features of the Host Identifier: zeroes while the host has not said who it is.
+    /// Get Features of the Host Identifier; zeroes until the host sets it.
     pub(super) fn host_id(&self, cdw11: u32) -> Result<Vec<u8>, Status> {
-        let long = cdw11 & wire_nvme::feature::HOST_ID_EXTENDED != 0;
-        let bytes = if long { 16 } else { 8 };
-        match self.association().id_is_long() {
+        let extended = cdw11 & wire_nvme::feature::HOST_ID_EXTENDED != 0;
+        let bytes = if extended { 16 } else { 8 };
+        match self.association().host_id_is_extended() {
             None => Ok(vec![0; bytes]),
-            Some(is_long) if is_long == long => Ok(self.association().host_id()[..bytes].to_vec()),
+            Some(is_extended) if is_extended == extended => {
+                Ok(self.association().host_id()[..bytes].to_vec())
+            }
             // Over fabrics host identifiers are 128 bits long.
             Some(_) if !self.limits.memory_based => Err(INVALID_FIELD),
             Some(_) => Err(Status::HOST_ID_INCONSISTENT.do_not_retry()),

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::admin::{Abort, GetFeatures, GetLogPage, Identify, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::fabrics::{Disconnect, Nqn, PropertyGet, PropertySet};
@@ -8,16 +8,16 @@ use wire_nvme::feature::{AsyncEventConfiguration, FeatureId, NumberOfQueues};
 use wire_nvme::identify::*;
 use wire_nvme::log::*;
 use wire_nvme::opcode::AdminOpcode;
-use wire_nvme::registers::{Capabilities, ControllerStatus, ShutdownStatus, Version, offset};
+use wire_nvme::registers::{ControllerCapabilities, ControllerStatus, NvmeVersion, ShutdownStatus, offset};
 use wire_nvme::{DataPointer, NSID_ALL, Sqe};
 
 use super::*;
 use crate::harness::{LINUX_CC, connect_sqe, discovery, host, property_set, subsystem};
-use crate::{Harness, Listener, Namespace};
+use crate::{Harness, SubsystemListener, SubsystemNamespace};
 
 const SECOND: u64 = 1_000_000_000;
 
-fn bare(opcode: AdminOpcode) -> Sqe {
+fn no_data(opcode: AdminOpcode) -> Sqe {
     Sqe { data: DataPointer::transport(0), ..Sqe::new(opcode.to_wire()) }
 }
 
@@ -74,17 +74,20 @@ fn result(harness: &mut Harness, sqe: Sqe) -> u64 {
     completion.cqe.result
 }
 
-/// What Linux 6.x does from Connect to the first block device, in its order.
+/// The command sequence of Linux 6.x from Connect to the first block device.
 #[test]
-fn linux_finds_its_namespaces() {
-    let mut harness = Harness::new(Kind::Nvm, 5000);
-    let cap = Capabilities::decode(property(&mut harness, offset::CAP, true));
+fn linux_initialization_discovers_namespaces() {
+    let mut harness = Harness::new(SubsystemKind::Nvm, 5000);
+    let cap = ControllerCapabilities::decode(property(&mut harness, offset::CAP, true));
     assert_eq!((cap.queue_entries_max, cap.page_min_log2, cap.nvm_command_set), (128, 12, true));
     // nvme_enable_ctrl compares CRTO, in the same units, with CAP.TO.
     assert!(property(&mut harness, offset::CRTO, false) >= cap.ready_timeout_500ms.into());
     assert_eq!(set_cc(&mut harness, LINUX_CC), Status::SUCCESS);
     assert!(csts(&mut harness).ready);
-    assert_eq!(Version::decode(property(&mut harness, offset::VS, false) as u32), Version::new(2, 0, 0));
+    assert_eq!(
+        NvmeVersion::decode(property(&mut harness, offset::VS, false) as u32),
+        NvmeVersion::new(2, 0, 0)
+    );
 
     let controller = IdentifyController::decode(&page(&mut harness, identify(Cns::Controller, 0))).unwrap();
     // nvme_check_ctrl_fabric_info and nvme_tcp_setup_ctrl.
@@ -116,13 +119,13 @@ fn linux_finds_its_namespaces() {
     let granted = result(&mut harness, set_feature(FeatureId::NumberOfQueues, queues.to_wire()));
     assert_eq!(NumberOfQueues::from_wire(granted as u32), Ok(queues));
     let lease = harness.controller.association().lease(8).unwrap();
-    assert!(lease.is_wanted());
-    assert_eq!(harness.controller.association().lease(9).unwrap_err(), crate::QueueRefused::OutOfRange);
+    assert!(lease.is_valid());
+    assert_eq!(harness.controller.association().lease(9).unwrap_err(), crate::LeaseError::OutOfRange);
 
-    assert_eq!(status(&mut harness, bare(AdminOpcode::KeepAlive)), Status::SUCCESS);
-    let events = controller.oaes & AsyncEventConfiguration::NAMESPACE;
+    assert_eq!(status(&mut harness, no_data(AdminOpcode::KeepAlive)), Status::SUCCESS);
+    let events = controller.oaes & AsyncEventConfiguration::NAMESPACE.bits();
     assert_eq!(result(&mut harness, set_feature(FeatureId::AsyncEventConfiguration, events)), 0);
-    assert_eq!(harness.command(bare(AdminOpcode::AsyncEventRequest), &[]), None);
+    assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
 
     let list = NamespaceList::decode(&page(&mut harness, identify(Cns::ActiveNamespaces, 0))).unwrap();
     assert_eq!(list.0, [1, 3]);
@@ -144,21 +147,21 @@ fn linux_finds_its_namespaces() {
 }
 
 #[test]
-fn commands_before_enabling_are_out_of_sequence() {
-    let mut harness = Harness::new(Kind::Nvm, 0);
+fn disabled_controller_rejects_admin_commands() {
+    let mut harness = Harness::new(SubsystemKind::Nvm, 0);
     for opcode in AdminOpcode::ALL.iter().filter(|&&opcode| opcode != AdminOpcode::Fabrics) {
         let expected = Status::COMMAND_SEQUENCE_ERROR.do_not_retry();
-        assert_eq!(status(&mut harness, bare(*opcode)), expected, "{opcode:?}");
+        assert_eq!(status(&mut harness, no_data(*opcode)), expected, "{opcode:?}");
     }
     assert_eq!(property(&mut harness, offset::CC, false), 0);
 }
 
-/// Status codes of Base 2.0 for commands that are wrong in one way each.
+/// Commands with one invalid field each and their status codes (Base 2.0).
 #[test]
-fn wrong_commands_are_refused_for_their_reason() {
+fn invalid_commands_fail_with_the_specified_status() {
     let dnr = Status::do_not_retry;
     let with_flags = |sqe: Sqe, flags| Sqe { flags, ..sqe };
-    let with_room = |sqe: Sqe, room| Sqe { data: DataPointer::transport(room), ..sqe };
+    let with_buffer = |sqe: Sqe, length| Sqe { data: DataPointer::transport(length), ..sqe };
     let controller = identify(Cns::Controller, 0);
     let health = |page: GetLogPage, nsid| log_sqe(GetLogPage { lid: LogId::Health.to_wire(), ..page }, nsid);
     let whole = log(LogId::Health, 512);
@@ -172,26 +175,26 @@ fn wrong_commands_are_refused_for_their_reason() {
         ("fused reserved", with_flags(controller, 0x43), dnr(Status::INVALID_FIELD)),
         (
             "fused event request",
-            with_flags(bare(AdminOpcode::AsyncEventRequest), 0x41),
+            with_flags(no_data(AdminOpcode::AsyncEventRequest), 0x41),
             dnr(Status::INVALID_FIELD),
         ),
         ("PRPs", with_flags(controller, 0x00), dnr(Status::INVALID_FIELD)),
         ("SGL metadata", with_flags(controller, 0x80), dnr(Status::INVALID_FIELD)),
         ("reserved data pointer", with_flags(controller, 0xc0), dnr(Status::INVALID_FIELD)),
-        ("too little room", with_room(controller, 4092), dnr(Status::DATA_SGL_LENGTH_INVALID)),
-        ("too much room", with_room(controller, 8192), dnr(Status::DATA_SGL_LENGTH_INVALID)),
+        ("buffer too short", with_buffer(controller, 4092), dnr(Status::DATA_SGL_LENGTH_INVALID)),
+        ("buffer too long", with_buffer(controller, 8192), dnr(Status::DATA_SGL_LENGTH_INVALID)),
         (
-            "room in the capsule",
+            "in-capsule buffer",
             Sqe { data: DataPointer::capsule(0, 4096), ..controller },
             dnr(Status::SGL_TYPE_INVALID),
         ),
         ("unknown structure", identify(Cns::NvmSets, 0), dnr(Status::INVALID_FIELD)),
-        ("reserved structure", csi_raw(0x0f), dnr(Status::INVALID_FIELD)),
+        ("reserved structure", identify_raw(0x0f), dnr(Status::INVALID_FIELD)),
         ("namespace 0", identify(Cns::Namespace, 0), dnr(Status::INVALID_NAMESPACE_OR_FORMAT)),
-        ("namespace over NN", identify(Cns::Namespace, 33), dnr(Status::INVALID_NAMESPACE_OR_FORMAT)),
+        ("namespace above NN", identify(Cns::Namespace, 33), dnr(Status::INVALID_NAMESPACE_OR_FORMAT)),
         ("all namespaces", identify(Cns::Namespace, NSID_ALL), dnr(Status::INVALID_NAMESPACE_OR_FORMAT)),
         (
-            "descriptors of none",
+            "descriptors of an inactive namespace",
             identify(Cns::NamespaceDescriptors, 2),
             dnr(Status::INVALID_NAMESPACE_OR_FORMAT),
         ),
@@ -203,10 +206,10 @@ fn wrong_commands_are_refused_for_their_reason() {
         ("zoned namespace", csi(Cns::CommandSetNamespace, 2), dnr(Status::INVALID_FIELD)),
         ("reserved command set", csi(Cns::CommandSetController, 9), dnr(Status::INVALID_FIELD)),
         ("unknown log", log_sqe(log(LogId::DeviceSelfTest, 512), 0), dnr(Status::INVALID_LOG_PAGE)),
-        ("log of discovery", log_sqe(log(LogId::Discovery, 512), 0), dnr(Status::INVALID_LOG_PAGE)),
+        ("discovery log", log_sqe(log(LogId::Discovery, 512), 0), dnr(Status::INVALID_LOG_PAGE)),
         ("ANA log without ANA", log_sqe(log(LogId::Ana, 512), 0), dnr(Status::INVALID_LOG_PAGE)),
         (
-            "log offset off its dword",
+            "log offset not dword aligned",
             health(GetLogPage { offset: 2, ..whole }, 0),
             dnr(Status::INVALID_FIELD),
         ),
@@ -222,7 +225,7 @@ fn wrong_commands_are_refused_for_their_reason() {
         ),
         ("log offset of 2^64", health(GetLogPage { offset: !3, ..whole }, 0), dnr(Status::INVALID_FIELD)),
         (
-            "log over MDTS",
+            "log longer than MDTS",
             health(GetLogPage { length_bytes: (128 << 10) + 4, ..whole }, 0),
             dnr(Status::INVALID_FIELD),
         ),
@@ -231,10 +234,14 @@ fn wrong_commands_are_refused_for_their_reason() {
             health(GetLogPage { length_bytes: 1 << 34, ..whole }, 0),
             dnr(Status::INVALID_FIELD),
         ),
-        ("log in less room", with_room(health(whole, 0), 508), dnr(Status::DATA_SGL_LENGTH_INVALID)),
-        ("health of a namespace", health(whole, 1), dnr(Status::INVALID_FIELD)),
+        ("log buffer too short", with_buffer(health(whole, 0), 508), dnr(Status::DATA_SGL_LENGTH_INVALID)),
+        ("health log of a namespace", health(whole, 1), dnr(Status::INVALID_FIELD)),
         ("unknown feature", get_feature(FeatureId::Timestamp, 0, 0), dnr(Status::INVALID_FIELD)),
-        ("interrupts", get_feature(FeatureId::InterruptCoalescing, 0, 0), dnr(Status::INVALID_FIELD)),
+        (
+            "interrupt coalescing",
+            get_feature(FeatureId::InterruptCoalescing, 0, 0),
+            dnr(Status::INVALID_FIELD),
+        ),
         ("reserved select", get_feature(FeatureId::Arbitration, 4, 0), dnr(Status::INVALID_FIELD)),
         ("short host identifier", get_feature(FeatureId::HostIdentifier, 0, 0), dnr(Status::INVALID_FIELD)),
         (
@@ -248,7 +255,7 @@ fn wrong_commands_are_refused_for_their_reason() {
             dnr(Status::FEATURE_NOT_SAVEABLE),
         ),
         (
-            "feature of a namespace",
+            "namespace-specific set of a controller feature",
             SetFeatures { fid: 1, ..SetFeatures::default() }.to_sqe(1),
             dnr(Status::FEATURE_NOT_NAMESPACE_SPECIFIC),
         ),
@@ -265,9 +272,9 @@ fn wrong_commands_are_refused_for_their_reason() {
             set_feature(FeatureId::ErrorRecovery, 1 << 16),
             dnr(Status::INVALID_FIELD),
         ),
-        ("create a queue", bare(AdminOpcode::CreateIoSq), dnr(Status::INVALID_OPCODE)),
-        ("format", bare(AdminOpcode::FormatNvm), dnr(Status::INVALID_OPCODE)),
-        ("vendor's", Sqe::new(0xc0), dnr(Status::INVALID_OPCODE)),
+        ("create a queue", no_data(AdminOpcode::CreateIoSq), dnr(Status::INVALID_OPCODE)),
+        ("format", no_data(AdminOpcode::FormatNvm), dnr(Status::INVALID_OPCODE)),
+        ("vendor specific", Sqe::new(0xc0), dnr(Status::INVALID_OPCODE)),
         ("second Connect", connect_sqe(0, 32, 0), dnr(Status::COMMAND_SEQUENCE_ERROR)),
         ("Disconnect", Disconnect { record_format: 0 }.to_sqe(), Status::new(1, 0x85).do_not_retry()),
         ("authentication", Sqe { nsid: 5, ..Sqe::new(0x7f) }, dnr(Status::INVALID_OPCODE)),
@@ -289,7 +296,7 @@ fn wrong_commands_are_refused_for_their_reason() {
         ),
         ("reserved SHN", property_set(offset::CC, LINUX_CC | 3 << 14), dnr(Status::INVALID_FIELD)),
     ];
-    let mut harness = Harness::enabled(Kind::Nvm);
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
     let mut count = 0;
     for (name, sqe, expected) in &rows {
         let completion = harness.command(*sqe, &[]).unwrap();
@@ -297,7 +304,7 @@ fn wrong_commands_are_refused_for_their_reason() {
         assert!(csts(&mut harness).ready, "{name}");
         count += 1;
     }
-    // Each of them is in the error log, the newest first.
+    // Every failed command is in the error log, newest first.
     let health = log_sqe(log(LogId::Health, 512), 0);
     let health = HealthLog::decode(data(&mut harness, health).as_slice().try_into().unwrap());
     assert_eq!(health.error_log_entries, count);
@@ -308,14 +315,14 @@ fn wrong_commands_are_refused_for_their_reason() {
     assert!(entries[0].status.same_code(Status::INVALID_FIELD));
 }
 
-fn csi_raw(cns: u8) -> Sqe {
+fn identify_raw(cns: u8) -> Sqe {
     let sqe = Identify { cns, ..Identify::default() }.to_sqe(0);
     Sqe { data: DataPointer::transport(4096), ..sqe }
 }
 
 #[test]
-fn inactive_namespaces_are_all_zero() {
-    let mut harness = Harness::enabled(Kind::Nvm);
+fn identify_inactive_namespace_returns_zeroes() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
     for cns in [Cns::Namespace, Cns::CommandSetNamespace, Cns::NamespaceIndependent, Cns::AllocatedNamespace]
     {
         assert_eq!(page(&mut harness, identify(cns, 2)), [0; 4096], "{cns:?}");
@@ -323,8 +330,8 @@ fn inactive_namespaces_are_all_zero() {
 }
 
 #[test]
-fn lists_start_after_the_identifier_asked_for() {
-    let mut harness = Harness::enabled(Kind::Nvm);
+fn namespace_lists_start_above_the_given_nsid() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
     for cns in [Cns::ActiveNamespaces, Cns::CommandSetActiveNamespaces, Cns::AllocatedNamespaces] {
         for (after, expected) in
             [(0, vec![1, 3]), (1, vec![3]), (2, vec![3]), (3, vec![]), (NSID_ALL - 2, vec![])]
@@ -344,8 +351,8 @@ fn lists_start_after_the_identifier_asked_for() {
 }
 
 #[test]
-fn log_pages_are_read_in_parts() {
-    let mut harness = Harness::enabled(Kind::Nvm);
+fn log_pages_can_be_read_at_offsets() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
     let whole = data(&mut harness, log_sqe(log(LogId::CommandEffects, 4096), 0));
     let mut parts = Vec::new();
     for offset in (0..4096).step_by(512) {
@@ -353,18 +360,19 @@ fn log_pages_are_read_in_parts() {
             .extend(data(&mut harness, log_sqe(GetLogPage { offset, ..log(LogId::CommandEffects, 512) }, 0)));
     }
     assert_eq!(parts, whole);
-    // Behind the end it is all zero.
-    let over = data(&mut harness, log_sqe(GetLogPage { offset: 4092, ..log(LogId::CommandEffects, 8) }, 0));
-    assert_eq!(over, [0; 8]);
+    // Bytes beyond the end are zero.
+    let beyond_end =
+        data(&mut harness, log_sqe(GetLogPage { offset: 4092, ..log(LogId::CommandEffects, 8) }, 0));
+    assert_eq!(beyond_end, [0; 8]);
     assert_eq!(data(&mut harness, log_sqe(log(LogId::FirmwareSlot, 1024), 0))[512..], [0; 512]);
 }
 
 #[test]
-fn every_page_and_feature_that_is_claimed_is_there() {
+fn supported_log_pages_and_features_match_behavior() {
     let mut without_cache = subsystem();
     without_cache.namespaces.remove(0);
     for subsystem in [subsystem(), without_cache, Subsystem::discovery(Nqn::discovery())] {
-        let mut harness = Harness::with(subsystem, 0);
+        let mut harness = Harness::with_subsystem(subsystem, 0);
         harness.enable();
         let pages = data(&mut harness, log_sqe(log(LogId::SupportedLogPages, 1024), 0));
         let pages = SupportedLogPages::decode(pages.as_slice().try_into().unwrap());
@@ -381,12 +389,12 @@ fn every_page_and_feature_that_is_claimed_is_there() {
         let features = FeatureEffectsLog::decode(features.as_slice().try_into().unwrap());
         for fid in 0..=255u8 {
             for select in 0..4 {
-                // Features of reservations are those of a namespace.
+                // Reservation features are namespace specific.
                 let nsid = if matches!(fid, 0x82 | 0x83) { 3 } else { 0 };
                 let get =
                     GetFeatures { fid, select, cdw11: u32::from(fid == 0x81), uuid_index: 0 }.to_sqe(nsid);
-                let room = if fid == FeatureId::HostBehavior.to_wire() { 512 } else { 16 };
-                let get = Sqe { data: DataPointer::transport(room), ..get };
+                let length = if fid == FeatureId::HostBehavior.to_wire() { 512 } else { 16 };
+                let get = Sqe { data: DataPointer::transport(length), ..get };
                 let answer = status(&mut harness, get);
                 assert_eq!(
                     answer.is_success(),
@@ -399,8 +407,8 @@ fn every_page_and_feature_that_is_claimed_is_there() {
 }
 
 #[test]
-fn every_command_that_is_claimed_is_there() {
-    let mut harness = Harness::enabled(Kind::Nvm);
+fn command_effects_log_matches_supported_commands() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
     let effects =
         CommandEffectsLog::decode(&page(&mut harness, log_sqe(log(LogId::CommandEffects, 4096), 0)));
     for opcode in (0..=255u8).filter(|&opcode| opcode != wire_nvme::opcode::FABRICS) {
@@ -421,8 +429,8 @@ fn every_command_that_is_claimed_is_there() {
 }
 
 #[test]
-fn features_are_what_they_were_set_to() {
-    let mut harness = Harness::enabled(Kind::Nvm);
+fn get_features_returns_the_set_value() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
     let settable = [
         (FeatureId::Arbitration, 0x0102_0305, 0, 0x0102_0305),
         (FeatureId::PowerManagement, 0, 0, 0),
@@ -439,7 +447,7 @@ fn features_are_what_they_were_set_to() {
         assert_eq!(status(&mut harness, set_feature(feature, value)), Status::SUCCESS, "{feature:?}");
         assert_eq!(result(&mut harness, get_feature(feature, 0, selector)), expected, "{feature:?}");
     }
-    // The default is another value, and what can be done is told.
+    // Defaults differ from the current value; capabilities are reported.
     assert_eq!(result(&mut harness, get_feature(FeatureId::NumberOfQueues, 1, 0)), 126 << 16 | 126);
     assert_eq!(result(&mut harness, get_feature(FeatureId::TemperatureThreshold, 2, 0)), 343);
     assert_eq!(result(&mut harness, get_feature(FeatureId::Arbitration, 3, 0)), 4);
@@ -461,8 +469,8 @@ fn features_are_what_they_were_set_to() {
 }
 
 #[test]
-fn number_of_queues_is_settled_by_the_first_queue() {
-    let mut harness = Harness::enabled(Kind::Nvm);
+fn number_of_queues_is_fixed_once_a_queue_exists() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
     let many = NumberOfQueues { submission: 500, completion: 300 }.to_wire();
     let granted = result(&mut harness, set_feature(FeatureId::NumberOfQueues, many)) as u32;
     assert_eq!(NumberOfQueues::from_wire(granted), Ok(NumberOfQueues { submission: 127, completion: 127 }));
@@ -476,30 +484,30 @@ fn number_of_queues_is_settled_by_the_first_queue() {
     assert_eq!(answer, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
     drop(lease);
     assert_eq!(result(&mut harness, set_feature(FeatureId::NumberOfQueues, 0)), 0);
-    assert_eq!(harness.controller.association().lease(2).unwrap_err(), crate::QueueRefused::OutOfRange);
-    // A reset forgets it.
+    assert_eq!(harness.controller.association().lease(2).unwrap_err(), crate::LeaseError::OutOfRange);
+    // A reset restores the default.
     set_cc(&mut harness, LINUX_CC & !1);
     harness.enable();
     assert!(harness.controller.association().lease(127).is_ok());
 }
 
 #[test]
-fn a_reset_waits_for_the_io_queues() {
-    let mut harness = Harness::enabled(Kind::Nvm);
+fn reset_completes_when_io_queues_are_closed() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
     let association = harness.controller.association().clone();
-    assert_eq!(harness.command(bare(AdminOpcode::AsyncEventRequest), &[]), None);
+    assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
     status(&mut harness, set_feature(FeatureId::Arbitration, 3));
     let lease = association.lease(1).unwrap();
 
     assert_eq!(set_cc(&mut harness, LINUX_CC & !1), Status::SUCCESS);
-    assert_eq!(harness.asked, [Action::CloseIoQueues]);
-    assert_eq!(harness.notices.last().map(|cqe| cqe.status), Some(Status::ABORT_REQUESTED));
-    assert!(!lease.is_wanted() && association.is_alive());
-    assert_eq!(association.lease(2).unwrap_err(), crate::QueueRefused::Disabled);
-    assert!(csts(&mut harness).ready, "an I/O queue is still there");
+    assert_eq!(harness.actions, [ControllerAction::CloseIoQueues]);
+    assert_eq!(harness.completed.last().map(|cqe| cqe.status), Some(Status::ABORT_REQUESTED));
+    assert!(!lease.is_valid() && association.is_alive());
+    assert_eq!(association.lease(2).unwrap_err(), crate::LeaseError::ControllerDisabled);
+    assert!(csts(&mut harness).ready, "an I/O queue is still leased");
     assert_eq!(set_cc(&mut harness, LINUX_CC), Status::COMMAND_SEQUENCE_ERROR);
     assert_eq!(
-        status(&mut harness, bare(AdminOpcode::KeepAlive)),
+        status(&mut harness, no_data(AdminOpcode::KeepAlive)),
         Status::COMMAND_SEQUENCE_ERROR.do_not_retry()
     );
 
@@ -515,21 +523,21 @@ fn a_reset_waits_for_the_io_queues() {
     assert_eq!(
         result(&mut harness, get_feature(FeatureId::KeepAliveTimer, 0, 0)),
         5000,
-        "of the association"
+        "keep alive belongs to the association"
     );
 }
 
 #[test]
-fn a_shutdown_waits_for_the_io_queues() {
+fn shutdown_completes_when_io_queues_are_closed() {
     for notification in [1 << 14, 2 << 14] {
-        let mut harness = Harness::enabled(Kind::Nvm);
+        let mut harness = Harness::enabled(SubsystemKind::Nvm);
         let lease = harness.controller.association().lease(1).unwrap();
         assert_eq!(set_cc(&mut harness, LINUX_CC | notification), Status::SUCCESS);
-        assert_eq!(harness.asked, [Action::CloseIoQueues]);
+        assert_eq!(harness.actions, [ControllerAction::CloseIoQueues]);
         assert_eq!(csts(&mut harness).shutdown, ShutdownStatus::Occurring);
         drop(lease);
         assert_eq!(csts(&mut harness).shutdown, ShutdownStatus::Complete);
-        // A reset brings it back.
+        // A reset ends the shutdown state.
         set_cc(&mut harness, LINUX_CC & !1);
         set_cc(&mut harness, LINUX_CC);
         assert_eq!(csts(&mut harness), ControllerStatus { ready: true, ..ControllerStatus::RESET });
@@ -537,8 +545,8 @@ fn a_shutdown_waits_for_the_io_queues() {
 }
 
 #[test]
-fn a_controller_that_cannot_run_so_says_fatal() {
-    // Entry sizes, command set, page size and arbitration that are not offered.
+fn unsupported_configuration_sets_fatal_status() {
+    // Unsupported entry sizes, page size, command set and arbitration.
     for value in [
         0x0000_0001,
         0x0056_0001,
@@ -547,11 +555,11 @@ fn a_controller_that_cannot_run_so_says_fatal() {
         LINUX_CC | 1 << 11,
         LINUX_CC | 1 << 24,
     ] {
-        let mut harness = Harness::new(Kind::Nvm, 0);
+        let mut harness = Harness::new(SubsystemKind::Nvm, 0);
         assert_eq!(set_cc(&mut harness, value), Status::SUCCESS, "{value:#x}");
         assert!(csts(&mut harness).fatal && !csts(&mut harness).ready, "{value:#x}");
         assert!(!harness.controller.association().is_enabled());
-        // And recovers by a reset.
+        // A reset recovers.
         set_cc(&mut harness, 0);
         harness.enable();
         assert!(csts(&mut harness).ready);
@@ -559,108 +567,117 @@ fn a_controller_that_cannot_run_so_says_fatal() {
 }
 
 #[test]
-fn a_silent_host_expires_and_a_heard_one_does_not() {
-    let mut harness = Harness::enabled(Kind::Nvm);
+fn keep_alive_expires_without_host_activity() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
     let association = harness.controller.association().clone();
     let lease = association.lease(1).unwrap();
     assert_eq!(harness.controller.deadline(), Some(5 * SECOND));
     assert_eq!(harness.advance(4 * SECOND), None);
-    status(&mut harness, bare(AdminOpcode::KeepAlive));
+    status(&mut harness, no_data(AdminOpcode::KeepAlive));
     assert_eq!(harness.controller.deadline(), Some(9 * SECOND));
     assert_eq!(harness.advance(4 * SECOND), None);
-    harness.deliver(Event::Traffic);
+    harness.deliver(ControllerEvent::IoActivity);
     assert_eq!(harness.advance(5 * SECOND - 1), None);
-    assert_eq!(harness.advance(1), Some(Reason::KeepAliveExpired));
-    assert_eq!(harness.asked, [Action::CloseIoQueues, Action::Terminate(Reason::KeepAliveExpired)]);
-    assert!(!lease.is_wanted());
+    assert_eq!(harness.advance(1), Some(TerminationReason::KeepAliveExpired));
+    assert_eq!(
+        harness.actions,
+        [ControllerAction::CloseIoQueues, ControllerAction::Terminate(TerminationReason::KeepAliveExpired)]
+    );
+    assert!(!lease.is_valid());
     assert_eq!(harness.controller.deadline(), None);
-    // What was already on its way is answered still.
-    assert_eq!(status(&mut harness, bare(AdminOpcode::KeepAlive)), Status::KEEP_ALIVE_EXPIRED);
+    // Commands that still arrive complete.
+    assert_eq!(status(&mut harness, no_data(AdminOpcode::KeepAlive)), Status::KEEP_ALIVE_EXPIRED);
     let cntlid = association.cntlid();
     drop(harness.controller);
     assert!(!association.is_alive() && harness.directory.find(association.subnqn(), cntlid).is_none());
 }
 
 #[test]
-fn a_late_command_does_not_revive_an_expired_host() {
-    let mut harness = Harness::enabled(Kind::Nvm);
+fn command_after_expiry_does_not_restart_keep_alive() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
     harness.now_ns = 6 * SECOND;
-    assert_eq!(status(&mut harness, bare(AdminOpcode::KeepAlive)), Status::KEEP_ALIVE_EXPIRED);
-    assert_eq!(harness.asked.last(), Some(&Action::Terminate(Reason::KeepAliveExpired)));
+    assert_eq!(status(&mut harness, no_data(AdminOpcode::KeepAlive)), Status::KEEP_ALIVE_EXPIRED);
+    assert_eq!(
+        harness.actions.last(),
+        Some(&ControllerAction::Terminate(TerminationReason::KeepAliveExpired))
+    );
 }
 
 #[test]
-fn keep_alive_is_rounded_up_switched_off_and_set_anew() {
-    let mut harness = Harness::new(Kind::Nvm, 4100);
+fn keep_alive_timeout_is_rounded_up_and_changeable() {
+    let mut harness = Harness::new(SubsystemKind::Nvm, 4100);
     harness.enable();
     assert_eq!(harness.controller.deadline(), Some(5 * SECOND), "a granularity of one second");
     status(&mut harness, set_feature(FeatureId::KeepAliveTimer, 0));
     assert_eq!(harness.controller.deadline(), None);
     status(&mut harness, set_feature(FeatureId::KeepAliveTimer, u32::MAX));
     assert_eq!(harness.controller.deadline(), Some(4_294_968 * SECOND));
-    assert_eq!(Harness::new(Kind::Nvm, 0).controller.deadline(), None);
-    assert_eq!(Harness::new(Kind::Discovery, 30_000).controller.deadline(), Some(30 * SECOND));
-    let mut idle = Harness::new(Kind::Discovery, 0);
+    assert_eq!(Harness::new(SubsystemKind::Nvm, 0).controller.deadline(), None);
+    assert_eq!(Harness::new(SubsystemKind::Discovery, 30_000).controller.deadline(), Some(30 * SECOND));
+    let mut idle = Harness::new(SubsystemKind::Discovery, 0);
     assert_eq!(idle.controller.deadline(), Some(120 * SECOND));
-    assert_eq!(idle.advance(120 * SECOND), Some(Reason::Idle));
+    assert_eq!(idle.advance(120 * SECOND), Some(TerminationReason::Idle));
 }
 
 fn with_namespace(blocks: u64) -> Arc<Subsystem> {
     let mut next = subsystem();
-    next.namespaces.push(Namespace::new(5, blocks));
+    next.namespaces.push(SubsystemNamespace::new(5, blocks));
     Arc::new(next)
 }
 
 #[test]
-fn hosts_are_told_of_namespaces_once_until_they_look() {
-    let mut harness = Harness::enabled(Kind::Nvm);
-    status(&mut harness, set_feature(FeatureId::AsyncEventConfiguration, AsyncEventConfiguration::NAMESPACE));
+fn namespace_event_is_masked_until_the_log_is_read() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
+    status(
+        &mut harness,
+        set_feature(FeatureId::AsyncEventConfiguration, AsyncEventConfiguration::NAMESPACE.bits()),
+    );
     let changed = GetLogPage { retain_event: true, ..log(LogId::ChangedNamespaces, 4096) };
-    let retained = log_sqe(changed, NSID_ALL);
+    let read_retain = log_sqe(changed, NSID_ALL);
     let read = log_sqe(GetLogPage { retain_event: false, ..changed }, NSID_ALL);
     let list = |page: [u8; 4096]| NamespaceList::decode(&page).unwrap().0;
 
-    // A change that nobody waits for is told to the next request.
-    harness.deliver(Event::Subsystem(with_namespace(8)));
-    assert!(harness.notices.is_empty());
-    let first = harness.command(bare(AdminOpcode::AsyncEventRequest), &[]).unwrap();
+    // A change without an outstanding request completes the next request.
+    harness.deliver(ControllerEvent::SubsystemChanged(with_namespace(8)));
+    assert!(harness.completed.is_empty());
+    let first = harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]).unwrap();
     assert_eq!(AsyncEvent::from_result(first.cqe.result), Some(AsyncEvent::NAMESPACE_CHANGED));
 
-    // Until the log is read without retaining, another change makes no event but is in the log.
-    assert_eq!(harness.command(bare(AdminOpcode::AsyncEventRequest), &[]), None);
+    // Until the log is read without RAE, another change raises no event but is in the log.
+    assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
     let mut without = subsystem();
     without.namespaces.remove(0);
-    harness.deliver(Event::Subsystem(Arc::new(without)));
-    assert_eq!(list(page(&mut harness, retained)), [1, 5]);
-    assert_eq!(list(page(&mut harness, retained)), [1, 5]);
-    assert_eq!(harness.waiting.len(), 1);
+    harness.deliver(ControllerEvent::SubsystemChanged(Arc::new(without)));
+    assert_eq!(list(page(&mut harness, read_retain)), [1, 5]);
+    assert_eq!(list(page(&mut harness, read_retain)), [1, 5]);
+    assert_eq!(harness.pending.len(), 1);
     assert_eq!(list(page(&mut harness, read)), [1, 5]);
     assert_eq!(list(page(&mut harness, read)), []);
-    assert_eq!(harness.waiting.len(), 1, "reading is not an event");
+    assert_eq!(harness.pending.len(), 1, "reading raises no event");
 
-    // And then the next change is one again: a resize.
+    // The next change, a resize, raises an event again.
     let unread = Sqe { data: DataPointer::transport(4092), ..read };
-    harness.deliver(Event::Subsystem(with_namespace(8)));
-    harness.deliver(Event::Subsystem(with_namespace(16)));
-    assert_eq!(harness.waiting.len(), 0);
-    // A read that fails has not read.
+    harness.deliver(ControllerEvent::SubsystemChanged(with_namespace(8)));
+    harness.deliver(ControllerEvent::SubsystemChanged(with_namespace(16)));
+    assert_eq!(harness.pending.len(), 0);
+    // A failed read does not clear the log.
     assert_eq!(status(&mut harness, unread), Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
-    assert_eq!(list(page(&mut harness, retained)), [1, 5]);
-    // A picture that is the same is no change.
+    assert_eq!(list(page(&mut harness, read_retain)), [1, 5]);
+    // An identical snapshot raises no event.
     page(&mut harness, read);
-    assert_eq!(harness.command(bare(AdminOpcode::AsyncEventRequest), &[]), None);
-    harness.deliver(Event::Subsystem(with_namespace(16)));
-    assert_eq!(harness.waiting.len(), 1);
+    assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
+    harness.deliver(ControllerEvent::SubsystemChanged(with_namespace(16)));
+    assert_eq!(harness.pending.len(), 1);
 }
 
 #[test]
-fn more_changes_than_fit_are_told_as_all() {
+fn changed_namespace_list_overflow_reports_all_namespaces() {
     let mut many = subsystem();
     many.namespaces_max = 4096;
-    let mut harness = Harness::with(many.clone(), 0);
+    let mut harness = Harness::with_subsystem(many.clone(), 0);
     harness.enable();
-    many.namespaces = (1..=1026).map(|nsid| Namespace::new(nsid, 8)).collect();
-    harness.deliver(Event::Subsystem(Arc::new(many)));
+    many.namespaces = (1..=1026).map(|nsid| SubsystemNamespace::new(nsid, 8)).collect();
+    harness.deliver(ControllerEvent::SubsystemChanged(Arc::new(many)));
     let list = page(&mut harness, log_sqe(log(LogId::ChangedNamespaces, 4096), 0));
     assert_eq!(NamespaceList::decode(&list).unwrap().0, [NSID_ALL]);
     let active = NamespaceList::decode(&page(&mut harness, identify(Cns::ActiveNamespaces, 0))).unwrap();
@@ -668,8 +685,8 @@ fn more_changes_than_fit_are_told_as_all() {
 }
 
 #[test]
-fn a_temperature_beyond_a_threshold_is_an_event_and_a_warning() {
-    let mut harness = Harness::enabled(Kind::Nvm);
+fn temperature_threshold_raises_event_and_warning() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
     let warning = |harness: &mut Harness| {
         let health = log_sqe(log(LogId::Health, 512), NSID_ALL);
         HealthLog::decode(data(harness, health).as_slice().try_into().unwrap()).critical_warning
@@ -678,53 +695,58 @@ fn a_temperature_beyond_a_threshold_is_an_event_and_a_warning() {
         let threshold = u32::from(under) << 20 | u32::from(kelvins);
         assert_eq!(status(harness, set_feature(FeatureId::TemperatureThreshold, threshold)), Status::SUCCESS);
     };
-    assert_eq!(harness.command(bare(AdminOpcode::AsyncEventRequest), &[]), None);
-    // It is 293 K. Nobody wants to be told.
+    assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
+    // The temperature is 293 K. The event is disabled.
     set(&mut harness, false, 293);
-    assert_eq!((harness.waiting.len(), warning(&mut harness)), (1, 2));
-    let wanted = AsyncEventConfiguration::TEMPERATURE;
+    assert_eq!((harness.pending.len(), warning(&mut harness)), (1, 2));
+    let wanted = AsyncEventConfiguration::TEMPERATURE.bits();
     assert_eq!(
         status(&mut harness, set_feature(FeatureId::AsyncEventConfiguration, wanted)),
         Status::SUCCESS
     );
     for (under, beyond, within) in [(false, 200, 294), (true, 293, 292)] {
         set(&mut harness, under, within);
-        assert_eq!((harness.waiting.len(), warning(&mut harness)), (1, 0));
+        assert_eq!((harness.pending.len(), warning(&mut harness)), (1, 0));
         set(&mut harness, under, beyond);
-        assert_eq!(harness.waiting.len(), 0);
-        let told = harness.notices.last().map(|cqe| cqe.result);
-        assert_eq!(told, Some(0x02_01_01));
-        // Reading the page is the end of it, until it happens again.
+        assert_eq!(harness.pending.len(), 0);
+        let reported = harness.completed.last().map(|cqe| cqe.result);
+        assert_eq!(reported, Some(0x02_01_01));
+        // Reading the page clears the event until a threshold is set again.
         assert_eq!(warning(&mut harness), 2);
-        assert_eq!(harness.command(bare(AdminOpcode::AsyncEventRequest), &[]), None);
-        assert_eq!(harness.waiting.len(), 1);
+        assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
+        assert_eq!(harness.pending.len(), 1);
         set(&mut harness, under, within);
     }
 }
 
 #[test]
-fn event_requests_are_bounded_and_can_be_aborted() {
-    let mut harness = Harness::enabled(Kind::Nvm);
+fn event_requests_are_limited_and_abortable() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
     for _ in 0..4 {
-        assert_eq!(harness.command(bare(AdminOpcode::AsyncEventRequest), &[]), None);
+        assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
     }
-    let fifth = harness.command(bare(AdminOpcode::AsyncEventRequest), &[]).unwrap();
+    let fifth = harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]).unwrap();
     assert_eq!(fifth.cqe.status, Status::ASYNC_EVENT_LIMIT_EXCEEDED.do_not_retry());
-    let cid = *harness.waiting.first().unwrap();
+    let cid = *harness.pending.first().unwrap();
     assert_eq!(result(&mut harness, Abort { sqid: 0, cid }.to_sqe()), 0, "aborted");
-    assert_eq!(harness.notices.last().map(|cqe| (cqe.cid, cqe.status)), Some((cid, Status::ABORT_REQUESTED)));
-    assert_eq!(result(&mut harness, Abort { sqid: 0, cid }.to_sqe()), 1, "not there any more");
-    assert_eq!(result(&mut harness, Abort { sqid: 3, cid: 9 }.to_sqe()), 1, "not of the admin queue");
-    assert_eq!(harness.command(bare(AdminOpcode::AsyncEventRequest), &[]), None);
+    assert_eq!(
+        harness.completed.last().map(|cqe| (cqe.cid, cqe.status)),
+        Some((cid, Status::ABORT_REQUESTED))
+    );
+    assert_eq!(result(&mut harness, Abort { sqid: 0, cid }.to_sqe()), 1, "no longer outstanding");
+    assert_eq!(result(&mut harness, Abort { sqid: 3, cid: 9 }.to_sqe()), 1, "not on the admin queue");
+    assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
 }
 
 #[test]
-fn ana_states_are_told_by_port() {
+fn ana_states_are_reported_per_port() {
     let mut reporting = subsystem();
     reporting.ana_reporting = true;
-    reporting.listeners =
-        vec![Listener { portid: 1, ana: vec![(2, AnaState::Inaccessible)] }, Listener::default()];
-    let mut harness = Harness::with(reporting.clone(), 0);
+    reporting.listeners = vec![
+        SubsystemListener { portid: 1, ana: vec![(2, AnaState::Inaccessible)] },
+        SubsystemListener::default(),
+    ];
+    let mut harness = Harness::with_subsystem(reporting.clone(), 0);
     harness.enable();
     let controller = IdentifyController::decode(&page(&mut harness, identify(Cns::Controller, 0))).unwrap();
     assert!(controller.cmic & cmic::ANA != 0 && controller.oaes & oaes::ANA != 0);
@@ -741,39 +763,48 @@ fn ana_states_are_told_by_port() {
     let groups = AnaLog::decode(&page(&mut harness, groups_only)).unwrap().groups;
     assert!(groups.len() == 2 && groups.iter().all(|group| group.nsids.is_empty()));
 
-    status(&mut harness, set_feature(FeatureId::AsyncEventConfiguration, AsyncEventConfiguration::ANA));
-    assert_eq!(harness.command(bare(AdminOpcode::AsyncEventRequest), &[]), None);
-    // Another port's state is nobody's business here.
+    status(
+        &mut harness,
+        set_feature(FeatureId::AsyncEventConfiguration, AsyncEventConfiguration::ANA.bits()),
+    );
+    assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
+    // A change on another port raises no event.
     reporting.listeners[1].ana.push((1, AnaState::Inaccessible));
-    harness.deliver(Event::Subsystem(Arc::new(reporting.clone())));
-    assert_eq!(harness.notices, []);
+    harness.deliver(ControllerEvent::SubsystemChanged(Arc::new(reporting.clone())));
+    assert_eq!(harness.completed, []);
     reporting.listeners[0].ana.clear();
-    harness.deliver(Event::Subsystem(Arc::new(reporting)));
-    assert_eq!(harness.notices.last().map(|cqe| cqe.result), Some(AsyncEvent::ANA_CHANGED.to_result()));
+    harness.deliver(ControllerEvent::SubsystemChanged(Arc::new(reporting)));
+    assert_eq!(harness.completed.last().map(|cqe| cqe.result), Some(AsyncEvent::ANA_CHANGED.to_result()));
     assert_eq!(AnaLog::decode(&page(&mut harness, read)).unwrap().change_count, 1);
 }
 
 #[test]
-fn hosts_that_lose_their_permission_lose_their_controller() {
+fn controller_terminates_when_host_or_subsystem_is_removed() {
     let mut closed = subsystem();
     closed.allow_any_host = false;
-    let mut still = closed.clone();
-    still.hosts.insert(host());
-    let mut harness = Harness::enabled(Kind::Nvm);
-    harness.deliver(Event::Subsystem(Arc::new(still)));
-    assert_eq!(harness.asked, []);
-    harness.deliver(Event::Subsystem(Arc::new(closed)));
-    assert_eq!(harness.asked, [Action::CloseIoQueues, Action::Terminate(Reason::HostRefused)]);
+    let mut allowed = closed.clone();
+    allowed.hosts.insert(host());
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
+    harness.deliver(ControllerEvent::SubsystemChanged(Arc::new(allowed)));
+    assert_eq!(harness.actions, []);
+    harness.deliver(ControllerEvent::SubsystemChanged(Arc::new(closed)));
+    assert_eq!(
+        harness.actions,
+        [ControllerAction::CloseIoQueues, ControllerAction::Terminate(TerminationReason::HostNotAllowed)]
+    );
 
-    let mut harness = Harness::enabled(Kind::Nvm);
-    harness.deliver(Event::SubsystemRemoved);
-    assert_eq!(harness.asked, [Action::CloseIoQueues, Action::Terminate(Reason::SubsystemRemoved)]);
-    assert_eq!(status(&mut harness, bare(AdminOpcode::KeepAlive)), Status::ABORTED_SQ_DELETION);
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
+    harness.deliver(ControllerEvent::SubsystemRemoved);
+    assert_eq!(
+        harness.actions,
+        [ControllerAction::CloseIoQueues, ControllerAction::Terminate(TerminationReason::SubsystemRemoved)]
+    );
+    assert_eq!(status(&mut harness, no_data(AdminOpcode::KeepAlive)), Status::ABORTED_SQ_DELETION);
 }
 
 #[test]
-fn health_counts_in_thousands_of_512_bytes() {
-    let mut harness = Harness::enabled(Kind::Nvm);
+fn health_log_data_units_are_thousands_of_512_bytes() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
     let counters = HealthCounters {
         bytes_read: 512_000,
         bytes_written: 512_001,
@@ -783,24 +814,27 @@ fn health_counts_in_thousands_of_512_bytes() {
         power_on_hours: 10,
         media_errors: 11,
     };
-    harness.deliver(Event::Health(counters));
+    harness.deliver(ControllerEvent::Health(counters));
     let health = data(&mut harness, log_sqe(log(LogId::Health, 512), NSID_ALL));
     let health = HealthLog::decode(health.as_slice().try_into().unwrap());
     assert_eq!((health.data_units_read, health.data_units_written), (1, 2));
     assert_eq!((health.host_reads, health.host_writes, health.media_errors), (7, 8, 11));
 }
 
-/// What nvme-cli's persistent discovery does.
+/// The sequence of a persistent discovery by nvme-cli.
 #[test]
-fn discovery_tells_what_a_host_may_know() {
-    let mut harness = Harness::enabled(Kind::Discovery);
+fn discovery_log_is_filtered_by_host() {
+    let mut harness = Harness::enabled(SubsystemKind::Discovery);
     let controller = IdentifyController::decode(&page(&mut harness, identify(Cns::Controller, 0))).unwrap();
     assert_eq!(controller.cntrltype, ControllerType::Discovery);
     assert_eq!(controller.subnqn, Nqn::discovery().as_str());
     assert_eq!(controller.oaes, oaes::DISCOVERY);
     assert_eq!((controller.in_capsule_offset_bytes, controller.sgls & 3), (0, 1));
-    status(&mut harness, set_feature(FeatureId::AsyncEventConfiguration, AsyncEventConfiguration::DISCOVERY));
-    assert_eq!(harness.command(bare(AdminOpcode::AsyncEventRequest), &[]), None);
+    status(
+        &mut harness,
+        set_feature(FeatureId::AsyncEventConfiguration, AsyncEventConfiguration::DISCOVERY.bits()),
+    );
+    assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
 
     let head = log_sqe(log(LogId::Discovery, 1024), 0);
     let header = |harness: &mut Harness| {
@@ -817,24 +851,27 @@ fn discovery_tells_what_a_host_may_know() {
         (entries[1].subnqn.as_str(), entries[1].subtype),
         ("nqn.2026-11.io.ringbolt:one", SubsystemType::Nvm)
     );
-    assert_eq!(entries[1].address.traddr, "192.0.2.1", "where the host came to, for an address of zeroes");
+    assert_eq!(entries[1].address.traddr, "192.0.2.1", "a wildcard is replaced by the local address");
     assert!(entries[1].admin_queue_entries_max >= 32);
 
-    // What another host is told is not an event for this one.
-    let mut others = discovery(2);
-    others.records.pop();
-    harness.deliver(Event::Discovery(Arc::new(others.clone())));
-    assert_eq!(harness.notices, []);
-    others.records.pop();
-    others.generation = 3;
-    harness.deliver(Event::Discovery(Arc::new(others)));
-    assert_eq!(harness.notices.last().map(|cqe| cqe.result), Some(AsyncEvent::DISCOVERY_CHANGED.to_result()));
+    // A change that is visible only to another host raises no event.
+    let mut next_log = discovery(2);
+    next_log.records.pop();
+    harness.deliver(ControllerEvent::DiscoveryChanged(Arc::new(next_log.clone())));
+    assert_eq!(harness.completed, []);
+    next_log.records.pop();
+    next_log.generation = 3;
+    harness.deliver(ControllerEvent::DiscoveryChanged(Arc::new(next_log)));
+    assert_eq!(
+        harness.completed.last().map(|cqe| cqe.result),
+        Some(AsyncEvent::DISCOVERY_CHANGED.to_result())
+    );
     assert_eq!(header(&mut harness), DiscoveryHeader { genctr: 3, numrec: 1, ..DiscoveryHeader::default() });
 }
 
 #[test]
-fn a_discovery_controller_has_no_namespaces_and_no_io_commands() {
-    let mut harness = Harness::enabled(Kind::Discovery);
+fn discovery_controller_supports_identify_controller_only() {
+    let mut harness = Harness::enabled(SubsystemKind::Discovery);
     for cns in Cns::ALL.iter().filter(|&&cns| cns != Cns::Controller) {
         let answer = status(&mut harness, identify(*cns, 1));
         assert_eq!(answer, Status::INVALID_FIELD.do_not_retry(), "{cns:?}");
@@ -843,8 +880,8 @@ fn a_discovery_controller_has_no_namespaces_and_no_io_commands() {
         status(&mut harness, Abort { sqid: 0, cid: 1 }.to_sqe()),
         Status::INVALID_OPCODE.do_not_retry()
     );
-    // Entry sizes may be left at 0.
-    let mut harness = Harness::new(Kind::Discovery, 0);
+    // Entry sizes of 0 are accepted.
+    let mut harness = Harness::new(SubsystemKind::Discovery, 0);
     set_cc(&mut harness, 1);
     assert!(csts(&mut harness).ready);
 }

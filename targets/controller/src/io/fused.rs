@@ -1,26 +1,27 @@
 //! Fused Compare and Write (NVM 1.0, section 3.1.1; Base 2.0, section 3.4.2).
 //!
-//! The two commands are next to each other in a queue. [`Pairing`] is what a queue remembers from one command
-//! to the next.
+//! The two commands are adjacent in a queue. Each queue keeps a [`FusedPairing`] from one command to the
+//! next.
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::Sqe;
 use wire_nvme::opcode::NvmOpcode;
 use wire_nvme::sqe::Fuse;
 
-use super::{NamespaceTable, Op, Plan, Transfer, read_write};
+use super::{DataTransfer, IoOp, IoPlan, NamespaceTable, read_write};
 use crate::INVALID_FIELD;
 
-/// Most bytes of a fused operation. More than ACWU, which is one block, may be refused (NVM 1.0, section 2.1.4).
+/// Most bytes of a fused operation. A controller may reject more than ACWU, which is one block (NVM 1.0,
+/// section 2.1.4).
 pub const FUSED_BYTES_MAX: u32 = 64 << 10;
 
-/// Plans a command whose flags are not those of an ordinary one.
+/// Plans a command whose FUSE or PSDT bits are not those of an ordinary command.
 #[cold]
-pub(super) fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status> {
+pub(super) fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
     let psdt_wrong = if table.memory_based { sqe.flags & 0x80 } else { sqe.flags & 0xc0 ^ Sqe::FLAGS_SGL };
     let (opcode, op) = match sqe.fuse() {
-        Fuse::First => (NvmOpcode::Compare, Op::FusedCompare),
-        Fuse::Second => (NvmOpcode::Write, Op::FusedWrite),
+        Fuse::First => (NvmOpcode::Compare, IoOp::FusedCompare),
+        Fuse::Second => (NvmOpcode::Write, IoOp::FusedWrite),
         Fuse::Normal | Fuse::Reserved => return Err(INVALID_FIELD),
     };
     if psdt_wrong != 0 || !table.compare_and_write || sqe.opcode != opcode.to_wire() {
@@ -30,66 +31,72 @@ pub(super) fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<Plan, Status> {
     if length > FUSED_BYTES_MAX {
         return Err(INVALID_FIELD);
     }
-    Ok(Plan { data: Transfer::Fused(length), ..plan })
+    Ok(IoPlan { data: DataTransfer::Fused(length), ..plan })
 }
 
-/// What a queue knows of the command before: `T` is how the transport names a first command.
+/// Whether the previous command of a queue was the first of a fused operation. `T` identifies a command for
+/// the transport.
+///
+/// The transport keeps one per submission queue. If [`expects_second`](Self::expects_second) or the command
+/// is fused, it calls [`match_next`](Self::match_next); after it accepted or rejected a first command it sets
+/// the pairing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pairing<T> {
-    /// Nothing that matters.
+pub enum FusedPairing<T> {
+    /// The previous command was not the first of a fused operation.
     #[default]
     None,
-    /// It was the first of a fused operation, and waits for the second.
-    Waits(T, Plan),
-    /// It was the first of a fused operation, and has been refused.
-    Refused,
+    /// The first command is pending until the second arrives.
+    FirstPending(T, IoPlan),
+    /// The first command was rejected, so the second is aborted.
+    FirstRejected,
 }
 
-/// What becomes of a command that follows another.
+/// How to handle a command and the pending first command, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Paired<T> {
-    /// It is the second of the operation whose first is named. What the first compares with and what the second
-    /// writes is of the same blocks.
-    With(T, Plan),
-    /// It has nothing to do with the first that is named, which is to be aborted with the status; it is to be
-    /// executed as if it came alone.
-    Apart(T, Status),
-    /// The first that is named is to be aborted with the status; the command itself with the other.
-    Neither(T, Status, Status),
-    /// It is to be executed as if it came alone.
-    Alone,
-    /// It is to be aborted with this status.
-    Refused(Status),
+pub enum FusedMatch<T> {
+    /// It is the second command of the pending first one, with the same block range: execute both.
+    Matched(T, IoPlan),
+    /// It is not a second command: abort the first with the status, and execute this one independently.
+    FirstAborted(T, Status),
+    /// Abort the first command with the first status and this one with the second.
+    BothAborted(T, Status, Status),
+    /// Execute it independently.
+    Independent,
+    /// Abort it with the status.
+    Rejected(Status),
 }
 
-impl<T: Copy> Pairing<T> {
-    /// Whether the next command has to be shown to [`follow`](Self::follow) even if it is not fused.
+impl<T: Copy> FusedPairing<T> {
+    /// Whether the next command must be passed to [`match_next`](Self::match_next) even if it is not fused.
     #[inline]
-    pub fn is_open(&self) -> bool {
-        !matches!(self, Pairing::None)
+    pub fn expects_second(&self) -> bool {
+        !matches!(self, FusedPairing::None)
     }
 
-    /// A command follows. Its plan, or why there is none, is `planned`; after [`Paired::Alone`] and
-    /// [`Paired::Apart`] of a first command, the caller sets the pairing anew.
-    pub fn follow(&mut self, sqe: &Sqe, planned: &Result<Plan, Status>) -> Paired<T> {
+    /// Matches the next command with the previous one and resets the pairing. `planned` is the result of
+    /// planning it. After [`FusedMatch::Independent`] or [`FusedMatch::FirstAborted`] for a first command,
+    /// the caller sets the pairing again.
+    pub fn match_next(&mut self, sqe: &Sqe, planned: &Result<IoPlan, Status>) -> FusedMatch<T> {
         let is_second = sqe.fuse() == Fuse::Second;
         match (std::mem::take(self), is_second) {
-            // A first alone (Base 2.0, section 3.4.2).
-            (Pairing::Waits(first, _), false) => Paired::Apart(first, Status::FUSED_MISSING),
-            (Pairing::Waits(first, plan), true) => match planned {
-                Ok(second) if is_same_range(&plan, second) => Paired::With(first, *second),
-                Ok(_) => Paired::Neither(first, INVALID_FIELD, INVALID_FIELD),
-                Err(status) => Paired::Neither(first, Status::FUSED_FAILED, *status),
+            // A first command without a second (Base 2.0, section 3.4.2).
+            (FusedPairing::FirstPending(first, _), false) => {
+                FusedMatch::FirstAborted(first, Status::FUSED_MISSING)
+            }
+            (FusedPairing::FirstPending(first, plan), true) => match planned {
+                Ok(second) if is_same_range(&plan, second) => FusedMatch::Matched(first, *second),
+                Ok(_) => FusedMatch::BothAborted(first, INVALID_FIELD, INVALID_FIELD),
+                Err(status) => FusedMatch::BothAborted(first, Status::FUSED_FAILED, *status),
             },
-            (Pairing::Refused, true) => Paired::Refused(Status::FUSED_FAILED),
-            // A second alone; what it says cannot make that better.
-            (Pairing::None, true) => Paired::Refused(Status::FUSED_MISSING),
-            (Pairing::None | Pairing::Refused, false) => Paired::Alone,
+            (FusedPairing::FirstRejected, true) => FusedMatch::Rejected(Status::FUSED_FAILED),
+            // A second command without a first; its own status is irrelevant.
+            (FusedPairing::None, true) => FusedMatch::Rejected(Status::FUSED_MISSING),
+            (FusedPairing::None | FusedPairing::FirstRejected, false) => FusedMatch::Independent,
         }
     }
 }
 
-fn is_same_range(first: &Plan, second: &Plan) -> bool {
-    let range = |plan: &Plan| (plan.namespace, plan.lba, plan.blocks);
+fn is_same_range(first: &IoPlan, second: &IoPlan) -> bool {
+    let range = |plan: &IoPlan| (plan.namespace, plan.lba, plan.blocks);
     range(first) == range(second)
 }

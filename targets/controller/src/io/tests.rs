@@ -1,34 +1,34 @@
 use proptest::prelude::*;
 use wire_nvme::DataPointer;
 use wire_nvme::fabrics::{Connect, Disconnect, PropertyGet};
-use wire_nvme::io::{COPY_RANGE_SIZE, Copy, CopyRange, Prinfo, ReadWrite, WriteUncorrectable, WriteZeroes};
+use wire_nvme::io::{
+    COPY_RANGE_SIZE, CopyCommand, CopyRange, Prinfo, ReadWrite, WriteUncorrectable, WriteZeroes,
+};
 
 use super::*;
 use crate::harness::subsystem;
-use crate::{Listener, Namespace};
+use crate::{SubsystemListener, SubsystemNamespace};
 
 const DNR: fn(Status) -> Status = Status::do_not_retry;
 
-/// Namespace 1 has 2048 blocks of 512 bytes and can do everything, 3 has 256 blocks of 4096 bytes and
-/// cannot unmap, 4 is read-only and can do nothing else, 5 to 7 are behind ANA groups that are not
-/// reachable.
+/// Namespace 1 has 2048 blocks of 512 bytes and all capabilities, 3 has 256 blocks of 4096 bytes and
+/// no unmap, 4 is read-only, and 5 to 7 are in inaccessible ANA groups.
 fn table() -> NamespaceTable {
     let mut subsystem = subsystem();
-    subsystem.namespaces.push(Namespace {
+    subsystem.namespaces.push(SubsystemNamespace {
         read_only: true,
         can_unmap: true,
         can_write_zeroes: true,
         can_write_uncorrectable: true,
-        buffer_alignment: 4096,
-        ..Namespace::new(4, 64)
+        ..SubsystemNamespace::new(4, 64)
     });
     for (nsid, anagrpid) in [(5, 5), (6, 6), (7, 7)] {
-        subsystem.namespaces.push(Namespace { anagrpid, ..Namespace::new(nsid, 64) });
+        subsystem.namespaces.push(SubsystemNamespace { anagrpid, ..SubsystemNamespace::new(nsid, 64) });
     }
     subsystem.ana_reporting = true;
     let ana = vec![(5, AnaState::Inaccessible), (6, AnaState::PersistentLoss), (7, AnaState::Change)];
-    subsystem.listeners = vec![Listener { portid: 1, ana }];
-    NamespaceTable::new(&subsystem, 1, &Limits::default())
+    subsystem.listeners = vec![SubsystemListener { portid: 1, ana }];
+    NamespaceTable::new(&subsystem, 1, &ControllerLimits::default())
 }
 
 fn rw(opcode: NvmOpcode, nsid: u32, lba: u64, blocks: u32, bytes: u32) -> Sqe {
@@ -42,7 +42,7 @@ fn dsm(nsid: u32, ranges: u16, deallocate: bool, bytes: u32) -> Sqe {
 }
 
 fn zeroes(nsid: u32, lba: u64, blocks: u32) -> Sqe {
-    let command = WriteZeroes { lba, blocks, fua: false, deallocate: false, prinfo: Prinfo(0) };
+    let command = WriteZeroes { lba, blocks, fua: false, deallocate: false, prinfo: Prinfo::empty() };
     Sqe { nsid, ..command.to_sqe() }
 }
 
@@ -51,7 +51,7 @@ fn uncorrectable(nsid: u32, lba: u64, blocks: u32) -> Sqe {
 }
 
 fn copy_to(nsid: u32, lba: u64, ranges: u16, bytes: u32) -> Sqe {
-    let command = Copy { lba, ranges, ..Copy::default() };
+    let command = CopyCommand { lba, ranges, ..CopyCommand::default() };
     Sqe { nsid, data: DataPointer::transport(bytes), ..command.to_sqe() }
 }
 
@@ -64,64 +64,98 @@ fn flush(nsid: u32) -> Sqe {
 }
 
 #[test]
-fn commands_become_plans() {
+fn valid_commands_are_planned() {
     use NvmOpcode::{Compare, Read, Verify, Write};
     let fua = |sqe: Sqe| Sqe { cdw12: sqe.cdw12 | FUA, ..sqe };
     let deac = |sqe: Sqe| Sqe { cdw12: sqe.cdw12 | DEAC, ..sqe };
-    let on = |op, namespace, lba, blocks, data| Plan { op, namespace, lba, blocks, data, flags: Flags::NONE };
+    let on = |op, namespace, lba, blocks, data| IoPlan {
+        op,
+        namespace,
+        lba,
+        blocks,
+        data,
+        flags: RequestFlags::NONE,
+    };
     let rows = [
-        ("read", rw(Read, 1, 16, 8, 4096), on(Op::Read, 0, 16, 8, Transfer::ToHost(4096))),
-        ("last block", rw(Read, 1, 2047, 1, 512), on(Op::Read, 0, 2047, 1, Transfer::ToHost(512))),
-        ("all of MDTS", rw(Read, 1, 0, 256, 128 << 10), on(Op::Read, 0, 0, 256, Transfer::ToHost(128 << 10))),
+        ("read", rw(Read, 1, 16, 8, 4096), on(IoOp::Read, 0, 16, 8, DataTransfer::ToHost(4096))),
+        ("last block", rw(Read, 1, 2047, 1, 512), on(IoOp::Read, 0, 2047, 1, DataTransfer::ToHost(512))),
+        (
+            "all of MDTS",
+            rw(Read, 1, 0, 256, 128 << 10),
+            on(IoOp::Read, 0, 0, 256, DataTransfer::ToHost(128 << 10)),
+        ),
         (
             "limited retry",
             Sqe { cdw12: 1 << 31, ..rw(Read, 1, 0, 1, 512) },
-            on(Op::Read, 0, 0, 1, Transfer::ToHost(512)),
+            on(IoOp::Read, 0, 0, 1, DataTransfer::ToHost(512)),
         ),
-        ("write", rw(Write, 3, 255, 1, 4096), on(Op::Write, 2, 255, 1, Transfer::FromHost(4096))),
+        ("write", rw(Write, 3, 255, 1, 4096), on(IoOp::Write, 2, 255, 1, DataTransfer::FromHost(4096))),
         (
-            "write through",
+            "write with FUA",
             fua(rw(Write, 3, 1, 2, 8192)),
-            Plan { flags: Flags::FUA, ..on(Op::Write, 2, 1, 2, Transfer::FromHost(8192)) },
+            IoPlan { flags: RequestFlags::FUA, ..on(IoOp::Write, 2, 1, 2, DataTransfer::FromHost(8192)) },
         ),
-        // What the data pointer says has no meaning.
-        ("verify", rw(Verify, 1, 7, 256, 0), on(Op::Verify, 0, 7, 256, Transfer::None)),
-        ("verify, read-only", rw(Verify, 4, 0, 1, 99), on(Op::Verify, 3, 0, 1, Transfer::None)),
-        ("compare", rw(Compare, 1, 7, 2, 1024), on(Op::Compare, 0, 7, 2, Transfer::FromHost(1024))),
-        ("flush", flush(3), on(Op::Flush, 2, 0, 0, Transfer::None)),
-        ("flush of all", flush(NSID_ALL), on(Op::FlushAll, 0, 0, 0, Transfer::None)),
-        ("zeroes", zeroes(1, 0, 2048), on(Op::WriteZeroes, 0, 0, 2048, Transfer::None)),
+        // Verify ignores the data pointer.
+        ("verify", rw(Verify, 1, 7, 256, 0), on(IoOp::Verify, 0, 7, 256, DataTransfer::None)),
+        ("verify, read-only", rw(Verify, 4, 0, 1, 99), on(IoOp::Verify, 3, 0, 1, DataTransfer::None)),
+        ("compare", rw(Compare, 1, 7, 2, 1024), on(IoOp::Compare, 0, 7, 2, DataTransfer::FromHost(1024))),
+        ("flush", flush(3), on(IoOp::Flush, 2, 0, 0, DataTransfer::None)),
+        ("flush of all", flush(NSID_ALL), on(IoOp::FlushAll, 0, 0, 0, DataTransfer::None)),
+        ("zeroes", zeroes(1, 0, 2048), on(IoOp::WriteZeroes, 0, 0, 2048, DataTransfer::None)),
         (
-            "zeroes that deallocate, through",
+            "zeroes with deallocate and FUA",
             fua(deac(zeroes(3, 1, 1))),
-            Plan {
-                flags: Flags::FUA.with(Flags::DEALLOCATE),
-                ..on(Op::WriteZeroes, 2, 1, 1, Transfer::None)
+            IoPlan {
+                flags: RequestFlags::FUA.with(RequestFlags::DEALLOCATE),
+                ..on(IoOp::WriteZeroes, 2, 1, 1, DataTransfer::None)
             },
         ),
-        ("deallocate", dsm(1, 2, true, 32), on(Op::Unmap, 0, 0, 2, Transfer::FromHost(32))),
-        ("deallocate as Linux", dsm(1, 1, true, 4096), on(Op::Unmap, 0, 0, 1, Transfer::FromHost(4096))),
-        ("deallocate in vain", dsm(3, 1, true, 16), on(Op::Nothing, 2, 0, 1, Transfer::FromHost(16))),
-        ("advice", dsm(4, 256, false, 4096), on(Op::Nothing, 3, 0, 256, Transfer::FromHost(4096))),
-        ("unreadable", uncorrectable(1, 4, 2), on(Op::WriteUncorrectable, 0, 4, 2, Transfer::None)),
-        ("copy", copy_to(1, 9, 2, 64), on(Op::Copy, 0, 9, 2, Transfer::FromHost(64))),
-        ("copy of a page of ranges", copy_to(3, 0, 1, 4096), on(Op::Copy, 2, 0, 1, Transfer::FromHost(4096))),
+        ("deallocate", dsm(1, 2, true, 32), on(IoOp::Unmap, 0, 0, 2, DataTransfer::FromHost(32))),
         (
-            "copy, through",
+            "deallocate as Linux",
+            dsm(1, 1, true, 4096),
+            on(IoOp::Unmap, 0, 0, 1, DataTransfer::FromHost(4096)),
+        ),
+        ("deallocate, unsupported", dsm(3, 1, true, 16), on(IoOp::NoOp, 2, 0, 1, DataTransfer::FromHost(16))),
+        (
+            "access hints only",
+            dsm(4, 256, false, 4096),
+            on(IoOp::NoOp, 3, 0, 256, DataTransfer::FromHost(4096)),
+        ),
+        (
+            "write uncorrectable",
+            uncorrectable(1, 4, 2),
+            on(IoOp::WriteUncorrectable, 0, 4, 2, DataTransfer::None),
+        ),
+        ("copy", copy_to(1, 9, 2, 64), on(IoOp::Copy, 0, 9, 2, DataTransfer::FromHost(64))),
+        (
+            "copy of a page of ranges",
+            copy_to(3, 0, 1, 4096),
+            on(IoOp::Copy, 2, 0, 1, DataTransfer::FromHost(4096)),
+        ),
+        (
+            "copy with FUA",
             fua(copy_to(3, 255, 128, 4096)),
-            Plan { flags: Flags::FUA, ..on(Op::Copy, 2, 255, 128, Transfer::FromHost(4096)) },
+            IoPlan { flags: RequestFlags::FUA, ..on(IoOp::Copy, 2, 255, 128, DataTransfer::FromHost(4096)) },
         ),
         (
             "fused compare",
             fused(rw(Compare, 1, 7, 2, 1024), 1),
-            on(Op::FusedCompare, 0, 7, 2, Transfer::Fused(1024)),
+            on(IoOp::FusedCompare, 0, 7, 2, DataTransfer::Fused(1024)),
         ),
         (
             "fused write",
             fua(fused(rw(Write, 1, 7, 128, 64 << 10), 2)),
-            Plan { flags: Flags::FUA, ..on(Op::FusedWrite, 0, 7, 128, Transfer::Fused(64 << 10)) },
+            IoPlan {
+                flags: RequestFlags::FUA,
+                ..on(IoOp::FusedWrite, 0, 7, 128, DataTransfer::Fused(64 << 10))
+            },
         ),
-        ("disconnect", Disconnect { record_format: 0 }.to_sqe(), on(Op::Disconnect, 0, 0, 0, Transfer::None)),
+        (
+            "disconnect",
+            Disconnect { record_format: 0 }.to_sqe(),
+            on(IoOp::Disconnect, 0, 0, 0, DataTransfer::None),
+        ),
     ];
     let table = table();
     for (name, sqe, expected) in rows {
@@ -130,7 +164,7 @@ fn commands_become_plans() {
 }
 
 #[test]
-fn wrong_commands_are_refused_for_their_reason() {
+fn invalid_commands_fail_with_the_specified_status() {
     use NvmOpcode::{Compare, Read, Verify, Write};
     let good = rw(Read, 1, 0, 8, 4096);
     let flags = |flags| Sqe { flags, ..good };
@@ -148,13 +182,13 @@ fn wrong_commands_are_refused_for_their_reason() {
         ("unknown opcode", Sqe { opcode: 0x99, ..good }, DNR(Status::INVALID_OPCODE)),
         ("fused write first", fused(rw(Write, 1, 0, 8, 4096), 1), DNR(Status::INVALID_FIELD)),
         ("fused compare second", fused(rw(Compare, 1, 0, 8, 4096), 2), DNR(Status::INVALID_FIELD)),
-        ("fused by PRPs", Sqe { flags: 0x01, ..rw(Compare, 1, 0, 8, 4096) }, DNR(Status::INVALID_FIELD)),
+        ("fused with PRPs", Sqe { flags: 0x01, ..rw(Compare, 1, 0, 8, 4096) }, DNR(Status::INVALID_FIELD)),
         ("fused beyond the end", fused(rw(Compare, 1, 2047, 2, 1024), 1), DNR(Status::LBA_OUT_OF_RANGE)),
-        ("fused and long", fused(rw(Compare, 1, 0, 129, 129 * 512), 1), DNR(Status::INVALID_FIELD)),
+        ("fused, too long", fused(rw(Compare, 1, 0, 129, 129 * 512), 1), DNR(Status::INVALID_FIELD)),
         ("fused, read-only", fused(rw(Write, 4, 0, 1, 512), 2), DNR(Status::NAMESPACE_WRITE_PROTECTED)),
-        ("unreadable where that cannot be", uncorrectable(3, 0, 1), DNR(Status::INVALID_OPCODE)),
-        ("unreadable, read-only", uncorrectable(4, 0, 1), DNR(Status::NAMESPACE_WRITE_PROTECTED)),
-        ("unreadable beyond the end", uncorrectable(1, 2047, 2), DNR(Status::LBA_OUT_OF_RANGE)),
+        ("write uncorrectable, unsupported", uncorrectable(3, 0, 1), DNR(Status::INVALID_OPCODE)),
+        ("write uncorrectable, read-only", uncorrectable(4, 0, 1), DNR(Status::NAMESPACE_WRITE_PROTECTED)),
+        ("write uncorrectable beyond the end", uncorrectable(1, 2047, 2), DNR(Status::LBA_OUT_OF_RANGE)),
         ("copy to read-only", copy_to(4, 0, 1, 32), DNR(Status::NAMESPACE_WRITE_PROTECTED)),
         ("copy to beyond the end", copy_to(1, 2048, 1, 32), DNR(Status::LBA_OUT_OF_RANGE)),
         ("copy of more than MSRC", copy_to(1, 0, 129, 4128), DNR(Status::COMMAND_SIZE_LIMIT_EXCEEDED)),
@@ -220,19 +254,19 @@ fn wrong_commands_are_refused_for_their_reason() {
     for (name, sqe, expected) in rows {
         assert_eq!(plan(&sqe, &table), Err(expected), "{name}");
     }
-    // Write Zeroes where it is not supported.
-    let mut poor = subsystem();
-    poor.namespaces[0].can_write_zeroes = false;
-    let limits = Limits { compare_and_write: false, ..Limits::default() };
-    let unfused = NamespaceTable::new(&poor, 0, &limits);
+    // Fused operations and Write Zeroes, if unsupported.
+    let mut limited = subsystem();
+    limited.namespaces[0].can_write_zeroes = false;
+    let limits = ControllerLimits { compare_and_write: false, ..ControllerLimits::default() };
+    let unfused = NamespaceTable::new(&limited, 0, &limits);
     let first = fused(rw(Compare, 1, 7, 2, 1024), 1);
     assert_eq!(plan(&first, &unfused), Err(DNR(Status::INVALID_FIELD)));
-    let poor = NamespaceTable::new(&poor, 0, &Limits::default());
-    assert_eq!(plan(&zeroes(1, 0, 1), &poor), Err(DNR(Status::INVALID_OPCODE)));
+    let limited = NamespaceTable::new(&limited, 0, &ControllerLimits::default());
+    assert_eq!(plan(&zeroes(1, 0, 1), &limited), Err(DNR(Status::INVALID_OPCODE)));
 }
 
 #[test]
-fn tables_say_where_data_goes() {
+fn table_returns_backend_and_block_size() {
     let table = table();
     let plan = plan(&rw(NvmOpcode::Read, 3, 0, 1, 4096), &table).unwrap();
     assert_eq!((table.entry(&plan).backend, table.entry(&plan).block_log2), (33, 12));
@@ -240,7 +274,7 @@ fn tables_say_where_data_goes() {
 }
 
 #[test]
-fn ranges_are_all_checked_before_the_first_is_deallocated() {
+fn unmap_validates_all_ranges_first() {
     let table = table();
     let plan_of = |ranges| plan(&dsm(1, ranges, true, 4096), &table).unwrap();
     let data = |ranges: &[(u64, u32)]| {
@@ -251,88 +285,88 @@ fn ranges_are_all_checked_before_the_first_is_deallocated() {
         data
     };
     let list = |ranges: &[(u64, u32)]| -> Result<Vec<(u64, u32)>, Status> {
-        Ok(unmaps(&plan_of(ranges.len() as u16), &table, &data(ranges))?.collect())
+        Ok(unmap_ranges(&plan_of(ranges.len() as u16), &table, &data(ranges))?.collect())
     };
     assert_eq!(list(&[(0, 8), (100, 0), (2047, 1)]), Ok(vec![(0, 8), (2047, 1)]));
     assert_eq!(list(&[(0, 2048)]), Ok(vec![(0, 2048)]));
     for bad in [(2048, 1), (1, 2048), (u64::MAX, 1), (u64::MAX - 1, u32::MAX), (2049, 0)] {
         assert_eq!(list(&[(0, 8), bad]), Err(DNR(Status::LBA_OUT_OF_RANGE)), "{bad:?}");
     }
-    let short = unmaps(&plan_of(2), &table, &[0; 31]).map(Iterator::count);
-    assert_eq!(short, Err(DNR(Status::DATA_SGL_LENGTH_INVALID)));
+    let too_short = unmap_ranges(&plan_of(2), &table, &[0; 31]).map(Iterator::count);
+    assert_eq!(too_short, Err(DNR(Status::DATA_SGL_LENGTH_INVALID)));
 }
 
-fn copying(lba: u64, ranges: &[(u64, u32)], table: &NamespaceTable) -> Result<Copying, Status> {
+fn copying(lba: u64, ranges: &[(u64, u32)], table: &NamespaceTable) -> Result<CopyOperation, Status> {
     let mut data = vec![0; ranges.len() * COPY_RANGE_SIZE];
     for (&(lba, blocks), into) in ranges.iter().zip(data.as_chunks_mut().0) {
         CopyRange { lba, blocks, ..CopyRange::default() }.encode(into);
     }
     let bytes = data.len() as u32;
-    Copying::new(&plan(&copy_to(1, lba, ranges.len() as u16, bytes), table).unwrap(), table, &data)
+    CopyOperation::new(&plan(&copy_to(1, lba, ranges.len() as u16, bytes), table).unwrap(), table, &data)
 }
 
 #[test]
-fn copies_are_checked_as_a_whole_before_the_first_block_is_copied() {
+fn copy_validates_all_ranges_first() {
     let mut subsystem = subsystem();
     subsystem.namespaces[0].blocks = 200_000;
-    let table = NamespaceTable::new(&subsystem, 0, &Limits::default());
-    let out = Err(DNR(Status::LBA_OUT_OF_RANGE));
-    let long = Err(DNR(Status::COMMAND_SIZE_LIMIT_EXCEEDED));
-    type Row = (&'static str, u64, &'static [(u64, u32)], Result<(), Status>);
-    let rows: [Row; 9] = [
-        ("source beyond the end", 0, &[(10, 1), (199_999, 2)], out),
-        ("source that is no number", 0, &[(u64::MAX, 1)], out),
-        ("destination beyond the end", 199_999, &[(0, 1), (1, 1)], out),
-        ("more than MCL", 100_000, &[(0, 32_768), (40_000, 1)], long),
-        ("more than MSSRL", 100_000, &[(0, 32_769)], long),
-        ("into itself", 8, &[(100, 4), (9, 1)], Err(DNR(Status::INVALID_FIELD))),
-        ("over its end", 8, &[(7, 2)], Err(DNR(Status::INVALID_FIELD))),
-        ("right behind", 8, &[(0, 8)], Ok(())),
+    let table = NamespaceTable::new(&subsystem, 0, &ControllerLimits::default());
+    let out_of_range = Err(DNR(Status::LBA_OUT_OF_RANGE));
+    let too_long = Err(DNR(Status::COMMAND_SIZE_LIMIT_EXCEEDED));
+    type CopyCase = (&'static str, u64, &'static [(u64, u32)], Result<(), Status>);
+    let rows: [CopyCase; 9] = [
+        ("source beyond the end", 0, &[(10, 1), (199_999, 2)], out_of_range),
+        ("source overflows", 0, &[(u64::MAX, 1)], out_of_range),
+        ("destination beyond the end", 199_999, &[(0, 1), (1, 1)], out_of_range),
+        ("more than MCL", 100_000, &[(0, 32_768), (40_000, 1)], too_long),
+        ("more than MSSRL", 100_000, &[(0, 32_769)], too_long),
+        ("source within the destination", 8, &[(100, 4), (9, 1)], Err(DNR(Status::INVALID_FIELD))),
+        ("source overlaps the start of the destination", 8, &[(7, 2)], Err(DNR(Status::INVALID_FIELD))),
+        ("adjacent", 8, &[(0, 8)], Ok(())),
         ("MCL", 100_000, &[(0, 32_000), (40_000, 768)], Ok(())),
     ];
     for (name, lba, ranges, expected) in rows {
         assert_eq!(copying(lba, ranges, &table).map(|_| ()), expected, "{name}");
     }
     let one = plan(&copy_to(1, 0, 2, 64), &table).unwrap();
-    assert_eq!(Copying::new(&one, &table, &[0; 63]), Err(DNR(Status::DATA_SGL_LENGTH_INVALID)));
+    assert_eq!(CopyOperation::new(&one, &table, &[0; 63]), Err(DNR(Status::DATA_SGL_LENGTH_INVALID)));
 }
 
 #[test]
-fn a_fused_operation_is_two_commands_next_to_each_other() {
+fn fused_operation_requires_adjacent_commands() {
     use NvmOpcode::{Compare, Write};
     let table = table();
     let missing = Status::FUSED_MISSING;
     let compare = fused(rw(Compare, 1, 7, 2, 1024), 1);
     let write = fused(rw(Write, 1, 7, 2, 1024), 2);
     let first = plan(&compare, &table).unwrap();
-    let follow = |pairing: &mut Pairing<u8>, sqe: &Sqe| pairing.follow(sqe, &plan(sqe, &table));
-    let waits = Pairing::Waits(5, first);
-    let elsewhere = [rw(Write, 1, 8, 2, 1024), rw(Write, 1, 7, 1, 512), rw(Write, 3, 7, 2, 8192)];
+    let match_next = |pairing: &mut FusedPairing<u8>, sqe: &Sqe| pairing.match_next(sqe, &plan(sqe, &table));
+    let pending = FusedPairing::FirstPending(5, first);
+    let other_ranges = [rw(Write, 1, 8, 2, 1024), rw(Write, 1, 7, 1, 512), rw(Write, 3, 7, 2, 8192)];
     let mut rows = vec![
-        (waits, write, Paired::With(5, plan(&write, &table).unwrap())),
-        (waits, compare, Paired::Apart(5, missing)),
-        (waits, flush(1), Paired::Apart(5, missing)),
-        (waits, fused(rw(Write, 4, 0, 1, 512), 2), {
-            Paired::Neither(5, Status::FUSED_FAILED, DNR(Status::NAMESPACE_WRITE_PROTECTED))
+        (pending, write, FusedMatch::Matched(5, plan(&write, &table).unwrap())),
+        (pending, compare, FusedMatch::FirstAborted(5, missing)),
+        (pending, flush(1), FusedMatch::FirstAborted(5, missing)),
+        (pending, fused(rw(Write, 4, 0, 1, 512), 2), {
+            FusedMatch::BothAborted(5, Status::FUSED_FAILED, DNR(Status::NAMESPACE_WRITE_PROTECTED))
         }),
-        (Pairing::Refused, write, Paired::Refused(Status::FUSED_FAILED)),
-        (Pairing::Refused, flush(1), Paired::Alone),
-        (Pairing::None, write, Paired::Refused(missing)),
-        (Pairing::None, flush(1), Paired::Alone),
-        (Pairing::None, compare, Paired::Alone),
+        (FusedPairing::FirstRejected, write, FusedMatch::Rejected(Status::FUSED_FAILED)),
+        (FusedPairing::FirstRejected, flush(1), FusedMatch::Independent),
+        (FusedPairing::None, write, FusedMatch::Rejected(missing)),
+        (FusedPairing::None, flush(1), FusedMatch::Independent),
+        (FusedPairing::None, compare, FusedMatch::Independent),
     ];
-    let wrong = Paired::Neither(5, DNR(Status::INVALID_FIELD), DNR(Status::INVALID_FIELD));
-    rows.extend(elsewhere.map(|write| (waits, fused(write, 2), wrong)));
+    let both_invalid = FusedMatch::BothAborted(5, DNR(Status::INVALID_FIELD), DNR(Status::INVALID_FIELD));
+    rows.extend(other_ranges.map(|write| (pending, fused(write, 2), both_invalid)));
     for (mut pairing, sqe, expected) in rows {
-        assert_eq!(follow(&mut pairing, &sqe), expected, "{pairing:?} and {sqe:?}");
-        assert!(!pairing.is_open(), "a pairing ends with the command that follows");
+        assert_eq!(match_next(&mut pairing, &sqe), expected, "{pairing:?} and {sqe:?}");
+        assert!(!pairing.expects_second(), "the next command resets the pairing");
     }
 }
 
 proptest! {
-    /// Against arithmetic that cannot overflow.
+    /// Compares with arithmetic that cannot overflow.
     #[test]
-    fn ranges_are_accepted_exactly_when_they_fit(
+    fn block_range_must_fit_namespace_and_mdts(
         lba in prop_oneof![0..2100u64, u64::MAX - 300..=u64::MAX, any::<u64>()],
         blocks in 1..=300u32,
         length in prop_oneof![Just(None), (0..200_000u32).prop_map(Some)],
@@ -351,38 +385,38 @@ proptest! {
         prop_assert_eq!(answer.map(|plan| assert_eq!((plan.lba, plan.blocks), (lba, blocks))), expected);
     }
 
-    /// Against a copy of the whole by hand.
+    /// Compares with a list of all blocks.
     #[test]
-    fn pieces_copy_every_block_once_and_in_order(
+    fn copy_pieces_cover_every_block_once_in_order(
         to in 1500..1600u64,
         ranges in prop::collection::vec((0..1000u64, 1..=300u32), 1..5),
         fail_at in 0..12usize,
     ) {
         let total: u64 = ranges.iter().map(|(_, blocks)| u64::from(*blocks)).sum();
         let table = table();
-        let made = copying(to, &ranges, &table);
+        let operation = copying(to, &ranges, &table);
         if to + total > 2048 {
-            prop_assert_eq!(made.map(|_| ()), Err(DNR(Status::LBA_OUT_OF_RANGE)));
+            prop_assert_eq!(operation.map(|_| ()), Err(DNR(Status::LBA_OUT_OF_RANGE)));
             return Ok(());
         }
-        let mut copying = made.unwrap();
+        let mut copying = operation.unwrap();
         let expected: Vec<u64> = ranges.iter().flat_map(|&(lba, blocks)| lba..lba + u64::from(blocks)).collect();
         let (mut got, mut pieces) = (Vec::new(), 0);
-        while let Some(piece) = copying.next() {
-            // MDTS bounds what is in memory at a time.
-            prop_assert!(copying.bytes(&piece) <= 128 << 10);
+        while let Some(piece) = copying.current_piece() {
+            // MDTS bounds the length of a piece.
+            prop_assert!(copying.piece_bytes(&piece) <= 128 << 10);
             prop_assert_eq!(piece.to, to + got.len() as u64);
             if pieces == fail_at {
-                // The range that is told is the first that is not whole.
-                let before: u64 = ranges[..copying.range() as usize].iter().map(|(_, n)| u64::from(*n)).sum();
-                let whole = before + u64::from(ranges[copying.range() as usize].1);
+                // The reported range is the first that is not copied entirely.
+                let before: u64 = ranges[..copying.first_incomplete_range() as usize].iter().map(|(_, n)| u64::from(*n)).sum();
+                let whole = before + u64::from(ranges[copying.first_incomplete_range() as usize].1);
                 prop_assert!(before <= got.len() as u64 && whole > got.len() as u64);
             }
             got.extend(piece.from..piece.from + u64::from(piece.blocks));
-            copying.done();
+            copying.complete_piece();
             pieces += 1;
         }
         prop_assert_eq!(got, expected);
-        prop_assert_eq!(copying.range() as usize, ranges.len());
+        prop_assert_eq!(copying.first_incomplete_range() as usize, ranges.len());
     }
 }

@@ -1,92 +1,94 @@
-//! What is registered and reserved on one namespace, and what each command makes of it: pure decisions.
+//! The pure state machine of registrations and the reservation of one namespace.
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::reservation::{
-    Acquire, AcquireAction, PersistChange, Register, RegisterAction, Release, ReleaseAction, ReservationType,
+    AcquireAction, PersistChange, RegisterAction, ReleaseAction, ReservationAcquire, ReservationRegister,
+    ReservationRelease, ReservationType,
 };
 
 use crate::INVALID_FIELD;
 
-/// A host: its identifier, of which a 64-bit one takes the first eight bytes.
+/// A host identifier. A 64-bit identifier occupies the first eight bytes.
 pub type HostId = [u8; 16];
 
-/// Most hosts that can be registered with a namespace. Each is looked at when a reservation changes.
+/// Most registrants of a namespace. A change of the reservation visits each.
 pub const REGISTRANTS_MAX: usize = 256;
 
 const CONFLICT: Status = Status::RESERVATION_CONFLICT.do_not_retry();
 
-/// Classes of commands that a reservation tells apart (Base 2.0, section 8.19, command behavior in the
-/// presence of a reservation), as bits.
+/// Command classes that reservations distinguish (Base 2.0, section 8.19, command behavior in the presence of
+/// a reservation), as bits.
 pub mod access {
     /// Commands that read: Read, Compare, Verify, the source of a Copy.
     pub const READ: u8 = 1;
-    /// Commands that write, and Flush and Dataset Management, which count as such.
+    /// Commands that write, including Flush and Dataset Management.
     pub const WRITE: u8 = 2;
 }
 
-/// A registered host.
+/// A registrant: a registered host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registration {
-    /// The host.
+    /// Identifier of the host.
     pub host: HostId,
-    /// Its key, never 0.
+    /// Its reservation key, never 0.
     pub key: u64,
 }
 
-/// A reservation that is held.
+/// The reservation of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// Its type.
+pub struct ActiveReservation {
+    /// Reservation type.
     pub kind: ReservationType,
-    /// Who acquired it. Of the types for all registrants each registrant is a holder, and this is the oldest.
+    /// The host that acquired it. With the All Registrants types every registrant is a holder; this is the
+    /// oldest one.
     pub holder: HostId,
 }
 
 /// Registrations and the reservation of a namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct State {
-    /// Counts successful changes of registrations (GEN).
+pub struct ReservationState {
+    /// Number of successful changes of registrations (GEN).
     pub generation: u32,
-    /// The reservation, if there is one.
-    pub held: Option<Held>,
-    /// Who is registered, oldest first.
+    /// The reservation, if one is held.
+    pub reservation: Option<ActiveReservation>,
+    /// The registrants, oldest first.
     pub registrations: Vec<Registration>,
-    /// All of it survives a power loss.
+    /// The state persists through power loss (PTPL).
     pub persistent: bool,
 }
 
-/// A command that changes a [`State`], with its keys.
+/// A command that changes a [`ReservationState`], with its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum ReservationCommand {
     /// Reservation Register: the current and the new key.
-    Register(Register, u64, u64),
+    Register(ReservationRegister, u64, u64),
     /// Reservation Acquire: the current key, and the one to preempt.
-    Acquire(Acquire, u64, u64),
+    Acquire(ReservationAcquire, u64, u64),
     /// Reservation Release: the current key.
-    Release(Release, u64),
+    Release(ReservationRelease, u64),
 }
 
-/// What comes of a command beside the new state.
+/// The effects of a command on other hosts, besides the new state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Effects {
-    /// Hosts to tell that their registration was preempted.
+    /// Hosts to notify of Registration Preempted.
     pub preempted: Vec<HostId>,
-    /// Hosts to tell that the reservation was released.
+    /// Hosts to notify of Reservation Released.
     pub released: Vec<HostId>,
-    /// Hosts to tell that reservation and registrations were cleared.
+    /// Hosts to notify of Reservation Preempted, after Clear.
     pub cleared: Vec<HostId>,
-    /// Hosts whose commands are to end before this one is answered.
+    /// Hosts whose I/O must be drained before the command completes.
     pub abort: Vec<HostId>,
 }
 
-const fn is_for_all(kind: ReservationType) -> bool {
+const fn is_all_registrants(kind: ReservationType) -> bool {
     matches!(kind, ReservationType::WriteExclusiveAll | ReservationType::ExclusiveAccessAll)
 }
 
-/// What a host may not do while a reservation of this type is held.
+/// The access that a reservation of this type denies to a host: bits of [`access`].
 ///
-/// The table of Base 2.0, section 8.19: holders may do everything; registrants too, unless the type is for the
-/// holder alone; everyone may read where the type is Write Exclusive.
+/// The table of Base 2.0, section 8.19: a holder has full access, as has a registrant unless the type is for
+/// the holder only; other hosts may read with the Write Exclusive types.
 pub const fn denied(kind: ReservationType, holder: bool, registrant: bool) -> u8 {
     use ReservationType::{
         ExclusiveAccess, ExclusiveAccessAll, ExclusiveAccessRegistrants, WriteExclusive, WriteExclusiveAll,
@@ -102,50 +104,60 @@ pub const fn denied(kind: ReservationType, holder: bool, registrant: bool) -> u8
     }
 }
 
-impl State {
-    /// The key of a host, if it is registered.
+impl ReservationState {
+    /// The key of a host; `None` if it is not registered.
     pub fn key_of(&self, host: &HostId) -> Option<u64> {
-        self.registrations.iter().find(|one| one.host == *host).map(|one| one.key)
+        self.registrations
+            .iter()
+            .find(|registration| registration.host == *host)
+            .map(|registration| registration.key)
     }
 
-    /// Whether a host holds the reservation.
+    /// Whether the host is a holder of the reservation.
     pub fn is_holder(&self, host: &HostId) -> bool {
-        match self.held {
-            Some(Held { kind, .. }) if is_for_all(kind) => self.key_of(host).is_some(),
-            Some(Held { holder, .. }) => holder == *host,
+        match self.reservation {
+            Some(ActiveReservation { kind, .. }) if is_all_registrants(kind) => self.key_of(host).is_some(),
+            Some(ActiveReservation { holder, .. }) => holder == *host,
             None => false,
         }
     }
 
-    /// What a host may not do: bits of [`access`].
+    /// The access that is denied to a host: bits of [`access`].
     pub fn denied(&self, host: &HostId) -> u8 {
-        self.held.map_or(0, |held| {
+        self.reservation.map_or(0, |held| {
             let registrant = self.key_of(host).is_some();
             denied(held.kind, self.is_holder(host), registrant)
         })
     }
 
-    /// Whether the state could have come of commands: what a file says is checked with it.
-    pub fn is_sound(&self) -> bool {
+    /// Whether commands can produce this state. Validates a state that was loaded from a file.
+    pub fn is_valid(&self) -> bool {
         let hosts: std::collections::BTreeSet<HostId> =
-            self.registrations.iter().map(|one| one.host).collect();
+            self.registrations.iter().map(|registration| registration.host).collect();
         hosts.len() == self.registrations.len()
             && hosts.len() <= REGISTRANTS_MAX
-            && self.registrations.iter().all(|one| one.key != 0)
-            && self.held.is_none_or(|held| hosts.contains(&held.holder))
+            && self.registrations.iter().all(|registration| registration.key != 0)
+            && self.reservation.is_none_or(|held| hosts.contains(&held.holder))
     }
 
-    /// Does what a host's command asks for. Nothing has changed when it fails.
+    /// Executes a command of a host. A command that fails changes nothing.
     ///
-    /// `keeps` says whether the state can be made to survive a power loss.
+    /// `can_persist` says whether the state can persist through power loss.
     ///
     /// # Errors
     /// The status to complete the command with.
-    pub fn apply(&mut self, host: HostId, command: &Command, keeps: bool) -> Result<Effects, Status> {
+    pub fn apply(
+        &mut self,
+        host: HostId,
+        command: &ReservationCommand,
+        can_persist: bool,
+    ) -> Result<Effects, Status> {
         match *command {
-            Command::Register(register, current, new) => self.register(host, register, current, new, keeps),
-            Command::Acquire(acquire, current, preempt) => {
-                self.check(&host, acquire.ignore_key, current)?;
+            ReservationCommand::Register(register, current, new) => {
+                self.register(host, register, current, new, can_persist)
+            }
+            ReservationCommand::Acquire(acquire, current, preempt) => {
+                self.check_key(&host, acquire.ignore_key, current)?;
                 match acquire.action {
                     AcquireAction::Acquire => self.acquire(host, acquire.kind),
                     AcquireAction::Preempt => self.preempt(host, acquire.kind, preempt),
@@ -155,8 +167,8 @@ impl State {
                     }
                 }
             }
-            Command::Release(release, current) => {
-                self.check(&host, release.ignore_key, current)?;
+            ReservationCommand::Release(release, current) => {
+                self.check_key(&host, release.ignore_key, current)?;
                 match release.action {
                     ReleaseAction::Release => self.release(host, release.kind),
                     ReleaseAction::Clear => Ok(self.clear(host)),
@@ -165,9 +177,9 @@ impl State {
         }
     }
 
-    /// What Acquire and Release have in common: only registrants, and only with their key. IEKEY is to be clear
-    /// (Base 2.0, sections 7.2 and 7.4).
-    fn check(&self, host: &HostId, ignore_key: bool, current: u64) -> Result<(), Status> {
+    /// Acquire and Release require a registrant and its key, and IEKEY must be clear (Base 2.0, sections 7.2
+    /// and 7.4).
+    fn check_key(&self, host: &HostId, ignore_key: bool, current: u64) -> Result<(), Status> {
         if ignore_key {
             return Err(INVALID_FIELD);
         }
@@ -178,30 +190,32 @@ impl State {
     fn register(
         &mut self,
         host: HostId,
-        register: Register,
+        register: ReservationRegister,
         current: u64,
         new: u64,
-        keeps: bool,
+        can_persist: bool,
     ) -> Result<Effects, Status> {
-        if register.persist == PersistChange::Persistent && !keeps {
+        if register.persist == PersistChange::Persistent && !can_persist {
             return Err(INVALID_FIELD);
         }
-        let known = self.key_of(&host);
+        let registered = self.key_of(&host);
         let mut effects = Effects::default();
-        match (register.action, known) {
-            // A key of 0 is how no key is written.
+        match (register.action, registered) {
+            // A key of 0 stands for no key.
             (RegisterAction::Register | RegisterAction::Replace, _) if new == 0 => return Err(INVALID_FIELD),
             (RegisterAction::Register, Some(key)) if key != new => return Err(CONFLICT),
             (RegisterAction::Register, Some(_)) => {}
-            (RegisterAction::Register, None) => self.enter(host, new)?,
-            (RegisterAction::Replace, None) if register.ignore_key => self.enter(host, new)?,
+            (RegisterAction::Register, None) => self.add_registrant(host, new)?,
+            (RegisterAction::Replace, None) if register.ignore_key => self.add_registrant(host, new)?,
             (RegisterAction::Replace, Some(key)) if register.ignore_key || key == current => {
-                for one in self.registrations.iter_mut().filter(|one| one.host == host) {
-                    one.key = new;
+                for registration in
+                    self.registrations.iter_mut().filter(|registration| registration.host == host)
+                {
+                    registration.key = new;
                 }
             }
             (RegisterAction::Unregister, Some(key)) if register.ignore_key || key == current => {
-                effects.released = self.remove(|one| one.host == host, &host).1;
+                effects.released = self.remove_registrants(|registration| registration.host == host, &host).1;
             }
             (RegisterAction::Replace | RegisterAction::Unregister, _) => return Err(CONFLICT),
         }
@@ -214,7 +228,7 @@ impl State {
         Ok(effects)
     }
 
-    fn enter(&mut self, host: HostId, key: u64) -> Result<(), Status> {
+    fn add_registrant(&mut self, host: HostId, key: u64) -> Result<(), Status> {
         if self.registrations.len() == REGISTRANTS_MAX {
             return Err(Status::INTERNAL_ERROR.do_not_retry());
         }
@@ -222,41 +236,54 @@ impl State {
         Ok(())
     }
 
-    /// Unregisters hosts; which those were, and whom to tell that a reservation went with them. `by` is not told.
-    fn remove(&mut self, which: impl Fn(&Registration) -> bool, by: &HostId) -> (Vec<HostId>, Vec<HostId>) {
-        let gone = self.registrations.iter().filter(|one| which(one)).map(|one| one.host).collect();
-        self.registrations.retain(|one| !which(one));
-        let Some(held) = self.held else { return (gone, Vec::new()) };
-        // A reservation for all registrants lasts as long as there is one (Base 2.0, section 8.19.4).
-        let next = self.registrations.first().map(|one| one.host);
+    /// Unregisters hosts. Returns these hosts, and the hosts to notify if that released the reservation;
+    /// `by`, which sent the command, is not among them.
+    fn remove_registrants(
+        &mut self,
+        which: impl Fn(&Registration) -> bool,
+        by: &HostId,
+    ) -> (Vec<HostId>, Vec<HostId>) {
+        let removed = self
+            .registrations
+            .iter()
+            .filter(|registration| which(registration))
+            .map(|registration| registration.host)
+            .collect();
+        self.registrations.retain(|registration| !which(registration));
+        let Some(held) = self.reservation else { return (removed, Vec::new()) };
+        // An All Registrants reservation is held until the last registrant unregisters (Base 2.0, section
+        // 8.19.4).
+        let next = self.registrations.first().map(|registration| registration.host);
         match (self.key_of(&held.holder), next) {
             (Some(_), _) => {}
-            (None, Some(holder)) if is_for_all(held.kind) => self.held = Some(Held { holder, ..held }),
+            (None, Some(holder)) if is_all_registrants(held.kind) => {
+                self.reservation = Some(ActiveReservation { holder, ..held })
+            }
             (None, _) => {
-                self.held = None;
-                return (gone, self.told_of_release(held.kind, by));
+                self.reservation = None;
+                return (removed, self.notified_of_release(held.kind, by));
             }
         }
-        (gone, Vec::new())
+        (removed, Vec::new())
     }
 
-    /// Whom a release is told to: the registrants that are left, where the type concerned registrants.
-    fn told_of_release(&self, kind: ReservationType, by: &HostId) -> Vec<HostId> {
+    /// The hosts to notify of a release: the remaining registrants, unless the type was for the holder only.
+    fn notified_of_release(&self, kind: ReservationType, by: &HostId) -> Vec<HostId> {
         match kind {
             ReservationType::WriteExclusive | ReservationType::ExclusiveAccess => Vec::new(),
-            _ => self.others(by),
+            _ => self.other_registrants(by),
         }
     }
 
-    fn others(&self, than: &HostId) -> Vec<HostId> {
-        self.registrations.iter().map(|one| one.host).filter(|host| host != than).collect()
+    fn other_registrants(&self, by: &HostId) -> Vec<HostId> {
+        self.registrations.iter().map(|registration| registration.host).filter(|host| host != by).collect()
     }
 
     /// Base 2.0, section 8.19.5.
     fn acquire(&mut self, host: HostId, kind: ReservationType) -> Result<Effects, Status> {
-        match self.held {
-            None => self.held = Some(Held { kind, holder: host }),
-            // Not an error, and not a change.
+        match self.reservation {
+            None => self.reservation = Some(ActiveReservation { kind, holder: host }),
+            // Succeeds without a change.
             Some(held) if held.kind == kind && self.is_holder(&host) => {}
             Some(_) => return Err(CONFLICT),
         }
@@ -265,10 +292,10 @@ impl State {
 
     /// Base 2.0, section 8.19.7.
     fn preempt(&mut self, host: HostId, kind: ReservationType, victim: u64) -> Result<Effects, Status> {
-        let was = self.held;
-        let takes_over = match was {
+        let previous = self.reservation;
+        let takes_over = match previous {
             None => false,
-            Some(held) if is_for_all(held.kind) => victim == 0,
+            Some(held) if is_all_registrants(held.kind) => victim == 0,
             Some(held) => match self.key_of(&held.holder) {
                 Some(key) if key == victim => true,
                 _ if victim == 0 => return Err(INVALID_FIELD),
@@ -277,21 +304,25 @@ impl State {
         };
         let mut effects = Effects::default();
         if takes_over {
-            // All or those of that key, but not who asks for it.
-            let everyone = victim == 0;
-            self.held = None;
-            let (gone, _) = self.remove(|one| one.host != host && (everyone || one.key == victim), &host);
-            effects.preempted = gone;
-            self.held = Some(Held { kind, holder: host });
-            if was.is_some_and(|held| held.kind != kind) {
-                effects.released = self.others(&host);
+            // Unregister all hosts, or those with that key, but not the host that sent the command.
+            let all = victim == 0;
+            self.reservation = None;
+            let (removed, _) = self.remove_registrants(
+                |registration| registration.host != host && (all || registration.key == victim),
+                &host,
+            );
+            effects.preempted = removed;
+            self.reservation = Some(ActiveReservation { kind, holder: host });
+            if previous.is_some_and(|held| held.kind != kind) {
+                effects.released = self.other_registrants(&host);
             }
         } else {
-            if !self.registrations.iter().any(|one| one.key == victim) {
+            if !self.registrations.iter().any(|registration| registration.key == victim) {
                 return Err(CONFLICT);
             }
-            let (gone, released) = self.remove(|one| one.key == victim, &host);
-            effects.preempted = gone.into_iter().filter(|one| *one != host).collect();
+            let (removed, released) =
+                self.remove_registrants(|registration| registration.key == victim, &host);
+            effects.preempted = removed.into_iter().filter(|other| *other != host).collect();
             effects.released = released;
         }
         self.generation = self.generation.wrapping_add(1);
@@ -301,14 +332,14 @@ impl State {
     /// Base 2.0, section 8.19.6.
     fn release(&mut self, host: HostId, kind: ReservationType) -> Result<Effects, Status> {
         let mut effects = Effects::default();
-        match self.held {
+        match self.reservation {
             None => {}
             Some(held) if held.kind != kind => return Err(INVALID_FIELD),
             Some(held) if self.is_holder(&host) => {
-                self.held = None;
-                effects.released = self.told_of_release(held.kind, &host);
+                self.reservation = None;
+                effects.released = self.notified_of_release(held.kind, &host);
             }
-            // Who does not hold it has nothing to release, and that is no error.
+            // A registrant that is not a holder: succeeds without a change.
             Some(_) => {}
         }
         Ok(effects)
@@ -316,9 +347,9 @@ impl State {
 
     /// Base 2.0, section 8.19.8.
     fn clear(&mut self, host: HostId) -> Effects {
-        let cleared = self.others(&host);
+        let cleared = self.other_registrants(&host);
         self.registrations.clear();
-        self.held = None;
+        self.reservation = None;
         self.generation = self.generation.wrapping_add(1);
         Effects { cleared, ..Effects::default() }
     }

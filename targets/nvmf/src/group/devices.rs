@@ -1,44 +1,46 @@
-//! The block devices, as one core reaches them.
+//! One core's channels to the block devices behind namespaces, and the batches of requests for them.
 
+use dma::Data;
 use std::collections::HashMap;
 
+use block_io::{Channel, Op, Status};
 use reactor::Core;
-use ring::{Channel, Op, Status};
 
-use crate::picture::Picture;
+use crate::snapshot::ConfigSnapshot;
 
-/// The block devices, as this core reaches them.
+/// One channel and one batch of requests per block device, indexed by `Namespace::backend`.
 #[derive(Default)]
-pub(crate) struct Devices {
-    by_key: Vec<Option<Device>>,
+pub(crate) struct CoreDevices {
+    by_key: Vec<Option<CoreDevice>>,
     active: Vec<u32>,
-    /// No longer in the picture, but with requests under way.
-    leaving: Vec<Device>,
+    /// Removed from the configuration, but with requests outstanding.
+    removed: Vec<CoreDevice>,
 }
 
-struct Device {
-    channel: bdev::Channel,
+struct CoreDevice {
+    channel: bdev::BdevChannel,
     batch: Vec<bdev::Request>,
     active: bool,
-    /// Reads leave a buffer as it was, and what was there is somebody else's.
+    /// Reads may leave the buffer unmodified (`reads_undefined`): it is zeroed first, because it may hold
+    /// another host's data.
     clear_first: bool,
 }
 
-impl Devices {
-    /// Puts a request into the batch for its device.
+impl CoreDevices {
+    /// Adds a request to the batch of its device.
     ///
     /// # Errors
-    /// The device is not there any more.
+    /// The device was removed: `NAMESPACE_NOT_READY`.
     #[inline]
-    pub(crate) fn put(&mut self, key: u32, mut request: bdev::Request) -> Result<(), Status> {
+    pub(crate) fn submit(&mut self, key: u32, mut request: bdev::Request) -> Result<(), Status> {
         let Some(Some(device)) = self.by_key.get_mut(key as usize) else {
             return Err(Status::NAMESPACE_NOT_READY);
         };
         if device.clear_first
             && request.op == Op::Read
-            && let Some(buffer) = &mut request.buffer
-            // What lies in the reader's own memory is no stranger's.
-            && !buffer.is_lent()
+            && let Some(buffer) = request.data_mut().and_then(Data::single_mut)
+            // A lent buffer is the requester's own memory and holds no other host's data.
+            && !buffer.is_external()
         {
             buffer.clear();
         }
@@ -50,39 +52,39 @@ impl Devices {
         Ok(())
     }
 
-    /// Whether no device has anything of ours.
+    /// No device has requests queued or outstanding.
     #[inline]
     pub(crate) fn are_idle(&self) -> bool {
-        self.active.is_empty() && self.leaving.is_empty()
+        self.active.is_empty() && self.removed.is_empty()
     }
 
-    /// Hands every batch over and takes back what completed.
+    /// Submits every batch and polls completions.
     pub(crate) fn drive(&mut self, completions: &mut Vec<bdev::Completion>) {
-        let Devices { by_key, active, leaving } = self;
+        let CoreDevices { by_key, active, removed } = self;
         active.retain(|key| {
             let Some(Some(device)) = by_key.get_mut(*key as usize) else { return false };
             device.drive(completions);
             device.active = !device.is_idle();
             device.active
         });
-        leaving.retain_mut(|device| {
+        removed.retain_mut(|device| {
             device.drive(completions);
             !device.is_idle()
         });
     }
 
-    /// Opens what is new, and lets go of what is gone.
-    pub(crate) fn apply(&mut self, core: &Core, picture: &Picture) {
+    /// Opens channels to new devices and closes those of removed devices, the latter once their requests complete.
+    pub(crate) fn apply(&mut self, core: &Core, snapshot: &ConfigSnapshot) {
         for (key, entry) in self.by_key.iter_mut().enumerate() {
-            if !picture.devices.contains_key(&(key as u32))
+            if !snapshot.devices.contains_key(&(key as u32))
                 && let Some(device) = entry.take()
                 && !device.is_idle()
             {
-                self.leaving.push(device);
+                self.removed.push(device);
             }
         }
-        let by_key: &mut Vec<Option<Device>> = &mut self.by_key;
-        let devices: &HashMap<u32, _> = &picture.devices;
+        let by_key: &mut Vec<Option<CoreDevice>> = &mut self.by_key;
+        let devices: &HashMap<u32, _> = &snapshot.devices;
         for (key, descriptor) in devices {
             let index = *key as usize;
             if by_key.len() <= index {
@@ -94,11 +96,12 @@ impl Devices {
             match descriptor.channel(core) {
                 Ok(channel) => {
                     let clear_first = channel.device().bdev().reads_undefined();
-                    by_key[index] = Some(Device { channel, batch: Vec::new(), active: false, clear_first });
+                    by_key[index] =
+                        Some(CoreDevice { channel, batch: Vec::new(), active: false, clear_first });
                 }
                 Err(error) => {
                     let name = descriptor.device().name();
-                    eprintln!("nvmf: {name} cannot be used on core {}: {error}", core.index());
+                    log::error!(target: "nvmf", "{name} cannot be used on core {}: {error}", core.index());
                 }
             }
         }
@@ -106,11 +109,11 @@ impl Devices {
 
     pub(crate) fn deadline(&self) -> Option<u64> {
         let devices = self.active.iter().filter_map(|key| self.by_key.get(*key as usize)?.as_ref());
-        devices.chain(&self.leaving).filter_map(Device::deadline).min()
+        devices.chain(&self.removed).filter_map(CoreDevice::deadline).min()
     }
 }
 
-impl Device {
+impl CoreDevice {
     #[inline]
     fn drive(&mut self, completions: &mut Vec<bdev::Completion>) {
         if !self.batch.is_empty() {

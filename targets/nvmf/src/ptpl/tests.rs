@@ -4,10 +4,13 @@ use super::*;
 
 const DEVICE: Uuid = Uuid::from_bytes([0xd; 16]);
 
-fn state() -> State {
-    State {
+fn state() -> ReservationState {
+    ReservationState {
         generation: 0,
-        held: Some(Held { kind: ReservationType::WriteExclusiveRegistrants, holder: [2; 16] }),
+        reservation: Some(ActiveReservation {
+            kind: ReservationType::WriteExclusiveRegistrants,
+            holder: [2; 16],
+        }),
         registrations: vec![
             Registration { host: [1; 16], key: 0xabc },
             Registration { host: [2; 16], key: u64::MAX },
@@ -16,9 +19,9 @@ fn state() -> State {
     }
 }
 
-/// What `nvmf_ns_reservation_store_json` of SPDK writes, in its order and with its spaces.
+/// The output of SPDK's `nvmf_ns_reservation_store_json`, in its order and with its whitespace.
 #[test]
-fn a_file_of_spdk_is_read() {
+fn a_file_written_by_spdk_is_decoded() {
     let text = r#"{
   "ptpl": true,
   "rtype": 5,
@@ -30,37 +33,37 @@ fn a_file_of_spdk_is_read() {
     { "rkey": 18446744073709551615, "host_uuid": "02020202-0202-0202-0202-020202020202" }
   ]
 }"#;
-    let held = Some(Held { kind: ReservationType::WriteExclusiveAll, holder: [1; 16] });
-    assert_eq!(decode(text.as_bytes(), DEVICE), Ok(State { held, ..state() }));
+    let reservation = Some(ActiveReservation { kind: ReservationType::WriteExclusiveAll, holder: [1; 16] });
+    assert_eq!(decode(text.as_bytes(), DEVICE), Ok(ReservationState { reservation, ..state() }));
 }
 
 #[test]
-fn what_was_written_is_read_and_no_part_of_it() {
+fn a_file_round_trips_and_a_truncated_one_is_rejected() {
     let bytes = encode(&state(), DEVICE);
     assert_eq!(decode(&bytes, DEVICE), Ok(state()));
-    // The last byte is a line's end.
+    // The last byte is a newline.
     for length in 0..bytes.len() - 1 {
         assert!(decode(&bytes[..length], DEVICE).is_err(), "{length} bytes");
     }
-    // What does not persist is not kept.
-    let volatile = encode(&State { persistent: false, ..state() }, DEVICE);
-    assert_eq!(decode(&volatile, DEVICE), Ok(State::default()));
+    // Without PTPL nothing is persisted.
+    let volatile = encode(&ReservationState { persistent: false, ..state() }, DEVICE);
+    assert_eq!(decode(&volatile, DEVICE), Ok(ReservationState::default()));
     assert!(!String::from_utf8(volatile).unwrap().contains("abc"));
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_said() {
+fn errors_name_the_invalid_field() {
     let text = String::from_utf8(encode(&state(), DEVICE)).unwrap();
     let with = |from: &str, to: &str| {
         assert!(text.contains(from), "{text}");
         decode(text.replace(from, to).as_bytes(), DEVICE).unwrap_err()
     };
     let other = Uuid::from_bytes([0xe; 16]);
-    assert!(decode(text.as_bytes(), other).unwrap_err().contains("those of device"));
-    assert!(with("\"rtype\":3", "\"rtype\":7").contains("no type 7"));
+    assert!(decode(text.as_bytes(), other).unwrap_err().contains("belong to device"));
+    assert!(with("\"rtype\":3", "\"rtype\":7").contains("rtype 7 is not"));
     assert!(with("\"rtype\":3", "\"rtype\":\"x\"").contains("rtype is not a number"));
-    assert!(with("\"rtype\":3", "\"magic\":3").contains("'magic' means nothing"));
-    assert!(with("\"crkey\":18446744073709551615", "\"crkey\":5").contains("nobody's key"));
+    assert!(with("\"rtype\":3", "\"magic\":3").contains("unknown field 'magic'"));
+    assert!(with("\"crkey\":18446744073709551615", "\"crkey\":5").contains("not the key of a registrant"));
     assert!(with("\"rkey\":2748", "\"rkey\":0").contains("has no key"));
     assert!(
         with(&format!("{}", Uuid::from_bytes([1; 16])), &format!("{}", Uuid::from_bytes([2; 16])))
@@ -72,35 +75,35 @@ fn what_is_wrong_with_a_file_is_said() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_a_state_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bytes_decode_or_fail_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = decode(&bytes, DEVICE);
     }
 
     #[test]
-    fn any_state_comes_back(
+    fn any_state_round_trips(
         hosts in prop::collection::btree_map(any::<[u8; 16]>(), 1..=u64::MAX, 1..20),
         kind in 0..=6u8,
         which in any::<prop::sample::Index>(),
     ) {
         let registrations: Vec<_> = hosts.into_iter().map(|(host, key)| Registration { host, key }).collect();
         let holder = which.get(&registrations).host;
-        let held = ReservationType::from_wire(kind).map(|kind| Held { kind, holder });
-        let state = State { generation: 0, held, registrations, persistent: true };
+        let reservation = ReservationType::from_wire(kind).map(|kind| ActiveReservation { kind, holder });
+        let state = ReservationState { generation: 0, reservation, registrations, persistent: true };
         prop_assert_eq!(decode(&encode(&state, DEVICE), DEVICE), Ok(state));
     }
 }
 
 #[test]
-fn a_file_is_replaced_as_a_whole() {
+fn a_file_is_replaced_atomically() {
     let path = std::env::temp_dir().join(format!("ringbolt-ptpl-{}", std::process::id()));
-    assert_eq!(load(&path, DEVICE).unwrap(), State::default());
-    // What a writer that was killed has left beside it does not matter.
-    let mut beside = path.clone().into_os_string();
-    beside.push(".new");
-    std::fs::write(&beside, "{\"ptpl").unwrap();
-    assert_eq!(load(&path, DEVICE).unwrap(), State::default());
-    sys::replace_file(&path, &encode(&state(), DEVICE)).unwrap();
-    assert!(!Path::new(&beside).exists());
+    assert_eq!(load(&path, DEVICE).unwrap(), ReservationState::default());
+    // A leftover temporary file of a killed writer is ignored.
+    let mut temporary = path.clone().into_os_string();
+    temporary.push(".new");
+    std::fs::write(&temporary, "{\"ptpl").unwrap();
+    assert_eq!(load(&path, DEVICE).unwrap(), ReservationState::default());
+    os::replace_file(&path, 0o666, &encode(&state(), DEVICE)).unwrap();
+    assert!(!Path::new(&temporary).exists());
     assert_eq!(load(&path, DEVICE).unwrap(), state());
     std::fs::write(&path, &encode(&state(), DEVICE)[..100]).unwrap();
     let error = load(&path, DEVICE).unwrap_err().to_string();

@@ -1,40 +1,41 @@
-//! Where a command's data lies: PRPs and SGLs (Base 2.0, sections 4.1.1 and 4.1.2).
+//! Data pointers of commands: PRPs and SGLs (Base 2.0, sections 4.1.1 and 4.1.2).
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::DataPointer;
 use wire_nvme::sqe::Sgl;
 
-use super::memory::Memory;
+use super::memory::ClientMemory;
 
-/// Memory pages as CC.MPS has them.
+/// Memory page size (CC.MPS), in bytes.
 pub(super) const PAGE: u64 = 4096;
-/// SGL descriptors of one command: more than a page's worth for every page of the largest transfer.
+/// Maximum SGL descriptors of one command: more than a page's worth for every page of the largest transfer.
 const DESCRIPTORS_MAX: usize = 1024;
 
-/// A stretch of the client's memory, by the address that the device knows it by.
+/// A contiguous range of client memory, by I/O address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct DataSegment {
     pub(super) address: u64,
     pub(super) bytes: u32,
 }
 
-/// Appends where the `bytes` bytes of a command's data lie; neighbours are joined.
+/// Collects the segments of a command's `bytes` bytes of data from its PRPs or SGL; adjacent segments are
+/// merged.
 ///
-/// Addresses are looked up by whoever copies: what is a list here may be gone by then.
+/// The data addresses are not translated here, because a range may be unmapped before the copy.
 ///
 /// # Errors
 /// The status to complete the command with.
 #[inline]
-pub(super) fn walk(
-    memory: &Memory,
+pub(super) fn parse_data_pointer(
+    memory: &ClientMemory,
     pointer: DataPointer,
     is_sgl: bool,
     bytes: u32,
-    pieces: &mut Vec<Piece>,
+    segments: &mut Vec<DataSegment>,
 ) -> Result<(), Status> {
-    pieces.clear();
+    segments.clear();
     if is_sgl {
-        return sgl(memory, pointer, bytes, pieces);
+        return sgl(memory, pointer, bytes, segments);
     }
     let offset = pointer.low % PAGE;
     // Bits 1:0 of the first entry (Base 2.0, section 4.1.1).
@@ -42,20 +43,25 @@ pub(super) fn walk(
         return Err(Status::PRP_OFFSET_INVALID.do_not_retry());
     }
     let first = bytes.min((PAGE - offset) as u32);
-    pieces.push(Piece { address: pointer.low, bytes: first });
+    segments.push(DataSegment { address: pointer.low, bytes: first });
     if first == bytes {
         return Ok(());
     }
-    prps(memory, pointer.high, bytes - first, pieces)
+    prps(memory, pointer.high, bytes - first, segments)
 }
 
-/// What the second PRP entry leads to: a page, or a list of them.
-fn prps(memory: &Memory, second: u64, bytes: u32, pieces: &mut Vec<Piece>) -> Result<(), Status> {
+/// Follows the second PRP entry: a page, or a PRP list.
+fn prps(
+    memory: &ClientMemory,
+    second: u64,
+    bytes: u32,
+    segments: &mut Vec<DataSegment>,
+) -> Result<(), Status> {
     if u64::from(bytes) <= PAGE {
-        return page(second, bytes, pieces);
+        return page(second, bytes, segments);
     }
-    let (mut left, mut list) = (bytes, second);
-    // Each list has at least one page of data, or it leads nowhere.
+    let (mut remaining, mut list) = (bytes, second);
+    // Each list must have at least one page of data; this bounds chains of empty lists.
     let mut lists_left = u64::from(bytes).div_ceil(PAGE) + 1;
     loop {
         if !list.is_multiple_of(8) {
@@ -66,49 +72,55 @@ fn prps(memory: &Memory, second: u64, bytes: u32, pieces: &mut Vec<Piece>) -> Re
             return Err(Status::PRP_OFFSET_INVALID.do_not_retry());
         }
         let room = (PAGE - list % PAGE) / 8;
-        let need = u64::from(left).div_ceil(PAGE);
-        // The last entry of a page of them leads to the next list where more are needed.
+        let need = u64::from(remaining).div_ceil(PAGE);
+        // The last entry of a list page points to the next list if more entries are needed.
         let (entries, more) = if need > room { (room - 1, true) } else { (need, false) };
-        let spot = memory.find(list, (entries + u64::from(more)) * 8).ok_or(Status::DATA_TRANSFER_ERROR)?;
-        let region = spot.loan.region();
+        let mapped =
+            memory.translate(list, (entries + u64::from(more)) * 8).ok_or(Status::DATA_TRANSFER_ERROR)?;
+        let region = mapped.external.region();
         for index in 0..entries {
-            let bytes = left.min(PAGE as u32);
-            page(region.load_u64(spot.offset + index * 8), bytes, pieces)?;
-            left -= bytes;
+            let bytes = remaining.min(PAGE as u32);
+            page(region.load_u64(mapped.offset + index * 8), bytes, segments)?;
+            remaining -= bytes;
         }
         if !more {
             return Ok(());
         }
-        list = region.load_u64(spot.offset + entries * 8);
+        list = region.load_u64(mapped.offset + entries * 8);
     }
 }
 
-/// A whole page, or the beginning of the last one.
+/// Adds a whole page, or the first part of the last one.
 #[inline]
-fn page(address: u64, bytes: u32, pieces: &mut Vec<Piece>) -> Result<(), Status> {
+fn page(address: u64, bytes: u32, segments: &mut Vec<DataSegment>) -> Result<(), Status> {
     if !address.is_multiple_of(PAGE) {
         return Err(Status::PRP_OFFSET_INVALID.do_not_retry());
     }
-    join(address, bytes, pieces);
+    push_merged(address, bytes, segments);
     Ok(())
 }
 
 #[inline]
-fn join(address: u64, bytes: u32, pieces: &mut Vec<Piece>) {
-    match pieces.last_mut() {
+fn push_merged(address: u64, bytes: u32, segments: &mut Vec<DataSegment>) {
+    match segments.last_mut() {
         Some(last) if last.address.wrapping_add(last.bytes.into()) == address => last.bytes += bytes,
-        _ => pieces.push(Piece { address, bytes }),
+        _ => segments.push(DataSegment { address, bytes }),
     }
 }
 
-fn sgl(memory: &Memory, first: DataPointer, bytes: u32, pieces: &mut Vec<Piece>) -> Result<(), Status> {
-    let mut left = bytes;
+fn sgl(
+    memory: &ClientMemory,
+    first: DataPointer,
+    bytes: u32,
+    segments: &mut Vec<DataSegment>,
+) -> Result<(), Status> {
+    let mut remaining = bytes;
     let mut descriptors = 0;
-    // The one in the command is a segment of one.
+    // The descriptor in the command is a segment with one descriptor.
     let mut segment = match descriptor(first)? {
         Sgl::DataBlock { address, length } => {
-            block(address, length, &mut left, pieces)?;
-            return finish(left);
+            push_data_block(address, length, &mut remaining, segments)?;
+            return check_length(remaining);
         }
         Sgl::Segment { offset: false, last, address, length } => (address, length, last),
         _ => return Err(Status::SGL_TYPE_INVALID.do_not_retry()),
@@ -124,15 +136,17 @@ fn sgl(memory: &Memory, first: DataPointer, bytes: u32, pieces: &mut Vec<Piece>)
         if descriptors > DESCRIPTORS_MAX {
             return Err(Status::INVALID_SGL_COUNT.do_not_retry());
         }
-        let spot = memory.find(address, length.into()).ok_or(Status::DATA_TRANSFER_ERROR)?;
-        let region = spot.loan.region();
+        let mapped = memory.translate(address, length.into()).ok_or(Status::DATA_TRANSFER_ERROR)?;
+        let region = mapped.external.region();
         let mut next = None;
         for index in 0..count {
-            let at = spot.offset + index as u64 * 16;
+            let at = mapped.offset + index as u64 * 16;
             let pointer = DataPointer { low: region.load_u64(at), high: region.load_u64(at + 8) };
             match descriptor(pointer)? {
-                Sgl::DataBlock { address, length } => block(address, length, &mut left, pieces)?,
-                // Only the last descriptor leads on, and only from a segment that is not the last.
+                Sgl::DataBlock { address, length } => {
+                    push_data_block(address, length, &mut remaining, segments)?
+                }
+                // Only the last descriptor of a segment may be a Segment, and not in a Last Segment.
                 Sgl::Segment { offset: false, last, address, length } if !is_last && index + 1 == count => {
                     next = Some((address, length, last));
                 }
@@ -142,7 +156,7 @@ fn sgl(memory: &Memory, first: DataPointer, bytes: u32, pieces: &mut Vec<Piece>)
         }
         match next {
             Some(next) => segment = next,
-            None if is_last => return finish(left),
+            None if is_last => return check_length(remaining),
             None => return invalid,
         }
     }
@@ -152,45 +166,51 @@ fn descriptor(pointer: DataPointer) -> Result<Sgl, Status> {
     pointer.sgl().map_err(|_| Status::SGL_TYPE_INVALID.do_not_retry())
 }
 
-fn block(address: u64, length: u32, left: &mut u32, pieces: &mut Vec<Piece>) -> Result<(), Status> {
-    // More than the command moves is not supported (SGLS).
-    let Some(rest) = left.checked_sub(length) else {
+fn push_data_block(
+    address: u64,
+    length: u32,
+    remaining: &mut u32,
+    segments: &mut Vec<DataSegment>,
+) -> Result<(), Status> {
+    // An SGL longer than the transfer is not supported (SGLS).
+    let Some(rest) = remaining.checked_sub(length) else {
         return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
     };
-    *left = rest;
+    *remaining = rest;
     if length > 0 {
-        join(address, length, pieces);
+        push_merged(address, length, segments);
     }
     Ok(())
 }
 
-fn finish(left: u32) -> Result<(), Status> {
-    if left == 0 { Ok(()) } else { Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry()) }
+fn check_length(remaining: u32) -> Result<(), Status> {
+    if remaining == 0 { Ok(()) } else { Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry()) }
 }
 
-/// Copies from the client's memory.
-pub(super) fn gather(memory: &Memory, pieces: &[Piece], out: &mut [u8]) -> Result<(), Status> {
+/// Copies from client memory.
+pub(super) fn gather(memory: &ClientMemory, segments: &[DataSegment], out: &mut [u8]) -> Result<(), Status> {
     let mut at = 0;
-    for piece in pieces {
-        let spot = memory.find(piece.address, piece.bytes.into()).ok_or(Status::DATA_TRANSFER_ERROR)?;
-        let end = at + piece.bytes as usize;
-        spot.loan.region().read(spot.offset, &mut out[at..end]);
+    for segment in segments {
+        let mapped =
+            memory.translate(segment.address, segment.bytes.into()).ok_or(Status::DATA_TRANSFER_ERROR)?;
+        let end = at + segment.bytes as usize;
+        mapped.external.region().read(mapped.offset, &mut out[at..end]);
         at = end;
     }
-    assert_eq!(at, out.len(), "pieces make up the whole");
+    assert_eq!(at, out.len(), "the segments cover the transfer");
     Ok(())
 }
 
-/// Copies to the client's memory.
-pub(super) fn scatter(memory: &Memory, pieces: &[Piece], data: &[u8]) -> Result<(), Status> {
+/// Copies to client memory.
+pub(super) fn scatter(memory: &ClientMemory, segments: &[DataSegment], data: &[u8]) -> Result<(), Status> {
     let mut at = 0;
-    for piece in pieces {
-        let spot = memory.find(piece.address, piece.bytes.into()).filter(|spot| spot.writable);
-        let spot = spot.ok_or(Status::DATA_TRANSFER_ERROR)?;
-        let end = at + piece.bytes as usize;
-        spot.loan.region().write(spot.offset, &data[at..end]);
+    for segment in segments {
+        let mapped = memory.translate(segment.address, segment.bytes.into()).filter(|mapped| mapped.writable);
+        let mapped = mapped.ok_or(Status::DATA_TRANSFER_ERROR)?;
+        let end = at + segment.bytes as usize;
+        mapped.external.region().write(mapped.offset, &data[at..end]);
         at = end;
     }
-    assert_eq!(at, data.len(), "pieces make up the whole");
+    assert_eq!(at, data.len(), "the segments cover the transfer");
     Ok(())
 }

@@ -1,66 +1,66 @@
-//! Doorbells: in BAR0 and, once the client has said so, their shadows in its memory.
+//! Doorbells in BAR0 and, after Doorbell Buffer Config, shadow doorbells in client memory.
 //!
-//! A shadow saves the client a message for every doorbell. They are offered where doorbells cannot be mapped:
-//! elsewhere both are memory. The admin queue has none (Base 2.0, section 5.8 and annex B.5).
+//! Shadow doorbells save the client a message per doorbell write. They are offered only when BAR0 cannot be
+//! mapped; otherwise the doorbells themselves are shared memory. The admin queue has no shadow doorbells (Base
+//! 2.0, section 5.8 and annex B.5).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 
-use memory::SharedRegion;
-use ring::Status;
+use block_io::Status;
+use dma::SharedRegion;
 use rustix::io::Errno;
 use wire_nvme::doorbell::{DOORBELLS_OFFSET, DoorbellBuffer};
 
 use super::data::PAGE;
-use super::memory::Memory;
-use super::queue::Place;
+use super::memory::ClientMemory;
+use super::queue::QueueMemory;
 
-/// Bytes of doorbells: a page, which is what can be mapped.
+/// Bytes of doorbells: one page, the unit of mapping.
 pub(super) const DOORBELLS_BYTES: u64 = 4096;
-/// Bytes of the region with registers and doorbells.
+/// Bytes of BAR0: registers and doorbells.
 pub(super) const BAR0_BYTES: u64 = DOORBELLS_OFFSET as u64 + DOORBELLS_BYTES;
-/// Doorbells of the admin queue come first.
+/// The first two doorbells are those of the admin queue.
 const ADMIN: u64 = 2;
-/// All doorbells that there are.
+/// Number of doorbells.
 const COUNT: u64 = DOORBELLS_BYTES / 4;
 
-/// The doorbells of a function. Each has an index: twice its queue's identifier for the tail of a submission
-/// queue, one more for the head of a completion queue.
-pub(super) struct Doorbells {
+/// The doorbells of a function. The tail doorbell of submission queue `qid` has index `2 * qid`; the head
+/// doorbell of completion queue `qid` has index `2 * qid + 1`.
+pub(super) struct ControllerDoorbells {
     bar0: SharedRegion,
     file: Rc<OwnedFd>,
-    shadow: Option<Shadow>,
+    shadow: Option<ShadowDoorbells>,
 }
 
-struct Shadow {
+struct ShadowDoorbells {
     addresses: DoorbellBuffer,
-    /// The doorbells, and where the client looks whether it has to ring them all the same. `None` while it has
-    /// taken either away.
-    pages: Option<(Place, Place)>,
-    /// The client rings whatever it does next.
+    /// The shadow doorbell page and the EventIdx page. `None` while the DMA range of either is unmapped.
+    pages: Option<(QueueMemory, QueueMemory)>,
+    /// EventIdx values are current: the client's next doorbell write sends a message.
     armed: bool,
 }
 
-impl Doorbells {
-    /// Memory for BAR0 that the client can map and neither shrink nor grow. One for each client: whoever had it
-    /// once may keep it.
-    pub(super) fn new() -> Result<Doorbells, Errno> {
+impl ControllerDoorbells {
+    /// Creates the memory of BAR0, sealed so that the client cannot shrink or grow it. Each client gets its own,
+    /// because a former client may keep its mapping.
+    pub(super) fn new() -> Result<ControllerDoorbells, Errno> {
         use rustix::fs::{MemfdFlags, SealFlags};
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("ringbolt-bar0", flags)?;
         rustix::fs::ftruncate(&file, BAR0_BYTES)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let bar0 = SharedRegion::map(file.as_fd(), 0, BAR0_BYTES, true).map_err(|_| Errno::NOMEM)?;
-        Ok(Doorbells { bar0, file: Rc::new(file), shadow: None })
+        Ok(ControllerDoorbells { bar0, file: Rc::new(file), shadow: None })
     }
 
-    /// BAR0, to be mapped by the client.
+    /// The memfd of BAR0, for the client to map.
     pub(super) fn file(&self) -> Rc<OwnedFd> {
         Rc::clone(&self.file)
     }
 
-    /// What the client has written last; `None` while it has taken the memory away.
+    /// The current value of a doorbell; `None` while its shadow page is unmapped.
     #[inline(always)]
     pub(super) fn load(&self, index: u64) -> Option<u32> {
         match &self.shadow {
@@ -69,14 +69,14 @@ impl Doorbells {
         }
     }
 
-    /// A doorbell that was written by message. With shadows the value is only a wake-up.
-    pub(super) fn ring(&self, index: u64, value: u32) {
+    /// Stores a doorbell that the client wrote by message. With shadow doorbells the message only wakes the core.
+    pub(super) fn write(&self, index: u64, value: u32) {
         self.bar0.store_u32(u64::from(DOORBELLS_OFFSET) + index * 4, value);
     }
 
-    /// As for a new queue.
-    pub(super) fn clear(&self, index: u64) {
-        self.ring(index, 0);
+    /// Resets a doorbell to 0 for a new queue.
+    pub(super) fn reset_doorbell(&self, index: u64) {
+        self.write(index, 0);
         if index >= ADMIN
             && let Some((doorbells, events)) = self.shadow.as_ref().and_then(|shadow| shadow.pages.as_ref())
         {
@@ -85,25 +85,29 @@ impl Doorbells {
         }
     }
 
-    /// As for a new controller, or for one whose I/O queues are gone.
+    /// Resets all doorbells, or only those of I/O queues if not `admin`.
     pub(super) fn reset(&mut self, admin: bool) {
         if admin {
             self.shadow = None;
         }
         for index in if admin { 0 } else { ADMIN }..COUNT {
-            self.ring(index, 0);
+            self.write(index, 0);
         }
     }
 
-    /// Doorbell Buffer Config. What was written until now is found there.
+    /// Executes Doorbell Buffer Config and copies the current doorbell values to the shadow page.
     ///
     /// # Errors
-    /// The status to complete the command with.
-    pub(super) fn share(&mut self, addresses: DoorbellBuffer, memory: &Memory) -> Result<(), Status> {
-        let shadow = Shadow { addresses, pages: pages(&addresses, memory), armed: false };
+    /// The status to complete the command with: a page is not mapped and writable.
+    pub(super) fn configure_shadow(
+        &mut self,
+        addresses: DoorbellBuffer,
+        memory: &ClientMemory,
+    ) -> Result<(), Status> {
+        let shadow = ShadowDoorbells { addresses, pages: pages(&addresses, memory), armed: false };
         let Some((doorbells, events)) = &shadow.pages else { return Err(Status::DATA_TRANSFER_ERROR) };
         for index in ADMIN..COUNT {
-            // What it is now in a shadow before, or else in BAR0.
+            // The current value comes from an earlier shadow page or else from BAR0.
             doorbells.store_u32(index * 4, self.load(index).unwrap_or(0));
             events.store_u32(index * 4, 0);
         }
@@ -111,13 +115,13 @@ impl Doorbells {
         Ok(())
     }
 
-    /// Whether the client does not ring while nobody has asked it to.
+    /// Shadow doorbells are in use and not armed: the client writes doorbells without a message.
     #[inline]
-    pub(super) fn are_quiet(&self) -> bool {
+    pub(super) fn can_arm(&self) -> bool {
         self.shadow.as_ref().is_some_and(|shadow| !shadow.armed)
     }
 
-    /// Something has come: until it is asked again, the client does not ring.
+    /// Disarms, after a doorbell write was seen: the client need not send messages until the next [`arm`](Self::arm).
     #[inline]
     pub(super) fn disarm(&mut self) {
         if let Some(shadow) = &mut self.shadow {
@@ -125,8 +129,8 @@ impl Doorbells {
         }
     }
 
-    /// Asks the client to ring when it writes a doorbell that has this value now. Look at all of them once more
-    /// afterwards: it may just have written.
+    /// Requests a message for the next write of each doorbell, given its current value, through EventIdx. The
+    /// caller must read all doorbells once more afterwards: the client may have written one meanwhile.
     pub(super) fn arm(&mut self, values: impl Iterator<Item = (u64, u32)>) {
         let Some(shadow) = &mut self.shadow else { return };
         shadow.armed = true;
@@ -135,13 +139,13 @@ impl Doorbells {
                 events.store_u32(index * 4, value);
             }
         }
-        // The client writes a doorbell, and then looks whether to ring. Either it sees what was just stored, or
-        // we see what it wrote.
+        // The client writes the shadow doorbell and then reads EventIdx; this side stores EventIdx and then
+        // reads the shadow doorbell. With a full fence on both sides at least one sees the other's store.
         fence(Ordering::SeqCst);
     }
 
-    /// Looks for the client's memory again.
-    pub(super) fn replace(&mut self, memory: &Memory) {
+    /// Translates the shadow pages again, after DMA ranges have changed.
+    pub(super) fn remap(&mut self, memory: &ClientMemory) {
         if let Some(shadow) = &mut self.shadow {
             shadow.pages = pages(&shadow.addresses, memory);
         }
@@ -153,7 +157,7 @@ impl Doorbells {
     }
 }
 
-fn pages(addresses: &DoorbellBuffer, memory: &Memory) -> Option<(Place, Place)> {
-    let page = |address| Place::find(memory, address, PAGE, true);
+fn pages(addresses: &DoorbellBuffer, memory: &ClientMemory) -> Option<(QueueMemory, QueueMemory)> {
+    let page = |address| QueueMemory::locate(memory, address, PAGE, true);
     Some((page(addresses.shadow)?, page(addresses.events)?))
 }

@@ -1,4 +1,4 @@
-//! The NVMe function of one client: registers, queues, memory and interrupts.
+//! The PCI function of one client: an NVMe controller's registers, queues, memory and interrupts.
 
 mod admin;
 mod fused;
@@ -9,128 +9,139 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use controller::io::Pairing;
-use controller::queues::Existing;
-use controller::reservation::{Drain, Parked, Ticket};
-use controller::{
-    Action, AdminConnect, Association, Controller, Directory, Event, Limits, NamespaceTable, Subsystem,
+use block_io::Status;
+use dma::Pool;
+use nvme_controller::io::FusedPairing;
+use nvme_controller::queues::QueueLookup;
+use nvme_controller::reservation::{DrainRequest, PendingCommands, PendingGuard};
+use nvme_controller::{
+    AdminConnect, Controller, ControllerAction, ControllerAssociation, ControllerDirectory, ControllerEvent,
+    ControllerLimits, NamespaceTable, Subsystem,
 };
-use memory::Pool;
-use ring::Status;
 use rustix::io::Errno;
 use slots::{Slab, Slot};
 use wire_nvme::doorbell::AdminQueueAttributes;
 use wire_nvme::{Sqe, sqe};
 use wire_vfio_user::{DmaMap, DmaUnmap, IrqInfo, SetIrqs};
 
-use super::Shared;
-use super::data::Piece;
-use super::doorbells::{BAR0_BYTES, DOORBELLS_BYTES, Doorbells};
-use super::interrupts::Interrupts;
-use super::memory::{Leaving, Memory};
-use super::pci::Config;
-use super::queue::{Completion, Place, State, Submission};
-use crate::connection::LEAVE_NS_MAX;
-use crate::group::devices::Devices;
+use super::VfioUserShared;
+use super::data::DataSegment;
+use super::doorbells::{BAR0_BYTES, ControllerDoorbells, DOORBELLS_BYTES};
+use super::interrupts::{ClientInterrupts, VectorSet};
+use super::memory::{ClientMemory, UnmappedRanges};
+use super::pci::PciConfigSpace;
+use super::queue::{CompletionQueue, QueueMemory, SubmissionQueue, SubmissionQueueState};
+use crate::connection::DRAIN_TIMEOUT_NS;
+use crate::group::devices::CoreDevices;
 
-/// Queue pairs, the admin queue included, that doorbells are there for.
+/// Queue pairs that have doorbells, the admin queue included.
 pub(super) const QUEUES_MAX: u16 = (DOORBELLS_BYTES / 8) as u16;
-/// Commands under way that a request's tag can name by their slot.
+/// Slots for commands in flight that a request's tag can address.
 const COMMANDS_MAX: u32 = 1 << 16;
-/// Entries fetched in one piece.
+/// Submission queue entries that are fetched at a time.
 const FETCHED_MAX: usize = 32;
 
-/// What a core lends to a function.
-pub(super) struct Lent<'a> {
+/// What a poll group lends to a function while it processes messages and commands.
+pub(super) struct FunctionContext<'a> {
     pub(super) pool: &'a Pool,
-    pub(super) devices: &'a mut Devices,
-    pub(super) shared: &'a Shared,
+    pub(super) devices: &'a mut CoreDevices,
+    pub(super) shared: &'a VfioUserShared,
     pub(super) now_ns: u64,
-    /// The part of requests' tags that says whose they are.
+    /// Bits 63:48 of the tags of its device requests: the index of its endpoint.
     pub(super) tag_base: u64,
     pub(super) flow: u16,
 }
 
-/// What goes wrong on purpose; see `nvmf_vfio_user_inject`.
+/// Injected faults; see the RPC `nvmf_vfio_user_inject`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Faults {
-    /// The device has gone: registers read as ones, nothing is done.
-    pub(super) gone: bool,
-    /// Completions that are not written.
+pub(super) struct InjectedFaults {
+    /// Surprise removal: registers read as all ones, and commands are not fetched.
+    pub(super) surprise_removed: bool,
+    /// Number of completions to drop.
     pub(super) drop_completions: u32,
-    /// A submission queue of which nothing is fetched.
+    /// A submission queue from which nothing is fetched.
     pub(super) stalled: Option<u16>,
 }
 
-pub(super) struct Function {
-    core: Controller,
-    directory: Arc<Directory>,
+/// The NVMe controller of one vfio-user client, as a PCI function.
+///
+/// It owns the client's DMA ranges, queues, doorbells, interrupts and commands in flight, all on one core; the
+/// transport-independent [`Controller`] executes admin commands. Its poll group passes messages to it
+/// (registers, DMA ranges, interrupts), then per poll calls [`fetch`](Self::fetch), submits the devices'
+/// batches, calls [`complete_slotless`](Self::complete_slotless) and [`complete`](Self::complete), and then
+/// [`interrupt`](Self::interrupt) once. A read or write whose data is contiguous needs no slot, no pool buffer and
+/// no copy: the request's tag holds the queue and the CID.
+pub(super) struct VfioUserFunction {
+    controller: Controller,
+    directory: Arc<ControllerDirectory>,
     subsystem: Arc<Subsystem>,
     namespaces: NamespaceTable,
     portid: u16,
-    memory: Memory,
-    config: Config,
-    interrupts: Interrupts,
-    /// What the client made of the MSI-X table. Where vectors are masked, it is the client that does it.
-    table: Vec<u8>,
-    doorbells: Doorbells,
-    /// Nobody looks at doorbells unless they are rung by message.
-    trapped: bool,
+    memory: ClientMemory,
+    config: PciConfigSpace,
+    interrupts: ClientInterrupts,
+    /// The MSI-X table as the client wrote it. It is only stored: the client masks vectors itself.
+    msix_table: Vec<u8>,
+    doorbells: ControllerDoorbells,
+    /// BAR0 is not mappable: doorbells are written by message.
+    doorbells_trapped: bool,
     aqa: u32,
     asq: u64,
     acq: u64,
-    submissions: Vec<Option<Submission>>,
-    completions: Vec<Option<Completion>>,
-    /// Submission queues that are fetched from.
-    active: Vec<u16>,
-    /// Commands with something to do when devices are done with them.
-    commands: Slab<io::Command>,
-    /// So many more have nothing of that: their requests' tags say all that there is to know.
-    direct: u32,
-    /// Completion queues with something new.
-    dirty: Vec<u16>,
-    /// Some completion queue may hold entries back.
-    holds: bool,
-    /// Submission queue entries that were just fetched.
+    sqs: Vec<Option<SubmissionQueue>>,
+    cqs: Vec<Option<CompletionQueue>>,
+    /// Identifiers of the submission queues that commands are fetched from.
+    active_sqids: Vec<u16>,
+    /// Commands that need work after their device requests complete.
+    commands: Slab<io::PendingCommand>,
+    /// Number of commands in flight without a slot: their tags hold the queue and the CID.
+    direct_in_flight: u32,
+    /// Identifiers of completion queues with new entries.
+    dirty_cqids: Vec<u16>,
+    /// Some completion queue may have blocked completions.
+    has_blocked_completions: bool,
+    /// Scratch space for fetched submission queue entries.
     fetched: Box<[[u8; sqe::SIZE]; FETCHED_MAX]>,
-    /// Commands that wait for a buffer.
-    aside: VecDeque<(u16, Sqe)>,
-    /// Queues whose last command was the first of a fused operation, by identifier.
-    pairings: Vec<(u16, Pairing<Sqe>)>,
-    /// Fused operations that wait for buffers.
-    pairs_aside: VecDeque<(u16, Sqe, Sqe)>,
-    /// Copies whose next piece can be begun, and those that have no buffer yet.
-    going: Vec<Slot>,
-    starved: Vec<Slot>,
-    /// Reservation commands, by queue and identifier, that are answered when there is nothing left to wait for.
-    parked: Parked<(u16, u16)>,
-    /// Others wait for what devices have of it; until that is back nothing is fetched.
-    drains: Vec<Ticket>,
-    pieces: Vec<Piece>,
-    actions: Vec<Action>,
+    /// Commands deferred until a buffer is available, with their queue, oldest first.
+    deferred: VecDeque<(u16, Sqe)>,
+    /// Queues whose last command was the first of a fused operation, by queue identifier.
+    pairings: Vec<(u16, FusedPairing<Sqe>)>,
+    /// Fused pairs deferred until two buffers are available.
+    deferred_pairs: VecDeque<(u16, Sqe, Sqe)>,
+    /// Copy commands whose next piece can start, and those deferred until a buffer is available.
+    ready_copies: Vec<Slot>,
+    deferred_copies: Vec<Slot>,
+    /// Reservation commands (queue and CID) that complete when their drains and file writes are done.
+    pending_reservations: PendingCommands<(u16, u16)>,
+    /// Reservation commands of other hosts wait for the device requests of this function. Nothing is fetched
+    /// until those complete.
+    drain_guards: Vec<PendingGuard>,
+    segments: Vec<DataSegment>,
+    actions: Vec<ControllerAction>,
     running: bool,
-    /// Nothing more is fetched, and the client is let go of when what was is answered, or at this time.
-    leaving_until_ns: Option<u64>,
-    /// When something was last fetched.
-    pub(super) last_ns: u64,
-    pub(super) faults: Faults,
+    /// Set when the function drains: nothing is fetched, and the client is disconnected when the commands in
+    /// flight have completed, or at this time.
+    drain_deadline_ns: Option<u64>,
+    /// Time of the last fetched command or doorbell message.
+    pub(super) last_activity_ns: u64,
+    pub(super) faults: InjectedFaults,
 }
 
-impl Function {
-    /// A function that was just plugged in.
+impl VfioUserFunction {
+    /// A function after power-on: the controller is disabled and has no queues.
     pub(super) fn new(
         admin: AdminConnect,
-        shared: &Shared,
+        shared: &VfioUserShared,
         portid: u16,
         now_ns: u64,
-    ) -> Result<Function, Errno> {
+    ) -> Result<VfioUserFunction, Errno> {
         let limits = Arc::new(shared.limits.controller.clone());
         let vectors = limits.interrupt_vectors;
         let table_bytes = (u32::from(vectors) * 16).next_power_of_two().max(4096);
-        let core = Controller::new(admin, limits.clone(), shared.picture.discovery.clone(), now_ns);
+        let core = Controller::new(admin, limits.clone(), shared.snapshot.discovery.clone(), now_ns);
         let subsystem = core.subsystem().clone();
-        Ok(Function {
-            namespaces: NamespaceTable::of(
+        Ok(VfioUserFunction {
+            namespaces: NamespaceTable::for_controller(
                 &subsystem,
                 portid,
                 &limits,
@@ -138,188 +149,189 @@ impl Function {
                 core.association(),
             ),
             directory: shared.directory.clone(),
-            core,
+            controller: core,
             subsystem,
             portid,
-            memory: Memory::default(),
-            config: Config::new(BAR0_BYTES as u32, vectors, table_bytes, 4096),
-            interrupts: Interrupts::new(vectors),
-            table: vec![0; table_bytes as usize],
-            doorbells: Doorbells::new()?,
-            trapped: shared.limits.doorbells_trapped,
+            memory: ClientMemory::default(),
+            config: PciConfigSpace::new(BAR0_BYTES as u32, vectors, table_bytes, 4096),
+            interrupts: ClientInterrupts::new(vectors),
+            msix_table: vec![0; table_bytes as usize],
+            doorbells: ControllerDoorbells::new()?,
+            doorbells_trapped: shared.limits.doorbells_trapped,
             aqa: 0,
             asq: 0,
             acq: 0,
-            submissions: Vec::new(),
-            completions: Vec::new(),
-            active: Vec::new(),
+            sqs: Vec::new(),
+            cqs: Vec::new(),
+            active_sqids: Vec::new(),
             commands: Slab::with_capacity(COMMANDS_MAX),
-            direct: 0,
-            dirty: Vec::new(),
-            holds: false,
+            direct_in_flight: 0,
+            dirty_cqids: Vec::new(),
+            has_blocked_completions: false,
             fetched: Box::new([[0; sqe::SIZE]; FETCHED_MAX]),
-            aside: VecDeque::new(),
+            deferred: VecDeque::new(),
             pairings: Vec::new(),
-            pairs_aside: VecDeque::new(),
-            going: Vec::new(),
-            starved: Vec::new(),
-            parked: Parked::default(),
-            drains: Vec::new(),
-            pieces: Vec::new(),
+            deferred_pairs: VecDeque::new(),
+            ready_copies: Vec::new(),
+            deferred_copies: Vec::new(),
+            pending_reservations: PendingCommands::default(),
+            drain_guards: Vec::new(),
+            segments: Vec::new(),
             actions: Vec::new(),
             running: false,
-            leaving_until_ns: None,
-            last_ns: now_ns,
-            faults: Faults::default(),
+            drain_deadline_ns: None,
+            last_activity_ns: now_ns,
+            faults: InjectedFaults::default(),
         })
     }
 
-    pub(super) fn association(&self) -> &Arc<Association> {
-        self.core.association()
+    pub(super) fn association(&self) -> &Arc<ControllerAssociation> {
+        self.controller.association()
     }
 
-    /// Whether commands are fetched.
+    /// Whether the controller is enabled and commands are fetched.
     #[inline]
     pub(super) fn is_running(&self) -> bool {
         self.running
     }
 
-    /// Fetches nothing more; the client is asked to let go of the device, and let go of when what it has under
-    /// way is answered.
-    pub(super) fn leave(&mut self, now_ns: u64) {
+    /// Starts to drain: fetches nothing more, signals the client's device request interrupt, and disconnects it
+    /// when the commands in flight have completed or after [`DRAIN_TIMEOUT_NS`](crate::connection::DRAIN_TIMEOUT_NS).
+    pub(super) fn begin_drain(&mut self, now_ns: u64) {
         self.running = false;
-        if self.leaving_until_ns.is_none() {
-            self.leaving_until_ns = Some(now_ns.saturating_add(LEAVE_NS_MAX));
+        if self.drain_deadline_ns.is_none() {
+            self.drain_deadline_ns = Some(now_ns.saturating_add(DRAIN_TIMEOUT_NS));
             self.interrupts.request();
         }
     }
 
-    /// Whether the client is to be let go of now.
-    pub(super) fn is_over(&self, now_ns: u64) -> bool {
-        let answered = self.is_idle() && self.aside.is_empty() && self.pairs_aside.is_empty();
-        self.leaving_until_ns.is_some_and(|until_ns| answered || until_ns <= now_ns)
+    /// Whether a drain has finished or timed out.
+    pub(super) fn is_drain_complete(&self, now_ns: u64) -> bool {
+        let answered = self.is_idle() && self.deferred.is_empty() && self.deferred_pairs.is_empty();
+        self.drain_deadline_ns.is_some_and(|until_ns| answered || until_ns <= now_ns)
     }
 
-    /// Whether devices have nothing of it.
+    /// Whether no device requests are outstanding.
     pub(super) fn is_idle(&self) -> bool {
-        self.direct == 0 && self.commands.is_empty()
+        self.direct_in_flight == 0 && self.commands.is_empty()
     }
 
-    /// Whether commands wait for a buffer.
+    /// Whether commands are deferred.
     pub(super) fn is_waiting(&self) -> bool {
-        !self.aside.is_empty() || !self.starved.is_empty() || !self.pairs_aside.is_empty()
+        !self.deferred.is_empty() || !self.deferred_copies.is_empty() || !self.deferred_pairs.is_empty()
     }
 
-    /// Where the client's memory was taken away, it is not to be used any longer.
+    /// Whether an access to client memory raised SIGBUS; the memory must not be used any longer.
     pub(super) fn is_poisoned(&self) -> bool {
-        let submissions = self.submissions.iter().flatten().filter_map(|queue| queue.place.as_ref());
+        let submissions = self.sqs.iter().flatten().filter_map(|queue| queue.memory.as_ref());
         self.memory.is_poisoned()
             || self.doorbells.is_poisoned()
-            || submissions.into_iter().any(Place::is_poisoned)
-            || self.completions.iter().flatten().any(Completion::is_poisoned)
+            || submissions.into_iter().any(QueueMemory::is_poisoned)
+            || self.cqs.iter().flatten().any(CompletionQueue::is_poisoned)
     }
 
-    /// The queues that there are: identifier, entries, commands and errors.
-    pub(super) fn queues(&self) -> impl Iterator<Item = (u16, u32, u64, u64)> + '_ {
-        let one = |(qid, queue): (usize, &Option<Submission>)| {
+    /// The submission queues: identifier, entries, commands and errors.
+    pub(super) fn sq_stats(&self) -> impl Iterator<Item = (u16, u32, u64, u64)> + '_ {
+        let stats = |(qid, queue): (usize, &Option<SubmissionQueue>)| {
             let queue = queue.as_ref()?;
             Some((qid as u16, queue.entries, queue.commands, queue.errors))
         };
-        self.submissions.iter().enumerate().filter_map(one)
+        self.sqs.iter().enumerate().filter_map(stats)
     }
 
-    /// The next time that the controller has something to do by itself.
+    /// The next timeout of the controller or the drain.
     pub(super) fn deadline(&self) -> Option<u64> {
-        [self.core.deadline(), self.leaving_until_ns].into_iter().flatten().min()
+        [self.controller.deadline(), self.drain_deadline_ns].into_iter().flatten().min()
     }
 
-    /// The client lets the device reach memory. Queues that had lost theirs may have it back.
+    /// Adds a DMA range. Queues whose memory was unmapped may become usable again.
     pub(super) fn map(&mut self, map: &DmaMap, file: Option<OwnedFd>, pool: &Pool) -> Result<(), Errno> {
         self.memory.map(pool, map, file)?;
-        self.doorbells.replace(&self.memory);
-        for queue in self.submissions.iter_mut().flatten().filter(|queue| queue.place.is_none()) {
-            queue.replace(&self.memory);
+        self.doorbells.remap(&self.memory);
+        for queue in self.sqs.iter_mut().flatten().filter(|queue| queue.memory.is_none()) {
+            queue.remap(&self.memory);
         }
-        for queue in self.completions.iter_mut().flatten() {
-            queue.replace(&self.memory);
+        for queue in self.cqs.iter_mut().flatten() {
+            queue.remap(&self.memory);
         }
         Ok(())
     }
 
-    /// The client takes memory back. Queues in it stand still; what devices have of it is waited for.
-    pub(super) fn unmap(&mut self, unmap: &DmaUnmap) -> Result<Leaving, Errno> {
-        let leaving = self.memory.unmap(unmap)?;
-        self.doorbells.replace(&self.memory);
-        for queue in self.submissions.iter_mut().flatten() {
-            queue.replace(&self.memory);
+    /// Removes DMA ranges. Queues in them stop; the reply waits for buffers that are lent to devices.
+    pub(super) fn unmap(&mut self, unmap: &DmaUnmap) -> Result<UnmappedRanges, Errno> {
+        let unmapped = self.memory.unmap(unmap)?;
+        self.doorbells.remap(&self.memory);
+        for queue in self.sqs.iter_mut().flatten() {
+            queue.remap(&self.memory);
         }
-        for queue in self.completions.iter_mut().flatten() {
-            queue.replace(&self.memory);
+        for queue in self.cqs.iter_mut().flatten() {
+            queue.remap(&self.memory);
         }
-        Ok(leaving)
+        Ok(unmapped)
     }
 
-    pub(super) fn interrupt_info(&self, asked: &IrqInfo) -> Result<IrqInfo, Errno> {
-        self.interrupts.info(asked)
+    pub(super) fn interrupt_info(&self, request: &IrqInfo) -> Result<IrqInfo, Errno> {
+        self.interrupts.info(request)
     }
 
     pub(super) fn set_interrupts(
         &mut self,
         set: &SetIrqs,
         data: &[u8],
-        given: Vec<OwnedFd>,
+        descriptors: Vec<OwnedFd>,
     ) -> Result<(), Errno> {
-        self.interrupts.set(set, data, given)
+        self.interrupts.set(set, data, descriptors)
     }
 
-    /// The client has gone: its memory and interrupts are not used any more, but for what devices have.
+    /// Releases the client's memory and interrupts after it disconnected. Buffers lent to devices stay mapped
+    /// until they are returned.
     pub(super) fn disconnect(&mut self) {
         self.stop();
         self.interrupts.clear();
         let _ = self.memory.unmap_all();
     }
 
-    /// Begins a reset of the whole function. It has ended when [`is_idle`](Self::is_idle).
+    /// Starts a function reset. It is complete when [`is_idle`](Self::is_idle).
     pub(super) fn begin_reset(&mut self) {
         self.stop();
     }
 
-    /// Stops everything without a word to the client.
+    /// Disables the controller and closes all queues; commands in flight get no completion.
     fn stop(&mut self) {
         self.running = false;
         let mut actions = std::mem::take(&mut self.actions);
-        self.core.configure(0, &mut actions);
+        self.controller.write_cc(0, &mut actions);
         actions.clear();
         self.actions = actions;
         self.close_queues(true);
         (self.aqa, self.asq, self.acq) = (0, 0, 0);
     }
 
-    /// Closes I/O queues and, if asked, the admin queue. What is under way is not answered.
+    /// Closes the I/O queues and, if `admin`, the admin queue. Commands in flight get no completion.
     fn close_queues(&mut self, admin: bool) {
-        self.drop_copies();
-        let parked: Vec<_> = self.parked.drain().map(|(qid, _)| qid).collect();
-        let aside = std::mem::take(&mut self.aside).into_iter().map(|(qid, _)| qid);
+        self.abort_copies();
+        let reservations: Vec<_> = self.pending_reservations.drain().map(|(qid, _)| qid).collect();
+        let deferred = std::mem::take(&mut self.deferred).into_iter().map(|(qid, _)| qid);
         let pairs = self.take_pairs(None).into_iter().map(|(qid, _)| qid);
-        for qid in aside.chain(parked).chain(pairs) {
-            if let Some(queue) = self.submission(qid) {
+        for qid in deferred.chain(reservations).chain(pairs) {
+            if let Some(queue) = self.sq(qid) {
                 queue.in_flight -= 1;
             }
         }
-        self.active.retain(|qid| *qid == 0 && !admin);
-        for qid in 0..self.submissions.len() {
+        self.active_sqids.retain(|qid| *qid == 0 && !admin);
+        for qid in 0..self.sqs.len() {
             if qid == 0 && !admin {
                 continue;
             }
-            if let Some(queue) = &mut self.submissions[qid] {
-                queue.state = State::Closed;
-                // The admin queue's commands wait for no device.
+            if let Some(queue) = &mut self.sqs[qid] {
+                queue.state = SubmissionQueueState::Closed;
+                // Admin commands have no device requests.
                 if queue.in_flight == 0 || qid == 0 {
-                    self.submissions[qid] = None;
+                    self.sqs[qid] = None;
                 }
             }
         }
-        for (qid, queue) in self.completions.iter_mut().enumerate() {
+        for (qid, queue) in self.cqs.iter_mut().enumerate() {
             if qid > 0 || admin {
                 *queue = None;
             }
@@ -327,217 +339,231 @@ impl Function {
         self.doorbells.reset(admin);
     }
 
-    /// Takes over a new picture of the subsystem.
-    pub(super) fn apply(&mut self, shared: &Shared, now_ns: u64) {
-        match shared.picture.subsystem(&self.subsystem.nqn) {
+    /// Applies a new configuration snapshot.
+    pub(super) fn apply(&mut self, shared: &VfioUserShared, now_ns: u64) {
+        match shared.snapshot.subsystem(&self.subsystem.nqn) {
             Some(subsystem) if !Arc::ptr_eq(&subsystem, &self.subsystem) => {
                 self.subsystem = subsystem.clone();
-                self.tabulate(&shared.limits.controller);
-                self.tell(Event::Subsystem(subsystem), now_ns);
+                self.rebuild_namespace_table(&shared.limits.controller);
+                self.controller_event(ControllerEvent::SubsystemChanged(subsystem), now_ns);
             }
             Some(_) => {}
             None => {
-                // Keys of its devices may soon be those of others: what waits for a buffer is refused.
+                // Its backend keys may soon be reused for other devices: deferred commands are rejected.
                 self.namespaces = NamespaceTable::default();
-                self.tell(Event::SubsystemRemoved, now_ns);
+                self.controller_event(ControllerEvent::SubsystemRemoved, now_ns);
             }
         }
     }
 
-    /// Makes the table of namespaces anew.
-    fn tabulate(&mut self, limits: &Limits) {
-        let association = self.core.association();
-        self.namespaces =
-            NamespaceTable::of(&self.subsystem, self.portid, limits, &self.directory, association);
+    /// Rebuilds the table of namespaces.
+    fn rebuild_namespace_table(&mut self, limits: &ControllerLimits) {
+        let association = self.controller.association();
+        self.namespaces = NamespaceTable::for_controller(
+            &self.subsystem,
+            self.portid,
+            limits,
+            &self.directory,
+            association,
+        );
     }
 
-    /// Others want to be told when what devices have of some hosts is back; what of that is of this one.
-    pub(super) fn drain(&mut self, drains: &[Drain]) {
+    /// Keeps guards for the drain requests that concern this host, if device requests are outstanding.
+    pub(super) fn drain(&mut self, drains: &[DrainRequest]) {
         if self.is_idle() {
             return;
         }
-        self.drains.extend(Drain::tickets(drains, self.core.association()));
+        self.drain_guards.extend(DrainRequest::guards_for(drains, self.controller.association()));
     }
 
-    /// Whether nobody waits for what devices have of it.
+    /// Whether no drain is pending. Releases the guards when no device requests are outstanding.
     #[inline]
     pub(super) fn is_drained(&mut self) -> bool {
-        if !self.drains.is_empty() && self.is_idle() {
-            self.drains.clear();
+        if !self.drain_guards.is_empty() && self.is_idle() {
+            self.drain_guards.clear();
         }
-        self.drains.is_empty()
+        self.drain_guards.is_empty()
     }
 
-    /// Answers reservation commands that have nothing left to wait for.
-    pub(super) fn unpark(&mut self) {
-        while let Some(((qid, cid), status)) = self.parked.pop_done() {
-            self.answer(qid, cid, status, 0);
+    /// Completes pending reservation commands that no longer wait for anything.
+    pub(super) fn complete_pending_reservations(&mut self) {
+        while let Some(((qid, cid), status)) = self.pending_reservations.pop_completed() {
+            self.complete_command(qid, cid, status, 0);
         }
     }
 
     /// Sets the controller's fatal status.
     pub(super) fn fail(&mut self) {
-        self.core.fail();
+        self.controller.fail();
         self.running = false;
     }
 
-    /// Tells the controller of something, and does what comes of it.
-    pub(super) fn tell(&mut self, event: Event<'_>, now_ns: u64) {
+    /// Passes an event to the controller and performs the resulting actions.
+    pub(super) fn controller_event(&mut self, event: ControllerEvent<'_>, now_ns: u64) {
         let mut actions = std::mem::take(&mut self.actions);
-        self.core.handle(event, now_ns, &mut actions);
+        self.controller.handle(event, now_ns, &mut actions);
         for action in actions.drain(..) {
             match action {
-                // Nothing but an Asynchronous Event Request is answered out of turn.
-                Action::Complete(completion) => self.answer_event(&completion.cqe),
-                // Queues close with the function, when what is under way is answered.
-                Action::CloseIoQueues => {}
-                Action::Terminate(_) => self.leave(now_ns),
+                // Only Asynchronous Event Requests complete asynchronously.
+                ControllerAction::Complete(completion) => self.complete_event_request(&completion.cqe),
+                // The queues close with the function, when the commands in flight have completed.
+                ControllerAction::CloseIoQueues => {}
+                ControllerAction::Terminate(_) => self.begin_drain(now_ns),
             }
         }
         self.actions = actions;
-        self.running &= self.core.is_enabled();
+        self.running &= self.controller.is_enabled();
     }
 
-    /// The client writes CC.
-    fn configure(&mut self, value: u32) {
-        let was = self.core.is_enabled();
+    /// Handles a write to CC.
+    fn write_cc(&mut self, value: u32) {
+        let was_enabled = self.controller.is_enabled();
         let mut actions = std::mem::take(&mut self.actions);
-        self.core.configure(value, &mut actions);
-        // Commands that a reset aborts are not answered: their queue is gone.
-        let closes = actions.contains(&Action::CloseIoQueues);
+        self.controller.write_cc(value, &mut actions);
+        // Commands that a reset aborts get no completion: their queue is gone.
+        let closes = actions.contains(&ControllerAction::CloseIoQueues);
         actions.clear();
         self.actions = actions;
         let enabled = value & 1 != 0;
         if closes {
             self.close_queues(!enabled);
         }
-        self.running = self.core.is_enabled() && self.leaving_until_ns.is_none();
-        if !was && self.running {
+        self.running = self.controller.is_enabled() && self.drain_deadline_ns.is_none();
+        if !was_enabled && self.running {
             self.enable();
         }
         self.running &= enabled;
     }
 
-    /// Sets the admin queue up; a controller that cannot is a failed one.
+    /// Creates the admin queues from AQA, ASQ and ACQ; sets CSTS.CFS if they are invalid.
     fn enable(&mut self) {
         let AdminQueueAttributes { submission_entries, completion_entries } =
             AdminQueueAttributes::decode(self.aqa);
         let (asq, acq) = (self.asq, self.acq);
         let aligned = (asq | acq).is_multiple_of(super::data::PAGE);
-        let sizes = submission_entries >= 2 && completion_entries >= 2;
-        let bytes = |entries: u32, each: u64| u64::from(entries) * each;
-        let submission = Place::find(&self.memory, asq, bytes(submission_entries, Submission::BYTES), false);
-        let completion = Place::find(&self.memory, acq, bytes(completion_entries, Completion::BYTES), true);
-        let (Some(place), Some(completion), true, true) = (submission, completion, aligned, sizes) else {
+        let valid_sizes = submission_entries >= 2 && completion_entries >= 2;
+        let bytes = |entries: u32, entry_bytes: u64| u64::from(entries) * entry_bytes;
+        let submission =
+            QueueMemory::locate(&self.memory, asq, bytes(submission_entries, SubmissionQueue::BYTES), false);
+        let completion =
+            QueueMemory::locate(&self.memory, acq, bytes(completion_entries, CompletionQueue::BYTES), true);
+        let (Some(place), Some(completion), true, true) = (submission, completion, aligned, valid_sizes)
+        else {
             return self.fail();
         };
-        self.make_submission(0, submission_entries, asq, place, 0, None);
-        self.make_completion(0, completion_entries, acq, completion, Some(0));
+        self.create_sq(0, submission_entries, asq, place, 0, None);
+        self.create_cq(0, completion_entries, acq, completion, Some(0));
     }
 
-    fn make_submission(
+    fn create_sq(
         &mut self,
         qid: u16,
         entries: u32,
         address: u64,
-        place: Place,
+        place: QueueMemory,
         cqid: u16,
-        lease: Option<controller::QueueLease>,
+        lease: Option<nvme_controller::QueueLease>,
     ) {
         let doorbell = u64::from(qid) * 2;
-        self.doorbells.clear(doorbell);
-        let queue = Submission {
+        self.doorbells.reset_doorbell(doorbell);
+        let queue = SubmissionQueue {
             entries,
             head: 0,
             cqid,
             doorbell,
             address,
-            place: Some(place),
+            memory: Some(place),
             in_flight: 0,
-            state: State::Active,
+            state: SubmissionQueueState::Active,
             _lease: lease,
-            refused: 0,
+            invalid_tail: 0,
             commands: 0,
             errors: 0,
         };
-        put(&mut self.submissions, qid, queue);
-        self.active.push(qid);
-        self.active.sort_unstable();
+        insert_queue(&mut self.sqs, qid, queue);
+        self.active_sqids.push(qid);
+        self.active_sqids.sort_unstable();
     }
 
-    fn make_completion(&mut self, qid: u16, entries: u32, address: u64, place: Place, vector: Option<u16>) {
+    fn create_cq(&mut self, qid: u16, entries: u32, address: u64, place: QueueMemory, vector: Option<u16>) {
         let doorbell = u64::from(qid) * 2 + 1;
-        self.doorbells.clear(doorbell);
-        put(&mut self.completions, qid, Completion::new(entries, address, place, doorbell, vector));
+        self.doorbells.reset_doorbell(doorbell);
+        insert_queue(&mut self.cqs, qid, CompletionQueue::new(entries, address, place, doorbell, vector));
     }
 
     #[inline]
-    fn submission(&mut self, qid: u16) -> Option<&mut Submission> {
-        self.submissions.get_mut(usize::from(qid))?.as_mut()
+    fn sq(&mut self, qid: u16) -> Option<&mut SubmissionQueue> {
+        self.sqs.get_mut(usize::from(qid))?.as_mut()
     }
 
     #[inline]
-    fn completion(&mut self, qid: u16) -> Option<&mut Completion> {
-        self.completions.get_mut(usize::from(qid))?.as_mut()
+    fn cq(&mut self, qid: u16) -> Option<&mut CompletionQueue> {
+        self.cqs.get_mut(usize::from(qid))?.as_mut()
     }
 
-    /// Signals what was completed since the last time, each vector once.
+    /// Signals the interrupt vectors of completion queues with new entries, each vector once.
     #[inline]
     pub(super) fn interrupt(&mut self) {
-        for index in 0..self.dirty.len() {
-            let qid = self.dirty[index];
-            let Some(Some(queue)) = self.completions.get_mut(usize::from(qid)) else { continue };
+        if self.dirty_cqids.is_empty() {
+            return;
+        }
+        let mut signalled = VectorSet::default();
+        for index in 0..self.dirty_cqids.len() {
+            let qid = self.dirty_cqids[index];
+            let Some(Some(queue)) = self.cqs.get_mut(usize::from(qid)) else { continue };
             queue.dirty = false;
-            if let Some(vector) = queue.vector {
+            if let Some(vector) = queue.vector
+                && signalled.insert(vector)
+            {
                 self.interrupts.trigger(vector);
             }
         }
-        self.dirty.clear();
+        self.dirty_cqids.clear();
     }
 
-    /// Writes completions that had no room; whether some still have none.
+    /// Writes blocked completions. Returns whether some remain blocked.
     #[inline]
-    pub(super) fn unhold(&mut self) -> bool {
-        if self.holds {
-            self.holds = self.unhold_some();
+    pub(super) fn flush_blocked_completions(&mut self) -> bool {
+        if self.has_blocked_completions {
+            self.has_blocked_completions = self.flush_each_blocked();
         }
-        self.holds
+        self.has_blocked_completions
     }
 
     #[cold]
-    fn unhold_some(&mut self) -> bool {
-        let mut holds = false;
-        for (qid, queue) in self.completions.iter_mut().enumerate() {
+    fn flush_each_blocked(&mut self) -> bool {
+        let mut any_blocked = false;
+        for (qid, queue) in self.cqs.iter_mut().enumerate() {
             let Some(queue) = queue else { continue };
-            if !queue.holds() {
+            if !queue.has_blocked() {
                 continue;
             }
-            let was = queue.dirty;
-            queue.unhold(&self.doorbells);
-            holds |= queue.holds();
-            if queue.dirty && !was {
-                self.dirty.push(qid as u16);
+            let was_dirty = queue.dirty;
+            queue.flush_blocked(&self.doorbells);
+            any_blocked |= queue.has_blocked();
+            if queue.dirty && !was_dirty {
+                self.dirty_cqids.push(qid as u16);
             }
         }
-        holds
+        any_blocked
     }
 }
 
-impl Existing for Function {
+impl QueueLookup for VfioUserFunction {
     fn has_submission(&self, qid: u16) -> bool {
-        self.submissions.get(usize::from(qid)).is_some_and(Option::is_some)
+        self.sqs.get(usize::from(qid)).is_some_and(Option::is_some)
     }
 
     fn has_completion(&self, qid: u16) -> bool {
-        self.completions.get(usize::from(qid)).is_some_and(Option::is_some)
+        self.cqs.get(usize::from(qid)).is_some_and(Option::is_some)
     }
 
     fn is_in_use(&self, cqid: u16) -> bool {
-        self.submissions.iter().skip(1).flatten().any(|queue| queue.cqid == cqid)
+        self.sqs.iter().skip(1).flatten().any(|queue| queue.cqid == cqid)
     }
 }
 
-fn put<T>(queues: &mut Vec<Option<T>>, qid: u16, queue: T) {
+fn insert_queue<T>(queues: &mut Vec<Option<T>>, qid: u16, queue: T) {
     let index = usize::from(qid);
     if queues.len() <= index {
         queues.resize_with(index + 1, || None);
@@ -545,5 +571,5 @@ fn put<T>(queues: &mut Vec<Option<T>>, qid: u16, queue: T) {
     queues[index] = Some(queue);
 }
 
-/// The status of a command whose queue's memory cannot be reached.
-const UNREACHABLE: Status = Status::DATA_TRANSFER_ERROR;
+/// Status of a command whose data or queue memory is not mapped.
+const MEMORY_NOT_MAPPED: Status = Status::DATA_TRANSFER_ERROR;

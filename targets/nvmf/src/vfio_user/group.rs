@@ -1,195 +1,215 @@
-//! The endpoints of one core.
+//! The poll group of the vfio-user transport: one core's endpoints and clients.
 //!
-//! A turn takes in messages of clients, fetches what is new on every submission queue, hands each block
-//! device its requests in one batch, takes back what completed, and signals each completion queue once.
-//! Doorbells are memory that clients write, so nothing tells of them: while a client is busy the core does
-//! not sleep, and after that it looks ever less often, at least once a millisecond.
+//! One poll receives messages from clients, fetches new entries of every submission queue, submits the
+//! requests in one batch per block device, polls completions, and signals each completion queue once.
+//! Doorbells are shared memory, so there is no event for a write: while a client is busy the core does not
+//! sleep, and afterwards it polls the doorbells at growing intervals, up to one millisecond.
 
-use std::os::unix::net::UnixStream;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use controller::reservation::{Bell, Drain};
-use controller::{ConnectOk, Event};
-use memory::Pool;
-use reactor::{Core, Receiver, Shutdown};
+use block_io::FabricsStatus;
+use dma::Pool;
+use nvme_controller::reservation::{DrainRequest, ReservationNotifier};
+use nvme_controller::{ConnectOk, ControllerEvent};
+use os::{EventClient, EventCompletion, Interest, WatchId};
+use reactor::{Core, MailboxReceiver, Shutdown};
 use slots::{Slab, Slot};
-use sys::{Client, Done, Interest, Watch};
+use sockets::{SocketStream, UnixListenSocket};
 use wire_nvme::fabrics::{CONNECT_DATA_SIZE, Connect, ConnectData, Nqn};
 use wire_nvme::log::{AddressFamily, TransportAddress, TransportType};
 
-use super::Shared;
-use super::function::{Faults, Function, Lent};
-use super::session::Session;
-use super::socket::{End, Listening};
-use crate::group::devices::Devices;
-use crate::group_poller::Turns;
-use crate::picture::Picture;
+use super::VfioUserShared;
+use super::function::{FunctionContext, InjectedFaults, VfioUserFunction};
+use super::session::ClientSession;
+use super::socket::{self, DisconnectReason};
+use crate::group::devices::CoreDevices;
+use crate::group_poller::PollGroup;
+use crate::snapshot::ConfigSnapshot;
 
 /// Endpoints of one core.
 const ENDPOINTS_MAX: u32 = 1024;
-/// Longest time between two looks at a client's doorbells.
-const LOOK_NS_MAX: u64 = 1_000_000;
-/// When to look again for memory that another core may have given back; there is no event for that.
+/// Maximum interval between two polls of a client's doorbells.
+const DOORBELL_POLL_NS_MAX: u64 = 1_000_000;
+/// Interval for retrying deferred commands: there is no event for buffers that another core frees.
 const MEMORY_RETRY_NS: u64 = 1_000_000;
+/// Interval between attempts to accept a client after a failure.
+const ACCEPT_RETRY_NS: u64 = 100_000_000;
 
-/// What is said to a group.
-pub(crate) enum Message {
-    /// The configuration has changed.
-    Apply(Arc<Picture>, SyncSender<()>),
+/// A message to a vfio-user poll group.
+pub(crate) enum VfioUserGroupMessage {
+    /// Apply a new configuration, then reply.
+    Apply(Arc<ConfigSnapshot>, SyncSender<()>),
     /// Listen in a directory.
-    Listen { directory: String, nqn: Nqn, portid: u16, answer: SyncSender<std::io::Result<()>> },
+    Listen { directory: String, nqn: Nqn, portid: u16, reply: SyncSender<std::io::Result<()>> },
     /// Stop listening on a port.
-    Unlisten { portid: u16, answer: SyncSender<()> },
-    /// Wakes a group whose bell was rung.
-    Look,
-    /// Tell of every client.
-    Report(SyncSender<Vec<Report>>),
-    /// Let something go wrong; whether there is a client on that port.
-    Inject { portid: u16, fault: Fault, answer: SyncSender<bool> },
+    Unlisten { portid: u16, reply: SyncSender<()> },
+    /// Wakes a group whose notifier fired.
+    Wake,
+    /// Report every client.
+    Report(SyncSender<Vec<ClientReport>>),
+    /// Inject a fault; replies whether a client is connected at the port.
+    Inject { portid: u16, fault: VfioUserFault, reply: SyncSender<bool> },
 }
 
-/// What can go wrong on purpose.
+/// A fault that [`NvmfTarget::inject`](crate::NvmfTarget::inject) injects into a client's controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// The controller fails: CSTS.CFS.
+pub enum VfioUserFault {
+    /// The controller reports a fatal status (CSTS.CFS).
     Fatal,
-    /// So many completions are not written.
+    /// The next completions, this many, are dropped.
     DropCompletions(u32),
-    /// The device is gone: registers read as ones and nothing is done.
-    Gone,
-    /// Nothing is fetched from this submission queue.
+    /// Surprise removal: registers read as all ones and commands are not fetched.
+    SurpriseRemoval,
+    /// Commands are not fetched from the submission queue with this identifier.
     Stall(u16),
-    /// The connection is closed.
+    /// The socket is closed.
     Disconnect,
-    /// Nothing goes wrong any more; what happened is not undone.
+    /// Ends all injected faults; their effects are not undone.
     None,
 }
 
-/// What a group tells of a client.
+/// A client as reported to the control plane.
 #[derive(Clone, Debug)]
-pub(crate) struct Report {
+pub(crate) struct ClientReport {
     pub(crate) group: usize,
     pub(crate) directory: String,
     pub(crate) subnqn: Nqn,
     pub(crate) cntlid: u16,
-    /// Identifier, entries, commands and errors of every queue.
+    /// Identifier, entries, commands and errors of every submission queue.
     pub(crate) queues: Vec<(u16, u32, u64, u64)>,
 }
 
+/// A directory with a listening socket, and its client if one is connected.
 struct Endpoint {
     directory: String,
     nqn: Nqn,
     portid: u16,
-    listening: Option<Listening>,
-    watch: Option<Watch>,
-    session: Option<Session>,
-    session_watch: Option<Watch>,
-    /// Somebody may want to connect.
-    knocked: bool,
+    listen_socket: Option<UnixListenSocket>,
+    watch: Option<WatchId>,
+    session: Option<ClientSession>,
+    session_watch: Option<WatchId>,
+    /// A client may be waiting in the backlog.
+    accept_pending: bool,
+    /// When accept is retried after it failed, for lack of descriptors for example; 0 if it did not fail.
+    accept_retry_ns: u64,
 }
 
-pub(crate) struct Group {
+/// The vfio-user endpoints of one core, with their clients.
+///
+/// It owns the listening sockets, the client sessions and one channel per block device. Order of a poll: socket
+/// events; control messages; reservation changes; for each endpoint accept, receive and fetch; submit and poll
+/// devices; for each endpoint interrupts, pending replies and disconnects. A session is dropped only when all
+/// its device requests have completed, because they may use the client's memory.
+pub(crate) struct VfioUserPollGroup {
     index: usize,
     pool: Pool,
-    shared: Shared,
-    devices: Devices,
+    shared: VfioUserShared,
+    devices: CoreDevices,
     endpoints: Slab<Endpoint>,
-    /// Endpoints have indices below this.
-    used: u32,
-    events: Client,
-    messages: Receiver<Message>,
-    /// Rings when reservations concern clients of this core.
-    bell: Arc<Bell>,
-    done: Vec<Done>,
+    /// Upper bound of the endpoints' indices.
+    endpoints_end: u32,
+    events: EventClient,
+    messages: MailboxReceiver<VfioUserGroupMessage>,
+    /// Reports reservation changes that affect clients of this core.
+    notifier: Arc<ReservationNotifier>,
+    done: Vec<EventCompletion>,
     completions: Vec<bdev::Completion>,
-    /// How often foreign memory was found to be gone, at the last look.
-    faults_seen: u32,
-    /// Something waits for more than an event.
-    waiting: bool,
+    /// SIGBUS faults in client memory that were handled so far.
+    sigbus_count_seen: u32,
+    /// Commands are deferred or completions are blocked: poll again soon, there is no event.
+    needs_retry: bool,
     stopping: bool,
 }
 
-impl Group {
-    pub(crate) fn new(core: &Core, shared: Shared, messages: Receiver<Message>, bell: Arc<Bell>) -> Group {
-        Group {
+impl VfioUserPollGroup {
+    pub(crate) fn new(
+        core: &Core,
+        shared: VfioUserShared,
+        messages: MailboxReceiver<VfioUserGroupMessage>,
+        notifier: Arc<ReservationNotifier>,
+    ) -> VfioUserPollGroup {
+        VfioUserPollGroup {
             index: core.index(),
             pool: core.pool().clone(),
             shared,
-            devices: Devices::default(),
+            devices: CoreDevices::default(),
             endpoints: Slab::with_capacity(ENDPOINTS_MAX),
-            used: 0,
-            events: core.events().client(),
+            endpoints_end: 0,
+            events: core.event_loop().client(),
             messages,
-            bell,
+            notifier,
             done: Vec::new(),
             completions: Vec::with_capacity(256),
-            faults_seen: memory::foreign_faults(),
-            waiting: false,
+            sigbus_count_seen: dma::sigbus_fault_count(),
+            needs_retry: false,
             stopping: false,
         }
     }
 
-    fn take_messages(&mut self, core: &Core, now_ns: u64) -> usize {
+    fn process_messages(&mut self, core: &Core, now_ns: u64) -> usize {
         let mut count = 0;
         while let Some(message) = self.messages.receive() {
             count += 1;
             match message {
-                Message::Apply(picture, answer) => {
-                    self.apply(core, picture, now_ns);
-                    let _ = answer.send(());
+                VfioUserGroupMessage::Apply(snapshot, reply) => {
+                    self.apply(core, snapshot, now_ns);
+                    let _ = reply.send(());
                 }
-                Message::Listen { directory, nqn, portid, answer } => {
-                    let _ = answer.send(self.listen(directory, nqn, portid));
+                VfioUserGroupMessage::Listen { directory, nqn, portid, reply } => {
+                    let _ = reply.send(self.listen(directory, nqn, portid));
                 }
-                Message::Unlisten { portid, answer } => {
+                VfioUserGroupMessage::Unlisten { portid, reply } => {
                     self.unlisten(Some(portid), now_ns);
-                    let _ = answer.send(());
+                    let _ = reply.send(());
                 }
-                Message::Look => {}
-                Message::Report(answer) => {
-                    let _ = answer.send(self.report());
+                VfioUserGroupMessage::Wake => {}
+                VfioUserGroupMessage::Report(reply) => {
+                    let _ = reply.send(self.report());
                 }
-                Message::Inject { portid, fault, answer } => {
-                    let _ = answer.send(self.inject(portid, fault));
+                VfioUserGroupMessage::Inject { portid, fault, reply } => {
+                    let _ = reply.send(self.inject(portid, fault));
                 }
             }
         }
         count
     }
 
-    /// The bell rang: controllers have notifications, commands may be answered, others want to be waited for.
+    /// Handles a reservation change: delivers notifications, completes pending reservation commands, and
+    /// starts the drains that other commands wait for.
     #[cold]
-    fn rung(&mut self, drains: &[Drain], now_ns: u64) {
+    fn on_reservation_change(&mut self, drains: &[DrainRequest], now_ns: u64) {
         for slot in self.slots() {
             let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
             let Some(session) = &mut endpoint.session else { continue };
             session.function.drain(drains);
-            if !session.ended {
-                session.function.unpark();
-                session.function.tell(Event::Bell, now_ns);
+            if !session.closed {
+                session.function.complete_pending_reservations();
+                session.function.controller_event(ControllerEvent::ReservationChanged, now_ns);
             }
         }
     }
 
     fn listen(&mut self, directory: String, nqn: Nqn, portid: u16) -> std::io::Result<()> {
-        let listening = Listening::bind(&directory)?;
+        let socket = socket::listen(&directory)?;
         let endpoint = Endpoint {
             directory,
             nqn,
             portid,
-            listening: Some(listening),
+            listen_socket: Some(socket),
             watch: None,
             session: None,
             session_watch: None,
-            knocked: false,
+            accept_pending: false,
+            accept_retry_ns: 0,
         };
         let inserted = self.endpoints.insert(endpoint);
         let slot = inserted.map_err(|_| std::io::Error::from(std::io::ErrorKind::QuotaExceeded))?;
-        self.used = self.used.max(slot.index() + 1);
+        self.endpoints_end = self.endpoints_end.max(slot.index() + 1);
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return Ok(()) };
-        let Some(listening) = &endpoint.listening else { return Ok(()) };
-        match self.events.watch(listening.as_fd(), Interest::READABLE, event(slot, LISTENER)) {
+        let Some(socket) = &endpoint.listen_socket else { return Ok(()) };
+        match self.events.watch(socket.as_fd(), Interest::READABLE, event(slot, LISTENER)) {
             Ok(watch) => endpoint.watch = Some(watch),
             Err(error) => {
                 self.endpoints.remove(slot);
@@ -199,7 +219,8 @@ impl Group {
         Ok(())
     }
 
-    /// Stops listening on a port, or on all. Clients are asked to leave, and then made to.
+    /// Closes the endpoint of a port, or all endpoints. Clients are asked to release the device, drained, and
+    /// disconnected.
     fn unlisten(&mut self, portid: Option<u16>, now_ns: u64) {
         for slot in self.slots() {
             let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
@@ -209,19 +230,21 @@ impl Group {
             if let Some(watch) = endpoint.watch.take() {
                 self.events.unwatch(watch);
             }
-            endpoint.listening = None;
-            if let Some(session) = endpoint.session.as_mut().filter(|session| !session.ended) {
-                session.function.leave(now_ns);
+            endpoint.listen_socket = None;
+            if let Some(session) = endpoint.session.as_mut().filter(|session| !session.closed) {
+                session.function.begin_drain(now_ns);
             }
-            self.part(slot, now_ns);
+            self.disconnect_if_drained(slot, now_ns);
         }
     }
 
-    /// Is done with a client that leaves, if what it had under way is answered.
-    fn part(&mut self, slot: Slot, now_ns: u64) {
+    /// Disconnects a client whose drain is complete.
+    fn disconnect_if_drained(&mut self, slot: Slot, now_ns: u64) {
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
         match &endpoint.session {
-            Some(session) if !session.ended && session.function.is_over(now_ns) => self.end(slot, None),
+            Some(session) if !session.closed && session.function.is_drain_complete(now_ns) => {
+                self.disconnect(slot, None)
+            }
             _ => self.reap(slot),
         }
     }
@@ -230,142 +253,160 @@ impl Group {
         self.endpoints.iter().map(|(slot, _)| slot).collect()
     }
 
-    /// Is done with a client, but for what devices have of it.
-    fn end(&mut self, slot: Slot, why: Option<End>) {
+    /// Disconnects a client. The session stays until its outstanding device requests complete.
+    fn disconnect(&mut self, slot: Slot, reason: Option<DisconnectReason>) {
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
         if let Some(watch) = endpoint.session_watch.take() {
             self.events.unwatch(watch);
         }
         if let Some(session) = &mut endpoint.session
-            && !session.ended
+            && !session.closed
         {
-            if let Some(why) = why.filter(|why| *why != End::Gone) {
-                eprintln!("nvmf: vfio-user {}: {why}", endpoint.directory);
+            if let Some(reason) = reason.filter(|reason| *reason != DisconnectReason::Closed) {
+                log::warn!(target: "nvmf", "vfio-user {}: {reason}", endpoint.directory);
             }
-            session.ended = true;
+            session.closed = true;
             session.function.disconnect();
         }
         self.reap(slot);
     }
 
-    /// Lets go of a client that devices have nothing of, and of an endpoint that nobody listens on.
+    /// Removes a disconnected client without outstanding device requests, and a closed endpoint without a client.
     fn reap(&mut self, slot: Slot) {
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
-        if endpoint.session.as_ref().is_some_and(Session::is_done) {
-            // Its descriptors are closed, which the client sees.
+        if endpoint.session.as_ref().is_some_and(ClientSession::is_done) {
+            // This closes the socket, which the client observes.
             endpoint.session = None;
-            // Whoever has knocked meanwhile is let in.
-            endpoint.knocked = true;
+            // The next client may be waiting in the backlog.
+            endpoint.accept_pending = true;
         }
-        if endpoint.session.is_none() && endpoint.listening.is_none() {
+        if endpoint.session.is_none() && endpoint.listen_socket.is_none() {
             self.endpoints.remove(slot);
         }
     }
 
-    fn apply(&mut self, core: &Core, picture: Arc<Picture>, now_ns: u64) {
-        self.devices.apply(core, &picture);
-        self.shared.picture = picture;
+    fn apply(&mut self, core: &Core, snapshot: Arc<ConfigSnapshot>, now_ns: u64) {
+        self.devices.apply(core, &snapshot);
+        self.shared.snapshot = snapshot;
         for slot in self.slots() {
             let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
-            let Some(session) = endpoint.session.as_mut().filter(|session| !session.ended) else { continue };
+            let Some(session) = endpoint.session.as_mut().filter(|session| !session.closed) else { continue };
             session.function.apply(&self.shared, now_ns);
-            self.part(slot, now_ns);
+            self.disconnect_if_drained(slot, now_ns);
         }
     }
 
-    fn report(&self) -> Vec<Report> {
+    fn report(&self) -> Vec<ClientReport> {
         let one = |endpoint: &Endpoint| {
-            let session = endpoint.session.as_ref().filter(|session| !session.ended)?;
+            let session = endpoint.session.as_ref().filter(|session| !session.closed)?;
             let association = session.function.association();
-            Some(Report {
+            Some(ClientReport {
                 group: self.index,
                 directory: endpoint.directory.clone(),
                 subnqn: association.subnqn().clone(),
                 cntlid: association.cntlid(),
-                queues: session.function.queues().collect(),
+                queues: session.function.sq_stats().collect(),
             })
         };
         self.endpoints.iter().filter_map(|(_, endpoint)| one(endpoint)).collect()
     }
 
-    fn inject(&mut self, portid: u16, fault: Fault) -> bool {
-        let found = self.endpoints.iter().find(|(_, endpoint)| endpoint.portid == portid);
-        let Some(slot) = found.map(|(slot, _)| slot) else { return false };
+    fn inject(&mut self, portid: u16, fault: VfioUserFault) -> bool {
+        let entry = self.endpoints.iter().find(|(_, endpoint)| endpoint.portid == portid);
+        let Some(slot) = entry.map(|(slot, _)| slot) else { return false };
         let session = self.endpoints.get_mut(slot).and_then(|endpoint| endpoint.session.as_mut());
-        let Some(session) = session.filter(|session| !session.ended) else { return false };
+        let Some(session) = session.filter(|session| !session.closed) else { return false };
         let function = &mut session.function;
         match fault {
-            Fault::Fatal => function.fail(),
-            Fault::DropCompletions(count) => function.faults.drop_completions = count,
-            Fault::Gone => function.faults.gone = true,
-            Fault::Stall(qid) => function.faults.stalled = Some(qid),
-            Fault::Disconnect => self.end(slot, None),
-            Fault::None => function.faults = Faults::default(),
+            VfioUserFault::Fatal => function.fail(),
+            VfioUserFault::DropCompletions(count) => function.faults.drop_completions = count,
+            VfioUserFault::SurpriseRemoval => function.faults.surprise_removed = true,
+            VfioUserFault::Stall(qid) => function.faults.stalled = Some(qid),
+            VfioUserFault::Disconnect => self.disconnect(slot, None),
+            VfioUserFault::None => function.faults = InjectedFaults::default(),
         }
         true
     }
 
-    /// Lets the next client in, if the last has gone.
+    /// Accepts the next client, unless one is connected.
     fn accept(&mut self, slot: Slot, now_ns: u64) {
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
         if self.stopping || endpoint.session.is_some() {
             return;
         }
-        let Some(stream) = endpoint.listening.as_ref().and_then(Listening::accept) else {
-            endpoint.knocked = false;
+        let accepted = endpoint.listen_socket.as_ref().map(UnixListenSocket::accept);
+        let accepted = match accepted.unwrap_or(Ok(None)) {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // The client stays in the backlog, which the event loop does not report again.
+                if endpoint.accept_retry_ns == 0 {
+                    eprintln!(
+                        "nvmf: vfio-user {}: accept failed and is retried: {error}",
+                        endpoint.directory
+                    );
+                }
+                endpoint.accept_retry_ns = now_ns + ACCEPT_RETRY_NS;
+                return;
+            }
+        };
+        endpoint.accept_retry_ns = 0;
+        let Some(stream) = accepted else {
+            endpoint.accept_pending = false;
             return;
         };
-        match plug(&self.shared, endpoint, now_ns) {
-            Ok(function) => self.admit(slot, stream, function),
-            Err(why) => eprintln!("nvmf: vfio-user {}: a client is turned away: {why}", endpoint.directory),
+        match create_function(&self.shared, endpoint, now_ns) {
+            Ok(function) => self.add_session(slot, stream, function),
+            Err(reason) => {
+                log::warn!(target: "nvmf", "vfio-user {}: client rejected: {reason}", endpoint.directory)
+            }
         }
     }
 
-    fn admit(&mut self, slot: Slot, stream: UnixStream, function: Function) {
+    fn add_session(&mut self, slot: Slot, stream: SocketStream, function: VfioUserFunction) {
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
-        let session = Session::new(stream, function);
+        let session = ClientSession::new(stream, function);
         match self.events.watch(session.stream().as_fd(), Interest::BOTH, event(slot, CLIENT)) {
             Ok(watch) => {
                 endpoint.session_watch = Some(watch);
                 endpoint.session = Some(session);
             }
             Err(error) => {
-                eprintln!("nvmf: vfio-user {}: a client is turned away: {error}", endpoint.directory)
+                log::warn!(target: "nvmf", "vfio-user {}: client rejected: {error}", endpoint.directory)
             }
         }
     }
 
-    /// Sees what has happened to sockets.
-    fn take_events(&mut self) -> usize {
-        let mut done = std::mem::take(&mut self.done);
-        let count = self.events.reap(&mut done);
-        for Done { tag, .. } in done.drain(..) {
+    /// Processes socket events.
+    fn process_socket_events(&mut self) -> usize {
+        let mut socket_events = std::mem::take(&mut self.done);
+        let count = self.events.reap(&mut socket_events);
+        for EventCompletion { tag, .. } in socket_events.drain(..) {
             let Some(slot) = self.endpoints.slot_at((tag >> 1) as u32) else { continue };
             let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
             if tag & 1 == LISTENER {
-                endpoint.knocked = true;
+                endpoint.accept_pending = true;
             } else if let Some(session) = &mut endpoint.session {
                 session.readable = true;
             }
         }
-        self.done = done;
+        self.done = socket_events;
         count
     }
 
-    /// Messages, and commands.
-    fn serve(&mut self, slot: Slot, now_ns: u64) -> usize {
+    /// Accepts a client, or processes the messages and commands of the connected one.
+    fn process_client(&mut self, slot: Slot, now_ns: u64) -> usize {
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return 0 };
         let Some(session) = &mut endpoint.session else {
-            if endpoint.knocked {
+            if endpoint.accept_pending && now_ns >= endpoint.accept_retry_ns {
                 self.accept(slot, now_ns);
                 return 1;
             }
             return 0;
         };
-        if session.ended {
+        if session.closed {
             return 0;
         }
-        let mut lent = Lent {
+        let mut context = FunctionContext {
             pool: &self.pool,
             devices: &mut self.devices,
             shared: &self.shared,
@@ -376,25 +417,28 @@ impl Group {
         let mut count = 0;
         let mut outcome = Ok(0);
         if session.readable {
-            outcome = session.receive(&mut lent);
+            outcome = session.receive(&mut context);
         }
-        if session.function.has_copies() {
-            session.function.go_on(&mut lent);
+        if session.function.has_unfinished_copies() {
+            session.function.advance_copies(&mut context);
         }
         if session.function.is_drained() && session.function.is_waiting() {
-            session.function.serve_aside(&mut lent);
+            session.function.retry_deferred(&mut context);
         }
-        if session.function.is_running() && session.function.is_drained() && !session.function.faults.gone {
-            count += session.function.fetch(&mut lent);
+        if session.function.is_running()
+            && session.function.is_drained()
+            && !session.function.faults.surprise_removed
+        {
+            count += session.function.fetch(&mut context);
         }
         match outcome {
             Ok(messages) => count += messages,
-            Err(end) => self.end(slot, Some(end)),
+            Err(end) => self.disconnect(slot, Some(end)),
         }
         count
     }
 
-    /// Hands batches to devices and takes back what completed.
+    /// Submits each device's batch and polls completions.
     #[inline]
     fn drive_devices(&mut self) -> usize {
         if self.devices.are_idle() {
@@ -403,17 +447,17 @@ impl Group {
         let mut completions = std::mem::take(&mut self.completions);
         self.devices.drive(&mut completions);
         let count = completions.len();
-        // A run of one endpoint's at a time: mostly, there is one.
-        let whose = |completion: &bdev::Completion| completion.tag().0 >> 48;
-        for run in completions.chunk_by(|one, next| whose(one) == whose(next)) {
-            if let Some(session) = session_at(&mut self.endpoints, whose(&run[0])) {
-                session.function.complete_direct(run);
+        // One run per endpoint; usually there is only one.
+        let endpoint_of = |completion: &bdev::Completion| completion.tag().0 >> 48;
+        for run in completions.chunk_by(|one, next| endpoint_of(one) == endpoint_of(next)) {
+            if let Some(session) = session_at(&mut self.endpoints, endpoint_of(&run[0])) {
+                session.function.complete_slotless(run);
             }
         }
-        // Those are done with; buffers that were lent are given back.
-        completions.retain(|completion| !Function::is_direct(completion));
+        // Those are complete; dropping them returns lent buffers.
+        completions.retain(|completion| !VfioUserFunction::is_slotless(completion));
         for completion in completions.drain(..) {
-            if let Some(session) = session_at(&mut self.endpoints, whose(&completion)) {
+            if let Some(session) = session_at(&mut self.endpoints, endpoint_of(&completion)) {
                 session.function.complete(completion);
             }
         }
@@ -421,59 +465,63 @@ impl Group {
         count
     }
 
-    /// Interrupts, and answers that waited for devices.
-    fn finish(&mut self, slot: Slot, now_ns: u64) -> usize {
+    /// Signals interrupts, runs timers, and sends replies that waited for devices.
+    fn finish_poll(&mut self, slot: Slot, now_ns: u64) -> usize {
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return 0 };
         let Some(session) = &mut endpoint.session else { return 0 };
-        if session.ended {
+        if session.closed {
             self.reap(slot);
             return 0;
         }
-        self.waiting |= session.function.unhold();
+        self.needs_retry |= session.function.flush_blocked_completions();
         session.function.interrupt();
         if session.function.deadline().is_some_and(|deadline| deadline <= now_ns) {
-            session.function.tell(Event::Tick, now_ns);
+            session.function.controller_event(ControllerEvent::Tick, now_ns);
         }
-        self.waiting |= session.function.is_waiting();
+        self.needs_retry |= session.function.is_waiting();
         let mut count = 0;
         if session.is_pending() {
-            match session.settle() {
-                Ok(settled) => count += usize::from(settled),
+            match session.complete_pending_reply() {
+                Ok(sent) => count += usize::from(sent),
                 Err(end) => {
-                    self.end(slot, Some(end));
+                    self.disconnect(slot, Some(end));
                     return 1;
                 }
             }
         }
-        if session.function.is_over(now_ns) {
-            self.end(slot, None);
+        if session.function.is_drain_complete(now_ns) {
+            self.disconnect(slot, None);
         }
         count
     }
 
-    /// Ends clients that took memory away without a word.
+    /// Disconnects clients whose shared memory raised SIGBUS, because they truncated the file.
     #[cold]
-    fn search_poisoned(&mut self) {
+    fn disconnect_poisoned(&mut self) {
         for slot in self.slots() {
             let session = self.endpoints.get_mut(slot).and_then(|endpoint| endpoint.session.as_ref());
-            if session.is_some_and(|session| !session.ended && session.function.is_poisoned()) {
-                self.end(slot, Some(End::Garbage("memory that it shared has been taken away")));
+            if session.is_some_and(|session| !session.closed && session.function.is_poisoned()) {
+                self.disconnect(
+                    slot,
+                    Some(DisconnectReason::InvalidMessage("it truncated memory that it shares")),
+                );
             }
         }
     }
 
-    /// When some client's doorbells are to be looked at again.
-    fn look_ns(&self, now_ns: u64) -> Option<u64> {
+    /// Time of the next doorbell poll.
+    fn doorbell_poll_ns(&self, now_ns: u64) -> Option<u64> {
         let sessions = self.endpoints.iter().filter_map(|(_, endpoint)| endpoint.session.as_ref());
-        let running = sessions.filter(|session| !session.ended && session.function.is_running());
-        let idle_ns = running.map(|session| now_ns.saturating_sub(session.function.last_ns)).min()?;
-        // The next command waits for an eighth of the time that none came, at most.
-        Some(now_ns + (idle_ns / 8).min(LOOK_NS_MAX))
+        let running = sessions.filter(|session| !session.closed && session.function.is_running());
+        let idle_ns =
+            running.map(|session| now_ns.saturating_sub(session.function.last_activity_ns)).min()?;
+        // A command waits at most an eighth of the idle time before it.
+        Some(now_ns + (idle_ns / 8).min(DOORBELL_POLL_NS_MAX))
     }
 }
 
-/// The client that a request's tag names.
-fn session_at(endpoints: &mut Slab<Endpoint>, index: u64) -> Option<&mut Session> {
+/// The client of a request's tag.
+fn session_at(endpoints: &mut Slab<Endpoint>, index: u64) -> Option<&mut ClientSession> {
     let slot = endpoints.slot_at(index as u32)?;
     endpoints.get_mut(slot)?.session.as_mut()
 }
@@ -485,8 +533,12 @@ fn event(slot: Slot, what: u64) -> u64 {
     u64::from(slot.index()) << 1 | what
 }
 
-/// Gives a client a controller, as if it had sent a Connect command.
-fn plug(shared: &Shared, endpoint: &Endpoint, now_ns: u64) -> Result<Function, String> {
+/// Creates the controller of a new client, as a Connect command would.
+fn create_function(
+    shared: &VfioUserShared,
+    endpoint: &Endpoint,
+    now_ns: u64,
+) -> Result<VfioUserFunction, String> {
     let limits = &shared.limits.controller;
     let sqe = Connect {
         record_format: 0,
@@ -496,7 +548,7 @@ fn plug(shared: &Shared, endpoint: &Endpoint, now_ns: u64) -> Result<Function, S
         kato_ms: 0,
     }
     .to_sqe();
-    let hostnqn = super::host_of(&endpoint.directory);
+    let hostnqn = super::host_nqn(&endpoint.directory);
     let connect = ConnectData {
         host_id: *super::host_uuid(&endpoint.directory).as_bytes(),
         cntlid: wire_nvme::fabrics::CNTLID_DYNAMIC,
@@ -511,73 +563,77 @@ fn plug(shared: &Shared, endpoint: &Endpoint, now_ns: u64) -> Result<Function, S
         traddr: endpoint.directory.clone(),
         trsvcid: "0".to_owned(),
     };
-    let place = controller::Place {
+    let connect_context = nvme_controller::ConnectContext {
         directory: &shared.directory,
         limits,
-        port: controller::Port { portid: endpoint.portid, address },
+        port: nvme_controller::SubsystemPort { portid: endpoint.portid, address },
     };
-    let connected = controller::connect(&sqe, &data, &place, |nqn| shared.picture.subsystem(nqn));
+    let connected =
+        nvme_controller::connect(&sqe, &data, &connect_context, |nqn| shared.snapshot.subsystem(nqn));
     match connected {
         Ok(ConnectOk::Admin(admin)) => {
-            let function = Function::new(admin, shared, endpoint.portid, now_ns);
-            function.map_err(|errno| format!("no memory for its doorbells: {errno}"))
+            let function = VfioUserFunction::new(admin, shared, endpoint.portid, now_ns);
+            function.map_err(|errno| format!("cannot allocate doorbells: {errno}"))
         }
-        Ok(ConnectOk::Io(_)) => Err("it is an I/O queue".into()),
-        Err(error) => Err(format!("{} (it counts as host {hostnqn})", error.status)),
+        Ok(ConnectOk::Io(_)) => Err("Connect created an I/O queue".into()),
+        Err(error) => Err(format!("{} (its host NQN is {hostnqn})", FabricsStatus(error.status))),
     }
 }
 
-impl Turns for Group {
+impl PollGroup for VfioUserPollGroup {
     const NAME: &'static str = "nvmf_vfio_user";
 
-    fn turn(&mut self, core: &Core, now_ns: u64) -> usize {
-        let mut count = self.take_events();
+    fn poll(&mut self, core: &Core, now_ns: u64) -> usize {
+        let mut count = self.process_socket_events();
         if !self.messages.is_empty() {
-            count += self.take_messages(core, now_ns);
+            count += self.process_messages(core, now_ns);
         }
-        if let Some(drains) = self.bell.take() {
-            self.rung(&drains, now_ns);
+        if let Some(drains) = self.notifier.take() {
+            self.on_reservation_change(&drains, now_ns);
             count += 1;
         }
-        self.waiting = false;
-        for index in 0..self.used {
+        self.needs_retry = false;
+        for index in 0..self.endpoints_end {
             if let Some(slot) = self.endpoints.slot_at(index) {
-                count += self.serve(slot, now_ns);
+                count += self.process_client(slot, now_ns);
             }
         }
         count += self.drive_devices();
-        for index in 0..self.used {
+        for index in 0..self.endpoints_end {
             if let Some(slot) = self.endpoints.slot_at(index) {
-                count += self.finish(slot, now_ns);
+                count += self.finish_poll(slot, now_ns);
             }
         }
-        let faults = memory::foreign_faults();
-        if faults != self.faults_seen {
-            self.faults_seen = faults;
-            self.search_poisoned();
+        let faults = dma::sigbus_fault_count();
+        if faults != self.sigbus_count_seen {
+            self.sigbus_count_seen = faults;
+            self.disconnect_poisoned();
         }
         count
     }
 
     fn deadline(&self) -> Option<u64> {
-        let mut pressing = !self.messages.is_empty();
+        let mut poll_now = !self.messages.is_empty();
         let mut timer = None;
         for (_, endpoint) in self.endpoints.iter() {
             let session = endpoint.session.as_ref();
-            pressing |= endpoint.knocked && session.is_none();
-            if let Some(session) = session.filter(|session| !session.ended) {
-                pressing |= session.readable && !session.is_pending();
-                pressing |= session.function.is_going();
+            if endpoint.accept_pending && session.is_none() {
+                timer = [timer, Some(endpoint.accept_retry_ns)].into_iter().flatten().min();
+            }
+            if let Some(session) = session.filter(|session| !session.closed) {
+                poll_now |= session.readable && !session.is_pending();
+                poll_now |= session.function.has_ready_copies();
                 timer = [timer, session.function.deadline()].into_iter().flatten().min();
             }
         }
-        if pressing {
+        if poll_now {
             return Some(0);
         }
-        let now_ns = sys::clock::now_ns();
-        let look = if self.shared.limits.doorbells_trapped { None } else { self.look_ns(now_ns) };
-        let memory = self.waiting.then(|| now_ns + MEMORY_RETRY_NS);
-        [self.devices.deadline(), look, memory, timer].into_iter().flatten().min()
+        let now_ns = os::clock::now_ns();
+        let doorbells =
+            if self.shared.limits.doorbells_trapped { None } else { self.doorbell_poll_ns(now_ns) };
+        let memory = self.needs_retry.then(|| now_ns + MEMORY_RETRY_NS);
+        [self.devices.deadline(), doorbells, memory, timer].into_iter().flatten().min()
     }
 
     fn shutdown(&mut self, now_ns: u64) -> Shutdown {

@@ -1,4 +1,4 @@
-//! Interrupts: eventfds that the client gave.
+//! Interrupts: eventfds that the client has assigned.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -6,36 +6,38 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use wire_vfio_user::{IrqInfo, SetIrqs, irq, irq_flags, irq_set};
 
-/// What the client is told through each kind of interrupt.
-pub(super) struct Interrupts {
+use super::function::QUEUES_MAX;
+
+/// The client's eventfds: one per MSI-X vector, one for errors, one for device release requests.
+pub(super) struct ClientInterrupts {
     msix: Vec<Option<OwnedFd>>,
     error: Vec<Option<OwnedFd>>,
     request: Vec<Option<OwnedFd>>,
 }
 
-impl Interrupts {
-    /// So many MSI-X vectors that signal nobody.
-    pub(super) fn new(vectors: u16) -> Interrupts {
-        let none = |count: usize| std::iter::repeat_with(|| None).take(count).collect();
-        Interrupts { msix: none(vectors.into()), error: none(1), request: none(1) }
+impl ClientInterrupts {
+    /// Creates MSI-X vectors without eventfds.
+    pub(super) fn new(vectors: u16) -> ClientInterrupts {
+        let no_eventfds = |count: usize| std::iter::repeat_with(|| None).take(count).collect();
+        ClientInterrupts { msix: no_eventfds(vectors.into()), error: no_eventfds(1), request: no_eventfds(1) }
     }
 
-    /// What there is of a kind.
-    pub(super) fn info(&self, asked: &IrqInfo) -> Result<IrqInfo, Errno> {
-        let count = match asked.index {
+    /// Replies to `DEVICE_GET_IRQ_INFO`.
+    pub(super) fn info(&self, request: &IrqInfo) -> Result<IrqInfo, Errno> {
+        let count = match request.index {
             irq::MSIX => self.msix.len() as u32,
             irq::ERROR | irq::REQUEST => 1,
             irq::INTX | irq::MSI => 0,
             _ => return Err(Errno::INVAL),
         };
-        if (asked.argsz as usize) < IrqInfo::SIZE {
+        if (request.argsz as usize) < IrqInfo::SIZE {
             return Err(Errno::INVAL);
         }
-        Ok(IrqInfo { argsz: IrqInfo::SIZE as u32, flags: irq_flags::EVENTFD, index: asked.index, count })
+        Ok(IrqInfo { argsz: IrqInfo::SIZE as u32, flags: irq_flags::EVENTFD, index: request.index, count })
     }
 
-    /// Does what `DEVICE_SET_IRQS` says.
-    pub(super) fn set(&mut self, set: &SetIrqs, data: &[u8], given: Vec<OwnedFd>) -> Result<(), Errno> {
+    /// Executes `DEVICE_SET_IRQS`.
+    pub(super) fn set(&mut self, set: &SetIrqs, data: &[u8], eventfds: Vec<OwnedFd>) -> Result<(), Errno> {
         let SetIrqs { argsz, flags, index, start, count } = *set;
         let vectors = match index {
             irq::MSIX => &mut self.msix,
@@ -49,7 +51,7 @@ impl Interrupts {
             || flags & !known != 0
             || !kind.is_power_of_two()
             || !action.is_power_of_two()
-            || !given.is_empty() && (kind != irq_set::DATA_EVENTFD || given.len() != count as usize)
+            || !eventfds.is_empty() && (kind != irq_set::DATA_EVENTFD || eventfds.len() != count as usize)
         {
             return Err(Errno::INVAL);
         }
@@ -57,26 +59,28 @@ impl Interrupts {
         let Some(end) = end else { return Err(Errno::INVAL) };
         let range = start as usize..end as usize;
         if action != irq_set::ACTION_TRIGGER {
-            // Vectors are masked where the client keeps their table.
+            // Masking is the client's task: it emulates the MSI-X table.
             return Err(Errno::INVAL);
         }
         match kind {
-            // All of them are taken away.
-            irq_set::DATA_NONE if count == 0 && start == 0 => vectors.iter_mut().for_each(|one| *one = None),
+            // Removes all eventfds of this index.
+            irq_set::DATA_NONE if count == 0 && start == 0 => {
+                vectors.iter_mut().for_each(|eventfd| *eventfd = None)
+            }
             irq_set::DATA_NONE if count > 0 => vectors[range].iter().for_each(signal),
             irq_set::DATA_BOOL if count > 0 && data.len() == count as usize => {
-                let chosen = vectors[range].iter().zip(data).filter(|(_, wanted)| **wanted != 0);
-                chosen.for_each(|(one, _)| signal(one));
+                let selected = vectors[range].iter().zip(data).filter(|(_, trigger)| **trigger != 0);
+                selected.for_each(|(eventfd, _)| signal(eventfd));
             }
-            irq_set::DATA_EVENTFD if count > 0 && given.is_empty() => {
-                vectors[range].iter_mut().for_each(|one| *one = None);
+            irq_set::DATA_EVENTFD if count > 0 && eventfds.is_empty() => {
+                vectors[range].iter_mut().for_each(|eventfd| *eventfd = None);
             }
             irq_set::DATA_EVENTFD if count > 0 => {
-                for file in &given {
+                for file in &eventfds {
                     check(file)?;
                 }
-                for (one, file) in vectors[range].iter_mut().zip(given) {
-                    *one = Some(file);
+                for (eventfd, file) in vectors[range].iter_mut().zip(eventfds) {
+                    *eventfd = Some(file);
                 }
             }
             _ => return Err(Errno::INVAL),
@@ -84,36 +88,54 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Signals an MSI-X vector, if the client wants to know.
+    /// Signals an MSI-X vector, if it has an eventfd.
     #[inline]
     pub(super) fn trigger(&self, vector: u16) {
-        if let Some(one) = self.msix.get(usize::from(vector)) {
-            signal(one);
+        if let Some(eventfd) = self.msix.get(usize::from(vector)) {
+            signal(eventfd);
         }
     }
 
-    /// Asks the client to let go of the device.
+    /// Requests that the client releases the device.
     pub(super) fn request(&self) {
         self.request.iter().for_each(signal);
     }
 
-    /// Forgets what the client gave.
+    /// Drops all eventfds.
     pub(super) fn clear(&mut self) {
-        for one in self.msix.iter_mut().chain(&mut self.error).chain(&mut self.request) {
-            *one = None;
+        for eventfd in self.msix.iter_mut().chain(&mut self.error).chain(&mut self.request) {
+            *eventfd = None;
         }
     }
 }
 
-fn signal(one: &Option<OwnedFd>) {
-    if let Some(file) = one {
-        // A counter that is full has signalled already.
+/// The vectors that were signalled in one turn. A vector beyond [`QUEUES_MAX`], which does not exist, is never in it.
+#[derive(Default)]
+pub(super) struct VectorSet([u64; QUEUES_MAX as usize / 64]);
+
+const _: () = assert!(QUEUES_MAX.is_multiple_of(64));
+
+impl VectorSet {
+    /// Adds a vector; `false` if it is in the set already.
+    #[inline]
+    pub(super) fn insert(&mut self, vector: u16) -> bool {
+        let Some(word) = self.0.get_mut(usize::from(vector / 64)) else { return true };
+        let bit = 1 << (vector % 64);
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        is_new
+    }
+}
+
+fn signal(eventfd: &Option<OwnedFd>) {
+    if let Some(file) = eventfd {
+        // EAGAIN: the counter is at its maximum, so the client is already signalled.
         let _ = rustix::io::write(file, &1u64.to_ne_bytes());
     }
 }
 
-/// Only an eventfd is taken, and one that does not wait: writing anything else may take as long as the
-/// client pleases.
+/// Accepts only an eventfd, and makes it non-blocking: a write to anything else may block for as long as the
+/// client wants.
 fn check(file: &OwnedFd) -> Result<(), Errno> {
     let link = rustix::fs::readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), Vec::new())?;
     if !link.as_bytes().starts_with(b"anon_inode:[eventfd") {

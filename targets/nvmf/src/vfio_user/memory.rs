@@ -1,65 +1,72 @@
-//! The client's memory, as the device reaches it.
+//! The client's memory that is mapped for DMA.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use memory::{Loan, Pool, SharedRegion};
+use dma::{ExternalMemory, Pool, SharedRegion};
 use rustix::io::Errno;
 use wire_vfio_user::{DmaMap, DmaUnmap, dma_flags, unmap_flags};
 
-/// Ranges that a client may have mapped at a time, as it is told. Each is a mapping of this process, of
-/// which the kernel allows 65,530 by default.
+/// Maximum DMA ranges of a client (`max_dma_maps`). Each is a mapping of this process, of which the kernel
+/// allows 65,530 by default.
 pub(super) const RANGES_MAX: usize = 8192;
-/// Ranges are whole pages.
+/// DMA ranges consist of whole pages.
 const PAGE: u64 = 4096;
 
-/// The ranges of memory that the client lets the device reach, by rising address.
+/// The client's DMA ranges, in ascending order of address.
+///
+/// `DMA_MAP` adds a range and maps its file here; `DMA_UNMAP` removes it. Buffers in a range are lent to devices
+/// without a copy, so an unmap completes only when all of them are returned.
 #[derive(Default)]
-pub(super) struct Memory {
-    ranges: Vec<Range>,
-    /// Where the last look-up ended: the next is mostly there, too.
+pub(super) struct ClientMemory {
+    ranges: Vec<DmaRange>,
+    /// Index of the range of the last translation: usually the next one hits it, too.
     last: std::cell::Cell<usize>,
 }
 
-/// One range.
-struct Range {
+/// A DMA range.
+struct DmaRange {
     address: u64,
     size: u64,
     writable: bool,
-    /// `None` for memory that cannot be mapped here.
-    loan: Option<Loan>,
+    /// `None` if the range has no file that can be mapped.
+    external: Option<ExternalMemory>,
 }
 
-/// Part of a range.
+/// A translated address: the memory of a range and an offset in it.
 #[derive(Clone, Copy)]
-pub(super) struct Spot<'a> {
-    pub(super) loan: &'a Loan,
+pub(super) struct DmaTarget<'a> {
+    pub(super) external: &'a ExternalMemory,
     pub(super) offset: u64,
     pub(super) writable: bool,
 }
 
-/// A range that was taken away, and of which parts are still with devices.
-pub(super) struct Leaving(Vec<Loan>);
+/// Ranges that were unmapped, but of which buffers may still be lent to devices.
+pub(super) struct UnmappedRanges(Vec<ExternalMemory>);
 
-impl Leaving {
-    /// Whether nothing of it is used any more.
+impl UnmappedRanges {
+    /// Whether all buffers have been returned.
     pub(super) fn is_unused(&self) -> bool {
-        self.0.iter().all(|loan| loan.lent() == 0)
+        self.0.iter().all(|external| external.live_buffers() == 0)
     }
 }
 
-impl Memory {
-    /// Lets the device reach a range.
+impl ClientMemory {
+    /// Adds a range (`DMA_MAP`).
+    ///
+    /// # Errors
+    /// `EINVAL` for invalid parameters or a file that is too short, `ENOSPC` above `RANGES_MAX`, `EEXIST` for an
+    /// overlap, or the error of `mmap`.
     pub(super) fn map(&mut self, pool: &Pool, map: &DmaMap, file: Option<OwnedFd>) -> Result<(), Errno> {
         let DmaMap { argsz, flags, offset, address, size } = *map;
-        let known = dma_flags::READ | dma_flags::WRITE | dma_flags::MMAP | dma_flags::FILE_IO;
-        let whole = |value: u64| value.is_multiple_of(PAGE);
+        let known_flags = dma_flags::READ | dma_flags::WRITE | dma_flags::MMAP | dma_flags::FILE_IO;
+        let is_aligned = |value: u64| value.is_multiple_of(PAGE);
         if (argsz as usize) < DmaMap::SIZE
-            || flags & !known != 0
+            || flags & !known_flags != 0
             || flags & (dma_flags::READ | dma_flags::WRITE) == 0
-            || !whole(address)
-            || !whole(size)
-            || !whole(offset)
+            || !is_aligned(address)
+            || !is_aligned(size)
+            || !is_aligned(offset)
             || size == 0
             || address.checked_add(size).is_none()
             || offset.checked_add(size).is_none()
@@ -78,25 +85,25 @@ impl Memory {
             return Err(Errno::EXIST);
         }
         let writable = flags & dma_flags::WRITE != 0;
-        let loan = match file {
+        let external = match file {
             Some(file) if flags & dma_flags::FILE_IO == 0 && is_memory(&file) => {
                 check_size(&file, offset + size)?;
-                let region = SharedRegion::map_foreign(file.as_fd(), offset, size, writable);
+                let region = SharedRegion::map_untrusted(file.as_fd(), offset, size, writable);
                 let region = region.map_err(|error| match error {
-                    memory::RegionError::Map { errno, .. } => Errno::from_raw_os_error(errno),
+                    dma::RegionError::Map { errno, .. } => Errno::from_raw_os_error(errno),
                     _ => Errno::NOMEM,
                 })?;
-                Some(pool.lend(Rc::new(region)))
+                Some(pool.attach_external(Rc::new(region)))
             }
             _ => None,
         };
-        self.ranges.insert(at, Range { address, size, writable, loan });
+        self.ranges.insert(at, DmaRange { address, size, writable, external });
         self.last.set(0);
         Ok(())
     }
 
-    /// Takes a range away, which must be as it was mapped, or everything.
-    pub(super) fn unmap(&mut self, unmap: &DmaUnmap) -> Result<Leaving, Errno> {
+    /// Removes a range, which must match one that was mapped, or all ranges (`DMA_UNMAP`).
+    pub(super) fn unmap(&mut self, unmap: &DmaUnmap) -> Result<UnmappedRanges, Errno> {
         let DmaUnmap { argsz, flags, address, size } = *unmap;
         if (argsz as usize) < DmaUnmap::SIZE || flags & !unmap_flags::ALL != 0 {
             return Err(Errno::INVAL);
@@ -110,52 +117,51 @@ impl Memory {
         }
         let found = self.ranges.iter().position(|range| range.address == address && range.size == size);
         let range = self.ranges.remove(found.ok_or(Errno::NOENT)?);
-        Ok(Leaving(range.loan.into_iter().collect()))
+        Ok(UnmappedRanges(range.external.into_iter().collect()))
     }
 
-    /// Takes everything away.
-    pub(super) fn unmap_all(&mut self) -> Leaving {
+    /// Removes all ranges.
+    pub(super) fn unmap_all(&mut self) -> UnmappedRanges {
         self.last.set(0);
-        Leaving(self.ranges.drain(..).filter_map(|range| range.loan).collect())
+        UnmappedRanges(self.ranges.drain(..).filter_map(|range| range.external).collect())
     }
 
-    /// Where `bytes` bytes at an address lie, if they are in one range that can be reached.
+    /// Translates an I/O address; `None` unless all `bytes` lie in one mapped range.
     #[inline]
-    pub(super) fn find(&self, address: u64, bytes: u64) -> Option<Spot<'_>> {
+    pub(super) fn translate(&self, address: u64, bytes: u64) -> Option<DmaTarget<'_>> {
         let last = self.last.get();
         if let Some(range) = self.ranges.get(last)
-            && let Some(spot) = range.spot(address, bytes)
+            && let Some(mapped) = range.translate(address, bytes)
         {
-            return Some(spot);
+            return Some(mapped);
         }
         let at = self.ranges.partition_point(|range| range.address <= address).checked_sub(1)?;
         self.last.set(at);
-        self.ranges[at].spot(address, bytes)
+        self.ranges[at].translate(address, bytes)
     }
 
-    /// Whether the client has taken memory away without a word.
+    /// Whether an access to a range raised SIGBUS, because the client truncated the file.
     pub(super) fn is_poisoned(&self) -> bool {
-        let mut loans = self.ranges.iter().filter_map(|range| range.loan.as_ref());
-        loans.any(|loan| loan.region().is_poisoned())
+        let mut externals = self.ranges.iter().filter_map(|range| range.external.as_ref());
+        externals.any(|external| external.region().is_poisoned())
     }
 }
 
-impl Range {
+impl DmaRange {
     #[inline]
-    fn spot(&self, address: u64, bytes: u64) -> Option<Spot<'_>> {
+    fn translate(&self, address: u64, bytes: u64) -> Option<DmaTarget<'_>> {
         let offset = address.wrapping_sub(self.address);
-        let inside = offset < self.size && bytes <= self.size - offset;
-        if !inside {
+        let is_inside = offset < self.size && bytes <= self.size - offset;
+        if !is_inside {
             return None;
         }
-        Some(Spot { loan: self.loan.as_ref()?, offset, writable: self.writable })
+        Some(DmaTarget { external: self.external.as_ref()?, offset, writable: self.writable })
     }
 }
 
-/// Whether a descriptor is of memory: a memfd, or a file on tmpfs or hugetlbfs. Only these can be sealed.
+/// Whether a descriptor is a memfd, or a file on tmpfs or hugetlbfs. Only these support seals.
 ///
-/// What else can be mapped may make whoever touches it wait for as long as its maker pleases: a file
-/// of FUSE, or on a network.
+/// A page fault on any other file (FUSE, a network file system) may block for an unbounded time.
 fn is_memory(file: &OwnedFd) -> bool {
     rustix::fs::fcntl_get_seals(file).is_ok()
 }

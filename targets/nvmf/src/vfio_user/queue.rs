@@ -1,26 +1,31 @@
-//! Queues in the client's memory.
+//! Submission and completion queues in the client's memory.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use controller::QueueLease;
-use memory::SharedRegion;
+use dma::SharedRegion;
+use nvme_controller::QueueLease;
 use wire_nvme::{cqe, sqe};
 
-use super::doorbells::Doorbells;
-use super::memory::Memory;
+use super::doorbells::ControllerDoorbells;
+use super::memory::ClientMemory;
 
-/// Where a queue lies, while the client lets the device reach it.
-pub(super) struct Place {
+/// The mapped memory of a queue, while its DMA range is mapped.
+pub(super) struct QueueMemory {
     region: Rc<SharedRegion>,
     offset: u64,
 }
 
-impl Place {
-    /// The memory of a queue, if it is in one range that can be reached and, where wanted, written.
-    pub(super) fn find(memory: &Memory, address: u64, bytes: u64, written: bool) -> Option<Place> {
-        let spot = memory.find(address, bytes).filter(|spot| spot.writable || !written)?;
-        Some(Place { region: spot.loan.region().clone(), offset: spot.offset })
+impl QueueMemory {
+    /// The memory of a queue; `None` unless it lies in one mapped range that is, if `written`, writable.
+    pub(super) fn locate(
+        memory: &ClientMemory,
+        address: u64,
+        bytes: u64,
+        written: bool,
+    ) -> Option<QueueMemory> {
+        let mapped = memory.translate(address, bytes).filter(|mapped| mapped.writable || !written)?;
+        Some(QueueMemory { region: mapped.external.region().clone(), offset: mapped.offset })
     }
 
     #[inline]
@@ -37,49 +42,50 @@ impl Place {
     }
 }
 
-/// A submission queue.
-pub(super) struct Submission {
+/// A submission queue in client memory. The controller reads entries in place; it owns the head.
+pub(super) struct SubmissionQueue {
     pub(super) entries: u32,
     /// The next entry to fetch.
     pub(super) head: u32,
     pub(super) cqid: u16,
-    /// Which doorbell is its tail.
+    /// Index of its tail doorbell.
     pub(super) doorbell: u64,
     pub(super) address: u64,
-    /// `None` while the client has taken its memory away.
-    pub(super) place: Option<Place>,
-    /// Commands that were fetched and not answered.
+    /// `None` while its DMA range is unmapped.
+    pub(super) memory: Option<QueueMemory>,
+    /// Commands that were fetched and not completed.
     pub(super) in_flight: u32,
-    pub(super) state: State,
-    /// The right to its identifier; none for the admin queue.
+    pub(super) state: SubmissionQueueState,
+    /// Exclusive use of its queue identifier; `None` for the admin queue.
     pub(super) _lease: Option<QueueLease>,
-    /// A doorbell value that it cannot have, of which the client was told.
-    pub(super) refused: u32,
+    /// The last invalid tail doorbell value, which was reported once.
+    pub(super) invalid_tail: u32,
     pub(super) commands: u64,
     pub(super) errors: u64,
 }
 
-/// What becomes of a submission queue.
+/// Life cycle of a submission queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum SubmissionQueueState {
     /// Commands are fetched.
     Active,
-    /// It was deleted by this admin command, which is answered when everything fetched has been.
+    /// Deleted by the admin command with this CID, which completes when all fetched commands have completed.
     Deleting(u16),
-    /// The controller was reset or shut down: what is under way is not answered.
+    /// The controller was reset or shut down: commands in flight get no completion.
     Closed,
 }
 
-impl Submission {
+impl SubmissionQueue {
     pub(super) const BYTES: u64 = sqe::SIZE as u64;
 
-    /// Fetches the next entries, as many as are wanted, fit, and lie in one piece; none without its memory.
+    /// Copies up to `count_max` entries to `out`, without wrapping around. Returns their number; 0 while its memory
+    /// is unmapped.
     #[inline]
-    pub(super) fn fetch(&mut self, wanted: u32, out: &mut [[u8; sqe::SIZE]]) -> u32 {
-        let Some(place) = &self.place else { return 0 };
-        let count = wanted.min(self.entries - self.head).min(out.len() as u32);
+    pub(super) fn fetch(&mut self, count_max: u32, out: &mut [[u8; sqe::SIZE]]) -> u32 {
+        let Some(memory) = &self.memory else { return 0 };
+        let count = count_max.min(self.entries - self.head).min(out.len() as u32);
         let bytes = out[..count as usize].as_flattened_mut();
-        place.region.read(place.offset + u64::from(self.head) * Self::BYTES, bytes);
+        memory.region.read(memory.offset + u64::from(self.head) * Self::BYTES, bytes);
         self.head += count;
         if self.head == self.entries {
             self.head = 0;
@@ -89,50 +95,59 @@ impl Submission {
         count
     }
 
-    /// How many entries there are before this tail, which is below the number of entries.
+    /// Number of entries between the head and this tail, which must be a valid index.
     #[inline]
-    pub(super) fn waiting(&self, tail: u32) -> u32 {
+    pub(super) fn pending_entries(&self, tail: u32) -> u32 {
         if tail >= self.head { tail - self.head } else { tail + self.entries - self.head }
     }
 
-    /// Looks for its memory again.
-    pub(super) fn replace(&mut self, memory: &Memory) {
-        self.place = Place::find(memory, self.address, u64::from(self.entries) * Self::BYTES, false);
+    /// Translates its address again, after DMA ranges have changed.
+    pub(super) fn remap(&mut self, memory: &ClientMemory) {
+        self.memory = QueueMemory::locate(memory, self.address, u64::from(self.entries) * Self::BYTES, false);
     }
 }
 
-/// A completion queue.
-pub(super) struct Completion {
+/// A completion queue in client memory. The controller owns the tail and the phase tag.
+///
+/// A slot is reserved before a command is fetched, so a completion of a command always fits, except while
+/// the queue's memory is unmapped. Completions without a slot (asynchronous events) or without memory are
+/// blocked and written later, in order.
+pub(super) struct CompletionQueue {
     pub(super) entries: u32,
-    /// Where the next entry goes.
+    /// Index of the next entry to write.
     tail: u32,
     phase: bool,
-    /// How far the client has got, as far as was looked.
+    /// The client's head, as of the last read of the doorbell.
     head: u32,
-    /// Entries that commands under way will need.
+    /// Entries reserved for commands in flight.
     reserved: u32,
-    /// Which doorbell is its head.
+    /// Index of its head doorbell.
     doorbell: u64,
     address: u64,
-    /// `None` while the client has taken its memory away.
-    place: Option<Place>,
-    /// Raised when something was written.
+    /// `None` while its DMA range is unmapped.
+    memory: Option<QueueMemory>,
+    /// MSI-X vector to signal after entries were written; `None` disables interrupts.
     pub(super) vector: Option<u16>,
-    /// Entries that found neither room nor memory.
-    held: VecDeque<(u64, u64)>,
-    /// Something was written since the last interrupt.
+    /// Completions blocked because the queue is full or its memory is unmapped, oldest first.
+    blocked: VecDeque<(u64, u64)>,
+    /// Entries were written since the last interrupt.
     pub(super) dirty: bool,
-    refused: u32,
+    invalid_head: u32,
+    /// `invalid_head` was not reported yet.
+    unreported_head: bool,
 }
 
-/// The client wrote a head that the queue cannot have.
-pub(super) struct BadHead;
-
-impl Completion {
+impl CompletionQueue {
     pub(super) const BYTES: u64 = cqe::SIZE as u64;
 
-    pub(super) fn new(entries: u32, address: u64, place: Place, doorbell: u64, vector: Option<u16>) -> Self {
-        Completion {
+    pub(super) fn new(
+        entries: u32,
+        address: u64,
+        place: QueueMemory,
+        doorbell: u64,
+        vector: Option<u16>,
+    ) -> Self {
+        CompletionQueue {
             entries,
             tail: 0,
             phase: true,
@@ -140,11 +155,12 @@ impl Completion {
             reserved: 0,
             doorbell,
             address,
-            place: Some(place),
+            memory: Some(place),
             vector,
-            held: VecDeque::new(),
+            blocked: VecDeque::new(),
             dirty: false,
-            refused: 0,
+            invalid_head: 0,
+            unreported_head: false,
         }
     }
 
@@ -155,55 +171,60 @@ impl Completion {
 
     #[inline]
     fn free(&self) -> u32 {
-        (self.entries - 1).saturating_sub(self.used() + self.reserved + self.held.len() as u32)
+        (self.entries - 1).saturating_sub(self.used() + self.reserved + self.blocked.len() as u32)
     }
 
-    /// Reserves room for as many of `wanted` completions as there is, looking at the doorbell only where
-    /// what is known does not suffice.
+    /// Reserves up to `count_max` entries and returns their number. Reads the doorbell only when the known head
+    /// leaves too few.
     #[inline]
-    pub(super) fn reserve(&mut self, wanted: u32, doorbells: &Doorbells) -> Result<u32, BadHead> {
+    pub(super) fn reserve(&mut self, count_max: u32, doorbells: &ControllerDoorbells) -> u32 {
         let mut free = self.free();
-        let mut looked = Ok(());
-        if free < wanted {
-            looked = self.look(doorbells);
+        if free < count_max {
+            self.refresh_head(doorbells);
             free = self.free();
         }
-        let count = free.min(wanted);
+        let count = free.min(count_max);
         self.reserved += count;
-        looked.map(|()| count).or_else(|bad| if count > 0 { Ok(count) } else { Err(bad) })
+        count
     }
 
-    /// Gives room back that is not needed.
+    /// Whether the client wrote an invalid value to the head doorbell that was not reported yet. The caller reports
+    /// it; each value is reported once.
+    #[inline]
+    pub(super) fn take_invalid_head(&mut self) -> bool {
+        std::mem::take(&mut self.unreported_head)
+    }
+
+    /// Releases reserved entries.
     #[inline]
     pub(super) fn release(&mut self, count: u32) {
         self.reserved -= count;
     }
 
-    fn look(&mut self, doorbells: &Doorbells) -> Result<(), BadHead> {
-        let Some(head) = doorbells.load(self.doorbell) else { return Ok(()) };
-        let taken = if head >= self.head { head - self.head } else { head + self.entries - self.head };
-        // No further than what was written.
-        if head >= self.entries || taken > self.used() {
-            let is_new = self.refused != head;
-            self.refused = head;
-            return if is_new { Err(BadHead) } else { Ok(()) };
+    fn refresh_head(&mut self, doorbells: &ControllerDoorbells) {
+        let Some(head) = doorbells.load(self.doorbell) else { return };
+        let consumed = if head >= self.head { head - self.head } else { head + self.entries - self.head };
+        // The head cannot pass the tail.
+        if head >= self.entries || consumed > self.used() {
+            self.unreported_head |= self.invalid_head != head;
+            self.invalid_head = head;
+            return;
         }
         self.head = head;
-        Ok(())
     }
 
-    /// Writes an entry for which there was a reservation. False if it is kept until there is room and memory.
+    /// Writes a completion for which an entry is reserved. False if it is blocked and will be written later.
     #[inline]
     pub(super) fn post(&mut self, result: u64, rest: u64) -> bool {
         self.reserved -= 1;
         self.post_unreserved(result, rest)
     }
 
-    /// Writes an entry. False if it is kept until there is room and memory.
+    /// Writes a completion without a reservation. False if it is blocked and will be written later.
     #[inline]
     pub(super) fn post_unreserved(&mut self, result: u64, rest: u64) -> bool {
-        if self.place.is_none() || !self.held.is_empty() || self.used() + 1 >= self.entries {
-            self.hold(result, rest);
+        if self.memory.is_none() || !self.blocked.is_empty() || self.used() + 1 >= self.entries {
+            self.block(result, rest);
             return false;
         }
         self.write(result, rest);
@@ -211,40 +232,40 @@ impl Completion {
     }
 
     #[cold]
-    fn hold(&mut self, result: u64, rest: u64) {
-        self.held.push_back((result, rest));
+    fn block(&mut self, result: u64, rest: u64) {
+        self.blocked.push_back((result, rest));
     }
 
-    /// Writes what was kept, as far as there is room.
-    pub(super) fn unhold(&mut self, doorbells: &Doorbells) {
-        if self.held.is_empty() || self.place.is_none() {
+    /// Writes blocked completions until the queue is full.
+    pub(super) fn flush_blocked(&mut self, doorbells: &ControllerDoorbells) {
+        if self.blocked.is_empty() || self.memory.is_none() {
             return;
         }
-        let _ = self.look(doorbells);
+        self.refresh_head(doorbells);
         while self.used() + 1 < self.entries
-            && let Some((result, rest)) = self.held.pop_front()
+            && let Some((result, rest)) = self.blocked.pop_front()
         {
             self.write(result, rest);
         }
     }
 
-    /// Its doorbell, and how far the client has got as far as was looked.
+    /// The index of its doorbell, and the head as last read.
     pub(super) fn known_head(&self) -> (u64, u32) {
         (self.doorbell, self.head)
     }
 
-    /// Whether something waits for room or memory.
-    pub(super) fn holds(&self) -> bool {
-        !self.held.is_empty()
+    /// Whether completions are blocked.
+    pub(super) fn has_blocked(&self) -> bool {
+        !self.blocked.is_empty()
     }
 
     #[inline(always)]
     fn write(&mut self, result: u64, rest: u64) {
-        let Some(place) = &self.place else { return };
-        let at = place.offset + u64::from(self.tail) * Self::BYTES;
-        place.region.store_u64(at, result);
-        // The phase tag is what the client waits for: it becomes visible last (Base 2.0, section 3.3.3.2).
-        place.region.store_u64(at + 8, rest | u64::from(self.phase) << PHASE);
+        let Some(memory) = &self.memory else { return };
+        let at = memory.offset + u64::from(self.tail) * Self::BYTES;
+        memory.region.store_u64(at, result);
+        // The client polls the phase tag, so it must become visible last (Base 2.0, section 3.3.3.2).
+        memory.region.store_u64(at + 8, rest | u64::from(self.phase) << PHASE);
         self.tail += 1;
         if self.tail == self.entries {
             self.tail = 0;
@@ -253,38 +274,38 @@ impl Completion {
         self.dirty = true;
     }
 
-    /// Looks for its memory again.
-    pub(super) fn replace(&mut self, memory: &Memory) {
-        self.place = Place::find(memory, self.address, u64::from(self.entries) * Self::BYTES, true);
+    /// Translates its address again, after DMA ranges have changed.
+    pub(super) fn remap(&mut self, memory: &ClientMemory) {
+        self.memory = QueueMemory::locate(memory, self.address, u64::from(self.entries) * Self::BYTES, true);
     }
 
     pub(super) fn is_poisoned(&self) -> bool {
-        self.place.as_ref().is_some_and(Place::is_poisoned)
+        self.memory.as_ref().is_some_and(QueueMemory::is_poisoned)
     }
 }
 
-/// Where the phase tag is in the second half of an entry.
+/// Bit of the phase tag in the upper quadword of a completion queue entry.
 const PHASE: u32 = 48;
 
-/// The second half of an entry, but for the phase tag.
+/// The upper quadword of a completion queue entry, without the phase tag.
 #[inline]
-pub(super) fn rest(sqhd: u16, sqid: u16, cid: u16, status: ring::Status) -> u64 {
+pub(super) fn cqe_high(sqhd: u16, sqid: u16, cid: u16, status: block_io::Status) -> u64 {
     u64::from(sqhd) | u64::from(sqid) << 16 | u64::from(cid) << 32 | u64::from(status.field()) << (PHASE + 1)
 }
 
 #[cfg(test)]
 mod tests {
-    use ring::Status;
+    use block_io::Status;
     use wire_nvme::Cqe;
 
     use super::*;
 
     #[test]
-    fn entries_are_what_the_encoding_says() {
+    fn cqe_high_matches_the_wire_encoding() {
         let status = Status::new(3, 0x71).do_not_retry();
         let cqe = Cqe { result: 7, sqhd: 0x1234, sqid: 3, cid: 0xfedc, status, phase: true };
         let bytes = cqe.to_bytes();
-        let high = rest(0x1234, 3, 0xfedc, status) | 1 << PHASE;
+        let high = cqe_high(0x1234, 3, 0xfedc, status) | 1 << PHASE;
         assert_eq!(bytes[8..], high.to_le_bytes());
     }
 }

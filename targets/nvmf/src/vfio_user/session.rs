@@ -1,210 +1,234 @@
-//! A client: its connection, what it asks, and the function that it was given.
-
-use std::os::unix::net::UnixStream;
+//! The session of a vfio-user client: its socket, the handling of its requests, and its function.
 
 use rustix::io::Errno;
+use sockets::SocketStream;
 use wire_vfio_user::{
-    Capabilities, Command, DeviceInfo, DmaMap, DmaUnmap, Header, IoFdsRequest, IrqInfo, MultiWrites,
-    RegionAccess, RegionInfo, SetIrqs, Version, device_flags, irq, region,
+    DeviceInfo, DmaMap, DmaUnmap, Header, IoFdsRequest, IrqInfo, MultiWrites, ProtocolCapabilities,
+    RegionAccess, RegionInfo, SetIrqs, VersionMessage, VfioUserCommand, device_flags, irq, region,
 };
 
-use super::function::{Function, Lent};
-use super::memory::{Leaving, RANGES_MAX};
-use super::socket::{DATA_BYTES_MAX, DESCRIPTORS_MAX, End, Message, Reply, Stream};
+use super::function::{FunctionContext, VfioUserFunction};
+use super::memory::{RANGES_MAX, UnmappedRanges};
+use super::socket::{
+    ClientMessage, ClientSocket, DATA_BYTES_MAX, DESCRIPTORS_MAX, DisconnectReason, VfioUserReply,
+};
 
-/// Messages that are taken in one turn, so that I/O gets its share.
+/// Maximum messages processed per poll, so that I/O is not starved.
 const MESSAGES_PER_TURN_MAX: usize = 64;
 
-pub(super) struct Session {
-    stream: Stream,
-    pub(super) function: Function,
-    /// A version has been agreed on.
-    greeted: bool,
-    /// What can only be answered when devices are done.
-    pending: Option<Pending>,
-    /// There may be more to receive.
+/// One connected client: the socket and the [`VfioUserFunction`] that the client controls.
+///
+/// Requests are processed in order. A request that must wait for devices (unmap, reset) blocks those behind it
+/// until [`complete_pending_reply`](Self::complete_pending_reply) sends its reply. After the client disconnects,
+/// the session stays until [`is_done`](Self::is_done).
+pub(super) struct ClientSession {
+    stream: ClientSocket,
+    pub(super) function: VfioUserFunction,
+    /// The version was negotiated.
+    negotiated: bool,
+    /// The request whose reply waits for devices.
+    pending: Option<PendingReply>,
+    /// The socket may have more data.
     pub(super) readable: bool,
-    /// The client has gone, or is to go.
-    pub(super) ended: bool,
+    /// The client has disconnected or was disconnected.
+    pub(super) closed: bool,
 }
 
-/// A request whose answer waits for devices.
-struct Pending {
+/// A request whose reply waits for devices.
+struct PendingReply {
     header: Header,
-    reply: Reply,
-    until: Until,
+    reply: VfioUserReply,
+    condition: ReplyCondition,
 }
 
-enum Until {
-    /// Nothing of the memory is with devices.
-    Unused(Leaving),
-    /// Nothing at all is with devices.
+enum ReplyCondition {
+    /// No buffer of the unmapped ranges is lent to a device.
+    BuffersReturned(UnmappedRanges),
+    /// No device requests are outstanding.
     Idle,
 }
 
-/// What becomes of a request.
-enum Outcome {
-    Answer(Reply),
-    Wait(Reply, Until),
+/// The result of a request: reply now, or when a condition is met.
+enum RequestOutcome {
+    Reply(VfioUserReply),
+    Wait(VfioUserReply, ReplyCondition),
 }
 
-impl Session {
-    pub(super) fn new(stream: UnixStream, function: Function) -> Session {
-        Session {
-            stream: Stream::new(stream),
+impl ClientSession {
+    pub(super) fn new(stream: SocketStream, function: VfioUserFunction) -> ClientSession {
+        ClientSession {
+            stream: ClientSocket::new(stream),
             function,
-            greeted: false,
+            negotiated: false,
             pending: None,
             readable: true,
-            ended: false,
+            closed: false,
         }
     }
 
-    pub(super) fn stream(&self) -> &Stream {
+    pub(super) fn stream(&self) -> &ClientSocket {
         &self.stream
     }
 
-    /// Whether something of the client's can be dropped only when devices are done.
+    /// Whether the session can be dropped: the client is disconnected and no device requests are outstanding.
     pub(super) fn is_done(&self) -> bool {
-        self.ended && self.function.is_idle()
+        self.closed && self.function.is_idle()
     }
 
-    /// Whether an answer waits for devices.
+    /// Whether a reply waits for devices.
     pub(super) fn is_pending(&self) -> bool {
         self.pending.is_some()
     }
 
-    /// Takes in what the client has sent, as far as the order of things allows; how many messages.
-    pub(super) fn receive(&mut self, lent: &mut Lent<'_>) -> Result<usize, End> {
+    /// Receives and processes requests, up to one that must wait. Returns the number of messages.
+    pub(super) fn receive(&mut self, context: &mut FunctionContext<'_>) -> Result<usize, DisconnectReason> {
         self.stream.flush()?;
         let mut count = 0;
-        // Requests are served in their order (Command Concurrency): behind one that waits, all wait.
+        // Requests execute in order (Command Concurrency): one that waits blocks those behind it.
         while self.pending.is_none() && count < MESSAGES_PER_TURN_MAX {
             let Some(message) = self.stream.receive()? else {
                 self.readable = false;
                 return Ok(count);
             };
             count += 1;
-            self.serve(message, lent)?;
+            self.handle_message(message, context)?;
         }
         Ok(count)
     }
 
-    /// Answers what waited for devices, if they are done.
-    pub(super) fn settle(&mut self) -> Result<bool, End> {
+    /// Sends the pending reply if its condition is met. Returns whether it was sent.
+    pub(super) fn complete_pending_reply(&mut self) -> Result<bool, DisconnectReason> {
         let done = match &self.pending {
             None => return Ok(false),
-            Some(pending) => match &pending.until {
-                Until::Unused(leaving) => leaving.is_unused(),
-                Until::Idle => self.function.is_idle(),
+            Some(pending) => match &pending.condition {
+                ReplyCondition::BuffersReturned(ranges) => ranges.is_unused(),
+                ReplyCondition::Idle => self.function.is_idle(),
             },
         };
-        if done && let Some(Pending { header, reply, .. }) = self.pending.take() {
-            self.answer(&header, Ok(reply))?;
+        if done && let Some(PendingReply { header, reply, .. }) = self.pending.take() {
+            self.send_reply(&header, Ok(reply))?;
         }
         Ok(done)
     }
 
-    fn serve(&mut self, message: Message, lent: &mut Lent<'_>) -> Result<(), End> {
+    fn handle_message(
+        &mut self,
+        message: ClientMessage,
+        context: &mut FunctionContext<'_>,
+    ) -> Result<(), DisconnectReason> {
         let header = message.header;
-        match self.execute(message, lent)? {
-            Ok(Outcome::Answer(reply)) => self.answer(&header, Ok(reply)),
-            Ok(Outcome::Wait(reply, until)) => {
-                self.pending = Some(Pending { header, reply, until });
-                self.settle().map(|_| ())
+        match self.execute(message, context)? {
+            Ok(RequestOutcome::Reply(reply)) => self.send_reply(&header, Ok(reply)),
+            Ok(RequestOutcome::Wait(reply, condition)) => {
+                self.pending = Some(PendingReply { header, reply, condition });
+                self.complete_pending_reply().map(|_| ())
             }
-            Err(errno) => self.answer(&header, Err(errno)),
+            Err(errno) => self.send_reply(&header, Err(errno)),
         }
     }
 
-    fn answer(&mut self, header: &Header, outcome: Result<Reply, Errno>) -> Result<(), End> {
+    fn send_reply(
+        &mut self,
+        header: &Header,
+        result: Result<VfioUserReply, Errno>,
+    ) -> Result<(), DisconnectReason> {
         if header.no_reply {
             return Ok(());
         }
-        match outcome {
+        match result {
             Ok(reply) => self.stream.send(&header.reply(reply.payload.len()), &reply),
-            Err(errno) => self.stream.send(&header.failure(errno.raw_os_error() as u32), &Reply::default()),
+            Err(errno) => {
+                self.stream.send(&header.failure(errno.raw_os_error() as u32), &VfioUserReply::default())
+            }
         }
     }
 
-    fn execute(&mut self, message: Message, lent: &mut Lent<'_>) -> Result<Result<Outcome, Errno>, End> {
-        let Message { header, payload, mut descriptors } = message;
-        let command = Command::from_wire(header.command);
-        if !self.greeted {
-            // Whoever does not begin with a version is no client.
-            if command != Some(Command::Version) {
-                return Err(End::Garbage("no version was agreed on"));
+    fn execute(
+        &mut self,
+        message: ClientMessage,
+        context: &mut FunctionContext<'_>,
+    ) -> Result<Result<RequestOutcome, Errno>, DisconnectReason> {
+        let ClientMessage { header, payload, mut descriptors } = message;
+        let command = VfioUserCommand::from_wire(header.command);
+        if !self.negotiated {
+            // The first message must be a version.
+            if command != Some(VfioUserCommand::Version) {
+                return Err(DisconnectReason::InvalidMessage("no version was negotiated"));
             }
-            return self.greet(&payload).map(Ok);
+            return self.negotiate_version(&payload).map(Ok);
         }
-        let takes = match command {
-            // SPDK's driver sends the file when it takes memory away, too; it says nothing then.
-            Some(Command::DmaMap | Command::DmaUnmap) => 1,
-            Some(Command::DeviceSetIrqs) => DESCRIPTORS_MAX,
+        let descriptors_max = match command {
+            // SPDK's driver also sends the file descriptor with an unmap, where it is ignored.
+            Some(VfioUserCommand::DmaMap | VfioUserCommand::DmaUnmap) => 1,
+            Some(VfioUserCommand::DeviceSetIrqs) => DESCRIPTORS_MAX,
             _ => 0,
         };
-        if descriptors.len() > takes {
+        if descriptors.len() > descriptors_max {
             return Ok(Err(Errno::INVAL));
         }
         let function = &mut self.function;
-        let trapped = lent.shared.limits.doorbells_trapped;
-        let done = match command {
-            Some(Command::DmaMap) => decode(DmaMap::decode(&payload))
-                .and_then(|map| function.map(&map, descriptors.pop(), lent.pool))
-                .map(|()| Outcome::Answer(Reply::default())),
-            Some(Command::DmaUnmap) => decode(DmaUnmap::decode(&payload)).and_then(|unmap| {
-                let leaving = function.unmap(&unmap)?;
+        let trapped = context.shared.limits.doorbells_trapped;
+        let result = match command {
+            Some(VfioUserCommand::DmaMap) => decode(DmaMap::decode(&payload))
+                .and_then(|map| function.map(&map, descriptors.pop(), context.pool))
+                .map(|()| RequestOutcome::Reply(VfioUserReply::default())),
+            Some(VfioUserCommand::DmaUnmap) => decode(DmaUnmap::decode(&payload)).and_then(|unmap| {
+                let ranges = function.unmap(&unmap)?;
                 let reply = DmaUnmap { argsz: DmaUnmap::SIZE as u32, ..unmap };
-                Ok(Outcome::Wait(payload_of(&reply.to_bytes()), Until::Unused(leaving)))
+                Ok(RequestOutcome::Wait(
+                    payload_of(&reply.to_bytes()),
+                    ReplyCondition::BuffersReturned(ranges),
+                ))
             }),
-            Some(Command::DeviceGetInfo) => device_info(&payload),
-            Some(Command::DeviceGetRegionInfo) => decode(RegionInfo::decode(&payload))
-                .and_then(|asked| function.region_info(&asked, trapped))
-                .map(Outcome::Answer),
-            Some(Command::DeviceGetRegionIoFds) => no_descriptors(&payload),
-            Some(Command::DeviceGetIrqInfo) => decode(IrqInfo::decode(&payload))
-                .and_then(|asked| function.interrupt_info(&asked))
-                .map(|info| Outcome::Answer(payload_of(&info.to_bytes()))),
-            Some(Command::DeviceSetIrqs) => decode(SetIrqs::decode(&payload))
+            Some(VfioUserCommand::DeviceGetInfo) => device_info(&payload),
+            Some(VfioUserCommand::DeviceGetRegionInfo) => decode(RegionInfo::decode(&payload))
+                .and_then(|request| function.region_info(&request, trapped))
+                .map(RequestOutcome::Reply),
+            Some(VfioUserCommand::DeviceGetRegionIoFds) => region_io_fds(&payload),
+            Some(VfioUserCommand::DeviceGetIrqInfo) => decode(IrqInfo::decode(&payload))
+                .and_then(|request| function.interrupt_info(&request))
+                .map(|info| RequestOutcome::Reply(payload_of(&info.to_bytes()))),
+            Some(VfioUserCommand::DeviceSetIrqs) => decode(SetIrqs::decode(&payload))
                 .and_then(|set| function.set_interrupts(&set, &payload[SetIrqs::SIZE..], descriptors))
-                .map(|()| Outcome::Answer(Reply::default())),
-            Some(Command::RegionRead) => read(function, &payload),
-            Some(Command::RegionWrite) => write(function, &payload, lent.now_ns),
-            Some(Command::RegionWriteMulti) => write_multi(function, &payload, lent.now_ns),
-            Some(Command::DeviceReset) => {
+                .map(|()| RequestOutcome::Reply(VfioUserReply::default())),
+            Some(VfioUserCommand::RegionRead) => read(function, &payload),
+            Some(VfioUserCommand::RegionWrite) => write(function, &payload, context.now_ns),
+            Some(VfioUserCommand::RegionWriteMulti) => write_multi(function, &payload, context.now_ns),
+            Some(VfioUserCommand::DeviceReset) => {
                 function.begin_reset();
-                Ok(Outcome::Wait(Reply::default(), Until::Idle))
+                Ok(RequestOutcome::Wait(VfioUserReply::default(), ReplyCondition::Idle))
             }
-            Some(Command::Version) => Err(Errno::INVAL),
-            // Migration, and what only servers ask.
+            Some(VfioUserCommand::Version) => Err(Errno::INVAL),
+            // Migration is not supported; the others are sent only by servers.
             Some(
-                Command::DeviceFeature
-                | Command::MigrationRead
-                | Command::MigrationWrite
-                | Command::DmaRead
-                | Command::DmaWrite,
+                VfioUserCommand::DeviceFeature
+                | VfioUserCommand::MigrationRead
+                | VfioUserCommand::MigrationWrite
+                | VfioUserCommand::DmaRead
+                | VfioUserCommand::DmaWrite,
             )
             | None => Err(Errno::NOTSUP),
         };
-        Ok(done)
+        Ok(result)
     }
 
-    fn greet(&mut self, payload: &[u8]) -> Result<Outcome, End> {
-        let theirs = Version::decode(payload).map_err(|_| End::Garbage("its version"))?;
-        if theirs.major != Version::MAJOR {
-            return Err(End::Garbage("it speaks another version"));
+    fn negotiate_version(&mut self, payload: &[u8]) -> Result<RequestOutcome, DisconnectReason> {
+        let requested = VersionMessage::decode(payload)
+            .map_err(|_| DisconnectReason::InvalidMessage("invalid version"))?;
+        if requested.major != VersionMessage::MAJOR {
+            return Err(DisconnectReason::InvalidMessage("unsupported major version"));
         }
-        let capabilities = Capabilities {
+        let capabilities = ProtocolCapabilities {
             max_msg_fds: DESCRIPTORS_MAX as u32,
             max_data_xfer_size: DATA_BYTES_MAX,
             max_dma_maps: RANGES_MAX as u32,
-            write_multiple: theirs.capabilities.write_multiple,
-            ..Capabilities::default()
+            write_multiple: requested.capabilities.write_multiple,
+            ..ProtocolCapabilities::default()
         };
-        let minor = theirs.minor.min(Version::MINOR);
-        self.greeted = true;
-        let ours = Version { major: Version::MAJOR, minor, capabilities };
-        Ok(Outcome::Answer(payload_of(&ours.to_bytes())))
+        let minor = requested.minor.min(VersionMessage::MINOR);
+        self.negotiated = true;
+        let reply = VersionMessage { major: VersionMessage::MAJOR, minor, capabilities };
+        Ok(RequestOutcome::Reply(payload_of(&reply.to_bytes())))
     }
 }
 
@@ -212,13 +236,13 @@ fn decode<T, E>(decoded: Result<T, E>) -> Result<T, Errno> {
     decoded.map_err(|_| Errno::INVAL)
 }
 
-fn payload_of(bytes: &[u8]) -> Reply {
-    Reply { payload: bytes.to_vec(), descriptor: None }
+fn payload_of(bytes: &[u8]) -> VfioUserReply {
+    VfioUserReply { payload: bytes.to_vec(), descriptor: None }
 }
 
-fn device_info(payload: &[u8]) -> Result<Outcome, Errno> {
-    let asked = decode(DeviceInfo::decode(payload))?;
-    if (asked.argsz as usize) < DeviceInfo::SIZE {
+fn device_info(payload: &[u8]) -> Result<RequestOutcome, Errno> {
+    let request = decode(DeviceInfo::decode(payload))?;
+    if (request.argsz as usize) < DeviceInfo::SIZE {
         return Err(Errno::INVAL);
     }
     let info = DeviceInfo {
@@ -227,21 +251,21 @@ fn device_info(payload: &[u8]) -> Result<Outcome, Errno> {
         regions: region::COUNT,
         irqs: irq::COUNT,
     };
-    Ok(Outcome::Answer(payload_of(&info.to_bytes())))
+    Ok(RequestOutcome::Reply(payload_of(&info.to_bytes())))
 }
 
-/// No region has descriptors that tell of writes: doorbells are mapped and looked at.
-fn no_descriptors(payload: &[u8]) -> Result<Outcome, Errno> {
-    let asked = decode(IoFdsRequest::decode(payload))?;
-    let wrong = asked.flags != 0 || asked.count != 0 || asked.index >= region::COUNT;
-    if wrong || (asked.argsz as usize) < IoFdsRequest::SIZE {
+/// Replies that no region has ioeventfds: doorbells are polled.
+fn region_io_fds(payload: &[u8]) -> Result<RequestOutcome, Errno> {
+    let request = decode(IoFdsRequest::decode(payload))?;
+    let is_invalid = request.flags != 0 || request.count != 0 || request.index >= region::COUNT;
+    if is_invalid || (request.argsz as usize) < IoFdsRequest::SIZE {
         return Err(Errno::INVAL);
     }
-    let info = IoFdsRequest { argsz: IoFdsRequest::SIZE as u32, flags: 0, index: asked.index, count: 0 };
-    Ok(Outcome::Answer(payload_of(&info.to_bytes())))
+    let info = IoFdsRequest { argsz: IoFdsRequest::SIZE as u32, flags: 0, index: request.index, count: 0 };
+    Ok(RequestOutcome::Reply(payload_of(&info.to_bytes())))
 }
 
-fn read(function: &mut Function, payload: &[u8]) -> Result<Outcome, Errno> {
+fn read(function: &mut VfioUserFunction, payload: &[u8]) -> Result<RequestOutcome, Errno> {
     let access = decode(RegionAccess::decode(payload))?;
     if access.count > DATA_BYTES_MAX {
         return Err(Errno::INVAL);
@@ -249,10 +273,10 @@ fn read(function: &mut Function, payload: &[u8]) -> Result<Outcome, Errno> {
     let mut reply = access.to_bytes().to_vec();
     reply.resize(RegionAccess::SIZE + access.count as usize, 0);
     function.region_read(access.region, access.offset, &mut reply[RegionAccess::SIZE..])?;
-    Ok(Outcome::Answer(Reply { payload: reply, descriptor: None }))
+    Ok(RequestOutcome::Reply(VfioUserReply { payload: reply, descriptor: None }))
 }
 
-fn write(function: &mut Function, payload: &[u8], now_ns: u64) -> Result<Outcome, Errno> {
+fn write(function: &mut VfioUserFunction, payload: &[u8], now_ns: u64) -> Result<RequestOutcome, Errno> {
     let access = decode(RegionAccess::decode(payload))?;
     let data = &payload[RegionAccess::SIZE..];
     if data.len() != access.count as usize {
@@ -260,23 +284,27 @@ fn write(function: &mut Function, payload: &[u8], now_ns: u64) -> Result<Outcome
     }
     let resets = function.region_write(access.region, access.offset, data, now_ns)?;
     let reply = payload_of(&access.to_bytes());
-    Ok(written(function, resets, reply))
+    Ok(finish_write(function, resets, reply))
 }
 
-fn write_multi(function: &mut Function, payload: &[u8], now_ns: u64) -> Result<Outcome, Errno> {
+fn write_multi(
+    function: &mut VfioUserFunction,
+    payload: &[u8],
+    now_ns: u64,
+) -> Result<RequestOutcome, Errno> {
     let writes = decode(MultiWrites::decode(payload))?;
     let mut resets = false;
     for write in &writes.0 {
         resets |= function.region_write(write.access.region, write.access.offset, write.bytes(), now_ns)?;
     }
     let reply = payload_of(&(writes.0.len() as u64).to_le_bytes());
-    Ok(written(function, resets, reply))
+    Ok(finish_write(function, resets, reply))
 }
 
-fn written(function: &mut Function, resets: bool, reply: Reply) -> Outcome {
+fn finish_write(function: &mut VfioUserFunction, resets: bool, reply: VfioUserReply) -> RequestOutcome {
     if resets {
         function.begin_reset();
-        return Outcome::Wait(reply, Until::Idle);
+        return RequestOutcome::Wait(reply, ReplyCondition::Idle);
     }
-    Outcome::Answer(reply)
+    RequestOutcome::Reply(reply)
 }

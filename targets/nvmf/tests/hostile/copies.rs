@@ -1,40 +1,40 @@
-//! Copy, Write Uncorrectable and fused Compare and Write, as hosts send them and as they should not.
+//! Copy, Write Uncorrectable and fused Compare and Write, valid and invalid.
 
-use bdev::can_fuse;
-use ring::Status;
-use wire_nvme::io::{COPY_RANGE_SIZE, Copy, CopyRange, WriteUncorrectable};
+use bdev::supports_fused;
+use block_io::Status;
+use wire_nvme::io::{COPY_RANGE_SIZE, CopyCommand, CopyRange, WriteUncorrectable};
 use wire_nvme::opcode::NvmOpcode;
 use wire_nvme::{Cqe, DataPointer, Sqe};
 
-use crate::peer::{Peer, capsule, pattern, read, write, write_in_capsule};
-use crate::rig::{Parts, Rig};
+use crate::peer::{RawTcpHost, capsule, pattern, read, write, write_in_capsule};
+use crate::test_target::{TcpTestTarget, TestTargetConfig};
 
-/// The first or the second of a fused operation.
+/// The first or second command of a fused operation.
 fn fused(sqe: Sqe, bits: u8, cid: u16) -> Sqe {
     let opcode = if bits == 1 { NvmOpcode::Compare } else { NvmOpcode::Write };
     Sqe { opcode: opcode.to_wire(), flags: sqe.flags | bits, cid, ..sqe }
 }
 
-/// Both, with their data; what they were answered.
-fn swap(peer: &mut Peer, lba: u64, expected: &[u8], new: &[u8]) -> [Status; 2] {
+/// Executes a fused Compare and Write with in-capsule data and returns both statuses.
+fn compare_and_write(peer: &mut RawTcpHost, lba: u64, expected: &[u8], new: &[u8]) -> [Status; 2] {
     peer.capsule(fused(write_in_capsule(1, lba, expected.len()), 1, 1), expected);
     peer.capsule(fused(write_in_capsule(1, lba, new.len()), 2, 2), new);
-    let answers = [peer.hear_response(), peer.hear_response()];
-    assert_eq!(answers.map(|answer| answer.cid), [1, 2], "the first is answered first");
+    let answers = [peer.expect_response(), peer.expect_response()];
+    assert_eq!(answers.map(|answer| answer.cid), [1, 2], "the first command completes first");
     answers.map(|answer| answer.status)
 }
 
-fn copy(peer: &mut Peer, to: u64, ranges: &[(u64, u32)]) -> Cqe {
+fn copy(peer: &mut RawTcpHost, to: u64, ranges: &[(u64, u32)]) -> Cqe {
     let mut data = vec![0; ranges.len() * COPY_RANGE_SIZE];
     for (&(lba, blocks), into) in ranges.iter().zip(data.as_chunks_mut().0) {
         CopyRange { lba, blocks, ..CopyRange::default() }.encode(into);
     }
-    let view = Copy { lba: to, ranges: ranges.len() as u16, ..Copy::default() };
+    let view = CopyCommand { lba: to, ranges: ranges.len() as u16, ..CopyCommand::default() };
     let data_pointer = DataPointer::capsule(0, data.len() as u32);
     peer.command(Sqe { nsid: 1, cid: 3, data: data_pointer, ..view.to_sqe() }, &data)
 }
 
-fn uncorrectable(peer: &mut Peer, lba: u64, blocks: u32) -> Status {
+fn uncorrectable(peer: &mut RawTcpHost, lba: u64, blocks: u32) -> Status {
     let sqe = WriteUncorrectable { lba, blocks }.to_sqe();
     peer.command(Sqe { nsid: 1, cid: 4, ..sqe }, &[]).status
 }
@@ -43,10 +43,10 @@ const FAILED: [Status; 2] = [Status::COMPARE_FAILURE.do_not_retry(), Status::FUS
 const BOTH: [Status; 2] = [Status::SUCCESS; 2];
 
 #[test]
-fn blocks_are_copied_in_the_order_of_their_ranges() {
-    let rig = Rig::with_transport(Default::default());
-    let admin = Peer::admin(&rig);
-    let mut peer = Peer::io(&rig, &admin, 1, 16, false);
+fn copy_writes_the_source_ranges_in_order() {
+    let rig = TcpTestTarget::with_transport(Default::default());
+    let admin = RawTcpHost::admin(&rig);
+    let mut peer = RawTcpHost::io(&rig, &admin, 1, 16, false);
     for lba in [0, 8, 16, 4000] {
         assert_eq!(peer.write(1, lba, &pattern(4096, lba as u8)), Status::SUCCESS);
     }
@@ -55,10 +55,10 @@ fn blocks_are_copied_in_the_order_of_their_ranges() {
     assert_eq!(peer.read_back(1, 100, 4096).unwrap(), pattern(4096, 4000_u64 as u8));
     assert_eq!(peer.read_back(1, 108, 1024).unwrap(), pattern(4096, 0)[3 * 512..5 * 512]);
     assert_eq!(peer.read_back(1, 110, 4096).unwrap(), pattern(4096, 16));
-    // More than is transferred at a time.
+    // More than the maximum transfer size.
     assert_eq!(copy(&mut peer, 8192, &[(0, 8000)]).status, Status::SUCCESS);
     assert_eq!(peer.read_back(1, 8192 + 4000, 4096).unwrap(), pattern(4096, 4000_u64 as u8));
-    // The range that cannot be read is told; those before it are copied.
+    // The result is the range that cannot be read; the ranges before it are copied.
     assert_eq!(uncorrectable(&mut peer, 9, 1), Status::SUCCESS);
     let answer = copy(&mut peer, 200, &[(16, 8), (8, 8), (0, 8)]);
     assert!(answer.status.same_code(Status::UNRECOVERED_READ_ERROR), "{answer:?}");
@@ -77,10 +77,10 @@ fn blocks_are_copied_in_the_order_of_their_ranges() {
 }
 
 #[test]
-fn unreadable_blocks_fail_what_reads_them_until_they_are_written() {
-    let rig = Rig::with_transport(Default::default());
-    let admin = Peer::admin(&rig);
-    let mut peer = Peer::io(&rig, &admin, 1, 16, false);
+fn uncorrectable_blocks_fail_reads_until_they_are_written() {
+    let rig = TcpTestTarget::with_transport(Default::default());
+    let admin = RawTcpHost::admin(&rig);
+    let mut peer = RawTcpHost::io(&rig, &admin, 1, 16, false);
     assert_eq!(peer.write(1, 0, &pattern(4096, 1)), Status::SUCCESS);
     assert_eq!(uncorrectable(&mut peer, 3, 2), Status::SUCCESS);
     let bad = Status::UNRECOVERED_READ_ERROR;
@@ -96,26 +96,26 @@ fn unreadable_blocks_fail_what_reads_them_until_they_are_written() {
 
 #[test]
 fn a_fused_operation_writes_only_what_was_expected() {
-    if !can_fuse() {
-        return println!("SKIPPED: membarrier is not there");
+    if !supports_fused() {
+        return println!("SKIPPED: membarrier is not available");
     }
-    let rig = Rig::with_transport(Default::default());
-    let admin = Peer::admin(&rig);
-    let mut peer = Peer::io(&rig, &admin, 1, 16, false);
+    let rig = TcpTestTarget::with_transport(Default::default());
+    let admin = RawTcpHost::admin(&rig);
+    let mut peer = RawTcpHost::io(&rig, &admin, 1, 16, false);
     let (old, new) = (pattern(4096, 1), pattern(4096, 2));
     assert_eq!(peer.write(1, 8, &old), Status::SUCCESS);
-    assert_eq!(swap(&mut peer, 8, &new, &pattern(4096, 3)), FAILED);
+    assert_eq!(compare_and_write(&mut peer, 8, &new, &pattern(4096, 3)), FAILED);
     assert_eq!(peer.read_back(1, 8, 4096), Ok(old.clone()));
-    assert_eq!(swap(&mut peer, 8, &old, &new), BOTH);
+    assert_eq!(compare_and_write(&mut peer, 8, &old, &new), BOTH);
     assert_eq!(peer.read_back(1, 8, 4096), Ok(new.clone()));
-    // Data that is asked for, and comes for the second before it comes for the first.
+    // With R2T, and the second command's data before the first's.
     let (expected, last) = (new, pattern(4096, 4));
     peer.capsule(fused(write(1, 8, 4096), 1, 1), &[]);
     peer.capsule(fused(write(1, 8, 4096), 2, 2), &[]);
-    let (first, second) = (peer.hear_r2t(), peer.hear_r2t());
+    let (first, second) = (peer.expect_r2t(), peer.expect_r2t());
     peer.data(&second, 0, &last, true);
     peer.data(&first, 0, &expected, true);
-    let answers = [peer.hear_response(), peer.hear_response()];
+    let answers = [peer.expect_response(), peer.expect_response()];
     assert_eq!(
         answers.map(|answer| (answer.cid, answer.status)),
         [(1, Status::SUCCESS), (2, Status::SUCCESS)]
@@ -124,24 +124,24 @@ fn a_fused_operation_writes_only_what_was_expected() {
 }
 
 #[test]
-fn halves_of_fused_operations_are_aborted() {
-    if !can_fuse() {
-        return println!("SKIPPED: membarrier is not there");
+fn unpaired_and_invalid_fused_commands_are_aborted() {
+    if !supports_fused() {
+        return println!("SKIPPED: membarrier is not available");
     }
-    let rig = Rig::with_transport(Default::default());
-    let admin = Peer::admin(&rig);
-    let mut peer = Peer::io(&rig, &admin, 1, 16, true);
+    let rig = TcpTestTarget::with_transport(Default::default());
+    let admin = RawTcpHost::admin(&rig);
+    let mut peer = RawTcpHost::io(&rig, &admin, 1, 16, true);
     let data = pattern(512, 1);
     let first = |lba, cid| fused(write_in_capsule(1, lba, 512), 1, cid);
     let second = |lba, cid| fused(write_in_capsule(1, lba, 512), 2, cid);
     let medium = peer.read_back(1, 0, 8192).unwrap();
     let (missing, failed) = (Status::FUSED_MISSING, Status::FUSED_FAILED);
-    let expect = |peer: &mut Peer, what: &str, answers: &[(u16, Status)]| {
+    let expect = |peer: &mut RawTcpHost, what: &str, answers: &[(u16, Status)]| {
         for (cid, status) in answers {
-            let heard = peer.hear_response();
+            let response = peer.expect_response();
             assert!(
-                heard.cid == *cid && heard.status.same_code(*status),
-                "{what}: {heard:?}, not {answers:?}"
+                response.cid == *cid && response.status.same_code(*status),
+                "{what}: {response:?}, not {answers:?}"
             );
         }
     };
@@ -151,60 +151,60 @@ fn halves_of_fused_operations_are_aborted() {
     peer.capsule(Sqe { cid: 5, ..Sqe::new(NvmOpcode::Flush.to_wire()) }, &[]);
     expect(
         &mut peer,
-        "a first and a wrong command",
+        "a first and a command that is not its second",
         &[(1, missing), (5, Status::INVALID_NAMESPACE_OR_FORMAT)],
     );
     peer.capsule(first(0, 1), &data);
     peer.capsule(first(0, 2), &data);
     expect(&mut peer, "two firsts", &[(1, missing)]);
     peer.capsule(second(8, 3), &data);
-    let wrong = Status::INVALID_FIELD;
-    expect(&mut peer, "a second elsewhere", &[(2, wrong), (3, wrong)]);
+    let invalid = Status::INVALID_FIELD;
+    expect(&mut peer, "a second with another range", &[(2, invalid), (3, invalid)]);
     peer.capsule(first(16384, 1), &data);
     peer.capsule(second(0, 2), &data);
-    expect(&mut peer, "a first that is wrong", &[(1, Status::LBA_OUT_OF_RANGE), (2, failed)]);
+    expect(&mut peer, "an invalid first", &[(1, Status::LBA_OUT_OF_RANGE), (2, failed)]);
     peer.capsule(first(0, 1), &data);
     peer.capsule(second(16384, 2), &data);
-    expect(&mut peer, "a second that is wrong", &[(1, failed), (2, Status::LBA_OUT_OF_RANGE)]);
-    // A first whose data is still to come is answered when it has.
+    expect(&mut peer, "an invalid second", &[(1, failed), (2, Status::LBA_OUT_OF_RANGE)]);
+    // A first command completes only after its data has arrived.
     peer.capsule(fused(write(1, 0, 512), 1, 1), &[]);
-    let r2t = peer.hear_r2t();
+    let r2t = peer.expect_r2t();
     peer.capsule(second(8, 2), &data);
-    expect(&mut peer, "a second elsewhere, at once", &[(2, wrong)]);
+    expect(&mut peer, "a second with another range, before the first's data", &[(2, invalid)]);
     peer.data(&r2t, 0, &data, true);
-    expect(&mut peer, "the first behind it", &[(1, wrong)]);
-    // Data that has been changed on its way.
-    for spoilt in [1, 2] {
+    expect(&mut peer, "the first, after its data", &[(1, invalid)]);
+    // Data digest errors.
+    for corrupt in [1, 2] {
         for (bits, sqe) in [(1, first(0, 1)), (2, second(0, 2))] {
             let mut pdu = capsule(&peer.framing, sqe, &medium[..512]);
-            *pdu.last_mut().unwrap() ^= if bits == spoilt { 1 } else { 0 };
+            *pdu.last_mut().unwrap() ^= if bits == corrupt { 1 } else { 0 };
             peer.send(&pdu);
         }
-        let mut answers = [peer.hear_response(), peer.hear_response()];
+        let mut answers = [peer.expect_response(), peer.expect_response()];
         answers.sort_by_key(|answer| answer.cid);
         let transient = Status::TRANSIENT_TRANSPORT_ERROR;
-        let expected = if spoilt == 1 { [transient, failed] } else { [failed, transient] };
+        let expected = if corrupt == 1 { [transient, failed] } else { [failed, transient] };
         for (answer, expected) in answers.iter().zip(expected) {
-            assert!(answer.status.same_code(expected), "digest {spoilt}: {answers:?}");
+            assert!(answer.status.same_code(expected), "digest {corrupt}: {answers:?}");
         }
     }
     assert_eq!(peer.read_back(1, 0, 8192).unwrap(), medium, "nothing was written");
     assert_eq!(peer.write(1, 0, &data), Status::SUCCESS);
-    // Who leaves a first behind keeps nobody waiting.
+    // A pending first command does not block other hosts after its host disconnects.
     peer.capsule(first(0, 1), &data);
     drop(peer);
-    Peer::io(&rig, &admin, 2, 16, false).round_trip(1);
+    RawTcpHost::io(&rig, &admin, 2, 16, false).round_trip(1);
 }
 
 #[test]
-fn hosts_that_count_in_one_block_lose_no_increment() {
-    if !can_fuse() {
-        return println!("SKIPPED: membarrier is not there");
+fn concurrent_compare_and_write_loses_no_increment() {
+    if !supports_fused() {
+        return println!("SKIPPED: membarrier is not available");
     }
     const EACH: u64 = 100;
     const HOSTS: u64 = 4;
-    let rig = Rig::new(Parts { latency_us: 100, ..Parts::default() });
-    let admin = Peer::admin(&rig);
+    let rig = TcpTestTarget::new(TestTargetConfig { latency_us: 100, ..TestTargetConfig::default() });
+    let admin = RawTcpHost::admin(&rig);
     let block = |value: u64| {
         let mut block = vec![0; 512];
         block[..8].copy_from_slice(&value.to_le_bytes());
@@ -213,13 +213,13 @@ fn hosts_that_count_in_one_block_lose_no_increment() {
     let value = |block: &[u8]| u64::from_le_bytes(*block.first_chunk().unwrap());
     std::thread::scope(|scope| {
         for host in 1..=HOSTS {
-            let mut peer = Peer::io(&rig, &admin, host as u16, 16, false);
+            let mut peer = RawTcpHost::io(&rig, &admin, host as u16, 16, false);
             scope.spawn(move || {
                 for _ in 0..EACH {
                     loop {
                         let known = value(&peer.read_back(1, 0, 512).unwrap());
-                        let answer = swap(&mut peer, 0, &block(known), &block(known + 1));
-                        // A write beside it, from the same core.
+                        let answer = compare_and_write(&mut peer, 0, &block(known), &block(known + 1));
+                        // An unrelated write from the same core.
                         assert_eq!(peer.write(1, host, &block(known)), Status::SUCCESS);
                         if answer == BOTH {
                             break;
@@ -230,17 +230,23 @@ fn hosts_that_count_in_one_block_lose_no_increment() {
             });
         }
     });
-    let mut peer = Peer::io(&rig, &admin, 10, 16, false);
+    let mut peer = RawTcpHost::io(&rig, &admin, 10, 16, false);
     assert_eq!(value(&peer.read_back(1, 0, 512).unwrap()), HOSTS * EACH);
 }
 
 #[test]
-fn what_needs_a_buffer_waits_for_one() {
-    let rig = Rig::new(Parts { arena_bytes: 4 << 20, latency_us: 200, reactors: 1, ..Parts::default() });
-    let admin = Peer::admin(&rig);
-    let mut peers: Vec<Peer> = (1..=4).map(|qid| Peer::io(&rig, &admin, qid, 64, false)).collect();
+fn commands_without_a_buffer_are_deferred_and_complete() {
+    let rig = TcpTestTarget::new(TestTargetConfig {
+        arena_bytes: 4 << 20,
+        latency_us: 200,
+        reactors: 1,
+        ..TestTargetConfig::default()
+    });
+    let admin = RawTcpHost::admin(&rig);
+    let mut peers: Vec<RawTcpHost> =
+        (1..=4).map(|qid| RawTcpHost::io(&rig, &admin, qid, 64, false)).collect();
     let zeroes = vec![0; 8192];
-    // Four times more than there is memory.
+    // Four times the available memory.
     for peer in &mut peers {
         for cid in 0..32 {
             let verify = Sqe { opcode: NvmOpcode::Verify.to_wire(), cid, ..read(1, 0, 128 << 10) };
@@ -248,25 +254,25 @@ fn what_needs_a_buffer_waits_for_one() {
             let compare = Sqe { opcode: NvmOpcode::Compare.to_wire(), ..write_in_capsule(1, 64, 8192) };
             if cid % 2 == 0 {
                 peer.capsule(Sqe { cid: 100 + cid, ..compare }, &zeroes);
-            } else if can_fuse() && cid == 1 {
+            } else if supports_fused() && cid == 1 {
                 peer.capsule(fused(write_in_capsule(1, 64, 8192), 1, 200), &zeroes);
                 peer.capsule(fused(write_in_capsule(1, 64, 8192), 2, 201), &zeroes);
             }
         }
-        copy_later(peer);
+        send_copy(peer);
     }
     for peer in &mut peers {
-        for _ in 0..32 + 16 + if can_fuse() { 2 } else { 0 } + 1 {
-            assert_eq!(peer.hear_response().status, Status::SUCCESS);
+        for _ in 0..32 + 16 + if supports_fused() { 2 } else { 0 } + 1 {
+            assert_eq!(peer.expect_response().status, Status::SUCCESS);
         }
     }
 }
 
-/// A Copy that is not waited for.
-fn copy_later(peer: &mut Peer) {
+/// Sends a Copy without waiting for its completion.
+fn send_copy(peer: &mut RawTcpHost) {
     let mut data = [0; COPY_RANGE_SIZE];
     CopyRange { lba: 0, blocks: 4096, ..CopyRange::default() }.encode(&mut data);
-    let view = Copy { lba: 8192, ranges: 1, ..Copy::default() };
+    let view = CopyCommand { lba: 8192, ranges: 1, ..CopyCommand::default() };
     let sqe = Sqe { nsid: 1, cid: 300, data: DataPointer::capsule(0, 32), ..view.to_sqe() };
     peer.capsule(sqe, &data);
 }

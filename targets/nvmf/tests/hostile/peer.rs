@@ -1,100 +1,106 @@
-//! A host that says whatever it likes, PDU by PDU.
+//! A host that sends arbitrary PDUs over a plain TCP socket.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::digest::crc32c;
-use wire_nvme::fabrics::{CONNECT_DATA_SIZE, Connect, ConnectData, Connected, PropertySet};
+use wire_nvme::fabrics::{CONNECT_DATA_SIZE, Connect, ConnectData, ConnectResponse, PropertySet};
 use wire_nvme::io::ReadWrite;
 use wire_nvme::opcode::NvmOpcode;
 use wire_nvme::registers::offset;
 use wire_nvme::tcp::{
-    C2hData, CAPSULE_CMD_SIZE, COMMON_SIZE, CapsuleCmd, CapsuleResp, CommonHeader, Fatal, Framing, H2cData,
-    IC_SIZE, IcReq, IcResp, Layout, PduType, R2t, SHORT_SIZE, TermReq,
+    C2hData, CAPSULE_CMD_SIZE, COMMON_SIZE, CapsuleCmd, CapsuleResp, CommonHeader, FatalError, Framing,
+    H2cData, IC_SIZE, IcReq, IcResp, PduLayout, PduType, R2t, SHORT_SIZE, TermReq,
 };
 use wire_nvme::{Cqe, DataPointer, Sqe};
 
-use crate::rig::{NQN, Rig};
+use crate::test_target::{NQN, TcpTestTarget};
 
 pub(crate) const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:6d5c7a3e-0a52-4d5f-9d0b-7d3a1f7d2c11";
-/// CC as Linux writes it to enable a controller.
+/// Value of CC that Linux writes to enable a controller.
 const ENABLE: u64 = 0x0046_0001;
-/// Longest silence of a target that has something to say, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Receive timeout: generous, for a busy machine.
+const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a target said.
+/// A PDU from the target, or the end of the connection.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Said {
+pub(crate) enum ReceivedPdu {
     IcResp(IcResp),
     Response(Cqe),
     Data(C2hData, Vec<u8>),
     R2t(R2t),
-    /// C2HTermReq, with the start of the PDU in error.
-    Term(Fatal, Vec<u8>),
-    /// The connection is over.
+    /// C2HTermReq, with the header of the PDU in error.
+    Term(FatalError, Vec<u8>),
+    /// The target closed the connection.
     Closed,
 }
 
-pub(crate) struct Peer {
+pub(crate) struct RawTcpHost {
     pub(crate) stream: TcpStream,
-    /// Both ways: the host asks for no padding, and our controller for none.
+    /// Framing of both directions: neither side requests padding.
     pub(crate) framing: Framing,
     pub(crate) cntlid: u16,
 }
 
-impl Peer {
-    /// A connection on which nothing was said.
-    pub(crate) fn dial(rig: &Rig) -> Peer {
+impl RawTcpHost {
+    /// A connection before ICReq.
+    pub(crate) fn open(rig: &TcpTestTarget) -> RawTcpHost {
         let stream = TcpStream::connect(rig.address.socket().unwrap()).unwrap();
         stream.set_nodelay(true).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        Peer { stream, framing: Framing::PLAIN, cntlid: 0xffff }
+        stream.set_read_timeout(Some(RECEIVE_TIMEOUT)).unwrap();
+        RawTcpHost { stream, framing: Framing::PLAIN, cntlid: 0xffff }
     }
 
-    /// A connection with ICReq behind it.
-    pub(crate) fn initialized(rig: &Rig, digests: bool) -> Peer {
-        let mut peer = Peer::dial(rig);
+    /// A connection after ICReq and ICResp.
+    pub(crate) fn initialized(rig: &TcpTestTarget, digests: bool) -> RawTcpHost {
+        let mut peer = RawTcpHost::open(rig);
         peer.send(&ic_req(digests));
-        let Said::IcResp(answer) = peer.hear() else { panic!("no ICResp") };
+        let ReceivedPdu::IcResp(answer) = peer.receive_pdu() else { panic!("no ICResp") };
         assert_eq!((answer.header_digest, answer.data_digest), (digests, digests));
         peer.framing = Framing { header_digest: digests, data_digest: digests, ..Framing::PLAIN };
         peer
     }
 
     /// An admin queue of an enabled controller.
-    pub(crate) fn admin(rig: &Rig) -> Peer {
-        Peer::admin_as(rig, [1; 16])
+    pub(crate) fn admin(rig: &TcpTestTarget) -> RawTcpHost {
+        RawTcpHost::admin_as(rig, [1; 16])
     }
 
-    /// The same for a host with another identifier.
-    pub(crate) fn admin_as(rig: &Rig, host_id: [u8; 16]) -> Peer {
-        let mut peer = Peer::initialized(rig, false);
+    /// The same for a host with this host identifier.
+    pub(crate) fn admin_as(rig: &TcpTestTarget, host_id: [u8; 16]) -> RawTcpHost {
+        let mut peer = RawTcpHost::initialized(rig, false);
         let (sqe, data) = connect_as(0, 32, 0xffff, host_id);
         let answer = peer.command(sqe, &data);
         assert_eq!(answer.status, Status::SUCCESS);
-        peer.cntlid = Connected::from_result(answer.result).cntlid;
+        peer.cntlid = ConnectResponse::from_result(answer.result).cntlid;
         let enable = PropertySet { wide: false, offset: offset::CC, value: ENABLE };
         assert_eq!(peer.command(enable.to_sqe(), &[]).status, Status::SUCCESS);
         peer
     }
 
     /// An I/O queue of the admin queue's controller.
-    pub(crate) fn io(rig: &Rig, admin: &Peer, qid: u16, entries: u32, digests: bool) -> Peer {
-        Peer::io_as(rig, admin, qid, entries, digests, [1; 16])
+    pub(crate) fn io(
+        rig: &TcpTestTarget,
+        admin: &RawTcpHost,
+        qid: u16,
+        entries: u32,
+        digests: bool,
+    ) -> RawTcpHost {
+        RawTcpHost::io_as(rig, admin, qid, entries, digests, [1; 16])
     }
 
-    /// The same for a host with another identifier.
+    /// The same for a host with this host identifier.
     pub(crate) fn io_as(
-        rig: &Rig,
-        admin: &Peer,
+        rig: &TcpTestTarget,
+        admin: &RawTcpHost,
         qid: u16,
         entries: u32,
         digests: bool,
         host_id: [u8; 16],
-    ) -> Peer {
-        let mut peer = Peer::initialized(rig, digests);
+    ) -> RawTcpHost {
+        let mut peer = RawTcpHost::initialized(rig, digests);
         let (sqe, data) = connect_as(qid, entries, admin.cntlid, host_id);
         assert_eq!(peer.command(sqe, &data).status, Status::SUCCESS);
         peer
@@ -104,23 +110,23 @@ impl Peer {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// A command capsule with data behind it.
+    /// Sends a command capsule with in-capsule data.
     pub(crate) fn capsule(&mut self, sqe: Sqe, data: &[u8]) {
         let bytes = capsule(&self.framing, sqe, data);
         self.send(&bytes);
     }
 
-    /// A piece of the data that an R2T asks for.
+    /// Sends an H2CData PDU with part of the data that an R2T requests.
     pub(crate) fn data(&mut self, r2t: &R2t, offset: u32, data: &[u8], last: bool) {
         let bytes = h2c_data(&self.framing, r2t, offset, data, last);
         self.send(&bytes);
     }
 
-    /// The next PDU.
-    pub(crate) fn hear(&mut self) -> Said {
+    /// Receives the next PDU.
+    pub(crate) fn receive_pdu(&mut self) -> ReceivedPdu {
         let mut start = [0; COMMON_SIZE];
         if !self.read(&mut start) {
-            return Said::Closed;
+            return ReceivedPdu::Closed;
         }
         let common = CommonHeader::decode(&start).unwrap();
         let mut pdu = start.to_vec();
@@ -138,13 +144,14 @@ impl Peer {
         }
         let short = pdu.first_chunk::<SHORT_SIZE>().unwrap();
         match common.kind {
-            PduType::IcResp => Said::IcResp(IcResp::decode(pdu.first_chunk().unwrap()).unwrap()),
-            PduType::CapsuleResp => Said::Response(CapsuleResp::decode(short)),
-            PduType::C2hData => Said::Data(C2hData::decode(short), data),
-            PduType::R2t => Said::R2t(R2t::decode(short)),
-            PduType::C2hTermReq => {
-                Said::Term(TermReq::decode(common.kind, short).unwrap().fatal, pdu[SHORT_SIZE..].to_vec())
-            }
+            PduType::IcResp => ReceivedPdu::IcResp(IcResp::decode(pdu.first_chunk().unwrap()).unwrap()),
+            PduType::CapsuleResp => ReceivedPdu::Response(CapsuleResp::decode(short)),
+            PduType::C2hData => ReceivedPdu::Data(C2hData::decode(short), data),
+            PduType::R2t => ReceivedPdu::R2t(R2t::decode(short)),
+            PduType::C2hTermReq => ReceivedPdu::Term(
+                TermReq::decode(common.kind, short).unwrap().fatal,
+                pdu[SHORT_SIZE..].to_vec(),
+            ),
             other => panic!("a target never sends {other:?}"),
         }
     }
@@ -153,34 +160,36 @@ impl Peer {
     fn read(&mut self, into: &mut [u8]) -> bool {
         match self.stream.read_exact(into) {
             Ok(()) => true,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => panic!("the target is silent"),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                panic!("the target sent nothing before the timeout")
+            }
             Err(_) => false,
         }
     }
 
-    pub(crate) fn hear_response(&mut self) -> Cqe {
-        match self.hear() {
-            Said::Response(cqe) => cqe,
-            other => panic!("no response, but {other:?}"),
+    pub(crate) fn expect_response(&mut self) -> Cqe {
+        match self.receive_pdu() {
+            ReceivedPdu::Response(cqe) => cqe,
+            other => panic!("expected a response, got {other:?}"),
         }
     }
 
-    pub(crate) fn hear_r2t(&mut self) -> R2t {
-        match self.hear() {
-            Said::R2t(r2t) => r2t,
-            other => panic!("no R2T, but {other:?}"),
+    pub(crate) fn expect_r2t(&mut self) -> R2t {
+        match self.receive_pdu() {
+            ReceivedPdu::R2t(r2t) => r2t,
+            other => panic!("expected an R2T, got {other:?}"),
         }
     }
 
-    /// Everything until the end of the connection is thrown away.
-    pub(crate) fn hear_end(&mut self) {
-        while self.hear() != Said::Closed {}
+    /// Discards everything until the target closes the connection.
+    pub(crate) fn receive_until_closed(&mut self) {
+        while self.receive_pdu() != ReceivedPdu::Closed {}
     }
 
-    /// A command, its data in the capsule, and its response.
+    /// Sends a command with in-capsule data and returns its response.
     pub(crate) fn command(&mut self, sqe: Sqe, data: &[u8]) -> Cqe {
         self.capsule(sqe, data);
-        let cqe = self.hear_response();
+        let cqe = self.expect_response();
         assert_eq!(cqe.cid, sqe.cid);
         cqe
     }
@@ -191,18 +200,18 @@ impl Peer {
 
     pub(crate) fn read_back(&mut self, nsid: u32, lba: u64, bytes: usize) -> Result<Vec<u8>, Status> {
         self.capsule(read(nsid, lba, bytes), &[]);
-        match self.hear() {
-            Said::Data(pdu, data) => {
+        match self.receive_pdu() {
+            ReceivedPdu::Data(pdu, data) => {
                 assert!(pdu.last && pdu.offset == 0 && !pdu.success);
-                let status = self.hear_response().status;
+                let status = self.expect_response().status;
                 if status.is_success() { Ok(data) } else { Err(status) }
             }
-            Said::Response(cqe) => Err(cqe.status),
+            ReceivedPdu::Response(cqe) => Err(cqe.status),
             other => panic!("a read is answered with {other:?}"),
         }
     }
 
-    /// Writes and reads some blocks: proof that the target is there and well.
+    /// Writes and reads back some blocks, to prove that the target works.
     pub(crate) fn round_trip(&mut self, salt: u8) {
         let data = pattern(4096, salt);
         assert_eq!(self.write(1, 64, &data), Status::SUCCESS);
@@ -222,7 +231,7 @@ pub(crate) fn ic_req(digests: bool) -> [u8; IC_SIZE] {
     pdu
 }
 
-fn with_data(header: &[u8], layout: &Layout, data: &[u8]) -> Vec<u8> {
+fn with_data(header: &[u8], layout: &PduLayout, data: &[u8]) -> Vec<u8> {
     let mut pdu = header.to_vec();
     if layout.header_digest {
         pdu.extend(crc32c(header).to_le_bytes());
@@ -275,7 +284,7 @@ pub(crate) fn read(nsid: u32, lba: u64, bytes: usize) -> Sqe {
     read_write(NvmOpcode::Read, nsid, lba, bytes, DataPointer::transport(bytes as u32))
 }
 
-/// A write whose data waits to be asked for.
+/// A write whose data the target requests by R2T.
 pub(crate) fn write(nsid: u32, lba: u64, bytes: usize) -> Sqe {
     read_write(NvmOpcode::Write, nsid, lba, bytes, DataPointer::transport(bytes as u32))
 }

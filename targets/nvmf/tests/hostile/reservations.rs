@@ -1,70 +1,70 @@
-//! Hosts that share a namespace, of which one has reserved it.
+//! Reservations of a namespace that two hosts share.
 
 use std::time::{Duration, Instant};
 
-use nvmf::{NamespaceConfig, TargetError};
-use ring::Status;
+use block_io::Status;
+use nvmf::{NamespaceConfig, NvmfTargetError};
 use wire_nvme::admin::GetLogPage;
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::log::{LogId, NotificationType, ReservationNotification};
 use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::reservation::{
-    Acquire, AcquireAction, PersistChange, Register, RegisterAction, Release, ReleaseAction, Report,
-    Reservation, ReservationType, encode_keys,
+    AcquireAction, PersistChange, RegisterAction, ReleaseAction, ReservationAcquire, ReservationRegister,
+    ReservationRelease, ReservationReport, ReservationStatus, ReservationType, encode_keys,
 };
 use wire_nvme::{DataPointer, Sqe};
 
-use crate::peer::{Peer, Said, pattern, write};
-use crate::rig::{NQN, Parts, Rig};
+use crate::peer::{RawTcpHost, ReceivedPdu, pattern, write};
+use crate::test_target::{NQN, TcpTestTarget, TestTargetConfig};
 
 const CONFLICT: Status = Status::RESERVATION_CONFLICT.do_not_retry();
 const A: [u8; 16] = [0xa; 16];
 const B: [u8; 16] = [0xb; 16];
 
-/// A host with an admin queue and an I/O queue, which are on different cores where there are two.
-struct Host {
-    admin: Peer,
-    io: Peer,
+/// A host with an admin queue and an I/O queue, on different cores if there are two.
+struct ReservationHost {
+    admin: RawTcpHost,
+    io: RawTcpHost,
 }
 
-impl Host {
-    fn new(rig: &Rig, id: [u8; 16]) -> Host {
-        let admin = Peer::admin_as(rig, id);
-        let io = Peer::io_as(rig, &admin, 1, 32, false, id);
-        Host { admin, io }
+impl ReservationHost {
+    fn new(rig: &TcpTestTarget, id: [u8; 16]) -> ReservationHost {
+        let admin = RawTcpHost::admin_as(rig, id);
+        let io = RawTcpHost::io_as(rig, &admin, 1, 32, false, id);
+        ReservationHost { admin, io }
     }
 
-    /// A reservation command whose keys come with it.
+    /// A reservation command with its keys as in-capsule data.
     fn reserve(&mut self, sqe: Sqe, data: &[u8]) -> Status {
         self.io.command(in_capsule(sqe, data), data).status
     }
 
     fn register(&mut self, key: u64, persist: PersistChange) -> Status {
-        let register = Register { action: RegisterAction::Register, ignore_key: false, persist };
+        let register = ReservationRegister { action: RegisterAction::Register, ignore_key: false, persist };
         self.reserve(register.to_sqe(), &encode_keys(0, key))
     }
 
     fn acquire(&mut self, action: AcquireAction, kind: ReservationType, key: u64, victim: u64) -> Status {
-        let acquire = Acquire { action, ignore_key: false, kind };
+        let acquire = ReservationAcquire { action, ignore_key: false, kind };
         self.reserve(acquire.to_sqe(), &encode_keys(key, victim))
     }
 
     fn release(&mut self, action: ReleaseAction, kind: ReservationType, key: u64) -> Status {
-        let release = Release { action, ignore_key: false, kind };
+        let release = ReservationRelease { action, ignore_key: false, kind };
         self.reserve(release.to_sqe(), &key.to_le_bytes())
     }
 
-    fn report(&mut self) -> Reservation {
-        let sqe = Report { extended: true, length_bytes: 512 }.to_sqe();
+    fn report(&mut self) -> ReservationStatus {
+        let sqe = ReservationReport { extended: true, length_bytes: 512 }.to_sqe();
         self.io.capsule(Sqe { nsid: 1, cid: 9, data: DataPointer::transport(512), ..sqe }, &[]);
-        let Said::Data(_, data) = self.io.hear() else { panic!("no report") };
-        assert_eq!(self.io.hear_response().status, Status::SUCCESS);
-        Reservation::decode(&data, true).unwrap()
+        let ReceivedPdu::Data(_, data) = self.io.receive_pdu() else { panic!("no report") };
+        assert_eq!(self.io.expect_response().status, Status::SUCCESS);
+        ReservationStatus::decode(&data, true).unwrap()
     }
 
-    /// Waits for the notification that was asked for, and reads it.
-    fn told(&mut self) -> ReservationNotification {
-        let event = self.admin.hear_response();
+    /// Waits for the reservation event and reads the notification log page.
+    fn notification(&mut self) -> ReservationNotification {
+        let event = self.admin.expect_response();
         assert_eq!(AsyncEvent::from_result(event.result), Some(AsyncEvent::RESERVATION_LOG));
         let log = GetLogPage {
             lid: LogId::ReservationNotification.to_wire(),
@@ -72,12 +72,12 @@ impl Host {
             ..Default::default()
         };
         self.admin.capsule(Sqe { cid: 11, data: DataPointer::transport(64), ..log.to_sqe(0) }, &[]);
-        let Said::Data(_, data) = self.admin.hear() else { panic!("no page") };
-        assert_eq!(self.admin.hear_response().status, Status::SUCCESS);
+        let ReceivedPdu::Data(_, data) = self.admin.receive_pdu() else { panic!("no page") };
+        assert_eq!(self.admin.expect_response().status, Status::SUCCESS);
         ReservationNotification::decode(data.as_slice().try_into().unwrap()).unwrap()
     }
 
-    fn listen(&mut self) {
+    fn request_event(&mut self) {
         let event = Sqe::new(AdminOpcode::AsyncEventRequest.to_wire());
         self.admin.capsule(Sqe { cid: 10, data: DataPointer::transport(0), ..event }, &[]);
     }
@@ -87,19 +87,19 @@ fn in_capsule(sqe: Sqe, data: &[u8]) -> Sqe {
     Sqe { nsid: 1, cid: 9, data: DataPointer::capsule(0, data.len() as u32), ..sqe }
 }
 
-fn two(rig: &Rig) -> (Host, Host) {
-    (Host::new(rig, A), Host::new(rig, B))
+fn two_hosts(rig: &TcpTestTarget) -> (ReservationHost, ReservationHost) {
+    (ReservationHost::new(rig, A), ReservationHost::new(rig, B))
 }
 
 #[test]
-fn a_reservation_holds_on_every_core_when_its_command_is_answered() {
+fn a_reservation_is_effective_on_every_core_when_its_command_completes() {
     use ReservationType::*;
-    let rig = Rig::new(Parts::default());
-    let (mut one, mut other) = two(&rig);
-    other.listen();
+    let rig = TcpTestTarget::new(TestTargetConfig::default());
+    let (mut one, mut other) = two_hosts(&rig);
+    other.request_event();
     let data = pattern(4096, 1);
     assert_eq!(one.register(1, PersistChange::None), Status::SUCCESS);
-    // Over and over: what was answered on one core is so on the other, without a moment's delay.
+    // Repeatedly: a change that completed on one core must be visible on the other immediately.
     for round in 0..200 {
         assert_eq!(one.acquire(AcquireAction::Acquire, ExclusiveAccess, 1, 0), Status::SUCCESS);
         assert_eq!(other.io.write(1, 0, &data), CONFLICT, "round {round}");
@@ -108,7 +108,7 @@ fn a_reservation_holds_on_every_core_when_its_command_is_answered() {
         assert_eq!(one.release(ReleaseAction::Release, ExclusiveAccess, 1), Status::SUCCESS);
         assert_eq!(other.io.write(1, 8, &data), Status::SUCCESS);
     }
-    // Readers read where writing is exclusive; registrants write where it is theirs.
+    // Write Exclusive permits reads by anyone; with Registrants Only, registrants may write.
     assert_eq!(one.acquire(AcquireAction::Acquire, WriteExclusiveRegistrants, 1, 0), Status::SUCCESS);
     assert_eq!(other.io.read_back(1, 0, 4096), Ok(data.clone()));
     assert_eq!(other.io.write(1, 0, &data), CONFLICT);
@@ -122,62 +122,65 @@ fn a_reservation_holds_on_every_core_when_its_command_is_answered() {
     let listed: Vec<_> =
         report.registrants.iter().map(|one| (one.cntlid, one.host_id, one.key, one.holder)).collect();
     assert_eq!(listed, [(one.admin.cntlid, A, 1, true), (other.admin.cntlid, B, 2, false)]);
-    // What is released is told to the other registrant, wherever its admin queue lives.
+    // A release notifies the other registrant, on whichever core its admin queue is.
     assert_eq!(one.release(ReleaseAction::Release, WriteExclusiveRegistrants, 1), Status::SUCCESS);
-    let told = other.told();
+    let notification = other.notification();
     let expected = ReservationNotification {
         count: 1,
         kind: NotificationType::ReservationReleased,
         available: 0,
         nsid: 1,
     };
-    assert_eq!(told, expected);
-    other.listen();
+    assert_eq!(notification, expected);
+    other.request_event();
     assert_eq!(one.acquire(AcquireAction::Preempt, WriteExclusive, 1, 2), Status::SUCCESS);
-    assert_eq!(other.told().kind, NotificationType::RegistrationPreempted);
+    assert_eq!(other.notification().kind, NotificationType::RegistrationPreempted);
     assert_eq!(other.release(ReleaseAction::Clear, WriteExclusive, 2), CONFLICT, "no longer registered");
-    // Without persistence nothing can be asked to persist.
+    // Persistence cannot be requested without a ptpl_file.
     assert_eq!(one.register(1, PersistChange::Persistent), Status::INVALID_FIELD.do_not_retry());
 }
 
 #[test]
-fn data_that_comes_after_the_reservation_is_not_written() {
-    let rig = Rig::new(Parts::default());
-    let (mut one, mut other) = two(&rig);
+fn data_that_arrives_after_the_reservation_is_not_written() {
+    let rig = TcpTestTarget::new(TestTargetConfig::default());
+    let (mut one, mut other) = two_hosts(&rig);
     assert_eq!(one.io.write(1, 0, &pattern(4096, 1)), Status::SUCCESS);
-    // The other's write was taken, and its data asked for, before.
+    // The other host's write was accepted, and its R2T sent, before the reservation.
     other.io.capsule(write(1, 0, 4096), &[]);
-    let r2t = other.io.hear_r2t();
+    let r2t = other.io.expect_r2t();
     assert_eq!(one.register(1, PersistChange::None), Status::SUCCESS);
     let kind = ReservationType::WriteExclusive;
     assert_eq!(one.acquire(AcquireAction::Acquire, kind, 1, 0), Status::SUCCESS);
     other.io.data(&r2t, 0, &pattern(4096, 2), true);
-    assert_eq!(other.io.hear_response().status, CONFLICT);
+    assert_eq!(other.io.expect_response().status, CONFLICT);
     assert_eq!(one.io.read_back(1, 0, 4096), Ok(pattern(4096, 1)));
 }
 
 #[test]
-fn preempt_and_abort_is_answered_after_what_the_other_had_under_way() {
+fn preempt_and_abort_completes_after_the_commands_in_flight_of_the_preempted_host() {
     let latency = Duration::from_millis(400);
-    let rig = Rig::new(Parts { latency_us: latency.as_micros() as u64, ..Parts::default() });
-    let (mut one, mut other) = two(&rig);
+    let rig = TcpTestTarget::new(TestTargetConfig {
+        latency_us: latency.as_micros() as u64,
+        ..TestTargetConfig::default()
+    });
+    let (mut one, mut other) = two_hosts(&rig);
     for (host, key) in [(&mut one, 1), (&mut other, 2)] {
         assert_eq!(host.register(key, PersistChange::None), Status::SUCCESS);
     }
     let kind = ReservationType::WriteExclusiveAll;
     assert_eq!(other.acquire(AcquireAction::Acquire, kind, 2, 0), Status::SUCCESS);
-    // Preempting alone does not wait.
+    // Preempt without abort does not wait.
     let sqe = crate::peer::write_in_capsule(1, 0, 4096);
     let start = Instant::now();
     other.io.capsule(sqe, &pattern(4096, 2));
-    // A second command that is read only when the first is with the device.
+    // The second command is processed only after the first was submitted to the device.
     other.io.capsule(Sqe { cid: 8, ..crate::peer::read(2, 0, 512) }, &[]);
-    assert_eq!(other.io.hear_response().cid, 8);
+    assert_eq!(other.io.expect_response().cid, 8);
     let kind = ReservationType::ExclusiveAccess;
     assert_eq!(one.acquire(AcquireAction::PreemptAndAbort, kind, 1, 2), Status::SUCCESS);
     assert!(start.elapsed() >= latency, "{:?}", start.elapsed());
-    assert_eq!(other.io.hear_response().status, Status::SUCCESS);
-    // And from then on nothing of it comes any more.
+    assert_eq!(other.io.expect_response().status, Status::SUCCESS);
+    // No later command of the preempted host takes effect.
     assert_eq!(other.io.write(1, 0, &pattern(4096, 3)), CONFLICT);
     let start = Instant::now();
     assert_eq!(other.register(3, PersistChange::None), Status::SUCCESS);
@@ -187,78 +190,81 @@ fn preempt_and_abort_is_answered_after_what_the_other_had_under_way() {
 }
 
 #[test]
-fn a_queue_that_waits_for_its_own_answer_can_be_closed() {
-    let rig = Rig::new(Parts { latency_us: 300_000, ..Parts::default() });
-    let (mut one, mut other) = two(&rig);
+fn a_queue_with_a_pending_reservation_command_can_be_closed() {
+    let rig = TcpTestTarget::new(TestTargetConfig { latency_us: 300_000, ..TestTargetConfig::default() });
+    let (mut one, mut other) = two_hosts(&rig);
     for (host, key) in [(&mut one, 1), (&mut other, 2)] {
         assert_eq!(host.register(key, PersistChange::None), Status::SUCCESS);
     }
-    other.listen();
+    other.request_event();
     other.io.capsule(crate::peer::write_in_capsule(1, 0, 4096), &pattern(4096, 2));
-    let acquire = Acquire {
+    let acquire = ReservationAcquire {
         action: AcquireAction::PreemptAndAbort,
         ignore_key: false,
         kind: ReservationType::WriteExclusive,
     };
     one.io.capsule(in_capsule(acquire.to_sqe(), &[0; 16]), &encode_keys(1, 2));
-    // It is done, and waits.
-    assert_eq!(other.told().kind, NotificationType::RegistrationPreempted);
+    // The preemption took effect; its completion is pending.
+    assert_eq!(other.notification().kind, NotificationType::RegistrationPreempted);
     drop(one);
-    assert_eq!(other.io.hear_response().status, Status::SUCCESS);
-    let mut one = Host::new(&rig, A);
+    assert_eq!(other.io.expect_response().status, Status::SUCCESS);
+    let mut one = ReservationHost::new(&rig, A);
     assert_eq!(one.report().registrants.len(), 1);
     one.io.round_trip(3);
 }
 
-/// A file for reservations that does not exist yet.
+/// The path of a file for persistent reservations that does not exist yet.
 fn file(name: &str) -> std::path::PathBuf {
     let path = std::env::temp_dir().join(format!("ringbolt-{name}-{}", std::process::id()));
     let _ = std::fs::remove_file(&path);
     path
 }
 
-fn keep(rig: &Rig, path: &std::path::Path) -> Result<u32, TargetError> {
+fn add_persistent_namespace(rig: &TcpTestTarget, path: &std::path::Path) -> Result<u32, NvmfTargetError> {
     let ptpl_file = Some(path.to_str().unwrap().to_owned());
     rig.target.add_namespace(NQN, NamespaceConfig { ptpl_file, ..NamespaceConfig::new("Malloc1") })
 }
 
 #[test]
-fn what_was_answered_survives_and_what_is_no_reservation_is_refused() {
+fn completed_reservation_changes_persist_and_an_invalid_file_is_rejected() {
     let path = file("ptpl");
-    let rig = Rig::new(Parts::default());
-    let again = |rig: &Rig| {
+    let rig = TcpTestTarget::new(TestTargetConfig::default());
+    let recreate = |rig: &TcpTestTarget| {
         rig.target.remove_namespace(NQN, 1).unwrap();
-        keep(rig, &path)
+        add_persistent_namespace(rig, &path)
     };
-    assert_eq!(again(&rig).unwrap(), 1);
-    let (mut one, mut other) = two(&rig);
+    assert_eq!(recreate(&rig).unwrap(), 1);
+    let (mut one, mut other) = two_hosts(&rig);
     assert_eq!(one.register(1, PersistChange::Persistent), Status::SUCCESS);
     let kind = ReservationType::WriteExclusive;
     assert_eq!(one.acquire(AcquireAction::Acquire, kind, 1, 0), Status::SUCCESS);
-    // A namespace that comes back finds what was answered.
-    assert_eq!(again(&rig).unwrap(), 1);
+    // A namespace that is added again has the reservations that were completed.
+    assert_eq!(recreate(&rig).unwrap(), 1);
     assert_eq!(other.io.write(1, 0, &pattern(512, 1)), CONFLICT);
     let report = other.report();
     assert_eq!((report.kind, report.persistent, report.registrants[0].key), (Some(kind), true, 1));
-    // What is no longer to survive does not.
-    let register =
-        Register { action: RegisterAction::Replace, ignore_key: true, persist: PersistChange::Volatile };
+    // Without PTPL the reservations are lost.
+    let register = ReservationRegister {
+        action: RegisterAction::Replace,
+        ignore_key: true,
+        persist: PersistChange::Volatile,
+    };
     assert_eq!(one.reserve(register.to_sqe(), &encode_keys(0, 2)), Status::SUCCESS);
     assert_eq!(other.io.write(1, 0, &pattern(512, 1)), CONFLICT);
-    assert_eq!(again(&rig).unwrap(), 1);
+    assert_eq!(recreate(&rig).unwrap(), 1);
     assert_eq!(other.io.write(1, 0, &pattern(512, 1)), Status::SUCCESS);
     rig.target.remove_namespace(NQN, 1).unwrap();
     for content in ["", "{\"ptpl\":true,\"rtype\":1", "not ours", "{}"] {
         std::fs::write(&path, content).unwrap();
-        let error = keep(&rig, &path).unwrap_err();
-        assert!(matches!(error, TargetError::Ptpl(_)), "{error}");
+        let error = add_persistent_namespace(&rig, &path).unwrap_err();
+        assert!(matches!(error, NvmfTargetError::Ptpl(_)), "{error}");
         assert!(error.to_string().starts_with("ptpl_file /"), "{error}");
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), content, "it is left as it was");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), content, "the file is unchanged");
     }
     std::fs::remove_file(&path).unwrap();
-    let error = keep(&rig, std::path::Path::new("/nonexistent/ptpl")).unwrap_err();
-    assert!(matches!(error, TargetError::Ptpl(_)), "{error}");
-    // The device was given back each time.
-    assert_eq!(keep(&rig, &path).unwrap(), 1);
+    let error = add_persistent_namespace(&rig, std::path::Path::new("/nonexistent/ptpl")).unwrap_err();
+    assert!(matches!(error, NvmfTargetError::Ptpl(_)), "{error}");
+    // The claim on the device was released each time.
+    assert_eq!(add_persistent_namespace(&rig, &path).unwrap(), 1);
     std::fs::remove_file(&path).unwrap();
 }

@@ -1,22 +1,22 @@
-//! Registers, the admin queue, and what a PCI device says of itself.
+//! Registers, PCI configuration space, and admin commands.
 
-use ring::Status;
+use block_io::Status;
 use vfio_user::{BAR0, CONFIG};
 use wire_nvme::admin::{GetFeatures, GetLogPage, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::identify::{IdentifyController, IdentifyNamespace};
 use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
 use wire_nvme::queue::{CreateIoCq, CreateIoSq};
-use wire_nvme::registers::{Capabilities, offset};
+use wire_nvme::registers::{ControllerCapabilities, offset};
 use wire_nvme::{Sqe, feature};
 
-use crate::host::{DATA, Host, IOVA, Queue, prp};
-use crate::rig::{BLOCKS, NQN, Rig};
+use crate::host::{DATA, HostQueuePair, IOVA, VfioUserTestHost, prp};
+use crate::test_target::{BLOCKS, NQN, VfioUserTestTarget};
 
 #[test]
-fn it_is_an_nvme_controller_on_a_pci_bus() {
-    let rig = Rig::new();
-    let host = Host::plug(&rig.directory);
+fn pci_configuration_and_registers_describe_an_nvme_controller() {
+    let rig = VfioUserTestTarget::new();
+    let host = VfioUserTestHost::attach(&rig.directory);
     let config = |at| host.client.read_u32(CONFIG, at).unwrap();
     assert_eq!(config(8) >> 8, 0x01_0802, "class code");
     assert_eq!(config(4) >> 20 & 1, 1, "capabilities");
@@ -26,25 +26,25 @@ fn it_is_an_nvme_controller_on_a_pci_bus() {
     let areas = &host.client.regions()[BAR0 as usize].areas;
     assert_eq!((areas[0].offset, areas[0].size), (0x1000, 0x1000));
     assert_eq!(host.client.msix_vectors(), 128);
-    let capabilities = Capabilities::decode(host.client.read_u64(BAR0, 0).unwrap());
+    let capabilities = ControllerCapabilities::decode(host.client.read_u64(BAR0, 0).unwrap());
     assert_eq!((capabilities.queue_entries_max, capabilities.doorbell_stride_log2), (1024, 0));
     assert!(capabilities.contiguous_queues_required && capabilities.nvm_command_set);
     assert_eq!(host.read(offset::VS), 0x0002_0000);
     assert_eq!(host.read(offset::CSTS), 0);
-    // Half a register is none, and neither is what lies beyond.
+    // Partial register writes and unimplemented regions are rejected.
     assert!(host.client.region_write(BAR0, 0x14, &[1, 0]).is_err());
     assert!(host.client.region_write(BAR0, 0x16, &[1, 0, 0, 0]).is_err());
     assert!(host.client.region_read(2, 0, &mut [0; 4]).is_err());
 }
 
 #[test]
-fn it_identifies_itself_and_its_namespace() {
-    let rig = Rig::new();
-    let mut host = Host::connect(&rig.directory);
+fn identify_reports_the_controller_and_its_namespace() {
+    let rig = VfioUserTestTarget::new();
+    let mut host = VfioUserTestHost::connect(&rig.directory);
     let page = host.identify(1, 0);
     let controller = IdentifyController::decode(page.first_chunk().unwrap()).unwrap();
     assert_eq!(controller.subnqn, NQN);
-    // What only fabrics controllers say (Base 2.0, section 5.17.2.1).
+    // Fields of Fabrics controllers only (Base 2.0, section 5.17.2.1).
     assert_eq!((controller.io_command_capsule_bytes, controller.msdbd, controller.ofcs), (0, 0, 0));
     assert_eq!((controller.vid, controller.ssvid), (0x4e58, 0x4e58));
     assert_eq!((controller.sgls, controller.maxcmd, controller.kas_100ms), (1, 0, 0));
@@ -61,24 +61,24 @@ fn it_identifies_itself_and_its_namespace() {
 }
 
 #[test]
-fn pages_of_data_may_lie_apart() {
-    let rig = Rig::new();
-    let mut host = Host::connect(&rig.directory);
-    // 4 KiB that begin in the middle of one page and end in another, further down.
+fn data_pages_may_be_discontiguous() {
+    let rig = VfioUserTestTarget::new();
+    let mut host = VfioUserTestHost::connect(&rig.directory);
+    // 4 KiB that start in the middle of one page and end in another at a lower address.
     let identify = wire_nvme::admin::Identify { cns: 1, ..Default::default() };
     let cqe = host.admin(prp(identify.to_sqe(0), IOVA + DATA + 0x5c00, IOVA + DATA + 0x2000));
     assert_eq!(cqe.status, Status::SUCCESS);
     let (mut low, mut high) = (vec![0; 0x400], vec![0; 0xc00]);
     host.memory.read(DATA + 0x5c00, &mut low);
     host.memory.read(DATA + 0x2000, &mut high);
-    let apart = [low, high].concat();
-    assert_eq!(apart, host.identify(1, 0));
+    let discontiguous = [low, high].concat();
+    assert_eq!(discontiguous, host.identify(1, 0));
 }
 
 #[test]
-fn features_of_interrupts_are_there_and_keep_alive_is_not() {
-    let rig = Rig::new();
-    let mut host = Host::connect(&rig.directory);
+fn interrupt_features_are_supported_and_keep_alive_is_not() {
+    let rig = VfioUserTestTarget::new();
+    let mut host = VfioUserTestHost::connect(&rig.directory);
     let get = |fid: feature::FeatureId, cdw11| {
         let command = GetFeatures { fid: fid.to_wire(), cdw11, ..Default::default() };
         prp(command.to_sqe(0), 0, 0)
@@ -98,7 +98,7 @@ fn features_of_interrupts_are_there_and_keep_alive_is_not() {
     assert_eq!(keep_alive.status, Status::INVALID_FIELD.do_not_retry());
     let alive = host.admin(Sqe { flags: 0, ..Sqe::new(AdminOpcode::KeepAlive.to_wire()) });
     assert_eq!(alive.status, Status::INVALID_OPCODE.do_not_retry());
-    // Fabrics commands are for fabrics, and admin commands use PRPs.
+    // Fabrics commands are not supported, and admin commands require PRPs.
     let fabrics = host.admin(Sqe { flags: 0, ..Sqe::new(0x7f) });
     assert_eq!(fabrics.status, Status::INVALID_OPCODE.do_not_retry());
     let sgl = host.admin(Sqe { flags: Sqe::FLAGS_SGL, ..get(feature::FeatureId::Arbitration, 0) });
@@ -107,42 +107,42 @@ fn features_of_interrupts_are_there_and_keep_alive_is_not() {
 
 #[test]
 fn submission_queues_share_a_completion_queue() {
-    let rig = Rig::new();
-    let mut host = Host::connect(&rig.directory);
+    let rig = VfioUserTestTarget::new();
+    let mut host = VfioUserTestHost::connect(&rig.directory);
     let queues = feature::NumberOfQueues { submission: 3, completion: 1 };
     let fid = feature::FeatureId::NumberOfQueues.to_wire();
     let set = SetFeatures { fid, cdw11: queues.to_wire(), ..Default::default() };
     let granted = host.admin(prp(set.to_sqe(0), 0, 0));
     assert_eq!((granted.status, granted.result), (Status::SUCCESS, queues.to_wire().into()));
-    let mut shared = host.queue(1, 16);
+    let mut shared = host.create_queue_pair(1, 16);
     let beyond = CreateIoCq { address: IOVA, qid: 2, entries: 16, contiguous: true, ..Default::default() };
     let beyond = host.admin(beyond.to_sqe());
     assert_eq!(beyond.status, Status::INVALID_QUEUE_IDENTIFIER.do_not_retry());
-    let mut others = [2, 3].map(|qid| host.submission_queue(qid, 16, 1));
+    let mut others = [2, 3].map(|qid| host.create_submission_queue(qid, 16, 1));
     let flush = Sqe { nsid: 1, flags: 0, ..Sqe::new(NvmOpcode::Flush.to_wire()) };
     for queue in &mut others {
-        host.put(queue, &Sqe { cid: queue.qid, ..flush });
-        host.ring(queue);
+        host.push_sqe(queue, &Sqe { cid: queue.qid, ..flush });
+        host.ring_doorbell(queue);
         let cqe = host.wait(&mut shared);
         assert_eq!((cqe.cid, cqe.sqid, cqe.status), (queue.qid, queue.qid, Status::SUCCESS));
     }
 }
 
 #[test]
-fn queues_are_made_and_removed_in_order() {
-    let rig = Rig::new();
-    let mut host = Host::connect(&rig.directory);
+fn queues_must_be_created_and_deleted_in_order() {
+    let rig = VfioUserTestTarget::new();
+    let mut host = VfioUserTestHost::connect(&rig.directory);
     let queue =
         CreateIoSq { address: IOVA + 0x1_0000, qid: 1, entries: 16, contiguous: true, priority: 0, cqid: 1 };
-    assert_eq!(host.admin(queue.to_sqe()).status, controller::queues::COMPLETION_QUEUE_INVALID);
-    host.queue(1, 16);
+    assert_eq!(host.admin(queue.to_sqe()).status, nvme_controller::queues::COMPLETION_QUEUE_INVALID);
+    host.create_queue_pair(1, 16);
     let twice = host.admin(queue.to_sqe()).status;
     assert_eq!(twice, Status::INVALID_QUEUE_IDENTIFIER.do_not_retry());
     let in_use = host.delete(AdminOpcode::DeleteIoCq, 1);
-    assert_eq!(in_use, controller::queues::INVALID_QUEUE_DELETION);
+    assert_eq!(in_use, nvme_controller::queues::INVALID_QUEUE_DELETION);
     assert_eq!(host.delete(AdminOpcode::DeleteIoSq, 1), Status::SUCCESS);
     assert_eq!(host.delete(AdminOpcode::DeleteIoCq, 1), Status::SUCCESS);
-    host.queue(1, 16);
+    host.create_queue_pair(1, 16);
     let many = CreateIoCq {
         address: IOVA + 0x2_0000,
         qid: 2,
@@ -151,29 +151,30 @@ fn queues_are_made_and_removed_in_order() {
         ..Default::default()
     };
     assert_eq!(host.admin(many.to_sqe()).status, Status::INVALID_QUEUE_SIZE.do_not_retry());
-    // Memory that the device does not have.
-    let nowhere = CreateIoCq { address: 0x1000, qid: 2, entries: 16, contiguous: true, ..Default::default() };
-    assert_eq!(host.admin(nowhere.to_sqe()).status, Status::DATA_TRANSFER_ERROR);
-    // A queue that begins inside and ends outside.
+    // Unmapped memory.
+    let unmapped =
+        CreateIoCq { address: 0x1000, qid: 2, entries: 16, contiguous: true, ..Default::default() };
+    assert_eq!(host.admin(unmapped.to_sqe()).status, Status::DATA_TRANSFER_ERROR);
+    // A queue that is only partly mapped.
     let end = IOVA + crate::host::MEMORY - 4096;
-    let outside = CreateIoCq { address: end, entries: 512, ..nowhere };
+    let outside = CreateIoCq { address: end, entries: 512, ..unmapped };
     assert_eq!(host.admin(outside.to_sqe()).status, Status::DATA_TRANSFER_ERROR);
 }
 
 #[test]
-fn a_namespace_that_comes_is_told_of() {
-    let rig = Rig::new();
-    let mut host = Host::connect(&rig.directory);
+fn adding_a_namespace_sends_a_namespace_attribute_changed_event() {
+    let rig = VfioUserTestTarget::new();
+    let mut host = VfioUserTestHost::connect(&rig.directory);
     let enable = SetFeatures {
         fid: feature::FeatureId::AsyncEventConfiguration.to_wire(),
         cdw11: 0x100,
         ..Default::default()
     };
     assert_eq!(host.admin(prp(enable.to_sqe(0), 0, 0)).status, Status::SUCCESS);
-    let mut queue = std::mem::replace(&mut host.admin, Queue::nothing());
+    let mut queue = std::mem::replace(&mut host.admin, HostQueuePair::placeholder());
     let request = Sqe { cid: 77, flags: 0, ..Sqe::new(AdminOpcode::AsyncEventRequest.to_wire()) };
-    host.put(&mut queue, &request);
-    host.ring(&queue);
+    host.push_sqe(&mut queue, &request);
+    host.ring_doorbell(&queue);
     bdev::malloc::create(&rig.registry, bdev::malloc::MallocConfig::new("Malloc1", 2048, 512)).unwrap();
     rig.target.add_namespace(NQN, nvmf::NamespaceConfig::new("Malloc1")).unwrap();
     let cqe = host.wait(&mut queue);

@@ -1,11 +1,11 @@
-//! Fused Compare and Write: entries next to each other in a queue, and some that are not.
+//! Fused Compare and Write: adjacent submission queue entries, and sequences that must be aborted.
 
-use ring::Status;
+use block_io::Status;
 use wire_nvme::Sqe;
 use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
 
-use crate::host::{DATA, Host, IOVA, Queue, transfer};
-use crate::rig::Rig;
+use crate::host::{DATA, HostQueuePair, IOVA, VfioUserTestHost, transfer};
+use crate::test_target::VfioUserTestTarget;
 
 const EXPECTED: u64 = DATA;
 const NEW: u64 = DATA + 0x1_0000;
@@ -21,95 +21,102 @@ fn second(lba: u64, cid: u16) -> Sqe {
     Sqe { flags: 2, cid, ..sqe }
 }
 
-fn answers(host: &Host, queue: &mut Queue, count: usize) -> Vec<(u16, Status)> {
-    let mut answers: Vec<_> = (0..count).map(|_| host.wait(queue)).map(|cqe| (cqe.cid, cqe.status)).collect();
-    answers.sort_by_key(|(cid, _)| *cid);
-    answers
+fn completions(host: &VfioUserTestHost, queue: &mut HostQueuePair, count: usize) -> Vec<(u16, Status)> {
+    let mut completions: Vec<_> =
+        (0..count).map(|_| host.wait(queue)).map(|cqe| (cqe.cid, cqe.status)).collect();
+    completions.sort_by_key(|(cid, _)| *cid);
+    completions
 }
 
-fn swap(host: &Host, queue: &mut Queue, expected: u8, new: u8) -> Vec<Status> {
+fn compare_and_write(
+    host: &VfioUserTestHost,
+    queue: &mut HostQueuePair,
+    expected: u8,
+    new: u8,
+) -> Vec<Status> {
     host.memory.write(EXPECTED, &[expected; 4096]);
     host.memory.write(NEW, &[new; 4096]);
-    host.put(queue, &first(8, 1));
-    host.put(queue, &second(8, 2));
-    host.ring(queue);
-    answers(host, queue, 2).into_iter().map(|(_, status)| status).collect()
+    host.push_sqe(queue, &first(8, 1));
+    host.push_sqe(queue, &second(8, 2));
+    host.ring_doorbell(queue);
+    completions(host, queue, 2).into_iter().map(|(_, status)| status).collect()
 }
 
-fn medium(host: &mut Host, queue: &mut Queue) -> u8 {
+fn medium(host: &mut VfioUserTestHost, queue: &mut HostQueuePair) -> u8 {
     let read = transfer(NvmOpcode::Read, 8, 8, IOVA + READ, 0);
-    assert_eq!(host.run(queue, read).status, Status::SUCCESS);
+    assert_eq!(host.execute(queue, read).status, Status::SUCCESS);
     let mut bytes = [0; 4096];
     host.memory.read(READ, &mut bytes);
-    assert!(bytes.iter().all(|byte| *byte == bytes[0]), "what is written is written as a whole");
+    assert!(bytes.iter().all(|byte| *byte == bytes[0]), "a write is atomic");
     bytes[0]
 }
 
 #[test]
-fn entries_next_to_each_other_are_one_operation() {
-    if !bdev::can_fuse() {
-        return println!("SKIPPED: membarrier is not there");
+fn adjacent_fused_entries_are_one_operation() {
+    if !bdev::supports_fused() {
+        return println!("SKIPPED: membarrier is not available");
     }
-    let rig = Rig::new();
-    let mut host = Host::connect(&rig.directory);
-    let mut queue = host.queue(1, 64);
+    let rig = VfioUserTestTarget::new();
+    let mut host = VfioUserTestHost::connect(&rig.directory);
+    let mut queue = host.create_queue_pair(1, 64);
     let failed = vec![Status::COMPARE_FAILURE.do_not_retry(), Status::FUSED_FAILED];
-    assert_eq!(swap(&host, &mut queue, 1, 5), failed);
+    assert_eq!(compare_and_write(&host, &mut queue, 1, 5), failed);
     assert_eq!(medium(&mut host, &mut queue), 0);
-    assert_eq!(swap(&host, &mut queue, 0, 5), [Status::SUCCESS; 2]);
+    assert_eq!(compare_and_write(&host, &mut queue, 0, 5), [Status::SUCCESS; 2]);
     assert_eq!(medium(&mut host, &mut queue), 5);
-    // What the host compares with is left as it was.
+    // The compare buffer is not modified.
     let mut expected = [9; 4096];
     host.memory.read(EXPECTED, &mut expected);
     assert_eq!(expected, [0; 4096]);
-    // Seen one after the other, with another queue's command in between.
-    let mut other = host.queue(2, 64);
+    // Fetched separately, with another queue's command in between.
+    let mut other = host.create_queue_pair(2, 64);
     host.memory.write(EXPECTED, &[5; 4096]);
     host.memory.write(NEW, &[6; 4096]);
-    host.put(&mut queue, &first(8, 1));
-    host.ring(&queue);
+    host.push_sqe(&mut queue, &first(8, 1));
+    host.ring_doorbell(&queue);
     assert_eq!(medium(&mut host, &mut other), 5);
-    host.put(&mut queue, &second(8, 2));
-    host.ring(&queue);
-    assert_eq!(answers(&host, &mut queue, 2), [(1, Status::SUCCESS), (2, Status::SUCCESS)]);
+    host.push_sqe(&mut queue, &second(8, 2));
+    host.ring_doorbell(&queue);
+    assert_eq!(completions(&host, &mut queue, 2), [(1, Status::SUCCESS), (2, Status::SUCCESS)]);
     assert_eq!(medium(&mut host, &mut other), 6);
 }
 
-/// What waited for a buffer came before the first of the two, and is not its follower when it gets one.
+/// Deferred commands were fetched before the first fused command, so they are not matched as its second when they
+/// are retried.
 #[test]
-fn what_had_no_buffer_does_not_come_between() {
-    if !bdev::can_fuse() {
-        return println!("SKIPPED: membarrier is not there");
+fn deferred_commands_do_not_separate_a_fused_pair() {
+    if !bdev::supports_fused() {
+        return println!("SKIPPED: membarrier is not available");
     }
-    let rig = Rig::starved();
-    let mut host = Host::connect(&rig.directory);
-    let mut queue = host.queue(1, 64);
+    let rig = VfioUserTestTarget::with_few_buffers();
+    let mut host = VfioUserTestHost::connect(&rig.directory);
+    let mut queue = host.create_queue_pair(1, 64);
     host.memory.write(EXPECTED, &[0; 4096]);
     host.memory.write(NEW, &[5; 4096]);
-    // 5 MiB, and there are 2 MiB of buffers.
+    // 5 MiB, with 2 MiB of buffers.
     const VERIFIES: u16 = 40;
     let verify = Sqe { flags: 0, ..transfer(NvmOpcode::Verify, 0, 256, 0, 0) };
     for cid in 0..VERIFIES {
-        host.put(&mut queue, &Sqe { cid: 10 + cid, ..verify });
+        host.push_sqe(&mut queue, &Sqe { cid: 10 + cid, ..verify });
     }
-    host.put(&mut queue, &first(8, 1));
-    host.ring(&queue);
-    let verified = answers(&host, &mut queue, usize::from(VERIFIES));
+    host.push_sqe(&mut queue, &first(8, 1));
+    host.ring_doorbell(&queue);
+    let verified = completions(&host, &mut queue, usize::from(VERIFIES));
     assert!(verified.iter().all(|(cid, status)| *cid >= 10 && *status == Status::SUCCESS), "{verified:?}");
-    host.put(&mut queue, &second(8, 2));
-    host.ring(&queue);
-    assert_eq!(answers(&host, &mut queue, 2), [(1, Status::SUCCESS), (2, Status::SUCCESS)]);
+    host.push_sqe(&mut queue, &second(8, 2));
+    host.ring_doorbell(&queue);
+    assert_eq!(completions(&host, &mut queue, 2), [(1, Status::SUCCESS), (2, Status::SUCCESS)]);
     assert_eq!(medium(&mut host, &mut queue), 5);
 }
 
 #[test]
-fn half_a_fused_operation_is_aborted() {
-    if !bdev::can_fuse() {
-        return println!("SKIPPED: membarrier is not there");
+fn unpaired_and_invalid_fused_commands_are_aborted() {
+    if !bdev::supports_fused() {
+        return println!("SKIPPED: membarrier is not available");
     }
-    let rig = Rig::new();
-    let mut host = Host::connect(&rig.directory);
-    let mut queue = host.queue(1, 64);
+    let rig = VfioUserTestTarget::new();
+    let mut host = VfioUserTestHost::connect(&rig.directory);
+    let mut queue = host.create_queue_pair(1, 64);
     let (missing, failed) = (Status::FUSED_MISSING, Status::FUSED_FAILED);
     let wrong = Status::INVALID_FIELD.do_not_retry();
     let outside = Status::LBA_OUT_OF_RANGE.do_not_retry();
@@ -131,24 +138,24 @@ fn half_a_fused_operation_is_aborted() {
     for (what, entries, expected) in rows {
         assert_eq!(medium(&mut host, &mut queue), 0, "before {what}");
         for sqe in &entries {
-            host.put(&mut queue, sqe);
+            host.push_sqe(&mut queue, sqe);
         }
-        host.ring(&queue);
-        let heard = answers(&host, &mut queue, expected.len());
-        assert_eq!(heard.into_iter().map(|(_, status)| status).collect::<Vec<_>>(), expected, "{what}");
+        host.ring_doorbell(&queue);
+        let completed = completions(&host, &mut queue, expected.len());
+        assert_eq!(completed.into_iter().map(|(_, status)| status).collect::<Vec<_>>(), expected, "{what}");
     }
     assert_eq!(medium(&mut host, &mut queue), 7);
-    // A queue that is deleted while the first waits, and a controller that is reset.
-    host.put(&mut queue, &first(8, 1));
-    host.ring(&queue);
-    let mut other = host.queue(2, 64);
+    // A queue deletion and a controller reset while a first command is pending.
+    host.push_sqe(&mut queue, &first(8, 1));
+    host.ring_doorbell(&queue);
+    let mut other = host.create_queue_pair(2, 64);
     assert_eq!(medium(&mut host, &mut other), 7);
     assert_eq!(host.delete(AdminOpcode::DeleteIoSq, 1), Status::SUCCESS);
-    assert_eq!(answers(&host, &mut queue, 1), [(1, Status::ABORTED_SQ_DELETION)]);
-    host.put(&mut other, &first(8, 1));
-    host.ring(&other);
+    assert_eq!(completions(&host, &mut queue, 1), [(1, Status::ABORTED_SQ_DELETION)]);
+    host.push_sqe(&mut other, &first(8, 1));
+    host.ring_doorbell(&other);
     drop(host);
-    let mut host = Host::connect(&rig.directory);
-    let mut queue = host.queue(1, 64);
+    let mut host = VfioUserTestHost::connect(&rig.directory);
+    let mut queue = host.create_queue_pair(1, 64);
     assert_eq!(medium(&mut host, &mut queue), 7);
 }

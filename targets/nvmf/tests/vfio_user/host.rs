@@ -1,41 +1,41 @@
-//! A host's side of a controller: memory, queues and doorbells, by hand.
+//! The host's side of a vfio-user controller: memory, queues and doorbells, without a driver.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use memory::SharedRegion;
-use ring::Status;
+use block_io::Status;
+use dma::SharedRegion;
 use rustix::fs::MemfdFlags;
-use vfio_user::{BAR0, Client, Config};
+use vfio_user::{BAR0, ClientConfig, VfioUserClient};
 use wire_nvme::doorbell::AdminQueueAttributes;
 use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
 use wire_nvme::queue::{CreateIoCq, CreateIoSq, DeleteQueue};
 use wire_nvme::registers::offset;
 use wire_nvme::{Cqe, DataPointer, Sqe, admin, io};
 
-/// Where the device knows the host's memory, which is not where it is.
+/// I/O virtual address of the host's memory.
 pub(crate) const IOVA: u64 = 0x4000_0000;
 /// Bytes of the host's memory.
 pub(crate) const MEMORY: u64 = 8 << 20;
-/// Where data may lie: queues are below.
+/// Offset of data buffers; the queues are below.
 pub(crate) const DATA: u64 = 1 << 20;
 
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Timeout of every wait.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-pub(crate) struct Host {
-    pub(crate) client: Client,
+pub(crate) struct VfioUserTestHost {
+    pub(crate) client: VfioUserClient,
     pub(crate) memory: SharedRegion,
     pub(crate) file: OwnedFd,
-    /// `None` where doorbells are written by message.
+    /// `None` if doorbells are written by message.
     doorbells: Option<SharedRegion>,
-    pub(crate) admin: Queue,
+    pub(crate) admin: HostQueuePair,
     next_cid: u16,
 }
 
 /// A queue pair in the host's memory.
-pub(crate) struct Queue {
+pub(crate) struct HostQueuePair {
     pub(crate) qid: u16,
     pub(crate) entries: u32,
     pub(crate) submission: u64,
@@ -45,14 +45,14 @@ pub(crate) struct Queue {
     phase: bool,
 }
 
-impl Queue {
-    /// Stands in for one that is in use.
-    pub(crate) fn nothing() -> Queue {
-        Queue::new(0, 2, 0, 0)
+impl HostQueuePair {
+    /// A placeholder for a queue that is moved out temporarily.
+    pub(crate) fn placeholder() -> HostQueuePair {
+        HostQueuePair::new(0, 2, 0, 0)
     }
 
-    fn new(qid: u16, entries: u32, submission: u64, completion: u64) -> Queue {
-        Queue { qid, entries, submission, completion, tail: 0, head: 0, phase: true }
+    fn new(qid: u16, entries: u32, submission: u64, completion: u64) -> HostQueuePair {
+        HostQueuePair { qid, entries, submission, completion, tail: 0, head: 0, phase: true }
     }
 }
 
@@ -62,23 +62,23 @@ pub(crate) fn memory_file(bytes: u64) -> OwnedFd {
     file
 }
 
-impl Host {
-    /// Connects and shares memory, but does not touch a register.
-    pub(crate) fn plug(path: &Path) -> Host {
-        // The target takes one client at a time, and lets the next in when it is done with the last.
-        let client = Client::connect(path, &Config { timeout: PATIENCE }).unwrap();
+impl VfioUserTestHost {
+    /// Connects and maps memory, without enabling the controller.
+    pub(crate) fn attach(path: &Path) -> VfioUserTestHost {
+        // The target serves one client at a time; the next waits in the backlog.
+        let client = VfioUserClient::connect(path, &ClientConfig { timeout: TIMEOUT }).unwrap();
         let file = memory_file(MEMORY);
         let memory = SharedRegion::map(file.as_fd(), 0, MEMORY, true).unwrap();
         client.dma_map_file(IOVA, file.as_fd(), 0, MEMORY, true).unwrap();
         let trapped = client.regions()[0].areas.is_empty();
         let doorbells = (!trapped).then(|| client.map_region(BAR0, 0x1000, 0x1000).unwrap());
-        let admin = Queue::new(0, 32, 0, 0x1000);
-        Host { client, memory, file, doorbells, admin, next_cid: 1 }
+        let admin = HostQueuePair::new(0, 32, 0, 0x1000);
+        VfioUserTestHost { client, memory, file, doorbells, admin, next_cid: 1 }
     }
 
     /// Connects and enables the controller.
-    pub(crate) fn connect(path: &Path) -> Host {
-        let mut host = Host::plug(path);
+    pub(crate) fn connect(path: &Path) -> VfioUserTestHost {
+        let mut host = VfioUserTestHost::attach(path);
         host.enable();
         host
     }
@@ -93,7 +93,7 @@ impl Host {
 
     pub(crate) fn enable(&mut self) {
         self.memory.zero(0, DATA);
-        self.admin = Queue::new(0, 32, 0, 0x1000);
+        self.admin = HostQueuePair::new(0, 32, 0, 0x1000);
         let attributes = AdminQueueAttributes { submission_entries: 32, completion_entries: 32 };
         self.write(offset::AQA, attributes.encode());
         self.client.write_u64(BAR0, offset::ASQ.into(), IOVA + self.admin.submission).unwrap();
@@ -102,9 +102,9 @@ impl Host {
         self.wait_status(1, 1);
     }
 
-    /// Waits until CSTS has these bits.
+    /// Waits until CSTS under `mask` is `value`.
     pub(crate) fn wait_status(&self, mask: u32, value: u32) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let status = self.read(offset::CSTS);
             if status & mask == value {
@@ -119,13 +119,13 @@ impl Host {
         self.next_cid
     }
 
-    /// Puts a command into a queue without telling.
-    pub(crate) fn put(&self, queue: &mut Queue, sqe: &Sqe) {
+    /// Writes a submission queue entry without ringing the doorbell.
+    pub(crate) fn push_sqe(&self, queue: &mut HostQueuePair, sqe: &Sqe) {
         self.memory.write(queue.submission + u64::from(queue.tail) * 64, &sqe.to_bytes());
         queue.tail = (queue.tail + 1) % queue.entries;
     }
 
-    pub(crate) fn ring(&self, queue: &Queue) {
+    pub(crate) fn ring_doorbell(&self, queue: &HostQueuePair) {
         self.doorbell(u32::from(queue.qid) * 8, queue.tail);
     }
 
@@ -137,20 +137,20 @@ impl Host {
         }
     }
 
-    /// The doorbells, where they are mapped.
-    pub(crate) fn mapped(&self) -> &SharedRegion {
+    /// The mapped doorbells.
+    pub(crate) fn mapped_doorbells(&self) -> &SharedRegion {
         self.doorbells.as_ref().unwrap()
     }
 
-    /// The next completion, if it is there.
-    pub(crate) fn poll(&self, queue: &mut Queue) -> Option<Cqe> {
-        let cqe = self.take(queue)?;
+    /// The next completion, if there is one; rings the head doorbell.
+    pub(crate) fn poll(&self, queue: &mut HostQueuePair) -> Option<Cqe> {
+        let cqe = self.take_completion(queue)?;
         self.doorbell(u32::from(queue.qid) * 8 + 4, queue.head);
         Some(cqe)
     }
 
-    /// The same without a word to the device.
-    fn take(&self, queue: &mut Queue) -> Option<Cqe> {
+    /// The next completion, if there is one; does not ring the head doorbell.
+    fn take_completion(&self, queue: &mut HostQueuePair) -> Option<Cqe> {
         let at = queue.completion + u64::from(queue.head) * 16;
         let high = self.memory.load_u64(at + 8);
         if (high >> 48 & 1 == 1) != queue.phase {
@@ -165,17 +165,17 @@ impl Host {
         Some(Cqe::decode(&bytes))
     }
 
-    pub(crate) fn wait(&self, queue: &mut Queue) -> Cqe {
-        let cqe = self.wait_untold(queue);
+    pub(crate) fn wait(&self, queue: &mut HostQueuePair) -> Cqe {
+        let cqe = self.wait_without_doorbell(queue);
         self.doorbell(u32::from(queue.qid) * 8 + 4, queue.head);
         cqe
     }
 
-    /// Waits for a completion without a word to the device.
-    pub(crate) fn wait_untold(&self, queue: &mut Queue) -> Cqe {
-        let deadline = Instant::now() + PATIENCE;
+    /// Waits for a completion; does not ring the head doorbell.
+    pub(crate) fn wait_without_doorbell(&self, queue: &mut HostQueuePair) -> Cqe {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
-            if let Some(cqe) = self.take(queue) {
+            if let Some(cqe) = self.take_completion(queue) {
                 return cqe;
             }
             assert!(Instant::now() < deadline, "no completion on queue {}", queue.qid);
@@ -183,11 +183,11 @@ impl Host {
         }
     }
 
-    /// One command, and its completion.
-    pub(crate) fn run(&mut self, queue: &mut Queue, sqe: Sqe) -> Cqe {
+    /// Executes a command and returns its completion.
+    pub(crate) fn execute(&mut self, queue: &mut HostQueuePair, sqe: Sqe) -> Cqe {
         let sqe = Sqe { cid: self.cid(), ..sqe };
-        self.put(queue, &sqe);
-        self.ring(queue);
+        self.push_sqe(queue, &sqe);
+        self.ring_doorbell(queue);
         let cqe = self.wait(queue);
         assert_eq!((cqe.cid, cqe.sqid), (sqe.cid, queue.qid));
         assert_eq!(u32::from(cqe.sqhd), queue.tail);
@@ -195,8 +195,8 @@ impl Host {
     }
 
     pub(crate) fn admin(&mut self, sqe: Sqe) -> Cqe {
-        let mut queue = std::mem::replace(&mut self.admin, Queue::nothing());
-        let cqe = self.run(&mut queue, sqe);
+        let mut queue = std::mem::replace(&mut self.admin, HostQueuePair::placeholder());
+        let cqe = self.execute(&mut queue, sqe);
         self.admin = queue;
         cqe
     }
@@ -210,8 +210,13 @@ impl Host {
         page
     }
 
-    /// Makes a queue pair; each has 64 KiB of the memory below [`DATA`].
-    pub(crate) fn queue(&mut self, qid: u16, entries: u32) -> Queue {
+    /// Creates a queue pair; each uses 64 KiB of the memory below [`DATA`].
+    pub(crate) fn create_queue_pair(&mut self, qid: u16, entries: u32) -> HostQueuePair {
+        self.create_queue_pair_on(qid, entries, qid)
+    }
+
+    /// Like [`create_queue_pair`](Self::create_queue_pair), with this interrupt vector.
+    pub(crate) fn create_queue_pair_on(&mut self, qid: u16, entries: u32, vector: u16) -> HostQueuePair {
         let submission = u64::from(qid) * 0x1_0000;
         let completion = submission + 0x8000;
         self.memory.zero(submission, 0x1_0000);
@@ -221,17 +226,17 @@ impl Host {
             entries,
             contiguous: true,
             interrupts: true,
-            vector: qid,
+            vector,
         };
         assert_eq!(self.admin(create.to_sqe()).status, Status::SUCCESS);
         self.create_submission(qid, entries, qid);
-        Queue::new(qid, entries, submission, completion)
+        HostQueuePair::new(qid, entries, submission, completion)
     }
 
-    /// Makes a submission queue whose completions go to another's completion queue.
-    pub(crate) fn submission_queue(&mut self, qid: u16, entries: u32, cqid: u16) -> Queue {
+    /// Creates a submission queue on an existing completion queue.
+    pub(crate) fn create_submission_queue(&mut self, qid: u16, entries: u32, cqid: u16) -> HostQueuePair {
         self.create_submission(qid, entries, cqid);
-        Queue::new(qid, entries, u64::from(qid) * 0x1_0000, 0)
+        HostQueuePair::new(qid, entries, u64::from(qid) * 0x1_0000, 0)
     }
 
     fn create_submission(&mut self, qid: u16, entries: u32, cqid: u16) {

@@ -1,9 +1,9 @@
-//! The admin queue.
+//! Admin commands.
 
 use std::collections::VecDeque;
 
-use controller::{Action, Event, data_from_host, queues};
-use ring::Status;
+use block_io::Status;
+use nvme_controller::{ControllerAction, ControllerEvent, data_from_host, queues};
 use wire_nvme::admin::GetLogPage;
 use wire_nvme::log::LogId;
 use wire_nvme::opcode::AdminOpcode;
@@ -11,14 +11,14 @@ use wire_nvme::sqe::{Fuse, Psdt};
 use wire_nvme::{Cqe, Sqe};
 
 use super::super::data;
-use super::super::queue::{Completion, Place, State, Submission, rest};
-use super::{Function, Lent};
+use super::super::queue::{CompletionQueue, QueueMemory, SubmissionQueue, SubmissionQueueState, cqe_high};
+use super::{FunctionContext, VfioUserFunction};
 
-impl Function {
+impl VfioUserFunction {
     /// Executes a command of the admin queue.
-    pub(super) fn admin(&mut self, sqe: &Sqe, lent: &mut Lent<'_>) {
-        let made = match AdminOpcode::from_wire(sqe.opcode) {
-            // These are about queues, which the controller does not keep.
+    pub(super) fn admin_command(&mut self, sqe: &Sqe, context: &mut FunctionContext<'_>) {
+        let result = match AdminOpcode::from_wire(sqe.opcode) {
+            // Queues belong to the transport, not to the controller.
             Some(
                 AdminOpcode::CreateIoCq
                 | AdminOpcode::CreateIoSq
@@ -27,145 +27,163 @@ impl Function {
             ) if sqe.fuse() != Fuse::Normal || sqe.psdt() != Psdt::Prp => {
                 Err(Status::INVALID_FIELD.do_not_retry())
             }
-            Some(AdminOpcode::CreateIoCq) => self.create_completion(sqe, lent),
-            Some(AdminOpcode::CreateIoSq) => self.create_submission(sqe, lent),
-            Some(AdminOpcode::DeleteIoCq) => self.delete_completion(sqe),
-            Some(AdminOpcode::DeleteIoSq) => match self.delete_submission(sqe) {
+            Some(AdminOpcode::CreateIoCq) => self.create_io_cq(sqe, context),
+            Some(AdminOpcode::CreateIoSq) => self.create_io_sq(sqe, context),
+            Some(AdminOpcode::DeleteIoCq) => self.delete_io_cq(sqe),
+            Some(AdminOpcode::DeleteIoSq) => match self.delete_io_sq(sqe) {
                 Ok(true) => return,
                 Ok(false) => Ok(()),
                 Err(status) => Err(status),
             },
-            Some(AdminOpcode::DoorbellBufferConfig) if self.trapped => self.share_doorbells(sqe),
-            _ => return self.at_controller(sqe, lent),
+            Some(AdminOpcode::DoorbellBufferConfig) if self.doorbells_trapped => {
+                self.doorbell_buffer_config(sqe)
+            }
+            _ => return self.controller_command(sqe, context),
         };
-        self.answer(0, sqe.cid, made.err().unwrap_or(Status::SUCCESS), 0);
+        self.complete_command(0, sqe.cid, result.err().unwrap_or(Status::SUCCESS), 0);
     }
 
-    fn create_completion(&mut self, sqe: &Sqe, lent: &Lent<'_>) -> Result<(), Status> {
-        let granted = self.core.queues_granted();
-        let made = queues::create_completion(sqe, &lent.shared.limits.controller, granted, self)?;
-        let bytes = u64::from(made.entries) * Completion::BYTES;
-        let place = Place::find(&self.memory, made.address, bytes, true).ok_or(super::UNREACHABLE)?;
-        let vector = made.interrupts.then_some(made.vector);
-        self.make_completion(made.qid, made.entries, made.address, place, vector);
+    fn create_io_cq(&mut self, sqe: &Sqe, context: &FunctionContext<'_>) -> Result<(), Status> {
+        let granted = self.controller.queues_granted();
+        let params = queues::validate_create_io_cq(sqe, &context.shared.limits.controller, granted, self)?;
+        let bytes = u64::from(params.entries) * CompletionQueue::BYTES;
+        let memory =
+            QueueMemory::locate(&self.memory, params.address, bytes, true).ok_or(super::MEMORY_NOT_MAPPED)?;
+        let vector = params.interrupts.then_some(params.vector);
+        self.create_cq(params.qid, params.entries, params.address, memory, vector);
         Ok(())
     }
 
-    fn create_submission(&mut self, sqe: &Sqe, lent: &Lent<'_>) -> Result<(), Status> {
-        let granted = self.core.queues_granted();
-        let made = queues::create_submission(sqe, &lent.shared.limits.controller, granted, self)?;
-        let bytes = u64::from(made.entries) * Submission::BYTES;
-        let place = Place::find(&self.memory, made.address, bytes, false).ok_or(super::UNREACHABLE)?;
-        let lease = self.association().lease(made.qid);
+    fn create_io_sq(&mut self, sqe: &Sqe, context: &FunctionContext<'_>) -> Result<(), Status> {
+        let granted = self.controller.queues_granted();
+        let params = queues::validate_create_io_sq(sqe, &context.shared.limits.controller, granted, self)?;
+        let bytes = u64::from(params.entries) * SubmissionQueue::BYTES;
+        let memory = QueueMemory::locate(&self.memory, params.address, bytes, false)
+            .ok_or(super::MEMORY_NOT_MAPPED)?;
+        let lease = self.association().lease(params.qid);
         let lease = lease.map_err(|_| Status::INVALID_QUEUE_IDENTIFIER.do_not_retry())?;
-        self.make_submission(made.qid, made.entries, made.address, place, made.cqid, Some(lease));
+        self.create_sq(params.qid, params.entries, params.address, memory, params.cqid, Some(lease));
         Ok(())
     }
 
-    fn delete_completion(&mut self, sqe: &Sqe) -> Result<(), Status> {
-        let qid = queues::delete_completion(sqe, self)?;
-        self.completions[usize::from(qid)] = None;
+    fn delete_io_cq(&mut self, sqe: &Sqe) -> Result<(), Status> {
+        let qid = queues::validate_delete_io_cq(sqe, self)?;
+        self.cqs[usize::from(qid)] = None;
         Ok(())
     }
 
-    fn share_doorbells(&mut self, sqe: &Sqe) -> Result<(), Status> {
+    fn doorbell_buffer_config(&mut self, sqe: &Sqe) -> Result<(), Status> {
         if sqe.fuse() != Fuse::Normal || sqe.psdt() != Psdt::Prp {
             return Err(Status::INVALID_FIELD.do_not_retry());
         }
-        let addresses = queues::doorbell_buffer(sqe)?;
-        self.doorbells.share(addresses, &self.memory)
+        let addresses = queues::validate_doorbell_buffer(sqe)?;
+        self.doorbells.configure_shadow(addresses, &self.memory)
     }
 
-    /// Whether the answer has to wait until everything that was fetched from the queue is answered.
-    fn delete_submission(&mut self, sqe: &Sqe) -> Result<bool, Status> {
-        let qid = queues::delete_submission(sqe, self)?;
-        self.active.retain(|active| *active != qid);
-        // What no device has is aborted (Base 2.0, section 5.6).
-        let all = std::mem::take(&mut self.aside);
-        let (aborted, kept): (VecDeque<_>, VecDeque<_>) = all.into_iter().partition(|(of, _)| *of == qid);
-        self.aside = kept;
+    /// Deletes a submission queue. Returns whether the completion of this command must wait for the queue's
+    /// commands in flight.
+    fn delete_io_sq(&mut self, sqe: &Sqe) -> Result<bool, Status> {
+        let qid = queues::validate_delete_io_sq(sqe, self)?;
+        self.active_sqids.retain(|active| *active != qid);
+        // Commands that are not at a device are aborted (Base 2.0, section 5.6).
+        let deferred = std::mem::take(&mut self.deferred);
+        let (aborted, remaining): (VecDeque<_>, VecDeque<_>) =
+            deferred.into_iter().partition(|(of, _)| *of == qid);
+        self.deferred = remaining;
         for (_, command) in aborted {
-            self.answer(qid, command.cid, Status::ABORTED_SQ_DELETION, 0);
+            self.complete_command(qid, command.cid, Status::ABORTED_SQ_DELETION, 0);
         }
         for (_, cid) in self.take_pairs(Some(qid)) {
-            self.answer(qid, cid, Status::ABORTED_SQ_DELETION, 0);
+            self.complete_command(qid, cid, Status::ABORTED_SQ_DELETION, 0);
         }
-        let Some(queue) = self.submission(qid) else { return Ok(false) };
+        let Some(queue) = self.sq(qid) else { return Ok(false) };
         if queue.in_flight > 0 {
-            queue.state = State::Deleting(sqe.cid);
+            queue.state = SubmissionQueueState::Deleting(sqe.cid);
             return Ok(true);
         }
-        self.submissions[usize::from(qid)] = None;
+        self.sqs[usize::from(qid)] = None;
         Ok(false)
     }
 
-    /// A command that the controller executes: at once, unless it asks for an event.
-    fn at_controller(&mut self, sqe: &Sqe, lent: &mut Lent<'_>) {
-        let mut host = vec![0; data_from_host(sqe) as usize];
-        if !host.is_empty() {
-            let walked = data::walk(&self.memory, sqe.data, false, host.len() as u32, &mut self.pieces);
-            let got = walked.and_then(|()| data::gather(&self.memory, &self.pieces, &mut host));
-            if let Err(status) = got {
-                return self.answer(0, sqe.cid, status, 0);
+    /// Passes a command to the controller. All complete immediately, except Asynchronous Event Requests.
+    fn controller_command(&mut self, sqe: &Sqe, context: &mut FunctionContext<'_>) {
+        let mut host_data = vec![0; data_from_host(sqe) as usize];
+        if !host_data.is_empty() {
+            let parsed = data::parse_data_pointer(
+                &self.memory,
+                sqe.data,
+                false,
+                host_data.len() as u32,
+                &mut self.segments,
+            );
+            let copied = parsed.and_then(|()| data::gather(&self.memory, &self.segments, &mut host_data));
+            if let Err(status) = copied {
+                return self.complete_command(0, sqe.cid, status, 0);
             }
         }
         if sqe.opcode == AdminOpcode::GetLogPage.to_wire()
-            && GetLogPage::of(sqe).lid == LogId::Health.to_wire()
+            && GetLogPage::from_sqe(sqe).lid == LogId::Health.to_wire()
         {
-            let health = lent.shared.picture.health(&self.subsystem);
-            self.tell(Event::Health(health), lent.now_ns);
+            let health = context.shared.snapshot.health(&self.subsystem);
+            self.controller_event(ControllerEvent::Health(health), context.now_ns);
         }
         let host_id = self.association().host_id();
         let mut actions = std::mem::take(&mut self.actions);
-        self.core.handle(Event::Command { sqe, data: &host }, lent.now_ns, &mut actions);
-        let mut answered = false;
+        self.controller.handle(
+            ControllerEvent::Command { sqe, data: &host_data },
+            context.now_ns,
+            &mut actions,
+        );
+        let mut completed = false;
         for action in actions.drain(..) {
             match action {
-                Action::Complete(completion) if completion.cqe.cid == sqe.cid && !answered => {
-                    answered = true;
+                ControllerAction::Complete(completion) if completion.cqe.cid == sqe.cid && !completed => {
+                    completed = true;
                     let status = match completion.data.is_empty() {
                         true => completion.cqe.status,
-                        false => self.give(sqe, &completion.data).err().unwrap_or(completion.cqe.status),
+                        false => {
+                            self.copy_to_client(sqe, &completion.data).err().unwrap_or(completion.cqe.status)
+                        }
                     };
-                    self.answer(0, sqe.cid, status, completion.cqe.result);
+                    self.complete_command(0, sqe.cid, status, completion.cqe.result);
                 }
-                Action::Complete(completion) => self.answer_event(&completion.cqe),
-                Action::CloseIoQueues => {}
-                Action::Terminate(_) => self.leave(lent.now_ns),
+                ControllerAction::Complete(completion) => self.complete_event_request(&completion.cqe),
+                ControllerAction::CloseIoQueues => {}
+                ControllerAction::Terminate(_) => self.begin_drain(context.now_ns),
             }
         }
         self.actions = actions;
         if self.association().host_id() != host_id {
-            // What it may do is up to who it is.
-            self.tabulate(&lent.shared.limits.controller);
+            // Reservations depend on the host identifier.
+            self.rebuild_namespace_table(&context.shared.limits.controller);
         }
-        if !answered {
-            // It waits for an event, and has no claim to room until there is one.
-            if let Some(queue) = self.submission(0) {
+        if !completed {
+            // An Asynchronous Event Request holds no completion queue entry until the event occurs.
+            if let Some(queue) = self.sq(0) {
                 queue.in_flight -= 1;
             }
-            if let Some(completions) = self.completion(0) {
+            if let Some(completions) = self.cq(0) {
                 completions.release(1);
             }
         }
     }
 
-    /// Copies data to where the client wants it.
-    fn give(&mut self, sqe: &Sqe, data: &[u8]) -> Result<(), Status> {
-        data::walk(&self.memory, sqe.data, false, data.len() as u32, &mut self.pieces)?;
-        data::scatter(&self.memory, &self.pieces, data)
+    /// Copies data to client memory.
+    fn copy_to_client(&mut self, sqe: &Sqe, data: &[u8]) -> Result<(), Status> {
+        data::parse_data_pointer(&self.memory, sqe.data, false, data.len() as u32, &mut self.segments)?;
+        data::scatter(&self.memory, &self.segments, data)
     }
 
-    /// Answers an Asynchronous Event Request.
-    pub(super) fn answer_event(&mut self, cqe: &Cqe) {
-        let Some(queue) = self.submission(0) else { return };
-        let high = rest(queue.head as u16, 0, cqe.cid, cqe.status);
-        let Some(completions) = self.completion(0) else { return };
-        let was = completions.dirty;
+    /// Completes an Asynchronous Event Request.
+    pub(super) fn complete_event_request(&mut self, cqe: &Cqe) {
+        let Some(queue) = self.sq(0) else { return };
+        let high = cqe_high(queue.head as u16, 0, cqe.cid, cqe.status);
+        let Some(completions) = self.cq(0) else { return };
+        let was_dirty = completions.dirty;
         if !completions.post_unreserved(cqe.result, high) {
-            self.holds = true;
-        } else if !was {
-            self.dirty.push(0);
+            self.has_blocked_completions = true;
+        } else if !was_dirty {
+            self.dirty_cqids.push(0);
         }
     }
 }

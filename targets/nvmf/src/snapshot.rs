@@ -1,29 +1,29 @@
-//! The configuration as groups see it.
+//! The configuration as poll groups see it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use bdev::Descriptor;
-use controller::{DiscoveryLog, HealthCounters, Subsystem};
-use ring::Op;
+use block_io::Op;
+use nvme_controller::{DiscoveryLog, HealthCounters, Subsystem};
 use wire_nvme::fabrics::Nqn;
 
-/// Everything that is configured, at one moment. Made anew for every change, and never changed.
+/// An immutable snapshot of the whole configuration. Every change publishes a new one to all poll groups.
 #[derive(Default)]
-pub(crate) struct Picture {
+pub(crate) struct ConfigSnapshot {
     pub(crate) subsystems: HashMap<Nqn, Arc<Subsystem>>,
-    /// The devices behind namespaces, by the key that namespaces have.
+    /// The block devices of namespaces, by `Namespace::backend`.
     pub(crate) devices: HashMap<u32, Arc<Descriptor>>,
     pub(crate) discovery: Arc<DiscoveryLog>,
 }
 
-impl Picture {
-    /// The subsystem of this name, the discovery subsystem included.
+impl ConfigSnapshot {
+    /// The subsystem with this NQN; the discovery subsystem is included.
     pub(crate) fn subsystem(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
         self.subsystems.get(nqn).cloned()
     }
 
-    /// What the health log of a subsystem's controllers says.
+    /// The counters for the SMART / Health log page of a subsystem's controllers: sums over its namespaces.
     pub(crate) fn health(&self, subsystem: &Subsystem) -> HealthCounters {
         let mut health = HealthCounters::default();
         for namespace in &subsystem.namespaces {

@@ -1,4 +1,4 @@
-//! A target that serves a device in a directory of its own.
+//! A target with one vfio-user endpoint in its own temporary directory.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -6,47 +6,51 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use bdev::Registry;
 use bdev::delay::DelayConfig;
 use bdev::uring::UringConfig;
-use memory::Arena;
-use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, VfioUserConfig};
-use reactor::{Config, IdlePolicy, Reactors};
+use dma::Arena;
+use nvmf::{ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, VfioUserConfig};
+use reactor::{IdlePolicy, ReactorConfig, Reactors};
 
 pub(crate) const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 
-/// Blocks of the namespace, of 512 bytes.
+/// Blocks of the namespace, 512 bytes each.
 pub(crate) const BLOCKS: u64 = 16384;
 
-pub(crate) struct Rig {
+pub(crate) struct VfioUserTestTarget {
     pub(crate) registry: Registry,
-    pub(crate) target: Target,
+    pub(crate) target: NvmfTarget,
     pub(crate) directory: PathBuf,
     reactors: Option<Reactors>,
 }
 
-impl Rig {
-    /// With a device in memory.
-    pub(crate) fn new() -> Rig {
-        Rig::with(VfioUserConfig::default())
+impl VfioUserTestTarget {
+    /// With a malloc device.
+    pub(crate) fn new() -> VfioUserTestTarget {
+        VfioUserTestTarget::with(VfioUserConfig::default())
     }
 
-    pub(crate) fn with(transport: VfioUserConfig) -> Rig {
-        let config = Config { cpus: sys::CpuSet::allowed(), ..Config::default() };
-        Rig::of(transport, config, "Malloc0")
+    pub(crate) fn with(transport: VfioUserConfig) -> VfioUserTestTarget {
+        let config = ReactorConfig { cpus: os::CpuSet::allowed(), ..ReactorConfig::default() };
+        VfioUserTestTarget::of(transport, config, "Malloc0")
     }
 
-    /// One core with as few buffers as there can be, and a device that keeps them for a while.
-    pub(crate) fn starved() -> Rig {
-        let one = sys::CpuSet::new(vec![sys::CpuSet::allowed().cpus()[0]]).unwrap();
-        let arena = Arena::new(memory::Config { limit_bytes: 1, ..memory::Config::default() });
-        Rig::of(VfioUserConfig::default(), Config { cpus: one, arena, ..Config::default() }, "Slow0")
+    /// With one core, the minimum number of buffers, and a device with 20 ms of latency.
+    pub(crate) fn with_few_buffers() -> VfioUserTestTarget {
+        let one = os::CpuSet::new(vec![os::CpuSet::allowed().cpus()[0]]).unwrap();
+        let arena = Arena::new(dma::ArenaConfig { limit_bytes: 1, ..dma::ArenaConfig::default() });
+        VfioUserTestTarget::of(
+            VfioUserConfig::default(),
+            ReactorConfig { cpus: one, arena, ..ReactorConfig::default() },
+            "Slow0",
+        )
     }
 
-    /// With a device that reads and writes only what is aligned as it likes.
-    pub(crate) fn with_file() -> Rig {
-        let config = Config { cpus: sys::CpuSet::allowed(), ..Config::default() };
-        Rig::of(VfioUserConfig::default(), config, "File0")
+    /// With a file device that requires aligned buffers.
+    pub(crate) fn with_file() -> VfioUserTestTarget {
+        let config = ReactorConfig { cpus: os::CpuSet::allowed(), ..ReactorConfig::default() };
+        VfioUserTestTarget::of(VfioUserConfig::default(), config, "File0")
     }
 
-    fn of(transport: VfioUserConfig, config: Config, device: &str) -> Rig {
+    fn of(transport: VfioUserConfig, config: ReactorConfig, device: &str) -> VfioUserTestTarget {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("ringbolt-endpoint-{}-{number}", std::process::id());
@@ -67,14 +71,14 @@ impl Rig {
             _ => Ok(()),
         }
         .unwrap();
-        let config = Config { pin: false, idle: IdlePolicy::Sleep, ..config };
+        let config = ReactorConfig { pin: false, idle: IdlePolicy::Sleep, ..config };
         let reactors = Reactors::start(&config).unwrap();
-        let target = Target::new(registry.clone(), reactors.remotes());
+        let target = NvmfTarget::new(registry.clone(), reactors.handles());
         target.create_vfio_user(transport).unwrap();
         let any = SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() };
         target.create_subsystem(NQN, any).unwrap();
         target.add_namespace(NQN, NamespaceConfig::new(device)).unwrap();
-        let rig = Rig { registry, target, directory, reactors: Some(reactors) };
+        let rig = VfioUserTestTarget { registry, target, directory, reactors: Some(reactors) };
         rig.target.add_listener(NQN, rig.address()).unwrap();
         rig
     }
@@ -88,7 +92,7 @@ impl Rig {
     }
 }
 
-impl Drop for Rig {
+impl Drop for VfioUserTestTarget {
     fn drop(&mut self) {
         self.target.shutdown();
         drop(self.reactors.take());

@@ -1,32 +1,34 @@
-//! Many hosts at once, and little to share among them.
+//! Many hosts at once, and limits on connections and buffers.
 
 use std::time::Duration;
 
-use nvmf::TransportConfig;
-use reactor::{Config, Core, IdlePolicy, Reactor};
-use ring::{Channel, Request, Status, Tag};
+use block_io::{Channel, Request, Status, Tag};
+use nvmf::TcpTransportConfig;
+use reactor::{Core, IdlePolicy, Reactor, ReactorConfig};
 
-use crate::peer::{Peer, Said, capsule, connect};
-use crate::rig::{NQN, Parts, Rig, eventually};
+use crate::peer::{RawTcpHost, ReceivedPdu, capsule, connect};
+use crate::test_target::{NQN, TcpTestTarget, TestTargetConfig, wait_until};
 
 fn on_host<R: 'static, F: Future<Output = R> + 'static>(job: impl FnOnce(Core) -> F) -> R {
-    let reactor = Reactor::new(&Config { idle: IdlePolicy::Sleep, ..Config::default() }).unwrap();
+    let reactor =
+        Reactor::new(&ReactorConfig { idle: IdlePolicy::Sleep, ..ReactorConfig::default() }).unwrap();
     let core = reactor.core();
     reactor.block_on(job(core))
 }
 
 #[test]
-fn hundreds_of_idle_connections_hold_no_buffers_and_hosts_still_come_in() {
-    let rig = Rig::with_transport(TransportConfig {
+fn idle_connections_hold_no_buffers_and_do_not_block_new_hosts() {
+    let rig = TcpTestTarget::with_transport(TcpTransportConfig {
         ic_timeout_ms: 60_000,
         connect_timeout_ms: 60_000,
-        ..TransportConfig::default()
+        ..TcpTransportConfig::default()
     });
     let mut idle = Vec::new();
     for n in 0..300 {
-        let mut peer = if n % 3 == 0 { Peer::dial(&rig) } else { Peer::initialized(&rig, n % 2 == 0) };
+        let mut peer =
+            if n % 3 == 0 { RawTcpHost::open(&rig) } else { RawTcpHost::initialized(&rig, n % 2 == 0) };
         if n % 3 == 2 {
-            // Half a Connect.
+            // A partial Connect.
             let (sqe, data) = connect(0, 32, 0xffff);
             let pdu = capsule(&peer.framing, sqe, &data);
             peer.send(&pdu[..500]);
@@ -34,10 +36,8 @@ fn hundreds_of_idle_connections_hold_no_buffers_and_hosts_still_come_in() {
         idle.push(peer);
     }
     let groups = || rig.target.stats().unwrap().groups;
-    eventually("300 connections are there", || {
-        groups().iter().map(|(.., other)| other).sum::<usize>() == 300
-    });
-    assert_eq!(rig.arena.taken_bytes(), 0, "nobody has connected yet");
+    wait_until("300 connections are open", || groups().iter().map(|(.., other)| other).sum::<usize>() == 300);
+    assert_eq!(rig.arena.allocated_bytes(), 0, "no controller exists yet");
     let uri = rig.uri();
     on_host(|core| async move {
         let mut namespace = nvme::Namespace::open(&core, &uri, &nvme::Options::default()).await.unwrap();
@@ -52,33 +52,40 @@ fn hundreds_of_idle_connections_hold_no_buffers_and_hosts_still_come_in() {
         assert_eq!(done.pop().unwrap().status(), Status::SUCCESS);
     });
     drop(idle);
-    eventually("they are gone", || groups().iter().all(|(.., other)| *other == 0));
+    wait_until("the idle connections are closed", || groups().iter().all(|(.., other)| *other == 0));
 }
 
 #[test]
-fn beyond_the_limit_connections_are_refused_until_others_have_gone() {
-    let rig = Rig::with_transport(TransportConfig { max_connections: 4, ..TransportConfig::default() });
-    let admin = Peer::admin(&rig);
-    let mut io = Peer::io(&rig, &admin, 1, 16, false);
-    let idle = [Peer::initialized(&rig, false), Peer::initialized(&rig, true)];
+fn connections_above_max_connections_are_closed_until_others_disconnect() {
+    let rig = TcpTestTarget::with_transport(TcpTransportConfig {
+        max_connections: 4,
+        ..TcpTransportConfig::default()
+    });
+    let admin = RawTcpHost::admin(&rig);
+    let mut io = RawTcpHost::io(&rig, &admin, 1, 16, false);
+    let idle = [RawTcpHost::initialized(&rig, false), RawTcpHost::initialized(&rig, true)];
     for _ in 0..20 {
-        assert_eq!(Peer::dial(&rig).hear(), Said::Closed);
+        assert_eq!(RawTcpHost::open(&rig).receive_pdu(), ReceivedPdu::Closed);
     }
     io.round_trip(1);
     drop(idle);
     let groups = || rig.target.stats().unwrap().groups;
-    eventually("there is room", || groups().iter().all(|(.., other)| *other == 0));
-    let _second = Peer::admin(&rig);
+    wait_until("the idle connections are closed", || groups().iter().all(|(.., other)| *other == 0));
+    let _second = RawTcpHost::admin(&rig);
     io.round_trip(2);
 }
 
 #[test]
-fn eight_deep_queues_share_four_mebibytes() {
+fn eight_deep_queues_make_progress_with_four_mebibytes_of_buffers() {
     const DEPTH: u64 = 64;
     const BYTES: usize = 128 << 10;
     const BLOCKS: u64 = BYTES as u64 / 512;
-    // One core: chunks belong to the core that took them.
-    let rig = Rig::new(Parts { arena_bytes: 4 << 20, reactors: 1, ..Parts::default() });
+    // One core: chunks belong to the core that allocated them.
+    let rig = TcpTestTarget::new(TestTargetConfig {
+        arena_bytes: 4 << 20,
+        reactors: 1,
+        ..TestTargetConfig::default()
+    });
     let (uri, arena) = (rig.uri(), rig.arena.clone());
     on_host(|core| async move {
         let mut hosts = Vec::new();
@@ -93,8 +100,8 @@ fn eight_deep_queues_share_four_mebibytes() {
             }
             buffer
         };
-        // Each host has 1 MiB of the device; all write theirs, then half of them read while the others
-        // write the same again, then all read.
+        // Each host has 1 MiB of the device. All write, then half of them read while the others write the
+        // same data again, then all read.
         let rounds: [fn(usize) -> bool; 4] = [|_| true, |n| n % 2 == 0, |n| n % 2 == 1, |_| false];
         for writes in rounds {
             let mut batches: Vec<Vec<_>> = (0..8)
@@ -126,12 +133,12 @@ fn eight_deep_queues_share_four_mebibytes() {
                 for completion in done {
                     assert_eq!(completion.status(), Status::SUCCESS);
                     let lba = n as u64 * 2048 + completion.tag().0 % 8 * BLOCKS;
-                    let buffer = completion.into_request().buffer.unwrap();
+                    let buffer = completion.into_request().take_data().unwrap().into_single().unwrap();
                     assert!(buffer.as_slice() == filled(lba).as_slice(), "host {n}, block {lba}");
                 }
             }
         }
     });
-    assert!(arena.taken_bytes() <= 4 << 20);
-    eventually("the hosts are gone", || rig.target.controllers(NQN).unwrap().is_empty());
+    assert!(arena.allocated_bytes() <= 4 << 20);
+    wait_until("the hosts are disconnected", || rig.target.controllers(NQN).unwrap().is_empty());
 }

@@ -1,33 +1,33 @@
-//! A target on real reactors, and the kernel's loopback before it.
+//! A target on real reactors, reached over the loopback interface.
 
 use std::sync::Arc;
 
 use bdev::Registry;
 use bdev::delay::DelayConfig;
 use bdev::malloc::MallocConfig;
-use memory::Arena;
-use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, Target, TransportConfig};
-use reactor::{Config, IdlePolicy, Reactors};
+use dma::Arena;
+use nvmf::{ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTransportConfig};
+use reactor::{IdlePolicy, ReactorConfig, Reactors};
 
 pub(crate) const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 /// Blocks of every device, of 512 bytes each.
 pub(crate) const BLOCKS: u64 = 16384;
 
-/// What a rig is made of.
-pub(crate) struct Parts {
-    pub(crate) transport: TransportConfig,
-    /// Namespaces 1, 2, … each on a memory device of its own.
+/// Options of a test target.
+pub(crate) struct TestTargetConfig {
+    pub(crate) transport: TcpTransportConfig,
+    /// Number of namespaces, each on its own malloc device.
     pub(crate) namespaces: usize,
-    /// Microseconds that every device takes.
+    /// Latency of every device in microseconds.
     pub(crate) latency_us: u64,
     pub(crate) arena_bytes: usize,
     pub(crate) reactors: usize,
 }
 
-impl Default for Parts {
+impl Default for TestTargetConfig {
     fn default() -> Self {
-        Parts {
-            transport: TransportConfig::default(),
+        TestTargetConfig {
+            transport: TcpTransportConfig::default(),
             namespaces: 1,
             latency_us: 0,
             arena_bytes: 256 << 20,
@@ -36,37 +36,37 @@ impl Default for Parts {
     }
 }
 
-pub(crate) struct Rig {
+pub(crate) struct TcpTestTarget {
     pub(crate) registry: Registry,
-    pub(crate) target: Target,
+    pub(crate) target: NvmfTarget,
     pub(crate) address: ListenAddress,
     pub(crate) arena: Arc<Arena>,
     reactors: Option<Reactors>,
 }
 
-impl Drop for Rig {
+impl Drop for TcpTestTarget {
     fn drop(&mut self) {
         self.target.shutdown();
         drop(self.reactors.take());
     }
 }
 
-impl Rig {
-    pub(crate) fn new(parts: Parts) -> Rig {
+impl TcpTestTarget {
+    pub(crate) fn new(parts: TestTargetConfig) -> TcpTestTarget {
         let arena =
-            Arena::new(memory::Config { limit_bytes: parts.arena_bytes, ..memory::Config::default() });
-        let mut cpus = sys::CpuSet::allowed().cpus().to_vec();
+            Arena::new(dma::ArenaConfig { limit_bytes: parts.arena_bytes, ..dma::ArenaConfig::default() });
+        let mut cpus = os::CpuSet::allowed().cpus().to_vec();
         cpus.truncate(parts.reactors);
-        let config = Config {
-            cpus: sys::CpuSet::new(cpus).unwrap(),
+        let config = ReactorConfig {
+            cpus: os::CpuSet::new(cpus).unwrap(),
             pin: false,
             idle: IdlePolicy::Sleep,
             arena: arena.clone(),
-            ..Config::default()
+            ..ReactorConfig::default()
         };
         let registry = Registry::new();
         let reactors = Reactors::start(&config).unwrap();
-        let target = Target::new(registry.clone(), reactors.remotes());
+        let target = NvmfTarget::new(registry.clone(), reactors.handles());
         target.create_transport(parts.transport).unwrap();
         let any = SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() };
         target.create_subsystem(NQN, any).unwrap();
@@ -80,11 +80,11 @@ impl Rig {
             target.add_namespace(NQN, NamespaceConfig::new(&name)).unwrap();
         }
         let address = target.add_listener(NQN, ListenAddress::tcp("127.0.0.1", "0")).unwrap();
-        Rig { registry, target, address, arena, reactors: Some(reactors) }
+        TcpTestTarget { registry, target, address, arena, reactors: Some(reactors) }
     }
 
-    pub(crate) fn with_transport(transport: TransportConfig) -> Rig {
-        Rig::new(Parts { transport, ..Parts::default() })
+    pub(crate) fn with_transport(transport: TcpTransportConfig) -> TcpTestTarget {
+        TcpTestTarget::new(TestTargetConfig { transport, ..TestTargetConfig::default() })
     }
 
     pub(crate) fn uri(&self) -> nvme::Uri {
@@ -92,8 +92,8 @@ impl Rig {
     }
 }
 
-/// Waits until `condition` holds, for ten seconds at most.
-pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+/// Waits until `condition` holds; panics after ten seconds.
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = std::time::Instant::now();
     while !condition() {
         assert!(start.elapsed().as_secs() < 10, "{what}: not within ten seconds");

@@ -1,15 +1,15 @@
-//! What the management interface is told.
+//! Read-only queries for the management interface (RPC).
 
 use std::sync::mpsc::sync_channel;
 
-use super::{ListenAddress, Target, Uuid, send, wait};
-use crate::group::{ConnectionReport, Message};
+use super::{ListenAddress, NvmfTarget, Uuid, send, wait};
+use crate::group::{ConnectionReport, TcpGroupMessage};
 use crate::vfio_user;
 
 /// A subsystem as it is configured.
 #[derive(Clone, Debug)]
 pub struct SubsystemInfo {
-    /// Its name.
+    /// Subsystem NQN.
     pub nqn: String,
     /// Whether it is the discovery subsystem.
     pub discovery: bool,
@@ -17,40 +17,40 @@ pub struct SubsystemInfo {
     pub serial_number: String,
     /// Model number.
     pub model_number: String,
-    /// Every host may connect.
+    /// Any host may connect.
     pub allow_any_host: bool,
     /// Hosts that may connect.
     pub hosts: Vec<String>,
-    /// Where it is reached.
+    /// Addresses of its listeners.
     pub listeners: Vec<ListenAddress>,
-    /// Its namespaces, by identifier.
-    pub namespaces: Vec<NamespaceInfo>,
-    /// Most namespaces.
+    /// Namespaces in ascending order of NSID.
+    pub namespaces: Vec<TargetNamespaceInfo>,
+    /// Maximum number of namespaces.
     pub max_namespaces: u32,
-    /// Smallest controller identifier.
+    /// Smallest controller identifier (CNTLID) that is assigned.
     pub min_cntlid: u16,
-    /// Largest controller identifier.
+    /// Largest controller identifier (CNTLID) that is assigned.
     pub max_cntlid: u16,
-    /// Asymmetric namespace access is reported.
+    /// Asymmetric Namespace Access (ANA) is reported.
     pub ana_reporting: bool,
 }
 
 /// A namespace as it is configured.
 #[derive(Clone, Debug)]
-pub struct NamespaceInfo {
-    /// Identifier.
+pub struct TargetNamespaceInfo {
+    /// Namespace identifier.
     pub nsid: u32,
     /// Name of the block device.
     pub bdev_name: String,
-    /// Globally unique identifier.
+    /// NGUID.
     pub nguid: [u8; 16],
-    /// Extended unique identifier; zero for none.
+    /// EUI-64; zero for none.
     pub eui64: [u8; 8],
     /// UUID.
     pub uuid: Uuid,
-    /// ANA group.
+    /// ANA group identifier.
     pub anagrpid: u32,
-    /// File in which reservations survive a power loss.
+    /// File that persists reservations through power loss.
     pub ptpl_file: Option<String>,
     /// Size in blocks.
     pub blocks: u64,
@@ -58,49 +58,49 @@ pub struct NamespaceInfo {
     pub block_size: u32,
 }
 
-/// A controller, which is one host's connection to one subsystem.
+/// A controller: the association of one host with one subsystem.
 #[derive(Clone, Debug)]
-pub struct ControllerInfo {
+pub struct TargetControllerInfo {
     /// Controller identifier.
     pub cntlid: u16,
-    /// The host's name.
+    /// Host NQN.
     pub hostnqn: String,
-    /// The host's identifier.
+    /// Host identifier (HOSTID).
     pub hostid: [u8; 16],
-    /// I/O queues in use.
+    /// I/O queues that are connected.
     pub num_io_qpairs: usize,
 }
 
-/// A queue.
+/// A queue pair of a controller.
 #[derive(Clone, Debug)]
 pub struct QpairInfo {
     /// Controller identifier.
     pub cntlid: u16,
     /// Queue identifier; 0 is the admin queue.
     pub qid: u16,
-    /// Index of the reactor that it is on.
+    /// Index of the reactor that polls it.
     pub reactor: usize,
     /// The host's address.
     pub peer: ListenAddress,
-    /// The address that the host came to.
+    /// The listener's address.
     pub local: ListenAddress,
-    /// Entries.
+    /// Submission queue entries.
     pub queue_depth: u32,
-    /// Commands taken.
+    /// Commands received.
     pub commands: u64,
-    /// Commands that failed.
+    /// Commands completed with an error status.
     pub errors: u64,
 }
 
-/// What a reactor's group holds.
+/// Distribution of connections over the reactors.
 #[derive(Clone, Debug, Default)]
 pub struct TargetStats {
-    /// For each reactor: admin queues, I/O queues and connections that are neither yet.
+    /// For each reactor: admin queues, I/O queues, and connections before Connect.
     pub groups: Vec<(usize, usize, usize)>,
 }
 
-impl Target {
-    /// Every subsystem, the discovery subsystem first.
+impl NvmfTarget {
+    /// All subsystems, the discovery subsystem first.
     pub fn subsystems(&self) -> Vec<SubsystemInfo> {
         let state = self.lock_any();
         let mut all = vec![SubsystemInfo {
@@ -135,7 +135,7 @@ impl Target {
                 namespaces: subsystem
                     .namespaces
                     .iter()
-                    .map(|namespace| NamespaceInfo {
+                    .map(|namespace| TargetNamespaceInfo {
                         nsid: namespace.nsid,
                         bdev_name: namespace.bdev.clone(),
                         nguid: namespace.nguid,
@@ -157,7 +157,10 @@ impl Target {
     }
 
     /// The controllers of a subsystem.
-    pub fn controllers(&self, nqn: &str) -> Result<Vec<ControllerInfo>, crate::TargetError> {
+    ///
+    /// # Errors
+    /// There is no such subsystem.
+    pub fn controllers(&self, nqn: &str) -> Result<Vec<TargetControllerInfo>, crate::NvmfTargetError> {
         let nqn = super::parse_nqn(nqn)?;
         if !nqn.is_discovery() && !self.lock_any().subsystems.contains_key(&nqn) {
             return Err(super::no_subsystem(&nqn));
@@ -165,7 +168,7 @@ impl Target {
         let controllers = self.0.directory.controllers(&nqn);
         Ok(controllers
             .iter()
-            .map(|association| ControllerInfo {
+            .map(|association| TargetControllerInfo {
                 cntlid: association.cntlid(),
                 hostnqn: association.hostnqn().as_str().into(),
                 hostid: association.host_id(),
@@ -174,23 +177,27 @@ impl Target {
             .collect())
     }
 
-    /// The queues of a subsystem's controllers.
-    pub fn qpairs(&self, nqn: &str) -> Result<Vec<QpairInfo>, crate::TargetError> {
+    /// The queue pairs of a subsystem's controllers. Asks every poll group.
+    ///
+    /// # Errors
+    /// There is no such subsystem, or the target is stopping.
+    pub fn qpairs(&self, nqn: &str) -> Result<Vec<QpairInfo>, crate::NvmfTargetError> {
         let nqn = super::parse_nqn(nqn)?;
         if !nqn.is_discovery() && !self.lock_any().subsystems.contains_key(&nqn) {
             return Err(super::no_subsystem(&nqn));
         }
         let reports = self.reports()?;
-        let of = |report: &&ConnectionReport| report.subnqn.as_ref() == Some(&nqn);
-        let mut qpairs: Vec<QpairInfo> = reports.iter().filter(of).filter_map(qpair).collect();
+        let in_subsystem = |report: &&ConnectionReport| report.subnqn.as_ref() == Some(&nqn);
+        let mut qpairs: Vec<QpairInfo> =
+            reports.iter().filter(in_subsystem).filter_map(connection_qpair).collect();
         for client in self.clients()?.iter().filter(|client| client.subnqn == nqn) {
-            qpairs.extend(client.queues.iter().map(|queue| queue_of(client, queue)));
+            qpairs.extend(client.queues.iter().map(|queue| client_qpair(client, queue)));
         }
         Ok(qpairs)
     }
 
-    /// How connections are spread over the reactors.
-    pub fn stats(&self) -> Result<TargetStats, crate::TargetError> {
+    /// Distribution of connections over the reactors. Asks every poll group.
+    pub fn stats(&self) -> Result<TargetStats, crate::NvmfTargetError> {
         let mut stats = TargetStats { groups: vec![(0, 0, 0); self.0.remotes.len()] };
         for report in self.reports()? {
             let Some(group) = stats.groups.get_mut(report.group) else { continue };
@@ -209,31 +216,31 @@ impl Target {
         Ok(stats)
     }
 
-    /// The clients of the vfio-user transport.
-    fn clients(&self) -> Result<Vec<vfio_user::Report>, crate::TargetError> {
+    /// The clients of all vfio-user poll groups.
+    fn clients(&self) -> Result<Vec<vfio_user::ClientReport>, crate::NvmfTargetError> {
         let state = self.lock()?;
         let mut clients = Vec::new();
         for group in state.vfio_user.iter().flat_map(|transport| &transport.groups) {
-            let (answer, outcome) = sync_channel(1);
-            send(group, vfio_user::Message::Report(answer))?;
+            let (reply, outcome) = sync_channel(1);
+            send(group, vfio_user::VfioUserGroupMessage::Report(reply))?;
             clients.extend(wait(&outcome)?);
         }
         Ok(clients)
     }
 
-    fn reports(&self) -> Result<Vec<ConnectionReport>, crate::TargetError> {
+    fn reports(&self) -> Result<Vec<ConnectionReport>, crate::NvmfTargetError> {
         let state = self.lock()?;
         let mut reports = Vec::new();
         for group in state.transport.iter().flat_map(|transport| &transport.groups) {
-            let (answer, outcome) = sync_channel(1);
-            send(group, Message::Report(answer))?;
+            let (reply, outcome) = sync_channel(1);
+            send(group, TcpGroupMessage::Report(reply))?;
             reports.extend(wait(&outcome)?);
         }
         Ok(reports)
     }
 }
 
-fn queue_of(client: &vfio_user::Report, queue: &(u16, u32, u64, u64)) -> QpairInfo {
+fn client_qpair(client: &vfio_user::ClientReport, queue: &(u16, u32, u64, u64)) -> QpairInfo {
     let (qid, queue_depth, commands, errors) = *queue;
     let local = ListenAddress::vfio_user(&client.directory);
     QpairInfo {
@@ -248,7 +255,7 @@ fn queue_of(client: &vfio_user::Report, queue: &(u16, u32, u64, u64)) -> QpairIn
     }
 }
 
-fn qpair(report: &ConnectionReport) -> Option<QpairInfo> {
+fn connection_qpair(report: &ConnectionReport) -> Option<QpairInfo> {
     let local = ListenAddress {
         trtype: "TCP".into(),
         adrfam: if report.peer.is_ipv4() { "IPv4" } else { "IPv6" }.into(),

@@ -1,0 +1,183 @@
+//! Notification of other cores about changed reservations, and commands that wait for a change to complete.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use wire_nvme::fabrics::Nqn;
+
+use super::HostId;
+use crate::ControllerAssociation;
+
+/// Notifies one core about reservation changes of other cores: new notifications of controllers, completed
+/// [`PendingChange`]s and [`DrainRequest`]s.
+///
+/// Any thread notifies; the core calls [`take`](Self::take) once per poll, which costs one atomic load if
+/// nothing happened. `wake` interrupts a core that sleeps.
+pub struct ReservationNotifier {
+    notified: AtomicBool,
+    drains: Mutex<Vec<DrainRequest>>,
+    wake: Box<dyn Fn() + Send + Sync>,
+}
+
+/// A request to drain the I/O of some hosts (Preempt and Abort). A core holds a clone of the guard until the
+/// I/O that it has in flight at block devices completed; commands that are not submitted yet are checked
+/// against the reservation again.
+#[derive(Clone, Debug)]
+pub struct DrainRequest {
+    /// NQN of the subsystem.
+    pub subnqn: Nqn,
+    /// The identifiers of the preempted hosts.
+    pub hosts: Arc<[HostId]>,
+    /// Drop every clone when the I/O is drained.
+    pub guard: PendingGuard,
+}
+
+impl DrainRequest {
+    /// The guards of the requests that apply to the host of an association.
+    pub fn guards_for(drains: &[DrainRequest], association: &ControllerAssociation) -> Vec<PendingGuard> {
+        let host = association.host_id();
+        let concerns =
+            |drain: &&DrainRequest| drain.subnqn == *association.subnqn() && drain.hosts.contains(&host);
+        drains.iter().filter(concerns).map(|drain| drain.guard.clone()).collect()
+    }
+}
+
+/// The notifiers of all cores.
+#[derive(Debug, Default)]
+pub(crate) struct ReservationNotifiers(Mutex<Vec<Weak<ReservationNotifier>>>);
+
+impl fmt::Debug for ReservationNotifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReservationNotifier").field("notified", &self.notified).finish_non_exhaustive()
+    }
+}
+
+impl ReservationNotifier {
+    /// The drain requests since the last call, maybe none; `None` if nothing was notified since, which costs
+    /// one load.
+    #[inline]
+    pub fn take(&self) -> Option<Vec<DrainRequest>> {
+        if !self.notified.load(Ordering::Acquire) {
+            return None;
+        }
+        // Acquire: what notifying threads did before is visible after this.
+        self.notified.swap(false, Ordering::AcqRel);
+        Some(std::mem::take(&mut *sync::lock(&self.drains)))
+    }
+
+    fn notify(&self, drain: Option<DrainRequest>) {
+        if let Some(drain) = drain {
+            sync::lock(&self.drains).push(drain);
+        }
+        self.notified.store(true, Ordering::Release);
+        (self.wake)();
+    }
+}
+
+impl ReservationNotifiers {
+    /// Adds a notifier for one core, which `wake` wakes. Dropping the notifier removes it.
+    pub(crate) fn add(&self, wake: Box<dyn Fn() + Send + Sync>) -> Arc<ReservationNotifier> {
+        let notifier = Arc::new(ReservationNotifier {
+            notified: AtomicBool::new(false),
+            drains: Mutex::default(),
+            wake,
+        });
+        let mut all = sync::lock(&self.0);
+        all.retain(|one| one.strong_count() > 0);
+        all.push(Arc::downgrade(&notifier));
+        notifier
+    }
+
+    /// Notifies every core, with a drain request or without.
+    pub(crate) fn notify_all(&self, drain: Option<&DrainRequest>) {
+        let all: Vec<Weak<ReservationNotifier>> = sync::lock(&self.0).clone();
+        for notifier in all.iter().filter_map(Weak::upgrade) {
+            notifier.notify(drain.cloned());
+        }
+    }
+}
+
+/// The pending completion of a reservation change: it completes when every [`PendingGuard`] is dropped.
+#[derive(Debug)]
+pub struct PendingChange {
+    guards: AtomicUsize,
+    failed: AtomicBool,
+    notifiers: Arc<ReservationNotifiers>,
+}
+
+/// Keeps a [`PendingChange`] pending; one guard per save or drain. Dropping the last one notifies every core.
+#[derive(Debug)]
+pub struct PendingGuard(Arc<PendingChange>);
+
+impl PendingChange {
+    pub(crate) fn new(notifiers: Arc<ReservationNotifiers>) -> (Arc<PendingChange>, PendingGuard) {
+        let pending = Arc::new(PendingChange {
+            guards: AtomicUsize::new(1),
+            failed: AtomicBool::new(false),
+            notifiers,
+        });
+        (pending.clone(), PendingGuard(pending))
+    }
+
+    /// The status to complete the command with; `None` while the change is pending.
+    pub fn outcome(&self) -> Option<block_io::Status> {
+        if self.guards.load(Ordering::Acquire) > 0 {
+            return None;
+        }
+        let failed = self.failed.load(Ordering::Acquire);
+        Some(if failed { block_io::Status::INTERNAL_ERROR } else { block_io::Status::SUCCESS })
+    }
+}
+
+/// Commands whose [`PendingChange`]s are not complete yet. `T` identifies a command for the transport.
+#[derive(Debug)]
+pub struct PendingCommands<T>(Vec<(T, Arc<PendingChange>)>);
+
+impl<T> Default for PendingCommands<T> {
+    fn default() -> Self {
+        PendingCommands(Vec::new())
+    }
+}
+
+impl<T> PendingCommands<T> {
+    /// Adds a command. Its change may have completed before, so the caller must call
+    /// [`pop_completed`](Self::pop_completed) afterwards.
+    pub fn push(&mut self, command: T, pending: Arc<PendingChange>) {
+        self.0.push((command, pending));
+    }
+
+    /// Removes a command whose change is complete, with the status to complete it with.
+    pub fn pop_completed(&mut self) -> Option<(T, block_io::Status)> {
+        let (at, status) =
+            self.0.iter().enumerate().find_map(|(at, (_, pending))| Some((at, pending.outcome()?)))?;
+        Some((self.0.remove(at).0, status))
+    }
+
+    /// Removes all commands, without completing them.
+    pub fn drain(&mut self) -> impl Iterator<Item = T> {
+        self.0.drain(..).map(|(command, _)| command)
+    }
+}
+
+impl PendingGuard {
+    /// Drops the guard with a failure: the command fails with Internal Error.
+    pub fn fail(self) {
+        self.0.failed.store(true, Ordering::Release);
+    }
+}
+
+impl Clone for PendingGuard {
+    fn clone(&self) -> PendingGuard {
+        self.0.guards.fetch_add(1, Ordering::Relaxed);
+        PendingGuard(self.0.clone())
+    }
+}
+
+impl Drop for PendingGuard {
+    fn drop(&mut self) {
+        if self.0.guards.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.notifiers.notify_all(None);
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! RPC methods that report the target's configuration and state, and the calls that recreate it.
+
+use bdev::Uuid;
+use control::json::{Value, json};
+use control::{Method, RpcError, thread_name, tick_rate};
+use wire_nvme::log::AnaState;
+
+use super::{AnaStateName, ByNqn, NvmfModule, SUBSYSTEM, TargetName};
+use crate::{
+    ListenAddress, NvmfTarget, QpairInfo, SubsystemInfo, TargetControllerInfo, TcpTransportConfig,
+    VfioUserConfig,
+};
+
+pub(super) fn methods() -> Vec<Method<NvmfModule>> {
+    const MISSING: &[(i64, &str)] = &[(RpcError::ENODEV, "there is no such subsystem")];
+    vec![
+        Method::query("nvmf_get_transports", get_transports)
+            .text("Describes the transports.", "array of their parameters")
+            .errors(&[(RpcError::ENODEV, "there is no such transport")]),
+        Method::query("nvmf_get_subsystems", get_subsystems)
+            .text("Describes subsystems.", "array of subsystems with listeners, hosts and namespaces")
+            .errors(MISSING),
+        Method::query("nvmf_subsystem_get_controllers", get_controllers)
+            .text(
+                "Describes the controllers of a subsystem.",
+                "array of `cntlid`, `cntrltype`, `hostnqn`, `hostid`, `num_io_qpairs`",
+            )
+            .errors(MISSING),
+        Method::query("nvmf_subsystem_get_qpairs", get_qpairs)
+            .text(
+                "Describes the queue pairs of a subsystem.",
+                "array of queue pairs with addresses, reactor and counters",
+            )
+            .errors(MISSING),
+        Method::query("nvmf_subsystem_get_listeners", get_listeners)
+            .text("Describes the listeners of a subsystem.", "array of `address`, `ana_state`, `ana_states`")
+            .errors(MISSING),
+        Method::query("nvmf_get_stats", get_stats)
+            .text("Queue pairs of each reactor.", "`tick_rate`, `poll_groups`")
+            .errors(SUBSYSTEM),
+    ]
+}
+
+/// The calls that recreate the target's present configuration, for `save_config`.
+pub(super) fn calls(target: &NvmfTarget) -> Vec<Value> {
+    let call = |method: &str, params: Value| json!({ "method": method, "params": params });
+    let mut calls: Vec<Value> =
+        transports(target).into_iter().map(|config| call("nvmf_create_transport", config)).collect();
+    let subsystems = target.subsystems();
+    let named: Vec<&ListenAddress> =
+        subsystems.iter().filter(|one| !one.discovery).flat_map(|one| &one.listeners).collect();
+    for one in &subsystems {
+        let nqn = &one.nqn;
+        // The discovery subsystem listens wherever another subsystem does; only further listeners need a call.
+        let own = |address: &&ListenAddress| !one.discovery || !named.contains(address);
+        if !one.discovery {
+            calls.push(call("nvmf_create_subsystem", subsystem_params(one)));
+        }
+        for host in &one.hosts {
+            calls.push(call("nvmf_subsystem_add_host", json!({ "nqn": nqn, "host": host })));
+        }
+        for namespace in namespaces(one) {
+            calls.push(call("nvmf_subsystem_add_ns", json!({ "nqn": nqn, "namespace": namespace })));
+        }
+        for listener in one.listeners.iter().filter(own) {
+            let params = json!({ "nqn": nqn, "listen_address": address(listener), "secure_channel": false });
+            calls.push(call("nvmf_subsystem_add_listener", params));
+            for (group, state) in target.ana_states(nqn, listener).unwrap_or_default() {
+                if state != AnaState::Optimized {
+                    let params = json!({ "nqn": nqn, "listen_address": address(listener),
+                        "ana_state": ana_name(state), "anagrpid": group });
+                    calls.push(call("nvmf_subsystem_listener_set_ana_state", params));
+                }
+            }
+        }
+    }
+    calls
+}
+
+fn transport(config: &TcpTransportConfig) -> Value {
+    json!({
+        "trtype": "TCP",
+        "max_queue_depth": config.max_queue_depth,
+        "max_io_qpairs_per_ctrlr": config.max_io_qpairs_per_ctrlr,
+        "in_capsule_data_size": config.in_capsule_data_size,
+        "max_io_size": config.max_io_size,
+        "max_aq_depth": config.max_aq_depth,
+        "c2h_success": config.c2h_success,
+    })
+}
+
+fn vfio_user(config: &VfioUserConfig) -> Value {
+    json!({
+        "trtype": "VFIOUSER",
+        "max_queue_depth": config.max_queue_depth,
+        "max_io_qpairs_per_ctrlr": config.max_io_qpairs_per_ctrlr,
+        "max_io_size": config.max_io_size,
+        "disable_mappable_bar0": config.disable_mappable_bar0,
+    })
+}
+
+/// The parameters of every transport.
+fn transports(target: &NvmfTarget) -> Vec<Value> {
+    let tcp = target.transports();
+    tcp.iter().map(transport).chain(target.vfio_user_config().iter().map(vfio_user)).collect()
+}
+
+fn subsystem_params(subsystem: &SubsystemInfo) -> Value {
+    json!({
+        "nqn": subsystem.nqn,
+        "allow_any_host": subsystem.allow_any_host,
+        "serial_number": subsystem.serial_number,
+        "model_number": subsystem.model_number,
+        "max_namespaces": subsystem.max_namespaces,
+        "min_cntlid": subsystem.min_cntlid,
+        "max_cntlid": subsystem.max_cntlid,
+        "ana_reporting": subsystem.ana_reporting,
+    })
+}
+
+/// Namespaces as parameters of `nvmf_subsystem_add_ns`.
+fn namespaces(subsystem: &SubsystemInfo) -> impl Iterator<Item = Value> + '_ {
+    subsystem.namespaces.iter().map(|namespace| {
+        let mut params = json!({
+            "nsid": namespace.nsid,
+            "bdev_name": namespace.bdev_name,
+            "nguid": digits(&namespace.nguid),
+            "uuid": namespace.uuid,
+        });
+        if namespace.eui64 != [0; 8] {
+            params["eui64"] = json!(digits(&namespace.eui64));
+        }
+        if let Some(file) = &namespace.ptpl_file {
+            params["ptpl_file"] = json!(file);
+        }
+        if subsystem.ana_reporting {
+            params["anagrpid"] = json!(namespace.anagrpid);
+        }
+        params
+    })
+}
+
+fn ana_name(state: AnaState) -> &'static str {
+    AnaStateName::from(state).name()
+}
+
+fn digits(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02X}")).collect()
+}
+
+fn address(address: &ListenAddress) -> Value {
+    json!({
+        "trtype": address.trtype,
+        "adrfam": address.adrfam,
+        "traddr": address.traddr,
+        "trsvcid": address.trsvcid,
+    })
+}
+
+control::parameters! {
+    struct GetTransports {
+        /// One transport; all without
+        trtype: Option<String>,
+        tgt_name: TargetName,
+    }
+}
+
+fn get_transports(module: &NvmfModule, params: GetTransports) -> Result<Vec<Value>, RpcError> {
+    let mut all = transports(&module.target);
+    if let Some(wanted) = params.trtype {
+        all.retain(|one| one["trtype"].as_str().is_some_and(|name| wanted.eq_ignore_ascii_case(name)));
+        if all.is_empty() {
+            return Err(RpcError::new(RpcError::ENODEV, format!("transport {wanted} was not created")));
+        }
+    }
+    Ok(all)
+}
+
+control::parameters! {
+    struct GetSubsystems {
+        /// One subsystem; all without
+        nqn: Option<String>,
+        tgt_name: TargetName,
+    }
+}
+
+fn get_subsystems(module: &NvmfModule, params: GetSubsystems) -> Result<Vec<Value>, RpcError> {
+    match params.nqn {
+        Some(nqn) => Ok(vec![describe(&find(module, &nqn)?)]),
+        None => Ok(module.target.subsystems().iter().map(describe).collect()),
+    }
+}
+
+fn find(module: &NvmfModule, nqn: &str) -> Result<SubsystemInfo, RpcError> {
+    let found = module.target.subsystems().into_iter().find(|subsystem| subsystem.nqn == nqn);
+    found.ok_or_else(|| RpcError::new(RpcError::ENODEV, format!("there is no subsystem {nqn}")))
+}
+
+fn describe(subsystem: &SubsystemInfo) -> Value {
+    let hosts = subsystem.hosts.iter().map(|nqn| json!({ "nqn": nqn }));
+    let mut described = json!({
+        "nqn": subsystem.nqn,
+        "subtype": if subsystem.discovery { "Discovery" } else { "NVMe" },
+        "listen_addresses": subsystem.listeners.iter().map(address).collect::<Vec<_>>(),
+        "allow_any_host": subsystem.allow_any_host,
+        "hosts": hosts.collect::<Vec<_>>(),
+    });
+    if !subsystem.discovery {
+        described["serial_number"] = json!(subsystem.serial_number);
+        described["model_number"] = json!(subsystem.model_number);
+        described["max_namespaces"] = json!(subsystem.max_namespaces);
+        described["passthrough"] = json!(false);
+        described["min_cntlid"] = json!(subsystem.min_cntlid);
+        described["max_cntlid"] = json!(subsystem.max_cntlid);
+        described["dmrsl"] = json!(0);
+        described["wzsl"] = json!(0);
+        let namespaces = namespaces(subsystem).map(|mut namespace| {
+            // SPDK reports the bdev's name under its older key too.
+            namespace["name"] = namespace["bdev_name"].clone();
+            namespace
+        });
+        described["namespaces"] = namespaces.collect();
+    }
+    described
+}
+
+fn get_controllers(module: &NvmfModule, params: ByNqn) -> Result<Vec<Value>, RpcError> {
+    let kind = if find(module, &params.nqn)?.discovery { "discovery" } else { "io" };
+    let controllers = module.target.controllers(&params.nqn)?;
+    let one = |controller: &TargetControllerInfo| {
+        json!({
+            "cntlid": controller.cntlid,
+            "cntrltype": kind,
+            "hostnqn": controller.hostnqn,
+            "hostid": Uuid::from_bytes(controller.hostid),
+            "num_io_qpairs": controller.num_io_qpairs,
+        })
+    };
+    Ok(controllers.iter().map(one).collect())
+}
+
+fn get_qpairs(module: &NvmfModule, params: ByNqn) -> Result<Vec<Value>, RpcError> {
+    find(module, &params.nqn)?;
+    let controllers = module.target.controllers(&params.nqn)?;
+    let one = |qpair: &QpairInfo| {
+        let controller = controllers.iter().find(|controller| controller.cntlid == qpair.cntlid);
+        json!({
+            "cntlid": qpair.cntlid,
+            "qid": qpair.qid,
+            "state": "enabled",
+            "thread": thread_name(qpair.reactor),
+            "hostnqn": controller.map_or("", |controller| controller.hostnqn.as_str()),
+            "listen_address": address(&qpair.local),
+            "peer_address": address(&qpair.peer),
+            "queue_depth": qpair.queue_depth,
+            "commands": qpair.commands,
+            "errors": qpair.errors,
+        })
+    };
+    Ok(module.target.qpairs(&params.nqn)?.iter().map(one).collect())
+}
+
+fn get_listeners(module: &NvmfModule, params: ByNqn) -> Result<Vec<Value>, RpcError> {
+    let subsystem = find(module, &params.nqn)?;
+    let one = |listener: &ListenAddress| {
+        let states = module.target.ana_states(&params.nqn, listener).unwrap_or_default();
+        let first = states.first().map_or("optimized", |(_, state)| ana_name(*state));
+        let mut described = json!({ "address": address(listener), "ana_state": first });
+        if subsystem.ana_reporting {
+            let group = |(group, state): &(u32, AnaState)| json!({ "ana_group": group, "ana_state": ana_name(*state) });
+            described["ana_states"] = states.iter().map(group).collect();
+        }
+        described
+    };
+    Ok(subsystem.listeners.iter().map(one).collect())
+}
+
+control::parameters! {
+    struct GetStats {
+        tgt_name: TargetName,
+    }
+}
+
+fn get_stats(module: &NvmfModule, _params: GetStats) -> Result<Value, RpcError> {
+    let stats = module.target.stats()?;
+    let transports: Vec<Value> =
+        transports(&module.target).iter().map(|one| json!({ "trtype": one["trtype"] })).collect();
+    let groups = stats.groups.iter().enumerate().map(|(index, (admin, io, unassociated))| {
+        json!({
+            "name": thread_name(index),
+            "current_admin_qpairs": admin,
+            "current_io_qpairs": io,
+            "current_unassociated_qpairs": unassociated,
+            "transports": transports,
+        })
+    });
+    Ok(json!({ "tick_rate": tick_rate(), "poll_groups": groups.collect::<Vec<_>>() }))
+}

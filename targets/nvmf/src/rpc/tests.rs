@@ -1,0 +1,117 @@
+//! The target, configured through RPC methods.
+
+use bdev::rpc::BdevModule;
+use control::{ConfigFile, ControlPlane};
+
+use super::*;
+
+const NQN: &str = "nqn.2025-01.io.ringbolt:a";
+
+struct TestApp {
+    _reactors: reactor::Reactors,
+    app: Arc<ControlPlane>,
+}
+
+fn machine() -> TestApp {
+    let reactors = reactor::Reactors::start(&reactor::ReactorConfig::default()).unwrap();
+    let builder = ControlPlane::builder(Vec::new());
+    let bdevs = BdevModule::new(Registry::new(), builder.examiner());
+    let target = NvmfModule::new(bdevs.registry().clone(), reactors.handles());
+    let app = builder.module(&target).module(&bdevs).start(None).unwrap();
+    TestApp { _reactors: reactors, app }
+}
+
+impl TestApp {
+    fn ok(&self, method: &str, params: Value) -> Value {
+        self.app.invoke(method, params.clone()).unwrap_or_else(|error| panic!("{method} {params}: {error}"))
+    }
+
+    fn code(&self, method: &str, params: Value) -> i64 {
+        self.app.invoke(method, params).expect_err(method).code
+    }
+
+    fn subsystem(&self) {
+        let device = json!({ "name": "M", "num_blocks": 2048, "block_size": 512 });
+        self.ok("bdev_malloc_create", device);
+        self.ok("nvmf_create_transport", json!({ "trtype": "TCP", "zcopy": false, "max_io_size": 131072 }));
+        self.ok("nvmf_create_subsystem", json!({ "nqn": NQN, "serial_number": "RB1" }));
+        let nguid = "0123456789abcdef0123456789ABCDEF";
+        let namespace = json!({ "bdev_name": "M", "nsid": 7, "nguid": nguid, "no_auto_visible": false });
+        assert_eq!(self.ok("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": namespace })), 7);
+        self.ok("nvmf_subsystem_add_host", json!({ "nqn": NQN, "host": "nqn.2014-08.org.nvmexpress:h" }));
+        let address = json!({ "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": "0", "adrfam": "ipv4" });
+        self.ok("nvmf_subsystem_add_listener", json!({ "nqn": NQN, "listen_address": address }));
+    }
+}
+
+#[test]
+fn a_saved_configuration_recreates_the_target() {
+    let before = machine();
+    before.subsystem();
+    let saved = before.app.save();
+    before.ok("nvmf_delete_subsystem", json!({ "nqn": NQN }));
+    drop(before);
+    let after = machine();
+    let text = saved.to_string();
+    let config = ConfigFile::parse("saved", text.as_bytes(), after.app.catalog()).unwrap();
+    config.apply(&after.app).unwrap();
+    assert_eq!(after.app.save(), saved);
+}
+
+#[test]
+fn nvmf_get_subsystems_has_spdks_fields() {
+    let machine = machine();
+    machine.subsystem();
+    let all = machine.ok("nvmf_get_subsystems", Value::Null);
+    assert_eq!((&all[0]["subtype"], &all[1]["subtype"]), (&json!("Discovery"), &json!("NVMe")));
+    let one = &machine.ok("nvmf_get_subsystems", json!({ "nqn": NQN }))[0];
+    assert_eq!(one["serial_number"], "RB1");
+    assert_eq!(one["hosts"][0]["nqn"], "nqn.2014-08.org.nvmexpress:h");
+    assert_eq!(one["namespaces"][0]["name"], "M");
+    assert_eq!(one["namespaces"][0]["nguid"], "0123456789ABCDEF0123456789ABCDEF");
+    assert_eq!(one["listen_addresses"][0]["adrfam"], "IPv4");
+    let listener = &machine.ok("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }))[0];
+    assert_eq!(listener["address"], one["listen_addresses"][0]);
+    for method in ["nvmf_subsystem_get_controllers", "nvmf_subsystem_get_qpairs"] {
+        assert_eq!(machine.ok(method, json!({ "nqn": NQN })), json!([]));
+    }
+    let stats = machine.ok("nvmf_get_stats", json!({ "tgt_name": "nvmf_tgt" }));
+    assert_eq!(stats["poll_groups"][0]["current_io_qpairs"], 0);
+}
+
+#[test]
+fn errors_have_spdks_codes() {
+    let machine = machine();
+    let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
+    let tls = json!({ "nqn": NQN, "listen_address": address, "secure_channel": true });
+    let keyed = json!({ "nqn": NQN, "host": "nqn.2014-08.org.nvmexpress:h", "dhchap_key": "k" });
+    let early = json!({ "nqn": NQN, "listen_address": address });
+    machine.ok("nvmf_create_subsystem", json!({ "nqn": NQN }));
+    let cases = [
+        ("nvmf_subsystem_add_listener", early, -32602),
+        ("nvmf_get_transports", json!({ "trtype": "TCP" }), -19),
+        ("nvmf_create_transport", json!({ "trtype": "RDMA" }), -32602),
+        ("nvmf_create_transport", json!({ "trtype": "TCP", "max_io_size": 5000 }), -32602),
+        ("nvmf_create_transport", json!({ "trtype": "TCP", "dif_insert_or_strip": true }), -32602),
+        ("nvmf_create_subsystem", json!({ "nqn": NQN }), -32603),
+        ("nvmf_create_subsystem", json!({ "nqn": "a" }), -32602),
+        ("nvmf_create_subsystem", json!({ "nqn": NQN, "tgt_name": "other" }), -32603),
+        ("nvmf_delete_subsystem", json!({ "nqn": "nqn.2025-01.io.ringbolt:z" }), -32602),
+        ("nvmf_get_subsystems", json!({ "nqn": "nqn.2025-01.io.ringbolt:z" }), -19),
+        ("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": { "bdev_name": "Z" } }), -32602),
+        ("nvmf_subsystem_add_listener", tls, -32602),
+        ("nvmf_subsystem_add_host", keyed, -32602),
+    ];
+    for (method, params, expected) in cases {
+        assert_eq!(machine.code(method, params.clone()), expected, "{method} {params}");
+    }
+}
+
+#[test]
+fn identifiers_have_exactly_two_digits_a_byte() {
+    let decode = |text: &str| Identifier::<2>::decode(json!(text), &mut DecodeLog::default()).map(|id| id.0);
+    assert_eq!(decode("0aF-f"), Ok([0x0a, 0xff]));
+    for text in ["0aff0", "0g", "", "zz0aff"] {
+        assert!(decode(text).is_err(), "{text}");
+    }
+}
