@@ -1,25 +1,25 @@
-//! Which part of the storage stack a function belongs to.
+//! Classification of kernel functions by part of the storage stack.
 
 use serde::Deserialize;
 
-/// The table that comes with the program.
+/// The built-in table.
 const BUILT_IN: &str = include_str!("symbols.toml");
 
-/// The class of what belongs to no part that is named.
+/// The class of samples that match no other class.
 const KERNEL: &str = "kernel";
-/// The class of the generator's own code.
+/// The class of samples in user mode: the load generator.
 const GENERATOR: &str = "generator";
 
-/// Functions by class, in the order in which they are asked.
+/// Classes of kernel functions, in order of priority.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Classes {
-    class: Vec<Class>,
+pub struct SymbolClasses {
+    class: Vec<SymbolClass>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Class {
+struct SymbolClass {
     name: String,
     #[serde(default)]
     leaf: bool,
@@ -29,44 +29,44 @@ struct Class {
     prefix: Vec<String>,
 }
 
-impl Class {
-    fn knows(&self, function: &str) -> bool {
-        // What the compiler adds to the names of copies that it makes.
-        let plain = function.split('.').next().unwrap_or(function);
-        self.exact.iter().any(|name| name == plain)
-            || self.prefix.iter().any(|start| plain.starts_with(start.as_str()))
+impl SymbolClass {
+    fn matches(&self, function: &str) -> bool {
+        // Without suffixes that the compiler adds to clones, such as `.constprop.0`.
+        let base_name = function.split('.').next().unwrap_or(function);
+        self.exact.iter().any(|name| name == base_name)
+            || self.prefix.iter().any(|start| base_name.starts_with(start.as_str()))
     }
 }
 
-impl Classes {
-    /// The table that comes with the program.
-    pub fn built_in() -> Classes {
-        Classes::parse(BUILT_IN).unwrap_or_else(|error| panic!("the table comes with the program: {error}"))
+impl SymbolClasses {
+    /// The built-in table.
+    pub fn built_in() -> SymbolClasses {
+        SymbolClasses::parse(BUILT_IN)
+            .unwrap_or_else(|error| panic!("the built-in table is invalid: {error}"))
     }
 
-    /// Another table.
+    /// Parses a table in TOML.
     ///
     /// # Errors
-    /// A sentence that says what is wrong with it.
-    pub fn parse(text: &str) -> Result<Classes, String> {
+    /// A message that describes the problem.
+    pub fn parse(text: &str) -> Result<SymbolClasses, String> {
         toml::from_str(text).map_err(|error| error.to_string())
     }
 
-    /// The names of all classes.
+    /// The names of all classes, including `generator` and `kernel`.
     pub fn names(&self) -> Vec<&str> {
         let named = self.class.iter().map(|class| class.name.as_str());
         [GENERATOR, KERNEL].into_iter().chain(named).collect()
     }
 
-    /// The class of a sample: the kernel's functions from the innermost outwards. `user` says that the
-    /// processor was outside of the kernel.
-    pub fn of(&self, functions: &[&str], user: bool) -> &str {
+    /// The class of a sample, from its kernel functions, innermost first. `user`: the CPU was in user mode.
+    pub fn classify(&self, functions: &[&str], user: bool) -> &str {
         if user {
             return GENERATOR;
         }
         for (depth, function) in functions.iter().enumerate() {
-            let asked = self.class.iter().filter(|class| !class.leaf || depth == 0);
-            if let Some(class) = asked.into_iter().find(|class| class.knows(function)) {
+            let candidates = self.class.iter().filter(|class| !class.leaf || depth == 0);
+            if let Some(class) = candidates.into_iter().find(|class| class.matches(function)) {
                 return &class.name;
             }
         }
@@ -79,8 +79,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_are_put_where_the_studies_put_them() {
-        let classes = Classes::built_in();
+    fn functions_are_classified_as_in_the_published_studies() {
+        let classes = SymbolClasses::built_in();
         for (functions, class) in [
             (&["native_queued_spin_lock_slowpath", "_raw_spin_lock", "dd_insert_requests"][..], "locks"),
             (&["_raw_spin_unlock_irqrestore", "blk_mq_insert_requests"], "block_layer"),
@@ -93,22 +93,22 @@ mod tests {
             (&["pv_native_safe_halt", "default_idle", "do_idle"], "idle"),
             (&[], "kernel"),
         ] {
-            assert_eq!(classes.of(functions, false), class, "{functions:?}");
+            assert_eq!(classes.classify(functions, false), class, "{functions:?}");
         }
-        assert_eq!(classes.of(&["nvme_queue_rq"], true), "generator");
+        assert_eq!(classes.classify(&["nvme_queue_rq"], true), "generator");
         assert_eq!(classes.names().len(), 8);
     }
 
     #[test]
-    fn the_lock_functions_are_those_of_the_published_script() {
-        let classes = Classes::built_in();
+    fn the_lock_functions_match_the_published_script() {
+        let classes = SymbolClasses::built_in();
         let locks = classes.class.iter().find(|class| class.name == "locks").unwrap();
         assert_eq!((locks.exact.len(), locks.prefix.len(), locks.leaf), (8, 0, true));
     }
 
     #[test]
-    fn a_wrong_table_is_refused() {
-        assert!(Classes::parse("class = 3").is_err());
-        assert!(Classes::parse("[[class]]\nnames = 'x'").is_err());
+    fn an_invalid_table_is_rejected() {
+        assert!(SymbolClasses::parse("class = 3").is_err());
+        assert!(SymbolClasses::parse("[[class]]\nnames = 'x'").is_err());
     }
 }

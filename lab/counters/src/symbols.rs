@@ -1,25 +1,26 @@
-//! The kernel's functions by address.
+//! Kernel symbols by address (/proc/kallsyms).
 
 use std::fs;
 use std::path::Path;
 
-/// Most symbols that are read: a kernel with all modules has a quarter of that.
+/// Maximum number of symbols read: four times those of a kernel with all modules.
 const SYMBOLS_MAX: usize = 2_000_000;
 
-/// Function names by where they begin.
+/// Kernel functions sorted by start address.
 #[derive(Clone, Debug, Default)]
-pub struct Symbols {
+pub struct KernelSymbols {
     sorted: Vec<(u64, String)>,
 }
 
-impl Symbols {
-    /// Reads the running kernel's. Without the right to see addresses there are none.
-    pub fn read(path: &Path) -> Symbols {
-        Symbols::parse(&fs::read_to_string(path).unwrap_or_default())
+impl KernelSymbols {
+    /// Reads a file such as `/proc/kallsyms`. Empty if the file cannot be read or the kernel hides
+    /// addresses.
+    pub fn read(path: &Path) -> KernelSymbols {
+        KernelSymbols::parse(&fs::read_to_string(path).unwrap_or_default())
     }
 
-    /// From the text of `/proc/kallsyms`.
-    pub fn parse(text: &str) -> Symbols {
+    /// Parses the text of `/proc/kallsyms`.
+    pub fn parse(text: &str) -> KernelSymbols {
         let mut sorted: Vec<(u64, String)> = text
             .lines()
             .take(SYMBOLS_MAX)
@@ -27,25 +28,25 @@ impl Symbols {
                 let mut words = line.split_whitespace();
                 let address = u64::from_str_radix(words.next()?, 16).ok()?;
                 let kind = words.next()?;
-                // Zero is what those see who may not see.
+                // Hidden addresses (kptr_restrict) are zero.
                 let code = matches!(kind, "t" | "T" | "w" | "W") && address != 0;
                 code.then_some(())?;
                 Some((address, words.next()?.to_string()))
             })
             .collect();
         sorted.sort();
-        Symbols { sorted }
+        KernelSymbols { sorted }
     }
 
-    /// Whether there are any.
+    /// Whether there are no symbols.
     pub fn is_empty(&self) -> bool {
         self.sorted.is_empty()
     }
 
-    /// The function that an address is in.
-    pub fn at(&self, address: u64) -> Option<&str> {
-        let after = self.sorted.partition_point(|(start, _)| *start <= address);
-        self.sorted.get(after.checked_sub(1)?).map(|(_, name)| name.as_str())
+    /// The function that contains `address`.
+    pub fn function_at(&self, address: u64) -> Option<&str> {
+        let next = self.sorted.partition_point(|(start, _)| *start <= address);
+        self.sorted.get(next.checked_sub(1)?).map(|(_, name)| name.as_str())
     }
 }
 
@@ -54,16 +55,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_in_the_function_that_begins_before_it() {
-        let symbols = Symbols::parse(
+    fn an_address_maps_to_the_nearest_preceding_function() {
+        let symbols = KernelSymbols::parse(
             "ffffffff81000000 T first\nffffffff81000200 t third\t[nvme]\nffffffff81000100 T second\n\
              ffffffff81000180 d data\n0000000000000000 T hidden\nnonsense\n",
         );
-        assert_eq!(symbols.at(0xffff_ffff_8100_00ff), Some("first"));
-        assert_eq!(symbols.at(0xffff_ffff_8100_0100), Some("second"));
-        assert_eq!(symbols.at(0xffff_ffff_8100_0190), Some("second"), "data are no function");
-        assert_eq!(symbols.at(u64::MAX), Some("third"));
-        assert_eq!(symbols.at(5), None);
-        assert!(Symbols::parse("0000000000000000 T hidden").is_empty());
+        assert_eq!(symbols.function_at(0xffff_ffff_8100_00ff), Some("first"));
+        assert_eq!(symbols.function_at(0xffff_ffff_8100_0100), Some("second"));
+        assert_eq!(symbols.function_at(0xffff_ffff_8100_0190), Some("second"), "data symbols are skipped");
+        assert_eq!(symbols.function_at(u64::MAX), Some("third"));
+        assert_eq!(symbols.function_at(5), None);
+        assert!(KernelSymbols::parse("0000000000000000 T hidden").is_empty());
     }
 }

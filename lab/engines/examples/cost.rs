@@ -1,4 +1,4 @@
-//! What an engine costs by itself: reads of 4 KiB at places that differ, as fast as they go, and nothing else.
+//! Cost of an engine: 4 KiB reads at varying offsets at the maximum rate.
 //!
 //! ```text
 //! truncate -s 16M /dev/shm/data
@@ -6,75 +6,82 @@
 //! valgrind --tool=callgrind target/release/examples/cost io_uring 32 20000 /dev/shm/data
 //! ```
 //!
-//! The words are the engine by fio's name, its depth, how many reads, the file, and `fixed` for registered
+//! The arguments are the ioengine, the depth, the number of reads, the file, and `fixed` for registered
 //! buffers and files. The difference of two runs under callgrind, of N and 2N reads, divided by N, is the
-//! instructions of a read.
+//! instructions per read.
 
 use std::error::Error;
 use std::time::Instant;
 
-use engines::{Access, AnyEngine, Config, Engine, File, Kind, Layout, SyncMode};
-use memory::{Arena, Buffer, Pool};
-use ring::{Completion, Request, Tag};
+use block_io::{Completion, Request, Tag};
+use dma::{Arena, Data, Pool};
+use io_engines::{
+    AnyEngine, EngineConfig, EngineFile, EngineKind, FileAccess, FileOpenOptions, IoEngine, SyncMode,
+};
 
 const BLOCK: usize = 4096;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let [engine, depth, count, path, more @ ..] = words.as_slice() else {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [engine, depth, count, path, more @ ..] = arguments.as_slice() else {
         return Err("usage: cost ENGINE DEPTH COUNT FILE [fixed]".into());
     };
-    let kind = Kind::from_name(engine).ok_or("no such engine")?;
+    let kind = EngineKind::from_name(engine).ok_or("no such engine")?;
     let (depth, count): (u32, u64) = (depth.parse()?, count.parse()?);
-    let layout = Layout {
-        access: Access::Read,
+    let layout = FileOpenOptions {
+        access: FileAccess::ReadOnly,
         direct: false,
         sync: SyncMode::None,
-        unit_bytes: BLOCK as u32,
+        buffered_block_bytes: BLOCK as u32,
         allow_mounted_write: false,
     };
-    let file = File::open(path, &layout)?;
+    let file = EngineFile::open(path, &layout)?;
     let blocks = file.bytes() / BLOCK as u64;
     if blocks == 0 {
         return Err("the file is shorter than a block".into());
     }
-    let pool = Pool::new(&Arena::new(memory::Config { hugepages: false, ..memory::Config::default() }));
+    let pool = Pool::new(&Arena::new(dma::ArenaConfig { hugepages: false, ..dma::ArenaConfig::default() }));
     let read = |tag: u64| Some(Request::read(Tag(tag), tag % blocks, 1, pool.take(BLOCK)?));
-    let batch: Option<Vec<Request<Buffer>>> = (0..depth.into()).map(read).collect();
+    let batch: Option<Vec<Request<Data>>> = (0..depth.into()).map(read).collect();
     let batch = batch.ok_or("not enough memory for the buffers")?;
-    let is_fixed = more.iter().any(|word| word == "fixed");
-    let config =
-        Config { kind, depth, fixed_buffers: is_fixed, register_files: is_fixed, ..Config::default() };
-    let begun = Instant::now();
-    let done = match engines::open(&config, vec![file], &batch)? {
+    let is_fixed = more.iter().any(|argument| argument == "fixed");
+    let config = EngineConfig {
+        kind,
+        depth,
+        fixed_buffers: is_fixed,
+        register_files: is_fixed,
+        ..EngineConfig::default()
+    };
+    let start = Instant::now();
+    let done = match io_engines::open(&config, vec![file], &batch)? {
         AnyEngine::Null(engine) => drive(engine, batch, blocks, count),
         AnyEngine::Sync(engine) => drive(engine, batch, blocks, count),
         AnyEngine::Aio(engine) => drive(engine, batch, blocks, count),
         AnyEngine::Uring(engine) => drive(engine, batch, blocks, count),
         AnyEngine::Passthrough(engine) => drive(engine, batch, blocks, count),
     };
-    let ns = begun.elapsed().as_nanos() as f64 / done as f64;
+    let ns = start.elapsed().as_nanos() as f64 / done as f64;
     println!("{engine} at {depth}: {done} reads, {ns:.0} ns each");
     Ok(())
 }
 
-/// Keeps everything in flight until so many have ended well.
+/// Keeps all requests in flight until `count` have completed successfully.
 #[inline(never)]
-fn drive<E: Engine>(mut engine: E, mut batch: Vec<Request<Buffer>>, blocks: u64, count: u64) -> u64 {
-    let (mut done, mut ended, mut place) = (Vec::with_capacity(batch.len()), 0, 0);
-    while ended < count {
+fn drive<E: IoEngine>(mut engine: E, mut batch: Vec<Request<Data>>, blocks: u64, count: u64) -> u64 {
+    let (mut done, mut completed, mut block) = (Vec::with_capacity(batch.len()), 0, 0);
+    while completed < count {
         engine.submit(&mut batch);
         if engine.poll(&mut done) == 0 {
             engine.wait(1_000_000_000);
         }
         for one in done.drain(..) {
             assert!(one.status().is_success(), "{:?}", one.status());
-            ended += 1;
+            completed += 1;
             let mut request = Completion::into_request(one);
-            place = (place + 37) % blocks;
-            request.lba = place;
+            block = (block + 37) % blocks;
+            request.lba = block;
             batch.push(request);
         }
     }
-    ended
+    completed
 }

@@ -1,36 +1,36 @@
-//! What all engines share.
+//! The engine trait, its configuration and [`open`].
 
 use std::io;
 
-use memory::Buffer;
-use ring::{Channel, Completion, Op, Request, Status};
-use sys::Polling;
+use block_io::{Channel, Completion, Op, Request, Status};
+use dma::Data;
+use os::UringPolling;
 
-use crate::{Aio, File, Null, Passthrough, Sync, Uring};
+use crate::{AioEngine, EngineFile, NullEngine, PassthroughEngine, SyncEngine, UringEngine};
 
-/// A ring of block I/O that can wait.
+/// A channel for block I/O through the kernel that can also block until completions arrive.
 ///
-/// Tags of requests in flight differ and lie below the depth that the engine was opened with. `flow` is
-/// the index of the file; `lba` and `blocks` count its [`File::block_bytes`]. [`Op::Flush`] is `fsync`,
-/// or `fdatasync` where the configuration says so. [`Op::Unmap`] discards, at once in `submit`, as the
-/// kernel offers no other way to most engines.
-pub trait Engine: Channel<Request = Request<Buffer>, Completion = Completion<Buffer>> {
-    /// Returns when something can be polled, after `timeout_ns`, or at once when nothing is in flight.
-    /// Signals may end it early.
+/// Tags of requests in flight are unique and below the depth of the engine. `flow` is the index of the
+/// file; `lba` and `blocks` are in units of [`EngineFile::block_bytes`]. [`Op::Flush`] is `fsync`, or
+/// `fdatasync` with [`EngineConfig::data_sync`]. [`Op::Unmap`] discards synchronously in `submit`, as most
+/// kernel interfaces have no asynchronous discard.
+pub trait IoEngine: Channel<Request = Request<Data>, Completion = Completion<Data>> {
+    /// Blocks until a completion can be polled, for at most `timeout_ns`; returns at once if nothing is in
+    /// flight. Signals may interrupt it.
     fn wait(&mut self, timeout_ns: u64);
 
-    /// Requests taken and not yet polled.
+    /// Requests submitted and not yet returned by `poll`.
     fn in_flight(&self) -> usize;
 
-    /// The kernel thread that submits for it, where there is one.
+    /// Thread identifier of the kernel's submission polling thread (SQPOLL), if there is one.
     fn submission_thread(&self) -> Option<u32> {
         None
     }
 }
 
-/// The engines by fio's names.
+/// The engines, named as in fio.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
+pub enum EngineKind {
     /// `null`: completes everything at the next poll.
     Null,
     /// `psync`: pread and pwrite, one at a time.
@@ -46,65 +46,65 @@ pub enum Kind {
     Passthrough,
 }
 
-impl Kind {
-    /// Every engine and its name.
-    pub const NAMES: [(Kind, &'static str); 6] = [
-        (Kind::Null, "null"),
-        (Kind::Psync, "psync"),
-        (Kind::Pvsync2, "pvsync2"),
-        (Kind::Libaio, "libaio"),
-        (Kind::Uring, "io_uring"),
-        (Kind::Passthrough, "io_uring_cmd"),
+impl EngineKind {
+    /// Every engine with its name.
+    pub const NAMES: [(EngineKind, &'static str); 6] = [
+        (EngineKind::Null, "null"),
+        (EngineKind::Psync, "psync"),
+        (EngineKind::Pvsync2, "pvsync2"),
+        (EngineKind::Libaio, "libaio"),
+        (EngineKind::Uring, "io_uring"),
+        (EngineKind::Passthrough, "io_uring_cmd"),
     ];
 
-    /// From fio's name.
-    pub fn from_name(name: &str) -> Option<Kind> {
+    /// Parses the name of the ioengine in fio.
+    pub fn from_name(name: &str) -> Option<EngineKind> {
         Self::NAMES.iter().find(|(_, known)| *known == name).map(|(kind, _)| *kind)
     }
 
-    /// fio's name.
+    /// Name of the ioengine in fio.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(kind, _)| *kind == self).map_or("null", |(_, name)| name)
     }
 
-    /// Whether one I/O ends before the next begins, whatever the depth.
+    /// Whether only one I/O is in flight at a time, independent of the depth.
     pub const fn is_synchronous(self) -> bool {
-        matches!(self, Kind::Psync | Kind::Pvsync2)
+        matches!(self, EngineKind::Psync | EngineKind::Pvsync2)
     }
 }
 
-/// How an engine is opened.
+/// Parameters of an engine; named after the options of fio.
 #[derive(Clone, Debug)]
-pub struct Config {
-    /// Which one.
-    pub kind: Kind,
-    /// Most requests in flight.
+pub struct EngineConfig {
+    /// The engine.
+    pub kind: EngineKind,
+    /// `iodepth`: maximum requests in flight, at least 1.
     pub depth: u32,
-    /// `sqthread_poll`, `sqthread_poll_cpu`, `sqthread_poll_idle` (fio's default is 1000 ms) and `hipri`:
-    /// the papers' modes of io_uring. `hipri` is `RWF_HIPRI` for `pvsync2`.
-    pub polling: Polling,
-    /// `fixedbufs`: buffers are registered, so that the kernel does not map them for each I/O.
+    /// `sqthread_poll`, `sqthread_poll_cpu`, `sqthread_poll_idle` (default 1000 ms, as in fio) and `hipri`:
+    /// the io_uring modes of the published studies. `hipri` is `RWF_HIPRI` for `pvsync2`.
+    pub polling: UringPolling,
+    /// `fixedbufs`: registers the buffers, so the kernel does not map them for each I/O.
     pub fixed_buffers: bool,
-    /// `registerfiles`: files are registered, so that the kernel does not look them up for each I/O.
+    /// `registerfiles`: registers the files, so the kernel does not look them up for each I/O.
     pub register_files: bool,
-    /// `nonvectored`: one address an I/O, not a vector of one.
+    /// `nonvectored`: uses non-vectored reads and writes instead of an iovec of one element.
     pub nonvectored: bool,
-    /// `userspace_reap` of `libaio`: events are read from the ring that the kernel shares.
+    /// `userspace_reap` of `libaio`: reads events from the mapped completion ring without a system call.
     pub userspace_reap: bool,
-    /// Whether a flush is `fdatasync` and not `fsync`.
+    /// A flush is `fdatasync` instead of `fsync`.
     pub data_sync: bool,
-    /// `iodepth_batch`: most requests in one submission; 0 for as many as there are.
+    /// `iodepth_batch`: maximum requests per submission; 0 for no limit.
     pub batch_max: u32,
-    /// `iodepth_batch_complete_max`: most completions that one poll returns; 0 for as many as there are.
+    /// `iodepth_batch_complete_max`: maximum completions per poll; 0 for no limit.
     pub reap_max: u32,
 }
 
-impl Default for Config {
+impl Default for EngineConfig {
     fn default() -> Self {
-        Config {
-            kind: Kind::default(),
+        EngineConfig {
+            kind: EngineKind::default(),
             depth: 1,
-            polling: Polling { submission_idle_ms: 1000, ..Polling::default() },
+            polling: UringPolling { sqpoll_idle_ms: 1000, ..UringPolling::default() },
             fixed_buffers: false,
             register_files: false,
             nonvectored: true,
@@ -116,81 +116,85 @@ impl Default for Config {
     }
 }
 
-/// Why an engine could not be opened.
+/// Error of opening an engine.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The kernel does not want to.
+pub enum EngineOpenError {
+    /// A system call failed.
     #[error("ioengine={engine}: {call}: {error}{hint}")]
     Kernel {
-        /// The engine.
+        /// Name of the engine.
         engine: &'static str,
-        /// What was asked.
+        /// The system call or option.
         call: &'static str,
-        /// What it answered.
+        /// The error it returned.
         error: io::Error,
-        /// What may help, led by a semicolon.
+        /// A hint for the user, preceded by a semicolon, or empty.
         hint: &'static str,
     },
-    /// The files are not of the engine's kind.
+    /// The engine does not support this type of file.
     #[error("ioengine={engine}: {path} {reason}")]
     File {
-        /// The engine.
+        /// Name of the engine.
         engine: &'static str,
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why not.
+        /// The reason, as the rest of a sentence that starts with the path.
         reason: &'static str,
     },
-    /// More than the kernel registers.
-    #[error("ioengine={engine}: {count} {what} are above the kernel's {max}")]
+    /// More entries or files than the kernel supports.
+    #[error("ioengine={engine}: {count} {what} exceed the kernel's limit of {max}")]
     TooMany {
-        /// The engine.
+        /// Name of the engine.
         engine: &'static str,
-        /// How many.
+        /// Requested number.
         count: usize,
-        /// Of what.
+        /// The resource, in the plural.
         what: &'static str,
-        /// The most.
+        /// Limit of the kernel.
         max: usize,
     },
 }
 
-/// Any of the engines. Match on it to have a loop compiled for each, without a dynamic call an I/O.
+/// Any of the engines. Match on it to monomorphize a loop per engine, without a dynamic call per I/O.
 pub enum AnyEngine {
     /// `null`.
-    Null(Null),
+    Null(NullEngine),
     /// `psync` and `pvsync2`.
-    Sync(Sync),
+    Sync(SyncEngine),
     /// `libaio`.
-    Aio(Aio),
+    Aio(AioEngine),
     /// `io_uring`.
-    Uring(Uring),
+    Uring(UringEngine),
     /// `io_uring_cmd`.
-    Passthrough(Passthrough),
+    Passthrough(PassthroughEngine),
 }
 
-/// Opens an engine over files, in the order in which `flow` counts them. `requests` are those that
-/// will be submitted; the memory of their buffers is registered where the configuration asks for it.
-pub fn open(config: &Config, files: Vec<File>, requests: &[Request<Buffer>]) -> Result<AnyEngine, OpenError> {
-    assert!(config.depth > 0, "an engine of no depth does nothing");
+/// Opens an engine over `files`, which `flow` indexes. `requests` are those that will be submitted; their
+/// buffers are registered if the configuration says so.
+pub fn open(
+    config: &EngineConfig,
+    files: Vec<EngineFile>,
+    requests: &[Request<Data>],
+) -> Result<AnyEngine, EngineOpenError> {
+    assert!(config.depth > 0, "the depth of an engine is at least 1");
     let engine = config.kind.name();
-    let generic = |file: &File| file.is_nvme_generic() != (config.kind == Kind::Passthrough);
-    if config.kind != Kind::Null
-        && let Some(file) = files.iter().find(|file| generic(file))
+    let is_mismatch = |file: &EngineFile| file.is_nvme_generic() != (config.kind == EngineKind::Passthrough);
+    if config.kind != EngineKind::Null
+        && let Some(file) = files.iter().find(|file| is_mismatch(file))
     {
         let path = file.path().to_string();
         let reason = match file.is_nvme_generic() {
-            true => "takes NVMe commands only: use ioengine=io_uring_cmd, or its block device /dev/nvmeXnY",
-            false => "is no NVMe generic device as /dev/ng0n1, which this engine needs",
+            true => "accepts only NVMe commands: use ioengine=io_uring_cmd, or the block device /dev/nvmeXnY",
+            false => "is not an NVMe generic device such as /dev/ng0n1, which this engine requires",
         };
-        return Err(OpenError::File { engine, path, reason });
+        return Err(EngineOpenError::File { engine, path, reason });
     }
     Ok(match config.kind {
-        Kind::Null => AnyEngine::Null(Null::new(config)),
-        Kind::Psync | Kind::Pvsync2 => AnyEngine::Sync(Sync::new(config, files)),
-        Kind::Libaio => AnyEngine::Aio(Aio::open(config, files)?),
-        Kind::Uring => AnyEngine::Uring(Uring::open(config, files, requests)?),
-        Kind::Passthrough => AnyEngine::Passthrough(Passthrough::open(config, files, requests)?),
+        EngineKind::Null => AnyEngine::Null(NullEngine::new(config)),
+        EngineKind::Psync | EngineKind::Pvsync2 => AnyEngine::Sync(SyncEngine::new(config, files)),
+        EngineKind::Libaio => AnyEngine::Aio(AioEngine::open(config, files)?),
+        EngineKind::Uring => AnyEngine::Uring(UringEngine::open(config, files, requests)?),
+        EngineKind::Passthrough => AnyEngine::Passthrough(PassthroughEngine::open(config, files, requests)?),
     })
 }
 
@@ -207,19 +211,19 @@ macro_rules! each {
 }
 
 impl Channel for AnyEngine {
-    type Request = Request<Buffer>;
-    type Completion = Completion<Buffer>;
+    type Request = Request<Data>;
+    type Completion = Completion<Data>;
 
-    fn submit(&mut self, batch: &mut Vec<Request<Buffer>>) {
+    fn submit(&mut self, batch: &mut Vec<Request<Data>>) {
         each!(self, engine => engine.submit(batch));
     }
 
-    fn poll(&mut self, sink: &mut Vec<Completion<Buffer>>) -> usize {
+    fn poll(&mut self, sink: &mut Vec<Completion<Data>>) -> usize {
         each!(self, engine => engine.poll(sink))
     }
 }
 
-impl Engine for AnyEngine {
+impl IoEngine for AnyEngine {
     fn wait(&mut self, timeout_ns: u64) {
         each!(self, engine => engine.wait(timeout_ns));
     }
@@ -233,12 +237,12 @@ impl Engine for AnyEngine {
     }
 }
 
-/// The status of an I/O of `blocks` blocks to which the kernel answered `result`: bytes, or a negative
-/// error number. Fewer bytes than asked for are an error: the range ends behind the file.
+/// The status of an I/O of `wanted` bytes from the kernel's `result`: a number of bytes or a negative errno.
+/// A short transfer is an error: the range extends beyond the end of the file.
 pub(crate) fn status_of(op: Op, result: i64, wanted: u64) -> Status {
     if result >= 0 {
-        let whole = !op.has_data() || result as u64 == wanted;
-        return if whole { Status::SUCCESS } else { Status::DATA_TRANSFER_ERROR };
+        let is_complete = !op.has_data() || result as u64 == wanted;
+        return if is_complete { Status::SUCCESS } else { Status::DATA_TRANSFER_ERROR };
     }
     match -result as i32 {
         libc::EIO if op == Op::Read => Status::UNRECOVERED_READ_ERROR,

@@ -1,4 +1,4 @@
-//! Files and devices, opened as a job needs them.
+//! Files and devices, with the open options of a fio job.
 
 use std::fmt;
 use std::io;
@@ -6,67 +6,67 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use os::{BlockFile, device};
 use rustix::fs::{
     Advice, AtFlags, FallocateFlags, SeekFrom, StatxFlags, fadvise, fallocate, fdatasync, fsync,
     ioctl_blksszget, seek, statx,
 };
 use rustix::io::Errno;
-use sys::{RingFile, device};
 use wire_nvme::identify::IdentifyNamespace;
 
-/// What a job does to a file.
+/// Access mode of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Reads only.
-    Read,
-    /// Reads and writes.
-    Write,
+pub enum FileAccess {
+    /// Read-only.
+    ReadOnly,
+    /// Read and write.
+    ReadWrite,
 }
 
-/// How a file is opened.
+/// Options for opening a file.
 #[derive(Clone, Copy, Debug)]
-pub struct Layout {
-    /// What is done to it.
-    pub access: Access,
-    /// Past the page cache (`O_DIRECT`).
+pub struct FileOpenOptions {
+    /// Access mode.
+    pub access: FileAccess,
+    /// Bypasses the page cache (`O_DIRECT`).
     pub direct: bool,
-    /// Every write waits for data and metadata (`O_SYNC`), or for data (`O_DSYNC`).
+    /// Synchronous writes (`O_SYNC`, `O_DSYNC`).
     pub sync: SyncMode,
-    /// Bytes of a block where I/O is buffered; with direct I/O the file says it.
-    pub unit_bytes: u32,
-    /// Whether a device that is mounted, or used otherwise, may be written.
+    /// Block size in bytes for buffered I/O; direct I/O uses that of the file.
+    pub buffered_block_bytes: u32,
+    /// Allows writes to a block device that is mounted or otherwise in use.
     pub allow_mounted_write: bool,
 }
 
-/// What a write waits for.
+/// Durability of each write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SyncMode {
-    /// The page cache, or the device's.
+    /// The write completes in the page cache, or in the cache of the device.
     #[default]
     None,
-    /// Data and metadata on the medium.
+    /// Data and metadata are on the medium (`O_SYNC`).
     Sync,
-    /// Data, and the metadata to find it, on the medium.
+    /// Data and the metadata needed to read it are on the medium (`O_DSYNC`).
     DataSync,
 }
 
-/// What kind of file it is.
+/// Type of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     /// A regular file.
     Regular,
     /// A block device.
     Block,
-    /// A character device that is none of NVMe's, as `/dev/zero`.
+    /// A character device other than an NVMe generic device, such as `/dev/zero`.
     Character,
-    /// An NVMe generic device, and the namespace behind it.
+    /// An NVMe generic device (`/dev/ngXnY`).
     NvmeGeneric {
-        /// Its identifier.
+        /// Namespace identifier.
         namespace: u32,
     },
 }
 
-/// Why a file cannot be used.
+/// Error of opening or creating a file.
 #[derive(Debug)]
 pub struct FileError {
     path: String,
@@ -78,12 +78,12 @@ impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hint = match self.error.raw_os_error() {
             Some(libc::EINVAL) if self.what == "open" => {
-                "; does its file system take direct I/O? --direct=0 does without"
+                "; does the file system support direct I/O? --direct=0 disables it"
             }
             Some(libc::EBUSY) => {
-                "; it is mounted, swapped to or part of another device: --allow_mounted_write=1 writes all the same"
+                "; it is mounted, used as swap or part of another device: --allow_mounted_write=1 allows writes"
             }
-            Some(libc::ENOENT) => "; give --size to have a file made",
+            Some(libc::ENOENT) => "; give --size to create the file",
             _ => "",
         };
         write!(f, "{}: {}: {}{hint}", self.path, self.what, self.error)
@@ -93,32 +93,32 @@ impl fmt::Display for FileError {
 impl std::error::Error for FileError {}
 
 impl FileError {
-    /// Whether there is no such file.
+    /// Whether the file does not exist.
     pub fn is_missing(&self) -> bool {
         self.error.kind() == io::ErrorKind::NotFound
     }
 }
 
-/// A device that the kernel uses is claimed, whole or in part, and cannot be claimed again. To look is to claim
-/// it for a moment, and other jobs look in the same moment: only a claim that stays is somebody's.
-fn unclaimed(path: &str) -> io::Result<()> {
-    let look = || std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path).map(drop);
-    for _ in 1..LOOKS_MAX {
-        match look() {
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => std::thread::sleep(LOOK_PAUSE),
-            found => return found,
+/// Checks with `O_EXCL` that a block device is not in use by the kernel. Other jobs may probe the device at
+/// the same time, which claims it briefly, so only a lasting claim is an error.
+fn check_not_in_use(path: &str) -> io::Result<()> {
+    let probe = || std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path).map(drop);
+    for _ in 1..PROBES_MAX {
+        match probe() {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => std::thread::sleep(PROBE_INTERVAL),
+            metadata => return metadata,
         }
     }
-    look()
+    probe()
 }
 
-/// How often a claimed device is looked at, and how long apart: a mounted one is refused after a tenth of a second.
-const LOOKS_MAX: u32 = 51;
-const LOOK_PAUSE: std::time::Duration = std::time::Duration::from_millis(2);
+/// Number of probes of a claimed device, and the pause between them: a mounted one is rejected after 100 ms.
+const PROBES_MAX: u32 = 51;
+const PROBE_INTERVAL: std::time::Duration = std::time::Duration::from_millis(2);
 
-/// An open file of which size and blocks are known.
+/// An open file or device with its size and block size.
 #[derive(Debug)]
-pub struct File {
+pub struct EngineFile {
     fd: OwnedFd,
     path: String,
     kind: FileKind,
@@ -126,63 +126,73 @@ pub struct File {
     bytes: u64,
 }
 
-/// Smallest unit of direct I/O where the kernel does not tell.
+/// Alignment of direct I/O in bytes if the kernel does not report it.
 const DIRECT_BYTES: u32 = 512;
 
-impl File {
-    /// Opens what is there.
-    pub fn open(path: &str, layout: &Layout) -> Result<File, FileError> {
+impl EngineFile {
+    /// Opens an existing file or device.
+    ///
+    /// # Errors
+    /// A failed system call, or a block device that is in use and opened for writing.
+    pub fn open(path: &str, layout: &FileOpenOptions) -> Result<EngineFile, FileError> {
         let failed = |what| move |error| FileError { path: path.to_string(), what, error };
-        let found = std::fs::metadata(path).map_err(failed("open"))?;
-        let writes = layout.access == Access::Write;
-        if writes && found.file_type().is_block_device() && !layout.allow_mounted_write {
-            unclaimed(path).map_err(failed("is in use"))?;
+        let metadata = std::fs::metadata(path).map_err(failed("open"))?;
+        let writes = layout.access == FileAccess::ReadWrite;
+        if writes && metadata.file_type().is_block_device() && !layout.allow_mounted_write {
+            check_not_in_use(path).map_err(failed("is in use"))?;
         }
         let sync = match layout.sync {
             SyncMode::None => 0,
             SyncMode::Sync => libc::O_SYNC,
             SyncMode::DataSync => libc::O_DSYNC,
         };
-        let generic = found.file_type().is_char_device() && is_nvme_generic(path);
+        let generic = metadata.file_type().is_char_device() && is_nvme_generic(path);
         let direct = if layout.direct && !generic { libc::O_DIRECT } else { 0 };
         let file = std::fs::OpenOptions::new()
             .read(true)
             .write(writes || generic)
-            .custom_flags(sync | direct | (libc::O_NOATIME * i32::from(owned(&found))))
+            .custom_flags(sync | direct | (libc::O_NOATIME * i32::from(may_skip_atime(&metadata))))
             .open(path)
             .map_err(failed("open"))?;
         let fd = OwnedFd::from(file);
         let (kind, block_bytes, bytes) = if generic {
             let (namespace, block_bytes, bytes) = identify(&fd).map_err(failed("identify"))?;
             (FileKind::NvmeGeneric { namespace }, block_bytes, bytes)
-        } else if found.file_type().is_block_device() {
+        } else if metadata.file_type().is_block_device() {
             let block_bytes = ioctl_blksszget(&fd).map_err(|error| failed("BLKSSZGET")(error.into()))?;
-            // Every I/O says where it is to go: the descriptor's own position is nobody's.
+            // All I/O is positioned, so the file offset of the descriptor is unused.
             let bytes = seek(&fd, SeekFrom::End(0)).map_err(|error| failed("size")(error.into()))?;
-            (FileKind::Block, if layout.direct { block_bytes } else { layout.unit_bytes }, bytes)
-        } else if found.file_type().is_char_device() {
-            (FileKind::Character, layout.unit_bytes, u64::MAX >> 1)
+            (FileKind::Block, if layout.direct { block_bytes } else { layout.buffered_block_bytes }, bytes)
+        } else if metadata.file_type().is_char_device() {
+            (FileKind::Character, layout.buffered_block_bytes, u64::MAX >> 1)
         } else {
-            let block_bytes = if layout.direct { direct_unit(&fd) } else { layout.unit_bytes };
-            (FileKind::Regular, block_bytes, found.len())
+            let block_bytes =
+                if layout.direct { direct_io_alignment(&fd) } else { layout.buffered_block_bytes };
+            (FileKind::Regular, block_bytes, metadata.len())
         };
-        Ok(File { fd, path: path.to_string(), kind, block_bytes: block_bytes.max(1), bytes })
+        Ok(EngineFile { fd, path: path.to_string(), kind, block_bytes: block_bytes.max(1), bytes })
     }
 
-    /// A file that nothing is done to, for the engine that does nothing.
-    pub fn nothing(block_bytes: u32, bytes: u64) -> Result<File, FileError> {
+    /// A placeholder file of the given size, for the `null` engine.
+    pub fn null(block_bytes: u32, bytes: u64) -> Result<EngineFile, FileError> {
         let path = "/dev/null";
         let file = std::fs::File::open(path).map_err(|error| FileError {
             path: path.to_string(),
             what: "open",
             error,
         })?;
-        Ok(File { fd: file.into(), path: path.to_string(), kind: FileKind::Character, block_bytes, bytes })
+        Ok(EngineFile {
+            fd: file.into(),
+            path: path.to_string(),
+            kind: FileKind::Character,
+            block_bytes,
+            bytes,
+        })
     }
 
-    /// Makes a regular file at least so long. With `fill` all that is new is written with noise of
-    /// `seed`, so that reads find data; otherwise it is allocated where the file system can.
-    pub fn make(path: &str, bytes: u64, fill: bool, seed: u64) -> Result<(), FileError> {
+    /// Lays out a regular file of at least `bytes`. With `fill`, the new part is written with
+    /// pseudo-random data of `seed`; otherwise it is preallocated if the file system supports it.
+    pub fn lay_out(path: &str, bytes: u64, fill: bool, seed: u64) -> Result<(), FileError> {
         let failed = |what| move |error| FileError { path: path.to_string(), what, error };
         let file = std::fs::OpenOptions::new()
             .write(true)
@@ -190,69 +200,69 @@ impl File {
             .truncate(false)
             .open(path)
             .map_err(failed("create"))?;
-        let mut have = file.metadata().map_err(failed("create"))?.len();
-        if have >= bytes {
+        let mut length = file.metadata().map_err(failed("create"))?.len();
+        if length >= bytes {
             return Ok(());
         }
         if !fill {
-            return match fallocate(&file, FallocateFlags::empty(), have, bytes - have) {
+            return match fallocate(&file, FallocateFlags::empty(), length, bytes - length) {
                 Ok(()) => Ok(()),
                 Err(_) => file.set_len(bytes).map_err(failed("extend")),
             };
         }
         let mut piece = vec![0u8; 1 << 20];
         let mut state = seed | 1;
-        while have < bytes {
+        while length < bytes {
             for chunk in piece.chunks_exact_mut(8) {
-                // An odd multiplier and a rotation: noise that no compressor likes, for little.
-                state = state.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23) ^ have;
+                // An odd multiplier and a rotation: cheap incompressible data.
+                state = state.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23) ^ length;
                 chunk.copy_from_slice(&state.to_le_bytes());
             }
-            let length = (bytes - have).min(piece.len() as u64) as usize;
-            std::os::unix::fs::FileExt::write_all_at(&file, &piece[..length], have)
+            let count = (bytes - length).min(piece.len() as u64) as usize;
+            std::os::unix::fs::FileExt::write_all_at(&file, &piece[..count], length)
                 .map_err(failed("lay out"))?;
-            have += length as u64;
+            length += count as u64;
         }
         file.sync_data().map_err(failed("lay out"))
     }
 
-    /// Forgets what the page cache holds of it, so that a job reads from the device.
+    /// Drops the file's pages from the page cache.
     pub fn invalidate(&self) -> io::Result<()> {
         Ok(fadvise(&self.fd, 0, None, Advice::DontNeed)?)
     }
 
-    /// Where it is.
+    /// Path of the file.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// What it is.
+    /// Type of the file.
     pub fn kind(&self) -> FileKind {
         self.kind
     }
 
-    /// The unit of `lba` and `blocks`.
+    /// Block size in bytes: the unit of `lba` and `blocks`.
     #[inline]
     pub fn block_bytes(&self) -> u32 {
         self.block_bytes
     }
 
-    /// Its size.
+    /// Size in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether it takes NVMe commands.
+    /// Whether it is an NVMe generic device, which accepts NVMe commands.
     pub fn is_nvme_generic(&self) -> bool {
         matches!(self.kind, FileKind::NvmeGeneric { .. })
     }
 
-    /// 0, or a negative error number.
+    /// Returns 0 or a negative errno.
     pub(crate) fn flush(&self, data_only: bool) -> i32 {
-        outcome(if data_only { fdatasync(&self.fd) } else { fsync(&self.fd) })
+        errno_result(if data_only { fdatasync(&self.fd) } else { fsync(&self.fd) })
     }
 
-    /// 0, or a negative error number.
+    /// Returns 0 or a negative errno.
     pub(crate) fn discard(&self, offset: u64, bytes: u64) -> i32 {
         match self.kind {
             FileKind::Block => match device::discard(&self.fd, offset, bytes) {
@@ -261,29 +271,29 @@ impl File {
             },
             FileKind::Regular => {
                 let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                outcome(fallocate(&self.fd, mode, offset, bytes))
+                errno_result(fallocate(&self.fd, mode, offset, bytes))
             }
             _ => -libc::EOPNOTSUPP,
         }
     }
 }
 
-impl AsFd for File {
+impl AsFd for EngineFile {
     #[inline]
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-impl RingFile for File {
+impl BlockFile for EngineFile {
     #[inline]
     fn block_bytes(&self) -> u32 {
         self.block_bytes
     }
 
-    /// The namespace behind an NVMe generic device, 0 of others.
+    /// Namespace identifier of an NVMe generic device; 0 for other files.
     #[inline]
-    fn namespace(&self) -> u32 {
+    fn namespace_id(&self) -> u32 {
         match self.kind {
             FileKind::NvmeGeneric { namespace } => namespace,
             _ => 0,
@@ -291,11 +301,11 @@ impl RingFile for File {
     }
 }
 
-fn outcome(result: Result<(), Errno>) -> i32 {
+fn errno_result(result: Result<(), Errno>) -> i32 {
     result.map_or_else(|error| -error.raw_os_error(), |()| 0)
 }
 
-/// `/dev/ng0n1`.
+/// Whether a path has the form of `/dev/ng0n1`.
 fn is_nvme_generic(path: &str) -> bool {
     let name = Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let digits = name.strip_prefix("ng").and_then(|rest| rest.split_once('n'));
@@ -303,29 +313,31 @@ fn is_nvme_generic(path: &str) -> bool {
     digits.is_some_and(|(controller, namespace)| is_number(controller) && is_number(namespace))
 }
 
-/// Only a file's owner, or root, may leave its access time alone.
-fn owned(found: &std::fs::Metadata) -> bool {
+/// Whether `O_NOATIME` is permitted: only for the owner of a regular file, or root.
+fn may_skip_atime(metadata: &std::fs::Metadata) -> bool {
     let user = rustix::process::geteuid().as_raw();
-    found.is_file() && (user == 0 || user == found.uid())
+    metadata.is_file() && (user == 0 || user == metadata.uid())
 }
 
-/// What direct I/O must be a multiple of, as statx(2) tells since Linux 6.1.
-fn direct_unit(fd: &OwnedFd) -> u32 {
+/// Offset alignment of direct I/O, which statx(2) reports since Linux 6.1.
+fn direct_io_alignment(fd: &OwnedFd) -> u32 {
     match statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
-        Ok(found) if found.stx_mask & StatxFlags::DIOALIGN.bits() != 0 && found.stx_dio_offset_align > 0 => {
-            found.stx_dio_offset_align
+        Ok(metadata)
+            if metadata.stx_mask & StatxFlags::DIOALIGN.bits() != 0 && metadata.stx_dio_offset_align > 0 =>
+        {
+            metadata.stx_dio_offset_align
         }
         _ => DIRECT_BYTES,
     }
 }
 
-/// The namespace behind a generic device: identifier, bytes of a block, bytes.
+/// Namespace identifier, block size and size in bytes of an NVMe generic device.
 fn identify(fd: &OwnedFd) -> io::Result<(u32, u32, u64)> {
-    let namespace = device::nvme_namespace(fd)?;
+    let namespace = device::nvme_namespace_id(fd)?;
     let data = device::nvme_identify_namespace(fd, namespace)?;
     let identity = IdentifyNamespace::decode(&data).map_err(|error| io::Error::other(error.to_string()))?;
     let format = identity.formats.get(usize::from(identity.format));
     let log2 = format.map(|format| format.data_log2).filter(|log2| (9..=20).contains(log2));
-    let block_bytes = 1u32 << log2.ok_or_else(|| io::Error::other("an impossible LBA format"))?;
+    let block_bytes = 1u32 << log2.ok_or_else(|| io::Error::other("invalid LBA format"))?;
     Ok((namespace, block_bytes, identity.nsze.saturating_mul(u64::from(block_bytes))))
 }

@@ -1,40 +1,40 @@
-//! The kernel's ways to do I/O, each as a ring: what the lab compares.
+//! I/O engines: the Linux kernel's I/O interfaces behind one trait, for the lab to compare.
 //!
-//! An [`Engine`] is a [`ring::Channel`] that can also wait, as fio's engines queue, commit and reap.
-//! [`open`] makes one of a [`Kind`] over [`File`]s: `psync`, `pvsync2`, `libaio` (the system calls, not
-//! the library), `io_uring` in its modes, NVMe commands through `io_uring_cmd`, and `null`, which does
-//! nothing and so costs what the caller costs. An engine belongs to one thread, and needs no reactor:
-//! the thread is the caller's.
+//! An [`IoEngine`] is a [`block_io::Channel`] that can also wait, like an ioengine of fio. [`open`] opens an
+//! [`EngineKind`] over [`EngineFile`]s: `psync`, `pvsync2`, `libaio` (the system calls, not the library),
+//! `io_uring` in its modes, NVMe passthrough with `io_uring_cmd`, and `null`, which performs no I/O and so
+//! measures the cost of the caller. An engine belongs to one thread and needs no reactor.
 //!
-//! What the kernel is handed belongs to [`sys::Aio`] and [`sys::Uring`] until it has completed.
+//! [`os::Aio`] and [`os::Uring`] own the buffers of requests in flight until the kernel completes them.
 //!
 //! ```
-//! use engines::{Config, Engine, Kind};
-//! use ring::{Channel, Op, Request, Tag};
-//! let mut engine = engines::open(&Config { kind: Kind::Null, depth: 4, ..Config::default() }, Vec::new(), &[])?;
+//! use io_engines::{EngineConfig, EngineKind, IoEngine};
+//! use block_io::{Channel, Op, Request, Tag};
+//! let config = EngineConfig { kind: EngineKind::Null, depth: 4, ..EngineConfig::default() };
+//! let mut engine = io_engines::open(&config, Vec::new(), &[])?;
 //! let mut batch = vec![Request::new(Tag(0), Op::Flush, 0, 0)];
 //! let mut done = Vec::new();
 //! engine.submit(&mut batch);
 //! assert_eq!(engine.poll(&mut done), 1);
-//! # Ok::<(), engines::OpenError>(())
+//! # Ok::<(), io_engines::EngineOpenError>(())
 //! ```
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod aio;
-mod aside;
 mod engine;
 mod file;
 mod null;
 mod sync;
+mod synchronous;
 mod uring;
 pub mod usage;
 
-pub use aio::Aio;
-pub use engine::{AnyEngine, Config, Engine, Kind, OpenError, open};
-pub use file::{Access, File, FileError, FileKind, Layout, SyncMode};
-pub use null::Null;
-pub use sync::Sync;
-pub use sys::Polling;
-pub use uring::{Passthrough, Uring};
+pub use aio::AioEngine;
+pub use engine::{AnyEngine, EngineConfig, EngineKind, EngineOpenError, IoEngine, open};
+pub use file::{EngineFile, FileAccess, FileError, FileKind, FileOpenOptions, SyncMode};
+pub use null::NullEngine;
+pub use os::UringPolling;
+pub use sync::SyncEngine;
+pub use uring::{PassthroughEngine, UringEngine};

@@ -1,28 +1,28 @@
-//! Nothing, at once.
+//! `null`: an engine without I/O.
 
-use memory::Buffer;
-use ring::{Channel, Completion, Request, Status};
+use block_io::{Channel, Completion, Request, Status};
+use dma::Data;
 
-use crate::{Config, Engine};
+use crate::{EngineConfig, IoEngine};
 
-/// Completes everything at the next poll, so that a run costs what its caller costs.
-pub struct Null {
-    queue: Vec<Request<Buffer>>,
+/// Completes every request at the next poll, to measure the overhead of the caller.
+pub struct NullEngine {
+    queue: Vec<Request<Data>>,
     depth: usize,
 }
 
-impl Null {
-    pub(crate) fn new(config: &Config) -> Null {
-        Null { queue: Vec::with_capacity(config.depth as usize), depth: config.depth as usize }
+impl NullEngine {
+    pub(crate) fn new(config: &EngineConfig) -> NullEngine {
+        NullEngine { queue: Vec::with_capacity(config.depth as usize), depth: config.depth as usize }
     }
 }
 
-impl Channel for Null {
-    type Request = Request<Buffer>;
-    type Completion = Completion<Buffer>;
+impl Channel for NullEngine {
+    type Request = Request<Data>;
+    type Completion = Completion<Data>;
 
     #[inline]
-    fn submit(&mut self, batch: &mut Vec<Request<Buffer>>) {
+    fn submit(&mut self, batch: &mut Vec<Request<Data>>) {
         if self.queue.is_empty() && batch.len() <= self.depth {
             std::mem::swap(&mut self.queue, batch);
             return;
@@ -32,14 +32,14 @@ impl Channel for Null {
     }
 
     #[inline]
-    fn poll(&mut self, sink: &mut Vec<Completion<Buffer>>) -> usize {
+    fn poll(&mut self, sink: &mut Vec<Completion<Data>>) -> usize {
         let count = self.queue.len();
         sink.extend(self.queue.drain(..).map(|request| request.complete(Status::SUCCESS)));
         count
     }
 }
 
-impl Engine for Null {
+impl IoEngine for NullEngine {
     fn wait(&mut self, timeout_ns: u64) {
         if self.queue.is_empty() {
             std::thread::sleep(std::time::Duration::from_nanos(timeout_ns));

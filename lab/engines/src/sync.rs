@@ -1,43 +1,43 @@
-//! `psync` and `pvsync2`: a system call an I/O.
+//! `psync` and `pvsync2`: one blocking system call per I/O.
 
 use std::io::{IoSlice, IoSliceMut};
 
-use memory::Buffer;
-use ring::{Channel, Completion, Op, Request};
+use block_io::{Channel, Completion, Op, Request};
+use dma::Data;
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, pwrite, pwritev2};
 
 use crate::engine::status_of;
-use crate::{Config, Engine, File, Kind};
+use crate::{EngineConfig, EngineFile, EngineKind, IoEngine};
 
-/// One I/O at a time: submitting is doing.
-pub struct Sync {
-    files: Vec<File>,
-    /// Not yet polled; at most one.
-    done: Vec<Completion<Buffer>>,
+/// One I/O at a time: `submit` blocks until it is complete.
+pub struct SyncEngine {
+    files: Vec<EngineFile>,
+    /// The completion that is not yet polled; at most one.
+    done: Vec<Completion<Data>>,
     vectored: bool,
     flags: ReadWriteFlags,
     data_sync: bool,
 }
 
-impl Sync {
-    pub(crate) fn new(config: &Config, files: Vec<File>) -> Sync {
-        let hipri = config.polling.completion && config.kind == Kind::Pvsync2;
-        Sync {
+impl SyncEngine {
+    pub(crate) fn new(config: &EngineConfig, files: Vec<EngineFile>) -> SyncEngine {
+        let hipri = config.polling.iopoll && config.kind == EngineKind::Pvsync2;
+        SyncEngine {
             files,
             done: Vec::with_capacity(1),
-            vectored: config.kind == Kind::Pvsync2,
+            vectored: config.kind == EngineKind::Pvsync2,
             flags: if hipri { ReadWriteFlags::HIPRI } else { ReadWriteFlags::empty() },
             data_sync: config.data_sync,
         }
     }
 
-    /// Does it; bytes, or a negative error number, and how many bytes were asked for.
+    /// Performs a request; returns the number of bytes or a negative errno, and the requested bytes.
     #[inline]
-    fn perform(&self, request: &mut Request<Buffer>) -> (i64, u64) {
+    fn perform(&self, request: &mut Request<Data>) -> (i64, u64) {
         let file = &self.files[request.flow as usize];
         let offset = request.lba * u64::from(file.block_bytes());
         let bytes = u64::from(request.blocks) * u64::from(file.block_bytes());
-        let result = match (request.op, &mut request.buffer) {
+        let result = match (request.op, request.data_mut().and_then(Data::single_mut)) {
             (op @ (Op::Read | Op::Write), Some(buffer)) => {
                 assert!(bytes as usize <= buffer.len(), "{bytes} bytes in a buffer of {}", buffer.len());
                 self.transfer(file, op, &mut buffer.as_mut_slice()[..bytes as usize], offset)
@@ -50,7 +50,7 @@ impl Sync {
     }
 
     #[inline]
-    fn transfer(&self, file: &File, op: Op, data: &mut [u8], offset: u64) -> i64 {
+    fn transfer(&self, file: &EngineFile, op: Op, data: &mut [u8], offset: u64) -> i64 {
         loop {
             let result = match (self.vectored, op) {
                 (false, Op::Read) => pread(file, &mut *data, offset),
@@ -67,12 +67,12 @@ impl Sync {
     }
 }
 
-impl Channel for Sync {
-    type Request = Request<Buffer>;
-    type Completion = Completion<Buffer>;
+impl Channel for SyncEngine {
+    type Request = Request<Data>;
+    type Completion = Completion<Data>;
 
     #[inline]
-    fn submit(&mut self, batch: &mut Vec<Request<Buffer>>) {
+    fn submit(&mut self, batch: &mut Vec<Request<Data>>) {
         if !self.done.is_empty() || batch.is_empty() {
             return;
         }
@@ -85,14 +85,14 @@ impl Channel for Sync {
     }
 
     #[inline]
-    fn poll(&mut self, sink: &mut Vec<Completion<Buffer>>) -> usize {
+    fn poll(&mut self, sink: &mut Vec<Completion<Data>>) -> usize {
         let count = self.done.len();
         sink.append(&mut self.done);
         count
     }
 }
 
-impl Engine for Sync {
+impl IoEngine for SyncEngine {
     fn wait(&mut self, timeout_ns: u64) {
         if self.done.is_empty() {
             std::thread::sleep(std::time::Duration::from_nanos(timeout_ns));

@@ -1,34 +1,35 @@
-//! `io_uring` in the papers' modes, and `io_uring_cmd`: NVMe commands to a namespace's generic device, past
-//! the block layer.
+//! `io_uring`, and `io_uring_cmd`: NVMe passthrough to the generic device of a namespace, bypassing the
+//! block layer.
 
-use memory::Buffer;
-use ring::{Channel, Completion, Op, Request, Status};
-use sys::{Commands, Dialect, Transfers, UringConfig};
+use block_io::{Channel, Completion, Op, Request, Status};
+use dma::Data;
+use os::{FileIo, NvmePassthrough, SqeFormat, UringQueueConfig};
 
-use crate::aside;
 use crate::engine::status_of;
-use crate::{Config, Engine, File, OpenError};
+use crate::synchronous;
+use crate::{EngineConfig, EngineFile, EngineOpenError, IoEngine};
 
-/// `io_uring`: default (interrupts), with polled completions, with a polling submission thread, or both.
-pub type Uring = Ring<Transfers>;
-/// `io_uring_cmd`: commands to `/dev/ngXnY`, in any of io_uring's modes.
-pub type Passthrough = Ring<Commands>;
+/// `io_uring`: interrupt-driven, with polled completions (IOPOLL), a submission polling thread (SQPOLL), or
+/// both.
+pub type UringEngine = RingEngine<FileIo>;
+/// `io_uring_cmd`: NVMe commands to `/dev/ngXnY`, in any mode of io_uring.
+pub type PassthroughEngine = RingEngine<NvmePassthrough>;
 
-/// What a ring's results mean.
-pub trait Results: Dialect {
-    /// The status, of a result for a request of so many bytes.
+/// Conversion of a completion's result to an NVMe status.
+pub trait ResultDecoder: SqeFormat {
+    /// The status for `result` of a request of `wanted` bytes.
     fn status(op: Op, result: i64, wanted: u64) -> Status;
 }
 
-impl Results for Transfers {
+impl ResultDecoder for FileIo {
     #[inline]
     fn status(op: Op, result: i64, wanted: u64) -> Status {
         status_of(op, result, wanted)
     }
 }
 
-impl Results for Commands {
-    /// The result is 0, a negative error number, or the status field of the completion queue entry.
+impl ResultDecoder for NvmePassthrough {
+    /// The result is 0, a negative errno, or the status field of the NVMe completion queue entry.
     #[inline]
     fn status(op: Op, result: i64, _: u64) -> Status {
         match result {
@@ -39,80 +40,80 @@ impl Results for Commands {
     }
 }
 
-/// An io_uring, and what needed none.
-pub struct Ring<D: Dialect> {
-    ring: sys::Uring<File, D>,
-    /// Discards, which end at once.
-    done: Vec<Completion<Buffer>>,
+/// An engine over one io_uring instance.
+pub struct RingEngine<D: SqeFormat> {
+    ring: os::UringQueue<EngineFile, D>,
+    /// Completions of discards, which finish in `submit`.
+    done: Vec<Completion<Data>>,
     reap_max: usize,
 }
 
-impl<D: Results> Ring<D> {
+impl<D: ResultDecoder> RingEngine<D> {
     pub(crate) fn open(
-        config: &Config,
-        files: Vec<File>,
-        requests: &[Request<Buffer>],
-    ) -> Result<Ring<D>, OpenError> {
+        config: &EngineConfig,
+        files: Vec<EngineFile>,
+        requests: &[Request<Data>],
+    ) -> Result<RingEngine<D>, EngineOpenError> {
         let engine = config.kind.name();
-        let too_many = |count, what, max| OpenError::TooMany { engine, count, what, max };
-        let depth_max = sys::Uring::<File, D>::DEPTH_MAX;
+        let too_many = |count, what, max| EngineOpenError::TooMany { engine, count, what, max };
+        let depth_max = os::UringQueue::<EngineFile, D>::DEPTH_MAX;
         if config.depth > depth_max {
             return Err(too_many(config.depth as usize, "entries", depth_max as usize));
         }
-        let files_max = sys::Uring::<File, D>::REGISTERED_MAX;
+        let files_max = os::UringQueue::<EngineFile, D>::REGISTERED_MAX;
         if config.register_files && files.len() > files_max {
             return Err(too_many(files.len(), "files", files_max));
         }
-        let settings = UringConfig {
+        let settings = UringQueueConfig {
             depth: config.depth,
             polling: config.polling,
             nonvectored: config.nonvectored,
             data_sync: config.data_sync,
             batch_max: config.batch_max,
         };
-        let mut ring = sys::Uring::new(&settings, files).map_err(|error| OpenError::Kernel {
+        let mut ring = os::UringQueue::new(&settings, files).map_err(|error| EngineOpenError::Kernel {
             engine,
             call: "io_uring_setup",
             hint: match error.raw_os_error() {
-                Some(libc::EPERM) => "; kernel.io_uring_disabled=0 as root allows it",
-                Some(libc::EINVAL) if config.polling.submission_cpu.is_some() => {
-                    "; is the core of sqthread_poll_cpu there, and online?"
+                Some(libc::EPERM) => "; root can enable it with sysctl kernel.io_uring_disabled=0",
+                Some(libc::EINVAL) if config.polling.sqpoll_cpu.is_some() => {
+                    "; does the CPU of sqthread_poll_cpu exist, and is it online?"
                 }
                 Some(libc::ENOMEM) => "; raise the limit of locked memory (ulimit -l)",
                 _ => "",
             },
             error,
         })?;
-        let kernel = |call, hint| move |error| OpenError::Kernel { engine, call, error, hint };
+        let kernel_error = |call, hint| move |error| EngineOpenError::Kernel { engine, call, error, hint };
         if config.register_files {
-            ring.register_files().map_err(kernel("registerfiles", ""))?;
+            ring.register_files().map_err(kernel_error("registerfiles", ""))?;
         }
         if config.fixed_buffers {
             let hint = "; raise the limit of locked memory (ulimit -l)";
-            ring.register_buffers(requests).map_err(kernel("fixedbufs", hint))?;
+            ring.register_buffers(requests).map_err(kernel_error("fixedbufs", hint))?;
         }
         let reap_max = if config.reap_max == 0 { usize::MAX } else { config.reap_max as usize };
-        Ok(Ring { ring, done: Vec::new(), reap_max })
+        Ok(RingEngine { ring, done: Vec::new(), reap_max })
     }
 }
 
-impl<D: Results> Channel for Ring<D> {
-    type Request = Request<Buffer>;
-    type Completion = Completion<Buffer>;
+impl<D: ResultDecoder> Channel for RingEngine<D> {
+    type Request = Request<Data>;
+    type Completion = Completion<Data>;
 
-    fn submit(&mut self, batch: &mut Vec<Request<Buffer>>) {
+    fn submit(&mut self, batch: &mut Vec<Request<Data>>) {
         loop {
             let count = batch.len().min(self.ring.room() - self.done.len());
-            let next = aside::position(&batch[..count]);
+            let next = synchronous::first_synchronous(&batch[..count]);
             let taken = self.ring.submit(batch, next);
             if taken < next || next == count {
                 return;
             }
-            self.done.push(aside::perform(batch.remove(0), self.ring.files()));
+            self.done.push(synchronous::perform_synchronous(batch.remove(0), self.ring.files()));
         }
     }
 
-    fn poll(&mut self, sink: &mut Vec<Completion<Buffer>>) -> usize {
+    fn poll(&mut self, sink: &mut Vec<Completion<Data>>) -> usize {
         let count = self.done.len();
         if count > 0 {
             sink.append(&mut self.done);
@@ -125,7 +126,7 @@ impl<D: Results> Channel for Ring<D> {
     }
 }
 
-impl<D: Results> Engine for Ring<D> {
+impl<D: ResultDecoder> IoEngine for RingEngine<D> {
     fn wait(&mut self, timeout_ns: u64) {
         if self.done.is_empty() {
             self.ring.wait(timeout_ns);
@@ -137,6 +138,6 @@ impl<D: Results> Engine for Ring<D> {
     }
 
     fn submission_thread(&self) -> Option<u32> {
-        self.ring.submission_thread()
+        self.ring.sqpoll_thread_id()
     }
 }

@@ -1,26 +1,26 @@
-//! What the machine charged: threads of ours, and threads of the kernel's that work for us.
+//! CPU time of threads: those of this process, and kernel threads that work for it.
 
 use std::fs;
 
-pub use sys::{ThreadUsage as Resources, set_io_priority};
+pub use os::{ThreadUsage, set_io_priority};
 
-/// The calling thread's, since it began.
-pub fn thread() -> Resources {
-    Resources::now()
+/// Resource usage of the calling thread since its start.
+pub fn current_thread() -> ThreadUsage {
+    ThreadUsage::now()
 }
 
-/// Nanoseconds that a thread of this process has run, by the scheduler's own count; `None` when it has ended.
+/// CPU time in nanoseconds of a thread of this process, from schedstat; `None` if it has exited.
 pub fn task_ns(thread: u32) -> Option<u64> {
     schedstat(&format!("/proc/self/task/{thread}/schedstat"))
 }
 
-/// Nanoseconds of the workers (`iou-wrk-*`) that io_uring keeps in this process for what would block.
-/// Those that have ended are not in it.
+/// CPU time in nanoseconds of this process's io_uring workers (`iou-wrk-*`), which perform blocking
+/// requests. Workers that have exited are not included.
 pub fn uring_workers_ns() -> u64 {
     named_ns("/proc/self/task", "iou-wrk-")
 }
 
-/// Nanoseconds of every kernel worker (`kworker/*`) of the machine, whoever it works for.
+/// CPU time in nanoseconds of all kernel workers (`kworker/*`) of the machine.
 pub fn kernel_workers_ns() -> u64 {
     named_ns("/proc", "kworker/")
 }
@@ -34,7 +34,7 @@ fn named_ns(directory: &str, prefix: &str) -> u64 {
     named.filter_map(|entry| schedstat(&entry.path().join("schedstat").to_string_lossy())).sum()
 }
 
-/// The first of three numbers: time on a processor.
+/// The first field of a schedstat file: CPU time in nanoseconds.
 fn schedstat(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.split_whitespace().next()?.parse().ok()
 }
@@ -44,15 +44,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_busy_thread_is_charged() {
+    fn thread_usage_counts_cpu_time() {
         let own = std::path::PathBuf::from("/proc/thread-self").canonicalize().unwrap();
         let id: u32 = own.file_name().unwrap().to_str().unwrap().parse().unwrap();
-        let (before, ran) = (thread(), task_ns(id).unwrap());
+        let (before, cpu_ns) = (current_thread(), task_ns(id).unwrap());
         let mut value = 1u64;
-        while thread().user_ns + thread().system_ns < before.user_ns + before.system_ns + 20_000_000 {
+        while current_thread().user_ns + current_thread().system_ns
+            < before.user_ns + before.system_ns + 20_000_000
+        {
             value = std::hint::black_box(value.wrapping_mul(3));
         }
-        assert!(task_ns(id).unwrap() > ran);
+        assert!(task_ns(id).unwrap() > cpu_ns);
         assert_eq!(task_ns(u32::MAX), None);
     }
 }

@@ -1,18 +1,27 @@
-//! Every engine against a file, as the lab uses them.
+//! Every engine on a regular file.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::path::PathBuf;
 
-use engines::{Access, AnyEngine, Config, Engine, File, Kind, Layout, Polling, SyncMode};
-use memory::{Arena, Buffer, Pool};
-use ring::{Channel, Completion, Op, Request, Status, Tag};
+use block_io::{Channel, Completion, Op, Request, Status, Tag};
+use dma::{Arena, Data, Pool};
+use io_engines::{
+    AnyEngine, EngineConfig, EngineFile, EngineKind, FileAccess, FileOpenOptions, IoEngine, SyncMode,
+    UringPolling,
+};
 
 const DEPTH: u32 = 8;
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 256;
 
-fn layout(access: Access, direct: bool) -> Layout {
-    Layout { access, direct, sync: SyncMode::None, unit_bytes: 512, allow_mounted_write: false }
+fn layout(access: FileAccess, direct: bool) -> FileOpenOptions {
+    FileOpenOptions {
+        access,
+        direct,
+        sync: SyncMode::None,
+        buffered_block_bytes: 512,
+        allow_mounted_write: false,
+    }
 }
 
 struct Scratch(PathBuf);
@@ -35,11 +44,11 @@ impl Drop for Scratch {
     }
 }
 
-fn requests(pool: &Pool) -> Vec<Request<Buffer>> {
+fn requests(pool: &Pool) -> Vec<Request<Data>> {
     (0..DEPTH).map(|tag| Request::read(Tag(tag.into()), 0, 0, pool.take(BLOCK).unwrap())).collect()
 }
 
-fn finish(engine: &mut AnyEngine, batch: &mut Vec<Request<Buffer>>, count: usize) -> Vec<Completion<Buffer>> {
+fn finish(engine: &mut AnyEngine, batch: &mut Vec<Request<Data>>, count: usize) -> Vec<Completion<Data>> {
     let mut done = Vec::new();
     while done.len() < count {
         engine.submit(batch);
@@ -51,20 +60,20 @@ fn finish(engine: &mut AnyEngine, batch: &mut Vec<Request<Buffer>>, count: usize
     done
 }
 
-/// Writes all of the file with numbers, flushes, reads it back out of order, and discards the first block.
-fn exercise(config: &Config, path: &str, direct: bool) {
-    File::make(path, BLOCKS * BLOCK as u64, false, 1).unwrap();
-    let files = vec![File::open(path, &layout(Access::Write, direct)).unwrap()];
+/// Writes a pattern to the whole file, flushes, reads it back out of order, and reads beyond the end.
+fn exercise(config: &EngineConfig, path: &str, direct: bool) {
+    EngineFile::lay_out(path, BLOCKS * BLOCK as u64, false, 1).unwrap();
+    let files = vec![EngineFile::open(path, &layout(FileAccess::ReadWrite, direct)).unwrap()];
     let unit = u64::from(files[0].block_bytes());
     let blocks = (BLOCK as u64 / unit) as u32;
     assert_eq!(files[0].bytes(), BLOCKS * BLOCK as u64);
-    let pool = Pool::new(&Arena::new(memory::Config { hugepages: false, ..Default::default() }));
+    let pool = Pool::new(&Arena::new(dma::ArenaConfig { hugepages: false, ..Default::default() }));
     let mut batch = requests(&pool);
-    let mut engine = engines::open(config, files, &batch).unwrap();
+    let mut engine = io_engines::open(config, files, &batch).unwrap();
     for first in (0..BLOCKS).step_by(DEPTH as usize) {
         for (request, number) in batch.iter_mut().zip(first..) {
             (request.op, request.lba, request.blocks) = (Op::Write, number * BLOCK as u64 / unit, blocks);
-            request.buffer.as_mut().unwrap().as_mut_slice().fill(number as u8);
+            request.data_mut().and_then(Data::single_mut).unwrap().as_mut_slice().fill(number as u8);
         }
         let done = finish(&mut engine, &mut batch, DEPTH as usize);
         assert!(done.iter().all(|one| one.status() == Status::SUCCESS), "{:?}", done[0].status());
@@ -83,12 +92,12 @@ fn exercise(config: &Config, path: &str, direct: bool) {
         let done = finish(&mut engine, &mut batch, DEPTH as usize);
         for one in &done {
             let number = one.request().lba * unit / BLOCK as u64;
-            let bytes = one.request().buffer.as_ref().unwrap().as_slice();
+            let bytes = one.request().data().and_then(Data::single).unwrap().as_slice();
             assert!(one.status().is_success() && bytes.iter().all(|byte| *byte == number as u8), "{number}");
         }
         batch = done.into_iter().map(Completion::into_request).collect();
     }
-    // Behind the end there is nothing to read.
+    // A read beyond the end of the file fails.
     let rest = batch.split_off(1);
     (batch[0].op, batch[0].lba) = (Op::Read, BLOCKS * BLOCK as u64 / unit);
     let done = finish(&mut engine, &mut batch, 1);
@@ -97,88 +106,94 @@ fn exercise(config: &Config, path: &str, direct: bool) {
 }
 
 #[test]
-fn every_engine_moves_the_same_bytes() {
+fn every_engine_reads_back_what_it_wrote() {
     let direct = std::env::temp_dir();
     let probe = Scratch::new("probe");
-    File::make(probe.path(), 4096, false, 1).unwrap();
-    let takes_direct = File::open(probe.path(), &layout(Access::Read, true)).is_ok();
-    let base = Config { depth: DEPTH, ..Config::default() };
-    let uring = Config { kind: Kind::Uring, ..base.clone() };
-    let sqpoll = Polling { submission: true, submission_idle_ms: 10, ..Polling::default() };
+    EngineFile::lay_out(probe.path(), 4096, false, 1).unwrap();
+    let supports_direct = EngineFile::open(probe.path(), &layout(FileAccess::ReadOnly, true)).is_ok();
+    let base = EngineConfig { depth: DEPTH, ..EngineConfig::default() };
+    let uring = EngineConfig { kind: EngineKind::Uring, ..base.clone() };
+    let sqpoll = UringPolling { sqpoll: true, sqpoll_idle_ms: 10, ..UringPolling::default() };
     let mut cases = vec![
-        ("psync", Config { kind: Kind::Psync, ..base.clone() }),
-        ("pvsync2", Config { kind: Kind::Pvsync2, ..base.clone() }),
-        ("libaio", Config { kind: Kind::Libaio, ..base.clone() }),
-        ("libaio-reap", Config { kind: Kind::Libaio, userspace_reap: true, batch_max: 1, ..base }),
+        ("psync", EngineConfig { kind: EngineKind::Psync, ..base.clone() }),
+        ("pvsync2", EngineConfig { kind: EngineKind::Pvsync2, ..base.clone() }),
+        ("libaio", EngineConfig { kind: EngineKind::Libaio, ..base.clone() }),
+        (
+            "libaio-reap",
+            EngineConfig { kind: EngineKind::Libaio, userspace_reap: true, batch_max: 1, ..base },
+        ),
     ];
-    match engines::open(&uring, Vec::new(), &[]) {
+    match io_engines::open(&uring, Vec::new(), &[]) {
         Ok(_) => cases.extend([
             ("uring", uring.clone()),
-            ("uring-fixed", Config { fixed_buffers: true, register_files: true, ..uring.clone() }),
-            ("uring-vectored", Config { nonvectored: false, batch_max: 1, reap_max: 1, ..uring.clone() }),
-            ("uring-sqpoll", Config { polling: sqpoll, register_files: true, ..uring }),
+            ("uring-fixed", EngineConfig { fixed_buffers: true, register_files: true, ..uring.clone() }),
+            (
+                "uring-vectored",
+                EngineConfig { nonvectored: false, batch_max: 1, reap_max: 1, ..uring.clone() },
+            ),
+            ("uring-sqpoll", EngineConfig { polling: sqpoll, register_files: true, ..uring }),
         ]),
         Err(error) => println!("SKIPPED io_uring: {error}"),
     }
     for (name, config) in cases {
         let scratch = Scratch::new(name);
         exercise(&config, scratch.path(), false);
-        if takes_direct {
+        if supports_direct {
             exercise(&config, scratch.path(), true);
         } else {
-            println!("SKIPPED direct I/O: {} does not take it", direct.display());
+            println!("SKIPPED direct I/O: {} does not support it", direct.display());
         }
     }
 }
 
 #[test]
-fn a_polling_submission_thread_is_found_and_charged() {
-    let polling = Polling { submission: true, submission_idle_ms: 1000, ..Polling::default() };
-    let config = Config { kind: Kind::Uring, depth: 2, polling, ..Config::default() };
-    let engine = match engines::open(&config, Vec::new(), &[]) {
+fn the_sqpoll_thread_is_identified() {
+    let polling = UringPolling { sqpoll: true, sqpoll_idle_ms: 1000, ..UringPolling::default() };
+    let config = EngineConfig { kind: EngineKind::Uring, depth: 2, polling, ..EngineConfig::default() };
+    let engine = match io_engines::open(&config, Vec::new(), &[]) {
         Ok(engine) => engine,
         Err(error) => return println!("SKIPPED: {error}"),
     };
     let thread = engine.submission_thread().unwrap();
-    // The thread takes its name once it runs; it is a task of this process from the beginning.
+    // The thread is a task of this process from the start; its name is set only once it runs.
     assert!(std::path::Path::new(&format!("/proc/self/task/{thread}")).is_dir());
-    assert!(engines::usage::task_ns(thread).is_some());
+    assert!(io_engines::usage::task_ns(thread).is_some());
 }
 
 #[test]
-fn what_cannot_be_opened_says_why() {
-    let missing = File::open("/nonexistent/a", &layout(Access::Read, false)).unwrap_err();
+fn open_errors_explain_the_cause() {
+    let missing = EngineFile::open("/nonexistent/a", &layout(FileAccess::ReadOnly, false)).unwrap_err();
     assert!(missing.is_missing() && missing.to_string().contains("--size"), "{missing}");
-    let config = Config { kind: Kind::Passthrough, ..Config::default() };
-    let file = File::open("/dev/zero", &layout(Access::Read, false)).unwrap();
-    let error = engines::open(&config, vec![file], &[]).err().unwrap();
+    let config = EngineConfig { kind: EngineKind::Passthrough, ..EngineConfig::default() };
+    let file = EngineFile::open("/dev/zero", &layout(FileAccess::ReadOnly, false)).unwrap();
+    let error = io_engines::open(&config, vec![file], &[]).err().unwrap();
     assert!(error.to_string().contains("/dev/ng0n1"), "{error}");
 }
 
 #[test]
-fn a_file_is_laid_out_with_noise_and_grown_only() {
+fn layout_fills_a_file_and_never_shrinks_it() {
     let scratch = Scratch::new("layout");
-    File::make(scratch.path(), 3_000_000, true, 7).unwrap();
+    EngineFile::lay_out(scratch.path(), 3_000_000, true, 7).unwrap();
     let bytes = std::fs::read(&scratch.0).unwrap();
     let zeroes = bytes.chunks(8).filter(|chunk| chunk.iter().all(|byte| *byte == 0)).count();
     assert_eq!((bytes.len(), zeroes), (3_000_000, 0));
-    File::make(scratch.path(), 1000, true, 8).unwrap();
+    EngineFile::lay_out(scratch.path(), 1000, true, 8).unwrap();
     assert_eq!(std::fs::read(&scratch.0).unwrap(), bytes);
 }
 
 #[test]
-fn a_dropped_engine_waits_for_what_the_kernel_writes() {
+fn dropping_an_engine_waits_for_requests_in_flight() {
     let scratch = Scratch::new("drop");
-    File::make(scratch.path(), BLOCKS * BLOCK as u64, true, 1).unwrap();
-    for kind in [Kind::Libaio, Kind::Uring] {
-        let files = vec![File::open(scratch.path(), &layout(Access::Read, false)).unwrap()];
-        let pool = Pool::new(&Arena::new(memory::Config { hugepages: false, ..Default::default() }));
+    EngineFile::lay_out(scratch.path(), BLOCKS * BLOCK as u64, true, 1).unwrap();
+    for kind in [EngineKind::Libaio, EngineKind::Uring] {
+        let files = vec![EngineFile::open(scratch.path(), &layout(FileAccess::ReadOnly, false)).unwrap()];
+        let pool = Pool::new(&Arena::new(dma::ArenaConfig { hugepages: false, ..Default::default() }));
         let mut batch = requests(&pool);
         for request in &mut batch {
             request.blocks = 8;
         }
-        let config = Config { kind, depth: DEPTH, ..Config::default() };
-        let mut engine = match engines::open(&config, files, &batch) {
+        let config = EngineConfig { kind, depth: DEPTH, ..EngineConfig::default() };
+        let mut engine = match io_engines::open(&config, files, &batch) {
             Ok(engine) => engine,
             Err(error) => {
                 println!("SKIPPED {kind:?}: {error}");
@@ -187,7 +202,7 @@ fn a_dropped_engine_waits_for_what_the_kernel_writes() {
         };
         engine.submit(&mut batch);
         drop(engine);
-        // Every buffer came back to the pool: the same chunk serves them all again.
+        // All buffers are back in the pool: they can all be allocated again.
         assert_eq!(requests(&pool).len(), DEPTH as usize);
     }
 }

@@ -2,17 +2,19 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::job::{self, Job};
 use crate::outcome;
+use crate::processes::Processes;
 
 /// How long the generator may take beyond what it was told, before it is ended.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long it may take to end when it is asked to, before it is killed.
+const GRACE: Duration = Duration::from_secs(2);
 /// How often it is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 /// How often the processes are looked at for their time: each look costs some itself.
@@ -112,7 +114,8 @@ impl Generator {
                     norandommap=1\ntime_based=1\nruntime=300ms\n";
         fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
         let never = AtomicBool::new(false);
-        let ended = run(&self.command(&file, &output), 1.0, &never, &mut |_, _| {});
+        let mut processes = Processes::new();
+        let ended = run(&mut processes, &self.command(&file, &output), 1.0, &never, &mut |_, _| {});
         let result = match ended {
             Ok(Ended::Well) => {
                 let text =
@@ -146,13 +149,14 @@ pub enum Moment {
     Ended,
 }
 
-/// Runs a command to its end, in a process group of its own, so that Ctrl-C reaches us first and all
-/// of it can be ended. `look` is called at its beginning, now and then, and just before its end is
-/// taken note of, with the seconds since it began.
+/// Runs a command to its end, as one of the processes of a run: Ctrl-C reaches the run first, and all that
+/// the command started can be ended. `look` is called at its beginning, now and then, and just before its
+/// end is taken note of, with the seconds since it began.
 ///
 /// # Errors
-/// A program that is not there.
+/// A program that is not there, or whose identity cannot be recorded.
 pub fn run(
+    processes: &mut Processes,
     words: &[String],
     seconds: f64,
     stop: &AtomicBool,
@@ -162,13 +166,9 @@ pub fn run(
         return Err(io::Error::other("an empty command"));
     };
     let mut complaints = tempfile()?;
-    let mut child = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(complaints.0.try_clone()?)
-        .process_group(0)
-        .spawn()?;
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(complaints.0.try_clone()?);
+    let mut child = processes.spawn(&mut command)?;
     let began = Instant::now();
     look(Moment::Began(child.id()), 0.0);
     let limit = Duration::from_secs_f64(seconds.clamp(0.0, 1e6)) + PATIENCE;
@@ -178,11 +178,11 @@ pub fn run(
             break status;
         }
         if stop.load(Ordering::Relaxed) {
-            end(&mut child);
+            child.end(GRACE);
             return Ok(Ended::Stopped);
         }
         if began.elapsed() > limit {
-            end(&mut child);
+            child.end(GRACE);
             return Ok(Ended::Badly(format!(
                 "it did not end within {:.0} s and was killed",
                 limit.as_secs_f64()
@@ -198,26 +198,11 @@ pub fn run(
     if status.success() {
         return Ok(Ended::Well);
     }
+    // Its leader may have been killed alone.
+    child.end(GRACE);
     let said = complaints.read()?;
     let line = said.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it said nothing");
     Ok(Ended::Badly(format!("{status}: {line}")))
-}
-
-/// Ends a process group and takes note of its end.
-fn end(child: &mut Child) {
-    if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::TERM);
-        let asked = Instant::now();
-        while asked.elapsed() < Duration::from_secs(2) {
-            if matches!(child.try_wait(), Ok(Some(_))) {
-                break;
-            }
-            std::thread::sleep(LOOK);
-        }
-        // Also what its leader has left behind.
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-    }
-    let _ = child.wait();
 }
 
 /// A file without a name, for what the generator complains of.

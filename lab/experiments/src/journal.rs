@@ -4,12 +4,18 @@
 //! ends, also by Ctrl-C, puts everything back. One that was killed leaves its journal, and whatever
 //! lab command runs next puts back what it finds there ([`restore_left_behind`]).
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde::{Deserialize, Serialize};
+
+use crate::locks::{self, create_locked, is_at, try_lock};
+use crate::loops;
+use crate::processes::{self, Identity, Killed, Processes, start_time};
+use crate::queue::{Problem, QueueState, current, is_gone, queue_of, write_back};
 
 /// Most entries of one journal: the first change of each setting is one.
 const ENTRIES_MAX: usize = 10_000;
@@ -17,12 +23,24 @@ const ENTRIES_MAX: usize = 10_000;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Entry {
-    /// Who writes here: its process and when that began, which together are not used twice.
-    Owner { pid: u32, began: String },
+    /// Who writes here: its process and when that began, which together are not used twice, and what the
+    /// environment of every process carries that it starts.
+    Owner {
+        pid: u32,
+        began: String,
+        #[serde(default)]
+        tag: String,
+    },
     /// A setting as it was.
     Setting { path: PathBuf, before: String },
-    /// A loop device that was made.
-    Loop { device: PathBuf },
+    /// A device's scheduler and its settings as they were.
+    Queue { queue: PathBuf, before: QueueState },
+    /// A loop device that was made over a file. Attached to another file, it is not ours.
+    Loop {
+        device: PathBuf,
+        #[serde(default)]
+        file: Option<PathBuf>,
+    },
     /// A file that was made, to be removed.
     File { path: PathBuf },
 }
@@ -32,7 +50,11 @@ enum Entry {
 pub struct Journal {
     path: PathBuf,
     file: File,
+    length: u64,
     entries: Vec<Entry>,
+    /// The values that settings have since, those of schedulers aside.
+    values: BTreeMap<PathBuf, String>,
+    processes: Processes,
     restored: bool,
 }
 
@@ -53,11 +75,30 @@ impl Journal {
     /// What the file system says.
     pub fn begin(directory: &Path) -> io::Result<Journal> {
         fs::create_dir_all(directory)?;
+        let mut processes = Processes::new();
+        let path = directory.join(format!("journal-{}", processes.tag()));
+        // Locked, so that no other command takes it for that of a process that is gone.
+        let file = create_locked(&path)?.ok_or(io::ErrorKind::ResourceBusy)?;
+        processes.record_in(processes_of(&path));
         let pid = std::process::id();
-        let path = directory.join(format!("journal-{pid}"));
-        let file = OpenOptions::new().create(true).truncate(true).write(true).open(&path)?;
-        let mut journal = Journal { path, file, entries: Vec::new(), restored: false };
-        journal.note(Entry::Owner { pid, began: began(pid).unwrap_or_default() })?;
+        let owner = Entry::Owner {
+            pid,
+            began: start_time(pid).unwrap_or_default(),
+            tag: processes.tag().to_string(),
+        };
+        let mut journal = Journal {
+            path,
+            file,
+            length: 0,
+            entries: Vec::new(),
+            values: BTreeMap::new(),
+            processes,
+            restored: false,
+        };
+        if let Err(error) = journal.note(owner) {
+            let _ = fs::remove_file(&journal.path);
+            return Err(error);
+        }
         Ok(journal)
     }
 
@@ -67,10 +108,21 @@ impl Journal {
         }
         let mut line = serde_json::to_string(&entry)?;
         line.push('\n');
-        self.file.write_all(line.as_bytes())?;
-        self.file.sync_data()?;
+        let written =
+            self.file.write_all_at(line.as_bytes(), self.length).and_then(|()| self.file.sync_data());
+        if let Err(error) = written {
+            // The next line begins where this one did, so that a part of this one never stands before it.
+            let _ = self.file.set_len(self.length);
+            return Err(error);
+        }
+        self.length += line.len() as u64;
         self.entries.push(entry);
         Ok(())
+    }
+
+    /// The processes of the run: they end with it, also when it is killed.
+    pub fn processes(&mut self) -> &mut Processes {
+        &mut self.processes
     }
 
     /// Changes a setting and reads it back.
@@ -82,24 +134,60 @@ impl Journal {
         if before == value {
             return Ok(());
         }
-        let known = |entry: &Entry| matches!(entry, Entry::Setting { path: known, .. } if known == path);
-        if !self.entries.iter().any(known) {
-            self.note(Entry::Setting { path: path.to_path_buf(), before })?;
+        if let Some(queue) = queue_of(path) {
+            self.keep_queue(queue)?;
+        } else {
+            let known = |entry: &Entry| matches!(entry, Entry::Setting { path: known, .. } if known == path);
+            if !self.entries.iter().any(known) {
+                self.note(Entry::Setting { path: path.to_path_buf(), before })?;
+            }
         }
         fs::write(path, value)?;
         let after = current(path)?;
         if after != value {
             return Err(io::Error::other(format!("{value} was written and {after} read back")));
         }
+        if queue_of(path).is_none() {
+            self.values.insert(path.to_path_buf(), value.to_string());
+        }
         Ok(())
     }
 
-    /// Says that a loop device is about to be there.
+    /// Writes down a device's scheduler and settings, where that was not done yet, before they are changed.
+    ///
+    /// # Errors
+    /// What the file system reports; nothing may be changed then.
+    pub(crate) fn keep_queue(&mut self, queue: &Path) -> io::Result<()> {
+        let known = |entry: &Entry| matches!(entry, Entry::Queue { queue: known, .. } if known == queue);
+        if self.entries.iter().any(known) {
+            return Ok(());
+        }
+        self.note(Entry::Queue { queue: queue.to_path_buf(), before: QueueState::read(queue) })
+    }
+
+    /// The settings that were changed, those of schedulers aside, with the values that they have since.
+    pub(crate) fn settings(&self) -> impl Iterator<Item = (&Path, &str)> {
+        self.values.iter().map(|(path, value)| (path.as_path(), value.as_str()))
+    }
+
+    /// Sets them again where another process has changed them.
+    ///
+    /// # Errors
+    /// The file, and what the kernel reports, in one line.
+    pub(crate) fn set_again(&mut self) -> Result<(), String> {
+        for (path, value) in self.values.clone() {
+            self.set(&path, &value).map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Says that a loop device is about to be attached to a file that exists.
     ///
     /// # Errors
     /// What the file system says.
-    pub fn made_loop(&mut self, device: &Path) -> io::Result<()> {
-        self.note(Entry::Loop { device: device.to_path_buf() })
+    pub fn made_loop(&mut self, device: &Path, file: &Path) -> io::Result<()> {
+        // The kernel names the file by its path without symbolic links.
+        self.note(Entry::Loop { device: device.to_path_buf(), file: Some(fs::canonicalize(file)?) })
     }
 
     /// Says that a file is about to be made, which is to be removed.
@@ -115,25 +203,30 @@ impl Journal {
     pub fn changes(&self) -> Vec<String> {
         let said = |entry: &Entry| match entry {
             Entry::Setting { path, before } => Some(format!("{} (was {before})", path.display())),
+            Entry::Queue { queue, before } => {
+                Some(format!("{} (scheduler was {})", queue.display(), before.scheduler))
+            }
             _ => None,
         };
         self.entries.iter().filter_map(said).collect()
     }
 
-    /// Puts everything back, the last change first.
-    ///
-    /// Gives what could not be put back.
+    /// Puts everything back, the last change first. Returns what could not be put back, in words.
     pub fn restore(mut self) -> Vec<String> {
         self.put_back()
     }
 
     fn put_back(&mut self) -> Vec<String> {
         self.restored = true;
-        let failed = undo(&self.entries);
-        if failed.is_empty() {
+        // A process that still writes would change what is put back.
+        let mut problems: Vec<String> =
+            self.processes.end_all().iter().map(|name| does_not_end(name)).collect();
+        let undone = undo(&self.entries);
+        if problems.is_empty() && !undone.again {
             let _ = fs::remove_file(&self.path);
         }
-        failed
+        problems.extend(undone.problems);
+        problems
     }
 }
 
@@ -145,108 +238,115 @@ impl Drop for Journal {
     }
 }
 
-/// Puts back what runs that were killed have left. Gives what was put back, and what could not be.
+/// Ends what runs that were killed have left running, and puts back what they have changed. Returns what
+/// was done, and what could not be.
 pub fn restore_left_behind(directory: &Path) -> (Vec<String>, Vec<String>) {
-    let (mut done, mut failed) = (Vec::new(), Vec::new());
+    locks::remove_left_behind(directory);
+    let (mut done, mut problems) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
         let ours =
             path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("journal-"));
-        let Some(text) = fs::read_to_string(&path).ok().filter(|_| ours) else { continue };
+        let Some(mut file) = File::open(&path).ok().filter(|_| ours) else { continue };
+        // One that is locked belongs to a run, or is being restored by another command, which may just have ended.
+        if !try_lock(&file).is_ok_and(|locked| locked) || !is_at(&file, &path) {
+            continue;
+        }
+        let mut text = String::new();
+        if file.read_to_string(&mut text).is_err() {
+            continue;
+        }
         // A line that was cut off was not acted upon.
         let entries: Vec<Entry> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        if let Some(Entry::Owner { pid, began: at }) = entries.first()
-            && began(*pid).as_ref() == Some(at)
+        if let Some(Entry::Owner { pid, began: at, .. }) = entries.first()
+            && start_time(*pid).as_ref() == Some(at)
         {
             continue;
         }
-        let problems = undo(&entries);
-        if problems.is_empty() {
+        let (ended, not_ended) = end_processes(&entries, &processes_of(&path));
+        let undone = undo(&entries);
+        if not_ended.is_empty() && !undone.again {
             let _ = fs::remove_file(&path);
-            done.extend(entries.iter().filter_map(|entry| match entry {
-                Entry::Setting { path, before } => Some(format!("{} = {before}", path.display())),
-                Entry::Loop { device } => Some(format!("{} detached", device.display())),
-                Entry::File { path } => Some(format!("{} removed", path.display())),
-                Entry::Owner { .. } => None,
-            }));
         }
-        failed.extend(problems);
+        done.extend(ended.into_iter().chain(undone.done));
+        problems.extend(not_ended.into_iter().chain(undone.problems));
     }
-    (done, failed)
+    (done, problems)
 }
 
-/// When a process that lives began, in the kernel's clock ticks.
-fn began(pid: u32) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    // One that was killed stays as a zombie until its parent asks for it, which not every parent does.
-    if matches!(fields.next()?, "Z" | "X") {
-        return None;
-    }
-    fields.nth(18).map(String::from)
+/// Beside a journal: the identities of the processes that live.
+fn processes_of(journal: &Path) -> PathBuf {
+    let name = journal.file_name().unwrap_or_default().to_string_lossy();
+    journal.with_file_name(name.replacen("journal", "processes", 1))
 }
 
-fn current(path: &Path) -> io::Result<String> {
-    let text = fs::read_to_string(path)?;
-    let text = text.trim();
-    // Choices mark the one in use.
-    if path.ends_with("queue/scheduler") {
-        return Ok(crate::host::chosen(text).0);
+/// Ends the processes of a run that was killed. Returns what was done, and what could not be.
+fn end_processes(entries: &[Entry], record: &Path) -> (Vec<String>, Vec<String>) {
+    let tag = entries.iter().find_map(|entry| match entry {
+        Entry::Owner { tag, .. } => Some(tag).filter(|tag| !tag.is_empty()),
+        _ => None,
+    });
+    let identities: Vec<Identity> =
+        fs::read(record).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+    let mut killed = tag.map_or_else(Killed::default, |tag| processes::kill_tagged(tag));
+    let identified = processes::kill_identified(&identities);
+    killed.ended.extend(identified.ended);
+    killed.remaining.extend(identified.remaining);
+    if killed.remaining.is_empty() {
+        let _ = fs::remove_file(record);
     }
-    Ok(text.to_string())
+    let done = killed.ended.iter().map(|name| format!("{name} ended")).collect();
+    (done, killed.remaining.iter().map(|name| does_not_end(name)).collect())
 }
 
-fn undo(entries: &[Entry]) -> Vec<String> {
-    let mut failed = Vec::new();
+fn does_not_end(name: &str) -> String {
+    format!("{name} was killed and does not end: it still uses the device")
+}
+
+/// What became of the entries of a journal.
+#[derive(Default)]
+struct Undone {
+    done: Vec<String>,
+    problems: Vec<String>,
+    /// Whether a later attempt may succeed where this one did not.
+    again: bool,
+}
+
+/// The last entry first.
+fn undo(entries: &[Entry]) -> Undone {
+    let mut undone = Undone::default();
     for entry in entries.iter().rev() {
-        let result = match entry {
-            Entry::Owner { .. } => Ok(()),
-            Entry::Setting { path, before } => put(path, before),
-            Entry::Loop { device } => detach(device),
-            Entry::File { path } => gone(fs::remove_file(path)),
+        let (what, problems) = match entry {
+            Entry::Owner { .. } => continue,
+            Entry::Setting { path, before } => {
+                (format!("{} = {before}", path.display()), Vec::from_iter(write_back(path, before).err()))
+            }
+            Entry::Queue { queue, before } => {
+                let what = format!("{}: scheduler {} with its settings", queue.display(), before.scheduler);
+                (what, before.write_back(queue))
+            }
+            Entry::Loop { device, file } => {
+                let problem = loops::detach(device, file.as_deref()).err();
+                (format!("{} detached", device.display()), Vec::from_iter(problem))
+            }
+            Entry::File { path } => {
+                let problem = fs::remove_file(path).err().filter(|error| !is_gone(error));
+                let named = |error| Problem::Retry(format!("{} is not removed: {error}", path.display()));
+                (format!("{} removed", path.display()), Vec::from_iter(problem.map(named)))
+            }
         };
-        if let Err(error) = result {
-            let what = match entry {
-                Entry::Setting { path, before } => format!("{} back to {before}", path.display()),
-                Entry::Loop { device } => format!("{} detached", device.display()),
-                Entry::File { path } => format!("{} removed", path.display()),
-                Entry::Owner { .. } => String::new(),
-            };
-            failed.push(format!("could not get {what}: {error}"));
+        if problems.is_empty() {
+            undone.done.push(what);
+        }
+        for problem in problems {
+            undone.again |= matches!(problem, Problem::Retry(_));
+            undone.problems.push(match problem {
+                Problem::Retry(why) => format!("{why}; the next lab command tries again"),
+                Problem::Lost(why) => format!("{why}; it is not tried again"),
+            });
         }
     }
-    failed
-}
-
-/// A setting of a scheduler that is no longer in use is gone, and so is that of a device that left.
-fn put(path: &Path, before: &str) -> io::Result<()> {
-    match current(path) {
-        Ok(now) if now == before => Ok(()),
-        Ok(_) => fs::write(path, before),
-        Err(error) => gone(Err(error)),
-    }
-}
-
-fn gone(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            Ok(())
-        }
-        // ENODEV, ENXIO: the device left while the file was open.
-        Err(error) if matches!(error.raw_os_error(), Some(6 | 19)) => Ok(()),
-        other => other,
-    }
-}
-
-/// Detaches a loop device, and gives it the scheduler that a fresh one has: it survives otherwise.
-fn detach(device: &Path) -> io::Result<()> {
-    let output = Command::new("losetup").arg("--detach").arg(device).output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    // Detached already.
-    if output.status.success() || said.contains("No such device") {
-        return Ok(());
-    }
-    Err(io::Error::other(said.trim().to_string()))
+    undone
 }
 
 #[cfg(test)]

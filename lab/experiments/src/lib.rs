@@ -4,7 +4,7 @@
 //! one combination of parameters, measured once. `docs/LAB-SCHEMA.md` describes the files.
 //!
 //! ```
-//! use experiments::{CellRecord, Value};
+//! use lab_experiments::{CellRecord, Value};
 //! let mut record = CellRecord::new("cheops23.fig5a", "iou");
 //! record.parameters.insert("iodepth".into(), Value::from(8));
 //! record.role_mut("fg").set("iops", 474_000.0);
@@ -15,15 +15,20 @@
 
 mod catalog;
 mod check;
+mod conditions;
 mod definition;
 pub mod doctor;
 pub mod generator;
 pub mod host;
 mod job;
 pub mod journal;
+pub mod locks;
+pub mod loops;
 mod meters;
 mod outcome;
 pub mod plan;
+pub mod processes;
+mod queue;
 mod record;
 pub mod reference;
 pub mod runner;
@@ -44,5 +49,5 @@ pub use record::{
 
 /// What can be counted on this machine, by name: `yes`, or why not.
 pub fn counting() -> Vec<(String, String)> {
-    counters::probe()
+    perf_counters::probe()
 }

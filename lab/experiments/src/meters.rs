@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use counters::{Classes, Count, Event, Profile, System, Tree};
+use perf_counters::{
+    CounterEvent, CounterValue, CpuProfiler, ProcessCounters, SymbolClasses, SystemCounters,
+};
 
 use crate::host::Host;
 use crate::record::{CellRecord, RoleRecord};
@@ -15,9 +17,9 @@ pub(crate) struct Meters<'a> {
     host: &'a Host,
     cpus: &'a [u32],
     wants: &'a [String],
-    tree: Option<Counted<Tree>>,
-    system: Option<Counted<System>>,
-    profile: Option<Profile>,
+    tree: Option<Counted<ProcessCounters>>,
+    system: Option<Counted<SystemCounters>>,
+    profile: Option<CpuProfiler>,
     tokens: Option<Tokens>,
     /// What was wanted and cannot be had.
     missing: Vec<String>,
@@ -57,17 +59,19 @@ impl<'a> Meters<'a> {
         self.has_target = target.is_some();
         self.target = target.and_then(|target| target.process).map(|process| Watch::new(self.host, process));
         if self.wants("counters") {
-            self.tree = self.had("counting the generator", Tree::open(process, &EVENTS)).map(Counted::of);
+            self.tree =
+                self.had("counting the generator", ProcessCounters::open(process, &EVENTS)).map(Counted::of);
         }
     }
 
     /// Opens what takes time to open, before the generator begins.
     pub(crate) fn open(&mut self) {
         if self.wants("counters") {
-            self.system = self.had("counting the machine", System::open(self.cpus, &EVENTS)).map(Counted::of);
+            self.system =
+                self.had("counting the machine", SystemCounters::open(self.cpus, &EVENTS)).map(Counted::of);
         }
         if self.wants("profile") {
-            let profile = Profile::begin(self.cpus, Classes::built_in());
+            let profile = CpuProfiler::start(self.cpus, SymbolClasses::built_in());
             self.profile = self.had("sampling", profile);
         }
         if self.wants("tokens") {
@@ -88,13 +92,13 @@ impl<'a> Meters<'a> {
         self.measuring = true;
         self.watches().for_each(Watch::begin);
         if let Some(tree) = &mut self.tree {
-            tree.begin(Tree::read);
+            tree.begin(ProcessCounters::read);
         }
         if let Some(system) = &mut self.system {
-            system.begin(System::read);
+            system.begin(SystemCounters::read);
         }
         if let Some(profile) = &mut self.profile {
-            profile.restart();
+            profile.reset();
         }
         if let Some(tokens) = &mut self.tokens {
             tokens.restart();
@@ -105,10 +109,10 @@ impl<'a> Meters<'a> {
     pub(crate) fn look(&mut self) {
         self.watches().for_each(Watch::look);
         if let Some(tree) = &mut self.tree {
-            tree.look(Tree::read);
+            tree.look(ProcessCounters::read);
         }
         if let Some(system) = &mut self.system {
-            system.look(System::read);
+            system.look(SystemCounters::read);
         }
         if let Some(profile) = &mut self.profile {
             profile.collect();
@@ -163,8 +167,8 @@ impl<'a> Meters<'a> {
             system.into_metrics(record.role_mut("all"), rate);
         }
         if let Some(profile) = self.profile.take() {
-            let classes = Classes::built_in();
-            let shares = profile.finish();
+            let classes = SymbolClasses::built_in();
+            let shares = profile.stop();
             for class in classes.names() {
                 let busy = class != "idle";
                 for role in ["fg", "all"] {
@@ -174,8 +178,8 @@ impl<'a> Meters<'a> {
             let all = record.role_mut("all");
             // As perf counts cycles: an idle processor has none, and time that is idle is left out.
             all.set("lock_share_pct", shares.percent("locks", true));
-            all.set("samples", shares.all() as f64);
-            record.notes.push(format!("profile by {}, {} samples", shares.by, shares.all()));
+            all.set("samples", shares.total() as f64);
+            record.notes.push(format!("profile by {}, {} samples", shares.sampled_by, shares.total()));
         }
         if let Some(tokens) = self.tokens.take() {
             let all = record.role_mut("all");
@@ -188,7 +192,7 @@ impl<'a> Meters<'a> {
 }
 
 /// What the studies count.
-const EVENTS: [Event; 7] = Event::ALL;
+const EVENTS: [CounterEvent; 7] = CounterEvent::ALL;
 
 /// Counters with their readings when measuring began and at the last look.
 struct Counted<T> {
@@ -197,7 +201,7 @@ struct Counted<T> {
     last: Option<(Instant, Reading)>,
 }
 
-type Reading = Vec<(Event, Count)>;
+type Reading = Vec<(CounterEvent, CounterValue)>;
 
 impl<T> Counted<T> {
     fn of(counters: T) -> Counted<T> {
@@ -221,7 +225,7 @@ impl<T> Counted<T> {
     fn into_metrics(self, role: &mut RoleRecord, rate: f64) {
         let (Some((began, first)), Some((ended, last))) = (self.first, self.last) else { return };
         let seconds = ended.duration_since(began).as_secs_f64();
-        let of = |event: Event| {
+        let of = |event: CounterEvent| {
             let at = |reading: &Reading| {
                 reading.iter().find(|(known, _)| *known == event).map(|(_, count)| *count)
             };
@@ -231,23 +235,26 @@ impl<T> Counted<T> {
         let ios = rate * seconds;
         if ios > 0.0 {
             for (event, name) in
-                [(Event::Instructions, "instructions_per_io"), (Event::Cycles, "cycles_per_io")]
+                [(CounterEvent::Instructions, "instructions_per_io"), (CounterEvent::Cycles, "cycles_per_io")]
             {
                 if let Some(count) = of(event) {
                     role.set(name, count / ios);
                 }
             }
         }
-        if let (Some(instructions), Some(cycles)) = (of(Event::Instructions), of(Event::Cycles)) {
+        if let (Some(instructions), Some(cycles)) = (of(CounterEvent::Instructions), of(CounterEvent::Cycles))
+        {
             role.set("ipc", instructions / cycles);
         }
-        if let (Some(misses), Some(references)) = (of(Event::CacheMisses), of(Event::CacheReferences)) {
+        if let (Some(misses), Some(references)) =
+            (of(CounterEvent::CacheMisses), of(CounterEvent::CacheReferences))
+        {
             role.set("cache_miss_ratio", misses / references);
         }
-        if let Some(ns) = of(Event::TaskClock) {
+        if let Some(ns) = of(CounterEvent::TaskClock) {
             role.set("task_clock_cores", ns / 1e9 / seconds);
         }
-        if let Some(count) = of(Event::ContextSwitches) {
+        if let Some(count) = of(CounterEvent::ContextSwitches) {
             role.set("context_switches_per_s", count / seconds);
         }
     }

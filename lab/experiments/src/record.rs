@@ -453,7 +453,7 @@ pub struct RunWriter {
 }
 
 fn store(path: &Path, text: &str) -> Result<(), Error> {
-    sys::replace_file(path, text.as_bytes()).map_err(|error| failed(path, error))
+    os::replace_file(path, 0o666, text.as_bytes()).map_err(|error| failed(path, error))
 }
 
 fn write_machine(path: &Path, machine: &Machine) -> Result<(), Error> {

@@ -11,13 +11,16 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use crate::conditions::{Conditions, Schedulers};
 use crate::definition::Definition;
 use crate::generator::{self, Ended, Generator, Moment, Style};
 use crate::host::Host;
 use crate::job::Job;
 use crate::journal::Journal;
+use crate::locks::DeviceLocks;
 use crate::meters::Meters;
 use crate::outcome;
+use crate::processes::Processes;
 use crate::record::{
     CellRecord, GeneratorUse, Plan, PlannedCell, Run, RunWriter, SchedulerState, Value, cell_key,
 };
@@ -115,9 +118,11 @@ pub fn run(
     setup: &Setup<'_>,
     writer: &mut RunWriter,
     journal: &mut Journal,
+    locks: &mut DeviceLocks,
     tell: &mut dyn FnMut(Event<'_>),
 ) -> Result<Summary, RunError> {
     let mut summary = Summary::default();
+    let mut schedulers = Schedulers::default();
     let work = work(setup, &mut summary);
     let total = work.len();
     let mut left: f64 = work.iter().map(|item| item.seconds()).sum();
@@ -139,7 +144,9 @@ pub fn run(
         }
         left -= item.seconds();
         let line = number + setup.done.len();
-        let Some(record) = Bench { setup, item, line, folder: writer.path() }.measure(journal)? else {
+        let Some(record) =
+            Bench { setup, item, line, folder: writer.path() }.measure(journal, locks, &mut schedulers)?
+        else {
             summary.stopped = true;
             break;
         };
@@ -174,6 +181,7 @@ pub fn run(
 pub fn precondition(
     setup: &Setup<'_>,
     folder: &Path,
+    processes: &mut Processes,
     tell: &mut dyn FnMut(String),
 ) -> Result<Outcome, RunError> {
     let count = setup.devices.len();
@@ -183,12 +191,12 @@ pub fn precondition(
         steady::ROUNDS_MAX,
         steady::WINDOW
     ));
-    write_over(setup, folder, "write", "128k", None)?;
+    write_over(setup, folder, processes, "write", "128k", None)?;
     let round = || {
         if setup.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let iops = write_over(setup, folder, "randwrite", "4k", Some(ROUND_S))?;
+        let iops = write_over(setup, folder, processes, "randwrite", "4k", Some(ROUND_S))?;
         Ok((!setup.stop.load(Ordering::Relaxed)).then_some(iops))
     };
     steady::settle(round, tell)
@@ -198,6 +206,7 @@ pub fn precondition(
 fn write_over(
     setup: &Setup<'_>,
     folder: &Path,
+    processes: &mut Processes,
     rw: &str,
     bs: &str,
     seconds: Option<u64>,
@@ -214,7 +223,8 @@ fn write_over(
     }
     fs::write(&file, text).map_err(|error| RunError::File { path: file.clone(), error })?;
     let limit = seconds.map_or(86_400.0, |seconds| seconds as f64);
-    let ended = generator::run(&setup.generator.command(&file, &output), limit, setup.stop, &mut |_, _| {});
+    let command = setup.generator.command(&file, &output);
+    let ended = generator::run(processes, &command, limit, setup.stop, &mut |_, _| {});
     match ended.map_err(|error| RunError::File { path: setup.generator.program.clone(), error })? {
         Ended::Well => {}
         Ended::Stopped => return Ok(0.0),
@@ -303,7 +313,12 @@ impl Bench<'_> {
     }
 
     /// The record, or none where the user wants an end.
-    fn measure(&self, journal: &mut Journal) -> Result<Option<CellRecord>, RunError> {
+    fn measure(
+        &self,
+        journal: &mut Journal,
+        locks: &mut DeviceLocks,
+        schedulers: &mut Schedulers,
+    ) -> Result<Option<CellRecord>, RunError> {
         let mut record = CellRecord::new(self.item.experiment, &self.item.cell.series);
         record.parameters = self.item.cell.parameters.clone();
         record.repetition = self.item.repetition;
@@ -315,15 +330,24 @@ impl Bench<'_> {
         }
         let began = Instant::now();
         let devices = self.devices();
-        let ready = self.prepare(&devices, journal).and_then(|()| self.network_target());
-        let network = match ready {
-            Ok(network) => network,
+        let ready = self.prepare(&devices, journal, schedulers).and_then(|conditions| {
+            let network = self.network_target(journal.processes(), locks)?;
+            Ok((conditions, network))
+        });
+        let (conditions, network) = match ready {
+            Ok(ready) => ready,
             Err(said) => {
                 record.failed = Some(said);
                 return Ok(Some(record));
             }
         };
-        let going = self.generate(&devices, network.as_ref(), &mut record)?;
+        let going = self.generate(&devices, network.as_ref(), journal.processes(), &mut record)?;
+        let changes = conditions.changes();
+        if !changes.is_empty() {
+            let also = record.failed.take().map_or(String::new(), |said| format!("; {said}"));
+            record.failed =
+                Some(format!("{}: changed by another process while the cell ran{also}", changes.join("; ")));
+        }
         record.schedulers = self.schedulers(&devices);
         record.duration_s = began.elapsed().as_secs_f64();
         Ok(going.then_some(record))
@@ -334,18 +358,21 @@ impl Bench<'_> {
         self.setup.devices.iter().take(count).cloned().collect()
     }
 
-    /// Sets the scheduler and its targets, and reads them back.
-    fn prepare(&self, devices: &[Device], journal: &mut Journal) -> Result<(), String> {
-        let scheduler = self.text("scheduler");
+    /// Sets the scheduler and its targets. Returns what was read back: the cell is measured under that.
+    fn prepare(
+        &self,
+        devices: &[Device],
+        journal: &mut Journal,
+        schedulers: &mut Schedulers,
+    ) -> Result<Conditions, String> {
+        journal.set_again()?;
+        // A cell that names none is the studies' default, and not what the cell before it left.
+        let scheduler = Some(self.text("scheduler")).filter(|name| !name.is_empty()).unwrap_or("none");
         for device in devices {
             let Some(name) = &device.name else { continue };
             let queue = self.setup.host.path(&format!("sys/block/{name}/queue"));
-            // A cell that names none is the studies' default, and not what the cell before it left.
-            let offered = !self.setup.host.block(name).schedulers.is_empty();
-            let scheduler = if scheduler.is_empty() { "none" } else { scheduler };
-            if offered {
-                let file = queue.join("scheduler");
-                journal.set(&file, scheduler).map_err(|error| format!("{}: {error}", file.display()))?;
+            if !self.setup.host.block(name).schedulers.is_empty() {
+                schedulers.set(&queue, scheduler, journal)?;
             }
             for (parameter, file) in
                 [("read_target_us", "read_lat_nsec"), ("write_target_us", "write_lat_nsec")]
@@ -357,7 +384,7 @@ impl Bench<'_> {
                 }
             }
         }
-        Ok(())
+        Ok(Conditions::read(self.setup.host, devices, journal))
     }
 
     fn schedulers(&self, devices: &[Device]) -> Vec<SchedulerState> {
@@ -378,6 +405,7 @@ impl Bench<'_> {
         &self,
         devices: &[Device],
         network: Option<&NetworkTarget>,
+        processes: &mut Processes,
         record: &mut CellRecord,
     ) -> Result<bool, RunError> {
         let api = self.text("api").to_string();
@@ -409,7 +437,7 @@ impl Bench<'_> {
         let mut meters = Meters::new(self.setup.host, &self.item.definition.measure, &self.setup.plan.cores);
         meters.open();
         let mut measuring = false;
-        let ended = generator::run(&command, seconds, self.setup.stop, &mut |moment, at| match moment {
+        let mut look = |moment, at| match moment {
             Moment::Began(process) => meters.start(process, network),
             Moment::Runs if !measuring && at >= ramp => {
                 measuring = true;
@@ -418,7 +446,8 @@ impl Bench<'_> {
             // The last look is not later than the jobs' end, where the processes still tell their time.
             Moment::Runs => meters.look(),
             Moment::Ended => {}
-        });
+        };
+        let ended = generator::run(processes, &command, seconds, self.setup.stop, &mut look);
         let ended = ended.map_err(file_error(&generator.program))?;
         match ended {
             Ended::Stopped => return Ok(false),
@@ -497,13 +526,25 @@ impl Bench<'_> {
     }
 
     /// The target that the cell drives. Without one there, others are ended first.
-    fn network_target(&self) -> Result<Option<NetworkTarget>, String> {
+    ///
+    /// Our block layer locks the device that it opens, in the generator or in the target, so that this run's lock on
+    /// the node is released for such a cell; its record keeps other runs away.
+    fn network_target(
+        &self,
+        processes: &mut Processes,
+        locks: &mut DeviceLocks,
+    ) -> Result<Option<NetworkTarget>, String> {
         if self.text("api") != "nvme-tcp" {
             self.setup.network.leave();
-            return Ok(None);
+            if generator::is_own(self.text("api")) {
+                locks.close_nodes();
+                return Ok(None);
+            }
+            return locks.reopen_nodes(self.setup.devices).map(|()| None).map_err(|error| error.to_string());
         }
+        locks.close_nodes();
         let name = self.text("target");
-        match self.setup.network.reach(name)? {
+        match self.setup.network.reach(name, processes)? {
             Some(target) => Ok(Some(target)),
             None => Err(format!("there is no target {name}")),
         }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use crate::generator::{Generator, Style};
 use crate::host::Host;
 use crate::plan::Surroundings;
+use crate::processes::Processes;
 use crate::target::{Device, Kind};
 
 /// A target that is reached over the network.
@@ -20,11 +21,12 @@ pub struct NetworkTarget {
 
 /// Who makes targets, and ends them: a target has its device to itself, and so must a cell without one.
 pub trait Network {
-    /// The target of this name, made where it is not there yet. None where nobody knows it.
+    /// The target of this name, started as one of `processes` where it is not there yet. None where nobody
+    /// knows it.
     ///
     /// # Errors
     /// Why it cannot be made, in one line.
-    fn reach(&self, name: &str) -> Result<Option<NetworkTarget>, String>;
+    fn reach(&self, name: &str, processes: &mut Processes) -> Result<Option<NetworkTarget>, String>;
 
     /// Ends the targets that were made here: the next cell drives the devices themselves.
     fn leave(&self);
@@ -32,7 +34,7 @@ pub trait Network {
 
 /// Targets that are there already, and stay.
 impl Network for Vec<NetworkTarget> {
-    fn reach(&self, name: &str) -> Result<Option<NetworkTarget>, String> {
+    fn reach(&self, name: &str, _processes: &mut Processes) -> Result<Option<NetworkTarget>, String> {
         Ok(self.iter().find(|target| target.name == name).cloned())
     }
 

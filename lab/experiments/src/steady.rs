@@ -159,16 +159,16 @@ mod tests {
     }
 
     /// A device of flash in the time of a model: filled, then written over at random, round for round.
-    fn rounds_on_a_model(state: model::State, seconds: f64) -> (Outcome, Vec<String>) {
+    fn rounds_on_a_model(state: device_model::MediaState, seconds: f64) -> (Outcome, Vec<String>) {
         const BYTES: u64 = 64 << 20;
-        let profile = model::Profile::shipped("samsung-980-pro").unwrap();
-        let mut device = model::Model::with(&profile, BYTES, state, 7);
+        let profile = device_model::DeviceProfile::shipped("samsung-980-pro").unwrap();
+        let mut device = device_model::DeviceModel::with_state(&profile, BYTES, state, 7);
         let (mut now, mut random, mut done) = (0, 0x9e37_79b9_7f4a_7c15_u64, Vec::new());
-        let mut write = |device: &mut model::Model, offset, bytes| {
-            let io = model::Io { op: ring::Op::Write, offset, bytes, fua: false };
+        let mut write = |device: &mut device_model::DeviceModel, offset, bytes| {
+            let io = device_model::IoCommand { op: block_io::Op::Write, offset, bytes, fua: false };
             while device.in_flight() >= 32 {
                 now = device.deadline().unwrap();
-                device.complete(now, &mut done);
+                device.poll(now, &mut done);
             }
             done.clear();
             device.submit(now, &io).unwrap();
@@ -196,13 +196,13 @@ mod tests {
 
     #[test]
     fn a_fresh_device_is_written_over_until_it_is_steady() {
-        let (fresh, lines) = rounds_on_a_model(model::State::Fresh, 0.05);
+        let (fresh, lines) = rounds_on_a_model(device_model::MediaState::Fresh, 0.05);
         let Outcome::Steady { rounds, window } = fresh else { panic!("{fresh:?} {lines:?}") };
         assert!(rounds > WINDOW, "what a fresh device does at first is not what it does for long: {lines:?}");
         assert!(window.is_steady());
         let iops = |line: &String| line.split(' ').nth(6).unwrap().parse::<f64>().unwrap();
         assert!(iops(&lines[0]) > 1.1 * iops(&lines[rounds - 1]), "{lines:?}");
-        let (settled, lines) = rounds_on_a_model(model::State::Steady, 0.05);
+        let (settled, lines) = rounds_on_a_model(device_model::MediaState::Steady, 0.05);
         let Outcome::Steady { rounds: sooner, .. } = settled else { panic!("{settled:?} {lines:?}") };
         assert!(sooner < rounds, "{lines:?}");
         let said = settled.to_string();

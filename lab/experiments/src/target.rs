@@ -5,10 +5,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use crate::host::Host;
 use crate::journal::Journal;
+use crate::locks::DeviceLocks;
+use crate::loops::losetup;
 use crate::record::Target;
 
 /// Most devices of a run.
@@ -295,14 +296,17 @@ fn null_blks(host: &Host) -> Result<Vec<Device>, TargetError> {
     Ok(devices)
 }
 
-/// Makes what has to be made: loop devices with their files, and a file that is not there yet.
+/// Locks the devices, and makes what has to be made: loop devices with their files, and a file that is not there
+/// yet.
 ///
 /// # Errors
-/// What the system says, as that the disk is full. What was made by then is in the journal.
+/// A device that another run measures, or what the system says, as that the disk is full. What was made by then is
+/// in the journal.
 pub fn make(
     devices: &mut [Device],
     folder: &Path,
     journal: &mut Journal,
+    locks: &mut DeviceLocks,
     host: &Host,
 ) -> Result<(), TargetError> {
     let failed = |what: &Path, error: io::Error| TargetError(format!("{}: {error}", what.display()));
@@ -310,6 +314,7 @@ pub fn make(
     for (number, device) in devices.iter_mut().enumerate() {
         match device.kind {
             Kind::File if !Path::new(&device.place).exists() => {
+                lock(locks, device, host)?;
                 let path = PathBuf::from(&device.place);
                 journal.makes_file(&path).map_err(|error| failed(&path, error))?;
                 fill(&path, device.size_bytes).map_err(|error| failed(&path, error))?;
@@ -325,8 +330,14 @@ pub fn make(
             }
             _ => {}
         }
+        // Also what was not there before.
+        lock(locks, device, host)?;
     }
     Ok(())
+}
+
+fn lock(locks: &mut DeviceLocks, device: &Device, host: &Host) -> Result<(), TargetError> {
+    locks.lock(device, host).map_err(|error| TargetError(error.to_string()))
 }
 
 /// A file of blocks that are not zero, and not alike: a hole would be read without a disk.
@@ -355,20 +366,22 @@ fn attach(path: &Path, journal: &mut Journal) -> Result<PathBuf, TargetError> {
     let said = |output: &std::process::Output| String::from_utf8_lossy(&output.stderr).trim().to_string();
     let name = path.to_str().ok_or_else(|| TargetError("the path is no text".to_string()))?;
     for _ in 0..ATTEMPTS {
-        let free = Command::new("losetup").arg("--find").output();
+        let free = losetup().arg("--find").output();
         let free = free.map_err(|error| TargetError(format!("losetup: {error}; it is in util-linux")))?;
         let node = String::from_utf8_lossy(&free.stdout).trim().to_string();
         if node.is_empty() {
             return refuse(format!("no loop device can be had: {}", said(&free)));
         }
         // First noted, then made: a kill in between detaches nothing.
-        journal.made_loop(Path::new(&node)).map_err(|error| TargetError(format!("journal: {error}")))?;
-        let made = Command::new("losetup").args(["--direct-io=on", &node, name]).output();
+        journal
+            .made_loop(Path::new(&node), path)
+            .map_err(|error| TargetError(format!("journal: {error}")))?;
+        let made = losetup().args(["--direct-io=on", &node, name]).output();
         let made = made.map_err(|error| TargetError(format!("losetup: {error}")))?;
         if made.status.success() {
             return Ok(PathBuf::from(node));
         }
-        let plain = Command::new("losetup").args([node.as_str(), name]).output();
+        let plain = losetup().args([node.as_str(), name]).output();
         if plain.is_ok_and(|plain| plain.status.success()) {
             return Ok(PathBuf::from(node));
         }

@@ -6,14 +6,15 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use experiments::generator::Generator;
-use experiments::host::Host;
-use experiments::journal::Journal;
-use experiments::plan::{self, Times};
-use experiments::runner::{self, Setup};
-use experiments::session;
-use experiments::target::{self, Wanted};
-use experiments::{Definition, GeneratorUse, Machine, Plan, Run, RunWriter, SCHEMA, Scale};
+use lab_experiments::generator::Generator;
+use lab_experiments::host::Host;
+use lab_experiments::journal::Journal;
+use lab_experiments::locks::DeviceLocks;
+use lab_experiments::plan::{self, Times};
+use lab_experiments::runner::{self, Setup};
+use lab_experiments::session;
+use lab_experiments::target::{self, Wanted};
+use lab_experiments::{Definition, GeneratorUse, Machine, Plan, Run, RunWriter, SCHEMA, Scale};
 
 const TINY: &str = "
 id = 'test.loop'
@@ -66,7 +67,8 @@ fn every_scheduler_is_set_measured_and_put_back() {
     let wanted = Wanted { disk_bytes: 4 << 20, ..Wanted::default() };
     let mut devices = target::find(&wanted, &host, 1, true).unwrap();
     let mut journal = Journal::begin(&folder.join("journal")).unwrap();
-    target::make(&mut devices, &folder.join("disks"), &mut journal, &host).unwrap();
+    let mut locks = DeviceLocks::new(&folder.join("journal"));
+    target::make(&mut devices, &folder.join("disks"), &mut journal, &mut locks, &host).unwrap();
     let node = devices[0].place.clone();
     let name = devices[0].name.clone().unwrap();
     let before = host.block(&name).scheduler;
@@ -88,10 +90,10 @@ fn every_scheduler_is_set_measured_and_put_back() {
         own: &generator,
         host: &host,
         done: BTreeSet::new(),
-        network: &Vec::<experiments::session::NetworkTarget>::new(),
+        network: &Vec::<lab_experiments::session::NetworkTarget>::new(),
         stop: &stop,
     };
-    let summary = runner::run(&setup, &mut writer, &mut journal, &mut |_| {}).unwrap();
+    let summary = runner::run(&setup, &mut writer, &mut journal, &mut locks, &mut |_| {}).unwrap();
     let run = Run::open(&out).unwrap();
     let failed: Vec<_> = run.records.iter().filter_map(|record| record.failed.clone()).collect();
     assert!(failed.is_empty(), "{failed:?}");
@@ -107,7 +109,8 @@ fn every_scheduler_is_set_measured_and_put_back() {
         }
         eprintln!("{}: {:.0} IOPS, {:?}", record.series, record.metric("fg", "iops").unwrap(), record.notes);
     }
-    assert!(journal.restore().is_empty());
+    locks.close_nodes();
+    assert_eq!(journal.restore(), Vec::<String>::new());
     assert_eq!(host.block(&name).scheduler, before, "the scheduler of {node} is as it was");
     assert!(!folder.join("disks/disk0").exists());
     std::fs::remove_dir_all(folder).unwrap();

@@ -1,18 +1,18 @@
-//! Prints how well profiles meet their targets: `cargo run --release --example fit -- NAME|FILE [quick]`.
+//! Prints the error of a profile for each of its targets: `cargo run --release --example fit -- NAME|FILE [quick]`.
 #![forbid(unsafe_code)]
 
-use model::{Effort, Profile, fit};
+use device_model::{DeviceProfile, FitEffort, fit};
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let name = arguments.next().unwrap_or_else(|| "samsung-980-pro".to_string());
     let text = std::fs::read_to_string(&name).ok();
-    let profile = text.map_or_else(|| Profile::shipped(&name), |text| Profile::parse(&text));
+    let profile = text.map_or_else(|| DeviceProfile::shipped(&name), |text| DeviceProfile::parse(&text));
     let profile = match profile {
         Ok(profile) => profile,
         Err(error) => return eprintln!("{name}: {error}"),
     };
-    let effort = if arguments.next().is_some() { Effort::QUICK } else { Effort::FULL };
+    let effort = if arguments.next().is_some() { FitEffort::QUICK } else { FitEffort::FULL };
     let report = fit(&profile, &effort, 1);
     for row in &report.rows {
         let t = &row.target;
@@ -34,7 +34,7 @@ fn main() {
     }
     println!(
         "{} of {} met, mean error {:.1} %",
-        report.met(),
+        report.met_count(),
         report.counted().count(),
         report.mean_error_percent()
     );

@@ -1,13 +1,13 @@
-//! Moves values of a profile until it meets its targets better, one at a time.
+//! Fits values of a profile to its targets by coordinate descent.
 //!
-//! `cargo run --release -p ringbolt-model --example tune -- FILE KEY…`, where a key is a path as
-//! `read.path_us.0.us` or `media.dies`. Prints each improvement, and the values at the end.
+//! `cargo run --release -p ringbolt-model --example tune -- FILE KEY…`, where a key is a path such
+//! as `read.path_us.0.us` or `media.dies`. Prints each improvement, and the final values.
 #![forbid(unsafe_code)]
 
-use model::{Effort, Profile, fit};
+use device_model::{DeviceProfile, FitEffort, fit};
 use toml::{Table, Value};
 
-/// Rounds over all keys; the step halves whenever a round improves nothing.
+/// Rounds over all keys; a round without improvement halves the step.
 const ROUNDS: u32 = 12;
 
 fn main() {
@@ -30,7 +30,7 @@ fn main() {
         for key in &keys {
             for factor in [1.0 + step, 1.0 / (1.0 + step)] {
                 let mut tried = table.clone();
-                let Some(value) = at(&mut tried, key) else { return eprintln!("{key} is no number") };
+                let Some(value) = value_at(&mut tried, key) else { return eprintln!("{key} is no number") };
                 *value = match value {
                     Value::Integer(number) => {
                         let moved = *number as f64 * factor;
@@ -54,13 +54,13 @@ fn main() {
         }
     }
     for key in &keys {
-        if let Some(value) = at(&mut table, key) {
+        if let Some(value) = value_at(&mut table, key) {
             println!("{key} = {value}");
         }
     }
 }
 
-fn at<'a>(table: &'a mut Table, key: &str) -> Option<&'a mut Value> {
+fn value_at<'a>(table: &'a mut Table, key: &str) -> Option<&'a mut Value> {
     let mut parts = key.split('.');
     let mut value = table.get_mut(parts.next()?)?;
     for part in parts {
@@ -73,10 +73,10 @@ fn at<'a>(table: &'a mut Table, key: &str) -> Option<&'a mut Value> {
     Some(value)
 }
 
-/// Errors in percent, their squares dampened so that one hopeless target does not decide.
+/// Mean robust (Cauchy) loss of the errors in percent, so that one outlier does not dominate.
 fn loss(table: &Table) -> Option<f64> {
-    let profile = Profile::parse(&table.to_string()).ok()?;
-    let report = fit(&profile, &Effort::QUICK, 1);
+    let profile = DeviceProfile::parse(&table.to_string()).ok()?;
+    let report = fit(&profile, &FitEffort::QUICK, 1);
     let one = |error: f64| (1.0 + (error / 5.0).powi(2)).ln();
     let sum: f64 = report.rows.iter().map(|row| one(row.error_percent)).sum();
     Some(sum / report.rows.len().max(1) as f64)

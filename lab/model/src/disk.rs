@@ -1,62 +1,62 @@
-//! A profile as a block device in real time.
+//! The model as a bdev module: a block device whose requests complete in real time.
 //!
-//! Cores do not share a lock or a queue here. Each channel has a [share](shares) of the device's rates,
-//! dies and buffer, as large as its part of the commands that are in flight on all of them, looked at
-//! again every quarter of a millisecond: what a common queue would give it on average. Nothing that
-//! one core writes for every command is read by another.
+//! Cores share no lock and no queue on the data path. Each channel has a [share](shares) of the device's
+//! rates, dies and buffer, proportional to its part of the commands in flight on all channels and updated
+//! every 250 us: the average that a shared queue would give it. No core reads data that another core
+//! writes for every command.
 
-mod calendar;
 mod channel;
-mod lane;
+mod fifo;
 mod shares;
 #[cfg(test)]
 mod tests;
+mod timer_wheel;
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use bdev::{BadBlocks, Bdev, BdevError, BoxedChannel, Device, Geometry, Registry, Uuid, Value};
-use memory::SharedRegion;
-use ring::Op;
+use bdev::{BadBlocks, Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, InfoValue, Registry, Uuid};
+use block_io::Op;
+use dma::SharedRegion;
 
-use crate::faults::{Fault, Rules};
-use crate::profile::{Profile, State};
-use crate::timing::Plan;
-use crate::wear::Wear;
+use crate::faults::{ModelFault, ModelFaultRules};
+use crate::flash::FlashState;
+use crate::profile::{DeviceProfile, MediaState};
+use crate::timing::TimingParams;
 
-/// How a device is made.
+/// Parameters of a model bdev.
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
-    /// Its name.
+    /// Name of the bdev.
     pub name: String,
-    /// Its UUID; made up where none is given.
+    /// UUID; generated if `None`.
     pub uuid: Option<Uuid>,
-    /// What it is like.
-    pub profile: Profile,
-    /// Decides its latencies and faults.
+    /// Performance profile.
+    pub profile: DeviceProfile,
+    /// Seed of latencies and faults.
     pub seed: u64,
-    /// Bytes of a block, a multiple of 512; the profile's where none is given.
+    /// Block size in bytes, a multiple of 512; that of the profile if `None`.
     pub block_size: Option<u32>,
-    /// Number of blocks; the profile's capacity where none is given.
+    /// Number of blocks; the capacity of the profile if `None`. At least 1 MiB in all.
     pub num_blocks: Option<u64>,
-    /// What was written to it before.
-    pub state: State,
-    /// What becomes of the data.
+    /// Preconditioning.
+    pub state: MediaState,
+    /// Data storage.
     pub store: Store,
 }
 
-/// What becomes of data that is written.
+/// Whether written data is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Store {
-    /// Nothing; reads leave the buffer as it was.
+    /// Data is discarded; reads leave the buffer unchanged.
     #[default]
     None,
-    /// It is kept in memory, and gone with the process.
+    /// Data is stored in memory and lost when the process exits.
     Memory,
 }
 
 impl Store {
-    /// From its name.
+    /// Parses `none` or `memory`.
     pub fn from_name(name: &str) -> Option<Store> {
         match name {
             "none" => Some(Store::None),
@@ -65,7 +65,7 @@ impl Store {
         }
     }
 
-    /// Its name.
+    /// The name in parameters and results of RPC methods.
     pub const fn name(self) -> &'static str {
         match self {
             Store::None => "none",
@@ -75,8 +75,8 @@ impl Store {
 }
 
 impl ModelConfig {
-    /// A device of the profile's size in the steady state that stores nothing.
-    pub fn new(name: &str, profile: Profile) -> ModelConfig {
+    /// A device with the profile's capacity, in the steady state, without data storage.
+    pub fn new(name: &str, profile: DeviceProfile) -> ModelConfig {
         ModelConfig {
             name: name.to_string(),
             uuid: None,
@@ -84,52 +84,56 @@ impl ModelConfig {
             seed: 0,
             block_size: None,
             num_blocks: None,
-            state: State::Steady,
+            state: MediaState::Steady,
             store: Store::None,
         }
     }
 }
 
-/// The module's object.
+/// The bdev that simulates an NVMe SSD.
+///
+/// It owns the state that channels share, which only the control plane changes, and the memory for data
+/// if any. Each channel schedules its requests on its own [`TimingModel`] and so needs no lock; the
+/// alternative, one owner core with a mailbox, costs more for a message each way than for a command.
 pub struct ModelDisk {
-    geometry: Geometry,
+    geometry: BdevGeometry,
     seed: u64,
-    state: State,
-    /// Makes each channel's seed its own.
+    state: MediaState,
+    /// Number of channels opened so far; gives each channel its own seed.
     opened: AtomicU64,
-    shared: Arc<Shared>,
+    shared: Arc<ModelDiskShared>,
     region: Option<Arc<SharedRegion>>,
 }
 
-/// What channels read of the device, changed by the control plane alone.
-struct Shared {
-    plan: Arc<Plan>,
-    wear: Arc<Wear>,
-    shares: shares::Shares,
-    rules: Mutex<Rules>,
-    /// Counts changes of `rules`.
+/// State shared by the channels of a device; modified only by the control plane.
+struct ModelDiskShared {
+    timing: Arc<TimingParams>,
+    flash: Arc<FlashState>,
+    shares: shares::ChannelShares,
+    rules: Mutex<ModelFaultRules>,
+    /// Incremented with every change of `rules`.
     rules_epoch: AtomicU64,
-    bad: BadBlocks,
-    gone: AtomicU8,
+    bad_blocks: BadBlocks,
+    presence: AtomicU8,
 }
 
-/// The device is there.
-const HERE: u8 = 0;
-/// It was taken out of the registry: what is in flight completes in its time.
+/// The device is present.
+const PRESENT: u8 = 0;
+/// The device was unregistered: commands in flight complete on time.
 const REMOVED: u8 = 1;
-/// It was pulled out: nothing completes any more, everything fails.
-const PULLED: u8 = 2;
-/// Its controller reports a fatal status: nothing completes until a reset.
+/// Surprise removal: all commands fail.
+const SURPRISE_REMOVED: u8 = 2;
+/// The controller reports a fatal status (CSTS.CFS): nothing completes until a reset.
 const FATAL: u8 = 3;
 
 const PRODUCT: &str = "NVMe device model";
-/// Requests in flight on one channel: what four deep NVMe queues hold, and little memory.
+/// Maximum requests in flight per channel: that of four deep NVMe queues, at little memory.
 const DEPTH: u32 = 4096;
-/// Rules at a time; each is looked at for every command.
+/// Maximum number of fault rules; each is evaluated for every command.
 const RULES_MAX: usize = 64;
 
-/// Makes a device of a profile and registers it.
-pub fn create(registry: &Registry, config: ModelConfig) -> Result<Arc<Device>, BdevError> {
+/// Creates a model bdev and registers it.
+pub fn create(registry: &Registry, config: ModelConfig) -> Result<Arc<BlockDevice>, BdevError> {
     let invalid = |field, reason: String| BdevError::Invalid { field, reason };
     config.profile.check().map_err(|error| invalid("profile", error.to_string()))?;
     let block_size = config.block_size.unwrap_or(config.profile.device.block_bytes);
@@ -143,21 +147,21 @@ pub fn create(registry: &Registry, config: ModelConfig) -> Result<Arc<Device>, B
             format!("{blocks} blocks of {block_size} bytes are less than 1 MiB or too many to count");
         return Err(invalid("num_blocks", reason));
     };
-    let mut geometry = Geometry { buffer_alignment: 1, ..Geometry::new(block_size, blocks) };
+    let mut geometry = BdevGeometry { buffer_alignment: 1, ..BdevGeometry::new(block_size, blocks) };
     geometry.physical_block_size = block_size.max(config.profile.device.page_bytes);
     geometry.write_cache = config.profile.is_buffered() && !config.profile.device.power_loss_protection;
     let region = match config.store {
         Store::None => None,
         Store::Memory => Some(Arc::new(SharedRegion::new(bytes)?)),
     };
-    let shared = Shared {
-        wear: Arc::new(Wear::new(&config.profile, bytes, config.state)),
-        rules: Mutex::new(Rules::new(&config.profile.faults)),
-        plan: Arc::new(Plan::new(config.profile)),
-        shares: shares::Shares::default(),
+    let shared = ModelDiskShared {
+        flash: Arc::new(FlashState::new(&config.profile, bytes, config.state)),
+        rules: Mutex::new(ModelFaultRules::new(&config.profile.faults)),
+        timing: Arc::new(TimingParams::new(config.profile)),
+        shares: shares::ChannelShares::default(),
         rules_epoch: AtomicU64::new(1),
-        bad: BadBlocks::default(),
-        gone: AtomicU8::new(HERE),
+        bad_blocks: BadBlocks::default(),
+        presence: AtomicU8::new(PRESENT),
     };
     let disk = ModelDisk {
         geometry,
@@ -170,13 +174,13 @@ pub fn create(registry: &Registry, config: ModelConfig) -> Result<Arc<Device>, B
     registry.register(&config.name, config.uuid, &[], Arc::new(disk))
 }
 
-/// Adds a rule to a device's faults, for the commands that arrive from now on.
-pub fn inject(registry: &Registry, name: &str, fault: &Fault) -> Result<(), BdevError> {
+/// Adds a fault rule to a device; it applies to commands submitted from now on.
+pub fn inject_fault(registry: &Registry, name: &str, fault: &ModelFault) -> Result<(), BdevError> {
     fault.check("fault").map_err(|error| BdevError::Invalid { field: "fault", reason: error.to_string() })?;
     with_disk(registry, name, |shared| {
-        let mut rules = shared.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rules = sync::lock(&shared.rules);
         if rules.len() >= RULES_MAX {
-            let reason = format!("there are {RULES_MAX} rules already; clear them first");
+            let reason = format!("there are already {RULES_MAX} rules; clear them first");
             return Err(BdevError::Invalid { field: "fault", reason });
         }
         rules.push(fault);
@@ -185,19 +189,19 @@ pub fn inject(registry: &Registry, name: &str, fault: &Fault) -> Result<(), Bdev
     })
 }
 
-/// Removes every rule, those of the profile too. Commands that never end stay that way.
-pub fn clear(registry: &Registry, name: &str) -> Result<(), BdevError> {
+/// Removes all fault rules, including those of the profile. Commands that already time out stay pending.
+pub fn clear_faults(registry: &Registry, name: &str) -> Result<(), BdevError> {
     with_disk(registry, name, |shared| {
-        *shared.rules.lock().unwrap_or_else(PoisonError::into_inner) = Rules::default();
+        *sync::lock(&shared.rules) = ModelFaultRules::default();
         shared.rules_epoch.fetch_add(1, Ordering::Release);
         Ok(())
     })
 }
 
-/// Pulls a device out of the machine: it is unregistered, and everything in flight fails at once.
-pub fn pull(registry: &Registry, name: &str) -> Result<(), BdevError> {
+/// Surprise removal: the device is unregistered, and all commands in flight fail at once.
+pub fn surprise_remove(registry: &Registry, name: &str) -> Result<(), BdevError> {
     with_disk(registry, name, |shared| {
-        shared.gone.store(PULLED, Ordering::Release);
+        shared.presence.store(SURPRISE_REMOVED, Ordering::Release);
         Ok(())
     })?;
     registry.unregister(name).map(drop)
@@ -206,12 +210,12 @@ pub fn pull(registry: &Registry, name: &str) -> Result<(), BdevError> {
 fn with_disk(
     registry: &Registry,
     name: &str,
-    act: impl FnOnce(&Shared) -> Result<(), BdevError>,
+    act: impl FnOnce(&ModelDiskShared) -> Result<(), BdevError>,
 ) -> Result<(), BdevError> {
     let device = registry.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
     match device.module::<ModelDisk>() {
         Some(disk) => act(&disk.shared),
-        None => Err(BdevError::WrongKind { name: name.to_string(), wanted: PRODUCT }),
+        None => Err(BdevError::WrongKind { name: name.to_string(), expected: PRODUCT }),
     }
 }
 
@@ -220,34 +224,34 @@ impl Bdev for ModelDisk {
         PRODUCT
     }
 
-    fn geometry(&self) -> Geometry {
+    fn geometry(&self) -> BdevGeometry {
         self.geometry
     }
 
     fn supports(&self, op: Op) -> bool {
-        // The layer's own compare does all that there is to do.
-        op != Op::Compare
+        // The bdev layer implements the others.
+        !matches!(op, Op::Compare | Op::Copy | Op::Abort | Op::SeekData | Op::SeekHole)
     }
 
     fn open(&self, _core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
         let seed = self.seed.wrapping_add(number << 32);
-        Ok(Box::new(channel::Channel::new(&self.shared, self.region.clone(), self.geometry, seed)))
+        Ok(Box::new(channel::ModelChannel::new(&self.shared, self.region.clone(), self.geometry, seed)))
     }
 
-    fn driver_specific(&self) -> Vec<(&'static str, Value)> {
-        let rules = self.shared.rules.lock().unwrap_or_else(PoisonError::into_inner).len();
+    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
+        let rules = sync::lock(&self.shared.rules).len();
         let stores = self.region.is_some();
         let object = vec![
-            ("profile", self.shared.plan.profile.name.as_str().into()),
-            ("title", self.shared.plan.profile.title.as_str().into()),
+            ("profile", self.shared.timing.profile.name.as_str().into()),
+            ("title", self.shared.timing.profile.title.as_str().into()),
             ("state", self.state.name().into()),
-            ("seed", Value::Number(self.seed)),
+            ("seed", InfoValue::Number(self.seed)),
             ("store", if stores { "memory".into() } else { "none".into() }),
-            ("faults", Value::Number(rules as u64)),
+            ("faults", InfoValue::Number(rules as u64)),
         ];
         let durability = if stores { "memory" } else { "none: nothing is stored" };
-        vec![("model", Value::Object(object)), ("durability", durability.into())]
+        vec![("model", InfoValue::Object(object)), ("durability", durability.into())]
     }
 
     fn reads_undefined(&self) -> bool {
@@ -258,8 +262,9 @@ impl Bdev for ModelDisk {
         DEPTH
     }
 
-    fn removed(&self) {
-        let unless_pulled = |gone| (gone != PULLED).then_some(REMOVED);
-        let _ = self.shared.gone.fetch_update(Ordering::AcqRel, Ordering::Relaxed, unless_pulled);
+    fn on_removed(&self) {
+        let unless_surprise_removed = |gone| (gone != SURPRISE_REMOVED).then_some(REMOVED);
+        let _ =
+            self.shared.presence.fetch_update(Ordering::AcqRel, Ordering::Relaxed, unless_surprise_removed);
     }
 }

@@ -1,67 +1,67 @@
-//! What goes wrong, by rule: media errors, commands that never end or take long, controllers that stop.
+//! Rule-based fault injection: media errors, timeouts, latency spikes, controller failures.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ring::{Op, Status};
+use block_io::{Op, Status};
 use serde::Deserialize;
 
 use crate::profile::ProfileError;
-use crate::profile::check::{number, wrong};
-use crate::random::Random;
+use crate::profile::check::{check_range, invalid_value};
+use crate::rng::ModelRng;
 
-/// A rule: what happens to which commands, how often.
+/// A fault injection rule: which fault affects which commands, and how often.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Fault {
-    /// What happens.
+pub struct ModelFault {
+    /// The fault.
     pub kind: FaultKind,
-    /// To which operations.
+    /// Affected operations.
     #[serde(default)]
     pub op: FaultOp,
-    /// Probability that it happens to a command to which the rule applies.
-    #[serde(default = "always")]
+    /// Probability of the fault for a matching command, 0 to 1.
+    #[serde(default = "default_rate")]
     pub rate: f64,
-    /// Only commands that touch blocks from here,
+    /// First affected logical block; 0 if absent.
     pub first_lba: Option<u64>,
-    /// to here, this one included.
+    /// Last affected logical block, inclusive; the end of the device if absent.
     pub last_lba: Option<u64>,
-    /// Microseconds that a latency spike adds.
+    /// Microseconds added by a latency spike; only for that fault, at most 60 seconds.
     #[serde(default)]
     pub latency_us: f64,
-    /// How many times it happens; without, for ever.
+    /// Maximum number of faults; unlimited if absent.
     pub count: Option<u64>,
 }
 
-/// What happens to a command.
+/// Fault types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultKind {
-    /// It fails: an unrecovered read error for reads, a write fault for anything else.
+    /// The command fails: Unrecovered Read Error for reads, Write Fault for other commands.
     MediaError,
-    /// It never completes, until the device is reset or goes away.
+    /// The command does not complete until the device is reset or removed.
     Timeout,
-    /// It takes longer.
+    /// The command takes longer by `latency_us`.
     LatencySpike,
-    /// It is carried out and its completion is lost: as a timeout, but data was written.
+    /// The command is executed and its completion is lost: a timeout, but the data is written.
     DroppedCompletion,
-    /// It makes the controller report a fatal status: nothing completes any more, on any queue, until the
-    /// device is reset, which aborts what is in flight.
+    /// The controller sets CSTS.CFS: nothing completes on any queue until the device is reset, which
+    /// aborts all commands in flight.
     ControllerFatal,
-    /// It finds the device pulled out: what is in flight fails, and everything from then on.
+    /// Surprise removal: all commands in flight and all later ones fail.
     SurpriseRemoval,
 }
 
-/// Operations that a rule is for.
+/// Operations that a rule matches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultOp {
-    /// All but reset.
+    /// All except reset.
     #[default]
     Any,
     /// Reads.
     Read,
-    /// Writes and writes of zeroes.
+    /// Write, Write Zeroes and Write Uncorrectable.
     Write,
     /// Flushes.
     Flush,
@@ -69,41 +69,43 @@ pub enum FaultOp {
     Unmap,
 }
 
-/// What the rules make of one command.
+/// Result of evaluating the rules for one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// It succeeds, so many nanoseconds late.
-    Late(u64),
-    Fails(Status),
-    Never,
-    /// Carried out, and never ended.
-    Lost,
-    /// The controller stops.
+pub(crate) enum FaultOutcome {
+    /// Success, delayed by this many nanoseconds.
+    Delay(u64),
+    /// Completion with an error status.
+    Fail(Status),
+    /// Never completes.
+    Hang,
+    /// Executed; the completion is dropped.
+    DropCompletion,
+    /// The controller sets CSTS.CFS.
     Fatal,
-    /// The device is gone.
-    Gone,
+    /// The device is removed.
+    SurpriseRemoval,
 }
 
-/// Rules that channels share; how often each may still happen is counted together.
+/// A set of rules. Clones share the remaining count of each rule.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Rules(Vec<Rule>);
+pub(crate) struct ModelFaultRules(Vec<ActiveFault>);
 
 #[derive(Clone, Debug)]
-struct Rule {
-    fault: Fault,
-    /// It happens where 64 random bits are below this; `None` for always.
+struct ActiveFault {
+    fault: ModelFault,
+    /// The rule fires if 64 random bits are below this; `None` for always.
     threshold: Option<u64>,
-    left: Arc<AtomicU64>,
+    remaining: Arc<AtomicU64>,
 }
 
-fn always() -> f64 {
+fn default_rate() -> f64 {
     1.0
 }
 
-impl Fault {
-    /// A rule that applies to every command, always.
-    pub fn new(kind: FaultKind) -> Fault {
-        Fault {
+impl ModelFault {
+    /// A rule that affects every command except reset.
+    pub fn new(kind: FaultKind) -> ModelFault {
+        ModelFault {
             kind,
             op: FaultOp::Any,
             rate: 1.0,
@@ -114,21 +116,21 @@ impl Fault {
         }
     }
 
-    /// Refuses values that cannot be; the error names `key` and what is in it.
+    /// Validates the rule; the error names `key` and the field in it.
     pub fn check(&self, key: &str) -> Result<(), ProfileError> {
-        number(&format!("{key}.rate"), self.rate, 0.0, 1.0)?;
-        number(&format!("{key}.latency_us"), self.latency_us, 0.0, 60e6)?;
+        check_range(&format!("{key}.rate"), self.rate, 0.0, 1.0)?;
+        check_range(&format!("{key}.latency_us"), self.latency_us, 0.0, 60e6)?;
         if (self.kind == FaultKind::LatencySpike) != (self.latency_us > 0.0) {
-            let reason = "it is for latency_spike, which needs it".to_string();
-            return Err(wrong(&format!("{key}.latency_us"), reason));
+            let reason = "required for latency_spike and not allowed for other kinds".to_string();
+            return Err(invalid_value(&format!("{key}.latency_us"), reason));
         }
         if self.last_lba.is_some_and(|last| last < self.first_lba.unwrap_or(0)) {
-            return Err(wrong(&format!("{key}.last_lba"), "it is before first_lba".to_string()));
+            return Err(invalid_value(&format!("{key}.last_lba"), "is before first_lba".to_string()));
         }
         Ok(())
     }
 
-    fn applies(&self, op: Op, lba: u64, blocks: u32) -> bool {
+    fn matches(&self, op: Op, lba: u64, blocks: u32) -> bool {
         let op_fits = match self.op {
             FaultOp::Any => op != Op::Reset,
             FaultOp::Read => op == Op::Read,
@@ -143,18 +145,18 @@ impl Fault {
     }
 }
 
-impl Rules {
-    pub(crate) fn new(faults: &[Fault]) -> Rules {
-        let rule = |fault: &Fault| Rule {
+impl ModelFaultRules {
+    pub(crate) fn new(faults: &[ModelFault]) -> ModelFaultRules {
+        let rule = |fault: &ModelFault| ActiveFault {
             threshold: (fault.rate < 1.0).then_some((fault.rate * 2f64.powi(64)) as u64),
-            left: Arc::new(AtomicU64::new(fault.count.unwrap_or(u64::MAX))),
+            remaining: Arc::new(AtomicU64::new(fault.count.unwrap_or(u64::MAX))),
             fault: fault.clone(),
         };
-        Rules(faults.iter().map(rule).collect())
+        ModelFaultRules(faults.iter().map(rule).collect())
     }
 
-    pub(crate) fn push(&mut self, fault: &Fault) {
-        self.0.extend(Rules::new(std::slice::from_ref(fault)).0);
+    pub(crate) fn push(&mut self, fault: &ModelFault) {
+        self.0.extend(ModelFaultRules::new(std::slice::from_ref(fault)).0);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -165,40 +167,40 @@ impl Rules {
         self.0.len()
     }
 
-    /// What happens to a command. The first error decides; spikes add up.
-    pub(crate) fn judge(&self, op: Op, lba: u64, blocks: u32, random: &mut Random) -> Verdict {
+    /// Evaluates the rules in order. The first fault other than a spike wins; spikes add up.
+    pub(crate) fn evaluate(&self, op: Op, lba: u64, blocks: u32, random: &mut ModelRng) -> FaultOutcome {
         let mut late_ns = 0;
         for rule in &self.0 {
-            let hit = rule.fault.applies(op, lba, blocks)
-                && rule.threshold.is_none_or(|threshold| random.bits() < threshold)
-                && rule.take();
-            if !hit {
+            let fires = rule.fault.matches(op, lba, blocks)
+                && rule.threshold.is_none_or(|threshold| random.next_u64() < threshold)
+                && rule.consume_count();
+            if !fires {
                 continue;
             }
             match rule.fault.kind {
                 FaultKind::MediaError if op == Op::Read => {
-                    return Verdict::Fails(Status::UNRECOVERED_READ_ERROR);
+                    return FaultOutcome::Fail(Status::UNRECOVERED_READ_ERROR);
                 }
-                FaultKind::MediaError => return Verdict::Fails(Status::WRITE_FAULT),
-                FaultKind::Timeout => return Verdict::Never,
-                FaultKind::DroppedCompletion => return Verdict::Lost,
-                FaultKind::ControllerFatal => return Verdict::Fatal,
-                FaultKind::SurpriseRemoval => return Verdict::Gone,
+                FaultKind::MediaError => return FaultOutcome::Fail(Status::WRITE_FAULT),
+                FaultKind::Timeout => return FaultOutcome::Hang,
+                FaultKind::DroppedCompletion => return FaultOutcome::DropCompletion,
+                FaultKind::ControllerFatal => return FaultOutcome::Fatal,
+                FaultKind::SurpriseRemoval => return FaultOutcome::SurpriseRemoval,
                 FaultKind::LatencySpike => late_ns += (rule.fault.latency_us * 1000.0) as u64,
             }
         }
-        Verdict::Late(late_ns)
+        FaultOutcome::Delay(late_ns)
     }
 }
 
-impl Rule {
-    /// Uses one of the times that it may happen.
-    fn take(&self) -> bool {
+impl ActiveFault {
+    /// Consumes one of the remaining faults; `false` if none is left.
+    fn consume_count(&self) -> bool {
         if self.fault.count.is_none() {
             return true;
         }
-        let less = |left: u64| left.checked_sub(1);
-        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+        let decrement = |remaining: u64| remaining.checked_sub(1);
+        self.remaining.fetch_update(Ordering::Relaxed, Ordering::Relaxed, decrement).is_ok()
     }
 }
 
@@ -206,51 +208,59 @@ impl Rule {
 mod tests {
     use super::*;
 
-    fn judge(fault: Fault, op: Op, lba: u64) -> Verdict {
-        Rules::new(&[fault]).judge(op, lba, 8, &mut Random::new(1))
+    fn evaluate(fault: ModelFault, op: Op, lba: u64) -> FaultOutcome {
+        ModelFaultRules::new(&[fault]).evaluate(op, lba, 8, &mut ModelRng::new(1))
     }
 
     #[test]
-    fn rules_apply_to_their_operation_and_range() {
-        let fault = Fault { first_lba: Some(100), last_lba: Some(199), ..Fault::new(FaultKind::MediaError) };
+    fn rules_match_their_operation_and_lba_range() {
+        let fault = ModelFault {
+            first_lba: Some(100),
+            last_lba: Some(199),
+            ..ModelFault::new(FaultKind::MediaError)
+        };
         for (op, lba, expected) in [
-            (Op::Read, 92, Verdict::Late(0)),
-            (Op::Read, 93, Verdict::Fails(Status::UNRECOVERED_READ_ERROR)),
-            (Op::Write, 199, Verdict::Fails(Status::WRITE_FAULT)),
-            (Op::Read, 200, Verdict::Late(0)),
-            (Op::Flush, 150, Verdict::Late(0)),
-            (Op::Reset, 150, Verdict::Late(0)),
+            (Op::Read, 92, FaultOutcome::Delay(0)),
+            (Op::Read, 93, FaultOutcome::Fail(Status::UNRECOVERED_READ_ERROR)),
+            (Op::Write, 199, FaultOutcome::Fail(Status::WRITE_FAULT)),
+            (Op::Read, 200, FaultOutcome::Delay(0)),
+            (Op::Flush, 150, FaultOutcome::Delay(0)),
+            (Op::Reset, 150, FaultOutcome::Delay(0)),
         ] {
-            assert_eq!(judge(fault.clone(), op, lba), expected, "{op:?} {lba}");
+            assert_eq!(evaluate(fault.clone(), op, lba), expected, "{op:?} {lba}");
         }
-        let reads = Fault { op: FaultOp::Read, ..Fault::new(FaultKind::Timeout) };
-        assert_eq!(judge(reads.clone(), Op::Read, 0), Verdict::Never);
-        assert_eq!(judge(reads, Op::Write, 0), Verdict::Late(0));
+        let reads = ModelFault { op: FaultOp::Read, ..ModelFault::new(FaultKind::Timeout) };
+        assert_eq!(evaluate(reads.clone(), Op::Read, 0), FaultOutcome::Hang);
+        assert_eq!(evaluate(reads, Op::Write, 0), FaultOutcome::Delay(0));
     }
 
     #[test]
-    fn rates_and_counts_hold() {
-        let mut random = Random::new(3);
-        let rules = Rules::new(&[Fault { rate: 0.01, ..Fault::new(FaultKind::MediaError) }]);
-        let hits = (0..100_000).filter(|_| rules.judge(Op::Read, 0, 1, &mut random) != Verdict::Late(0));
+    fn rules_respect_rate_and_count() {
+        let mut random = ModelRng::new(3);
+        let rules =
+            ModelFaultRules::new(&[ModelFault { rate: 0.01, ..ModelFault::new(FaultKind::MediaError) }]);
+        let hits =
+            (0..100_000).filter(|_| rules.evaluate(Op::Read, 0, 1, &mut random) != FaultOutcome::Delay(0));
         let hits = hits.count();
         assert!((850..1150).contains(&hits), "{hits}");
-        let rules = Rules::new(&[Fault { count: Some(3), ..Fault::new(FaultKind::Timeout) }]);
+        let rules =
+            ModelFaultRules::new(&[ModelFault { count: Some(3), ..ModelFault::new(FaultKind::Timeout) }]);
         let twin = rules.clone();
         let hits = (0..10).filter(|index| {
             let rules = if index % 2 == 0 { &rules } else { &twin };
-            rules.judge(Op::Read, 0, 1, &mut random) == Verdict::Never
+            rules.evaluate(Op::Read, 0, 1, &mut random) == FaultOutcome::Hang
         });
         assert_eq!(hits.count(), 3);
     }
 
     #[test]
-    fn a_rule_that_cannot_be_names_its_key() {
-        let spike = Fault::new(FaultKind::LatencySpike);
+    fn an_invalid_rule_error_names_the_key() {
+        let spike = ModelFault::new(FaultKind::LatencySpike);
         assert!(spike.check("faults[0]").unwrap_err().to_string().starts_with("faults[0].latency_us:"));
-        let nowhere = Fault { first_lba: Some(9), last_lba: Some(8), ..Fault::new(FaultKind::MediaError) };
+        let nowhere =
+            ModelFault { first_lba: Some(9), last_lba: Some(8), ..ModelFault::new(FaultKind::MediaError) };
         assert!(nowhere.check("faults[1]").unwrap_err().to_string().starts_with("faults[1].last_lba:"));
-        let often = Fault { rate: f64::NAN, ..Fault::new(FaultKind::MediaError) };
+        let often = ModelFault { rate: f64::NAN, ..ModelFault::new(FaultKind::MediaError) };
         assert!(often.check("x").unwrap_err().to_string().starts_with("x.rate:"));
     }
 }

@@ -1,98 +1,98 @@
-//! How well a profile's model meets what was published about the device.
+//! Comparison of a profile's model with the published results of the device.
 
-use crate::drive::{Arrival, Load, Measured, Setting, drive};
-use crate::profile::{Metric, Profile, Target};
+use crate::profile::{DeviceProfile, FitMetric, FitTarget};
+use crate::simulation::{Arrival, Load, LoadResult, SimulationConfig, simulate};
 
-/// One target and what the model makes of it.
+/// A target and the model's result for it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Row {
-    /// What was published.
-    pub target: Target,
-    /// The same figure of the model, host software added as the target says.
+pub struct FitRow {
+    /// The published result.
+    pub target: FitTarget,
+    /// The model's value, including the host time of the target.
     pub model: f64,
-    /// How far the model is off, in percent of what was published.
+    /// Relative error of the model in percent of the published value.
     pub error_percent: f64,
 }
 
-/// Every target of a profile.
+/// Results for every target of a profile.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub struct FitReport {
     /// The profile's name.
     pub profile: String,
-    /// Its targets, in their order.
-    pub rows: Vec<Row>,
+    /// One row per target, in the order of the profile.
+    pub rows: Vec<FitRow>,
 }
 
-/// How much is simulated.
+/// Length of the simulations of a fit.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Effort {
-    /// Commands that are measured of loads that only read.
+pub struct FitEffort {
+    /// Commands measured for read-only loads.
     pub reads: u64,
-    /// Nanoseconds for which loads that write are measured, after as long a ramp.
+    /// Nanoseconds of measurement for loads with writes, after a ramp of the same length.
     pub write_ns: u64,
 }
 
-impl Effort {
-    /// Enough for a 99.9th percentile of reads, and for a reader that writes keep waiting.
-    pub const FULL: Effort = Effort { reads: 400_000, write_ns: 10_000_000_000 };
-    /// Enough to tell whether something is badly wrong.
-    pub const QUICK: Effort = Effort { reads: 40_000, write_ns: 400_000_000 };
+impl FitEffort {
+    /// Enough for the 99.9th percentile of reads, also under concurrent writes.
+    pub const FULL: FitEffort = FitEffort { reads: 400_000, write_ns: 10_000_000_000 };
+    /// A smoke test: detects gross errors only.
+    pub const QUICK: FitEffort = FitEffort { reads: 40_000, write_ns: 400_000_000 };
 }
 
-/// Error in percent up to which a target counts as met.
-pub const GOAL_PERCENT: f64 = 5.0;
+/// Maximum error in percent for a target to count as met.
+pub const FIT_TOLERANCE_PERCENT: f64 = 5.0;
 
-impl Report {
-    /// Targets that are not excluded.
-    pub fn counted(&self) -> impl Iterator<Item = &Row> {
+impl FitReport {
+    /// Rows of targets that are not excluded.
+    pub fn counted(&self) -> impl Iterator<Item = &FitRow> {
         self.rows.iter().filter(|row| row.target.excluded.is_none())
     }
 
-    /// Of those, how many are met within [`GOAL_PERCENT`].
-    pub fn met(&self) -> usize {
+    /// Number of counted targets within [`FIT_TOLERANCE_PERCENT`].
+    pub fn met_count(&self) -> usize {
         self.counted().filter(|row| row.is_met()).count()
     }
 
-    /// Mean of their errors without their signs, in percent.
+    /// Mean absolute error of the counted targets in percent.
     pub fn mean_error_percent(&self) -> f64 {
         let sum: f64 = self.counted().map(|row| row.error_percent.abs()).sum();
         sum / self.counted().count().max(1) as f64
     }
 }
 
-impl Row {
-    /// Whether the error is within [`GOAL_PERCENT`].
+impl FitRow {
+    /// Whether the absolute error is within [`FIT_TOLERANCE_PERCENT`].
     pub fn is_met(&self) -> bool {
-        self.error_percent.abs() <= GOAL_PERCENT
+        self.error_percent.abs() <= FIT_TOLERANCE_PERCENT
     }
 }
 
-/// Runs the model under the load of each target. Targets of the same load share a run.
-pub fn fit(profile: &Profile, effort: &Effort, seed: u64) -> Report {
-    let mut runs: Vec<(Target, Measured)> = Vec::new();
+/// Simulates the load of each target and compares the results. Targets with the same load share a run.
+pub fn fit(profile: &DeviceProfile, effort: &FitEffort, seed: u64) -> FitReport {
+    let mut runs: Vec<(FitTarget, LoadResult)> = Vec::new();
     let mut rows = Vec::new();
     for target in &profile.target {
         let known = runs.iter().position(|(other, _)| same_load(other, target));
         let index = known.unwrap_or_else(|| {
-            runs.push((target.clone(), simulate(profile, target, effort, seed)));
+            runs.push((target.clone(), simulate_target(profile, target, effort, seed)));
             runs.len() - 1
         });
         let model = metric(&runs[index].1, target.metric);
         let error_percent = (model / target.value - 1.0) * 100.0;
-        rows.push(Row { target: target.clone(), model, error_percent });
+        rows.push(FitRow { target: target.clone(), model, error_percent });
     }
-    Report { profile: profile.name.clone(), rows }
+    FitReport { profile: profile.name.clone(), rows }
 }
 
-fn same_load(one: &Target, other: &Target) -> bool {
-    let load = |target: &Target| {
-        let Target { rw, bs, qd, devices, state, beside, host_us, wait_us, .. } = target;
+fn same_load(one: &FitTarget, other: &FitTarget) -> bool {
+    let load = |target: &FitTarget| {
+        let FitTarget { rw, bs, qd, devices, state, beside, host_us, wait_us, .. } = target;
         (*rw, *bs, *qd, *devices, *state, *beside, host_us.to_bits(), wait_us.to_bits())
     };
     load(one) == load(other)
 }
 
-fn simulate(profile: &Profile, target: &Target, effort: &Effort, seed: u64) -> Measured {
+fn simulate_target(profile: &DeviceProfile, target: &FitTarget, effort: &FitEffort, seed: u64) -> LoadResult {
     let ns = |us: f64| (us * 1000.0).round() as u64;
     let load = |rw, bytes, depth| Load {
         rw,
@@ -104,7 +104,7 @@ fn simulate(profile: &Profile, target: &Target, effort: &Effort, seed: u64) -> M
     let mut loads = vec![load(target.rw, target.bs, target.qd)];
     loads.extend(target.beside.map(|beside| load(beside.rw, beside.bs, beside.qd)));
     let writes = loads.iter().any(|load| load.rw.writes());
-    let setting = Setting {
+    let config = SimulationConfig {
         devices: target.devices,
         bytes: profile.capacity_bytes(),
         state: target.state,
@@ -113,18 +113,18 @@ fn simulate(profile: &Profile, target: &Target, effort: &Effort, seed: u64) -> M
         commands_max: if writes { u64::MAX } else { effort.reads },
         seed,
     };
-    drive(profile, &setting, &loads).swap_remove(0)
+    simulate(profile, &config, &loads).swap_remove(0)
 }
 
-fn metric(measured: &Measured, metric: Metric) -> f64 {
+fn metric(measured: &LoadResult, metric: FitMetric) -> f64 {
     let latency = &measured.latency;
     match metric {
-        Metric::Iops => measured.iops,
-        Metric::MeanUs => latency.mean_ns() / 1000.0,
-        Metric::P50Us => latency.percentile_ns(50.0) / 1000.0,
-        Metric::P90Us => latency.percentile_ns(90.0) / 1000.0,
-        Metric::P99Us => latency.percentile_ns(99.0) / 1000.0,
-        Metric::P999Us => latency.percentile_ns(99.9) / 1000.0,
+        FitMetric::Iops => measured.iops,
+        FitMetric::MeanUs => latency.mean_ns() / 1000.0,
+        FitMetric::P50Us => latency.percentile_ns(50.0) / 1000.0,
+        FitMetric::P90Us => latency.percentile_ns(90.0) / 1000.0,
+        FitMetric::P99Us => latency.percentile_ns(99.0) / 1000.0,
+        FitMetric::P999Us => latency.percentile_ns(99.9) / 1000.0,
     }
 }
 

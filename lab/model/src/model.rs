@@ -1,142 +1,149 @@
-//! The model as a sans-IO device: commands in, completions out, on whatever clock is handed in.
+//! The model as a sans-IO device: commands in, completions out, with the clock supplied by the caller.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
-use ring::{Op, Status};
+use block_io::{Op, Status};
 
-use crate::faults::{Fault, Rules, Verdict};
-use crate::profile::{Profile, State};
-use crate::random::Random;
-use crate::timing::{Io, Timing};
+use crate::faults::{FaultOutcome, ModelFault, ModelFaultRules};
+use crate::profile::{DeviceProfile, MediaState};
+use crate::rng::ModelRng;
+use crate::timing::{IoCommand, TimingModel};
 
-/// Names a command in flight. Never used twice.
+/// Identifies a submitted command; unique over the life of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ticket(pub u64);
+pub struct CommandId(pub u64);
 
-/// A command that has ended.
+/// A completed command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Done {
-    /// Which.
-    pub ticket: Ticket,
-    /// When, in nanoseconds of the caller's clock; not after the `now` at which it was asked for.
+pub struct ModelCompletion {
+    /// The command, as [`DeviceModel::submit`] returned it.
+    pub id: CommandId,
+    /// Completion time in nanoseconds of the caller's clock; at most the `now_ns` passed to
+    /// [`DeviceModel::poll`].
     pub at_ns: u64,
-    /// How.
+    /// NVMe status of the command.
     pub status: Status,
 }
 
-/// A device in time. The same seed and the same calls give the same completions.
+/// A simulated device: a [`TimingModel`] plus fault injection and controller state.
+///
+/// [`submit`](Self::submit) schedules a command, [`deadline`](Self::deadline) says when the next one
+/// completes, and [`poll`](Self::poll) returns the completed ones. A command costs a heap insertion and
+/// removal. Deterministic: the same seed and the same calls give the same completions.
 ///
 /// ```
-/// use model::{Io, Model, Op, Profile};
-/// let mut model = Model::new(&Profile::shipped("intel-p4800x")?, 1);
-/// let ticket = model.submit(0, &Io { op: Op::Read, offset: 0, bytes: 4096, fua: false }).expect("room");
+/// use device_model::{DeviceModel, DeviceProfile, IoCommand, Op};
+/// let mut model = DeviceModel::new(&DeviceProfile::shipped("intel-p4800x")?, 1);
+/// let id = model.submit(0, &IoCommand { op: Op::Read, offset: 0, bytes: 4096, fua: false }).expect("room");
 /// let due_ns = model.deadline().expect("one is in flight");
 /// let mut done = Vec::new();
-/// assert_eq!(model.complete(due_ns, &mut done), 1);
-/// assert_eq!((done[0].ticket, done[0].at_ns), (ticket, due_ns));
-/// # Ok::<(), model::ProfileError>(())
+/// assert_eq!(model.poll(due_ns, &mut done), 1);
+/// assert_eq!((done[0].id, done[0].at_ns), (id, due_ns));
+/// # Ok::<(), device_model::ProfileError>(())
 /// ```
-pub struct Model {
-    timing: Timing,
+pub struct DeviceModel {
+    timing: TimingModel,
     block_bytes: u64,
-    rules: Rules,
-    dice: Random,
-    /// Time and order of completion, and how it ends.
-    due: BinaryHeap<Reverse<(u64, Ticket, u16)>>,
-    /// Commands that never complete by themselves.
-    stuck: BTreeSet<Ticket>,
-    /// Ended by a reset or a removal, and how.
-    aborted: Vec<(Ticket, Status)>,
-    health: Health,
+    rules: ModelFaultRules,
+    rng: ModelRng,
+    /// Completion time, command and status field, earliest first.
+    due: BinaryHeap<Reverse<(u64, CommandId, u16)>>,
+    /// Commands that complete only when they are aborted.
+    hung: BTreeSet<CommandId>,
+    /// Commands aborted by a reset or a removal, with their status.
+    aborted: Vec<(CommandId, Status)>,
+    state: ControllerState,
     issued: u64,
 }
 
-/// Whether the controller works.
+/// State of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Health {
-    Fine,
-    /// It reports a fatal status: nothing completes until it is reset.
+enum ControllerState {
+    Operational,
+    /// CSTS.CFS is set: nothing completes until a reset.
     Fatal,
-    /// It was pulled out.
-    Gone,
+    /// Surprise removal.
+    Removed,
 }
 
-/// Most commands in flight: what an NVMe queue pair can hold.
+/// Maximum number of commands in flight: the entries of the largest NVMe queue.
 pub const IN_FLIGHT_MAX: usize = 65_536;
 
-impl Model {
-    /// A device of the profile's capacity in the steady state.
-    pub fn new(profile: &Profile, seed: u64) -> Model {
-        Model::with(profile, profile.capacity_bytes(), State::Steady, seed)
+impl DeviceModel {
+    /// A device with the profile's capacity in the steady state.
+    pub fn new(profile: &DeviceProfile, seed: u64) -> DeviceModel {
+        DeviceModel::with_state(profile, profile.capacity_bytes(), MediaState::Steady, seed)
     }
 
-    /// A device of another capacity, at least a mebibyte, or in another state.
-    pub fn with(profile: &Profile, bytes: u64, state: State, seed: u64) -> Model {
-        Model {
-            timing: Timing::alone(profile, bytes.max(1 << 20), state, seed),
+    /// A device with another capacity in bytes, raised to 1 MiB if it is less, or in another state.
+    pub fn with_state(profile: &DeviceProfile, bytes: u64, state: MediaState, seed: u64) -> DeviceModel {
+        DeviceModel {
+            timing: TimingModel::whole_device(profile, bytes.max(1 << 20), state, seed),
             block_bytes: u64::from(profile.device.block_bytes),
-            rules: Rules::new(&profile.faults),
-            dice: Random::new(!seed),
+            rules: ModelFaultRules::new(&profile.faults),
+            rng: ModelRng::new(!seed),
             due: BinaryHeap::new(),
-            stuck: BTreeSet::new(),
+            hung: BTreeSet::new(),
             aborted: Vec::new(),
-            health: Health::Fine,
+            state: ControllerState::Operational,
             issued: 0,
         }
     }
 
-    /// Adds a rule to those of the profile.
-    pub fn inject(&mut self, fault: &Fault) {
+    /// Adds a fault rule to those of the profile.
+    pub fn inject(&mut self, fault: &ModelFault) {
         self.rules.push(fault);
     }
 
-    /// Takes a command, or nothing where [`IN_FLIGHT_MAX`] are in flight. A time before the latest
-    /// that was handed in counts as that.
-    pub fn submit(&mut self, now_ns: u64, io: &Io) -> Option<Ticket> {
+    /// Submits a command; `None` if [`IN_FLIGHT_MAX`] are in flight. A clock that goes back is treated as
+    /// one that stands still.
+    pub fn submit(&mut self, now_ns: u64, io: &IoCommand) -> Option<CommandId> {
         if self.in_flight() >= IN_FLIGHT_MAX {
             return None;
         }
-        let ticket = Ticket(self.issued);
+        let id = CommandId(self.issued);
         self.issued += 1;
-        let mut due_ns = self.timing.book(now_ns, io);
+        let mut due_ns = self.timing.schedule(now_ns, io);
         let mut status = Status::SUCCESS;
         if !self.rules.is_empty() {
             let (lba, blocks) =
                 (io.offset / self.block_bytes, u64::from(io.bytes).div_ceil(self.block_bytes));
-            match self.rules.judge(io.op, lba, blocks as u32, &mut self.dice) {
-                Verdict::Late(ns) => due_ns += ns,
-                Verdict::Fails(failure) => status = failure,
-                Verdict::Never | Verdict::Lost => {
-                    self.stuck.insert(ticket);
-                    return Some(ticket);
+            match self.rules.evaluate(io.op, lba, blocks as u32, &mut self.rng) {
+                FaultOutcome::Delay(ns) => due_ns += ns,
+                FaultOutcome::Fail(failure) => status = failure,
+                FaultOutcome::Hang | FaultOutcome::DropCompletion => {
+                    self.hung.insert(id);
+                    return Some(id);
                 }
-                Verdict::Fatal if self.health == Health::Fine => self.health = Health::Fatal,
-                Verdict::Gone if self.health != Health::Gone => {
-                    self.health = Health::Gone;
+                FaultOutcome::Fatal if self.state == ControllerState::Operational => {
+                    self.state = ControllerState::Fatal
+                }
+                FaultOutcome::SurpriseRemoval if self.state != ControllerState::Removed => {
+                    self.state = ControllerState::Removed;
                     self.abort(Status::ABORTED_SQ_DELETION);
                 }
-                Verdict::Fatal | Verdict::Gone => {}
+                FaultOutcome::Fatal | FaultOutcome::SurpriseRemoval => {}
             }
         }
-        match self.health {
-            Health::Gone => {
-                self.aborted.push((ticket, Status::ABORTED_SQ_DELETION));
-                return Some(ticket);
+        match self.state {
+            ControllerState::Removed => {
+                self.aborted.push((id, Status::ABORTED_SQ_DELETION));
+                return Some(id);
             }
             _ if io.op == Op::Reset => self.reset(),
-            Health::Fatal => {
-                self.stuck.extend(self.due.drain().map(|Reverse((_, ticket, _))| ticket));
-                self.stuck.insert(ticket);
-                return Some(ticket);
+            ControllerState::Fatal => {
+                self.hung.extend(self.due.drain().map(|Reverse((_, id, _))| id));
+                self.hung.insert(id);
+                return Some(id);
             }
-            Health::Fine => {}
+            ControllerState::Operational => {}
         }
-        self.due.push(Reverse((due_ns, ticket, status.field())));
-        Some(ticket)
+        self.due.push(Reverse((due_ns, id, status.field())));
+        Some(id)
     }
 
-    /// When the next command completes, in nanoseconds; `None` where none will by itself.
+    /// Completion time of the next command in nanoseconds; `None` if none completes without an abort.
     pub fn deadline(&self) -> Option<u64> {
         if !self.aborted.is_empty() {
             return Some(0);
@@ -144,39 +151,39 @@ impl Model {
         self.due.peek().map(|Reverse((due_ns, ..))| *due_ns)
     }
 
-    /// Appends what has ended by now, in order of time, and returns how many that were.
-    pub fn complete(&mut self, now_ns: u64, sink: &mut Vec<Done>) -> usize {
+    /// Appends the commands completed by `now_ns` in order of time and returns their number.
+    pub fn poll(&mut self, now_ns: u64, sink: &mut Vec<ModelCompletion>) -> usize {
         let before = sink.len();
         let aborted = self.aborted.drain(..);
-        sink.extend(aborted.map(|(ticket, status)| Done { ticket, at_ns: now_ns, status }));
-        while let Some(Reverse((at_ns, ticket, field))) = self.due.peek().copied()
+        sink.extend(aborted.map(|(id, status)| ModelCompletion { id, at_ns: now_ns, status }));
+        while let Some(Reverse((at_ns, id, field))) = self.due.peek().copied()
             && at_ns <= now_ns
         {
             self.due.pop();
-            sink.push(Done { ticket, at_ns, status: Status::from_field(field) });
+            sink.push(ModelCompletion { id, at_ns, status: Status::from_field(field) });
         }
         sink.len() - before
     }
 
-    /// Commands that were taken and have not been given back.
+    /// Commands submitted and not yet returned by [`poll`](Self::poll).
     pub fn in_flight(&self) -> usize {
-        self.due.len() + self.stuck.len() + self.aborted.len()
+        self.due.len() + self.hung.len() + self.aborted.len()
     }
 
-    /// Aborts everything in flight; [`complete`](Self::complete) gives it back. A controller that
-    /// reported a fatal status works again.
+    /// Controller reset: aborts all commands in flight, which [`poll`](Self::poll) then returns, and
+    /// clears a fatal status.
     pub fn reset(&mut self) {
-        if self.health == Health::Fatal {
-            self.health = Health::Fine;
+        if self.state == ControllerState::Fatal {
+            self.state = ControllerState::Operational;
         }
         self.abort(Status::ABORT_REQUESTED);
     }
 
     fn abort(&mut self, status: Status) {
-        let due = self.due.drain().map(|Reverse((_, ticket, _))| ticket);
-        let mut tickets: Vec<Ticket> = due.chain(std::mem::take(&mut self.stuck)).collect();
-        tickets.sort_unstable();
-        self.aborted.extend(tickets.into_iter().map(|ticket| (ticket, status)));
+        let due = self.due.drain().map(|Reverse((_, id, _))| id);
+        let mut ids: Vec<CommandId> = due.chain(std::mem::take(&mut self.hung)).collect();
+        ids.sort_unstable();
+        self.aborted.extend(ids.into_iter().map(|id| (id, status)));
     }
 }
 

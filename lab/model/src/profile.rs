@@ -1,7 +1,7 @@
-//! What a device is like: a TOML file that users can write.
+//! Device profiles: TOML files with the parameters of a device model.
 //!
-//! docs/MODEL.md describes every key. Unknown keys and values that cannot be are errors that name the
-//! key. Times are in microseconds, rates in commands or decimal megabytes a second.
+//! docs/MODEL.md describes every key. Unknown keys and invalid values are errors that name the key.
+//! Times are in microseconds, rates in commands or decimal megabytes per second.
 
 pub(crate) mod check;
 #[cfg(test)]
@@ -9,82 +9,82 @@ mod tests;
 
 use serde::Deserialize;
 
-use crate::curve::Component;
-use crate::faults::Fault;
+use crate::faults::ModelFault;
+use crate::quantile::MixtureComponent;
 
-/// The layout of the file that this program understands.
+/// Supported version of the file format.
 pub const SCHEMA: u32 = 1;
 
-/// A device: how fast its parts are, and what was published about it.
+/// The performance parameters of a device, and the published results that it is fitted to.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Profile {
-    /// Layout of the file; [`SCHEMA`].
+pub struct DeviceProfile {
+    /// Version of the file format: [`SCHEMA`].
     pub schema: u32,
-    /// Its name, as `model:NAME` has it.
+    /// Profile name, as in `model:NAME`: 1 to 64 letters, digits, `-`, `_` and `.`.
     pub name: String,
-    /// One line for people.
+    /// One-line description.
     pub title: String,
-    /// Where the figures come from and what they leave out.
+    /// Sources of the figures and their limits.
     #[serde(default)]
     pub notes: String,
-    /// Size and shape.
-    pub device: Shape,
-    /// What every command passes first.
-    pub front: Front,
-    /// What is behind it.
+    /// Capacity, block and page size.
+    pub device: DeviceGeometry,
+    /// Controller and host link.
+    pub front: FrontEnd,
+    /// Flash dies or 3D XPoint partitions.
     #[serde(default)]
     pub media: Media,
-    /// Reads.
+    /// Service times of reads.
     pub read: ReadPath,
-    /// Writes.
+    /// Service times of writes and the write buffer.
     pub write: WritePath,
-    /// A part of the flash that takes writes faster, until it is full.
-    pub slc: Option<Slc>,
-    /// Making space for writes.
-    pub gc: Option<Gc>,
-    /// Microseconds of a flush, beside what it waits for.
+    /// SLC write cache; `None` if the device has none.
+    pub slc: Option<SlcCache>,
+    /// Garbage collection; `None` for media that are written in place.
+    pub gc: Option<GarbageCollection>,
+    /// Latency of a flush in microseconds, in addition to draining the write buffer.
     #[serde(default)]
-    pub flush_us: Vec<Component>,
-    /// Microseconds of a deallocation.
+    pub flush_us: Vec<MixtureComponent>,
+    /// Latency of a deallocation in microseconds.
     #[serde(default)]
-    pub deallocate_us: Vec<Component>,
-    /// What goes wrong.
+    pub deallocate_us: Vec<MixtureComponent>,
+    /// Fault injection rules, at most 64.
     #[serde(default)]
-    pub faults: Vec<Fault>,
-    /// What was published, for [`fit`](crate::fit).
+    pub faults: Vec<ModelFault>,
+    /// Published results that [`fit`](crate::fit()) compares the model with.
     #[serde(default)]
-    pub target: Vec<Target>,
+    pub target: Vec<FitTarget>,
 }
 
 /// `[device]`
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Shape {
-    /// Gigabytes (10^9) that a device has where nobody says otherwise.
+pub struct DeviceGeometry {
+    /// Default capacity in gigabytes (10^9 bytes).
     pub capacity_gb: f64,
-    /// Bytes of a logical block.
+    /// Logical block size in bytes.
     #[serde(default = "block_bytes")]
     pub block_bytes: u32,
-    /// Bytes that one die delivers for one read; larger commands are spread over several dies.
+    /// Page size in bytes: what one die returns for one read. Larger commands are striped over dies.
     #[serde(default = "page_bytes")]
     pub page_bytes: u32,
-    /// Whether a write survives a power cut once it is acknowledged, so that a flush waits for nothing.
+    /// Power-loss protection: acknowledged writes survive a power loss, and a flush need not wait.
     #[serde(default)]
     pub power_loss_protection: bool,
 }
 
-/// `[front]`: the controller and the link to the host.
+/// `[front]`: limits of the controller and of the link to the host.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Front {
-    /// Most reads a second.
+pub struct FrontEnd {
+    /// Maximum reads per second.
     pub read_iops: f64,
-    /// Most writes a second.
+    /// Maximum writes per second.
     pub write_iops: f64,
-    /// Most megabytes a second to the host.
+    /// Maximum megabytes per second to the host.
     pub read_mb_s: f64,
-    /// Most megabytes a second from the host.
+    /// Maximum megabytes per second from the host.
     pub write_mb_s: f64,
 }
 
@@ -92,7 +92,7 @@ pub struct Front {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Media {
-    /// What works at the same time: dies, or the partitions of a die. 0 for a device without such a limit.
+    /// Number of dies, or of partitions of a die, that work in parallel; 0 for no such limit.
     #[serde(default)]
     pub dies: u32,
 }
@@ -101,27 +101,27 @@ pub struct Media {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReadPath {
-    /// Time in which a die is busy with a page.
+    /// Time in microseconds that a page occupies its die.
     #[serde(default)]
-    pub die_us: Vec<Component>,
-    /// Time that a command takes beside that, in which the die may serve another.
-    pub path_us: Vec<Component>,
-    /// Bytes that a die delivers for a part of a command of more than a page; 0 for a page.
+    pub die_us: Vec<MixtureComponent>,
+    /// Remaining latency in microseconds, during which the die may serve other commands.
+    pub path_us: Vec<MixtureComponent>,
+    /// Bytes per die access of a command larger than a page; 0 for the page size.
     #[serde(default)]
     pub large_page_bytes: u32,
-    /// Time in which a die is busy with such a part; empty for that of a page.
+    /// Time in microseconds that such an access occupies its die; `die_us` if empty.
     #[serde(default)]
-    pub large_die_us: Vec<Component>,
-    /// Added to commands of several parts.
+    pub large_die_us: Vec<MixtureComponent>,
+    /// Microseconds added to commands that are split over several dies.
     #[serde(default)]
     pub split_us: f64,
-    /// Most megabytes a second of commands of several parts; 0 for those of the front end.
+    /// Maximum megabytes per second of split commands; 0 for the limit of the front end.
     #[serde(default)]
     pub split_mb_s: f64,
-    /// Probability that a read interrupts a program or erase; otherwise it waits for its end.
+    /// Probability that a read suspends a program or erase; otherwise it waits for its end.
     #[serde(default)]
     pub suspend_probability: f64,
-    /// How long interrupting takes.
+    /// Time in microseconds to suspend a program or erase.
     #[serde(default)]
     pub suspend_us: f64,
 }
@@ -130,34 +130,34 @@ pub struct ReadPath {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WritePath {
-    /// Time from the command to its acknowledgement where there is room in the buffer.
-    pub path_us: Vec<Component>,
-    /// Without a buffer: time in which a die is busy with a page. Not together with `buffer_kib`.
+    /// Latency in microseconds of a write that finds space in the buffer.
+    pub path_us: Vec<MixtureComponent>,
+    /// Without a buffer: time in microseconds that a page occupies its die. Not together with `buffer_kib`.
     #[serde(default)]
-    pub die_us: Vec<Component>,
-    /// The write buffer; a write is acknowledged once it is in.
+    pub die_us: Vec<MixtureComponent>,
+    /// Size of the write buffer in KiB; a write completes once it is buffered. 0 for no buffer.
     #[serde(default)]
     pub buffer_kib: f64,
-    /// What a die programs at a time.
+    /// KiB that one program operation writes to a die.
     #[serde(default)]
     pub unit_kib: f64,
-    /// How long that takes.
+    /// Time of a program operation in microseconds.
     #[serde(default)]
     pub program_us: f64,
-    /// Added to commands of more than a page, without a buffer.
+    /// Microseconds added to commands larger than a page, without a buffer.
     #[serde(default)]
     pub split_us: f64,
 }
 
-/// `[slc]`
+/// `[slc]`: a part of the flash that is programmed faster, until it is full.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Slc {
-    /// Gigabytes of it in a fresh device.
+pub struct SlcCache {
+    /// Gigabytes of SLC cache in a fresh device.
     pub gb: f64,
-    /// How long a die programs a unit there.
+    /// Time in microseconds to program a unit in SLC mode.
     pub program_us: f64,
-    /// Megabytes a second that are moved out of it while nobody writes.
+    /// Megabytes per second that are flushed from the cache while no writes arrive.
     #[serde(default)]
     pub refill_mb_s: f64,
 }
@@ -165,54 +165,56 @@ pub struct Slc {
 /// `[gc]`
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Gc {
-    /// Flash beyond the capacity, in percent of it.
+pub struct GarbageCollection {
+    /// Overprovisioning in percent of the capacity.
     pub spare_percent: f64,
-    /// What the flash writes for each random write of a full device in the steady state, in time: copies
-    /// and erasures counted with the time that they take.
+    /// Write amplification of random writes to a full device in the steady state, in units of program
+    /// time: copies and erases count with the time that they take.
     pub amplification: f64,
-    /// Milliseconds for which it takes every die, once that much work has gathered; 0 spreads it evenly.
+    /// Length in milliseconds of a garbage collection burst, which occupies every die once that much work
+    /// is pending; 0 spreads the work evenly.
     #[serde(default)]
     pub burst_ms: f64,
-    /// How long an erasure takes, which a read may have to wait for; 0 for as long as a program.
+    /// Time of an erase in microseconds, which a read may have to wait for; 0 for that of a program.
     #[serde(default)]
     pub erase_us: f64,
-    /// Part of the time in which a die programs or erases that is spent on erasing, in percent.
+    /// Share of erases in the program and erase time of a die, in percent.
     #[serde(default)]
     pub erase_percent: f64,
 }
 
-/// What was written before.
+/// Preconditioning: what was written before the measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
-    /// Nothing since it was formatted.
+pub enum MediaState {
+    /// Fresh out of the box: nothing was written since a format.
     Fresh,
-    /// Everything, several times, at random: every write makes garbage collection work.
+    /// Steady state: the whole device was overwritten at random several times, and every write causes
+    /// garbage collection.
     #[default]
     Steady,
 }
 
-impl State {
-    /// From its name.
-    pub fn from_name(name: &str) -> Option<State> {
+impl MediaState {
+    /// Parses `fresh` or `steady`.
+    pub fn from_name(name: &str) -> Option<MediaState> {
         match name {
-            "fresh" => Some(State::Fresh),
-            "steady" => Some(State::Steady),
+            "fresh" => Some(MediaState::Fresh),
+            "steady" => Some(MediaState::Steady),
             _ => None,
         }
     }
 
-    /// Its name.
+    /// The name in files and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
-            State::Fresh => "fresh",
-            State::Steady => "steady",
+            MediaState::Fresh => "fresh",
+            MediaState::Steady => "steady",
         }
     }
 }
 
-/// Order and direction of a load: fio's `rw`.
+/// Access pattern and direction of a load: fio's `rw`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rw {
@@ -220,24 +222,24 @@ pub enum Rw {
     Read,
     /// Sequential writes.
     Write,
-    /// Reads anywhere.
+    /// Random reads.
     RandRead,
-    /// Writes anywhere.
+    /// Random writes.
     RandWrite,
 }
 
 impl Rw {
-    /// Whether it writes.
+    /// Whether the load consists of writes.
     pub const fn writes(self) -> bool {
         matches!(self, Rw::Write | Rw::RandWrite)
     }
 
-    /// Whether positions are drawn, not counted.
+    /// Whether offsets are random.
     pub const fn is_random(self) -> bool {
         matches!(self, Rw::RandRead | Rw::RandWrite)
     }
 
-    /// fio's name.
+    /// Name in fio and in profiles.
     pub const fn name(self) -> &'static str {
         match self {
             Rw::Read => "read",
@@ -248,104 +250,104 @@ impl Rw {
     }
 }
 
-/// What is compared.
+/// The measured quantity of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Metric {
-    /// Commands a second.
+pub enum FitMetric {
+    /// Commands per second.
     Iops,
-    /// Mean latency.
+    /// Mean latency in microseconds.
     MeanUs,
-    /// Median latency.
+    /// Median latency in microseconds.
     P50Us,
-    /// 90th percentile of the latency.
+    /// 90th percentile of the latency in microseconds.
     P90Us,
-    /// 99th percentile of the latency.
+    /// 99th percentile of the latency in microseconds.
     P99Us,
-    /// 99.9th percentile of the latency.
+    /// 99.9th percentile of the latency in microseconds.
     P999Us,
 }
 
-impl Metric {
-    /// Its name, as files have it.
+impl FitMetric {
+    /// Name in profiles.
     pub const fn name(self) -> &'static str {
         match self {
-            Metric::Iops => "iops",
-            Metric::MeanUs => "mean_us",
-            Metric::P50Us => "p50_us",
-            Metric::P90Us => "p90_us",
-            Metric::P99Us => "p99_us",
-            Metric::P999Us => "p999_us",
+            FitMetric::Iops => "iops",
+            FitMetric::MeanUs => "mean_us",
+            FitMetric::P50Us => "p50_us",
+            FitMetric::P90Us => "p90_us",
+            FitMetric::P99Us => "p99_us",
+            FitMetric::P999Us => "p999_us",
         }
     }
 }
 
-/// `[[target]]`: one published figure, and the load under which it was measured.
+/// `[[target]]`: one published result and the load under which it was measured.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Target {
-    /// Order and direction.
+pub struct FitTarget {
+    /// Access pattern and direction.
     pub rw: Rw,
-    /// Bytes of a command.
+    /// Block size in bytes.
     pub bs: u32,
-    /// Commands in flight, over all devices.
+    /// Queue depth: commands in flight, summed over all devices.
     pub qd: u32,
-    /// Devices that the commands go to in turn.
+    /// Number of devices; commands are distributed round robin.
     #[serde(default = "one_device")]
     pub devices: u32,
-    /// What was written to them before.
+    /// Preconditioning of the devices.
     #[serde(default)]
-    pub state: State,
-    /// Another load on the same devices at the same time.
-    pub beside: Option<Beside>,
-    /// What was measured.
-    pub metric: Metric,
-    /// The published figure, host software included.
+    pub state: MediaState,
+    /// A second load that runs on the same devices at the same time.
+    pub beside: Option<ConcurrentLoad>,
+    /// The measured quantity.
+    pub metric: FitMetric,
+    /// The published value, including host software.
     pub value: f64,
-    /// Processor time that the host spends on each command, one after the other on one core.
+    /// Host CPU time per command in microseconds, serialized on one core.
     #[serde(default)]
     pub host_us: f64,
-    /// Further time of a command on the host that keeps no core busy: interrupts and wake-ups.
+    /// Further host latency per command in microseconds that occupies no core: interrupts and wake-ups.
     #[serde(default)]
     pub wait_us: f64,
-    /// Why the figure is not counted: it is compared and printed all the same.
+    /// Reason why the target does not count; it is still compared and printed.
     pub excluded: Option<String>,
-    /// Where the figure stands.
+    /// Source: publication, figure or table.
     pub source: String,
 }
 
-/// The load beside a target's own.
+/// The concurrent load of a target: its `beside` key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Beside {
-    /// Order and direction.
+pub struct ConcurrentLoad {
+    /// Access pattern and direction.
     pub rw: Rw,
-    /// Bytes of a command.
+    /// Block size in bytes.
     pub bs: u32,
-    /// Commands in flight.
+    /// Queue depth.
     pub qd: u32,
 }
 
-/// Why a profile cannot be used.
+/// Error of loading a profile.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ProfileError {
-    /// None that is shipped has this name.
+    /// No built-in profile has this name.
     #[error("no profile is called {name}; there are {known}")]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// Names of the built-in profiles, separated by commas.
         known: String,
     },
-    /// Not TOML, or not these keys. The message names line and key.
+    /// Invalid TOML, or unknown or missing keys. The message names line and key.
     #[error("{0}")]
     Syntax(String),
-    /// A value that cannot be.
+    /// A value that is out of range or inconsistent.
     #[error("{key}: {reason}")]
     Value {
-        /// The key, with its table.
+        /// The key, prefixed with its table.
         key: String,
-        /// What is wrong with it.
+        /// What is wrong with the value.
         reason: String,
     },
 }
@@ -358,11 +360,11 @@ const SHIPPED: [(&str, &str); 5] = [
     ("samsung-980-pro", include_str!("../profiles/samsung-980-pro.toml")),
 ];
 
-impl Profile {
-    /// From the text of a file.
-    pub fn parse(text: &str) -> Result<Profile, ProfileError> {
+impl DeviceProfile {
+    /// Parses and validates the text of a file.
+    pub fn parse(text: &str) -> Result<DeviceProfile, ProfileError> {
         let syntax = |error: toml::de::Error| ProfileError::Syntax(error.to_string().trim_end().to_string());
-        let profile: Profile = toml::from_str(text).map_err(syntax)?;
+        let profile: DeviceProfile = toml::from_str(text).map_err(syntax)?;
         match profile.check() {
             Err(ProfileError::Value { key, reason }) => {
                 let line = check::line_of(text, &key).map_or(String::new(), |line| format!(" (line {line})"));
@@ -372,33 +374,33 @@ impl Profile {
         }
     }
 
-    /// One that is shipped.
-    pub fn shipped(name: &str) -> Result<Profile, ProfileError> {
-        match Profile::shipped_text(name) {
-            Some(text) => Profile::parse(text),
+    /// Loads a built-in profile.
+    pub fn shipped(name: &str) -> Result<DeviceProfile, ProfileError> {
+        match DeviceProfile::shipped_text(name) {
+            Some(text) => DeviceProfile::parse(text),
             None => {
-                let known = Profile::shipped_names().collect::<Vec<_>>().join(", ");
+                let known = DeviceProfile::shipped_names().collect::<Vec<_>>().join(", ");
                 Err(ProfileError::Unknown { name: name.to_string(), known })
             }
         }
     }
 
-    /// The file of one that is shipped, to start an own one from.
+    /// The TOML text of a built-in profile, as a template for new ones.
     pub fn shipped_text(name: &str) -> Option<&'static str> {
         SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
     }
 
-    /// Names of those that are shipped.
+    /// Names of the built-in profiles.
     pub fn shipped_names() -> impl Iterator<Item = &'static str> {
         SHIPPED.iter().map(|(name, _)| *name)
     }
 
-    /// Capacity in bytes, a multiple of a mebibyte.
+    /// Capacity in bytes, rounded down to a multiple of 1 MiB.
     pub fn capacity_bytes(&self) -> u64 {
         (self.device.capacity_gb * 1e9) as u64 >> 20 << 20
     }
 
-    /// Whether writes go through a buffer.
+    /// Whether the device has a write buffer.
     pub fn is_buffered(&self) -> bool {
         self.write.buffer_kib > 0.0
     }

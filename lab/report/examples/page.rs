@@ -1,4 +1,4 @@
-//! Makes the report of a run directory and says how long each part took:
+//! Renders the report of a run directory and prints how long each step took:
 //! `cargo run --release --example page -- DIRECTORY OUTPUT`.
 
 use std::error::Error;
@@ -10,18 +10,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [directory, output] = arguments.as_slice() else {
         return Err("usage: page DIRECTORY OUTPUT".into());
     };
-    let begun = Instant::now();
-    let run = experiments::Run::open(Path::new(directory))?;
-    let read = begun.elapsed();
-    let page = report::page::report(&run)?;
-    let made = begun.elapsed();
+    let started = Instant::now();
+    let run = lab_experiments::Run::open(Path::new(directory))?;
+    let read = started.elapsed();
+    let page = lab_report::page::render_html(&run)?;
+    let rendered = started.elapsed();
     std::fs::write(output, &page)?;
     println!(
-        "{} records: read in {:.2} s, page of {:.1} MB made in {:.2} s",
+        "{} records: read in {:.2} s, page of {:.1} MB rendered in {:.2} s",
         run.records.len(),
         read.as_secs_f64(),
         page.len() as f64 / 1e6,
-        (made - read).as_secs_f64()
+        (rendered - read).as_secs_f64()
     );
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Writes a made-up run directory, to try reports of any size on:
+//! Writes a synthetic run directory, to test reports of any size:
 //! `cargo run --example synthetic -- DIRECTORY CELLS [REPETITIONS]`.
 
 #[path = "../tests/synthetic/mod.rs"]
@@ -8,7 +8,7 @@ mod synthetic;
 use std::error::Error;
 use std::path::Path;
 
-use experiments::RunWriter;
+use lab_experiments::RunWriter;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let repetitions = rest.first().map_or(Ok(3), |text| text.parse())?;
     let run = synthetic::run(cells.parse()?, repetitions);
     drop(RunWriter::create(Path::new(directory), &run.machine, &run.plan)?);
-    // Not with the writer: it puts each line on the disk by itself, which takes minutes here.
+    // `RunWriter` syncs each line to disk, which would take minutes here.
     let mut text = String::new();
     for record in &run.records {
         text.push_str(&serde_json::to_string(record)?);

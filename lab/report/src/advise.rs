@@ -1,139 +1,139 @@
-//! Which API and which scheduler to use, and how sure that is.
+//! Recommends an API and a scheduler, with the strength of the evidence.
 //!
-//! The two are decided one after the other: APIs are compared where everything else was the same, the
-//! scheduler included, and schedulers likewise. What wins must be ahead by more than chance (the interval
-//! of the ratio leaves 1 out) and by more than the generator itself costs; otherwise nobody wins, and the
-//! advice says so.
+//! The two factors are decided separately. APIs are compared within *matched configurations*: sets of cells
+//! that agree in every other parameter, the scheduler included. Schedulers are compared likewise. The winner
+//! must lead significantly (the 95 % confidence interval of the ratio excludes 1) and by more than the load
+//! generator's own cost per I/O. Otherwise the result is a tie, and the advice reports that.
 
-mod recipe;
+mod setup_commands;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
 
-use experiments::{Parameters, Run, Value};
+use lab_experiments::{Parameters, Run, Value};
 use serde::Serialize;
 
-use crate::cells::{Cell, cells};
-use crate::chart::short;
+use crate::cells::{ExperimentCell, group_into_cells};
+use crate::chart::format_number;
 use crate::metric;
-use crate::stats::{Interval, median, ratio_over_situations};
+use crate::stats::{ConfidenceInterval, matched_geometric_mean_ratio, median};
 
-pub use recipe::api_words;
+pub use setup_commands::api_description;
 
-/// What somebody wants.
+/// What to optimise for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Goal {
-    /// Short tails where nobody disturbs.
+pub enum AdviceGoal {
+    /// Lowest tail latency without background load.
     P99,
-    /// Most I/Os for the processor time.
+    /// Most I/Os per unit of CPU time.
     IopsPerCore,
-    /// Short tails beside others who do a lot.
+    /// Lowest tail latency under heavy background load.
     Isolation,
 }
 
-impl Goal {
-    /// All of them.
-    pub const ALL: [Goal; 3] = [Goal::P99, Goal::IopsPerCore, Goal::Isolation];
+impl AdviceGoal {
+    /// All goals, in the order in which reports show them.
+    pub const ALL: [AdviceGoal; 3] = [AdviceGoal::P99, AdviceGoal::IopsPerCore, AdviceGoal::Isolation];
 
-    /// Its name in options.
+    /// The value of the `--goal` option.
     pub fn name(self) -> &'static str {
         match self {
-            Goal::P99 => "p99",
-            Goal::IopsPerCore => "iops-per-core",
-            Goal::Isolation => "isolation",
+            AdviceGoal::P99 => "p99",
+            AdviceGoal::IopsPerCore => "iops-per-core",
+            AdviceGoal::Isolation => "isolation",
         }
     }
 
-    /// What it means.
-    pub fn words(self) -> &'static str {
+    /// A noun phrase for reports.
+    pub fn description(self) -> &'static str {
         match self {
-            Goal::P99 => "shortest tail latency",
-            Goal::IopsPerCore => "most I/O for each core",
-            Goal::Isolation => "tail latency beside busy neighbours",
+            AdviceGoal::P99 => "shortest tail latency",
+            AdviceGoal::IopsPerCore => "most I/O for each core",
+            AdviceGoal::Isolation => "tail latency beside busy neighbours",
         }
     }
 
     fn metric(self) -> &'static str {
         match self {
-            Goal::P99 | Goal::Isolation => "clat_p99_us",
-            Goal::IopsPerCore => "iops_per_core",
+            AdviceGoal::P99 | AdviceGoal::Isolation => "clat_p99_us",
+            AdviceGoal::IopsPerCore => "iops_per_core",
         }
     }
 
-    /// Whether a cell speaks to it.
-    fn concerns(self, parameters: &Parameters) -> bool {
+    /// Whether a cell with these parameters is evidence for this goal.
+    fn applies_to(self, parameters: &Parameters) -> bool {
         let number = |name: &str| parameters.get(name).and_then(Value::as_f64);
         let disturbed = number("background").is_some_and(|count| count > 0.0);
         match self {
-            Goal::P99 => !disturbed,
-            Goal::Isolation => disturbed,
-            // With one I/O at a time a core waits, and what it could do is not seen.
-            Goal::IopsPerCore => {
+            AdviceGoal::P99 => !disturbed,
+            AdviceGoal::Isolation => disturbed,
+            // At a low queue depth the core is idle between completions: the cell does not show its capacity.
+            AdviceGoal::IopsPerCore => {
                 !disturbed && number("iodepth").unwrap_or(1.0) * number("jobs").unwrap_or(1.0) >= 16.0
             }
         }
     }
 }
 
-/// What to do for one goal.
+/// The recommendation for one goal.
 #[derive(Clone, Debug, Serialize)]
 pub struct Advice {
-    /// The goal.
-    pub goal: Goal,
-    /// Which API.
+    /// The goal that this advice optimises for.
+    pub goal: AdviceGoal,
+    /// The comparison of APIs.
     pub api: Decision,
-    /// Which scheduler.
+    /// The comparison of I/O schedulers.
     pub scheduler: Decision,
-    /// How to set both; empty where neither is named.
+    /// Shell commands that apply the recommendation; empty where neither factor has a leader.
     pub commands: Vec<String>,
-    /// What to know before following it.
+    /// Limitations of the evidence, one sentence each.
     pub caveats: Vec<String>,
 }
 
 impl Advice {
-    /// The advice in a few words, as `io_uring (iou) with kyber`.
+    /// The recommendation in a few words, for example `iou with kyber`.
     pub fn headline(&self) -> String {
-        match (self.api.named(), self.scheduler.named()) {
+        match (self.api.recommended(), self.scheduler.recommended()) {
             (Some(api), Some(scheduler)) => format!("{api} with {scheduler}"),
             (Some(api), None) => format!("{api}, any scheduler"),
             (None, Some(scheduler)) => format!("{scheduler}, any API"),
-            (None, None) => "nothing stands out".to_string(),
+            (None, None) => "no recommendation".to_string(),
         }
     }
 }
 
-/// Which of several.
+/// The comparison of the options of one factor.
 #[derive(Clone, Debug, Serialize)]
 pub struct Decision {
     /// `api` or `scheduler`.
     pub factor: &'static str,
-    /// What was found.
+    /// The result of the comparison.
     pub choice: Choice,
-    /// The evidence in a sentence.
+    /// The evidence in one sentence.
     pub because: String,
-    /// All of them, the best first.
-    pub options: Vec<Standing>,
+    /// All options, the best first.
+    pub options: Vec<RankedOption>,
 }
 
-/// What was found.
+/// The result of comparing the options of one factor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Choice {
-    /// It is ahead by more than chance and more than the generator's cost.
+    /// This option leads significantly, and by more than the generator's cost.
     Wins(String),
-    /// It is ahead, but nothing says how far chance reaches: every cell was measured once.
+    /// This option leads, but without repetitions there is no confidence interval.
     Leads(String),
-    /// These lie together.
+    /// These options do not differ significantly.
     Tied(Vec<String>),
-    /// Fewer than two were measured under the same conditions.
+    /// Fewer than two options were measured in a matched configuration.
     Untested,
 }
 
 impl Decision {
-    /// The one that is named, surely or not.
-    pub fn named(&self) -> Option<&str> {
+    /// The winner or leader, if there is one.
+    pub fn recommended(&self) -> Option<&str> {
         match &self.choice {
             Choice::Wins(name) | Choice::Leads(name) => Some(name),
             Choice::Tied(_) | Choice::Untested => None,
@@ -141,39 +141,42 @@ impl Decision {
     }
 }
 
-/// How one option stands.
+/// One option with its result relative to the leader.
 #[derive(Clone, Debug, Serialize)]
-pub struct Standing {
-    /// Its name.
+pub struct RankedOption {
+    /// The value of the factor, for example `iou` or `kyber`.
     pub name: String,
-    /// The goal's metric, as a factor of the leader's, over the situations that both were measured in.
+    /// The goal's metric divided by the leader's: geometric mean over the matched configurations of both.
     pub ratio: f64,
-    /// How sure that is.
-    pub interval: Option<Interval>,
-    /// In how many situations both were measured.
-    pub situations: usize,
-    /// The middle of its values.
+    /// The 95 % confidence interval of the ratio.
+    pub interval: Option<ConfidenceInterval>,
+    /// Number of matched configurations in which both this option and the leader were measured.
+    #[serde(rename = "situations")]
+    pub matched_configurations: usize,
+    /// The median of the option's values over its matched configurations, in the metric's unit.
     pub typical: f64,
 }
 
-/// Advice for `goal` from a run.
-pub fn advise(run: &Run, goal: Goal) -> Advice {
-    let cells = cells(&run.records);
-    let concerned: Vec<&Cell<'_>> = cells.iter().filter(|cell| goal.concerns(cell.parameters)).collect();
-    let api = decide(&concerned, "api", goal);
-    let scheduler = decide(&concerned, "scheduler", goal);
+/// Evaluates the cells of a run that apply to `goal` and recommends an API and a scheduler.
+pub fn advise(run: &Run, goal: AdviceGoal) -> Advice {
+    let cells = group_into_cells(&run.records);
+    let applicable: Vec<&ExperimentCell<'_>> =
+        cells.iter().filter(|cell| goal.applies_to(cell.parameters)).collect();
+    let api = decide(&applicable, "api", goal);
+    let scheduler = decide(&applicable, "scheduler", goal);
     let mut caveats = Vec::new();
-    let by_worker =
-        |cell: &&&Cell<'_>| cell.measured().any(|record| record.submission_path.as_deref() == Some("worker"));
-    let workers = concerned.iter().filter(by_worker).count();
+    let uses_worker = |cell: &&&ExperimentCell<'_>| {
+        cell.measured().any(|record| record.submission_path.as_deref() == Some("worker"))
+    };
+    let workers = applicable.iter().filter(uses_worker).count();
     if workers > 0 {
         caveats.push(format!(
-            "In {workers} of {} cells requests went through a kernel worker, as they do here under a scheduler; the published kernel was patched not to.",
-            concerned.len()
+            "In {workers} of {} cells, io_uring submitted requests through kernel worker threads, as this kernel does with a scheduler; the kernel of the published study was patched to submit inline.",
+            applicable.len()
         ));
     }
     let mut scaled: Vec<&str> = Vec::new();
-    let records = concerned.iter().flat_map(|cell| cell.measured());
+    let records = applicable.iter().flat_map(|cell| cell.measured());
     for note in records
         .flat_map(|record| &record.notes)
         .filter(|note| note.contains("device") && note.contains(" instead of "))
@@ -183,26 +186,26 @@ pub fn advise(run: &Run, goal: Goal) -> Advice {
         }
     }
     caveats.extend(scaled.iter().map(|note| format!("Not as published: {note}.")));
-    if scheduler.named().is_some() && api.named().is_some() {
-        let under: Vec<String> = apis_of(&concerned, &scheduler);
+    if scheduler.recommended().is_some() && api.recommended().is_some() {
+        let under: Vec<String> = apis_of(&applicable, &scheduler);
         if let [only] = under.as_slice()
-            && Some(only.as_str()) != api.named()
+            && Some(only.as_str()) != api.recommended()
         {
             caveats.push(format!("Schedulers were compared under {only} alone."));
         }
     }
-    let commands = recipe::commands(&api, &scheduler, &run.plan.targets);
+    let commands = setup_commands::commands(&api, &scheduler, &run.plan.targets);
     Advice { goal, api, scheduler, commands, caveats }
 }
 
-/// The APIs under which the decision's options were measured.
-fn apis_of(cells: &[&Cell<'_>], decision: &Decision) -> Vec<String> {
+/// The APIs in use in the cells that compare the schedulers of `decision`.
+fn apis_of(cells: &[&ExperimentCell<'_>], decision: &Decision) -> Vec<String> {
     let mut apis: Vec<String> = Vec::new();
     for cell in cells {
         let here = cell.parameters.get("scheduler").map(Value::to_string);
-        let takes_part =
+        let is_option =
             here.is_some_and(|name| name != "none" && decision.options.iter().any(|o| o.name == name));
-        if let (true, Some(api)) = (takes_part, cell.parameters.get("api").map(Value::to_string))
+        if let (true, Some(api)) = (is_option, cell.parameters.get("api").map(Value::to_string))
             && !apis.contains(&api)
         {
             apis.push(api);
@@ -211,56 +214,59 @@ fn apis_of(cells: &[&Cell<'_>], decision: &Decision) -> Vec<String> {
     apis
 }
 
-/// A situation's values by option.
-type Situations = BTreeMap<String, BTreeMap<String, Measured>>;
+/// Values by matched configuration, then by option.
+type MatchedConfigurations = BTreeMap<String, BTreeMap<String, OptionValues>>;
 
-struct Measured {
+struct OptionValues {
     values: Vec<f64>,
     generator_ns: f64,
 }
 
-fn decide(cells: &[&Cell<'_>], factor: &'static str, goal: Goal) -> Decision {
-    let situations = situations(cells, factor, goal.metric());
+fn decide(cells: &[&ExperimentCell<'_>], factor: &'static str, goal: AdviceGoal) -> Decision {
+    let configurations = matched_configurations(cells, factor, goal.metric());
     let mut names: Vec<&str> = Vec::new();
-    for name in situations.values().flat_map(BTreeMap::keys) {
+    for name in configurations.values().flat_map(BTreeMap::keys) {
         if !names.contains(&name.as_str()) {
             names.push(name);
         }
     }
-    let Some(leader) = leader(&situations, &names, goal) else {
+    let Some(leader) = leader(&configurations, &names, goal) else {
         let because =
-            format!("no two {}s were measured under the same conditions", metric::parameter(factor));
+            format!("no two {}s were measured in the same configuration", metric::parameter_name(factor));
         return Decision { factor, choice: Choice::Untested, because, options: Vec::new() };
     };
-    let more = metric::better(goal.metric()) == metric::Better::More;
-    let mut options: Vec<Standing> =
-        names.iter().filter_map(|name| standing(&situations, leader, name)).collect();
-    options.sort_by(|a, b| if more { b.ratio.total_cmp(&a.ratio) } else { a.ratio.total_cmp(&b.ratio) });
-    // The leader first, whatever rounding or missing pairs do to the order.
+    let higher_is_better = metric::direction(goal.metric()) == metric::MetricDirection::HigherIsBetter;
+    let mut options: Vec<RankedOption> =
+        names.iter().filter_map(|name| rank_option(&configurations, leader, name)).collect();
+    options.sort_by(
+        |a, b| if higher_is_better { b.ratio.total_cmp(&a.ratio) } else { a.ratio.total_cmp(&b.ratio) },
+    );
+    // The leader is first even where rounding or missing pairs would sort another option before it.
     options.sort_by_key(|option| option.name != leader);
     let rivals = &options[1..];
-    let unsure = |rival: &&Standing| rival.interval.is_some_and(|interval| interval.contains(1.0));
-    let cheap = |rival: &&Standing| within_generator(&situations, leader, &rival.name, goal);
-    let tied: Vec<&Standing> = rivals.iter().filter(|rival| unsure(rival) || cheap(rival)).collect();
-    let known = rivals.iter().all(|rival| rival.interval.is_some());
+    let insignificant = |rival: &&RankedOption| rival.interval.is_some_and(|interval| interval.contains(1.0));
+    let below_cost = |rival: &&RankedOption| below_generator_cost(&configurations, leader, &rival.name, goal);
+    let tied: Vec<&RankedOption> =
+        rivals.iter().filter(|rival| insignificant(rival) || below_cost(rival)).collect();
+    let all_have_intervals = rivals.iter().all(|rival| rival.interval.is_some());
     let Some(next) = rivals.first() else {
         let because = format!("only {leader} was measured");
         return Decision { factor, choice: Choice::Untested, because, options };
     };
-    let words = metric::words(goal.metric());
-    let distance = |rival: &Standing| {
+    let metric_name = metric::display_name(goal.metric());
+    let distance = |rival: &RankedOption| {
         format!("{} {}", percent(rival.ratio), if rival.ratio > 1.0 { "above" } else { "below" })
     };
     let typical = {
-        let shown = metric::shown(goal.metric(), options[0].typical);
-        format!("{} {}", short(options[0].typical / shown.per), shown.unit)
+        let shown = metric::display_unit(goal.metric(), options[0].typical);
+        format!("{} {}", format_number(options[0].typical / shown.divisor), shown.unit)
     };
     let mut because = format!(
-        "{leader}: typically {typical} of {words}; {} lies {} it over {} {}",
+        "{leader}: median {metric_name} {typical}; {} is {} it over {} matched {}",
         next.name,
         distance(next),
-        next.situations,
-        if next.situations == 1 { "situation" } else { "situations" },
+        next.matched_configurations,
+        if next.matched_configurations == 1 { "configuration" } else { "configurations" },
     );
     if let Some(interval) = next.interval {
         because.push_str(&format!(
@@ -270,24 +276,28 @@ fn decide(cells: &[&Cell<'_>], factor: &'static str, goal: Goal) -> Decision {
         ));
     }
     let choice = if tied.is_empty() {
-        if known { Choice::Wins(leader.to_string()) } else { Choice::Leads(leader.to_string()) }
+        if all_have_intervals { Choice::Wins(leader.to_string()) } else { Choice::Leads(leader.to_string()) }
     } else {
-        if tied.iter().any(cheap) {
-            because.push_str("; the difference is smaller than what the generator itself costs");
+        if tied.iter().any(below_cost) {
+            because.push_str("; the difference is smaller than the generator's own cost per I/O");
         }
         let mut names = vec![leader.to_string()];
         names.extend(tied.iter().map(|rival| rival.name.clone()));
         Choice::Tied(names)
     };
-    if !known && tied.is_empty() {
-        because.push_str("; measured once, so nothing says how far chance reaches");
+    if !all_have_intervals && tied.is_empty() {
+        because.push_str("; measured once, so there is no confidence interval");
     }
     Decision { factor, choice, because, options }
 }
 
-/// Cells that differ in nothing but `factor`, by what they have in common.
-fn situations(cells: &[&Cell<'_>], factor: &str, metric: &str) -> Situations {
-    let mut situations = Situations::new();
+/// Groups the cells that differ only in `factor`. Groups with a single option are dropped.
+fn matched_configurations(
+    cells: &[&ExperimentCell<'_>],
+    factor: &str,
+    metric: &str,
+) -> MatchedConfigurations {
+    let mut configurations = MatchedConfigurations::new();
     for cell in cells {
         let Some(name) = cell.parameters.get(factor) else { continue };
         let values = cell.values("fg", metric);
@@ -296,34 +306,39 @@ fn situations(cells: &[&Cell<'_>], factor: &str, metric: &str) -> Situations {
         }
         let mut key = cell.experiment.to_string();
         for (name, value) in cell.parameters {
-            // iou-s has a core more than its neighbours by its nature; its cost is counted with it.
+            // iou-s needs an extra core for its polling thread; `iops_per_core` includes that cost.
             if name != factor && name != "cores" {
                 key.push_str(&format!("; {name} {value}"));
             }
         }
         let costs: Vec<f64> = cell.measured().filter_map(|record| record.generator.cost_ns_per_io).collect();
-        let measured = Measured { values, generator_ns: median(&costs).unwrap_or(0.0) };
-        situations.entry(key).or_default().insert(name.to_string(), measured);
+        let measured = OptionValues { values, generator_ns: median(&costs).unwrap_or(0.0) };
+        configurations.entry(key).or_default().insert(name.to_string(), measured);
     }
-    situations.retain(|_, options| options.len() > 1);
-    situations
+    configurations.retain(|_, options| options.len() > 1);
+    configurations
 }
 
-fn pairs(situations: &Situations, a: &str, b: &str) -> Vec<(Vec<f64>, Vec<f64>)> {
-    let both = |options: &BTreeMap<String, Measured>| {
+fn pairs(configurations: &MatchedConfigurations, a: &str, b: &str) -> Vec<(Vec<f64>, Vec<f64>)> {
+    let both = |options: &BTreeMap<String, OptionValues>| {
         Some((options.get(a)?.values.clone(), options.get(b)?.values.clone()))
     };
-    situations.values().filter_map(both).collect()
+    configurations.values().filter_map(both).collect()
 }
 
-/// The option that is ahead of most others; of equals, the one that is further ahead.
-fn leader<'a>(situations: &Situations, names: &[&'a str], goal: Goal) -> Option<&'a str> {
-    let more = metric::better(goal.metric()) == metric::Better::More;
+/// The option that beats the most other options; the sum of log ratios breaks ties.
+fn leader<'a>(
+    configurations: &MatchedConfigurations,
+    names: &[&'a str],
+    goal: AdviceGoal,
+) -> Option<&'a str> {
+    let higher_is_better = metric::direction(goal.metric()) == metric::MetricDirection::HigherIsBetter;
     let score = |name: &str| {
         let mut score = (0i64, 0.0);
         for other in names.iter().filter(|other| **other != name) {
-            if let Some((ratio, _)) = ratio_over_situations(&pairs(situations, other, name), 0.95) {
-                let ahead = if more { ratio.ln() } else { -ratio.ln() };
+            if let Some((ratio, _)) = matched_geometric_mean_ratio(&pairs(configurations, other, name), 0.95)
+            {
+                let ahead = if higher_is_better { ratio.ln() } else { -ratio.ln() };
                 score.0 += if ahead > 0.0 { 1 } else { -1 };
                 score.1 += ahead;
             }
@@ -335,34 +350,34 @@ fn leader<'a>(situations: &Situations, names: &[&'a str], goal: Goal) -> Option<
     Some(best.0)
 }
 
-fn standing(situations: &Situations, leader: &str, name: &str) -> Option<Standing> {
+fn rank_option(configurations: &MatchedConfigurations, leader: &str, name: &str) -> Option<RankedOption> {
     let values: Vec<f64> =
-        situations.values().filter_map(|options| median(&options.get(name)?.values)).collect();
+        configurations.values().filter_map(|options| median(&options.get(name)?.values)).collect();
     let typical = median(&values)?;
     if name == leader {
-        return Some(Standing {
+        return Some(RankedOption {
             name: name.into(),
             ratio: 1.0,
             interval: None,
-            situations: values.len(),
+            matched_configurations: values.len(),
             typical,
         });
     }
-    let pairs = pairs(situations, leader, name);
-    let (ratio, interval) = ratio_over_situations(&pairs, 0.95)?;
-    Some(Standing { name: name.into(), ratio, interval, situations: pairs.len(), typical })
+    let pairs = pairs(configurations, leader, name);
+    let (ratio, interval) = matched_geometric_mean_ratio(&pairs, 0.95)?;
+    Some(RankedOption { name: name.into(), ratio, interval, matched_configurations: pairs.len(), typical })
 }
 
-/// Whether the difference an I/O is smaller than what the generator spends on one: then it may be the
-/// generator's.
-fn within_generator(situations: &Situations, a: &str, b: &str, goal: Goal) -> bool {
+/// Whether the median difference per I/O is smaller than the generator's own cost per I/O: then the
+/// generator may cause it.
+fn below_generator_cost(configurations: &MatchedConfigurations, a: &str, b: &str, goal: AdviceGoal) -> bool {
     let ns = |value: f64| match goal {
-        Goal::P99 | Goal::Isolation => value * 1e3,
-        Goal::IopsPerCore => 1e9 / value,
+        AdviceGoal::P99 | AdviceGoal::Isolation => value * 1e3,
+        AdviceGoal::IopsPerCore => 1e9 / value,
     };
     let mut differences = Vec::new();
     let mut costs = Vec::new();
-    for options in situations.values() {
+    for options in configurations.values() {
         let (Some(a), Some(b)) = (options.get(a), options.get(b)) else { continue };
         let (Some(one), Some(other)) = (median(&a.values), median(&b.values)) else { continue };
         differences.push((ns(one) - ns(other)).abs());
@@ -376,13 +391,13 @@ fn within_generator(situations: &Situations, a: &str, b: &str, goal: Goal) -> bo
 
 fn percent(ratio: f64) -> String {
     if ratio >= 3.0 {
-        format!("{} times", short(ratio))
+        format!("{} times", format_number(ratio))
     } else {
-        format!("{} %", short((ratio - 1.0).abs() * 100.0))
+        format!("{} %", format_number((ratio - 1.0).abs() * 100.0))
     }
 }
 
 fn percent_signed(ratio: f64) -> String {
     let percent = (ratio - 1.0) * 100.0;
-    format!("{}{} %", if percent >= 0.0 { "+" } else { "" }, short(percent))
+    format!("{}{} %", if percent >= 0.0 { "+" } else { "" }, format_number(percent))
 }

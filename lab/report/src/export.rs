@@ -1,15 +1,14 @@
-//! A run as CSV or JSON, for other programs.
+//! Exports a run as CSV or JSON.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use experiments::{CellRecord, Run};
+use lab_experiments::{CellRecord, Run};
 use serde_json::{Value as Json, json};
 
-/// One row for each record and role: names first, then a column for each parameter and each metric that
-/// occurs anywhere in the run. What was not measured is empty. Text that holds a comma, a quote or a line
-/// break is quoted as RFC 4180 has it; text that a spreadsheet would take for a formula begins with a
-/// quote mark.
+/// Exports one row for each record and role: fixed columns first, then one column for each parameter and each
+/// metric that occurs in the run. Missing values are empty. Fields with a comma, quote or line break are
+/// quoted according to RFC 4180; text that a spreadsheet would evaluate as a formula gets a leading `'`.
 pub fn csv(run: &Run) -> String {
     let mut parameters: BTreeSet<&str> = BTreeSet::new();
     let mut metrics: BTreeSet<&str> = BTreeSet::new();
@@ -27,7 +26,7 @@ pub fn csv(run: &Run) -> String {
         .collect();
     let _ = writeln!(out, "{}", names.join(","));
     for record in &run.records {
-        // What was not measured has a row too, with its reason.
+        // A record without a measurement has a row too, with the reason.
         let roles: Vec<&str> = if record.roles.is_empty() {
             vec![""]
         } else {
@@ -75,14 +74,14 @@ fn field(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
 }
 
-/// The whole run as one object: `schema`, `machine`, `plan`, `records` (as the lines of `results.jsonl`),
-/// and `dropped`, the lines that could not be read.
+/// Exports the whole run as one object: `schema`, `machine`, `plan`, `records` (the lines of
+/// `results.jsonl`), and `dropped` (the lines that could not be read).
 ///
 /// # Errors
-/// None that data from a run directory can cause.
+/// Never for data that was read from a run directory.
 pub fn json(run: &Run) -> Result<Json, serde_json::Error> {
     Ok(json!({
-        "schema": experiments::SCHEMA,
+        "schema": lab_experiments::SCHEMA,
         "machine": serde_json::to_value(&run.machine)?,
         "plan": serde_json::to_value(&run.plan)?,
         "records": serde_json::to_value(&run.records)?,
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_quoted_as_they_must() {
+    fn csv_fields_are_quoted_according_to_rfc_4180() {
         assert_eq!(
             csv(&run()),
             "experiment,series,repetition,role,submission_path,skipped,failed,scheduler,bw_mib_s,iops\n\
@@ -119,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn json_holds_the_records_as_they_are() {
+    fn json_records_round_trip() {
         let run = run();
         let json = json(&run).unwrap();
         let records: Vec<CellRecord> = serde_json::from_value(json["records"].clone()).unwrap();

@@ -1,9 +1,8 @@
-//! From cells to figures: each drawn as its paper draws it, with what was published beside it.
+//! Turns the cells of an experiment into a figure in the style of its paper, next to the published values.
 //!
-//! An experiment's definition says what lies along the axes and what tells lines apart. Parameters that
-//! it does not name, and that still vary, become panels. Where the published values lie on the same
-//! scale as those measured, both share a chart; where they do not, two charts stand side by side, since
-//! it is the shape that is compared.
+//! An experiment's definition names the axes and the parameters that distinguish series. Other parameters that
+//! vary split the figure into panels. If published and measured values fit one scale, they share a chart;
+//! otherwise they get two charts side by side, because only the shapes are comparable.
 
 mod bars;
 mod curve;
@@ -11,125 +10,131 @@ mod distribution;
 #[cfg(test)]
 mod tests;
 
-use experiments::{Definition, Parameters, Value};
+use lab_experiments::{Definition, Parameters, Value};
 
-use crate::cells::Cell;
+use crate::cells::ExperimentCell;
 use crate::metric;
 
 pub use distribution::points as distribution_points;
 
-/// Most panels of one figure; the table holds what is not drawn.
+/// Maximum number of panels of one figure; the table of values holds the rest.
 const PANELS_MAX: usize = 12;
 
-/// A figure, drawn.
+/// A rendered figure.
 #[derive(Clone, Debug, Default)]
 pub struct Figure {
-    /// One for each panel of the paper, or for each value of what is not on an axis.
-    pub panels: Vec<Panel>,
-    /// What a reader has to know of the drawing.
+    /// One panel for each combination of the parameters that are neither an axis nor a series.
+    pub panels: Vec<FigurePanel>,
+    /// Notes for the reader, for example about panels that were left out.
     pub notes: Vec<String>,
 }
 
-/// One panel.
+/// One panel of a figure.
 #[derive(Clone, Debug, Default)]
-pub struct Panel {
-    /// What tells it from the others; empty where there is one.
+pub struct FigurePanel {
+    /// The parameters of the panel; empty if there is only one panel.
     pub title: String,
-    /// One chart for both, or one each.
-    pub charts: Vec<Drawn>,
+    /// One chart for measured and published values together, or one for each.
+    pub charts: Vec<RenderedChart>,
 }
 
-/// One chart.
+/// One rendered chart.
 #[derive(Clone, Debug, Default)]
-pub struct Drawn {
-    /// Whose values.
-    pub whose: Whose,
+pub struct RenderedChart {
+    /// The source of the values.
+    pub source: FigureSource,
     /// The `<svg>` element.
     pub svg: String,
 }
 
-/// Whose values a chart shows.
+/// The source of the values in a chart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Whose {
-    /// Those measured here.
+pub enum FigureSource {
+    /// Measured in this run.
     #[default]
-    Here,
-    /// Those published.
+    Measured,
+    /// Published by the study.
     Published,
-    /// Both.
+    /// Measured and published values.
     Both,
 }
 
-impl Whose {
-    /// In words.
-    pub fn words(self) -> &'static str {
+impl FigureSource {
+    /// The caption of a chart with this source.
+    pub fn label(self) -> &'static str {
         match self {
-            Whose::Here => "this machine",
-            Whose::Published => "published",
-            Whose::Both => "this machine (solid) and published (dashed, light)",
+            FigureSource::Measured => "this machine",
+            FigureSource::Published => "published",
+            FigureSource::Both => "this machine (solid) and published (dashed, light)",
         }
     }
 }
 
-/// One cell of a figure.
+/// A cell in a figure.
 #[derive(Clone, Copy)]
-pub(crate) struct Sample<'a> {
-    pub(crate) cell: &'a Cell<'a>,
+pub(crate) struct PlottedCell<'a> {
+    pub(crate) cell: &'a ExperimentCell<'a>,
     pub(crate) published: bool,
 }
 
-/// What a figure is made of.
-pub(crate) struct Frame<'a> {
+/// The input of one panel: the definition, the panel's title and the cells in it.
+pub(crate) struct PanelData<'a> {
     pub(crate) definition: &'a Definition,
     pub(crate) panel: String,
-    pub(crate) samples: Vec<Sample<'a>>,
+    pub(crate) cells: Vec<PlottedCell<'a>>,
 }
 
-/// Draws the figure of a definition. `beside` adds the processor time to a figure of throughput, where no
-/// other figure shows it.
-pub fn draw(definition: &Definition, here: &[&Cell<'_>], published: &[&Cell<'_>], beside: bool) -> Figure {
-    let mut samples: Vec<Sample<'_>> = Vec::new();
-    samples.extend(here.iter().map(|cell| Sample { cell, published: false }));
-    samples.extend(published.iter().map(|cell| Sample { cell, published: true }));
-    let seen = |sample: &Sample<'_>| sample.cell.measured().next().is_some();
-    samples.retain(seen);
+/// Renders the figure of a definition from `measured` and `published` cells. `with_cpu_use` adds a panel of
+/// CPU use to a figure of throughput; callers pass `false` if another figure shows it.
+pub fn draw(
+    definition: &Definition,
+    measured: &[&ExperimentCell<'_>],
+    published: &[&ExperimentCell<'_>],
+    with_cpu_use: bool,
+) -> Figure {
+    let mut plotted_cells: Vec<PlottedCell<'_>> = Vec::new();
+    plotted_cells.extend(measured.iter().map(|cell| PlottedCell { cell, published: false }));
+    plotted_cells.extend(published.iter().map(|cell| PlottedCell { cell, published: true }));
+    let is_measured = |plotted: &PlottedCell<'_>| plotted.cell.measured().next().is_some();
+    plotted_cells.retain(is_measured);
     let mut figure = Figure::default();
-    let mut frames = split(definition, samples);
-    if frames.len() > PANELS_MAX {
-        let more = frames.len() - PANELS_MAX;
+    let mut panels_data = split_into_panels(definition, plotted_cells);
+    if panels_data.len() > PANELS_MAX {
+        let more = panels_data.len() - PANELS_MAX;
         figure.notes.push(format!("{more} more panels are not drawn; the table holds their values."));
-        frames.truncate(PANELS_MAX);
+        panels_data.truncate(PANELS_MAX);
     }
-    for frame in &frames {
-        figure.panels.extend(panels(frame, beside));
+    for data in &panels_data {
+        figure.panels.extend(panels(data, with_cpu_use));
     }
     figure.panels.retain(|panel| !panel.charts.is_empty());
     figure
 }
 
-fn panels(frame: &Frame<'_>, beside: bool) -> Vec<Panel> {
-    let numeric = || frame.samples.iter().any(|sample| frame.x(sample).and_then(|x| x.as_f64()).is_some());
-    match frame.definition.shape.as_str() {
-        "cdf" => distribution::draw(frame),
-        "heatmap" => vec![bars::heat(frame)],
-        "table" => bars::table(frame),
-        "breakdown" if bars::has_shares(frame) => vec![bars::breakdown(frame)],
-        "curve" if numeric() => curve::draw(frame, beside),
-        // A curve over names is bars.
-        _ => bars::draw(frame),
+fn panels(data: &PanelData<'_>, with_cpu_use: bool) -> Vec<FigurePanel> {
+    let numeric =
+        || data.cells.iter().any(|plotted| data.x_value(plotted).and_then(|x| x.as_f64()).is_some());
+    match data.definition.shape.as_str() {
+        "cdf" => distribution::draw(data),
+        "heatmap" => vec![bars::heatmap(data)],
+        "table" => bars::table(data),
+        "breakdown" if bars::has_shares(data) => vec![bars::breakdown(data)],
+        "curve" if numeric() => curve::draw(data, with_cpu_use),
+        // Values without a numeric x axis are drawn as bars.
+        _ => bars::draw(data),
     }
 }
 
-impl Frame<'_> {
-    /// Where a cell lies on the horizontal axis.
-    pub(crate) fn x<'b>(&self, sample: &Sample<'b>) -> Option<&'b Value> {
-        sample.cell.parameters.get(&self.definition.x)
+impl PanelData<'_> {
+    /// The value of a cell on the x axis.
+    pub(crate) fn x_value<'b>(&self, plotted: &PlottedCell<'b>) -> Option<&'b Value> {
+        plotted.cell.parameters.get(&self.definition.x)
     }
 
-    /// The values along the horizontal axis: numbers ascending, then names as they come.
-    pub(crate) fn xs(&self) -> Vec<Value> {
+    /// The distinct values on the x axis: numbers ascending, then names in order of appearance.
+    pub(crate) fn x_values(&self) -> Vec<Value> {
         let mut values: Vec<Value> = Vec::new();
-        for value in self.samples.iter().filter_map(|sample| self.x(sample)) {
+        for value in self.cells.iter().filter_map(|plotted| self.x_value(plotted)) {
             if !values.iter().any(|other| other.same(value)) {
                 values.push(value.clone());
             }
@@ -143,11 +148,11 @@ impl Frame<'_> {
         values
     }
 
-    /// The names of the lines, as they come.
-    pub(crate) fn series(&self) -> Vec<String> {
+    /// The distinct names of the series, in order of appearance.
+    pub(crate) fn series_names(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
-        for sample in &self.samples {
-            let name = self.name(sample);
+        for plotted in &self.cells {
+            let name = self.series_name(plotted);
             if !names.contains(&name) {
                 names.push(name);
             }
@@ -155,12 +160,12 @@ impl Frame<'_> {
         names
     }
 
-    /// The line that a cell belongs to.
-    pub(crate) fn name(&self, sample: &Sample<'_>) -> String {
-        series_name(self.definition, sample.cell)
+    /// The name of the series that a cell belongs to.
+    pub(crate) fn series_name(&self, plotted: &PlottedCell<'_>) -> String {
+        series_name(self.definition, plotted.cell)
     }
 
-    /// The title of a chart for those who cannot see it.
+    /// The accessible name of a chart (`aria-label`).
     pub(crate) fn title(&self, what: &str) -> String {
         let mut title = self.definition.title.clone();
         for more in [self.panel.as_str(), what] {
@@ -172,51 +177,58 @@ impl Frame<'_> {
         title
     }
 
-    /// Whether what was measured and what was published can share a linear scale.
-    pub(crate) fn together(&self, times: f64, value: impl Fn(&Sample<'_>) -> Option<f64>) -> bool {
+    /// Whether the maxima of measured and published values differ by less than `ratio_max`, so that they can
+    /// share a chart. True if either side has no positive value.
+    pub(crate) fn fits_one_scale(
+        &self,
+        ratio_max: f64,
+        value: impl Fn(&PlottedCell<'_>) -> Option<f64>,
+    ) -> bool {
         let largest = |published: bool| {
-            let side = self.samples.iter().filter(|sample| sample.published == published);
+            let side = self.cells.iter().filter(|plotted| plotted.published == published);
             side.filter_map(&value).filter(|value| value.is_finite()).fold(0.0, f64::max)
         };
-        let (here, published) = (largest(false), largest(true));
-        here <= 0.0 || published <= 0.0 || (here / published < times && published / here < times)
+        let (measured, published) = (largest(false), largest(true));
+        measured <= 0.0
+            || published <= 0.0
+            || (measured / published < ratio_max && published / measured < ratio_max)
     }
 
-    /// The sides that a panel needs a chart for: both in one, or one each.
-    pub(crate) fn sides(&self, together: bool) -> Vec<Whose> {
-        let any = |published: bool| self.samples.iter().any(|sample| sample.published == published);
+    /// The charts that a panel needs: one for both sources, or one for each that has cells.
+    pub(crate) fn chart_sources(&self, one_chart: bool) -> Vec<FigureSource> {
+        let any = |published: bool| self.cells.iter().any(|plotted| plotted.published == published);
         match (any(false), any(true)) {
-            (true, true) if together => vec![Whose::Both],
-            (true, true) => vec![Whose::Here, Whose::Published],
-            (true, false) => vec![Whose::Here],
-            (false, true) => vec![Whose::Published],
+            (true, true) if one_chart => vec![FigureSource::Both],
+            (true, true) => vec![FigureSource::Measured, FigureSource::Published],
+            (true, false) => vec![FigureSource::Measured],
+            (false, true) => vec![FigureSource::Published],
             (false, false) => Vec::new(),
         }
     }
 
-    pub(crate) fn of(&self, whose: Whose) -> impl Iterator<Item = &Sample<'_>> {
-        self.samples.iter().filter(move |sample| match whose {
-            Whose::Both => true,
-            Whose::Here => !sample.published,
-            Whose::Published => sample.published,
+    pub(crate) fn cells_from(&self, source: FigureSource) -> impl Iterator<Item = &PlottedCell<'_>> {
+        self.cells.iter().filter(move |plotted| match source {
+            FigureSource::Both => true,
+            FigureSource::Measured => !plotted.published,
+            FigureSource::Published => plotted.published,
         })
     }
 }
 
-/// The name of a line: what the definition tells lines apart by, as people say it.
-fn series_name(definition: &Definition, cell: &Cell<'_>) -> String {
+/// The display name of a series: the values of the parameters that distinguish series.
+fn series_name(definition: &Definition, cell: &ExperimentCell<'_>) -> String {
     let mut name = String::new();
     for parameter in &definition.series {
         let Some(value) = cell.parameters.get(parameter) else { continue };
-        let said = match (parameter.as_str(), value.as_f64()) {
+        let label = match (parameter.as_str(), value.as_f64()) {
             ("jobs", Some(count)) => format!("{count} proc"),
             ("iodepth", Some(depth)) => format!("depth {depth}"),
-            _ => value_words(parameter, value),
+            _ => format_parameter_value(parameter, value),
         };
         if !name.is_empty() {
-            name.push_str(if said.contains(' ') { ", " } else { "/" });
+            name.push_str(if label.contains(' ') { ", " } else { "/" });
         }
-        name.push_str(&said);
+        name.push_str(&label);
     }
     match (name.is_empty(), cell.series.is_empty()) {
         (false, _) => name,
@@ -225,56 +237,59 @@ fn series_name(definition: &Definition, cell: &Cell<'_>) -> String {
     }
 }
 
-fn size(bytes: f64) -> String {
+fn format_size(bytes: f64) -> String {
     match bytes {
         _ if bytes >= 1024.0 && bytes % 1024.0 == 0.0 => format!("{} KiB", bytes / 1024.0),
         _ => format!("{bytes} B"),
     }
 }
 
-/// A parameter's value in words.
-pub(crate) fn value_words(name: &str, value: &Value) -> String {
+/// The display form of a parameter's value; sizes are in B or KiB.
+pub(crate) fn format_parameter_value(name: &str, value: &Value) -> String {
     match (name, value.as_f64()) {
-        ("block_bytes" | "background_block_bytes", Some(bytes)) => size(bytes),
+        ("block_bytes" | "background_block_bytes", Some(bytes)) => format_size(bytes),
         _ => value.to_string(),
     }
 }
 
-/// Divides the samples until each panel holds no two cells at one place.
-fn split<'a>(definition: &'a Definition, samples: Vec<Sample<'a>>) -> Vec<Frame<'a>> {
-    /// Each division is by a parameter that still varies; there are about a dozen in all.
+/// Splits cells into panels until no two cells of a panel have the same series and x value.
+fn split_into_panels<'a>(
+    definition: &'a Definition,
+    plotted_cells: Vec<PlottedCell<'a>>,
+) -> Vec<PanelData<'a>> {
+    /// Each round splits by one parameter that varies; there are about a dozen parameters.
     const DEPTH_MAX: usize = 12;
-    let mut frames = vec![Frame { definition, panel: String::new(), samples }];
+    let mut panels_data = vec![PanelData { definition, panel: String::new(), cells: plotted_cells }];
     for _ in 0..DEPTH_MAX {
-        let mut divided = Vec::new();
+        let mut parts = Vec::new();
         let mut changed = false;
-        for frame in frames {
-            match dividing(&frame) {
+        for data in panels_data {
+            match splitting_parameter(&data) {
                 Some(name) => {
                     changed = true;
-                    divided.extend(divide(frame, &name));
+                    parts.extend(split_by(data, &name));
                 }
-                None => divided.push(frame),
+                None => parts.push(data),
             }
         }
-        frames = divided;
+        panels_data = parts;
         if !changed {
             break;
         }
     }
-    frames
+    panels_data
 }
 
-/// A parameter that tells two cells apart which would be drawn at one place.
-fn dividing(frame: &Frame<'_>) -> Option<String> {
+/// A parameter that differs between two cells with the same series and x value.
+fn splitting_parameter(data: &PanelData<'_>) -> Option<String> {
     use std::collections::HashMap;
-    let mut places: HashMap<(bool, String, String), &Parameters> = HashMap::new();
-    for sample in &frame.samples {
-        let x = frame.x(sample).map(Value::to_string).unwrap_or_default();
-        let place = (sample.published, frame.name(sample), x);
-        let Some(other) = places.insert(place, sample.cell.parameters) else { continue };
-        let differs = sample.cell.parameters.iter().find(|(name, value)| {
-            let drawn = **name == frame.definition.x || frame.definition.series.contains(name);
+    let mut positions: HashMap<(bool, String, String), &Parameters> = HashMap::new();
+    for plotted in &data.cells {
+        let x = data.x_value(plotted).map(Value::to_string).unwrap_or_default();
+        let position = (plotted.published, data.series_name(plotted), x);
+        let Some(other) = positions.insert(position, plotted.cell.parameters) else { continue };
+        let differs = plotted.cell.parameters.iter().find(|(name, value)| {
+            let drawn = **name == data.definition.x || data.definition.series.contains(name);
             !drawn && other.get(*name).is_none_or(|found| !found.same(value))
         });
         if let Some((name, _)) = differs {
@@ -284,29 +299,31 @@ fn dividing(frame: &Frame<'_>) -> Option<String> {
     None
 }
 
-fn divide<'a>(frame: Frame<'a>, name: &str) -> Vec<Frame<'a>> {
-    let mut frames: Vec<(Value, Frame<'a>)> = Vec::new();
-    let mut everywhere = Vec::new();
-    for sample in frame.samples {
-        let Some(value) = sample.cell.parameters.get(name) else {
-            everywhere.push(sample);
+fn split_by<'a>(data: PanelData<'a>, name: &str) -> Vec<PanelData<'a>> {
+    let mut panels_data: Vec<(Value, PanelData<'a>)> = Vec::new();
+    let mut in_all_panels = Vec::new();
+    for plotted in data.cells {
+        let Some(value) = plotted.cell.parameters.get(name) else {
+            in_all_panels.push(plotted);
             continue;
         };
-        match frames.iter_mut().find(|(other, _)| other.same(value)) {
-            Some((_, part)) => part.samples.push(sample),
+        match panels_data.iter_mut().find(|(other, _)| other.same(value)) {
+            Some((_, part)) => part.cells.push(plotted),
             None => {
-                let said = format!("{} {}", metric::parameter(name), value_words(name, value));
-                let panel = if frame.panel.is_empty() { said } else { format!("{}, {said}", frame.panel) };
-                let part = Frame { definition: frame.definition, panel, samples: vec![sample] };
-                frames.push((value.clone(), part));
+                let label =
+                    format!("{} {}", metric::parameter_name(name), format_parameter_value(name, value));
+                let panel = if data.panel.is_empty() { label } else { format!("{}, {label}", data.panel) };
+                let part = PanelData { definition: data.definition, panel, cells: vec![plotted] };
+                panels_data.push((value.clone(), part));
             }
         }
     }
-    frames.sort_by(|(a, _), (b, _)| a.as_f64().partial_cmp(&b.as_f64()).unwrap_or(std::cmp::Ordering::Equal));
-    let mut frames: Vec<Frame<'a>> = frames.into_iter().map(|(_, frame)| frame).collect();
-    // What does not say is at home in every panel.
-    for part in &mut frames {
-        part.samples.extend(everywhere.iter().copied());
+    panels_data
+        .sort_by(|(a, _), (b, _)| a.as_f64().partial_cmp(&b.as_f64()).unwrap_or(std::cmp::Ordering::Equal));
+    let mut panels_data: Vec<PanelData<'a>> = panels_data.into_iter().map(|(_, data)| data).collect();
+    // A cell without the parameter appears in every panel.
+    for part in &mut panels_data {
+        part.cells.extend(in_all_panels.iter().copied());
     }
-    frames
+    panels_data
 }

@@ -1,14 +1,15 @@
-//! What a run of the lab says: a page, a comparison, advice, tables for other programs.
+//! Reports on a run of the lab: an HTML page, a comparison of two runs, a recommendation, CSV and JSON.
 //!
-//! A run is read with [`experiments::Run`]. [`page::report`] makes one HTML file of it, [`compare::compare`]
-//! sets it against another, [`advise::advise`] names an API and a scheduler with the evidence, and
-//! [`export`] hands the numbers on. Underneath, [`study`] puts a run beside the published studies,
-//! [`figure`] draws what an experiment's definition describes, [`chart`] is the drawing and [`stats`] what
-//! verdicts stand on. Nothing here measures anything or opens a connection.
+//! [`lab_experiments::Run`] reads a run directory. [`page::render_html`] renders one self-contained HTML
+//! file, [`compare::compare`] compares two runs, [`advise::advise`] recommends an API and a scheduler with
+//! the evidence, and [`export`] writes CSV and JSON. [`study`] pairs a run with the published studies,
+//! [`figure`] selects and arranges the data that an experiment's definition describes, [`chart`] renders SVG
+//! and [`stats`] computes medians, confidence intervals and ratios. This crate measures nothing and opens
+//! no connection.
 //!
 //! ```no_run
-//! let run = experiments::Run::open(std::path::Path::new("runs/today"))?;
-//! std::fs::write("report.html", report::page::report(&run)?)?;
+//! let run = lab_experiments::Run::open(std::path::Path::new("runs/today"))?;
+//! std::fs::write("report.html", lab_report::page::render_html(&run)?)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![forbid(unsafe_code)]
@@ -26,4 +27,4 @@ pub mod study;
 
 mod cells;
 
-pub use cells::{Cell, cells};
+pub use cells::{ExperimentCell, group_into_cells};

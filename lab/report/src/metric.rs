@@ -1,36 +1,40 @@
-//! What a metric means: its words, its unit, and which way is better.
+//! Metrics: display name, display unit, and whether higher or lower values are better.
 
-/// Which way a metric is better.
+/// Whether higher or lower values of a metric are better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Better {
-    /// More is better: throughput.
-    More,
-    /// Less is better: latency, cost.
-    Less,
-    /// Neither: a share, a count of tokens.
-    Neither,
+pub enum MetricDirection {
+    /// Throughput, bandwidth, instructions per cycle.
+    HigherIsBetter,
+    /// Latency and cost.
+    LowerIsBetter,
+    /// Neither is better: shares, token counts.
+    Neutral,
 }
 
-/// A metric as readers see it. Values are divided by `per` and then have `unit`.
+/// How values of a metric are displayed: divided by `per` and then have `unit`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shown {
-    /// What is divided by.
-    pub per: f64,
-    /// The unit after that.
+pub struct DisplayUnit {
+    /// Divides a value in the metric's own unit.
+    pub divisor: f64,
+    /// The unit of the quotient; empty if dimensionless.
     pub unit: &'static str,
 }
 
-/// Which way `metric` is better.
-pub fn better(metric: &str) -> Better {
+/// The direction of improvement of `metric`.
+pub fn direction(metric: &str) -> MetricDirection {
     if metric.ends_with("iops") || metric == "bw_mib_s" || metric == "ipc" || metric == "iops_per_core" {
-        return Better::More;
+        return MetricDirection::HigherIsBetter;
     }
     let costs = ["_us", "_per_io", "_cores", "cpu_cores", "cache_miss_ratio", "context_switches_per_s"];
-    if costs.iter().any(|cost| metric.ends_with(cost)) { Better::Less } else { Better::Neither }
+    if costs.iter().any(|cost| metric.ends_with(cost)) {
+        MetricDirection::LowerIsBetter
+    } else {
+        MetricDirection::Neutral
+    }
 }
 
-/// The unit that suits values up to `largest`.
-pub fn shown(metric: &str, largest: f64) -> Shown {
+/// Chooses the display unit for values up to `largest`.
+pub fn display_unit(metric: &str, largest: f64) -> DisplayUnit {
     let (per, unit) = if metric.ends_with("iops") || metric == "iops_per_core" {
         match largest {
             _ if largest >= 2e6 => (1e6, "MIOPS"),
@@ -44,9 +48,9 @@ pub fn shown(metric: &str, largest: f64) -> Shown {
             _ => (1.0, "us"),
         }
     } else if metric.ends_with("_ns_per_io") {
-        if largest >= 1e4 { (1e3, "us an I/O") } else { (1.0, "ns an I/O") }
+        if largest >= 1e4 { (1e3, "us per I/O") } else { (1.0, "ns per I/O") }
     } else if metric.ends_with("_per_io") {
-        if largest >= 1e4 { (1e3, "thousand an I/O") } else { (1.0, "an I/O") }
+        if largest >= 1e4 { (1e3, "thousand per I/O") } else { (1.0, "per I/O") }
     } else if metric.ends_with("_cores") {
         (1.0, "cores")
     } else if metric == "cache_miss_ratio" {
@@ -60,14 +64,14 @@ pub fn shown(metric: &str, largest: f64) -> Shown {
     } else {
         (1.0, "")
     };
-    Shown { per, unit }
+    DisplayUnit { divisor: per, unit }
 }
 
-/// The metric in words, without its unit.
-pub fn words(metric: &str) -> String {
+/// The display name of a metric, without its unit.
+pub fn display_name(metric: &str) -> String {
     let known = [
         ("iops", "throughput"),
-        ("iops_per_core", "throughput a core"),
+        ("iops_per_core", "throughput per core"),
         ("read_iops", "reads"),
         ("write_iops", "writes"),
         ("bw_mib_s", "bandwidth"),
@@ -75,11 +79,11 @@ pub fn words(metric: &str) -> String {
         ("cpu_user_cores", "CPU use in user mode"),
         ("cpu_system_cores", "CPU use in the kernel"),
         ("kernel_thread_cores", "CPU use of kernel threads"),
-        ("cpu_ns_per_io", "processor time"),
+        ("cpu_ns_per_io", "CPU time"),
         ("instructions_per_io", "instructions"),
         ("cycles_per_io", "cycles"),
-        ("ipc", "instructions a cycle"),
-        ("cache_miss_ratio", "cache misses of references"),
+        ("ipc", "instructions per cycle"),
+        ("cache_miss_ratio", "cache miss ratio"),
         ("lock_share_pct", "cycles in lock functions"),
         ("context_switches_per_s", "context switches"),
         ("read_tokens", "read tokens"),
@@ -99,9 +103,9 @@ pub fn words(metric: &str) -> String {
     };
     match rest.trim_end_matches("_us") {
         "mean" => format!("mean {kind}"),
-        "max" => format!("largest {kind}"),
-        "stddev" => format!("deviation of {kind}"),
-        // P999 is read as one in a thousand.
+        "max" => format!("maximum {kind}"),
+        "stddev" => format!("standard deviation of {kind}"),
+        // `p999` is P99.9.
         percentile => match percentile.strip_prefix('p') {
             Some(digits) if digits.len() > 2 && digits.is_ascii() => {
                 format!("P{}.{} {kind}", &digits[..2], &digits[2..])
@@ -112,14 +116,14 @@ pub fn words(metric: &str) -> String {
     }
 }
 
-/// Words and unit, as an axis says it.
-pub fn label(metric: &str, shown: Shown) -> String {
-    let words = words(metric);
+/// Display name and unit, for axis labels and column headers.
+pub fn label_with_unit(metric: &str, shown: DisplayUnit) -> String {
+    let words = display_name(metric);
     if shown.unit.is_empty() { words } else { format!("{words}, {}", shown.unit) }
 }
 
-/// A parameter in words.
-pub fn parameter(name: &str) -> String {
+/// The display name of a cell parameter.
+pub fn parameter_name(name: &str) -> String {
     let known = [
         ("api", "API"),
         ("scheduler", "scheduler"),
@@ -146,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metrics_are_words_with_units() {
+    fn metric_labels_have_a_name_and_a_unit() {
         for (metric, largest, text) in [
             ("iops", 783_000.0, "throughput, KIOPS"),
             ("iops", 3.4e6, "throughput, MIOPS"),
@@ -155,20 +159,20 @@ mod tests {
             ("lat_mean_us", 68.0, "mean latency, us"),
             ("cpu_cores", 9.9, "CPU use, cores"),
             ("share_block_layer_pct", 66.0, "block layer, %"),
-            ("cache_miss_ratio", 0.9, "cache misses of references, %"),
+            ("cache_miss_ratio", 0.9, "cache miss ratio, %"),
             ("write_tokens", 128.0, "write tokens"),
             ("clat_é_us", 1.0, "completion latency, é, us"),
             ("clat_pé9_us", 1.0, "P\u{e9}9 completion latency, us"),
         ] {
-            assert_eq!(label(metric, shown(metric, largest)), text);
+            assert_eq!(label_with_unit(metric, display_unit(metric, largest)), text);
         }
     }
 
     #[test]
-    fn each_metric_knows_which_way_is_better() {
-        assert_eq!(better("read_iops"), Better::More);
-        assert_eq!(better("clat_p99_us"), Better::Less);
-        assert_eq!(better("kernel_thread_cores"), Better::Less);
-        assert_eq!(better("share_driver_pct"), Better::Neither);
+    fn each_metric_has_a_direction_of_improvement() {
+        assert_eq!(direction("read_iops"), MetricDirection::HigherIsBetter);
+        assert_eq!(direction("clat_p99_us"), MetricDirection::LowerIsBetter);
+        assert_eq!(direction("kernel_thread_cores"), MetricDirection::LowerIsBetter);
+        assert_eq!(direction("share_driver_pct"), MetricDirection::Neutral);
     }
 }

@@ -1,85 +1,85 @@
-//! One HTML file that holds a whole run.
+//! Renders a whole run as one HTML file.
 //!
-//! Nothing is fetched: style, script, charts and data are inside, so the file can be mailed and opened
-//! from a disk years later. Without the script everything can still be read. All text from outside goes
-//! through the template's escaping; charts escape their own.
+//! The file is self-contained: it embeds style, script, charts and data and loads nothing, so it can be
+//! mailed and opened from disk years later. It stays readable without the script. The template escapes all
+//! untrusted text; charts escape their own.
 
 mod data;
 mod evidence;
-mod table;
+mod tables;
 
 use std::collections::BTreeSet;
 
-use experiments::{Run, Verdict};
+use lab_experiments::{Run, Verdict};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment};
 use serde::Serialize;
 
-use crate::advise::{Advice, Choice, Goal, advise, api_words};
-use crate::cells::{Cell, cells};
-use crate::chart::{grouped, short};
+use crate::advise::{Advice, AdviceGoal, Choice, advise, api_description};
+use crate::cells::{ExperimentCell, group_into_cells};
+use crate::chart::{format_integer, format_number};
 use crate::figure;
-use crate::study::{self, Agreement, Section};
+use crate::study::{self, Agreement, ExperimentData};
 
-pub use data::{Budget, embedded};
+pub use data::{HistogramBudget, embedded_json};
 
-/// Why a page cannot be made.
+/// Errors of rendering a page.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A template that comes with the program is wrong.
+pub enum ReportError {
+    /// A built-in template is invalid.
     #[error("the report's template: {0}")]
     Template(#[from] minijinja::Error),
-    /// Data that JSON has no word for.
+    /// The data cannot be represented as JSON.
     #[error("the report's data: {0}")]
     Data(#[from] serde_json::Error),
 }
 
-/// The report of a run.
+/// Renders the HTML report of a run.
 ///
 /// # Errors
-/// Only what this program itself did wrong.
-pub fn report(run: &Run) -> Result<String, Error> {
-    let cells = cells(&run.records);
-    let sections = study::sections(run, &cells);
+/// Only for defects of this program: an invalid built-in template, or data that JSON cannot represent.
+pub fn render_html(run: &Run) -> Result<String, ReportError> {
+    let cells = group_into_cells(&run.records);
+    let sections = study::group_by_experiment(run, &cells);
     let studies: BTreeSet<String> =
         sections.iter().map(|section| section.definition.study().to_string()).collect();
-    let advice: Vec<Advice> = Goal::ALL.iter().map(|goal| advise(run, *goal)).collect();
-    let asking = study::Asking::of(run);
-    let findings = evidence::findings(&asking);
+    let advice: Vec<Advice> = AdviceGoal::ALL.iter().map(|goal| advise(run, *goal)).collect();
+    let evaluator = study::FindingEvaluator::new(run);
+    let findings = evidence::findings(&evaluator);
     let derived: BTreeSet<&str> = sections
         .iter()
         .filter(|section| section.definition.y == "cpu_cores")
         .flat_map(|section| section.definition.derived_from.iter().map(String::as_str))
         .collect();
-    let shown: Vec<Experiment> = sections
+    let shown: Vec<ExperimentView> = sections
         .iter()
-        .map(|section| experiment(&asking, section, !derived.contains(section.definition.id.as_str())))
+        .map(|section| experiment(&evaluator, section, !derived.contains(section.definition.id.as_str())))
         .collect();
-    let measured = cells.iter().filter(|cell| cell.absent().is_none()).count();
-    let page = Page {
+    let measured = cells.iter().filter(|cell| cell.missing_reason().is_none()).count();
+    let page = ReportContext {
         title: title(run),
         program: &run.plan.program,
-        begun: begun(run),
+        started: started(run),
         scale: &run.plan.scale,
-        measured: grouped(measured as u64),
-        cells: grouped(cells.len() as u64),
+        measured: format_integer(measured as u64),
+        cells: format_integer(cells.len() as u64),
         repetitions: repetitions(&cells),
-        targets: run.plan.targets.iter().map(target_words).collect(),
-        advice: advice.iter().map(summary).collect(),
+        targets: run.plan.targets.iter().map(describe_target).collect(),
+        advice: advice.iter().map(advice_card).collect(),
         tally: evidence::tally(&findings),
         findings,
         distortions: &run.machine.distortions,
         dropped: &run.dropped,
         experiments: shown,
-        absent: absent(run, &cells),
-        disagreements: disagreements(&studies),
-        facts: table::facts(&run.machine.facts),
+        absent: missing_cells(run, &cells),
+        disagreements: discrepancy_tables(&studies),
+        facts: tables::facts(&run.machine.facts),
         collected_by: &run.machine.collected_by,
         plan: plan_rows(run),
         style: STYLE,
         script: SCRIPT,
-        data: embedded(run, Budget::default())?,
+        data: embedded_json(run, HistogramBudget::default())?,
     };
     let mut environment = Environment::new();
     environment.set_auto_escape_callback(|_| AutoEscape::Html);
@@ -89,26 +89,26 @@ pub fn report(run: &Run) -> Result<String, Error> {
     Ok(environment.get_template("report")?.render(Serde(&page))?)
 }
 
-/// What the template is given.
+/// The context of the template `report.html`.
 #[derive(Serialize)]
-struct Page<'a> {
+struct ReportContext<'a> {
     title: String,
     program: &'a str,
-    begun: String,
+    started: String,
     scale: &'a str,
     measured: String,
     cells: String,
     repetitions: String,
     targets: Vec<String>,
-    advice: Vec<Card>,
+    advice: Vec<AdviceCard>,
     tally: Vec<evidence::Tally>,
-    findings: Vec<evidence::Finding>,
+    findings: Vec<evidence::FindingView>,
     distortions: &'a [String],
     dropped: &'a [String],
-    experiments: Vec<Experiment>,
-    absent: Vec<Absent>,
-    disagreements: Disagreements,
-    facts: Vec<table::Facts>,
+    experiments: Vec<ExperimentView>,
+    absent: Vec<MissingCells>,
+    disagreements: Discrepancies,
+    facts: Vec<tables::FactSection>,
     collected_by: &'a str,
     plan: Vec<(&'static str, String)>,
     style: &'static str,
@@ -121,7 +121,7 @@ const PARTS: &str = include_str!("page/parts.html");
 pub(crate) const STYLE: &str = include_str!("page/style.css");
 const SCRIPT: &str = include_str!("page/script.js");
 
-/// What the page is about, in a line.
+/// The title of the page: the tested devices.
 fn title(run: &Run) -> String {
     let mut names: Vec<&str> = Vec::new();
     for target in &run.plan.targets {
@@ -138,11 +138,11 @@ fn title(run: &Run) -> String {
     }
 }
 
-fn target_words(target: &experiments::Target) -> String {
+fn describe_target(target: &lab_experiments::Target) -> String {
     let gib = target.size_bytes as f64 / f64::from(1 << 30);
     let mut words = format!("{} {}", target.kind, target.path);
     if target.size_bytes > 0 {
-        words.push_str(&format!(", {} GiB", short(gib)));
+        words.push_str(&format!(", {} GiB", format_number(gib)));
     }
     if !target.described.is_empty() {
         words.push_str(&format!(", {}", target.described));
@@ -150,18 +150,21 @@ fn target_words(target: &experiments::Target) -> String {
     words
 }
 
-/// When it began, in UTC.
-fn begun(run: &Run) -> String {
+/// The start time of the first record, in UTC.
+fn started(run: &Run) -> String {
     let first = run.records.iter().map(|record| record.started_unix_ms).filter(|ms| *ms > 0).min();
     match first.or(Some(run.machine.collected_unix_ms).filter(|ms| *ms > 0)) {
-        Some(ms) => table::utc(ms),
+        Some(ms) => tables::format_utc(ms),
         None => "at an unknown time".to_string(),
     }
 }
 
-fn repetitions(cells: &[Cell<'_>]) -> String {
-    let counts: BTreeSet<usize> =
-        cells.iter().filter(|cell| cell.absent().is_none()).map(|cell| cell.measured().count()).collect();
+fn repetitions(cells: &[ExperimentCell<'_>]) -> String {
+    let counts: BTreeSet<usize> = cells
+        .iter()
+        .filter(|cell| cell.missing_reason().is_none())
+        .map(|cell| cell.measured().count())
+        .collect();
     match (counts.first(), counts.last()) {
         (Some(1), Some(1)) => "each measured once".to_string(),
         (Some(least), Some(most)) if least == most => format!("each measured {least} times"),
@@ -170,48 +173,48 @@ fn repetitions(cells: &[Cell<'_>]) -> String {
     }
 }
 
-/// One goal's card.
+/// The advice for one goal.
 #[derive(Serialize)]
-struct Card {
+struct AdviceCard {
     goal: &'static str,
     headline: String,
-    sure: &'static str,
+    certainty: &'static str,
     reasons: Vec<String>,
     commands: Vec<String>,
     caveats: Vec<String>,
 }
 
-fn summary(advice: &Advice) -> Card {
+fn advice_card(advice: &Advice) -> AdviceCard {
     let decisions = [&advice.api, &advice.scheduler];
     let tested: Vec<_> = decisions.iter().filter(|decision| decision.choice != Choice::Untested).collect();
     let leads = tested.iter().any(|decision| matches!(decision.choice, Choice::Leads(_)));
     let wins = tested.iter().any(|decision| matches!(decision.choice, Choice::Wins(_)));
-    let sure = match (tested.is_empty(), leads, wins) {
+    let certainty = match (tested.is_empty(), leads, wins) {
         (true, ..) => "not tested",
-        (_, true, _) => "ahead, measured once",
-        (_, _, true) => "ahead by more than chance",
-        _ => "no difference beyond noise",
+        (_, true, _) => "lead, measured once",
+        (_, _, true) => "significant lead",
+        _ => "no significant difference",
     };
-    let headline = match (advice.api.named(), advice.scheduler.named()) {
-        (Some(api), Some(scheduler)) => format!("{}; scheduler {scheduler}", api_words(api)),
-        (Some(api), None) => api_words(api).to_string(),
+    let headline = match (advice.api.recommended(), advice.scheduler.recommended()) {
+        (Some(api), Some(scheduler)) => format!("{}; scheduler {scheduler}", api_description(api)),
+        (Some(api), None) => api_description(api).to_string(),
         (None, Some(scheduler)) => format!("scheduler {scheduler}"),
         (None, None) if tested.is_empty() => "Not tested".to_string(),
         (None, None) => "No winner".to_string(),
     };
     let reasons = tested.iter().map(|decision| decision.because.clone()).collect();
-    Card {
-        goal: advice.goal.words(),
-        headline: capitalised(&headline),
-        sure,
+    AdviceCard {
+        goal: advice.goal.description(),
+        headline: capitalized(&headline),
+        certainty,
         reasons,
         commands: advice.commands.clone(),
         caveats: advice.caveats.clone(),
     }
 }
 
-fn capitalised(text: &str) -> String {
-    // Names of schedulers and APIs are written as the kernel writes them.
+fn capitalized(text: &str) -> String {
+    // Names of schedulers and APIs keep the kernel's spelling.
     let plain = ["none", "bfq", "kyber", "mq-deadline", "io_uring"];
     if plain.iter().any(|name| text.starts_with(name)) {
         return text.to_string();
@@ -220,9 +223,9 @@ fn capitalised(text: &str) -> String {
     letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// One experiment's section.
+/// The section of one experiment.
 #[derive(Serialize)]
-struct Experiment {
+struct ExperimentView {
     id: String,
     anchor: String,
     study: String,
@@ -231,31 +234,36 @@ struct Experiment {
     scaled: Vec<String>,
     traps: Vec<String>,
     notes: Vec<String>,
-    panels: Vec<Panel>,
-    checks: Vec<evidence::Check>,
-    values: table::Values,
+    panels: Vec<PanelView>,
+    checks: Vec<evidence::CheckView>,
+    values: tables::ValueTable,
     commands: Vec<String>,
     measured: usize,
 }
 
 #[derive(Serialize)]
-struct Panel {
+struct PanelView {
     title: String,
     charts: Vec<(&'static str, String)>,
 }
 
-fn experiment(asking: &study::Asking, section: &Section<'_>, beside: bool) -> Experiment {
+fn experiment(
+    evaluator: &study::FindingEvaluator,
+    section: &ExperimentData<'_>,
+    with_cpu_use: bool,
+) -> ExperimentView {
     let definition = &section.definition;
     let published = study::published_cells(&section.published);
-    let figure = figure::draw(definition, &section.cells, &published.iter().collect::<Vec<_>>(), beside);
-    let panel = |panel: figure::Panel| Panel {
+    let figure =
+        figure::draw(definition, &section.cells, &published.iter().collect::<Vec<_>>(), with_cpu_use);
+    let panel = |panel: figure::FigurePanel| PanelView {
         title: panel.title,
-        charts: panel.charts.into_iter().map(|chart| (chart.whose.words(), chart.svg)).collect(),
+        charts: panel.charts.into_iter().map(|chart| (chart.source.label(), chart.svg)).collect(),
     };
     let own = definition.derived_from.is_empty();
-    Experiment {
+    ExperimentView {
         anchor: anchor(&definition.id),
-        study: study_words(definition.study()),
+        study: study_name(definition.study()),
         id: definition.id.clone(),
         title: definition.title.clone(),
         section: definition.section.clone(),
@@ -263,20 +271,20 @@ fn experiment(asking: &study::Asking, section: &Section<'_>, beside: bool) -> Ex
         traps: definition.traps.clone(),
         notes: figure.notes,
         panels: figure.panels.into_iter().map(panel).collect(),
-        checks: evidence::checks(asking, definition),
-        values: table::values(section, &published),
-        commands: if own { table::commands(&section.cells) } else { Vec::new() },
-        measured: section.cells.iter().filter(|cell| cell.absent().is_none()).count(),
+        checks: evidence::checks(evaluator, definition),
+        values: tables::values(section, &published),
+        commands: if own { tables::commands(&section.cells) } else { Vec::new() },
+        measured: section.cells.iter().filter(|cell| cell.missing_reason().is_none()).count(),
     }
 }
 
-/// A fragment identifier: letters, digits and dashes.
+/// A fragment identifier: ASCII letters, digits and dashes.
 fn anchor(id: &str) -> String {
     let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
     format!("x-{}", id.chars().map(plain).collect::<String>())
 }
 
-fn study_words(study: &str) -> String {
+fn study_name(study: &str) -> String {
     match study {
         "cheops23" => "CHEOPS’23".to_string(),
         "icpe24" => "ICPE’24".to_string(),
@@ -285,33 +293,33 @@ fn study_words(study: &str) -> String {
     }
 }
 
-/// What could not run, by reason.
+/// Cells without a measurement that share a reason.
 #[derive(Serialize)]
-struct Absent {
+struct MissingCells {
     reason: String,
     count: usize,
     experiments: Vec<String>,
 }
 
-fn absent(run: &Run, cells: &[Cell<'_>]) -> Vec<Absent> {
-    let mut all: Vec<Absent> = Vec::new();
+fn missing_cells(run: &Run, cells: &[ExperimentCell<'_>]) -> Vec<MissingCells> {
+    let mut all: Vec<MissingCells> = Vec::new();
     let mut add = |reason: &str, experiment: &str| {
-        let place = match all.iter().position(|known| known.reason == reason) {
-            Some(place) => place,
+        let index = match all.iter().position(|known| known.reason == reason) {
+            Some(index) => index,
             None => {
-                all.push(Absent { reason: reason.to_string(), count: 0, experiments: Vec::new() });
+                all.push(MissingCells { reason: reason.to_string(), count: 0, experiments: Vec::new() });
                 all.len() - 1
             }
         };
-        all[place].count += 1;
-        if !all[place].experiments.iter().any(|known| known == experiment) {
-            all[place].experiments.push(experiment.to_string());
+        all[index].count += 1;
+        if !all[index].experiments.iter().any(|known| known == experiment) {
+            all[index].experiments.push(experiment.to_string());
         }
     };
     let mut known: BTreeSet<(&str, String)> = BTreeSet::new();
     for cell in cells {
-        known.insert((cell.experiment, cell.words()));
-        if let Some(reason) = cell.absent() {
+        known.insert((cell.experiment, cell.parameter_label()));
+        if let Some(reason) = cell.missing_reason() {
             add(reason, cell.experiment);
         }
     }
@@ -320,7 +328,7 @@ fn absent(run: &Run, cells: &[Cell<'_>]) -> Vec<Absent> {
             let words: Vec<String> =
                 planned.parameters.iter().map(|(name, value)| format!("{name} {value}")).collect();
             if !known.contains(&(experiment.id.as_str(), words.join(", "))) {
-                let reason = planned.skipped.as_deref().unwrap_or("the run ended before it");
+                let reason = planned.skipped.as_deref().unwrap_or("the run ended before this cell");
                 add(reason, &experiment.id);
             }
         }
@@ -329,48 +337,48 @@ fn absent(run: &Run, cells: &[Cell<'_>]) -> Vec<Absent> {
     all
 }
 
-/// What the papers disagree on with themselves, for the template.
+/// Discrepancies within the published studies.
 #[derive(Serialize)]
-struct Disagreements {
-    said: Vec<(String, String, String)>,
-    numbers: Vec<Number>,
+struct Discrepancies {
+    texts: Vec<(String, String, String)>,
+    numbers: Vec<PrintedNumberRow>,
     compared: usize,
 }
 
 #[derive(Serialize)]
-struct Number {
+struct PrintedNumberRow {
     study: String,
-    place: String,
+    location: String,
     what: String,
     printed: String,
     raw: String,
-    apart: bool,
+    differs: bool,
 }
 
-fn disagreements(studies: &BTreeSet<String>) -> Disagreements {
-    let said = study::disagreements(studies);
-    let printed: Vec<study::Printed> =
-        study::printed().into_iter().filter(|number| studies.contains(&number.study)).collect();
-    let number = |number: &study::Printed| Number {
-        study: study_words(&number.study),
-        place: number.place.clone(),
+fn discrepancy_tables(studies: &BTreeSet<String>) -> Discrepancies {
+    let texts = study::discrepancies(studies);
+    let printed: Vec<study::PrintedNumber> =
+        study::printed_numbers().into_iter().filter(|number| studies.contains(&number.study)).collect();
+    let number = |number: &study::PrintedNumber| PrintedNumberRow {
+        study: study_name(&number.study),
+        location: number.location.clone(),
         what: number.what.clone(),
-        printed: format!("{} {}", number.printed, unit_words(&number.unit)),
-        raw: format!("{} {}", exact(number.raw), unit_words(&number.unit)),
-        apart: number.agreement == Agreement::Apart,
+        printed: format!("{} {}", number.printed, unit_symbol(&number.unit)),
+        raw: format!("{} {}", format_four_digits(number.recomputed), unit_symbol(&number.unit)),
+        differs: number.agreement == Agreement::Differs,
     };
-    let mut numbers: Vec<Number> =
-        printed.iter().filter(|number| number.agreement != Agreement::Equal).map(number).collect();
-    numbers.sort_by_key(|number| !number.apart);
-    Disagreements {
-        said: said.into_iter().map(|one| (study_words(&one.study), one.place, one.text)).collect(),
+    let mut numbers: Vec<PrintedNumberRow> =
+        printed.iter().filter(|number| number.agreement != Agreement::Exact).map(number).collect();
+    numbers.sort_by_key(|number| !number.differs);
+    Discrepancies {
+        texts: texts.into_iter().map(|one| (study_name(&one.study), one.location, one.text)).collect(),
         numbers,
         compared: printed.len(),
     }
 }
 
-/// The reference data's words for units, as people write them.
-fn unit_words(unit: &str) -> &str {
+/// The display form of a unit of the reference data.
+fn unit_symbol(unit: &str) -> &str {
     match unit {
         "kiops" => "KIOPS",
         "miops" => "MIOPS",
@@ -380,8 +388,8 @@ fn unit_words(unit: &str) -> &str {
     }
 }
 
-/// Four digits: a near miss must show.
-fn exact(value: f64) -> String {
+/// Four significant digits, so that small deviations stay visible.
+fn format_four_digits(value: f64) -> String {
     let digits = if value == 0.0 { 0 } else { value.abs().log10().floor() as i32 };
     let places = (3 - digits).clamp(0, 6) as usize;
     format!("{value:.places$}")
@@ -392,7 +400,7 @@ fn plan_rows(run: &Run) -> Vec<(&'static str, String)> {
     let mut rows = vec![
         ("Program", plan.program.clone()),
         ("Command", plan.command.join(" ")),
-        ("Asked for", plan.selection.join(" ")),
+        ("Selection", plan.selection.join(" ")),
         ("Scale", plan.scale.clone()),
         ("Seed", plan.seed.to_string()),
         ("Generator", plan.generator.clone()),
@@ -403,9 +411,9 @@ fn plan_rows(run: &Run) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// The machine's facts, each with its section.
-pub(crate) fn facts_of(run: &Run) -> Vec<(String, String)> {
-    let sections = table::facts(&run.machine.facts).into_iter();
+/// Facts of the machine as `section · name` and value.
+pub(crate) fn machine_facts(run: &Run) -> Vec<(String, String)> {
+    let sections = tables::facts(&run.machine.facts).into_iter();
     sections
         .flat_map(|(section, rows)| {
             rows.into_iter().map(move |(name, value)| (format!("{section} · {name}"), value))
@@ -413,7 +421,7 @@ pub(crate) fn facts_of(run: &Run) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The word for a verdict's style.
+/// The CSS class of a verdict.
 pub(crate) fn verdict_class(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Holds => "yes",

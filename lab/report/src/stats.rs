@@ -1,18 +1,18 @@
-//! Statistics that a few outliers cannot bend: medians, intervals, knees and slopes.
+//! Robust statistics: medians, confidence intervals, knees and slopes.
 //!
-//! A storage measurement has few repetitions and a long tail. So the middle is the median, its interval
-//! comes from resampling with a fixed seed (the same data always gives the same digits), two runs are
-//! compared by the ratio of their geometric means with Welch's interval, and a slope is the median of
-//! all pairwise slopes.
+//! Storage measurements have few repetitions and long tails. The location estimate is therefore the median,
+//! with a bootstrap confidence interval (fixed seed, so the same data always gives the same digits). Two runs
+//! are compared by the ratio of their geometric means with Welch's interval. Slopes use the Theil-Sen
+//! estimator.
 //!
-//! Values that are not finite are left out everywhere: a cell that failed has no number.
+//! All functions ignore values that are not finite: a failed cell has no number.
 
 mod compare;
 mod curve;
-mod middle;
+mod quantiles;
 #[cfg(test)]
 mod tests;
 
-pub use compare::{Interval, ratio_of_means, ratio_over_situations};
+pub use compare::{ConfidenceInterval, geometric_mean_ratio, matched_geometric_mean_ratio};
 pub use curve::{knee, saturation, slope};
-pub use middle::{median, median_interval, quantile, relative_spread};
+pub use quantiles::{median, median_interval, quantile, relative_spread};

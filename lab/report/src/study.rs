@@ -1,5 +1,5 @@
-//! A run beside the studies: its experiments, their findings, and where the papers disagree with
-//! themselves.
+//! Pairs a run with the published studies: experiments with published values, findings, and discrepancies
+//! within the papers.
 
 mod printed;
 #[cfg(test)]
@@ -7,51 +7,51 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use experiments::{
+use lab_experiments::{
     Catalog, CellRecord, Check, Definition, Finding, FindingOutcome, Outcome, Run, Verdict, reference,
 };
 
-use crate::cells::{Cell, cells};
+use crate::cells::{ExperimentCell, group_into_cells};
 
-pub use printed::{Agreement, Printed, printed};
+pub use printed::{Agreement, PrintedNumber, printed_numbers};
 
-/// One experiment of a run.
-pub struct Section<'a> {
-    /// What it is.
+/// One experiment of a run with the published values.
+pub struct ExperimentData<'a> {
+    /// The definition from the plan, the catalog, or inferred from the cells.
     pub definition: Definition,
-    /// What differs from the published method here.
+    /// How the run deviates from the published method, one phrase each.
     pub scaled: &'a [String],
-    /// Its cells, and those it is derived from.
-    pub cells: Vec<&'a Cell<'a>>,
-    /// What was published.
+    /// The measured cells; those of the source experiments for a derived experiment.
+    pub cells: Vec<&'a ExperimentCell<'a>>,
+    /// The published values as records.
     pub published: Vec<CellRecord>,
 }
 
-/// A finding, and in how many repetitions it came out the same.
-pub struct Asked {
-    /// Over all repetitions.
+/// The result of a finding, and how many repetitions agree with it.
+pub struct FindingResult {
+    /// The result over all repetitions.
     pub outcome: FindingOutcome,
-    /// Repetitions in which it could be asked.
+    /// Number of repetitions with enough data to evaluate the finding.
     pub repetitions: usize,
-    /// Those of them that agree with the whole.
+    /// Number of those with the same verdict as `outcome`.
     pub agreeing: usize,
 }
 
-/// A sentence about a paper's disagreement with itself or with its files.
-pub struct Disagreement {
-    /// The study.
+/// A discrepancy between a paper's text, arithmetic and published files.
+pub struct Discrepancy {
+    /// The study's identifier, for example `icpe24`.
     pub study: String,
-    /// The figure or table.
-    pub place: String,
-    /// What it is.
+    /// The figure or table of the paper.
+    pub location: String,
+    /// A description in one or more sentences.
     pub text: String,
 }
 
-/// The experiments of a run in the order of its plan; after them those that can be derived from what was
-/// measured, and those that no plan knows.
-pub fn sections<'a>(run: &'a Run, cells: &'a [Cell<'a>]) -> Vec<Section<'a>> {
+/// Groups a run's cells by experiment, in the order of the catalog; experiments that are not in the catalog
+/// come last. Includes experiments that can be derived from the measured ones and experiments without a plan.
+pub fn group_by_experiment<'a>(run: &'a Run, cells: &'a [ExperimentCell<'a>]) -> Vec<ExperimentData<'a>> {
     let catalog = Catalog::built_in();
-    let mut by_experiment: BTreeMap<&str, Vec<&Cell<'_>>> = BTreeMap::new();
+    let mut by_experiment: BTreeMap<&str, Vec<&ExperimentCell<'_>>> = BTreeMap::new();
     for cell in cells {
         by_experiment.entry(cell.experiment).or_default().push(cell);
     }
@@ -59,9 +59,9 @@ pub fn sections<'a>(run: &'a Run, cells: &'a [Cell<'a>]) -> Vec<Section<'a>> {
     for planned in &run.plan.experiments {
         let definition =
             Definition::parse(&planned.definition).ok().or_else(|| catalog.get(&planned.id).cloned());
-        // A plan of a newer program may say what this one cannot read; its cells are drawn all the same.
-        let definition =
-            definition.unwrap_or_else(|| guessed(&planned.id, by_experiment.get(planned.id.as_str())));
+        // A newer program's plan may hold a definition that does not parse; its cells are drawn regardless.
+        let definition = definition
+            .unwrap_or_else(|| inferred_definition(&planned.id, by_experiment.get(planned.id.as_str())));
         definitions.push((definition, &planned.scaled));
     }
     for definition in catalog.definitions() {
@@ -74,14 +74,14 @@ pub fn sections<'a>(run: &'a Run, cells: &'a [Cell<'a>]) -> Vec<Section<'a>> {
     for (experiment, cells) in &by_experiment {
         if !definitions.iter().any(|(known, _)| known.id == *experiment) {
             let known = catalog.get(experiment).cloned();
-            definitions.push((known.unwrap_or_else(|| guessed(experiment, Some(cells))), &[]));
+            definitions.push((known.unwrap_or_else(|| inferred_definition(experiment, Some(cells))), &[]));
         }
     }
-    // As the papers count, whatever order the plan took.
-    let place =
+    // The catalog has the order of the papers; the plan may be shuffled.
+    let position =
         |definition: &Definition| catalog.definitions().iter().position(|known| known.id == definition.id);
-    definitions.sort_by_key(|(definition, _)| place(definition).unwrap_or(usize::MAX));
-    let of = |definition: &Definition| {
+    definitions.sort_by_key(|(definition, _)| position(definition).unwrap_or(usize::MAX));
+    let cells_of = |definition: &Definition| {
         let names = if definition.derived_from.is_empty() {
             std::slice::from_ref(&definition.id)
         } else {
@@ -92,8 +92,8 @@ pub fn sections<'a>(run: &'a Run, cells: &'a [Cell<'a>]) -> Vec<Section<'a>> {
     };
     definitions
         .into_iter()
-        .map(|(definition, scaled)| Section {
-            cells: of(&definition),
+        .map(|(definition, scaled)| ExperimentData {
+            cells: cells_of(&definition),
             published: published(&catalog, &definition),
             definition,
             scaled,
@@ -101,7 +101,7 @@ pub fn sections<'a>(run: &'a Run, cells: &'a [Cell<'a>]) -> Vec<Section<'a>> {
         .collect()
 }
 
-/// The published values of an experiment, or of those that it is derived from.
+/// The published values of an experiment and of its source experiments.
 fn published(catalog: &Catalog, definition: &Definition) -> Vec<CellRecord> {
     let mut records = reference::published(definition);
     for source in &definition.derived_from {
@@ -113,7 +113,7 @@ fn published(catalog: &Catalog, definition: &Definition) -> Vec<CellRecord> {
     records
 }
 
-/// The artifact of ICPE'24 has 17 percentiles of each cell, where its summary has five.
+/// Adds percentiles for CDFs: the artifact of ICPE'24 has 17 for each cell, its summary only five.
 fn add_percentiles(definition: &Definition, records: &mut [CellRecord]) {
     let Some(rows) = reference::table(definition.study(), "cdf_percentiles") else { return };
     for row in rows {
@@ -126,8 +126,8 @@ fn add_percentiles(definition: &Definition, records: &mut [CellRecord]) {
         };
         let name = format!("clat_p{}_us", text("percentile").replace('.', ""));
         for record in records.iter_mut() {
-            let x = record.parameters.get(&definition.x).and_then(experiments::Value::as_f64);
-            let scheduler = record.parameters.get("scheduler").and_then(experiments::Value::as_str);
+            let x = record.parameters.get(&definition.x).and_then(lab_experiments::Value::as_f64);
+            let scheduler = record.parameters.get("scheduler").and_then(lab_experiments::Value::as_str);
             if x == Some(at) && scheduler == Some(text("scheduler")) {
                 record.role_mut("fg").set(name.as_str(), value);
             }
@@ -135,9 +135,9 @@ fn add_percentiles(definition: &Definition, records: &mut [CellRecord]) {
     }
 }
 
-/// A definition for cells of which nothing is known but themselves: along the axis lies the number that
-/// takes most values, and names tell lines apart.
-fn guessed(id: &str, cells: Option<&Vec<&Cell<'_>>>) -> Definition {
+/// Infers a definition from cells of an unknown experiment: the x axis is the numeric parameter with the most
+/// values; parameters with text values that vary define the series.
+fn inferred_definition(id: &str, cells: Option<&Vec<&ExperimentCell<'_>>>) -> Definition {
     let mut values: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     let mut numeric: BTreeSet<&str> = BTreeSet::new();
     for cell in cells.into_iter().flatten() {
@@ -168,13 +168,13 @@ fn guessed(id: &str, cells: Option<&Vec<&Cell<'_>>>) -> Definition {
     }
 }
 
-/// A run's measured records by experiment, without histograms: those are most of a record, and no check
-/// looks at one.
-pub struct Asking(BTreeMap<String, Vec<CellRecord>>);
+/// Evaluates checks and findings against a run. Holds the measured records by experiment without their
+/// histograms, which are most of a record and are not used by checks.
+pub struct FindingEvaluator(BTreeMap<String, Vec<CellRecord>>);
 
-impl Asking {
-    /// Of a run.
-    pub fn of(run: &Run) -> Asking {
+impl FindingEvaluator {
+    /// Copies the measured records of a run.
+    pub fn new(run: &Run) -> FindingEvaluator {
         let mut records: BTreeMap<String, Vec<CellRecord>> = BTreeMap::new();
         for record in run.records.iter().filter(|record| record.is_measured()) {
             let mut slim = CellRecord::new(record.experiment.as_str(), record.series.as_str());
@@ -185,31 +185,33 @@ impl Asking {
             }
             records.entry(record.experiment.clone()).or_default().push(slim);
         }
-        Asking(records)
+        FindingEvaluator(records)
     }
 
-    /// The records that checks ask about; those that name no experiment mean `home`.
-    fn records(&self, checks: &[Check], home: &str) -> Vec<CellRecord> {
+    /// The records that `checks` refer to. A check without an experiment refers to `default_experiment`.
+    fn records(&self, checks: &[Check], default_experiment: &str) -> Vec<CellRecord> {
         let picks = checks.iter().flat_map(|check| std::iter::once(&check.of).chain(&check.against));
         let names: BTreeSet<&str> = picks
-            .map(|pick| if pick.experiment.is_empty() { home } else { pick.experiment.as_str() })
+            .map(
+                |pick| if pick.experiment.is_empty() { default_experiment } else { pick.experiment.as_str() },
+            )
             .collect();
         names.iter().filter_map(|name| self.0.get(*name)).flatten().cloned().collect()
     }
 
-    /// Asks the checks of an experiment.
+    /// Evaluates the checks of an experiment.
     pub fn checks(&self, definition: &Definition) -> Vec<Outcome> {
         let records = self.records(&definition.check, &definition.id);
         definition.check.iter().map(|check| check.evaluate(&definition.id, &records)).collect()
     }
 
-    /// Asks every finding of the studies, over all repetitions and of each alone.
-    pub fn findings(&self) -> Vec<Asked> {
+    /// Evaluates every finding of the studies, over all repetitions and over each repetition separately.
+    pub fn findings(&self) -> Vec<FindingResult> {
         Catalog::built_in().findings().iter().map(|finding| self.finding(finding)).collect()
     }
 
-    fn finding(&self, finding: &Finding) -> Asked {
-        /// More than that say nothing new about a yes or no.
+    fn finding(&self, finding: &Finding) -> FindingResult {
+        /// More repetitions add no information to a yes or no, and cost time.
         const REPETITIONS_MAX: u32 = 8;
         let records = self.records(&finding.check, &finding.id);
         let outcome = finding.evaluate(&records);
@@ -224,30 +226,30 @@ impl Asking {
                 agreeing += usize::from(verdict == outcome.verdict);
             }
         }
-        Asked { outcome, repetitions, agreeing }
+        FindingResult { outcome, repetitions, agreeing }
     }
 }
 
-/// What the papers' texts, arithmetic and files disagree on, as written down with the reference data.
-pub fn disagreements(studies: &BTreeSet<String>) -> Vec<Disagreement> {
+/// The known discrepancies of `studies`, from the reference data.
+pub fn discrepancies(studies: &BTreeSet<String>) -> Vec<Discrepancy> {
     let mut all = Vec::new();
     for (study, text) in reference::FACTS {
         if !studies.contains(study) {
             continue;
         }
-        // The facts come with the program, and its tests read them all.
+        // The reference data is built in, and tests parse all of it.
         let facts: toml::Table = toml::from_str(text).unwrap_or_default();
         let entries = facts.get("discrepancy").and_then(toml::Value::as_array);
         for entry in entries.into_iter().flatten() {
             let word =
                 |name: &str| entry.get(name).and_then(toml::Value::as_str).unwrap_or_default().to_string();
-            all.push(Disagreement { study: study.to_string(), place: word("exp"), text: word("text") });
+            all.push(Discrepancy { study: study.to_string(), location: word("exp"), text: word("text") });
         }
     }
     all
 }
 
-/// The cells of published records, to be drawn like measured ones.
-pub fn published_cells(section: &[CellRecord]) -> Vec<Cell<'_>> {
-    cells(section)
+/// Groups published records into cells, which are drawn like measured ones.
+pub fn published_cells(section: &[CellRecord]) -> Vec<ExperimentCell<'_>> {
+    group_into_cells(section)
 }

@@ -1,5 +1,4 @@
-//! The page as a whole: what it holds, that it is HTML, that nothing from outside becomes markup, and that
-//! a browser draws it.
+//! Tests of the whole page: its content, valid HTML, escaping of untrusted text, and rendering in a browser.
 #![allow(clippy::unwrap_used)]
 
 mod synthetic;
@@ -8,11 +7,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use experiments::{CellRecord, Run, RunWriter, Target, Value};
 use html5ever::tendril::TendrilSink as _;
+use lab_experiments::{CellRecord, Run, RunWriter, Target, Value};
 use markup5ever_rcdom::{Handle, NodeData, RcDom};
 
-/// Parses as a browser does, and gives what a browser would silently mend.
+/// Parses like a browser and returns the parse errors, which a browser would silently correct.
 fn parse(page: &str) -> (RcDom, Vec<String>) {
     let dom = html5ever::parse_document(RcDom::default(), Default::default()).one(page);
     let errors = dom.errors.borrow().iter().map(ToString::to_string).collect();
@@ -54,9 +53,9 @@ fn attribute(node: &Handle, wanted: &str) -> Option<String> {
 }
 
 #[test]
-fn a_page_is_sound_html_and_holds_everything() {
+fn a_page_is_valid_html_with_all_sections() {
     let run = synthetic::run(1300, 2);
-    let page = report::page::report(&run).unwrap();
+    let page = lab_report::page::render_html(&run).unwrap();
     let (dom, errors) = parse(&page);
     assert!(errors.is_empty(), "{errors:?}");
     let charts =
@@ -80,7 +79,7 @@ fn a_page_is_sound_html_and_holds_everything() {
     ] {
         assert!(text.contains(wanted), "{wanted:?} is not in the page");
     }
-    // 28 findings of ICPE'24 and the four of CHEOPS'23, each with a verdict.
+    // The 28 findings of ICPE'24 and four of CHEOPS'23, each with a verdict.
     let findings = elements(&dom, "details");
     let findings = findings.iter().filter(|node| attribute(node, "class").as_deref() == Some("finding"));
     assert!(findings.count() >= 32);
@@ -93,8 +92,8 @@ fn a_page_is_sound_html_and_holds_everything() {
 }
 
 #[test]
-fn every_link_inside_the_page_leads_somewhere_and_none_leads_out() {
-    let (dom, _) = parse(&report::page::report(&synthetic::run(300, 1)).unwrap());
+fn every_link_targets_an_element_of_the_page() {
+    let (dom, _) = parse(&lab_report::page::render_html(&synthetic::run(300, 1)).unwrap());
     let mut names = Vec::new();
     walk(&dom.document, &mut |node| names.extend(attribute(node, "id")));
     let mut links = 0;
@@ -110,7 +109,7 @@ fn every_link_inside_the_page_leads_somewhere_and_none_leads_out() {
 }
 
 #[test]
-fn no_name_becomes_markup() {
+fn untrusted_text_is_escaped() {
     const EVIL: &str = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}";
     let mut run = synthetic::run(60, 1);
     let mut record = CellRecord::new(EVIL, EVIL);
@@ -136,22 +135,22 @@ fn no_name_becomes_markup() {
     });
     run.plan.experiments[0].scaled.push(EVIL.into());
     run.dropped.push(EVIL.into());
-    let page = report::page::report(&run).unwrap();
+    let page = lab_report::page::render_html(&run).unwrap();
     let (dom, errors) = parse(&page);
     assert!(errors.is_empty(), "{errors:?}");
     assert!(elements(&dom, "img").is_empty());
-    assert_eq!(elements(&dom, "script").len(), 2, "the data and ours");
+    assert_eq!(elements(&dom, "script").len(), 2, "the embedded data and the page's own script");
     walk(&dom.document, &mut |node| {
         assert_eq!(attribute(node, "onerror"), None);
     });
-    assert!(!page.contains("49}") && page.contains("7*7"), "a name is no template");
-    // A device whose name is a command is not put into one.
+    assert!(!page.contains("49}") && page.contains("7*7"), "names are not evaluated as templates");
+    // A device name with shell metacharacters does not appear in a command.
     assert!(!page.contains("echo none &gt; /sys/block/&lt;"));
 }
 
 #[test]
-fn an_empty_run_is_a_page_too() {
-    let page = report::page::report(&Run::default()).unwrap();
+fn an_empty_run_renders_a_valid_page() {
+    let page = lab_report::page::render_html(&Run::default()).unwrap();
     let (dom, errors) = parse(&page);
     assert!(errors.is_empty(), "{errors:?}");
     assert!(text_of(&dom.document).contains("nothing measured"));
@@ -165,7 +164,7 @@ fn scratch(name: &str) -> PathBuf {
 }
 
 #[test]
-fn a_run_that_was_cut_off_is_reported_with_what_it_has() {
+fn an_interrupted_run_is_reported_with_its_complete_records() {
     let directory = scratch("cut");
     let run = synthetic::run(40, 1);
     let mut writer = RunWriter::create(&directory.join("run"), &run.machine, &run.plan).unwrap();
@@ -176,13 +175,13 @@ fn a_run_that_was_cut_off_is_reported_with_what_it_has() {
     let bytes = fs::read(&results).unwrap();
     fs::write(&results, &bytes[..bytes.len() - 20]).unwrap();
     let read = Run::open(&directory.join("run")).unwrap();
-    let page = report::page::report(&read).unwrap();
+    let page = lab_report::page::render_html(&read).unwrap();
     assert!(page.contains("Lines of results that could not be read"));
-    assert!(page.contains("the run ended before it"));
+    assert!(page.contains("the run ended before this cell"));
     fs::remove_dir_all(&directory).unwrap();
 }
 
-/// A browser that is there, or nothing.
+/// The first installed browser; `None` if there is none.
 fn browser() -> Option<&'static str> {
     let works = |name: &&str| {
         Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
@@ -190,7 +189,7 @@ fn browser() -> Option<&'static str> {
     ["chromium", "chromium-browser", "google-chrome"].into_iter().find(works)
 }
 
-/// The document after its script ran, and what the browser said.
+/// The document after its script ran, and the browser's log.
 fn browse(browser: &str, directory: &Path, page: &Path) -> (String, String) {
     let output = Command::new("timeout")
         .args([
@@ -213,18 +212,18 @@ fn browse(browser: &str, directory: &Path, page: &Path) -> (String, String) {
 }
 
 #[test]
-fn a_browser_draws_the_page_without_a_complaint() {
+fn a_browser_renders_the_page_without_console_messages() {
     let Some(browser) = browser() else {
         println!("SKIPPED: no chromium in PATH");
         return;
     };
     let directory = scratch("browser");
     let page = directory.join("report.html");
-    fs::write(&page, report::page::report(&synthetic::run(700, 2)).unwrap()).unwrap();
-    let (document, said) = browse(browser, &directory, &page);
-    // What a page says, a complaint of its script included, stands on lines of this kind.
-    let complaints: Vec<&str> = said.lines().filter(|line| line.contains("CONSOLE")).collect();
-    assert!(complaints.is_empty(), "{complaints:?}");
+    fs::write(&page, lab_report::page::render_html(&synthetic::run(700, 2)).unwrap()).unwrap();
+    let (document, log) = browse(browser, &directory, &page);
+    // Console messages of the page, script errors included, are logged with this tag.
+    let messages: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
+    assert!(messages.is_empty(), "{messages:?}");
     let (dom, _) = parse(&document);
     let filter =
         elements(&dom, "p").into_iter().find(|p| attribute(p, "class").as_deref() == Some("filter")).unwrap();

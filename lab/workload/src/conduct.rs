@@ -1,4 +1,4 @@
-//! A plan's jobs, from start to results: threads, processes and reactors that begin together.
+//! Runs the jobs of a plan on threads, processes and reactors that start together, and collects their results.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -7,8 +7,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use bdev::Registry;
-use reactor::Remote;
-use sys::clock;
+use os::clock;
+use reactor::ReactorHandle;
 
 use crate::jobfile::{EngineName, Job, Plan};
 use crate::kernel::{self, Gate, Seat};
@@ -18,68 +18,70 @@ use crate::run::{self, RunError, Running};
 use crate::source::Source;
 use crate::transfer;
 
-/// Where jobs of the block layer run.
+/// The reactors and bdevs on which jobs with `ioengine=bdev` run.
 pub struct Stage {
-    /// The devices there are.
+    /// The registry of bdevs.
     pub registry: Registry,
     /// The reactors.
-    pub remotes: Vec<Remote>,
-    /// The core of each reactor, where they are pinned.
+    pub remotes: Vec<ReactorHandle>,
+    /// The core of each reactor; `None` if reactors are not pinned.
     pub cpus: Option<Vec<u32>>,
 }
 
-/// Runs the jobs of a plan.
+/// Runs the jobs of a plan. Jobs between two `stonewall`s run at the same time: all copies are set up first and
+/// report that they are ready, then all start I/O together.
 pub struct Conductor<'a> {
-    /// What is to be run.
+    /// The jobs.
     pub plan: &'a Plan,
-    /// For jobs of the block layer; without them, none is needed.
+    /// Needed only for jobs with `ioengine=bdev`.
     pub stage: Option<&'a Stage>,
-    /// The words that start a process for job `J`'s copy `N`, after which `J:N` is put.
+    /// Program and arguments of a worker process, followed by `--worker=` with the job's index and numbers.
+    /// Empty to run every copy as a thread.
     pub worker: Vec<String>,
-    /// Set to end everything early; what has been measured is reported.
+    /// Set to stop all jobs early; their results are still returned.
     pub stop: Arc<AtomicBool>,
 }
 
-/// One copy of a job that is over.
+/// One copy of a job that has finished.
 #[derive(Clone, Debug)]
 pub struct Finished {
     /// Index of the job in the plan.
     pub job: usize,
     /// Reporting group.
     pub group: u32,
-    /// What it measured.
+    /// Its measurements.
     pub result: JobResult,
-    /// Its process, where it had one of its own; ours otherwise.
+    /// Process in which it ran.
     pub pid: u32,
 }
 
-/// What has been done so far.
+/// Counters of all running jobs so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// I/Os.
+    /// Completed I/Os.
     pub ios: u64,
-    /// Failed I/Os and wrong blocks.
+    /// Failed I/Os and verification mismatches.
     pub faults: u64,
-    /// Jobs that run.
+    /// Running jobs.
     pub jobs: u32,
 }
 
-/// How often everybody is looked after.
+/// How often progress and stop requests are checked.
 const LOOK: Duration = Duration::from_millis(50);
-/// How often a process tells how far it is.
+/// How often a worker process reports its progress.
 const TELL: Duration = Duration::from_millis(500);
-/// How long jobs that were told to end may take.
+/// How long jobs may take to stop before their processes are killed.
 const END_MAX: Duration = Duration::from_secs(40);
-/// Threads that wait for a process need little.
+/// Stack of the threads that read a worker process's output.
 const STACK_BYTES: usize = 128 << 10;
 
-/// What members say to the conductor.
+/// Messages from jobs to the conductor.
 enum Said {
     Ready,
     Over(Box<Result<(JobResult, u32), RunError>>),
 }
 
-/// One copy of a job of the kernel's engines.
+/// One copy of a job on a kernel engine: a thread or a worker process.
 struct Member {
     job: usize,
     progress: Arc<Progress>,
@@ -88,8 +90,8 @@ struct Member {
 }
 
 impl Conductor<'_> {
-    /// Runs everything; `watch` is called again and again while jobs run. Results are in the order of the
-    /// plan, and of their numbers.
+    /// Runs all jobs; calls `watch` about every 50 ms while jobs run. Results are in the order of the plan and of
+    /// the numbers of copies.
     pub fn run(&self, watch: &mut dyn FnMut(Totals)) -> Result<Vec<Finished>, RunError> {
         let jobs = &self.plan.jobs;
         let mut finished = Vec::new();
@@ -106,7 +108,7 @@ impl Conductor<'_> {
         Ok(finished)
     }
 
-    /// Jobs that run beside each other.
+    /// Runs the jobs between two `stonewall`s concurrently.
     fn phase(
         &self,
         range: std::ops::Range<usize>,
@@ -142,11 +144,11 @@ impl Conductor<'_> {
             dismiss(&mut members, &near, &gate);
             return Err(error);
         }
-        // All together: the gate opens for threads, a line goes to each process, a flag to each reactor's job.
+        // Start all together: the gate for threads, a line to each process, a flag for jobs on reactors.
         gate.open();
         for member in &mut members {
             if let Some((_, Some(input))) = &mut member.process {
-                // Whoever has ended says so itself.
+                // A process that has exited is reported by its reader thread.
                 let _ = input.write_all(b"go\n");
             }
         }
@@ -169,7 +171,7 @@ impl Conductor<'_> {
         result
     }
 
-    /// Waits until every member has said that it is ready.
+    /// Waits until every copy is ready.
     fn all_ready(&self, said: &mpsc::Receiver<(usize, Said)>, count: usize) -> Result<(), RunError> {
         for _ in 0..count {
             loop {
@@ -196,12 +198,12 @@ impl Conductor<'_> {
             self.stage.ok_or_else(|| RunError::Options("ioengine=bdev needs reactors".to_string()))?;
         let sources: Vec<Source> =
             job.filenames.iter().map(|name| Source::parse(name)).collect::<Result<_, _>>()?;
-        let mut remotes: Vec<Remote> = stage.remotes.clone();
+        let mut remotes: Vec<ReactorHandle> = stage.remotes.clone();
         if let (Some(wanted), Some(cpus)) = (&job.cpus, &stage.cpus) {
             let pairs = cpus.iter().zip(&stage.remotes).filter(|(cpu, _)| wanted.contains(cpu));
             remotes = pairs.map(|(_, remote)| remote.clone()).collect();
         } else if !remotes.is_empty() {
-            // Jobs of several sections do not all begin at the first reactor.
+            // Different sections start at different reactors.
             let turn = (first_log as usize - 1) % remotes.len();
             remotes.rotate_left(turn);
         }
@@ -233,7 +235,7 @@ impl Conductor<'_> {
             let body = move || {
                 let ready = || drop(say.send((member, Said::Ready)));
                 let result = kernel::run(&job, &seat, ready);
-                // Nobody listens any more: the result is not wanted.
+                // Sending fails if the receiver is gone; then the result is not needed.
                 let _ = say
                     .send((member, Said::Over(Box::new(result.map(|result| (result, std::process::id()))))));
             };
@@ -242,14 +244,16 @@ impl Conductor<'_> {
         }
         let (program, words) =
             self.worker.split_first().ok_or_else(|| machine(std::io::ErrorKind::NotFound.into()))?;
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        command
             .args(words)
             .arg(format!("--worker={index}:{number}:{log_number}:{}", clock::scale()))
             .args(self.plan.words.iter())
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(machine)?;
+            .stdout(Stdio::piped());
+        // The end of its input asks it to end, which it does once it looks; a kill of ours ends it at once. This
+        // thread is in `run` until all processes have ended.
+        let mut child = os::kill_with_parent(&mut command).spawn().map_err(machine)?;
         let (input, output, pid) = (child.stdin.take(), child.stdout.take(), child.id());
         let (spec, heard) = (job.spec.clone(), progress.clone());
         let body = move || {
@@ -278,7 +282,7 @@ impl Conductor<'_> {
         Ok(Member { job: index, progress, process: Some((child, input)), is_over: false })
     }
 
-    /// Listens until all are over.
+    /// Collects messages until all jobs have finished.
     fn attend(
         &self,
         members: &mut [Member],
@@ -313,7 +317,7 @@ impl Conductor<'_> {
                 return outcome
                     .and(Err(RunError::Options("jobs did not end when they were told to".to_string())));
             }
-            // Sleeps where only reactors have work.
+            // With jobs on reactors only, this is the sleep between checks.
             match said.recv_timeout(LOOK) {
                 Ok((member, Said::Over(result))) => {
                     members[member].is_over = true;
@@ -342,7 +346,7 @@ impl Conductor<'_> {
 }
 
 impl Member {
-    /// A process ends when nobody holds its input any more.
+    /// Asks the job to stop; closing its standard input stops a process.
     fn stop(&mut self) {
         self.progress.stop();
         if let Some((_, input)) = &mut self.process {
@@ -357,7 +361,7 @@ impl Member {
     }
 }
 
-/// Nobody begins.
+/// Stops all copies before they start I/O.
 fn dismiss(members: &mut [Member], near: &[(usize, Running)], gate: &Gate) {
     near.iter().for_each(|(_, running)| running.stop());
     members.iter_mut().for_each(Member::stop);
@@ -369,7 +373,7 @@ fn dismiss(members: &mut [Member], near: &[(usize, Running)], gate: &Gate) {
     }
 }
 
-/// The reporting group of each job: a new one begins at `stonewall` and `new_group`, as with fio.
+/// The reporting group of each job: `stonewall` and `new_group` start a new one, as in fio.
 fn groups(jobs: &[Job]) -> Vec<u32> {
     let mut group = 0;
     let mut groups = Vec::with_capacity(jobs.len());
@@ -380,8 +384,9 @@ fn groups(jobs: &[Job]) -> Vec<u32> {
     groups
 }
 
-/// A process's part: runs one copy of one job of `plan`, as its parent says on standard input, and tells on
-/// standard output how it goes. Ends early when standard input ends, as it does with the parent.
+/// Runs one copy of one job of `plan` in a worker process: starts it when the parent sends `go` on standard input,
+/// reports progress and the result on standard output, and stops early when standard input is closed, as it is
+/// when the parent exits.
 pub fn worker(plan: &Plan, seat: &str) -> Result<(), RunError> {
     let (seat, scale) = seat.rsplit_once(':').unwrap_or((seat, ""));
     let mut numbers = seat.split(':').map(|number| number.parse::<u32>().ok());
@@ -391,7 +396,7 @@ pub fn worker(plan: &Plan, seat: &str) -> Result<(), RunError> {
     else {
         return Err(RunError::Options(format!("--worker={seat} is not for people")));
     };
-    // Calibrating again would take a process longer than all the rest of its beginning.
+    // Calibrating the clock again would take longer than the rest of the process's start.
     clock::adopt_scale(scale);
     let job = plan.jobs.get(index as usize);
     let job = job.ok_or_else(|| RunError::Options(format!("--worker={seat}: there is no such job")))?;
@@ -403,7 +408,7 @@ pub fn worker(plan: &Plan, seat: &str) -> Result<(), RunError> {
         let go = std::io::stdin().lock().read_line(&mut line).is_ok() && line == "go\n";
         if go {
             opened.open();
-            // The parent says no more; that it is gone, or wants the end, is the end of its words.
+            // The parent sends nothing else: end of file means that it has exited or stops the job.
             let _ = std::io::stdin().lock().read_line(&mut line);
         }
         told.stop();
@@ -432,27 +437,28 @@ pub fn worker(plan: &Plan, seat: &str) -> Result<(), RunError> {
     Ok(())
 }
 
-/// To the parent; when it is gone there is nobody to tell.
+/// Writes a line to the parent; ignores errors, as the parent may have exited.
 fn print_line(line: &str) {
     let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
 }
 
-/// Processor nanoseconds of every kernel worker of the machine so far, whoever it works for.
+/// Processor time of all kernel workers of the host so far, in nanoseconds.
 pub fn kernel_workers_ns() -> u64 {
-    engines::usage::kernel_workers_ns()
+    io_engines::usage::kernel_workers_ns()
 }
 
-/// I/Os of a measurement of the generator.
+/// I/Os of a measurement of the generator's cost.
 const COST_IOS: u64 = 400_000;
 
-/// What the generator itself costs: processor nanoseconds an I/O of the same job on the engine that does
-/// nothing, in a closed loop and without writing data anew.
+/// Measures the cost of the generator itself: processor nanoseconds per I/O of the same job on the null engine, in a
+/// closed loop and without verification.
 pub fn generator_cost_ns(job: &Job) -> Option<f64> {
     let mut job = job.clone();
-    let kind = engines::Kind::Null;
+    let kind = io_engines::EngineKind::Null;
     let sizes = job.spec.size_bytes.unwrap_or(1 << 30).max(u64::from(job.spec.block_bytes) * 1024);
     job.engine = Some(EngineName::Kernel(kind));
-    job.engine_config = engines::Config { kind, depth: job.spec.io_depth, ..engines::Config::default() };
+    job.engine_config =
+        io_engines::EngineConfig { kind, depth: job.spec.io_depth, ..io_engines::EngineConfig::default() };
     (job.spec.size_bytes, job.spec.size_percent) = (Some(sizes), None);
     (job.spec.offset_bytes, job.spec.offset_percent, job.spec.offset_increment) = (0, 0, 0);
     job.spec.rates = Default::default();
@@ -469,6 +475,6 @@ pub fn generator_cost_ns(job: &Job) -> Option<f64> {
     gate.open();
     let seat = Seat { number: 0, log_number: 0, progress: Arc::new(Progress::default()), gate };
     let measure = move || kernel::run(&job, &seat, || ()).ok().map(|result| result.cpu_ns_per_io());
-    // On a thread of its own: it may be pinned.
+    // On a separate thread, because the job may set its CPU affinity.
     std::thread::spawn(measure).join().ok().flatten()
 }

@@ -1,4 +1,4 @@
-//! The block devices under a job's files: their schedulers, and what the kernel counted of them.
+//! The block devices under a job's files: their I/O schedulers and kernel counters.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
@@ -7,10 +7,10 @@ use crate::jobfile::{EngineName, Job};
 use crate::kernel;
 use crate::run::RunError;
 
-/// A disk, as sysfs has it.
+/// A disk in sysfs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Disk {
-    /// As `nvme0n1`.
+    /// Kernel name, such as `nvme0n1`.
     pub name: String,
     directory: PathBuf,
 }
@@ -18,29 +18,29 @@ pub struct Disk {
 /// Counters of a disk, or the difference of two readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskStats {
-    /// Reads and writes that completed.
+    /// Completed reads and writes.
     pub ios: [u64; 2],
-    /// Reads and writes that were merged with others.
+    /// Merged reads and writes.
     pub merges: [u64; 2],
-    /// Milliseconds that reads and writes took, added up.
+    /// Sum of the times of reads and of writes, in milliseconds.
     pub ticks: [u64; 2],
-    /// Milliseconds with anything in flight.
+    /// Milliseconds with I/O in flight.
     pub busy_ms: u64,
-    /// Milliseconds that I/Os waited, added up.
+    /// Time in queue of all I/Os, in milliseconds (`time_in_queue`).
     pub queue_ms: u64,
 }
 
-/// The disks under the files of the kernel's jobs, each once.
+/// The disks under the files of jobs on kernel engines, without duplicates.
 pub fn disks(jobs: &[Job]) -> Vec<Disk> {
-    let kernels = jobs.iter().filter(|job| matches!(job.engine, Some(EngineName::Kernel(_))));
+    let kernel_jobs = jobs.iter().filter(|job| matches!(job.engine, Some(EngineName::Kernel(_))));
     let mut disks: Vec<Disk> =
-        kernels.flat_map(|job| kernel::paths(job, 0)).filter_map(|path| disk_of(&path)).collect();
+        kernel_jobs.flat_map(|job| kernel::paths(job, 0)).filter_map(|path| disk_of(&path)).collect();
     disks.sort();
     disks.dedup();
     disks
 }
 
-/// The disk of a device, a partition, or of the file system of a file.
+/// The disk of a block device or partition, or of a file's file system; `None` if there is none in sysfs.
 pub fn disk_of(path: &str) -> Option<Disk> {
     let found = std::fs::metadata(path).ok()?;
     let number = if found.file_type().is_block_device() { found.rdev() } else { found.dev() };
@@ -54,12 +54,12 @@ pub fn disk_of(path: &str) -> Option<Disk> {
 }
 
 impl Disk {
-    /// What the kernel has counted; `None` where it does not tell.
+    /// The kernel's counters; `None` if they cannot be read.
     pub fn stats(&self) -> Option<DiskStats> {
         parse(&std::fs::read_to_string(self.directory.join("stat")).ok()?)
     }
 
-    /// The scheduler in use and those that there are.
+    /// The current I/O scheduler and the available ones.
     pub fn scheduler(&self) -> std::io::Result<(String, Vec<String>)> {
         let text = std::fs::read_to_string(self.directory.join("queue/scheduler"))?;
         let names = |word: &str| word.trim_matches(['[', ']']).to_string();
@@ -67,7 +67,7 @@ impl Disk {
         Ok((current.unwrap_or_else(|| "none".to_string()), text.split_whitespace().map(names).collect()))
     }
 
-    /// Sets a scheduler and looks whether it is there then.
+    /// Sets the I/O scheduler and reads it back; fails if the kernel keeps another.
     pub fn set_scheduler(&self, wanted: &str) -> Result<(), RunError> {
         let failed =
             |error| RunError::Machine { what: format!("ioscheduler={wanted} of {}", self.name), error };
@@ -82,21 +82,21 @@ impl Disk {
 }
 
 impl DiskStats {
-    /// What came since `earlier`.
+    /// The difference to an earlier reading.
     pub fn since(self, earlier: DiskStats) -> DiskStats {
-        let both =
+        let difference =
             |now: [u64; 2], then: [u64; 2]| [now[0].wrapping_sub(then[0]), now[1].wrapping_sub(then[1])];
         DiskStats {
-            ios: both(self.ios, earlier.ios),
-            merges: both(self.merges, earlier.merges),
-            ticks: both(self.ticks, earlier.ticks),
+            ios: difference(self.ios, earlier.ios),
+            merges: difference(self.merges, earlier.merges),
+            ticks: difference(self.ticks, earlier.ticks),
             busy_ms: self.busy_ms.wrapping_sub(earlier.busy_ms),
             queue_ms: self.queue_ms.wrapping_sub(earlier.queue_ms),
         }
     }
 }
 
-/// The kernel's `Documentation/block/stat.rst`.
+/// Parses a disk's `stat` file (the kernel's `Documentation/block/stat.rst`).
 fn parse(text: &str) -> Option<DiskStats> {
     let fields: Vec<u64> = text.split_whitespace().map(|field| field.parse().ok()).collect::<Option<_>>()?;
     let at = |index: usize| fields.get(index).copied();
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_counters_are_where_it_says() {
+    fn disk_stat_fields_are_parsed() {
         let text = "  11 12 13 14 21 22 23 24 0 31 32 0 0 0 0 0 0\n";
         let stats = parse(text).unwrap();
         assert_eq!((stats.ios, stats.merges, stats.ticks), ([11, 21], [12, 22], [14, 24]));

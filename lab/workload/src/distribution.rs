@@ -1,109 +1,111 @@
-//! Where random I/O goes: fio's `random_distribution`, and each place once.
+//! Distributions of random offsets: fio's `random_distribution`, and permutations that cover every offset once.
+//!
+//! A position is an offset in units of the alignment of random I/O.
 
-use crate::Random;
+use crate::WyRand;
 
 /// fio's `random_distribution`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Distribution {
-    /// Every place as likely as every other.
+    /// All positions are equally likely.
     #[default]
     Uniform,
-    /// The k-th most popular place is drawn in proportion to 1 / k^theta.
+    /// The k-th hottest position has a probability proportional to 1 / k^theta.
     Zipf {
         /// The exponent, above 0.
         theta: f64,
     },
-    /// A share `h` of the I/O goes to a share `1 - h` of the places, and so on within them.
+    /// A share `1 - h` of the I/O goes to a share `h` of the positions, and so on recursively within them.
     Pareto {
-        /// Between 0 and 1, both excluded.
+        /// Share, above 0 and below 1.
         h: f64,
     },
-    /// Around the middle, with a deviation in percent of all places.
+    /// Normal, centred on the middle of the region.
     Normal {
-        /// Percent, above 0.
+        /// Standard deviation in percent of the region, above 0.
         deviation: f64,
     },
-    /// Zones in their order, each with the percentage of I/O that it gets and where it ends.
+    /// Consecutive zones, each with its size and its percentage of the I/O.
     Zoned(Vec<Zone>),
 }
 
 /// A zone of [`Distribution::Zoned`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Zone {
-    /// Percent of the I/O.
+    /// Percentage of the I/O.
     pub access_percent: f64,
-    /// How large it is.
-    pub extent: Extent,
+    /// Size of the zone.
+    pub size: ZoneSize,
 }
 
 /// The size of a zone.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Extent {
-    /// Percent of the places: `zoned`.
+pub enum ZoneSize {
+    /// Percentage of the region: `zoned`.
     Percent(f64),
     /// Bytes: `zoned_abs`.
     Bytes(u64),
 }
 
-/// Draws places of a part of a device.
+/// Samples random positions of a region.
 #[derive(Clone, Debug)]
-pub(crate) enum Draw {
+pub(crate) enum OffsetSampler {
     Uniform,
-    /// Every place once, then all again in another order.
-    Each(Permutation),
+    /// Every position once, then all again in another order.
+    Permuted(Permutation),
     Zipf(Zipf, Permutation),
     Pareto(f64, Permutation),
     Normal(f64),
-    /// The end of each zone in draws of 64 bits, its first place, its places.
+    /// Of each zone: upper bound of its 64-bit random numbers, first position, number of positions.
     Zoned(Vec<(u64, u64, u64)>),
 }
 
-impl Draw {
-    /// For `positions` places of `unit_bytes`.
+impl OffsetSampler {
+    /// For `positions` positions, `unit_bytes` apart.
     pub(crate) fn new(
         distribution: &Distribution,
         each_once: bool,
         positions: u64,
         unit_bytes: u64,
         seed: u64,
-    ) -> Draw {
+    ) -> OffsetSampler {
         let scatter = || Permutation::new(positions, seed ^ 0x7363_6174_7465_7221);
         match distribution {
-            Distribution::Uniform if each_once => Draw::Each(Permutation::new(positions, seed)),
-            Distribution::Uniform => Draw::Uniform,
-            Distribution::Zipf { theta } => Draw::Zipf(Zipf::new(positions, *theta), scatter()),
-            Distribution::Pareto { h } => Draw::Pareto(h.ln() / (1.0 - h).ln(), scatter()),
-            Distribution::Normal { deviation } => Draw::Normal(deviation / 100.0 * positions as f64),
-            Distribution::Zoned(zones) => Draw::Zoned(zone_table(zones, positions, unit_bytes)),
+            Distribution::Uniform if each_once => OffsetSampler::Permuted(Permutation::new(positions, seed)),
+            Distribution::Uniform => OffsetSampler::Uniform,
+            Distribution::Zipf { theta } => OffsetSampler::Zipf(Zipf::new(positions, *theta), scatter()),
+            Distribution::Pareto { h } => OffsetSampler::Pareto(h.ln() / (1.0 - h).ln(), scatter()),
+            Distribution::Normal { deviation } => OffsetSampler::Normal(deviation / 100.0 * positions as f64),
+            Distribution::Zoned(zones) => OffsetSampler::Zoned(zone_table(zones, positions, unit_bytes)),
         }
     }
 
-    /// The next place, below `positions`.
+    /// The next position, below `positions`.
     #[inline]
-    pub(crate) fn next(&mut self, random: &mut Random, positions: u64) -> u64 {
+    pub(crate) fn next(&mut self, random: &mut WyRand, positions: u64) -> u64 {
         match self {
-            Draw::Uniform => random.below(positions),
-            Draw::Each(permutation) => permutation.next(),
-            other => other.next_shaped(random, positions),
+            OffsetSampler::Uniform => random.below(positions),
+            OffsetSampler::Permuted(permutation) => permutation.next(),
+            other => other.next_nonuniform(random, positions),
         }
     }
 
-    fn next_shaped(&mut self, random: &mut Random, positions: u64) -> u64 {
+    fn next_nonuniform(&mut self, random: &mut WyRand, positions: u64) -> u64 {
         match self {
-            Draw::Uniform | Draw::Each(_) => random.below(positions),
-            // What is popular lies scattered, as with fio.
-            Draw::Zipf(zipf, scatter) => scatter.at(zipf.draw(random) - 1),
-            Draw::Pareto(power, scatter) => {
-                let place = (random.fraction().powf(*power) * positions as f64) as u64;
-                scatter.at(place.min(positions - 1))
+            OffsetSampler::Uniform | OffsetSampler::Permuted(_) => random.below(positions),
+            // Hot positions are scattered over the region, as in fio.
+            OffsetSampler::Zipf(zipf, scatter) => scatter.permute(zipf.draw(random) - 1),
+            OffsetSampler::Pareto(power, scatter) => {
+                let position = (random.fraction().powf(*power) * positions as f64) as u64;
+                scatter.permute(position.min(positions - 1))
             }
-            Draw::Normal(deviation) => loop {
-                let place = positions as f64 / 2.0 + random.normal() * *deviation;
-                if place >= 0.0 && place < positions as f64 {
-                    return place as u64;
+            OffsetSampler::Normal(deviation) => loop {
+                let position = positions as f64 / 2.0 + random.normal() * *deviation;
+                if position >= 0.0 && position < positions as f64 {
+                    return position as u64;
                 }
             },
-            Draw::Zoned(table) => {
+            OffsetSampler::Zoned(table) => {
                 let draw = random.next_bits();
                 let at = table.partition_point(|(end, _, _)| *end < draw).min(table.len() - 1);
                 table[at].1 + random.below(table[at].2)
@@ -112,14 +114,14 @@ impl Draw {
     }
 }
 
-/// Zones beyond the last place are cut off; what is left of percents goes to the last zone.
+/// Truncates zones at the end of the region; the last zone also gets the rest of the percentages.
 fn zone_table(zones: &[Zone], positions: u64, unit_bytes: u64) -> Vec<(u64, u64, u64)> {
     let mut table = Vec::new();
     let (mut first, mut share) = (0, 0.0);
     for zone in zones {
-        let length = match zone.extent {
-            Extent::Percent(percent) => (percent / 100.0 * positions as f64).round() as u64,
-            Extent::Bytes(bytes) => bytes / unit_bytes,
+        let length = match zone.size {
+            ZoneSize::Percent(percent) => (percent / 100.0 * positions as f64).round() as u64,
+            ZoneSize::Bytes(bytes) => bytes / unit_bytes,
         };
         let length = length.min(positions - first);
         share += zone.access_percent / 100.0;
@@ -134,11 +136,11 @@ fn zone_table(zones: &[Zone], positions: u64, unit_bytes: u64) -> Vec<(u64, u64,
     table
 }
 
-/// An order of the numbers below a bound in which each comes once, and which needs no memory.
+/// A pseudo-random permutation of the numbers below a bound, in constant memory.
 ///
-/// Steps of the golden section run through the next power of two; a mixing that is one-to-one on that many
-/// bits scatters them, and what is not below the bound is passed over: less than half. Shifts of two fifths
-/// of the bits leave fewer traces in the differences of neighbours than halves do.
+/// A counter visits all values below the next power of two in golden-ratio steps; a bijective mix of that many
+/// bits scatters them, and values at or above the bound, fewer than half, are skipped. Shifts by two fifths of
+/// the bits correlate neighbours less than shifts by half of them.
 #[derive(Clone, Debug)]
 pub(crate) struct Permutation {
     bound: u64,
@@ -146,7 +148,7 @@ pub(crate) struct Permutation {
     shift: u32,
     step: u64,
     factors: [u64; 2],
-    /// Where a lap begins and ends.
+    /// Counter value at which a pass starts and ends.
     origin: u64,
     state: u64,
 }
@@ -164,12 +166,12 @@ impl Permutation {
             origin: 0,
             state: 0,
         };
-        permutation.rekey(seed);
+        permutation.reseed(seed);
         permutation
     }
 
-    fn rekey(&mut self, seed: u64) {
-        let mut random = Random::new(seed);
+    fn reseed(&mut self, seed: u64) {
+        let mut random = WyRand::new(seed);
         self.origin = random.next_bits() & self.mask;
         self.factors = [random.next_bits() | 1, random.next_bits() | 1];
         self.state = self.origin;
@@ -185,14 +187,14 @@ impl Permutation {
         value
     }
 
-    /// The next of the order; after the last, the first of another order.
+    /// The next number; after the last one, reseeds and starts another permutation.
     #[inline]
     pub(crate) fn next(&mut self) -> u64 {
         loop {
             let value = self.mix(self.state);
             self.state = self.state.wrapping_add(self.step) & self.mask;
             if self.state == self.origin {
-                self.rekey(self.origin ^ self.factors[1].rotate_left(17));
+                self.reseed(self.origin ^ self.factors[1].rotate_left(17));
             }
             if value < self.bound {
                 return value;
@@ -200,9 +202,9 @@ impl Permutation {
         }
     }
 
-    /// Where a number below the bound is scattered to.
+    /// Maps a number below the bound to its image (cycle walking).
     #[inline]
-    pub(crate) fn at(&self, number: u64) -> u64 {
+    pub(crate) fn permute(&self, number: u64) -> u64 {
         let scattered =
             |number: u64| self.mix(number.wrapping_mul(self.step).wrapping_add(self.origin) & self.mask);
         let mut value = scattered(number);
@@ -213,24 +215,24 @@ impl Permutation {
     }
 }
 
-/// Ranks by Zipf's law, by rejection-inversion (W. Hörmann and G. Derflinger, "Rejection-inversion to
-/// generate variates from monotone discrete distributions", 1996): no table, a few draws at most.
+/// Samples ranks by Zipf's law with rejection-inversion (W. Hörmann and G. Derflinger, "Rejection-inversion to
+/// generate variates from monotone discrete distributions", 1996), without a table.
 #[derive(Clone, Debug)]
 pub(crate) struct Zipf {
     count: f64,
     theta: f64,
     integral_first: f64,
     integral_last: f64,
-    sure: f64,
+    accept_within: f64,
 }
 
 impl Zipf {
     pub(crate) fn new(count: u64, theta: f64) -> Zipf {
         let mut zipf =
-            Zipf { count: count as f64, theta, integral_first: 0.0, integral_last: 0.0, sure: 0.0 };
+            Zipf { count: count as f64, theta, integral_first: 0.0, integral_last: 0.0, accept_within: 0.0 };
         zipf.integral_first = zipf.integral(1.5) - 1.0;
         zipf.integral_last = zipf.integral(zipf.count + 0.5);
-        zipf.sure = 2.0 - zipf.inverse(zipf.integral(2.5) - zipf.weight(2.0));
+        zipf.accept_within = 2.0 - zipf.inverse(zipf.integral(2.5) - zipf.weight(2.0));
         zipf
     }
 
@@ -242,25 +244,25 @@ impl Zipf {
     fn integral(&self, rank: f64) -> f64 {
         let log = rank.ln();
         let exponent = (1.0 - self.theta) * log;
-        // (exp(t) - 1) / t, which is 1 where t is 0.
+        // (exp(t) - 1) / t, whose limit at 0 is 1.
         let slope = if exponent.abs() > 1e-8 { exponent.exp_m1() / exponent } else { 1.0 + exponent / 2.0 };
         slope * log
     }
 
     fn inverse(&self, area: f64) -> f64 {
         let t = (area * (1.0 - self.theta)).max(-1.0);
-        // ln(1 + t) / t, which is 1 where t is 0.
+        // ln(1 + t) / t, whose limit at 0 is 1.
         let slope = if t.abs() > 1e-8 { t.ln_1p() / t } else { 1.0 - t / 2.0 };
         (slope * area).exp()
     }
 
-    /// A rank, from 1.
-    pub(crate) fn draw(&self, random: &mut Random) -> u64 {
+    /// Samples a rank, from 1.
+    pub(crate) fn draw(&self, random: &mut WyRand) -> u64 {
         loop {
             let area = self.integral_last + random.fraction() * (self.integral_first - self.integral_last);
             let exact = self.inverse(area);
             let rank = exact.round().clamp(1.0, self.count);
-            if rank - exact <= self.sure || area >= self.integral(rank + 0.5) - self.weight(rank) {
+            if rank - exact <= self.accept_within || area >= self.integral(rank + 0.5) - self.weight(rank) {
                 return rank as u64;
             }
         }

@@ -1,49 +1,49 @@
-//! Results in fio's JSON, so that what reads fio's output reads ours.
+//! Results in fio's JSON format, for tools that read fio's output.
 //!
-//! The shape is that of `fio --output-format=json` (fio 3.x), for the fields that mean something here.
-//! Where submission is not measured, `slat_ns` is 0 and part of `clat_ns`, as fio has it for synchronous
-//! engines. `lat_ns` counts from when an I/O was to start: in an open loop that is earlier than its
-//! submission where the device, or the depth, held it up. `generator_cost_ns_per_io`, `cpu_ns_per_io`,
-//! `sqpoll_cpu_ns`, `io_workers_cpu_ns`, `kernel_workers_cpu_ns` and `open_loop` are ours.
+//! The structure is that of `fio --output-format=json` (fio 3.x), with the fields that apply here. If
+//! submission is not measured, `slat_ns` is 0 and `clat_ns` includes it, as in fio for synchronous engines.
+//! `lat_ns` counts from the scheduled start of an I/O: in an open loop that is before its submission if the
+//! device or the I/O depth delayed it. The fields `generator_cost_ns_per_io`, `cpu_ns_per_io`,
+//! `sqpoll_cpu_ns`, `io_workers_cpu_ns`, `kernel_workers_cpu_ns` and `open_loop` are extensions.
 
+use os::clock;
 use serde_json::{Map, Value, json};
-use sys::clock;
 
 use crate::devices::DiskStats;
 use crate::jobfile::Job;
-use crate::result::{Depths, Direction, JobResult, SideResult};
+use crate::result::{DepthCounts, Direction, DirectionResult, JobResult};
 
 /// One entry of the document's `jobs`.
 #[derive(Clone, Debug)]
-pub struct Reported {
-    /// What was asked for.
+pub struct ReportedJob {
+    /// The job and its options.
     pub job: Job,
-    /// Its reporting group.
+    /// Reporting group.
     pub group: u32,
-    /// Its index among all copies of all jobs, where it is not a group.
+    /// Index among all copies of all jobs; `None` for a group.
     pub index: Option<usize>,
-    /// What was measured.
+    /// Measurements.
     pub result: JobResult,
-    /// What the generator costs, in processor nanoseconds an I/O, where that was measured.
+    /// Cost of the generator in processor nanoseconds per I/O; `None` if not measured.
     pub generator_cost_ns: Option<f64>,
 }
 
-/// A run, as it is reported.
+/// A run with everything that is reported.
 #[derive(Clone, Debug)]
 pub struct RunReport {
-    /// Options of all jobs.
+    /// Options of the `[global]` section.
     pub globals: Vec<(String, String)>,
-    /// The jobs or groups.
-    pub jobs: Vec<Reported>,
-    /// Each disk, what it did, and over how long.
+    /// Jobs or reporting groups.
+    pub jobs: Vec<ReportedJob>,
+    /// Each disk's name, its counters during the run, and the length of the run in milliseconds.
     pub disks: Vec<(String, DiskStats, u64)>,
-    /// Processor time of all kernel workers of the machine while it ran.
+    /// Processor time of all kernel workers of the host during the run.
     pub kernel_workers_ns: u64,
-    /// Time of day of the report.
+    /// Time of the report.
     pub at: std::time::SystemTime,
 }
 
-/// The whole document; `plus` adds the buckets of the histograms, as `json+` does.
+/// The whole document; `plus` adds the histograms' buckets (`bins`), as fio's `json+` does.
 pub fn document(run: &RunReport, plus: bool) -> Value {
     let since_epoch = run.at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let mut document = json!({
@@ -79,17 +79,17 @@ fn disk((name, stats, elapsed_ms): &(String, DiskStats, u64)) -> Value {
     })
 }
 
-/// What of a job's latencies has percentiles: submission, completion, whole.
+/// Which latencies of a job are reported with percentiles: submission, completion, total.
 pub fn percentiles_of(job: &Job) -> [bool; 3] {
     let closed = job.spec.rates.is_closed_loop();
     let [submission, completion, whole] = job.percentiles_of;
     [submission.unwrap_or(false), completion.unwrap_or(closed), whole.unwrap_or(!closed)]
 }
 
-fn job(reported: &Reported, plus: bool) -> Value {
-    let Reported { job: asked, result, .. } = reported;
+fn job(reported: &ReportedJob, plus: bool) -> Value {
+    let ReportedJob { job: job_options, result, .. } = reported;
     let elapsed_ns = result.elapsed_ns();
-    // Merged jobs ran beside each other: their processor time is out of all their time.
+    // Merged jobs ran concurrently: processor time is relative to the sum of their times.
     let thread_ns = (elapsed_ns * u64::from(result.jobs)).max(1) as f64;
     let mut job = Map::new();
     job.insert("jobname".into(), json!(result.spec.name));
@@ -100,21 +100,22 @@ fn job(reported: &Reported, plus: bool) -> Value {
     job.insert("error".into(), json!(i32::from(!result.is_clean()) * EIO));
     job.insert("eta".into(), json!(0));
     job.insert("elapsed".into(), json!((elapsed_ns + result.spec.ramp_ns).div_ceil(1_000_000_000)));
-    let mut options = pairs(&asked.options);
+    let mut options = pairs(&job_options.options);
     options["name"] = json!(result.spec.name);
     job.insert("job options".into(), options);
-    if !asked.description.is_empty() {
-        job.insert("desc".into(), json!(asked.description));
+    if !job_options.description.is_empty() {
+        job.insert("desc".into(), json!(job_options.description));
     }
-    let shape = Shape { percentiles: &asked.percentiles, of: percentiles_of(asked), plus };
-    if asked.unified {
-        job.insert("mixed".into(), side(&result.unified(), &shape));
+    let format =
+        LatencyFormat { percentiles: &job_options.percentiles, of: percentiles_of(job_options), plus };
+    if job_options.unified {
+        job.insert("mixed".into(), side(&result.unified(), &format));
     } else {
         for direction in Direction::ALL {
-            job.insert(direction.name().into(), side(result.side(direction), &shape));
+            job.insert(direction.name().into(), side(result.direction(direction), &format));
         }
     }
-    let lat = latency(&result.sync.latency_ticks, &shape, true);
+    let lat = latency(&result.sync.latency_ticks, &format, true);
     job.insert("sync".into(), json!({ "total_ios": result.sync.total_ios, "lat_ns": lat }));
     job.insert("job_runtime".into(), json!(elapsed_ns / 1_000_000 * u64::from(result.jobs)));
     job.insert("usr_cpu".into(), json!(percent(user_ns(result), thread_ns)));
@@ -122,12 +123,12 @@ fn job(reported: &Reported, plus: bool) -> Value {
     job.insert("ctx".into(), json!(result.usage.switches));
     job.insert("majf".into(), json!(result.usage.major_faults));
     job.insert("minf".into(), json!(result.usage.minor_faults));
-    let Depths { level, submit, complete } = &result.depths;
-    job.insert("iodepth_level".into(), shares(["1", "2", "4", "8", "16", "32", ">=64"], level));
+    let DepthCounts { level, submit, complete } = &result.depths;
+    job.insert("iodepth_level".into(), percentages(["1", "2", "4", "8", "16", "32", ">=64"], level));
     let sizes = ["0", "4", "8", "16", "32", "64", ">=64"];
-    job.insert("iodepth_submit".into(), shares(sizes, submit));
-    job.insert("iodepth_complete".into(), shares(sizes, complete));
-    for (name, table) in spread(result) {
+    job.insert("iodepth_submit".into(), percentages(sizes, submit));
+    job.insert("iodepth_complete".into(), percentages(sizes, complete));
+    for (name, table) in latency_distribution(result) {
         job.insert(name.into(), table);
     }
     let target = result.spec.latency_target;
@@ -148,8 +149,8 @@ fn job(reported: &Reported, plus: bool) -> Value {
     Value::Object(job)
 }
 
-/// How latencies are written.
-struct Shape<'a> {
+/// Options of the format of latencies.
+struct LatencyFormat<'a> {
     percentiles: &'a [f64],
     of: [bool; 3],
     plus: bool,
@@ -157,7 +158,7 @@ struct Shape<'a> {
 
 const EIO: i32 = 5;
 
-/// The exact processor time, shared out as the kernel's coarse ticks say.
+/// The part of the exact processor time in user space, in the ratio of the kernel's coarse counters.
 fn user_ns(result: &JobResult) -> f64 {
     let usage = result.usage;
     match usage.user_ns + usage.system_ns {
@@ -170,7 +171,7 @@ fn percent(part: f64, whole: f64) -> f64 {
     (part / whole * 100.0).clamp(0.0, 100.0)
 }
 
-fn side(side: &SideResult, shape: &Shape<'_>) -> Value {
+fn side(side: &DirectionResult, format: &LatencyFormat<'_>) -> Value {
     let (bandwidth, iops) = (&side.bandwidth_samples, &side.iops_samples);
     json!({
         "io_bytes": side.bytes,
@@ -182,9 +183,9 @@ fn side(side: &SideResult, shape: &Shape<'_>) -> Value {
         "total_ios": side.total_ios,
         "short_ios": 0,
         "drop_ios": side.errors,
-        "slat_ns": latency(&side.submission_ticks, shape, shape.of[0]),
-        "clat_ns": latency(&side.completion_ticks, shape, shape.of[1]),
-        "lat_ns": latency(&side.latency_ticks, shape, shape.of[2]),
+        "slat_ns": latency(&side.submission_ticks, format, format.of[0]),
+        "clat_ns": latency(&side.completion_ticks, format, format.of[1]),
+        "lat_ns": latency(&side.latency_ticks, format, format.of[2]),
         "bw_min": bandwidth.min as u64,
         "bw_max": bandwidth.max as u64,
         "bw_agg": if bandwidth.count == 0 { 0.0 } else { 100.0 },
@@ -199,7 +200,7 @@ fn side(side: &SideResult, shape: &Shape<'_>) -> Value {
     })
 }
 
-fn latency(histogram: &crate::Histogram, shape: &Shape<'_>, percentiles: bool) -> Value {
+fn latency(histogram: &crate::Histogram, format: &LatencyFormat<'_>, percentiles: bool) -> Value {
     // Means are fractions of a tick, so they are scaled in floating point.
     let scale = clock::ticks_to_ns(1 << 32) as f64 / (1u64 << 32) as f64;
     let mut latency = json!({
@@ -210,16 +211,16 @@ fn latency(histogram: &crate::Histogram, shape: &Shape<'_>, percentiles: bool) -
         "N": histogram.count(),
     });
     if percentiles && histogram.count() > 0 {
-        let table = shape.percentiles.iter().map(|percent| {
+        let table = format.percentiles.iter().map(|percent| {
             let ns = clock::ticks_to_ns(histogram.percentile(*percent));
             (format!("{percent:.6}"), json!(ns))
         });
         latency["percentile"] = Value::Object(table.collect());
-        if shape.plus {
+        if format.plus {
             let mut bins = Map::new();
             for (ticks, count) in histogram.iter() {
                 let ns = clock::ticks_to_ns(ticks).to_string();
-                // Two buckets of ticks may end in the same nanosecond.
+                // Two buckets of ticks may round to the same nanosecond.
                 let before = bins.get(&ns).and_then(Value::as_u64).unwrap_or(0);
                 bins.insert(ns, json!(before + count));
             }
@@ -229,13 +230,13 @@ fn latency(histogram: &crate::Histogram, shape: &Shape<'_>, percentiles: bool) -
     latency
 }
 
-/// fio's tables of how many percent of the I/Os took at most so long, in three units.
-fn spread(result: &JobResult) -> [(&'static str, Value); 3] {
+/// fio's latency distribution tables: percentages of I/Os by latency, in ns, us and ms.
+fn latency_distribution(result: &JobResult) -> [(&'static str, Value); 3] {
     const STEPS: [u64; 10] = [2, 4, 10, 20, 50, 100, 250, 500, 750, 1000];
     let mut all = crate::Histogram::new();
-    result.sides.iter().for_each(|side| all.merge(&side.latency_ticks));
+    result.directions.iter().for_each(|side| all.merge(&side.latency_ticks));
     let count = all.count().max(1) as f64;
-    // The shortest last, to be taken off the end.
+    // In descending order, so that the shortest can be popped.
     let mut left: Vec<(u64, u64)> =
         all.iter().map(|(ticks, count)| (clock::ticks_to_ns(ticks), count)).collect();
     left.reverse();
@@ -260,8 +261,8 @@ fn spread(result: &JobResult) -> [(&'static str, Value); 3] {
     [("latency_ns", Value::Object(ns)), ("latency_us", Value::Object(us)), ("latency_ms", Value::Object(ms))]
 }
 
-/// fio's tables of depths and batches: percents of all, of what there is at least 0.1.
-fn shares(names: [&str; 7], counts: &[u64; 7]) -> Value {
+/// fio's tables of depths and batch sizes: percentages, of which any above 0 is at least 0.1.
+fn percentages(names: [&str; 7], counts: &[u64; 7]) -> Value {
     let total = counts.iter().sum::<u64>().max(1) as f64;
     let share = |count: u64| if count == 0 { 0.0 } else { (count as f64 / total * 100.0).max(0.1) };
     let shares = names.into_iter().zip(counts).map(|(name, count)| (name.to_string(), json!(share(*count))));

@@ -1,72 +1,78 @@
-//! The loop: closed, where an I/O starts when one has ended, or open, where it starts when its time has come.
+//! The I/O loop: closed, where an I/O starts when another completes, or open, where it starts at a scheduled time.
 //!
-//! Plain jobs, I/Os of one size on one file, have a path of their own in which requests are moved and
-//! counted in batches; an open one differs only in when it starts them. Everything else that fio's options
-//! ask for is in [`full`].
+//! Simple jobs, with one I/O size and one file, take the [`fast_path`], which moves and counts requests in
+//! batches; an open loop differs only in when it starts them. [`general`] implements everything else that
+//! fio's options can ask for.
 
-mod full;
-mod plain;
+mod fast_path;
+mod general;
 
 use std::mem;
 
-use memory::{Buffer, Pool};
-use ring::{Channel, Completion, Op, Request, Tag};
-use sys::clock;
+use block_io::{Channel, Completion, Op, Request, Tag};
+use dma::{Buffer, Data, Pool};
+use os::clock;
 
-use crate::Random;
-use crate::batches::Batches;
-use crate::pace::Pace;
-use crate::place::{Geometry, Mix, Place, SetupError};
-use crate::result::{Depths, Direction, IoFailure, JobResult};
-use crate::side::{Side, side_of};
-use crate::spec::{Content, JobSpec, Verify, Workload};
-use crate::tuner::Tuner;
+use crate::WyRand;
+use crate::access_pattern::{AccessPattern, Geometry, OpMix, SetupError};
+use crate::arrivals::ArrivalSchedule;
+use crate::batches::SubmissionBatches;
+use crate::direction_stats::{DirectionStats, direction_index};
+use crate::result::{DepthCounts, Direction, IoFailure, JobResult};
+use crate::spec::{BufferContent, JobSpec, Verify, Workload};
+use crate::tuner::LatencyTuner;
 use crate::usage::Usage;
 use crate::verify::Verifier;
 
-use full::Full;
+use general::GeneralState;
 
-/// The rings that a generator drives.
-pub trait IoChannel: Channel<Request = Request<Buffer>, Completion = Completion<Buffer>> {}
-impl<C: ?Sized + Channel<Request = Request<Buffer>, Completion = Completion<Buffer>>> IoChannel for C {}
+/// A block I/O channel that a generator can drive: submit and poll on one core.
+pub trait IoChannel: Channel<Request = Request<Data>, Completion = Completion<Data>> {}
+impl<C: ?Sized + Channel<Request = Request<Data>, Completion = Completion<Data>>> IoChannel for C {}
 
-/// Rounds of submit and poll in one turn, so that one dynamic call from the reactor is paid for by
-/// thousands of I/Os, and the longest that they may take: other pollers share the core.
+/// Most rounds of submit and poll in one turn, which spread the cost of the reactor's dynamic call over
+/// thousands of I/Os, and the longest time that they may take, because other pollers share the core.
 const ROUNDS_MAX: u32 = 1024;
 const TURN_NS_MAX: u64 = 50_000;
-/// How long I/Os may stay out after the job has ended before they are given up.
+/// How long the drain waits for I/Os in flight before it counts them as never completed.
 const DRAIN_NS_MAX: u64 = 30_000_000_000;
-/// Failed I/Os that are kept to be shown; all are counted.
-const FAILURES_SHOWN_MAX: usize = 16;
+/// Failed I/Os whose details are kept for the report; all are counted.
+const FAILURES_KEPT_MAX: usize = 16;
 
-/// One job on one channel of one core.
+/// Runs one job on one channel of one core.
+///
+/// It owns every request and its buffer, allocated when it is created, so that the loop allocates nothing. A
+/// request is in one of three places: `idle`, `ready` to be submitted, or in flight in the channel. Call
+/// [`turn`](Self::turn) until [`is_finished`](Self::is_finished), then [`finish`](Self::finish) or
+/// [`into_result`](Self::into_result). A job passes through ramp, measurement, drain and, where it verifies
+/// its writes, a read-back. `examples/cost.rs` measures what it costs an I/O.
 pub struct Generator {
-    // What the loop touches for every I/O.
-    ready: Vec<Request<Buffer>>,
-    done: Vec<Completion<Buffer>>,
-    /// Requests there are; as many as fit the depth.
+    // Hot: used for every I/O.
+    ready: Vec<Request<Data>>,
+    completions: Vec<Completion<Data>>,
+    /// Number of requests: the I/O depth.
     slots: usize,
     /// Reads, writes, trims, flushes.
-    sides: [Side; 4],
-    place: Place,
-    remaining: u64,
+    stats: [DirectionStats; 4],
+    pattern: AccessPattern,
+    remaining_ios: u64,
     event_ticks: u64,
     completed: u64,
-    batches: Batches,
-    depths: Depths,
+    batches: SubmissionBatches,
+    depths: DepthCounts,
     measure_submission: bool,
-    /// Of open loops.
-    open: Option<Box<Open>>,
-    /// Of jobs that are not plain.
-    full: Option<Box<Full>>,
-    // What it touches seldom.
-    parked: Vec<Request<Buffer>>,
-    phase: Phase,
+    /// State of an open loop; `None` in a closed one.
+    open_loop: Option<Box<OpenLoop>>,
+    /// State of jobs that do not take the fast path.
+    general: Option<Box<GeneralState>>,
+    // Cold.
+    idle: Vec<Request<Data>>,
+    phase: JobPhase,
     start_ticks: u64,
     end_ticks: u64,
     sample_ticks: u64,
     turn_ticks_max: u64,
-    /// Of a block of the device.
+    /// Bytes of a logical block of the device.
     block_bytes: u32,
     spec: JobSpec,
     usage_start: Usage,
@@ -75,97 +81,99 @@ pub struct Generator {
     errors: u64,
     verifier: Option<Verifier>,
     stopped: bool,
-    stuck: bool,
+    drain_timed_out: bool,
 }
 
-/// What only open loops have.
-struct Open {
-    pace: Pace,
-    /// By tag: when the request was to start.
-    starts: Box<[u64]>,
+/// State of an open loop.
+struct OpenLoop {
+    schedule: ArrivalSchedule,
+    /// By tag: when the request was scheduled to start, in ticks.
+    intended_starts: Box<[u64]>,
 }
 
-/// In the order in which a job passes through them.
+/// The phases of a job, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Phase {
-    /// Not begun.
-    Before,
-    /// Running, not counting yet.
+enum JobPhase {
+    /// Nothing is submitted yet.
+    NotStarted,
+    /// `ramp_time`: I/O runs and is not measured.
     Ramp,
-    /// Counting.
+    /// I/O runs and is measured.
     Measuring,
-    /// Nothing new is issued.
+    /// No new I/O starts; I/Os in flight complete and are counted.
     Draining,
-    /// What was written is read back and checked.
+    /// Written data is read back and verified.
     ReadingBack,
-    /// Nothing is in flight.
-    Over,
+    /// No I/O is in flight, or the drain timed out.
+    Finished,
 }
 
 impl Generator {
-    /// Checks the job against the device and takes every buffer that it will use from `pool`.
+    /// Checks the job against the device and allocates all of its buffers from `pool`.
     pub fn new(spec: JobSpec, geometry: Geometry, pool: &Pool) -> Result<Generator, SetupError> {
-        Generator::over(spec, &[geometry], pool)
+        Generator::with_files(spec, &[geometry], pool)
     }
 
-    /// As [`new`](Self::new), over several files: the `flow` of a request is the index of its file.
-    pub fn over(spec: JobSpec, files: &[Geometry], pool: &Pool) -> Result<Generator, SetupError> {
-        let place = Place::new(&spec, files)?;
+    /// Like [`new`](Self::new), for several files: the `flow` of a request is the index of its file.
+    pub fn with_files(spec: JobSpec, files: &[Geometry], pool: &Pool) -> Result<Generator, SetupError> {
+        let pattern = AccessPattern::new(&spec, files)?;
         let geometry = files[0];
         let verifier = match spec.verify {
             Verify::Off => None,
             mode => {
-                if u64::from(spec.io_depth) > place.positions {
-                    let (depth, positions) = (spec.io_depth, place.positions);
+                if u64::from(spec.io_depth) > pattern.positions {
+                    let (depth, positions) = (spec.io_depth, pattern.positions);
                     return Err(SetupError::DepthAbovePositions { depth, positions });
                 }
                 let strict = !spec.workload.writes();
-                Some(Verifier::new(mode, spec.seed, geometry.block_bytes, place.positions, strict)?)
+                Some(Verifier::new(mode, spec.seed, geometry.block_bytes, pattern.positions, strict)?)
             }
         };
         if spec.time_based && spec.runtime_ns.is_none() {
             return Err(SetupError::NoRuntime);
         }
-        let ready = take_buffers(&spec, pool)?;
+        let ready = allocate_requests(&spec, pool)?;
         let depth = ready.len();
         let block_bytes = geometry.block_bytes;
-        let whole = place.total_bytes(block_bytes).saturating_mul(u64::from(spec.loops.max(1)));
-        let bytes = if spec.time_based { u64::MAX } else { spec.io_bytes.unwrap_or(whole) };
-        let unit = u64::from(place.io_blocks) * u64::from(block_bytes);
-        let fixed = spec.sizes.is_none();
-        let by_bytes = if fixed && bytes != u64::MAX { bytes.div_ceil(unit) } else { u64::MAX };
-        let remaining =
-            spec.number_ios.map_or(by_bytes, |ios| ios.min(if fixed { u64::MAX } else { by_bytes }));
-        let pace = Pace::new(&spec.rates, spec.workload.directions(spec.read_percent), spec.seed);
-        let open = pace.map(|pace| Box::new(Open { pace, starts: vec![0; depth].into() }));
-        let is_plain = place.is_plain()
+        let pass_bytes = pattern.total_bytes(block_bytes).saturating_mul(u64::from(spec.loops.max(1)));
+        let bytes = if spec.time_based { u64::MAX } else { spec.io_bytes.unwrap_or(pass_bytes) };
+        let unit = u64::from(pattern.io_blocks) * u64::from(block_bytes);
+        let is_fixed_size = spec.sizes.is_none();
+        let by_bytes = if is_fixed_size && bytes != u64::MAX { bytes.div_ceil(unit) } else { u64::MAX };
+        let remaining_ios =
+            spec.number_ios.map_or(by_bytes, |ios| ios.min(if is_fixed_size { u64::MAX } else { by_bytes }));
+        let schedule =
+            ArrivalSchedule::new(&spec.rates, spec.workload.directions(spec.read_percent), spec.seed);
+        let open_loop =
+            schedule.map(|schedule| Box::new(OpenLoop { schedule, intended_starts: vec![0; depth].into() }));
+        let is_fast_path = pattern.is_simple()
             && verifier.is_none()
-            && fixed
+            && is_fixed_size
             && !spec.log.is_on()
             && spec.think.ns == 0
             && spec.flush_every == 0
             && !spec.flush_at_end
             && spec.latency_target.is_none()
             && spec.latency_max_ns.is_none()
-            && spec.content != Content::FreshNoise;
-        let remaining_bytes = if fixed || spec.number_ios.is_some() { u64::MAX } else { bytes };
-        let full = (!is_plain).then(|| Box::new(Full::new(&spec, depth, remaining_bytes)));
+            && spec.content != BufferContent::FreshNoise;
+        let remaining_bytes = if is_fixed_size || spec.number_ios.is_some() { u64::MAX } else { bytes };
+        let general = (!is_fast_path).then(|| Box::new(GeneralState::new(&spec, depth, remaining_bytes)));
         Ok(Generator {
-            done: Vec::with_capacity(depth),
+            completions: Vec::with_capacity(depth),
             slots: depth,
-            parked: Vec::with_capacity(depth),
+            idle: Vec::with_capacity(depth),
             ready,
-            sides: Default::default(),
-            remaining,
-            place,
+            stats: Default::default(),
+            remaining_ios,
+            pattern,
             event_ticks: u64::MAX,
             completed: 0,
-            batches: Batches::new(depth),
-            depths: Depths::default(),
+            batches: SubmissionBatches::new(depth),
+            depths: DepthCounts::default(),
             measure_submission: spec.measure_submission,
-            open,
-            full,
-            phase: Phase::Before,
+            open_loop,
+            general,
+            phase: JobPhase::NotStarted,
             start_ticks: 0,
             end_ticks: u64::MAX,
             sample_ticks: u64::MAX,
@@ -177,37 +185,37 @@ impl Generator {
             errors: 0,
             verifier,
             stopped: false,
-            stuck: false,
+            drain_timed_out: false,
             spec,
         })
     }
 
-    /// Submits and polls until nothing more is done at once or the turn is long enough; returns the
-    /// number of completions. The first call starts the job.
+    /// Submits and polls until a poll returns nothing, or for up to 1024 rounds or 50 us; returns the number
+    /// of completions. The first call starts the job.
     pub fn turn<C: IoChannel + ?Sized>(&mut self, channel: &mut C) -> usize {
-        if self.phase == Phase::Before {
+        if self.phase == JobPhase::NotStarted {
             self.begin(clock::ticks());
         }
-        let is_closed = self.is_plain() && self.open.is_none();
+        let is_closed = self.is_fast_path() && self.open_loop.is_none();
         let (mut total, mut turn_end_ticks) = (0, u64::MAX);
         for _ in 0..ROUNDS_MAX {
             if !is_closed {
-                self.feed(clock::ticks());
+                self.start_due(clock::ticks());
             }
             if !self.ready.is_empty() {
                 self.submit(channel);
             }
-            let count = channel.poll(&mut self.done);
+            let count = channel.poll(&mut self.completions);
             if count == 0 {
                 break;
             }
             total += count;
-            // A channel that looked at the clock saves us the look: it costs as much as the rest.
-            let now = match channel.polled_at() {
+            // Reuse the channel's time stamp: reading the clock costs as much as the rest of the loop.
+            let now = match channel.last_poll_ticks() {
                 0 => clock::ticks(),
                 ticks => ticks,
             };
-            self.absorb(now);
+            self.complete(now);
             if now >= self.event_ticks {
                 self.on_event(now);
             }
@@ -221,9 +229,9 @@ impl Generator {
         if total == 0 {
             self.on_idle();
         }
-        if self.in_flight() == 0 && self.ready.is_empty() && self.phase > Phase::Measuring {
-            if self.phase == Phase::ReadingBack {
-                self.feed_full(clock::ticks());
+        if self.in_flight() == 0 && self.ready.is_empty() && self.phase > JobPhase::Measuring {
+            if self.phase == JobPhase::ReadingBack {
+                self.start_due_general(clock::ticks());
             }
             if self.ready.is_empty() {
                 self.on_drained();
@@ -232,83 +240,84 @@ impl Generator {
         total
     }
 
-    /// Hands over what is ready, and notes when the channel had taken it.
+    /// Submits the ready requests and records when the channel accepted them.
     #[inline]
     fn submit<C: IoChannel + ?Sized>(&mut self, channel: &mut C) {
         let before = self.ready.len();
         channel.submit(&mut self.ready);
         let taken = before - self.ready.len();
-        self.batches.sent(&self.ready, if self.measure_submission { clock::ticks() } else { 0 });
+        self.batches.mark_submitted(&self.ready, if self.measure_submission { clock::ticks() } else { 0 });
         self.depths.submitted(taken, self.in_flight());
     }
 
-    /// Starts what is due.
+    /// Makes requests ready for the I/Os that are due.
     #[inline]
-    fn feed(&mut self, now: u64) {
-        if self.is_plain() { self.feed_open(now) } else { self.feed_full(now) }
+    fn start_due(&mut self, now: u64) {
+        if self.is_fast_path() { self.start_due_open_loop(now) } else { self.start_due_general(now) }
     }
 
-    /// Counts what came back; a closed loop starts it again.
+    /// Counts completions; a closed loop makes their requests ready again.
     #[inline]
-    fn absorb(&mut self, now: u64) {
-        self.depths.completed(self.done.len());
-        if !self.is_plain() {
-            self.absorb_full(now);
-        } else if self.open.is_some() {
-            self.absorb_open(now);
+    fn complete(&mut self, now: u64) {
+        self.depths.completed(self.completions.len());
+        if !self.is_fast_path() {
+            self.complete_general(now);
+        } else if self.open_loop.is_some() {
+            self.complete_open_loop(now);
         } else {
-            self.absorb_closed(now);
+            self.complete_closed_loop(now);
         }
     }
 
     #[inline]
-    fn is_plain(&self) -> bool {
-        self.full.is_none()
+    fn is_fast_path(&self) -> bool {
+        self.general.is_none()
     }
 
-    /// Every request, with its buffer, before the job begins: for engines that register memory.
-    pub fn requests(&self) -> &[Request<Buffer>] {
+    /// Every request with its buffer, before the job starts: for engines that register buffers.
+    pub fn requests(&self) -> &[Request<Data>] {
         &self.ready
     }
 
-    /// Requests handed over and not yet back.
+    /// Requests in flight in the channel.
     pub fn outstanding(&self) -> usize {
         self.in_flight()
     }
 
-    /// Whether the job has ended and nothing is in flight.
-    pub fn is_over(&self) -> bool {
-        self.phase == Phase::Over
+    /// Whether the job has finished and drained.
+    pub fn is_finished(&self) -> bool {
+        self.phase == JobPhase::Finished
     }
 
-    /// Issues nothing more.
+    /// Starts no more I/O; the job then drains.
     pub fn stop(&mut self) {
-        if self.phase != Phase::Over {
+        if self.phase != JobPhase::Finished {
             self.stopped = true;
-            self.end(clock::ticks());
+            self.stop_issuing(clock::ticks());
         }
     }
 
-    /// Completions so far, those of the ramp and of failed I/Os too.
+    /// Completions so far, including those of the ramp and of failed I/Os.
     pub fn completed(&self) -> u64 {
         self.completed
     }
 
-    /// Failed I/Os and wrong blocks so far.
+    /// Failed I/Os and verification mismatches so far.
     pub fn faults(&self) -> u64 {
         self.errors + self.verifier.as_ref().map_or(0, Verifier::mismatch_count)
     }
 
-    /// When a turn is due although nothing completes, in nanoseconds of [`clock::now_ns`].
+    /// When the next turn is due if nothing completes before, in nanoseconds of [`clock::now_ns`]; `None` for
+    /// no deadline.
     pub fn deadline_ns(&self, now_ns: u64) -> Option<u64> {
-        if self.phase == Phase::Before || !self.ready.is_empty() {
+        if self.phase == JobPhase::NotStarted || !self.ready.is_empty() {
             return Some(0);
         }
         let mut due = self.event_ticks;
-        if !self.parked.is_empty() && self.phase <= Phase::Measuring {
-            let think_until = self.full.as_ref().map_or(0, |full| full.think_until);
-            match &self.open {
-                Some(open) => due = due.min(open.pace.next_start().max(think_until)),
+        if !self.idle.is_empty() && self.phase <= JobPhase::Measuring {
+            let think_until = self.general.as_ref().map_or(0, |general| general.think_until);
+            match &self.open_loop {
+                Some(open_loop) => due = due.min(open_loop.schedule.next_start().max(think_until)),
                 None if think_until > 0 => due = due.min(think_until),
                 None => {}
             }
@@ -317,20 +326,20 @@ impl Generator {
         (due != u64::MAX).then(|| now_ns + clock::ticks_to_ns(left))
     }
 
-    /// What was measured. Meant for a job that is over.
+    /// The measurements, once the job has finished.
     pub fn into_result(self) -> JobResult {
         let (mismatches, mismatch_count, checked_blocks) =
             self.verifier.as_ref().map_or((Vec::new(), 0, 0), |verifier| {
                 (verifier.mismatches().to_vec(), verifier.mismatch_count(), verifier.checked_blocks())
             });
-        let stuck = if self.stuck { self.in_flight() as u64 } else { 0 };
-        let mut sides = self.sides.map(Side::into_result);
-        let depth = self.full.as_ref().and_then(|full| full.tuner.as_ref()).map(Tuner::depth);
-        let lost_entries = self.full.as_ref().map_or(0, |full| full.logs.lost);
+        let never_completed = if self.drain_timed_out { self.in_flight() as u64 } else { 0 };
+        let mut stats = self.stats.map(DirectionStats::into_result);
+        let depth = self.general.as_ref().and_then(|general| general.tuner.as_ref()).map(LatencyTuner::depth);
+        let dropped_log_entries = self.general.as_ref().map_or(0, |general| general.logs.dropped);
         JobResult {
-            sync: mem::take(&mut sides[3]),
-            sides: {
-                let [read, write, trim, _] = sides;
+            sync: mem::take(&mut stats[3]),
+            directions: {
+                let [read, write, trim, _] = stats;
                 [read, write, trim]
             },
             spec: self.spec,
@@ -340,58 +349,59 @@ impl Generator {
             mismatches,
             mismatch_count,
             checked_blocks,
-            stuck,
+            never_completed,
             jobs: 1,
             latency_depth: depth,
             depths: self.depths,
             kernel: Default::default(),
-            lost_entries,
+            dropped_log_entries,
             number: 0,
             log_error: None,
         }
     }
 
-    /// Writes the job's logs, if it keeps any, and gives what was measured; `number` counts jobs from 1.
+    /// Writes the job's log files, if it keeps any, and returns the measurements. `number` is the number in the
+    /// names of the log files, from 1.
     pub fn finish(self, number: u32) -> JobResult {
-        let written = self.full.as_ref().map_or(Ok(()), |full| full.logs.write(number));
+        let written = self.general.as_ref().map_or(Ok(()), |general| general.logs.write(number));
         let mut result = self.into_result();
         result.log_error = written.err().map(|error| error.to_string());
         result
     }
 
-    /// Whether what happens now is counted.
+    /// Whether the job is in its measured phase.
     pub fn is_measuring(&self) -> bool {
-        self.phase == Phase::Measuring
+        self.phase == JobPhase::Measuring
     }
 
     fn begin(&mut self, now: u64) {
         self.usage_start = Usage::now();
         self.start_ticks = now;
         if self.spec.ramp_ns > 0 {
-            self.phase = Phase::Ramp;
+            self.phase = JobPhase::Ramp;
             self.event_ticks = now + clock::ns_to_ticks(self.spec.ramp_ns);
         } else {
-            self.measure(now);
+            self.start_measuring(now);
         }
-        if let Some(open) = &mut self.open {
-            open.pace.begin(now);
+        if let Some(open_loop) = &mut self.open_loop {
+            open_loop.schedule.begin(now);
         }
-        if self.full.is_some() || self.open.is_some() {
-            self.parked.append(&mut self.ready);
-            // The first of all is the one of tag 0.
-            self.parked.reverse();
+        if self.general.is_some() || self.open_loop.is_some() {
+            self.idle.append(&mut self.ready);
+            // Requests are taken from the end: tag 0 is used first.
+            self.idle.reverse();
             return;
         }
-        let wanted = self.take_remaining(self.ready.len());
-        self.parked.extend(self.ready.drain(wanted..));
-        self.issue(0, now, false);
+        let count = self.take_remaining(self.ready.len());
+        self.idle.extend(self.ready.drain(count..));
+        self.assign_new(0, now, false);
         if self.ready.is_empty() {
-            self.drain(now);
+            self.start_draining(now);
         }
     }
 
-    fn measure(&mut self, now: u64) {
-        self.phase = Phase::Measuring;
+    fn start_measuring(&mut self, now: u64) {
+        self.phase = JobPhase::Measuring;
         self.start_ticks = now;
         let runtime = self.spec.runtime_ns.map(clock::ns_to_ticks);
         self.end_ticks = runtime.map_or(u64::MAX, |runtime| now.saturating_add(runtime));
@@ -401,157 +411,158 @@ impl Generator {
         };
         self.sample_ticks = sample;
         self.event_ticks = self.end_ticks.min(sample);
-        if let Some(tuner) = self.full.as_mut().and_then(|full| full.tuner.as_mut()) {
+        if let Some(tuner) = self.general.as_mut().and_then(|general| general.tuner.as_mut()) {
             self.event_ticks = self.event_ticks.min(tuner.begin(now));
         }
     }
 
     #[cold]
-    fn note_failure(&mut self, completion: &Completion<Buffer>) {
+    fn record_failure(&mut self, completion: &Completion<Data>) {
         let request = completion.request();
         self.errors += 1;
-        self.sides[side_of(request.op)].errors += 1;
-        if self.failures.len() < FAILURES_SHOWN_MAX {
+        self.stats[direction_index(request.op)].errors += 1;
+        if self.failures.len() < FAILURES_KEPT_MAX {
             let (op, lba, blocks) = (request.op, request.lba, request.blocks);
             self.failures.push(IoFailure { op, lba, blocks, status: completion.status() });
         }
         if !self.spec.continue_on_error {
-            self.remaining = 0;
+            self.remaining_ios = 0;
         }
     }
 
     #[cold]
     fn on_event(&mut self, now: u64) {
         match self.phase {
-            Phase::Ramp => {
-                for side in &mut self.sides {
-                    side.clear();
+            JobPhase::Ramp => {
+                for stats in &mut self.stats {
+                    stats.clear();
                 }
-                self.depths = Depths::default();
-                if let Some(full) = &mut self.full {
-                    full.logs.clear();
+                self.depths = DepthCounts::default();
+                if let Some(general) = &mut self.general {
+                    general.logs.clear();
                 }
                 self.usage_start = Usage::now();
-                self.measure(now);
+                self.start_measuring(now);
             }
-            Phase::Measuring if now >= self.end_ticks => self.end(now),
-            Phase::Measuring => self.tick(now),
+            JobPhase::Measuring if now >= self.end_ticks => self.stop_issuing(now),
+            JobPhase::Measuring => self.sample_and_tune(now),
             _ => {}
         }
     }
 
-    /// Samples, and the judgement of a depth.
-    fn tick(&mut self, now: u64) {
+    /// Takes the samples of IOPS and bandwidth that are due and lets the latency tuner choose a depth.
+    fn sample_and_tune(&mut self, now: u64) {
         let elapsed_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));
         let mut tuner_ticks = u64::MAX;
         if now >= self.sample_ticks {
             let directions = self.spec.workload.directions(self.spec.read_percent);
             for index in (0..3).filter(|index| directions[*index]) {
-                let (iops, rate) = self.sides[index].sample(elapsed_ns, self.block_bytes);
-                if let Some(full) = &mut self.full {
-                    full.logs.rates(elapsed_ns, index as u8, iops as u64, rate as u64);
+                let (iops, rate) = self.stats[index].sample(elapsed_ns, self.block_bytes);
+                if let Some(general) = &mut self.general {
+                    general.logs.record_rates(elapsed_ns, index as u8, iops as u64, rate as u64);
                 }
             }
-            if let Some(full) = &mut self.full
-                && full.logs.options.average_ns > 0
+            if let Some(general) = &mut self.general
+                && general.logs.options.average_ns > 0
             {
-                full.logs.end_window(elapsed_ns);
+                general.logs.end_window(elapsed_ns);
             }
             let step = clock::ns_to_ticks(self.spec.sample_ns).max(1);
             let missed = (now - self.sample_ticks) / step;
             self.sample_ticks = self.sample_ticks.saturating_add((missed + 1).saturating_mul(step));
         }
-        if let Some(tuner) = self.full.as_mut().and_then(|full| full.tuner.as_mut()) {
-            tuner_ticks = tuner.judge(now);
+        if let Some(tuner) = self.general.as_mut().and_then(|general| general.tuner.as_mut()) {
+            tuner_ticks = tuner.update(now);
         }
         self.event_ticks = self.end_ticks.min(self.sample_ticks).min(tuner_ticks);
     }
 
-    /// Time passes although nothing completes.
+    /// Handles timed events in a turn without completions.
     fn on_idle(&mut self) {
         let now = clock::ticks();
         match self.phase {
-            Phase::Ramp | Phase::Measuring if now >= self.event_ticks => self.on_event(now),
-            Phase::Draining | Phase::ReadingBack if now >= self.event_ticks => {
-                self.account(now);
-                self.stuck = true;
-                self.phase = Phase::Over;
+            JobPhase::Ramp | JobPhase::Measuring if now >= self.event_ticks => self.on_event(now),
+            JobPhase::Draining | JobPhase::ReadingBack if now >= self.event_ticks => {
+                self.finish_phase(now);
+                self.drain_timed_out = true;
+                self.phase = JobPhase::Finished;
             }
             _ => {}
         }
     }
 
-    /// Issues nothing more. What is out is waited for and counted, what is ready stays.
+    /// Withdraws the ready requests and starts the drain; I/Os in flight are still counted.
     #[cold]
-    fn end(&mut self, now: u64) {
+    fn stop_issuing(&mut self, now: u64) {
         if let Some(verifier) = &mut self.verifier {
             for request in self.ready.iter().filter(|request| request.op.has_range()) {
-                verifier.release((request.lba - self.place.first_lba) / u64::from(self.place.io_blocks));
+                verifier.release((request.lba - self.pattern.first_lba) / u64::from(self.pattern.io_blocks));
             }
         }
-        if self.phase > Phase::Before {
-            self.batches.withdraw(&self.ready);
+        if self.phase > JobPhase::NotStarted {
+            self.batches.cancel(&self.ready);
         }
-        self.parked.append(&mut self.ready);
-        self.drain(now);
+        self.idle.append(&mut self.ready);
+        self.start_draining(now);
     }
 
-    /// Nothing is left to issue but what is ready.
-    fn drain(&mut self, now: u64) {
-        self.phase = Phase::Draining;
+    /// Starts no new I/O; requests that are ready are still submitted.
+    fn start_draining(&mut self, now: u64) {
+        self.phase = JobPhase::Draining;
         self.event_ticks = now.saturating_add(clock::ns_to_ticks(DRAIN_NS_MAX));
     }
 
-    /// Nothing is in flight: over, unless what was written is to be read back.
+    /// No I/O is in flight: the job is finished, unless a flush or the read-back of verified writes is left.
     #[cold]
     fn on_drained(&mut self) {
-        if self.phase == Phase::Over {
+        if self.phase == JobPhase::Finished {
             return;
         }
         let now = clock::ticks();
-        if self.phase == Phase::Draining {
-            self.account(now);
-            if self.flush_last(now) {
+        if self.phase == JobPhase::Draining {
+            self.finish_phase(now);
+            if self.submit_final_flush(now) {
                 return;
             }
         }
-        let only_writes = matches!(self.place.mix, Mix::Only(Op::Write));
-        let read_back = self.phase == Phase::Draining && only_writes && self.verifier.is_some();
+        let only_writes = matches!(self.pattern.mix, OpMix::Single(Op::Write));
+        let read_back = self.phase == JobPhase::Draining && only_writes && self.verifier.is_some();
         if !read_back || self.stopped || self.errors > 0 {
-            if self.phase == Phase::ReadingBack {
-                self.account(now);
+            if self.phase == JobPhase::ReadingBack {
+                self.finish_phase(now);
             }
-            self.phase = Phase::Over;
+            self.phase = JobPhase::Finished;
             return;
         }
-        self.phase = Phase::ReadingBack;
-        (self.start_ticks, self.place.position) = (now, 0);
+        self.phase = JobPhase::ReadingBack;
+        (self.start_ticks, self.pattern.position) = (now, 0);
         self.event_ticks = now.saturating_add(clock::ns_to_ticks(DRAIN_NS_MAX));
-        self.feed_full(now);
+        self.start_due_general(now);
     }
 
-    /// Notes how long the phase that ends now took.
-    fn account(&mut self, now: u64) {
+    /// Records the duration of the phase that ends now and, after the measured one, the processor usage.
+    fn finish_phase(&mut self, now: u64) {
         let elapsed_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));
-        if self.phase == Phase::ReadingBack {
-            self.sides[Direction::Read as usize].result.elapsed_ns = elapsed_ns;
+        if self.phase == JobPhase::ReadingBack {
+            self.stats[Direction::Read as usize].result.elapsed_ns = elapsed_ns;
             return;
         }
-        for side in &mut self.sides {
-            side.account(elapsed_ns, self.block_bytes);
+        for stats in &mut self.stats {
+            stats.set_elapsed(elapsed_ns, self.block_bytes);
         }
         self.usage = Usage::now().since(self.usage_start);
     }
 
     fn in_flight(&self) -> usize {
-        self.slots - self.ready.len() - self.parked.len()
+        self.slots - self.ready.len() - self.idle.len()
     }
 }
 
-/// One buffer a slot, filled with the seed's noise, so that nothing below can compress it.
-fn take_buffers(spec: &JobSpec, pool: &Pool) -> Result<Vec<Request<Buffer>>, SetupError> {
+/// One request for each slot, with a buffer unless the job only trims. By default buffers hold random bytes,
+/// so that the device cannot compress them.
+fn allocate_requests(spec: &JobSpec, pool: &Pool) -> Result<Vec<Request<Data>>, SetupError> {
     let has_data = !matches!(spec.workload, Workload::Trim | Workload::RandTrim);
-    let mut random = Random::new(spec.seed ^ 0x6275_6666_6572);
+    let mut random = WyRand::new(spec.seed ^ 0x6275_6666_6572);
     (0..spec.io_depth)
         .map(|slot| {
             let mut request = Request::new(Tag(u64::from(slot)), Op::Read, 0, 0);
@@ -560,21 +571,21 @@ fn take_buffers(spec: &JobSpec, pool: &Pool) -> Result<Vec<Request<Buffer>>, Set
                     .take(spec.block_bytes as usize)
                     .ok_or(SetupError::NoMemory(spec.io_depth, spec.block_bytes))?;
                 match &spec.content {
-                    Content::Noise | Content::FreshNoise => fill_noise(&mut buffer, &mut random),
-                    Content::Zeroes => buffer.clear(),
-                    Content::Pattern(bytes) => {
+                    BufferContent::Noise | BufferContent::FreshNoise => fill_noise(&mut buffer, &mut random),
+                    BufferContent::Zeroes => buffer.clear(),
+                    BufferContent::Pattern(bytes) => {
                         let repeated = bytes.iter().cycle();
                         buffer.as_mut_slice().iter_mut().zip(repeated).for_each(|(to, from)| *to = *from);
                     }
                 }
-                request.buffer = Some(buffer);
+                request.set_data(Some(buffer));
             }
             Ok(request)
         })
         .collect()
 }
 
-fn fill_noise(buffer: &mut Buffer, random: &mut Random) {
+fn fill_noise(buffer: &mut Buffer, random: &mut WyRand) {
     for chunk in buffer.as_mut_slice().chunks_mut(8) {
         chunk.copy_from_slice(&random.next_bits().to_le_bytes()[..chunk.len()]);
     }

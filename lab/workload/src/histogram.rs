@@ -1,10 +1,12 @@
-//! Latencies in a fixed array.
+//! A log-linear histogram of latencies in a fixed array.
 
-/// Counts of values in buckets whose width is at most 1/128 of their value.
+use histogram::{LogBuckets, index_of_rank};
+
+/// Counts values in buckets whose width is at most 1/128 of their value, like an HDR histogram.
 ///
-/// Values below 256 have a bucket each; above, every power of two is cut into 128. Recording is a
-/// leading-zeros, a shift and an add; nothing allocates after [`Histogram::new`]. Values are in
-/// whatever unit the caller records, as a rule ticks of [`sys::clock`].
+/// Values below 256 have a bucket each; above, every power of two is split into 128 buckets. Recording is a
+/// leading-zeros count, a shift and an add; nothing allocates after [`Histogram::new`]. The unit is the
+/// caller's, usually ticks of [`os::clock`].
 #[derive(Clone)]
 pub struct Histogram {
     buckets: Box<[u64; BUCKETS]>,
@@ -13,13 +15,9 @@ pub struct Histogram {
     max: u64,
 }
 
-/// Bits of a value that choose its bucket within a power of two.
-const BITS: u32 = 7;
-const SUB: usize = 1 << BITS;
-/// Values are cut off at 2^42: 25 minutes of a 3 GHz clock.
-const VALUE_BITS_MAX: u32 = 42;
-const VALUE_MAX: u64 = (1 << VALUE_BITS_MAX) - 1;
-const BUCKETS: usize = (VALUE_BITS_MAX - BITS + 1) as usize * SUB;
+/// 128 buckets for each power of two. Values are cut off at 2^42: 25 minutes of a 3 GHz clock.
+type Buckets = LogBuckets<7, 42>;
+const BUCKETS: usize = Buckets::COUNT;
 
 impl Default for Histogram {
     fn default() -> Self {
@@ -34,38 +32,38 @@ impl std::fmt::Debug for Histogram {
 }
 
 impl Histogram {
-    /// An empty one; 36 KiB.
+    /// An empty histogram of 36 KiB.
     pub fn new() -> Histogram {
-        // Zeroed by the allocator, so that memory is taken only where values fall: hundreds of processes
-        // start with a dozen of these each.
+        // Zeroed by the allocator, so that only touched pages use memory: hundreds of processes start with a
+        // dozen histograms each.
         let buckets = vec![0u64; BUCKETS].into_boxed_slice();
         let buckets = buckets.try_into().expect("a slice of BUCKETS is an array of BUCKETS");
         Histogram { buckets, sum: 0, min: u64::MAX, max: 0 }
     }
 
-    /// Counts one value.
+    /// Records one value.
     #[inline]
     pub fn record(&mut self, value: u64) {
         self.record_many(value, 1);
     }
 
-    /// Counts one value so many times.
+    /// Records one value `times` times.
     #[inline]
     pub fn record_many(&mut self, value: u64, times: u64) {
-        let value = value.min(VALUE_MAX);
-        self.buckets[index(value)] += times;
+        let value = value.min(Buckets::VALUE_MAX);
+        self.buckets[Buckets::index(value)] += times;
         self.sum += value * times;
         self.min = self.min.min(value);
         self.max = self.max.max(value);
     }
 
-    /// Forgets everything.
+    /// Removes all values.
     pub fn clear(&mut self) {
         self.buckets.fill(0);
         (self.sum, self.min, self.max) = (0, u64::MAX, 0);
     }
 
-    /// Adds another's values.
+    /// Adds the values of another histogram.
     pub fn merge(&mut self, other: &Histogram) {
         for (mine, theirs) in self.buckets.iter_mut().zip(other.buckets.iter()) {
             *mine += theirs;
@@ -75,28 +73,28 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// Number of values.
+    /// Number of values; sums all buckets.
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
 
-    /// The smallest value, 0 when there is none.
+    /// The smallest value, 0 if there is none.
     pub fn min(&self) -> u64 {
         if self.min == u64::MAX { 0 } else { self.min }
     }
 
-    /// The largest value, 0 when there is none.
+    /// The largest value, 0 if there is none.
     pub fn max(&self) -> u64 {
         self.max
     }
 
-    /// The exact mean, 0 when there is no value.
+    /// The exact mean, 0 if there is no value.
     pub fn mean(&self) -> f64 {
         let count = self.count();
         if count == 0 { 0.0 } else { self.sum as f64 / count as f64 }
     }
 
-    /// The standard deviation, as exact as the buckets are narrow.
+    /// The standard deviation, within the precision of the buckets; 0 if there is no value.
     pub fn deviation(&self) -> f64 {
         let count = self.count();
         if count == 0 {
@@ -108,29 +106,22 @@ impl Histogram {
         (sum / count as f64).sqrt()
     }
 
-    /// The value that `percent` of the values do not exceed: the top of its bucket, but never above
-    /// the largest value recorded.
+    /// The value that `percent` of the values do not exceed: the upper bound of its bucket, but at most the
+    /// largest recorded value.
     pub fn percentile(&self, percent: f64) -> u64 {
         let count = self.count();
         let rank = ((percent / 100.0 * count as f64).ceil() as u64).clamp(1, count.max(1));
-        let mut seen = 0;
-        for (index, bucket) in self.buckets.iter().enumerate() {
-            seen += bucket;
-            if seen >= rank {
-                return highest(index).min(self.max);
-            }
-        }
-        self.max
+        index_of_rank(&self.buckets[..], rank).map_or(self.max, |index| highest(index).min(self.max))
     }
 
-    /// Sum, smallest, largest, then index and count of each bucket that is not empty.
+    /// The histogram as numbers: sum, smallest, largest, then index and count of each non-empty bucket.
     pub(crate) fn parts(&self) -> Vec<u64> {
         let full = self.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
         let pairs = full.flat_map(|(index, count)| [index as u64, *count]);
         [self.sum, self.min, self.max].into_iter().chain(pairs).collect()
     }
 
-    /// From what [`parts`](Self::parts) gave; `None` for anything else.
+    /// Rebuilds a histogram from [`parts`](Self::parts); `None` if they are malformed.
     pub(crate) fn from_parts(parts: &[u64]) -> Option<Histogram> {
         let (&[sum, min, max], pairs) = parts.split_first_chunk::<3>()?;
         let mut histogram = Histogram { sum, min, max, ..Histogram::new() };
@@ -141,38 +132,22 @@ impl Histogram {
         Some(histogram)
     }
 
-    /// Each bucket that is not empty: its largest value and its count.
+    /// The largest value and the count of each non-empty bucket, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let full = self.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
         full.map(|(index, count)| (highest(index), *count))
     }
 }
 
-/// The bucket of a value of at most [`VALUE_MAX`].
-#[inline]
-fn index(value: u64) -> usize {
-    let shift = (u64::BITS - (value | (2 * SUB as u64 - 1)).leading_zeros()) - BITS - 1;
-    ((shift as usize) << BITS) + (value >> shift) as usize
-}
-
 /// The largest value of a bucket.
 fn highest(index: usize) -> u64 {
-    let (lowest, width) = range(index);
+    let (lowest, width) = Buckets::range(index);
     lowest + width - 1
 }
 
 fn midpoint(index: usize) -> f64 {
-    let (lowest, width) = range(index);
+    let (lowest, width) = Buckets::range(index);
     lowest as f64 + (width - 1) as f64 / 2.0
-}
-
-fn range(index: usize) -> (u64, u64) {
-    if index < 2 * SUB {
-        return (index as u64, 1);
-    }
-    let shift = (index >> BITS) - 1;
-    let lowest = ((index - (shift << BITS)) as u64) << shift;
-    (lowest, 1 << shift)
 }
 
 #[cfg(test)]
@@ -180,19 +155,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_lies_in_its_bucket_and_buckets_are_narrow() {
-        let values = (0..5000).chain((12..42).flat_map(|bit| [(1u64 << bit) - 1, 1 << bit, (1 << bit) + 77]));
-        for value in values {
-            let (lowest, width) = range(index(value));
-            assert!((lowest..lowest + width).contains(&value), "{value} in {lowest}+{width}");
-            assert!(width == 1 || width * 128 <= lowest, "{width} at {lowest}");
-        }
-        assert_eq!(index(VALUE_MAX), BUCKETS - 1);
-    }
-
-    #[test]
     fn percentiles_agree_with_an_exact_reference() {
-        let mut random = crate::Random::new(3);
+        let mut random = crate::WyRand::new(3);
         let mut exact: Vec<u64> = (0..20_000).map(|_| random.below(1 << 20)).collect();
         let mut histogram = Histogram::new();
         let mut reference = hdrhistogram::Histogram::<u64>::new(3).unwrap();
@@ -212,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn merging_is_recording_both() {
+    fn merging_equals_recording_both() {
         let (mut one, mut two, mut both) = (Histogram::new(), Histogram::new(), Histogram::new());
         for value in 0..1000 {
             if value % 3 == 0 {
@@ -228,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_recorded_is_all_zero() {
+    fn an_empty_histogram_reports_zeros() {
         let histogram = Histogram::new();
         let zero = (histogram.count(), histogram.min(), histogram.max(), histogram.percentile(99.0));
         assert_eq!(zero, (0, 0, 0, 0));

@@ -1,8 +1,7 @@
-//! Results that fio wrote, as rows: one for each job and direction.
+//! Imports fio's output as rows, one for each job and direction.
 //!
-//! [`rows`] takes what fio printed, JSON or text or one after the other, with whatever else was printed
-//! around it. Times become microseconds and bandwidth MiB a second; nothing else is computed, so that a
-//! row says what fio said.
+//! [`rows`] parses fio's JSON or text output, or both in one file, and skips other lines around it. It converts
+//! times to microseconds and bandwidth to MiB a second, and computes nothing else.
 
 use std::fmt::Write as _;
 
@@ -11,48 +10,48 @@ mod text;
 
 /// One direction of one job, or of a group of jobs that fio reported as one.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Row {
-    /// Name of the job.
+pub struct FioRow {
+    /// Name of the job, fio's `jobname`.
     pub jobname: String,
     /// Number of the reporting group.
     pub group: u64,
-    /// `read`, `write`, `trim`, or `mixed` where fio reported all as one.
+    /// `read`, `write`, `trim`, or `mixed` for unified reporting.
     pub direction: String,
-    /// The job's `rw` option; empty where the output does not tell.
+    /// The job's `rw` option; empty if unknown.
     pub rw: String,
-    /// Bytes of one I/O as the options have them; 0 where the output does not tell.
+    /// I/O size in bytes by the options; 0 if unknown.
     pub bs_bytes: u64,
-    /// The engine; empty where the output does not tell.
+    /// The job's `ioengine`; empty if unknown.
     pub engine: String,
     /// I/Os a second.
     pub iops: f64,
-    /// Deviation of fio's samples of it.
+    /// Standard deviation of fio's IOPS samples.
     pub iops_sd: f64,
     /// MiB a second.
     pub bw_mib_s: f64,
-    /// Mean of the whole latency, `lat`.
+    /// Mean total latency, `lat`.
     pub mean_us: f64,
-    /// Deviation of the whole latency.
+    /// Standard deviation of the total latency.
     pub sd_us: f64,
-    /// Mean from submission to completion, `clat`.
+    /// Mean completion latency, `clat`.
     pub clat_mean_us: f64,
-    /// Mean of submission, `slat`.
+    /// Mean submission latency, `slat`.
     pub slat_mean_us: f64,
-    /// Percentiles in the order of [`PERCENTILES`]; of `clat` where there are any, otherwise of `lat`.
+    /// Percentiles in the order of [`PERCENTILES`]: those of `clat` if reported, otherwise those of `lat`.
     pub percentiles_us: [Option<f64>; 5],
-    /// Longest of the latencies that the percentiles are of.
+    /// Maximum of `clat` if reported, otherwise of `lat`.
     pub max_us: f64,
-    /// Processor time in user space, percent of one core, mean of the jobs of a group.
+    /// Processor time in user space, in percent of one core, averaged over the jobs of a group.
     pub cpu_usr_pct: f64,
-    /// Processor time in the kernel, likewise.
+    /// Processor time in the kernel, in the same unit.
     pub cpu_sys_pct: f64,
     /// Context switches.
     pub ctx: u64,
     /// Jobs in the group.
     pub procs: u64,
-    /// `iodepth` of each.
+    /// `iodepth` of each job.
     pub qd: u64,
-    /// Errors that the job ended with.
+    /// fio's error code of the job, 0 for success.
     pub error: i64,
 }
 
@@ -62,41 +61,41 @@ pub const PERCENTILES: [f64; 5] = [50.0, 90.0, 95.0, 99.0, 99.9];
 /// Why fio's output could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImportError {
-    /// Neither JSON nor text of fio's.
+    /// The text holds neither fio's JSON nor its text output.
     #[error("holds no fio results: neither a JSON object with \"jobs\" nor a line with \"groupid=\"")]
-    Nothing,
-    /// It begins like fio's JSON.
-    #[error("is fio's JSON, but broken: {0}; was fio ended before it had written all?")]
+    NoResults,
+    /// The text has fio's JSON, but it is malformed or truncated.
+    #[error("is fio's JSON, but malformed: {0}; was fio stopped before it had written everything?")]
     Json(String),
-    /// A line of fio's text that cannot be read.
-    #[error("line {line} is not as fio writes it: {text}")]
+    /// A line of fio's text output is malformed.
+    #[error("line {line} is not in fio's format: {text}")]
     Text {
-        /// Counted from 1.
+        /// Line number, from 1.
         line: usize,
         /// The line.
         text: String,
     },
-    /// It is larger than any output of fio's.
+    /// The text is above [`TEXT_BYTES_MAX`].
     #[error("is {0} bytes long; at most {TEXT_BYTES_MAX} are read")]
     TooLarge(usize),
 }
 
-/// The outputs of a thousand jobs with `json+` stay below it.
+/// Largest text that is parsed, in bytes. The `json+` output of a thousand jobs is smaller.
 pub const TEXT_BYTES_MAX: usize = 256 << 20;
 
-/// Every job and direction that did any I/O, in the order of the output. JSON is preferred where there
-/// are both, because the text is rounded.
-pub fn rows(text: &str) -> Result<Vec<Row>, ImportError> {
+/// The rows of every job and direction with I/O, in the order of the output. JSON is preferred over text,
+/// because the text is rounded.
+pub fn rows(text: &str) -> Result<Vec<FioRow>, ImportError> {
     if text.len() > TEXT_BYTES_MAX {
         return Err(ImportError::TooLarge(text.len()));
     }
     match json::rows(text) {
         Some(rows) => rows,
-        None => text::rows(text)?.ok_or(ImportError::Nothing),
+        None => text::rows(text)?.ok_or(ImportError::NoResults),
     }
 }
 
-/// The columns' names, as in the header of [`csv`].
+/// Column names, as in the header of [`csv`].
 pub const COLUMNS: [&str; 25] = [
     "jobname",
     "group",
@@ -125,8 +124,8 @@ pub const COLUMNS: [&str; 25] = [
     "ctx",
 ];
 
-impl Row {
-    /// The values in the order of [`COLUMNS`]; empty for what the output does not tell.
+impl FioRow {
+    /// The values in the order of [`COLUMNS`]; empty if unknown.
     pub fn values(&self) -> Vec<String> {
         let some = |text: &str| text.to_string();
         let rounded = |value: f64, digits: usize| trimmed(&format!("{value:.digits$}"));
@@ -149,13 +148,13 @@ impl Row {
         values
     }
 
-    /// Cores that the jobs of the row kept busy.
+    /// Processor time of all jobs of the row, in cores.
     pub fn cpu_cores(&self) -> f64 {
         (self.cpu_usr_pct + self.cpu_sys_pct) * self.procs as f64 / 100.0
     }
 }
 
-/// Without zeroes at the end of its fraction.
+/// Removes trailing zeros of the fraction.
 fn trimmed(number: &str) -> String {
     match number.contains('.') {
         true => number.trim_end_matches('0').trim_end_matches('.').to_string(),
@@ -163,8 +162,8 @@ fn trimmed(number: &str) -> String {
     }
 }
 
-/// A table with a header, quoted as RFC 4180 has it. Each row is led by the name of what it is from.
-pub fn csv(rows: &[(String, Row)]) -> String {
+/// Formats rows as CSV (RFC 4180) with a header. The last column is the name of the row's source.
+pub fn csv(rows: &[(String, FioRow)]) -> String {
     let mut text = format!("{},source\n", COLUMNS.join(","));
     for (source, row) in rows {
         let values = row.values();
@@ -182,10 +181,10 @@ fn quoted(value: &str) -> String {
     }
 }
 
-/// The same as an array of objects; numbers are numbers, and what the output does not tell is null.
-pub fn to_json(rows: &[(String, Row)]) -> serde_json::Value {
+/// Formats rows as a JSON array of objects; unknown numbers are null.
+pub fn to_json(rows: &[(String, FioRow)]) -> serde_json::Value {
     let texts = ["jobname", "direction", "rw", "engine"];
-    let object = |(source, row): &(String, Row)| {
+    let object = |(source, row): &(String, FioRow)| {
         let mut object = serde_json::Map::new();
         for (column, value) in COLUMNS.iter().zip(row.values()) {
             let value = match value.parse::<f64>() {

@@ -1,198 +1,203 @@
-//! fio's job files and options: what is to be run, from text.
+//! Parses fio's job files and command-line options.
 //!
-//! A [`Plan`] is made by [`plan`] from a command line's words; job files among them are read through a
-//! function that the caller gives, so that nothing here touches the machine. Sections, `[global]`,
-//! `include`, comments, `${VARIABLES}` and the options of [`OPTIONS`] are understood. What is not is an
-//! [`PlanError`] that names option, file and line: nothing is ever dropped.
+//! [`plan`] parses a command line into a [`Plan`]; it reads the job files that the command line names, and
+//! environment variables, through the caller's [`Lookup`], so that the parser does no I/O itself. It supports
+//! sections, `[global]`, `include`, comments, `${VARIABLES}` and the options of [`OPTIONS`]. Anything else is a
+//! [`PlanError`] with option, file and line: no option is ignored.
 //!
 //! ```
 //! use workload::jobfile::{Lookup, plan};
-//! struct Nothing;
-//! impl Lookup for Nothing {
+//! struct NoFiles;
+//! impl Lookup for NoFiles {
 //!     fn file(&self, path: &str) -> Result<String, String> { Err(format!("{path}: no such file")) }
 //!     fn variable(&self, _: &str) -> Option<String> { None }
 //! }
 //! let words = ["--name=a", "--rw=randread", "--bs=8k", "--iodepth=4"].map(String::from);
-//! let plan = plan(&words, &Nothing).unwrap();
+//! let plan = plan(&words, &NoFiles).unwrap();
 //! assert_eq!((plan.jobs.len(), plan.jobs[0].spec.block_bytes), (1, 8192));
 //! ```
 
 use std::fmt;
 
-mod apply;
+mod job;
 mod options;
 mod values;
 
-pub use apply::{EngineName, Job, LogPaths};
+pub use job::{EngineName, Job, LogPaths};
 pub use options::{OPTIONS, OptionInfo, Support};
 
 use options::find;
 
-/// What the parser asks of the world.
+/// How the parser reads files and environment variables.
 pub trait Lookup {
-    /// The text of a job file.
+    /// Reads a job file; an error is a message for the user.
     fn file(&self, path: &str) -> Result<String, String>;
-    /// An environment variable.
+    /// The value of an environment variable.
     fn variable(&self, name: &str) -> Option<String>;
 }
 
-/// Where an option was written.
+/// Where an option is given.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum OptionLocation {
     /// On the command line.
     CommandLine,
-    /// In a file, on a line counted from 1.
+    /// In a job file.
     File {
-        /// Its path.
+        /// Path of the file.
         path: String,
-        /// The line.
+        /// Line number, from 1.
         line: usize,
     },
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for OptionLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::CommandLine => write!(f, "command line"),
-            Place::File { path, line } => write!(f, "{path}:{line}"),
+            OptionLocation::CommandLine => write!(f, "command line"),
+            OptionLocation::File { path, line } => write!(f, "{path}:{line}"),
         }
     }
 }
 
-/// What is wrong, and where.
+/// A parse error and its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanError {
-    /// Where it is written.
-    pub place: Place,
-    /// What is wrong with it, and what would be right.
+    /// Where the error is.
+    pub location: OptionLocation,
+    /// What is wrong, with a hint at what is valid.
     pub reason: String,
 }
 
 impl fmt::Display for PlanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.place {
-            Place::CommandLine => write!(f, "{}", self.reason),
-            Place::File { .. } => write!(f, "{}: {}", self.place, self.reason),
+        match self.location {
+            OptionLocation::CommandLine => write!(f, "{}", self.reason),
+            OptionLocation::File { .. } => write!(f, "{}: {}", self.location, self.reason),
         }
     }
 }
 
 impl std::error::Error for PlanError {}
 
-/// Everything that is to be run.
+/// The parsed command line: jobs and options of the run.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// The jobs, in order.
     pub jobs: Vec<Job>,
     /// Options of `[global]`, as written.
     pub globals: Vec<(String, String)>,
-    /// Options of the command line that belong to no job: `output`, `eta` and their like.
+    /// Options of the run, not of a job: `output`, `eta` and others.
     pub run: Vec<(String, String)>,
-    /// The words of the command line, from which a process of a job makes the same plan.
+    /// The arguments of the command line, from which each job's process parses the same plan.
     pub words: Vec<String>,
 }
 
 impl Plan {
-    /// The value of the last option of the run with this name.
+    /// The value of an option of the run; the last one wins.
     pub fn run_option(&self, name: &str) -> Option<&str> {
         self.run.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 }
 
-/// Includes within includes; a file that includes itself ends here.
-const DEPTH_MAX: usize = 16;
-/// Jobs, clones not counted.
+/// Depth of nested includes, which also stops a file that includes itself.
+const INCLUDE_DEPTH_MAX: usize = 16;
+/// Jobs, without the copies of `numjobs`.
 const JOBS_MAX: usize = 4096;
-/// Lines of all files.
+/// Lines of all files together.
 const LINES_MAX: usize = 1 << 20;
 
-/// What is being made.
-struct Planner<'a> {
+/// The state of the parser.
+struct JobFileParser<'a> {
     lookup: &'a dyn Lookup,
     plan: Plan,
     global: Job,
-    /// The job that options go to; `None` where they go to the globals.
-    current: Option<Job>,
-    /// Only these sections are run, if any are named.
+    /// The job of the current section; `None` in `[global]`.
+    section: Option<Job>,
+    /// The sections to run; empty for all.
     sections: Vec<String>,
     lines: usize,
 }
 
-/// Plans what a command line, without the program's name, asks for. As with fio, options before the
-/// first `--name` belong to all jobs that follow where there are job files, and to the first job where
-/// there are none; each `--name` after the first begins another job.
+/// Parses a command line, without the program's name. As in fio, options before the first `--name` apply to
+/// all jobs if there are job files, and to the first job otherwise; each further `--name` starts another job.
 pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<Plan, PlanError> {
-    let mut planner = Planner {
+    let mut parser = JobFileParser {
         lookup,
         plan: Plan::default(),
         global: Job::default(),
-        current: None,
+        section: None,
         sections: Vec::new(),
         lines: 0,
     };
-    let options = split(words)?;
-    planner.sections =
-        options.words.iter().filter(|(name, _)| name == "section").map(|(_, value)| value.clone()).collect();
-    let mut open: Option<Job> = None;
-    let config = options.words.iter().filter(|(name, _)| name == "config");
-    planner.plan.run.extend(config.cloned());
-    let mut named = false;
-    for (name, value) in &options.words {
-        let at = Place::CommandLine;
+    let command_line = split_command_line(words)?;
+    parser.sections = command_line
+        .options
+        .iter()
+        .filter(|(name, _)| name == "section")
+        .map(|(_, value)| value.clone())
+        .collect();
+    let mut current_job: Option<Job> = None;
+    let config = command_line.options.iter().filter(|(name, _)| name == "config");
+    parser.plan.run.extend(config.cloned());
+    let mut has_name = false;
+    for (name, value) in &command_line.options {
+        let location = OptionLocation::CommandLine;
         match find(name).map(|option| option.support) {
             Some(Support::Run) if name == "config" => continue,
             Some(Support::Run) => {
-                planner.plan.run.push((name.clone(), value.clone()));
+                parser.plan.run.push((name.clone(), value.clone()));
                 continue;
             }
             _ if name == "name" && value == "global" => {
-                planner.finish(open.take(), &at)?;
-                named = false;
+                parser.finish(current_job.take(), &location)?;
+                has_name = false;
                 continue;
             }
             _ => {}
         }
-        if name == "name" && named {
-            planner.finish(open.take(), &at)?;
+        if name == "name" && has_name {
+            parser.finish(current_job.take(), &location)?;
         }
-        named |= name == "name";
-        let is_global = !named && !options.files.is_empty();
+        has_name |= name == "name";
+        let is_global = !has_name && !command_line.files.is_empty();
         if is_global {
-            planner.set_global(name, value, &at)?;
+            parser.set_global(name, value, &location)?;
             continue;
         }
-        let job = open.get_or_insert_with(|| planner.global.clone());
-        set(job, name, value, &at)?;
+        let job = current_job.get_or_insert_with(|| parser.global.clone());
+        set(job, name, value, &location)?;
     }
-    // Options of the command line are defaults of what the files say.
-    let job = open.take();
-    for path in &options.files {
-        let text = lookup.file(path).map_err(|reason| PlanError { place: Place::CommandLine, reason })?;
-        planner.file(path, &text, 0)?;
-        planner.end_section(&Place::CommandLine)?;
+    // Options of the command line are defaults for the job files.
+    let job = current_job.take();
+    for path in &command_line.files {
+        let text = lookup
+            .file(path)
+            .map_err(|reason| PlanError { location: OptionLocation::CommandLine, reason })?;
+        parser.parse_file(path, &text, 0)?;
+        parser.end_section(&OptionLocation::CommandLine)?;
     }
-    planner.finish(job, &Place::CommandLine)?;
-    if let Some(missing) = planner.sections.iter().find(|name| !planner.has_section(name)) {
+    parser.finish(job, &OptionLocation::CommandLine)?;
+    if let Some(missing) = parser.sections.iter().find(|name| !parser.has_section(name)) {
         let reason = format!("--section={missing}: no job file has such a section");
-        return Err(PlanError { place: Place::CommandLine, reason });
+        return Err(PlanError { location: OptionLocation::CommandLine, reason });
     }
-    planner.plan.words = words.to_vec();
-    Ok(planner.plan)
+    parser.plan.words = words.to_vec();
+    Ok(parser.plan)
 }
 
-/// A command line's options, and the files among them.
-struct Words {
-    words: Vec<(String, String)>,
+/// The options and job files of a command line.
+struct CommandLine {
+    options: Vec<(String, String)>,
     files: Vec<String>,
 }
 
-/// `--name=value`, `--name value`, `--name` and files.
-fn split(words: &[String]) -> Result<Words, PlanError> {
-    let fail = |reason: String| PlanError { place: Place::CommandLine, reason };
-    let mut out = Words { words: Vec::new(), files: Vec::new() };
+/// Splits arguments into `--name=value`, `--name value`, `--name` and job files.
+fn split_command_line(words: &[String]) -> Result<CommandLine, PlanError> {
+    let fail = |reason: String| PlanError { location: OptionLocation::CommandLine, reason };
+    let mut out = CommandLine { options: Vec::new(), files: Vec::new() };
     let mut rest = words.iter().peekable();
     while let Some(word) = rest.next() {
-        let Some(body) = word.strip_prefix("--").or_else(|| short(word)) else {
+        let Some(body) = word.strip_prefix("--").or_else(|| short_option(word)) else {
             if word.starts_with('-') && word.len() > 1 {
                 return Err(fail(format!("{word} is no option; options are written --name=value")));
             }
@@ -204,7 +209,7 @@ fn split(words: &[String]) -> Result<Words, PlanError> {
             None => (body, None),
         };
         let name = name.replace('-', "_");
-        let option = find(&name).ok_or_else(|| fail(unknown(&name)))?;
+        let option = find(&name).ok_or_else(|| fail(unknown_option(&name)))?;
         let value = match value {
             Some(value) => value,
             None if option.switch => "1".to_string(),
@@ -213,13 +218,13 @@ fn split(words: &[String]) -> Result<Words, PlanError> {
                 None => return Err(fail(format!("--{name} needs a value: --{name}={}", option.value))),
             },
         };
-        out.words.push((option.name.to_string(), value));
+        out.options.push((option.name.to_string(), value));
     }
     Ok(out)
 }
 
-/// The one-letter options that the program has had before fio's.
-fn short(word: &str) -> Option<&str> {
+/// The long name of a one-letter option; fio has none of these.
+fn short_option(word: &str) -> Option<&str> {
     match word {
         "-c" => Some("config"),
         "-o" => Some("output"),
@@ -227,17 +232,17 @@ fn short(word: &str) -> Option<&str> {
     }
 }
 
-fn unknown(name: &str) -> String {
+fn unknown_option(name: &str) -> String {
     match options::nearest(name) {
         Some(near) => format!("{name} is no option; did you mean {near}?"),
         None => format!("{name} is no option; `ringbolt perf --cmdhelp` lists them"),
     }
 }
 
-/// One option of one job.
-fn set(job: &mut Job, name: &str, value: &str, place: &Place) -> Result<(), PlanError> {
-    let fail = |reason: String| PlanError { place: place.clone(), reason };
-    let option = find(name).ok_or_else(|| fail(unknown(name)))?;
+/// Applies an option to a job.
+fn set(job: &mut Job, name: &str, value: &str, location: &OptionLocation) -> Result<(), PlanError> {
+    let fail = |reason: String| PlanError { location: location.clone(), reason };
+    let option = find(name).ok_or_else(|| fail(unknown_option(name)))?;
     match option.support {
         Support::Refused(why) => Err(fail(format!("{name} is not supported: {why}"))),
         Support::Run => Err(fail(format!("{name} belongs on the command line, not to a job"))),
@@ -250,9 +255,9 @@ fn set(job: &mut Job, name: &str, value: &str, place: &Place) -> Result<(), Plan
     }
 }
 
-impl Planner<'_> {
-    fn set_global(&mut self, name: &str, value: &str, place: &Place) -> Result<(), PlanError> {
-        set(&mut self.global, name, value, place)?;
+impl JobFileParser<'_> {
+    fn set_global(&mut self, name: &str, value: &str, location: &OptionLocation) -> Result<(), PlanError> {
+        set(&mut self.global, name, value, location)?;
         let written = std::mem::take(&mut self.global.options);
         for (name, value) in written {
             self.plan.globals.retain(|(known, _)| *known != name);
@@ -261,23 +266,29 @@ impl Planner<'_> {
         Ok(())
     }
 
-    fn file(&mut self, path: &str, text: &str, depth: usize) -> Result<(), PlanError> {
+    fn parse_file(&mut self, path: &str, text: &str, depth: usize) -> Result<(), PlanError> {
         for (index, line) in text.lines().enumerate() {
-            let place = Place::File { path: path.to_string(), line: index + 1 };
+            let location = OptionLocation::File { path: path.to_string(), line: index + 1 };
             self.lines += 1;
             if self.lines > LINES_MAX {
                 return Err(PlanError {
-                    place,
+                    location,
                     reason: format!("job files have more than {LINES_MAX} lines"),
                 });
             }
-            self.line(line.trim(), path, &place, depth)?;
+            self.parse_line(line.trim(), path, &location, depth)?;
         }
         Ok(())
     }
 
-    fn line(&mut self, line: &str, path: &str, place: &Place, depth: usize) -> Result<(), PlanError> {
-        let fail = |reason: String| Err(PlanError { place: place.clone(), reason });
+    fn parse_line(
+        &mut self,
+        line: &str,
+        path: &str,
+        location: &OptionLocation,
+        depth: usize,
+    ) -> Result<(), PlanError> {
+        let fail = |reason: String| Err(PlanError { location: location.clone(), reason });
         if line.is_empty() || line.starts_with([';', '#']) {
             return Ok(());
         }
@@ -288,24 +299,24 @@ impl Planner<'_> {
             if !matches!(after.trim_start().chars().next(), None | Some(';' | '#')) {
                 return fail(format!("{after} follows the section's name"));
             }
-            return self.section(name.trim(), place);
+            return self.start_section(name.trim(), location);
         }
-        let line = self.substitute(line, place)?;
+        let line = self.substitute(line, location)?;
         if let Some(name) = line.strip_prefix("include").filter(|rest| rest.starts_with([' ', '\t'])) {
-            if depth + 1 >= DEPTH_MAX {
-                return fail(format!("files are included more than {DEPTH_MAX} deep"));
+            if depth + 1 >= INCLUDE_DEPTH_MAX {
+                return fail(format!("files are included more than {INCLUDE_DEPTH_MAX} deep"));
             }
-            let included = beside(path, name.trim());
-            let unread = |reason| PlanError { place: place.clone(), reason };
+            let included = relative_to(path, name.trim());
+            let unread = |reason| PlanError { location: location.clone(), reason };
             let text = self.lookup.file(&included).map_err(unread)?;
-            return self.file(&included, &text, depth + 1);
+            return self.parse_file(&included, &text, depth + 1);
         }
         let (name, value) = match line.split_once('=') {
             Some((name, value)) => (name.trim(), value.trim()),
             None => (line.trim(), ""),
         };
         let name = name.replace('-', "_");
-        let Some(option) = find(&name) else { return fail(unknown(&name)) };
+        let Some(option) = find(&name) else { return fail(unknown_option(&name)) };
         let value = match value {
             "" if option.switch => "1",
             "" if !line.contains('=') => {
@@ -313,41 +324,44 @@ impl Planner<'_> {
             }
             value => value,
         };
-        match &mut self.current {
-            Some(job) => set(job, option.name, value, place),
-            None => self.set_global(option.name, value, place),
+        match &mut self.section {
+            Some(job) => set(job, option.name, value, location),
+            None => self.set_global(option.name, value, location),
         }
     }
 
-    fn section(&mut self, name: &str, place: &Place) -> Result<(), PlanError> {
-        self.end_section(place)?;
+    fn start_section(&mut self, name: &str, location: &OptionLocation) -> Result<(), PlanError> {
+        self.end_section(location)?;
         if name == "global" {
             return Ok(());
         }
         if name.is_empty() {
-            return Err(PlanError { place: place.clone(), reason: "a section needs a name".to_string() });
+            return Err(PlanError {
+                location: location.clone(),
+                reason: "a section needs a name".to_string(),
+            });
         }
         let mut job = self.global.clone();
         job.spec.name = name.to_string();
-        self.current = Some(job);
+        self.section = Some(job);
         Ok(())
     }
 
-    fn end_section(&mut self, place: &Place) -> Result<(), PlanError> {
-        let job = self.current.take();
+    fn end_section(&mut self, location: &OptionLocation) -> Result<(), PlanError> {
+        let job = self.section.take();
         let wanted = |job: &Job| self.sections.is_empty() || self.sections.contains(&job.spec.name);
         let job = job.filter(wanted);
-        self.finish(job, place)
+        self.finish(job, location)
     }
 
-    fn finish(&mut self, job: Option<Job>, place: &Place) -> Result<(), PlanError> {
+    fn finish(&mut self, job: Option<Job>, location: &OptionLocation) -> Result<(), PlanError> {
         let Some(mut job) = job else { return Ok(()) };
         if self.plan.jobs.len() >= JOBS_MAX {
             let reason = format!("there are more than {JOBS_MAX} jobs; numjobs makes many of one");
-            return Err(PlanError { place: place.clone(), reason });
+            return Err(PlanError { location: location.clone(), reason });
         }
         job.has_bdevs = self.plan.run_option("config").is_some();
-        job.settle().map_err(|reason| PlanError { place: place.clone(), reason })?;
+        job.finalize().map_err(|reason| PlanError { location: location.clone(), reason })?;
         self.plan.jobs.push(job);
         Ok(())
     }
@@ -356,13 +370,13 @@ impl Planner<'_> {
         self.plan.jobs.iter().any(|job| job.spec.name == name)
     }
 
-    /// `${NAME}` by the environment, `$ncpus`, `$pagesize` and `$mb_memory` are fio's and not taken.
-    fn substitute(&self, line: &str, place: &Place) -> Result<String, PlanError> {
+    /// Replaces `${NAME}` by environment variables. fio's `$ncpus`, `$pagesize` and `$mb_memory` are not supported.
+    fn substitute(&self, line: &str, location: &OptionLocation) -> Result<String, PlanError> {
         let mut out = String::with_capacity(line.len());
         let mut rest = line;
         while let Some((before, after)) = rest.split_once("${") {
             out.push_str(before);
-            let fail = |reason: String| PlanError { place: place.clone(), reason };
+            let fail = |reason: String| PlanError { location: location.clone(), reason };
             let (name, after) =
                 after.split_once('}').ok_or_else(|| fail("${ is not closed by }".to_string()))?;
             let value = self.lookup.variable(name);
@@ -374,8 +388,8 @@ impl Planner<'_> {
     }
 }
 
-/// A path as the file that names it means it.
-fn beside(path: &str, name: &str) -> String {
+/// Resolves an included path relative to the directory of the file that includes it.
+fn relative_to(path: &str, name: &str) -> String {
     match path.rsplit_once('/') {
         Some((directory, _)) if !name.starts_with('/') => format!("{directory}/{name}"),
         _ => name.to_string(),

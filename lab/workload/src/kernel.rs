@@ -1,20 +1,20 @@
-//! Jobs of the kernel's engines: each a thread that has a core, buffers, files and an engine of its own.
+//! Jobs on kernel I/O engines: each copy runs on a thread with its own buffers, files and engine.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
-use engines::{Access, AnyEngine, Engine, File, Kind, Layout};
-use memory::{Arena, Pool};
-use sys::clock;
+use dma::{Arena, Pool};
+use io_engines::{AnyEngine, EngineFile, EngineKind, FileAccess, FileOpenOptions, IoEngine};
+use os::clock;
 
+use crate::access_pattern::{Geometry, SetupError};
 use crate::generator::Generator;
 use crate::jobfile::{EngineName, Job};
-use crate::place::{Geometry, SetupError};
 use crate::poller::Progress;
 use crate::result::{JobResult, KernelThreads};
 use crate::run::RunError;
 use crate::spec::JobSpec;
 
-/// A door behind which jobs wait until all are ready.
+/// A barrier at which jobs wait until all are ready.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     is_open: Mutex<bool>,
@@ -22,15 +22,15 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Lets everybody through, from now on.
+    /// Releases all current and future waiters.
     pub(crate) fn open(&self) {
-        *self.is_open.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *sync::lock(&self.is_open) = true;
         self.opened.notify_all();
     }
 
     fn pass(&self) {
-        let closed = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
-        // A poisoned lock guards a flag that is still right.
+        let closed = sync::lock(&self.is_open);
+        // The flag stays valid when the lock is poisoned.
         let _open = self.opened.wait_while(closed, |is_open| !*is_open);
     }
 }
@@ -41,25 +41,26 @@ pub(crate) fn paths(job: &Job, number: u32) -> Vec<String> {
         [] => (0..job.nrfiles).map(|file| format!("{}.{number}.{file}", job.spec.name)).collect(),
         names => names.to_vec(),
     };
-    let within = |name: String| match &job.directory {
+    let in_directory = |name: String| match &job.directory {
         Some(directory) if !name.starts_with('/') => format!("{directory}/{name}"),
         _ => name,
     };
-    names.into_iter().map(within).collect()
+    names.into_iter().map(in_directory).collect()
 }
 
-/// Bytes that each file is to have, if the options tell.
-fn wanted_bytes(job: &Job) -> Option<u64> {
+/// The size that each file must have, if the options give one.
+fn requested_bytes(job: &Job) -> Option<u64> {
     let spec = &job.spec;
     let files = if job.filenames.is_empty() { job.nrfiles as usize } else { job.filenames.len() } as u64;
-    let later = spec.offset_increment.saturating_mul(u64::from(job.numjobs.saturating_sub(1)));
-    spec.size_bytes.map(|size| (size / files).saturating_add(spec.offset_bytes).saturating_add(later))
+    let increment_bytes = spec.offset_increment.saturating_mul(u64::from(job.numjobs.saturating_sub(1)));
+    spec.size_bytes
+        .map(|size| (size / files).saturating_add(spec.offset_bytes).saturating_add(increment_bytes))
 }
 
-/// Makes and lays out the files that all copies of a job need, before any of them starts.
+/// Creates and lays out the files of all copies of a job, before any of them starts.
 pub(crate) fn prepare_files(job: &Job) -> Result<(), RunError> {
     let Some(EngineName::Kernel(kind)) = job.engine else { return Ok(()) };
-    if kind == Kind::Null {
+    if kind == EngineKind::Null {
         return Ok(());
     }
     let copies = if job.filenames.is_empty() { job.numjobs } else { 1 };
@@ -68,10 +69,10 @@ pub(crate) fn prepare_files(job: &Job) -> Result<(), RunError> {
         if found.as_ref().is_some_and(|found| !found.is_file()) {
             continue;
         }
-        let have = found.map(|found| found.len());
-        match (wanted_bytes(job), have) {
+        let existing = found.map(|found| found.len());
+        match (requested_bytes(job), existing) {
             (None, Some(_)) => {}
-            (Some(wanted), Some(have)) if have >= wanted => {}
+            (Some(requested), Some(existing)) if existing >= requested => {}
             (None, None) => {
                 let reason = match path.contains('/') {
                     true => format!("{path}: no such file; give --size to have it made"),
@@ -84,17 +85,17 @@ pub(crate) fn prepare_files(job: &Job) -> Result<(), RunError> {
             (Some(_), None) if !job.allow_file_create => {
                 return Err(RunError::Options(format!("{path}: no such file, and --allow_file_create=0")));
             }
-            (Some(wanted), _) => {
-                // What is read is to be there; what is only written needs its room.
+            (Some(requested), _) => {
+                // Files that are read need data; files that are only written need allocated space.
                 let fill = job.spec.workload.directions(job.spec.read_percent)[0];
-                File::make(&path, wanted, fill, job.spec.seed)?;
+                EngineFile::lay_out(&path, requested, fill, job.spec.seed)?;
             }
         }
     }
     Ok(())
 }
 
-/// What one copy of a job is handed.
+/// The identity of one copy of a job, and how it reports its progress and is started.
 pub(crate) struct Seat {
     pub(crate) number: u32,
     pub(crate) log_number: u32,
@@ -102,15 +103,15 @@ pub(crate) struct Seat {
     pub(crate) gate: Arc<Gate>,
 }
 
-/// Sets one copy of a job up on the calling thread, says that it is ready, waits at the gate, and runs it
-/// to its end.
+/// Sets up one copy of a job on the calling thread, calls `ready`, waits at the gate, and runs the job until it
+/// finishes.
 pub(crate) fn run(job: &Job, seat: &Seat, ready: impl FnOnce()) -> Result<JobResult, RunError> {
     let Some(EngineName::Kernel(kind)) = job.engine else {
         return Err(RunError::Options("ioengine=bdev runs on reactors".to_string()));
     };
-    settle_down(job, seat.number)?;
+    apply_scheduling(job, seat.number)?;
     let files = open_files(job, seat.number, kind)?;
-    let geometry = |file: &File| Geometry {
+    let geometry = |file: &EngineFile| Geometry {
         block_bytes: file.block_bytes(),
         blocks: file.bytes() / u64::from(file.block_bytes()),
     };
@@ -120,12 +121,15 @@ pub(crate) fn run(job: &Job, seat: &Seat, ready: impl FnOnce()) -> Result<JobRes
     if !job.repeatable {
         spec.seed ^= clock::now_ns() ^ u64::from(std::process::id()) << 32;
     }
-    let need = buffers_bytes(&spec);
-    let arena =
-        Arena::new(memory::Config { limit_bytes: need, hugepages: need > 64 << 20, ..Default::default() });
+    let arena_bytes = buffers_bytes(&spec);
+    let arena = Arena::new(dma::ArenaConfig {
+        limit_bytes: arena_bytes,
+        hugepages: arena_bytes > 64 << 20,
+        ..Default::default()
+    });
     let pool = Pool::new(&arena);
-    let generator = Generator::over(spec, &geometries, &pool)?;
-    let engine = engines::open(&job.engine_config, files, generator.requests())?;
+    let generator = Generator::with_files(spec, &geometries, &pool)?;
+    let engine = io_engines::open(&job.engine_config, files, generator.requests())?;
     ready();
     seat.gate.pass();
     if job.delay_ns > 0 {
@@ -141,21 +145,21 @@ pub(crate) fn run(job: &Job, seat: &Seat, ready: impl FnOnce()) -> Result<JobRes
     Ok(JobResult { number: seat.number, ..result })
 }
 
-/// As many chunks as the buffers of the depth fill, and one.
+/// The arena size for the buffers of the I/O depth: whole chunks, plus one.
 fn buffers_bytes(spec: &JobSpec) -> usize {
     let each = (spec.block_bytes as usize).max(4096).next_power_of_two();
-    let chunks = (each * spec.io_depth as usize).div_ceil(memory::CHUNK_BYTES) + 1;
-    chunks * memory::CHUNK_BYTES
+    let chunks = (each * spec.io_depth as usize).div_ceil(dma::CHUNK_BYTES) + 1;
+    chunks * dma::CHUNK_BYTES
 }
 
-/// Cores, niceness and I/O priority of the calling thread.
-fn settle_down(job: &Job, number: u32) -> Result<(), RunError> {
-    let machine = |what: &str| {
+/// Sets the CPU affinity, niceness, I/O priority and cgroup of the calling thread.
+fn apply_scheduling(job: &Job, number: u32) -> Result<(), RunError> {
+    let system_error = |what: &str| {
         let what = what.to_string();
         move |error: rustix::io::Errno| RunError::Machine { what, error: error.into() }
     };
     if let Some(cpus) = &job.cpus {
-        let allowed = sys::CpuSet::allowed();
+        let allowed = os::CpuSet::allowed();
         if let Some(missing) = cpus.iter().find(|cpu| !allowed.cpus().contains(cpu)) {
             return Err(RunError::Options(format!("--cpus_allowed: core {missing} is not among {allowed}")));
         }
@@ -164,13 +168,13 @@ fn settle_down(job: &Job, number: u32) -> Result<(), RunError> {
             true => set.set(cpus[number as usize % cpus.len()] as usize),
             false => cpus.iter().for_each(|cpu| set.set(*cpu as usize)),
         }
-        rustix::thread::sched_setaffinity(None, &set).map_err(machine("cpus_allowed"))?;
+        rustix::thread::sched_setaffinity(None, &set).map_err(system_error("cpus_allowed"))?;
     }
     if job.nice != 0 {
-        rustix::process::setpriority_process(None, job.nice).map_err(machine("nice"))?;
+        rustix::process::setpriority_process(None, job.nice).map_err(system_error("nice"))?;
     }
     if let Some((class, level)) = job.io_priority {
-        engines::usage::set_io_priority(class, level)
+        io_engines::usage::set_io_priority(class, level)
             .map_err(|error| RunError::Machine { what: "prio".to_string(), error })?;
     }
     if let Some(group) = &job.cgroup {
@@ -181,26 +185,26 @@ fn settle_down(job: &Job, number: u32) -> Result<(), RunError> {
     Ok(())
 }
 
-fn open_files(job: &Job, number: u32, kind: Kind) -> Result<Vec<File>, RunError> {
+fn open_files(job: &Job, number: u32, kind: EngineKind) -> Result<Vec<EngineFile>, RunError> {
     let unit_bytes = job.unit_bytes();
-    if kind == Kind::Null {
-        let bytes = wanted_bytes(job).unwrap_or(1 << 30);
+    if kind == EngineKind::Null {
+        let bytes = requested_bytes(job).unwrap_or(1 << 30);
         let count = if job.filenames.is_empty() { job.nrfiles as usize } else { job.filenames.len() };
-        return (0..count).map(|_| Ok(File::nothing(unit_bytes, bytes)?)).collect();
+        return (0..count).map(|_| Ok(EngineFile::null(unit_bytes, bytes)?)).collect();
     }
     let writes = job.spec.workload.writes();
-    let layout = Layout {
-        access: if writes { Access::Write } else { Access::Read },
+    let options = FileOpenOptions {
+        access: if writes { FileAccess::ReadWrite } else { FileAccess::ReadOnly },
         direct: job.direct,
         sync: job.sync,
-        unit_bytes,
+        buffered_block_bytes: unit_bytes,
         allow_mounted_write: job.allow_mounted_write,
     };
     let mut files = Vec::new();
     for path in paths(job, number) {
-        let file = File::open(&path, &layout)?;
-        if job.invalidate && !job.direct && file.kind() == engines::FileKind::Regular {
-            // What cannot be dropped stays: a file in memory has nothing else.
+        let file = EngineFile::open(&path, &options)?;
+        if job.invalidate && !job.direct && file.kind() == io_engines::FileKind::Regular {
+            // Best effort: on tmpfs the page cache is the file and cannot be dropped.
             let _ = file.invalidate();
         }
         if file.bytes() == 0 {
@@ -218,20 +222,20 @@ fn delay(ns: u64, progress: &Progress) {
         if left == 0 {
             return;
         }
-        std::thread::sleep(std::time::Duration::from_nanos(left.min(LOOK_NS)));
+        std::thread::sleep(std::time::Duration::from_nanos(left.min(STOP_CHECK_NS)));
     }
 }
 
-/// How often a job looks whether it is to end, where nothing else wakes it.
-const LOOK_NS: u64 = 50_000_000;
-/// A sleep may end so much late; what is due sooner is waited for awake.
-const SLACK_NS: u64 = 60_000;
+/// How often an idle job checks whether it must stop.
+const STOP_CHECK_NS: u64 = 50_000_000;
+/// How late a sleep may wake up; the job busy-waits for anything due sooner.
+const SLEEP_SLACK_NS: u64 = 60_000;
 
-fn drive<E: Engine>(mut generator: Generator, mut engine: E, seat: &Seat) -> JobResult {
+fn drive<E: IoEngine>(mut generator: Generator, mut engine: E, seat: &Seat) -> JobResult {
     let polling_thread = engine.submission_thread();
     let kernel_ns = || KernelThreads {
-        submission_ns: polling_thread.and_then(engines::usage::task_ns).unwrap_or(0),
-        workers_ns: engines::usage::uring_workers_ns(),
+        submission_ns: polling_thread.and_then(io_engines::usage::task_ns).unwrap_or(0),
+        workers_ns: io_engines::usage::uring_workers_ns(),
     };
     let mut before = None;
     loop {
@@ -243,15 +247,15 @@ fn drive<E: Engine>(mut generator: Generator, mut engine: E, seat: &Seat) -> Job
         if before.is_none() && generator.is_measuring() {
             before = Some(kernel_ns());
         }
-        if generator.is_over() {
+        if generator.is_finished() {
             break;
         }
         if count > 0 || generator.is_spinning() {
             continue;
         }
         let now_ns = clock::now_ns();
-        let due = generator.deadline_ns(now_ns).map_or(LOOK_NS, |due| due.saturating_sub(now_ns));
-        let wait_ns = due.min(LOOK_NS).saturating_sub(SLACK_NS);
+        let due = generator.deadline_ns(now_ns).map_or(STOP_CHECK_NS, |due| due.saturating_sub(now_ns));
+        let wait_ns = due.min(STOP_CHECK_NS).saturating_sub(SLEEP_SLACK_NS);
         if wait_ns == 0 {
             std::hint::spin_loop();
         } else if engine.in_flight() > 0 {

@@ -1,8 +1,8 @@
-//! The load generator: closed loops of reads and writes over any ring, measured.
+//! The load generator: runs fio-style jobs, closed or open loop, over any block I/O channel and measures them.
 //!
-//! A [`JobSpec`] says what a job does, in fio's terms. A [`Generator`] does it over one channel on one
-//! core and keeps the latencies in a [`Histogram`] of its own. [`run`] puts jobs on reactors, waits
-//! for them and merges what they measured; [`fio`] writes that as fio's JSON.
+//! A [`JobSpec`] describes a job in fio's terms. A [`Generator`] runs one job over one channel on one core
+//! and records latencies in a [`Histogram`] of its own. [`run`] places jobs on reactors, waits for them and
+//! returns their results; [`fio`] formats results as fio's JSON.
 //!
 //! ```
 //! use workload::{JobSpec, Workload};
@@ -13,11 +13,13 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod access_pattern;
+mod arrivals;
 mod batches;
 mod conduct;
 pub mod devices;
+mod direction_stats;
 mod distribution;
-mod fan;
 pub mod fio;
 mod generator;
 mod histogram;
@@ -25,13 +27,11 @@ pub mod import;
 pub mod jobfile;
 mod kernel;
 mod log;
-mod pace;
-mod place;
+mod multi_channel;
 mod poller;
 mod random;
 mod result;
 mod run;
-mod side;
 mod source;
 mod spec;
 mod transfer;
@@ -40,18 +40,18 @@ pub mod units;
 mod usage;
 mod verify;
 
+pub use access_pattern::{Geometry, SetupError};
+pub use arrivals::{ArrivalProcess, Rates};
 pub use conduct::{Conductor, Finished, Stage, Totals, generator_cost_ns, kernel_workers_ns, worker};
-pub use distribution::{Distribution, Extent, Zone};
+pub use distribution::{Distribution, Zone, ZoneSize};
 pub use generator::{Generator, IoChannel};
 pub use histogram::Histogram;
 pub use log::LogOptions;
-pub use pace::{Arrivals, Rates};
-pub use place::{Geometry, SetupError};
 pub use poller::{DynChannel, JobPoller, Progress};
-pub use random::Random;
-pub use result::{Depths, Direction, IoFailure, JobResult, KernelThreads, Samples, SideResult};
+pub use random::WyRand;
+pub use result::{DepthCounts, Direction, DirectionResult, IoFailure, JobResult, KernelThreads, Samples};
 pub use run::{RunError, Running, run, start};
 pub use source::{Source, SourceError};
-pub use spec::{Content, FileService, JobSpec, LatencyTarget, Sizes, Think, Verify, Workload};
+pub use spec::{BlockSizes, BufferContent, FileService, JobSpec, LatencyTarget, ThinkTime, Verify, Workload};
 pub use usage::Usage;
-pub use verify::{Fault, Mismatch, Verifier};
+pub use verify::{Mismatch, Verifier, VerifyFault};

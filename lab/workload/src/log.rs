@@ -1,4 +1,4 @@
-//! What is written down while a job runs: fio's `write_lat_log` and its like.
+//! Log files of a job: fio's `write_lat_log`, `write_bw_log` and `write_iops_log`.
 
 use std::fmt::Write as _;
 use std::io;
@@ -13,8 +13,7 @@ pub struct LogOptions {
     pub bandwidth: Option<PathBuf>,
     /// `write_iops_log`: I/Os a second, as `NAME_iops.N.log`.
     pub iops: Option<PathBuf>,
-    /// `log_avg_msec`: one entry for each such time and direction; 0 for one an I/O, or, of rates, one
-    /// a sample.
+    /// `log_avg_msec`: interval of averages; 0 for one entry per I/O and, in logs of rates, per sample.
     pub average_ns: u64,
 }
 
@@ -25,12 +24,12 @@ impl LogOptions {
     }
 }
 
-/// Entries that one job keeps of one log: 1.5 GiB of memory. What comes after is counted, not kept.
+/// Most entries that one job keeps for one log: 1.5 GiB of memory. Further entries are only counted.
 const ENTRIES_MAX: usize = 32 << 20;
 
-/// One line.
+/// One line of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct LogEntry {
     pub(crate) at_ns: u64,
     pub(crate) value: u64,
     pub(crate) direction: u8,
@@ -38,40 +37,41 @@ pub(crate) struct Entry {
     pub(crate) offset: u64,
 }
 
-/// Averages that are being made.
+/// Sum and count of the values in the current averaging interval.
 #[derive(Clone, Copy, Debug, Default)]
-struct Window {
+struct AveragingWindow {
     sum: u64,
     count: u64,
 }
 
-/// A job's logs of latency: submission, completion and whole, and of rates.
+/// A job's logs: submission, completion and total latency, bandwidth and IOPS. Kept in memory until the job has
+/// finished.
 #[derive(Debug, Default)]
-pub(crate) struct Logs {
+pub(crate) struct JobLogs {
     pub(crate) options: LogOptions,
-    entries: [Vec<Entry>; 5],
-    windows: [[Window; 3]; 3],
-    pub(crate) lost: u64,
+    entries: [Vec<LogEntry>; 5],
+    windows: [[AveragingWindow; 3]; 3],
+    pub(crate) dropped: u64,
 }
 
-/// In the order of [`Logs::entries`].
+/// Names of the logs, by index in [`JobLogs::entries`].
 const NAMES: [&str; 5] = ["slat", "clat", "lat", "bw", "iops"];
 const BANDWIDTH: usize = 3;
 const IOPS: usize = 4;
 
-impl Logs {
-    pub(crate) fn new(options: LogOptions) -> Logs {
-        Logs { options, ..Logs::default() }
+impl JobLogs {
+    pub(crate) fn new(options: LogOptions) -> JobLogs {
+        JobLogs { options, ..JobLogs::default() }
     }
 
-    /// An I/O ended; latencies in nanoseconds: submission, completion, whole.
-    pub(crate) fn latency(&mut self, entry: Entry, latencies_ns: [u64; 3]) {
+    /// Records a completed I/O; latencies in nanoseconds: submission, completion, total.
+    pub(crate) fn record_latency(&mut self, entry: LogEntry, latencies_ns: [u64; 3]) {
         if self.options.latency.is_none() {
             return;
         }
         for (log, value) in latencies_ns.into_iter().enumerate() {
             if self.options.average_ns == 0 {
-                self.push(log, Entry { value, ..entry });
+                self.push(log, LogEntry { value, ..entry });
             } else {
                 let window = &mut self.windows[log][usize::from(entry.direction)];
                 window.sum += value;
@@ -80,55 +80,55 @@ impl Logs {
         }
     }
 
-    /// A sample of a direction's rates is there.
-    pub(crate) fn rates(&mut self, at_ns: u64, direction: u8, iops: u64, bytes_per_second: u64) {
-        let entry = Entry { at_ns, value: 0, direction, bytes: 0, offset: 0 };
+    /// Records a sample of a direction's rates.
+    pub(crate) fn record_rates(&mut self, at_ns: u64, direction: u8, iops: u64, bytes_per_second: u64) {
+        let entry = LogEntry { at_ns, value: 0, direction, bytes: 0, offset: 0 };
         if self.options.bandwidth.is_some() {
-            self.push(BANDWIDTH, Entry { value: bytes_per_second >> 10, ..entry });
+            self.push(BANDWIDTH, LogEntry { value: bytes_per_second >> 10, ..entry });
         }
         if self.options.iops.is_some() {
-            self.push(IOPS, Entry { value: iops, ..entry });
+            self.push(IOPS, LogEntry { value: iops, ..entry });
         }
     }
 
-    /// A time over which averages are made has ended.
+    /// Ends an averaging interval.
     pub(crate) fn end_window(&mut self, at_ns: u64) {
         for log in 0..3 {
             for direction in 0..3 {
                 let window = std::mem::take(&mut self.windows[log][direction]);
                 if let Some(value) = window.sum.checked_div(window.count) {
                     let direction = direction as u8;
-                    self.push(log, Entry { at_ns, value, direction, bytes: 0, offset: 0 });
+                    self.push(log, LogEntry { at_ns, value, direction, bytes: 0, offset: 0 });
                 }
             }
         }
     }
 
-    fn push(&mut self, log: usize, entry: Entry) {
+    fn push(&mut self, log: usize, entry: LogEntry) {
         if self.entries[log].len() < ENTRIES_MAX {
             self.entries[log].push(entry);
         } else {
-            self.lost += 1;
+            self.dropped += 1;
         }
     }
 
-    /// Forgets what came before the measurement.
+    /// Discards the entries of the ramp.
     pub(crate) fn clear(&mut self) {
         self.entries.iter_mut().for_each(Vec::clear);
         self.windows = Default::default();
     }
 
-    /// Writes the files of job `number`, counted from 1. A line is `time in ms, value, direction, bytes,
-    /// offset, priority`; latencies are in nanoseconds.
+    /// Writes the log files; `number` is part of their names, from 1. A line is `time in ms, value, direction,
+    /// bytes, offset, priority`; latencies are in nanoseconds.
     pub(crate) fn write(&self, number: u32) -> io::Result<()> {
         let options = &self.options;
-        let of = [&options.latency, &options.latency, &options.latency, &options.bandwidth, &options.iops];
-        for (index, base) in of.into_iter().enumerate() {
+        let bases = [&options.latency, &options.latency, &options.latency, &options.bandwidth, &options.iops];
+        for (index, base) in bases.into_iter().enumerate() {
             let Some(base) = base else { continue };
             let path = format!("{}_{}.{number}.log", base.display(), NAMES[index]);
             let mut text = String::new();
             for entry in &self.entries[index] {
-                let Entry { at_ns, value, direction, bytes, offset } = entry;
+                let LogEntry { at_ns, value, direction, bytes, offset } = entry;
                 // Writing to a string cannot fail.
                 let _ = writeln!(text, "{}, {value}, {direction}, {bytes}, {offset}, 0", at_ns / 1_000_000);
             }
@@ -147,14 +147,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_as_fio_writes_them() {
+    fn log_lines_have_fios_format() {
         let directory = std::env::temp_dir().join(format!("ringbolt-log-{}", std::process::id()));
         let base = directory.join("x");
         let options = LogOptions { latency: Some(base.clone()), iops: Some(base), ..LogOptions::default() };
-        let entry = |at_ns| Entry { at_ns, value: 0, direction: 1, bytes: 4096, offset: 8192 };
-        let mut logs = Logs::new(options.clone());
-        logs.latency(entry(1_500_000), [10, 20, 30]);
-        logs.rates(500_000_000, 0, 77, 4096);
+        let entry = |at_ns| LogEntry { at_ns, value: 0, direction: 1, bytes: 4096, offset: 8192 };
+        let mut logs = JobLogs::new(options.clone());
+        logs.record_latency(entry(1_500_000), [10, 20, 30]);
+        logs.record_rates(500_000_000, 0, 77, 4096);
         logs.write(3).unwrap();
         let read = |name: &str| std::fs::read_to_string(directory.join(name)).unwrap();
         assert_eq!(read("x_lat.3.log"), "1, 30, 1, 4096, 8192, 0\n");
@@ -162,9 +162,9 @@ mod tests {
             (read("x_slat.3.log").len(), read("x_iops.3.log")),
             (24, "500, 77, 0, 0, 0, 0\n".to_string())
         );
-        let mut logs = Logs::new(LogOptions { average_ns: 1_000_000, ..options });
-        logs.latency(entry(1), [10, 20, 30]);
-        logs.latency(entry(2), [20, 30, 50]);
+        let mut logs = JobLogs::new(LogOptions { average_ns: 1_000_000, ..options });
+        logs.record_latency(entry(1), [10, 20, 30]);
+        logs.record_latency(entry(2), [20, 30, 50]);
         logs.end_window(1_000_000);
         logs.end_window(2_000_000);
         logs.write(1).unwrap();

@@ -1,75 +1,76 @@
-//! A job on a reactor.
+//! The poller that runs a job on a reactor.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
-use memory::Buffer;
-use reactor::{Poller, Shutdown, Work};
-use ring::{Channel, Completion, Request};
+use block_io::{Channel, Completion, Request};
+use dma::Data;
+use reactor::{PollResult, Poller, Shutdown};
 
 use crate::generator::Generator;
 use crate::result::JobResult;
 
-/// Any ring of block I/O.
-pub type DynChannel = dyn Channel<Request = Request<Buffer>, Completion = Completion<Buffer>>;
+/// Any block I/O channel, as a trait object.
+pub type DynChannel = dyn Channel<Request = Request<Data>, Completion = Completion<Data>>;
 
-/// What other threads see of a job while it runs, and how they stop it.
+/// The shared state of a running job: its counters, which other threads read, and the start and stop flags.
 #[derive(Debug, Default)]
 pub struct Progress {
     ios: AtomicU64,
     faults: AtomicU64,
-    go: AtomicBool,
+    begun: AtomicBool,
     stop: AtomicBool,
 }
 
 impl Progress {
-    /// Whether the job is to end.
+    /// Whether the job was asked to stop.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// What others are to see.
+    /// Publishes the counters.
     pub(crate) fn publish(&self, ios: u64, faults: u64) {
         self.ios.store(ios, Ordering::Relaxed);
         self.faults.store(faults, Ordering::Relaxed);
     }
 
-    /// I/Os that completed.
+    /// Completed I/Os.
     pub fn ios(&self) -> u64 {
         self.ios.load(Ordering::Relaxed)
     }
 
-    /// Failed I/Os and wrong blocks.
+    /// Failed I/Os and verification mismatches.
     pub fn faults(&self) -> u64 {
         self.faults.load(Ordering::Relaxed)
     }
 
-    /// Lets the job begin.
-    pub fn go(&self) {
-        self.go.store(true, Ordering::Release);
+    /// Lets the job start I/O.
+    pub fn begin(&self) {
+        self.begun.store(true, Ordering::Release);
     }
 
-    /// Asks the job to end.
+    /// Asks the job to stop.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 }
 
-/// Drives a [`Generator`], once [`Progress::go`] was called, every turn of its reactor and sends the result when the job is over.
+/// Runs a [`Generator`] on every turn of its reactor after [`Progress::begin`], and sends the result when the job
+/// has finished.
 pub struct JobPoller {
     generator: Option<Generator>,
     channel: Box<DynChannel>,
     progress: Arc<Progress>,
     results: mpsc::Sender<(u32, JobResult)>,
-    /// The job's number among its copies, and that of its logs.
-    seat: (u32, u32),
+    /// Number of the job's copy, and number in the names of its log files.
+    numbers: (u32, u32),
     now_ns: u64,
 }
 
 impl JobPoller {
-    /// The result goes to `results` with the first of `seat`, the job's number; the second is the number
-    /// of its logs. Nothing is sent if the reactor ends first.
+    /// `numbers` are the number of the job's copy, which is sent with the result, and the number in the names
+    /// of its log files. Nothing is sent if the reactor stops first.
     pub fn new(
         generator: Generator,
         channel: Box<DynChannel>,
@@ -77,7 +78,7 @@ impl JobPoller {
         results: mpsc::Sender<(u32, JobResult)>,
         seat: (u32, u32),
     ) -> JobPoller {
-        JobPoller { generator: Some(generator), channel, progress, results, seat, now_ns: 0 }
+        JobPoller { generator: Some(generator), channel, progress, results, numbers: seat, now_ns: 0 }
     }
 }
 
@@ -86,12 +87,12 @@ impl Poller for JobPoller {
         "workload"
     }
 
-    fn poll(&mut self, now_ns: u64) -> Work {
-        let Some(generator) = &mut self.generator else { return Work::Finished };
+    fn poll(&mut self, now_ns: u64) -> PollResult {
+        let Some(generator) = &mut self.generator else { return PollResult::Finished };
         self.now_ns = now_ns;
-        if !self.progress.go.load(Ordering::Acquire) {
+        if !self.progress.begun.load(Ordering::Acquire) {
             let stopped = self.progress.stop.load(Ordering::Relaxed);
-            return if stopped { Work::Finished } else { Work::None };
+            return if stopped { PollResult::Finished } else { PollResult::Idle };
         }
         if self.progress.stop.load(Ordering::Relaxed) {
             generator.stop();
@@ -99,16 +100,16 @@ impl Poller for JobPoller {
         let count = generator.turn(&mut *self.channel);
         self.progress.ios.store(generator.completed(), Ordering::Relaxed);
         self.progress.faults.store(generator.faults(), Ordering::Relaxed);
-        if !generator.is_over() {
-            return Work::count(count);
+        if !generator.is_finished() {
+            return PollResult::from_count(count);
         }
         if let Some(generator) = self.generator.take() {
-            // Nobody listens any more: the result is not wanted.
-            let mut result = generator.finish(self.seat.1);
-            result.number = self.seat.0;
-            let _ = self.results.send((self.seat.0, result));
+            // Sending fails if the receiver is gone; then the result is not needed.
+            let mut result = generator.finish(self.numbers.1);
+            result.number = self.numbers.0;
+            let _ = self.results.send((self.numbers.0, result));
         }
-        Work::Finished
+        PollResult::Finished
     }
 
     fn deadline(&self) -> Option<u64> {
@@ -118,10 +119,10 @@ impl Poller for JobPoller {
 
     fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
         let Some(generator) = &mut self.generator else { return Shutdown::Done };
-        if !self.progress.go.load(Ordering::Acquire) {
+        if !self.progress.begun.load(Ordering::Acquire) {
             return Shutdown::Done;
         }
         generator.stop();
-        if generator.is_over() { Shutdown::Done } else { Shutdown::Draining }
+        if generator.is_finished() { Shutdown::Done } else { Shutdown::Draining }
     }
 }

@@ -1,14 +1,13 @@
-//! Random numbers that cost a multiplication.
+//! Pseudo-random numbers for offsets, data and arrival times.
 
-/// A generator of the wyrand kind: an additive counter, mixed by one wide multiplication. Good for
-/// placing I/O; not for secrets.
+/// The wyrand generator: a counter mixed by one wide multiplication per number. Not cryptographically secure.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct WyRand(u64);
 
-impl Random {
-    /// The sequence of `seed`.
-    pub const fn new(seed: u64) -> Random {
-        Random(seed)
+impl WyRand {
+    /// Starts the sequence of `seed`.
+    pub const fn new(seed: u64) -> WyRand {
+        WyRand(seed)
     }
 
     /// The next 64 bits.
@@ -31,28 +30,29 @@ impl Random {
         ((self.next_bits() >> 11) + 1) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 
-    /// The time to the next of events that come once in a while of 1 and know nothing of each other.
+    /// An exponentially distributed number with mean 1.
     #[inline]
     pub fn exponential(&mut self) -> f64 {
         -self.fraction().ln()
     }
 
-    /// From the normal distribution of mean 0 and deviation 1 (G. Box and M. Muller).
+    /// A normally distributed number with mean 0 and deviation 1 (Box-Muller transform).
     pub fn normal(&mut self) -> f64 {
         (2.0 * self.exponential()).sqrt() * (std::f64::consts::TAU * self.fraction()).cos()
     }
 }
 
-/// Exponential times without a logarithm, nearly always (G. Marsaglia and W. Tsang, "The ziggurat method
-/// for generating random variables", 2000): the area under the density in layers of one size.
+/// Exponentially distributed numbers by the ziggurat method, mostly without a logarithm (G. Marsaglia and
+/// W. Tsang, "The ziggurat method for generating random variables", 2000): the area under the density is cut
+/// into layers of equal area.
 #[derive(Clone, Debug)]
 pub(crate) struct Exponential {
-    /// The width of each layer, the lowest first, whose tail is as large as what it lacks.
+    /// Width of each layer, the lowest first; the lowest is widened so that its area includes the tail.
     widths: Box<[f64; LAYERS + 1]>,
 }
 
 const LAYERS: usize = 256;
-/// Where the tail begins, and the area of a layer, for 256 of them.
+/// Start of the tail and area of a layer, for 256 layers.
 const TAIL: f64 = 7.697_117_470_131_05;
 const AREA: f64 = 0.003_949_659_822_581_557;
 
@@ -67,21 +67,21 @@ impl Exponential {
         Exponential { widths }
     }
 
-    /// As [`Random::exponential`].
+    /// As [`WyRand::exponential`].
     #[inline]
-    pub(crate) fn draw(&self, random: &mut Random) -> f64 {
+    pub(crate) fn draw(&self, random: &mut WyRand) -> f64 {
         let bits = random.next_bits();
         let layer = bits as usize % LAYERS;
-        // The bits that chose the layer are not among these.
+        // These bits are disjoint from those that select the layer.
         let drawn = (bits >> 11) as i64 as f64 * (1.0 / (1u64 << 53) as f64) * self.widths[layer];
         if drawn < self.widths[layer + 1] { drawn } else { self.draw_outside(random, layer, drawn) }
     }
 
-    /// Beside the part of a layer that lies wholly under the density.
+    /// Samples outside of the part of a layer that lies entirely under the density.
     #[cold]
-    fn draw_outside(&self, random: &mut Random, layer: usize, drawn: f64) -> f64 {
+    fn draw_outside(&self, random: &mut WyRand, layer: usize, drawn: f64) -> f64 {
         if layer == 0 {
-            // The tail is like the whole.
+            // The tail is an exponential distribution again (memorylessness).
             return TAIL + random.exponential();
         }
         let (low, high) = ((-self.widths[layer]).exp(), (-self.widths[layer + 1]).exp());
@@ -94,22 +94,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_close_at_the_top_and_have_one_area() {
+    fn ziggurat_layers_have_equal_area() {
         let widths = Exponential::new().widths;
         assert!(widths.windows(2).all(|pair| pair[0] > pair[1]));
         for layer in 1..LAYERS {
             let height = (-widths[layer + 1]).exp() - (-widths[layer]).exp();
             assert!((height * widths[layer] / AREA - 1.0).abs() < 1e-6, "layer {layer}");
         }
-        // What the lowest has beyond its rectangle is the tail.
+        // The rectangle of the lowest layer and the tail have the area of a layer.
         assert!((TAIL * (-TAIL).exp() + (-TAIL).exp() - AREA).abs() < 1e-12);
     }
 
     #[test]
-    fn exponential_times_follow_their_law() {
-        let (table, mut random) = (Exponential::new(), Random::new(5));
+    fn exponential_numbers_follow_their_distribution() {
+        let (table, mut random) = (Exponential::new(), WyRand::new(5));
         const COUNT: usize = 1_000_000;
-        // Cells of 1/64 up to 10, and what lies beyond: the tail of the table begins at 7.7.
+        // Cells of width 1/64 up to 10, and one for the rest: the ziggurat's tail starts at 7.7.
         let mut cells = vec![0u64; 641];
         let (mut sum, mut squares) = (0.0, 0.0);
         for _ in 0..COUNT {
@@ -124,13 +124,13 @@ mod tests {
             let expected = (beyond(cell) - beyond(cell + 1)) * COUNT as f64;
             statistic += (*count as f64 - expected).powi(2) / expected;
         }
-        // Mean 641, deviation sqrt(2 * 641), and five of those.
+        // Five deviations above the mean: mean 641, deviation sqrt(2 * 641).
         assert!(statistic < 641.0 + 5.0 * (2.0 * 641.0f64).sqrt(), "{statistic}");
     }
 
     #[test]
-    fn numbers_below_a_bound_fill_it_evenly() {
-        let mut random = Random::new(1);
+    fn numbers_below_a_bound_are_uniform() {
+        let mut random = WyRand::new(1);
         let mut counts = [0u32; 10];
         for _ in 0..100_000 {
             counts[random.below(10) as usize] += 1;
@@ -139,9 +139,9 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_repeats() {
+    fn equal_seeds_give_equal_sequences() {
         let draw = |seed| {
-            let mut random = Random::new(seed);
+            let mut random = WyRand::new(seed);
             [random.next_bits(), random.next_bits()]
         };
         assert_eq!(draw(7), draw(7));

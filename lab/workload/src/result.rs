@@ -1,30 +1,30 @@
-//! What was measured.
+//! Results of jobs.
 
 use std::fmt;
 
-use ring::{Op, Status};
+use block_io::{Op, Status};
 
 use crate::Histogram;
 use crate::spec::JobSpec;
 use crate::usage::Usage;
 use crate::verify::Mismatch;
 
-/// The three kinds of I/O that are reported apart; also their index in [`JobResult::sides`].
+/// The kinds of I/O that are reported separately; the value is the index in [`JobResult::directions`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Data in.
+    /// Reads.
     Read = 0,
-    /// Data out.
+    /// Writes.
     Write = 1,
-    /// Deallocation.
+    /// Deallocations.
     Trim = 2,
 }
 
 impl Direction {
-    /// All of them, by index.
+    /// All directions, by index.
     pub const ALL: [Direction; 3] = [Direction::Read, Direction::Write, Direction::Trim];
 
-    /// fio's name.
+    /// fio's name, a key of its JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Direction::Read => "read",
@@ -37,13 +37,13 @@ impl Direction {
 /// An I/O that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IoFailure {
-    /// What it was.
+    /// Operation.
     pub op: Op,
-    /// Where it began.
+    /// First logical block.
     pub lba: u64,
-    /// How long it was.
+    /// Length in logical blocks.
     pub blocks: u32,
-    /// How it ended.
+    /// Completion status.
     pub status: Status,
 }
 
@@ -53,70 +53,74 @@ impl fmt::Display for IoFailure {
     }
 }
 
-/// One direction of a job.
+/// Results of one direction of a job.
 #[derive(Clone, Debug, Default)]
-pub struct SideResult {
+pub struct DirectionResult {
     /// I/Os that succeeded.
     pub total_ios: u64,
-    /// Their bytes.
+    /// Bytes that they transferred.
     pub bytes: u64,
-    /// Their latencies, from when they were to start to their end, in ticks of [`sys::clock`].
+    /// Total latencies (`lat`), from the scheduled start to completion, in ticks of [`os::clock`].
     pub latency_ticks: Histogram,
-    /// From when the channel had taken them to their end; from their start, where that was not measured.
+    /// Completion latencies (`clat`), from submission to completion; from the start if submission is not measured.
     pub completion_ticks: Histogram,
-    /// From their start to when the channel had taken them; empty where that was not measured.
+    /// Submission latencies (`slat`), from the start to the channel's acceptance; empty if not measured.
     pub submission_ticks: Histogram,
     /// I/Os that failed.
     pub errors: u64,
-    /// How long was measured.
+    /// Length of the measurement.
     pub elapsed_ns: u64,
-    /// Bytes of a block of the device.
+    /// Bytes of a logical block of the device.
     pub block_bytes: u32,
-    /// I/Os a second, sampled.
+    /// Samples of I/Os a second.
     pub iops_samples: Samples,
-    /// KiB a second, sampled.
+    /// Samples of KiB a second.
     pub bandwidth_samples: Samples,
 }
 
-/// Numbers of which only their spread is kept.
+/// Summary statistics of a series of samples; the samples are not kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Samples {
-    /// How many.
+    /// Number of samples.
     pub count: u64,
-    /// The smallest, 0 of none.
+    /// Smallest sample, 0 if there is none.
     pub min: f64,
-    /// The largest.
+    /// Largest sample, 0 if there is none.
     pub max: f64,
-    /// Their sum.
+    /// Sum of the samples.
     pub sum: f64,
-    /// The sum of their squares.
-    pub squares: f64,
+    /// Sum of their squares.
+    pub sum_of_squares: f64,
 }
 
 impl Samples {
-    /// One more.
+    /// Adds a sample.
     pub fn add(&mut self, value: f64) {
         self.min = if self.count == 0 { value } else { self.min.min(value) };
         self.max = self.max.max(value);
         self.count += 1;
         self.sum += value;
-        self.squares += value * value;
+        self.sum_of_squares += value * value;
     }
 
-    /// 0 of none.
+    /// The mean, 0 if there is no sample.
     pub fn mean(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum / self.count as f64 }
     }
 
-    /// The standard deviation of the samples.
+    /// The standard deviation, 0 if there is no sample.
     pub fn deviation(&self) -> f64 {
         let mean = self.mean();
-        if self.count == 0 { 0.0 } else { (self.squares / self.count as f64 - mean * mean).max(0.0).sqrt() }
+        if self.count == 0 {
+            0.0
+        } else {
+            (self.sum_of_squares / self.count as f64 - mean * mean).max(0.0).sqrt()
+        }
     }
 
-    /// Those of jobs that ran beside each other, as if they had been sampled as one: rates add up, and
-    /// so do the squares of their deviations.
-    fn beside(&self, other: &Samples) -> Samples {
+    /// Merges the samples of jobs that ran at the same time, as if they had been sampled as one: rates add up,
+    /// and so do variances.
+    fn merge_concurrent(&self, other: &Samples) -> Samples {
         if self.count == 0 || other.count == 0 {
             return if self.count == 0 { *other } else { *self };
         }
@@ -128,41 +132,41 @@ impl Samples {
             min: self.min + other.min,
             max: self.max + other.max,
             sum: mean * count as f64,
-            squares: (variance + mean * mean) * count as f64,
+            sum_of_squares: (variance + mean * mean) * count as f64,
         }
     }
 }
 
-/// How deep the queue was, and how many requests went and came together: fio's classes, which end at 1, 2, 4,
-/// 8, 16, 32 and above for depths, and at 0, 4, 8, 16, 32, 64 and above for batches.
+/// Counts of queue depths and of batch sizes in fio's buckets, which end at 1, 2, 4, 8, 16, 32 and above for
+/// depths, and at 0, 4, 8, 16, 32, 64 and above for batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Depths {
-    /// I/Os by how many were in flight when they were handed over, themselves included.
+pub struct DepthCounts {
+    /// I/Os by the number in flight at their submission, themselves included.
     pub level: [u64; 7],
-    /// Submissions by how many I/Os the channel took.
+    /// Submissions by the number of I/Os that the channel accepted.
     pub submit: [u64; 7],
-    /// Polls that returned something by how much that was.
+    /// Polls by the number of completions that they returned.
     pub complete: [u64; 7],
 }
 
-impl Depths {
-    /// The channel took so many, and has so many then.
+impl DepthCounts {
+    /// Counts a submission of which the channel accepted `taken`, with `in_flight` afterwards.
     #[inline]
     pub(crate) fn submitted(&mut self, taken: usize, in_flight: usize) {
-        // A full channel is asked again and again.
+        // Submissions to a full channel are retried and do not count.
         if taken > 0 {
             self.level[(in_flight.max(1).ilog2() as usize).min(6)] += taken as u64;
-            self.submit[class(taken)] += 1;
+            self.submit[batch_class(taken)] += 1;
         }
     }
 
-    /// The channel gave back so many.
+    /// Counts a poll that returned `count` completions.
     #[inline]
     pub(crate) fn completed(&mut self, count: usize) {
-        self.complete[class(count)] += 1;
+        self.complete[batch_class(count)] += 1;
     }
 
-    fn merge(&mut self, other: &Depths) {
+    fn merge(&mut self, other: &DepthCounts) {
         let add = |mine: &mut [u64; 7], theirs: &[u64; 7]| {
             mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| *mine += theirs);
         };
@@ -172,22 +176,22 @@ impl Depths {
     }
 }
 
-/// 0, then up to 4, 8, 16, 32, 64, and above.
+/// The bucket of a batch size: 0, then up to 4, 8, 16, 32, 64, and above.
 #[inline]
-fn class(count: usize) -> usize {
+fn batch_class(count: usize) -> usize {
     if count == 0 { 0 } else { (((count - 1) | 3).ilog2() as usize).min(6) }
 }
 
-/// Processor time of kernel threads that worked for a job, in nanoseconds.
+/// Processor time of the kernel threads that served a job, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelThreads {
-    /// The thread that polls for submissions (`iou-sqp-*`).
+    /// io_uring's submission queue polling thread (`iou-sqp-*`).
     pub submission_ns: u64,
-    /// Workers of io_uring (`iou-wrk-*`) that were there at the end.
+    /// io_uring's workers (`iou-wrk-*`) that existed at the end.
     pub workers_ns: u64,
 }
 
-impl SideResult {
+impl DirectionResult {
     /// I/Os a second.
     pub fn iops(&self) -> f64 {
         per_second(self.total_ios, self.elapsed_ns)
@@ -198,73 +202,73 @@ impl SideResult {
         per_second(self.bytes, self.elapsed_ns)
     }
 
-    fn merge(&mut self, other: &SideResult) {
+    fn merge(&mut self, other: &DirectionResult) {
         self.total_ios += other.total_ios;
         self.bytes += other.bytes;
         self.latency_ticks.merge(&other.latency_ticks);
         self.completion_ticks.merge(&other.completion_ticks);
         self.submission_ticks.merge(&other.submission_ticks);
-        self.iops_samples = self.iops_samples.beside(&other.iops_samples);
-        self.bandwidth_samples = self.bandwidth_samples.beside(&other.bandwidth_samples);
+        self.iops_samples = self.iops_samples.merge_concurrent(&other.iops_samples);
+        self.bandwidth_samples = self.bandwidth_samples.merge_concurrent(&other.bandwidth_samples);
         self.block_bytes = self.block_bytes.max(other.block_bytes);
         self.errors += other.errors;
         self.elapsed_ns = self.elapsed_ns.max(other.elapsed_ns);
     }
 }
 
-/// A job, or several that were merged.
+/// The result of a job, or the merged result of several.
 #[derive(Clone, Debug)]
 pub struct JobResult {
-    /// What was asked for.
+    /// The job.
     pub spec: JobSpec,
-    /// By [`Direction`].
-    pub sides: [SideResult; 3],
-    /// Flushes.
-    pub sync: SideResult,
-    /// What the job's thread used while it measured.
+    /// Results by [`Direction`].
+    pub directions: [DirectionResult; 3],
+    /// Flushes; fio reports them as `sync`.
+    pub sync: DirectionResult,
+    /// Processor time, context switches and page faults of the job's thread during the measurement.
     pub usage: Usage,
     /// I/Os that failed.
     pub errors: u64,
-    /// The first of them.
+    /// Details of the first failed I/Os.
     pub failures: Vec<IoFailure>,
-    /// The first blocks that were wrong.
+    /// Details of the first verification mismatches.
     pub mismatches: Vec<Mismatch>,
-    /// How many blocks were wrong.
+    /// Blocks that did not verify.
     pub mismatch_count: u64,
-    /// How many blocks were checked.
+    /// Blocks that were verified, with or without success.
     pub checked_blocks: u64,
-    /// I/Os that never came back.
-    pub stuck: u64,
-    /// How many jobs are in this result.
+    /// I/Os that were still in flight when the drain timed out.
+    pub never_completed: u64,
+    /// Number of jobs merged in this result.
     pub jobs: u32,
-    /// How deep the queue was, and how large batches were.
-    pub depths: Depths,
-    /// The depth that kept the latency target, where there was one.
+    /// Queue depths and batch sizes.
+    pub depths: DepthCounts,
+    /// The I/O depth that the latency tuner reached; `None` without a latency target.
     pub latency_depth: Option<usize>,
-    /// Kernel threads that worked for it.
+    /// Processor time of kernel threads.
     pub kernel: KernelThreads,
-    /// Entries of logs that were too many to keep.
-    pub lost_entries: u64,
+    /// Log entries dropped because the log was full.
+    pub dropped_log_entries: u64,
     /// The job's number among its copies.
     pub number: u32,
-    /// Why its logs could not be written.
+    /// Why the log files could not be written, if so.
     pub log_error: Option<String>,
 }
 
 impl JobResult {
-    /// One result for all: counts and rates added, latencies merged. `None` for none.
+    /// Merges results: adds counts and rates, merges histograms. `None` if there are none.
     pub fn merged(results: &[JobResult]) -> Option<JobResult> {
         let (first, rest) = results.split_first()?;
         let mut merged = first.clone();
         for result in rest {
-            for (mine, theirs) in merged.sides.iter_mut().zip(&result.sides) {
+            for (mine, theirs) in merged.directions.iter_mut().zip(&result.directions) {
                 mine.merge(theirs);
             }
             merged.sync.merge(&result.sync);
             merged.kernel.submission_ns += result.kernel.submission_ns;
             merged.kernel.workers_ns += result.kernel.workers_ns;
             merged.depths.merge(&result.depths);
-            merged.lost_entries += result.lost_entries;
+            merged.dropped_log_entries += result.dropped_log_entries;
             merged.log_error = merged.log_error.or_else(|| result.log_error.clone());
             merged.latency_depth = merged.latency_depth.max(result.latency_depth);
             merged.usage = merged.usage.plus(result.usage);
@@ -273,44 +277,44 @@ impl JobResult {
             merged.mismatches.extend_from_slice(&result.mismatches);
             merged.mismatch_count += result.mismatch_count;
             merged.checked_blocks += result.checked_blocks;
-            merged.stuck += result.stuck;
+            merged.never_completed += result.never_completed;
             merged.jobs += result.jobs;
         }
         Some(merged)
     }
 
-    /// One direction.
-    pub fn side(&self, direction: Direction) -> &SideResult {
-        &self.sides[direction as usize]
+    /// Results of one direction.
+    pub fn direction(&self, direction: Direction) -> &DirectionResult {
+        &self.directions[direction as usize]
     }
 
-    /// All directions as one.
-    pub fn unified(&self) -> SideResult {
-        let [reads, writes, trims] = &self.sides;
+    /// All directions merged, as with fio's `unified_rw_reporting`.
+    pub fn unified(&self) -> DirectionResult {
+        let [reads, writes, trims] = &self.directions;
         let mut all = reads.clone();
         all.merge(writes);
         all.merge(trims);
         all
     }
 
-    /// I/Os of all directions.
+    /// Successful I/Os of all directions.
     pub fn total_ios(&self) -> u64 {
-        self.sides.iter().map(|side| side.total_ios).sum()
+        self.directions.iter().map(|side| side.total_ios).sum()
     }
 
-    /// Processor nanoseconds of the job's threads for each I/O.
+    /// Processor time of the job's threads per I/O, in nanoseconds.
     pub fn cpu_ns_per_io(&self) -> f64 {
         self.usage.cpu_ns as f64 / self.total_ios().max(1) as f64
     }
 
-    /// Longest measured time of any direction.
+    /// Longest measurement of any direction.
     pub fn elapsed_ns(&self) -> u64 {
-        self.sides.iter().map(|side| side.elapsed_ns).max().unwrap_or(0)
+        self.directions.iter().map(|side| side.elapsed_ns).max().unwrap_or(0)
     }
 
-    /// Whether every I/O came back, succeeded, and held what it should.
+    /// Whether every I/O completed with success and every checked block verified.
     pub fn is_clean(&self) -> bool {
-        self.errors == 0 && self.mismatch_count == 0 && self.stuck == 0
+        self.errors == 0 && self.mismatch_count == 0 && self.never_completed == 0
     }
 }
 

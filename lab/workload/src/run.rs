@@ -1,152 +1,155 @@
-//! Jobs on reactors, from start to merged result.
+//! Jobs on reactors, from start to result.
 
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use bdev::Registry;
-use reactor::{Core, Gone, Period, Remote};
+use reactor::{Core, Period, ReactorHandle, ReactorUnavailable};
 
-use crate::fan::Fan;
+use crate::access_pattern::{Geometry, SetupError};
 use crate::generator::Generator;
-use crate::place::{Geometry, SetupError};
+use crate::multi_channel::MultiChannel;
 use crate::poller::{DynChannel, JobPoller, Progress};
 use crate::result::JobResult;
-use crate::source::{self, Prepared, Source, SourceError};
+use crate::source::{self, PreparedSource, Source, SourceError};
 use crate::spec::JobSpec;
 
 /// Why jobs could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// What is driven cannot be.
+    /// The device or target cannot be opened.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The job does not fit it.
+    /// The job does not fit the device.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// A reactor ended.
+    /// A reactor has stopped.
     #[error(transparent)]
-    Gone(#[from] Gone),
+    ReactorUnavailable(#[from] ReactorUnavailable),
     /// A file cannot be used.
     #[error(transparent)]
-    File(#[from] engines::FileError),
+    File(#[from] io_engines::FileError),
     /// An engine cannot be opened.
     #[error(transparent)]
-    Engine(#[from] engines::OpenError),
-    /// The options ask for what is not there, or do not fit each other.
+    Engine(#[from] io_engines::EngineOpenError),
+    /// Options name something that does not exist, or contradict each other.
     #[error("{0}")]
     Options(String),
-    /// The machine refuses something.
+    /// A system call or a write to sysfs, procfs or a cgroup failed.
     #[error("{what}: {error}")]
     Machine {
-        /// What.
+        /// The operation that failed.
         what: String,
-        /// Why.
+        /// The operating system's error.
         error: std::io::Error,
     },
-    /// A job's process failed; its own words.
+    /// A job's process failed.
     #[error("{message}")]
     Worker {
-        /// Whether the options are at fault, and not the machine.
+        /// Whether the options caused the failure, not the system.
         usage: bool,
-        /// What it said.
+        /// The error message of the process.
         message: String,
     },
 }
 
 impl RunError {
-    /// Whether what was asked for is at fault, and not the machine.
+    /// Whether the options caused the error, not the system.
     pub fn is_usage(&self) -> bool {
         match self {
             RunError::Source(_) | RunError::Setup(_) | RunError::File(_) | RunError::Options(_) => true,
-            RunError::Engine(error) => !matches!(error, engines::OpenError::Kernel { .. }),
-            RunError::Gone(_) | RunError::Machine { .. } => false,
+            RunError::Engine(error) => !matches!(error, io_engines::EngineOpenError::Kernel { .. }),
+            RunError::ReactorUnavailable(_) | RunError::Machine { .. } => false,
             RunError::Worker { usage, .. } => *usage,
         }
     }
 }
 
-/// Jobs that run.
+/// The copies of a job that run on reactors. Each publishes its counters in a [`Progress`] and sends its
+/// result once, when it finishes.
 pub struct Running {
     progress: Vec<Arc<Progress>>,
     results: mpsc::Receiver<(u32, JobResult)>,
     finished: Vec<(u32, JobResult)>,
 }
 
-/// One job's way to its reactor.
-struct Order {
+/// One copy of a job, posted to its reactor, which opens the files and adds the poller.
+struct JobSetup {
     spec: JobSpec,
     number: u32,
     jobs: u32,
     log_number: u32,
-    targets: Vec<Target>,
+    files: Vec<JobFile>,
     progress: Arc<Progress>,
     results: mpsc::Sender<(u32, JobResult)>,
-    answers: mpsc::Sender<Result<(), RunError>>,
+    replies: mpsc::Sender<Result<(), RunError>>,
 }
 
-/// One file of a job.
-enum Target {
-    Device(bdev::Descriptor),
-    Far(nvme::Uri),
+/// One file of a job: a bdev of this process, or a namespace that the reactor connects to.
+enum JobFile {
+    Bdev(bdev::Descriptor),
+    Remote(nvme::Uri),
 }
 
-/// What a job is driven over: its channels and what they are of.
-type Opened = Vec<(Geometry, Box<DynChannel>)>;
+/// The channels of a job with the geometry of their devices, in the order of its files.
+type OpenedFiles = Vec<(Geometry, Box<DynChannel>)>;
 
-/// Starts `jobs` copies of `spec` on the reactors in turn; all begin together. Not for reactors.
+/// Starts `jobs` copies of `spec` on the reactors round-robin; all start I/O together. Blocks, so it must not
+/// be called on a reactor.
 pub fn start(
     spec: &JobSpec,
     jobs: u32,
     source: &Source,
     registry: &Registry,
-    remotes: &[Remote],
+    remotes: &[ReactorHandle],
 ) -> Result<Running, RunError> {
     let running = place(spec, jobs, 1, std::slice::from_ref(source), registry, remotes)?;
     running.go();
     Ok(running)
 }
 
-/// As [`start`], over several sources and not yet begun: [`Running::go`] lets all of them begin.
-/// `first_log` is the number of the first job's logs.
+/// Like [`start`], with several sources, but no I/O starts before [`Running::go`].
+/// `first_log` is the number in the names of the first copy's log files.
 pub(crate) fn place(
     spec: &JobSpec,
     jobs: u32,
     first_log: u32,
     sources: &[Source],
     registry: &Registry,
-    remotes: &[Remote],
+    remotes: &[ReactorHandle],
 ) -> Result<Running, RunError> {
     assert!(!remotes.is_empty() && jobs > 0, "{jobs} jobs on {} reactors", remotes.len());
     let prepared = sources.iter().map(|source| source.prepare(registry)).collect::<Result<Vec<_>, _>>()?;
     let (results, receiver) = mpsc::channel();
-    let (answers, answered) = mpsc::channel();
+    let (reply_sender, reply_receiver) = mpsc::channel();
     let mut progress = Vec::new();
     for number in 0..jobs {
-        let mine = Arc::new(Progress::default());
-        progress.push(mine.clone());
-        let target = |prepared: &Prepared| match prepared {
-            Prepared::Bdev { name } => source::open(registry, name, spec).map(Target::Device),
-            Prepared::Nvme { uri } => Ok(Target::Far(uri.clone())),
+        let job_progress = Arc::new(Progress::default());
+        progress.push(job_progress.clone());
+        let file = |prepared: &PreparedSource| match prepared {
+            PreparedSource::Bdev { name } => source::open(registry, name, spec).map(JobFile::Bdev),
+            PreparedSource::Nvme { uri } => Ok(JobFile::Remote(uri.clone())),
         };
-        let targets = prepared.iter().map(target).collect::<Result<Vec<_>, _>>()?;
-        let order = Order {
+        let files = prepared.iter().map(file).collect::<Result<Vec<_>, _>>()?;
+        let setup = JobSetup {
             spec: spec.clone(),
             number,
             jobs,
             log_number: first_log + number,
-            targets,
-            progress: mine,
+            files,
+            progress: job_progress,
             results: results.clone(),
-            answers: answers.clone(),
+            replies: reply_sender.clone(),
         };
-        remotes[number as usize % remotes.len()].post(move |core| order.place(core))?;
+        remotes[number as usize % remotes.len()].post(move |core| setup.set_up(core))?;
     }
-    drop(answers);
+    drop(reply_sender);
     let mut outcome = Ok(());
     for _ in 0..jobs {
-        // A core that took an order and gives no answer has ended.
-        outcome = outcome.and(answered.recv().unwrap_or(Err(RunError::Gone(Gone))));
+        // A core that took the setup and sends no reply has stopped.
+        outcome = outcome
+            .and(reply_receiver.recv().unwrap_or(Err(RunError::ReactorUnavailable(ReactorUnavailable))));
     }
     if let Err(error) = outcome {
         progress.iter().for_each(|progress| progress.stop());
@@ -155,13 +158,13 @@ pub(crate) fn place(
     Ok(Running { progress, results: receiver, finished: Vec::new() })
 }
 
-/// Runs jobs to their end; the results in the order in which they ended.
+/// Runs jobs until all finish; returns the results in the order in which the jobs finished.
 pub fn run(
     spec: &JobSpec,
     jobs: u32,
     source: &Source,
     registry: &Registry,
-    remotes: &[Remote],
+    remotes: &[ReactorHandle],
 ) -> Result<Vec<JobResult>, RunError> {
     let mut running = start(spec, jobs, source, registry, remotes)?;
     while !running.wait(Duration::from_secs(3600)) {}
@@ -169,7 +172,7 @@ pub fn run(
 }
 
 impl Running {
-    /// Waits until every job is over, at most so long; whether they are.
+    /// Waits up to `timeout` until every job has finished or its reactor has stopped; returns false on timeout.
     pub fn wait(&mut self, timeout: Duration) -> bool {
         let end = std::time::Instant::now() + timeout;
         while self.finished.len() < self.progress.len() {
@@ -177,80 +180,80 @@ impl Running {
             match self.results.recv_timeout(left) {
                 Ok(result) => self.finished.push(result),
                 Err(mpsc::RecvTimeoutError::Timeout) => return false,
-                // The reactors ended under the jobs: there is no more to wait for.
+                // The reactors stopped before the jobs finished: no more results will arrive.
                 Err(mpsc::RecvTimeoutError::Disconnected) => return true,
             }
         }
         true
     }
 
-    /// I/Os that completed so far, and faults.
+    /// Completed I/Os, and the sum of failed I/Os and verification mismatches, so far.
     pub fn totals(&self) -> (u64, u64) {
         let add = |(ios, faults): (u64, u64), one: &Arc<Progress>| (ios + one.ios(), faults + one.faults());
         self.progress.iter().fold((0, 0), add)
     }
 
-    /// Asks every job to end.
+    /// Asks every job to stop; each drains its I/O first.
     pub fn stop(&self) {
         self.progress.iter().for_each(|progress| progress.stop());
     }
 
-    /// What has been measured by the jobs that are over, in the order in which they ended.
+    /// The results of the jobs that have finished, in the order in which they finished.
     pub fn into_results(self) -> Vec<JobResult> {
         self.finished.into_iter().map(|(_, result)| result).collect()
     }
 
-    /// The same with each job's number.
+    /// Like [`into_results`](Self::into_results), with the number of each copy.
     pub(crate) fn into_numbered(self) -> Vec<(u32, JobResult)> {
         self.finished
     }
 
-    /// Lets the jobs begin.
+    /// Lets the jobs start I/O.
     pub(crate) fn go(&self) {
-        self.progress.iter().for_each(|progress| progress.go());
+        self.progress.iter().for_each(|progress| progress.begin());
     }
 
-    /// Whether any job is over.
+    /// Whether any job has finished.
     pub(crate) fn any_over(&self) -> bool {
         !self.finished.is_empty()
     }
 }
 
-impl Order {
-    fn place(self, core: &Core) {
-        if self.targets.iter().all(|target| matches!(target, Target::Device(_))) {
-            let outcome = self.open_near(core).and_then(|opened| self.add(core, opened));
-            // Whoever waited for the answer has given up; then the job never starts.
-            let _ = self.answers.send(outcome);
+impl JobSetup {
+    fn set_up(self, core: &Core) {
+        if self.files.iter().all(|file| matches!(file, JobFile::Bdev(_))) {
+            let outcome = self.open_bdevs(core).and_then(|opened| self.add(core, opened));
+            // If the receiver is gone, `place` failed, and the job never starts.
+            let _ = self.replies.send(outcome);
             return;
         }
         let (core, task) = (core.clone(), core.clone());
-        // Refused only by a core with thousands of tasks; the answer's sender is dropped then, too.
+        // Fails only on a core with thousands of tasks; then the reply's sender is dropped too.
         core.spawn(async move {
-            let opened = self.open_far(&task).await;
-            let _ = self.answers.send(opened.and_then(|opened| self.add(&task, opened)));
+            let opened = self.open_remotes(&task).await;
+            let _ = self.replies.send(opened.and_then(|opened| self.add(&task, opened)));
         });
     }
 
-    fn open_near(&self, core: &Core) -> Result<Opened, RunError> {
-        let devices = self.targets.iter().filter_map(|target| match target {
-            Target::Device(device) => Some(device),
-            Target::Far(_) => None,
+    fn open_bdevs(&self, core: &Core) -> Result<OpenedFiles, RunError> {
+        let devices = self.files.iter().filter_map(|file| match file {
+            JobFile::Bdev(device) => Some(device),
+            JobFile::Remote(_) => None,
         });
         devices.map(|device| open_device(core, device)).collect()
     }
 
-    /// Connects with queues as deep as the job.
-    async fn open_far(&self, core: &Core) -> Result<Opened, RunError> {
+    /// Opens all files; connects to namespaces with a queue depth equal to the job's I/O depth.
+    async fn open_remotes(&self, core: &Core) -> Result<OpenedFiles, RunError> {
         let options = nvme::Options { queue_depth: self.spec.io_depth.clamp(1, 1023), ..Default::default() };
-        let mut opened: Opened = Vec::new();
-        for target in &self.targets {
-            let uri = match target {
-                Target::Device(device) => {
+        let mut opened: OpenedFiles = Vec::new();
+        for file in &self.files {
+            let uri = match file {
+                JobFile::Bdev(device) => {
                     opened.push(open_device(core, device)?);
                     continue;
                 }
-                Target::Far(uri) => uri,
+                JobFile::Remote(uri) => uri,
             };
             let failed =
                 |source| SourceError::Fabric { uri: Box::new(uri.clone()), source: Box::new(source) };
@@ -265,17 +268,17 @@ impl Order {
         Ok(opened)
     }
 
-    fn add(&self, core: &Core, opened: Opened) -> Result<(), RunError> {
+    fn add(&self, core: &Core, opened: OpenedFiles) -> Result<(), RunError> {
         let (files, mut channels): (Vec<Geometry>, Vec<Box<DynChannel>>) = opened.into_iter().unzip();
         let first = files.first().map_or(0, |file| file.blocks.saturating_mul(u64::from(file.block_bytes)));
         let spec = self.spec.for_thread(self.number, self.jobs, first);
-        let generator = Generator::over(spec, &files, core.pool())?;
+        let generator = Generator::with_files(spec, &files, core.pool())?;
         let channel: Box<DynChannel> = match channels.len() {
             1 => channels.swap_remove(0),
-            _ => Box::new(Fan::new(channels)),
+            _ => Box::new(MultiChannel::new(channels)),
         };
-        let seat = (self.number, self.log_number);
-        let poller = JobPoller::new(generator, channel, self.progress.clone(), self.results.clone(), seat);
+        let numbers = (self.number, self.log_number);
+        let poller = JobPoller::new(generator, channel, self.progress.clone(), self.results.clone(), numbers);
         core.add_poller(Box::new(poller), Period::EveryTurn);
         Ok(())
     }
@@ -294,13 +297,13 @@ mod tests {
     use crate::{Verify, Workload};
 
     fn reactors(count: usize) -> reactor::Reactors {
-        let cpu = sys::CpuSet::allowed().cpus()[0];
-        let cpus = sys::CpuSet::new((0..count as u32).map(|offset| cpu + offset).collect()).unwrap();
-        reactor::Reactors::start(&reactor::Config { cpus, ..Default::default() }).unwrap()
+        let cpu = os::CpuSet::allowed().cpus()[0];
+        let cpus = os::CpuSet::new((0..count as u32).map(|offset| cpu + offset).collect()).unwrap();
+        reactor::Reactors::start(&reactor::ReactorConfig { cpus, ..Default::default() }).unwrap()
     }
 
     #[test]
-    fn jobs_on_two_reactors_verify_their_own_halves() {
+    fn jobs_on_two_reactors_verify_disjoint_ranges() {
         let (reactors, registry) = (reactors(2), Registry::new());
         let spec = JobSpec {
             workload: Workload::RandWrite,
@@ -309,29 +312,29 @@ mod tests {
             ..JobSpec::default()
         };
         let source = Source::parse("malloc:4m").unwrap();
-        let results = run(&spec, 2, &source, &registry, reactors.remotes()).unwrap();
+        let results = run(&spec, 2, &source, &registry, reactors.handles()).unwrap();
         let merged = JobResult::merged(&results).unwrap();
         assert!(merged.is_clean(), "{:?}", merged.mismatches);
-        assert_eq!((merged.jobs, merged.sides[1].total_ios), (2, 1024));
+        assert_eq!((merged.jobs, merged.directions[1].total_ios), (2, 1024));
         assert!(merged.checked_blocks > 4000, "{}", merged.checked_blocks);
     }
 
     #[test]
-    fn a_job_that_does_not_fit_starts_nothing() {
+    fn a_job_with_a_wrong_block_size_fails_to_start() {
         let (reactors, registry) = (reactors(1), Registry::new());
         let spec = JobSpec { block_bytes: 1000, ..JobSpec::default() };
         let source = Source::parse("null:1m").unwrap();
-        let error = start(&spec, 3, &source, &registry, reactors.remotes()).err().unwrap();
+        let error = start(&spec, 3, &source, &registry, reactors.handles()).err().unwrap();
         assert!(error.to_string().contains("--bs=1000"), "{error}");
     }
 
     #[test]
-    fn an_endless_job_stops_when_asked() {
+    fn stop_ends_a_job_without_a_time_limit() {
         let (reactors, registry) = (reactors(1), Registry::new());
         let endless = Some(u64::MAX / 8);
         let spec = JobSpec { time_based: true, runtime_ns: endless, ..JobSpec::default() };
         let source = Source::parse("null:1m").unwrap();
-        let mut running = start(&spec, 1, &source, &registry, reactors.remotes()).unwrap();
+        let mut running = start(&spec, 1, &source, &registry, reactors.handles()).unwrap();
         assert!(!running.wait(Duration::from_millis(20)));
         assert!(running.totals().0 > 0);
         running.stop();

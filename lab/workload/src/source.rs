@@ -1,110 +1,110 @@
-//! What a job drives: fio's `filename`, as a URI.
+//! The device that a job runs on: fio's `filename`, as a URI.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bdev::{Access, BdevError, Descriptor, Registry, malloc, null, uring};
-use model::{Profile, State, disk};
+use device_model::{DeviceProfile, MediaState, disk};
 
 use crate::spec::JobSpec;
 use crate::units::parse_bytes;
 
-/// A device by URI.
+/// A device, as given by a URI or a bdev's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// `null:SIZE[?bs=BYTES]`: nothing, at once.
+    /// `null:SIZE[?bs=BYTES]`: a null bdev, which completes I/O at once and moves no data.
     Null {
-        /// Size.
+        /// Size in bytes.
         bytes: u64,
-        /// Bytes of a block.
+        /// Bytes of a logical block.
         block_bytes: u32,
     },
-    /// `malloc:SIZE[?bs=BYTES]`: memory.
+    /// `malloc:SIZE[?bs=BYTES]`: a RAM disk.
     Malloc {
-        /// Size.
+        /// Size in bytes.
         bytes: u64,
-        /// Bytes of a block.
+        /// Bytes of a logical block.
         block_bytes: u32,
     },
     /// `uring:PATH[?bs=BYTES]`: a file or block device through io_uring.
     Uring {
-        /// The file.
+        /// Path of the file or block device.
         path: String,
-        /// Bytes of a block; 0 for what the file prefers.
+        /// Bytes of a logical block; 0 for the file's preferred size.
         block_bytes: u32,
     },
-    /// `model:PROFILE[?size=BYTES&bs=BYTES&state=fresh|steady&seed=N&store=none|memory]`: a device made of
-    /// software that takes its time.
+    /// `model:PROFILE[?size=BYTES&bs=BYTES&state=fresh|steady&seed=N&store=none|memory]`: a simulated device
+    /// with modelled latencies.
     Model {
-        /// A profile that is shipped, or a file.
+        /// Name of a built-in profile, or path of a profile file.
         profile: String,
-        /// Size; `None` for the profile's.
+        /// Size in bytes; `None` for the profile's.
         bytes: Option<u64>,
-        /// Bytes of a block; `None` for the profile's.
+        /// Bytes of a logical block; `None` for the profile's.
         block_bytes: Option<u32>,
-        /// What was written to it before.
-        state: State,
-        /// Decides its latencies.
+        /// Preconditioning of the simulated media.
+        state: MediaState,
+        /// Seed of the simulated latencies.
         seed: u64,
-        /// What becomes of the data.
+        /// Whether data is kept.
         store: disk::Store,
     },
-    /// `nvme+tcp://HOST:PORT/SUBNQN?ns=N` and the driver's other ways to a namespace.
+    /// `nvme+tcp://HOST:PORT/SUBNQN?ns=N` and the NVMe driver's other transports.
     Nvme {
-        /// The namespace.
+        /// URI of the namespace.
         uri: nvme::Uri,
     },
-    /// Anything else: a bdev that the configuration made.
+    /// A name without a scheme: a bdev of the configuration.
     Bdev {
-        /// Its name.
+        /// Name of the bdev.
         name: String,
     },
 }
 
-/// Why a source cannot be used.
+/// Why a device cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// Not a URI of the kinds above.
+    /// The text is not a valid device URI or name.
     #[error("--filename={text}: {reason}")]
     Syntax {
-        /// What was given.
+        /// The text as given.
         text: String,
         /// What is wrong with it.
         reason: String,
     },
-    /// A profile that cannot be used.
+    /// The device profile cannot be read or parsed.
     #[error("--filename=model:{profile}: {reason}")]
     Profile {
-        /// Which.
+        /// Name or path of the profile.
         profile: String,
         /// What is wrong with it.
         reason: String,
     },
-    /// The layer refused.
+    /// The block layer returned an error.
     #[error(transparent)]
     Bdev(#[from] BdevError),
-    /// The target did not answer as it should.
+    /// The connection to the target failed.
     #[error("{uri}: {source}")]
     Fabric {
         /// The target.
         uri: Box<nvme::Uri>,
-        /// What went wrong.
-        source: Box<nvme::OpenError>,
+        /// Error of the NVMe driver.
+        source: Box<nvme::NvmeOpenError>,
     },
 }
 
-/// A source on which channels can be opened.
+/// A source whose device exists, so that channels can be opened.
 #[derive(Clone, Debug)]
-pub(crate) enum Prepared {
-    /// A device of the registry.
+pub(crate) enum PreparedSource {
+    /// A bdev in the registry.
     Bdev { name: String },
-    /// A namespace that the driver reaches.
+    /// A namespace that the NVMe driver connects to.
     Nvme { uri: nvme::Uri },
 }
 
 const BLOCK_BYTES_DEFAULT: u32 = 512;
 
 impl Source {
-    /// From the URI.
+    /// Parses a device URI or a bdev's name.
     pub fn parse(text: &str) -> Result<Source, SourceError> {
         let syntax =
             |reason: &str| SourceError::Syntax { text: text.to_string(), reason: reason.to_string() };
@@ -145,25 +145,25 @@ impl Source {
         }
     }
 
-    /// Makes the device where it is to be made.
-    pub(crate) fn prepare(&self, registry: &Registry) -> Result<Prepared, SourceError> {
+    /// Creates the device if the URI asks for one.
+    pub(crate) fn prepare(&self, registry: &Registry) -> Result<PreparedSource, SourceError> {
         let name = match self {
             Source::Null { bytes, block_bytes } => {
                 let blocks = bytes / u64::from((*block_bytes).max(1));
-                let config = null::NullConfig::new(&fresh_name("null"), blocks, *block_bytes);
+                let config = null::NullConfig::new(&unique_name("null"), blocks, *block_bytes);
                 null::create(registry, config)?.name().to_string()
             }
             Source::Malloc { bytes, block_bytes } => {
                 let blocks = bytes / u64::from((*block_bytes).max(1));
-                let config = malloc::MallocConfig::new(&fresh_name("malloc"), blocks, *block_bytes);
+                let config = malloc::MallocConfig::new(&unique_name("malloc"), blocks, *block_bytes);
                 malloc::create(registry, config)?.name().to_string()
             }
             Source::Uring { path, block_bytes } => create_uring(registry, path, *block_bytes)?,
             Source::Model { .. } => self.create_model(registry)?,
-            Source::Nvme { uri } => return Ok(Prepared::Nvme { uri: uri.clone() }),
+            Source::Nvme { uri } => return Ok(PreparedSource::Nvme { uri: uri.clone() }),
             Source::Bdev { name } => name.clone(),
         };
-        Ok(Prepared::Bdev { name })
+        Ok(PreparedSource::Bdev { name })
     }
 }
 
@@ -175,12 +175,12 @@ impl Source {
         let failed = |reason: String| SourceError::Profile { profile: name.clone(), reason };
         let profile = if name.contains('/') || name.ends_with(".toml") {
             let text = std::fs::read_to_string(name).map_err(|error| failed(error.to_string()))?;
-            Profile::parse(&text)
+            DeviceProfile::parse(&text)
         } else {
-            Profile::shipped(name)
+            DeviceProfile::shipped(name)
         };
         let profile = profile.map_err(|error| failed(error.to_string()))?;
-        let mut config = disk::ModelConfig::new(&fresh_name("model"), profile);
+        let mut config = disk::ModelConfig::new(&unique_name("model"), profile);
         let unit = u64::from(block_bytes.unwrap_or(config.profile.device.block_bytes)).max(1);
         config.block_size = *block_bytes;
         config.num_blocks = bytes.map(|bytes| bytes / unit);
@@ -189,47 +189,47 @@ impl Source {
     }
 }
 
-/// The part of a `model:` URI behind the colon.
+/// Parses the part of a `model:` URI after the colon.
 fn parse_model(body: &str, query: &str) -> Result<Source, String> {
     if body.is_empty() {
-        let known: Vec<&str> = Profile::shipped_names().collect();
+        let known: Vec<&str> = DeviceProfile::shipped_names().collect();
         return Err(format!("names no profile: a file, or one of {}", known.join(", ")));
     }
     let (mut bytes, mut block_bytes, mut seed) = (None, None, 0);
-    let (mut state, mut store) = (State::default(), disk::Store::default());
+    let (mut state, mut store) = (MediaState::default(), disk::Store::default());
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let wrong = |example: &str| format!("{key}={value} cannot be; for example ?{key}={example}");
+        let invalid = |example: &str| format!("{key}={value} is invalid; for example ?{key}={example}");
         match key {
-            "size" => bytes = Some(parse_bytes(value).ok_or_else(|| wrong("16g"))?),
+            "size" => bytes = Some(parse_bytes(value).ok_or_else(|| invalid("16g"))?),
             "bs" => {
                 let small = parse_bytes(value).and_then(|bytes| u32::try_from(bytes).ok());
-                block_bytes = Some(small.ok_or_else(|| wrong("4k"))?);
+                block_bytes = Some(small.ok_or_else(|| invalid("4k"))?);
             }
-            "state" => state = State::from_name(value).ok_or_else(|| wrong("fresh"))?,
-            "seed" => seed = value.parse().map_err(|_| wrong("1"))?,
-            "store" => store = disk::Store::from_name(value).ok_or_else(|| wrong("memory"))?,
+            "state" => state = MediaState::from_name(value).ok_or_else(|| invalid("fresh"))?,
+            "seed" => seed = value.parse().map_err(|_| invalid("1"))?,
+            "store" => store = disk::Store::from_name(value).ok_or_else(|| invalid("memory"))?,
             _ => return Err(format!("?{key} is none of size, bs, state, seed and store")),
         }
     }
     Ok(Source::Model { profile: body.to_string(), bytes, block_bytes, state, seed, store })
 }
 
-/// Opens a device for one job.
+/// Opens a bdev for one job, for writing only if the job writes.
 pub(crate) fn open(registry: &Registry, name: &str, spec: &JobSpec) -> Result<Descriptor, SourceError> {
     let access = if spec.workload.writes() { Access::ReadWrite } else { Access::ReadOnly };
     Ok(registry.open(name, access)?)
 }
 
-/// A file that is there; nothing is made or grown.
+/// Creates a uring bdev on an existing file; the file is neither created nor extended.
 fn create_uring(registry: &Registry, path: &str, block_bytes: u32) -> Result<String, SourceError> {
-    let mut config = uring::UringConfig::new(&fresh_name("uring"), path);
+    let mut config = uring::UringConfig::new(&unique_name("uring"), path);
     config.block_size = (block_bytes != 0).then_some(block_bytes);
     Ok(uring::create(registry, config)?.name().to_string())
 }
 
-/// A name that no configuration gives.
-fn fresh_name(kind: &str) -> String {
+/// A bdev name that is unique in this process.
+fn unique_name(kind: &str) -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     format!("workload-{kind}-{}", COUNT.fetch_add(1, Ordering::Relaxed))
 }
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uris_name_what_they_say() {
+    fn uris_parse_into_sources() {
         let cases = [
             ("null:1g", Source::Null { bytes: 1 << 30, block_bytes: 512 }),
             ("malloc:64m?bs=4k", Source::Malloc { bytes: 64 << 20, block_bytes: 4096 }),
@@ -250,7 +250,7 @@ mod tests {
                     profile: "intel-900p".to_string(),
                     bytes: Some(1 << 30),
                     block_bytes: Some(4096),
-                    state: State::Fresh,
+                    state: MediaState::Fresh,
                     seed: 7,
                     store: disk::Store::Memory,
                 },
@@ -265,14 +265,14 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_that_is_not_there_names_those_that_are() {
+    fn an_unknown_profile_error_lists_the_built_in_profiles() {
         let source = Source::parse("model:intel-p3800").unwrap();
         let error = source.prepare(&Registry::new()).unwrap_err().to_string();
         assert!(error.contains("intel-p3700"), "{error}");
     }
 
     #[test]
-    fn what_is_none_says_what_would_be() {
+    fn invalid_uris_are_rejected_with_a_valid_example() {
         for (text, hint) in [
             ("", "null:1g"),
             ("null:", "for example null:1g"),

@@ -1,8 +1,8 @@
-//! What a job does, in fio's terms.
+//! The description of a job, in fio's terms.
 
+use crate::arrivals::Rates;
 use crate::distribution::Distribution;
 use crate::log::LogOptions;
-use crate::pace::Rates;
 
 /// The order and direction of I/O: fio's `rw`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,22 +12,22 @@ pub enum Workload {
     Read,
     /// Sequential writes.
     Write,
-    /// Reads anywhere.
+    /// Random reads.
     RandRead,
-    /// Writes anywhere.
+    /// Random writes.
     RandWrite,
-    /// Sequential, reads and writes mixed.
+    /// Sequential mix of reads and writes.
     ReadWrite,
-    /// Anywhere, reads and writes mixed.
+    /// Random mix of reads and writes.
     RandRw,
     /// Sequential deallocation.
     Trim,
-    /// Deallocation anywhere.
+    /// Random deallocation.
     RandTrim,
 }
 
 impl Workload {
-    /// Every workload and fio's names for it; the first is the one that is printed.
+    /// Every workload with fio's names for it; the first name is the one that is printed.
     pub const NAMES: [(Workload, &'static [&'static str]); 8] = [
         (Workload::Read, &["read"]),
         (Workload::Write, &["write"]),
@@ -39,22 +39,22 @@ impl Workload {
         (Workload::RandTrim, &["randtrim"]),
     ];
 
-    /// From fio's name.
+    /// Parses fio's name.
     pub fn from_name(name: &str) -> Option<Workload> {
         Self::NAMES.iter().find(|(_, names)| names.contains(&name)).map(|(workload, _)| *workload)
     }
 
-    /// fio's name.
+    /// fio's name, as printed.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(workload, _)| *workload == self).map_or("read", |(_, names)| names[0])
     }
 
-    /// Whether positions are drawn, not counted.
+    /// Whether offsets are random, not sequential.
     pub const fn is_random(self) -> bool {
         matches!(self, Workload::RandRead | Workload::RandWrite | Workload::RandRw | Workload::RandTrim)
     }
 
-    /// Whether there are reads, writes and trims, of a mix with so many percent of reads.
+    /// Whether the workload has reads, writes and trims; `read_percent` applies to mixed workloads.
     pub const fn directions(self, read_percent: u8) -> [bool; 3] {
         match self {
             Workload::Read | Workload::RandRead => [true, false, false],
@@ -64,73 +64,73 @@ impl Workload {
         }
     }
 
-    /// Whether data is overwritten.
+    /// Whether the workload changes data: writes or trims.
     pub const fn writes(self) -> bool {
         !matches!(self, Workload::Read | Workload::RandRead)
     }
 }
 
-/// Bytes of the I/Os of one direction: fio's `bs`, `bsrange` and `bssplit`.
+/// I/O sizes of one direction in bytes: fio's `bs`, `bsrange` and `bssplit`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sizes {
-    /// All the same.
+pub enum BlockSizes {
+    /// One size.
     Fixed(u32),
-    /// Any multiple of the smallest up to the largest.
+    /// Uniformly, any multiple of the smallest up to the largest.
     Range {
-        /// The smallest.
+        /// Smallest size, bytes.
         min: u32,
-        /// The largest.
+        /// Largest size, bytes.
         max: u32,
     },
-    /// Each so many bytes with a weight.
+    /// Sizes in bytes, each with its weight.
     Split(Vec<(u32, u32)>),
 }
 
-impl Sizes {
-    /// The largest.
+impl BlockSizes {
+    /// Largest size, bytes.
     pub fn max(&self) -> u32 {
         match self {
-            Sizes::Fixed(bytes) => *bytes,
-            Sizes::Range { max, .. } => *max,
-            Sizes::Split(parts) => parts.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0),
+            BlockSizes::Fixed(bytes) => *bytes,
+            BlockSizes::Range { max, .. } => *max,
+            BlockSizes::Split(parts) => parts.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0),
         }
     }
 
-    /// The smallest.
+    /// Smallest size, bytes.
     pub fn min(&self) -> u32 {
         match self {
-            Sizes::Fixed(bytes) => *bytes,
-            Sizes::Range { min, .. } => *min,
-            Sizes::Split(parts) => parts.iter().map(|(bytes, _)| *bytes).min().unwrap_or(0),
+            BlockSizes::Fixed(bytes) => *bytes,
+            BlockSizes::Range { min, .. } => *min,
+            BlockSizes::Split(parts) => parts.iter().map(|(bytes, _)| *bytes).min().unwrap_or(0),
         }
     }
 
-    /// Every size that may come is a multiple of what this gives.
+    /// The greatest common divisor of all sizes, bytes.
     pub fn unit(&self) -> u32 {
         match self {
-            Sizes::Fixed(bytes) => *bytes,
-            Sizes::Range { min, .. } => *min,
-            Sizes::Split(parts) => parts.iter().fold(0, |unit, (bytes, _)| greatest_divisor(unit, *bytes)),
+            BlockSizes::Fixed(bytes) => *bytes,
+            BlockSizes::Range { min, .. } => *min,
+            BlockSizes::Split(parts) => parts.iter().fold(0, |unit, (bytes, _)| gcd(unit, *bytes)),
         }
     }
 }
 
-/// The greatest common divisor; 0 divides nothing and leaves the other.
-pub(crate) fn greatest_divisor(mut one: u32, mut other: u32) -> u32 {
+/// The greatest common divisor; `gcd(0, n)` is `n`.
+pub(crate) fn gcd(mut one: u32, mut other: u32) -> u32 {
     while other != 0 {
         (one, other) = (other, one % other);
     }
     one
 }
 
-/// Which of several files is next: fio's `file_service_type`.
+/// How the file of the next I/O is selected: fio's `file_service_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileService {
-    /// One after the other, so many I/Os each time.
+    /// Round-robin, with this many I/Os per turn.
     RoundRobin(u32),
-    /// Any, so many I/Os each time.
+    /// A random file, with this many I/Os per turn.
     Random(u32),
-    /// One until it is done, then the next.
+    /// Each file to its end, then the next.
     Sequential,
 }
 
@@ -140,126 +140,126 @@ impl Default for FileService {
     }
 }
 
-/// Pauses: fio's `thinktime`.
+/// Pauses between I/Os: fio's `thinktime`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Think {
-    /// How long; 0 for never.
+pub struct ThinkTime {
+    /// Length of a pause; 0 for none.
     pub ns: u64,
-    /// The part of it that is spent busy.
+    /// The part of the pause that is spent busy-waiting: `thinktime_spin`.
     pub spin_ns: u64,
-    /// After how many I/Os.
+    /// I/Os between pauses: `thinktime_blocks`.
     pub blocks: u32,
 }
 
-/// The deepest queue whose latency stays below a target: fio's `latency_target`.
+/// Tunes the I/O depth to the deepest queue whose latency stays within a target: fio's `latency_target`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatencyTarget {
-    /// Longest latency.
+    /// Highest latency that meets the target.
     pub target_ns: u64,
-    /// Time over which it is judged.
+    /// Time for which each depth is tried: `latency_window`.
     pub window_ns: u64,
-    /// Percentage of I/Os that keep it.
+    /// Percentage of I/Os that must meet the target, above 0 up to 100.
     pub percentile: f64,
 }
 
-/// What buffers hold when they are written.
+/// Content of write buffers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Content {
-    /// Noise, the same each time.
+pub enum BufferContent {
+    /// Random bytes, filled once.
     #[default]
     Noise,
-    /// New noise for every write: `refill_buffers`.
+    /// New random bytes for every write: `refill_buffers`.
     FreshNoise,
     /// Zeroes: `zero_buffers`.
     Zeroes,
-    /// These bytes again and again: `buffer_pattern`.
+    /// These bytes repeated: `buffer_pattern`.
     Pattern(Vec<u8>),
 }
 
-/// What is checked of the data that is read: fio's `verify`.
+/// How data that is read is verified: fio's `verify`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// Nothing.
+    /// No verification.
     #[default]
     Off,
-    /// Blocks describe themselves and carry a CRC-32C.
+    /// Each block has a header that identifies it, with a CRC-32C.
     Crc32c,
-    /// As `Crc32c`, and every byte is compared with what was written.
+    /// Like `Crc32c`, and every byte is compared with what was written.
     Pattern,
 }
 
-/// One job. Times are in nanoseconds, sizes in bytes; fio's defaults.
+/// One job. Times are in nanoseconds, sizes in bytes; the defaults are fio's.
 #[derive(Clone, Debug)]
 pub struct JobSpec {
     /// Name in reports.
     pub name: String,
-    /// Order and direction.
+    /// Access pattern and direction.
     pub workload: Workload,
-    /// Bytes of one I/O.
+    /// Bytes of one I/O; the largest where `sizes` is given.
     pub block_bytes: u32,
-    /// I/Os in flight.
+    /// I/Os in flight, 1 to [`IO_DEPTH_MAX`](Self::IO_DEPTH_MAX).
     pub io_depth: u32,
-    /// Bytes of the device that are used, from `offset_bytes`; `None` for all.
+    /// Size of the region that is used, from `offset_bytes`; `None` for the rest of the device.
     pub size_bytes: Option<u64>,
-    /// Where the used part begins.
+    /// Start of the region.
     pub offset_bytes: u64,
-    /// Longest time; without `time_based` the job may end sooner, after `size_bytes`.
+    /// Time limit; without `time_based` the job also ends after `size_bytes`.
     pub runtime_ns: Option<u64>,
-    /// Whether the job starts over until `runtime_ns` has passed.
+    /// Whether the job repeats until `runtime_ns` has passed.
     pub time_based: bool,
-    /// Time before anything is counted.
+    /// Time before the measurement starts.
     pub ramp_ns: u64,
-    /// Number of I/Os after which the job ends.
+    /// I/Os after which the job ends.
     pub number_ios: Option<u64>,
-    /// Percentage of reads where both are mixed.
+    /// Percentage of reads in a mixed workload.
     pub read_percent: u8,
-    /// What is checked of the data.
+    /// Verification of data.
     pub verify: Verify,
-    /// Seed of positions, mix and data. The job's number is added to it.
+    /// Seed of offsets, mix and data; each copy of the job derives its own from it.
     pub seed: u64,
-    /// Whether the job goes on after an I/O failed.
+    /// Whether the job continues after an I/O error.
     pub continue_on_error: bool,
-    /// Percentage of the device that is used, where `size_bytes` is `None`.
+    /// Size of the region in percent of the device, where `size_bytes` is `None`.
     pub size_percent: Option<u8>,
-    /// Percentage of the device where the used part begins, beside `offset_bytes`.
+    /// Start of the region in percent of the device, added to `offset_bytes`.
     pub offset_percent: u8,
-    /// By how much each further job begins later.
+    /// Added to the start of the region for each further copy of the job.
     pub offset_increment: u64,
-    /// Bytes after which the job ends, where they are not those of the used part.
+    /// Bytes after which the job ends; `None` for the size of the region times `loops`.
     pub io_bytes: Option<u64>,
-    /// How often the used part is gone through.
+    /// Number of passes over the region.
     pub loops: u32,
-    /// Bytes of reads, writes and trims where they are not all `block_bytes`, which is the largest then.
-    pub sizes: Option<Box<[Sizes; 3]>>,
-    /// What random positions are multiples of; `None` for the smallest I/O.
+    /// Sizes of reads, writes and trims; `None` if all are `block_bytes`.
+    pub sizes: Option<Box<[BlockSizes; 3]>>,
+    /// Alignment of random offsets: `blockalign`; `None` for the smallest I/O size.
     pub align_bytes: Option<u64>,
-    /// Where random I/O goes.
+    /// Distribution of random offsets.
     pub distribution: Distribution,
-    /// Percentage of I/Os that go anywhere, of a workload that is random.
+    /// Percentage of I/Os at random offsets in a random workload; the others are sequential.
     pub random_percent: u8,
-    /// Whether evenly distributed random I/O comes to every place once before it comes again.
-    pub each_once: bool,
-    /// Which of several files is next.
-    pub service: FileService,
-    /// Rates; without any, the next I/O starts when one has ended.
+    /// Whether uniform random I/O covers every offset once before it repeats any: fio without `norandommap`.
+    pub random_map: bool,
+    /// How the file of the next I/O is selected.
+    pub file_service: FileService,
+    /// Rates of an open loop; without any, the loop is closed.
     pub rates: Rates,
-    /// Pauses.
-    pub think: Think,
-    /// Writes after which a flush is issued; 0 for never.
+    /// Pauses between I/Os.
+    pub think: ThinkTime,
+    /// Writes between flushes; 0 for no flushes.
     pub flush_every: u32,
     /// Whether the job ends with a flush.
     pub flush_at_end: bool,
-    /// What is written.
-    pub content: Content,
-    /// The depth is chosen so that this is kept.
+    /// Content of write buffers.
+    pub content: BufferContent,
+    /// Latency target that the I/O depth is tuned to.
     pub latency_target: Option<LatencyTarget>,
-    /// Latency above which the job fails.
+    /// Latency above which the job fails: `max_latency`.
     pub latency_max_ns: Option<u64>,
-    /// Whether the time of submission is taken apart.
+    /// Whether submission latency (`slat`) is measured, with one more clock read per submission.
     pub measure_submission: bool,
     /// Time between samples of IOPS and bandwidth; 0 for none.
     pub sample_ns: u64,
-    /// What is written down while it runs.
+    /// Log files.
     pub log: LogOptions,
 }
 
@@ -289,13 +289,13 @@ impl Default for JobSpec {
             align_bytes: None,
             distribution: Distribution::Uniform,
             random_percent: 100,
-            each_once: false,
-            service: FileService::default(),
+            random_map: false,
+            file_service: FileService::default(),
             rates: Rates::default(),
-            think: Think::default(),
+            think: ThinkTime::default(),
             flush_every: 0,
             flush_at_end: false,
-            content: Content::Noise,
+            content: BufferContent::Noise,
             latency_target: None,
             latency_max_ns: None,
             measure_submission: true,
@@ -306,11 +306,11 @@ impl Default for JobSpec {
 }
 
 impl JobSpec {
-    /// Most I/Os that one job keeps in flight.
+    /// Largest I/O depth of one job.
     pub const IO_DEPTH_MAX: u32 = 65_536;
 
-    /// The same job for the `number`th of `count` threads: its own seed, and with verification its
-    /// own part of the device, so that no two jobs disagree about a block.
+    /// The job for copy `number` of `count`: its own seed and, where it writes and verifies, its own part of
+    /// the region, so that no two copies write the same block.
     pub(crate) fn for_thread(&self, number: u32, count: u32, device_bytes: u64) -> JobSpec {
         let mut spec = self.clone();
         spec.offset_bytes = self.offset_bytes + self.offset_increment.saturating_mul(u64::from(number));
@@ -331,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_fios_and_round_trip() {
+    fn workload_names_round_trip() {
         for (workload, names) in Workload::NAMES {
             assert!(names.iter().all(|name| Workload::from_name(name) == Some(workload)));
             assert_eq!(Workload::from_name(workload.name()), Some(workload));
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_that_verify_share_no_block() {
+    fn verifying_jobs_get_disjoint_regions() {
         let spec = JobSpec { workload: Workload::RandRw, verify: Verify::Crc32c, ..JobSpec::default() };
         let parts: Vec<JobSpec> = (0..3).map(|number| spec.for_thread(number, 3, 1 << 20)).collect();
         for pair in parts.windows(2) {

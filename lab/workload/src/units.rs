@@ -1,6 +1,6 @@
-//! Sizes and times as fio writes them.
+//! Parsing and formatting of sizes and times in fio's notation.
 
-/// Bytes from `4096`, `4k`, `1m`, `1GiB`: powers of 1024, as fio has them by default.
+/// Parses bytes: `4096`, `4k`, `1m`, `1GiB`; units are powers of 1024, fio's default.
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -18,7 +18,7 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
     number.checked_mul(1 << shift)
 }
 
-/// Nanoseconds from `10` (seconds), `10s`, `500ms`, `2m`, `1h`, `100us`.
+/// Parses a time to nanoseconds: `10` (seconds), `10s`, `500ms`, `2m`, `1h`, `100us`.
 pub fn parse_time_ns(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -35,7 +35,7 @@ pub fn parse_time_ns(text: &str) -> Option<u64> {
     number.checked_mul(unit)
 }
 
-/// A count as people read it: `48.3M`, `950k`, `12`.
+/// Formats a count: `48.30M`, `950.0k`, `12`.
 pub fn format_count(value: f64) -> String {
     match value {
         v if v >= 1e9 => format!("{:.2}G", v / 1e9),
@@ -45,7 +45,7 @@ pub fn format_count(value: f64) -> String {
     }
 }
 
-/// Bytes a second as people read them: `1.86 GiB/s`.
+/// Formats bytes a second: `1.86 GiB/s`.
 pub fn format_rate(bytes_per_second: f64) -> String {
     match bytes_per_second {
         v if v >= 1024.0 * 1048576.0 => format!("{:.2} GiB/s", v / 1073741824.0),
@@ -54,7 +54,7 @@ pub fn format_rate(bytes_per_second: f64) -> String {
     }
 }
 
-/// A time as people read it: `870 ns`, `12.3 us`, `4.56 ms`.
+/// Formats a time: `870 ns`, `12.3 us`, `4.56 ms`.
 pub fn format_ns(ns: f64) -> String {
     match ns {
         v if v >= 1e9 => format!("{:.2} s", v / 1e9),
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_have_three_digits_or_so() {
+    fn formatted_numbers_have_units() {
         assert_eq!(format_count(48_300_000.0), "48.30M");
         assert_eq!(format_rate(2e9), "1.86 GiB/s");
         assert_eq!(format_ns(12_345.0), "12.3 us");

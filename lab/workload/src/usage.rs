@@ -1,28 +1,28 @@
-//! What the machine charged a thread.
+//! Resource usage of a thread.
 
-/// Processor time and faults of one thread, or the difference of two readings.
+/// Processor time, context switches and page faults of one thread, or the difference of two readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Processor time in nanoseconds, exact.
+    /// Processor time in nanoseconds, from the thread's CPU clock.
     pub cpu_ns: u64,
-    /// Its part in user space, as exact as the kernel's configuration makes it.
+    /// Time in user space in nanoseconds; its precision depends on the kernel's accounting.
     pub user_ns: u64,
-    /// Its part in the kernel, likewise.
+    /// Time in the kernel in nanoseconds, with the same precision.
     pub system_ns: u64,
-    /// Context switches.
+    /// Voluntary and involuntary context switches.
     pub switches: u64,
-    /// Page faults that needed no disk.
+    /// Page faults without I/O.
     pub minor_faults: u64,
-    /// Page faults that did.
+    /// Page faults with I/O.
     pub major_faults: u64,
 }
 
 impl Usage {
-    /// The calling thread's, since it began.
+    /// Usage of the calling thread since it started.
     pub fn now() -> Usage {
-        let resources = engines::usage::thread();
+        let resources = io_engines::usage::current_thread();
         Usage {
-            cpu_ns: sys::thread_cpu_ns(),
+            cpu_ns: os::thread_cpu_ns(),
             user_ns: resources.user_ns,
             system_ns: resources.system_ns,
             switches: resources.switches,
@@ -31,7 +31,7 @@ impl Usage {
         }
     }
 
-    /// What came to it since `earlier`.
+    /// The difference to an earlier reading.
     pub fn since(self, earlier: Usage) -> Usage {
         Usage {
             cpu_ns: self.cpu_ns.saturating_sub(earlier.cpu_ns),
@@ -43,7 +43,7 @@ impl Usage {
         }
     }
 
-    /// Both together.
+    /// The sum of two usages.
     pub fn plus(self, other: Usage) -> Usage {
         Usage {
             cpu_ns: self.cpu_ns + other.cpu_ns,
@@ -63,8 +63,8 @@ mod tests {
     #[test]
     fn a_busy_thread_uses_processor_time() {
         let before = Usage::now();
-        let mut random = crate::Random::new(1);
-        while sys::thread_cpu_ns() < before.cpu_ns + 1_000_000 {
+        let mut random = crate::WyRand::new(1);
+        while os::thread_cpu_ns() < before.cpu_ns + 1_000_000 {
             std::hint::black_box(random.next_bits());
         }
         assert!(Usage::now().since(before).cpu_ns >= 1_000_000);

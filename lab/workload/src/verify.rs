@@ -1,13 +1,13 @@
-//! Blocks that describe themselves, and the memory of what was written where.
+//! Data verification: a header in every block, and the generation that each position must hold.
 //!
-//! Each logical block that a verifying job writes says which block it is, which run wrote it, how
-//! often that run had written there, and carries a CRC-32C. A read is checked against that memory,
-//! so that a lost, late, torn or misplaced write is found and named.
+//! Each logical block that a verifying job writes has a header with its LBA, the seed of the run, a generation
+//! (how often that run has written the block) and a CRC-32C. A read is checked against the expected
+//! generation, which detects and identifies lost, late, torn and misplaced writes.
 
 use std::fmt;
 
-use crate::Random;
-use crate::place::SetupError;
+use crate::WyRand;
+use crate::access_pattern::SetupError;
 use crate::spec::Verify;
 
 /// "RBVERIFY", little-endian.
@@ -19,59 +19,59 @@ const GENERATION_AT: usize = 24;
 const CHECKSUM_AT: usize = 28;
 const PAYLOAD_AT: usize = 32;
 
-/// Most positions that a verifying job remembers: 4 bytes each, so 256 MiB.
+/// Most positions that a verifying job tracks: 4 bytes each, so 256 MiB.
 const POSITIONS_MAX: u64 = 64 << 20;
-/// Most mismatches that are kept to be shown; all are counted.
-const SHOWN_MAX: usize = 16;
-/// A write there failed, so that either content is right.
+/// Mismatches whose details are kept for the report; all are counted.
+const MISMATCHES_KEPT_MAX: usize = 16;
+/// The generation of a position with unknown content, after a failed write or a trim.
 const UNKNOWN: u32 = u32::MAX;
 
-/// One block that was not what it should have been.
+/// A block that did not verify.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// The logical block.
+    /// LBA of the block.
     pub lba: u64,
     /// What is wrong with it.
-    pub fault: Fault,
+    pub fault: VerifyFault,
 }
 
 /// What is wrong with a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// Not a block that a verifying job wrote.
+pub enum VerifyFault {
+    /// The block has no verification header.
     Magic {
         /// The first eight bytes.
         got: u64,
     },
-    /// A block written for another place.
+    /// The block was written for another LBA.
     Lba {
-        /// The place that it names.
+        /// LBA in the block's header.
         got: u64,
     },
-    /// A block that another run wrote.
+    /// The block was written by another run.
     Seed {
-        /// This run's.
+        /// Seed of this run.
         expected: u64,
-        /// The other's.
+        /// Seed in the block's header.
         got: u64,
     },
-    /// An older or newer version.
+    /// The block holds an older or newer version.
     Generation {
-        /// How often this run has written there.
+        /// Generation that this run wrote last.
         expected: u32,
-        /// What the block says.
+        /// Generation in the block's header.
         got: u32,
     },
     /// The content does not match its checksum.
     Checksum {
-        /// What the block carries.
+        /// Checksum in the block's header.
         expected: u32,
-        /// What its content gives.
+        /// Checksum of the block's content.
         got: u32,
     },
     /// The checksum is right, but the content is not what was written.
     Content {
-        /// First byte that differs.
+        /// Offset of the first differing chunk, in bytes from the start of the block.
         offset: u32,
     },
 }
@@ -80,41 +80,44 @@ impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lba = self.lba;
         match &self.fault {
-            Fault::Magic { got } => {
+            VerifyFault::Magic { got } => {
                 write!(
                     f,
-                    "LBA {lba}: expected a block written with --verify, got one that begins {got:#018x}"
+                    "LBA {lba}: expected a block written with --verify, got one that starts with {got:#018x}"
                 )
             }
-            Fault::Lba { got } => write!(f, "LBA {lba}: expected block {lba}, got block {got}"),
-            Fault::Seed { expected, got } => {
+            VerifyFault::Lba { got } => write!(f, "LBA {lba}: expected block {lba}, got block {got}"),
+            VerifyFault::Seed { expected, got } => {
                 write!(f, "LBA {lba}: expected the block of seed {expected:#x}, got that of seed {got:#x}")
             }
-            Fault::Generation { expected, got } => write!(
+            VerifyFault::Generation { expected, got } => write!(
                 f,
                 "LBA {lba}: expected generation {expected}, got {got}: a write was lost, late or done twice"
             ),
-            Fault::Checksum { expected, got } => {
+            VerifyFault::Checksum { expected, got } => {
                 write!(f, "LBA {lba}: expected CRC-32C {expected:#010x}, got {got:#010x}: content is damaged")
             }
-            Fault::Content { offset } => {
+            VerifyFault::Content { offset } => {
                 write!(f, "LBA {lba}: byte {offset} differs from what was written, under a right checksum")
             }
         }
     }
 }
 
-/// What one job has written, and what it found wrong.
+/// Tracks what one job has written at each position, and collects mismatches.
+///
+/// A position is claimed while an I/O on it is in flight, so that no two I/Os overlap, filled
+/// before a write, recorded or checked at completion, and released. It costs 4 bytes and a bit per position.
 #[derive(Debug)]
 pub struct Verifier {
     mode: Verify,
     seed: u64,
     block_bytes: usize,
-    /// Whether every block must be one of ours: nothing is written by this job.
+    /// Whether every block must have a header: the job only reads data of an earlier run.
     strict: bool,
-    /// Writes done at each position, 0 for none.
+    /// Generation of each position; 0 if not written by this job.
     generations: Vec<u32>,
-    /// Positions with something in flight.
+    /// Bitmap of positions with an I/O in flight.
     busy: Vec<u64>,
     mismatches: Vec<Mismatch>,
     mismatch_count: u64,
@@ -122,7 +125,7 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// A memory of `positions` places of I/O, on a device of `block_bytes` blocks.
+    /// Tracks `positions` I/O positions of a device with logical blocks of `block_bytes`.
     pub(crate) fn new(
         mode: Verify,
         seed: u64,
@@ -146,7 +149,8 @@ impl Verifier {
         })
     }
 
-    /// The first free position from `from` on, now taken. There is one: fewer are in flight.
+    /// Claims the first free position from `from` on, with wrap-around. There is always one: the I/O depth is
+    /// checked against the number of positions.
     pub(crate) fn claim(&mut self, from: u64) -> u64 {
         let positions = self.generations.len() as u64;
         for ahead in 0..positions {
@@ -160,12 +164,12 @@ impl Verifier {
         panic!("all {positions} positions are in flight, though the depth was checked against them")
     }
 
-    /// Gives a position back.
+    /// Releases a claimed position.
     pub(crate) fn release(&mut self, position: u64) {
         self.busy[(position / 64) as usize] &= !(1 << (position % 64));
     }
 
-    /// Fills a write to `position`.
+    /// Fills the buffer of a write to `position` with headers and payload.
     pub(crate) fn fill(&self, position: u64, lba: u64, data: &mut [u8]) {
         let generation = self.next_generation(position);
         for (block, lba) in data.chunks_exact_mut(self.block_bytes).zip(lba..) {
@@ -173,24 +177,24 @@ impl Verifier {
         }
     }
 
-    /// Notes how a write ended.
-    pub(crate) fn written(&mut self, position: u64, success: bool) {
+    /// Records the completion of a write.
+    pub(crate) fn record_write(&mut self, position: u64, success: bool) {
         let generation = if success { self.next_generation(position) } else { UNKNOWN };
         self.generations[position as usize] = generation;
     }
 
-    /// Notes that a position reads as zeroes, or whatever it likes, from now on.
-    pub(crate) fn forget(&mut self, position: u64) {
+    /// Marks a position's content as unknown, after a trim.
+    pub(crate) fn mark_unknown(&mut self, position: u64) {
         self.generations[position as usize] = UNKNOWN;
     }
 
-    /// Checks what was read from `position`; returns how many blocks were wrong.
+    /// Verifies data read from `position`; returns the number of mismatching blocks.
     pub(crate) fn check(&mut self, position: u64, lba: u64, data: &[u8]) -> u32 {
         let generation = self.generations[position as usize];
-        let mut wrong = 0;
+        let mut mismatching = 0;
         for (block, lba) in data.chunks_exact(self.block_bytes).zip(lba..) {
-            let ours = word(block, MAGIC_AT) == MAGIC;
-            if !ours && (generation == UNKNOWN || (generation == 0 && !self.strict)) {
+            let has_header = word(block, MAGIC_AT) == MAGIC;
+            if !has_header && (generation == UNKNOWN || (generation == 0 && !self.strict)) {
                 continue;
             }
             self.checked_blocks += 1;
@@ -199,39 +203,39 @@ impl Verifier {
                 generation => Some((self.seed, generation)),
             };
             if let Err(fault) = check_block(block, lba, expected, self.mode == Verify::Pattern) {
-                wrong += 1;
+                mismatching += 1;
                 self.mismatch_count += 1;
-                if self.mismatches.len() < SHOWN_MAX {
+                if self.mismatches.len() < MISMATCHES_KEPT_MAX {
                     self.mismatches.push(Mismatch { lba, fault });
                 }
             }
         }
-        wrong
+        mismatching
     }
 
     /// The first position at or after `from` whose content is known.
-    pub(crate) fn known_from(&self, from: u64) -> Option<u64> {
+    pub(crate) fn next_known(&self, from: u64) -> Option<u64> {
         let known = |generation: &u32| *generation != 0 && *generation != UNKNOWN;
         let rest = self.generations.get(from as usize..)?;
         rest.iter().position(known).map(|ahead| from + ahead as u64)
     }
 
-    /// The first mismatches.
+    /// Details of the first mismatches.
     pub fn mismatches(&self) -> &[Mismatch] {
         &self.mismatches
     }
 
-    /// How many blocks were wrong.
+    /// Blocks that did not verify.
     pub fn mismatch_count(&self) -> u64 {
         self.mismatch_count
     }
 
-    /// How many blocks were checked.
+    /// Blocks that were checked.
     pub fn checked_blocks(&self) -> u64 {
         self.checked_blocks
     }
 
-    /// Generations run from 1 and skip the two words that mean something else.
+    /// The generation of the next write: from 1, skipping 0 and the reserved values at the top.
     fn next_generation(&self, position: u64) -> u32 {
         match self.generations[position as usize] {
             UNKNOWN => UNKNOWN / 2,
@@ -255,46 +259,54 @@ fn fill_block(block: &mut [u8], lba: u64, seed: u64, generation: u32) {
     put(block, CHECKSUM_AT, &checksum.to_le_bytes());
 }
 
-fn check_block(block: &[u8], lba: u64, expected: Option<(u64, u32)>, content: bool) -> Result<(), Fault> {
+fn check_block(
+    block: &[u8],
+    lba: u64,
+    expected: Option<(u64, u32)>,
+    content: bool,
+) -> Result<(), VerifyFault> {
     let magic = word(block, MAGIC_AT);
     if magic != MAGIC {
-        return Err(Fault::Magic { got: magic });
+        return Err(VerifyFault::Magic { got: magic });
     }
-    let carried = half_word(block, CHECKSUM_AT);
+    let stored = half_word(block, CHECKSUM_AT);
     let got = checksum(block);
-    if carried != got {
-        return Err(Fault::Checksum { expected: carried, got });
+    if stored != got {
+        return Err(VerifyFault::Checksum { expected: stored, got });
     }
     if word(block, LBA_AT) != lba {
-        return Err(Fault::Lba { got: word(block, LBA_AT) });
+        return Err(VerifyFault::Lba { got: word(block, LBA_AT) });
     }
     let (seed, generation) = (word(block, SEED_AT), half_word(block, GENERATION_AT));
     if let Some((expected_seed, expected_generation)) = expected {
         if seed != expected_seed {
-            return Err(Fault::Seed { expected: expected_seed, got: seed });
+            return Err(VerifyFault::Seed { expected: expected_seed, got: seed });
         }
         if generation != expected_generation {
-            return Err(Fault::Generation { expected: expected_generation, got: generation });
+            return Err(VerifyFault::Generation { expected: expected_generation, got: generation });
         }
     }
     if content {
         let mut random = payload(lba, seed, generation);
         for (number, chunk) in block[PAYLOAD_AT..].chunks(8).enumerate() {
             if chunk != &random.next_bits().to_le_bytes()[..chunk.len()] {
-                return Err(Fault::Content { offset: (PAYLOAD_AT + number * 8) as u32 });
+                return Err(VerifyFault::Content { offset: (PAYLOAD_AT + number * 8) as u32 });
             }
         }
     }
     Ok(())
 }
 
-fn payload(lba: u64, seed: u64, generation: u32) -> Random {
-    Random::new(seed ^ lba.rotate_left(24) ^ u64::from(generation))
+fn payload(lba: u64, seed: u64, generation: u32) -> WyRand {
+    WyRand::new(seed ^ lba.rotate_left(24) ^ u64::from(generation))
 }
 
-/// CRC-32C of the block without the field that carries it.
+/// CRC-32C of the block without the checksum field.
 fn checksum(block: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(&block[..CHECKSUM_AT]), &block[PAYLOAD_AT..])
+    let mut checksum = codec::Crc32c::new();
+    checksum.update(&block[..CHECKSUM_AT]);
+    checksum.update(&block[PAYLOAD_AT..]);
+    checksum.value()
 }
 
 fn word(block: &[u8], at: usize) -> u64 {
@@ -314,29 +326,29 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_accepted_and_any_flipped_bit_is_not() {
+    fn written_data_verifies_and_a_flip_in_any_byte_is_detected() {
         let mut verifier = verifier(false);
         let mut data = vec![0; 1024];
         verifier.fill(2, 4, &mut data);
-        verifier.written(2, true);
+        verifier.record_write(2, true);
         assert_eq!(verifier.check(2, 4, &data), 0);
         for byte in 0..data.len() {
             data[byte] ^= 0x10;
             assert_eq!(verifier.check(2, 4, &data), 1, "byte {byte}");
             data[byte] ^= 0x10;
         }
-        assert_eq!((verifier.mismatch_count(), verifier.mismatches().len()), (1024, SHOWN_MAX));
+        assert_eq!((verifier.mismatch_count(), verifier.mismatches().len()), (1024, MISMATCHES_KEPT_MAX));
     }
 
     #[test]
-    fn misplaced_lost_and_foreign_writes_are_named() {
+    fn misplaced_lost_and_foreign_writes_are_identified() {
         let mut verifier = verifier(false);
         let (mut first, mut second) = (vec![0; 512], vec![0; 512]);
         verifier.fill(0, 0, &mut first);
-        verifier.written(0, true);
+        verifier.record_write(0, true);
         verifier.fill(0, 0, &mut second);
-        verifier.written(0, true);
-        verifier.written(1, true);
+        verifier.record_write(0, true);
+        verifier.record_write(1, true);
         assert_eq!(verifier.check(0, 0, &second), 0);
         verifier.check(0, 0, &first);
         verifier.check(1, 1, &second);
@@ -344,29 +356,29 @@ mod tests {
         let mut foreign = vec![0; 512];
         fill_block(&mut foreign, 1, 99, 1);
         verifier.check(1, 1, &foreign);
-        let faults: Vec<Fault> =
+        let faults: Vec<VerifyFault> =
             verifier.mismatches().iter().map(|mismatch| mismatch.fault.clone()).collect();
         let expected = [
-            Fault::Generation { expected: 2, got: 1 },
-            Fault::Lba { got: 0 },
-            Fault::Magic { got: 0 },
-            Fault::Seed { expected: 5, got: 99 },
+            VerifyFault::Generation { expected: 2, got: 1 },
+            VerifyFault::Lba { got: 0 },
+            VerifyFault::Magic { got: 0 },
+            VerifyFault::Seed { expected: 5, got: 99 },
         ];
         assert_eq!(faults, expected);
     }
 
     #[test]
-    fn what_nobody_wrote_is_wrong_only_for_a_reader() {
-        for (strict, wrong) in [(false, 0), (true, 1)] {
-            assert_eq!(verifier(strict).check(3, 3, &[0; 512]), wrong);
+    fn an_unwritten_block_is_a_mismatch_only_for_a_read_only_job() {
+        for (strict, mismatching) in [(false, 0), (true, 1)] {
+            assert_eq!(verifier(strict).check(3, 3, &[0; 512]), mismatching);
         }
         let mut verifier = verifier(false);
-        verifier.written(3, false);
+        verifier.record_write(3, false);
         assert_eq!(verifier.check(3, 3, &[7; 512]), 0, "a write that failed may have left anything");
     }
 
     #[test]
-    fn a_claimed_position_is_not_given_twice() {
+    fn a_claimed_position_is_not_claimed_twice() {
         let mut verifier = verifier(false);
         let taken: Vec<u64> = (0..8).map(|_| verifier.claim(5)).collect();
         assert_eq!(taken, [5, 6, 7, 0, 1, 2, 3, 4]);

@@ -1,3 +1,5 @@
+use std::fs::OpenOptions;
+
 use super::*;
 
 fn folder(name: &str) -> PathBuf {
@@ -38,13 +40,12 @@ fn what_a_killed_run_left_is_put_back_by_the_next() {
     // Its owner lives: it is left alone.
     assert_eq!(restore_left_behind(&at.join("j")), (vec![], vec![]));
     assert_eq!(fs::read_to_string(&one).unwrap(), "b");
-    // A kill runs no destructor, and the process number may be somebody else's by then.
+    // A kill runs no destructor, and the process number may be somebody else's by then. What it wrote last may be
+    // cut off.
     let text = fs::read_to_string(&journal.path).unwrap();
-    std::mem::forget(journal);
-    let (first, rest) = text.split_once('\n').unwrap();
-    let other = first.replace(&format!("\"pid\":{}", std::process::id()), "\"pid\":4194304");
-    let cut = format!("{other}\n{rest}{{\"setting\":{{\"path\":\"/never");
-    fs::write(at.join("j").join(format!("journal-{}", std::process::id())), cut).unwrap();
+    assert!(journal.restore().is_empty());
+    fs::write(&one, "b").unwrap();
+    killed(&at, &format!("{text}{{\"setting\":{{\"path\":\"/never"));
     let (done, failed) = restore_left_behind(&at.join("j"));
     assert_eq!((done.len(), failed.len()), (1, 0));
     assert_eq!(fs::read_to_string(&one).unwrap(), "a");
@@ -53,17 +54,129 @@ fn what_a_killed_run_left_is_put_back_by_the_next() {
 }
 
 #[test]
-fn a_process_that_was_killed_is_gone_though_nobody_asked_for_it() {
-    let mut child = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
-    let pid = child.id();
-    assert!(began(pid).is_some_and(|at| at.parse::<u64>().is_ok()));
-    child.kill().unwrap();
-    let zombie = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ");
-    while !zombie() {
-        std::thread::yield_now();
-    }
-    assert_eq!(began(pid), None);
-    child.wait().unwrap();
+fn a_scheduler_is_put_back_before_the_settings_that_its_switch_resets() {
+    let at = folder("queue");
+    let queue = at.join("queue");
+    fs::create_dir_all(queue.join("iosched")).unwrap();
+    let set = |file: &str, value: &str| fs::write(queue.join(file), value).unwrap();
+    let get = |file: &str| fs::read_to_string(queue.join(file)).unwrap();
+    set("scheduler", "bfq");
+    set("nr_requests", "64");
+    set("iosched/slice_idle", "3");
+    let mut journal = Journal::begin(&at.join("j")).unwrap();
+    journal.set(&queue.join("scheduler"), "kyber").unwrap();
+    // What the kernel does at a switch.
+    set("nr_requests", "256");
+    fs::remove_file(queue.join("iosched/slice_idle")).unwrap();
+    set("iosched/read_lat_nsec", "2000000");
+    journal.set(&queue.join("iosched/read_lat_nsec"), "1000").unwrap();
+    // One entry for all: its values belong to the scheduler that was in use.
+    assert_eq!(journal.changes(), [format!("{} (scheduler was bfq)", queue.display())]);
+    let text = fs::read_to_string(&journal.path).unwrap();
+    set("iosched/slice_idle", "8");
+    assert_eq!(journal.restore(), Vec::<String>::new());
+    let all = || ["scheduler", "nr_requests", "iosched/slice_idle"].map(get);
+    assert_eq!(all(), ["bfq", "64", "3"]);
+
+    // The same from the journal of a run that was killed.
+    set("scheduler", "none");
+    set("nr_requests", "128");
+    set("iosched/slice_idle", "8");
+    killed(&at, &text);
+    assert_eq!(restore_left_behind(&at.join("j")).1, Vec::<String>::new());
+    assert_eq!(all(), ["bfq", "64", "3"]);
+    fs::remove_dir_all(at).unwrap();
+}
+
+/// Leaves the journal of a process that is gone.
+fn killed(at: &Path, text: &str) {
+    let other = text.replacen(&format!("\"pid\":{}", std::process::id()), "\"pid\":4194304", 1);
+    assert_ne!(other, text);
+    fs::write(at.join("j/journal-4194304"), other).unwrap();
+}
+
+#[test]
+fn a_setting_that_can_never_be_written_back_does_not_keep_the_journal() {
+    use std::os::unix::fs::PermissionsExt;
+    let at = folder("lost");
+    let (one, two) = (at.join("one"), at.join("two"));
+    fs::write(&one, "a").unwrap();
+    fs::write(&two, "a").unwrap();
+    let mut journal = Journal::begin(&at.join("j")).unwrap();
+    journal.set(&one, "b").unwrap();
+    journal.set(&two, "b").unwrap();
+    fs::set_permissions(&two, fs::Permissions::from_mode(0o444)).unwrap();
+    let problems = journal.restore();
+    assert_eq!(
+        problems,
+        [format!("{} is not a again: it is read-only; it is not tried again", two.display())]
+    );
+    assert_eq!(fs::read_to_string(&one).unwrap(), "a", "the others are");
+    assert_eq!(fs::read_dir(at.join("j")).unwrap().count(), 0);
+    fs::remove_dir_all(at).unwrap();
+}
+
+#[test]
+fn paths_and_values_may_have_any_character() {
+    let at = folder("newline");
+    let one = at.join("new\nline \"quoted\" \\ é");
+    let before = "first\nsecond \"{}\" \u{1f980}";
+    fs::write(&one, before).unwrap();
+    let mut journal = Journal::begin(&at.join("j")).unwrap();
+    journal.set(&one, "b").unwrap();
+    let text = fs::read_to_string(&journal.path).unwrap();
+    assert_eq!(text.lines().count(), 2, "an entry is a line: {text}");
+    assert!(journal.restore().is_empty());
+    fs::write(&one, "b").unwrap();
+    killed(&at, &text);
+    let (done, problems) = restore_left_behind(&at.join("j"));
+    assert_eq!((done.len(), problems.len()), (1, 0), "{done:?} {problems:?}");
+    assert_eq!(fs::read_to_string(&one).unwrap(), before);
+    fs::remove_dir_all(at).unwrap();
+}
+
+#[test]
+fn nothing_is_changed_that_the_journal_does_not_have() {
+    let at = folder("full");
+    let queue = at.join("queue");
+    fs::create_dir_all(&queue).unwrap();
+    fs::write(queue.join("scheduler"), "none").unwrap();
+    fs::write(at.join("one"), "a").unwrap();
+    let mut journal = Journal::begin(&at.join("j")).unwrap();
+    journal.set(&at.join("one"), "b").unwrap();
+    let good =
+        std::mem::replace(&mut journal.file, OpenOptions::new().write(true).open("/dev/full").unwrap());
+    let full = |result: io::Result<()>| {
+        let errno = result.unwrap_err().raw_os_error();
+        assert_eq!(errno, Some(rustix::io::Errno::NOSPC.raw_os_error()));
+    };
+    let other = at.join("other");
+    fs::write(&other, "a").unwrap();
+    full(journal.set(&other, "b"));
+    full(journal.set(&queue.join("scheduler"), "bfq"));
+    full(journal.makes_file(&at.join("made")));
+    assert_eq!(fs::read_to_string(&other).unwrap(), "a");
+    assert_eq!(fs::read_to_string(queue.join("scheduler")).unwrap(), "none");
+    // What was written down before is still put back.
+    journal.file = good;
+    assert!(journal.restore().is_empty());
+    assert_eq!(fs::read_to_string(at.join("one")).unwrap(), "a");
+    fs::remove_dir_all(at).unwrap();
+}
+
+#[test]
+fn a_journal_that_is_just_begun_is_not_taken_for_one_that_was_left() {
+    let at = folder("begun");
+    fs::create_dir_all(at.join("j")).unwrap();
+    // Between its creation and its first line.
+    let path = at.join("j/journal-1-1-1");
+    let file = create_locked(&path).unwrap().unwrap();
+    assert_eq!(restore_left_behind(&at.join("j")), (vec![], vec![]));
+    assert!(path.exists());
+    drop(file);
+    assert_eq!(restore_left_behind(&at.join("j")), (vec![], vec![]));
+    assert!(!path.exists());
+    fs::remove_dir_all(at).unwrap();
 }
 
 #[test]

@@ -60,6 +60,17 @@ fn a_plan(times: Times) -> Plan {
 
 /// Runs a plan, and says how it went and what is on the disk.
 fn go(place: &Place, plan: &Plan, devices: &[Device], stop: &AtomicBool) -> (Result<Summary, RunError>, Run) {
+    go_on(&Host::default(), place, plan, devices, stop)
+}
+
+/// The same on a machine of the test's own.
+fn go_on(
+    host: &Host,
+    place: &Place,
+    plan: &Plan,
+    devices: &[Device],
+    stop: &AtomicBool,
+) -> (Result<Summary, RunError>, Run) {
     let generator = Generator {
         name: "fio".into(),
         program: place.at.join("generator"),
@@ -79,13 +90,14 @@ fn go(place: &Place, plan: &Plan, devices: &[Device], stop: &AtomicBool) -> (Res
         generator: &generator,
         generator_use: GeneratorUse::default(),
         own: &generator,
-        host: &Host::default(),
+        host,
         done,
         network: &Vec::<NetworkTarget>::new(),
         stop,
     };
     let mut journal = Journal::begin(&place.at.join("journal")).unwrap();
-    let result = run(&setup, &mut writer, &mut journal, &mut |_| {});
+    let mut locks = DeviceLocks::new(&place.at.join("journal"));
+    let result = run(&setup, &mut writer, &mut journal, &mut locks, &mut |_| {});
     assert!(journal.restore().is_empty());
     (result, Run::open(&place.out()).unwrap())
 }
@@ -219,6 +231,58 @@ fn a_full_disk_is_told_of_and_costs_one_line() {
         network: &Vec::<NetworkTarget>::new(),
         stop: &stop,
     };
-    let error = run(&setup, &mut writer, &mut journal, &mut |_| {}).unwrap_err().to_string();
+    let mut locks = DeviceLocks::new(&place.at.join("journal"));
+    let error = run(&setup, &mut writer, &mut journal, &mut locks, &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("No space left") && error.contains("is kept"), "{error}");
+}
+
+/// A machine with one block device, whose cells are run by a generator that does `body` while it runs.
+fn with_queue(name: &str, body: &str) -> (Place, Host, Device) {
+    let queue = "sys/block/fake0/queue";
+    let place = Place::new(name, &format!("cd \"$(dirname \"$0\")/{queue}\"\n{body}\ncd - > /dev/null"));
+    fs::create_dir_all(place.at.join(queue).join("iosched")).unwrap();
+    for (file, text) in [("scheduler", "[none] kyber"), ("nr_requests", "64"), ("iosched/a", "1")] {
+        fs::write(place.at.join(queue).join(file), text).unwrap();
+    }
+    let device = Device { kind: Kind::Block, name: Some("fake0".into()), ..file(&place) };
+    let host = Host::at(&place.at);
+    (place, host, device)
+}
+
+#[test]
+fn a_cell_has_failed_where_another_process_changed_what_it_was_measured_under() {
+    for (body, expected) in [
+        ("echo kyber > scheduler", "queue/scheduler: expected none, found kyber"),
+        ("echo 8 > nr_requests", "queue/nr_requests: expected 64, found 8"),
+        ("echo 2 > iosched/a", "queue/iosched/a: expected 1, found 2"),
+    ] {
+        let (place, host, device) = with_queue("changed", body);
+        let mut plan = a_plan(quickly());
+        plan.experiments.truncate(1);
+        plan.experiments[0].cells.truncate(2);
+        let (result, run) = go_on(&host, &place, &plan, &[device], &AtomicBool::new(false));
+        let measured = run.records.iter().filter(|record| record.skipped.is_none()).count();
+        assert!(measured > 0, "{body}");
+        assert_eq!(result.unwrap().failed, measured, "{body}");
+        for said in run.records.iter().filter_map(|record| record.failed.as_ref()) {
+            let ends = said.ends_with(": changed by another process while the cell ran");
+            assert!(said.contains(expected) && ends, "{body}: {said}");
+        }
+        // Put back for each cell, and at the end: so the second one says the same.
+        let value = |file: &str| fs::read_to_string(host.path("sys/block/fake0/queue").join(file)).unwrap();
+        assert_eq!(
+            (crate::host::chosen(&value("scheduler")).0, value("nr_requests")),
+            ("none".into(), "64".into())
+        );
+    }
+}
+
+#[test]
+fn a_cell_whose_settings_stay_has_not_failed() {
+    let (place, host, device) = with_queue("stays", "cat scheduler > /dev/null");
+    let mut plan = a_plan(quickly());
+    plan.experiments.truncate(1);
+    let (result, run) = go_on(&host, &place, &plan, &[device], &AtomicBool::new(false));
+    assert_eq!(result.unwrap().failed, 0, "{:?}", run.records);
+    assert!(run.records.iter().any(CellRecord::is_measured));
 }

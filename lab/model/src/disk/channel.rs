@@ -1,96 +1,100 @@
-//! One core's ring to a model: requests are booked when they arrive and held until they are due.
+//! An I/O channel of a model bdev: requests are scheduled at submission and complete when they are due.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bdev::{Completion, Geometry, Request};
-use memory::SharedRegion;
-use ring::{Flags, Op, Status};
-use sys::clock;
+use bdev::{BdevGeometry, Completion, Request};
+use block_io::{Op, Payload, RequestFlags, Status};
+use dma::SharedRegion;
+use os::clock;
 
-use super::calendar::Calendar;
-use super::lane::Lane;
-use super::shares::Share;
-use super::{DEPTH, FATAL, HERE, PULLED, Shared};
-use crate::faults::{Rules, Verdict};
-use crate::random::Random;
-use crate::timing::{Io, Timing};
+use super::fifo::CompletionFifo;
+use super::shares::ChannelShare;
+use super::timer_wheel::TimerWheel;
+use super::{DEPTH, FATAL, ModelDiskShared, PRESENT, SURPRISE_REMOVED};
+use crate::faults::{FaultOutcome, ModelFaultRules};
+use crate::rng::ModelRng;
+use crate::timing::{IoCommand, TimingModel};
 
-/// How often a channel looks at how much the others have in flight.
-const LOOK_NS: u64 = 250_000;
-/// How soon a channel that holds only commands that never end notices that its device went away.
-const STUCK_LOOK_NS: u64 = 10_000_000;
+/// Interval at which a channel updates its share of the device.
+const SHARE_UPDATE_NS: u64 = 250_000;
+/// Interval at which a channel with only hung requests checks whether its device was removed.
+const HUNG_POLL_NS: u64 = 10_000_000;
 
-pub(super) struct Channel {
-    shared: Arc<Shared>,
-    timing: Timing,
-    /// Commands that are due in the order in which they came: of most devices few, of one without a
-    /// medium all.
-    lane: Lane,
-    /// All others, by slot.
-    calendar: Calendar,
-    /// Requests in the calendar, each with how it will end.
+/// A channel of a model bdev.
+///
+/// It owns its requests in flight and the [`TimingModel`] that schedules them. `submit` computes the
+/// completion time of each request and stores it; `poll` returns those that are due. Requests that are
+/// due in order of arrival, the common case, go to a FIFO, all others to a timer wheel.
+pub(super) struct ModelChannel {
+    shared: Arc<ModelDiskShared>,
+    timing: TimingModel,
+    /// Requests that are due in order of arrival: few for most devices, all for one without dies.
+    fifo: CompletionFifo,
+    /// Due times of all other requests, by slot.
+    timer_wheel: TimerWheel,
+    /// Requests in the timer wheel, with their status.
     slots: Box<[Option<Completion>]>,
     free: Vec<u16>,
     in_flight: usize,
-    /// Empty between calls: when the commands of a batch end.
-    ends: Vec<u64>,
-    /// Commands that never end by themselves.
-    stuck: Vec<Request>,
-    /// The controller's fatal status was noticed here.
+    /// Scratch, empty between calls: due times of the requests of a batch.
+    due_times: Vec<u64>,
+    /// Hung requests, which complete only when they are aborted.
+    hung: Vec<Request>,
+    /// This channel has seen the controller's fatal status.
     is_frozen: bool,
-    finished: Vec<Completion>,
-    rules: Rules,
+    ready: Vec<Completion>,
+    rules: ModelFaultRules,
     rules_epoch: u64,
-    dice: Random,
+    rng: ModelRng,
     region: Option<Arc<SharedRegion>>,
-    /// Empty between calls: commands whose data is moved.
+    /// Scratch, empty between calls: requests whose data is copied.
     executing: Vec<Completion>,
     block_size: u32,
     block_shift: Option<u32>,
-    share: Share,
-    look_at: u64,
-    /// The latest time that is known, in nanoseconds since the counter's zero.
+    share: ChannelShare,
+    share_update_at: u64,
+    /// Time of the last poll, in nanoseconds of the time stamp counter.
     now: u64,
-    /// The ticks that `now_of_ticks` was last asked about, and its answer.
+    /// The time stamp that was converted last, in ticks and nanoseconds.
     ticks: (u64, u64),
-    /// What is added to the time here to get the reactor's.
+    /// Offset from the time stamp counter to the reactor's clock, in nanoseconds.
     offset_ns: i64,
 }
 
-impl Channel {
+impl ModelChannel {
     pub(super) fn new(
-        shared: &Arc<Shared>,
+        shared: &Arc<ModelDiskShared>,
         region: Option<Arc<SharedRegion>>,
-        geometry: Geometry,
+        geometry: BdevGeometry,
         seed: u64,
-    ) -> Channel {
-        // Read in this order, so that a deadline comes out early by the time between, and never late.
+    ) -> ModelChannel {
+        // Read in this order, so that the error of the offset makes deadlines early, never late.
         let reactor_now = clock::now_ns();
         let now = clock::ticks_to_ns(clock::ticks());
-        // Spans of a 64th of the shortest latency: nothing there is late by more than that.
-        let span = (shared.plan.least_ns() / 64).clamp(64, 4096);
+        // A tick of 1/64 of the shortest latency bounds the delay of the timer wheel.
+        let span = (shared.timing.min_latency_ns() / 64).clamp(64, 4096);
         let block_size = geometry.block_size;
-        Channel {
-            timing: Timing::new(shared.plan.clone(), shared.wear.clone(), seed),
-            lane: Lane::new(),
-            calendar: Calendar::new(DEPTH as usize, span.ilog2(), now),
+        ModelChannel {
+            timing: TimingModel::new(shared.timing.clone(), shared.flash.clone(), seed),
+            fifo: CompletionFifo::new(),
+            timer_wheel: TimerWheel::new(DEPTH as usize, span.ilog2(), now),
             slots: (0..DEPTH).map(|_| None).collect(),
             free: (0..DEPTH as u16).rev().collect(),
             in_flight: 0,
-            ends: Vec::new(),
-            stuck: Vec::new(),
+            due_times: Vec::new(),
+            hung: Vec::new(),
             is_frozen: false,
-            finished: Vec::new(),
-            rules: Rules::default(),
+            ready: Vec::new(),
+            rules: ModelFaultRules::default(),
             rules_epoch: 0,
-            dice: Random::new(!seed),
+            rng: ModelRng::new(!seed),
             region,
             executing: Vec::new(),
             block_size,
             block_shift: block_size.is_power_of_two().then(|| block_size.trailing_zeros()),
-            share: shared.shares.join(),
-            look_at: 0,
+            share: shared.shares.register(),
+            share_update_at: 0,
             now,
             ticks: (0, 0),
             offset_ns: reactor_now as i64 - now as i64,
@@ -98,9 +102,9 @@ impl Channel {
         }
     }
 
-    /// The layer stamps a request when it comes, and a whole batch at once.
+    /// Arrival time of a request. The bdev layer stamps a whole batch at once, so the conversion is cached.
     #[inline]
-    fn arrival(&mut self, ticks: u64) -> u64 {
+    fn arrival_ns(&mut self, ticks: u64) -> u64 {
         if ticks == 0 {
             return self.now;
         }
@@ -118,182 +122,187 @@ impl Channel {
         }
     }
 
-    /// When a command ends that arrives now.
+    /// Schedules a request and returns its due time.
     #[inline(always)]
-    fn book(&mut self, request: &Request) -> u64 {
-        let now = self.arrival(request.issued);
+    fn schedule(&mut self, request: &Request) -> u64 {
+        let now = self.arrival_ns(request.issued_ticks);
         let (offset, bytes) = if request.op.has_range() {
             (self.bytes(request.lba), self.bytes(u64::from(request.blocks)))
         } else {
             (0, 0)
         };
-        // Deallocations may be longer than 32 bits count; their time does not depend on it.
+        // The length of a deallocation may exceed 32 bits; its latency does not depend on it.
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let io = Io { op: request.op, offset, bytes, fua: request.flags.contains(Flags::FUA) };
-        self.timing.book(now, &io)
+        let io = IoCommand { op: request.op, offset, bytes, fua: request.flags.contains(RequestFlags::FUA) };
+        self.timing.schedule(now, &io)
     }
 
-    /// Books reads from the front of the batch that differ in nothing that matters to a device
-    /// without a medium.
+    /// Schedules the reads of equal size at the front of the batch, for a device with a constant read
+    /// time.
     #[inline]
-    fn book_alike(&mut self, batch: &[Request], ends: &mut Vec<u64>) {
+    fn schedule_identical_reads(&mut self, batch: &[Request], due_times: &mut Vec<u64>) {
         let Some(first) = batch.first() else { return };
-        let (blocks, issued) = (first.blocks, first.issued);
-        let alike = |request: &&Request| {
-            request.op == Op::Read && request.blocks == blocks && request.issued == issued
+        let (blocks, issued) = (first.blocks, first.issued_ticks);
+        let is_identical = |request: &&Request| {
+            request.op == Op::Read && request.blocks == blocks && request.issued_ticks == issued
         };
-        let count = batch.iter().take_while(alike).count();
-        let (now, bytes) = (self.arrival(issued), self.bytes(u64::from(blocks)));
-        self.timing.book_alike(now, u32::try_from(bytes).unwrap_or(u32::MAX), count, ends);
+        let count = batch.iter().take_while(is_identical).count();
+        let (now, bytes) = (self.arrival_ns(issued), self.bytes(u64::from(blocks)));
+        self.timing.schedule_identical_reads(now, u32::try_from(bytes).unwrap_or(u32::MAX), count, due_times);
     }
 
-    /// Takes commands from the front of the batch to which nothing happens but that they take their
-    /// time, up to the first for which more has to be looked at. There are no rules and no bad blocks.
+    /// Fast path: submits requests from the front of the batch, up to the first reset or Write
+    /// Uncorrectable. Requires that there are no fault rules and no bad blocks.
     #[inline]
-    fn take_plain(&mut self, batch: &mut Vec<Request>) {
-        let mut ends = std::mem::take(&mut self.ends);
-        if self.timing.is_plain_read() {
-            self.book_alike(batch, &mut ends);
+    fn submit_fast(&mut self, batch: &mut Vec<Request>) {
+        let mut due_times = std::mem::take(&mut self.due_times);
+        if self.timing.has_constant_read_time() {
+            self.schedule_identical_reads(batch, &mut due_times);
         }
-        let mut in_order = ends.first().is_none_or(|first| *first >= self.lane.last());
-        let mut last = ends.last().copied().unwrap_or(self.lane.last());
-        for request in &batch[ends.len()..] {
-            if !is_plain(request.op) {
+        let mut in_order = due_times.first().is_none_or(|first| *first >= self.fifo.last_due());
+        let mut last = due_times.last().copied().unwrap_or(self.fifo.last_due());
+        for request in &batch[due_times.len()..] {
+            if !is_fast(request.op) {
                 break;
             }
-            let due = self.book(request);
+            let due = self.schedule(request);
             in_order &= due >= last;
             last = due;
-            ends.push(due);
+            due_times.push(due);
         }
-        let taken = batch.drain(..ends.len());
+        let taken = batch.drain(..due_times.len());
         if in_order {
             self.in_flight += taken.len();
-            self.lane.extend(taken, &ends);
+            self.fifo.extend(taken, &due_times);
         } else {
-            taken.zip(&ends).for_each(|(request, due)| self.hold(*due, request, Status::SUCCESS));
+            taken.zip(&due_times).for_each(|(request, due)| self.enqueue(*due, request, Status::SUCCESS));
         }
-        ends.clear();
-        self.ends = ends;
+        due_times.clear();
+        self.due_times = due_times;
     }
 
-    /// Takes commands for each of which everything is looked at.
+    /// Slow path: evaluates the fault rules and bad blocks for each request.
     #[cold]
-    fn take_each(&mut self, batch: &mut Vec<Request>) {
+    fn submit_slow(&mut self, batch: &mut Vec<Request>) {
         for request in batch.drain(..) {
             if request.op == Op::Reset {
-                let _ = self.shared.gone.compare_exchange(FATAL, HERE, Ordering::AcqRel, Ordering::Relaxed);
+                let _ = self.shared.presence.compare_exchange(
+                    FATAL,
+                    PRESENT,
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                );
                 self.is_frozen = false;
                 self.abort(Status::ABORT_REQUESTED);
-                self.finished.push(request.complete(Status::SUCCESS));
+                self.ready.push(request.complete(Status::SUCCESS));
                 continue;
             }
             if self.is_frozen {
-                self.stuck.push(request);
+                self.hung.push(request);
                 continue;
             }
-            let due = self.book(&request);
-            match self.rules.judge(request.op, request.lba, request.blocks, &mut self.dice) {
-                Verdict::Late(ns) => {
-                    let status = self.correctable(&request);
-                    self.hold(due + ns, request, status);
+            let due = self.schedule(&request);
+            match self.rules.evaluate(request.op, request.lba, request.blocks, &mut self.rng) {
+                FaultOutcome::Delay(ns) => {
+                    let status = self.apply_bad_blocks(&request);
+                    self.enqueue(due + ns, request, status);
                 }
-                Verdict::Fails(failure) => self.hold(due, request, failure),
-                Verdict::Never => self.stuck.push(request),
-                Verdict::Lost => self.lose(request),
-                Verdict::Fatal => {
-                    self.stuck.push(request);
-                    self.fail(FATAL);
+                FaultOutcome::Fail(failure) => self.enqueue(due, request, failure),
+                FaultOutcome::Hang => self.hung.push(request),
+                FaultOutcome::DropCompletion => self.drop_completion(request),
+                FaultOutcome::Fatal => {
+                    self.hung.push(request);
+                    self.fail_device(FATAL);
                 }
-                Verdict::Gone => {
-                    self.stuck.push(request);
-                    self.fail(PULLED);
+                FaultOutcome::SurpriseRemoval => {
+                    self.hung.push(request);
+                    self.fail_device(SURPRISE_REMOVED);
                 }
             }
         }
     }
 
-    /// Carries a command out that will not be told of.
-    fn lose(&mut self, mut request: Request) {
+    /// Executes a request and drops its completion.
+    fn drop_completion(&mut self, mut request: Request) {
         if let Some(region) = &self.region {
             Self::execute(region, &mut request, self.block_size);
         }
-        let _ = self.correctable(&request);
-        self.stuck.push(request);
+        let _ = self.apply_bad_blocks(&request);
+        self.hung.push(request);
     }
 
-    /// The device stops working, for every channel.
-    fn fail(&mut self, how: u8) {
-        let _ = self.shared.gone.compare_exchange(HERE, how, Ordering::AcqRel, Ordering::Relaxed);
-        self.leave();
+    /// Marks the device as failed, for all channels.
+    fn fail_device(&mut self, how: u8) {
+        let _ = self.shared.presence.compare_exchange(PRESENT, how, Ordering::AcqRel, Ordering::Relaxed);
+        self.handle_presence_change();
     }
 
-    /// How a command ends that meets blocks which were written as uncorrectable, or makes some.
-    fn correctable(&self, request: &Request) -> Status {
-        let (bad, lba, blocks) = (&self.shared.bad, request.lba, request.blocks);
+    /// Applies a request to the list of uncorrectable blocks and returns its status.
+    fn apply_bad_blocks(&self, request: &Request) -> Status {
+        let (bad, lba, blocks) = (&self.shared.bad_blocks, request.lba, request.blocks);
         match request.op {
-            Op::Read if bad.touches(lba, blocks) => Status::UNRECOVERED_READ_ERROR,
-            Op::Write | Op::Unmap | Op::WriteZeroes if bad.heal(lba, blocks).is_err() => Status::WRITE_FAULT,
-            Op::WriteUncorrectable if bad.mark(lba, blocks).is_err() => Status::WRITE_FAULT,
+            Op::Read if bad.overlaps(lba, blocks) => Status::UNRECOVERED_READ_ERROR,
+            Op::Write | Op::Unmap | Op::WriteZeroes if bad.clear(lba, blocks).is_err() => Status::WRITE_FAULT,
+            Op::WriteUncorrectable if bad.set(lba, blocks).is_err() => Status::WRITE_FAULT,
             _ => Status::SUCCESS,
         }
     }
 
-    /// Keeps a command until it is due.
+    /// Stores a request until it is due.
     #[inline]
-    fn hold(&mut self, due: u64, request: Request, status: Status) {
+    fn enqueue(&mut self, due: u64, request: Request, status: Status) {
         self.in_flight += 1;
-        if due >= self.lane.last() {
-            return self.lane.push(due, request.complete(status));
+        if due >= self.fifo.last_due() {
+            return self.fifo.push(due, request.complete(status));
         }
         let Some(slot) = self.free.pop() else {
-            unreachable!("the layer admits no more than the depth of {DEPTH}")
+            unreachable!("the bdev layer admits at most {DEPTH} requests")
         };
         self.slots[usize::from(slot)] = Some(request.complete(status));
-        self.calendar.insert(slot, due);
+        self.timer_wheel.insert(slot, due);
     }
 
-    /// Ends everything in flight with one status.
+    /// Aborts all requests in flight with one status.
     #[cold]
     fn abort(&mut self, status: Status) {
-        let Channel { lane, calendar, slots, free, finished, stuck, .. } = self;
-        finished.extend(lane.drain().map(|done| done.into_request().complete(status)));
+        let ModelChannel { fifo, timer_wheel, slots, free, ready, hung, .. } = self;
+        ready.extend(fifo.drain().map(|done| done.into_request().complete(status)));
         self.in_flight = 0;
-        calendar.drain(|slot| {
+        timer_wheel.drain(|slot| {
             if let Some(done) = slots[usize::from(slot)].take() {
-                finished.push(done.into_request().complete(status));
+                ready.push(done.into_request().complete(status));
             }
             free.push(slot);
         });
-        finished.extend(stuck.drain(..).map(|request| request.complete(status)));
+        ready.extend(hung.drain(..).map(|request| request.complete(status)));
     }
 
     #[cold]
-    fn follow_rules(&mut self, epoch: u64) {
+    fn reload_rules(&mut self, epoch: u64) {
         self.rules_epoch = epoch;
-        self.rules = self.shared.rules.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        self.rules = sync::lock(&self.shared.rules).clone();
     }
 
     #[cold]
-    fn look(&mut self) {
-        self.look_at = self.now + LOOK_NS;
-        let share = self.share.look(&self.shared.shares, self.in_flight);
+    fn update_share(&mut self) {
+        self.share_update_at = self.now + SHARE_UPDATE_NS;
+        let share = self.share.update(&self.shared.shares, self.in_flight);
         self.timing.set_share(share);
     }
 
-    /// Nothing completes any more.
+    /// Fatal status: all requests in flight hang.
     fn freeze(&mut self) {
         self.is_frozen = true;
-        let Channel { lane, calendar, slots, free, stuck, .. } = self;
-        stuck.extend(lane.drain().map(Completion::into_request));
-        calendar.drain(|slot| {
-            stuck.extend(slots[usize::from(slot)].take().map(Completion::into_request));
+        let ModelChannel { fifo, timer_wheel, slots, free, hung, .. } = self;
+        hung.extend(fifo.drain().map(Completion::into_request));
+        timer_wheel.drain(|slot| {
+            hung.extend(slots[usize::from(slot)].take().map(Completion::into_request));
             free.push(slot);
         });
         self.in_flight = 0;
     }
 
-    /// Does to the contents what the commands say that succeed, from `first` on.
+    /// Executes the successful completions of `sink` from index `first` on the stored data.
     fn execute_all(&mut self, sink: &mut Vec<Completion>, first: usize) {
         let Some(region) = &self.region else { return };
         self.executing.extend(sink.drain(first..));
@@ -307,12 +316,24 @@ impl Channel {
         }));
     }
 
-    /// Does to the contents what the command says.
+    /// Executes a request on the stored data.
     fn execute(region: &SharedRegion, request: &mut Request, block_size: u32) {
         let offset = request.lba.wrapping_mul(u64::from(block_size));
-        match (request.op, &mut request.buffer) {
-            (Op::Read, Some(buffer)) => region.read_into(offset, buffer),
-            (Op::Write, Some(buffer)) => region.write_from(offset, buffer),
+        match (request.op, &mut request.payload) {
+            (Op::Read, Payload::Data(data)) => {
+                let mut offset = offset;
+                for slice in data.slices_mut() {
+                    region.read_into(offset, slice);
+                    offset += slice.len() as u64;
+                }
+            }
+            (Op::Write, Payload::Data(data)) => {
+                let mut offset = offset;
+                for slice in data.slices() {
+                    region.write_from(offset, slice);
+                    offset += slice.len() as u64;
+                }
+            }
             (Op::Unmap | Op::WriteZeroes, _) => {
                 region.zero(offset, u64::from(request.blocks) * u64::from(block_size));
             }
@@ -321,13 +342,13 @@ impl Channel {
     }
 }
 
-/// Whether a command may be taken without a look at anything but its time.
+/// Whether an operation is eligible for the fast path.
 #[inline]
-fn is_plain(op: Op) -> bool {
+fn is_fast(op: Op) -> bool {
     !matches!(op, Op::Reset | Op::WriteUncorrectable)
 }
 
-impl ring::Channel for Channel {
+impl block_io::Channel for ModelChannel {
     type Request = Request;
     type Completion = Completion;
 
@@ -335,37 +356,37 @@ impl ring::Channel for Channel {
     fn submit(&mut self, batch: &mut Vec<Request>) {
         let epoch = self.shared.rules_epoch.load(Ordering::Acquire);
         if epoch != self.rules_epoch {
-            self.follow_rules(epoch);
+            self.reload_rules(epoch);
         }
         if self.in_flight == 0 {
-            // It rested: its share may be what others had left it.
-            self.look_at = 0;
+            // The channel was idle: update its share at once.
+            self.share_update_at = 0;
         }
-        if self.shared.gone.load(Ordering::Relaxed) != HERE || self.is_frozen {
-            self.leave();
+        if self.shared.presence.load(Ordering::Relaxed) != PRESENT || self.is_frozen {
+            self.handle_presence_change();
         }
-        if self.rules.is_empty() && self.shared.bad.is_empty() && !self.is_frozen {
-            self.take_plain(batch);
+        if self.rules.is_empty() && self.shared.bad_blocks.is_empty() && !self.is_frozen {
+            self.submit_fast(batch);
         }
         if !batch.is_empty() {
-            self.take_each(batch);
+            self.submit_slow(batch);
         }
-        if self.look_at == 0 {
-            self.look();
+        if self.share_update_at == 0 {
+            self.update_share();
         }
     }
 
     #[inline]
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
-        if self.shared.gone.load(Ordering::Relaxed) != HERE || self.is_frozen {
-            self.leave();
+        if self.shared.presence.load(Ordering::Relaxed) != PRESENT || self.is_frozen {
+            self.handle_presence_change();
         }
         let ticks = clock::ticks();
         self.now = clock::ticks_to_ns(ticks).max(self.now);
-        let Channel { lane, calendar, slots, free, .. } = self;
-        lane.expire(self.now, sink);
-        calendar.expire(self.now, |slot| {
+        let ModelChannel { fifo, timer_wheel, slots, free, .. } = self;
+        fifo.expire(self.now, sink);
+        timer_wheel.expire(self.now, |slot| {
             free.push(slot);
             sink.extend(slots[usize::from(slot)].take());
         });
@@ -373,50 +394,50 @@ impl ring::Channel for Channel {
             self.execute_all(sink, before);
         }
         self.in_flight -= sink.len() - before;
-        if !self.finished.is_empty() {
-            sink.append(&mut self.finished);
+        if !self.ready.is_empty() {
+            sink.append(&mut self.ready);
         }
-        if self.now >= self.look_at {
-            self.look();
+        if self.now >= self.share_update_at {
+            self.update_share();
         }
         if self.in_flight == 0 && sink.len() > before {
-            self.share.rest();
+            self.share.mark_idle();
         }
         sink.len() - before
     }
 
     fn deadline(&self) -> Option<u64> {
-        if !self.finished.is_empty() || (self.shared.gone.load(Ordering::Relaxed) == PULLED) {
+        if !self.ready.is_empty() || (self.shared.presence.load(Ordering::Relaxed) == SURPRISE_REMOVED) {
             return Some(0);
         }
-        let due = [self.lane.earliest(), self.calendar.earliest()].into_iter().flatten().min();
+        let due = [self.fifo.earliest(), self.timer_wheel.earliest()].into_iter().flatten().min();
         let due = due.map(|due| due.saturating_add_signed(self.offset_ns));
-        let look = (!self.stuck.is_empty()).then(|| clock::now_ns() + STUCK_LOOK_NS);
-        [due, look].into_iter().flatten().min()
+        let hung_poll = (!self.hung.is_empty()).then(|| clock::now_ns() + HUNG_POLL_NS);
+        [due, hung_poll].into_iter().flatten().min()
     }
 }
 
-impl Channel {
-    /// The device went away: in order, so that only what would never end is given up, or not. Or its
-    /// controller failed, or was reset after that through another channel.
+impl ModelChannel {
+    /// Handles a change of the device state: surprise removal aborts all requests, orderly removal only
+    /// the hung ones, a fatal status hangs all, and a reset through another channel aborts them.
     #[cold]
-    fn leave(&mut self) {
+    fn handle_presence_change(&mut self) {
         let gone = Status::ABORTED_SQ_DELETION;
-        match self.shared.gone.load(Ordering::Acquire) {
-            PULLED => self.abort(gone),
+        match self.shared.presence.load(Ordering::Acquire) {
+            SURPRISE_REMOVED => self.abort(gone),
             FATAL => self.freeze(),
-            HERE if self.is_frozen => {
+            PRESENT if self.is_frozen => {
                 self.is_frozen = false;
                 self.abort(Status::ABORT_REQUESTED);
             }
-            HERE => {}
-            _ => self.finished.extend(self.stuck.drain(..).map(|request| request.complete(gone))),
+            PRESENT => {}
+            _ => self.ready.extend(self.hung.drain(..).map(|request| request.complete(gone))),
         }
     }
 }
 
-impl Drop for Channel {
+impl Drop for ModelChannel {
     fn drop(&mut self) {
-        self.shared.shares.leave(&self.share);
+        self.shared.shares.unregister(&self.share);
     }
 }

@@ -1,36 +1,39 @@
-//! What values can be. Every bound has a reason; most say where a mistyped unit begins.
+//! Validation of profile values. Most bounds are chosen so that a wrong unit is detected.
 
-use super::{Profile, ProfileError, SCHEMA};
-use crate::curve::{Component, US_MAX};
+use super::{DeviceProfile, ProfileError, SCHEMA};
+use crate::quantile::{MixtureComponent, US_MAX};
 
-/// Dies of the largest drives that are sold, with room.
+/// Dies of the largest drives on the market, with a margin.
 const DIES_MAX: u32 = 4096;
-/// Components of one distribution.
+/// Components per distribution.
 const COMPONENTS_MAX: usize = 16;
-/// Rules; each is looked at for every command.
+/// Fault rules; each one is evaluated for every command.
 const FAULTS_MAX: usize = 64;
 const TARGETS_MAX: usize = 1024;
 /// A petabyte.
 const GB_MAX: f64 = 1e6;
 
-impl Profile {
-    /// Refuses values that cannot be; the error names the key.
+impl DeviceProfile {
+    /// Validates all values; the error names the first invalid key.
     pub fn check(&self) -> Result<(), ProfileError> {
         if self.schema != SCHEMA {
-            return Err(wrong(
+            return Err(invalid_value(
                 "schema",
-                format!("{} is not {SCHEMA}, which is all that is known", self.schema),
+                format!("{} is not {SCHEMA}, the only supported version", self.schema),
             ));
         }
-        let letters = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        if self.name.is_empty() || self.name.len() > 64 || !self.name.chars().all(letters) {
-            return Err(wrong("name", "it is 1 to 64 letters, digits, '-', '_' and '.'".to_string()));
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if self.name.is_empty() || self.name.len() > 64 || !self.name.chars().all(is_allowed) {
+            return Err(invalid_value(
+                "name",
+                "must be 1 to 64 letters, digits, '-', '_' and '.'".to_string(),
+            ));
         }
         self.check_device()?;
         self.check_read()?;
         self.check_write()?;
         if self.faults.len() > FAULTS_MAX {
-            return Err(wrong("faults", format!("there are more than {FAULTS_MAX}")));
+            return Err(invalid_value("faults", format!("there are more than {FAULTS_MAX}")));
         }
         for (index, fault) in self.faults.iter().enumerate() {
             fault.check(&format!("faults[{index}]"))?;
@@ -39,114 +42,123 @@ impl Profile {
     }
 
     fn check_device(&self) -> Result<(), ProfileError> {
-        number("device.capacity_gb", self.device.capacity_gb, 0.002, GB_MAX)?;
+        check_range("device.capacity_gb", self.device.capacity_gb, 0.002, GB_MAX)?;
         for (key, bytes) in
             [("device.block_bytes", self.device.block_bytes), ("device.page_bytes", self.device.page_bytes)]
         {
             if !(512..=1 << 20).contains(&bytes) || !bytes.is_power_of_two() {
-                return Err(wrong(key, format!("{bytes} is not a power of two of 512 to 1048576")));
+                return Err(invalid_value(key, format!("{bytes} is not a power of two of 512 to 1048576")));
             }
         }
         let front = &self.front;
-        number("front.read_iops", front.read_iops, 1.0, 1e9)?;
-        number("front.write_iops", front.write_iops, 1.0, 1e9)?;
-        number("front.read_mb_s", front.read_mb_s, 0.1, 1e6)?;
-        number("front.write_mb_s", front.write_mb_s, 0.1, 1e6)?;
+        check_range("front.read_iops", front.read_iops, 1.0, 1e9)?;
+        check_range("front.write_iops", front.write_iops, 1.0, 1e9)?;
+        check_range("front.read_mb_s", front.read_mb_s, 0.1, 1e6)?;
+        check_range("front.write_mb_s", front.write_mb_s, 0.1, 1e6)?;
         if self.media.dies > DIES_MAX {
-            return Err(wrong("media.dies", format!("{} is more than {DIES_MAX}", self.media.dies)));
+            return Err(invalid_value("media.dies", format!("{} is more than {DIES_MAX}", self.media.dies)));
         }
-        curve("flush_us", &self.flush_us)?;
-        curve("deallocate_us", &self.deallocate_us)
+        check_distribution("flush_us", &self.flush_us)?;
+        check_distribution("deallocate_us", &self.deallocate_us)
     }
 
     fn check_read(&self) -> Result<(), ProfileError> {
         let read = &self.read;
-        curve("read.die_us", &read.die_us)?;
-        curve("read.path_us", &read.path_us)?;
+        check_distribution("read.die_us", &read.die_us)?;
+        check_distribution("read.path_us", &read.path_us)?;
         if !read.die_us.is_empty() && self.media.dies == 0 {
-            return Err(wrong("read.die_us", "there are no dies; set media.dies".to_string()));
+            return Err(invalid_value("read.die_us", "there are no dies; set media.dies".to_string()));
         }
-        number("read.split_us", read.split_us, 0.0, US_MAX)?;
-        number("read.split_mb_s", read.split_mb_s, 0.0, 1e6)?;
-        curve("read.large_die_us", &read.large_die_us)?;
+        check_range("read.split_us", read.split_us, 0.0, US_MAX)?;
+        check_range("read.split_mb_s", read.split_mb_s, 0.0, 1e6)?;
+        check_distribution("read.large_die_us", &read.large_die_us)?;
         let large = read.large_page_bytes;
         if large != 0 && (!large.is_power_of_two() || !(self.device.page_bytes..=1 << 20).contains(&large)) {
             let reason = format!("{large} is not a power of two of device.page_bytes to 1048576");
-            return Err(wrong("read.large_page_bytes", reason));
+            return Err(invalid_value("read.large_page_bytes", reason));
         }
-        number("read.suspend_probability", read.suspend_probability, 0.0, 1.0)?;
-        number("read.suspend_us", read.suspend_us, 0.0, US_MAX)
+        check_range("read.suspend_probability", read.suspend_probability, 0.0, 1.0)?;
+        check_range("read.suspend_us", read.suspend_us, 0.0, US_MAX)
     }
 
     fn check_write(&self) -> Result<(), ProfileError> {
         let write = &self.write;
-        curve("write.path_us", &write.path_us)?;
-        curve("write.die_us", &write.die_us)?;
-        number("write.split_us", write.split_us, 0.0, US_MAX)?;
-        number("write.buffer_kib", write.buffer_kib, 0.0, 64e6)?;
+        check_distribution("write.path_us", &write.path_us)?;
+        check_distribution("write.die_us", &write.die_us)?;
+        check_range("write.split_us", write.split_us, 0.0, US_MAX)?;
+        check_range("write.buffer_kib", write.buffer_kib, 0.0, 64e6)?;
         if !write.die_us.is_empty() && (self.is_buffered() || self.media.dies == 0) {
-            let reason = "it is for devices with dies and without a write buffer (write.buffer_kib)";
-            return Err(wrong("write.die_us", reason.to_string()));
+            let reason = "only for devices with dies and without a write buffer (write.buffer_kib)";
+            return Err(invalid_value("write.die_us", reason.to_string()));
         }
         if self.is_buffered() {
             if self.media.dies == 0 {
-                return Err(wrong("write.buffer_kib", "it drains to dies; set media.dies".to_string()));
+                return Err(invalid_value(
+                    "write.buffer_kib",
+                    "a write buffer drains to dies; set media.dies".to_string(),
+                ));
             }
-            number("write.unit_kib", write.unit_kib, 0.5, 65536.0)?;
-            number("write.program_us", write.program_us, 0.1, US_MAX)?;
+            check_range("write.unit_kib", write.unit_kib, 0.5, 65536.0)?;
+            check_range("write.program_us", write.program_us, 0.1, US_MAX)?;
             if write.buffer_kib < write.unit_kib {
-                return Err(wrong("write.buffer_kib", "it is smaller than write.unit_kib".to_string()));
+                return Err(invalid_value("write.buffer_kib", "is smaller than write.unit_kib".to_string()));
             }
         } else if self.slc.is_some() || self.gc.is_some() {
             let key = if self.slc.is_some() { "slc" } else { "gc" };
-            return Err(wrong(key, "it is for devices with a write buffer (write.buffer_kib)".to_string()));
+            return Err(invalid_value(
+                key,
+                "only for devices with a write buffer (write.buffer_kib)".to_string(),
+            ));
         }
         if let Some(slc) = &self.slc {
-            number("slc.gb", slc.gb, 0.0, GB_MAX)?;
-            number("slc.program_us", slc.program_us, 0.1, US_MAX)?;
-            number("slc.refill_mb_s", slc.refill_mb_s, 0.0, 1e6)?;
+            check_range("slc.gb", slc.gb, 0.0, GB_MAX)?;
+            check_range("slc.program_us", slc.program_us, 0.1, US_MAX)?;
+            check_range("slc.refill_mb_s", slc.refill_mb_s, 0.0, 1e6)?;
         }
         if let Some(gc) = &self.gc {
-            number("gc.spare_percent", gc.spare_percent, 0.5, 1000.0)?;
-            number("gc.amplification", gc.amplification, 1.0, 1000.0)?;
-            number("gc.burst_ms", gc.burst_ms, 0.0, 60_000.0)?;
-            number("gc.erase_us", gc.erase_us, 0.0, 1e6)?;
-            number("gc.erase_percent", gc.erase_percent, 0.0, 100.0)?;
+            check_range("gc.spare_percent", gc.spare_percent, 0.5, 1000.0)?;
+            check_range("gc.amplification", gc.amplification, 1.0, 1000.0)?;
+            check_range("gc.burst_ms", gc.burst_ms, 0.0, 60_000.0)?;
+            check_range("gc.erase_us", gc.erase_us, 0.0, 1e6)?;
+            check_range("gc.erase_percent", gc.erase_percent, 0.0, 100.0)?;
         }
         Ok(())
     }
 
     fn check_targets(&self) -> Result<(), ProfileError> {
         if self.target.len() > TARGETS_MAX {
-            return Err(wrong("target", format!("there are more than {TARGETS_MAX}")));
+            return Err(invalid_value("target", format!("there are more than {TARGETS_MAX}")));
         }
         for (index, target) in self.target.iter().enumerate() {
             let key = |name: &str| format!("target[{index}].{name}");
             let loads = std::iter::once((target.bs, target.qd));
             for (bs, qd) in loads.chain(target.beside.map(|beside| (beside.bs, beside.qd))) {
                 if !(512..=16 << 20).contains(&bs) || bs % 512 != 0 {
-                    return Err(wrong(&key("bs"), format!("{bs} is not a multiple of 512 up to 16 MiB")));
+                    return Err(invalid_value(
+                        &key("bs"),
+                        format!("{bs} is not a multiple of 512 up to 16 MiB"),
+                    ));
                 }
                 if !(1..=65_536).contains(&qd) {
-                    return Err(wrong(&key("qd"), format!("{qd} is not 1 to 65536")));
+                    return Err(invalid_value(&key("qd"), format!("{qd} is not 1 to 65536")));
                 }
             }
             if !(1..=256).contains(&target.devices) {
-                return Err(wrong(&key("devices"), format!("{} is not 1 to 256", target.devices)));
+                return Err(invalid_value(&key("devices"), format!("{} is not 1 to 256", target.devices)));
             }
             if target.excluded.as_ref().is_some_and(|reason| reason.trim().is_empty()) {
-                return Err(wrong(&key("excluded"), "it is the reason, which is empty".to_string()));
+                return Err(invalid_value(&key("excluded"), "the reason is empty".to_string()));
             }
-            number(&key("value"), target.value, 1e-3, 1e12)?;
-            number(&key("host_us"), target.host_us, 0.0, US_MAX)?;
-            number(&key("wait_us"), target.wait_us, 0.0, US_MAX)?;
+            check_range(&key("value"), target.value, 1e-3, 1e12)?;
+            check_range(&key("host_us"), target.host_us, 0.0, US_MAX)?;
+            check_range(&key("wait_us"), target.wait_us, 0.0, US_MAX)?;
         }
         Ok(())
     }
 }
 
-/// Where a key stands in a file that was read, counted from 1; nothing where it is written in a way that
-/// takes more than a look, an inline table for instance.
+/// Line number, from 1, of a key in the text of a profile; `None` if a plain line scan does not find it,
+/// for instance in an inline table.
 pub(super) fn line_of(text: &str, key: &str) -> Option<usize> {
     let mut parts = key.split('.').map(|part| {
         let (name, rest) = part.split_once('[').unwrap_or((part, "0]"));
@@ -170,33 +182,36 @@ pub(super) fn line_of(text: &str, key: &str) -> Option<usize> {
     inside.into_iter().find(|(_, line)| is_key(line, name)).map(|(line, _)| line + 1)
 }
 
-pub(crate) fn wrong(key: &str, reason: String) -> ProfileError {
+pub(crate) fn invalid_value(key: &str, reason: String) -> ProfileError {
     ProfileError::Value { key: key.to_string(), reason }
 }
 
-pub(crate) fn number(key: &str, value: f64, least: f64, most: f64) -> Result<(), ProfileError> {
-    // Written so that NaN is refused, too.
-    if value >= least && value <= most {
+pub(crate) fn check_range(key: &str, value: f64, min: f64, max: f64) -> Result<(), ProfileError> {
+    // This form of the comparison also rejects NaN.
+    if value >= min && value <= max {
         return Ok(());
     }
-    Err(wrong(key, format!("{value} is not between {least} and {most}")))
+    Err(invalid_value(key, format!("{value} is not between {min} and {max}")))
 }
 
-fn curve(key: &str, components: &[Component]) -> Result<(), ProfileError> {
+fn check_distribution(key: &str, components: &[MixtureComponent]) -> Result<(), ProfileError> {
     if components.len() > COMPONENTS_MAX {
-        return Err(wrong(key, format!("a distribution has at most {COMPONENTS_MAX} components")));
+        return Err(invalid_value(key, format!("a distribution has at most {COMPONENTS_MAX} components")));
     }
     for (index, component) in components.iter().enumerate() {
         let key = |name: &str| format!("{key}[{index}].{name}");
-        number(&key("weight"), component.weight, 1e-9, 1e9)?;
-        number(&key("us"), component.us, 0.0, US_MAX / 100.0)?;
-        number(&key("sigma"), component.sigma, 0.0, 4.0)?;
-        number(&key("exp_us"), component.exp_us, 0.0, US_MAX / 100.0)?;
+        check_range(&key("weight"), component.weight, 1e-9, 1e9)?;
+        check_range(&key("us"), component.us, 0.0, US_MAX / 100.0)?;
+        check_range(&key("sigma"), component.sigma, 0.0, 4.0)?;
+        check_range(&key("exp_us"), component.exp_us, 0.0, US_MAX / 100.0)?;
         if component.sigma > 0.0 && component.exp_us > 0.0 {
-            return Err(wrong(&key("exp_us"), "not together with sigma; make two components".to_string()));
+            return Err(invalid_value(
+                &key("exp_us"),
+                "not together with sigma; make two components".to_string(),
+            ));
         }
         if component.sigma > 0.0 && component.us == 0.0 {
-            return Err(wrong(&key("us"), "a log-normal has a median above 0".to_string()));
+            return Err(invalid_value(&key("us"), "a log-normal has a median above 0".to_string()));
         }
     }
     Ok(())

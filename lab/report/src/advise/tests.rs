@@ -1,8 +1,8 @@
-use experiments::{CellRecord, Target};
+use lab_experiments::{CellRecord, Target};
 
 use super::*;
 
-/// One experiment, schedulers by depth and repetition; `value` gives the tail in microseconds.
+/// One experiment that varies scheduler, depth and repetition; `value` returns P99 in microseconds.
 fn run(repetitions: u32, value: impl Fn(&str, i64, u32) -> f64) -> Run {
     let mut run = Run::default();
     run.plan.targets =
@@ -33,14 +33,14 @@ fn factor(scheduler: &str) -> f64 {
 }
 
 #[test]
-fn what_is_ahead_by_more_than_chance_wins() {
+fn a_significant_lead_wins() {
     let run = run(3, |scheduler, depth, repetition| {
         100.0 * depth as f64 * factor(scheduler) * (1.0 + 0.01 * f64::from(repetition))
     });
-    let advice = advise(&run, Goal::P99);
+    let advice = advise(&run, AdviceGoal::P99);
     assert_eq!(advice.scheduler.choice, Choice::Wins("none".into()));
     assert!(
-        advice.scheduler.because.contains("kyber lies 20 % above it over 2 situations (95 %: +"),
+        advice.scheduler.because.contains("kyber is 20 % above it over 2 matched configurations (95 %: +"),
         "{}",
         advice.scheduler.because
     );
@@ -50,39 +50,40 @@ fn what_is_ahead_by_more_than_chance_wins() {
 }
 
 #[test]
-fn what_chance_may_have_done_names_nobody() {
-    let wild = [0.5, 1.7, 1.1];
+fn an_insignificant_difference_is_a_tie() {
+    let noise = [0.5, 1.7, 1.1];
     let run = run(3, |scheduler, depth, repetition| {
-        100.0 * depth as f64 * factor(scheduler).sqrt() * wild[repetition as usize]
+        100.0 * depth as f64 * factor(scheduler).sqrt() * noise[repetition as usize]
     });
-    let advice = advise(&run, Goal::P99);
+    let advice = advise(&run, AdviceGoal::P99);
     assert_eq!(advice.scheduler.choice, Choice::Tied(vec!["none".into(), "kyber".into(), "bfq".into()]));
     assert!(advice.commands.is_empty());
-    assert_eq!(advice.headline(), "nothing stands out");
+    assert_eq!(advice.headline(), "no recommendation");
 }
 
 #[test]
-fn a_difference_below_the_generators_cost_names_nobody() {
-    // 0.2 us apart, exactly repeated, with a generator of 0.5 us.
+fn a_difference_below_the_generators_cost_is_a_tie() {
+    // A repeatable difference of 0.2 us, with a generator cost of 0.5 us per I/O.
     let tail = |scheduler: &str, depth: i64, repetition: u32| {
         let extra = if scheduler == "none" { 0.0 } else { 0.2 };
         10.0 * depth as f64 + extra + 0.001 * f64::from(repetition)
     };
-    let advice = advise(&run(3, tail), Goal::P99);
+    let advice = advise(&run(3, tail), AdviceGoal::P99);
     assert!(matches!(&advice.scheduler.choice, Choice::Tied(names) if names.len() == 3));
-    assert!(advice.scheduler.because.contains("generator itself costs"), "{}", advice.scheduler.because);
+    assert!(advice.scheduler.because.contains("generator's own cost"), "{}", advice.scheduler.because);
 }
 
 #[test]
-fn one_repetition_leads_and_does_not_win() {
-    let advice = advise(&run(1, |scheduler, depth, _| 100.0 * depth as f64 * factor(scheduler)), Goal::P99);
+fn a_single_repetition_leads_without_winning() {
+    let advice =
+        advise(&run(1, |scheduler, depth, _| 100.0 * depth as f64 * factor(scheduler)), AdviceGoal::P99);
     assert_eq!(advice.scheduler.choice, Choice::Leads("none".into()));
     assert!(advice.scheduler.because.contains("measured once"), "{}", advice.scheduler.because);
 }
 
 #[test]
-fn a_goal_that_no_cell_speaks_to_is_untested() {
-    let advice = advise(&run(3, |_, _, _| 100.0), Goal::Isolation);
+fn a_goal_without_applicable_cells_is_untested() {
+    let advice = advise(&run(3, |_, _, _| 100.0), AdviceGoal::Isolation);
     assert_eq!(advice.scheduler.choice, Choice::Untested);
-    assert_eq!(advise(&Run::default(), Goal::P99).headline(), "nothing stands out");
+    assert_eq!(advise(&Run::default(), AdviceGoal::P99).headline(), "no recommendation");
 }

@@ -1,42 +1,42 @@
-//! Bars side by side, and bars made of parts.
+//! Grouped bar charts and stacked columns.
 
-use super::number::{short, tick};
+use super::number::{format_number, tick_label};
 use super::palette::colours;
-use super::plot::cut;
-use super::scale::{Fitted, Scale};
+use super::plot::truncate_label;
+use super::scale::{AxisScale, FittedAxis};
 use super::svg::{Anchor, Rect, Svg, text_width};
-use crate::stats::Interval;
+use crate::stats::ConfidenceInterval;
 
-/// Bars side by side.
+/// A grouped bar chart.
 #[derive(Clone, Debug)]
-pub struct Bars {
-    /// What a screen reader says.
+pub struct BarChart {
+    /// The accessible name (`aria-label`).
     pub title: String,
-    /// What the height shows, with its unit.
+    /// The label of the y axis, with its unit.
     pub label: String,
-    /// From left to right.
-    pub groups: Vec<Group>,
+    /// The groups from left to right.
+    pub groups: Vec<BarGroup>,
 }
 
-/// Bars that belong together.
+/// The bars of one x value.
 #[derive(Clone, Debug, Default)]
-pub struct Group {
-    /// What stands beneath.
+pub struct BarGroup {
+    /// The label below.
     pub name: String,
-    /// From left to right.
-    pub bars: Vec<Bar>,
+    /// The bars from left to right.
+    pub bars: Vec<ChartBar>,
 }
 
 /// One bar.
 #[derive(Clone, Debug, Default)]
-pub struct Bar {
-    /// Its name; the colour hangs on it.
+pub struct ChartBar {
+    /// The series name, which determines the colour.
     pub name: String,
-    /// Its height.
+    /// The value in the unit of the y axis.
     pub value: f64,
-    /// How sure that is.
-    pub interval: Option<Interval>,
-    /// Published elsewhere, and not measured here: an outline.
+    /// The confidence interval of the value, drawn as an error bar.
+    pub interval: Option<ConfidenceInterval>,
+    /// A published value: drawn as an outline.
     pub published: bool,
 }
 
@@ -45,24 +45,29 @@ const HEIGHT: f64 = 340.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 40.0;
 
-impl Bars {
-    /// Whether there is anything to draw.
+impl BarChart {
+    /// Whether the chart has no finite value.
     pub fn is_empty(&self) -> bool {
         !self.groups.iter().flat_map(|group| &group.bars).any(|bar| bar.value.is_finite())
     }
 
-    /// The chart as an `<svg>` element; empty where there is nothing to draw.
+    /// The chart as an `<svg>` element; an empty string if it has no finite value.
     pub fn svg(&self) -> String {
         let bars = || self.groups.iter().flat_map(|group| &group.bars).filter(|bar| bar.value.is_finite());
         let tops = bars().map(|bar| bar.interval.map_or(bar.value, |interval| interval.high.max(bar.value)));
-        let Some(y) = Fitted::new(Scale::Linear, tops, (HEIGHT - BOTTOM, TOP)) else { return String::new() };
+        let Some(y) = FittedAxis::new(AxisScale::Linear, tops, (HEIGHT - BOTTOM, TOP)) else {
+            return String::new();
+        };
         let colours = colours(bars().map(|bar| bar.name.as_str()));
         let names: Vec<(&str, usize)> = bars().map(|bar| bar.name.as_str()).zip(colours).collect();
         let ticks = y.ticks(8);
-        let left =
-            ticks.iter().map(|(value, _)| text_width(&tick(*value), 11.0)).fold(0.0, f64::max).max(16.0)
-                + 14.0;
-        // Where the groups themselves are the names, a legend would only repeat them.
+        let left = ticks
+            .iter()
+            .map(|(value, _)| text_width(&tick_label(*value), 11.0))
+            .fold(0.0, f64::max)
+            .max(16.0)
+            + 14.0;
+        // `legend` is empty if the group labels already name every bar.
         let legend = self.legend();
         let wide = legend.iter().map(|name| text_width(name, 11.5)).fold(0.0, f64::max);
         let right = if legend.is_empty() { WIDTH - 8.0 } else { WIDTH - (wide + 30.0).min(190.0) };
@@ -70,9 +75,9 @@ impl Bars {
         let floor = HEIGHT - BOTTOM;
         svg.group("ax");
         for (value, _) in &ticks {
-            let Some(at) = y.at(*value) else { continue };
+            let Some(at) = y.position(*value) else { continue };
             svg.line("g", (left, at), (right, at));
-            svg.text("t", left - 7.0, at + 3.8, Anchor::End, &tick(*value));
+            svg.text("t", left - 7.0, at + 3.8, Anchor::End, &tick_label(*value));
         }
         svg.text("a", 2.0, 14.0, Anchor::Start, &self.label);
         svg.end();
@@ -86,7 +91,7 @@ impl Bars {
                 draw(&mut svg, bar, &group.name, colour.next().unwrap_or(0), place(position), (&y, floor));
             }
             if every <= 1.0 || index.is_multiple_of(every.ceil() as usize) {
-                svg.text("t", from + step / 2.0, floor + 17.0, Anchor::Middle, &cut(&group.name));
+                svg.text("t", from + step / 2.0, floor + 17.0, Anchor::Middle, &truncate_label(&group.name));
             }
         }
         svg.line("b", (left, floor), (right, floor));
@@ -96,13 +101,13 @@ impl Bars {
             svg.series(&format!("s c{colour}"), name);
             let key = Rect { x: right + 10.0, y: top, width: 10.0, height: 10.0 };
             svg.rect("r", key, None, "");
-            svg.text("n", right + 25.0, top + 9.0, Anchor::Start, &cut(name));
+            svg.text("n", right + 25.0, top + 9.0, Anchor::Start, &truncate_label(name));
             svg.end();
         }
         svg.finish()
     }
 
-    /// The names that are not their group's.
+    /// Names of the bars that differ from their group's name, at most 14.
     fn legend(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         for group in &self.groups {
@@ -117,70 +122,70 @@ impl Bars {
     }
 
     fn widest_name(&self) -> f64 {
-        self.groups.iter().map(|group| text_width(&cut(&group.name), 11.0)).fold(0.0, f64::max)
+        self.groups.iter().map(|group| text_width(&truncate_label(&group.name), 11.0)).fold(0.0, f64::max)
     }
 }
 
 fn draw(
     svg: &mut Svg,
-    bar: &Bar,
+    bar: &ChartBar,
     group: &str,
     colour: usize,
     (from, step, position, count): (f64, f64, usize, usize),
-    (y, floor): (&Fitted, f64),
+    (y, floor): (&FittedAxis, f64),
 ) {
-    let Some(top) = y.at(bar.value) else { return };
+    let Some(top) = y.position(bar.value) else { return };
     let inner = step * 0.78;
     let each = (inner / count.max(1) as f64).min(54.0);
     let begin = from + (step - each * count as f64) / 2.0 + each * position as f64;
     let place = Rect { x: begin + each * 0.06, y: top, width: each * 0.88, height: floor - top };
     let kind = if bar.published { " pub" } else { "" };
-    let said = if bar.published { " (published)" } else { "" };
+    let suffix = if bar.published { " (published)" } else { "" };
     let name = if bar.name == group { group.to_string() } else { format!("{group} · {}", bar.name) };
     svg.series(&format!("s c{colour}{kind}"), &bar.name);
-    svg.rect("r", place, None, &format!("{name}{said}: {}", short(bar.value)));
+    svg.rect("r", place, None, &format!("{name}{suffix}: {}", format_number(bar.value)));
     if let Some(interval) = bar.interval
-        && let (Some(low), Some(high)) = (y.at(interval.low), y.at(interval.high))
+        && let (Some(low), Some(high)) = (y.position(interval.low), y.position(interval.high))
         && (low - high).abs() > 3.0
     {
         svg.line("e2", (begin + each / 2.0, low), (begin + each / 2.0, high));
     }
-    let text = short(bar.value);
+    let text = format_number(bar.value);
     if text_width(&text, 10.0) < each + 4.0 {
         svg.text("v", begin + each / 2.0, top - 4.0, Anchor::Middle, &text);
     }
     svg.end();
 }
 
-/// Columns of 100 %, each made of parts: where the instructions go.
+/// A chart of stacked columns, each up to 100 %: for example CPU samples by class of functions.
 #[derive(Clone, Debug)]
-pub struct Stack {
-    /// What a screen reader says.
+pub struct StackedColumns {
+    /// The accessible name (`aria-label`).
     pub title: String,
-    /// What the whole is, with its unit.
+    /// The label of the y axis, with its unit.
     pub label: String,
-    /// From left to right.
-    pub columns: Vec<Column>,
+    /// The columns from left to right.
+    pub columns: Vec<StackedColumn>,
 }
 
-/// One column of parts.
+/// One stacked column.
 #[derive(Clone, Debug, Default)]
-pub struct Column {
-    /// What stands beneath.
+pub struct StackedColumn {
+    /// The label below.
     pub name: String,
-    /// Published elsewhere, and not measured here.
+    /// Published values: drawn as outlines.
     pub published: bool,
-    /// Names and per cents from the bottom up.
+    /// Names and percentages of the parts, from the bottom up.
     pub parts: Vec<(String, f64)>,
 }
 
-impl Stack {
-    /// Whether there is anything to draw.
+impl StackedColumns {
+    /// Whether the chart has no finite value.
     pub fn is_empty(&self) -> bool {
         self.columns.iter().all(|column| column.parts.iter().all(|(_, value)| !value.is_finite()))
     }
 
-    /// The chart as an `<svg>` element; empty where there is nothing to draw.
+    /// The chart as an `<svg>` element; an empty string if it has no finite value.
     pub fn svg(&self) -> String {
         if self.is_empty() {
             return String::new();
@@ -199,13 +204,13 @@ impl Stack {
         for value in [0.0, 25.0, 50.0, 75.0, 100.0] {
             let at = floor - value / 100.0 * (floor - TOP);
             svg.line("g", (left, at), (right, at));
-            svg.text("t", left - 7.0, at + 3.8, Anchor::End, &tick(value));
+            svg.text("t", left - 7.0, at + 3.8, Anchor::End, &tick_label(value));
         }
         svg.text("a", 2.0, 14.0, Anchor::Start, &self.label);
         svg.end();
         let step = (right - left) / self.columns.len().max(1) as f64;
         for (index, column) in self.columns.iter().enumerate() {
-            let Column { name, published, parts } = column;
+            let StackedColumn { name, published, parts } = column;
             let width = (step * 0.72).min(72.0);
             let x = left + step * (index as f64 + 0.5) - width / 2.0;
             let mut base = floor;
@@ -216,7 +221,7 @@ impl Stack {
                 let kind = if *published { " pub" } else { "" };
                 svg.series(&format!("s c{colour}{kind}"), part);
                 let place = Rect { x, y: base, width, height };
-                svg.rect("r", place, None, &format!("{name} · {part}: {} %", short(*value)));
+                svg.rect("r", place, None, &format!("{name} · {part}: {} %", format_number(*value)));
                 if height > 13.0 {
                     let class = if *published { "v" } else { "i" };
                     svg.text(
@@ -224,20 +229,20 @@ impl Stack {
                         x + width / 2.0,
                         base + height / 2.0 + 3.6,
                         Anchor::Middle,
-                        &short(*value),
+                        &format_number(*value),
                     );
                 }
                 svg.end();
             }
-            svg.text("t", x + width / 2.0, floor + 17.0, Anchor::Middle, &cut(name));
+            svg.text("t", x + width / 2.0, floor + 17.0, Anchor::Middle, &truncate_label(name));
         }
         svg.line("b", (left, floor), (right, floor));
-        // From the top down, as the parts lie.
+        // From the top down, in the order of the parts.
         for (index, (name, colour)) in names.iter().zip(&colours).rev().enumerate() {
             let top = TOP + 19.0 * index as f64;
             svg.series(&format!("s c{colour}"), name);
             svg.rect("r", Rect { x: right + 10.0, y: top, width: 10.0, height: 10.0 }, None, "");
-            svg.text("n", right + 25.0, top + 9.0, Anchor::Start, &cut(name));
+            svg.text("n", right + 25.0, top + 9.0, Anchor::Start, &truncate_label(name));
             svg.end();
         }
         svg.finish()

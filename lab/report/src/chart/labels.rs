@@ -1,11 +1,11 @@
-//! Labels that do not cover each other.
+//! Placement of labels without overlap.
 
-/// Moves `wanted` (ascending) apart so that neighbours are at least `gap` away, inside `low..=high`, each
-/// as near to its wish as that allows.
-pub(super) fn spread(wanted: &[f64], gap: f64, low: f64, high: f64) -> Vec<f64> {
-    // Where there are more than fit, closer is all that is left.
-    let gap = if wanted.len() > 1 { gap.min((high - low) / (wanted.len() - 1) as f64) } else { gap };
-    // Labels that touch form a block, which stands where its members' wishes average.
+/// Moves positions (ascending, in pixels) apart to at least `gap` between neighbours, within `low..=high`, and
+/// as close to the desired positions as possible.
+pub(super) fn spread_labels(desired: &[f64], gap: f64, low: f64, high: f64) -> Vec<f64> {
+    // If the labels do not fit, the gap shrinks.
+    let gap = if desired.len() > 1 { gap.min((high - low) / (desired.len() - 1) as f64) } else { gap };
+    // Adjacent labels form a block, which is centred on the mean of its desired positions.
     struct Block {
         first: usize,
         count: usize,
@@ -16,8 +16,8 @@ pub(super) fn spread(wanted: &[f64], gap: f64, low: f64, high: f64) -> Vec<f64> 
         let height = gap * (block.count - 1) as f64;
         (block.sum / block.count as f64 - height / 2.0).clamp(low, (high - height).max(low))
     };
-    for (index, wish) in wanted.iter().enumerate() {
-        blocks.push(Block { first: index, count: 1, sum: *wish });
+    for (index, position) in desired.iter().enumerate() {
+        blocks.push(Block { first: index, count: 1, sum: *position });
         while let [.., before, last] = blocks.as_slice() {
             if top(before) + gap * before.count as f64 <= top(last) + 1e-9 {
                 break;
@@ -29,7 +29,7 @@ pub(super) fn spread(wanted: &[f64], gap: f64, low: f64, high: f64) -> Vec<f64> 
             }
         }
     }
-    let mut out = vec![0.0; wanted.len()];
+    let mut out = vec![0.0; desired.len()];
     for block in &blocks {
         for index in 0..block.count {
             out[block.first + index] = top(block) + gap * index as f64;

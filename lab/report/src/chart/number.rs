@@ -1,7 +1,8 @@
-//! Numbers as a reader wants them.
+//! Number formatting for charts and tables.
 
-/// Three significant digits, thousands set apart, powers only where zeros would have to be counted.
-pub fn short(value: f64) -> String {
+/// Formats three significant digits with a comma as thousands separator. Values below 1e-4 or from 1e9 use
+/// scientific notation; a value that is not finite becomes a dash.
+pub fn format_number(value: f64) -> String {
     let size = value.abs();
     if !value.is_finite() {
         return "–".to_string();
@@ -13,7 +14,7 @@ pub fn short(value: f64) -> String {
         return format!("{value:.2e}");
     }
     let digits = size.log10().floor() as i32;
-    // Rounded first: 999.6 is 1,000 and not 1000.0.
+    // Rounding comes before formatting, so that 999.6 becomes 1,000 and not 1000.0.
     let unit = 10f64.powi(2 - digits);
     let rounded = if digits >= 2 { value.round() } else { (value * unit).round() / unit };
     let places = if digits >= 2 { 0 } else { (2 - digits) as usize };
@@ -22,12 +23,12 @@ pub fn short(value: f64) -> String {
     thousands(text)
 }
 
-/// A whole number, thousands set apart.
-pub fn grouped(value: u64) -> String {
+/// Formats an integer with a comma as thousands separator.
+pub fn format_integer(value: u64) -> String {
     thousands(&value.to_string())
 }
 
-/// Puts a comma before each three digits of the whole part.
+/// Inserts a comma before each group of three digits of the integer part.
 fn thousands(text: &str) -> String {
     let (whole, fraction) = text.split_once('.').map_or((text, None), |(whole, rest)| (whole, Some(rest)));
     let (sign, digits) = whole.strip_prefix('-').map_or(("", whole), |digits| ("-", digits));
@@ -45,8 +46,8 @@ fn thousands(text: &str) -> String {
     out
 }
 
-/// A label of an axis: as short as it stays exact.
-pub(super) fn tick(value: f64) -> String {
+/// Formats a tick label with SI suffixes (k, M, G) and at most three decimals.
+pub(super) fn tick_label(value: f64) -> String {
     let size = value.abs();
     match size {
         _ if size == 0.0 => "0".to_string(),

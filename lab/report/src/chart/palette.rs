@@ -1,9 +1,9 @@
-//! Which colour a name has: the same in every chart.
+//! Assigns colours to series names, consistently across charts.
 
-/// How many colours the page's style sheet defines (`c0`, `c1`, …).
+/// Number of colours in the page's style sheet (classes `c0`, `c1`, …).
 pub(crate) const COLOURS: usize = 8;
 
-/// What the studies compare. One table a kind, so that neighbours in a chart differ.
+/// Known series names: one table for each kind of series, so that colours within a chart differ.
 const KNOWN: [&[&str]; 4] = [
     &["none", "bfq", "kyber", "mq-deadline", "spdk"],
     &[
@@ -20,11 +20,11 @@ const KNOWN: [&[&str]; 4] = [
     &["generator", "I/O library", "block layer", "NVMe driver", "kernel", "scheduler", "idle", "locks"],
 ];
 
-/// The colours of `names`, in order. Known names keep theirs in every chart; the others take what is free.
+/// The colour indices of `names`, in order. Known names have fixed colours; others get the least used one.
 pub(crate) fn colours<'a>(names: impl Iterator<Item = &'a str>) -> Vec<usize> {
     let names: Vec<&str> = names.collect();
     let known = |table: &[&str]| names.iter().filter(|name| table.contains(name)).count();
-    // The first of equals: schedulers before engines.
+    // `rev` makes the first table win a tie: schedulers before engines.
     let table = KNOWN.iter().rev().max_by_key(|table| known(table)).copied().unwrap_or_default();
     let mut taken: Vec<(&str, usize)> = Vec::new();
     for (index, name) in table.iter().enumerate() {

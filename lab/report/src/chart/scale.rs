@@ -1,43 +1,47 @@
-//! From values to pixels.
+//! Maps values to pixels.
 
-/// How an axis is divided.
+/// The mapping of values to positions on an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scale {
-    /// Evenly, from 0 where that does not squeeze the data.
+pub enum AxisScale {
+    /// Linear; starts at 0 if all values are positive.
     Linear,
-    /// Evenly, over no more than the data span: where a distance from 0 says nothing.
-    Tight,
-    /// By powers of ten.
+    /// Linear from the minimum of the data, for quantities whose distance from 0 is meaningless.
+    LinearFromMin,
+    /// Logarithmic with ticks at powers of ten.
     Log10,
-    /// By powers of two: depths, processes.
+    /// Logarithmic with ticks at powers of two: queue depths, processes.
     Log2,
-    /// One equal step for each value that occurs, as the papers space 0, 1, 2, 4, … 32.
-    Steps,
+    /// Equal steps between the values that occur, as the papers space 0, 1, 2, 4, … 32.
+    Ordinal,
 }
 
-/// An axis that knows its data.
-pub(super) struct Fitted {
-    scale: Scale,
+/// A scale fitted to the range of its data.
+pub(super) struct FittedAxis {
+    scale: AxisScale,
     low: f64,
     high: f64,
-    /// Of `Steps`: the values, ascending.
+    /// The distinct values, ascending; for `Ordinal` only.
     steps: Vec<f64>,
     from_px: f64,
     to_px: f64,
 }
 
-impl Fitted {
-    /// `None` where no value can be shown.
-    pub(super) fn new(scale: Scale, values: impl Iterator<Item = f64>, px: (f64, f64)) -> Option<Fitted> {
-        let positive = matches!(scale, Scale::Log10 | Scale::Log2);
+impl FittedAxis {
+    /// Fits `scale` to `values` and the pixel range `px`. `None` if no value can be shown.
+    pub(super) fn new(
+        scale: AxisScale,
+        values: impl Iterator<Item = f64>,
+        px: (f64, f64),
+    ) -> Option<FittedAxis> {
+        let positive = matches!(scale, AxisScale::Log10 | AxisScale::Log2);
         let mut values: Vec<f64> =
             values.filter(|value| value.is_finite() && (!positive || *value > 0.0)).collect();
         values.sort_by(f64::total_cmp);
         let (mut low, mut high) = (*values.first()?, *values.last()?);
         let mut steps = Vec::new();
         match scale {
-            Scale::Linear | Scale::Tight => {
-                if low > 0.0 && scale == Scale::Linear {
+            AxisScale::Linear | AxisScale::LinearFromMin => {
+                if low > 0.0 && scale == AxisScale::Linear {
                     low = 0.0;
                 }
                 if high <= low {
@@ -47,56 +51,56 @@ impl Fitted {
                 high = (high / step - 1e-9).ceil() * step;
                 low = (low / step + 1e-9).floor() * step;
             }
-            Scale::Log10 => {
+            AxisScale::Log10 => {
                 (low, high) = (low / 1.06, high * 1.06);
                 if high / low < 3.0 {
                     (low, high) = (low / 1.8, high * 1.8);
                 }
             }
-            Scale::Log2 => {
+            AxisScale::Log2 => {
                 if low == high {
                     (low, high) = (low / 2.0, high * 2.0);
                 }
             }
-            Scale::Steps => {
+            AxisScale::Ordinal => {
                 values.dedup();
                 steps = values;
             }
         }
-        Some(Fitted { scale, low, high, steps, from_px: px.0, to_px: px.1 })
+        Some(FittedAxis { scale, low, high, steps, from_px: px.0, to_px: px.1 })
     }
 
-    /// Where `value` lies; `None` off the scale.
-    pub(super) fn at(&self, value: f64) -> Option<f64> {
-        let part = match self.scale {
-            Scale::Linear | Scale::Tight => (value - self.low) / (self.high - self.low),
-            Scale::Log10 | Scale::Log2 => (value / self.low).ln() / (self.high / self.low).ln(),
-            Scale::Steps if self.steps.len() == 1 => 0.5,
-            Scale::Steps => {
+    /// The pixel position of `value`; `None` if it is not on the scale.
+    pub(super) fn position(&self, value: f64) -> Option<f64> {
+        let fraction = match self.scale {
+            AxisScale::Linear | AxisScale::LinearFromMin => (value - self.low) / (self.high - self.low),
+            AxisScale::Log10 | AxisScale::Log2 => (value / self.low).ln() / (self.high / self.low).ln(),
+            AxisScale::Ordinal if self.steps.len() == 1 => 0.5,
+            AxisScale::Ordinal => {
                 let index = self.steps.iter().position(|step| *step == value)?;
                 index as f64 / (self.steps.len() - 1) as f64
             }
         };
-        part.is_finite().then_some(self.from_px + part * (self.to_px - self.from_px))
+        fraction.is_finite().then_some(self.from_px + fraction * (self.to_px - self.from_px))
     }
 
-    /// Where the grid stands, and whether it is labelled there.
+    /// The grid values, each with whether it has a label; at most about `most` labels.
     pub(super) fn ticks(&self, most: usize) -> Vec<(f64, bool)> {
         match self.scale {
-            Scale::Linear | Scale::Tight => {
+            AxisScale::Linear | AxisScale::LinearFromMin => {
                 let step = nice_step((self.high - self.low) / 5.0);
                 let first = (self.low / step).round() as i64;
                 let last = (self.high / step).round() as i64;
                 (first..=last.min(first + 20)).map(|index| (index as f64 * step, true)).collect()
             }
-            Scale::Log10 => self.log_ticks(),
-            Scale::Log2 => {
+            AxisScale::Log10 => self.log_ticks(),
+            AxisScale::Log2 => {
                 let first = self.low.log2().ceil() as i32;
                 let last = self.high.log2().floor() as i32;
                 let every = ((last - first) / most.max(1) as i32 + 1).max(1);
                 (first..=last).map(|power| (2f64.powi(power), (power - first) % every == 0)).collect()
             }
-            Scale::Steps => {
+            AxisScale::Ordinal => {
                 let every = self.steps.len() / most.max(1) + 1;
                 let labelled = |index: usize| index.is_multiple_of(every);
                 self.steps.iter().enumerate().map(|(index, step)| (*step, labelled(index))).collect()
@@ -120,7 +124,7 @@ impl Fitted {
                     3 | 7 => decades < 0.8,
                     _ => false,
                 };
-                // Beyond four decades the digits between would be a grey sheet.
+                // Minor grid lines would be too dense beyond four decades.
                 if labelled || decades < 4.0 || digit == 1 {
                     ticks.push((value, labelled));
                 }
@@ -130,7 +134,7 @@ impl Fitted {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, not below `rough`.
+/// The smallest of 1, 2 or 5 times a power of ten that is not below `rough`.
 fn nice_step(rough: f64) -> f64 {
     let power = 10f64.powf(rough.log10().floor());
     let factor = [1.0, 2.0, 5.0, 10.0].into_iter().find(|factor| factor * power >= rough * 0.999);

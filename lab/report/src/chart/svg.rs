@@ -1,8 +1,8 @@
-//! Writing SVG: elements in, text out, everything from outside escaped.
+//! An SVG writer that escapes all text from outside.
 
 use std::fmt::Write as _;
 
-/// `text` as it may stand in HTML, in an element or in a quoted attribute.
+/// Escapes `text` for HTML and XML, in elements and in quoted attributes.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -12,7 +12,7 @@ pub fn escape(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            // What no XML may contain, even as a reference.
+            // XML forbids control characters, even as character references.
             letter if letter.is_control() && !matches!(letter, '\n' | '\t') => out.push('\u{fffd}'),
             letter => out.push(letter),
         }
@@ -25,7 +25,7 @@ pub(super) struct Svg {
     out: String,
 }
 
-/// Where text stands from its point.
+/// The alignment of text relative to its position (`text-anchor`).
 #[derive(Clone, Copy)]
 pub(super) enum Anchor {
     Start,
@@ -51,12 +51,12 @@ impl Svg {
         self.out
     }
 
-    /// Opens a group; `class` is ours, never from outside.
+    /// Opens a group. `class` is not escaped and must be a constant of this crate.
     pub(super) fn group(&mut self, class: &str) {
         let _ = write!(self.out, "<g class=\"{class}\">");
     }
 
-    /// Opens the group of a series, which a script can hide by its name.
+    /// Opens the group of a series; a script can hide it by `name`.
     pub(super) fn series(&mut self, class: &str, name: &str) {
         let _ = write!(self.out, "<g class=\"{class}\" data-s=\"{}\">", escape(name));
     }
@@ -88,7 +88,7 @@ impl Svg {
         self.out.push_str("\"/>");
     }
 
-    /// A point; its shape tells series apart where colours do not.
+    /// A mark at a point; the shape distinguishes series without colour. `tip` is its tooltip.
     pub(super) fn mark(&mut self, shape: u8, at: (f64, f64), tip: &str) {
         let (x, y) = at;
         let place = |dx: f64, dy: f64| format!("{} {}", Px(x + dx), Px(y + dy));
@@ -122,7 +122,7 @@ impl Svg {
     }
 }
 
-/// A rectangle, from its upper left corner.
+/// A rectangle by its upper left corner and size, in pixels.
 #[derive(Clone, Copy)]
 pub(super) struct Rect {
     pub(super) x: f64,
@@ -131,7 +131,7 @@ pub(super) struct Rect {
     pub(super) height: f64,
 }
 
-/// A coordinate with one place, and that only where it is needed.
+/// A coordinate with at most one decimal.
 struct Px(f64);
 
 impl std::fmt::Display for Px {
@@ -145,7 +145,7 @@ impl std::fmt::Display for Px {
     }
 }
 
-/// About how wide `text` is at `size` pixels in a sans-serif face: no font is at hand to ask.
+/// Estimates the width of `text` in pixels for a sans-serif font of `size` pixels, without font metrics.
 pub(super) fn text_width(text: &str, size: f64) -> f64 {
     let widths = text.chars().map(|letter| match letter {
         'i' | 'j' | 'l' | 't' | 'f' | 'r' | 'I' | '.' | ',' | ':' | ';' | '|' | '\'' | ' ' | '·' => 0.33,

@@ -1,14 +1,14 @@
 use proptest::prelude::*;
 
-use super::labels::spread;
+use super::labels::spread_labels;
 use super::*;
 
-fn plot(series: Vec<Series>, x: Scale, y: Scale) -> Plot {
-    Plot { title: "t".into(), x: Axis::new("x", x), y: Axis::new("y", y), series, listed: false }
+fn plot(series: Vec<Series>, x: AxisScale, y: AxisScale) -> Plot {
+    Plot { title: "t".into(), x: Axis::new("x", x), y: Axis::new("y", y), series, legend: false }
 }
 
-/// Every element closed, every attribute quoted, nothing unescaped.
-fn well_formed(svg: &str) {
+/// Asserts that `svg` is well-formed XML.
+fn assert_well_formed(svg: &str) {
     if !svg.is_empty() {
         roxmltree::Document::parse(svg).unwrap_or_else(|error| panic!("{error}: {svg}"));
     }
@@ -21,26 +21,26 @@ proptest! {
         name: String,
         scale in 0..5usize,
     ) {
-        let scale = [Scale::Linear, Scale::Log10, Scale::Log2, Scale::Steps, Scale::Tight][scale];
-        well_formed(&plot(vec![Series::new(&name, points.clone())], scale, Scale::Log10).svg());
-        well_formed(&plot(vec![Series::new(&name, points.clone())], Scale::Linear, scale_for_y(scale)).svg());
-        let bars = points.iter().map(|point| Bar { name: name.clone(), value: point.0, ..Bar::default() }).collect();
-        let groups = vec![Group { name: name.clone(), bars }];
-        well_formed(&Bars { title: name.clone(), label: name.clone(), groups }.svg());
+        let scale = [AxisScale::Linear, AxisScale::Log10, AxisScale::Log2, AxisScale::Ordinal, AxisScale::LinearFromMin][scale];
+        assert_well_formed(&plot(vec![Series::new(&name, points.clone())], scale, AxisScale::Log10).svg());
+        assert_well_formed(&plot(vec![Series::new(&name, points.clone())], AxisScale::Linear, scale_for_y(scale)).svg());
+        let bars = points.iter().map(|point| ChartBar { name: name.clone(), value: point.0, ..ChartBar::default() }).collect();
+        let groups = vec![BarGroup { name: name.clone(), bars }];
+        assert_well_formed(&BarChart { title: name.clone(), label: name.clone(), groups }.svg());
         let parts = points.iter().map(|point| (name.clone(), point.1)).collect();
-        let columns = vec![Column { name: name.clone(), published: false, parts }];
-        well_formed(&Stack { title: name.clone(), label: name.clone(), columns }.svg());
+        let columns = vec![StackedColumn { name: name.clone(), published: false, parts }];
+        assert_well_formed(&StackedColumns { title: name.clone(), label: name.clone(), columns }.svg());
         let values: Vec<Option<f64>> = points.iter().map(|point| Some(point.0)).collect();
-        let range = Heat::range_of(values.iter().flatten().copied());
+        let range = Heatmap::range_of(values.iter().flatten().copied());
         let columns = vec![name.clone(); values.len()];
         let rows = vec![(name.clone(), values)];
-        well_formed(&Heat { title: name.clone(), label: name.clone(), columns, rows, range }.svg());
+        assert_well_formed(&Heatmap { title: name.clone(), label: name.clone(), columns, rows, range }.svg());
     }
 
     #[test]
-    fn labels_keep_their_distance(mut wanted in proptest::collection::vec(0.0..300.0f64, 1..15)) {
-        wanted.sort_by(f64::total_cmp);
-        let places = spread(&wanted, 13.0, 0.0, 300.0);
+    fn labels_keep_the_minimum_gap(mut desired in proptest::collection::vec(0.0..300.0f64, 1..15)) {
+        desired.sort_by(f64::total_cmp);
+        let places = spread_labels(&desired, 13.0, 0.0, 300.0);
         for pair in places.windows(2) {
             prop_assert!(pair[1] - pair[0] >= 13.0 - 1e-6, "{:?}", places);
         }
@@ -48,18 +48,18 @@ proptest! {
     }
 
     #[test]
-    fn a_label_with_room_stays(wish in 0.0..100.0f64) {
-        let places = spread(&[wish, wish + 50.0], 13.0, 0.0, 300.0);
-        prop_assert!((places[0] - wish).abs() < 1e-9 && (places[1] - wish - 50.0).abs() < 1e-9);
+    fn a_label_with_enough_room_does_not_move(position in 0.0..100.0f64) {
+        let places = spread_labels(&[position, position + 50.0], 13.0, 0.0, 300.0);
+        prop_assert!((places[0] - position).abs() < 1e-9 && (places[1] - position - 50.0).abs() < 1e-9);
     }
 }
 
-fn scale_for_y(scale: Scale) -> Scale {
-    if scale == Scale::Steps { Scale::Linear } else { scale }
+fn scale_for_y(scale: AxisScale) -> AxisScale {
+    if scale == AxisScale::Ordinal { AxisScale::Linear } else { scale }
 }
 
 #[test]
-fn numbers_read_well() {
+fn numbers_have_three_significant_digits_and_separators() {
     for (value, text) in [
         (0.0, "0"),
         (783.04, "783"),
@@ -71,41 +71,47 @@ fn numbers_read_well() {
         (9.999, "10"),
         (f64::NAN, "–"),
     ] {
-        assert_eq!(short(value), text, "{value}");
+        assert_eq!(format_number(value), text, "{value}");
     }
-    assert_eq!(grouped(1_000_000), "1,000,000");
+    assert_eq!(format_integer(1_000_000), "1,000,000");
 }
 
 #[test]
-fn a_name_cannot_become_markup() {
+fn names_are_escaped() {
     let series = vec![Series::new("<script>alert('x')</script>", vec![(1.0, 1.0), (2.0, 2.0)])];
-    let svg = plot(series, Scale::Linear, Scale::Linear).svg();
+    let svg = plot(series, AxisScale::Linear, AxisScale::Linear).svg();
     assert!(!svg.contains("<script"), "{svg}");
     assert!(svg.contains("&lt;script&gt;"));
 }
 
 #[test]
-fn names_may_stand_in_a_list() {
+fn a_legend_lists_names_in_order() {
     let series =
         vec![Series::new("a", vec![(1.0, 1.0), (2.0, 2.0)]), Series::new("b", vec![(1.0, 2.0), (2.0, 2.0)])];
-    let svg = Plot { listed: true, ..plot(series, Scale::Tight, Scale::Linear) }.svg();
-    well_formed(&svg);
+    let svg = Plot { legend: true, ..plot(series, AxisScale::LinearFromMin, AxisScale::Linear) }.svg();
+    assert_well_formed(&svg);
     let place = |name: &str| svg.find(&format!(">{name}</text>")).unwrap();
     assert!(place("a") < place("b"));
 }
 
 #[test]
-fn nothing_to_draw_is_no_chart() {
-    assert_eq!(plot(vec![], Scale::Linear, Scale::Linear).svg(), "");
-    assert_eq!(plot(vec![Series::new("a", vec![(1.0, f64::NAN)])], Scale::Linear, Scale::Linear).svg(), "");
-    assert_eq!(plot(vec![Series::new("a", vec![(1.0, -1.0)])], Scale::Linear, Scale::Log10).svg(), "");
+fn a_chart_without_data_is_empty() {
+    assert_eq!(plot(vec![], AxisScale::Linear, AxisScale::Linear).svg(), "");
+    assert_eq!(
+        plot(vec![Series::new("a", vec![(1.0, f64::NAN)])], AxisScale::Linear, AxisScale::Linear).svg(),
+        ""
+    );
+    assert_eq!(
+        plot(vec![Series::new("a", vec![(1.0, -1.0)])], AxisScale::Linear, AxisScale::Log10).svg(),
+        ""
+    );
 }
 
 #[test]
-fn a_long_distribution_is_a_short_path() {
+fn sub_pixel_points_are_dropped() {
     let points = (0..100_000).map(|x| (f64::from(x), f64::from(x) / 1e5)).collect();
     let series = Series { marked: false, ..Series::new("cdf", points) };
-    assert!(plot(vec![series], Scale::Linear, Scale::Linear).svg().len() < 20_000);
+    assert!(plot(vec![series], AxisScale::Linear, AxisScale::Linear).svg().len() < 20_000);
 }
 
 #[test]

@@ -1,59 +1,58 @@
-//! Bars, heat maps, and columns of shares.
+//! Bar charts, heat maps, and stacked columns of shares.
 
 use std::collections::BTreeSet;
 
-use experiments::Value;
+use lab_experiments::Value;
 
-use super::{Drawn, Frame, Panel, Sample, Whose, value_words};
-use crate::chart::{Bar, Bars, Column, Group, Heat, Stack};
+use super::{FigurePanel, FigureSource, PanelData, PlottedCell, RenderedChart, format_parameter_value};
+use crate::chart::{BarChart, BarGroup, ChartBar, Heatmap, StackedColumn, StackedColumns};
 use crate::metric;
 
-/// Bars of one scale; see `curve`.
-const LINEAR_TIMES: f64 = 4.0;
+/// Maximum ratio of measured to published values for one scale; see `curve`.
+const LINEAR_RATIO_MAX: f64 = 4.0;
 
-/// Bars grouped by what lies along the horizontal axis; what was counted over the whole machine as well
-/// has a panel of its own.
-pub(super) fn draw(frame: &Frame<'_>) -> Vec<Panel> {
-    let role = frame.definition.role.as_str();
-    let mut panels = vec![of_role(frame, role)];
-    let machine = |sample: &Sample<'_>| sample.cell.median("all", &frame.definition.y).is_some();
-    if role != "all" && frame.samples.iter().any(machine) {
+/// Bars grouped by x value. A metric that was also measured for the whole machine gets a second panel.
+pub(super) fn draw(data: &PanelData<'_>) -> Vec<FigurePanel> {
+    let role = data.definition.role.as_str();
+    let mut panels = vec![role_panel(data, role)];
+    let machine = |plotted: &PlottedCell<'_>| plotted.cell.median("all", &data.definition.y).is_some();
+    if role != "all" && data.cells.iter().any(machine) {
         for panel in &mut panels {
-            panel.title = joined(&panel.title, "generator only");
+            panel.title = join_titles(&panel.title, "generator only");
         }
-        let mut whole = of_role(frame, "all");
-        whole.title = joined(&whole.title, "whole machine");
+        let mut whole = role_panel(data, "all");
+        whole.title = join_titles(&whole.title, "whole machine");
         panels.push(whole);
     }
     panels
 }
 
-fn joined(title: &str, more: &str) -> String {
+fn join_titles(title: &str, more: &str) -> String {
     if title.is_empty() { more.to_string() } else { format!("{title}, {more}") }
 }
 
-fn of_role(frame: &Frame<'_>, role: &str) -> Panel {
-    let definition = frame.definition;
-    let middle = |sample: &Sample<'_>| sample.cell.median(role, &definition.y);
+fn role_panel(data: &PanelData<'_>, role: &str) -> FigurePanel {
+    let definition = data.definition;
+    let median = |plotted: &PlottedCell<'_>| plotted.cell.median(role, &definition.y);
     let mut charts = Vec::new();
-    for whose in frame.sides(frame.together(LINEAR_TIMES, middle)) {
-        let largest = frame.of(whose).filter_map(middle).fold(0.0, f64::max);
-        let shown = metric::shown(&definition.y, largest);
-        let mut groups: Vec<Group> = Vec::new();
-        for x in group_names(frame) {
-            let mut group = Group { name: x.clone(), bars: Vec::new() };
-            for name in frame.series() {
-                for sample in frame.of(whose).filter(|sample| frame.name(sample) == name) {
-                    if group_name(frame, sample) != x {
+    for source in data.chart_sources(data.fits_one_scale(LINEAR_RATIO_MAX, median)) {
+        let largest = data.cells_from(source).filter_map(median).fold(0.0, f64::max);
+        let shown = metric::display_unit(&definition.y, largest);
+        let mut groups: Vec<BarGroup> = Vec::new();
+        for x in group_names(data) {
+            let mut group = BarGroup { name: x.clone(), bars: Vec::new() };
+            for name in data.series_names() {
+                for plotted in data.cells_from(source).filter(|plotted| data.series_name(plotted) == name) {
+                    if group_name(data, plotted) != x {
                         continue;
                     }
-                    let Some(value) = middle(sample) else { continue };
-                    let interval = sample.cell.interval(role, &definition.y);
-                    group.bars.push(Bar {
+                    let Some(value) = median(plotted) else { continue };
+                    let interval = plotted.cell.interval(role, &definition.y);
+                    group.bars.push(ChartBar {
                         name: name.clone(),
-                        value: value / shown.per,
-                        interval: interval.map(|found| found.per(shown.per)),
-                        published: sample.published,
+                        value: value / shown.divisor,
+                        interval: interval.map(|found| found.divided_by(shown.divisor)),
+                        published: plotted.published,
                     });
                 }
             }
@@ -61,26 +60,27 @@ fn of_role(frame: &Frame<'_>, role: &str) -> Panel {
                 groups.push(group);
             }
         }
-        let title = frame.title(&metric::words(&definition.y));
-        let svg = Bars { title, label: metric::label(&definition.y, shown), groups }.svg();
+        let title = data.title(&metric::display_name(&definition.y));
+        let svg = BarChart { title, label: metric::label_with_unit(&definition.y, shown), groups }.svg();
         if !svg.is_empty() {
-            charts.push(Drawn { whose, svg });
+            charts.push(RenderedChart { source, svg });
         }
     }
-    Panel { title: frame.panel.clone(), charts }
+    FigurePanel { title: data.panel.clone(), charts }
 }
 
-fn group_name(frame: &Frame<'_>, sample: &Sample<'_>) -> String {
-    let x = &frame.definition.x;
-    frame.x(sample).map_or_else(|| frame.name(sample), |value| value_words(x, value))
+fn group_name(data: &PanelData<'_>, plotted: &PlottedCell<'_>) -> String {
+    let x = &data.definition.x;
+    data.x_value(plotted).map_or_else(|| data.series_name(plotted), |value| format_parameter_value(x, value))
 }
 
-/// In the order of the horizontal axis; lines without a place on it stand last, under their own name.
-fn group_names(frame: &Frame<'_>) -> Vec<String> {
-    let x = &frame.definition.x;
-    let mut names: Vec<String> = frame.xs().iter().map(|value| value_words(x, value)).collect();
-    for sample in &frame.samples {
-        let name = group_name(frame, sample);
+/// Names of the groups in the order of the x axis; series without an x value come last, under their own name.
+fn group_names(data: &PanelData<'_>) -> Vec<String> {
+    let x = &data.definition.x;
+    let mut names: Vec<String> =
+        data.x_values().iter().map(|value| format_parameter_value(x, value)).collect();
+    for plotted in &data.cells {
+        let name = group_name(data, plotted);
         if !names.contains(&name) {
             names.push(name);
         }
@@ -88,101 +88,105 @@ fn group_names(frame: &Frame<'_>) -> Vec<String> {
     names
 }
 
-/// A printed table: the reader's numbers, and beside them the writer's where both were measured.
-pub(super) fn table(frame: &Frame<'_>) -> Vec<Panel> {
-    let mut panels = vec![heat(frame)];
-    let writer = |sample: &Sample<'_>| sample.cell.median("bg", &frame.definition.y).is_some();
-    if frame.definition.role == "fg" && frame.samples.iter().any(writer) {
-        panels[0].title = joined(&panels[0].title, "the reader");
-        let mut other = heat_of(frame, "bg");
-        other.title = joined(&other.title, "the writer beside it");
+/// A published table as heat maps: the reader's values, and the writer's where both were measured.
+pub(super) fn table(data: &PanelData<'_>) -> Vec<FigurePanel> {
+    let mut panels = vec![heatmap(data)];
+    let writer = |plotted: &PlottedCell<'_>| plotted.cell.median("bg", &data.definition.y).is_some();
+    if data.definition.role == "fg" && data.cells.iter().any(writer) {
+        panels[0].title = join_titles(&panels[0].title, "the reader");
+        let mut other = role_heatmap(data, "bg");
+        other.title = join_titles(&other.title, "the concurrent writer");
         panels.push(other);
     }
     panels
 }
 
-/// A number for each line and each value along the axis, relative to one of them where the definition
-/// says so.
-pub(super) fn heat(frame: &Frame<'_>) -> Panel {
-    heat_of(frame, &frame.definition.role)
+/// A heat map of series by x value, relative to a baseline cell if the definition names one.
+pub(super) fn heatmap(data: &PanelData<'_>) -> FigurePanel {
+    role_heatmap(data, &data.definition.role)
 }
 
-fn heat_of(frame: &Frame<'_>, role: &str) -> Panel {
-    let definition = frame.definition;
-    let value = |sample: &Sample<'_>| {
-        let base = base(frame, sample.published);
-        let found = sample.cell.median(role, &definition.y)?;
+fn role_heatmap(data: &PanelData<'_>, role: &str) -> FigurePanel {
+    let definition = data.definition;
+    let value = |plotted: &PlottedCell<'_>| {
+        let base = baseline(data, plotted.published);
+        let found = plotted.cell.median(role, &definition.y)?;
         if definition.relative_to.is_empty() { Some(found) } else { base.map(|base| found / base) }
     };
-    let sides = match frame.sides(true).first() {
-        Some(Whose::Both) => vec![Whose::Here, Whose::Published],
-        Some(whose) => vec![*whose],
+    let sources = match data.chart_sources(true).first() {
+        Some(FigureSource::Both) => vec![FigureSource::Measured, FigureSource::Published],
+        Some(source) => vec![*source],
         None => Vec::new(),
     };
-    // Two maps are compared by colour, as long as one would not be all pale beside the other.
-    let shared = frame.together(LINEAR_TIMES * 2.0, value);
+    // Both maps share a colour range, unless one of them would then use only its pale end.
+    let shared = data.fits_one_scale(LINEAR_RATIO_MAX * 2.0, value);
     let mut charts = Vec::new();
-    for whose in sides {
-        let largest = frame.of(whose).filter_map(value).fold(0.0, f64::max);
+    for source in sources {
+        let largest = data.cells_from(source).filter_map(value).fold(0.0, f64::max);
         let relative = !definition.relative_to.is_empty();
         let shown = if relative {
-            metric::Shown { per: 1.0, unit: "times" }
+            metric::DisplayUnit { divisor: 1.0, unit: "times" }
         } else {
-            metric::shown(&definition.y, largest)
+            metric::display_unit(&definition.y, largest)
         };
-        let range = frame.of(if shared { Whose::Both } else { whose }).filter_map(value);
-        let range = Heat::range_of(range.map(|value| value / shown.per));
-        let columns = frame.xs();
+        let range = data.cells_from(if shared { FigureSource::Both } else { source }).filter_map(value);
+        let range = Heatmap::range_of(range.map(|value| value / shown.divisor));
+        let columns = data.x_values();
         let row = |name: &String| {
             let of = |x: &Value| {
-                let mut cells = frame.of(whose).filter(|sample| frame.name(sample) == *name);
-                cells.find(|sample| frame.x(sample).is_some_and(|found| found.same(x)))
+                let mut cells = data.cells_from(source).filter(|plotted| data.series_name(plotted) == *name);
+                cells.find(|plotted| data.x_value(plotted).is_some_and(|found| found.same(x)))
             };
             let values: Vec<Option<f64>> =
-                columns.iter().map(|x| of(x).and_then(value).map(|value| value / shown.per)).collect();
+                columns.iter().map(|x| of(x).and_then(value).map(|value| value / shown.divisor)).collect();
             (name.clone(), values)
         };
-        let names = frame.series();
+        let names = data.series_names();
         let rows: Vec<_> =
             names.iter().map(row).filter(|(_, values)| values.iter().any(Option::is_some)).collect();
         let x = &definition.x;
         let label = if relative {
-            let words: Vec<String> =
+            let baseline_label: Vec<String> =
                 definition.relative_to.iter().map(|(name, value)| format!("{name} {value}")).collect();
             format!(
-                "{}, times that of {}; across: {}",
-                metric::words(&definition.y),
-                words.join(", "),
-                metric::parameter(x)
+                "{}, relative to {}; columns: {}",
+                metric::display_name(&definition.y),
+                baseline_label.join(", "),
+                metric::parameter_name(x)
             )
         } else {
-            format!("{}; across: {}", metric::label(&definition.y, shown), metric::parameter(x))
+            format!(
+                "{}; columns: {}",
+                metric::label_with_unit(&definition.y, shown),
+                metric::parameter_name(x)
+            )
         };
-        let columns = columns.iter().map(|value| value_words(x, value)).collect();
+        let columns = columns.iter().map(|value| format_parameter_value(x, value)).collect();
         let svg =
-            Heat { title: frame.title(&metric::words(&definition.y)), label, columns, rows, range }.svg();
+            Heatmap { title: data.title(&metric::display_name(&definition.y)), label, columns, rows, range }
+                .svg();
         if !svg.is_empty() {
-            charts.push(Drawn { whose, svg });
+            charts.push(RenderedChart { source, svg });
         }
     }
-    Panel { title: frame.panel.clone(), charts }
+    FigurePanel { title: data.panel.clone(), charts }
 }
 
-/// What the values of one side are relative to.
-fn base(frame: &Frame<'_>, published: bool) -> Option<f64> {
-    let definition = frame.definition;
-    let is_base = |sample: &&Sample<'_>| {
-        sample.published == published
+/// The baseline value of measured or published cells.
+fn baseline(data: &PanelData<'_>, published: bool) -> Option<f64> {
+    let definition = data.definition;
+    let is_base = |plotted: &&PlottedCell<'_>| {
+        plotted.published == published
             && definition
                 .relative_to
                 .iter()
-                .all(|(name, value)| sample.cell.parameters.get(name).is_some_and(|found| found.same(value)))
+                .all(|(name, value)| plotted.cell.parameters.get(name).is_some_and(|found| found.same(value)))
     };
-    let found = frame.samples.iter().find(is_base)?;
+    let found = data.cells.iter().find(is_base)?;
     found.cell.median(&definition.role, &definition.y).filter(|base| *base > 0.0)
 }
 
-fn class_words(class: &str) -> String {
+fn class_name(class: &str) -> String {
     match class {
         "io_library" => "I/O library".to_string(),
         "driver" => "NVMe driver".to_string(),
@@ -190,21 +194,21 @@ fn class_words(class: &str) -> String {
     }
 }
 
-/// Whether any cell says where its time goes.
-pub(super) fn has_shares(frame: &Frame<'_>) -> bool {
-    let records = frame.samples.iter().flat_map(|sample| sample.cell.measured());
-    let roles = records.filter_map(|record| record.roles.get(&frame.definition.role));
+/// Whether any cell has a profile by class of functions (`share_*` metrics).
+pub(super) fn has_shares(data: &PanelData<'_>) -> bool {
+    let records = data.cells.iter().flat_map(|plotted| plotted.cell.measured());
+    let roles = records.filter_map(|record| record.roles.get(&data.definition.role));
     roles.flat_map(|role| role.metrics.keys()).any(|name| name.starts_with("share_"))
 }
 
-/// Where the instructions go: a column for each line, a part for each class of functions.
-pub(super) fn breakdown(frame: &Frame<'_>) -> Panel {
-    /// From the bottom up: as a request goes down.
+/// A stacked column for each series, with one part for each class of functions in the profile.
+pub(super) fn breakdown(data: &PanelData<'_>) -> FigurePanel {
+    /// From the bottom up, in the order in which a request passes the layers.
     const ORDER: [&str; 8] =
         ["generator", "io_library", "kernel", "block_layer", "scheduler", "locks", "driver", "idle"];
-    let role = &frame.definition.role;
+    let role = &data.definition.role;
     let mut classes: BTreeSet<String> = BTreeSet::new();
-    for record in frame.samples.iter().flat_map(|sample| sample.cell.measured()) {
+    for record in data.cells.iter().flat_map(|plotted| plotted.cell.measured()) {
         let Some(role) = record.roles.get(role) else { continue };
         classes.extend(
             role.metrics
@@ -215,22 +219,22 @@ pub(super) fn breakdown(frame: &Frame<'_>) -> Panel {
     let mut classes: Vec<String> = classes.into_iter().collect();
     classes.sort_by_key(|class| ORDER.iter().position(|known| known == class).unwrap_or(ORDER.len()));
     let mut columns = Vec::new();
-    for name in frame.series() {
-        for sample in frame.samples.iter().filter(|sample| frame.name(sample) == name) {
+    for name in data.series_names() {
+        for plotted in data.cells.iter().filter(|plotted| data.series_name(plotted) == name) {
             let share = |class: &String| {
-                let value = sample.cell.median(role, &format!("share_{class}_pct"))?;
-                Some((class_words(class), value))
+                let value = plotted.cell.median(role, &format!("share_{class}_pct"))?;
+                Some((class_name(class), value))
             };
             let parts: Vec<(String, f64)> = classes.iter().filter_map(share).collect();
             if parts.is_empty() {
                 continue;
             }
-            let label = if sample.published { format!("{name}, publ.") } else { name.clone() };
-            columns.push(Column { name: label, published: sample.published, parts });
+            let label = if plotted.published { format!("{name}, publ.") } else { name.clone() };
+            columns.push(StackedColumn { name: label, published: plotted.published, parts });
         }
     }
-    let stack = Stack { title: frame.title("shares"), label: "share of samples, %".into(), columns };
-    let whose = frame.sides(true).first().copied().unwrap_or_default();
-    let charts = if stack.is_empty() { Vec::new() } else { vec![Drawn { whose, svg: stack.svg() }] };
-    Panel { title: frame.panel.clone(), charts }
+    let stack = StackedColumns { title: data.title("shares"), label: "share of samples, %".into(), columns };
+    let source = data.chart_sources(true).first().copied().unwrap_or_default();
+    let charts = if stack.is_empty() { Vec::new() } else { vec![RenderedChart { source, svg: stack.svg() }] };
+    FigurePanel { title: data.panel.clone(), charts }
 }

@@ -2,93 +2,95 @@
 
 use std::collections::BTreeMap;
 
-use experiments::CellRecord;
+use lab_experiments::CellRecord;
 
-use super::{Drawn, Frame, Panel, Sample, value_words};
-use crate::cells::Cell;
-use crate::chart::{Axis, Plot, Scale, Series};
+use super::{FigurePanel, PanelData, PlottedCell, RenderedChart, format_parameter_value};
+use crate::cells::ExperimentCell;
+use crate::chart::{Axis, AxisScale, Plot, Series};
 use crate::metric;
 
-/// The papers plot five depths of nine; so many tell the story.
+/// Maximum number of x values that get a panel; the papers plot five depths of nine.
 const PANELS_MAX: usize = 6;
-/// The last ten-thousandth would push everything else to the left.
-const SHOWN: f64 = 0.9995;
+/// Fraction of I/Os shown; the extreme tail would compress the rest of the axis.
+const FRACTION_MAX: f64 = 0.9995;
 
-/// A panel for each of up to six values along the horizontal axis of the definition.
-pub(super) fn draw(frame: &Frame<'_>) -> Vec<Panel> {
-    let values = frame.xs();
-    let chosen: Vec<usize> = if values.len() <= PANELS_MAX {
+/// One panel for each of up to six values of the x axis.
+pub(super) fn draw(data: &PanelData<'_>) -> Vec<FigurePanel> {
+    let values = data.x_values();
+    let selected: Vec<usize> = if values.len() <= PANELS_MAX {
         (0..values.len()).collect()
     } else {
         (0..PANELS_MAX).map(|index| index * (values.len() - 1) / (PANELS_MAX - 1)).collect()
     };
     let mut panels = Vec::new();
-    for value in chosen.into_iter().map(|index| &values[index]) {
-        let at: Vec<Sample<'_>> = frame
-            .samples
+    for value in selected.into_iter().map(|index| &values[index]) {
+        let at: Vec<PlottedCell<'_>> = data
+            .cells
             .iter()
-            .filter(|sample| frame.x(sample).is_some_and(|found| found.same(value)))
+            .filter(|plotted| data.x_value(plotted).is_some_and(|found| found.same(value)))
             .copied()
             .collect();
-        let name = &frame.definition.x;
-        let said = format!("{} {}", metric::parameter(name), value_words(name, value));
-        let panel = if frame.panel.is_empty() { said } else { format!("{}, {said}", frame.panel) };
-        panels.push(draw_one(&Frame { definition: frame.definition, panel, samples: at }));
+        let name = &data.definition.x;
+        let label = format!("{} {}", metric::parameter_name(name), format_parameter_value(name, value));
+        let panel = if data.panel.is_empty() { label } else { format!("{}, {label}", data.panel) };
+        panels.push(draw_one(&PanelData { definition: data.definition, panel, cells: at }));
     }
     panels
 }
 
-fn draw_one(frame: &Frame<'_>) -> Panel {
-    let role = &frame.definition.role;
-    let middle = |sample: &Sample<'_>| at_half(&points(sample.cell, role));
-    // Distributions are compared by where they rise, on a logarithmic axis.
-    let together = frame.together(30.0, middle);
+fn draw_one(data: &PanelData<'_>) -> FigurePanel {
+    let role = &data.definition.role;
+    let median = |plotted: &PlottedCell<'_>| distribution_median(&points(plotted.cell, role));
+    // Distributions are compared by their medians, on a logarithmic axis.
+    let shared = data.fits_one_scale(30.0, median);
     let mut charts = Vec::new();
-    for whose in frame.sides(together) {
+    for source in data.chart_sources(shared) {
         let mut series: Vec<Series> = Vec::new();
-        for sample in frame.of(whose) {
-            let mut line = points(sample.cell, role);
-            let end = line.iter().position(|point| point.1 >= SHOWN).map_or(line.len(), |index| index + 1);
+        for plotted in data.cells_from(source) {
+            let mut line = points(plotted.cell, role);
+            let end =
+                line.iter().position(|point| point.1 >= FRACTION_MAX).map_or(line.len(), |index| index + 1);
             line.truncate(end.max(2));
             if line.len() > 1 {
-                let few = line.len() <= 24;
-                let name = frame.name(sample);
+                let marked = line.len() <= 24;
+                let name = data.series_name(plotted);
                 series.push(Series {
                     name,
-                    published: sample.published,
+                    published: plotted.published,
                     points: line,
-                    marked: few,
+                    marked,
                     ..Series::default()
                 });
             }
         }
         let largest = series.iter().flat_map(|line| &line.points).map(|point| point.0).fold(0.0, f64::max);
-        let shown = metric::shown("clat_us", largest);
+        let shown = metric::display_unit("clat_us", largest);
         let mut lows = Vec::new();
         for point in series.iter_mut().flat_map(|line| &mut line.points) {
-            point.0 /= shown.per;
+            point.0 /= shown.divisor;
             lows.push(point.0);
         }
         let low = lows.iter().copied().filter(|value| *value > 0.0).fold(f64::INFINITY, f64::min);
-        let scale = if largest / shown.per > low * 8.0 { Scale::Log10 } else { Scale::Tight };
+        let scale =
+            if largest / shown.divisor > low * 8.0 { AxisScale::Log10 } else { AxisScale::LinearFromMin };
         let x = Axis::new(format!("completion latency, {}", shown.unit), scale);
-        let y = Axis::new("fraction of I/Os", Scale::Linear);
-        let title = frame.title("distribution of latency");
-        let svg = Plot { title, x, y, series, listed: true }.svg();
+        let y = Axis::new("fraction of I/Os", AxisScale::Linear);
+        let title = data.title("latency distribution");
+        let svg = Plot { title, x, y, series, legend: true }.svg();
         if !svg.is_empty() {
-            charts.push(Drawn { whose, svg });
+            charts.push(RenderedChart { source, svg });
         }
     }
-    Panel { title: frame.panel.clone(), charts }
+    FigurePanel { title: data.panel.clone(), charts }
 }
 
-fn at_half(points: &[(f64, f64)]) -> Option<f64> {
+fn distribution_median(points: &[(f64, f64)]) -> Option<f64> {
     points.iter().find(|point| point.1 >= 0.5).map(|point| point.0)
 }
 
-/// A cell's distribution: microseconds, and the fraction of I/Os that took no longer. From the
-/// histograms of all repetitions; from percentiles where only those are known.
-pub fn points(cell: &Cell<'_>, role: &str) -> Vec<(f64, f64)> {
+/// A cell's cumulative distribution as (latency in us, fraction of I/Os at or below it). Merges the histograms
+/// of all repetitions; without histograms, uses the percentiles of the first repetition.
+pub fn points(cell: &ExperimentCell<'_>, role: &str) -> Vec<(f64, f64)> {
     let mut merged: BTreeMap<u64, u64> = BTreeMap::new();
     for record in cell.measured() {
         let histograms = record.roles.get(role).map(|role| &role.histograms);
@@ -112,7 +114,7 @@ pub fn points(cell: &Cell<'_>, role: &str) -> Vec<(f64, f64)> {
     points
 }
 
-/// From metrics as `clat_p99_us`; `p999` is 99.9 %.
+/// The distribution from percentile metrics such as `clat_p99_us`; `p999` is 99.9 %.
 fn percentiles(record: &CellRecord, role: &str) -> Vec<(f64, f64)> {
     let Some(role) = record.roles.get(role) else { return Vec::new() };
     let mut points: Vec<(f64, f64)> = role

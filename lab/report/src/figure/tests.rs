@@ -1,7 +1,7 @@
-use experiments::{CellRecord, Value};
+use lab_experiments::{CellRecord, Value};
 
 use super::*;
-use crate::cells::cells;
+use crate::cells::group_into_cells;
 
 fn definition(text: &str) -> Definition {
     let shape = format!("id = 't.fig'\ntitle = 'a figure'\n{text}\n[vary]\niodepth = [1, 2]\n");
@@ -20,7 +20,7 @@ fn record(series: &str, depth: i64, devices: i64, values: &[(&str, f64)]) -> Cel
 }
 
 fn figure(definition: &Definition, here: &[CellRecord], published: &[CellRecord]) -> Figure {
-    let (here, published) = (cells(here), cells(published));
+    let (here, published) = (group_into_cells(here), group_into_cells(published));
     draw(definition, &here.iter().collect::<Vec<_>>(), &published.iter().collect::<Vec<_>>(), true)
 }
 
@@ -41,28 +41,31 @@ fn run(factor: f64) -> Vec<CellRecord> {
 }
 
 #[test]
-fn what_still_varies_becomes_panels() {
+fn remaining_parameters_split_into_panels() {
     let definition = definition("x = 'iodepth'\ny = 'clat_p99_us'\nseries = ['scheduler']");
     let figure = figure(&definition, &run(1.0), &run(1.2));
     let titles: Vec<&str> = figure.panels.iter().map(|panel| panel.title.as_str()).collect();
     assert_eq!(titles, ["devices 1", "devices 8"]);
     assert!(
-        figure.panels.iter().all(|panel| panel.charts.len() == 1 && panel.charts[0].whose == Whose::Both)
+        figure
+            .panels
+            .iter()
+            .all(|panel| panel.charts.len() == 1 && panel.charts[0].source == FigureSource::Both)
     );
     let svg = &figure.panels[0].charts[0].svg;
     assert!(svg.contains("data-s=\"none\"") && svg.contains("data-s=\"none · publ.\""), "{svg}");
 }
 
 #[test]
-fn what_lies_far_apart_gets_a_chart_of_its_own() {
+fn published_values_on_another_scale_get_their_own_chart() {
     let definition = definition("x = 'iodepth'\ny = 'iops'\nseries = ['scheduler']");
     let figure = figure(&definition, &run(1.0), &run(50.0));
-    let whose: Vec<Whose> = figure.panels[0].charts.iter().map(|chart| chart.whose).collect();
-    assert_eq!(whose, [Whose::Here, Whose::Published]);
+    let sources: Vec<FigureSource> = figure.panels[0].charts.iter().map(|chart| chart.source).collect();
+    assert_eq!(sources, [FigureSource::Measured, FigureSource::Published]);
 }
 
 #[test]
-fn throughput_against_latency_follows_the_depth() {
+fn latency_over_throughput_is_ordered_by_depth() {
     let definition =
         definition("x = 'iodepth'\nx_metric = 'iops'\ny = 'clat_p99_us'\nseries = ['scheduler']");
     let figure = figure(&definition, &run(1.0), &[]);
@@ -71,7 +74,7 @@ fn throughput_against_latency_follows_the_depth() {
 }
 
 #[test]
-fn a_heat_map_is_relative_to_its_base() {
+fn a_heat_map_is_relative_to_its_baseline() {
     let text = "x = 'iodepth'\ny = 'clat_p99_us'\nseries = ['scheduler']\nshape = 'heatmap'\n\
                 relative_to = { scheduler = 'none', iodepth = 1 }";
     let figure = figure(&definition(text), &run(1.0), &[]);
@@ -79,20 +82,20 @@ fn a_heat_map_is_relative_to_its_base() {
 }
 
 #[test]
-fn a_distribution_comes_from_histograms_or_percentiles() {
+fn a_distribution_uses_histograms_or_else_percentiles() {
     let mut with = record("none", 1, 1, &[]);
     with.role_mut("fg").histograms.insert("clat".into(), vec![(10_000, 1), (20_000, 2), (40_000, 1)]);
     let without = record("none", 1, 1, &[("clat_p50_us", 20.0), ("clat_p999_us", 90.0), ("clat_p5_us", 9.0)]);
     let records = [with];
-    assert_eq!(points(&cells(&records)[0], "fg"), [(10.0, 0.25), (20.0, 0.75), (40.0, 1.0)]);
+    assert_eq!(points(&group_into_cells(&records)[0], "fg"), [(10.0, 0.25), (20.0, 0.75), (40.0, 1.0)]);
     let records = [without];
-    assert_eq!(points(&cells(&records)[0], "fg"), [(9.0, 0.05), (20.0, 0.5), (90.0, 0.999)]);
+    assert_eq!(points(&group_into_cells(&records)[0], "fg"), [(9.0, 0.05), (20.0, 0.5), (90.0, 0.999)]);
 }
 
 use distribution::points;
 
 #[test]
-fn shares_are_columns() {
+fn shares_are_stacked_columns() {
     let text = "x = 'iodepth'\ny = 'share_driver_pct'\nseries = ['scheduler']\nshape = 'breakdown'";
     let here = [record("none", 1, 1, &[("share_driver_pct", 60.0), ("share_generator_pct", 40.0)])];
     let figure = figure(&definition(text), &here, &[]);

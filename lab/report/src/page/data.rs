@@ -1,36 +1,37 @@
-//! The run's data inside the page: everything that was measured, compact, to be downloaded.
+//! The run's data as compact JSON that the page embeds and offers for download.
 
-use experiments::{CellRecord, Run};
+use lab_experiments::{CellRecord, Run};
 use serde_json::{Map, Value as Json, json};
 
-/// How much of the page histograms may take.
+/// The limit on histogram data in the page.
 #[derive(Clone, Copy, Debug)]
-pub struct Budget {
-    /// Pairs of all histograms together; beyond it buckets are merged, and the data say so.
-    pub pairs: usize,
+pub struct HistogramBudget {
+    /// Maximum number of (latency, count) pairs in all histograms; above it, adjacent buckets are merged and
+    /// the field `merged_buckets` reports the factor.
+    pub pairs_max: usize,
 }
 
-impl Default for Budget {
-    /// About 12 MB of text: what a browser reads in a moment.
-    fn default() -> Budget {
-        Budget { pairs: 1_500_000 }
+impl Default for HistogramBudget {
+    /// About 12 MB of text, which browsers load without noticeable delay.
+    fn default() -> HistogramBudget {
+        HistogramBudget { pairs_max: 1_500_000 }
     }
 }
 
-/// The data as JSON that may stand in a `<script>` element.
+/// The run's data as JSON that is safe inside a `<script>` element.
 ///
-/// A histogram is a list of numbers, alternately nanoseconds (as the difference to those before) and how
-/// many I/Os took so long. Where there are more pairs than the budget has room for, neighbours are merged
-/// and `merged_buckets` says how many became one.
+/// A histogram is a flat list that alternates between nanoseconds (delta to the previous bucket) and the
+/// number of I/Os in the bucket. If the pairs exceed the budget, adjacent buckets are merged;
+/// `merged_buckets` is the number of buckets merged into one.
 ///
 /// # Errors
-/// None that data from a run directory can cause.
-pub fn embedded(run: &Run, budget: Budget) -> Result<String, serde_json::Error> {
+/// Never for data that was read from a run directory.
+pub fn embedded_json(run: &Run, budget: HistogramBudget) -> Result<String, serde_json::Error> {
     let pairs = |record: &CellRecord| {
         record.roles.values().flat_map(|role| role.histograms.values()).map(Vec::len).sum::<usize>()
     };
     let all: usize = run.records.iter().map(pairs).sum();
-    let merged = all.div_ceil(budget.pairs.max(1)).max(1);
+    let merged = all.div_ceil(budget.pairs_max.max(1)).max(1);
     let records: Vec<Json> = run.records.iter().map(|record| self::record(record, merged)).collect();
     let data = json!({
         "schema": run.plan.schema,
@@ -49,7 +50,7 @@ pub fn embedded(run: &Run, budget: Budget) -> Result<String, serde_json::Error> 
         },
         "records": records,
     });
-    // What ends a script element, and what begins a comment in one, begins with this letter.
+    // Both `</script>` and `<!--` begin with `<`.
     Ok(serde_json::to_string(&data)?.replace('<', "\\u003c"))
 }
 
@@ -97,7 +98,7 @@ fn record(record: &CellRecord, merged: usize) -> Json {
     Json::Object(out)
 }
 
-/// Six digits: more is noise.
+/// Rounds to six significant digits; more are noise.
 fn rounded(value: f64) -> Json {
     if value == 0.0 || !value.is_finite() {
         return json!(0);
@@ -115,7 +116,7 @@ fn differences(pairs: &[(u64, u64)], merged: usize) -> Vec<Json> {
     let mut out = Vec::with_capacity(pairs.len() / merged * 2 + 2);
     let mut before = 0i128;
     for group in pairs.chunks(merged.max(1)) {
-        // Merged buckets stand at their upper end, as a bucket does.
+        // A merged bucket is reported at its upper bound, like a single bucket.
         let Some((ns, _)) = group.last() else { continue };
         let count = group.iter().fold(0u64, |sum, (_, count)| sum.saturating_add(*count));
         let difference = i128::from(*ns) - before;
@@ -131,29 +132,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn histograms_are_differences() {
+    fn histograms_are_delta_encoded() {
         let pairs = [(100, 1), (150, 2), (300, 3), (301, 4)];
         assert_eq!(json!(differences(&pairs, 1)), json!([100, 1, 50, 2, 150, 3, 1, 4]));
         assert_eq!(json!(differences(&pairs, 2)), json!([150, 3, 151, 7]));
     }
 
     #[test]
-    fn data_cannot_end_their_element() {
+    fn data_cannot_close_the_script_element() {
         let mut run = Run::default();
         run.machine.distortions.push("</script><script>alert(1)</script>".to_string());
-        let text = embedded(&run, Budget::default()).unwrap();
+        let text = embedded_json(&run, HistogramBudget::default()).unwrap();
         assert!(!text.contains('<'));
         let read: Json = serde_json::from_str(&text).unwrap();
         assert_eq!(read["machine"]["distortions"][0], "</script><script>alert(1)</script>");
     }
 
     #[test]
-    fn a_budget_merges_buckets() {
+    fn histograms_over_budget_merge_buckets() {
         let mut run = Run::default();
         let mut record = CellRecord::new("t.fig", "a");
         record.role_mut("fg").histograms.insert("clat".into(), (1..=1000).map(|ns| (ns, 1)).collect());
         run.records.push(record);
-        let text = embedded(&run, Budget { pairs: 100 }).unwrap();
+        let text = embedded_json(&run, HistogramBudget { pairs_max: 100 }).unwrap();
         let read: Json = serde_json::from_str(&text).unwrap();
         assert_eq!(read["merged_buckets"], 10);
         assert_eq!(read["records"][0]["roles"]["fg"]["clat"].as_array().unwrap().len(), 200);

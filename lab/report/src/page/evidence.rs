@@ -1,15 +1,15 @@
-//! Findings and checks as the page shows them.
+//! Findings and checks with their evidence, formatted for the page.
 
-use experiments::{Definition, Outcome, Verdict};
+use lab_experiments::{Definition, Outcome, Verdict};
 use serde::Serialize;
 
-use super::{study_words, verdict_class};
-use crate::chart::short;
+use super::{study_name, verdict_class};
+use crate::chart::format_number;
 use crate::study;
 
-/// A finding with its evidence.
+/// A published finding with its result and checks.
 #[derive(Serialize)]
-pub(super) struct Finding {
+pub(super) struct FindingView {
     study: String,
     name: String,
     says: String,
@@ -17,12 +17,12 @@ pub(super) struct Finding {
     verdict: &'static str,
     class: &'static str,
     confidence: String,
-    checks: Vec<Check>,
+    checks: Vec<CheckView>,
 }
 
-/// A check, asked.
+/// The result of one check.
 #[derive(Serialize)]
-pub(super) struct Check {
+pub(super) struct CheckView {
     says: String,
     verdict: &'static str,
     class: &'static str,
@@ -32,7 +32,7 @@ pub(super) struct Check {
     remark: String,
 }
 
-/// How many findings came out how, by study.
+/// The number of findings of a study by result.
 #[derive(Serialize)]
 pub(super) struct Tally {
     study: String,
@@ -42,18 +42,18 @@ pub(super) struct Tally {
     all: usize,
 }
 
-pub(super) fn findings(asking: &study::Asking) -> Vec<Finding> {
-    let show = |asked: study::Asked| {
-        let outcome = asked.outcome;
+pub(super) fn findings(evaluator: &study::FindingEvaluator) -> Vec<FindingView> {
+    let show = |result: study::FindingResult| {
+        let outcome = result.outcome;
         let (study, name) = outcome.id.split_once('.').unwrap_or(("", &outcome.id));
-        let confidence = match (asked.repetitions, asked.agreeing) {
+        let confidence = match (result.repetitions, result.agreeing) {
             (0, _) => String::new(),
             (1, _) => "measured once".to_string(),
-            (all, same) => format!("so in {same} of {all} repetitions"),
+            (all, agreeing) => format!("same result in {agreeing} of {all} repetitions"),
         };
-        Finding {
-            study: study_words(study),
-            name: name_words(name),
+        FindingView {
+            study: study_name(study),
+            name: finding_title(name),
             says: outcome.says.clone(),
             section: outcome.section.clone(),
             verdict: outcome.verdict.words(),
@@ -62,11 +62,11 @@ pub(super) fn findings(asking: &study::Asking) -> Vec<Finding> {
             checks: outcome.outcomes.iter().map(check).collect(),
         }
     };
-    asking.findings().into_iter().map(show).collect()
+    evaluator.findings().into_iter().map(show).collect()
 }
 
-/// `key1` is the first key finding, `o7` the seventh observation.
-fn name_words(name: &str) -> String {
+/// `key1` becomes `Key finding 1`, `o7` becomes `Observation 7`, `f2` becomes `Finding 2`.
+fn finding_title(name: &str) -> String {
     let number = |rest: &str| rest.bytes().all(|byte| byte.is_ascii_digit()) && !rest.is_empty();
     match (name.strip_prefix("key"), name.strip_prefix('o')) {
         (Some(rest), _) if number(rest) => format!("Key finding {rest}"),
@@ -78,7 +78,7 @@ fn name_words(name: &str) -> String {
     }
 }
 
-pub(super) fn tally(findings: &[Finding]) -> Vec<Tally> {
+pub(super) fn tally(findings: &[FindingView]) -> Vec<Tally> {
     let mut all: Vec<Tally> = Vec::new();
     for finding in findings {
         if all.last().is_none_or(|tally| tally.study != finding.study) {
@@ -95,27 +95,27 @@ pub(super) fn tally(findings: &[Finding]) -> Vec<Tally> {
     all
 }
 
-/// The checks of an experiment.
-pub(super) fn checks(asking: &study::Asking, definition: &Definition) -> Vec<Check> {
-    asking.checks(definition).iter().map(check).collect()
+/// Evaluates the checks of an experiment.
+pub(super) fn checks(evaluator: &study::FindingEvaluator, definition: &Definition) -> Vec<CheckView> {
+    evaluator.checks(definition).iter().map(check).collect()
 }
 
-fn check(outcome: &Outcome) -> Check {
+fn check(outcome: &Outcome) -> CheckView {
     let tested = outcome.verdict != Verdict::NotTested;
     let measured = match (outcome.measured, outcome.range) {
-        (Some(_), Some((low, high))) if short(low) != short(high) => {
-            format!("{} to {}", short(low), short(high))
+        (Some(_), Some((low, high))) if format_number(low) != format_number(high) => {
+            format!("{} to {}", format_number(low), format_number(high))
         }
-        (Some(value), _) => short(value),
+        (Some(value), _) => format_number(value),
         (None, _) => "–".to_string(),
     };
-    Check {
+    CheckView {
         says: outcome.says.clone(),
         verdict: outcome.verdict.words(),
         class: verdict_class(outcome.verdict),
         measured,
         bound: outcome.bound.clone(),
-        published: outcome.published.map_or("–".to_string(), short),
+        published: outcome.published.map_or("–".to_string(), format_number),
         remark: match (tested, outcome.remark.is_empty()) {
             (true, false) if outcome.verdict == Verdict::DoesNotHold => {
                 format!("worst at {}", outcome.remark)

@@ -1,19 +1,19 @@
 "use strict";
 (() => {
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
-  // A mark says what it is at once, not after the browser's second of hesitation.
+  // Shows tooltips immediately instead of after the browser's delay.
   const tip = document.createElement("div");
   tip.className = "tip";
   tip.hidden = true;
   document.body.append(tip);
-  let held = null;
+  let hovered = null;
   document.addEventListener("pointerover", (event) => {
     const shape = event.target.closest?.("svg.chart path.m, svg.chart rect");
-    if (held) { held[0].prepend(held[1]); held = null; }
+    if (hovered) { hovered[0].prepend(hovered[1]); hovered = null; }
     const title = shape?.querySelector("title");
     tip.hidden = !title;
     if (!title) return;
-    held = [shape, title];
+    hovered = [shape, title];
     tip.textContent = title.textContent;
     title.remove();
     const box = shape.getBoundingClientRect();
@@ -21,7 +21,7 @@
     tip.style.left = `${Math.max(8, left)}px`;
     tip.style.top = `${Math.max(8, box.top - tip.offsetHeight - 8)}px`;
   });
-  // A series is shown and hidden in its figure by its name.
+  // A click on a series toggles every group with its name in the same chart.
   document.addEventListener("click", (event) => {
     const series = event.target.closest?.("svg.chart g[data-s]");
     if (!series) return;

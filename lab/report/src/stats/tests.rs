@@ -8,7 +8,7 @@ fn values() -> impl Strategy<Value = Vec<f64>> {
 
 proptest! {
     #[test]
-    fn the_median_has_as_many_below_as_above(values in values()) {
+    fn at_most_half_of_the_values_are_on_either_side_of_the_median(values in values()) {
         let middle = median(&values).unwrap();
         let below = values.iter().filter(|value| **value < middle).count();
         let above = values.iter().filter(|value| **value > middle).count();
@@ -16,7 +16,7 @@ proptest! {
     }
 
     #[test]
-    fn quantiles_rise_and_stay_inside(values in values(), a in 0.0..1.0f64, b in 0.0..1.0f64) {
+    fn quantiles_are_monotonic_and_within_the_range(values in values(), a in 0.0..1.0f64, b in 0.0..1.0f64) {
         let (a, b) = (a.min(b), a.max(b));
         let (low, high) = (quantile(&values, a).unwrap(), quantile(&values, b).unwrap());
         prop_assert!(low <= high);
@@ -24,16 +24,16 @@ proptest! {
     }
 
     #[test]
-    fn an_interval_repeats_and_holds_its_median(values in values(), seed: u64) {
+    fn a_median_interval_is_reproducible_and_contains_the_median(values in values(), seed: u64) {
         let interval = median_interval(&values, 0.95, seed).unwrap();
         prop_assert_eq!(interval, median_interval(&values, 0.95, seed).unwrap());
         prop_assert!(interval.contains(median(&values).unwrap()), "{:?} of {:?}", interval, values);
     }
 
     #[test]
-    fn a_ratio_turns_round_with_its_sides(a in values(), b in values()) {
-        let (there, interval) = ratio_of_means(&a, &b, 0.95).unwrap();
-        let (back, _) = ratio_of_means(&b, &a, 0.95).unwrap();
+    fn swapping_the_sides_inverts_the_ratio(a in values(), b in values()) {
+        let (there, interval) = geometric_mean_ratio(&a, &b, 0.95).unwrap();
+        let (back, _) = geometric_mean_ratio(&b, &a, 0.95).unwrap();
         prop_assert!((there * back - 1.0).abs() < 1e-9);
         if let Some(interval) = interval {
             prop_assert!(interval.low <= there * (1.0 + 1e-12) && there <= interval.high * (1.0 + 1e-12));
@@ -41,70 +41,70 @@ proptest! {
     }
 
     #[test]
-    fn a_ratio_follows_a_scale(a in values(), factor in 0.01..100.0f64) {
+    fn scaling_one_side_scales_the_ratio(a in values(), factor in 0.01..100.0f64) {
         let b: Vec<f64> = a.iter().map(|value| value * factor).collect();
-        let (ratio, _) = ratio_of_means(&a, &b, 0.95).unwrap();
+        let (ratio, _) = geometric_mean_ratio(&a, &b, 0.95).unwrap();
         prop_assert!((ratio / factor - 1.0).abs() < 1e-9);
     }
 
     #[test]
-    fn one_situation_is_as_two_sets_of_repetitions(a in values(), b in values()) {
-        let (ratio, interval) = ratio_of_means(&a, &b, 0.95).unwrap();
-        prop_assert_eq!(ratio_over_situations(&[(a, b)], 0.95).unwrap(), (ratio, interval));
+    fn a_single_configuration_equals_the_plain_ratio(a in values(), b in values()) {
+        let (ratio, interval) = geometric_mean_ratio(&a, &b, 0.95).unwrap();
+        prop_assert_eq!(matched_geometric_mean_ratio(&[(a, b)], 0.95).unwrap(), (ratio, interval));
     }
 
     #[test]
-    fn situations_without_repetitions_speak_from_the_fourth(factor in 0.5..2.0f64, count in 1..9usize) {
-        let off = |at: usize| 1.0 + 0.001 * (at % 2) as f64;
-        let situations: Vec<(Vec<f64>, Vec<f64>)> =
-            (1..=count).map(|at| (vec![at as f64], vec![at as f64 * factor * off(at)])).collect();
-        let (ratio, interval) = ratio_over_situations(&situations, 0.95).unwrap();
+    fn unrepeated_configurations_need_four_for_an_interval(factor in 0.5..2.0f64, count in 1..9usize) {
+        let jitter = |at: usize| 1.0 + 0.001 * (at % 2) as f64;
+        let configurations: Vec<(Vec<f64>, Vec<f64>)> =
+            (1..=count).map(|at| (vec![at as f64], vec![at as f64 * factor * jitter(at)])).collect();
+        let (ratio, interval) = matched_geometric_mean_ratio(&configurations, 0.95).unwrap();
         prop_assert!((ratio / factor - 1.0).abs() < 0.002);
         prop_assert_eq!(interval.is_some(), count >= 4);
     }
 
     #[test]
-    fn a_slope_is_found_among_wild_points(rise in -100.0..100.0f64, start in -1e6..1e6f64, wild in -1e9..1e9f64) {
+    fn the_slope_tolerates_an_outlier(rise in -100.0..100.0f64, start in -1e6..1e6f64, outlier in -1e9..1e9f64) {
         let mut points: Vec<(f64, f64)> = (0..9).map(|x| (f64::from(x), start + rise * f64::from(x))).collect();
-        points[4].1 = wild;
+        points[4].1 = outlier;
         prop_assert!((slope(&points).unwrap() - rise).abs() <= 1e-6 * (1.0 + start.abs()));
     }
 
     #[test]
-    fn a_knee_is_where_two_straight_lines_meet(bend in 1..8usize, flat in 0.0..0.2f64) {
+    fn the_knee_is_where_two_straight_lines_meet(bend in 1..8usize, flat in 0.0..0.2f64) {
         let at = |x: usize| if x <= bend { x as f64 } else { bend as f64 + flat * (x - bend) as f64 };
         let points: Vec<(f64, f64)> = (0..10).map(|x| (x as f64, at(x))).collect();
-        // A bend that close to the end is too shallow to be told from noise.
+        // A bend near the end is too shallow to distinguish from noise.
         prop_assume!((1.0 - flat) * (9 - bend) as f64 > 0.1 * points[9].1 * 9.0 / bend as f64);
         prop_assert_eq!(knee(&points), Some(bend));
     }
 
     #[test]
-    fn nothing_trips_over_any_number(values in proptest::collection::vec(any::<f64>(), 0..9),
+    fn no_statistic_panics_on_arbitrary_values(values in proptest::collection::vec(any::<f64>(), 0..9),
                                      others in proptest::collection::vec(any::<f64>(), 0..9)) {
         let points: Vec<(f64, f64)> = values.iter().copied().zip(others.iter().copied()).collect();
         let _ = (median(&values), median_interval(&values, 0.95, 1), relative_spread(&values));
-        let _ = (ratio_of_means(&values, &others, 0.95), knee(&points), slope(&points));
+        let _ = (geometric_mean_ratio(&values, &others, 0.95), knee(&points), slope(&points));
         prop_assert!(saturation(&points, 0.95).is_none_or(|index| index < points.len()));
     }
 }
 
 #[test]
-fn one_repetition_has_no_interval() {
+fn a_single_repetition_has_no_interval() {
     assert_eq!(median_interval(&[5.0], 0.95, 1), None);
-    let (ratio, interval) = ratio_of_means(&[5.0], &[10.0, 10.1], 0.95).unwrap();
+    let (ratio, interval) = geometric_mean_ratio(&[5.0], &[10.0, 10.1], 0.95).unwrap();
     assert!((ratio - 2.01).abs() < 0.01);
     assert_eq!(interval, None);
 }
 
 #[test]
 fn welch_agrees_with_a_published_example() {
-    // NIST/SEMATECH handbook's two-sample case in small: means 1 and 2 of logs, known t quantile.
-    // Logs {0.9, 1.0, 1.1} and {1.9, 2.0, 2.1}: each variance 0.01, error sqrt(0.02/3) = 0.08165,
-    // 4 degrees of freedom, t(0.975, 4) = 2.776445, reach 0.226693.
+    // The two-sample case of the NIST/SEMATECH handbook, reduced: logarithms with means 1 and 2.
+    // Logs {0.9, 1.0, 1.1} and {1.9, 2.0, 2.1}: variance 0.01 each, standard error sqrt(0.02/3) = 0.08165,
+    // 4 degrees of freedom, t(0.975, 4) = 2.776445, half-width 0.226693.
     let a = [0.9f64.exp(), 1.0f64.exp(), 1.1f64.exp()];
     let b = [1.9f64.exp(), 2.0f64.exp(), 2.1f64.exp()];
-    let (ratio, interval) = ratio_of_means(&a, &b, 0.95).unwrap();
+    let (ratio, interval) = geometric_mean_ratio(&a, &b, 0.95).unwrap();
     let interval = interval.unwrap();
     assert!((ratio.ln() - 1.0).abs() < 1e-12);
     assert!((interval.low.ln() - (1.0 - 0.226_693)).abs() < 1e-5, "{interval:?}");
@@ -119,8 +119,8 @@ fn a_straight_line_has_no_knee() {
 }
 
 #[test]
-fn the_device_of_the_study_is_full_at_depth_64() {
-    // ICPE'24 figure 1a, 4 KiB on one core, KIOPS by depth 1 to 256.
+fn the_published_device_saturates_at_depth_64() {
+    // ICPE'24 figure 1a: 4 KiB on one core, KIOPS at depths 1 to 256.
     let kiops = [18.2, 39.8, 64.2, 95.5, 141.7, 259.1, 371.4, 373.0, 358.4];
     let points: Vec<(f64, f64)> =
         kiops.iter().enumerate().map(|(index, kiops)| (index as f64, *kiops)).collect();

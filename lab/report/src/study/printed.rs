@@ -1,60 +1,60 @@
-//! Printed numbers against the raw files that they were made from.
+//! Recomputes numbers that a paper prints from its published raw files.
 
 use std::collections::BTreeMap;
 
-use experiments::reference;
+use lab_experiments::reference;
 
-/// Whether a printed number follows from the files.
+/// How well a printed number matches the recomputed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agreement {
-    /// To the digits that are printed.
-    Equal,
-    /// Within one per cent.
-    Near,
-    /// Further away.
-    Apart,
+    /// Equal to the printed precision, or within a stated bound.
+    Exact,
+    /// Within 1 %.
+    WithinOnePercent,
+    /// More than 1 % off.
+    Differs,
 }
 
-/// A number that a paper prints, and what its raw files give.
+/// A number that a paper prints, and the value recomputed from its raw files.
 #[derive(Clone, Debug)]
-pub struct Printed {
-    /// The study.
+pub struct PrintedNumber {
+    /// The study's identifier.
     pub study: String,
-    /// The figure or table.
-    pub place: String,
-    /// What the number is.
+    /// The figure or table of the paper.
+    pub location: String,
+    /// The metric and the parameters that it belongs to.
     pub what: String,
-    /// As printed.
+    /// The printed value, in `unit`.
     pub printed: f64,
-    /// From the files.
-    pub raw: f64,
-    /// Of both.
+    /// The value recomputed from the raw files, in `unit`.
+    pub recomputed: f64,
+    /// The unit of both values, as in the reference data: `kiops`, `pct`, `x`, ….
     pub unit: String,
-    /// Whether they agree.
+    /// How well both values match.
     pub agreement: Agreement,
 }
 
-type Row = BTreeMap<String, String>;
+type CsvRow = BTreeMap<String, String>;
 
-/// Every printed number that the raw files of its study can confirm.
-pub fn printed() -> Vec<Printed> {
+/// Recomputes every printed number whose study has the raw files for it.
+pub fn printed_numbers() -> Vec<PrintedNumber> {
     let mut all = Vec::new();
     for (study, text) in reference::FACTS {
         let facts: toml::Table = toml::from_str(text).unwrap_or_default();
         for stated in facts.get("stated").and_then(toml::Value::as_array).into_iter().flatten() {
-            let place = word(stated, "exp");
+            let place = text_field(stated, "exp");
             for item in stated.get("items").and_then(toml::Value::as_array).into_iter().flatten() {
-                all.extend(one(study, &place, item));
+                all.extend(recompute(study, &place, item));
             }
         }
     }
     all
 }
 
-fn one(study: &str, place: &str, item: &toml::Value) -> Option<Printed> {
+fn recompute(study: &str, place: &str, item: &toml::Value) -> Option<PrintedNumber> {
     let printed = number(item.get("value")?)?;
     let from = cell(study, item.get("from")?)?;
-    let raw = match (item.get("over"), word(item, "op").as_str()) {
+    let raw = match (item.get("over"), text_field(item, "op").as_str()) {
         (None, _) => from,
         (Some(over), op) => {
             let ratio = from / cell(study, over)?;
@@ -67,58 +67,58 @@ fn one(study: &str, place: &str, item: &toml::Value) -> Option<Printed> {
     };
     let mut what: Vec<String> = Vec::new();
     for name in ["panel", "sched", "what"] {
-        let said = word(item, name);
-        if !said.is_empty() {
-            what.push(if name == "panel" { format!("panel {said}") } else { said });
+        let text = text_field(item, name);
+        if !text.is_empty() {
+            what.push(if name == "panel" { format!("panel {text}") } else { text });
         }
     }
     for name in ["qd", "procs", "devices", "bg"] {
         what.extend(item.get(name).and_then(number).map(|value| format!("{name} {value}")));
     }
-    what.push(word(item, "metric"));
+    what.push(text_field(item, "metric"));
     let approximate = item.get("approx").and_then(toml::Value::as_bool).unwrap_or(false);
-    let agreement = agreement(printed, raw, &word(item, "bound"), approximate);
-    Some(Printed {
+    let agreement = agreement(printed, raw, &text_field(item, "bound"), approximate);
+    Some(PrintedNumber {
         study: study.to_string(),
-        place: place.to_string(),
+        location: place.to_string(),
         what: what.join(", "),
         printed,
-        raw,
-        unit: word(item, "unit"),
+        recomputed: raw,
+        unit: text_field(item, "unit"),
         agreement,
     })
 }
 
-/// "At least" and "at most" are bounds; "about" is given eight per cent.
+/// A number printed as "at least" or "at most" is a bound; "about" allows 8 %.
 fn agreement(printed: f64, raw: f64, bound: &str, approximate: bool) -> Agreement {
-    let apart = (raw - printed).abs() / printed.abs();
+    let deviation = (raw - printed).abs() / printed.abs();
     let text = format!("{printed}");
     let places = text.split_once('.').map_or(0, |(_, fraction)| fraction.len());
-    // 1.90 is kept as 1.9: the digit that is gone was a zero.
+    // The reference data holds 1.90 as 1.9, so the precision may be underestimated by trailing zeros.
     let rounded = (raw - printed).abs() <= 0.5 * 10f64.powi(-(places as i32)) * (1.0 + 1e-9);
     let within = match bound {
         "min" => raw >= printed,
         "max" => raw <= printed,
-        _ => rounded || (approximate && apart <= 0.08),
+        _ => rounded || (approximate && deviation <= 0.08),
     };
-    match (within, apart <= 0.01) {
-        (true, _) => Agreement::Equal,
-        (false, true) => Agreement::Near,
-        (false, false) => Agreement::Apart,
+    match (within, deviation <= 0.01) {
+        (true, _) => Agreement::Exact,
+        (false, true) => Agreement::WithinOnePercent,
+        (false, false) => Agreement::Differs,
     }
 }
 
-/// The number that a `{ csv, where, col, scale, agg }` names.
+/// Looks up the number that `{ csv, where, col, scale, agg }` selects.
 fn cell(study: &str, of: &toml::Value) -> Option<f64> {
-    let rows = reference::table(study, &word(of, "csv"))?;
-    let column = word(of, "col");
+    let rows = reference::table(study, &text_field(of, "csv"))?;
+    let column = text_field(of, "col");
     let wanted = of.get("where").and_then(toml::Value::as_table);
-    let fits = |row: &&Row| {
+    let fits = |row: &&CsvRow| {
         wanted.into_iter().flatten().all(|(name, value)| row.get(name).map(String::as_str) == value.as_str())
     };
     let values: Vec<f64> =
         rows.iter().filter(fits).filter_map(|row| row.get(&column)?.parse().ok()).collect();
-    let value = match word(of, "agg").as_str() {
+    let value = match text_field(of, "agg").as_str() {
         "max" => values.iter().copied().reduce(f64::max)?,
         "min" => values.iter().copied().reduce(f64::min)?,
         _ => *values.first()?,
@@ -126,7 +126,7 @@ fn cell(study: &str, of: &toml::Value) -> Option<f64> {
     Some(value * of.get("scale").and_then(number).unwrap_or(1.0))
 }
 
-fn word(of: &toml::Value, name: &str) -> String {
+fn text_field(of: &toml::Value, name: &str) -> String {
     of.get(name).and_then(toml::Value::as_str).unwrap_or_default().to_string()
 }
 

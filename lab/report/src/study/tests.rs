@@ -1,32 +1,32 @@
-use experiments::Value;
+use lab_experiments::Value;
 
 use super::*;
 use crate::figure;
 
 #[test]
-fn printed_numbers_are_checked_against_the_files() {
-    let all = printed();
+fn printed_numbers_are_recomputed_from_the_raw_files() {
+    let all = printed_numbers();
     let count = |agreement| all.iter().filter(|number| number.agreement == agreement).count();
-    // As the reference data's own comparison counts them.
+    // The counts of the comparison in the reference data.
     assert_eq!(all.len(), 123);
     assert_eq!(
-        count(Agreement::Apart),
+        count(Agreement::Differs),
         7,
         "{:#?}",
-        all.iter().filter(|n| n.agreement == Agreement::Apart).collect::<Vec<_>>()
+        all.iter().filter(|n| n.agreement == Agreement::Differs).collect::<Vec<_>>()
     );
     let growth = all.iter().find(|number| number.printed == 32.4).unwrap();
-    assert_eq!((growth.agreement, growth.raw.round()), (Agreement::Apart, 320.0));
+    assert_eq!((growth.agreement, growth.recomputed.round()), (Agreement::Differs, 320.0));
 }
 
 #[test]
-fn every_study_says_where_it_disagrees() {
+fn every_study_lists_its_discrepancies() {
     let studies = ["cheops23", "icpe24", "spdk17"].map(String::from).into();
-    let all = disagreements(&studies);
+    let all = discrepancies(&studies);
     assert!(all.iter().filter(|one| one.study == "icpe24").count() >= 9);
     assert!(all.iter().filter(|one| one.study == "cheops23").count() >= 10);
-    assert!(all.iter().all(|one| !one.text.is_empty() && !one.place.is_empty()));
-    assert!(disagreements(&BTreeSet::new()).is_empty());
+    assert!(all.iter().all(|one| !one.text.is_empty() && !one.location.is_empty()));
+    assert!(discrepancies(&BTreeSet::new()).is_empty());
 }
 
 #[test]
@@ -35,11 +35,11 @@ fn every_published_figure_is_drawn() {
     let mut drawn = 0;
     for definition in catalog.definitions() {
         let records = published(&catalog, definition);
-        let cells = cells(&records);
+        let cells = group_into_cells(&records);
         let figure = figure::draw(definition, &[], &cells.iter().collect::<Vec<_>>(), true);
         let has_y = cells.iter().any(|cell| cell.median(&definition.role, &definition.y).is_some());
         if has_y {
-            assert!(!figure.panels.is_empty(), "{} shows nothing", definition.id);
+            assert!(!figure.panels.is_empty(), "{} has no panel", definition.id);
             drawn += 1;
         }
         for chart in figure.panels.iter().flat_map(|panel| &panel.charts) {
@@ -50,7 +50,7 @@ fn every_published_figure_is_drawn() {
 }
 
 #[test]
-fn what_no_plan_knows_is_drawn_all_the_same() {
+fn experiments_without_a_definition_are_drawn() {
     let mut run = Run::default();
     for depth in [1, 2, 4] {
         let mut record = CellRecord::new("mine.sweep", "a");
@@ -59,8 +59,8 @@ fn what_no_plan_knows_is_drawn_all_the_same() {
         record.role_mut("fg").set("iops", depth as f64);
         run.records.push(record);
     }
-    let cells = cells(&run.records);
-    let sections = sections(&run, &cells);
+    let cells = group_into_cells(&run.records);
+    let sections = group_by_experiment(&run, &cells);
     assert_eq!(sections.len(), 1);
     assert_eq!(sections[0].definition.x, "iodepth");
     let figure = figure::draw(&sections[0].definition, &sections[0].cells, &[], true);
@@ -68,10 +68,12 @@ fn what_no_plan_knows_is_drawn_all_the_same() {
 }
 
 #[test]
-fn findings_are_asked_of_each_repetition() {
+fn findings_without_data_are_not_tested() {
     let run = Run::default();
-    let asked = Asking::of(&run).findings();
-    assert!(asked.iter().all(|asked| asked.outcome.verdict == Verdict::NotTested && asked.repetitions == 0));
-    let of = |study: &str| asked.iter().filter(|asked| asked.outcome.id.starts_with(study)).count();
-    assert!(of("cheops23") >= 4 && of("icpe24") >= 28, "{} {}", of("cheops23"), of("icpe24"));
+    let results = FindingEvaluator::new(&run).findings();
+    assert!(
+        results.iter().all(|result| result.outcome.verdict == Verdict::NotTested && result.repetitions == 0)
+    );
+    let count = |study: &str| results.iter().filter(|result| result.outcome.id.starts_with(study)).count();
+    assert!(count("cheops23") >= 4 && count("icpe24") >= 28, "{} {}", count("cheops23"), count("icpe24"));
 }

@@ -1,7 +1,7 @@
-//! Made-up runs: the published experiments with numbers from a small model, and as many sweeps more as
-//! are asked for. Nothing in them was measured.
+//! Synthetic runs: the published experiments with values from a simple model, plus sweeps up to the requested
+//! number of cells. No value is a measurement.
 
-use experiments::{
+use lab_experiments::{
     Catalog, CellRecord, Definition, Machine, Parameters, Plan, PlannedCell, PlannedExperiment, Run, SCHEMA,
     Scale, SchedulerState, Target, Value,
 };
@@ -22,7 +22,7 @@ pub(crate) fn run(cells: usize, repetitions: u32) -> Run {
     run
 }
 
-/// A user's own experiment of 192 cells.
+/// A user-defined experiment of 192 cells.
 fn sweep(number: usize) -> Definition {
     let text = format!(
         "id = 'own.sweep{number}'\ntitle = 'Sweep {number}: depth, processes and request size'\nx = 'iodepth'\n\
@@ -74,13 +74,14 @@ fn add(run: &mut Run, definition: &Definition, room: usize, repetitions: u32) ->
     cells.len()
 }
 
-/// What a machine without PCI pass-through would say.
+/// The skip reason of a machine without PCI pass-through.
 fn skipped(parameters: &Parameters) -> Option<String> {
     let api = parameters.get("api").and_then(Value::as_str)?;
     api.starts_with("spdk").then(|| "no NVMe device is bound to vfio-pci".to_string())
 }
 
-/// A device of 700 KIOPS and 70 us behind a core of 350 KIOPS, with a price for each scheduler and API.
+/// Models a device of 700 KIOPS and 70 us with 350 KIOPS per core, and a cost factor for each scheduler and
+/// API.
 fn measure(record: &mut CellRecord, seed: u64) {
     let parameters = record.parameters.clone();
     let number = |name: &str| parameters.get(name).and_then(Value::as_f64);
@@ -91,7 +92,7 @@ fn measure(record: &mut CellRecord, seed: u64) {
     let devices = number("devices").unwrap_or(1.0).min(2.0);
     let size = (number("block_bytes").unwrap_or(4096.0) / 4096.0).max(1.0);
     let background = number("background").unwrap_or(0.0);
-    let price = match word("scheduler").as_str() {
+    let cost = match word("scheduler").as_str() {
         "bfq" => 1.55,
         "kyber" => 1.12,
         "mq-deadline" => 1.22,
@@ -104,14 +105,14 @@ fn measure(record: &mut CellRecord, seed: u64) {
         _ => 1.0,
     };
     let cores = jobs.min(4.0);
-    let most = (350_000.0 * cores / price).min(700_000.0 * devices) / size;
+    let most = (350_000.0 * cores / cost).min(700_000.0 * devices) / size;
     let wanted = jobs * depth / 70e-6;
     let iops = noise * most * wanted / (most.powi(3) + wanted.powi(3)).cbrt() / (1.0 + background * 0.8);
     let mean = jobs * depth / iops * 1e6;
     let tail = mean
-        * (1.3 + 0.25 * (price - 1.0))
-        * (1.0 + background * background.sqrt() * if price > 1.2 { 0.4 } else { 2.0 });
-    let used = (iops * 2.9e-6 * price).min(cores);
+        * (1.3 + 0.25 * (cost - 1.0))
+        * (1.0 + background * background.sqrt() * if cost > 1.2 { 0.4 } else { 2.0 });
+    let used = (iops * 2.9e-6 * cost).min(cores);
     let rw = word("background_rw");
     let fg = record.role_mut("fg");
     for (name, value) in [
@@ -124,22 +125,22 @@ fn measure(record: &mut CellRecord, seed: u64) {
         ("clat_p999_us", tail * 1.4),
         ("cpu_cores", used),
         ("cpu_ns_per_io", used / iops * 1e9),
-        ("instructions_per_io", 11_000.0 * price),
-        ("ipc", 0.7 / price),
-        ("cache_miss_ratio", 0.04 * price),
+        ("instructions_per_io", 11_000.0 * cost),
+        ("ipc", 0.7 / cost),
+        ("cache_miss_ratio", 0.04 * cost),
         ("share_generator_pct", 20.0),
-        ("share_io_library_pct", 12.0 * price),
+        ("share_io_library_pct", 12.0 * cost),
         ("share_block_layer_pct", 30.0),
         ("share_driver_pct", 14.0),
-        ("share_kernel_pct", 24.0 - 12.0 * (price - 1.0)),
-        ("lock_share_pct", 3.0 * price.powi(6)),
+        ("share_kernel_pct", 24.0 - 12.0 * (cost - 1.0)),
+        ("lock_share_pct", 3.0 * cost.powi(6)),
     ] {
         fg.set(name, value);
     }
     fg.histograms.insert("clat".into(), histogram(mean, tail, iops));
     let all = record.role_mut("all");
-    all.set("instructions_per_io", 19_000.0 * price);
-    all.set("lock_share_pct", 3.0 * price.powi(6));
+    all.set("instructions_per_io", 19_000.0 * cost);
+    all.set("lock_share_pct", 3.0 * cost.powi(6));
     if !rw.is_empty() && background > 0.0 {
         record.role_mut("bg").set("iops", 90_000.0 * noise);
     }
@@ -159,7 +160,7 @@ fn measure(record: &mut CellRecord, seed: u64) {
     ));
 }
 
-/// A body around the mean, and a tail that reaches the 99th percentile where it should.
+/// A log-normal body around the mean whose tail reaches P99 at `tail`.
 fn histogram(mean: f64, tail: f64, iops: f64) -> Vec<(u64, u64)> {
     let total = iops * 4.0;
     let width = ((tail / mean).ln() / 2.33).max(0.05);

@@ -1,16 +1,16 @@
-//! The laws, by counting. Seeds are fixed, so that a test that passes goes on passing.
+//! Statistical tests of the distributions. Seeds are fixed, so results are deterministic.
 
 use super::*;
 
 const DRAWS: u64 = 400_000;
 
-/// The sum of squared differences from what is expected, each in units of what is expected.
+/// The chi-square statistic: the sum of (count - expected)^2 / expected.
 fn chi_square(counts: &[u64], expected: impl Fn(usize) -> f64) -> f64 {
     let term = |(index, count): (usize, &u64)| (*count as f64 - expected(index)).powi(2) / expected(index);
     counts.iter().enumerate().map(term).sum()
 }
 
-/// Far above what chance gives: mean `n`, deviation sqrt(2 n), and five of those.
+/// Five standard deviations above the mean of a chi-square distribution: mean `n`, deviation sqrt(2 n).
 fn limit(cells: usize) -> f64 {
     cells as f64 + 5.0 * (2.0 * cells as f64).sqrt()
 }
@@ -19,8 +19,8 @@ fn limit(cells: usize) -> f64 {
 fn ranks_follow_zipfs_law() {
     for (theta, count) in [(0.5, 100), (0.9, 1000), (1.0, 50), (1.2, 1000), (2.5, 20)] {
         let zipf = Zipf::new(count, theta);
-        let mut random = Random::new(11);
-        // Where hardly any draw is expected the statistic means nothing: those share a cell.
+        let mut random = WyRand::new(11);
+        // The statistic needs enough expected samples per cell: ranks with fewer are left out.
         let weights: Vec<f64> = (1..=count).map(|rank| (rank as f64).powf(-theta)).collect();
         let total: f64 = weights.iter().sum();
         let plenty = weights.iter().filter(|weight| **weight / total * DRAWS as f64 > 50.0).count();
@@ -38,7 +38,7 @@ fn ranks_follow_zipfs_law() {
 }
 
 #[test]
-fn an_order_has_every_number_once_and_the_next_is_another() {
+fn permutations_cover_every_number_once_and_differ_between_passes() {
     for bound in [1, 2, 3, 7, 64, 65, 1000, 4097] {
         let mut permutation = Permutation::new(bound, 5);
         let pass =
@@ -50,30 +50,30 @@ fn an_order_has_every_number_once_and_the_next_is_another() {
             assert!(sorted.into_iter().eq(0..bound), "{bound}: {order:?}");
         }
         assert!(bound < 64 || first != second);
-        let mut scattered: Vec<u64> = (0..bound).map(|number| permutation.at(number)).collect();
+        let mut scattered: Vec<u64> = (0..bound).map(|number| permutation.permute(number)).collect();
         scattered.sort_unstable();
         assert!(scattered.into_iter().eq(0..bound), "{bound}");
     }
 }
 
 #[test]
-fn neighbours_in_an_order_are_no_neighbours_on_the_device() {
+fn consecutive_numbers_of_a_permutation_are_far_apart() {
     let bound = 1 << 16;
     let mut permutation = Permutation::new(bound, 9);
     let order: Vec<u64> = (0..bound).map(|_| permutation.next()).collect();
     let near = order.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) < bound / 100).count() as f64;
-    // Of independent draws about 2 % are that close.
+    // About 2 % of independent samples are that close.
     assert!((0.01..0.04).contains(&(near / bound as f64)), "{near}");
-    // Half of the device is half done after half of the order, in both halves of each number's bits.
+    // After half of the permutation, half of the lower half of the numbers has been visited.
     let low = order[..bound as usize / 2].iter().filter(|place| **place < bound / 2).count() as f64;
     assert!((low / (bound as f64 / 4.0) - 1.0).abs() < 0.05, "{low}");
 }
 
 #[test]
-fn a_pareto_share_of_draws_goes_to_the_rest_of_the_places() {
+fn pareto_sends_its_share_of_io_to_the_hot_positions() {
     let (positions, h) = (2000, 0.2);
-    let mut draw = Draw::new(&Distribution::Pareto { h }, false, positions, 4096, 1);
-    let mut random = Random::new(2);
+    let mut draw = OffsetSampler::new(&Distribution::Pareto { h }, false, positions, 4096, 1);
+    let mut random = WyRand::new(2);
     let mut counts = vec![0u64; positions as usize];
     for _ in 0..DRAWS {
         counts[draw.next(&mut random, positions) as usize] += 1;
@@ -85,10 +85,10 @@ fn a_pareto_share_of_draws_goes_to_the_rest_of_the_places() {
 }
 
 #[test]
-fn a_normal_distribution_has_its_middle_and_its_width() {
+fn normal_offsets_have_the_right_mean_and_deviation() {
     let positions = 10_000u64;
-    let mut draw = Draw::new(&Distribution::Normal { deviation: 10.0 }, false, positions, 4096, 1);
-    let mut random = Random::new(3);
+    let mut draw = OffsetSampler::new(&Distribution::Normal { deviation: 10.0 }, false, positions, 4096, 1);
+    let mut random = WyRand::new(3);
     let places: Vec<f64> = (0..DRAWS).map(|_| draw.next(&mut random, positions) as f64).collect();
     let mean = places.iter().sum::<f64>() / DRAWS as f64;
     let variance = places.iter().map(|place| (place - mean).powi(2)).sum::<f64>() / DRAWS as f64;
@@ -96,16 +96,16 @@ fn a_normal_distribution_has_its_middle_and_its_width() {
 }
 
 #[test]
-fn zones_get_their_shares() {
-    let percent = |access_percent, size| Zone { access_percent, extent: Extent::Percent(size) };
+fn zones_get_their_percentages_of_io() {
+    let percent = |access_percent, size| Zone { access_percent, size: ZoneSize::Percent(size) };
     let zones = vec![percent(60.0, 10.0), percent(30.0, 20.0), percent(8.0, 30.0), percent(2.0, 40.0)];
-    let bytes = |access_percent, bytes| Zone { access_percent, extent: Extent::Bytes(bytes) };
+    let bytes = |access_percent, bytes| Zone { access_percent, size: ZoneSize::Bytes(bytes) };
     let absolute =
         vec![bytes(60.0, 409_600), bytes(30.0, 819_200), bytes(8.0, 1_228_800), bytes(2.0, u64::MAX)];
     for zones in [zones, absolute] {
         let positions = 1000;
-        let mut draw = Draw::new(&Distribution::Zoned(zones), false, positions, 4096, 1);
-        let mut random = Random::new(4);
+        let mut draw = OffsetSampler::new(&Distribution::Zoned(zones), false, positions, 4096, 1);
+        let mut random = WyRand::new(4);
         let mut counts = [0u64; 4];
         for _ in 0..DRAWS {
             let place = draw.next(&mut random, positions);

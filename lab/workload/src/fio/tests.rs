@@ -1,9 +1,9 @@
-//! The document against what fio itself writes.
+//! The document against fio's own output.
 
 use super::*;
-use crate::{Depths, JobSpec, Usage};
+use crate::{DepthCounts, JobSpec, Usage};
 
-/// Every path of what fio 3.33 wrote for `--ioengine=null --size=1m --rw=randrw`, and its kind.
+/// Every JSON path and its type in the output of fio 3.33 for `--ioengine=null --size=1m --rw=randrw`.
 const FIO: &str = include_str!("fio-3.33.txt");
 
 fn kind(value: &Value) -> &'static str {
@@ -16,7 +16,7 @@ fn kind(value: &Value) -> &'static str {
 }
 
 fn result() -> JobResult {
-    let mut sides: [SideResult; 3] = Default::default();
+    let mut sides: [DirectionResult; 3] = Default::default();
     for side in &mut sides {
         side.elapsed_ns = 2_000_000_000;
     }
@@ -30,7 +30,7 @@ fn result() -> JobResult {
     }
     JobResult {
         spec: JobSpec { io_depth: 128, ..JobSpec::default() },
-        sides,
+        directions: sides,
         usage: Usage {
             cpu_ns: 1_000_000_000,
             user_ns: 750_000_000,
@@ -42,24 +42,24 @@ fn result() -> JobResult {
         mismatches: Vec::new(),
         mismatch_count: 0,
         checked_blocks: 0,
-        stuck: 0,
+        never_completed: 0,
         jobs: 1,
-        sync: SideResult::default(),
-        depths: Depths {
+        sync: DirectionResult::default(),
+        depths: DepthCounts {
             level: [0, 0, 0, 0, 0, 10, 1990],
             submit: [0, 0, 0, 0, 0, 1, 15],
             complete: [0, 10_000, 1, 0, 0, 0, 0],
         },
         latency_depth: None,
         kernel: Default::default(),
-        lost_entries: 0,
+        dropped_log_entries: 0,
         number: 0,
         log_error: None,
     }
 }
 
 fn document(result: JobResult, plus: bool) -> Value {
-    let reported = Reported {
+    let reported = ReportedJob {
         job: crate::jobfile::Job::default(),
         group: 0,
         index: Some(0),
@@ -79,7 +79,7 @@ fn document(result: JobResult, plus: bool) -> Value {
 }
 
 #[test]
-fn every_field_of_fios_is_there_and_of_its_kind() {
+fn every_field_of_fio_is_present_with_its_type() {
     let document = document(result(), false);
     assert!(FIO.lines().count() > 150);
     for line in FIO.lines() {
@@ -90,7 +90,7 @@ fn every_field_of_fios_is_there_and_of_its_kind() {
 }
 
 #[test]
-fn figures_are_in_fios_units() {
+fn values_are_in_fios_units() {
     let document = document(result(), false);
     let job = &document["jobs"][0];
     let read = &job["read"];
@@ -103,14 +103,14 @@ fn figures_are_in_fios_units() {
     assert!((job["sys_cpu"].as_f64().unwrap() - 12.5).abs() < 0.01);
     assert_eq!((&job["iodepth_level"][">=64"], &job["iodepth_level"]["32"]), (&json!(99.5), &json!(0.5)));
     assert_eq!((&job["iodepth_submit"]["64"], &job["iodepth_submit"][">=64"]), (&json!(6.25), &json!(93.75)));
-    // What there is at all is at least 0.1, as with fio.
+    // A percentage above 0 is at least 0.1, as in fio.
     assert_eq!((&job["iodepth_complete"]["8"], &job["iodepth_complete"]["0"]), (&json!(0.1), &json!(0.0)));
     let below_2_us = job["latency_us"]["2"].as_f64().unwrap();
     assert!(below_2_us > 98.0 && job["latency_ms"][">=2000"] == 0.0, "{below_2_us}");
 }
 
 #[test]
-fn buckets_and_more_are_there_when_asked_for() {
+fn json_plus_adds_buckets() {
     let document = document(result(), true);
     let bins = document["jobs"][0]["read"]["clat_ns"]["bins"].as_object().unwrap();
     assert_eq!(bins.values().map(|count| count.as_u64().unwrap()).sum::<u64>(), 1000);

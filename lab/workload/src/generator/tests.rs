@@ -1,22 +1,22 @@
-//! The loop over a device of the tests' own.
+//! The generator over a fake device.
 
 use std::collections::VecDeque;
 
-use memory::{Arena, CHUNK_BYTES, Config};
-use ring::Status;
+use block_io::Status;
+use dma::{Arena, ArenaConfig, CHUNK_BYTES, Data};
 
 use super::*;
-use crate::pace::{Arrivals, Rates};
-use crate::verify::Fault;
+use crate::arrivals::{ArrivalProcess, Rates};
+use crate::verify::VerifyFault;
 
 const BLOCK: usize = 512;
 
-/// A device in memory that takes at most `room` requests, and can be told to misbehave.
-struct Fake {
+/// A device in memory with a queue of at most `room` requests, and with fault injection.
+struct FakeDevice {
     bytes: Vec<u8>,
-    queue: VecDeque<Request<Buffer>>,
-    room: usize,
-    most: usize,
+    queue: VecDeque<Request<Data>>,
+    queue_depth: usize,
+    queued_max: usize,
     fail_lba: Option<u64>,
     drop_write_of: Option<u64>,
     silent: bool,
@@ -24,27 +24,38 @@ struct Fake {
     writes: u64,
 }
 
-impl Fake {
-    fn new(blocks: usize, room: usize) -> Fake {
+impl FakeDevice {
+    fn new(blocks: usize, queue_depth: usize) -> FakeDevice {
         let (bytes, queue) = (vec![0; blocks * BLOCK], VecDeque::new());
         let (fail_lba, drop_write_of) = (None, None);
-        Fake { bytes, queue, room, most: 0, fail_lba, drop_write_of, silent: false, reads: 0, writes: 0 }
+        FakeDevice {
+            bytes,
+            queue,
+            queue_depth,
+            queued_max: 0,
+            fail_lba,
+            drop_write_of,
+            silent: false,
+            reads: 0,
+            writes: 0,
+        }
     }
 
-    fn serve(&mut self, mut request: Request<Buffer>) -> Completion<Buffer> {
+    fn serve(&mut self, mut request: Request<Data>) -> Completion<Data> {
         if self.fail_lba == Some(request.lba) {
             return request.complete(Status::WRITE_FAULT);
         }
         let start = request.lba as usize * BLOCK;
         let range = start..start + request.blocks as usize * BLOCK;
-        match (request.op, &mut request.buffer) {
+        let lba = request.lba;
+        match (request.op, request.data_mut().and_then(Data::single_mut)) {
             (Op::Read, Some(buffer)) => {
                 self.reads += 1;
                 buffer.as_mut_slice().copy_from_slice(&self.bytes[range]);
             }
             (Op::Write, Some(buffer)) => {
                 self.writes += 1;
-                if self.drop_write_of != Some(request.lba) {
+                if self.drop_write_of != Some(lba) {
                     self.bytes[range].copy_from_slice(buffer.as_slice());
                 }
             }
@@ -55,17 +66,17 @@ impl Fake {
     }
 }
 
-impl Channel for Fake {
-    type Request = Request<Buffer>;
-    type Completion = Completion<Buffer>;
+impl Channel for FakeDevice {
+    type Request = Request<Data>;
+    type Completion = Completion<Data>;
 
-    fn submit(&mut self, batch: &mut Vec<Request<Buffer>>) {
-        let count = batch.len().min(self.room - self.queue.len());
+    fn submit(&mut self, batch: &mut Vec<Request<Data>>) {
+        let count = batch.len().min(self.queue_depth - self.queue.len());
         self.queue.extend(batch.drain(..count));
-        self.most = self.most.max(self.queue.len());
+        self.queued_max = self.queued_max.max(self.queue.len());
     }
 
-    fn poll(&mut self, sink: &mut Vec<Completion<Buffer>>) -> usize {
+    fn poll(&mut self, sink: &mut Vec<Completion<Data>>) -> usize {
         let count = if self.silent { 0 } else { self.queue.len().div_ceil(2) };
         for _ in 0..count {
             let request = self.queue.pop_front().unwrap();
@@ -81,7 +92,7 @@ fn spec(workload: Workload) -> JobSpec {
 }
 
 fn start(spec: JobSpec, blocks: u64) -> Generator {
-    let pool = Pool::new(&Arena::new(Config {
+    let pool = Pool::new(&Arena::new(ArenaConfig {
         limit_bytes: 4 * CHUNK_BYTES,
         hugepages: false,
         ..Default::default()
@@ -89,61 +100,65 @@ fn start(spec: JobSpec, blocks: u64) -> Generator {
     Generator::new(spec, Geometry { block_bytes: BLOCK as u32, blocks }, &pool).unwrap()
 }
 
-fn run(spec: JobSpec, device: &mut Fake) -> JobResult {
+fn run(spec: JobSpec, device: &mut FakeDevice) -> JobResult {
     let mut generator = start(spec, (device.bytes.len() / BLOCK) as u64);
-    while !generator.is_over() {
+    while !generator.is_finished() {
         generator.turn(device);
     }
     generator.into_result()
 }
 
 #[test]
-fn a_job_without_a_time_covers_the_device_once() {
-    let mut device = Fake::new(1000, 1000);
+fn a_job_without_a_time_limit_covers_the_device_once() {
+    let mut device = FakeDevice::new(1000, 1000);
     let result = run(spec(Workload::Read), &mut device);
-    assert_eq!((device.reads, result.side(Direction::Read).total_ios), (500, 500));
-    assert_eq!(result.side(Direction::Read).bytes, 512_000);
-    assert_eq!(device.most, 8, "the depth is kept");
+    assert_eq!((device.reads, result.direction(Direction::Read).total_ios), (500, 500));
+    assert_eq!(result.direction(Direction::Read).bytes, 512_000);
+    assert_eq!(device.queued_max, 8, "the queue depth is the I/O depth");
     assert!(result.is_clean() && result.elapsed_ns() > 0);
 }
 
 #[test]
-fn a_number_of_ios_is_kept_even_below_the_depth() {
+fn number_ios_is_exact_even_below_the_depth() {
     for number in [0, 1, 3, 8, 9, 12_345] {
-        let mut device = Fake::new(64, 64);
+        let mut device = FakeDevice::new(64, 64);
         let result = run(JobSpec { number_ios: Some(number), ..spec(Workload::RandRead) }, &mut device);
         assert_eq!((result.total_ios(), device.reads), (number, number));
     }
 }
 
 #[test]
-fn a_full_channel_delays_and_loses_nothing() {
-    let mut device = Fake::new(64, 3);
+fn a_full_channel_loses_no_io() {
+    let mut device = FakeDevice::new(64, 3);
     let result = run(JobSpec { number_ios: Some(1000), ..spec(Workload::RandWrite) }, &mut device);
-    assert_eq!((result.total_ios(), device.writes, device.most), (1000, 1000, 3));
+    assert_eq!((result.total_ios(), device.writes, device.queued_max), (1000, 1000, 3));
 }
 
 #[test]
-fn time_ends_a_job_and_the_ramp_is_not_counted() {
-    let mut device = Fake::new(64, 64);
+fn the_runtime_ends_a_job_and_excludes_the_ramp() {
+    let mut device = FakeDevice::new(64, 64);
     let (ramp_ns, runtime) = (20_000_000, 30_000_000);
     let timed = JobSpec { time_based: true, runtime_ns: Some(runtime), ramp_ns, ..spec(Workload::RandRead) };
-    let began = std::time::Instant::now();
+    let started_at = std::time::Instant::now();
     let result = run(timed, &mut device);
     let elapsed = result.elapsed_ns();
-    // How much later it ends is the machine's load; that it counts from the ramp's end is not.
+    // How much later it ends depends on the load of the host; that it counts from the end of the ramp does not.
     assert!(elapsed >= runtime, "{elapsed} ns");
-    assert!(began.elapsed().as_nanos() as u64 >= elapsed + ramp_ns, "{elapsed} ns in {:?}", began.elapsed());
+    assert!(
+        started_at.elapsed().as_nanos() as u64 >= elapsed + ramp_ns,
+        "{elapsed} ns in {:?}",
+        started_at.elapsed()
+    );
     assert!(result.total_ios() > 0 && device.reads > result.total_ios());
     assert!(result.usage.cpu_ns > 0);
 }
 
 #[test]
-fn the_mix_is_what_was_asked_for() {
-    let mut device = Fake::new(64, 64);
+fn the_read_percentage_is_met() {
+    let mut device = FakeDevice::new(64, 64);
     let mixed = JobSpec { number_ios: Some(10_000), read_percent: 70, ..spec(Workload::RandRw) };
     let result = run(mixed, &mut device);
-    let reads = result.side(Direction::Read).total_ios;
+    let reads = result.direction(Direction::Read).total_ios;
     assert!((6800..7200).contains(&reads), "{reads}");
     assert_eq!(result.total_ios(), 10_000);
 }
@@ -151,18 +166,18 @@ fn the_mix_is_what_was_asked_for() {
 #[test]
 fn verified_writes_are_read_back() {
     for workload in [Workload::Write, Workload::RandWrite] {
-        let mut device = Fake::new(400, 8);
+        let mut device = FakeDevice::new(400, 8);
         let result = run(JobSpec { verify: Verify::Crc32c, ..spec(workload) }, &mut device);
         assert!(result.is_clean(), "{:?}", result.mismatches);
-        assert_eq!(result.side(Direction::Write).total_ios, 200);
+        assert_eq!(result.direction(Direction::Write).total_ios, 200);
         assert_eq!(result.checked_blocks, device.reads * 2);
         assert!(device.reads > 100, "{} read back", device.reads);
     }
 }
 
 #[test]
-fn mixed_io_verifies_at_any_depth() {
-    let mut device = Fake::new(16, 8);
+fn mixed_io_verifies_without_false_mismatches() {
+    let mut device = FakeDevice::new(16, 8);
     let mixed = JobSpec { number_ios: Some(20_000), verify: Verify::Pattern, ..spec(Workload::RandRw) };
     let result = run(mixed, &mut device);
     assert!(result.is_clean(), "{:?}", result.mismatches);
@@ -170,30 +185,30 @@ fn mixed_io_verifies_at_any_depth() {
 }
 
 #[test]
-fn a_lost_write_is_found_and_named() {
-    let mut device = Fake::new(400, 8);
+fn a_lost_write_is_detected_and_identified() {
+    let mut device = FakeDevice::new(400, 8);
     device.drop_write_of = Some(42);
     let result = run(JobSpec { verify: Verify::Crc32c, ..spec(Workload::Write) }, &mut device);
     assert_eq!((result.mismatch_count, result.is_clean()), (2, false));
     assert_eq!(result.mismatches[0].lba, 42);
-    assert_eq!(result.mismatches[0].fault, Fault::Magic { got: 0 });
+    assert_eq!(result.mismatches[0].fault, VerifyFault::Magic { got: 0 });
 }
 
 #[test]
-fn damage_is_found_by_a_later_reader() {
-    let mut device = Fake::new(400, 8);
+fn corruption_is_detected_by_a_later_read_only_job() {
+    let mut device = FakeDevice::new(400, 8);
     assert!(run(JobSpec { verify: Verify::Crc32c, ..spec(Workload::Write) }, &mut device).is_clean());
     let read = JobSpec { verify: Verify::Crc32c, seed: 1, ..spec(Workload::Read) };
     assert!(run(read.clone(), &mut device).is_clean());
     device.bytes[77 * BLOCK + 300] ^= 1;
     let result = run(read, &mut device);
     assert_eq!((result.mismatch_count, result.mismatches[0].lba), (1, 77));
-    assert!(matches!(result.mismatches[0].fault, Fault::Checksum { .. }));
+    assert!(matches!(result.mismatches[0].fault, VerifyFault::Checksum { .. }));
 }
 
 #[test]
-fn the_first_failure_ends_a_job_unless_it_is_to_go_on() {
-    let mut device = Fake::new(400, 8);
+fn the_first_error_ends_a_job_unless_continue_on_error_is_set() {
+    let mut device = FakeDevice::new(400, 8);
     device.fail_lba = Some(10);
     let result = run(spec(Workload::Write), &mut device);
     assert_eq!((result.errors, result.failures[0].status), (1, Status::WRITE_FAULT));
@@ -203,76 +218,76 @@ fn the_first_failure_ends_a_job_unless_it_is_to_go_on() {
 }
 
 #[test]
-fn deallocation_carries_no_data() {
-    let mut device = Fake::new(400, 8);
+fn trims_carry_no_data() {
+    let mut device = FakeDevice::new(400, 8);
     device.bytes.fill(9);
     let result = run(spec(Workload::Trim), &mut device);
-    assert_eq!(result.side(Direction::Trim).total_ios, 200);
+    assert_eq!(result.direction(Direction::Trim).total_ios, 200);
     assert!(device.bytes.iter().all(|byte| *byte == 0));
 }
 
-/// A job in virtual time: each I/O takes `service_ns`, somebody looks every 50 us, and nobody does for
-/// `stall_ns` after half of the time. The job's result and its longest time.
+/// Runs a job in virtual time: each I/O takes `service_ns`, the device is polled every 50 us, and half-way through
+/// stalls for `stall_ns`. Returns the job's result and its longest latency in nanoseconds.
 fn virtual_time(spec: JobSpec, service_ns: u64, stall_ns: u64) -> (JobResult, u64) {
     let runtime_ns = spec.runtime_ns.unwrap();
     let mut generator = start(spec, 4096);
     let ticks = clock::ns_to_ticks;
     let begin = ticks(5_000_000_000);
-    let mut out: VecDeque<(u64, Request<Buffer>)> = VecDeque::new();
+    let mut out: VecDeque<(u64, Request<Data>)> = VecDeque::new();
     generator.begin(begin);
     let (mut at_ns, mut stalled) = (0, false);
-    while generator.phase <= Phase::Measuring || !out.is_empty() {
+    while generator.phase <= JobPhase::Measuring || !out.is_empty() {
         if at_ns >= runtime_ns / 2 && !std::mem::replace(&mut stalled, true) {
             at_ns += stall_ns;
         }
         let now = begin + ticks(at_ns);
         while out.front().is_some_and(|(due, _)| *due <= now) {
             let (_, request) = out.pop_front().unwrap();
-            generator.done.push(request.complete(Status::SUCCESS));
+            generator.completions.push(request.complete(Status::SUCCESS));
         }
-        if !generator.done.is_empty() {
-            generator.absorb(now);
+        if !generator.completions.is_empty() {
+            generator.complete(now);
         }
-        if now >= generator.event_ticks && generator.phase <= Phase::Measuring {
+        if now >= generator.event_ticks && generator.phase <= JobPhase::Measuring {
             generator.on_event(now);
         }
-        generator.feed(now);
+        generator.start_due(now);
         let due = now + ticks(service_ns);
         out.extend(generator.ready.drain(..).map(|request| (due, request)));
-        generator.batches.sent(&[], now);
+        generator.batches.mark_submitted(&[], now);
         at_ns += 50_000;
     }
-    generator.account(begin + ticks(runtime_ns));
+    generator.finish_phase(begin + ticks(runtime_ns));
     let result = generator.into_result();
-    let longest = result.sides.iter().map(|side| side.latency_ticks.max()).max().unwrap();
+    let longest = result.directions.iter().map(|side| side.latency_ticks.max()).max().unwrap();
     (result, clock::ticks_to_ns(longest))
 }
 
-fn paced(arrivals: Arrivals, iops: u64, seconds: u64) -> JobSpec {
-    let rates = Rates { iops: [Some(iops); 3], arrivals, ..Rates::default() };
+fn paced(arrivals: ArrivalProcess, iops: u64, seconds: u64) -> JobSpec {
+    let rates = Rates { iops: [Some(iops); 3], process: arrivals, ..Rates::default() };
     let runtime_ns = Some(seconds * 1_000_000_000);
     let depth = 128;
     JobSpec { rates, runtime_ns, time_based: true, io_depth: depth, ..spec(Workload::RandRead) }
 }
 
 #[test]
-fn a_rate_is_kept_for_as_long_as_the_job_runs() {
+fn a_rate_is_met_for_the_whole_runtime() {
     let (iops, seconds) = (2000, 20);
-    for arrivals in [Arrivals::Linear, Arrivals::Poisson] {
-        // The same of a job that is not plain.
+    for arrivals in [ArrivalProcess::Linear, ArrivalProcess::Poisson] {
+        // Fast path, then general path.
         for latency_max_ns in [None, Some(u64::MAX / 2)] {
             let job = JobSpec { latency_max_ns, ..paced(arrivals, iops, seconds) };
             let (result, longest_ns) = virtual_time(job, 200_000, 0);
             let (ios, expected) = (result.total_ios(), iops * seconds);
-            // Even arrivals are exact to the one at the end. Of drawn ones the number has a deviation of its
-            // root, and five of those never come about.
+            // Linear arrivals are exact up to the last one. The number of Poisson arrivals has a standard
+            // deviation of its square root; the tolerance is five of those.
             let tolerance = match arrivals {
-                Arrivals::Linear => 1,
-                Arrivals::Poisson => 5 * expected.isqrt(),
+                ArrivalProcess::Linear => 1,
+                ArrivalProcess::Poisson => 5 * expected.isqrt(),
             };
             assert!(ios.abs_diff(expected) <= tolerance, "{arrivals:?}: {ios} I/Os");
             assert!((199_999..=350_000).contains(&longest_ns), "{arrivals:?}: {longest_ns} ns");
-            let drawn = result.side(Direction::Read).latency_ticks.mean();
+            let drawn = result.direction(Direction::Read).latency_ticks.mean();
             let mean_ns = clock::ticks_to_ns(drawn as u64);
             assert!((199_999..=300_000).contains(&mean_ns), "{arrivals:?}: {mean_ns} ns");
         }
@@ -280,21 +295,21 @@ fn a_rate_is_kept_for_as_long_as_the_job_runs() {
 }
 
 #[test]
-fn what_a_stall_kept_waiting_is_caught_up_and_charged_to_it() {
+fn ios_delayed_by_a_stall_are_issued_and_their_delay_counts_as_latency() {
     let (iops, seconds, stall_ns) = (2000, 10, 1_000_000_000);
-    for arrivals in [Arrivals::Linear, Arrivals::Poisson] {
+    for arrivals in [ArrivalProcess::Linear, ArrivalProcess::Poisson] {
         let (result, longest_ns) = virtual_time(paced(arrivals, iops, seconds), 200_000, stall_ns);
         let (ios, expected) = (result.total_ios(), iops * seconds);
         assert!(ios.abs_diff(expected) <= 5 * expected.isqrt(), "{arrivals:?}: {ios} I/Os");
-        // Who was to start when it began has waited for all of it, and then for its turn in the queue.
+        // An I/O scheduled at the start of the stall waits for all of it, and then in the queue.
         assert!((stall_ns..stall_ns + 50_000_000).contains(&longest_ns), "{arrivals:?}: {longest_ns} ns");
-        // One second of arrivals was late, by half a second in the mean.
+        // One second of arrivals is late, by half a second on average.
         let late_ns = stall_ns / 10;
-        let read = result.side(Direction::Read);
+        let read = result.direction(Direction::Read);
         let late = read.latency_ticks.iter().filter(|(ticks, _)| clock::ticks_to_ns(*ticks) > late_ns);
         let late: u64 = late.map(|(_, count)| count).sum();
         assert!(late.abs_diff(iops * 9 / 10) < iops / 10, "{arrivals:?}: {late} late");
-        // From their submission they took what the device takes, but for those that were out.
+        // From submission, latencies are the device's, except for I/Os in flight during the stall.
         let slow = read.completion_ticks.iter().filter(|(ticks, _)| clock::ticks_to_ns(*ticks) > 1_000_000);
         assert!(slow.map(|(_, count)| count).sum::<u64>() <= 5, "{arrivals:?}");
     }
@@ -302,22 +317,22 @@ fn what_a_stall_kept_waiting_is_caught_up_and_charged_to_it() {
 
 #[test]
 fn depths_and_batches_are_counted() {
-    let mut device = Fake::new(1000, 1000);
+    let mut device = FakeDevice::new(1000, 1000);
     let result = run(JobSpec { number_ios: Some(400), ..spec(Workload::RandRead) }, &mut device);
-    let Depths { level, submit, complete } = result.depths;
-    // Eight are in flight but at the end; half of them come back at a time, and as many go out again.
+    let DepthCounts { level, submit, complete } = result.depths;
+    // Eight are in flight until the end; each poll completes half of them, which are resubmitted.
     assert_eq!((level.iter().sum::<u64>(), level[3]), (400, 400));
     assert_eq!((submit[1..3].iter().sum::<u64>(), submit[2], submit[0]), (99, 1, 0));
-    assert_eq!(complete.iter().sum::<u64>(), 102, "the last eight come as 4, 2, 1 and 1");
-    let mut device = Fake::new(1000, 3);
+    assert_eq!(complete.iter().sum::<u64>(), 102, "the last eight complete as 4, 2, 1 and 1");
+    let mut device = FakeDevice::new(1000, 3);
     let result = run(JobSpec { number_ios: Some(400), ..spec(Workload::RandRead) }, &mut device);
     assert_eq!(result.depths.level[1], 400 - result.depths.level[0], "the channel has room for three");
     assert_eq!(result.depths.level.iter().sum::<u64>(), 400);
 }
 
 #[test]
-fn stopping_waits_for_what_is_out() {
-    let mut device = Fake::new(64, 64);
+fn stopping_drains_ios_in_flight() {
+    let mut device = FakeDevice::new(64, 64);
     let endless = JobSpec { time_based: true, runtime_ns: Some(u64::MAX / 4), ..spec(Workload::RandRead) };
     let mut generator = start(endless, 64);
     generator.turn(&mut device);
@@ -325,38 +340,38 @@ fn stopping_waits_for_what_is_out() {
     generator.turn(&mut device);
     generator.stop();
     generator.turn(&mut device);
-    assert!(!generator.is_over());
+    assert!(!generator.is_finished());
     device.silent = false;
-    while !generator.is_over() {
+    while !generator.is_finished() {
         generator.turn(&mut device);
     }
-    assert_eq!(generator.into_result().stuck, 0);
+    assert_eq!(generator.into_result().never_completed, 0);
 }
 
 #[test]
-fn stopping_forgets_what_a_full_channel_did_not_take() {
+fn stopping_discards_requests_that_a_full_channel_did_not_accept() {
     for latency_max_ns in [None, Some(u64::MAX / 2)] {
-        let mut device = Fake::new(64, 3);
+        let mut device = FakeDevice::new(64, 3);
         let mut generator =
             start(JobSpec { number_ios: Some(1_000_000), latency_max_ns, ..spec(Workload::RandRead) }, 64);
         generator.turn(&mut device);
         assert!(!generator.ready.is_empty(), "five of eight wait for room");
         generator.stop();
-        while !generator.is_over() {
+        while !generator.is_finished() {
             generator.turn(&mut device);
         }
         let result = generator.into_result();
-        assert_eq!((result.total_ios(), result.stuck), (device.reads, 0));
+        assert_eq!((result.total_ios(), result.never_completed), (device.reads, 0));
     }
 }
 
 #[test]
-fn a_job_that_is_stopped_before_it_begins_does_nothing() {
+fn a_job_stopped_before_its_start_does_no_io() {
     for flush_at_end in [false, true] {
-        let mut device = Fake::new(64, 64);
+        let mut device = FakeDevice::new(64, 64);
         let mut generator = start(JobSpec { flush_at_end, ..spec(Workload::RandWrite) }, 64);
         generator.stop();
-        while !generator.is_over() {
+        while !generator.is_finished() {
             generator.turn(&mut device);
         }
         assert_eq!((device.writes, generator.into_result().total_ios()), (0, 0));
@@ -364,10 +379,13 @@ fn a_job_that_is_stopped_before_it_begins_does_nothing() {
 }
 
 #[test]
-fn impossible_jobs_are_refused_before_they_run() {
+fn invalid_jobs_are_rejected_before_they_run() {
     let geometry = Geometry { block_bytes: 512, blocks: 64 };
-    let pool =
-        Pool::new(&Arena::new(Config { limit_bytes: CHUNK_BYTES, hugepages: false, ..Default::default() }));
+    let pool = Pool::new(&Arena::new(ArenaConfig {
+        limit_bytes: CHUNK_BYTES,
+        hugepages: false,
+        ..Default::default()
+    }));
     let base = spec(Workload::RandWrite);
     let cases = [
         (JobSpec { block_bytes: 700, ..base.clone() }, "--bs=700"),

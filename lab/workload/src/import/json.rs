@@ -1,17 +1,17 @@
-//! fio's JSON, wherever in the text it begins.
+//! Parser of fio's JSON output, which may start anywhere in the text.
 
 use serde_json::Value;
 
-use super::{ImportError, PERCENTILES, Row};
+use super::{FioRow, ImportError, PERCENTILES};
 use crate::units::parse_bytes;
 
-/// The rows of the first JSON object with jobs; `None` where there is none at all.
-pub(super) fn rows(text: &str) -> Option<Result<Vec<Row>, ImportError>> {
+/// The rows of the first JSON object with `jobs`; `None` if there is none.
+pub(super) fn rows(text: &str) -> Option<Result<Vec<FioRow>, ImportError>> {
     let mut broken = None;
-    // Looked for once: whether it follows a line is asked for every line.
+    // Searched once, as it is compared with every line.
     let last_version = text.rfind("\"fio version\"");
-    // fio prints warnings and, with two formats, its text before the object; only a line's first
-    // character can begin it.
+    // fio prints warnings and, with two output formats, its text before the object, which always starts a
+    // line.
     let starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1));
     for start in starts.filter(|start| text[*start..].trim_start_matches([' ', '\t']).starts_with('{')) {
         let mut stream = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Value>();
@@ -28,13 +28,13 @@ pub(super) fn rows(text: &str) -> Option<Result<Vec<Row>, ImportError>> {
     broken.map(Err)
 }
 
-fn document_rows(document: &Value) -> Vec<Row> {
+fn document_rows(document: &Value) -> Vec<FioRow> {
     let global = &document["global options"];
     let jobs = document["jobs"].as_array().map(Vec::as_slice).unwrap_or_default();
     let mut rows = Vec::new();
     for job in jobs {
         for direction in ["read", "write", "trim", "mixed"] {
-            if whole(&job[direction]["total_ios"]) > 0 {
+            if integer(&job[direction]["total_ios"]) > 0 {
                 rows.push(row(job, global, direction));
             }
         }
@@ -42,15 +42,16 @@ fn document_rows(document: &Value) -> Vec<Row> {
     rows
 }
 
-fn row(job: &Value, global: &Value, direction: &str) -> Row {
+fn row(job: &Value, global: &Value, direction: &str) -> FioRow {
     let option = |names: &[&str]| {
-        let places = [&job["job options"], global];
-        let found = places.iter().find_map(|options| names.iter().find_map(|name| options[name].as_str()));
+        let option_maps = [&job["job options"], global];
+        let found =
+            option_maps.iter().find_map(|options| names.iter().find_map(|name| options[name].as_str()));
         found.unwrap_or_default().to_string()
     };
-    let grouped = switch(&option(&["group_reporting"]), !job["job_index"].is_null());
-    let side = &job[direction];
-    let (lat, clat) = (&side["lat_ns"], &side["clat_ns"]);
+    let grouped = is_on(&option(&["group_reporting"]), !job["job_index"].is_null());
+    let stats = &job[direction];
+    let (lat, clat) = (&stats["lat_ns"], &stats["clat_ns"]);
     let with_table = [clat, lat].into_iter().find(|latency| latency["percentile"].is_object());
     let percentile = |percent: f64| {
         let table = with_table?["percentile"].as_object()?;
@@ -59,36 +60,36 @@ fn row(job: &Value, global: &Value, direction: &str) -> Row {
     };
     let bytes = option(&["bs", "blocksize"]);
     let first = bytes.split(',').next().unwrap_or_default();
-    Row {
+    FioRow {
         jobname: job["jobname"].as_str().unwrap_or_default().to_string(),
-        group: whole(&job["groupid"]),
+        group: integer(&job["groupid"]),
         direction: direction.to_string(),
         rw: option(&["rw", "readwrite"]),
         bs_bytes: if first.is_empty() { 4096 } else { parse_bytes(first).unwrap_or(0) },
         engine: option(&["ioengine"]),
-        iops: number(&side["iops"]),
-        iops_sd: number(&side["iops_stddev"]),
-        bw_mib_s: match side["bw_bytes"].as_f64() {
+        iops: number(&stats["iops"]),
+        iops_sd: number(&stats["iops_stddev"]),
+        bw_mib_s: match stats["bw_bytes"].as_f64() {
             Some(bytes) => bytes / 1048576.0,
-            None => number(&side["bw"]) / 1024.0,
+            None => number(&stats["bw"]) / 1024.0,
         },
         mean_us: number(&lat["mean"]) / 1000.0,
         sd_us: number(&lat["stddev"]) / 1000.0,
         clat_mean_us: number(&clat["mean"]) / 1000.0,
-        slat_mean_us: number(&side["slat_ns"]["mean"]) / 1000.0,
+        slat_mean_us: number(&stats["slat_ns"]["mean"]) / 1000.0,
         percentiles_us: PERCENTILES.map(percentile),
         max_us: number(if clat["max"].is_number() { &clat["max"] } else { &lat["max"] }) / 1000.0,
         cpu_usr_pct: number(&job["usr_cpu"]),
         cpu_sys_pct: number(&job["sys_cpu"]),
-        ctx: whole(&job["ctx"]),
+        ctx: integer(&job["ctx"]),
         procs: if grouped { option(&["numjobs"]).parse().unwrap_or(1).max(1) } else { 1 },
         qd: option(&["iodepth"]).parse().unwrap_or(1),
         error: job["error"].as_i64().unwrap_or(0),
     }
 }
 
-/// A switch of fio's: there and empty is on. What carries an index was not grouped.
-fn switch(value: &str, indexed: bool) -> bool {
+/// Whether a boolean option of fio is on: present without a value counts. A job with an index is not grouped.
+fn is_on(value: &str, indexed: bool) -> bool {
     !indexed && matches!(value, "1" | "true" | "")
 }
 
@@ -96,6 +97,6 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or(0.0)
 }
 
-fn whole(value: &Value) -> u64 {
+fn integer(value: &Value) -> u64 {
     value.as_u64().unwrap_or(0)
 }

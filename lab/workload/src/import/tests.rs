@@ -1,4 +1,4 @@
-//! What fio wrote, ours and others'.
+//! fio's output in all formats, including published samples.
 
 use std::path::PathBuf;
 
@@ -22,7 +22,7 @@ fg: (groupid=2, jobs=3): err= 0: pid=7: Fri Nov 20 21:07:18 2026\n\
 Run status group 0 (all jobs):\n   READ: bw=7990KiB/s\n";
 
 #[test]
-fn text_is_read_in_any_unit() {
+fn text_is_parsed_in_any_unit() {
     let rows = rows(TEXT).unwrap();
     let [row] = rows.as_slice() else { panic!("{rows:?}") };
     assert_eq!((row.jobname.as_str(), row.group, row.procs, row.qd), ("fg", 2, 3, 16));
@@ -51,9 +51,9 @@ fn json_is_found_among_other_lines() {
 }
 
 #[test]
-fn what_is_not_fios_is_refused_by_a_reason() {
-    assert_eq!(rows("hello\n"), Err(ImportError::Nothing));
-    assert_eq!(rows(""), Err(ImportError::Nothing));
+fn malformed_output_is_rejected_with_a_reason() {
+    assert_eq!(rows("hello\n"), Err(ImportError::NoResults));
+    assert_eq!(rows(""), Err(ImportError::NoResults));
     let cut = "{\n\"fio version\" : \"fio-3.35\", \"jobs\" : [ {";
     assert!(matches!(rows(cut), Err(ImportError::Json(_))));
     let bad = TEXT.replace("IOPS=12.5k", "IOPS=many");
@@ -61,7 +61,7 @@ fn what_is_not_fios_is_refused_by_a_reason() {
 }
 
 #[test]
-fn any_cut_of_an_output_gives_rows_or_a_reason() {
+fn truncated_output_never_panics() {
     for end in (0..TEXT.len()).filter(|end| TEXT.is_char_boundary(*end)) {
         let _ = rows(&TEXT[..end]);
         let _ = rows(&TEXT[end..]);
@@ -127,7 +127,7 @@ fn published_outputs_give_the_published_tables() {
     // A mixed job and two grouped jobs: both directions, against the tables of tokens.
     let mix = sample("09-randrw-50-50-one-job-kyber");
     let published = table(&reference.join("icpe24/table2.csv"));
-    let kiops = |row: &Row| trimmed(&format!("{:.4}", row.iops / 1000.0));
+    let kiops = |row: &FioRow| trimmed(&format!("{:.4}", row.iops / 1000.0));
     let line = published.iter().find(|line| line["read_kiops"] == kiops(&mix[0])).unwrap();
     assert_eq!((mix.len(), &line["write_kiops"]), (2, &kiops(&mix[1])));
     assert_eq!(line["write_p99_us"], mix[1].values()[18]);
@@ -146,8 +146,8 @@ fn published_outputs_give_the_published_tables() {
 }
 
 #[test]
-fn many_lines_that_could_begin_a_document_cost_no_more_than_they_are_long() {
-    // Each line is asked whether fio's words follow it; asked by looking, this would take minutes.
+fn many_lines_that_could_start_a_document_parse_in_linear_time() {
+    // Each line may start a document if "fio version" follows; a search per line would take minutes.
     let text = "{\n".repeat(400_000) + "\"fio version\"";
     let began = std::time::Instant::now();
     assert!(matches!(rows(&text), Err(ImportError::Json(_))));

@@ -1,9 +1,9 @@
-//! fio's text, the format `normal`.
+//! Parser of fio's text output, the format `normal`.
 
-use super::{ImportError, PERCENTILES, Row};
+use super::{FioRow, ImportError, PERCENTILES};
 
-/// The rows; `None` where no line begins a job's results.
-pub(super) fn rows(text: &str) -> Result<Option<Vec<Row>>, ImportError> {
+/// The rows; `None` if no line starts a job's results.
+pub(super) fn rows(text: &str) -> Result<Option<Vec<FioRow>>, ImportError> {
     let mut reader = Reader::default();
     for (index, line) in text.lines().enumerate() {
         reader
@@ -13,42 +13,42 @@ pub(super) fn rows(text: &str) -> Result<Option<Vec<Row>>, ImportError> {
     Ok(reader.finish())
 }
 
-/// What has been read so far.
+/// The state of the parser.
 #[derive(Default)]
 struct Reader {
-    rows: Vec<Row>,
-    /// Where the rows of the current job begin; `None` before the first.
+    rows: Vec<FioRow>,
+    /// Index of the current job's first row; `None` before the first job.
     job: Option<usize>,
-    head: Row,
-    /// What the lines before the results say of each job: name, `rw`, bytes, engine, depth.
-    announced: Vec<Row>,
-    /// Unit of the percentiles that follow, in microseconds.
+    header: FioRow,
+    /// The headers before the results, for each job: name, `rw`, I/O size, engine, depth.
+    job_headers: Vec<FioRow>,
+    /// Unit of the current table of percentiles, in microseconds; `None` outside of a table.
     table_unit: Option<f64>,
-    /// Whether the table that follows is of `clat` or `lat`, and not of `slat`.
-    table_counts: bool,
+    /// Whether the current table is of `clat` or `lat`; tables of `slat` are skipped.
+    table_is_reported: bool,
 }
 
 impl Reader {
-    fn finish(self) -> Option<Vec<Row>> {
+    fn finish(self) -> Option<Vec<FioRow>> {
         self.job.map(|_| self.rows)
     }
 
-    /// `None` for a line that fio does not write so.
+    /// Parses a line; `None` if it is malformed.
     fn line(&mut self, line: &str) -> Option<()> {
         let trimmed = line.trim();
         if let Some((name, rest)) = line.split_once(": (groupid=") {
-            return self.begin(name, rest);
+            return self.start_job(name, rest);
         }
         if let Some((name, rest)) = line.split_once(": (g=") {
-            self.announce(name, rest);
+            self.parse_job_header(name, rest);
             return Some(());
         }
         if self.job.is_none() {
             return Some(());
         }
         if trimmed.starts_with("Run status group") || trimmed.starts_with('{') {
-            // What follows sums up, or is JSON.
-            self.head = Row::default();
+            // A summary or JSON follows.
+            self.header = FioRow::default();
             self.table_unit = None;
             return Some(());
         }
@@ -71,7 +71,7 @@ impl Reader {
         }
         if name.ends_with("percentiles") {
             self.table_unit = Some(microseconds(unit)?);
-            self.table_counts = !name.starts_with("slat");
+            self.table_is_reported = !name.starts_with("slat");
             return Some(());
         }
         match name {
@@ -88,27 +88,27 @@ impl Reader {
     }
 
     /// `name: (g=0): rw=randread, bs=(R) 4096B-4096B, …, ioengine=psync, iodepth=1`
-    fn announce(&mut self, name: &str, rest: &str) {
-        let mut row = Row { jobname: name.to_string(), ..Row::default() };
+    fn parse_job_header(&mut self, name: &str, rest: &str) {
+        let mut row = FioRow { jobname: name.to_string(), ..FioRow::default() };
         row.rw = field(rest, "rw").unwrap_or_default().to_string();
         row.engine = field(rest, "ioengine").unwrap_or_default().to_string();
         row.qd = field(rest, "iodepth").and_then(|depth| depth.parse().ok()).unwrap_or(0);
         let bytes = rest.split("(R) ").nth(1).and_then(|rest| rest.split('-').next());
         row.bs_bytes = bytes.and_then(bytes_of).unwrap_or(0.0) as u64;
-        self.announced.push(row);
+        self.job_headers.push(row);
     }
 
     /// `name: (groupid=0, jobs=1): err= 0: pid=…`
-    fn begin(&mut self, name: &str, rest: &str) -> Option<()> {
+    fn start_job(&mut self, name: &str, rest: &str) -> Option<()> {
         let (group, rest) = rest.split_once(", jobs=")?;
         let (jobs, rest) = rest.split_once(')')?;
         let error = rest.split("err=").nth(1)?.trim_start();
         let error = error.split([':', ' ', '(']).next()?;
-        self.head = self.announced.iter().find(|row| row.jobname == name).cloned().unwrap_or_default();
-        self.head.jobname = name.to_string();
-        self.head.group = group.trim().parse().ok()?;
-        self.head.procs = jobs.trim().parse().ok()?;
-        self.head.error = error.parse().ok()?;
+        self.header = self.job_headers.iter().find(|row| row.jobname == name).cloned().unwrap_or_default();
+        self.header.jobname = name.to_string();
+        self.header.group = group.trim().parse().ok()?;
+        self.header.procs = jobs.trim().parse().ok()?;
+        self.header.error = error.parse().ok()?;
         self.job = Some(self.rows.len());
         self.table_unit = None;
         Some(())
@@ -118,7 +118,7 @@ impl Reader {
     fn direction(&mut self, name: &str, line: &str) -> Option<()> {
         let (_, line) = line.split_once(':')?;
         let bandwidth = field(line, "BW")?.split(' ').next()?.strip_suffix("/s")?;
-        let mut row = Row { direction: name.to_string(), ..self.head.clone() };
+        let mut row = FioRow { direction: name.to_string(), ..self.header.clone() };
         row.iops = number(field(line, "IOPS")?)?;
         row.bw_mib_s = bytes_of(bandwidth)? / 1048576.0;
         self.rows.push(row);
@@ -148,13 +148,13 @@ impl Reader {
     /// `|  1.00th=[   51],  5.00th=[   55],`
     fn percentiles(&mut self, line: &str) -> Option<()> {
         let Some(unit) = self.table_unit else { return Some(()) };
-        let counts = self.table_counts;
+        let is_reported = self.table_is_reported;
         let row = self.last()?;
         for cell in line.trim_start_matches('|').split(']').filter(|cell| cell.contains("th=[")) {
             let (percent, value) = cell.trim_start_matches(',').trim().split_once("th=[")?;
             let (percent, value): (f64, f64) = (percent.parse().ok()?, number(value)?);
             if let Some(index) = PERCENTILES.iter().position(|known| (known - percent).abs() < 1e-6)
-                && counts
+                && is_reported
             {
                 row.percentiles_us[index] = Some(value * unit);
             }
@@ -174,20 +174,20 @@ impl Reader {
         Some(())
     }
 
-    /// The row that lines belong to; there is none before a direction was named.
-    fn last(&mut self) -> Option<&mut Row> {
+    /// The row of the current direction; `None` before the first direction of a job.
+    fn last(&mut self) -> Option<&mut FioRow> {
         let job = self.job?;
         self.rows[job..].last_mut()
     }
 }
 
-/// The value behind `key=`, without what follows the comma.
+/// The value of `key=`, up to a comma or parenthesis.
 fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let mut parts = text.split([',', '(', ')']).map(|part| part.trim_start_matches([':', ' ']));
     parts.find_map(|part| part.strip_prefix(key)?.strip_prefix('=')).map(str::trim)
 }
 
-/// `1997`, `220.96`, `3885.5k`: powers of 1000.
+/// Parses `1997`, `220.96`, `3885.5k`; units are powers of 1000.
 fn number(text: &str) -> Option<f64> {
     let text = text.trim();
     let (digits, scale) = match text.chars().last()? {
@@ -199,7 +199,7 @@ fn number(text: &str) -> Option<f64> {
     digits.parse::<f64>().ok().filter(|value| value.is_finite()).map(|value| value * scale)
 }
 
-/// `7990KiB`, `31.2MiB`, `8182kB`, `64B`.
+/// Parses `7990KiB`, `31.2MiB`, `8182kB`, `64B` to bytes.
 fn bytes_of(text: &str) -> Option<f64> {
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
     let value: f64 = text[..split].parse().ok()?;

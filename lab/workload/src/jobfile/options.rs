@@ -1,39 +1,39 @@
-//! The table of options: what is supported, what is refused and why.
+//! The table of options: supported ones with their parsers, unsupported ones of fio with the reason.
 
-use engines::{Kind, SyncMode};
+use io_engines::{EngineKind, SyncMode};
 
-use super::apply::{EngineName, Job};
+use super::job::{EngineName, Job};
 use super::values::*;
-use crate::pace::Arrivals;
-use crate::spec::{Content, LatencyTarget, Sizes, Verify, Workload};
+use crate::arrivals::ArrivalProcess;
+use crate::spec::{BlockSizes, BufferContent, LatencyTarget, Verify, Workload};
 
 type Apply = fn(&mut Job, &str) -> Result<(), String>;
 
-/// What becomes of an option.
+/// How an option is supported.
 #[derive(Clone, Copy)]
 pub enum Support {
-    /// It is a job's.
+    /// An option of a job, with the function that applies it.
     Job(Apply),
-    /// It is the run's, on the command line only.
+    /// An option of the run, accepted on the command line only.
     Run,
-    /// It is fio's and not supported; the reason, and what to use.
+    /// An unsupported option of fio, with the reason and what to use instead.
     Refused(&'static str),
 }
 
 /// One option.
 #[derive(Clone, Copy)]
 pub struct OptionInfo {
-    /// Its name.
+    /// Name, with underscores.
     pub name: &'static str,
-    /// Other names of it.
+    /// Alternative names.
     pub aliases: &'static [&'static str],
-    /// What its value is called; an example for options that are easier shown.
+    /// Placeholder of the value, or an example.
     pub value: &'static str,
-    /// Whether it may stand without a value, and is 1 then.
+    /// Whether the value may be omitted, which means 1.
     pub switch: bool,
-    /// What it does, and where it differs from fio's.
+    /// Help text, with differences from fio.
     pub help: &'static str,
-    /// What becomes of it.
+    /// How it is supported.
     pub support: Support,
 }
 
@@ -63,39 +63,39 @@ const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 
-/// Every option, sorted by what it is about.
+/// Every option, grouped by topic.
 pub const OPTIONS: &[OptionInfo] = &[
-    // What is driven.
-    job("filename", &[], "FILE[:FILE]", "files, devices or URIs, with : between them", |job, v| {
+    // Files and engine.
+    job("filename", &[], "FILE[:FILE]", "files, devices or URIs, separated by :", |job, v| {
         job.filename = Some(v.to_string());
         Ok(())
     }),
-    job("name", &[], "NAME", "name of the job; the second and later begin another job", |job, v| {
+    job("name", &[], "NAME", "name of the job; the second and later start another job", |job, v| {
         if v.is_empty() {
             return Err("a job needs a name".to_string());
         }
         job.spec.name = v.to_string();
         Ok(())
     }),
-    job("description", &[], "TEXT", "text that goes into reports", |job, v| {
+    job("description", &[], "TEXT", "text for reports", |job, v| {
         job.description = v.to_string();
         Ok(())
     }),
-    job("directory", &[], "DIR", "where files without a path are", |job, v| {
+    job("directory", &[], "DIR", "prefix of relative file names", |job, v| {
         job.directory = Some(v.to_string());
         Ok(())
     }),
-    job("nrfiles", &["nr_files"], "N", "files where no filename is given", |job, v| {
-        job.nrfiles = within(v, 1, 65_536)? as u32;
+    job("nrfiles", &["nr_files"], "N", "number of files if no filename is given", |job, v| {
+        job.nrfiles = in_range(v, 1, 65_536)? as u32;
         Ok(())
     }),
     job(
         "file_service_type",
         &[],
         "roundrobin",
-        "which file is next: roundrobin, random or sequential, [:N] I/Os each",
+        "how the next file is selected: roundrobin, random or sequential, [:N] I/Os per turn",
         |job, v| {
-            job.spec.service = service(v)?;
+            job.spec.file_service = file_service(v)?;
             Ok(())
         },
     ),
@@ -106,15 +106,15 @@ pub const OPTIONS: &[OptionInfo] = &[
         "psync, pvsync2, libaio, io_uring, io_uring_cmd, null, or bdev (Ringbolt's own); iou, iou-c and iou-s are io_uring's modes",
         ioengine,
     ),
-    switch("direct", "past the page cache", |job, v| {
+    switch("direct", "bypass the page cache (O_DIRECT)", |job, v| {
         job.direct = flag(v)?;
         Ok(())
     }),
-    switch("buffered", "through the page cache; the opposite of direct", |job, v| {
+    switch("buffered", "use the page cache; the opposite of direct", |job, v| {
         job.direct = !flag(v)?;
         Ok(())
     }),
-    job("sync", &[], "none", "what a write waits for: none, sync (O_SYNC) or dsync (O_DSYNC)", |job, v| {
+    job("sync", &[], "none", "synchronous writes: none, sync (O_SYNC) or dsync (O_DSYNC)", |job, v| {
         job.sync = match v {
             "none" | "0" => SyncMode::None,
             "sync" | "1" => SyncMode::Sync,
@@ -123,35 +123,39 @@ pub const OPTIONS: &[OptionInfo] = &[
         };
         Ok(())
     }),
-    job("fsync", &[], "N", "a flush after so many writes", |job, v| {
+    job("fsync", &[], "N", "flush (fsync) after every N writes", |job, v| {
         flush_every(job, number(v)?, false);
         Ok(())
     }),
-    job("fdatasync", &[], "N", "a flush of data after so many writes", |job, v| {
+    job("fdatasync", &[], "N", "flush data (fdatasync) after every N writes", |job, v| {
         flush_every(job, number(v)?, true);
         Ok(())
     }),
-    switch("end_fsync", "a flush at the end", |job, v| {
+    switch("end_fsync", "flush at the end", |job, v| {
         job.spec.flush_at_end = flag(v)?;
         Ok(())
     }),
-    switch("invalidate", "forget what the page cache holds before a job begins; on by default", |job, v| {
+    switch("invalidate", "drop the page cache of the files before a job starts; on by default", |job, v| {
         job.invalidate = flag(v)?;
         Ok(())
     }),
-    switch("allow_file_create", "make files that are missing; on by default", |job, v| {
+    switch("allow_file_create", "create missing files; on by default", |job, v| {
         job.allow_file_create = flag(v)?;
         Ok(())
     }),
-    switch("allow_mounted_write", "write devices that are mounted or used otherwise", |job, v| {
-        job.allow_mounted_write = flag(v)?;
-        Ok(())
-    }),
-    switch("create_only", "make the files and do nothing else", |job, v| {
+    switch(
+        "allow_mounted_write",
+        "allow writes to devices that are mounted or otherwise in use",
+        |job, v| {
+            job.allow_mounted_write = flag(v)?;
+            Ok(())
+        },
+    ),
+    switch("create_only", "create the files and do no I/O", |job, v| {
         job.create_only = flag(v)?;
         Ok(())
     }),
-    // What is done.
+    // I/O pattern, sizes and limits.
     job(
         "rw",
         &["readwrite"],
@@ -167,11 +171,11 @@ pub const OPTIONS: &[OptionInfo] = &[
             Ok(())
         },
     ),
-    job("bs", &["blocksize"], "4k[,4k[,4k]]", "bytes of an I/O: reads, writes, trims", |job, v| {
+    job("bs", &["blocksize"], "4k[,4k[,4k]]", "I/O size in bytes: reads, writes, trims", |job, v| {
         let base = job.kb_base;
-        let sizes = triple(v, |part| match bytes_u32(part, base)? {
+        let sizes = per_direction(v, |part| match bytes_u32(part, base)? {
             0 => Err("I/Os have at least one byte".to_string()),
-            bytes => Ok(Sizes::Fixed(bytes)),
+            bytes => Ok(BlockSizes::Fixed(bytes)),
         })?;
         set_sizes(job, sizes);
         Ok(())
@@ -180,35 +184,35 @@ pub const OPTIONS: &[OptionInfo] = &[
         "bsrange",
         &["blocksize_range"],
         "4k-64k",
-        "bytes of an I/O, drawn evenly in steps of the smallest",
+        "range of I/O sizes, uniformly random in steps of the smallest",
         |job, v| {
             let base = job.kb_base;
-            let sizes = triple(v, |part| range(part, base))?;
+            let sizes = per_direction(v, |part| range(part, base))?;
             set_sizes(job, sizes);
             Ok(())
         },
     ),
-    job("bssplit", &[], "4k/60:64k/40", "bytes of an I/O, each with its percentage", |job, v| {
+    job("bssplit", &[], "4k/60:64k/40", "I/O sizes, each with its percentage", |job, v| {
         let base = job.kb_base;
-        let sizes = triple(v, |part| split(part, base))?;
+        let sizes = per_direction(v, |part| split(part, base))?;
         set_sizes(job, sizes);
         Ok(())
     }),
-    job("blockalign", &["ba"], "SIZE", "what random positions are multiples of", |job, v| {
+    job("blockalign", &["ba"], "SIZE", "alignment of random offsets", |job, v| {
         job.spec.align_bytes = Some(bytes(v, job.kb_base)?);
         Ok(())
     }),
     job("iodepth", &[], "N", "I/Os that a job keeps in flight; 1 with psync and pvsync2", |job, v| {
-        job.spec.io_depth = within(v, 1, 65_536)? as u32;
+        job.spec.io_depth = in_range(v, 1, 65_536)? as u32;
         Ok(())
     }),
     job(
         "iodepth_batch_submit",
         &["iodepth_batch"],
         "N",
-        "most I/Os of one submission; 0, the default here, for as many as there are (fio's default is 1)",
+        "most I/Os per submission; 0, the default here, for no limit (fio's default is 1)",
         |job, v| {
-            job.engine_config.batch_max = within(v, 0, 65_536)? as u32;
+            job.engine_config.batch_max = in_range(v, 0, 65_536)? as u32;
             Ok(())
         },
     ),
@@ -216,25 +220,25 @@ pub const OPTIONS: &[OptionInfo] = &[
         "iodepth_batch_complete_max",
         &[],
         "N",
-        "most completions that are taken at once; 0, the default here, for as many as there are (fio's default is 1)",
+        "most completions reaped at once; 0, the default here, for no limit (fio's default is 1)",
         |job, v| {
-            job.engine_config.reap_max = within(v, 0, 65_536)? as u32;
+            job.engine_config.reap_max = in_range(v, 0, 65_536)? as u32;
             Ok(())
         },
     ),
     job("rwmixread", &[], "50", "percentage of reads in rw and randrw", |job, v| {
-        job.spec.read_percent = within(v, 0, 100)? as u8;
+        job.spec.read_percent = in_range(v, 0, 100)? as u8;
         Ok(())
     }),
     job("rwmixwrite", &[], "50", "percentage of writes in rw and randrw", |job, v| {
-        job.spec.read_percent = 100 - within(v, 0, 100)? as u8;
+        job.spec.read_percent = 100 - in_range(v, 0, 100)? as u8;
         Ok(())
     }),
     job(
         "size",
         &["filesize"],
         "SIZE|%",
-        "bytes that are used, shared out among the files, or a percentage of each",
+        "size of the region, divided among the files, or a percentage of each file",
         |job, v| {
             let (size, percent) = bytes_or_percent(v, job.kb_base)?;
             if size == Some(0) || percent == Some(0) {
@@ -244,16 +248,16 @@ pub const OPTIONS: &[OptionInfo] = &[
             Ok(())
         },
     ),
-    job("offset", &["start_offset"], "SIZE|%", "where the used part begins", |job, v| {
+    job("offset", &["start_offset"], "SIZE|%", "start of the region", |job, v| {
         let (offset, percent) = bytes_or_percent(v, job.kb_base)?;
         (job.spec.offset_bytes, job.spec.offset_percent) = (offset.unwrap_or(0), percent.unwrap_or(0));
         Ok(())
     }),
-    job("offset_increment", &[], "SIZE", "by how much each job of numjobs begins later", |job, v| {
+    job("offset_increment", &[], "SIZE", "added to the offset for each further copy of numjobs", |job, v| {
         job.spec.offset_increment = bytes(v, job.kb_base)?;
         Ok(())
     }),
-    job("io_size", &["io_limit"], "SIZE", "bytes after which a job ends", |job, v| {
+    job("io_size", &["io_limit"], "SIZE", "bytes of I/O after which a job ends", |job, v| {
         job.spec.io_bytes = Some(bytes(v, job.kb_base)?);
         Ok(())
     }),
@@ -261,27 +265,27 @@ pub const OPTIONS: &[OptionInfo] = &[
         job.spec.number_ios = Some(bytes(v, job.kb_base)?);
         Ok(())
     }),
-    job("loops", &[], "N", "how often the used part is gone through", |job, v| {
-        job.spec.loops = within(v, 1, u64::from(u32::MAX))? as u32;
+    job("loops", &[], "N", "number of passes over the region", |job, v| {
+        job.spec.loops = in_range(v, 1, u64::from(u32::MAX))? as u32;
         Ok(())
     }),
-    switch("time_based", "start over until the runtime has passed", |job, v| {
+    switch("time_based", "repeat until the runtime has passed", |job, v| {
         job.spec.time_based = flag(v)?;
         Ok(())
     }),
-    job("runtime", &["timeout"], "10s", "longest time, the ramp not counted", |job, v| {
+    job("runtime", &["timeout"], "10s", "time limit, without the ramp", |job, v| {
         job.spec.runtime_ns = Some(time(v, SECOND)?).filter(|ns| *ns > 0);
         Ok(())
     }),
-    job("ramp_time", &[], "5s", "time before anything is counted", |job, v| {
+    job("ramp_time", &[], "5s", "time before the measurement starts", |job, v| {
         job.spec.ramp_ns = time(v, SECOND)?;
         Ok(())
     }),
-    job("startdelay", &[], "5s", "time before a job begins", |job, v| {
+    job("startdelay", &[], "5s", "delay before a job starts", |job, v| {
         job.delay_ns = time(v, SECOND)?;
         Ok(())
     }),
-    // Where.
+    // Random offsets.
     job(
         "random_distribution",
         &[],
@@ -296,63 +300,69 @@ pub const OPTIONS: &[OptionInfo] = &[
         "percentage_random",
         &[],
         "100",
-        "percentage of I/Os that go anywhere, of a random workload; the others follow the last",
+        "percentage of I/Os at random offsets in a random workload; the others are sequential",
         |job, v| {
-            job.spec.random_percent = within(v, 0, 100)? as u8;
+            job.spec.random_percent = in_range(v, 0, 100)? as u8;
             Ok(())
         },
     ),
-    switch("norandommap", "random I/O may come to a place again before it has been everywhere", |job, v| {
+    switch("norandommap", "random I/O may repeat an offset before it has covered all", |job, v| {
         job.random_map = !flag(v)?;
         Ok(())
     }),
-    switch("randrepeat", "the same random numbers each time; on by default", |job, v| {
+    switch("randrepeat", "same random numbers in every run; on by default", |job, v| {
         job.repeatable = flag(v)?;
         Ok(())
     }),
-    job("randseed", &["seed"], "N", "seed of positions, mix and data", |job, v| {
+    job("randseed", &["seed"], "N", "seed of offsets, mix and data", |job, v| {
         job.spec.seed = number(v)?;
         Ok(())
     }),
-    // How fast.
+    // Rates, pauses and latency targets.
     job(
         "rate_iops",
         &[],
         "N[,N[,N]]",
-        "I/Os a second; latency counts from when an I/O was to start",
+        "I/Os a second; latency counts from the scheduled start of an I/O",
         |job, v| {
-            job.spec.rates.iops = triple(v, |part| match bytes(part, 1000)? {
+            job.spec.rates.iops = per_direction(v, |part| match bytes(part, 1000)? {
                 0 => Err("it is at least 1".to_string()),
                 rate => Ok(rate),
             })?;
             Ok(())
         },
     ),
-    job("rate", &[], "SIZE[,SIZE[,SIZE]]", "bytes a second, likewise", |job, v| {
-        let base = job.kb_base;
-        job.spec.rates.bytes = triple(v, |part| match bytes(part, base)? {
-            0 => Err("it is at least 1".to_string()),
-            rate => Ok(rate),
-        })?;
-        Ok(())
-    }),
-    job("rate_process", &[], "poisson", "how starts are spread: linear or poisson", |job, v| {
-        job.spec.rates.arrivals = match v {
-            "linear" => Arrivals::Linear,
-            "poisson" => Arrivals::Poisson,
+    job(
+        "rate",
+        &[],
+        "SIZE[,SIZE[,SIZE]]",
+        "bytes a second; latency counts from the scheduled start of an I/O",
+        |job, v| {
+            let base = job.kb_base;
+            job.spec.rates.bytes = per_direction(v, |part| match bytes(part, base)? {
+                0 => Err("it is at least 1".to_string()),
+                rate => Ok(rate),
+            })?;
+            Ok(())
+        },
+    ),
+    job("rate_process", &[], "poisson", "arrival process: linear or poisson", |job, v| {
+        job.spec.rates.process = match v {
+            "linear" => ArrivalProcess::Linear,
+            "poisson" => ArrivalProcess::Poisson,
             _ => return Err("it is linear or poisson".to_string()),
         };
         Ok(())
     }),
-    job("thinktime", &[], "TIME", "a pause, in microseconds without a unit", |job, v| {
+    job("thinktime", &[], "TIME", "pause between I/Os, in microseconds without a unit", |job, v| {
         job.spec.think.ns = time(v, US)?;
         Ok(())
     }),
-    job("thinktime_spin", &[], "TIME", "the part of it that keeps the processor busy", |job, v| {
+    job("thinktime_spin", &[], "TIME", "the part of the pause that is spent busy-waiting", |job, v| {
         job.spec.think.spin_ns = time(v, US)?;
         Ok(())
     }),
-    job("thinktime_blocks", &[], "N", "after how many I/Os", |job, v| {
+    job("thinktime_blocks", &[], "N", "I/Os between pauses", |job, v| {
         job.spec.think.blocks = number(v)?;
         Ok(())
     }),
@@ -360,10 +370,10 @@ pub const OPTIONS: &[OptionInfo] = &[
         "latency_target",
         &[],
         "TIME",
-        "the depth is chosen so that latency stays below, in microseconds without a unit",
+        "tune the depth so that latency stays within this, in microseconds without a unit",
         |job, v| {
             let target_ns = time(v, US)?;
-            target(job).target_ns = target_ns;
+            latency_target(job).target_ns = target_ns;
             if target_ns == 0 {
                 job.spec.latency_target = None
             }
@@ -374,25 +384,25 @@ pub const OPTIONS: &[OptionInfo] = &[
         "latency_window",
         &[],
         "TIME",
-        "time over which that is judged, in microseconds without a unit",
+        "time for which each depth is tried, in microseconds without a unit",
         |job, v| {
-            target(job).window_ns = time(v, US)?.max(MS);
+            latency_target(job).window_ns = time(v, US)?.max(MS);
             Ok(())
         },
     ),
-    job("latency_percentile", &[], "99.9", "percentage of I/Os that keep it", |job, v| {
+    job("latency_percentile", &[], "99.9", "percentage of I/Os that must meet the target", |job, v| {
         let percentile: f64 = number(v)?;
         if !(percentile > 0.0 && percentile <= 100.0) {
             return Err("it is above 0 and at most 100".to_string());
         }
-        target(job).percentile = percentile;
+        latency_target(job).percentile = percentile;
         Ok(())
     }),
     job(
         "max_latency",
         &[],
         "TIME",
-        "latency at which a job fails, in microseconds without a unit",
+        "latency above which a job fails, in microseconds without a unit",
         |job, v| {
             job.spec.latency_max_ns = Some(time(v, US)?).filter(|ns| *ns > 0);
             Ok(())
@@ -404,7 +414,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         aliases: &[],
         value: "crc32c",
         switch: true,
-        help: "blocks describe themselves and are checked when read: crc32c, or pattern for every byte (formats are Ringbolt's own)",
+        help: "write blocks with a header and verify them when read: crc32c, or pattern for every byte (the formats are Ringbolt's own)",
         support: Support::Job(|job, v| {
             job.spec.verify = match v {
                 "crc32c" | "1" => Verify::Crc32c,
@@ -415,16 +425,16 @@ pub const OPTIONS: &[OptionInfo] = &[
             Ok(())
         }),
     },
-    switch("refill_buffers", "new noise for every write", |job, v| {
-        job.spec.content = if flag(v)? { Content::FreshNoise } else { Content::Noise };
+    switch("refill_buffers", "new random bytes for every write", |job, v| {
+        job.spec.content = if flag(v)? { BufferContent::FreshNoise } else { BufferContent::Noise };
         Ok(())
     }),
     switch("zero_buffers", "write zeroes", |job, v| {
-        job.spec.content = if flag(v)? { Content::Zeroes } else { Content::Noise };
+        job.spec.content = if flag(v)? { BufferContent::Zeroes } else { BufferContent::Noise };
         Ok(())
     }),
-    job("buffer_pattern", &[], "0xdeadbeef", "write these bytes again and again", |job, v| {
-        job.spec.content = Content::Pattern(pattern(v)?);
+    job("buffer_pattern", &[], "0xdeadbeef", "write these bytes, repeated", |job, v| {
+        job.spec.content = BufferContent::Pattern(pattern(v)?);
         Ok(())
     }),
     OptionInfo {
@@ -432,7 +442,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         aliases: &[],
         value: "BOOL",
         switch: true,
-        help: "go on after an I/O failed",
+        help: "continue after an I/O error",
         support: Support::Job(|job, v| {
             job.spec.continue_on_error = match v {
                 "none" => false,
@@ -443,31 +453,37 @@ pub const OPTIONS: &[OptionInfo] = &[
         }),
     },
     // io_uring and libaio.
-    switch("hipri", "completions are polled for", |job, v| {
-        job.engine_config.polling.completion = flag(v)?;
+    switch("hipri", "poll for completions", |job, v| {
+        job.engine_config.polling.iopoll = flag(v)?;
         Ok(())
     }),
-    switch("sqthread_poll", "a kernel thread looks for submissions", |job, v| {
-        job.engine_config.polling.submission = flag(v)?;
+    switch("sqthread_poll", "a kernel thread polls for submissions (SQPOLL)", |job, v| {
+        job.engine_config.polling.sqpoll = flag(v)?;
         Ok(())
     }),
-    job("sqthread_poll_cpu", &[], "CORE", "where it runs", |job, v| {
-        job.engine_config.polling.submission_cpu = Some(number(v)?);
+    job("sqthread_poll_cpu", &[], "CORE", "core of the SQPOLL thread", |job, v| {
+        job.engine_config.polling.sqpoll_cpu = Some(number(v)?);
         Ok(())
     }),
-    job("sqthread_poll_idle", &[], "MS", "milliseconds without work after which it sleeps", |job, v| {
-        job.engine_config.polling.submission_idle_ms = number(v)?;
-        Ok(())
-    }),
-    switch("registerfiles", "files are registered with the ring", |job, v| {
+    job(
+        "sqthread_poll_idle",
+        &[],
+        "MS",
+        "idle milliseconds after which the SQPOLL thread sleeps",
+        |job, v| {
+            job.engine_config.polling.sqpoll_idle_ms = number(v)?;
+            Ok(())
+        },
+    ),
+    switch("registerfiles", "register files with the ring", |job, v| {
         job.engine_config.register_files = flag(v)?;
         Ok(())
     }),
-    switch("fixedbufs", "buffers are registered with the ring", |job, v| {
+    switch("fixedbufs", "register buffers with the ring", |job, v| {
         job.engine_config.fixed_buffers = flag(v)?;
         Ok(())
     }),
-    switch("nonvectored", "an address an I/O, not a vector; on by default", |job, v| {
+    switch("nonvectored", "non-vectored read and write operations; on by default", |job, v| {
         job.engine_config.nonvectored = flag(v)?;
         Ok(())
     }),
@@ -475,15 +491,15 @@ pub const OPTIONS: &[OptionInfo] = &[
         job.engine_config.userspace_reap = flag(v)?;
         Ok(())
     }),
-    job("cmd_type", &[], "nvme", "commands of io_uring_cmd; nvme only", |_, v| {
+    job("cmd_type", &[], "nvme", "command type of io_uring_cmd; nvme only", |_, v| {
         if v == "nvme" { Ok(()) } else { Err("it is nvme".to_string()) }
     }),
-    // Jobs among jobs.
+    // Copies, groups and scheduling.
     job("numjobs", &[], "N", "copies of the job", |job, v| {
-        job.numjobs = within(v, 0, 4096)? as u32;
+        job.numjobs = in_range(v, 0, 4096)? as u32;
         Ok(())
     }),
-    switch("thread", "threads of one process; processes otherwise, as with fio", |job, v| {
+    switch("thread", "run copies as threads of one process; otherwise as processes, as in fio", |job, v| {
         job.thread = flag(v)?;
         Ok(())
     }),
@@ -491,7 +507,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         job.group_reporting = flag(v)?;
         Ok(())
     }),
-    switch("new_group", "begin a reporting group", |job, v| {
+    switch("new_group", "start a new reporting group", |job, v| {
         job.new_group = flag(v)?;
         Ok(())
     }),
@@ -500,13 +516,13 @@ pub const OPTIONS: &[OptionInfo] = &[
         aliases: &["wait_for_previous"],
         value: "BOOL",
         switch: true,
-        help: "begin when all jobs above are over; begins a reporting group too",
+        help: "wait until all jobs above have finished; also starts a new reporting group",
         support: Support::Job(|job, v| {
             job.stonewall = flag(v)?;
             Ok(())
         }),
     },
-    switch("exitall", "when the job is over, all others end", |job, v| {
+    switch("exitall", "when the job finishes, stop all others", |job, v| {
         job.exitall = flag(v)?;
         Ok(())
     }),
@@ -518,7 +534,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         "cpus_allowed_policy",
         &[],
         "split",
-        "shared: all jobs on all of these cores; split: a core each",
+        "shared: all copies on all of these cores; split: one core per copy",
         |job, v| {
             job.cpus_split = match v {
                 "shared" => false,
@@ -536,18 +552,24 @@ pub const OPTIONS: &[OptionInfo] = &[
         Ok(())
     }),
     job("prio", &["ioprio"], "0-7", "I/O priority within its class", |job, v| {
-        job.io_priority = Some((job.io_priority.map_or(2, |(class, _)| class), within(v, 0, 7)? as u8));
+        job.io_priority = Some((job.io_priority.map_or(2, |(class, _)| class), in_range(v, 0, 7)? as u8));
         Ok(())
     }),
-    job("prioclass", &["ioprio_class"], "1-3", "I/O class: 1 real time, 2 best effort, 3 idle", |job, v| {
-        job.io_priority = Some((within(v, 1, 3)? as u8, job.io_priority.map_or(4, |(_, level)| level)));
-        Ok(())
-    }),
+    job(
+        "prioclass",
+        &["ioprio_class"],
+        "1-3",
+        "I/O priority class: 1 real time, 2 best effort, 3 idle",
+        |job, v| {
+            job.io_priority = Some((in_range(v, 1, 3)? as u8, job.io_priority.map_or(4, |(_, level)| level)));
+            Ok(())
+        },
+    ),
     job(
         "cgroup",
         &[],
         "NAME",
-        "control group below /sys/fs/cgroup that a job's process joins; it is to exist",
+        "existing cgroup below /sys/fs/cgroup that a job's process joins",
         |job, v| {
             if v.split('/').any(|part| part == "..") {
                 return Err("it is below /sys/fs/cgroup".to_string());
@@ -556,32 +578,43 @@ pub const OPTIONS: &[OptionInfo] = &[
             Ok(())
         },
     ),
-    job("ioscheduler", &[], "kyber", "I/O scheduler of the devices, set before and read back", |job, v| {
-        if v.is_empty() || !v.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
-        {
-            return Err("it is a name, as none or mq-deadline".to_string());
-        }
-        job.scheduler = Some(v.to_string());
-        Ok(())
-    }),
-    // What is reported.
-    job("percentile_list", &[], "50:99:99.9", "percentiles that are reported", |job, v| {
+    job(
+        "ioscheduler",
+        &[],
+        "kyber",
+        "I/O scheduler of the devices, set before the jobs start and read back",
+        |job, v| {
+            if v.is_empty()
+                || !v.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+            {
+                return Err("it is a name, as none or mq-deadline".to_string());
+            }
+            job.scheduler = Some(v.to_string());
+            Ok(())
+        },
+    ),
+    // Reports and logs.
+    job("percentile_list", &[], "50:99:99.9", "percentiles to report", |job, v| {
         job.percentiles = percentiles(v)?;
         Ok(())
     }),
-    switch("slat_percentiles", "percentiles of submission", |job, v| {
+    switch("slat_percentiles", "percentiles of submission latency", |job, v| {
         job.percentiles_of[0] = Some(flag(v)?);
         Ok(())
     }),
-    switch("clat_percentiles", "percentiles of completion; on by default in a closed loop", |job, v| {
-        job.percentiles_of[1] = Some(flag(v)?);
-        Ok(())
-    }),
-    switch("lat_percentiles", "percentiles of the whole; on by default in an open loop", |job, v| {
+    switch(
+        "clat_percentiles",
+        "percentiles of completion latency; on by default in a closed loop",
+        |job, v| {
+            job.percentiles_of[1] = Some(flag(v)?);
+            Ok(())
+        },
+    ),
+    switch("lat_percentiles", "percentiles of total latency; on by default in an open loop", |job, v| {
         job.percentiles_of[2] = Some(flag(v)?);
         Ok(())
     }),
-    switch("disable_slat", "do not look at the clock after submission", |job, v| {
+    switch("disable_slat", "do not read the clock after submission", |job, v| {
         job.spec.measure_submission = !flag(v)?;
         Ok(())
     }),
@@ -590,7 +623,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         aliases: &[],
         value: "none",
         switch: true,
-        help: "mixed: reads, writes and trims as one; none",
+        help: "mixed: report reads, writes and trims as one; none",
         support: Support::Job(|job, v| {
             job.unified = match v {
                 "none" | "0" => false,
@@ -616,7 +649,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         aliases: &[],
         value: "NAME",
         switch: false,
-        help: "NAME_bw.N.log: KiB a second, a line a sample",
+        help: "NAME_bw.N.log: KiB a second, one line per sample",
         support: Support::Job(|job, v| {
             job.logs.bandwidth = Some(v.to_string());
             Ok(())
@@ -627,7 +660,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         aliases: &[],
         value: "NAME",
         switch: false,
-        help: "NAME_iops.N.log: I/Os a second, a line a sample",
+        help: "NAME_iops.N.log: I/Os a second, one line per sample",
         support: Support::Job(|job, v| {
             job.logs.iops = Some(v.to_string());
             Ok(())
@@ -637,7 +670,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         "log_avg_msec",
         &[],
         "MS",
-        "lines of logs are averages over this time; also the time between samples",
+        "average log lines over this time; also the time between samples",
         |job, v| {
             job.spec.log.average_ns = number::<u64>(v)?.checked_mul(MS).ok_or("it is too long")?;
             Ok(())
@@ -649,11 +682,11 @@ pub const OPTIONS: &[OptionInfo] = &[
         "MS",
         "time between samples, in milliseconds; 500 by default",
         |job, v| {
-            job.spec.sample_ns = within(v, 1, 3_600_000)? * MS;
+            job.spec.sample_ns = in_range(v, 1, 3_600_000)? * MS;
             Ok(())
         },
     ),
-    job("kb_base", &[], "1024", "what k is: 1024 or 1000", |job, v| {
+    job("kb_base", &[], "1024", "value of k: 1024 or 1000", |job, v| {
         job.kb_base = match v {
             "1024" => 1024,
             "1000" => 1000,
@@ -662,7 +695,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         Ok(())
     }),
     job("unit_base", &[], "8", "rates in bytes (8, or 0) or bits (1)", |job, v| {
-        job.bits = match v {
+        job.rates_in_bits = match v {
             "0" | "8" => false,
             "1" => true,
             _ => return Err("it is 0, 8 or 1".to_string()),
@@ -670,99 +703,100 @@ pub const OPTIONS: &[OptionInfo] = &[
         Ok(())
     }),
     // The run.
-    run("section", "NAME", false, "run only this section of the job files; may come again"),
-    run("output", "FILE", false, "where the result is written; by default to standard output"),
-    run("output_format", "json", false, "normal, json or json+; several with commas"),
-    run("eta", "auto", false, "a line each second on standard error: auto, always, never"),
-    run("status_interval", "TIME", false, "a line of totals on standard error this often"),
-    run("showcmd", "BOOL", true, "print the jobs as command lines and end"),
-    run("parse_only", "BOOL", true, "check the options and end"),
+    run("section", "NAME", false, "run only this section of the job files; may be repeated"),
+    run("output", "FILE", false, "file for the result; standard output by default"),
+    run("output_format", "json", false, "normal, json or json+; several separated by commas"),
+    run("eta", "auto", false, "print a line each second on standard error: auto, always, never"),
+    run("status_interval", "TIME", false, "interval of a line of totals on standard error"),
+    run("showcmd", "BOOL", true, "print the jobs as command lines and exit"),
+    run("parse_only", "BOOL", true, "check the options and exit"),
     run("readonly", "BOOL", true, "refuse jobs that write"),
     run("cmdhelp", "BOOL", true, "list the options"),
     run(
         "generator_cost",
         "BOOL",
         true,
-        "measure what the generator costs on the null engine, and report it; on by default",
+        "measure the cost of the generator on the null engine and report it; on by default",
     ),
-    run("config", "FILE", false, "SPDK JSON configuration file that makes bdevs (-c)"),
-    run("idle", "adaptive", false, "what a reactor without work does: adaptive, spin, sleep"),
-    run("memory", "1g", false, "most memory for I/O buffers"),
-    run("engine", "auto", false, "what reactors ask the kernel with: auto, uring, epoll"),
-    // fio's, and not ours.
-    refused("rate_min", "a job that is too slow is seen in its result"),
-    refused("rate_iops_min", "a job that is too slow is seen in its result"),
-    refused("rate_cycle", "rates are kept I/O by I/O"),
+    run("config", "FILE", false, "SPDK JSON configuration file that creates bdevs (-c)"),
+    run("idle", "adaptive", false, "idle policy of reactors: adaptive, spin, sleep"),
+    run("memory", "1g", false, "memory limit for I/O buffers"),
+    run("engine", "auto", false, "event engine of reactors: auto, uring, epoll"),
+    // Options of fio that are not supported.
+    refused("rate_min", "the result shows a job that is too slow"),
+    refused("rate_iops_min", "the result shows a job that is too slow"),
+    refused("rate_cycle", "rates apply to each I/O"),
     refused("rate_ignore_thinktime", "use one of rate and thinktime"),
-    refused("latency_run", "the depth goes on being tuned until the runtime has passed"),
-    refused("iodepth_low", "the queue is filled as soon as there is room"),
-    refused("iodepth_batch_complete_min", "one completion is waited for; all that are there are taken"),
+    refused("latency_run", "the depth is tuned until the runtime has passed"),
+    refused("iodepth_low", "the queue is refilled as soon as there is room"),
+    refused("iodepth_batch_complete_min", "a job waits for one completion and reaps all that are available"),
     refused("iodepth_batch_complete", "use iodepth_batch_complete_max"),
-    refused("thinktime_blocks_type", "pauses count I/Os that were issued"),
+    refused("thinktime_blocks_type", "pauses count issued I/Os"),
     refused("thinktime_iotime", "use thinktime_blocks"),
     refused(
         "random_generator",
-        "positions come from one generator, and without norandommap from an order in which each comes once",
+        "there is one random generator; without norandommap, offsets come from a permutation",
     ),
     refused("allrandrepeat", "use randrepeat and randseed"),
-    refused("softrandommap", "coverage needs no memory here"),
-    refused("verify_pattern", "blocks describe themselves; verify=pattern checks every byte"),
-    refused("verify_backlog", "a job that only writes reads back at its end"),
-    refused("verify_fatal", "wrong blocks are counted, and the run fails"),
-    refused("do_verify", "a job that only writes reads back at its end"),
-    refused("verify_only", "verify with rw=read checks what another run wrote"),
+    refused("softrandommap", "the random map needs no memory"),
+    refused("verify_pattern", "blocks have a header; verify=pattern checks every byte"),
+    refused("verify_backlog", "a write-only job reads its data back at the end"),
+    refused("verify_fatal", "mismatches are counted, and the run fails"),
+    refused("do_verify", "a write-only job reads its data back at the end"),
+    refused("verify_only", "use verify with rw=read to check data of another run"),
     refused("unlink", "files are kept"),
-    refused("overwrite", "files that are read are laid out first, others are allocated"),
-    refused("fallocate", "files to be written are allocated where the file system can"),
-    refused("pre_read", "use a job of its own, and stonewall"),
+    refused("overwrite", "files that are read are written first, others are allocated"),
+    refused("fallocate", "files to be written are allocated if the file system supports it"),
+    refused("pre_read", "use a separate job and stonewall"),
     refused("bs_unaligned", "I/Os are whole blocks"),
-    refused("bs_is_seq_rand", "give sequential and random I/O a job each"),
+    refused("bs_is_seq_rand", "use separate jobs for sequential and random I/O"),
     refused("rwmixcycle", "the mix is drawn for each I/O"),
     refused("rw_sequencer", "sequences are not supported"),
-    refused("fill_device", "rw=write without a size writes a device once"),
-    refused("zonesize", "zones of devices are not supported; random_distribution=zoned is"),
-    refused("zonemode", "zones of devices are not supported"),
+    refused("fill_device", "rw=write without a size writes the whole device once"),
+    refused("zonesize", "zoned devices are not supported; random_distribution=zoned is"),
+    refused("zonemode", "zoned devices are not supported"),
     refused("read_iolog", "replay is not supported"),
-    refused("write_iolog", "write_lat_log has every I/O's time, size and offset"),
+    refused("write_iolog", "write_lat_log has the time, size and offset of every I/O"),
     refused("write_hist_log", "use json+ for buckets"),
     refused("log_hist_msec", "use json+ for buckets"),
     refused("log_compression", "logs are text"),
-    refused("numa_cpu_nodes", "use cpus_allowed; memory is taken where the job runs"),
-    refused("numa_mem_policy", "memory is taken where the job runs"),
-    refused("mem", "memory is the arena's, in chunks of 2 MiB"),
-    refused("iomem", "memory is the arena's, in chunks of 2 MiB"),
-    refused("gtod_reduce", "a look at the clock is shared by a batch; disable_slat spares one"),
-    refused("disable_lat", "latencies cost next to nothing here"),
-    refused("disable_clat", "latencies cost next to nothing here"),
-    refused("steadystate", "the lab's runner finds the steady state"),
-    refused("flow", "give the jobs rates"),
+    refused("numa_cpu_nodes", "use cpus_allowed; memory is allocated on the node where the job runs"),
+    refused("numa_mem_policy", "memory is allocated on the node where the job runs"),
+    refused("mem", "buffers come from an arena of 2 MiB chunks"),
+    refused("iomem", "buffers come from an arena of 2 MiB chunks"),
+    refused("gtod_reduce", "a batch shares one clock read; disable_slat saves another"),
+    refused("disable_lat", "latency measurement costs almost nothing here"),
+    refused("disable_clat", "latency measurement costs almost nothing here"),
+    refused("steadystate", "`ringbolt lab` detects the steady state"),
+    refused("flow", "set a rate for each job"),
     refused("profile", "write a job file"),
     refused("client", "there is no server mode"),
     refused("server", "there is no server mode"),
     refused("minimal", "use output-format=json"),
     refused("terse_version", "use output-format=json"),
-    refused("compress_percentage", "buffers hold noise"),
-    refused("dedupe_percentage", "buffers hold noise"),
-    refused("buffer_compress_percentage", "buffers hold noise"),
+    refused("compress_percentage", "buffers hold random bytes"),
+    refused("dedupe_percentage", "buffers hold random bytes"),
+    refused("buffer_compress_percentage", "buffers hold random bytes"),
     refused("wait_for", "use stonewall"),
     refused("exec_prerun", "run it from a script"),
     refused("exec_postrun", "run it from a script"),
-    refused("trim_percentage", "give trims a job of their own"),
-    refused("opendir", "name the files"),
-    refused("file_append", "give an offset"),
+    refused("trim_percentage", "use a separate job for trims"),
+    refused("opendir", "list the files in filename"),
+    refused("file_append", "set an offset"),
     refused("cgroup_weight", "set it in the control group"),
     refused("uid", "start it as that user"),
     refused("gid", "start it as that group"),
 ];
 
-/// There is one kind of flush a job: the last that is asked for. None of one kind leaves the other.
+/// Sets `fsync` or `fdatasync`. A job has one kind of flush: the last that is given with a count above 0; a
+/// count of 0 only disables its own kind.
 fn flush_every(job: &mut Job, writes: u32, data_sync: bool) {
     if writes > 0 || job.engine_config.data_sync == data_sync {
         (job.spec.flush_every, job.engine_config.data_sync) = (writes, data_sync);
     }
 }
 
-fn set_sizes(job: &mut Job, sizes: [Option<Sizes>; 3]) {
+fn set_sizes(job: &mut Job, sizes: [Option<BlockSizes>; 3]) {
     for (mine, new) in job.sizes.iter_mut().zip(sizes) {
         if new.is_some() {
             *mine = new;
@@ -770,8 +804,8 @@ fn set_sizes(job: &mut Job, sizes: [Option<Sizes>; 3]) {
     }
 }
 
-/// fio's defaults for what is not given with it.
-fn target(job: &mut Job) -> &mut LatencyTarget {
+/// The latency target, with fio's defaults for the values that are not given.
+fn latency_target(job: &mut Job) -> &mut LatencyTarget {
     job.spec.latency_target.get_or_insert(LatencyTarget {
         target_ns: 0,
         window_ns: SECOND,
@@ -780,17 +814,17 @@ fn target(job: &mut Job) -> &mut LatencyTarget {
 }
 
 fn ioengine(job: &mut Job, value: &str) -> Result<(), String> {
-    // A mode is named as a whole: one that a global section names does not stay behind.
-    job.mode = (value == "iou-c", value == "iou-s");
+    // `ioengine` sets both flags, so that a mode of the global section does not persist.
+    job.polling_mode = (value == "iou-c", value == "iou-s");
     let kind = match value {
         "bdev" | "ringbolt" => {
             job.engine = Some(EngineName::Bdev);
             return Ok(());
         }
-        "iou" | "iou-c" | "iou-s" => Kind::Uring,
-        "sync" | "pread" => Kind::Psync,
-        name => Kind::from_name(name).ok_or_else(|| {
-            let names = Kind::NAMES.map(|(_, name)| name).join(", ");
+        "iou" | "iou-c" | "iou-s" => EngineKind::Uring,
+        "sync" | "pread" => EngineKind::Psync,
+        name => EngineKind::from_name(name).ok_or_else(|| {
+            let names = EngineKind::NAMES.map(|(_, name)| name).join(", ");
             format!("it is one of {names}, iou, iou-c, iou-s, bdev")
         })?,
     };
@@ -798,15 +832,15 @@ fn ioengine(job: &mut Job, value: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The option with a name or an alias; dashes count as underscores.
+/// Finds an option by its name or an alias, with underscores.
 pub(super) fn find(name: &str) -> Option<&'static OptionInfo> {
     OPTIONS.iter().find(|option| option.name == name || option.aliases.contains(&name))
 }
 
-/// The name that is nearest to one that is none, if any is near.
+/// The known name that is nearest to an unknown one, if it is near enough.
 pub(super) fn nearest(name: &str) -> Option<&'static str> {
     let names = OPTIONS.iter().flat_map(|option| std::iter::once(&option.name).chain(option.aliases));
-    let near = names.map(|known| (distance(name, known), *known)).min()?;
+    let near = names.map(|known| (edit_distance(name, known), *known)).min()?;
     (near.0 <= 1 + known_length(name) / 4).then_some(near.1)
 }
 
@@ -814,8 +848,8 @@ fn known_length(name: &str) -> usize {
     name.chars().count().min(64)
 }
 
-/// Letters to change, add or take away to make one of the other (V. Levenshtein).
-fn distance(one: &str, other: &str) -> usize {
+/// The Levenshtein distance.
+fn edit_distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (number, letter) in one.chars().take(64).enumerate() {

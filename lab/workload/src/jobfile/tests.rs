@@ -1,20 +1,20 @@
-//! Job files as people write them, and as nobody should.
+//! Valid and invalid job files and command lines.
 
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Arrivals, Distribution, FileService, Sizes, Verify, Workload};
+use crate::{ArrivalProcess, BlockSizes, Distribution, FileService, Verify, Workload};
 
-/// Files and variables of a test.
+/// Job files and environment variables of a test.
 #[derive(Default)]
-struct World {
+struct TestFiles {
     files: BTreeMap<&'static str, String>,
     variables: BTreeMap<&'static str, &'static str>,
 }
 
-impl Lookup for World {
+impl Lookup for TestFiles {
     fn file(&self, path: &str) -> Result<String, String> {
         self.files.get(path).cloned().ok_or_else(|| format!("{path}: no such file"))
     }
@@ -24,19 +24,19 @@ impl Lookup for World {
     }
 }
 
-fn world(text: &str) -> World {
-    World { files: BTreeMap::from([("a.fio", text.to_string())]), ..World::default() }
+fn test_files(text: &str) -> TestFiles {
+    TestFiles { files: BTreeMap::from([("a.fio", text.to_string())]), ..TestFiles::default() }
 }
 
 fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_string).collect()
 }
 
-fn of_file(text: &str) -> Result<Plan, PlanError> {
-    plan(&words("a.fio"), &world(text))
+fn parse_file(text: &str) -> Result<Plan, PlanError> {
+    plan(&words("a.fio"), &test_files(text))
 }
 
-/// One job of a mixed load beside another, with most kinds of values.
+/// Two jobs with most kinds of option values.
 const MIXED: &str = "; two tenants\n\
     [global]\nioengine=io_uring\ndirect=1\nfilename=/dev/nvme0n1:/dev/nvme1n1\nruntime=30s\ntime_based\n\
     ramp_time=1m\nsize=100%\nnorandommap\n\n\
@@ -46,26 +46,26 @@ const MIXED: &str = "; two tenants\n\
     stonewall\nrandom_distribution=zipf:1.2\nrate_iops=,500\nrate_process=poisson\nfile_service_type=random:3\n";
 
 #[test]
-fn sections_inherit_what_is_global() {
-    let plan = of_file(MIXED).unwrap();
+fn sections_inherit_the_global_options() {
+    let plan = parse_file(MIXED).unwrap();
     let [reader, writer] = plan.jobs.as_slice() else { panic!("{:?}", plan.jobs.len()) };
     assert_eq!((reader.spec.name.as_str(), writer.spec.name.as_str()), ("reader", "writer"));
     assert_eq!((reader.spec.workload, reader.spec.io_depth), (Workload::RandRead, 1));
     assert_eq!(reader.filenames, ["/dev/nvme0n1", "/dev/nvme1n1"]);
-    assert!(reader.direct && reader.spec.time_based && !reader.spec.each_once && reader.cpus_split);
+    assert!(reader.direct && reader.spec.time_based && !reader.spec.random_map && reader.cpus_split);
     assert_eq!(reader.cpus.as_deref(), Some([1, 2, 5].as_slice()));
     assert_eq!((reader.spec.runtime_ns, reader.spec.ramp_ns), (Some(30_000_000_000), 60_000_000_000));
     assert!(reader.engine_config.register_files && reader.engine_config.fixed_buffers);
-    assert_eq!(reader.engine, Some(EngineName::Kernel(engines::Kind::Uring)));
+    assert_eq!(reader.engine, Some(EngineName::Kernel(io_engines::EngineKind::Uring)));
     assert_eq!((writer.numjobs, writer.stonewall, writer.spec.read_percent), (4, true, 30));
     let sizes = writer.spec.sizes.as_deref().unwrap();
-    assert_eq!(sizes[0], Sizes::Split(vec![(4096, 6000), (65_536, 4000)]));
-    assert_eq!((&sizes[1], writer.spec.block_bytes), (&Sizes::Split(vec![(8192, 10_000)]), 65_536));
+    assert_eq!(sizes[0], BlockSizes::Split(vec![(4096, 6000), (65_536, 4000)]));
+    assert_eq!((&sizes[1], writer.spec.block_bytes), (&BlockSizes::Split(vec![(8192, 10_000)]), 65_536));
     assert_eq!(writer.spec.distribution, Distribution::Zipf { theta: 1.2 });
     assert_eq!(writer.spec.rates.iops, [None, Some(500), Some(500)]);
     assert_eq!(
-        (writer.spec.rates.arrivals, writer.spec.service),
-        (Arrivals::Poisson, FileService::Random(3))
+        (writer.spec.rates.process, writer.spec.file_service),
+        (ArrivalProcess::Poisson, FileService::Random(3))
     );
     let global: Vec<&str> = plan.globals.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(global[..3], ["ioengine", "direct", "filename"]);
@@ -93,53 +93,54 @@ fn errors_name_the_option_the_file_and_the_line() {
         ("[a]\niodepth=0\n", "between 1 and 65536"),
     ];
     for (text, message) in cases {
-        let error = of_file(text).err().unwrap_or_else(|| panic!("{text} is accepted")).to_string();
+        let error = parse_file(text).err().unwrap_or_else(|| panic!("{text} is accepted")).to_string();
         assert!(error.contains(message), "{text}: {error}");
     }
 }
 
 #[test]
-fn a_file_that_includes_itself_ends() {
-    let error = of_file("include a.fio\n").unwrap_err().to_string();
+fn a_file_that_includes_itself_is_rejected() {
+    let error = parse_file("include a.fio\n").unwrap_err().to_string();
     assert!(error.contains("more than 16 deep"), "{error}");
 }
 
 #[test]
-fn includes_and_variables_are_put_in_their_place() {
-    let mut world = world("[global]\ninclude sub/common.inc\n[a]\nfilename=${DEV}\nbs=${SIZE}k\n");
-    world.files.insert("sub/common.inc", "ioengine=libaio\niodepth=8\n".to_string());
-    world.variables = BTreeMap::from([("DEV", "/dev/sda"), ("SIZE", "16")]);
-    let plan = plan(&words("a.fio"), &world).unwrap();
+fn includes_and_variables_are_expanded() {
+    let mut test_files = test_files("[global]\ninclude sub/common.inc\n[a]\nfilename=${DEV}\nbs=${SIZE}k\n");
+    test_files.files.insert("sub/common.inc", "ioengine=libaio\niodepth=8\n".to_string());
+    test_files.variables = BTreeMap::from([("DEV", "/dev/sda"), ("SIZE", "16")]);
+    let plan = plan(&words("a.fio"), &test_files).unwrap();
     let job = &plan.jobs[0];
     assert_eq!((job.filenames[0].as_str(), job.spec.block_bytes, job.spec.io_depth), ("/dev/sda", 16_384, 8));
 }
 
 #[test]
 fn a_command_line_is_one_job_until_the_second_name() {
-    let of = |line: &str| plan(&words(line), &World::default()).unwrap();
-    let one = of("--filename=x --rw randread --bs=8k --name=a --verify --time_based --runtime 5 --eta=never");
+    let parse = |line: &str| plan(&words(line), &TestFiles::default()).unwrap();
+    let one =
+        parse("--filename=x --rw randread --bs=8k --name=a --verify --time_based --runtime 5 --eta=never");
     assert_eq!((one.jobs.len(), one.jobs[0].spec.name.as_str()), (1, "a"));
     assert_eq!((one.jobs[0].spec.block_bytes, one.jobs[0].spec.verify), (8192, Verify::Crc32c));
     assert_eq!(one.run_option("eta"), Some("never"));
-    let two = of("--name=a --filename=x --bs=8k --name=b --filename=y --output-format=json");
+    let two = parse("--name=a --filename=x --bs=8k --name=b --filename=y --output-format=json");
     let names: Vec<&str> = two.jobs.iter().map(|job| job.spec.name.as_str()).collect();
     assert_eq!((names, two.jobs[1].spec.block_bytes), (vec!["a", "b"], 4096));
     assert_eq!(two.run_option("output_format"), Some("json"));
-    assert!(of("").jobs.is_empty());
+    assert!(parse("").jobs.is_empty());
 }
 
 #[test]
-fn options_before_a_file_are_its_globals_and_sections_are_chosen() {
-    let world = world("[a]\nfilename=x\n[b]\nfilename=y\nbs=16k\n");
-    let plan = plan(&words("--bs=8k --section=b a.fio"), &world).unwrap();
+fn options_before_a_job_file_are_global_and_section_selects_jobs() {
+    let test_files = test_files("[a]\nfilename=x\n[b]\nfilename=y\nbs=16k\n");
+    let plan = plan(&words("--bs=8k --section=b a.fio"), &test_files).unwrap();
     assert_eq!((plan.jobs.len(), plan.jobs[0].spec.block_bytes), (1, 16_384));
-    let error = super::plan(&words("--section=c a.fio"), &world).unwrap_err().to_string();
+    let error = super::plan(&words("--section=c a.fio"), &test_files).unwrap_err().to_string();
     assert!(error.contains("--section=c"), "{error}");
 }
 
 #[test]
 fn sizes_and_times_have_fios_units() {
-    let job = |line: &str| plan(&words(line), &World::default()).unwrap().jobs.remove(0);
+    let job = |line: &str| plan(&words(line), &TestFiles::default()).unwrap().jobs.remove(0);
     let cases = [("size=4k", 4096), ("size=1MiB", 1 << 20), ("size=0x1000", 4096), ("size=3gb", 3 << 30)];
     for (option, bytes) in cases {
         let line = format!("--filename=x --{option}");
@@ -152,31 +153,35 @@ fn sizes_and_times_have_fios_units() {
     assert_eq!((think.think.ns, think.think.spin_ns), (50_000, 10_000_000));
     assert_eq!(think.latency_target.unwrap().target_ns, 1_000_000);
     let sizes = job("--filename=x --rw=rw --bs=,8k").spec.sizes.unwrap();
-    assert_eq!(*sizes, [Sizes::Fixed(4096), Sizes::Fixed(8192), Sizes::Fixed(8192)]);
-    assert!(job("--filename=x --rw=read --bs=,8k").spec.sizes.is_none(), "only what is used counts");
+    assert_eq!(*sizes, [BlockSizes::Fixed(4096), BlockSizes::Fixed(8192), BlockSizes::Fixed(8192)]);
+    assert!(
+        job("--filename=x --rw=read --bs=,8k").spec.sizes.is_none(),
+        "only the sizes of used directions count"
+    );
 }
 
 #[test]
-fn the_papers_modes_have_names() {
-    let polling = |line: &str| plan(&words(line), &World::default()).unwrap().jobs[0].engine_config.polling;
-    assert_eq!(polling("--filename=x --ioengine=iou"), engines::Config::default().polling);
-    assert!(polling("--filename=x --direct=1 --ioengine=iou-c").completion);
+fn ioengine_modes_select_polling() {
+    let polling =
+        |line: &str| plan(&words(line), &TestFiles::default()).unwrap().jobs[0].engine_config.polling;
+    assert_eq!(polling("--filename=x --ioengine=iou"), io_engines::EngineConfig::default().polling);
+    assert!(polling("--filename=x --direct=1 --ioengine=iou-c").iopoll);
     let both = polling("--filename=x --direct=1 --ioengine=iou-s --hipri --sqthread_poll_cpu=3");
-    assert!(both.submission && both.completion && both.submission_cpu == Some(3));
+    assert!(both.sqpoll && both.iopoll && both.sqpoll_cpu == Some(3));
 }
 
 #[test]
-fn a_mode_of_a_global_section_does_not_stay_in_another() {
+fn a_section_overrides_the_global_ioengine_mode() {
     let text = "[global]\nioengine=iou-c\ndirect=1\nfilename=x\n[a]\n[b]\nioengine=iou-s\n[c]\nioengine=iou\n\
                 [d]\nioengine=iou\nhipri\n[e]\nioengine=psync\n";
-    let plan = of_file(text).unwrap();
-    let polled = |job: &Job| (job.engine_config.polling.completion, job.engine_config.polling.submission);
-    let modes: Vec<_> = plan.jobs.iter().map(polled).collect();
+    let plan = parse_file(text).unwrap();
+    let polling_flags = |job: &Job| (job.engine_config.polling.iopoll, job.engine_config.polling.sqpoll);
+    let modes: Vec<_> = plan.jobs.iter().map(polling_flags).collect();
     assert_eq!(modes, [(true, false), (false, true), (false, false), (true, false), (false, false)]);
 }
 
 #[test]
-fn what_would_do_nothing_is_refused() {
+fn options_without_effect_are_rejected() {
     for (option, named) in [
         ("--startdelay=5s", "startdelay"),
         ("--nice=5", "nice"),
@@ -185,27 +190,27 @@ fn what_would_do_nothing_is_refused() {
         ("--nrfiles=4", "nrfiles"),
         ("--nonvectored=0", "nonvectored"),
     ] {
-        let error = plan(&words(&format!("--filename=null:1g {option}")), &World::default()).unwrap_err();
+        let error = plan(&words(&format!("--filename=null:1g {option}")), &TestFiles::default()).unwrap_err();
         assert!(error.reason.contains(named) && error.reason.contains("ioengine=bdev"), "{option}: {error}");
     }
     for option in ["--latency_window=1s", "--latency_percentile=99"] {
-        let error = plan(&words(&format!("--filename=x {option}")), &World::default()).unwrap_err();
+        let error = plan(&words(&format!("--filename=x {option}")), &TestFiles::default()).unwrap_err();
         assert!(error.reason.contains("latency_target"), "{option}: {error}");
     }
     for percent in ["0", "-1", "101", "nan", "inf"] {
         let line = format!("--filename=x --latency_target=1ms --latency_percentile={percent}");
-        assert!(plan(&words(&line), &World::default()).is_err(), "{percent}");
+        assert!(plan(&words(&line), &TestFiles::default()).is_err(), "{percent}");
     }
     let flushes = |line: &str| {
-        let plan = plan(&words(&format!("--filename=x {line}")), &World::default()).unwrap();
+        let plan = plan(&words(&format!("--filename=x {line}")), &TestFiles::default()).unwrap();
         (plan.jobs[0].spec.flush_every, plan.jobs[0].engine_config.data_sync)
     };
-    assert_eq!(flushes("--fsync=4 --fdatasync=0"), (4, false), "none of one kind leaves the other");
+    assert_eq!(flushes("--fsync=4 --fdatasync=0"), (4, false), "a count of 0 only disables its own kind");
     assert_eq!((flushes("--fsync=4 --fdatasync=2"), flushes("--fsync=4 --fsync=0")), ((2, true), (0, false)));
 }
 
 #[test]
-fn every_option_is_there_once_and_has_words() {
+fn option_names_are_unique_and_have_help_texts() {
     let mut names: Vec<&str> =
         OPTIONS.iter().flat_map(|o| std::iter::once(&o.name).chain(o.aliases)).copied().collect();
     let count = names.len();
@@ -220,29 +225,29 @@ fn every_option_is_there_once_and_has_words() {
 }
 
 proptest! {
-    /// No text panics, and what is refused says where.
+    /// The parser never panics, and every error has a reason.
     #[test]
-    fn any_text_is_planned_or_refused(text in "([\\[\\]a-z=:/0-9%,.;#${} ]{0,30}\n){0,12}") {
-        if let Err(error) = of_file(&text) {
+    fn any_text_is_parsed_or_rejected(text in "([\\[\\]a-z=:/0-9%,.;#${} ]{0,30}\n){0,12}") {
+        if let Err(error) = parse_file(&text) {
             prop_assert!(!error.reason.is_empty());
         }
     }
 
-    /// Any value of any option is taken or refused.
+    /// Any value of any option is accepted or rejected.
     #[test]
-    fn any_value_is_taken_or_refused(index in 0..OPTIONS.len(), value in "[-0-9a-zA-Z:/,.%x\"]{0,24}") {
+    fn any_option_value_is_accepted_or_rejected(index in 0..OPTIONS.len(), value in "[-0-9a-zA-Z:/,.%x\"]{0,24}") {
         let name = OPTIONS[index].name;
-        let _ = of_file(&format!("[a]\nfilename=x\n{name}={value}\n"));
+        let _ = parse_file(&format!("[a]\nfilename=x\n{name}={value}\n"));
     }
 
-    /// A plan's options, written out as a file again, give the same jobs.
+    /// The options of a plan, written to a job file, parse to the same jobs.
     #[test]
-    fn what_is_written_out_is_read_the_same(depth in 1u32..1000, bs in 1u32..64, mix in 0u8..=100, jobs in 1u32..9) {
+    fn written_options_round_trip(depth in 1u32..1000, bs in 1u32..64, mix in 0u8..=100, jobs in 1u32..9) {
         let text = format!("[j]\nfilename=x\nrw=randrw\niodepth={depth}\nioengine=libaio\nbs={bs}k\nrwmixread={mix}\nnumjobs={jobs}\n");
-        let first = of_file(&text).unwrap();
+        let first = parse_file(&text).unwrap();
         let lines: Vec<String> =
             first.jobs[0].options.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
-        let second = of_file(&format!("[j]\n{}", lines.concat())).unwrap();
+        let second = parse_file(&format!("[j]\n{}", lines.concat())).unwrap();
         prop_assert_eq!(format!("{:?}", first.jobs), format!("{:?}", second.jobs));
     }
 }

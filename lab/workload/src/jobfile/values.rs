@@ -1,13 +1,12 @@
-//! Values as fio writes them.
+//! Parsers of fio's option values.
 
-use crate::spec::{FileService, Sizes};
-use crate::{Distribution, Extent, Zone};
+use crate::spec::{BlockSizes, FileService};
+use crate::{Distribution, Zone, ZoneSize};
 
-type Outcome<T> = Result<T, String>;
+type ValueResult<T> = Result<T, String>;
 
-/// Bytes, with `base` 1024 (fio's default) or 1000 for `k`; `ki` is always what `base` is not, as with fio
-/// 1024 where the base is 1000.
-pub(super) fn bytes(text: &str, base: u64) -> Outcome<u64> {
+/// Bytes; `k` is `base`, 1024 (fio's default) or 1000, and `ki` is always 1024.
+pub(super) fn bytes(text: &str, base: u64) -> ValueResult<u64> {
     let text = text.trim();
     let hint = || "it is a size, as 512, 4k or 1g".to_string();
     let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
@@ -34,12 +33,12 @@ pub(super) fn bytes(text: &str, base: u64) -> Outcome<u64> {
     number.checked_mul(base.pow(power)).ok_or_else(|| "it is too large".to_string())
 }
 
-pub(super) fn bytes_u32(text: &str, base: u64) -> Outcome<u32> {
+pub(super) fn bytes_u32(text: &str, base: u64) -> ValueResult<u32> {
     u32::try_from(bytes(text, base)?).map_err(|_| "it is too large".to_string())
 }
 
-/// Nanoseconds; a number without a unit counts `unit_ns`.
-pub(super) fn time(text: &str, unit_ns: u64) -> Outcome<u64> {
+/// Nanoseconds; a number without a unit is a multiple of `unit_ns`.
+pub(super) fn time(text: &str, unit_ns: u64) -> ValueResult<u64> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let hint = || "it is a time, as 10s, 500ms or 2m".to_string();
@@ -58,7 +57,7 @@ pub(super) fn time(text: &str, unit_ns: u64) -> Outcome<u64> {
     number.checked_mul(unit).ok_or_else(|| "it is too long".to_string())
 }
 
-pub(super) fn flag(text: &str) -> Outcome<bool> {
+pub(super) fn flag(text: &str) -> ValueResult<bool> {
     match text.trim() {
         "1" | "true" | "" => Ok(true),
         "0" | "false" => Ok(false),
@@ -66,18 +65,21 @@ pub(super) fn flag(text: &str) -> Outcome<bool> {
     }
 }
 
-pub(super) fn number<T: std::str::FromStr>(text: &str) -> Outcome<T> {
-    text.trim().parse().map_err(|_| "it is not such a number".to_string())
+pub(super) fn number<T: std::str::FromStr>(text: &str) -> ValueResult<T> {
+    text.trim().parse().map_err(|_| "it is not a valid number here".to_string())
 }
 
-pub(super) fn within(text: &str, low: u64, high: u64) -> Outcome<u64> {
+pub(super) fn in_range(text: &str, low: u64, high: u64) -> ValueResult<u64> {
     let value: u64 = number(text)?;
     if (low..=high).contains(&value) { Ok(value) } else { Err(format!("it is between {low} and {high}")) }
 }
 
-/// Up to three values: reads, writes, trims. As with fio, one is for all, and the second of two is for
-/// trims too; an empty one leaves what was there.
-pub(super) fn triple<T: Clone>(text: &str, parse: impl Fn(&str) -> Outcome<T>) -> Outcome<[Option<T>; 3]> {
+/// Up to three values: reads, writes, trims. As in fio, a single value is for all, the second of two is for
+/// trims too, and an empty one leaves the setting unchanged.
+pub(super) fn per_direction<T: Clone>(
+    text: &str,
+    parse: impl Fn(&str) -> ValueResult<T>,
+) -> ValueResult<[Option<T>; 3]> {
     let parts: Vec<&str> = text.split(',').collect();
     let value = |part: &str| if part.trim().is_empty() { Ok(None) } else { parse(part).map(Some) };
     match parts.as_slice() {
@@ -95,21 +97,21 @@ pub(super) fn triple<T: Clone>(text: &str, parse: impl Fn(&str) -> Outcome<T>) -
 }
 
 /// `4k-64k`
-pub(super) fn range(text: &str, base: u64) -> Outcome<Sizes> {
+pub(super) fn range(text: &str, base: u64) -> ValueResult<BlockSizes> {
     let (min, max) = text.split_once(['-', ':']).ok_or("it is a range, as 4k-64k")?;
     let (min, max) = (bytes_u32(min, base)?, bytes_u32(max, base)?);
     let (min, max) = (min.min(max), min.max(max));
-    if min == 0 { Err("I/Os have at least one byte".to_string()) } else { Ok(Sizes::Range { min, max }) }
+    if min == 0 { Err("I/Os have at least one byte".to_string()) } else { Ok(BlockSizes::Range { min, max }) }
 }
 
-/// `4k/10:64k/50:32k/40`; what has no percentage shares what is left.
-pub(super) fn split(text: &str, base: u64) -> Outcome<Sizes> {
+/// `4k/10:64k/50:32k/40`; sizes without a percentage share the rest equally.
+pub(super) fn split(text: &str, base: u64) -> ValueResult<BlockSizes> {
     let mut parts: Vec<(u32, Option<u32>)> = Vec::new();
     for part in text.split(':') {
         let (size, percent) = part.split_once('/').unwrap_or((part, ""));
         let percent = match percent.trim() {
             "" => None,
-            percent => Some(within(percent, 0, 100)? as u32),
+            percent => Some(in_range(percent, 0, 100)? as u32),
         };
         let size = bytes_u32(size, base)?;
         if size == 0 {
@@ -118,24 +120,24 @@ pub(super) fn split(text: &str, base: u64) -> Outcome<Sizes> {
         parts.push((size, percent));
     }
     let given: u32 = parts.iter().filter_map(|(_, percent)| *percent).sum();
-    let open = parts.iter().filter(|(_, percent)| percent.is_none()).count() as u32;
-    if given > 100 || (open == 0 && given < 100) {
+    let unspecified = parts.iter().filter(|(_, percent)| percent.is_none()).count() as u32;
+    if given > 100 || (unspecified == 0 && given < 100) {
         return Err(format!("its percentages add up to {given}, not 100"));
     }
-    // Weights in hundredths of a percent, so that a third is nearly one.
-    let each = ((100 - given) * 100).checked_div(open).unwrap_or(0);
-    let weighed = parts.into_iter().map(|(size, percent)| (size, percent.map_or(each, |p| p * 100)));
-    Ok(Sizes::Split(weighed.filter(|(_, weight)| *weight > 0).collect()))
+    // Weights in hundredths of a percent, so that a third of the rest is nearly exact.
+    let each = ((100 - given) * 100).checked_div(unspecified).unwrap_or(0);
+    let weighted = parts.into_iter().map(|(size, percent)| (size, percent.map_or(each, |p| p * 100)));
+    Ok(BlockSizes::Split(weighted.filter(|(_, weight)| *weight > 0).collect()))
 }
 
 /// `zipf:1.2`, `zoned:60/10:40/90`, …
-pub(super) fn distribution(text: &str, base: u64) -> Outcome<Distribution> {
+pub(super) fn distribution(text: &str, base: u64) -> ValueResult<Distribution> {
     let (name, rest) = text.split_once(':').unwrap_or((text, ""));
-    let parameter = |default: f64| -> Outcome<f64> {
+    let parameter = |default: f64| -> ValueResult<f64> {
         let first = rest.split(',').next().unwrap_or_default();
         let value = if first.is_empty() { default } else { number(first)? };
         if rest.contains(',') {
-            return Err("a centre is not supported; what is popular is scattered".to_string());
+            return Err("a centre is not supported; hot blocks are scattered over the region".to_string());
         }
         if value.is_finite() && value > 0.0 { Ok(value) } else { Err("its parameter is above 0".to_string()) }
     };
@@ -156,7 +158,7 @@ pub(super) fn distribution(text: &str, base: u64) -> Outcome<Distribution> {
     }
 }
 
-fn zones(text: &str, absolute: bool, base: u64) -> Outcome<Vec<Zone>> {
+fn zones(text: &str, absolute: bool, base: u64) -> ValueResult<Vec<Zone>> {
     if text.contains(',') {
         return Err("zones are the same for reads, writes and trims here".to_string());
     }
@@ -164,44 +166,44 @@ fn zones(text: &str, absolute: bool, base: u64) -> Outcome<Vec<Zone>> {
     for part in text.split(':') {
         let (access, size) = part.split_once('/').ok_or("a zone is ACCESS/SIZE, as 60/10")?;
         let access_percent: f64 = number(access)?;
-        let extent = if absolute {
-            Extent::Bytes(bytes(size, base)?)
+        let size = if absolute {
+            ZoneSize::Bytes(bytes(size, base)?)
         } else {
-            Extent::Percent(number::<f64>(size.trim().trim_end_matches('%'))?)
+            ZoneSize::Percent(number::<f64>(size.trim().trim_end_matches('%'))?)
         };
-        let sound = |percent: f64| (0.0..=100.0).contains(&percent);
-        if !sound(access_percent) || matches!(extent, Extent::Percent(percent) if !sound(percent)) {
+        let is_valid = |percent: f64| (0.0..=100.0).contains(&percent);
+        if !is_valid(access_percent) || matches!(size, ZoneSize::Percent(percent) if !is_valid(percent)) {
             return Err("percentages are between 0 and 100".to_string());
         }
-        zones.push(Zone { access_percent, extent });
+        zones.push(Zone { access_percent, size });
     }
     let access: f64 = zones.iter().map(|zone| zone.access_percent).sum();
     let size: f64 =
-        zones.iter().map(|zone| if let Extent::Percent(size) = zone.extent { size } else { 0.0 }).sum();
+        zones.iter().map(|zone| if let ZoneSize::Percent(size) = zone.size { size } else { 0.0 }).sum();
     if (access - 100.0).abs() > 0.01 || (!absolute && (size - 100.0).abs() > 0.01) {
         return Err(format!("access adds up to {access} % and sizes to {size} %, not 100"));
     }
     Ok(zones)
 }
 
-pub(super) fn service(text: &str) -> Outcome<FileService> {
-    let (name, turn) = text.split_once(':').unwrap_or((text, "1"));
-    let turn = within(turn, 1, u64::from(u32::MAX))? as u32;
+pub(super) fn file_service(text: &str) -> ValueResult<FileService> {
+    let (name, ios_per_turn) = text.split_once(':').unwrap_or((text, "1"));
+    let ios_per_turn = in_range(ios_per_turn, 1, u64::from(u32::MAX))? as u32;
     match name {
-        "roundrobin" => Ok(FileService::RoundRobin(turn)),
-        "random" => Ok(FileService::Random(turn)),
+        "roundrobin" => Ok(FileService::RoundRobin(ios_per_turn)),
+        "random" => Ok(FileService::Random(ios_per_turn)),
         "sequential" => Ok(FileService::Sequential),
         _ => Err("it is one of roundrobin, random, sequential".to_string()),
     }
 }
 
-/// Cores as `0-3,5`, or a mask as `0x2f`; at most 4096 of them.
-pub(super) fn cpus(text: &str) -> Outcome<Vec<u32>> {
-    text.parse::<sys::CpuSet>().map(|set| set.cpus().to_vec()).map_err(|error| error.to_string())
+/// Cores as in `0-3,5`, or a mask such as `0x2f`; at most 4096 cores.
+pub(super) fn cpus(text: &str) -> ValueResult<Vec<u32>> {
+    text.parse::<os::CpuSet>().map(|set| set.cpus().to_vec()).map_err(|error| error.to_string())
 }
 
-/// `"text"`, `0xdeadbeef` or a number, which are bytes.
-pub(super) fn pattern(text: &str) -> Outcome<Vec<u8>> {
+/// The bytes of `"text"`, `0xdeadbeef` or a number (little-endian).
+pub(super) fn pattern(text: &str) -> ValueResult<Vec<u8>> {
     let hint = || "it is \"TEXT\", a number, or hexadecimal as 0xdeadbeef".to_string();
     let text = text.trim();
     let found = if let Some(quoted) = text.strip_prefix('"') {
@@ -212,7 +214,7 @@ pub(super) fn pattern(text: &str) -> Outcome<Vec<u8>> {
             return Err(hint());
         }
         let byte = |at: usize| u8::from_str_radix(&even[at..at + 2], 16).map_err(|_| hint());
-        (0..even.len()).step_by(2).map(byte).collect::<Outcome<Vec<u8>>>()?
+        (0..even.len()).step_by(2).map(byte).collect::<ValueResult<Vec<u8>>>()?
     } else {
         let value: u64 = number(text)?;
         let bytes = value.to_le_bytes();
@@ -223,20 +225,20 @@ pub(super) fn pattern(text: &str) -> Outcome<Vec<u8>> {
 }
 
 /// `50:99:99.9`
-pub(super) fn percentiles(text: &str) -> Outcome<Vec<f64>> {
-    let list = text.split(':').map(number::<f64>).collect::<Outcome<Vec<f64>>>()?;
-    let sound = list.iter().all(|percent| *percent > 0.0 && *percent <= 100.0);
-    if sound && list.len() <= 20 {
+pub(super) fn percentiles(text: &str) -> ValueResult<Vec<f64>> {
+    let list = text.split(':').map(number::<f64>).collect::<ValueResult<Vec<f64>>>()?;
+    let is_valid = list.iter().all(|percent| *percent > 0.0 && *percent <= 100.0);
+    if is_valid && list.len() <= 20 {
         Ok(list)
     } else {
         Err("it has up to 20 numbers above 0 and up to 100".to_string())
     }
 }
 
-/// A size in bytes or percent.
-pub(super) fn bytes_or_percent(text: &str, base: u64) -> Outcome<(Option<u64>, Option<u8>)> {
+/// A size in bytes or in percent.
+pub(super) fn bytes_or_percent(text: &str, base: u64) -> ValueResult<(Option<u64>, Option<u8>)> {
     match text.trim().strip_suffix('%') {
-        Some(percent) => Ok((None, Some(within(percent, 0, 100)? as u8))),
+        Some(percent) => Ok((None, Some(in_range(percent, 0, 100)? as u8))),
         None => Ok((Some(bytes(text, base)?), None)),
     }
 }

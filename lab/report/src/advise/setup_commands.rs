@@ -1,10 +1,10 @@
-//! The commands that set what was decided.
+//! Shell commands that apply a recommendation.
 
-use experiments::Target;
+use lab_experiments::Target;
 
 use super::Decision;
 
-/// The API's name, fio's options for it, and liburing's flags.
+/// The API's display name, fio's options for it, and the liburing call that sets it up.
 fn api(name: &str) -> Option<(&'static str, &'static str, Option<&'static str>)> {
     Some(match name {
         "psync" => ("POSIX pread and pwrite", "--ioengine=psync", None),
@@ -30,15 +30,15 @@ fn api(name: &str) -> Option<(&'static str, &'static str, Option<&'static str>)>
     })
 }
 
-/// What an API is called in words.
-pub fn api_words(name: &str) -> &str {
+/// The display name of an API; an unknown `name` is returned unchanged.
+pub fn api_description(name: &str) -> &str {
     api(name).map_or(name, |(words, ..)| words)
 }
 
-/// Shell lines; comments where no line can do it.
+/// Shell commands, with comments for the steps that need code or a udev rule.
 pub(super) fn commands(api_decision: &Decision, scheduler: &Decision, targets: &[Target]) -> Vec<String> {
     let mut lines = Vec::new();
-    if let Some(name) = scheduler.named() {
+    if let Some(name) = scheduler.recommended() {
         let mut devices: Vec<&str> = targets
             .iter()
             .filter(|target| matches!(target.kind.as_str(), "block" | "null_blk" | "loop"))
@@ -56,7 +56,7 @@ pub(super) fn commands(api_decision: &Decision, scheduler: &Decision, targets: &
              # ACTION==\"add|change\", KERNEL==\"nvme*n*\", ATTR{{queue/scheduler}}=\"{name}\""
         ));
     }
-    if let Some((words, fio, liburing)) = api_decision.named().and_then(api) {
+    if let Some((words, fio, liburing)) = api_decision.recommended().and_then(api) {
         lines.push(if fio.is_empty() {
             format!("# {words}: SPDK's, or ringbolt perf --filename=nvme+pci://ADDRESS")
         } else {

@@ -1,6 +1,6 @@
-//! Sizes, files and parts of devices.
+//! I/O sizes, files and regions.
 
-use ring::Tag;
+use block_io::Tag;
 
 use super::*;
 use crate::Distribution;
@@ -11,22 +11,22 @@ fn geometry(bytes: u64) -> Geometry {
     Geometry { block_bytes: BLOCK, blocks: bytes / u64::from(BLOCK) }
 }
 
-fn draw(spec: &JobSpec, files: &[Geometry], count: usize) -> Vec<(u16, u64, u64)> {
-    let mut place = Place::new(spec, files).unwrap();
+fn generate(spec: &JobSpec, files: &[Geometry], count: usize) -> Vec<(u16, u64, u64)> {
+    let mut pattern = AccessPattern::new(spec, files).unwrap();
     let mut request = Request::new(Tag(0), Op::Read, 0, 0);
     let mut one = || {
-        place.next_as(&mut request, None);
+        pattern.next_with_op(&mut request, None);
         (request.flow, request.lba * u64::from(BLOCK), u64::from(request.blocks * BLOCK))
     };
     (0..count).map(|_| one()).collect()
 }
 
 #[test]
-fn sizes_come_as_often_as_they_weigh() {
-    let split = Sizes::Split(vec![(4096, 10), (65_536, 50), (32_768, 40)]);
+fn split_sizes_follow_their_weights() {
+    let split = BlockSizes::Split(vec![(4096, 10), (65_536, 50), (32_768, 40)]);
     let sizes = Some(Box::new([split.clone(), split.clone(), split]));
     let spec = JobSpec { workload: Workload::RandRead, block_bytes: 65_536, sizes, ..JobSpec::default() };
-    let drawn = draw(&spec, &[geometry(1 << 30)], 100_000);
+    let drawn = generate(&spec, &[geometry(1 << 30)], 100_000);
     for (bytes, share) in [(4096, 0.1), (65_536, 0.5), (32_768, 0.4)] {
         let count = drawn.iter().filter(|(_, _, size)| *size == bytes).count() as f64;
         assert!((count / 100_000.0 - share).abs() < 0.01, "{bytes}: {count}");
@@ -35,11 +35,11 @@ fn sizes_come_as_often_as_they_weigh() {
 }
 
 #[test]
-fn a_range_of_sizes_is_kept_and_sequential_io_leaves_no_gap() {
-    let range = Sizes::Range { min: 4096, max: 16_384 };
+fn range_sizes_stay_in_range_and_sequential_io_is_contiguous() {
+    let range = BlockSizes::Range { min: 4096, max: 16_384 };
     let sizes = Some(Box::new([range.clone(), range.clone(), range]));
     let spec = JobSpec { block_bytes: 16_384, sizes, ..JobSpec::default() };
-    let drawn = draw(&spec, &[geometry(1 << 20)], 10_000);
+    let drawn = generate(&spec, &[geometry(1 << 20)], 10_000);
     for pair in drawn.windows(2) {
         let end = pair[0].1 + pair[0].2;
         assert!(pair[1].1 == end || (pair[1].1 == 0 && end + pair[1].2 > 1 << 20), "{pair:?}");
@@ -48,54 +48,56 @@ fn a_range_of_sizes_is_kept_and_sequential_io_leaves_no_gap() {
 }
 
 #[test]
-fn files_take_turns() {
+fn file_service_selects_files() {
     let files = [geometry(1 << 20), geometry(1 << 20), geometry(2 << 20)];
-    let spec = |service| JobSpec { service, workload: Workload::RandRead, ..JobSpec::default() };
+    let spec =
+        |service| JobSpec { file_service: service, workload: Workload::RandRead, ..JobSpec::default() };
     let turns = |service, count| -> Vec<u16> {
-        draw(&spec(service), &files, count).into_iter().map(|(file, _, _)| file).collect()
+        generate(&spec(service), &files, count).into_iter().map(|(file, _, _)| file).collect()
     };
     assert_eq!(turns(FileService::RoundRobin(1), 5), [0, 1, 2, 0, 1]);
     assert_eq!(turns(FileService::RoundRobin(2), 7), [0, 0, 1, 1, 2, 2, 0]);
     let any = turns(FileService::Random(1), 3000);
     assert!((0..3).all(|file| (900..1100).contains(&any.iter().filter(|one| **one == file).count())));
-    let sequential = JobSpec { service: FileService::Sequential, ..JobSpec::default() };
-    let drawn = draw(&sequential, &files, 1024);
+    let sequential = JobSpec { file_service: FileService::Sequential, ..JobSpec::default() };
+    let drawn = generate(&sequential, &files, 1024);
     assert_eq!((drawn[255].0, drawn[256].0, drawn[511].0, drawn[512].0, drawn[1023].0), (0, 1, 1, 2, 2));
 }
 
 #[test]
-fn a_part_may_be_a_percentage_of_each_device() {
+fn regions_may_be_percentages_of_each_device() {
     let spec = JobSpec {
         workload: Workload::RandRead,
         size_percent: Some(10),
         offset_percent: 50,
         ..JobSpec::default()
     };
-    let drawn = draw(&spec, &[geometry(100 << 20)], 5000);
+    let drawn = generate(&spec, &[geometry(100 << 20)], 5000);
     let (low, high) =
         (drawn.iter().map(|one| one.1).min().unwrap(), drawn.iter().map(|one| one.1).max().unwrap());
     assert!(low >= 50 << 20 && high < 60 << 20 && high > 59 << 20, "{low} {high}");
     let two = JobSpec { size_bytes: Some(2 << 20), workload: Workload::RandRead, ..JobSpec::default() };
-    let drawn = draw(&two, &[geometry(10 << 20), geometry(10 << 20)], 2000);
+    let drawn = generate(&two, &[geometry(10 << 20), geometry(10 << 20)], 2000);
     assert!(drawn.iter().all(|(_, offset, _)| *offset < 1 << 20), "size is shared out among the files");
 }
 
 #[test]
-fn once_each_means_once_each() {
-    let spec = JobSpec { workload: Workload::RandRead, each_once: true, ..JobSpec::default() };
-    let mut drawn = draw(&spec, &[geometry(4 << 20)], 1024);
+fn random_map_covers_every_offset_exactly_once() {
+    let spec = JobSpec { workload: Workload::RandRead, random_map: true, ..JobSpec::default() };
+    let mut drawn = generate(&spec, &[geometry(4 << 20)], 1024);
     drawn.sort_unstable();
     assert!(drawn.windows(2).all(|pair| pair[1].1 == pair[0].1 + 4096));
     let zipf = JobSpec { distribution: Distribution::Zipf { theta: 1.2 }, ..spec };
-    let mut drawn = draw(&zipf, &[geometry(4 << 20)], 1024);
+    let mut drawn = generate(&zipf, &[geometry(4 << 20)], 1024);
     drawn.sort_unstable();
     drawn.dedup();
     assert!(drawn.len() < 600, "{}", drawn.len());
 }
 
 #[test]
-fn alignment_and_mixed_files_are_checked() {
-    let error = |spec: &JobSpec, files: &[Geometry]| Place::new(spec, files).err().unwrap().to_string();
+fn invalid_alignment_and_mixed_block_sizes_are_rejected() {
+    let error =
+        |spec: &JobSpec, files: &[Geometry]| AccessPattern::new(spec, files).err().unwrap().to_string();
     let odd = JobSpec { align_bytes: Some(700), ..JobSpec::default() };
     assert!(error(&odd, &[geometry(1 << 20)]).contains("--blockalign=700"));
     let large = Geometry { block_bytes: 4096, blocks: 100 };
@@ -103,5 +105,7 @@ fn alignment_and_mixed_files_are_checked() {
     let verify = JobSpec { verify: Verify::Crc32c, ..JobSpec::default() };
     assert!(error(&verify, &[geometry(1 << 20), geometry(1 << 20)]).contains("one file"));
     let aligned = JobSpec { align_bytes: Some(65_536), workload: Workload::RandRead, ..JobSpec::default() };
-    assert!(draw(&aligned, &[geometry(10 << 20)], 1000).iter().all(|(_, offset, _)| offset % 65_536 == 0));
+    assert!(
+        generate(&aligned, &[geometry(10 << 20)], 1000).iter().all(|(_, offset, _)| offset % 65_536 == 0)
+    );
 }

@@ -1,13 +1,14 @@
-//! A comparison as text and as a page.
+//! Renders a comparison as text and as HTML.
 
 use std::fmt::Write as _;
 
-use super::{Comparison, Row, Verdict};
-use crate::chart::{escape, short};
+use super::{ChangeVerdict, Comparison, ComparisonRow};
+use crate::chart::{escape, format_number};
 use crate::metric;
 use crate::page;
 
-/// For a terminal: what differs, the sums, and every row that is not the same.
+/// Renders a comparison for a terminal: differences of machine and plan, totals, and up to `rows_max` rows
+/// that changed or cannot be compared.
 pub fn text(comparison: &Comparison, rows_max: usize) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "A  {}\nB  {}\n", comparison.a, comparison.b);
@@ -18,13 +19,18 @@ pub fn text(comparison: &Comparison, rows_max: usize) -> String {
         out.push('\n');
     }
     for (name, ratio, count) in &comparison.overall {
-        let _ = writeln!(out, "{:<28} B / A = {:<8} over {count} cells", metric::words(name), short(*ratio));
+        let _ = writeln!(
+            out,
+            "{:<28} B / A = {:<8} over {count} cells",
+            metric::display_name(name),
+            format_number(*ratio)
+        );
     }
-    let counts: Vec<String> = Verdict::ALL
+    let counts: Vec<String> = ChangeVerdict::ALL
         .iter()
         .map(|verdict| (comparison.count(*verdict), verdict))
         .filter(|(count, _)| *count > 0)
-        .map(|(count, verdict)| format!("{count} {}", verdict.words()))
+        .map(|(count, verdict)| format!("{count} {}", verdict.label()))
         .collect();
     let _ = writeln!(
         out,
@@ -32,17 +38,18 @@ pub fn text(comparison: &Comparison, rows_max: usize) -> String {
         if counts.is_empty() { "nothing to compare".to_string() } else { counts.join(", ") }
     );
     let rows = ordered(comparison);
-    let told: Vec<&&Row> = rows.iter().filter(|row| row.verdict != Verdict::Same).collect();
-    for row in told.iter().take(rows_max) {
+    let reported: Vec<&&ComparisonRow> =
+        rows.iter().filter(|row| row.verdict != ChangeVerdict::Same).collect();
+    for row in reported.iter().take(rows_max) {
         let numbers = match (row.a, row.b, row.ratio) {
             (Some(a), Some(b), Some(ratio)) => {
-                let shown = metric::shown(row.metric, a.max(b));
+                let shown = metric::display_unit(row.metric, a.max(b));
                 format!(
                     "{} -> {} {}  x{}{}",
-                    short(a / shown.per),
-                    short(b / shown.per),
+                    format_number(a / shown.divisor),
+                    format_number(b / shown.divisor),
                     shown.unit,
-                    short(ratio),
+                    format_number(ratio),
                     interval(row)
                 )
             }
@@ -51,35 +58,37 @@ pub fn text(comparison: &Comparison, rows_max: usize) -> String {
         let _ = writeln!(
             out,
             "{:<18} {} [{}] {}  {numbers}{}",
-            row.verdict.words(),
+            row.verdict.label(),
             row.experiment,
             row.cell,
-            if row.ratio.is_some() { metric::words(row.metric) } else { String::new() },
+            if row.ratio.is_some() { metric::display_name(row.metric) } else { String::new() },
             row.remark
         );
     }
-    if told.len() > rows_max {
-        let _ = writeln!(out, "… and {} more: --output-format=json has them all", told.len() - rows_max);
+    if reported.len() > rows_max {
+        let _ = writeln!(out, "… and {} more: --output-format=json lists all", reported.len() - rows_max);
     }
     out
 }
 
-fn interval(row: &Row) -> String {
-    row.interval.map_or(String::new(), |found| format!(" ({} to {})", short(found.low), short(found.high)))
+fn interval(row: &ComparisonRow) -> String {
+    row.interval.map_or(String::new(), |found| {
+        format!(" ({} to {})", format_number(found.low), format_number(found.high))
+    })
 }
 
-/// The worst first, and what cannot be compared last.
-fn ordered(comparison: &Comparison) -> Vec<&Row> {
-    let mut rows: Vec<&Row> = comparison.rows.iter().collect();
-    let rank = |row: &Row| Verdict::ALL.iter().position(|verdict| *verdict == row.verdict);
+/// Rows sorted from the worst regression to what is not comparable.
+fn ordered(comparison: &Comparison) -> Vec<&ComparisonRow> {
+    let mut rows: Vec<&ComparisonRow> = comparison.rows.iter().collect();
+    let rank = |row: &ComparisonRow| ChangeVerdict::ALL.iter().position(|verdict| *verdict == row.verdict);
     rows.sort_by(|a, b| {
-        let worse = |row: &Row| row.worse_percent().unwrap_or(0.0);
+        let worse = |row: &ComparisonRow| row.worse_percent().unwrap_or(0.0);
         rank(a).cmp(&rank(b)).then(worse(b).total_cmp(&worse(a)))
     });
     rows
 }
 
-/// The same as a page of its own.
+/// Renders a comparison as a self-contained HTML page, with every row.
 pub fn html(comparison: &Comparison) -> String {
     let mut out = String::with_capacity(1 << 16);
     out.push_str(
@@ -97,23 +106,23 @@ pub fn html(comparison: &Comparison) -> String {
         escape(&comparison.b)
     );
     if !comparison.differences.is_empty() {
-        out.push_str("<div class=\"warn\"><h3>What else differs</h3><ul>");
+        out.push_str("<div class=\"warn\"><h3>Other differences</h3><ul>");
         for difference in &comparison.differences {
             let _ = write!(out, "<li>{}</li>", escape(difference));
         }
         out.push_str("</ul></div>");
     }
-    out.push_str("<h2>All cells together</h2><table><thead><tr><th>Metric</th><th class=\"n\">B / A</th><th class=\"n\">cells</th></tr></thead><tbody>");
+    out.push_str("<h2>All cells</h2><table><thead><tr><th>Metric</th><th class=\"n\">B / A</th><th class=\"n\">cells</th></tr></thead><tbody>");
     for (name, ratio, count) in &comparison.overall {
         let _ = write!(
             out,
             "<tr><td>{}</td><td class=\"n\">{} ×</td><td class=\"n\">{count}</td></tr>",
-            escape(&metric::words(name)),
-            short(*ratio)
+            escape(&metric::display_name(name)),
+            format_number(*ratio)
         );
     }
     out.push_str("</tbody></table><p>");
-    for verdict in Verdict::ALL {
+    for verdict in ChangeVerdict::ALL {
         let _ = write!(out, "{} {} ", chip(verdict), comparison.count(verdict));
     }
     out.push_str(
@@ -121,9 +130,12 @@ pub fn html(comparison: &Comparison) -> String {
          <th>Metric</th><th class=\"n\">A</th><th class=\"n\">B</th><th class=\"n\">B / A</th><th>95 %</th></tr></thead><tbody>",
     );
     for row in ordered(comparison) {
-        let shown = metric::shown(row.metric, row.a.unwrap_or(0.0).max(row.b.unwrap_or(0.0)));
-        let value = |value: Option<f64>| value.map_or("–".to_string(), |value| short(value / shown.per));
-        let what = if row.ratio.is_some() { metric::label(row.metric, shown) } else { String::new() };
+        let shown = metric::display_unit(row.metric, row.a.unwrap_or(0.0).max(row.b.unwrap_or(0.0)));
+        let value = |value: Option<f64>| {
+            value.map_or("–".to_string(), |value| format_number(value / shown.divisor))
+        };
+        let what =
+            if row.ratio.is_some() { metric::label_with_unit(row.metric, shown) } else { String::new() };
         let _ = write!(
             out,
             "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
@@ -134,7 +146,7 @@ pub fn html(comparison: &Comparison) -> String {
             escape(&what),
             value(row.a),
             value(row.b),
-            row.ratio.map_or("–".to_string(), |ratio| format!("{} ×", short(ratio))),
+            row.ratio.map_or("–".to_string(), |ratio| format!("{} ×", format_number(ratio))),
             escape(if row.remark.is_empty() { interval(row) } else { row.remark.clone() }.trim())
         );
     }
@@ -142,11 +154,11 @@ pub fn html(comparison: &Comparison) -> String {
     out
 }
 
-fn chip(verdict: Verdict) -> String {
+fn chip(verdict: ChangeVerdict) -> String {
     let class = match verdict {
-        Verdict::Faster => "yes",
-        Verdict::Slower => "no",
+        ChangeVerdict::Faster => "yes",
+        ChangeVerdict::Slower => "no",
         _ => "open",
     };
-    format!("<span class=\"chip {class}\">{}</span>", verdict.words())
+    format!("<span class=\"chip {class}\">{}</span>", verdict.label())
 }

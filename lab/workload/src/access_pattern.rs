@@ -1,14 +1,14 @@
-//! Where I/O goes: the part of the device that a job uses, and the next position in it.
+//! The access pattern of a job: its regions of the files, and the offset, size and operation of the next I/O.
 
-use memory::Buffer;
-use ring::{Op, Request};
+use block_io::{Op, Request};
+use dma::Data;
 
-use crate::Random;
-use crate::distribution::Draw;
-use crate::side::side_of;
-use crate::spec::{FileService, JobSpec, Sizes, Verify, Workload};
+use crate::WyRand;
+use crate::direction_stats::direction_index;
+use crate::distribution::OffsetSampler;
+use crate::spec::{BlockSizes, FileService, JobSpec, Verify, Workload};
 
-/// Size of the device under a channel.
+/// Geometry of the device behind a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes of a logical block.
@@ -20,142 +20,144 @@ pub struct Geometry {
 /// Why a job cannot run on a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SetupError {
-    /// I/Os are not whole blocks.
+    /// The I/O size is not a multiple of the block size.
     #[error("--bs={bs} is not a multiple of the device's {block_bytes}-byte blocks")]
     BlockSize {
-        /// What was asked for.
+        /// Greatest common divisor of the I/O sizes, bytes.
         bs: u32,
-        /// What the device has.
+        /// Bytes of the device's logical blocks.
         block_bytes: u32,
     },
-    /// An I/O is larger than a buffer.
+    /// The I/O size is above the largest buffer or transfer.
     #[error("--bs={bs} is above the largest buffer, {max} bytes")]
     BlockTooLarge {
-        /// What was asked for.
+        /// Largest I/O size, bytes.
         bs: u32,
-        /// What a buffer holds.
+        /// The limit, bytes.
         max: usize,
     },
-    /// The part of the device is not there.
+    /// The region does not fit the device.
     #[error("--offset={offset} and --size={size} do not fit a device of {device} bytes")]
     Region {
-        /// First byte.
+        /// Start of the region, bytes.
         offset: u64,
-        /// Number of bytes.
+        /// Size of the region, bytes.
         size: u64,
-        /// The device's bytes.
+        /// Size of the device, bytes.
         device: u64,
     },
-    /// Depth out of range.
+    /// The I/O depth is out of range.
     #[error("--iodepth={depth} is not between 1 and {max}")]
     Depth {
-        /// What was asked for.
+        /// I/O depth.
         depth: u32,
-        /// The most.
+        /// Its limit.
         max: u32,
     },
-    /// More I/Os in flight than places to do them.
-    #[error(
-        "--verify needs more room than --iodepth={depth} I/Os: the job has {positions} places; raise --size"
-    )]
+    /// With verification, the I/O depth is above the number of positions.
+    #[error("--verify needs at least --iodepth={depth} I/O positions: the job has {positions}; raise --size")]
     DepthAbovePositions {
-        /// I/Os in flight.
+        /// I/O depth.
         depth: u32,
-        /// Places.
+        /// I/O positions in the region.
         positions: u64,
     },
-    /// Too much to remember.
+    /// Too many positions to verify.
     #[error(
-        "--verify remembers at most {positions_max} I/Os' places, not {positions}; lower --size or raise --bs"
+        "--verify tracks at most {positions_max} I/O positions, not {positions}; lower --size or raise --bs"
     )]
     VerifyTooLarge {
-        /// Places.
+        /// I/O positions in the region.
         positions: u64,
-        /// The most.
+        /// Their limit.
         positions_max: u64,
     },
-    /// A job that runs by time needs a time.
+    /// A time-based job has no runtime.
     #[error("--time_based needs --runtime; for example --runtime=10s")]
     NoRuntime,
-    /// Blocks of more than one size.
+    /// The files have different block sizes.
     #[error("the files have blocks of {0} and of {1} bytes; one job takes files of one kind")]
     MixedBlocks(u32, u32),
-    /// Files that one job cannot count.
+    /// No files, or more than 65536.
     #[error("{0} files are not between 1 and 65536")]
-    Files(usize),
-    /// A check needs to know what each place holds.
+    FileCount(usize),
+    /// Verification with several files or I/O sizes, or with other alignments or sequential shares.
     #[error("--verify needs one file and one block size; give each file or size a job of its own")]
     VerifyMixed,
-    /// No I/O can go where it is wanted.
+    /// The alignment is not a multiple of the block size.
     #[error("--blockalign={align} is not a multiple of the device's {block_bytes}-byte blocks")]
     Align {
-        /// What was asked for.
+        /// Alignment, bytes.
         align: u64,
-        /// What the device has.
+        /// Bytes of the device's logical blocks.
         block_bytes: u32,
     },
-    /// No memory.
+    /// The buffer pool is exhausted.
     #[error("no memory for {0} buffers of {1} bytes; lower --iodepth, --numjobs or --bs")]
     NoMemory(u32, u32),
 }
 
-/// Where the next I/O goes, and which way.
-pub(crate) struct Place {
-    pub(crate) random: Random,
+/// Generates the offset, size and operation of each I/O. One multiplication per offset in the simple case of one
+/// file and one I/O size; [`GeneralPattern`] has the rest.
+pub(crate) struct AccessPattern {
+    pub(crate) random: WyRand,
     is_random: bool,
-    pub(crate) mix: Mix,
+    pub(crate) mix: OpMix,
     pub(crate) position: u64,
     pub(crate) positions: u64,
     pub(crate) io_blocks: u32,
     pub(crate) first_lba: u64,
-    draw: Draw,
-    /// Several files, or I/Os of several sizes.
-    general: Option<Box<General>>,
+    sampler: OffsetSampler,
+    /// For several files, I/O sizes or alignments.
+    general: Option<Box<GeneralPattern>>,
 }
 
-/// Which way the I/Os go.
+/// The operations of a job.
 #[derive(Clone, Copy)]
-pub(crate) enum Mix {
-    /// All the same.
-    Only(Op),
-    /// Reads where a draw of 64 bits is below this.
-    Reads(u64),
+pub(crate) enum OpMix {
+    /// One operation.
+    Single(Op),
+    /// Reads where a random 64-bit number is below this, otherwise writes.
+    Mixed(u64),
 }
 
-/// What needs more than one multiplication to find the next place.
-struct General {
-    regions: Vec<Region>,
-    sizes: [Sizes; 3],
+/// Patterns with several files or sizes, an alignment other than the I/O size, or a share of sequential I/O.
+struct GeneralPattern {
+    regions: Vec<FileRegion>,
+    sizes: [BlockSizes; 3],
     block_bytes: u32,
     align_blocks: u64,
     service: FileService,
-    /// Draws of 64 bits below this are random, the others follow the last I/O.
+    /// An I/O is random if a random 64-bit number is below this; otherwise it follows the last I/O.
     random_below: u64,
     file: usize,
-    left: u32,
+    ios_left_in_turn: u32,
 }
 
-/// The part of one file that is used, in blocks.
-struct Region {
+/// The region of one file, in logical blocks.
+struct FileRegion {
     first_lba: u64,
     blocks: u64,
-    /// Random positions, each `align_blocks` from the next.
+    /// Number of random positions, `align_blocks` apart.
     positions: u64,
     next: u64,
-    draw: Draw,
+    sampler: OffsetSampler,
 }
 
-impl Place {
-    pub(crate) fn new(spec: &JobSpec, files: &[Geometry]) -> Result<Place, SetupError> {
+impl AccessPattern {
+    pub(crate) fn new(spec: &JobSpec, files: &[Geometry]) -> Result<AccessPattern, SetupError> {
         let count = files.len();
-        let first = files.first().filter(|_| count <= 1 << 16).ok_or(SetupError::Files(count))?;
+        let first = files.first().filter(|_| count <= 1 << 16).ok_or(SetupError::FileCount(count))?;
         let block_bytes = first.block_bytes;
         if let Some(other) = files.iter().find(|file| file.block_bytes != block_bytes) {
             return Err(SetupError::MixedBlocks(block_bytes, other.block_bytes));
         }
-        let plain =
-            [Sizes::Fixed(spec.block_bytes), Sizes::Fixed(spec.block_bytes), Sizes::Fixed(spec.block_bytes)];
-        let sizes = spec.sizes.as_deref().unwrap_or(&plain);
+        let fixed_sizes = [
+            BlockSizes::Fixed(spec.block_bytes),
+            BlockSizes::Fixed(spec.block_bytes),
+            BlockSizes::Fixed(spec.block_bytes),
+        ];
+        let sizes = spec.sizes.as_deref().unwrap_or(&fixed_sizes);
         let directions = spec.workload.directions(spec.read_percent);
         let used = |index: &usize| directions[*index];
         for index in (0..3).filter(used) {
@@ -163,11 +165,8 @@ impl Place {
             if bs == 0 || !bs.is_multiple_of(block_bytes) {
                 return Err(SetupError::BlockSize { bs, block_bytes });
             }
-            if sizes[index].max() as usize > memory::BUFFER_BYTES_MAX {
-                return Err(SetupError::BlockTooLarge {
-                    bs: sizes[index].max(),
-                    max: memory::BUFFER_BYTES_MAX,
-                });
+            if sizes[index].max() as usize > dma::BUFFER_BYTES_MAX {
+                return Err(SetupError::BlockTooLarge { bs: sizes[index].max(), max: dma::BUFFER_BYTES_MAX });
             }
         }
         if spec.io_depth == 0 || spec.io_depth > JobSpec::IO_DEPTH_MAX {
@@ -179,39 +178,39 @@ impl Place {
         if align == 0 || !align.is_multiple_of(u64::from(block_bytes)) {
             return Err(SetupError::Align { align, block_bytes });
         }
-        let plain =
+        let is_simple =
             smallest == largest && count == 1 && align == u64::from(smallest) && spec.random_percent == 100;
-        if spec.verify != Verify::Off && !plain {
+        if spec.verify != Verify::Off && !is_simple {
             return Err(SetupError::VerifyMixed);
         }
-        // Where sizes vary, a place may be touched by its neighbour's I/O: each comes about once.
-        let once = spec.each_once && smallest == largest && align == u64::from(smallest);
+        // With several sizes I/Os may overlap, so covering each offset exactly once has no meaning.
+        let covers_once = spec.random_map && smallest == largest && align == u64::from(smallest);
         let mut regions = Vec::with_capacity(count);
         for (number, file) in files.iter().enumerate() {
-            let (offset, size) = region(spec, *file, count as u64, largest)?;
-            let positions = if plain { size / align } else { (size - u64::from(largest)) / align + 1 };
+            let (offset, size) = file_region(spec, *file, count as u64, largest)?;
+            let positions = if is_simple { size / align } else { (size - u64::from(largest)) / align + 1 };
             let seed = spec.seed.wrapping_add((number as u64).wrapping_mul(0x9e37_79b9));
-            let draw = Draw::new(&spec.distribution, once, positions, align, seed);
+            let sampler = OffsetSampler::new(&spec.distribution, covers_once, positions, align, seed);
             let (first_lba, blocks) = (offset / u64::from(block_bytes), size / u64::from(block_bytes));
-            regions.push(Region { first_lba, blocks, positions, next: 0, draw });
+            regions.push(FileRegion { first_lba, blocks, positions, next: 0, sampler });
         }
         let mix = match spec.workload {
-            Workload::Read | Workload::RandRead => Mix::Only(Op::Read),
-            Workload::Write | Workload::RandWrite => Mix::Only(Op::Write),
-            Workload::Trim | Workload::RandTrim => Mix::Only(Op::Unmap),
+            Workload::Read | Workload::RandRead => OpMix::Single(Op::Read),
+            Workload::Write | Workload::RandWrite => OpMix::Single(Op::Write),
+            Workload::Trim | Workload::RandTrim => OpMix::Single(Op::Unmap),
             Workload::ReadWrite | Workload::RandRw => match spec.read_percent {
-                0 => Mix::Only(Op::Write),
-                100.. => Mix::Only(Op::Read),
-                percent => Mix::Reads(u64::MAX / 100 * u64::from(percent)),
+                0 => OpMix::Single(Op::Write),
+                100.. => OpMix::Single(Op::Read),
+                percent => OpMix::Mixed(u64::MAX / 100 * u64::from(percent)),
             },
         };
-        let (first_lba, positions, draw) =
-            (regions[0].first_lba, regions[0].positions, regions[0].draw.clone());
-        let general = (!plain).then(|| {
+        let (first_lba, positions, sampler) =
+            (regions[0].first_lba, regions[0].positions, regions[0].sampler.clone());
+        let general = (!is_simple).then(|| {
             let (sizes, align_blocks) = (sizes.clone(), align / u64::from(block_bytes));
             let random_below = (f64::from(spec.random_percent.min(100)) / 100.0 * u64::MAX as f64) as u64;
-            let service = spec.service;
-            Box::new(General {
+            let service = spec.file_service;
+            Box::new(GeneralPattern {
                 regions,
                 sizes,
                 block_bytes,
@@ -219,23 +218,23 @@ impl Place {
                 service,
                 random_below,
                 file: 0,
-                left: 0,
+                ios_left_in_turn: 0,
             })
         });
-        Ok(Place {
-            random: Random::new(spec.seed),
+        Ok(AccessPattern {
+            random: WyRand::new(spec.seed),
             is_random: spec.workload.is_random(),
             mix,
             position: 0,
             positions,
             io_blocks: largest / block_bytes,
             first_lba,
-            draw,
+            sampler,
             general,
         })
     }
 
-    /// Bytes of all that is used, once.
+    /// Bytes of one pass over all regions.
     pub(crate) fn total_bytes(&self, block_bytes: u32) -> u64 {
         match &self.general {
             None => self.positions * u64::from(self.io_blocks) * u64::from(block_bytes),
@@ -245,87 +244,87 @@ impl Place {
         }
     }
 
-    /// Whether every I/O has the same size, and there is one file.
-    pub(crate) fn is_plain(&self) -> bool {
+    /// Whether there is one file and one I/O size, aligned to itself.
+    pub(crate) fn is_simple(&self) -> bool {
         self.general.is_none()
     }
 
-    /// Makes requests the next ones of a plain job, in their order, and hands each to `start`. With `given`
-    /// each keeps the operation that it has.
+    /// Assigns the next I/Os of a simple pattern to `requests`, in order, and calls `start` with each. With
+    /// `keep_ops` each request keeps its operation.
     ///
-    /// What the job does is looked up once here, and each way has a loop of its own.
+    /// The pattern is matched once, outside of the loops.
     #[inline]
-    pub(crate) fn next_all(
+    pub(crate) fn next_batch(
         &mut self,
-        requests: &mut [Request<Buffer>],
-        given: bool,
-        start: impl FnMut(&mut Request<Buffer>),
+        requests: &mut [Request<Data>],
+        keep_ops: bool,
+        start: impl FnMut(&mut Request<Data>),
     ) {
         match self.mix {
-            _ if given => self.place_all(requests, |request, _| request.op, start),
-            Mix::Only(op) => self.place_all(requests, |_, _| op, start),
-            Mix::Reads(below) => self.place_all(requests, |_, random| drawn_op(random, below), start),
+            _ if keep_ops => self.assign_batch(requests, |request, _| request.op, start),
+            OpMix::Single(op) => self.assign_batch(requests, |_, _| op, start),
+            OpMix::Mixed(below) => self.assign_batch(requests, |_, random| random_op(random, below), start),
         }
     }
 
     #[inline]
-    fn place_all(
+    fn assign_batch(
         &mut self,
-        requests: &mut [Request<Buffer>],
-        op: impl Fn(&Request<Buffer>, &mut Random) -> Op,
-        mut start: impl FnMut(&mut Request<Buffer>),
+        requests: &mut [Request<Data>],
+        op: impl Fn(&Request<Data>, &mut WyRand) -> Op,
+        mut start: impl FnMut(&mut Request<Data>),
     ) {
         let (first_lba, io_blocks, positions) = (self.first_lba, self.io_blocks, self.positions);
-        // What is changed in the loops is at hand there, and not in memory that a request might be in.
+        // Loops change local copies, which the compiler can keep in registers: they cannot alias a request.
         let mut random = self.random.clone();
-        let mut place = |request: &mut Request<Buffer>, op: Op, position: u64| {
+        let mut assign = |request: &mut Request<Data>, op: Op, position: u64| {
             request.lba = first_lba + position * u64::from(io_blocks);
             request.op = op;
             request.blocks = io_blocks;
             start(request);
         };
-        match &mut self.draw {
+        match &mut self.sampler {
             _ if !self.is_random => {
                 let mut position = self.position;
                 for request in requests {
-                    place(request, op(request, &mut random), position);
+                    assign(request, op(request, &mut random), position);
                     position = if position + 1 == positions { 0 } else { position + 1 };
                 }
                 self.position = position;
             }
-            Draw::Uniform => {
+            OffsetSampler::Uniform => {
                 for request in requests {
                     let op = op(request, &mut random);
-                    place(request, op, random.below(positions));
+                    assign(request, op, random.below(positions));
                 }
             }
-            Draw::Each(permutation) => {
+            OffsetSampler::Permuted(permutation) => {
                 let mut order = permutation.clone();
                 for request in requests {
-                    place(request, op(request, &mut random), order.next());
+                    assign(request, op(request, &mut random), order.next());
                 }
                 *permutation = order;
             }
-            shaped => {
+            nonuniform => {
                 for request in requests {
                     let op = op(request, &mut random);
-                    place(request, op, shaped.next(&mut random, positions));
+                    assign(request, op, nonuniform.next(&mut random, positions));
                 }
             }
         }
         self.random = random;
     }
 
-    /// Makes one request the next of a plain job, as [`next_all`](Self::next_all) does many: with nothing to
-    /// be saved by doing alike things together, state is better changed where it lies.
+    /// Assigns the next I/O of a simple pattern to one request, as [`next_batch`](Self::next_batch) does for
+    /// many; for a single request it is faster to change the state in place.
     #[inline]
-    pub(crate) fn next_one(&mut self, request: &mut Request<Buffer>) {
+    pub(crate) fn next_one(&mut self, request: &mut Request<Data>) {
         request.op = match self.mix {
-            Mix::Only(op) => op,
-            Mix::Reads(below) => drawn_op(&mut self.random, below),
+            OpMix::Single(op) => op,
+            OpMix::Mixed(below) => random_op(&mut self.random, below),
         };
         let position = if self.is_random {
-            self.draw.next(&mut self.random, self.positions)
+            self.sampler.next(&mut self.random, self.positions)
         } else {
             let position = self.position;
             self.position = if position + 1 == self.positions { 0 } else { position + 1 };
@@ -335,35 +334,35 @@ impl Place {
         request.blocks = self.io_blocks;
     }
 
-    /// Makes a request the next one, of the direction that is given, if any is.
-    pub(crate) fn next_as(&mut self, request: &mut Request<Buffer>, op: Option<Op>) {
+    /// Assigns the next I/O of any pattern to a request; `op` overrides the drawn operation.
+    pub(crate) fn next_with_op(&mut self, request: &mut Request<Data>, op: Option<Op>) {
         if let Some(op) = op {
             request.op = op;
         }
         let Some(general) = &mut self.general else {
-            return self.next_all(std::slice::from_mut(request), op.is_some(), |_| ());
+            return self.next_batch(std::slice::from_mut(request), op.is_some(), |_| ());
         };
         let op = match (op, self.mix) {
-            (Some(op), _) | (None, Mix::Only(op)) => op,
-            (None, Mix::Reads(below)) => drawn_op(&mut self.random, below),
+            (Some(op), _) | (None, OpMix::Single(op)) => op,
+            (None, OpMix::Mixed(below)) => random_op(&mut self.random, below),
         };
         general.next(request, op, self.is_random, &mut self.random);
     }
 }
 
 #[inline]
-fn drawn_op(random: &mut Random, reads_below: u64) -> Op {
+fn random_op(random: &mut WyRand, reads_below: u64) -> Op {
     if random.next_bits() < reads_below { Op::Read } else { Op::Write }
 }
 
-impl General {
-    fn next(&mut self, request: &mut Request<Buffer>, op: Op, is_random: bool, random: &mut Random) {
+impl GeneralPattern {
+    fn next(&mut self, request: &mut Request<Data>, op: Op, is_random: bool, random: &mut WyRand) {
         self.choose_file(random);
-        // What has no place, a flush, is not asked for here.
-        let size = match &self.sizes[side_of(op)] {
-            Sizes::Fixed(bytes) => *bytes,
-            Sizes::Range { min, max } => min * (1 + random.below(u64::from(max / min)) as u32),
-            Sizes::Split(parts) => {
+        // Flushes, which have no size, do not come here.
+        let size = match &self.sizes[direction_index(op)] {
+            BlockSizes::Fixed(bytes) => *bytes,
+            BlockSizes::Range { min, max } => min * (1 + random.below(u64::from(max / min)) as u32),
+            BlockSizes::Split(parts) => {
                 let total: u64 = parts.iter().map(|(_, weight)| u64::from(*weight)).sum();
                 let mut drawn = random.below(total.max(1));
                 let part = parts.iter().find(|(_, weight)| {
@@ -376,9 +375,10 @@ impl General {
         };
         let blocks = size / self.block_bytes;
         let region = &mut self.regions[self.file];
-        let anywhere = is_random && (self.random_below == u64::MAX || random.next_bits() < self.random_below);
-        let at = if anywhere {
-            region.draw.next(random, region.positions) * self.align_blocks
+        let is_random_io =
+            is_random && (self.random_below == u64::MAX || random.next_bits() < self.random_below);
+        let at = if is_random_io {
+            region.sampler.next(random, region.positions) * self.align_blocks
         } else if region.next + u64::from(blocks) > region.blocks {
             0
         } else {
@@ -389,7 +389,7 @@ impl General {
         (request.op, request.blocks, request.flow) = (op, blocks, self.file as u16);
     }
 
-    fn choose_file(&mut self, random: &mut Random) {
+    fn choose_file(&mut self, random: &mut WyRand) {
         let count = self.regions.len();
         match self.service {
             _ if count == 1 => {}
@@ -401,24 +401,24 @@ impl General {
                 }
             }
             FileService::RoundRobin(turn) | FileService::Random(turn) => {
-                if self.left > 0 {
-                    self.left -= 1;
+                if self.ios_left_in_turn > 0 {
+                    self.ios_left_in_turn -= 1;
                     return;
                 }
-                // The first of all is file 0.
+                // The first turn goes to file 0.
                 self.file = match self.service {
                     FileService::Random(_) => random.below(count as u64) as usize,
                     _ if self.regions.iter().all(|region| region.next == 0) => 0,
                     _ => (self.file + 1) % count,
                 };
-                self.left = turn.max(1) - 1;
+                self.ios_left_in_turn = turn.max(1) - 1;
             }
         }
     }
 }
 
-/// The part of a file that a job uses: where it begins, and its bytes.
-fn region(spec: &JobSpec, file: Geometry, files: u64, largest: u32) -> Result<(u64, u64), SetupError> {
+/// The region of a file that a job uses: offset and size in bytes.
+fn file_region(spec: &JobSpec, file: Geometry, files: u64, largest: u32) -> Result<(u64, u64), SetupError> {
     let block_bytes = u64::from(file.block_bytes);
     let device = file.blocks.saturating_mul(block_bytes);
     let whole_blocks = |bytes: u64| bytes / block_bytes * block_bytes;

@@ -1,22 +1,22 @@
-//! One job, as its options make it.
+//! One job with all of its options.
 
-use engines::{Config, Kind, SyncMode};
+use io_engines::{EngineConfig, EngineKind, SyncMode};
 
-use crate::spec::{JobSpec, Sizes, Verify, greatest_divisor};
+use crate::spec::{BlockSizes, JobSpec, Verify, gcd};
 
-/// What drives the files.
+/// The I/O engine: `ioengine`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineName {
-    /// Ringbolt's block layer, drivers and models, on reactors.
+    /// `bdev`: Ringbolt's block layer, drivers and device models, on reactors.
     Bdev,
-    /// An engine of the kernel's, or none, on threads or processes.
-    Kernel(Kind),
+    /// A kernel I/O engine or the null engine, on threads or processes.
+    Kernel(EngineKind),
 }
 
-/// Base names of logs, before the job's name is their default.
+/// Base names of log files as given; an empty name stands for the job's name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogPaths {
-    /// `write_lat_log`; an empty name is the job's.
+    /// `write_lat_log`.
     pub latency: Option<String>,
     /// `write_bw_log`.
     pub bandwidth: Option<String>,
@@ -24,36 +24,36 @@ pub struct LogPaths {
     pub iops: Option<String>,
 }
 
-/// A section of a job file, or what a `--name` begins.
+/// A section of a job file, or a job of the command line.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// What the generator does.
+    /// The job that the generator runs.
     pub spec: JobSpec,
     /// The options as written.
     pub options: Vec<(String, String)>,
-    /// What drives the files; settled from `filename` where no `ioengine` is given.
+    /// `ioengine`; chosen from `filename` if not given.
     pub engine: Option<EngineName>,
-    /// How the kernel's engine is opened.
-    pub engine_config: Config,
-    /// The files or URIs.
+    /// Options of the kernel I/O engine.
+    pub engine_config: EngineConfig,
+    /// `filename`, split: paths, device URIs or bdev names.
     pub filenames: Vec<String>,
     /// `description`.
     pub description: String,
-    /// `directory`: where files without a path are.
+    /// `directory`: prefix of relative file names.
     pub directory: Option<String>,
-    /// `nrfiles`: files where no `filename` is given.
+    /// `nrfiles`: number of files if no `filename` is given.
     pub nrfiles: u32,
     /// `numjobs`.
     pub numjobs: u32,
-    /// `thread`: threads of this process, not processes.
+    /// `thread`: run copies as threads, not as processes.
     pub thread: bool,
     /// `group_reporting`.
     pub group_reporting: bool,
     /// `new_group`.
     pub new_group: bool,
-    /// `stonewall`: not before all that stand before it are over.
+    /// `stonewall`: wait until all jobs before this one have finished.
     pub stonewall: bool,
-    /// `exitall`: when it is over, all others end.
+    /// `exitall`: when the job finishes, stop all others.
     pub exitall: bool,
     /// `cpus_allowed`.
     pub cpus: Option<Vec<u32>>,
@@ -89,18 +89,19 @@ pub struct Job {
     pub percentiles_of: [Option<bool>; 3],
     /// `unified_rw_reporting`.
     pub unified: bool,
-    /// Logs.
+    /// Base names of log files.
     pub logs: LogPaths,
     /// `unit_base`: whether rates are printed in bits.
-    pub bits: bool,
+    pub rates_in_bits: bool,
     /// `kb_base`: 1024 or 1000.
     pub(super) kb_base: u64,
-    /// The mode that `ioengine` names, beside `hipri` and `sqthread_poll`: completions, submissions polled.
-    pub(super) mode: (bool, bool),
-    pub(super) sizes: [Option<Sizes>; 3],
+    /// Polled completions and submissions by the `ioengine` modes `iou-c` and `iou-s`, beside `hipri` and
+    /// `sqthread_poll`.
+    pub(super) polling_mode: (bool, bool),
+    pub(super) sizes: [Option<BlockSizes>; 3],
     pub(super) random_map: bool,
     pub(super) filename: Option<String>,
-    /// Whether names without a scheme are bdevs: a configuration makes some.
+    /// Whether names without a URI scheme are bdevs: a configuration file is given.
     pub(super) has_bdevs: bool,
 }
 
@@ -114,7 +115,7 @@ impl Default for Job {
             spec: JobSpec { name: "perf".to_string(), ..JobSpec::default() },
             options: Vec::new(),
             engine: None,
-            engine_config: Config::default(),
+            engine_config: EngineConfig::default(),
             filenames: Vec::new(),
             description: String::new(),
             directory: None,
@@ -143,9 +144,9 @@ impl Default for Job {
             percentiles_of: [None; 3],
             unified: false,
             logs: LogPaths::default(),
-            bits: false,
+            rates_in_bits: false,
             kb_base: 1024,
-            mode: (false, false),
+            polling_mode: (false, false),
             sizes: [None, None, None],
             random_map: true,
             filename: None,
@@ -154,31 +155,32 @@ impl Default for Job {
     }
 }
 
-/// What begins a URI of the block layer.
+/// URI schemes of the block layer.
 const SCHEMES: [&str; 5] = ["null", "malloc", "uring", "model", "nvme+"];
 
 impl Job {
-    /// Makes one of all options, and checks what needs more than one of them.
-    pub(super) fn settle(&mut self) -> Result<(), String> {
-        let plain = Sizes::Fixed(4096);
-        let sizes = self.sizes.clone().map(|size| size.unwrap_or_else(|| plain.clone()));
+    /// Derives the job from all options and checks combinations of options.
+    pub(super) fn finalize(&mut self) -> Result<(), String> {
+        let default_size = BlockSizes::Fixed(4096);
+        let sizes = self.sizes.clone().map(|size| size.unwrap_or_else(|| default_size.clone()));
         let used = self.spec.workload.directions(self.spec.read_percent);
         let of_used = |index: &usize| used[*index];
         self.spec.block_bytes = (0..3).filter(of_used).map(|index| sizes[index].max()).max().unwrap_or(4096);
-        let same = (0..3).filter(of_used).all(|index| sizes[index] == Sizes::Fixed(self.spec.block_bytes));
+        let same =
+            (0..3).filter(of_used).all(|index| sizes[index] == BlockSizes::Fixed(self.spec.block_bytes));
         self.spec.sizes = (!same).then(|| Box::new(sizes));
-        self.spec.each_once = self.random_map;
+        self.spec.random_map = self.random_map;
         self.filenames = split_names(self.filename.as_deref().unwrap_or_default());
         let scheme = |name: &String| is_uri(name);
         let uris = self.filenames.iter().filter(|name| scheme(name)).count();
         let engine = match self.engine {
             Some(engine) => engine,
             None if uris > 0 || self.has_bdevs => EngineName::Bdev,
-            None => EngineName::Kernel(Kind::Psync),
+            None => EngineName::Kernel(EngineKind::Psync),
         };
         if let (EngineName::Kernel(kind), Some(uri)) =
             (engine, self.filenames.iter().find(|name| scheme(name)))
-            && kind != Kind::Null
+            && kind != EngineKind::Null
         {
             return Err(format!("ioengine={} takes files, not {uri}; ioengine=bdev takes it", kind.name()));
         }
@@ -188,9 +190,9 @@ impl Job {
         }
         self.engine = Some(engine);
         if let EngineName::Kernel(kind) = engine {
-            self.settle_kernel(kind)?;
+            self.finalize_kernel(kind)?;
         } else {
-            self.refuse_kernel_options()?;
+            self.reject_kernel_options()?;
         }
         if self.spec.time_based && self.spec.runtime_ns.is_none() {
             return Err("--time_based needs --runtime; for example --runtime=10s".to_string());
@@ -220,32 +222,32 @@ impl Job {
         Ok(())
     }
 
-    fn settle_kernel(&mut self, kind: Kind) -> Result<(), String> {
+    fn finalize_kernel(&mut self, kind: EngineKind) -> Result<(), String> {
         self.engine_config.kind = kind;
-        self.engine_config.polling.completion |= self.mode.0;
-        self.engine_config.polling.submission |= self.mode.1;
+        self.engine_config.polling.iopoll |= self.polling_mode.0;
+        self.engine_config.polling.sqpoll |= self.polling_mode.1;
         if kind.is_synchronous() {
-            // One at a time, whatever is asked for, as with fio.
+            // Synchronous engines have a depth of 1, whatever iodepth is given, as in fio.
             self.spec.io_depth = 1;
             self.spec.measure_submission = false;
         }
         self.engine_config.depth = self.spec.io_depth;
         let config = &self.engine_config;
         let name = kind.name();
-        let uring = matches!(kind, Kind::Uring | Kind::Passthrough);
+        let uring = matches!(kind, EngineKind::Uring | EngineKind::Passthrough);
         let cases = [
             (config.fixed_buffers && !uring, "fixedbufs", "io_uring or io_uring_cmd"),
             (config.register_files && !uring, "registerfiles", "io_uring or io_uring_cmd"),
-            (!config.nonvectored && kind != Kind::Uring, "nonvectored", "io_uring"),
-            (config.polling.submission && !uring, "sqthread_poll", "io_uring or io_uring_cmd"),
+            (!config.nonvectored && kind != EngineKind::Uring, "nonvectored", "io_uring"),
+            (config.polling.sqpoll && !uring, "sqthread_poll", "io_uring or io_uring_cmd"),
             (
-                config.polling.submission_cpu.is_some() && !config.polling.submission,
+                config.polling.sqpoll_cpu.is_some() && !config.polling.sqpoll,
                 "sqthread_poll_cpu",
                 "sqthread_poll",
             ),
-            (config.userspace_reap && kind != Kind::Libaio, "userspace_reap", "libaio"),
+            (config.userspace_reap && kind != EngineKind::Libaio, "userspace_reap", "libaio"),
             (
-                config.polling.completion && !uring && kind != Kind::Pvsync2,
+                config.polling.iopoll && !uring && kind != EngineKind::Pvsync2,
                 "hipri",
                 "io_uring, io_uring_cmd or pvsync2",
             ),
@@ -253,22 +255,22 @@ impl Job {
         if let Some((_, option, needs)) = cases.into_iter().find(|(wrong, _, _)| *wrong) {
             return Err(format!("--{option} does nothing with ioengine={name}; it needs {needs}"));
         }
-        if config.polling.completion && !self.direct && kind != Kind::Passthrough {
+        if config.polling.iopoll && !self.direct && kind != EngineKind::Passthrough {
             return Err("--hipri polls a device for direct I/O; add --direct=1".to_string());
         }
-        if self.filenames.is_empty() && kind == Kind::Null && self.spec.size_bytes.is_none() {
+        if self.filenames.is_empty() && kind == EngineKind::Null && self.spec.size_bytes.is_none() {
             self.spec.size_bytes = Some(1 << 30);
         }
         Ok(())
     }
 
-    fn refuse_kernel_options(&self) -> Result<(), String> {
+    fn reject_kernel_options(&self) -> Result<(), String> {
         let config = &self.engine_config;
         let cases = [
             (config.fixed_buffers, "fixedbufs"),
             (config.register_files, "registerfiles"),
-            (config.polling.submission, "sqthread_poll"),
-            (config.polling.completion, "hipri"),
+            (config.polling.sqpoll, "sqthread_poll"),
+            (config.polling.iopoll, "hipri"),
             (config.userspace_reap, "userspace_reap"),
             (config.batch_max > 0, "iodepth_batch"),
             (config.reap_max > 0, "iodepth_batch_complete_max"),
@@ -281,7 +283,7 @@ impl Job {
             (self.directory.is_some(), "directory"),
             (self.nrfiles > 1, "nrfiles"),
             (self.allow_mounted_write, "allow_mounted_write"),
-            (config.polling.submission_cpu.is_some(), "sqthread_poll_cpu"),
+            (config.polling.sqpoll_cpu.is_some(), "sqthread_poll_cpu"),
             (!config.nonvectored, "nonvectored=0"),
         ];
         match cases.into_iter().find(|(given, _)| *given) {
@@ -292,16 +294,17 @@ impl Job {
         }
     }
 
-    /// Bytes of which all I/Os are multiples, at most 512: the unit of files that have none of their own.
+    /// The block size of files without a block size of their own: the greatest common divisor of all I/O sizes
+    /// and 512 bytes.
     pub fn unit_bytes(&self) -> u32 {
-        let sizes = self.spec.sizes.as_deref().map(|sizes| sizes.each_ref().map(Sizes::unit));
+        let sizes = self.spec.sizes.as_deref().map(|sizes| sizes.each_ref().map(BlockSizes::unit));
         let sizes = sizes.unwrap_or([self.spec.block_bytes; 3]);
-        let unit = sizes.into_iter().fold(0, greatest_divisor);
+        let unit = sizes.into_iter().fold(0, gcd);
         if self.spec.verify != Verify::Off {
-            // A block carries its description.
+            // Each block carries a verification header.
             return if unit.is_multiple_of(512) { 512 } else { unit };
         }
-        greatest_divisor(unit, 512).max(1)
+        gcd(unit, 512).max(1)
     }
 }
 
@@ -312,11 +315,11 @@ fn is_uri(name: &str) -> bool {
     })
 }
 
-/// Names between colons; `\:` is a colon. A URI whose own colons are written so ends at the next plain one,
-/// as a path does; any other goes on to the next colon behind which another's scheme stands, or to the end.
+/// Splits names at colons; `\:` is a literal colon. A URI with escaped colons ends at the next unescaped one,
+/// as a path does; any other URI extends to the next colon that is followed by a URI scheme, or to the end.
 fn split_names(text: &str) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
-    // Whether the colon before the piece is the name's own, and whether the last name escaped its first.
+    // Whether the colon before the piece is part of the name, and whether the last name escaped its first colon.
     let (mut glue, mut escapes) = (false, false);
     for piece in text.split(':') {
         let (plain, escaped) = match piece.strip_suffix('\\') {
@@ -346,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_split_where_fio_splits_them_and_uris_are_not() {
+    fn file_names_split_at_colons_and_uris_stay_whole() {
         let cases: [(&str, &[&str]); 11] = [
             ("/dev/a:/dev/b", &["/dev/a", "/dev/b"]),
             ("/dev/disk/by-path/pci-0000\\:01:file", &["/dev/disk/by-path/pci-0000:01", "file"]),

@@ -1,31 +1,31 @@
-//! A table of colours.
+//! Heat maps.
 
-use super::number::short;
-use super::plot::cut;
+use super::number::format_number;
+use super::plot::truncate_label;
 use super::svg::{Anchor, Rect, Svg, text_width};
 
-/// A value for each row and column, as a number on its colour.
+/// A heat map: a number on a coloured cell for each row and column.
 #[derive(Clone, Debug)]
-pub struct Heat {
-    /// What a screen reader says.
+pub struct Heatmap {
+    /// The accessible name (`aria-label`).
     pub title: String,
-    /// What the values are, with their unit.
+    /// The description of the values, with their unit.
     pub label: String,
-    /// Names from left to right.
+    /// Column labels from left to right.
     pub columns: Vec<String>,
-    /// Names and values from the top down; `None` was not measured.
+    /// Row labels and values from the top down; `None` is a value that was not measured.
     pub rows: Vec<(String, Vec<Option<f64>>)>,
-    /// The values at the ends of the colours; two heat maps that are compared share them.
+    /// The values at both ends of the colour scale; heat maps that are compared share one range.
     pub range: (f64, f64),
 }
 
-impl Heat {
-    /// Whether there is anything to draw.
+impl Heatmap {
+    /// Whether the heat map has no finite value.
     pub fn is_empty(&self) -> bool {
         !self.rows.iter().flat_map(|(_, values)| values).flatten().any(|value| value.is_finite())
     }
 
-    /// The smallest and largest of `values`, for [`Heat::range`].
+    /// Minimum and maximum of the finite `values`, or (0, 1) if there are none, for [`Heat::range`].
     pub fn range_of(values: impl Iterator<Item = f64>) -> (f64, f64) {
         let ends = values
             .filter(|value| value.is_finite())
@@ -33,12 +33,13 @@ impl Heat {
         if ends.0 <= ends.1 { ends } else { (0.0, 1.0) }
     }
 
-    /// The chart as an `<svg>` element; empty where there is nothing to draw.
+    /// The chart as an `<svg>` element; an empty string if it has no finite value.
     pub fn svg(&self) -> String {
         if self.is_empty() {
             return String::new();
         }
-        let wide = self.rows.iter().map(|(name, _)| text_width(&cut(name), 11.0)).fold(0.0, f64::max);
+        let wide =
+            self.rows.iter().map(|(name, _)| text_width(&truncate_label(name), 11.0)).fold(0.0, f64::max);
         let (left, top, row) = (wide + 14.0, 48.0, 26.0);
         let column = ((560.0 - left) / self.columns.len().max(1) as f64).min(110.0);
         let (width, height) = (560.0, top + row * self.rows.len() as f64 + 6.0);
@@ -47,28 +48,33 @@ impl Heat {
         svg.text("a", 2.0, 14.0, Anchor::Start, &self.label);
         for (index, name) in self.columns.iter().enumerate() {
             let at = left + column * (index as f64 + 0.5);
-            svg.text("t", at, top - 9.0, Anchor::Middle, &cut(name));
+            svg.text("t", at, top - 9.0, Anchor::Middle, &truncate_label(name));
         }
         svg.end();
         for (index, (name, values)) in self.rows.iter().enumerate() {
             let y = top + row * index as f64;
-            svg.text("t", left - 8.0, y + row / 2.0 + 3.8, Anchor::End, &cut(name));
+            svg.text("t", left - 8.0, y + row / 2.0 + 3.8, Anchor::End, &truncate_label(name));
             for (position, value) in values.iter().enumerate().take(self.columns.len()) {
                 let Some(value) = value.filter(|value| value.is_finite()) else { continue };
                 let x = left + column * position as f64;
                 let (fill, dark) = self.colour(value);
                 let place = Rect { x: x + 1.0, y: y + 1.0, width: column - 2.0, height: row - 2.0 };
                 let column_name = &self.columns[position];
-                svg.rect("q", place, Some(&fill), &format!("{column_name} · {name}: {}", short(value)));
+                svg.rect(
+                    "q",
+                    place,
+                    Some(&fill),
+                    &format!("{column_name} · {name}: {}", format_number(value)),
+                );
                 let class = if dark { "hd" } else { "hl" };
-                svg.text(class, x + column / 2.0, y + row / 2.0 + 3.8, Anchor::Middle, &short(value));
+                svg.text(class, x + column / 2.0, y + row / 2.0 + 3.8, Anchor::Middle, &format_number(value));
             }
         }
         svg.finish()
     }
 
-    /// From pale to dark along one hue after another, evenly lighter for every eye (after viridis), with
-    /// logarithmic steps where the values span more than a decade. Says whether the colour is dark.
+    /// The colour of a value, and whether it is dark. The scale runs from pale to dark with perceptually
+    /// uniform lightness, modelled on viridis; it is logarithmic if the range spans more than a decade.
     fn colour(&self, value: f64) -> (String, bool) {
         const STOPS: [(f64, f64, f64); 6] = [
             (253.0, 244.0, 205.0),
@@ -80,14 +86,14 @@ impl Heat {
         ];
         let (low, high) = self.range;
         let logarithmic = low > 0.0 && high / low > 10.0;
-        let part =
+        let fraction =
             if logarithmic { (value / low).ln() / (high / low).ln() } else { (value - low) / (high - low) };
-        let part = if part.is_finite() { part.clamp(0.0, 1.0) } else { 0.0 };
-        let place = part * (STOPS.len() - 1) as f64;
-        let below = (place.floor() as usize).min(STOPS.len() - 2);
-        let (a, b, t) = (STOPS[below], STOPS[below + 1], place - below as f64);
+        let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { 0.0 };
+        let position = fraction * (STOPS.len() - 1) as f64;
+        let below = (position.floor() as usize).min(STOPS.len() - 2);
+        let (a, b, t) = (STOPS[below], STOPS[below + 1], position - below as f64);
         let mix = |a: f64, b: f64| (a + (b - a) * t).round() as u8;
         let (red, green, blue) = (mix(a.0, b.0), mix(a.1, b.1), mix(a.2, b.2));
-        (format!("#{red:02x}{green:02x}{blue:02x}"), part > 0.5)
+        (format!("#{red:02x}{green:02x}{blue:02x}"), fraction > 0.5)
     }
 }

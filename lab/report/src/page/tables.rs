@@ -1,39 +1,40 @@
-//! Tables: values, facts, commands.
+//! Tables of the page: values, machine facts, commands.
 
 use std::collections::BTreeSet;
 
-use experiments::{Parameters, Value};
+use lab_experiments::{Parameters, Value};
 use serde::Serialize;
 use serde_json::Value as Json;
 
-use crate::cells::Cell;
-use crate::chart::short;
-use crate::figure::value_words;
+use crate::cells::ExperimentCell;
+use crate::chart::format_number;
+use crate::figure::format_parameter_value;
 use crate::metric;
-use crate::study::Section;
+use crate::study::ExperimentData;
 
-/// A table of cells.
+/// A table with one row for each cell.
 #[derive(Default, Serialize)]
-pub(super) struct Values {
+pub(super) struct ValueTable {
     columns: Vec<String>,
-    /// How many of the columns are names; the others are numbers.
+    /// Number of leading columns that hold parameter values; the others hold numbers.
     names: usize,
-    rows: Vec<Row>,
+    rows: Vec<ValueRow>,
 }
 
 #[derive(Serialize)]
-struct Row {
+struct ValueRow {
     names: Vec<String>,
     values: Vec<(String, String)>,
     reason: String,
-    /// How many columns the reason may take.
+    /// Number of columns that the reason spans.
     span: usize,
 }
 
-/// A row for each cell: what varies, the figure's metrics with their intervals, and what was published.
-pub(super) fn values(section: &Section<'_>, published: &[Cell<'_>]) -> Values {
+/// One row for each cell: the varying parameters, the figure's metrics, the confidence interval of the first
+/// metric, and the published value.
+pub(super) fn values(section: &ExperimentData<'_>, published: &[ExperimentCell<'_>]) -> ValueTable {
     let definition = &section.definition;
-    let names = varying(&section.cells);
+    let names = varying_parameters(&section.cells);
     let mut metrics: Vec<&str> = vec![&definition.y];
     metrics.extend(definition.x_metric.as_deref());
     for more in ["iops", "clat_p99_us", "cpu_cores"] {
@@ -43,27 +44,27 @@ pub(super) fn values(section: &Section<'_>, published: &[Cell<'_>]) -> Values {
         }
     }
     let role = definition.role.as_str();
-    let units: Vec<metric::Shown> = metrics
+    let units: Vec<metric::DisplayUnit> = metrics
         .iter()
         .map(|name| {
             let values = section.cells.iter().filter_map(|cell| cell.median(role, name));
-            metric::shown(name, values.fold(0.0, f64::max))
+            metric::display_unit(name, values.fold(0.0, f64::max))
         })
         .collect();
-    let mut columns: Vec<String> = names.iter().map(|name| metric::parameter(name)).collect();
+    let mut columns: Vec<String> = names.iter().map(|name| metric::parameter_name(name)).collect();
     let named = columns.len();
-    columns.extend(metrics.iter().zip(&units).map(|(name, unit)| metric::label(name, *unit)));
-    columns.push(format!("published {}", metric::label(&definition.y, units[0])));
-    columns.push("here / published".to_string());
+    columns.extend(metrics.iter().zip(&units).map(|(name, unit)| metric::label_with_unit(name, *unit)));
+    columns.push(format!("published {}", metric::label_with_unit(&definition.y, units[0])));
+    columns.push("measured / published".to_string());
     let mut rows = Vec::with_capacity(section.cells.len());
     for cell in &section.cells {
-        let said = |name: &&str| {
-            cell.parameters.get(*name).map_or_else(String::new, |value| value_words(name, value))
+        let shown = |name: &&str| {
+            cell.parameters.get(*name).map_or_else(String::new, |value| format_parameter_value(name, value))
         };
-        let names: Vec<String> = names.iter().map(said).collect();
-        if let Some(reason) = cell.absent() {
+        let names: Vec<String> = names.iter().map(shown).collect();
+        if let Some(reason) = cell.missing_reason() {
             let span = metrics.len() + 2;
-            rows.push(Row { names, values: Vec::new(), reason: reason.to_string(), span });
+            rows.push(ValueRow { names, values: Vec::new(), reason: reason.to_string(), span });
             continue;
         }
         let mut values: Vec<(String, String)> = metrics
@@ -71,34 +72,43 @@ pub(super) fn values(section: &Section<'_>, published: &[Cell<'_>]) -> Values {
             .zip(&units)
             .enumerate()
             .map(|(index, (name, unit))| {
-                let middle =
-                    cell.median(role, name).map_or("–".to_string(), |value| short(value / unit.per));
-                // The interval of what the figure shows; more of them would hide the numbers.
+                let median = cell
+                    .median(role, name)
+                    .map_or("–".to_string(), |value| format_number(value / unit.divisor));
+                // Only the figure's own metric has its interval shown, to keep the table readable.
                 let interval = if index == 0 { cell.interval(role, name) } else { None };
-                let interval = interval.map(|found| found.per(unit.per));
+                let interval = interval.map(|found| found.divided_by(unit.divisor));
                 (
-                    middle,
-                    interval
-                        .map_or(String::new(), |found| format!("{}–{}", short(found.low), short(found.high))),
+                    median,
+                    interval.map_or(String::new(), |found| {
+                        format!("{}–{}", format_number(found.low), format_number(found.high))
+                    }),
                 )
             })
             .collect();
         let here = cell.median(role, &definition.y);
-        let there = published
+        let published_value = published
             .iter()
             .find(|other| same_cell(cell, other))
             .and_then(|other| other.median(role, &definition.y));
         let dash = || ("–".to_string(), String::new());
-        values.push(there.map_or_else(dash, |value| (short(value / units[0].per), String::new())));
-        let ratio = here.zip(there).filter(|(_, there)| *there != 0.0).map(|(here, there)| here / there);
-        values.push(ratio.map_or_else(dash, |ratio| (format!("{} ×", short(ratio)), String::new())));
-        rows.push(Row { names, values, reason: String::new(), span: 0 });
+        values.push(
+            published_value
+                .map_or_else(dash, |value| (format_number(value / units[0].divisor), String::new())),
+        );
+        let ratio = here
+            .zip(published_value)
+            .filter(|(_, published)| *published != 0.0)
+            .map(|(here, published)| here / published);
+        values.push(ratio.map_or_else(dash, |ratio| (format!("{} ×", format_number(ratio)), String::new())));
+        rows.push(ValueRow { names, values, reason: String::new(), span: 0 });
     }
-    Values { columns, names: named, rows }
+    ValueTable { columns, names: named, rows }
 }
 
-/// Whether a published cell is the same as one here: in all that both say, but for the machine's size.
-fn same_cell(here: &Cell<'_>, published: &Cell<'_>) -> bool {
+/// Whether a published cell matches a measured one: equal in every parameter that both have, except those
+/// that give the size of the machine.
+fn same_cell(here: &ExperimentCell<'_>, published: &ExperimentCell<'_>) -> bool {
     if here.experiment != published.experiment {
         return false;
     }
@@ -114,8 +124,8 @@ fn same_cell(here: &Cell<'_>, published: &Cell<'_>) -> bool {
     })
 }
 
-/// The parameters that tell the cells apart.
-fn varying<'a>(cells: &[&'a Cell<'a>]) -> Vec<&'a str> {
+/// Names of the parameters that differ between cells.
+fn varying_parameters<'a>(cells: &[&'a ExperimentCell<'a>]) -> Vec<&'a str> {
     let mut first: Option<&Parameters> = None;
     let mut names: BTreeSet<&str> = BTreeSet::new();
     for cell in cells {
@@ -136,26 +146,27 @@ fn varying<'a>(cells: &[&'a Cell<'a>]) -> Vec<&'a str> {
     names.into_iter().collect()
 }
 
-/// Every command of an experiment, each preceded by the cell it is of; repetitions of the same one once.
-pub(super) fn commands(cells: &[&Cell<'_>]) -> Vec<String> {
+/// The commands of an experiment by cell, without duplicates from repetitions. The job file of the first cell
+/// comes first.
+pub(super) fn commands(cells: &[&ExperimentCell<'_>]) -> Vec<String> {
     let mut lines = Vec::new();
     let mut job_files: Vec<&str> = Vec::new();
     for cell in cells {
-        let mut said: Vec<&str> = Vec::new();
+        let mut shown: Vec<&str> = Vec::new();
         for record in &cell.records {
             for command in &record.commands {
-                if !said.contains(&command.as_str()) {
-                    said.push(command);
+                if !shown.contains(&command.as_str()) {
+                    shown.push(command);
                 }
             }
-            // A job file is shown once: its neighbours differ in a number that the cell's name says.
+            // Only the first job file is shown: the others differ in numbers that the cell's label gives.
             if !record.job_file.is_empty() && job_files.is_empty() {
                 job_files.push(&record.job_file);
             }
         }
-        if !said.is_empty() {
-            lines.push(format!("# {}", cell.words()));
-            lines.extend(said.iter().map(|line| (*line).to_string()));
+        if !shown.is_empty() {
+            lines.push(format!("# {}", cell.parameter_label()));
+            lines.extend(shown.iter().map(|line| (*line).to_string()));
         }
     }
     if let Some(file) = job_files.first() {
@@ -164,11 +175,11 @@ pub(super) fn commands(cells: &[&Cell<'_>]) -> Vec<String> {
     lines
 }
 
-/// One section of facts: its name, and names and values.
-pub(super) type Facts = (String, Vec<(String, String)>);
+/// One section of machine facts: its name, and rows of name and value.
+pub(super) type FactSection = (String, Vec<(String, String)>);
 
-/// Facts of the machine.
-pub(super) fn facts(facts: &Json) -> Vec<Facts> {
+/// Flattens the JSON facts of the machine into sections.
+pub(super) fn facts(facts: &Json) -> Vec<FactSection> {
     let Json::Object(sections) = facts else { return Vec::new() };
     let mut out = Vec::new();
     for (name, value) in sections {
@@ -179,7 +190,7 @@ pub(super) fn facts(facts: &Json) -> Vec<Facts> {
     out
 }
 
-/// Most facts of one section that are listed; the data in the page has them all.
+/// Maximum number of facts listed for one section; the embedded data holds all of them.
 const FACTS_MAX: usize = 200;
 
 fn flatten(name: String, value: &Json, rows: &mut Vec<(String, String)>) {
@@ -217,11 +228,11 @@ fn plain(value: &Json) -> String {
     }
 }
 
-/// Milliseconds since 1970 as a date and time of day, UTC.
-pub(super) fn utc(unix_ms: u64) -> String {
+/// Formats milliseconds since the Unix epoch as a UTC date and time, to the minute.
+pub(super) fn format_utc(unix_ms: u64) -> String {
     let seconds = unix_ms / 1000;
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Civil date from days, after the proleptic Gregorian calendar (H. Hinnant's algorithm).
+    // Days to civil date in the proleptic Gregorian calendar (H. Hinnant's `civil_from_days`).
     let z = days as i64 + 719_468;
     let era = z.div_euclid(146_097);
     let of_era = z.rem_euclid(146_097);
@@ -239,14 +250,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_the_calendars() {
-        assert_eq!(utc(0), "1970-01-01 00:00 UTC");
-        assert_eq!(utc(951_782_400_000), "2000-02-29 00:00 UTC");
-        assert_eq!(utc(1_763_730_000_000), "2025-11-21 13:00 UTC");
+    fn timestamps_are_formatted_as_civil_dates() {
+        assert_eq!(format_utc(0), "1970-01-01 00:00 UTC");
+        assert_eq!(format_utc(951_782_400_000), "2000-02-29 00:00 UTC");
+        assert_eq!(format_utc(1_763_730_000_000), "2025-11-21 13:00 UTC");
     }
 
     #[test]
-    fn facts_become_rows() {
+    fn nested_facts_are_flattened_into_rows() {
         let json = serde_json::json!({
             "cpu": { "model": "Xeon", "cores": 10, "turbo": false },
             "devices": [{ "name": "nvme0n1", "schedulers": ["none", "bfq"] }],

@@ -1,0 +1,270 @@
+//! The general path, for all that the fast path leaves out: several sizes or files, verification, think time,
+//! flushes, logs, latency targets and limits.
+
+use std::mem;
+
+use block_io::{Op, Request};
+use dma::Data;
+use os::clock;
+
+use super::fast_path::OPS;
+use super::{DRAIN_NS_MAX, Generator, JobPhase, fill_noise};
+use crate::WyRand;
+use crate::direction_stats::direction_index;
+use crate::log::{JobLogs, LogEntry};
+use crate::spec::{BufferContent, JobSpec};
+use crate::tuner::LatencyTuner;
+
+/// State that only jobs on the general path need.
+pub(super) struct GeneralState {
+    /// By tag: the buffer of a request whose operation carries no data, until it completes.
+    detached_buffers: Box<[Option<Data>]>,
+    remaining_bytes: u64,
+    unflushed: u32,
+    flush_due: bool,
+    flushed_at_end: bool,
+    ios_since_think: u32,
+    /// When the current think time ends, in ticks; 0 before the first.
+    pub(super) think_until: u64,
+    pub(super) spin_until: u64,
+    latency_ticks_max: u64,
+    /// Whether a log, the tuner or `max_latency` needs the latency of each I/O.
+    records_latency: bool,
+    pub(super) tuner: Option<LatencyTuner>,
+    pub(super) logs: JobLogs,
+    random: WyRand,
+}
+
+impl GeneralState {
+    pub(super) fn new(spec: &JobSpec, depth: usize, remaining_bytes: u64) -> GeneralState {
+        GeneralState {
+            detached_buffers: (0..depth).map(|_| None).collect(),
+            remaining_bytes,
+            unflushed: 0,
+            flush_due: false,
+            flushed_at_end: false,
+            ios_since_think: 0,
+            think_until: 0,
+            spin_until: 0,
+            latency_ticks_max: spec.latency_max_ns.map_or(u64::MAX, clock::ns_to_ticks),
+            records_latency: spec.latency_max_ns.is_some()
+                || spec.latency_target.is_some()
+                || spec.log.latency.is_some(),
+            tuner: spec.latency_target.map(|target| LatencyTuner::new(target, depth)),
+            logs: JobLogs::new(spec.log.clone()),
+            random: WyRand::new(spec.seed ^ 0x6672_6573_6821),
+        }
+    }
+}
+
+impl Generator {
+    /// Counts and verifies completions and returns their requests to `idle`.
+    pub(super) fn complete_general(&mut self, now: u64) {
+        if self.general.as_ref().is_some_and(|general| general.records_latency) {
+            self.record_latencies(now);
+        }
+        self.record_completions(now);
+        let mut completions = mem::take(&mut self.completions);
+        for completion in completions.drain(..) {
+            let success = completion.status().is_success();
+            self.verify_completed(completion.request(), success);
+            self.idle.push(completion.into_request());
+            if let (Some(request), Some(general)) = (self.idle.last_mut(), &mut self.general)
+                && request.data().is_none()
+            {
+                request.set_data(general.detached_buffers[request.tag.0 as usize].take());
+            }
+        }
+        self.completions = completions;
+        if self.phase == JobPhase::ReadingBack {
+            self.event_ticks = now.saturating_add(clock::ns_to_ticks(DRAIN_NS_MAX));
+        }
+    }
+
+    /// Passes each latency to the log, the tuner and the check of `max_latency`.
+    fn record_latencies(&mut self, now: u64) {
+        let Some(general) = &mut self.general else { return };
+        for completion in self.completions.iter().filter(|completion| completion.status().is_success()) {
+            let (request, batch) = (completion.request(), self.batches.batch(completion.request()));
+            let index = direction_index(request.op);
+            let start = self
+                .open_loop
+                .as_ref()
+                .map_or(batch.issued, |open_loop| open_loop.intended_starts[request.tag.0 as usize]);
+            let latency = now.saturating_sub(start);
+            if latency > general.latency_ticks_max && self.phase <= JobPhase::Measuring {
+                self.errors += 1;
+                self.stats[index].errors += 1;
+                self.remaining_ios = 0;
+                general.remaining_bytes = 0;
+            }
+            if let Some(tuner) = &mut general.tuner {
+                tuner.record(latency);
+            }
+            let counted = matches!(self.phase, JobPhase::Measuring | JobPhase::Draining);
+            if general.logs.options.latency.is_some() && index < 3 && counted {
+                let submitted = if batch.submitted == 0 { batch.issued } else { batch.submitted };
+                let spans = [submitted.saturating_sub(batch.issued), now.saturating_sub(submitted), latency];
+                let at_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));
+                let bytes = request.blocks * self.block_bytes;
+                let offset = request.lba * u64::from(self.block_bytes);
+                let entry = LogEntry { at_ns, value: 0, direction: index as u8, bytes, offset };
+                general.logs.record_latency(entry, spans.map(clock::ticks_to_ns));
+            }
+        }
+    }
+
+    /// Verifies a read, or records the new content after a write or trim, and releases the position.
+    fn verify_completed(&mut self, request: &Request<Data>, success: bool) {
+        let Some(verifier) = &mut self.verifier else { return };
+        if request.op == Op::Flush {
+            // A flush has no position.
+            return;
+        }
+        let position = (request.lba - self.pattern.first_lba) / u64::from(self.pattern.io_blocks);
+        match (request.op, request.data().and_then(Data::single)) {
+            (Op::Read, Some(buffer)) if success => {
+                verifier.check(position, request.lba, buffer.as_slice());
+            }
+            (Op::Write, _) => verifier.record_write(position, success),
+            (Op::Unmap, _) => verifier.mark_unknown(position),
+            _ => {}
+        }
+        verifier.release(position);
+    }
+
+    /// Starts the I/Os that are due while requests are idle: at once in a closed loop, at their scheduled time in
+    /// an open one.
+    pub(super) fn start_due_general(&mut self, now: u64) {
+        let first_new = self.ready.len();
+        match self.phase {
+            JobPhase::NotStarted | JobPhase::Ramp | JobPhase::Measuring => self.start_new(now),
+            JobPhase::ReadingBack => self.start_read_back(now),
+            JobPhase::Draining | JobPhase::Finished => {}
+        }
+        self.batches.start(&mut self.ready[first_new..], now);
+    }
+
+    fn start_new(&mut self, now: u64) {
+        let limit = match self.general.as_ref().and_then(|general| general.tuner.as_ref()) {
+            Some(tuner) => tuner.depth(),
+            None => usize::MAX,
+        };
+        while !self.idle.is_empty() && self.in_flight() + self.ready.len() < limit {
+            let Some(general) = &mut self.general else { return };
+            if self.remaining_ios == 0 || general.remaining_bytes == 0 {
+                self.start_draining(now);
+                return;
+            }
+            if now < general.think_until {
+                return;
+            }
+            let (mut start, mut op) = (now, None);
+            if general.flush_due {
+                op = Some(Op::Flush);
+            } else if let Some(open_loop) = &self.open_loop {
+                let Some((direction, due)) = open_loop.schedule.due(now) else { return };
+                start = due;
+                op = Some(OPS[direction]);
+            }
+            self.start_request(op, start, now);
+        }
+    }
+
+    /// Takes an idle request and makes it the job's next I/O; `op` overrides the drawn operation.
+    fn start_request(&mut self, op: Option<Op>, start: u64, now: u64) {
+        let (Some(request), Some(general)) = (self.idle.last_mut(), &mut self.general) else { return };
+        let tag = request.tag.0 as usize;
+        if let Some(open_loop) = &mut self.open_loop {
+            open_loop.intended_starts[tag] = start;
+        }
+        if op == Some(Op::Flush) {
+            general.flush_due = false;
+            (request.op, request.lba, request.blocks) = (Op::Flush, 0, 0);
+            general.detached_buffers[tag] = request.take_data();
+            self.ready.extend(self.idle.pop());
+            return;
+        }
+        self.pattern.next_with_op(request, op);
+        if let Some(verifier) = &mut self.verifier {
+            let drawn = (request.lba - self.pattern.first_lba) / u64::from(self.pattern.io_blocks);
+            let position = verifier.claim(drawn);
+            request.lba = self.pattern.first_lba + position * u64::from(self.pattern.io_blocks);
+            let (op, lba) = (request.op, request.lba);
+            if let (Op::Write, Some(buffer)) = (op, request.data_mut().and_then(Data::single_mut)) {
+                verifier.fill(position, lba, buffer.as_mut_slice());
+            }
+        }
+        let bytes = request.blocks * self.block_bytes;
+        let op = request.op;
+        match request.data_mut().and_then(Data::single_mut) {
+            Some(buffer) if op.has_data() => {
+                if buffer.len() != bytes as usize {
+                    buffer.resize(bytes as usize);
+                }
+                if op == Op::Write && self.spec.content == BufferContent::FreshNoise {
+                    fill_noise(buffer, &mut general.random);
+                }
+            }
+            _ => general.detached_buffers[tag] = request.take_data(),
+        }
+        if let Some(open_loop) = &mut self.open_loop {
+            open_loop.schedule.advance(direction_index(request.op), u64::from(bytes));
+        }
+        if self.remaining_ios != u64::MAX {
+            self.remaining_ios -= 1;
+        }
+        if general.remaining_bytes != u64::MAX {
+            general.remaining_bytes = general.remaining_bytes.saturating_sub(u64::from(bytes));
+        }
+        if request.op == Op::Write && self.spec.flush_every > 0 {
+            general.unflushed += 1;
+            general.flush_due = general.unflushed.is_multiple_of(self.spec.flush_every);
+        }
+        if self.spec.think.ns > 0 {
+            general.ios_since_think += 1;
+            if general.ios_since_think >= self.spec.think.blocks.max(1) {
+                general.ios_since_think = 0;
+                general.think_until = now + clock::ns_to_ticks(self.spec.think.ns);
+                general.spin_until = now + clock::ns_to_ticks(self.spec.think.spin_ns);
+            }
+        }
+        self.ready.extend(self.idle.pop());
+    }
+
+    /// Reads back the positions that hold verified data, in order.
+    fn start_read_back(&mut self, now: u64) {
+        while let (Some(request), Some(verifier)) = (self.idle.last_mut(), &mut self.verifier) {
+            let Some(position) = verifier.next_known(self.pattern.position) else { return };
+            self.pattern.position = position + 1;
+            let position = verifier.claim(position);
+            // The request's last operation may have been a flush, with 0 blocks.
+            (request.op, request.blocks) = (Op::Read, self.pattern.io_blocks);
+            request.lba = self.pattern.first_lba + position * u64::from(self.pattern.io_blocks);
+            if let Some(open_loop) = &mut self.open_loop {
+                open_loop.intended_starts[request.tag.0 as usize] = now;
+            }
+            self.ready.extend(self.idle.pop());
+        }
+    }
+
+    /// Makes the flush of `end_fsync` ready, once; returns whether it did.
+    pub(super) fn submit_final_flush(&mut self, now: u64) -> bool {
+        let wanted = self.spec.flush_at_end && !self.stopped && self.errors == 0;
+        let Some(general) = &mut self.general else { return false };
+        if !wanted || general.flushed_at_end || self.idle.is_empty() {
+            return false;
+        }
+        general.flushed_at_end = true;
+        self.start_request(Some(Op::Flush), now, now);
+        self.batches.start(&mut self.ready, now);
+        true
+    }
+
+    /// Whether the job must busy-wait now: `thinktime_spin`.
+    pub fn is_spinning(&self) -> bool {
+        self.general
+            .as_ref()
+            .is_some_and(|general| general.spin_until > 0 && clock::ticks() < general.spin_until)
+    }
+}
