@@ -1,4 +1,4 @@
-//! Any bytes as what a host sends to a target, from before ICReq to deep in an I/O queue.
+//! Arbitrary bytes as the traffic of a host, from ICReq to I/O queues.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| nvmf::simulated::any_bytes(bytes));

@@ -1,4 +1,4 @@
-//! Any bytes as the life of a controller; see the harness for the promises that it is held to.
+//! Arbitrary commands and events for a controller; `nvme_controller::Harness` checks its invariants.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| controller::Harness::run(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| nvme_controller::Harness::run(bytes));

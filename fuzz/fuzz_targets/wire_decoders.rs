@@ -1,11 +1,11 @@
-//! Every decoder on any bytes. What one understands it understands again when it is written out.
+//! Every decoder of `wire_nvme` with arbitrary bytes. Decoded values round-trip.
 #![no_main]
 
 use std::fmt::Debug;
 
 use libfuzzer_sys::fuzz_target;
 use wire_nvme::admin::{GetLogPage, SetFeatures};
-use wire_nvme::fabrics::{Connect, ConnectData, Connected, Disconnect, PropertyGet, PropertySet};
+use wire_nvme::fabrics::{Connect, ConnectData, ConnectResponse, Disconnect, PropertyGet, PropertySet};
 use wire_nvme::identify::{
     CommandSetVectors, ControllerList, IdentifyController, IdentifyNamespace, NamespaceDescriptor,
     NamespaceIndependent, NamespaceList, NvmController, NvmNamespace,
@@ -15,55 +15,61 @@ use wire_nvme::log::{
     AnaLog, CommandEffectsLog, DiscoveryEntry, DiscoveryHeader, ErrorEntry, FeatureEffectsLog, FirmwareSlots,
     HealthLog, SupportedLogPages,
 };
-use wire_nvme::registers::{Configuration, ControllerStatus};
+use wire_nvme::registers::{ControllerConfiguration, ControllerStatus};
 use wire_nvme::tcp::{
     C2hData, CapsuleCmd, CapsuleResp, CommonHeader, Framing, H2cData, IcReq, IcResp, PduType, R2t, TermReq,
 };
 use wire_nvme::{Cqe, Sqe};
 
-/// Decodes a start of `bytes`, and what comes of it again.
-fn again<const N: usize, T: PartialEq + Debug>(
+/// Decodes the first `N` bytes, encodes the value and decodes it again.
+fn round_trip<const N: usize, T: PartialEq + Debug>(
     bytes: &[u8],
     decode: impl Fn(&[u8; N]) -> Option<T>,
     encode: impl Fn(&T, &mut [u8; N]),
 ) {
-    // What is short is made whole with zeroes.
-    let mut whole = [0; N];
+    // Short input is padded with zeroes.
+    let mut padded = [0; N];
     let count = bytes.len().min(N);
-    whole[..count].copy_from_slice(&bytes[..count]);
-    let Some(decoded) = decode(&whole) else { return };
+    padded[..count].copy_from_slice(&bytes[..count]);
+    let Some(decoded) = decode(&padded) else { return };
     let mut written = [0; N];
     encode(&decoded, &mut written);
     assert_eq!(decode(&written), Some(decoded));
 }
 
-macro_rules! whole {
+macro_rules! infallible {
     ($bytes:ident: $($type:ident),*) => {{
-        $(again($bytes, |from| Some($type::decode(from)), $type::encode);)*
+        $(round_trip($bytes, |from| Some($type::decode(from)), $type::encode);)*
     }};
 }
 
 macro_rules! fallible {
     ($bytes:ident: $($type:ident),*) => {{
-        $(again($bytes, |from| $type::decode(from).ok(), $type::encode);)*
+        $(round_trip($bytes, |from| $type::decode(from).ok(), $type::encode);)*
     }};
 }
 
 fn entries(bytes: &[u8]) {
-    whole!(bytes: Cqe, Sqe, DsmRange);
+    infallible!(bytes: Cqe, Sqe, DsmRange);
     let Some(sqe) = bytes.first_chunk() else { return };
     let sqe = Sqe::decode(sqe);
     let _ = (sqe.fuse(), sqe.psdt(), sqe.data.sgl(), sqe.data.identifier(), sqe.data.length());
     if let Ok(sgl) = sqe.data.sgl() {
         assert_eq!(wire_nvme::DataPointer::from(sgl).sgl(), Ok(sgl));
     }
-    let _ = (ReadWrite::of(&sqe), WriteZeroes::of(&sqe), DatasetManagement::of(&sqe));
-    let _ = (GetLogPage::of(&sqe), SetFeatures::of(&sqe), Connect::of(&sqe), Disconnect::of(&sqe));
-    let _ = (PropertyGet::of(&sqe), PropertySet::of(&sqe), wire_nvme::fabrics::fabrics_type(&sqe));
-    let _ = Connected::from_result(sqe.mptr);
-    assert_eq!(Connect::of(&Connect::of(&sqe).to_sqe()), Connect::of(&sqe));
+    let _ = (ReadWrite::from_sqe(&sqe), WriteZeroes::from_sqe(&sqe), DatasetManagement::from_sqe(&sqe));
+    let _ = (
+        GetLogPage::from_sqe(&sqe),
+        SetFeatures::from_sqe(&sqe),
+        Connect::from_sqe(&sqe),
+        Disconnect::from_sqe(&sqe),
+    );
+    let _ =
+        (PropertyGet::from_sqe(&sqe), PropertySet::from_sqe(&sqe), wire_nvme::fabrics::fabrics_type(&sqe));
+    let _ = ConnectResponse::from_result(sqe.mptr);
+    assert_eq!(Connect::from_sqe(&Connect::from_sqe(&sqe).to_sqe()), Connect::from_sqe(&sqe));
     for value in [sqe.cdw10, sqe.cdw11] {
-        let _ = (Configuration::decode(value), ControllerStatus::decode(value));
+        let _ = (ControllerConfiguration::decode(value), ControllerStatus::decode(value));
     }
     let _ = DsmRange::list(&bytes[64..], sqe.cid).map(|ranges| ranges.count());
 }
@@ -91,10 +97,10 @@ fuzz_target!(|bytes: &[u8]| {
         0 => entries(bytes),
         1 => pdus(bytes),
         2 => fallible!(bytes: IdentifyController, IdentifyNamespace),
-        3 => whole!(bytes: NvmController, NvmNamespace, NamespaceIndependent, CommandSetVectors),
+        3 => infallible!(bytes: NvmController, NvmNamespace, NamespaceIndependent, CommandSetVectors),
         4 => {
             fallible!(bytes: NamespaceList, ControllerList);
-            again(
+            round_trip(
                 bytes,
                 |from| NamespaceDescriptor::decode_list(from).ok(),
                 |list, into| {
@@ -102,12 +108,12 @@ fuzz_target!(|bytes: &[u8]| {
                 },
             );
         }
-        5 => whole!(
+        5 => infallible!(
             bytes: ErrorEntry, HealthLog, FirmwareSlots, CommandEffectsLog, FeatureEffectsLog, SupportedLogPages
         ),
         6 => {
             fallible!(bytes: DiscoveryEntry, DiscoveryHeader);
-            again(bytes, |from| ConnectData::decode(from).ok(), ConnectData::encode);
+            round_trip(bytes, |from| ConnectData::decode(from).ok(), ConnectData::encode);
         }
         _ => {
             let Ok(log) = AnaLog::decode(bytes) else { return };

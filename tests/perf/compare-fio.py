@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""The load generator beside fio: the same jobs on the same file, taking turns.
+"""Compares the load generator with fio: the same jobs on the same file, alternating.
 
-    tests/perf/compare-fio.py target/release/ringbolt                # every case, a few minutes
+    tests/perf/compare-fio.py target/release/ringbolt                # all cases, a few minutes
     tests/perf/compare-fio.py target/release/ringbolt --rounds 1 --runtime 1 --case null
     tests/perf/compare-fio.py target/release/ringbolt --file /mnt/disk/data --direct --batch 1
 
-Each case is run by both programs in turn, so that a machine that gets slower is slower for both. What is
-printed are medians over the rounds: I/Os a second, latencies, and processor time an I/O. `--batch 1` gives
-perf fio's defaults, one I/O a submission and one a reaping; without it perf takes as many as there are.
+Both programs run each case alternately, so a machine that becomes slower affects both. Prints medians
+over the rounds: IOPS, latencies, and CPU time per I/O. `--batch 1` gives perf the defaults of fio, one
+I/O per submission and one per completion call; without it perf batches without a limit.
 
-The exit status is 1 where perf does fewer I/Os than --least of fio's in any case, and 2 where a program
-fails. Meant for a quiet machine: nothing else may run.
+The exit status is 1 if the IOPS ratio of perf to fio is below --least in any case, and 2 if a program
+fails. Run it on an otherwise idle machine.
 """
 import argparse
 import json
@@ -41,7 +41,7 @@ def run(words, timeout):
 
 
 def figures(document):
-    """I/Os a second, microseconds at the 50th and 99th percentile, processor nanoseconds an I/O."""
+    """-> (IOPS, 50th and 99th latency percentile in us, CPU time per I/O in ns)."""
     job = document["jobs"][0]
     side = job["read"]
     busy = (job["usr_cpu"] + job["sys_cpu"]) / 100 * side["runtime"] * 1e6
@@ -51,17 +51,17 @@ def figures(document):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("ringbolt", type=pathlib.Path, help="the program, as a release build makes it")
+    parser.add_argument("ringbolt", type=pathlib.Path, help="path of the ringbolt binary, a release build")
     parser.add_argument("--fio", default="fio")
-    parser.add_argument("--case", action="append", choices=CASES, help="only this; may come again")
-    parser.add_argument("--file", help="a file to read; by default one in memory, of --size")
+    parser.add_argument("--case", action="append", choices=CASES, help="run only this case; repeatable")
+    parser.add_argument("--file", help="file to read (default: one of --size in /dev/shm)")
     parser.add_argument("--size", default="256m")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--runtime", type=int, default=5, help="seconds of each run")
-    parser.add_argument("--direct", action="store_true", help="past the page cache; needs --file on a disk")
-    parser.add_argument("--cpu", help="core to run both on")
+    parser.add_argument("--runtime", type=int, default=5, help="duration of each run in seconds")
+    parser.add_argument("--direct", action="store_true", help="use O_DIRECT; needs --file on a disk")
+    parser.add_argument("--cpu", help="CPU to pin both programs to")
     parser.add_argument("--batch", type=int, help="iodepth_batch and iodepth_batch_complete_max of perf")
-    parser.add_argument("--least", type=float, default=0.0, help="smallest ratio of I/Os a second")
+    parser.add_argument("--least", type=float, default=0.0, help="minimum IOPS ratio of perf to fio")
     options = parser.parse_args()
     memory = "/dev/shm" if pathlib.Path("/dev/shm").is_dir() else None
     slow = []
@@ -92,7 +92,7 @@ def main():
                 print(f"{name:<20}{program:<10}{iops:>12.0f}{p50:>10.2f}{p99:>10.2f}{cpu:>11.0f}")
             ratio = middle["perf"][0] / max(middle["fio"][0], 1)
             spread = max(run[0] for run in seen["perf"]) / max(min(run[0] for run in seen["perf"]), 1) - 1
-            print(f"{'':<20}{'ratio':<10}{ratio:>12.2f}   perf's runs are within {spread:.0%} of each other")
+            print(f"{'':<20}{'ratio':<10}{ratio:>12.2f}   spread of perf's runs: {spread:.0%}")
             if ratio < options.least:
                 slow.append(f"{name}: {ratio:.2f}")
     if slow:

@@ -1,19 +1,19 @@
-"""`ringbolt serve` inside the guest, with one of its PCI Express controllers as a block device."""
+"""`ringbolt serve` inside the guest, with a PCI Express controller as an NVMe bdev."""
 
 import json
 
 from harness.case import case
-from harness.machine import Machine, Nvme, function_of, serial
+from harness.guest import PATIENCE
+from harness.machine import function_of, is_removed, plug, serial, unplug
 
-from .removal import gone
+from .machines import IOMMU
 
-MACHINE = Machine(nvme=(Nvme(), Nvme(mib=16, port="port0")), iommu=True, hugepages=16)
 NQN = "nqn.2025-01.io.ringbolt:pcie"
 URI = f"nvme+tcp://127.0.0.1:4420/{NQN}?ns=1"
 
 
 def rpc(guest, method, *parameters):
-    """-> the result."""
+    """Calls an RPC method; -> its result."""
     out = guest.check(f"ringbolt rpc -r /tmp/rpc {method} {' '.join(parameters)} 2> /tmp/errors || cat /tmp/errors", 60)
     try:
         return json.loads(out)
@@ -21,11 +21,11 @@ def rpc(guest, method, *parameters):
         raise AssertionError(f"{method}: {out}") from None
 
 
-@case("bdev-nvme-pcie", on=("ringbolt",), machine=MACHINE, provokes=r"nvme|pcieport|pciehp|vfio|DMAR")
+@case("bdev-nvme-pcie", on=("ringbolt",), machine=IOMMU, provokes=r"nvme|pcieport|pciehp|vfio|DMAR", seconds=20)
 def bdev_nvme_pcie(bench):
-    """A PCI Express controller is exported over TCP, lives through resets under load, and is taken away."""
+    """A PCI Express controller is exported over TCP, survives resets under load, and is hot-removed."""
     guest = bench.guest
-    address = function_of(guest, serial(1))
+    address = function_of(guest, serial(2))
     guest.check(f"ifconfig lo up; ringbolt nvme bind {address}", 60)
     serve = guest.spawn("ringbolt serve -r /tmp/rpc 2>&1")
     guest.until("[ -S /tmp/rpc ]", 60)
@@ -38,20 +38,23 @@ def bdev_nvme_pcie(bench):
     address_of = {"trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": "4420"}
     words = (f"listen_address.{key}={value}" for key, value in address_of.items())
     rpc(guest, "nvmf_subsystem_add_listener", f"nqn={NQN}", *words)
-    load = "--rw=randwrite --bs=4k --iodepth=16 --size=8m --time_based --runtime=20 --verify=pattern --eta=always"
+    seconds = int(5 * PATIENCE)
+    load = f"--rw=randwrite --bs=4k --iodepth=16 --size=8m --time_based --runtime={seconds} --verify=pattern --eta=always"
     job = guest.spawn(f"ringbolt perf '--filename={URI}' {load} 2>&1")
     job.expect("IOPS", 60)
     for _ in range(3):
         rpc(guest, "bdev_nvme_reset_controller", "name=Nvme0")
-    assert job.rc is None, "the load ended before the resets did"
+    assert job.rc is None, "the load ended before the resets"
     ended = job.wait(240)
     assert ended.rc == 0 and " 0 wrong" in ended.out, ended
     job = guest.spawn(f"ringbolt perf '--filename={URI}' --rw=randread --time_based --runtime=3600 --eta=always 2>&1")
     job.expect("IOPS", 60)
-    guest.qmp("device_del", id="nvme1")
-    guest.wait(lambda: gone(guest, "nvme1"), 90, "end of nvme1", poll=0.1)
+    unplug(guest, 2)
+    guest.wait(lambda: is_removed(guest, 2), 90, "end of nvme2", poll=0.1)
     guest.until("[ \"$(ringbolt rpc -r /tmp/rpc bdev_get_bdevs)\" = '[]' ]", 60)
     ended = job.wait(60)
     assert ended.rc == 1, ended
     guest.check("killall -TERM ringbolt")
     assert serve.wait(60).rc == 0, serve.out
+    plug(guest, 2)
+    function_of(guest, serial(2))

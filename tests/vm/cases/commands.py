@@ -3,8 +3,8 @@
 from harness.case import case
 from harness.machine import Machine, Namespace, Nvme, bound, function_of, serial
 
-# From number 2: metadata apart; with protection information of each type, apart and behind the data; zoned.
-# They are detached until our driver attaches them, because the guest's kernel trips over some of them.
+# From NSID 2: separate metadata; protection information of each type, separate and interleaved; zoned. They are
+# detached until our driver attaches them, because the guest's kernel fails on some of them.
 NAMESPACES = (
     Namespace(block_size=4096, options="detached=true,ms=16"),
     Namespace(options="detached=true,ms=8,pi=1"),
@@ -13,30 +13,30 @@ NAMESPACES = (
     Namespace(block_size=4096, options="detached=true,zoned=true,zoned.zone_size=1M,zoned.zone_capacity=1M"),
 )
 MACHINE = Machine(nvme=(Nvme(more=NAMESPACES), Nvme(block_size=4096)), iommu=True, hugepages=16)
-# What QEMU's controller offers; that it lacks the rest is for it to say.
+# The commands that QEMU's controller supports; it reports the others as unsupported.
 PLAIN = ("write, read", "out of range", "compare", "write zeroes", "dataset management", "copy", "flush", "format")
 
 
-def exercised(bench, address, nsid):
-    """What the example says, by name of the command; it ends with an error where one does not do what it should."""
+def exercise(bench, address, nsid):
+    """The results of the `exercise` example by command name; the example fails if a command misbehaves."""
     command = f"exercise nvme+pcie://{address}?ns={nsid} --yes-destroy-data"
-    told = bench.guest.check(f"{command} 2> /tmp/errors || {{ cat /tmp/errors; exit 1; }}", 120)
-    return dict(line.removeprefix("# ").rsplit(" ", 1) for line in told.replace("not offered", "missing").splitlines())
+    results = bench.guest.check(f"{command} 2> /tmp/errors || {{ cat /tmp/errors; exit 1; }}", 120)
+    return dict(line.removeprefix("# ").rsplit(" ", 1) for line in results.replace("not offered", "missing").splitlines())
 
 
 @case("driver-commands", on=("ringbolt",), machine=MACHINE)
 def driver_commands(bench):
-    """Every command that the device offers does what it should, with metadata, protection information and zones."""
+    """All commands of the device work, with metadata, protection information and zones."""
     address = function_of(bench.guest, serial(0))
     with bound(bench, address, "vfio-pci"):
-        plain = exercised(bench, address, 1)
+        plain = exercise(bench, address, 1)
         assert all(plain[name] == "ok" for name in PLAIN), plain
         for nsid in (2, 3, 4, 5):
-            told = exercised(bench, address, nsid)
-            assert told["metadata"] == "ok", told
-            assert told["protection information"] == ("missing" if nsid == 2 else "ok"), told
-            assert told["attach"] == "ok", told
-        zoned = exercised(bench, address, 6)
+            results = exercise(bench, address, nsid)
+            assert results["metadata"] == "ok", results
+            assert results["protection information"] == ("missing" if nsid == 2 else "ok"), results
+            assert results["attach"] == "ok", results
+        zoned = exercise(bench, address, 6)
         assert zoned["zone append"] == zoned["zone report, zone reset"] == "ok", zoned
         shadow = [text for text in plain if "shadow doorbells" in text]
         assert shadow and plain[shadow[0]] == "true", plain

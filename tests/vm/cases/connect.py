@@ -1,4 +1,4 @@
-"""Discovery, connection and plain reads and writes, with and without digests."""
+"""Discovery, connection, reads and writes, with and without digests."""
 
 import json
 
@@ -7,13 +7,13 @@ from harness.targets import MIB, Namespace, Subsystem
 
 
 def discovered(bench, options="", family=4):
-    """The discovery log's records, as nvme-cli shows them."""
+    """The records of the discovery log, as nvme-cli prints them."""
     text = bench.guest.check(f"nvme discover {bench.target.address(family)} -o json {options}")
     return json.loads(text[text.index("{") :])["records"]
 
 
-def exchange(bench, options):
-    """Connects with `options`; data goes out and comes back, and is what the target stored."""
+def write_and_verify(bench, options):
+    """Connects with `options`; writes data, reads it back, and compares it with the target's storage."""
     subsystem = Subsystem("connect", [Namespace(mib=32)])
     target = bench.serve(subsystem)
     record = next(r for r in discovered(bench, options) if r["subnqn"] == subsystem.nqn)
@@ -23,37 +23,37 @@ def exchange(bench, options):
     device = bench.block(subsystem)
     assert bench.blocks_seen(device) == 32 * MIB // 512
     for name, offset, length, block in (
-        ("small", 0, MIB, "4k"),  # in the command capsule
-        ("middle", 4 * MIB, 2 * MIB, "64k"),  # fetched with R2T
-        ("large", 16 * MIB, 4 * MIB, "1M"),  # of several data PDUs
+        ("small", 0, MIB, "4k"),  # in-capsule data
+        ("middle", 4 * MIB, 2 * MIB, "64k"),  # transferred with R2T
+        ("large", 16 * MIB, 4 * MIB, "1M"),  # several data PDUs
     ):
         bench.write_random(device, name, offset, length, block)
         bench.compare(device, name, offset, length, block)
         bench.compare(device, name, offset, length, "4k" if block == "1M" else "128k")
         sent = bench.guest.check(f"sha256sum < /tmp/{name}").split()[0]
-        assert target.digest(subsystem.namespaces[0], offset, length) == sent, f"{name} was stored otherwise"
+        assert target.digest(subsystem.namespaces[0], offset, length) == sent, f"{name} differs in the target's storage"
     bench.disconnect(subsystem)
 
 
-@case("connect")
-def plain(bench):
+@case("connect", seconds=10)
+def no_digests(bench):
     """Discover, connect, write, read and compare, without digests."""
-    exchange(bench, "")
+    write_and_verify(bench, "")
 
 
-@case("connect-hdr-digest")
+@case("connect-hdr-digest", seconds=10)
 def header_digest(bench):
-    """The same with header digests."""
-    exchange(bench, "--hdr-digest")
+    """Discover, connect, write, read and compare, with header digests."""
+    write_and_verify(bench, "--hdr-digest")
 
 
-@case("connect-data-digest")
+@case("connect-data-digest", seconds=10)
 def data_digest(bench):
-    """The same with data digests."""
-    exchange(bench, "--data-digest")
+    """Discover, connect, write, read and compare, with data digests."""
+    write_and_verify(bench, "--data-digest")
 
 
-@case("connect-both-digests")
+@case("connect-both-digests", seconds=10)
 def both_digests(bench):
-    """The same with both."""
-    exchange(bench, "--hdr-digest --data-digest")
+    """Discover, connect, write, read and compare, with header and data digests."""
+    write_and_verify(bench, "--hdr-digest --data-digest")

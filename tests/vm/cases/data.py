@@ -1,10 +1,10 @@
-"""File systems, discard, queues: data through the block layer, as a user has it."""
+"""Data through the guest's block layer: file systems, discard, multiple queues, large transfers."""
 
 from harness.case import case
 from harness.targets import MIB, Namespace, Subsystem
 
 
-@case("ext4")
+@case("ext4", seconds=40)
 def ext4(bench):
     """mkfs.ext4, mount, fio with verification, umount, and a clean fsck."""
     subsystem = Subsystem("ext4", [Namespace(mib=256, block_size=512)])
@@ -19,16 +19,16 @@ def ext4(bench):
     bench.guest.check(f"fsck.ext4 -fn {device}", 60)
 
 
-@case("discard")
+@case("discard", seconds=20)
 def discard(bench):
-    """blkdiscard reads back as zeroes and gives the sparse file's blocks back to the host."""
+    """Discarded blocks read as zeroes and are deallocated in the backing file."""
     subsystem = Subsystem("discard", [Namespace(mib=64)])
     namespace = subsystem.namespaces[0]
     target = bench.serve(subsystem)
     bench.connect(subsystem)
     device = bench.block(subsystem)
     name = device.removeprefix("/dev/")
-    assert int(bench.guest.check(f"cat /sys/block/{name}/queue/discard_max_bytes")) > 0, "discard is not offered"
+    assert int(bench.guest.check(f"cat /sys/block/{name}/queue/discard_max_bytes")) > 0, "discard is not supported"
 
     bench.write_random(device, "data", 0, 24 * MIB, "1M")
     before = target.allocated(namespace)
@@ -37,7 +37,7 @@ def discard(bench):
     bench.guest.check("dd if=/dev/zero of=/tmp/data bs=1M seek=8 count=8 conv=notrunc status=none")
     bench.compare(device, "data", 0, 24 * MIB, "1M")
     after = target.allocated(namespace)
-    assert after <= before - 8 * MIB + 64 * 1024, f"discarding {8 * MIB} bytes took {before} to {after}"
+    assert after <= before - 8 * MIB + 64 * 1024, f"discarding {8 * MIB} bytes changed the allocation from {before} to {after}"
 
     bench.guest.check(f"blkdiscard -z -o {2 * MIB} -l {MIB} {device}", 60)
     bench.guest.check("dd if=/dev/zero of=/tmp/data bs=1M seek=2 count=1 conv=notrunc status=none")
@@ -49,9 +49,9 @@ def discard(bench):
     assert left <= 64 * 1024, f"{left} bytes are still allocated after discarding everything"
 
 
-@case("queues")
+@case("queues", seconds=20)
 def queues(bench):
-    """Several I/O queues at depth 32, from two processors at once, verified."""
+    """Verified I/O on several queues at depth 32, from two CPUs in parallel."""
     subsystem = Subsystem("queues", [Namespace(mib=64)])
     bench.serve(subsystem)
     controller = bench.connect(subsystem, "--nr-io-queues=2 --queue-size=128")
@@ -64,9 +64,9 @@ def queues(bench):
     bench.fio("mixed", device, "--rw=randrw", "--bsrange=4k-256k", "--rwmixread=30", *jobs)
 
 
-@case("large-io")
+@case("large-io", seconds=10)
 def large_io(bench):
-    """Transfers as large as the controller allows, and starts that are not aligned to them."""
+    """Transfers of the maximum size, at unaligned offsets."""
     subsystem = Subsystem("large", [Namespace(mib=64)])
     bench.serve(subsystem)
     bench.connect(subsystem)

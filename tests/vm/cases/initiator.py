@@ -1,15 +1,14 @@
 """Our initiator inside the guest, against the kernel's own NVMe/TCP target on the guest's loopback."""
 
 from harness.case import case
-from harness.machine import Machine, Nvme
 from harness.targets import Namespace, Subsystem
 
-MACHINE = Machine(nvme=(Nvme(mib=64),))
+from .machines import PLAIN
 
 
-@case("initiator", on=("nvmet",), machine=MACHINE)
+@case("initiator", on=("nvmet",), machine=PLAIN, seconds=10)
 def initiator(bench):
-    """perf verifies data on the kernel's target, with and without digests; nvme tools identify it and read a log."""
+    """perf verifies data on nvmet, with and without digests; the nvme subcommands identify it and read a log page."""
     guest = bench.guest
     guest.check("ifconfig lo up")
     subsystem = Subsystem("initiator", [Namespace(mib=32)])

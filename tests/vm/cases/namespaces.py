@@ -1,10 +1,10 @@
-"""Namespaces that come, grow and go while another one is in use."""
+"""Adding, resizing and removing namespaces while another one is in use."""
 
 from harness.case import case, find_block
 from harness.targets import MIB, Namespace, Subsystem
 
 
-@case("namespaces", provokes=r"rescanning namespaces")
+@case("namespaces", provokes=r"rescanning namespaces", seconds=20)
 def namespaces(bench):
     """A namespace is added, resized and removed while another is mounted and under I/O."""
     subsystem = Subsystem("many", [Namespace(mib=128, nsid=1)])
@@ -12,9 +12,10 @@ def namespaces(bench):
     bench.connect(subsystem)
     first = bench.block(subsystem)
     bench.guest.check(f"mkfs.ext4 -q {first} && mount -t ext4 {first} /mnt", 60)
+    # Each run writes and verifies the whole file: a time-based run might end before it verifies anything.
     options = ["--rw=randwrite", "--bs=4k", "--iodepth=4", "--size=8m", "--fallocate=none", "--verify=crc32c"]
     load = bench.start_load("load", "/mnt/file", *options, "--verify_fatal=1")
-    bench.guest.until("[ -s /mnt/file ]", 30)
+    bench.guest.until(f'[ "$(stat -c %s /mnt/file)" = {8 * MIB} ]', 30)
 
     second = Namespace(mib=32, nsid=2)
     target.add_namespace(subsystem, second)
@@ -39,7 +40,7 @@ def namespaces(bench):
 
 @case("namespaces-many")
 def namespaces_many(bench):
-    """Namespaces with gaps between their identifiers each show their own data."""
+    """Namespaces with noncontiguous NSIDs have separate data."""
     subsystem = Subsystem("gaps", [Namespace(mib=16, nsid=nsid) for nsid in (1, 3, 8, 32)])
     bench.serve(subsystem)
     bench.connect(subsystem)

@@ -1,41 +1,38 @@
-"""PCI functions in user space, and `ringbolt nvme bind`: inside the guest, on emulated NVMe controllers."""
+"""User-space PCI access and `ringbolt nvme bind`, inside the guest, on emulated NVMe controllers."""
 
 import json
 
 from harness.case import case
-from harness.machine import Machine, Nvme, bound, driver_of, function_of, functions, serial
+from harness.machine import bound, driver_of, function_of, functions, plug, serial, unplug
 
-IOMMU = Machine(nvme=(Nvme(), Nvme(block_size=4096), Nvme(mib=0, port="port0")), iommu=True, hugepages=16)
-PLAIN = Machine(nvme=(Nvme(),), hugepages=16)
-IOMMUFD = Machine(nvme=(Nvme(), Nvme()), iommu=True, hugepages=16, vfio=True)
-NO_IOMMU = Machine(nvme=(Nvme(),), hugepages=16, vfio=True)
+from .machines import IOMMU, IOMMUFD, NO_IOMMU, PLAIN
 
 
 def registers(bench, address, way=""):
-    """What the example says of a function, by name."""
+    """Runs the `registers` example on a function; -> its output by name."""
     out = bench.guest.check(f"registers {address} {way}", 60)
     return dict(line.split(" ", 1) for line in out.splitlines())
 
 
 def check_registers(seen, index):
-    """What must hold however the function was opened."""
+    """Checks that hold for every backend."""
     assert seen["present"] == seen["reset"] == "true", seen
     assert int(seen["cap"], 16) != 0 and int(seen["vs"], 16) >= 0x10200, seen
-    # It read a command from our memory and wrote an answer and a completion.
+    # The controller fetched a command from our memory and wrote data and a completion.
     assert seen["status"] == "0x0" and seen["serial"] == serial(index), seen
     # Memory decoding on, bus mastering off.
     assert int(seen["command"], 16) & 6 == 2, seen
 
 
 def check_driver(bench, address):
-    """Our driver writes and verifies blocks on a function, however it is bound."""
+    """Our driver writes and verifies blocks on a bound function."""
     load = "--rw=randwrite --bs=4k --iodepth=16 --size=2m --verify=pattern"
     out = bench.guest.check(f"ringbolt perf --filename=nvme+pcie://{address}?ns=1 {load} 2>&1", 120)
     assert " 0 wrong" in out, out
 
 
 def check_needs_hugepages(bench, address):
-    """Where devices see physical addresses, memory of small pages is refused with what to do."""
+    """If devices use physical addresses, memory without hugepages is rejected with a hint."""
     bench.guest.check("echo 0 > /proc/sys/vm/nr_hugepages")
     refused = bench.guest.run(f"registers {address}", 60)
     bench.guest.check("echo 16 > /proc/sys/vm/nr_hugepages")
@@ -44,10 +41,10 @@ def check_needs_hugepages(bench, address):
 
 @case("pci-vfio", on=("ringbolt",), machine=IOMMU)
 def pci_vfio(bench):
-    """A function bound to vfio-pci is opened through its group, does DMA through the IOMMU and interrupts."""
+    """A function bound to vfio-pci is opened through its group, performs DMA through the IOMMU and interrupts."""
     address = function_of(bench.guest, serial(1))
     with bound(bench, address, "vfio-pci"):
-        for hugepages in (16, 0):  # memory of either kind
+        for hugepages in (16, 0):  # memory with and without hugepages
             bench.guest.check(f"echo {hugepages} > /proc/sys/vm/nr_hugepages")
             seen = registers(bench, address)
             check_registers(seen, 1)
@@ -62,11 +59,11 @@ def pci_vfio(bench):
 
 @case("pci-vfio-memory-limit", on=("ringbolt",), machine=IOMMU)
 def pci_vfio_memory_limit(bench):
-    """Where memory may not be locked, the error says how to allow it."""
+    """If the locked memory limit is too low, the error says how to raise it."""
     address = function_of(bench.guest, serial(1))
     with bound(bench, address, "vfio-pci"):
         group = bench.guest.check(f"readlink /sys/bus/pci/devices/{address}/iommu_group").strip().rpartition("/")[2]
-        # An ordinary user who was given the group's node, and 64 KiB.
+        # An unprivileged user with access to the group's node, and a limit of 64 KiB.
         bench.guest.check(f"chown 1000 /dev/vfio/{group}")
         result = bench.guest.run(f"ulimit -l 64; chroot --userspec=1000:1000 / registers {address}", 60)
         assert result.rc == 1 and "LimitMEMLOCK=infinity" in result.out and "64 KiB" in result.out, result
@@ -76,7 +73,7 @@ def pci_vfio_memory_limit(bench):
 
 @case("pci-uio", on=("ringbolt",), machine=PLAIN)
 def pci_uio(bench):
-    """A function bound to uio_pci_generic is opened through sysfs, and does DMA to hugepages."""
+    """A function bound to uio_pci_generic is opened through sysfs and performs DMA to hugepages."""
     address = function_of(bench.guest, serial(0))
     with bound(bench, address, "uio_pci_generic"):
         seen = registers(bench, address)
@@ -89,7 +86,7 @@ def pci_uio(bench):
 
 @case("bind-without-iommu", on=("ringbolt",), machine=PLAIN)
 def bind_without_iommu(bench):
-    """Without an IOMMU, binding to vfio-pci is refused before anything is touched."""
+    """Without an IOMMU, binding to vfio-pci is rejected without any change."""
     address = function_of(bench.guest, serial(0))
     refused = bench.guest.run(f"ringbolt nvme bind {address}")
     assert refused.rc == 1 and "it is behind no IOMMU" in refused.out, refused
@@ -98,7 +95,7 @@ def bind_without_iommu(bench):
 
 @case("bind-and-back", on=("ringbolt",), machine=IOMMU)
 def bind_and_back(bench):
-    """Controllers go to vfio-pci and back, with their data, and hugepages as they were."""
+    """Binding to vfio-pci and undoing it keeps data and restores drivers and hugepages."""
     guest = bench.guest
     addresses = functions(guest)
     assert len(addresses) == 3
@@ -114,7 +111,7 @@ def bind_and_back(bench):
     assert guest.check("ls /sys/class/nvme").strip() == ""
     shown = json.loads(guest.check("ringbolt nvme bind --status --json"))
     assert all(one["undo"]["driver"] == "nvme" for one in shown["functions"]), shown
-    # Nobody takes it back while a program has it.
+    # Undo is rejected while a program has the function open.
     guest.check("mkfifo /tmp/end")
     group = shown["functions"][0]["iommu_group"]
     job = guest.spawn(f"exec 5<> /dev/vfio/{group}; echo open; read -r line < /tmp/end")
@@ -135,7 +132,7 @@ def bind_and_back(bench):
 
 @case("bind-refuses", on=("ringbolt",), machine=IOMMU, provokes=r"nvme\d+n1|EXT4-fs")
 def bind_refuses(bench):
-    """A disk that is mounted, swapped to or held is refused, whatever is forced; marks can be overridden."""
+    """A disk in use (mounted, swap, held) is always rejected; on-disk signatures can be overridden."""
     guest = bench.guest
     address = function_of(guest, serial(0))
     name = block_of(bench, 0)
@@ -148,7 +145,7 @@ def bind_refuses(bench):
 
     guest.check(f"mkfs.ext4 -q {device} && mount {device} /mnt", 60)
     refused("--force-signature", f"{name} is mounted at /mnt", "nothing was changed")
-    # Also where only another namespace has it.
+    # Also if it is mounted only in another mount namespace.
     guest.check("mkfifo /tmp/end")
     job = guest.spawn("unshare -m sh -c 'echo apart; read -r line < /tmp/end'")
     job.expect("^apart$")
@@ -168,7 +165,7 @@ def bind_refuses(bench):
     refused("", f"{name} has the mark of a MBR partition table")
     guest.check(f"mkfs.ext4 -q {device}p1 && mount {device}p1 /mnt", 60)
     refused("--force-signature", f"{name}p1 is mounted at /mnt")
-    # The other controllers are free: --all leaves this one out.
+    # The other controllers are not in use: --all skips this one.
     done = json.loads(guest.check("ringbolt nvme bind --all --json", 60))
     assert done["applied"] and len(done["plan"]["changes"]) == 2, done
     assert driver_of(guest, address) == "nvme"
@@ -178,34 +175,28 @@ def bind_refuses(bench):
 
 @case("pci-hotplug", on=("ringbolt",), machine=IOMMU, provokes=r"nvme|pcieport|pciehp")
 def pci_hotplug(bench):
-    """A controller that is unplugged and plugged in again is reported by the kernel's messages."""
+    """Hot removal and hot add of a controller are reported through kernel uevents."""
     address = function_of(bench.guest, serial(2))
     job = bench.guest.spawn(f"registers --watch {address}")
     job.expect("^watching")
-    bench.guest.qmp("device_del", id="nvme2")
+    unplug(bench.guest, 2)
     job.expect("^Remove 010802$", 30)
     bench.guest.until(f"[ ! -e /sys/bus/pci/devices/{address} ]")
-    bench.guest.wait(lambda: gone(bench.guest, "nvme2"), 30, "end of the unplugged controller", poll=0.1)
-    bench.guest.qmp("device_add", driver="nvme", id="nvme2", serial=serial(2), bus="port0")
+    plug(bench.guest, 2)
     job.expect("^Add 010802$", 30)
     job.check()
     assert function_of(bench.guest, serial(2)) == address
 
 
-def gone(guest, identifier):
-    """Whether QEMU has no such device any more."""
-    return all(one["name"] != identifier for one in guest.qmp("qom-list", path="/machine/peripheral"))
-
-
 def block_of(bench, index):
-    """The name of a controller's first disk, as soon as the kernel has it."""
+    """Waits for a controller's first disk; -> its name."""
     address = function_of(bench.guest, serial(index))
     return bench.guest.until(f"cd /sys/bus/pci/devices/{address}/nvme/nvme*/ && ls -d nvme*n1").strip()
 
 
-@case("pci-iommufd", on=("ringbolt",), machine=IOMMUFD)
+@case("pci-iommufd", on=("ringbolt",), machine=IOMMUFD, seconds=15)
 def pci_iommufd(bench):
-    """A function bound to vfio-pci is opened through its own node and an iommufd, and through its group."""
+    """A function bound to vfio-pci is opened through its device node with iommufd, and through its group."""
     address, other = function_of(bench.guest, serial(0)), function_of(bench.guest, serial(1))
     with bound(bench, address, "vfio-pci"), bound(bench, other, "vfio-pci"):
         for way, name in (("iommufd", "VFIO (iommufd)"), ("", "VFIO (group)"), ("iommufd", "VFIO (iommufd)")):
@@ -214,7 +205,7 @@ def pci_iommufd(bench):
             assert seen["backend"] == name and seen["interrupted"] == "true", seen
             assert "has it open" in seen["again"] and seen["dma"].endswith("translated"), seen
         check_registers(registers(bench, other, "iommufd"), 1)
-        # A function without a node of its group is opened by its own.
+        # Without the node of its group, a function is opened through its device node.
         group = bench.guest.check(f"readlink /sys/bus/pci/devices/{address}/iommu_group").strip().rpartition("/")[2]
         bench.guest.check(f"mv /dev/vfio/{group} /dev/vfio/away")
         check_driver(bench, address)
@@ -226,7 +217,7 @@ def pci_iommufd(bench):
 
 @case("pci-no-iommu", on=("ringbolt",), machine=NO_IOMMU)
 def pci_no_iommu(bench):
-    """Without an IOMMU, VFIO takes a function only when told that this is unsafe, and then it works."""
+    """Without an IOMMU, VFIO works only in its unsafe no-IOMMU mode."""
     address = function_of(bench.guest, serial(0))
     assert bench.guest.run(f"ringbolt nvme bind {address}").rc == 1
     bench.guest.check("echo Y > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode")

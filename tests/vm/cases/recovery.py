@@ -1,4 +1,4 @@
-"""What survives when the target, or the host, stops answering."""
+"""Recovery after the target is killed or the host stops responding."""
 
 import hashlib
 import time
@@ -10,10 +10,11 @@ from harness.targets import MIB, Namespace, Subsystem
 BLOCK = 4096
 BLOCKS = 240
 KILL_AT = (60, 140)
+LOAD = ["--size=8m", "--rw=randwrite", "--bs=16k", "--iodepth=16", "--time_based", "--runtime=5"]
 
 
 def block_content(sequence):
-    """What block number `sequence` holds: 128 lines of 32 bytes that each name it."""
+    """The content of block `sequence`: 128 lines of 32 bytes with its number."""
     return f"ringbolt block {sequence:016d}\n".encode() * (BLOCK // 32)
 
 
@@ -21,12 +22,12 @@ MAKE_BLOCKS = f"""awk 'BEGIN {{ for (i = 0; i < {BLOCKS}; i++) for (k = 0; k < {
   printf "ringbolt block %016d\\n", i }}' > /tmp/blocks"""
 
 
-@case("target-killed", on=("ringbolt",), provokes=r"reconnect|failed|timeout|timed out|I/O error|error recovery|Failed")
+@case("target-killed", on=("ringbolt",), provokes=r"reconnect|failed|timeout|timed out|I/O error|error recovery|Failed", seconds=45)
 def target_killed(bench):
-    """The target is killed in the middle of writes and restarted: every flushed block is there.
+    """The target is killed during writes and restarted: every flushed block is preserved.
 
-    The host's page cache outlives the kill: this shows that nothing is acknowledged out of the
-    process's memory. What a power cut leaves is for the crash images to show."""
+    The host's page cache survives the kill, so this shows that no write is acknowledged from process memory
+    only. Tests with crash images cover power loss."""
     subsystem = Subsystem("durable", [Namespace(mib=16)])
     namespace = subsystem.namespaces[0]
     target = bench.serve(subsystem)
@@ -35,27 +36,27 @@ def target_killed(bench):
     bench.guest.check(MAKE_BLOCKS, 60)
     assert bench.guest.check("sha256sum < /tmp/blocks").split()[0] == sha256(range(BLOCKS))
 
-    # One block after another, each flushed before its number is told to the host.
+    # Sequential blocks, each flushed before its number is reported to the host.
     one = f"dd if=/tmp/blocks of={device} bs={BLOCK} count=1 skip=$i seek=$i oflag=direct conv=notrunc,fsync status=none"
     writer = bench.guest.spawn(f"i=0; while [ $i -lt {BLOCKS} ]; do {one} || exit 1; echo flushed $i; i=$((i + 1)); done")
-    # And others without order beside it, so that the kill finds something under way.
-    load = bench.start_load("load", device, "--offset=4m", "--size=8m", "--rw=randwrite", "--bs=16k", "--iodepth=16")
+    # A concurrent random load, so that writes are in flight when the target is killed.
+    load = bench.start_load("load", device, "--offset=4m", *LOAD)
     for moment in KILL_AT:
         writer.expect(f"^flushed {moment}$", 120)
         target.kill()
         last = last_flushed(writer)
         for sequence in range(last + 1):
             stored = target.stored(namespace, sequence * BLOCK, BLOCK)
-            assert stored == block_content(sequence), f"block {sequence} was flushed, and is not in the file after the kill"
+            assert stored == block_content(sequence), f"block {sequence} was flushed, but is missing in the file after the kill"
         target.launch()
         bench.controller(subsystem, 60)
-        # New writes get through after the reconnection.
+        # New writes complete after the reconnection.
         writer.expect(f"^flushed {last + 10}$", 90)
     writer.check(120)
     bench.end_load(load)
 
     assert last_flushed(writer) == BLOCKS - 1
-    assert target.digest(namespace, 0, BLOCKS * BLOCK) == sha256(range(BLOCKS)), "the file holds something else"
+    assert target.digest(namespace, 0, BLOCKS * BLOCK) == sha256(range(BLOCKS)), "the content of the file is wrong"
     bench.compare(device, "blocks", 0, BLOCKS * BLOCK, "64k")
 
 
@@ -67,15 +68,15 @@ def last_flushed(writer):
     return int(writer.out.rstrip().splitlines()[-1].split()[1])
 
 
-@case("keep-alive", on=("ringbolt",), provokes=r"reconnect|failed|timeout|timed out|I/O error|error recovery|Failed")
+@case("keep-alive", on=("ringbolt",), provokes=r"reconnect|failed|timeout|timed out|I/O error|error recovery|Failed", seconds=30)
 def keep_alive(bench):
-    """A host that falls silent loses its controller after the keep-alive time, and may come back."""
+    """The controller of an unresponsive host is removed after the keep-alive timeout; the host reconnects."""
     subsystem = Subsystem("silent", [Namespace(mib=16)])
     target = bench.serve(subsystem)
     bench.connect(subsystem, "--keep-alive-tmo=5 --reconnect-delay=1 --ctrl-loss-tmo=120")
     device = bench.block(subsystem)
     bench.write_random(device, "data", 0, MIB, "64k")
-    # Alive although idle: twice the time-out passes, and keep-alives hold the controller.
+    # Keep Alive commands preserve the controller of an idle host for twice the timeout.
     before = [c["cntlid"] for c in target.controllers(subsystem)]
     assert len(before) == 1, before
     bench.guest.check("sleep 11", 30)
@@ -83,24 +84,24 @@ def keep_alive(bench):
 
     bench.guest.qmp("stop")
     stopped = time.monotonic()
-    bench.guest.wait(lambda: not target.controllers(subsystem), 12, "end of the silent host's controller", poll=0.1)
+    bench.guest.wait(lambda: not target.controllers(subsystem), 12, "removal of the unresponsive host's controller", poll=0.1)
     took = time.monotonic() - stopped
     assert took >= 2, f"the controller was dropped after only {took:.1f} s of silence"
     assert took <= 12 * PATIENCE, took
     bench.guest.qmp("cont")
-    bench.guest.wait(lambda: target.controllers(subsystem), 30, "return of the host", poll=0.1)
+    bench.guest.wait(lambda: target.controllers(subsystem), 30, "reconnection of the host", poll=0.1)
     bench.controller(subsystem, 30)
     bench.compare(device, "data", 0, MIB, "64k")
 
 
-@case("host-vanishes", provokes=r"reconnect|failed|timeout|timed out|I/O error|error recovery|Failed")
+@case("host-vanishes", provokes=r"reconnect|failed|timeout|timed out|I/O error|error recovery|Failed", seconds=20)
 def host_vanishes(bench):
-    """A guest that resets its controller under load, again and again, leaves nothing behind."""
+    """Repeated controller resets under load leave no stale controllers."""
     subsystem = Subsystem("vanish", [Namespace(mib=16)])
     target = bench.serve(subsystem)
     bench.connect(subsystem, "--reconnect-delay=1 --ctrl-loss-tmo=60")
     device = bench.block(subsystem)
-    load = bench.start_load("load", device, "--size=8m", "--rw=randwrite", "--bs=16k", "--iodepth=16")
+    load = bench.start_load("load", device, *LOAD)
     for _ in range(4):
         name = bench.controller(subsystem, 30)
         bench.guest.check(f"nvme reset /dev/{name}", 60)
@@ -110,4 +111,4 @@ def host_vanishes(bench):
     bench.compare(device, "data", 0, MIB, "64k")
     bench.disconnect(subsystem)
     if bench.kind == "ringbolt":
-        bench.guest.wait(lambda: not target.controllers(subsystem), 10, "end of every controller", poll=0.1)
+        bench.guest.wait(lambda: not target.controllers(subsystem), 10, "removal of all controllers", poll=0.1)

@@ -1,4 +1,4 @@
-"""Reservations, as nvme-cli and the kernel's block layer see them."""
+"""Reservations, through nvme-cli and the kernel's block layer."""
 
 import json
 import re
@@ -13,7 +13,7 @@ WRITE_EXCLUSIVE, EXCLUSIVE_ACCESS = 1, 2
 
 
 class Host:
-    """A name and an identifier, under which the guest connects."""
+    """A host NQN and host identifier under which the guest connects."""
 
     def __init__(self, bench, subsystem):
         self.bench, self.subsystem, self.id = bench, subsystem, str(uuid.uuid4())
@@ -22,7 +22,7 @@ class Host:
 
     def connect(self):
         before = set(self.controllers())
-        # Past nvme-cli, which takes another host's controller for one of its own.
+        # Without nvme-cli, which mistakes another host's controller for its own.
         target = self.bench.target
         options = f"transport=tcp,traddr={target.hosts[4]},trsvcid={target.port},nqn={self.subsystem.nqn}"
         options += f",hostnqn={self.nqn},hostid={self.id},nr_io_queues=1,reconnect_delay=1,ctrl_loss_tmo=120"
@@ -53,24 +53,24 @@ class Host:
 
 
 def conflict(result):
-    """Whether a command ended as nvme-cli tells of a reservation conflict."""
+    """Whether nvme-cli reports a reservation conflict."""
     return result.rc != 0 and re.search(r"(?i)reservation.conflict|0x4?083", result.out)
 
 
-@case("reservations", on=("ringbolt",), provokes=r"I/O [Ee]rror|critical nexus|Failed|failed|reconnect|invalid")
+@case("reservations", on=("ringbolt",), provokes=r"I/O [Ee]rror|critical nexus|Failed|failed|reconnect|invalid", seconds=15)
 def reservations(bench):
-    """Of two hosts one reserves: the other's writes fail, it is told, and a killed target remembers."""
+    """A reservation blocks and notifies the other host, and persists when the target is killed."""
     namespace = Namespace(mib=16, malloc=False)
     subsystem = Subsystem("reserved", [])
     target = bench.serve(subsystem)
     method, parameters = target._bdev(subsystem, namespace)
-    # What is kept names its device, so the device has a name of its own.
+    # The persisted state refers to the bdev's UUID, so the bdev has a fixed one.
     target.rpc(method, **parameters, uuid=namespace.uuid)
-    kept = f"{target.folder}/reserved.json"
-    target.rpc("nvmf_subsystem_add_ns", nqn=subsystem.nqn, namespace={**target._ns(subsystem, namespace), "ptpl_file": kept})
+    ptpl_path = f"{target.folder}/reserved.json"
+    target.rpc("nvmf_subsystem_add_ns", nqn=subsystem.nqn, namespace={**target._ns(subsystem, namespace), "ptpl_file": ptpl_path})
     one, other = Host(bench, subsystem), Host(bench, subsystem)
 
-    # By the block layer: a host that holds nothing reads, but does not write.
+    # Through the block layer: a host without the reservation can read, but not write.
     one.connect()
     device = bench.block(subsystem)
     bench.write_random(device, "data", 0, MIB, "64k")
@@ -82,13 +82,13 @@ def reservations(bench):
     device = bench.block(subsystem)
     bench.compare(device, "data", 0, MIB, "64k")
     write = f"dd if=/dev/zero of={device} bs=4k count=1 oflag=direct conv=notrunc,fsync"
-    refused = bench.guest.run(write)
-    # EBADE, which the block layer makes of a reservation conflict and of nothing else.
-    assert refused.rc != 0 and "Invalid exchange" in refused.out, refused
+    rejected = bench.guest.run(write)
+    # EBADE, to which the block layer maps only a reservation conflict.
+    assert rejected.rc != 0 and "Invalid exchange" in rejected.out, rejected
     bench.compare(device, "data", 0, MIB, "64k")
     assert conflict(other.try_nvme("resv-acquire", f"--crkey=0xb --racqa={ACQUIRE} --rtype={WRITE_EXCLUSIVE}"))
 
-    # By both at once, each through its controller.
+    # Both hosts at the same time, each through its own controller.
     one.connect()
     report = other.report()
     assert (report["rtype"], report["regctl"], report["ptpls"]) == (WRITE_EXCLUSIVE, 1, 1), report
@@ -96,24 +96,24 @@ def reservations(bench):
     assert (identity["rescap"], identity["nmic"] & 1) == (0xFF, 1), identity
     other.register(0xB)
     one.nvme("resv-acquire", f"--crkey=0xa --prkey=0xb --racqa={PREEMPT_ABORT} --rtype={EXCLUSIVE_ACCESS}")
-    assert one.report()["rtype"] == WRITE_EXCLUSIVE, "who holds nothing was preempted, and nothing else"
+    assert one.report()["rtype"] == WRITE_EXCLUSIVE, "preempting a registrant must not change the reservation"
     log = bench.guest.check(f"nvme get-log {other.device} --log-id=0x80 --log-len=64 -b | od -An -tu1 -w16 | head -1").split()
-    # Count 1; a registration was preempted; nothing more to read; namespace 1.
+    # Log page count 1, Registration Preempted, no further pages, namespace 1.
     assert log == ["1"] + ["0"] * 7 + ["1", "0", "0", "0", "1", "0", "0", "0"], log
     assert conflict(other.try_nvme("resv-release", f"--crkey=0xb --rrela=0 --rtype={WRITE_EXCLUSIVE}"))
 
-    # The target is killed, and knows afterwards who had reserved.
+    # The reservation survives a kill and restart of the target.
     config = target.rpc("save_config")
     with open(target.config, "w", encoding="utf-8") as file:
         json.dump(config, file)
     target.kill()
     target.launch()
-    bench.guest.wait(lambda: len(target.controllers(subsystem)) == 2, 60, "return of both hosts", poll=0.2)
+    bench.guest.wait(lambda: len(target.controllers(subsystem)) == 2, 60, "reconnection of both hosts", poll=0.2)
     bench.guest.until("! grep -L live /sys/class/nvme/*/state | grep .", 60)
     report = other.report()
     assert (report["rtype"], report["regctl"], report["ptpls"]) == (WRITE_EXCLUSIVE, 1, 1), report
     one.disconnect()
-    assert bench.guest.run(write).rc != 0, "a host wrote to what another has reserved before the target was killed"
+    assert bench.guest.run(write).rc != 0, "a host wrote despite a reservation from before the target was killed"
     one.connect()
     one.nvme("resv-release", f"--crkey=0xa --rrela=0 --rtype={WRITE_EXCLUSIVE}")
     one.nvme("resv-register", f"--crkey=0xa --rrega={UNREGISTER}")

@@ -1,4 +1,4 @@
-"""The measure of the measure: is a guest that fails to see Ringbolt able to see anything?"""
+"""A test of the harness itself, against the kernel's own target."""
 
 from harness.case import case
 from harness.guest import CommandFailed, GuestError
@@ -7,7 +7,7 @@ from harness.targets import MIB, Namespace, Subsystem
 
 @case("harness", on=("nvmet",), provokes=r"reconnect|failed")
 def harness(bench):
-    """The guest, its command channel and the cases' tools, against the kernel's own target."""
+    """The guest, its command channel and the helpers of the cases, against the kernel's own target."""
     guest = bench.guest
     assert guest.run("echo out; echo err >&2; exit 7").rc == 7
     assert guest.check("echo out; echo err >&2") == "out\nerr\n"
@@ -22,12 +22,12 @@ def harness(bench):
     assert job.check().endswith("got this\n")
     try:
         guest.run("sleep 60", timeout=0.2)
-        raise AssertionError("a deadline passed unnoticed")
+        raise AssertionError("a missed deadline was not detected")
     except GuestError:
         guest.check("killall sleep")
     try:
         guest.check("false")
-        raise AssertionError("a failing command passed unnoticed")
+        raise AssertionError("a failed command was not detected")
     except CommandFailed:
         pass
 
@@ -44,6 +44,6 @@ def harness(bench):
     guest.check(f"printf x | dd of={device} conv=notrunc bs=1 seek={MIB + 5000} status=none && sync")
     try:
         bench.compare(device, "data", MIB, 2 * MIB, "64k")
-        raise AssertionError("a changed byte passed unnoticed")
+        raise AssertionError("a changed byte was not detected")
     except CommandFailed:
         pass

@@ -1,4 +1,4 @@
-"""A PCI device behind a UNIX socket: the guest's own NVMe driver, with QEMU as the client of the target."""
+"""vfio-user: the guest's PCI NVMe driver, with QEMU as the client of the target."""
 
 import os
 
@@ -13,7 +13,7 @@ MEMORY = "768M"
 
 
 def listen(target, subsystem, folder):
-    """Makes the target serve the subsystem in a folder; -> the socket."""
+    """Adds a vfio-user listener to the subsystem; -> the path of the socket."""
     if "VFIOUSER" not in [transport["trtype"] for transport in target.rpc("nvmf_get_transports")]:
         target.rpc("nvmf_create_transport", trtype="VFIOUSER")
     os.makedirs(folder, exist_ok=True)
@@ -23,22 +23,22 @@ def listen(target, subsystem, folder):
 
 
 def boot(bench, program, socket, name):
-    """A guest of its own that has the device; to be closed."""
+    """Boots a separate guest with the device; to be closed by the caller."""
     folder = f"{bench.folder}/{name}"
     os.mkdir(folder)
     return Guest(Image(CACHE), folder, memory=MEMORY, program=program, more=qemu.device(socket, MEMORY))
 
 
 def find(guest, subsystem):
-    """The device of the subsystem's first namespace, once the guest's driver has it."""
+    """Waits for the controller and its first namespace in the guest; -> (controller, device path)."""
     shown = f'for c in /sys/class/nvme/nvme*; do [ "$(cat $c/subsysnqn)" = {subsystem.nqn} ] && [ "$(cat $c/state)" = live ]'
     name = guest.until(shown + " && [ -b /dev/${c##*/}n1 ] && echo ${c##*/} && return 0; done; return 1", 60).strip()
     return name, f"/dev/{name}n1"
 
 
-@case("vfio-user", on=("ringbolt",))
+@case("vfio-user", on=("ringbolt",), seconds=60)
 def vfio_user(bench):
-    """A guest's PCI driver makes a file system, verifies data, resets the controller, and comes back after a reboot."""
+    """The guest's PCI driver runs a file system and verified I/O, resets the controller, and survives a reboot."""
     program = qemu.with_vfio_user(CACHE)
     subsystem = Subsystem("vfiouser", [Namespace(mib=256, block_size=512)])
     target = bench.serve(subsystem)
@@ -55,16 +55,16 @@ def vfio_user(bench):
         options = "--ioengine=libaio --direct=1 --bs=4k --iodepth=16 --size=16m --verify=crc32c --verify_fatal=1"
         guest.check(f"fio --name=verify --filename=/mnt/file --rw=randwrite --fallocate=none {options}", 240)
         guest.check("cp /mnt/file /mnt/copy && sync && echo 3 > /proc/sys/vm/drop_caches && cmp /mnt/file /mnt/copy", 120)
-        # Large transfers: lists of pages, and pages that lie apart.
+        # Large transfers: PRP lists and scattered pages.
         guest.check("dd if=/dev/urandom of=/mnt/large bs=1M count=16 oflag=direct status=none", 120)
         guest.check(f"nvme reset /dev/{controller}", 60)
         sums = guest.check("sha256sum /mnt/file /mnt/large", 120)
         guest.check("umount /mnt", 60)
         guest.check(f"fsck.ext4 -fn {device}", 120)
-        complaints = guest.check("dmesg | grep -iE 'nvme.*(timeout,|error|invalid|abort)|WARNING|BUG:' || true")
-        assert not complaints, complaints
+        log_errors = guest.check("dmesg | grep -iE 'nvme.*(timeout,|error|invalid|abort)|WARNING|BUG:' || true")
+        assert not log_errors, log_errors
         assert len(target.controllers(subsystem)) == 1
-    # The guest is gone without a word, as after a power cut; the next one finds everything.
+    # The guest ended without a shutdown, as in a power loss; the next one finds all data.
     guest_gone = "the controller of a guest that has gone"
     bench.guest.wait(lambda: not target.controllers(subsystem), 30, f"end of {guest_gone}", poll=0.05)
     with boot(bench, program, socket, "second") as guest:

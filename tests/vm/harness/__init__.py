@@ -1,10 +1,10 @@
-"""Boots a QEMU guest with the distribution's kernel, and talks to it and to the target.
+"""Boots a QEMU guest with the distribution's kernel, and controls the guest and the target.
 
-Modules, from the ground up: `apt` fetches packages, `elf` reads what a binary or a kernel module
-needs, `image` makes the initramfs, `guest` runs QEMU and commands in it, `rpc` and `targets` run
-what is tested, `case` is what a test case sees.
+Modules, bottom up: `apt` downloads packages, `elf` reads the dependencies of binaries and kernel
+modules, `image` builds the initramfs, `guest` runs QEMU and commands in it, `rpc` and `targets`
+control the target under test, `case` is the API of the test cases.
 """
 
 
 class Unavailable(Exception):
-    """This machine cannot run a guest, and why: the cases are skipped, not failed."""
+    """This machine cannot run a guest, with the reason: cases are skipped, not failed."""

@@ -1,7 +1,7 @@
-"""Packages through the machine's own apt, without installing any: a private state, no root.
+"""Downloads packages with the machine's apt, without installing them: a private state, no root.
 
-The sources, the proxy and the keys are those in /etc/apt; only the entries of the wanted release
-are used, so that a third party's repository that is down does not matter here.
+Sources, proxy and keys are those in /etc/apt. Only entries of the distribution itself are used, so an
+unavailable third-party repository does not matter.
 """
 
 import glob
@@ -56,7 +56,7 @@ def _one_line(text):
 
 
 def select(entries, own, wanted):
-    """The entries that offer the release `own` (and its -updates, -security), asked for `wanted`."""
+    """The entries for the release `own` (with -updates, -security), changed to the release `wanted`."""
     chosen = []
     for entry in entries:
         suites = [s for s in entry.get("Suites", "").split() if s == own or s.startswith(own + "-")]
@@ -77,7 +77,7 @@ class Archive:
         self.release = release or own
         for tool in ("apt-get", "dpkg-deb"):
             if not shutil.which(tool):
-                raise Unavailable(f"{tool} is not here: guests are made from Debian or Ubuntu packages")
+                raise Unavailable(f"{tool} is not installed: guests are built from Debian or Ubuntu packages")
         entries = []
         for path in sorted(glob.glob("/etc/apt/sources.list.d/*") + glob.glob("/etc/apt/sources.list")):
             with open(path, encoding="utf-8", errors="replace") as file:
@@ -89,11 +89,11 @@ class Archive:
         self.prepare()
 
     def prepare(self):
-        """Writes the state that apt reads; again where `sources` has changed since."""
+        """Writes apt's configuration and state; call it again after a change of `sources`."""
         for folder in ("lists/partial", "archives/partial", "sources"):
             os.makedirs(f"{self.directory}/{folder}", exist_ok=True)
         with open(f"{self.directory}/status", "w", encoding="utf-8"):
-            pass  # nothing is installed: a closure is then the whole closure
+            pass  # an empty status: closures include all dependencies
         with open(f"{self.directory}/sources/own.sources", "w", encoding="utf-8") as file:
             for entry in self.sources:
                 file.writelines(f"{key}: {value}\n" for key, value in entry.items())
@@ -131,13 +131,13 @@ class Archive:
         self._apt("apt-get", "-qq", "update")
 
     def closure(self, names, suite=None):
-        """`names` and the packages that they depend on, without recommendations; of a suite where one is named."""
+        """`names` and their dependencies, without recommendations; from `suite` if given."""
         chosen = ["-t", suite] if suite else []
         out = self._apt("apt-get", "-qq", "--print-uris", "--no-install-recommends", *chosen, "install", *names)
         return sorted({found[1] for found in re.finditer(r"^'[^']*' ([^_ ]+)_", out, re.M)} | set(names))
 
     def depends(self, name):
-        """The packages that `name` names first in its Depends fields."""
+        """The direct dependencies of a package, first alternatives only."""
         out = self._apt("apt-cache", "depends", name)
         return [found[1] for found in re.finditer(r"^ {1,2}\|?(?:Pre)?Depends: ([^<\s]\S*)", out, re.M)]
 

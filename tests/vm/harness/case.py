@@ -1,6 +1,6 @@
-"""What a test case is, and what it is given.
+"""The registration of test cases, and the API that they use.
 
-A case is a function with the decorator `case`; it takes a `Bench`, and fails by an exception.
+A case is a function with the decorator `case`. It takes a `Bench` and fails with an exception.
 """
 
 import re
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from .targets import KernelTarget, Ringbolt
 
 REGISTRY = []
-# Lines of the guest's kernel log that no case may cause.
+# Patterns in the guest's kernel log that are always errors.
 ALWAYS_BAD = r"BUG:|WARNING:|Oops|general protection|blocked for more than|soft lockup|Call Trace"
-# Lines that only a case which provokes them may cause.
+# Patterns that are errors unless the case declares them with `provokes`.
 TROUBLE = r"I/O error|I/O timeout|timeout, |reconnect|digest error|Failed|failed|Buffer I/O|EXT4-fs error|invalid"
-# The load is to end; what is in this folder goes with the case.
+# This file tells the load to stop; the folder is emptied after each case.
 END_LOAD = "/tmp/end-load"
 
 
 class Skip(Exception):
-    """This case cannot be run here, and why."""
+    """This case cannot run here, with the reason."""
 
 
 @dataclass
@@ -32,16 +32,18 @@ class Case:
     on: tuple
     provokes: str
     machine: object
+    seconds: float
 
 
-def case(name, on=("ringbolt", "nvmet"), provokes=None, machine=None):
-    """Registers a test case, by the targets that it can be run against.
+def case(name, on=("ringbolt", "nvmet"), provokes=None, machine=None, seconds=5):
+    """Registers a test case; `on` lists the targets that it runs against.
 
-    `provokes` is a pattern for the TROUBLE lines that belong to the case; `machine` is the hardware that
-    its guest has besides the usual."""
+    `provokes` is a pattern for expected kernel log lines among TROUBLE; `machine` is the additional hardware
+    of its guest; `seconds` tells the schedule how long it takes, roughly, so that long cases start first."""
 
     def register(function):
-        REGISTRY.append(Case(name, (function.__doc__ or "").strip().splitlines()[0], function, on, provokes, machine))
+        about = (function.__doc__ or "").strip().splitlines()[0]
+        REGISTRY.append(Case(name, about, function, on, provokes, machine, seconds))
         return function
 
     return register
@@ -72,7 +74,7 @@ class Bench:
         return self.controller(subsystem)
 
     def controller(self, subsystem, timeout=10):
-        """The name of the subsystem's controller, as soon as it is live."""
+        """Waits until the subsystem's controller is live; -> its name."""
         return self.guest.until(
             f"""for c in /sys/class/nvme/nvme*; do
               [ "$(cat $c/subsysnqn)" = {subsystem.nqn} ] && [ "$(cat $c/state)" = live ] && echo ${{c##*/}} && return 0
@@ -81,7 +83,7 @@ class Bench:
         ).strip()
 
     def block(self, subsystem, nsid=1, timeout=10):
-        """The device of a namespace, such as /dev/nvme0n1, as soon as the guest has it."""
+        """Waits for the block device of a namespace; -> its path, such as /dev/nvme0n1."""
         return "/dev/" + self.guest.until(find_block(subsystem, nsid), timeout).strip()
 
     def disconnect(self, subsystem):
@@ -94,54 +96,54 @@ class Bench:
         return int(self.guest.check(f"cat /sys/block/{device.removeprefix('/dev/')}/size"))
 
     def write_random(self, device, name, offset, length, block):
-        """Writes random bytes through the device, without its page cache; keeps them in /tmp/NAME."""
+        """Writes random bytes to the device with direct I/O; keeps a copy in /tmp/NAME."""
         where = f"oflag=direct,seek_bytes conv=notrunc,fsync seek={offset}"
         self.guest.check(f"head -c {length} /dev/urandom > /tmp/{name}", 60)
         self.guest.check(f"dd if=/tmp/{name} of={device} bs={block} {where} status=none", 120)
 
     def compare(self, device, name, offset, length, block):
-        """What the device holds must be what is in /tmp/NAME."""
+        """The device's content must equal /tmp/NAME."""
         where = f"iflag=direct,skip_bytes,count_bytes skip={offset} count={length}"
         self.guest.check(f"dd if={device} bs={block} {where} status=none | cmp - /tmp/{name}", 120)
 
     def fio(self, name, filename, *options, timeout=180):
-        """Runs a fio job, which must find no error."""
+        """Runs a fio job, which must succeed."""
         return self.guest.check(fio_command(name, filename, *options), timeout)
 
     def start_load(self, name, filename, *options):
-        """Runs a fio job again and again until `end_load`; -> its guest job.
+        """Repeats a fio job until `end_load`; -> its guest job.
 
-        Each run ends by itself: a fio that is told to end by a signal may wait forever, for a lock that its
-        handler took while its holder was interrupted, or for I/O that it counts and never began."""
-        run = fio_command(name, filename, "--time_based", "--runtime=5", *options)
+        Each run must end by itself: after a signal, fio may hang on a lock that the signal handler takes while its
+        holder is interrupted, or on I/O that it counts but never submitted."""
+        run = fio_command(name, filename, *options)
         return self.guest.spawn(f"while [ ! -e {END_LOAD} ]; do {run} || exit; done")
 
     def end_load(self, load):
-        """Ends the load, which must have found no error."""
-        assert load.rc is None, f"the load ended by itself: {load.out}"
+        """Stops the load, which must have succeeded."""
+        assert load.rc is None, f"the load ended early: {load.out}"
         self.guest.check(f"touch {END_LOAD}")
         load.check(60)
 
-    # The end.
+    # Tear-down.
 
     def tear_down(self, allowed):
-        """Leaves the guest as it was and stops the target; -> complaints about what was left behind."""
-        complaints = []
+        """Cleans up the guest and stops the target; -> unexpected kernel log lines."""
+        log_errors = []
         self.guest.check(
             "umount -l /mnt 2> /dev/null; killall -q -9 fio dd nc uevent; nvme disconnect-all; rm -rf /tmp/*; true", 60
         )
-        # Controllers of the machine itself stay.
+        # Controllers of the machine itself remain.
         if not self.guest.machine:
             self.guest.until('[ -z "$(ls /sys/class/nvme)" ] && ! ls /sys/block | grep -q nvme', 20)
         self.target.stop()
         for line in self.guest.check("dmesg -c").splitlines():
             if re.search(ALWAYS_BAD, line) or (re.search(TROUBLE, line) and not re.search(allowed or r"(?!)", line)):
-                complaints.append(line)
-        return complaints
+                log_errors.append(line)
+        return log_errors
 
 
 def find_block(subsystem, nsid):
-    """Shell text that prints the name of a namespace's device, and fails while there is none."""
+    """Shell text that prints the name of a namespace's device, and fails if it does not exist."""
     return f"""for b in /sys/block/nvme*; do
       [ "$(cat $b/device/subsysnqn 2> /dev/null)" = {subsystem.nqn} ] && [ "$(cat $b/nsid)" = {nsid} ] &&
         [ "$(cat $b/hidden)" = 0 ] && [ -b /dev/${{b##*/}} ] && echo ${{b##*/}} && return 0
@@ -153,14 +155,14 @@ def fio_command(name, filename, *options):
     return " ".join(["fio", f"--name={name}", f"--filename={filename}", *fixed, *options])
 
 
-def run_case(chosen, bench):
-    """Runs one case and cleans up behind it; -> seconds. Raises what the case raised."""
+def run_case(selected, bench):
+    """Runs one case and cleans up after it; -> seconds. Re-raises the exception of a failed case."""
     started = time.monotonic()
     bench.guest.check("dmesg -c > /dev/null")
-    chosen.run(bench)
-    if bench.guest.dead:  # the case has cut its power: there is nothing left to look at
+    selected.run(bench)
+    if bench.guest.dead:  # the case cut its power: there is no log to check
         return time.monotonic() - started
-    complaints = bench.tear_down(chosen.provokes)
-    if complaints:
-        raise AssertionError("the guest's kernel complained:\n" + "\n".join(complaints[:10]))
+    log_errors = bench.tear_down(selected.provokes)
+    if log_errors:
+        raise AssertionError("unexpected lines in the guest's kernel log:\n" + "\n".join(log_errors[:10]))
     return time.monotonic() - started

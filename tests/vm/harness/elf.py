@@ -1,4 +1,4 @@
-"""The little of ELF that is needed to copy a binary with its libraries, or a module, and to start a kernel."""
+"""Reads ELF files: libraries of a binary, dependencies of a kernel module, boot notes of a kernel."""
 
 import struct
 

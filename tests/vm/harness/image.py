@@ -1,7 +1,7 @@
-"""Makes the guest's kernel and initramfs out of packages: no root, no chroot, nothing installed.
+"""Builds the guest's kernel and initramfs from packages: no root, no chroot, nothing installed.
 
-The initramfs holds busybox, the programs of `PROGRAMS` with the libraries that they need, the
-modules of `MODULES` in the order in which they load, and the two scripts of `guest/`.
+The initramfs contains busybox, the programs of `PROGRAMS` with their libraries, the modules of
+`MODULES` in load order, and the two scripts of `guest/`.
 """
 
 import fcntl
@@ -23,10 +23,10 @@ from .apt import Archive
 HERE = os.path.dirname(os.path.abspath(__file__))
 GUEST = os.path.join(os.path.dirname(HERE), "guest")
 
-PACKAGES = ["busybox-static", "dash", "nvme-cli", "fio", "e2fsprogs", "util-linux", "coreutils"]
-# Program in the guest -> what the packages call it. Everything else is busybox's.
+PACKAGES = ["busybox-static", "dash", "nvme-cli", "fio", "e2fsprogs", "util-linux", "coreutils", "diffutils"]
+# Program in the guest -> its name in the packages. All others are applets of busybox.
 PROGRAMS = {
-    "sh": "dash",  # which, unlike busybox's, finds the programs below before busybox's own
+    "sh": "dash",  # unlike busybox's shell, it prefers the programs below over busybox applets
     "nvme": "nvme",
     "fio": "fio",
     "mkfs.ext4": "mke2fs",
@@ -34,23 +34,24 @@ PROGRAMS = {
     "blkdiscard": "blkdiscard",
     "lsblk": "lsblk",
     "dd": "dd",
+    "cmp": "cmp",  # busybox compares byte by byte: slow under emulation
     "stat": "stat",
     "chroot": "chroot",
 }
 FILES = ["etc/mke2fs.conf"]
-LIBRARIES = ["libgcc_s.so.1"]  # which pthread_exit opens by name
+LIBRARIES = ["libgcc_s.so.1"]  # loaded by pthread_exit with dlopen
 MODULES = ["virtio_pci", "virtio_console", "virtio_net", "nvme-tcp", "nvmet-tcp", "ext4"]
-# Asked for by name at run time, through a modprobe that the guest lacks; newer kernels build them in.
-# Those after the first three are for guests with PCI functions to bind.
+# Requested at run time through modprobe, which the guest lacks; built into newer kernels. Those after
+# the first three are for guests with PCI functions to bind.
 OPTIONAL_MODULES = ["crc32c_generic", "crc32c-intel", "configfs", "nvme", "vfio-pci"]
 OPTIONAL_MODULES += ["vfio_iommu_type1", "uio_pci_generic"]
-# For the lab: a device that does nothing, and every scheduler.
+# For the lab: a null block device, and every I/O scheduler.
 OPTIONAL_MODULES += ["null_blk", "mq-deadline", "kyber-iosched", "bfq"]
 PARAMETERS = {"null_blk": "nr_devices=1 gb=1 submit_queues=1 poll_queues=1"}
 KERNELS = {"debian": "linux-image-amd64", "ubuntu": "linux-image-generic"}
-# The first with iommufd that all of this works with; older releases offer it beside their own.
+# The first kernel whose iommufd works with all cases; older releases provide it as an additional package.
 VFIO_KERNEL = "linux-image-6.12-amd64"
-# Where to enter a kernel that is started as a PVH guest (include/xen/interface/elfnote.h).
+# ELF note with the entry point of a PVH kernel (include/xen/interface/elfnote.h).
 PHYS32_ENTRY = 18
 LIBRARY_FOLDER = "usr/lib/x86_64-linux-gnu"
 HOST_NQN = "nqn.2014-08.org.nvmexpress:uuid:5a1f0c5e-7b1e-4d0a-9c55-0f2f6d1c7a01"
@@ -102,7 +103,7 @@ class Cpio:
 
 
 def with_files(initramfs, files, path):
-    """Writes an initramfs that holds more, {path in the guest: path here}; the kernel unpacks one after the other."""
+    """Appends files, {path in the guest: path on the host}, to an initramfs; the kernel unpacks both archives."""
     with open(path, "wb") as file:
         with open(initramfs, "rb") as first:
             shutil.copyfileobj(first, file)
@@ -119,7 +120,7 @@ def read(path):
 
 
 def remove(path):
-    """A file or a folder, if it is there."""
+    """Removes a file or a folder if it exists."""
     if os.path.isdir(path):
         shutil.rmtree(path)
     elif os.path.exists(path):
@@ -131,7 +132,7 @@ def find(tree, name, folders=("usr/bin", "usr/sbin", "bin", "sbin")):
         path = os.path.join(tree, folder, name)
         if os.path.exists(path):
             return path
-    raise Unavailable(f"the packages of this release hold no {name}")
+    raise Unavailable(f"the packages of this release do not contain {name}")
 
 
 def library(tree, soname, index):
@@ -141,19 +142,19 @@ def library(tree, soname, index):
             if "/lib" in folder[len(tree) :]:
                 index.update({f: os.path.join(folder, f) for f in files if ".so" in f})
     if soname not in index:
-        raise Unavailable(f"the packages of this release hold no {soname}")
+        raise Unavailable(f"the packages of this release do not contain {soname}")
     return index[soname]
 
 
 def closure(tree, programs, extra=()):
-    """-> (interpreter, {soname: path}) of everything that `programs` load."""
+    """-> (interpreter, {soname: path}) of all libraries that `programs` load."""
     index, found, interpreter = {}, {}, None
     todo = [read(program) for program in programs]
     names = list(extra)
     while todo or names:
         while todo:
-            asked, sonames = elf.needed(todo.pop())
-            interpreter = interpreter or asked
+            requested, sonames = elf.needed(todo.pop())
+            interpreter = interpreter or requested
             names += sonames
         soname = names.pop()
         if soname not in found:
@@ -176,29 +177,29 @@ def decompressed(data):
 
 
 def bootable(data):
-    """The kernel inside a bzImage, which QEMU starts as it is (PVH): emulated, decompression takes longer than the
-    boot. Or the image, where it holds nothing that can be started like that."""
+    """The ELF kernel inside a bzImage, which QEMU boots directly (PVH): under emulation, decompression takes longer
+    than the boot. The bzImage itself if the kernel does not support PVH."""
     # Documentation/arch/x86/boot.rst: setup_sects, payload_offset, payload_length.
     sectors = data[0x1F1] or 4
     offset, length = struct.unpack_from("<II", data, 0x248)
     payload = data[(sectors + 1) * 512 + offset :][:length]
     if not payload.startswith(b"\x1f\x8b"):
-        payload = payload[:-4]  # its length, behind it
+        payload = payload[:-4]  # without the trailing uncompressed size
     kernel = decompressed(payload)
     return kernel if kernel.startswith(b"\x7fELF") and elf.has_note(kernel, b"Xen\0", PHYS32_ENTRY) else data
 
 
-def plain(name):
-    """Module names, where - and _ are the same."""
+def canonical_name(name):
+    """The canonical name of a module: without suffix, and with _ for -."""
     return re.sub(r"\.ko(\.\w+)?$", "", os.path.basename(name)).replace("-", "_")
 
 
 def load_order(wanted, paths, builtin, info_of):
-    """Modules in an order in which each one's needs are loaded before it."""
+    """Modules in load order: dependencies first."""
     order = []
 
     def visit(name, required):
-        name = plain(name)
+        name = canonical_name(name)
         if name in order or name in builtin:
             return
         if name not in paths:
@@ -221,8 +222,8 @@ def load_order(wanted, paths, builtin, info_of):
 
 
 class Image:
-    """A kernel and an initramfs, made once and kept in the cache; with `vfio`, a kernel with a VFIO that has
-    all of its ways (see `modules`)."""
+    """A kernel and an initramfs, built once and cached; with `vfio`, a kernel with rebuilt VFIO modules (see
+    `modules`)."""
 
     def __init__(self, cache, release=None, refresh=False, vfio=False):
         recipe = hashlib.sha256(repr([PACKAGES, PROGRAMS, FILES, MODULES, OPTIONAL_MODULES, PARAMETERS]).encode())
@@ -236,7 +237,7 @@ class Image:
             self._make(recipe.hexdigest(), release, refresh)
 
     def _make(self, recipe, release, refresh):
-        """Does what is not in the cache yet."""
+        """Downloads and builds what is not cached."""
         self.kernel = f"{self.folder}/vmlinuz"
         self.initramfs = f"{self.folder}/initramfs"
         self.programs = f"{self.folder}/programs-{hashlib.sha256(repr(PACKAGES).encode()).hexdigest()[:8]}"
@@ -275,17 +276,17 @@ class Image:
                 more = [n for n in self.packages.depends(todo.pop()) if re.match(wanted, n) and n not in names]
                 todo, names = todo + more, names + more
             if not names:
-                raise Unavailable("this release's kernel package names no image")
+                raise Unavailable("this release's kernel package depends on no image package")
             self.packages.unpack(names, kernel)
 
     def _build(self):
-        """Writes the initramfs; -> the kernel's version."""
+        """Writes the kernel and the initramfs; -> the kernel's version."""
         tree, kernel = self.programs, f"{self.folder}/kernel"
         folders = glob.glob(f"{kernel}/lib/modules/*") + glob.glob(f"{kernel}/usr/lib/modules/*")
         images = glob.glob(f"{kernel}/boot/vmlinuz-*") + [f"{folder}/vmlinuz" for folder in folders]
         images = [image for image in images if os.path.exists(image)]
         if not folders or not images:
-            raise Unavailable("this release's kernel package holds no kernel")
+            raise Unavailable("this release's kernel package contains no kernel")
         with open(self.kernel, "wb") as file:
             file.write(bootable(read(images[0])))
         programs = {name: find(tree, source) for name, source in PROGRAMS.items()}
@@ -321,7 +322,7 @@ class Image:
         return os.path.basename(folders[0])
 
     def _rebuilt(self, version):
-        """Modules that take the place of the kernel's own."""
+        """Rebuilt modules that replace those of the kernel package."""
         if not self.vfio:
             return []
         tree = f"{self.folder}/headers"
@@ -334,10 +335,10 @@ class Image:
     def _modules(archive, folder, rebuilt):
         paths = {}
         for path in glob.glob(f"{folder}/kernel/**/*.ko*", recursive=True):
-            paths[plain(path)] = path
-        paths.update((plain(path), path) for path in rebuilt)
+            paths[canonical_name(path)] = path
+        paths.update((canonical_name(path), path) for path in rebuilt)
         with open(f"{folder}/modules.builtin", encoding="utf-8") as file:
-            builtin = {plain(line.strip()) for line in file}
+            builtin = {canonical_name(line.strip()) for line in file}
         data = {}
 
         def info_of(name):

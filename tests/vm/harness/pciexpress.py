@@ -1,4 +1,4 @@
-"""What a case does to PCI Express itself, by the registers of the guest's ports."""
+"""PCI Express slot control, through the configuration registers of the guest's ports."""
 
 # Offsets and bits of PCI Express Base Specification 5.0, sections 7.5.1.1.11 and 7.5.3.10.
 CAPABILITIES_POINTER = 0x34
@@ -10,7 +10,7 @@ POWER_OFF = 1 << 10
 
 
 class Slot:
-    """The slot that a function is in."""
+    """The hot-plug slot of a function."""
 
     def __init__(self, guest, address):
         self.guest, self.function = guest, f"/sys/bus/pci/devices/{address}"
@@ -19,7 +19,7 @@ class Slot:
         at = config[CAPABILITIES_POINTER]
         while at and config[at] != PCI_EXPRESS:
             at = config[at + 1]
-        assert at, f"{address} is behind no port of PCI Express"
+        assert at, f"{address} is not behind a PCI Express port"
         self.control_at = at + SLOT_CONTROL
         self.control = int.from_bytes(config[self.control_at : self.control_at + 2], "little")
 
@@ -30,11 +30,11 @@ class Slot:
         self.guest.check(f"printf '{text}' | dd of={self.port} {seek} status=none")
 
     def power_off(self):
-        """Takes the power from the slot at once, with no word to whoever uses what is in it."""
+        """Cuts the slot's power without notice to the driver: a surprise removal."""
         self._write(POWER_INDICATOR_OFF | POWER_OFF)
 
     def replace(self):
-        """Makes the kernel forget the function, gives the slot power again, and has the kernel look."""
+        """Removes the function from the kernel, powers the slot on and rescans the bus."""
         self.guest.check(f"echo 1 > {self.function}/remove")
         self._write(POWER_INDICATOR_ON)
         self.guest.check("echo 1 > /sys/bus/pci/rescan")

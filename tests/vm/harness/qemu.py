@@ -1,9 +1,11 @@
-"""A QEMU that knows vfio-user: this machine's own, or a newer one out of packages, beside it.
+"""A QEMU with vfio-user support: this machine's own, or a newer one from packages.
 
-QEMU has `vfio-user-pci` since 10.1. Where the machine's is older, one is unpacked from the backports of the
-next release, with its libraries, and run through their own loader; nothing is installed.
+All guests run in it, since it also emulates faster than older releases: starting a program takes a third of the time
+of QEMU 7.2. QEMU has `vfio-user-pci` since 10.1. If the machine's is older, a newer one is unpacked from the backports of
+the next release, with its libraries, and run with their dynamic loader; nothing is installed.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -17,9 +19,9 @@ from .apt import Archive
 DEVICE = "vfio-user-pci"
 PACKAGE = "qemu-system-x86"
 PROGRAM = "qemu-system-x86_64"
-# The release whose backports have a QEMU that is new enough, by the machine's distribution.
+# The release whose backports have a new enough QEMU, by distribution.
 RELEASES = {"debian": "trixie"}
-# Scripts of packages that are not run, and boot images that no guest here uses.
+# Packages needed only for maintainer scripts, and unused boot images.
 SKIPPED = re.compile(r"^(adduser|passwd|login|debconf|base-passwd|ipxe)")
 
 LAUNCHER = """#!/bin/sh
@@ -32,35 +34,38 @@ exec "$l/ld-linux-x86-64.so.2" --library-path "$l" "$r/usr/bin/%s" \\
 """
 
 
-def knows_vfio_user(program):
-    """Whether this QEMU has the device."""
+def has_vfio_user(program):
+    """Whether this QEMU has the device model."""
     try:
-        asked = subprocess.run([program, "-device", f"{DEVICE},help"], capture_output=True, timeout=60, check=False)
+        probe = subprocess.run([program, "-device", f"{DEVICE},help"], capture_output=True, timeout=60, check=False)
     except OSError:
         return False
-    return asked.returncode == 0 and b"options" in asked.stdout
+    return probe.returncode == 0 and b"options" in probe.stdout
 
 
 def with_vfio_user(cache):
-    """-> a program to run; Unavailable says why there is none."""
+    """-> the path of a QEMU with vfio-user; raises Unavailable if there is none."""
     own = shutil.which(PROGRAM)
-    if own and knows_vfio_user(own):
+    if own and has_vfio_user(own):
         return own
     folder = os.path.join(cache, "qemu")
     launcher = os.path.join(folder, "qemu")
-    if not os.path.exists(launcher):
-        fetch(folder, launcher)
-    if not knows_vfio_user(launcher):
-        raise Unavailable(f"the QEMU in {folder} does not run, or has no {DEVICE}; remove it to fetch it again")
+    os.makedirs(folder, exist_ok=True)
+    with open(f"{folder}/lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.exists(launcher):
+            fetch(folder, launcher)
+    if not has_vfio_user(launcher):
+        raise Unavailable(f"the QEMU in {folder} does not run, or has no {DEVICE}; remove it to download it again")
     return launcher
 
 
 def fetch(folder, launcher):
-    """Unpacks a newer QEMU with all that it needs."""
+    """Downloads and unpacks a newer QEMU with its dependencies."""
     archive = Archive(os.path.join(folder, "apt"))
     release = RELEASES.get(archive.distribution)
     if release is None:
-        raise Unavailable(f"this machine's QEMU has no {DEVICE} (10.1 is the first that has)")
+        raise Unavailable(f"this machine's QEMU has no {DEVICE} (available since 10.1)")
     archive = Archive(os.path.join(folder, "apt"), release)
     main = next((entry for entry in archive.sources if "-security" not in entry["Suites"]), archive.sources[0])
     suites = {"Suites": f"{release}-backports"}
@@ -77,7 +82,7 @@ def fetch(folder, launcher):
 
 
 def device(path, memory, port="behind"):
-    """Options of QEMU for a device over vfio-user, in a guest whose memory the target can map."""
+    """QEMU options for a vfio-user device, in a guest whose memory the target can map."""
     described = {"driver": DEVICE, "id": "device", "bus": port, "socket": {"path": path, "type": "unix"}}
     return [
         *("-object", f"memory-backend-memfd,id=shared,size={memory},share=on"),

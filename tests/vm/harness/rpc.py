@@ -5,7 +5,7 @@ import socket
 
 
 class RpcError(AssertionError):
-    """The target answered with an error object; `code` is its code."""
+    """The target returned an error object; `code` is its error code."""
 
     def __init__(self, method, error):
         super().__init__(f"{method}: {error.get('message')} ({error.get('code')})")
@@ -13,7 +13,7 @@ class RpcError(AssertionError):
 
 
 class Rpc:
-    """One connection. Each call waits for its answer."""
+    """One connection. Each call waits for its response."""
 
     def __init__(self, path, timeout=10):
         self.path, self.id, self.buffer = path, 0, ""
@@ -33,7 +33,7 @@ class Rpc:
         self.socket.sendall(json.dumps(request).encode())
         reply = self._reply(method)
         if reply.get("id") != self.id:
-            raise AssertionError(f"{method}: the answer carries id {reply.get('id')}, not {self.id}")
+            raise AssertionError(f"{method}: the response has id {reply.get('id')}, not {self.id}")
         if "error" in reply:
             raise RpcError(method, reply["error"])
         return reply["result"]

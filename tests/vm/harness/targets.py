@@ -1,8 +1,8 @@
-"""What is tested: `ringbolt serve` on the host, or, as the measure for the tests themselves, the
-kernel's own target inside the guest.
+"""The targets under test: `ringbolt serve` on the host, or the kernel's nvmet inside the guest, which
+validates the tests themselves.
 
-Both are told the same subsystems and answer the same questions, so that a case that passes against
-the kernel's target fails against Ringbolt for Ringbolt's reasons.
+Both have the same interface and configuration, so a case that passes against nvmet and fails against
+Ringbolt shows a bug in Ringbolt.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ ANY_HOST = None
 
 @dataclass
 class Namespace:
-    """A namespace, backed by a sparse file on the machine that the target runs on."""
+    """A namespace, backed by a sparse file on the target's machine."""
 
     mib: int = 64
     nsid: int = 1
     block_size: int = 4096
-    malloc: bool = False  # in the target's memory instead of a file
+    malloc: bool = False  # backed by memory of the target instead of a file
     uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
     nguid: str = field(default_factory=lambda: uuid.uuid4().hex.upper())
     path: str = ""
@@ -41,7 +41,7 @@ class Namespace:
 
 @dataclass
 class Subsystem:
-    """A subsystem and its namespaces; `hosts` names those allowed, ANY_HOST admits all."""
+    """A subsystem and its namespaces; `hosts` lists the allowed host NQNs, ANY_HOST allows all."""
 
     name: str
     namespaces: list
@@ -55,7 +55,7 @@ class Subsystem:
 
 
 class Target:
-    """What cases may ask of either target; `kind` says which it is."""
+    """The common interface of both targets; `kind` identifies the implementation."""
 
     kind = None
 
@@ -63,16 +63,16 @@ class Target:
         self.guest, self.folder, self.subsystems = guest, folder, []
 
     def address(self, family=4):
-        """Options of nvme-cli that lead from the guest to this target."""
+        """Options of nvme-cli with the target's address as seen from the guest."""
         return f"-t tcp -a {self.hosts[family]} -s {self.port}"
 
     def log(self):
-        """The end of what the target printed."""
+        """The last part of the target's output."""
         return ""
 
 
 class Ringbolt(Target):
-    """`ringbolt serve` as a child process, driven by its configuration file and its RPC socket."""
+    """`ringbolt serve` as a child process, controlled by its configuration file and RPC socket."""
 
     kind = "ringbolt"
     hosts = {4: "10.0.2.2", 6: "fec0::2"}
@@ -84,7 +84,7 @@ class Ringbolt(Target):
         self.rpc_path = f"{folder}/rpc"
         self.log_path = f"{folder}/ringbolt.log"
 
-    # Start and end.
+    # Start and stop.
 
     def start(self, *subsystems, families=(4,)):
         self.subsystems, self.families = list(subsystems), families
@@ -138,7 +138,7 @@ class Ringbolt(Target):
         return {"trtype": "TCP", "adrfam": f"IPv{family}", "traddr": address, "trsvcid": str(self.port)}
 
     def launch(self):
-        """Starts the process over the configuration, and waits until its RPC socket answers."""
+        """Starts the process with the configuration and waits for its RPC socket."""
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 [self.binary, "serve", "-c", self.config, "--rpc-socket", self.rpc_path],
@@ -160,14 +160,14 @@ class Ringbolt(Target):
         self.rpc = self.guest.wait(answers, 15, "answer on the target's RPC socket", poll=0.02)
 
     def kill(self):
-        """SIGKILL, as a power cut of the process."""
+        """Kills the process with SIGKILL."""
         self.guest.unwatch_process(self.process)
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         self.rpc.close()
 
     def stop(self):
-        """SIGTERM; the target must end with status 0."""
+        """Stops the process with SIGTERM; it must exit with status 0."""
         if self.process is None or self.process.returncode is not None:
             return
         self.guest.unwatch_process(self.process)
@@ -177,13 +177,13 @@ class Ringbolt(Target):
         try:
             status = self.process.wait(10 * PATIENCE)
         except subprocess.TimeoutExpired:
-            self.abandon()
-            raise AssertionError("the target did not end within 10 s of SIGTERM") from None
+            self.kill_if_running()
+            raise AssertionError("the target did not exit within 10 s of SIGTERM") from None
         if status != 0:
-            raise AssertionError(f"the target ended with status {status} after SIGTERM")
+            raise AssertionError(f"the target exited with status {status} after SIGTERM")
 
-    def abandon(self):
-        """Ends the process whatever state it is in."""
+    def kill_if_running(self):
+        """Kills the process if it is running."""
         if self.process is not None and self.process.poll() is None:
             self.guest.unwatch_process(self.process)
             self.process.kill()
@@ -220,7 +220,7 @@ class Ringbolt(Target):
     def controllers(self, subsystem):
         return self.rpc("nvmf_subsystem_get_controllers", nqn=subsystem.nqn)
 
-    # The backing file, seen past the target.
+    # The backing file, read directly.
 
     def stored(self, namespace, offset, length):
         with open(namespace.path, "rb") as file:
@@ -228,7 +228,7 @@ class Ringbolt(Target):
             return file.read(length)
 
     def digest(self, namespace, offset, length):
-        """The SHA-256 of what is stored, in hexadecimal."""
+        """The SHA-256 of the stored data in hexadecimal."""
         return hashlib.sha256(self.stored(namespace, offset, length)).hexdigest()
 
     def allocated(self, namespace):
@@ -303,7 +303,7 @@ class KernelTarget(Target):
         return int(self.guest.check(f"stat -c %b {namespace.path}")) * 512
 
     def stop(self):
-        """Takes everything down, whatever was set up."""
+        """Removes the whole configuration."""
         self.guest.check(
             f"cd {self.ROOT}; rm -f ports/*/subsystems/* subsystems/*/allowed_hosts/*\n"
             "rmdir ports/* subsystems/*/namespaces/* subsystems/* hosts/* 2> /dev/null; rm -f /tmp/*.raw"
@@ -311,7 +311,7 @@ class KernelTarget(Target):
 
 
 def free_port():
-    """A TCP port that nobody listens on, on either loopback address."""
+    """An unused TCP port on the IPv4 loopback address."""
     with socket.socket(socket.AF_INET) as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]

@@ -1,11 +1,11 @@
-/* Counts the instructions that a guest executes, in user mode and in kernel mode apart, and system calls.
+/* QEMU TCG plugin: counts a guest's instructions in user mode and in kernel mode, and its system calls.
  *
- * A guest program marks a point with the instruction "xchg %bx,%bx" (66 87 db), which changes nothing
- * and which no compiler makes: the plugin then prints the counts so far to QEMU's standard error, as
- * "count: USER KERNEL CALLS". Which mode it is, the address says: the kernel has the upper half.
+ * A guest program requests a reading with the instruction "xchg %bx,%bx" (66 87 db), a no-op that
+ * compilers do not emit: the plugin then prints the current counts to QEMU's standard error, as
+ * "count: USER KERNEL CALLS". The address determines the mode: the kernel uses the upper half.
  *
- * The interface is declared here, as far as it is used, because distributions do not package QEMU's
- * header. It is version 1, which QEMU 4.2 to 8.2 have; a later QEMU refuses the plugin. */
+ * The used part of the plugin API is declared here because distributions do not package QEMU's header.
+ * It is version 1, for QEMU 4.2 to 8.2; later versions reject the plugin. */
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -34,9 +34,9 @@ size_t qemu_plugin_insn_size(const struct qemu_plugin_insn *instruction);
 
 EXPORT int qemu_plugin_version = 1;
 
-/* User, kernel. One thread runs all processors of the guest (-accel tcg,thread=single). */
+/* User, kernel. Not atomic: one thread runs all vCPUs (-accel tcg,thread=single). */
 static uint64_t counts[2];
-/* Of the instruction SYSCALL, which programs of 64 bits make their system calls with. */
+/* Executions of SYSCALL, the system call instruction of 64-bit programs. */
 static uint64_t calls;
 
 static void marked(unsigned int cpu, void *data)
