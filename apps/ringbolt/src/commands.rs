@@ -1,4 +1,4 @@
-//! What the program does.
+//! The subcommands.
 
 mod demo;
 pub(crate) mod lab;
@@ -10,20 +10,24 @@ mod serve;
 
 use clap::CommandFactory;
 
-use crate::cli::{Cli, Command};
-use crate::failure::Failure;
+use crate::cli::{Cli, CliCommand};
+use crate::command_error::CommandError;
 
-/// Runs one command to its end.
-pub(crate) fn run(command: Command) -> Result<(), Failure> {
+/// Runs a subcommand until it exits.
+pub(crate) fn run(command: CliCommand) -> Result<(), CommandError> {
     match command {
-        Command::Serve(options) => serve::run(options),
-        Command::Rpc(options) => rpc::run(options),
-        Command::Perf(options) => perf::run(&options),
-        Command::Demo(options) => demo::run(&options),
-        Command::Lab { command } => lab::run(command),
-        Command::Model { command } => model::run(command),
-        Command::Nvme { command } => nvme::run(command),
-        Command::Completions { shell } => {
+        CliCommand::Serve(options) => serve::run(options),
+        CliCommand::Rpc(options) => rpc::run(options),
+        CliCommand::Perf(options) => perf::run(&options),
+        CliCommand::Demo(options) => demo::run(&options),
+        CliCommand::Lab { command } => lab::run(command),
+        CliCommand::Model { command } => model::run(command),
+        CliCommand::Nvme { command } => nvme::run(command),
+        CliCommand::RpcReference => {
+            print!("{}", control::reference::markdown(&crate::app::catalog()));
+            Ok(())
+        }
+        CliCommand::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "ringbolt", &mut std::io::stdout());
             Ok(())
         }

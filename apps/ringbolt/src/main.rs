@@ -1,7 +1,7 @@
-//! The one binary: the target, the RPC client, the load generator and the demonstration.
+//! The `ringbolt` binary: NVMe-oF target, JSON-RPC client, load generator, NVMe tools and the lab.
 //!
-//! `serve` is an NVMe/TCP target that SPDK's tools drive, [`commands::rpc`] one of those tools, `perf`
-//! measures any device or target with fio's options, and `demo` shows all of it in a few seconds.
+//! `serve` is an NVMe-oF target with SPDK's JSON-RPC methods, [`commands::rpc`] a client for them,
+//! `perf` a load generator with fio's options, and `demo` runs target and initiator for a few seconds.
 //!
 //! ```text
 //! ringbolt demo --once
@@ -12,22 +12,19 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod app;
 mod cli;
+mod command_error;
 mod commands;
-mod config;
-mod failure;
-mod journal;
-mod machine;
-mod methods;
-mod rpc;
-mod say;
-mod state;
+mod console;
+mod modules;
+mod reactor_runtime;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::say::complain;
+use crate::console::stderr_line;
 
 fn main() -> ExitCode {
     let cli = match cli::Cli::try_parse() {
@@ -37,16 +34,16 @@ fn main() -> ExitCode {
     match commands::run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            complain!("ringbolt: {failure}");
+            stderr_line!("ringbolt: {failure}");
             failure.exit_code()
         }
     }
 }
 
-/// Help goes out whole; an error is one line, as everywhere.
+/// Prints help in full, and a usage error as one line.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        // Nothing can be done where standard output is gone.
+        // A closed standard output is ignored.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
@@ -55,9 +52,9 @@ fn usage(error: &clap::Error) -> ExitCode {
         return ExitCode::from(2);
     }
     let text = error.to_string();
-    let said = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let said: Vec<&str> = said.take_while(|line| !line.starts_with("Usage:")).collect();
-    let said = said.join(" ").replacen("error: ", "", 1);
-    complain!("ringbolt: {said}; `ringbolt --help` shows how");
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let lines: Vec<&str> = lines.take_while(|line| !line.starts_with("Usage:")).collect();
+    let message = lines.join(" ").replacen("error: ", "", 1);
+    stderr_line!("ringbolt: {message}; see `ringbolt --help`");
     ExitCode::from(2)
 }

@@ -1,4 +1,4 @@
-//! One server in front of another: what hosts see while the one behind dies and comes back.
+//! A server that exports the namespace of another server: behaviour for hosts while the backend is restarted.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod rig;
@@ -6,17 +6,17 @@ mod rig;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rig::{Server, ringbolt, scratch, text};
+use rig::{ServerProcess, ringbolt, scratch, text};
 use serde_json::{Value, json};
 
-const NQN: &str = "nqn.2025-01.io.ringbolt:behind";
+const NQN: &str = "nqn.2025-01.io.ringbolt:backend";
 const FRONT: &str = "nqn.2025-01.io.ringbolt:front";
 
 fn call(method: &str, params: Value) -> Value {
     json!({ "method": method, "params": params })
 }
 
-/// A target with one bdev, which the first calls make.
+/// The configuration of a target that exports one bdev, which the calls `bdevs` create.
 fn target(mut bdevs: Vec<Value>, bdev: &str, nqn: &str, port: &str) -> Value {
     let address = json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port });
     let nvmf = vec![
@@ -30,7 +30,7 @@ fn target(mut bdevs: Vec<Value>, bdev: &str, nqn: &str, port: &str) -> Value {
 }
 
 #[test]
-fn a_target_that_is_killed_and_started_again_costs_hosts_nothing_but_time() {
+fn io_is_retried_across_a_restart_of_the_backend() {
     let directory = scratch("restart");
     let medium = directory.join("medium");
     std::fs::File::create(&medium).unwrap().set_len(64 << 20).unwrap();
@@ -39,15 +39,19 @@ fn a_target_that_is_killed_and_started_again_costs_hosts_nothing_but_time() {
         "bdev_uring_create",
         json!({ "name": "File", "filename": medium, "uuid": uuid, "block_size": 512 }),
     );
-    let behind = Server::configured(&directory, "behind", &target(vec![file.clone()], "File", NQN, "0"));
+    let backend =
+        ServerProcess::configured(&directory, "backend", &target(vec![file.clone()], "File", NQN, "0"));
     let attach = call(
         "bdev_nvme_attach_controller",
-        json!({ "name": "Nvme0", "trtype": "TCP", "traddr": "127.0.0.1", "adrfam": "IPv4", "trsvcid": behind.port(),
+        json!({ "name": "Nvme0", "trtype": "TCP", "traddr": "127.0.0.1", "adrfam": "IPv4", "trsvcid": backend.port(),
             "subnqn": NQN, "ctrlr_loss_timeout_sec": 60, "reconnect_delay_sec": 1 }),
     );
     let counting = call("bdev_nvme_set_options", json!({ "io_path_stat": true }));
-    let front =
-        Server::configured(&directory, "front", &target(vec![counting, attach], "Nvme0n1", FRONT, "0"));
+    let front = ServerProcess::configured(
+        &directory,
+        "front",
+        &target(vec![counting, attach], "Nvme0n1", FRONT, "0"),
+    );
     assert_eq!(front.ok(&["bdev_get_bdevs", "name=Nvme0n1"])[0]["uuid"], uuid);
     let saved = front.ok(&["save_config"]);
     let first = &saved["subsystems"][0]["config"][1];
@@ -72,26 +76,27 @@ fn a_target_that_is_killed_and_started_again_costs_hosts_nothing_but_time() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let done = |server: &Server| {
+    let done = |server: &ServerProcess| {
         let counts = server.ok(&["bdev_get_iostat", "names=[\"Nvme0n1\"]"]);
         counts["bdevs"][0]["num_write_ops"].as_u64().unwrap()
     };
-    let wait_for = |what: &str, is_so: &dyn Fn() -> bool| {
+    let wait_for = |what: &str, condition: &dyn Fn() -> bool| {
         let end = Instant::now() + Duration::from_secs(60);
-        while !is_so() {
-            assert!(Instant::now() < end, "{what} did not come about");
+        while !condition() {
+            assert!(Instant::now() < end, "timeout: {what}");
             std::thread::sleep(Duration::from_millis(20));
         }
     };
-    wait_for("the load", &|| done(&front) > 100);
-    let port = behind.port();
-    behind.kill();
-    let state = |server: &Server| server.ok(&["bdev_nvme_get_controllers"])[0]["ctrlrs"][0]["state"].clone();
-    wait_for("the loss", &|| state(&front) == "resetting");
-    let _behind = Server::configured(&directory, "behind", &target(vec![file], "File", NQN, &port));
-    wait_for("the controller", &|| state(&front) == "enabled");
+    wait_for("load", &|| done(&front) > 100);
+    let port = backend.port();
+    backend.kill();
+    let state =
+        |server: &ServerProcess| server.ok(&["bdev_nvme_get_controllers"])[0]["ctrlrs"][0]["state"].clone();
+    wait_for("loss of the controller", &|| state(&front) == "resetting");
+    let _backend = ServerProcess::configured(&directory, "backend", &target(vec![file], "File", NQN, &port));
+    wait_for("reconnect", &|| state(&front) == "enabled");
     let before = done(&front);
-    wait_for("more writes", &|| done(&front) > before);
+    wait_for("writes after the reconnect", &|| done(&front) > before);
     let counted = front.ok(&["bdev_nvme_get_path_iostat", "name=Nvme0n1"]);
     let path = &counted["stats"][0];
     assert_eq!((&counted["name"], &path["trid"]["subnqn"]), (&json!("Nvme0n1"), &json!(NQN)));
@@ -103,10 +108,10 @@ fn a_target_that_is_killed_and_started_again_costs_hosts_nothing_but_time() {
 }
 
 #[test]
-fn tools_show_a_controller_without_a_server() {
+fn nvme_tools_attach_a_controller_without_an_rpc_server() {
     let directory = scratch("tools");
     let malloc = call("bdev_malloc_create", json!({ "name": "M", "num_blocks": 2048, "block_size": 512 }));
-    let server = Server::configured(&directory, "server", &target(vec![malloc], "M", NQN, "0"));
+    let server = ServerProcess::configured(&directory, "server", &target(vec![malloc], "M", NQN, "0"));
     let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}", server.port());
     let show = |arguments: &[&str]| -> Value {
         let output = ringbolt(&[&["nvme"], arguments, &["--json"]].concat());

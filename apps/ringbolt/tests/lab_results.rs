@@ -1,11 +1,11 @@
-//! `lab report`, `compare`, `advise` and `export` as a user runs them, on runs made by hand.
+//! `lab report`, `compare`, `advise` and `export` as a user runs them, on synthetic runs.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use experiments::{CellRecord, Machine, Plan, RunWriter, SCHEMA, Target, Value};
+use lab_experiments::{CellRecord, Machine, Plan, RunWriter, SCHEMA, Target, Value};
 
 struct Folder(PathBuf);
 
@@ -21,7 +21,7 @@ impl Folder {
         self.0.join(name)
     }
 
-    /// A run of two schedulers at three depths, three times each. `factor` slows all of it.
+    /// A run of two schedulers at three depths with three repetitions each, all slower by `factor`.
     fn run(&self, name: &str, factor: f64) -> PathBuf {
         let path = self.path(name);
         let plan = Plan {
@@ -62,97 +62,97 @@ fn lab(arguments: &[&str], paths: &[&Path]) -> Output {
     command.args(["lab", name]).args(paths).args(options).output().unwrap()
 }
 
-fn said(output: &Output) -> String {
+fn stdout_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into()
 }
 
-/// The exit status and the one line of a failure.
-fn failed(output: &Output) -> (i32, String) {
+/// The exit status and the single line of error output.
+fn failure_of(output: &Output) -> (i32, String) {
     let text = String::from_utf8_lossy(&output.stderr).to_string();
     assert_eq!(text.trim_end().lines().count(), 1, "{text}");
     (output.status.code().unwrap(), text)
 }
 
 #[test]
-fn a_report_lies_in_its_run() {
+fn report_writes_a_page_to_the_run_directory() {
     let folder = Folder::new("report");
     let run = folder.run("run", 1.0);
     let output = lab(&["report"], &[&run]);
     assert!(output.status.success(), "{output:?}");
     let page = fs::read_to_string(run.join("report.html")).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.contains("own.depths"));
-    let elsewhere = folder.path("elsewhere.html");
-    let output = lab(&["report", "--output", elsewhere.to_str().unwrap()], &[&run]);
-    assert!(output.status.success() && elsewhere.exists());
+    let other = folder.path("other.html");
+    let output = lab(&["report", "--output", other.to_str().unwrap()], &[&run]);
+    assert!(output.status.success() && other.exists());
 }
 
 #[test]
-fn a_regression_ends_with_status_1_where_it_is_asked_for() {
+fn compare_exits_with_1_on_a_regression_above_the_limit() {
     let folder = Folder::new("compare");
     let (fast, slow) = (folder.run("fast", 1.0), folder.run("slow", 1.2));
     let output = lab(&["compare"], &[&fast, &slow]);
     assert!(output.status.success());
-    assert!(said(&output).contains("12 slower"), "{}", said(&output));
-    let (status, line) = failed(&lab(&["compare", "--fail-on-regression", "10"], &[&fast, &slow]));
+    assert!(stdout_of(&output).contains("12 slower"), "{}", stdout_of(&output));
+    let (status, line) = failure_of(&lab(&["compare", "--fail-on-regression", "10"], &[&fast, &slow]));
     assert_eq!(status, 1);
     assert!(line.contains("12 of 12 rows are worse by more than 10 %"), "{line}");
     assert!(lab(&["compare", "--fail-on-regression", "30"], &[&fast, &slow]).status.success());
     assert!(lab(&["compare", "--fail-on-regression", "0"], &[&slow, &fast]).status.success());
-    let json = said(&lab(&["compare", "--output-format=json"], &[&fast, &slow]));
+    let json = stdout_of(&lab(&["compare", "--output-format=json"], &[&fast, &slow]));
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["rows"].as_array().unwrap().len(), 12);
     assert_eq!(json["rows"][0]["verdict"], "slower");
-    let html = said(&lab(&["compare", "--output-format=html"], &[&fast, &slow]));
+    let html = stdout_of(&lab(&["compare", "--output-format=html"], &[&fast, &slow]));
     assert!(html.starts_with("<!doctype html>"));
 }
 
 #[test]
-fn advice_names_what_is_ahead_and_how_to_set_it() {
+fn advise_names_the_best_scheduler_and_how_to_set_it() {
     let folder = Folder::new("advise");
     let run = folder.run("run", 1.0);
-    let text = said(&lab(&["advise", "--goal", "p99"], &[&run]));
+    let text = stdout_of(&lab(&["advise", "--goal", "p99"], &[&run]));
     assert!(text.contains("scheduler: use none"), "{text}");
     assert!(text.contains("$ echo none > /sys/block/nvme0n1/queue/scheduler"), "{text}");
-    let json = said(&lab(&["advise", "--output-format=json"], &[&run]));
+    let json = stdout_of(&lab(&["advise", "--output-format=json"], &[&run]));
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json.as_array().unwrap().len(), 3);
     assert_eq!(json[0]["scheduler"]["choice"]["wins"], "none");
-    let (status, _) = failed(&lab(&["advise"], &[]));
+    let (status, _) = failure_of(&lab(&["advise"], &[]));
     assert_eq!(status, 2, "neither a run nor a device");
 }
 
 #[test]
-fn rows_and_objects_come_out() {
+fn export_writes_csv_rows_and_json_objects() {
     let folder = Folder::new("export");
     let run = folder.run("run", 1.0);
-    let csv = said(&lab(&["export"], &[&run]));
+    let csv = stdout_of(&lab(&["export"], &[&run]));
     assert_eq!(csv.lines().count(), 1 + 18);
     assert!(csv.starts_with("experiment,series,repetition,role,"));
     let json: serde_json::Value =
-        serde_json::from_str(&said(&lab(&["export", "--output-format=json"], &[&run]))).unwrap();
+        serde_json::from_str(&stdout_of(&lab(&["export", "--output-format=json"], &[&run]))).unwrap();
     assert_eq!(json["records"].as_array().unwrap().len(), 18);
 }
 
 #[test]
-fn what_is_no_run_gets_one_line() {
+fn an_invalid_run_directory_fails_with_one_line() {
     let folder = Folder::new("foreign");
     let run = folder.run("run", 1.0);
     fs::create_dir_all(folder.path("foreign")).unwrap();
     for command in ["report", "advise", "export"] {
-        let (status, line) = failed(&lab(&[command], &[&folder.path("none")]));
+        let (status, line) = failure_of(&lab(&[command], &[&folder.path("none")]));
         assert_eq!(status, 2);
         assert!(line.contains("no such directory"), "{line}");
-        let (status, line) = failed(&lab(&[command], &[&folder.path("foreign")]));
+        let (status, line) = failure_of(&lab(&[command], &[&folder.path("foreign")]));
         assert_eq!(status, 2);
         assert!(line.contains("no plan.toml"), "{line}");
     }
-    // A plan that was cut off, and one of a program to come.
+    // A truncated plan, and one of a newer schema.
     let plan = run.join("plan.toml");
     let whole = fs::read_to_string(&plan).unwrap();
     fs::write(&plan, &whole[..whole.len() / 2]).unwrap();
-    let (status, line) = failed(&lab(&["report"], &[&run]));
+    let (status, line) = failure_of(&lab(&["report"], &[&run]));
     assert!(status == 1 && line.contains("plan.toml"), "{line}");
     fs::write(&plan, whole.replace("schema = 1", "schema = 99")).unwrap();
-    let (status, line) = failed(&lab(&["compare"], &[&run, &run]));
+    let (status, line) = failure_of(&lab(&["compare"], &[&run, &run]));
     assert!(status == 1 && line.contains("written in schema 99"), "{line}");
 }

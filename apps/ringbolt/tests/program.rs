@@ -1,4 +1,4 @@
-//! The program as users and their tools meet it.
+//! The program's command line: help, exit statuses, server life cycle, load generator, demonstration.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod rig;
@@ -8,17 +8,17 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use rig::{Server, ringbolt, scratch, text};
+use rig::{ServerProcess, ringbolt, scratch, text};
 use serde_json::{Value, json};
 
-/// Status and standard error of a command that fails.
+/// Exit status and standard error of a command.
 fn failure(arguments: &[&str]) -> (i32, String) {
     let output = ringbolt(arguments);
     (output.status.code().unwrap(), text(&output.stderr))
 }
 
 #[test]
-fn every_command_shows_examples_of_itself() {
+fn every_help_text_has_examples() {
     for command in ["serve", "rpc", "perf", "demo", "completions"] {
         let output = ringbolt(&[command, "--help"]);
         let help = text(&output.stdout);
@@ -31,7 +31,7 @@ fn every_command_shows_examples_of_itself() {
 }
 
 #[test]
-fn errors_are_one_line_and_have_statuses_of_their_own() {
+fn errors_are_one_line_with_distinct_exit_statuses() {
     let directory = scratch("errors");
     let config = directory.join("bad.json");
     let bad = r#"{"subsystems":[{"subsystem":"bdev","config":[{"method":"bdev_null_create","params":{}}]}]}"#;
@@ -49,9 +49,13 @@ fn errors_are_one_line_and_have_statuses_of_their_own() {
         (&["perf", "--filename=/nonexistent/f", "--ioengine=iou"], 2, "give --size"),
         (&["lab", "import", "/dev/null"], 1, "holds no fio results"),
         (&["frobnicate"], 2, "unrecognized subcommand"),
-        (&["nvme", "bind", "nvme0"], 2, "'nvme0' is no PCI address, as 0000:00:03.0"),
-        (&["nvme", "bind", "00:03.0", "--driver", "vfio"], 2, "it is one of vfio-pci, uio_pci_generic, nvme"),
-        (&["nvme", "bind", "--dry-run"], 2, "nothing was named"),
+        (&["nvme", "bind", "nvme0"], 2, "'nvme0' is not a PCI address such as 0000:00:03.0"),
+        (
+            &["nvme", "bind", "00:03.0", "--driver", "vfio"],
+            2,
+            "expected one of vfio-pci, uio_pci_generic, nvme",
+        ),
+        (&["nvme", "bind", "--dry-run"], 2, "nothing to bind"),
         (&["nvme", "bind", "--undo", "--all"], 2, "cannot be used with"),
         (&["nvme", "bind", "ffff:ff:1f.7", "--driver", "nvme", "--dry-run"], 1, "nothing was changed"),
         (&["rpc", "-r", nowhere, "rpc_get_methods"], 5, "is `ringbolt serve` running"),
@@ -70,7 +74,7 @@ fn errors_are_one_line_and_have_statuses_of_their_own() {
 }
 
 #[test]
-fn controllers_are_shown_whatever_there_is() {
+fn nvme_bind_reports_status_and_rejections_on_any_machine() {
     let output = ringbolt(&["nvme", "bind", "--status", "--json"]);
     let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(output.status.success() && shown["functions"].is_array(), "{shown}");
@@ -82,9 +86,9 @@ fn controllers_are_shown_whatever_there_is() {
 }
 
 #[test]
-fn a_server_is_configured_saved_and_made_again() {
+fn a_saved_configuration_restores_the_server() {
     let directory = scratch("serve");
-    let server = Server::start(&directory, "rpc", &[]);
+    let server = ServerProcess::start(&directory, "rpc", &[]);
     for start in ["memory: ", "engine: ", "cores: ", "rpc: "] {
         assert!(server.printed.iter().any(|line| line.starts_with(start)), "{:?}", server.printed);
     }
@@ -108,7 +112,7 @@ fn a_server_is_configured_saved_and_made_again() {
 
     let config = directory.join("saved.json");
     std::fs::write(&config, saved.to_string()).unwrap();
-    let server = Server::start(&directory, "rpc", &["-c", config.to_str().unwrap()]);
+    let server = ServerProcess::start(&directory, "rpc", &["-c", config.to_str().unwrap()]);
     assert_eq!(server.ok(&["save_config"]), saved);
     let listening = server.printed.iter().find(|line| line.starts_with("listening: TCP 127.0.0.1:"));
     let port = listening.and_then(|line| line.split([':', ' ']).nth(4)).unwrap();
@@ -124,9 +128,9 @@ fn a_server_is_configured_saved_and_made_again() {
 }
 
 #[test]
-fn the_socket_takes_calls_in_any_pieces_and_ends_at_garbage() {
+fn the_rpc_socket_accepts_fragmented_calls_and_closes_at_garbage() {
     let directory = scratch("frames");
-    let server = Server::start(&directory, "rpc", &[]);
+    let server = ServerProcess::start(&directory, "rpc", &[]);
     let mut stream = UnixStream::connect(&server.socket).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let call = |id: u32| json!({ "id": id, "method": "spdk_get_version" }).to_string();
@@ -149,7 +153,7 @@ fn the_socket_takes_calls_in_any_pieces_and_ends_at_garbage() {
 }
 
 #[test]
-fn a_measurement_is_fios_json() {
+fn perf_writes_fios_json() {
     let arguments =
         ["--filename=null:1g", "--rw=randread", "--iodepth=8", "--number_ios=100k", "--numjobs=2"];
     let output =
@@ -163,13 +167,13 @@ fn a_measurement_is_fios_json() {
     let normal = text(&ringbolt(&[&["perf"], arguments.as_slice()].concat()).stdout);
     assert_eq!(normal.matches("perf: rw=randread bs=4096 iodepth=8 jobs=1").count(), 2, "{normal}");
     assert!(document["jobs"][0]["generator_cost_ns_per_io"].as_f64().unwrap() > 0.0);
-    for figure in ["IOPS", "p50", "p90", "p99 ", "p99.9 ", "p99.99 ", "an I/O"] {
+    for figure in ["IOPS", "p50", "p90", "p99 ", "p99.9 ", "p99.99 ", "per I/O"] {
         assert!(normal.contains(figure), "{figure}: {normal}");
     }
 }
 
-/// The document of a job over a file, on the kernel's engines.
-fn measured(arguments: &[&str]) -> Value {
+/// Runs `ringbolt perf` and returns its JSON document.
+fn perf_json(arguments: &[&str]) -> Value {
     let fixed = ["perf", "--output-format=json", "--generator_cost=0"];
     let output = ringbolt(&[fixed.as_slice(), arguments].concat());
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
@@ -184,7 +188,7 @@ fn kernel_engines_run_in_processes_and_threads() {
     for engine in ["psync", "pvsync2", "libaio", "iou", "null"] {
         for thread in ["--thread=0", "--thread=1"] {
             let engine = format!("--ioengine={engine}");
-            let document = measured(&[job.as_slice(), &[engine.as_str(), thread]].concat());
+            let document = perf_json(&[job.as_slice(), &[engine.as_str(), thread]].concat());
             let jobs = document["jobs"].as_array().unwrap();
             assert_eq!(jobs.len(), 2, "{engine} {thread}");
             for one in jobs {
@@ -197,7 +201,7 @@ fn kernel_engines_run_in_processes_and_threads() {
 }
 
 #[test]
-fn job_files_run_phase_by_phase_and_log() {
+fn job_files_run_in_stonewall_order_and_write_logs() {
     let directory = scratch("jobfile");
     let path = |name: &str| directory.join(name).to_str().unwrap().to_string();
     let job = format!(
@@ -209,7 +213,7 @@ fn job_files_run_phase_by_phase_and_log() {
         path("log/l")
     );
     std::fs::write(path("j.fio"), job).unwrap();
-    let document = measured(&[&path("j.fio")]);
+    let document = perf_json(&[&path("j.fio")]);
     let jobs = document["jobs"].as_array().unwrap();
     let names: Vec<&str> = jobs.iter().map(|job| job["jobname"].as_str().unwrap()).collect();
     assert_eq!(names, ["fill", "check", "rate"]);
@@ -219,18 +223,18 @@ fn job_files_run_phase_by_phase_and_log() {
     let read = jobs[1]["read"]["total_ios"].as_u64().unwrap();
     let log = std::fs::read_to_string(path("log/l_lat.2.log")).unwrap();
     assert_eq!(log.lines().count() as u64, read);
-    // However busy the machine is, 100 of 2000 a second do not come sooner.
-    let (paced, took_ms) = (&jobs[2]["read"]["total_ios"], jobs[2]["read"]["runtime"].as_u64().unwrap());
-    assert!(*paced == 100 && took_ms >= 30 && jobs[2]["open_loop"] == true, "{paced} in {took_ms} ms");
+    // 100 I/Os at 2000 a second take at least 50 ms on average, however busy the machine is.
+    let (paced, elapsed_ms) = (&jobs[2]["read"]["total_ios"], jobs[2]["read"]["runtime"].as_u64().unwrap());
+    assert!(*paced == 100 && elapsed_ms >= 30 && jobs[2]["open_loop"] == true, "{paced} in {elapsed_ms} ms");
     assert!(jobs[2]["read"]["lat_ns"]["percentile"].is_object());
     std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]
-fn what_fio_wrote_becomes_rows() {
+fn lab_import_prints_fio_results_as_csv() {
     let directory = scratch("import");
     let path = directory.join("out.json");
-    let document = measured(&["--ioengine=null", "--rw=randread", "--number_ios=1000", "--name=a,b"]);
+    let document = perf_json(&["--ioengine=null", "--rw=randread", "--number_ios=1000", "--name=a,b"]);
     std::fs::write(&path, format!("a warning\n{document:#}\n")).unwrap();
     let table = text(&ringbolt(&["lab", "import", path.to_str().unwrap()]).stdout);
     let mut lines = table.lines();
@@ -240,7 +244,7 @@ fn what_fio_wrote_becomes_rows() {
 }
 
 #[test]
-fn damage_between_write_and_read_is_found() {
+fn verify_finds_corrupted_data() {
     let directory = scratch("damage");
     let config = directory.join("error.json");
     let call = |method: &str, params: Value| json!({ "method": method, "params": params });
@@ -255,18 +259,18 @@ fn damage_between_write_and_read_is_found() {
     let job = ["perf", "-c", config, "--rw=write", "--iodepth=4", "--verify"];
     let (status, stderr) = failure(&[job.as_slice(), &["--filename=EE_M"]].concat());
     assert_eq!(status, 1, "{stderr}");
-    // The first write begins at LBA 0, and byte 700 of it lies in its second block.
+    // The first write starts at LBA 0, and byte 700 is in its second block.
     assert!(stderr.contains("1 block(s) wrong; the first: LBA 1: expected CRC-32C"), "{stderr}");
     std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]
-fn the_demonstration_ends_by_itself() {
+fn demo_once_exits_with_success() {
     let output = ringbolt(&["demo", "--once", "--runtime=300ms"]);
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{stdout}{stderr}");
     for part in
-        ["device: ", "IOPS", "CPU an I/O: target ", ", 0 wrong", "nvme connect -t tcp -a 127.0.0.1 -s "]
+        ["device: ", "IOPS", "CPU per I/O: target ", ", 0 wrong", "nvme connect -t tcp -a 127.0.0.1 -s "]
     {
         assert!(stdout.contains(part), "{part}: {stdout}");
     }

@@ -1,16 +1,16 @@
-//! Measures Ringbolt, and sets what it finds beside what SPDK does and what Ringbolt is to reach.
+//! Benchmarks of Ringbolt, compared with reference figures of SPDK and with goals.
 //!
-//! Each benchmark runs several times, in turn with the others, so that a change of the machine's
-//! mood meets them all. Every run also says how much of the processors others took meanwhile: a
-//! number from a busy machine is marked. `docs/BENCHMARKS.md` tells how to read the result.
+//! Each benchmark runs several times, interleaved with the others, so that drift of the machine affects all
+//! of them. Each run records the CPU time used by other processes; results from a busy machine are marked.
+//! `docs/BENCHMARKS.md` explains the output.
 
 mod cases;
 mod examples;
-mod facts;
 mod fio;
 mod idle;
 mod instructions;
 mod load;
+mod machine_info;
 mod metric;
 mod page;
 mod process;
@@ -27,116 +27,117 @@ use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
 
-use cases::Case;
-use examples::Built;
-use facts::{Facts, Watch};
-use metric::Metric;
-use process::Scratch;
+use cases::Benchmark;
+use examples::BuiltExamples;
+use machine_info::{LoadMonitor, MachineInfo};
+use metric::BenchMetric;
+use process::BenchDirectory;
 
 pub(crate) use idle::host as idle_host;
 
-/// What is measured, and how often.
+/// Options of `./x bench`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  ./x bench                            # everything, 5 runs each, about a quarter of an hour
-  ./x bench tcp --runs 3               # all whose names start with tcp-
+  ./x bench                            # all benchmarks, 5 runs each, about 15 minutes
+  ./x bench tcp --runs 3               # all benchmarks whose names start with tcp-
   ./x bench null-qd128 tcp-null-read-qd1 --json result.json
   ./x bench tcp --against /tmp/ringbolt-before
   ./x bench --list")]
-pub(crate) struct Bench {
-    /// Benchmarks, or what their names start with; without any, all
+pub(crate) struct BenchOptions {
+    /// Names or name prefixes of benchmarks [default: all]
     names: Vec<String>,
-    /// Shorter runs, and three of each unless --runs says otherwise: for a first look
+    /// Shorter runs, and three of each unless --runs is given: for a quick estimate
     #[arg(long)]
     quick: bool,
     /// Runs of each benchmark
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: Option<u32>,
-    /// Write machine, commands and every run to a file
+    /// Write machine, commands and the results of every run to a JSON file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Measure this program rather than building one
+    /// Measure this program instead of building one
     #[arg(long, value_name = "PROGRAM")]
     ringbolt: Option<PathBuf>,
-    /// Measure this program too, in turn with the other, and compare
+    /// Measure this program too, interleaved with the other, and compare
     #[arg(long, value_name = "PROGRAM")]
     against: Option<PathBuf>,
-    /// Name the benchmarks and leave
+    /// List the benchmarks and exit
     #[arg(long)]
     list: bool,
 }
 
-/// What every run of a benchmark is given.
-struct Setting<'a> {
+/// The inputs of a run: programs, directory, cores.
+struct RunContext<'a> {
     binary: &'a std::path::Path,
-    examples: &'a Built,
-    scratch: &'a Scratch,
+    examples: &'a BuiltExamples,
+    directory: &'a BenchDirectory,
     cores: &'a [u32],
     quick: bool,
 }
 
-/// What a run came to.
-enum Outcome {
-    Measured(Sample),
-    /// The machine lacks something.
+/// The outcome of a run that did not fail.
+enum RunOutcome {
+    Measured(Measurement),
+    /// The machine lacks something; the reason.
     Skipped(String),
 }
 
-/// The numbers of one run, and the commands that made them.
+/// The values of one run, and the commands that were run.
 #[derive(Default)]
-struct Sample {
-    values: BTreeMap<Metric, f64>,
+struct Measurement {
+    values: BTreeMap<BenchMetric, f64>,
     commands: Vec<String>,
 }
 
-/// One run, with what the machine did meanwhile.
-struct Run {
-    /// 0, or 1 for the program that it is compared with.
+/// A run, with the load of the machine during it.
+struct BenchRun {
+    /// 0, or 1 for the program of `--against`.
     binary: usize,
+    /// Load average before the run.
     load: f64,
-    /// Processors that others used on average.
-    others: f64,
-    values: BTreeMap<Metric, f64>,
+    /// CPUs used by other processes, on average.
+    other_cpus: f64,
+    values: BTreeMap<BenchMetric, f64>,
 }
 
-/// All runs of one benchmark.
-struct Record {
-    case: &'static Case,
-    runs: Vec<Run>,
+/// All runs of a benchmark.
+struct BenchmarkResult {
+    case: &'static Benchmark,
+    runs: Vec<BenchRun>,
     commands: Vec<String>,
     skipped: Option<String>,
     failed: Option<String>,
 }
 
-/// Measures what `options` name.
-pub(crate) fn run(options: &Bench) -> anyhow::Result<ExitCode> {
+/// Runs `./x bench`.
+pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<ExitCode> {
     if options.list {
         for case in cases::ALL {
-            println!("{:<28} {}", case.name, case.about);
+            println!("{:<28} {}", case.name, case.description);
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let chosen = cases::choose(&options.names)?;
+    let selected = cases::select(&options.names)?;
     let mut binaries = vec![match &options.ringbolt {
         Some(path) => path.clone(),
         None => build(&["-p", "ringbolt"], "release/ringbolt")?,
     }];
     binaries.extend(options.against.clone());
     for binary in &binaries {
-        ensure!(binary.is_file(), "{}: there is no such program", binary.display());
+        ensure!(binary.is_file(), "{}: no such program", binary.display());
     }
-    let examples = Built::of(chosen.iter().filter_map(|case| case.example()))?;
+    let examples = BuiltExamples::of(selected.iter().filter_map(|case| case.example()))?;
     let runs = options.runs.unwrap_or(if options.quick { 3 } else { 5 });
-    let mut facts = Facts::of_this_machine();
+    let mut machine = MachineInfo::of_this_machine();
     if options.ringbolt.is_some() {
-        // Not necessarily this checkout's.
-        facts.revision = "unknown".to_string();
+        // The program is not necessarily built from this checkout.
+        machine.revision = "unknown".to_string();
     }
-    eprintln!("{facts}");
-    let records = measure(&chosen, &binaries, &examples, &facts, runs, options.quick)?;
+    eprintln!("{machine}");
+    let records = measure(&selected, &binaries, &examples, &machine, runs, options.quick)?;
     println!("{}", report::table(&records, binaries.len() > 1));
     if let Some(path) = &options.json {
-        let document = report::json(&records, &facts, &binaries, runs, options.quick);
+        let document = report::json(&records, &machine, &binaries, runs, options.quick);
         let text = serde_json::to_string_pretty(&document)? + "\n";
         std::fs::write(path, text).with_context(|| format!("--json={}", path.display()))?;
     }
@@ -144,7 +145,7 @@ pub(crate) fn run(options: &Bench) -> anyhow::Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Builds a release program, which cargo puts into that file of its target folder; where it is.
+/// Builds a release program and returns its path. `file` is its path in Cargo's target directory.
 fn build(target: &[&str], file: &str) -> anyhow::Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let arguments = [&["build", "--release", "--locked"], target].concat();
@@ -156,35 +157,36 @@ fn build(target: &[&str], file: &str) -> anyhow::Result<PathBuf> {
 }
 
 fn measure(
-    chosen: &[&'static Case],
+    selected: &[&'static Benchmark],
     binaries: &[PathBuf],
-    examples: &Built,
-    facts: &Facts,
+    examples: &BuiltExamples,
+    machine: &MachineInfo,
     runs: u32,
     quick: bool,
-) -> anyhow::Result<Vec<Record>> {
-    let scratch = Scratch::new()?;
-    let new = |case: &&'static Case| Record {
+) -> anyhow::Result<Vec<BenchmarkResult>> {
+    let scratch = BenchDirectory::new()?;
+    let new = |case: &&'static Benchmark| BenchmarkResult {
         case,
         runs: Vec::new(),
         commands: Vec::new(),
         skipped: None,
         failed: None,
     };
-    let mut records: Vec<Record> = chosen.iter().map(new).collect();
-    let rounds = chosen.iter().map(|case| case.repeats(runs)).max().unwrap_or(0);
-    let total: usize = chosen.iter().map(|case| case.repeats(runs) as usize * binaries.len()).sum();
-    let mut progress = Progress::new(total);
+    let mut records: Vec<BenchmarkResult> = selected.iter().map(new).collect();
+    let rounds = selected.iter().map(|case| case.run_count(runs)).max().unwrap_or(0);
+    let total: usize = selected.iter().map(|case| case.run_count(runs) as usize * binaries.len()).sum();
+    let mut progress = ProgressLine::new(total);
     for round in 0..rounds {
-        for record in records.iter_mut().filter(|record| round < record.case.repeats(runs)) {
+        for record in records.iter_mut().filter(|record| round < record.case.run_count(runs)) {
             for (index, binary) in binaries.iter().enumerate() {
                 progress.step(record.case.name, round + 1);
-                let again = index > 0 && !record.case.is_of_program();
-                if record.skipped.is_some() || record.failed.is_some() || again {
+                let is_repetition = index > 0 && !record.case.measures_ringbolt();
+                if record.skipped.is_some() || record.failed.is_some() || is_repetition {
                     continue;
                 }
-                let setting = Setting { binary, examples, scratch: &scratch, cores: &facts.cores, quick };
-                one(record, index, &setting, &mut progress);
+                let context =
+                    RunContext { binary, examples, directory: &scratch, cores: &machine.cores, quick };
+                run_once(record, index, &context, &mut progress);
             }
         }
     }
@@ -195,41 +197,46 @@ fn measure(
     Ok(records)
 }
 
-fn one(record: &mut Record, binary: usize, setting: &Setting<'_>, progress: &mut Progress) {
-    let watch = Watch::start();
-    match record.case.run(setting) {
-        Ok(Outcome::Measured(sample)) => {
-            let (load, others) = watch.end();
+fn run_once(
+    record: &mut BenchmarkResult,
+    binary: usize,
+    context: &RunContext<'_>,
+    progress: &mut ProgressLine,
+) {
+    let watch = LoadMonitor::start();
+    match record.case.run(context) {
+        Ok(RunOutcome::Measured(sample)) => {
+            let (load, others) = watch.finish();
             if record.commands.is_empty() {
                 for command in &sample.commands {
-                    progress.say(&format!("{}: {command}", record.case.name));
+                    progress.print(&format!("{}: {command}", record.case.name));
                 }
                 record.commands = sample.commands;
             }
-            record.runs.push(Run { binary, load, others, values: sample.values });
+            record.runs.push(BenchRun { binary, load, other_cpus: others, values: sample.values });
         }
-        Ok(Outcome::Skipped(reason)) => {
-            progress.say(&format!("{}: SKIPPED: {reason}", record.case.name));
+        Ok(RunOutcome::Skipped(reason)) => {
+            progress.print(&format!("{}: SKIPPED: {reason}", record.case.name));
             record.skipped = Some(reason);
         }
         Err(error) => {
-            progress.say(&format!("{}: FAILED: {error:#}", record.case.name));
+            progress.print(&format!("{}: FAILED: {error:#}", record.case.name));
             record.failed = Some(format!("{error:#}"));
         }
     }
 }
 
-/// The line that says how far it is.
-struct Progress {
+/// A progress line on standard error, where that is a terminal.
+struct ProgressLine {
     total: usize,
     done: usize,
     begun: Instant,
     shown: bool,
 }
 
-impl Progress {
-    fn new(total: usize) -> Progress {
-        Progress { total, done: 0, begun: Instant::now(), shown: std::io::stderr().is_terminal() }
+impl ProgressLine {
+    fn new(total: usize) -> ProgressLine {
+        ProgressLine { total, done: 0, begun: Instant::now(), shown: std::io::stderr().is_terminal() }
     }
 
     fn step(&mut self, name: &str, round: u32) {
@@ -242,7 +249,7 @@ impl Progress {
                 }
             };
             eprint!("\r\x1b[K[{}/{}] {name}, run {round}{left}", self.done + 1, self.total);
-            // A progress line that cannot be shown is not missed.
+            // A failure to show progress is ignored.
             let _ = std::io::stderr().flush();
         } else if self.done.is_multiple_of(10) {
             eprintln!("[{}/{}] {name}, run {round}", self.done + 1, self.total);
@@ -250,8 +257,8 @@ impl Progress {
         self.done += 1;
     }
 
-    /// A line that stays.
-    fn say(&self, line: &str) {
+    /// Prints a line above the progress line.
+    fn print(&self, line: &str) {
         eprintln!("{}{line}", if self.shown { "\r\x1b[K" } else { "" });
     }
 

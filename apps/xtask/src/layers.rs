@@ -1,23 +1,23 @@
-//! The layering of the house, and how each crate must start.
+//! Layering rules for crates, and rules for the head of each crate root.
 //!
-//! Top-level folders are layers: a crate uses those of folders above its own, and its own folder's
-//! only in the order that [`ORDER_WITHIN`] gives. Dependencies of tests are free: the driver's
-//! tests use the controller that it is never to know.
+//! Top-level folders are layers. A crate may depend on crates of lower layers, and on crates of its own
+//! layer only in the order of [`ORDER_WITHIN`]. Development dependencies are not checked: the tests of the
+//! driver use the controller, which the driver itself must not depend on.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
-use crate::metadata::{Metadata, Package};
+use crate::metadata::{CargoMetadata, Package};
 
-/// From the ground up.
-const LAYERS: [&str; 10] =
-    ["base", "wire", "host", "drivers", "bdev", "services", "targets", "store", "lab", "apps"];
+/// The layers, lowest first.
+const LAYERS: [&str; 11] =
+    ["base", "wire", "host", "drivers", "control", "bdev", "services", "targets", "store", "lab", "apps"];
 
-/// May use every layer, and is used by none.
+/// Folders that may use every layer and that no layer may use.
 const OUTSIDE: [&str; 2] = ["sim", "tests"];
 
-/// In these folders a crate may use those that stand before it here.
+/// The order of crates within a layer: a crate may use those listed before it. `*` is any other crate.
 const ORDER_WITHIN: [(&str, &[&str]); 8] = [
     ("base", &["units", "ring", "slots"]),
     ("host", &["memory", "sys", "pci", "reactor", "net"]),
@@ -29,68 +29,68 @@ const ORDER_WITHIN: [(&str, &[&str]); 8] = [
     ("lab", &["counters", "model", "engines", "workload", "experiments", "report"]),
 ];
 
-/// Where `unsafe` is allowed, and the attribute that forbids it is not asked for.
+/// Layers that may use `unsafe` and so need no `#![forbid(unsafe_code)]`.
 const UNSAFE_ALLOWED: [&str; 3] = ["host", "drivers", "tests"];
 
-/// Where no I/O passes, and an asynchronous runtime would harm nobody.
+/// Folders without a data path, where an asynchronous runtime is allowed.
 const CONTROL_ONLY: [&str; 4] = ["lab", "apps", "sim", "tests"];
 
-/// A data path that waits for one of these is not a ring.
+/// Asynchronous runtimes, which a data path must not depend on.
 const RUNTIMES: [&str; 8] =
     ["tokio", "smol", "async-std", "mio", "async-global-executor", "async-io", "glommio", "monoio"];
 
-/// Every rule that does not hold, one sentence each. `read` gives a source file's text.
-pub(crate) fn check(metadata: &Metadata, read: impl Fn(&Path) -> io::Result<String>) -> Vec<String> {
+/// Returns one sentence for each violation. `read` returns the text of a source file.
+pub(crate) fn check(metadata: &CargoMetadata, read: impl Fn(&Path) -> io::Result<String>) -> Vec<String> {
     let dependencies = metadata.dependencies();
     let mut findings = Vec::new();
     for package in metadata.members() {
-        let of = Place::of(metadata, package);
+        let of = CratePosition::of(metadata, package);
         if !LAYERS.contains(&of.layer) && !OUTSIDE.contains(&of.layer) {
-            findings.push(format!("{}: {}/ is no layer", package.name, of.layer));
+            findings.push(format!("{}: {}/ is not a layer", package.name, of.layer));
             continue;
         }
         for used in dependencies.get(package.id.as_str()).into_iter().flatten() {
             let is_member = metadata.members().any(|member| member.id == used.id);
-            if is_member && !may_use(of, Place::of(metadata, used)) {
+            if is_member && !may_use(of, CratePosition::of(metadata, used)) {
                 findings.push(format!(
                     "{}: {}/ must not use {} of {}/",
                     package.name,
                     of.layer,
                     used.name,
-                    Place::of(metadata, used).layer
+                    CratePosition::of(metadata, used).layer
                 ));
             }
         }
         if !CONTROL_ONLY.contains(&of.layer) {
-            findings.extend(runtimes_behind(package, &dependencies));
+            findings.extend(check_runtimes(package, &dependencies));
         }
-        findings.extend(starts_badly(package, of, &read));
+        findings.extend(check_root(package, of, &read));
     }
     findings
 }
 
-/// Where a crate stands.
+/// The layer of a crate, and its folder within the layer.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct CratePosition<'a> {
     layer: &'a str,
     name: &'a str,
 }
 
-impl<'a> Place<'a> {
-    fn of(metadata: &Metadata, package: &'a Package) -> Place<'a> {
+impl<'a> CratePosition<'a> {
+    fn of(metadata: &CargoMetadata, package: &'a Package) -> CratePosition<'a> {
         let mut parts = metadata.folder(package).iter().filter_map(|part| part.to_str());
         let layer = parts.next().unwrap_or("");
-        Place { layer, name: parts.next_back().unwrap_or(layer) }
+        CratePosition { layer, name: parts.next_back().unwrap_or(layer) }
     }
 }
 
-fn may_use(user: Place<'_>, used: Place<'_>) -> bool {
+fn may_use(user: CratePosition<'_>, used: CratePosition<'_>) -> bool {
     if OUTSIDE.contains(&user.layer) {
         return true;
     }
-    let height = |layer| LAYERS.iter().position(|name| *name == layer);
+    let rank_of_layer = |layer| LAYERS.iter().position(|name| *name == layer);
     if user.layer != used.layer {
-        return height(used.layer).is_some_and(|below| Some(below) < height(user.layer));
+        return rank_of_layer(used.layer).is_some_and(|below| Some(below) < rank_of_layer(user.layer));
     }
     let Some((_, order)) = ORDER_WITHIN.iter().find(|(layer, _)| *layer == user.layer) else {
         return false;
@@ -102,34 +102,34 @@ fn may_use(user: Place<'_>, used: Place<'_>) -> bool {
     matches!((rank(used.name), rank(user.name)), (Some(below), Some(above)) if below < above)
 }
 
-/// The asynchronous runtimes that a package reaches, each with the way there.
-fn runtimes_behind(
+/// Reports the asynchronous runtimes among a package's transitive dependencies, each with its path.
+fn check_runtimes(
     package: &Package,
     dependencies: &std::collections::BTreeMap<&str, Vec<&Package>>,
 ) -> Vec<String> {
     let mut findings = Vec::new();
     let mut seen = BTreeSet::from([package.id.as_str()]);
-    let mut todo = vec![(package, package.name.clone())];
-    while let Some((at, way)) = todo.pop() {
-        for used in dependencies.get(at.id.as_str()).into_iter().flatten() {
+    let mut stack = vec![(package, package.name.clone())];
+    while let Some((user, path)) = stack.pop() {
+        for used in dependencies.get(user.id.as_str()).into_iter().flatten() {
             if !seen.insert(used.id.as_str()) {
                 continue;
             }
-            let way = format!("{way} -> {}", used.name);
+            let path = format!("{path} -> {}", used.name);
             if RUNTIMES.contains(&used.name.as_str()) {
-                findings.push(format!("{}: an asynchronous runtime is behind it: {way}", package.name));
+                findings.push(format!("{}: depends on an asynchronous runtime: {path}", package.name));
             } else {
-                todo.push((used, way));
+                stack.push((used, path));
             }
         }
     }
     findings
 }
 
-/// What the first lines of a crate's roots lack.
-fn starts_badly(
+/// Checks the roots of a crate: crate documentation first, and `#![forbid(unsafe_code)]` where required.
+fn check_root(
     package: &Package,
-    place: Place<'_>,
+    place: CratePosition<'_>,
     read: impl Fn(&Path) -> io::Result<String>,
 ) -> Vec<String> {
     let mut findings = Vec::new();

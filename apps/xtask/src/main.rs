@@ -1,5 +1,5 @@
-//! Checks of this repository that Cargo and Clippy cannot make, and its benchmarks. `./x test` and
-//! `./x bench` run them.
+//! Benchmarks, and checks of the repository that Cargo and Clippy cannot make. `./x bench` and `./x test`
+//! run them.
 //!
 //! ```text
 //! cargo run -p ringbolt-xtask -- bench --list
@@ -15,43 +15,43 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Checks of this repository that Cargo and Clippy cannot make, and its benchmarks.
+/// Benchmarks of Ringbolt, and checks of its repository.
 #[derive(Parser)]
 #[command(name = "xtask", version)]
 struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: XtaskCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
-    /// Measures Ringbolt: I/Os a second, latency, CPU and instructions an I/O, beside SPDK's figures.
-    Bench(bench::Bench),
-    /// Connects to a namespace and keeps the connection: the idle benchmark's other half.
+enum XtaskCommand {
+    /// Measures Ringbolt (IOPS, latency, CPU time and instructions per I/O) and compares it with SPDK's figures.
+    Bench(bench::BenchOptions),
+    /// Connects to a namespace and keeps the connection open: the host of the idle benchmark.
     #[command(hide = true)]
     IdleHost {
         /// nvme+tcp://HOST:PORT/NQN?ns=N
         uri: String,
     },
-    /// Checks that crates depend only on what their folder allows, and start as the house asks.
+    /// Checks that crates depend only on lower layers, are documented and forbid unsafe code.
     Layers,
 }
 
 fn main() -> anyhow::Result<ExitCode> {
     match Arguments::parse().command {
-        Command::Bench(options) => bench::run(&options),
-        Command::IdleHost { uri } => bench::idle_host(&uri).map(|()| ExitCode::SUCCESS),
-        Command::Layers => {
-            let metadata = metadata::Metadata::of_this_workspace()?;
+        XtaskCommand::Bench(options) => bench::run(&options),
+        XtaskCommand::IdleHost { uri } => bench::idle_host(&uri).map(|()| ExitCode::SUCCESS),
+        XtaskCommand::Layers => {
+            let metadata = metadata::CargoMetadata::of_this_workspace()?;
             let findings = layers::check(&metadata, |path| std::fs::read_to_string(path));
             for finding in &findings {
                 eprintln!("{finding}");
             }
             if findings.is_empty() {
-                println!("{} crates keep the layers", metadata.members().count());
+                println!("{} crates obey the layering rules", metadata.members().count());
                 return Ok(ExitCode::SUCCESS);
             }
-            eprintln!("{} findings; the rules stand in apps/xtask/src/layers.rs", findings.len());
+            eprintln!("{} findings; the rules are in apps/xtask/src/layers.rs", findings.len());
             Ok(ExitCode::FAILURE)
         }
     }

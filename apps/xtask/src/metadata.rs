@@ -7,38 +7,38 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 use serde::Deserialize;
 
-/// A workspace and everything that it depends on.
+/// A workspace and its dependencies.
 #[derive(Deserialize)]
-pub(crate) struct Metadata {
+pub(crate) struct CargoMetadata {
     packages: Vec<Package>,
     workspace_members: BTreeSet<String>,
     workspace_root: PathBuf,
     resolve: Resolve,
 }
 
-/// A package, ours or not.
+/// A workspace member or a dependency.
 #[derive(Deserialize)]
 pub(crate) struct Package {
     pub(crate) id: String,
     pub(crate) name: String,
     manifest_path: PathBuf,
-    pub(crate) targets: Vec<Target>,
+    pub(crate) targets: Vec<BuildTarget>,
 }
 
-/// Something that a package builds.
+/// A build target of a package.
 #[derive(Deserialize)]
-pub(crate) struct Target {
+pub(crate) struct BuildTarget {
     pub(crate) kind: Vec<String>,
     pub(crate) src_path: PathBuf,
 }
 
 #[derive(Deserialize)]
 struct Resolve {
-    nodes: Vec<Node>,
+    nodes: Vec<ResolveNode>,
 }
 
 #[derive(Deserialize)]
-struct Node {
+struct ResolveNode {
     id: String,
     deps: Vec<Edge>,
 }
@@ -55,9 +55,9 @@ struct DependencyKind {
     kind: Option<String>,
 }
 
-impl Metadata {
-    /// Asks Cargo about the workspace of the current folder.
-    pub(crate) fn of_this_workspace() -> anyhow::Result<Metadata> {
+impl CargoMetadata {
+    /// Runs `cargo metadata` in the current directory.
+    pub(crate) fn of_this_workspace() -> anyhow::Result<CargoMetadata> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let output = Command::new(cargo)
             .args(["metadata", "--format-version", "1", "--all-features"])
@@ -68,7 +68,7 @@ impl Metadata {
             "cargo metadata failed: {}",
             String::from_utf8_lossy(&output.stderr).trim()
         );
-        serde_json::from_slice(&output.stdout).context("cargo metadata is not what was expected")
+        serde_json::from_slice(&output.stdout).context("cannot parse the output of cargo metadata")
     }
 
     /// The packages of this workspace.
@@ -76,20 +76,20 @@ impl Metadata {
         self.packages.iter().filter(|package| self.workspace_members.contains(&package.id))
     }
 
-    /// A package's folder below the workspace, such as `host/net`.
+    /// A package's directory relative to the workspace root, such as `host/net`.
     pub(crate) fn folder<'a>(&self, package: &'a Package) -> &'a Path {
         let folder = package.manifest_path.parent().unwrap_or(Path::new(""));
         folder.strip_prefix(&self.workspace_root).unwrap_or(folder)
     }
 
-    /// For each package, those that it depends on other than for its tests.
+    /// The normal and build dependencies of each package; not the development dependencies.
     pub(crate) fn dependencies(&self) -> BTreeMap<&str, Vec<&Package>> {
         let by_id: BTreeMap<&str, &Package> =
             self.packages.iter().map(|package| (package.id.as_str(), package)).collect();
         let used = |edge: &&Edge| edge.dep_kinds.iter().any(|k| k.kind.as_deref() != Some("dev"));
-        let of = |node: &Node| {
+        let packages_of = |node: &ResolveNode| {
             node.deps.iter().filter(used).filter_map(|edge| by_id.get(edge.pkg.as_str()).copied()).collect()
         };
-        self.resolve.nodes.iter().map(|node| (node.id.as_str(), of(node))).collect()
+        self.resolve.nodes.iter().map(|node| (node.id.as_str(), packages_of(node))).collect()
     }
 }

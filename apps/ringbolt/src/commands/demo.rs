@@ -1,5 +1,5 @@
-//! Everything in a few seconds: a file, served over NVMe/TCP, driven by our own initiator with every
-//! block checked, and what it cost on either side.
+//! `ringbolt demo`: serves a file over NVMe/TCP, runs a verified load on it with our own initiator, and
+//! prints IOPS, latency and the CPU time of both sides.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -7,71 +7,77 @@ use std::time::Duration;
 
 use bdev::{Registry, malloc, uring};
 use comfy_table::{Table, presets};
-use nvmf::{ListenAddress, NamespaceConfig, SubsystemConfig, TargetError, TransportConfig};
-use reactor::Remote;
+use nvmf::{ListenAddress, NamespaceConfig, NvmfTargetError, SubsystemConfig, TcpTransportConfig};
+use os::{EventBackend, clock};
+use reactor::ReactorHandle;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use sys::{Engine, clock};
 use workload::units::{format_count, format_ns, format_rate};
 use workload::{Direction, JobResult, JobSpec, Source, Verify, Workload};
 
+use crate::app::App;
 use crate::cli::{self, Demo, Idle};
-use crate::failure::Failure;
-use crate::machine::Machine;
-use crate::say::say;
-use crate::state::App;
+use crate::command_error::CommandError;
+use crate::console::stdout_line;
+use crate::reactor_runtime::ReactorRuntime;
 
 const NQN: &str = "nqn.2025-01.io.ringbolt:demo";
 const DEVICE_BYTES: u64 = 1 << 30;
-/// The registered port, and where else to look when it is taken.
+/// The NVMe/TCP port registered with IANA, and those tried next when it is in use.
 const PORTS: std::ops::RangeInclusive<u16> = 4420..=4519;
-/// The part that is driven. Random writes all over a sparse file leave it in as many pieces as there are
-/// writes, and some file systems take longer to delete those than the demonstration runs.
-const DRIVEN_BYTES: u64 = 64 << 20;
+/// The part of the device under load. Random writes all over a sparse file make an extent of each write, and
+/// some file systems take longer to delete these than the demonstration runs.
+const LOAD_BYTES: u64 = 64 << 20;
 const IO_DEPTH: u32 = 32;
 
-/// A directory that goes when the demonstration ends.
-struct Scratch(PathBuf);
+/// A temporary directory, removed on drop.
+struct TemporaryDirectory(PathBuf);
 
-pub(crate) fn run(options: &Demo) -> Result<(), Failure> {
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::machine)?;
-    let scratch = Scratch::new().map_err(Failure::machine)?;
-    let machine_options =
-        cli::Machine { idle: Idle::Adaptive, memory: "256m".to_string(), engine: cli::EngineChoice::Auto };
-    // One reactor is the target, the other the initiator.
-    let machine = Machine::start(&machine_options, None, 2)?;
-    machine.describe()?.iter().for_each(|line| say!("{line}"));
-    let reactors = machine.reactors()?;
-    let [target, initiator] = machine.remotes() else {
-        return Err(Failure::machine("the demonstration needs two reactors"));
+pub(crate) fn run(options: &Demo) -> Result<(), CommandError> {
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandError::environment)?;
+    let scratch = TemporaryDirectory::new().map_err(CommandError::environment)?;
+    let reactor_options = cli::ReactorOptions {
+        idle: Idle::Adaptive,
+        memory: "256m".to_string(),
+        engine: cli::EngineChoice::Auto,
     };
-    let served = reactors.into_iter().take(1).collect();
-    let app = App::new(Registry::new(), served, None);
-    say!("device: {}", make_device(&app.registry, machine.engine()?, &scratch.0)?);
+    // One reactor for the target, one for the initiator.
+    let runtime = ReactorRuntime::start(&reactor_options, None, 2)?;
+    runtime.describe()?.iter().for_each(|line| stdout_line!("{line}"));
+    let reactors = runtime.reactors()?;
+    let [target, initiator] = runtime.handles() else {
+        return Err(CommandError::environment("the demonstration needs two reactors"));
+    };
+    let target_reactors = reactors.into_iter().take(1).collect();
+    let app = App::start(Registry::new(), target_reactors, None).map_err(CommandError::environment)?;
+    stdout_line!("device: {}", create_bdev(&app.registry, runtime.engine()?, &scratch.0)?);
     let port = serve(&app, options.address)?;
-    let driven = DRIVEN_BYTES >> 20;
-    say!("driving: random 4 KiB reads and writes of {driven} MiB, {IO_DEPTH} in flight, every block checked");
+    let load_mib = LOAD_BYTES >> 20;
+    stdout_line!(
+        "load: random 4 KiB reads and writes of {load_mib} MiB, queue depth {IO_DEPTH}, every block verified"
+    );
 
-    let before = used_ns(target)?;
-    let result = drive(options, port, &app.registry, initiator, &mut signals)?;
-    let target_ns = used_ns(target)?.saturating_sub(before);
-    say!("{}", table(&result, target_ns, &machine));
-    verdict(&result)?;
-    say!("{}", invitation(options.address, own_address(), port));
+    let before = cpu_ns(target)?;
+    let result = run_load(options, port, &app.registry, initiator, &mut signals)?;
+    let target_ns = cpu_ns(target)?.saturating_sub(before);
+    stdout_line!("{}", table(&result, target_ns, &runtime));
+    check(&result)?;
+    stdout_line!("{}", connect_instructions(options.address, local_address(), port));
     if !options.once {
-        say!("serving until Ctrl-C");
+        stdout_line!("serving until Ctrl-C");
         signals.forever().next();
     }
-    app.close_target();
-    machine.reactors.stop();
-    app.remove_devices();
+    app.control.drain();
+    runtime.reactors.stop();
+    app.control.stop();
     Ok(())
 }
 
-/// A sparse file through io_uring; memory where there is none. Says which.
-fn make_device(registry: &Registry, engine: Engine, scratch: &Path) -> Result<String, Failure> {
+/// Creates the bdev: a sparse file through io_uring, or memory where io_uring or the file is not available.
+/// Returns its description.
+fn create_bdev(registry: &Registry, engine: EventBackend, scratch: &Path) -> Result<String, CommandError> {
     let path = scratch.join("demo.img");
-    let refused = if engine == Engine::Uring {
+    let reason = if engine == EventBackend::Uring {
         let mut config = uring::UringConfig::new("Demo0", &path);
         config.create_bytes = Some(DEVICE_BYTES);
         match uring::create(registry, config) {
@@ -87,47 +93,47 @@ fn make_device(registry: &Registry, engine: Engine, scratch: &Path) -> Result<St
         "io_uring is not allowed here".to_string()
     };
     let config = malloc::MallocConfig::new("Demo0", DEVICE_BYTES / 512, 512);
-    malloc::create(registry, config).map_err(Failure::machine)?;
-    Ok(format!("1 GiB of memory (durability: memory), because no file can be used: {refused}"))
+    malloc::create(registry, config).map_err(CommandError::environment)?;
+    Ok(format!("1 GiB of memory (durability: memory), because no file can be used: {reason}"))
 }
 
-/// Makes the target; the port that it got.
-fn serve(app: &App, address: IpAddr) -> Result<u16, Failure> {
-    let target = &app.target;
+/// Configures the target and returns its port.
+fn serve(app: &App, address: IpAddr) -> Result<u16, CommandError> {
+    let target = app.target();
     let subsystem = SubsystemConfig {
         serial_number: "RINGBOLTDEMO".to_string(),
         allow_any_host: true,
         ..SubsystemConfig::default()
     };
-    target.create_transport(TransportConfig::default()).map_err(Failure::machine)?;
-    target.create_subsystem(NQN, subsystem).map_err(Failure::machine)?;
-    target.add_namespace(NQN, NamespaceConfig::new("Demo0")).map_err(Failure::machine)?;
+    target.create_transport(TcpTransportConfig::default()).map_err(CommandError::environment)?;
+    target.create_subsystem(NQN, subsystem).map_err(CommandError::environment)?;
+    target.add_namespace(NQN, NamespaceConfig::new("Demo0")).map_err(CommandError::environment)?;
     for port in PORTS {
         match target.add_listener(NQN, ListenAddress::tcp(&address.to_string(), &port.to_string())) {
             Ok(_) => {
-                say!("target: NVMe/TCP on {}, subsystem {NQN}", SocketAddr::new(address, port));
+                stdout_line!("target: NVMe/TCP on {}, subsystem {NQN}", SocketAddr::new(address, port));
                 return Ok(port);
             }
-            // Another target, or another demonstration; the next port may be free.
-            Err(TargetError::Listen(..)) => {}
-            Err(error) => return Err(Failure::machine(error)),
+            // In use; try the next port.
+            Err(NvmfTargetError::Listen(..)) => {}
+            Err(error) => return Err(CommandError::environment(error)),
         }
     }
-    Err(Failure::machine(format!("every port from {} to {} is taken", PORTS.start(), PORTS.end())))
+    Err(CommandError::environment(format!("every port from {} to {} is in use", PORTS.start(), PORTS.end())))
 }
 
-fn drive(
+fn run_load(
     options: &Demo,
     port: u16,
     registry: &Registry,
-    initiator: &Remote,
+    initiator: &ReactorHandle,
     signals: &mut Signals,
-) -> Result<JobResult, Failure> {
+) -> Result<JobResult, CommandError> {
     let spec = JobSpec {
         name: "demo".to_string(),
         workload: Workload::RandRw,
         io_depth: IO_DEPTH,
-        size_bytes: Some(DRIVEN_BYTES),
+        size_bytes: Some(LOAD_BYTES),
         read_percent: 70,
         runtime_ns: Some(options.runtime),
         time_based: true,
@@ -135,57 +141,58 @@ fn drive(
         ..JobSpec::default()
     };
     let uri = format!("nvme+tcp://{}/{NQN}?ns=1", SocketAddr::new(options.address, port));
-    let source = Source::parse(&uri).map_err(Failure::machine)?;
+    let source = Source::parse(&uri).map_err(CommandError::environment)?;
     let remotes = std::slice::from_ref(initiator);
-    let mut running = workload::start(&spec, 1, &source, registry, remotes).map_err(Failure::work)?;
+    let mut running =
+        workload::start(&spec, 1, &source, registry, remotes).map_err(CommandError::operation)?;
     while !running.wait(Duration::from_millis(200)) {
         if signals.pending().next().is_some() {
             running.stop();
         }
     }
     let result = running.into_results().pop();
-    result.ok_or_else(|| Failure::machine("the initiator's reactor ended before its job"))
+    result.ok_or_else(|| CommandError::environment("the initiator's reactor ended before its job"))
 }
 
-/// How a Linux kernel connects, here and elsewhere.
-fn invitation(address: IpAddr, own: Option<IpAddr>, port: u16) -> String {
+/// The commands that connect a Linux host, on this machine and on others.
+fn connect_instructions(address: IpAddr, local: Option<IpAddr>, port: u16) -> String {
     let connect = |address: IpAddr| format!("  nvme connect -t tcp -a {address} -s {port} -n {NQN}");
     let head = "connect a Linux kernel to it, as root, after `modprobe nvme-tcp`";
     if !address.is_loopback() {
         return format!("{head}, on this machine or another:\n{}", connect(address));
     }
     let mut text = format!("{head}, on this machine:\n{}", connect(address));
-    if let Some(own) = own {
-        // Whoever reaches the port may write: that is for the user to decide.
+    if let Some(local) = local {
+        // Every host that reaches the port may write, so the user has to ask for it.
         text += &format!(
-            "\nor on another, once it is served to everybody who reaches {own}\n  \
-             ringbolt demo --address {own}\nwith\n{}",
-            connect(own)
+            "\nor on another machine; this lets every host that reaches {local} write to it:\n  \
+             ringbolt demo --address {local}\nthen\n{}",
+            connect(local)
         );
     }
     text
 }
 
-/// The address that other machines know this one by: the source of what goes to the outside.
-fn own_address() -> Option<IpAddr> {
+/// The address that other machines reach this one by: the source address of outgoing packets.
+fn local_address() -> Option<IpAddr> {
     let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
-    // Picks a route and sends nothing; the address is one for documentation (RFC 5737).
+    // Selects a route and sends nothing; 192.0.2.1 is reserved for documentation (RFC 5737).
     socket.connect("192.0.2.1:9").ok()?;
-    let own = socket.local_addr().ok()?.ip();
-    (!own.is_loopback() && !own.is_unspecified()).then_some(own)
+    let local = socket.local_addr().ok()?.ip();
+    (!local.is_loopback() && !local.is_unspecified()).then_some(local)
 }
 
-/// Processor time of a reactor's thread so far.
-fn used_ns(remote: &Remote) -> Result<u64, Failure> {
-    remote.call(|_| sys::thread_cpu_ns()).map_err(Failure::machine)
+/// CPU time of a reactor's thread so far.
+fn cpu_ns(remote: &ReactorHandle) -> Result<u64, CommandError> {
+    remote.call(|_| os::thread_cpu_ns()).map_err(CommandError::environment)
 }
 
-fn table(result: &JobResult, target_ns: u64, machine: &Machine) -> String {
+fn table(result: &JobResult, target_ns: u64, runtime: &ReactorRuntime) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_header(["", "IOPS", "bandwidth", "mean latency", "p99 latency"]);
     for direction in [Direction::Read, Direction::Write] {
-        let side = result.side(direction);
+        let side = result.direction(direction);
         let ns = |ticks: u64| format_ns(clock::ticks_to_ns(ticks) as f64);
         table.add_row([
             direction.name().to_string(),
@@ -197,55 +204,59 @@ fn table(result: &JobResult, target_ns: u64, machine: &Machine) -> String {
     }
     let per_io = |ns: u64| format_ns(ns as f64 / result.total_ios().max(1) as f64);
     format!(
-        "{table}\nCPU an I/O: target {}, initiator {} (checking included)\nchecked: {} blocks, {} wrong; memory: {} MiB of buffers, {} MiB of the process",
+        "{table}\nCPU per I/O: target {}, initiator {} (verification included)\nverified: {} blocks, {} wrong; memory: {} MiB of buffers, {} MiB of the process",
         per_io(target_ns),
         per_io(result.usage.cpu_ns),
         result.checked_blocks,
         result.mismatch_count,
-        machine.arena.taken_bytes() >> 20,
+        runtime.arena.allocated_bytes() >> 20,
         resident_bytes() >> 20,
     )
 }
 
-fn verdict(result: &JobResult) -> Result<(), Failure> {
+/// Fails if an I/O failed, never completed or returned wrong data.
+fn check(result: &JobResult) -> Result<(), CommandError> {
     if let Some(mismatch) = result.mismatches.first() {
-        return Err(Failure::work(format!(
+        return Err(CommandError::operation(format!(
             "{} block(s) wrong; the first: {mismatch}",
             result.mismatch_count
         )));
     }
     if let Some(failure) = result.failures.first() {
-        return Err(Failure::work(format!("{} I/O(s) failed; the first: {failure}", result.errors)));
+        return Err(CommandError::operation(format!(
+            "{} I/O(s) failed; the first: {failure}",
+            result.errors
+        )));
     }
     if !result.is_clean() || result.total_ios() == 0 {
-        return Err(Failure::work(format!(
-            "{} I/O(s) done, {} never came back",
+        return Err(CommandError::operation(format!(
+            "{} I/O(s) completed, {} never completed",
             result.total_ios(),
-            result.stuck
+            result.never_completed
         )));
     }
     Ok(())
 }
 
-/// proc(5): the second number of `statm` is resident pages.
+/// Resident memory of this process; the second field of `statm` is in pages (proc(5)).
 fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = statm.split_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
     pages * rustix::param::page_size() as u64
 }
 
-impl Scratch {
-    /// Beside other temporary files, for this user alone.
-    fn new() -> std::io::Result<Scratch> {
+impl TemporaryDirectory {
+    /// Creates it with mode 0700.
+    fn new() -> std::io::Result<TemporaryDirectory> {
         use std::os::unix::fs::DirBuilderExt;
         let name = format!("ringbolt-demo-{}-{:x}", std::process::id(), clock::ticks());
         let path = std::env::temp_dir().join(name);
         std::fs::DirBuilder::new().mode(0o700).create(&path)?;
-        Ok(Scratch(path))
+        Ok(TemporaryDirectory(path))
     }
 }
 
-impl Drop for Scratch {
+impl Drop for TemporaryDirectory {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -256,13 +267,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_machine_is_told_an_address_that_it_can_reach() {
-        let own = Some(IpAddr::from([192, 168, 0, 7]));
-        let text = invitation(IpAddr::from([127, 0, 0, 1]), own, 4420);
+    fn instructions_for_other_machines_have_a_reachable_address() {
+        let local = Some(IpAddr::from([192, 168, 0, 7]));
+        let text = connect_instructions(IpAddr::from([127, 0, 0, 1]), local, 4420);
         assert!(text.contains("nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn."), "{text}");
         assert!(text.contains("nvme connect -t tcp -a 192.168.0.7 -s 4420 -n nqn."), "{text}");
         assert!(text.contains("ringbolt demo --address 192.168.0.7"), "{text}");
-        let text = invitation(IpAddr::from([10, 0, 0, 1]), own, 4421);
+        let text = connect_instructions(IpAddr::from([10, 0, 0, 1]), local, 4421);
         assert!(text.contains("-a 10.0.0.1 -s 4421") && !text.contains("192.168"), "{text}");
     }
 }

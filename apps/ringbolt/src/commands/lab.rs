@@ -12,10 +12,11 @@ mod plan;
 mod report;
 mod run;
 mod served;
+mod watchdog;
 
 use clap::Subcommand;
 
-use crate::failure::Failure;
+use crate::command_error::CommandError;
 
 /// The lab's commands.
 #[derive(Subcommand)]
@@ -38,10 +39,13 @@ pub(crate) enum Lab {
     Export(export::Export),
     /// Read what fio wrote, and print one row for each job and direction
     Import(import::Import),
+    /// Kill the processes of a run when it has ended; `lab run` starts it
+    #[command(hide = true)]
+    Watchdog,
 }
 
 /// Runs one of them to its end.
-pub(crate) fn run(command: Lab) -> Result<(), Failure> {
+pub(crate) fn run(command: Lab) -> Result<(), CommandError> {
     match command {
         Lab::Doctor(options) => doctor::run(&options),
         Lab::List(options) => list::run(&options),
@@ -52,5 +56,6 @@ pub(crate) fn run(command: Lab) -> Result<(), Failure> {
         Lab::Advise(options) => advise::run(&options),
         Lab::Export(options) => export::run(&options),
         Lab::Import(options) => import::run(&options),
+        Lab::Watchdog => watchdog::run(),
     }
 }

@@ -1,82 +1,82 @@
-//! Device models: what profiles there are, what is in them, and how well they meet what was published.
+//! `ringbolt model`: lists and checks device model profiles, and compares models with published figures.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, Table};
-use model::{Effort, Profile, Report, fit};
+use device_model::{DeviceProfile, FitEffort, FitReport, fit};
 use serde_json::{Value, json};
 
-use crate::failure::Failure;
-use crate::say::say;
+use crate::command_error::CommandError;
+use crate::console::stdout_line;
 
-/// The commands about models.
+/// The subcommands of `ringbolt model`.
 #[derive(Subcommand)]
-pub(crate) enum Model {
-    /// List the profiles that are shipped
+pub(crate) enum ModelCommand {
+    /// List the built-in profiles
     List,
-    /// Print a profile, to start an own one from
+    /// Print a built-in profile, as a template for another
     #[command(after_help = "Example:\n  ringbolt model show samsung-980-pro > mine.toml")]
     Show {
         /// Name of a profile
         profile: String,
     },
-    /// Run a model under the loads of its targets and compare
+    /// Simulate the published workloads of a profile and compare the results
     #[command(
         after_help = "Examples:\n  ringbolt model fit samsung-980-pro\n  ringbolt model fit mine.toml --json"
     )]
-    Fit(Fit),
-    /// Check a file
+    Fit(FitArgs),
+    /// Check a profile file for errors
     Check {
-        /// The file
+        /// Profile file
         file: PathBuf,
     },
 }
 
-/// What is compared.
+/// Arguments of `ringbolt model fit`.
 #[derive(Args)]
-pub(crate) struct Fit {
-    /// Name of a profile, or a file
+pub(crate) struct FitArgs {
+    /// Name of a built-in profile, or path of a file
     profile: String,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Simulate a tenth, for a first look
+    /// Simulate a tenth of the commands, for a quick estimate
     #[arg(long)]
     quick: bool,
-    /// Decides positions and latencies
+    /// Seed of positions and latencies
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
-/// Runs one of them to its end.
-pub(crate) fn run(command: Model) -> Result<(), Failure> {
+/// Runs a subcommand of `ringbolt model`.
+pub(crate) fn run(command: ModelCommand) -> Result<(), CommandError> {
     match command {
-        Model::List => list(),
-        Model::Show { profile } => match Profile::shipped_text(&profile) {
+        ModelCommand::List => list(),
+        ModelCommand::Show { profile } => match DeviceProfile::shipped_text(&profile) {
             Some(text) => {
-                say!("{}", text.trim_end());
+                stdout_line!("{}", text.trim_end());
                 Ok(())
             }
-            None => Profile::shipped(&profile).map(drop).map_err(Failure::usage),
+            None => DeviceProfile::shipped(&profile).map(drop).map_err(CommandError::usage),
         },
-        Model::Fit(options) => compare(&options),
-        Model::Check { file } => {
+        ModelCommand::Fit(options) => compare(&options),
+        ModelCommand::Check { file } => {
             let profile = read(&file.display().to_string())?;
-            say!("{}: a profile of {}", file.display(), profile.title);
+            stdout_line!("{}: a profile of {}", file.display(), profile.title);
             Ok(())
         }
     }
 }
 
-/// A file where there is a path, otherwise one that is shipped.
-fn read(name: &str) -> Result<Profile, Failure> {
+/// Reads a profile: a file if `name` has a `/` or ends in `.toml`, otherwise a built-in one.
+fn read(name: &str) -> Result<DeviceProfile, CommandError> {
     if !name.contains('/') && !name.ends_with(".toml") {
-        return Profile::shipped(name).map_err(Failure::usage);
+        return DeviceProfile::shipped(name).map_err(CommandError::usage);
     }
-    let wrong = |error: &dyn std::fmt::Display| Failure::config(format!("{name}: {error}"));
-    let text = std::fs::read_to_string(name).map_err(|error| wrong(&error))?;
-    Profile::parse(&text).map_err(|error| wrong(&error))
+    let invalid = |error: &dyn std::fmt::Display| CommandError::config(format!("{name}: {error}"));
+    let text = std::fs::read_to_string(name).map_err(|error| invalid(&error))?;
+    DeviceProfile::parse(&text).map_err(|error| invalid(&error))
 }
 
 fn table(header: &[&str]) -> Table {
@@ -86,24 +86,24 @@ fn table(header: &[&str]) -> Table {
     table
 }
 
-fn list() -> Result<(), Failure> {
-    let mut table = table(&["name", "capacity", "what it is"]);
-    for name in Profile::shipped_names() {
-        let profile = Profile::shipped(name).map_err(Failure::work)?;
+fn list() -> Result<(), CommandError> {
+    let mut table = table(&["name", "capacity", "description"]);
+    for name in DeviceProfile::shipped_names() {
+        let profile = DeviceProfile::shipped(name).map_err(CommandError::operation)?;
         let capacity = format!("{} GB", profile.device.capacity_gb);
         table.add_row([name, &capacity, &profile.title]);
     }
-    say!("{table}");
+    stdout_line!("{table}");
     Ok(())
 }
 
-fn compare(options: &Fit) -> Result<(), Failure> {
+fn compare(options: &FitArgs) -> Result<(), CommandError> {
     let profile = read(&options.profile)?;
-    let effort = if options.quick { Effort::QUICK } else { Effort::FULL };
+    let effort = if options.quick { FitEffort::QUICK } else { FitEffort::FULL };
     let report = fit(&profile, &effort, options.seed);
     if options.json {
-        let text = serde_json::to_string_pretty(&as_json(&report)).map_err(Failure::work)?;
-        say!("{text}");
+        let text = serde_json::to_string_pretty(&as_json(&report)).map_err(CommandError::operation)?;
+        stdout_line!("{text}");
         return Ok(());
     }
     let mut table = table(&["load", "metric", "published", "model", "error", "source"]);
@@ -136,18 +136,20 @@ fn compare(options: &Fit) -> Result<(), Failure> {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    let (met, all) = (report.met(), report.counted().count());
+    let (met, all) = (report.met_count(), report.counted().count());
     let mean = report.mean_error_percent();
-    let (name, goal) = (&report.profile, model::GOAL_PERCENT);
-    say!("{table}\n\n{name}: {met} of {all} within {goal} %, mean error {mean:.1} %; ! is beyond");
+    let (name, goal) = (&report.profile, device_model::FIT_TOLERANCE_PERCENT);
+    stdout_line!(
+        "{table}\n\n{name}: {met} of {all} within {goal} %, mean error {mean:.1} %; ! marks the others"
+    );
     for (number, reason) in reasons.iter().enumerate() {
         let rows = report.rows.iter().filter(|row| row.target.excluded.as_ref() == Some(*reason)).count();
-        say!("[{}] {rows} not counted: {reason}", number + 1);
+        stdout_line!("[{}] {rows} not counted: {reason}", number + 1);
     }
     Ok(())
 }
 
-fn load(row: &model::Row) -> String {
+fn load(row: &device_model::FitRow) -> String {
     let target = &row.target;
     let mut text = format!("{} {} qd {}", target.rw.name(), size(target.bs), target.qd);
     if target.devices > 1 {
@@ -156,14 +158,14 @@ fn load(row: &model::Row) -> String {
     if let Some(beside) = target.beside {
         text += &format!(" beside {} {} qd {}", beside.rw.name(), size(beside.bs), beside.qd);
     }
-    if target.state == model::State::Fresh { text + ", fresh" } else { text }
+    if target.state == device_model::MediaState::Fresh { text + ", fresh" } else { text }
 }
 
 fn size(bytes: u32) -> String {
     if bytes.is_multiple_of(1024) { format!("{}k", bytes / 1024) } else { bytes.to_string() }
 }
 
-fn as_json(report: &Report) -> Value {
+fn as_json(report: &FitReport) -> Value {
     let rows = report.rows.iter().map(|row| {
         let target = &row.target;
         let beside = target.beside.map(|b| json!({ "rw": b.rw.name(), "bs": b.bs, "qd": b.qd }));
@@ -187,7 +189,7 @@ fn as_json(report: &Report) -> Value {
     });
     json!({
         "profile": report.profile,
-        "met": report.met(),
+        "met": report.met_count(),
         "targets": report.rows.len(),
         "counted": report.counted().count(),
         "mean_error_percent": report.mean_error_percent(),
@@ -201,15 +203,15 @@ mod tests {
 
     #[test]
     fn a_report_holds_every_target() {
-        let profile = Profile::shipped("intel-p4800x").unwrap();
-        let report = as_json(&fit(&profile, &Effort::QUICK, 1));
+        let profile = DeviceProfile::shipped("intel-p4800x").unwrap();
+        let report = as_json(&fit(&profile, &FitEffort::QUICK, 1));
         assert_eq!(report["rows"].as_array().unwrap().len(), profile.target.len());
         assert_eq!(report["rows"][0]["metric"], "mean_us");
         assert_eq!(report["targets"], profile.target.len());
     }
 
     #[test]
-    fn a_profile_that_is_not_there_is_a_usage_error() {
+    fn a_missing_profile_has_a_helpful_error() {
         let error = read("floppy").unwrap_err().to_string();
         assert!(error.contains("samsung-980-pro"), "{error}");
         let error = read("/nonexistent.toml").unwrap_err().to_string();

@@ -1,41 +1,41 @@
-//! NVMe controllers of this machine.
+//! `ringbolt nvme`: tools for NVMe controllers.
 
+mod admin;
 mod bind;
 mod session;
-mod tool;
 
 use clap::Subcommand;
 
-use crate::failure::Failure;
+use crate::command_error::CommandError;
 
-/// What can be done with the controllers.
+/// The subcommands of `ringbolt nvme`.
 #[derive(Subcommand)]
-pub(crate) enum Nvme {
-    /// Take controllers from the kernel for user-space drivers, and give them back
-    Bind(bind::Bind),
-    /// Show controllers, and the namespaces of those that are named
-    List(tool::List),
-    /// Show what a controller or a namespace says of itself
-    Identify(tool::IdentifyArgs),
+pub(crate) enum NvmeCommand {
+    /// Bind controllers to user-space drivers, and return them to the kernel
+    Bind(bind::BindArgs),
+    /// List PCI controllers, and controllers given by URI with their namespaces
+    List(admin::ListArgs),
+    /// Show the Identify data of a controller or namespace
+    Identify(admin::IdentifyArgs),
     /// Show a log page
-    Log(tool::Log),
-    /// Format a namespace, which destroys what is on it
-    Format(tool::Format),
+    Log(admin::LogArgs),
+    /// Format a namespace (destroys its data)
+    Format(admin::FormatArgs),
     /// Reset a controller
-    Reset(tool::Reset),
-    /// Show what a discovery controller tells of
-    Discover(tool::Discover),
+    Reset(admin::ResetArgs),
+    /// Show the records of a discovery controller
+    Discover(admin::DiscoverArgs),
 }
 
-/// Runs one of them.
-pub(crate) fn run(command: Nvme) -> Result<(), Failure> {
+/// Runs a subcommand of `ringbolt nvme`.
+pub(crate) fn run(command: NvmeCommand) -> Result<(), CommandError> {
     match command {
-        Nvme::Bind(options) => bind::run(&options),
-        Nvme::List(options) => tool::list(&options),
-        Nvme::Identify(options) => tool::identify(&options),
-        Nvme::Log(options) => tool::log(&options),
-        Nvme::Format(options) => tool::format(&options),
-        Nvme::Reset(options) => tool::reset(&options),
-        Nvme::Discover(options) => tool::discover(&options),
+        NvmeCommand::Bind(options) => bind::run(&options),
+        NvmeCommand::List(options) => admin::list(&options),
+        NvmeCommand::Identify(options) => admin::identify(&options),
+        NvmeCommand::Log(options) => admin::log(&options),
+        NvmeCommand::Format(options) => admin::format(&options),
+        NvmeCommand::Reset(options) => admin::reset(&options),
+        NvmeCommand::Discover(options) => admin::discover(&options),
     }
 }

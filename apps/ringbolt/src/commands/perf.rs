@@ -1,4 +1,4 @@
-//! The load generator's front: fio's options in, fio's results out.
+//! `ringbolt perf`: the load generator with fio's options and fio's results.
 
 mod options;
 mod text;
@@ -9,27 +9,29 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Instant, SystemTime};
 
 use bdev::Registry;
+use control::ConfigFile;
 use workload::devices::{self, Disk, DiskStats};
-use workload::fio::{Reported, RunReport};
+use workload::fio::{ReportedJob, RunReport};
 use workload::jobfile::{EngineName, Job, Lookup, Plan};
 use workload::{Conductor, Finished, JobResult, RunError, Stage};
 
+use crate::app::{self, App};
 use crate::cli::{self, Perf};
-use crate::config::Config;
-use crate::failure::Failure;
-use crate::machine::Machine;
-use crate::say::complain;
-use crate::state::App;
+use crate::command_error::CommandError;
+use crate::console::stderr_line;
+use crate::reactor_runtime::ReactorRuntime;
 
-use options::{Format, Run, Watch};
+use options::{PerfOutputFormat, ProgressReporter, RunOptions};
 
-/// The files and variables of this machine.
-struct Here;
+/// Resolves job files and environment variables on this machine.
+struct SystemLookup;
 
-impl Lookup for Here {
+impl Lookup for SystemLookup {
     fn file(&self, path: &str) -> Result<String, String> {
         if path == "-" {
-            return Err("job files are read by every process of theirs, so that - will not do".to_string());
+            return Err(
+                "standard input is not supported: each job process reads the job file again".to_string()
+            );
         }
         std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))
     }
@@ -39,30 +41,31 @@ impl Lookup for Here {
     }
 }
 
-pub(crate) fn run(command: &Perf) -> Result<(), Failure> {
-    // The process of a job is told so in its first word.
-    let (seat, words) = match command.words.split_first() {
+pub(crate) fn run(command: &Perf) -> Result<(), CommandError> {
+    // A job's worker process has --worker=JOB:COPY as its first argument.
+    let (worker, arguments) = match command.arguments.split_first() {
         Some((first, rest)) if first.starts_with("--worker=") => (first.strip_prefix("--worker="), rest),
-        _ => (None, command.words.as_slice()),
+        _ => (None, command.arguments.as_slice()),
     };
-    let plan = workload::jobfile::plan(words, &Here).map_err(Failure::usage)?;
-    if let Some(seat) = seat {
-        // Ctrl-C goes to the parent, which ends its processes when it has heard of it.
+    let plan = workload::jobfile::plan(arguments, &SystemLookup).map_err(CommandError::usage)?;
+    if let Some(worker) = worker {
+        // Ctrl-C goes to the whole process group; the parent handles it and stops the workers.
         let ignored = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(signal_hook::consts::SIGINT, ignored).map_err(Failure::machine)?;
-        return workload::worker(&plan, seat).map_err(failure);
+        signal_hook::flag::register(signal_hook::consts::SIGINT, ignored)
+            .map_err(CommandError::environment)?;
+        return workload::worker(&plan, worker).map_err(command_error);
     }
-    let run = Run::new(&plan)?;
+    let run = RunOptions::new(&plan)?;
     if run.cmdhelp {
         return print(&options::help());
     }
     if plan.jobs.is_empty() {
-        return Err(Failure::usage(
+        return Err(CommandError::usage(
             "no job; for example `ringbolt perf --filename=null:1g --rw=randread --iodepth=128 --time_based --runtime=5s`",
         ));
     }
     if let Some(job) = plan.jobs.iter().find(|job| run.readonly && job.spec.workload.writes()) {
-        return Err(Failure::usage(format!("--readonly: {} writes", job.spec.name)));
+        return Err(CommandError::usage(format!("--readonly: job {} writes", job.spec.name)));
     }
     if run.showcmd {
         return print(&options::show(&plan));
@@ -73,35 +76,37 @@ pub(crate) fn run(command: &Perf) -> Result<(), Failure> {
     measure(&plan, &run)
 }
 
-fn measure(plan: &Plan, run: &Run) -> Result<(), Failure> {
-    let stage = Stand::new(plan, run)?;
+fn measure(plan: &Plan, run: &RunOptions) -> Result<(), CommandError> {
+    let stage = BdevRuntime::new(plan, run)?;
     let disks = devices::disks(&plan.jobs);
     for job in &plan.jobs {
         let Some(scheduler) = &job.scheduler else { continue };
-        let own = devices::disks(std::slice::from_ref(job));
-        if own.is_empty() {
+        let job_disks = devices::disks(std::slice::from_ref(job));
+        if job_disks.is_empty() {
             let name = &job.spec.name;
-            return Err(Failure::usage(format!("--ioscheduler={scheduler}: {name} has no block device")));
+            return Err(CommandError::usage(format!(
+                "--ioscheduler={scheduler}: {name} has no block device"
+            )));
         }
-        own.iter().try_for_each(|disk| disk.set_scheduler(scheduler)).map_err(failure)?;
+        job_disks.iter().try_for_each(|disk| disk.set_scheduler(scheduler)).map_err(command_error)?;
     }
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone()).map_err(Failure::machine)?;
+        signal_hook::flag::register(signal, stop.clone()).map_err(CommandError::environment)?;
     }
-    let own = std::env::current_exe().map_err(Failure::machine)?;
+    let executable = std::env::current_exe().map_err(CommandError::environment)?;
     let conductor = Conductor {
         plan,
-        stage: stage.as_ref().map(|stand| &stand.stage),
-        worker: vec![own.to_string_lossy().into_owned(), "perf".to_string()],
+        stage: stage.as_ref().map(|runtime| &runtime.stage),
+        worker: vec![executable.to_string_lossy().into_owned(), "perf".to_string()],
         stop,
     };
-    let (begun, before) = (Instant::now(), counted(&disks));
+    let (begun, before) = (Instant::now(), disk_stats(&disks));
     let workers_before = workload::kernel_workers_ns();
-    let mut watch = Watch::new(run, plan);
-    let finished = conductor.run(&mut |totals| watch.look(totals)).map_err(failure)?;
+    let mut watch = ProgressReporter::new(run, plan);
+    let finished = conductor.run(&mut |totals| watch.update(totals)).map_err(command_error)?;
     let elapsed_ms = begun.elapsed().as_millis() as u64;
-    let used = before.into_iter().zip(counted(&disks)).zip(&disks);
+    let used = before.into_iter().zip(disk_stats(&disks)).zip(&disks);
     let report = RunReport {
         globals: plan.globals.clone(),
         disks: used.map(|((then, now), disk)| (disk.name.clone(), now.since(then), elapsed_ms)).collect(),
@@ -109,141 +114,151 @@ fn measure(plan: &Plan, run: &Run) -> Result<(), Failure> {
         jobs: reported(plan, run, &finished),
         at: SystemTime::now(),
     };
-    if let Some(stand) = stage {
-        stand.machine.reactors.stop();
+    if let Some(runtime) = stage {
+        runtime.reactors.reactors.stop();
     }
     write(run, &report)?;
-    verdict(&finished)
+    check_results(&finished)
 }
 
-/// Reactors, where a job needs them.
-struct Stand {
-    machine: Machine,
+/// Reactors and bdevs for the jobs of `ioengine=bdev`.
+struct BdevRuntime {
+    reactors: ReactorRuntime,
     stage: Stage,
 }
 
-impl Stand {
-    fn new(plan: &Plan, run: &Run) -> Result<Option<Stand>, Failure> {
-        let near: Vec<&Job> = plan.jobs.iter().filter(|job| job.engine == Some(EngineName::Bdev)).collect();
-        if near.is_empty() {
+impl BdevRuntime {
+    fn new(plan: &Plan, run: &RunOptions) -> Result<Option<BdevRuntime>, CommandError> {
+        let bdev_jobs: Vec<&Job> =
+            plan.jobs.iter().filter(|job| job.engine == Some(EngineName::Bdev)).collect();
+        if bdev_jobs.is_empty() {
             return Ok(None);
         }
-        let count = near.iter().map(|job| job.numjobs as usize).sum();
-        let mut cpus: Vec<u32> = near.iter().filter_map(|job| job.cpus.clone()).flatten().collect();
+        let count = bdev_jobs.iter().map(|job| job.numjobs as usize).sum();
+        let mut cpus: Vec<u32> = bdev_jobs.iter().filter_map(|job| job.cpus.clone()).flatten().collect();
         cpus.sort_unstable();
         cpus.dedup();
         let list: Vec<String> = cpus.iter().map(u32::to_string).collect();
         let cores = (!list.is_empty()).then(|| list.join(","));
-        // A device in another process reads and writes our memory.
+        // A vfio-user device, in another process, maps the I/O buffers.
         let shared =
-            near.iter().any(|job| job.filenames.iter().any(|name| name.starts_with("nvme+vfio-user")));
-        let machine = Machine::start_with(&run.machine, cores.as_deref(), count, shared)?;
+            bdev_jobs.iter().any(|job| job.filenames.iter().any(|name| name.starts_with("nvme+vfio-user")));
+        let reactors = ReactorRuntime::start_with(&run.reactor_options, cores.as_deref(), count, shared)?;
         let registry = Registry::new();
-        let app = App::new(registry.clone(), machine.reactors()?, None);
+        control::logging::init();
+        let app =
+            App::start(registry.clone(), reactors.reactors()?, None).map_err(CommandError::environment)?;
         if let Some(path) = &run.config {
-            Config::read(path)?.apply(&app).map_err(|error| Failure::config(error.message))?;
+            let config = ConfigFile::read(path, &app::catalog()).map_err(CommandError::config)?;
+            config.apply(&app.control).map_err(|error| CommandError::config(error.message))?;
         }
-        let remotes = machine.remotes().to_vec();
+        let remotes = reactors.handles().to_vec();
         let cpus = cores.is_some().then_some(cpus);
-        Ok(Some(Stand { machine, stage: Stage { registry, remotes, cpus } }))
+        Ok(Some(BdevRuntime { reactors, stage: Stage { registry, remotes, cpus } }))
     }
 }
 
-fn counted(disks: &[Disk]) -> Vec<DiskStats> {
+fn disk_stats(disks: &[Disk]) -> Vec<DiskStats> {
     disks.iter().map(|disk| disk.stats().unwrap_or_default()).collect()
 }
 
-/// Every copy of a job, or one for each group of those that are grouped.
-fn reported(plan: &Plan, run: &Run, finished: &[Finished]) -> Vec<Reported> {
-    let mut entries: Vec<Reported> = Vec::new();
+/// One entry for each copy of a job, or with `group_reporting`, for each group.
+fn reported(plan: &Plan, run: &RunOptions, finished: &[Finished]) -> Vec<ReportedJob> {
+    let mut entries: Vec<ReportedJob> = Vec::new();
     let mut costs: Vec<Option<Option<f64>>> = vec![None; plan.jobs.len()];
-    for (index, one) in finished.iter().enumerate() {
-        let job = &plan.jobs[one.job];
-        let grouped = |entry: &&mut Reported| entry.group == one.group && entry.job.group_reporting;
+    for (index, copy) in finished.iter().enumerate() {
+        let job = &plan.jobs[copy.job];
+        let grouped = |entry: &&mut ReportedJob| entry.group == copy.group && entry.job.group_reporting;
         if job.group_reporting
             && let Some(entry) = entries.iter_mut().find(grouped)
         {
-            let both = [entry.result.clone(), one.result.clone()];
-            entry.result = JobResult::merged(&both).unwrap_or_else(|| one.result.clone());
+            let both = [entry.result.clone(), copy.result.clone()];
+            entry.result = JobResult::merged(&both).unwrap_or_else(|| copy.result.clone());
             continue;
         }
         let cost = if run.generator_cost {
-            *costs[one.job].get_or_insert_with(|| workload::generator_cost_ns(job))
+            *costs[copy.job].get_or_insert_with(|| workload::generator_cost_ns(job))
         } else {
             None
         };
-        entries.push(Reported {
+        entries.push(ReportedJob {
             job: job.clone(),
-            group: one.group,
+            group: copy.group,
             index: (!job.group_reporting).then_some(index),
-            result: one.result.clone(),
+            result: copy.result.clone(),
             generator_cost_ns: cost,
         });
     }
     entries
 }
 
-fn failure(error: RunError) -> Failure {
-    if error.is_usage() { Failure::usage(error) } else { Failure::machine(error) }
+fn command_error(error: RunError) -> CommandError {
+    if error.is_usage() { CommandError::usage(error) } else { CommandError::environment(error) }
 }
 
-fn write(run: &Run, report: &RunReport) -> Result<(), Failure> {
+fn write(run: &RunOptions, report: &RunReport) -> Result<(), CommandError> {
     let mut text = String::new();
     for format in &run.formats {
         text.push_str(&match format {
-            Format::Normal => text::report(report),
-            Format::Json | Format::JsonPlus => {
-                let document = workload::fio::document(report, *format == Format::JsonPlus);
-                serde_json::to_string_pretty(&document).map_err(Failure::work)? + "\n"
+            PerfOutputFormat::Normal => text::report(report),
+            PerfOutputFormat::Json | PerfOutputFormat::JsonPlus => {
+                let document = workload::fio::document(report, *format == PerfOutputFormat::JsonPlus);
+                serde_json::to_string_pretty(&document).map_err(CommandError::operation)? + "\n"
             }
         });
     }
     match &run.output {
         Some(path) => std::fs::write(path, text)
-            .map_err(|error| Failure::work(format!("--output={}: {error}", path.display()))),
+            .map_err(|error| CommandError::operation(format!("--output={}: {error}", path.display()))),
         None => print(&text),
     }
 }
 
-fn print(text: &str) -> Result<(), Failure> {
+fn print(text: &str) -> Result<(), CommandError> {
     match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::work(error)),
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CommandError::operation(error)),
         _ => Ok(()),
     }
 }
 
-/// The first thing that went wrong, if any did.
-fn verdict(finished: &[Finished]) -> Result<(), Failure> {
+/// The first error of all jobs, if there is one.
+fn check_results(finished: &[Finished]) -> Result<(), CommandError> {
     for result in finished.iter().map(|one| &one.result) {
         if let Some(error) = &result.log_error {
-            return Err(Failure::work(format!("{}: its logs: {error}", result.spec.name)));
+            return Err(CommandError::operation(format!("{}: writing logs: {error}", result.spec.name)));
         }
-        if result.lost_entries > 0 {
-            complain!(
-                "ringbolt: {}: {} entries of logs were too many",
+        if result.dropped_log_entries > 0 {
+            stderr_line!(
+                "ringbolt: {}: {} log entries were dropped: the log is full",
                 result.spec.name,
-                result.lost_entries
+                result.dropped_log_entries
             );
         }
     }
     let bad = finished.iter().map(|one| &one.result).find(|result| !result.is_clean());
     let Some(result) = bad else { return Ok(()) };
     if let Some(mismatch) = result.mismatches.first() {
-        return Err(Failure::work(format!(
+        return Err(CommandError::operation(format!(
             "verify: {} block(s) wrong; the first: {mismatch}",
             result.mismatch_count
         )));
     }
     if let Some(failure) = result.failures.first() {
-        return Err(Failure::work(format!("{} I/O(s) failed; the first: {failure}", result.errors)));
+        return Err(CommandError::operation(format!(
+            "{} I/O(s) failed; the first: {failure}",
+            result.errors
+        )));
     }
     if result.errors > 0 {
-        return Err(Failure::work(format!("{}: an I/O took longer than --max_latency", result.spec.name)));
+        return Err(CommandError::operation(format!(
+            "{}: an I/O took longer than --max_latency",
+            result.spec.name
+        )));
     }
-    Err(Failure::work(format!("{} I/O(s) never came back", result.stuck)))
+    Err(CommandError::operation(format!("{} I/O(s) never completed", result.never_completed)))
 }
 
-/// Of the reactors' options, as `cli` has them.
-fn machine_options(idle: cli::Idle, memory: String, engine: cli::EngineChoice) -> cli::Machine {
-    cli::Machine { idle, memory, engine }
+/// Reactor options from `perf`'s own options.
+fn machine_options(idle: cli::Idle, memory: String, engine: cli::EngineChoice) -> cli::ReactorOptions {
+    cli::ReactorOptions { idle, memory, engine }
 }

@@ -1,14 +1,14 @@
-//! The RPC client.
+//! `ringbolt rpc`: the JSON-RPC client.
 
 use std::time::Duration;
 
+use control::client::{self, CallError};
 use serde_json::{Map, Value};
 
 use crate::cli::Rpc;
-use crate::failure::{Failure, Kind};
-use crate::rpc::client::{self, CallError};
+use crate::command_error::{CommandError, ExitStatus};
 
-pub(crate) fn run(options: Rpc) -> Result<(), Failure> {
+pub(crate) fn run(options: Rpc) -> Result<(), CommandError> {
     let timeout = Duration::from_secs(options.timeout.max(1));
     if options.list {
         let names = call(&options, "rpc_get_methods", Value::Null, timeout)?;
@@ -18,49 +18,52 @@ pub(crate) fn run(options: Rpc) -> Result<(), Failure> {
     let method = options.method.as_deref().unwrap_or_default();
     let params = parameters(options.json.as_deref(), &options.parameters)?;
     let result = call(&options, method, params, timeout)?;
-    print(&serde_json::to_string_pretty(&result).map_err(Failure::work)?)
+    print(&serde_json::to_string_pretty(&result).map_err(CommandError::operation)?)
 }
 
-fn call(options: &Rpc, method: &str, params: Value, timeout: Duration) -> Result<Value, Failure> {
+fn call(options: &Rpc, method: &str, params: Value, timeout: Duration) -> Result<Value, CommandError> {
     client::call(&options.rpc_socket, method, params, timeout).map_err(|error| match error {
-        CallError::Connect { .. } => Failure::new(Kind::NoServer, error),
-        CallError::Broken(_) => Failure::new(Kind::NoServer, error),
-        CallError::Refused(_) => Failure::work(format!("{method}: {error}")),
+        CallError::Connect { .. } => CommandError::new(ExitStatus::NoServer, error),
+        CallError::Disconnected(_) => CommandError::new(ExitStatus::NoServer, error),
+        CallError::Rejected(_) => CommandError::operation(format!("{method}: {error}")),
     })
 }
 
-/// A reader that is gone, as `head` is, is no failure.
-fn print(text: &str) -> Result<(), Failure> {
+/// Prints to standard output. A closed pipe, as with `head`, is not an error.
+fn print(text: &str) -> Result<(), CommandError> {
     use std::io::Write;
     match writeln!(std::io::stdout(), "{text}") {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::work(error)),
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CommandError::operation(error)),
         _ => Ok(()),
     }
 }
 
-/// The parameters: `json`, with each of `pairs` put in.
-fn parameters(json: Option<&str>, pairs: &[String]) -> Result<Value, Failure> {
+/// The parameters: the object `json`, with each `KEY=VALUE` of `pairs` inserted.
+fn parameters(json: Option<&str>, pairs: &[String]) -> Result<Value, CommandError> {
     let mut object = match json.map(serde_json::from_str) {
         None if pairs.is_empty() => return Ok(Value::Null),
         None => Map::new(),
         Some(Ok(Value::Object(object))) => object,
-        Some(Ok(_)) => return Err(Failure::usage("--json is to be an object, as '{\"name\":\"Malloc0\"}'")),
-        Some(Err(error)) => return Err(Failure::usage(format!("--json: {error}"))),
+        Some(Ok(_)) => {
+            return Err(CommandError::usage("--json must be an object, as '{\"name\":\"Malloc0\"}'"));
+        }
+        Some(Err(error)) => return Err(CommandError::usage(format!("--json: {error}"))),
     };
     for pair in pairs {
-        let wrong = || Failure::usage(format!("'{pair}' is not KEY=VALUE, as name=Malloc0"));
-        let (key, text) = pair.split_once('=').ok_or_else(wrong)?;
+        let invalid = || CommandError::usage(format!("'{pair}' is not KEY=VALUE, as name=Malloc0"));
+        let (key, text) = pair.split_once('=').ok_or_else(invalid)?;
         let value = serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_string()));
         let keys: Vec<&str> = key.split('.').collect();
-        if keys.iter().any(|key| key.is_empty()) || !put(&mut object, &keys, value) {
-            return Err(wrong());
+        if keys.iter().any(|key| key.is_empty()) || !insert(&mut object, &keys, value) {
+            return Err(invalid());
         }
     }
     Ok(Value::Object(object))
 }
 
-/// Puts a value at a path of names; `false` where something else than an object is in the way.
-fn put(object: &mut Map<String, Value>, keys: &[&str], value: Value) -> bool {
+/// Inserts a value at a path of keys, creating objects on the way. Returns `false` if the path leads
+/// through a value that is not an object.
+fn insert(object: &mut Map<String, Value>, keys: &[&str], value: Value) -> bool {
     match keys {
         [] => false,
         [last] => {
@@ -69,7 +72,7 @@ fn put(object: &mut Map<String, Value>, keys: &[&str], value: Value) -> bool {
         }
         [first, rest @ ..] => {
             let inner = object.entry(*first).or_insert_with(|| Value::Object(Map::new()));
-            inner.as_object_mut().is_some_and(|inner| put(inner, rest, value))
+            inner.as_object_mut().is_some_and(|inner| insert(inner, rest, value))
         }
     }
 }
@@ -85,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_json_where_they_are_json() {
+    fn values_that_parse_as_json_are_json() {
         let pairs = ["a=5", "b=x", "c=true", "d=[1]", "e=\"5\"", "f=", "g=1=2"];
         let expected = json!({ "a": 5, "b": "x", "c": true, "d": [1], "e": "5", "f": "", "g": "1=2" });
         assert_eq!(parse(None, &pairs), Ok(expected));
@@ -93,14 +96,14 @@ mod tests {
     }
 
     #[test]
-    fn dots_nest_and_pairs_change_json() {
+    fn dots_nest_and_pairs_override_json() {
         let json = Some(r#"{"listen_address":{"trtype":"TCP"}}"#);
         let expected = json!({ "listen_address": { "trtype": "TCP", "trsvcid": 4420 }, "nqn": "q" });
         assert_eq!(parse(json, &["listen_address.trsvcid=4420", "nqn=q"]), Ok(expected));
     }
 
     #[test]
-    fn what_cannot_be_says_how() {
+    fn invalid_parameters_have_errors_with_a_hint() {
         for (json, pairs, hint) in [
             (None, ["name"].as_slice(), "KEY=VALUE"),
             (None, &["=x"], "KEY=VALUE"),

@@ -1,4 +1,4 @@
-//! The program, run as its users run it.
+//! Runs the `ringbolt` program: commands, and servers that end with the test.
 #![allow(dead_code)]
 
 use std::io::{BufRead, BufReader};
@@ -15,7 +15,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// An empty folder of this process's own.
+/// Creates an empty temporary directory for this process.
 pub(crate) fn scratch(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("ringbolt-test-{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&path);
@@ -23,17 +23,17 @@ pub(crate) fn scratch(name: &str) -> PathBuf {
     path
 }
 
-/// A server that ends with the test.
-pub(crate) struct Server {
+/// A `ringbolt serve` process, killed on drop.
+pub(crate) struct ServerProcess {
     child: Child,
     pub(crate) socket: PathBuf,
-    /// What it said until it was ready.
+    /// The lines of its standard output up to `ready`.
     pub(crate) printed: Vec<String>,
 }
 
-impl Server {
-    /// Starts one whose socket is named `name`, and waits until it is ready.
-    pub(crate) fn start(directory: &Path, name: &str, arguments: &[&str]) -> Server {
+impl ServerProcess {
+    /// Starts a server with the RPC socket `name` and waits until it is ready.
+    pub(crate) fn start(directory: &Path, name: &str, arguments: &[&str]) -> ServerProcess {
         let socket = directory.join(format!("{name}.sock"));
         let mut child = Command::new(env!("CARGO_BIN_EXE_ringbolt"))
             .args(["serve", "-r", socket.to_str().unwrap()])
@@ -51,17 +51,17 @@ impl Server {
             }
         }
         assert_eq!(printed.last().map(String::as_str), Some("ready"), "{name}");
-        Server { child, socket, printed }
+        ServerProcess { child, socket, printed }
     }
 
-    /// The same with a configuration.
-    pub(crate) fn configured(directory: &Path, name: &str, config: &Value) -> Server {
+    /// Starts a server with a configuration file.
+    pub(crate) fn configured(directory: &Path, name: &str, config: &Value) -> ServerProcess {
         let file = directory.join(format!("{name}.json"));
         std::fs::write(&file, config.to_string()).unwrap();
-        Server::start(directory, name, &["-c", file.to_str().unwrap()])
+        ServerProcess::start(directory, name, &["-c", file.to_str().unwrap()])
     }
 
-    /// The port of 127.0.0.1 that it listens on.
+    /// The TCP port that it listens on.
     pub(crate) fn port(&self) -> String {
         let line = self.printed.iter().find(|line| line.starts_with("listening: TCP 127.0.0.1:"));
         line.unwrap().split([':', ' ']).nth(4).unwrap().to_string()
@@ -84,14 +84,14 @@ impl Server {
         status.code()
     }
 
-    /// SIGKILL, as when the machine under it is gone.
+    /// Kills it with SIGKILL, which simulates the loss of its machine.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

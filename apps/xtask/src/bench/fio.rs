@@ -1,4 +1,4 @@
-//! Beside fio: the same job, fio's and ours in turn.
+//! Comparison with fio: the same job, run by fio and by `ringbolt perf` one after the other.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,37 +8,37 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 
 use super::load::perf;
-use super::metric::Metric;
-use super::process::{Process, describe};
-use super::{Outcome, Sample, Setting};
+use super::metric::BenchMetric;
+use super::process::{ChildProcess, describe};
+use super::{Measurement, RunContext, RunOutcome};
 
-/// A job that both do.
-pub(super) struct Job {
+/// A job that both run.
+pub(super) struct FioJob {
     pub(super) engine: &'static str,
     pub(super) depth: u32,
-    /// Of a file in memory; otherwise there is no file.
+    /// Whether the job reads a file in memory; otherwise it has no file.
     pub(super) file: bool,
 }
 
-/// A file system in memory.
+/// A tmpfs directory.
 const MEMORY: &str = "/dev/shm";
 const FILE_BYTES: u64 = 256 << 20;
-/// Beyond its own time, for laying out and ending.
+/// Time allowed beyond the runtime, for layout and exit.
 const EXTRA: Duration = Duration::from_secs(30);
-/// L-apps on one core in the largest experiment of the studies.
+/// As many as the L-apps (latency-sensitive applications) on one core in the largest experiment of the studies.
 const PROCESSES: u32 = 256;
 
-/// A file in memory that goes when this does.
+/// A file in memory, removed on drop.
 struct MemoryFile(std::path::PathBuf);
 
 impl MemoryFile {
     fn new() -> anyhow::Result<MemoryFile> {
         let file = MemoryFile(Path::new(MEMORY).join(format!("ringbolt-bench.{}", std::process::id())));
-        // Written, so that there are pages to be read.
-        let part = [0x5a; 1 << 20];
-        let mut text = std::fs::File::create(&file.0).with_context(|| file.0.display().to_string())?;
-        for _ in 0..FILE_BYTES / part.len() as u64 {
-            std::io::Write::write_all(&mut text, &part)?;
+        // Written, so that reads find pages.
+        let chunk = [0x5a; 1 << 20];
+        let mut output = std::fs::File::create(&file.0).with_context(|| file.0.display().to_string())?;
+        for _ in 0..FILE_BYTES / chunk.len() as u64 {
+            std::io::Write::write_all(&mut output, &chunk)?;
         }
         Ok(file)
     }
@@ -50,77 +50,77 @@ impl Drop for MemoryFile {
     }
 }
 
-/// I/Os a second and processor time an I/O, as multiples of fio's.
-pub(super) fn beside(setting: &Setting<'_>, job: &Job) -> anyhow::Result<Outcome> {
+/// Measures IOPS and CPU time per I/O, and both as multiples of fio's.
+pub(super) fn compare(context: &RunContext<'_>, job: &FioJob) -> anyhow::Result<RunOutcome> {
     if let Err(error) = Command::new("fio").arg("--version").output() {
-        return Ok(Outcome::Skipped(format!("fio cannot be started: {error}")));
+        return Ok(RunOutcome::Skipped(format!("fio cannot be started: {error}")));
     }
     if job.file && !Path::new(MEMORY).is_dir() {
-        return Ok(Outcome::Skipped(format!("there is no {MEMORY}")));
+        return Ok(RunOutcome::Skipped(format!("there is no {MEMORY}")));
     }
     let file = if job.file { Some(MemoryFile::new()?) } else { None };
-    let core = setting.cores.get(1).or(setting.cores.first()).copied().unwrap_or(0);
+    let core = context.cores.get(1).or(context.cores.first()).copied().unwrap_or(0);
     let mut arguments = vec![
         format!("--ioengine={}", job.engine),
         format!("--iodepth={}", job.depth),
-        format!("--runtime={}", if setting.quick { 1 } else { 2 }),
+        format!("--runtime={}", if context.quick { 1 } else { 2 }),
         format!("--size={FILE_BYTES}"),
         format!("--cpus_allowed={core}"),
     ];
     arguments.extend(file.iter().map(|file| format!("--filename={}", file.0.display())));
-    let both = ["--name=bench", "--rw=randread", "--bs=4k", "--norandommap", "--time_based", "--thread"];
+    let common = ["--name=bench", "--rw=randread", "--bs=4k", "--norandommap", "--time_based", "--thread"];
     let mut fio = Command::new("fio");
-    fio.args(both).args(&arguments);
-    let mut own = Command::new(setting.binary);
-    own.arg("perf").args(both).args(&arguments).arg("--generator_cost=0");
-    let (theirs, ours) = (measure(setting, &mut fio)?, measure(setting, &mut own)?);
+    fio.args(common).args(&arguments);
+    let mut perf = Command::new(context.binary);
+    perf.arg("perf").args(common).args(&arguments).arg("--generator_cost=0");
+    let (theirs, ours) = (measure(context, &mut fio)?, measure(context, &mut perf)?);
     let values = [
-        (Metric::Iops, ours.iops),
-        (Metric::HostCpuNs, ours.cpu_ns),
-        (Metric::FioRatio, ours.iops / theirs.iops),
-        (Metric::FioCpuRatio, ours.cpu_ns / theirs.cpu_ns),
+        (BenchMetric::Iops, ours.iops),
+        (BenchMetric::HostCpuNs, ours.cpu_ns),
+        (BenchMetric::FioRatio, ours.iops / theirs.iops),
+        (BenchMetric::FioCpuRatio, ours.cpu_ns / theirs.cpu_ns),
     ];
-    let commands = vec![describe(&fio), describe(&own)];
-    Ok(Outcome::Measured(Sample { values: values.into(), commands }))
+    let commands = vec![describe(&fio), describe(&perf)];
+    Ok(RunOutcome::Measured(Measurement { values: values.into(), commands }))
 }
 
-struct Rates {
+struct FioRates {
     iops: f64,
-    /// Processor time an I/O in nanoseconds, the kernel's included.
+    /// CPU time per I/O in nanoseconds, the kernel's included.
     cpu_ns: f64,
 }
 
-fn measure(setting: &Setting<'_>, command: &mut Command) -> anyhow::Result<Rates> {
-    rates(&perf(setting, command)?).with_context(|| describe(command))
+fn measure(context: &RunContext<'_>, command: &mut Command) -> anyhow::Result<FioRates> {
+    rates(&perf(context, command)?).with_context(|| describe(command))
 }
 
-/// Of a job in fio's JSON, which ours is too.
-fn rates(job: &Value) -> anyhow::Result<Rates> {
+/// The rates of a job in fio's JSON format, which `ringbolt perf` writes too.
+fn rates(job: &Value) -> anyhow::Result<FioRates> {
     let number =
         |value: &Value, what: &str| value.as_f64().with_context(|| format!("no {what} in the result"));
     let percent = number(&job["usr_cpu"], "usr_cpu")? + number(&job["sys_cpu"], "sys_cpu")?;
     let ios = number(&job["read"]["total_ios"], "total_ios")?;
     ensure!(ios > 0.0, "no I/O was done");
     let busy_ns = percent / 100.0 * number(&job["job_runtime"], "job_runtime")? * 1e6;
-    Ok(Rates { iops: number(&job["read"]["iops"], "iops")?, cpu_ns: busy_ns / ios })
+    Ok(FioRates { iops: number(&job["read"]["iops"], "iops")?, cpu_ns: busy_ns / ios })
 }
 
-/// Many processes that do one I/O each, from exec to the end of the last: no less than they need to start.
-pub(super) fn processes(setting: &Setting<'_>) -> anyhow::Result<Outcome> {
+/// The time of many processes that do one I/O each, from exec to the last exit: dominated by process start-up.
+pub(super) fn processes(context: &RunContext<'_>) -> anyhow::Result<RunOutcome> {
     if !Path::new(MEMORY).is_dir() {
-        return Ok(Outcome::Skipped(format!("there is no {MEMORY}")));
+        return Ok(RunOutcome::Skipped(format!("there is no {MEMORY}")));
     }
     let file = MemoryFile::new()?;
-    let mut command = Command::new(setting.binary);
+    let mut command = Command::new(context.binary);
     command.args(["perf", "--name=bench", "--ioengine=psync", "--rw=randread", "--bs=4k", "--number_ios=1"]);
     command.args([format!("--numjobs={PROCESSES}"), format!("--filename={}", file.0.display())]);
     command.args(["--generator_cost=0", "--group_reporting", "--eta=never"]);
     let begun = Instant::now();
-    let mut process = Process::start(&mut command, setting.scratch, "perf")?;
+    let mut process = ChildProcess::start(&mut command, context.directory, "perf")?;
     let status = process.wait(EXTRA).with_context(|| describe(&command))?;
-    ensure!(status.success(), "{}: {status}: {}", describe(&command), setting.scratch.tail("perf.err"));
-    let values = [(Metric::StartMs, begun.elapsed().as_secs_f64() * 1e3)].into();
-    Ok(Outcome::Measured(Sample { values, commands: vec![describe(&command)] }))
+    ensure!(status.success(), "{}: {status}: {}", describe(&command), context.directory.tail("perf.err"));
+    let values = [(BenchMetric::StartMs, begun.elapsed().as_secs_f64() * 1e3)].into();
+    Ok(RunOutcome::Measured(Measurement { values, commands: vec![describe(&command)] }))
 }
 
 #[cfg(test)]
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processor_time_is_that_of_the_user_and_of_the_kernel() {
+    fn cpu_time_is_the_sum_of_user_and_system_time() {
         let job = serde_json::json!({
             "usr_cpu": 30.0, "sys_cpu": 20.0, "job_runtime": 2000,
             "read": { "iops": 5e5, "total_ios": 1_000_000 } });

@@ -1,4 +1,4 @@
-//! Benchmarks that the load generator makes.
+//! Benchmarks with `ringbolt perf`.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -6,148 +6,163 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
-use super::metric::Metric;
-use super::process::{Process, describe};
-use super::server::{Namespaces, Reach, Server};
-use super::{Outcome, Sample, Setting};
+use super::metric::BenchMetric;
+use super::process::{ChildProcess, describe};
+use super::server::{TargetNamespaces, TargetServer, TargetTransport};
+use super::{Measurement, RunContext, RunOutcome};
 
-/// What is driven.
+/// The device under load.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Device {
+pub(super) enum BenchDevice {
     Null,
     Malloc,
 }
 
-/// How it is driven.
-pub(super) struct Load {
+/// The I/O pattern: fio's `rw`, `bs` and `iodepth`.
+pub(super) struct IoPattern {
     pub(super) rw: &'static str,
     pub(super) block: &'static str,
     pub(super) depth: u32,
 }
 
-/// Beyond its own time, for connecting and ending.
+/// Time allowed beyond the runtime, for connecting and exit.
 const EXTRA: Duration = Duration::from_secs(30);
 
 /// The load generator alone.
-pub(super) fn local(setting: &Setting<'_>, device: Device, load: &Load) -> anyhow::Result<Outcome> {
+pub(super) fn local(
+    context: &RunContext<'_>,
+    device: BenchDevice,
+    pattern: &IoPattern,
+) -> anyhow::Result<RunOutcome> {
     let name = match device {
-        Device::Null => "null:1g",
-        Device::Malloc => "malloc:512m",
+        BenchDevice::Null => "null:1g",
+        BenchDevice::Malloc => "malloc:512m",
     };
-    // The first write of each page is the machine's work, and may take milliseconds.
-    let ramp = if device == Device::Malloc { "2s" } else { ramp(setting) };
-    let mut command = timed(setting, name, load, ramp);
-    command.arg(format!("--cpus_allowed={}", last(setting)));
-    let result = perf(setting, &mut command)?;
-    Ok(Outcome::Measured(Sample { values: values(&result)?, commands: vec![describe(&command)] }))
+    // The ramp time covers the first writes to each page, whose page faults may take milliseconds.
+    let ramp = if device == BenchDevice::Malloc { "2s" } else { ramp(context) };
+    let mut command = timed(context, name, pattern, ramp);
+    command.arg(format!("--cpus_allowed={}", second_core(context)));
+    let result = perf(context, &mut command)?;
+    Ok(RunOutcome::Measured(Measurement { values: values(&result)?, commands: vec![describe(&command)] }))
 }
 
-/// Target and load generator, a core each.
+/// Target and load generator on a core each.
 pub(super) fn remote(
-    setting: &Setting<'_>,
-    reach: Reach,
-    device: Device,
-    load: &Load,
+    context: &RunContext<'_>,
+    transport: TargetTransport,
+    device: BenchDevice,
+    pattern: &IoPattern,
     idle: &'static str,
-) -> anyhow::Result<Outcome> {
-    let [target, host, ..] = setting.cores else { return Ok(one_core()) };
-    let server = Server::start(setting, &target.to_string(), idle, &Namespaces::NullAndMalloc, reach)?;
+) -> anyhow::Result<RunOutcome> {
+    let [target, host, ..] = context.cores else { return Ok(skipped_one_core()) };
+    let server =
+        TargetServer::start(context, &target.to_string(), idle, &TargetNamespaces::NullAndMalloc, transport)?;
     let uri = match device {
-        Device::Null => server.uri(1),
-        Device::Malloc => server.uri(2),
+        BenchDevice::Null => server.uri(1),
+        BenchDevice::Malloc => server.uri(2),
     };
-    if device == Device::Malloc {
-        // Pages that were never written would all be the kernel's one page of zeroes.
-        let fill = Load { rw: "write", block: "128k", depth: 16 };
-        perf(setting, &mut base(setting, &uri, &fill))?;
+    if device == BenchDevice::Malloc {
+        // Pages that were never written would all map to the kernel's zero page.
+        let fill = IoPattern { rw: "write", block: "128k", depth: 16 };
+        perf(context, &mut base(context, &uri, &fill))?;
     }
-    let mut command = timed(setting, &uri, load, ramp(setting));
+    let mut command = timed(context, &uri, pattern, ramp(context));
     command.arg(format!("--cpus_allowed={host}"));
-    with_target(setting, server, &mut command)
+    with_target(context, server, &mut command)
 }
 
-/// 16 connections on two cores, where the target has both and the load generator too.
-pub(super) fn shared(setting: &Setting<'_>) -> anyhow::Result<Outcome> {
-    let [first, second, ..] = setting.cores else { return Ok(one_core()) };
+/// 16 connections; target and load generator both run on the same two cores.
+pub(super) fn shared(context: &RunContext<'_>) -> anyhow::Result<RunOutcome> {
+    let [first, second, ..] = context.cores else { return Ok(skipped_one_core()) };
     let cores = format!("{first},{second}");
-    let server = Server::start(setting, &cores, "adaptive", &Namespaces::NullAndMalloc, Reach::Tcp)?;
-    let load = Load { rw: "randread", block: "4k", depth: 8 };
-    let mut command = timed(setting, &server.uri(1), &load, ramp(setting));
+    let server = TargetServer::start(
+        context,
+        &cores,
+        "adaptive",
+        &TargetNamespaces::NullAndMalloc,
+        TargetTransport::Tcp,
+    )?;
+    let pattern = IoPattern { rw: "randread", block: "4k", depth: 8 };
+    let mut command = timed(context, &server.uri(1), &pattern, ramp(context));
     command.args(["--numjobs=16", "--group_reporting", &format!("--cpus_allowed={cores}")]);
-    with_target(setting, server, &mut command)
+    with_target(context, server, &mut command)
 }
 
-fn one_core() -> Outcome {
-    Outcome::Skipped("target and load generator need two cores".to_string())
+fn skipped_one_core() -> RunOutcome {
+    RunOutcome::Skipped("target and load generator need two cores".to_string())
 }
 
-fn last(setting: &Setting<'_>) -> u32 {
-    // The first core of a machine is where most interrupts arrive.
-    setting.cores.get(1).or(setting.cores.first()).copied().unwrap_or(0)
+/// The core of the load generator: not the first, where most interrupts arrive.
+fn second_core(context: &RunContext<'_>) -> u32 {
+    context.cores.get(1).or(context.cores.first()).copied().unwrap_or(0)
 }
 
-fn with_target(setting: &Setting<'_>, server: Server, command: &mut Command) -> anyhow::Result<Outcome> {
+fn with_target(
+    context: &RunContext<'_>,
+    server: TargetServer,
+    command: &mut Command,
+) -> anyhow::Result<RunOutcome> {
     let (begun, before) = (Instant::now(), server.cpu_seconds()?);
-    let result = perf(setting, command)?;
+    let result = perf(context, command)?;
     let busy = (server.cpu_seconds()? - before) / begun.elapsed().as_secs_f64();
     let mut values = values(&result)?;
-    if let Some(iops) = values.get(&Metric::Iops) {
-        values.insert(Metric::TargetCpuNs, busy / iops * 1e9);
+    if let Some(iops) = values.get(&BenchMetric::Iops) {
+        values.insert(BenchMetric::TargetCpuNs, busy / iops * 1e9);
     }
     let commands = vec![server.command.clone(), describe(command)];
     server.end()?;
-    Ok(Outcome::Measured(Sample { values, commands }))
+    Ok(RunOutcome::Measured(Measurement { values, commands }))
 }
 
-/// `ringbolt perf` on a device, without an end of its own.
-pub(super) fn base(setting: &Setting<'_>, device: &str, load: &Load) -> Command {
-    let mut command = Command::new(setting.binary);
-    command.args(["perf", &format!("--filename={device}"), &format!("--rw={}", load.rw)]);
-    command.args([format!("--bs={}", load.block), format!("--iodepth={}", load.depth)]);
-    // Positions are drawn, as bdevperf does, and nothing is measured besides.
+/// `ringbolt perf` on a device, without a limit of time or I/Os.
+pub(super) fn base(context: &RunContext<'_>, device: &str, pattern: &IoPattern) -> Command {
+    let mut command = Command::new(context.binary);
+    command.args(["perf", &format!("--filename={device}"), &format!("--rw={}", pattern.rw)]);
+    command.args([format!("--bs={}", pattern.block), format!("--iodepth={}", pattern.depth)]);
+    // Random offsets as in bdevperf, and no measurement of the generator's own cost.
     command.args(["--norandommap", "--generator_cost=0"]);
     command
 }
 
-/// Before anything is counted.
-fn ramp(setting: &Setting<'_>) -> &'static str {
-    if setting.quick { "200ms" } else { "500ms" }
+/// The ramp time, which is not measured.
+fn ramp(context: &RunContext<'_>) -> &'static str {
+    if context.quick { "200ms" } else { "500ms" }
 }
 
-fn timed(setting: &Setting<'_>, device: &str, load: &Load, ramp: &str) -> Command {
-    let mut command = base(setting, device, load);
-    let runtime = if setting.quick { "500ms" } else { "2s" };
+fn timed(context: &RunContext<'_>, device: &str, pattern: &IoPattern, ramp: &str) -> Command {
+    let mut command = base(context, device, pattern);
+    let runtime = if context.quick { "500ms" } else { "2s" };
     command.args(["--time_based", &format!("--ramp_time={ramp}"), &format!("--runtime={runtime}")]);
     command.args(["--idle=spin"]);
     command
 }
 
-/// Runs `ringbolt perf` to its end, or fio, of which it is the language; the first job of its result.
-pub(super) fn perf(setting: &Setting<'_>, command: &mut Command) -> anyhow::Result<Value> {
-    let output = setting.scratch.file("perf.json");
+/// Runs `ringbolt perf`, or fio, with JSON output, and returns the first job of the result.
+pub(super) fn perf(context: &RunContext<'_>, command: &mut Command) -> anyhow::Result<Value> {
+    let output = context.directory.file("perf.json");
     let mut with_output = Command::new(command.get_program());
     with_output.args(command.get_args()).args(["--eta=never", "--output-format=json"]);
     with_output.arg(format!("--output={}", output.display()));
-    let mut process = Process::start(&mut with_output, setting.scratch, "perf")?;
+    let mut process = ChildProcess::start(&mut with_output, context.directory, "perf")?;
     let status = process.wait(EXTRA).with_context(|| describe(command))?;
-    ensure!(status.success(), "{}: {status}: {}", describe(command), setting.scratch.tail("perf.err"));
+    ensure!(status.success(), "{}: {status}: {}", describe(command), context.directory.tail("perf.err"));
     let mut document: Value = serde_json::from_slice(&std::fs::read(output)?)?;
     Ok(document["jobs"][0].take())
 }
 
-/// What is of interest of a job that reads or writes.
-fn values(job: &Value) -> anyhow::Result<std::collections::BTreeMap<Metric, f64>> {
+/// The metrics of a job that reads or writes.
+fn values(job: &Value) -> anyhow::Result<std::collections::BTreeMap<BenchMetric, f64>> {
     let sides = ["read", "write"].map(|name| &job[name]);
     let side = sides.into_iter().find(|side| side["total_ios"].as_u64() > Some(0));
     let side = side.context("the load generator did no I/O")?;
     let number =
         |value: &Value, what: &str| value.as_f64().with_context(|| format!("no {what} in the result"));
     Ok([
-        (Metric::Iops, number(&side["iops"], "iops")?),
-        (Metric::Gibps, number(&side["bw_bytes"], "bandwidth")? / (1u64 << 30) as f64),
-        (Metric::MeanUs, number(&side["lat_ns"]["mean"], "latency")? / 1e3),
-        (Metric::P99Us, number(&side["clat_ns"]["percentile"]["99.000000"], "percentile")? / 1e3),
-        (Metric::HostCpuNs, number(&job["cpu_ns_per_io"], "CPU time")?),
+        (BenchMetric::Iops, number(&side["iops"], "iops")?),
+        (BenchMetric::Gibps, number(&side["bw_bytes"], "bandwidth")? / (1u64 << 30) as f64),
+        (BenchMetric::MeanUs, number(&side["lat_ns"]["mean"], "latency")? / 1e3),
+        (BenchMetric::P99Us, number(&side["clat_ns"]["percentile"]["99.000000"], "percentile")? / 1e3),
+        (BenchMetric::HostCpuNs, number(&job["cpu_ns_per_io"], "CPU time")?),
     ]
     .into())
 }

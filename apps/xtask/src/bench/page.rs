@@ -1,4 +1,4 @@
-//! The lab's report of a run with many cells: how long it takes to make, and to open.
+//! Time to generate the lab's HTML report of a run with many cells, and to load it in a browser.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,52 +7,52 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 
 use super::examples::Example;
-use super::metric::Metric;
-use super::process::{Process, describe};
-use super::{Outcome, Sample, Setting};
+use super::metric::BenchMetric;
+use super::process::{ChildProcess, describe};
+use super::{Measurement, RunContext, RunOutcome};
 
-/// Makes up the run.
+/// Generates the synthetic run.
 pub(super) const SYNTHETIC: Example = Example { package: "ringbolt-report", name: "synthetic" };
 
 const CELLS: &str = "10000";
 const RUN_MAX: Duration = Duration::from_secs(120);
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
-/// Says in the document how long it took from the start of the navigation until it was loaded.
-const LOADED: &str = "<script>addEventListener('load', () => \
+/// Writes the milliseconds from the start of navigation to the load event into the document.
+const LOAD_TIMER: &str = "<script>addEventListener('load', () => \
                       document.documentElement.setAttribute('data-loaded-ms', performance.now()))</script>";
 
-pub(super) fn page(setting: &Setting<'_>) -> anyhow::Result<Outcome> {
-    let run = setting.scratch.file("run");
+pub(super) fn page(context: &RunContext<'_>) -> anyhow::Result<RunOutcome> {
+    let run = context.directory.file("run");
     if !run.exists() {
-        let mut command = Command::new(setting.examples.path(SYNTHETIC)?);
+        let mut command = Command::new(context.examples.path(SYNTHETIC)?);
         command.arg(&run).args([CELLS, "1"]);
-        finish(setting, &mut command, "synthetic")?;
+        finish(context, &mut command, "synthetic")?;
     }
-    let file = setting.scratch.file("report.html");
-    let mut command = Command::new(setting.binary);
+    let file = context.directory.file("report.html");
+    let mut command = Command::new(context.binary);
     command.args(["lab", "report"]).arg(&run).arg("--output").arg(&file);
     let begun = Instant::now();
-    finish(setting, &mut command, "report")?;
-    let mut sample = Sample::default();
-    sample.values.insert(Metric::MadeMs, begun.elapsed().as_secs_f64() * 1e3);
+    finish(context, &mut command, "report")?;
+    let mut sample = Measurement::default();
+    sample.values.insert(BenchMetric::RenderMs, begun.elapsed().as_secs_f64() * 1e3);
     sample.commands.push(describe(&command));
     if let Some(browser) = browser() {
-        let mut command = open(setting, browser, &file)?;
-        finish(setting, &mut command, "browser")?;
-        let document = std::fs::read_to_string(setting.scratch.file("browser.out"))?;
+        let mut command = open(context, browser, &file)?;
+        finish(context, &mut command, "browser")?;
+        let document = std::fs::read_to_string(context.directory.file("browser.out"))?;
         let ms = loaded_ms(&document).context("the browser did not load the page")?;
-        sample.values.insert(Metric::OpenedMs, ms);
+        sample.values.insert(BenchMetric::LoadMs, ms);
         sample.commands.push(describe(&command));
     } else {
-        sample.commands.push(format!("SKIPPED: opening the page: no {} in PATH", BROWSERS.join(", ")));
+        sample.commands.push(format!("SKIPPED: loading the page: no {} in PATH", BROWSERS.join(", ")));
     }
-    Ok(Outcome::Measured(sample))
+    Ok(RunOutcome::Measured(sample))
 }
 
-fn finish(setting: &Setting<'_>, command: &mut Command, log: &str) -> anyhow::Result<()> {
-    let mut process = Process::start(command, setting.scratch, log)?;
+fn finish(context: &RunContext<'_>, command: &mut Command, log: &str) -> anyhow::Result<()> {
+    let mut process = ChildProcess::start(command, context.directory, log)?;
     let status = process.wait(RUN_MAX).with_context(|| describe(command))?;
-    let tail = setting.scratch.tail(&format!("{log}.err"));
+    let tail = context.directory.tail(&format!("{log}.err"));
     ensure!(status.success(), "{}: {status}: {tail}", describe(command));
     Ok(())
 }
@@ -64,18 +64,18 @@ fn browser() -> Option<&'static str> {
     BROWSERS.into_iter().find(works)
 }
 
-/// The browser with a page that tells when it was loaded, and a profile of its own.
-fn open(setting: &Setting<'_>, browser: &str, page: &Path) -> anyhow::Result<Command> {
-    let telling = setting.scratch.file("telling.html");
+/// The command that loads a copy of the page with [`LOAD_TIMER`] in a browser with a new profile.
+fn open(context: &RunContext<'_>, browser: &str, page: &Path) -> anyhow::Result<Command> {
+    let timed_page = context.directory.file("timed.html");
     let text = std::fs::read_to_string(page)?;
-    let told = text.replacen("<head>", &format!("<head>{LOADED}"), 1);
-    ensure!(told.len() > text.len(), "the page has no head");
-    std::fs::write(&telling, told)?;
+    let timed_text = text.replacen("<head>", &format!("<head>{LOAD_TIMER}"), 1);
+    ensure!(timed_text.len() > text.len(), "the page has no head");
+    std::fs::write(&timed_page, timed_text)?;
     let mut command = Command::new(browser);
-    // As root the browser has no sandbox.
+    // Chromium refuses to run as root with its sandbox.
     command.args(["--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]);
-    command.arg(format!("--user-data-dir={}", setting.scratch.folder("profile")?.display()));
-    command.arg(format!("file://{}", telling.display()));
+    command.arg(format!("--user-data-dir={}", context.directory.folder("profile")?.display()));
+    command.arg(format!("file://{}", timed_page.display()));
     Ok(command)
 }
 
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_says_when_it_was_loaded() {
+    fn the_load_time_is_read_from_the_document() {
         assert_eq!(loaded_ms("<html lang=\"en\" data-loaded-ms=\"1203.5\"><head>"), Some(1203.5));
         assert_eq!(loaded_ms("<html><head>"), None);
     }

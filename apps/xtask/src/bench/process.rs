@@ -1,4 +1,4 @@
-//! Processes that end when they are told to, and in time.
+//! Child processes with time limits, and the temporary directory of their files.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-/// How long a process that was asked to end may take.
+/// Time that a process may take to end after SIGTERM.
 const END_MAX: Duration = Duration::from_secs(30);
 
-/// A folder that goes when this does.
-pub(super) struct Scratch(PathBuf);
+/// A temporary directory, removed on drop.
+pub(super) struct BenchDirectory(PathBuf);
 
-impl Scratch {
-    pub(super) fn new() -> anyhow::Result<Scratch> {
+impl BenchDirectory {
+    pub(super) fn new() -> anyhow::Result<BenchDirectory> {
         let path = std::env::temp_dir().join(format!("ringbolt-bench-{}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
-        Ok(Scratch(path))
+        Ok(BenchDirectory(path))
     }
 
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// An empty folder in it.
+    /// Creates an empty subdirectory, removing an existing one.
     pub(super) fn folder(&self, name: &str) -> anyhow::Result<PathBuf> {
         let path = self.file(name);
         if path.exists() {
@@ -34,7 +34,7 @@ impl Scratch {
         Ok(path)
     }
 
-    /// The last lines of a file in it, for messages.
+    /// The last four lines of a file in it, for messages.
     pub(super) fn tail(&self, name: &str) -> String {
         let text = std::fs::read_to_string(self.file(name)).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -42,34 +42,38 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for BenchDirectory {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// A child that does not outlive this.
-pub(super) struct Process(Child);
+/// A child process, killed on drop.
+pub(super) struct ChildProcess(Child);
 
-impl Process {
-    /// Starts it with standard output and standard error in files of the scratch folder.
-    pub(super) fn start(command: &mut Command, scratch: &Scratch, log: &str) -> anyhow::Result<Process> {
+impl ChildProcess {
+    /// Starts a process with standard output and standard error in the files `LOG.out` and `LOG.err`.
+    pub(super) fn start(
+        command: &mut Command,
+        scratch: &BenchDirectory,
+        log: &str,
+    ) -> anyhow::Result<ChildProcess> {
         let file = |end: &str| File::create(scratch.file(&format!("{log}.{end}")));
         command.stdin(Stdio::null()).stdout(file("out")?).stderr(file("err")?);
         let child = command.spawn().with_context(|| describe(command))?;
-        Ok(Process(child))
+        Ok(ChildProcess(child))
     }
 
     pub(super) fn id(&self) -> u32 {
         self.0.id()
     }
 
-    /// How it ended, if it has.
+    /// The exit status, if it has ended.
     pub(super) fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         Ok(self.0.try_wait()?)
     }
 
-    /// Waits for its end; kills it where that takes too long.
+    /// Waits for it to end; after `limit`, kills it and fails.
     pub(super) fn wait(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
         let deadline = Instant::now() + limit;
         loop {
@@ -81,12 +85,12 @@ impl Process {
                 self.0.wait()?;
                 bail!("did not end within {} s", limit.as_secs());
             }
-            // Seldom enough to leave the measured cores alone.
+            // Long enough not to disturb the measured cores.
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Asks it to end, and waits.
+    /// Sends SIGTERM and waits for it to end.
     pub(super) fn end(&mut self) -> anyhow::Result<ExitStatus> {
         rustix::process::kill_process(
             rustix::process::Pid::from_child(&self.0),
@@ -96,7 +100,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         if let Ok(None) = self.0.try_wait() {
             let _ = self.0.kill();
@@ -105,14 +109,14 @@ impl Drop for Process {
     }
 }
 
-/// The command as one would type it, without the folders of programs and scratch files.
+/// The command line as a user would type it, without the directories of programs and temporary files.
 pub(super) fn describe(command: &Command) -> String {
     let mut words = vec![base(Path::new(command.get_program()))];
     for argument in command.get_args() {
         let text = argument.to_string_lossy();
         let short = match text.find("/ringbolt-bench-") {
             Some(at) => {
-                // What stands before the path: an option, and of a URI the scheme.
+                // Keeps what precedes the path: an option name, and the scheme of a URI.
                 let start = text[..at].rfind(['=', ':']).map_or(0, |before| before + 1);
                 format!("{}{}", &text[..start], text.rsplit('/').next().unwrap_or_default())
             }
@@ -133,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_shown_without_the_folders_of_this_run() {
+    fn commands_are_described_without_the_directories_of_this_run() {
         let mut command = Command::new("/a/b/ringbolt");
         command.args(["perf", "--output=/tmp/ringbolt-bench-7/perf.json", "nvme+tcp://127.0.0.1:1/n?ns=1"]);
         command

@@ -1,100 +1,100 @@
-//! What SPDK does on a machine of two cores of the same kind, and what Ringbolt is to reach.
+//! Reference figures of SPDK, measured on a two-core machine, and Ringbolt's goals.
 //!
-//! These are fixed figures: `bench` does not run SPDK. On another kind of machine compare Ringbolt
-//! with SPDK built and run there, not with these.
+//! The figures are constants: `bench` does not run SPDK. On another kind of machine, compare Ringbolt with
+//! SPDK built and run there.
 
-use super::metric::Metric;
+use super::metric::BenchMetric;
 
-/// What is to be reached.
+/// A goal for a metric of a benchmark.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Goal {
+pub(super) enum BenchGoal {
     None,
-    /// So many times SPDK's.
+    /// A multiple of SPDK's figure.
     Times(f64),
-    /// No more than this, whatever SPDK's is.
+    /// An absolute upper limit.
     AtMost(f64),
-    /// At least this, whatever SPDK's is.
+    /// An absolute lower limit.
     AtLeast(f64),
-    /// No more than the same quantity of another benchmark and this much.
+    /// At most the same metric of another benchmark plus this.
     Above(&'static str, f64),
-    /// So many times the same quantity of another benchmark.
+    /// At least a multiple of the same metric of another benchmark.
     Scaled(&'static str, f64),
 }
 
-/// Of linear scaling, what passes for it: cores share a clock budget and a cache.
+/// The fraction of linear scaling that is the goal: cores share a power budget and a cache.
 const LINEAR: f64 = 0.9;
 
-/// A figure to compare with.
-pub(super) struct Reference {
+/// SPDK's figure and Ringbolt's goal for a metric of a benchmark.
+pub(super) struct ReferenceFigure {
     case: &'static str,
-    metric: Metric,
+    metric: BenchMetric,
     pub(super) spdk: Option<f64>,
-    pub(super) goal: Goal,
+    pub(super) goal: BenchGoal,
 }
 
-const fn entry(case: &'static str, metric: Metric, spdk: f64, goal: Goal) -> Reference {
-    Reference { case, metric, spdk: Some(spdk), goal }
+const fn entry(case: &'static str, metric: BenchMetric, spdk: f64, goal: BenchGoal) -> ReferenceFigure {
+    ReferenceFigure { case, metric, spdk: Some(spdk), goal }
 }
 
-const fn goal(case: &'static str, metric: Metric, goal: Goal) -> Reference {
-    Reference { case, metric, spdk: None, goal }
+const fn goal(case: &'static str, metric: BenchMetric, goal: BenchGoal) -> ReferenceFigure {
+    ReferenceFigure { case, metric, spdk: None, goal }
 }
 
-const ALL: &[Reference] = &[
-    entry("null-qd1", Metric::Iops, 9.0e6, Goal::Times(2.0)),
-    entry("null-qd128", Metric::Iops, 16.1e6, Goal::Times(3.0)),
-    entry("malloc-read", Metric::Iops, 1.55e6, Goal::None),
-    entry("malloc-write", Metric::Iops, 1.28e6, Goal::None),
-    entry("tcp-null-read-qd1", Metric::Iops, 71e3, Goal::None),
-    entry("tcp-null-read-qd1", Metric::MeanUs, 14.0, Goal::AtMost(10.0)),
-    entry("tcp-null-read-qd32", Metric::Iops, 492e3, Goal::Times(1.5)),
-    entry("tcp-null-read-qd128", Metric::Iops, 789e3, Goal::Times(1.5)),
-    entry("tcp-null-write-qd1", Metric::Iops, 93e3, Goal::None),
-    goal("tcp-null-write-qd1", Metric::MeanUs, Goal::AtMost(10.0)),
-    entry("tcp-null-write-qd32", Metric::Iops, 573e3, Goal::Times(1.5)),
-    entry("tcp-null-write-qd128", Metric::Iops, 888e3, Goal::Times(1.5)),
-    goal("tcp-null-read-qd1-adaptive", Metric::P99Us, Goal::Above("tcp-null-read-qd1", 5.0)),
-    entry("tcp-malloc-read", Metric::Iops, 506e3, Goal::Times(1.5)),
-    entry("tcp-malloc-write", Metric::Iops, 413e3, Goal::Times(1.5)),
-    entry("tcp-null-128k", Metric::Gibps, 4.5, Goal::None),
-    entry("tcp-malloc-128k", Metric::Gibps, 2.5, Goal::Times(1.5)),
-    goal("idle", Metric::CpuPercent, Goal::AtMost(1.0)),
-    goal("idle", Metric::RssMib, Goal::AtMost(64.0)),
-    goal("startup", Metric::StartMs, Goal::AtMost(100.0)),
-    entry("instructions-null-qd128", Metric::Instructions, 720.0, Goal::AtMost(150.0)),
-    goal("instructions-null-rate", Metric::Instructions, Goal::AtMost(300.0)),
-    goal("instructions-null-poisson", Metric::Instructions, Goal::AtMost(300.0)),
-    goal("instructions-driver", Metric::Instructions, Goal::AtMost(150.0)),
-    entry("vfio-user-null-read-qd1", Metric::Iops, 975e3, Goal::None),
-    entry("vfio-user-null-read-qd1", Metric::MeanUs, 1.01, Goal::AtMost(0.8)),
-    entry("vfio-user-null-read-qd32", Metric::Iops, 3.9e6, Goal::Times(1.5)),
-    entry("vfio-user-null-read-qd128", Metric::Iops, 5.0e6, Goal::Times(1.5)),
-    entry("vfio-user-malloc-read-qd32", Metric::Iops, 1.2e6, Goal::Times(1.5)),
-    goal("driver-qpairs-2", Metric::Iops, Goal::Scaled("driver-qpairs-1", 2.0 * LINEAR)),
-    goal("driver-qpairs-4", Metric::Iops, Goal::Scaled("driver-qpairs-1", 4.0 * LINEAR)),
-    goal("driver-qpairs-8", Metric::Iops, Goal::Scaled("driver-qpairs-1", 8.0 * LINEAR)),
-    goal("fio-null", Metric::FioRatio, Goal::AtLeast(5.0)),
-    goal("fio-io_uring", Metric::FioRatio, Goal::AtLeast(1.0)),
-    goal("fio-io_uring", Metric::FioCpuRatio, Goal::AtMost(1.0)),
-    goal("processes-256", Metric::StartMs, Goal::AtMost(1000.0)),
-    goal("report-10k", Metric::MadeMs, Goal::AtMost(10_000.0)),
-    goal("report-10k", Metric::OpenedMs, Goal::AtMost(3000.0)),
+const ALL: &[ReferenceFigure] = &[
+    entry("null-qd1", BenchMetric::Iops, 9.0e6, BenchGoal::Times(2.0)),
+    entry("null-qd128", BenchMetric::Iops, 16.1e6, BenchGoal::Times(3.0)),
+    entry("malloc-read", BenchMetric::Iops, 1.55e6, BenchGoal::None),
+    entry("malloc-write", BenchMetric::Iops, 1.28e6, BenchGoal::None),
+    entry("tcp-null-read-qd1", BenchMetric::Iops, 71e3, BenchGoal::None),
+    entry("tcp-null-read-qd1", BenchMetric::MeanUs, 14.0, BenchGoal::AtMost(10.0)),
+    entry("tcp-null-read-qd32", BenchMetric::Iops, 492e3, BenchGoal::Times(1.5)),
+    entry("tcp-null-read-qd128", BenchMetric::Iops, 789e3, BenchGoal::Times(1.5)),
+    entry("tcp-null-write-qd1", BenchMetric::Iops, 93e3, BenchGoal::None),
+    goal("tcp-null-write-qd1", BenchMetric::MeanUs, BenchGoal::AtMost(10.0)),
+    entry("tcp-null-write-qd32", BenchMetric::Iops, 573e3, BenchGoal::Times(1.5)),
+    entry("tcp-null-write-qd128", BenchMetric::Iops, 888e3, BenchGoal::Times(1.5)),
+    goal("tcp-null-read-qd1-adaptive", BenchMetric::P99Us, BenchGoal::Above("tcp-null-read-qd1", 5.0)),
+    entry("tcp-malloc-read", BenchMetric::Iops, 506e3, BenchGoal::Times(1.5)),
+    entry("tcp-malloc-write", BenchMetric::Iops, 413e3, BenchGoal::Times(1.5)),
+    entry("tcp-null-128k", BenchMetric::Gibps, 4.5, BenchGoal::None),
+    entry("tcp-malloc-128k", BenchMetric::Gibps, 2.5, BenchGoal::Times(1.5)),
+    goal("idle", BenchMetric::CpuPercent, BenchGoal::AtMost(1.0)),
+    goal("idle", BenchMetric::RssMib, BenchGoal::AtMost(64.0)),
+    goal("startup", BenchMetric::StartMs, BenchGoal::AtMost(100.0)),
+    entry("instructions-null-qd128", BenchMetric::Instructions, 720.0, BenchGoal::AtMost(150.0)),
+    goal("instructions-null-rate", BenchMetric::Instructions, BenchGoal::AtMost(300.0)),
+    goal("instructions-null-poisson", BenchMetric::Instructions, BenchGoal::AtMost(300.0)),
+    goal("instructions-driver", BenchMetric::Instructions, BenchGoal::AtMost(150.0)),
+    entry("vfio-user-null-read-qd1", BenchMetric::Iops, 975e3, BenchGoal::None),
+    entry("vfio-user-null-read-qd1", BenchMetric::MeanUs, 1.01, BenchGoal::AtMost(0.8)),
+    entry("vfio-user-null-read-qd32", BenchMetric::Iops, 3.9e6, BenchGoal::Times(1.5)),
+    entry("vfio-user-null-read-qd128", BenchMetric::Iops, 5.0e6, BenchGoal::Times(1.5)),
+    entry("vfio-user-malloc-read-qd32", BenchMetric::Iops, 1.2e6, BenchGoal::Times(1.5)),
+    goal("driver-qpairs-2", BenchMetric::Iops, BenchGoal::Scaled("driver-qpairs-1", 2.0 * LINEAR)),
+    goal("driver-qpairs-4", BenchMetric::Iops, BenchGoal::Scaled("driver-qpairs-1", 4.0 * LINEAR)),
+    goal("driver-qpairs-8", BenchMetric::Iops, BenchGoal::Scaled("driver-qpairs-1", 8.0 * LINEAR)),
+    goal("fio-null", BenchMetric::FioRatio, BenchGoal::AtLeast(5.0)),
+    goal("fio-io_uring", BenchMetric::FioRatio, BenchGoal::AtLeast(1.0)),
+    goal("fio-io_uring", BenchMetric::FioCpuRatio, BenchGoal::AtMost(1.0)),
+    goal("processes-256", BenchMetric::StartMs, BenchGoal::AtMost(1000.0)),
+    goal("report-10k", BenchMetric::RenderMs, BenchGoal::AtMost(10_000.0)),
+    goal("report-10k", BenchMetric::LoadMs, BenchGoal::AtMost(3000.0)),
 ];
 
-/// The figure for a quantity of a benchmark, if there is one.
-pub(super) fn find(case: &str, metric: Metric) -> Option<&'static Reference> {
+/// The reference for a metric of a benchmark, if there is one.
+pub(super) fn find(case: &str, metric: BenchMetric) -> Option<&'static ReferenceFigure> {
     ALL.iter().find(|reference| reference.case == case && reference.metric == metric)
 }
 
-impl Reference {
-    /// The goal as a number. `other` gives the same quantity of another benchmark, if it was measured.
+impl ReferenceFigure {
+    /// The goal as a number. `other` returns the same metric of another benchmark, if that was measured.
     pub(super) fn limit(&self, other: impl Fn(&str) -> Option<f64>) -> Option<f64> {
         match self.goal {
-            Goal::None => None,
-            Goal::Times(times) => self.spdk.map(|spdk| spdk * times),
-            Goal::AtMost(limit) | Goal::AtLeast(limit) => Some(limit),
-            Goal::Above(case, more) => other(case).map(|value| value + more),
-            Goal::Scaled(case, times) => other(case).map(|value| value * times),
+            BenchGoal::None => None,
+            BenchGoal::Times(times) => self.spdk.map(|spdk| spdk * times),
+            BenchGoal::AtMost(limit) | BenchGoal::AtLeast(limit) => Some(limit),
+            BenchGoal::Above(case, more) => other(case).map(|value| value + more),
+            BenchGoal::Scaled(case, times) => other(case).map(|value| value * times),
         }
     }
 }
@@ -104,24 +104,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_figure_belongs_to_a_benchmark() {
+    fn every_reference_belongs_to_a_benchmark() {
         for reference in ALL {
             let known = |name: &str| super::super::cases::ALL.iter().any(|case| case.name == name);
             assert!(known(reference.case), "{}", reference.case);
-            if let Goal::Above(case, _) | Goal::Scaled(case, _) = reference.goal {
+            if let BenchGoal::Above(case, _) | BenchGoal::Scaled(case, _) = reference.goal {
                 assert!(known(case), "{case}");
             }
         }
     }
 
     #[test]
-    fn a_goal_is_relative_to_spdk_or_absolute_or_relative_to_another_benchmark() {
+    fn goals_are_absolute_or_relative_to_spdk_or_another_benchmark() {
         let limit = |case, metric| find(case, metric).and_then(|r| r.limit(|_| Some(20.0)));
-        assert_eq!(limit("null-qd1", Metric::Iops), Some(18.0e6));
-        assert_eq!(limit("tcp-null-read-qd1", Metric::MeanUs), Some(10.0));
-        assert_eq!(limit("tcp-null-read-qd1-adaptive", Metric::P99Us), Some(25.0));
-        assert_eq!(limit("driver-qpairs-2", Metric::Iops), Some(36.0));
-        assert_eq!(limit("fio-null", Metric::FioRatio), Some(5.0));
-        assert_eq!(limit("malloc-read", Metric::Iops), None);
+        assert_eq!(limit("null-qd1", BenchMetric::Iops), Some(18.0e6));
+        assert_eq!(limit("tcp-null-read-qd1", BenchMetric::MeanUs), Some(10.0));
+        assert_eq!(limit("tcp-null-read-qd1-adaptive", BenchMetric::P99Us), Some(25.0));
+        assert_eq!(limit("driver-qpairs-2", BenchMetric::Iops), Some(36.0));
+        assert_eq!(limit("fio-null", BenchMetric::FioRatio), Some(5.0));
+        assert_eq!(limit("malloc-read", BenchMetric::Iops), None);
     }
 }

@@ -1,38 +1,38 @@
-//! The result, for people and for programs.
+//! The results as a table and as JSON.
 
 use std::path::PathBuf;
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Map, Value, json};
 
-use super::facts::Facts;
-use super::metric::{Metric, Summary};
-use super::{Record, reference};
+use super::machine_info::MachineInfo;
+use super::metric::{BenchMetric, RunSummary};
+use super::{BenchmarkResult, reference};
 
-/// Others took more of a processor than this: the number is marked.
+/// CPUs used by other processes above which a result is marked as busy.
 const OTHERS_MAX: f64 = 0.1;
 
-/// What gets a row of its own; the rest stands beside it.
-const ROWS: [Metric; 12] = [
-    Metric::Iops,
-    Metric::Gibps,
-    Metric::MeanUs,
-    Metric::P99Us,
-    Metric::Instructions,
-    Metric::CpuPercent,
-    Metric::RssMib,
-    Metric::StartMs,
-    Metric::FioRatio,
-    Metric::FioCpuRatio,
-    Metric::MadeMs,
-    Metric::OpenedMs,
+/// The metrics with rows of their own. CPU times are a column of the first row.
+const ROWS: [BenchMetric; 12] = [
+    BenchMetric::Iops,
+    BenchMetric::Gibps,
+    BenchMetric::MeanUs,
+    BenchMetric::P99Us,
+    BenchMetric::Instructions,
+    BenchMetric::CpuPercent,
+    BenchMetric::RssMib,
+    BenchMetric::StartMs,
+    BenchMetric::FioRatio,
+    BenchMetric::FioCpuRatio,
+    BenchMetric::RenderMs,
+    BenchMetric::LoadMs,
 ];
 
-/// A line a quantity, and below what needs saying.
-pub(super) fn table(records: &[Record], compare: bool) -> String {
+/// The table, a row for each metric, followed by notes.
+pub(super) fn table(records: &[BenchmarkResult], compare: bool) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
-    let mut header = vec!["benchmark", "", "ours", "min", "max", "spread", "CPU an I/O"];
+    let mut header = vec!["benchmark", "", "ours", "min", "max", "spread", "CPU per I/O"];
     if compare {
         header.extend(["against", "ratio"]);
     }
@@ -43,20 +43,20 @@ pub(super) fn table(records: &[Record], compare: bool) -> String {
         let mut name = record.case.name;
         for metric in ROWS.into_iter().filter(|metric| shown(record, *metric)) {
             let Some(ours) = summary(record, metric, 0) else { continue };
-            let timed = !matches!(metric, Metric::Instructions | Metric::RssMib);
-            let busy = timed && record.runs.iter().any(|run| run.others > OTHERS_MAX);
+            let timed = !matches!(metric, BenchMetric::Instructions | BenchMetric::RssMib);
+            let busy = timed && record.runs.iter().any(|run| run.other_cpus > OTHERS_MAX);
             let mut row = vec![
                 name.to_string(),
                 metric.to_string(),
-                format!("{}{}", metric.show(ours.median), if busy { " *" } else { "" }),
-                metric.show(ours.min),
-                metric.show(ours.max),
+                format!("{}{}", metric.format(ours.median), if busy { " *" } else { "" }),
+                metric.format(ours.min),
+                metric.format(ours.max),
                 if record.runs.len() > 1 { format!("{:.0} %", ours.spread_percent()) } else { String::new() },
                 if name.is_empty() { String::new() } else { cpu(record) },
             ];
             if compare {
                 let against = summary(record, metric, 1);
-                row.push(against.map_or(String::new(), |other| metric.show(other.median)));
+                row.push(against.map_or(String::new(), |other| metric.format(other.median)));
                 row.push(against.map_or(String::new(), |other| format!("{:.2}", ours.median / other.median)));
             }
             row.extend(judge(records, record, metric, ours.median));
@@ -82,15 +82,14 @@ pub(super) fn table(records: &[Record], compare: bool) -> String {
             text += &format!("\n{}: FAILED: {reason}", record.case.name);
         }
     }
-    let others = Summary::of(records.iter().flat_map(|record| &record.runs).map(|run| run.others));
+    let others = RunSummary::of(records.iter().flat_map(|record| &record.runs).map(|run| run.other_cpus));
     if let Some(others) = others {
         text += &format!(
-            "\nOthers used {:.2} processors in the median run, at most {:.2}.",
+            "\nOther processes used {:.2} CPUs in the median run, at most {:.2}.",
             others.median, others.max
         );
         if others.max > OTHERS_MAX {
-            text +=
-                "\n* The machine was busy: in at least one run others used more than a tenth of a processor.";
+            text += "\n* The machine was busy: in at least one run other processes used more than 0.1 CPUs.";
         }
     }
     text
@@ -103,28 +102,28 @@ fn add_note(table: &mut Table, columns: usize, name: &str, word: &str) {
     table.add_row(row);
 }
 
-/// Bandwidth is told where blocks are large, latency where the queue is short.
-fn shown(record: &Record, metric: Metric) -> bool {
+/// Whether a metric is shown: bandwidth for large blocks, IOPS for others, latency at queue depth 1.
+fn shown(record: &BenchmarkResult, metric: BenchMetric) -> bool {
     let large = record.case.name.ends_with("128k");
     match metric {
-        Metric::Gibps => large,
-        Metric::Iops => !large,
-        Metric::MeanUs | Metric::P99Us => {
+        BenchMetric::Gibps => large,
+        BenchMetric::Iops => !large,
+        BenchMetric::MeanUs | BenchMetric::P99Us => {
             record.case.name.contains("-qd1") && !record.case.name.contains("-qd128")
         }
         _ => true,
     }
 }
 
-fn summary(record: &Record, metric: Metric, binary: usize) -> Option<Summary> {
+fn summary(record: &BenchmarkResult, metric: BenchMetric, binary: usize) -> Option<RunSummary> {
     let runs = record.runs.iter().filter(|run| run.binary == binary);
-    Summary::of(runs.filter_map(|run| run.values.get(&metric).copied()))
+    RunSummary::of(runs.filter_map(|run| run.values.get(&metric).copied()))
 }
 
-/// Of the load generator, and of the target where there is one.
-fn cpu(record: &Record) -> String {
-    let of = |metric: Metric| summary(record, metric, 0).map(|summary| metric.show(summary.median));
-    match (of(Metric::HostCpuNs), of(Metric::TargetCpuNs)) {
+/// CPU time per I/O: `target + load generator`, or the load generator's alone.
+fn cpu(record: &BenchmarkResult) -> String {
+    let of = |metric: BenchMetric| summary(record, metric, 0).map(|summary| metric.format(summary.median));
+    match (of(BenchMetric::HostCpuNs), of(BenchMetric::TargetCpuNs)) {
         (Some(host), Some(target)) => format!("{target} + {host}"),
         (Some(host), None) => host,
         _ => String::new(),
@@ -132,16 +131,25 @@ fn cpu(record: &Record) -> String {
 }
 
 /// SPDK's figure, the goal, and whether it is met.
-fn judge(records: &[Record], record: &Record, metric: Metric, ours: f64) -> [String; 3] {
+fn judge(
+    records: &[BenchmarkResult],
+    record: &BenchmarkResult,
+    metric: BenchMetric,
+    ours: f64,
+) -> [String; 3] {
     let Some(found) = reference::find(record.case.name, metric) else { return Default::default() };
-    let spdk = found.spdk.map_or(String::new(), |spdk| metric.show(spdk));
+    let spdk = found.spdk.map_or(String::new(), |spdk| metric.format(spdk));
     let Some(limit) = limit(records, found, metric) else { return [spdk, String::new(), String::new()] };
     let sign = if metric.more_is_better() { "≥" } else { "≤" };
     let met = if met(metric, ours, limit) { "yes" } else { "no" };
-    [spdk, format!("{sign} {}", metric.show(limit)), met.to_string()]
+    [spdk, format!("{sign} {}", metric.format(limit)), met.to_string()]
 }
 
-fn limit(records: &[Record], reference: &reference::Reference, metric: Metric) -> Option<f64> {
+fn limit(
+    records: &[BenchmarkResult],
+    reference: &reference::ReferenceFigure,
+    metric: BenchMetric,
+) -> Option<f64> {
     let other = |name: &str| {
         let record = records.iter().find(|record| record.case.name == name)?;
         summary(record, metric, 0).map(|summary| summary.median)
@@ -149,35 +157,41 @@ fn limit(records: &[Record], reference: &reference::Reference, metric: Metric) -
     reference.limit(other)
 }
 
-fn met(metric: Metric, ours: f64, limit: f64) -> bool {
+fn met(metric: BenchMetric, ours: f64, limit: f64) -> bool {
     if metric.more_is_better() { ours >= limit } else { ours <= limit }
 }
 
-/// Everything that was measured.
-pub(super) fn json(records: &[Record], facts: &Facts, binaries: &[PathBuf], runs: u32, quick: bool) -> Value {
+/// All results as JSON.
+pub(super) fn json(
+    records: &[BenchmarkResult],
+    machine: &MachineInfo,
+    binaries: &[PathBuf],
+    runs: u32,
+    quick: bool,
+) -> Value {
     let benchmarks: Vec<Value> = records
         .iter()
         .map(|record| {
-            let each: Vec<Value> = record.runs.iter().map(one).collect();
+            let runs: Vec<Value> = record.runs.iter().map(run_json).collect();
             let mut summaries = Map::new();
             for metric in record.runs.first().into_iter().flat_map(|run| run.values.keys()) {
-                summaries.insert(metric.key().to_string(), summarised(records, record, *metric));
+                summaries.insert(metric.key().to_string(), summary_json(records, record, *metric));
             }
             json!({
                 "name": record.case.name,
-                "about": record.case.about,
+                "about": record.case.description,
                 "commands": record.commands,
                 "skipped": record.skipped,
                 "failed": record.failed,
                 "summary": summaries,
-                "runs": each,
+                "runs": runs,
             })
         })
         .collect();
     let binaries: Vec<String> = binaries.iter().map(|path| path.display().to_string()).collect();
     json!({
         "format": "ringbolt-bench-1",
-        "machine": facts.json(),
+        "machine": machine.json(),
         "programs": binaries,
         "runs": runs,
         "quick": quick,
@@ -185,13 +199,13 @@ pub(super) fn json(records: &[Record], facts: &Facts, binaries: &[PathBuf], runs
     })
 }
 
-fn one(run: &super::Run) -> Value {
+fn run_json(run: &super::BenchRun) -> Value {
     let values: Map<String, Value> =
         run.values.iter().map(|(metric, value)| (metric.key().to_string(), json!(value))).collect();
-    json!({ "program": run.binary, "load_average": run.load, "others_processors": run.others, "values": values })
+    json!({ "program": run.binary, "load_average": run.load, "others_processors": run.other_cpus, "values": values })
 }
 
-fn summarised(records: &[Record], record: &Record, metric: Metric) -> Value {
+fn summary_json(records: &[BenchmarkResult], record: &BenchmarkResult, metric: BenchMetric) -> Value {
     let Some(ours) = summary(record, metric, 0) else { return Value::Null };
     let found = reference::find(record.case.name, metric);
     let limit = found.and_then(|found| limit(records, found, metric));

@@ -1,4 +1,4 @@
-//! A target for one run.
+//! The target of a run: a `ringbolt serve` process.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -8,108 +8,123 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 
-use super::Setting;
-use super::process::{Process, describe};
+use super::RunContext;
+use super::process::{ChildProcess, describe};
 
 const NQN: &str = "nqn.2025-01.io.ringbolt:bench";
 const START_MAX: Duration = Duration::from_secs(10);
-/// Of the memory device over TCP: far beyond the caches.
+/// Size of the memory device over TCP: much larger than the caches.
 const MALLOC_BYTES: u64 = 512 << 20;
 const BLOCK_BYTES: u64 = 512;
 
-/// What it serves.
-pub(super) enum Namespaces {
-    /// Null is 1, memory is 2.
+/// The namespaces that the target exports.
+pub(super) enum TargetNamespaces {
+    /// Null device as namespace 1, memory device as namespace 2.
     NullAndMalloc,
-    /// Ten of the null device.
+    /// Ten null devices.
     Ten,
 }
 
-/// How hosts reach it, besides over TCP.
+/// The transport of the host. The target listens on TCP in any case.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(super) enum TargetTransport {
     Tcp,
     VfioUser,
 }
 
-/// A running `ringbolt serve`, on a port and in a directory of its own.
-pub(super) struct Server {
-    process: Process,
+/// A running `ringbolt serve`, with its own TCP port and vfio-user directory.
+pub(super) struct TargetServer {
+    process: ChildProcess,
     port: u16,
-    /// Where the socket of its controller over vfio-user is.
+    /// Directory of the vfio-user socket.
     directory: PathBuf,
-    reach: Reach,
+    transport: TargetTransport,
     /// From exec to the first accepted connection.
-    pub(super) started: Duration,
+    pub(super) startup_time: Duration,
     pub(super) command: String,
 }
 
-impl Server {
+impl TargetServer {
     pub(super) fn start(
-        setting: &Setting<'_>,
+        context: &RunContext<'_>,
         cores: &str,
         idle: &str,
-        namespaces: &Namespaces,
-        reach: Reach,
-    ) -> anyhow::Result<Server> {
+        namespaces: &TargetNamespaces,
+        transport: TargetTransport,
+    ) -> anyhow::Result<TargetServer> {
         let options = ["--cores", cores, "--idle", idle];
-        Server::launch(setting, Command::new(setting.binary), &options, namespaces, reach)
+        TargetServer::launch(context, Command::new(context.binary), &options, namespaces, transport)
     }
 
-    /// Starts it under Valgrind, which knows `epoll_wait` for a call that blocks, but not
-    /// `io_uring_enter`. It sleeps where it can, so that only I/O costs instructions.
-    pub(super) fn start_counted(
-        setting: &Setting<'_>,
+    /// Starts the target under Valgrind. It uses epoll, because Valgrind treats `epoll_wait` but not
+    /// `io_uring_enter` as a blocking call, and sleeps when idle, so that only I/O costs instructions.
+    pub(super) fn start_under_valgrind(
+        context: &RunContext<'_>,
         valgrind: Command,
-        namespaces: &Namespaces,
-    ) -> anyhow::Result<Server> {
-        Server::launch(setting, valgrind, &["--idle", "sleep", "--engine", "epoll"], namespaces, Reach::Tcp)
+        namespaces: &TargetNamespaces,
+    ) -> anyhow::Result<TargetServer> {
+        TargetServer::launch(
+            context,
+            valgrind,
+            &["--idle", "sleep", "--engine", "epoll"],
+            namespaces,
+            TargetTransport::Tcp,
+        )
     }
 
-    /// `command` is the program, or what runs it with the program as its last argument.
+    /// `command` is the program, or a wrapper with the program as its last argument.
     fn launch(
-        setting: &Setting<'_>,
+        context: &RunContext<'_>,
         mut command: Command,
         options: &[&str],
-        namespaces: &Namespaces,
-        reach: Reach,
-    ) -> anyhow::Result<Server> {
-        // Free now; should another program take it meanwhile, the start fails and says so.
+        namespaces: &TargetNamespaces,
+        transport: TargetTransport,
+    ) -> anyhow::Result<TargetServer> {
+        // The port is free now; if another program binds it first, the start fails with a message.
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-        let directory = setting.scratch.folder("vfio-user")?;
-        let file = setting.scratch.file("target.json");
-        let config = config(port, (reach == Reach::VfioUser).then_some(&*directory), namespaces);
+        let directory = context.directory.folder("vfio-user")?;
+        let file = context.directory.file("target.json");
+        let config =
+            config(port, (transport == TargetTransport::VfioUser).then_some(&*directory), namespaces);
         std::fs::write(&file, serde_json::to_string_pretty(&config)?)?;
-        command.arg("serve").arg("-c").arg(&file).arg("-r").arg(setting.scratch.file("rpc.sock"));
+        command.arg("serve").arg("-c").arg(&file).arg("-r").arg(context.directory.file("rpc.sock"));
         command.args(options);
         let begun = Instant::now();
-        let mut process = Process::start(&mut command, setting.scratch, "serve")?;
+        let mut process = ChildProcess::start(&mut command, context.directory, "serve")?;
         while TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).is_err() {
             if let Some(status) = process.ended()? {
-                bail!("serve: {status}: {}", setting.scratch.tail("serve.err"));
+                bail!("serve: {status}: {}", context.directory.tail("serve.err"));
             }
             ensure!(
                 begun.elapsed() < START_MAX,
                 "serve accepts no connection: {}",
-                setting.scratch.tail("serve.err")
+                context.directory.tail("serve.err")
             );
             std::thread::sleep(Duration::from_micros(200));
         }
         let started = begun.elapsed();
-        Ok(Server { process, port, directory, reach, started, command: describe(&command) })
+        Ok(TargetServer {
+            process,
+            port,
+            directory,
+            transport,
+            startup_time: started,
+            command: describe(&command),
+        })
     }
 
-    /// What the driver calls namespace `nsid`.
+    /// The driver's URI of namespace `nsid`.
     pub(super) fn uri(&self, nsid: u32) -> String {
-        match self.reach {
-            Reach::Tcp => format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns={nsid}", self.port),
-            Reach::VfioUser => format!("nvme+vfio-user:{}?ns={nsid}", self.directory.display()),
+        match self.transport {
+            TargetTransport::Tcp => format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns={nsid}", self.port),
+            TargetTransport::VfioUser => format!("nvme+vfio-user:{}?ns={nsid}", self.directory.display()),
         }
     }
 
-    /// Processor time so far.
+    /// CPU time of the process so far, in seconds.
     pub(super) fn cpu_seconds(&self) -> anyhow::Result<f64> {
-        super::facts::process_seconds(&self.process.id().to_string(), false).context("serve ended early")
+        super::machine_info::process_seconds(&self.process.id().to_string(), false)
+            .context("serve ended early")
     }
 
     /// Resident memory in MiB.
@@ -127,20 +142,20 @@ impl Server {
     }
 }
 
-fn config(port: u16, directory: Option<&Path>, namespaces: &Namespaces) -> Value {
+fn config(port: u16, directory: Option<&Path>, namespaces: &TargetNamespaces) -> Value {
     let call = |method: &str, params: Value| json!({ "method": method, "params": params });
     let null = |name: &str| {
         let blocks = (1u64 << 30) / BLOCK_BYTES;
         call("bdev_null_create", json!({ "name": name, "num_blocks": blocks, "block_size": BLOCK_BYTES }))
     };
     let (bdevs, names) = match namespaces {
-        Namespaces::NullAndMalloc => {
+        TargetNamespaces::NullAndMalloc => {
             let blocks = MALLOC_BYTES / BLOCK_BYTES;
             let params = json!({ "name": "Malloc0", "num_blocks": blocks, "block_size": BLOCK_BYTES });
             let names = vec!["Null0".to_string(), "Malloc0".to_string()];
             (vec![null("Null0"), call("bdev_malloc_create", params)], names)
         }
-        Namespaces::Ten => {
+        TargetNamespaces::Ten => {
             let names: Vec<String> = (0..10).map(|number| format!("Null{number}")).collect();
             (names.iter().map(|name| null(name)).collect(), names)
         }
@@ -162,7 +177,7 @@ fn config(port: u16, directory: Option<&Path>, namespaces: &Namespaces) -> Value
         nvmf.push(call("nvmf_create_transport", json!({ "trtype": "VFIOUSER" })));
         nvmf.push(listener(json!({ "trtype": "VFIOUSER", "traddr": directory, "trsvcid": "0" })));
     }
-    // The last: when it accepts connections, everything else is there.
+    // The TCP listener is last: once it accepts connections, everything else is configured.
     nvmf.push(listener(json!({
         "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string() })));
     json!({ "subsystems": [

@@ -4,13 +4,13 @@ use std::path::Path;
 use serde_json::json;
 
 use super::check;
-use crate::metadata::Metadata;
+use crate::metadata::CargoMetadata;
 
 const GOOD: &str = "//! Says what it is.\n#![forbid(unsafe_code)]\n";
 
-/// A made-up workspace. A crate of ours is named by its folder, `layer/name`; another by its name.
-/// `uses` lists who depends on whom, and how: "normal", "dev" or "build".
-fn workspace(ours: &[&str], others: &[&str], uses: &[(&str, &str, &str)]) -> Metadata {
+/// A synthetic workspace. A member is named by its folder, `layer/name`; an external crate by its name.
+/// `uses` lists dependencies as (from, to, kind), where kind is "normal", "dev" or "build".
+fn workspace(members: &[&str], others: &[&str], uses: &[(&str, &str, &str)]) -> CargoMetadata {
     let package = |name: &str| {
         json!({
             "id": name,
@@ -27,31 +27,33 @@ fn workspace(ours: &[&str], others: &[&str], uses: &[(&str, &str, &str)]) -> Met
         let deps: Vec<_> = uses.iter().filter(|(from, ..)| *from == name).map(edge).collect();
         json!({ "id": name, "deps": deps })
     };
-    let all = || ours.iter().chain(others).copied();
+    let all = || members.iter().chain(others).copied();
     let value = json!({
         "packages": all().map(package).collect::<Vec<_>>(),
-        "workspace_members": ours,
+        "workspace_members": members,
         "workspace_root": "/w",
         "resolve": { "nodes": all().map(node).collect::<Vec<_>>() },
     });
-    serde_json::from_value(value).expect("the made-up metadata has the right shape")
+    serde_json::from_value(value).expect("the synthetic metadata has the fields of cargo metadata")
 }
 
 fn good(_: &Path) -> io::Result<String> {
     Ok(GOOD.to_owned())
 }
 
-/// What `check` finds when `from` uses `to`.
+/// The findings when `from` depends on `to`.
 fn findings(from: &str, to: &str, kind: &str) -> Vec<String> {
     check(&workspace(&[from, to], &[], &[(from, to, kind)]), good)
 }
 
 #[test]
-fn a_crate_uses_what_stands_above_it_in_the_list() {
+fn dependencies_on_lower_layers_are_allowed() {
     for (from, to) in [
         ("apps/ringbolt", "base/ring"),
         ("targets/nvmf", "bdev/layer"),
         ("lab/workload", "drivers/nvme"),
+        ("bdev/layer", "control"),
+        ("control", "host/reactor"),
         ("host/net", "wire/nvme"),
         ("tests/interop", "apps/ringbolt"),
         ("sim/sim", "targets/nvmf"),
@@ -61,10 +63,12 @@ fn a_crate_uses_what_stands_above_it_in_the_list() {
 }
 
 #[test]
-fn a_crate_uses_nothing_that_stands_below_it() {
+fn dependencies_on_higher_layers_are_reported() {
     for (from, to) in [
         ("base/ring", "wire/nvme"),
         ("drivers/nvme", "bdev/layer"),
+        ("drivers/nvme", "control"),
+        ("control", "bdev/layer"),
         ("bdev/layer", "targets/nvmf"),
         ("lab/workload", "apps/ringbolt"),
         ("host/net", "tests/interop"),
@@ -73,17 +77,17 @@ fn a_crate_uses_nothing_that_stands_below_it() {
         let found = findings(from, to, "normal");
         assert_eq!(found.len(), 1, "{from} uses {to}: {found:?}");
         assert!(found[0].contains("must not use"), "{found:?}");
-        assert_eq!(findings(from, to, "build").len(), 1, "a build script is no way around");
+        assert_eq!(findings(from, to, "build").len(), 1, "build dependencies are checked too");
     }
 }
 
 #[test]
-fn tests_use_what_they_like() {
+fn development_dependencies_are_not_checked() {
     assert_eq!(findings("drivers/nvme", "targets/controller", "dev"), [""; 0]);
 }
 
 #[test]
-fn within_a_folder_the_order_is_explicit() {
+fn dependencies_within_a_layer_follow_the_listed_order() {
     for (from, to, allowed) in [
         ("host/net", "host/reactor", true),
         ("host/reactor", "host/memory", true),
@@ -106,12 +110,12 @@ fn within_a_folder_the_order_is_explicit() {
 }
 
 #[test]
-fn a_folder_that_is_no_layer_is_reported() {
-    assert_eq!(check(&workspace(&["misc/thing"], &[], &[]), good), ["misc-thing: misc/ is no layer"]);
+fn an_unknown_folder_is_reported() {
+    assert_eq!(check(&workspace(&["misc/thing"], &[], &[]), good), ["misc-thing: misc/ is not a layer"]);
 }
 
 #[test]
-fn a_runtime_is_found_however_far_behind_a_data_path_crate() {
+fn a_transitive_runtime_dependency_of_a_data_path_crate_is_reported() {
     let uses = |kind| {
         let uses =
             [("targets/nvmf", "http", "normal"), ("http", "hyper", "normal"), ("hyper", "tokio", kind)];
@@ -120,17 +124,17 @@ fn a_runtime_is_found_however_far_behind_a_data_path_crate() {
     let found = uses("normal");
     assert_eq!(found.len(), 1);
     assert!(found[0].ends_with("targets-nvmf -> http -> hyper -> tokio"), "{found:?}");
-    assert_eq!(uses("dev"), [""; 0], "what tests use is not shipped");
+    assert_eq!(uses("dev"), [""; 0], "development dependencies are not shipped");
 }
 
 #[test]
-fn a_runtime_is_allowed_where_no_data_passes() {
+fn a_runtime_is_allowed_outside_the_data_path() {
     let uses = [("apps/ringbolt", "tokio", "normal")];
     assert_eq!(check(&workspace(&["apps/ringbolt"], &["tokio"], &uses), good), [""; 0]);
 }
 
 #[test]
-fn a_crate_starts_with_its_documentation_and_forbids_unsafe_code() {
+fn a_crate_root_starts_with_documentation_and_forbids_unsafe_code() {
     for (folder, text, expected) in [
         ("base/ring", GOOD, 0),
         ("base/ring", "//! Doc.\n#![forbid(missing_docs, unsafe_code)]\n", 0),
@@ -148,7 +152,7 @@ fn a_crate_starts_with_its_documentation_and_forbids_unsafe_code() {
 }
 
 #[test]
-fn a_root_that_cannot_be_read_is_reported() {
+fn an_unreadable_crate_root_is_reported() {
     let found = check(&workspace(&["base/ring"], &[], &[]), |_| Err(io::ErrorKind::NotFound.into()));
     assert_eq!(found.len(), 1);
     assert!(found[0].contains("cannot be read"), "{found:?}");

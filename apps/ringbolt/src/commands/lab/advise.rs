@@ -5,13 +5,13 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
-use report::advise::{Advice, Choice, Goal, advise, api_words};
-use report::chart::short;
+use lab_report::advise::{Advice, AdviceGoal, Choice, advise, api_description};
+use lab_report::chart::format_number;
 
 use super::files::write;
 use super::report::open;
 use super::run as measuring;
-use crate::failure::Failure;
+use crate::command_error::CommandError;
 
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
@@ -64,12 +64,12 @@ enum Format {
     Json,
 }
 
-pub(crate) fn run(options: &Advise) -> Result<(), Failure> {
+pub(crate) fn run(options: &Advise) -> Result<(), CommandError> {
     let goals = match options.goal {
-        None => Goal::ALL.to_vec(),
-        Some(Wanted::P99) => vec![Goal::P99],
-        Some(Wanted::IopsPerCore) => vec![Goal::IopsPerCore],
-        Some(Wanted::Isolation) => vec![Goal::Isolation],
+        None => AdviceGoal::ALL.to_vec(),
+        Some(Wanted::P99) => vec![AdviceGoal::P99],
+        Some(Wanted::IopsPerCore) => vec![AdviceGoal::IopsPerCore],
+        Some(Wanted::Isolation) => vec![AdviceGoal::Isolation],
     };
     let directory = match &options.directory {
         Some(directory) => directory.clone(),
@@ -79,13 +79,13 @@ pub(crate) fn run(options: &Advise) -> Result<(), Failure> {
     let all: Vec<Advice> = goals.into_iter().map(|goal| advise(&run, goal)).collect();
     let text = match options.output_format {
         Format::Normal => all.iter().map(text).collect::<Vec<_>>().join("\n"),
-        Format::Json => serde_json::to_string_pretty(&all).map_err(Failure::work)? + "\n",
+        Format::Json => serde_json::to_string_pretty(&all).map_err(CommandError::operation)? + "\n",
     };
     write(options.output.as_deref(), &text)
 }
 
 /// A short run of the cells that speak to the goals, and none that writes.
-fn measure(options: &Advise, goals: &[Goal]) -> Result<PathBuf, Failure> {
+fn measure(options: &Advise, goals: &[AdviceGoal]) -> Result<PathBuf, CommandError> {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
@@ -105,27 +105,27 @@ fn measure(options: &Advise, goals: &[Goal]) -> Result<PathBuf, Failure> {
     if let Some(file) = &options.file {
         words.extend([OsString::from("--file"), file.clone().into_os_string()]);
     }
-    let line = Line::try_parse_from(words).map_err(Failure::usage)?;
+    let line = Line::try_parse_from(words).map_err(CommandError::usage)?;
     measuring::run(&line.run)?;
     Ok(folder)
 }
 
 /// The experiments whose cells vary API and scheduler under what the goal is about.
-fn experiments_for(goal: Goal) -> &'static [&'static str] {
+fn experiments_for(goal: AdviceGoal) -> &'static [&'static str] {
     match goal {
-        Goal::P99 => &["cheops23.fig5a", "icpe24.fig2"],
-        Goal::IopsPerCore => &["cheops23.fig5a", "cheops23.table2", "icpe24.fig2"],
-        Goal::Isolation => &["icpe24.fig11a", "icpe24.fig11b"],
+        AdviceGoal::P99 => &["cheops23.fig5a", "icpe24.fig2"],
+        AdviceGoal::IopsPerCore => &["cheops23.fig5a", "cheops23.table2", "icpe24.fig2"],
+        AdviceGoal::Isolation => &["icpe24.fig11a", "icpe24.fig11b"],
     }
 }
 
 fn text(advice: &Advice) -> String {
     let mut out = String::new();
-    let _ = writeln!(out, "{} ({})", advice.goal.words(), advice.goal.name());
+    let _ = writeln!(out, "{} ({})", advice.goal.description(), advice.goal.name());
     for decision in [&advice.api, &advice.scheduler] {
         let said = match &decision.choice {
-            Choice::Wins(name) => format!("use {}", api_words(name)),
-            Choice::Leads(name) => format!("{} leads", api_words(name)),
+            Choice::Wins(name) => format!("use {}", api_description(name)),
+            Choice::Leads(name) => format!("{} leads", api_description(name)),
             Choice::Tied(names) => format!("no winner among {}", names.join(", ")),
             Choice::Untested => "not tested".to_string(),
         };
@@ -133,14 +133,14 @@ fn text(advice: &Advice) -> String {
         let _ = writeln!(out, "    {}", decision.because);
         for option in decision.options.iter().skip(1) {
             let interval = option.interval.map_or("no interval".to_string(), |found| {
-                format!("{} to {}", short(found.low), short(found.high))
+                format!("{} to {}", format_number(found.low), format_number(found.high))
             });
             let _ = writeln!(
                 out,
                 "    {:<14} x{} ({interval}) over {} situations",
                 option.name,
-                short(option.ratio),
-                option.situations
+                format_number(option.ratio),
+                option.matched_configurations
             );
         }
     }

@@ -1,19 +1,20 @@
 //! What `lab plan` and `lab run` have in common: which experiments, on what, how long, made by whom.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use clap::Args;
-use experiments::generator::{Generator, Style};
-use experiments::host::{Host, cpu_list};
-use experiments::journal;
-use experiments::plan::{self, Times};
-use experiments::session::{self, NetworkTarget};
-use experiments::target::{self, Device, Wanted};
-use experiments::{Catalog, Definition, GeneratorUse, PlannedExperiment, Scale};
+use lab_experiments::generator::{Generator, Style};
+use lab_experiments::host::{Host, cpu_list};
+use lab_experiments::journal::{self, Journal};
+use lab_experiments::plan::{self, Times};
+use lab_experiments::session::{self, NetworkTarget};
+use lab_experiments::target::{self, Device, Wanted};
+use lab_experiments::{Catalog, Definition, GeneratorUse, PlannedExperiment, Scale};
 
 use crate::cli;
-use crate::failure::Failure;
-use crate::say::complain;
+use crate::command_error::CommandError;
+use crate::console::stderr_line;
 
 /// Experiments, devices, times.
 #[derive(Args)]
@@ -37,10 +38,10 @@ pub(crate) struct Bench {
     #[arg(long)]
     pub(crate) paper: bool,
     /// How long to measure each cell, instead of what the scale says
-    #[arg(long, value_parser = cli::time)]
+    #[arg(long, value_parser = cli::parse_time)]
     pub(crate) runtime: Option<u64>,
     /// How long before that, instead of what the scale says
-    #[arg(long, value_parser = cli::time)]
+    #[arg(long, value_parser = cli::parse_time)]
     pub(crate) ramp: Option<u64>,
     /// How often, instead of what the scale says
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -52,7 +53,7 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "LIST")]
     pub(crate) cores: Option<String>,
     /// Size of each disk that the lab makes
-    #[arg(long, value_name = "SIZE", default_value = "64m", value_parser = cli::size)]
+    #[arg(long, value_name = "SIZE", default_value = "64m", value_parser = cli::parse_size)]
     pub(crate) disk_size: u64,
     /// Where the lab makes its disks; by default beside the results
     #[arg(long, value_name = "DIR")]
@@ -81,27 +82,36 @@ pub(crate) struct Found {
 }
 
 /// The catalog with the user's definitions.
-pub(crate) fn catalog(files: &[PathBuf]) -> Result<Catalog, Failure> {
+pub(crate) fn catalog(files: &[PathBuf]) -> Result<Catalog, CommandError> {
     let mut catalog = Catalog::built_in();
     if let Some(folder) = session::definitions_directory() {
-        catalog.add_directory(&folder).map_err(Failure::config)?;
+        catalog.add_directory(&folder).map_err(CommandError::config)?;
     }
     for file in files {
-        catalog.add_file(file).map_err(Failure::config)?;
+        catalog.add_file(file).map_err(CommandError::config)?;
     }
     Ok(catalog)
 }
 
-/// Puts back what a run that was killed has left, and says so. Every lab command begins with it.
-pub(crate) fn restore_left_behind() -> usize {
-    let (done, failed) = journal::restore_left_behind(&journal::default_directory());
+/// Ends what a run that was killed has left running, puts back what it has changed, and says so. Every lab command
+/// begins with it. Returns how many things were done, and how many could not be.
+pub(crate) fn restore_left_behind() -> (usize, usize) {
+    let (done, problems) = journal::restore_left_behind(&journal::default_directory());
     if !done.is_empty() {
-        complain!("a run before this one was killed; put back: {}", done.join(", "));
+        stderr_line!("a run before this one was killed; put back: {}", done.join(", "));
     }
-    for problem in &failed {
-        complain!("a run before this one was killed: {problem}");
+    for problem in &problems {
+        stderr_line!("a run before this one was killed: {problem}");
     }
-    done.len()
+    (done.len(), problems.len())
+}
+
+/// Starts the process that ends the generators when this one is killed.
+pub(crate) fn guard(journal: &mut Journal) -> Result<(), CommandError> {
+    let program = std::env::current_exe().map_err(CommandError::environment)?;
+    let mut command = Command::new(program);
+    let started = journal.processes().guard(command.args(["lab", "watchdog"]));
+    started.map_err(|error| CommandError::environment(format!("the watchdog cannot be started: {error}")))
 }
 
 impl Bench {
@@ -116,21 +126,21 @@ impl Bench {
     }
 
     /// Looks at the machine and plans. Changes nothing.
-    pub(crate) fn find(&self) -> Result<Found, Failure> {
+    pub(crate) fn find(&self) -> Result<Found, CommandError> {
         let catalog = catalog(&self.definition)?;
         let mut names = self.names.clone();
         if names.is_empty() {
             for file in &self.definition {
                 let mut alone = Catalog::built_in();
-                names.push(alone.add_file(file).map_err(Failure::config)?);
+                names.push(alone.add_file(file).map_err(CommandError::config)?);
             }
         }
         if names.is_empty() {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 "name an experiment, a study or a group; `ringbolt lab list` shows them",
             ));
         }
-        let definitions = catalog.select(&names).map_err(Failure::usage)?;
+        let definitions = catalog.select(&names).map_err(CommandError::usage)?;
         let scale = self.scale();
         let host = Host::default();
         let devices = self.devices(&host, &definitions, scale)?;
@@ -148,7 +158,7 @@ impl Bench {
             ramp_s: seconds(self.ramp),
             repetitions: self.repetitions,
         };
-        let experiments = plan::make(&definitions, scale, times, &around).map_err(Failure::config)?;
+        let experiments = plan::make(&definitions, scale, times, &around).map_err(CommandError::config)?;
         Ok(Found { host, devices, experiments, scale, cpus, generator, generator_use, own })
     }
 
@@ -157,7 +167,7 @@ impl Bench {
         host: &Host,
         definitions: &[&Definition],
         scale: Scale,
-    ) -> Result<Vec<Device>, Failure> {
+    ) -> Result<Vec<Device>, CommandError> {
         let cells = definitions.iter().flat_map(|definition| definition.cells(scale).unwrap_or_default());
         let most = cells.filter_map(|cell| cell.get("devices")?.as_f64()).fold(1.0, f64::max);
         let wanted = Wanted {
@@ -168,29 +178,29 @@ impl Bench {
         };
         let root = rustix::process::geteuid().is_root();
         target::find(&wanted, host, most as usize, root).map_err(|error| match self.device.is_empty() {
-            true if self.file.is_none() => Failure::machine(error),
-            _ => Failure::usage(error),
+            true if self.file.is_none() => CommandError::environment(error),
+            _ => CommandError::usage(error),
         })
     }
 
-    fn cpus(&self, host: &Host) -> Result<Vec<u32>, Failure> {
+    fn cpus(&self, host: &Host) -> Result<Vec<u32>, CommandError> {
         let there = host.cpus();
         let Some(text) = &self.cores else { return Ok(there) };
         let asked = cpu_list(text);
         if asked.is_empty() {
-            return Err(Failure::usage(format!("--cores={text}: it is a list, as 0-3,5")));
+            return Err(CommandError::usage(format!("--cores={text}: it is a list, as 0-3,5")));
         }
         match asked.iter().find(|cpu| !there.contains(cpu)) {
             Some(cpu) => {
-                Err(Failure::usage(format!("--cores={text}: processor {cpu} is not there or not ours")))
+                Err(CommandError::usage(format!("--cores={text}: processor {cpu} is not there or not ours")))
             }
             None => Ok(asked),
         }
     }
 
     /// What drives the kernel's APIs, with its cost, and what drives block devices of our own.
-    fn generators(&self) -> Result<(Generator, GeneratorUse, Generator), Failure> {
-        let program = std::env::current_exe().map_err(Failure::machine)?;
+    fn generators(&self) -> Result<(Generator, GeneratorUse, Generator), CommandError> {
+        let program = std::env::current_exe().map_err(CommandError::environment)?;
         let mut own = Generator::ringbolt(program);
         let folder = std::env::temp_dir().join(format!("ringbolt-probe-{}", std::process::id()));
         let probe = |generator: &Generator| {
@@ -206,18 +216,24 @@ impl Bench {
         let without = |own: &mut Generator| own.style = Style::Options;
         match (self.generator.as_str(), ours) {
             ("auto" | "ringbolt", Ok(used)) => Ok((own.clone(), used, own)),
-            ("ringbolt", Err(said)) => Err(Failure::machine(format!("--generator ringbolt: {said}"))),
+            ("ringbolt", Err(said)) => {
+                Err(CommandError::environment(format!("--generator ringbolt: {said}")))
+            }
             ("auto" | "fio", ours) => {
                 if ours.is_err() {
                     without(&mut own);
                 }
                 let fio = Generator::fio();
                 let used = probe(&fio).map_err(|said| {
-                    Failure::machine(format!("no generator works here; fio: {said} (apt install fio)"))
+                    CommandError::environment(format!(
+                        "no generator works here; fio: {said} (apt install fio)"
+                    ))
                 })?;
                 Ok((fio, used, own))
             }
-            (other, _) => Err(Failure::usage(format!("--generator {other}: it is auto, ringbolt or fio"))),
+            (other, _) => {
+                Err(CommandError::usage(format!("--generator {other}: it is auto, ringbolt or fio")))
+            }
         }
     }
 

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use report::compare::{Rules, compare, html, text};
+use lab_report::compare::{CompareOptions, compare, html, text};
 
 use super::files::write;
 use super::report::open;
-use crate::failure::Failure;
+use crate::command_error::CommandError;
 
 /// Rows that a terminal shows.
 const ROWS_MAX: usize = 60;
@@ -65,13 +65,13 @@ fn confidence(text: &str) -> Result<f64, String> {
     if (50.0..=99.99).contains(&value) { Ok(value) } else { Err("it is from 50 to 99.99".to_string()) }
 }
 
-pub(crate) fn run(options: &Compare) -> Result<(), Failure> {
+pub(crate) fn run(options: &Compare) -> Result<(), CommandError> {
     let (a, b) = (open(&options.a)?, open(&options.b)?);
-    let rules = Rules { level: options.confidence / 100.0, noise_percent: options.noise };
+    let rules = CompareOptions { confidence_level: options.confidence / 100.0, noise_percent: options.noise };
     let comparison = compare(&a, &b, rules);
     let said = match options.output_format {
         Format::Normal => text(&comparison, ROWS_MAX),
-        Format::Json => serde_json::to_string_pretty(&comparison).map_err(Failure::work)? + "\n",
+        Format::Json => serde_json::to_string_pretty(&comparison).map_err(CommandError::operation)? + "\n",
         Format::Html => html(&comparison),
     };
     write(options.output.as_deref(), &said)?;
@@ -79,7 +79,7 @@ pub(crate) fn run(options: &Compare) -> Result<(), Failure> {
     let worse: Vec<_> = comparison.regressions(limit).collect();
     match worse.first() {
         None => Ok(()),
-        Some(first) => Err(Failure::work(format!(
+        Some(first) => Err(CommandError::operation(format!(
             "{} of {} rows are worse by more than {limit} %, {} [{}] {} among them",
             worse.len(),
             comparison.rows.len(),

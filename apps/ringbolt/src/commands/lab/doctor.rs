@@ -3,14 +3,15 @@
 use std::path::Path;
 
 use clap::Args;
-use experiments::doctor::{self, Distortion, Facts};
-use experiments::host::Host;
-use experiments::journal::{self, Journal};
+use lab_experiments::doctor::{self, Distortion, Facts};
+use lab_experiments::host::Host;
+use lab_experiments::journal::{self, Journal};
+use lab_experiments::loops;
 use serde_json::json;
 
 use super::bench;
-use crate::failure::Failure;
-use crate::say::say;
+use crate::command_error::CommandError;
+use crate::console::{stderr_line, stdout_line};
 
 #[derive(Args)]
 #[command(
@@ -33,11 +34,16 @@ pub(crate) struct Doctor {
     restore: bool,
 }
 
-pub(crate) fn run(options: &Doctor) -> Result<(), Failure> {
-    let restored = bench::restore_left_behind();
+pub(crate) fn run(options: &Doctor) -> Result<(), CommandError> {
+    let (done, problems) = bench::restore_left_behind();
     if options.restore {
-        if restored == 0 {
-            say!("nothing was left to put back");
+        // One that no journal has may be of a run of another user, or of another program.
+        loops::deleted().iter().for_each(|line| stderr_line!("{line}"));
+        if problems > 0 {
+            return Err(CommandError::environment("not everything could be put back as it was"));
+        }
+        if done == 0 {
+            stdout_line!("nothing was left to put back");
         }
         return Ok(());
     }
@@ -46,14 +52,14 @@ pub(crate) fn run(options: &Doctor) -> Result<(), Failure> {
     for device in &options.device {
         let name = host.block_name(Path::new(device));
         names.push(name.ok_or_else(|| {
-            Failure::usage(format!("--device {device}: no whole block device of that name"))
+            CommandError::usage(format!("--device {device}: no whole block device of that name"))
         })?);
     }
     let facts = facts(&host, &names);
     let found = doctor::examine(&host, &facts);
     if options.json {
         let document = json!({ "facts": facts.to_json(), "distortions": found });
-        say!("{}", serde_json::to_string_pretty(&document).map_err(Failure::work)?);
+        stdout_line!("{}", serde_json::to_string_pretty(&document).map_err(CommandError::operation)?);
     } else {
         show(&facts, &found);
     }
@@ -62,36 +68,38 @@ pub(crate) fn run(options: &Doctor) -> Result<(), Failure> {
 
 /// Facts of this machine.
 pub(crate) fn facts(host: &Host, names: &[String]) -> Facts {
-    let ring =
-        match sys::Events::new(&sys::Config { engine: Some(sys::Engine::Uring), ..sys::Config::default() }) {
-            Ok(_) => "yes".to_string(),
-            Err(error) => error.to_string(),
-        };
-    Facts::read(host, names, experiments::counting(), ring)
+    let ring = match os::EventLoop::new(&os::EventLoopConfig {
+        backend: Some(os::EventBackend::Uring),
+        ..os::EventLoopConfig::default()
+    }) {
+        Ok(_) => "yes".to_string(),
+        Err(error) => error.to_string(),
+    };
+    Facts::read(host, names, lab_experiments::counting(), ring)
 }
 
 fn show(facts: &Facts, found: &[Distortion]) {
     let cpu = &facts.cpu;
     let known = |state: Option<bool>| state.map_or("unknown", |on| if on { "on" } else { "off" });
-    say!(
+    stdout_line!(
         "Processor  {}, {} online{}",
         cpu.model,
         cpu.cpus.len(),
         if cpu.virtualised { ", virtual" } else { "" }
     );
-    say!(
+    stdout_line!(
         "           SMT {}, turbo {}, governor {}",
         known(cpu.smt),
         known(cpu.turbo),
         or_dash(&cpu.governors.join(", "))
     );
-    say!("Kernel     {}", facts.kernel.release);
-    say!("io_uring   {}", facts.io_uring);
+    stdout_line!("Kernel     {}", facts.kernel.release);
+    stdout_line!("io_uring   {}", facts.io_uring);
     for (name, state) in &facts.counters {
-        say!("Counter    {name:<18} {state}");
+        stdout_line!("Counter    {name:<18} {state}");
     }
     for block in &facts.devices {
-        say!(
+        stdout_line!(
             "Device     {}: {} {}, {:.1} GiB, {} queues, scheduler {} of {}{}",
             block.name,
             or_dash(&block.model),
@@ -103,14 +111,14 @@ fn show(facts: &Facts, found: &[Distortion]) {
             if block.polls { ", polls" } else { "" },
         );
     }
-    say!("");
+    stdout_line!("");
     if found.is_empty() {
-        say!("Nothing here is known to distort results.");
+        stdout_line!("Nothing here is known to distort results.");
     }
     for one in found {
-        say!("! {}", one.what);
+        stdout_line!("! {}", one.what);
         if let Some(command) = &one.command {
-            say!("    {command}");
+            stdout_line!("    {command}");
         }
     }
 }
@@ -119,11 +127,11 @@ fn or_dash(text: &str) -> &str {
     if text.is_empty() { "-" } else { text }
 }
 
-fn apply(found: &[Distortion]) -> Result<(), Failure> {
-    let mut signals =
-        signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])
-            .map_err(Failure::machine)?;
-    let mut journal = Journal::begin(&journal::default_directory()).map_err(Failure::machine)?;
+fn apply(found: &[Distortion]) -> Result<(), CommandError> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]);
+    let mut signals = signals.map_err(CommandError::environment)?;
+    let mut journal = Journal::begin(&journal::default_directory()).map_err(CommandError::environment)?;
     let mut refused = Vec::new();
     for (path, value) in found.iter().flat_map(|one| &one.settings) {
         if let Err(error) = journal.set(path, value) {
@@ -132,17 +140,17 @@ fn apply(found: &[Distortion]) -> Result<(), Failure> {
     }
     let changes = journal.changes();
     for change in &changes {
-        say!("changed {change}");
+        stdout_line!("changed {change}");
     }
     for line in &refused {
-        say!("could not change {line}");
+        stdout_line!("could not change {line}");
     }
     if changes.is_empty() {
-        say!("nothing was changed");
+        stdout_line!("nothing was changed");
     } else {
-        say!("Ctrl-C puts it back");
+        stdout_line!("Ctrl-C puts it back");
         signals.forever().next();
     }
     let problems = journal.restore();
-    if problems.is_empty() { Ok(()) } else { Err(Failure::machine(problems.join("; "))) }
+    if problems.is_empty() { Ok(()) } else { Err(CommandError::environment(problems.join("; "))) }
 }

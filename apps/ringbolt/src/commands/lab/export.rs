@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 
 use super::files::write;
 use super::report::open;
-use crate::failure::Failure;
+use crate::command_error::CommandError;
 
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
@@ -34,13 +34,13 @@ enum Format {
     Json,
 }
 
-pub(crate) fn run(options: &Export) -> Result<(), Failure> {
+pub(crate) fn run(options: &Export) -> Result<(), CommandError> {
     let run = open(&options.directory)?;
     let text = match options.output_format {
-        Format::Csv => report::export::csv(&run),
+        Format::Csv => lab_report::export::csv(&run),
         Format::Json => {
-            let json = report::export::json(&run).map_err(Failure::work)?;
-            serde_json::to_string_pretty(&json).map_err(Failure::work)? + "\n"
+            let json = lab_report::export::json(&run).map_err(CommandError::operation)?;
+            serde_json::to_string_pretty(&json).map_err(CommandError::operation)? + "\n"
         }
     };
     write(options.output.as_deref(), &text)

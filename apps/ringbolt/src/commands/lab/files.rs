@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::path::Path;
 
-use crate::failure::Failure;
+use crate::command_error::CommandError;
 
 /// Why a path is no run directory, if it is none.
 pub(crate) fn absent(directory: &Path) -> Option<String> {
@@ -21,13 +21,14 @@ pub(crate) fn absent(directory: &Path) -> Option<String> {
 }
 
 /// To a file, or to standard output. A pipe that nobody reads any more is no failure.
-pub(crate) fn write(output: Option<&Path>, text: &str) -> Result<(), Failure> {
+pub(crate) fn write(output: Option<&Path>, text: &str) -> Result<(), CommandError> {
     match output {
-        Some(path) => {
-            std::fs::write(path, text).map_err(|error| Failure::work(format!("{}: {error}", path.display())))
-        }
+        Some(path) => std::fs::write(path, text)
+            .map_err(|error| CommandError::operation(format!("{}: {error}", path.display()))),
         None => match std::io::stdout().write_all(text.as_bytes()) {
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::work(error)),
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+                Err(CommandError::operation(error))
+            }
             _ => Ok(()),
         },
     }

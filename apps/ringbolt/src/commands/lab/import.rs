@@ -4,9 +4,9 @@ use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use workload::import::{self, Row, TEXT_BYTES_MAX};
+use workload::import::{self, FioRow, TEXT_BYTES_MAX};
 
-use crate::failure::Failure;
+use crate::command_error::CommandError;
 
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
@@ -33,21 +33,24 @@ enum Format {
     Json,
 }
 
-pub(crate) fn run(options: &Import) -> Result<(), Failure> {
-    let mut rows: Vec<(String, Row)> = Vec::new();
+pub(crate) fn run(options: &Import) -> Result<(), CommandError> {
+    let mut rows: Vec<(String, FioRow)> = Vec::new();
     for path in &options.files {
-        let text = read(path).map_err(|error| Failure::work(format!("{}: {error}", path.display())))?;
-        let found =
-            import::rows(&text).map_err(|error| Failure::work(format!("{} {error}", path.display())))?;
+        let text =
+            read(path).map_err(|error| CommandError::operation(format!("{}: {error}", path.display())))?;
+        let found = import::rows(&text)
+            .map_err(|error| CommandError::operation(format!("{} {error}", path.display())))?;
         let source = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().to_string();
         rows.extend(found.into_iter().map(|row| (source.clone(), row)));
     }
     let text = match options.output_format {
         Format::Csv => import::csv(&rows),
-        Format::Json => serde_json::to_string_pretty(&import::to_json(&rows)).map_err(Failure::work)? + "\n",
+        Format::Json => {
+            serde_json::to_string_pretty(&import::to_json(&rows)).map_err(CommandError::operation)? + "\n"
+        }
     };
     match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::work(error)),
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CommandError::operation(error)),
         _ => Ok(()),
     }
 }

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use experiments::{Definition, Scale};
+use lab_experiments::{Definition, Scale};
 use serde_json::json;
 
 use super::bench;
-use crate::failure::Failure;
-use crate::say::say;
+use crate::command_error::CommandError;
+use crate::console::stdout_line;
 
 #[derive(Args)]
 #[command(
@@ -25,7 +25,7 @@ pub(crate) struct List {
     definition: Vec<PathBuf>,
 }
 
-pub(crate) fn run(options: &List) -> Result<(), Failure> {
+pub(crate) fn run(options: &List) -> Result<(), CommandError> {
     bench::restore_left_behind();
     let catalog = bench::catalog(&options.definition)?;
     let cells = |definition: &Definition| definition.cells(Scale::Paper).map_or(0, |cells| cells.len());
@@ -45,7 +45,7 @@ pub(crate) fn run(options: &List) -> Result<(), Failure> {
         let groups: serde_json::Map<String, serde_json::Value> =
             catalog.groups().into_iter().map(|(name, members)| (name, json!(members))).collect();
         let document = json!({ "experiments": experiments, "groups": groups });
-        say!("{}", serde_json::to_string_pretty(&document).map_err(Failure::work)?);
+        stdout_line!("{}", serde_json::to_string_pretty(&document).map_err(CommandError::operation)?);
         return Ok(());
     }
     let mut table = comfy_table::Table::new();
@@ -60,11 +60,11 @@ pub(crate) fn run(options: &List) -> Result<(), Failure> {
         };
         table.add_row([definition.id.as_str(), &count, &definition.section, &definition.title]);
     }
-    say!("{table}\n");
-    say!("Groups:");
+    stdout_line!("{table}\n");
+    stdout_line!("Groups:");
     for (name, members) in catalog.groups() {
-        say!("  {name:<10} {} experiments", members.len());
+        stdout_line!("  {name:<10} {} experiments", members.len());
     }
-    say!("\n`ringbolt lab plan NAME` says what of it would run here, and for how long.");
+    stdout_line!("\n`ringbolt lab plan NAME` says what of it would run here, and for how long.");
     Ok(())
 }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use clap::Args;
-use experiments::plan;
+use lab_experiments::plan;
 use serde_json::json;
 
 use super::bench::{self, Bench, duration};
-use crate::failure::Failure;
-use crate::say::say;
+use crate::command_error::CommandError;
+use crate::console::stdout_line;
 
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ringbolt lab plan quick\n  \
@@ -22,7 +22,7 @@ pub(crate) struct Plan {
     json: bool,
 }
 
-pub(crate) fn run(options: &Plan) -> Result<(), Failure> {
+pub(crate) fn run(options: &Plan) -> Result<(), CommandError> {
     bench::restore_left_behind();
     let found = options.bench.find()?;
     if options.json {
@@ -31,19 +31,19 @@ pub(crate) fn run(options: &Plan) -> Result<(), Failure> {
             "scale": found.scale.name(), "generator": found.generator_use, "cores": found.cpus, "devices": devices,
             "seconds": plan::seconds(&found.experiments), "experiments": found.experiments,
         });
-        say!("{}", serde_json::to_string_pretty(&document).map_err(Failure::work)?);
+        stdout_line!("{}", serde_json::to_string_pretty(&document).map_err(CommandError::operation)?);
         return Ok(());
     }
-    say!(
+    stdout_line!(
         "Scale {}, {} processors, load from {}.",
         found.scale.name(),
         found.cpus.len(),
         found.generator_use.version
     );
     if let Some(device) = found.devices.first() {
-        say!("{} device(s): {}", found.devices.len(), device.described);
+        stdout_line!("{} device(s): {}", found.devices.len(), device.described);
     }
-    say!("");
+    stdout_line!("");
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING);
     table.set_header(["EXPERIMENT", "RUN", "CANNOT", "TIME", "OTHERWISE THAN PUBLISHED"]);
@@ -79,15 +79,15 @@ pub(crate) fn run(options: &Plan) -> Result<(), Failure> {
             if derived { String::new() } else { experiment.scaled.first().cloned().unwrap_or_default() },
         ]);
     }
-    say!("{table}\n");
+    stdout_line!("{table}\n");
     for (line, who) in scaled {
-        say!("Scaled: {line}\n  {}", who.join(", "));
+        stdout_line!("Scaled: {line}\n  {}", who.join(", "));
     }
     for (reason, who) in reasons {
         let shown = who.iter().take(4).cloned().collect::<Vec<String>>().join(", ");
         let more = if who.len() > 4 { format!(" and {} more", who.len() - 4) } else { String::new() };
-        say!("Cannot run: {reason}\n  {shown}{more}");
+        stdout_line!("Cannot run: {reason}\n  {shown}{more}");
     }
-    say!("In all about {}.", duration(plan::seconds(&found.experiments)));
+    stdout_line!("In all about {}.", duration(plan::seconds(&found.experiments)));
     Ok(())
 }

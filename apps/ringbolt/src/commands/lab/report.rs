@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use experiments::Run;
+use lab_experiments::Run;
 
 use super::files::{absent, write};
-use crate::failure::Failure;
-use crate::say::say;
+use crate::command_error::CommandError;
+use crate::console::stdout_line;
 
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
@@ -23,19 +23,19 @@ pub(crate) struct Report {
     output: Option<PathBuf>,
 }
 
-pub(crate) fn run(options: &Report) -> Result<(), Failure> {
+pub(crate) fn run(options: &Report) -> Result<(), CommandError> {
     let run = open(&options.directory)?;
-    let page = report::page::report(&run).map_err(Failure::work)?;
+    let page = lab_report::page::render_html(&run).map_err(CommandError::operation)?;
     let output = options.output.clone().unwrap_or_else(|| options.directory.join("report.html"));
     write(Some(&output), &page)?;
-    say!("{} ({:.1} MB, {} records)", output.display(), page.len() as f64 / 1e6, run.records.len());
+    stdout_line!("{} ({:.1} MB, {} records)", output.display(), page.len() as f64 / 1e6, run.records.len());
     Ok(())
 }
 
 /// Reads a run directory; one line says why it cannot be read.
-pub(crate) fn open(directory: &Path) -> Result<Run, Failure> {
+pub(crate) fn open(directory: &Path) -> Result<Run, CommandError> {
     if let Some(why) = absent(directory) {
-        return Err(Failure::usage(why));
+        return Err(CommandError::usage(why));
     }
-    Run::open(directory).map_err(Failure::work)
+    Run::open(directory).map_err(CommandError::operation)
 }

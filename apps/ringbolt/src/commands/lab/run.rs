@@ -9,19 +9,21 @@ use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use experiments::doctor;
-use experiments::journal::{self, Journal};
-use experiments::runner::{self, Event, RunError, Setup, Summary};
-use experiments::session::{Network, NetworkTarget};
-use experiments::steady::Outcome;
-use experiments::target::{self, Device};
-use experiments::{CellRecord, Machine, Plan, Run as RunDirectory, RunWriter, SCHEMA, Scale};
+use lab_experiments::doctor;
+use lab_experiments::journal::{self, Journal};
+use lab_experiments::locks::DeviceLocks;
+use lab_experiments::processes::Processes;
+use lab_experiments::runner::{self, Event, RunError, Setup, Summary};
+use lab_experiments::session::{Network, NetworkTarget};
+use lab_experiments::steady::Outcome;
+use lab_experiments::target::{self, Device};
+use lab_experiments::{CellRecord, Machine, Plan, Run as RunDirectory, RunWriter, SCHEMA, Scale};
 
 use super::bench::{self, Bench, Found, duration};
 use super::doctor::facts;
 use super::served::Served;
-use crate::failure::Failure;
-use crate::say::{complain, say};
+use crate::command_error::CommandError;
+use crate::console::{stderr_line, stdout_line};
 
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ringbolt lab run quick --out results\n  \
@@ -48,12 +50,12 @@ pub(crate) struct Run {
     precondition: bool,
 }
 
-pub(crate) fn run(options: &Run) -> Result<(), Failure> {
+pub(crate) fn run(options: &Run) -> Result<(), CommandError> {
     bench::restore_left_behind();
     let mut found;
     let (folder, plan, done) = match &options.resume {
         Some(folder) => {
-            let before = RunDirectory::open(folder).map_err(Failure::usage)?;
+            let before = RunDirectory::open(folder).map_err(CommandError::usage)?;
             let mut again = options_of(&before, &options.bench)?;
             again.names = before.plan.selection.clone();
             found = again.find()?;
@@ -67,19 +69,24 @@ pub(crate) fn run(options: &Run) -> Result<(), Failure> {
             (folder, plan, BTreeSet::new())
         }
     };
-    let mut journal = Journal::begin(&journal::default_directory())
-        .map_err(|error| Failure::machine(format!("{}: {error}", journal::default_directory().display())))?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        signal_hook::flag::register(signal, stop.clone()).map_err(Failure::machine)?;
+        signal_hook::flag::register(signal, stop.clone()).map_err(CommandError::environment)?;
     }
-    let mut result = measure(options, &mut found, plan, &folder, done, &mut journal, &stop);
+    let directory = journal::default_directory();
+    let mut locks = DeviceLocks::new(&directory);
+    let mut journal = Journal::begin(&directory)
+        .map_err(|error| CommandError::environment(format!("{}: {error}", directory.display())))?;
+    bench::guard(&mut journal)?;
+    let mut result = measure(options, &mut found, plan, &folder, done, &mut journal, &mut locks, &stop);
+    // The records stay locked until everything is as it was.
+    locks.close_nodes();
     let problems = journal.restore();
     for problem in &problems {
-        complain!("{problem}");
+        stderr_line!("{problem}");
     }
     if result.is_ok() && !problems.is_empty() {
-        result = Err(Failure::machine("not everything could be put back as it was"));
+        result = Err(CommandError::environment("not everything could be put back as it was"));
     }
     let disks = options.bench.disks.clone().unwrap_or_else(|| folder.join("disks"));
     // Only where it is empty, and it is nobody's loss where it is not.
@@ -88,7 +95,7 @@ pub(crate) fn run(options: &Run) -> Result<(), Failure> {
 }
 
 /// The options that a run was begun with, so far as they decide on devices.
-fn options_of(before: &RunDirectory, given: &Bench) -> Result<Bench, Failure> {
+fn options_of(before: &RunDirectory, given: &Bench) -> Result<Bench, CommandError> {
     use clap::Parser;
     #[derive(Parser)]
     struct Line {
@@ -104,12 +111,14 @@ fn options_of(before: &RunDirectory, given: &Bench) -> Result<Bench, Failure> {
         precondition: bool,
     }
     if !given.names.is_empty() {
-        return Err(Failure::usage("--resume goes on with what the run was begun with; name no experiments"));
+        return Err(CommandError::usage(
+            "--resume goes on with what the run was begun with; name no experiments",
+        ));
     }
     // `ringbolt lab run …`: what follows is ours.
     let words = before.plan.command.iter().skip(2).cloned();
-    let line =
-        Line::try_parse_from(words).map_err(|error| Failure::usage(format!("the run's command: {error}")))?;
+    let line = Line::try_parse_from(words)
+        .map_err(|error| CommandError::usage(format!("the run's command: {error}")))?;
     let _ = (line.out, line.resume, line.apply, line.precondition);
     Ok(line.bench)
 }
@@ -134,6 +143,7 @@ fn plan_of(options: &Run, found: &Found) -> Plan {
     }
 }
 
+#[expect(clippy::too_many_arguments, reason = "the parts of a run, which `run` owns and restores")]
 fn measure(
     options: &Run,
     found: &mut Found,
@@ -141,10 +151,12 @@ fn measure(
     folder: &Path,
     done: BTreeSet<String>,
     journal: &mut Journal,
+    locks: &mut DeviceLocks,
     stop: &Arc<AtomicBool>,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     let disks = options.bench.disks.clone().unwrap_or_else(|| folder.join("disks"));
-    target::make(&mut found.devices, &disks, journal, &found.host).map_err(Failure::machine)?;
+    target::make(&mut found.devices, &disks, journal, locks, &found.host)
+        .map_err(CommandError::environment)?;
     plan.targets = found.devices.iter().map(Device::as_target).collect();
     let names: Vec<String> = found.devices.iter().filter_map(|device| device.name.clone()).collect();
     let facts = facts(&found.host, &names);
@@ -152,7 +164,7 @@ fn measure(
     if options.apply {
         for (path, value) in distortions.iter().flat_map(|one| &one.settings) {
             if let Err(error) = journal.set(path, value) {
-                complain!("{} = {value}: {error}", path.display());
+                stderr_line!("{} = {value}: {error}", path.display());
             }
         }
     }
@@ -169,7 +181,7 @@ fn measure(
         Some(_) => RunWriter::append(folder),
         None => RunWriter::create(folder, &machine, &plan),
     }
-    .map_err(Failure::work)?;
+    .map_err(CommandError::operation)?;
     let network = Targets {
         there: options.bench.network_targets(),
         device: found.devices.first(),
@@ -188,15 +200,15 @@ fn measure(
         stop,
     };
     if options.precondition || (found.scale == Scale::Paper && real(&found.devices)) {
-        let outcome = precondition(&setup, folder)?;
+        let outcome = precondition(&setup, folder, journal.processes())?;
         machine.facts["preconditioning"] = serde_json::json!({ "outcome": outcome.to_string() });
         if !outcome.is_steady() {
             machine.distortions.push(outcome.to_string());
         }
-        writer.learn(&machine).map_err(Failure::work)?;
+        writer.learn(&machine).map_err(CommandError::operation)?;
     }
     let shown = std::io::stderr().is_terminal();
-    let summary = runner::run(&setup, &mut writer, journal, &mut |event| tell(&event, shown));
+    let summary = runner::run(&setup, &mut writer, journal, locks, &mut |event| tell(&event, shown));
     finish(summary, folder)
 }
 
@@ -205,16 +217,20 @@ fn real(devices: &[Device]) -> bool {
     devices.iter().all(|device| device.kind == target::Kind::Block && device.writable)
 }
 
-fn precondition(setup: &Setup<'_>, folder: &Path) -> Result<Outcome, Failure> {
+fn precondition(
+    setup: &Setup<'_>,
+    folder: &Path,
+    processes: &mut Processes,
+) -> Result<Outcome, CommandError> {
     if let Some(device) = setup.devices.iter().find(|device| !device.writable) {
         let place = &device.place;
-        return Err(Failure::usage(format!(
+        return Err(CommandError::usage(format!(
             "--precondition writes over {place}: --destroy-data {place} allows it"
         )));
     }
-    let outcome = runner::precondition(setup, folder, &mut |line| complain!("{line}"));
+    let outcome = runner::precondition(setup, folder, processes, &mut |line| stderr_line!("{line}"));
     let outcome = outcome.map_err(|error| failure(error, folder))?;
-    complain!("{outcome}");
+    stderr_line!("{outcome}");
     Ok(outcome)
 }
 
@@ -227,11 +243,14 @@ struct Targets<'a> {
 }
 
 impl Network for Targets<'_> {
-    fn reach(&self, name: &str) -> Result<Option<NetworkTarget>, String> {
-        let (true, Some(device)) = (name == "ringbolt", self.device) else { return self.there.reach(name) };
+    fn reach(&self, name: &str, processes: &mut Processes) -> Result<Option<NetworkTarget>, String> {
+        let (true, Some(device)) = (name == "ringbolt", self.device) else {
+            return self.there.reach(name, processes);
+        };
         let mut served = self.served.borrow_mut();
         if served.is_none() {
-            *served = Some(Served::start(device, self.folder).map_err(|failure| failure.to_string())?);
+            *served =
+                Some(Served::start(device, self.folder, processes).map_err(|failure| failure.to_string())?);
         }
         let target = served.as_ref().map(|served| NetworkTarget {
             name: name.into(),
@@ -258,32 +277,32 @@ fn tell(event: &Event<'_>, shown: bool) {
                 // Over the line before, which was perhaps longer.
                 let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("\r\x1b[K{line}"));
             } else {
-                complain!("{line}");
+                stderr_line!("{line}");
             }
         }
         Event::Ends(CellRecord { failed: Some(said), experiment, series, .. }) => {
             let clear = if shown { "\r\x1b[K" } else { "" };
-            complain!("{clear}{experiment} {series} failed: {said}");
+            stderr_line!("{clear}{experiment} {series} failed: {said}");
         }
         Event::Ends(_) => {}
     }
 }
 
-fn failure(error: RunError, folder: &Path) -> Failure {
+fn failure(error: RunError, folder: &Path) -> CommandError {
     let text = format!("{}: {error}", folder.display());
     match error {
-        RunError::Store(_) | RunError::File { .. } | RunError::Failing(_) => Failure::work(text),
-        RunError::DeviceGone(_) => Failure::machine(text),
+        RunError::Store(_) | RunError::File { .. } | RunError::Failing(_) => CommandError::operation(text),
+        RunError::DeviceGone(_) => CommandError::environment(text),
     }
 }
 
-fn finish(summary: Result<Summary, RunError>, folder: &Path) -> Result<(), Failure> {
+fn finish(summary: Result<Summary, RunError>, folder: &Path) -> Result<(), CommandError> {
     if std::io::stderr().is_terminal() {
-        complain!("");
+        stderr_line!("");
     }
     let summary = summary.map_err(|error| failure(error, folder))?;
     let before = if summary.before > 0 { format!(", {} before", summary.before) } else { String::new() };
-    say!(
+    stdout_line!(
         "{}: {} cells measured{before}, {} cannot run here, {} failed",
         folder.display(),
         summary.measured,
@@ -291,13 +310,13 @@ fn finish(summary: Result<Summary, RunError>, folder: &Path) -> Result<(), Failu
         summary.failed
     );
     if summary.stopped {
-        return Err(Failure::work(format!(
+        return Err(CommandError::operation(format!(
             "stopped; `ringbolt lab run --resume {}` goes on",
             folder.display()
         )));
     }
     if summary.failed > 0 {
-        return Err(Failure::work(format!(
+        return Err(CommandError::operation(format!(
             "{} cells failed; `ringbolt lab run --resume {}` tries them again",
             summary.failed,
             folder.display()

@@ -2,33 +2,38 @@
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use experiments::target::{Device, Kind};
+use lab_experiments::processes::{Process, Processes};
+use lab_experiments::target::{Device, Kind};
 use serde_json::json;
 
-use crate::failure::Failure;
+use crate::command_error::CommandError;
 
 const NQN: &str = "nqn.2025-01.io.ringbolt:lab";
-/// How long it may take to listen.
+/// How long it may take to listen, and to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Size of a device that has none of its own: it keeps nothing.
 const NULL_BLOCKS: u64 = 1 << 21;
 
 /// A target that ends with the run.
 pub(crate) struct Served {
-    child: Child,
+    child: Process,
     config: PathBuf,
     /// How the generator reaches it.
     pub(crate) uri: String,
 }
 
 impl Served {
-    /// Serves a device on a port of the loopback interface that is free.
-    pub(crate) fn start(device: &Device, folder: &Path) -> Result<Served, Failure> {
+    /// Serves a device on a port of the loopback interface that is free, by one of the run's processes.
+    pub(crate) fn start(
+        device: &Device,
+        folder: &Path,
+        processes: &mut Processes,
+    ) -> Result<Served, CommandError> {
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
-        let port = free.map_err(Failure::machine)?.port();
+        let port = free.map_err(CommandError::environment)?.port();
         let bdev = match device.kind {
             Kind::Uri => json!({ "method": "bdev_null_create",
                 "params": { "name": "Lab0", "num_blocks": NULL_BLOCKS, "block_size": 512 } }),
@@ -47,11 +52,12 @@ impl Served {
             ] },
         ] });
         let config = folder.join("target.json");
-        let text = serde_json::to_string_pretty(&calls).map_err(Failure::work)?;
+        let text = serde_json::to_string_pretty(&calls).map_err(CommandError::operation)?;
         std::fs::write(&config, text)
-            .map_err(|error| Failure::work(format!("{}: {error}", config.display())))?;
-        let program = std::env::current_exe().map_err(Failure::machine)?;
-        let child = Command::new(program)
+            .map_err(|error| CommandError::operation(format!("{}: {error}", config.display())))?;
+        let program = std::env::current_exe().map_err(CommandError::environment)?;
+        let mut command = Command::new(program);
+        command
             .arg("serve")
             .arg("--config")
             .arg(&config)
@@ -59,16 +65,15 @@ impl Served {
             .arg(folder.join("target.sock"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(Failure::machine)?;
+            .stderr(Stdio::null());
+        let child = processes.spawn(&mut command).map_err(CommandError::environment)?;
         let uri = format!("nvme+tcp://127.0.0.1:{port}/{NQN}?ns=1");
         let mut served = Served { child, config, uri };
         served.wait(port)?;
         Ok(served)
     }
 
-    fn wait(&mut self, port: u16) -> Result<(), Failure> {
+    fn wait(&mut self, port: u16) -> Result<(), CommandError> {
         let began = Instant::now();
         while began.elapsed() < PATIENCE {
             if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
@@ -76,13 +81,13 @@ impl Served {
             }
             if let Ok(Some(status)) = self.child.try_wait() {
                 let config = self.config.display();
-                return Err(Failure::machine(format!(
+                return Err(CommandError::environment(format!(
                     "the target ended with {status}; `ringbolt serve -c {config}` says why"
                 )));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        Err(Failure::machine("the target did not listen in time"))
+        Err(CommandError::environment("the target did not listen in time"))
     }
 
     pub(crate) fn process(&self) -> u32 {
@@ -92,17 +97,6 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        if let Some(process) = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw) {
-            let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
-        }
-        let began = Instant::now();
-        while began.elapsed() < PATIENCE {
-            if !matches!(self.child.try_wait(), Ok(None)) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.child.end(PATIENCE);
     }
 }

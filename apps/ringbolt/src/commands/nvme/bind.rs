@@ -1,127 +1,132 @@
-//! Binding controllers to drivers, without taking a disk that is in use.
+//! `ringbolt nvme bind`: binds controllers to drivers, and rejects those whose disks are in use.
 
 use clap::Args;
-use pci::Address;
+use pci::PciAddress;
 use pci::bind::{
-    ApplyError, Driver, Host, JOURNAL, Journal, Plan, Reason, Request, Snapshot, apply, plan, plan_undo,
-    steps,
+    ApplyError, BindDriver, BindJournal, BindPlan, BindRequest, BindSnapshot, JOURNAL_PATH, LinuxHost,
+    RefusalReason, apply, plan, plan_undo, steps,
 };
 use serde_json::{Value, json};
 
-use crate::failure::Failure;
-use crate::say::say;
+use crate::command_error::CommandError;
+use crate::console::stdout_line;
 
 #[derive(Args)]
 #[command(
     arg_required_else_help = true,
     after_help = "Examples:\n  \
-        ringbolt nvme bind --status                    # what is there, and what speaks against taking it\n  \
-        ringbolt nvme bind 0000:03:00.0 --dry-run      # what would be done\n  \
+        ringbolt nvme bind --status                    # controllers, and why they cannot be bound\n  \
+        ringbolt nvme bind 0000:03:00.0 --dry-run      # show the changes only\n  \
         ringbolt nvme bind 0000:03:00.0 --hugepages 512\n  \
         ringbolt nvme bind --all --deny 0000:01:00.0\n  \
         ringbolt nvme bind 03:00.0 --driver uio_pci_generic\n  \
-        ringbolt nvme bind --undo                      # everything as it was\n\n\
-        A controller is refused while anything on its disks is mounted, swapped to, held (LVM, MD, dm-crypt, ZFS),\n\
-        open exclusively or needed to boot, and while a disk has a file system, a partition table or the like on it.\n\
-        --force-signature overrides the last alone. With --all, what is refused is left out; a controller that is\n\
-        named and refused means that nothing is done, and status 1."
+        ringbolt nvme bind --undo                      # restore the original drivers\n\n\
+        A controller is rejected while anything on its disks is mounted, used for swap, held (LVM, MD, dm-crypt, ZFS),\n\
+        open exclusively or needed to boot, and while a disk has a file system, a partition table or other signature.\n\
+        --force-signature overrides the last alone. With --all, rejected controllers are skipped; if a controller\n\
+        given by address is rejected, nothing is changed and the exit status is 1."
 )]
-pub(crate) struct Bind {
+pub(crate) struct BindArgs {
     /// PCI addresses of controllers, as 0000:03:00.0 or 03:00.0
     #[arg(value_name = "ADDRESS")]
-    addresses: Vec<Address>,
+    addresses: Vec<PciAddress>,
     /// Driver to bind to: vfio-pci, uio_pci_generic or nvme
     #[arg(long, default_value = "vfio-pci", value_parser = driver)]
-    driver: Driver,
-    /// Every NVMe controller that nothing speaks against
+    driver: BindDriver,
+    /// Bind every NVMe controller that is not in use
     #[arg(long)]
     all: bool,
-    /// Touch no others than these; may be repeated
+    /// Bind no controllers but these; may be repeated
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
-    allow: Vec<Address>,
-    /// Leave these alone; may be repeated
+    allow: Vec<PciAddress>,
+    /// Do not bind these; may be repeated
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
-    deny: Vec<Address>,
-    /// Take disks that have file systems, partition tables or the like on them
+    deny: Vec<PciAddress>,
+    /// Bind controllers whose disks have file systems, partition tables or other signatures
     #[arg(long)]
     force_signature: bool,
-    /// Have at least so many hugepages of 2 MiB
+    /// Reserve at least this many 2 MiB hugepages
     #[arg(long, value_name = "NUMBER")]
     hugepages: Option<u64>,
-    /// Say what would be done, and do nothing
+    /// Show the changes without making them
     #[arg(long)]
     dry_run: bool,
-    /// Show controllers, what uses their disks, and what can be undone
+    /// Show controllers, what uses their disks, and what --undo restores
     #[arg(long, conflicts_with_all = ["addresses", "all", "allow", "deny", "force_signature", "hugepages", "undo"])]
     status: bool,
-    /// Give controllers back to the drivers that they had: these, or all, and then hugepages too
+    /// Restore the original drivers of the given controllers, or of all, and then the hugepages too
     #[arg(long, conflicts_with_all = ["all", "allow", "deny", "force_signature", "hugepages"])]
     undo: bool,
-    /// Answer with one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-fn driver(text: &str) -> Result<Driver, String> {
-    let known = Driver::ALL.into_iter().find(|driver| driver.name() == text);
-    known.ok_or_else(|| format!("it is one of {}", Driver::ALL.map(Driver::name).join(", ")))
+fn driver(text: &str) -> Result<BindDriver, String> {
+    let known = BindDriver::ALL.into_iter().find(|driver| driver.name() == text);
+    known.ok_or_else(|| format!("expected one of {}", BindDriver::ALL.map(BindDriver::name).join(", ")))
 }
 
-pub(crate) fn run(options: &Bind) -> Result<(), Failure> {
-    let host = Host::default();
+pub(crate) fn run(options: &BindArgs) -> Result<(), CommandError> {
+    let host = LinuxHost::default();
     let journal_path = journal_path()?;
     if options.status {
         return status(&host, &journal_path, options.json);
     }
     if options.addresses.is_empty() && !options.all && !options.undo && options.hugepages.is_none() {
-        return Err(Failure::usage("nothing was named: an ADDRESS, --all, --undo or --hugepages"));
+        return Err(CommandError::usage("nothing to bind: give an ADDRESS, --all, --undo or --hugepages"));
     }
     let lock = format!("{}.lock", journal_path.trim_end_matches(".journal"));
-    let _alone = match options.dry_run {
+    let _lock = match options.dry_run {
         true => None,
         false => Some(host.lock(&lock).map_err(|error| match error.kind() {
-            std::io::ErrorKind::ResourceBusy => Failure::machine("another `ringbolt nvme bind` is at work"),
-            _ => Failure::machine(format!("/{lock}: {error}; binding needs root")),
+            std::io::ErrorKind::ResourceBusy => {
+                CommandError::environment("another `ringbolt nvme bind` is running")
+            }
+            _ => CommandError::environment(format!("/{lock}: {error}; binding needs root")),
         })?),
     };
     let plan = if options.undo {
-        let journal = Journal::load(&host, &journal_path).map_err(Failure::machine)?;
-        let touched: Vec<Address> = journal.functions.keys().copied().collect();
-        plan_undo(&Snapshot::read(&host, &touched), &journal, &options.addresses)
+        let journal = BindJournal::load(&host, &journal_path).map_err(CommandError::environment)?;
+        let bound: Vec<PciAddress> = journal.functions.keys().copied().collect();
+        plan_undo(&BindSnapshot::read(&host, &bound), &journal, &options.addresses)
     } else {
         plan_binding(&host, options)
     };
-    let verdict = match (plan.is_refused(), options.dry_run) {
-        (true, _) => Err(Failure::work("nothing was changed: a controller that was named is refused")),
+    let should_apply = match (plan.is_refused(), options.dry_run) {
+        (true, _) => {
+            Err(CommandError::operation("nothing was changed: a controller given by address is rejected"))
+        }
         (false, true) => Ok(false),
         (false, false) => Ok(true),
     };
     if !options.json {
-        tell(&plan);
+        print_plan(&plan);
     }
-    let done =
-        verdict.and_then(|go| if go { carry_out(&host, &journal_path, &plan, options.json) } else { Ok(()) });
+    let result = should_apply
+        .and_then(|yes| if yes { apply_plan(&host, &journal_path, &plan, options.json) } else { Ok(()) });
     if options.json {
-        let applied = done.is_ok() && !options.dry_run;
-        let error = done.as_ref().err().map(ToString::to_string);
-        say!("{:#}", json!({ "plan": describe(&plan), "applied": applied, "error": error }));
+        let applied = result.is_ok() && !options.dry_run;
+        let error = result.as_ref().err().map(ToString::to_string);
+        stdout_line!("{:#}", json!({ "plan": describe(&plan), "applied": applied, "error": error }));
     }
-    done
+    result
 }
 
-/// In `/run`, which a reboot clears as it clears bindings; of one's own without root.
-fn journal_path() -> Result<String, Failure> {
+/// The journal is in `/run`: a reboot clears it, as it clears bindings. Without root it is in the user's
+/// runtime directory.
+fn journal_path() -> Result<String, CommandError> {
     if rustix::process::geteuid().is_root() {
-        return Ok(JOURNAL.to_string());
+        return Ok(JOURNAL_PATH.to_string());
     }
     let folder = std::env::var("XDG_RUNTIME_DIR").ok().filter(|folder| folder.starts_with('/'));
     let folder = folder
-        .ok_or_else(|| Failure::machine("binding needs root (XDG_RUNTIME_DIR names no folder either)"))?;
+        .ok_or_else(|| CommandError::environment("binding needs root (and XDG_RUNTIME_DIR is not set)"))?;
     Ok(format!("{}/ringbolt/bind.journal", folder.trim_matches('/')))
 }
 
-fn plan_binding(host: &Host, options: &Bind) -> Plan {
-    let request = Request {
+fn plan_binding(host: &LinuxHost, options: &BindArgs) -> BindPlan {
+    let request = BindRequest {
         addresses: options.addresses.clone(),
         all: options.all,
         driver: options.driver,
@@ -130,65 +135,74 @@ fn plan_binding(host: &Host, options: &Bind) -> Plan {
         force_signature: options.force_signature,
         hugepages: options.hugepages,
     };
-    let mut snapshot = Snapshot::read(host, &request.addresses);
+    let mut snapshot = BindSnapshot::read(host, &request.addresses);
     let name = options.driver.name();
     let wanted = options.all || !options.addresses.is_empty();
     if wanted && !snapshot.drivers.iter().any(|driver| driver == name) {
         if options.dry_run {
             if !options.json {
-                say!("modprobe {name}");
+                stdout_line!("modprobe {name}");
             }
             snapshot.drivers.push(name.to_string());
         } else {
-            // Where it fails, the plan says that there is no such driver.
+            // If modprobe fails, the plan rejects the binding: the driver is missing.
             let _ =
                 std::process::Command::new("modprobe").arg(name).stderr(std::process::Stdio::null()).status();
-            snapshot = Snapshot::read(host, &request.addresses);
+            snapshot = BindSnapshot::read(host, &request.addresses);
         }
     }
     plan(&snapshot, &request)
 }
 
-fn carry_out(host: &Host, journal_path: &str, plan: &Plan, quiet: bool) -> Result<(), Failure> {
-    let mut say_effect = |address: Option<Address>, effect: &str| match address {
+fn apply_plan(
+    host: &LinuxHost,
+    journal_path: &str,
+    plan: &BindPlan,
+    quiet: bool,
+) -> Result<(), CommandError> {
+    let mut print_effect = |address: Option<PciAddress>, effect: &str| match address {
         _ if quiet => {}
-        Some(address) => say!("  {address}: {effect}"),
-        None => say!("  {effect}"),
+        Some(address) => stdout_line!("  {address}: {effect}"),
+        None => stdout_line!("  {effect}"),
     };
-    apply(host, journal_path, plan, &mut say_effect).map_err(|error| match error {
-        ApplyError::Journal(_) => Failure::machine(error),
-        _ => Failure::work(error),
+    apply(host, journal_path, plan, &mut print_effect).map_err(|error| match error {
+        ApplyError::Journal(_) => CommandError::environment(error),
+        _ => CommandError::operation(error),
     })
 }
 
-fn tell(plan: &Plan) {
+fn print_plan(plan: &BindPlan) {
     for change in &plan.changes {
         let name = |driver: &Option<String>| driver.clone().unwrap_or_else(|| "no driver".to_string());
         let disks = if change.disks.is_empty() || change.to.driver.as_deref() == Some("nvme") {
             String::new()
         } else {
-            format!("; the kernel loses {}", change.disks.join(", "))
+            format!("; {} will disappear from /dev", change.disks.join(", "))
         };
-        say!("{}: {} -> {}{disks}", change.address, name(&change.from.driver), name(&change.to.driver));
+        stdout_line!(
+            "{}: {} -> {}{disks}",
+            change.address,
+            name(&change.from.driver),
+            name(&change.to.driver)
+        );
     }
     for refusal in &plan.refusals {
-        say!("{}: left alone:", refusal.address);
-        refusal.reasons.iter().for_each(|reason| say!("  {reason}"));
+        stdout_line!("{}: rejected:", refusal.address);
+        refusal.reasons.iter().for_each(|reason| stdout_line!("  {reason}"));
     }
     for address in &plan.unchanged {
-        say!("{address}: nothing to do");
+        stdout_line!("{address}: nothing to do");
     }
     if let Some((from, to)) = plan.hugepages {
-        say!("hugepages of 2 MiB: {from} -> {to}");
+        stdout_line!("hugepages of 2 MiB: {from} -> {to}");
     }
     if plan.is_empty() && plan.refusals.is_empty() && plan.unchanged.is_empty() {
-        say!("nothing to do");
+        stdout_line!("nothing to do");
     }
 }
 
-fn describe(plan: &Plan) -> Value {
-    let binding =
-        |binding: &pci::bind::Binding| json!({ "driver": binding.driver, "override": binding.only });
+fn describe(plan: &BindPlan) -> Value {
+    let binding = |binding: &pci::bind::Binding| json!({ "driver": binding.driver, "override": binding.driver_override });
     let changes = plan.changes.iter().map(|change| {
         let steps = steps(&change.from, &change.to);
         json!({
@@ -214,14 +228,14 @@ fn describe(plan: &Plan) -> Value {
     })
 }
 
-fn reason(reason: &Reason) -> Value {
-    json!({ "kind": reason.kind(), "text": reason.to_string(), "overridable": reason.is_about_contents() })
+fn reason(reason: &RefusalReason) -> Value {
+    json!({ "kind": reason.kind(), "text": reason.to_string(), "overridable": reason.is_overridable() })
 }
 
-fn status(host: &Host, journal_path: &str, as_json: bool) -> Result<(), Failure> {
-    let journal = Journal::load(host, journal_path).map_err(Failure::machine)?;
-    let touched: Vec<Address> = journal.functions.keys().copied().collect();
-    let snapshot = Snapshot::read(host, &touched);
+fn status(host: &LinuxHost, journal_path: &str, as_json: bool) -> Result<(), CommandError> {
+    let journal = BindJournal::load(host, journal_path).map_err(CommandError::environment)?;
+    let bound: Vec<PciAddress> = journal.functions.keys().copied().collect();
+    let snapshot = BindSnapshot::read(host, &bound);
     if as_json {
         let functions = snapshot.candidates.iter().map(|one| {
             let before = journal.functions.get(&one.address);
@@ -230,20 +244,20 @@ fn status(host: &Host, journal_path: &str, as_json: bool) -> Result<(), Failure>
                 "vendor": format!("{:04x}", one.id.0),
                 "device": format!("{:04x}", one.id.1),
                 "driver": one.binding.driver,
-                "override": one.binding.only,
+                "override": one.binding.driver_override,
                 "iommu_group": one.iommu_group,
                 "numa_node": one.numa_node,
                 "disks": one.disks,
                 "reasons": one.reasons.iter().map(reason).collect::<Vec<_>>(),
-                "undo": before.map(|before| json!({ "driver": before.driver, "override": before.only })),
+                "undo": before.map(|before| json!({ "driver": before.driver, "override": before.driver_override })),
             })
         });
         let functions: Vec<Value> = functions.collect();
-        say!("{:#}", json!({ "functions": functions, "hugepages": snapshot.hugepages }));
+        stdout_line!("{:#}", json!({ "functions": functions, "hugepages": snapshot.hugepages }));
         return Ok(());
     }
     if snapshot.candidates.is_empty() {
-        say!("there is no NVMe controller on the PCI bus");
+        stdout_line!("no NVMe controller on the PCI bus");
     }
     for one in &snapshot.candidates {
         let driver = one.binding.driver.as_deref().unwrap_or("no driver");
@@ -252,14 +266,14 @@ fn status(host: &Host, journal_path: &str, as_json: bool) -> Result<(), Failure>
             .map_or_else(|| "no IOMMU group".to_string(), |group| format!("IOMMU group {group}"));
         let node = one.numa_node.map_or_else(String::new, |node| format!(", node {node}"));
         let disks = if one.disks.is_empty() { String::new() } else { format!(": {}", one.disks.join(", ")) };
-        say!("{} {:04x}:{:04x}, {driver}, {group}{node}{disks}", one.address, one.id.0, one.id.1);
-        one.reasons.iter().for_each(|reason| say!("  {reason}"));
+        stdout_line!("{} {:04x}:{:04x}, {driver}, {group}{node}{disks}", one.address, one.id.0, one.id.1);
+        one.reasons.iter().for_each(|reason| stdout_line!("  {reason}"));
         if let Some(before) = journal.functions.get(&one.address) {
-            say!("  --undo gives it back to {}", before.driver.as_deref().unwrap_or("no driver"));
+            stdout_line!("  --undo restores {}", before.driver.as_deref().unwrap_or("no driver"));
         }
     }
     if let Some(hugepages) = snapshot.hugepages {
-        say!("hugepages of 2 MiB: {hugepages}");
+        stdout_line!("hugepages of 2 MiB: {hugepages}");
     }
     Ok(())
 }

@@ -1,118 +1,135 @@
-//! A controller that a tool talks to for a moment, over whatever transport.
+//! A short-lived connection of a tool to a controller, over any transport.
 
-use nvme::{AdminData, AdminError, Association, Controller, Options, Uri};
-use reactor::{Config, Core, Reactor};
+use nvme::{AdminData, AdminError, Controller, Options, TcpAssociation, Uri};
+use reactor::{Core, Reactor, ReactorConfig};
 use wire_nvme::Sqe;
 use wire_nvme::admin::{GetLogPage, Identify};
 use wire_nvme::identify::{Cns, IdentifyController, NamespaceList, SIZE};
 
-use crate::failure::Failure;
+use crate::command_error::CommandError;
 
-/// An attached controller.
-pub(super) enum Session {
-    Tcp(Box<Association>),
-    Direct(Controller),
+/// An attached controller: over TCP, or over a memory-based transport (PCI Express, vfio-user).
+pub(super) enum ControllerSession {
+    Tcp(Box<TcpAssociation>),
+    Memory(Controller),
 }
 
-/// Bytes of a log page that are asked for at a time.
-const LOG_STEP_BYTES: usize = 4096;
+/// Most bytes of one Get Log Page command.
+const LOG_CHUNK_BYTES: usize = 4096;
 
-/// Runs a job on a reactor of its own.
-pub(super) fn run<R: 'static, F>(shared: bool, job: impl FnOnce(Core) -> F) -> Result<R, Failure>
+/// Runs a future on a new reactor on this thread. With `shared`, its buffers can be mapped by other processes.
+pub(super) fn run_on_reactor<R: 'static, F>(
+    shared: bool,
+    job: impl FnOnce(Core) -> F,
+) -> Result<R, CommandError>
 where
-    F: Future<Output = Result<R, Failure>> + 'static,
+    F: Future<Output = Result<R, CommandError>> + 'static,
 {
-    let arena = memory::Arena::new(memory::Config { shared, limit_bytes: 64 << 20, ..Default::default() });
-    let reactor = Reactor::new(&Config { arena, ..Config::default() }).map_err(Failure::machine)?;
+    let arena = dma::Arena::new(dma::ArenaConfig { shared, limit_bytes: 64 << 20, ..Default::default() });
+    let reactor = Reactor::new(&ReactorConfig { arena, ..ReactorConfig::default() })
+        .map_err(CommandError::environment)?;
     let core = reactor.core();
     reactor.block_on(job(core))
 }
 
-/// Attaches the controller of `uri`, runs a job with it and lets go.
-pub(super) fn with<R: 'static, F>(uri: &Uri, job: impl FnOnce(Session) -> F + 'static) -> Result<R, Failure>
+/// Attaches the controller of `uri`, runs `job` with it and detaches it.
+pub(super) fn with_controller<R: 'static, F>(
+    uri: &Uri,
+    job: impl FnOnce(ControllerSession) -> F + 'static,
+) -> Result<R, CommandError>
 where
-    F: Future<Output = Result<R, Failure>> + 'static,
+    F: Future<Output = Result<R, CommandError>> + 'static,
 {
     let (uri, shared) = (uri.clone(), matches!(uri, Uri::VfioUser(_)));
-    run(shared, move |core| async move {
-        let session = Session::open(&core, &uri).await?;
+    run_on_reactor(shared, move |core| async move {
+        let session = ControllerSession::open(&core, &uri).await?;
         job(session).await
     })
 }
 
-impl Session {
-    pub(super) async fn open(core: &Core, uri: &Uri) -> Result<Session, Failure> {
+impl ControllerSession {
+    pub(super) async fn open(core: &Core, uri: &Uri) -> Result<ControllerSession, CommandError> {
         let options = Options::default();
-        let failed = |error| Failure::work(format!("{}: {error}", uri.controller()));
+        let failed = |error| CommandError::operation(format!("{}: {error}", uri.controller()));
         match uri {
             Uri::Tcp(tcp) => {
-                let association = Association::open(core, tcp, &options, 0).await.map_err(failed)?;
-                Ok(Session::Tcp(Box::new(association)))
+                let association = TcpAssociation::open(core, tcp, &options, 0).await.map_err(failed)?;
+                Ok(ControllerSession::Tcp(Box::new(association)))
             }
             Uri::Pcie(_) | Uri::VfioUser(_) => {
-                Ok(Session::Direct(Controller::attach(core, uri, &options).await.map_err(failed)?))
+                Ok(ControllerSession::Memory(Controller::attach(core, uri, &options).await.map_err(failed)?))
             }
         }
     }
 
     pub(super) fn identity(&self) -> &IdentifyController {
         match self {
-            Session::Tcp(association) => association.identity(),
-            Session::Direct(controller) => controller.identity(),
+            ControllerSession::Tcp(association) => association.identity(),
+            ControllerSession::Memory(controller) => controller.identity(),
         }
     }
 
     /// Executes a command that returns `length` bytes.
     pub(super) async fn read(&mut self, sqe: Sqe, length: usize) -> Result<Vec<u8>, AdminError> {
         match self {
-            Session::Tcp(association) if length == 0 => association.command(sqe).await.map(|_| Vec::new()),
-            Session::Tcp(association) => association.read(sqe, length).await.map(|(_, data)| data),
-            Session::Direct(controller) => {
+            ControllerSession::Tcp(association) if length == 0 => {
+                association.command(sqe).await.map(|_| Vec::new())
+            }
+            ControllerSession::Tcp(association) => association.read(sqe, length).await.map(|(_, data)| data),
+            ControllerSession::Memory(controller) => {
                 let data = if length == 0 { AdminData::None } else { AdminData::In(length) };
-                controller.admin(sqe, data).await.map(|answer| answer.data)
+                controller.admin(sqe, data).await.map(|completion| completion.data)
             }
         }
     }
 
-    pub(super) async fn identify(&mut self, cns: Cns, nsid: u32) -> Result<Vec<u8>, Failure> {
-        let view = Identify { cns: cns.to_wire(), ..Identify::default() };
-        self.read(view.to_sqe(nsid), SIZE).await.map_err(|error| Failure::work(format!("Identify: {error}")))
+    pub(super) async fn identify(&mut self, cns: Cns, nsid: u32) -> Result<Vec<u8>, CommandError> {
+        let command = Identify { cns: cns.to_wire(), ..Identify::default() };
+        self.read(command.to_sqe(nsid), SIZE)
+            .await
+            .map_err(|error| CommandError::operation(format!("Identify: {error}")))
     }
 
-    /// The first 1024 active namespaces, which is all that one command tells.
-    pub(super) async fn namespaces(&mut self) -> Result<Vec<u32>, Failure> {
+    /// The first 1024 active namespaces: as many as one Identify command returns.
+    pub(super) async fn namespaces(&mut self) -> Result<Vec<u32>, CommandError> {
         let data = self.identify(Cns::ActiveNamespaces, 0).await?;
-        let page = data.first_chunk().expect("a page was asked for");
+        let page = data.first_chunk().expect("Identify returns SIZE bytes");
         let list = NamespaceList::decode(page);
-        Ok(list.map_err(|error| Failure::work(format!("the list of namespaces makes no sense: {error}")))?.0)
+        Ok(list
+            .map_err(|error| CommandError::operation(format!("invalid active namespace list: {error}")))?
+            .0)
     }
 
-    /// A log page, read in pieces.
-    pub(super) async fn log(&mut self, lid: u8, length: usize) -> Result<Vec<u8>, Failure> {
+    /// Reads a log page in chunks.
+    pub(super) async fn log(&mut self, lid: u8, length: usize) -> Result<Vec<u8>, CommandError> {
         let mut data = Vec::new();
         while data.len() < length {
-            let step = (length - data.len()).min(LOG_STEP_BYTES);
-            let view = GetLogPage {
+            let chunk = (length - data.len()).min(LOG_CHUNK_BYTES);
+            let command = GetLogPage {
                 lid,
-                length_bytes: step as u64,
+                length_bytes: chunk as u64,
                 offset: data.len() as u64,
-                // Looking is not to keep whoever waits for the event from hearing it.
+                // Reading the page must not clear an event that another host waits for.
                 retain_event: true,
                 ..GetLogPage::default()
             };
-            let part = self.read(view.to_sqe(wire_nvme::NSID_ALL), step).await;
-            data.extend(part.map_err(|error| Failure::work(format!("log page {lid:#04x}: {error}")))?);
+            let bytes = self.read(command.to_sqe(wire_nvme::NSID_ALL), chunk).await;
+            data.extend(
+                bytes.map_err(|error| CommandError::operation(format!("log page {lid:#04x}: {error}")))?,
+            );
         }
         Ok(data)
     }
 
-    pub(super) async fn reset(&mut self) -> Result<(), Failure> {
+    pub(super) async fn reset(&mut self) -> Result<(), CommandError> {
         match self {
-            Session::Tcp(_) => Err(Failure::work(
-                "over TCP each host has a controller of its own, which this tool's connection just made; \
-                 reset a server's with `ringbolt rpc bdev_nvme_reset_controller name=…`",
+            ControllerSession::Tcp(_) => Err(CommandError::operation(
+                "over TCP this tool could only reset the controller that its own connection created; \
+                 reset the controller of a running server with `ringbolt rpc bdev_nvme_reset_controller name=…`",
             )),
-            Session::Direct(controller) => controller.reset().await.map_err(Failure::work),
+            ControllerSession::Memory(controller) => {
+                controller.reset().await.map_err(CommandError::operation)
+            }
         }
     }
 }

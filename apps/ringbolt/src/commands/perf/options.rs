@@ -1,4 +1,4 @@
-//! Options of the run, and what is shown of options.
+//! Options that apply to the run rather than to a job, `--cmdhelp` and `--showcmd`.
 
 use std::fmt::Write as _;
 use std::io::IsTerminal;
@@ -12,23 +12,23 @@ use workload::units::format_count;
 
 use super::machine_options;
 use crate::cli::{self, EngineChoice, Idle};
-use crate::failure::Failure;
-use crate::say::complain;
+use crate::command_error::CommandError;
+use crate::console::stderr_line;
 
-/// How results are written.
+/// The values of `--output-format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
+pub(super) enum PerfOutputFormat {
     Normal,
     Json,
     JsonPlus,
 }
 
-/// What belongs to no job.
-pub(super) struct Run {
-    pub(super) formats: Vec<Format>,
+/// Options that apply to no job in particular.
+pub(super) struct RunOptions {
+    pub(super) formats: Vec<PerfOutputFormat>,
     pub(super) output: Option<PathBuf>,
     pub(super) config: Option<PathBuf>,
-    pub(super) machine: cli::Machine,
+    pub(super) reactor_options: cli::ReactorOptions,
     pub(super) cmdhelp: bool,
     pub(super) showcmd: bool,
     pub(super) parse_only: bool,
@@ -38,38 +38,41 @@ pub(super) struct Run {
     interval: Option<Duration>,
 }
 
-impl Run {
-    pub(super) fn new(plan: &Plan) -> Result<Run, Failure> {
+impl RunOptions {
+    pub(super) fn new(plan: &Plan) -> Result<RunOptions, CommandError> {
         let text = |name: &str, default: &str| plan.run_option(name).unwrap_or(default).to_string();
         let flag = |name: &str, default: &str| match text(name, default).as_str() {
             "1" | "true" => Ok(true),
             "0" | "false" => Ok(false),
-            other => Err(Failure::usage(format!("--{name}={other}: it is 0 or 1"))),
+            other => Err(CommandError::usage(format!("--{name}={other}: expected 0 or 1"))),
         };
         let format = |name: &str| match name {
-            "normal" => Ok(Format::Normal),
-            "json" => Ok(Format::Json),
-            "json+" => Ok(Format::JsonPlus),
+            "normal" => Ok(PerfOutputFormat::Normal),
+            "json" => Ok(PerfOutputFormat::Json),
+            "json+" => Ok(PerfOutputFormat::JsonPlus),
             other => {
-                Err(Failure::usage(format!("--output-format={other}: it is one of normal, json, json+")))
+                Err(CommandError::usage(format!("--output-format={other}: expected normal, json or json+")))
             }
         };
         let eta = match text("eta", "auto").as_str() {
             "always" => true,
             "never" => false,
             "auto" => std::io::stderr().is_terminal(),
-            other => return Err(Failure::usage(format!("--eta={other}: it is one of auto, always, never"))),
+            other => {
+                return Err(CommandError::usage(format!("--eta={other}: expected auto, always or never")));
+            }
         };
         let interval = plan.run_option("status_interval").map(|text| {
             let ns = workload::units::parse_time_ns(text).filter(|ns| *ns > 0);
-            ns.map(Duration::from_nanos)
-                .ok_or_else(|| Failure::usage(format!("--status-interval={text}: it is a time, as 10s")))
+            ns.map(Duration::from_nanos).ok_or_else(|| {
+                CommandError::usage(format!("--status-interval={text}: expected a duration, as 10s"))
+            })
         });
-        Ok(Run {
+        Ok(RunOptions {
             formats: text("output_format", "normal").split(',').map(format).collect::<Result<_, _>>()?,
             output: plan.run_option("output").map(PathBuf::from),
             config: plan.run_option("config").map(PathBuf::from),
-            machine: machine_options(
+            reactor_options: machine_options(
                 choice::<Idle>("idle", &text("idle", "adaptive"))?,
                 text("memory", "1g"),
                 choice::<EngineChoice>("engine", &text("engine", "auto"))?,
@@ -85,61 +88,61 @@ impl Run {
     }
 }
 
-fn choice<T: ValueEnum>(name: &str, text: &str) -> Result<T, Failure> {
+fn choice<T: ValueEnum>(name: &str, text: &str) -> Result<T, CommandError> {
     T::from_str(text, false).map_err(|_| {
         let names = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
         let names: Vec<String> = names.map(|value| value.get_name().to_string()).collect();
-        Failure::usage(format!("--{name}={text}: it is one of {}", names.join(", ")))
+        CommandError::usage(format!("--{name}={text}: expected one of {}", names.join(", ")))
     })
 }
 
-/// Lines on standard error while jobs run.
-pub(super) struct Watch {
+/// Progress lines on standard error while jobs run, one an interval.
+pub(super) struct ProgressReporter {
     interval: Option<Duration>,
     begun: Instant,
-    then: Instant,
+    last_update: Instant,
+    /// I/Os completed at `last_update`.
     ios: u64,
-    names: usize,
+    /// Sections of the job file.
+    sections: usize,
 }
 
-impl Watch {
-    pub(super) fn new(run: &Run, plan: &Plan) -> Watch {
+impl ProgressReporter {
+    pub(super) fn new(run: &RunOptions, plan: &Plan) -> ProgressReporter {
         let now = Instant::now();
         let interval = run.interval.or(run.eta.then_some(Duration::from_secs(1)));
-        Watch { interval, begun: now, then: now, ios: 0, names: plan.jobs.len() }
+        ProgressReporter { interval, begun: now, last_update: now, ios: 0, sections: plan.jobs.len() }
     }
 
-    pub(super) fn look(&mut self, totals: Totals) {
+    pub(super) fn update(&mut self, totals: Totals) {
         let Some(interval) = self.interval else { return };
-        let elapsed = self.then.elapsed();
+        let elapsed = self.last_update.elapsed();
         if elapsed < interval {
             return;
         }
         let rate = totals.ios.saturating_sub(self.ios) as f64 / elapsed.as_secs_f64();
-        complain!(
-            "{:>4} s  {} of {} section(s)' jobs run  {} IOPS  {} faults",
+        stderr_line!(
+            "{:>4} s  {} job(s) of {} section(s) running  {} IOPS  {} errors",
             self.begun.elapsed().as_secs(),
             totals.jobs,
-            self.names,
+            self.sections,
             format_count(rate),
             totals.faults,
         );
-        (self.ios, self.then) = (totals.ios, Instant::now());
+        (self.ios, self.last_update) = (totals.ios, Instant::now());
     }
 }
 
-/// Every option in a table.
+/// The text of `--cmdhelp`: every option.
 pub(super) fn help() -> String {
     let mut text = String::new();
     let mut put = |line: String| {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{}", line.trim_end());
     };
-    for (title, wanted) in [
-        ("Options of jobs, as fio's:", 0),
-        ("Options of the run:", 1),
-        ("Options of fio's that are refused:", 2),
-    ] {
+    for (title, wanted) in
+        [("Job options, as in fio:", 0), ("Run options:", 1), ("fio options that are rejected:", 2)]
+    {
         put(title.to_string());
         for option in OPTIONS {
             let kind = match option.support {
@@ -165,7 +168,7 @@ pub(super) fn help() -> String {
     text
 }
 
-/// Each job as a command line.
+/// The text of `--showcmd`: each job as a command line.
 pub(super) fn show(plan: &Plan) -> String {
     let mut text = String::new();
     for job in &plan.jobs {
@@ -181,7 +184,7 @@ pub(super) fn show(plan: &Plan) -> String {
     text
 }
 
-/// As a shell takes it.
+/// Quotes a word for the shell.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:,%+@".contains(c);
     if word.chars().all(plain) { word.to_string() } else { format!("'{}'", word.replace('\'', "'\\''")) }

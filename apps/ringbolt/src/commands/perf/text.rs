@@ -1,13 +1,13 @@
-//! Results for people.
+//! `--output-format=normal`: results as text.
 
 use std::fmt::Write as _;
 
-use sys::clock;
-use workload::fio::{Reported, RunReport, percentiles_of};
+use os::clock;
+use workload::fio::{ReportedJob, RunReport, percentiles_of};
 use workload::units::{format_count, format_ns, format_rate};
-use workload::{Direction, Histogram, SideResult, Verify};
+use workload::{Direction, DirectionResult, Histogram, Verify};
 
-/// The whole report.
+/// The report of all jobs and disks.
 pub(super) fn report(run: &RunReport) -> String {
     let mut text: String = run.jobs.iter().map(job).collect();
     for (name, stats, elapsed_ms) in &run.disks {
@@ -22,7 +22,7 @@ pub(super) fn report(run: &RunReport) -> String {
     text
 }
 
-fn job(reported: &Reported) -> String {
+fn job(reported: &ReportedJob) -> String {
     let mut text = String::new();
     let (result, spec) = (&reported.result, &reported.result.spec);
     let mut line = |line: String| {
@@ -37,17 +37,19 @@ fn job(reported: &Reported) -> String {
         result.jobs,
         result.elapsed_ns() as f64 / 1e9,
     ));
-    let sides: Vec<(&str, SideResult)> = match reported.job.unified {
+    let sides: Vec<(&str, DirectionResult)> = match reported.job.unified {
         true => vec![("mixed", result.unified())],
-        false => Direction::ALL.map(|direction| (direction.name(), result.side(direction).clone())).to_vec(),
+        false => {
+            Direction::ALL.map(|direction| (direction.name(), result.direction(direction).clone())).to_vec()
+        }
     };
     let open = !spec.rates.is_closed_loop();
     for (name, side) in sides.iter().filter(|(_, side)| side.total_ios > 0) {
         line(format!(
             "  {name:<5} {:>9} IOPS  {:>12}  latency{} {}",
             format_count(side.iops()),
-            rate(side.bytes_per_second(), reported.job.bits),
-            if open { " from the intended start" } else { "" },
+            rate(side.bytes_per_second(), reported.job.rates_in_bits),
+            if open { " from the scheduled start" } else { "" },
             figures(&side.latency_ticks),
         ));
         if side.submission_ticks.count() > 0 {
@@ -72,7 +74,7 @@ fn job(reported: &Reported) -> String {
         None => String::new(),
     };
     line(format!(
-        "  cpu   {} an I/O{cost}, {:.0} % of {} job(s)",
+        "  cpu   {} per I/O{cost}, {:.0} % of {} job(s)",
         format_ns_exact(result.cpu_ns_per_io()),
         result.usage.cpu_ns as f64 / (result.elapsed_ns().max(1) * u64::from(result.jobs)) as f64 * 100.0,
         result.jobs,
@@ -92,8 +94,8 @@ fn job(reported: &Reported) -> String {
     if spec.verify != Verify::Off {
         line(format!("  verify {} blocks checked, {} wrong", result.checked_blocks, result.mismatch_count));
     }
-    if result.errors > 0 || result.stuck > 0 {
-        line(format!("  errors {} failed, {} never came back", result.errors, result.stuck));
+    if result.errors > 0 || result.never_completed > 0 {
+        line(format!("  errors {} failed, {} never completed", result.errors, result.never_completed));
     }
     text
 }
@@ -123,7 +125,7 @@ fn rate(bytes_per_second: f64, bits: bool) -> String {
     }
 }
 
-/// Below a microsecond a tenth of a nanosecond matters.
+/// With tenths of a nanosecond below a microsecond.
 fn format_ns_exact(ns: f64) -> String {
     if ns < 1000.0 { format!("{ns:.1} ns") } else { format_ns(ns) }
 }

@@ -1,4 +1,4 @@
-//! The machine, and what others do on it.
+//! Description of the machine, and CPU time used by other processes during a run.
 
 use std::fmt;
 use std::process::Command;
@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-/// What a reader of the numbers has to know of the machine.
-pub(super) struct Facts {
+/// The machine and revision that the results depend on.
+pub(super) struct MachineInfo {
     pub(super) cpu: String,
-    /// Those that this process may use.
+    /// CPUs that this process may use.
     pub(super) cores: Vec<u32>,
     pub(super) kernel: String,
-    /// `None` where the kernel does not say, as in most virtual machines.
+    /// cpufreq governor; `None` where the kernel has none, as in most virtual machines.
     pub(super) governor: Option<String>,
     pub(super) hypervisor: bool,
     pub(super) revision: String,
@@ -20,8 +20,8 @@ pub(super) struct Facts {
     pub(super) load: f64,
 }
 
-impl Facts {
-    pub(super) fn of_this_machine() -> Facts {
+impl MachineInfo {
+    pub(super) fn of_this_machine() -> MachineInfo {
         let cpuinfo = read("/proc/cpuinfo");
         let field = |name: &str| {
             let line = cpuinfo.lines().find(|line| line.starts_with(name));
@@ -29,7 +29,7 @@ impl Facts {
         };
         let status = read("/proc/self/status");
         let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        Facts {
+        MachineInfo {
             cpu: format!(
                 "{} (family {} model {})",
                 field("model name"),
@@ -62,7 +62,7 @@ impl Facts {
     }
 }
 
-impl fmt::Display for Facts {
+impl fmt::Display for MachineInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -88,7 +88,7 @@ fn output(program: &str, arguments: &[&str]) -> String {
     output.map_or("unknown".to_string(), |output| String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
-/// The kernel's list of cores, as `0-3,5`.
+/// Parses the kernel's list of CPUs, as `0-3,5`.
 fn cores(list: &str) -> Vec<u32> {
     let mut cores = Vec::new();
     for part in list.split(',') {
@@ -100,7 +100,7 @@ fn cores(list: &str) -> Vec<u32> {
     cores
 }
 
-/// Of the last minute.
+/// Load average of the last minute.
 fn load() -> f64 {
     read("/proc/loadavg").split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0.0)
 }
@@ -108,13 +108,14 @@ fn load() -> f64 {
 /// The kernel's USER_HZ: 100 on every architecture that Ringbolt runs on.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Seconds of processor time of a process so far; with `children`, of those that it waited for too.
+/// CPU time of a process so far, in seconds; with `children`, that of its reaped children too.
 pub(super) fn process_seconds(pid: &str, children: bool) -> Option<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     seconds_of(&stat, children)
 }
 
-/// proc(5): fields 14 to 17 are utime, stime, cutime and cstime; the second may hold anything.
+/// proc(5): fields 14 to 17 are utime, stime, cutime and cstime. Field 2, the name, may contain spaces and
+/// parentheses.
 fn seconds_of(stat: &str, children: bool) -> Option<f64> {
     let (_, rest) = stat.rsplit_once(')')?;
     let fields = rest.split_whitespace().skip(11).take(if children { 4 } else { 2 });
@@ -122,7 +123,7 @@ fn seconds_of(stat: &str, children: bool) -> Option<f64> {
     Some(ticks as f64 / TICKS_PER_SECOND)
 }
 
-/// Seconds that all processors together were busy: user, nice, system, irq, softirq and steal.
+/// Busy time of all CPUs together, in seconds: user, nice, system, irq, softirq and steal.
 fn busy_seconds(stat: &str) -> f64 {
     let line = stat.lines().next().unwrap_or("");
     let ticks: Vec<u64> = line.split_whitespace().skip(1).map(|field| field.parse().unwrap_or(0)).collect();
@@ -130,17 +131,17 @@ fn busy_seconds(stat: &str) -> f64 {
     busy as f64 / TICKS_PER_SECOND
 }
 
-/// What others do on the machine during a run.
-pub(super) struct Watch {
+/// Measures the CPU time that other processes use during a run.
+pub(super) struct LoadMonitor {
     load: f64,
     begun: Instant,
     busy: f64,
     own: f64,
 }
 
-impl Watch {
-    pub(super) fn start() -> Watch {
-        Watch {
+impl LoadMonitor {
+    pub(super) fn start() -> LoadMonitor {
+        LoadMonitor {
             load: load(),
             begun: Instant::now(),
             busy: busy_seconds(&read("/proc/stat")),
@@ -148,9 +149,9 @@ impl Watch {
         }
     }
 
-    /// The load average before, and how many processors others used since on average. All processes
-    /// of the run must have been waited for.
-    pub(super) fn end(self) -> (f64, f64) {
+    /// Returns the load average at the start, and the number of CPUs that other processes used on average
+    /// since. All processes of the run must have been reaped.
+    pub(super) fn finish(self) -> (f64, f64) {
         let busy = busy_seconds(&read("/proc/stat")) - self.busy;
         let own = process_seconds("self", true).unwrap_or(0.0) - self.own;
         let seconds = self.begun.elapsed().as_secs_f64().max(0.001);
@@ -163,13 +164,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_cores_are_ranges_and_single_cores() {
+    fn cpu_lists_have_ranges_and_single_cpus() {
         assert_eq!(cores("0-2,5"), [0, 1, 2, 5]);
         assert_eq!(cores("7"), [7]);
     }
 
     #[test]
-    fn processor_time_is_found_behind_any_name() {
+    fn cpu_time_is_parsed_for_any_process_name() {
         let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 100 0 0 0 150 50 30 20 20 0 3 0 99";
         assert_eq!(seconds_of(stat, false), Some(2.0));
         assert_eq!(seconds_of(stat, true), Some(2.5));

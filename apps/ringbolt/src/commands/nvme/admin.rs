@@ -1,4 +1,4 @@
-//! Looking at controllers, and formatting them.
+//! `ringbolt nvme list`, `identify`, `log`, `format`, `reset` and `discover`.
 
 use std::io::Write as _;
 
@@ -10,19 +10,19 @@ use wire_nvme::identify::{Cns, IdentifyController, IdentifyNamespace, cmic};
 use wire_nvme::log::{AnaLog, CommandEffectsLog, ErrorEntry, FirmwareSlots, HealthLog, LogId};
 use wire_nvme::manage::{FormatNvm, SecureErase};
 
-use super::session::{self, Session};
-use crate::failure::Failure;
-use crate::say::say;
+use super::session::{self, ControllerSession};
+use crate::command_error::CommandError;
+use crate::console::stdout_line;
 
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
     ringbolt nvme list\n  \
     ringbolt nvme list nvme+tcp://127.0.0.1:4420/nqn.2016-06.io.spdk:cnode1 --json")]
-pub(crate) struct List {
-    /// Controllers whose namespaces are shown too; PCI functions are shown without being touched
+pub(crate) struct ListArgs {
+    /// Controllers to attach and list with their namespaces; PCI functions are listed without attaching them
     #[arg(value_name = "URI")]
     uris: Vec<Uri>,
-    /// Answer with one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -36,16 +36,16 @@ pub(crate) struct IdentifyArgs {
     /// The controller
     #[arg(value_name = "URI")]
     uri: Uri,
-    /// A namespace of it
+    /// Show the data of namespace N
     #[arg(long, value_name = "N")]
     ns: Option<u32>,
-    /// The controller itself, which is what is shown without --ns
+    /// Show the data of the controller, the default
     #[arg(long, conflicts_with = "ns")]
     ctrl: bool,
-    /// Answer with one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// The 4096 bytes as they came
+    /// Write the 4096 bytes unchanged
     #[arg(long, conflicts_with = "json")]
     raw: bool,
 }
@@ -54,22 +54,22 @@ pub(crate) struct IdentifyArgs {
 #[command(after_help = "Examples:\n  \
     ringbolt nvme log nvme+pcie://0000:03:00.0 health\n  \
     ringbolt nvme log nvme+tcp://127.0.0.1:4420/nqn.2016-06.io.spdk:cnode1 ana --json")]
-pub(crate) struct Log {
+pub(crate) struct LogArgs {
     /// The controller
     #[arg(value_name = "URI")]
     uri: Uri,
-    /// The page
-    page: Page,
-    /// Answer with one JSON value
+    /// The log page
+    page: LogPage,
+    /// Print one JSON value
     #[arg(long)]
     json: bool,
-    /// The bytes as they came
+    /// Write the bytes of the page unchanged
     #[arg(long, conflicts_with = "json")]
     raw: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Page {
+enum LogPage {
     /// SMART / health information
     #[value(alias = "smart")]
     Health,
@@ -88,25 +88,25 @@ enum Page {
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
     ringbolt nvme format nvme+pcie://0000:03:00.0 --ns 1 --lbaf 1 --yes-destroy-data\n\n\
-    Everything on the namespace is lost. Formats are listed by `ringbolt nvme identify URI --ns N`.")]
-pub(crate) struct Format {
+    All data of the namespace is lost. `ringbolt nvme identify URI --ns N` lists the formats.")]
+pub(crate) struct FormatArgs {
     /// The controller
     #[arg(value_name = "URI")]
     uri: Uri,
     /// The namespace
     #[arg(long, value_name = "N")]
     ns: u32,
-    /// Which of its formats
+    /// Index of the LBA format
     #[arg(long, value_name = "INDEX", value_parser = clap::value_parser!(u8).range(0..64))]
     lbaf: u8,
-    /// That everything on the namespace is lost
+    /// Confirm that all data of the namespace is lost
     #[arg(long)]
     yes_destroy_data: bool,
 }
 
 #[derive(Args)]
 #[command(after_help = "Example:\n  ringbolt nvme reset nvme+pcie://0000:03:00.0")]
-pub(crate) struct Reset {
+pub(crate) struct ResetArgs {
     /// The controller
     #[arg(value_name = "URI")]
     uri: Uri,
@@ -116,16 +116,17 @@ pub(crate) struct Reset {
 #[command(after_help = "Examples:\n  \
     ringbolt nvme discover 127.0.0.1:4420\n  \
     ringbolt nvme discover [::1]:8009 --json")]
-pub(crate) struct Discover {
-    /// The discovery controller; port 8009 where none is named
+pub(crate) struct DiscoverArgs {
+    /// The discovery controller; the default port is 8009
     #[arg(value_name = "HOST:PORT")]
     address: String,
-    /// Answer with one JSON array
+    /// Print one JSON array
     #[arg(long)]
     json: bool,
 }
 
-fn text(bytes: &[u8]) -> String {
+/// The ASCII text of an identify field: other bytes become `?`, trailing spaces are removed.
+fn ascii(bytes: &[u8]) -> String {
     bytes
         .iter()
         .map(|byte| if (32..127).contains(byte) { *byte as char } else { '?' })
@@ -138,12 +139,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn namespace(data: &[u8], nsid: u32) -> Result<IdentifyNamespace, Failure> {
-    let page = data.first_chunk().expect("a page was asked for");
+/// Decodes Identify Namespace data. A namespace of size 0 does not exist.
+fn decode_namespace(data: &[u8], nsid: u32) -> Result<IdentifyNamespace, CommandError> {
+    let page = data.first_chunk().expect("Identify returns 4096 bytes");
     let namespace = IdentifyNamespace::decode(page)
-        .map_err(|error| Failure::work(format!("Identify Namespace makes no sense: {error}")))?;
+        .map_err(|error| CommandError::operation(format!("invalid Identify Namespace data: {error}")))?;
     if namespace.nsze == 0 {
-        return Err(Failure::work(format!("there is no namespace {nsid}")));
+        return Err(CommandError::operation(format!("there is no namespace {nsid}")));
     }
     Ok(namespace)
 }
@@ -151,9 +153,9 @@ fn namespace(data: &[u8], nsid: u32) -> Result<IdentifyNamespace, Failure> {
 fn controller_json(identity: &IdentifyController) -> Value {
     json!({
         "vid": identity.vid,
-        "sn": text(&identity.sn),
-        "mn": text(&identity.mn),
-        "fr": text(&identity.fr),
+        "sn": ascii(&identity.sn),
+        "mn": ascii(&identity.mn),
+        "fr": ascii(&identity.fr),
         "subnqn": identity.subnqn,
         "cntlid": identity.cntlid,
         "mdts": identity.mdts,
@@ -196,19 +198,19 @@ fn namespace_json(nsid: u32, namespace: &IdentifyNamespace) -> Value {
     })
 }
 
-/// A JSON value as lines of `name: value`, for people.
-fn show(value: &Value, indent: usize) {
+/// Prints a JSON value as lines of `name: value`, indented by nesting.
+fn print_lines(value: &Value, indent: usize) {
     let pad = " ".repeat(indent);
     match value {
         Value::Object(object) => {
             for (name, value) in object {
                 match value {
                     Value::Object(_) | Value::Array(_) => {
-                        say!("{pad}{name}:");
-                        show(value, indent + 2);
+                        stdout_line!("{pad}{name}:");
+                        print_lines(value, indent + 2);
                     }
-                    Value::String(text) => say!("{pad}{name}: {text}"),
-                    other => say!("{pad}{name}: {other}"),
+                    Value::String(text) => stdout_line!("{pad}{name}: {text}"),
+                    other => stdout_line!("{pad}{name}: {other}"),
                 }
             }
         }
@@ -216,31 +218,33 @@ fn show(value: &Value, indent: usize) {
             for (index, value) in list.iter().enumerate() {
                 match value {
                     Value::Object(_) | Value::Array(_) => {
-                        say!("{pad}{index}:");
-                        show(value, indent + 2);
+                        stdout_line!("{pad}{index}:");
+                        print_lines(value, indent + 2);
                     }
-                    other => say!("{pad}{other}"),
+                    other => stdout_line!("{pad}{other}"),
                 }
             }
         }
-        other => say!("{pad}{other}"),
+        other => stdout_line!("{pad}{other}"),
     }
 }
 
-fn answer(value: &Value, as_json: bool) {
+fn print_value(value: &Value, as_json: bool) {
     if as_json {
-        say!("{value:#}");
+        stdout_line!("{value:#}");
     } else {
-        show(value, 0);
+        print_lines(value, 0);
     }
 }
 
-fn write_raw(data: &[u8]) -> Result<(), Failure> {
-    std::io::stdout().write_all(data).map_err(|error| Failure::work(format!("standard output: {error}")))
+fn write_raw(data: &[u8]) -> Result<(), CommandError> {
+    std::io::stdout()
+        .write_all(data)
+        .map_err(|error| CommandError::operation(format!("standard output: {error}")))
 }
 
-pub(crate) fn list(options: &List) -> Result<(), Failure> {
-    let functions = pci::enumerate(&pci::Sysfs::default()).map_err(Failure::machine)?;
+pub(crate) fn list(options: &ListArgs) -> Result<(), CommandError> {
+    let functions = pci::enumerate(&pci::Sysfs::default()).map_err(CommandError::environment)?;
     let functions: Vec<Value> = functions
         .iter()
         .filter(|info| info.is_nvme())
@@ -258,11 +262,11 @@ pub(crate) fn list(options: &List) -> Result<(), Failure> {
     let mut controllers = Vec::new();
     for uri in &options.uris {
         let name = uri.controller();
-        let one = session::with(uri, move |mut session| async move {
+        let one = session::with_controller(uri, move |mut session| async move {
             let mut namespaces = Vec::new();
             for nsid in session.namespaces().await? {
                 let data = session.identify(Cns::Namespace, nsid).await?;
-                let namespace = namespace(&data, nsid)?;
+                let namespace = decode_namespace(&data, nsid)?;
                 let format = namespace.formats.get(usize::from(namespace.format));
                 let block_size = format.map_or(0, |format| 1u64 << format.data_log2.min(63));
                 namespaces.push(json!({ "nsid": nsid, "blocks": namespace.nsze, "block_size": block_size }));
@@ -270,29 +274,29 @@ pub(crate) fn list(options: &List) -> Result<(), Failure> {
             let identity = session.identity();
             Ok(json!({
                 "controller": name,
-                "model_number": text(&identity.mn),
-                "serial_number": text(&identity.sn),
-                "firmware_revision": text(&identity.fr),
+                "model_number": ascii(&identity.mn),
+                "serial_number": ascii(&identity.sn),
+                "firmware_revision": ascii(&identity.fr),
                 "namespaces": namespaces,
             }))
         });
         controllers.push(one?);
     }
     if !options.json && functions.is_empty() && controllers.is_empty() {
-        say!("no NVMe controllers on this machine's PCI buses");
+        stdout_line!("no NVMe controllers on the PCI bus");
         return Ok(());
     }
-    answer(&json!({ "functions": functions, "controllers": controllers }), options.json);
+    print_value(&json!({ "functions": functions, "controllers": controllers }), options.json);
     Ok(())
 }
 
-pub(crate) fn identify(options: &IdentifyArgs) -> Result<(), Failure> {
+pub(crate) fn identify(options: &IdentifyArgs) -> Result<(), CommandError> {
     let nsid = options.ns;
-    let (data, value) = session::with(&options.uri, move |mut session| async move {
+    let (data, value) = session::with_controller(&options.uri, move |mut session| async move {
         match nsid {
             Some(nsid) => {
                 let data = session.identify(Cns::Namespace, nsid).await?;
-                let value = namespace_json(nsid, &namespace(&data, nsid)?);
+                let value = namespace_json(nsid, &decode_namespace(&data, nsid)?);
                 Ok((data, value))
             }
             None => {
@@ -305,39 +309,40 @@ pub(crate) fn identify(options: &IdentifyArgs) -> Result<(), Failure> {
     if options.raw {
         return write_raw(&data);
     }
-    answer(&value, options.json);
+    print_value(&value, options.json);
     Ok(())
 }
 
-/// Error entries that are shown at most: the log may have 256.
+/// Limit of error log entries that are read; the log may have 256.
 const ERRORS_MAX: usize = 64;
 
-pub(crate) fn log(options: &Log) -> Result<(), Failure> {
-    if options.page == Page::Discovery {
+pub(crate) fn log(options: &LogArgs) -> Result<(), CommandError> {
+    if options.page == LogPage::Discovery {
         let Uri::Tcp(uri) = options.uri.clone() else {
-            return Err(Failure::usage("discovery controllers are reached over TCP"));
+            return Err(CommandError::usage("discovery controllers are reached over TCP"));
         };
         return discovery(uri, options.json);
     }
     let page = options.page;
-    let (data, value) =
-        session::with(&options.uri, move |mut session| async move { read_page(&mut session, page).await })?;
+    let (data, value) = session::with_controller(&options.uri, move |mut session| async move {
+        read_page(&mut session, page).await
+    })?;
     if options.raw {
         return write_raw(&data);
     }
-    answer(&value, options.json);
+    print_value(&value, options.json);
     Ok(())
 }
 
-async fn read_page(session: &mut Session, page: Page) -> Result<(Vec<u8>, Value), Failure> {
-    let short = || Failure::work("the log page is too short");
+async fn read_page(session: &mut ControllerSession, page: LogPage) -> Result<(Vec<u8>, Value), CommandError> {
+    let short = || CommandError::operation("the log page is too short");
     match page {
-        Page::Health => {
+        LogPage::Health => {
             let data = session.log(LogId::Health.to_wire(), HealthLog::SIZE).await?;
             let health = HealthLog::decode(data.first_chunk().ok_or_else(short)?);
-            Ok((data, crate::methods::health_json(&health)))
+            Ok((data, bdev_nvme::rpc::health_json(&health)))
         }
-        Page::Error => {
+        LogPage::Error => {
             let count = usize::from(session.identity().error_log_entries).clamp(1, ERRORS_MAX);
             let data = session.log(LogId::ErrorInformation.to_wire(), count * ErrorEntry::SIZE).await?;
             let entries = data.as_chunks::<{ ErrorEntry::SIZE }>().0.iter().map(ErrorEntry::decode);
@@ -345,35 +350,37 @@ async fn read_page(session: &mut Session, page: Page) -> Result<(Vec<u8>, Value)
                 json!({ "count": entry.count, "sqid": entry.sqid, "cid": entry.cid,
                     "status": entry.status.to_string(), "lba": entry.lba, "nsid": entry.nsid })
             };
-            // Entries that were never used count 0.
+            // An error count of 0 marks an unused entry.
             let entries: Vec<Value> = entries.filter(|entry| entry.count != 0).map(one).collect();
             Ok((data, json!({ "errors": entries })))
         }
-        Page::Firmware => {
+        LogPage::Firmware => {
             let data = session.log(LogId::FirmwareSlot.to_wire(), FirmwareSlots::SIZE).await?;
             let slots = FirmwareSlots::decode(data.first_chunk().ok_or_else(short)?);
             let revisions: Vec<String> = slots
                 .revisions
                 .iter()
-                .map(|one| text(one.split(|byte| *byte == 0).next().unwrap_or(&[])))
+                .map(|one| ascii(one.split(|byte| *byte == 0).next().unwrap_or(&[])))
                 .collect();
             Ok((
                 data,
                 json!({ "active_slot": slots.active, "next_slot": slots.next, "revisions": revisions }),
             ))
         }
-        Page::Ana => {
+        LogPage::Ana => {
             let identity = session.identity();
             if identity.cmic & cmic::ANA == 0 {
-                return Err(Failure::work("the controller does not report asymmetric namespace access"));
+                return Err(CommandError::operation(
+                    "the controller does not report asymmetric namespace access",
+                ));
             }
-            // Every group with its namespaces, up to what nobody has more of.
+            // Every group with its namespaces, within bounds that no real controller exceeds.
             let groups = identity.nanagrpid.clamp(1, 4096) as usize;
             let namespaces = identity.nn.clamp(1, 65536) as usize;
             let length = AnaLog::HEADER_SIZE + groups * AnaLog::GROUP_SIZE + namespaces * 4;
             let data = session.log(LogId::Ana.to_wire(), length.next_multiple_of(4)).await?;
             let log = AnaLog::decode(&data)
-                .map_err(|error| Failure::work(format!("the ANA log page makes no sense: {error}")))?;
+                .map_err(|error| CommandError::operation(format!("invalid ANA log page: {error}")))?;
             let groups = log.groups.iter().map(|group| {
                 json!({ "group": group.id, "state": bdev_nvme::ana_name(group.state),
                     "change_count": group.change_count, "namespaces": group.nsids })
@@ -381,7 +388,7 @@ async fn read_page(session: &mut Session, page: Page) -> Result<(Vec<u8>, Value)
             let value = json!({ "change_count": log.change_count, "groups": groups.collect::<Vec<_>>() });
             Ok((data, value))
         }
-        Page::Effects => {
+        LogPage::Effects => {
             let data = session.log(LogId::CommandEffects.to_wire(), CommandEffectsLog::SIZE).await?;
             let log = CommandEffectsLog::decode(data.first_chunk().ok_or_else(short)?);
             let table = |commands: &[wire_nvme::log::CommandEffects]| {
@@ -397,51 +404,53 @@ async fn read_page(session: &mut Session, page: Page) -> Result<(Vec<u8>, Value)
             let value = json!({ "admin": table(&log.admin), "io": table(&log.io) });
             Ok((data, value))
         }
-        Page::Discovery => Err(Failure::usage("discovery records are read from a discovery controller")),
+        LogPage::Discovery => {
+            Err(CommandError::usage("discovery records are read from a discovery controller"))
+        }
     }
 }
 
-pub(crate) fn format(options: &Format) -> Result<(), Failure> {
+pub(crate) fn format(options: &FormatArgs) -> Result<(), CommandError> {
     if !options.yes_destroy_data {
-        return Err(Failure::usage(format!(
-            "formatting destroys everything on namespace {} of {}; add --yes-destroy-data if that is meant",
+        return Err(CommandError::usage(format!(
+            "formatting destroys all data of namespace {} of {}; add --yes-destroy-data to confirm",
             options.ns,
             options.uri.controller()
         )));
     }
     let (nsid, lbaf) = (options.ns, options.lbaf);
-    session::with(&options.uri, move |mut session| async move {
+    session::with_controller(&options.uri, move |mut session| async move {
         let data = session.identify(Cns::Namespace, nsid).await?;
-        let namespace = namespace(&data, nsid)?;
+        let namespace = decode_namespace(&data, nsid)?;
         let count = namespace.formats.len();
         let format = namespace.formats.get(usize::from(lbaf)).ok_or_else(|| {
-            Failure::usage(format!("namespace {nsid} has formats 0 to {}", count.saturating_sub(1)))
+            CommandError::usage(format!("namespace {nsid} has formats 0 to {}", count.saturating_sub(1)))
         })?;
         let bytes = 1u64 << format.data_log2.min(63);
-        let view = FormatNvm {
+        let command = FormatNvm {
             format: lbaf,
             extended_lba: false,
             protection: 0,
             protection_first: false,
             secure_erase: SecureErase::None,
         };
-        let done = session.read(view.to_sqe(nsid), 0).await;
-        done.map_err(|error| Failure::work(format!("Format NVM: {error}")))?;
-        say!("namespace {nsid} was formatted to blocks of {bytes} bytes");
+        let result = session.read(command.to_sqe(nsid), 0).await;
+        result.map_err(|error| CommandError::operation(format!("Format NVM: {error}")))?;
+        stdout_line!("namespace {nsid} was formatted to blocks of {bytes} bytes");
         Ok(())
     })
 }
 
-pub(crate) fn reset(options: &Reset) -> Result<(), Failure> {
+pub(crate) fn reset(options: &ResetArgs) -> Result<(), CommandError> {
     let name = options.uri.controller();
-    session::with(&options.uri, move |mut session| async move {
+    session::with_controller(&options.uri, move |mut session| async move {
         session.reset().await?;
-        say!("{name} was reset");
+        stdout_line!("{name} was reset");
         Ok(())
     })
 }
 
-pub(crate) fn discover(options: &Discover) -> Result<(), Failure> {
+pub(crate) fn discover(options: &DiscoverArgs) -> Result<(), CommandError> {
     let has_port = options.address.rsplit_once(':').is_some_and(|(host, port)| {
         port.parse::<u16>().is_ok() && (!host.contains(':') || host.ends_with(']'))
     });
@@ -449,16 +458,16 @@ pub(crate) fn discover(options: &Discover) -> Result<(), Failure> {
     let uri = format!("nvme+tcp://{address}/{}", Nqn::discovery().as_str());
     match uri.parse() {
         Ok(Uri::Tcp(uri)) => discovery(uri, options.json),
-        Ok(_) => Err(Failure::usage("discovery controllers are reached over TCP")),
-        Err(error) => Err(Failure::usage(error)),
+        Ok(_) => Err(CommandError::usage("discovery controllers are reached over TCP")),
+        Err(error) => Err(CommandError::usage(error)),
     }
 }
 
-fn discovery(uri: TcpUri, as_json: bool) -> Result<(), Failure> {
-    let entries = session::run(false, move |core| async move {
-        let shown = Uri::Tcp(uri.clone()).controller();
+fn discovery(uri: TcpUri, as_json: bool) -> Result<(), CommandError> {
+    let entries = session::run_on_reactor(false, move |core| async move {
+        let name = Uri::Tcp(uri.clone()).controller();
         let entries = bdev_nvme::discover(&core, &uri, &nvme::Options::default()).await;
-        entries.map_err(|why| Failure::work(format!("{shown}: {why}")))
+        entries.map_err(|error| CommandError::operation(format!("{name}: {error}")))
     })?;
     let one = |entry: &wire_nvme::log::DiscoveryEntry| {
         json!({
@@ -471,6 +480,6 @@ fn discovery(uri: TcpUri, as_json: bool) -> Result<(), Failure> {
             "portid": entry.portid,
         })
     };
-    answer(&entries.iter().map(one).collect::<Vec<_>>().into(), as_json);
+    print_value(&entries.iter().map(one).collect::<Vec<_>>().into(), as_json);
     Ok(())
 }

@@ -1,0 +1,125 @@
+//! The program's modules and its control plane.
+
+use std::sync::Arc;
+
+use bdev::Registry;
+use bdev::rpc::BdevModule;
+use bdev_nvme::rpc::NvmeModule;
+use control::{Catalog, ConfigFile, ControlPlane, ManagedReactor, RpcError};
+use device_model::rpc::ModelModule;
+use nvmf::NvmfTarget;
+use nvmf::rpc::NvmfModule;
+use reactor::ReactorHandle;
+
+use crate::modules::Compatibility;
+
+/// A running program: the control plane, and the modules that commands use directly.
+///
+/// At exit: [`drain`](ControlPlane::drain) of the control plane, then stop the reactors, then
+/// [`stop`](ControlPlane::stop).
+pub(crate) struct App {
+    pub(crate) control: Arc<ControlPlane>,
+    pub(crate) registry: Registry,
+    nvmf: Arc<NvmfModule>,
+}
+
+/// The methods of every module.
+pub(crate) fn catalog() -> Catalog {
+    Catalog::new()
+        .with::<BdevModule>()
+        .with::<NvmeModule>()
+        .with::<ModelModule>()
+        .with::<NvmfModule>()
+        .with::<Compatibility>()
+}
+
+impl App {
+    /// Starts the modules, without bdevs. With `pending` the program is in the start-up stage, and
+    /// `framework_start_init` applies that configuration; without, it is in the runtime stage.
+    pub(crate) fn start(
+        registry: Registry,
+        reactors: Vec<ManagedReactor>,
+        pending: Option<ConfigFile>,
+    ) -> Result<App, RpcError> {
+        let handles: Vec<ReactorHandle> = reactors.iter().map(|reactor| reactor.handle.clone()).collect();
+        let builder = ControlPlane::builder(reactors);
+        let bdevs = BdevModule::new(registry.clone(), builder.examiner());
+        let nvmf = NvmfModule::new(registry.clone(), &handles);
+        let control = builder
+            .module(&bdevs)
+            .module(&NvmeModule::new(&bdevs, &handles))
+            .module(&ModelModule::new(bdevs.clone()))
+            .module(&nvmf)
+            .module(&Arc::new(Compatibility))
+            .start(pending)?;
+        Ok(App { control, registry, nvmf })
+    }
+
+    /// The NVMe-oF target.
+    pub(crate) fn target(&self) -> &NvmfTarget {
+        self.nvmf.target()
+    }
+}
+
+/// Whether a configuration attaches a vfio-user controller: another process then maps the I/O buffers.
+pub(crate) fn needs_shared_memory(config: &ConfigFile) -> bool {
+    let is_vfio_user = |name: &str| name.eq_ignore_ascii_case("vfiouser");
+    config.calls().any(|(method, params)| {
+        method == "bdev_nvme_attach_controller" && params["trtype"].as_str().is_some_and(is_vfio_user)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use control::spdk_methods;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn every_method_is_spdks_or_a_known_extension_and_says_what_it_does() {
+        let extensions = [
+            "framework_get_modules",
+            "job_cancel",
+            "job_get",
+            "load_config",
+            "nvmf_vfio_user_inject",
+            "save_config",
+        ];
+        for info in catalog().iter() {
+            let name = info.name;
+            let is_extension = extensions.contains(&name) || name.starts_with("bdev_model_");
+            assert!(spdk_methods().any(|known| known == name) || is_extension, "{name}");
+            let is_described = !info.text.is_empty() && !info.result.is_empty();
+            assert!(is_described || info.without_effect.is_some(), "{name}");
+        }
+        assert!(Catalog::not_found("bdev_aio_create").message.contains("is an SPDK method"));
+        assert_eq!(Catalog::not_found("bdev_aio_creat").message, "no method is called bdev_aio_creat");
+    }
+
+    #[test]
+    fn options_of_absent_subsystems_are_accepted() {
+        let app = App::start(Registry::new(), Vec::new(), None).unwrap();
+        let options = json!({ "bdev_io_pool_size": 65535, "bdev_io_cache_size": 256, "whatever": true });
+        assert_eq!(app.control.invoke("bdev_set_options", options), Ok(json!(true)));
+        assert_eq!(app.control.invoke("bdev_wait_for_examine", Value::Null), Ok(json!(true)));
+    }
+
+    #[test]
+    fn subsystems_are_those_of_spdk_in_the_order_of_their_start() {
+        let app = App::start(Registry::new(), Vec::new(), None).unwrap();
+        let expected = json!([{ "subsystem": "bdev", "depends_on": [] }, { "subsystem": "nvmf", "depends_on": ["bdev"] }]);
+        assert_eq!(app.control.invoke("framework_get_subsystems", Value::Null), Ok(expected));
+    }
+
+    #[test]
+    fn the_reference_is_current() {
+        let written = include_str!("../../../docs/RPC.md");
+        let generated = control::reference::markdown(&catalog());
+        let differs = written.lines().zip(generated.lines()).find(|(old, new)| old != new);
+        assert!(
+            written == generated,
+            "docs/RPC.md differs, first at {differs:?}; run `cargo run -p ringbolt -- rpc-reference > docs/RPC.md`"
+        );
+    }
+}

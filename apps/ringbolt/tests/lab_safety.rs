@@ -1,0 +1,491 @@
+//! What `ringbolt lab` guarantees about the machine, on loop devices: processes end with the run, settings are
+//! put back, and a device has one run at a time.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use lab_experiments::Run;
+use rustix::process::{Pid, Signal};
+
+/// What a run puts before its own number into the environment of its processes.
+const TAG: &str = "RINGBOLT_LAB_RUN=";
+/// How long anything here may take. A run begins to write after about a second.
+const DEADLINE: Duration = Duration::from_secs(60);
+const DISK_BYTES: u64 = 64 << 20;
+
+/// Two writers, for longer than any test takes.
+const WRITERS: &str = "
+id = 'test.writers'
+title = 'two writers'
+x = 'scheduler'
+y = 'iops'
+series = ['scheduler']
+[fixed]
+api = 'psync'
+rw = 'randwrite'
+block_bytes = 4096
+devices = 1
+jobs = 2
+iodepth = 1
+cores = 1
+[options]
+norandommap = 1
+[vary]
+scheduler = ['none']
+";
+
+/// A loop device over a file, both gone at the end. One test at a time has any: the lab's journals are the
+/// machine's, and every lab command restores what a killed one left.
+struct Disk {
+    folder: PathBuf,
+    node: String,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Disk {
+    /// None, with the reason on standard output, where this machine has no loop devices for us.
+    fn new(name: &str) -> Option<Disk> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIPPED {name}: only root makes loop devices");
+            return None;
+        }
+        let folder = std::env::temp_dir().join(format!("ringbolt-lab-safety-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("disk");
+        fs::write(&file, vec![0x5a; DISK_BYTES as usize]).unwrap();
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(&file).output();
+        let made = match made {
+            Ok(made) if made.status.success() => made,
+            other => {
+                println!("SKIPPED {name}: no loop device can be made: {other:?}");
+                fs::remove_dir_all(&folder).unwrap();
+                return None;
+            }
+        };
+        let node = String::from_utf8(made.stdout).unwrap().trim().to_string();
+        Some(Disk { folder, node, _alone: alone })
+    }
+
+    fn name(&self) -> &str {
+        self.node.strip_prefix("/dev/").unwrap()
+    }
+
+    /// The scheduler and every setting of the queue that can be read.
+    fn settings(&self) -> BTreeMap<String, String> {
+        let queue = Path::new("/sys/block").join(self.name()).join("queue");
+        let mut settings = BTreeMap::new();
+        for folder in [queue.clone(), queue.join("iosched")] {
+            for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+                if let Ok(text) = fs::read_to_string(entry.path()) {
+                    settings.insert(entry.path().display().to_string(), text);
+                }
+            }
+        }
+        settings
+    }
+
+    fn set(&self, file: &str, value: &str) {
+        fs::write(Path::new("/sys/block").join(self.name()).join("queue").join(file), value).unwrap();
+    }
+
+    /// Whether the kernel offers a scheduler; says so where it does not.
+    fn offers(&self, schedulers: &[&str]) -> bool {
+        let path = Path::new("/sys/block").join(self.name()).join("queue/scheduler");
+        let offered = fs::read_to_string(path).unwrap_or_default();
+        let missing = schedulers.iter().find(|name| !offered.contains(*name));
+        missing.iter().for_each(|name| println!("SKIPPED: this kernel has no scheduler {name}"));
+        missing.is_none()
+    }
+
+    /// Writes that the device completed so far, and requests in flight: `Documentation/block/stat.rst`.
+    fn writes(&self) -> (u64, u64) {
+        let stat = fs::read_to_string(format!("/sys/block/{}/stat", self.name())).unwrap();
+        let fields: Vec<u64> = stat.split_whitespace().map(|word| word.parse().unwrap()).collect();
+        (fields[4], fields[8])
+    }
+
+    /// `lab run` of a definition on this device, which may be written over.
+    fn run(&self, definition: &str, options: &[&str]) -> Lab {
+        let device = ["--device", &self.node, "--destroy-data", &self.node];
+        self.start(definition, &[&device, options].concat())
+    }
+
+    /// `lab run` of a definition.
+    fn start(&self, definition: &str, options: &[&str]) -> Lab {
+        let file = self.folder.join("definition.toml");
+        fs::write(&file, definition).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringbolt"));
+        command.args(["lab", "run", "--definition"]).arg(&file).args(options);
+        command.arg("--out").arg(self.folder.join("out"));
+        let complaints = fs::File::create(self.folder.join("complaints")).unwrap();
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(complaints).spawn().unwrap();
+        Lab { child, complaints: self.folder.join("complaints") }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // The next one that is attached here is as a fresh one.
+        let _ = fs::write(format!("/sys/block/{}/queue/scheduler", self.name()), "none");
+        let _ = Command::new("losetup").args(["--detach", &self.node]).status();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A `lab run` in the background.
+struct Lab {
+    child: Child,
+    complaints: PathBuf,
+}
+
+impl Lab {
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id() as i32).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(&self.complaints).unwrap()
+    }
+
+    /// The processes that carry its tag, by number and command.
+    fn processes(&self) -> Vec<(u32, String)> {
+        let tag = format!("{TAG}{}-", self.child.id());
+        let tagged = |pid: &u32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable.starts_with(tag.as_bytes()))
+        };
+        all_processes().filter(tagged).map(|pid| (pid, command_line(pid))).collect()
+    }
+
+    /// The process that watches over the run.
+    fn watchdog(&self) -> Pid {
+        let of_ours = |pid: &u32| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1));
+            parent == Some(&self.child.id().to_string()) && command_line(*pid).contains("lab watchdog")
+        };
+        Pid::from_raw(all_processes().find(of_ours).unwrap() as i32).unwrap()
+    }
+
+    /// Waits until both jobs write.
+    fn wait_for_writes(&mut self, disk: &Disk) {
+        let (before, _) = disk.writes();
+        until("the jobs write", || {
+            assert!(self.child.try_wait().unwrap().is_none(), "it ended: {}", self.said());
+            disk.writes().0 > before + 100 && self.processes().len() >= 3
+        });
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn all_processes() -> impl Iterator<Item = u32> {
+    fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+fn command_line(pid: u32) -> String {
+    let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).replace('\0', " ")
+}
+
+/// Polls until something holds.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < DEADLINE, "not in {DEADLINE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn lab(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ringbolt")).arg("lab").args(arguments).output().unwrap()
+}
+
+fn restore() -> String {
+    let output = lab(&["doctor", "--restore"]);
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// The generators that this machine has.
+fn generators() -> Vec<&'static str> {
+    match Command::new("fio").arg("--version").output() {
+        Ok(_) => vec!["ringbolt", "fio"],
+        Err(error) => {
+            println!("SKIPPED fio: {error}");
+            vec!["ringbolt"]
+        }
+    }
+}
+
+/// No process of the run is there, and the device is idle and stays so while another lab command runs.
+fn assert_stopped(run: &Lab, disk: &Disk) {
+    assert_eq!(run.processes(), [], "processes of the run are left");
+    until("no request is in flight", || disk.writes().1 == 0);
+    let before = disk.writes();
+    restore();
+    assert_eq!(disk.writes(), before, "writes go on");
+}
+
+#[test]
+fn a_killed_run_leaves_no_process_that_writes() {
+    let Some(disk) = Disk::new("killed") else { return };
+    for generator in generators() {
+        let mut run = disk.run(WRITERS, &["--generator", generator, "--runtime", "600s", "--ramp", "0s"]);
+        run.wait_for_writes(&disk);
+        run.signal(Signal::KILL);
+        run.child.wait().unwrap();
+        until("its processes have ended", || run.processes().is_empty());
+        assert_stopped(&run, &disk);
+        fs::remove_dir_all(disk.folder.join("out")).unwrap();
+    }
+}
+
+#[test]
+fn where_the_watchdog_was_killed_too_restore_ends_what_is_left() {
+    let Some(disk) = Disk::new("watchdog") else { return };
+    for generator in generators() {
+        let mut run = disk.run(WRITERS, &["--generator", generator, "--runtime", "600s", "--ramp", "0s"]);
+        run.wait_for_writes(&disk);
+        rustix::process::kill_process(run.watchdog(), Signal::KILL).unwrap();
+        run.signal(Signal::KILL);
+        run.child.wait().unwrap();
+        if generator == "fio" {
+            // Each job of fio is a session of its own, and does not end with fio.
+            until("fio itself has ended", || run.processes().len() == 2);
+            let (before, _) = disk.writes();
+            until("its jobs go on", || disk.writes().0 > before);
+            let said = restore();
+            assert_eq!(said.matches("fio (process ").count(), 2, "{said}");
+        } else {
+            until("its processes have ended", || run.processes().is_empty());
+        }
+        assert_stopped(&run, &disk);
+        fs::remove_dir_all(disk.folder.join("out")).unwrap();
+    }
+}
+
+/// How a run ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    Itself,
+    By(Signal),
+    TwiceBy(Signal),
+    KillAndRestore,
+}
+
+#[test]
+fn a_scheduler_and_its_settings_are_put_back_however_a_run_ends() {
+    let Some(disk) = Disk::new("settings") else { return };
+    if !disk.offers(&["mq-deadline", "kyber"]) {
+        return;
+    }
+    // A loop device keeps what it was given when it is detached; a switch gives the defaults.
+    disk.set("scheduler", "none");
+    disk.set("scheduler", "mq-deadline");
+    let defaults = disk.settings();
+    disk.set("nr_requests", "61");
+    disk.set("iosched/read_expire", "123");
+    disk.set("iosched/fifo_batch", "7");
+    let before = disk.settings();
+    let definition = WRITERS
+        .replace("['none']", "['kyber']")
+        .replace("iodepth = 1\n", "iodepth = 1\nread_target_us = 100\nwrite_target_us = 1000\n");
+    let ends = [
+        End::Itself,
+        End::By(Signal::INT),
+        End::By(Signal::TERM),
+        End::By(Signal::HUP),
+        End::TwiceBy(Signal::INT),
+        End::KillAndRestore,
+    ];
+    for end in ends {
+        let runtime = if end == End::Itself { "300ms" } else { "600s" };
+        let mut run = disk.run(&definition, &["--runtime", runtime, "--ramp", "0s"]);
+        let kyber = || disk.settings().values().any(|text| text.contains("[kyber]"));
+        until("kyber is in use", kyber);
+        if end != End::Itself {
+            run.wait_for_writes(&disk);
+            assert_ne!(disk.settings(), before);
+        }
+        match end {
+            End::Itself => {}
+            End::By(signal) => run.signal(signal),
+            End::TwiceBy(signal) => {
+                run.signal(signal);
+                run.signal(signal);
+            }
+            End::KillAndRestore => run.signal(Signal::KILL),
+        }
+        let status = run.child.wait().unwrap();
+        match end {
+            End::Itself => assert!(status.success(), "{}", run.said()),
+            End::KillAndRestore => {
+                let said = restore();
+                assert!(said.contains("scheduler mq-deadline with its settings"), "{said}");
+            }
+            _ => {
+                assert_eq!(status.code(), Some(1), "{end:?}: {}", run.said());
+                assert!(run.said().contains("stopped; `ringbolt lab run --resume"), "{}", run.said());
+            }
+        }
+        assert_eq!(disk.settings(), before, "{end:?}");
+        assert_ne!(disk.settings(), defaults, "{end:?}");
+        assert_eq!(restore().trim(), "nothing was left to put back", "{end:?}");
+        fs::remove_dir_all(disk.folder.join("out")).unwrap();
+    }
+}
+
+#[test]
+fn a_second_run_on_a_device_is_refused() {
+    let Some(disk) = Disk::new("second") else { return };
+    let mut run = disk.run(WRITERS, &["--runtime", "600s", "--ramp", "0s"]);
+    run.wait_for_writes(&disk);
+    let before = disk.settings();
+    let link = disk.folder.join("link");
+    std::os::unix::fs::symlink(&disk.node, &link).unwrap();
+    let uri = format!("uring:{}", disk.node);
+    let out = disk.folder.join("second");
+    let out = out.to_str().unwrap();
+    let measures = ["--quick", "--runtime", "100ms", "--ramp", "0s", "--out", out];
+    let file = disk.folder.join("disk");
+    let commands = [
+        [&["run", "icpe24.fig2", "--device", &disk.node], &measures[..]].concat(),
+        [&["run", "icpe24.fig2", "--device", link.to_str().unwrap()], &measures[..]].concat(),
+        [&["run", "cheops23.fig5a", "--device", &uri], &measures[..]].concat(),
+        [&["run", "cheops23.fig5a", "--file", file.to_str().unwrap()], &measures[..]].concat(),
+        vec!["advise", "--device", &disk.node, "--goal", "p99", "--out", out],
+    ];
+    for command in commands {
+        let output = lab(&command);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{command:?}: {said}");
+        let owner = format!("in use by process {} (", run.child.id());
+        assert!(said.contains(&owner) && said.contains("lab run --definition"), "{command:?}: {said}");
+        assert!(!Path::new(out).exists(), "{command:?} began a run");
+    }
+    assert_eq!(disk.settings(), before);
+    assert!(run.child.try_wait().unwrap().is_none(), "the first run goes on");
+    // A killed run blocks no other.
+    run.signal(Signal::KILL);
+    run.child.wait().unwrap();
+    fs::remove_dir_all(disk.folder.join("out")).unwrap();
+    let mut next = disk.run(WRITERS, &["--runtime", "100ms", "--ramp", "0s"]);
+    assert!(next.child.wait().unwrap().success(), "{}", next.said());
+}
+
+#[test]
+fn cells_of_our_block_layer_may_open_the_device_that_the_run_has_locked() {
+    let Some(disk) = Disk::new("own") else { return };
+    let one_job = WRITERS.replace("jobs = 2", "jobs = 1");
+    let apis = one_job
+        .replace("api = 'psync'\n", "")
+        .replace("scheduler = ['none']", "api = ['psync', 'spdk', 'aio']");
+    let target =
+        one_job.replace("'psync'", "'nvme-tcp'").replace("scheduler = ['none']", "target = ['ringbolt']");
+    for (definition, cells) in
+        [(apis.replace("'scheduler'", "'api'"), 3), (target.replace("'scheduler'", "'target'"), 1)]
+    {
+        let mut run = disk.run(&definition, &["--runtime", "200ms", "--ramp", "0s"]);
+        let status = run.child.wait().unwrap();
+        let results = Run::open(&disk.folder.join("out")).unwrap();
+        let measured = results.records.iter().filter(|record| record.is_measured()).count();
+        assert!(status.success() && measured == cells, "{}: {:?}", run.said(), results.records);
+        fs::remove_dir_all(disk.folder.join("out")).unwrap();
+    }
+}
+
+#[test]
+fn a_run_of_our_own_target_that_is_killed_leaves_no_process() {
+    let Some(disk) = Disk::new("target") else { return };
+    let definition = WRITERS.replace("'psync'", "'nvme-tcp'").replace("jobs = 2", "jobs = 1");
+    let definition = definition
+        .replace("scheduler = ['none']", "target = ['ringbolt']")
+        .replace("'scheduler'", "'target'");
+    let mut run = disk.run(&definition, &["--runtime", "600s", "--ramp", "0s"]);
+    let (before, _) = disk.writes();
+    until("the target writes", || {
+        assert!(run.child.try_wait().unwrap().is_none(), "it ended: {}", run.said());
+        let serves = run.processes().iter().any(|(_, command)| command.contains(" serve "));
+        serves && disk.writes().0 > before + 100
+    });
+    run.signal(Signal::KILL);
+    run.child.wait().unwrap();
+    until("its processes have ended", || run.processes().is_empty());
+    assert_stopped(&run, &disk);
+}
+
+#[test]
+fn a_cell_whose_scheduler_was_changed_while_it_ran_has_failed() {
+    let Some(disk) = Disk::new("changed") else { return };
+    if !disk.offers(&["mq-deadline", "kyber"]) {
+        return;
+    }
+    let definition = WRITERS.replace("['none']", "['mq-deadline']");
+    for (file, value, expected) in [
+        ("scheduler", "kyber", "queue/scheduler: expected mq-deadline, found kyber"),
+        ("iosched/fifo_batch", "77", "queue/iosched/fifo_batch: expected 16, found 77"),
+        ("nr_requests", "33", "queue/nr_requests: expected "),
+    ] {
+        let before = disk.settings();
+        let mut run = disk.run(&definition, &["--runtime", "3s", "--ramp", "0s"]);
+        run.wait_for_writes(&disk);
+        disk.set(file, value);
+        let status = run.child.wait().unwrap();
+        assert_eq!(status.code(), Some(1), "{file}: {}", run.said());
+        let results = Run::open(&disk.folder.join("out")).unwrap();
+        let [record] = results.records.as_slice() else { panic!("{:?}", results.records) };
+        let said = record.failed.clone().unwrap_or_default();
+        assert!(said.contains(expected) && said.contains("changed by another process"), "{file}: {said}");
+        assert_eq!(disk.settings(), before, "{file}");
+        fs::remove_dir_all(disk.folder.join("out")).unwrap();
+    }
+}
+
+#[test]
+fn a_loop_device_that_stays_open_is_named_until_it_is_detached() {
+    let Some(disk) = Disk::new("open") else { return };
+    let mut run = disk.start(WRITERS, &["--runtime", "600s", "--ramp", "0s"]);
+    let file = disk.folder.join("out/disks/disk0");
+    let file = file.to_str().unwrap();
+    let made = || {
+        let loops = fs::read_dir("/sys/block").unwrap().flatten();
+        let backed = |entry: &fs::DirEntry| {
+            let backing = fs::read_to_string(entry.path().join("loop/backing_file"));
+            backing.is_ok_and(|backing| backing.starts_with(file))
+        };
+        loops.filter(backed).map(|entry| Path::new("/dev").join(entry.file_name())).next()
+    };
+    until("its processes are there", || run.processes().len() >= 3 && made().is_some());
+    let node = made().unwrap();
+    let open = fs::File::open(&node).unwrap();
+    run.signal(Signal::KILL);
+    run.child.wait().unwrap();
+    let failed = lab(&["doctor", "--restore"]);
+    let said = String::from_utf8_lossy(&failed.stderr);
+    assert_eq!(failed.status.code(), Some(4), "{said}");
+    let user = format!("(process {})", std::process::id());
+    let shown = node.display();
+    assert!(
+        said.contains(&format!("{shown} is not detached: it is open in")) && said.contains(&user),
+        "{said}"
+    );
+    assert!(said.contains(&format!("{shown} is attached to {file}, which was removed")), "{said}");
+    drop(open);
+    until("it is detached", || made().is_none());
+    assert!(lab(&["doctor", "--restore"]).status.success());
+    assert_eq!(restore().trim(), "nothing was left to put back");
+}
