@@ -114,7 +114,12 @@ impl Rings {
         }
     }
 
+    /// Uses shadow doorbells, if the controller has them, and clears them: a deleted queue pair of the same identifier
+    /// may have left its tail there, which the controller would take for commands of this one.
     pub(crate) fn set_shadow(&mut self, shadow: Option<QueueShadowDoorbells>) {
+        if let Some(shadow) = &shadow {
+            shadow.clear();
+        }
         self.shadow = shadow;
     }
 

@@ -146,11 +146,11 @@ pub enum DeviceFault {
 #[derive(Clone)]
 pub struct SimulatedController {
     state: Arc<Mutex<SimulatedState>>,
-    doorbells: Arc<SharedRegion>,
 }
 
 struct SimulatedState {
     config: SimulatedConfig,
+    doorbells: Arc<SharedRegion>,
     memory: MemoryMap,
     started: bool,
     removed: bool,
@@ -224,6 +224,7 @@ impl SimulatedController {
         let formats = config.namespaces.first().map(|first| first.formats.clone()).unwrap_or_default();
         let state = SimulatedState {
             config,
+            doorbells: Arc::new(doorbells),
             memory: MemoryMap::default(),
             started: false,
             removed: false,
@@ -253,7 +254,7 @@ impl SimulatedController {
             resets: 0,
             executed: 0,
         };
-        SimulatedController { state: Arc::new(Mutex::new(state)), doorbells: Arc::new(doorbells) }
+        SimulatedController { state: Arc::new(Mutex::new(state)) }
     }
 
     /// The device to pass to the driver.
@@ -271,12 +272,12 @@ impl SimulatedController {
         let mut state = self.lock();
         let mut qids: Vec<u16> = state.submission.keys().copied().collect();
         qids.sort_unstable();
-        qids.into_iter().map(|qid| state.run_queue(qid, &self.doorbells)).sum()
+        qids.into_iter().map(|qid| state.run_queue(qid)).sum()
     }
 
     /// Executes the commands in one submission queue, so that each core can step its own; returns their number.
     pub fn step_queue(&self, qid: u16) -> usize {
-        self.lock().run_queue(qid, &self.doorbells)
+        self.lock().run_queue(qid)
     }
 
     /// Injects a fault: some take effect at once, others at the completion of the next I/O.
@@ -371,12 +372,11 @@ impl Poller for Stepper {
 }
 
 impl SimulatedState {
-    fn run_queue(&mut self, qid: u16, doorbells: &SharedRegion) -> usize {
+    fn run_queue(&mut self, qid: u16) -> usize {
         if self.removed || self.fatal || self.stalled || !self.ready || !self.started {
             return 0;
         }
-        let stride = 4u64 << self.config.capabilities.doorbell_stride_log2;
-        let at = 2 * u64::from(qid) * stride;
+        let at = self.sq_doorbell_at(qid);
         let mut count = 0;
         while count < STEP_MAX {
             let Some(ring) = self.submission.get(&qid) else { break };
@@ -388,7 +388,7 @@ impl SimulatedState {
                     let _ = self.memory.write(events + at, &tail.to_le_bytes());
                     tail
                 }
-                None => doorbells.load_u32(0x1000 + at),
+                None => self.doorbells.load_u32(0x1000 + at),
             };
             if tail == head || tail >= entries {
                 break;
@@ -481,12 +481,12 @@ impl SimulatedState {
         }
     }
 
-    fn configure(&mut self, value: u32, doorbells: &SharedRegion) {
+    fn configure(&mut self, value: u32) {
         let old = std::mem::replace(&mut self.cc, value);
         let enable = value & 1 != 0;
         if old & 1 != 0 && !enable {
             self.resets += 1;
-            self.disable(doorbells);
+            self.disable();
         }
         if old & 1 == 0 && enable {
             self.enable();
@@ -497,7 +497,7 @@ impl SimulatedState {
         }
     }
 
-    fn disable(&mut self, doorbells: &SharedRegion) {
+    fn disable(&mut self) {
         if !self.never_ready {
             self.ready = false;
         }
@@ -513,7 +513,7 @@ impl SimulatedState {
         self.fused.clear();
         self.shadow = None;
         self.event_masked = false;
-        doorbells.zero(0x1000, doorbells.len() - 0x1000);
+        self.doorbells.zero(0x1000, self.doorbells.len() - 0x1000);
     }
 
     fn enable(&mut self) {
@@ -560,7 +560,15 @@ impl SimulatedState {
         }
         let ring = SubmissionRing { address: view.address, entries: view.entries, head: 0, cqid: view.cqid };
         self.submission.insert(view.qid, ring);
+        // The register may hold the tail of a deleted queue of the same identifier. A shadow doorbell is in host
+        // memory, and the host clears it.
+        self.doorbells.store_u32(0x1000 + self.sq_doorbell_at(view.qid), 0);
         Status::SUCCESS
+    }
+
+    /// Offset of a queue's tail doorbell from the first doorbell, in the registers and in shadow doorbells.
+    fn sq_doorbell_at(&self, qid: u16) -> u64 {
+        2 * u64::from(qid) * (4 << self.config.capabilities.doorbell_stride_log2)
     }
 }
 
@@ -597,12 +605,12 @@ impl Registers for SimulatedController {
         let mut state = self.lock();
         match at {
             _ if state.removed => {}
-            offset::CC => state.configure(value, &self.doorbells),
+            offset::CC => state.configure(value),
             offset::AQA => state.aqa = value,
             offset::NSSR => {
                 state.cc &= !1;
                 state.resets += 1;
-                state.disable(&self.doorbells);
+                state.disable();
             }
             _ => {}
         }
@@ -620,8 +628,9 @@ impl Registers for SimulatedController {
     }
 
     fn doorbells(&self, _bytes: u64) -> Result<DoorbellRegion, DeviceError> {
-        let bytes = self.lock().config.bar_bytes.saturating_sub(0x1000);
-        Ok(DoorbellRegion { region: self.doorbells.clone(), offset: 0x1000, bytes })
+        let state = self.lock();
+        let bytes = state.config.bar_bytes.saturating_sub(0x1000);
+        Ok(DoorbellRegion { region: state.doorbells.clone(), offset: 0x1000, bytes })
     }
 }
 
@@ -668,7 +677,7 @@ impl NvmeDevice for SimulatedController {
         state.cc = 0;
         state.resets += 1;
         (state.never_ready, state.started) = (false, false);
-        state.disable(&self.doorbells);
+        state.disable();
         Ok(())
     }
 }

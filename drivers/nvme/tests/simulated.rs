@@ -230,6 +230,30 @@ fn dropped_queue_pairs_are_deleted_and_their_identifiers_reused() {
 }
 
 #[test]
+fn a_reused_queue_identifier_starts_with_an_empty_queue() {
+    for oacs in [0, oacs::DOORBELL_BUFFER] {
+        let mut config = SimulatedConfig::new(1024, 512);
+        config.queues = 1;
+        config.identity.oacs |= oacs;
+        on_device(config, async |core, device| {
+            let controller = attach(&core, &device).await;
+            for round in 0..3 {
+                let mut namespace = Namespace::of(&controller, &core, 1, &options()).await.unwrap();
+                // The device steps several times before the first doorbell of the new queue pair.
+                core.sleep_ns(1_000_000).await;
+                let batch =
+                    (0..5).map(|tag| Request::read(Tag(tag), tag, 1, buffer(&core, 512, 0))).collect();
+                let done = finish(&core, &mut namespace, batch).await;
+                assert!(done.iter().all(|completion| completion.status().is_success()), "round {round}");
+                assert_eq!(device.executed(), 5 * (round + 1));
+                drop(namespace);
+                until(&core, "the queue is deleted", || device.queues() == 0).await;
+            }
+        });
+    }
+}
+
+#[test]
 fn queue_pairs_on_several_cores_share_a_controller() {
     let device = nvme::simulated::SimulatedController::new(SimulatedConfig::new(1 << 16, 512));
     let cpu = os::CpuSet::allowed().cpus()[0];
