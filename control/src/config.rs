@@ -111,7 +111,7 @@ impl ConfigFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Method, Module};
+    use crate::{Method, Module, NoParameters};
 
     struct Bdev;
 
@@ -120,7 +120,7 @@ mod tests {
 
         fn methods() -> Vec<Method<Bdev>> {
             ["bdev_set_options", "bdev_malloc_create", "bdev_wait_for_examine"]
-                .map(|name| Method::without_effect(name, "this is a test"))
+                .map(|name| Method::default_only::<NoParameters>(name, "this is a test"))
                 .into()
         }
     }

@@ -41,6 +41,8 @@ impl RpcError {
     pub const ENODEV: i64 = -19;
     /// A value is invalid.
     pub const EINVAL: i64 = -22;
+    /// A limit is reached.
+    pub const ENOSPC: i64 = -28;
     /// The operation is not supported.
     pub const ENOTSUP: i64 = -95;
     /// The operation timed out.

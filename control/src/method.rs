@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::jobs::JobHandle;
-use crate::parameters::{DecodeLog, NoParameters, Parameter, Parameters, Presence, decode};
+use crate::parameters::{DecodeLog, Parameter, Parameters, Presence, decode};
 use crate::{ControlPlane, Module, RpcError};
 
 /// SPDK's RPC states. A method lists those in which it may be called.
@@ -37,8 +37,8 @@ pub struct MethodInfo {
     pub result: &'static str,
     /// Its own error codes, each with its cause.
     pub errors: &'static [(i64, &'static str)],
-    /// Why it has no effect, if it has none.
-    pub without_effect: Option<&'static str>,
+    /// Why it accepts only what is so anyway, if it does.
+    pub default_only: Option<&'static str>,
     parameters: fn() -> Vec<Parameter>,
 }
 
@@ -86,7 +86,7 @@ impl<M: Module> Method<M> {
             text: "",
             result: "",
             errors: &[],
-            without_effect: None,
+            default_only: None,
             parameters: P::declaration,
         };
         Method { info, handler }
@@ -162,14 +162,16 @@ impl<M: Module> Method<M> {
         Method::new::<P>(name, MethodKind::Query, handler)
     }
 
-    /// A method of SPDK that succeeds without effect, whatever its parameters, and logs why.
-    pub fn without_effect(name: &'static str, reason: &'static str) -> Method<M> {
-        let handler: Handler<M> = Box::new(move |_, _, _| {
-            log::warn!(target: "rpc", "{name} is ignored: {reason}");
+    /// A method of SPDK that sets what is fixed here, for `reason`. It succeeds without effect with the parameters
+    /// that `P` accepts, and rejects a value that asks for something else.
+    pub fn default_only<P: Parameters + 'static>(name: &'static str, reason: &'static str) -> Method<M> {
+        let handler: Handler<M> = Box::new(move |_, _, params| {
+            decode::<P>(params, &mut DecodeLog::default())?;
+            log::info!(target: "rpc", "{name} changes nothing: {reason}");
             Ok(Value::Bool(true))
         });
-        let mut method = Method::new::<NoParameters>(name, MethodKind::Query, handler).at_any_stage();
-        method.info.without_effect = Some(reason);
+        let mut method = Method::new::<P>(name, MethodKind::Query, handler).at_any_stage();
+        method.info.default_only = Some(reason);
         method
     }
 

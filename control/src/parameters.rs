@@ -25,6 +25,20 @@ pub struct Parameter {
     pub members: Vec<Parameter>,
 }
 
+impl Parameter {
+    /// A parameter of which only these values are accepted.
+    pub fn only<T: ParameterType>(name: &'static str, accepted: &[T]) -> Parameter {
+        Parameter {
+            name,
+            kind: T::kind(),
+            unit: None,
+            presence: Presence::Only(accepted.iter().map(T::encode).collect()),
+            text: String::new(),
+            members: Vec::new(),
+        }
+    }
+}
+
 /// Whether a parameter may be absent.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Presence {
@@ -34,8 +48,8 @@ pub enum Presence {
     Optional,
     /// Absence means this value.
     Default(Value),
-    /// Ringbolt lacks the feature: only this value is accepted, which absence means too.
-    Only(Value),
+    /// Ringbolt has no choice there: only these values are accepted, all without effect. Absence means the first.
+    Only(Vec<Value>),
     /// Accepted without effect, with a line in the log where it is set; the reason.
     Ignored(&'static str),
 }
@@ -166,16 +180,19 @@ impl<'a> Decoder<'a> {
         Ok(self.get(name)?.unwrap_or_else(default))
     }
 
-    /// A parameter of which only one value is supported. Null counts as absent.
-    pub fn only<T: ParameterType>(&mut self, name: &str, only: T) -> Result<(), ParameterError> {
-        let only = only.encode();
-        match self.get::<Option<T>>(name)?.flatten().map(|value| value.encode()) {
-            Some(value) if value != only => {
-                let message = format!("{value} is not supported; leave it out or set it to {only}");
-                Err(ParameterError::new(message).within(name))
-            }
-            _ => Ok(()),
+    /// A parameter of which only some values are supported. Null counts as absent.
+    pub fn only<T: ParameterType>(&mut self, name: &str, accepted: &[T]) -> Result<(), ParameterError> {
+        let Some(value) = self.get::<Option<T>>(name)?.flatten().map(|value| value.encode()) else {
+            return Ok(());
+        };
+        let accepted: Vec<Value> = accepted.iter().map(T::encode).collect();
+        if accepted.contains(&value) {
+            return Ok(());
         }
+        let accepted: Vec<String> = accepted.iter().map(Value::to_string).collect();
+        let message =
+            format!("{value} is not supported; leave it out or set it to {}", accepted.join(" or "));
+        Err(ParameterError::new(message).within(name))
     }
 
     /// A parameter without effect. Null, false and 0 count as not set.
@@ -203,7 +220,8 @@ impl<'a> Decoder<'a> {
 ///
 /// A field is `name: Type [unit] = default`; unit and default may be missing, and `Option<T>` may be absent. Its
 /// documentation is the text of the reference. `only { name: Type = value }` accepts a parameter of SPDK with one
-/// value and rejects any other; `ignored("reason") { name, … }` accepts it without effect and logs that.
+/// value and rejects any other, `one_of { name: Type = [value, …] }` with any of several that make no difference here;
+/// `ignored("reason") { name, … }` accepts every value without effect and logs that.
 ///
 /// ```
 /// control::parameters! {
@@ -234,6 +252,7 @@ macro_rules! parameters {
             $( $(#[doc = $text:literal])* $field_vis:vis $field:ident : $type:ty $([$unit:literal])? $(= $default:expr)? ),* $(,)?
         }
         $(only { $( $only:ident : $only_type:ty = $only_value:expr ),* $(,)? })?
+        $(one_of { $( $one_of:ident : $one_of_type:ty = [$( $one_of_value:expr ),* $(,)?] ),* $(,)? })?
         $(ignored($reason:literal) { $( $ignored:ident ),* $(,)? })*
     ) => {
         $(#[doc = $struct_text])*
@@ -252,16 +271,11 @@ macro_rules! parameters {
                     text: concat!($($text),*).trim().to_string(),
                     members: <$type as $crate::ParameterType>::members(),
                 }, )*];
-                $($( all.push($crate::Parameter {
-                    name: stringify!($only),
-                    kind: <$only_type as $crate::ParameterType>::kind(),
-                    unit: None,
-                    presence: $crate::Presence::Only($crate::ParameterType::encode(
-                        &$crate::parameters!(@typed $only_type, $only_value),
-                    )),
-                    text: String::new(),
-                    members: Vec::new(),
-                }); )*)?
+                $($( all.push($crate::Parameter::only::<$only_type>(stringify!($only), &[$only_value])); )*)?
+                $($( all.push($crate::Parameter::only::<$one_of_type>(
+                    stringify!($one_of),
+                    &[$( $one_of_value ),*],
+                )); )*)?
                 $($( all.push($crate::Parameter {
                     name: stringify!($ignored),
                     kind: "any".to_string(),
@@ -280,11 +294,13 @@ macro_rules! parameters {
                 #[allow(unused_mut)]
                 let mut decoder = $crate::Decoder::new(object, log);
                 $( let $field = $crate::parameters!(@take decoder, $field, $type $(, $default)?); )*
-                $($( decoder.only::<$only_type>(stringify!($only), $only_value)?; )*)?
+                $($( decoder.only::<$only_type>(stringify!($only), &[$only_value])?; )*)?
+                $($( decoder.only::<$one_of_type>(stringify!($one_of), &[$( $one_of_value ),*])?; )*)?
                 $($( decoder.ignored(stringify!($ignored), $reason); )*)*
                 decoder.finish(&[
                     $( stringify!($field), )*
                     $($( stringify!($only), )*)?
+                    $($( stringify!($one_of), )*)?
                     $($( stringify!($ignored), )*)*
                 ])?;
                 Ok($name { $( $field ),* })

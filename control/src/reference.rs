@@ -32,7 +32,7 @@ waiting, `job_get` shows its progress, and `job_cancel` ends it with -125.
 /// The reference in Markdown: every method of the catalog, and the state of each of SPDK's.
 pub fn markdown(catalog: &Catalog) -> String {
     let mut text = HEAD.to_string();
-    for info in catalog.iter().filter(|info| info.without_effect.is_none()) {
+    for info in catalog.iter() {
         method(&mut text, info);
     }
     spdk(&mut text, catalog);
@@ -58,7 +58,10 @@ fn method(text: &mut String, info: &MethodInfo) {
         [StartupStage::Startup] => ", only during start-up",
         _ => ", during start-up too",
     };
-    push!(text, "{} *{kind}{stage}; module `{}`.*\n", info.text, info.module);
+    match info.default_only {
+        Some(reason) => push!(text, "Default only: {reason}. *Module `{}`.*\n", info.module),
+        None => push!(text, "{} *{kind}{stage}; module `{}`.*\n", info.text, info.module),
+    }
     let parameters = info.parameters();
     if !parameters.is_empty() {
         push!(text, "| parameter | type | default | |");
@@ -66,7 +69,7 @@ fn method(text: &mut String, info: &MethodInfo) {
         rows(text, "", &parameters);
         push!(text, "");
     }
-    push!(text, "Result: {}.\n", info.result);
+    push!(text, "Result: {}.\n", if info.default_only.is_some() { "true" } else { info.result });
     if !info.errors.is_empty() {
         let errors = info.errors.iter().map(|(code, cause)| format!("{code} {cause}"));
         push!(text, "Errors: {}.\n", errors.collect::<Vec<_>>().join("; "));
@@ -87,12 +90,15 @@ fn rows(text: &mut String, outer: &str, parameters: &[Parameter]) {
         rows(text, &format!("{name}."), &one.members);
     }
     let only = parameters.iter().filter_map(|one| match &one.presence {
-        Presence::Only(value) => Some(format!("`{outer}{}` {value}", one.name)),
+        Presence::Only(values) => {
+            let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
+            Some(format!("`{outer}{}` {}", one.name, values.join(" or ")))
+        }
         _ => None,
     });
     let only: Vec<String> = only.collect();
     if !only.is_empty() {
-        push!(text, "| accepted with one value | | | {} |", only.join(", "));
+        push!(text, "| accepted, without effect | | | {} |", only.join(", "));
     }
     let mut reasons: Vec<&str> = Vec::new();
     for one in parameters {
@@ -112,15 +118,15 @@ fn rows(text: &mut String, outer: &str, parameters: &[Parameter]) {
 /// What became of each of SPDK's methods.
 fn spdk(text: &mut String, catalog: &Catalog) {
     let total = spdk_methods().count();
-    let state = |name: &str| catalog.get(name).map(|info| info.without_effect);
+    let state = |name: &str| catalog.get(name).map(|info| info.default_only);
     let done = spdk_methods().filter(|name| state(name) == Some(None)).count();
     let idle = spdk_methods().filter(|name| matches!(state(name), Some(Some(_)))).count();
     push!(text, "## SPDK's methods");
     push!(
         text,
-        "Of SPDK's {total} methods (version 26.09) {done} are done and {idle} are *default only*: they succeed, log \
-         that, and change nothing, because Ringbolt has one fixed behaviour there. {} are not there; calling one \
-         fails with -32601.\n",
+        "Of SPDK's {total} methods (version 26.09) {done} are done and {idle} are *default only*: they accept what is \
+         so anyway, because Ringbolt has one fixed behaviour there, and reject other values. {} are not there; calling \
+         one fails with -32601.\n",
         total - done - idle
     );
     push!(text, "| method | state |");
@@ -129,7 +135,7 @@ fn spdk(text: &mut String, catalog: &Catalog) {
         match state(name) {
             None => push!(text, "| `{name}` | not there |"),
             Some(None) => push!(text, "| [`{name}`](#{name}) | done |"),
-            Some(Some(reason)) => push!(text, "| `{name}` | default only: {reason} |"),
+            Some(Some(reason)) => push!(text, "| [`{name}`](#{name}) | default only: {reason} |"),
         }
     }
 }

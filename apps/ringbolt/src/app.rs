@@ -91,18 +91,40 @@ mod tests {
             let is_extension = extensions.contains(&name) || name.starts_with("bdev_model_");
             assert!(spdk_methods().any(|known| known == name) || is_extension, "{name}");
             let is_described = !info.text.is_empty() && !info.result.is_empty();
-            assert!(is_described || info.without_effect.is_some(), "{name}");
+            assert!(is_described || info.default_only.is_some(), "{name}");
         }
-        assert!(Catalog::not_found("bdev_aio_create").message.contains("is an SPDK method"));
-        assert_eq!(Catalog::not_found("bdev_aio_creat").message, "no method is called bdev_aio_creat");
+        assert!(Catalog::not_found("bdev_crypto_create").message.contains("is an SPDK method"));
+        assert_eq!(Catalog::not_found("bdev_cryptocreate").message, "no method is called bdev_cryptocreate");
     }
 
     #[test]
-    fn options_of_absent_subsystems_are_accepted() {
+    fn defaults_are_accepted_and_what_is_not_there_is_rejected_by_name() {
         let app = App::start(Registry::new(), Vec::new(), None).unwrap();
-        let options = json!({ "bdev_io_pool_size": 65535, "bdev_io_cache_size": 256, "whatever": true });
-        assert_eq!(app.control.invoke("bdev_set_options", options), Ok(json!(true)));
-        assert_eq!(app.control.invoke("bdev_wait_for_examine", Value::Null), Ok(json!(true)));
+        for (method, params, rejected) in [
+            ("framework_set_scheduler", json!({ "name": "static" }), None),
+            ("framework_set_scheduler", json!({ "name": "dynamic" }), Some("name: \"dynamic\"")),
+            ("sock_impl_set_options", json!({ "impl_name": "posix", "recv_buf_size": 4096 }), None),
+            (
+                "sock_impl_set_options",
+                json!({ "impl_name": "posix", "enable_ktls": true }),
+                Some("enable_ktls: true"),
+            ),
+            ("nvmf_set_crdt", json!({ "crdt1": 10 }), Some("crdt1: 10")),
+            (
+                "nvmf_set_config",
+                json!({ "admin_cmd_passthru": { "sanitize": true } }),
+                Some("admin_cmd_passthru.sanitize: true"),
+            ),
+            ("accel_set_options", json!({ "whatever": 1 }), Some("whatever: unknown parameter")),
+            ("bdev_nvme_set_hotplug", json!({ "enable": true, "period_us": 0 }), Some("enable: true")),
+        ] {
+            let message = app.control.invoke(method, params.clone()).err().map(|error| error.message);
+            match (&message, rejected) {
+                (None, None) => {}
+                (Some(message), Some(expected)) if message.contains(expected) => {}
+                _ => panic!("{method} {params}: {message:?}, expected {rejected:?}"),
+            }
+        }
     }
 
     #[test]

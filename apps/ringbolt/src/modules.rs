@@ -1,36 +1,176 @@
-//! Methods that set options of subsystems that Ringbolt lacks. SPDK's configuration files contain many of
-//! them; they succeed without effect, and the log says which and why.
+//! SPDK's methods that set options of subsystems that Ringbolt lacks, or in which it has no choice. SPDK's
+//! configuration files contain many of them: what is so anyway is accepted, other values are rejected by name.
 
-use control::{Method, Module};
+use control::{Method, Module, NoParameters};
 
-/// SPDK's methods without effect.
+/// SPDK's methods that accept defaults only.
 pub(crate) struct Compatibility;
-
-const IGNORED: [(&str, &str); 18] = [
-    ("accel_set_options", "there is no acceleration framework"),
-    ("bdev_iscsi_set_options", "there is no iSCSI initiator"),
-    ("bdev_nvme_set_hotplug", "PCIe devices are attached by name"),
-    ("bdev_raid_set_options", "there is no RAID module"),
-    ("bdev_set_options", "requests and buffers come from bounded per-core pools"),
-    ("bdev_virtio_blk_set_hotplug", "there is no virtio initiator"),
-    ("framework_disable_cpumask_locks", "cores are not locked by files"),
-    ("framework_enable_cpumask_locks", "cores are not locked by files"),
-    ("framework_set_scheduler", "reactors do not move between cores; --idle selects their idle policy"),
-    ("iobuf_set_options", "buffers are limited by --memory"),
-    ("iscsi_set_options", "there is no iSCSI target yet"),
-    ("keyring_linux_set_options", "there are no keys yet"),
-    ("nvmf_set_config", "the target has none of these options"),
-    ("nvmf_set_crdt", "commands are not delayed on retry"),
-    ("nvmf_set_max_subsystems", "the target has its own limit"),
-    ("scheduler_set_options", "reactors do not move between cores"),
-    ("sock_impl_set_options", "sockets are the kernel's; there is one implementation"),
-    ("sock_set_default_impl", "sockets are the kernel's; there is one implementation"),
-];
 
 impl Module for Compatibility {
     const NAME: &'static str = "compatibility";
 
     fn methods() -> Vec<Method<Compatibility>> {
-        IGNORED.into_iter().map(|(name, reason)| Method::without_effect(name, reason)).collect()
+        let no_acceleration = "there is no acceleration framework";
+        let no_locks = "cores are not locked by files";
+        let fixed_cores = "reactors do not move between cores; --idle selects their idle policy";
+        let kernel_sockets = "sockets are the kernel's; there is one implementation";
+        vec![
+            Method::default_only::<AccelOptions>("accel_set_options", no_acceleration),
+            Method::default_only::<IscsiInitiatorOptions>(
+                "bdev_iscsi_set_options",
+                "there is no iSCSI initiator",
+            ),
+            Method::default_only::<Hotplug>("bdev_nvme_set_hotplug", "PCIe devices are attached by name"),
+            Method::default_only::<RaidOptions>("bdev_raid_set_options", "there is no RAID module"),
+            Method::default_only::<Hotplug>("bdev_virtio_blk_set_hotplug", "there is no virtio initiator"),
+            Method::default_only::<NoParameters>("framework_disable_cpumask_locks", no_locks),
+            Method::default_only::<NoParameters>("framework_enable_cpumask_locks", no_locks),
+            Method::default_only::<SchedulerName>("framework_set_scheduler", fixed_cores),
+            Method::default_only::<FsdevOptions>("fsdev_set_opts", "there are no file system devices"),
+            Method::default_only::<IobufOptions>("iobuf_set_options", "buffers are limited by --memory"),
+            Method::default_only::<IscsiOptions>("iscsi_set_options", "there is no iSCSI target yet"),
+            Method::default_only::<Enable>("keyring_linux_set_options", "there are no keys yet"),
+            Method::default_only::<NvmfConfig>("nvmf_set_config", "the target has none of these options"),
+            Method::default_only::<RetryDelays>("nvmf_set_crdt", "commands are not delayed on retry"),
+            Method::default_only::<SchedulerOptions>("scheduler_set_options", fixed_cores),
+            Method::default_only::<SocketOptions>("sock_impl_set_options", kernel_sockets),
+            Method::default_only::<SocketImplementation>("sock_set_default_impl", kernel_sockets),
+        ]
     }
+}
+
+control::parameters! {
+    struct AccelOptions {}
+    ignored("there is no acceleration framework") {
+        small_cache_size, large_cache_size, task_count, sequence_count, buf_count
+    }
+}
+
+control::parameters! {
+    struct IscsiInitiatorOptions {}
+    ignored("there is no iSCSI initiator") { timeout_sec }
+}
+
+control::parameters! {
+    struct Hotplug {}
+    only { enable: bool = false }
+    ignored("devices are not looked for") { period_us }
+}
+
+control::parameters! {
+    struct RaidOptions {}
+    ignored("there is no RAID module") { process_window_size_kb, process_max_bandwidth_mb_sec }
+}
+
+control::parameters! {
+    struct SchedulerName {}
+    only { name: String = "static".to_string() }
+    ignored("a static scheduler moves nothing") { period, load_limit, core_limit, core_busy }
+}
+
+control::parameters! {
+    struct FsdevOptions {}
+    ignored("there are no file system devices") { fsdev_io_pool_size, fsdev_io_cache_size }
+}
+
+control::parameters! {
+    struct IobufOptions {}
+    one_of { enable_numa: bool = [false, true] }
+    ignored("buffers come from pools of each core, limited by --memory") {
+        small_pool_count, large_pool_count, small_bufsize, large_bufsize
+    }
+}
+
+control::parameters! {
+    struct IscsiOptions {}
+    only {
+        error_recovery_level: u32 = 0,
+        require_chap: bool = false,
+        mutual_chap: bool = false,
+        chap_group: u32 = 0,
+        auth_file: String = String::new(),
+    }
+    one_of { disable_chap: bool = [false, true], immediate_data: bool = [true, false],
+        allow_duplicated_isid: bool = [false, true] }
+    ignored("there is no iSCSI target yet") {
+        node_base, max_sessions, max_connections_per_session, max_queue_depth, default_time2wait,
+        default_time2retain, first_burst_length, nop_timeout, nop_in_interval,
+        max_large_datain_per_connection, max_r2t_per_connection, pdu_pool_size,
+        immediate_data_pool_size, data_out_pool_size
+    }
+}
+
+control::parameters! {
+    struct Enable {}
+    only { enable: bool = false }
+}
+
+control::parameters! {
+    /// Admin commands that SPDK may pass to an NVMe device below.
+    struct AdminPassthrough {}
+    only {
+        identify_ctrlr: bool = false,
+        identify_uuid_list: bool = false,
+        get_log_page: bool = false,
+        get_set_features: bool = false,
+        sanitize: bool = false,
+        security_send_recv: bool = false,
+        fw_update: bool = false,
+        nvme_mi: bool = false,
+        vendor_specific: bool = false,
+    }
+}
+
+control::parameters! {
+    struct NvmfConfig {
+        /// Nothing is passed through
+        admin_cmd_passthru: Option<AdminPassthrough>,
+    }
+    only {
+        discovery_filters: Vec<String> = vec![],
+        dhchap_digests: Vec<String> = names(&["sha256", "sha384", "sha512"]),
+        dhchap_dhgroups: Vec<String> =
+            names(&["null", "ffdhe2048", "ffdhe3072", "ffdhe4096", "ffdhe6144", "ffdhe8192"]),
+        dup_host_policy: String = "allow".to_string(),
+    }
+    one_of { discovery_filter: String = ["match_any".to_string()], poll_groups_mask: String = [String::new()] }
+}
+
+fn names(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| name.to_string()).collect()
+}
+
+control::parameters! {
+    struct RetryDelays {}
+    only { crdt1: u32 = 0, crdt2: u32 = 0, crdt3: u32 = 0 }
+}
+
+control::parameters! {
+    struct SchedulerOptions {}
+    only { isolated_core_mask: String = String::new() }
+    ignored("the control plane has threads of its own") { scheduling_core }
+}
+
+control::parameters! {
+    struct SocketOptions {}
+    only {
+        enable_quickack: bool = false,
+        enable_placement_id: u32 = 0,
+        tls_version: u32 = 0,
+        enable_ktls: bool = false,
+        psk_key: String = String::new(),
+        psk_identity: String = String::new(),
+    }
+    one_of {
+        impl_name: String = ["posix".to_string(), "uring".to_string(), "ssl".to_string()],
+        enable_recv_pipe: bool = [true, false],
+        enable_zerocopy_send_server: bool = [true, false],
+        enable_zerocopy_send_client: bool = [false, true],
+    }
+    ignored("the kernel sizes socket buffers") { recv_buf_size, send_buf_size, zerocopy_threshold }
+}
+
+control::parameters! {
+    struct SocketImplementation {}
+    one_of { impl_name: String = ["posix".to_string(), "uring".to_string()] }
 }

@@ -29,6 +29,7 @@ crate::parameters! {
         list: Vec<u8> = vec![],
     }
     only { md_size: u32 = 0, label: String = String::new() }
+    one_of { limit: u32 = [0, 4096] }
     ignored("there is one pool") { pool, cache }
 }
 
@@ -59,6 +60,10 @@ fn errors_name_the_parameter() {
             json!({ "name": "a", "label": "x" }),
             "label: \"x\" is not supported; leave it out or set it to \"\"",
         ),
+        (
+            json!({ "name": "a", "limit": 1 }),
+            "limit: 1 is not supported; leave it out or set it to 0 or 4096",
+        ),
         (json!([1]), "params must be an object"),
     ] {
         let error = parse(params.clone()).err().unwrap();
@@ -68,9 +73,10 @@ fn errors_name_the_parameter() {
 
 #[test]
 fn saved_parameters_decode_to_the_same() {
-    let (outer, log) = parse(json!({ "name": "a", "port": 4420, "md_size": 0, "label": null, "uuid": null,
+    let (outer, log) =
+        parse(json!({ "name": "a", "port": 4420, "md_size": 0, "label": null, "uuid": null, "limit": 4096,
         "inner": { "colour": "blue", "gloss": 1 }, "pool": true, "cache": 0 }))
-    .unwrap();
+        .unwrap();
     assert_eq!(log.ignored, [("gloss", "paint is free"), ("pool", "there is one pool")]);
     let saved = Value::Object(outer.to_object());
     let expected =
@@ -84,13 +90,16 @@ fn saved_parameters_decode_to_the_same() {
 fn the_declaration_describes_every_parameter() {
     let all = Outer::declaration();
     let names: Vec<&str> = all.iter().map(|one| one.name).collect();
-    assert_eq!(names, ["name", "size", "uuid", "port", "inner", "list", "md_size", "label", "pool", "cache"]);
+    assert_eq!(
+        names,
+        ["name", "size", "uuid", "port", "inner", "list", "md_size", "label", "limit", "pool", "cache"]
+    );
     assert_eq!((all[0].text.as_str(), &all[0].presence), ("Name of the thing", &Presence::Required));
     assert_eq!((all[1].unit, &all[1].presence), (Some("bytes"), &Presence::Default(json!(7))));
     assert_eq!((all[4].kind.as_str(), all[4].members.len()), ("object", 3));
     assert_eq!(all[4].members[1].kind, "red, blue");
     assert_eq!(
-        (&all[6].presence, &all[9].presence),
-        (&Presence::Only(json!(0)), &Presence::Ignored("there is one pool"))
+        (&all[8].presence, &all[10].presence),
+        (&Presence::Only(vec![json!(0), json!(4096)]), &Presence::Ignored("there is one pool"))
     );
 }
