@@ -232,6 +232,16 @@ impl BlockDevice {
         BdevGeometry { blocks: self.blocks.load(Ordering::Relaxed), ..self.bdev.geometry() }
     }
 
+    /// Whether requests of this operation are executed, by the module or by the layer on its behalf.
+    pub fn supports(&self, op: Op) -> bool {
+        match op {
+            Op::Reset | Op::Abort => true,
+            Op::Compare | Op::SeekData | Op::SeekHole => self.bdev.supports(Op::Read),
+            Op::Copy => self.bdev.supports(Op::Read) && self.bdev.supports(Op::Write),
+            op => self.bdev.supports(op),
+        }
+    }
+
     /// The module's object behind the device.
     pub fn bdev(&self) -> &Arc<dyn Bdev> {
         &self.bdev

@@ -48,7 +48,7 @@ pub use bad_blocks::{BadBlocks, TooManyRanges};
 pub use channel::BdevChannel;
 pub use device::{Bdev, BdevGeometry, BlockDevice, DEPTH_DEFAULT, InfoValue, IoLimits};
 pub use failure::BdevError;
-pub use modules::{delay, error, malloc, null, uring};
+pub use modules::{delay, error, malloc, null, passthru, split, uring};
 pub use registry::{Access, Descriptor, DeviceEvent, Registry, SubscriptionId};
 pub use stats::{BdevHistogram, ChannelStats, DeviceStats, OpCounters, OpStats};
 pub use uuid::Uuid;

@@ -5,6 +5,8 @@ pub mod delay;
 pub mod error;
 pub mod malloc;
 pub mod null;
+pub mod passthru;
+pub mod split;
 pub mod uring;
 
 pub(crate) use base::SplitMix64;

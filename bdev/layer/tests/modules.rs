@@ -5,7 +5,10 @@ mod rig;
 
 use std::time::{Duration, Instant};
 
-use bdev::{Access, AsyncChannel, BdevChannel, InfoValue, Request, delay, error, malloc, null};
+use bdev::{
+    Access, AsyncChannel, BdevChannel, BdevError, InfoValue, Request, delay, error, malloc, null, passthru,
+    split,
+};
 use block_io::{Channel as _, Op, RequestFlags, Status, Tag};
 use error::{Chance, FaultAction, FaultInjection};
 use rig::Rig;
@@ -347,4 +350,66 @@ fn uncorrectable_blocks_fail_reads_on_every_channel_until_rewritten() {
     assert_eq!(rig.simple(&mut one, Op::WriteUncorrectable, 0, 8192, RequestFlags::NONE), Status::SUCCESS);
     assert_eq!(rig.simple(&mut two, Op::Unmap, 0, 8192, RequestFlags::NONE), Status::SUCCESS);
     assert_eq!(rig.read(&mut one, 8, 1), Ok(vec![0; 512]));
+}
+
+#[test]
+fn split_parts_have_their_own_blocks_and_share_the_claim() {
+    let mut rig = Rig::new();
+    malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
+    let config = split::SplitConfig { base: "M".into(), count: 3, part_mib: None };
+    let parts = split::create(&rig.registry, &config).unwrap();
+    assert_eq!(parts.iter().map(|part| part.geometry().blocks).collect::<Vec<_>>(), [85; 3]);
+    for (index, name) in ["Mp0", "Mp1", "Mp2"].into_iter().enumerate() {
+        let mut channel = open(&rig, name);
+        assert_eq!(rig.write(&mut channel, 0, 85, index as u8 + 1), Status::SUCCESS);
+        assert_eq!(rig.simple(&mut channel, Op::Flush, 0, 0, RequestFlags::NONE), Status::SUCCESS);
+        let beyond = rig.write(&mut channel, 84, 2, 9);
+        assert_eq!(beyond, Status::LBA_OUT_OF_RANGE.do_not_retry(), "into the next part");
+        let read = Request::read(Tag(7), 84, 1, rig.buffer(512, 0));
+        let completion = rig.one(&mut channel, read);
+        assert_eq!((completion.request().lba, completion.status()), (84, Status::SUCCESS));
+    }
+    let mut base = rig.registry.open("M", Access::ReadOnly).unwrap().channel(&rig.core).unwrap();
+    for (lba, fill) in [(0, 1), (84, 1), (85, 2), (169, 2), (170, 3), (254, 3), (255, 0)] {
+        assert_eq!(rig.read(&mut base, lba, 1).unwrap(), vec![fill; 512], "block {lba}");
+    }
+    drop((base, parts));
+    for name in ["Mp0", "Mp1", "Mp2"] {
+        let claimed = rig.registry.open("M", Access::ReadWrite).err();
+        assert!(matches!(claimed, Some(BdevError::Claimed { .. })), "before {name} is gone");
+        rig.registry.unregister(name).unwrap();
+    }
+    assert!(rig.registry.open("M", Access::ReadWrite).is_ok(), "the last part released the claim");
+}
+
+#[test]
+fn a_split_that_fails_leaves_no_part_and_no_claim() {
+    let rig = Rig::new();
+    malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
+    null::create(&rig.registry, null::NullConfig::new("Mp1", 8, 512)).unwrap();
+    let config = split::SplitConfig { base: "M".into(), count: 2, part_mib: None };
+    assert!(matches!(split::create(&rig.registry, &config), Err(BdevError::Exists { .. })));
+    assert!(rig.registry.find("Mp0").is_none());
+    assert!(rig.registry.open("M", Access::ReadWrite).is_ok());
+}
+
+#[test]
+fn passthru_forwards_and_has_the_same_identity_each_time() {
+    let mut uuids = Vec::new();
+    for _ in 0..2 {
+        let mut rig = Rig::new();
+        let mut config = malloc::MallocConfig::new("M", 256, 512);
+        config.uuid = Some(bdev::Uuid::from_u128(7));
+        malloc::create(&rig.registry, config).unwrap();
+        let config = passthru::PassthruConfig { base: "M".into(), name: "P".into(), uuid: None };
+        let device = passthru::create(&rig.registry, config).unwrap();
+        let mut channel = open(&rig, "P");
+        assert_eq!(rig.write(&mut channel, 255, 1, 9), Status::SUCCESS);
+        assert_eq!(rig.simple(&mut channel, Op::Reset, 0, 0, RequestFlags::NONE), Status::SUCCESS);
+        assert_eq!(rig.read(&mut channel, 255, 1).unwrap(), vec![9; 512]);
+        uuids.push(device.uuid());
+        rig.registry.unregister("M").unwrap();
+        assert!(rig.registry.find("P").is_none(), "it goes with its base");
+    }
+    assert_eq!(uuids[0], uuids[1]);
 }

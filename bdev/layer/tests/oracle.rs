@@ -233,7 +233,7 @@ proptest! {
         for (batch, blocks) in batches.iter().zip(sizes.iter().cycle()) {
             round(&mut rig, &mut channel, &mut oracle, batch, None);
             file.set_len(blocks * 512).unwrap();
-            uring::rescan(&rig.registry, "F").unwrap();
+            uring::rescan(&rig.registry, "F", uring::FileModule::Uring).unwrap();
             oracle.contents.resize((blocks * 512) as usize, 0);
         }
         let blocks = channel.blocks();

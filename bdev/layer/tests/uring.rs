@@ -113,10 +113,10 @@ fn reads_beyond_the_end_of_a_truncated_file_fail() {
     assert_eq!(rig.read(&mut channel, 1500, 8), Err(Status::UNRECOVERED_READ_ERROR));
     assert_eq!(rig.read(&mut channel, 1020, 8), Err(Status::UNRECOVERED_READ_ERROR), "across the end");
     assert_eq!(rig.registry.find("F").unwrap().stats().op(Op::Read).errors, 2);
-    uring::rescan(&rig.registry, "F").unwrap();
+    uring::rescan(&rig.registry, "F", uring::FileModule::Uring).unwrap();
     assert!(rig.read(&mut channel, 1020, 8).unwrap_err().same_code(Status::LBA_OUT_OF_RANGE));
     file.set_len((2 << 20) + 100).unwrap();
-    uring::rescan(&rig.registry, "F").unwrap();
+    uring::rescan(&rig.registry, "F", uring::FileModule::Uring).unwrap();
     assert_eq!(channel.blocks(), 4096);
     assert_eq!(field(&rig, "unused_bytes"), Some(InfoValue::Number(100)));
     assert_eq!(rig.write(&mut channel, 4095, 1, 1), Status::SUCCESS);

@@ -1,4 +1,5 @@
-//! The uring device: a file or kernel block device, accessed through the core's io_uring.
+//! The uring device: a file or kernel block device, accessed through the core's io_uring. It also stands for SPDK's
+//! AIO device, which differs in its name only.
 //!
 //! It uses direct I/O where the file allows it, and reports the reason where not. A write is durable with FUA
 //! (`RWF_DSYNC`) or after a flush (`fdatasync`): durability class `disk`. Unmap punches holes, so that a sparse file
@@ -36,6 +37,28 @@ pub struct UringConfig {
     pub create_bytes: Option<u64>,
     /// Use direct I/O where the file supports it.
     pub direct: bool,
+    /// As which of SPDK's modules it is shown and managed.
+    pub shown_as: FileModule,
+}
+
+/// SPDK's modules for files, both served by io_uring here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileModule {
+    /// `bdev_uring_*`.
+    #[default]
+    Uring,
+    /// `bdev_aio_*`.
+    Aio,
+}
+
+impl FileModule {
+    /// The product name of its devices.
+    pub fn product_name(self) -> &'static str {
+        match self {
+            FileModule::Uring => "URING bdev",
+            FileModule::Aio => "AIO disk",
+        }
+    }
 }
 
 impl UringConfig {
@@ -49,6 +72,7 @@ impl UringConfig {
             readonly: false,
             create_bytes: None,
             direct: true,
+            shown_as: FileModule::Uring,
         }
     }
 }
@@ -116,10 +140,11 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevic
 }
 
 /// Rereads the file's size, and notifies channels and subscribers if it changed.
-pub fn rescan(registry: &Registry, name: &str) -> Result<(), BdevError> {
+pub fn rescan(registry: &Registry, name: &str, shown_as: FileModule) -> Result<(), BdevError> {
     let device = registry.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
-    let Some(module) = device.module::<UringBdev>() else {
-        return Err(BdevError::WrongKind { name: name.to_string(), expected: "URING bdev" });
+    let Some(module) = device.module::<UringBdev>().filter(|module| module.config.shown_as == shown_as)
+    else {
+        return Err(BdevError::WrongKind { name: name.to_string(), expected: shown_as.product_name() });
     };
     {
         let file = module.file.lock().unwrap_or_else(PoisonError::into_inner);
@@ -133,7 +158,7 @@ pub fn rescan(registry: &Registry, name: &str) -> Result<(), BdevError> {
 
 impl Bdev for UringBdev {
     fn product_name(&self) -> &'static str {
-        "URING bdev"
+        self.config.shown_as.product_name()
     }
 
     fn geometry(&self) -> BdevGeometry {
@@ -188,7 +213,14 @@ impl Bdev for UringBdev {
         if unused > 0 {
             object.push(("unused_bytes", InfoValue::Number(unused)));
         }
-        vec![("uring", InfoValue::Object(object))]
+        match self.config.shown_as {
+            FileModule::Uring => vec![("uring", InfoValue::Object(object))],
+            FileModule::Aio => {
+                object.push(("block_size_override", InfoValue::Bool(self.config.block_size.is_some())));
+                object.push(("fallocate", InfoValue::Bool(!self.config.readonly)));
+                vec![("aio", InfoValue::Object(object))]
+            }
+        }
     }
 
     fn read_only(&self) -> bool {

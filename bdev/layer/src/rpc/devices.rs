@@ -1,24 +1,27 @@
-//! RPC methods that create, change and delete bdevs of each module.
+//! RPC methods that create, change and delete bdevs of modules without a base.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use block_io::{Op, Status};
 use control::{ByName, Method, RpcError};
 use uuid::Uuid;
 
 use super::BdevModule;
-use crate::{delay, error, malloc, null, uring};
+use crate::uring::FileModule;
+use crate::{malloc, null, uring};
 
-const MISSING: (i64, &str) = (RpcError::ENODEV, "there is no such bdev, or it is of another module");
+pub(super) const MISSING: (i64, &str) =
+    (RpcError::ENODEV, "there is no such bdev, or it is of another module");
 const CREATION: &[(i64, &str)] = &[
     (RpcError::EEXIST, "the name or UUID is in use"),
     (RpcError::EINVAL, "the geometry is invalid"),
     (RpcError::ENOMEM, "there is not enough memory"),
 ];
-const STACKING: &[(i64, &str)] = &[
+
+const FILE: &[(i64, &str)] = &[
     (RpcError::EEXIST, "the name or UUID is in use"),
-    (RpcError::ENODEV, "there is no such base bdev"),
-    (RpcError::EBUSY, "the base bdev is claimed"),
+    (RpcError::EBUSY, "the file is in use by another bdev"),
+    (RpcError::ENOTSUP, "io_uring is not allowed"),
+    (-2, "and any other errno of opening the file"),
 ];
 
 pub(super) fn methods() -> Vec<Method<BdevModule>> {
@@ -45,37 +48,24 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
             Method::update("bdev_uring_create", uring_create),
             "Creates a bdev on a file or a block device, through io_uring.",
         )
-        .errors(&[
-            (RpcError::EEXIST, "the name or UUID is in use"),
-            (RpcError::EBUSY, "the file is in use by another bdev"),
-            (RpcError::ENOTSUP, "io_uring is not allowed"),
-            (-2, "and any other errno of opening the file"),
-        ]),
+        .errors(FILE),
         delete(Method::update("bdev_uring_delete", |bdevs, params: ByName| {
-            bdevs.delete(&params.name, "URING bdev")
+            bdevs.delete(&params.name, FileModule::Uring.product_name())
         })),
-        Method::update("bdev_uring_rescan", uring_rescan)
+        Method::update("bdev_uring_rescan", |bdevs, params: ByName| rescan(bdevs, &params, FileModule::Uring))
             .text("Applies the present size of the file.", "true")
             .errors(&[MISSING]),
-        Method::update("bdev_error_create", error_create)
-            .text("Creates a bdev `EE_BASE` that injects errors into I/O of its base.", "true")
-            .errors(STACKING),
-        delete(Method::update("bdev_error_delete", |bdevs, params: ByName| {
-            bdevs.delete(&params.name, "Error Disk")
-        })),
-        Method::update("bdev_error_inject_error", inject_error)
-            .text("Injects errors into an error bdev, or removes them.", "true")
-            .errors(&[MISSING, (RpcError::EINVAL, "corrupt_value is missing or 0")]),
         create(
-            Method::update("bdev_delay_create", delay_create),
-            "Creates a bdev that delays the I/O of its base.",
+            Method::update("bdev_aio_create", aio_create),
+            "Creates a bdev on a file or a block device. It is a bdev of the uring module by SPDK's other name: io_uring, \
+             not libaio, carries its I/O.",
         )
-        .errors(STACKING),
-        delete(Method::update("bdev_delay_delete", |bdevs, params: ByName| {
-            bdevs.delete(&params.name, "Delay bdev")
+        .errors(FILE),
+        delete(Method::update("bdev_aio_delete", |bdevs, params: ByName| {
+            bdevs.delete(&params.name, FileModule::Aio.product_name())
         })),
-        Method::update("bdev_delay_update_latency", update_latency)
-            .text("Changes a latency of a delay bdev.", "true")
+        Method::update("bdev_aio_rescan", |bdevs, params: ByName| rescan(bdevs, &params, FileModule::Aio))
+            .text("Applies the present size of the file.", "true")
             .errors(&[MISSING]),
     ]
 }
@@ -206,173 +196,35 @@ fn null_resize(bdevs: &BdevModule, params: NullResize) -> Result<bool, RpcError>
     Ok(true)
 }
 
-fn uring_rescan(bdevs: &BdevModule, params: ByName) -> Result<bool, RpcError> {
-    uring::rescan(&bdevs.registry, &params.name)?;
-    Ok(true)
-}
-
 control::parameters! {
-    struct ErrorCreate {
-        /// Device below
-        base_name: String,
-        /// UUID; without, a random one
-        uuid: Option<Uuid>,
-    }
-}
-
-fn error_create(bdevs: &BdevModule, mut params: ErrorCreate) -> Result<bool, RpcError> {
-    let mut config = error::ErrorConfig::new(&params.base_name);
-    config.uuid = params.uuid;
-    let device = error::create(&bdevs.registry, config)?;
-    params.uuid = Some(device.uuid());
-    bdevs.record(&device, "bdev_error_create", &params);
-    Ok(true)
-}
-
-control::choices! {
-    enum InjectIoType {
-        Clear = "clear",
-        Read = "read",
-        Write = "write",
-        Unmap = "unmap",
-        Flush = "flush",
-        All = "all",
-    }
-}
-
-control::choices! {
-    enum InjectErrorType {
-        Failure = "failure",
-        Pending = "pending",
-        CorruptData = "corrupt_data",
-        Nomem = "nomem",
-        NvmeFailure = "nvme_failure",
-    }
-}
-
-control::parameters! {
-    struct InjectError {
-        /// Error bdev
-        name: String,
-        /// Operation; clear removes all errors
-        io_type: InjectIoType,
-        /// What happens to it
-        error_type: InjectErrorType,
-        /// Status code type of nvme_failure
-        nvme_sct: u8 = 0,
-        /// Status code of nvme_failure
-        nvme_sc: u8 = 0,
-        /// How often
-        num: u32 = 1,
-        /// Only while this many I/Os are in flight
-        queue_depth: u64 = 0,
-        /// Position of the byte that corrupt_data changes
-        corrupt_offset: u64 ["bytes"] = 0,
-        /// With what that byte is XORed: 1 to 255
-        corrupt_value: u8 = 0,
-    }
-}
-
-fn inject_error(bdevs: &BdevModule, params: InjectError) -> Result<bool, RpcError> {
-    let op = match params.io_type {
-        InjectIoType::Clear => {
-            error::clear(&bdevs.registry, &params.name)?;
-            return Ok(true);
-        }
-        InjectIoType::Read => Some(Op::Read),
-        InjectIoType::Write => Some(Op::Write),
-        InjectIoType::Unmap => Some(Op::Unmap),
-        InjectIoType::Flush => Some(Op::Flush),
-        InjectIoType::All => None,
-    };
-    let action = match params.error_type {
-        InjectErrorType::Failure => error::FaultAction::Fail(Status::INTERNAL_ERROR),
-        InjectErrorType::Nomem => error::FaultAction::Fail(Status::COMMAND_INTERRUPTED),
-        InjectErrorType::Pending => error::FaultAction::Pending,
-        InjectErrorType::NvmeFailure => {
-            let status = Status::new(params.nvme_sct, params.nvme_sc);
-            if status.is_success() {
-                return Err(RpcError::invalid_params(
-                    "nvme_sct and nvme_sc mean success; give an error status",
-                ));
-            }
-            error::FaultAction::Fail(status)
-        }
-        InjectErrorType::CorruptData => match params.corrupt_value {
-            0 => {
-                let message = "corrupt_value must be 1 to 255: the byte is XORed with it";
-                return Err(RpcError::new(RpcError::EINVAL, message));
-            }
-            xor => error::FaultAction::Corrupt { offset: params.corrupt_offset as usize, xor },
-        },
-    };
-    let mut injection = error::FaultInjection::once(op, action);
-    injection.count = Some(u64::from(params.num));
-    injection.queue_depth = u32::try_from(params.queue_depth).unwrap_or(u32::MAX);
-    error::inject(&bdevs.registry, &params.name, injection)?;
-    Ok(true)
-}
-
-control::parameters! {
-    struct DelayCreate {
+    struct AioCreate {
         /// Name
         name: String,
-        /// Device below
-        base_bdev_name: String,
+        /// File or block device
+        filename: String,
+        /// Size of a block; 0 is that of the file
+        block_size: u32 ["bytes"] = 0,
+        /// Open the file read-only
+        readonly: bool = false,
         /// UUID; without, a random one
         uuid: Option<Uuid>,
-        /// Average latency of reads
-        avg_read_latency: u64 ["us"],
-        /// 99th percentile of reads
-        p99_read_latency: u64 ["us"],
-        /// Average latency of writes
-        avg_write_latency: u64 ["us"],
-        /// 99th percentile of writes
-        p99_write_latency: u64 ["us"],
     }
+    one_of { fallocate: bool = [false, true] }
 }
 
-fn delay_create(bdevs: &BdevModule, mut params: DelayCreate) -> Result<String, RpcError> {
-    let mut config = delay::DelayConfig::new(&params.base_bdev_name, &params.name, 0);
+fn aio_create(bdevs: &BdevModule, mut params: AioCreate) -> Result<String, RpcError> {
+    let mut config = uring::UringConfig::new(&params.name, &params.filename);
+    config.block_size = Some(params.block_size).filter(|bytes| *bytes != 0);
+    config.readonly = params.readonly;
     config.uuid = params.uuid;
-    config.avg_read_latency_us = params.avg_read_latency;
-    config.p99_read_latency_us = params.p99_read_latency;
-    config.avg_write_latency_us = params.avg_write_latency;
-    config.p99_write_latency_us = params.p99_write_latency;
-    let device = delay::create(&bdevs.registry, config)?;
+    config.shown_as = FileModule::Aio;
+    let device = uring::create(&bdevs.registry, config)?;
+    params.block_size = device.geometry().block_size;
     params.uuid = Some(device.uuid());
-    Ok(bdevs.record(&device, "bdev_delay_create", &params))
+    Ok(bdevs.record(&device, "bdev_aio_create", &params))
 }
 
-control::choices! {
-    enum LatencyType {
-        AvgRead = "avg_read",
-        P99Read = "p99_read",
-        AvgWrite = "avg_write",
-        P99Write = "p99_write",
-    }
-}
-
-control::parameters! {
-    struct UpdateLatency {
-        /// Delay bdev
-        delay_bdev_name: String,
-        /// Which latency
-        latency_type: LatencyType,
-        /// Its new value
-        latency_us: u64 ["us"],
-    }
-}
-
-fn update_latency(bdevs: &BdevModule, params: UpdateLatency) -> Result<bool, RpcError> {
-    let (which, parameter) = match params.latency_type {
-        LatencyType::AvgRead => (delay::LatencyClass::AvgRead, "avg_read_latency"),
-        LatencyType::P99Read => (delay::LatencyClass::P99Read, "p99_read_latency"),
-        LatencyType::AvgWrite => (delay::LatencyClass::AvgWrite, "avg_write_latency"),
-        LatencyType::P99Write => (delay::LatencyClass::P99Write, "p99_write_latency"),
-    };
-    let device = bdevs.find(&params.delay_bdev_name)?;
-    delay::update_latency(&bdevs.registry, device.name(), which, params.latency_us)?;
-    bdevs.created.set_parameter(device.name(), parameter, params.latency_us);
+fn rescan(bdevs: &BdevModule, params: &ByName, shown_as: FileModule) -> Result<bool, RpcError> {
+    uring::rescan(&bdevs.registry, &params.name, shown_as)?;
     Ok(true)
 }

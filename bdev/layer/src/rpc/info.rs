@@ -1,6 +1,7 @@
 //! RPC methods for bdevs of every module.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use block_io::Op;
@@ -17,6 +18,12 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
             .errors(&[(RpcError::ENODEV, "there is no such bdev")]),
         Method::query("bdev_wait_for_examine", wait_for_examine)
             .text("Waits until every module has examined the block devices that appeared.", "true"),
+        Method::query("bdev_examine", examine)
+            .text("Has every module examine a device, whether it was examined before or not.", "true")
+            .errors(&[(RpcError::ENODEV, "there is no such bdev")]),
+        Method::update("bdev_set_options", set_options)
+            .at_any_stage()
+            .text("Sets options of the block layer.", "true"),
     ]
 }
 
@@ -53,8 +60,39 @@ fn wait_for_examine(bdevs: &BdevModule, _params: NoParameters) -> Result<bool, R
     Ok(true)
 }
 
+control::parameters! {
+    struct Examine {
+        /// Name, alias or UUID
+        name: String,
+    }
+}
+
+fn examine(bdevs: &BdevModule, params: Examine) -> Result<bool, RpcError> {
+    let device = bdevs.find(&params.name)?;
+    bdevs.examiner.appeared(device.name());
+    bdevs.examiner.wait();
+    Ok(true)
+}
+
+control::parameters! {
+    struct SetOptions {
+        /// Examine devices when they appear; without, `bdev_examine` does
+        bdev_auto_examine: Option<bool>,
+    }
+    ignored("requests and buffers come from bounded pools of each core") {
+        bdev_io_pool_size, bdev_io_cache_size, iobuf_small_cache_size, iobuf_large_cache_size
+    }
+}
+
+fn set_options(bdevs: &BdevModule, params: SetOptions) -> Result<bool, RpcError> {
+    if let Some(auto) = params.bdev_auto_examine {
+        bdevs.auto_examine.store(auto, Ordering::Relaxed);
+    }
+    Ok(true)
+}
+
 /// SPDK's I/O types, with the operation that implements each; `None` is never supported.
-const IO_TYPES: [(&str, Option<Op>); 20] = [
+const IO_TYPES: [(&str, Option<Op>); 22] = [
     ("read", Some(Op::Read)),
     ("write", Some(Op::Write)),
     ("unmap", Some(Op::Unmap)),
@@ -63,34 +101,42 @@ const IO_TYPES: [(&str, Option<Op>); 20] = [
     ("nvme_admin", None),
     ("nvme_io", None),
     ("nvme_io_md", None),
+    ("nvme_nssr", None),
     ("write_zeroes", Some(Op::WriteZeroes)),
     ("zcopy", None),
     ("get_zone_info", None),
     ("zone_management", None),
     ("zone_append", None),
-    ("compare", None),
-    ("compare_and_write", None),
-    ("abort", None),
-    ("seek_hole", None),
-    ("seek_data", None),
-    ("copy", None),
+    ("compare", Some(Op::Compare)),
+    ("compare_and_write", Some(Op::Compare)),
+    ("abort", Some(Op::Abort)),
+    ("seek_hole", Some(Op::SeekHole)),
+    ("seek_data", Some(Op::SeekData)),
+    ("copy", Some(Op::Copy)),
     ("nvme_iov_md", None),
+    ("write_uncorrectable", Some(Op::WriteUncorrectable)),
 ];
 
 fn describe(device: &Arc<BlockDevice>) -> Value {
     let geometry = device.geometry();
-    // The bdev layer implements resets where a module does not.
-    let supports = |op: Option<Op>| op.is_some_and(|op| op == Op::Reset || device.bdev().supports(op));
+    let supports = |op: Option<Op>| op.is_some_and(|op| device.supports(op));
     let io_types = IO_TYPES.iter().map(|(name, op)| (name.to_string(), Value::Bool(supports(*op))));
     let claim = device.claimed_by();
     let mut description = json!({
         "name": device.name(),
-        "aliases": device.aliases(),
+        "aliases": std::iter::once(device.uuid().to_string()).chain(device.aliases().iter().cloned()).collect::<Vec<_>>(),
         "product_name": device.bdev().product_name(),
         "block_size": geometry.block_size,
         "num_blocks": geometry.blocks,
         "physical_block_size": geometry.physical_block_size,
+        "preferred_write_alignment": 0,
+        "preferred_write_granularity": 0,
+        "optimal_write_size": 0,
+        "preferred_unmap_alignment": 0,
+        "preferred_unmap_granularity": 0,
         "uuid": device.uuid(),
+        // Any: memory is of the core that uses it.
+        "numa_id": -1,
         "assigned_rate_limits": {
             "rw_ios_per_sec": 0,
             "rw_mbytes_per_sec": 0,

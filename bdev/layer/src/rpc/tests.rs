@@ -42,7 +42,13 @@ fn errors_have_spdks_codes() {
         ("bdev_get_iostat", json!({ "per_channel": true }), -22),
         ("bdev_get_histogram", json!({ "name": "M" }), -14),
         ("bdev_uring_create", json!({ "name": "U", "filename": "/nonexistent" }), -2),
-        ("bdev_aio_create", json!({}), -32601),
+        ("bdev_crypto_create", json!({}), -32601),
+        ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 0 }), -22),
+        ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 65 }), -22),
+        ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 1, "split_size_mb": 1 }), -22),
+        ("bdev_split_delete", json!({ "base_bdev": "M" }), -19),
+        ("bdev_examine", json!({ "name": "Z" }), -19),
+        ("bdev_aio_delete", json!({ "name": "M" }), -19),
         ("frobnicate", json!({}), -32601),
         ("framework_start_init", json!({}), -1),
     ];
@@ -106,9 +112,26 @@ fn bdev_get_bdevs_has_spdks_fields() {
     assert_eq!((&described["num_blocks"], &described["block_size"]), (&json!(64), &json!(512)));
     assert_eq!((&described["claimed"], &described["zoned"]), (&json!(false), &json!(false)));
     let types = &described["supported_io_types"];
-    for (name, expected) in [("read", true), ("write_zeroes", true), ("reset", true), ("compare", false)] {
+    let all = [
+        ("read", true),
+        ("reset", true),
+        ("compare", true),
+        ("copy", true),
+        ("abort", true),
+        ("zcopy", false),
+    ];
+    for (name, expected) in all {
         assert_eq!(types[name], expected, "{name}");
     }
+    let fields = [
+        "aliases",
+        "numa_id",
+        "preferred_write_alignment",
+        "optimal_write_size",
+        "preferred_unmap_granularity",
+    ];
+    assert!(fields.into_iter().all(|name| !described[name].is_null()), "{described}");
+    assert_eq!(described["aliases"], json!([uuid]));
     let counts = ok(&plane, "bdev_get_iostat", json!({ "names": ["M"] }));
     assert_eq!(counts["bdevs"][0]["num_read_ops"], 0);
     assert_eq!(counts["bdevs"][0]["name"], "M");
@@ -157,4 +180,68 @@ fn every_device_that_appears_is_examined_before_the_wait_ends() {
     assert_eq!(ok(&plane, "framework_get_modules", Value::Null)[0]["report"]["bdevs"], 20);
     plane.stop();
     assert_eq!(registry.list().len(), 10, "those of methods are removed");
+}
+
+fn names(plane: &ControlPlane) -> Vec<String> {
+    let bdevs = ok(plane, "bdev_get_bdevs", Value::Null);
+    bdevs.as_array().unwrap().iter().map(|bdev| bdev["name"].as_str().unwrap().to_string()).collect()
+}
+
+fn null(plane: &ControlPlane, name: &str) {
+    ok(plane, "bdev_null_create", json!({ "name": name, "num_blocks": 4096, "block_size": 512 }));
+}
+
+#[test]
+fn virtual_bdevs_are_created_when_their_base_appears() {
+    let plane = plane();
+    let delay = json!({ "name": "D", "base_bdev_name": "EE_N", "avg_read_latency": 1, "p99_read_latency": 1,
+        "avg_write_latency": 1, "p99_write_latency": 1 });
+    assert_eq!(ok(&plane, "bdev_delay_create", delay.clone()), json!("D"));
+    assert_eq!(code(&plane, "bdev_delay_create", delay), -17, "a name is pending once");
+    assert_eq!(ok(&plane, "bdev_error_create", json!({ "base_name": "N" })), json!(true));
+    ok(&plane, "bdev_passthru_create", json!({ "name": "P", "base_bdev_name": "D" }));
+    let split = json!({ "base_bdev": "P", "split_count": 2 });
+    assert_eq!(ok(&plane, "bdev_split_create", split), json!(["Pp0", "Pp1"]));
+    assert_eq!(names(&plane), [""; 0]);
+    let saved = ok(&plane, "framework_get_config", json!({ "name": "bdev" }));
+    assert_eq!(saved.as_array().unwrap().len(), 4, "pending bdevs are saved: {saved}");
+
+    null(&plane, "N");
+    ok(&plane, "bdev_wait_for_examine", Value::Null);
+    assert_eq!(names(&plane), ["D", "EE_N", "N", "P", "Pp0", "Pp1"]);
+    let part = ok(&plane, "bdev_get_bdevs", json!({ "name": "Pp1" }));
+    assert_eq!(part[0]["num_blocks"], json!(2048));
+    assert_eq!(part[0]["driver_specific"]["split"], json!({ "base_bdev": "P", "offset_blocks": 2048 }));
+
+    ok(&plane, "bdev_split_delete", json!({ "base_bdev": "P" }));
+    ok(&plane, "bdev_passthru_delete", json!({ "name": "P" }));
+    assert_eq!(names(&plane), ["D", "EE_N", "N"]);
+}
+
+#[test]
+fn a_pending_virtual_bdev_can_be_deleted_and_a_failed_one_is_forgotten() {
+    let plane = plane();
+    ok(&plane, "bdev_passthru_create", json!({ "name": "P", "base_bdev_name": "N" }));
+    ok(&plane, "bdev_passthru_delete", json!({ "name": "P" }));
+    assert_eq!(code(&plane, "bdev_passthru_delete", json!({ "name": "P" })), -19);
+    // Two that claim the same base: the second, by name, cannot be created.
+    ok(&plane, "bdev_passthru_create", json!({ "name": "P", "base_bdev_name": "N" }));
+    ok(&plane, "bdev_passthru_create", json!({ "name": "Q", "base_bdev_name": "N" }));
+    null(&plane, "N");
+    ok(&plane, "bdev_wait_for_examine", Value::Null);
+    assert_eq!(names(&plane), ["N", "P"]);
+    let saved = ok(&plane, "framework_get_config", json!({ "name": "bdev" }));
+    assert_eq!(saved.as_array().unwrap().len(), 2, "{saved}");
+}
+
+#[test]
+fn without_auto_examination_a_method_examines() {
+    let plane = plane();
+    ok(&plane, "bdev_set_options", json!({ "bdev_auto_examine": false, "bdev_io_pool_size": 65535 }));
+    ok(&plane, "bdev_passthru_create", json!({ "name": "P", "base_bdev_name": "N" }));
+    null(&plane, "N");
+    ok(&plane, "bdev_wait_for_examine", Value::Null);
+    assert_eq!(names(&plane), ["N"]);
+    ok(&plane, "bdev_examine", json!({ "name": "N" }));
+    assert_eq!(names(&plane), ["N", "P"]);
 }

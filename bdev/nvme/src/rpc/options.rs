@@ -174,29 +174,30 @@ control::parameters! {
         /// Count I/O of each path
         io_path_stat: Option<bool>,
     }
-    only { enable_flush: bool = true }
+    only {
+        arbitration_burst: u32 = 0,
+        low_priority_weight: u32 = 0,
+        medium_priority_weight: u32 = 0,
+        high_priority_weight: u32 = 0,
+        transport_ack_timeout: u32 = 0,
+        disable_auto_failback: bool = false,
+        generate_uuids: bool = false,
+        transport_tos: u32 = 0,
+        nvme_error_stat: bool = false,
+        allow_accel_sequence: bool = false,
+        rdma_umr_per_io: bool = false,
+        tcp_connect_timeout_ms: u32 = 0,
+    }
+    one_of { enable_flush: bool = [true, false], delay_cmd_submit: bool = [true, false] }
     ignored("the driver does not have these options") {
-        arbitration_burst,
-        low_priority_weight,
-        medium_priority_weight,
-        high_priority_weight,
         nvme_adminq_poll_period_us,
         nvme_ioq_poll_period_us,
-        delay_cmd_submit,
         transport_retry_count,
-        transport_ack_timeout,
-        disable_auto_failback,
-        generate_uuids,
-        transport_tos,
-        nvme_error_stat,
         rdma_srq_size,
-        allow_accel_sequence,
         rdma_max_cq_size,
         rdma_cm_event_timeout_ms,
         dhchap_digests,
         dhchap_dhgroups,
-        rdma_umr_per_io,
-        tcp_connect_timeout_ms,
     }
 }
 

@@ -1,0 +1,85 @@
+//! The passthru device: a virtual device that forwards all I/O to its base, as SPDK's `bdev_passthru_*`.
+//!
+//! It shows how little a module on top of a base needs, and gives a device a second name and identity. Its channel is
+//! the base's own, so that it costs nothing per I/O.
+
+use std::sync::Arc;
+
+use block_io::Op;
+use uuid::Uuid;
+
+use super::base::{BaseBdev, track_base};
+use crate::{Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, InfoValue, IoLimits, Registry};
+
+/// Configuration of a passthru device.
+#[derive(Clone, Debug)]
+pub struct PassthruConfig {
+    /// Name of the base bdev.
+    pub base: String,
+    /// Name of the device.
+    pub name: String,
+    /// UUID; made from that of the base and the name if none is given, so that it is the same each time.
+    pub uuid: Option<Uuid>,
+}
+
+/// The module's object of a passthru device.
+pub struct PassthruBdev {
+    name: String,
+    base: BaseBdev,
+}
+
+/// Creates a passthru device on a base, which it claims.
+pub fn create(registry: &Registry, config: PassthruConfig) -> Result<Arc<BlockDevice>, BdevError> {
+    let base = BaseBdev::claim(registry, &config.base, &format!("passthru bdev {}", config.name))?;
+    let below = base.device().clone();
+    let uuid = config.uuid.unwrap_or_else(|| Uuid::new_v5(&below.uuid(), config.name.as_bytes()));
+    let module = PassthruBdev { name: config.name.clone(), base };
+    let device = registry.register(&config.name, Some(uuid), &[], Arc::new(module))?;
+    track_base(registry, &below, &device);
+    Ok(device)
+}
+
+impl Bdev for PassthruBdev {
+    fn product_name(&self) -> &'static str {
+        "passthru"
+    }
+
+    fn geometry(&self) -> BdevGeometry {
+        self.base.device().geometry()
+    }
+
+    fn supports(&self, op: Op) -> bool {
+        op == Op::Reset || self.base.device().bdev().supports(op)
+    }
+
+    fn io_limits(&self) -> IoLimits {
+        // The base's channel divides what its module does not take.
+        IoLimits::NONE
+    }
+
+    fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
+        Ok(Box::new(self.base.channel(core)?))
+    }
+
+    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
+        let object =
+            vec![("name", self.name.as_str().into()), ("base_bdev_name", self.base.device().name().into())];
+        vec![("passthru", InfoValue::Object(object))]
+    }
+
+    fn reads_undefined(&self) -> bool {
+        self.base.device().bdev().reads_undefined()
+    }
+
+    fn read_only(&self) -> bool {
+        self.base.device().bdev().read_only()
+    }
+
+    fn depth(&self) -> u32 {
+        self.base.device().bdev().depth()
+    }
+
+    fn on_closed(&self) {
+        self.base.release();
+    }
+}

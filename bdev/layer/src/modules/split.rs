@@ -1,0 +1,198 @@
+//! Split devices: parts of equal size of a base, as SPDK's `bdev_split_*`.
+//!
+//! The parts of a base share one claim on it, which ends with the last of them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use block_io::Op;
+use uuid::Uuid;
+
+use super::base::{BaseBdev, track_base};
+use crate::{
+    Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits, Registry,
+    Request,
+};
+
+/// Configuration of the parts of one base.
+#[derive(Clone, Debug)]
+pub struct SplitConfig {
+    /// Name of the base bdev; the parts are called `BASEp0`, `BASEp1`, ….
+    pub base: String,
+    /// Number of parts, 1 to [`PARTS_MAX`].
+    pub count: u32,
+    /// Size of a part in MiB; `None` divides the base evenly, and leaves out what does not divide.
+    pub part_mib: Option<u64>,
+}
+
+/// Most parts of a base.
+pub const PARTS_MAX: u32 = 4096;
+
+/// The module's object of one part.
+pub struct SplitBdev {
+    /// `None` once the part is closed. The last part to close releases the claim.
+    base: Mutex<Option<Arc<BaseBdev>>>,
+    below: Arc<BlockDevice>,
+    first_lba: u64,
+    geometry: BdevGeometry,
+}
+
+impl SplitBdev {
+    /// Name of the device that it is a part of.
+    pub fn base_name(&self) -> &str {
+        self.below.name()
+    }
+}
+
+/// Names of the parts of `base`.
+pub fn part_names(base: &str, count: u32) -> Vec<String> {
+    (0..count).map(|index| format!("{base}p{index}")).collect()
+}
+
+/// Creates the parts of a base, which they claim. If one cannot be created, none is.
+///
+/// # Errors
+/// [`BdevError::Invalid`] if there are no parts or too many, or if they do not fit the base;
+/// [`BdevError::Exists`] if the name of a part is in use.
+pub fn create(registry: &Registry, config: &SplitConfig) -> Result<Vec<Arc<BlockDevice>>, BdevError> {
+    if config.count == 0 || config.count > PARTS_MAX {
+        let reason = format!("{} is not 1 to {PARTS_MAX}", config.count);
+        return Err(BdevError::invalid("split_count", reason));
+    }
+    let base = Arc::new(BaseBdev::claim(registry, &config.base, &format!("split bdevs of {}", config.base))?);
+    let below = base.device().clone();
+    let geometry = below.geometry();
+    let blocks = part_blocks(&geometry, config)?;
+    let mut parts: Vec<Arc<BlockDevice>> = Vec::new();
+    for (index, name) in part_names(&config.base, config.count).into_iter().enumerate() {
+        let module = SplitBdev {
+            base: Mutex::new(Some(base.clone())),
+            below: below.clone(),
+            first_lba: blocks * index as u64,
+            geometry: BdevGeometry { blocks, ..geometry },
+        };
+        let uuid = Uuid::new_v5(&below.uuid(), name.as_bytes());
+        match registry.register(&name, Some(uuid), &[], Arc::new(module)) {
+            Ok(part) => parts.push(part),
+            Err(error) => {
+                parts.iter().for_each(|part| drop(registry.unregister(part.name())));
+                return Err(error);
+            }
+        }
+    }
+    parts.iter().for_each(|part| track_base(registry, &below, part));
+    Ok(parts)
+}
+
+/// Blocks of a part.
+fn part_blocks(base: &BdevGeometry, config: &SplitConfig) -> Result<u64, BdevError> {
+    let count = u64::from(config.count);
+    let blocks = match config.part_mib {
+        None => base.blocks / count,
+        Some(mib) => mib.saturating_mul(1 << 20) / u64::from(base.block_size),
+    };
+    if blocks == 0 || blocks.checked_mul(count).is_none_or(|total| total > base.blocks) {
+        let mib = base.bytes() >> 20;
+        let reason = format!("{count} parts of that size do not fit {} of {mib} MiB", config.base);
+        return Err(BdevError::invalid("split_size_mb", reason));
+    }
+    Ok(blocks)
+}
+
+impl Bdev for SplitBdev {
+    fn product_name(&self) -> &'static str {
+        "Split Disk"
+    }
+
+    fn geometry(&self) -> BdevGeometry {
+        self.geometry
+    }
+
+    fn supports(&self, op: Op) -> bool {
+        // A reset only drains the part, which the layer does: it must not abort the I/O of other parts.
+        let moves = matches!(
+            op,
+            Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes | Op::WriteUncorrectable
+        );
+        moves && self.below.bdev().supports(op)
+    }
+
+    fn io_limits(&self) -> IoLimits {
+        // The base's channel divides what its module does not take.
+        IoLimits::NONE
+    }
+
+    fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
+        let base = self.base.lock().unwrap_or_else(PoisonError::into_inner);
+        let removed = || BdevError::Removed { name: self.below.name().to_string() };
+        let base = base.as_ref().ok_or_else(removed)?.channel(core)?;
+        let first_lba = self.first_lba;
+        Ok(Box::new(SplitChannel { base, first_lba, forward: Vec::new(), base_completions: Vec::new() }))
+    }
+
+    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
+        let object = vec![
+            ("base_bdev", self.below.name().into()),
+            ("offset_blocks", InfoValue::Number(self.first_lba)),
+        ];
+        vec![("split", InfoValue::Object(object))]
+    }
+
+    fn reads_undefined(&self) -> bool {
+        self.below.bdev().reads_undefined()
+    }
+
+    fn read_only(&self) -> bool {
+        self.below.bdev().read_only()
+    }
+
+    fn depth(&self) -> u32 {
+        self.below.bdev().depth()
+    }
+
+    fn on_closed(&self) {
+        let base = self.base.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(base);
+    }
+}
+
+struct SplitChannel {
+    base: crate::BdevChannel,
+    first_lba: u64,
+    /// Moved requests that the base has not taken yet.
+    forward: Vec<Request>,
+    /// Scratch of [`poll`](block_io::Channel::poll); empty between calls.
+    base_completions: Vec<Completion>,
+}
+
+impl block_io::Channel for SplitChannel {
+    type Request = Request;
+    type Completion = Completion;
+
+    fn submit(&mut self, batch: &mut Vec<Request>) {
+        for mut request in batch.drain(..) {
+            // Not used by a flush, whose value may be anything.
+            request.lba = request.lba.wrapping_add(self.first_lba);
+            self.forward.push(request);
+        }
+        self.base.submit(&mut self.forward);
+    }
+
+    fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
+        self.base.submit(&mut self.forward);
+        let count = self.base.poll(&mut self.base_completions);
+        for completion in self.base_completions.drain(..) {
+            let status = completion.status();
+            let mut request = completion.into_request();
+            request.lba = request.lba.wrapping_sub(self.first_lba);
+            sink.push(request.complete(status));
+        }
+        count
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        if !self.forward.is_empty() && self.base.outstanding() == 0 {
+            return Some(0);
+        }
+        self.base.deadline()
+    }
+}
