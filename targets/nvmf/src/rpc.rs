@@ -1,10 +1,11 @@
 //! The module of the target for the control plane: SPDK's `nvmf_*` methods.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use bdev::{Registry, Uuid};
 use control::json::{Value, json};
-use control::{DecodeLog, Method, Module, ParameterError, ParameterType, RpcError, TextOrNumber};
+use control::{DecodeLog, Method, Module, ParameterError, ParameterType, Parameters, RpcError, TextOrNumber};
 use reactor::ReactorHandle;
 use wire_nvme::log::AnaState;
 
@@ -18,12 +19,17 @@ mod info;
 /// The NVMe-oF target as a [`Module`].
 pub struct NvmfModule {
     target: NvmfTarget,
+    /// Most subsystems, the discovery subsystem not counted; 0 is no limit.
+    subsystems_max: AtomicU32,
 }
 
 impl NvmfModule {
     /// A target without subsystems on `reactors`, for the devices of `registry`.
     pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> Arc<NvmfModule> {
-        Arc::new(NvmfModule { target: NvmfTarget::new(registry, reactors) })
+        Arc::new(NvmfModule {
+            target: NvmfTarget::new(registry, reactors),
+            subsystems_max: AtomicU32::new(0),
+        })
     }
 
     /// The target.
@@ -46,12 +52,19 @@ impl Module for NvmfModule {
     fn methods() -> Vec<Method<NvmfModule>> {
         let change = |method: Method<NvmfModule>, text| method.text(text, "true").errors(SUBSYSTEM);
         let mut methods = vec![
+            Method::update("nvmf_set_max_subsystems", set_max_subsystems)
+                .at_any_stage()
+                .text("Limits the number of subsystems. There is no limit before.", "true")
+                .errors(&[(RpcError::EBUSY, "there are more subsystems already")]),
             Method::update("nvmf_create_transport", create_transport)
                 .text("Makes a transport available to listeners.", "true")
                 .errors(&[(RpcError::INTERNAL, "it exists")]),
             Method::update("nvmf_create_subsystem", create_subsystem)
                 .text("Creates a subsystem.", "true")
-                .errors(&[(RpcError::INTERNAL, "it exists, or the target is stopping")]),
+                .errors(&[
+                    (RpcError::INTERNAL, "it exists, or the target is stopping"),
+                    (RpcError::ENOSPC, "there are as many as nvmf_set_max_subsystems allows"),
+                ]),
             change(
                 Method::update("nvmf_delete_subsystem", delete_subsystem),
                 "Deletes a subsystem and disconnects its hosts.",
@@ -101,7 +114,12 @@ impl Module for NvmfModule {
     }
 
     fn save(&self) -> Vec<Value> {
-        info::calls(&self.target)
+        let max_subsystems = self.subsystems_max.load(Ordering::Relaxed);
+        let limit = (max_subsystems != 0).then(|| {
+            let params = MaxSubsystems { max_subsystems }.to_object();
+            json!({ "method": "nvmf_set_max_subsystems", "params": params })
+        });
+        limit.into_iter().chain(info::calls(&self.target)).collect()
     }
 
     fn report(&self) -> Value {
@@ -345,6 +363,23 @@ fn inject(module: &NvmfModule, params: InjectVfioUserFault) -> Result<bool, RpcE
 }
 
 control::parameters! {
+    struct MaxSubsystems {
+        /// Most subsystems, the discovery subsystem not counted; 0 is no limit
+        max_subsystems: u32,
+    }
+}
+
+fn set_max_subsystems(module: &NvmfModule, params: MaxSubsystems) -> Result<bool, RpcError> {
+    let count = module.target.subsystem_count();
+    if params.max_subsystems != 0 && count > params.max_subsystems as usize {
+        let message = format!("max_subsystems: there are {count} subsystems already");
+        return Err(RpcError::new(RpcError::EBUSY, message));
+    }
+    module.subsystems_max.store(params.max_subsystems, Ordering::Relaxed);
+    Ok(true)
+}
+
+control::parameters! {
     struct CreateSubsystem {
         /// NQN
         nqn: String,
@@ -366,14 +401,18 @@ control::parameters! {
     }
     only {
         admin_label: String = String::new(),
-        dmrsl: u32 = 0,
-        wzsl: u8 = 0,
         passthrough: bool = false,
         enable_nssr: bool = false,
     }
+    one_of { dmrsl: u32 = [0, 2_097_152], wzsl: u8 = [0, 12] }
 }
 
 fn create_subsystem(module: &NvmfModule, params: CreateSubsystem) -> Result<bool, RpcError> {
+    let max = module.subsystems_max.load(Ordering::Relaxed);
+    if max != 0 && module.target.subsystem_count() >= max as usize {
+        let message = format!("there are {max} subsystems, as many as nvmf_set_max_subsystems allows");
+        return Err(RpcError::new(RpcError::ENOSPC, message));
+    }
     let default = SubsystemConfig::default();
     let config = SubsystemConfig {
         serial_number: params.serial_number.unwrap_or(default.serial_number),

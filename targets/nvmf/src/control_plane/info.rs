@@ -100,6 +100,11 @@ pub struct TargetStats {
 }
 
 impl NvmfTarget {
+    /// Number of subsystems, the discovery subsystem not counted.
+    pub fn subsystem_count(&self) -> usize {
+        self.lock_any().subsystems.len()
+    }
+
     /// All subsystems, the discovery subsystem first.
     pub fn subsystems(&self) -> Vec<SubsystemInfo> {
         let state = self.lock_any();

@@ -167,6 +167,11 @@ control::parameters! {
 
 fn get_transports(module: &NvmfModule, params: GetTransports) -> Result<Vec<Value>, RpcError> {
     let mut all = transports(&module.target);
+    for one in &mut all {
+        if let (Value::Object(one), Value::Object(fixed)) = (one, fixed_options()) {
+            one.extend(fixed);
+        }
+    }
     if let Some(wanted) = params.trtype {
         all.retain(|one| one["trtype"].as_str().is_some_and(|name| wanted.eq_ignore_ascii_case(name)));
         if all.is_empty() {
@@ -174,6 +179,23 @@ fn get_transports(module: &NvmfModule, params: GetTransports) -> Result<Vec<Valu
         }
     }
     Ok(all)
+}
+
+/// SPDK's options of a transport in which there is no choice here.
+fn fixed_options() -> Value {
+    json!({
+        "iobuf_small_cache_size": 0,
+        "iobuf_large_cache_size": 0,
+        "dif_insert_or_strip": false,
+        "zcopy": false,
+        "sock_priority": 0,
+        "abort_timeout_sec": 0,
+        "ack_timeout": 0,
+        "data_wr_pool_size": 0,
+        "disable_command_passthru": true,
+        "kas": nvme_controller::ControllerLimits::default().keep_alive_granularity_ms / 100,
+        "min_kato": 0,
+    })
 }
 
 control::parameters! {

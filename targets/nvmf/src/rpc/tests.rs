@@ -115,3 +115,17 @@ fn identifiers_have_exactly_two_digits_a_byte() {
         assert!(decode(text).is_err(), "{text}");
     }
 }
+
+#[test]
+fn the_number_of_subsystems_can_be_limited() {
+    let machine = machine();
+    let create = |name: &str| json!({ "nqn": format!("nqn.2025-01.io.ringbolt:{name}") });
+    machine.ok("nvmf_create_subsystem", create("a"));
+    machine.ok("nvmf_create_subsystem", create("b"));
+    assert_eq!(machine.code("nvmf_set_max_subsystems", json!({ "max_subsystems": 1 })), -16);
+    machine.ok("nvmf_set_max_subsystems", json!({ "max_subsystems": 2 }));
+    assert_eq!(machine.code("nvmf_create_subsystem", create("c")), -28);
+    assert_eq!(machine.app.save()["subsystems"][1]["config"][0]["params"], json!({ "max_subsystems": 2 }));
+    machine.ok("nvmf_delete_subsystem", create("a"));
+    machine.ok("nvmf_create_subsystem", create("c"));
+}
