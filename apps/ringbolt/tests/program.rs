@@ -127,6 +127,33 @@ fn a_saved_configuration_restores_the_server() {
     std::fs::remove_dir_all(directory).unwrap();
 }
 
+/// The file has the calls and parameters that `save_config` of SPDK 26.09 writes for malloc, null, error, delay and
+/// uring bdevs and two subsystems over TCP and vfio-user, with an overlay before its base.
+#[test]
+fn a_configuration_saved_by_spdk_starts_the_server() {
+    let directory = scratch("spdk-config");
+    std::fs::File::create(directory.join("disk.img")).unwrap().set_len(1 << 20).unwrap();
+    let config = include_str!("data/spdk_26_09_save_config.json");
+    let file = directory.join("spdk.json");
+    std::fs::write(&file, config.replace("{directory}", directory.to_str().unwrap())).unwrap();
+    let server = ServerProcess::start(&directory, "spdk", &["-c", file.to_str().unwrap()]);
+    let bdevs = server.ok(&["bdev_get_bdevs"]);
+    let names: Vec<&str> =
+        bdevs.as_array().unwrap().iter().map(|bdev| bdev["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["Delay0", "EE_Malloc1", "Malloc0", "Malloc1", "Null0", "Null1", "Uring0"]);
+    let subsystems = server.ok(&["nvmf_get_subsystems"]);
+    let namespaces = |index: usize| subsystems[index]["namespaces"].as_array().map_or(0, Vec::len);
+    assert_eq!((namespaces(1), namespaces(2)), (2, 1), "{subsystems}");
+    assert_eq!(subsystems[2]["namespaces"][0]["uuid"], bdevs[0]["uuid"]);
+    // What is saved here starts another server with the same devices.
+    let saved = server.ok(&["save_config"]);
+    assert_eq!(server.stop(), Some(0));
+    let server = ServerProcess::configured(&directory, "again", &saved);
+    assert_eq!(server.ok(&["save_config"]), saved);
+    assert_eq!(server.ok(&["bdev_get_bdevs"]), bdevs);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
 #[test]
 fn the_rpc_socket_accepts_fragmented_calls_and_closes_at_garbage() {
     let directory = scratch("frames");
