@@ -71,6 +71,8 @@ pub struct BdevChannel {
     resets_outstanding: usize,
     /// Completions that the layer made itself and that are not polled yet.
     finished: Vec<Completion>,
+    /// Nothing is queued and no completion is kept: the state of the fast path, which tests this instead of each queue.
+    is_idle: bool,
     /// Empty between calls; requests that go back into the caller's batch.
     returned: Vec<Request>,
     /// A channel is used on the core that opened it.
@@ -120,6 +122,7 @@ impl BdevChannel {
             resets: Vec::new(),
             resets_outstanding: 0,
             finished: Vec::new(),
+            is_idle: true,
             returned: Vec::new(),
             open,
             _not_send: std::marker::PhantomData,
@@ -169,7 +172,11 @@ impl BdevChannel {
         RequestLimits { blocks: self.blocks(), block_size, allowed_ops, io: self.io_limits }
     }
 
-    #[inline]
+    /// Called after whatever may queue or dequeue a request.
+    fn update_idle(&mut self) {
+        self.is_idle = self.finished.is_empty() && self.nothing_queued();
+    }
+
     fn nothing_queued(&self) -> bool {
         self.queued.is_empty()
             && self.selected.is_empty()
@@ -258,6 +265,7 @@ impl BdevChannel {
         drop(requests);
         std::mem::swap(batch, &mut self.returned);
         self.dispatch();
+        self.update_idle();
     }
 
     /// Completes an abort, and the request that it names if that has not reached the module.
@@ -543,28 +551,35 @@ impl block_io::Channel for BdevChannel {
         probe::probe!(ringbolt, bdev_submit, batch.len(), name.as_ptr(), name.len());
         let limits = self.limits();
         let free = self.depth.saturating_sub(self.in_flight) as usize;
+        let mut fast_path = batch.len() <= free && self.is_idle;
         let mut now_ticks = 0;
-        let mut fast_path = batch.len() <= free && self.nothing_queued();
-        let shape = limits.shape(&batch[0]);
+        if batch[0].issued_ticks == 0 {
+            batch.iter_mut().for_each(|request| stamp(request, &mut now_ticks));
+        }
+        let (first, mut others) = batch.split_at_mut(1);
+        let first = &first[0];
+        let op = first.op;
+        let first_is_valid = limits.is_fast_path(first);
+        fast_path &= first_is_valid;
         let mut same_shape = true;
-        for request in batch.iter_mut() {
-            // Requests of a batch usually have the same shape; then only the LBA is checked.
-            if !shape.matches(request) {
+        if !others.is_empty() {
+            // Requests of a batch usually have the same shape; then little of each is checked.
+            let mut shape = limits.shape(first, first_is_valid);
+            loop {
+                let matching = shape.count_matching(others);
+                let Some((request, rest)) = others[matching..].split_first_mut() else { break };
+                others = rest;
                 same_shape = false;
                 fast_path &= limits.is_fast_path(request);
+                stamp(request, &mut now_ticks);
             }
-            if request.issued_ticks == 0 {
-                if now_ticks == 0 {
-                    now_ticks = os::clock::ticks();
-                }
-                request.issued_ticks = now_ticks;
-            }
+            let aligned = shape.addresses & (limits.io.alignment as usize - 1) == 0;
+            fast_path &= aligned && !(shape.read_only && op == Op::Read);
         }
         if fast_path {
             let writes = match same_shape {
-                true if shape.op == Op::Read => 0,
-                true => batch.len() as u32,
-                false => count_writes(batch),
+                true if op == Op::Read => 0,
+                _ => count_writes(batch),
             };
             if writes == 0 || self.publish_writes(writes) {
                 self.submit_to_module(batch);
@@ -591,14 +606,16 @@ impl block_io::Channel for BdevChannel {
             self.in_flight -= returned;
             if self.internal_in_flight > 0 {
                 self.take_internal(sink, start);
+                self.update_idle();
             }
             if self.writes_in_flight > 0 && returned > 0 {
                 self.writes_in_flight -= count_completed_writes(&sink[start..]);
                 self.inflight_writes.publish(self.writes_in_flight);
             }
         }
-        if !self.finished.is_empty() || !self.nothing_queued() {
+        if !self.is_idle {
             self.poll_queued(sink);
+            self.update_idle();
         }
         let count = sink.len() - start;
         if count > 0 {
@@ -637,45 +654,65 @@ impl block_io::Channel for BdevChannel {
     }
 }
 
-/// Operation and length of a valid request with data; other requests of the same shape need only an LBA check.
+/// Operation and length of a valid request with data. Of other requests of the same shape only the LBA is checked, and
+/// the alignment and access of their data for all together.
 struct RequestShape {
     op: Op,
     blocks: u32,
-    bytes: usize,
+    bytes: u32,
     /// Highest LBA at which such a request fits the device.
     lba_max: u64,
-    /// Bits that the address of the data must not have.
-    misaligned: usize,
+    /// Bits that are set in the address of any buffer of the requests that matched.
+    addresses: usize,
+    /// Whether any of these buffers is read-only.
+    read_only: bool,
 }
 
 impl RequestShape {
-    #[inline]
-    fn matches(&self, request: &Request) -> bool {
-        let Payload::Data(Data::One(buffer)) = &request.payload else { return false };
-        request.op == self.op
+    /// Requests at the front of `requests` that have this shape and a time of issue.
+    ///
+    /// Not inlined, so that the loop has all registers: it is most of what the layer costs in a large batch.
+    #[inline(never)]
+    fn count_matching(&mut self, requests: &[Request]) -> usize {
+        let (mut addresses, mut read_only) = (self.addresses, u8::from(self.read_only));
+        let mut rest = requests;
+        while let [request, others @ ..] = rest
+            && let Payload::Data(Data::One(buffer)) = &request.payload
+            && request.op == self.op
             && request.blocks == self.blocks
-            && buffer.len() == self.bytes
+            && buffer.len() as u32 == self.bytes
             && request.lba <= self.lba_max
-            && buffer.as_ptr().addr() & self.misaligned == 0
-            && (self.op != Op::Read || buffer.is_writable())
+            && request.issued_ticks != 0
+        {
+            addresses |= buffer.as_ptr().addr();
+            read_only |= u8::from(!buffer.is_writable());
+            rest = others;
+        }
+        (self.addresses, self.read_only) = (addresses, read_only != 0);
+        requests.len() - rest.len()
     }
 }
 
 impl RequestLimits {
     #[inline]
-    fn shape(&self, first: &Request) -> RequestShape {
+    fn shape(&self, first: &Request, first_is_valid: bool) -> RequestShape {
         let (op, blocks) = (first.op, first.blocks);
-        let bytes = first.data().map_or(0, Data::len);
-        let misaligned = self.io.alignment as usize - 1;
-        if !op.has_data() || bytes == 0 || self.io.boundary_blocks != 0 || !self.is_fast_path(first) {
-            // Matches no request.
-            return RequestShape { op, blocks, bytes: usize::MAX, lba_max: 0, misaligned };
+        let bytes = first.data().and_then(|data| u32::try_from(data.len()).ok());
+        match bytes {
+            Some(bytes) if first_is_valid && op.has_data() && self.io.boundary_blocks == 0 => {
+                let lba_max = self.blocks - u64::from(blocks);
+                RequestShape { op, blocks, bytes, lba_max, addresses: 0, read_only: false }
+            }
+            // Matches no request: no buffer has this length.
+            _ => RequestShape { op, blocks, bytes: 0, lba_max: 0, addresses: 0, read_only: false },
         }
-        RequestShape { op, blocks, bytes, lba_max: self.blocks - u64::from(blocks), misaligned }
     }
 
     /// Whether a request is valid and needs nothing of the layer: it may go to the module directly.
-    #[inline]
+    ///
+    /// Not inlined: in the loop over a batch it would cost the registers of the comparison that nearly every request
+    /// takes instead.
+    #[inline(never)]
     fn is_fast_path(&self, request: &Request) -> bool {
         let op = request.op;
         let length = u64::from(request.blocks);
@@ -729,6 +766,17 @@ impl Drop for BdevChannel {
         self.compares.release_locks(&self.open.device.range_locks);
         self.open.device.range_locks.unregister_channel(&self.inflight_writes);
         self.open.device.stats.remove_channel(&self.counters);
+    }
+}
+
+/// Sets the time of issue where the caller did not, with one clock read a batch.
+#[inline(always)]
+fn stamp(request: &mut Request, now_ticks: &mut u64) {
+    if request.issued_ticks == 0 {
+        if *now_ticks == 0 {
+            *now_ticks = os::clock::ticks();
+        }
+        request.issued_ticks = *now_ticks;
     }
 }
 

@@ -341,16 +341,21 @@ impl DividedRequest {
 
 impl IoLimits {
     /// Whether a request can go to the module as it is.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn allow(&self, request: &Request, data: &Data) -> bool {
-        let aligned = data.is_aligned(self.alignment as usize);
         let in_boundary = self.boundary_blocks == 0
             || request.lba % u64::from(self.boundary_blocks) + u64::from(request.blocks)
                 <= u64::from(self.boundary_blocks);
-        aligned
-            && in_boundary
-            && data.len() <= self.transfer_bytes_max as usize
-            && data.slices().len() <= self.segments_max as usize
+        let takes_slices = match data {
+            Data::One(buffer) => buffer.as_ptr().addr() & (self.alignment as usize - 1) == 0,
+            Data::Many(_) => self.takes_slices(data),
+        };
+        in_boundary && takes_slices && data.len() <= self.transfer_bytes_max as usize
+    }
+
+    #[inline(never)]
+    fn takes_slices(&self, data: &Data) -> bool {
+        data.is_aligned(self.alignment as usize) && data.slices().len() <= self.segments_max as usize
     }
 
     /// Blocks of the next part: up to the boundary and the largest transfer, and, where that is at least a block, only
