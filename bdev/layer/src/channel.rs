@@ -8,9 +8,10 @@ use block_io::{Op, Payload, RequestFlags, Status, Tag};
 use dma::Data;
 
 use crate::compare::CompareQueue;
-use crate::device::{IoLimits, OpenHandle};
+use crate::device::{IoLimits, LIMITED, OpenHandle, REMOVED};
 use crate::fair_queue::FairQueue;
 use crate::parts::{PartQueue, seek_without_module};
+use crate::qos::ChannelQos;
 use crate::range_locks::InflightWrites;
 use crate::stats::{ChannelCounters, CompletionRun};
 use crate::{BdevError, BlockDevice, BoxedChannel, Completion, Request};
@@ -64,6 +65,7 @@ pub struct BdevChannel {
     /// Time of the last poll that returned completions, in ticks.
     last_poll_ticks: u64,
     queued: FairQueue,
+    qos: ChannelQos,
     /// Dequeued, and not accepted by the module yet.
     selected: Vec<Request>,
     resets: Vec<Request>,
@@ -84,6 +86,8 @@ struct RequestLimits {
     blocks: u64,
     block_size: u64,
     allowed_ops: u16,
+    /// The device has a rate limit.
+    has_rate: bool,
     io: IoLimits,
 }
 
@@ -118,6 +122,7 @@ impl BdevChannel {
             parts: PartQueue::new(bdev.io_limits(), geometry.block_size, core.pool().clone()),
             last_poll_ticks: 0,
             queued: FairQueue::new(geometry.block_size),
+            qos: ChannelQos::default(),
             selected: Vec::new(),
             resets: Vec::new(),
             resets_outstanding: 0,
@@ -149,7 +154,7 @@ impl BdevChannel {
     /// Whether the device was unregistered; every new I/O then fails with `INVALID_NAMESPACE_OR_FORMAT`.
     #[inline]
     pub fn is_removed(&self) -> bool {
-        self.open.device.removed.load(Ordering::Relaxed)
+        self.open.device.is_removed()
     }
 
     /// Requests that were accepted and whose completions are not polled yet, queued ones included.
@@ -157,6 +162,7 @@ impl BdevChannel {
         // Internal requests are counted with the request that they belong to.
         (self.in_flight - self.internal_in_flight) as usize
             + self.queued.len()
+            + self.qos.held.len()
             + self.selected.len()
             + self.resets.len()
             + self.finished.len()
@@ -167,9 +173,11 @@ impl BdevChannel {
 
     #[inline]
     fn limits(&self) -> RequestLimits {
-        let allowed_ops = if self.is_removed() { 0 } else { self.allowed_ops };
+        let state = self.open.device.state.load(Ordering::Relaxed);
+        let allowed_ops = if state & REMOVED != 0 { 0 } else { self.allowed_ops };
         let block_size = u64::from(self.block_size);
-        RequestLimits { blocks: self.blocks(), block_size, allowed_ops, io: self.io_limits }
+        let has_rate = state & LIMITED != 0;
+        RequestLimits { blocks: self.blocks(), block_size, allowed_ops, has_rate, io: self.io_limits }
     }
 
     /// Called after whatever may queue or dequeue a request.
@@ -179,6 +187,7 @@ impl BdevChannel {
 
     fn nothing_queued(&self) -> bool {
         self.queued.is_empty()
+            && self.qos.held.is_empty()
             && self.selected.is_empty()
             && self.resets.is_empty()
             && self.blocked.is_empty()
@@ -279,6 +288,7 @@ impl BdevChannel {
             Some(list.remove(found))
         };
         let found = (self.queued.remove(target, flow))
+            .or_else(|| take(&mut self.qos.held))
             .or_else(|| take(&mut self.selected))
             .or_else(|| take(&mut self.blocked));
         self.finished.extend(found.map(|request| request.complete(Status::ABORT_REQUESTED)));
@@ -375,7 +385,12 @@ impl BdevChannel {
         }
         let free = self.depth.saturating_sub(self.in_flight) as usize;
         let selected = self.selected.len() + self.blocked.len();
-        self.queued.dequeue(free.saturating_sub(selected), &mut self.selected);
+        let room = free.saturating_sub(selected);
+        if self.qos.held.is_empty() && self.open.device.state.load(Ordering::Relaxed) & LIMITED == 0 {
+            self.queued.dequeue(room, &mut self.selected);
+        } else {
+            self.dequeue_limited(room);
+        }
         if free > 0 && !(self.selected.is_empty() && self.blocked.is_empty()) {
             let all_fit = self.blocked.is_empty() && self.selected.len() <= free;
             let writes = if all_fit { count_writes(&self.selected) } else { 0 };
@@ -392,6 +407,21 @@ impl BdevChannel {
             // Requests that the module did not accept are submitted first the next time.
             ready.append(&mut self.selected);
             self.selected = ready;
+        }
+    }
+
+    /// Dequeues as the rate limits allow. What they do not allow yet keeps its place at the front.
+    #[cold]
+    fn dequeue_limited(&mut self, room: usize) {
+        for _ in 0..room {
+            if self.qos.held.is_empty() {
+                self.queued.dequeue(1, &mut self.qos.held);
+            }
+            let Some(request) = self.qos.held.pop() else { return };
+            if !self.qos.admit(&self.open.device.qos, &request, self.block_size) {
+                return self.qos.held.push(request);
+            }
+            self.selected.push(request);
         }
     }
 
@@ -471,6 +501,7 @@ impl BdevChannel {
     /// Fails everything that is queued, as the module of a removed device gets no new requests.
     #[cold]
     fn fail_queued(&mut self) {
+        self.selected.append(&mut self.qos.held);
         self.queued.dequeue(usize::MAX, &mut self.selected);
         let removed = Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry();
         let failed = self.selected.drain(..).chain(self.blocked.drain(..)).chain(self.resets.drain(..));
@@ -576,6 +607,9 @@ impl block_io::Channel for BdevChannel {
             let aligned = shape.addresses & (limits.io.alignment as usize - 1) == 0;
             fast_path &= aligned && !(shape.read_only && op == Op::Read);
         }
+        if limits.has_rate && fast_path {
+            fast_path = self.qos.admit_batch(&self.open.device.qos, batch, self.block_size);
+        }
         if fast_path {
             let writes = match same_shape {
                 true if op == Op::Read => 0,
@@ -632,7 +666,8 @@ impl block_io::Channel for BdevChannel {
     }
 
     fn deadline(&self) -> Option<u64> {
-        let nothing_to_submit = self.queued.is_empty()
+        let rate_reached = !self.qos.held.is_empty();
+        let nothing_to_submit = (rate_reached || self.queued.is_empty())
             && self.selected.is_empty()
             && self.resets.is_empty()
             && self.parts.internal.is_empty();
@@ -641,6 +676,10 @@ impl block_io::Channel for BdevChannel {
             return Some(0);
         }
         let module = self.module.deadline().filter(|at| self.in_flight > 0 || *at == 0);
+        let module = match rate_reached {
+            true => Some(module.unwrap_or(u64::MAX).min(self.qos.retry_at_ns)),
+            false => module,
+        };
         if self.blocked.is_empty() && self.compares.is_empty() && self.parts.is_empty() {
             return module;
         }

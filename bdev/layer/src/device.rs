@@ -1,13 +1,14 @@
 //! The [`Bdev`] trait that modules implement, and the registered [`BlockDevice`].
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use block_io::Op;
 use uuid::Uuid;
 
+use crate::qos::{DeviceQos, RateLimits};
 use crate::range_locks::RangeLocks;
 use crate::stats::StatsTable;
 use crate::{BdevError, BoxedChannel, ChannelStats, DeviceStats};
@@ -169,12 +170,19 @@ pub struct BlockDevice {
     bdev: Arc<dyn Bdev>,
     /// Read by channels at each submit, written by the control plane.
     pub(crate) blocks: AtomicU64,
-    pub(crate) removed: AtomicBool,
+    /// [`REMOVED`] and [`LIMITED`]: read at each submit.
+    pub(crate) state: AtomicU8,
+    pub(crate) qos: DeviceQos,
     pub(crate) stats: StatsTable,
     pub(crate) range_locks: RangeLocks,
     open_state: Mutex<OpenState>,
     released: Condvar,
 }
+
+/// The device was unregistered.
+pub(crate) const REMOVED: u8 = 1;
+/// The device has a rate limit.
+pub(crate) const LIMITED: u8 = 2;
 
 #[derive(Default)]
 struct OpenState {
@@ -204,7 +212,8 @@ impl BlockDevice {
             uuid: uuid.unwrap_or_else(Uuid::new_v4),
             blocks: AtomicU64::new(bdev.geometry().blocks),
             bdev,
-            removed: AtomicBool::new(false),
+            state: AtomicU8::new(0),
+            qos: DeviceQos::default(),
             stats: StatsTable::default(),
             range_locks: RangeLocks::default(),
             open_state: Mutex::new(OpenState::default()),
@@ -255,7 +264,22 @@ impl BlockDevice {
 
     /// Whether it was unregistered; new I/O then fails.
     pub fn is_removed(&self) -> bool {
-        self.removed.load(Ordering::Relaxed)
+        self.state.load(Ordering::Relaxed) & REMOVED != 0
+    }
+
+    /// The rate limits of all channels together.
+    pub fn rate_limits(&self) -> RateLimits {
+        self.qos.limits()
+    }
+
+    /// Sets the rate limits. Requests in flight are not affected; queued ones obey the new limits within a millisecond.
+    pub fn set_rate_limits(&self, limits: RateLimits) {
+        self.qos.set_limits(limits);
+        if limits.is_none() {
+            self.state.fetch_and(!LIMITED, Ordering::Relaxed);
+        } else {
+            self.state.fetch_or(LIMITED, Ordering::Relaxed);
+        }
     }
 
     /// The holder of the exclusive claim, if there is one.
@@ -318,7 +342,7 @@ impl BlockDevice {
     /// Marks it removed: every new I/O fails.
     pub(crate) fn remove(&self) {
         let mut state = self.lock();
-        self.removed.store(true, Ordering::Relaxed);
+        self.state.fetch_or(REMOVED, Ordering::Relaxed);
         self.bdev.on_removed();
         let last = state.descriptors == 0 && !state.closed;
         state.closed |= last;

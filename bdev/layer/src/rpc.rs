@@ -224,7 +224,13 @@ impl Module for BdevModule {
     }
 
     fn save(&self) -> Vec<Value> {
-        self.saved_calls.calls()
+        let limited = self.registry.list().into_iter().filter(|device| !device.rate_limits().is_none());
+        let limits = limited.map(|device| {
+            json!({ "method": "bdev_set_qos_limit", "params": info::SetQosLimit::of(&device).to_object() })
+        });
+        let mut calls = self.saved_calls.calls();
+        calls.extend(limits);
+        calls
     }
 
     fn report(&self) -> Value {

@@ -6,8 +6,8 @@ mod rig;
 use std::time::{Duration, Instant};
 
 use bdev::{
-    Access, AsyncChannel, BdevChannel, BdevError, InfoValue, Request, delay, error, malloc, null, passthru,
-    split,
+    Access, AsyncChannel, BdevChannel, BdevError, InfoValue, RateLimits, Request, delay, error, malloc, null,
+    passthru, split,
 };
 use block_io::{Channel as _, Op, RequestFlags, Status, Tag};
 use error::{Chance, FaultAction, FaultInjection};
@@ -412,4 +412,62 @@ fn passthru_forwards_and_has_the_same_identity_each_time() {
         assert!(rig.registry.find("P").is_none(), "it goes with its base");
     }
     assert_eq!(uuids[0], uuids[1]);
+}
+
+/// One byte a second: the first request overdraws its tokens, and the next waits for minutes.
+fn limited_rig() -> (Rig, BdevChannel) {
+    let rig = Rig::new();
+    let device = malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
+    device.set_rate_limits(RateLimits { read_bytes: 1, ..RateLimits::default() });
+    let channel = open(&rig, "M");
+    (rig, channel)
+}
+
+fn reads(rig: &Rig, tags: std::ops::Range<u64>) -> Vec<Request> {
+    tags.map(|tag| Request::read(Tag(tag), tag, 1, rig.buffer(512, 0))).collect()
+}
+
+#[test]
+fn a_rate_limit_holds_back_only_what_it_limits() {
+    let (mut rig, mut channel) = limited_rig();
+    let mut sink = Vec::new();
+    channel.submit(&mut reads(&rig, 0..3));
+    channel.poll(&mut sink);
+    channel.poll(&mut sink);
+    assert_eq!(sink.iter().map(|completion| completion.tag()).collect::<Vec<_>>(), [Tag(0)]);
+    assert_eq!(channel.outstanding(), 2);
+    let now_ns = os::clock::now_ns();
+    assert!(channel.deadline().is_some_and(|at| at > now_ns + 60_000_000_000), "no polling until then");
+    // Another channel of the device has the same limit, and writes have none.
+    let mut other = open(&rig, "M");
+    assert_eq!(rig.write(&mut other, 9, 1, 9), Status::SUCCESS);
+    other.submit(&mut reads(&rig, 0..1));
+    other.poll(&mut sink);
+    assert_eq!((sink.len(), other.outstanding()), (1, 1));
+    // Without the limit everything completes, in order.
+    rig.registry.find("M").unwrap().set_rate_limits(RateLimits::default());
+    channel.poll(&mut sink);
+    channel.poll(&mut sink);
+    assert_eq!(sink.iter().map(|completion| completion.tag().0).collect::<Vec<_>>(), [0, 1, 2]);
+    other.poll(&mut sink);
+    other.poll(&mut sink);
+    assert_eq!((sink.len(), channel.outstanding(), other.outstanding()), (4, 0, 0));
+}
+
+#[test]
+fn a_request_held_back_can_be_aborted_and_fails_with_its_device() {
+    let (rig, mut channel) = limited_rig();
+    let mut sink = Vec::new();
+    channel.submit(&mut reads(&rig, 0..4));
+    channel.submit(&mut vec![Request::abort(Tag(9), Tag(1))]);
+    channel.poll(&mut sink);
+    channel.poll(&mut sink);
+    sink.sort_by_key(|completion| completion.tag());
+    let statuses: Vec<_> = sink.iter().map(|completion| (completion.tag().0, completion.status())).collect();
+    assert_eq!(statuses, [(0, Status::SUCCESS), (1, Status::ABORT_REQUESTED), (9, Status::SUCCESS)]);
+    rig.registry.unregister("M").unwrap();
+    sink.clear();
+    channel.poll(&mut sink);
+    assert!(sink.iter().all(|completion| completion.status().same_code(Status::INVALID_NAMESPACE_OR_FORMAT)));
+    assert_eq!((sink.len(), channel.outstanding()), (2, 0));
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use block_io::Op;
 use control::json::{Map, Value, json};
-use control::{Method, NoParameters, RpcError};
+use control::{Method, NoParameters, Parameters, RpcError};
 
 use super::BdevModule;
 use crate::{BlockDevice, InfoValue};
@@ -21,6 +21,15 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
         Method::query("bdev_examine", examine)
             .text("Has every module examine a device, whether it was examined before or not.", "true")
             .errors(&[(RpcError::ENODEV, "there is no such bdev")]),
+        Method::update("bdev_set_qos_limit", set_qos_limit)
+            .text(
+                "Limits reads and writes of a device, over all its users. A limit that is not given stays as it is.",
+                "true",
+            )
+            .errors(&[
+                (RpcError::ENODEV, "there is no such bdev"),
+                (RpcError::EINVAL, "no limit is given, or one is too large"),
+            ]),
         Method::update("bdev_set_options", set_options)
             .at_any_stage()
             .text("Sets options of the block layer.", "true"),
@@ -71,6 +80,70 @@ fn examine(bdevs: &BdevModule, params: Examine) -> Result<bool, RpcError> {
     let device = bdevs.find(&params.name)?;
     bdevs.examiner.appeared(device.name());
     bdevs.examiner.wait();
+    Ok(true)
+}
+
+control::parameters! {
+    /// Of `bdev_set_qos_limit`; absent limits are not changed.
+    pub(super) struct SetQosLimit {
+        /// Name, alias or UUID
+        name: String,
+        /// Reads and writes a second; 0 is no limit
+        rw_ios_per_sec: Option<u64>,
+        /// Data of reads and writes a second; 0 is no limit
+        rw_mbytes_per_sec: Option<u64> ["MiB"],
+        /// Data of reads a second; 0 is no limit
+        r_mbytes_per_sec: Option<u64> ["MiB"],
+        /// Data of writes a second; 0 is no limit
+        w_mbytes_per_sec: Option<u64> ["MiB"],
+    }
+}
+
+/// Highest limit: tokens of a second are counted in 63 bits.
+const RATE_MAX: u64 = 1 << 62;
+
+impl SetQosLimit {
+    /// The call that sets a device's present limits.
+    pub(super) fn of(device: &BlockDevice) -> SetQosLimit {
+        let limits = device.rate_limits();
+        SetQosLimit {
+            name: device.name().to_string(),
+            rw_ios_per_sec: Some(limits.rw_ios),
+            rw_mbytes_per_sec: Some(limits.rw_bytes >> 20),
+            r_mbytes_per_sec: Some(limits.read_bytes >> 20),
+            w_mbytes_per_sec: Some(limits.write_bytes >> 20),
+        }
+    }
+
+    fn rates(&self) -> Value {
+        let mut rates = self.to_object();
+        rates.remove("name");
+        Value::Object(rates)
+    }
+}
+
+fn set_qos_limit(bdevs: &BdevModule, params: SetQosLimit) -> Result<bool, RpcError> {
+    let device = bdevs.find(&params.name)?;
+    let given =
+        [params.rw_ios_per_sec, params.rw_mbytes_per_sec, params.r_mbytes_per_sec, params.w_mbytes_per_sec];
+    if given.iter().all(Option::is_none) {
+        let message =
+            "give at least one of rw_ios_per_sec, rw_mbytes_per_sec, r_mbytes_per_sec, w_mbytes_per_sec";
+        return Err(RpcError::new(RpcError::EINVAL, message));
+    }
+    let mut limits = device.rate_limits();
+    let bytes = |mib: u64| mib.checked_mul(1 << 20);
+    for (limit, wanted, name) in [
+        (&mut limits.rw_ios, params.rw_ios_per_sec.map(Some), "rw_ios_per_sec"),
+        (&mut limits.rw_bytes, params.rw_mbytes_per_sec.map(bytes), "rw_mbytes_per_sec"),
+        (&mut limits.read_bytes, params.r_mbytes_per_sec.map(bytes), "r_mbytes_per_sec"),
+        (&mut limits.write_bytes, params.w_mbytes_per_sec.map(bytes), "w_mbytes_per_sec"),
+    ] {
+        let Some(wanted) = wanted else { continue };
+        let too_large = || RpcError::new(RpcError::EINVAL, format!("{name}: the limit is too large"));
+        *limit = wanted.filter(|rate| *rate <= RATE_MAX).ok_or_else(too_large)?;
+    }
+    device.set_rate_limits(limits);
     Ok(true)
 }
 
@@ -137,12 +210,7 @@ fn describe(device: &Arc<BlockDevice>) -> Value {
         "uuid": device.uuid(),
         // Any: memory is of the core that uses it.
         "numa_id": -1,
-        "assigned_rate_limits": {
-            "rw_ios_per_sec": 0,
-            "rw_mbytes_per_sec": 0,
-            "r_mbytes_per_sec": 0,
-            "w_mbytes_per_sec": 0,
-        },
+        "assigned_rate_limits": SetQosLimit::of(device).rates(),
         "claimed": claim.is_some(),
         "zoned": false,
         "supported_io_types": io_types.collect::<Map<_, _>>(),

@@ -48,6 +48,9 @@ fn errors_have_spdks_codes() {
         ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 1, "split_size_mb": 1 }), -22),
         ("bdev_split_delete", json!({ "base_bdev": "M" }), -19),
         ("bdev_examine", json!({ "name": "Z" }), -19),
+        ("bdev_set_qos_limit", json!({ "name": "Z", "rw_ios_per_sec": 1 }), -19),
+        ("bdev_set_qos_limit", json!({ "name": "M" }), -22),
+        ("bdev_set_qos_limit", json!({ "name": "M", "r_mbytes_per_sec": 1u64 << 50 }), -22),
         ("bdev_aio_delete", json!({ "name": "M" }), -19),
         ("frobnicate", json!({}), -32601),
         ("framework_start_init", json!({}), -1),
@@ -244,4 +247,25 @@ fn without_auto_examination_a_method_examines() {
     assert_eq!(names(&plane), ["N"]);
     ok(&plane, "bdev_examine", json!({ "name": "N" }));
     assert_eq!(names(&plane), ["N", "P"]);
+}
+
+#[test]
+fn rate_limits_are_reported_and_saved() {
+    let plane = plane();
+    null(&plane, "N");
+    let rates = |plane: &ControlPlane| {
+        ok(plane, "bdev_get_bdevs", json!({ "name": "N" }))[0]["assigned_rate_limits"].clone()
+    };
+    ok(&plane, "bdev_set_qos_limit", json!({ "name": "N", "rw_ios_per_sec": 20000 }));
+    ok(&plane, "bdev_set_qos_limit", json!({ "name": "N", "w_mbytes_per_sec": 100 }));
+    let expected = json!({ "rw_ios_per_sec": 20000, "rw_mbytes_per_sec": 0, "r_mbytes_per_sec": 0, "w_mbytes_per_sec": 100 });
+    assert_eq!(rates(&plane), expected);
+    let saved = ok(&plane, "framework_get_config", json!({ "name": "bdev" }));
+    assert_eq!(saved[1]["method"], "bdev_set_qos_limit");
+    ok(&plane, "bdev_set_qos_limit", json!({ "name": "N", "rw_ios_per_sec": 0, "w_mbytes_per_sec": 0 }));
+    assert_eq!(rates(&plane)["w_mbytes_per_sec"], 0);
+    assert_eq!(ok(&plane, "framework_get_config", json!({ "name": "bdev" })).as_array().unwrap().len(), 1);
+    // What was saved sets the limits again.
+    ok(&plane, "bdev_set_qos_limit", saved[1]["params"].clone());
+    assert_eq!(rates(&plane), expected);
 }
