@@ -50,6 +50,9 @@ impl Module for Framework {
             Method::of_plane("thread_get_pollers", thread_pollers)
                 .at_any_stage()
                 .text("Runs and times of each poller.", "`tick_rate`, `threads`"),
+            Method::of_plane("framework_get_scheduler", get_scheduler)
+                .at_any_stage()
+                .text("Names the scheduler: reactors stay on their cores.", "`scheduler_name`, `scheduler_period`"),
             Method::of_plane("save_config", save_config)
                 .text("The running configuration, as a file that recreates it.", "`subsystems`"),
             Method::of_plane("load_config", load_config)
@@ -214,6 +217,10 @@ crate::parameters! {
 
 fn cancel_job(plane: &ControlPlane, params: CancelJob) -> Result<bool, RpcError> {
     plane.jobs().cancel(params.job).map(|()| true)
+}
+
+fn get_scheduler(_plane: &ControlPlane, _params: NoParameters) -> Result<Value, RpcError> {
+    Ok(json!({ "scheduler_name": "static", "scheduler_period": 0 }))
 }
 
 /// Clock ticks per second: the unit of all `_ticks`, `busy` and `idle` results.

@@ -13,11 +13,13 @@ mod devices;
 mod histogram;
 mod info;
 mod iostat;
+mod notifications;
 mod stacked;
 
 pub use iostat::counts_of;
 
 use histogram::HistogramBaseline;
+use notifications::Notifications;
 
 /// Block devices as a [`Module`]: methods to create, inspect and delete them.
 ///
@@ -32,6 +34,7 @@ pub struct BdevModule {
     histograms: Mutex<BTreeMap<String, HistogramBaseline>>,
     /// Virtual bdevs whose base has not appeared yet, by name.
     pending: Arc<Mutex<BTreeMap<String, PendingBdev>>>,
+    notifications: Arc<Mutex<Notifications>>,
     /// Devices that appear are examined without a call of `bdev_examine`.
     auto_examine: Arc<AtomicBool>,
 }
@@ -64,6 +67,7 @@ impl BdevModule {
             created,
             histograms: Mutex::default(),
             pending,
+            notifications: Arc::default(),
             auto_examine: Arc::new(AtomicBool::new(true)),
         })
     }
@@ -194,6 +198,7 @@ impl Module for BdevModule {
         let mut methods = info::methods();
         methods.extend(devices::methods());
         methods.extend(stacked::methods());
+        methods.extend(notifications::methods());
         methods.extend(iostat::methods());
         methods.extend(histogram::methods());
         methods
@@ -201,7 +206,9 @@ impl Module for BdevModule {
 
     fn start(&self) -> Result<(), RpcError> {
         let (examiner, auto_examine) = (self.examiner.clone(), self.auto_examine.clone());
+        let notifications = self.notifications.clone();
         self.registry.subscribe(Box::new(move |event| {
+            sync::lock(&notifications).add(event);
             if let DeviceEvent::Registered(device) = event
                 && auto_examine.load(Ordering::Relaxed)
             {

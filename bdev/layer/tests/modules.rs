@@ -162,6 +162,20 @@ fn pending_io_is_aborted_by_reset_and_resumed_by_clear() {
         channel.poll(&mut sink);
     }
     assert!(sink.iter().all(|completion| completion.status().is_success()));
+
+    // Resuming leaves other rules in effect.
+    let failure = FaultAction::Fail(Status::WRITE_FAULT);
+    error::inject(&rig.registry, "EE_M", FaultInjection::once(Some(Op::Write), failure)).unwrap();
+    error::inject(&rig.registry, "EE_M", pending()).unwrap();
+    sink.clear();
+    channel.submit(&mut vec![Request::read(Tag(7), 0, 1, rig.buffer(512, 1))]);
+    assert_eq!(channel.poll(&mut sink), 0);
+    error::resume_pending(&rig.registry, "EE_M").unwrap();
+    while sink.is_empty() {
+        channel.poll(&mut sink);
+    }
+    assert_eq!((sink[0].tag(), sink[0].status()), (Tag(7), Status::SUCCESS));
+    assert_eq!(rig.write(&mut channel, 0, 1, 1), Status::WRITE_FAULT);
 }
 
 #[test]

@@ -149,6 +149,14 @@ pub fn clear(registry: &Registry, name: &str) -> Result<(), BdevError> {
     })
 }
 
+/// Removes the rules that keep I/Os pending, and forwards those I/Os to the base.
+pub fn resume_pending(registry: &Registry, name: &str) -> Result<(), BdevError> {
+    with_module(registry, name, |module| {
+        module.faults.remove(|rule| rule.action == FaultAction::Pending);
+        Ok(())
+    })
+}
+
 fn with_module(
     registry: &Registry,
     name: &str,
@@ -224,8 +232,15 @@ impl Bdev for ErrorBdev {
 
 impl SharedRules {
     fn clear(&self) {
-        self.lock().list.clear();
-        self.any.store(false, Ordering::Relaxed);
+        self.remove(|_| true);
+    }
+
+    /// Removes rules, and has channels forward what they keep pending.
+    fn remove(&self, is_removed: impl Fn(&FaultInjection) -> bool) {
+        let mut rules = self.lock();
+        rules.list.retain(|(rule, _)| !is_removed(rule));
+        self.any.store(!rules.list.is_empty(), Ordering::Relaxed);
+        drop(rules);
         self.clear_count.fetch_add(1, Ordering::Relaxed);
     }
 

@@ -35,6 +35,12 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
         Method::update("bdev_error_inject_error", inject_error)
             .text("Injects errors into an error bdev, or removes them.", "true")
             .errors(&[MISSING, (RpcError::EINVAL, "corrupt_value is missing or 0")]),
+        Method::update("bdev_error_resume_pending", |bdevs: &BdevModule, params: ByName| {
+            error::resume_pending(&bdevs.registry, &params.name)?;
+            Ok(true)
+        })
+        .text("Executes the I/Os that an error bdev keeps pending, and keeps no more.", "true")
+        .errors(&[MISSING]),
         create(
             Method::update("bdev_delay_create", delay_create),
             "Creates a bdev that delays the I/O of its base, at once or when the base appears.",

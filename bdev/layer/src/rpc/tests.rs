@@ -269,3 +269,25 @@ fn rate_limits_are_reported_and_saved() {
     ok(&plane, "bdev_set_qos_limit", saved[1]["params"].clone());
     assert_eq!(rates(&plane), expected);
 }
+
+#[test]
+fn notifications_number_what_came_and_went() {
+    let plane = plane();
+    null(&plane, "N");
+    null(&plane, "O");
+    ok(&plane, "bdev_null_delete", json!({ "name": "N" }));
+    let expected = json!([
+        { "type": "bdev_register", "ctx": "O", "id": 1 },
+        { "type": "bdev_unregister", "ctx": "N", "id": 2 },
+    ]);
+    assert_eq!(ok(&plane, "notify_get_notifications", json!({ "id": 1, "max": 5 })), expected);
+    assert_eq!(ok(&plane, "notify_get_notifications", json!({ "id": 3 })), json!([]));
+    // Only the last are kept, and keep their numbers.
+    for _ in 0..600 {
+        null(&plane, "P");
+        ok(&plane, "bdev_null_delete", json!({ "name": "P" }));
+    }
+    let kept = ok(&plane, "notify_get_notifications", json!({}));
+    let ids = |index: usize| kept[index]["id"].as_u64().unwrap();
+    assert_eq!((kept.as_array().unwrap().len(), ids(0), ids(1023)), (1024, 179, 1202));
+}

@@ -2,7 +2,7 @@
 
 use bdev::Uuid;
 use control::json::{Value, json};
-use control::{Method, RpcError, thread_name, tick_rate};
+use control::{Method, NoParameters, RpcError, thread_name, tick_rate};
 use wire_nvme::log::AnaState;
 
 use super::{AnaStateName, ByNqn, NvmfModule, SUBSYSTEM, TargetName};
@@ -14,6 +14,8 @@ use crate::{
 pub(super) fn methods() -> Vec<Method<NvmfModule>> {
     const MISSING: &[(i64, &str)] = &[(RpcError::ENODEV, "there is no such subsystem")];
     vec![
+        Method::query("nvmf_get_targets", |_: &NvmfModule, _: NoParameters| Ok::<_, RpcError>(["nvmf_tgt"]))
+            .text("Lists the targets: there is one.", "array of names"),
         Method::query("nvmf_get_transports", get_transports)
             .text("Describes the transports.", "array of their parameters")
             .errors(&[(RpcError::ENODEV, "there is no such transport")]),
