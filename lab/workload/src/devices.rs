@@ -3,7 +3,7 @@
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
 
-use crate::jobfile::{EngineName, Job};
+use crate::jobfile::{EngineName, PerfJob};
 use crate::kernel;
 use crate::run::RunError;
 
@@ -31,7 +31,7 @@ pub struct DiskStats {
 }
 
 /// The disks under the files of jobs on kernel engines, without duplicates.
-pub fn disks(jobs: &[Job]) -> Vec<Disk> {
+pub fn disks(jobs: &[PerfJob]) -> Vec<Disk> {
     let kernel_jobs = jobs.iter().filter(|job| matches!(job.engine, Some(EngineName::Kernel(_))));
     let mut disks: Vec<Disk> =
         kernel_jobs.flat_map(|job| kernel::paths(job, 0)).filter_map(|path| disk_of(&path)).collect();

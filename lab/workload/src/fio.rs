@@ -10,14 +10,14 @@ use os::clock;
 use serde_json::{Map, Value, json};
 
 use crate::devices::DiskStats;
-use crate::jobfile::Job;
+use crate::jobfile::PerfJob;
 use crate::result::{DepthCounts, Direction, DirectionResult, JobResult};
 
 /// One entry of the document's `jobs`.
 #[derive(Clone, Debug)]
 pub struct ReportedJob {
     /// The job and its options.
-    pub job: Job,
+    pub job: PerfJob,
     /// Reporting group.
     pub group: u32,
     /// Index among all copies of all jobs; `None` for a group.
@@ -80,7 +80,7 @@ fn disk((name, stats, elapsed_ms): &(String, DiskStats, u64)) -> Value {
 }
 
 /// Which latencies of a job are reported with percentiles: submission, completion, total.
-pub fn percentiles_of(job: &Job) -> [bool; 3] {
+pub fn percentiles_of(job: &PerfJob) -> [bool; 3] {
     let closed = job.spec.rates.is_closed_loop();
     let [submission, completion, whole] = job.percentiles_of;
     [submission.unwrap_or(false), completion.unwrap_or(closed), whole.unwrap_or(!closed)]

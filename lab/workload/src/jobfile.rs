@@ -1,9 +1,9 @@
 //! Parses fio's job files and command-line options.
 //!
-//! [`plan`] parses a command line into a [`Plan`]; it reads the job files that the command line names, and
+//! [`plan`] parses a command line into a [`JobPlan`]; it reads the job files that the command line names, and
 //! environment variables, through the caller's [`Lookup`], so that the parser does no I/O itself. It supports
 //! sections, `[global]`, `include`, comments, `${VARIABLES}` and the options of [`OPTIONS`]. Anything else is a
-//! [`PlanError`] with option, file and line: no option is ignored.
+//! [`JobPlanError`] with option, file and line: no option is ignored.
 //!
 //! ```
 //! use workload::jobfile::{Lookup, plan};
@@ -23,7 +23,7 @@ mod job;
 mod options;
 mod values;
 
-pub use job::{EngineName, Job, LogPaths};
+pub use job::{EngineName, LogPaths, PerfJob};
 pub use options::{OPTIONS, OptionInfo, Support};
 
 use options::find;
@@ -61,14 +61,14 @@ impl fmt::Display for OptionLocation {
 
 /// A parse error and its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlanError {
+pub struct JobPlanError {
     /// Where the error is.
     pub location: OptionLocation,
     /// What is wrong, with a hint at what is valid.
     pub reason: String,
 }
 
-impl fmt::Display for PlanError {
+impl fmt::Display for JobPlanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.location {
             OptionLocation::CommandLine => write!(f, "{}", self.reason),
@@ -77,13 +77,13 @@ impl fmt::Display for PlanError {
     }
 }
 
-impl std::error::Error for PlanError {}
+impl std::error::Error for JobPlanError {}
 
 /// The parsed command line: jobs and options of the run.
 #[derive(Clone, Debug, Default)]
-pub struct Plan {
+pub struct JobPlan {
     /// The jobs, in order.
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<PerfJob>,
     /// Options of `[global]`, as written.
     pub globals: Vec<(String, String)>,
     /// Options of the run, not of a job: `output`, `eta` and others.
@@ -92,7 +92,7 @@ pub struct Plan {
     pub words: Vec<String>,
 }
 
-impl Plan {
+impl JobPlan {
     /// The value of an option of the run; the last one wins.
     pub fn run_option(&self, name: &str) -> Option<&str> {
         self.run.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
@@ -109,10 +109,10 @@ const LINES_MAX: usize = 1 << 20;
 /// The state of the parser.
 struct JobFileParser<'a> {
     lookup: &'a dyn Lookup,
-    plan: Plan,
-    global: Job,
+    plan: JobPlan,
+    global: PerfJob,
     /// The job of the current section; `None` in `[global]`.
-    section: Option<Job>,
+    section: Option<PerfJob>,
     /// The sections to run; empty for all.
     sections: Vec<String>,
     lines: usize,
@@ -120,11 +120,11 @@ struct JobFileParser<'a> {
 
 /// Parses a command line, without the program's name. As in fio, options before the first `--name` apply to
 /// all jobs if there are job files, and to the first job otherwise; each further `--name` starts another job.
-pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<Plan, PlanError> {
+pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<JobPlan, JobPlanError> {
     let mut parser = JobFileParser {
         lookup,
-        plan: Plan::default(),
-        global: Job::default(),
+        plan: JobPlan::default(),
+        global: PerfJob::default(),
         section: None,
         sections: Vec::new(),
         lines: 0,
@@ -136,7 +136,7 @@ pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<Plan, PlanError> {
         .filter(|(name, _)| name == "section")
         .map(|(_, value)| value.clone())
         .collect();
-    let mut current_job: Option<Job> = None;
+    let mut current_job: Option<PerfJob> = None;
     let config = command_line.options.iter().filter(|(name, _)| name == "config");
     parser.plan.run.extend(config.cloned());
     let mut has_name = false;
@@ -172,14 +172,14 @@ pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<Plan, PlanError> {
     for path in &command_line.files {
         let text = lookup
             .file(path)
-            .map_err(|reason| PlanError { location: OptionLocation::CommandLine, reason })?;
+            .map_err(|reason| JobPlanError { location: OptionLocation::CommandLine, reason })?;
         parser.parse_file(path, &text, 0)?;
         parser.end_section(&OptionLocation::CommandLine)?;
     }
     parser.finish(job, &OptionLocation::CommandLine)?;
     if let Some(missing) = parser.sections.iter().find(|name| !parser.has_section(name)) {
         let reason = format!("--section={missing}: no job file has such a section");
-        return Err(PlanError { location: OptionLocation::CommandLine, reason });
+        return Err(JobPlanError { location: OptionLocation::CommandLine, reason });
     }
     parser.plan.words = words.to_vec();
     Ok(parser.plan)
@@ -192,8 +192,8 @@ struct CommandLine {
 }
 
 /// Splits arguments into `--name=value`, `--name value`, `--name` and job files.
-fn split_command_line(words: &[String]) -> Result<CommandLine, PlanError> {
-    let fail = |reason: String| PlanError { location: OptionLocation::CommandLine, reason };
+fn split_command_line(words: &[String]) -> Result<CommandLine, JobPlanError> {
+    let fail = |reason: String| JobPlanError { location: OptionLocation::CommandLine, reason };
     let mut out = CommandLine { options: Vec::new(), files: Vec::new() };
     let mut rest = words.iter().peekable();
     while let Some(word) = rest.next() {
@@ -240,13 +240,13 @@ fn unknown_option(name: &str) -> String {
 }
 
 /// Applies an option to a job.
-fn set(job: &mut Job, name: &str, value: &str, location: &OptionLocation) -> Result<(), PlanError> {
-    let fail = |reason: String| PlanError { location: location.clone(), reason };
+fn set(job: &mut PerfJob, name: &str, value: &str, location: &OptionLocation) -> Result<(), JobPlanError> {
+    let fail = |reason: String| JobPlanError { location: location.clone(), reason };
     let option = find(name).ok_or_else(|| fail(unknown_option(name)))?;
     match option.support {
         Support::Refused(why) => Err(fail(format!("{name} is not supported: {why}"))),
         Support::Run => Err(fail(format!("{name} belongs on the command line, not to a job"))),
-        Support::Job(apply) => {
+        Support::PerfJob(apply) => {
             apply(job, value).map_err(|reason| fail(format!("--{name}={value}: {reason}")))?;
             job.options.retain(|(known, _)| known != option.name);
             job.options.push((option.name.to_string(), value.to_string()));
@@ -256,7 +256,7 @@ fn set(job: &mut Job, name: &str, value: &str, location: &OptionLocation) -> Res
 }
 
 impl JobFileParser<'_> {
-    fn set_global(&mut self, name: &str, value: &str, location: &OptionLocation) -> Result<(), PlanError> {
+    fn set_global(&mut self, name: &str, value: &str, location: &OptionLocation) -> Result<(), JobPlanError> {
         set(&mut self.global, name, value, location)?;
         let written = std::mem::take(&mut self.global.options);
         for (name, value) in written {
@@ -266,12 +266,12 @@ impl JobFileParser<'_> {
         Ok(())
     }
 
-    fn parse_file(&mut self, path: &str, text: &str, depth: usize) -> Result<(), PlanError> {
+    fn parse_file(&mut self, path: &str, text: &str, depth: usize) -> Result<(), JobPlanError> {
         for (index, line) in text.lines().enumerate() {
             let location = OptionLocation::File { path: path.to_string(), line: index + 1 };
             self.lines += 1;
             if self.lines > LINES_MAX {
-                return Err(PlanError {
+                return Err(JobPlanError {
                     location,
                     reason: format!("job files have more than {LINES_MAX} lines"),
                 });
@@ -287,8 +287,8 @@ impl JobFileParser<'_> {
         path: &str,
         location: &OptionLocation,
         depth: usize,
-    ) -> Result<(), PlanError> {
-        let fail = |reason: String| Err(PlanError { location: location.clone(), reason });
+    ) -> Result<(), JobPlanError> {
+        let fail = |reason: String| Err(JobPlanError { location: location.clone(), reason });
         if line.is_empty() || line.starts_with([';', '#']) {
             return Ok(());
         }
@@ -307,7 +307,7 @@ impl JobFileParser<'_> {
                 return fail(format!("files are included more than {INCLUDE_DEPTH_MAX} deep"));
             }
             let included = relative_to(path, name.trim());
-            let unread = |reason| PlanError { location: location.clone(), reason };
+            let unread = |reason| JobPlanError { location: location.clone(), reason };
             let text = self.lookup.file(&included).map_err(unread)?;
             return self.parse_file(&included, &text, depth + 1);
         }
@@ -330,13 +330,13 @@ impl JobFileParser<'_> {
         }
     }
 
-    fn start_section(&mut self, name: &str, location: &OptionLocation) -> Result<(), PlanError> {
+    fn start_section(&mut self, name: &str, location: &OptionLocation) -> Result<(), JobPlanError> {
         self.end_section(location)?;
         if name == "global" {
             return Ok(());
         }
         if name.is_empty() {
-            return Err(PlanError {
+            return Err(JobPlanError {
                 location: location.clone(),
                 reason: "a section needs a name".to_string(),
             });
@@ -347,21 +347,21 @@ impl JobFileParser<'_> {
         Ok(())
     }
 
-    fn end_section(&mut self, location: &OptionLocation) -> Result<(), PlanError> {
+    fn end_section(&mut self, location: &OptionLocation) -> Result<(), JobPlanError> {
         let job = self.section.take();
-        let wanted = |job: &Job| self.sections.is_empty() || self.sections.contains(&job.spec.name);
+        let wanted = |job: &PerfJob| self.sections.is_empty() || self.sections.contains(&job.spec.name);
         let job = job.filter(wanted);
         self.finish(job, location)
     }
 
-    fn finish(&mut self, job: Option<Job>, location: &OptionLocation) -> Result<(), PlanError> {
+    fn finish(&mut self, job: Option<PerfJob>, location: &OptionLocation) -> Result<(), JobPlanError> {
         let Some(mut job) = job else { return Ok(()) };
         if self.plan.jobs.len() >= JOBS_MAX {
             let reason = format!("there are more than {JOBS_MAX} jobs; numjobs makes many of one");
-            return Err(PlanError { location: location.clone(), reason });
+            return Err(JobPlanError { location: location.clone(), reason });
         }
         job.has_bdevs = self.plan.run_option("config").is_some();
-        job.finalize().map_err(|reason| PlanError { location: location.clone(), reason })?;
+        job.finalize().map_err(|reason| JobPlanError { location: location.clone(), reason })?;
         self.plan.jobs.push(job);
         Ok(())
     }
@@ -371,12 +371,12 @@ impl JobFileParser<'_> {
     }
 
     /// Replaces `${NAME}` by environment variables. fio's `$ncpus`, `$pagesize` and `$mb_memory` are not supported.
-    fn substitute(&self, line: &str, location: &OptionLocation) -> Result<String, PlanError> {
+    fn substitute(&self, line: &str, location: &OptionLocation) -> Result<String, JobPlanError> {
         let mut out = String::with_capacity(line.len());
         let mut rest = line;
         while let Some((before, after)) = rest.split_once("${") {
             out.push_str(before);
-            let fail = |reason: String| PlanError { location: location.clone(), reason };
+            let fail = |reason: String| JobPlanError { location: location.clone(), reason };
             let (name, after) =
                 after.split_once('}').ok_or_else(|| fail("${ is not closed by }".to_string()))?;
             let value = self.lookup.variable(name);

@@ -8,7 +8,7 @@ use os::clock;
 
 use crate::access_pattern::{Geometry, SetupError};
 use crate::generator::Generator;
-use crate::jobfile::{EngineName, Job};
+use crate::jobfile::{EngineName, PerfJob};
 use crate::poller::Progress;
 use crate::result::{JobResult, KernelThreads};
 use crate::run::RunError;
@@ -16,12 +16,12 @@ use crate::spec::JobSpec;
 
 /// A barrier at which jobs wait until all are ready.
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
+pub(crate) struct StartGate {
     is_open: Mutex<bool>,
     opened: Condvar,
 }
 
-impl Gate {
+impl StartGate {
     /// Releases all current and future waiters.
     pub(crate) fn open(&self) {
         *sync::lock(&self.is_open) = true;
@@ -36,7 +36,7 @@ impl Gate {
 }
 
 /// The paths of the files of one copy of a job.
-pub(crate) fn paths(job: &Job, number: u32) -> Vec<String> {
+pub(crate) fn paths(job: &PerfJob, number: u32) -> Vec<String> {
     let names = match job.filenames.as_slice() {
         [] => (0..job.nrfiles).map(|file| format!("{}.{number}.{file}", job.spec.name)).collect(),
         names => names.to_vec(),
@@ -49,7 +49,7 @@ pub(crate) fn paths(job: &Job, number: u32) -> Vec<String> {
 }
 
 /// The size that each file must have, if the options give one.
-fn requested_bytes(job: &Job) -> Option<u64> {
+fn requested_bytes(job: &PerfJob) -> Option<u64> {
     let spec = &job.spec;
     let files = if job.filenames.is_empty() { job.nrfiles as usize } else { job.filenames.len() } as u64;
     let increment_bytes = spec.offset_increment.saturating_mul(u64::from(job.numjobs.saturating_sub(1)));
@@ -58,7 +58,7 @@ fn requested_bytes(job: &Job) -> Option<u64> {
 }
 
 /// Creates and lays out the files of all copies of a job, before any of them starts.
-pub(crate) fn prepare_files(job: &Job) -> Result<(), RunError> {
+pub(crate) fn prepare_files(job: &PerfJob) -> Result<(), RunError> {
     let Some(EngineName::Kernel(kind)) = job.engine else { return Ok(()) };
     if kind == EngineKind::Null {
         return Ok(());
@@ -96,28 +96,32 @@ pub(crate) fn prepare_files(job: &Job) -> Result<(), RunError> {
 }
 
 /// The identity of one copy of a job, and how it reports its progress and is started.
-pub(crate) struct Seat {
+pub(crate) struct JobCopyContext {
     pub(crate) number: u32,
     pub(crate) log_number: u32,
     pub(crate) progress: Arc<Progress>,
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) gate: Arc<StartGate>,
 }
 
 /// Sets up one copy of a job on the calling thread, calls `ready`, waits at the gate, and runs the job until it
 /// finishes.
-pub(crate) fn run(job: &Job, seat: &Seat, ready: impl FnOnce()) -> Result<JobResult, RunError> {
+pub(crate) fn run(
+    job: &PerfJob,
+    context: &JobCopyContext,
+    ready: impl FnOnce(),
+) -> Result<JobResult, RunError> {
     let Some(EngineName::Kernel(kind)) = job.engine else {
         return Err(RunError::Options("ioengine=bdev runs on reactors".to_string()));
     };
-    apply_scheduling(job, seat.number)?;
-    let files = open_files(job, seat.number, kind)?;
+    apply_scheduling(job, context.number)?;
+    let files = open_files(job, context.number, kind)?;
     let geometry = |file: &EngineFile| Geometry {
         block_bytes: file.block_bytes(),
         blocks: file.bytes() / u64::from(file.block_bytes()),
     };
     let geometries: Vec<Geometry> = files.iter().map(geometry).collect();
     let first = geometries.first().map_or(0, |one| one.blocks.saturating_mul(u64::from(one.block_bytes)));
-    let mut spec = job.spec.for_thread(seat.number, job.numjobs, first);
+    let mut spec = job.spec.for_thread(context.number, job.numjobs, first);
     if !job.repeatable {
         spec.seed ^= clock::now_ns() ^ u64::from(std::process::id()) << 32;
     }
@@ -131,18 +135,18 @@ pub(crate) fn run(job: &Job, seat: &Seat, ready: impl FnOnce()) -> Result<JobRes
     let generator = Generator::with_files(spec, &geometries, &pool)?;
     let engine = io_engines::open(&job.engine_config, files, generator.requests())?;
     ready();
-    seat.gate.pass();
+    context.gate.pass();
     if job.delay_ns > 0 {
-        delay(job.delay_ns, &seat.progress);
+        delay(job.delay_ns, &context.progress);
     }
     let result = match engine {
-        AnyEngine::Null(engine) => drive(generator, engine, seat),
-        AnyEngine::Sync(engine) => drive(generator, engine, seat),
-        AnyEngine::Aio(engine) => drive(generator, engine, seat),
-        AnyEngine::Uring(engine) => drive(generator, engine, seat),
-        AnyEngine::Passthrough(engine) => drive(generator, engine, seat),
+        AnyEngine::Null(engine) => drive(generator, engine, context),
+        AnyEngine::Sync(engine) => drive(generator, engine, context),
+        AnyEngine::Aio(engine) => drive(generator, engine, context),
+        AnyEngine::Uring(engine) => drive(generator, engine, context),
+        AnyEngine::Passthrough(engine) => drive(generator, engine, context),
     };
-    Ok(JobResult { number: seat.number, ..result })
+    Ok(JobResult { number: context.number, ..result })
 }
 
 /// The arena size for the buffers of the I/O depth: whole chunks, plus one.
@@ -153,7 +157,7 @@ fn buffers_bytes(spec: &JobSpec) -> usize {
 }
 
 /// Sets the CPU affinity, niceness, I/O priority and cgroup of the calling thread.
-fn apply_scheduling(job: &Job, number: u32) -> Result<(), RunError> {
+fn apply_scheduling(job: &PerfJob, number: u32) -> Result<(), RunError> {
     let system_error = |what: &str| {
         let what = what.to_string();
         move |error: rustix::io::Errno| RunError::Machine { what, error: error.into() }
@@ -185,7 +189,7 @@ fn apply_scheduling(job: &Job, number: u32) -> Result<(), RunError> {
     Ok(())
 }
 
-fn open_files(job: &Job, number: u32, kind: EngineKind) -> Result<Vec<EngineFile>, RunError> {
+fn open_files(job: &PerfJob, number: u32, kind: EngineKind) -> Result<Vec<EngineFile>, RunError> {
     let unit_bytes = job.unit_bytes();
     if kind == EngineKind::Null {
         let bytes = requested_bytes(job).unwrap_or(1 << 30);
@@ -231,7 +235,7 @@ const STOP_CHECK_NS: u64 = 50_000_000;
 /// How late a sleep may wake up; the job busy-waits for anything due sooner.
 const SLEEP_SLACK_NS: u64 = 60_000;
 
-fn drive<E: IoEngine>(mut generator: Generator, mut engine: E, seat: &Seat) -> JobResult {
+fn drive<E: IoEngine>(mut generator: Generator, mut engine: E, context: &JobCopyContext) -> JobResult {
     let polling_thread = engine.submission_thread();
     let kernel_ns = || KernelThreads {
         submission_ns: polling_thread.and_then(io_engines::usage::task_ns).unwrap_or(0),
@@ -239,11 +243,11 @@ fn drive<E: IoEngine>(mut generator: Generator, mut engine: E, seat: &Seat) -> J
     };
     let mut before = None;
     loop {
-        if seat.progress.is_stopped() {
+        if context.progress.is_stopped() {
             generator.stop();
         }
         let count = generator.turn(&mut engine);
-        seat.progress.publish(generator.completed(), generator.faults());
+        context.progress.publish(generator.completed(), generator.faults());
         if before.is_none() && generator.is_measuring() {
             before = Some(kernel_ns());
         }
@@ -265,7 +269,7 @@ fn drive<E: IoEngine>(mut generator: Generator, mut engine: E, seat: &Seat) -> J
         }
     }
     let (before, after) = (before.unwrap_or_default(), kernel_ns());
-    let mut result = generator.finish(seat.log_number);
+    let mut result = generator.finish(context.log_number);
     result.kernel = KernelThreads {
         submission_ns: after.submission_ns.saturating_sub(before.submission_ns),
         workers_ns: after.workers_ns.saturating_sub(before.workers_ns),

@@ -16,7 +16,6 @@
 mod access_pattern;
 mod arrivals;
 mod batches;
-mod conduct;
 pub mod devices;
 mod direction_stats;
 mod distribution;
@@ -24,6 +23,7 @@ pub mod fio;
 mod generator;
 mod histogram;
 pub mod import;
+mod job_runner;
 pub mod jobfile;
 mod kernel;
 mod log;
@@ -42,15 +42,17 @@ mod verify;
 
 pub use access_pattern::{Geometry, SetupError};
 pub use arrivals::{ArrivalProcess, Rates};
-pub use conduct::{Conductor, Finished, Stage, Totals, generator_cost_ns, kernel_workers_ns, worker};
 pub use distribution::{Distribution, Zone, ZoneSize};
 pub use generator::{Generator, IoChannel};
 pub use histogram::Histogram;
+pub use job_runner::{
+    BdevReactors, FinishedJob, JobRunner, ProgressTotals, generator_cost_ns, kernel_workers_ns, worker,
+};
 pub use log::LogOptions;
 pub use poller::{DynChannel, JobPoller, Progress};
 pub use random::WyRand;
 pub use result::{DepthCounts, Direction, DirectionResult, IoFailure, JobResult, KernelThreads, Samples};
-pub use run::{RunError, Running, run, start};
+pub use run::{RunError, RunningJob, run, start};
 pub use source::{Source, SourceError};
 pub use spec::{BlockSizes, BufferContent, FileService, JobSpec, LatencyTarget, ThinkTime, Verify, Workload};
 pub use usage::Usage;

@@ -68,7 +68,7 @@ impl RunError {
 
 /// The copies of a job that run on reactors. Each publishes its counters in a [`Progress`] and sends its
 /// result once, when it finishes.
-pub struct Running {
+pub struct RunningJob {
     progress: Vec<Arc<Progress>>,
     results: mpsc::Receiver<(u32, JobResult)>,
     finished: Vec<(u32, JobResult)>,
@@ -102,24 +102,24 @@ pub fn start(
     jobs: u32,
     source: &Source,
     registry: &Registry,
-    remotes: &[ReactorHandle],
-) -> Result<Running, RunError> {
-    let running = place(spec, jobs, 1, std::slice::from_ref(source), registry, remotes)?;
-    running.go();
+    reactors: &[ReactorHandle],
+) -> Result<RunningJob, RunError> {
+    let running = prepare(spec, jobs, 1, std::slice::from_ref(source), registry, reactors)?;
+    running.start_io();
     Ok(running)
 }
 
-/// Like [`start`], with several sources, but no I/O starts before [`Running::go`].
+/// Like [`start`], with several sources, but no I/O starts before [`RunningJob::start_io`].
 /// `first_log` is the number in the names of the first copy's log files.
-pub(crate) fn place(
+pub(crate) fn prepare(
     spec: &JobSpec,
     jobs: u32,
     first_log: u32,
     sources: &[Source],
     registry: &Registry,
-    remotes: &[ReactorHandle],
-) -> Result<Running, RunError> {
-    assert!(!remotes.is_empty() && jobs > 0, "{jobs} jobs on {} reactors", remotes.len());
+    reactors: &[ReactorHandle],
+) -> Result<RunningJob, RunError> {
+    assert!(!reactors.is_empty() && jobs > 0, "{jobs} jobs on {} reactors", reactors.len());
     let prepared = sources.iter().map(|source| source.prepare(registry)).collect::<Result<Vec<_>, _>>()?;
     let (results, receiver) = mpsc::channel();
     let (reply_sender, reply_receiver) = mpsc::channel();
@@ -142,7 +142,7 @@ pub(crate) fn place(
             results: results.clone(),
             replies: reply_sender.clone(),
         };
-        remotes[number as usize % remotes.len()].post(move |core| setup.set_up(core))?;
+        reactors[number as usize % reactors.len()].post(move |core| setup.set_up(core))?;
     }
     drop(reply_sender);
     let mut outcome = Ok(());
@@ -155,7 +155,7 @@ pub(crate) fn place(
         progress.iter().for_each(|progress| progress.stop());
         return Err(error);
     }
-    Ok(Running { progress, results: receiver, finished: Vec::new() })
+    Ok(RunningJob { progress, results: receiver, finished: Vec::new() })
 }
 
 /// Runs jobs until all finish; returns the results in the order in which the jobs finished.
@@ -164,14 +164,14 @@ pub fn run(
     jobs: u32,
     source: &Source,
     registry: &Registry,
-    remotes: &[ReactorHandle],
+    reactors: &[ReactorHandle],
 ) -> Result<Vec<JobResult>, RunError> {
-    let mut running = start(spec, jobs, source, registry, remotes)?;
+    let mut running = start(spec, jobs, source, registry, reactors)?;
     while !running.wait(Duration::from_secs(3600)) {}
     Ok(running.into_results())
 }
 
-impl Running {
+impl RunningJob {
     /// Waits up to `timeout` until every job has finished or its reactor has stopped; returns false on timeout.
     pub fn wait(&mut self, timeout: Duration) -> bool {
         let end = std::time::Instant::now() + timeout;
@@ -209,12 +209,12 @@ impl Running {
     }
 
     /// Lets the jobs start I/O.
-    pub(crate) fn go(&self) {
+    pub(crate) fn start_io(&self) {
         self.progress.iter().for_each(|progress| progress.begin());
     }
 
     /// Whether any job has finished.
-    pub(crate) fn any_over(&self) -> bool {
+    pub(crate) fn any_finished(&self) -> bool {
         !self.finished.is_empty()
     }
 }
@@ -223,7 +223,7 @@ impl JobSetup {
     fn set_up(self, core: &Core) {
         if self.files.iter().all(|file| matches!(file, JobFile::Bdev(_))) {
             let outcome = self.open_bdevs(core).and_then(|opened| self.add(core, opened));
-            // If the receiver is gone, `place` failed, and the job never starts.
+            // If the receiver is gone, `prepare` failed, and the job never starts.
             let _ = self.replies.send(outcome);
             return;
         }

@@ -12,8 +12,8 @@ use bdev::Registry;
 use control::ConfigFile;
 use workload::devices::{self, Disk, DiskStats};
 use workload::fio::{ReportedJob, RunReport};
-use workload::jobfile::{EngineName, Job, Lookup, Plan};
-use workload::{Conductor, Finished, JobResult, RunError, Stage};
+use workload::jobfile::{EngineName, JobPlan, Lookup, PerfJob};
+use workload::{BdevReactors, FinishedJob, JobResult, JobRunner, RunError};
 
 use crate::app::{self, App};
 use crate::cli::{self, Perf};
@@ -76,8 +76,8 @@ pub(crate) fn run(command: &Perf) -> Result<(), CommandError> {
     measure(&plan, &run)
 }
 
-fn measure(plan: &Plan, run: &RunOptions) -> Result<(), CommandError> {
-    let stage = BdevRuntime::new(plan, run)?;
+fn measure(plan: &JobPlan, run: &RunOptions) -> Result<(), CommandError> {
+    let bdev_runtime = BdevRuntime::new(plan, run)?;
     let disks = devices::disks(&plan.jobs);
     for job in &plan.jobs {
         let Some(scheduler) = &job.scheduler else { continue };
@@ -95,16 +95,16 @@ fn measure(plan: &Plan, run: &RunOptions) -> Result<(), CommandError> {
         signal_hook::flag::register(signal, stop.clone()).map_err(CommandError::environment)?;
     }
     let executable = std::env::current_exe().map_err(CommandError::environment)?;
-    let conductor = Conductor {
+    let runner = JobRunner {
         plan,
-        stage: stage.as_ref().map(|runtime| &runtime.stage),
+        bdev_reactors: bdev_runtime.as_ref().map(|runtime| &runtime.bdev_reactors),
         worker: vec![executable.to_string_lossy().into_owned(), "perf".to_string()],
         stop,
     };
     let (begun, before) = (Instant::now(), disk_stats(&disks));
     let workers_before = workload::kernel_workers_ns();
     let mut watch = ProgressReporter::new(run, plan);
-    let finished = conductor.run(&mut |totals| watch.update(totals)).map_err(command_error)?;
+    let finished = runner.run(&mut |totals| watch.update(totals)).map_err(command_error)?;
     let elapsed_ms = begun.elapsed().as_millis() as u64;
     let used = before.into_iter().zip(disk_stats(&disks)).zip(&disks);
     let report = RunReport {
@@ -114,7 +114,7 @@ fn measure(plan: &Plan, run: &RunOptions) -> Result<(), CommandError> {
         jobs: reported(plan, run, &finished),
         at: SystemTime::now(),
     };
-    if let Some(runtime) = stage {
+    if let Some(runtime) = bdev_runtime {
         runtime.reactors.reactors.stop();
     }
     write(run, &report)?;
@@ -124,12 +124,12 @@ fn measure(plan: &Plan, run: &RunOptions) -> Result<(), CommandError> {
 /// Reactors and bdevs for the jobs of `ioengine=bdev`.
 struct BdevRuntime {
     reactors: ReactorRuntime,
-    stage: Stage,
+    bdev_reactors: BdevReactors,
 }
 
 impl BdevRuntime {
-    fn new(plan: &Plan, run: &RunOptions) -> Result<Option<BdevRuntime>, CommandError> {
-        let bdev_jobs: Vec<&Job> =
+    fn new(plan: &JobPlan, run: &RunOptions) -> Result<Option<BdevRuntime>, CommandError> {
+        let bdev_jobs: Vec<&PerfJob> =
             plan.jobs.iter().filter(|job| job.engine == Some(EngineName::Bdev)).collect();
         if bdev_jobs.is_empty() {
             return Ok(None);
@@ -152,9 +152,9 @@ impl BdevRuntime {
             let config = ConfigFile::read(path, &app::catalog()).map_err(CommandError::config)?;
             config.apply(&app.control).map_err(|error| CommandError::config(error.message))?;
         }
-        let remotes = reactors.handles().to_vec();
+        let handles = reactors.handles().to_vec();
         let cpus = cores.is_some().then_some(cpus);
-        Ok(Some(BdevRuntime { reactors, stage: Stage { registry, remotes, cpus } }))
+        Ok(Some(BdevRuntime { reactors, bdev_reactors: BdevReactors { registry, reactors: handles, cpus } }))
     }
 }
 
@@ -163,7 +163,7 @@ fn disk_stats(disks: &[Disk]) -> Vec<DiskStats> {
 }
 
 /// One entry for each copy of a job, or with `group_reporting`, for each group.
-fn reported(plan: &Plan, run: &RunOptions, finished: &[Finished]) -> Vec<ReportedJob> {
+fn reported(plan: &JobPlan, run: &RunOptions, finished: &[FinishedJob]) -> Vec<ReportedJob> {
     let mut entries: Vec<ReportedJob> = Vec::new();
     let mut costs: Vec<Option<Option<f64>>> = vec![None; plan.jobs.len()];
     for (index, copy) in finished.iter().enumerate() {
@@ -222,7 +222,7 @@ fn print(text: &str) -> Result<(), CommandError> {
 }
 
 /// The first error of all jobs, if there is one.
-fn check_results(finished: &[Finished]) -> Result<(), CommandError> {
+fn check_results(finished: &[FinishedJob]) -> Result<(), CommandError> {
     for result in finished.iter().map(|one| &one.result) {
         if let Some(error) = &result.log_error {
             return Err(CommandError::operation(format!("{}: writing logs: {error}", result.spec.name)));

@@ -60,7 +60,7 @@ fn result() -> JobResult {
 
 fn document(result: JobResult, plus: bool) -> Value {
     let reported = ReportedJob {
-        job: crate::jobfile::Job::default(),
+        job: crate::jobfile::PerfJob::default(),
         group: 0,
         index: Some(0),
         result,

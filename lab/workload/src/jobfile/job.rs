@@ -26,7 +26,7 @@ pub struct LogPaths {
 
 /// A section of a job file, or a job of the command line.
 #[derive(Clone, Debug)]
-pub struct Job {
+pub struct PerfJob {
     /// The job that the generator runs.
     pub spec: JobSpec,
     /// The options as written.
@@ -109,9 +109,9 @@ pub struct Job {
 const PERCENTILES: [f64; 17] =
     [1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99];
 
-impl Default for Job {
+impl Default for PerfJob {
     fn default() -> Self {
-        Job {
+        PerfJob {
             spec: JobSpec { name: "perf".to_string(), ..JobSpec::default() },
             options: Vec::new(),
             engine: None,
@@ -158,7 +158,7 @@ impl Default for Job {
 /// URI schemes of the block layer.
 const SCHEMES: [&str; 5] = ["null", "malloc", "uring", "model", "nvme+"];
 
-impl Job {
+impl PerfJob {
     /// Derives the job from all options and checks combinations of options.
     pub(super) fn finalize(&mut self) -> Result<(), String> {
         let default_size = BlockSizes::Fixed(4096);

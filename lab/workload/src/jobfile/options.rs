@@ -2,18 +2,18 @@
 
 use io_engines::{EngineKind, SyncMode};
 
-use super::job::{EngineName, Job};
+use super::job::{EngineName, PerfJob};
 use super::values::*;
 use crate::arrivals::ArrivalProcess;
 use crate::spec::{BlockSizes, BufferContent, LatencyTarget, Verify, Workload};
 
-type Apply = fn(&mut Job, &str) -> Result<(), String>;
+type Apply = fn(&mut PerfJob, &str) -> Result<(), String>;
 
 /// How an option is supported.
 #[derive(Clone, Copy)]
 pub enum Support {
     /// An option of a job, with the function that applies it.
-    Job(Apply),
+    PerfJob(Apply),
     /// An option of the run, accepted on the command line only.
     Run,
     /// An unsupported option of fio, with the reason and what to use instead.
@@ -44,11 +44,11 @@ const fn job(
     help: &'static str,
     apply: Apply,
 ) -> OptionInfo {
-    OptionInfo { name, aliases, value, switch: false, help, support: Support::Job(apply) }
+    OptionInfo { name, aliases, value, switch: false, help, support: Support::PerfJob(apply) }
 }
 
 const fn switch(name: &'static str, help: &'static str, apply: Apply) -> OptionInfo {
-    OptionInfo { name, aliases: &[], value: "BOOL", switch: true, help, support: Support::Job(apply) }
+    OptionInfo { name, aliases: &[], value: "BOOL", switch: true, help, support: Support::PerfJob(apply) }
 }
 
 const fn run(name: &'static str, value: &'static str, switch: bool, help: &'static str) -> OptionInfo {
@@ -415,7 +415,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         value: "crc32c",
         switch: true,
         help: "write blocks with a header and verify them when read: crc32c, or pattern for every byte (the formats are Ringbolt's own)",
-        support: Support::Job(|job, v| {
+        support: Support::PerfJob(|job, v| {
             job.spec.verify = match v {
                 "crc32c" | "1" => Verify::Crc32c,
                 "pattern" => Verify::Pattern,
@@ -443,7 +443,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         value: "BOOL",
         switch: true,
         help: "continue after an I/O error",
-        support: Support::Job(|job, v| {
+        support: Support::PerfJob(|job, v| {
             job.spec.continue_on_error = match v {
                 "none" => false,
                 "all" | "io" => true,
@@ -517,7 +517,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         value: "BOOL",
         switch: true,
         help: "wait until all jobs above have finished; also starts a new reporting group",
-        support: Support::Job(|job, v| {
+        support: Support::PerfJob(|job, v| {
             job.stonewall = flag(v)?;
             Ok(())
         }),
@@ -624,7 +624,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         value: "none",
         switch: true,
         help: "mixed: report reads, writes and trims as one; none",
-        support: Support::Job(|job, v| {
+        support: Support::PerfJob(|job, v| {
             job.unified = match v {
                 "none" | "0" => false,
                 "mixed" | "1" => true,
@@ -639,7 +639,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         value: "NAME",
         switch: false,
         help: "NAME_lat.N.log, NAME_slat.N.log, NAME_clat.N.log: latencies in nanoseconds",
-        support: Support::Job(|job, v| {
+        support: Support::PerfJob(|job, v| {
             job.logs.latency = Some(v.to_string());
             Ok(())
         }),
@@ -650,7 +650,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         value: "NAME",
         switch: false,
         help: "NAME_bw.N.log: KiB a second, one line per sample",
-        support: Support::Job(|job, v| {
+        support: Support::PerfJob(|job, v| {
             job.logs.bandwidth = Some(v.to_string());
             Ok(())
         }),
@@ -661,7 +661,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         value: "NAME",
         switch: false,
         help: "NAME_iops.N.log: I/Os a second, one line per sample",
-        support: Support::Job(|job, v| {
+        support: Support::PerfJob(|job, v| {
             job.logs.iops = Some(v.to_string());
             Ok(())
         }),
@@ -790,13 +790,13 @@ pub const OPTIONS: &[OptionInfo] = &[
 
 /// Sets `fsync` or `fdatasync`. A job has one kind of flush: the last that is given with a count above 0; a
 /// count of 0 only disables its own kind.
-fn flush_every(job: &mut Job, writes: u32, data_sync: bool) {
+fn flush_every(job: &mut PerfJob, writes: u32, data_sync: bool) {
     if writes > 0 || job.engine_config.data_sync == data_sync {
         (job.spec.flush_every, job.engine_config.data_sync) = (writes, data_sync);
     }
 }
 
-fn set_sizes(job: &mut Job, sizes: [Option<BlockSizes>; 3]) {
+fn set_sizes(job: &mut PerfJob, sizes: [Option<BlockSizes>; 3]) {
     for (mine, new) in job.sizes.iter_mut().zip(sizes) {
         if new.is_some() {
             *mine = new;
@@ -805,7 +805,7 @@ fn set_sizes(job: &mut Job, sizes: [Option<BlockSizes>; 3]) {
 }
 
 /// The latency target, with fio's defaults for the values that are not given.
-fn latency_target(job: &mut Job) -> &mut LatencyTarget {
+fn latency_target(job: &mut PerfJob) -> &mut LatencyTarget {
     job.spec.latency_target.get_or_insert(LatencyTarget {
         target_ns: 0,
         window_ns: SECOND,
@@ -813,7 +813,7 @@ fn latency_target(job: &mut Job) -> &mut LatencyTarget {
     })
 }
 
-fn ioengine(job: &mut Job, value: &str) -> Result<(), String> {
+fn ioengine(job: &mut PerfJob, value: &str) -> Result<(), String> {
     // `ioengine` sets both flags, so that a mode of the global section does not persist.
     job.polling_mode = (value == "iou-c", value == "iou-s");
     let kind = match value {

@@ -32,7 +32,7 @@ fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_string).collect()
 }
 
-fn parse_file(text: &str) -> Result<Plan, PlanError> {
+fn parse_file(text: &str) -> Result<JobPlan, JobPlanError> {
     plan(&words("a.fio"), &test_files(text))
 }
 
@@ -175,7 +175,7 @@ fn a_section_overrides_the_global_ioengine_mode() {
     let text = "[global]\nioengine=iou-c\ndirect=1\nfilename=x\n[a]\n[b]\nioengine=iou-s\n[c]\nioengine=iou\n\
                 [d]\nioengine=iou\nhipri\n[e]\nioengine=psync\n";
     let plan = parse_file(text).unwrap();
-    let polling_flags = |job: &Job| (job.engine_config.polling.iopoll, job.engine_config.polling.sqpoll);
+    let polling_flags = |job: &PerfJob| (job.engine_config.polling.iopoll, job.engine_config.polling.sqpoll);
     let modes: Vec<_> = plan.jobs.iter().map(polling_flags).collect();
     assert_eq!(modes, [(true, false), (false, true), (false, false), (true, false), (false, false)]);
 }

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use workload::Totals;
-use workload::jobfile::{OPTIONS, Plan, Support};
+use workload::ProgressTotals;
+use workload::jobfile::{JobPlan, OPTIONS, Support};
 use workload::units::format_count;
 
 use super::machine_options;
@@ -39,7 +39,7 @@ pub(super) struct RunOptions {
 }
 
 impl RunOptions {
-    pub(super) fn new(plan: &Plan) -> Result<RunOptions, CommandError> {
+    pub(super) fn new(plan: &JobPlan) -> Result<RunOptions, CommandError> {
         let text = |name: &str, default: &str| plan.run_option(name).unwrap_or(default).to_string();
         let flag = |name: &str, default: &str| match text(name, default).as_str() {
             "1" | "true" => Ok(true),
@@ -108,13 +108,13 @@ pub(super) struct ProgressReporter {
 }
 
 impl ProgressReporter {
-    pub(super) fn new(run: &RunOptions, plan: &Plan) -> ProgressReporter {
+    pub(super) fn new(run: &RunOptions, plan: &JobPlan) -> ProgressReporter {
         let now = Instant::now();
         let interval = run.interval.or(run.eta.then_some(Duration::from_secs(1)));
         ProgressReporter { interval, begun: now, last_update: now, ios: 0, sections: plan.jobs.len() }
     }
 
-    pub(super) fn update(&mut self, totals: Totals) {
+    pub(super) fn update(&mut self, totals: ProgressTotals) {
         let Some(interval) = self.interval else { return };
         let elapsed = self.last_update.elapsed();
         if elapsed < interval {
@@ -146,7 +146,7 @@ pub(super) fn help() -> String {
         put(title.to_string());
         for option in OPTIONS {
             let kind = match option.support {
-                Support::Job(_) => 0,
+                Support::PerfJob(_) => 0,
                 Support::Run => 1,
                 Support::Refused(_) => 2,
             };
@@ -169,7 +169,7 @@ pub(super) fn help() -> String {
 }
 
 /// The text of `--showcmd`: each job as a command line.
-pub(super) fn show(plan: &Plan) -> String {
+pub(super) fn show(plan: &JobPlan) -> String {
     let mut text = String::new();
     for job in &plan.jobs {
         let options = plan.globals.iter().chain(&job.options).filter(|(name, _)| name != "name");

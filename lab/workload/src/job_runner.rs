@@ -10,31 +10,31 @@ use bdev::Registry;
 use os::clock;
 use reactor::ReactorHandle;
 
-use crate::jobfile::{EngineName, Job, Plan};
-use crate::kernel::{self, Gate, Seat};
+use crate::jobfile::{EngineName, JobPlan, PerfJob};
+use crate::kernel::{self, JobCopyContext, StartGate};
 use crate::poller::Progress;
 use crate::result::JobResult;
-use crate::run::{self, RunError, Running};
+use crate::run::{self, RunError, RunningJob};
 use crate::source::Source;
 use crate::transfer;
 
 /// The reactors and bdevs on which jobs with `ioengine=bdev` run.
-pub struct Stage {
+pub struct BdevReactors {
     /// The registry of bdevs.
     pub registry: Registry,
     /// The reactors.
-    pub remotes: Vec<ReactorHandle>,
+    pub reactors: Vec<ReactorHandle>,
     /// The core of each reactor; `None` if reactors are not pinned.
     pub cpus: Option<Vec<u32>>,
 }
 
 /// Runs the jobs of a plan. Jobs between two `stonewall`s run at the same time: all copies are set up first and
 /// report that they are ready, then all start I/O together.
-pub struct Conductor<'a> {
+pub struct JobRunner<'a> {
     /// The jobs.
-    pub plan: &'a Plan,
+    pub plan: &'a JobPlan,
     /// Needed only for jobs with `ioengine=bdev`.
-    pub stage: Option<&'a Stage>,
+    pub bdev_reactors: Option<&'a BdevReactors>,
     /// Program and arguments of a worker process, followed by `--worker=` with the job's index and numbers.
     /// Empty to run every copy as a thread.
     pub worker: Vec<String>,
@@ -44,7 +44,7 @@ pub struct Conductor<'a> {
 
 /// One copy of a job that has finished.
 #[derive(Clone, Debug)]
-pub struct Finished {
+pub struct FinishedJob {
     /// Index of the job in the plan.
     pub job: usize,
     /// Reporting group.
@@ -57,7 +57,7 @@ pub struct Finished {
 
 /// Counters of all running jobs so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
+pub struct ProgressTotals {
     /// Completed I/Os.
     pub ios: u64,
     /// Failed I/Os and verification mismatches.
@@ -67,32 +67,32 @@ pub struct Totals {
 }
 
 /// How often progress and stop requests are checked.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How often a worker process reports its progress.
-const TELL: Duration = Duration::from_millis(500);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 /// How long jobs may take to stop before their processes are killed.
-const END_MAX: Duration = Duration::from_secs(40);
+const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 /// Stack of the threads that read a worker process's output.
-const STACK_BYTES: usize = 128 << 10;
+const READER_STACK_BYTES: usize = 128 << 10;
 
-/// Messages from jobs to the conductor.
-enum Said {
+/// Messages from jobs to the [`JobRunner`].
+enum JobMessage {
     Ready,
-    Over(Box<Result<(JobResult, u32), RunError>>),
+    Finished(Box<Result<(JobResult, u32), RunError>>),
 }
 
 /// One copy of a job on a kernel engine: a thread or a worker process.
-struct Member {
+struct JobCopy {
     job: usize,
     progress: Arc<Progress>,
     process: Option<(Child, Option<ChildStdin>)>,
-    is_over: bool,
+    is_finished: bool,
 }
 
-impl Conductor<'_> {
-    /// Runs all jobs; calls `watch` about every 50 ms while jobs run. Results are in the order of the plan and of
+impl JobRunner<'_> {
+    /// Runs all jobs; calls `on_progress` about every 50 ms while jobs run. Results are in the order of the plan and of
     /// the numbers of copies.
-    pub fn run(&self, watch: &mut dyn FnMut(Totals)) -> Result<Vec<Finished>, RunError> {
+    pub fn run(&self, on_progress: &mut dyn FnMut(ProgressTotals)) -> Result<Vec<FinishedJob>, RunError> {
         let jobs = &self.plan.jobs;
         let mut finished = Vec::new();
         let mut first = 0;
@@ -100,7 +100,7 @@ impl Conductor<'_> {
         while first < jobs.len() && !self.stop.load(Ordering::Relaxed) {
             let more = jobs[first + 1..].iter().take_while(|job| !job.stonewall).count();
             let end = first + 1 + more;
-            self.phase(first..end, first_log, &mut finished, watch)?;
+            self.run_phase(first..end, first_log, &mut finished, on_progress)?;
             first_log += jobs[first..end].iter().map(|job| job.numjobs).sum::<u32>();
             first = end;
         }
@@ -109,20 +109,20 @@ impl Conductor<'_> {
     }
 
     /// Runs the jobs between two `stonewall`s concurrently.
-    fn phase(
+    fn run_phase(
         &self,
         range: std::ops::Range<usize>,
         first_log: u32,
-        finished: &mut Vec<Finished>,
-        watch: &mut dyn FnMut(Totals),
+        finished: &mut Vec<FinishedJob>,
+        on_progress: &mut dyn FnMut(ProgressTotals),
     ) -> Result<(), RunError> {
         let groups = groups(&self.plan.jobs);
         for job in &self.plan.jobs[range.clone()] {
             kernel::prepare_files(job)?;
         }
-        let (say, said) = mpsc::channel();
-        let gate = Arc::new(Gate::default());
-        let (mut members, mut near) = (Vec::new(), Vec::new());
+        let (sender, messages) = mpsc::channel();
+        let gate = Arc::new(StartGate::default());
+        let (mut copies, mut reactor_jobs) = (Vec::new(), Vec::new());
         let mut log = first_log;
         let outcome = range.clone().try_for_each(|index| {
             let job = &self.plan.jobs[index];
@@ -130,40 +130,41 @@ impl Conductor<'_> {
                 _ if job.create_only => {}
                 Some(EngineName::Kernel(_)) => {
                     for number in 0..job.numjobs {
-                        let member = members.len();
-                        members.push(self.enlist(index, number, log + number, member, &gate, &say)?);
+                        let copy = copies.len();
+                        copies.push(self.start_copy(index, number, log + number, copy, &gate, &sender)?);
                     }
                 }
-                _ => near.push((index, self.place(job, log)?)),
+                _ => reactor_jobs.push((index, self.start_on_reactors(job, log)?)),
             }
             log += job.numjobs;
             Ok(())
         });
-        let outcome = outcome.and_then(|()| self.all_ready(&said, members.len()));
+        let outcome = outcome.and_then(|()| self.wait_until_ready(&messages, copies.len()));
         if let Err(error) = outcome {
-            dismiss(&mut members, &near, &gate);
+            stop_before_start(&mut copies, &reactor_jobs, &gate);
             return Err(error);
         }
         // Start all together: the gate for threads, a line to each process, a flag for jobs on reactors.
         gate.open();
-        for member in &mut members {
-            if let Some((_, Some(input))) = &mut member.process {
+        for copy in &mut copies {
+            if let Some((_, Some(input))) = &mut copy.process {
                 // A process that has exited is reported by its reader thread.
                 let _ = input.write_all(b"go\n");
             }
         }
-        near.iter().for_each(|(_, running)| running.go());
-        let result = self.attend(&mut members, &mut near, &said, &groups, finished, watch);
-        for (_, running) in &near {
+        reactor_jobs.iter().for_each(|(_, running)| running.start_io());
+        let result =
+            self.wait_for_jobs(&mut copies, &mut reactor_jobs, &messages, &groups, finished, on_progress);
+        for (_, running) in &reactor_jobs {
             running.stop();
         }
-        for (index, running) in near {
+        for (index, running) in reactor_jobs {
             let pid = std::process::id();
-            let of = |(_, result)| Finished { job: index, group: groups[index], result, pid };
+            let of = |(_, result)| FinishedJob { job: index, group: groups[index], result, pid };
             finished.extend(running.into_numbered().into_iter().map(of));
         }
-        for member in &mut members {
-            if let Some((child, input)) = &mut member.process {
+        for copy in &mut copies {
+            if let Some((child, input)) = &mut copy.process {
                 drop(input.take());
                 let _ = child.wait();
             }
@@ -172,20 +173,24 @@ impl Conductor<'_> {
     }
 
     /// Waits until every copy is ready.
-    fn all_ready(&self, said: &mpsc::Receiver<(usize, Said)>, count: usize) -> Result<(), RunError> {
+    fn wait_until_ready(
+        &self,
+        messages: &mpsc::Receiver<(usize, JobMessage)>,
+        count: usize,
+    ) -> Result<(), RunError> {
         for _ in 0..count {
             loop {
-                match said.recv_timeout(LOOK) {
-                    Ok((_, Said::Ready)) => break,
-                    Ok((_, Said::Over(result))) => {
+                match messages.recv_timeout(POLL_INTERVAL) {
+                    Ok((_, JobMessage::Ready)) => break,
+                    Ok((_, JobMessage::Finished(result))) => {
                         (*result)?;
                     }
                     Err(_) if self.stop.load(Ordering::Relaxed) => {
-                        return Err(RunError::Options("ended before it began".to_string()));
+                        return Err(RunError::Options("stopped before I/O started".to_string()));
                     }
                     Err(mpsc::RecvTimeoutError::Timeout) => {}
                     Err(mpsc::RecvTimeoutError::Disconnected) => {
-                        return Err(RunError::Options("the jobs ended before they began".to_string()));
+                        return Err(RunError::Options("the jobs ended before I/O started".to_string()));
                     }
                 }
             }
@@ -193,78 +198,82 @@ impl Conductor<'_> {
         Ok(())
     }
 
-    fn place(&self, job: &Job, first_log: u32) -> Result<Running, RunError> {
-        let stage =
-            self.stage.ok_or_else(|| RunError::Options("ioengine=bdev needs reactors".to_string()))?;
+    fn start_on_reactors(&self, job: &PerfJob, first_log: u32) -> Result<RunningJob, RunError> {
+        let bdev_reactors = self
+            .bdev_reactors
+            .ok_or_else(|| RunError::Options("ioengine=bdev needs reactors".to_string()))?;
         let sources: Vec<Source> =
             job.filenames.iter().map(|name| Source::parse(name)).collect::<Result<_, _>>()?;
-        let mut remotes: Vec<ReactorHandle> = stage.remotes.clone();
-        if let (Some(wanted), Some(cpus)) = (&job.cpus, &stage.cpus) {
-            let pairs = cpus.iter().zip(&stage.remotes).filter(|(cpu, _)| wanted.contains(cpu));
-            remotes = pairs.map(|(_, remote)| remote.clone()).collect();
-        } else if !remotes.is_empty() {
+        let mut reactors: Vec<ReactorHandle> = bdev_reactors.reactors.clone();
+        if let (Some(wanted), Some(cpus)) = (&job.cpus, &bdev_reactors.cpus) {
+            let pairs = cpus.iter().zip(&bdev_reactors.reactors).filter(|(cpu, _)| wanted.contains(cpu));
+            reactors = pairs.map(|(_, remote)| remote.clone()).collect();
+        } else if !reactors.is_empty() {
             // Different sections start at different reactors.
-            let turn = (first_log as usize - 1) % remotes.len();
-            remotes.rotate_left(turn);
+            let turn = (first_log as usize - 1) % reactors.len();
+            reactors.rotate_left(turn);
         }
         let mut spec = job.spec.clone();
         if !job.repeatable {
             spec.seed ^= clock::now_ns();
         }
-        run::place(&spec, job.numjobs, first_log, &sources, &stage.registry, &remotes)
+        run::prepare(&spec, job.numjobs, first_log, &sources, &bdev_reactors.registry, &reactors)
     }
 
     /// Starts a thread or a process for one copy of a job.
-    fn enlist(
+    fn start_copy(
         &self,
         index: usize,
         number: u32,
         log_number: u32,
-        member: usize,
-        gate: &Arc<Gate>,
-        say: &mpsc::Sender<(usize, Said)>,
-    ) -> Result<Member, RunError> {
+        copy: usize,
+        gate: &Arc<StartGate>,
+        sender: &mpsc::Sender<(usize, JobMessage)>,
+    ) -> Result<JobCopy, RunError> {
         let job = &self.plan.jobs[index];
         let machine =
             |error| RunError::Machine { what: format!("{}: cannot be started", job.spec.name), error };
         let progress = Arc::new(Progress::default());
-        let say = say.clone();
+        let sender = sender.clone();
         if job.thread || self.worker.is_empty() {
-            let seat = Seat { number, log_number, progress: progress.clone(), gate: gate.clone() };
+            let context =
+                JobCopyContext { number, log_number, progress: progress.clone(), gate: gate.clone() };
             let job = job.clone();
             let body = move || {
-                let ready = || drop(say.send((member, Said::Ready)));
-                let result = kernel::run(&job, &seat, ready);
+                let ready = || drop(sender.send((copy, JobMessage::Ready)));
+                let result = kernel::run(&job, &context, ready);
                 // Sending fails if the receiver is gone; then the result is not needed.
-                let _ = say
-                    .send((member, Said::Over(Box::new(result.map(|result| (result, std::process::id()))))));
+                let _ = sender.send((
+                    copy,
+                    JobMessage::Finished(Box::new(result.map(|result| (result, std::process::id())))),
+                ));
             };
-            std::thread::Builder::new().name(format!("job-{member}")).spawn(body).map_err(machine)?;
-            return Ok(Member { job: index, progress, process: None, is_over: false });
+            std::thread::Builder::new().name(format!("job-{copy}")).spawn(body).map_err(machine)?;
+            return Ok(JobCopy { job: index, progress, process: None, is_finished: false });
         }
-        let (program, words) =
+        let (program, arguments) =
             self.worker.split_first().ok_or_else(|| machine(std::io::ErrorKind::NotFound.into()))?;
         let mut command = Command::new(program);
         command
-            .args(words)
+            .args(arguments)
             .arg(format!("--worker={index}:{number}:{log_number}:{}", clock::scale()))
             .args(self.plan.words.iter())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        // The end of its input asks it to end, which it does once it looks; a kill of ours ends it at once. This
-        // thread is in `run` until all processes have ended.
+        // Closing its input asks it to stop; SIGKILL, also on the end of this thread, stops it at once. This thread
+        // stays in `run` until all processes have ended.
         let mut child = os::kill_with_parent(&mut command).spawn().map_err(machine)?;
         let (input, output, pid) = (child.stdin.take(), child.stdout.take(), child.id());
-        let (spec, heard) = (job.spec.clone(), progress.clone());
+        let (spec, published) = (job.spec.clone(), progress.clone());
         let body = move || {
             let mut result = None;
             for line in output.into_iter().flat_map(|output| BufReader::new(output).lines()) {
                 let Ok(line) = line else { break };
                 match line.split_once(' ') {
-                    None if line == "ready" => drop(say.send((member, Said::Ready))),
-                    Some(("told", counts)) => {
+                    None if line == "ready" => drop(sender.send((copy, JobMessage::Ready))),
+                    Some(("progress", counts)) => {
                         let mut counts = counts.split(' ').map(|count| count.parse().unwrap_or(0));
-                        heard.publish(counts.next().unwrap_or(0), counts.next().unwrap_or(0));
+                        published.publish(counts.next().unwrap_or(0), counts.next().unwrap_or(0));
                     }
                     Some(("usage", message)) => result = Some(Err((true, message.to_string()))),
                     Some(("machine", message)) => result = Some(Err((false, message.to_string()))),
@@ -275,77 +284,78 @@ impl Conductor<'_> {
             let lost = || Err((false, format!("process {pid} of {} ended without a result", spec.name)));
             let result = result.unwrap_or_else(lost);
             let result = result.map_err(|(usage, message)| RunError::Worker { usage, message });
-            let _ = say.send((member, Said::Over(Box::new(result.map(|result| (result, pid))))));
+            let _ = sender.send((copy, JobMessage::Finished(Box::new(result.map(|result| (result, pid))))));
         };
-        let spawned = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(body);
+        let spawned = std::thread::Builder::new().stack_size(READER_STACK_BYTES).spawn(body);
         spawned.map_err(machine)?;
-        Ok(Member { job: index, progress, process: Some((child, input)), is_over: false })
+        Ok(JobCopy { job: index, progress, process: Some((child, input)), is_finished: false })
     }
 
     /// Collects messages until all jobs have finished.
-    fn attend(
+    fn wait_for_jobs(
         &self,
-        members: &mut [Member],
-        near: &mut [(usize, Running)],
-        said: &mpsc::Receiver<(usize, Said)>,
+        copies: &mut [JobCopy],
+        reactor_jobs: &mut [(usize, RunningJob)],
+        messages: &mpsc::Receiver<(usize, JobMessage)>,
         groups: &[u32],
-        finished: &mut Vec<Finished>,
-        watch: &mut dyn FnMut(Totals),
+        finished: &mut Vec<FinishedJob>,
+        on_progress: &mut dyn FnMut(ProgressTotals),
     ) -> Result<(), RunError> {
         let jobs = &self.plan.jobs;
-        let mut ended: Option<Instant> = None;
+        let mut stop_requested: Option<Instant> = None;
         let mut outcome = Ok(());
         loop {
-            let mut exit = outcome.is_err() || self.stop.load(Ordering::Relaxed);
+            let mut stop_all = outcome.is_err() || self.stop.load(Ordering::Relaxed);
             let mut running = 0;
-            for (index, one) in near.iter_mut() {
+            for (index, one) in reactor_jobs.iter_mut() {
                 running += u32::from(!one.wait(Duration::ZERO));
-                exit |= jobs[*index].exitall && one.any_over();
+                stop_all |= jobs[*index].exitall && one.any_finished();
             }
-            let open = members.iter().filter(|member| !member.is_over).count() as u32;
-            exit |= members.iter().any(|member| member.is_over && jobs[member.job].exitall);
+            let open = copies.iter().filter(|copy| !copy.is_finished).count() as u32;
+            stop_all |= copies.iter().any(|copy| copy.is_finished && jobs[copy.job].exitall);
             if running + open == 0 {
                 return outcome;
             }
-            if exit && ended.is_none() {
-                ended = Some(Instant::now());
-                near.iter().for_each(|(_, one)| one.stop());
-                members.iter_mut().for_each(Member::stop);
+            if stop_all && stop_requested.is_none() {
+                stop_requested = Some(Instant::now());
+                reactor_jobs.iter().for_each(|(_, one)| one.stop());
+                copies.iter_mut().for_each(JobCopy::stop);
             }
-            if ended.is_some_and(|since| since.elapsed() > END_MAX) {
-                members.iter_mut().for_each(Member::kill);
-                return outcome
-                    .and(Err(RunError::Options("jobs did not end when they were told to".to_string())));
+            if stop_requested.is_some_and(|since| since.elapsed() > STOP_TIMEOUT) {
+                copies.iter_mut().for_each(JobCopy::kill);
+                return outcome.and(Err(RunError::Options("jobs did not stop within 40 s".to_string())));
             }
             // With jobs on reactors only, this is the sleep between checks.
-            match said.recv_timeout(LOOK) {
-                Ok((member, Said::Over(result))) => {
-                    members[member].is_over = true;
-                    let job = members[member].job;
+            match messages.recv_timeout(POLL_INTERVAL) {
+                Ok((copy, JobMessage::Finished(result))) => {
+                    copies[copy].is_finished = true;
+                    let job = copies[copy].job;
                     match *result {
-                        Ok((result, pid)) => finished.push(Finished { job, group: groups[job], result, pid }),
+                        Ok((result, pid)) => {
+                            finished.push(FinishedJob { job, group: groups[job], result, pid })
+                        }
                         Err(error) => outcome = outcome.and(Err(error)),
                     }
                 }
-                Ok((_, Said::Ready)) => {}
+                Ok((_, JobMessage::Ready)) => {}
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
-                Err(mpsc::RecvTimeoutError::Disconnected) => std::thread::sleep(LOOK),
+                Err(mpsc::RecvTimeoutError::Disconnected) => std::thread::sleep(POLL_INTERVAL),
             }
-            let mut totals = Totals { jobs: running + open, ..Totals::default() };
-            for (ios, faults) in near.iter().map(|(_, one)| one.totals()) {
+            let mut totals = ProgressTotals { jobs: running + open, ..ProgressTotals::default() };
+            for (ios, faults) in reactor_jobs.iter().map(|(_, one)| one.totals()) {
                 totals.ios += ios;
                 totals.faults += faults;
             }
-            for member in members.iter() {
-                totals.ios += member.progress.ios();
-                totals.faults += member.progress.faults();
+            for copy in copies.iter() {
+                totals.ios += copy.progress.ios();
+                totals.faults += copy.progress.faults();
             }
-            watch(totals);
+            on_progress(totals);
         }
     }
 }
 
-impl Member {
+impl JobCopy {
     /// Asks the job to stop; closing its standard input stops a process.
     fn stop(&mut self) {
         self.progress.stop();
@@ -362,19 +372,19 @@ impl Member {
 }
 
 /// Stops all copies before they start I/O.
-fn dismiss(members: &mut [Member], near: &[(usize, Running)], gate: &Gate) {
-    near.iter().for_each(|(_, running)| running.stop());
-    members.iter_mut().for_each(Member::stop);
+fn stop_before_start(copies: &mut [JobCopy], reactor_jobs: &[(usize, RunningJob)], gate: &StartGate) {
+    reactor_jobs.iter().for_each(|(_, running)| running.stop());
+    copies.iter_mut().for_each(JobCopy::stop);
     gate.open();
-    for member in members.iter_mut() {
-        if let Some((child, _)) = &mut member.process {
+    for copy in copies.iter_mut() {
+        if let Some((child, _)) = &mut copy.process {
             let _ = child.wait();
         }
     }
 }
 
 /// The reporting group of each job: `stonewall` and `new_group` start a new one, as in fio.
-fn groups(jobs: &[Job]) -> Vec<u32> {
+fn groups(jobs: &[PerfJob]) -> Vec<u32> {
     let mut group = 0;
     let mut groups = Vec::with_capacity(jobs.len());
     for (index, job) in jobs.iter().enumerate() {
@@ -387,46 +397,47 @@ fn groups(jobs: &[Job]) -> Vec<u32> {
 /// Runs one copy of one job of `plan` in a worker process: starts it when the parent sends `go` on standard input,
 /// reports progress and the result on standard output, and stops early when standard input is closed, as it is
 /// when the parent exits.
-pub fn worker(plan: &Plan, seat: &str) -> Result<(), RunError> {
-    let (seat, scale) = seat.rsplit_once(':').unwrap_or((seat, ""));
-    let mut numbers = seat.split(':').map(|number| number.parse::<u32>().ok());
+pub fn worker(plan: &JobPlan, context: &str) -> Result<(), RunError> {
+    let (context, scale) = context.rsplit_once(':').unwrap_or((context, ""));
+    let mut numbers = context.split(':').map(|number| number.parse::<u32>().ok());
     let mut number = || numbers.next().flatten();
     let (Some(index), Some(number), Some(log_number), Ok(scale)) =
         (number(), number(), number(), scale.parse())
     else {
-        return Err(RunError::Options(format!("--worker={seat} is not for people")));
+        return Err(RunError::Options(format!("--worker={context} is only for worker processes")));
     };
     // Calibrating the clock again would take longer than the rest of the process's start.
     clock::adopt_scale(scale);
     let job = plan.jobs.get(index as usize);
-    let job = job.ok_or_else(|| RunError::Options(format!("--worker={seat}: there is no such job")))?;
+    let job = job.ok_or_else(|| RunError::Options(format!("--worker={context}: there is no such job")))?;
     let progress = Arc::new(Progress::default());
-    let gate = Arc::new(Gate::default());
-    let (told, opened, telling) = (progress.clone(), gate.clone(), Arc::new(AtomicBool::new(true)));
-    let listen = move || {
+    let gate = Arc::new(StartGate::default());
+    let (stopped_progress, start_gate, is_running) =
+        (progress.clone(), gate.clone(), Arc::new(AtomicBool::new(true)));
+    let read_commands = move || {
         let mut line = String::new();
-        let go = std::io::stdin().lock().read_line(&mut line).is_ok() && line == "go\n";
-        if go {
-            opened.open();
+        let start_io = std::io::stdin().lock().read_line(&mut line).is_ok() && line == "go\n";
+        if start_io {
+            start_gate.open();
             // The parent sends nothing else: end of file means that it has exited or stops the job.
             let _ = std::io::stdin().lock().read_line(&mut line);
         }
-        told.stop();
-        opened.open();
+        stopped_progress.stop();
+        start_gate.open();
     };
-    std::thread::spawn(listen);
-    let (shown, tells) = (progress.clone(), telling.clone());
-    let tell = std::thread::spawn(move || {
-        while tells.load(Ordering::Acquire) {
-            std::thread::park_timeout(TELL);
-            print_line(&format!("told {} {}", shown.ios(), shown.faults()));
+    std::thread::spawn(read_commands);
+    let (reported, is_reporting) = (progress.clone(), is_running.clone());
+    let reporter = std::thread::spawn(move || {
+        while is_reporting.load(Ordering::Acquire) {
+            std::thread::park_timeout(PROGRESS_INTERVAL);
+            print_line(&format!("progress {} {}", reported.ios(), reported.faults()));
         }
     });
-    let seat = Seat { number, log_number, progress, gate };
-    let result = kernel::run(job, &seat, || print_line("ready"));
-    telling.store(false, Ordering::Release);
-    tell.thread().unpark();
-    let _ = tell.join();
+    let context = JobCopyContext { number, log_number, progress, gate };
+    let result = kernel::run(job, &context, || print_line("ready"));
+    is_running.store(false, Ordering::Release);
+    reporter.thread().unpark();
+    let _ = reporter.join();
     print_line(&match result {
         Ok(result) => format!("result {}", transfer::encode(&result)),
         Err(error) => {
@@ -452,7 +463,7 @@ const COST_IOS: u64 = 400_000;
 
 /// Measures the cost of the generator itself: processor nanoseconds per I/O of the same job on the null engine, in a
 /// closed loop and without verification.
-pub fn generator_cost_ns(job: &Job) -> Option<f64> {
+pub fn generator_cost_ns(job: &PerfJob) -> Option<f64> {
     let mut job = job.clone();
     let kind = io_engines::EngineKind::Null;
     let sizes = job.spec.size_bytes.unwrap_or(1 << 30).max(u64::from(job.spec.block_bytes) * 1024);
@@ -471,10 +482,10 @@ pub fn generator_cost_ns(job: &Job) -> Option<f64> {
     job.spec.number_ios = Some(COST_IOS);
     (job.spec.loops, job.spec.io_bytes) = (u32::MAX, None);
     (job.numjobs, job.delay_ns, job.nice, job.io_priority, job.cgroup) = (1, 0, 0, None, None);
-    let gate = Arc::new(Gate::default());
+    let gate = Arc::new(StartGate::default());
     gate.open();
-    let seat = Seat { number: 0, log_number: 0, progress: Arc::new(Progress::default()), gate };
-    let measure = move || kernel::run(&job, &seat, || ()).ok().map(|result| result.cpu_ns_per_io());
+    let context = JobCopyContext { number: 0, log_number: 0, progress: Arc::new(Progress::default()), gate };
+    let measure = move || kernel::run(&job, &context, || ()).ok().map(|result| result.cpu_ns_per_io());
     // On a separate thread, because the job may set its CPU affinity.
     std::thread::spawn(measure).join().ok().flatten()
 }
