@@ -38,7 +38,7 @@ pub(crate) enum CliCommand {
     #[command(after_help = "Example:\n  ringbolt lab import fio-output.json --output-format=csv")]
     Lab {
         #[command(subcommand)]
-        command: crate::commands::lab::Lab,
+        command: crate::commands::lab::LabCommand,
     },
     /// Bind NVMe controllers to user-space drivers, and inspect them
     #[command(after_help = "Example:\n  ringbolt nvme bind --status")]

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use lab_experiments::{CellRecord, Machine, Plan, RunWriter, SCHEMA, Target, Value};
+use lab_experiments::{CellRecord, MachineRecord, ParameterValue, PlannedDevice, RunPlan, RunWriter, SCHEMA};
 
 struct Folder(PathBuf);
 
@@ -21,28 +21,33 @@ impl Folder {
         self.0.join(name)
     }
 
-    /// A run of two schedulers at three depths with three repetitions each, all slower by `factor`.
+    /// A run of two schedulers at three depths with three repetitions each; `factor` slows down all of it.
     fn run(&self, name: &str, factor: f64) -> PathBuf {
         let path = self.path(name);
-        let plan = Plan {
+        let plan = RunPlan {
             schema: SCHEMA,
-            targets: vec![Target { kind: "block".into(), path: "/dev/nvme0n1".into(), ..Target::default() }],
-            ..Plan::default()
+            targets: vec![PlannedDevice {
+                kind: "block".into(),
+                path: "/dev/nvme0n1".into(),
+                ..PlannedDevice::default()
+            }],
+            ..RunPlan::default()
         };
         let mut writer =
-            RunWriter::create(&path, &Machine { schema: SCHEMA, ..Machine::default() }, &plan).unwrap();
+            RunWriter::create(&path, &MachineRecord { schema: SCHEMA, ..MachineRecord::default() }, &plan)
+                .unwrap();
         for (scheduler, price) in [("none", 1.0), ("bfq", 1.5)] {
             for depth in [1, 8, 64] {
                 for repetition in 0..3 {
                     let mut record = CellRecord::new("own.depths", scheduler);
                     record.parameters.insert("scheduler".into(), scheduler.into());
-                    record.parameters.insert("iodepth".into(), Value::from(depth));
+                    record.parameters.insert("iodepth".into(), ParameterValue::from(depth));
                     record.repetition = repetition;
                     let noise = 1.0 + 0.004 * f64::from(repetition);
                     let fg = record.role_mut("fg");
                     fg.set("iops", 10_000.0 * depth as f64 / (price * factor * noise));
                     fg.set("clat_p99_us", 100.0 * price * factor * noise);
-                    writer.store(&record).unwrap();
+                    writer.append(&record).unwrap();
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! What `ringbolt lab` guarantees about the machine, on loop devices: processes end with the run, settings are
-//! put back, and a device has one run at a time.
+//! Guarantees of `ringbolt lab`, on loop devices: processes end with the run, settings are restored, and one run at a
+//! time uses a device.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -9,16 +9,16 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use lab_experiments::Run;
+use lab_experiments::RunDirectory;
 use rustix::process::{Pid, Signal};
 
-/// What a run puts before its own number into the environment of its processes.
+/// The variable by which processes of a run are found.
 const TAG: &str = "RINGBOLT_LAB_RUN=";
-/// How long anything here may take. A run begins to write after about a second.
+/// Timeout of every wait. A run starts to write after about a second.
 const DEADLINE: Duration = Duration::from_secs(60);
 const DISK_BYTES: u64 = 64 << 20;
 
-/// Two writers, for longer than any test takes.
+/// Two writers that run longer than any test.
 const WRITERS: &str = "
 id = 'test.writers'
 title = 'two writers'
@@ -39,8 +39,8 @@ norandommap = 1
 scheduler = ['none']
 ";
 
-/// A loop device over a file, both gone at the end. One test at a time has any: the lab's journals are the
-/// machine's, and every lab command restores what a killed one left.
+/// A loop device over a file, both removed on drop. One test at a time has one: journals belong to the machine, and
+/// every lab command restores killed runs.
 struct Disk {
     folder: PathBuf,
     node: String,
@@ -48,7 +48,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// None, with the reason on standard output, where this machine has no loop devices for us.
+    /// `None` if this machine has no loop devices that the test may use; prints the reason.
     fn new(name: &str) -> Option<Disk> {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -78,7 +78,7 @@ impl Disk {
         self.node.strip_prefix("/dev/").unwrap()
     }
 
-    /// The scheduler and every setting of the queue that can be read.
+    /// The scheduler and every readable setting of the queue.
     fn settings(&self) -> BTreeMap<String, String> {
         let queue = Path::new("/sys/block").join(self.name()).join("queue");
         let mut settings = BTreeMap::new();
@@ -96,7 +96,7 @@ impl Disk {
         fs::write(Path::new("/sys/block").join(self.name()).join("queue").join(file), value).unwrap();
     }
 
-    /// Whether the kernel offers a scheduler; says so where it does not.
+    /// Whether the kernel offers these schedulers; prints a missing one.
     fn offers(&self, schedulers: &[&str]) -> bool {
         let path = Path::new("/sys/block").join(self.name()).join("queue/scheduler");
         let offered = fs::read_to_string(path).unwrap_or_default();
@@ -112,38 +112,38 @@ impl Disk {
         (fields[4], fields[8])
     }
 
-    /// `lab run` of a definition on this device, which may be written over.
+    /// Starts `lab run` of a definition on this device, which may be overwritten.
     fn run(&self, definition: &str, options: &[&str]) -> Lab {
         let device = ["--device", &self.node, "--destroy-data", &self.node];
         self.start(definition, &[&device, options].concat())
     }
 
-    /// `lab run` of a definition.
+    /// Starts `lab run` of a definition.
     fn start(&self, definition: &str, options: &[&str]) -> Lab {
         let file = self.folder.join("definition.toml");
         fs::write(&file, definition).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_ringbolt"));
         command.args(["lab", "run", "--definition"]).arg(&file).args(options);
         command.arg("--out").arg(self.folder.join("out"));
-        let complaints = fs::File::create(self.folder.join("complaints")).unwrap();
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(complaints).spawn().unwrap();
-        Lab { child, complaints: self.folder.join("complaints") }
+        let stderr = fs::File::create(self.folder.join("complaints")).unwrap();
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
+        Lab { child, stderr: self.folder.join("complaints") }
     }
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // The next one that is attached here is as a fresh one.
+        // The next device that is attached here starts with defaults.
         let _ = fs::write(format!("/sys/block/{}/queue/scheduler", self.name()), "none");
         let _ = Command::new("losetup").args(["--detach", &self.node]).status();
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
-/// A `lab run` in the background.
+/// A `lab run` in the background, killed on drop.
 struct Lab {
     child: Child,
-    complaints: PathBuf,
+    stderr: PathBuf,
 }
 
 impl Lab {
@@ -152,11 +152,11 @@ impl Lab {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    fn said(&self) -> String {
-        fs::read_to_string(&self.complaints).unwrap()
+    fn message(&self) -> String {
+        fs::read_to_string(&self.stderr).unwrap()
     }
 
-    /// The processes that carry its tag, by number and command.
+    /// The processes with the run's tag: pid and command line.
     fn processes(&self) -> Vec<(u32, String)> {
         let tag = format!("{TAG}{}-", self.child.id());
         let tagged = |pid: &u32| {
@@ -166,7 +166,7 @@ impl Lab {
         all_processes().filter(tagged).map(|pid| (pid, command_line(pid))).collect()
     }
 
-    /// The process that watches over the run.
+    /// The watchdog of the run.
     fn watchdog(&self) -> Pid {
         let of_ours = |pid: &u32| {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -179,8 +179,8 @@ impl Lab {
     /// Waits until both jobs write.
     fn wait_for_writes(&mut self, disk: &Disk) {
         let (before, _) = disk.writes();
-        until("the jobs write", || {
-            assert!(self.child.try_wait().unwrap().is_none(), "it ended: {}", self.said());
+        wait_until("the jobs write", || {
+            assert!(self.child.try_wait().unwrap().is_none(), "it ended: {}", self.message());
             disk.writes().0 > before + 100 && self.processes().len() >= 3
         });
     }
@@ -203,7 +203,7 @@ fn command_line(pid: u32) -> String {
 }
 
 /// Polls until something holds.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
         assert!(began.elapsed() < DEADLINE, "not in {DEADLINE:?}: {what}");
@@ -220,7 +220,7 @@ fn restore() -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// The generators that this machine has.
+/// The generators that are installed.
 fn generators() -> Vec<&'static str> {
     match Command::new("fio").arg("--version").output() {
         Ok(_) => vec!["ringbolt", "fio"],
@@ -231,10 +231,10 @@ fn generators() -> Vec<&'static str> {
     }
 }
 
-/// No process of the run is there, and the device is idle and stays so while another lab command runs.
+/// Asserts that no process of the run is left, and that the device stays idle while another lab command runs.
 fn assert_stopped(run: &Lab, disk: &Disk) {
     assert_eq!(run.processes(), [], "processes of the run are left");
-    until("no request is in flight", || disk.writes().1 == 0);
+    wait_until("no request is in flight", || disk.writes().1 == 0);
     let before = disk.writes();
     restore();
     assert_eq!(disk.writes(), before, "writes go on");
@@ -248,14 +248,14 @@ fn a_killed_run_leaves_no_process_that_writes() {
         run.wait_for_writes(&disk);
         run.signal(Signal::KILL);
         run.child.wait().unwrap();
-        until("its processes have ended", || run.processes().is_empty());
+        wait_until("its processes have ended", || run.processes().is_empty());
         assert_stopped(&run, &disk);
         fs::remove_dir_all(disk.folder.join("out")).unwrap();
     }
 }
 
 #[test]
-fn where_the_watchdog_was_killed_too_restore_ends_what_is_left() {
+fn restore_kills_the_processes_of_a_run_without_its_watchdog() {
     let Some(disk) = Disk::new("watchdog") else { return };
     for generator in generators() {
         let mut run = disk.run(WRITERS, &["--generator", generator, "--runtime", "600s", "--ramp", "0s"]);
@@ -264,21 +264,21 @@ fn where_the_watchdog_was_killed_too_restore_ends_what_is_left() {
         run.signal(Signal::KILL);
         run.child.wait().unwrap();
         if generator == "fio" {
-            // Each job of fio is a session of its own, and does not end with fio.
-            until("fio itself has ended", || run.processes().len() == 2);
+            // Each job of fio starts a session and does not end with fio.
+            wait_until("fio itself has ended", || run.processes().len() == 2);
             let (before, _) = disk.writes();
-            until("its jobs go on", || disk.writes().0 > before);
-            let said = restore();
-            assert_eq!(said.matches("fio (process ").count(), 2, "{said}");
+            wait_until("its jobs go on", || disk.writes().0 > before);
+            let message = restore();
+            assert_eq!(message.matches("fio (process ").count(), 2, "{message}");
         } else {
-            until("its processes have ended", || run.processes().is_empty());
+            wait_until("its processes have ended", || run.processes().is_empty());
         }
         assert_stopped(&run, &disk);
         fs::remove_dir_all(disk.folder.join("out")).unwrap();
     }
 }
 
-/// How a run ends.
+/// The ways in which a run ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Itself,
@@ -288,12 +288,12 @@ enum End {
 }
 
 #[test]
-fn a_scheduler_and_its_settings_are_put_back_however_a_run_ends() {
+fn a_scheduler_and_its_settings_are_restored_however_a_run_ends() {
     let Some(disk) = Disk::new("settings") else { return };
     if !disk.offers(&["mq-deadline", "kyber"]) {
         return;
     }
-    // A loop device keeps what it was given when it is detached; a switch gives the defaults.
+    // A detached loop device keeps its settings; a switch of scheduler resets them.
     disk.set("scheduler", "none");
     disk.set("scheduler", "mq-deadline");
     let defaults = disk.settings();
@@ -316,7 +316,7 @@ fn a_scheduler_and_its_settings_are_put_back_however_a_run_ends() {
         let runtime = if end == End::Itself { "300ms" } else { "600s" };
         let mut run = disk.run(&definition, &["--runtime", runtime, "--ramp", "0s"]);
         let kyber = || disk.settings().values().any(|text| text.contains("[kyber]"));
-        until("kyber is in use", kyber);
+        wait_until("kyber is in use", kyber);
         if end != End::Itself {
             run.wait_for_writes(&disk);
             assert_ne!(disk.settings(), before);
@@ -332,25 +332,25 @@ fn a_scheduler_and_its_settings_are_put_back_however_a_run_ends() {
         }
         let status = run.child.wait().unwrap();
         match end {
-            End::Itself => assert!(status.success(), "{}", run.said()),
+            End::Itself => assert!(status.success(), "{}", run.message()),
             End::KillAndRestore => {
-                let said = restore();
-                assert!(said.contains("scheduler mq-deadline with its settings"), "{said}");
+                let message = restore();
+                assert!(message.contains("scheduler mq-deadline with its settings"), "{message}");
             }
             _ => {
-                assert_eq!(status.code(), Some(1), "{end:?}: {}", run.said());
-                assert!(run.said().contains("stopped; `ringbolt lab run --resume"), "{}", run.said());
+                assert_eq!(status.code(), Some(1), "{end:?}: {}", run.message());
+                assert!(run.message().contains("stopped; `ringbolt lab run --resume"), "{}", run.message());
             }
         }
         assert_eq!(disk.settings(), before, "{end:?}");
         assert_ne!(disk.settings(), defaults, "{end:?}");
-        assert_eq!(restore().trim(), "nothing was left to put back", "{end:?}");
+        assert_eq!(restore().trim(), "nothing to restore", "{end:?}");
         fs::remove_dir_all(disk.folder.join("out")).unwrap();
     }
 }
 
 #[test]
-fn a_second_run_on_a_device_is_refused() {
+fn a_second_run_on_a_device_is_rejected() {
     let Some(disk) = Disk::new("second") else { return };
     let mut run = disk.run(WRITERS, &["--runtime", "600s", "--ramp", "0s"]);
     run.wait_for_writes(&disk);
@@ -371,24 +371,27 @@ fn a_second_run_on_a_device_is_refused() {
     ];
     for command in commands {
         let output = lab(&command);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(4), "{command:?}: {said}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{command:?}: {message}");
         let owner = format!("in use by process {} (", run.child.id());
-        assert!(said.contains(&owner) && said.contains("lab run --definition"), "{command:?}: {said}");
+        assert!(
+            message.contains(&owner) && message.contains("lab run --definition"),
+            "{command:?}: {message}"
+        );
         assert!(!Path::new(out).exists(), "{command:?} began a run");
     }
     assert_eq!(disk.settings(), before);
-    assert!(run.child.try_wait().unwrap().is_none(), "the first run goes on");
-    // A killed run blocks no other.
+    assert!(run.child.try_wait().unwrap().is_none(), "the first run continues");
+    // A killed run does not block the next one.
     run.signal(Signal::KILL);
     run.child.wait().unwrap();
     fs::remove_dir_all(disk.folder.join("out")).unwrap();
     let mut next = disk.run(WRITERS, &["--runtime", "100ms", "--ramp", "0s"]);
-    assert!(next.child.wait().unwrap().success(), "{}", next.said());
+    assert!(next.child.wait().unwrap().success(), "{}", next.message());
 }
 
 #[test]
-fn cells_of_our_block_layer_may_open_the_device_that_the_run_has_locked() {
+fn cells_on_bdevs_can_open_the_device_that_the_run_has_locked() {
     let Some(disk) = Disk::new("own") else { return };
     let one_job = WRITERS.replace("jobs = 2", "jobs = 1");
     let apis = one_job
@@ -401,15 +404,15 @@ fn cells_of_our_block_layer_may_open_the_device_that_the_run_has_locked() {
     {
         let mut run = disk.run(&definition, &["--runtime", "200ms", "--ramp", "0s"]);
         let status = run.child.wait().unwrap();
-        let results = Run::open(&disk.folder.join("out")).unwrap();
+        let results = RunDirectory::open(&disk.folder.join("out")).unwrap();
         let measured = results.records.iter().filter(|record| record.is_measured()).count();
-        assert!(status.success() && measured == cells, "{}: {:?}", run.said(), results.records);
+        assert!(status.success() && measured == cells, "{}: {:?}", run.message(), results.records);
         fs::remove_dir_all(disk.folder.join("out")).unwrap();
     }
 }
 
 #[test]
-fn a_run_of_our_own_target_that_is_killed_leaves_no_process() {
+fn a_killed_run_with_a_target_leaves_no_process() {
     let Some(disk) = Disk::new("target") else { return };
     let definition = WRITERS.replace("'psync'", "'nvme-tcp'").replace("jobs = 2", "jobs = 1");
     let definition = definition
@@ -417,19 +420,19 @@ fn a_run_of_our_own_target_that_is_killed_leaves_no_process() {
         .replace("'scheduler'", "'target'");
     let mut run = disk.run(&definition, &["--runtime", "600s", "--ramp", "0s"]);
     let (before, _) = disk.writes();
-    until("the target writes", || {
-        assert!(run.child.try_wait().unwrap().is_none(), "it ended: {}", run.said());
+    wait_until("the target writes", || {
+        assert!(run.child.try_wait().unwrap().is_none(), "it ended: {}", run.message());
         let serves = run.processes().iter().any(|(_, command)| command.contains(" serve "));
         serves && disk.writes().0 > before + 100
     });
     run.signal(Signal::KILL);
     run.child.wait().unwrap();
-    until("its processes have ended", || run.processes().is_empty());
+    wait_until("its processes have ended", || run.processes().is_empty());
     assert_stopped(&run, &disk);
 }
 
 #[test]
-fn a_cell_whose_scheduler_was_changed_while_it_ran_has_failed() {
+fn a_cell_fails_if_its_scheduler_is_changed() {
     let Some(disk) = Disk::new("changed") else { return };
     if !disk.offers(&["mq-deadline", "kyber"]) {
         return;
@@ -445,18 +448,21 @@ fn a_cell_whose_scheduler_was_changed_while_it_ran_has_failed() {
         run.wait_for_writes(&disk);
         disk.set(file, value);
         let status = run.child.wait().unwrap();
-        assert_eq!(status.code(), Some(1), "{file}: {}", run.said());
-        let results = Run::open(&disk.folder.join("out")).unwrap();
+        assert_eq!(status.code(), Some(1), "{file}: {}", run.message());
+        let results = RunDirectory::open(&disk.folder.join("out")).unwrap();
         let [record] = results.records.as_slice() else { panic!("{:?}", results.records) };
-        let said = record.failed.clone().unwrap_or_default();
-        assert!(said.contains(expected) && said.contains("changed by another process"), "{file}: {said}");
+        let message = record.failed.clone().unwrap_or_default();
+        assert!(
+            message.contains(expected) && message.contains("changed by another process"),
+            "{file}: {message}"
+        );
         assert_eq!(disk.settings(), before, "{file}");
         fs::remove_dir_all(disk.folder.join("out")).unwrap();
     }
 }
 
 #[test]
-fn a_loop_device_that_stays_open_is_named_until_it_is_detached() {
+fn an_open_loop_device_is_reported_until_it_is_detached() {
     let Some(disk) = Disk::new("open") else { return };
     let mut run = disk.start(WRITERS, &["--runtime", "600s", "--ramp", "0s"]);
     let file = disk.folder.join("out/disks/disk0");
@@ -469,23 +475,23 @@ fn a_loop_device_that_stays_open_is_named_until_it_is_detached() {
         };
         loops.filter(backed).map(|entry| Path::new("/dev").join(entry.file_name())).next()
     };
-    until("its processes are there", || run.processes().len() >= 3 && made().is_some());
+    wait_until("its processes are there", || run.processes().len() >= 3 && made().is_some());
     let node = made().unwrap();
     let open = fs::File::open(&node).unwrap();
     run.signal(Signal::KILL);
     run.child.wait().unwrap();
     let failed = lab(&["doctor", "--restore"]);
-    let said = String::from_utf8_lossy(&failed.stderr);
-    assert_eq!(failed.status.code(), Some(4), "{said}");
+    let message = String::from_utf8_lossy(&failed.stderr);
+    assert_eq!(failed.status.code(), Some(4), "{message}");
     let user = format!("(process {})", std::process::id());
     let shown = node.display();
     assert!(
-        said.contains(&format!("{shown} is not detached: it is open in")) && said.contains(&user),
-        "{said}"
+        message.contains(&format!("{shown} is not detached: it is open in")) && message.contains(&user),
+        "{message}"
     );
-    assert!(said.contains(&format!("{shown} is attached to {file}, which was removed")), "{said}");
+    assert!(message.contains(&format!("{shown} is attached to {file}, which was removed")), "{message}");
     drop(open);
-    until("it is detached", || made().is_none());
+    wait_until("it is detached", || made().is_none());
     assert!(lab(&["doctor", "--restore"]).status.success());
-    assert_eq!(restore().trim(), "nothing was left to put back");
+    assert_eq!(restore().trim(), "nothing to restore");
 }

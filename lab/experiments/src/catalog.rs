@@ -1,4 +1,4 @@
-//! Which experiments there are: those that come with the program, and the user's own.
+//! The experiments: the built-in ones and the user's own.
 
 use std::fs;
 use std::path::Path;
@@ -6,14 +6,14 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::check::Finding;
-use crate::definition::Definition;
+use crate::definition::ExperimentDefinition;
 
-/// Most bytes of a user's definition.
+/// Largest file of a user's definition, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 macro_rules! built_in {
     ($($name:literal)*) => {
-        /// The definitions that come with the program: name and text.
+        /// Name and text of the built-in definitions.
         const BUILT_IN: &[(&str, &str)] =
             &[$(($name, include_str!(concat!("../experiments/", $name, ".toml")))),*];
     };
@@ -36,67 +36,71 @@ built_in! {
 const FINDINGS: [&str; 2] =
     [include_str!("../findings/cheops23.toml"), include_str!("../findings/icpe24.toml")];
 
-/// What `quick` runs: under three minutes at the scale of the same name, and some of everything.
+/// The experiments of the group `quick`: under three minutes at the scale of the same name.
 const QUICK: [&str; 6] =
     ["cheops23.fig2", "cheops23.fig5a", "cheops23.table2", "icpe24.fig2", "icpe24.fig11d", "spdk17.fig5"];
 
-/// Why an experiment cannot be had.
+/// Why an experiment cannot be selected or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogError {
-    /// A name that means nothing.
-    #[error("no experiment, study or group {name:?}; `ringbolt lab list` shows them{}", near(suggestion))]
+    /// No experiment, study or group has this name.
+    #[error(
+        "no experiment, study or group {name:?}; `ringbolt lab list` shows them{}",
+        suggestion_text(suggestion)
+    )]
     Unknown {
-        /// What was asked for.
+        /// The name as given.
         name: String,
-        /// A name that is close to it.
+        /// A known name within three edits of it.
         suggestion: Option<String>,
     },
-    /// A definition that is wrong.
-    #[error("{place}: {said}")]
-    Wrong {
-        /// The file.
-        place: String,
-        /// What is wrong.
-        said: String,
+    /// A definition is invalid.
+    #[error("{file}: {reason}")]
+    Invalid {
+        /// Path of the definition.
+        file: String,
+        /// What is wrong, with the line.
+        reason: String,
     },
 }
 
-fn near(suggestion: &Option<String>) -> String {
+fn suggestion_text(suggestion: &Option<String>) -> String {
     suggestion.as_ref().map_or(String::new(), |name| format!(" (perhaps {name}?)"))
 }
 
-/// Experiments by name, and the findings that rest on them.
+/// Experiments and findings by name.
 #[derive(Clone, Debug)]
-pub struct Catalog {
-    definitions: Vec<Definition>,
+pub struct ExperimentCatalog {
+    definitions: Vec<ExperimentDefinition>,
     findings: Vec<Finding>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Findings {
+struct FindingsFile {
     finding: Vec<Finding>,
 }
 
-impl Catalog {
-    /// What comes with the program.
-    pub fn built_in() -> Catalog {
+impl ExperimentCatalog {
+    /// The built-in experiments and findings.
+    pub fn built_in() -> ExperimentCatalog {
         let definitions = BUILT_IN.iter().map(|(name, text)| {
-            Definition::parse(text).unwrap_or_else(|error| panic!("{name} comes with the program: {error}"))
+            ExperimentDefinition::parse(text)
+                .unwrap_or_else(|error| panic!("{name} comes with the program: {error}"))
         });
         let findings = FINDINGS.iter().flat_map(|text| {
-            let read: Findings = toml::from_str(text)
+            let read: FindingsFile = toml::from_str(text)
                 .unwrap_or_else(|error| panic!("findings come with the program: {error}"));
             read.finding
         });
-        Catalog { definitions: definitions.collect(), findings: findings.collect() }
+        ExperimentCatalog { definitions: definitions.collect(), findings: findings.collect() }
     }
 
-    /// Adds every `*.toml` of a directory. One of a known name takes its place. A directory that is not
-    /// there holds none.
+    /// Adds every `*.toml` of a directory; a definition replaces one with the same id. Returns how many were added: 0
+    /// if there is no such directory.
     ///
     /// # Errors
-    /// A file that cannot be read or is wrong.
+    /// A file that cannot be read or is invalid.
     pub fn add_directory(&mut self, path: &Path) -> Result<usize, CatalogError> {
         let Ok(entries) = fs::read_dir(path) else { return Ok(0) };
         let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
@@ -108,18 +112,19 @@ impl Catalog {
         Ok(files.len())
     }
 
-    /// Adds one definition and gives its name.
+    /// Adds one definition and returns its id.
     ///
     /// # Errors
-    /// A file that cannot be read or is wrong.
+    /// A file that cannot be read or is invalid.
     pub fn add_file(&mut self, path: &Path) -> Result<String, CatalogError> {
-        let wrong = |said: String| CatalogError::Wrong { place: path.display().to_string(), said };
-        let size = fs::metadata(path).map_err(|error| wrong(error.to_string()))?.len();
+        let invalid = |reason: String| CatalogError::Invalid { file: path.display().to_string(), reason };
+        let size = fs::metadata(path).map_err(|error| invalid(error.to_string()))?.len();
         if size > FILE_BYTES_MAX {
-            return Err(wrong(format!("{size} bytes are too many for a definition")));
+            return Err(invalid(format!("{size} bytes are too many for a definition")));
         }
-        let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-        let definition = Definition::parse(&text).map_err(|said| wrong(said.trim_end().to_string()))?;
+        let text = fs::read_to_string(path).map_err(|error| invalid(error.to_string()))?;
+        let definition =
+            ExperimentDefinition::parse(&text).map_err(|reason| invalid(reason.trim_end().to_string()))?;
         let id = definition.id.clone();
         self.definitions.retain(|known| known.id != id);
         self.definitions.push(definition);
@@ -127,26 +132,26 @@ impl Catalog {
     }
 
     /// All experiments, in the order of the papers.
-    pub fn definitions(&self) -> &[Definition] {
+    pub fn definitions(&self) -> &[ExperimentDefinition] {
         &self.definitions
     }
 
-    /// What the studies found.
+    /// The findings of all studies.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
 
-    /// The findings of a study.
-    pub fn findings_of<'a>(&'a self, study: &'a str) -> impl Iterator<Item = &'a Finding> {
+    /// The findings of one study.
+    pub fn study_findings<'a>(&'a self, study: &'a str) -> impl Iterator<Item = &'a Finding> {
         self.findings.iter().filter(move |finding| finding.id.split('.').next() == Some(study))
     }
 
-    /// One experiment.
-    pub fn get(&self, id: &str) -> Option<&Definition> {
+    /// The experiment with this id.
+    pub fn get(&self, id: &str) -> Option<&ExperimentDefinition> {
         self.definitions.iter().find(|definition| definition.id == id)
     }
 
-    /// Names that stand for several: studies, and `quick`.
+    /// The names that select several experiments: the studies, and `quick`.
     pub fn groups(&self) -> Vec<(String, Vec<String>)> {
         let mut groups: Vec<(String, Vec<String>)> = Vec::new();
         for definition in &self.definitions {
@@ -160,13 +165,13 @@ impl Catalog {
         groups
     }
 
-    /// The experiments that names stand for, those included that they are derived from, each once.
+    /// The selected experiments, each once, after the experiments from which they are derived.
     ///
     /// # Errors
     /// A name that is neither an experiment nor a group.
-    pub fn select(&self, names: &[String]) -> Result<Vec<&Definition>, CatalogError> {
+    pub fn select(&self, names: &[String]) -> Result<Vec<&ExperimentDefinition>, CatalogError> {
         let groups = self.groups();
-        let mut chosen: Vec<&Definition> = Vec::new();
+        let mut selected: Vec<&ExperimentDefinition> = Vec::new();
         for name in names {
             let members = match groups.iter().find(|(group, _)| group == name) {
                 Some((_, members)) if self.get(name).is_none() => members.clone(),
@@ -176,32 +181,32 @@ impl Catalog {
                 let definition = self.get(&member).ok_or_else(|| self.unknown(&member))?;
                 for source in &definition.derived_from {
                     let source = self.get(source).ok_or_else(|| self.unknown(source))?;
-                    add_once(&mut chosen, source);
+                    add_once(&mut selected, source);
                 }
-                add_once(&mut chosen, definition);
+                add_once(&mut selected, definition);
             }
         }
-        Ok(chosen)
+        Ok(selected)
     }
 
     fn unknown(&self, name: &str) -> CatalogError {
         let groups = self.groups();
         let names =
             self.definitions.iter().map(|d| d.id.as_str()).chain(groups.iter().map(|(g, _)| g.as_str()));
-        let suggestion = names.map(|known| (distance(known, name), known)).min();
+        let suggestion = names.map(|known| (edit_distance(known, name), known)).min();
         let suggestion = suggestion.filter(|(apart, _)| *apart <= 3).map(|(_, known)| known.to_string());
         CatalogError::Unknown { name: name.to_string(), suggestion }
     }
 }
 
-fn add_once<'a>(chosen: &mut Vec<&'a Definition>, definition: &'a Definition) {
-    if !chosen.iter().any(|known| known.id == definition.id) {
-        chosen.push(definition);
+fn add_once<'a>(selected: &mut Vec<&'a ExperimentDefinition>, definition: &'a ExperimentDefinition) {
+    if !selected.iter().any(|known| known.id == definition.id) {
+        selected.push(definition);
     }
 }
 
-/// How many letters must change to make one word of the other.
-fn distance(left: &str, right: &str) -> usize {
+/// Levenshtein distance: insertions, deletions and substitutions of letters.
+fn edit_distance(left: &str, right: &str) -> usize {
     let right: Vec<char> = right.chars().take(64).collect();
     let mut row: Vec<usize> = (0..=right.len()).collect();
     for (i, from) in left.chars().enumerate() {

@@ -1,81 +1,80 @@
-//! Shapes: whether what was published holds in what was measured.
+//! Checks of published results against measurements.
 //!
-//! A [`Check`] compares a number, or the relation of two, with bounds. The numbers are picked from
-//! records, so that the same check is asked of a run here and of the published data. A [`Finding`] is
-//! a sentence of a study with the checks that carry it. Nothing here reads a file or a clock.
+//! A [`FindingCheck`] compares a number, or the relation of two, with bounds. A [`MetricQuery`] selects the numbers
+//! from records, so that the same check evaluates measured and published data. A [`Finding`] is a statement of a
+//! study with the checks that support it. Nothing here reads a file or a clock.
 
 use serde::{Deserialize, Serialize};
 
-use crate::definition::fits;
-use crate::record::{CellRecord, Parameters, Value};
+use crate::definition::matches;
+use crate::record::{CellParameters, CellRecord, ParameterValue};
 
-/// A claim about a number.
+/// A statement about a number, with its bounds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Check {
-    /// What it says, in a sentence.
+pub struct FindingCheck {
+    /// The statement, as a sentence.
     #[serde(default)]
     pub says: String,
-    /// The number.
-    pub of: Pick,
-    /// What it is set against.
+    /// The number to check.
+    pub of: MetricQuery,
+    /// The number to relate it to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub against: Option<Pick>,
-    /// How the two are related.
+    pub against: Option<MetricQuery>,
+    /// The relation between `of` and `against`.
     #[serde(default)]
     pub relation: Relation,
-    /// Asked for each value of these parameters that both sides have.
+    /// Evaluate the check for every combination of these parameters that `of` was measured with.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub for_each: Vec<String>,
-    /// The least that it may be.
+    /// Lower bound, inclusive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_least: Option<f64>,
-    /// The most that it may be.
+    /// Upper bound, inclusive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_most: Option<f64>,
-    /// What the paper says it is.
+    /// The value in the paper.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub published: Option<f64>,
-    /// Only meaningful where the machine resembles the published one in this: `cores>=10`, say, or
-    /// `cores>=4, devices>=2`.
+    /// Requirements on the machine, without which the check is not tested: `cores>=10`, or `cores>=4, devices>=2`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub needs: Option<String>,
 }
 
-/// How two numbers are related.
+/// The relation between two numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Relation {
     /// The first divided by the second, or the first alone.
     #[default]
     Ratio,
-    /// By how many percent the first is above the second.
+    /// The increase from the second to the first, in percent.
     GainPct,
-    /// By how many percent the first is below the second.
+    /// The decrease from the second to the first, in percent.
     LossPct,
-    /// The first less the second.
+    /// The first minus the second.
     Difference,
 }
 
-/// A number out of records.
+/// Selects one number from records.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Pick {
-    /// The experiment; by default the one that the check stands in.
+pub struct MetricQuery {
+    /// Id of the experiment; empty for the experiment of the check.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub experiment: String,
-    /// The metric.
+    /// Name of the metric.
     pub metric: String,
-    /// The role.
+    /// Role that was measured.
     #[serde(default = "fg")]
     pub role: String,
-    /// The cells.
+    /// Parameters that selected cells must have.
     #[serde(rename = "where", default)]
-    pub fits: Parameters,
-    /// What is made of several.
+    pub filter: CellParameters,
+    /// How the values of several cells become one.
     #[serde(default)]
-    pub take: Take,
-    /// The parameter that [`Take`]s with an order go along.
+    pub take: Aggregation,
+    /// The parameter by which `first`, `last`, `knee`, `growth` and `kept` order the cells.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub along: String,
 }
@@ -84,46 +83,47 @@ fn fg() -> String {
     "fg".to_string()
 }
 
-/// What is made of the values of several cells. Repetitions are averaged before.
+/// How the values of several cells become one. Repetitions are averaged first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Take {
-    /// Their mean; the value, where there is one.
+pub enum Aggregation {
+    /// The mean.
     #[default]
     Mean,
-    /// The largest.
+    /// The maximum.
     Max,
-    /// The smallest.
+    /// The minimum.
     Min,
-    /// The one with the largest `along`.
+    /// The value at the largest `along`.
     Last,
-    /// The one with the smallest `along`.
+    /// The value at the smallest `along`.
     First,
-    /// The smallest `along` at which nine tenths of the largest value are reached.
+    /// The smallest `along` whose value is at least 90 % of the maximum.
     Knee,
-    /// The value with the largest `along`, divided by that with the smallest.
+    /// The value at the largest `along` divided by the value at the smallest.
     Growth,
-    /// The largest, divided by the smallest.
+    /// The maximum divided by the minimum.
     Spread,
-    /// The value with the largest `along`, divided by the largest of all: 1 where it never falls.
-    Kept,
+    /// `kept`: the value at the largest `along` divided by the maximum; 1 if the values never fall.
+    #[serde(rename = "kept")]
+    LastToMax,
 }
 
-/// What became of a check or a finding.
+/// Result of a check or a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// It is so here too.
+    /// The measurements agree.
     Holds,
-    /// It is not.
+    /// The measurements disagree.
     DoesNotHold,
-    /// It was not measured.
+    /// The cells that it needs were not measured.
     NotTested,
 }
 
 impl Verdict {
-    /// In words.
-    pub fn words(self) -> &'static str {
+    /// The verdict as shown in reports.
+    pub fn as_str(self) -> &'static str {
         match self {
             Verdict::Holds => "holds",
             Verdict::DoesNotHold => "does not hold",
@@ -132,60 +132,60 @@ impl Verdict {
     }
 }
 
-/// A check, asked.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
-    /// What the check says.
+pub struct CheckOutcome {
+    /// The statement of the check.
     pub says: String,
-    /// What became of it.
+    /// Whether the statement holds.
     pub verdict: Verdict,
-    /// The number measured: the one that is furthest from its bound, where there are several.
+    /// The number; with `for_each`, the one that is furthest from its bound.
     pub measured: Option<f64>,
-    /// The range of the numbers, where the check is asked for each value of something.
+    /// Minimum and maximum of the numbers, if `for_each` yields several.
     pub range: Option<(f64, f64)>,
-    /// What the paper says.
+    /// The value in the paper.
     pub published: Option<f64>,
-    /// The bound in words, as `at least 1.2`.
+    /// The bounds in words, for example `at least 1.2`.
     pub bound: String,
-    /// Where it fails worst, or why it was not tested.
+    /// The group with the worst number, or why the check was not tested.
     pub remark: String,
 }
 
-/// A sentence of a study, with the checks that carry it.
+/// A statement of a study, with the checks that support it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Finding {
-    /// As `icpe24.o7` or `icpe24.key2`.
+    /// For example `icpe24.o7` or `icpe24.key2`.
     pub id: String,
-    /// What it says, in our words.
+    /// The statement, in our words.
     pub says: String,
-    /// Where the paper says it.
+    /// Section of the paper.
     #[serde(default)]
     pub section: String,
-    /// All of them must hold.
+    /// The checks; all must hold.
     #[serde(default)]
-    pub check: Vec<Check>,
+    pub check: Vec<FindingCheck>,
 }
 
-/// A finding, asked.
+/// Result of one finding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FindingOutcome {
-    /// The finding.
+    /// Id of the finding.
     pub id: String,
-    /// What it says.
+    /// The statement.
     pub says: String,
-    /// Where the paper says it.
+    /// Section of the paper.
     pub section: String,
-    /// Holds where all checks that were tested hold, and at least one was.
+    /// Holds if at least one check was tested and none of the tested ones failed.
     pub verdict: Verdict,
-    /// Each check.
-    pub outcomes: Vec<Outcome>,
+    /// Results of the checks, in their order.
+    pub outcomes: Vec<CheckOutcome>,
 }
 
 impl Finding {
-    /// Asks it of records.
+    /// Evaluates all checks on the records.
     pub fn evaluate(&self, records: &[CellRecord]) -> FindingOutcome {
-        let outcomes: Vec<Outcome> =
+        let outcomes: Vec<CheckOutcome> =
             self.check.iter().map(|check| check.evaluate(&self.id, records)).collect();
         let any = |verdict| outcomes.iter().any(|outcome| outcome.verdict == verdict);
         let verdict = if any(Verdict::DoesNotHold) {
@@ -205,24 +205,24 @@ impl Finding {
     }
 }
 
-impl Check {
-    /// Asks it of records. `experiment` is the one that its picks mean where they name none.
-    pub fn evaluate(&self, experiment: &str, records: &[CellRecord]) -> Outcome {
+impl FindingCheck {
+    /// Evaluates the check on the records. `experiment` is the default of queries that name none.
+    pub fn evaluate(&self, experiment: &str, records: &[CellRecord]) -> CheckOutcome {
         let mut numbers: Vec<(f64, String)> = Vec::new();
-        let mut missing = self.unmet(experiment, records).unwrap_or_default();
+        let mut missing = self.unmet_requirement(experiment, records).unwrap_or_default();
         let groups = if missing.is_empty() { self.groups(experiment, records) } else { Vec::new() };
         for group in groups {
-            match self.number(experiment, records, &group) {
-                Ok(number) => numbers.push((number, words(&group))),
+            match self.compute(experiment, records, &group) {
+                Ok(compute) => numbers.push((compute, describe(&group))),
                 Err(reason) => missing = reason,
             }
         }
-        let outcome = |verdict, measured, remark| Outcome {
+        let outcome = |verdict, measured, remark| CheckOutcome {
             says: self.says.clone(),
             verdict,
             measured,
-            range: match (least(&numbers), most(&numbers)) {
-                (Some(least), Some(most)) if numbers.len() > 1 => Some((least.0, most.0)),
+            range: match (minimum(&numbers), maximum(&numbers)) {
+                (Some(minimum), Some(maximum)) if numbers.len() > 1 => Some((minimum.0, maximum.0)),
                 _ => None,
             },
             published: self.published,
@@ -230,49 +230,48 @@ impl Check {
             remark,
         };
         let worst = match (self.at_least, self.at_most) {
-            (None, Some(_)) => most(&numbers),
-            // Of two bounds, the one that is missed is told of.
-            (Some(_), Some(bound)) => most(&numbers).filter(|n| n.0 > bound).or(least(&numbers)),
-            _ => least(&numbers),
+            (None, Some(_)) => maximum(&numbers),
+            // With two bounds, report a number beyond the upper one first.
+            (Some(_), Some(bound)) => maximum(&numbers).filter(|n| n.0 > bound).or(minimum(&numbers)),
+            _ => minimum(&numbers),
         };
-        let Some((number, place)) = worst else {
-            let reason =
-                if missing.is_empty() { "no cell was measured that it needs".into() } else { missing };
+        let Some((compute, location)) = worst else {
+            let reason = if missing.is_empty() { "no required cell was measured".into() } else { missing };
             return outcome(Verdict::NotTested, None, reason);
         };
-        let holds = self.at_least.is_none_or(|bound| *number >= bound)
-            && self.at_most.is_none_or(|bound| *number <= bound);
+        let holds = self.at_least.is_none_or(|bound| *compute >= bound)
+            && self.at_most.is_none_or(|bound| *compute <= bound);
         let verdict = if holds { Verdict::Holds } else { Verdict::DoesNotHold };
-        outcome(verdict, Some(*number), place.clone())
+        outcome(verdict, Some(*compute), location.clone())
     }
 
-    /// Why the cells do not resemble the published ones enough. Published cells always do.
-    fn unmet(&self, experiment: &str, records: &[CellRecord]) -> Option<String> {
-        let none = Parameters::new();
-        self.needs.as_deref()?.split(',').filter_map(need).find_map(|(name, least)| {
+    /// Which requirement the measured cells do not meet. Published cells have no such parameters and meet all.
+    fn unmet_requirement(&self, experiment: &str, records: &[CellRecord]) -> Option<String> {
+        let none = CellParameters::new();
+        self.needs.as_deref()?.split(',').filter_map(parse_requirement).find_map(|(name, minimum)| {
             let cells = self.of.select(experiment, records, &none);
-            let most = cells.filter_map(|cell| cell.parameters.get(name)?.as_f64()).reduce(f64::max)?;
-            (most < least).then(|| format!("needs {name} of at least {least}; at most {most} here"))
+            let maximum = cells.filter_map(|cell| cell.parameters.get(name)?.as_f64()).reduce(f64::max)?;
+            (maximum < minimum).then(|| format!("needs {name} of at least {minimum}; at most {maximum} here"))
         })
     }
 
-    /// What its author cannot have meant.
-    pub(crate) fn misunderstood(&self) -> Option<String> {
-        let wrong = self.needs.as_deref()?.split(',').find(|part| need(part).is_none())?;
+    /// Why `needs` cannot be parsed.
+    pub(crate) fn requirement_error(&self) -> Option<String> {
+        let wrong = self.needs.as_deref()?.split(',').find(|part| parse_requirement(part).is_none())?;
         Some(format!(
-            "check {:?}: needs = {wrong:?} is not as \"cores>=4\" or \"cores>=4, devices>=2\"",
+            "check {:?}: needs = {wrong:?} is no requirement such as \"cores>=4\" or \"cores>=4, devices>=2\"",
             self.says
         ))
     }
 
-    /// The combinations that it is asked for: one that says nothing where it is asked once.
-    fn groups(&self, experiment: &str, records: &[CellRecord]) -> Vec<Parameters> {
+    /// The parameter combinations of `for_each`; one empty combination without it.
+    fn groups(&self, experiment: &str, records: &[CellRecord]) -> Vec<CellParameters> {
         if self.for_each.is_empty() {
-            return vec![Parameters::new()];
+            return vec![CellParameters::new()];
         }
-        let mut groups: Vec<Parameters> = Vec::new();
-        for record in self.of.select(experiment, records, &Parameters::new()) {
-            let group: Parameters = self
+        let mut groups: Vec<CellParameters> = Vec::new();
+        for record in self.of.select(experiment, records, &CellParameters::new()) {
+            let group: CellParameters = self
                 .for_each
                 .iter()
                 .filter_map(|name| Some((name.clone(), record.parameters.get(name)?.clone())))
@@ -284,11 +283,16 @@ impl Check {
         groups
     }
 
-    fn number(&self, experiment: &str, records: &[CellRecord], group: &Parameters) -> Result<f64, String> {
+    fn compute(
+        &self,
+        experiment: &str,
+        records: &[CellRecord],
+        group: &CellParameters,
+    ) -> Result<f64, String> {
         let of = self.of.value(experiment, records, group)?;
         let Some(against) = &self.against else { return Ok(of) };
         let base = against.value(experiment, records, group)?;
-        let ratio = || if base == 0.0 { Err("it is set against 0".to_string()) } else { Ok(of / base) };
+        let ratio = || if base == 0.0 { Err("division by 0".to_string()) } else { Ok(of / base) };
         Ok(match self.relation {
             Relation::Ratio => ratio()?,
             Relation::GainPct => (ratio()? - 1.0) * 100.0,
@@ -299,106 +303,112 @@ impl Check {
 
     fn bound(&self) -> String {
         match (self.at_least, self.at_most) {
-            (Some(least), Some(most)) => format!("from {least} to {most}"),
-            (Some(least), None) => format!("at least {least}"),
-            (None, Some(most)) => format!("at most {most}"),
+            (Some(minimum), Some(maximum)) => format!("from {minimum} to {maximum}"),
+            (Some(minimum), None) => format!("at least {minimum}"),
+            (None, Some(maximum)) => format!("at most {maximum}"),
             (None, None) => "anything".to_string(),
         }
     }
 }
 
-/// A parameter and the least that it must be, as `cores>=4`.
-fn need(text: &str) -> Option<(&str, f64)> {
-    let (name, least) = text.split_once(">=")?;
-    let (name, least) = (name.trim(), least.trim().parse().ok()?);
-    (!name.is_empty() && f64::is_finite(least)).then_some((name, least))
+/// Parses a requirement such as `cores>=4` to name and minimum.
+fn parse_requirement(text: &str) -> Option<(&str, f64)> {
+    let (name, minimum) = text.split_once(">=")?;
+    let (name, minimum) = (name.trim(), minimum.trim().parse().ok()?);
+    (!name.is_empty() && f64::is_finite(minimum)).then_some((name, minimum))
 }
 
-fn least(numbers: &[(f64, String)]) -> Option<&(f64, String)> {
+fn minimum(numbers: &[(f64, String)]) -> Option<&(f64, String)> {
     numbers.iter().min_by(|left, right| left.0.total_cmp(&right.0))
 }
 
-fn most(numbers: &[(f64, String)]) -> Option<&(f64, String)> {
+fn maximum(numbers: &[(f64, String)]) -> Option<&(f64, String)> {
     numbers.iter().max_by(|left, right| left.0.total_cmp(&right.0))
 }
 
-fn words(group: &Parameters) -> String {
+fn describe(group: &CellParameters) -> String {
     let parts: Vec<String> = group.iter().map(|(name, value)| format!("{name} {value}")).collect();
     parts.join(", ")
 }
 
-impl Pick {
+impl MetricQuery {
     fn select<'a>(
         &'a self,
         experiment: &'a str,
         records: &'a [CellRecord],
-        group: &'a Parameters,
+        group: &'a CellParameters,
     ) -> impl Iterator<Item = &'a CellRecord> {
         let experiment = if self.experiment.is_empty() { experiment } else { self.experiment.as_str() };
         records.iter().filter(move |record| {
             record.experiment == experiment
                 && record.is_measured()
-                && fits(&record.parameters, &self.fits)
-                && fits(&record.parameters, group)
+                && matches(&record.parameters, &self.filter)
+                && matches(&record.parameters, group)
                 && record.metric(&self.role, &self.metric).is_some()
         })
     }
 
-    /// The value, or why there is none.
-    fn value(&self, experiment: &str, records: &[CellRecord], group: &Parameters) -> Result<f64, String> {
-        let cells = averaged(self.select(experiment, records, group), &self.role, &self.metric);
+    /// The aggregated value, or why it cannot be computed.
+    fn value(&self, experiment: &str, records: &[CellRecord], group: &CellParameters) -> Result<f64, String> {
+        let cells = average_repetitions(self.select(experiment, records, group), &self.role, &self.metric);
         if cells.is_empty() {
-            let mut wanted = self.fits.clone();
-            wanted.extend(group.clone());
+            let mut filter = self.filter.clone();
+            filter.extend(group.clone());
             let name = if self.experiment.is_empty() { experiment } else { &self.experiment };
-            return Err(format!("{name}: {} was not measured for {}", self.metric, words(&wanted)));
+            return Err(format!("{name}: {} was not measured for {}", self.metric, describe(&filter)));
         }
         let values = || cells.iter().map(|(_, value)| *value);
         let (min, max) = (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max));
         match self.take {
-            Take::Mean => Ok(values().sum::<f64>() / cells.len() as f64),
-            Take::Max => Ok(max),
-            Take::Min => Ok(min),
-            Take::Spread if min != 0.0 => Ok(max / min),
-            Take::Spread => Err("the smallest is 0".to_string()),
-            Take::Last | Take::First | Take::Knee | Take::Growth | Take::Kept => self.ordered(&cells, max),
+            Aggregation::Mean => Ok(values().sum::<f64>() / cells.len() as f64),
+            Aggregation::Max => Ok(max),
+            Aggregation::Min => Ok(min),
+            Aggregation::Spread if min != 0.0 => Ok(max / min),
+            Aggregation::Spread => Err("the smallest is 0".to_string()),
+            Aggregation::Last
+            | Aggregation::First
+            | Aggregation::Knee
+            | Aggregation::Growth
+            | Aggregation::LastToMax => self.aggregate_ordered(&cells, max),
         }
     }
 
-    fn ordered(&self, cells: &[(Parameters, f64)], max: f64) -> Result<f64, String> {
+    fn aggregate_ordered(&self, cells: &[(CellParameters, f64)], max: f64) -> Result<f64, String> {
         let mut order: Vec<(f64, f64)> = cells
             .iter()
-            .filter_map(|(cell, value)| Some((cell.get(&self.along).and_then(Value::as_f64)?, *value)))
+            .filter_map(|(cell, value)| {
+                Some((cell.get(&self.along).and_then(ParameterValue::as_f64)?, *value))
+            })
             .collect();
         order.sort_by(|left, right| left.0.total_cmp(&right.0));
         let (Some(first), Some(last)) = (order.first(), order.last()) else {
-            return Err(format!("no cell says its {}", self.along));
+            return Err(format!("no cell has {}", self.along));
         };
         match self.take {
-            Take::First => Ok(first.1),
-            Take::Last => Ok(last.1),
-            Take::Growth | Take::Kept | Take::Knee if order.len() < 2 => {
+            Aggregation::First => Ok(first.1),
+            Aggregation::Last => Ok(last.1),
+            Aggregation::Growth | Aggregation::LastToMax | Aggregation::Knee if order.len() < 2 => {
                 Err(format!("only one value of {} was measured", self.along))
             }
-            Take::Knee => {
+            Aggregation::Knee => {
                 let knee = order.iter().find(|(_, value)| *value >= 0.9 * max);
                 knee.map(|(at, _)| *at).ok_or_else(|| "no value is near the largest".to_string())
             }
-            Take::Growth if first.1 == 0.0 => Err("the first is 0".to_string()),
-            Take::Growth => Ok(last.1 / first.1),
+            Aggregation::Growth if first.1 == 0.0 => Err("the first is 0".to_string()),
+            Aggregation::Growth => Ok(last.1 / first.1),
             _ if max == 0.0 => Err("the largest is 0".to_string()),
             _ => Ok(last.1 / max),
         }
     }
 }
 
-/// The mean over repetitions of each cell.
-fn averaged<'a>(
+/// One value for each cell: the mean over its repetitions.
+fn average_repetitions<'a>(
     records: impl Iterator<Item = &'a CellRecord>,
     role: &str,
     metric: &str,
-) -> Vec<(Parameters, f64)> {
-    let mut cells: Vec<(&Parameters, f64, f64)> = Vec::new();
+) -> Vec<(CellParameters, f64)> {
+    let mut cells: Vec<(&CellParameters, f64, f64)> = Vec::new();
     for record in records {
         let Some(value) = record.metric(role, metric) else { continue };
         match cells.iter_mut().find(|(cell, ..)| **cell == record.parameters) {

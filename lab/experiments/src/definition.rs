@@ -1,92 +1,92 @@
-//! An experiment as data: what is varied, what is measured, and what was published.
+//! Definitions of experiments: parameters, metrics and published values.
 //!
-//! The files are TOML; `docs/LAB.md` shows how to write one. [`Definition::cells`] makes the combinations,
-//! without a word about the machine: that is the plan's business.
+//! Definitions are TOML files; `docs/LAB.md` shows how to write one. [`ExperimentDefinition::cells`] expands the
+//! parameter combinations independently of the machine; [`crate::plan`] decides which of them can run.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::check::Check;
-use crate::record::{Parameters, Value};
+use crate::check::FindingCheck;
+use crate::record::{CellParameters, ParameterValue};
 
-/// Most cells that one experiment may have: the largest published one has 300.
+/// Most cells of one experiment; the largest published one has 300.
 const CELLS_MAX: usize = 10_000;
 
-/// One figure or table.
+/// One figure or table of a study.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Definition {
-    /// Study and name, as `icpe24.fig2`.
+pub struct ExperimentDefinition {
+    /// Study and name, for example `icpe24.fig2`.
     pub id: String,
-    /// What it shows, in a sentence.
+    /// What it shows, as a sentence.
     pub title: String,
-    /// Where in the paper it is discussed.
+    /// Section of the paper.
     #[serde(default)]
     pub section: String,
-    /// The parameter along the horizontal axis.
+    /// The parameter of the horizontal axis.
     pub x: String,
-    /// The metric that is shown.
+    /// The metric of the vertical axis.
     pub y: String,
-    /// Where the horizontal axis is a metric as well, as throughput in a figure of latency over it.
+    /// The metric of the horizontal axis, if it is a metric too: latency over throughput.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub x_metric: Option<String>,
     /// The role whose metrics are shown.
     #[serde(default = "fg")]
     pub role: String,
-    /// The parameters that tell the lines of the figure apart.
+    /// The parameters that distinguish the lines of the figure.
     pub series: Vec<String>,
     /// `curve`, `bars`, `table`, `cdf`, `heatmap` or `breakdown`.
     #[serde(default = "curve")]
     pub shape: String,
-    /// Experiments whose records this one shows. It has no cells of its own then.
+    /// Experiments whose records this one shows. A derived experiment has no cells.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub derived_from: Vec<String>,
     /// Values are shown relative to the cell with these parameters.
-    #[serde(default, skip_serializing_if = "Parameters::is_empty")]
-    pub relative_to: Parameters,
-    /// What is measured beside the generator's results: `counters`, `profile`, `tokens`.
+    #[serde(default, skip_serializing_if = "CellParameters::is_empty")]
+    pub relative_to: CellParameters,
+    /// Additional measurements: `counters`, `profile`, `tokens`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measure: Vec<String>,
-    /// What to know before comparing with the paper, one sentence each.
+    /// Caveats of a comparison with the paper, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub traps: Vec<String>,
-    /// Times of the published runs.
+    /// Durations of the published runs.
     #[serde(default)]
-    pub time: Time,
+    pub time: PublishedTimes,
     /// Parameters that all cells share.
     #[serde(default)]
-    pub fixed: Parameters,
-    /// Parameters whose values are combined with one another.
+    pub fixed: CellParameters,
+    /// Parameters whose values are combined with each other.
     #[serde(default)]
-    pub vary: BTreeMap<String, Vec<Value>>,
-    /// Sets of parameters that go together, combined with what is varied.
+    pub vary: BTreeMap<String, Vec<ParameterValue>>,
+    /// Sets of parameters, each combined with the values of `vary`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub rows: Vec<Parameters>,
-    /// What `--quick` varies instead.
+    pub rows: Vec<CellParameters>,
+    /// Values that replace those of `vary` with `--quick`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub quick: BTreeMap<String, Vec<Value>>,
-    /// Further groups of cells, as SPDK's beside the schedulers'.
+    pub quick: BTreeMap<String, Vec<ParameterValue>>,
+    /// Further groups of cells, for example SPDK's next to the schedulers'.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub also: Vec<Also>,
-    /// What changes some of the cells.
+    pub also: Vec<CellGroup>,
+    /// Rules that change or remove cells.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub rule: Vec<Rule>,
+    pub rule: Vec<CellRule>,
     /// fio options of the foreground jobs.
-    #[serde(default, skip_serializing_if = "Parameters::is_empty")]
-    pub options: Parameters,
+    #[serde(default, skip_serializing_if = "CellParameters::is_empty")]
+    pub options: CellParameters,
     /// fio options of the background jobs.
-    #[serde(default, skip_serializing_if = "Parameters::is_empty")]
-    pub background_options: Parameters,
-    /// Published values in the study's data files.
+    #[serde(default, skip_serializing_if = "CellParameters::is_empty")]
+    pub background_options: CellParameters,
+    /// Published values in the study's CSV files.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub reference: Vec<Reference>,
-    /// Published values that are printed in the text only.
+    pub reference: Vec<PublishedTable>,
+    /// Published values that only the text of the paper contains.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub published: Vec<Published>,
-    /// The published shape: orderings, ratios, knees, saturation.
+    pub published: Vec<PublishedPoint>,
+    /// The published results: orderings, ratios, knees, saturation.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub check: Vec<Check>,
+    pub check: Vec<FindingCheck>,
 }
 
 fn fg() -> String {
@@ -97,15 +97,15 @@ fn curve() -> String {
     "curve".to_string()
 }
 
-/// How long the published runs took.
+/// Durations of the published runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Time {
-    /// Measuring, in seconds.
+pub struct PublishedTimes {
+    /// Duration of the measurement, in seconds.
     pub runtime_s: f64,
-    /// Before it, in seconds.
+    /// Warm-up before it, in seconds.
     pub ramp_s: f64,
-    /// How often.
+    /// Measurements of each cell.
     #[serde(default = "once")]
     pub repetitions: u32,
 }
@@ -114,87 +114,87 @@ fn once() -> u32 {
     1
 }
 
-impl Default for Time {
-    fn default() -> Time {
-        Time { runtime_s: 120.0, ramp_s: 20.0, repetitions: 1 }
+impl Default for PublishedTimes {
+    fn default() -> PublishedTimes {
+        PublishedTimes { runtime_s: 120.0, ramp_s: 20.0, repetitions: 1 }
     }
 }
 
 /// A further group of cells.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Also {
-    /// Over those that all cells share.
+pub struct CellGroup {
+    /// Parameters of the group, added to those that all cells share.
     #[serde(default)]
-    pub fixed: Parameters,
-    /// Instead of what is varied otherwise.
+    pub fixed: CellParameters,
+    /// Replaces the experiment's `vary`.
     #[serde(default)]
-    pub vary: BTreeMap<String, Vec<Value>>,
-    /// What `--quick` varies instead.
+    pub vary: BTreeMap<String, Vec<ParameterValue>>,
+    /// Values that replace those of `vary` with `--quick`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub quick: BTreeMap<String, Vec<Value>>,
+    pub quick: BTreeMap<String, Vec<ParameterValue>>,
 }
 
-/// What changes the cells that it fits.
+/// Changes or removes the cells that match it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Rule {
-    /// The cells that are meant: all of these parameters are so.
+pub struct CellRule {
+    /// The rule applies to cells with all of these parameters.
     #[serde(rename = "where", default)]
-    pub fits: Parameters,
-    /// Parameters that they get.
-    #[serde(default, skip_serializing_if = "Parameters::is_empty")]
-    pub set: Parameters,
-    /// Of them, only those with one of these values stay.
+    pub filter: CellParameters,
+    /// Parameters to set.
+    #[serde(default, skip_serializing_if = "CellParameters::is_empty")]
+    pub set: CellParameters,
+    /// Matching cells whose parameter has none of these values are removed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub keep: BTreeMap<String, Vec<Value>>,
+    pub keep: BTreeMap<String, Vec<ParameterValue>>,
 }
 
-/// Published values in a data file.
+/// Published values in a CSV file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Reference {
-    /// The file's name without its end, in the study's folder.
+pub struct PublishedTable {
+    /// Name of the file in the study's folder, without `.csv`.
     pub csv: String,
-    /// The rows that are meant, by column.
+    /// Values by column of the rows to use.
     #[serde(rename = "where", default)]
-    pub fits: BTreeMap<String, String>,
-    /// Parameters that all of its rows have, and no column says.
+    pub filter: BTreeMap<String, String>,
+    /// Parameters of all these rows that no column contains.
     #[serde(default)]
-    pub fixed: Parameters,
-    /// Columns that mean something else here than their name says: column to parameter or metric.
+    pub fixed: CellParameters,
+    /// Columns whose meaning differs from the default: column to parameter or metric.
     #[serde(default)]
     pub columns: BTreeMap<String, String>,
 }
 
-/// A published value that no data file holds.
+/// A published value that no CSV file contains.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Published {
-    /// The cell.
+pub struct PublishedPoint {
+    /// Parameters of the cell.
     #[serde(rename = "where", default)]
-    pub fits: Parameters,
-    /// What it says of it.
+    pub filter: CellParameters,
+    /// Published metrics of the cell.
     pub metrics: BTreeMap<String, f64>,
-    /// Rounded, read off, or computed from other numbers.
+    /// Whether the value is rounded, read off a figure, or computed from other numbers.
     #[serde(default)]
     pub approximate: bool,
 }
 
-/// How much of an experiment is run.
+/// How much of an experiment runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scale {
-    /// Few values, a second each: does everything work, and what is the shape?
+    /// Few values, about a second each: a check that everything works, and rough shapes.
     Quick,
-    /// All values, some seconds each.
+    /// All values, a few seconds each.
     #[default]
     Default,
-    /// All values, for as long and as often as published, on preconditioned devices.
+    /// All values, with the published durations and repetitions, on preconditioned devices.
     Paper,
 }
 
 impl Scale {
-    /// Its name in files and options.
+    /// Name in files and options.
     pub fn name(self) -> &'static str {
         match self {
             Scale::Quick => "quick",
@@ -203,24 +203,24 @@ impl Scale {
         }
     }
 
-    /// The scale of a name.
+    /// The scale with this [`Scale::name`].
     pub fn from_name(name: &str) -> Option<Scale> {
         [Scale::Quick, Scale::Default, Scale::Paper].into_iter().find(|scale| scale.name() == name)
     }
 }
 
-impl Definition {
-    /// Reads a definition.
+impl ExperimentDefinition {
+    /// Parses and validates a TOML definition.
     ///
     /// # Errors
-    /// A sentence that says what is wrong with it.
-    pub fn parse(text: &str) -> Result<Definition, String> {
-        let definition: Definition = toml::from_str(text).map_err(|error| error.to_string())?;
+    /// What is invalid, as a sentence.
+    pub fn parse(text: &str) -> Result<ExperimentDefinition, String> {
+        let definition: ExperimentDefinition = toml::from_str(text).map_err(|error| error.to_string())?;
         definition.validate()?;
         Ok(definition)
     }
 
-    /// The study, as `icpe24`; the whole identifier where it names none.
+    /// The study, for example `icpe24`; the whole id if it has no dot.
     pub fn study(&self) -> &str {
         self.id.split_once('.').map_or(&self.id, |(study, _)| study)
     }
@@ -228,7 +228,7 @@ impl Definition {
     fn validate(&self) -> Result<(), String> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         if self.id.is_empty() || !self.id.chars().all(plain) {
-            return Err(format!("id = {:?}: letters, digits, dots and dashes, please", self.id));
+            return Err(format!("id = {:?}: only letters, digits, dots, dashes and underscores", self.id));
         }
         if self.series.is_empty() {
             return Err("series names no parameter".to_string());
@@ -245,10 +245,10 @@ impl Definition {
                 return Err("it has no cell with --quick".to_string());
             }
         } else if !self.vary.is_empty() || !self.also.is_empty() {
-            return Err("an experiment that is derived has no cells of its own".to_string());
+            return Err("a derived experiment has no cells".to_string());
         }
-        if let Some(said) = self.check.iter().find_map(|check| check.misunderstood()) {
-            return Err(said);
+        if let Some(message) = self.check.iter().find_map(|check| check.requirement_error()) {
+            return Err(message);
         }
         let times = [self.time.runtime_s, self.time.ramp_s];
         if times.iter().any(|time| !(0.0..=86_400.0).contains(time)) || self.time.repetitions == 0 {
@@ -257,26 +257,27 @@ impl Definition {
         Ok(())
     }
 
-    /// The parameters of every cell, in order: the first varied name changes slowest.
+    /// The parameters of every cell. The first varied parameter changes slowest, so that schedulers and APIs change
+    /// rarely.
     ///
     /// # Errors
-    /// More cells than are allowed.
-    pub fn cells(&self, scale: Scale) -> Result<Vec<Parameters>, String> {
+    /// More than 10 000 cells.
+    pub fn cells(&self, scale: Scale) -> Result<Vec<CellParameters>, String> {
         if !self.derived_from.is_empty() {
             return Ok(Vec::new());
         }
-        let mut cells = product(&self.fixed, &chosen(&self.vary, &self.quick, scale), &self.rows)?;
+        let mut cells = combine(&self.fixed, &values_at_scale(&self.vary, &self.quick, scale), &self.rows)?;
         for also in &self.also {
             let mut fixed = self.fixed.clone();
             fixed.extend(also.fixed.clone());
-            let vary = chosen(&also.vary, &also.quick, scale);
+            let vary = values_at_scale(&also.vary, &also.quick, scale);
             fixed.retain(|name, _| !vary.contains_key(name));
-            cells.extend(product(&fixed, &vary, &[])?);
+            cells.extend(combine(&fixed, &vary, &[])?);
         }
         for rule in &self.rule {
             cells.retain_mut(|cell| rule.apply(cell));
         }
-        let mut unique: Vec<Parameters> = Vec::new();
+        let mut unique: Vec<CellParameters> = Vec::new();
         for cell in cells {
             if !unique.contains(&cell) {
                 unique.push(cell);
@@ -285,7 +286,7 @@ impl Definition {
         Ok(unique)
     }
 
-    /// Whether cells differ in this parameter by design: it is an axis, or tells lines apart.
+    /// Whether cells differ in this parameter by design: it is an axis, or distinguishes lines.
     pub fn varies(&self, name: &str) -> bool {
         self.x == name
             || self.vary.contains_key(name)
@@ -293,42 +294,42 @@ impl Definition {
             || self.rows.iter().any(|row| row.contains_key(name))
     }
 
-    /// The line of the figure that a cell belongs to.
-    pub fn series_of(&self, cell: &Parameters) -> String {
+    /// The line of the figure to which a cell belongs.
+    pub fn series_of(&self, cell: &CellParameters) -> String {
         let parts: Vec<String> =
-            self.series.iter().filter_map(|name| cell.get(name)).map(Value::to_string).collect();
+            self.series.iter().filter_map(|name| cell.get(name)).map(ParameterValue::to_string).collect();
         match (parts.is_empty(), cell.get("api")) {
-            // SPDK knows no scheduler.
+            // SPDK bypasses the kernel's schedulers.
             (true, Some(api)) => api.to_string(),
             _ => parts.join("/"),
         }
     }
 }
 
-impl Rule {
-    /// Changes the cell; says whether it stays.
-    fn apply(&self, cell: &mut Parameters) -> bool {
-        if !fits(cell, &self.fits) {
+impl CellRule {
+    /// Applies the rule to a cell; returns false if the cell is removed.
+    fn apply(&self, cell: &mut CellParameters) -> bool {
+        if !matches(cell, &self.filter) {
             return true;
         }
         cell.extend(self.set.clone());
         self.keep.iter().all(|(name, values)| {
-            cell.get(name).is_some_and(|value| values.iter().any(|kept| kept.same(value)))
+            cell.get(name).is_some_and(|value| values.iter().any(|allowed| allowed.same(value)))
         })
     }
 }
 
-/// Whether all of `wanted` are so in `cell`. A wanted value that begins with `!` must not be there.
-pub(crate) fn fits(cell: &Parameters, wanted: &Parameters) -> bool {
+/// Whether `cell` has all `wanted` parameters. A text `!x` matches every value except `x`.
+pub(crate) fn matches(cell: &CellParameters, wanted: &CellParameters) -> bool {
     wanted.iter().all(|(name, value)| match value.as_str().and_then(|text| text.strip_prefix('!')) {
         Some(not) => cell.get(name).is_none_or(|found| found.as_str() != Some(not)),
         None => cell.get(name).is_some_and(|found| found.same(value)),
     })
 }
 
-type Lists = BTreeMap<String, Vec<Value>>;
+type ParameterLists = BTreeMap<String, Vec<ParameterValue>>;
 
-fn chosen(vary: &Lists, quick: &Lists, scale: Scale) -> Lists {
+fn values_at_scale(vary: &ParameterLists, quick: &ParameterLists, scale: Scale) -> ParameterLists {
     let mut lists = vary.clone();
     if scale == Scale::Quick {
         lists.extend(quick.clone());
@@ -336,9 +337,13 @@ fn chosen(vary: &Lists, quick: &Lists, scale: Scale) -> Lists {
     lists
 }
 
-fn product(fixed: &Parameters, vary: &Lists, rows: &[Parameters]) -> Result<Vec<Parameters>, String> {
+fn combine(
+    fixed: &CellParameters,
+    vary: &ParameterLists,
+    rows: &[CellParameters],
+) -> Result<Vec<CellParameters>, String> {
     let mut cells = vec![fixed.clone()];
-    // Schedulers outermost: each change of one waits for the device to drain.
+    // Schedulers outermost: each switch waits until the device is drained.
     let mut names: Vec<&String> = vary.keys().collect();
     names.sort_by_key(|name| (name.as_str() != "scheduler", name.as_str() != "api", name.as_str()));
     for name in names {
@@ -347,7 +352,7 @@ fn product(fixed: &Parameters, vary: &Lists, rows: &[Parameters]) -> Result<Vec<
         if count > CELLS_MAX {
             return Err(format!("{count} cells are too many; at most {CELLS_MAX}"));
         }
-        let with = |cell: &Parameters, value: &Value| {
+        let with = |cell: &CellParameters, value: &ParameterValue| {
             let mut cell = cell.clone();
             cell.insert(name.clone(), value.clone());
             cell
@@ -355,7 +360,7 @@ fn product(fixed: &Parameters, vary: &Lists, rows: &[Parameters]) -> Result<Vec<
         cells = cells.iter().flat_map(|cell| values.iter().map(move |value| with(cell, value))).collect();
     }
     if !rows.is_empty() {
-        let with = |cell: &Parameters, row: &Parameters| {
+        let with = |cell: &CellParameters, row: &CellParameters| {
             let mut cell = cell.clone();
             cell.extend(row.clone());
             cell

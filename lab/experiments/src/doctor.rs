@@ -1,65 +1,77 @@
-//! What about a machine distorts measurements, and the command that changes it.
+//! Properties of the machine that distort measurements, and how to change them.
 //!
-//! Nothing is changed here. A [`Distortion`] names the settings that a run may change by way of its
-//! [`crate::journal::Journal`], which puts them back.
+//! Nothing is changed here. A [`Distortion`] contains the settings that a run may change through its
+//! [`crate::journal::Journal`], which restores them.
 
 use std::path::PathBuf;
 
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
-use crate::host::{Block, Cpu, Host, Kernel, Load};
+use crate::host::{BlockDeviceInfo, CpuInfo, HostInfo, KernelInfo, SystemLoad};
 
-/// Share of the processors that others may keep busy before it is said.
+/// Load average per CPU above which the load is reported.
 const LOAD_MAX: f64 = 0.1;
 
-/// Something that makes numbers differ from what the hardware could do, or from run to run.
+/// A property that makes results differ from what the hardware could do, or between runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Distortion {
-    /// A short name.
+    /// Short identifier.
     pub id: String,
-    /// What is so, and what it does to results.
+    /// The property and its effect on results.
     pub what: String,
-    /// The command that changes it, where one does.
+    /// The command that changes it, if there is one.
     pub command: Option<String>,
-    /// What `--apply` changes: files with the values that they get.
+    /// What `--apply` writes: files and values.
     #[serde(skip)]
     pub settings: Vec<(PathBuf, String)>,
 }
 
-/// Facts of a machine and of the devices that are meant, as they are kept with results.
+/// Properties of the machine and of devices, as stored with results.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Facts {
-    /// Processors.
-    pub cpu: Cpu,
+pub struct MachineFacts {
+    /// CPUs.
+    pub cpu: CpuInfo,
     /// Kernel.
-    pub kernel: Kernel,
-    /// Devices.
-    pub devices: Vec<Block>,
-    /// How busy it was.
-    pub load: Load,
-    /// What can be counted, by name: `yes`, or why not.
+    pub kernel: KernelInfo,
+    /// Block devices.
+    pub devices: Vec<BlockDeviceInfo>,
+    /// Load when the facts were read.
+    pub load: SystemLoad,
+    /// Available counters by name: `yes`, or why not.
     pub counters: Vec<(String, String)>,
-    /// Whether a ring can be had: `yes`, or why not.
+    /// Whether io_uring works: `yes`, or why not.
     pub io_uring: String,
 }
 
-impl Facts {
-    /// Reads them. `devices` names the ones that are meant; all of them where it is empty.
-    pub fn read(host: &Host, devices: &[String], counters: Vec<(String, String)>, io_uring: String) -> Facts {
+impl MachineFacts {
+    /// Reads the facts of this machine and of `devices`, or of all block devices if that is empty.
+    pub fn read(
+        host: &HostInfo,
+        devices: &[String],
+        counters: Vec<(String, String)>,
+        io_uring: String,
+    ) -> MachineFacts {
         let named = devices.iter().map(|name| host.block(name));
         let devices = if devices.is_empty() { host.blocks() } else { named.collect() };
-        Facts { cpu: host.cpu(), kernel: host.kernel(), devices, load: host.load(), counters, io_uring }
+        MachineFacts {
+            cpu: host.cpu(),
+            kernel: host.kernel(),
+            devices,
+            load: host.load(),
+            counters,
+            io_uring,
+        }
     }
 
-    /// As `machine.json` holds them.
+    /// The facts as stored in `machine.json`.
     pub fn to_json(&self) -> Json {
         serde_json::to_value(self).unwrap_or_else(|_| json!({}))
     }
 }
 
-/// What distorts results on a machine with these facts.
-pub fn examine(host: &Host, facts: &Facts) -> Vec<Distortion> {
+/// The distortions on a machine with these facts.
+pub fn examine(host: &HostInfo, facts: &MachineFacts) -> Vec<Distortion> {
     let mut found = Vec::new();
     of_cpu(host, &facts.cpu, &mut found);
     of_kernel(host, &facts.kernel, facts, &mut found);
@@ -71,7 +83,7 @@ pub fn examine(host: &Host, facts: &Facts) -> Vec<Distortion> {
         found.push(Distortion {
             id: "load".into(),
             what: format!(
-                "{:.2} processes wanted to run in the last minute: what else runs takes processor time and cache",
+                "load average {:.2}: other processes take CPU time and cache",
                 facts.load.load_average
             ),
             command: Some("ps -eo pcpu,pid,comm --sort=-pcpu | head".into()),
@@ -86,20 +98,22 @@ fn push(found: &mut Vec<Distortion>, id: &str, what: String, settings: Vec<(Path
     let command = match settings.as_slice() {
         [] => None,
         [one] => Some(shell(one)),
-        [one, rest @ ..] => Some(format!("{}   # and {} more alike", shell(one), rest.len())),
+        [one, rest @ ..] => Some(format!("{}   # and {} more like it", shell(one), rest.len())),
     };
     found.push(Distortion { id: id.into(), what, command, settings });
 }
 
-fn of_cpu(host: &Host, cpu: &Cpu, found: &mut Vec<Distortion>) {
+fn of_cpu(host: &HostInfo, cpu: &CpuInfo, found: &mut Vec<Distortion>) {
     let base = "sys/devices/system/cpu";
     let slow: Vec<&String> = cpu.governors.iter().filter(|governor| *governor != "performance").collect();
     if !slow.is_empty() {
         let file = |cpu: &u32| {
             (host.path(&format!("{base}/cpu{cpu}/cpufreq/scaling_governor")), "performance".into())
         };
-        let what =
-            format!("frequency governor {}: the clock follows the load, and so does every time", slow[0]);
+        let what = format!(
+            "frequency governor {}: the CPU frequency follows the load, and so do all times",
+            slow[0]
+        );
         push(
             found,
             "governor",
@@ -144,30 +158,30 @@ fn of_cpu(host: &Host, cpu: &Cpu, found: &mut Vec<Distortion>) {
         push(found, "idle-states", what, settings);
     }
     if cpu.virtualised {
-        let what = "a hypervisor is beneath: it takes time away, adds to every exit and may hide counters; trust \
+        let what = "a virtual machine: the hypervisor takes CPU time, slows every exit and may hide counters; trust \
                     ratios of neighbouring cells, not times";
         push(found, "virtualised", what.into(), Vec::new());
     }
     if cpu.cpus.len() < 4 {
         let what = format!(
-            "{} processors: scaling beyond that cannot be seen, and jobs share cores with the kernel",
+            "{} CPUs: scaling beyond that cannot be measured, and jobs share cores with the kernel",
             cpu.cpus.len()
         );
         push(found, "few-processors", what, Vec::new());
     }
 }
 
-fn of_kernel(host: &Host, kernel: &Kernel, facts: &Facts, found: &mut Vec<Distortion>) {
+fn of_kernel(host: &HostInfo, kernel: &KernelInfo, facts: &MachineFacts, found: &mut Vec<Distortion>) {
     if kernel.io_uring_disabled.is_some_and(|value| value > 0) {
         let settings = vec![(host.path("proc/sys/kernel/io_uring_disabled"), "0".to_string())];
         push(
             found,
             "io-uring",
-            "io_uring is switched off for some or all: its cells cannot run".into(),
+            "io_uring is disabled for some or all processes: its cells cannot run".into(),
             settings,
         );
     } else if facts.io_uring != "yes" {
-        push(found, "io-uring", format!("no ring can be had: {}", facts.io_uring), Vec::new());
+        push(found, "io-uring", format!("io_uring does not work: {}", facts.io_uring), Vec::new());
     }
     for (option, cost) in
         [("CONFIG_KASAN", "checks every access to memory"), ("CONFIG_DEBUG_LOCKDEP", "checks every lock")]
@@ -208,11 +222,11 @@ fn of_kernel(host: &Host, kernel: &Kernel, facts: &Facts, found: &mut Vec<Distor
     }
     if kernel.perf_event_paranoid.is_some_and(|value| value > 0) && !rustix::process::geteuid().is_root() {
         let settings = vec![(host.path("proc/sys/kernel/perf_event_paranoid"), "-1".to_string())];
-        push(found, "paranoid", "counting the whole machine is for root alone".into(), settings);
+        push(found, "paranoid", "only root may count events of the whole machine".into(), settings);
     }
 }
 
-fn of_block(host: &Host, block: &Block, found: &mut Vec<Distortion>) {
+fn of_block(host: &HostInfo, block: &BlockDeviceInfo, found: &mut Vec<Distortion>) {
     let queue = format!("sys/block/{}/queue", block.name);
     let name = &block.name;
     if block.queue.get("wbt_lat_usec").is_some_and(|value| value != "0") {
@@ -227,10 +241,10 @@ fn of_block(host: &Host, block: &Block, found: &mut Vec<Distortion>) {
         );
     }
     if block.rotational {
-        push(found, "rotational", format!("{name}: the kernel takes it for a disk that turns"), Vec::new());
+        push(found, "rotational", format!("{name}: the kernel considers it a rotational disk"), Vec::new());
     }
     if block.queue.get("add_random").is_some_and(|value| value == "1") {
-        let what = format!("{name}: every completion stirs the pool of random numbers");
+        let what = format!("{name}: every completion adds to the entropy pool");
         push(found, "add-random", what, vec![(host.path(&format!("{queue}/add_random")), "0".into())]);
     }
     if !block.polls && name.starts_with("nvme") {
@@ -257,58 +271,58 @@ fn of_block(host: &Host, block: &Block, found: &mut Vec<Distortion>) {
 mod tests {
     use super::*;
 
-    fn ids(facts: &Facts) -> Vec<String> {
-        examine(&Host::at("/nowhere"), facts).into_iter().map(|found| found.id).collect()
+    fn ids(facts: &MachineFacts) -> Vec<String> {
+        examine(&HostInfo::with_root("/nowhere"), facts).into_iter().map(|found| found.id).collect()
     }
 
     #[test]
-    fn a_machine_as_in_the_studies_has_nothing_to_say_but_its_kernel() {
-        let facts = Facts {
-            cpu: Cpu {
+    fn the_studies_machine_has_only_a_different_kernel() {
+        let facts = MachineFacts {
+            cpu: CpuInfo {
                 cpus: (0..10).collect(),
                 smt: Some(false),
                 turbo: Some(false),
                 governors: vec!["performance".into()],
-                ..Cpu::default()
+                ..CpuInfo::default()
             },
-            kernel: Kernel { forced_sync_submission: Some("2".into()), ..Kernel::default() },
+            kernel: KernelInfo { forced_sync_submission: Some("2".into()), ..KernelInfo::default() },
             counters: vec![("instructions".into(), "yes".into())],
             io_uring: "yes".into(),
-            ..Facts::default()
+            ..MachineFacts::default()
         };
         assert_eq!(ids(&facts), ["submission"]);
     }
 
     #[test]
-    fn what_distorts_is_named_with_its_command() {
-        let block = Block {
+    fn distortions_have_commands() {
+        let block = BlockDeviceInfo {
             name: "nvme0n1".into(),
             queue: [("wbt_lat_usec".to_string(), "2000".to_string())].into(),
             used_by: vec!["mounted at /".into()],
-            ..Block::default()
+            ..BlockDeviceInfo::default()
         };
-        let facts = Facts {
-            cpu: Cpu {
+        let facts = MachineFacts {
+            cpu: CpuInfo {
                 cpus: vec![0, 1],
                 smt: Some(true),
                 turbo: Some(true),
                 governors: vec!["powersave".into()],
                 deep_idle_states: vec!["C6".into()],
                 virtualised: true,
-                ..Cpu::default()
+                ..CpuInfo::default()
             },
-            kernel: Kernel {
+            kernel: KernelInfo {
                 io_uring_disabled: Some(2),
                 options: [("CONFIG_KASAN".to_string(), "y".to_string())].into(),
                 mitigations: [("mds".to_string(), "Mitigation: x".to_string())].into(),
-                ..Kernel::default()
+                ..KernelInfo::default()
             },
             devices: vec![block],
-            load: Load { load_average: 3.0, available_memory_bytes: 0 },
+            load: SystemLoad { load_average: 3.0, available_memory_bytes: 0 },
             counters: vec![("instructions".into(), "no such event".into())],
             io_uring: "EPERM".into(),
         };
-        let found = examine(&Host::at("/nowhere"), &facts);
+        let found = examine(&HostInfo::with_root("/nowhere"), &facts);
         for id in [
             "governor",
             "turbo",

@@ -1,4 +1,4 @@
-//! The program that makes the load: `ringbolt perf`, or fio.
+//! The load generator process: `ringbolt perf` or fio.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,106 +7,116 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::job::{self, Job};
-use crate::outcome;
-use crate::processes::Processes;
+use crate::fio_output;
+use crate::job_file::{self, CellJob};
+use crate::processes::RunProcesses;
 
-/// How long the generator may take beyond what it was told, before it is ended.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How long it may take to end when it is asked to, before it is killed.
-const GRACE: Duration = Duration::from_secs(2);
-/// How often it is looked at.
-const LOOK: Duration = Duration::from_millis(20);
-/// How often the processes are looked at for their time: each look costs some itself.
-const SAMPLE: Duration = Duration::from_millis(200);
-/// Most bytes of its complaints that are kept.
-const COMPLAINT_MAX: usize = 2000;
+/// How long the generator may run beyond the expected time before it is terminated.
+const TIMEOUT_SLACK: Duration = Duration::from_secs(30);
+/// How long it may take after SIGTERM before SIGKILL.
+const TERM_GRACE: Duration = Duration::from_secs(2);
+/// How often its exit is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// How often `Running` is reported: each sample of `/proc` costs CPU time.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
+/// Most bytes of its standard error that are read.
+const STDERR_BYTES_MAX: usize = 2000;
 
-/// A generator.
+/// A load generator and how it is invoked.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Generator {
+pub struct LoadGenerator {
     /// `ringbolt` or `fio`.
     pub name: String,
-    /// The program.
+    /// Path of the program.
     pub program: PathBuf,
-    /// What comes before the job file, as `perf`.
-    pub first: Vec<String>,
-    /// How it is told what to do.
-    pub style: Style,
+    /// Arguments before the job file: `perf` for ringbolt.
+    pub arguments: Vec<String>,
+    /// How the job is passed.
+    pub input: GeneratorInput,
 }
 
-/// How a generator is told what to do.
+/// How a job is passed to a generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
-    /// By a job file.
+pub enum GeneratorInput {
+    /// As a job file.
     JobFile,
-    /// By options: one group of jobs, on one device.
-    Options,
+    /// As arguments: one group of jobs, on one device.
+    Arguments,
 }
 
-/// How it ended.
+/// How a generator process ended.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Ended {
-    /// It wrote its results.
-    Well,
-    /// It failed, with what it said.
-    Badly(String),
-    /// It was told to end: somebody pressed Ctrl-C.
+pub enum GeneratorExit {
+    /// Exit status 0; the results are written.
+    Success,
+    /// It failed, with its status and the first line of its standard error.
+    Failure(String),
+    /// The user stopped the run.
     Stopped,
 }
 
-impl Generator {
-    /// fio, from the path.
-    pub fn fio() -> Generator {
-        Generator { name: "fio".into(), program: "fio".into(), first: Vec::new(), style: Style::JobFile }
+impl LoadGenerator {
+    /// fio, found in `PATH`.
+    pub fn fio() -> LoadGenerator {
+        LoadGenerator {
+            name: "fio".into(),
+            program: "fio".into(),
+            arguments: Vec::new(),
+            input: GeneratorInput::JobFile,
+        }
     }
 
-    /// Our own, which is the program `ringbolt`.
-    pub fn ringbolt(program: PathBuf) -> Generator {
-        Generator { name: "ringbolt".into(), program, first: vec!["perf".into()], style: Style::JobFile }
+    /// `ringbolt perf` of the given program.
+    pub fn ringbolt(program: PathBuf) -> LoadGenerator {
+        LoadGenerator {
+            name: "ringbolt".into(),
+            program,
+            arguments: vec!["perf".into()],
+            input: GeneratorInput::JobFile,
+        }
     }
 
-    /// Whether it knows our block layer.
-    pub fn has_own_engine(&self) -> bool {
+    /// Whether it can drive bdevs.
+    pub fn has_bdev_engine(&self) -> bool {
         self.name != "fio"
     }
 
-    /// Whether it takes job files.
-    pub fn takes_job_files(&self) -> bool {
-        self.style == Style::JobFile
+    /// Whether it accepts job files.
+    pub fn accepts_job_files(&self) -> bool {
+        self.input == GeneratorInput::JobFile
     }
 
-    /// The command that does what a job says without a job file.
-    pub(crate) fn command_of(&self, job: &Job<'_>, output: &Path) -> Vec<String> {
-        let mut words = vec![self.program.display().to_string()];
-        words.extend(self.first.clone());
-        words.extend(job.options_of_perf());
-        words.push("--output-format=json".into());
-        words.push(format!("--output={}", output.display()));
-        words.push("--eta=never".into());
-        words
+    /// The command that runs a job without a job file.
+    pub(crate) fn options_command(&self, job: &CellJob<'_>, output: &Path) -> Vec<String> {
+        let mut arguments = vec![self.program.display().to_string()];
+        arguments.extend(self.arguments.clone());
+        arguments.extend(job.perf_options());
+        arguments.push("--output-format=json".into());
+        arguments.push(format!("--output={}", output.display()));
+        arguments.push("--eta=never".into());
+        arguments
     }
 
-    /// The command for a job file.
+    /// The command that runs a job file.
     pub fn command(&self, job_file: &Path, output: &Path) -> Vec<String> {
-        let mut words = vec![self.program.display().to_string()];
-        words.extend(self.first.clone());
-        words.push(job_file.display().to_string());
-        words.push("--output-format=json+".into());
-        words.push(format!("--output={}", output.display()));
+        let mut arguments = vec![self.program.display().to_string()];
+        arguments.extend(self.arguments.clone());
+        arguments.push(job_file.display().to_string());
+        arguments.push("--output-format=json+".into());
+        arguments.push(format!("--output={}", output.display()));
         if self.name != "fio" {
-            words.push("--eta=never".into());
-            // It is measured once, before the run: after each cell it would be taken for the cell's.
-            words.push("--generator_cost=0".into());
+            arguments.push("--eta=never".into());
+            // The cost is measured once, before the run, so that it does not count as CPU time of a cell.
+            arguments.push("--generator_cost=0".into());
         }
-        words
+        arguments
     }
 
-    /// Runs a tiny job against an engine that does nothing: whether it works at all, its version, and
-    /// the processor time that an I/O costs the generator itself, in nanoseconds.
+    /// Runs a short job on an engine that performs no I/O. Returns the generator's version and its own CPU time per
+    /// I/O, in nanoseconds.
     ///
     /// # Errors
-    /// Why it does not work, in one line.
+    /// Why the generator does not work, in one line.
     pub fn probe(&self, folder: &Path) -> Result<(String, Option<f64>), String> {
         fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let (file, output) = (folder.join("probe.fio"), folder.join("probe.json"));
@@ -114,22 +124,22 @@ impl Generator {
                     norandommap=1\ntime_based=1\nruntime=300ms\n";
         fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
         let never = AtomicBool::new(false);
-        let mut processes = Processes::new();
+        let mut processes = RunProcesses::new();
         let ended = run(&mut processes, &self.command(&file, &output), 1.0, &never, &mut |_, _| {});
         let result = match ended {
-            Ok(Ended::Well) => {
+            Ok(GeneratorExit::Success) => {
                 let text =
                     fs::read_to_string(&output).map_err(|error| format!("{}: {error}", output.display()))?;
-                let (version, groups) = outcome::parse(&text, |_| 1)?;
-                let of = |group: &outcome::Group| {
+                let (version, groups) = fio_output::parse(&text, |_| 1)?;
+                let of = |group: &fio_output::JobGroupResult| {
                     let metric =
                         |name: &str| group.record.metrics.get(name).copied().filter(|value| *value > 0.0);
                     Some(metric("cpu_cores")? / metric("iops")? * 1e9)
                 };
                 Ok((version, groups.first().and_then(of)))
             }
-            Ok(Ended::Badly(said)) => Err(said),
-            Ok(Ended::Stopped) => Err("stopped".to_string()),
+            Ok(GeneratorExit::Failure(message)) => Err(message),
+            Ok(GeneratorExit::Stopped) => Err("stopped".to_string()),
             Err(error) => Err(format!("{}: {error}", self.program.display())),
         };
         let _ = fs::remove_file(&file);
@@ -138,91 +148,91 @@ impl Generator {
     }
 }
 
-/// What a look is about.
+/// The state of a generator process, as [`run`] reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
-    /// The process is there, with this number.
-    Began(u32),
-    /// It runs.
-    Runs,
-    /// It ended, and its numbers are not used again yet.
-    Ended,
+pub enum GeneratorEvent {
+    /// The process was started and has this pid.
+    Started(u32),
+    /// The process is still running.
+    Running,
+    /// The process has ended; its pid is not reused yet.
+    Exited,
 }
 
-/// Runs a command to its end, as one of the processes of a run: Ctrl-C reaches the run first, and all that
-/// the command started can be ended. `look` is called at its beginning, now and then, and just before its
-/// end is taken note of, with the seconds since it began.
+/// Runs a command until it ends, as one of the run's processes: in a process group of its own, with a tag by which
+/// all its descendants can be killed. `on_event` is called when it starts, a few times a second, and when it ends,
+/// with the seconds since the start.
 ///
 /// # Errors
-/// A program that is not there, or whose identity cannot be recorded.
+/// A program that does not exist, or a process whose identity cannot be recorded.
 pub fn run(
-    processes: &mut Processes,
-    words: &[String],
+    processes: &mut RunProcesses,
+    arguments: &[String],
     seconds: f64,
     stop: &AtomicBool,
-    look: &mut dyn FnMut(Moment, f64),
-) -> io::Result<Ended> {
-    let Some((program, arguments)) = words.split_first() else {
+    on_event: &mut dyn FnMut(GeneratorEvent, f64),
+) -> io::Result<GeneratorExit> {
+    let Some((program, arguments)) = arguments.split_first() else {
         return Err(io::Error::other("an empty command"));
     };
-    let mut complaints = tempfile()?;
+    let mut stderr = stderr_file()?;
     let mut command = Command::new(program);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(complaints.0.try_clone()?);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr.0.try_clone()?);
     let mut child = processes.spawn(&mut command)?;
     let began = Instant::now();
-    look(Moment::Began(child.id()), 0.0);
-    let limit = Duration::from_secs_f64(seconds.clamp(0.0, 1e6)) + PATIENCE;
+    on_event(GeneratorEvent::Started(child.id()), 0.0);
+    let limit = Duration::from_secs_f64(seconds.clamp(0.0, 1e6)) + TIMEOUT_SLACK;
     let mut sampled = began;
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
         }
         if stop.load(Ordering::Relaxed) {
-            child.end(GRACE);
-            return Ok(Ended::Stopped);
+            child.terminate(TERM_GRACE);
+            return Ok(GeneratorExit::Stopped);
         }
         if began.elapsed() > limit {
-            child.end(GRACE);
-            return Ok(Ended::Badly(format!(
+            child.terminate(TERM_GRACE);
+            return Ok(GeneratorExit::Failure(format!(
                 "it did not end within {:.0} s and was killed",
                 limit.as_secs_f64()
             )));
         }
-        if sampled.elapsed() >= SAMPLE {
-            look(Moment::Runs, began.elapsed().as_secs_f64());
+        if sampled.elapsed() >= SAMPLE_INTERVAL {
+            on_event(GeneratorEvent::Running, began.elapsed().as_secs_f64());
             sampled = Instant::now();
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     };
-    look(Moment::Ended, began.elapsed().as_secs_f64());
+    on_event(GeneratorEvent::Exited, began.elapsed().as_secs_f64());
     if status.success() {
-        return Ok(Ended::Well);
+        return Ok(GeneratorExit::Success);
     }
-    // Its leader may have been killed alone.
-    child.end(GRACE);
-    let said = complaints.read()?;
-    let line = said.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it said nothing");
-    Ok(Ended::Badly(format!("{status}: {line}")))
+    // The group's leader may have been killed alone: its descendants must end too.
+    child.terminate(TERM_GRACE);
+    let message = stderr.read()?;
+    let line = message.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("no error message");
+    Ok(GeneratorExit::Failure(format!("{status}: {line}")))
 }
 
-/// A file without a name, for what the generator complains of.
-struct Complaints(File);
+/// An unnamed file that receives the generator's standard error.
+struct StderrFile(File);
 
-fn tempfile() -> io::Result<Complaints> {
+fn stderr_file() -> io::Result<StderrFile> {
     let number = rustix::fs::memfd_create("complaints", rustix::fs::MemfdFlags::CLOEXEC)?;
-    Ok(Complaints(File::from(number)))
+    Ok(StderrFile(File::from(number)))
 }
 
-impl Complaints {
+impl StderrFile {
     fn read(&mut self) -> io::Result<String> {
         use std::os::unix::fs::FileExt;
-        let mut bytes = vec![0; COMPLAINT_MAX];
+        let mut bytes = vec![0; STDERR_BYTES_MAX];
         let length = self.0.read_at(&mut bytes, 0)?;
         Ok(String::from_utf8_lossy(&bytes[..length]).into_owned())
     }
 }
 
-/// The command that drives block devices of our own.
-pub fn is_own(api: &str) -> bool {
-    job::engine(api).is_none()
+/// Whether cells of this API run on bdevs, not on a kernel API.
+pub fn is_bdev_api(api: &str) -> bool {
+    job_file::engine(api).is_none()
 }

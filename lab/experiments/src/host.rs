@@ -1,7 +1,7 @@
-//! Facts of a machine, read from `/proc` and `/sys`.
+//! Hardware and kernel properties, read from `/proc` and `/sys`.
 //!
-//! Every reader starts from a root, so that tests hand in a tree of their own. What cannot be read is
-//! absent; nothing here fails.
+//! Every path is relative to a root, so that tests use a directory of their own. What cannot be read is absent;
+//! nothing here returns an error.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,95 +9,95 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-/// Where `/proc` and `/sys` are.
+/// Reads the machine whose `/proc` and `/sys` are under a root directory.
 #[derive(Clone, Debug)]
-pub struct Host {
+pub struct HostInfo {
     root: PathBuf,
 }
 
-/// Processor facts.
+/// CPU properties.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Cpu {
-    /// As the processor says.
+pub struct CpuInfo {
+    /// `model name` of `/proc/cpuinfo`.
     pub model: String,
-    /// Online logical processors that this process may use.
+    /// Online logical CPUs that this process may use.
     pub cpus: Vec<u32>,
-    /// NUMA nodes with their processors.
+    /// NUMA nodes and their CPUs, as lists such as `0-3`.
     pub nodes: BTreeMap<String, String>,
-    /// Whether two logical processors share a core.
+    /// Whether SMT is active.
     pub smt: Option<bool>,
-    /// Whether the clock may go above its nominal rate.
+    /// Whether turbo or boost is enabled.
     pub turbo: Option<bool>,
-    /// Frequency governors in use.
+    /// Frequency governors in use, each once.
     pub governors: Vec<String>,
-    /// Idle states that are enabled and take longer than 10 us to leave.
+    /// Enabled idle states with an exit latency above 10 us.
     pub deep_idle_states: Vec<String>,
-    /// Whether a hypervisor is beneath.
+    /// Whether the CPU is virtual.
     pub virtualised: bool,
-    /// Processors kept from the scheduler at boot.
+    /// CPUs that `isolcpus` keeps from the scheduler.
     pub isolated: String,
 }
 
-/// Kernel facts.
+/// Kernel properties.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Kernel {
-    /// As `uname -r`.
+pub struct KernelInfo {
+    /// As in `uname -r`.
     pub release: String,
-    /// The line it was started with.
+    /// Boot command line.
     pub command_line: String,
-    /// Options that matter here, where the configuration can be read: name to value.
+    /// Relevant `CONFIG_` options and values, if the configuration can be read.
     pub options: BTreeMap<String, String>,
-    /// `kernel.io_uring_disabled`, where there is such a switch: 0 allows all.
+    /// `kernel.io_uring_disabled`; 0 allows all processes.
     pub io_uring_disabled: Option<i64>,
     /// `kernel.perf_event_paranoid`.
     pub perf_event_paranoid: Option<i64>,
-    /// Mitigations that are on, by vulnerability.
+    /// Active mitigations by vulnerability.
     pub mitigations: BTreeMap<String, String>,
-    /// `force_sync_submission` of the kernel of the ICPE'24 artifact, where this is one.
+    /// `force_sync_submission` of the patched ICPE'24 kernel; none on other kernels.
     pub forced_sync_submission: Option<String>,
 }
 
-/// Facts of one block device.
+/// Properties of one block device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Block {
-    /// As `nvme0n1`.
+pub struct BlockDeviceInfo {
+    /// For example `nvme0n1`.
     pub name: String,
-    /// As the device says.
+    /// Model as reported by the device.
     pub model: String,
-    /// As the device says.
+    /// Firmware revision.
     pub firmware: String,
-    /// Its size.
+    /// Capacity.
     pub size_bytes: u64,
-    /// Logical block.
+    /// Logical block size.
     pub block_bytes: u64,
-    /// Whether it turns.
+    /// Whether the kernel considers it a rotational disk.
     pub rotational: bool,
-    /// Hardware queues.
+    /// Number of hardware queues.
     pub queues: usize,
-    /// Requests that the block layer allocates for a queue.
+    /// `nr_requests`.
     pub requests: u64,
-    /// Whether completions can be polled for.
+    /// Whether completions can be polled (`queue/io_poll`).
     pub polls: bool,
-    /// Write cache as the kernel sees it.
+    /// `queue/write_cache`.
     pub write_cache: String,
-    /// The scheduler in use.
+    /// The active scheduler.
     pub scheduler: String,
-    /// Those that could be.
+    /// The available schedulers.
     pub schedulers: Vec<String>,
-    /// The scheduler's settings.
+    /// Files of `queue/iosched` and their values.
     pub settings: BTreeMap<String, String>,
-    /// Other settings of its queue.
+    /// Other queue settings and their values.
     pub queue: BTreeMap<String, String>,
-    /// What uses it: mounts, swap, volume managers. Empty where nothing does.
+    /// Its users: mounts, swap, volume managers. Empty if it is not in use.
     pub used_by: Vec<String>,
 }
 
-/// How busy the machine is.
+/// Load of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Load {
-    /// Processes that want to run, averaged over a minute.
+pub struct SystemLoad {
+    /// Load average of the last minute.
     pub load_average: f64,
-    /// Bytes of memory that could be had.
+    /// `MemAvailable`.
     pub available_memory_bytes: u64,
 }
 
@@ -118,24 +118,24 @@ const OPTIONS: [&str; 14] = [
     "CONFIG_KASAN",
 ];
 
-impl Default for Host {
-    fn default() -> Host {
-        Host { root: PathBuf::from("/") }
+impl Default for HostInfo {
+    fn default() -> HostInfo {
+        HostInfo { root: PathBuf::from("/") }
     }
 }
 
-impl Host {
-    /// The machine whose `/proc` and `/sys` stand under `root`.
-    pub fn at(root: impl Into<PathBuf>) -> Host {
-        Host { root: root.into() }
+impl HostInfo {
+    /// A machine whose `/proc` and `/sys` are under `root`.
+    pub fn with_root(root: impl Into<PathBuf>) -> HostInfo {
+        HostInfo { root: root.into() }
     }
 
-    /// A path of this machine.
+    /// `path` under the root.
     pub fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// A file's text without space around it.
+    /// The content of a file without surrounding white space.
     pub fn text(&self, path: &str) -> Option<String> {
         Some(fs::read_to_string(self.path(path)).ok()?.trim().to_string())
     }
@@ -152,7 +152,7 @@ impl Host {
         names
     }
 
-    /// The processors that this process may use.
+    /// Online CPUs on which this process may run.
     pub fn cpus(&self) -> Vec<u32> {
         let online = self.text("sys/devices/system/cpu/online").map(|text| cpu_list(&text));
         let status = self.text("proc/self/status").unwrap_or_default();
@@ -165,8 +165,8 @@ impl Host {
         }
     }
 
-    /// Processor facts.
-    pub fn cpu(&self) -> Cpu {
+    /// CPU properties.
+    pub fn cpu(&self) -> CpuInfo {
         let info = self.text("proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
             let line = info.lines().find(|line| line.starts_with(name))?;
@@ -186,7 +186,7 @@ impl Host {
         governors.dedup();
         let no_turbo = self.number(&format!("{base}/cpu/intel_pstate/no_turbo")).map(|off| off == 0);
         let boost = self.number(&format!("{base}/cpu/cpufreq/boost")).map(|on| on == 1);
-        Cpu {
+        CpuInfo {
             model: field("model name").unwrap_or_default(),
             nodes,
             smt: self.number(&format!("{base}/cpu/smt/active")).map(|on| on == 1),
@@ -210,15 +210,15 @@ impl Host {
         self.names(&base).into_iter().filter(deep).map(name).collect()
     }
 
-    /// Kernel facts.
-    pub fn kernel(&self) -> Kernel {
+    /// Kernel properties.
+    pub fn kernel(&self) -> KernelInfo {
         let release = self.text("proc/sys/kernel/osrelease").unwrap_or_default();
         let vulnerabilities = "sys/devices/system/cpu/vulnerabilities";
         let mitigation = |name: String| {
             let text = self.text(&format!("{vulnerabilities}/{name}"))?;
             text.starts_with("Mitigation").then_some((name, text))
         };
-        Kernel {
+        KernelInfo {
             command_line: self.text("proc/cmdline").unwrap_or_default(),
             options: self.kernel_options(&release),
             io_uring_disabled: self.number("proc/sys/kernel/io_uring_disabled"),
@@ -229,7 +229,7 @@ impl Host {
         }
     }
 
-    /// From `/boot`, or `/proc/config.gz` by way of gzip.
+    /// Options from `/boot`, or from `/proc/config.gz` through gzip.
     fn kernel_options(&self, release: &str) -> BTreeMap<String, String> {
         let text = self.text(&format!("boot/config-{release}")).or_else(|| {
             let packed = self.path("proc/config.gz");
@@ -244,16 +244,15 @@ impl Host {
         text.lines().filter_map(wanted).collect()
     }
 
-    /// The name under `/sys/block` of a device's node, as `nvme0n1` of `/dev/nvme0n1`. A partition is
-    /// not one of them.
+    /// The name in `/sys/block` of a device node, for example `nvme0n1` for `/dev/nvme0n1`; none for a partition.
     pub fn block_name(&self, node: &Path) -> Option<String> {
         let real = fs::canonicalize(node).unwrap_or_else(|_| node.to_path_buf());
         let name = real.file_name()?.to_str()?.to_string();
         self.path(&format!("sys/block/{name}")).is_dir().then_some(name)
     }
 
-    /// Facts of a block device.
-    pub fn block(&self, name: &str) -> Block {
+    /// Properties of the block device with this name in `/sys/block`.
+    pub fn block(&self, name: &str) -> BlockDeviceInfo {
         let base = format!("sys/block/{name}");
         let text = |file: &str| self.text(&format!("{base}/{file}")).unwrap_or_default();
         let number = |file: &str| self.number(&format!("{base}/{file}")).unwrap_or(0);
@@ -265,7 +264,7 @@ impl Host {
                 .collect()
         };
         let queue = ["nomerges", "rq_affinity", "wbt_lat_usec", "max_sectors_kb", "iostats", "add_random"];
-        Block {
+        BlockDeviceInfo {
             model: text("device/model"),
             firmware: [text("device/firmware_rev"), text("device/rev")]
                 .into_iter()
@@ -287,8 +286,8 @@ impl Host {
         }
     }
 
-    /// The block devices that have a size.
-    pub fn blocks(&self) -> Vec<Block> {
+    /// All block devices with a capacity above 0.
+    pub fn blocks(&self) -> Vec<BlockDeviceInfo> {
         self.names("sys/block")
             .iter()
             .map(|name| self.block(name))
@@ -296,19 +295,19 @@ impl Host {
             .collect()
     }
 
-    /// What uses a device or one of its partitions.
+    /// The users of a device and its partitions.
     pub fn used_by(&self, name: &str) -> Vec<String> {
         let mut users = Vec::new();
         let mut parts: Vec<String> = self.names(&format!("sys/block/{name}"));
         parts.retain(|part| part.starts_with(name));
         parts.push(name.to_string());
-        for (file, place) in [("proc/self/mounts", 1), ("proc/swaps", 0)] {
+        for (file, location) in [("proc/self/mounts", 1), ("proc/swaps", 0)] {
             for line in self.text(file).unwrap_or_default().lines() {
                 let words: Vec<&str> = line.split_whitespace().collect();
                 let device = words.first().and_then(|word| word.strip_prefix("/dev/"));
                 if device.is_some_and(|device| parts.iter().any(|part| part == device)) {
-                    let kind = if place == 1 { "mounted at" } else { "swap on" };
-                    users.push(format!("{kind} {}", words.get(place).unwrap_or(&"?")));
+                    let kind = if location == 1 { "mounted at" } else { "swap on" };
+                    users.push(format!("{kind} {}", words.get(location).unwrap_or(&"?")));
                 }
             }
         }
@@ -322,7 +321,7 @@ impl Host {
         users
     }
 
-    /// The file system type of a path, from the longest mount that it is under.
+    /// The file system type at a path: that of the longest matching mount point.
     pub fn file_system(&self, path: &Path) -> String {
         let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
         let mounts = self.text("proc/self/mounts").unwrap_or_default();
@@ -334,28 +333,28 @@ impl Host {
         under.max_by_key(|(length, _)| *length).map_or_else(|| "?".to_string(), |(_, kind)| kind)
     }
 
-    /// How busy the machine is now.
-    pub fn load(&self) -> Load {
+    /// Current load.
+    pub fn load(&self) -> SystemLoad {
         let average = self.text("proc/loadavg").unwrap_or_default();
         let average = average.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0.0);
         let memory = self.text("proc/meminfo").unwrap_or_default();
         let available = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
         let kib: u64 = available.and_then(|t| t.split_whitespace().next()?.parse().ok()).unwrap_or(0);
-        Load { load_average: average, available_memory_bytes: kib << 10 }
+        SystemLoad { load_average: average, available_memory_bytes: kib << 10 }
     }
 }
 
-/// The chosen word of `none [mq-deadline] kyber`, and all of them.
+/// The selected word of a list such as `none [mq-deadline] kyber`, and all words.
 pub fn chosen(text: &str) -> (String, Vec<String>) {
     let bare = |word: &str| word.trim_matches(['[', ']']).to_string();
     let all: Vec<String> = text.split_whitespace().map(bare).collect();
     let chosen = text.split_whitespace().find(|word| word.starts_with('['));
-    // A device without a scheduler of its own says `none` without brackets.
+    // A device without schedulers has `none` without brackets.
     let chosen = chosen.map(bare).or_else(|| all.first().cloned().filter(|_| all.len() == 1));
     (chosen.unwrap_or_default(), all)
 }
 
-/// The numbers of `0-3,5`.
+/// The numbers of a CPU list such as `0-3,5`.
 pub fn cpu_list(text: &str) -> Vec<u32> {
     let mut cpus = Vec::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {

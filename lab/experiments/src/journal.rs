@@ -1,8 +1,8 @@
-//! Settings that are changed for a run, and put back whatever happens.
+//! Changes machine settings for a run and restores them, however the run ends.
 //!
-//! Before a setting is changed, what it was is written to a journal and put on the disk. A run that
-//! ends, also by Ctrl-C, puts everything back. One that was killed leaves its journal, and whatever
-//! lab command runs next puts back what it finds there ([`restore_left_behind`]).
+//! Before a setting is changed, its value is appended to a journal and synced. A run that ends, also by SIGINT,
+//! restores everything. A run that is killed leaves its journal, which the next lab command restores
+//! ([`restore_killed_runs`]). `docs/formats/lab-journal.md` describes the file.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -12,76 +12,78 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::locks::{self, create_locked, is_at, try_lock};
+use crate::locks::{self, create_locked, is_same_file, try_lock};
 use crate::loops;
-use crate::processes::{self, Identity, Killed, Processes, start_time};
-use crate::queue::{Problem, QueueState, current, is_gone, queue_of, write_back};
+use crate::processes::{self, KillReport, ProcessIdentity, RunProcesses, start_time};
+use crate::queue_settings::{QueueSettings, RestoreError, is_gone, queue_of, read_setting, restore_setting};
 
-/// Most entries of one journal: the first change of each setting is one.
+/// Most entries of one journal: one for the first change of each setting.
 const ENTRIES_MAX: usize = 10_000;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Entry {
-    /// Who writes here: its process and when that began, which together are not used twice, and what the
-    /// environment of every process carries that it starts.
+enum JournalEntry {
+    /// The run that owns the journal: pid and start time, which together identify the process, and the tag in the
+    /// environment of its processes.
     Owner {
         pid: u32,
         began: String,
         #[serde(default)]
         tag: String,
     },
-    /// A setting as it was.
+    /// A setting and its value before the change.
     Setting { path: PathBuf, before: String },
-    /// A device's scheduler and its settings as they were.
-    Queue { queue: PathBuf, before: QueueState },
-    /// A loop device that was made over a file. Attached to another file, it is not ours.
+    /// A block device and its queue settings before the change.
+    Queue { queue: PathBuf, before: QueueSettings },
+    /// A loop device that the run attached to `file`. Attached to another file, it is not the run's.
     Loop {
         device: PathBuf,
         #[serde(default)]
         file: Option<PathBuf>,
     },
-    /// A file that was made, to be removed.
+    /// A file that the run creates and that must be removed.
     File { path: PathBuf },
 }
 
-/// What was changed so far.
+/// The journal of one run. [`Journal::begin`] comes first; [`Journal::set`], [`Journal::record_loop`] and
+/// [`Journal::record_file`] record before a change is made, at the cost of an fsync; [`Journal::restore`], or
+/// dropping it, undoes all changes in reverse order and removes the file.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
     file: File,
     length: u64,
-    entries: Vec<Entry>,
-    /// The values that settings have since, those of schedulers aside.
-    values: BTreeMap<PathBuf, String>,
-    processes: Processes,
+    entries: Vec<JournalEntry>,
+    /// Values that the run has set, except those in [`JournalEntry::Queue`].
+    applied: BTreeMap<PathBuf, String>,
+    processes: RunProcesses,
     restored: bool,
 }
 
-/// Where journals are kept: a place that does not survive a restart of the machine, as the settings
-/// do not.
+/// The directory of journals: `/run/ringbolt-lab`, or below `$XDG_RUNTIME_DIR` or the directory for temporary files
+/// if `/run` is not writable. Like the settings, it does not survive a reboot.
 pub fn default_directory() -> PathBuf {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let places = [Some(PathBuf::from("/run")), runtime];
-    let writable = |place: &PathBuf| rustix::fs::access(place, rustix::fs::Access::WRITE_OK).is_ok();
-    let place = places.into_iter().flatten().find(writable);
-    place.unwrap_or_else(std::env::temp_dir).join("ringbolt-lab")
+    let writable = |location: &PathBuf| rustix::fs::access(location, rustix::fs::Access::WRITE_OK).is_ok();
+    let location = places.into_iter().flatten().find(writable);
+    location.unwrap_or_else(std::env::temp_dir).join("ringbolt-lab")
 }
 
 impl Journal {
-    /// Begins a journal in a directory.
+    /// Creates a journal in a directory.
     ///
     /// # Errors
-    /// What the file system says.
+    /// An error of the file system.
     pub fn begin(directory: &Path) -> io::Result<Journal> {
         fs::create_dir_all(directory)?;
-        let mut processes = Processes::new();
+        let mut processes = RunProcesses::new();
         let path = directory.join(format!("journal-{}", processes.tag()));
-        // Locked, so that no other command takes it for that of a process that is gone.
+        // Locked, so that other commands do not consider its owner dead.
         let file = create_locked(&path)?.ok_or(io::ErrorKind::ResourceBusy)?;
-        processes.record_in(processes_of(&path));
+        processes.set_record_file(processes_file(&path));
         let pid = std::process::id();
-        let owner = Entry::Owner {
+        let owner = JournalEntry::Owner {
             pid,
             began: start_time(pid).unwrap_or_default(),
             tag: processes.tag().to_string(),
@@ -91,18 +93,18 @@ impl Journal {
             file,
             length: 0,
             entries: Vec::new(),
-            values: BTreeMap::new(),
+            applied: BTreeMap::new(),
             processes,
             restored: false,
         };
-        if let Err(error) = journal.note(owner) {
+        if let Err(error) = journal.append(owner) {
             let _ = fs::remove_file(&journal.path);
             return Err(error);
         }
         Ok(journal)
     }
 
-    fn note(&mut self, entry: Entry) -> io::Result<()> {
+    fn append(&mut self, entry: JournalEntry) -> io::Result<()> {
         if self.entries.len() >= ENTRIES_MAX {
             return Err(io::Error::other("too many settings were changed"));
         }
@@ -111,7 +113,7 @@ impl Journal {
         let written =
             self.file.write_all_at(line.as_bytes(), self.length).and_then(|()| self.file.sync_data());
         if let Err(error) = written {
-            // The next line begins where this one did, so that a part of this one never stands before it.
+            // Cut the incomplete line off: the next one must start at the same offset.
             let _ = self.file.set_len(self.length);
             return Err(error);
         }
@@ -120,109 +122,110 @@ impl Journal {
         Ok(())
     }
 
-    /// The processes of the run: they end with it, also when it is killed.
-    pub fn processes(&mut self) -> &mut Processes {
+    /// The processes of the run. They end with it, even if it is killed.
+    pub fn processes(&mut self) -> &mut RunProcesses {
         &mut self.processes
     }
 
     /// Changes a setting and reads it back.
     ///
     /// # Errors
-    /// What the kernel says, or that it took the value for another.
+    /// An error of the journal, in which case nothing is changed, or of the setting; a value that reads back
+    /// differently.
     pub fn set(&mut self, path: &Path, value: &str) -> io::Result<()> {
-        let before = current(path)?;
+        let before = read_setting(path)?;
         if before == value {
             return Ok(());
         }
         if let Some(queue) = queue_of(path) {
-            self.keep_queue(queue)?;
+            self.record_queue(queue)?;
         } else {
-            let known = |entry: &Entry| matches!(entry, Entry::Setting { path: known, .. } if known == path);
+            let known = |entry: &JournalEntry| matches!(entry, JournalEntry::Setting { path: known, .. } if known == path);
             if !self.entries.iter().any(known) {
-                self.note(Entry::Setting { path: path.to_path_buf(), before })?;
+                self.append(JournalEntry::Setting { path: path.to_path_buf(), before })?;
             }
         }
         fs::write(path, value)?;
-        let after = current(path)?;
+        let after = read_setting(path)?;
         if after != value {
             return Err(io::Error::other(format!("{value} was written and {after} read back")));
         }
         if queue_of(path).is_none() {
-            self.values.insert(path.to_path_buf(), value.to_string());
+            self.applied.insert(path.to_path_buf(), value.to_string());
         }
         Ok(())
     }
 
-    /// Writes down a device's scheduler and settings, where that was not done yet, before they are changed.
+    /// Records a device's queue settings before their first change.
     ///
     /// # Errors
-    /// What the file system reports; nothing may be changed then.
-    pub(crate) fn keep_queue(&mut self, queue: &Path) -> io::Result<()> {
-        let known = |entry: &Entry| matches!(entry, Entry::Queue { queue: known, .. } if known == queue);
+    /// An error of the file system; nothing may be changed then.
+    pub(crate) fn record_queue(&mut self, queue: &Path) -> io::Result<()> {
+        let known = |entry: &JournalEntry| matches!(entry, JournalEntry::Queue { queue: known, .. } if known == queue);
         if self.entries.iter().any(known) {
             return Ok(());
         }
-        self.note(Entry::Queue { queue: queue.to_path_buf(), before: QueueState::read(queue) })
+        self.append(JournalEntry::Queue { queue: queue.to_path_buf(), before: QueueSettings::read(queue) })
     }
 
-    /// The settings that were changed, those of schedulers aside, with the values that they have since.
+    /// Changed settings and their current values, except those of schedulers.
     pub(crate) fn settings(&self) -> impl Iterator<Item = (&Path, &str)> {
-        self.values.iter().map(|(path, value)| (path.as_path(), value.as_str()))
+        self.applied.iter().map(|(path, value)| (path.as_path(), value.as_str()))
     }
 
-    /// Sets them again where another process has changed them.
+    /// Writes the changed settings again if another process has changed them.
     ///
     /// # Errors
-    /// The file, and what the kernel reports, in one line.
-    pub(crate) fn set_again(&mut self) -> Result<(), String> {
-        for (path, value) in self.values.clone() {
+    /// File and error, in one line.
+    pub(crate) fn reapply(&mut self) -> Result<(), String> {
+        for (path, value) in self.applied.clone() {
             self.set(&path, &value).map_err(|error| format!("{}: {error}", path.display()))?;
         }
         Ok(())
     }
 
-    /// Says that a loop device is about to be attached to a file that exists.
+    /// Records a loop device before it is attached to a file that exists.
     ///
     /// # Errors
-    /// What the file system says.
-    pub fn made_loop(&mut self, device: &Path, file: &Path) -> io::Result<()> {
-        // The kernel names the file by its path without symbolic links.
-        self.note(Entry::Loop { device: device.to_path_buf(), file: Some(fs::canonicalize(file)?) })
+    /// An error of the file system; nothing may be attached then.
+    pub fn record_loop(&mut self, device: &Path, file: &Path) -> io::Result<()> {
+        // The kernel reports the file by its path without symbolic links.
+        self.append(JournalEntry::Loop { device: device.to_path_buf(), file: Some(fs::canonicalize(file)?) })
     }
 
-    /// Says that a file is about to be made, which is to be removed.
+    /// Records a file before it is created, so that it is removed.
     ///
     /// # Errors
-    /// What the file system says.
-    pub fn makes_file(&mut self, path: &Path) -> io::Result<()> {
-        // Whoever puts it back may stand in another directory.
-        self.note(Entry::File { path: std::path::absolute(path)? })
+    /// An error of the file system; nothing may be created then.
+    pub fn record_file(&mut self, path: &Path) -> io::Result<()> {
+        // The process that restores it may run in another directory.
+        self.append(JournalEntry::File { path: std::path::absolute(path)? })
     }
 
-    /// What was changed, for the reader.
+    /// The changed settings and their original values, in words.
     pub fn changes(&self) -> Vec<String> {
-        let said = |entry: &Entry| match entry {
-            Entry::Setting { path, before } => Some(format!("{} (was {before})", path.display())),
-            Entry::Queue { queue, before } => {
+        let message = |entry: &JournalEntry| match entry {
+            JournalEntry::Setting { path, before } => Some(format!("{} (was {before})", path.display())),
+            JournalEntry::Queue { queue, before } => {
                 Some(format!("{} (scheduler was {})", queue.display(), before.scheduler))
             }
             _ => None,
         };
-        self.entries.iter().filter_map(said).collect()
+        self.entries.iter().filter_map(message).collect()
     }
 
-    /// Puts everything back, the last change first. Returns what could not be put back, in words.
+    /// Undoes all changes, the last one first. Returns what could not be restored, in words.
     pub fn restore(mut self) -> Vec<String> {
-        self.put_back()
+        self.restore_all()
     }
 
-    fn put_back(&mut self) -> Vec<String> {
+    fn restore_all(&mut self) -> Vec<String> {
         self.restored = true;
-        // A process that still writes would change what is put back.
+        // Processes end first: one that still writes would change restored data.
         let mut problems: Vec<String> =
-            self.processes.end_all().iter().map(|name| does_not_end(name)).collect();
-        let undone = undo(&self.entries);
-        if problems.is_empty() && !undone.again {
+            self.processes.kill_all().iter().map(|name| does_not_end(name)).collect();
+        let undone = undo_all(&self.entries);
+        if problems.is_empty() && !undone.retry {
             let _ = fs::remove_file(&self.path);
         }
         problems.extend(undone.problems);
@@ -233,39 +236,40 @@ impl Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         if !self.restored {
-            self.put_back();
+            self.restore_all();
         }
     }
 }
 
-/// Ends what runs that were killed have left running, and puts back what they have changed. Returns what
-/// was done, and what could not be.
-pub fn restore_left_behind(directory: &Path) -> (Vec<String>, Vec<String>) {
-    locks::remove_left_behind(directory);
+/// Kills the processes of killed runs and undoes their changes. Returns what was done and what failed.
+pub fn restore_killed_runs(directory: &Path) -> (Vec<String>, Vec<String>) {
+    locks::remove_stale_records(directory);
     let (mut done, mut problems) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
         let ours =
             path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("journal-"));
         let Some(mut file) = File::open(&path).ok().filter(|_| ours) else { continue };
-        // One that is locked belongs to a run, or is being restored by another command, which may just have ended.
-        if !try_lock(&file).is_ok_and(|locked| locked) || !is_at(&file, &path) {
+        // A locked journal belongs to a live run or is being restored by another command. One that is no longer at
+        // its path has just been restored.
+        if !try_lock(&file).is_ok_and(|locked| locked) || !is_same_file(&file, &path) {
             continue;
         }
         let mut text = String::new();
         if file.read_to_string(&mut text).is_err() {
             continue;
         }
-        // A line that was cut off was not acted upon.
-        let entries: Vec<Entry> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        if let Some(Entry::Owner { pid, began: at, .. }) = entries.first()
+        // An incomplete line was never acted upon.
+        let entries: Vec<JournalEntry> =
+            text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        if let Some(JournalEntry::Owner { pid, began: at, .. }) = entries.first()
             && start_time(*pid).as_ref() == Some(at)
         {
             continue;
         }
-        let (ended, not_ended) = end_processes(&entries, &processes_of(&path));
-        let undone = undo(&entries);
-        if not_ended.is_empty() && !undone.again {
+        let (ended, not_ended) = kill_processes(&entries, &processes_file(&path));
+        let undone = undo_all(&entries);
+        if not_ended.is_empty() && !undone.retry {
             let _ = fs::remove_file(&path);
         }
         done.extend(ended.into_iter().chain(undone.done));
@@ -274,21 +278,21 @@ pub fn restore_left_behind(directory: &Path) -> (Vec<String>, Vec<String>) {
     (done, problems)
 }
 
-/// Beside a journal: the identities of the processes that live.
-fn processes_of(journal: &Path) -> PathBuf {
+/// The file next to a journal that contains the identities of live processes.
+fn processes_file(journal: &Path) -> PathBuf {
     let name = journal.file_name().unwrap_or_default().to_string_lossy();
     journal.with_file_name(name.replacen("journal", "processes", 1))
 }
 
-/// Ends the processes of a run that was killed. Returns what was done, and what could not be.
-fn end_processes(entries: &[Entry], record: &Path) -> (Vec<String>, Vec<String>) {
+/// Kills the processes of a killed run. Returns what was done and what failed.
+fn kill_processes(entries: &[JournalEntry], record: &Path) -> (Vec<String>, Vec<String>) {
     let tag = entries.iter().find_map(|entry| match entry {
-        Entry::Owner { tag, .. } => Some(tag).filter(|tag| !tag.is_empty()),
+        JournalEntry::Owner { tag, .. } => Some(tag).filter(|tag| !tag.is_empty()),
         _ => None,
     });
-    let identities: Vec<Identity> =
+    let identities: Vec<ProcessIdentity> =
         fs::read(record).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
-    let mut killed = tag.map_or_else(Killed::default, |tag| processes::kill_tagged(tag));
+    let mut killed = tag.map_or_else(KillReport::default, |tag| processes::kill_tagged(tag));
     let identified = processes::kill_identified(&identities);
     killed.ended.extend(identified.ended);
     killed.remaining.extend(identified.remaining);
@@ -303,35 +307,37 @@ fn does_not_end(name: &str) -> String {
     format!("{name} was killed and does not end: it still uses the device")
 }
 
-/// What became of the entries of a journal.
+/// Results of undoing the entries of a journal.
 #[derive(Default)]
-struct Undone {
+struct UndoReport {
     done: Vec<String>,
     problems: Vec<String>,
-    /// Whether a later attempt may succeed where this one did not.
-    again: bool,
+    /// Whether a later attempt may succeed.
+    retry: bool,
 }
 
-/// The last entry first.
-fn undo(entries: &[Entry]) -> Undone {
-    let mut undone = Undone::default();
+/// Undoes the entries, the last one first.
+fn undo_all(entries: &[JournalEntry]) -> UndoReport {
+    let mut undone = UndoReport::default();
     for entry in entries.iter().rev() {
         let (what, problems) = match entry {
-            Entry::Owner { .. } => continue,
-            Entry::Setting { path, before } => {
-                (format!("{} = {before}", path.display()), Vec::from_iter(write_back(path, before).err()))
-            }
-            Entry::Queue { queue, before } => {
+            JournalEntry::Owner { .. } => continue,
+            JournalEntry::Setting { path, before } => (
+                format!("{} = {before}", path.display()),
+                Vec::from_iter(restore_setting(path, before).err()),
+            ),
+            JournalEntry::Queue { queue, before } => {
                 let what = format!("{}: scheduler {} with its settings", queue.display(), before.scheduler);
-                (what, before.write_back(queue))
+                (what, before.restore(queue))
             }
-            Entry::Loop { device, file } => {
+            JournalEntry::Loop { device, file } => {
                 let problem = loops::detach(device, file.as_deref()).err();
                 (format!("{} detached", device.display()), Vec::from_iter(problem))
             }
-            Entry::File { path } => {
+            JournalEntry::File { path } => {
                 let problem = fs::remove_file(path).err().filter(|error| !is_gone(error));
-                let named = |error| Problem::Retry(format!("{} is not removed: {error}", path.display()));
+                let named =
+                    |error| RestoreError::Retryable(format!("{} is not removed: {error}", path.display()));
                 (format!("{} removed", path.display()), Vec::from_iter(problem.map(named)))
             }
         };
@@ -339,10 +345,10 @@ fn undo(entries: &[Entry]) -> Undone {
             undone.done.push(what);
         }
         for problem in problems {
-            undone.again |= matches!(problem, Problem::Retry(_));
+            undone.retry |= matches!(problem, RestoreError::Retryable(_));
             undone.problems.push(match problem {
-                Problem::Retry(why) => format!("{why}; the next lab command tries again"),
-                Problem::Lost(why) => format!("{why}; it is not tried again"),
+                RestoreError::Retryable(why) => format!("{why}; the next lab command tries again"),
+                RestoreError::Permanent(why) => format!("{why}; it is not retried"),
             });
         }
     }

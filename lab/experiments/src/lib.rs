@@ -1,53 +1,58 @@
-//! The published storage studies as data, and what reruns them on this machine.
+//! Repeats published storage studies: experiments as data, and a runner that measures them on this machine.
 //!
-//! A [`Run`] is the directory that one run leaves behind, and a [`CellRecord`] one line of its results:
-//! one combination of parameters, measured once. `docs/LAB-SCHEMA.md` describes the files.
+//! [`runner::run`] measures the cells of a [`RunPlan`] and appends a [`CellRecord`] for each, one combination of
+//! parameters measured once, to a [`RunDirectory`]. `docs/LAB-SCHEMA.md` describes the files.
 //!
 //! ```
-//! use lab_experiments::{CellRecord, Value};
+//! use lab_experiments::{CellRecord, ParameterValue};
 //! let mut record = CellRecord::new("cheops23.fig5a", "iou");
-//! record.parameters.insert("iodepth".into(), Value::from(8));
+//! record.parameters.insert("iodepth".into(), ParameterValue::from(8));
 //! record.role_mut("fg").set("iops", 474_000.0);
 //! assert_eq!(record.metric("fg", "iops"), Some(474_000.0));
 //! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod capabilities;
 mod catalog;
 mod check;
-mod conditions;
+mod cpu_time;
 mod definition;
+pub mod devices;
 pub mod doctor;
+mod fio_output;
 pub mod generator;
 pub mod host;
-mod job;
+mod job_file;
 pub mod journal;
+mod kyber_tokens;
 pub mod locks;
 pub mod loops;
 mod meters;
-mod outcome;
 pub mod plan;
 pub mod processes;
-mod queue;
+mod queue_settings;
 mod record;
 pub mod reference;
 pub mod runner;
 mod scaling;
-pub mod session;
+mod settings;
 pub mod steady;
-pub mod target;
-mod tokens;
-mod watch;
 
-pub use catalog::{Catalog, CatalogError};
-pub use check::{Check, Finding, FindingOutcome, Outcome, Pick, Relation, Take, Verdict};
-pub use definition::{Also, Definition, Published, Reference, Rule, Scale, Time};
+pub use catalog::{CatalogError, ExperimentCatalog};
+pub use check::{
+    Aggregation, CheckOutcome, Finding, FindingCheck, FindingOutcome, MetricQuery, Relation, Verdict,
+};
+pub use definition::{
+    CellGroup, CellRule, ExperimentDefinition, PublishedPoint, PublishedTable, PublishedTimes, Scale,
+};
 pub use record::{
-    CellRecord, Error, GeneratorUse, Machine, Parameters, Plan, PlannedCell, PlannedExperiment, RoleRecord,
-    Run, RunWriter, SCHEMA, SchedulerState, Target, Value,
+    CellParameters, CellRecord, GeneratorInfo, MachineRecord, ParameterValue, PlannedCell, PlannedDevice,
+    PlannedExperiment, RoleRecord, RunDirectory, RunDirectoryError, RunPlan, RunWriter, SCHEMA,
+    SchedulerState,
 };
 
-/// What can be counted on this machine, by name: `yes`, or why not.
-pub fn counting() -> Vec<(String, String)> {
+/// The available counters by name: `yes`, or why one is not available.
+pub fn available_counters() -> Vec<(String, String)> {
     perf_counters::probe()
 }

@@ -1,4 +1,4 @@
-//! Loop devices: what they are attached to, who has them open, and how they are detached.
+//! Loop devices: their files, their users, and how they are detached.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -6,36 +6,36 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::queue::Problem;
+use crate::queue_settings::RestoreError;
 
-/// How long a detached device may stay attached: the kernel waits until nobody has it open, and a program that
-/// probes new devices has it open for a moment.
-const DETACHED_MAX: Duration = Duration::from_secs(2);
-const POLL: Duration = Duration::from_millis(10);
-/// What the kernel puts behind the name of a file that was removed.
-const DELETED: &str = " (deleted)";
+/// How long a detached device may stay attached: the kernel waits for the last close, and programs that probe new
+/// devices have them open for a moment.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// The kernel's suffix of a removed file's name.
+const DELETED_SUFFIX: &str = " (deleted)";
 
-/// The program, in a process group of its own: a Ctrl-C while devices are made or detached does not end it.
+/// `losetup`, in a process group of its own, so that Ctrl-C does not end it half-way.
 pub(crate) fn losetup() -> Command {
     let mut command = Command::new("losetup");
     command.process_group(0);
     command
 }
 
-/// The file that a loop device is attached to, and whether that was removed.
+/// The file of a loop device, and whether it was removed.
 fn backing_file(device: &Path) -> Option<(PathBuf, bool)> {
     let name = device.file_name()?.to_str()?;
     let text = fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).ok()?;
-    // One line; a name may end in a space.
+    // Strip only the newline: a file name may end in a space.
     let text = text.strip_suffix('\n').unwrap_or(&text);
-    Some(match text.strip_suffix(DELETED) {
+    Some(match text.strip_suffix(DELETED_SUFFIX) {
         Some(path) => (path.into(), true),
         None => (text.into(), false),
     })
 }
 
-/// Detaches a device, where it is attached to `file` (or, without one, to any), and waits until it is detached.
-pub(crate) fn detach(device: &Path, file: Option<&Path>) -> Result<(), Problem> {
+/// Detaches a device if it is attached to `file` (to any without one), and waits until it is detached.
+pub(crate) fn detach(device: &Path, file: Option<&Path>) -> Result<(), RestoreError> {
     let attached = || {
         let backing = backing_file(device);
         backing.is_some_and(|(backing, _)| file.is_none_or(|file| file == backing))
@@ -43,24 +43,25 @@ pub(crate) fn detach(device: &Path, file: Option<&Path>) -> Result<(), Problem> 
     if !attached() {
         return Ok(());
     }
-    let named = |why: String| Problem::Retry(format!("{} is not detached: {why}", device.display()));
+    let retryable =
+        |why: String| RestoreError::Retryable(format!("{} is not detached: {why}", device.display()));
     let output = losetup().arg("--detach").arg(device).output();
-    let output = output.map_err(|error| named(format!("losetup: {error}")))?;
+    let output = output.map_err(|error| retryable(format!("losetup: {error}")))?;
     let began = Instant::now();
     while attached() {
         if !output.status.success() {
-            return Err(named(String::from_utf8_lossy(&output.stderr).trim().to_string()));
+            return Err(retryable(String::from_utf8_lossy(&output.stderr).trim().to_string()));
         }
-        if began.elapsed() > DETACHED_MAX {
-            return Err(named(format!("it is open in {}", users(device))));
+        if began.elapsed() > DETACH_TIMEOUT {
+            return Err(retryable(format!("it is open in {}", users(device))));
         }
-        std::thread::sleep(POLL);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
 
-/// The loop devices that are attached to a file which was removed, each in a sentence that says who has it open.
-pub fn deleted() -> Vec<String> {
+/// The loop devices on removed files, each in a sentence that names the processes that have it open.
+pub fn on_deleted_files() -> Vec<String> {
     let names = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let mut nodes: Vec<PathBuf> = names
         .filter_map(|entry| entry.file_name().into_string().ok())
@@ -69,7 +70,7 @@ pub fn deleted() -> Vec<String> {
         .collect();
     nodes.sort();
     let sentence = |node: &PathBuf| {
-        let (file, _) = backing_file(node).filter(|(_, deleted)| *deleted)?;
+        let (file, _) = backing_file(node).filter(|(_, on_deleted_files)| *on_deleted_files)?;
         let (node_shown, file, users) = (node.display(), file.display(), users(node));
         Some(format!("{node_shown} is attached to {file}, which was removed; it is open in {users}"))
     };

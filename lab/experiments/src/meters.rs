@@ -1,4 +1,4 @@
-//! What is measured beside the generator's own results.
+//! Measurements in addition to the generator's results.
 
 use std::time::Instant;
 
@@ -6,44 +6,46 @@ use perf_counters::{
     CounterEvent, CounterValue, CpuProfiler, ProcessCounters, SymbolClasses, SystemCounters,
 };
 
-use crate::host::Host;
+use crate::capabilities::NetworkTarget;
+use crate::cpu_time::CpuTimeSampler;
+use crate::host::HostInfo;
+use crate::kyber_tokens::KyberTokenMeter;
 use crate::record::{CellRecord, RoleRecord};
-use crate::session::NetworkTarget;
-use crate::tokens::Tokens;
-use crate::watch::Watch;
 
-/// The meters of one cell.
-pub(crate) struct Meters<'a> {
-    host: &'a Host,
+/// The additional measurements of one cell. [`CellMeters::open`] comes before the generator starts, then
+/// [`CellMeters::start`], [`CellMeters::start_measuring`] after the ramp, [`CellMeters::sample`] a few times a
+/// second, and [`CellMeters::finish`].
+pub(crate) struct CellMeters<'a> {
+    host: &'a HostInfo,
     cpus: &'a [u32],
     wants: &'a [String],
-    tree: Option<Counted<ProcessCounters>>,
-    system: Option<Counted<SystemCounters>>,
+    process_counters: Option<CounterInterval<ProcessCounters>>,
+    system_counters: Option<CounterInterval<SystemCounters>>,
     profile: Option<CpuProfiler>,
-    tokens: Option<Tokens>,
-    /// What was wanted and cannot be had.
+    tokens: Option<KyberTokenMeter>,
+    /// Requested measurements that are not available, with the reason.
     missing: Vec<String>,
-    watch: Option<Watch<'a>>,
-    /// The target's process, where the generator drives one that has a process.
-    target: Option<Watch<'a>>,
+    generator_sampler: Option<CpuTimeSampler<'a>>,
+    /// Samples the target's process, if the cell drives one.
+    target_sampler: Option<CpuTimeSampler<'a>>,
     has_target: bool,
     measuring: bool,
 }
 
-impl<'a> Meters<'a> {
-    /// Meters for what a definition wants measured, on the processors that a cell may use.
-    pub(crate) fn new(host: &'a Host, wants: &'a [String], cpus: &'a [u32]) -> Meters<'a> {
-        Meters {
+impl<'a> CellMeters<'a> {
+    /// `wants` are the measurements that the definition requests, `cpus` those that the cell may use.
+    pub(crate) fn new(host: &'a HostInfo, wants: &'a [String], cpus: &'a [u32]) -> CellMeters<'a> {
+        CellMeters {
             host,
             cpus,
             wants,
-            tree: None,
-            system: None,
+            process_counters: None,
+            system_counters: None,
             profile: None,
             tokens: None,
             missing: Vec::new(),
-            watch: None,
-            target: None,
+            generator_sampler: None,
+            target_sampler: None,
             has_target: false,
             measuring: false,
         }
@@ -53,66 +55,70 @@ impl<'a> Meters<'a> {
         self.wants.iter().any(|name| name == what)
     }
 
-    /// The generator is there.
-    pub(crate) fn start(&mut self, process: u32, target: Option<&NetworkTarget>) {
-        self.watch = Some(Watch::new(self.host, process));
-        self.has_target = target.is_some();
-        self.target = target.and_then(|target| target.process).map(|process| Watch::new(self.host, process));
+    /// Starts sampling the generator's process.
+    pub(crate) fn start(&mut self, process: u32, target_sampler: Option<&NetworkTarget>) {
+        self.generator_sampler = Some(CpuTimeSampler::new(self.host, process));
+        self.has_target = target_sampler.is_some();
+        self.target_sampler = target_sampler
+            .and_then(|target_sampler| target_sampler.process)
+            .map(|process| CpuTimeSampler::new(self.host, process));
         if self.wants("counters") {
-            self.tree =
-                self.had("counting the generator", ProcessCounters::open(process, &EVENTS)).map(Counted::of);
+            self.process_counters = self
+                .available("counting the generator", ProcessCounters::open(process, &EVENTS))
+                .map(CounterInterval::of);
         }
     }
 
-    /// Opens what takes time to open, before the generator begins.
+    /// Opens whatever takes time to open.
     pub(crate) fn open(&mut self) {
         if self.wants("counters") {
-            self.system =
-                self.had("counting the machine", SystemCounters::open(self.cpus, &EVENTS)).map(Counted::of);
+            self.system_counters = self
+                .available("counting the machine", SystemCounters::open(self.cpus, &EVENTS))
+                .map(CounterInterval::of);
         }
         if self.wants("profile") {
             let profile = CpuProfiler::start(self.cpus, SymbolClasses::built_in());
-            self.profile = self.had("sampling", profile);
+            self.profile = self.available("sampling", profile);
         }
         if self.wants("tokens") {
-            self.tokens = self.had("Kyber's tokens", Tokens::begin(self.host));
+            self.tokens = self.available("Kyber's tokens", KyberTokenMeter::start(self.host));
         }
     }
 
-    fn had<T>(&mut self, what: &str, result: std::io::Result<T>) -> Option<T> {
+    fn available<T>(&mut self, what: &str, result: std::io::Result<T>) -> Option<T> {
         result.map_err(|error| self.missing.push(format!("{what} is not possible here: {error}"))).ok()
     }
 
-    fn watches(&mut self) -> impl Iterator<Item = &mut Watch<'a>> {
-        self.watch.iter_mut().chain(&mut self.target)
+    fn samplers(&mut self) -> impl Iterator<Item = &mut CpuTimeSampler<'a>> {
+        self.generator_sampler.iter_mut().chain(&mut self.target_sampler)
     }
 
-    /// What was before does not count.
-    pub(crate) fn begin(&mut self) {
+    /// Starts the measurement: discards everything before.
+    pub(crate) fn start_measuring(&mut self) {
         self.measuring = true;
-        self.watches().for_each(Watch::begin);
-        if let Some(tree) = &mut self.tree {
-            tree.begin(ProcessCounters::read);
+        self.samplers().for_each(CpuTimeSampler::start_measuring);
+        if let Some(process_counters) = &mut self.process_counters {
+            process_counters.start_measuring(ProcessCounters::read);
         }
-        if let Some(system) = &mut self.system {
-            system.begin(SystemCounters::read);
+        if let Some(system_counters) = &mut self.system_counters {
+            system_counters.start_measuring(SystemCounters::read);
         }
         if let Some(profile) = &mut self.profile {
             profile.reset();
         }
         if let Some(tokens) = &mut self.tokens {
-            tokens.restart();
+            tokens.reset();
         }
     }
 
-    /// Looks at those that may be gone at the next look.
-    pub(crate) fn look(&mut self) {
-        self.watches().for_each(Watch::look);
-        if let Some(tree) = &mut self.tree {
-            tree.look(ProcessCounters::read);
+    /// Samples processes and counters.
+    pub(crate) fn sample(&mut self) {
+        self.samplers().for_each(CpuTimeSampler::sample);
+        if let Some(process_counters) = &mut self.process_counters {
+            process_counters.sample(ProcessCounters::read);
         }
-        if let Some(system) = &mut self.system {
-            system.look(SystemCounters::read);
+        if let Some(system_counters) = &mut self.system_counters {
+            system_counters.sample(SystemCounters::read);
         }
         if let Some(profile) = &mut self.profile {
             profile.collect();
@@ -122,29 +128,32 @@ impl<'a> Meters<'a> {
         }
     }
 
-    /// The generator ended: what it was, into the record. `bypassed` says that the kernel was not asked.
+    /// Stores the results in the record. `bypassed` is set if I/O did not go through the kernel.
     pub(crate) fn finish(mut self, record: &mut CellRecord, bypassed: bool) {
-        let Some(watch) = self.watch.take() else { return };
-        let spent = watch.spent();
+        let Some(generator_sampler) = self.generator_sampler.take() else { return };
+        let cpu = generator_sampler.cpu_use();
         let ios: f64 = ["fg", "bg"].iter().filter_map(|role| record.metric(role, "iops")).sum();
-        record.submission_path = Some(if bypassed { "user-space" } else { spent.path() }.to_string());
+        record.submission_path = Some(if bypassed { "user-space" } else { cpu.path() }.to_string());
         let all = record.role_mut("all");
-        all.set("cpu_cores", spent.machine);
-        all.set("generator_cores", spent.own);
-        all.set("kernel_thread_iou_sqp_cores", spent.sqp);
-        all.set("kernel_thread_iou_wrk_cores", spent.wrk);
-        all.set("kernel_thread_kworker_cores", spent.kworker);
-        all.set("kernel_thread_loop_cores", spent.loops);
-        all.set("kernel_thread_cores", spent.sqp + spent.wrk + spent.kworker + spent.loops);
+        all.set("cpu_cores", cpu.machine);
+        all.set("generator_cores", cpu.own);
+        all.set("kernel_thread_iou_sqp_cores", cpu.sqp);
+        all.set("kernel_thread_iou_wrk_cores", cpu.wrk);
+        all.set("kernel_thread_kworker_cores", cpu.kworker);
+        all.set("kernel_thread_loop_cores", cpu.loops);
+        all.set("kernel_thread_cores", cpu.sqp + cpu.wrk + cpu.kworker + cpu.loops);
         if ios > 0.0 {
-            let cpu = spent.own + spent.sqp + spent.wrk + spent.kworker + spent.loops;
-            all.set("cpu_ns_per_io", cpu / ios * 1e9);
-            record.role_mut("fg").set("cpu_ns_per_io", cpu / ios * 1e9);
+            let cores = cpu.own + cpu.sqp + cpu.wrk + cpu.kworker + cpu.loops;
+            all.set("cpu_ns_per_io", cores / ios * 1e9);
+            record.role_mut("fg").set("cpu_ns_per_io", cores / ios * 1e9);
         }
-        self.counted(record);
+        self.record_counters(record);
         if self.has_target {
-            // A kernel target works in the kernel's workers.
-            let cores = self.target.as_ref().map_or(spent.kworker, |target| target.spent().own);
+            // A target in the kernel runs in kernel workers.
+            let cores = self
+                .target_sampler
+                .as_ref()
+                .map_or(cpu.kworker, |target_sampler| target_sampler.cpu_use().own);
             let all = record.role_mut("all");
             all.set("target_cores", cores);
             if ios > 0.0 {
@@ -152,19 +161,19 @@ impl<'a> Meters<'a> {
             }
         }
         if !self.measuring {
-            record.notes.push("it ended before its ramp did: processor time is of all of it".into());
+            record.notes.push("the generator ended during the ramp: CPU time includes the ramp".into());
         }
     }
 
-    /// Counters, samples and tokens, into the record.
-    fn counted(&mut self, record: &mut CellRecord) {
+    /// Stores counters, profile and tokens in the record.
+    fn record_counters(&mut self, record: &mut CellRecord) {
         let iops = |role: &str| record.metric(role, "iops").unwrap_or(0.0);
         let rate = iops("fg") + iops("bg");
-        if let Some(tree) = self.tree.take() {
-            tree.into_metrics(record.role_mut("fg"), rate);
+        if let Some(process_counters) = self.process_counters.take() {
+            process_counters.into_metrics(record.role_mut("fg"), rate);
         }
-        if let Some(system) = self.system.take() {
-            system.into_metrics(record.role_mut("all"), rate);
+        if let Some(system_counters) = self.system_counters.take() {
+            system_counters.into_metrics(record.role_mut("all"), rate);
         }
         if let Some(profile) = self.profile.take() {
             let classes = SymbolClasses::built_in();
@@ -176,7 +185,7 @@ impl<'a> Meters<'a> {
                 }
             }
             let all = record.role_mut("all");
-            // As perf counts cycles: an idle processor has none, and time that is idle is left out.
+            // As perf counts cycles: idle time is excluded.
             all.set("lock_share_pct", shares.percent("locks", true));
             all.set("samples", shares.total() as f64);
             record.notes.push(format!("profile by {}, {} samples", shares.sampled_by, shares.total()));
@@ -191,29 +200,29 @@ impl<'a> Meters<'a> {
     }
 }
 
-/// What the studies count.
+/// The counters of the studies.
 const EVENTS: [CounterEvent; 7] = CounterEvent::ALL;
 
-/// Counters with their readings when measuring began and at the last look.
-struct Counted<T> {
+/// Counters, with readings at the start of the measurement and at the last sample.
+struct CounterInterval<T> {
     counters: T,
-    first: Option<(Instant, Reading)>,
-    last: Option<(Instant, Reading)>,
+    first: Option<(Instant, CounterReading)>,
+    last: Option<(Instant, CounterReading)>,
 }
 
-type Reading = Vec<(CounterEvent, CounterValue)>;
+type CounterReading = Vec<(CounterEvent, CounterValue)>;
 
-impl<T> Counted<T> {
-    fn of(counters: T) -> Counted<T> {
-        Counted { counters, first: None, last: None }
+impl<T> CounterInterval<T> {
+    fn of(counters: T) -> CounterInterval<T> {
+        CounterInterval { counters, first: None, last: None }
     }
 
-    fn begin(&mut self, read: impl Fn(&T) -> std::io::Result<Reading>) {
+    fn start_measuring(&mut self, read: impl Fn(&T) -> std::io::Result<CounterReading>) {
         self.first = read(&self.counters).ok().map(|reading| (Instant::now(), reading));
         self.last = None;
     }
 
-    fn look(&mut self, read: impl Fn(&T) -> std::io::Result<Reading>) {
+    fn sample(&mut self, read: impl Fn(&T) -> std::io::Result<CounterReading>) {
         if self.first.is_some()
             && let Ok(reading) = read(&self.counters)
         {
@@ -221,12 +230,12 @@ impl<T> Counted<T> {
         }
     }
 
-    /// `rate` is of I/Os a second.
+    /// Stores the counters as metrics; `rate` is I/Os per second.
     fn into_metrics(self, role: &mut RoleRecord, rate: f64) {
         let (Some((began, first)), Some((ended, last))) = (self.first, self.last) else { return };
         let seconds = ended.duration_since(began).as_secs_f64();
         let of = |event: CounterEvent| {
-            let at = |reading: &Reading| {
+            let at = |reading: &CounterReading| {
                 reading.iter().find(|(known, _)| *known == event).map(|(_, count)| *count)
             };
             let count = at(&last)?.since(at(&first)?).scaled();

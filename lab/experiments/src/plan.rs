@@ -1,70 +1,70 @@
-//! From definitions to cells: what would run here, for how long, and what cannot and why.
+//! Plans a run: which cells can run on this machine, for how long, and why others cannot.
 //!
-//! Nothing here looks at the machine: what it is like is handed in as [`Surroundings`].
+//! Pure: the machine is described by [`MachineCapabilities`].
 
-use crate::definition::{Definition, Scale};
-use crate::job;
-use crate::record::{Parameters, PlannedCell, PlannedExperiment, Value};
+use crate::definition::{ExperimentDefinition, Scale};
+use crate::job_file;
+use crate::record::{CellParameters, ParameterValue, PlannedCell, PlannedExperiment};
 use crate::{reference, scaling};
 
-/// Time that a cell takes besides ramp and measuring, in seconds: starting, switching, reading back.
+/// Time per cell in addition to ramp and measurement, in seconds: process start, scheduler switch, results.
 const OVERHEAD_S: f64 = 0.45;
-/// Cores of a cell that says none: all.
-const ALL: &str = "all";
+/// The value of `cores` for all cores, which is the default.
+const ALL_CORES: &str = "all";
 
 /// What the machine offers to a run.
 #[derive(Clone, Debug, Default)]
-pub struct Surroundings {
-    /// Processors that may be used.
+pub struct MachineCapabilities {
+    /// CPUs that cells may use.
     pub cpus: Vec<u32>,
-    /// Devices that there are, or could be made.
+    /// Number of devices that exist or can be created.
     pub devices: usize,
-    /// Whether the kernel drives them; otherwise the generator's own block layer does.
+    /// Whether the kernel drives the devices; otherwise they are bdevs.
     pub kernel_devices: bool,
-    /// Schedulers that all of them offer. Empty, with the reason, where none can be set.
+    /// Schedulers that every device offers; empty if none can be set.
     pub schedulers: Vec<String>,
     /// Why no scheduler can be set.
-    pub schedulers_missing: String,
-    /// Whether all of them can be polled for completions.
-    pub polls: bool,
-    /// Why they must not be written to, where they must not.
+    pub schedulers_unavailable: String,
+    /// Whether every device supports polled completions.
+    pub polled_io: bool,
+    /// Why the devices must not be written to; `None` if they may be.
     pub read_only: Option<String>,
-    /// Why io_uring cannot be used, where it cannot.
-    pub no_io_uring: Option<String>,
-    /// Whether the generator knows our block layer: ringbolt does, fio does not.
-    pub own_engine: bool,
-    /// Devices that our block layer drives at a time.
-    pub own_devices: usize,
-    /// Targets that can be driven over the network, by their name in definitions.
+    /// Why io_uring cannot be used; `None` if it can.
+    pub io_uring_unavailable: Option<String>,
+    /// Whether the generator can drive bdevs: ringbolt can, fio cannot.
+    pub bdev_engine: bool,
+    /// Most bdevs that one cell can use.
+    pub bdev_devices_max: usize,
+    /// Names of the available NVMe-oF targets, as in definitions.
     pub network_targets: Vec<String>,
 }
 
-/// Times, where the user says other ones.
+/// Durations that the user gives instead of the scale's.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Times {
-    /// Measuring, in seconds.
+pub struct TimeOverrides {
+    /// Duration of the measurement, in seconds.
     pub runtime_s: Option<f64>,
-    /// Before it, in seconds.
+    /// Warm-up before it, in seconds.
     pub ramp_s: Option<f64>,
-    /// How often.
+    /// Measurements of each cell.
     pub repetitions: Option<u32>,
 }
 
-/// What the definitions come to here.
+/// Plans the experiments at a scale.
 ///
 /// # Errors
 /// A definition with too many cells.
-pub fn make(
-    definitions: &[&Definition],
+pub fn plan_experiments(
+    definitions: &[&ExperimentDefinition],
     scale: Scale,
-    times: Times,
-    around: &Surroundings,
+    times: TimeOverrides,
+    capabilities: &MachineCapabilities,
 ) -> Result<Vec<PlannedExperiment>, String> {
-    definitions.iter().map(|definition| experiment(definition, scale, times, around)).collect()
+    definitions.iter().map(|definition| experiment(definition, scale, times, capabilities)).collect()
 }
 
-/// Seconds of ramp and of measuring, and how often, at a scale.
-pub fn times_of(definition: &Definition, scale: Scale, times: Times) -> (f64, f64, u32) {
+/// Ramp and measurement, in seconds, and repetitions at a scale.
+pub fn cell_times(definition: &ExperimentDefinition, scale: Scale, times: TimeOverrides) -> (f64, f64, u32) {
     let (ramp, runtime, repetitions) = match scale {
         Scale::Quick => (0.2, 0.8, 1),
         Scale::Default => (1.0, 4.0, 1),
@@ -78,12 +78,12 @@ pub fn times_of(definition: &Definition, scale: Scale, times: Times) -> (f64, f6
 }
 
 fn experiment(
-    definition: &Definition,
+    definition: &ExperimentDefinition,
     scale: Scale,
-    times: Times,
-    around: &Surroundings,
+    times: TimeOverrides,
+    capabilities: &MachineCapabilities,
 ) -> Result<PlannedExperiment, String> {
-    let (ramp, runtime, repetitions) = times_of(definition, scale, times);
+    let (ramp, runtime, repetitions) = cell_times(definition, scale, times);
     let mut scaled = Vec::new();
     if (ramp, runtime) != (definition.time.ramp_s, definition.time.runtime_s) {
         scaled.push(format!(
@@ -92,14 +92,14 @@ fn experiment(
         ));
     }
     if scale == Scale::Quick && (!definition.quick.is_empty() || !definition.also.is_empty()) {
-        scaled.push("some of the published parameters only".to_string());
+        scaled.push("only some of the published parameters".to_string());
     }
     let mut cells = Vec::new();
     let testbed = reference::testbed_cores(definition.study());
     for mut parameters in definition.cells(scale)? {
         let mut notes = Vec::new();
-        notes.extend(scaling::to_devices(definition, &mut parameters, scale, around.devices));
-        let skipped = fit(&mut parameters, scale, around, testbed, &mut notes);
+        notes.extend(scaling::scale_to_devices(definition, &mut parameters, scale, capabilities.devices));
+        let skipped = resolve_cell(&mut parameters, scale, capabilities, testbed, &mut notes);
         if skipped.is_some() {
             notes.clear();
         }
@@ -119,107 +119,113 @@ fn experiment(
             notes,
         });
     }
-    let fewer = cells.iter().filter_map(|cell| cell.skipped.as_ref()).count();
-    if fewer > 0 {
-        scaled.push(format!("{fewer} of {} cells cannot run here", cells.len()));
+    let skipped_cells = cells.iter().filter_map(|cell| cell.skipped.as_ref()).count();
+    if skipped_cells > 0 {
+        scaled.push(format!("{skipped_cells} of {} cells cannot run here", cells.len()));
     }
     let definition_text = toml::to_string(definition).map_err(|error| error.to_string())?;
     Ok(PlannedExperiment { id: definition.id.clone(), definition: definition_text, scaled, cells })
 }
 
-/// Seconds that cells take in all.
+/// Expected duration of all cells that can run, in seconds.
 pub fn seconds(experiments: &[PlannedExperiment]) -> f64 {
     let cells = experiments.iter().flat_map(|experiment| &experiment.cells);
     cells.filter(|cell| cell.skipped.is_none()).map(|cell| cell.seconds * f64::from(cell.repetitions)).sum()
 }
 
-/// Says how many cores a cell gets here, and why it cannot run, where it cannot. `testbed` are the cores
-/// that the study had.
-fn fit(
-    cell: &mut Parameters,
+/// Sets the number of cores of a cell, adds notes about deviations, and returns why it cannot run here, if so.
+/// `testbed` is the number of cores of the study's machine.
+fn resolve_cell(
+    cell: &mut CellParameters,
     scale: Scale,
-    around: &Surroundings,
+    capabilities: &MachineCapabilities,
     testbed: Option<usize>,
     notes: &mut Vec<String>,
 ) -> Option<String> {
-    let here = around.cpus.len().max(1);
-    let number =
-        |cell: &Parameters, name: &str| cell.get(name).and_then(Value::as_f64).unwrap_or(0.0) as usize;
-    let text = |cell: &Parameters, name: &str| cell.get(name).map(Value::to_string).unwrap_or_default();
+    let here = capabilities.cpus.len().max(1);
+    let number = |cell: &CellParameters, name: &str| {
+        cell.get(name).and_then(ParameterValue::as_f64).unwrap_or(0.0) as usize
+    };
+    let text =
+        |cell: &CellParameters, name: &str| cell.get(name).map(ParameterValue::to_string).unwrap_or_default();
     let api = text(cell, "api");
     let jobs = number(cell, "jobs").max(1);
     let each = if api == "iou-s" { 2 } else { 1 };
-    let asked = text(cell, "cores");
-    let cores = match asked.as_str() {
+    let requested = text(cell, "cores");
+    let cores = match requested.as_str() {
         "jobs" => jobs * each,
         "apart" => 2,
-        ALL | "" => here,
+        ALL_CORES | "" => here,
         count => count.parse().unwrap_or(1),
     };
-    cell.insert("cores".into(), Value::Integer(cores.min(here) as i64));
-    if asked == "jobs" && cores > here {
+    cell.insert("cores".into(), ParameterValue::Integer(cores.min(here) as i64));
+    if requested == "jobs" && cores > here {
         return Some(format!("needs {cores} cores; there are {here}"));
     }
-    let published = if matches!(asked.as_str(), ALL | "") { testbed.unwrap_or(here) } else { cores };
+    let published =
+        if matches!(requested.as_str(), ALL_CORES | "") { testbed.unwrap_or(here) } else { cores };
     if published > here {
-        let meet = if asked == "apart" { ": foreground and background share it" } else { "" };
+        let meet = if requested == "apart" { ": foreground and background share it" } else { "" };
         notes.push(format!(
             "{here} {} instead of {published}{meet}",
             if here == 1 { "core" } else { "cores" }
         ));
     }
-    let devices = scaling::devices(cell);
-    if devices > around.devices {
-        let there = match around.devices {
+    let devices = scaling::requested_devices(cell);
+    if devices > capabilities.devices {
+        let there = match capabilities.devices {
             1 => "there is 1".to_string(),
             count => format!("there are {count}"),
         };
         let scale = match scale {
-            Scale::Paper => " (--paper keeps to the published number; without it fewer do)",
+            Scale::Paper => " (--paper requires the published number; other scales use fewer)",
             Scale::Quick | Scale::Default => "",
         };
         return Some(format!("needs {devices} devices; {there}{scale}"));
     }
     let writes = |name: &str| text(cell, name).contains("write") || text(cell, name).contains("rw");
     let writing = writes("rw") || (number(cell, "background") > 0 && writes("background_rw"));
-    if writing && let Some(reason) = &around.read_only {
+    if writing && let Some(reason) = &capabilities.read_only {
         return Some(reason.clone());
     }
     if api == "nvme-tcp" {
         let target = text(cell, "target");
-        if !around.network_targets.contains(&target) {
-            return Some(format!("no target {target} to reach; --nvmet URI names one that is set up"));
+        if !capabilities.network_targets.contains(&target) {
+            return Some(format!("no target {target}; --nvmet URI gives one"));
         }
         return None;
     }
-    let Some((engine, modes)) = job::engine(&api) else {
-        if !around.own_engine && api != "spdk-perf" {
-            return Some("fio has no engine for our block layer; --generator ringbolt has".to_string());
+    let Some((engine, modes)) = job_file::engine(&api) else {
+        if !capabilities.bdev_engine && api != "spdk-perf" {
+            return Some("fio cannot drive bdevs; --generator ringbolt can".to_string());
         }
-        let many = devices > around.own_devices;
+        let many = devices > capabilities.bdev_devices_max;
         return many.then(|| {
-            format!("our generator drives {} device at a time without job files", around.own_devices)
+            format!(
+                "without job files, the generator drives {} bdev at a time",
+                capabilities.bdev_devices_max
+            )
         });
     };
-    if !around.kernel_devices {
-        return Some(format!("{api} is the kernel's, and these devices are not"));
+    if !capabilities.kernel_devices {
+        return Some(format!("{api} is a kernel API, and these devices are bdevs"));
     }
     if engine == "io_uring"
-        && let Some(reason) = &around.no_io_uring
+        && let Some(reason) = &capabilities.io_uring_unavailable
     {
         return Some(reason.clone());
     }
-    if modes.iter().any(|(mode, _)| *mode == "hipri") && !around.polls {
+    if modes.iter().any(|(mode, _)| *mode == "hipri") && !capabilities.polled_io {
         return Some(
             "the device cannot be polled (queue/io_poll is 0; nvme.poll_queues=N at boot makes it so)".into(),
         );
     }
     let scheduler = text(cell, "scheduler");
-    if !scheduler.is_empty() && scheduler != "none" && !around.schedulers.contains(&scheduler) {
-        let reason = if around.schedulers.is_empty() {
-            around.schedulers_missing.clone()
+    if !scheduler.is_empty() && scheduler != "none" && !capabilities.schedulers.contains(&scheduler) {
+        let reason = if capabilities.schedulers.is_empty() {
+            capabilities.schedulers_unavailable.clone()
         } else {
-            format!("the devices offer {}, and not {scheduler}", around.schedulers.join(", "))
+            format!("the devices offer {}, not {scheduler}", capabilities.schedulers.join(", "))
         };
         return Some(reason);
     }

@@ -1,17 +1,17 @@
-//! The processes that a run starts, and how every one of them ends with the run.
+//! Starts the processes of a run, and makes sure that all of them end with it.
 //!
-//! A generator forks, and its processes may leave its process group: each job of fio is a session of its
-//! own. So a run does not count on one mechanism:
+//! A generator forks, and its processes may leave its process group: each job of fio starts a session. Therefore a
+//! run uses several mechanisms:
 //!
-//! * Each process is started with a tag in its environment ([`VARIABLE`]), which whatever it forks
-//!   inherits. The tag is in the journal before the first process exists.
-//! * The kernel kills the process that was started, when the run's thread ends.
-//! * A watchdog, a process of its own, reads a pipe that only the run holds open. At its end, it kills
-//!   whatever carries the tag.
-//! * If the watchdog was killed too, the next lab command does the same with the tag of the journal.
+//! * Each process is started with a tag in its environment ([`TAG_VARIABLE`]), which its descendants inherit. The
+//!   tag is in the journal before the first process exists.
+//! * The kernel kills the started process when the run's thread ends (PR_SET_PDEATHSIG).
+//! * A watchdog process reads a pipe whose only writer is the run. At end of file it kills all processes with the
+//!   tag.
+//! * If the watchdog was killed too, the next lab command kills them, with the tag from the journal.
 //!
-//! A process is signalled through a pidfd, and only if what identifies it is still so after the pidfd was
-//! opened. A process number that is used again is therefore never signalled.
+//! A process is signalled through a pidfd, and only if it is still identified after the pidfd was opened. A reused
+//! pid is therefore never signalled.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,77 +27,78 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-/// The environment variable that carries the tag.
-pub const VARIABLE: &str = "RINGBOLT_LAB_RUN";
-/// How long killed processes may take to end. The kernel waits for I/O that it cannot abort.
-const KILLED_MAX: Duration = Duration::from_secs(10);
-/// How often a child is polled.
-const POLL: Duration = Duration::from_millis(10);
-/// Scans of `/proc` in a row that must find nothing: one scan can miss a process whose parent forks and
-/// ends while the scan passes.
-const EMPTY_SCANS: u32 = 2;
+/// The environment variable that contains the tag.
+pub const TAG_VARIABLE: &str = "RINGBOLT_LAB_RUN";
+/// How long killed processes may take to end: the kernel waits for I/O that it cannot abort.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often a child's exit is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Consecutive scans of `/proc` that must find nothing: a single scan misses a process whose parent forks and exits
+/// during the scan.
+const EMPTY_SCANS_REQUIRED: u32 = 2;
 /// Most bytes of an environment that are searched. The kernel limits environments to 6 MiB.
-const ENVIRONMENT_MAX: usize = 6 << 20;
+const ENVIRONMENT_BYTES_MAX: usize = 6 << 20;
 
-/// A process that was started, by what is not used twice between two starts of the machine.
+/// Identifies a process until the next boot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Identity {
+pub(crate) struct ProcessIdentity {
     pub(crate) pid: u32,
-    /// When it started, in clock ticks since the machine's start: `starttime` of `/proc/PID/stat`.
+    /// Start time in clock ticks since boot: `starttime` of `/proc/PID/stat`.
     pub(crate) started: String,
-    /// Its program, for messages.
+    /// Program, for messages.
     pub(crate) program: String,
 }
 
-/// Starts processes under one tag, and ends them.
+/// Starts the processes of a run under one tag. [`RunProcesses::start_watchdog`] comes before the first
+/// [`RunProcesses::spawn`]; dropping it kills all that are left.
 #[derive(Debug)]
-pub struct Processes {
+pub struct RunProcesses {
     tag: String,
     started: u64,
-    /// Where the identities of those that live are written.
-    record: Option<PathBuf>,
-    live: Vec<Identity>,
+    /// The file that contains the identities of live processes.
+    record_file: Option<PathBuf>,
+    alive: Vec<ProcessIdentity>,
     watchdog: Option<(Child, ChildStdin)>,
 }
 
-/// A process that was started with a tag of its own.
+/// A started process. It and its descendants have a tag that is derived from the run's.
 #[derive(Debug)]
-pub struct Process {
+pub struct RunProcess {
     child: Child,
     tag: String,
 }
 
-/// What became of the processes that were to be killed.
+/// Results of killing processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Killed {
-    /// Those that ended, as `fio (process 12)`.
+pub(crate) struct KillReport {
+    /// Ended, for example `fio (process 12)`.
     pub(crate) ended: BTreeSet<String>,
-    /// Those that did not end in time.
+    /// Still alive at the deadline.
     pub(crate) remaining: BTreeSet<String>,
 }
 
-impl Default for Processes {
-    fn default() -> Processes {
-        Processes::new()
+impl Default for RunProcesses {
+    fn default() -> RunProcesses {
+        RunProcesses::new()
     }
 }
 
-impl Processes {
-    /// Processes whose identities are recorded nowhere, for what does no I/O.
-    pub fn new() -> Processes {
+impl RunProcesses {
+    /// Creates a set whose identities are not recorded in a file, for processes that do no I/O.
+    pub fn new() -> RunProcesses {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let pid = std::process::id();
         let tag =
             format!("{pid}-{}-{}", start_time(pid).unwrap_or_default(), NEXT.fetch_add(1, Ordering::Relaxed));
-        Processes { tag, started: 0, record: None, live: Vec::new(), watchdog: None }
+        RunProcesses { tag, started: 0, record_file: None, alive: Vec::new(), watchdog: None }
     }
 
-    /// From now on, the identities of those that live are in this file.
-    pub(crate) fn record_in(&mut self, path: PathBuf) {
-        self.record = Some(path);
+    /// Keeps the identities of live processes in this file from now on.
+    pub(crate) fn set_record_file(&mut self, path: PathBuf) {
+        self.record_file = Some(path);
     }
 
-    /// What the environment of all of them carries, before a full stop and a number.
+    /// The tag of all processes; each has it with a full stop and a number appended.
     pub(crate) fn tag(&self) -> &str {
         &self.tag
     }
@@ -105,9 +106,9 @@ impl Processes {
     /// Starts the watchdog: a command that calls [`watchdog`] with its standard input.
     ///
     /// # Errors
-    /// What the system reports of the command.
-    pub fn guard(&mut self, command: &mut Command) -> io::Result<()> {
-        // A group of its own: a signal that the terminal sends to the run must not end it.
+    /// The command cannot be started.
+    pub fn start_watchdog(&mut self, command: &mut Command) -> io::Result<()> {
+        // In a process group of its own: a signal from the terminal must not end it.
         let mut child = command
             .current_dir("/")
             .stdin(Stdio::piped())
@@ -123,167 +124,167 @@ impl Processes {
 
     /// Starts a command in a process group of its own, and records its identity.
     ///
-    /// It is killed when the calling thread ends, so that is to be one that lives as long as the run.
+    /// The process is killed when the calling thread ends, so that thread must live as long as the run.
     ///
     /// # Errors
-    /// What the system reports of the command or of the record; nothing runs then.
-    pub fn spawn(&mut self, command: &mut Command) -> io::Result<Process> {
+    /// The command cannot be started, or its identity cannot be recorded; then nothing runs.
+    pub fn spawn(&mut self, command: &mut Command) -> io::Result<RunProcess> {
         self.started += 1;
         let tag = format!("{}.{}", self.tag, self.started);
-        command.env(VARIABLE, &tag).process_group(0);
+        command.env(TAG_VARIABLE, &tag).process_group(0);
         let child = os::kill_with_parent(command).spawn()?;
         let program = command.get_program().to_string_lossy().into_owned();
-        let mut process = Process { child, tag };
+        let mut process = RunProcess { child, tag };
         let pid = process.id();
-        self.live.retain(Identity::is_alive);
-        // One that has ended already needs no record.
+        self.alive.retain(ProcessIdentity::is_alive);
+        // A process that has already ended needs no record.
         if let Some(started) = start_time(pid) {
-            self.live.push(Identity { pid, started, program });
+            self.alive.push(ProcessIdentity { pid, started, program });
         }
         if let Err(error) = self.write_record() {
-            process.end(Duration::ZERO);
+            process.terminate(Duration::ZERO);
             return Err(error);
         }
         Ok(process)
     }
 
     fn write_record(&self) -> io::Result<()> {
-        let Some(path) = &self.record else { return Ok(()) };
-        os::replace_file(path, 0o600, &serde_json::to_vec(&self.live)?)
+        let Some(path) = &self.record_file else { return Ok(()) };
+        os::replace_file(path, 0o600, &serde_json::to_vec(&self.alive)?)
     }
 
-    /// Ends whatever is left of them, and the watchdog. Returns those that do not end.
-    pub(crate) fn end_all(&mut self) -> Vec<String> {
-        let killed = if self.started > 0 { kill_tagged(&self.tag) } else { Killed::default() };
+    /// Kills all processes and ends the watchdog. Returns the processes that do not end.
+    pub(crate) fn kill_all(&mut self) -> Vec<String> {
+        let killed = if self.started > 0 { kill_tagged(&self.tag) } else { KillReport::default() };
         self.started = 0;
         if let Some((mut child, input)) = self.watchdog.take() {
             drop(input);
             let _ = child.wait();
         }
-        if let Some(path) = self.record.take_if(|_| killed.remaining.is_empty()) {
+        if let Some(path) = self.record_file.take_if(|_| killed.remaining.is_empty()) {
             let _ = fs::remove_file(path);
         }
         killed.remaining.into_iter().collect()
     }
 }
 
-impl Drop for Processes {
+impl Drop for RunProcesses {
     fn drop(&mut self) {
-        self.end_all();
+        self.kill_all();
     }
 }
 
-impl Process {
-    /// Its number, which is also that of its process group.
+impl RunProcess {
+    /// The pid, which is also the process group.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its status, where it has ended.
+    /// The exit status, if the process has ended.
     ///
     /// # Errors
-    /// What the system reports.
+    /// An error of `waitpid`.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
-    /// Ends it and whatever it started: SIGTERM to its process group, and after `grace` at the latest SIGKILL
-    /// to whatever carries its tag.
-    pub fn end(&mut self, grace: Duration) {
+    /// Ends the process and its descendants: SIGTERM to its process group, and after at most `grace` SIGKILL to all
+    /// processes with its tag.
+    pub fn terminate(&mut self, grace: Duration) {
         if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
             && matches!(self.child.try_wait(), Ok(None))
         {
             let _ = rustix::process::kill_process_group(group, Signal::TERM);
-            let asked = Instant::now();
-            while asked.elapsed() < grace && matches!(self.child.try_wait(), Ok(None)) {
-                std::thread::sleep(POLL);
+            let requested = Instant::now();
+            while requested.elapsed() < grace && matches!(self.child.try_wait(), Ok(None)) {
+                std::thread::sleep(POLL_INTERVAL);
             }
         }
         kill_tagged(&self.tag);
-        // A command that cleared its environment is killed by its number, which is its own until it is waited for.
+        // A command that cleared its environment has no tag; its pid is valid until it is waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Identity {
-    /// Whether this very process lives.
+impl ProcessIdentity {
+    /// Whether the process is alive.
     pub(crate) fn is_alive(&self) -> bool {
         start_time(self.pid).as_ref() == Some(&self.started)
     }
 }
 
-/// The watchdog's part: reads a tag, waits for the end of the input, and kills whatever carries the tag.
+/// Runs the watchdog: reads a tag from `input`, waits for end of file, and kills all processes with the tag.
 pub fn watchdog(input: impl io::Read) {
     let mut input = io::BufReader::new(input);
     let mut tag = String::new();
     if input.read_line(&mut tag).is_err() || !tag.ends_with('\n') {
         return;
     }
-    // Nothing more is written; what ends this is the end of the last process that could write.
+    // Nothing more is written: this returns when the last writer has exited.
     let _ = io::copy(&mut input, &mut io::sink());
     kill_tagged(tag.trim_end());
 }
 
-/// When a process that lives started, in the kernel's clock ticks. A zombie does not live.
+/// The start time of a live process, in clock ticks since boot; `None` for a zombie.
 pub(crate) fn start_time(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    // A process that was killed stays as a zombie until its parent waits for it, which not every parent does.
+    // A killed process stays a zombie until its parent waits for it, which not every parent does.
     if matches!(fields.next()?, "Z" | "X") {
         return None;
     }
     fields.nth(18).map(String::from)
 }
 
-/// Kills every process whose environment carries the tag, until there is none.
-pub(crate) fn kill_tagged(tag: &str) -> Killed {
-    kill_until_none(|| {
+/// Kills all processes whose environment contains the tag, until none is found.
+pub(crate) fn kill_tagged(tag: &str) -> KillReport {
+    kill_all_found(|| {
         let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
         let own = std::process::id();
-        let found = pids.filter(|pid| *pid != own).filter_map(|pid| open_if(pid, || carries(pid, tag)));
+        let found = pids.filter(|pid| *pid != own).filter_map(|pid| open_pidfd_if(pid, || has_tag(pid, tag)));
         found.collect()
     })
 }
 
-/// Kills these processes where they live.
-pub(crate) fn kill_identified(identities: &[Identity]) -> Killed {
-    kill_until_none(|| identities.iter().filter_map(|one| open_if(one.pid, || one.is_alive())).collect())
+/// Kills these processes if they are alive.
+pub(crate) fn kill_identified(identities: &[ProcessIdentity]) -> KillReport {
+    kill_all_found(|| identities.iter().filter_map(|one| open_pidfd_if(one.pid, || one.is_alive())).collect())
 }
 
-/// A process that is to be killed.
-struct Victim {
+/// A process to be killed.
+struct KillTarget {
     name: String,
     fd: OwnedFd,
 }
 
-/// A pidfd of a process, where `is_meant` holds before and after it was opened.
-fn open_if(pid: u32, is_meant: impl Fn() -> bool) -> Option<Victim> {
-    if !is_meant() {
+/// Opens a pidfd if `is_target` holds before and after.
+fn open_pidfd_if(pid: u32, is_target: impl Fn() -> bool) -> Option<KillTarget> {
+    if !is_target() {
         return None;
     }
     let fd = pidfd_open(Pid::from_raw(i32::try_from(pid).ok()?)?, PidfdFlags::empty()).ok()?;
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    is_meant().then(|| Victim { name: format!("{} (process {pid})", name.trim_end()), fd })
+    is_target().then(|| KillTarget { name: format!("{} (process {pid})", name.trim_end()), fd })
 }
 
-fn kill_until_none(scan: impl Fn() -> Vec<Victim>) -> Killed {
-    let deadline = Instant::now() + KILLED_MAX;
-    let mut killed = Killed::default();
+fn kill_all_found(scan: impl Fn() -> Vec<KillTarget>) -> KillReport {
+    let deadline = Instant::now() + KILL_TIMEOUT;
+    let mut killed = KillReport::default();
     let mut empty = 0;
-    while empty < EMPTY_SCANS {
+    while empty < EMPTY_SCANS_REQUIRED {
         let found = scan();
         empty = if found.is_empty() { empty + 1 } else { 0 };
-        // All first: one that is waited for must not leave time to the others.
-        for victim in &found {
-            let _ = pidfd_send_signal(&victim.fd, Signal::KILL);
+        // Signal all before waiting for any, so that none has time to fork.
+        for target in &found {
+            let _ = pidfd_send_signal(&target.fd, Signal::KILL);
         }
-        for victim in found {
-            if wait_until(&victim.fd, deadline) {
-                killed.ended.insert(victim.name);
+        for target in found {
+            if wait_until(&target.fd, deadline) {
+                killed.ended.insert(target.name);
             } else {
-                killed.remaining.insert(victim.name);
+                killed.remaining.insert(target.name);
             }
         }
         if !killed.remaining.is_empty() {
@@ -293,7 +294,7 @@ fn kill_until_none(scan: impl Fn() -> Vec<Victim>) -> Killed {
     killed
 }
 
-/// Whether the process ends before the deadline.
+/// Waits for the process to end; false at the deadline.
 fn wait_until(process: &OwnedFd, deadline: Instant) -> bool {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -307,17 +308,17 @@ fn wait_until(process: &OwnedFd, deadline: Instant) -> bool {
 }
 
 /// Whether a process's environment carries the tag, or one that was derived from it.
-fn carries(pid: u32, tag: &str) -> bool {
+fn has_tag(pid: u32, tag: &str) -> bool {
     use io::Read;
     let mut bytes = Vec::new();
     let file = fs::File::open(format!("/proc/{pid}/environ"));
-    // What cannot be read belongs to somebody else, or is gone.
-    if file.and_then(|file| file.take(ENVIRONMENT_MAX as u64).read_to_end(&mut bytes)).is_err() {
+    // Unreadable: another user's process, or one that has ended.
+    if file.and_then(|file| file.take(ENVIRONMENT_BYTES_MAX as u64).read_to_end(&mut bytes)).is_err() {
         return false;
     }
     let value = bytes
         .split(|byte| *byte == 0)
-        .find_map(|variable| variable.strip_prefix(VARIABLE.as_bytes())?.strip_prefix(b"="));
+        .find_map(|variable| variable.strip_prefix(TAG_VARIABLE.as_bytes())?.strip_prefix(b"="));
     let rest = value.and_then(|value| value.strip_prefix(tag.as_bytes()));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"."))
 }

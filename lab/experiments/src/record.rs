@@ -1,7 +1,7 @@
-//! The run directory: `machine.json`, `plan.toml`, `results.jsonl`.
+//! The files of a run directory: `machine.json`, `plan.toml`, `results.jsonl`.
 //!
-//! Each file carries the version of the schema. Results are appended a line at a time, and a line
-//! that was cut off, by a kill or a full disk, costs that line only.
+//! Each file contains the schema's version. Results are appended line by line; an incomplete line, after a kill or on
+//! a full disk, is the only one lost.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,100 +11,100 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub use machine::Machine;
+pub use machine::MachineRecord;
 use serde_json::Value as Json;
 
 mod machine {
     use super::{Deserialize, Json, Serialize};
 
-    /// What `machine.json` holds: facts of the machine as it was when the run began.
+    /// `machine.json`: properties of the machine when the run began.
     #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-    pub struct Machine {
+    pub struct MachineRecord {
         /// Version of the schema.
         pub schema: u32,
-        /// When the facts were collected, milliseconds since 1970-01-01 UTC.
+        /// When they were read, in milliseconds since 1970-01-01 UTC.
         pub collected_unix_ms: u64,
-        /// The program that collected them, with its version.
+        /// Name and version of the program that read them.
         pub collected_by: String,
-        /// Facts by section (`cpu`, `kernel`, `devices`, `counters`, …), as `lab doctor --json` prints them.
+        /// Properties by section (`cpu`, `kernel`, `devices`, `counters`, …), as `lab doctor --json` prints them.
         pub facts: Json,
-        /// What was found that distorts results, one sentence each.
+        /// Properties that distort results, one sentence each.
         pub distortions: Vec<String>,
     }
 }
 
-/// The version that this program writes. It grows when a field changes its meaning; a reader
-/// refuses what is newer than itself, and ignores fields that it does not know.
+/// The schema that this program writes. It is incremented when the meaning of a field changes. Readers reject a newer
+/// schema and ignore unknown fields.
 pub const SCHEMA: u32 = 1;
 
-/// Longest line of `results.jsonl` that is read: histograms of many roles stay far below it.
+/// Longest line of `results.jsonl` that is read; a record with histograms of many roles is far shorter.
 const LINE_BYTES_MAX: usize = 64 << 20;
 
 const MACHINE: &str = "machine.json";
 const PLAN: &str = "plan.toml";
 const RESULTS: &str = "results.jsonl";
 
-/// Why a run directory cannot be used.
+/// Why a run directory cannot be read or written.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A file cannot be read or written.
+pub enum RunDirectoryError {
+    /// An error of the file system.
     #[error("{}: {error}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The error.
         error: io::Error,
     },
-    /// A file says what it must not.
-    #[error("{}: {said}", path.display())]
+    /// The content of a file is invalid.
+    #[error("{}: {reason}", path.display())]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
-        said: String,
+        /// What is wrong.
+        reason: String,
     },
-    /// A newer program wrote it.
-    #[error("{}: written in schema {found}, and this program reads up to {SCHEMA}", path.display())]
-    Newer {
-        /// The file.
+    /// The file has a newer schema.
+    #[error("{}: written in schema {found}; this program reads up to {SCHEMA}", path.display())]
+    UnsupportedSchema {
+        /// Path of the file.
         path: PathBuf,
-        /// Its version.
+        /// Its schema.
         found: u32,
     },
 }
 
-/// The value of one parameter of a cell.
+/// The value of a cell's parameter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Value {
+pub enum ParameterValue {
     /// A count, a size in bytes, a time in microseconds.
     Integer(i64),
     /// A fraction.
     Number(f64),
-    /// A name.
+    /// A name, for example of a scheduler.
     Text(String),
 }
 
-impl Value {
-    /// The value as a number, where it is one.
+impl ParameterValue {
+    /// The number; `None` for a text.
     pub fn as_f64(&self) -> Option<f64> {
         match self {
-            Value::Integer(value) => Some(*value as f64),
-            Value::Number(value) => Some(*value),
-            Value::Text(_) => None,
+            ParameterValue::Integer(value) => Some(*value as f64),
+            ParameterValue::Number(value) => Some(*value),
+            ParameterValue::Text(_) => None,
         }
     }
 
-    /// The value as a name, where it is one.
+    /// The text; `None` for a number.
     pub fn as_str(&self) -> Option<&str> {
         match self {
-            Value::Text(text) => Some(text),
+            ParameterValue::Text(text) => Some(text),
             _ => None,
         }
     }
 
-    /// Whether both mean the same: 4 and 4.0 do.
-    pub fn same(&self, other: &Value) -> bool {
+    /// Whether both values are equal; 4 equals 4.0.
+    pub fn same(&self, other: &ParameterValue) -> bool {
         match (self.as_f64(), other.as_f64()) {
             (Some(left), Some(right)) => left == right,
             _ => self == other,
@@ -112,96 +112,95 @@ impl Value {
     }
 }
 
-impl From<i64> for Value {
-    fn from(value: i64) -> Value {
-        Value::Integer(value)
+impl From<i64> for ParameterValue {
+    fn from(value: i64) -> ParameterValue {
+        ParameterValue::Integer(value)
     }
 }
 
-impl From<&str> for Value {
-    fn from(value: &str) -> Value {
-        Value::Text(value.to_string())
+impl From<&str> for ParameterValue {
+    fn from(value: &str) -> ParameterValue {
+        ParameterValue::Text(value.to_string())
     }
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for ParameterValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Value::Integer(value) => write!(f, "{value}"),
-            Value::Number(value) => write!(f, "{value}"),
-            Value::Text(value) => f.write_str(value),
+            ParameterValue::Integer(value) => write!(f, "{value}"),
+            ParameterValue::Number(value) => write!(f, "{value}"),
+            ParameterValue::Text(value) => f.write_str(value),
         }
     }
 }
 
-/// Parameters by name. The names are listed in `docs/LAB-SCHEMA.md`.
-pub type Parameters = BTreeMap<String, Value>;
+/// Parameters by name; `docs/LAB-SCHEMA.md` lists the names.
+pub type CellParameters = BTreeMap<String, ParameterValue>;
 
-/// One cell, measured once: one line of `results.jsonl`.
+/// A line of `results.jsonl`: one cell, measured once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CellRecord {
     /// Version of the schema.
     pub schema: u32,
-    /// The experiment, as `cheops23.fig5a`.
+    /// Id of the experiment, for example `cheops23.fig5a`.
     pub experiment: String,
-    /// The line of the figure that the cell belongs to: an API, a scheduler, or both as `iou/bfq`.
+    /// The line of the figure: an API, a scheduler, or both as in `iou/bfq`.
     pub series: String,
-    /// What was varied, and what the cell had in common with its neighbours.
+    /// The parameters of the cell, varied and fixed.
     #[serde(default)]
-    pub parameters: Parameters,
-    /// Which repetition of the same cell, from 0.
+    pub parameters: CellParameters,
+    /// Repetition of the cell, from 0.
     #[serde(default)]
     pub repetition: u32,
-    /// When it began, milliseconds since 1970-01-01 UTC.
+    /// Start time, in milliseconds since 1970-01-01 UTC.
     #[serde(default)]
     pub started_unix_ms: u64,
-    /// How long it took in all, preparation and ramp included, in seconds.
+    /// Duration including preparation and ramp, in seconds.
     #[serde(default)]
     pub duration_s: f64,
-    /// What was measured, by role: `fg` is the application that the study looks at, `bg` what disturbs
-    /// it, `all` the whole machine.
+    /// Measurements by role: `fg` is the application under study, `bg` the background load, `all` the whole machine.
     #[serde(default)]
     pub roles: BTreeMap<String, RoleRecord>,
-    /// The program that made the load, and what it cost.
+    /// The load generator.
     #[serde(default)]
-    pub generator: GeneratorUse,
+    pub generator: GeneratorInfo,
     /// The exact commands, in order.
     #[serde(default)]
     pub commands: Vec<String>,
-    /// The job file that the first command was given.
+    /// The job file of the first command.
     #[serde(default)]
     pub job_file: String,
-    /// Schedulers as read back while the cell ran.
+    /// Schedulers as read back during the cell.
     #[serde(default)]
     pub schedulers: Vec<SchedulerState>,
-    /// How requests reached the device: `inline` from the submitting thread, `worker` by way of a kernel
-    /// worker, `polled-thread`, `user-space`, or `unknown`.
+    /// How requests reached the device: `inline` from the submitting thread, `worker` through a kernel worker,
+    /// `polled-thread`, `user-space`, or `unknown`.
     #[serde(default)]
     pub submission_path: Option<String>,
-    /// Anything a reader has to know, one sentence each.
+    /// Remarks for the reader, one sentence each.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// Why the cell could not run here. Nothing was measured then.
+    /// Why the cell cannot run on this machine; then nothing was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
-    /// Why the cell ran and failed. What it measured until then may be there.
+    /// Why the cell failed; the record may contain partial measurements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
 }
 
 impl CellRecord {
-    /// A record without results.
+    /// Creates a record without measurements.
     pub fn new(experiment: impl Into<String>, series: impl Into<String>) -> CellRecord {
         CellRecord {
             schema: SCHEMA,
             experiment: experiment.into(),
             series: series.into(),
-            parameters: Parameters::new(),
+            parameters: CellParameters::new(),
             repetition: 0,
             started_unix_ms: 0,
             duration_s: 0.0,
             roles: BTreeMap::new(),
-            generator: GeneratorUse::default(),
+            generator: GeneratorInfo::default(),
             commands: Vec::new(),
             job_file: String::new(),
             schedulers: Vec::new(),
@@ -212,29 +211,29 @@ impl CellRecord {
         }
     }
 
-    /// Whether it holds measurements.
+    /// Whether the record contains valid measurements.
     pub fn is_measured(&self) -> bool {
         self.skipped.is_none() && self.failed.is_none() && !self.roles.is_empty()
     }
 
-    /// A metric of a role, where it was measured.
+    /// The value of a metric; `None` if it was not measured.
     pub fn metric(&self, role: &str, metric: &str) -> Option<f64> {
         self.roles.get(role)?.metrics.get(metric).copied()
     }
 
-    /// The role's results, made where there are none.
+    /// The measurements of a role, created if there are none.
     pub fn role_mut(&mut self, role: &str) -> &mut RoleRecord {
         self.roles.entry(role.to_string()).or_default()
     }
 
-    /// What tells the cell and the repetition from all others of a run.
+    /// A key that is unique for cell and repetition within a run.
     pub fn key(&self) -> String {
         cell_key(&self.experiment, &self.parameters, self.repetition)
     }
 }
 
-/// What tells one repetition of a cell from all others of a run.
-pub(crate) fn cell_key(experiment: &str, parameters: &Parameters, repetition: u32) -> String {
+/// A key that is unique for cell and repetition within a run.
+pub(crate) fn cell_key(experiment: &str, parameters: &CellParameters, repetition: u32) -> String {
     let mut key = experiment.to_string();
     for (name, value) in parameters {
         key.push_str(&format!(" {name}={value}"));
@@ -243,18 +242,18 @@ pub(crate) fn cell_key(experiment: &str, parameters: &Parameters, repetition: u3
     key
 }
 
-/// What one role measured. The unit of a metric is the end of its name.
+/// Measurements of one role. The suffix of a metric's name is its unit.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RoleRecord {
-    /// Values by name, as `iops` or `clat_p99_us`.
+    /// Values by name, for example `iops` or `clat_p99_us`.
     pub metrics: BTreeMap<String, f64>,
-    /// Latency histograms by name (`clat`, `lat`): pairs of nanoseconds and how many I/Os took so long.
+    /// Latency histograms by name (`clat`, `lat`): pairs of nanoseconds and number of I/Os.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub histograms: BTreeMap<String, Vec<(u64, u64)>>,
 }
 
 impl RoleRecord {
-    /// Sets a metric. What is not a finite number is not kept: JSON has no word for it.
+    /// Sets a metric; ignores infinities and NaN, which JSON cannot represent.
     pub fn set(&mut self, metric: impl Into<String>, value: f64) {
         if value.is_finite() {
             self.metrics.insert(metric.into(), value);
@@ -264,78 +263,77 @@ impl RoleRecord {
 
 /// The load generator of a cell.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct GeneratorUse {
+pub struct GeneratorInfo {
     /// `ringbolt` or `fio`.
     pub name: String,
-    /// Its version, as it says itself.
+    /// Version, as the generator reports it.
     pub version: String,
-    /// Processor time that one I/O costs the generator by itself, measured against a device that does
-    /// nothing, in nanoseconds.
+    /// The generator's own CPU time per I/O, in nanoseconds, measured with an engine that performs no I/O.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost_ns_per_io: Option<f64>,
 }
 
-/// The scheduler of one device while a cell ran.
+/// Scheduler of one device during a cell.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerState {
-    /// The device's name, as `nvme0n1` or `loop3`.
+    /// Name of the device, for example `nvme0n1` or `loop3`.
     pub device: String,
     /// `none`, `mq-deadline`, `kyber` or `bfq`.
     pub scheduler: String,
-    /// The files of `queue/iosched`, with what they said.
+    /// Files of `queue/iosched` and their values.
     #[serde(default)]
     pub settings: BTreeMap<String, String>,
 }
 
-/// What `plan.toml` holds: what the run was to do. It is written before the first cell.
+/// `plan.toml`: everything that a run will do, written before the first cell.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct RunPlan {
     /// Version of the schema.
     pub schema: u32,
-    /// The program, with its version.
+    /// Name and version of the program.
     pub program: String,
-    /// The command line that began the run.
+    /// Command line of the run.
     pub command: Vec<String>,
-    /// What was asked for: experiments, studies.
+    /// Experiments, studies and groups as given.
     pub selection: Vec<String>,
     /// `quick`, `default` or `paper`.
     pub scale: String,
-    /// Seed of the cells' order and of the generator's positions.
+    /// Seed of random offsets.
     pub seed: u64,
-    /// `ringbolt` or `fio`, and where the program is.
+    /// `ringbolt` or `fio`, and the path of the program.
     pub generator: String,
-    /// Cores that the cells may use.
+    /// CPUs that cells may use.
     pub cores: Vec<u32>,
-    /// The devices, in the order in which cells take them.
-    pub targets: Vec<Target>,
-    /// The experiments with their cells.
+    /// Devices, in the order in which cells use them.
+    pub targets: Vec<PlannedDevice>,
+    /// The experiments and their cells.
     pub experiments: Vec<PlannedExperiment>,
 }
 
-/// One device of a run.
+/// One device of a run, as recorded in the plan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Target {
-    /// `block`, `file`, `loop`, `null_blk` or `model`.
+pub struct PlannedDevice {
+    /// `block`, `file`, `loop`, `null_blk` or `uri`.
     pub kind: String,
-    /// Where it is: `/dev/nvme0n1`, a file, a profile's name.
+    /// Device node, file or URI.
     pub path: String,
-    /// Its usable size.
+    /// Size to use; 0 if only the generator knows it.
     pub size_bytes: u64,
-    /// What it is, in words: model and firmware of a device, the file system of a file.
+    /// Model, firmware and size of a device, or the size of a file.
     pub described: String,
 }
 
 /// One experiment of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PlannedExperiment {
-    /// As `icpe24.fig2`.
+    /// For example `icpe24.fig2`.
     pub id: String,
-    /// The whole definition as TOML, so that a report needs nothing but the run directory.
+    /// The whole definition as TOML, so that reports need only the run directory.
     pub definition: String,
-    /// What differs from the published method here: fewer cores, devices, seconds.
+    /// Deviations from the published method: fewer cores, devices, seconds.
     #[serde(default)]
     pub scaled: Vec<String>,
-    /// The cells, those that cannot run included.
+    /// All cells, including those that cannot run.
     pub cells: Vec<PlannedCell>,
 }
 
@@ -344,86 +342,90 @@ pub struct PlannedExperiment {
 pub struct PlannedCell {
     /// The line of the figure.
     pub series: String,
-    /// Its parameters.
-    pub parameters: Parameters,
-    /// How often it is measured.
+    /// Parameters of the cell.
+    pub parameters: CellParameters,
+    /// Number of measurements.
     pub repetitions: u32,
-    /// How long one repetition takes in all, in seconds.
+    /// Expected duration of one repetition, in seconds.
     pub seconds: f64,
-    /// Of that, measuring.
+    /// Duration of the measurement, in seconds.
     pub runtime_s: f64,
-    /// Of that, before it.
+    /// Warm-up before it, in seconds.
     pub ramp_s: f64,
-    /// Why it cannot run here.
+    /// Why the cell cannot run on this machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
-    /// What is otherwise than published, because this machine has less: sentences for the record.
+    /// Deviations from the published cell, because the machine is smaller, as sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
-/// A run directory as read.
+/// A run directory that was read.
 #[derive(Clone, Debug, Default)]
-pub struct Run {
-    /// Where it is.
+pub struct RunDirectory {
+    /// Path of the directory.
     pub path: PathBuf,
-    /// Facts of the machine.
-    pub machine: Machine,
-    /// What the run was to do.
-    pub plan: Plan,
-    /// What was measured, in the order in which it was.
+    /// `machine.json`.
+    pub machine: MachineRecord,
+    /// `plan.toml`.
+    pub plan: RunPlan,
+    /// `results.jsonl`, in the order of measurement.
     pub records: Vec<CellRecord>,
-    /// Lines of `results.jsonl` that were not read, with the reason: a truncated last line, mostly.
+    /// Lines of `results.jsonl` that were not read, with the reason: usually a truncated last line.
     pub dropped: Vec<String>,
 }
 
-impl Run {
+impl RunDirectory {
     /// Reads a run directory.
     ///
     /// # Errors
-    /// A file that cannot be read or parsed, or one of a newer schema. Lines of results that are
-    /// broken are no error: they are left out and named in [`Run::dropped`].
-    pub fn open(path: &Path) -> Result<Run, Error> {
+    /// A file that cannot be read or parsed, or has a newer schema. Invalid lines of results are no error: they are
+    /// listed in [`RunDirectory::dropped`].
+    pub fn open(path: &Path) -> Result<RunDirectory, RunDirectoryError> {
         let plan_path = path.join(PLAN);
-        let plan: Plan =
+        let plan: RunPlan =
             toml::from_str(&read(&plan_path)?).map_err(|error| malformed(&plan_path, error.message()))?;
-        not_newer(&plan_path, plan.schema)?;
+        check_schema(&plan_path, plan.schema)?;
         let machine_path = path.join(MACHINE);
-        let machine: Machine = serde_json::from_str(&read(&machine_path)?)
+        let machine: MachineRecord = serde_json::from_str(&read(&machine_path)?)
             .map_err(|error| malformed(&machine_path, &error.to_string()))?;
-        not_newer(&machine_path, machine.schema)?;
+        check_schema(&machine_path, machine.schema)?;
         let (records, dropped) = read_results(&path.join(RESULTS))?;
-        Ok(Run { path: path.to_path_buf(), machine, plan, records, dropped })
+        Ok(RunDirectory { path: path.to_path_buf(), machine, plan, records, dropped })
     }
 
-    /// The records of an experiment that hold measurements.
+    /// The records of an experiment that contain valid measurements.
     pub fn measured<'a>(&'a self, experiment: &'a str) -> impl Iterator<Item = &'a CellRecord> {
         self.records.iter().filter(move |record| record.experiment == experiment && record.is_measured())
     }
 }
 
-fn read(path: &Path) -> Result<String, Error> {
-    fs::read_to_string(path).map_err(|error| failed(path, error))
+fn read(path: &Path) -> Result<String, RunDirectoryError> {
+    fs::read_to_string(path).map_err(|error| io_error(path, error))
 }
 
-fn failed(path: &Path, error: io::Error) -> Error {
-    Error::Io { path: path.to_path_buf(), error }
+fn io_error(path: &Path, error: io::Error) -> RunDirectoryError {
+    RunDirectoryError::Io { path: path.to_path_buf(), error }
 }
 
-fn malformed(path: &Path, said: &str) -> Error {
-    Error::Malformed { path: path.to_path_buf(), said: said.to_string() }
+fn malformed(path: &Path, reason: &str) -> RunDirectoryError {
+    RunDirectoryError::Malformed { path: path.to_path_buf(), reason: reason.to_string() }
 }
 
-fn not_newer(path: &Path, found: u32) -> Result<(), Error> {
-    if found > SCHEMA { Err(Error::Newer { path: path.to_path_buf(), found }) } else { Ok(()) }
+fn check_schema(path: &Path, found: u32) -> Result<(), RunDirectoryError> {
+    if found > SCHEMA {
+        Err(RunDirectoryError::UnsupportedSchema { path: path.to_path_buf(), found })
+    } else {
+        Ok(())
+    }
 }
 
-fn read_results(path: &Path) -> Result<(Vec<CellRecord>, Vec<String>), Error> {
+fn read_results(path: &Path) -> Result<(Vec<CellRecord>, Vec<String>), RunDirectoryError> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
-        // Nothing was measured yet.
+        // No cell was measured yet.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), Vec::new())),
-        Err(error) => return Err(failed(path, error)),
+        Err(error) => return Err(io_error(path, error)),
     };
     let (mut records, mut dropped) = (Vec::new(), Vec::new());
     for (number, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
@@ -436,7 +438,7 @@ fn read_results(path: &Path) -> Result<(Vec<CellRecord>, Vec<String>), Error> {
         }
         match serde_json::from_slice::<CellRecord>(line) {
             Ok(record) => {
-                not_newer(path, record.schema)?;
+                check_schema(path, record.schema)?;
                 records.push(record);
             }
             Err(error) => dropped.push(format!("line {}: {error}", number + 1)),
@@ -445,82 +447,87 @@ fn read_results(path: &Path) -> Result<(Vec<CellRecord>, Vec<String>), Error> {
     Ok((records, dropped))
 }
 
-/// A run directory that is being written.
+/// Writes a run directory. [`RunWriter::create`] or [`RunWriter::resume`] comes first; each [`RunWriter::append`]
+/// costs an fsync.
 #[derive(Debug)]
 pub struct RunWriter {
     path: PathBuf,
     results: File,
 }
 
-fn store(path: &Path, text: &str) -> Result<(), Error> {
-    os::replace_file(path, 0o666, text.as_bytes()).map_err(|error| failed(path, error))
+fn write_file(path: &Path, text: &str) -> Result<(), RunDirectoryError> {
+    os::replace_file(path, 0o666, text.as_bytes()).map_err(|error| io_error(path, error))
 }
 
-fn write_machine(path: &Path, machine: &Machine) -> Result<(), Error> {
+fn write_machine(path: &Path, machine: &MachineRecord) -> Result<(), RunDirectoryError> {
     let text = serde_json::to_string_pretty(machine).map_err(|error| malformed(path, &error.to_string()))?;
-    store(&path.join(MACHINE), &(text + "\n"))
+    write_file(&path.join(MACHINE), &(text + "\n"))
 }
 
 impl RunWriter {
-    /// Makes the directory and writes what is known before the first cell.
+    /// Creates the directory and writes machine and plan.
     ///
     /// # Errors
-    /// A directory that holds a run already, or a file that cannot be written.
-    pub fn create(path: &Path, machine: &Machine, plan: &Plan) -> Result<RunWriter, Error> {
-        fs::create_dir_all(path).map_err(|error| failed(path, error))?;
+    /// The directory contains a run already, or a file cannot be written.
+    pub fn create(
+        path: &Path,
+        machine: &MachineRecord,
+        plan: &RunPlan,
+    ) -> Result<RunWriter, RunDirectoryError> {
+        fs::create_dir_all(path).map_err(|error| io_error(path, error))?;
         if path.join(PLAN).exists() {
-            return Err(malformed(path, "it holds a run already: --resume goes on with it"));
+            return Err(malformed(path, "it contains a run already; --resume continues it"));
         }
         write_machine(path, machine)?;
         let text = toml::to_string(plan).map_err(|error| malformed(path, &error.to_string()))?;
-        store(&path.join(PLAN), &text)?;
-        RunWriter::append(path)
+        write_file(&path.join(PLAN), &text)?;
+        RunWriter::resume(path)
     }
 
-    /// Says more of the machine than was known before the first cell.
+    /// Replaces `machine.json`, for properties that are found later.
     ///
     /// # Errors
-    /// A file that cannot be written.
-    pub fn learn(&self, machine: &Machine) -> Result<(), Error> {
+    /// The file cannot be written.
+    pub fn update_machine(&self, machine: &MachineRecord) -> Result<(), RunDirectoryError> {
         write_machine(&self.path, machine)
     }
 
-    /// Goes on with a run. A last line that was cut off is ended, so that the next one begins anew.
+    /// Continues an existing run; terminates an incomplete last line.
     ///
     /// # Errors
-    /// A file that cannot be opened or written.
-    pub fn append(path: &Path) -> Result<RunWriter, Error> {
+    /// The file cannot be opened or written.
+    pub fn resume(path: &Path) -> Result<RunWriter, RunDirectoryError> {
         let name = path.join(RESULTS);
-        let cut = ends_inside_a_line(&name).map_err(|error| failed(&name, error))?;
+        let cut = has_incomplete_last_line(&name).map_err(|error| io_error(&name, error))?;
         let options = OpenOptions::new().create(true).append(true).open(&name);
-        let mut results = options.map_err(|error| failed(&name, error))?;
+        let mut results = options.map_err(|error| io_error(&name, error))?;
         if cut {
-            results.write_all(b"\n").map_err(|error| failed(&name, error))?;
+            results.write_all(b"\n").map_err(|error| io_error(&name, error))?;
         }
         Ok(RunWriter { path: path.to_path_buf(), results })
     }
 
-    /// Appends a record and puts it on the disk.
+    /// Appends a record and syncs it to disk.
     ///
     /// # Errors
-    /// What the file system says, as that the disk is full. The line may be there in part; a reader
-    /// leaves it out.
-    pub fn store(&mut self, record: &CellRecord) -> Result<(), Error> {
+    /// An error of the file system, for example that the disk is full. Part of the line may have been written;
+    /// readers ignore it.
+    pub fn append(&mut self, record: &CellRecord) -> Result<(), RunDirectoryError> {
         let name = self.path.join(RESULTS);
         let mut line = serde_json::to_string(record).map_err(|error| malformed(&name, &error.to_string()))?;
         line.push('\n');
         let written = self.results.write_all(line.as_bytes()).and_then(|()| self.results.sync_data());
-        written.map_err(|error| failed(&name, error))
+        written.map_err(|error| io_error(&name, error))
     }
 
-    /// The run directory.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Whether a file's last byte is no newline.
-fn ends_inside_a_line(path: &Path) -> io::Result<bool> {
+/// Whether the file's last byte is not a newline.
+fn has_incomplete_last_line(path: &Path) -> io::Result<bool> {
     let mut file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),

@@ -1,16 +1,16 @@
-//! Published values as records, so that they are drawn, compared and checked like measured ones.
+//! Published results as records, so that figures, comparisons and checks treat them like measured ones.
 //!
-//! Three studies come with the program: `reference/*.toml` with what the texts say, and CSV files that
-//! hold the raw results of ICPE'24 anew. Nothing in them was measured here.
+//! `reference/*.toml` contains the facts and numbers of the texts, the CSV files the raw results of ICPE'24,
+//! summarised again. Nothing in them was measured by this program.
 
 use std::collections::BTreeMap;
 
-use crate::definition::{Definition, Reference};
-use crate::record::{CellRecord, Parameters, Value};
+use crate::definition::{ExperimentDefinition, PublishedTable};
+use crate::record::{CellParameters, CellRecord, ParameterValue};
 
 macro_rules! tables {
     ($($study:literal: $($name:literal)*;)*) => {
-        /// The tables: study, name and text.
+        /// The CSV files: study, name and text.
         const TABLES: &[(&str, &str, &str)] =
             &[$($(($study, $name, include_str!(concat!("../reference/", $study, "/", $name, ".csv")))),*),*];
     };
@@ -22,14 +22,14 @@ tables! {
         "cdf_percentiles";
 }
 
-/// The facts of the studies: testbeds, methods, stated numbers, disagreements. Study and TOML text.
+/// Facts of the studies as TOML: testbeds, methods, stated numbers, discrepancies.
 pub const FACTS: [(&str, &str); 3] = [
     ("cheops23", include_str!("../reference/cheops23.toml")),
     ("icpe24", include_str!("../reference/icpe24.toml")),
     ("spdk17", include_str!("../reference/spdk17.toml")),
 ];
 
-/// The cores of a study's testbed, where all of them were used.
+/// Number of cores of a study's testbed, if the study used all of them.
 pub fn testbed_cores(study: &str) -> Option<usize> {
     let (_, facts) = FACTS.iter().find(|(name, _)| *name == study)?;
     let facts: toml::Table = facts.parse().ok()?;
@@ -37,7 +37,7 @@ pub fn testbed_cores(study: &str) -> Option<usize> {
     usize::try_from(cores).ok()
 }
 
-/// A published table: rows by column name.
+/// A CSV file: rows by column name.
 pub fn table(study: &str, name: &str) -> Option<Vec<BTreeMap<String, String>>> {
     let (.., text) = TABLES.iter().find(|(of, known, _)| *of == study && *known == name)?;
     let mut lines = text.lines();
@@ -47,20 +47,20 @@ pub fn table(study: &str, name: &str) -> Option<Vec<BTreeMap<String, String>>> {
     Some(lines.map(row).collect())
 }
 
-/// The published values of an experiment, from tables and from the text. Those of an experiment that is
-/// derived from others are theirs.
-pub fn published(definition: &Definition) -> Vec<CellRecord> {
+/// The published results of an experiment, from CSV files and from the text. A derived experiment has none: they
+/// belong to its sources.
+pub fn published(definition: &ExperimentDefinition) -> Vec<CellRecord> {
     let mut records = Vec::new();
     for reference in &definition.reference {
         for row in table(definition.study(), &reference.csv).unwrap_or_default() {
-            if reference.fits.iter().all(|(column, value)| row.get(column) == Some(value)) {
+            if reference.filter.iter().all(|(column, value)| row.get(column) == Some(value)) {
                 records.push(record(definition, reference, &row));
             }
         }
     }
     for point in &definition.published {
-        let mut record = CellRecord::new(&definition.id, definition.series_of(&point.fits));
-        record.parameters = point.fits.clone();
+        let mut record = CellRecord::new(&definition.id, definition.series_of(&point.filter));
+        record.parameters = point.filter.clone();
         for (metric, value) in &point.metrics {
             let role = if metric.starts_with("target_") { "all" } else { definition.role.as_str() };
             record.role_mut(role).set(metric, *value);
@@ -73,14 +73,14 @@ pub fn published(definition: &Definition) -> Vec<CellRecord> {
     records
 }
 
-/// What a column means: a parameter with a factor, or a metric of a role with a factor.
-enum Meaning {
+/// The meaning of a column: a parameter or a role's metric, and the factor to its unit.
+enum ColumnMeaning {
     Parameter(&'static str, i64),
     Metric(&'static str, &'static str, f64),
 }
 
-fn meaning(column: &str) -> Option<Meaning> {
-    use Meaning::{Metric, Parameter};
+fn meaning(column: &str) -> Option<ColumnMeaning> {
+    use ColumnMeaning::{Metric, Parameter};
     Some(match column {
         "scheduler" => Parameter("scheduler", 1),
         "procs" => Parameter("jobs", 1),
@@ -115,8 +115,12 @@ fn meaning(column: &str) -> Option<Meaning> {
     })
 }
 
-fn record(definition: &Definition, reference: &Reference, row: &BTreeMap<String, String>) -> CellRecord {
-    let mut parameters = Parameters::new();
+fn record(
+    definition: &ExperimentDefinition,
+    reference: &PublishedTable,
+    row: &BTreeMap<String, String>,
+) -> CellRecord {
+    let mut parameters = CellParameters::new();
     for name in ["api", "rw"] {
         parameters.extend(definition.fixed.get(name).map(|value| (name.to_string(), value.clone())));
     }
@@ -128,11 +132,11 @@ fn record(definition: &Definition, reference: &Reference, row: &BTreeMap<String,
             continue;
         }
         match meaning(column) {
-            Some(Meaning::Parameter(..)) if text.is_empty() => {}
-            Some(Meaning::Parameter(name, factor)) => {
+            Some(ColumnMeaning::Parameter(..)) if text.is_empty() => {}
+            Some(ColumnMeaning::Parameter(name, factor)) => {
                 parameters.insert(name.to_string(), number(text, factor as f64));
             }
-            Some(Meaning::Metric(role, metric, factor)) => {
+            Some(ColumnMeaning::Metric(role, metric, factor)) => {
                 if let Ok(value) = text.parse::<f64>() {
                     record.role_mut(role).set(metric, value * factor);
                 }
@@ -140,8 +144,8 @@ fn record(definition: &Definition, reference: &Reference, row: &BTreeMap<String,
             None => {}
         }
     }
-    // The files call SPDK a scheduler.
-    if parameters.get("scheduler").and_then(Value::as_str) == Some("spdk") {
+    // The CSV files list SPDK as a scheduler.
+    if parameters.get("scheduler").and_then(ParameterValue::as_str) == Some("spdk") {
         parameters.insert("api".into(), "spdk".into());
         if definition.series.iter().any(|name| name == "scheduler") {
             parameters.remove("scheduler");
@@ -154,11 +158,11 @@ fn record(definition: &Definition, reference: &Reference, row: &BTreeMap<String,
     record
 }
 
-fn number(text: &str, factor: f64) -> Value {
+fn number(text: &str, factor: f64) -> ParameterValue {
     match text.parse::<f64>().map(|value| value * factor) {
-        Ok(value) if value.fract() == 0.0 && value.abs() < 1e15 => Value::Integer(value as i64),
-        Ok(value) => Value::Number(value),
-        Err(_) => Value::from(text),
+        Ok(value) if value.fract() == 0.0 && value.abs() < 1e15 => ParameterValue::Integer(value as i64),
+        Ok(value) => ParameterValue::Number(value),
+        Err(_) => ParameterValue::from(text),
     }
 }
 

@@ -1,8 +1,7 @@
-//! Running a plan: a cell after the other, each stored before the next one begins.
+//! Runs a plan cell by cell; the record of each is on the disk before the next one starts.
 //!
-//! Whatever ends a run (its last cell, Ctrl-C, a kill, a full disk, a device that leaves), what was
-//! measured is on the disk, and the machine's settings are put back: by the run itself, or by the next
-//! lab command where it was killed.
+//! However a run ends (last cell, SIGINT, SIGKILL, a full disk, a removed device), all completed cells are stored,
+//! and the machine's settings are restored: by the run itself, or by the next lab command if it was killed.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,206 +10,210 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use crate::conditions::{Conditions, Schedulers};
-use crate::definition::Definition;
-use crate::generator::{self, Ended, Generator, Moment, Style};
-use crate::host::Host;
-use crate::job::Job;
+use crate::capabilities::{NetworkTarget, NetworkTargets};
+use crate::definition::ExperimentDefinition;
+use crate::devices::{Device, DeviceKind};
+use crate::fio_output;
+use crate::generator::{self, GeneratorEvent, GeneratorExit, GeneratorInput, LoadGenerator};
+use crate::host::HostInfo;
+use crate::job_file::CellJob;
 use crate::journal::Journal;
 use crate::locks::DeviceLocks;
-use crate::meters::Meters;
-use crate::outcome;
-use crate::processes::Processes;
+use crate::meters::CellMeters;
+use crate::processes::RunProcesses;
 use crate::record::{
-    CellRecord, GeneratorUse, Plan, PlannedCell, Run, RunWriter, SchedulerState, Value, cell_key,
+    CellRecord, GeneratorInfo, ParameterValue, PlannedCell, RunDirectory, RunPlan, RunWriter, SchedulerState,
+    cell_key,
 };
-use crate::session::{Network, NetworkTarget};
-use crate::steady::{self, Outcome, ROUND_S};
-use crate::target::{Device, Kind};
+use crate::settings::{SchedulerSetter, SettingsSnapshot};
+use crate::steady::{self, PreconditionOutcome, ROUND_S};
 
-/// Cells that fail one after the other before the run is given up: whatever is wrong is not the cell.
-const FAILURES_MAX: usize = 5;
+/// Consecutive failed cells after which the run ends: the cause is not the cell.
+const CONSECUTIVE_FAILURES_MAX: usize = 5;
 
-/// Why a run ended early. One line each.
+/// Why a run ended early, in one line.
 #[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// Results cannot be stored.
-    #[error("{0}; what was measured until then is kept")]
-    Store(#[from] crate::record::Error),
-    /// A device left.
-    #[error("{0} is gone; what was measured until then is kept, and --resume goes on")]
-    DeviceGone(String),
-    /// Nothing works.
-    #[error("{FAILURES_MAX} cells failed one after the other, the last with: {0}")]
-    Failing(String),
-    /// A file of the run cannot be written.
+pub enum ExperimentError {
+    /// A record cannot be stored.
+    #[error("{0}; completed cells are stored")]
+    Results(#[from] crate::record::RunDirectoryError),
+    /// A device was removed.
+    #[error("{0} was removed; completed cells are stored, and --resume continues")]
+    DeviceRemoved(String),
+    /// Several cells in a row failed.
+    #[error("{CONSECUTIVE_FAILURES_MAX} cells failed in a row, the last with: {0}")]
+    TooManyFailures(String),
+    /// A file of the run cannot be read or written.
     #[error("{}: {error}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The error.
         error: std::io::Error,
     },
 }
 
-/// What a run is made of.
-pub struct Setup<'a> {
-    /// What is to be done.
-    pub plan: &'a Plan,
-    /// The devices, made.
+/// The inputs of a run.
+pub struct RunSetup<'a> {
+    /// The plan.
+    pub plan: &'a RunPlan,
+    /// The devices, all of which exist.
     pub devices: &'a [Device],
-    /// The generator, and its own cost of an I/O in nanoseconds.
-    pub generator: &'a Generator,
-    /// Its version and what an I/O costs it.
-    pub generator_use: GeneratorUse,
-    /// Our own program, for what the generator cannot do.
-    pub own: &'a Generator,
+    /// The generator for kernel APIs.
+    pub generator: &'a LoadGenerator,
+    /// Its version and cost.
+    pub generator_info: GeneratorInfo,
+    /// The generator for bdevs.
+    pub bdev_generator: &'a LoadGenerator,
     /// The machine.
-    pub host: &'a Host,
-    /// Cells that are done already.
-    pub done: BTreeSet<String>,
-    /// Targets that are reached over the network.
-    pub network: &'a dyn Network,
-    /// Set when the user wants it to end.
+    pub host: &'a HostInfo,
+    /// Keys of the cells that are already measured.
+    pub completed: BTreeSet<String>,
+    /// NVMe-oF targets.
+    pub network: &'a dyn NetworkTargets,
+    /// Set by a signal handler to stop the run.
     pub stop: &'a AtomicBool,
 }
 
-/// What happened, for whoever watches.
+/// Progress of a run.
 #[derive(Debug)]
-pub enum Event<'a> {
-    /// A cell begins.
-    Begins {
-        /// From 1.
+pub enum ExperimentEvent<'a> {
+    /// A cell starts.
+    CellStarted {
+        /// Number of the cell, from 1.
         number: usize,
-        /// Of how many.
+        /// Number of cells to run.
         total: usize,
-        /// What is left, this one included, in seconds.
+        /// Expected remaining time including this cell, in seconds.
         left_s: f64,
-        /// The experiment.
+        /// Id of the experiment.
         experiment: &'a str,
         /// The cell.
         cell: &'a PlannedCell,
     },
-    /// A cell ended.
-    Ends(&'a CellRecord),
+    /// A cell has finished, and its record is stored.
+    CellFinished(&'a CellRecord),
 }
 
-/// How a run went.
+/// Counts of a run that ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Summary {
+pub struct ExperimentSummary {
     /// Cells that were measured.
     pub measured: usize,
-    /// Cells that cannot run here.
+    /// Cells that cannot run on this machine.
     pub skipped: usize,
     /// Cells that failed.
     pub failed: usize,
-    /// Cells that were done before.
-    pub before: usize,
-    /// Whether it was told to end.
+    /// Cells that had been measured before `--resume`.
+    pub already_done: usize,
+    /// Whether the run was stopped by the user.
     pub stopped: bool,
 }
 
-/// Runs what is left of a plan.
+/// Runs the cells of a plan that are not completed.
 ///
 /// # Errors
-/// What makes it pointless to go on. A cell that fails is no such thing: it is recorded.
+/// An error that affects all cells. A cell that fails is recorded instead.
 pub fn run(
-    setup: &Setup<'_>,
+    setup: &RunSetup<'_>,
     writer: &mut RunWriter,
     journal: &mut Journal,
     locks: &mut DeviceLocks,
-    tell: &mut dyn FnMut(Event<'_>),
-) -> Result<Summary, RunError> {
-    let mut summary = Summary::default();
-    let mut schedulers = Schedulers::default();
-    let work = work(setup, &mut summary);
-    let total = work.len();
-    let mut left: f64 = work.iter().map(|item| item.seconds()).sum();
-    let mut failing = 0;
-    for (number, item) in work.iter().enumerate() {
+    on_event: &mut dyn FnMut(ExperimentEvent<'_>),
+) -> Result<ExperimentSummary, ExperimentError> {
+    let mut summary = ExperimentSummary::default();
+    let mut schedulers = SchedulerSetter::default();
+    let pending = pending(setup, &mut summary);
+    let total = pending.len();
+    let mut left: f64 = pending.iter().map(|run| run.seconds()).sum();
+    let mut consecutive_failures = 0;
+    for (number, run) in pending.iter().enumerate() {
         if setup.stop.load(Ordering::Relaxed) {
             summary.stopped = true;
             break;
         }
-        if item.cell.skipped.is_none() {
-            let cell = item.cell;
-            tell(Event::Begins {
+        if run.cell.skipped.is_none() {
+            let cell = run.cell;
+            on_event(ExperimentEvent::CellStarted {
                 number: number + 1,
                 total,
                 left_s: left,
-                experiment: item.experiment,
+                experiment: run.experiment,
                 cell,
             });
         }
-        left -= item.seconds();
-        let line = number + setup.done.len();
-        let Some(record) =
-            Bench { setup, item, line, folder: writer.path() }.measure(journal, locks, &mut schedulers)?
+        left -= run.seconds();
+        let line = number + setup.completed.len();
+        let Some(record) = CellRunner { setup, run, line, folder: writer.path() }.measure(
+            journal,
+            locks,
+            &mut schedulers,
+        )?
         else {
             summary.stopped = true;
             break;
         };
-        writer.store(&record)?;
-        tell(Event::Ends(&record));
+        writer.append(&record)?;
+        on_event(ExperimentEvent::CellFinished(&record));
         match (&record.skipped, &record.failed) {
             (Some(_), _) => summary.skipped += 1,
-            (_, Some(said)) => {
+            (_, Some(message)) => {
                 summary.failed += 1;
-                failing += 1;
-                if let Some(device) = setup.devices.iter().find(|device| !device.is_there(setup.host)) {
-                    return Err(RunError::DeviceGone(device.place.clone()));
+                consecutive_failures += 1;
+                if let Some(device) = setup.devices.iter().find(|device| !device.exists(setup.host)) {
+                    return Err(ExperimentError::DeviceRemoved(device.location.clone()));
                 }
-                if failing >= FAILURES_MAX {
-                    return Err(RunError::Failing(said.clone()));
+                if consecutive_failures >= CONSECUTIVE_FAILURES_MAX {
+                    return Err(ExperimentError::TooManyFailures(message.clone()));
                 }
             }
             _ => {
                 summary.measured += 1;
-                failing = 0;
+                consecutive_failures = 0;
             }
         }
     }
     Ok(summary)
 }
 
-/// Fills the devices and writes them over at random, as the specification of the SNIA has it, until the
-/// last rounds are alike.
+/// Preconditions the devices as SNIA's specification requires: fills them, then overwrites them at random offsets
+/// until they are in steady state.
 ///
 /// # Errors
 /// A generator that fails, or a file that cannot be written.
 pub fn precondition(
-    setup: &Setup<'_>,
+    setup: &RunSetup<'_>,
     folder: &Path,
-    processes: &mut Processes,
-    tell: &mut dyn FnMut(String),
-) -> Result<Outcome, RunError> {
+    processes: &mut RunProcesses,
+    on_event: &mut dyn FnMut(String),
+) -> Result<PreconditionOutcome, ExperimentError> {
     let count = setup.devices.len();
-    tell(format!(
+    on_event(format!(
         "filling {count} device(s), each by a job; then at most {} rounds of {ROUND_S} s of random writes, until the \
-         last {} are alike",
+         last {} are steady",
         steady::ROUNDS_MAX,
         steady::WINDOW
     ));
-    write_over(setup, folder, processes, "write", "128k", None)?;
+    overwrite(setup, folder, processes, "write", "128k", None)?;
     let round = || {
         if setup.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let iops = write_over(setup, folder, processes, "randwrite", "4k", Some(ROUND_S))?;
+        let iops = overwrite(setup, folder, processes, "randwrite", "4k", Some(ROUND_S))?;
         Ok((!setup.stop.load(Ordering::Relaxed)).then_some(iops))
     };
-    steady::settle(round, tell)
+    steady::run_rounds(round, on_event)
 }
 
-/// Writes all devices over, each by a job, for so many seconds or once; the IOPS of all.
-fn write_over(
-    setup: &Setup<'_>,
+/// Overwrites all devices, each by a job, once or for `seconds`; returns the total IOPS.
+fn overwrite(
+    setup: &RunSetup<'_>,
     folder: &Path,
-    processes: &mut Processes,
+    processes: &mut RunProcesses,
     rw: &str,
     bs: &str,
     seconds: Option<u64>,
-) -> Result<f64, RunError> {
+) -> Result<f64, ExperimentError> {
     let (file, output) = (folder.join("precondition.fio"), folder.join("precondition.json"));
     let mut text = format!(
         "[global]\nioengine=libaio\ndirect=1\nrw={rw}\nbs={bs}\niodepth=32\nnorandommap=1\ngroup_reporting=1\n"
@@ -219,71 +222,73 @@ fn write_over(
         text.push_str(&format!("time_based=1\nruntime={seconds}s\n"));
     }
     for (number, device) in setup.devices.iter().enumerate() {
-        text.push_str(&format!("[fill{number}]\nfilename={}\nsize={}\n", device.place, device.size_bytes));
+        text.push_str(&format!("[fill{number}]\nfilename={}\nsize={}\n", device.location, device.size_bytes));
     }
-    fs::write(&file, text).map_err(|error| RunError::File { path: file.clone(), error })?;
+    fs::write(&file, text).map_err(|error| ExperimentError::File { path: file.clone(), error })?;
     let limit = seconds.map_or(86_400.0, |seconds| seconds as f64);
     let command = setup.generator.command(&file, &output);
     let ended = generator::run(processes, &command, limit, setup.stop, &mut |_, _| {});
-    match ended.map_err(|error| RunError::File { path: setup.generator.program.clone(), error })? {
-        Ended::Well => {}
-        Ended::Stopped => return Ok(0.0),
-        Ended::Badly(said) => return Err(RunError::Failing(said)),
+    match ended.map_err(|error| ExperimentError::File { path: setup.generator.program.clone(), error })? {
+        GeneratorExit::Success => {}
+        GeneratorExit::Stopped => return Ok(0.0),
+        GeneratorExit::Failure(message) => return Err(ExperimentError::TooManyFailures(message)),
     }
-    let text = fs::read_to_string(&output).map_err(|error| RunError::File { path: output.clone(), error })?;
+    let text =
+        fs::read_to_string(&output).map_err(|error| ExperimentError::File { path: output.clone(), error })?;
     let _ = (fs::remove_file(&file), fs::remove_file(&output));
-    let (_, groups) = outcome::parse(&text, |_| 1).map_err(RunError::Failing)?;
+    let (_, groups) = fio_output::parse(&text, |_| 1).map_err(ExperimentError::TooManyFailures)?;
     Ok(groups.iter().filter_map(|group| group.record.metrics.get("iops")).sum())
 }
 
-/// The cells of a run that need not be run again: measured, or not possible here.
-pub fn done(run: &Run) -> BTreeSet<String> {
+/// Keys of the cells that `--resume` skips: measured, or not possible on this machine.
+pub fn completed(run: &RunDirectory) -> BTreeSet<String> {
     run.records.iter().filter(|record| record.failed.is_none()).map(CellRecord::key).collect()
 }
 
-/// The last record of each cell and repetition: one that failed and was run again stands twice.
-pub fn latest(run: &Run) -> Vec<&CellRecord> {
-    let mut latest: Vec<&CellRecord> = Vec::new();
+/// The last record of each cell and repetition; a repeated cell has several.
+pub fn latest_records(run: &RunDirectory) -> Vec<&CellRecord> {
+    let mut latest_records: Vec<&CellRecord> = Vec::new();
     let mut places: BTreeMap<String, usize> = BTreeMap::new();
     for record in &run.records {
         match places.entry(record.key()) {
-            Entry::Occupied(place) => latest[*place.get()] = record,
-            Entry::Vacant(place) => {
-                place.insert(latest.len());
-                latest.push(record);
+            Entry::Occupied(location) => latest_records[*location.get()] = record,
+            Entry::Vacant(location) => {
+                location.insert(latest_records.len());
+                latest_records.push(record);
             }
         }
     }
-    latest
+    latest_records
 }
 
 /// One repetition of a cell.
-struct Item<'a> {
+struct PlannedRun<'a> {
     experiment: &'a str,
-    definition: std::rc::Rc<Definition>,
+    definition: std::rc::Rc<ExperimentDefinition>,
     cell: &'a PlannedCell,
     repetition: u32,
 }
 
-impl Item<'_> {
+impl PlannedRun<'_> {
     fn seconds(&self) -> f64 {
         if self.cell.skipped.is_some() { 0.0 } else { self.cell.seconds }
     }
 }
 
-fn work<'a>(setup: &Setup<'a>, summary: &mut Summary) -> Vec<Item<'a>> {
-    let mut work = Vec::new();
+fn pending<'a>(setup: &RunSetup<'a>, summary: &mut ExperimentSummary) -> Vec<PlannedRun<'a>> {
+    let mut pending = Vec::new();
     for experiment in &setup.plan.experiments {
-        // It was written by this program: what it does not understand has no cells either.
-        let definition = std::rc::Rc::new(Definition::parse(&experiment.definition).unwrap_or_default());
+        // A plan that this program cannot parse has no cells it could run.
+        let definition =
+            std::rc::Rc::new(ExperimentDefinition::parse(&experiment.definition).unwrap_or_default());
         for cell in &experiment.cells {
             let repetitions = if cell.skipped.is_some() { 1 } else { cell.repetitions };
             for repetition in 0..repetitions {
-                if setup.done.contains(&cell_key(&experiment.id, &cell.parameters, repetition)) {
-                    summary.before += 1;
+                if setup.completed.contains(&cell_key(&experiment.id, &cell.parameters, repetition)) {
+                    summary.already_done += 1;
                     continue;
                 }
-                work.push(Item {
+                pending.push(PlannedRun {
                     experiment: &experiment.id,
                     definition: definition.clone(),
                     cell,
@@ -292,65 +297,70 @@ fn work<'a>(setup: &Setup<'a>, summary: &mut Summary) -> Vec<Item<'a>> {
             }
         }
     }
-    work
+    pending
 }
 
-/// One cell on the bench.
-struct Bench<'a> {
-    setup: &'a Setup<'a>,
-    item: &'a Item<'a>,
+/// Runs one repetition of a cell.
+struct CellRunner<'a> {
+    setup: &'a RunSetup<'a>,
+    run: &'a PlannedRun<'a>,
     line: usize,
     folder: &'a Path,
 }
 
-impl Bench<'_> {
+impl CellRunner<'_> {
     fn number(&self, name: &str) -> usize {
-        self.item.cell.parameters.get(name).and_then(Value::as_f64).map_or(0, |value| value.max(0.0) as usize)
+        self.run
+            .cell
+            .parameters
+            .get(name)
+            .and_then(ParameterValue::as_f64)
+            .map_or(0, |value| value.max(0.0) as usize)
     }
 
     fn text(&self, name: &str) -> &str {
-        self.item.cell.parameters.get(name).and_then(Value::as_str).unwrap_or("")
+        self.run.cell.parameters.get(name).and_then(ParameterValue::as_str).unwrap_or("")
     }
 
-    /// The record, or none where the user wants an end.
+    /// Returns the record, or `None` if the user stopped the run.
     fn measure(
         &self,
         journal: &mut Journal,
         locks: &mut DeviceLocks,
-        schedulers: &mut Schedulers,
-    ) -> Result<Option<CellRecord>, RunError> {
-        let mut record = CellRecord::new(self.item.experiment, &self.item.cell.series);
-        record.parameters = self.item.cell.parameters.clone();
-        record.repetition = self.item.repetition;
+        schedulers: &mut SchedulerSetter,
+    ) -> Result<Option<CellRecord>, ExperimentError> {
+        let mut record = CellRecord::new(self.run.experiment, &self.run.cell.series);
+        record.parameters = self.run.cell.parameters.clone();
+        record.repetition = self.run.repetition;
         record.started_unix_ms = now_ms();
-        record.skipped = self.item.cell.skipped.clone();
-        record.notes = self.item.cell.notes.clone();
+        record.skipped = self.run.cell.skipped.clone();
+        record.notes = self.run.cell.notes.clone();
         if record.skipped.is_some() {
             return Ok(Some(record));
         }
         let began = Instant::now();
         let devices = self.devices();
-        let ready = self.prepare(&devices, journal, schedulers).and_then(|conditions| {
+        let prepared = self.prepare(&devices, journal, schedulers).and_then(|settings| {
             let network = self.network_target(journal.processes(), locks)?;
-            Ok((conditions, network))
+            Ok((settings, network))
         });
-        let (conditions, network) = match ready {
-            Ok(ready) => ready,
-            Err(said) => {
-                record.failed = Some(said);
+        let (settings, network) = match prepared {
+            Ok(prepared) => prepared,
+            Err(message) => {
+                record.failed = Some(message);
                 return Ok(Some(record));
             }
         };
-        let going = self.generate(&devices, network.as_ref(), journal.processes(), &mut record)?;
-        let changes = conditions.changes();
+        let completed = self.generate(&devices, network.as_ref(), journal.processes(), &mut record)?;
+        let changes = settings.changes();
         if !changes.is_empty() {
-            let also = record.failed.take().map_or(String::new(), |said| format!("; {said}"));
+            let also = record.failed.take().map_or(String::new(), |message| format!("; {message}"));
             record.failed =
                 Some(format!("{}: changed by another process while the cell ran{also}", changes.join("; ")));
         }
         record.schedulers = self.schedulers(&devices);
         record.duration_s = began.elapsed().as_secs_f64();
-        Ok(going.then_some(record))
+        Ok(completed.then_some(record))
     }
 
     fn devices(&self) -> Vec<Device> {
@@ -358,33 +368,33 @@ impl Bench<'_> {
         self.setup.devices.iter().take(count).cloned().collect()
     }
 
-    /// Sets the scheduler and its targets. Returns what was read back: the cell is measured under that.
+    /// Sets scheduler and Kyber's targets. Returns the settings as read back, which must hold during the cell.
     fn prepare(
         &self,
         devices: &[Device],
         journal: &mut Journal,
-        schedulers: &mut Schedulers,
-    ) -> Result<Conditions, String> {
-        journal.set_again()?;
-        // A cell that names none is the studies' default, and not what the cell before it left.
+        schedulers: &mut SchedulerSetter,
+    ) -> Result<SettingsSnapshot, String> {
+        journal.reapply()?;
+        // Without a scheduler, use the studies' default, not what the previous cell set.
         let scheduler = Some(self.text("scheduler")).filter(|name| !name.is_empty()).unwrap_or("none");
         for device in devices {
             let Some(name) = &device.name else { continue };
             let queue = self.setup.host.path(&format!("sys/block/{name}/queue"));
             if !self.setup.host.block(name).schedulers.is_empty() {
-                schedulers.set(&queue, scheduler, journal)?;
+                schedulers.switch_to(&queue, scheduler, journal)?;
             }
             for (parameter, file) in
                 [("read_target_us", "read_lat_nsec"), ("write_target_us", "write_lat_nsec")]
             {
-                if self.item.cell.parameters.contains_key(parameter) {
+                if self.run.cell.parameters.contains_key(parameter) {
                     let file = queue.join("iosched").join(file);
                     let ns = (self.number(parameter) * 1000).to_string();
                     journal.set(&file, &ns).map_err(|error| format!("{}: {error}", file.display()))?;
                 }
             }
         }
-        Ok(Conditions::read(self.setup.host, devices, journal))
+        Ok(SettingsSnapshot::read(self.setup.host, devices, journal))
     }
 
     fn schedulers(&self, devices: &[Device]) -> Vec<SchedulerState> {
@@ -400,24 +410,24 @@ impl Bench<'_> {
         devices.iter().filter_map(of).collect()
     }
 
-    /// Runs the generator and takes its results over. Says whether to go on.
+    /// Runs the generator and stores its results in the record. Returns false if the user stopped the run.
     fn generate(
         &self,
         devices: &[Device],
         network: Option<&NetworkTarget>,
-        processes: &mut Processes,
+        processes: &mut RunProcesses,
         record: &mut CellRecord,
-    ) -> Result<bool, RunError> {
+    ) -> Result<bool, ExperimentError> {
         let api = self.text("api").to_string();
-        let own = generator::is_own(&api);
-        let generator = if own { self.setup.own } else { self.setup.generator };
-        let inputs = self.inputs(devices, network, own);
+        let uses_bdevs = generator::is_bdev_api(&api);
+        let generator = if uses_bdevs { self.setup.bdev_generator } else { self.setup.generator };
+        let inputs = self.inputs(devices, network, uses_bdevs);
         let job = self.job(&inputs);
         let job_text = job.render();
         let (jobs, raw) = (self.folder.join("jobs"), self.folder.join("raw"));
         let file_error = |path: &Path| {
             let path = path.to_path_buf();
-            move |error| RunError::File { path, error }
+            move |error| ExperimentError::File { path, error }
         };
         for folder in [&jobs, &raw] {
             fs::create_dir_all(folder).map_err(file_error(folder))?;
@@ -425,118 +435,120 @@ impl Bench<'_> {
         let job_file = jobs.join(format!("{:05}.fio", self.line));
         let output = raw.join(format!("{:05}.json", self.line));
         fs::write(&job_file, &job_text).map_err(file_error(&job_file))?;
-        record.generator = self.setup.generator_use.clone();
+        record.generator = self.setup.generator_info.clone();
         record.generator.name = generator.name.clone();
-        let command = match generator.style {
-            Style::JobFile => generator.command(&job_file, &output),
-            Style::Options => generator.command_of(&job, &output),
+        let command = match generator.input {
+            GeneratorInput::JobFile => generator.command(&job_file, &output),
+            GeneratorInput::Arguments => generator.options_command(&job, &output),
         };
         record.job_file = job_text;
         record.commands.push(command.join(" "));
         let (ramp, seconds) = self.times();
-        let mut meters = Meters::new(self.setup.host, &self.item.definition.measure, &self.setup.plan.cores);
+        let mut meters =
+            CellMeters::new(self.setup.host, &self.run.definition.measure, &self.setup.plan.cores);
         meters.open();
         let mut measuring = false;
-        let mut look = |moment, at| match moment {
-            Moment::Began(process) => meters.start(process, network),
-            Moment::Runs if !measuring && at >= ramp => {
+        let mut on_event = |event, at| match event {
+            GeneratorEvent::Started(process) => meters.start(process, network),
+            GeneratorEvent::Running if !measuring && at >= ramp => {
                 measuring = true;
-                meters.begin();
+                meters.start_measuring();
             }
-            // The last look is not later than the jobs' end, where the processes still tell their time.
-            Moment::Runs => meters.look(),
-            Moment::Ended => {}
+            // Sampled while the process is alive: its CPU time cannot be read later.
+            GeneratorEvent::Running => meters.sample(),
+            GeneratorEvent::Exited => {}
         };
-        let ended = generator::run(processes, &command, seconds, self.setup.stop, &mut look);
+        let ended = generator::run(processes, &command, seconds, self.setup.stop, &mut on_event);
         let ended = ended.map_err(file_error(&generator.program))?;
         match ended {
-            Ended::Stopped => return Ok(false),
-            Ended::Badly(said) => {
-                record.failed = Some(said);
+            GeneratorExit::Stopped => return Ok(false),
+            GeneratorExit::Failure(message) => {
+                record.failed = Some(message);
                 return Ok(true);
             }
-            Ended::Well => {}
+            GeneratorExit::Success => {}
         }
         let text = fs::read_to_string(&output).map_err(file_error(&output))?;
         let background = self.number("background").max(1) as u64;
         let foreground = self.number("jobs").max(1) as u64;
-        match outcome::parse(&text, |role| if role == "bg" { background } else { foreground }) {
+        match fio_output::parse(&text, |role| if role == "bg" { background } else { foreground }) {
             Ok((version, groups)) => {
                 record.generator.version = version;
-                self.take_over(groups, record);
-                let bypassed = own && devices.iter().all(|device| device.kind == Kind::Uri);
+                self.store_results(groups, record);
+                let bypassed = uses_bdevs && devices.iter().all(|device| device.kind == DeviceKind::Uri);
                 meters.finish(record, bypassed);
             }
-            Err(said) => record.failed = Some(said),
+            Err(message) => record.failed = Some(message),
         }
-        self.remark(&api, devices, record);
+        self.add_notes(&api, devices, record);
         Ok(true)
     }
 
-    fn take_over(&self, groups: Vec<outcome::Group>, record: &mut CellRecord) {
+    fn store_results(&self, groups: Vec<fio_output::JobGroupResult>, record: &mut CellRecord) {
         let errors: u64 = groups.iter().map(|group| group.errors).sum();
         if errors > 0 {
             record.failed = Some(format!("{errors} I/O errors"));
         } else if groups.iter().any(|group| group.name == "fg" && group.ios == 0.0) {
-            record.notes.push("no I/O of the foreground ended while it was measured".into());
+            record.notes.push("no foreground I/O completed during the measurement".into());
         }
         for group in groups {
             record.roles.insert(group.name, group.record);
         }
     }
 
-    fn remark(&self, api: &str, devices: &[Device], record: &mut CellRecord) {
-        let kernel = devices.iter().any(|device| device.kind != Kind::Uri);
-        if generator::is_own(api) && kernel && api != "nvme-tcp" {
+    fn add_notes(&self, api: &str, devices: &[Device], record: &mut CellRecord) {
+        let kernel = devices.iter().any(|device| device.kind != DeviceKind::Uri);
+        if generator::is_bdev_api(api) && kernel && api != "nvme-tcp" {
             record.notes.push(
-                "through our block layer and io_uring: no user-space driver reaches this device, so this is not what \
+                "through the bdev layer and io_uring: no user-space driver drives this device, so this is not what \
                  the study calls SPDK"
                     .into(),
             );
         }
         let jobs = self.number("jobs");
         let cores = self.number("cores");
-        if jobs > cores && record.parameters.get("iodepth").and_then(Value::as_f64) != Some(1.0) {
+        if jobs > cores && record.parameters.get("iodepth").and_then(ParameterValue::as_f64) != Some(1.0) {
             record.notes.push(format!("{jobs} jobs share {cores} cores"));
         }
     }
 
-    /// Seconds before measuring, and in all.
+    /// Ramp, and ramp plus measurement, in seconds.
     fn times(&self) -> (f64, f64) {
-        (self.item.cell.ramp_s, self.item.cell.ramp_s + self.item.cell.runtime_s)
+        (self.run.cell.ramp_s, self.run.cell.ramp_s + self.run.cell.runtime_s)
     }
 
-    /// What the cell drives, and from where.
-    fn inputs(&self, devices: &[Device], network: Option<&NetworkTarget>, own: bool) -> Inputs {
+    /// The device names and CPUs of the cell's jobs.
+    fn inputs(&self, devices: &[Device], network: Option<&NetworkTarget>, uses_bdevs: bool) -> JobInputs {
         let cpus = &self.setup.plan.cores;
         let cores = self.number("cores").clamp(1, cpus.len().max(1));
-        let apart = self.item.definition.fixed.get("cores").and_then(Value::as_str) == Some("apart");
-        let mine: Vec<u32> = cpus.iter().copied().take(cores).collect();
-        let (foreground, background) = match (apart, mine.split_first()) {
+        let separate =
+            self.run.definition.fixed.get("cores").and_then(ParameterValue::as_str) == Some("apart");
+        let cores: Vec<u32> = cpus.iter().copied().take(cores).collect();
+        let (foreground, background) = match (separate, cores.split_first()) {
             (true, Some((first, rest))) if !rest.is_empty() => (vec![*first], rest.to_vec()),
-            _ => (mine, Vec::new()),
+            _ => (cores, Vec::new()),
         };
         let filenames = match network {
             Some(target) => vec![target.uri.clone()],
-            None if own => devices.iter().map(Device::uri).collect(),
-            None => devices.iter().map(|device| device.place.clone()).collect(),
+            None if uses_bdevs => devices.iter().map(Device::uri).collect(),
+            None => devices.iter().map(|device| device.location.clone()).collect(),
         };
         let size = devices.iter().map(|device| device.size_bytes).filter(|size| *size > 0).min();
-        Inputs { filenames, size_bytes: size.unwrap_or(0), foreground, background }
+        JobInputs { filenames, size_bytes: size.unwrap_or(0), foreground, background }
     }
 
-    /// The target that the cell drives. Without one there, others are ended first.
+    /// Starts the target that the cell drives; stops the targets if it drives none.
     ///
-    /// Our block layer locks the device that it opens, in the generator or in the target, so that this run's lock on
-    /// the node is released for such a cell; its record keeps other runs away.
+    /// The bdev layer locks the device that it opens, in the generator or in the target. For such a cell, the run
+    /// releases its lock on the node; its record keeps other runs away.
     fn network_target(
         &self,
-        processes: &mut Processes,
+        processes: &mut RunProcesses,
         locks: &mut DeviceLocks,
     ) -> Result<Option<NetworkTarget>, String> {
         if self.text("api") != "nvme-tcp" {
-            self.setup.network.leave();
-            if generator::is_own(self.text("api")) {
+            self.setup.network.stop_all();
+            if generator::is_bdev_api(self.text("api")) {
                 locks.close_nodes();
                 return Ok(None);
             }
@@ -544,30 +556,30 @@ impl Bench<'_> {
         }
         locks.close_nodes();
         let name = self.text("target");
-        match self.setup.network.reach(name, processes)? {
+        match self.setup.network.start(name, processes)? {
             Some(target) => Ok(Some(target)),
             None => Err(format!("there is no target {name}")),
         }
     }
 
-    fn job<'b>(&'b self, inputs: &'b Inputs) -> Job<'b> {
-        Job {
-            cell: &self.item.cell.parameters,
-            options: &self.item.definition.options,
-            background_options: &self.item.definition.background_options,
+    fn job<'b>(&'b self, inputs: &'b JobInputs) -> CellJob<'b> {
+        CellJob {
+            cell: &self.run.cell.parameters,
+            options: &self.run.definition.options,
+            background_options: &self.run.definition.background_options,
             filenames: &inputs.filenames,
             size_bytes: inputs.size_bytes,
             cpus: &inputs.foreground,
             background_cpus: &inputs.background,
-            runtime_s: self.item.cell.runtime_s,
-            ramp_s: self.item.cell.ramp_s,
+            runtime_s: self.run.cell.runtime_s,
+            ramp_s: self.run.cell.ramp_s,
             seed: self.setup.plan.seed,
         }
     }
 }
 
-/// What a cell drives, and from where.
-struct Inputs {
+/// Device names and CPUs of a cell's jobs.
+struct JobInputs {
     filenames: Vec<String>,
     size_bytes: u64,
     foreground: Vec<u32>,

@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("usage: page DIRECTORY OUTPUT".into());
     };
     let started = Instant::now();
-    let run = lab_experiments::Run::open(Path::new(directory))?;
+    let run = lab_experiments::RunDirectory::open(Path::new(directory))?;
     let read = started.elapsed();
     let page = lab_report::page::render_html(&run)?;
     let rendered = started.elapsed();

@@ -11,7 +11,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use lab_experiments::{Parameters, Run, Value};
+use lab_experiments::{CellParameters, ParameterValue, RunDirectory};
 use serde::Serialize;
 
 use crate::cells::{ExperimentCell, group_into_cells};
@@ -63,8 +63,8 @@ impl AdviceGoal {
     }
 
     /// Whether a cell with these parameters is evidence for this goal.
-    fn applies_to(self, parameters: &Parameters) -> bool {
-        let number = |name: &str| parameters.get(name).and_then(Value::as_f64);
+    fn applies_to(self, parameters: &CellParameters) -> bool {
+        let number = |name: &str| parameters.get(name).and_then(ParameterValue::as_f64);
         let disturbed = number("background").is_some_and(|count| count > 0.0);
         match self {
             AdviceGoal::P99 => !disturbed,
@@ -158,7 +158,7 @@ pub struct RankedOption {
 }
 
 /// Evaluates the cells of a run that apply to `goal` and recommends an API and a scheduler.
-pub fn advise(run: &Run, goal: AdviceGoal) -> Advice {
+pub fn advise(run: &RunDirectory, goal: AdviceGoal) -> Advice {
     let cells = group_into_cells(&run.records);
     let applicable: Vec<&ExperimentCell<'_>> =
         cells.iter().filter(|cell| goal.applies_to(cell.parameters)).collect();
@@ -202,10 +202,10 @@ pub fn advise(run: &Run, goal: AdviceGoal) -> Advice {
 fn apis_of(cells: &[&ExperimentCell<'_>], decision: &Decision) -> Vec<String> {
     let mut apis: Vec<String> = Vec::new();
     for cell in cells {
-        let here = cell.parameters.get("scheduler").map(Value::to_string);
+        let here = cell.parameters.get("scheduler").map(ParameterValue::to_string);
         let is_option =
             here.is_some_and(|name| name != "none" && decision.options.iter().any(|o| o.name == name));
-        if let (true, Some(api)) = (is_option, cell.parameters.get("api").map(Value::to_string))
+        if let (true, Some(api)) = (is_option, cell.parameters.get("api").map(ParameterValue::to_string))
             && !apis.contains(&api)
         {
             apis.push(api);

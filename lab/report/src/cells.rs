@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use lab_experiments::{CellRecord, Parameters};
+use lab_experiments::{CellParameters, CellRecord};
 
 use crate::stats::{ConfidenceInterval, median, median_interval};
 
@@ -17,7 +17,7 @@ pub struct ExperimentCell<'a> {
     /// The series (line) of the figure that the cell belongs to.
     pub series: &'a str,
     /// The parameters that identify the cell within its experiment.
-    pub parameters: &'a Parameters,
+    pub parameters: &'a CellParameters,
     /// The records of all repetitions, including skipped and failed ones.
     pub records: Vec<&'a CellRecord>,
 }
@@ -104,11 +104,11 @@ pub fn group_into_cells(records: &[CellRecord]) -> Vec<ExperimentCell<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lab_experiments::Value;
+    use lab_experiments::ParameterValue;
 
     fn record(depth: i64, repetition: u32, iops: f64) -> CellRecord {
         let mut record = CellRecord::new("t.fig", "iou");
-        record.parameters.insert("iodepth".into(), Value::from(depth));
+        record.parameters.insert("iodepth".into(), ParameterValue::from(depth));
         record.repetition = repetition;
         record.role_mut("fg").set("iops", iops);
         record

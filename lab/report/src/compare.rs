@@ -10,7 +10,7 @@ mod tests;
 
 use std::collections::HashMap;
 
-use lab_experiments::Run;
+use lab_experiments::RunDirectory;
 use serde::Serialize;
 
 use crate::cells::{ExperimentCell, group_into_cells};
@@ -141,7 +141,7 @@ impl Comparison {
 }
 
 /// Compares run `b` with the baseline `a`.
-pub fn compare(a: &Run, b: &Run, rules: CompareOptions) -> Comparison {
+pub fn compare(a: &RunDirectory, b: &RunDirectory, rules: CompareOptions) -> Comparison {
     let (cells_a, cells_b) = (group_into_cells(&a.records), group_into_cells(&b.records));
     let key = |cell: &ExperimentCell<'_>| format!("{} {}", cell.experiment, cell.parameter_label());
     let places: HashMap<String, usize> =
@@ -170,7 +170,7 @@ pub fn compare(a: &Run, b: &Run, rules: CompareOptions) -> Comparison {
             (count > 0).then(|| (*metric, (logs.iter().sum::<f64>() / count as f64).exp(), count))
         })
         .collect();
-    let name = |run: &Run| run.path.display().to_string();
+    let name = |run: &RunDirectory| run.path.display().to_string();
     Comparison { a: name(a), b: name(b), differences: differences(a, b), rows, overall }
 }
 
@@ -259,7 +259,7 @@ fn missing_row(cell: &ExperimentCell<'_>, remark: &str) -> ComparisonRow {
 }
 
 /// Differences of plans and machines that may explain a change in performance.
-fn differences(a: &Run, b: &Run) -> Vec<String> {
+fn differences(a: &RunDirectory, b: &RunDirectory) -> Vec<String> {
     let mut out = Vec::new();
     let mut add_if_different = |what: &str, left: String, right: String| {
         if left != right {
@@ -269,7 +269,7 @@ fn differences(a: &Run, b: &Run) -> Vec<String> {
     add_if_different("scale", a.plan.scale.clone(), b.plan.scale.clone());
     add_if_different("program", a.plan.program.clone(), b.plan.program.clone());
     add_if_different("generator", a.plan.generator.clone(), b.plan.generator.clone());
-    let targets = |run: &Run| {
+    let targets = |run: &RunDirectory| {
         let words = run
             .plan
             .targets

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use lab_experiments::{CellRecord, Run};
+use lab_experiments::{CellRecord, RunDirectory};
 use serde_json::{Value as Json, json};
 
 /// Exports one row for each record and role: fixed columns first, then one column for each parameter and each
 /// metric that occurs in the run. Missing values are empty. Fields with a comma, quote or line break are
 /// quoted according to RFC 4180; text that a spreadsheet would evaluate as a formula gets a leading `'`.
-pub fn csv(run: &Run) -> String {
+pub fn csv(run: &RunDirectory) -> String {
     let mut parameters: BTreeSet<&str> = BTreeSet::new();
     let mut metrics: BTreeSet<&str> = BTreeSet::new();
     for record in &run.records {
@@ -79,7 +79,7 @@ fn field(text: &str) -> String {
 ///
 /// # Errors
 /// Never for data that was read from a run directory.
-pub fn json(run: &Run) -> Result<Json, serde_json::Error> {
+pub fn json(run: &RunDirectory) -> Result<Json, serde_json::Error> {
     Ok(json!({
         "schema": lab_experiments::SCHEMA,
         "machine": serde_json::to_value(&run.machine)?,
@@ -93,8 +93,8 @@ pub fn json(run: &Run) -> Result<Json, serde_json::Error> {
 mod tests {
     use super::*;
 
-    fn run() -> Run {
-        let mut run = Run::default();
+    fn run() -> RunDirectory {
+        let mut run = RunDirectory::default();
         let mut record = CellRecord::new("t.fig", "a, \"quoted\"");
         record.parameters.insert("scheduler".into(), "=cmd()".into());
         record.role_mut("fg").set("iops", 12.5);

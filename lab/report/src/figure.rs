@@ -10,7 +10,7 @@ mod distribution;
 #[cfg(test)]
 mod tests;
 
-use lab_experiments::{Definition, Parameters, Value};
+use lab_experiments::{CellParameters, ExperimentDefinition, ParameterValue};
 
 use crate::cells::ExperimentCell;
 use crate::metric;
@@ -79,7 +79,7 @@ pub(crate) struct PlottedCell<'a> {
 
 /// The input of one panel: the definition, the panel's title and the cells in it.
 pub(crate) struct PanelData<'a> {
-    pub(crate) definition: &'a Definition,
+    pub(crate) definition: &'a ExperimentDefinition,
     pub(crate) panel: String,
     pub(crate) cells: Vec<PlottedCell<'a>>,
 }
@@ -87,7 +87,7 @@ pub(crate) struct PanelData<'a> {
 /// Renders the figure of a definition from `measured` and `published` cells. `with_cpu_use` adds a panel of
 /// CPU use to a figure of throughput; callers pass `false` if another figure shows it.
 pub fn draw(
-    definition: &Definition,
+    definition: &ExperimentDefinition,
     measured: &[&ExperimentCell<'_>],
     published: &[&ExperimentCell<'_>],
     with_cpu_use: bool,
@@ -127,13 +127,13 @@ fn panels(data: &PanelData<'_>, with_cpu_use: bool) -> Vec<FigurePanel> {
 
 impl PanelData<'_> {
     /// The value of a cell on the x axis.
-    pub(crate) fn x_value<'b>(&self, plotted: &PlottedCell<'b>) -> Option<&'b Value> {
+    pub(crate) fn x_value<'b>(&self, plotted: &PlottedCell<'b>) -> Option<&'b ParameterValue> {
         plotted.cell.parameters.get(&self.definition.x)
     }
 
     /// The distinct values on the x axis: numbers ascending, then names in order of appearance.
-    pub(crate) fn x_values(&self) -> Vec<Value> {
-        let mut values: Vec<Value> = Vec::new();
+    pub(crate) fn x_values(&self) -> Vec<ParameterValue> {
+        let mut values: Vec<ParameterValue> = Vec::new();
         for value in self.cells.iter().filter_map(|plotted| self.x_value(plotted)) {
             if !values.iter().any(|other| other.same(value)) {
                 values.push(value.clone());
@@ -216,7 +216,7 @@ impl PanelData<'_> {
 }
 
 /// The display name of a series: the values of the parameters that distinguish series.
-fn series_name(definition: &Definition, cell: &ExperimentCell<'_>) -> String {
+fn series_name(definition: &ExperimentDefinition, cell: &ExperimentCell<'_>) -> String {
     let mut name = String::new();
     for parameter in &definition.series {
         let Some(value) = cell.parameters.get(parameter) else { continue };
@@ -245,7 +245,7 @@ fn format_size(bytes: f64) -> String {
 }
 
 /// The display form of a parameter's value; sizes are in B or KiB.
-pub(crate) fn format_parameter_value(name: &str, value: &Value) -> String {
+pub(crate) fn format_parameter_value(name: &str, value: &ParameterValue) -> String {
     match (name, value.as_f64()) {
         ("block_bytes" | "background_block_bytes", Some(bytes)) => format_size(bytes),
         _ => value.to_string(),
@@ -254,7 +254,7 @@ pub(crate) fn format_parameter_value(name: &str, value: &Value) -> String {
 
 /// Splits cells into panels until no two cells of a panel have the same series and x value.
 fn split_into_panels<'a>(
-    definition: &'a Definition,
+    definition: &'a ExperimentDefinition,
     plotted_cells: Vec<PlottedCell<'a>>,
 ) -> Vec<PanelData<'a>> {
     /// Each round splits by one parameter that varies; there are about a dozen parameters.
@@ -283,9 +283,9 @@ fn split_into_panels<'a>(
 /// A parameter that differs between two cells with the same series and x value.
 fn splitting_parameter(data: &PanelData<'_>) -> Option<String> {
     use std::collections::HashMap;
-    let mut positions: HashMap<(bool, String, String), &Parameters> = HashMap::new();
+    let mut positions: HashMap<(bool, String, String), &CellParameters> = HashMap::new();
     for plotted in &data.cells {
-        let x = data.x_value(plotted).map(Value::to_string).unwrap_or_default();
+        let x = data.x_value(plotted).map(ParameterValue::to_string).unwrap_or_default();
         let position = (plotted.published, data.series_name(plotted), x);
         let Some(other) = positions.insert(position, plotted.cell.parameters) else { continue };
         let differs = plotted.cell.parameters.iter().find(|(name, value)| {
@@ -300,7 +300,7 @@ fn splitting_parameter(data: &PanelData<'_>) -> Option<String> {
 }
 
 fn split_by<'a>(data: PanelData<'a>, name: &str) -> Vec<PanelData<'a>> {
-    let mut panels_data: Vec<(Value, PanelData<'a>)> = Vec::new();
+    let mut panels_data: Vec<(ParameterValue, PanelData<'a>)> = Vec::new();
     let mut in_all_panels = Vec::new();
     for plotted in data.cells {
         let Some(value) = plotted.cell.parameters.get(name) else {

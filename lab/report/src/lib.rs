@@ -1,6 +1,6 @@
 //! Reports on a run of the lab: an HTML page, a comparison of two runs, a recommendation, CSV and JSON.
 //!
-//! [`lab_experiments::Run`] reads a run directory. [`page::render_html`] renders one self-contained HTML
+//! [`lab_experiments::RunDirectory`] reads a run directory. [`page::render_html`] renders one self-contained HTML
 //! file, [`compare::compare`] compares two runs, [`advise::advise`] recommends an API and a scheduler with
 //! the evidence, and [`export`] writes CSV and JSON. [`study`] pairs a run with the published studies,
 //! [`figure`] selects and arranges the data that an experiment's definition describes, [`chart`] renders SVG
@@ -8,7 +8,7 @@
 //! no connection.
 //!
 //! ```no_run
-//! let run = lab_experiments::Run::open(std::path::Path::new("runs/today"))?;
+//! let run = lab_experiments::RunDirectory::open(std::path::Path::new("runs/today"))?;
 //! std::fs::write("report.html", lab_report::page::render_html(&run)?)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -10,7 +10,7 @@ mod tables;
 
 use std::collections::BTreeSet;
 
-use lab_experiments::{Run, Verdict};
+use lab_experiments::{RunDirectory, Verdict};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment};
@@ -39,7 +39,7 @@ pub enum ReportError {
 ///
 /// # Errors
 /// Only for defects of this program: an invalid built-in template, or data that JSON cannot represent.
-pub fn render_html(run: &Run) -> Result<String, ReportError> {
+pub fn render_html(run: &RunDirectory) -> Result<String, ReportError> {
     let cells = group_into_cells(&run.records);
     let sections = study::group_by_experiment(run, &cells);
     let studies: BTreeSet<String> =
@@ -122,7 +122,7 @@ pub(crate) const STYLE: &str = include_str!("page/style.css");
 const SCRIPT: &str = include_str!("page/script.js");
 
 /// The title of the page: the tested devices.
-fn title(run: &Run) -> String {
+fn title(run: &RunDirectory) -> String {
     let mut names: Vec<&str> = Vec::new();
     for target in &run.plan.targets {
         let name = if target.described.is_empty() { target.path.as_str() } else { target.described.as_str() };
@@ -138,7 +138,7 @@ fn title(run: &Run) -> String {
     }
 }
 
-fn describe_target(target: &lab_experiments::Target) -> String {
+fn describe_target(target: &lab_experiments::PlannedDevice) -> String {
     let gib = target.size_bytes as f64 / f64::from(1 << 30);
     let mut words = format!("{} {}", target.kind, target.path);
     if target.size_bytes > 0 {
@@ -151,7 +151,7 @@ fn describe_target(target: &lab_experiments::Target) -> String {
 }
 
 /// The start time of the first record, in UTC.
-fn started(run: &Run) -> String {
+fn started(run: &RunDirectory) -> String {
     let first = run.records.iter().map(|record| record.started_unix_ms).filter(|ms| *ms > 0).min();
     match first.or(Some(run.machine.collected_unix_ms).filter(|ms| *ms > 0)) {
         Some(ms) => tables::format_utc(ms),
@@ -301,7 +301,7 @@ struct MissingCells {
     experiments: Vec<String>,
 }
 
-fn missing_cells(run: &Run, cells: &[ExperimentCell<'_>]) -> Vec<MissingCells> {
+fn missing_cells(run: &RunDirectory, cells: &[ExperimentCell<'_>]) -> Vec<MissingCells> {
     let mut all: Vec<MissingCells> = Vec::new();
     let mut add = |reason: &str, experiment: &str| {
         let index = match all.iter().position(|known| known.reason == reason) {
@@ -395,7 +395,7 @@ fn format_four_digits(value: f64) -> String {
     format!("{value:.places$}")
 }
 
-fn plan_rows(run: &Run) -> Vec<(&'static str, String)> {
+fn plan_rows(run: &RunDirectory) -> Vec<(&'static str, String)> {
     let plan = &run.plan;
     let mut rows = vec![
         ("Program", plan.program.clone()),
@@ -412,7 +412,7 @@ fn plan_rows(run: &Run) -> Vec<(&'static str, String)> {
 }
 
 /// Facts of the machine as `section · name` and value.
-pub(crate) fn machine_facts(run: &Run) -> Vec<(String, String)> {
+pub(crate) fn machine_facts(run: &RunDirectory) -> Vec<(String, String)> {
     let sections = tables::facts(&run.machine.facts).into_iter();
     sections
         .flat_map(|(section, rows)| {

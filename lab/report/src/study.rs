@@ -8,7 +8,8 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use lab_experiments::{
-    Catalog, CellRecord, Check, Definition, Finding, FindingOutcome, Outcome, Run, Verdict, reference,
+    CellRecord, CheckOutcome, ExperimentCatalog, ExperimentDefinition, Finding, FindingCheck, FindingOutcome,
+    RunDirectory, Verdict, reference,
 };
 
 use crate::cells::{ExperimentCell, group_into_cells};
@@ -18,7 +19,7 @@ pub use printed::{Agreement, PrintedNumber, printed_numbers};
 /// One experiment of a run with the published values.
 pub struct ExperimentData<'a> {
     /// The definition from the plan, the catalog, or inferred from the cells.
-    pub definition: Definition,
+    pub definition: ExperimentDefinition,
     /// How the run deviates from the published method, one phrase each.
     pub scaled: &'a [String],
     /// The measured cells; those of the source experiments for a derived experiment.
@@ -49,16 +50,20 @@ pub struct Discrepancy {
 
 /// Groups a run's cells by experiment, in the order of the catalog; experiments that are not in the catalog
 /// come last. Includes experiments that can be derived from the measured ones and experiments without a plan.
-pub fn group_by_experiment<'a>(run: &'a Run, cells: &'a [ExperimentCell<'a>]) -> Vec<ExperimentData<'a>> {
-    let catalog = Catalog::built_in();
+pub fn group_by_experiment<'a>(
+    run: &'a RunDirectory,
+    cells: &'a [ExperimentCell<'a>],
+) -> Vec<ExperimentData<'a>> {
+    let catalog = ExperimentCatalog::built_in();
     let mut by_experiment: BTreeMap<&str, Vec<&ExperimentCell<'_>>> = BTreeMap::new();
     for cell in cells {
         by_experiment.entry(cell.experiment).or_default().push(cell);
     }
-    let mut definitions: Vec<(Definition, &[String])> = Vec::new();
+    let mut definitions: Vec<(ExperimentDefinition, &[String])> = Vec::new();
     for planned in &run.plan.experiments {
-        let definition =
-            Definition::parse(&planned.definition).ok().or_else(|| catalog.get(&planned.id).cloned());
+        let definition = ExperimentDefinition::parse(&planned.definition)
+            .ok()
+            .or_else(|| catalog.get(&planned.id).cloned());
         // A newer program's plan may hold a definition that does not parse; its cells are drawn regardless.
         let definition = definition
             .unwrap_or_else(|| inferred_definition(&planned.id, by_experiment.get(planned.id.as_str())));
@@ -78,10 +83,11 @@ pub fn group_by_experiment<'a>(run: &'a Run, cells: &'a [ExperimentCell<'a>]) ->
         }
     }
     // The catalog has the order of the papers; the plan may be shuffled.
-    let position =
-        |definition: &Definition| catalog.definitions().iter().position(|known| known.id == definition.id);
+    let position = |definition: &ExperimentDefinition| {
+        catalog.definitions().iter().position(|known| known.id == definition.id)
+    };
     definitions.sort_by_key(|(definition, _)| position(definition).unwrap_or(usize::MAX));
-    let cells_of = |definition: &Definition| {
+    let cells_of = |definition: &ExperimentDefinition| {
         let names = if definition.derived_from.is_empty() {
             std::slice::from_ref(&definition.id)
         } else {
@@ -102,7 +108,7 @@ pub fn group_by_experiment<'a>(run: &'a Run, cells: &'a [ExperimentCell<'a>]) ->
 }
 
 /// The published values of an experiment and of its source experiments.
-fn published(catalog: &Catalog, definition: &Definition) -> Vec<CellRecord> {
+fn published(catalog: &ExperimentCatalog, definition: &ExperimentDefinition) -> Vec<CellRecord> {
     let mut records = reference::published(definition);
     for source in &definition.derived_from {
         records.extend(catalog.get(source).map(reference::published).unwrap_or_default());
@@ -114,7 +120,7 @@ fn published(catalog: &Catalog, definition: &Definition) -> Vec<CellRecord> {
 }
 
 /// Adds percentiles for CDFs: the artifact of ICPE'24 has 17 for each cell, its summary only five.
-fn add_percentiles(definition: &Definition, records: &mut [CellRecord]) {
+fn add_percentiles(definition: &ExperimentDefinition, records: &mut [CellRecord]) {
     let Some(rows) = reference::table(definition.study(), "cdf_percentiles") else { return };
     for row in rows {
         let text = |column: &str| row.get(column).map(String::as_str).unwrap_or_default();
@@ -126,8 +132,9 @@ fn add_percentiles(definition: &Definition, records: &mut [CellRecord]) {
         };
         let name = format!("clat_p{}_us", text("percentile").replace('.', ""));
         for record in records.iter_mut() {
-            let x = record.parameters.get(&definition.x).and_then(lab_experiments::Value::as_f64);
-            let scheduler = record.parameters.get("scheduler").and_then(lab_experiments::Value::as_str);
+            let x = record.parameters.get(&definition.x).and_then(lab_experiments::ParameterValue::as_f64);
+            let scheduler =
+                record.parameters.get("scheduler").and_then(lab_experiments::ParameterValue::as_str);
             if x == Some(at) && scheduler == Some(text("scheduler")) {
                 record.role_mut("fg").set(name.as_str(), value);
             }
@@ -137,7 +144,7 @@ fn add_percentiles(definition: &Definition, records: &mut [CellRecord]) {
 
 /// Infers a definition from cells of an unknown experiment: the x axis is the numeric parameter with the most
 /// values; parameters with text values that vary define the series.
-fn inferred_definition(id: &str, cells: Option<&Vec<&ExperimentCell<'_>>>) -> Definition {
+fn inferred_definition(id: &str, cells: Option<&Vec<&ExperimentCell<'_>>>) -> ExperimentDefinition {
     let mut values: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     let mut numeric: BTreeSet<&str> = BTreeSet::new();
     for cell in cells.into_iter().flatten() {
@@ -156,7 +163,7 @@ fn inferred_definition(id: &str, cells: Option<&Vec<&ExperimentCell<'_>>>) -> De
     if series.is_empty() {
         series.push("scheduler".to_string());
     }
-    Definition {
+    ExperimentDefinition {
         id: id.to_string(),
         title: id.to_string(),
         x,
@@ -164,7 +171,7 @@ fn inferred_definition(id: &str, cells: Option<&Vec<&ExperimentCell<'_>>>) -> De
         role: "fg".into(),
         shape: "curve".into(),
         series,
-        ..Definition::default()
+        ..ExperimentDefinition::default()
     }
 }
 
@@ -174,7 +181,7 @@ pub struct FindingEvaluator(BTreeMap<String, Vec<CellRecord>>);
 
 impl FindingEvaluator {
     /// Copies the measured records of a run.
-    pub fn new(run: &Run) -> FindingEvaluator {
+    pub fn new(run: &RunDirectory) -> FindingEvaluator {
         let mut records: BTreeMap<String, Vec<CellRecord>> = BTreeMap::new();
         for record in run.records.iter().filter(|record| record.is_measured()) {
             let mut slim = CellRecord::new(record.experiment.as_str(), record.series.as_str());
@@ -189,7 +196,7 @@ impl FindingEvaluator {
     }
 
     /// The records that `checks` refer to. A check without an experiment refers to `default_experiment`.
-    fn records(&self, checks: &[Check], default_experiment: &str) -> Vec<CellRecord> {
+    fn records(&self, checks: &[FindingCheck], default_experiment: &str) -> Vec<CellRecord> {
         let picks = checks.iter().flat_map(|check| std::iter::once(&check.of).chain(&check.against));
         let names: BTreeSet<&str> = picks
             .map(
@@ -200,14 +207,14 @@ impl FindingEvaluator {
     }
 
     /// Evaluates the checks of an experiment.
-    pub fn checks(&self, definition: &Definition) -> Vec<Outcome> {
+    pub fn checks(&self, definition: &ExperimentDefinition) -> Vec<CheckOutcome> {
         let records = self.records(&definition.check, &definition.id);
         definition.check.iter().map(|check| check.evaluate(&definition.id, &records)).collect()
     }
 
     /// Evaluates every finding of the studies, over all repetitions and over each repetition separately.
     pub fn findings(&self) -> Vec<FindingResult> {
-        Catalog::built_in().findings().iter().map(|finding| self.finding(finding)).collect()
+        ExperimentCatalog::built_in().findings().iter().map(|finding| self.finding(finding)).collect()
     }
 
     fn finding(&self, finding: &Finding) -> FindingResult {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use html5ever::tendril::TendrilSink as _;
-use lab_experiments::{CellRecord, Run, RunWriter, Target, Value};
+use lab_experiments::{CellRecord, ParameterValue, PlannedDevice, RunDirectory, RunWriter};
 use markup5ever_rcdom::{Handle, NodeData, RcDom};
 
 /// Parses like a browser and returns the parse errors, which a browser would silently correct.
@@ -113,9 +113,9 @@ fn untrusted_text_is_escaped() {
     const EVIL: &str = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}";
     let mut run = synthetic::run(60, 1);
     let mut record = CellRecord::new(EVIL, EVIL);
-    record.parameters.insert(EVIL.into(), Value::from(EVIL));
-    record.parameters.insert("scheduler".into(), Value::from(EVIL));
-    record.parameters.insert("iodepth".into(), Value::from(4));
+    record.parameters.insert(EVIL.into(), ParameterValue::from(EVIL));
+    record.parameters.insert("scheduler".into(), ParameterValue::from(EVIL));
+    record.parameters.insert("iodepth".into(), ParameterValue::from(4));
     record.role_mut("fg").set("iops", 5.0);
     record.role_mut("fg").set(EVIL, 5.0);
     record.commands = vec![EVIL.into()];
@@ -127,11 +127,11 @@ fn untrusted_text_is_escaped() {
     run.records.push(skipped);
     run.machine.distortions.push(EVIL.into());
     run.machine.facts = serde_json::json!({ EVIL: { EVIL: EVIL } });
-    run.plan.targets.push(Target {
+    run.plan.targets.push(PlannedDevice {
         kind: "block".into(),
         path: format!("/dev/{EVIL}"),
         described: EVIL.into(),
-        ..Target::default()
+        ..PlannedDevice::default()
     });
     run.plan.experiments[0].scaled.push(EVIL.into());
     run.dropped.push(EVIL.into());
@@ -150,7 +150,7 @@ fn untrusted_text_is_escaped() {
 
 #[test]
 fn an_empty_run_renders_a_valid_page() {
-    let page = lab_report::page::render_html(&Run::default()).unwrap();
+    let page = lab_report::page::render_html(&RunDirectory::default()).unwrap();
     let (dom, errors) = parse(&page);
     assert!(errors.is_empty(), "{errors:?}");
     assert!(text_of(&dom.document).contains("nothing measured"));
@@ -169,12 +169,12 @@ fn an_interrupted_run_is_reported_with_its_complete_records() {
     let run = synthetic::run(40, 1);
     let mut writer = RunWriter::create(&directory.join("run"), &run.machine, &run.plan).unwrap();
     for record in &run.records[..10] {
-        writer.store(record).unwrap();
+        writer.append(record).unwrap();
     }
     let results = directory.join("run/results.jsonl");
     let bytes = fs::read(&results).unwrap();
     fs::write(&results, &bytes[..bytes.len() - 20]).unwrap();
-    let read = Run::open(&directory.join("run")).unwrap();
+    let read = RunDirectory::open(&directory.join("run")).unwrap();
     let page = lab_report::page::render_html(&read).unwrap();
     assert!(page.contains("Lines of results that could not be read"));
     assert!(page.contains("the run ended before this cell"));

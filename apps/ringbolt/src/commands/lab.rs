@@ -1,61 +1,61 @@
-//! The lab: each of its commands has a file of its own.
+//! `ringbolt lab`: one module for each of its commands.
 
 mod advise;
-mod bench;
 mod compare;
 mod doctor;
 mod export;
 mod files;
 mod import;
 mod list;
+mod options;
 mod plan;
 mod report;
 mod run;
-mod served;
+mod target_process;
 mod watchdog;
 
 use clap::Subcommand;
 
 use crate::command_error::CommandError;
 
-/// The lab's commands.
+/// Commands of `ringbolt lab`.
 #[derive(Subcommand)]
-pub(crate) enum Lab {
-    /// Say what about this machine distorts results, and how to change it
-    Doctor(doctor::Doctor),
+pub(crate) enum LabCommand {
+    /// Report what distorts results on this machine, and how to change it
+    Doctor(doctor::DoctorArgs),
     /// List the experiments
-    List(list::List),
-    /// Say what would run here, for how long, and what cannot and why
-    Plan(Box<plan::Plan>),
-    /// Run experiments and keep what they measure
-    Run(Box<run::Run>),
-    /// Make one HTML page of a run
-    Report(report::Report),
-    /// Say what changed between two runs
-    Compare(compare::Compare),
-    /// Name the API and the scheduler to use, with the evidence
-    Advise(advise::Advise),
-    /// Write a run as CSV or JSON
-    Export(export::Export),
-    /// Read what fio wrote, and print one row for each job and direction
-    Import(import::Import),
-    /// Kill the processes of a run when it has ended; `lab run` starts it
+    List(list::ListArgs),
+    /// Report what would run on this machine, for how long, and why some cells cannot run
+    Plan(Box<plan::PlanArgs>),
+    /// Run experiments and store the results
+    Run(Box<run::RunArgs>),
+    /// Render a run as one HTML page
+    Report(report::ReportArgs),
+    /// Report the differences between two runs
+    Compare(compare::CompareArgs),
+    /// Recommend an API and a scheduler, with the evidence
+    Advise(advise::AdviseArgs),
+    /// Convert a run to CSV or JSON
+    Export(export::ExportArgs),
+    /// Convert fio's output to one row for each job and direction
+    Import(import::ImportArgs),
+    /// Kill the processes of a run when it ends; `lab run` starts it
     #[command(hide = true)]
     Watchdog,
 }
 
-/// Runs one of them to its end.
-pub(crate) fn run(command: Lab) -> Result<(), CommandError> {
+/// Runs a command.
+pub(crate) fn run(command: LabCommand) -> Result<(), CommandError> {
     match command {
-        Lab::Doctor(options) => doctor::run(&options),
-        Lab::List(options) => list::run(&options),
-        Lab::Plan(options) => plan::run(&options),
-        Lab::Run(options) => run::run(&options),
-        Lab::Report(options) => report::run(&options),
-        Lab::Compare(options) => compare::run(&options),
-        Lab::Advise(options) => advise::run(&options),
-        Lab::Export(options) => export::run(&options),
-        Lab::Import(options) => import::run(&options),
-        Lab::Watchdog => watchdog::run(),
+        LabCommand::Doctor(options) => doctor::run(&options),
+        LabCommand::List(options) => list::run(&options),
+        LabCommand::Plan(options) => plan::run(&options),
+        LabCommand::Run(options) => run::run(&options),
+        LabCommand::Report(options) => report::run(&options),
+        LabCommand::Compare(options) => compare::run(&options),
+        LabCommand::Advise(options) => advise::run(&options),
+        LabCommand::Export(options) => export::run(&options),
+        LabCommand::Import(options) => import::run(&options),
+        LabCommand::Watchdog => watchdog::run(),
     }
 }

@@ -2,7 +2,7 @@ use super::*;
 use crate::definition::Scale;
 
 #[test]
-fn every_definition_of_the_folder_comes_with_the_program() {
+fn every_definition_file_is_built_in() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("experiments");
     let mut there: Vec<String> = fs::read_dir(folder)
         .unwrap()
@@ -13,13 +13,13 @@ fn every_definition_of_the_folder_comes_with_the_program() {
     known.sort();
     assert_eq!(there, known);
     for (name, text) in BUILT_IN {
-        assert_eq!(Definition::parse(text).unwrap().id, *name);
+        assert_eq!(ExperimentDefinition::parse(text).unwrap().id, *name);
     }
 }
 
 #[test]
 fn every_experiment_expands_at_every_scale() {
-    let catalog = Catalog::built_in();
+    let catalog = ExperimentCatalog::built_in();
     for definition in catalog.definitions() {
         let [quick, default, paper] =
             [Scale::Quick, Scale::Default, Scale::Paper].map(|scale| definition.cells(scale).unwrap());
@@ -35,7 +35,7 @@ fn every_experiment_expands_at_every_scale() {
             }
         }
     }
-    // Counted by hand from the papers: a slip in a list shows here.
+    // Counted by hand from the papers, to find mistakes in the lists.
     for (id, count) in [
         ("cheops23.fig2", 6),
         ("cheops23.fig5b", 5 * 8),
@@ -58,8 +58,8 @@ fn every_experiment_expands_at_every_scale() {
 }
 
 #[test]
-fn groups_and_derived_experiments_bring_what_they_need() {
-    let catalog = Catalog::built_in();
+fn groups_and_derived_experiments_select_their_sources() {
+    let catalog = ExperimentCatalog::built_in();
     let ids = |names: &[&str]| -> Vec<String> {
         let names: Vec<String> = names.iter().map(|name| name.to_string()).collect();
         catalog.select(&names).unwrap().iter().map(|definition| definition.id.clone()).collect()
@@ -69,15 +69,15 @@ fn groups_and_derived_experiments_bring_what_they_need() {
     assert_eq!(ids(&["icpe24"]).len(), 28);
     assert_eq!(ids(&["spdk17"]).len(), 6);
     assert_eq!(ids(&["quick", "cheops23.fig2"]), QUICK);
-    let wrong = catalog.select(&["icpe24.fig99".into()]).unwrap_err().to_string();
-    assert!(wrong.contains("perhaps icpe24.fig9"), "{wrong}");
+    let invalid = catalog.select(&["icpe24.fig99".into()]).unwrap_err().to_string();
+    assert!(invalid.contains("perhaps icpe24.fig9"), "{invalid}");
 }
 
 #[test]
-fn every_check_names_experiments_and_metrics_that_there_are() {
-    let catalog = Catalog::built_in();
+fn every_check_names_existing_experiments_and_metrics() {
+    let catalog = ExperimentCatalog::built_in();
     let known = include_str!("../../../../docs/LAB-SCHEMA.md");
-    let mut checks: Vec<(String, crate::check::Check)> = Vec::new();
+    let mut checks: Vec<(String, crate::check::FindingCheck)> = Vec::new();
     for definition in catalog.definitions() {
         checks.extend(definition.check.iter().map(|check| (definition.id.clone(), check.clone())));
     }
@@ -85,42 +85,43 @@ fn every_check_names_experiments_and_metrics_that_there_are() {
         assert!(!finding.check.is_empty(), "{}", finding.id);
         checks.extend(finding.check.iter().map(|check| (finding.id.clone(), check.clone())));
     }
-    for (place, check) in checks {
+    for (file, check) in checks {
         for pick in [Some(&check.of), check.against.as_ref()].into_iter().flatten() {
-            let id = if pick.experiment.is_empty() { &place } else { &pick.experiment };
-            let definition = catalog.get(id).unwrap_or_else(|| panic!("{place}: no {id}"));
-            assert!(definition.derived_from.is_empty(), "{place}: {id} has no records of its own");
+            let id = if pick.experiment.is_empty() { &file } else { &pick.experiment };
+            let definition = catalog.get(id).unwrap_or_else(|| panic!("{file}: no {id}"));
+            assert!(definition.derived_from.is_empty(), "{file}: {id} has no records of its own");
             let generic = ["clat_p99_us", "lat_mean_us", "lat_p99_us", "target_cpu_ns_per_io"];
             let named = known.contains(&format!("`{}`", pick.metric));
             let share = pick.metric.starts_with("share_");
-            assert!(named || share || generic.contains(&pick.metric.as_str()), "{place}: {}", pick.metric);
-            for (name, value) in &pick.fits {
-                let plain = value.as_str().is_some_and(|text| text.starts_with('!'));
+            assert!(named || share || generic.contains(&pick.metric.as_str()), "{file}: {}", pick.metric);
+            for (name, value) in &pick.filter {
+                let sanitize = value.as_str().is_some_and(|text| text.starts_with('!'));
                 let cells = definition.cells(Scale::Paper).unwrap();
-                let there = cells.iter().any(|cell| cell.get(name).is_some_and(|v| plain || v.same(value)));
-                assert!(there, "{place}: no cell of {id} has {name} {value}");
+                let there =
+                    cells.iter().any(|cell| cell.get(name).is_some_and(|v| sanitize || v.same(value)));
+                assert!(there, "{file}: no cell of {id} has {name} {value}");
             }
         }
-        assert!(check.at_least.is_some() || check.at_most.is_some(), "{place}: a check without a bound");
+        assert!(check.at_least.is_some() || check.at_most.is_some(), "{file}: a check without a bound");
     }
 }
 
 #[test]
-fn the_studies_are_covered() {
-    let catalog = Catalog::built_in();
-    assert_eq!(catalog.findings_of("cheops23").count(), 4);
-    let icpe: Vec<&str> = catalog.findings_of("icpe24").map(|finding| finding.id.as_str()).collect();
+fn every_study_has_experiments() {
+    let catalog = ExperimentCatalog::built_in();
+    assert_eq!(catalog.study_findings("cheops23").count(), 4);
+    let icpe: Vec<&str> = catalog.study_findings("icpe24").map(|finding| finding.id.as_str()).collect();
     assert_eq!(icpe.iter().filter(|id| id.contains(".key")).count(), 5);
     assert_eq!(icpe.iter().filter(|id| id.contains(".o")).count(), 23);
 }
 
 #[test]
-fn a_users_file_is_added_or_refused_with_its_reason() {
+fn a_user_definition_is_added_or_rejected_with_a_reason() {
     let folder = std::env::temp_dir().join(format!("ringbolt-catalog-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let good = BUILT_IN[0].1.replace("cheops23.fig2", "mine.fig2");
     fs::write(folder.join("good.toml"), good).unwrap();
-    let mut catalog = Catalog::built_in();
+    let mut catalog = ExperimentCatalog::built_in();
     assert_eq!(catalog.add_directory(&folder).unwrap(), 1);
     assert_eq!(catalog.select(&["mine".into()]).unwrap()[0].id, "mine.fig2");
     fs::write(folder.join("bad.toml"), "id = 1").unwrap();
@@ -131,10 +132,10 @@ fn a_users_file_is_added_or_refused_with_its_reason() {
 }
 
 #[test]
-fn words_are_as_far_apart_as_their_letters() {
+fn edit_distance_counts_changed_letters() {
     for (left, right, apart) in
         [("", "", 0), ("fig2", "fig2", 0), ("fig2", "fig3", 1), ("quick", "quik", 1), ("a", "xyz", 3)]
     {
-        assert_eq!(distance(left, right), apart);
+        assert_eq!(edit_distance(left, right), apart);
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-/// IOPS that grow with depth until 8 and then fall a little, for two APIs.
+/// Records of two APIs whose IOPS grow with depth up to 8 and then fall slightly.
 fn records() -> Vec<CellRecord> {
     let mut records = Vec::new();
     for (api, factor) in [("iou", 1.0), ("spdk", 2.0)] {
@@ -8,7 +8,7 @@ fn records() -> Vec<CellRecord> {
             for repetition in 0..2 {
                 let mut record = CellRecord::new("t.fig", api);
                 record.parameters.insert("api".into(), api.into());
-                record.parameters.insert("iodepth".into(), Value::from(depth));
+                record.parameters.insert("iodepth".into(), ParameterValue::from(depth));
                 record.repetition = repetition;
                 let off = if repetition == 0 { -10.0 } else { 10.0 };
                 record.role_mut("fg").set("iops", iops * factor + off);
@@ -19,14 +19,14 @@ fn records() -> Vec<CellRecord> {
     records
 }
 
-fn pick(text: &str) -> Pick {
+fn pick(text: &str) -> MetricQuery {
     toml::from_str(text).unwrap()
 }
 
 #[test]
-fn numbers_are_picked_as_asked() {
+fn aggregations_compute_the_documented_numbers() {
     let records = records();
-    let value = |text: &str| pick(text).value("t.fig", &records, &Parameters::new());
+    let value = |text: &str| pick(text).value("t.fig", &records, &CellParameters::new());
     let iou = "metric = 'iops'\nalong = 'iodepth'\nwhere = { api = 'iou' }\n";
     for (take, expected) in [
         ("max", 720.0),
@@ -47,12 +47,12 @@ fn numbers_are_picked_as_asked() {
     assert!(value(&format!("{iou}take='knee'").replace("along = 'iodepth'", "along = 'jobs'")).is_err());
 }
 
-fn check(text: &str) -> Check {
+fn check(text: &str) -> FindingCheck {
     toml::from_str(text).unwrap()
 }
 
 #[test]
-fn a_check_holds_does_not_or_is_not_tested() {
+fn a_check_holds_fails_or_is_not_tested() {
     let ratio = |api: &str, bound: &str| {
         check(&format!(
             "of = {{ metric = 'iops', take = 'max', where = {{ api = '{api}' }} }}\n\
@@ -71,7 +71,7 @@ fn a_check_holds_does_not_or_is_not_tested() {
 }
 
 #[test]
-fn a_check_for_each_value_tells_of_the_worst() {
+fn for_each_reports_the_worst_value() {
     let each = check(
         "for_each = ['iodepth']\nrelation = 'gain-pct'\nat_least = 99.5\n\
          of = { metric = 'iops', where = { api = 'spdk' } }\n\
@@ -82,7 +82,7 @@ fn a_check_for_each_value_tells_of_the_worst() {
     assert_eq!(outcome.range, Some((100.0, 100.0)));
     let mut slow = records();
     for record in &mut slow {
-        if record.series == "spdk" && record.parameters["iodepth"].same(&Value::from(8)) {
+        if record.series == "spdk" && record.parameters["iodepth"].same(&ParameterValue::from(8)) {
             record.role_mut("fg").set("iops", 10.0);
         }
     }
@@ -91,7 +91,7 @@ fn a_check_for_each_value_tells_of_the_worst() {
 }
 
 #[test]
-fn a_finding_needs_all_that_was_tested() {
+fn a_finding_holds_if_all_tested_checks_hold() {
     let holding = "at_least = 1\nof = { experiment = 't.fig', metric = 'iops' }";
     let failing = "at_most = 1\nof = { experiment = 't.fig', metric = 'iops' }";
     let absent = "at_least = 1\nof = { experiment = 't.none', metric = 'iops' }";
@@ -106,11 +106,11 @@ fn a_finding_needs_all_that_was_tested() {
 }
 
 #[test]
-fn a_check_waits_for_all_that_it_needs() {
+fn unmet_requirements_leave_a_check_untested() {
     let mut records = records();
     for record in &mut records {
-        record.parameters.insert("cores".into(), Value::from(4));
-        record.parameters.insert("devices".into(), Value::from(1));
+        record.parameters.insert("cores".into(), ParameterValue::from(4));
+        record.parameters.insert("devices".into(), ParameterValue::from(1));
     }
     let needing =
         |needs: &str| check(&format!("at_least = 1\nneeds = '{needs}'\nof = {{ metric = 'iops' }}"));
@@ -118,14 +118,14 @@ fn a_check_waits_for_all_that_it_needs() {
     let both = needing("cores>=4, devices>=2").evaluate("t.fig", &records);
     assert_eq!(both.verdict, Verdict::NotTested);
     assert_eq!(both.remark, "needs devices of at least 2; at most 1 here");
-    assert_eq!(needing("cores >= 4").misunderstood(), None);
+    assert_eq!(needing("cores >= 4").requirement_error(), None);
     for wrong in ["cores>4", "cores>=many", ">=2", "cores>=4,"] {
-        assert!(needing(wrong).misunderstood().is_some(), "{wrong}");
+        assert!(needing(wrong).requirement_error().is_some(), "{wrong}");
     }
 }
 
 #[test]
-fn what_was_skipped_or_failed_is_no_measurement() {
+fn skipped_and_failed_cells_are_not_measurements() {
     let mut records = records();
     for record in &mut records {
         record.failed = Some("the device is gone".into());

@@ -25,19 +25,19 @@ where = { api = 'spdk', iodepth = 8 }
 set = { jobs = 2 }
 ";
 
-fn text(cells: &[Parameters]) -> Vec<String> {
-    let word = |cell: &Parameters| {
-        let words: Vec<String> = cell.values().map(Value::to_string).collect();
+fn text(cells: &[CellParameters]) -> Vec<String> {
+    let word = |cell: &CellParameters| {
+        let words: Vec<String> = cell.values().map(ParameterValue::to_string).collect();
         words.join(" ")
     };
     cells.iter().map(word).collect()
 }
 
 #[test]
-fn cells_are_what_is_varied_by_rule() {
-    let sample = Definition::parse(SAMPLE).unwrap();
+fn varied_parameters_and_rules_expand_to_cells() {
+    let sample = ExperimentDefinition::parse(SAMPLE).unwrap();
     let cells = sample.cells(Scale::Default).unwrap();
-    // api, iodepth, jobs, scheduler: the scheduler changes slowest.
+    // Columns: api, iodepth, jobs, scheduler. The scheduler changes slowest.
     assert_eq!(
         text(&cells),
         [
@@ -57,23 +57,23 @@ fn cells_are_what_is_varied_by_rule() {
 }
 
 #[test]
-fn rows_are_combined_with_what_is_varied() {
+fn rows_are_combined_with_varied_parameters() {
     let text_of =
         SAMPLE.replace("x = 'iodepth'", "x = 'iodepth'\nrows = [{ a = 1, b = 2 }, { a = 3, b = 4 }]");
-    let definition = Definition::parse(&text_of).unwrap();
+    let definition = ExperimentDefinition::parse(&text_of).unwrap();
     assert_eq!(definition.cells(Scale::Quick).unwrap().len(), 2 * 2 + 2);
 }
 
 #[test]
-fn a_definition_survives_being_written() {
-    let sample = Definition::parse(SAMPLE).unwrap();
-    let again = Definition::parse(&toml::to_string(&sample).unwrap()).unwrap();
+fn a_definition_round_trips_through_toml() {
+    let sample = ExperimentDefinition::parse(SAMPLE).unwrap();
+    let again = ExperimentDefinition::parse(&toml::to_string(&sample).unwrap()).unwrap();
     assert_eq!(again, sample);
 }
 
 #[test]
-fn a_wrong_definition_is_refused_with_its_reason() {
-    for (from, to, said) in [
+fn an_invalid_definition_is_rejected_with_a_reason() {
+    for (from, to, message) in [
         ("x = 'iodepth'", "x = 'iodepth'\nnonsense = 1", "nonsense"),
         ("id = 't.fig1'", "id = '../x'", "letters"),
         ("series = ['scheduler']", "series = []", "series"),
@@ -87,11 +87,11 @@ fn a_wrong_definition_is_refused_with_its_reason() {
         ("title = 'a sample'", "title = 'a sample'\nderived_from = ['t.fig0']", "derived"),
     ] {
         let wrong = SAMPLE.replacen(from, to, 1);
-        let error = Definition::parse(&wrong).unwrap_err();
-        assert!(error.contains(said), "{to}: {error}");
+        let error = ExperimentDefinition::parse(&wrong).unwrap_err();
+        assert!(error.contains(message), "{to}: {error}");
     }
     let many: Vec<String> = (0..200).map(|n| n.to_string()).collect();
     let list = many.join(",");
     let wrong = SAMPLE.replace("iodepth = [1, 2, 4]", &format!("iodepth = [{list}]\njobs = [{list}]"));
-    assert!(Definition::parse(&wrong).unwrap_err().contains("too many"));
+    assert!(ExperimentDefinition::parse(&wrong).unwrap_err().contains("too many"));
 }

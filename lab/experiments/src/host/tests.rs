@@ -1,6 +1,6 @@
 use super::*;
 
-/// A tree of files under a temporary folder, removed at the end.
+/// A temporary directory of files, removed on drop.
 struct Tree(PathBuf);
 
 impl Tree {
@@ -23,7 +23,7 @@ impl Drop for Tree {
 }
 
 #[test]
-fn a_machine_is_read_from_its_files() {
+fn properties_are_read_from_proc_and_sys() {
     let tree = Tree::new(
         "whole",
         &[
@@ -48,7 +48,7 @@ fn a_machine_is_read_from_its_files() {
             ("proc/meminfo", "MemTotal: 100 kB\nMemAvailable:       64 kB\n"),
         ],
     );
-    let host = Host::at(&tree.0);
+    let host = HostInfo::with_root(&tree.0);
     let cpu = host.cpu();
     assert_eq!((cpu.model.as_str(), cpu.cpus.as_slice()), ("Xeon", [1, 2].as_slice()));
     assert_eq!((cpu.smt, cpu.turbo, cpu.virtualised), (Some(true), Some(true), true));
@@ -60,11 +60,11 @@ fn a_machine_is_read_from_its_files() {
     assert_eq!((kernel.release.as_str(), kernel.io_uring_disabled), ("6.3.8", Some(1)));
     assert_eq!(kernel.options.get("CONFIG_HZ").map(String::as_str), Some("250"));
     assert_eq!((kernel.options.len(), kernel.mitigations.len()), (1, 1));
-    assert_eq!(host.load(), Load { load_average: 1.5, available_memory_bytes: 64 << 10 });
+    assert_eq!(host.load(), SystemLoad { load_average: 1.5, available_memory_bytes: 64 << 10 });
 }
 
 #[test]
-fn a_device_says_what_uses_it() {
+fn mounts_swap_and_holders_use_a_device() {
     let tree = Tree::new(
         "block",
         &[
@@ -82,7 +82,7 @@ fn a_device_says_what_uses_it() {
             ("proc/swaps", "Filename Type\n/dev/nvme0n1 partition 1 0 -2\n"),
         ],
     );
-    let host = Host::at(&tree.0);
+    let host = HostInfo::with_root(&tree.0);
     let names: Vec<String> = host.blocks().into_iter().map(|block| block.name).collect();
     assert_eq!(names, ["nvme0n1", "sda"]);
     let block = host.block("nvme0n1");
@@ -94,7 +94,7 @@ fn a_device_says_what_uses_it() {
 }
 
 #[test]
-fn lists_are_read_as_the_kernel_writes_them() {
+fn kernel_lists_are_parsed() {
     assert_eq!(cpu_list("0-2,5"), [0, 1, 2, 5]);
     assert_eq!(cpu_list(""), Vec::<u32>::new());
     assert_eq!(cpu_list("0-4294967295,x,7"), [7]);
@@ -106,8 +106,8 @@ fn lists_are_read_as_the_kernel_writes_them() {
 }
 
 #[test]
-fn an_empty_machine_is_no_reason_to_fail() {
-    let host = Host::at("/nowhere");
+fn missing_files_are_no_error() {
+    let host = HostInfo::with_root("/nowhere");
     assert_eq!(host.cpu().cpus, [0]);
     assert!(host.blocks().is_empty());
     assert_eq!(host.kernel().io_uring_disabled, None);

@@ -10,7 +10,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 #[test]
-fn settings_are_put_back_in_order() {
+fn settings_are_restored_in_reverse_order() {
     let at = folder("order");
     let (one, two) = (at.join("one"), at.join("two"));
     fs::write(&one, "a\n").unwrap();
@@ -21,7 +21,7 @@ fn settings_are_put_back_in_order() {
     journal.set(&two, "1").unwrap();
     assert_eq!(journal.changes().len(), 1, "what is so already is no change");
     let made = at.join("made");
-    journal.makes_file(&made).unwrap();
+    journal.record_file(&made).unwrap();
     fs::write(&made, "x").unwrap();
     assert!(journal.restore().is_empty());
     assert_eq!(fs::read_to_string(&one).unwrap(), "a");
@@ -31,30 +31,29 @@ fn settings_are_put_back_in_order() {
 }
 
 #[test]
-fn what_a_killed_run_left_is_put_back_by_the_next() {
+fn the_next_command_restores_what_a_killed_run_changed() {
     let at = folder("killed");
     let one = at.join("one");
     fs::write(&one, "a").unwrap();
     let mut journal = Journal::begin(&at.join("j")).unwrap();
     journal.set(&one, "b").unwrap();
-    // Its owner lives: it is left alone.
-    assert_eq!(restore_left_behind(&at.join("j")), (vec![], vec![]));
+    // Its owner is alive: the journal is not restored.
+    assert_eq!(restore_killed_runs(&at.join("j")), (vec![], vec![]));
     assert_eq!(fs::read_to_string(&one).unwrap(), "b");
-    // A kill runs no destructor, and the process number may be somebody else's by then. What it wrote last may be
-    // cut off.
+    // SIGKILL runs no destructor, the pid may have been reused, and the last line may be incomplete.
     let text = fs::read_to_string(&journal.path).unwrap();
     assert!(journal.restore().is_empty());
     fs::write(&one, "b").unwrap();
     killed(&at, &format!("{text}{{\"setting\":{{\"path\":\"/never"));
-    let (done, failed) = restore_left_behind(&at.join("j"));
+    let (done, failed) = restore_killed_runs(&at.join("j"));
     assert_eq!((done.len(), failed.len()), (1, 0));
     assert_eq!(fs::read_to_string(&one).unwrap(), "a");
-    assert_eq!(restore_left_behind(&at.join("j")), (vec![], vec![]));
+    assert_eq!(restore_killed_runs(&at.join("j")), (vec![], vec![]));
     fs::remove_dir_all(at).unwrap();
 }
 
 #[test]
-fn a_scheduler_is_put_back_before_the_settings_that_its_switch_resets() {
+fn a_scheduler_is_restored_before_the_settings_that_its_switch_resets() {
     let at = folder("queue");
     let queue = at.join("queue");
     fs::create_dir_all(queue.join("iosched")).unwrap();
@@ -65,12 +64,12 @@ fn a_scheduler_is_put_back_before_the_settings_that_its_switch_resets() {
     set("iosched/slice_idle", "3");
     let mut journal = Journal::begin(&at.join("j")).unwrap();
     journal.set(&queue.join("scheduler"), "kyber").unwrap();
-    // What the kernel does at a switch.
+    // Change what the kernel changes at a switch.
     set("nr_requests", "256");
     fs::remove_file(queue.join("iosched/slice_idle")).unwrap();
     set("iosched/read_lat_nsec", "2000000");
     journal.set(&queue.join("iosched/read_lat_nsec"), "1000").unwrap();
-    // One entry for all: its values belong to the scheduler that was in use.
+    // One entry for all settings: they belong to the previous scheduler.
     assert_eq!(journal.changes(), [format!("{} (scheduler was bfq)", queue.display())]);
     let text = fs::read_to_string(&journal.path).unwrap();
     set("iosched/slice_idle", "8");
@@ -78,17 +77,17 @@ fn a_scheduler_is_put_back_before_the_settings_that_its_switch_resets() {
     let all = || ["scheduler", "nr_requests", "iosched/slice_idle"].map(get);
     assert_eq!(all(), ["bfq", "64", "3"]);
 
-    // The same from the journal of a run that was killed.
+    // The same from the journal of a killed run.
     set("scheduler", "none");
     set("nr_requests", "128");
     set("iosched/slice_idle", "8");
     killed(&at, &text);
-    assert_eq!(restore_left_behind(&at.join("j")).1, Vec::<String>::new());
+    assert_eq!(restore_killed_runs(&at.join("j")).1, Vec::<String>::new());
     assert_eq!(all(), ["bfq", "64", "3"]);
     fs::remove_dir_all(at).unwrap();
 }
 
-/// Leaves the journal of a process that is gone.
+/// Writes the journal of a process that has ended.
 fn killed(at: &Path, text: &str) {
     let other = text.replacen(&format!("\"pid\":{}", std::process::id()), "\"pid\":4194304", 1);
     assert_ne!(other, text);
@@ -96,7 +95,7 @@ fn killed(at: &Path, text: &str) {
 }
 
 #[test]
-fn a_setting_that_can_never_be_written_back_does_not_keep_the_journal() {
+fn a_setting_that_cannot_be_restored_does_not_keep_the_journal() {
     use std::os::unix::fs::PermissionsExt;
     let at = folder("lost");
     let (one, two) = (at.join("one"), at.join("two"));
@@ -109,7 +108,7 @@ fn a_setting_that_can_never_be_written_back_does_not_keep_the_journal() {
     let problems = journal.restore();
     assert_eq!(
         problems,
-        [format!("{} is not a again: it is read-only; it is not tried again", two.display())]
+        [format!("{} is not restored to a: it is read-only; it is not retried", two.display())]
     );
     assert_eq!(fs::read_to_string(&one).unwrap(), "a", "the others are");
     assert_eq!(fs::read_dir(at.join("j")).unwrap().count(), 0);
@@ -129,14 +128,14 @@ fn paths_and_values_may_have_any_character() {
     assert!(journal.restore().is_empty());
     fs::write(&one, "b").unwrap();
     killed(&at, &text);
-    let (done, problems) = restore_left_behind(&at.join("j"));
+    let (done, problems) = restore_killed_runs(&at.join("j"));
     assert_eq!((done.len(), problems.len()), (1, 0), "{done:?} {problems:?}");
     assert_eq!(fs::read_to_string(&one).unwrap(), before);
     fs::remove_dir_all(at).unwrap();
 }
 
 #[test]
-fn nothing_is_changed_that_the_journal_does_not_have() {
+fn nothing_changes_unless_it_is_recorded_first() {
     let at = folder("full");
     let queue = at.join("queue");
     fs::create_dir_all(&queue).unwrap();
@@ -154,10 +153,10 @@ fn nothing_is_changed_that_the_journal_does_not_have() {
     fs::write(&other, "a").unwrap();
     full(journal.set(&other, "b"));
     full(journal.set(&queue.join("scheduler"), "bfq"));
-    full(journal.makes_file(&at.join("made")));
+    full(journal.record_file(&at.join("made")));
     assert_eq!(fs::read_to_string(&other).unwrap(), "a");
     assert_eq!(fs::read_to_string(queue.join("scheduler")).unwrap(), "none");
-    // What was written down before is still put back.
+    // Earlier changes are still restored.
     journal.file = good;
     assert!(journal.restore().is_empty());
     assert_eq!(fs::read_to_string(at.join("one")).unwrap(), "a");
@@ -165,22 +164,22 @@ fn nothing_is_changed_that_the_journal_does_not_have() {
 }
 
 #[test]
-fn a_journal_that_is_just_begun_is_not_taken_for_one_that_was_left() {
+fn a_new_journal_is_not_restored_by_another_command() {
     let at = folder("begun");
     fs::create_dir_all(at.join("j")).unwrap();
-    // Between its creation and its first line.
+    // The state between the file's creation and its first line.
     let path = at.join("j/journal-1-1-1");
     let file = create_locked(&path).unwrap().unwrap();
-    assert_eq!(restore_left_behind(&at.join("j")), (vec![], vec![]));
+    assert_eq!(restore_killed_runs(&at.join("j")), (vec![], vec![]));
     assert!(path.exists());
     drop(file);
-    assert_eq!(restore_left_behind(&at.join("j")), (vec![], vec![]));
+    assert_eq!(restore_killed_runs(&at.join("j")), (vec![], vec![]));
     assert!(!path.exists());
     fs::remove_dir_all(at).unwrap();
 }
 
 #[test]
-fn a_device_that_left_is_no_failure() {
+fn a_removed_device_is_no_error() {
     let at = folder("left");
     let one = at.join("one");
     fs::write(&one, "a").unwrap();
@@ -193,12 +192,12 @@ fn a_device_that_left_is_no_failure() {
 }
 
 #[test]
-fn the_chosen_scheduler_is_what_counts() {
+fn the_selected_scheduler_is_the_value() {
     let at = folder("scheduler").join("queue");
     fs::create_dir_all(&at).unwrap();
     let file = at.join("scheduler");
     fs::write(&file, "none [bfq] kyber\n").unwrap();
-    assert_eq!(current(&file).unwrap(), "bfq");
+    assert_eq!(read_setting(&file).unwrap(), "bfq");
     let mut journal = Journal::begin(&at.join("j")).unwrap();
     let error = journal.set(&file, "kyber extra").unwrap_err().to_string();
     assert!(error.contains("read back"), "{error}");

@@ -1,22 +1,22 @@
 use super::*;
-use crate::catalog::Catalog;
+use crate::catalog::ExperimentCatalog;
 
-fn around() -> Surroundings {
-    Surroundings {
+fn capabilities() -> MachineCapabilities {
+    MachineCapabilities {
         cpus: vec![0, 1],
         devices: 8,
         kernel_devices: true,
         schedulers: ["none", "bfq", "kyber", "mq-deadline"].map(String::from).to_vec(),
-        own_engine: true,
-        own_devices: 8,
-        ..Surroundings::default()
+        bdev_engine: true,
+        bdev_devices_max: 8,
+        ..MachineCapabilities::default()
     }
 }
 
-fn planned(id: &str, scale: Scale, around: &Surroundings) -> PlannedExperiment {
-    let catalog = Catalog::built_in();
+fn planned(id: &str, scale: Scale, capabilities: &MachineCapabilities) -> PlannedExperiment {
+    let catalog = ExperimentCatalog::built_in();
     let definition = catalog.get(id).unwrap();
-    make(&[definition], scale, Times::default(), around).unwrap().remove(0)
+    plan_experiments(&[definition], scale, TimeOverrides::default(), capabilities).unwrap().remove(0)
 }
 
 fn reasons(experiment: &PlannedExperiment) -> Vec<(String, String)> {
@@ -25,38 +25,39 @@ fn reasons(experiment: &PlannedExperiment) -> Vec<(String, String)> {
 }
 
 #[test]
-fn every_experiment_can_be_planned_and_written() {
-    let catalog = Catalog::built_in();
-    let all: Vec<&Definition> = catalog.definitions().iter().collect();
+fn every_plan_round_trips_through_toml() {
+    let catalog = ExperimentCatalog::built_in();
+    let all: Vec<&ExperimentDefinition> = catalog.definitions().iter().collect();
     for scale in [Scale::Quick, Scale::Default, Scale::Paper] {
-        let experiments = make(&all, scale, Times::default(), &around()).unwrap();
+        let experiments = plan_experiments(&all, scale, TimeOverrides::default(), &capabilities()).unwrap();
         assert_eq!(experiments.len(), all.len());
         for experiment in &experiments {
-            let again = Definition::parse(&experiment.definition).unwrap();
+            let again = ExperimentDefinition::parse(&experiment.definition).unwrap();
             assert_eq!(Some(&again), catalog.get(&experiment.id), "{}", experiment.id);
         }
-        let plan = crate::record::Plan { experiments, ..Default::default() };
+        let plan = crate::record::RunPlan { experiments, ..Default::default() };
         let text = toml::to_string(&plan).unwrap();
-        assert_eq!(toml::from_str::<crate::record::Plan>(&text).unwrap(), plan);
+        assert_eq!(toml::from_str::<crate::record::RunPlan>(&text).unwrap(), plan);
     }
 }
 
 #[test]
 fn the_quick_group_fits_into_three_minutes_on_two_cores() {
-    let catalog = Catalog::built_in();
+    let catalog = ExperimentCatalog::built_in();
     let quick = catalog.select(&["quick".into()]).unwrap();
-    let experiments = make(&quick, Scale::Quick, Times::default(), &around()).unwrap();
+    let experiments =
+        plan_experiments(&quick, Scale::Quick, TimeOverrides::default(), &capabilities()).unwrap();
     let seconds = seconds(&experiments);
     assert!((30.0..140.0).contains(&seconds), "{seconds}");
 }
 
 #[test]
-fn what_cannot_run_says_why() {
-    let plain = around();
-    let fig2 = reasons(&planned("cheops23.fig2", Scale::Default, &plain));
+fn cells_that_cannot_run_have_a_reason() {
+    let sanitize = capabilities();
+    let fig2 = reasons(&planned("cheops23.fig2", Scale::Default, &sanitize));
     assert_eq!(fig2.len(), 1, "{fig2:?}");
     assert!(fig2[0].0 == "iou-c" && fig2[0].1.contains("poll"));
-    let polling = Surroundings { polls: true, ..around() };
+    let polling = MachineCapabilities { polled_io: true, ..capabilities() };
     assert!(reasons(&planned("cheops23.fig2", Scale::Default, &polling)).is_empty());
     let fig6 = planned("cheops23.fig6", Scale::Default, &polling);
     let running: Vec<String> = fig6
@@ -65,36 +66,39 @@ fn what_cannot_run_says_why() {
         .filter(|cell| cell.skipped.is_none())
         .map(|cell| format!("{} {}", cell.series, cell.parameters["jobs"]))
         .collect();
-    // Two cores: two jobs of each, and one of iou-s, which needs two.
+    // Two cores suffice for two jobs of each API, and for one of iou-s, which needs two cores per job.
     assert_eq!(running.len(), 5 * 2 + 1, "{running:?}");
-    for (around, said) in [
-        (Surroundings { no_io_uring: Some("switched off".into()), ..polling.clone() }, "switched off"),
-        (Surroundings { kernel_devices: false, ..polling.clone() }, "is the kernel's"),
+    for (capabilities, message) in [
         (
-            Surroundings {
+            MachineCapabilities { io_uring_unavailable: Some("disabled".into()), ..polling.clone() },
+            "disabled",
+        ),
+        (MachineCapabilities { kernel_devices: false, ..polling.clone() }, "is a kernel API"),
+        (
+            MachineCapabilities {
                 schedulers: vec![],
-                schedulers_missing: "a file has none".into(),
+                schedulers_unavailable: "a file has none".into(),
                 ..polling.clone()
             },
             "a file has none",
         ),
-        (Surroundings { schedulers: vec!["none".into()], ..polling.clone() }, "offer none, and not"),
+        (MachineCapabilities { schedulers: vec!["none".into()], ..polling.clone() }, "offer none, not"),
     ] {
-        let found = reasons(&planned("cheops23.table2", Scale::Default, &around));
-        assert!(found.iter().any(|(_, reason)| reason.contains(said)), "{said}: {found:?}");
+        let found = reasons(&planned("cheops23.table2", Scale::Default, &capabilities));
+        assert!(found.iter().any(|(_, reason)| reason.contains(message)), "{message}: {found:?}");
     }
-    let guarded = Surroundings { read_only: Some("--destroy-data".into()), ..polling };
+    let guarded = MachineCapabilities { read_only: Some("--destroy-data".into()), ..polling };
     let found = planned("icpe24.fig11d", Scale::Default, &guarded);
     let alone = found.cells.iter().filter(|cell| cell.skipped.is_none()).count();
     assert_eq!(alone, 4, "without background nothing is written");
-    let fio = Surroundings { own_engine: false, ..around() };
+    let fio = MachineCapabilities { bdev_engine: false, ..capabilities() };
     assert!(reasons(&planned("cheops23.fig2", Scale::Default, &fio)).iter().any(|(api, _)| api == "spdk"));
 }
 
 #[test]
-fn fewer_devices_do_except_for_the_paper_and_for_figures_about_devices() {
-    let one = Surroundings { devices: 1, polls: true, ..around() };
-    let catalog = Catalog::built_in();
+fn cells_use_fewer_devices_except_with_paper_and_where_devices_vary() {
+    let one = MachineCapabilities { devices: 1, polled_io: true, ..capabilities() };
+    let catalog = ExperimentCatalog::built_in();
     for scale in [Scale::Quick, Scale::Default] {
         for definition in catalog.definitions() {
             for cell in planned(&definition.id, scale, &one).cells {
@@ -120,15 +124,15 @@ fn fewer_devices_do_except_for_the_paper_and_for_figures_about_devices() {
     assert_eq!(fit, 4, "one device under each scheduler");
     let paper = reasons(&planned("icpe24.fig11a", Scale::Paper, &one));
     assert!(
-        paper.iter().all(|(_, said)| said.starts_with("needs 8 devices; there is 1 (--paper")),
+        paper.iter().all(|(_, message)| message.starts_with("needs 8 devices; there is 1 (--paper")),
         "{paper:?}"
     );
     assert_eq!(paper.len(), planned("icpe24.fig11a", Scale::Paper, &one).cells.len());
 }
 
 #[test]
-fn a_single_core_is_shared_and_that_is_said() {
-    let one = Surroundings { cpus: vec![3], ..around() };
+fn sharing_one_core_is_noted() {
+    let one = MachineCapabilities { cpus: vec![3], ..capabilities() };
     let apart = planned("icpe24.table2", Scale::Quick, &one);
     assert!(apart.scaled.iter().any(|note| note.contains("1 core instead of 2: foreground and background")));
     let polling = planned("cheops23.fig2", Scale::Quick, &one);
@@ -140,14 +144,16 @@ fn a_single_core_is_shared_and_that_is_said() {
 }
 
 #[test]
-fn the_published_times_are_kept_for_the_paper_alone() {
-    let paper = planned("icpe24.fig11d", Scale::Paper, &around());
+fn only_paper_uses_the_published_durations() {
+    let paper = planned("icpe24.fig11d", Scale::Paper, &capabilities());
     assert_eq!((paper.cells[0].repetitions, paper.cells[0].seconds), (5, 720.0 + OVERHEAD_S));
     assert!(!paper.scaled.iter().any(|line| line.contains(" s after ")), "{:?}", paper.scaled);
-    let quick = planned("icpe24.fig11d", Scale::Quick, &around());
+    let quick = planned("icpe24.fig11d", Scale::Quick, &capabilities());
     assert!(quick.scaled[0].contains("instead of 360 after 360"), "{:?}", quick.scaled);
-    let catalog = Catalog::built_in();
-    let times = Times { runtime_s: Some(2.0), ramp_s: Some(0.0), repetitions: Some(3) };
-    let own = make(&[catalog.get("cheops23.fig2").unwrap()], Scale::Quick, times, &around()).unwrap();
+    let catalog = ExperimentCatalog::built_in();
+    let times = TimeOverrides { runtime_s: Some(2.0), ramp_s: Some(0.0), repetitions: Some(3) };
+    let own =
+        plan_experiments(&[catalog.get("cheops23.fig2").unwrap()], Scale::Quick, times, &capabilities())
+            .unwrap();
     assert_eq!((own[0].cells[0].seconds, own[0].cells[0].repetitions), (2.0 + OVERHEAD_S, 3));
 }

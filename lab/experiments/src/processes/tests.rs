@@ -2,9 +2,8 @@ use std::io::Read;
 
 use super::*;
 
-/// A shell that starts a process in a session of its own, as fio does with its jobs, and waits for it. The
-/// returned pipe ends when both are gone.
-fn family(processes: &mut Processes) -> (Process, io::PipeReader) {
+/// Starts a shell whose child starts another session, as jobs of fio do. The returned pipe ends when both have ended.
+fn family(processes: &mut RunProcesses) -> (RunProcess, io::PipeReader) {
     let (mut reader, writer) = io::pipe().unwrap();
     let mut command = Command::new("sh");
     command
@@ -19,8 +18,7 @@ fn family(processes: &mut Processes) -> (Process, io::PipeReader) {
     (process, reader)
 }
 
-/// Returns once no process of the family has the pipe open. Fails where one has it open for longer than anything
-/// here takes.
+/// Waits until no process has the pipe open; panics on timeout.
 fn wait_for_end(pipe: io::PipeReader) {
     let pipe = OwnedFd::from(pipe);
     let mut polled = [PollFd::new(&pipe, PollFlags::IN)];
@@ -30,34 +28,34 @@ fn wait_for_end(pipe: io::PipeReader) {
 }
 
 #[test]
-fn a_process_that_left_its_group_ends_with_the_process_that_started_it() {
-    let mut processes = Processes::new();
+fn a_process_in_another_session_ends_with_its_parent() {
+    let mut processes = RunProcesses::new();
     let (mut process, pipe) = family(&mut processes);
     let (_other, other_pipe) = family(&mut processes);
-    process.end(Duration::ZERO);
+    process.terminate(Duration::ZERO);
     wait_for_end(pipe);
-    assert_eq!(kill_tagged(&process.tag), Killed::default());
-    assert_eq!(processes.live.iter().filter(|one| one.is_alive()).count(), 1, "the other one lives");
-    assert_eq!(processes.end_all(), Vec::<String>::new());
+    assert_eq!(kill_tagged(&process.tag), KillReport::default());
+    assert_eq!(processes.alive.iter().filter(|one| one.is_alive()).count(), 1, "the other one lives");
+    assert_eq!(processes.kill_all(), Vec::<String>::new());
     wait_for_end(other_pipe);
 }
 
 #[test]
-fn a_tag_that_another_begins_with_is_another_tag() {
-    let mut processes = Processes::new();
+fn a_prefix_of_a_tag_is_a_different_tag() {
+    let mut processes = RunProcesses::new();
     let (mut process, pipe) = family(&mut processes);
     let pid = process.id();
-    assert!(carries(pid, &processes.tag) && carries(pid, &process.tag));
+    assert!(has_tag(pid, &processes.tag) && has_tag(pid, &process.tag));
     let shorter = &process.tag[..process.tag.len() - 1];
-    assert!(!carries(pid, shorter), "{shorter} is no tag of {}", process.tag);
-    assert!(!carries(std::process::id(), &processes.tag));
-    process.end(Duration::ZERO);
+    assert!(!has_tag(pid, shorter), "{shorter} is no tag of {}", process.tag);
+    assert!(!has_tag(std::process::id(), &processes.tag));
+    process.terminate(Duration::ZERO);
     wait_for_end(pipe);
 }
 
 #[test]
-fn the_watchdog_ends_everything_when_its_input_ends() {
-    let mut processes = Processes::new();
+fn the_watchdog_kills_all_tagged_processes_at_end_of_input() {
+    let mut processes = RunProcesses::new();
     let (mut process, pipe) = family(&mut processes);
     let (reader, mut writer) = io::pipe().unwrap();
     let thread = std::thread::spawn(move || watchdog(reader));
@@ -66,39 +64,39 @@ fn the_watchdog_ends_everything_when_its_input_ends() {
     drop(writer);
     thread.join().unwrap();
     wait_for_end(pipe);
-    process.end(Duration::ZERO);
+    process.terminate(Duration::ZERO);
 }
 
 #[test]
-fn a_watchdog_that_was_not_given_a_whole_tag_ends_nothing() {
-    let mut processes = Processes::new();
+fn a_watchdog_without_a_complete_tag_kills_nothing() {
+    let mut processes = RunProcesses::new();
     let (mut process, pipe) = family(&mut processes);
     watchdog(processes.tag.as_bytes());
     watchdog(&b""[..]);
     assert!(matches!(process.try_wait(), Ok(None)));
-    process.end(Duration::ZERO);
+    process.terminate(Duration::ZERO);
     wait_for_end(pipe);
 }
 
 #[test]
-fn a_process_number_that_is_used_again_is_not_signalled() {
-    let mut processes = Processes::new();
+fn a_reused_pid_is_not_signalled() {
+    let mut processes = RunProcesses::new();
     let (mut process, pipe) = family(&mut processes);
-    let real = processes.live[0].clone();
-    let earlier = Identity { started: "1".into(), ..real.clone() };
-    assert_eq!(kill_identified(&[earlier]), Killed::default());
+    let real = processes.alive[0].clone();
+    let earlier = ProcessIdentity { started: "1".into(), ..real.clone() };
+    assert_eq!(kill_identified(&[earlier]), KillReport::default());
     assert!(real.is_alive());
     let killed = kill_identified(std::slice::from_ref(&real));
     assert_eq!((killed.ended.len(), killed.remaining.len()), (1, 0));
     assert!(!real.is_alive());
-    process.end(Duration::ZERO);
+    process.terminate(Duration::ZERO);
     wait_for_end(pipe);
 }
 
 #[test]
-fn nothing_runs_where_its_identity_cannot_be_recorded() {
-    let mut processes = Processes::new();
-    processes.record_in("/nowhere/of/that/name".into());
+fn nothing_runs_if_its_identity_cannot_be_recorded() {
+    let mut processes = RunProcesses::new();
+    processes.set_record_file("/nowhere/of/that/name".into());
     let (mut reader, writer) = io::pipe().unwrap();
     let mut command = Command::new("sleep");
     command.arg("1000").stdout(writer);
@@ -108,7 +106,7 @@ fn nothing_runs_where_its_identity_cannot_be_recorded() {
 }
 
 #[test]
-fn a_process_that_was_killed_is_gone_though_its_parent_did_not_wait() {
+fn a_zombie_counts_as_ended() {
     let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     let pid = child.id();
     assert!(start_time(pid).is_some_and(|at| at.parse::<u64>().is_ok()));

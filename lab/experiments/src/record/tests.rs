@@ -8,14 +8,14 @@ fn directory(name: &str) -> PathBuf {
 
 fn record(iops: f64) -> CellRecord {
     let mut record = CellRecord::new("cheops23.fig5a", "iou");
-    record.parameters.insert("iodepth".into(), Value::from(8));
+    record.parameters.insert("iodepth".into(), ParameterValue::from(8));
     record.role_mut("fg").set("iops", iops);
     record.role_mut("fg").histograms.insert("clat".into(), vec![(1000, 3), (2000, 1)]);
     record
 }
 
-fn plan() -> Plan {
-    Plan {
+fn plan() -> RunPlan {
+    RunPlan {
         schema: SCHEMA,
         scale: "quick".into(),
         experiments: vec![PlannedExperiment {
@@ -24,18 +24,19 @@ fn plan() -> Plan {
             cells: vec![PlannedCell { series: "iou".into(), repetitions: 1, ..PlannedCell::default() }],
             ..PlannedExperiment::default()
         }],
-        ..Plan::default()
+        ..RunPlan::default()
     }
 }
 
 #[test]
-fn a_run_is_read_as_it_was_written() {
+fn a_run_directory_round_trips() {
     let path = directory("whole");
-    let machine = Machine { schema: SCHEMA, distortions: vec!["turbo".into()], ..Machine::default() };
+    let machine =
+        MachineRecord { schema: SCHEMA, distortions: vec!["turbo".into()], ..MachineRecord::default() };
     let mut writer = RunWriter::create(&path, &machine, &plan()).unwrap();
-    writer.store(&record(1.0)).unwrap();
-    writer.store(&record(2.5)).unwrap();
-    let run = Run::open(&path).unwrap();
+    writer.append(&record(1.0)).unwrap();
+    writer.append(&record(2.5)).unwrap();
+    let run = RunDirectory::open(&path).unwrap();
     assert_eq!(run.machine, machine);
     assert_eq!(run.plan, plan());
     assert_eq!(run.records, vec![record(1.0), record(2.5)]);
@@ -45,23 +46,23 @@ fn a_run_is_read_as_it_was_written() {
 }
 
 #[test]
-fn a_line_that_was_cut_off_costs_that_line_only() {
+fn an_incomplete_line_loses_only_itself() {
     let path = directory("cut");
-    let mut writer = RunWriter::create(&path, &Machine::default(), &plan()).unwrap();
-    writer.store(&record(1.0)).unwrap();
-    writer.store(&record(2.0)).unwrap();
+    let mut writer = RunWriter::create(&path, &MachineRecord::default(), &plan()).unwrap();
+    writer.append(&record(1.0)).unwrap();
+    writer.append(&record(2.0)).unwrap();
     drop(writer);
     let results = path.join(RESULTS);
     let bytes = fs::read(&results).unwrap();
     for length in (0..bytes.len()).step_by(11).chain(bytes.len() - 2..bytes.len()) {
         fs::write(&results, &bytes[..length]).unwrap();
-        let run = Run::open(&path).unwrap();
+        let run = RunDirectory::open(&path).unwrap();
         let whole = bytes[..length].iter().filter(|byte| **byte == b'\n').count();
-        // A line whose newline alone is missing is whole.
+        // A line that lacks only its newline is complete.
         assert!(run.records.len() == whole || run.records.len() == whole + 1);
-        let mut writer = RunWriter::append(&path).unwrap();
-        writer.store(&record(3.0)).unwrap();
-        let after = Run::open(&path).unwrap();
+        let mut writer = RunWriter::resume(&path).unwrap();
+        writer.append(&record(3.0)).unwrap();
+        let after = RunDirectory::open(&path).unwrap();
         assert_eq!(after.records.last(), Some(&record(3.0)), "cut at {length}");
         assert_eq!(after.records.len(), run.records.len() + 1);
     }
@@ -69,17 +70,17 @@ fn a_line_that_was_cut_off_costs_that_line_only() {
 }
 
 #[test]
-fn a_newer_schema_is_refused() {
+fn a_newer_schema_is_rejected() {
     let path = directory("newer");
-    let mut writer = RunWriter::create(&path, &Machine::default(), &plan()).unwrap();
+    let mut writer = RunWriter::create(&path, &MachineRecord::default(), &plan()).unwrap();
     let newer = CellRecord { schema: SCHEMA + 1, ..record(1.0) };
-    writer.store(&newer).unwrap();
-    assert!(matches!(Run::open(&path), Err(Error::Newer { .. })));
+    writer.append(&newer).unwrap();
+    assert!(matches!(RunDirectory::open(&path), Err(RunDirectoryError::UnsupportedSchema { .. })));
     fs::remove_dir_all(&path).unwrap();
 }
 
 #[test]
-fn what_is_no_number_is_not_kept() {
+fn infinities_and_nan_are_not_stored() {
     let mut role = RoleRecord::default();
     role.set("iops", f64::NAN);
     role.set("ipc", f64::INFINITY);

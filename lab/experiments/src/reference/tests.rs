@@ -1,15 +1,15 @@
 use super::*;
-use crate::catalog::Catalog;
+use crate::catalog::ExperimentCatalog;
 use crate::check::Verdict;
 
 fn all_published() -> Vec<CellRecord> {
-    let catalog = Catalog::built_in();
+    let catalog = ExperimentCatalog::built_in();
     catalog.definitions().iter().flat_map(published).collect()
 }
 
 #[test]
-fn every_check_and_finding_holds_for_the_published_data_that_there_is() {
-    let catalog = Catalog::built_in();
+fn every_check_and_finding_holds_for_the_published_data() {
+    let catalog = ExperimentCatalog::built_in();
     let records = all_published();
     let (mut tested, mut wrong) = (0, Vec::new());
     for definition in catalog.definitions() {
@@ -36,32 +36,33 @@ fn every_check_and_finding_holds_for_the_published_data_that_there_is() {
 }
 
 #[test]
-fn what_a_check_calls_published_is_what_the_data_say() {
-    let catalog = Catalog::built_in();
+fn published_values_of_checks_match_the_data() {
+    let catalog = ExperimentCatalog::built_in();
     let records = all_published();
     let mut compared = 0;
     let in_icpe = catalog.definitions().iter().filter(|definition| definition.study() == "icpe24");
     let own = in_icpe
         .flat_map(|definition| definition.check.iter().map(|check| (definition.id.clone(), check.clone())));
-    let findings =
-        catalog.findings_of("icpe24").flat_map(|f| f.check.iter().map(|check| (f.id.clone(), check.clone())));
-    for (place, check) in own.chain(findings) {
-        let outcome = check.evaluate(&place, &records);
+    let findings = catalog
+        .study_findings("icpe24")
+        .flat_map(|f| f.check.iter().map(|check| (f.id.clone(), check.clone())));
+    for (location, check) in own.chain(findings) {
+        let outcome = check.evaluate(&location, &records);
         let (Some(measured), Some(published)) = (outcome.measured, check.published) else { continue };
         let low = outcome.range.map_or(measured, |range| range.0);
         let high = outcome.range.map_or(measured, |range| range.1);
-        // A printed figure is rounded.
+        // Printed figures are rounded.
         let near =
             published >= low - 0.05 * low.abs() - 0.006 && published <= high + 0.05 * high.abs() + 0.006;
-        assert!(near, "{place}: {}: published {published}, data {low} to {high}", check.says);
+        assert!(near, "{location}: {}: published {published}, data {low} to {high}", check.says);
         compared += 1;
     }
     assert!(compared > 60, "{compared}");
 }
 
 #[test]
-fn the_tables_agree_with_what_was_compared_by_hand() {
-    // Quantities that the comparison of paper and raw files calls a match.
+fn tables_match_the_numbers_of_the_paper() {
+    // Numbers for which text and raw files of the paper agree.
     for (name, fits, column, expected) in [
         ("fig02", vec![("scheduler", "bfq"), ("qd", "256")], "p99_us", 1155.1),
         ("fig03", vec![("scheduler", "none"), ("procs", "256")], "p99_us", 3883.0),
@@ -93,7 +94,7 @@ fn the_tables_agree_with_what_was_compared_by_hand() {
 }
 
 #[test]
-fn every_table_is_square_and_read_whole() {
+fn every_table_is_complete() {
     for (study, name, text) in TABLES {
         let rows = table(study, name).unwrap();
         let columns = text.lines().next().unwrap().split(',').count();
@@ -106,8 +107,8 @@ fn every_table_is_square_and_read_whole() {
 }
 
 #[test]
-fn published_cells_are_cells_that_a_run_makes() {
-    let catalog = Catalog::built_in();
+fn published_cells_are_cells_of_a_run() {
+    let catalog = ExperimentCatalog::built_in();
     for definition in catalog.definitions().iter().filter(|definition| !definition.reference.is_empty()) {
         let cells = definition.cells(crate::definition::Scale::Paper).unwrap();
         let records = published(definition);
@@ -115,9 +116,10 @@ fn published_cells_are_cells_that_a_run_makes() {
         let mut known = 0;
         for record in &records {
             assert!(!record.series.is_empty(), "{}", definition.id);
-            known += usize::from(cells.iter().any(|cell| crate::definition::fits(cell, &record.parameters)));
+            known +=
+                usize::from(cells.iter().any(|cell| crate::definition::matches(cell, &record.parameters)));
         }
-        // The raw files hold some runs that no figure shows.
+        // The raw files contain some runs that no figure shows.
         assert!(known * 10 >= records.len() * 7, "{}: {known} of {}", definition.id, records.len());
     }
 }
@@ -131,7 +133,7 @@ fn the_facts_are_toml() {
     }
     let cheops: toml::Table = toml::from_str(FACTS[0].1).unwrap();
     let table2 = cheops["table2_kiops"].as_table().unwrap();
-    let catalog = Catalog::built_in();
+    let catalog = ExperimentCatalog::built_in();
     for record in published(catalog.get("cheops23.table2").unwrap()) {
         let [api, scheduler] = ["api", "scheduler"].map(|name| record.parameters[name].as_str().unwrap());
         let printed = table2[api][scheduler].as_float().unwrap();

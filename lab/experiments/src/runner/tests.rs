@@ -2,16 +2,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use super::*;
-use crate::plan::{self, Surroundings, Times};
-use crate::record::{Machine, Run, SCHEMA};
-use crate::{Catalog, Scale};
+use crate::plan::{self, MachineCapabilities, TimeOverrides};
+use crate::record::{MachineRecord, RunDirectory, SCHEMA};
+use crate::{ExperimentCatalog, Scale};
 
-/// A folder with a generator that is a script, removed at the end.
-struct Place {
+/// A temporary directory with a generator that is a shell script, removed on drop.
+struct TestDirectory {
     at: PathBuf,
 }
 
-/// Copies canned results to where `--output` says, once `$1` (the job file) was looked at by `body`.
+/// Writes fixed results to the path of `--output`, after `body` has run with the job file as `$1`.
 const SCRIPT: &str = r#"#!/bin/sh
 for word in "$@"; do case $word in --output=*) out=${word#--output=};; esac; done
 job=$1
@@ -24,15 +24,15 @@ cat > "$out" <<'END'
 END
 "#;
 
-impl Place {
-    fn new(name: &str, body: &str) -> Place {
+impl TestDirectory {
+    fn new(name: &str, body: &str) -> TestDirectory {
         let at = std::env::temp_dir().join(format!("ringbolt-runner-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&at);
         fs::create_dir_all(&at).unwrap();
         let script = at.join("generator");
         fs::write(&script, SCRIPT.replace("BODY", body)).unwrap();
         fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
-        Place { at }
+        TestDirectory { at }
     }
 
     fn out(&self) -> PathBuf {
@@ -44,74 +44,84 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.at);
     }
 }
 
-fn a_plan(times: Times) -> Plan {
-    let catalog = Catalog::built_in();
-    let around = Surroundings { cpus: vec![0], devices: 1, kernel_devices: true, ..Surroundings::default() };
+fn plan_one_cell(times: TimeOverrides) -> RunPlan {
+    let catalog = ExperimentCatalog::built_in();
+    let capabilities = MachineCapabilities {
+        cpus: vec![0],
+        devices: 1,
+        kernel_devices: true,
+        ..MachineCapabilities::default()
+    };
     let definitions = [catalog.get("cheops23.fig2").unwrap(), catalog.get("cheops23.fig5a").unwrap()];
-    let experiments = plan::make(&definitions, Scale::Quick, times, &around).unwrap();
-    Plan { schema: SCHEMA, experiments, cores: vec![0], ..Plan::default() }
+    let experiments = plan::plan_experiments(&definitions, Scale::Quick, times, &capabilities).unwrap();
+    RunPlan { schema: SCHEMA, experiments, cores: vec![0], ..RunPlan::default() }
 }
 
-/// Runs a plan, and says how it went and what is on the disk.
-fn go(place: &Place, plan: &Plan, devices: &[Device], stop: &AtomicBool) -> (Result<Summary, RunError>, Run) {
-    go_on(&Host::default(), place, plan, devices, stop)
-}
-
-/// The same on a machine of the test's own.
-fn go_on(
-    host: &Host,
-    place: &Place,
-    plan: &Plan,
+/// Runs a plan; returns the result and the run directory.
+fn run_plan(
+    directory: &TestDirectory,
+    plan: &RunPlan,
     devices: &[Device],
     stop: &AtomicBool,
-) -> (Result<Summary, RunError>, Run) {
-    let generator = Generator {
+) -> (Result<ExperimentSummary, ExperimentError>, RunDirectory) {
+    run_plan_on(&HostInfo::default(), directory, plan, devices, stop)
+}
+
+/// Like [`run_plan`], on a given machine.
+fn run_plan_on(
+    host: &HostInfo,
+    directory: &TestDirectory,
+    plan: &RunPlan,
+    devices: &[Device],
+    stop: &AtomicBool,
+) -> (Result<ExperimentSummary, ExperimentError>, RunDirectory) {
+    let generator = LoadGenerator {
         name: "fio".into(),
-        program: place.at.join("generator"),
-        first: vec![],
-        style: Style::JobFile,
+        program: directory.at.join("generator"),
+        arguments: vec![],
+        input: GeneratorInput::JobFile,
     };
-    let mut writer = if place.out().exists() {
-        RunWriter::append(&place.out()).unwrap()
+    let mut writer = if directory.out().exists() {
+        RunWriter::resume(&directory.out()).unwrap()
     } else {
-        RunWriter::create(&place.out(), &Machine::default(), plan).unwrap()
+        RunWriter::create(&directory.out(), &MachineRecord::default(), plan).unwrap()
     };
-    let before = Run::open(&place.out()).unwrap();
-    let done = done(&before);
-    let setup = Setup {
+    let before = RunDirectory::open(&directory.out()).unwrap();
+    let completed = completed(&before);
+    let setup = RunSetup {
         plan,
         devices,
         generator: &generator,
-        generator_use: GeneratorUse::default(),
-        own: &generator,
+        generator_info: GeneratorInfo::default(),
+        bdev_generator: &generator,
         host,
-        done,
+        completed,
         network: &Vec::<NetworkTarget>::new(),
         stop,
     };
-    let mut journal = Journal::begin(&place.at.join("journal")).unwrap();
-    let mut locks = DeviceLocks::new(&place.at.join("journal"));
+    let mut journal = Journal::begin(&directory.at.join("journal")).unwrap();
+    let mut locks = DeviceLocks::new(&directory.at.join("journal"));
     let result = run(&setup, &mut writer, &mut journal, &mut locks, &mut |_| {});
     assert!(journal.restore().is_empty());
-    (result, Run::open(&place.out()).unwrap())
+    (result, RunDirectory::open(&directory.out()).unwrap())
 }
 
-fn quickly() -> Times {
-    Times { runtime_s: Some(0.05), ramp_s: Some(0.0), repetitions: Some(1) }
+fn short_times() -> TimeOverrides {
+    TimeOverrides { runtime_s: Some(0.05), ramp_s: Some(0.0), repetitions: Some(1) }
 }
 
-fn file(place: &Place) -> Device {
-    let path = place.at.join("disk");
+fn file(directory: &TestDirectory) -> Device {
+    let path = directory.at.join("disk");
     fs::write(&path, "x").unwrap();
     Device {
-        kind: Kind::File,
-        place: path.display().to_string(),
+        kind: DeviceKind::File,
+        location: path.display().to_string(),
         name: None,
         size_bytes: 1 << 20,
         writable: true,
@@ -120,11 +130,11 @@ fn file(place: &Place) -> Device {
 }
 
 #[test]
-fn every_cell_is_measured_or_says_why_not() {
-    let place = Place::new("whole", "");
-    let plan = a_plan(quickly());
+fn every_cell_is_measured_or_has_a_reason() {
+    let directory = TestDirectory::new("whole", "");
+    let plan = plan_one_cell(short_times());
     let stop = AtomicBool::new(false);
-    let (result, run) = go(&place, &plan, &[file(&place)], &stop);
+    let (result, run) = run_plan(&directory, &plan, &[file(&directory)], &stop);
     let summary = result.unwrap();
     let cells: usize = plan.experiments.iter().map(|experiment| experiment.cells.len()).sum();
     assert_eq!(summary.measured + summary.skipped, cells, "{summary:?}");
@@ -135,58 +145,63 @@ fn every_cell_is_measured_or_says_why_not() {
     assert_eq!(record.generator.version, "fake-1");
     assert!(record.job_file.contains("rw=randread"), "{}", record.job_file);
     assert!(record.commands[0].contains("--output-format=json+"));
-    // iou-c cannot poll a file.
+    // A file does not support iou-c.
     assert!(run.records.iter().any(|r| r.series == "iou-c" && r.skipped.is_some()));
-    let again = go(&place, &plan, &[file(&place)], &stop);
-    assert_eq!(again.0.unwrap().before, cells, "nothing is left to do");
-    assert_eq!(place.runs(), summary.measured);
+    let again = run_plan(&directory, &plan, &[file(&directory)], &stop);
+    assert_eq!(again.0.unwrap().already_done, cells, "nothing is left to do");
+    assert_eq!(directory.runs(), summary.measured);
 }
 
 #[test]
-fn what_failed_is_recorded_and_tried_again_by_resume() {
-    let place =
-        Place::new("fails", "if grep -q libaio \"$job\"; then echo 'fio: no such engine' >&2; exit 3; fi");
-    let plan = a_plan(quickly());
+fn failed_cells_are_recorded_and_repeated_by_resume() {
+    let directory = TestDirectory::new(
+        "fails",
+        "if grep -q libaio \"$job\"; then echo 'fio: no such engine' >&2; exit 3; fi",
+    );
+    let plan = plan_one_cell(short_times());
     let stop = AtomicBool::new(false);
-    let (result, run) = go(&place, &plan, &[file(&place)], &stop);
+    let (result, run) = run_plan(&directory, &plan, &[file(&directory)], &stop);
     let summary = result.unwrap();
     assert!(summary.failed > 0 && summary.measured > 0, "{summary:?}");
     let failed = run.records.iter().find(|record| record.failed.is_some()).unwrap();
     assert!(failed.failed.as_ref().unwrap().contains("no such engine"), "{failed:?}");
-    let script = fs::read_to_string(place.at.join("generator")).unwrap();
-    fs::write(place.at.join("generator"), script.replace("exit 3", ":")).unwrap();
-    let (result, run) = go(&place, &plan, &[file(&place)], &stop);
+    let script = fs::read_to_string(directory.at.join("generator")).unwrap();
+    fs::write(directory.at.join("generator"), script.replace("exit 3", ":")).unwrap();
+    let (result, run) = run_plan(&directory, &plan, &[file(&directory)], &stop);
     let second = result.unwrap();
     assert_eq!((second.measured, second.failed), (summary.failed, 0));
-    assert_eq!(latest(&run).iter().filter(|record| record.failed.is_some()).count(), 0);
+    assert_eq!(latest_records(&run).iter().filter(|record| record.failed.is_some()).count(), 0);
 }
 
 #[test]
-fn a_run_where_nothing_works_is_given_up() {
-    let place = Place::new("nothing", "echo broken >&2; exit 1");
-    let (result, run) = go(&place, &a_plan(quickly()), &[file(&place)], &AtomicBool::new(false));
+fn a_run_in_which_every_cell_fails_ends() {
+    let directory = TestDirectory::new("nothing", "echo broken >&2; exit 1");
+    let (result, run) =
+        run_plan(&directory, &plan_one_cell(short_times()), &[file(&directory)], &AtomicBool::new(false));
     let error = result.unwrap_err().to_string();
     assert!(error.contains("broken"), "{error}");
-    assert_eq!(run.records.iter().filter(|record| record.failed.is_some()).count(), FAILURES_MAX);
+    assert_eq!(run.records.iter().filter(|record| record.failed.is_some()).count(), CONSECUTIVE_FAILURES_MAX);
 }
 
 #[test]
-fn a_device_that_leaves_ends_the_run_and_keeps_what_was_measured() {
-    let place = Place::new(
+fn a_removed_device_ends_the_run_and_keeps_completed_cells() {
+    let directory = TestDirectory::new(
         "leaves",
         "test $(wc -l < \"$(dirname \"$0\")/runs\") -lt 3 || { rm \"$(dirname \"$0\")/disk\"; echo EIO >&2; exit 1; }",
     );
-    let (result, run) = go(&place, &a_plan(quickly()), &[file(&place)], &AtomicBool::new(false));
+    let (result, run) =
+        run_plan(&directory, &plan_one_cell(short_times()), &[file(&directory)], &AtomicBool::new(false));
     let error = result.unwrap_err().to_string();
-    assert!(error.contains("is gone"), "{error}");
+    assert!(error.contains("was removed"), "{error}");
     assert_eq!(run.records.iter().filter(|record| record.is_measured()).count(), 2);
 }
 
 #[test]
-fn ctrl_c_ends_the_generator_and_keeps_what_was_measured() {
-    let place = Place::new("stop", "test $(wc -l < \"$(dirname \"$0\")/runs\") -lt 2 || { sleep 60; }");
+fn a_stop_ends_the_generator_and_keeps_completed_cells() {
+    let directory =
+        TestDirectory::new("stop", "test $(wc -l < \"$(dirname \"$0\")/runs\") -lt 2 || { sleep 60; }");
     let stop = std::sync::Arc::new(AtomicBool::new(false));
-    let (other, folder) = (stop.clone(), place.at.clone());
+    let (other, folder) = (stop.clone(), directory.at.clone());
     let presser = std::thread::spawn(move || {
         let runs = || fs::read_to_string(folder.join("runs")).map_or(0, |text| text.lines().count());
         while runs() < 2 {
@@ -195,7 +210,7 @@ fn ctrl_c_ends_the_generator_and_keeps_what_was_measured() {
         other.store(true, Ordering::Relaxed);
     });
     let began = Instant::now();
-    let (result, run) = go(&place, &a_plan(quickly()), &[file(&place)], &stop);
+    let (result, run) = run_plan(&directory, &plan_one_cell(short_times()), &[file(&directory)], &stop);
     presser.join().unwrap();
     assert!(result.unwrap().stopped);
     assert!(began.elapsed() < Duration::from_secs(20), "the sleeping generator was ended");
@@ -203,72 +218,73 @@ fn ctrl_c_ends_the_generator_and_keeps_what_was_measured() {
 }
 
 #[test]
-fn a_full_disk_is_told_of_and_costs_one_line() {
-    let place = Place::new("full", "");
-    let plan = a_plan(quickly());
-    drop(RunWriter::create(&place.out(), &Machine::default(), &plan).unwrap());
-    // A device on which every write says that there is no room.
-    fs::remove_file(place.out().join("results.jsonl")).unwrap();
-    std::os::unix::fs::symlink("/dev/full", place.out().join("results.jsonl")).unwrap();
-    let generator = Generator {
+fn a_full_disk_is_reported_and_loses_one_line() {
+    let directory = TestDirectory::new("full", "");
+    let plan = plan_one_cell(short_times());
+    drop(RunWriter::create(&directory.out(), &MachineRecord::default(), &plan).unwrap());
+    // /dev/full: every write fails with ENOSPC.
+    fs::remove_file(directory.out().join("results.jsonl")).unwrap();
+    std::os::unix::fs::symlink("/dev/full", directory.out().join("results.jsonl")).unwrap();
+    let generator = LoadGenerator {
         name: "fio".into(),
-        program: place.at.join("generator"),
-        first: vec![],
-        style: Style::JobFile,
+        program: directory.at.join("generator"),
+        arguments: vec![],
+        input: GeneratorInput::JobFile,
     };
-    let mut writer = RunWriter::append(&place.out()).unwrap();
-    let mut journal = Journal::begin(&place.at.join("journal")).unwrap();
+    let mut writer = RunWriter::resume(&directory.out()).unwrap();
+    let mut journal = Journal::begin(&directory.at.join("journal")).unwrap();
     let stop = AtomicBool::new(false);
-    let devices = [file(&place)];
-    let setup = Setup {
+    let devices = [file(&directory)];
+    let setup = RunSetup {
         plan: &plan,
         devices: &devices,
         generator: &generator,
-        generator_use: GeneratorUse::default(),
-        own: &generator,
-        host: &Host::default(),
-        done: BTreeSet::new(),
+        generator_info: GeneratorInfo::default(),
+        bdev_generator: &generator,
+        host: &HostInfo::default(),
+        completed: BTreeSet::new(),
         network: &Vec::<NetworkTarget>::new(),
         stop: &stop,
     };
-    let mut locks = DeviceLocks::new(&place.at.join("journal"));
+    let mut locks = DeviceLocks::new(&directory.at.join("journal"));
     let error = run(&setup, &mut writer, &mut journal, &mut locks, &mut |_| {}).unwrap_err().to_string();
-    assert!(error.contains("No space left") && error.contains("is kept"), "{error}");
+    assert!(error.contains("No space left") && error.contains("cells are stored"), "{error}");
 }
 
-/// A machine with one block device, whose cells are run by a generator that does `body` while it runs.
-fn with_queue(name: &str, body: &str) -> (Place, Host, Device) {
+/// A machine with one block device, and a generator that runs `body` during each cell.
+fn with_queue(name: &str, body: &str) -> (TestDirectory, HostInfo, Device) {
     let queue = "sys/block/fake0/queue";
-    let place = Place::new(name, &format!("cd \"$(dirname \"$0\")/{queue}\"\n{body}\ncd - > /dev/null"));
-    fs::create_dir_all(place.at.join(queue).join("iosched")).unwrap();
+    let directory =
+        TestDirectory::new(name, &format!("cd \"$(dirname \"$0\")/{queue}\"\n{body}\ncd - > /dev/null"));
+    fs::create_dir_all(directory.at.join(queue).join("iosched")).unwrap();
     for (file, text) in [("scheduler", "[none] kyber"), ("nr_requests", "64"), ("iosched/a", "1")] {
-        fs::write(place.at.join(queue).join(file), text).unwrap();
+        fs::write(directory.at.join(queue).join(file), text).unwrap();
     }
-    let device = Device { kind: Kind::Block, name: Some("fake0".into()), ..file(&place) };
-    let host = Host::at(&place.at);
-    (place, host, device)
+    let device = Device { kind: DeviceKind::Block, name: Some("fake0".into()), ..file(&directory) };
+    let host = HostInfo::with_root(&directory.at);
+    (directory, host, device)
 }
 
 #[test]
-fn a_cell_has_failed_where_another_process_changed_what_it_was_measured_under() {
+fn a_cell_fails_if_another_process_changes_its_settings() {
     for (body, expected) in [
         ("echo kyber > scheduler", "queue/scheduler: expected none, found kyber"),
         ("echo 8 > nr_requests", "queue/nr_requests: expected 64, found 8"),
         ("echo 2 > iosched/a", "queue/iosched/a: expected 1, found 2"),
     ] {
-        let (place, host, device) = with_queue("changed", body);
-        let mut plan = a_plan(quickly());
+        let (directory, host, device) = with_queue("changed", body);
+        let mut plan = plan_one_cell(short_times());
         plan.experiments.truncate(1);
         plan.experiments[0].cells.truncate(2);
-        let (result, run) = go_on(&host, &place, &plan, &[device], &AtomicBool::new(false));
+        let (result, run) = run_plan_on(&host, &directory, &plan, &[device], &AtomicBool::new(false));
         let measured = run.records.iter().filter(|record| record.skipped.is_none()).count();
         assert!(measured > 0, "{body}");
         assert_eq!(result.unwrap().failed, measured, "{body}");
-        for said in run.records.iter().filter_map(|record| record.failed.as_ref()) {
-            let ends = said.ends_with(": changed by another process while the cell ran");
-            assert!(said.contains(expected) && ends, "{body}: {said}");
+        for message in run.records.iter().filter_map(|record| record.failed.as_ref()) {
+            let ends = message.ends_with(": changed by another process while the cell ran");
+            assert!(message.contains(expected) && ends, "{body}: {message}");
         }
-        // Put back for each cell, and at the end: so the second one says the same.
+        // Settings are restored before each cell and at the end, so the second run fails in the same way.
         let value = |file: &str| fs::read_to_string(host.path("sys/block/fake0/queue").join(file)).unwrap();
         assert_eq!(
             (crate::host::chosen(&value("scheduler")).0, value("nr_requests")),
@@ -278,11 +294,11 @@ fn a_cell_has_failed_where_another_process_changed_what_it_was_measured_under() 
 }
 
 #[test]
-fn a_cell_whose_settings_stay_has_not_failed() {
-    let (place, host, device) = with_queue("stays", "cat scheduler > /dev/null");
-    let mut plan = a_plan(quickly());
+fn a_cell_with_unchanged_settings_is_measured() {
+    let (directory, host, device) = with_queue("stays", "cat scheduler > /dev/null");
+    let mut plan = plan_one_cell(short_times());
     plan.experiments.truncate(1);
-    let (result, run) = go_on(&host, &place, &plan, &[device], &AtomicBool::new(false));
+    let (result, run) = run_plan_on(&host, &directory, &plan, &[device], &AtomicBool::new(false));
     assert_eq!(result.unwrap().failed, 0, "{:?}", run.records);
     assert!(run.records.iter().any(CellRecord::is_measured));
 }

@@ -1,6 +1,6 @@
 //! Shell commands that apply a recommendation.
 
-use lab_experiments::Target;
+use lab_experiments::PlannedDevice;
 
 use super::Decision;
 
@@ -36,7 +36,11 @@ pub fn api_description(name: &str) -> &str {
 }
 
 /// Shell commands, with comments for the steps that need code or a udev rule.
-pub(super) fn commands(api_decision: &Decision, scheduler: &Decision, targets: &[Target]) -> Vec<String> {
+pub(super) fn commands(
+    api_decision: &Decision,
+    scheduler: &Decision,
+    targets: &[PlannedDevice],
+) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(name) = scheduler.recommended() {
         let mut devices: Vec<&str> = targets

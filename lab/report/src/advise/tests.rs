@@ -1,19 +1,19 @@
-use lab_experiments::{CellRecord, Target};
+use lab_experiments::{CellRecord, PlannedDevice};
 
 use super::*;
 
 /// One experiment that varies scheduler, depth and repetition; `value` returns P99 in microseconds.
-fn run(repetitions: u32, value: impl Fn(&str, i64, u32) -> f64) -> Run {
-    let mut run = Run::default();
+fn run(repetitions: u32, value: impl Fn(&str, i64, u32) -> f64) -> RunDirectory {
+    let mut run = RunDirectory::default();
     run.plan.targets =
-        vec![Target { kind: "block".into(), path: "/dev/nvme0n1".into(), ..Target::default() }];
+        vec![PlannedDevice { kind: "block".into(), path: "/dev/nvme0n1".into(), ..PlannedDevice::default() }];
     for scheduler in ["none", "kyber", "bfq"] {
         for depth in [1, 16] {
             for repetition in 0..repetitions {
                 let mut record = CellRecord::new("t.fig", scheduler);
                 record.parameters.insert("api".into(), "iou".into());
                 record.parameters.insert("scheduler".into(), scheduler.into());
-                record.parameters.insert("iodepth".into(), Value::from(depth));
+                record.parameters.insert("iodepth".into(), ParameterValue::from(depth));
                 record.repetition = repetition;
                 record.generator.cost_ns_per_io = Some(500.0);
                 record.role_mut("fg").set("clat_p99_us", value(scheduler, depth, repetition));
@@ -85,5 +85,5 @@ fn a_single_repetition_leads_without_winning() {
 fn a_goal_without_applicable_cells_is_untested() {
     let advice = advise(&run(3, |_, _, _| 100.0), AdviceGoal::Isolation);
     assert_eq!(advice.scheduler.choice, Choice::Untested);
-    assert_eq!(advise(&Run::default(), AdviceGoal::P99).headline(), "no recommendation");
+    assert_eq!(advise(&RunDirectory::default(), AdviceGoal::P99).headline(), "no recommendation");
 }

@@ -1,13 +1,13 @@
-use lab_experiments::{CellRecord, Value};
+use lab_experiments::{CellRecord, ParameterValue};
 
 use super::*;
 
-fn run(repetitions: u32, values: impl Fn(i64, u32) -> (f64, f64)) -> Run {
-    let mut run = Run::default();
+fn run(repetitions: u32, values: impl Fn(i64, u32) -> (f64, f64)) -> RunDirectory {
+    let mut run = RunDirectory::default();
     for depth in [1, 8] {
         for repetition in 0..repetitions {
             let mut record = CellRecord::new("t.fig", "none");
-            record.parameters.insert("iodepth".into(), Value::from(depth));
+            record.parameters.insert("iodepth".into(), ParameterValue::from(depth));
             record.repetition = repetition;
             record.generator.name = "fio".into();
             let (iops, tail) = values(depth, repetition);
@@ -23,7 +23,7 @@ fn jitter(repetition: u32) -> f64 {
     1.0 + 0.002 * f64::from(repetition)
 }
 
-fn base() -> Run {
+fn base() -> RunDirectory {
     run(3, |depth, repetition| (depth as f64 * 1e4 * jitter(repetition), 100.0 * jitter(repetition)))
 }
 
@@ -86,8 +86,9 @@ fn cells_from_different_generators_are_not_comparable() {
     assert!(comparison.rows.iter().all(|row| row.verdict == ChangeVerdict::NotComparable));
     assert_eq!(comparison.rows[0].remark, "different generators: fio and ringbolt");
     let fewer = run(3, |_, _| (1.0, 1.0));
-    let mut fewer = Run { records: fewer.records.into_iter().take(3).collect(), ..Run::default() };
-    fewer.records[0].parameters.insert("iodepth".into(), Value::from(99));
+    let mut fewer =
+        RunDirectory { records: fewer.records.into_iter().take(3).collect(), ..RunDirectory::default() };
+    fewer.records[0].parameters.insert("iodepth".into(), ParameterValue::from(99));
     let comparison = compare(&base(), &fewer, CompareOptions::default());
     let remarks: Vec<&str> = comparison.rows.iter().map(|row| row.remark.as_str()).collect();
     assert!(remarks.contains(&"missing in the second run") && remarks.contains(&"missing in the first run"));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use lab_experiments::Value;
+use lab_experiments::ParameterValue;
 
 use super::{FigurePanel, FigureSource, PanelData, PlottedCell, RenderedChart, format_parameter_value};
 use crate::chart::{BarChart, BarGroup, ChartBar, Heatmap, StackedColumn, StackedColumns};
@@ -133,7 +133,7 @@ fn role_heatmap(data: &PanelData<'_>, role: &str) -> FigurePanel {
         let range = Heatmap::range_of(range.map(|value| value / shown.divisor));
         let columns = data.x_values();
         let row = |name: &String| {
-            let of = |x: &Value| {
+            let of = |x: &ParameterValue| {
                 let mut cells = data.cells_from(source).filter(|plotted| data.series_name(plotted) == *name);
                 cells.find(|plotted| data.x_value(plotted).is_some_and(|found| found.same(x)))
             };

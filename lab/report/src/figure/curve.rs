@@ -1,6 +1,6 @@
 //! Line charts: a metric over a parameter, or over another metric with the parameter along the curve.
 
-use lab_experiments::Value;
+use lab_experiments::ParameterValue;
 
 use super::{FigurePanel, FigureSource, PanelData, PlottedCell, RenderedChart};
 use crate::chart::{Axis, AxisScale, Plot, Series, format_number};
@@ -119,8 +119,8 @@ pub(super) fn scale_of_metric(values: &[f64]) -> AxisScale {
 }
 
 /// Powers of two are spaced evenly; so are powers of two that are preceded by 0.
-fn scale_of_parameter(values: &[Value]) -> AxisScale {
-    let values: Vec<f64> = values.iter().filter_map(Value::as_f64).collect();
+fn scale_of_parameter(values: &[ParameterValue]) -> AxisScale {
+    let values: Vec<f64> = values.iter().filter_map(ParameterValue::as_f64).collect();
     let power = |value: f64| {
         value >= 1.0
             && value <= 2f64.powi(40)

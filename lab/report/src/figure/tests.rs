@@ -1,25 +1,25 @@
-use lab_experiments::{CellRecord, Value};
+use lab_experiments::{CellRecord, ParameterValue};
 
 use super::*;
 use crate::cells::group_into_cells;
 
-fn definition(text: &str) -> Definition {
+fn definition(text: &str) -> ExperimentDefinition {
     let shape = format!("id = 't.fig'\ntitle = 'a figure'\n{text}\n[vary]\niodepth = [1, 2]\n");
-    Definition::parse(&shape).unwrap()
+    ExperimentDefinition::parse(&shape).unwrap()
 }
 
 fn record(series: &str, depth: i64, devices: i64, values: &[(&str, f64)]) -> CellRecord {
     let mut record = CellRecord::new("t.fig", series);
     record.parameters.insert("scheduler".into(), series.into());
-    record.parameters.insert("iodepth".into(), Value::from(depth));
-    record.parameters.insert("devices".into(), Value::from(devices));
+    record.parameters.insert("iodepth".into(), ParameterValue::from(depth));
+    record.parameters.insert("devices".into(), ParameterValue::from(devices));
     for (name, value) in values {
         record.role_mut("fg").set(*name, *value);
     }
     record
 }
 
-fn figure(definition: &Definition, here: &[CellRecord], published: &[CellRecord]) -> Figure {
+fn figure(definition: &ExperimentDefinition, here: &[CellRecord], published: &[CellRecord]) -> Figure {
     let (here, published) = (group_into_cells(here), group_into_cells(published));
     draw(definition, &here.iter().collect::<Vec<_>>(), &published.iter().collect::<Vec<_>>(), true)
 }

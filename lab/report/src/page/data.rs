@@ -1,6 +1,6 @@
 //! The run's data as compact JSON that the page embeds and offers for download.
 
-use lab_experiments::{CellRecord, Run};
+use lab_experiments::{CellRecord, RunDirectory};
 use serde_json::{Map, Value as Json, json};
 
 /// The limit on histogram data in the page.
@@ -26,7 +26,7 @@ impl Default for HistogramBudget {
 ///
 /// # Errors
 /// Never for data that was read from a run directory.
-pub fn embedded_json(run: &Run, budget: HistogramBudget) -> Result<String, serde_json::Error> {
+pub fn embedded_json(run: &RunDirectory, budget: HistogramBudget) -> Result<String, serde_json::Error> {
     let pairs = |record: &CellRecord| {
         record.roles.values().flat_map(|role| role.histograms.values()).map(Vec::len).sum::<usize>()
     };
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn data_cannot_close_the_script_element() {
-        let mut run = Run::default();
+        let mut run = RunDirectory::default();
         run.machine.distortions.push("</script><script>alert(1)</script>".to_string());
         let text = embedded_json(&run, HistogramBudget::default()).unwrap();
         assert!(!text.contains('<'));
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn histograms_over_budget_merge_buckets() {
-        let mut run = Run::default();
+        let mut run = RunDirectory::default();
         let mut record = CellRecord::new("t.fig", "a");
         record.role_mut("fg").histograms.insert("clat".into(), (1..=1000).map(|ns| (ns, 1)).collect());
         run.records.push(record);

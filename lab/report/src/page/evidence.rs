@@ -1,6 +1,6 @@
 //! Findings and checks with their evidence, formatted for the page.
 
-use lab_experiments::{Definition, Outcome, Verdict};
+use lab_experiments::{CheckOutcome, ExperimentDefinition, Verdict};
 use serde::Serialize;
 
 use super::{study_name, verdict_class};
@@ -56,7 +56,7 @@ pub(super) fn findings(evaluator: &study::FindingEvaluator) -> Vec<FindingView> 
             name: finding_title(name),
             says: outcome.says.clone(),
             section: outcome.section.clone(),
-            verdict: outcome.verdict.words(),
+            verdict: outcome.verdict.as_str(),
             class: verdict_class(outcome.verdict),
             confidence,
             checks: outcome.outcomes.iter().map(check).collect(),
@@ -96,11 +96,14 @@ pub(super) fn tally(findings: &[FindingView]) -> Vec<Tally> {
 }
 
 /// Evaluates the checks of an experiment.
-pub(super) fn checks(evaluator: &study::FindingEvaluator, definition: &Definition) -> Vec<CheckView> {
+pub(super) fn checks(
+    evaluator: &study::FindingEvaluator,
+    definition: &ExperimentDefinition,
+) -> Vec<CheckView> {
     evaluator.checks(definition).iter().map(check).collect()
 }
 
-fn check(outcome: &Outcome) -> CheckView {
+fn check(outcome: &CheckOutcome) -> CheckView {
     let tested = outcome.verdict != Verdict::NotTested;
     let measured = match (outcome.measured, outcome.range) {
         (Some(_), Some((low, high))) if format_number(low) != format_number(high) => {
@@ -111,7 +114,7 @@ fn check(outcome: &Outcome) -> CheckView {
     };
     CheckView {
         says: outcome.says.clone(),
-        verdict: outcome.verdict.words(),
+        verdict: outcome.verdict.as_str(),
         class: verdict_class(outcome.verdict),
         measured,
         bound: outcome.bound.clone(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use lab_experiments::{Parameters, Value};
+use lab_experiments::{CellParameters, ParameterValue};
 use serde::Serialize;
 use serde_json::Value as Json;
 
@@ -114,7 +114,7 @@ fn same_cell(here: &ExperimentCell<'_>, published: &ExperimentCell<'_>) -> bool 
     }
     let machine = ["cores", "devices"];
     let known =
-        |parameters: &Parameters, name: &str| machine.contains(&name) || parameters.contains_key(name);
+        |parameters: &CellParameters, name: &str| machine.contains(&name) || parameters.contains_key(name);
     published.parameters.iter().all(|(name, value)| {
         machine.contains(&name.as_str()) || here.parameters.get(name).is_none_or(|found| found.same(value))
     }) && ["scheduler", "iodepth", "jobs", "background", "block_bytes"].iter().all(|name| {
@@ -126,14 +126,14 @@ fn same_cell(here: &ExperimentCell<'_>, published: &ExperimentCell<'_>) -> bool 
 
 /// Names of the parameters that differ between cells.
 fn varying_parameters<'a>(cells: &[&'a ExperimentCell<'a>]) -> Vec<&'a str> {
-    let mut first: Option<&Parameters> = None;
+    let mut first: Option<&CellParameters> = None;
     let mut names: BTreeSet<&str> = BTreeSet::new();
     for cell in cells {
         let Some(first) = first else {
             first = Some(cell.parameters);
             continue;
         };
-        let differs = |name: &String, value: &Value, other: &Parameters| {
+        let differs = |name: &String, value: &ParameterValue, other: &CellParameters| {
             other.get(name).is_none_or(|found| !found.same(value))
         };
         names.extend(

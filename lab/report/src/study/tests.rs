@@ -1,4 +1,4 @@
-use lab_experiments::Value;
+use lab_experiments::ParameterValue;
 
 use super::*;
 use crate::figure;
@@ -31,7 +31,7 @@ fn every_study_lists_its_discrepancies() {
 
 #[test]
 fn every_published_figure_is_drawn() {
-    let catalog = Catalog::built_in();
+    let catalog = ExperimentCatalog::built_in();
     let mut drawn = 0;
     for definition in catalog.definitions() {
         let records = published(&catalog, definition);
@@ -51,11 +51,11 @@ fn every_published_figure_is_drawn() {
 
 #[test]
 fn experiments_without_a_definition_are_drawn() {
-    let mut run = Run::default();
+    let mut run = RunDirectory::default();
     for depth in [1, 2, 4] {
         let mut record = CellRecord::new("mine.sweep", "a");
-        record.parameters.insert("iodepth".into(), Value::from(depth));
-        record.parameters.insert("jobs".into(), Value::from(1));
+        record.parameters.insert("iodepth".into(), ParameterValue::from(depth));
+        record.parameters.insert("jobs".into(), ParameterValue::from(1));
         record.role_mut("fg").set("iops", depth as f64);
         run.records.push(record);
     }
@@ -69,7 +69,7 @@ fn experiments_without_a_definition_are_drawn() {
 
 #[test]
 fn findings_without_data_are_not_tested() {
-    let run = Run::default();
+    let run = RunDirectory::default();
     let results = FindingEvaluator::new(&run).findings();
     assert!(
         results.iter().all(|result| result.outcome.verdict == Verdict::NotTested && result.repetitions == 0)

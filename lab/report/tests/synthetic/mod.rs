@@ -2,15 +2,15 @@
 //! number of cells. No value is a measurement.
 
 use lab_experiments::{
-    Catalog, CellRecord, Definition, Machine, Parameters, Plan, PlannedCell, PlannedExperiment, Run, SCHEMA,
-    Scale, SchedulerState, Target, Value,
+    CellParameters, CellRecord, ExperimentCatalog, ExperimentDefinition, MachineRecord, ParameterValue,
+    PlannedCell, PlannedDevice, PlannedExperiment, RunDirectory, RunPlan, SCHEMA, Scale, SchedulerState,
 };
 
 /// A run of about `cells` cells, each measured `repetitions` times.
-pub(crate) fn run(cells: usize, repetitions: u32) -> Run {
-    let mut run = Run { machine: machine(), plan: plan(), ..Run::default() };
+pub(crate) fn run(cells: usize, repetitions: u32) -> RunDirectory {
+    let mut run = RunDirectory { machine: machine(), plan: plan(), ..RunDirectory::default() };
     let mut made = 0;
-    for definition in Catalog::built_in().definitions() {
+    for definition in ExperimentCatalog::built_in().definitions() {
         made += add(&mut run, definition, cells.saturating_sub(made), repetitions);
     }
     for number in 0.. {
@@ -23,7 +23,7 @@ pub(crate) fn run(cells: usize, repetitions: u32) -> Run {
 }
 
 /// A user-defined experiment of 192 cells.
-fn sweep(number: usize) -> Definition {
+fn sweep(number: usize) -> ExperimentDefinition {
     let text = format!(
         "id = 'own.sweep{number}'\ntitle = 'Sweep {number}: depth, processes and request size'\nx = 'iodepth'\n\
          y = 'clat_p99_us'\nx_metric = 'iops'\nseries = ['scheduler']\n[fixed]\napi = 'iou'\ndevices = 1\n\
@@ -31,12 +31,12 @@ fn sweep(number: usize) -> Definition {
          jobs = [1, 4]\nblock_bytes = [4096, 8192, 65536]\n[time]\nruntime_s = {}\nramp_s = 1\n",
         number + 1
     );
-    Definition::parse(&text).unwrap()
+    ExperimentDefinition::parse(&text).unwrap()
 }
 
-fn add(run: &mut Run, definition: &Definition, room: usize, repetitions: u32) -> usize {
+fn add(run: &mut RunDirectory, definition: &ExperimentDefinition, room: usize, repetitions: u32) -> usize {
     let cells = definition.cells(Scale::Default).unwrap();
-    let cells: Vec<Parameters> = cells.into_iter().take(room).collect();
+    let cells: Vec<CellParameters> = cells.into_iter().take(room).collect();
     if cells.is_empty() && definition.derived_from.is_empty() {
         return 0;
     }
@@ -75,8 +75,8 @@ fn add(run: &mut Run, definition: &Definition, room: usize, repetitions: u32) ->
 }
 
 /// The skip reason of a machine without PCI pass-through.
-fn skipped(parameters: &Parameters) -> Option<String> {
-    let api = parameters.get("api").and_then(Value::as_str)?;
+fn skipped(parameters: &CellParameters) -> Option<String> {
+    let api = parameters.get("api").and_then(ParameterValue::as_str)?;
     api.starts_with("spdk").then(|| "no NVMe device is bound to vfio-pci".to_string())
 }
 
@@ -84,8 +84,9 @@ fn skipped(parameters: &Parameters) -> Option<String> {
 /// API.
 fn measure(record: &mut CellRecord, seed: u64) {
     let parameters = record.parameters.clone();
-    let number = |name: &str| parameters.get(name).and_then(Value::as_f64);
-    let word = |name: &str| parameters.get(name).and_then(Value::as_str).unwrap_or_default().to_string();
+    let number = |name: &str| parameters.get(name).and_then(ParameterValue::as_f64);
+    let word =
+        |name: &str| parameters.get(name).and_then(ParameterValue::as_str).unwrap_or_default().to_string();
     let noise =
         1.0 + ((seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f64 / f64::from(1 << 24) - 0.5) * 0.04;
     let (jobs, depth) = (number("jobs").unwrap_or(1.0), number("iodepth").unwrap_or(1.0));
@@ -175,8 +176,8 @@ fn histogram(mean: f64, tail: f64, iops: f64) -> Vec<(u64, u64)> {
         .collect()
 }
 
-fn machine() -> Machine {
-    Machine {
+fn machine() -> MachineRecord {
+    MachineRecord {
         schema: SCHEMA,
         collected_unix_ms: 1_790_000_000_000,
         collected_by: "ringbolt 0.1.0".into(),
@@ -190,8 +191,8 @@ fn machine() -> Machine {
     }
 }
 
-fn plan() -> Plan {
-    Plan {
+fn plan() -> RunPlan {
+    RunPlan {
         schema: SCHEMA,
         program: "ringbolt 0.1.0".into(),
         command: ["ringbolt", "lab", "run", "all", "--device", "/dev/nvme0n1"].map(String::from).to_vec(),
@@ -200,7 +201,7 @@ fn plan() -> Plan {
         seed: 1,
         generator: "ringbolt".into(),
         cores: vec![0, 1, 2, 3],
-        targets: vec![Target {
+        targets: vec![PlannedDevice {
             kind: "block".into(),
             path: "/dev/nvme0n1".into(),
             size_bytes: 1 << 40,

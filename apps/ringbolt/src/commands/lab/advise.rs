@@ -1,4 +1,4 @@
-//! `ringbolt lab advise`: which API and which scheduler, with what carries it.
+//! `ringbolt lab advise`: recommends an API and a scheduler, with the evidence.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -8,9 +8,9 @@ use clap::{Args, Parser, ValueEnum};
 use lab_report::advise::{Advice, AdviceGoal, Choice, advise, api_description};
 use lab_report::chart::format_number;
 
-use super::files::write;
-use super::report::open;
-use super::run as measuring;
+use super::files::write_output;
+use super::report::open_run;
+use super::run as run_command;
 use crate::command_error::CommandError;
 
 #[derive(Args)]
@@ -18,11 +18,11 @@ use crate::command_error::CommandError;
     ringbolt lab advise runs/today\n  \
     ringbolt lab advise runs/today --goal isolation --output-format=json\n  \
     ringbolt lab advise --device /dev/nvme0n1 --goal p99\n\n\
-    With --device or --file it measures first: a few minutes of cells that only read, three times each, kept\n\
+    With --device or --file it measures first: a few minutes of cells that only read, three times each, stored\n\
     in --out.\n\n\
-    What wins is ahead by more than chance and by more than the generator itself costs. Where nothing is,\n\
-    nothing is named.")]
-pub(crate) struct Advise {
+    A winner leads by more than chance and by more than the generator's own cost. Without one, there is no\n\
+    recommendation.")]
+pub(crate) struct AdviseArgs {
     /// The run directory
     #[arg(value_name = "DIR", required_unless_present_any = ["device", "file"], conflicts_with_all = ["device", "file"])]
     directory: Option<PathBuf>,
@@ -32,66 +32,66 @@ pub(crate) struct Advise {
     /// A file to measure first
     #[arg(long, value_name = "PATH")]
     file: Option<PathBuf>,
-    /// Where that run is kept; by default a new directory named after the time
+    /// Directory of that run; by default a new one, named after the time
     #[arg(long, value_name = "DIR", conflicts_with = "directory")]
     out: Option<PathBuf>,
-    /// What is wanted; by default each in turn
+    /// What to optimise; by default each goal in turn
     #[arg(long, value_enum)]
-    goal: Option<Wanted>,
-    /// How the advice is written
+    goal: Option<GoalOption>,
+    /// Format of the advice
     #[arg(long = "output-format", value_enum, default_value = "normal")]
-    output_format: Format,
-    /// Where it is written; by default to standard output
+    output_format: AdviseFormat,
+    /// File for the advice; by default standard output
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Wanted {
-    /// Short tails where nobody disturbs
+enum GoalOption {
+    /// Short tails without background load
     P99,
-    /// Most I/Os for the processor time
+    /// Most I/Os per second and core
     IopsPerCore,
-    /// Short tails beside others who do a lot
+    /// Short tails next to a background load
     Isolation,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Format {
-    /// For people
+enum AdviseFormat {
+    /// Text for a terminal
     Normal,
     /// An array of objects
     Json,
 }
 
-pub(crate) fn run(options: &Advise) -> Result<(), CommandError> {
+pub(crate) fn run(options: &AdviseArgs) -> Result<(), CommandError> {
     let goals = match options.goal {
         None => AdviceGoal::ALL.to_vec(),
-        Some(Wanted::P99) => vec![AdviceGoal::P99],
-        Some(Wanted::IopsPerCore) => vec![AdviceGoal::IopsPerCore],
-        Some(Wanted::Isolation) => vec![AdviceGoal::Isolation],
+        Some(GoalOption::P99) => vec![AdviceGoal::P99],
+        Some(GoalOption::IopsPerCore) => vec![AdviceGoal::IopsPerCore],
+        Some(GoalOption::Isolation) => vec![AdviceGoal::Isolation],
     };
     let directory = match &options.directory {
         Some(directory) => directory.clone(),
         None => measure(options, &goals)?,
     };
-    let run = open(&directory)?;
+    let run = open_run(&directory)?;
     let all: Vec<Advice> = goals.into_iter().map(|goal| advise(&run, goal)).collect();
     let text = match options.output_format {
-        Format::Normal => all.iter().map(text).collect::<Vec<_>>().join("\n"),
-        Format::Json => serde_json::to_string_pretty(&all).map_err(CommandError::operation)? + "\n",
+        AdviseFormat::Normal => all.iter().map(text).collect::<Vec<_>>().join("\n"),
+        AdviseFormat::Json => serde_json::to_string_pretty(&all).map_err(CommandError::operation)? + "\n",
     };
-    write(options.output.as_deref(), &text)
+    write_output(options.output.as_deref(), &text)
 }
 
-/// A short run of the cells that speak to the goals, and none that writes.
-fn measure(options: &Advise, goals: &[AdviceGoal]) -> Result<PathBuf, CommandError> {
+/// Runs the cells that the goals need. None of them writes.
+fn measure(options: &AdviseArgs, goals: &[AdviceGoal]) -> Result<PathBuf, CommandError> {
     #[derive(Parser)]
-    struct Line {
+    struct RunCommandLine {
         #[command(flatten)]
-        run: measuring::Run,
+        run: run_command::RunArgs,
     }
-    let folder = options.out.clone().unwrap_or_else(measuring::named_after_now);
+    let folder = options.out.clone().unwrap_or_else(run_command::default_directory_name);
     let mut names: Vec<&str> = goals.iter().flat_map(|goal| experiments_for(*goal)).copied().collect();
     names.sort_unstable();
     names.dedup();
@@ -105,12 +105,12 @@ fn measure(options: &Advise, goals: &[AdviceGoal]) -> Result<PathBuf, CommandErr
     if let Some(file) = &options.file {
         words.extend([OsString::from("--file"), file.clone().into_os_string()]);
     }
-    let line = Line::try_parse_from(words).map_err(CommandError::usage)?;
-    measuring::run(&line.run)?;
+    let line = RunCommandLine::try_parse_from(words).map_err(CommandError::usage)?;
+    run_command::run(&line.run)?;
     Ok(folder)
 }
 
-/// The experiments whose cells vary API and scheduler under what the goal is about.
+/// The experiments whose cells vary API and scheduler under the goal's conditions.
 fn experiments_for(goal: AdviceGoal) -> &'static [&'static str] {
     match goal {
         AdviceGoal::P99 => &["cheops23.fig5a", "icpe24.fig2"],
@@ -123,13 +123,13 @@ fn text(advice: &Advice) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "{} ({})", advice.goal.description(), advice.goal.name());
     for decision in [&advice.api, &advice.scheduler] {
-        let said = match &decision.choice {
+        let message = match &decision.choice {
             Choice::Wins(name) => format!("use {}", api_description(name)),
             Choice::Leads(name) => format!("{} leads", api_description(name)),
             Choice::Tied(names) => format!("no winner among {}", names.join(", ")),
             Choice::Untested => "not tested".to_string(),
         };
-        let _ = writeln!(out, "  {}: {said}", decision.factor);
+        let _ = writeln!(out, "  {}: {message}", decision.factor);
         let _ = writeln!(out, "    {}", decision.because);
         for option in decision.options.iter().skip(1) {
             let interval = option.interval.map_or("no interval".to_string(), |found| {

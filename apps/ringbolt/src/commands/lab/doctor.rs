@@ -1,53 +1,53 @@
-//! `lab doctor`: what about this machine distorts results, and the command that changes it.
+//! `ringbolt lab doctor`: reports what distorts results on this machine, and how to change it.
 
 use std::path::Path;
 
 use clap::Args;
-use lab_experiments::doctor::{self, Distortion, Facts};
-use lab_experiments::host::Host;
+use lab_experiments::doctor::{self, Distortion, MachineFacts};
+use lab_experiments::host::HostInfo;
 use lab_experiments::journal::{self, Journal};
 use lab_experiments::loops;
 use serde_json::json;
 
-use super::bench;
+use super::options;
 use crate::command_error::CommandError;
 use crate::console::{stderr_line, stdout_line};
 
 #[derive(Args)]
 #[command(
     after_help = "Examples:\n  ringbolt lab doctor\n  ringbolt lab doctor --device /dev/nvme0n1 --json\n  \
-    ringbolt lab doctor --apply      # changes what distorts, until Ctrl-C\n  ringbolt lab doctor --restore\n\n\
+    ringbolt lab doctor --apply      # change what distorts results, until Ctrl-C\n  ringbolt lab doctor --restore\n\n\
     Without --apply nothing is changed. `ringbolt lab run --apply` changes the same for the time of a run."
 )]
-pub(crate) struct Doctor {
-    /// As JSON
+pub(crate) struct DoctorArgs {
+    /// Print JSON
     #[arg(long)]
     json: bool,
-    /// The devices that are meant; by default all
+    /// Block devices to report; by default all
     #[arg(long, value_name = "DEVICE")]
     device: Vec<String>,
-    /// Change what distorts results, wait for Ctrl-C, and put it back
+    /// Change what distorts results, wait for Ctrl-C, and restore it
     #[arg(long, conflicts_with = "restore")]
     apply: bool,
-    /// Put back what a run that was killed has left
+    /// Restore what a killed run has changed
     #[arg(long)]
     restore: bool,
 }
 
-pub(crate) fn run(options: &Doctor) -> Result<(), CommandError> {
-    let (done, problems) = bench::restore_left_behind();
+pub(crate) fn run(options: &DoctorArgs) -> Result<(), CommandError> {
+    let (restored, problems) = options::restore_killed_runs();
     if options.restore {
-        // One that no journal has may be of a run of another user, or of another program.
-        loops::deleted().iter().for_each(|line| stderr_line!("{line}"));
+        // Without a journal: left by a run of another user, or by another program.
+        loops::on_deleted_files().iter().for_each(|line| stderr_line!("{line}"));
         if problems > 0 {
-            return Err(CommandError::environment("not everything could be put back as it was"));
+            return Err(CommandError::environment("not everything could be restored"));
         }
-        if done == 0 {
-            stdout_line!("nothing was left to put back");
+        if restored == 0 {
+            stdout_line!("nothing to restore");
         }
         return Ok(());
     }
-    let host = Host::default();
+    let host = HostInfo::default();
     let mut names = Vec::new();
     for device in &options.device {
         let name = host.block_name(Path::new(device));
@@ -56,18 +56,18 @@ pub(crate) fn run(options: &Doctor) -> Result<(), CommandError> {
         })?);
     }
     let facts = facts(&host, &names);
-    let found = doctor::examine(&host, &facts);
+    let distortions = doctor::examine(&host, &facts);
     if options.json {
-        let document = json!({ "facts": facts.to_json(), "distortions": found });
+        let document = json!({ "facts": facts.to_json(), "distortions": distortions });
         stdout_line!("{}", serde_json::to_string_pretty(&document).map_err(CommandError::operation)?);
     } else {
-        show(&facts, &found);
+        print_report(&facts, &distortions);
     }
-    if options.apply { apply(&found) } else { Ok(()) }
+    if options.apply { apply(&distortions) } else { Ok(()) }
 }
 
-/// Facts of this machine.
-pub(crate) fn facts(host: &Host, names: &[String]) -> Facts {
+/// Reads the properties of this machine and of these block devices.
+pub(crate) fn facts(host: &HostInfo, names: &[String]) -> MachineFacts {
     let ring = match os::EventLoop::new(&os::EventLoopConfig {
         backend: Some(os::EventBackend::Uring),
         ..os::EventLoopConfig::default()
@@ -75,10 +75,10 @@ pub(crate) fn facts(host: &Host, names: &[String]) -> Facts {
         Ok(_) => "yes".to_string(),
         Err(error) => error.to_string(),
     };
-    Facts::read(host, names, lab_experiments::counting(), ring)
+    MachineFacts::read(host, names, lab_experiments::available_counters(), ring)
 }
 
-fn show(facts: &Facts, found: &[Distortion]) {
+fn print_report(facts: &MachineFacts, distortions: &[Distortion]) {
     let cpu = &facts.cpu;
     let known = |state: Option<bool>| state.map_or("unknown", |on| if on { "on" } else { "off" });
     stdout_line!(
@@ -112,10 +112,10 @@ fn show(facts: &Facts, found: &[Distortion]) {
         );
     }
     stdout_line!("");
-    if found.is_empty() {
+    if distortions.is_empty() {
         stdout_line!("Nothing here is known to distort results.");
     }
-    for one in found {
+    for one in distortions {
         stdout_line!("! {}", one.what);
         if let Some(command) = &one.command {
             stdout_line!("    {command}");
@@ -127,13 +127,13 @@ fn or_dash(text: &str) -> &str {
     if text.is_empty() { "-" } else { text }
 }
 
-fn apply(found: &[Distortion]) -> Result<(), CommandError> {
+fn apply(distortions: &[Distortion]) -> Result<(), CommandError> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]);
     let mut signals = signals.map_err(CommandError::environment)?;
     let mut journal = Journal::begin(&journal::default_directory()).map_err(CommandError::environment)?;
     let mut refused = Vec::new();
-    for (path, value) in found.iter().flat_map(|one| &one.settings) {
+    for (path, value) in distortions.iter().flat_map(|one| &one.settings) {
         if let Err(error) = journal.set(path, value) {
             refused.push(format!("{} = {value}: {error}", path.display()));
         }
@@ -148,7 +148,7 @@ fn apply(found: &[Distortion]) -> Result<(), CommandError> {
     if changes.is_empty() {
         stdout_line!("nothing was changed");
     } else {
-        stdout_line!("Ctrl-C puts it back");
+        stdout_line!("Ctrl-C restores it");
         signals.forever().next();
     }
     let problems = journal.restore();

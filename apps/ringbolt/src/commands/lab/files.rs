@@ -1,27 +1,27 @@
-//! Where the lab's commands read from and write to.
+//! Run directories and output files of the lab's commands.
 
 use std::io::Write as _;
 use std::path::Path;
 
 use crate::command_error::CommandError;
 
-/// Why a path is no run directory, if it is none.
-pub(crate) fn absent(directory: &Path) -> Option<String> {
+/// Why a path is no run directory; `None` if it is one.
+pub(crate) fn why_not_a_run(directory: &Path) -> Option<String> {
     let shown = directory.display();
     if !directory.exists() {
-        return Some(format!("{shown}: no such directory; `ringbolt lab run` makes one"));
+        return Some(format!("{shown}: no such directory; `ringbolt lab run` creates one"));
     }
     if !directory.is_dir() {
-        return Some(format!("{shown}: not a directory; it is to be what `ringbolt lab run` made"));
+        return Some(format!("{shown}: not a directory; give the one that `ringbolt lab run` created"));
     }
     if !directory.join("plan.toml").exists() {
-        return Some(format!("{shown}: no plan.toml in it, so no run of the lab"));
+        return Some(format!("{shown}: no plan.toml in it: not a run of the lab"));
     }
     None
 }
 
-/// To a file, or to standard output. A pipe that nobody reads any more is no failure.
-pub(crate) fn write(output: Option<&Path>, text: &str) -> Result<(), CommandError> {
+/// Writes to a file, or to standard output; a closed pipe is no error.
+pub(crate) fn write_output(output: Option<&Path>, text: &str) -> Result<(), CommandError> {
     match output {
         Some(path) => std::fs::write(path, text)
             .map_err(|error| CommandError::operation(format!("{}: {error}", path.display()))),

@@ -1,4 +1,4 @@
-//! `ringbolt lab import`: fio's results as rows.
+//! `ringbolt lab import`: converts fio's results to rows.
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -16,24 +16,24 @@ use crate::command_error::CommandError;
     Reads fio 3's JSON (json, json+), also between other lines, and its normal text. Latencies are in\n\
     microseconds; percentiles and max_us are of clat where fio reports it; cpu_cores is\n\
     (usr + sys) * procs / 100.")]
-pub(crate) struct Import {
-    /// What fio wrote; - for standard input
+pub(crate) struct ImportArgs {
+    /// Output of fio; - for standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// How the rows are written
+    /// Format of the rows
     #[arg(long = "output-format", value_enum, default_value = "csv")]
-    output_format: Format,
+    output_format: ImportFormat,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Format {
+enum ImportFormat {
     /// Comma separated values with a header
     Csv,
     /// An array of objects
     Json,
 }
 
-pub(crate) fn run(options: &Import) -> Result<(), CommandError> {
+pub(crate) fn run(options: &ImportArgs) -> Result<(), CommandError> {
     let mut rows: Vec<(String, FioRow)> = Vec::new();
     for path in &options.files {
         let text =
@@ -44,8 +44,8 @@ pub(crate) fn run(options: &Import) -> Result<(), CommandError> {
         rows.extend(found.into_iter().map(|row| (source.clone(), row)));
     }
     let text = match options.output_format {
-        Format::Csv => import::csv(&rows),
-        Format::Json => {
+        ImportFormat::Csv => import::csv(&rows),
+        ImportFormat::Json => {
             serde_json::to_string_pretty(&import::to_json(&rows)).map_err(CommandError::operation)? + "\n"
         }
     };
@@ -55,7 +55,7 @@ pub(crate) fn run(options: &Import) -> Result<(), CommandError> {
     }
 }
 
-/// At most one byte more than is read, so that too much is noticed. What is not UTF-8 is replaced.
+/// Reads one byte more than the limit, so that the parser rejects larger input. Invalid UTF-8 is replaced.
 fn read(path: &Path) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     let limit = TEXT_BYTES_MAX as u64 + 1;

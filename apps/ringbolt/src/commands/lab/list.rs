@@ -1,12 +1,12 @@
-//! `lab list`: which experiments there are.
+//! `ringbolt lab list`: lists the experiments.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use lab_experiments::{Definition, Scale};
+use lab_experiments::{ExperimentDefinition, Scale};
 use serde_json::json;
 
-use super::bench;
+use super::options;
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
 
@@ -16,19 +16,20 @@ use crate::console::stdout_line;
     Definitions of your own are TOML files in ~/.config/ringbolt/experiments, or are named with --definition;\n\
     docs/LAB.md shows how to write one."
 )]
-pub(crate) struct List {
-    /// As JSON
+pub(crate) struct ListArgs {
+    /// Print JSON
     #[arg(long)]
     json: bool,
-    /// A definition of your own
+    /// File with a definition of your own
     #[arg(long, value_name = "FILE")]
     definition: Vec<PathBuf>,
 }
 
-pub(crate) fn run(options: &List) -> Result<(), CommandError> {
-    bench::restore_left_behind();
-    let catalog = bench::catalog(&options.definition)?;
-    let cells = |definition: &Definition| definition.cells(Scale::Paper).map_or(0, |cells| cells.len());
+pub(crate) fn run(options: &ListArgs) -> Result<(), CommandError> {
+    options::restore_killed_runs();
+    let catalog = options::catalog(&options.definition)?;
+    let cells =
+        |definition: &ExperimentDefinition| definition.cells(Scale::Paper).map_or(0, |cells| cells.len());
     if options.json {
         let experiments: Vec<_> = catalog
             .definitions()
@@ -65,6 +66,6 @@ pub(crate) fn run(options: &List) -> Result<(), CommandError> {
     for (name, members) in catalog.groups() {
         stdout_line!("  {name:<10} {} experiments", members.len());
     }
-    stdout_line!("\n`ringbolt lab plan NAME` says what of it would run here, and for how long.");
+    stdout_line!("\n`ringbolt lab plan NAME` reports what would run here, and for how long.");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `lab plan`: what would run here, for how long, and what cannot and why.
+//! `ringbolt lab plan`: reports what would run, for how long, and why some cells cannot.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use clap::Args;
 use lab_experiments::plan;
 use serde_json::json;
 
-use super::bench::{self, Bench, duration};
+use super::options::{self, ExperimentArgs, duration};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
 
@@ -14,57 +14,57 @@ use crate::console::stdout_line;
 #[command(after_help = "Examples:\n  ringbolt lab plan quick\n  \
     ringbolt lab plan icpe24 --paper --device /dev/nvme0n1 --device /dev/nvme1n1\n  \
     ringbolt lab plan cheops23.fig5a --json")]
-pub(crate) struct Plan {
+pub(crate) struct PlanArgs {
     #[command(flatten)]
-    bench: Bench,
-    /// As JSON, with every cell
+    experiments: ExperimentArgs,
+    /// Print JSON, with every cell
     #[arg(long)]
     json: bool,
 }
 
-pub(crate) fn run(options: &Plan) -> Result<(), CommandError> {
-    bench::restore_left_behind();
-    let found = options.bench.find()?;
+pub(crate) fn run(options: &PlanArgs) -> Result<(), CommandError> {
+    options::restore_killed_runs();
+    let resolved = options.experiments.resolve()?;
     if options.json {
-        let devices: Vec<_> = found.devices.iter().map(|device| device.as_target()).collect();
+        let devices: Vec<_> = resolved.devices.iter().map(|device| device.to_planned()).collect();
         let document = json!({
-            "scale": found.scale.name(), "generator": found.generator_use, "cores": found.cpus, "devices": devices,
-            "seconds": plan::seconds(&found.experiments), "experiments": found.experiments,
+            "scale": resolved.scale.name(), "generator": resolved.generator_info, "cores": resolved.cpus, "devices": devices,
+            "seconds": plan::seconds(&resolved.experiments), "experiments": resolved.experiments,
         });
         stdout_line!("{}", serde_json::to_string_pretty(&document).map_err(CommandError::operation)?);
         return Ok(());
     }
     stdout_line!(
-        "Scale {}, {} processors, load from {}.",
-        found.scale.name(),
-        found.cpus.len(),
-        found.generator_use.version
+        "Scale {}, {} CPUs, load from {}.",
+        resolved.scale.name(),
+        resolved.cpus.len(),
+        resolved.generator_info.version
     );
-    if let Some(device) = found.devices.first() {
-        stdout_line!("{} device(s): {}", found.devices.len(), device.described);
+    if let Some(device) = resolved.devices.first() {
+        stdout_line!("{} device(s): {}", resolved.devices.len(), device.described);
     }
     stdout_line!("");
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["EXPERIMENT", "RUN", "CANNOT", "TIME", "OTHERWISE THAN PUBLISHED"]);
+    table.set_header(["EXPERIMENT", "RUN", "SKIPPED", "TIME", "DEVIATION FROM THE STUDY"]);
     let mut reasons: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     let mut scaled: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for experiment in &found.experiments {
+    for experiment in &resolved.experiments {
         let skipped = experiment.cells.iter().filter(|cell| cell.skipped.is_some()).count();
         for cell in &experiment.cells {
             if let Some(reason) = &cell.skipped {
-                let who = reasons.entry(reason.as_str()).or_default();
+                let users = reasons.entry(reason.as_str()).or_default();
                 let name = format!("{} {}", experiment.id, cell.series);
-                if who.last() != Some(&name) {
-                    who.push(name);
+                if users.last() != Some(&name) {
+                    users.push(name);
                 }
             }
         }
         let derived = experiment.cells.is_empty();
         for line in experiment.cells.iter().flat_map(|cell| &cell.notes) {
-            let who = scaled.entry(line.as_str()).or_default();
-            if who.last() != Some(&experiment.id.as_str()) {
-                who.push(&experiment.id);
+            let users = scaled.entry(line.as_str()).or_default();
+            if users.last() != Some(&experiment.id.as_str()) {
+                users.push(&experiment.id);
             }
         }
         let time = duration(plan::seconds(std::slice::from_ref(experiment)));
@@ -73,21 +73,21 @@ pub(crate) fn run(options: &Plan) -> Result<(), CommandError> {
         let times = experiment.cells.first().map_or(String::new(), |cell| repetitions(cell.repetitions));
         table.add_row([
             experiment.id.clone(),
-            if derived { "from others".into() } else { format!("{run}{times}") },
+            if derived { "derived".into() } else { format!("{run}{times}") },
             if skipped == 0 { String::new() } else { skipped.to_string() },
             if derived { String::new() } else { time },
             if derived { String::new() } else { experiment.scaled.first().cloned().unwrap_or_default() },
         ]);
     }
     stdout_line!("{table}\n");
-    for (line, who) in scaled {
-        stdout_line!("Scaled: {line}\n  {}", who.join(", "));
+    for (line, users) in scaled {
+        stdout_line!("Scaled: {line}\n  {}", users.join(", "));
     }
-    for (reason, who) in reasons {
-        let shown = who.iter().take(4).cloned().collect::<Vec<String>>().join(", ");
-        let more = if who.len() > 4 { format!(" and {} more", who.len() - 4) } else { String::new() };
+    for (reason, users) in reasons {
+        let shown = users.iter().take(4).cloned().collect::<Vec<String>>().join(", ");
+        let more = if users.len() > 4 { format!(" and {} more", users.len() - 4) } else { String::new() };
         stdout_line!("Cannot run: {reason}\n  {shown}{more}");
     }
-    stdout_line!("In all about {}.", duration(plan::seconds(&found.experiments)));
+    stdout_line!("Total: about {}.", duration(plan::seconds(&resolved.experiments)));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `lab run`: measures, cell by cell.
+//! `ringbolt lab run`: measures experiments cell by cell.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -9,19 +9,19 @@ use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
+use lab_experiments::capabilities::{NetworkTarget, NetworkTargets};
+use lab_experiments::devices::{self, Device};
 use lab_experiments::doctor;
 use lab_experiments::journal::{self, Journal};
 use lab_experiments::locks::DeviceLocks;
-use lab_experiments::processes::Processes;
-use lab_experiments::runner::{self, Event, RunError, Setup, Summary};
-use lab_experiments::session::{Network, NetworkTarget};
-use lab_experiments::steady::Outcome;
-use lab_experiments::target::{self, Device};
-use lab_experiments::{CellRecord, Machine, Plan, Run as RunDirectory, RunWriter, SCHEMA, Scale};
+use lab_experiments::processes::RunProcesses;
+use lab_experiments::runner::{self, ExperimentError, ExperimentEvent, ExperimentSummary, RunSetup};
+use lab_experiments::steady::PreconditionOutcome;
+use lab_experiments::{CellRecord, MachineRecord, RunDirectory, RunPlan, RunWriter, SCHEMA, Scale};
 
-use super::bench::{self, Bench, Found, duration};
 use super::doctor::facts;
-use super::served::Served;
+use super::options::{self, ExperimentArgs, ResolvedRun, duration};
+use super::target_process::TargetProcess;
 use crate::command_error::CommandError;
 use crate::console::{stderr_line, stdout_line};
 
@@ -30,42 +30,43 @@ use crate::console::{stderr_line, stdout_line};
     ringbolt lab run icpe24.fig2 --device /dev/nvme0n1\n  \
     ringbolt lab run icpe24 --paper --device /dev/nvme0n1 --destroy-data /dev/nvme0n1 --apply\n  \
     ringbolt lab run --resume results\n\n\
-    Without --device and --file, as root, the lab makes loop devices over files of its own and removes them.\n\
-    Each cell is stored when it is done; Ctrl-C ends the run and loses the current cell alone. Schedulers and\n\
-    settings that were changed are put back, by the next lab command if this one is killed.")]
-pub(crate) struct Run {
+    Without --device and --file, as root, the lab creates loop devices over files and removes them.\n\
+    Each cell is stored when it is complete; Ctrl-C ends the run and loses only the current cell. Changed\n\
+    schedulers and settings are restored, by the next lab command if this one is killed.")]
+pub(crate) struct RunArgs {
     #[command(flatten)]
-    bench: Bench,
-    /// Where the results go; by default a new directory named after the time
+    experiments: ExperimentArgs,
+    /// Directory for the results; by default a new one, named after the time
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Go on with a run that was ended
+    /// Continue a run that ended early
     #[arg(long, value_name = "DIR", conflicts_with = "out")]
     resume: Option<PathBuf>,
-    /// Change what distorts results (as `ringbolt lab doctor` lists it) for the time of the run
+    /// Change what distorts results, as listed by `ringbolt lab doctor`, for the duration of the run
     #[arg(long)]
     apply: bool,
-    /// Fill the devices and write them over until they are steady; --paper does, where data may be lost
+    /// Precondition the devices: fill and overwrite them until they are in steady state; --paper implies it if data
+    /// may be destroyed
     #[arg(long)]
     precondition: bool,
 }
 
-pub(crate) fn run(options: &Run) -> Result<(), CommandError> {
-    bench::restore_left_behind();
-    let mut found;
-    let (folder, plan, done) = match &options.resume {
+pub(crate) fn run(options: &RunArgs) -> Result<(), CommandError> {
+    options::restore_killed_runs();
+    let mut resolved;
+    let (folder, plan, completed) = match &options.resume {
         Some(folder) => {
-            let before = RunDirectory::open(folder).map_err(CommandError::usage)?;
-            let mut again = options_of(&before, &options.bench)?;
-            again.names = before.plan.selection.clone();
-            found = again.find()?;
-            let done = runner::done(&before);
-            (folder.clone(), before.plan, done)
+            let previous = RunDirectory::open(folder).map_err(CommandError::usage)?;
+            let mut recorded = recorded_options(&previous, &options.experiments)?;
+            recorded.names = previous.plan.selection.clone();
+            resolved = recorded.resolve()?;
+            let completed = runner::completed(&previous);
+            (folder.clone(), previous.plan, completed)
         }
         None => {
-            found = options.bench.find()?;
-            let folder = options.out.clone().unwrap_or_else(named_after_now);
-            let plan = plan_of(options, &found);
+            resolved = options.experiments.resolve()?;
+            let folder = options.out.clone().unwrap_or_else(default_directory_name);
+            let plan = new_plan(options, &resolved);
             (folder, plan, BTreeSet::new())
         }
     };
@@ -77,30 +78,31 @@ pub(crate) fn run(options: &Run) -> Result<(), CommandError> {
     let mut locks = DeviceLocks::new(&directory);
     let mut journal = Journal::begin(&directory)
         .map_err(|error| CommandError::environment(format!("{}: {error}", directory.display())))?;
-    bench::guard(&mut journal)?;
-    let mut result = measure(options, &mut found, plan, &folder, done, &mut journal, &mut locks, &stop);
-    // The records stay locked until everything is as it was.
+    options::start_watchdog(&mut journal)?;
+    let mut result =
+        measure(options, &mut resolved, plan, &folder, completed, &mut journal, &mut locks, &stop);
+    // Locks of the devices are released last: nothing else may measure them until they are restored.
     locks.close_nodes();
     let problems = journal.restore();
     for problem in &problems {
         stderr_line!("{problem}");
     }
     if result.is_ok() && !problems.is_empty() {
-        result = Err(CommandError::environment("not everything could be put back as it was"));
+        result = Err(CommandError::environment("not everything could be restored"));
     }
-    let disks = options.bench.disks.clone().unwrap_or_else(|| folder.join("disks"));
-    // Only where it is empty, and it is nobody's loss where it is not.
+    let disks = options.experiments.disks.clone().unwrap_or_else(|| folder.join("disks"));
+    // Removed only if it is empty.
     let _ = std::fs::remove_dir(disks);
     result
 }
 
-/// The options that a run was begun with, so far as they decide on devices.
-fn options_of(before: &RunDirectory, given: &Bench) -> Result<Bench, CommandError> {
+/// The recorded options of a run, from which its devices are found again.
+fn recorded_options(previous: &RunDirectory, given: &ExperimentArgs) -> Result<ExperimentArgs, CommandError> {
     use clap::Parser;
     #[derive(Parser)]
-    struct Line {
+    struct RecordedCommand {
         #[command(flatten)]
-        bench: Bench,
+        experiments: ExperimentArgs,
         #[arg(long)]
         out: Option<PathBuf>,
         #[arg(long)]
@@ -111,56 +113,54 @@ fn options_of(before: &RunDirectory, given: &Bench) -> Result<Bench, CommandErro
         precondition: bool,
     }
     if !given.names.is_empty() {
-        return Err(CommandError::usage(
-            "--resume goes on with what the run was begun with; name no experiments",
-        ));
+        return Err(CommandError::usage("--resume continues the recorded experiments; name none"));
     }
-    // `ringbolt lab run …`: what follows is ours.
-    let words = before.plan.command.iter().skip(2).cloned();
-    let line = Line::try_parse_from(words)
+    // Skip `ringbolt lab`.
+    let words = previous.plan.command.iter().skip(2).cloned();
+    let line = RecordedCommand::try_parse_from(words)
         .map_err(|error| CommandError::usage(format!("the run's command: {error}")))?;
     let _ = (line.out, line.resume, line.apply, line.precondition);
-    Ok(line.bench)
+    Ok(line.experiments)
 }
 
-pub(crate) fn named_after_now() -> PathBuf {
+pub(crate) fn default_directory_name() -> PathBuf {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     PathBuf::from(format!("lab-{seconds}"))
 }
 
-fn plan_of(options: &Run, found: &Found) -> Plan {
-    Plan {
+fn new_plan(options: &RunArgs, resolved: &ResolvedRun) -> RunPlan {
+    RunPlan {
         schema: SCHEMA,
         program: concat!("ringbolt ", env!("CARGO_PKG_VERSION")).into(),
         command: std::env::args().collect(),
-        selection: options.bench.names.clone(),
-        scale: found.scale.name().into(),
-        seed: options.bench.seed.into(),
-        generator: format!("{} ({})", found.generator.name, found.generator.program.display()),
-        cores: found.cpus.clone(),
-        targets: found.devices.iter().map(Device::as_target).collect(),
-        experiments: found.experiments.clone(),
+        selection: options.experiments.names.clone(),
+        scale: resolved.scale.name().into(),
+        seed: options.experiments.seed.into(),
+        generator: format!("{} ({})", resolved.generator.name, resolved.generator.program.display()),
+        cores: resolved.cpus.clone(),
+        targets: resolved.devices.iter().map(Device::to_planned).collect(),
+        experiments: resolved.experiments.clone(),
     }
 }
 
 #[expect(clippy::too_many_arguments, reason = "the parts of a run, which `run` owns and restores")]
 fn measure(
-    options: &Run,
-    found: &mut Found,
-    mut plan: Plan,
+    options: &RunArgs,
+    resolved: &mut ResolvedRun,
+    mut plan: RunPlan,
     folder: &Path,
-    done: BTreeSet<String>,
+    completed: BTreeSet<String>,
     journal: &mut Journal,
     locks: &mut DeviceLocks,
     stop: &Arc<AtomicBool>,
 ) -> Result<(), CommandError> {
-    let disks = options.bench.disks.clone().unwrap_or_else(|| folder.join("disks"));
-    target::make(&mut found.devices, &disks, journal, locks, &found.host)
+    let disks = options.experiments.disks.clone().unwrap_or_else(|| folder.join("disks"));
+    devices::create(&mut resolved.devices, &disks, journal, locks, &resolved.host)
         .map_err(CommandError::environment)?;
-    plan.targets = found.devices.iter().map(Device::as_target).collect();
-    let names: Vec<String> = found.devices.iter().filter_map(|device| device.name.clone()).collect();
-    let facts = facts(&found.host, &names);
-    let distortions = doctor::examine(&found.host, &facts);
+    plan.targets = resolved.devices.iter().map(Device::to_planned).collect();
+    let names: Vec<String> = resolved.devices.iter().filter_map(|device| device.name.clone()).collect();
+    let facts = facts(&resolved.host, &names);
+    let distortions = doctor::examine(&resolved.host, &facts);
     if options.apply {
         for (path, value) in distortions.iter().flat_map(|one| &one.settings) {
             if let Err(error) = journal.set(path, value) {
@@ -168,7 +168,7 @@ fn measure(
             }
         }
     }
-    let mut machine = Machine {
+    let mut machine = MachineRecord {
         schema: SCHEMA,
         collected_unix_ms: SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -178,54 +178,55 @@ fn measure(
         distortions: distortions.iter().map(|one| one.what.clone()).collect(),
     };
     let mut writer = match options.resume {
-        Some(_) => RunWriter::append(folder),
+        Some(_) => RunWriter::resume(folder),
         None => RunWriter::create(folder, &machine, &plan),
     }
     .map_err(CommandError::operation)?;
-    let network = Targets {
-        there: options.bench.network_targets(),
-        device: found.devices.first(),
+    let network = RunTargets {
+        user_targets: options.experiments.network_targets(),
+        device: resolved.devices.first(),
         folder,
-        served: RefCell::new(None),
+        target_process: RefCell::new(None),
     };
-    let setup = Setup {
+    let setup = RunSetup {
         plan: &plan,
-        devices: &found.devices,
-        generator: &found.generator,
-        generator_use: found.generator_use.clone(),
-        own: &found.own,
-        host: &found.host,
-        done,
+        devices: &resolved.devices,
+        generator: &resolved.generator,
+        generator_info: resolved.generator_info.clone(),
+        bdev_generator: &resolved.bdev_generator,
+        host: &resolved.host,
+        completed,
         network: &network,
         stop,
     };
-    if options.precondition || (found.scale == Scale::Paper && real(&found.devices)) {
+    if options.precondition || (resolved.scale == Scale::Paper && are_flash_devices(&resolved.devices)) {
         let outcome = precondition(&setup, folder, journal.processes())?;
         machine.facts["preconditioning"] = serde_json::json!({ "outcome": outcome.to_string() });
         if !outcome.is_steady() {
             machine.distortions.push(outcome.to_string());
         }
-        writer.learn(&machine).map_err(CommandError::operation)?;
+        writer.update_machine(&machine).map_err(CommandError::operation)?;
     }
-    let shown = std::io::stderr().is_terminal();
-    let summary = runner::run(&setup, &mut writer, journal, locks, &mut |event| tell(&event, shown));
+    let is_terminal = std::io::stderr().is_terminal();
+    let summary =
+        runner::run(&setup, &mut writer, journal, locks, &mut |event| print_event(&event, is_terminal));
     finish(summary, folder)
 }
 
-/// Whether there is flash behind them that has a state worth preparing.
-fn real(devices: &[Device]) -> bool {
-    devices.iter().all(|device| device.kind == target::Kind::Block && device.writable)
+/// Whether all devices can be preconditioned: writable block devices.
+fn are_flash_devices(devices: &[Device]) -> bool {
+    devices.iter().all(|device| device.kind == devices::DeviceKind::Block && device.writable)
 }
 
 fn precondition(
-    setup: &Setup<'_>,
+    setup: &RunSetup<'_>,
     folder: &Path,
-    processes: &mut Processes,
-) -> Result<Outcome, CommandError> {
+    processes: &mut RunProcesses,
+) -> Result<PreconditionOutcome, CommandError> {
     if let Some(device) = setup.devices.iter().find(|device| !device.writable) {
-        let place = &device.place;
+        let location = &device.location;
         return Err(CommandError::usage(format!(
-            "--precondition writes over {place}: --destroy-data {place} allows it"
+            "--precondition overwrites {location}: --destroy-data {location} allows it"
         )));
     }
     let outcome = runner::precondition(setup, folder, processes, &mut |line| stderr_line!("{line}"));
@@ -234,76 +235,81 @@ fn precondition(
     Ok(outcome)
 }
 
-/// Targets over the network: the user's, and our own over the first device, for as long as cells drive it.
-struct Targets<'a> {
-    there: Vec<NetworkTarget>,
+/// NVMe-oF targets: the user's, and one of ours over the first device, which runs only while cells drive it.
+struct RunTargets<'a> {
+    user_targets: Vec<NetworkTarget>,
     device: Option<&'a Device>,
     folder: &'a Path,
-    served: RefCell<Option<Served>>,
+    target_process: RefCell<Option<TargetProcess>>,
 }
 
-impl Network for Targets<'_> {
-    fn reach(&self, name: &str, processes: &mut Processes) -> Result<Option<NetworkTarget>, String> {
+impl NetworkTargets for RunTargets<'_> {
+    fn start(&self, name: &str, processes: &mut RunProcesses) -> Result<Option<NetworkTarget>, String> {
         let (true, Some(device)) = (name == "ringbolt", self.device) else {
-            return self.there.reach(name, processes);
+            return self.user_targets.start(name, processes);
         };
-        let mut served = self.served.borrow_mut();
-        if served.is_none() {
-            *served =
-                Some(Served::start(device, self.folder, processes).map_err(|failure| failure.to_string())?);
+        let mut target_process = self.target_process.borrow_mut();
+        if target_process.is_none() {
+            *target_process = Some(
+                TargetProcess::start(device, self.folder, processes)
+                    .map_err(|failure| failure.to_string())?,
+            );
         }
-        let target = served.as_ref().map(|served| NetworkTarget {
+        let target = target_process.as_ref().map(|target_process| NetworkTarget {
             name: name.into(),
-            uri: served.uri.clone(),
-            process: Some(served.process()),
+            uri: target_process.uri.clone(),
+            process: Some(target_process.process()),
         });
         Ok(target)
     }
 
-    fn leave(&self) {
-        drop(self.served.borrow_mut().take());
+    fn stop_all(&self) {
+        drop(self.target_process.borrow_mut().take());
     }
 }
 
-fn tell(event: &Event<'_>, shown: bool) {
+fn print_event(event: &ExperimentEvent<'_>, is_terminal: bool) {
     match event {
-        Event::Begins { number, total, left_s, experiment, cell } => {
+        ExperimentEvent::CellStarted { number, total, left_s, experiment, cell } => {
             let varied = |name: &str| cell.parameters.get(name).map(|value| format!(" {name}={value}"));
             let words: String =
                 ["devices", "jobs", "iodepth", "background"].iter().filter_map(|name| varied(name)).collect();
             let line =
                 format!("[{number}/{total}] {experiment} {}{words}, {} left", cell.series, duration(*left_s));
-            if shown {
-                // Over the line before, which was perhaps longer.
+            if is_terminal {
+                // Overwrite the previous line, which may be longer.
                 let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("\r\x1b[K{line}"));
             } else {
                 stderr_line!("{line}");
             }
         }
-        Event::Ends(CellRecord { failed: Some(said), experiment, series, .. }) => {
-            let clear = if shown { "\r\x1b[K" } else { "" };
-            stderr_line!("{clear}{experiment} {series} failed: {said}");
+        ExperimentEvent::CellFinished(CellRecord { failed: Some(message), experiment, series, .. }) => {
+            let clear = if is_terminal { "\r\x1b[K" } else { "" };
+            stderr_line!("{clear}{experiment} {series} failed: {message}");
         }
-        Event::Ends(_) => {}
+        ExperimentEvent::CellFinished(_) => {}
     }
 }
 
-fn failure(error: RunError, folder: &Path) -> CommandError {
+fn failure(error: ExperimentError, folder: &Path) -> CommandError {
     let text = format!("{}: {error}", folder.display());
     match error {
-        RunError::Store(_) | RunError::File { .. } | RunError::Failing(_) => CommandError::operation(text),
-        RunError::DeviceGone(_) => CommandError::environment(text),
+        ExperimentError::Results(_) | ExperimentError::File { .. } | ExperimentError::TooManyFailures(_) => {
+            CommandError::operation(text)
+        }
+        ExperimentError::DeviceRemoved(_) => CommandError::environment(text),
     }
 }
 
-fn finish(summary: Result<Summary, RunError>, folder: &Path) -> Result<(), CommandError> {
+fn finish(summary: Result<ExperimentSummary, ExperimentError>, folder: &Path) -> Result<(), CommandError> {
     if std::io::stderr().is_terminal() {
         stderr_line!("");
     }
     let summary = summary.map_err(|error| failure(error, folder))?;
-    let before = if summary.before > 0 { format!(", {} before", summary.before) } else { String::new() };
+    let previous =
+        if summary.already_done > 0 { format!(", {} earlier", summary.already_done) } else { String::new() };
     stdout_line!(
-        "{}: {} cells measured{before}, {} cannot run here, {} failed",
+        "{}: {} cells measured{previous}, {} cannot run here, {} failed",
         folder.display(),
         summary.measured,
         summary.skipped,
@@ -311,13 +317,13 @@ fn finish(summary: Result<Summary, RunError>, folder: &Path) -> Result<(), Comma
     );
     if summary.stopped {
         return Err(CommandError::operation(format!(
-            "stopped; `ringbolt lab run --resume {}` goes on",
+            "stopped; `ringbolt lab run --resume {}` continues it",
             folder.display()
         )));
     }
     if summary.failed > 0 {
         return Err(CommandError::operation(format!(
-            "{} cells failed; `ringbolt lab run --resume {}` tries them again",
+            "{} cells failed; `ringbolt lab run --resume {}` repeats them",
             summary.failed,
             folder.display()
         )));

@@ -1,4 +1,4 @@
-//! `lab watchdog`: the process that ends a run's generators when the run was killed.
+//! `ringbolt lab watchdog`: kills a run's generators if the run is killed.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -7,9 +7,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::command_error::CommandError;
 
-/// Waits for the end of standard input, whatever else happens.
+/// Waits for end of file on standard input, ignoring signals.
 pub(crate) fn run() -> Result<(), CommandError> {
-    // A program that ends the run by one of these ends the generators with it.
+    // A signal to the run's session must not end the watchdog before the generators.
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))
             .map_err(CommandError::environment)?;

@@ -1,10 +1,10 @@
-//! What a generator wrote, as metrics: fio's JSON, of fio or of `ringbolt perf`.
+//! Parses a generator's output, JSON of fio or of `ringbolt perf`, into metrics.
 
 use serde_json::Value as Json;
 
 use crate::record::RoleRecord;
 
-/// fio's percentiles that are kept, with the name that they get.
+/// fio's keys of the stored percentiles, and their names in metrics.
 const PERCENTILES: [(&str, &str); 6] = [
     ("50.000000", "p50"),
     ("90.000000", "p90"),
@@ -14,43 +14,46 @@ const PERCENTILES: [(&str, &str); 6] = [
     ("99.990000", "p9999"),
 ];
 
-/// The results of one group of jobs.
+/// Results of one group of jobs.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Group {
-    /// Name of the group's first job: the role.
+pub(crate) struct JobGroupResult {
+    /// Name of the group's first job, which is the role.
     pub(crate) name: String,
-    /// What was measured.
+    /// The metrics.
     pub(crate) record: RoleRecord,
-    /// I/Os of all its jobs.
+    /// I/Os of all jobs.
     pub(crate) ios: f64,
-    /// Errors of its jobs.
+    /// I/O errors of all jobs.
     pub(crate) errors: u64,
 }
 
-/// The generator's version and its groups.
+/// Parses the generator's version and the groups. `jobs_of` returns the number of jobs of a role.
 ///
 /// # Errors
-/// A sentence that says what is wrong with the text.
-pub(crate) fn parse(text: &str, jobs_of: impl Fn(&str) -> u64) -> Result<(String, Vec<Group>), String> {
+/// What is wrong with the text, as a sentence.
+pub(crate) fn parse(
+    text: &str,
+    jobs_of: impl Fn(&str) -> u64,
+) -> Result<(String, Vec<JobGroupResult>), String> {
     // fio writes warnings before its JSON.
     let begin = text.find('{').ok_or("the generator wrote no JSON")?;
     let document: Json =
         serde_json::from_str(&text[begin..]).map_err(|error| format!("the generator's JSON: {error}"))?;
     let version = document["fio version"].as_str().unwrap_or("unknown").to_string();
     let jobs = document["jobs"].as_array().ok_or("the generator's JSON has no jobs")?;
-    let mut groups: Vec<Group> = Vec::new();
+    let mut groups: Vec<JobGroupResult> = Vec::new();
     for job in jobs {
         let name = job["jobname"].as_str().unwrap_or("fg").to_string();
         let count = jobs_of(&name);
         groups.push(group(name, job, count));
     }
     if groups.is_empty() {
-        return Err("the generator measured no job".to_string());
+        return Err("the generator's JSON contains no job".to_string());
     }
     Ok((version, groups))
 }
 
-fn group(name: String, job: &Json, jobs: u64) -> Group {
+fn group(name: String, job: &Json, jobs: u64) -> JobGroupResult {
     let mut record = RoleRecord::default();
     let sides: Vec<&Json> =
         ["read", "write"].iter().map(|side| &job[*side]).filter(|side| count(side) > 0.0).collect();
@@ -71,7 +74,7 @@ fn group(name: String, job: &Json, jobs: u64) -> Group {
     {
         record.set("iops_stddev", deviation);
     }
-    // Shares of one processor, a mean over the group's jobs.
+    // fio reports percent of one CPU, averaged over the group's jobs.
     let cores = |field: &str| job[field].as_f64().map(|percent| percent * jobs as f64 / 100.0);
     if let (Some(user), Some(system)) = (cores("usr_cpu"), cores("sys_cpu")) {
         record.set("cpu_user_cores", user);
@@ -84,15 +87,15 @@ fn group(name: String, job: &Json, jobs: u64) -> Group {
     }
     let errors =
         job["total_err"].as_u64().unwrap_or(0).max(job["error"].as_i64().unwrap_or(0).unsigned_abs());
-    Group { name, record, ios, errors }
+    JobGroupResult { name, record, ios, errors }
 }
 
 fn count(side: &Json) -> f64 {
     side["total_ios"].as_f64().unwrap_or(0.0)
 }
 
-/// Mean and deviation over both directions, the largest, and percentiles: the generator's own where
-/// there is one direction, from the bins where there are two.
+/// Sets mean, standard deviation, maximum and percentiles. Percentiles are the generator's own for one direction, and
+/// computed from the bins for two.
 fn latency(record: &mut RoleRecord, kind: &str, sides: &[&Json]) {
     let of = |side: &Json| side[format!("{kind}_ns")].clone();
     let weighted: Vec<(f64, Json)> = sides
@@ -141,7 +144,7 @@ fn latency(record: &mut RoleRecord, kind: &str, sides: &[&Json]) {
     record.histograms.insert(kind.to_string(), bins);
 }
 
-/// The latency that so many percent of the I/Os stay within.
+/// The latency, in nanoseconds, at a percentile.
 fn at(bins: &[(u64, u64)], percent: f64) -> u64 {
     let all: u64 = bins.iter().map(|(_, count)| count).sum();
     let wanted = (all as f64 * percent / 100.0).ceil() as u64;

@@ -1,40 +1,39 @@
-//! Who spends processor time on a run: the generator's processes, and the kernel threads beside them.
+//! CPU time of a run: of the generator's processes and of the kernel threads that work for them.
 //!
-//! fio counts its own threads. The threads that io_uring starts for it (`iou-sqp`, `iou-wrk`) and the
-//! kernel's workers are not in that, so they are looked at from outside, in `/proc`. Whether requests
-//! go through such workers is also how the path of submission is known.
+//! fio counts only its own threads. The threads that io_uring creates for it (`iou-sqp`, `iou-wrk`) and the kernel's
+//! workers are sampled from `/proc`. CPU use of these workers also reveals the path of submission.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::host::Host;
+use crate::host::HostInfo;
 
-/// Clock ticks of `/proc` a second, as on every architecture that Linux still has.
+/// `USER_HZ`: clock ticks per second in `/proc`, on every architecture that Linux supports.
 const TICKS_PER_S: f64 = 100.0;
-/// Share of a core that workers must use before requests are said to go through them.
+/// CPU use of workers, in cores, above which requests are considered to go through them.
 const WORKER_CORES: f64 = 0.02;
 
-/// Processor time by class since a moment.
+/// CPU use by class of threads, in cores.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Spent {
-    /// Cores that the generator's own threads kept busy.
+pub(crate) struct CpuUse {
+    /// The generator's own threads.
     pub(crate) own: f64,
-    /// `iou-sqp`: threads that poll for submissions.
+    /// `iou-sqp`: threads that poll the submission queue.
     pub(crate) sqp: f64,
-    /// `iou-wrk`: workers that carry out what could not be done at once.
+    /// `iou-wrk`: workers for requests that would block.
     pub(crate) wrk: f64,
-    /// The kernel's workers and interrupt threads, of the whole machine.
+    /// Kernel workers, softirq and interrupt threads of the whole machine.
     pub(crate) kworker: f64,
     /// Threads of loop devices, of the whole machine.
     pub(crate) loops: f64,
-    /// All of the machine.
+    /// The whole machine.
     pub(crate) machine: f64,
 }
 
-impl Spent {
-    /// How requests reached the device.
+impl CpuUse {
+    /// The path by which requests reached the device, as in `submission_path` of a record.
     pub(crate) fn path(&self) -> &'static str {
         if self.sqp > WORKER_CORES {
             "polled-thread"
@@ -46,71 +45,72 @@ impl Spent {
     }
 }
 
-/// Looks at a process and its descendants, now and then.
+/// Samples the CPU time of a process and its descendants. Costs a scan of `/proc` per sample, so samples are taken a
+/// few times a second.
 #[derive(Debug)]
-pub(crate) struct Watch<'a> {
-    host: &'a Host,
+pub(crate) struct CpuTimeSampler<'a> {
+    host: &'a HostInfo,
     root: u32,
-    /// Seconds of each thread by then, and the class that it is of. Threads that end stay.
-    seen: BTreeMap<u32, (Class, f64)>,
-    /// What each had when measuring began.
-    base: BTreeMap<u32, f64>,
+    /// Class and CPU seconds of each thread at its last sample. Threads that ended stay.
+    threads: BTreeMap<u32, (ThreadClass, f64)>,
+    /// CPU seconds of each thread when measuring started.
+    baseline: BTreeMap<u32, f64>,
     machine: f64,
     kernel: [f64; 2],
-    began: Instant,
-    /// The last look at which the process was alive.
-    last: Last,
+    started: Instant,
+    /// The last sample at which the process was alive.
+    last: CpuSample,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Last {
+struct CpuSample {
     at: Instant,
     machine: f64,
     kernel: [f64; 2],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Class {
+enum ThreadClass {
     Own,
     Sqp,
     Wrk,
 }
 
-impl<'a> Watch<'a> {
-    /// Begins with a process.
-    pub(crate) fn new(host: &'a Host, root: u32) -> Watch<'a> {
-        let mut watch = Watch {
+impl<'a> CpuTimeSampler<'a> {
+    /// Samples the process `root` and starts measuring.
+    pub(crate) fn new(host: &'a HostInfo, root: u32) -> CpuTimeSampler<'a> {
+        let mut sampler = CpuTimeSampler {
             host,
             root,
-            seen: BTreeMap::new(),
-            base: BTreeMap::new(),
+            threads: BTreeMap::new(),
+            baseline: BTreeMap::new(),
             machine: 0.0,
             kernel: [0.0; 2],
-            began: Instant::now(),
-            last: Last { at: Instant::now(), machine: 0.0, kernel: [0.0; 2] },
+            started: Instant::now(),
+            last: CpuSample { at: Instant::now(), machine: 0.0, kernel: [0.0; 2] },
         };
-        watch.begin();
-        watch
+        sampler.start_measuring();
+        sampler
     }
 
-    /// Counts from now on.
-    pub(crate) fn begin(&mut self) {
-        self.look();
-        self.base = self.seen.iter().map(|(thread, (_, seconds))| (*thread, *seconds)).collect();
-        let Last { at, machine, kernel } = self.last;
-        (self.began, self.machine, self.kernel) = (at, machine, kernel);
+    /// Makes the current sample the start of the measurement.
+    pub(crate) fn start_measuring(&mut self) {
+        self.sample();
+        self.baseline = self.threads.iter().map(|(thread, (_, seconds))| (*thread, *seconds)).collect();
+        let CpuSample { at, machine, kernel } = self.last;
+        (self.started, self.machine, self.kernel) = (at, machine, kernel);
     }
 
-    /// Takes note of all threads that there are. Once the process has ended, nothing is taken note of.
-    pub(crate) fn look(&mut self) {
+    /// Updates all threads. Does nothing once the process has ended.
+    pub(crate) fn sample(&mut self) {
         let state = stat(&self.host.path(&format!("proc/{}", self.root)))
             .and_then(|fields| fields.into_iter().next());
         if state.is_none_or(|state| state == "Z" || state == "X") {
             return;
         }
         self.last =
-            Last { at: Instant::now(), machine: self.machine_seconds(), kernel: self.kernel_seconds() };
-        for process in self.family() {
+            CpuSample { at: Instant::now(), machine: self.machine_seconds(), kernel: self.kernel_seconds() };
+        for process in self.process_tree() {
             let tasks = self.host.path(&format!("proc/{process}/task"));
             for entry in fs::read_dir(tasks).into_iter().flatten().flatten() {
                 let Some(thread) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok())
@@ -119,39 +119,39 @@ impl<'a> Watch<'a> {
                 };
                 let Some((name, seconds)) = thread_time(&entry.path()) else { continue };
                 let class = match name.as_str() {
-                    name if name.starts_with("iou-sqp") => Class::Sqp,
-                    name if name.starts_with("iou-wrk") => Class::Wrk,
-                    _ => Class::Own,
+                    name if name.starts_with("iou-sqp") => ThreadClass::Sqp,
+                    name if name.starts_with("iou-wrk") => ThreadClass::Wrk,
+                    _ => ThreadClass::Own,
                 };
-                self.seen.insert(thread, (class, seconds));
+                self.threads.insert(thread, (class, seconds));
             }
         }
     }
 
-    /// What was spent from [`Watch::begin`] to the last look, in cores.
-    pub(crate) fn spent(&self) -> Spent {
-        let seconds = self.last.at.duration_since(self.began).as_secs_f64().max(1e-3);
-        let of = |class: Class| {
-            let each = self.seen.iter().filter(|(_, (of, _))| *of == class);
+    /// CPU use from [`CpuTimeSampler::start_measuring`] to the last sample.
+    pub(crate) fn cpu_use(&self) -> CpuUse {
+        let seconds = self.last.at.duration_since(self.started).as_secs_f64().max(1e-3);
+        let of = |class: ThreadClass| {
+            let each = self.threads.iter().filter(|(_, (of, _))| *of == class);
             let sum: f64 =
-                each.map(|(thread, (_, now))| now - self.base.get(thread).copied().unwrap_or(0.0)).sum();
-            // A sum of nothing is a negative zero.
+                each.map(|(thread, (_, now))| now - self.baseline.get(thread).copied().unwrap_or(0.0)).sum();
+            // The sum of an empty iterator of floats is -0.0.
             if sum > 0.0 { sum / seconds } else { 0.0 }
         };
         let kernel = self.last.kernel;
-        Spent {
-            own: of(Class::Own),
-            sqp: of(Class::Sqp),
-            wrk: of(Class::Wrk),
+        CpuUse {
+            own: of(ThreadClass::Own),
+            sqp: of(ThreadClass::Sqp),
+            wrk: of(ThreadClass::Wrk),
             kworker: (kernel[0] - self.kernel[0]).max(0.0) / seconds,
             loops: (kernel[1] - self.kernel[1]).max(0.0) / seconds,
             machine: (self.last.machine - self.machine).max(0.0) / seconds,
         }
     }
 
-    /// The process and those that it started.
-    fn family(&self) -> BTreeSet<u32> {
-        let mut family = BTreeSet::from([self.root]);
+    /// The process and its descendants.
+    fn process_tree(&self) -> BTreeSet<u32> {
+        let mut process_tree = BTreeSet::from([self.root]);
         let mut parents: Vec<(u32, u32)> = Vec::new();
         for entry in fs::read_dir(self.host.path("proc")).into_iter().flatten().flatten() {
             let Some(process) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
@@ -161,16 +161,16 @@ impl<'a> Watch<'a> {
                 parents.push((process, parent));
             }
         }
-        // A child's number may be the smaller one, so until nothing is added.
+        // A child's pid may be smaller than its parent's: repeat until nothing is added.
         loop {
-            let before = family.len();
+            let before = process_tree.len();
             for (process, parent) in &parents {
-                if family.contains(parent) {
-                    family.insert(*process);
+                if process_tree.contains(parent) {
+                    process_tree.insert(*process);
                 }
             }
-            if family.len() == before {
-                return family;
+            if process_tree.len() == before {
+                return process_tree;
             }
         }
     }
@@ -185,17 +185,17 @@ impl<'a> Watch<'a> {
             .skip(1)
             .filter_map(|word| word.parse().ok())
             .collect();
-        // All but idle and iowait; guests are in user time already.
+        // All fields but idle and iowait; guest time is part of user time.
         let busy = numbers.iter().take(8).enumerate().filter(|(i, _)| *i != 3 && *i != 4).map(|(_, n)| n);
         busy.sum::<f64>() / TICKS_PER_S
     }
 
-    /// Of kworkers and interrupt threads, and of loop devices.
+    /// CPU seconds of kernel workers, softirq and interrupt threads, and of loop devices.
     fn kernel_seconds(&self) -> [f64; 2] {
         let mut sums = [0.0; 2];
         for entry in fs::read_dir(self.host.path("proc")).into_iter().flatten().flatten() {
             let path = entry.path();
-            // Children of kthreadd alone.
+            // Kernel threads are children of kthreadd, pid 2.
             if stat(&path).is_none_or(|fields| fields.get(1).is_none_or(|parent| parent != "2")) {
                 continue;
             }
@@ -210,13 +210,13 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// The fields of a stat file after the name, state first.
+/// The fields of `stat` after the name, state first.
 fn stat(path: &Path) -> Option<Vec<String>> {
     let text = fs::read_to_string(path.join("stat")).ok()?;
     Some(text.rsplit_once(')')?.1.split_whitespace().map(String::from).collect())
 }
 
-/// A thread's name and seconds, exact where the scheduler tells them.
+/// Name and CPU seconds of a thread, in nanosecond resolution if the kernel has `schedstat`.
 fn thread_time(path: &Path) -> Option<(String, f64)> {
     let name = fs::read_to_string(path.join("comm")).ok()?.trim().to_string();
     let exact = fs::read_to_string(path.join("schedstat")).ok();

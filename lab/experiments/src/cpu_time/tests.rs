@@ -29,7 +29,7 @@ impl Drop for Proc {
 }
 
 #[test]
-fn time_is_told_apart_by_who_spends_it() {
+fn cpu_time_is_split_by_thread_class() {
     let proc = Proc::new();
     proc.thread(100, 100, 1, "fio", 1_000_000_000);
     proc.thread(90, 90, 100, "fio", 0);
@@ -38,30 +38,34 @@ fn time_is_told_apart_by_who_spends_it() {
     proc.thread(8, 8, 2, "loop3", 0);
     proc.thread(9, 9, 1, "stranger", 5);
     fs::write(proc.0.join("proc/stat"), "cpu  100 0 100 900 50 0 0 0 0 0\n").unwrap();
-    let host = Host::at(&proc.0);
-    let mut watch = Watch::new(&host, 100);
-    assert_eq!(watch.family().into_iter().collect::<Vec<u32>>(), [90, 100]);
+    let host = HostInfo::with_root(&proc.0);
+    let mut sampler = CpuTimeSampler::new(&host, 100);
+    assert_eq!(sampler.process_tree().into_iter().collect::<Vec<u32>>(), [90, 100]);
     proc.thread(100, 100, 1, "fio", 3_000_000_000);
     proc.thread(90, 91, 100, "iou-wrk-90", 2_500_000_000);
     proc.thread(7, 7, 2, "kworker/0:1", 1_500_000_000);
     fs::write(proc.0.join("proc/stat"), "cpu  400 0 200 900 50 0 0 0 0 0\n").unwrap();
-    watch.began = Instant::now() - std::time::Duration::from_secs(10);
-    watch.look();
-    let spent = watch.spent();
-    for (found, expected) in
-        [(spent.own, 0.2), (spent.wrk, 0.2), (spent.sqp, 0.0), (spent.kworker, 0.05), (spent.machine, 0.4)]
-    {
-        assert!((found - expected).abs() < 0.01, "{spent:?}");
+    sampler.started = Instant::now() - std::time::Duration::from_secs(10);
+    sampler.sample();
+    let cpu_use = sampler.cpu_use();
+    for (found, expected) in [
+        (cpu_use.own, 0.2),
+        (cpu_use.wrk, 0.2),
+        (cpu_use.sqp, 0.0),
+        (cpu_use.kworker, 0.05),
+        (cpu_use.machine, 0.4),
+    ] {
+        assert!((found - expected).abs() < 0.01, "{cpu_use:?}");
     }
-    assert_eq!(spent.path(), "worker");
-    // A worker that ended keeps what it spent.
+    assert_eq!(cpu_use.path(), "worker");
+    // The time of a worker that ended still counts.
     fs::remove_dir_all(proc.0.join("proc/90")).unwrap();
-    watch.look();
-    assert!(watch.spent().wrk > 0.15);
+    sampler.sample();
+    assert!(sampler.cpu_use().wrk > 0.15);
 }
 
 #[test]
-fn paths_are_named_by_their_threads() {
-    assert_eq!(Spent::default().path(), "inline");
-    assert_eq!(Spent { sqp: 0.9, wrk: 0.1, ..Spent::default() }.path(), "polled-thread");
+fn submission_paths_follow_from_thread_classes() {
+    assert_eq!(CpuUse::default().path(), "inline");
+    assert_eq!(CpuUse { sqp: 0.9, wrk: 0.1, ..CpuUse::default() }.path(), "polled-thread");
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-/// What fio 3.33 wrote for a group of two readers beside one writer, shortened.
+/// Shortened output of fio 3.33 for a group of two readers and one of a writer.
 const FIO: &str = r#"fio: a warning
 { "fio version" : "fio-3.33", "jobs" : [
  { "jobname" : "bg", "groupid" : 0, "error" : 0, "job_runtime" : 1000, "usr_cpu" : 5.0, "sys_cpu" : 20.0, "ctx" : 50,
@@ -17,7 +17,7 @@ const FIO: &str = r#"fio: a warning
    "write" : { "total_ios" : 0 } } ] }"#;
 
 #[test]
-fn fio_is_read_by_role() {
+fn fio_results_are_parsed_by_role() {
     let jobs = |name: &str| if name == "fg" { 2 } else { 1 };
     let (version, groups) = parse(FIO, jobs).unwrap();
     assert_eq!(version, "fio-3.33");
@@ -43,7 +43,7 @@ fn fio_is_read_by_role() {
 }
 
 #[test]
-fn both_directions_are_taken_together() {
+fn both_directions_are_combined() {
     let text = r#"{"jobs":[{"jobname":"fg","read":{"total_ios":1,"iops":1,"bw_bytes":4096,
         "clat_ns":{"N":1,"mean":1000,"max":1000,"bins":{"1000":1}}},
         "write":{"total_ios":3,"iops":3,"bw_bytes":12288,"clat_ns":{"N":3,"mean":3000,"max":3000,"bins":{"3000":3}}}}]}"#;
@@ -54,11 +54,11 @@ fn both_directions_are_taken_together() {
 }
 
 #[test]
-fn nonsense_is_refused() {
+fn invalid_output_is_rejected() {
     for text in ["", "fio: failed", "{", "{}", "{\"jobs\":3}", "{\"jobs\":[]}"] {
         assert!(parse(text, |_| 1).is_err(), "{text}");
     }
-    // A job of which nothing is known measures nothing, and is no panic.
+    // A job without any field yields a group without metrics.
     let (_, groups) = parse("{\"jobs\":[{\"read\":7,\"total_err\":5}]}", |_| 1).unwrap();
     assert_eq!((groups[0].ios, groups[0].errors), (0.0, 5));
 }

@@ -1,18 +1,18 @@
 use super::*;
 
-fn parameters(text: &str) -> Parameters {
+fn parameters(text: &str) -> CellParameters {
     toml::from_str(text).unwrap()
 }
 
 #[test]
-fn a_cell_becomes_the_job_file_of_the_study() {
+fn a_cell_renders_as_the_job_file_of_the_study() {
     let cell = parameters(
         "api = 'iou-c'\nrw = 'randread'\nblock_bytes = 4096\niodepth = 1\njobs = 1\ncores = 2\n\
          background = 2\nbackground_rw = 'randwrite'\nbackground_block_bytes = 65536\nbackground_iodepth = 128",
     );
     let options = parameters("norandommap = 1\nregisterfiles = 1");
     let filenames = ["/dev/nvme0n1".to_string(), "/dev/nvme1n1".to_string()];
-    let job = Job {
+    let job = CellJob {
         cell: &cell,
         options: &options,
         background_options: &options,
@@ -35,7 +35,7 @@ fn a_cell_becomes_the_job_file_of_the_study() {
 }
 
 #[test]
-fn options_of_io_uring_stay_with_it_and_colons_are_escaped() {
+fn io_uring_options_need_io_uring_and_colons_are_escaped() {
     let options = parameters("norandommap = 1\nfixedbufs = 1");
     for (api, filename, expected, absent) in [
         ("psync", "/dev/a", "ioengine=psync\nfilename=/dev/a\n", "fixedbufs"),
@@ -44,13 +44,13 @@ fn options_of_io_uring_stay_with_it_and_colons_are_escaped() {
     ] {
         let cell = parameters(&format!("api = '{api}'\nrw = 'randread'\nblock_bytes = 512"));
         let filenames = [filename.to_string()];
-        let none = Parameters::new();
-        let job = Job {
+        let none = CellParameters::new();
+        let job = CellJob {
             cell: &cell,
             options: &options,
             background_options: &none,
             filenames: &filenames,
-            ..Job {
+            ..CellJob {
                 cell: &cell,
                 options: &options,
                 background_options: &none,

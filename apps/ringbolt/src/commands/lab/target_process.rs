@@ -1,44 +1,44 @@
-//! Our own NVMe/TCP target in a process of its own, for cells that drive one.
+//! Our NVMe/TCP target in a process of its own, for cells that drive one.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use lab_experiments::processes::{Process, Processes};
-use lab_experiments::target::{Device, Kind};
+use lab_experiments::devices::{Device, DeviceKind};
+use lab_experiments::processes::{RunProcess, RunProcesses};
 use serde_json::json;
 
 use crate::command_error::CommandError;
 
 const NQN: &str = "nqn.2025-01.io.ringbolt:lab";
-/// How long it may take to listen, and to end.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Size of a device that has none of its own: it keeps nothing.
+/// How long the target may take to listen, and to end.
+const START_STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Blocks of the null bdev that replaces a bdev of the generator's.
 const NULL_BLOCKS: u64 = 1 << 21;
 
-/// A target that ends with the run.
-pub(crate) struct Served {
-    child: Process,
+/// A target process, terminated on drop.
+pub(crate) struct TargetProcess {
+    child: RunProcess,
     config: PathBuf,
-    /// How the generator reaches it.
+    /// URI that the generator connects to.
     pub(crate) uri: String,
 }
 
-impl Served {
-    /// Serves a device on a port of the loopback interface that is free, by one of the run's processes.
+impl TargetProcess {
+    /// Serves a device on a free port of the loopback interface.
     pub(crate) fn start(
         device: &Device,
         folder: &Path,
-        processes: &mut Processes,
-    ) -> Result<Served, CommandError> {
+        processes: &mut RunProcesses,
+    ) -> Result<TargetProcess, CommandError> {
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
         let port = free.map_err(CommandError::environment)?.port();
         let bdev = match device.kind {
-            Kind::Uri => json!({ "method": "bdev_null_create",
+            DeviceKind::Uri => json!({ "method": "bdev_null_create",
                 "params": { "name": "Lab0", "num_blocks": NULL_BLOCKS, "block_size": 512 } }),
             _ => {
-                json!({ "method": "bdev_uring_create", "params": { "name": "Lab0", "filename": device.place } })
+                json!({ "method": "bdev_uring_create", "params": { "name": "Lab0", "filename": device.location } })
             }
         };
         let calls = json!({ "subsystems": [
@@ -68,14 +68,14 @@ impl Served {
             .stderr(Stdio::null());
         let child = processes.spawn(&mut command).map_err(CommandError::environment)?;
         let uri = format!("nvme+tcp://127.0.0.1:{port}/{NQN}?ns=1");
-        let mut served = Served { child, config, uri };
-        served.wait(port)?;
-        Ok(served)
+        let mut target_process = TargetProcess { child, config, uri };
+        target_process.wait_until_listening(port)?;
+        Ok(target_process)
     }
 
-    fn wait(&mut self, port: u16) -> Result<(), CommandError> {
+    fn wait_until_listening(&mut self, port: u16) -> Result<(), CommandError> {
         let began = Instant::now();
-        while began.elapsed() < PATIENCE {
+        while began.elapsed() < START_STOP_TIMEOUT {
             if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
                 return Ok(());
             }
@@ -95,8 +95,8 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for TargetProcess {
     fn drop(&mut self) {
-        self.child.end(PATIENCE);
+        self.child.terminate(START_STOP_TIMEOUT);
     }
 }

@@ -1,35 +1,35 @@
-//! A cell as fio's job file.
+//! Renders a cell as a fio job file.
 
 use std::fmt::Write as _;
 
-use crate::record::{Parameters, Value};
+use crate::record::{CellParameters, ParameterValue};
 
-/// What a cell needs to become a job file.
+/// A cell and everything else that its job file contains.
 #[derive(Clone, Debug)]
-pub(crate) struct Job<'a> {
-    /// The cell.
-    pub(crate) cell: &'a Parameters,
+pub(crate) struct CellJob<'a> {
+    /// Parameters of the cell.
+    pub(crate) cell: &'a CellParameters,
     /// fio options of the foreground.
-    pub(crate) options: &'a Parameters,
+    pub(crate) options: &'a CellParameters,
     /// fio options of the background.
-    pub(crate) background_options: &'a Parameters,
-    /// What to drive: device nodes, files, or URIs.
+    pub(crate) background_options: &'a CellParameters,
+    /// Device nodes, files, or URIs.
     pub(crate) filenames: &'a [String],
-    /// Bytes of each that are used.
+    /// Size to use of each; 0 for all.
     pub(crate) size_bytes: u64,
-    /// The processors of the foreground.
+    /// CPUs of the foreground.
     pub(crate) cpus: &'a [u32],
-    /// The processors of the background, where they are others.
+    /// CPUs of the background; empty for those of the foreground.
     pub(crate) background_cpus: &'a [u32],
-    /// Measuring, in seconds.
+    /// Duration of the measurement, in seconds.
     pub(crate) runtime_s: f64,
-    /// Before it, in seconds.
+    /// Warm-up before it, in seconds.
     pub(crate) ramp_s: f64,
-    /// Seed of positions.
+    /// Seed of random offsets.
     pub(crate) seed: u64,
 }
 
-/// What a kernel API is called in fio: engine and modes. None where the kernel is not asked.
+/// fio's engine and modes for a kernel API; `None` for an API that bypasses the kernel.
 pub(crate) fn engine(api: &str) -> Option<(&'static str, &'static [(&'static str, &'static str)])> {
     Some(match api {
         "psync" => ("psync", &[]),
@@ -41,29 +41,29 @@ pub(crate) fn engine(api: &str) -> Option<(&'static str, &'static [(&'static str
     })
 }
 
-/// The name of the engine that drives the generator's own block devices by URI.
-pub(crate) const OWN_ENGINE: &str = "bdev";
+/// The engine that drives bdevs by URI.
+pub(crate) const BDEV_ENGINE: &str = "bdev";
 
-/// Options that mean something to io_uring only.
+/// Options that only io_uring supports.
 const URING_ONLY: [&str; 2] = ["registerfiles", "fixedbufs"];
 
-impl Job<'_> {
-    /// A parameter as a whole number.
+impl CellJob<'_> {
+    /// A parameter as an integer; 0 if it is missing or no number.
     pub(crate) fn number(&self, name: &str) -> u64 {
-        self.cell.get(name).and_then(Value::as_f64).map_or(0, |value| value.max(0.0) as u64)
+        self.cell.get(name).and_then(ParameterValue::as_f64).map_or(0, |value| value.max(0.0) as u64)
     }
 
     fn text(&self, name: &str) -> &str {
-        self.cell.get(name).and_then(Value::as_str).unwrap_or("")
+        self.cell.get(name).and_then(ParameterValue::as_str).unwrap_or("")
     }
 
-    /// Jobs of the foreground.
+    /// Number of foreground jobs.
     pub(crate) fn jobs(&self) -> u64 {
         self.number("jobs").max(1)
     }
 
-    /// The foreground as options of `ringbolt perf`, which polls as SPDK does.
-    pub(crate) fn options_of_perf(&self) -> Vec<String> {
+    /// The foreground as options of `ringbolt perf`, which busy-polls as SPDK does.
+    pub(crate) fn perf_options(&self) -> Vec<String> {
         let mut words = vec![
             format!("--filename={}", self.filenames.first().map_or("", String::as_str)),
             "--name=fg".to_string(),
@@ -89,24 +89,24 @@ impl Job<'_> {
         words
     }
 
-    /// The job file: foreground and background are groups of their own, and every job is a process.
+    /// The job file. Foreground and background are groups, so that they are reported apart; every job is a process.
     pub(crate) fn render(&self) -> String {
         let api = self.text("api");
-        let (name, modes) = engine(api).unwrap_or((OWN_ENGINE, &[]));
+        let (name, modes) = engine(api).unwrap_or((BDEV_ENGINE, &[]));
         let mut file = String::from("[global]\n");
         let mut put = |name: &str, value: &dyn std::fmt::Display| {
-            // Writing to a string cannot fail.
+            // Writing to a String cannot fail.
             let _ = writeln!(file, "{name}={value}");
         };
         put("ioengine", &name);
         for (mode, value) in modes {
             put(mode, value);
         }
-        // A URI has colons of its own.
+        // fio separates file names by colons.
         let names: Vec<String> = self.filenames.iter().map(|name| name.replace(':', "\\:")).collect();
         put("filename", &names.join(":"));
         put("direct", &1);
-        // Of each device, as published; a number of bytes would be shared out among them.
+        // As published: all of each device. A size in bytes would be divided among the devices.
         put("size", &"100%");
         put("allow_file_create", &0);
         put("time_based", &1);
@@ -117,7 +117,7 @@ impl Job<'_> {
         let background = self.number("background");
         if background > 0 {
             file.push_str("\n[bg]\nnew_group=1\n");
-            let role = Role {
+            let role = JobSection {
                 rw: self.text("background_rw"),
                 block_bytes: self.number("background_block_bytes"),
                 iodepth: self.number("background_iodepth"),
@@ -128,7 +128,7 @@ impl Job<'_> {
             role.write(&mut file, name, false);
         }
         file.push_str("\n[fg]\nnew_group=1\n");
-        let role = Role {
+        let role = JobSection {
             rw: self.text("rw"),
             block_bytes: self.number("block_bytes"),
             iodepth: self.number("iodepth"),
@@ -142,16 +142,16 @@ impl Job<'_> {
     }
 }
 
-struct Role<'a> {
+struct JobSection<'a> {
     rw: &'a str,
     block_bytes: u64,
     iodepth: u64,
     jobs: u64,
     cpus: &'a [u32],
-    options: &'a Parameters,
+    options: &'a CellParameters,
 }
 
-impl Role<'_> {
+impl JobSection<'_> {
     fn write(&self, file: &mut String, engine: &str, split: bool) {
         let mut put = |name: &str, value: &dyn std::fmt::Display| {
             let _ = writeln!(file, "{name}={value}");

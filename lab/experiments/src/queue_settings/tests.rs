@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use super::*;
 
-/// A `queue` directory with these files, removed at the end.
+/// A `queue` directory with these files, removed on drop.
 struct Fake(PathBuf);
 
 impl Fake {
@@ -31,7 +31,7 @@ impl Drop for Fake {
 }
 
 #[test]
-fn a_state_has_what_a_switch_resets_in_the_order_of_writing() {
+fn settings_are_in_the_order_of_restoring() {
     let fake = Fake::new(
         "read",
         &[
@@ -43,57 +43,60 @@ fn a_state_has_what_a_switch_resets_in_the_order_of_writing() {
             ("read_ahead_kb", "128\n"),
         ],
     );
-    let state = QueueState::read(&fake.0);
+    let state = QueueSettings::read(&fake.0);
     assert_eq!(state.scheduler, "bfq");
     let files: Vec<&str> = state.settings.iter().map(|(file, _)| file.as_str()).collect();
     assert_eq!(files, ["nr_requests", "wbt_lat_usec", "iosched/a", "iosched/b"]);
 }
 
 #[test]
-fn what_differs_is_written_back_and_what_is_gone_is_not() {
+fn only_existing_settings_that_differ_are_restored() {
     let fake = Fake::new(
         "back",
         &[("scheduler", "bfq"), ("nr_requests", "64"), ("iosched/a", "1"), ("iosched/b", "2")],
     );
-    let state = QueueState::read(&fake.0);
+    let state = QueueSettings::read(&fake.0);
     fake.set("scheduler", "kyber");
     fake.set("nr_requests", "256");
     fake.set("iosched/a", "9");
     fs::remove_file(fake.0.join("iosched/b")).unwrap();
-    assert_eq!(state.write_back(&fake.0), []);
+    assert_eq!(state.restore(&fake.0), []);
     assert_eq!((fake.get("scheduler"), fake.get("nr_requests")), ("bfq".into(), "64".into()));
     assert_eq!(fake.get("iosched/a"), "1");
     assert!(!fake.0.join("iosched/b").exists());
 }
 
 #[test]
-fn what_cannot_be_written_is_named_and_is_not_tried_again() {
+fn a_rejected_value_is_reported_as_permanent() {
     let fake = Fake::new("lost", &[("scheduler", "bfq"), ("nr_requests", "64"), ("iosched/a", "1")]);
-    let state = QueueState::read(&fake.0);
+    let state = QueueSettings::read(&fake.0);
     fake.set("nr_requests", "256");
     fake.set("iosched/a", "2");
     let file = fake.0.join("nr_requests");
     fs::set_permissions(&file, fs::Permissions::from_mode(0o444)).unwrap();
-    let problems = state.write_back(&fake.0);
+    let problems = state.restore(&fake.0);
     assert!(
-        matches!(problems.as_slice(), [Problem::Lost(why)] if why.contains("nr_requests is not 64 again: it is read-only")),
+        matches!(problems.as_slice(), [RestoreError::Permanent(why)] if why.contains("nr_requests is not restored to 64: it is read-only")),
         "{problems:?}"
     );
     assert_eq!(fake.get("iosched/a"), "1", "the others are written");
 }
 
 #[test]
-fn a_value_that_does_not_stay_is_named() {
-    // What is written to /dev/null is not there when it is read.
+fn a_value_that_reads_back_differently_is_reported() {
+    // /dev/null accepts every value and reads back empty.
     let fake = Fake::new("volatile", &[("scheduler", "bfq")]);
     std::os::unix::fs::symlink("/dev/null", fake.0.join("iosched/a")).unwrap();
-    let state = QueueState { scheduler: "bfq".into(), settings: vec![("iosched/a".into(), "1".into())] };
-    let problems = state.write_back(&fake.0);
-    assert!(matches!(problems.as_slice(), [Problem::Lost(why)] if why.contains("read back")), "{problems:?}");
+    let state = QueueSettings { scheduler: "bfq".into(), settings: vec![("iosched/a".into(), "1".into())] };
+    let problems = state.restore(&fake.0);
+    assert!(
+        matches!(problems.as_slice(), [RestoreError::Permanent(why)] if why.contains("read back")),
+        "{problems:?}"
+    );
 }
 
 #[test]
-fn only_what_the_kernel_refuses_for_good_is_not_tried_again() {
+fn only_permanent_errors_are_not_retried() {
     use rustix::io::Errno;
     let error = |errno: Errno| io::Error::from_raw_os_error(errno.raw_os_error());
     assert!([Errno::INVAL, Errno::ROFS].into_iter().all(|errno| is_permanent(&error(errno))));
@@ -102,21 +105,21 @@ fn only_what_the_kernel_refuses_for_good_is_not_tried_again() {
 
 #[test]
 fn differences_name_the_file_and_both_values() {
-    let state = |scheduler: &str, depth: &str| QueueState {
+    let state = |scheduler: &str, depth: &str| QueueSettings {
         scheduler: scheduler.into(),
         settings: vec![("nr_requests".into(), depth.into())],
     };
     let queue = Path::new("/sys/block/x/queue");
-    let of = |later: &QueueState| state("bfq", "64").differences(queue, later);
+    let of = |later: &QueueSettings| state("bfq", "64").differences(queue, later);
     assert!(of(&state("bfq", "64")).is_empty());
     assert_eq!(of(&state("kyber", "256")), ["/sys/block/x/queue/scheduler: expected bfq, found kyber"]);
     assert_eq!(of(&state("bfq", "8")), ["/sys/block/x/queue/nr_requests: expected 64, found 8"]);
-    let gone = QueueState { scheduler: "bfq".into(), settings: vec![] };
+    let gone = QueueSettings { scheduler: "bfq".into(), settings: vec![] };
     assert_eq!(of(&gone), ["/sys/block/x/queue/nr_requests: expected 64, found nothing"]);
 }
 
 #[test]
-fn files_of_a_queue_are_known_by_their_place() {
+fn queue_files_are_recognised_by_path() {
     let queue = Path::new("/sys/block/x/queue");
     for file in ["scheduler", "nr_requests", "wbt_lat_usec", "iosched/read_lat_nsec"] {
         assert_eq!(queue_of(&queue.join(file)), Some(queue), "{file}");
