@@ -67,7 +67,7 @@ impl AsFd for SocketStream {
 /// [`TransferResult::Blocked`](crate::TransferResult::Blocked); if it fails, so does I/O.
 ///
 /// # Errors
-/// For a UNIX socket every failure is reported here: `ConnectionRefused` if nobody listens, `WouldBlock` if the
+/// For a UNIX socket every failure is reported here: `ConnectionRefused` without a listener, `WouldBlock` if the
 /// listener's accept queue is full, which a later attempt may not meet.
 pub fn connect(address: &StreamAddress) -> io::Result<SocketStream> {
     let socket = open(address)?;

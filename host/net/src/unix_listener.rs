@@ -151,15 +151,15 @@ fn remove_stale(path: &Path, near: &Path) -> io::Result<()> {
         Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
         Ok(_) | Err(_) => return Err(in_use()),
     }
-    // Another process may have replaced it meanwhile: move it away, look what was moved, and move it back.
-    let aside = TemporaryName(temporary_name(near));
-    match fs::rename(path, &aside.0) {
+    // Another process may have replaced it meanwhile: rename it, compare what was renamed, and restore it if it is another.
+    let replaced = TemporaryName(temporary_name(near));
+    match fs::rename(path, &replaced.0) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         other => other?,
     }
-    if FileIdentity::of(&aside.0)? == FileIdentity(metadata.dev(), metadata.ino()) {
+    if FileIdentity::of(&replaced.0)? == FileIdentity(metadata.dev(), metadata.ino()) {
         return Ok(());
     }
-    let _ = fs::hard_link(&aside.0, path);
+    let _ = fs::hard_link(&replaced.0, path);
     Err(in_use())
 }
