@@ -4,11 +4,13 @@
 //! ```text
 //! cargo run -p ringbolt-xtask -- bench --list
 //! cargo run -p ringbolt-xtask -- layers
+//! cargo run -p ringbolt-xtask -- lines
 //! ```
 #![forbid(unsafe_code)]
 
 mod bench;
 mod layers;
+mod lines;
 mod metadata;
 
 use std::process::ExitCode;
@@ -35,12 +37,20 @@ enum XtaskCommand {
     },
     /// Checks that crates depend only on lower layers, are documented and forbid unsafe code.
     Layers,
+    /// Counts the code of each crate: lines of src/ without comments, blank lines and tests. sim/, control/ and
+    /// targets/shell are summed apart.
+    Lines,
 }
 
 fn main() -> anyhow::Result<ExitCode> {
     match Arguments::parse().command {
         XtaskCommand::Bench(options) => bench::run(&options),
         XtaskCommand::IdleHost { uri } => bench::idle_host(&uri).map(|()| ExitCode::SUCCESS),
+        XtaskCommand::Lines => {
+            let metadata = metadata::CargoMetadata::of_this_workspace()?;
+            println!("{}", lines::render(&lines::count(&metadata)?));
+            Ok(ExitCode::SUCCESS)
+        }
         XtaskCommand::Layers => {
             let metadata = metadata::CargoMetadata::of_this_workspace()?;
             let findings = layers::check(&metadata, |path| std::fs::read_to_string(path));

@@ -76,6 +76,11 @@ impl CargoMetadata {
         self.packages.iter().filter(|package| self.workspace_members.contains(&package.id))
     }
 
+    /// The directory of the workspace's manifest.
+    pub(crate) fn root(&self) -> &Path {
+        &self.workspace_root
+    }
+
     /// A package's directory relative to the workspace root, such as `host/net`.
     pub(crate) fn folder<'a>(&self, package: &'a Package) -> &'a Path {
         let folder = package.manifest_path.parent().unwrap_or(Path::new(""));
