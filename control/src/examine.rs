@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use crate::module::DynModule;
 
@@ -36,7 +36,7 @@ impl Examiner {
     pub fn wait(&self) {
         let mut state = self.lock();
         while !state.is_stopped && (state.is_busy || !state.waiting.is_empty()) {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = sync::wait(&self.changed, state);
         }
     }
 
@@ -70,11 +70,11 @@ impl Examiner {
                 state.is_busy = true;
                 return Some(bdev);
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = sync::wait(&self.changed, state);
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, ExamineState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 }

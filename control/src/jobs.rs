@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -91,7 +91,7 @@ fn cancelled(method: &str) -> RpcError {
 
 impl Job {
     fn lock(&self) -> MutexGuard<'_, JobState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 
     fn cancel(&self) -> Result<(), RpcError> {
@@ -241,6 +241,6 @@ impl Jobs {
     }
 
     fn lock(&self) -> MutexGuard<'_, JobTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.table)
     }
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Write;
 use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use log::{Log, Metadata, Record};
@@ -154,7 +154,7 @@ impl RateLimiter {
 
 impl Logger {
     fn lock(&self) -> MutexGuard<'_, LoggerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 
     fn level(of: &AtomicUsize) -> LogLevel {

@@ -1,7 +1,7 @@
 //! The control plane: modules in order, their methods, start-up stages and life cycle.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use reactor::ReactorHandle;
 use serde_json::{Value, json};
@@ -150,7 +150,7 @@ impl ControlPlane {
 
     /// Keeps other updates waiting. Poisoning is ignored: what a method had changed when it panicked stays.
     pub(crate) fn lock_updates(&self) -> MutexGuard<'_, ()> {
-        self.update_lock.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.update_lock)
     }
 
     /// The registered methods.
@@ -174,7 +174,7 @@ impl ControlPlane {
     }
 
     fn startup(&self) -> MutexGuard<'_, Startup> {
-        self.startup.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.startup)
     }
 
     /// Ends the start-up stage and returns the pending configuration.
@@ -191,7 +191,7 @@ impl ControlPlane {
     pub(crate) fn wait_started(&self) {
         let mut startup = self.startup();
         while startup.stage == StartupStage::Startup {
-            startup = self.started.wait(startup).unwrap_or_else(PoisonError::into_inner);
+            startup = sync::wait(&self.started, startup);
         }
     }
 

@@ -1,6 +1,6 @@
 //! The calls that created the objects of a subsystem: `save_config` writes them to recreate the configuration.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde_json::{Value, json};
 
@@ -54,7 +54,7 @@ impl SavedCalls {
     }
 
     fn lock(&self) -> MutexGuard<'_, CallList> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.0)
     }
 }
 

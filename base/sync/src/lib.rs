@@ -2,8 +2,8 @@
 //!
 //! `std` marks a mutex as poisoned when a thread panics while it holds the lock. In Ringbolt no code panics between two
 //! changes that belong together, so what the mutex guards is consistent even then, and one failed task must not take
-//! every other core down with it. [`lock`] therefore takes a poisoned mutex like any other. A type whose changes can
-//! panic half-way must not use it.
+//! every other core down with it. [`lock`], [`wait`] and [`wait_timeout`] therefore take a poisoned mutex like any
+//! other. A type whose changes can panic half-way must not use them.
 //!
 //! ```
 //! use std::sync::{Arc, Mutex};
@@ -18,10 +18,25 @@
 //! ```
 #![forbid(unsafe_code)]
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Locks `mutex`, whether it is poisoned or not.
 #[inline]
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Releases the lock, waits for a notification of `condvar`, and locks again. Wake-ups may be spurious.
+pub fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// [`wait`], for at most `timeout`.
+pub fn wait_timeout<'a, T>(
+    condvar: &Condvar,
+    guard: MutexGuard<'a, T>,
+    timeout: Duration,
+) -> MutexGuard<'a, T> {
+    condvar.wait_timeout(guard, timeout).unwrap_or_else(PoisonError::into_inner).0
 }

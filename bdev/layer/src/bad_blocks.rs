@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// Maximum number of ranges: about 3 MiB.
 const RANGES_MAX: usize = 65_536;
@@ -113,7 +113,7 @@ impl BadBlocks {
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
         // Every intermediate state under the lock is a valid set of ranges.
-        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.ranges)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use block_io::Op;
@@ -108,14 +108,15 @@ pub trait Bdev: Any + Send + Sync {
     /// Whether the module implements an operation. Where [`Op::Reset`] is not supported, the layer completes it once
     /// all I/O in flight has completed; where it is, it reaches the module even beyond [`depth`](Self::depth).
     /// [`Op::Compare`] never reaches a module: the layer supports it wherever reads are supported, and likewise
-    /// [`Op::Copy`] and [`Op::Abort`]. To a module without [`Op::SeekData`] or [`Op::SeekHole`] all blocks are allocated.
+    /// [`Op::Copy`] and [`Op::Abort`]. For a module without [`Op::SeekData`] or [`Op::SeekHole`], all blocks are
+    /// allocated.
     fn supports(&self, op: Op) -> bool;
 
     /// Opens an I/O channel on the core that will use it.
     ///
     /// Requests that reach it are validated: a supported operation, a range inside the device, data of the right
-    /// length within [`io_limits`](Self::io_limits), writable for a read. A device that can shrink must check the range again. The range fields of an operation without a range
-    /// are undefined.
+    /// length within [`io_limits`](Self::io_limits), writable for a read. A device that can shrink must check the range
+    /// again. The range fields of an operation without a range are undefined.
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError>;
 
     /// What the module takes in one request, read when a channel is opened. By default one slice of any size, aligned
@@ -298,7 +299,7 @@ impl BlockDevice {
         let mut state = self.lock();
         while !state.closed {
             let Some(left) = end.checked_duration_since(Instant::now()) else { return false };
-            state = self.released.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = sync::wait_timeout(&self.released, state, left);
         }
         true
     }
@@ -371,7 +372,7 @@ impl BlockDevice {
 
     fn lock(&self) -> MutexGuard<'_, OpenState> {
         // No change under the lock can panic half-way, so that a poisoned lock is consistent.
-        self.open_state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.open_state)
     }
 }
 

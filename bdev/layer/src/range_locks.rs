@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Locks of one device at a time, granted or requested.
 const LOCKS_MAX: usize = 64;
@@ -103,7 +103,7 @@ impl RangeLocks {
     /// The table, for a channel that finds its blocked writes: it publishes the others before it drops the guard.
     pub(crate) fn table(&self) -> MutexGuard<'_, LockTable> {
         // Every change under the lock is whole before anything can panic.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.table)
     }
 }
 

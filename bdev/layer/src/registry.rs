@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use uuid::Uuid;
 
@@ -195,7 +195,7 @@ impl Registry {
 
     fn lock(&self) -> MutexGuard<'_, RegistryTable> {
         // No user code runs under the lock and each change is one call: a poisoned lock is consistent.
-        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.0.table)
     }
 }
 

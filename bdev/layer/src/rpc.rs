@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use control::json::{Value, json};
 use control::{CallRecorder, Examiner, Method, Module, Parameters, RpcError, SavedCalls};
@@ -186,7 +186,7 @@ impl BdevModule {
     }
 
     fn histograms(&self) -> MutexGuard<'_, BTreeMap<String, HistogramBaseline>> {
-        self.histograms.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.histograms)
     }
 }
 

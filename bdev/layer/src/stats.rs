@@ -4,7 +4,7 @@
 //! see one counter of an I/O slightly before another. The reader adds channels up.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use block_io::Op;
 use histogram::{LogBuckets, index_of_rank};
@@ -354,7 +354,7 @@ impl StatsTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, Channels> {
-        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.channels)
     }
 }
 

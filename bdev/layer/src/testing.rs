@@ -15,7 +15,7 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use block_io::{Op, Payload, RequestFlags, Status};
 
@@ -192,7 +192,7 @@ impl CrashDisk {
     }
 
     fn lock(&self) -> MutexGuard<'_, CrashDiskState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 }
 

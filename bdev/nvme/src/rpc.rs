@@ -1,6 +1,6 @@
 //! The module of NVMe controllers for the control plane: SPDK's `bdev_nvme_*` methods.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bdev::rpc::{BdevModule, counts_of};
 use control::json::{Map, Value, json};
@@ -63,7 +63,7 @@ impl NvmeModule {
     }
 
     fn options(&self) -> MutexGuard<'_, NvmeOptions> {
-        self.options.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.options)
     }
 }
 

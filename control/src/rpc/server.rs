@@ -6,7 +6,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -72,7 +72,7 @@ impl Drop for RpcServer {
 
 impl RpcServerShared {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, RpcConnection>> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.connections)
     }
 
     /// Adds a connection; if there are too many, in place of the one that has been idle for longest. Returns

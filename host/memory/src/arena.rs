@@ -228,7 +228,7 @@ impl Arena {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, ArenaState> {
         // The lock is poisoned only if one of our own invariants was violated under it.
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::buffer::{Access, Buffer, Home};
 use crate::data::Data;
@@ -67,7 +67,7 @@ impl Drop for Parcel {
     fn drop(&mut self) {
         // SAFETY: `data` is not used after this: the parcel is being dropped.
         let data = unsafe { ManuallyDrop::take(&mut self.data) };
-        self.home.queue.lock().unwrap_or_else(PoisonError::into_inner).push(Returned(data));
+        sync::lock(&self.home.queue).push(Returned(data));
         if !self.home.pending.swap(true, Ordering::AcqRel)
             && let Some(wake) = self.home.waker.get()
         {
@@ -146,7 +146,7 @@ impl Pool {
     #[cold]
     fn collect_pending(&self) -> usize {
         let returns = &self.0.returns;
-        let mut queue = returns.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = sync::lock(&returns.queue);
         // Under the lock: the next push sets it again.
         returns.pending.store(false, Ordering::Release);
         let returned = std::mem::take(&mut *queue);

@@ -8,7 +8,7 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, Once};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -48,7 +48,7 @@ impl SigbusGuard {
     pub(crate) fn new(start: NonNull<u8>, bytes: usize) -> Option<SigbusGuard> {
         static INSTALLED: Once = Once::new();
         INSTALLED.call_once(install);
-        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = sync::lock(&FREE);
         let index = match free.pop() {
             Some(index) => index,
             None => {
@@ -76,7 +76,7 @@ impl SigbusGuard {
 impl Drop for SigbusGuard {
     fn drop(&mut self) {
         ENTRIES[self.0].bytes.store(0, Ordering::Release);
-        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
+        sync::lock(&FREE).push(self.0);
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use slots::{Slab, Slot};
 
@@ -196,7 +196,7 @@ impl Pipe {
 }
 
 fn lock(pipe: &Mutex<Pipe>) -> MutexGuard<'_, Pipe> {
-    pipe.lock().unwrap_or_else(PoisonError::into_inner)
+    sync::lock(pipe)
 }
 
 impl Network for SimulatedNetwork {

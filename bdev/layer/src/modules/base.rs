@@ -1,6 +1,6 @@
 //! Shared by virtual devices (modules on top of a base bdev): the claim of the base, and its removal and resize.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::{Access, BdevChannel, BdevError, BlockDevice, Descriptor, DeviceEvent, Registry};
 
@@ -22,7 +22,7 @@ impl BaseBdev {
     }
 
     pub(super) fn channel(&self, core: &reactor::Core) -> Result<BdevChannel, BdevError> {
-        match &*self.descriptor.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*sync::lock(&self.descriptor) {
             Some(descriptor) => descriptor.channel(core),
             None => Err(BdevError::Removed { name: self.device.name().to_string() }),
         }
@@ -30,7 +30,7 @@ impl BaseBdev {
 
     /// Releases the claim.
     pub(super) fn release(&self) {
-        let descriptor = self.descriptor.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let descriptor = sync::lock(&self.descriptor).take();
         drop(descriptor);
     }
 }

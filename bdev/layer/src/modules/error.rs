@@ -1,8 +1,8 @@
-//! The error device: a virtual device that injects errors, pending I/O and corruption, to test the layers forwarded.
+//! The error device: a virtual device that injects errors, pending I/O and corruption, to test the layers above it.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use block_io::{Op, Status, Tag};
 use slots::{Slab, Slot};
@@ -245,7 +245,7 @@ impl SharedRules {
     }
 
     fn lock(&self) -> MutexGuard<'_, FaultRules> {
-        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.rules)
     }
 }
 

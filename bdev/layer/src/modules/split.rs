@@ -2,7 +2,7 @@
 //!
 //! The parts of a base share one claim on it, which ends with the last of them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use block_io::Op;
 use uuid::Uuid;
@@ -122,7 +122,7 @@ impl Bdev for SplitBdev {
     }
 
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        let base = self.base.lock().unwrap_or_else(PoisonError::into_inner);
+        let base = sync::lock(&self.base);
         let removed = || BdevError::Removed { name: self.below.name().to_string() };
         let base = base.as_ref().ok_or_else(removed)?.channel(core)?;
         let first_lba = self.first_lba;
@@ -150,7 +150,7 @@ impl Bdev for SplitBdev {
     }
 
     fn on_closed(&self) {
-        let base = self.base.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let base = sync::lock(&self.base).take();
         drop(base);
     }
 }

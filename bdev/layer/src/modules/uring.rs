@@ -7,7 +7,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use block_io::Op;
 use uuid::Uuid;
@@ -147,7 +147,7 @@ pub fn rescan(registry: &Registry, name: &str, shown_as: FileModule) -> Result<(
         return Err(BdevError::WrongKind { name: name.to_string(), expected: shown_as.product_name() });
     };
     {
-        let file = module.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = sync::lock(&module.file);
         let file = file.as_ref().ok_or_else(|| BdevError::Removed { name: name.to_string() })?;
         let (blocks, unused) = file::blocks_of(file, &module.config.filename, module.geometry.block_size)?;
         module.shared.blocks.store(blocks, Ordering::Relaxed);
@@ -175,7 +175,7 @@ impl Bdev for UringBdev {
     }
 
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = sync::lock(&self.file);
         let file = file.as_ref().ok_or_else(|| BdevError::Removed { name: self.config.name.clone() })?;
         let failed = |doing| {
             let path = self.config.filename.clone();
@@ -236,7 +236,7 @@ impl Bdev for UringBdev {
     }
 
     fn on_closed(&self) {
-        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let file = sync::lock(&self.file).take();
         drop(file);
     }
 }
