@@ -8,6 +8,7 @@ pub mod null;
 pub mod passthru;
 pub mod split;
 pub mod uring;
+mod virtual_bdev;
 
 pub(crate) use base::SplitMix64;
 

@@ -8,10 +8,8 @@ use block_io::Op;
 use uuid::Uuid;
 
 use super::base::{BaseBdev, SplitMix64, track_base};
-use crate::{
-    Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits, Registry,
-    Request,
-};
+use super::virtual_bdev::{BaseChannel, VirtualBdev};
+use crate::{BdevError, BlockDevice, BoxedChannel, Completion, InfoValue, Registry, Request};
 
 /// Configuration of a delay device. Latencies are added to those of the base.
 #[derive(Clone, Debug)]
@@ -130,36 +128,23 @@ fn too_long(us: u64) -> BdevError {
     BdevError::invalid("latency", format!("{us} us is over an hour"))
 }
 
-impl Bdev for DelayBdev {
-    fn product_name(&self) -> &'static str {
-        "Delay bdev"
+impl VirtualBdev for DelayBdev {
+    const PRODUCT_NAME: &'static str = "Delay bdev";
+
+    fn base(&self) -> &BaseBdev {
+        &self.base
     }
 
-    fn geometry(&self) -> BdevGeometry {
-        self.base.device().geometry()
-    }
-
-    fn supports(&self, op: Op) -> bool {
-        op == Op::Reset || self.base.device().bdev().supports(op)
-    }
-
-    fn io_limits(&self) -> IoLimits {
-        // The base's channel divides what its module does not take.
-        IoLimits::NONE
-    }
-
-    fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        Ok(Box::new(DelayChannel {
-            base: self.base.channel(core)?,
+    fn open_on(&self, base: BaseChannel, core: &reactor::Core) -> BoxedChannel {
+        Box::new(DelayChannel {
+            base,
             latencies_ns: self.latencies_ns.clone(),
             rng: SplitMix64::new(self.seed ^ (core.index() as u64) << 32),
-            forward: Vec::new(),
             delayed: std::array::from_fn(|_| VecDeque::new()),
-            base_completions: Vec::new(),
-        }))
+        })
     }
 
-    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
+    fn describe(&self) -> Vec<(&'static str, InfoValue)> {
         let us = |which: LatencyClass| {
             InfoValue::Number(self.latencies_ns[which as usize].load(Ordering::Relaxed) / 1000)
         };
@@ -173,47 +158,28 @@ impl Bdev for DelayBdev {
         ];
         vec![("delay", InfoValue::Object(object))]
     }
-
-    fn reads_undefined(&self) -> bool {
-        self.base.device().bdev().reads_undefined()
-    }
-
-    fn read_only(&self) -> bool {
-        self.base.device().bdev().read_only()
-    }
-
-    fn depth(&self) -> u32 {
-        self.base.device().bdev().depth()
-    }
-
-    fn on_closed(&self) {
-        self.base.release();
-    }
 }
 
 struct DelayChannel {
-    base: crate::BdevChannel,
+    base: BaseChannel,
     latencies_ns: Arc<[AtomicU64; CLASSES]>,
     rng: SplitMix64,
-    forward: Vec<Request>,
     /// Delayed completions with their due time, one FIFO a class: the latency in a class is constant, so that the
     /// oldest is due first. After an update to a shorter latency, newer completions still wait for older ones.
     delayed: [VecDeque<(u64, Completion)>; CLASSES],
-    /// Scratch of [`poll`](block_io::Channel::poll); empty between calls.
-    base_completions: Vec<Completion>,
+}
+
+/// The latency class of an I/O; `None` for no delay.
+fn class_of(op: Op, rng: &mut SplitMix64) -> Option<usize> {
+    let average = match op {
+        Op::Read => LatencyClass::AvgRead,
+        Op::Write | Op::Unmap | Op::WriteZeroes | Op::WriteUncorrectable => LatencyClass::AvgWrite,
+        _ => return None,
+    };
+    Some(average as usize + usize::from(rng.below(100) == 0))
 }
 
 impl DelayChannel {
-    /// The latency class of an I/O; `None` for no delay.
-    fn class_of(&mut self, op: Op) -> Option<usize> {
-        let average = match op {
-            Op::Read => LatencyClass::AvgRead,
-            Op::Write | Op::Unmap | Op::WriteZeroes | Op::WriteUncorrectable => LatencyClass::AvgWrite,
-            _ => return None,
-        };
-        Some(average as usize + usize::from(self.rng.below(100) == 0))
-    }
-
     fn release_all(&mut self) {
         for delayed in &mut self.delayed {
             delayed.iter_mut().for_each(|(due_ns, _)| *due_ns = 0);
@@ -230,27 +196,25 @@ impl block_io::Channel for DelayChannel {
             // The base has already completed the delayed I/Os; a reset does not wait for them.
             self.release_all();
         }
-        self.forward.append(batch);
-        self.base.submit(&mut self.forward);
+        self.base.append(batch);
+        self.base.submit();
     }
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
-        self.base.submit(&mut self.forward);
-        let mut base_completions = std::mem::take(&mut self.base_completions);
-        self.base.poll(&mut base_completions);
+        let DelayChannel { base, latencies_ns, rng, delayed } = self;
+        let completions = base.poll();
         let now_ns = os::clock::now_ns();
-        for completion in base_completions.drain(..) {
-            match self.class_of(completion.request().op) {
+        for completion in completions {
+            match class_of(completion.request().op, rng) {
                 Some(class) => {
-                    let due_ns = now_ns + self.latencies_ns[class].load(Ordering::Relaxed);
-                    self.delayed[class].push_back((due_ns, completion));
+                    let due_ns = now_ns + latencies_ns[class].load(Ordering::Relaxed);
+                    delayed[class].push_back((due_ns, completion));
                 }
                 None => sink.push(completion),
             }
         }
-        self.base_completions = base_completions;
-        for delayed in &mut self.delayed {
+        for delayed in delayed {
             while let Some((due_ns, _)) = delayed.front()
                 && *due_ns <= now_ns
                 && let Some((_, completion)) = delayed.pop_front()
@@ -262,9 +226,6 @@ impl block_io::Channel for DelayChannel {
     }
 
     fn deadline(&self) -> Option<u64> {
-        if !self.forward.is_empty() && self.base.outstanding() == 0 {
-            return Some(0);
-        }
         let due = self.delayed.iter().filter_map(|delayed| delayed.front().map(|(due_ns, _)| *due_ns));
         due.chain(self.base.deadline()).min()
     }

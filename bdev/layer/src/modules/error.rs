@@ -9,10 +9,8 @@ use slots::{Slab, Slot};
 use uuid::Uuid;
 
 use super::base::{BaseBdev, SplitMix64, track_base};
-use crate::{
-    Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits, Registry,
-    Request,
-};
+use super::virtual_bdev::{BaseChannel, VirtualBdev};
+use crate::{Bdev as _, BdevError, BlockDevice, BoxedChannel, Completion, InfoValue, Registry, Request};
 
 /// Configuration of an error device.
 #[derive(Clone, Debug)]
@@ -169,38 +167,25 @@ fn with_module(
     }
 }
 
-impl Bdev for ErrorBdev {
-    fn product_name(&self) -> &'static str {
-        "Error Disk"
+impl VirtualBdev for ErrorBdev {
+    const PRODUCT_NAME: &'static str = "Error Disk";
+
+    fn base(&self) -> &BaseBdev {
+        &self.base
     }
 
-    fn geometry(&self) -> BdevGeometry {
-        self.base.device().geometry()
-    }
-
-    fn supports(&self, op: Op) -> bool {
-        op == Op::Reset || self.base.device().bdev().supports(op)
-    }
-
-    fn io_limits(&self) -> IoLimits {
-        // The base's channel divides what its module does not take.
-        IoLimits::NONE
-    }
-
-    fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        Ok(Box::new(ErrorChannel {
-            base: self.base.channel(core)?,
+    fn open_on(&self, base: BaseChannel, _core: &reactor::Core) -> BoxedChannel {
+        Box::new(ErrorChannel {
+            base,
             clears_applied: self.faults.clear_count.load(Ordering::Relaxed),
             faults: self.faults.clone(),
             table: Slab::with_capacity(self.depth() + crate::channel::RESETS_MAX as u32),
-            forward: Vec::new(),
             pending: Vec::new(),
             completed: Vec::new(),
-            base_completions: Vec::new(),
-        }))
+        })
     }
 
-    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
+    fn describe(&self) -> Vec<(&'static str, InfoValue)> {
         let names = vec![
             ("name", self.name.as_str().into()),
             ("base_bdev", self.base.device().name().into()),
@@ -209,24 +194,8 @@ impl Bdev for ErrorBdev {
         vec![("error_disk", InfoValue::Object(names))]
     }
 
-    fn reads_undefined(&self) -> bool {
-        self.base.device().bdev().reads_undefined()
-    }
-
-    fn read_only(&self) -> bool {
-        self.base.device().bdev().read_only()
-    }
-
-    fn depth(&self) -> u32 {
-        self.base.device().bdev().depth()
-    }
-
-    fn on_removed(&self) {
+    fn removed(&self) {
         self.faults.clear();
-    }
-
-    fn on_closed(&self) {
-        self.base.release();
     }
 }
 
@@ -302,16 +271,13 @@ impl FaultInjection {
 }
 
 struct ErrorChannel {
-    base: crate::BdevChannel,
+    base: BaseChannel,
     faults: Arc<SharedRules>,
     clears_applied: u64,
     /// Requests at the base: the caller's tag, and the corruption of the data.
     table: Slab<ForwardedRequest>,
-    forward: Vec<Request>,
     pending: Vec<Request>,
     completed: Vec<Completion>,
-    /// Scratch of [`poll`](block_io::Channel::poll); empty between calls.
-    base_completions: Vec<Completion>,
 }
 
 struct ForwardedRequest {
@@ -352,25 +318,26 @@ impl ErrorChannel {
         match self.table.insert(forwarded) {
             Ok(slot) => {
                 request.tag = Tag(slot.to_bits());
-                self.forward.push(request);
+                self.base.push(request);
             }
             Err(_) => unreachable!("the layer admits no more than the depth of {}", self.table.capacity()),
         }
     }
+}
 
-    fn restore(&mut self, completion: Completion) -> Completion {
-        let slot = Slot::from_bits(completion.tag().0);
-        let Some(forwarded) = self.table.remove(slot) else {
-            unreachable!("slot {slot:?} completed by the base and is not in the table")
-        };
-        let status = completion.status();
-        let mut request = completion.into_request();
-        // A read's data is corrupted after the base completed it. A write's was corrupted before; this undoes it,
-        // so that the caller gets its buffer back unchanged.
-        corrupt_data(&mut request, forwarded.corrupt);
-        request.tag = forwarded.tag;
-        request.complete(status)
-    }
+/// The completion of the caller's request for one of the base.
+fn restore(table: &mut Slab<ForwardedRequest>, completion: Completion) -> Completion {
+    let slot = Slot::from_bits(completion.tag().0);
+    let Some(forwarded) = table.remove(slot) else {
+        unreachable!("slot {slot:?} completed by the base and is not in the table")
+    };
+    let status = completion.status();
+    let mut request = completion.into_request();
+    // A read's data is corrupted after the base completed it. A write's was corrupted before; this undoes it,
+    // so that the caller gets its buffer back unchanged.
+    corrupt_data(&mut request, forwarded.corrupt);
+    request.tag = forwarded.tag;
+    request.complete(status)
 }
 
 fn corrupt_data(request: &mut Request, corrupt: Option<(usize, u8)>) {
@@ -390,7 +357,7 @@ impl block_io::Channel for ErrorChannel {
         for request in batch.drain(..) {
             self.accept(request);
         }
-        self.base.submit(&mut self.forward);
+        self.base.submit();
     }
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
@@ -402,20 +369,14 @@ impl block_io::Channel for ErrorChannel {
                 self.forward_request(request, None);
             }
         }
-        self.base.submit(&mut self.forward);
-        let mut base_completions = std::mem::take(&mut self.base_completions);
-        self.base.poll(&mut base_completions);
-        for completion in base_completions.drain(..) {
-            let completion = self.restore(completion);
-            sink.push(completion);
-        }
-        self.base_completions = base_completions;
+        let ErrorChannel { base, table, .. } = self;
+        sink.extend(base.poll().map(|completion| restore(table, completion)));
         sink.append(&mut self.completed);
         sink.len() - before
     }
 
     fn deadline(&self) -> Option<u64> {
-        if !self.completed.is_empty() || (!self.forward.is_empty() && self.base.outstanding() == 0) {
+        if !self.completed.is_empty() {
             return Some(0);
         }
         let recheck = (!self.pending.is_empty()).then(|| os::clock::now_ns() + CLEAR_CHECK_NS);
