@@ -97,33 +97,26 @@ impl Op {
     }
 }
 
-/// Flags that modify a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RequestFlags(u8);
+bitflags::bitflags! {
+    /// Flags that modify a request.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct RequestFlags: u8 {
+        /// Force Unit Access: the write completes only once the data is on the medium.
+        const FUA = 1 << 0;
+        /// Write Zeroes may deallocate the range.
+        const DEALLOCATE = 1 << 1;
+        /// A fused compare: the next request of the batch is a write of the same range, which is executed only if the
+        /// compare succeeds. No other write of the range comes between the two.
+        const FUSED = 1 << 2;
+        /// A request that the block layer itself issues on behalf of a caller's request; it takes the flag off what
+        /// callers submit.
+        const INTERNAL = 1 << 3;
+    }
+}
 
 impl RequestFlags {
     /// No flag.
-    pub const NONE: RequestFlags = RequestFlags(0);
-    /// Force Unit Access: the write completes only once the data is on the medium.
-    pub const FUA: RequestFlags = RequestFlags(1);
-    /// Write Zeroes may deallocate the range.
-    pub const DEALLOCATE: RequestFlags = RequestFlags(2);
-    /// A fused compare: the next request of the batch is a write of the same range, which is executed only if
-    /// the compare succeeds. No other write of the range comes between the two.
-    pub const FUSED: RequestFlags = RequestFlags(4);
-    /// A request that the block layer itself issues on behalf of a caller's request; it takes the flag off what callers
-    /// submit.
-    pub const INTERNAL: RequestFlags = RequestFlags(8);
-
-    /// Whether every flag of `other` is set.
-    pub const fn contains(self, other: RequestFlags) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// The union of both sets.
-    pub const fn with(self, other: RequestFlags) -> RequestFlags {
-        RequestFlags(self.0 | other.0)
-    }
+    pub const NONE: RequestFlags = RequestFlags::empty();
 }
 
 /// What an operation carries besides its range.

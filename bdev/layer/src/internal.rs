@@ -29,7 +29,7 @@ impl InternalTags {
     /// Makes a request an internal one of this table.
     pub(crate) fn mark(&self, request: &mut Request, slot: Slot) {
         request.tag = Tag(slot.to_bits() | u64::from(self.0) << INDEX_BITS);
-        request.flags = request.flags.with(RequestFlags::INTERNAL);
+        request.flags |= RequestFlags::INTERNAL;
     }
 
     /// The slot of a completion, if its request is one of this table.

@@ -120,7 +120,7 @@ fn request(rig: &Rig, tag: usize, op: Op, flags: RequestFlags, spec: &RequestSpe
 
 fn flags(spec: &RequestSpec) -> RequestFlags {
     let fua = if spec.fua { RequestFlags::FUA } else { RequestFlags::NONE };
-    if spec.deallocate { fua.with(RequestFlags::DEALLOCATE) } else { fua }
+    if spec.deallocate { fua | RequestFlags::DEALLOCATE } else { fua }
 }
 
 /// Runs batches and simulates a power failure after each log entry; fails if an image violates the rules.

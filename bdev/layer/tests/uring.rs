@@ -93,7 +93,7 @@ fn unmap_deallocates_and_write_zeroes_keeps_the_space() {
     assert!(space() >= full, "write zeroes deallocated");
     for (op, flags, lba) in [
         (Op::Unmap, RequestFlags::FUA, 256),
-        (Op::WriteZeroes, RequestFlags::DEALLOCATE.with(RequestFlags::FUA), 512),
+        (Op::WriteZeroes, RequestFlags::DEALLOCATE | RequestFlags::FUA, 512),
     ] {
         let before = space();
         assert_eq!(rig.simple(&mut channel, op, lba, 256, flags), Status::SUCCESS);

@@ -51,17 +51,17 @@ pub enum EventBackend {
     Epoll,
 }
 
-/// The events that a watch reports, as `poll(2)` bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Interest(pub u32);
-
-impl Interest {
-    /// Data, a new connection or end of stream.
-    pub const READABLE: Interest = Interest(libc::POLLIN as u32 | libc::POLLRDHUP as u32);
-    /// Space in the send buffer.
-    pub const WRITABLE: Interest = Interest(libc::POLLOUT as u32);
-    /// Readable or writable.
-    pub const BOTH: Interest = Interest(Self::READABLE.0 | libc::POLLOUT as u32);
+bitflags::bitflags! {
+    /// The events that a watch reports, as `poll(2)` bits.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Interest: u32 {
+        /// Data, a new connection or end of stream.
+        const READABLE = libc::POLLIN as u32 | libc::POLLRDHUP as u32;
+        /// Space in the send buffer.
+        const WRITABLE = libc::POLLOUT as u32;
+        /// Readable or writable.
+        const BOTH = Interest::READABLE.bits() | Interest::WRITABLE.bits();
+    }
 }
 
 /// A file operation.

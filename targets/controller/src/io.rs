@@ -409,7 +409,7 @@ fn plan_uncommon(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
                 lba,
                 blocks,
                 namespace,
-                flags: fua.with(deallocate),
+                flags: fua | deallocate,
                 ..EMPTY_PLAN
             })
         }

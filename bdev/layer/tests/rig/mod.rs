@@ -99,10 +99,10 @@ impl RequestSpec {
         let mut request = Request::new(Tag(tag), self.op, self.lba, self.blocks);
         request.flow = self.flow;
         if self.fua {
-            request.flags = request.flags.with(RequestFlags::FUA);
+            request.flags |= RequestFlags::FUA;
         }
         if self.deallocate {
-            request.flags = request.flags.with(RequestFlags::DEALLOCATE);
+            request.flags |= RequestFlags::DEALLOCATE;
         }
         if self.op.has_data() && self.blocks > 0 {
             request.set_data(Some(rig.buffer((self.blocks * block_size) as usize, self.fill)));

@@ -26,7 +26,7 @@ impl EpollBackend {
     }
 
     pub(super) fn watch(&mut self, fd: RawFd, interest: Interest, user_data: u64) -> io::Result<()> {
-        let flags = epoll::EventFlags::from_bits_retain(interest.0) | epoll::EventFlags::ET;
+        let flags = epoll::EventFlags::from_bits_retain(interest.bits()) | epoll::EventFlags::ET;
         let data = epoll::EventData::new_u64(user_data);
         // SAFETY: used only for this call; the caller keeps the descriptor open until `unwatch`.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };

@@ -138,7 +138,7 @@ impl UringBackend {
     }
 
     pub(super) fn watch(&mut self, fd: RawFd, interest: Interest, user_data: u64) {
-        let entry = opcode::PollAdd::new(Fd(fd), interest.0).multi(true).build();
+        let entry = opcode::PollAdd::new(Fd(fd), interest.bits()).multi(true).build();
         self.push(entry.user_data(user_data));
     }
 

@@ -106,7 +106,7 @@ fn valid_commands_are_planned() {
             "zeroes with deallocate and FUA",
             fua(deac(zeroes(3, 1, 1))),
             IoPlan {
-                flags: RequestFlags::FUA.with(RequestFlags::DEALLOCATE),
+                flags: RequestFlags::FUA | RequestFlags::DEALLOCATE,
                 ..on(IoOp::WriteZeroes, 2, 1, 1, DataTransfer::None)
             },
         ),

@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn requests_map_to_operations_of_the_same_durability() {
         let fua = RequestFlags::FUA;
-        let both = RequestFlags::FUA.with(RequestFlags::DEALLOCATE);
+        let both = RequestFlags::FUA | RequestFlags::DEALLOCATE;
         let table = [
             (Op::Read, RequestFlags::NONE, FileStep::Read, None),
             (Op::Write, RequestFlags::NONE, FileStep::Write(WriteMode::Cached), None),
