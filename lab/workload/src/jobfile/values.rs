@@ -1,60 +1,29 @@
 //! Parsers of fio's option values.
 
 use crate::spec::{BlockSizes, FileService};
+use crate::units::{UnitError, parse_bytes_with, parse_time_ns_with};
 use crate::{Distribution, Zone, ZoneSize};
 
 type ValueResult<T> = Result<T, String>;
 
-/// Bytes; `k` is `base`, 1024 (fio's default) or 1000, and `ki` is always 1024.
+/// Bytes; see [`parse_bytes_with`].
 pub(super) fn bytes(text: &str, base: u64) -> ValueResult<u64> {
-    let text = text.trim();
-    let hint = || "it is a size, as 512, 4k or 1g".to_string();
-    let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
-        Some(hex) => (hex, 16),
-        None => (text, 10),
-    };
-    let end = digits.find(|c: char| !c.is_digit(radix)).unwrap_or(digits.len());
-    let number = u64::from_str_radix(&digits[..end], radix).map_err(|_| hint())?;
-    let unit = digits[end..].trim().to_ascii_lowercase();
-    let unit = unit.strip_suffix('b').unwrap_or(&unit);
-    let (unit, base) = match unit.strip_suffix('i') {
-        Some(unit) => (unit, 1024),
-        None => (unit, base),
-    };
-    let power = match unit {
-        "" => 0,
-        "k" => 1,
-        "m" => 2,
-        "g" => 3,
-        "t" => 4,
-        "p" => 5,
-        _ => return Err(hint()),
-    };
-    number.checked_mul(base.pow(power)).ok_or_else(|| "it is too large".to_string())
+    parse_bytes_with(text, base).map_err(|error| match error {
+        UnitError::Syntax => "it is a size, as 512, 4k or 1g".to_string(),
+        UnitError::Overflow => "it is too large".to_string(),
+    })
 }
 
 pub(super) fn bytes_u32(text: &str, base: u64) -> ValueResult<u32> {
     u32::try_from(bytes(text, base)?).map_err(|_| "it is too large".to_string())
 }
 
-/// Nanoseconds; a number without a unit is a multiple of `unit_ns`.
+/// Nanoseconds; see [`parse_time_ns_with`].
 pub(super) fn time(text: &str, unit_ns: u64) -> ValueResult<u64> {
-    let text = text.trim();
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let hint = || "it is a time, as 10s, 500ms or 2m".to_string();
-    let number: u64 = text[..end].parse().map_err(|_| hint())?;
-    let unit = match text[end..].trim().to_ascii_lowercase().as_str() {
-        "" => unit_ns,
-        "ns" | "nsec" => 1,
-        "us" | "usec" => 1_000,
-        "ms" | "msec" => 1_000_000,
-        "s" | "sec" => 1_000_000_000,
-        "m" | "min" => 60_000_000_000,
-        "h" | "hour" => 3_600_000_000_000,
-        "d" | "day" => 86_400_000_000_000,
-        _ => return Err(hint()),
-    };
-    number.checked_mul(unit).ok_or_else(|| "it is too long".to_string())
+    parse_time_ns_with(text, unit_ns).map_err(|error| match error {
+        UnitError::Syntax => "it is a time, as 10s, 500ms or 2m".to_string(),
+        UnitError::Overflow => "it is too long".to_string(),
+    })
 }
 
 pub(super) fn flag(text: &str) -> ValueResult<bool> {
