@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use bdev::{Access, BdevChannel, Completion, Registry, Request};
 use block_io::{Channel as _, Tag};
 use device_model::{
-    Arrival, DeviceProfile, LatencyHistogram, Load, MediaState, Rw, SimulationConfig, disk, simulate,
+    Arrival, DeviceProfile, LatencyHistogram, Load, MeasurementEnd, MediaState, Rw, SimulationConfig, disk,
+    simulate,
 };
 use reactor::{IdlePolicy, Period, PollResult, Poller, Reactor, ReactorConfig};
 
@@ -122,8 +123,7 @@ fn simulate_reads(profile: &DeviceProfile, depth: u32) -> LatencyHistogram {
         bytes: profile.capacity_bytes(),
         state: MediaState::Steady,
         ramp_ns: 1_000_000,
-        measure_ns: u64::MAX / 4,
-        commands_max: COMMANDS,
+        end: MeasurementEnd::AfterCommands(COMMANDS),
         seed: 1,
     };
     let arrival = Arrival::Closed { depth };

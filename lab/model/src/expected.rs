@@ -98,7 +98,7 @@ fn mean(components: &[MixtureComponent]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Arrival, Load, MediaState, Rw, SimulationConfig, simulate};
+    use crate::{Arrival, Load, MeasurementEnd, MediaState, Rw, SimulationConfig, simulate};
 
     #[test]
     fn the_sum_of_two_exponentials_matches_its_formula() {
@@ -128,8 +128,7 @@ mod tests {
                 bytes: profile.capacity_bytes(),
                 state: MediaState::Steady,
                 ramp_ns: 0,
-                measure_ns: u64::MAX / 4,
-                commands_max: 400_000,
+                end: MeasurementEnd::AfterCommands(400_000),
                 seed: 5,
             };
             for rw in [Rw::RandRead, Rw::RandWrite] {

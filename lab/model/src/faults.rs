@@ -95,7 +95,7 @@ struct ActiveFault {
     fault: ModelFault,
     /// The rule fires if 64 random bits are below this; `None` for always.
     threshold: Option<u64>,
-    remaining: Arc<AtomicU64>,
+    remaining: Option<Arc<AtomicU64>>,
 }
 
 fn default_rate() -> f64 {
@@ -149,7 +149,7 @@ impl ModelFaultRules {
     pub(crate) fn new(faults: &[ModelFault]) -> ModelFaultRules {
         let rule = |fault: &ModelFault| ActiveFault {
             threshold: (fault.rate < 1.0).then_some((fault.rate * 2f64.powi(64)) as u64),
-            remaining: Arc::new(AtomicU64::new(fault.count.unwrap_or(u64::MAX))),
+            remaining: fault.count.map(|count| Arc::new(AtomicU64::new(count))),
             fault: fault.clone(),
         };
         ModelFaultRules(faults.iter().map(rule).collect())
@@ -196,11 +196,9 @@ impl ModelFaultRules {
 impl ActiveFault {
     /// Consumes one of the remaining faults; `false` if none is left.
     fn consume_count(&self) -> bool {
-        if self.fault.count.is_none() {
-            return true;
-        }
+        let Some(remaining) = &self.remaining else { return true };
         let decrement = |remaining: u64| remaining.checked_sub(1);
-        self.remaining.fetch_update(Ordering::Relaxed, Ordering::Relaxed, decrement).is_ok()
+        remaining.fetch_update(Ordering::Relaxed, Ordering::Relaxed, decrement).is_ok()
     }
 }
 

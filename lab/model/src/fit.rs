@@ -1,7 +1,7 @@
 //! Comparison of a profile's model with the published results of the device.
 
 use crate::profile::{DeviceProfile, FitMetric, FitTarget};
-use crate::simulation::{Arrival, Load, LoadResult, SimulationConfig, simulate};
+use crate::simulation::{Arrival, Load, LoadResult, MeasurementEnd, SimulationConfig, simulate};
 
 /// A target and the model's result for it.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,8 +109,10 @@ fn simulate_target(profile: &DeviceProfile, target: &FitTarget, effort: &FitEffo
         bytes: profile.capacity_bytes(),
         state: target.state,
         ramp_ns: if writes { effort.write_ns } else { 20_000_000 },
-        measure_ns: if writes { effort.write_ns } else { u64::MAX / 4 },
-        commands_max: if writes { u64::MAX } else { effort.reads },
+        end: match writes {
+            true => MeasurementEnd::AfterNs(effort.write_ns),
+            false => MeasurementEnd::AfterCommands(effort.reads),
+        },
         seed,
     };
     simulate(profile, &config, &loads).swap_remove(0)

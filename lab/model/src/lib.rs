@@ -8,7 +8,7 @@
 //! block device whose requests complete in real time when the model says.
 //!
 //! ```
-//! use device_model::{Arrival, DeviceProfile, Load, MediaState, Rw, SimulationConfig, simulate};
+//! use device_model::{Arrival, DeviceProfile, Load, MeasurementEnd, MediaState, Rw, SimulationConfig, simulate};
 //! let profile = DeviceProfile::shipped("samsung-980-pro")?;
 //! let arrival = Arrival::Closed { depth: 32 };
 //! let load = Load { rw: Rw::RandRead, bytes: 4096, arrival, host_ns: 300, wait_ns: 0 };
@@ -17,8 +17,7 @@
 //!     bytes: profile.capacity_bytes(),
 //!     state: MediaState::Steady,
 //!     ramp_ns: 1_000_000,
-//!     measure_ns: 20_000_000,
-//!     commands_max: u64::MAX,
+//!     end: MeasurementEnd::AfterNs(20_000_000),
 //!     seed: 1,
 //! };
 //! let result = &simulate(&profile, &config, &[load])[0];
@@ -53,5 +52,7 @@ pub use profile::{
     MediaState, ProfileError, ReadPath, Rw, SCHEMA, SlcCache, WritePath,
 };
 pub use quantile::MixtureComponent;
-pub use simulation::{Arrival, Load, LoadResult, OPEN_IN_FLIGHT_MAX, SimulationConfig, simulate};
+pub use simulation::{
+    Arrival, Load, LoadResult, MeasurementEnd, OPEN_IN_FLIGHT_MAX, SimulationConfig, simulate,
+};
 pub use timing::IoCommand;

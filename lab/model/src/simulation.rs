@@ -55,12 +55,19 @@ pub struct SimulationConfig {
     pub state: MediaState,
     /// Ramp time in nanoseconds, before the measurement.
     pub ramp_ns: u64,
-    /// Duration of the measurement in nanoseconds.
-    pub measure_ns: u64,
-    /// The measurement ends early after this many commands of the first load.
-    pub commands_max: u64,
+    /// When the measurement ends.
+    pub end: MeasurementEnd,
     /// Seed of offsets and latencies.
     pub seed: u64,
+}
+
+/// When a measurement ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MeasurementEnd {
+    /// This many nanoseconds after the ramp.
+    AfterNs(u64),
+    /// With this many commands of the first load, however long they take.
+    AfterCommands(u64),
 }
 
 /// Measured results of one load.
@@ -145,10 +152,13 @@ pub fn simulate(profile: &DeviceProfile, config: &SimulationConfig, loads: &[Loa
             Arrival::Open { .. } => simulation.push(0, EventKind::Arrive { load }),
         }
     }
-    let end = config.ramp_ns.saturating_add(config.measure_ns);
+    let is_over = |now: u64, loads: &[RunningLoad]| match config.end {
+        MeasurementEnd::AfterNs(ns) => now > config.ramp_ns.saturating_add(ns),
+        MeasurementEnd::AfterCommands(count) => loads[0].latency.count() >= count,
+    };
     let mut last = config.ramp_ns;
     while let Some(Reverse((now, _, kind))) = simulation.events.pop() {
-        if now > end || simulation.loads[0].latency.count() >= config.commands_max {
+        if is_over(now, &simulation.loads) {
             break;
         }
         simulation.handle(now, kind, config.ramp_ns);

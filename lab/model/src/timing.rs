@@ -109,6 +109,9 @@ pub(crate) struct TimingModel {
     buffer: WriteBuffer,
 }
 
+/// No write starts at this offset, which no device has.
+const NO_STREAM: u64 = u64::MAX;
+
 /// The write buffer and garbage collection state of a share.
 #[derive(Debug)]
 struct WriteBuffer {
@@ -128,7 +131,7 @@ struct WriteBuffer {
     gc_debt_ns: u64,
     /// Moving average of the share of random writes, 0 to 255, times 256.
     randomness: u32,
-    /// Ends of the most recent write streams, to detect sequential writes.
+    /// Ends of the most recent write streams, or [`NO_STREAM`], to detect sequential writes.
     streams: [u64; 4],
     stream: usize,
 }
@@ -196,7 +199,7 @@ impl TimingModel {
             next_die: 0,
             gc_debt_ns: 0,
             randomness: 255 << 8,
-            streams: [u64::MAX; 4],
+            streams: [NO_STREAM; 4],
             stream: 0,
         };
         let is_constant = dies.is_empty() && params.split_byte_ns == params.read_byte_ns;

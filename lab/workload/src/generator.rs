@@ -84,6 +84,11 @@ pub struct Generator {
     drain_timed_out: bool,
 }
 
+/// A time in ticks that does not come.
+pub(crate) const NEVER: u64 = u64::MAX;
+/// A count of I/Os or bytes that is not decremented.
+const UNLIMITED: u64 = u64::MAX;
+
 /// State of an open loop.
 struct OpenLoop {
     schedule: ArrivalSchedule,
@@ -136,12 +141,12 @@ impl Generator {
         let depth = ready.len();
         let block_bytes = geometry.block_bytes;
         let pass_bytes = pattern.total_bytes(block_bytes).saturating_mul(u64::from(spec.loops.max(1)));
-        let bytes = if spec.time_based { u64::MAX } else { spec.io_bytes.unwrap_or(pass_bytes) };
+        let bytes = if spec.time_based { UNLIMITED } else { spec.io_bytes.unwrap_or(pass_bytes) };
         let unit = u64::from(pattern.io_blocks) * u64::from(block_bytes);
         let is_fixed_size = spec.sizes.is_none();
-        let by_bytes = if is_fixed_size && bytes != u64::MAX { bytes.div_ceil(unit) } else { u64::MAX };
+        let by_bytes = if is_fixed_size && bytes != UNLIMITED { bytes.div_ceil(unit) } else { UNLIMITED };
         let remaining_ios =
-            spec.number_ios.map_or(by_bytes, |ios| ios.min(if is_fixed_size { u64::MAX } else { by_bytes }));
+            spec.number_ios.map_or(by_bytes, |ios| ios.min(if is_fixed_size { UNLIMITED } else { by_bytes }));
         let schedule =
             ArrivalSchedule::new(&spec.rates, spec.workload.directions(spec.read_percent), spec.seed);
         let open_loop =
@@ -156,7 +161,7 @@ impl Generator {
             && spec.latency_target.is_none()
             && spec.latency_max_ns.is_none()
             && spec.content != BufferContent::FreshNoise;
-        let remaining_bytes = if is_fixed_size || spec.number_ios.is_some() { u64::MAX } else { bytes };
+        let remaining_bytes = if is_fixed_size || spec.number_ios.is_some() { UNLIMITED } else { bytes };
         let general = (!is_fast_path).then(|| Box::new(GeneralState::new(&spec, depth, remaining_bytes)));
         Ok(Generator {
             completions: Vec::with_capacity(depth),
@@ -166,7 +171,7 @@ impl Generator {
             stats: Default::default(),
             remaining_ios,
             pattern,
-            event_ticks: u64::MAX,
+            event_ticks: NEVER,
             completed: 0,
             batches: SubmissionBatches::new(depth),
             depths: DepthCounts::default(),
@@ -175,8 +180,8 @@ impl Generator {
             general,
             phase: JobPhase::NotStarted,
             start_ticks: 0,
-            end_ticks: u64::MAX,
-            sample_ticks: u64::MAX,
+            end_ticks: NEVER,
+            sample_ticks: NEVER,
             turn_ticks_max: clock::ns_to_ticks(TURN_NS_MAX),
             block_bytes,
             usage_start: Usage::default(),
@@ -197,7 +202,7 @@ impl Generator {
             self.begin(clock::ticks());
         }
         let is_closed = self.is_fast_path() && self.open_loop.is_none();
-        let (mut total, mut turn_end_ticks) = (0, u64::MAX);
+        let (mut total, mut turn_end_ticks) = (0, NEVER);
         for _ in 0..ROUNDS_MAX {
             if !is_closed {
                 self.start_due(clock::ticks());
@@ -219,7 +224,7 @@ impl Generator {
             if now >= self.event_ticks {
                 self.on_event(now);
             }
-            if turn_end_ticks == u64::MAX {
+            if turn_end_ticks == NEVER {
                 turn_end_ticks = now + self.turn_ticks_max;
             } else if now >= turn_end_ticks {
                 break;
@@ -323,7 +328,7 @@ impl Generator {
             }
         }
         let left = due.saturating_sub(clock::ticks());
-        (due != u64::MAX).then(|| now_ns + clock::ticks_to_ns(left))
+        (due != NEVER).then(|| now_ns + clock::ticks_to_ns(left))
     }
 
     /// The measurements, once the job has finished.
@@ -404,9 +409,9 @@ impl Generator {
         self.phase = JobPhase::Measuring;
         self.start_ticks = now;
         let runtime = self.spec.runtime_ns.map(clock::ns_to_ticks);
-        self.end_ticks = runtime.map_or(u64::MAX, |runtime| now.saturating_add(runtime));
+        self.end_ticks = runtime.map_or(NEVER, |runtime| now.saturating_add(runtime));
         let sample = match self.spec.sample_ns {
-            0 => u64::MAX,
+            0 => NEVER,
             ns => now.saturating_add(clock::ns_to_ticks(ns)),
         };
         self.sample_ticks = sample;
@@ -453,7 +458,7 @@ impl Generator {
     /// Takes the samples of IOPS and bandwidth that are due and lets the latency tuner choose a depth.
     fn sample_and_tune(&mut self, now: u64) {
         let elapsed_ns = clock::ticks_to_ns(now.saturating_sub(self.start_ticks));
-        let mut tuner_ticks = u64::MAX;
+        let mut tuner_ticks = NEVER;
         if now >= self.sample_ticks {
             let directions = self.spec.workload.directions(self.spec.read_percent);
             for index in (0..3).filter(|index| directions[*index]) {

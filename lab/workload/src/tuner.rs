@@ -2,6 +2,7 @@
 
 use os::clock;
 
+use crate::generator::NEVER;
 use crate::spec::LatencyTarget;
 
 /// Binary search for the deepest queue that meets a latency target, one depth per window.
@@ -29,7 +30,7 @@ impl LatencyTuner {
             depth: 1,
             passing_depth: 0,
             failing_depth: depth_max + 1,
-            window_end: u64::MAX,
+            window_end: NEVER,
             late: 0,
             count: 0,
         }

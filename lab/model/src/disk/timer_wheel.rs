@@ -10,6 +10,8 @@ use std::collections::BinaryHeap;
 /// Ticks of the wheel: a two-level bitmap of 64 words of 64 bits marks those that have timers.
 const TICKS: u64 = 4096;
 const NONE: u16 = u16::MAX;
+/// The deadline of a wheel without timers.
+const NEVER: u64 = u64::MAX;
 
 /// Request slots ordered by deadline.
 pub(super) struct TimerWheel {
@@ -28,7 +30,7 @@ pub(super) struct TimerWheel {
     word_bits: u64,
     /// Timers beyond the range of the wheel.
     overflow: BinaryHeap<Reverse<(u64, u16)>>,
-    /// The earliest deadline; `u64::MAX` if there is none.
+    /// The earliest deadline, or [`NEVER`].
     earliest: u64,
 }
 
@@ -45,7 +47,7 @@ impl TimerWheel {
             words: [0; 64],
             word_bits: 0,
             overflow: BinaryHeap::with_capacity(64),
-            earliest: u64::MAX,
+            earliest: NEVER,
         }
     }
 
@@ -69,7 +71,7 @@ impl TimerWheel {
     /// The earliest deadline; `None` if there is none.
     #[inline]
     pub(super) fn earliest(&self) -> Option<u64> {
-        (self.earliest != u64::MAX).then_some(self.earliest)
+        (self.earliest != NEVER).then_some(self.earliest)
     }
 
     /// Removes the timers that are due and passes each slot to `take`.
@@ -120,7 +122,7 @@ impl TimerWheel {
             }
         }
         self.overflow.drain().for_each(|Reverse((_, slot))| take(slot));
-        self.earliest = u64::MAX;
+        self.earliest = NEVER;
     }
 
     fn cascade(&mut self, now: u64, take: &mut impl FnMut(u16)) {
@@ -134,7 +136,7 @@ impl TimerWheel {
 
     #[inline]
     fn update_earliest(&mut self) {
-        let mut earliest = self.overflow.peek().map_or(u64::MAX, |Reverse((due, _))| *due);
+        let mut earliest = self.overflow.peek().map_or(NEVER, |Reverse((due, _))| *due);
         if let Some(tick) = self.first_tick() {
             let mut slot = self.heads[(tick % TICKS) as usize];
             while slot != NONE {

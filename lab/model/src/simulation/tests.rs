@@ -11,8 +11,7 @@ fn run(name: &str, state: MediaState, millis: u64, loads: &[Load]) -> Vec<LoadRe
         bytes: profile.capacity_bytes(),
         state,
         ramp_ns: millis * 1_000_000,
-        measure_ns: millis * 1_000_000,
-        commands_max: u64::MAX,
+        end: MeasurementEnd::AfterNs(millis * 1_000_000),
         seed: 11,
     };
     simulate(&profile, &config, loads)
@@ -71,8 +70,7 @@ fn write_throughput_drops_when_the_slc_cache_is_full_and_again_with_garbage_coll
             bytes: profile.capacity_bytes(),
             state: MediaState::Fresh,
             ramp_ns: seconds * 1_000_000_000,
-            measure_ns: 500_000_000,
-            commands_max: u64::MAX,
+            end: MeasurementEnd::AfterNs(500_000_000),
             seed: 11,
         };
         simulate(&profile, &config, &writer)[0].iops

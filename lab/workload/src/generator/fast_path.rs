@@ -5,7 +5,7 @@ use std::mem;
 use block_io::{Completion, Op};
 use dma::Data;
 
-use super::{Generator, JobPhase};
+use super::{Generator, JobPhase, UNLIMITED};
 use crate::direction_stats::direction_index;
 
 impl Generator {
@@ -41,7 +41,7 @@ impl Generator {
             return false;
         };
         let mut request = completion.into_request();
-        if self.remaining_ios != u64::MAX {
+        if self.remaining_ios != UNLIMITED {
             self.remaining_ios -= 1;
         }
         let stats = &mut self.stats[direction_index(request.op)];
@@ -106,7 +106,7 @@ impl Generator {
             return 0;
         }
         let restarting = (count as u64).min(self.remaining_ios);
-        if self.remaining_ios != u64::MAX {
+        if self.remaining_ios != UNLIMITED {
             self.remaining_ios -= restarting;
         }
         restarting as usize

@@ -8,7 +8,7 @@ use dma::Data;
 use os::clock;
 
 use super::fast_path::OPS;
-use super::{DRAIN_NS_MAX, Generator, JobPhase, fill_noise};
+use super::{DRAIN_NS_MAX, Generator, JobPhase, NEVER, UNLIMITED, fill_noise};
 use crate::WyRand;
 use crate::direction_stats::direction_index;
 use crate::log::{JobLogs, LogEntry};
@@ -46,7 +46,7 @@ impl GeneralState {
             ios_since_think: 0,
             think_until: 0,
             spin_until: 0,
-            latency_ticks_max: spec.latency_max_ns.map_or(u64::MAX, clock::ns_to_ticks),
+            latency_ticks_max: spec.latency_max_ns.map_or(NEVER, clock::ns_to_ticks),
             records_latency: spec.latency_max_ns.is_some()
                 || spec.latency_target.is_some()
                 || spec.log.latency.is_some(),
@@ -211,10 +211,10 @@ impl Generator {
         if let Some(open_loop) = &mut self.open_loop {
             open_loop.schedule.advance(direction_index(request.op), u64::from(bytes));
         }
-        if self.remaining_ios != u64::MAX {
+        if self.remaining_ios != UNLIMITED {
             self.remaining_ios -= 1;
         }
-        if general.remaining_bytes != u64::MAX {
+        if general.remaining_bytes != UNLIMITED {
             general.remaining_bytes = general.remaining_bytes.saturating_sub(u64::from(bytes));
         }
         if request.op == Op::Write && self.spec.flush_every > 0 {
