@@ -15,6 +15,9 @@ pub struct Options {
     pub keep_alive_ms: u32,
     /// Timeout of each step of opening and of each admin command, in nanoseconds.
     pub timeout_ns: u64,
+    /// Delay after which an Asynchronous Event Request that failed is submitted again, unless the controller set Do Not
+    /// Retry, in nanoseconds: a controller that fails each one must not keep the core busy. Only over TCP.
+    pub event_retry_ns: u64,
     /// I/O timeout in nanoseconds, after which the command is aborted; after the same time again the controller is
     /// reset. 0 disables it. Not over TCP.
     pub io_timeout_ns: u64,
@@ -47,6 +50,7 @@ impl Default for Options {
             queue_depth: 128,
             keep_alive_ms: 15_000,
             timeout_ns: 10_000_000_000,
+            event_retry_ns: 1_000_000_000,
             io_timeout_ns: 30_000_000_000,
             interrupts: InterruptMode::Auto,
             count_costs: false,

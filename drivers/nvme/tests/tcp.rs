@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use block_io::Status;
-use nvme::{ControllerFailure, NvmeOpenError, TcpAssociation, Uri};
+use nvme::{ControllerFailure, NvmeOpenError, Options, TcpAssociation, Uri};
 use reactor::{Core, IdlePolicy, Reactor};
 use rig::{options, reactor_config, until};
 use wire_nvme::aer::AsyncEvent;
@@ -85,7 +85,8 @@ impl ScriptedController {
     async fn open(&self, core: &Core) -> Result<TcpAssociation, NvmeOpenError> {
         let uri = format!("nvme+tcp://127.0.0.1:{}/nqn.2026-11.io.ringbolt:scripted", self.port);
         let Ok(Uri::Tcp(uri)) = uri.parse() else { panic!("not a TCP URI") };
-        TcpAssociation::open(core, &uri, &options(), 0).await
+        // A retry, if there is one, is due at once.
+        TcpAssociation::open(core, &uri, &Options { event_retry_ns: 0, ..options() }, 0).await
     }
 
     fn event_requests(&self) -> usize {
@@ -209,7 +210,9 @@ fn an_event_request_that_must_not_be_retried_is_not() {
         let controller = ScriptedController::start(Script { events, ..Script::default() });
         let mut association = controller.open(&core).await.unwrap();
         association.enable_events(AsyncEventConfiguration::NAMESPACE).await.unwrap();
-        core.sleep_ns(1_500_000_000).await;
+        until(&core, "the request is submitted", || controller.event_requests() >= 1).await;
+        // The first response follows that of the request; the second follows a retry.
+        round_trip(&mut association).await;
         round_trip(&mut association).await;
         assert_eq!(controller.event_requests(), 1);
         drop(association);

@@ -38,9 +38,6 @@ const TAG_KEEP_ALIVE: Tag = Tag(u64::MAX - 1);
 /// Most pending events. The controller sends no second event of a type before its log page is read, so that there
 /// are at most as many as types.
 const EVENTS_MAX: usize = 16;
-/// Delay after which an Asynchronous Event Request that failed is submitted again, unless the controller set Do Not
-/// Retry: a controller that fails each one must not keep the core busy.
-const EVENT_RETRY_NS: u64 = 1_000_000_000;
 /// Receive buffer size: admin data is small, and long log pages are read in several commands.
 const SCRATCH_BYTES: usize = 8 << 10;
 
@@ -72,6 +69,7 @@ struct AssociationInner {
     /// When to submit the next Asynchronous Event Request; `u64::MAX` while one is outstanding, before events are
     /// enabled, and after the controller has refused one for good. It waits for room in `events`.
     event_request_due_ns: u64,
+    event_retry_ns: u64,
     /// Response to the command in flight.
     response: Option<(Request<Data>, Cqe)>,
     next_tag: u64,
@@ -160,6 +158,7 @@ impl TcpAssociation {
             keep_alive_since_ns: None,
             events: VecDeque::new(),
             event_request_due_ns: u64::MAX,
+            event_retry_ns: options.event_retry_ns,
             response: None,
             next_tag: 0,
             response_deadline_ns: u64::MAX,
@@ -480,7 +479,7 @@ impl AssociationInner {
                     self.event_request_due_ns = now_ns;
                 }
                 TAG_ASYNC_EVENT if completed.cqe.status.is_do_not_retry() => {}
-                TAG_ASYNC_EVENT => self.event_request_due_ns = now_ns + EVENT_RETRY_NS,
+                TAG_ASYNC_EVENT => self.event_request_due_ns = now_ns + self.event_retry_ns,
                 TAG_KEEP_ALIVE => self.keep_alive_since_ns = None,
                 Tag(tag) if tag + 1 == self.next_tag => {
                     self.response = Some((completed.request, completed.cqe));
