@@ -39,11 +39,11 @@ pub struct CrashDisk {
 struct CrashDiskState {
     /// The contents that reads return: all writes applied.
     cache: Vec<u8>,
-    log: Vec<LogEntry>,
+    log: Vec<CrashLogEntry>,
 }
 
 /// A write or flush that the disk executed.
-struct LogEntry {
+struct CrashLogEntry {
     op: LogOp,
     /// Length of the log when it completed; `None` before.
     completed_at: Option<usize>,
@@ -107,7 +107,7 @@ impl CrashDisk {
     /// Lengths of the log at which a flush completed.
     pub fn flush_points(&self) -> Vec<usize> {
         let state = self.lock();
-        let flush = |entry: &LogEntry| matches!(entry.op, LogOp::Flush).then_some(entry.completed_at?);
+        let flush = |entry: &CrashLogEntry| matches!(entry.op, LogOp::Flush).then_some(entry.completed_at?);
         state.log.iter().filter_map(flush).collect()
     }
 
@@ -125,9 +125,10 @@ impl CrashDisk {
     fn build_image(&self, at: usize, mut choose: impl FnMut(usize) -> usize) -> Vec<u8> {
         let state = self.lock();
         let log = &state.log[..at.min(state.log.len())];
-        let is_completed = |entry: &LogEntry, by: usize| entry.completed_at.is_some_and(|then| then <= by);
+        let is_completed =
+            |entry: &CrashLogEntry, by: usize| entry.completed_at.is_some_and(|then| then <= by);
         // Completed before a flush was submitted that has completed.
-        let flushed = |index: usize, entry: &LogEntry| {
+        let flushed = |index: usize, entry: &CrashLogEntry| {
             log.iter().enumerate().skip(index).any(|(submitted_at, flush)| {
                 matches!(flush.op, LogOp::Flush)
                     && is_completed(flush, at)
@@ -173,7 +174,7 @@ impl CrashDisk {
             }
             (Op::Unmap | Op::WriteZeroes, _) => vec![0; length],
             (Op::Flush, _) => {
-                state.log.push(LogEntry { op: LogOp::Flush, completed_at: None });
+                state.log.push(CrashLogEntry { op: LogOp::Flush, completed_at: None });
                 return Some(state.log.len() - 1);
             }
             _ => return None,
@@ -181,7 +182,7 @@ impl CrashDisk {
         state.cache[offset..offset + length].copy_from_slice(&data);
         let durable = request.flags.contains(RequestFlags::FUA) && !self.ignores_fua;
         let op = LogOp::Write { offset, data, durable };
-        state.log.push(LogEntry { op, completed_at: None });
+        state.log.push(CrashLogEntry { op, completed_at: None });
         Some(state.log.len() - 1)
     }
 

@@ -24,7 +24,7 @@ pub(crate) enum Home {
 /// Who may write the bytes of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Access {
+pub(crate) enum BufferAccess {
     /// The holder of this buffer alone.
     Exclusive,
     /// No holder: there are or were other buffers of the same bytes.
@@ -51,7 +51,7 @@ pub struct Buffer {
     /// Of the chunk in its arena, or of the pool's entry for external memory.
     index: u16,
     home: Home,
-    access: Access,
+    access: BufferAccess,
 }
 
 // With the enums' spare values, `Data` and `Option<Data>` take no more: a request fits a cache line.
@@ -65,7 +65,7 @@ impl Buffer {
         len: u32,
         index: u16,
         home: Home,
-        access: Access,
+        access: BufferAccess,
     ) -> Buffer {
         Buffer { start, pool, len, index, home, access }
     }
@@ -76,7 +76,7 @@ impl Buffer {
     }
 
     #[inline]
-    pub(crate) fn access(&self) -> Access {
+    pub(crate) fn access(&self) -> BufferAccess {
         self.access
     }
 
@@ -98,13 +98,13 @@ impl Buffer {
     /// Whether it is part of memory that a peer shares with us and may write at any moment.
     #[inline]
     pub fn is_external(&self) -> bool {
-        self.access == Access::Volatile
+        self.access == BufferAccess::Volatile
     }
 
     /// Whether its holder may write it, or have a device write it: not after [`share`](Self::share).
     #[inline]
     pub fn is_writable(&self) -> bool {
-        self.access != Access::ReadOnly
+        self.access != BufferAccess::ReadOnly
     }
 
     /// The bytes.
@@ -125,7 +125,11 @@ impl Buffer {
     /// If the buffer is [external](Self::is_external) or [shared](Self::share).
     #[inline]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        assert!(self.access == Access::Exclusive, "{:?} memory can't be borrowed for writing", self.access);
+        assert!(
+            self.access == BufferAccess::Exclusive,
+            "{:?} memory can't be borrowed for writing",
+            self.access
+        );
         // SAFETY: as in `as_slice`; no other buffer covers these bytes, and `&mut self` makes this the only reference.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len as usize) }
     }
@@ -199,19 +203,19 @@ impl Buffer {
     /// Another buffer of the same bytes. From now on neither can write them; see
     /// [`make_writable`](Self::make_writable).
     pub fn share(&mut self) -> Buffer {
-        if self.access == Access::Exclusive {
-            self.access = Access::ReadOnly;
+        if self.access == BufferAccess::Exclusive {
+            self.access = BufferAccess::ReadOnly;
         }
         self.duplicate()
     }
 
     /// Makes the buffer writable again if no other buffer of its allocation is left. Returns whether it is writable.
     pub fn make_writable(&mut self) -> bool {
-        if self.access == Access::ReadOnly
+        if self.access == BufferAccess::ReadOnly
             && self.home == Home::Part
             && self.pool.state.borrow_mut().sole_holder(self.start, self.index).0
         {
-            self.access = Access::Exclusive;
+            self.access = BufferAccess::Exclusive;
             self.become_whole();
         }
         self.is_writable()
@@ -234,7 +238,7 @@ impl Buffer {
     /// Stops counting once this is the only buffer of its allocation, from the first byte on.
     fn become_whole(&mut self) {
         if self.home == Home::Part
-            && self.access == Access::Exclusive
+            && self.access == BufferAccess::Exclusive
             && self.pool.state.borrow_mut().sole_holder(self.start, self.index) == (true, true)
         {
             self.home = Home::Whole;
@@ -325,9 +329,9 @@ impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buffer({} bytes at {:p}", self.len, self.start)?;
         match self.access {
-            Access::Exclusive => f.write_str(")"),
-            Access::ReadOnly => f.write_str(", read-only)"),
-            Access::Volatile => f.write_str(", external)"),
+            BufferAccess::Exclusive => f.write_str(")"),
+            BufferAccess::ReadOnly => f.write_str(", read-only)"),
+            BufferAccess::Volatile => f.write_str(", external)"),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use crate::buffer::{Access, Buffer, Home};
+use crate::buffer::{Buffer, BufferAccess, Home};
 use crate::parcel::Parcel;
 use crate::pool::{Pool, PoolInner};
 use crate::region::SharedRegion;
@@ -13,7 +13,7 @@ pub(crate) const EXTERNAL_MAX: usize = 1 << 16;
 /// Memory of which parts are handed out as buffers, on one core.
 pub(crate) struct ExternalEntry {
     /// What keeps the memory mapped; `None` where the entry is free.
-    pub(crate) source: Option<Source>,
+    pub(crate) source: Option<ExternalSource>,
     /// Buffers that are held of it.
     pub(crate) live: u32,
     /// Whether nothing more is handed out of it: the entry is freed with the last buffer.
@@ -23,7 +23,7 @@ pub(crate) struct ExternalEntry {
 }
 
 /// What keeps external memory mapped.
-pub(crate) enum Source {
+pub(crate) enum ExternalSource {
     /// Memory that a peer or device shares with us.
     Region(#[expect(dead_code, reason = "kept for its drop")] Rc<SharedRegion>),
     /// Data of another core.
@@ -67,7 +67,7 @@ impl ExternalMemory {
         let start = unsafe { self.region.as_ptr().add(offset as usize) };
         let start = std::ptr::NonNull::new(start)?;
         self.pool.state.borrow_mut().external[self.index as usize].live += 1;
-        Some(Buffer::new(start, self.pool.clone(), len, self.index, Home::External, Access::Volatile))
+        Some(Buffer::new(start, self.pool.clone(), len, self.index, Home::External, BufferAccess::Volatile))
     }
 }
 
@@ -84,7 +84,7 @@ impl Pool {
     /// With 65,536 regions and adopted parcels at a time.
     pub fn attach_external(&self, region: Rc<SharedRegion>) -> ExternalMemory {
         let entry = ExternalEntry {
-            source: Some(Source::Region(region.clone())),
+            source: Some(ExternalSource::Region(region.clone())),
             live: 0,
             ended: false,
             chunk: None,

@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::buffer::{Access, Buffer, Home};
+use crate::buffer::{Buffer, BufferAccess, Home};
 use crate::data::Data;
-use crate::external::{ExternalEntry, Source};
+use crate::external::{ExternalEntry, ExternalSource};
 use crate::pool::Pool;
 
 /// [`Data`] on its way to another core, and back.
@@ -101,13 +101,14 @@ impl Pool {
         }
         if let [slice] = slices {
             let (start, len, access, chunk) = self.describe(slice);
-            let entry = ExternalEntry { source: Some(Source::Parcel(parcel)), live: 1, ended: true, chunk };
+            let entry =
+                ExternalEntry { source: Some(ExternalSource::Parcel(parcel)), live: 1, ended: true, chunk };
             return match self.0.add_external(entry) {
                 Ok(index) => {
                     Ok(Buffer::new(start, self.0.clone(), len, index, Home::External, access).into())
                 }
                 Err(entry) => match entry.source {
-                    Some(Source::Parcel(parcel)) => Err(parcel),
+                    Some(ExternalSource::Parcel(parcel)) => Err(parcel),
                     _ => unreachable!("the entry that was refused"),
                 },
             };
@@ -118,8 +119,12 @@ impl Pool {
         let parcel = Rc::new(parcel);
         let adopted = parcel.data.slices().iter().map(|slice| {
             let (start, len, access, chunk) = self.describe(slice);
-            let entry =
-                ExternalEntry { source: Some(Source::Slices(parcel.clone())), live: 1, ended: true, chunk };
+            let entry = ExternalEntry {
+                source: Some(ExternalSource::Slices(parcel.clone())),
+                live: 1,
+                ended: true,
+                chunk,
+            };
             let index = self.0.add_external(entry).ok().expect("room was checked");
             Buffer::new(start, self.0.clone(), len, index, Home::External, access)
         });
@@ -127,7 +132,7 @@ impl Pool {
     }
 
     /// Of a slice of another core: where it is, and its chunk if that is one of our arena.
-    fn describe(&self, slice: &Buffer) -> (std::ptr::NonNull<u8>, u32, Access, Option<u16>) {
+    fn describe(&self, slice: &Buffer) -> (std::ptr::NonNull<u8>, u32, BufferAccess, Option<u16>) {
         let ours = !slice.is_external_home() && Arc::ptr_eq(slice.arena(), &self.0.arena);
         let chunk = ours.then_some(slice.backing_index() as u16);
         (slice.start(), slice.len() as u32, slice.access(), chunk)

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::arena::{Arena, CHUNK_BYTES, Chunk};
-use crate::buffer::{Access, Buffer, Home};
-use crate::external::{ExternalEntry, Source};
+use crate::buffer::{Buffer, BufferAccess, Home};
+use crate::external::{ExternalEntry, ExternalSource};
 use crate::parcel::Returns;
 
 /// Smallest allocation: one page, so that every buffer suits direct I/O.
@@ -119,7 +119,7 @@ impl Pool {
             owned.live += 1;
         }
         drop(state);
-        Some(Buffer::new(start, self.0.clone(), len as u32, chunk, Home::Whole, Access::Exclusive))
+        Some(Buffer::new(start, self.0.clone(), len as u32, chunk, Home::Whole, BufferAccess::Exclusive))
     }
 
     /// The arena behind the cache.
@@ -211,7 +211,7 @@ impl PoolState {
     }
 
     /// Frees an entry that has ended and of which no buffer is held; gives what kept its memory mapped.
-    pub(crate) fn free_unused_external(&mut self, index: u16) -> Option<Source> {
+    pub(crate) fn free_unused_external(&mut self, index: u16) -> Option<ExternalSource> {
         let entry = &mut self.external[index as usize];
         if entry.live > 0 || !entry.ended {
             return None;

@@ -3,7 +3,7 @@
 use histogram::{LogBuckets, index_of_rank};
 
 /// 128 buckets for each power of two, of any number of nanoseconds.
-type Buckets = LogBuckets<7, 64>;
+type LatencyBuckets = LogBuckets<7, 64>;
 
 /// A histogram of latencies in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,7 +17,7 @@ pub struct LatencyHistogram {
 impl LatencyHistogram {
     /// Adds one latency in nanoseconds.
     pub fn record(&mut self, ns: u64) {
-        let bucket = Buckets::index(ns);
+        let bucket = LatencyBuckets::index(ns);
         if bucket >= self.buckets.len() {
             self.buckets.resize(bucket + 1, 0);
         }
@@ -47,7 +47,7 @@ impl LatencyHistogram {
     pub fn percentile_ns(&self, percent: f64) -> f64 {
         let rank = (self.count as f64 * percent / 100.0).ceil().max(1.0) as u64;
         let Some(bucket) = index_of_rank(&self.buckets, rank) else { return 0.0 };
-        let (low, width) = Buckets::range(bucket);
+        let (low, width) = LatencyBuckets::range(bucket);
         (low as f64 + (width - 1) as f64 / 2.0).min(self.max_ns as f64)
     }
 }

@@ -16,8 +16,8 @@ pub struct Histogram {
 }
 
 /// 128 buckets for each power of two. Values are cut off at 2^42: 25 minutes of a 3 GHz clock.
-type Buckets = LogBuckets<7, 42>;
-const BUCKETS: usize = Buckets::COUNT;
+type HistogramBuckets = LogBuckets<7, 42>;
+const BUCKETS: usize = HistogramBuckets::COUNT;
 
 impl Default for Histogram {
     fn default() -> Self {
@@ -50,8 +50,8 @@ impl Histogram {
     /// Records one value `times` times.
     #[inline]
     pub fn record_many(&mut self, value: u64, times: u64) {
-        let value = value.min(Buckets::VALUE_MAX);
-        self.buckets[Buckets::index(value)] += times;
+        let value = value.min(HistogramBuckets::VALUE_MAX);
+        self.buckets[HistogramBuckets::index(value)] += times;
         self.sum += value * times;
         self.min = self.min.min(value);
         self.max = self.max.max(value);
@@ -141,12 +141,12 @@ impl Histogram {
 
 /// The largest value of a bucket.
 fn highest(index: usize) -> u64 {
-    let (lowest, width) = Buckets::range(index);
+    let (lowest, width) = HistogramBuckets::range(index);
     lowest + width - 1
 }
 
 fn midpoint(index: usize) -> f64 {
-    let (lowest, width) = Buckets::range(index);
+    let (lowest, width) = HistogramBuckets::range(index);
     lowest as f64 + (width - 1) as f64 / 2.0
 }
 

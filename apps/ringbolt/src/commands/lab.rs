@@ -24,7 +24,7 @@ pub(crate) enum LabCommand {
     /// Report what distorts results on this machine, and how to change it
     Doctor(doctor::DoctorArgs),
     /// List the experiments
-    List(list::ListArgs),
+    List(list::ExperimentListArgs),
     /// Report what would run on this machine, for how long, and why some cells cannot run
     Plan(Box<plan::PlanArgs>),
     /// Run experiments and store the results

@@ -44,20 +44,20 @@ pub(super) struct Listeners {
 }
 
 struct SocketListener {
-    socket: ListenSocket,
+    socket: ListenerSocket,
     watch: Option<WatchId>,
 }
 
-enum ListenSocket {
+enum ListenerSocket {
     Tcp(OwnedFd),
     Unix(UnixListenSocket),
 }
 
-impl AsFd for ListenSocket {
+impl AsFd for ListenerSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            ListenSocket::Tcp(socket) => socket.as_fd(),
-            ListenSocket::Unix(socket) => socket.as_fd(),
+            ListenerSocket::Tcp(socket) => socket.as_fd(),
+            ListenerSocket::Unix(socket) => socket.as_fd(),
         }
     }
 }
@@ -73,7 +73,7 @@ impl Listeners {
     }
 
     pub(super) fn listen_tcp(&mut self, client: &EventClient, address: SocketAddr) -> io::Result<ListenerId> {
-        self.insert(client, ListenSocket::Tcp(stream::listen_tcp(address, BACKLOG)?))
+        self.insert(client, ListenerSocket::Tcp(stream::listen_tcp(address, BACKLOG)?))
     }
 
     pub(super) fn listen_unix(
@@ -82,10 +82,10 @@ impl Listeners {
         path: &Path,
         mode: u32,
     ) -> io::Result<ListenerId> {
-        self.insert(client, ListenSocket::Unix(UnixListenSocket::bind(path, mode, BACKLOG)?))
+        self.insert(client, ListenerSocket::Unix(UnixListenSocket::bind(path, mode, BACKLOG)?))
     }
 
-    fn insert(&mut self, client: &EventClient, socket: ListenSocket) -> io::Result<ListenerId> {
+    fn insert(&mut self, client: &EventClient, socket: ListenerSocket) -> io::Result<ListenerId> {
         if self.timer.is_none() {
             let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
             let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
@@ -114,8 +114,8 @@ impl Listeners {
 
     pub(super) fn local_address(&self, id: ListenerId) -> Option<StreamAddress> {
         match &self.slab.get(id.0)?.socket {
-            ListenSocket::Tcp(socket) => stream::local_tcp_address(socket.as_fd()),
-            ListenSocket::Unix(socket) => Some(StreamAddress::Unix(socket.path().to_path_buf())),
+            ListenerSocket::Tcp(socket) => stream::local_tcp_address(socket.as_fd()),
+            ListenerSocket::Unix(socket) => Some(StreamAddress::Unix(socket.path().to_path_buf())),
         }
     }
 

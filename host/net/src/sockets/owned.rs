@@ -59,7 +59,7 @@ pub(super) struct ConnectionTransfers {
     zero_copy: bool,
     /// The kernel has not accepted the last send yet: the next must wait, or it could overtake.
     is_sending: bool,
-    receive: ReceiveState,
+    receive: OwnedReceiveState,
 }
 
 struct QueuedSend {
@@ -69,7 +69,7 @@ struct QueuedSend {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum ReceiveState {
+enum OwnedReceiveState {
     Off,
     Multishot(ReceiveId),
     Readiness,
@@ -79,8 +79,8 @@ impl ConnectionTransfers {
     /// The readiness that is needed besides the kernel's completions.
     fn interest(&self) -> Option<Interest> {
         match (self.receive, self.zero_copy) {
-            (ReceiveState::Multishot(_), true) => None,
-            (ReceiveState::Multishot(_), false) => Some(Interest::WRITABLE),
+            (OwnedReceiveState::Multishot(_), true) => None,
+            (OwnedReceiveState::Multishot(_), false) => Some(Interest::WRITABLE),
             _ => Some(Interest::BOTH),
         }
     }
@@ -186,7 +186,7 @@ impl Transfers {
                 Err(Errno::WOULDBLOCK) => return false,
                 Err(error) => ReceiveEnd::Failed(io::Error::from(error).kind()),
             };
-            owned.receive = ReceiveState::Off;
+            owned.receive = OwnedReceiveState::Off;
             self.events.push(TransferEvent::ReceiveEnded { connection: id, end });
             return false;
         }
@@ -221,7 +221,7 @@ impl Transfers {
             let result = Err(io::ErrorKind::ConnectionAborted);
             self.events.push(TransferEvent::Sent { connection: id, tag, result, parts, copied: false });
         }
-        if let ReceiveState::Multishot(receive) = owned.receive {
+        if let OwnedReceiveState::Multishot(receive) = owned.receive {
             self.client.stop_receive(receive);
         }
     }
@@ -294,10 +294,10 @@ impl Sockets {
     fn serve_ready(&mut self, transfers: &mut Transfers, id: ConnectionId) -> bool {
         let Some(connection) = self.connections.get_mut(id.0) else { return false };
         transfers.advance(id, connection);
-        match connection.owned.as_ref().map_or(ReceiveState::Off, |owned| owned.receive) {
-            ReceiveState::Off => return false,
-            ReceiveState::Multishot(_) => {}
-            ReceiveState::Readiness => {
+        match connection.owned.as_ref().map_or(OwnedReceiveState::Off, |owned| owned.receive) {
+            OwnedReceiveState::Off => return false,
+            OwnedReceiveState::Multishot(_) => {}
+            OwnedReceiveState::Readiness => {
                 if transfers.read(id, connection) {
                     self.ready_next.push(id);
                 }
@@ -345,7 +345,7 @@ impl Sockets {
             Some(Errno::INVAL) => {
                 // The kernel has no multishot receives after all.
                 transfers.group = None;
-                owned.receive = ReceiveState::Readiness;
+                owned.receive = OwnedReceiveState::Readiness;
                 self.ready_next.push(id);
                 return self.update_watch(id);
             }
@@ -353,7 +353,7 @@ impl Sockets {
             Some(error) => ReceiveEnd::Failed(io::Error::from(error).kind()),
             None => ReceiveEnd::Closed,
         };
-        owned.receive = ReceiveState::Off;
+        owned.receive = OwnedReceiveState::Off;
         transfers.events.push(TransferEvent::ReceiveEnded { connection: id, end });
         self.update_watch(id);
     }
@@ -377,7 +377,7 @@ impl Sockets {
             queue: VecDeque::new(),
             zero_copy,
             is_sending: false,
-            receive: ReceiveState::Off,
+            receive: OwnedReceiveState::Off,
         }));
         Ok(())
     }
@@ -438,18 +438,18 @@ impl OwnedTransfers for Sockets {
             return Err(io::ErrorKind::NotConnected.into());
         };
         let Some(owned) = &mut connection.owned else { return Err(io::ErrorKind::NotConnected.into()) };
-        if owned.receive != ReceiveState::Off {
+        if owned.receive != OwnedReceiveState::Off {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         owned.receive = match transfers.group {
-            Some(group) => ReceiveState::Multishot(transfers.client.start_receive(
+            Some(group) => OwnedReceiveState::Multishot(transfers.client.start_receive(
                 &connection.socket,
                 group,
                 id.0.to_bits(),
             )?),
             None => {
                 self.ready_next.push(id);
-                ReceiveState::Readiness
+                OwnedReceiveState::Readiness
             }
         };
         self.update_watch(id);
@@ -463,10 +463,10 @@ impl OwnedTransfers for Sockets {
         };
         let Some(owned) = &mut connection.owned else { return };
         match owned.receive {
-            ReceiveState::Off => {}
-            ReceiveState::Multishot(receive) => transfers.client.stop_receive(receive),
-            ReceiveState::Readiness => {
-                owned.receive = ReceiveState::Off;
+            OwnedReceiveState::Off => {}
+            OwnedReceiveState::Multishot(receive) => transfers.client.stop_receive(receive),
+            OwnedReceiveState::Readiness => {
+                owned.receive = OwnedReceiveState::Off;
                 let end = ReceiveEnd::Stopped;
                 transfers.events.push(TransferEvent::ReceiveEnded { connection: id, end });
                 // Data that was reported before is reported again.

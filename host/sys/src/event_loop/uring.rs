@@ -22,7 +22,7 @@ const ZC_REPORT_USAGE: u16 = 1 << 3;
 pub(super) struct UringBackend {
     ring: IoUring,
     files_registered: bool,
-    chunk_registrations: Vec<Registration>,
+    chunk_registrations: Vec<ChunkRegistration>,
     unsubmitted: u32,
     pub(super) capabilities: SocketCapabilities,
     /// Flags of zero-copy sends that the kernel knows.
@@ -30,7 +30,7 @@ pub(super) struct UringBackend {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Registration {
+enum ChunkRegistration {
     NotTried,
     Registered,
     Failed,
@@ -57,7 +57,7 @@ impl UringBackend {
         let ring = builder.build(entries)?;
         let files_registered = ring.submitter().register_files_sparse(FILES_MAX).is_ok();
         let buffers = ring.submitter().register_buffers_sparse(BUFFERS_MAX).is_ok();
-        let initial = if buffers { Registration::NotTried } else { Registration::Failed };
+        let initial = if buffers { ChunkRegistration::NotTried } else { ChunkRegistration::Failed };
         let chunk_registrations = vec![initial; BUFFERS_MAX as usize];
         let mut probe = Probe::new();
         // Older kernels without this call have none of what it is asked for.
@@ -100,15 +100,15 @@ impl UringBackend {
     fn registered_index(&mut self, buffer: &Buffer) -> Option<u16> {
         let index = buffer.chunk_index()?;
         let state = self.chunk_registrations.get_mut(index as usize)?;
-        if *state == Registration::NotTried {
+        if *state == ChunkRegistration::NotTried {
             let chunk = buffer.chunk()?;
             let range = libc::iovec { iov_base: chunk.start.cast(), iov_len: chunk.bytes };
             // SAFETY: chunks stay mapped until the arena is dropped, which every buffer keeps alive,
             // and operations that use the registration own a buffer of the chunk.
             let updated = unsafe { self.ring.submitter().register_buffers_update(index, &[range], None) };
-            *state = if updated.is_ok() { Registration::Registered } else { Registration::Failed };
+            *state = if updated.is_ok() { ChunkRegistration::Registered } else { ChunkRegistration::Failed };
         }
-        (*state == Registration::Registered).then_some(index as u16)
+        (*state == ChunkRegistration::Registered).then_some(index as u16)
     }
 
     pub(super) fn operate(&mut self, request: OperationParameters<'_>) {

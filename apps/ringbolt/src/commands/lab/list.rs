@@ -16,7 +16,7 @@ use crate::console::stdout_line;
     Definitions of your own are TOML files in ~/.config/ringbolt/experiments, or are named with --definition;\n\
     docs/LAB.md shows how to write one."
 )]
-pub(crate) struct ListArgs {
+pub(crate) struct ExperimentListArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -25,7 +25,7 @@ pub(crate) struct ListArgs {
     definition: Vec<PathBuf>,
 }
 
-pub(crate) fn run(options: &ListArgs) -> Result<(), CommandError> {
+pub(crate) fn run(options: &ExperimentListArgs) -> Result<(), CommandError> {
     options::restore_killed_runs();
     let catalog = options::catalog(&options.definition)?;
     let cells =
