@@ -131,8 +131,8 @@ impl<'a> CpuTimeSampler<'a> {
     /// CPU use from [`CpuTimeSampler::start_measuring`] to the last sample.
     pub(crate) fn cpu_use(&self) -> CpuUse {
         let seconds = self.last.at.duration_since(self.started).as_secs_f64().max(1e-3);
-        let of = |class: ThreadClass| {
-            let each = self.threads.iter().filter(|(_, (of, _))| *of == class);
+        let cores = |class: ThreadClass| {
+            let each = self.threads.iter().filter(|(_, (known, _))| *known == class);
             let sum: f64 =
                 each.map(|(thread, (_, now))| now - self.baseline.get(thread).copied().unwrap_or(0.0)).sum();
             // The sum of an empty iterator of floats is -0.0.
@@ -140,9 +140,9 @@ impl<'a> CpuTimeSampler<'a> {
         };
         let kernel = self.last.kernel;
         CpuUse {
-            own: of(ThreadClass::Own),
-            sqp: of(ThreadClass::Sqp),
-            wrk: of(ThreadClass::Wrk),
+            own: cores(ThreadClass::Own),
+            sqp: cores(ThreadClass::Sqp),
+            wrk: cores(ThreadClass::Wrk),
             kworker: (kernel[0] - self.kernel[0]).max(0.0) / seconds,
             loops: (kernel[1] - self.kernel[1]).max(0.0) / seconds,
             machine: (self.last.machine - self.machine).max(0.0) / seconds,

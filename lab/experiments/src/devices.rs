@@ -282,7 +282,7 @@ fn null_blk_devices(host: &HostInfo) -> Result<Vec<Device>, DeviceSetupError> {
             "--device null_blk: the module is not loaded (modprobe null_blk nr_devices=8 poll_queues=1)",
         );
     }
-    let of = |block: crate::host::BlockDeviceInfo| Device {
+    let to_device = |block: crate::host::BlockDeviceInfo| Device {
         kind: DeviceKind::NullBlk,
         location: format!("/dev/{}", block.name),
         name: Some(block.name.clone()),
@@ -292,7 +292,7 @@ fn null_blk_devices(host: &HostInfo) -> Result<Vec<Device>, DeviceSetupError> {
     };
     let blocks = host.blocks().into_iter();
     let devices: Vec<Device> =
-        blocks.filter(|b| b.name.starts_with("nullb") && b.used_by.is_empty()).map(of).collect();
+        blocks.filter(|b| b.name.starts_with("nullb") && b.used_by.is_empty()).map(to_device).collect();
     if devices.is_empty() {
         return refuse("--device null_blk: no device of the module is free");
     }

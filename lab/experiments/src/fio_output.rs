@@ -97,10 +97,10 @@ fn count(side: &Json) -> f64 {
 /// Sets mean, standard deviation, maximum and percentiles. Percentiles are the generator's own for one direction, and
 /// computed from the bins for two.
 fn latency(record: &mut RoleRecord, kind: &str, sides: &[&Json]) {
-    let of = |side: &Json| side[format!("{kind}_ns")].clone();
+    let table = |side: &Json| side[format!("{kind}_ns")].clone();
     let weighted: Vec<(f64, Json)> = sides
         .iter()
-        .map(|side| of(side))
+        .map(|side| table(side))
         .map(|table| (table["N"].as_f64().unwrap_or(0.0), table))
         .filter(|(weight, _)| *weight > 0.0)
         .collect();

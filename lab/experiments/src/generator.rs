@@ -131,12 +131,12 @@ impl LoadGenerator {
                 let text =
                     fs::read_to_string(&output).map_err(|error| format!("{}: {error}", output.display()))?;
                 let (version, groups) = fio_output::parse(&text, |_| 1)?;
-                let of = |group: &fio_output::JobGroupResult| {
+                let cost_ns = |group: &fio_output::JobGroupResult| {
                     let metric =
                         |name: &str| group.record.metrics.get(name).copied().filter(|value| *value > 0.0);
                     Some(metric("cpu_cores")? / metric("iops")? * 1e9)
                 };
-                Ok((version, groups.first().and_then(of)))
+                Ok((version, groups.first().and_then(cost_ns)))
             }
             Ok(GeneratorExit::Failure(message)) => Err(message),
             Ok(GeneratorExit::Stopped) => Err("stopped".to_string()),

@@ -203,8 +203,8 @@ impl HostInfo {
     fn deep_idle_states(&self, cpu: u32) -> Vec<String> {
         let base = format!("sys/devices/system/cpu/cpu{cpu}/cpuidle");
         let deep = |state: &String| {
-            let of = |file: &str| self.number(&format!("{base}/{state}/{file}"));
-            of("latency").is_some_and(|us| us > 10) && of("disable") == Some(0)
+            let number = |file: &str| self.number(&format!("{base}/{state}/{file}"));
+            number("latency").is_some_and(|us| us > 10) && number("disable") == Some(0)
         };
         let name = |state: String| self.text(&format!("{base}/{state}/name")).unwrap_or(state);
         self.names(&base).into_iter().filter(deep).map(name).collect()
@@ -301,13 +301,13 @@ impl HostInfo {
         let mut parts: Vec<String> = self.names(&format!("sys/block/{name}"));
         parts.retain(|part| part.starts_with(name));
         parts.push(name.to_string());
-        for (file, location) in [("proc/self/mounts", 1), ("proc/swaps", 0)] {
+        for (file, column) in [("proc/self/mounts", 1), ("proc/swaps", 0)] {
             for line in self.text(file).unwrap_or_default().lines() {
-                let words: Vec<&str> = line.split_whitespace().collect();
-                let device = words.first().and_then(|word| word.strip_prefix("/dev/"));
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                let device = fields.first().and_then(|word| word.strip_prefix("/dev/"));
                 if device.is_some_and(|device| parts.iter().any(|part| part == device)) {
-                    let kind = if location == 1 { "mounted at" } else { "swap on" };
-                    users.push(format!("{kind} {}", words.get(location).unwrap_or(&"?")));
+                    let kind = if column == 1 { "mounted at" } else { "swap on" };
+                    users.push(format!("{kind} {}", fields.get(column).unwrap_or(&"?")));
                 }
             }
         }
@@ -326,9 +326,10 @@ impl HostInfo {
         let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
         let mounts = self.text("proc/self/mounts").unwrap_or_default();
         let under = mounts.lines().filter_map(|line| {
-            let words: Vec<&str> = line.split(' ').collect();
-            let at = words.get(1)?;
-            real.starts_with(at).then(|| (at.len(), words.get(2).unwrap_or(&"?").to_string()))
+            let fields: Vec<&str> = line.split(' ').collect();
+            let mount_point = fields.get(1)?;
+            real.starts_with(mount_point)
+                .then(|| (mount_point.len(), fields.get(2).unwrap_or(&"?").to_string()))
         });
         under.max_by_key(|(length, _)| *length).map_or_else(|| "?".to_string(), |(_, kind)| kind)
     }

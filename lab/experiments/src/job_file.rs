@@ -64,7 +64,7 @@ impl CellJob<'_> {
 
     /// The foreground as options of `ringbolt perf`, which busy-polls as SPDK does.
     pub(crate) fn perf_options(&self) -> Vec<String> {
-        let mut words = vec![
+        let mut arguments = vec![
             format!("--filename={}", self.filenames.first().map_or("", String::as_str)),
             "--name=fg".to_string(),
             format!("--rw={}", self.text("rw")),
@@ -79,14 +79,14 @@ impl CellJob<'_> {
             "--idle=spin".to_string(),
         ];
         if self.size_bytes > 0 {
-            words.push(format!("--size={}", self.size_bytes));
+            arguments.push(format!("--size={}", self.size_bytes));
         }
         let jobs = usize::try_from(self.jobs()).unwrap_or(usize::MAX);
         let cpus: Vec<String> = self.cpus.iter().take(jobs).map(u32::to_string).collect();
         if !cpus.is_empty() {
-            words.push(format!("--cpus_allowed={}", cpus.join(",")));
+            arguments.push(format!("--cpus_allowed={}", cpus.join(",")));
         }
-        words
+        arguments
     }
 
     /// The job file. Foreground and background are groups, so that they are reported apart; every job is a process.

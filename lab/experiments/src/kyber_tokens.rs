@@ -122,13 +122,13 @@ impl Drop for KyberTokenMeter {
 /// Parses `… kyber_adjust: 259,0 READ 128` to index and tokens.
 fn parse_change(line: &str) -> Option<(usize, f64)> {
     let (_, message) = line.split_once("kyber_adjust:")?;
-    let mut words = message.split_whitespace().skip(1);
-    let kind = match words.next()? {
+    let mut fields = message.split_whitespace().skip(1);
+    let kind = match fields.next()? {
         "READ" => 0,
         "WRITE" => 1,
         _ => return None,
     };
-    Some((kind, words.next()?.parse().ok()?))
+    Some((kind, fields.next()?.parse().ok()?))
 }
 
 #[cfg(test)]

@@ -118,9 +118,12 @@ impl DeviceLocks {
             return Err(in_use_error(location, &owner));
         };
         let pid = std::process::id();
-        let words: Vec<String> = std::env::args().collect();
-        let own =
-            ProcessIdentity { pid, started: start_time(pid).unwrap_or_default(), program: words.join(" ") };
+        let arguments: Vec<String> = std::env::args().collect();
+        let own = ProcessIdentity {
+            pid,
+            started: start_time(pid).unwrap_or_default(),
+            program: arguments.join(" "),
+        };
         let written = serde_json::to_vec(&own).map_err(io::Error::from).and_then(|bytes| {
             file.set_len(0)?;
             file.write_all(&bytes)
@@ -275,9 +278,9 @@ fn lock_owner(file: &File) -> Option<u32> {
     let location = format!("{:02x}:{:02x}:{}", major(device), minor(device), metadata.ino());
     let locks = fs::read_to_string("/proc/locks").ok()?;
     locks.lines().find_map(|line| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let [_, "FLOCK", _, _, pid, at, ..] = words.as_slice() else { return None };
-        (*at == location).then(|| pid.parse().ok())?
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [_, "FLOCK", _, _, pid, inode, ..] = fields.as_slice() else { return None };
+        (*inode == location).then(|| pid.parse().ok())?
     })
 }
 

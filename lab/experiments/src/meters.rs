@@ -234,11 +234,11 @@ impl<T> CounterInterval<T> {
     fn into_metrics(self, role: &mut RoleRecord, rate: f64) {
         let (Some((began, first)), Some((ended, last))) = (self.first, self.last) else { return };
         let seconds = ended.duration_since(began).as_secs_f64();
-        let of = |event: CounterEvent| {
-            let at = |reading: &CounterReading| {
+        let count_of = |event: CounterEvent| {
+            let value_in = |reading: &CounterReading| {
                 reading.iter().find(|(known, _)| *known == event).map(|(_, count)| *count)
             };
-            let count = at(&last)?.since(at(&first)?).scaled();
+            let count = value_in(&last)?.since(value_in(&first)?).scaled();
             (count > 0.0 && seconds > 0.0).then_some(count)
         };
         let ios = rate * seconds;
@@ -246,24 +246,25 @@ impl<T> CounterInterval<T> {
             for (event, name) in
                 [(CounterEvent::Instructions, "instructions_per_io"), (CounterEvent::Cycles, "cycles_per_io")]
             {
-                if let Some(count) = of(event) {
+                if let Some(count) = count_of(event) {
                     role.set(name, count / ios);
                 }
             }
         }
-        if let (Some(instructions), Some(cycles)) = (of(CounterEvent::Instructions), of(CounterEvent::Cycles))
+        if let (Some(instructions), Some(cycles)) =
+            (count_of(CounterEvent::Instructions), count_of(CounterEvent::Cycles))
         {
             role.set("ipc", instructions / cycles);
         }
         if let (Some(misses), Some(references)) =
-            (of(CounterEvent::CacheMisses), of(CounterEvent::CacheReferences))
+            (count_of(CounterEvent::CacheMisses), count_of(CounterEvent::CacheReferences))
         {
             role.set("cache_miss_ratio", misses / references);
         }
-        if let Some(ns) = of(CounterEvent::TaskClock) {
+        if let Some(ns) = count_of(CounterEvent::TaskClock) {
             role.set("task_clock_cores", ns / 1e9 / seconds);
         }
-        if let Some(count) = of(CounterEvent::ContextSwitches) {
+        if let Some(count) = count_of(CounterEvent::ContextSwitches) {
             role.set("context_switches_per_s", count / seconds);
         }
     }

@@ -142,7 +142,7 @@ fn resolve_cell(
     testbed: Option<usize>,
     notes: &mut Vec<String>,
 ) -> Option<String> {
-    let here = capabilities.cpus.len().max(1);
+    let available_cores = capabilities.cpus.len().max(1);
     let number = |cell: &CellParameters, name: &str| {
         cell.get(name).and_then(ParameterValue::as_f64).unwrap_or(0.0) as usize
     };
@@ -150,25 +150,25 @@ fn resolve_cell(
         |cell: &CellParameters, name: &str| cell.get(name).map(ParameterValue::to_string).unwrap_or_default();
     let api = text(cell, "api");
     let jobs = number(cell, "jobs").max(1);
-    let each = if api == "iou-s" { 2 } else { 1 };
+    let cores_per_job = if api == "iou-s" { 2 } else { 1 };
     let requested = text(cell, "cores");
     let cores = match requested.as_str() {
-        "jobs" => jobs * each,
+        "jobs" => jobs * cores_per_job,
         "apart" => 2,
-        ALL_CORES | "" => here,
+        ALL_CORES | "" => available_cores,
         count => count.parse().unwrap_or(1),
     };
-    cell.insert("cores".into(), ParameterValue::Integer(cores.min(here) as i64));
-    if requested == "jobs" && cores > here {
-        return Some(format!("needs {cores} cores; there are {here}"));
+    cell.insert("cores".into(), ParameterValue::Integer(cores.min(available_cores) as i64));
+    if requested == "jobs" && cores > available_cores {
+        return Some(format!("needs {cores} cores; there are {available_cores}"));
     }
     let published =
-        if matches!(requested.as_str(), ALL_CORES | "") { testbed.unwrap_or(here) } else { cores };
-    if published > here {
+        if matches!(requested.as_str(), ALL_CORES | "") { testbed.unwrap_or(available_cores) } else { cores };
+    if published > available_cores {
         let meet = if requested == "apart" { ": foreground and background share it" } else { "" };
         notes.push(format!(
-            "{here} {} instead of {published}{meet}",
-            if here == 1 { "core" } else { "cores" }
+            "{available_cores} {} instead of {published}{meet}",
+            if available_cores == 1 { "core" } else { "cores" }
         ));
     }
     let devices = scaling::requested_devices(cell);

@@ -149,8 +149,9 @@ fn is_permanent(error: &io::Error) -> bool {
     let value_errors = [Errno::INVAL, Errno::RANGE, Errno::OPNOTSUPP, Errno::ROFS, Errno::NOSYS];
     // A later command that runs as root may have permission.
     let permission_errors = [Errno::ACCESS, Errno::PERM];
-    let is = |all: &[Errno]| all.iter().any(|errno| Some(errno.raw_os_error()) == error.raw_os_error());
-    is(&value_errors) || rustix::process::geteuid().is_root() && is(&permission_errors)
+    let is_any_of =
+        |all: &[Errno]| all.iter().any(|errno| Some(errno.raw_os_error()) == error.raw_os_error());
+    is_any_of(&value_errors) || rustix::process::geteuid().is_root() && is_any_of(&permission_errors)
 }
 
 #[cfg(test)]

@@ -398,7 +398,7 @@ impl CellRunner<'_> {
     }
 
     fn schedulers(&self, devices: &[Device]) -> Vec<SchedulerState> {
-        let of = |device: &Device| {
+        let state = |device: &Device| {
             let name = device.name.as_ref()?;
             let block = self.setup.host.block(name);
             Some(SchedulerState {
@@ -407,7 +407,7 @@ impl CellRunner<'_> {
                 settings: block.settings,
             })
         };
-        devices.iter().filter_map(of).collect()
+        devices.iter().filter_map(state).collect()
     }
 
     /// Runs the generator and stores its results in the record. Returns false if the user stopped the run.

@@ -95,17 +95,17 @@ fn measure(options: &AdviseArgs, goals: &[AdviceGoal]) -> Result<PathBuf, Comman
     let mut names: Vec<&str> = goals.iter().flat_map(|goal| experiments_for(*goal)).copied().collect();
     names.sort_unstable();
     names.dedup();
-    let mut words = vec![OsString::from("run")];
-    words.extend(names.into_iter().map(OsString::from));
-    words.extend(["--quick", "--repetitions", "3", "--out"].map(OsString::from));
-    words.push(folder.clone().into_os_string());
+    let mut arguments = vec![OsString::from("run")];
+    arguments.extend(names.into_iter().map(OsString::from));
+    arguments.extend(["--quick", "--repetitions", "3", "--out"].map(OsString::from));
+    arguments.push(folder.clone().into_os_string());
     for device in &options.device {
-        words.extend([OsString::from("--device"), OsString::from(device)]);
+        arguments.extend([OsString::from("--device"), OsString::from(device)]);
     }
     if let Some(file) = &options.file {
-        words.extend([OsString::from("--file"), file.clone().into_os_string()]);
+        arguments.extend([OsString::from("--file"), file.clone().into_os_string()]);
     }
-    let line = RunCommandLine::try_parse_from(words).map_err(CommandError::usage)?;
+    let line = RunCommandLine::try_parse_from(arguments).map_err(CommandError::usage)?;
     run_command::run(&line.run)?;
     Ok(folder)
 }

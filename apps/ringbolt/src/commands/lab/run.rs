@@ -116,8 +116,8 @@ fn recorded_options(previous: &RunDirectory, given: &ExperimentArgs) -> Result<E
         return Err(CommandError::usage("--resume continues the recorded experiments; name none"));
     }
     // Skip `ringbolt lab`.
-    let words = previous.plan.command.iter().skip(2).cloned();
-    let line = RecordedCommand::try_parse_from(words)
+    let arguments = previous.plan.command.iter().skip(2).cloned();
+    let line = RecordedCommand::try_parse_from(arguments)
         .map_err(|error| CommandError::usage(format!("the run's command: {error}")))?;
     let _ = (line.out, line.resume, line.apply, line.precondition);
     Ok(line.experiments)
