@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use block_io::Op;
 use uuid::Uuid;
 
 use super::base::{BaseBdev, track_base};
-use crate::{Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, InfoValue, IoLimits, Registry};
+use super::virtual_bdev::{BaseChannel, VirtualBdev};
+use crate::{BdevError, BlockDevice, BoxedChannel, InfoValue, Registry};
 
 /// Configuration of a passthru device.
 #[derive(Clone, Debug)]
@@ -39,47 +39,20 @@ pub fn create(registry: &Registry, config: PassthruConfig) -> Result<Arc<BlockDe
     Ok(device)
 }
 
-impl Bdev for PassthruBdev {
-    fn product_name(&self) -> &'static str {
-        "passthru"
+impl VirtualBdev for PassthruBdev {
+    const PRODUCT_NAME: &'static str = "passthru";
+
+    fn base(&self) -> &BaseBdev {
+        &self.base
     }
 
-    fn geometry(&self) -> BdevGeometry {
-        self.base.device().geometry()
+    fn open_on(&self, base: BaseChannel, _core: &reactor::Core) -> BoxedChannel {
+        Box::new(base.into_channel())
     }
 
-    fn supports(&self, op: Op) -> bool {
-        op == Op::Reset || self.base.device().bdev().supports(op)
-    }
-
-    fn io_limits(&self) -> IoLimits {
-        // The base's channel divides what its module does not take.
-        IoLimits::NONE
-    }
-
-    fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        Ok(Box::new(self.base.channel(core)?))
-    }
-
-    fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
+    fn describe(&self) -> Vec<(&'static str, InfoValue)> {
         let object =
             vec![("name", self.name.as_str().into()), ("base_bdev_name", self.base.device().name().into())];
         vec![("passthru", InfoValue::Object(object))]
-    }
-
-    fn reads_undefined(&self) -> bool {
-        self.base.device().bdev().reads_undefined()
-    }
-
-    fn read_only(&self) -> bool {
-        self.base.device().bdev().read_only()
-    }
-
-    fn depth(&self) -> u32 {
-        self.base.device().bdev().depth()
-    }
-
-    fn on_closed(&self) {
-        self.base.release();
     }
 }

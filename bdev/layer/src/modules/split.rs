@@ -8,6 +8,7 @@ use block_io::Op;
 use uuid::Uuid;
 
 use super::base::{BaseBdev, track_base};
+use super::virtual_bdev::BaseChannel;
 use crate::{
     Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits, Registry,
     Request,
@@ -125,8 +126,7 @@ impl Bdev for SplitBdev {
         let base = sync::lock(&self.base);
         let removed = || BdevError::Removed { name: self.below.name().to_string() };
         let base = base.as_ref().ok_or_else(removed)?.channel(core)?;
-        let first_lba = self.first_lba;
-        Ok(Box::new(SplitChannel { base, first_lba, forward: Vec::new(), base_completions: Vec::new() }))
+        Ok(Box::new(SplitChannel { base: BaseChannel::new(base), first_lba: self.first_lba }))
     }
 
     fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
@@ -156,12 +156,8 @@ impl Bdev for SplitBdev {
 }
 
 struct SplitChannel {
-    base: crate::BdevChannel,
+    base: BaseChannel,
     first_lba: u64,
-    /// Moved requests that the base has not taken yet.
-    forward: Vec<Request>,
-    /// Scratch of [`poll`](block_io::Channel::poll); empty between calls.
-    base_completions: Vec<Completion>,
 }
 
 impl block_io::Channel for SplitChannel {
@@ -172,27 +168,23 @@ impl block_io::Channel for SplitChannel {
         for mut request in batch.drain(..) {
             // Not used by a flush, whose value may be anything.
             request.lba = request.lba.wrapping_add(self.first_lba);
-            self.forward.push(request);
+            self.base.push(request);
         }
-        self.base.submit(&mut self.forward);
+        self.base.submit();
     }
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
-        self.base.submit(&mut self.forward);
-        let count = self.base.poll(&mut self.base_completions);
-        for completion in self.base_completions.drain(..) {
+        let before = sink.len();
+        for completion in self.base.poll() {
             let status = completion.status();
             let mut request = completion.into_request();
             request.lba = request.lba.wrapping_sub(self.first_lba);
             sink.push(request.complete(status));
         }
-        count
+        sink.len() - before
     }
 
     fn deadline(&self) -> Option<u64> {
-        if !self.forward.is_empty() && self.base.outstanding() == 0 {
-            return Some(0);
-        }
         self.base.deadline()
     }
 }

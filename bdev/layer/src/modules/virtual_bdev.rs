@@ -44,12 +44,7 @@ impl<T: VirtualBdev> Bdev for T {
     }
 
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        let base = BaseChannel {
-            channel: self.base().channel(core)?,
-            requests: Vec::new(),
-            completions: Vec::new(),
-        };
-        Ok(self.open_on(base, core))
+        Ok(self.open_on(BaseChannel::new(self.base().channel(core)?), core))
     }
 
     fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
@@ -87,6 +82,15 @@ pub(super) struct BaseChannel {
 }
 
 impl BaseChannel {
+    pub(super) fn new(channel: BdevChannel) -> BaseChannel {
+        BaseChannel { channel, requests: Vec::new(), completions: Vec::new() }
+    }
+
+    /// The channel alone, for a module that changes no request.
+    pub(super) fn into_channel(self) -> BdevChannel {
+        self.channel
+    }
+
     pub(super) fn push(&mut self, request: Request) {
         self.requests.push(request);
     }
