@@ -24,7 +24,7 @@ const ORDER_WITHIN: [(&str, &[&str]); 8] = [
     ("drivers", &["nvme-tcp", "vfio-user", "nvme"]),
     ("bdev", &["layer", "*"]),
     ("services", &["blobstore", "blobfs"]),
-    ("targets", &["controller", "*"]),
+    ("targets", &["shell", "controller", "*"]),
     ("store", &["map", "oplog", "objects", "replica", "node", "client"]),
     ("lab", &["counters", "model", "engines", "workload", "experiments", "report"]),
 ];

@@ -1,0 +1,137 @@
+//! The connections of a core, and the lists of those that have work.
+
+use slots::{Slab, Slot};
+use sockets::{ConnectionId, StreamAddress};
+
+/// Connections of a core. A request's tag has 16 bits for the connection.
+pub(crate) const CONNECTIONS_MAX: u32 = sockets::CONNECTIONS_MAX;
+const _: () = assert!(CONNECTIONS_MAX <= 1 << 16);
+
+/// The connections of a core.
+///
+/// Each is on a list while it has work, so that a poll visits only those. Protocols reach them through
+/// [`update`](Self::update), which visits all and is for changes of configuration and other uncommon events.
+#[derive(Debug)]
+pub struct Connections<C> {
+    pub(crate) slab: Slab<ConnectionEntry<C>>,
+    /// Those with something to send, or whose state may have changed otherwise.
+    pub(crate) dirty: Vec<Slot>,
+    /// The slot of each connection, by the index of its [`ConnectionId`].
+    pub(crate) by_network: Vec<Option<Slot>>,
+}
+
+/// A connection with its state in the shell.
+#[derive(Debug)]
+pub struct ConnectionEntry<C> {
+    /// The protocol's connection.
+    pub connection: C,
+    pub(crate) id: ConnectionId,
+    pub(crate) peer: StreamAddress,
+    /// Bits 63:32 of its requests' tags: the index and generation of its slot.
+    pub(crate) tag_base: u64,
+    pub(crate) outstanding_requests: u32,
+    /// When a draining connection is closed even if commands are in flight.
+    pub(crate) drain_deadline_ns: u64,
+    pub(crate) dirty: bool,
+    pub(crate) waiting: bool,
+    pub(crate) closing: bool,
+    /// The stream is closed; the entry waits only for outstanding device requests.
+    pub(crate) closed: bool,
+}
+
+impl<C> ConnectionEntry<C> {
+    /// Device requests in flight.
+    pub fn outstanding_requests(&self) -> u32 {
+        self.outstanding_requests
+    }
+
+    /// The stream is closed, and only outstanding device requests keep the connection.
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// The peer's address.
+    pub fn peer(&self) -> &StreamAddress {
+        &self.peer
+    }
+}
+
+impl<C> Connections<C> {
+    pub(crate) fn new() -> Connections<C> {
+        Connections { slab: Slab::with_capacity(CONNECTIONS_MAX), dirty: Vec::new(), by_network: Vec::new() }
+    }
+
+    /// Number of connections, closed ones with device requests in flight included.
+    pub fn len(&self) -> usize {
+        self.slab.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.slab.is_empty()
+    }
+
+    /// All connections that are not closed.
+    pub fn open(&self) -> impl Iterator<Item = &C> {
+        self.slab.iter().filter(|(_, entry)| !entry.closed).map(|(_, entry)| &entry.connection)
+    }
+
+    /// A connection; `None` if it is gone.
+    pub fn get_mut(&mut self, slot: Slot) -> Option<&mut ConnectionEntry<C>> {
+        self.slab.get_mut(slot)
+    }
+
+    /// Visits every connection. `update` returns whether it has changed it: it is then flushed in the same poll, and
+    /// closed if it is drained.
+    pub fn update(&mut self, mut update: impl FnMut(Slot, &mut ConnectionEntry<C>) -> bool) {
+        for (slot, entry) in self.slab.iter_mut() {
+            if update(slot, entry) && !entry.dirty {
+                entry.dirty = true;
+                self.dirty.push(slot);
+            }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn mark_dirty(&mut self, slot: Slot) {
+        if let Some(entry) = self.slab.get_mut(slot)
+            && !entry.dirty
+        {
+            entry.dirty = true;
+            self.dirty.push(slot);
+        }
+    }
+
+    /// The connection of a network's identifier.
+    #[inline]
+    pub(crate) fn by_id(&self, id: ConnectionId) -> Option<Slot> {
+        self.by_network.get(id.0.index() as usize).copied().flatten()
+    }
+
+    /// Adds a connection. There must be room.
+    pub(crate) fn insert(&mut self, connection: C, id: ConnectionId, peer: StreamAddress) -> Slot {
+        let entry = ConnectionEntry {
+            connection,
+            id,
+            peer,
+            tag_base: 0,
+            outstanding_requests: 0,
+            drain_deadline_ns: u64::MAX,
+            dirty: false,
+            waiting: false,
+            closing: false,
+            closed: false,
+        };
+        let Ok(slot) = self.slab.insert(entry) else { panic!("a slab with room has none") };
+        if let Some(entry) = self.slab.get_mut(slot) {
+            let generation = slot.to_bits() >> 32 & 0xffff;
+            entry.tag_base = u64::from(slot.index()) << 48 | generation << 32;
+        }
+        let index = id.0.index() as usize;
+        if self.by_network.len() <= index {
+            self.by_network.resize(index + 1, None);
+        }
+        self.by_network[index] = Some(slot);
+        slot
+    }
+}

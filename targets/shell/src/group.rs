@@ -1,0 +1,579 @@
+//! One core's connections and its channels to block devices.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use dma::Pool;
+use reactor::{Core, MailboxReceiver, Shutdown};
+use slots::Slot;
+use sockets::{ListenerId, Network, NetworkEvent, StreamAddress};
+
+use crate::connections::{ConnectionEntry, Connections};
+use crate::cores::{GroupMessage, Peers};
+use crate::devices::CoreDevices;
+use crate::poller::PollGroup;
+use crate::protocol::{
+    Accepted, CloseReason, IoContext, MoreToRead, Protocol, ProtocolConnection, TargetConfig,
+};
+use crate::publisher::Subscription;
+
+/// Bytes received at a time beyond payload that goes directly into its buffer. Half of a typical L2 cache.
+const SCRATCH_BYTES: usize = 128 << 10;
+/// Interval for retrying what waits without an event, as for buffers that another core frees.
+const RETRY_NS: u64 = 1_000_000;
+
+/// What a target admits. Quotas by peer and by connection belong here.
+#[derive(Clone, Debug)]
+pub struct GroupLimits {
+    /// Connections of the target, on all cores together. Those beyond are closed when they are accepted.
+    pub connections_max: u32,
+    /// Time that a draining connection has to complete its commands.
+    pub drain_timeout_ns: u64,
+}
+
+impl Default for GroupLimits {
+    fn default() -> Self {
+        GroupLimits { connections_max: 1024, drain_timeout_ns: 3_000_000_000 }
+    }
+}
+
+/// What the groups of a target share.
+pub(crate) struct GroupShared<P: Protocol, S> {
+    limits: GroupLimits,
+    statuses: Box<[GroupStatus]>,
+    peers: Arc<Peers<P, S>>,
+}
+
+/// What other groups read and set: the load of a group, and a request to recheck its connections.
+#[derive(Default)]
+struct GroupStatus {
+    connections: AtomicU32,
+    recheck: AtomicBool,
+}
+
+impl<P: Protocol, S> GroupShared<P, S> {
+    pub(crate) fn new(limits: GroupLimits, cores: usize, peers: Arc<Peers<P, S>>) -> GroupShared<P, S> {
+        GroupShared { limits, statuses: (0..cores).map(|_| GroupStatus::default()).collect(), peers }
+    }
+}
+
+/// Where a group's messages and configuration come from.
+pub(crate) struct Inbox<P: Protocol, S> {
+    pub(crate) messages: MailboxReceiver<GroupMessage<P, S>>,
+    pub(crate) subscription: Subscription<P::Config>,
+}
+
+/// The connections of one core, generic over protocol and network.
+///
+/// It owns the connections, one channel per block device, the receive scratch area and, on the first core, the
+/// listeners. A connection accepted there goes to the group with the fewest connections and stays.
+///
+/// Order of a poll: messages; events of the protocol; receive, which fills the devices' batches; submit and poll
+/// devices; send; timers; close connections that are drained. Lists of slots bound the work to the connections that
+/// have some. Nothing locks or allocates per I/O; other groups are reached by mailbox and by the atomics of their status.
+///
+/// [`TargetCores::start`](crate::TargetCores::start) makes one per reactor; [`standalone`](Self::standalone) is one by
+/// itself.
+pub struct ConnectionGroup<P: Protocol, N: Network> {
+    index: usize,
+    network: N,
+    pool: Pool,
+    protocol: P,
+    config: Arc<P::Config>,
+    devices: CoreDevices,
+    connections: Connections<P::Connection>,
+    listeners: Vec<(ListenerId, u16)>,
+    inbox: Option<Inbox<P, N::Stream>>,
+    shared: Arc<GroupShared<P, N::Stream>>,
+    scratch: Vec<u8>,
+    events: Vec<NetworkEvent<N::Stream>>,
+    completions: Vec<bdev::Completion>,
+    /// Connections that may have more to receive.
+    more_to_read: Vec<Slot>,
+    /// Spare allocation for the next `more_to_read`.
+    more_to_read_spare: Vec<Slot>,
+    /// Connections whose work continues without an event.
+    resuming: Vec<Slot>,
+    /// Connections that wait for what no event reports.
+    waiting: Vec<Slot>,
+    /// Connections that close when they are drained.
+    closing: Vec<Slot>,
+    /// Next deadline of a connection; may be too early, never too late.
+    timer_ns: u64,
+    flows: u16,
+    stopping: bool,
+}
+
+impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
+    pub(crate) fn new(
+        core: &Core,
+        network: N,
+        protocol: P,
+        shared: Arc<GroupShared<P, N::Stream>>,
+        inbox: Option<Inbox<P, N::Stream>>,
+    ) -> ConnectionGroup<P, N> {
+        ConnectionGroup {
+            index: core.index(),
+            network,
+            pool: core.pool().clone(),
+            protocol,
+            config: Arc::default(),
+            devices: CoreDevices::default(),
+            connections: Connections::new(),
+            listeners: Vec::new(),
+            inbox,
+            shared,
+            scratch: vec![0; SCRATCH_BYTES],
+            events: Vec::new(),
+            completions: Vec::with_capacity(256),
+            more_to_read: Vec::new(),
+            more_to_read_spare: Vec::new(),
+            resuming: Vec::new(),
+            waiting: Vec::new(),
+            closing: Vec::new(),
+            timer_ns: u64::MAX,
+            flows: 0,
+            stopping: false,
+        }
+    }
+
+    /// A group without others and without a control plane, for simulations: it is called directly.
+    pub fn standalone(core: &Core, network: N, protocol: P, limits: GroupLimits) -> ConnectionGroup<P, N> {
+        let shared = GroupShared::new(limits, core.index() + 1, Arc::default());
+        ConnectionGroup::new(core, network, protocol, Arc::new(shared), None)
+    }
+
+    /// The connections.
+    pub fn connections(&self) -> &Connections<P::Connection> {
+        &self.connections
+    }
+
+    /// Listens on an address. Returns it with the port that was assigned for port 0.
+    pub fn listen(&mut self, address: &StreamAddress, portid: u16) -> io::Result<StreamAddress> {
+        let listener = self.network.listen(address)?;
+        self.listeners.push((listener, portid));
+        Ok(self.network.local_address(listener).unwrap_or_else(|| address.clone()))
+    }
+
+    /// Closes the listeners of a port, or all.
+    fn unlisten(&mut self, portid: Option<u16>) {
+        let network = &mut self.network;
+        self.listeners.retain(|(listener, id)| {
+            let keep = portid.is_some_and(|portid| portid != *id);
+            if !keep {
+                network.close_listener(*listener);
+            }
+            keep
+        });
+    }
+
+    /// Applies a configuration to devices and connections.
+    pub fn apply(&mut self, core: &Core, config: Arc<P::Config>, now_ns: u64) {
+        self.devices.apply(core, config.devices(), P::LOG_TARGET);
+        self.protocol.apply(&config, &mut self.connections, now_ns);
+        self.config = config;
+    }
+
+    fn process_messages(&mut self, core: &Core, now_ns: u64) -> usize {
+        let mut count = 0;
+        while let Some(message) = self.inbox.as_mut().and_then(|inbox| inbox.messages.receive()) {
+            count += 1;
+            self.process_message(message, now_ns);
+        }
+        // A change of configuration wakes the group by a message. If the mailbox was full, there were others.
+        if count > 0
+            && let Some((generation, config)) =
+                self.inbox.as_mut().and_then(|inbox| inbox.subscription.take())
+        {
+            self.apply(core, config, now_ns);
+            if let Some(inbox) = &mut self.inbox {
+                inbox.subscription.acknowledge(generation);
+            }
+        }
+        let recheck = &self.shared.statuses[self.index].recheck;
+        if recheck.load(Ordering::Acquire) {
+            recheck.store(false, Ordering::Relaxed);
+            self.protocol.recheck(&mut self.connections, now_ns);
+        }
+        count
+    }
+
+    #[cold]
+    fn process_message(&mut self, message: GroupMessage<P, N::Stream>, now_ns: u64) {
+        match message {
+            GroupMessage::Wake => {}
+            GroupMessage::Incoming { stream, accepted } => self.add_connection(stream, accepted, now_ns),
+            GroupMessage::Listen { address, portid, responder } => {
+                // The requester has reported a failure: listening now would contradict it.
+                if responder.is_abandoned() {
+                    return;
+                }
+                if let Err(Ok(_)) = responder.answer(self.listen(&address, portid)) {
+                    self.unlisten(Some(portid));
+                }
+            }
+            GroupMessage::Unlisten { portid, responder } => {
+                self.unlisten(portid);
+                _ = responder.answer(());
+            }
+            GroupMessage::Query(query) => query(&mut self.protocol, &mut self.connections),
+        }
+    }
+
+    /// Assigns an accepted connection to the group with the fewest connections.
+    fn assign_connection(
+        &mut self,
+        listener: ListenerId,
+        stream: N::Stream,
+        peer: StreamAddress,
+        now_ns: u64,
+    ) {
+        let Some((_, portid)) = self.listeners.iter().find(|(id, _)| *id == listener) else { return };
+        let connections_of = |group: usize| self.shared.statuses[group].connections.load(Ordering::Relaxed);
+        let groups = 0..self.shared.statuses.len();
+        let total: u32 = groups.clone().map(connections_of).sum();
+        if self.stopping || total >= self.shared.limits.connections_max {
+            // Dropping the stream closes it. The peer may retry when others have disconnected.
+            return;
+        }
+        let local = N::local_address_of(&stream).or_else(|| self.network.local_address(listener));
+        let Some(local) = local else { return };
+        // The group that adds it assigns the flow.
+        let accepted = Accepted { portid: *portid, local, peer, flow: 0 };
+        let group = groups.min_by_key(|group| connections_of(*group)).unwrap_or(self.index);
+        self.shared.statuses[group].connections.fetch_add(1, Ordering::Relaxed);
+        match self.shared.peers.get().and_then(|peers| peers.get(group)) {
+            Some(peer_group) if group != self.index => {
+                if peer_group.send(GroupMessage::Incoming { stream, accepted }).is_err() {
+                    // Its mailbox is full, so the group is overloaded: the connection is closed and the peer retries.
+                    self.shared.statuses[group].connections.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+            _ => self.add_connection(stream, accepted, now_ns),
+        }
+    }
+
+    /// Logs that a connection was not accepted; the network retries.
+    #[cold]
+    fn log_failed_accept(&mut self, listener: ListenerId, error: &io::Error) {
+        if let Some(local) = self.network.local_address(listener) {
+            log::warn!(target: P::LOG_TARGET, "{local}: a connection was not accepted: {error}");
+        }
+    }
+
+    fn add_connection(&mut self, stream: N::Stream, accepted: Accepted, now_ns: u64) {
+        self.flows = self.flows.wrapping_add(1);
+        let accepted = Accepted { flow: self.flows, ..accepted };
+        let peer = accepted.peer.clone();
+        let added = if self.connections.slab.is_full() {
+            None
+        } else {
+            self.protocol.accept(accepted, &self.config, now_ns)
+        };
+        let added = added.and_then(|connection| Some((connection, self.network.add(stream).ok()?)));
+        let Some((connection, id)) = added else {
+            self.shared.statuses[self.index].connections.fetch_sub(1, Ordering::Relaxed);
+            return;
+        };
+        self.timer_ns = self.timer_ns.min(connection.deadline_ns());
+        let slot = self.connections.insert(connection, id, peer);
+        // It may want to speak first.
+        self.connections.mark_dirty(slot);
+    }
+
+    /// Receives on a connection.
+    #[inline]
+    fn receive(&mut self, slot: Slot, now_ns: u64) {
+        self.process(slot, now_ns, |connection, mut stream, scratch, context| {
+            connection.receive(&mut stream, scratch, context)
+        });
+    }
+
+    /// Runs `process` on a connection with the group's resources, then updates the lists that the connection is in.
+    #[inline]
+    fn process(
+        &mut self,
+        slot: Slot,
+        now_ns: u64,
+        process: impl FnOnce(
+            &mut P::Connection,
+            sockets::PlainStream<'_, N>,
+            &mut [u8],
+            &mut IoContext<'_, P>,
+        ) -> Result<MoreToRead, CloseReason<P::Error>>,
+    ) {
+        let Some(entry) = self.connections.slab.get_mut(slot) else { return };
+        if entry.closed {
+            return;
+        }
+        let mut context = IoContext {
+            pool: &self.pool,
+            protocol: &mut self.protocol,
+            config: &self.config,
+            now_ns,
+            devices: &mut self.devices,
+            outstanding_requests: &mut entry.outstanding_requests,
+            tag_base: entry.tag_base,
+        };
+        let stream = self.network.stream(entry.id);
+        let result = process(&mut entry.connection, stream, &mut self.scratch, &mut context);
+        self.after_receive(slot, result, now_ns);
+    }
+
+    fn after_receive(
+        &mut self,
+        slot: Slot,
+        received: Result<MoreToRead, CloseReason<P::Error>>,
+        now_ns: u64,
+    ) {
+        let Some(entry) = self.connections.slab.get_mut(slot) else { return };
+        match received {
+            Ok(more) => {
+                if entry.connection.is_waiting() && !entry.waiting {
+                    entry.waiting = true;
+                    self.waiting.push(slot);
+                }
+                if more == MoreToRead::Yes {
+                    self.more_to_read.push(slot);
+                }
+                self.timer_ns = self.timer_ns.min(entry.connection.deadline_ns());
+                self.connections.mark_dirty(slot);
+            }
+            Err(reason) => self.close(slot, reason, now_ns),
+        }
+    }
+
+    /// Continues connections that wait for what no event reports.
+    fn retry_waiting(&mut self, now_ns: u64) {
+        for slot in std::mem::take(&mut self.waiting) {
+            if let Some(entry) = self.connections.slab.get_mut(slot) {
+                entry.waiting = false;
+            }
+            self.process(slot, now_ns, |connection, _, _, context| connection.resume(context));
+        }
+    }
+
+    /// Submits each device's batch and polls completions.
+    #[inline]
+    fn drive_devices(&mut self) -> usize {
+        if self.devices.are_idle() {
+            return 0;
+        }
+        let mut completions = std::mem::take(&mut self.completions);
+        self.devices.drive(&mut completions);
+        let count = completions.len();
+        for completion in completions.drain(..) {
+            let tag = completion.tag().0;
+            let Some(slot) = self.connections.slab.slot_at((tag >> 48) as u32) else { continue };
+            let Some(entry) = self.connections.slab.get_mut(slot) else { continue };
+            if entry.tag_base != tag & !0xffff_ffff {
+                continue;
+            }
+            entry.outstanding_requests -= 1;
+            if entry.closed {
+                if entry.outstanding_requests == 0 {
+                    self.connections.slab.remove(slot);
+                }
+                continue;
+            }
+            entry.connection.complete(tag as u32, completion);
+            if !entry.dirty {
+                entry.dirty = true;
+                self.connections.dirty.push(slot);
+            }
+        }
+        self.completions = completions;
+        count
+    }
+
+    #[inline]
+    fn flush_all(&mut self, now_ns: u64) {
+        let mut dirty = std::mem::take(&mut self.connections.dirty);
+        for slot in dirty.drain(..) {
+            let Some(entry) = self.connections.slab.get_mut(slot) else { continue };
+            entry.dirty = false;
+            if entry.closed {
+                continue;
+            }
+            let flushed = entry.connection.flush(&mut self.network.stream(entry.id));
+            let recheck = entry.connection.take_recheck();
+            if entry.connection.is_draining() && !entry.closing {
+                entry.closing = true;
+                entry.drain_deadline_ns = now_ns.saturating_add(self.shared.limits.drain_timeout_ns);
+                self.closing.push(slot);
+            }
+            if entry.connection.wants_resume() {
+                self.resuming.push(slot);
+            }
+            if let Err(reason) = flushed {
+                self.close(slot, reason, now_ns);
+            }
+            if recheck {
+                self.recheck_all_groups(now_ns);
+            }
+        }
+        // Closing connections may have marked others dirty.
+        dirty.append(&mut self.connections.dirty);
+        self.connections.dirty = dirty;
+        if !self.resuming.is_empty() {
+            self.resume(now_ns);
+        }
+    }
+
+    /// Continues connections that have work without an event.
+    #[cold]
+    fn resume(&mut self, now_ns: u64) {
+        for slot in std::mem::take(&mut self.resuming) {
+            self.process(slot, now_ns, |connection, _, _, context| connection.resume(context));
+        }
+    }
+
+    fn recheck_all_groups(&mut self, now_ns: u64) {
+        for (group, peer) in self.shared.peers.get().into_iter().flatten().enumerate() {
+            if group != self.index {
+                // The flag is authoritative; the message only wakes. A group with a full mailbox is awake.
+                self.shared.statuses[group].recheck.store(true, Ordering::Release);
+                _ = peer.send(GroupMessage::Wake);
+            }
+        }
+        self.protocol.recheck(&mut self.connections, now_ns);
+    }
+
+    /// Closes connections that are drained, and those whose drain timed out.
+    fn close_drained(&mut self, now_ns: u64) {
+        let mut closing = std::mem::take(&mut self.closing);
+        closing.retain(|slot| {
+            let Some(entry) = self.connections.slab.get_mut(*slot).filter(|entry| !entry.closed) else {
+                return false;
+            };
+            let is_done = entry.drain_deadline_ns <= now_ns || entry.connection.is_drained();
+            if is_done {
+                self.close(*slot, CloseReason::Drained, now_ns);
+            }
+            !is_done
+        });
+        // The close of these may have begun the drain of others.
+        closing.append(&mut self.closing);
+        self.closing = closing;
+    }
+
+    /// Closes a connection. The protocol's part stays until outstanding device requests complete, so that a late write
+    /// cannot overwrite a newer one.
+    fn close(&mut self, slot: Slot, reason: CloseReason<P::Error>, now_ns: u64) {
+        let Some(entry) = self.connections.slab.get_mut(slot) else { return };
+        if entry.closed {
+            return;
+        }
+        if let CloseReason::Protocol(error) = &reason {
+            log::warn!(target: P::LOG_TARGET, "{}: {error}", entry.peer);
+        }
+        // Best effort: a message with the reason may be queued.
+        _ = entry.connection.flush(&mut self.network.stream(entry.id));
+        self.network.close(entry.id);
+        if let Some(known) = self.connections.by_network.get_mut(entry.id.0.index() as usize) {
+            *known = None;
+        }
+        entry.closed = true;
+        self.shared.statuses[self.index].connections.fetch_sub(1, Ordering::Relaxed);
+        let recheck = entry.connection.on_close();
+        if entry.outstanding_requests == 0 {
+            self.connections.slab.remove(slot);
+        }
+        if recheck {
+            self.recheck_all_groups(now_ns);
+        }
+    }
+
+    /// Handles deadlines that have passed.
+    fn run_timers(&mut self, now_ns: u64) {
+        let is_due = |entry: &ConnectionEntry<P::Connection>| {
+            !entry.closed && entry.connection.deadline_ns() <= now_ns
+        };
+        let all = self.connections.slab.iter();
+        let due: Vec<Slot> = all.filter(|(_, entry)| is_due(entry)).map(|(slot, _)| slot).collect();
+        for slot in due {
+            let Some(entry) = self.connections.slab.get_mut(slot) else { continue };
+            match entry.connection.on_deadline(now_ns) {
+                Ok(()) => self.connections.mark_dirty(slot),
+                Err(reason) => self.close(slot, reason, now_ns),
+            }
+        }
+        let open = self.connections.open();
+        self.timer_ns = open.map(ProtocolConnection::deadline_ns).min().unwrap_or(u64::MAX);
+    }
+}
+
+impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
+    const NAME: &'static str = P::NAME;
+
+    fn poll(&mut self, core: &Core, now_ns: u64) -> usize {
+        let mut count = self.process_messages(core, now_ns);
+        count += self.protocol.begin_poll(&mut self.connections, now_ns);
+        let mut events = std::mem::take(&mut self.events);
+        count += self.network.poll(&mut events);
+        let spare = std::mem::take(&mut self.more_to_read_spare);
+        let mut more_to_read = std::mem::replace(&mut self.more_to_read, spare);
+        for slot in more_to_read.drain(..) {
+            self.receive(slot, now_ns);
+            count += 1;
+        }
+        self.more_to_read_spare = more_to_read;
+        if !self.waiting.is_empty() {
+            self.retry_waiting(now_ns);
+        }
+        for event in events.drain(..) {
+            match event {
+                NetworkEvent::Incoming { listener, stream, peer } => {
+                    self.assign_connection(listener, stream, peer, now_ns)
+                }
+                NetworkEvent::AcceptFailed { listener, error } => self.log_failed_accept(listener, &error),
+                NetworkEvent::Ready(id) => {
+                    if let Some(slot) = self.connections.by_id(id) {
+                        self.receive(slot, now_ns);
+                    }
+                }
+            }
+        }
+        self.events = events;
+        let completed = self.drive_devices();
+        count += completed;
+        if completed > 0 {
+            self.protocol.after_completions(&mut self.connections);
+        }
+        if !self.connections.dirty.is_empty() {
+            self.flush_all(now_ns);
+        }
+        if now_ns >= self.timer_ns {
+            self.run_timers(now_ns);
+            self.flush_all(now_ns);
+            count += 1;
+        }
+        if !self.closing.is_empty() {
+            self.close_drained(now_ns);
+        }
+        count
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        let has_messages = self.inbox.as_ref().is_some_and(|inbox| !inbox.messages.is_empty());
+        if !self.more_to_read.is_empty() || has_messages || self.network.is_pending() {
+            return Some(0);
+        }
+        // There is no event either when connections on other cores close.
+        let retry = !self.waiting.is_empty() || !self.closing.is_empty();
+        let waiting = retry.then(|| os::clock::now_ns() + RETRY_NS);
+        let timer = (self.timer_ns != u64::MAX).then_some(self.timer_ns);
+        [self.devices.deadline(), waiting, timer].into_iter().flatten().min()
+    }
+
+    fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
+        self.stopping = true;
+        self.unlisten(None);
+        self.connections.update(|_, entry| {
+            entry.connection.begin_drain();
+            true
+        });
+        if self.connections.is_empty() { Shutdown::Done } else { Shutdown::Draining }
+    }
+}

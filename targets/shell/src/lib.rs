@@ -1,0 +1,51 @@
+//! What every target needs once: connections on all cores, block devices, configuration, and their end.
+//!
+//! A target implements [`Protocol`] (one value per core) and [`ProtocolConnection`] (one per connection), and the shell
+//! does the rest: it accepts connections and spreads them over the cores, knows which of them have work, lends them
+//! buffers and block devices, runs their timers, publishes the configuration, and drains and closes them. A protocol
+//! touches no socket, clock or thread; it reads and writes the [`ByteStream`](sockets::ByteStream) that it is lent.
+//!
+//! Three layers, of which a target may use only the lower ones:
+//!
+//! 1. [`PollGroup`] and [`GroupPoller`]: one core's share of a target, run by the reactor. [`CoreDevices`]: the core's
+//!    channels to block devices, with one batch of requests each. [`Request`]: a question to a core from another
+//!    thread, which the core does not act on after the requester has stopped waiting.
+//! 2. [`Publisher`]: the configuration as an immutable snapshot. A change is published to all cores and acknowledged by
+//!    each; if one does not apply it in time, the change is rolled back everywhere or the caller is told that it is
+//!    pending. A core that was blocked applies the latest snapshot only, so that it never sees one that was rolled back.
+//! 3. [`TargetCores`], the control plane's handle, and [`ConnectionGroup`], the connections of a core. Generic over the
+//!    protocol and the network: the calls between them are static, and no I/O costs a lock, an allocation or an
+//!    indirect call here. Tests run a group on a simulated network.
+//!
+//! One poll of a group: messages and configuration; [`Protocol::begin_poll`]; [`ProtocolConnection::receive`] on each
+//! ready connection, which fills the batches of block devices; one submission and one poll per device with work, and
+//! [`ProtocolConnection::complete`]; one [`ProtocolConnection::flush`] for each connection with something to send;
+//! timers; the close of drained connections. Only connections with work are visited, except when a timer expires.
+//!
+//! [`GroupLimits`] is the place of quotas: a connection beyond `connections_max` is closed when it is accepted, and
+//! [`Protocol::accept`] may refuse one by its address. `targets/example` is a complete target in one file.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod connections;
+mod cores;
+mod devices;
+mod group;
+mod poller;
+mod protocol;
+mod publisher;
+mod request;
+
+pub use connections::{ConnectionEntry, Connections};
+pub use cores::{GroupWaker, ShellError, TargetCores};
+pub use devices::{CoreDevices, DeviceMap};
+pub use group::{ConnectionGroup, GroupLimits};
+pub use poller::{GroupPoller, PollGroup};
+pub use protocol::{
+    Accepted, CloseReason, IoContext, MoreToRead, Protocol, ProtocolConnection, TargetConfig,
+};
+pub use publisher::{NotApplied, Publisher, Subscription};
+pub use request::{NoAnswer, Request, Responder};
+
+/// Time that the control plane waits for a core to apply a change or to answer: thousands of polls.
+pub const CORE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);

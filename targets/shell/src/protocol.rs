@@ -1,0 +1,255 @@
+//! What a target implements: its protocol, once per core, and a connection of it.
+
+use std::fmt;
+use std::io;
+use std::sync::{Arc, LazyLock};
+
+use block_io::{Status, Tag};
+use dma::Pool;
+use sockets::{ByteStream, StreamAddress, TransferResult};
+
+use crate::connections::Connections;
+use crate::devices::{CoreDevices, DeviceMap};
+
+/// A target's protocol on one core: state that all connections of the core share.
+///
+/// The group owns it and lends it to connections ([`IoContext::protocol`]). Only [`accept`](Self::accept) is required;
+/// the other functions are called once a poll or less.
+pub trait Protocol: Sized + 'static {
+    /// Name of the poller in statistics and stall reports.
+    const NAME: &'static str;
+    /// Target of log lines: the flag that selects them.
+    const LOG_TARGET: &'static str = Self::NAME;
+
+    /// The configuration that is published to every core.
+    type Config: TargetConfig;
+    /// A connection.
+    type Connection: ProtocolConnection<Self>;
+    /// A violation of the protocol, or another reason of its own to close a connection; logged with the peer's address.
+    type Error: fmt::Display;
+
+    /// The state of a new connection. `None` closes it.
+    fn accept(
+        &mut self,
+        accepted: Accepted,
+        config: &Arc<Self::Config>,
+        now_ns: u64,
+    ) -> Option<Self::Connection>;
+
+    /// Applies a configuration to the connections. Channels to new devices are open; those of removed devices are
+    /// closed, and requests to them fail.
+    fn apply(
+        &mut self,
+        config: &Arc<Self::Config>,
+        connections: &mut Connections<Self::Connection>,
+        now_ns: u64,
+    ) {
+        let _ = (config, connections, now_ns);
+    }
+
+    /// Called first in each poll, for events from outside the connections. Returns their number.
+    #[inline]
+    fn begin_poll(&mut self, connections: &mut Connections<Self::Connection>, now_ns: u64) -> usize {
+        let _ = (connections, now_ns);
+        0
+    }
+
+    /// Called in each poll when device requests have been completed.
+    #[inline]
+    fn after_completions(&mut self, connections: &mut Connections<Self::Connection>) {
+        let _ = connections;
+    }
+
+    /// A connection of this target, on any core, has asked all others to be rechecked
+    /// ([`ProtocolConnection::take_recheck`]).
+    fn recheck(&mut self, connections: &mut Connections<Self::Connection>, now_ns: u64) {
+        let _ = (connections, now_ns);
+    }
+}
+
+/// A connection of a [`Protocol`], sans-IO but for the byte stream that it is lent.
+///
+/// [`receive`](Self::receive) and [`flush`](Self::flush) are required. The others have defaults for a protocol without
+/// device requests, timers or waiting; each is a few instructions at most and is called after the connection had work.
+pub trait ProtocolConnection<P: Protocol>: 'static {
+    /// Reads what has arrived, until the stream is blocked or for as long as is fair to others. `scratch` is the core's,
+    /// and its content is lost afterwards.
+    ///
+    /// # Errors
+    /// The connection is closed for this reason; what [`flush`](Self::flush) can send at once is sent first.
+    fn receive<S: ByteStream>(
+        &mut self,
+        stream: &mut S,
+        scratch: &mut [u8],
+        context: &mut IoContext<'_, P>,
+    ) -> Result<MoreToRead, CloseReason<P::Error>>;
+
+    /// Continues what [`wants_resume`](Self::wants_resume) or [`is_waiting`](Self::is_waiting) announced.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    fn resume(&mut self, context: &mut IoContext<'_, P>) -> Result<MoreToRead, CloseReason<P::Error>> {
+        let _ = context;
+        Ok(MoreToRead::No)
+    }
+
+    /// A device request has completed; `tag` is the one that it was submitted with. What it makes possible is submitted
+    /// in [`resume`](Self::resume).
+    fn complete(&mut self, tag: u32, completion: bdev::Completion) {
+        let _ = tag;
+        drop(completion);
+    }
+
+    /// Sends what is queued, as far as the stream takes it. A ready stream leads to [`receive`](Self::receive) and
+    /// then to this.
+    ///
+    /// # Errors
+    /// The connection is closed for this reason.
+    fn flush<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), CloseReason<P::Error>>;
+
+    /// Work can continue in the same poll, without an event.
+    #[inline]
+    fn wants_resume(&self) -> bool {
+        false
+    }
+
+    /// Something waits for what no event reports, as a buffer that another core frees: retried each millisecond.
+    #[inline]
+    fn is_waiting(&self) -> bool {
+        false
+    }
+
+    /// The connection accepts no more commands and closes when it [`is_drained`](Self::is_drained).
+    #[inline]
+    fn is_draining(&self) -> bool {
+        false
+    }
+
+    /// The target stops, or this connection's listener, peer or configuration is removed.
+    /// [`is_draining`](Self::is_draining) is true afterwards.
+    fn begin_drain(&mut self);
+
+    /// The commands in flight have completed and everything is sent.
+    fn is_drained(&self) -> bool {
+        true
+    }
+
+    /// When [`on_deadline`](Self::on_deadline) is due; `u64::MAX` for never.
+    #[inline]
+    fn deadline_ns(&self) -> u64 {
+        u64::MAX
+    }
+
+    /// The deadline has passed.
+    ///
+    /// # Errors
+    /// The connection is closed for this reason.
+    fn on_deadline(&mut self, now_ns: u64) -> Result<(), CloseReason<P::Error>> {
+        let _ = now_ns;
+        Ok(())
+    }
+
+    /// Whether the other connections of this target, on every core, have to be rechecked; asked once after each flush.
+    #[inline]
+    fn take_recheck(&mut self) -> bool {
+        false
+    }
+
+    /// The stream is closed. The connection itself stays until its device requests have completed. Returns whether the
+    /// other connections have to be rechecked, as [`take_recheck`](Self::take_recheck).
+    fn on_close(&mut self) -> bool {
+        false
+    }
+}
+
+/// The configuration of a target, as cores see it.
+pub trait TargetConfig: Default + Send + Sync + 'static {
+    /// The block devices that connections submit to. By default there are none.
+    fn devices(&self) -> &DeviceMap {
+        static NONE: LazyLock<DeviceMap> = LazyLock::new(DeviceMap::new);
+        &NONE
+    }
+}
+
+impl TargetConfig for () {}
+
+/// A connection that was accepted.
+#[derive(Clone, Debug)]
+pub struct Accepted {
+    /// The listener's identifier, from [`TargetCores::listen`](crate::TargetCores::listen).
+    pub portid: u16,
+    /// The local address.
+    pub local: StreamAddress,
+    /// The peer's address.
+    pub peer: StreamAddress,
+    /// Flow identifier for fair queueing between connections in the block device layer.
+    pub flow: u16,
+}
+
+/// Whether a connection has to be read again without a new event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MoreToRead {
+    /// The stream is blocked, or the connection does not read at present.
+    No,
+    /// More may be available.
+    Yes,
+}
+
+/// Why a connection is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CloseReason<E> {
+    /// The peer closed it.
+    Closed,
+    /// A socket operation failed.
+    Network(io::ErrorKind),
+    /// The protocol ends it. The only reason that is logged.
+    Protocol(E),
+    /// It is drained, or its drain took too long.
+    Drained,
+}
+
+impl<E> CloseReason<E> {
+    /// The number of bytes transferred; 0 if the stream is blocked.
+    ///
+    /// # Errors
+    /// The stream has ended or failed.
+    #[inline]
+    pub fn check(result: TransferResult) -> Result<usize, CloseReason<E>> {
+        match result {
+            TransferResult::Bytes(count) => Ok(count),
+            TransferResult::Blocked => Ok(0),
+            TransferResult::Closed => Err(CloseReason::Closed),
+            TransferResult::Failed(kind) => Err(CloseReason::Network(kind)),
+        }
+    }
+}
+
+/// What a group lends to a connection.
+pub struct IoContext<'a, P: Protocol> {
+    /// The core's buffers.
+    pub pool: &'a Pool,
+    /// The protocol's state of this core.
+    pub protocol: &'a mut P,
+    /// The configuration.
+    pub config: &'a Arc<P::Config>,
+    /// The time of this poll.
+    pub now_ns: u64,
+    pub(crate) devices: &'a mut CoreDevices,
+    pub(crate) outstanding_requests: &'a mut u32,
+    pub(crate) tag_base: u64,
+}
+
+impl<P: Protocol> IoContext<'_, P> {
+    /// Adds a request to the batch of the device with this key. Only the lower 32 bits of its tag are the protocol's.
+    ///
+    /// # Errors
+    /// The device was removed.
+    #[inline]
+    pub fn submit(&mut self, key: u32, mut request: bdev::Request) -> Result<(), Status> {
+        debug_assert!(request.tag.0 <= u64::from(u32::MAX), "tag {:#x} has more than 32 bits", request.tag.0);
+        request.tag = Tag(self.tag_base | request.tag.0);
+        self.devices.submit(key, request)?;
+        *self.outstanding_requests += 1;
+        Ok(())
+    }
+}
