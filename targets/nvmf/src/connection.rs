@@ -1,14 +1,16 @@
 //! One NVMe/TCP connection of the target: receives PDUs, submits requests to devices, sends PDUs.
 //!
 //! Sans-IO except for [`NvmfConnection::receive`] and [`NvmfConnection::flush`], which move bytes between
-//! the network and the state machine. The poll group lends its resources as [`ConnectionContext`].
+//! the stream and the state machine. The shell's group lends its resources as [`TcpContext`].
 
 use block_io::{Completion, Status};
+use nvme_controller::ControllerEvent;
 use nvme_controller::io::FusedPairing;
 use nvme_controller::reservation::{PendingCommands, PendingGuard};
 use nvme_tcp::{FlushStatus, PduReceiver, PduSender, ReceiveProgress, ReceiveStatus, receive_pdus};
 use slots::Slot;
-use sockets::{ConnectionId, Network};
+use sockets::ByteStream;
+use target_shell::{CloseReason, MoreToRead, ProtocolConnection};
 use wire_nvme::Cqe;
 use wire_nvme::digest::crc32c;
 use wire_nvme::tcp::{
@@ -16,9 +18,9 @@ use wire_nvme::tcp::{
 };
 
 use crate::command::{CommandData, CommandState, CommandTable, NvmfCommand};
-use crate::group::ConnectionContext;
 use crate::handler::PduHandler;
 use crate::queue::ConnectionRole;
+use crate::tcp::{TcpContext, TcpError, TcpProtocol};
 
 /// Maximum time to drain the commands in flight before a queue is closed. Far below the time that hosts wait
 /// for a controller to become ready (CAP.TO).
@@ -27,12 +29,11 @@ pub(crate) const DRAIN_TIMEOUT_NS: u64 = 3_000_000_000;
 /// An NVMe/TCP connection, which carries one queue pair.
 ///
 /// It owns the PDU parser and, in [`ConnectionState`], the commands in flight with their buffers and the
-/// PDUs to send. Its poll group calls [`receive`](Self::receive) when data arrives, [`resume`](Self::resume)
+/// PDUs to send. The shell calls [`receive`](Self::receive) when data arrives, [`resume`](Self::resume)
 /// when commands wait for buffers, [`ConnectionState::complete`] for each completed device request, and
 /// [`flush`](Self::flush) once per poll. The parser and the rest are separate structs because the parser
 /// calls back into the state. A read or write allocates nothing unless no buffer is available.
 pub(crate) struct NvmfConnection {
-    pub(crate) id: ConnectionId,
     pub(crate) receiver: PduReceiver,
     pub(crate) state: ConnectionState,
 }
@@ -46,8 +47,6 @@ pub(crate) struct ConnectionState {
     pub(crate) send_framing: Framing,
     pub(crate) receive_framing: Framing,
     pub(crate) incoming_pdu: IncomingPdu,
-    /// Bits 63:32 of the tags of this connection's requests: the index and generation of its slot in the group.
-    pub(crate) tag_base: u64,
     /// Flow identifier for fair queueing in the block device layer.
     pub(crate) flow: u16,
     /// The listener that accepted it.
@@ -56,8 +55,6 @@ pub(crate) struct ConnectionState {
     pub(crate) peer: std::net::SocketAddr,
     /// Deadline of ICReq, then of Connect.
     pub(crate) handshake_deadline_ns: u64,
-    /// The socket's send buffer is full.
-    pub(crate) send_blocked: bool,
     /// Submission queue entries, and the submission queue head that is reported in SQHD.
     pub(crate) sq_entries: u32,
     pub(crate) sq_head: u16,
@@ -76,9 +73,8 @@ pub(crate) struct ConnectionState {
     /// Reservation commands of other hosts wait for the outstanding device requests of this connection. No
     /// commands are accepted until those complete.
     pub(crate) drain_guards: Vec<PendingGuard>,
-    /// Set when the connection drains: it accepts no commands, and closes when those in flight have completed,
-    /// or at this time.
-    pub(crate) drain_deadline_ns: Option<u64>,
+    /// The connection drains: it accepts no commands, and closes when those in flight have completed.
+    pub(crate) draining: bool,
     /// The host sent H2CTermReq. The role stays until the connection closes: an I/O queue identifier is in use
     /// while device requests are outstanding, and an admin queue closes its I/O queues.
     pub(crate) terminated: bool,
@@ -111,81 +107,76 @@ pub(crate) struct QueueCounters {
     pub(crate) errors: u64,
 }
 
-/// Why a connection is closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CloseReason {
-    /// The host closed the connection.
-    Closed,
-    /// A socket operation failed.
-    Network(std::io::ErrorKind),
-    /// The host violated the protocol.
-    Protocol(FatalError),
-    /// The host sent H2CTermReq.
-    Terminated,
-    /// The handshake timed out.
-    Timeout,
-    /// The target closes it: its controller is gone, its host or listener was removed, or the target stops.
-    Controller,
-}
-
-impl CloseReason {
-    /// The text to log; `None` for reasons that are normal.
-    pub(crate) fn log_message(self) -> Option<String> {
-        match self {
-            CloseReason::Protocol(fatal) => {
-                Some(format!("violated the protocol: {:?} at {:#x}", fatal.status, fatal.information))
-            }
-            CloseReason::Timeout => Some("the handshake timed out".into()),
-            CloseReason::Closed
-            | CloseReason::Network(_)
-            | CloseReason::Terminated
-            | CloseReason::Controller => None,
-        }
-    }
-}
-
-impl NvmfConnection {
-    /// Receives and processes PDUs. `Ok(true)` if more data may be available.
-    pub(crate) fn receive<N: Network>(
+impl ProtocolConnection<TcpProtocol> for NvmfConnection {
+    /// Receives and processes PDUs.
+    #[inline]
+    fn receive<S: ByteStream>(
         &mut self,
-        network: &mut N,
-        context: &mut ConnectionContext<'_>,
+        stream: &mut S,
         scratch: &mut [u8],
-    ) -> Result<bool, CloseReason> {
-        self.state.send_blocked = false;
-        let NvmfConnection { id, receiver, state } = self;
-        let pumped =
-            receive_pdus(receiver, &mut PduHandler { state, context }, &mut network.stream(*id), scratch);
+        context: &mut TcpContext<'_>,
+    ) -> Result<MoreToRead, CloseReason<TcpError>> {
+        let NvmfConnection { receiver, state } = self;
+        let pumped = receive_pdus(receiver, &mut PduHandler { state, context }, stream, scratch);
         self.after(pumped)
     }
 
-    /// Retries ready Copy commands, deferred commands and a capsule that was not accepted. `Ok(true)` if more
-    /// data may be available.
-    pub(crate) fn resume(&mut self, context: &mut ConnectionContext<'_>) -> Result<bool, CloseReason> {
-        let NvmfConnection { receiver, state, .. } = self;
+    /// Retries ready Copy commands, deferred commands and a capsule that was not accepted.
+    fn resume(&mut self, context: &mut TcpContext<'_>) -> Result<MoreToRead, CloseReason<TcpError>> {
+        let NvmfConnection { receiver, state } = self;
         let mut handler = PduHandler { state, context };
         handler.advance_copies();
         handler.retry_deferred();
         if !receiver.is_waiting() {
-            return Ok(false);
+            return Ok(MoreToRead::No);
         }
         match receiver.resume(&mut handler) {
             Ok(ReceiveProgress::Ready) => self.after(Ok(ReceiveStatus::More)),
-            Ok(ReceiveProgress::Waiting) => Ok(false),
+            Ok(ReceiveProgress::Waiting) => Ok(MoreToRead::No),
             Err(fatal) => self.after(Err(fatal)),
         }
     }
 
+    #[inline]
+    fn complete(&mut self, _tag: u32, completion: Completion<dma::Data>) {
+        self.state.complete(completion);
+    }
+
+    /// Sends queued PDUs until the socket's buffer is full.
+    #[inline]
+    fn flush<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), CloseReason<TcpError>> {
+        match self.state.sender.flush(stream, &mut self.state.commands) {
+            FlushStatus::Empty | FlushStatus::Blocked => Ok(()),
+            FlushStatus::Failed(kind) => Err(CloseReason::Network(kind)),
+        }
+    }
+
+    /// A Copy command's next piece can start.
+    #[inline]
+    fn wants_resume(&self) -> bool {
+        !self.state.ready_copies.is_empty()
+    }
+
     /// A capsule was not accepted, or a command waits for a buffer.
-    pub(crate) fn is_waiting(&self) -> bool {
+    #[inline]
+    fn is_waiting(&self) -> bool {
         self.receiver.is_waiting() || !self.state.deferred.is_empty()
     }
 
-    /// Whether a draining connection has completed its commands and sent everything.
+    fn begin_drain(&mut self) {
+        self.state.begin_drain();
+    }
+
+    #[inline]
+    fn is_draining(&self) -> bool {
+        self.state.draining
+    }
+
+    /// Whether the commands have completed and everything is sent.
     ///
     /// The drain does not wait for Asynchronous Event Requests, nor for data behind a capsule that is not
     /// accepted any more. The admin queue closes last: a host that sees it close gives up its I/O queues.
-    pub(crate) fn is_drained(&self) -> bool {
+    fn is_drained(&self) -> bool {
         let ConnectionState { role, commands, sender, .. } = &self.state;
         let may_close = match role {
             ConnectionRole::Admin(controller) => controller.association().queues().is_empty(),
@@ -194,20 +185,96 @@ impl NvmfConnection {
         may_close && sender.is_empty() && !commands.has_pending(self.receiver.is_waiting())
     }
 
-    fn after(&mut self, pumped: Result<ReceiveStatus, FatalError>) -> Result<bool, CloseReason> {
+    /// The timeout of the handshake or of Keep Alive.
+    #[inline]
+    fn deadline_ns(&self) -> u64 {
+        match &self.state.role {
+            ConnectionRole::Admin(controller) => controller.deadline().unwrap_or(u64::MAX),
+            ConnectionRole::AwaitingIcReq | ConnectionRole::AwaitingConnect => {
+                self.state.handshake_deadline_ns
+            }
+            _ => u64::MAX,
+        }
+    }
+
+    fn on_deadline(&mut self, now_ns: u64) -> Result<(), CloseReason<TcpError>> {
+        if matches!(self.state.role, ConnectionRole::Admin(_)) {
+            self.state.controller_event(ControllerEvent::Tick, now_ns);
+            return Ok(());
+        }
+        Err(CloseReason::Protocol(TcpError::HandshakeTimeout))
+    }
+
+    /// The controller is gone, and its I/O queues with it.
+    #[inline]
+    fn take_recheck(&mut self) -> bool {
+        std::mem::take(&mut self.state.close_io_queues)
+    }
+
+    /// A controller ends with its admin queue, and its I/O queues end with the controller. An I/O queue keeps its
+    /// identifier until outstanding device requests complete.
+    fn on_close(&mut self) -> bool {
+        let was_admin = matches!(self.state.role, ConnectionRole::Admin(_));
+        if was_admin {
+            self.state.role = ConnectionRole::Closed;
+        }
+        was_admin
+    }
+}
+
+impl NvmfConnection {
+    pub(crate) fn new(
+        port: nvme_controller::SubsystemPort,
+        peer: std::net::SocketAddr,
+        flow: u16,
+        handshake_deadline_ns: u64,
+    ) -> NvmfConnection {
+        let state = ConnectionState {
+            role: ConnectionRole::AwaitingIcReq,
+            // Before Connect completes, one command at a time.
+            commands: CommandTable::new(1),
+            sender: PduSender::default(),
+            send_framing: Framing::PLAIN,
+            receive_framing: Framing::PLAIN,
+            incoming_pdu: IncomingPdu::None,
+            flow,
+            port,
+            peer,
+            handshake_deadline_ns,
+            sq_entries: 1,
+            sq_head: 0,
+            sq_flow_control_disabled: false,
+            c2h_success: false,
+            deferred: std::collections::VecDeque::new(),
+            pairing: FusedPairing::None,
+            ready_copies: Vec::new(),
+            pending_reservations: PendingCommands::default(),
+            drain_guards: Vec::new(),
+            draining: false,
+            terminated: false,
+            close_io_queues: false,
+            stats: QueueCounters::default(),
+        };
+        NvmfConnection { receiver: PduReceiver::default(), state }
+    }
+
+    fn after(
+        &mut self,
+        pumped: Result<ReceiveStatus, FatalError>,
+    ) -> Result<MoreToRead, CloseReason<TcpError>> {
         // ICReq changes the framing of both directions, and is processed before the next PDU.
         self.receiver.set_framing(self.state.receive_framing);
         if self.state.terminated {
-            return Err(CloseReason::Terminated);
+            return Err(CloseReason::Closed);
         }
         match pumped {
-            Ok(ReceiveStatus::Drained | ReceiveStatus::Waiting) => Ok(false),
-            Ok(ReceiveStatus::More) => Ok(true),
+            Ok(ReceiveStatus::Drained | ReceiveStatus::Waiting) => Ok(MoreToRead::No),
+            Ok(ReceiveStatus::More) => Ok(MoreToRead::Yes),
             Ok(ReceiveStatus::Closed) => Err(CloseReason::Closed),
             Ok(ReceiveStatus::Failed(kind)) => Err(CloseReason::Network(kind)),
             Err(fatal) => {
                 self.terminate(fatal);
-                Err(CloseReason::Protocol(fatal))
+                Err(CloseReason::Protocol(TcpError::Violation(fatal)))
             }
         }
     }
@@ -219,18 +286,6 @@ impl NvmfConnection {
         let length = term.encode(self.receiver.failed_header(), &mut pdu);
         self.state.sender.push_bytes(&pdu[..length]);
     }
-
-    /// Sends queued PDUs until the socket's buffer is full.
-    #[inline]
-    pub(crate) fn flush<N: Network>(&mut self, network: &mut N) -> Result<(), CloseReason> {
-        let state = &mut self.state;
-        match state.sender.flush(&mut network.stream(self.id), &mut state.commands) {
-            FlushStatus::Empty => state.send_blocked = false,
-            FlushStatus::Blocked => state.send_blocked = true,
-            FlushStatus::Failed(kind) => return Err(CloseReason::Network(kind)),
-        }
-        Ok(())
-    }
 }
 
 impl ConnectionState {
@@ -238,7 +293,7 @@ impl ConnectionState {
     #[inline]
     pub(crate) fn tag(&self, slot: Slot) -> block_io::Tag {
         let generation = slot.to_bits() >> 32 & 0xffff;
-        block_io::Tag(self.tag_base | generation << 16 | u64::from(slot.index()))
+        block_io::Tag(generation << 16 | u64::from(slot.index()))
     }
 
     /// The command of a tag; `None` if the tag is stale.
@@ -251,13 +306,13 @@ impl ConnectionState {
     /// Whether new commands are not accepted: the connection drains, or a reservation change waits for it.
     #[inline]
     pub(crate) fn is_quiesced(&self) -> bool {
-        self.drain_deadline_ns.is_some() || !self.drain_guards.is_empty()
+        self.draining || !self.drain_guards.is_empty()
     }
 
     /// Starts to drain: accepts no more commands, and closes when those in flight have completed or after
     /// [`DRAIN_TIMEOUT_NS`].
-    pub(crate) fn begin_drain(&mut self, now_ns: u64) {
-        self.drain_deadline_ns.get_or_insert(now_ns.saturating_add(DRAIN_TIMEOUT_NS));
+    pub(crate) fn begin_drain(&mut self) {
+        self.draining = true;
     }
 
     /// Completes pending reservation commands that no longer wait for anything.

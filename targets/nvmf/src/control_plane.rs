@@ -5,7 +5,6 @@ mod info;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use bdev::{Access, Descriptor, DeviceEvent, Registry, Uuid};
@@ -15,27 +14,28 @@ use nvme_controller::{
     AllowedHosts, ControllerDirectory, DiscoveryLog, DiscoveryRecord, Subsystem, SubsystemListener,
     SubsystemNamespace,
 };
-use reactor::{MailboxSender, Period, ReactorHandle};
-use sockets::Sockets;
+use reactor::{Core, MailboxSender, Period, ReactorHandle};
+use target_shell::{
+    CORE_TIMEOUT, GroupLimits, GroupPoller, GroupWaker, Publisher, Request, Responder, ShellError,
+    TargetCores,
+};
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::SubsystemType;
 
 use crate::address::{ListenAddress, transport_address};
+use crate::connection::DRAIN_TIMEOUT_NS;
 use crate::failure::NvmfTargetError;
-use crate::group::{GroupStatus, TcpGroupMessage, TcpPollGroup};
-use crate::group_poller::GroupPoller;
 use crate::limits::TcpTransportConfig;
 use crate::ptpl::{self, PtplError, PtplWriter};
 use crate::snapshot::ConfigSnapshot;
+use crate::tcp::TcpProtocol;
 use crate::vfio_user::{self, VfioUserConfig, VfioUserFault};
 
 pub use info::{QpairInfo, SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo, TargetStats};
 
-type GroupSender = MailboxSender<TcpGroupMessage<sockets::SocketStream>>;
-
 /// Name under which the target claims its block devices.
 const CLAIM: &str = "NVMe-oF Target";
-/// Messages that a poll group's mailbox holds.
+/// Messages that the mailbox of a vfio-user poll group holds.
 const MESSAGES_MAX: usize = 1024;
 
 /// The control plane of the NVMe-oF target, shared by all transports.
@@ -54,6 +54,7 @@ struct TargetInner {
     registry: Registry,
     remotes: Vec<ReactorHandle>,
     directory: Arc<ControllerDirectory>,
+    publisher: Publisher<ConfigSnapshot>,
     state: Mutex<TargetState>,
     subscription: Mutex<Option<bdev::SubscriptionId>>,
 }
@@ -74,7 +75,7 @@ struct TargetState {
 
 struct TcpTransport {
     config: TcpTransportConfig,
-    groups: Vec<GroupSender>,
+    cores: TargetCores<TcpProtocol>,
 }
 
 struct VfioUserTransport {
@@ -175,6 +176,7 @@ impl NvmfTarget {
             registry,
             remotes: reactors.to_vec(),
             directory: Arc::new(ControllerDirectory::new()),
+            publisher: Publisher::default(),
             state: Mutex::default(),
             subscription: Mutex::new(None),
         });
@@ -198,27 +200,16 @@ impl NvmfTarget {
         if state.transport.is_some() {
             return Err(NvmfTargetError::TransportExists("TCP"));
         }
-        let statuses: Arc<[GroupStatus]> = self.0.remotes.iter().map(|_| GroupStatus::default()).collect();
-        let mut groups = Vec::new();
-        for remote in &self.0.remotes {
-            let (limits, directory, statuses) = (limits.clone(), self.0.directory.clone(), statuses.clone());
-            let sender = remote.call(move |core| {
-                let (sender, messages) = core.mailbox(MESSAGES_MAX);
-                let network = Sockets::new(core.event_loop()).with_busy_poll(core.spins());
-                let (wake, notifiers) = (sender.clone(), directory.clone());
-                let mut group = TcpPollGroup::new(core, network, limits, directory, statuses, messages);
-                // A group with a full mailbox is awake anyway: the message may be lost.
-                group.notifier =
-                    Some(notifiers.add_notifier(Box::new(move || _ = wake.send(TcpGroupMessage::Recheck))));
-                core.add_poller(Box::new(GroupPoller { core: core.clone(), group }), Period::EveryTurn);
-                sender
-            });
-            groups.push(sender.map_err(|_| NvmfTargetError::Stopping)?);
-        }
-        for group in &groups {
-            send(group, TcpGroupMessage::Peers(groups.clone()))?;
-        }
-        state.transport = Some(TcpTransport { config, groups });
+        let group_limits =
+            GroupLimits { connections_max: limits.connections_max, drain_timeout_ns: DRAIN_TIMEOUT_NS };
+        let directory = self.0.directory.clone();
+        let protocol = move |_: &Core, waker: &GroupWaker| {
+            let waker = waker.clone();
+            let notifier = directory.add_notifier(Box::new(move || waker.wake()));
+            TcpProtocol::new(limits.clone(), directory.clone(), Some(notifier))
+        };
+        let cores = TargetCores::start(&self.0.remotes, &self.0.publisher, group_limits, protocol)?;
+        state.transport = Some(TcpTransport { config, cores });
         self.publish(&mut state)
     }
 
@@ -234,14 +225,19 @@ impl NvmfTarget {
         }
         let mut groups = Vec::new();
         for remote in &self.0.remotes {
-            let (limits, directory) = (limits.clone(), self.0.directory.clone());
+            let (limits, directory, publisher) =
+                (limits.clone(), self.0.directory.clone(), self.0.publisher.clone());
             let sender = remote.call(move |core| {
                 let (sender, messages) = core.mailbox(MESSAGES_MAX);
                 let shared = vfio_user::VfioUserShared { limits, directory, snapshot: Arc::default() };
                 let sender_to_self = sender.clone();
                 let wake = Box::new(move || _ = sender_to_self.send(vfio_user::VfioUserGroupMessage::Wake));
                 let notifier = shared.directory.add_notifier(wake);
-                let group = vfio_user::VfioUserPollGroup::new(core, shared, messages, notifier);
+                let woken = sender.clone();
+                // A group with a full mailbox is awake anyway: the message may be lost.
+                let wake = move || _ = woken.send(vfio_user::VfioUserGroupMessage::Wake);
+                let subscription = publisher.subscribe(core.index(), wake);
+                let group = vfio_user::VfioUserPollGroup::new(core, shared, messages, subscription, notifier);
                 let poller = GroupPoller { core: core.clone(), group };
                 core.add_poller(Box::new(poller), Period::EveryTurn);
                 sender
@@ -268,10 +264,11 @@ impl NvmfTarget {
             || NvmfTargetError::Parameter(format!("no client is connected at {}", address.traddr));
         let port = state.ports.iter().find(|port| port.address == address).ok_or_else(not_connected)?;
         let transport = state.vfio_user.as_ref().ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
-        let (reply, outcome) = sync_channel(1);
-        let message = vfio_user::VfioUserGroupMessage::Inject { portid: port.portid, fault, reply };
-        send(&transport.groups[port.group], message)?;
-        if wait(&outcome)? { Ok(()) } else { Err(not_connected()) }
+        let portid = port.portid;
+        let is_connected = transport.ask(port.group, |responder| {
+            vfio_user::VfioUserGroupMessage::Inject { portid, fault, responder }
+        })?;
+        if is_connected { Ok(()) } else { Err(not_connected()) }
     }
 
     /// Options of the TCP transport; empty before it is created.
@@ -427,11 +424,7 @@ impl NvmfTarget {
             None => {
                 let portid = state.last_portid.wrapping_add(1).max(1);
                 let transport = state.transport.as_ref().ok_or(NvmfTargetError::NoTransport("TCP"))?;
-                let (reply, outcome) = sync_channel(1);
-                let first = transport.groups.first().ok_or(NvmfTargetError::NoTransport("TCP"))?;
-                send(first, TcpGroupMessage::Listen { address: socket, portid, reply })?;
-                let bound = wait(&outcome)?;
-                let bound = bound.map_err(|error| NvmfTargetError::Listen(socket.to_string(), error))?;
+                let bound = transport.cores.listen(&socket.into(), portid)?.tcp().unwrap_or(socket);
                 state.last_portid = portid;
                 state.ports.push(ListenPort { portid, address: ListenAddress::from_socket(bound), group: 0 });
                 portid
@@ -468,7 +461,6 @@ impl NvmfTarget {
         };
         let group = (0..transport.groups.len()).min_by_key(load);
         let group = group.ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
-        let sender = transport.groups[group].clone();
         // The subsystem must list the port before the first client connects.
         state.last_portid = portid;
         state.ports.push(ListenPort { portid, address: address.clone(), group });
@@ -478,13 +470,15 @@ impl NvmfTarget {
                 .change(|subsystem| subsystem.listeners.push(SubsystemListener { portid, ana: Vec::new() }));
         }
         self.publish(&mut state)?;
-        let (reply, outcome) = sync_channel(1);
-        let directory = address.traddr.clone();
-        send(
-            &sender,
-            vfio_user::VfioUserGroupMessage::Listen { directory, nqn: nqn.clone(), portid, reply },
-        )?;
-        if let Err(error) = wait(&outcome)? {
+        let transport = state.vfio_user.as_ref().ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
+        let (directory, subnqn) = (address.traddr.clone(), nqn.clone());
+        let listening = transport.ask(group, |responder| vfio_user::VfioUserGroupMessage::Listen {
+            directory,
+            nqn: subnqn,
+            portid,
+            responder,
+        })?;
+        if let Err(error) = listening {
             state.ports.retain(|port| port.portid != portid);
             if let Some(configured) = state.subsystems.get_mut(&nqn) {
                 configured.listeners.retain(|listener| *listener != address);
@@ -524,9 +518,10 @@ impl NvmfTarget {
         let ListenPort { portid, group, .. } = state.ports.remove(position);
         if address.is_vfio_user() {
             if let Some(transport) = &state.vfio_user {
-                let (reply, outcome) = sync_channel(1);
-                send(&transport.groups[group], vfio_user::VfioUserGroupMessage::Unlisten { portid, reply })?;
-                wait(&outcome)?;
+                transport.ask(group, |responder| vfio_user::VfioUserGroupMessage::Unlisten {
+                    portid,
+                    responder,
+                })?;
             }
         } else {
             unlisten(state, portid)?;
@@ -660,22 +655,8 @@ impl NvmfTarget {
                 }
             }
         }
-        let snapshot = Arc::new(snapshot);
-        let mut outcomes = Vec::new();
-        for group in state.transport.iter().flat_map(|transport| &transport.groups) {
-            let (reply, outcome) = sync_channel(1);
-            send(group, TcpGroupMessage::Apply(snapshot.clone(), reply))?;
-            outcomes.push(outcome);
-        }
-        for group in state.vfio_user.iter().flat_map(|transport| &transport.groups) {
-            let (reply, outcome) = sync_channel(1);
-            send(group, vfio_user::VfioUserGroupMessage::Apply(snapshot.clone(), reply))?;
-            outcomes.push(outcome);
-        }
-        for outcome in &outcomes {
-            wait(outcome)?;
-        }
-        Ok(())
+        let generation = self.0.publisher.publish(Arc::new(snapshot));
+        self.0.publisher.wait_applied(generation, CORE_TIMEOUT).map_err(|_| NvmfTargetError::Stopping)
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, TargetState>, NvmfTargetError> {
@@ -810,22 +791,22 @@ fn check_text(name: &str, text: &str, max: usize) -> Result<(), NvmfTargetError>
     Err(NvmfTargetError::Parameter(format!("{name} '{text}' is not 1 to {max} printable ASCII characters")))
 }
 
-/// Closes a TCP port. The first group owns all TCP listeners.
+/// Closes a TCP port.
 fn unlisten(state: &TargetState, portid: u16) -> Result<(), NvmfTargetError> {
-    let Some(first) = state.transport.as_ref().and_then(|transport| transport.groups.first()) else {
-        return Ok(());
-    };
-    let (reply, outcome) = sync_channel(1);
-    send(first, TcpGroupMessage::Unlisten { portid, reply })?;
-    wait(&outcome)
+    let Some(transport) = &state.transport else { return Ok(()) };
+    Ok(transport.cores.unlisten(Some(portid))?)
 }
 
-fn send<M>(group: &MailboxSender<M>, message: M) -> Result<(), NvmfTargetError> {
-    group.send(message).map_err(|_| NvmfTargetError::Stopping)
-}
-
-/// Waits for a group's reply. A group that has stopped drops the message, which is `Stopping`.
-fn wait<T>(outcome: &Receiver<T>) -> Result<T, NvmfTargetError> {
-    // A reactor that is stopping may leave the message unread. Two seconds are thousands of poll iterations.
-    outcome.recv_timeout(std::time::Duration::from_secs(2)).map_err(|_| NvmfTargetError::Stopping)
+impl VfioUserTransport {
+    /// Sends a request to a group and waits for the answer.
+    fn ask<T>(
+        &self,
+        group: usize,
+        message: impl FnOnce(Responder<T>) -> vfio_user::VfioUserGroupMessage,
+    ) -> Result<T, NvmfTargetError> {
+        let (request, responder) = Request::new();
+        let sent = self.groups[group].send(message(responder));
+        sent.map_err(|_| ShellError::Unresponsive(group))?;
+        Ok(request.wait(CORE_TIMEOUT).map_err(|error| ShellError::of(group, error))?)
+    }
 }

@@ -88,7 +88,7 @@ impl PduHandler<'_, '_> {
         }
         let held_bytes = self.state.commands.buffer_bytes;
         // One command always fits, so that every deferred command is served.
-        if held_bytes > 0 && held_bytes + bytes as usize > self.context.shared.limits.connection_bytes_max {
+        if held_bytes > 0 && held_bytes + bytes as usize > self.context.protocol.limits.connection_bytes_max {
             return None;
         }
         let buffer = self.context.pool.take(bytes as usize)?;
@@ -215,7 +215,7 @@ impl PduHandler<'_, '_> {
             Planned::NoOp => self.state.finish(slot, Status::SUCCESS, 0),
             Planned::Disconnect => {
                 self.state.finish(slot, Status::SUCCESS, 0);
-                self.state.begin_drain(self.context.now_ns);
+                self.state.begin_drain();
             }
             Planned::Write | Planned::Compare => {
                 let backend = queue.namespaces.entry(plan).backend;
@@ -402,13 +402,13 @@ impl PduHandler<'_, '_> {
         let CommandData::Bytes(data) = self.state.commands.take_data(slot) else {
             return self.state.finish(slot, Status::DATA_SGL_LENGTH_INVALID, 0);
         };
-        let shared = self.context.shared;
+        let (shared, config) = (&*self.context.protocol, self.context.config);
         let context = nvme_controller::ConnectContext {
             directory: &shared.directory,
             limits: &shared.limits.controller,
             port: self.state.port.clone(),
         };
-        let connected = nvme_controller::connect(sqe, &data, &context, |nqn| shared.snapshot.subsystem(nqn));
+        let connected = nvme_controller::connect(sqe, &data, &context, |nqn| config.subsystem(nqn));
         match connected {
             Err(error) => self.state.finish(slot, error.status, error.result),
             Ok(connected) => {
@@ -427,7 +427,7 @@ impl PduHandler<'_, '_> {
                 self.state.role = match connected {
                     ConnectOk::Admin(admin) => {
                         let limits = std::sync::Arc::new(shared.limits.controller.clone());
-                        let discovery = shared.snapshot.discovery.clone();
+                        let discovery = config.discovery.clone();
                         let controller = Controller::new(admin, limits, discovery, self.context.now_ns);
                         ConnectionRole::Admin(Box::new(controller))
                     }
@@ -461,7 +461,7 @@ impl PduHandler<'_, '_> {
             && GetLogPage::from_sqe(&sqe).lid == LogId::Health.to_wire()
             && let ConnectionRole::Admin(controller) = &self.state.role
         {
-            let health = self.context.shared.snapshot.health(controller.subsystem());
+            let health = self.context.config.health(controller.subsystem());
             self.state.controller_event(ControllerEvent::Health(health), now_ns);
         }
         self.state.controller_event(ControllerEvent::Command { sqe: &sqe, data: data.as_slice() }, now_ns);
@@ -490,7 +490,7 @@ impl crate::connection::ConnectionState {
                     }
                 }
                 ControllerAction::CloseIoQueues => self.close_io_queues = true,
-                ControllerAction::Terminate(_) => self.begin_drain(now_ns),
+                ControllerAction::Terminate(_) => self.begin_drain(),
             }
         }
     }

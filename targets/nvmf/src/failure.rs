@@ -1,6 +1,7 @@
 //! Errors of the control plane.
 
 use bdev::BdevError;
+use target_shell::ShellError;
 
 use crate::ptpl::PtplError;
 
@@ -61,4 +62,13 @@ pub enum NvmfTargetError {
     /// The target was shut down or a reactor has stopped.
     #[error("the target is stopping")]
     Stopping,
+}
+
+impl From<ShellError> for NvmfTargetError {
+    fn from(error: ShellError) -> NvmfTargetError {
+        match error {
+            ShellError::Listen(address, error) => NvmfTargetError::Listen(address.to_string(), error),
+            ShellError::Stopped(_) | ShellError::Unresponsive(_) => NvmfTargetError::Stopping,
+        }
+    }
 }

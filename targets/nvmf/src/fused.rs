@@ -205,7 +205,7 @@ impl PduHandler<'_, '_> {
     /// Takes a buffer for each and copies the data into it: both or none.
     fn take_both_buffers(&mut self, first: Slot, second: Slot) -> Option<[Buffer; 2]> {
         let length = self.state.commands.get_mut(first)?.length;
-        let bytes_max = self.context.shared.limits.connection_bytes_max;
+        let bytes_max = self.context.protocol.limits.connection_bytes_max;
         let held_bytes = self.state.commands.buffer_bytes;
         let fits = held_bytes == 0 || held_bytes + 2 * length as usize <= bytes_max;
         if !self.state.deferred.is_empty() || !fits {

@@ -17,13 +17,13 @@ use wire_nvme::tcp::{
 
 use crate::command::{CommandData, CommandState};
 use crate::connection::{ConnectionState, IncomingPdu};
-use crate::group::ConnectionContext;
 use crate::queue::ConnectionRole;
+use crate::tcp::TcpContext;
 
 /// A connection while received data is processed, with the resources that its poll group lends it.
 pub(crate) struct PduHandler<'a, 'b> {
     pub(crate) state: &'a mut ConnectionState,
-    pub(crate) context: &'a mut ConnectionContext<'b>,
+    pub(crate) context: &'a mut TcpContext<'b>,
 }
 
 /// Connect has 1024 bytes of data; before Connect no larger capsule is accepted.
@@ -99,7 +99,7 @@ impl PduHandler<'_, '_> {
     /// Answers ICReq and negotiates digests, alignment and MAXH2CDATA (TCP 1.0, section 3.5.1).
     fn initialize(&mut self, header: &[u8; IC_SIZE]) -> Result<DataPlacement, FatalError> {
         let request = IcReq::decode(header)?;
-        let limits = &self.context.shared.limits;
+        let limits = &self.context.protocol.limits;
         let response = IcResp {
             controller_data_alignment_bytes: 4,
             header_digest: request.header_digest && limits.header_digest,
@@ -154,7 +154,7 @@ impl PduHandler<'_, '_> {
             ConnectionRole::AwaitingConnect => BEFORE_CONNECT_BYTES_MAX,
             // Hosts may assume 8192 for the admin queue (TCP 1.0, section 3.3.2.2).
             ConnectionRole::Admin(_) => 8192,
-            _ => self.context.shared.limits.controller.in_capsule_bytes.max(BEFORE_CONNECT_BYTES_MAX),
+            _ => self.context.protocol.limits.controller.in_capsule_bytes.max(BEFORE_CONNECT_BYTES_MAX),
         }
     }
 
@@ -209,7 +209,7 @@ impl PduHandler<'_, '_> {
 
     /// H2CData in response to an R2T (TCP 1.0, section 3.3.2.2).
     fn h2c_data(&mut self, pdu: &H2cData, layout: &PduLayout) -> Result<DataPlacement, FatalError> {
-        let limits = &self.context.shared.limits.controller;
+        let limits = &self.context.protocol.limits.controller;
         let Some((slot, command)) = self.state.commands.by_index(pdu.ttag.into()) else {
             return Err(FatalError::field(10));
         };

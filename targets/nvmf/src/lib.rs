@@ -31,14 +31,13 @@ mod control_plane;
 mod execute;
 mod failure;
 mod fused;
-mod group;
-mod group_poller;
 mod handler;
 mod limits;
 mod ptpl;
 mod queue;
 pub mod rpc;
 mod snapshot;
+mod tcp;
 mod vfio_user;
 
 pub use address::ListenAddress;
@@ -47,8 +46,8 @@ pub use control_plane::{
     TargetNamespaceInfo, TargetStats,
 };
 pub use failure::NvmfTargetError;
-#[cfg(any(test, fuzzing))]
-pub use group::simulated;
 pub use limits::TcpTransportConfig;
 pub use ptpl::PtplError;
+#[cfg(any(test, fuzzing))]
+pub use tcp::simulated;
 pub use vfio_user::{VfioUserConfig, VfioUserFault};

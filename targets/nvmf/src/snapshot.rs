@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use bdev::Descriptor;
 use block_io::Op;
 use nvme_controller::{DiscoveryLog, HealthCounters, Subsystem};
+use target_shell::{DeviceMap, TargetConfig};
 use wire_nvme::fabrics::Nqn;
 
 /// An immutable snapshot of the whole configuration. Every change publishes a new one to all poll groups.
@@ -13,8 +13,14 @@ use wire_nvme::fabrics::Nqn;
 pub(crate) struct ConfigSnapshot {
     pub(crate) subsystems: HashMap<Nqn, Arc<Subsystem>>,
     /// The block devices of namespaces, by `Namespace::backend`.
-    pub(crate) devices: HashMap<u32, Arc<Descriptor>>,
+    pub(crate) devices: DeviceMap,
     pub(crate) discovery: Arc<DiscoveryLog>,
+}
+
+impl TargetConfig for ConfigSnapshot {
+    fn devices(&self) -> &DeviceMap {
+        &self.devices
+    }
 }
 
 impl ConfigSnapshot {

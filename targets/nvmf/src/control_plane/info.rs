@@ -1,9 +1,7 @@
 //! Read-only queries for the management interface (RPC).
 
-use std::sync::mpsc::sync_channel;
-
-use super::{ListenAddress, NvmfTarget, Uuid, send, wait};
-use crate::group::{ConnectionReport, TcpGroupMessage};
+use super::{ListenAddress, NvmfTarget, Uuid};
+use crate::tcp::{self, ConnectionReport};
 use crate::vfio_user;
 
 /// A subsystem as it is configured.
@@ -192,9 +190,11 @@ impl NvmfTarget {
             return Err(super::no_subsystem(&nqn));
         }
         let reports = self.reports()?;
-        let in_subsystem = |report: &&ConnectionReport| report.subnqn.as_ref() == Some(&nqn);
-        let mut qpairs: Vec<QpairInfo> =
-            reports.iter().filter(in_subsystem).filter_map(connection_qpair).collect();
+        let mut qpairs = Vec::new();
+        for (core, reports) in reports.iter().enumerate() {
+            let in_subsystem = reports.iter().filter(|report| report.subnqn.as_ref() == Some(&nqn));
+            qpairs.extend(in_subsystem.filter_map(|report| connection_qpair(core, report)));
+        }
         for client in self.clients()?.iter().filter(|client| client.subnqn == nqn) {
             qpairs.extend(client.queues.iter().map(|queue| client_qpair(client, queue)));
         }
@@ -204,12 +204,13 @@ impl NvmfTarget {
     /// Distribution of connections over the reactors. Asks every poll group.
     pub fn stats(&self) -> Result<TargetStats, crate::NvmfTargetError> {
         let mut stats = TargetStats { groups: vec![(0, 0, 0); self.0.remotes.len()] };
-        for report in self.reports()? {
-            let Some(group) = stats.groups.get_mut(report.group) else { continue };
-            match report.qid {
-                Some(0) => group.0 += 1,
-                Some(_) => group.1 += 1,
-                None => group.2 += 1,
+        for (group, reports) in stats.groups.iter_mut().zip(self.reports()?) {
+            for report in reports {
+                match report.qid {
+                    Some(0) => group.0 += 1,
+                    Some(_) => group.1 += 1,
+                    None => group.2 += 1,
+                }
             }
         }
         for client in self.clients()? {
@@ -225,23 +226,19 @@ impl NvmfTarget {
     fn clients(&self) -> Result<Vec<vfio_user::ClientReport>, crate::NvmfTargetError> {
         let state = self.lock()?;
         let mut clients = Vec::new();
-        for group in state.vfio_user.iter().flat_map(|transport| &transport.groups) {
-            let (reply, outcome) = sync_channel(1);
-            send(group, vfio_user::VfioUserGroupMessage::Report(reply))?;
-            clients.extend(wait(&outcome)?);
+        if let Some(transport) = &state.vfio_user {
+            for group in 0..transport.groups.len() {
+                clients.extend(transport.ask(group, vfio_user::VfioUserGroupMessage::Report)?);
+            }
         }
         Ok(clients)
     }
 
-    fn reports(&self) -> Result<Vec<ConnectionReport>, crate::NvmfTargetError> {
+    /// The TCP connections of each core.
+    fn reports(&self) -> Result<Vec<Vec<ConnectionReport>>, crate::NvmfTargetError> {
         let state = self.lock()?;
-        let mut reports = Vec::new();
-        for group in state.transport.iter().flat_map(|transport| &transport.groups) {
-            let (reply, outcome) = sync_channel(1);
-            send(group, TcpGroupMessage::Report(reply))?;
-            reports.extend(wait(&outcome)?);
-        }
-        Ok(reports)
+        let Some(transport) = &state.transport else { return Ok(Vec::new()) };
+        Ok(transport.cores.query(|_, connections| tcp::report(connections))?)
     }
 }
 
@@ -260,7 +257,7 @@ fn client_qpair(client: &vfio_user::ClientReport, queue: &(u16, u32, u64, u64)) 
     }
 }
 
-fn connection_qpair(report: &ConnectionReport) -> Option<QpairInfo> {
+fn connection_qpair(core: usize, report: &ConnectionReport) -> Option<QpairInfo> {
     let local = ListenAddress {
         trtype: "TCP".into(),
         adrfam: if report.peer.is_ipv4() { "IPv4" } else { "IPv6" }.into(),
@@ -270,7 +267,7 @@ fn connection_qpair(report: &ConnectionReport) -> Option<QpairInfo> {
     Some(QpairInfo {
         cntlid: report.cntlid,
         qid: report.qid?,
-        reactor: report.group,
+        reactor: core,
         peer: ListenAddress::from_socket(report.peer),
         local,
         queue_depth: report.entries,

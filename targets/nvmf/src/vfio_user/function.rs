@@ -32,7 +32,7 @@ use super::memory::{ClientMemory, UnmappedRanges};
 use super::pci::PciConfigSpace;
 use super::queue::{CompletionQueue, QueueMemory, SubmissionQueue, SubmissionQueueState};
 use crate::connection::DRAIN_TIMEOUT_NS;
-use crate::group::devices::CoreDevices;
+use target_shell::CoreDevices;
 
 /// Queue pairs that have doorbells, the admin queue included.
 pub(super) const QUEUES_MAX: u16 = (DOORBELLS_BYTES / 8) as u16;

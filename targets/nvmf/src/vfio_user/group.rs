@@ -7,7 +7,6 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 
 use block_io::FabricsStatus;
 use dma::Pool;
@@ -17,6 +16,7 @@ use os::{EventClient, EventCompletion, Interest, WatchId};
 use reactor::{Core, MailboxReceiver, Shutdown};
 use slots::{Slab, Slot};
 use sockets::{SocketStream, UnixListenSocket};
+use target_shell::{CoreDevices, PollGroup, Responder, Subscription};
 use wire_nvme::fabrics::{CONNECT_DATA_SIZE, Connect, ConnectData, Nqn};
 use wire_nvme::log::{AddressFamily, TransportAddress, TransportType};
 
@@ -24,8 +24,6 @@ use super::VfioUserShared;
 use super::function::{FunctionContext, InjectedFaults, VfioUserFunction};
 use super::session::ClientSession;
 use super::socket::{self, DisconnectReason};
-use crate::group::devices::CoreDevices;
-use crate::group_poller::PollGroup;
 use crate::snapshot::ConfigSnapshot;
 
 /// Endpoints of one core.
@@ -39,18 +37,16 @@ const ACCEPT_RETRY_NS: u64 = 100_000_000;
 
 /// A message to a vfio-user poll group.
 pub(crate) enum VfioUserGroupMessage {
-    /// Apply a new configuration, then reply.
-    Apply(Arc<ConfigSnapshot>, SyncSender<()>),
     /// Listen in a directory.
-    Listen { directory: String, nqn: Nqn, portid: u16, reply: SyncSender<std::io::Result<()>> },
+    Listen { directory: String, nqn: Nqn, portid: u16, responder: Responder<std::io::Result<()>> },
     /// Stop listening on a port.
-    Unlisten { portid: u16, reply: SyncSender<()> },
-    /// Wakes a group whose notifier fired.
+    Unlisten { portid: u16, responder: Responder<()> },
+    /// Wakes a group whose notifier fired, or for which there is a new configuration.
     Wake,
     /// Report every client.
-    Report(SyncSender<Vec<ClientReport>>),
+    Report(Responder<Vec<ClientReport>>),
     /// Inject a fault; replies whether a client is connected at the port.
-    Inject { portid: u16, fault: VfioUserFault, reply: SyncSender<bool> },
+    Inject { portid: u16, fault: VfioUserFault, responder: Responder<bool> },
 }
 
 /// A fault that [`NvmfTarget::inject`](crate::NvmfTarget::inject) injects into a client's controller.
@@ -112,6 +108,7 @@ pub(crate) struct VfioUserPollGroup {
     endpoints_end: u32,
     events: EventClient,
     messages: MailboxReceiver<VfioUserGroupMessage>,
+    subscription: Subscription<ConfigSnapshot>,
     /// Reports reservation changes that affect clients of this core.
     notifier: Arc<ReservationNotifier>,
     done: Vec<EventCompletion>,
@@ -128,6 +125,7 @@ impl VfioUserPollGroup {
         core: &Core,
         shared: VfioUserShared,
         messages: MailboxReceiver<VfioUserGroupMessage>,
+        subscription: Subscription<ConfigSnapshot>,
         notifier: Arc<ReservationNotifier>,
     ) -> VfioUserPollGroup {
         VfioUserPollGroup {
@@ -139,6 +137,7 @@ impl VfioUserPollGroup {
             endpoints_end: 0,
             events: core.event_loop().client(),
             messages,
+            subscription,
             notifier,
             done: Vec::new(),
             completions: Vec::with_capacity(256),
@@ -153,25 +152,32 @@ impl VfioUserPollGroup {
         while let Some(message) = self.messages.receive() {
             count += 1;
             match message {
-                VfioUserGroupMessage::Apply(snapshot, reply) => {
-                    self.apply(core, snapshot, now_ns);
-                    let _ = reply.send(());
+                VfioUserGroupMessage::Listen { directory, nqn, portid, responder } => {
+                    // The requester has reported a failure: listening now would contradict it.
+                    if responder.is_abandoned() {
+                        continue;
+                    }
+                    if let Err(Ok(())) = responder.answer(self.listen(directory, nqn, portid)) {
+                        self.unlisten(Some(portid), now_ns);
+                    }
                 }
-                VfioUserGroupMessage::Listen { directory, nqn, portid, reply } => {
-                    let _ = reply.send(self.listen(directory, nqn, portid));
-                }
-                VfioUserGroupMessage::Unlisten { portid, reply } => {
+                VfioUserGroupMessage::Unlisten { portid, responder } => {
                     self.unlisten(Some(portid), now_ns);
-                    let _ = reply.send(());
+                    _ = responder.answer(());
                 }
                 VfioUserGroupMessage::Wake => {}
-                VfioUserGroupMessage::Report(reply) => {
-                    let _ = reply.send(self.report());
-                }
-                VfioUserGroupMessage::Inject { portid, fault, reply } => {
-                    let _ = reply.send(self.inject(portid, fault));
+                VfioUserGroupMessage::Report(responder) => _ = responder.answer(self.report()),
+                VfioUserGroupMessage::Inject { portid, fault, responder } => {
+                    if !responder.is_abandoned() {
+                        _ = responder.answer(self.inject(portid, fault));
+                    }
                 }
             }
+        }
+        // A change of configuration wakes the group by a message.
+        if let Some((generation, snapshot)) = self.subscription.take() {
+            self.apply(core, snapshot, now_ns);
+            self.subscription.acknowledge(generation);
         }
         count
     }
@@ -286,7 +292,7 @@ impl VfioUserPollGroup {
     }
 
     fn apply(&mut self, core: &Core, snapshot: Arc<ConfigSnapshot>, now_ns: u64) {
-        self.devices.apply(core, &snapshot);
+        self.devices.apply(core, &snapshot.devices, "nvmf");
         self.shared.snapshot = snapshot;
         for slot in self.slots() {
             let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
@@ -340,8 +346,9 @@ impl VfioUserPollGroup {
             Err(error) => {
                 // The client stays in the backlog, which the event loop does not report again.
                 if endpoint.accept_retry_ns == 0 {
-                    eprintln!(
-                        "nvmf: vfio-user {}: accept failed and is retried: {error}",
+                    log::warn!(
+                        target: "nvmf",
+                        "vfio-user {}: accept failed and is retried: {error}",
                         endpoint.directory
                     );
                 }

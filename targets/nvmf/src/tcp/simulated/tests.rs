@@ -518,12 +518,12 @@ fn a_draining_queue_closes_after_the_timeout_when_a_host_withholds_h2c_data() {
         for _ in 0..100 {
             world.poll();
         }
-        assert_eq!(world.group.connections.len(), 2, "the data may still arrive");
+        assert_eq!(world.group.connections().len(), 2, "the data may still arrive");
         world.now_ns += crate::connection::DRAIN_TIMEOUT_NS;
         for _ in 0..3 {
             world.poll();
         }
-        assert!(world.group.connections.is_empty());
+        assert!(world.group.connections().is_empty());
     }
 }
 

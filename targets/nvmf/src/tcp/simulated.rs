@@ -7,7 +7,8 @@ use bdev::malloc::MallocConfig;
 use bdev::{Access, Descriptor, Registry};
 use nvme_controller::{Subsystem, SubsystemListener, SubsystemNamespace};
 use reactor::Reactor;
-use sockets::{NetworkFaults, SimulatedNetwork};
+use sockets::{ConnectionId, Network, NetworkFaults, SimulatedNetwork};
+use target_shell::{ConnectionGroup, GroupLimits, PollGroup};
 use wire_nvme::digest::crc32c;
 use wire_nvme::fabrics::{CNTLID_DYNAMIC, CONNECT_DATA_SIZE, Connect, ConnectAttributes, ConnectData};
 use wire_nvme::fabrics::{ConnectResponse, PropertySet};
@@ -20,6 +21,7 @@ use wire_nvme::{DataPointer, Sqe};
 
 use super::*;
 use crate::TcpTransportConfig;
+use crate::connection::DRAIN_TIMEOUT_NS;
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:6d5c7a3e-0a52-4d5f-9d0b-7d3a1f7d2c11";
@@ -42,7 +44,7 @@ const IDLE_POLLS_MAX: usize = 200_000;
 
 /// One poll group, the hosts' side of its network, and the simulated clock.
 struct SimulatedTarget {
-    group: TcpPollGroup<SimulatedNetwork>,
+    group: ConnectionGroup<TcpProtocol, SimulatedNetwork>,
     hosts: SimulatedNetwork,
     now_ns: u64,
     devices: Vec<Arc<Descriptor>>,
@@ -67,18 +69,12 @@ impl SimulatedTarget {
         };
         let devices = (0..NAMESPACES).map(device).collect();
         let (hosts, network) = SimulatedNetwork::pair(seed, faults);
-        let (_, messages) = core.mailbox(16);
         let limits = transport.limits().expect("the options are in range");
-        let statuses: Arc<[GroupStatus]> = [GroupStatus::default()].into();
-        let mut group = TcpPollGroup::new(
-            &core,
-            network,
-            limits,
-            Arc::new(ControllerDirectory::new()),
-            statuses,
-            messages,
-        );
-        group.listen(address(), PORT).expect("room for a listener");
+        let group_limits =
+            GroupLimits { connections_max: limits.connections_max, drain_timeout_ns: DRAIN_TIMEOUT_NS };
+        let protocol = TcpProtocol::new(limits, Arc::new(ControllerDirectory::new()), None);
+        let mut group = ConnectionGroup::standalone(&core, network, protocol, group_limits);
+        group.listen(&address().into(), PORT).expect("room for a listener");
         let mut world = SimulatedTarget { group, hosts, now_ns: 1, devices, reactor };
         world.configure((1 << NAMESPACES) - 1);
         world
@@ -122,13 +118,13 @@ impl SimulatedTarget {
     /// Polls until all connections are closed, after every host has disconnected.
     fn run_until_idle(&mut self) {
         for _ in 0..IDLE_POLLS_MAX {
-            if self.group.connections.is_empty() {
+            if self.group.connections().is_empty() {
                 return;
             }
             self.poll();
             self.now_ns += 10 * POLL_NS;
         }
-        panic!("{} connections remain after their hosts disconnected", self.group.connections.len());
+        panic!("{} connections remain after their hosts disconnected", self.group.connections().len());
     }
 }
 

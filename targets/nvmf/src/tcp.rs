@@ -1,0 +1,263 @@
+//! The NVMe/TCP transport over the target shell: what the connections of a core share.
+
+#[cfg(any(test, fuzzing))]
+pub mod simulated;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use nvme_controller::reservation::{DrainRequest, ReservationNotifier};
+use nvme_controller::{ControllerDirectory, ControllerEvent, NamespaceTable, SubsystemPort};
+use slots::Slot;
+use target_shell::{Accepted, Connections, IoContext, Protocol};
+use wire_nvme::fabrics::Nqn;
+use wire_nvme::log::TransportAddress;
+use wire_nvme::tcp::FatalError;
+
+use crate::connection::{ConnectionState, NvmfConnection, QueueCounters};
+use crate::limits::TcpLimits;
+use crate::queue::{ConnectionRole, TargetIoQueue};
+use crate::snapshot::ConfigSnapshot;
+
+/// What the group lends to a connection.
+pub(crate) type TcpContext<'a> = IoContext<'a, TcpProtocol>;
+
+/// The state that the connections of a core share.
+///
+/// The shell drives the connections. This decides who is accepted, applies configurations, and handles what concerns
+/// several connections: reservation changes, and I/O queues whose controller is gone.
+pub(crate) struct TcpProtocol {
+    pub(crate) limits: TcpLimits,
+    pub(crate) directory: Arc<ControllerDirectory>,
+    /// Reports reservation changes that affect connections of this core.
+    notifier: Option<Arc<ReservationNotifier>>,
+    /// Connections whose outstanding device requests a reservation command waits for.
+    draining: Vec<Slot>,
+}
+
+/// Why the target closes a connection, for the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TcpError {
+    /// The host violated the protocol.
+    Violation(FatalError),
+    /// ICReq or Connect did not arrive in time.
+    HandshakeTimeout,
+}
+
+impl fmt::Display for TcpError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TcpError::Violation(fatal) => {
+                write!(formatter, "violated the protocol: {:?} at {:#x}", fatal.status, fatal.information)
+            }
+            TcpError::HandshakeTimeout => formatter.write_str("the handshake timed out"),
+        }
+    }
+}
+
+/// A connection as reported to the control plane.
+#[derive(Clone, Debug)]
+pub(crate) struct ConnectionReport {
+    pub(crate) subnqn: Option<Nqn>,
+    pub(crate) cntlid: u16,
+    /// `None` before Connect.
+    pub(crate) qid: Option<u16>,
+    pub(crate) peer: SocketAddr,
+    pub(crate) local: TransportAddress,
+    pub(crate) entries: u32,
+    pub(crate) counters: QueueCounters,
+}
+
+impl TcpProtocol {
+    pub(crate) fn new(
+        limits: TcpLimits,
+        directory: Arc<ControllerDirectory>,
+        notifier: Option<Arc<ReservationNotifier>>,
+    ) -> TcpProtocol {
+        TcpProtocol { limits, directory, notifier, draining: Vec::new() }
+    }
+
+    /// Handles a reservation change: delivers notifications, completes pending reservation commands, and
+    /// starts the drains that other commands wait for.
+    #[cold]
+    fn on_reservation_change(
+        &mut self,
+        drains: &[DrainRequest],
+        connections: &mut Connections<NvmfConnection>,
+        now_ns: u64,
+    ) {
+        connections.update(|slot, entry| {
+            let (outstanding, is_closed) = (entry.outstanding_requests(), entry.is_closed());
+            let state = &mut entry.connection.state;
+            if let ConnectionRole::Io(queue) = &state.role
+                && outstanding > 0
+            {
+                let tickets = DrainRequest::guards_for(drains, queue.lease.association());
+                if !tickets.is_empty() {
+                    state.drain_guards.extend(tickets);
+                    self.draining.push(slot);
+                }
+            }
+            if is_closed {
+                return false;
+            }
+            state.complete_pending_reservations();
+            state.controller_event(ControllerEvent::ReservationChanged, now_ns);
+            true
+        });
+    }
+
+    /// Applies a new configuration to an I/O queue.
+    fn apply_to_queue(&self, state: &mut ConnectionState, config: &ConfigSnapshot) {
+        let ConnectionRole::Io(queue) = &mut state.role else { return };
+        let queue: &mut TargetIoQueue = queue;
+        match config.subsystem(&queue.subsystem.nqn) {
+            Some(subsystem) if !Arc::ptr_eq(&subsystem, &queue.subsystem) => {
+                // A plan holds an index into the old table; the new table may have another namespace there.
+                let backend_of = |subsystem: &nvme_controller::Subsystem,
+                                  plan: &nvme_controller::io::IoPlan| {
+                    subsystem.namespace(plan.namespace + 1).map(|namespace| namespace.backend)
+                };
+                state
+                    .commands
+                    .reject_stale(|plan| backend_of(&queue.subsystem, plan) == backend_of(&subsystem, plan));
+                queue.namespaces = NamespaceTable::for_controller(
+                    &subsystem,
+                    state.port.portid,
+                    &self.limits.controller,
+                    &self.directory,
+                    queue.lease.association(),
+                );
+                queue.subsystem = subsystem;
+                // The controller makes the same check, possibly on another core and later.
+                let host = queue.lease.association().hostnqn();
+                if !queue.subsystem.listens_on(state.port.portid) || !queue.subsystem.allows(host) {
+                    state.begin_drain();
+                }
+            }
+            Some(_) => {}
+            None => {
+                // Its backend keys may soon be reused for other devices: commands not yet submitted are rejected.
+                state.commands.reject_stale(|_| false);
+                queue.namespaces = NamespaceTable::default();
+                state.begin_drain();
+            }
+        }
+    }
+}
+
+/// Applies a new configuration to a controller.
+fn apply_to_controller(state: &mut ConnectionState, config: &ConfigSnapshot, now_ns: u64) {
+    let ConnectionRole::Admin(controller) = &state.role else { return };
+    let current = controller.subsystem().clone();
+    match config.subsystem(&current.nqn) {
+        Some(subsystem) if !Arc::ptr_eq(&subsystem, &current) => {
+            state.controller_event(ControllerEvent::SubsystemChanged(subsystem), now_ns);
+        }
+        Some(_) => {}
+        None => state.controller_event(ControllerEvent::SubsystemRemoved, now_ns),
+    }
+    state.controller_event(ControllerEvent::DiscoveryChanged(config.discovery.clone()), now_ns);
+}
+
+impl Protocol for TcpProtocol {
+    const NAME: &'static str = "nvmf_tcp";
+    const LOG_TARGET: &'static str = "nvmf";
+    type Config = ConfigSnapshot;
+    type Connection = NvmfConnection;
+    type Error = TcpError;
+
+    fn accept(
+        &mut self,
+        accepted: Accepted,
+        _config: &Arc<ConfigSnapshot>,
+        now_ns: u64,
+    ) -> Option<NvmfConnection> {
+        // The target listens on IP addresses only.
+        let (local, peer) = (accepted.local.tcp()?, accepted.peer.tcp()?);
+        let address = crate::address::transport_address(local);
+        let port = SubsystemPort { portid: accepted.portid, address };
+        let deadline_ns = now_ns.saturating_add(self.limits.ic_timeout_ns);
+        Some(NvmfConnection::new(port, peer, accepted.flow, deadline_ns))
+    }
+
+    fn apply(
+        &mut self,
+        config: &Arc<ConfigSnapshot>,
+        connections: &mut Connections<NvmfConnection>,
+        now_ns: u64,
+    ) {
+        connections.update(|_, entry| {
+            if entry.is_closed() {
+                return false;
+            }
+            let state = &mut entry.connection.state;
+            match &state.role {
+                ConnectionRole::Io(_) => self.apply_to_queue(state, config),
+                ConnectionRole::Admin(_) => apply_to_controller(state, config, now_ns),
+                _ => return false,
+            }
+            true
+        });
+    }
+
+    #[inline]
+    fn begin_poll(&mut self, connections: &mut Connections<NvmfConnection>, now_ns: u64) -> usize {
+        let Some(drains) = self.notifier.as_ref().and_then(|notifier| notifier.take()) else { return 0 };
+        self.on_reservation_change(&drains, connections, now_ns);
+        1
+    }
+
+    /// Releases the drain guards of connections without outstanding device requests.
+    #[inline]
+    fn after_completions(&mut self, connections: &mut Connections<NvmfConnection>) {
+        if self.draining.is_empty() {
+            return;
+        }
+        self.draining.retain(|slot| {
+            // The guards of a removed connection were dropped with it.
+            let Some(entry) = connections.get_mut(*slot) else { return false };
+            let is_idle = entry.outstanding_requests() == 0;
+            if is_idle {
+                entry.connection.state.drain_guards.clear();
+            }
+            !is_idle
+        });
+    }
+
+    /// Drains I/O queues whose controller is gone.
+    fn recheck(&mut self, connections: &mut Connections<NvmfConnection>, _now_ns: u64) {
+        connections.update(|_, entry| {
+            let state = &mut entry.connection.state;
+            let is_orphaned = matches!(&state.role, ConnectionRole::Io(queue) if !queue.lease.is_valid());
+            if is_orphaned && !entry.is_closed() {
+                entry.connection.state.begin_drain();
+                return true;
+            }
+            false
+        });
+    }
+}
+
+/// Every open connection of a core.
+pub(crate) fn report(connections: &Connections<NvmfConnection>) -> Vec<ConnectionReport> {
+    let report = |connection: &NvmfConnection| {
+        let state = &connection.state;
+        let association = match &state.role {
+            ConnectionRole::Admin(controller) => Some((controller.association(), 0)),
+            ConnectionRole::Io(queue) => Some((queue.lease.association(), queue.lease.qid())),
+            _ => None,
+        };
+        ConnectionReport {
+            subnqn: association.map(|(association, _)| association.subnqn().clone()),
+            cntlid: association.map_or(0xffff, |(association, _)| association.cntlid()),
+            qid: association.map(|(_, qid)| qid),
+            peer: state.peer,
+            local: state.port.address.clone(),
+            entries: state.sq_entries,
+            counters: state.stats,
+        }
+    };
+    connections.open().map(report).collect()
+}
