@@ -49,6 +49,8 @@ impl RpcError {
     pub const ETIMEDOUT: i64 = -110;
     /// The object exists or the operation is in progress already.
     pub const EALREADY: i64 = -114;
+    /// The change is made, and takes effect later.
+    pub const EINPROGRESS: i64 = -115;
     /// The job was cancelled.
     pub const ECANCELED: i64 = -125;
 

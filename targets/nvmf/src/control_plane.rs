@@ -1,6 +1,7 @@
 //! The control plane: it holds the configuration and publishes snapshots of it to the poll groups.
 
 mod ana;
+mod commit;
 mod info;
 
 use std::collections::BTreeMap;
@@ -10,19 +11,15 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use bdev::{Access, Descriptor, DeviceEvent, Registry, Uuid};
 use block_io::Op;
 use nvme_controller::reservation::Reservations;
-use nvme_controller::{
-    AllowedHosts, ControllerDirectory, DiscoveryLog, DiscoveryRecord, Subsystem, SubsystemListener,
-    SubsystemNamespace,
-};
+use nvme_controller::{ControllerDirectory, Subsystem, SubsystemListener, SubsystemNamespace};
 use reactor::{Core, MailboxSender, Period, ReactorHandle};
 use target_shell::{
     CORE_TIMEOUT, GroupLimits, GroupPoller, GroupWaker, Publisher, Request, Responder, ShellError,
     TargetCores,
 };
 use wire_nvme::fabrics::Nqn;
-use wire_nvme::log::SubsystemType;
 
-use crate::address::{ListenAddress, transport_address};
+use crate::address::ListenAddress;
 use crate::connection::DRAIN_TIMEOUT_NS;
 use crate::failure::NvmfTargetError;
 use crate::limits::TcpTransportConfig;
@@ -42,7 +39,9 @@ const MESSAGES_MAX: usize = 1024;
 ///
 /// It owns the configuration (subsystems, namespaces, listeners, hosts), the claims on block devices and
 /// the mailboxes of the poll groups. A change is validated and applied under one lock, then published as a
-/// new `ConfigSnapshot`; the call returns when every poll group has applied it. I/O never takes the lock.
+/// new `ConfigSnapshot`; the call returns when every poll group has applied it. If one does not in time, the change is
+/// undone on all cores and the call fails; hosts that a removal disconnected in the meantime reconnect. What cannot be
+/// undone is answered with [`NvmfTargetError::Pending`]. I/O never takes the lock.
 ///
 /// Calls block, so a reactor's thread must not make them. Order: [`create_transport`](Self::create_transport)
 /// or [`create_vfio_user`](Self::create_vfio_user), subsystems, namespaces and hosts, then listeners;
@@ -67,7 +66,8 @@ struct TargetState {
     ports: Vec<ListenPort>,
     last_portid: u16,
     backends_allocated: u32,
-    free_backends: Vec<u32>,
+    /// Keys of block devices that were removed, with the snapshot from which on each is unused.
+    retired_backends: Vec<(u64, u32)>,
     generation: u64,
     ptpl: Option<PtplWriter>,
     stopping: bool,
@@ -84,6 +84,7 @@ struct VfioUserTransport {
 }
 
 /// A subsystem and its configuration.
+#[derive(Clone)]
 struct ConfiguredSubsystem {
     subsystem: Arc<Subsystem>,
     listeners: Vec<ListenAddress>,
@@ -93,6 +94,7 @@ struct ConfiguredSubsystem {
 }
 
 /// A listening address, shared by one or more subsystems.
+#[derive(Clone)]
 struct ListenPort {
     portid: u16,
     address: ListenAddress,
@@ -210,7 +212,8 @@ impl NvmfTarget {
         };
         let cores = TargetCores::start(&self.0.remotes, &self.0.publisher, group_limits, protocol)?;
         state.transport = Some(TcpTransport { config, cores });
-        self.publish(&mut state)
+        // Each core has just answered; the groups read the latest snapshot in their first poll.
+        self.wait_applied(self.0.publisher.generation())
     }
 
     /// Creates the vfio-user transport, with a poll group on every reactor.
@@ -245,7 +248,7 @@ impl NvmfTarget {
             groups.push(sender.map_err(|_| NvmfTargetError::Stopping)?);
         }
         state.vfio_user = Some(VfioUserTransport { config, groups });
-        self.publish(&mut state)
+        self.wait_applied(self.0.publisher.generation())
     }
 
     /// Options of the vfio-user transport; `None` before it is created.
@@ -313,8 +316,9 @@ impl NvmfTarget {
             descriptors: BTreeMap::new(),
             ptpl_files: BTreeMap::new(),
         };
+        let before = state.checkpoint(&nqn);
         state.subsystems.insert(nqn, configured);
-        self.publish(&mut state)
+        self.commit(&mut state, before)
     }
 
     /// Removes a subsystem: its hosts are disconnected and its block devices released.
@@ -324,15 +328,15 @@ impl NvmfTarget {
     pub fn delete_subsystem(&self, nqn: &str) -> Result<(), NvmfTargetError> {
         let nqn = parse_nqn(nqn)?;
         let mut state = self.lock()?;
+        let before = state.checkpoint(&nqn);
         let removed = state.subsystems.remove(&nqn).ok_or_else(|| no_subsystem(&nqn))?;
-        self.publish(&mut state)?;
+        let unused = state.take_unused_ports(&removed.listeners);
+        self.commit(&mut state, before)?;
         self.0.directory.remove_subsystem(&nqn);
-        let keys = removed.subsystem.namespaces.iter().map(|namespace| namespace.backend);
-        state.free_backends.extend(keys);
-        for address in &removed.listeners {
-            self.drop_port(&mut state, address)?;
+        for namespace in &removed.subsystem.namespaces {
+            self.retire_backend(&mut state, namespace.backend);
         }
-        Ok(())
+        close_ports(&state, &unused)
     }
 
     /// Adds a namespace and returns its identifier.
@@ -362,10 +366,8 @@ impl NvmfTarget {
             Some(file) => state.open_ptpl(file, descriptor.device().uuid())?,
             None => Reservations::default(),
         };
-        let key = state.free_backends.pop().unwrap_or_else(|| {
-            state.backends_allocated += 1;
-            state.backends_allocated - 1
-        });
+        let key = self.allocate_backend(&mut state);
+        let before = state.checkpoint(&nqn);
         let reservations = Arc::new(reservations);
         let namespace = SubsystemNamespace { reservations, ..namespace_of(&descriptor, nsid, key, &config) };
         let Some(configured) = state.subsystems.get_mut(&nqn) else { return Err(no_subsystem(&nqn)) };
@@ -375,7 +377,10 @@ impl NvmfTarget {
             let at = subsystem.namespaces.partition_point(|namespace| namespace.nsid < nsid);
             subsystem.namespaces.insert(at, namespace);
         });
-        self.publish(&mut state)?;
+        if let Err(error) = self.commit(&mut state, before) {
+            self.retire_backend(&mut state, key);
+            return Err(error);
+        }
         Ok(nsid)
     }
 
@@ -383,21 +388,11 @@ impl NvmfTarget {
     pub fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<(), NvmfTargetError> {
         let nqn = parse_nqn(nqn)?;
         let mut state = self.lock()?;
-        self.take_namespace(&mut state, &nqn, nsid)
-    }
-
-    fn take_namespace(&self, state: &mut TargetState, nqn: &Nqn, nsid: u32) -> Result<(), NvmfTargetError> {
-        let configured = state.subsystems.get_mut(nqn).ok_or_else(|| no_subsystem(nqn))?;
-        let Some(namespace) = configured.subsystem.namespace(nsid) else {
-            return Err(NvmfTargetError::NoNamespace(nqn.as_str().into(), nsid));
-        };
-        let backend = namespace.backend;
-        configured.change(|subsystem| subsystem.namespaces.retain(|namespace| namespace.nsid != nsid));
-        let descriptor = configured.descriptors.remove(&nsid);
-        configured.ptpl_files.remove(&nsid);
-        self.publish(state)?;
-        // No poll group uses the key any longer; the claim ends when the last channel closes.
-        state.free_backends.push(backend);
+        let before = state.checkpoint(&nqn);
+        let (backend, descriptor) = state.take_namespace(&nqn, nsid)?;
+        self.commit(&mut state, before)?;
+        self.retire_backend(&mut state, backend);
+        // The claim ends when the last channel closes.
         drop(descriptor);
         Ok(())
     }
@@ -419,6 +414,7 @@ impl NvmfTarget {
         if existing.is_some() && nqn.is_discovery() {
             return Ok(normalized);
         }
+        let before = state.checkpoint(&nqn);
         let portid = match existing {
             Some(portid) => portid,
             None => {
@@ -440,7 +436,15 @@ impl NvmfTarget {
             configured
                 .change(|subsystem| subsystem.listeners.push(SubsystemListener { portid, ana: Vec::new() }));
         }
-        self.publish(&mut state)?;
+        if let Err(error) = self.commit(&mut state, before) {
+            if existing.is_none()
+                && let Some(transport) = &state.transport
+            {
+                // A core that does not respond closes it when it runs again.
+                _ = transport.cores.unlisten(Some(portid));
+            }
+            return Err(error);
+        }
         Ok(bound)
     }
 
@@ -462,6 +466,7 @@ impl NvmfTarget {
         let group = (0..transport.groups.len()).min_by_key(load);
         let group = group.ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
         // The subsystem must list the port before the first client connects.
+        let before = state.checkpoint(&nqn);
         state.last_portid = portid;
         state.ports.push(ListenPort { portid, address: address.clone(), group });
         if let Some(configured) = state.subsystems.get_mut(&nqn) {
@@ -469,25 +474,24 @@ impl NvmfTarget {
             configured
                 .change(|subsystem| subsystem.listeners.push(SubsystemListener { portid, ana: Vec::new() }));
         }
-        self.publish(&mut state)?;
+        self.commit(&mut state, before.clone())?;
         let transport = state.vfio_user.as_ref().ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
-        let (directory, subnqn) = (address.traddr.clone(), nqn.clone());
+        let directory = address.traddr.clone();
         let listening = transport.ask(group, |responder| vfio_user::VfioUserGroupMessage::Listen {
             directory,
-            nqn: subnqn,
+            nqn,
             portid,
             responder,
-        })?;
-        if let Err(error) = listening {
-            state.ports.retain(|port| port.portid != portid);
-            if let Some(configured) = state.subsystems.get_mut(&nqn) {
-                configured.listeners.retain(|listener| *listener != address);
-                configured.change(|subsystem| subsystem.listeners.retain(|one| one.portid != portid));
-            }
-            self.publish(&mut state)?;
-            return Err(NvmfTargetError::Listen(address.traddr, error));
-        }
-        Ok(address)
+        });
+        let error = match listening {
+            Ok(Ok(())) => return Ok(address),
+            Ok(Err(error)) => NvmfTargetError::Listen(address.traddr, error),
+            Err(error) => error,
+        };
+        state.restore(before);
+        // The answer is the first error. A core that does not respond applies this when it runs again.
+        _ = self.commit_always(&mut state);
+        Err(error)
     }
 
     /// Removes a listener from a subsystem. Hosts connected through it are disconnected after their commands
@@ -496,6 +500,7 @@ impl NvmfTarget {
         let nqn = parse_nqn(nqn)?;
         let normalized = address.normalized()?;
         let mut state = self.lock()?;
+        let before = state.checkpoint(&nqn);
         if nqn.is_discovery() {
             state.port(&nqn, &normalized)?;
         } else {
@@ -503,30 +508,9 @@ impl NvmfTarget {
             configured.listeners.retain(|listener| *listener != normalized);
             configured.change(|subsystem| subsystem.listeners.retain(|listener| listener.portid != portid));
         }
-        self.publish(&mut state)?;
-        self.drop_port(&mut state, &normalized)
-    }
-
-    /// Closes an address that no subsystem listens on any longer.
-    fn drop_port(&self, state: &mut TargetState, address: &ListenAddress) -> Result<(), NvmfTargetError> {
-        if state.subsystems.values().any(|configured| configured.listeners.contains(address)) {
-            return Ok(());
-        }
-        let Some(position) = state.ports.iter().position(|port| port.address == *address) else {
-            return Ok(());
-        };
-        let ListenPort { portid, group, .. } = state.ports.remove(position);
-        if address.is_vfio_user() {
-            if let Some(transport) = &state.vfio_user {
-                transport.ask(group, |responder| vfio_user::VfioUserGroupMessage::Unlisten {
-                    portid,
-                    responder,
-                })?;
-            }
-        } else {
-            unlisten(state, portid)?;
-        }
-        self.publish(state)
+        let unused = state.take_unused_ports(&[normalized]);
+        self.commit(&mut state, before)?;
+        close_ports(&state, &unused)
     }
 
     /// Closes all TCP listeners; existing connections stay. Each port is free when this returns. Without this
@@ -534,7 +518,7 @@ impl NvmfTarget {
     pub fn stop_listening(&self) -> Result<(), NvmfTargetError> {
         let state = self.lock()?;
         let mut ports = state.ports.iter().filter(|port| !port.address.is_vfio_user());
-        ports.try_for_each(|port| unlisten(&state, port.portid))
+        ports.try_for_each(|port| close_port(&state, port))
     }
 
     /// Allows a host to connect to a subsystem.
@@ -587,11 +571,12 @@ impl NvmfTarget {
         change: impl FnOnce(&mut Subsystem) -> Result<(), NvmfTargetError>,
     ) -> Result<(), NvmfTargetError> {
         let mut state = self.lock()?;
+        let before = state.checkpoint(nqn);
         let configured = state.subsystems.get_mut(nqn).ok_or_else(|| no_subsystem(nqn))?;
         let mut subsystem = (*configured.subsystem).clone();
         change(&mut subsystem)?;
         configured.subsystem = Arc::new(subsystem);
-        self.publish(&mut state)
+        self.commit(&mut state, before)
     }
 
     /// Handles the resize or removal of a block device.
@@ -607,8 +592,16 @@ impl NvmfTarget {
             }
         }
         for (nqn, nsid) in affected {
+            // The device has changed: there is no way back.
             let result = match event {
-                DeviceEvent::Removed(_) => self.take_namespace(&mut state, &nqn, nsid),
+                DeviceEvent::Removed(_) => match state.take_namespace(&nqn, nsid) {
+                    Ok((backend, _)) => {
+                        let result = self.commit_always(&mut state);
+                        self.retire_backend(&mut state, backend);
+                        result
+                    }
+                    Err(error) => Err(error),
+                },
                 DeviceEvent::Resized(device) => {
                     let blocks = device.geometry().blocks;
                     if let Some(configured) = state.subsystems.get_mut(&nqn) {
@@ -619,7 +612,7 @@ impl NvmfTarget {
                             }
                         });
                     }
-                    self.publish(&mut state)
+                    self.commit_always(&mut state)
                 }
                 DeviceEvent::Registered(_) => Ok(()),
             };
@@ -627,36 +620,6 @@ impl NvmfTarget {
                 log::error!(target: "nvmf", "{nqn}: namespace {nsid} on {name}: {error}");
             }
         }
-    }
-
-    /// Publishes a new snapshot and waits until every poll group has applied it.
-    fn publish(&self, state: &mut TargetState) -> Result<(), NvmfTargetError> {
-        state.generation += 1;
-        let mut snapshot =
-            ConfigSnapshot { discovery: Arc::new(state.discovery()), ..ConfigSnapshot::default() };
-        let discovery = Nqn::discovery();
-        let listeners =
-            state.ports.iter().map(|port| SubsystemListener { portid: port.portid, ana: Vec::new() });
-        let discovery_subsystem =
-            Subsystem { listeners: listeners.collect(), ..Subsystem::discovery(discovery.clone()) };
-        snapshot.subsystems.insert(discovery, Arc::new(discovery_subsystem));
-        for (nqn, configured) in &state.subsystems {
-            // An empty list would mean every port. A subsystem without listeners gets a port that does not exist.
-            if configured.subsystem.listeners.is_empty() {
-                let unreachable = vec![SubsystemListener { portid: 0, ana: Vec::new() }];
-                let hidden = Subsystem { listeners: unreachable, ..(*configured.subsystem).clone() };
-                snapshot.subsystems.insert(nqn.clone(), Arc::new(hidden));
-            } else {
-                snapshot.subsystems.insert(nqn.clone(), configured.subsystem.clone());
-            }
-            for namespace in &configured.subsystem.namespaces {
-                if let Some(descriptor) = configured.descriptors.get(&namespace.nsid) {
-                    snapshot.devices.insert(namespace.backend, descriptor.clone());
-                }
-            }
-        }
-        let generation = self.0.publisher.publish(Arc::new(snapshot));
-        self.0.publisher.wait_applied(generation, CORE_TIMEOUT).map_err(|_| NvmfTargetError::Stopping)
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, TargetState>, NvmfTargetError> {
@@ -679,6 +642,33 @@ impl ConfiguredSubsystem {
 }
 
 impl TargetState {
+    /// Removes a namespace. Returns the key and the descriptor of its block device.
+    fn take_namespace(
+        &mut self,
+        nqn: &Nqn,
+        nsid: u32,
+    ) -> Result<(u32, Option<Arc<Descriptor>>), NvmfTargetError> {
+        let configured = self.subsystems.get_mut(nqn).ok_or_else(|| no_subsystem(nqn))?;
+        let Some(namespace) = configured.subsystem.namespace(nsid) else {
+            return Err(NvmfTargetError::NoNamespace(nqn.as_str().into(), nsid));
+        };
+        let backend = namespace.backend;
+        configured.change(|subsystem| subsystem.namespaces.retain(|namespace| namespace.nsid != nsid));
+        configured.ptpl_files.remove(&nsid);
+        Ok((backend, configured.descriptors.remove(&nsid)))
+    }
+
+    /// Removes those of the addresses that no subsystem listens on any longer.
+    fn take_unused_ports(&mut self, addresses: &[ListenAddress]) -> Vec<ListenPort> {
+        let is_used = |port: &ListenPort| {
+            !addresses.contains(&port.address)
+                || self.subsystems.values().any(|configured| configured.listeners.contains(&port.address))
+        };
+        let (used, unused) = std::mem::take(&mut self.ports).into_iter().partition(is_used);
+        self.ports = used;
+        unused
+    }
+
     /// Reservations of a device that are persisted in a file. The file is written immediately, so that an
     /// unusable file is rejected at configuration time and not at the first reservation.
     fn open_ptpl(&mut self, file: &str, device: Uuid) -> Result<Reservations, NvmfTargetError> {
@@ -717,30 +707,6 @@ impl TargetState {
             return Err(no_listener(nqn, address));
         }
         Ok((portid?, configured))
-    }
-
-    /// The discovery log: one record for each listener of each subsystem, and of the discovery service itself.
-    fn discovery(&self) -> DiscoveryLog {
-        let mut records = Vec::new();
-        let nvm = self.subsystems.iter().flat_map(|(nqn, configured)| {
-            let hosts = if configured.subsystem.allow_any_host {
-                AllowedHosts::Any
-            } else {
-                AllowedHosts::Only(configured.subsystem.hosts.clone())
-            };
-            let ports = self.ports.iter().filter(|port| configured.listeners.contains(&port.address));
-            ports.map(move |port| (nqn.clone(), SubsystemType::Nvm, port, hosts.clone()))
-        });
-        let service = self
-            .ports
-            .iter()
-            .map(|port| (Nqn::discovery(), SubsystemType::CurrentDiscovery, port, AllowedHosts::Any));
-        for (subnqn, subtype, port, hosts) in service.chain(nvm) {
-            let Ok(socket) = port.address.socket() else { continue };
-            let address = transport_address(socket);
-            records.push(DiscoveryRecord { subnqn, subtype, address, portid: port.portid, hosts });
-        }
-        DiscoveryLog { generation: self.generation, records }
     }
 }
 
@@ -791,10 +757,27 @@ fn check_text(name: &str, text: &str, max: usize) -> Result<(), NvmfTargetError>
     Err(NvmfTargetError::Parameter(format!("{name} '{text}' is not 1 to {max} printable ASCII characters")))
 }
 
-/// Closes a TCP port.
-fn unlisten(state: &TargetState, portid: u16) -> Result<(), NvmfTargetError> {
-    let Some(transport) = &state.transport else { return Ok(()) };
-    Ok(transport.cores.unlisten(Some(portid))?)
+/// Closes the sockets of ports that were removed from the configuration.
+///
+/// # Errors
+/// A core does not respond, and closes its sockets when it runs again.
+fn close_ports(state: &TargetState, ports: &[ListenPort]) -> Result<(), NvmfTargetError> {
+    let mut result = Ok(());
+    for port in ports {
+        result = close_port(state, port).map_err(|_| NvmfTargetError::Pending(port.group)).and(result);
+    }
+    result
+}
+
+fn close_port(state: &TargetState, port: &ListenPort) -> Result<(), NvmfTargetError> {
+    let (portid, group) = (port.portid, port.group);
+    match (&state.transport, &state.vfio_user) {
+        (_, Some(transport)) if port.address.is_vfio_user() => {
+            transport.ask(group, |responder| vfio_user::VfioUserGroupMessage::Unlisten { portid, responder })
+        }
+        (Some(transport), _) => Ok(transport.cores.unlisten(Some(portid))?),
+        _ => Ok(()),
+    }
 }
 
 impl VfioUserTransport {

@@ -5,7 +5,7 @@ use target_shell::ShellError;
 
 use crate::ptpl::PtplError;
 
-/// An operation of the control plane failed; the configuration is unchanged.
+/// An operation of the control plane failed. The configuration is unchanged, except after [`Pending`](Self::Pending).
 #[derive(Debug, thiserror::Error)]
 pub enum NvmfTargetError {
     /// The subsystem does not exist.
@@ -62,13 +62,20 @@ pub enum NvmfTargetError {
     /// The target was shut down or a reactor has stopped.
     #[error("the target is stopping")]
     Stopping,
+    /// A core did not answer, or did not apply the change in time, and the change was undone.
+    #[error("reactor {0} does not respond; nothing was changed")]
+    Unresponsive(usize),
+    /// The change is made, but a core has not applied it yet.
+    #[error("the change is made, but reactor {0} does not respond and applies it when it runs again")]
+    Pending(usize),
 }
 
 impl From<ShellError> for NvmfTargetError {
     fn from(error: ShellError) -> NvmfTargetError {
         match error {
             ShellError::Listen(address, error) => NvmfTargetError::Listen(address.to_string(), error),
-            ShellError::Stopped(_) | ShellError::Unresponsive(_) => NvmfTargetError::Stopping,
+            ShellError::Stopped(_) => NvmfTargetError::Stopping,
+            ShellError::Unresponsive(core) => NvmfTargetError::Unresponsive(core),
         }
     }
 }

@@ -42,7 +42,13 @@ impl NvmfModule {
 const SUBSYSTEM: &[(i64, &str)] = &[
     (RpcError::INVALID_PARAMS, "there is no such subsystem, or it does not have what is named"),
     (RpcError::INTERNAL, "the target is stopping"),
+    UNRESPONSIVE,
+    PENDING,
 ];
+/// Errors of every method that needs all reactors.
+const UNRESPONSIVE: (i64, &str) = (RpcError::ETIMEDOUT, "a reactor does not respond; nothing was changed");
+const PENDING: (i64, &str) =
+    (RpcError::EINPROGRESS, "the change is made, but a reactor that does not respond applies it later");
 
 impl Module for NvmfModule {
     const NAME: &'static str = "nvmf";
@@ -58,12 +64,13 @@ impl Module for NvmfModule {
                 .errors(&[(RpcError::EBUSY, "there are more subsystems already")]),
             Method::update("nvmf_create_transport", create_transport)
                 .text("Makes a transport available to listeners.", "true")
-                .errors(&[(RpcError::INTERNAL, "it exists")]),
+                .errors(&[(RpcError::INTERNAL, "it exists"), PENDING]),
             Method::update("nvmf_create_subsystem", create_subsystem)
                 .text("Creates a subsystem.", "true")
                 .errors(&[
                     (RpcError::INTERNAL, "it exists, or the target is stopping"),
                     (RpcError::ENOSPC, "there are as many as nvmf_set_max_subsystems allows"),
+                    UNRESPONSIVE,
                 ]),
             change(
                 Method::update("nvmf_delete_subsystem", delete_subsystem),
@@ -78,6 +85,7 @@ impl Module for NvmfModule {
                 .errors(&[
                     (RpcError::INVALID_PARAMS, "there is no such subsystem or transport"),
                     (RpcError::INTERNAL, "the address cannot be listened at, or the target is stopping"),
+                    UNRESPONSIVE,
                 ]),
             change(
                 Method::update("nvmf_subsystem_remove_listener", remove_listener),
@@ -137,6 +145,8 @@ impl From<NvmfTargetError> for RpcError {
             | NvmfTargetError::TransportExists(_)
             | NvmfTargetError::Listen(..)
             | NvmfTargetError::Stopping => RpcError::INTERNAL,
+            NvmfTargetError::Unresponsive(_) => RpcError::ETIMEDOUT,
+            NvmfTargetError::Pending(_) => RpcError::EINPROGRESS,
             _ => RpcError::INVALID_PARAMS,
         };
         RpcError::new(code, error.to_string())

@@ -303,3 +303,102 @@ fn configuration_errors_leave_the_configuration_unchanged() {
     let socket = rig.address.socket().unwrap();
     assert!(std::net::TcpStream::connect(socket).is_err(), "the listener is closed");
 }
+
+/// A reactor that runs nothing else until this is dropped.
+struct BlockedReactor {
+    _release: std::sync::mpsc::Sender<()>,
+}
+
+impl BlockedReactor {
+    fn new(reactor: &reactor::ReactorHandle) -> BlockedReactor {
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let (blocking, blocked) = std::sync::mpsc::channel();
+        reactor
+            .post(move |_| {
+                blocking.send(()).unwrap();
+                // Ends with an error when the sender is dropped.
+                let _ = released.recv();
+            })
+            .unwrap();
+        blocked.recv().unwrap();
+        BlockedReactor { _release: release }
+    }
+}
+
+#[test]
+fn a_change_that_a_blocked_core_cannot_apply_is_not_made() {
+    let rig = rig(TcpTransportConfig::default());
+    let (target, handles) = (&rig.target, rig.reactors.as_ref().unwrap().handles());
+    let other = "nqn.2016-06.io.spdk:cnode2";
+    bdev::malloc::create(&rig.registry, bdev::malloc::MallocConfig::new("Malloc1", 2048, 512)).unwrap();
+    let before = format!("{:?}", target.subsystems());
+    let core = handles.len() - 1;
+    let blocked = BlockedReactor::new(&handles[core]);
+    let create = || target.create_subsystem(other, SubsystemConfig::default());
+    let add = || target.add_namespace(NQN, NamespaceConfig::new("Malloc1"));
+    let error = create().unwrap_err();
+    assert!(matches!(error, NvmfTargetError::Unresponsive(n) if n == core), "{error}");
+    assert!(matches!(add(), Err(NvmfTargetError::Unresponsive(_))));
+    assert!(matches!(target.delete_subsystem(NQN), Err(NvmfTargetError::Unresponsive(_))));
+    assert_eq!(format!("{:?}", target.subsystems()), before);
+    drop(blocked);
+    // The core skips what was undone: a host finds the subsystem as it was, with its first namespace only.
+    let uri = |nsid: u32| -> nvme::Uri {
+        format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns={nsid}", rig.address.trsvcid).parse().unwrap()
+    };
+    let (first, second) = (uri(1), uri(2));
+    on_host(|core| async move {
+        let options = nvme::Options::default();
+        assert!(nvme::Namespace::open(&core, &second, &options).await.is_err());
+        let mut namespace = nvme::Namespace::open(&core, &first, &options).await.unwrap();
+        let read = Request::read(Tag(0), 0, 1, core.pool().take(512).unwrap());
+        assert!(run(&core, &mut namespace, vec![read]).await[0].status().is_success());
+    });
+    // Nothing of the failed changes is left: the names and the device are free.
+    create().unwrap();
+    assert_eq!(add().unwrap(), 2);
+    target.delete_subsystem(NQN).unwrap();
+}
+
+#[test]
+fn a_listener_that_a_blocked_core_did_not_open_stays_closed() {
+    let rig = rig(TcpTransportConfig::default());
+    let handle = &rig.reactors.as_ref().unwrap().handles()[0];
+    let before = format!("{:?}", rig.target.subsystems());
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = ListenAddress::tcp("127.0.0.1", &free.port().to_string());
+    let blocked = BlockedReactor::new(handle);
+    let error = rig.target.add_listener(NQN, address.clone()).unwrap_err();
+    assert!(matches!(error, NvmfTargetError::Unresponsive(0)), "{error}");
+    assert_eq!(format!("{:?}", rig.target.subsystems()), before);
+    drop(blocked);
+    // The core has seen the request when it has answered the next one.
+    rig.target.stats().unwrap();
+    assert!(std::net::TcpStream::connect(free).is_err(), "the core listens although the answer was an error");
+    rig.target.add_listener(NQN, address).unwrap();
+}
+
+#[test]
+fn a_removed_device_leaves_a_blocked_core_when_it_runs_again() {
+    let rig = rig(TcpTransportConfig::default());
+    let handles = rig.reactors.as_ref().unwrap().handles();
+    let blocked = BlockedReactor::new(&handles[handles.len() - 1]);
+    rig.registry.unregister("Malloc0").unwrap();
+    let namespaces = || -> usize { rig.target.subsystems().iter().map(|one| one.namespaces.len()).sum() };
+    assert_eq!(namespaces(), 0, "the device is gone, whatever a core does");
+    drop(blocked);
+    bdev::malloc::create(&rig.registry, bdev::malloc::MallocConfig::new("Malloc1", 2048, 512)).unwrap();
+    rig.target.add_namespace(NQN, NamespaceConfig::new("Malloc1")).unwrap();
+    assert_eq!(namespaces(), 1);
+}
+
+#[test]
+fn stopped_reactors_leave_the_configuration_unchanged() {
+    let mut rig = rig(TcpTransportConfig::default());
+    rig.reactors.take().unwrap().stop();
+    let before = format!("{:?}", rig.target.subsystems());
+    let create = rig.target.create_subsystem("nqn.2016-06.io.spdk:cnode2", SubsystemConfig::default());
+    assert!(matches!(create, Err(NvmfTargetError::Stopping)));
+    assert!(matches!(rig.target.delete_subsystem(NQN), Err(NvmfTargetError::Stopping)));
+    assert_eq!(format!("{:?}", rig.target.subsystems()), before);
+}

@@ -89,6 +89,11 @@ impl<C> Publisher<C> {
         self.lock().config.clone()
     }
 
+    /// The number of the latest snapshot.
+    pub fn generation(&self) -> u64 {
+        self.lock().generation
+    }
+
     /// Adds a core, which has yet to apply the latest snapshot. `wake` makes it look at its subscription; it is called
     /// with the publisher locked and must not block.
     pub fn subscribe(&self, core: usize, wake: impl Fn() + Send + 'static) -> Subscription<C> {

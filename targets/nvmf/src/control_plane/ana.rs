@@ -22,6 +22,7 @@ impl NvmfTarget {
         let nqn = parse_nqn(nqn)?;
         let normalized = address.normalized()?;
         let mut state = self.lock()?;
+        let before = state.checkpoint(&nqn);
         let (portid, configured) = state.listener(&nqn, &normalized)?;
         if !configured.subsystem.ana_reporting {
             let message = format!("subsystem {nqn} was created without ana_reporting");
@@ -44,7 +45,7 @@ impl NvmfTarget {
                 listener.ana.extend(not_optimized);
             }
         });
-        self.publish(&mut state)
+        self.commit(&mut state, before)
     }
 
     /// ANA states at a listener, for the ANA groups that have namespaces, in ascending order.

@@ -1,0 +1,285 @@
+//! A group of connections on a simulated network, in virtual time, with a protocol of one-byte commands.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
+
+use bdev::malloc::MallocConfig;
+use bdev::{Access, Registry};
+use block_io::Tag;
+use reactor::{Reactor, Shutdown};
+use sockets::{
+    ByteStream, ConnectionId, Network, NetworkFaults, SimulatedNetwork, StreamAddress, TransferResult,
+};
+use target_shell::{
+    Accepted, CloseReason, ConnectionGroup, Connections, DeviceMap, GroupLimits, IoContext, MoreToRead,
+    PollGroup, Protocol, ProtocolConnection, TargetConfig,
+};
+
+const LIMITS: GroupLimits = GroupLimits { connections_max: 3, drain_timeout_ns: 1000 };
+/// Key of the block device.
+const KEY: u32 = 5;
+
+#[derive(Default)]
+struct ScriptConfig {
+    devices: DeviceMap,
+}
+
+impl TargetConfig for ScriptConfig {
+    fn devices(&self) -> &DeviceMap {
+        &self.devices
+    }
+}
+
+/// Answers are queued in `unsent`.
+#[derive(Default)]
+struct ScriptConnection {
+    unsent: Vec<u8>,
+    deadline_ns: Option<u64>,
+    waits: u32,
+    is_busy: bool,
+    draining: bool,
+    recheck: bool,
+}
+
+struct Script;
+
+impl Protocol for Script {
+    const NAME: &'static str = "script";
+    type Config = ScriptConfig;
+    type Connection = ScriptConnection;
+    type Error = &'static str;
+
+    fn accept(&mut self, _: Accepted, _: &Arc<ScriptConfig>, _: u64) -> Option<ScriptConnection> {
+        Some(ScriptConnection::default())
+    }
+
+    fn recheck(&mut self, connections: &mut Connections<ScriptConnection>, _: u64) {
+        connections.update(|_, entry| {
+            entry.connection.unsent.push(b'!');
+            true
+        });
+    }
+}
+
+impl ProtocolConnection<Script> for ScriptConnection {
+    fn receive<S: ByteStream>(
+        &mut self,
+        stream: &mut S,
+        scratch: &mut [u8],
+        context: &mut IoContext<'_, Script>,
+    ) -> Result<MoreToRead, CloseReason<&'static str>> {
+        // One command at a time, so that the group must come back without a new event.
+        let count = CloseReason::check(stream.receive(&mut [IoSliceMut::new(&mut scratch[..1])]))?;
+        let Some(command) = scratch[..count].first() else { return Ok(MoreToRead::No) };
+        match command {
+            b'b' => self.is_busy = true,
+            b'c' => self.recheck = true,
+            b'r' => {
+                let read = bdev::Request::read(Tag(77), 0, 1, context.pool.take(512).unwrap());
+                if context.submit(KEY, read).is_err() {
+                    self.unsent.push(b'F');
+                }
+            }
+            b't' => self.deadline_ns = Some(context.now_ns + 100),
+            b'w' => self.waits = 3,
+            b'x' => return Err(CloseReason::Protocol("x is not a command")),
+            other => self.unsent.push(*other),
+        }
+        Ok(MoreToRead::Yes)
+    }
+
+    fn resume(&mut self, _: &mut IoContext<'_, Script>) -> Result<MoreToRead, CloseReason<&'static str>> {
+        self.waits -= 1;
+        if self.waits == 0 {
+            self.unsent.push(b'W');
+        }
+        Ok(MoreToRead::No)
+    }
+
+    fn complete(&mut self, tag: u32, completion: bdev::Completion) {
+        assert!(tag == 77 && completion.status().is_success());
+        self.unsent.push(b'R');
+    }
+
+    fn flush<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), CloseReason<&'static str>> {
+        while !self.unsent.is_empty() {
+            match CloseReason::check(stream.send(&[IoSlice::new(&self.unsent)]))? {
+                0 => break,
+                sent => drop(self.unsent.drain(..sent)),
+            }
+        }
+        Ok(())
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.waits > 0
+    }
+
+    fn begin_drain(&mut self) {
+        self.draining = true;
+    }
+
+    fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    fn is_drained(&self) -> bool {
+        !self.is_busy
+    }
+
+    fn deadline_ns(&self) -> u64 {
+        self.deadline_ns.unwrap_or(u64::MAX)
+    }
+
+    fn on_deadline(&mut self, _: u64) -> Result<(), CloseReason<&'static str>> {
+        self.deadline_ns = None;
+        self.unsent.push(b'T');
+        Ok(())
+    }
+
+    fn take_recheck(&mut self) -> bool {
+        std::mem::take(&mut self.recheck)
+    }
+}
+
+struct World {
+    group: ConnectionGroup<Script, SimulatedNetwork>,
+    peers: SimulatedNetwork,
+    now_ns: u64,
+    // Dropped last: the fields above use its buffers.
+    reactor: Reactor,
+}
+
+impl World {
+    fn new() -> World {
+        let reactor = Reactor::new(&reactor::ReactorConfig::default()).unwrap();
+        let (peers, network) = SimulatedNetwork::pair(1, NetworkFaults::default());
+        let mut group = ConnectionGroup::standalone(&reactor.core(), network, Script, LIMITS);
+        group.listen(&World::address(), 1).unwrap();
+        World { group, peers, now_ns: 1, reactor }
+    }
+
+    fn address() -> StreamAddress {
+        "10.0.0.1:7".parse().unwrap()
+    }
+
+    fn connect(&mut self) -> ConnectionId {
+        let stream = self.peers.connect(World::address());
+        self.peers.add(stream).unwrap()
+    }
+
+    fn poll(&mut self) {
+        self.group.poll(&self.reactor.core(), self.now_ns);
+    }
+
+    /// Sends commands, polls until the group is idle, and returns the answers; `None` if the connection is closed.
+    fn run(&mut self, id: ConnectionId, commands: &[u8]) -> Option<String> {
+        if !commands.is_empty() {
+            self.peers.send(id, &[IoSlice::new(commands)]);
+        }
+        // More than the commands of a test.
+        for _ in 0..20 {
+            self.poll();
+        }
+        let mut bytes = [0; 64];
+        match self.peers.receive(id, &mut [IoSliceMut::new(&mut bytes)]) {
+            TransferResult::Bytes(count) => Some(String::from_utf8(bytes[..count].to_vec()).unwrap()),
+            TransferResult::Blocked => Some(String::new()),
+            TransferResult::Closed | TransferResult::Failed(_) => None,
+        }
+    }
+}
+
+#[test]
+fn a_connection_is_read_until_it_says_that_there_is_no_more() {
+    let mut world = World::new();
+    let id = world.connect();
+    assert_eq!(world.run(id, b"hello").unwrap(), "hello");
+}
+
+#[test]
+fn connections_beyond_the_limit_are_closed_until_others_end() {
+    let mut world = World::new();
+    let ids: Vec<ConnectionId> = (0..4).map(|_| world.connect()).collect();
+    let answers: Vec<Option<String>> = ids.iter().map(|id| world.run(*id, b"e")).collect();
+    assert_eq!(answers.iter().filter(|answer| answer.as_deref() == Some("e")).count(), 3);
+    let admitted = ids[answers.iter().position(Option::is_some).unwrap()];
+    world.peers.close(admitted);
+    world.poll();
+    let next = world.connect();
+    assert_eq!(world.run(next, b"e").unwrap(), "e");
+}
+
+#[test]
+fn requests_reach_their_device_until_it_is_removed() {
+    let mut world = World::new();
+    let registry = Registry::new();
+    bdev::malloc::create(&registry, MallocConfig::new("Malloc0", 8, 512)).unwrap();
+    let descriptor = Arc::new(registry.open("Malloc0", Access::Exclusive { by: "test" }).unwrap());
+    let config = ScriptConfig { devices: DeviceMap::from([(KEY, descriptor)]) };
+    world.group.apply(&world.reactor.core(), Arc::new(config), 1);
+    let (one, other) = (world.connect(), world.connect());
+    assert_eq!(world.run(one, b"rr").unwrap(), "RR");
+    assert_eq!(world.run(other, b"r").unwrap(), "R");
+    world.group.apply(&world.reactor.core(), Arc::default(), 1);
+    assert_eq!(world.run(one, b"r").unwrap(), "F");
+    // Its claim ended with the last channel and descriptor.
+    registry.open("Malloc0", Access::Exclusive { by: "another" }).unwrap();
+}
+
+#[test]
+fn a_deadline_is_kept_once() {
+    let mut world = World::new();
+    let id = world.connect();
+    assert_eq!(world.run(id, b"t").unwrap(), "");
+    world.now_ns += 99;
+    assert_eq!(world.run(id, b"").unwrap(), "");
+    world.now_ns += 1;
+    assert_eq!(world.run(id, b"").unwrap(), "T");
+    world.now_ns += 1000;
+    assert_eq!(world.run(id, b"").unwrap(), "", "it was due once");
+}
+
+#[test]
+fn what_waits_without_an_event_is_retried() {
+    let mut world = World::new();
+    let id = world.connect();
+    assert_eq!(world.run(id, b"w").unwrap(), "W");
+}
+
+#[test]
+fn a_violation_closes_only_its_connection() {
+    let mut world = World::new();
+    let (one, other) = (world.connect(), world.connect());
+    assert_eq!(world.run(one, b"ex").unwrap(), "e");
+    assert_eq!(world.run(one, b""), None);
+    assert_eq!(world.run(other, b"e").unwrap(), "e");
+    assert_eq!(world.group.connections().len(), 1);
+}
+
+#[test]
+fn a_recheck_visits_all_connections() {
+    let mut world = World::new();
+    let (one, other) = (world.connect(), world.connect());
+    assert_eq!(world.run(one, b"e").unwrap(), "e");
+    assert_eq!(world.run(other, b"c").unwrap(), "!");
+    assert_eq!(world.run(one, b"").unwrap(), "!");
+}
+
+#[test]
+fn shutdown_drains_connections_for_a_bounded_time() {
+    let mut world = World::new();
+    let (idle, busy) = (world.connect(), world.connect());
+    assert_eq!(world.run(idle, b"e").unwrap(), "e");
+    assert_eq!(world.run(busy, b"b").unwrap(), "");
+    assert_eq!(world.group.shutdown(world.now_ns), Shutdown::Draining);
+    assert_eq!(world.run(idle, b""), None);
+    assert_eq!(world.run(busy, b"").unwrap(), "", "its command is in flight");
+    // New peers are not accepted.
+    let late = world.connect();
+    assert_ne!(world.run(late, b"e").as_deref(), Some("e"));
+    world.now_ns += LIMITS.drain_timeout_ns;
+    assert_eq!(world.run(busy, b""), None);
+    assert_eq!(world.group.shutdown(world.now_ns), Shutdown::Done);
+}
