@@ -3,6 +3,7 @@
 mod ana;
 mod commit;
 mod info;
+mod listeners;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,12 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use bdev::{Access, Descriptor, DeviceEvent, Registry, Uuid};
 use block_io::Op;
 use nvme_controller::reservation::Reservations;
-use nvme_controller::{ControllerDirectory, Subsystem, SubsystemListener, SubsystemNamespace};
-use reactor::{Core, MailboxSender, Period, ReactorHandle};
-use target_shell::{
-    CORE_TIMEOUT, GroupLimits, GroupPoller, GroupWaker, Publisher, Request, Responder, ShellError,
-    TargetCores,
-};
+use nvme_controller::{ControllerDirectory, Subsystem, SubsystemNamespace};
+use reactor::{Core, ReactorHandle};
+use target_shell::{CoreMailboxes, GroupLimits, GroupWaker, Publisher, TargetCores};
 use wire_nvme::fabrics::Nqn;
 
 use crate::address::ListenAddress;
@@ -32,9 +30,6 @@ pub use info::{QpairInfo, SubsystemInfo, TargetControllerInfo, TargetNamespaceIn
 
 /// Name under which the target claims its block devices.
 const CLAIM: &str = "NVMe-oF Target";
-/// Messages that the mailbox of a vfio-user poll group holds.
-const MESSAGES_MAX: usize = 1024;
-
 /// The control plane of the NVMe-oF target, shared by all transports.
 ///
 /// It owns the configuration (subsystems, namespaces, listeners, hosts), the claims on block devices and
@@ -80,7 +75,7 @@ struct TcpTransport {
 
 struct VfioUserTransport {
     config: VfioUserConfig,
-    groups: Vec<MailboxSender<vfio_user::VfioUserGroupMessage>>,
+    groups: CoreMailboxes<vfio_user::VfioUserGroupMessage>,
 }
 
 /// A subsystem and its configuration.
@@ -226,27 +221,14 @@ impl NvmfTarget {
         if state.vfio_user.is_some() {
             return Err(NvmfTargetError::TransportExists("VFIOUSER"));
         }
-        let mut groups = Vec::new();
-        for remote in &self.0.remotes {
-            let (limits, directory, publisher) =
-                (limits.clone(), self.0.directory.clone(), self.0.publisher.clone());
-            let sender = remote.call(move |core| {
-                let (sender, messages) = core.mailbox(MESSAGES_MAX);
-                let shared = vfio_user::VfioUserShared { limits, directory, snapshot: Arc::default() };
-                let sender_to_self = sender.clone();
-                let wake = Box::new(move || _ = sender_to_self.send(vfio_user::VfioUserGroupMessage::Wake));
-                let notifier = shared.directory.add_notifier(wake);
-                let woken = sender.clone();
-                // A group with a full mailbox is awake anyway: the message may be lost.
-                let wake = move || _ = woken.send(vfio_user::VfioUserGroupMessage::Wake);
-                let subscription = publisher.subscribe(core.index(), wake);
-                let group = vfio_user::VfioUserPollGroup::new(core, shared, messages, subscription, notifier);
-                let poller = GroupPoller { core: core.clone(), group };
-                core.add_poller(Box::new(poller), Period::EveryTurn);
-                sender
-            });
-            groups.push(sender.map_err(|_| NvmfTargetError::Stopping)?);
-        }
+        let (groups, directory) = (CoreMailboxes::default(), self.0.directory.clone());
+        groups.start(&self.0.remotes, &self.0.publisher, move |core, inbox, waker| {
+            let waker = waker.clone();
+            let notifier = directory.add_notifier(Box::new(move || waker.wake()));
+            let (limits, directory) = (limits.clone(), directory.clone());
+            let shared = vfio_user::VfioUserShared { limits, directory, snapshot: Arc::default() };
+            vfio_user::VfioUserPollGroup::new(core, shared, inbox, notifier)
+        })?;
         state.vfio_user = Some(VfioUserTransport { config, groups });
         self.wait_applied(self.0.publisher.generation())
     }
@@ -268,7 +250,7 @@ impl NvmfTarget {
         let port = state.ports.iter().find(|port| port.address == address).ok_or_else(not_connected)?;
         let transport = state.vfio_user.as_ref().ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
         let portid = port.portid;
-        let is_connected = transport.ask(port.group, |responder| {
+        let is_connected = transport.groups.ask(port.group, |responder| {
             vfio_user::VfioUserGroupMessage::Inject { portid, fault, responder }
         })?;
         if is_connected { Ok(()) } else { Err(not_connected()) }
@@ -336,7 +318,7 @@ impl NvmfTarget {
         for namespace in &removed.subsystem.namespaces {
             self.retire_backend(&mut state, namespace.backend);
         }
-        close_ports(&state, &unused)
+        listeners::close_ports(&state, &unused)
     }
 
     /// Adds a namespace and returns its identifier.
@@ -395,130 +377,6 @@ impl NvmfTarget {
         // The claim ends when the last channel closes.
         drop(descriptor);
         Ok(())
-    }
-
-    /// Adds a listener to a subsystem; opens the address if no other subsystem listens on it. Returns the
-    /// address, with the port that the kernel assigned for port 0.
-    pub fn add_listener(&self, nqn: &str, address: ListenAddress) -> Result<ListenAddress, NvmfTargetError> {
-        let nqn = parse_nqn(nqn)?;
-        let normalized = address.normalized()?;
-        if normalized.is_vfio_user() {
-            return self.add_endpoint(nqn, normalized);
-        }
-        let socket = address.socket()?;
-        let mut state = self.lock()?;
-        if !nqn.is_discovery() && !state.subsystems.contains_key(&nqn) {
-            return Err(no_subsystem(&nqn));
-        }
-        let existing = state.ports.iter().find(|port| port.address == normalized).map(|port| port.portid);
-        if existing.is_some() && nqn.is_discovery() {
-            return Ok(normalized);
-        }
-        let before = state.checkpoint(&nqn);
-        let portid = match existing {
-            Some(portid) => portid,
-            None => {
-                let portid = state.last_portid.wrapping_add(1).max(1);
-                let transport = state.transport.as_ref().ok_or(NvmfTargetError::NoTransport("TCP"))?;
-                let bound = transport.cores.listen(&socket.into(), portid)?.tcp().unwrap_or(socket);
-                state.last_portid = portid;
-                state.ports.push(ListenPort { portid, address: ListenAddress::from_socket(bound), group: 0 });
-                portid
-            }
-        };
-        let port = state.ports.iter().find(|port| port.portid == portid);
-        let bound = port.map_or(normalized, |port| port.address.clone());
-        if let Some(configured) = state.subsystems.get_mut(&nqn) {
-            if configured.listeners.contains(&bound) {
-                return Err(NvmfTargetError::ListenerExists(nqn.as_str().into(), socket.to_string()));
-            }
-            configured.listeners.push(bound.clone());
-            configured
-                .change(|subsystem| subsystem.listeners.push(SubsystemListener { portid, ana: Vec::new() }));
-        }
-        if let Err(error) = self.commit(&mut state, before) {
-            if existing.is_none()
-                && let Some(transport) = &state.transport
-            {
-                // A core that does not respond closes it when it runs again.
-                _ = transport.cores.unlisten(Some(portid));
-            }
-            return Err(error);
-        }
-        Ok(bound)
-    }
-
-    /// Adds a vfio-user endpoint: a directory with one socket, one subsystem, and one client at a time.
-    fn add_endpoint(&self, nqn: Nqn, address: ListenAddress) -> Result<ListenAddress, NvmfTargetError> {
-        let mut state = self.lock()?;
-        if !state.subsystems.contains_key(&nqn) {
-            return Err(no_subsystem(&nqn));
-        }
-        if state.ports.iter().any(|port| port.address == address) {
-            return Err(NvmfTargetError::ListenerExists("there".into(), address.traddr));
-        }
-        let portid = state.last_portid.wrapping_add(1).max(1);
-        let transport = state.vfio_user.as_ref().ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
-        // The group with the fewest endpoints.
-        let load = |group: &usize| {
-            state.ports.iter().filter(|port| port.address.is_vfio_user() && port.group == *group).count()
-        };
-        let group = (0..transport.groups.len()).min_by_key(load);
-        let group = group.ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
-        // The subsystem must list the port before the first client connects.
-        let before = state.checkpoint(&nqn);
-        state.last_portid = portid;
-        state.ports.push(ListenPort { portid, address: address.clone(), group });
-        if let Some(configured) = state.subsystems.get_mut(&nqn) {
-            configured.listeners.push(address.clone());
-            configured
-                .change(|subsystem| subsystem.listeners.push(SubsystemListener { portid, ana: Vec::new() }));
-        }
-        self.commit(&mut state, before.clone())?;
-        let transport = state.vfio_user.as_ref().ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
-        let directory = address.traddr.clone();
-        let listening = transport.ask(group, |responder| vfio_user::VfioUserGroupMessage::Listen {
-            directory,
-            nqn,
-            portid,
-            responder,
-        });
-        let error = match listening {
-            Ok(Ok(())) => return Ok(address),
-            Ok(Err(error)) => NvmfTargetError::Listen(address.traddr, error),
-            Err(error) => error,
-        };
-        state.restore(before);
-        // The answer is the first error. A core that does not respond applies this when it runs again.
-        _ = self.commit_always(&mut state);
-        Err(error)
-    }
-
-    /// Removes a listener from a subsystem. Hosts connected through it are disconnected after their commands
-    /// in flight complete.
-    pub fn remove_listener(&self, nqn: &str, address: ListenAddress) -> Result<(), NvmfTargetError> {
-        let nqn = parse_nqn(nqn)?;
-        let normalized = address.normalized()?;
-        let mut state = self.lock()?;
-        let before = state.checkpoint(&nqn);
-        if nqn.is_discovery() {
-            state.port(&nqn, &normalized)?;
-        } else {
-            let (portid, configured) = state.listener(&nqn, &normalized)?;
-            configured.listeners.retain(|listener| *listener != normalized);
-            configured.change(|subsystem| subsystem.listeners.retain(|listener| listener.portid != portid));
-        }
-        let unused = state.take_unused_ports(&[normalized]);
-        self.commit(&mut state, before)?;
-        close_ports(&state, &unused)
-    }
-
-    /// Closes all TCP listeners; existing connections stay. Each port is free when this returns. Without this
-    /// call, the kernel releases what io_uring holds of an exited process only some time later.
-    pub fn stop_listening(&self) -> Result<(), NvmfTargetError> {
-        let state = self.lock()?;
-        let mut ports = state.ports.iter().filter(|port| !port.address.is_vfio_user());
-        ports.try_for_each(|port| close_port(&state, port))
     }
 
     /// Allows a host to connect to a subsystem.
@@ -658,17 +516,6 @@ impl TargetState {
         Ok((backend, configured.descriptors.remove(&nsid)))
     }
 
-    /// Removes those of the addresses that no subsystem listens on any longer.
-    fn take_unused_ports(&mut self, addresses: &[ListenAddress]) -> Vec<ListenPort> {
-        let is_used = |port: &ListenPort| {
-            !addresses.contains(&port.address)
-                || self.subsystems.values().any(|configured| configured.listeners.contains(&port.address))
-        };
-        let (used, unused) = std::mem::take(&mut self.ports).into_iter().partition(is_used);
-        self.ports = used;
-        unused
-    }
-
     /// Reservations of a device that are persisted in a file. The file is written immediately, so that an
     /// unusable file is rejected at configuration time and not at the first reservation.
     fn open_ptpl(&mut self, file: &str, device: Uuid) -> Result<Reservations, NvmfTargetError> {
@@ -687,26 +534,6 @@ impl TargetState {
             None => self.ptpl.insert(PtplWriter::start().map_err(failed)?).clone(),
         };
         Ok(Reservations::with_store(state, writer.store(path, device)))
-    }
-
-    /// The port identifier of a listening address.
-    fn port(&self, nqn: &Nqn, address: &ListenAddress) -> Result<u16, NvmfTargetError> {
-        let port = self.ports.iter().find(|port| port.address == *address);
-        port.map(|port| port.portid).ok_or_else(|| no_listener(nqn, address))
-    }
-
-    /// A subsystem, and the port identifier of one of its listeners.
-    fn listener(
-        &mut self,
-        nqn: &Nqn,
-        address: &ListenAddress,
-    ) -> Result<(u16, &mut ConfiguredSubsystem), NvmfTargetError> {
-        let portid = self.port(nqn, address);
-        let configured = self.subsystems.get_mut(nqn).ok_or_else(|| no_subsystem(nqn))?;
-        if !configured.listeners.contains(address) {
-            return Err(no_listener(nqn, address));
-        }
-        Ok((portid?, configured))
     }
 }
 
@@ -741,10 +568,6 @@ fn parse_nqn(text: &str) -> Result<Nqn, NvmfTargetError> {
     Nqn::new(text).map_err(|_| NvmfTargetError::Nqn(text.into()))
 }
 
-fn no_listener(nqn: &Nqn, address: &ListenAddress) -> NvmfTargetError {
-    NvmfTargetError::NoListener(nqn.as_str().into(), format!("{}:{}", address.traddr, address.trsvcid))
-}
-
 fn no_subsystem(nqn: &Nqn) -> NvmfTargetError {
     NvmfTargetError::NoSubsystem(nqn.as_str().into())
 }
@@ -755,41 +578,4 @@ fn check_text(name: &str, text: &str, max: usize) -> Result<(), NvmfTargetError>
         return Ok(());
     }
     Err(NvmfTargetError::Parameter(format!("{name} '{text}' is not 1 to {max} printable ASCII characters")))
-}
-
-/// Closes the sockets of ports that were removed from the configuration.
-///
-/// # Errors
-/// A core does not respond, and closes its sockets when it runs again.
-fn close_ports(state: &TargetState, ports: &[ListenPort]) -> Result<(), NvmfTargetError> {
-    let mut result = Ok(());
-    for port in ports {
-        result = close_port(state, port).map_err(|_| NvmfTargetError::Pending(port.group)).and(result);
-    }
-    result
-}
-
-fn close_port(state: &TargetState, port: &ListenPort) -> Result<(), NvmfTargetError> {
-    let (portid, group) = (port.portid, port.group);
-    match (&state.transport, &state.vfio_user) {
-        (_, Some(transport)) if port.address.is_vfio_user() => {
-            transport.ask(group, |responder| vfio_user::VfioUserGroupMessage::Unlisten { portid, responder })
-        }
-        (Some(transport), _) => Ok(transport.cores.unlisten(Some(portid))?),
-        _ => Ok(()),
-    }
-}
-
-impl VfioUserTransport {
-    /// Sends a request to a group and waits for the answer.
-    fn ask<T>(
-        &self,
-        group: usize,
-        message: impl FnOnce(Responder<T>) -> vfio_user::VfioUserGroupMessage,
-    ) -> Result<T, NvmfTargetError> {
-        let (request, responder) = Request::new();
-        let sent = self.groups[group].send(message(responder));
-        sent.map_err(|_| ShellError::Unresponsive(group))?;
-        Ok(request.wait(CORE_TIMEOUT).map_err(|error| ShellError::of(group, error))?)
-    }
 }

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use dma::Pool;
-use reactor::{Core, MailboxReceiver, Shutdown};
+use reactor::{Core, Shutdown};
 use slots::Slot;
 use sockets::{ListenerId, Network, NetworkEvent, StreamAddress};
 
 use crate::connections::{ConnectionEntry, Connections};
-use crate::cores::{GroupMessage, Peers};
+use crate::cores::GroupMessage;
 use crate::devices::CoreDevices;
+use crate::mailboxes::{CoreMailboxes, Inbox};
 use crate::poller::PollGroup;
 use crate::protocol::{
     Accepted, CloseReason, IoContext, MoreToRead, Protocol, ProtocolConnection, TargetConfig,
 };
-use crate::publisher::Subscription;
 
 /// Bytes received at a time beyond payload that goes directly into its buffer. Half of a typical L2 cache.
 const SCRATCH_BYTES: usize = 128 << 10;
@@ -42,7 +42,7 @@ impl Default for GroupLimits {
 pub(crate) struct GroupShared<P: Protocol, S> {
     limits: GroupLimits,
     statuses: Box<[GroupStatus]>,
-    peers: Arc<Peers<P, S>>,
+    peers: CoreMailboxes<GroupMessage<P, S>>,
 }
 
 /// What other groups read and set: the load of a group, and a request to recheck its connections.
@@ -53,16 +53,17 @@ struct GroupStatus {
 }
 
 impl<P: Protocol, S> GroupShared<P, S> {
-    pub(crate) fn new(limits: GroupLimits, cores: usize, peers: Arc<Peers<P, S>>) -> GroupShared<P, S> {
+    pub(crate) fn new(
+        limits: GroupLimits,
+        cores: usize,
+        peers: CoreMailboxes<GroupMessage<P, S>>,
+    ) -> GroupShared<P, S> {
         GroupShared { limits, statuses: (0..cores).map(|_| GroupStatus::default()).collect(), peers }
     }
 }
 
-/// Where a group's messages and configuration come from.
-pub(crate) struct Inbox<P: Protocol, S> {
-    pub(crate) messages: MailboxReceiver<GroupMessage<P, S>>,
-    pub(crate) subscription: Subscription<P::Config>,
-}
+/// The messages and the configuration of a group of connections.
+type ConnectionInbox<P, S> = Inbox<GroupMessage<P, S>, <P as Protocol>::Config>;
 
 /// The connections of one core, generic over protocol and network.
 ///
@@ -84,7 +85,7 @@ pub struct ConnectionGroup<P: Protocol, N: Network> {
     devices: CoreDevices,
     connections: Connections<P::Connection>,
     listeners: Vec<(ListenerId, u16)>,
-    inbox: Option<Inbox<P, N::Stream>>,
+    inbox: Option<ConnectionInbox<P, N::Stream>>,
     shared: Arc<GroupShared<P, N::Stream>>,
     scratch: Vec<u8>,
     events: Vec<NetworkEvent<N::Stream>>,
@@ -111,7 +112,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         network: N,
         protocol: P,
         shared: Arc<GroupShared<P, N::Stream>>,
-        inbox: Option<Inbox<P, N::Stream>>,
+        inbox: Option<ConnectionInbox<P, N::Stream>>,
     ) -> ConnectionGroup<P, N> {
         ConnectionGroup {
             index: core.index(),
@@ -140,7 +141,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
 
     /// A group without others and without a control plane, for simulations: it is called directly.
     pub fn standalone(core: &Core, network: N, protocol: P, limits: GroupLimits) -> ConnectionGroup<P, N> {
-        let shared = GroupShared::new(limits, core.index() + 1, Arc::default());
+        let shared = GroupShared::new(limits, core.index() + 1, CoreMailboxes::default());
         ConnectionGroup::new(core, network, protocol, Arc::new(shared), None)
     }
 
@@ -243,14 +244,12 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         let accepted = Accepted { portid: *portid, local, peer, flow: 0 };
         let group = groups.min_by_key(|group| connections_of(*group)).unwrap_or(self.index);
         self.shared.statuses[group].connections.fetch_add(1, Ordering::Relaxed);
-        match self.shared.peers.get().and_then(|peers| peers.get(group)) {
-            Some(peer_group) if group != self.index => {
-                if peer_group.send(GroupMessage::Incoming { stream, accepted }).is_err() {
-                    // Its mailbox is full, so the group is overloaded: the connection is closed and the peer retries.
-                    self.shared.statuses[group].connections.fetch_sub(1, Ordering::Relaxed);
-                }
-            }
-            _ => self.add_connection(stream, accepted, now_ns),
+        if group == self.index || self.shared.peers.is_empty() {
+            return self.add_connection(stream, accepted, now_ns);
+        }
+        if self.shared.peers.send(group, GroupMessage::Incoming { stream, accepted }).is_err() {
+            // Its mailbox is full, so the group is overloaded: the connection is closed and the peer retries.
+            self.shared.statuses[group].connections.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -430,11 +429,11 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
     }
 
     fn recheck_all_groups(&mut self, now_ns: u64) {
-        for (group, peer) in self.shared.peers.get().into_iter().flatten().enumerate() {
+        for group in 0..self.shared.peers.len() {
             if group != self.index {
                 // The flag is authoritative; the message only wakes. A group with a full mailbox is awake.
                 self.shared.statuses[group].recheck.store(true, Ordering::Release);
-                _ = peer.send(GroupMessage::Wake);
+                _ = self.shared.peers.send(group, GroupMessage::Wake);
             }
         }
         self.protocol.recheck(&mut self.connections, now_ns);

@@ -8,8 +8,9 @@
 //! Three layers, of which a target may use only the lower ones:
 //!
 //! 1. [`PollGroup`] and [`GroupPoller`]: one core's share of a target, run by the reactor. [`CoreDevices`]: the core's
-//!    channels to block devices, with one batch of requests each. [`Request`]: a question to a core from another
-//!    thread, which the core does not act on after the requester has stopped waiting.
+//!    channels to block devices, with one batch of requests each. [`CoreMailboxes`] starts the groups on all
+//!    reactors and carries messages to them; a [`Request`] is a question to a core from another thread, which the core
+//!    does not act on after the requester has stopped waiting.
 //! 2. [`Publisher`]: the configuration as an immutable snapshot. A change is published to all cores and acknowledged by
 //!    each; if one does not apply it in time, the change is rolled back everywhere or the caller is told that it is
 //!    pending. A core that was blocked applies the latest snapshot only, so that it never sees one that was rolled back.
@@ -31,15 +32,17 @@ mod connections;
 mod cores;
 mod devices;
 mod group;
+mod mailboxes;
 mod poller;
 mod protocol;
 mod publisher;
 mod request;
 
 pub use connections::{ConnectionEntry, Connections};
-pub use cores::{GroupWaker, ShellError, TargetCores};
+pub use cores::TargetCores;
 pub use devices::{CoreDevices, DeviceMap};
 pub use group::{ConnectionGroup, GroupLimits};
+pub use mailboxes::{CoreMailboxes, GroupMail, GroupWaker, Inbox, ShellError};
 pub use poller::{GroupPoller, PollGroup};
 pub use protocol::{
     Accepted, CloseReason, IoContext, MoreToRead, Protocol, ProtocolConnection, TargetConfig,

@@ -228,7 +228,7 @@ impl NvmfTarget {
         let mut clients = Vec::new();
         if let Some(transport) = &state.vfio_user {
             for group in 0..transport.groups.len() {
-                clients.extend(transport.ask(group, vfio_user::VfioUserGroupMessage::Report)?);
+                clients.extend(transport.groups.ask(group, vfio_user::VfioUserGroupMessage::Report)?);
             }
         }
         Ok(clients)

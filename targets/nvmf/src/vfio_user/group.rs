@@ -13,10 +13,10 @@ use dma::Pool;
 use nvme_controller::reservation::{DrainRequest, ReservationNotifier};
 use nvme_controller::{ConnectOk, ControllerEvent};
 use os::{EventClient, EventCompletion, Interest, WatchId};
-use reactor::{Core, MailboxReceiver, Shutdown};
+use reactor::{Core, Shutdown};
 use slots::{Slab, Slot};
 use sockets::{SocketStream, UnixListenSocket};
-use target_shell::{CoreDevices, PollGroup, Responder, Subscription};
+use target_shell::{CoreDevices, GroupMail, Inbox, PollGroup, Responder};
 use wire_nvme::fabrics::{CONNECT_DATA_SIZE, Connect, ConnectData, Nqn};
 use wire_nvme::log::{AddressFamily, TransportAddress, TransportType};
 
@@ -47,6 +47,10 @@ pub(crate) enum VfioUserGroupMessage {
     Report(Responder<Vec<ClientReport>>),
     /// Inject a fault; replies whether a client is connected at the port.
     Inject { portid: u16, fault: VfioUserFault, responder: Responder<bool> },
+}
+
+impl GroupMail for VfioUserGroupMessage {
+    const WAKE: Self = VfioUserGroupMessage::Wake;
 }
 
 /// A fault that [`NvmfTarget::inject`](crate::NvmfTarget::inject) injects into a client's controller.
@@ -90,13 +94,22 @@ struct Endpoint {
     accept_pending: bool,
     /// When accept is retried after it failed, for lack of descriptors for example; 0 if it did not fail.
     accept_retry_ns: u64,
+    /// It is on the group's list of active endpoints.
+    active: bool,
+}
+
+impl Endpoint {
+    /// Has a client, or may have one waiting: to be visited in each poll.
+    fn has_work(&self) -> bool {
+        self.session.is_some() || self.accept_pending
+    }
 }
 
 /// The vfio-user endpoints of one core, with their clients.
 ///
 /// It owns the listening sockets, the client sessions and one channel per block device. Order of a poll: socket
-/// events; control messages; reservation changes; for each endpoint accept, receive and fetch; submit and poll
-/// devices; for each endpoint interrupts, pending replies and disconnects. A session is dropped only when all
+/// events; control messages; reservation changes; for each active endpoint accept, receive and fetch; submit and poll
+/// devices; for each active endpoint interrupts, pending replies and disconnects. Endpoints without a client cost nothing. A session is dropped only when all
 /// its device requests have completed, because they may use the client's memory.
 pub(crate) struct VfioUserPollGroup {
     index: usize,
@@ -104,11 +117,10 @@ pub(crate) struct VfioUserPollGroup {
     shared: VfioUserShared,
     devices: CoreDevices,
     endpoints: Slab<Endpoint>,
-    /// Upper bound of the endpoints' indices.
-    endpoints_end: u32,
+    /// Endpoints with a client, or with one that may be waiting.
+    active: Vec<Slot>,
     events: EventClient,
-    messages: MailboxReceiver<VfioUserGroupMessage>,
-    subscription: Subscription<ConfigSnapshot>,
+    inbox: Inbox<VfioUserGroupMessage, ConfigSnapshot>,
     /// Reports reservation changes that affect clients of this core.
     notifier: Arc<ReservationNotifier>,
     done: Vec<EventCompletion>,
@@ -124,8 +136,7 @@ impl VfioUserPollGroup {
     pub(crate) fn new(
         core: &Core,
         shared: VfioUserShared,
-        messages: MailboxReceiver<VfioUserGroupMessage>,
-        subscription: Subscription<ConfigSnapshot>,
+        inbox: Inbox<VfioUserGroupMessage, ConfigSnapshot>,
         notifier: Arc<ReservationNotifier>,
     ) -> VfioUserPollGroup {
         VfioUserPollGroup {
@@ -134,10 +145,9 @@ impl VfioUserPollGroup {
             shared,
             devices: CoreDevices::default(),
             endpoints: Slab::with_capacity(ENDPOINTS_MAX),
-            endpoints_end: 0,
+            active: Vec::new(),
             events: core.event_loop().client(),
-            messages,
-            subscription,
+            inbox,
             notifier,
             done: Vec::new(),
             completions: Vec::with_capacity(256),
@@ -149,7 +159,7 @@ impl VfioUserPollGroup {
 
     fn process_messages(&mut self, core: &Core, now_ns: u64) -> usize {
         let mut count = 0;
-        while let Some(message) = self.messages.receive() {
+        while let Some(message) = self.inbox.messages.receive() {
             count += 1;
             match message {
                 VfioUserGroupMessage::Listen { directory, nqn, portid, responder } => {
@@ -175,9 +185,9 @@ impl VfioUserPollGroup {
             }
         }
         // A change of configuration wakes the group by a message.
-        if let Some((generation, snapshot)) = self.subscription.take() {
+        if let Some((generation, snapshot)) = self.inbox.subscription.take() {
             self.apply(core, snapshot, now_ns);
-            self.subscription.acknowledge(generation);
+            self.inbox.subscription.acknowledge(generation);
         }
         count
     }
@@ -209,10 +219,10 @@ impl VfioUserPollGroup {
             session_watch: None,
             accept_pending: false,
             accept_retry_ns: 0,
+            active: false,
         };
         let inserted = self.endpoints.insert(endpoint);
         let slot = inserted.map_err(|_| std::io::Error::from(std::io::ErrorKind::QuotaExceeded))?;
-        self.endpoints_end = self.endpoints_end.max(slot.index() + 1);
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return Ok(()) };
         let Some(socket) = &endpoint.listen_socket else { return Ok(()) };
         match self.events.watch(socket.as_fd(), Interest::READABLE, event(slot, LISTENER)) {
@@ -392,6 +402,9 @@ impl VfioUserPollGroup {
             let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
             if tag & 1 == LISTENER {
                 endpoint.accept_pending = true;
+                if !std::mem::replace(&mut endpoint.active, true) {
+                    self.active.push(slot);
+                }
             } else if let Some(session) = &mut endpoint.session {
                 session.readable = true;
             }
@@ -502,6 +515,13 @@ impl VfioUserPollGroup {
         count
     }
 
+    /// Whether an endpoint is visited in the next poll.
+    fn stays_active(&mut self, slot: Slot) -> bool {
+        let Some(endpoint) = self.endpoints.get_mut(slot) else { return false };
+        endpoint.active = endpoint.has_work();
+        endpoint.active
+    }
+
     /// Disconnects clients whose shared memory raised SIGBUS, because they truncated the file.
     #[cold]
     fn disconnect_poisoned(&mut self) {
@@ -516,9 +536,14 @@ impl VfioUserPollGroup {
         }
     }
 
+    /// The endpoints with work. After a poll they include all that have a client.
+    fn active(&self) -> impl Iterator<Item = &Endpoint> {
+        self.active.iter().filter_map(|slot| self.endpoints.get(*slot))
+    }
+
     /// Time of the next doorbell poll.
     fn doorbell_poll_ns(&self, now_ns: u64) -> Option<u64> {
-        let sessions = self.endpoints.iter().filter_map(|(_, endpoint)| endpoint.session.as_ref());
+        let sessions = self.active().filter_map(|endpoint| endpoint.session.as_ref());
         let running = sessions.filter(|session| !session.closed && session.function.is_running());
         let idle_ns =
             running.map(|session| now_ns.saturating_sub(session.function.last_activity_ns)).min()?;
@@ -592,7 +617,7 @@ impl PollGroup for VfioUserPollGroup {
 
     fn poll(&mut self, core: &Core, now_ns: u64) -> usize {
         let mut count = self.process_socket_events();
-        if !self.messages.is_empty() {
+        if !self.inbox.messages.is_empty() {
             count += self.process_messages(core, now_ns);
         }
         if let Some(drains) = self.notifier.take() {
@@ -600,17 +625,16 @@ impl PollGroup for VfioUserPollGroup {
             count += 1;
         }
         self.needs_retry = false;
-        for index in 0..self.endpoints_end {
-            if let Some(slot) = self.endpoints.slot_at(index) {
-                count += self.process_client(slot, now_ns);
-            }
+        let mut active = std::mem::take(&mut self.active);
+        for slot in &active {
+            count += self.process_client(*slot, now_ns);
         }
         count += self.drive_devices();
-        for index in 0..self.endpoints_end {
-            if let Some(slot) = self.endpoints.slot_at(index) {
-                count += self.finish_poll(slot, now_ns);
-            }
-        }
+        active.retain(|slot| {
+            count += self.finish_poll(*slot, now_ns);
+            self.stays_active(*slot)
+        });
+        self.active = active;
         let faults = dma::sigbus_fault_count();
         if faults != self.sigbus_count_seen {
             self.sigbus_count_seen = faults;
@@ -620,9 +644,9 @@ impl PollGroup for VfioUserPollGroup {
     }
 
     fn deadline(&self) -> Option<u64> {
-        let mut poll_now = !self.messages.is_empty();
+        let mut poll_now = !self.inbox.messages.is_empty();
         let mut timer = None;
-        for (_, endpoint) in self.endpoints.iter() {
+        for endpoint in self.active() {
             let session = endpoint.session.as_ref();
             if endpoint.accept_pending && session.is_none() {
                 timer = [timer, Some(endpoint.accept_retry_ns)].into_iter().flatten().min();
