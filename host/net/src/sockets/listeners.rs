@@ -109,7 +109,10 @@ impl Listeners {
         if let Some(watch) = self.slab.get(id.0).and_then(|listener| listener.watch) {
             client.unwatch(watch);
         }
-        self.slab.remove(id.0);
+        if let Some(listener) = self.slab.remove(id.0) {
+            // Ends the listening even while the kernel still references the file for the watch.
+            let _ = rustix::net::shutdown(&listener.socket, rustix::net::Shutdown::Both);
+        }
     }
 
     pub(super) fn local_address(&self, id: ListenerId) -> Option<StreamAddress> {

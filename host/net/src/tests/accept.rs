@@ -59,3 +59,18 @@ fn accept_with_few_descriptors() {
         println!("{events:?}: {DONE}");
     }
 }
+
+#[test]
+fn a_closed_listener_refuses_connections_before_the_event_loop_runs() {
+    for events in engines() {
+        let mut sockets = Sockets::new(&events);
+        let listener = sockets.listen(&"127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = sockets.local_address(listener).unwrap();
+        // The kernel takes its reference for the watch now.
+        events.turn();
+        sockets.close_listener(listener);
+        assert!(std::net::TcpStream::connect(address.tcp().unwrap()).is_err(), "{events:?}");
+        // The address is free at once.
+        sockets.listen(&address).unwrap();
+    }
+}
