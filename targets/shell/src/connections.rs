@@ -30,6 +30,8 @@ pub struct ConnectionEntry<C> {
     /// Bits 63:32 of its requests' tags: the index and generation of its slot.
     pub(crate) tag_base: u64,
     pub(crate) outstanding_requests: u32,
+    /// The time of its timer in [`Timers`](crate::timers::Timers); `u64::MAX` without one.
+    pub(crate) timer_ns: u64,
     /// When a draining connection is closed even if commands are in flight.
     pub(crate) drain_deadline_ns: u64,
     pub(crate) dirty: bool,
@@ -116,6 +118,7 @@ impl<C> Connections<C> {
             peer,
             tag_base: 0,
             outstanding_requests: 0,
+            timer_ns: u64::MAX,
             drain_deadline_ns: u64::MAX,
             dirty: false,
             waiting: false,

@@ -9,7 +9,7 @@ use reactor::{Core, Shutdown};
 use slots::Slot;
 use sockets::{ListenerId, Network, NetworkEvent, StreamAddress};
 
-use crate::connections::{ConnectionEntry, Connections};
+use crate::connections::Connections;
 use crate::cores::GroupMessage;
 use crate::devices::CoreDevices;
 use crate::mailboxes::{CoreMailboxes, Inbox};
@@ -17,6 +17,7 @@ use crate::poller::PollGroup;
 use crate::protocol::{
     Accepted, CloseReason, IoContext, MoreToRead, Protocol, ProtocolConnection, TargetConfig,
 };
+use crate::timers::Timers;
 
 /// Bytes received at a time beyond payload that goes directly into its buffer. Half of a typical L2 cache.
 const SCRATCH_BYTES: usize = 128 << 10;
@@ -100,8 +101,7 @@ pub struct ConnectionGroup<P: Protocol, N: Network> {
     waiting: Vec<Slot>,
     /// Connections that close when they are drained.
     closing: Vec<Slot>,
-    /// Next deadline of a connection; may be too early, never too late.
-    timer_ns: u64,
+    timers: Timers,
     flows: u16,
     stopping: bool,
 }
@@ -133,7 +133,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             resuming: Vec::new(),
             waiting: Vec::new(),
             closing: Vec::new(),
-            timer_ns: u64::MAX,
+            timers: Timers::default(),
             flows: 0,
             stopping: false,
         }
@@ -275,8 +275,10 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             self.shared.statuses[self.index].connections.fetch_sub(1, Ordering::Relaxed);
             return;
         };
-        self.timer_ns = self.timer_ns.min(connection.deadline_ns());
         let slot = self.connections.insert(connection, id, peer);
+        if let Some(entry) = self.connections.slab.get_mut(slot) {
+            self.timers.arm(slot, entry.connection.deadline_ns(), &mut entry.timer_ns);
+        }
         // It may want to speak first.
         self.connections.mark_dirty(slot);
     }
@@ -336,7 +338,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
                 if more == MoreToRead::Yes {
                     self.more_to_read.push(slot);
                 }
-                self.timer_ns = self.timer_ns.min(entry.connection.deadline_ns());
+                self.timers.arm(slot, entry.connection.deadline_ns(), &mut entry.timer_ns);
                 self.connections.mark_dirty(slot);
             }
             Err(reason) => self.close(slot, reason, now_ns),
@@ -486,20 +488,26 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
 
     /// Handles deadlines that have passed.
     fn run_timers(&mut self, now_ns: u64) {
-        let is_due = |entry: &ConnectionEntry<P::Connection>| {
-            !entry.closed && entry.connection.deadline_ns() <= now_ns
-        };
-        let all = self.connections.slab.iter();
-        let due: Vec<Slot> = all.filter(|(_, entry)| is_due(entry)).map(|(slot, _)| slot).collect();
-        for slot in due {
+        while let Some((at_ns, slot)) = self.timers.pop_expired(now_ns) {
             let Some(entry) = self.connections.slab.get_mut(slot) else { continue };
+            if entry.closed || entry.timer_ns != at_ns {
+                continue;
+            }
+            entry.timer_ns = u64::MAX;
+            if entry.connection.deadline_ns() > now_ns {
+                self.timers.arm(slot, entry.connection.deadline_ns(), &mut entry.timer_ns);
+                continue;
+            }
             match entry.connection.on_deadline(now_ns) {
-                Ok(()) => self.connections.mark_dirty(slot),
+                Ok(()) => {
+                    // What is still due is due in the next poll, so that this loop ends.
+                    let next_ns = entry.connection.deadline_ns().max(now_ns + 1);
+                    self.timers.arm(slot, next_ns, &mut entry.timer_ns);
+                    self.connections.mark_dirty(slot);
+                }
                 Err(reason) => self.close(slot, reason, now_ns),
             }
         }
-        let open = self.connections.open();
-        self.timer_ns = open.map(ProtocolConnection::deadline_ns).min().unwrap_or(u64::MAX);
     }
 }
 
@@ -543,7 +551,7 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
         if !self.connections.dirty.is_empty() {
             self.flush_all(now_ns);
         }
-        if now_ns >= self.timer_ns {
+        if now_ns >= self.timers.next_ns() {
             self.run_timers(now_ns);
             self.flush_all(now_ns);
             count += 1;
@@ -562,7 +570,7 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
         // There is no event either when connections on other cores close.
         let retry = !self.waiting.is_empty() || !self.closing.is_empty();
         let waiting = retry.then(|| os::clock::now_ns() + RETRY_NS);
-        let timer = (self.timer_ns != u64::MAX).then_some(self.timer_ns);
+        let timer = Some(self.timers.next_ns()).filter(|at_ns| *at_ns != u64::MAX);
         [self.devices.deadline(), waiting, timer].into_iter().flatten().min()
     }
 

@@ -21,7 +21,7 @@
 //! One poll of a group: messages and configuration; [`Protocol::begin_poll`]; [`ProtocolConnection::receive`] on each
 //! ready connection, which fills the batches of block devices; one submission and one poll per device with work, and
 //! [`ProtocolConnection::complete`]; one [`ProtocolConnection::flush`] for each connection with something to send;
-//! timers; the close of drained connections. Only connections with work are visited, except when a timer expires.
+//! timers; the close of drained connections. Only connections with work are visited.
 //!
 //! [`GroupLimits`] is the place of quotas: a connection beyond `connections_max` is closed when it is accepted, and
 //! [`Protocol::accept`] may refuse one by its address. `targets/example` is a complete target in one file.
@@ -37,6 +37,7 @@ mod poller;
 mod protocol;
 mod publisher;
 mod request;
+mod timers;
 
 pub use connections::{ConnectionEntry, Connections};
 pub use cores::TargetCores;

@@ -134,7 +134,8 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
         true
     }
 
-    /// When [`on_deadline`](Self::on_deadline) is due; `u64::MAX` for never.
+    /// When [`on_deadline`](Self::on_deadline) is due; `u64::MAX` for never. Asked after [`Protocol::accept`],
+    /// [`receive`](Self::receive), [`resume`](Self::resume) and `on_deadline`. A later deadline costs nothing.
     #[inline]
     fn deadline_ns(&self) -> u64 {
         u64::MAX

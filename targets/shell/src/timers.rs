@@ -1,0 +1,76 @@
+//! The deadlines of a core's connections.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use slots::Slot;
+
+/// When each connection has to be visited next, earliest first.
+///
+/// A timer may be too early, never too late: a deadline that moves away, as that of Keep Alive with every command, costs
+/// nothing until the timer expires, and then one new timer. A connection has one valid timer, whose time its entry
+/// keeps; a timer with another time was replaced by an earlier one. So there are few more timers than connections, and
+/// none per I/O.
+#[derive(Debug, Default)]
+pub(crate) struct Timers {
+    heap: BinaryHeap<Reverse<(u64, u64)>>,
+}
+
+impl Timers {
+    /// Makes sure that a connection is visited by `deadline_ns`; `u64::MAX` for never. `armed_ns` is the time of its
+    /// timer, `u64::MAX` without one.
+    #[inline]
+    pub(crate) fn arm(&mut self, slot: Slot, deadline_ns: u64, armed_ns: &mut u64) {
+        if deadline_ns < *armed_ns {
+            *armed_ns = deadline_ns;
+            self.heap.push(Reverse((deadline_ns, slot.to_bits())));
+        }
+    }
+
+    /// The time of the first timer; `u64::MAX` without one.
+    #[inline]
+    pub(crate) fn next_ns(&self) -> u64 {
+        self.heap.peek().map_or(u64::MAX, |Reverse((at_ns, _))| *at_ns)
+    }
+
+    /// Takes the first timer that has expired, with its time.
+    pub(crate) fn pop_expired(&mut self, now_ns: u64) -> Option<(u64, Slot)> {
+        if self.next_ns() > now_ns {
+            return None;
+        }
+        let Reverse((at_ns, slot)) = self.heap.pop()?;
+        Some((at_ns, Slot::from_bits(slot)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timer_is_replaced_by_an_earlier_one_only() {
+        let (mut timers, slot, mut armed_ns) = (Timers::default(), Slot::from_bits(1), u64::MAX);
+        timers.arm(slot, u64::MAX, &mut armed_ns);
+        assert_eq!(timers.next_ns(), u64::MAX);
+        for (deadline_ns, next_ns) in [(50, 50), (70, 50), (30, 30), (30, 30)] {
+            timers.arm(slot, deadline_ns, &mut armed_ns);
+            assert_eq!((timers.next_ns(), armed_ns), (next_ns, next_ns));
+        }
+        assert_eq!(timers.pop_expired(29), None);
+        assert_eq!(timers.pop_expired(50), Some((30, slot)));
+        // Replaced: the connection's timer is the one of 30.
+        assert_eq!(timers.pop_expired(50), Some((50, slot)));
+        assert_eq!(timers.pop_expired(u64::MAX), None);
+    }
+
+    #[test]
+    fn timers_expire_in_order() {
+        let mut timers = Timers::default();
+        for (index, deadline_ns) in [40, 10, 30, 20].into_iter().enumerate() {
+            timers.arm(Slot::from_bits(index as u64), deadline_ns, &mut { u64::MAX });
+        }
+        let expired: Vec<u64> =
+            std::iter::from_fn(|| timers.pop_expired(30)).map(|(at_ns, _)| at_ns).collect();
+        assert_eq!((expired, timers.next_ns()), (vec![10, 20, 30], 40));
+    }
+}
