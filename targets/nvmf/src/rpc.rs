@@ -64,7 +64,7 @@ impl Module for NvmfModule {
                 .errors(&[(RpcError::EBUSY, "there are more subsystems already")]),
             Method::update("nvmf_create_transport", create_transport)
                 .text("Makes a transport available to listeners.", "true")
-                .errors(&[(RpcError::INTERNAL, "it exists"), PENDING]),
+                .errors(&[(RpcError::INTERNAL, "it exists"), UNRESPONSIVE, PENDING]),
             Method::update("nvmf_create_subsystem", create_subsystem)
                 .text("Creates a subsystem.", "true")
                 .errors(&[

@@ -361,6 +361,18 @@ fn a_change_that_a_blocked_core_cannot_apply_is_not_made() {
 }
 
 #[test]
+fn a_transport_is_not_created_while_a_core_is_blocked() {
+    let rig = rig(TcpTransportConfig::default());
+    let handles = rig.reactors.as_ref().unwrap().handles();
+    let blocked = BlockedReactor::new(&handles[handles.len() - 1]);
+    let create = || rig.target.create_vfio_user(nvmf::VfioUserConfig::default());
+    assert!(matches!(create(), Err(NvmfTargetError::Unresponsive(_))));
+    assert_eq!(rig.target.vfio_user_config(), None);
+    drop(blocked);
+    create().unwrap();
+}
+
+#[test]
 fn a_listener_that_a_blocked_core_did_not_open_stays_closed() {
     let rig = rig(TcpTransportConfig::default());
     let handle = &rig.reactors.as_ref().unwrap().handles()[0];

@@ -58,7 +58,7 @@ impl<P: Protocol> TargetCores<P> {
     /// Starts a group on every reactor; `protocol` makes the state of each, on its core. Waits for the reactors.
     ///
     /// # Errors
-    /// A reactor has stopped.
+    /// A reactor has stopped, or does not respond.
     pub fn start(
         reactors: &[ReactorHandle],
         publisher: &Publisher<P::Config>,

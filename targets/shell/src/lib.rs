@@ -12,8 +12,8 @@
 //!    reactors and carries messages to them; a [`Request`] is a question to a core from another thread, which the core
 //!    does not act on after the requester has stopped waiting.
 //! 2. [`Publisher`]: the configuration as an immutable snapshot. A change is published to all cores and acknowledged by
-//!    each; if one does not apply it in time, the change is rolled back everywhere or the caller is told that it is
-//!    pending. A core that was blocked applies the latest snapshot only, so that it never sees one that was rolled back.
+//!    each; if one does not apply it in time, the change is rolled back everywhere, or the caller reports it as pending.
+//!    A core that was blocked applies the latest snapshot only, so that it never sees one that was rolled back.
 //! 3. [`TargetCores`], the control plane's handle, and [`ConnectionGroup`], the connections of a core. Generic over the
 //!    protocol and the network: the calls between them are static, and no I/O costs a lock, an allocation or an
 //!    indirect call here. Tests run a group on a simulated network.

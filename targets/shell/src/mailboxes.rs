@@ -92,7 +92,7 @@ impl<M: GroupMail> CoreMailboxes<M> {
     /// Starts a group on every reactor; `group` makes each, on its core. Waits for the reactors. To be called once.
     ///
     /// # Errors
-    /// A reactor has stopped.
+    /// A reactor has stopped, or does not respond.
     pub fn start<C: Send + Sync + 'static, G: PollGroup + 'static>(
         &self,
         reactors: &[ReactorHandle],
@@ -102,6 +102,7 @@ impl<M: GroupMail> CoreMailboxes<M> {
     where
         M: 'static,
     {
+        self.check_responsive(reactors)?;
         let mut senders = Vec::new();
         for reactor in reactors {
             let (publisher, group) = (publisher.clone(), group.clone());
@@ -121,6 +122,18 @@ impl<M: GroupMail> CoreMailboxes<M> {
         let first = self.0.set(senders.into());
         assert!(first.is_ok(), "the groups of a target are started once");
         Ok(())
+    }
+
+    /// Finds a reactor that does not respond before anything is started on the others.
+    fn check_responsive(&self, reactors: &[ReactorHandle]) -> Result<(), ShellError> {
+        let mut requests = Vec::new();
+        for reactor in reactors {
+            let (request, responder) = Request::new();
+            let posted = reactor.post(move |_| _ = responder.answer(()));
+            posted.map_err(|_| ShellError::Stopped(reactor.index()))?;
+            requests.push((reactor.index(), request));
+        }
+        requests.into_iter().try_for_each(|(core, request)| self.wait(core, request))
     }
 
     /// Sends a request to a core. [`wait`](Self::wait) for the answer.
