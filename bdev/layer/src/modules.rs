@@ -7,8 +7,6 @@ pub mod malloc;
 pub mod null;
 pub mod uring;
 
-pub(crate) use base::SplitMix64;
-
 use crate::{BdevError, BdevGeometry, Request};
 
 /// Validates the size of a new device and returns its geometry.

@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block_io::{Op, Payload, RequestFlags, Status};
+use random::WyRand;
 
-use crate::modules::SplitMix64;
 use crate::{Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, InfoValue, Registry, Request};
 
 /// Unit of atomicity at a power failure, in bytes.
@@ -56,7 +56,7 @@ enum LogOp {
 
 struct CrashDiskChannel {
     disk: CrashDisk,
-    rng: SplitMix64,
+    rng: WyRand,
     executed: Vec<(Request, Option<usize>)>,
 }
 
@@ -113,7 +113,7 @@ impl CrashDisk {
 
     /// One possible medium after a power failure that follows the first `at` entries, selected by `seed`.
     pub fn image(&self, at: usize, seed: u64) -> Vec<u8> {
-        let mut rng = SplitMix64::new(seed);
+        let mut rng = WyRand::new(seed);
         self.build_image(at, |versions| rng.below(versions as u64) as usize)
     }
 
@@ -210,7 +210,7 @@ impl Bdev for CrashDisk {
     }
 
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        let rng = SplitMix64::new(self.seed ^ core.index() as u64);
+        let rng = WyRand::new(self.seed ^ core.index() as u64);
         Ok(Box::new(CrashDiskChannel { disk: self.clone(), rng, executed: Vec::new() }))
     }
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use block_io::Op;
+use random::WyRand;
 use uuid::Uuid;
 
-use super::base::{BaseBdev, SplitMix64, track_base};
+use super::base::{BaseBdev, track_base};
 use crate::{
     Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits, Registry,
     Request,
@@ -152,7 +153,7 @@ impl Bdev for DelayBdev {
         Ok(Box::new(DelayChannel {
             base: self.base.channel(core)?,
             latencies_ns: self.latencies_ns.clone(),
-            rng: SplitMix64::new(self.seed ^ (core.index() as u64) << 32),
+            rng: WyRand::new(self.seed ^ (core.index() as u64) << 32),
             forward: Vec::new(),
             delayed: std::array::from_fn(|_| VecDeque::new()),
             base_completions: Vec::new(),
@@ -194,7 +195,7 @@ impl Bdev for DelayBdev {
 struct DelayChannel {
     base: crate::BdevChannel,
     latencies_ns: Arc<[AtomicU64; CLASSES]>,
-    rng: SplitMix64,
+    rng: WyRand,
     forward: Vec<Request>,
     /// Delayed completions with their due time, one FIFO a class: the latency in a class is constant, so that the
     /// oldest is due first. After an update to a shorter latency, newer completions still wait for older ones.

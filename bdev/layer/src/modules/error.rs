@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block_io::{Op, Status, Tag};
+use random::WyRand;
 use slots::{Slab, Slot};
 use uuid::Uuid;
 
-use super::base::{BaseBdev, SplitMix64, track_base};
+use super::base::{BaseBdev, track_base};
 use crate::{
     Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits, Registry,
     Request,
@@ -102,7 +103,7 @@ struct SharedRules {
 struct FaultRules {
     /// Each with the number of I/Os that matched it.
     list: Vec<(FaultInjection, u64)>,
-    rng: SplitMix64,
+    rng: WyRand,
 }
 
 /// Maximum number of rules of one device; each is checked for every I/O.
@@ -115,7 +116,7 @@ pub fn create(registry: &Registry, config: ErrorConfig) -> Result<Arc<BlockDevic
     let name = config.name.unwrap_or_else(|| format!("EE_{}", config.base));
     let base = BaseBdev::claim(registry, &config.base, &format!("error bdev {name}"))?;
     let below = base.device().clone();
-    let rules = FaultRules { list: Vec::new(), rng: SplitMix64::new(config.seed) };
+    let rules = FaultRules { list: Vec::new(), rng: WyRand::new(config.seed) };
     let faults = Arc::new(SharedRules {
         any: AtomicBool::new(false),
         clear_count: AtomicU64::new(0),
