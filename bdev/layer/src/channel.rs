@@ -73,6 +73,8 @@ pub struct BdevChannel {
     finished: Vec<Completion>,
     /// Empty between calls; requests that go back into the caller's batch.
     returned: Vec<Request>,
+    /// The clock of its core.
+    clock: os::clock::Clock,
     /// A channel is used on the core that opened it.
     _not_send: std::marker::PhantomData<Rc<()>>,
 }
@@ -121,6 +123,7 @@ impl BdevChannel {
             resets_outstanding: 0,
             finished: Vec::new(),
             returned: Vec::new(),
+            clock: core.clock().clone(),
             open,
             _not_send: std::marker::PhantomData,
         })
@@ -632,7 +635,7 @@ impl block_io::Channel for BdevChannel {
             || self.compares.awaits_lock()
             || self.parts.awaits_buffer()
             || self.in_flight == 0;
-        let recheck = lock_pending.then(|| os::clock::now_ns() + RECHECK_NS);
+        let recheck = lock_pending.then(|| self.clock.now_ns() + RECHECK_NS);
         [module, recheck].into_iter().flatten().min()
     }
 }

@@ -15,8 +15,8 @@ use nvme_controller::{
     AllowedHosts, ControllerDirectory, DiscoveryLog, DiscoveryRecord, Subsystem, SubsystemListener,
     SubsystemNamespace,
 };
-use reactor::{MailboxSender, Period, ReactorHandle};
-use sockets::Sockets;
+use reactor::{MailboxSender, Period, ReactorHandle, blocking};
+use sockets::{CoreNetwork, Network, Sockets};
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::SubsystemType;
 
@@ -31,7 +31,7 @@ use crate::vfio_user::{self, VfioUserConfig, VfioUserFault};
 
 pub use info::{QpairInfo, SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo, TargetStats};
 
-type GroupSender = MailboxSender<TcpGroupMessage<sockets::SocketStream>>;
+type GroupSender<N> = MailboxSender<TcpGroupMessage<<N as Network>::Stream>>;
 
 /// Name under which the target claims its block devices.
 const CLAIM: &str = "NVMe-oF Target";
@@ -46,21 +46,19 @@ const MESSAGES_MAX: usize = 1024;
 ///
 /// Calls block, so a reactor's thread must not make them. Order: [`create_transport`](Self::create_transport)
 /// or [`create_vfio_user`](Self::create_vfio_user), subsystems, namespaces and hosts, then listeners;
-/// [`shutdown`](Self::shutdown) before the reactors stop. Cheap to clone.
-#[derive(Clone)]
-pub struct NvmfTarget(Arc<TargetInner>);
+/// [`shutdown`](Self::shutdown) before the reactors stop. Cheap to clone. `N` is the network of the TCP transport.
+pub struct NvmfTarget<N: CoreNetwork = Sockets>(Arc<TargetInner<N>>);
 
-struct TargetInner {
+struct TargetInner<N: CoreNetwork> {
     registry: Registry,
     remotes: Vec<ReactorHandle>,
     directory: Arc<ControllerDirectory>,
-    state: Mutex<TargetState>,
+    state: Mutex<TargetState<N>>,
     subscription: Mutex<Option<bdev::SubscriptionId>>,
 }
 
-#[derive(Default)]
-struct TargetState {
-    transport: Option<TcpTransport>,
+struct TargetState<N: CoreNetwork> {
+    transport: Option<TcpTransport<N>>,
     vfio_user: Option<VfioUserTransport>,
     subsystems: BTreeMap<Nqn, ConfiguredSubsystem>,
     ports: Vec<ListenPort>,
@@ -72,9 +70,9 @@ struct TargetState {
     stopping: bool,
 }
 
-struct TcpTransport {
+struct TcpTransport<N: CoreNetwork> {
     config: TcpTransportConfig,
-    groups: Vec<GroupSender>,
+    groups: Vec<GroupSender<N>>,
 }
 
 struct VfioUserTransport {
@@ -168,17 +166,30 @@ impl NamespaceConfig {
     }
 }
 
+impl<N: CoreNetwork> Clone for NvmfTarget<N> {
+    fn clone(&self) -> Self {
+        NvmfTarget(self.0.clone())
+    }
+}
+
 impl NvmfTarget {
     /// An empty target on these reactors. It subscribes to resize and removal events of block devices.
     pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> NvmfTarget {
+        NvmfTarget::with_network(registry, reactors)
+    }
+}
+
+impl<N: CoreNetwork> NvmfTarget<N> {
+    /// As [`new`](NvmfTarget::new), over another network than kernel sockets, such as a simulation's.
+    pub fn with_network(registry: Registry, reactors: &[ReactorHandle]) -> NvmfTarget<N> {
         let inner = Arc::new(TargetInner {
             registry,
             remotes: reactors.to_vec(),
             directory: Arc::new(ControllerDirectory::new()),
-            state: Mutex::default(),
+            state: Mutex::new(TargetState::new()),
             subscription: Mutex::new(None),
         });
-        let weak: Weak<TargetInner> = Arc::downgrade(&inner);
+        let weak: Weak<TargetInner<N>> = Arc::downgrade(&inner);
         let id = inner.registry.subscribe(Box::new(move |event| {
             if let Some(inner) = weak.upgrade() {
                 NvmfTarget(inner).device_event(event);
@@ -204,7 +215,7 @@ impl NvmfTarget {
             let (limits, directory, statuses) = (limits.clone(), self.0.directory.clone(), statuses.clone());
             let sender = remote.call(move |core| {
                 let (sender, messages) = core.mailbox(MESSAGES_MAX);
-                let network = Sockets::new(core.event_loop()).with_busy_poll(core.spins());
+                let network = N::of_core(core);
                 let (wake, notifiers) = (sender.clone(), directory.clone());
                 let mut group = TcpPollGroup::new(core, network, limits, directory, statuses, messages);
                 // A group with a full mailbox is awake anyway: the message may be lost.
@@ -389,7 +400,12 @@ impl NvmfTarget {
         self.take_namespace(&mut state, &nqn, nsid)
     }
 
-    fn take_namespace(&self, state: &mut TargetState, nqn: &Nqn, nsid: u32) -> Result<(), NvmfTargetError> {
+    fn take_namespace(
+        &self,
+        state: &mut TargetState<N>,
+        nqn: &Nqn,
+        nsid: u32,
+    ) -> Result<(), NvmfTargetError> {
         let configured = state.subsystems.get_mut(nqn).ok_or_else(|| no_subsystem(nqn))?;
         let Some(namespace) = configured.subsystem.namespace(nsid) else {
             return Err(NvmfTargetError::NoNamespace(nqn.as_str().into(), nsid));
@@ -514,7 +530,7 @@ impl NvmfTarget {
     }
 
     /// Closes an address that no subsystem listens on any longer.
-    fn drop_port(&self, state: &mut TargetState, address: &ListenAddress) -> Result<(), NvmfTargetError> {
+    fn drop_port(&self, state: &mut TargetState<N>, address: &ListenAddress) -> Result<(), NvmfTargetError> {
         if state.subsystems.values().any(|configured| configured.listeners.contains(address)) {
             return Ok(());
         }
@@ -635,7 +651,7 @@ impl NvmfTarget {
     }
 
     /// Publishes a new snapshot and waits until every poll group has applied it.
-    fn publish(&self, state: &mut TargetState) -> Result<(), NvmfTargetError> {
+    fn publish(&self, state: &mut TargetState<N>) -> Result<(), NvmfTargetError> {
         state.generation += 1;
         let mut snapshot =
             ConfigSnapshot { discovery: Arc::new(state.discovery()), ..ConfigSnapshot::default() };
@@ -678,12 +694,12 @@ impl NvmfTarget {
         Ok(())
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, TargetState>, NvmfTargetError> {
+    fn lock(&self) -> Result<MutexGuard<'_, TargetState<N>>, NvmfTargetError> {
         let state = self.lock_any();
         if state.stopping { Err(NvmfTargetError::Stopping) } else { Ok(state) }
     }
 
-    fn lock_any(&self) -> MutexGuard<'_, TargetState> {
+    fn lock_any(&self) -> MutexGuard<'_, TargetState<N>> {
         sync::lock(&self.0.state)
     }
 }
@@ -697,7 +713,22 @@ impl ConfiguredSubsystem {
     }
 }
 
-impl TargetState {
+impl<N: CoreNetwork> TargetState<N> {
+    fn new() -> TargetState<N> {
+        TargetState {
+            transport: None,
+            vfio_user: None,
+            subsystems: BTreeMap::new(),
+            ports: Vec::new(),
+            last_portid: 0,
+            backends_allocated: 0,
+            free_backends: Vec::new(),
+            generation: 0,
+            ptpl: None,
+            stopping: false,
+        }
+    }
+
     /// Reservations of a device that are persisted in a file. The file is written immediately, so that an
     /// unusable file is rejected at configuration time and not at the first reservation.
     fn open_ptpl(&mut self, file: &str, device: Uuid) -> Result<Reservations, NvmfTargetError> {
@@ -811,7 +842,7 @@ fn check_text(name: &str, text: &str, max: usize) -> Result<(), NvmfTargetError>
 }
 
 /// Closes a TCP port. The first group owns all TCP listeners.
-fn unlisten(state: &TargetState, portid: u16) -> Result<(), NvmfTargetError> {
+fn unlisten<N: CoreNetwork>(state: &TargetState<N>, portid: u16) -> Result<(), NvmfTargetError> {
     let Some(first) = state.transport.as_ref().and_then(|transport| transport.groups.first()) else {
         return Ok(());
     };
@@ -827,5 +858,6 @@ fn send<M>(group: &MailboxSender<M>, message: M) -> Result<(), NvmfTargetError> 
 /// Waits for a group's reply. A group that has stopped drops the message, which is `Stopping`.
 fn wait<T>(outcome: &Receiver<T>) -> Result<T, NvmfTargetError> {
     // A reactor that is stopping may leave the message unread. Two seconds are thousands of poll iterations.
-    outcome.recv_timeout(std::time::Duration::from_secs(2)).map_err(|_| NvmfTargetError::Stopping)
+    blocking::receive_timeout(outcome, std::time::Duration::from_secs(2))
+        .map_err(|_| NvmfTargetError::Stopping)
 }

@@ -103,6 +103,7 @@ pub(crate) struct TcpPollGroup<N: Network> {
     index: usize,
     network: N,
     pool: Pool,
+    clock: os::clock::Clock,
     shared: TcpGroupShared,
     devices: CoreDevices,
     connections: Slab<ConnectionEntry>,
@@ -184,6 +185,7 @@ impl<N: Network> TcpPollGroup<N> {
             index: core.index(),
             network,
             pool: core.pool().clone(),
+            clock: core.clock().clone(),
             shared: TcpGroupShared { limits, directory, snapshot: Arc::default() },
             devices: CoreDevices::default(),
             connections: Slab::with_capacity(CONNECTIONS_MAX),
@@ -339,7 +341,7 @@ impl<N: Network> TcpPollGroup<N> {
     fn log_failed_accept(&mut self, listener: ListenerId, error: &std::io::Error) {
         let local = self.network.local_address(listener).and_then(|local| local.tcp());
         if let Some(local) = local {
-            self.log.log(local, format!("a connection was not accepted: {error}"));
+            self.log.log(self.clock.now_ns(), local, format!("a connection was not accepted: {error}"));
         }
     }
 
@@ -580,7 +582,7 @@ impl<N: Network> TcpPollGroup<N> {
             return;
         }
         if let Some(text) = end.log_message() {
-            self.log.log(entry.connection.state.peer, text);
+            self.log.log(now_ns, entry.connection.state.peer, text);
         }
         // Best effort: the TermReq PDU with the reason may be in the queue.
         let _ = entry.connection.flush(&mut self.network);
@@ -775,7 +777,7 @@ impl<N: Network> PollGroup for TcpPollGroup<N> {
         }
         // There is no event either when queues on other cores close.
         let retry = !self.waiting_for_buffer.is_empty() || !self.closing.is_empty();
-        let memory = retry.then(|| os::clock::now_ns() + RETRY_NS);
+        let memory = retry.then(|| self.clock.now_ns() + RETRY_NS);
         let timer = (self.timer_ns != u64::MAX).then_some(self.timer_ns);
         [self.devices.deadline(), memory, timer].into_iter().flatten().min()
     }

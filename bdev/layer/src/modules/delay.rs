@@ -152,6 +152,7 @@ impl Bdev for DelayBdev {
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
         Ok(Box::new(DelayChannel {
             base: self.base.channel(core)?,
+            clock: core.clock().clone(),
             latencies_ns: self.latencies_ns.clone(),
             rng: WyRand::new(self.seed ^ (core.index() as u64) << 32),
             forward: Vec::new(),
@@ -194,6 +195,7 @@ impl Bdev for DelayBdev {
 
 struct DelayChannel {
     base: crate::BdevChannel,
+    clock: os::clock::Clock,
     latencies_ns: Arc<[AtomicU64; CLASSES]>,
     rng: WyRand,
     forward: Vec<Request>,
@@ -240,7 +242,7 @@ impl block_io::Channel for DelayChannel {
         self.base.submit(&mut self.forward);
         let mut base_completions = std::mem::take(&mut self.base_completions);
         self.base.poll(&mut base_completions);
-        let now_ns = os::clock::now_ns();
+        let now_ns = self.clock.now_ns();
         for completion in base_completions.drain(..) {
             match self.class_of(completion.request().op) {
                 Some(class) => {

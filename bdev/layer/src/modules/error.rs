@@ -183,6 +183,7 @@ impl Bdev for ErrorBdev {
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
         Ok(Box::new(ErrorChannel {
             base: self.base.channel(core)?,
+            clock: core.clock().clone(),
             clears_applied: self.faults.clear_count.load(Ordering::Relaxed),
             faults: self.faults.clone(),
             table: Slab::with_capacity(self.depth() + crate::channel::RESETS_MAX as u32),
@@ -289,6 +290,7 @@ impl FaultInjection {
 
 struct ErrorChannel {
     base: crate::BdevChannel,
+    clock: os::clock::Clock,
     faults: Arc<SharedRules>,
     clears_applied: u64,
     /// Requests at the base: the caller's tag, and the corruption of the data.
@@ -404,7 +406,7 @@ impl block_io::Channel for ErrorChannel {
         if !self.completed.is_empty() || (!self.forward.is_empty() && self.base.outstanding() == 0) {
             return Some(0);
         }
-        let recheck = (!self.pending.is_empty()).then(|| os::clock::now_ns() + CLEAR_CHECK_NS);
+        let recheck = (!self.pending.is_empty()).then(|| self.clock.now_ns() + CLEAR_CHECK_NS);
         [self.base.deadline(), recheck].into_iter().flatten().min()
     }
 }

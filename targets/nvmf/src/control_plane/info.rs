@@ -2,6 +2,8 @@
 
 use std::sync::mpsc::sync_channel;
 
+use sockets::CoreNetwork;
+
 use super::{ListenAddress, NvmfTarget, Uuid, send, wait};
 use crate::group::{ConnectionReport, TcpGroupMessage};
 use crate::vfio_user;
@@ -99,7 +101,7 @@ pub struct TargetStats {
     pub groups: Vec<(usize, usize, usize)>,
 }
 
-impl NvmfTarget {
+impl<N: CoreNetwork> NvmfTarget<N> {
     /// All subsystems, the discovery subsystem first.
     pub fn subsystems(&self) -> Vec<SubsystemInfo> {
         let state = self.lock_any();

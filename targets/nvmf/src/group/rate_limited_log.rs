@@ -12,9 +12,8 @@ pub(super) struct RateLimitedLog {
 
 impl RateLimitedLog {
     /// Logs the reason with the address of the peer, or of the listener if there is no peer.
-    pub(super) fn log(&mut self, peer: SocketAddr, reason: String) {
+    pub(super) fn log(&mut self, now_ns: u64, peer: SocketAddr, reason: String) {
         const INTERVAL_NS: u64 = 1_000_000_000;
-        let now_ns = os::clock::now_ns();
         if self.last_ns.is_some_and(|last_ns| now_ns.saturating_sub(last_ns) < INTERVAL_NS) {
             self.suppressed += 1;
             return;

@@ -105,6 +105,7 @@ struct Endpoint {
 pub(crate) struct VfioUserPollGroup {
     index: usize,
     pool: Pool,
+    clock: os::clock::Clock,
     shared: VfioUserShared,
     devices: CoreDevices,
     endpoints: Slab<Endpoint>,
@@ -133,6 +134,7 @@ impl VfioUserPollGroup {
         VfioUserPollGroup {
             index: core.index(),
             pool: core.pool().clone(),
+            clock: core.clock().clone(),
             shared,
             devices: CoreDevices::default(),
             endpoints: Slab::with_capacity(ENDPOINTS_MAX),
@@ -629,7 +631,7 @@ impl PollGroup for VfioUserPollGroup {
         if poll_now {
             return Some(0);
         }
-        let now_ns = os::clock::now_ns();
+        let now_ns = self.clock.now_ns();
         let doorbells =
             if self.shared.limits.doorbells_trapped { None } else { self.doorbell_poll_ns(now_ns) };
         let memory = self.needs_retry.then(|| now_ns + MEMORY_RETRY_NS);
