@@ -53,46 +53,39 @@ struct Target {
 }
 
 pub(super) fn run(seed: u64, fault: Option<PlantedFault>) -> Result<RunReport, RunFailure> {
-    let late_commands = (fault == Some(PlantedFault::LateCommand)).then_some(300 * MILLISECOND);
-    let world = World::new(seed, FabricOptions { late_commands });
-    let mut random = world.rng();
-    let create = match fault {
-        Some(PlantedFault::IgnoredFua) => CrashDisk::create_ignoring_fua,
-        _ => CrashDisk::create,
-    };
-    // Its own registry: each target registers the disk as a process would.
-    let enclosure = Registry::new();
-    let blocks = BLOCKS * u64::from(CORES);
-    let disk =
-        create(&enclosure, "Disk", blocks, BLOCK_BYTES as u32, random.next_bits()).expect("a valid geometry");
-    let host = world.add_node();
-    let target = |node| Target { node, process: None, recovers_ns: None, paused: false };
-    let targets = (0..TARGETS).map(|_| target(world.add_node())).collect();
-    let keep_alive_ms = [500, 1000, 2000, 4000][random.index(4)];
-    let oracle = Rc::new(RefCell::new(Oracle::new(blocks)));
-    let (loads, faults) = (Vec::new(), 0);
-    let mut run =
-        Run { seed, world, random, host, targets, disk, fault, oracle, loads, faults, keep_alive_ms };
+    let mut run = Run::new(seed, fault);
     let outcome = run.execute();
     run.world.end();
     outcome
 }
 
 impl Run {
-    fn execute(&mut self) -> Result<RunReport, RunFailure> {
-        let link = LinkConfig {
-            delay_ns: 2_000 + self.random.below(200_000),
-            jitter_ns: self.random.below(300_000),
-            byte_ps: [80, 800, 8000][self.random.index(3)],
-            blocked: false,
+    fn new(seed: u64, fault: Option<PlantedFault>) -> Run {
+        let late_commands = (fault == Some(PlantedFault::LateCommand)).then_some(300 * MILLISECOND);
+        let world = World::new(seed, FabricOptions { late_commands });
+        let mut random = world.rng();
+        let create = match fault {
+            Some(PlantedFault::IgnoredFua) => CrashDisk::create_ignoring_fua,
+            _ => CrashDisk::create,
         };
-        for index in 0..TARGETS {
-            let node = self.targets[index].node;
-            self.world.set_link(self.host, node, link);
-            self.world.set_link(node, self.host, link);
-            self.start_target(index);
-        }
-        let initiator = self.start_host()?;
+        // Its own registry: each target registers the disk as a process would.
+        let enclosure = Registry::new();
+        let blocks = BLOCKS * u64::from(CORES);
+        let disk = create(&enclosure, "Disk", blocks, BLOCK_BYTES as u32, random.next_bits())
+            .expect("a valid geometry");
+        let host = world.add_node();
+        let target = |node| Target { node, process: None, recovers_ns: None, paused: false };
+        let targets = (0..TARGETS).map(|_| target(world.add_node())).collect();
+        let keep_alive_ms = [500, 1000, 2000, 4000][random.index(4)];
+        let oracle = Rc::new(RefCell::new(Oracle::new(blocks)));
+        let (loads, faults) = (Vec::new(), 0);
+        Run { seed, world, random, host, targets, disk, fault, oracle, loads, faults, keep_alive_ms }
+    }
+
+    fn execute(&mut self) -> Result<RunReport, RunFailure> {
+        self.start_targets();
+        let (initiator, registry) = self.start_host()?;
+        self.start_loads(&registry)?;
         self.cause_faults()?;
         self.recover();
         self.loads.iter().for_each(Workload::drain);
@@ -109,6 +102,22 @@ impl Run {
             turns: self.world.turns(),
             trace: self.world.trace(),
         })
+    }
+
+    /// Starts the targets, with links of one speed.
+    fn start_targets(&mut self) {
+        let link = LinkConfig {
+            delay_ns: 2_000 + self.random.below(200_000),
+            jitter_ns: self.random.below(300_000),
+            byte_ps: [80, 800, 8000][self.random.index(3)],
+            blocked: false,
+        };
+        for index in 0..TARGETS {
+            let node = self.targets[index].node;
+            self.world.set_link(self.host, node, link);
+            self.world.set_link(node, self.host, link);
+            self.start_target(index);
+        }
     }
 
     fn failure(&self, why: String) -> RunFailure {
@@ -146,8 +155,8 @@ impl Run {
         self.targets[index].process = Some(target);
     }
 
-    /// Attaches both paths and starts the loads.
-    fn start_host(&mut self) -> Result<Initiator, RunFailure> {
+    /// Boots the host and attaches both paths.
+    fn start_host(&mut self) -> Result<(Initiator, Registry), RunFailure> {
         let handles = self.world.boot(self.host, CORES);
         let registry = Registry::new();
         let initiator = Initiator::with_network::<SimulatedLinks>(registry.clone(), &handles);
@@ -182,6 +191,10 @@ impl Run {
             let attached = initiator.attach(Attach { policy, ..Attach::new("Nvme0", path) });
             attached.map_err(|error| self.failure(format!("attaching {address}: {error}")))?;
         }
+        Ok((initiator, registry))
+    }
+
+    fn start_loads(&mut self, registry: &Registry) -> Result<(), RunFailure> {
         for (index, core) in self.world.cores(self.host).iter().enumerate() {
             let opened = registry.open("Nvme0n1", Access::ReadWrite).and_then(|device| device.channel(core));
             let channel = opened.map_err(|error| self.failure(format!("opening the namespace: {error}")))?;
@@ -193,7 +206,7 @@ impl Run {
             };
             self.loads.push(Workload::start(core, channel, &self.oracle, config));
         }
-        Ok(initiator)
+        Ok(())
     }
 
     /// Lets the loads run while faults begin and end.
@@ -320,3 +333,6 @@ impl Run {
         self.check()
     }
 }
+
+#[cfg(test)]
+mod tests;
