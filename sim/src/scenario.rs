@@ -66,7 +66,7 @@ impl fmt::Display for RunFailure {
     }
 }
 
-/// A host whose namespace has a path to each of two targets, on one disk, while targets crash, lose power, pause and
+/// One or two hosts whose namespace has a path to each of two targets, on one disk, while targets crash, lose power, pause and
 /// come back, and links are cut in one or both directions.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! One host with multipath, two targets, one disk with a volatile cache.
+//! One or two hosts with multipath, two targets, one disk with a volatile cache.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,6 +20,7 @@ const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 const DISK_UUID: Uuid = Uuid::from_u128(0x6d5c_7a3e_0a52_4d5f_9d0b_7d3a_1f7d_2c11);
 const PORT: u16 = 4420;
 const TARGETS: usize = 2;
+const HOSTS_MAX: usize = 2;
 const CORES: u32 = 2;
 /// Blocks of each host core.
 const BLOCKS: u64 = 48;
@@ -34,7 +35,7 @@ struct Run {
     seed: u64,
     world: World,
     random: WyRand,
-    host: NodeId,
+    hosts: Vec<NodeId>,
     targets: Vec<Target>,
     disk: CrashDisk,
     fault: Option<PlantedFault>,
@@ -70,29 +71,33 @@ impl Run {
         };
         // Its own registry: each target registers the disk as a process would.
         let enclosure = Registry::new();
-        let blocks = BLOCKS * u64::from(CORES);
+        let blocks = BLOCKS * u64::from(CORES) * HOSTS_MAX as u64;
         let disk = create(&enclosure, "Disk", blocks, BLOCK_BYTES as u32, random.next_bits())
             .expect("a valid geometry");
-        let host = world.add_node();
+        let hosts = (0..1 + random.index(HOSTS_MAX)).map(|_| world.add_node()).collect();
         let target = |node| Target { node, process: None, recovers_ns: None, paused: false };
         let targets = (0..TARGETS).map(|_| target(world.add_node())).collect();
         let keep_alive_ms = [500, 1000, 2000, 4000][random.index(4)];
         let oracle = Rc::new(RefCell::new(Oracle::new(blocks)));
         let (loads, faults) = (Vec::new(), 0);
-        Run { seed, world, random, host, targets, disk, fault, oracle, loads, faults, keep_alive_ms }
+        Run { seed, world, random, hosts, targets, disk, fault, oracle, loads, faults, keep_alive_ms }
     }
 
     fn execute(&mut self) -> Result<RunReport, RunFailure> {
         self.start_targets();
-        let (initiator, registry) = self.start_host()?;
-        self.start_loads(&registry)?;
+        let mut initiators = Vec::new();
+        for host in self.hosts.clone() {
+            let (initiator, registry) = self.start_host(host)?;
+            self.start_loads(host, &registry)?;
+            initiators.push(initiator);
+        }
         self.cause_faults()?;
         self.recover();
         self.loads.iter().for_each(Workload::drain);
         self.wait_idle("after the faults")?;
         self.loads.iter().for_each(Workload::verify);
         self.wait_idle("while reading everything back")?;
-        initiator.stop_all();
+        initiators.iter().for_each(Initiator::stop_all);
         let counts = self.loads.iter().map(Workload::counts);
         Ok(RunReport {
             succeeded: counts.clone().map(|counts| counts.succeeded).sum(),
@@ -114,8 +119,10 @@ impl Run {
         };
         for index in 0..TARGETS {
             let node = self.targets[index].node;
-            self.world.set_link(self.host, node, link);
-            self.world.set_link(node, self.host, link);
+            for host in self.hosts.clone() {
+                self.world.set_link(host, node, link);
+                self.world.set_link(node, host, link);
+            }
             self.start_target(index);
         }
     }
@@ -155,9 +162,9 @@ impl Run {
         self.targets[index].process = Some(target);
     }
 
-    /// Boots the host and attaches both paths.
-    fn start_host(&mut self) -> Result<(Initiator, Registry), RunFailure> {
-        let handles = self.world.boot(self.host, CORES);
+    /// Boots a host and attaches both paths.
+    fn start_host(&mut self, host: NodeId) -> Result<(Initiator, Registry), RunFailure> {
+        let handles = self.world.boot(host, CORES);
         let registry = Registry::new();
         let initiator = Initiator::with_network::<SimulatedLinks>(registry.clone(), &handles);
         let policy = match self.random.index(3) {
@@ -173,7 +180,7 @@ impl Run {
             fast_fail_ns,
         };
         let options = nvme::Options {
-            host_id: *b"simulated-host-1",
+            host_id: [host as u8 + 1; 16],
             queue_depth: 16,
             keep_alive_ms: self.keep_alive_ms,
             timeout_ns: SECOND,
@@ -194,12 +201,12 @@ impl Run {
         Ok((initiator, registry))
     }
 
-    fn start_loads(&mut self, registry: &Registry) -> Result<(), RunFailure> {
-        for (index, core) in self.world.cores(self.host).iter().enumerate() {
+    fn start_loads(&mut self, host: NodeId, registry: &Registry) -> Result<(), RunFailure> {
+        for core in &self.world.cores(host) {
             let opened = registry.open("Nvme0n1", Access::ReadWrite).and_then(|device| device.channel(core));
             let channel = opened.map_err(|error| self.failure(format!("opening the namespace: {error}")))?;
             let config = WorkloadConfig {
-                start: index as u64 * BLOCKS,
+                start: self.loads.len() as u64 * BLOCKS,
                 blocks: BLOCKS,
                 depth: 1 + self.random.index(8),
                 pause_ns: MILLISECOND + self.random.below(20 * MILLISECOND),
@@ -257,7 +264,7 @@ impl Run {
         if self.targets[index].recovers_ns.is_some() {
             return;
         }
-        let (host, node) = (self.host, self.targets[index].node);
+        let (host, node) = (self.hosts[self.random.index(self.hosts.len())], self.targets[index].node);
         match self.random.index(5) {
             0 | 1 => self.crash(index),
             2 => {
@@ -304,10 +311,12 @@ impl Run {
 
     /// Ends the faults of a target: it runs, and its links pass everything.
     fn heal(&mut self, index: usize) {
-        let (host, node) = (self.host, self.targets[index].node);
+        let node = self.targets[index].node;
         self.targets[index].recovers_ns = None;
-        self.world.block(host, node, false);
-        self.world.block(node, host, false);
+        for host in &self.hosts {
+            self.world.block(*host, node, false);
+            self.world.block(node, *host, false);
+        }
         if std::mem::take(&mut self.targets[index].paused) {
             self.world.pause(node, false);
         }

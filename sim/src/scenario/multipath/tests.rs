@@ -17,8 +17,8 @@ impl AttachedHost {
     fn new(seed: u64) -> AttachedHost {
         let mut run = Run::new(seed, None);
         run.start_targets();
-        let (initiator, registry) = run.start_host().unwrap();
-        let core = run.world.cores(run.host)[0].clone();
+        let (initiator, registry) = run.start_host(run.hosts[0]).unwrap();
+        let core = run.world.cores(run.hosts[0])[0].clone();
         let descriptor = registry.open("Nvme0n1", Access::ReadWrite).unwrap();
         let channel = AsyncChannel::new(&core, descriptor.channel(&core).unwrap());
         AttachedHost { run, channel, initiator }
@@ -29,7 +29,7 @@ impl AttachedHost {
         &self,
         task: impl FnOnce(AsyncChannel, reactor::Core) -> F,
     ) -> Rc<Cell<Option<T>>> {
-        let core = self.run.world.cores(self.run.host)[0].clone();
+        let core = self.run.world.cores(self.run.hosts[0])[0].clone();
         let result = Rc::new(Cell::new(None));
         let (work, cell) = (task(self.channel.clone(), core.clone()), result.clone());
         assert!(core.spawn(async move { cell.set(Some(work.await)) }));
@@ -89,7 +89,7 @@ fn a_flush_that_is_retried_after_a_power_failure_succeeds_without_the_data() {
     assert_eq!(host.read(), 2);
     // The flush is on its way when the power fails.
     for index in 0..TARGETS {
-        host.run.world.block(host.run.host, host.run.targets[index].node, true);
+        host.run.world.block(host.run.hosts[0], host.run.targets[index].node, true);
     }
     let flushed = host.flush();
     host.run.world.run_until(host.run.world.now_ns() + 10 * MILLISECOND);
@@ -109,7 +109,7 @@ fn a_cut_in_either_direction_moves_io_to_the_other_path() {
     for to_target in [true, false] {
         let host = AttachedHost::new(2);
         host.write(1);
-        let (from, to) = (host.run.host, host.run.targets[0].node);
+        let (from, to) = (host.run.hosts[0], host.run.targets[0].node);
         let (from, to) = if to_target { (from, to) } else { (to, from) };
         host.run.world.block(from, to, true);
         for fill in 2..20 {
