@@ -135,10 +135,12 @@ mod tests {
     use std::cell::Cell;
     use std::sync::mpsc::sync_channel;
 
+    type Worker = Box<dyn FnMut() -> Option<usize>>;
+
     #[derive(Default)]
     struct CountingDriver {
         steps: Cell<u64>,
-        workers: RefCell<Vec<Box<dyn FnMut() -> Option<usize>>>>,
+        workers: RefCell<Vec<Worker>>,
     }
 
     impl Driver for CountingDriver {
@@ -152,7 +154,7 @@ mod tests {
             self.steps.get() * 1_000_000
         }
 
-        fn add_worker(&self, work: Box<dyn FnMut() -> Option<usize>>) {
+        fn add_worker(&self, work: Worker) {
             self.workers.borrow_mut().push(work);
         }
     }
