@@ -2,6 +2,8 @@
 
 use std::io::{IoSlice, IoSliceMut};
 
+use sockets::{ConnectionId, CoreNetwork, Network, NetworkEvent, StreamAddress};
+
 use super::*;
 use crate::World;
 
