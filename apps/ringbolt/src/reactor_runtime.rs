@@ -92,6 +92,7 @@ impl ReactorRuntime {
     pub(crate) fn describe(&self) -> Result<Vec<String>, CommandError> {
         let engine = match self.engine()? {
             EventBackend::Uring => "engine: io_uring (files and sockets)",
+            EventBackend::Virtual => "engine: virtual",
             EventBackend::Epoll => {
                 "engine: epoll (no bdev_uring without io_uring; root allows it with sysctl kernel.io_uring_disabled=0)"
             }

@@ -77,6 +77,8 @@ pub struct BdevChannel {
     is_idle: bool,
     /// Empty between calls; requests that go back into the caller's batch.
     returned: Vec<Request>,
+    /// The clock of its core.
+    clock: os::clock::Clock,
     /// A channel is used on the core that opened it.
     _not_send: std::marker::PhantomData<Rc<()>>,
 }
@@ -129,6 +131,7 @@ impl BdevChannel {
             finished: Vec::new(),
             is_idle: true,
             returned: Vec::new(),
+            clock: core.clock().clone(),
             open,
             _not_send: std::marker::PhantomData,
         })
@@ -418,7 +421,7 @@ impl BdevChannel {
                 self.queued.dequeue(1, &mut self.qos.held);
             }
             let Some(request) = self.qos.held.pop() else { return };
-            if !self.qos.admit(&self.open.device.qos, &request, self.block_size) {
+            if !self.qos.admit(&self.open.device.qos, &self.clock, &request, self.block_size) {
                 return self.qos.held.push(request);
             }
             self.selected.push(request);
@@ -608,7 +611,7 @@ impl block_io::Channel for BdevChannel {
             fast_path &= aligned && !(shape.read_only && op == Op::Read);
         }
         if limits.has_rate && fast_path {
-            fast_path = self.qos.admit_batch(&self.open.device.qos, batch, self.block_size);
+            fast_path = self.qos.admit_batch(&self.open.device.qos, &self.clock, batch, self.block_size);
         }
         if fast_path {
             let writes = match same_shape {
@@ -688,7 +691,7 @@ impl block_io::Channel for BdevChannel {
             || self.compares.awaits_lock()
             || self.parts.awaits_buffer()
             || self.in_flight == 0;
-        let recheck = lock_pending.then(|| os::clock::now_ns() + RECHECK_NS);
+        let recheck = lock_pending.then(|| self.clock.now_ns() + RECHECK_NS);
         [module, recheck].into_iter().flatten().min()
     }
 }

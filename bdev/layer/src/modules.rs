@@ -10,8 +10,6 @@ pub mod split;
 pub mod uring;
 mod virtual_bdev;
 
-pub(crate) use base::SplitMix64;
-
 use crate::{BdevError, BdevGeometry, Request};
 
 /// Validates the size of a new device and returns its geometry.

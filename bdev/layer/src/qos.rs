@@ -8,6 +8,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use block_io::Op;
+use os::clock::Clock;
 
 use crate::Request;
 
@@ -114,22 +115,34 @@ impl TokenBucket {
 
 impl ChannelQos {
     /// Takes the tokens for a whole batch, or none.
-    pub(crate) fn admit_batch(&mut self, device: &DeviceQos, batch: &[Request], block_size: u32) -> bool {
+    pub(crate) fn admit_batch(
+        &mut self,
+        device: &DeviceQos,
+        clock: &Clock,
+        batch: &[Request],
+        block_size: u32,
+    ) -> bool {
         let mut needed = Tokens::default();
         for request in batch {
             for (sum, tokens) in needed.iter_mut().zip(tokens_of(request, block_size)) {
                 *sum += tokens;
             }
         }
-        self.take(device, needed, false)
+        self.take(device, clock, needed, false)
     }
 
     /// Takes the tokens for one request, or none.
-    pub(crate) fn admit(&mut self, device: &DeviceQos, request: &Request, block_size: u32) -> bool {
-        self.take(device, tokens_of(request, block_size), true)
+    pub(crate) fn admit(
+        &mut self,
+        device: &DeviceQos,
+        clock: &Clock,
+        request: &Request,
+        block_size: u32,
+    ) -> bool {
+        self.take(device, clock, tokens_of(request, block_size), true)
     }
 
-    fn take(&mut self, device: &DeviceQos, needed: Tokens, may_exceed_lot: bool) -> bool {
+    fn take(&mut self, device: &DeviceQos, clock: &Clock, needed: Tokens, may_exceed_lot: bool) -> bool {
         let generation = device.generation.load(Ordering::Relaxed);
         if self.generation != generation {
             (self.generation, self.tokens) = (generation, Tokens::default());
@@ -146,7 +159,7 @@ impl ChannelQos {
                 return false;
             }
             if now_ns == 0 {
-                now_ns = os::clock::now_ns();
+                now_ns = clock.now_ns();
             }
             if let Err(retry_at_ns) = bucket.borrow(rates[index], lot.max(missing), now_ns) {
                 self.retry_at_ns = retry_at_ns;
@@ -212,12 +225,18 @@ mod tests {
         device.set_limits(RateLimits { rw_bytes: 512_000, ..RateLimits::default() });
         let mut channel = ChannelQos::default();
         let read = |blocks| Request::new(block_io::Tag(0), Op::Read, 0, blocks);
-        assert!(!channel.admit_batch(&device, &[read(1), read(1)], 512), "a lot is one block");
-        assert!(channel.admit_batch(&device, &[read(1)], 512));
+        assert!(
+            !channel.admit_batch(&device, &Clock::monotonic(), &[read(1), read(1)], 512),
+            "a lot is one block"
+        );
+        assert!(channel.admit_batch(&device, &Clock::monotonic(), &[read(1)], 512));
         let device = DeviceQos::default();
         device.set_limits(RateLimits { rw_bytes: 512_000, ..RateLimits::default() });
-        assert!(channel.admit(&device, &read(100), 512));
-        assert!(!channel.admit(&device, &read(1), 512), "until the time for 100 has passed");
+        assert!(channel.admit(&device, &Clock::monotonic(), &read(100), 512));
+        assert!(
+            !channel.admit(&device, &Clock::monotonic(), &read(1), 512),
+            "until the time for 100 has passed"
+        );
     }
 
     #[test]
@@ -226,11 +245,11 @@ mod tests {
         let mut channel = ChannelQos::default();
         device.set_limits(RateLimits { rw_ios: 1, ..RateLimits::default() });
         let flush = Request::new(block_io::Tag(0), Op::Flush, 0, 0);
-        assert!(channel.take(&device, [1, 0, 0, 0], false), "the first lot");
-        assert!(!channel.take(&device, [1, 0, 0, 0], false));
-        assert!(channel.admit(&device, &flush, 512), "a flush is not limited");
+        assert!(channel.take(&device, &Clock::monotonic(), [1, 0, 0, 0], false), "the first lot");
+        assert!(!channel.take(&device, &Clock::monotonic(), [1, 0, 0, 0], false));
+        assert!(channel.admit(&device, &Clock::monotonic(), &flush, 512), "a flush is not limited");
         device.set_limits(RateLimits::default());
-        assert!(channel.take(&device, [1, 1, 1, 1], false));
+        assert!(channel.take(&device, &Clock::monotonic(), [1, 1, 1, 1], false));
         assert_eq!(channel.tokens, [0; BUCKETS]);
     }
 }

@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block_io::{Op, Payload, RequestFlags, Status};
+use random::WyRand;
 
-use crate::modules::SplitMix64;
 use crate::{Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, InfoValue, Registry, Request};
 
 /// Unit of atomicity at a power failure, in bytes.
@@ -39,7 +39,11 @@ pub struct CrashDisk {
 struct CrashDiskState {
     /// The contents that reads return: all writes applied.
     cache: Vec<u8>,
+    /// The medium when the power came on, before the log.
+    medium: Vec<u8>,
     log: Vec<CrashLogEntry>,
+    /// Counts power failures; an I/O from before the last one completes without effect.
+    power_failures: u64,
 }
 
 /// A write or flush that the disk executed.
@@ -56,8 +60,9 @@ enum LogOp {
 
 struct CrashDiskChannel {
     disk: CrashDisk,
-    rng: SplitMix64,
-    executed: Vec<(Request, Option<usize>)>,
+    rng: WyRand,
+    /// With its log entry and the power failures before it.
+    executed: Vec<(Request, Option<(usize, u64)>)>,
 }
 
 impl CrashDisk {
@@ -93,7 +98,12 @@ impl CrashDisk {
     ) -> Result<CrashDisk, BdevError> {
         let mut geometry = crate::modules::geometry(num_blocks, block_size)?;
         geometry.write_cache = true;
-        let state = CrashDiskState { cache: vec![0; geometry.bytes() as usize], log: Vec::new() };
+        let state = CrashDiskState {
+            cache: vec![0; geometry.bytes() as usize],
+            medium: vec![0; geometry.bytes() as usize],
+            log: Vec::new(),
+            power_failures: 0,
+        };
         let disk = CrashDisk { state: Arc::new(Mutex::new(state)), geometry, seed, ignores_fua };
         registry.register(name, None, &[], Arc::new(disk.clone()))?;
         Ok(disk)
@@ -113,13 +123,23 @@ impl CrashDisk {
 
     /// One possible medium after a power failure that follows the first `at` entries, selected by `seed`.
     pub fn image(&self, at: usize, seed: u64) -> Vec<u8> {
-        let mut rng = SplitMix64::new(seed);
+        let mut rng = WyRand::new(seed);
         self.build_image(at, |versions| rng.below(versions as u64) as usize)
     }
 
     /// The medium after a power failure that keeps only durable data.
     pub fn image_oldest(&self, at: usize) -> Vec<u8> {
         self.build_image(at, |_| 0)
+    }
+
+    /// Fails the power and restores it: the disk then holds one of the possible media, selected by `seed`, and its log
+    /// is empty.
+    pub fn fail_power(&self, seed: u64) {
+        let image = self.image(self.log_len(), seed);
+        let mut state = self.lock();
+        (state.cache, state.medium) = (image.clone(), image);
+        state.log.clear();
+        state.power_failures += 1;
     }
 
     fn build_image(&self, at: usize, mut choose: impl FnMut(usize) -> usize) -> Vec<u8> {
@@ -137,19 +157,20 @@ impl CrashDisk {
         };
         // The versions that each sector may hold, oldest first.
         let mut sectors: BTreeMap<usize, Vec<&[u8]>> = BTreeMap::new();
-        let blank: &[u8] = &[0; SECTOR_BYTES];
         for (index, entry) in log.iter().enumerate() {
             let LogOp::Write { offset, data, durable } = &entry.op else { continue };
             let durable = (*durable && is_completed(entry, at)) || flushed(index, entry);
             for (position, sector) in data.chunks(SECTOR_BYTES).enumerate() {
-                let versions = sectors.entry(offset / SECTOR_BYTES + position).or_insert_with(|| vec![blank]);
+                let number = offset / SECTOR_BYTES + position;
+                let first = &state.medium[number * SECTOR_BYTES..][..SECTOR_BYTES];
+                let versions = sectors.entry(number).or_insert_with(|| vec![first]);
                 if durable {
                     versions.clear();
                 }
                 versions.push(sector);
             }
         }
-        let mut image = vec![0; self.geometry.bytes() as usize];
+        let mut image = state.medium.clone();
         for (sector, versions) in sectors {
             let version = versions[choose(versions.len())];
             image[sector * SECTOR_BYTES..][..SECTOR_BYTES].copy_from_slice(version);
@@ -157,8 +178,8 @@ impl CrashDisk {
         image
     }
 
-    /// Executes a request and logs it; returns the index of its log entry, if it has one.
-    fn execute(&self, request: &mut Request) -> Option<usize> {
+    /// Executes a request and logs it; returns its log entry and the power failures before it, if it has one.
+    fn execute(&self, request: &mut Request) -> Option<(usize, u64)> {
         let (offset, length) = crate::modules::bytes_of(request, self.geometry.block_size);
         let (offset, length) = (offset as usize, length as usize);
         let mut state = self.lock();
@@ -175,7 +196,7 @@ impl CrashDisk {
             (Op::Unmap | Op::WriteZeroes, _) => vec![0; length],
             (Op::Flush, _) => {
                 state.log.push(CrashLogEntry { op: LogOp::Flush, completed_at: None });
-                return Some(state.log.len() - 1);
+                return Some((state.log.len() - 1, state.power_failures));
             }
             _ => return None,
         };
@@ -183,11 +204,14 @@ impl CrashDisk {
         let durable = request.flags.contains(RequestFlags::FUA) && !self.ignores_fua;
         let op = LogOp::Write { offset, data, durable };
         state.log.push(CrashLogEntry { op, completed_at: None });
-        Some(state.log.len() - 1)
+        Some((state.log.len() - 1, state.power_failures))
     }
 
-    fn record_completion(&self, index: usize) {
+    fn record_completion(&self, (index, power_failures): (usize, u64)) {
         let mut state = self.lock();
+        if power_failures != state.power_failures {
+            return;
+        }
         let now = state.log.len();
         state.log[index].completed_at = Some(now);
     }
@@ -211,7 +235,7 @@ impl Bdev for CrashDisk {
     }
 
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        let rng = SplitMix64::new(self.seed ^ core.index() as u64);
+        let rng = WyRand::new(self.seed ^ core.index() as u64);
         Ok(Box::new(CrashDiskChannel { disk: self.clone(), rng, executed: Vec::new() }))
     }
 
@@ -241,7 +265,7 @@ impl block_io::Channel for CrashDiskChannel {
         for _ in 0..count {
             let position = self.rng.below(self.executed.len() as u64) as usize;
             let (request, logged) = self.executed.swap_remove(position);
-            logged.into_iter().for_each(|index| self.disk.record_completion(index));
+            logged.into_iter().for_each(|entry| self.disk.record_completion(entry));
             sink.push(request.complete(Status::SUCCESS));
         }
         count

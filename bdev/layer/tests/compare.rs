@@ -9,6 +9,7 @@ use bdev::testing::CrashDisk;
 use bdev::{Access, BdevChannel, Completion, Registry, Request, delay, error, malloc, null};
 use block_io::{Channel as _, Op, Payload, RequestFlags, Status, Tag};
 use dma::{Buffer, Data};
+use random::WyRand;
 use reactor::Core;
 use rig::Rig;
 
@@ -219,13 +220,12 @@ fn increment(core: &Core, channel: &mut BdevChannel, seed: u64, count: u64) -> u
         buffer.as_mut_slice()[..8].copy_from_slice(&value.to_le_bytes());
         buffer
     };
-    let (mut known, mut done, mut failed, mut noise) = (0, 0, 0, seed);
+    let (mut known, mut done, mut failed, mut noise) = (0, 0, 0, WyRand::new(seed));
     while done < count {
         let mut batch = compare_and_write(0, 1, buffer(known), buffer(known + 1));
         // Writes elsewhere, which must neither wait forever nor affect it.
-        noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let around = 1 + noise % 200;
-        batch.push(Request::write(Tag(3), around, 1, buffer(noise)));
+        let around = 1 + noise.below(200);
+        batch.push(Request::write(Tag(3), around, 1, buffer(noise.next_bits())));
         batch.push(Request::read(Tag(4), 0, 1, buffer(0)));
         let (mut sink, wanted) = (Vec::new(), batch.len());
         while sink.len() < wanted {
@@ -307,11 +307,9 @@ fn interleaved_increments_on_several_channels_are_atomic() {
             done: 0,
         };
         let mut counters: Vec<Incrementer> = (0..4).map(counter).collect();
-        let (mut random, mut late) = (seed, 0);
+        let (mut random, mut late) = (WyRand::new(seed), 0);
         for _ in 0..4000 {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let Incrementer { channel, batch, sink, known, done } =
-                &mut counters[(random >> 33) as usize % 4];
+            let Incrementer { channel, batch, sink, known, done } = &mut counters[random.index(4)];
             let number = |value: u64| {
                 let mut buffer = rig.buffer(512, 0);
                 buffer.as_mut_slice()[..8].copy_from_slice(&value.to_le_bytes());

@@ -6,7 +6,7 @@ mod rig;
 use bdev::testing::{CrashDisk, SECTOR_BYTES};
 use bdev::uring::{FilePlan, FileStep, fallback, plan};
 use bdev::{Access, BdevChannel, Request, delay, error};
-use block_io::{Op, RequestFlags, Tag};
+use block_io::{Channel as _, Op, RequestFlags, Tag};
 use proptest::prelude::*;
 use rig::Rig;
 
@@ -264,6 +264,35 @@ fn file_plans_without_durability_are_detected() {
         });
         assert!(outcome.is_err(), "{op:?} without durability was not detected");
     }
+}
+
+#[test]
+fn a_power_failure_leaves_one_of_the_images_and_forgets_what_was_in_flight() {
+    let mut rig = Rig::new();
+    let disk = CrashDisk::create(&rig.registry, "C", BLOCKS, BLOCK_SIZE, 1).unwrap();
+    let mut channel = open(&rig, "C");
+    rig.write(&mut channel, 0, 1, 1);
+    rig.one(&mut channel, Request::new(Tag(0), Op::Flush, 0, 0));
+    let mut seen = std::collections::BTreeSet::new();
+    for seed in 0..100 {
+        rig.write(&mut channel, 0, 1, 2);
+        // In flight when the power fails: its completion must not make anything durable.
+        let mut batch = vec![Request::write(Tag(9), 1, 1, rig.buffer(1024, 3))];
+        channel.submit(&mut batch);
+        disk.fail_power(seed);
+        assert_eq!(disk.log_len(), 0);
+        let mut done = Vec::new();
+        while done.is_empty() {
+            channel.poll(&mut done);
+        }
+        let medium = disk.image_oldest(0);
+        seen.insert((medium[0], medium[512]));
+        assert!([0, 3].contains(&medium[1024]));
+        // Durable again for the next round.
+        rig.write(&mut channel, 0, 1, 1);
+        rig.one(&mut channel, Request::new(Tag(0), Op::Flush, 0, 0));
+    }
+    assert_eq!(seen.len(), 4, "each sector is the old or the new version: {seen:?}");
 }
 
 #[test]

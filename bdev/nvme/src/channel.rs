@@ -9,8 +9,7 @@ use std::sync::atomic::Ordering;
 use bdev::{Completion, Request};
 use block_io::{Op, Status, Tag};
 use dma::Data;
-use nvme::{ControllerFailure, Namespace, NvmeOpenError, QueueStats, TcpIoQueue};
-use os::clock::now_ns;
+use nvme::Namespace;
 use reactor::Core;
 use slots::{Slab, Slot};
 
@@ -21,6 +20,7 @@ use crate::path::ControllerPath;
 use crate::shared_namespace::{
     ChannelStatus, ConnectTarget, LinkStatus, NamespacePath, PathId, SharedNamespace,
 };
+use crate::transport_queue::{OpenedQueue, TransportQueue};
 use crate::transport_stats::LiveQueueStats;
 
 /// Queue depth of a channel; of each split request one fragment is in flight at a time.
@@ -80,11 +80,11 @@ struct PathLink {
 enum LinkQueue {
     None,
     /// A task opens it; the result arrives in the cell.
-    Opening(Rc<RefCell<Option<Result<TransportQueue, NvmeOpenError>>>>, Rc<CancelFlag>),
-    Open(TransportQueue),
+    Opening(Rc<RefCell<Option<OpenedQueue>>>, Rc<CancelFlag>),
+    Open(Box<dyn TransportQueue>),
     /// Gets no new commands; it owns buffers until the driver's reset or detach has ended its commands. The flag
     /// tells whether the queue failed.
-    Closing(TransportQueue, bool),
+    Closing(Box<dyn TransportQueue>, bool),
     /// To be opened again at that time, in nanoseconds.
     RetryAt(u64),
 }
@@ -92,50 +92,6 @@ enum LinkQueue {
 /// Cancels the task that opens a queue.
 #[derive(Default)]
 struct CancelFlag(std::cell::Cell<bool>);
-
-enum TransportQueue {
-    Tcp(Box<TcpIoQueue>),
-    Memory(Box<Namespace>),
-}
-
-impl TransportQueue {
-    fn stats(&self) -> QueueStats {
-        match self {
-            TransportQueue::Tcp(queue) => queue.stats(),
-            TransportQueue::Memory(namespace) => namespace.stats(),
-        }
-    }
-
-    fn failure(&self) -> Option<ControllerFailure> {
-        match self {
-            TransportQueue::Tcp(queue) => queue.failure(),
-            TransportQueue::Memory(namespace) => namespace.failure(),
-        }
-    }
-
-    #[inline]
-    fn submit(&mut self, batch: &mut Vec<Request>) {
-        match self {
-            TransportQueue::Tcp(queue) => block_io::Channel::submit(&mut **queue, batch),
-            TransportQueue::Memory(namespace) => block_io::Channel::submit(&mut **namespace, batch),
-        }
-    }
-
-    #[inline]
-    fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
-        match self {
-            TransportQueue::Tcp(queue) => block_io::Channel::poll(&mut **queue, sink),
-            TransportQueue::Memory(namespace) => block_io::Channel::poll(&mut **namespace, sink),
-        }
-    }
-
-    fn deadline(&self) -> Option<u64> {
-        match self {
-            TransportQueue::Tcp(queue) => block_io::Channel::deadline(&**queue),
-            TransportQueue::Memory(namespace) => block_io::Channel::deadline(&**namespace),
-        }
-    }
-}
 
 /// A request that is split into fragments, submitted one after the other: it is longer than a command may be, or its
 /// buffer is external memory that cannot be shown to a device.
@@ -169,7 +125,7 @@ impl NvmeBdevChannel {
             done: Vec::new(),
             block_size,
         };
-        channel.apply_update(now_ns());
+        channel.apply_update(core.now_ns());
         channel
     }
 
@@ -286,7 +242,7 @@ impl NvmeBdevChannel {
         link.queue = if spawned {
             LinkQueue::Opening(result, cancel)
         } else {
-            LinkQueue::RetryAt(now_ns() + OPEN_RETRY_NS)
+            LinkQueue::RetryAt(self.core.now_ns() + OPEN_RETRY_NS)
         };
     }
 
@@ -301,13 +257,17 @@ impl NvmeBdevChannel {
     }
 
     /// Starts to close a queue. Unsent I/O moves to other paths at once, I/O in flight when it has completed.
-    fn start_closing(&mut self, index: usize, mut opened: TransportQueue, failed: bool, now_ns: u64) {
+    fn start_closing(
+        &mut self,
+        index: usize,
+        mut opened: Box<dyn TransportQueue>,
+        failed: bool,
+        now_ns: u64,
+    ) {
         let ana = self.links[index].path.ana;
         let view = PathView { connected: false, ana, waits_until_ns: u64::MAX, preferred: false };
         self.multipath.set_path(index, view, now_ns);
-        if let TransportQueue::Tcp(queue) = &mut opened {
-            queue.fail(ControllerFailure::Detached);
-        }
+        opened.detach();
         let delayed: Vec<Completion> = self.links[index].injections.drain().collect();
         for completion in delayed {
             self.multipath.path_completed(index, completion, now_ns);
@@ -323,7 +283,7 @@ impl NvmeBdevChannel {
         else {
             return false;
         };
-        self.reap(index, &mut opened, now_ns);
+        self.reap(index, &mut *opened, now_ns);
         if self.multipath.in_flight(index) > 0 {
             self.links[index].queue = LinkQueue::Closing(opened, failed);
             return false;
@@ -337,7 +297,7 @@ impl NvmeBdevChannel {
         true
     }
 
-    fn reap(&mut self, index: usize, opened: &mut TransportQueue, now_ns: u64) -> usize {
+    fn reap(&mut self, index: usize, opened: &mut dyn TransportQueue, now_ns: u64) -> usize {
         let mut sink = std::mem::take(&mut self.sink);
         opened.poll(&mut sink);
         if let Some(counts) = &self.links[index].counts {
@@ -502,20 +462,14 @@ impl NvmeBdevChannel {
     }
 }
 
-async fn open_queue(
-    core: &Core,
-    path: &ControllerPath,
-    join: ConnectTarget,
-    nsid: u32,
-) -> Result<TransportQueue, NvmeOpenError> {
+async fn open_queue(core: &Core, path: &ControllerPath, join: ConnectTarget, nsid: u32) -> OpenedQueue {
     match join {
-        ConnectTarget::Tcp(membership, identify) => {
-            let queue = TcpIoQueue::open(core, &membership, nsid, &identify).await?;
-            Ok(TransportQueue::Tcp(Box::new(queue)))
+        ConnectTarget::Tcp(membership, identify, open) => {
+            open(core.clone(), membership, nsid, identify).await
         }
         ConnectTarget::Memory(controller) => {
             let namespace = Namespace::of(&controller, core, nsid, path.driver_options()).await?;
-            Ok(TransportQueue::Memory(Box::new(namespace)))
+            Ok(Box::new(namespace))
         }
     }
 }
@@ -525,7 +479,7 @@ impl block_io::Channel for NvmeBdevChannel {
     type Completion = Completion;
 
     fn submit(&mut self, batch: &mut Vec<Request>) {
-        let now_ns = now_ns();
+        let now_ns = self.core.now_ns();
         // An idle channel may not have been polled since the change.
         if self.shared.version() != self.applied_version {
             self.apply_update(now_ns);
@@ -546,7 +500,7 @@ impl block_io::Channel for NvmeBdevChannel {
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
-        let now_ns = now_ns();
+        let now_ns = self.core.now_ns();
         if self.shared.version() != self.applied_version {
             self.apply_update(now_ns);
         }

@@ -5,15 +5,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, sync_channel};
+use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bdev::Registry;
-use os::clock::now_ns;
+use os::clock::Clock;
+use reactor::blocking;
 use uuid::Uuid;
 use wire_nvme::log::AnaState;
 
+use crate::initiator::Attach;
 use crate::multipath::Policy;
 use crate::namespace::{NvmeBdev, ScannedNamespace};
 use crate::path::{AnaGroups, ControllerPath, PathStatus, ana_state_of, send_reply};
@@ -65,6 +67,7 @@ pub(crate) struct ControllerGroup {
     pub(crate) name: String,
     registry: Registry,
     events: Sender<GroupEvent>,
+    clock: Clock,
     retries_max: u16,
     paths: Mutex<Vec<Arc<ControllerPath>>>,
     namespaces: Mutex<BTreeMap<u32, Arc<AttachedNamespace>>>,
@@ -87,26 +90,26 @@ pub(crate) struct AttachedNamespace {
 
 impl ControllerGroup {
     pub(crate) fn new(
-        name: &str,
+        attach: &Attach,
+        policy: Policy,
         registry: Registry,
         events: Sender<GroupEvent>,
-        policy: Policy,
-        retries_max: u16,
-        discovered: bool,
+        clock: Clock,
         totals: Arc<TransportTotals>,
     ) -> ControllerGroup {
         ControllerGroup {
-            name: name.to_string(),
+            name: attach.name.clone(),
             registry,
             events,
-            retries_max,
+            clock,
+            retries_max: attach.retries_max,
             paths: Mutex::default(),
             namespaces: Mutex::default(),
             attaching: Mutex::default(),
             detaching: Mutex::default(),
             policy: Mutex::new(policy),
             totals,
-            discovered,
+            discovered: attach.discovered,
         }
     }
 
@@ -128,7 +131,7 @@ impl ControllerGroup {
     pub(crate) fn wait_applied(self: &Arc<Self>) -> bool {
         let (reply, barrier) = sync_channel(1);
         self.send_event(PathEvent::Barrier(reply));
-        let handled = barrier.recv_timeout(EVENTS_TIMEOUT).is_ok();
+        let handled = blocking::receive_timeout(&barrier, EVENTS_TIMEOUT).is_ok();
         self.namespaces().iter().for_each(|namespace| namespace.shared.wait_applied(APPLY_TIMEOUT));
         handled
     }
@@ -311,7 +314,7 @@ impl ControllerGroup {
         let anatt_s = path.identity().map_or(0, |identity| identity.anatt_s);
         match ana {
             AnaState::Inaccessible | AnaState::Change if anatt_s > 0 => {
-                now_ns().saturating_add(u64::from(anatt_s) * 1_000_000_000)
+                self.clock.now_ns().saturating_add(u64::from(anatt_s) * 1_000_000_000)
             }
             AnaState::PersistentLoss => 0,
             _ => u64::MAX,
@@ -381,9 +384,7 @@ fn next_ana_generation() -> u64 {
     COUNT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Handles path events until all senders are dropped; runs on the event thread.
-pub(crate) fn run(events: &Receiver<GroupEvent>) {
-    while let Ok((group, event)) = events.recv() {
-        group.handle(event);
-    }
+/// Handles a path event; runs on the event thread.
+pub(crate) fn handle((group, event): GroupEvent) {
+    group.handle(event);
 }

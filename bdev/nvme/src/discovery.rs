@@ -9,7 +9,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel}
 use std::time::Duration;
 
 use nvme::{AdminError, Options, TcpAssociation, TcpUri, Uri};
-use os::clock::now_ns;
 use reactor::Core;
 use wire_nvme::admin::GetLogPage;
 use wire_nvme::fabrics::Nqn;
@@ -175,21 +174,21 @@ pub(crate) async fn run(
     updates: Sender<DiscoveryUpdate>,
 ) {
     let options = path.driver_options().clone();
-    let mut reconnect = Reconnect::lost(path.config.reconnect, now_ns());
+    let mut reconnect = Reconnect::lost(path.config.reconnect, core.now_ns());
     'service: while !path.is_stopping() {
         let due_ns = match reconnect.next() {
             ReconnectAction::TryAt(due_ns) => due_ns,
             // A discovery service reconnects forever; attached subsystems do not depend on it.
             ReconnectAction::GiveUpAt(_) => {
-                reconnect = Reconnect::lost(path.config.reconnect, now_ns() + 1_000_000_000);
+                reconnect = Reconnect::lost(path.config.reconnect, core.now_ns() + 1_000_000_000);
                 continue;
             }
         };
-        if due_ns > now_ns() {
-            path.wait_for_command_or(core.sleep_ns(due_ns - now_ns())).await;
+        if due_ns > core.now_ns() {
+            path.wait_for_command_or(core.sleep_ns(due_ns - core.now_ns())).await;
             continue;
         }
-        reconnect.record_attempt(now_ns());
+        reconnect.record_attempt(core.now_ns());
         let opened = path.unless_stopped(TcpAssociation::open(&core, &uri, &options, 0)).await;
         let mut association = match opened {
             None => break,
@@ -227,9 +226,9 @@ pub(crate) async fn run(
                 break;
             }
         }
-        reconnect = Reconnect::lost(path.config.reconnect, now_ns());
+        reconnect = Reconnect::lost(path.config.reconnect, core.now_ns());
         // The first attempt after a loss is delayed, as all hosts reconnect at the same time.
-        reconnect.record_attempt(now_ns());
+        reconnect.record_attempt(core.now_ns());
     }
 }
 
@@ -357,7 +356,7 @@ impl Initiator {
             return Err(InitiatorError::NoReactor);
         }
         let Some(timeout) = wait else { return Ok(()) };
-        match answer.recv_timeout(timeout) {
+        match reactor::blocking::receive_timeout(&answer, timeout) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(why)) => {
                 let _ = self.stop_discovery(&name);

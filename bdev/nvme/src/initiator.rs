@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use bdev::Registry;
 use nvme::Uri;
-use reactor::ReactorHandle;
+use os::clock::Clock;
+use reactor::{ReactorHandle, blocking};
+use sockets::{CoreNetwork, Sockets};
 use wire_nvme::identify::IdentifyController;
 use wire_nvme::log::AnaState;
 
@@ -18,8 +20,8 @@ use crate::discovery::DiscoveryService;
 use crate::inject::ErrorInjection;
 use crate::multipath::Policy;
 use crate::path::{
-    ControllerPath, OperationError, PathCommand, PathConfig, PathStatus, TransportId, run_memory_based,
-    run_tcp,
+    ControllerPath, OperationError, PathCommand, PathConfig, PathStatus, StartTcpPath, TransportId,
+    run_memory_based, start_tcp,
 };
 use crate::shared_namespace::PathId;
 use crate::transport_stats::{TransportStats, TransportTotals};
@@ -172,11 +174,18 @@ pub(crate) struct InitiatorInner {
     events: Mutex<Option<Sender<GroupEvent>>>,
     services: Mutex<BTreeMap<String, DiscoveryService>>,
     totals: Arc<TransportTotals>,
+    start_tcp: StartTcpPath,
 }
 
 impl Initiator {
     /// Without controllers. The first of `reactors` is the control core, which runs the tasks of all paths.
     pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> Initiator {
+        Initiator::with_network::<Sockets>(registry, reactors)
+    }
+
+    /// As [`new`](Self::new), with paths over the network `N`, such as a simulation's. Discovery services use kernel
+    /// sockets.
+    pub fn with_network<N: CoreNetwork>(registry: Registry, reactors: &[ReactorHandle]) -> Initiator {
         Initiator(Arc::new(InitiatorInner {
             registry,
             reactors: reactors.to_vec(),
@@ -184,11 +193,17 @@ impl Initiator {
             events: Mutex::default(),
             services: Mutex::default(),
             totals: Arc::default(),
+            start_tcp: start_tcp::<N>,
         }))
     }
 
     pub(crate) fn control_reactor(&self) -> Result<ReactorHandle, InitiatorError> {
         self.0.reactors.first().cloned().ok_or(InitiatorError::NoReactor)
+    }
+
+    /// The clock of the reactors.
+    fn clock(&self) -> Clock {
+        self.0.reactors.first().map_or_else(Clock::monotonic, |reactor| reactor.clock().clone())
     }
 
     pub(crate) fn discovery_services(&self) -> MutexGuard<'_, BTreeMap<String, DiscoveryService>> {
@@ -202,9 +217,7 @@ impl Initiator {
             return Ok(sender.clone());
         }
         let (sender, receiver) = mpsc::channel();
-        std::thread::Builder::new()
-            .name("bdev_nvme".into())
-            .spawn(move || controller_group::run(&receiver))
+        blocking::spawn_worker("bdev_nvme", receiver, controller_group::handle)
             .map_err(|error| InitiatorError::Attach(format!("no thread can be started: {error}")))?;
         Ok(events.insert(sender).clone())
     }
@@ -216,10 +229,11 @@ impl Initiator {
         let (reply, answer) = sync_channel(1);
         let group = self.add_to_group(&attach, &path, reply)?;
         let (task_path, task_group) = (path.clone(), group.clone());
+        let start_tcp = self.0.start_tcp;
         let posted = reactor.post(move |core| {
             let (path, group) = (task_path, task_group);
             let refused = match path.id().0.clone() {
-                Uri::Tcp(uri) => !core.spawn(run_tcp(core.clone(), path.clone(), uri, group.clone())),
+                Uri::Tcp(uri) => !start_tcp(core, &path, uri, &group),
                 Uri::Pcie(_) | Uri::VfioUser(_) => {
                     !core.spawn(run_memory_based(core.clone(), path.clone(), group.clone()))
                 }
@@ -231,7 +245,7 @@ impl Initiator {
         });
         let outcome = match posted {
             Err(error) => Err(InitiatorError::Attach(error.to_string())),
-            Ok(()) => match answer.recv() {
+            Ok(()) => match blocking::receive(&answer) {
                 Ok(Ok(names)) => Ok(names),
                 Ok(Err(why)) => Err(InitiatorError::Attach(why)),
                 Err(_) => Err(InitiatorError::Attach("the reactor has stopped".into())),
@@ -241,7 +255,7 @@ impl Initiator {
             // Remove the path and what was created for it.
             let (reply, detached) = sync_channel(1);
             group.send_event(PathEvent::Detach(path, reply));
-            let _ = detached.recv_timeout(TIMEOUT_MARGIN);
+            let _ = blocking::receive_timeout(&detached, TIMEOUT_MARGIN);
             self.drop_if_empty(&attach.name);
         }
         outcome
@@ -298,12 +312,11 @@ impl Initiator {
         let policy =
             if attach.multipath == MultipathMode::Failover { Policy::ActivePassive } else { attach.policy };
         let group = Arc::new(ControllerGroup::new(
-            name,
+            attach,
+            policy,
             self.0.registry.clone(),
             events,
-            policy,
-            attach.retries_max,
-            attach.discovered,
+            self.clock(),
             self.0.totals.clone(),
         ));
         group.add_path(path.clone(), reply);
@@ -339,7 +352,9 @@ impl Initiator {
         }
         for answer in answers {
             // The event thread drops the sender when the path is detached.
-            if let Err(RecvTimeoutError::Timeout) = answer.recv_timeout(Duration::from_secs(30)) {
+            if let Err(RecvTimeoutError::Timeout) =
+                blocking::receive_timeout(&answer, Duration::from_secs(30))
+            {
                 return Err(InitiatorError::Timeout("detaching"));
             }
         }
@@ -407,7 +422,7 @@ impl Initiator {
             }
             let wait =
                 Duration::from_nanos(path.config.options.timeout_ns).saturating_mul(2) + TIMEOUT_MARGIN;
-            match answer.recv_timeout(wait) {
+            match blocking::receive_timeout(&answer, wait) {
                 Ok(Ok(()) | Err(OperationError::Already)) => {}
                 Ok(Err(OperationError::Busy)) => {
                     return Err(InitiatorError::Busy(

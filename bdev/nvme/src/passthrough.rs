@@ -73,11 +73,12 @@ impl Initiator {
                 }
                 // The driver has its own timeout; the margin covers commands that were queued before.
                 let wait = command.timeout.unwrap_or(timeout + TIMEOUT_MARGIN);
-                let (status, (result, data)) = match answer.recv_timeout(wait).map_err(no_reply)? {
-                    Ok(answer) => (Status::SUCCESS, answer),
-                    Err(AdminError::Status(status)) => (status, (0, Vec::new())),
-                    Err(error) => return Err(InitiatorError::Admin(error.to_string())),
-                };
+                let (status, (result, data)) =
+                    match reactor::blocking::receive_timeout(&answer, wait).map_err(no_reply)? {
+                        Ok(answer) => (Status::SUCCESS, answer),
+                        Err(AdminError::Status(status)) => (status, (0, Vec::new())),
+                        Err(error) => return Err(InitiatorError::Admin(error.to_string())),
+                    };
                 Ok(PassthroughReply { status, result, data, metadata: Vec::new(), path: path_info(&path) })
             }
             QueueKind::Io => {
@@ -86,7 +87,8 @@ impl Initiator {
                 if !path.submit(PathCommand::Io { sqe, data, metadata, timeout_ns, reply }) {
                     return Err(queue_full());
                 }
-                let answer = answer.recv_timeout(timeout + TIMEOUT_MARGIN).map_err(no_reply)?;
+                let answer = reactor::blocking::receive_timeout(&answer, timeout + TIMEOUT_MARGIN)
+                    .map_err(no_reply)?;
                 let nvme::PassthroughOutput { status, result, data, metadata } =
                     answer.map_err(InitiatorError::Admin)?;
                 Ok(PassthroughReply { status, result, data, metadata, path: path_info(&path) })

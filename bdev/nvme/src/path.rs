@@ -23,7 +23,7 @@ mod tcp;
 
 pub(crate) use memory_based::run as run_memory_based;
 pub(crate) use scan::{AnaGroups, ana_state_of};
-pub(crate) use tcp::run as run_tcp;
+pub(crate) use tcp::{StartTcpPath, start as start_tcp};
 
 /// Commands that are queued for a path's task.
 const COMMANDS_MAX: usize = 64;

@@ -1,6 +1,8 @@
 //! The state of a namespace that the control plane shares with its channels: the paths, and how to connect to each.
 
 use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -11,6 +13,7 @@ use wire_nvme::log::AnaState;
 use crate::counts::{LinkCounts, PathStats};
 use crate::multipath::Policy;
 use crate::path::ControllerPath;
+use crate::transport_queue::OpenedQueue;
 use crate::transport_stats::TransportTotals;
 
 /// Identifies a path; unique in the process.
@@ -64,10 +67,17 @@ pub(crate) struct NamespacePath {
     pub(crate) waits_until_ns: u64,
 }
 
+/// Opens an I/O queue of an association for a namespace, over the network of the association's path.
+pub(crate) type OpenTcpQueue =
+    fn(reactor::Core, Arc<nvme::AssociationHandle>, u32, Arc<IdentifyNamespace>) -> OpeningQueue;
+
+/// A queue that is being opened.
+pub(crate) type OpeningQueue = Pin<Box<dyn Future<Output = OpenedQueue>>>;
+
 /// What a channel opens its I/O queue on.
 #[derive(Clone)]
 pub(crate) enum ConnectTarget {
-    Tcp(Arc<nvme::AssociationHandle>, Arc<IdentifyNamespace>),
+    Tcp(Arc<nvme::AssociationHandle>, Arc<IdentifyNamespace>, OpenTcpQueue),
     Memory(nvme::Controller),
 }
 

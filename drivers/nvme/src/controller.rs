@@ -68,12 +68,12 @@ impl Controller {
     /// controller is in use.
     pub async fn attach(core: &Core, uri: &Uri, options: &Options) -> Result<Controller, NvmeOpenError> {
         let key = uri.controller();
-        let deadline_ns = os::clock::now_ns() + options.timeout_ns;
+        let deadline_ns = core.now_ns() + options.timeout_ns;
         let claim = loop {
             match registry::find(&key) {
                 AttachLookup::Attached(controller) => return Ok(controller),
                 AttachLookup::Vacant(claim) => break claim,
-                AttachLookup::Busy if os::clock::now_ns() > deadline_ns => {
+                AttachLookup::Busy if core.now_ns() > deadline_ns => {
                     return Err(NvmeOpenError::Timeout("attaching on another core"));
                 }
                 AttachLookup::Busy => core.sleep_ns(ATTACH_POLL_NS).await,

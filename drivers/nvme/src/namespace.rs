@@ -89,7 +89,7 @@ impl Namespace {
                 self.unreturned.append(&mut done);
                 return completion;
             }
-            let now_ns = os::clock::now_ns();
+            let now_ns = self.core.now_ns();
             match self.deadline().map(|at| at.saturating_sub(now_ns)) {
                 Some(0) => next_turn().await,
                 Some(ns) => {

@@ -15,7 +15,6 @@ use std::sync::atomic::Ordering;
 
 use block_io::Tag;
 use dma::Buffer;
-use os::clock::now_ns;
 use reactor::{Core, MailboxReceiver, PollResult, Poller, Shutdown};
 use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::queue::{CreateIoCq, CreateIoSq, DeleteQueue};
@@ -137,7 +136,7 @@ impl ControllerOwner {
     async fn run(&self, mut command: Command) -> Result<CommandCompletion, AdminError> {
         let tag = Tag(self.next_tag.get());
         self.next_tag.set((tag.0 + 1) & (EVENT_TAG - 1));
-        let deadline_ns = now_ns() + self.shared.options.timeout_ns;
+        let deadline_ns = self.core.now_ns() + self.shared.options.timeout_ns;
         let reply = Oneshot::new();
         command.tag = tag;
         let mut batch = vec![command];
@@ -145,14 +144,14 @@ impl ControllerOwner {
         loop {
             match &mut *self.queue.borrow_mut() {
                 Some(queue) if self.shared.state_word().state() != RunState::Dead => {
-                    queue.submit_commands(&mut batch, &mut refused, now_ns());
+                    queue.submit_commands(&mut batch, &mut refused, self.core.now_ns());
                 }
                 _ => return Err(AdminError::Failure(self.reason())),
             }
             if batch.is_empty() {
                 break;
             }
-            if now_ns() > deadline_ns {
+            if self.core.now_ns() > deadline_ns {
                 return Err(AdminError::Busy);
             }
             // The queue is full: retry; admin commands are not latency-critical.

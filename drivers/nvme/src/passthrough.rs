@@ -2,8 +2,8 @@
 
 use block_io::{Op, Request, Status, Tag};
 use dma::Buffer;
-use os::clock::now_ns;
 use reactor::Core;
+use sockets::CoreNetwork;
 use wire_nvme::Sqe;
 use wire_nvme::sqe::Fuse;
 
@@ -46,7 +46,7 @@ impl Controller {
         metadata: &AdminData,
         timeout_ns: u64,
     ) -> Result<PassthroughOutput, NvmeOpenError> {
-        let deadline_ns = now_ns().saturating_add(timeout_ns);
+        let deadline_ns = core.now_ns().saturating_add(timeout_ns);
         let (buffer, metadata_buffer) = (buffer_for(core, data)?, buffer_for(core, metadata)?);
         let options = Options { queue_depth: 1, ..self.handle().shared.options.clone() };
         let mut pair = self.qpair(core, &options).await?;
@@ -61,7 +61,7 @@ impl Controller {
                 let (data, metadata) = (read_back(data, command.data), read_back(metadata, command.metadata));
                 return Ok(PassthroughOutput { status, result, data, metadata });
             }
-            let now_ns = now_ns();
+            let now_ns = core.now_ns();
             if now_ns >= deadline_ns {
                 // The dropped queue pair keeps the command's memory until the controller has deleted the queue.
                 return Err(NvmeOpenError::Timeout(WHAT));
@@ -75,19 +75,19 @@ impl Controller {
 
 impl AssociationHandle {
     /// [`Controller::execute_io`] over TCP, on a temporary I/O queue of the association, without metadata.
-    pub async fn execute_io(
+    pub async fn execute_io<N: CoreNetwork>(
         &self,
         core: &Core,
         sqe: Sqe,
         data: &AdminData,
         timeout_ns: u64,
     ) -> Result<PassthroughOutput, NvmeOpenError> {
-        let deadline_ns = now_ns().saturating_add(timeout_ns);
+        let deadline_ns = core.now_ns().saturating_add(timeout_ns);
         let mut request = Request::new(Tag(0), Op::Flush, 0, 0);
         request.set_data(buffer_for(core, data)?);
         // Fabrics support SGLs only.
         let sqe = Sqe { flags: Sqe::FLAGS_SGL, ..unfused(sqe)? };
-        let completed = self.execute_one(core, WHAT, sqe, request, data, deadline_ns).await?;
+        let completed = self.execute_one::<N>(core, WHAT, sqe, request, data, deadline_ns).await?;
         let mut request = completed.request;
         let data = read_back(data, request.take_data().and_then(|data| data.into_single().ok()));
         Ok(PassthroughOutput {

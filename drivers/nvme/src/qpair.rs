@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use block_io::{Completion, Request, Status};
 use dma::{Data, DeviceBuffer};
-use os::clock::now_ns;
+use os::clock::Clock;
 use reactor::{Core, Period, PollResult, Poller, Shutdown};
 use wire_nvme::{cqe, sqe};
 
@@ -164,7 +164,7 @@ impl QueuePair {
     }
 
     async fn connect(&mut self, timeout_ns: u64) -> Result<(), NvmeOpenError> {
-        let deadline_ns = now_ns() + timeout_ns;
+        let deadline_ns = self.core.now_ns() + timeout_ns;
         loop {
             self.sync_state();
             match self.submission {
@@ -177,7 +177,7 @@ impl QueuePair {
                 }
                 SubmissionState::Paused | SubmissionState::Connecting { .. } => {}
             }
-            if now_ns() > deadline_ns {
+            if self.core.now_ns() > deadline_ns {
                 return Err(NvmeOpenError::Timeout("Create I/O Queue"));
             }
             let settled = std::pin::pin!(self.record.wait_created());
@@ -345,7 +345,7 @@ impl QueuePair {
         }
         match self.submission {
             SubmissionState::Paused | SubmissionState::Connecting { .. } => {
-                return Some(now_ns() + STATE_CHECK_NS);
+                return Some(self.core.now_ns() + STATE_CHECK_NS);
             }
             SubmissionState::Failed => return None,
             SubmissionState::Live => {}
@@ -372,7 +372,7 @@ impl QueuePair {
     /// Submission time of commands; 0, without reading the clock, if I/O timeouts are off.
     #[inline]
     fn submit_time_ns(&self) -> u64 {
-        if self.io_timeout_ns == 0 { 0 } else { now_ns() }
+        if self.io_timeout_ns == 0 { 0 } else { self.core.now_ns() }
     }
 
     /// Processes completions. `exchange` swaps `ios` with the caller's sink, to avoid copying, and back.
@@ -502,7 +502,7 @@ impl QueuePair {
     /// Requests an abort for each timed-out command, and a controller reset one timeout after that.
     #[cold]
     fn check_timeouts(&mut self) {
-        let now_ns = now_ns();
+        let now_ns = self.core.now_ns();
         if self.io_timeout_ns == 0
             || now_ns < self.timeouts.next_check_ns
             || self.submission != SubmissionState::Live
@@ -541,6 +541,7 @@ impl Drop for QueuePair {
     fn drop(&mut self) {
         let Some(queue) = self.queue.take() else { return };
         let deleting = DeletingQpair {
+            clock: self.core.clock().clone(),
             queue: Some(queue),
             handle: self.handle.clone(),
             record: self.record.clone(),
@@ -563,6 +564,8 @@ impl Drop for QueuePair {
 
 /// A dropped queue pair: holds its memory until the controller has deleted the queues.
 struct DeletingQpair {
+    /// Not the core, which would own itself through its new pollers.
+    clock: Clock,
     queue: Option<Box<MemoryQueue>>,
     handle: Arc<ControllerHandle>,
     record: Arc<QpairRecord>,
@@ -612,7 +615,7 @@ impl Poller for DeletingQpair {
     }
 
     fn deadline(&self) -> Option<u64> {
-        Some(now_ns() + STATE_CHECK_NS)
+        Some(self.clock.now_ns() + STATE_CHECK_NS)
     }
 
     fn shutdown(&mut self, _now_ns: u64) -> Shutdown {

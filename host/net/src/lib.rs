@@ -26,6 +26,7 @@
 
 mod address;
 mod byte_stream;
+mod core_network;
 mod descriptors;
 mod simulation;
 mod sockets;
@@ -38,6 +39,7 @@ use std::os::fd::BorrowedFd;
 
 pub use address::StreamAddress;
 pub use byte_stream::{ByteStream, FlushStatus, PlainStream};
+pub use core_network::CoreNetwork;
 pub use descriptors::{
     DESCRIPTORS_PER_MESSAGE_MAX, MessageQueue, ReceivedDescriptors, RejectedMessage, Wait,
     receive_with_descriptors, send_with_descriptors,

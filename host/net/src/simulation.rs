@@ -7,6 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use random::WyRand;
 use slots::{Slab, Slot};
 
 use crate::{
@@ -30,7 +31,7 @@ pub struct SimulatedNetwork {
     pending: Rc<RefCell<Vec<PendingConnection>>>,
     listeners: Slab<StreamAddress>,
     connections: Slab<SimulatedStream>,
-    rng_state: u64,
+    random: WyRand,
     faults: NetworkFaults,
 }
 
@@ -63,14 +64,15 @@ impl SimulatedNetwork {
     /// Creates two connected networks. The same seed gives the same faults.
     pub fn pair(seed: u64, faults: NetworkFaults) -> (SimulatedNetwork, SimulatedNetwork) {
         let pending = Rc::new(RefCell::new(Vec::new()));
-        let make = |rng_state| SimulatedNetwork {
+        let make = |seed| SimulatedNetwork {
             pending: pending.clone(),
             listeners: Slab::with_capacity(16),
             connections: Slab::with_capacity(256),
-            rng_state,
+            random: WyRand::new(seed),
             faults,
         };
-        (make(seed | 1), make(seed.rotate_left(32) | 1))
+        let mut seeds = WyRand::new(seed);
+        (make(seeds.next_bits()), make(seeds.next_bits()))
     }
 
     /// Connects to a listener of either network.
@@ -81,25 +83,13 @@ impl SimulatedNetwork {
         SimulatedStream { incoming: other, outgoing: one }
     }
 
-    /// A pseudo-random number below `bound` (xorshift64*).
-    fn random(&mut self, bound: u64) -> u64 {
-        self.rng_state ^= self.rng_state >> 12;
-        self.rng_state ^= self.rng_state << 25;
-        self.rng_state ^= self.rng_state >> 27;
-        (self.rng_state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound.max(1)
-    }
-
-    fn happens(&mut self, per_mille: u32) -> bool {
-        per_mille > 0 && self.random(1000) < u64::from(per_mille)
-    }
-
     /// How many of `room` bytes a call transfers; `None` for a stall.
     fn transfer_size(&mut self, room: usize) -> Option<usize> {
-        if room == 0 || self.happens(self.faults.stall_per_mille) {
+        if room == 0 || self.random.happens(self.faults.stall_per_mille) {
             return None;
         }
-        let cut = self.happens(self.faults.cut_per_mille);
-        Some(if cut { 1 + self.random(room as u64) as usize } else { room })
+        let cut = self.random.happens(self.faults.cut_per_mille);
+        Some(if cut { 1 + self.random.index(room) } else { room })
     }
 }
 
@@ -122,7 +112,7 @@ impl SimulatedNetwork {
         if pipe.bytes.is_empty() {
             return without(if pipe.closed { TransferResult::Closed } else { TransferResult::Blocked });
         }
-        if self.happens(self.faults.break_per_mille) {
+        if self.random.happens(self.faults.break_per_mille) {
             pipe.broken = true;
             return without(TransferResult::Failed(io::ErrorKind::ConnectionReset));
         }

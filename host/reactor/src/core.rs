@@ -1,6 +1,7 @@
 //! The interface of a core for the code that runs on it.
 
-use std::cell::RefCell;
+use std::any::Any;
+use std::cell::{OnceCell, RefCell};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -8,12 +9,18 @@ use std::task::{Context, Poll};
 
 use dma::Pool;
 use os::EventLoop;
+use os::clock::Clock;
+use random::WyRand;
 
 use crate::executor::{Executor, TimerWaker};
 use crate::mailbox;
 use crate::poller::{Period, Poller};
 
-/// A core's event loop, buffer pool, pollers and tasks, for code on that core.
+/// A core's event loop, buffer pool, clock, randomness, pollers and tasks, for code on that core.
+///
+/// Code on a core takes the time from [`now_ns`](Self::now_ns) and random numbers from [`rng`](Self::rng), never from
+/// the process: a simulation replaces both when it creates the reactor
+/// ([`ReactorConfig::simulated`](crate::ReactorConfig::simulated)).
 ///
 /// A clone costs a reference count; a `Core` cannot leave its thread.
 #[derive(Clone)]
@@ -25,6 +32,9 @@ pub(crate) struct CoreInner {
     pub(crate) spins: bool,
     pub(crate) event_loop: EventLoop,
     pub(crate) pool: Pool,
+    pub(crate) clock: Clock,
+    pub(crate) random: RefCell<WyRand>,
+    pub(crate) environment: OnceCell<Rc<dyn Any>>,
     pub(crate) executor: Executor,
     /// Pollers that were added since the last turn.
     pub(crate) new_pollers: RefCell<Vec<(Box<dyn Poller>, Period)>>,
@@ -73,6 +83,33 @@ impl Core {
         &self.0.pool
     }
 
+    /// The core's time in nanoseconds: that of [`os::clock`], or virtual time.
+    #[inline]
+    pub fn now_ns(&self) -> u64 {
+        self.0.clock.now_ns()
+    }
+
+    /// The core's clock, for code that outlives a call and has no core at hand.
+    pub fn clock(&self) -> &Clock {
+        &self.0.clock
+    }
+
+    /// A random generator of its own for the caller. Simulated cores give the same generators in the same order.
+    pub fn rng(&self) -> WyRand {
+        self.0.random.borrow_mut().split()
+    }
+
+    /// Attaches what simulated components of this core find with [`environment`](Self::environment), such as the
+    /// core's place in a simulated network. Returns whether nothing was attached before.
+    pub fn attach_environment(&self, environment: Rc<dyn Any>) -> bool {
+        self.0.environment.set(environment).is_ok()
+    }
+
+    /// What was attached, if it is a `T`.
+    pub fn environment<T: 'static>(&self) -> Option<Rc<T>> {
+        self.0.environment.get().cloned()?.downcast().ok()
+    }
+
     /// Runs `poller` from the next turn on.
     pub fn add_poller(&self, poller: Box<dyn Poller>, period: Period) {
         self.0.new_pollers.borrow_mut().push((poller, period));
@@ -86,7 +123,7 @@ impl Core {
 
     /// Completes after `ns` nanoseconds.
     pub fn sleep_ns(&self, ns: u64) -> impl Future<Output = ()> + use<> {
-        Sleep { core: self.clone(), deadline_ns: os::clock::now_ns() + ns, timer: None }
+        Sleep { core: self.clone(), deadline_ns: self.now_ns() + ns, timer: None }
     }
 
     /// Completes after the next event of the core. Wake-ups may be spurious: check the condition, and await
@@ -148,7 +185,7 @@ impl Future for Sleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if os::clock::now_ns() >= self.deadline_ns {
+        if self.core.now_ns() >= self.deadline_ns {
             return Poll::Ready(());
         }
         match &self.timer {

@@ -3,6 +3,7 @@
 //! [`Reactors`] starts one on each core of a set. A [`ReactorHandle`] posts closures to a reactor from
 //! any thread; on the core itself, [`Core`] provides its event loop, its buffer pool and its tasks. A
 //! [`Poller`] runs on every turn. Typed messages between cores go through a [`mailbox`].
+//! Control threads, which may block, wait with [`blocking`].
 //! A [`Reactor`] runs the same loop on the calling thread, for single-core programs.
 //!
 //! ```
@@ -19,6 +20,8 @@
 
 pub mod mailbox;
 
+#[cfg(not(loom))]
+pub mod blocking;
 #[cfg(not(loom))]
 mod core;
 #[cfg(not(loom))]

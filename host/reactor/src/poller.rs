@@ -46,7 +46,7 @@ pub trait Poller {
     /// The name in statistics and stall reports.
     fn name(&self) -> &str;
 
-    /// Processes the pending work. `now_ns` is [`os::clock::now_ns`] at the start of the turn.
+    /// Processes the pending work. `now_ns` is the core's time at the start of the turn.
     fn poll(&mut self, now_ns: u64) -> PollResult;
 
     /// When the poller must run again even without an event: `Some(0)` prevents the core from sleeping,

@@ -1,13 +1,15 @@
 //! The reactor's loop and its configuration.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dma::{Arena, Pool};
+use os::clock::{Clock, VirtualClock};
 use os::{CpuSet, EventLoop, clock};
+use random::WyRand;
 
 use crate::core::{Core, CoreInner};
 use crate::executor::Executor;
@@ -53,6 +55,38 @@ pub struct ReactorConfig {
     pub event_loop: os::EventLoopConfig,
     /// Stall limit: a longer turn is counted as a stall, and reported on standard error at most once per second.
     pub stall_ns: u64,
+    /// The clock of the cores; `None` is the machine's. With a virtual clock and
+    /// [`EventBackend::Virtual`](os::EventBackend::Virtual) a simulation turns the reactors.
+    pub clock: Option<VirtualClock>,
+    /// Seed of the cores' random generators; `None` draws one from the operating system.
+    pub seed: Option<u64>,
+}
+
+impl ReactorConfig {
+    /// The configuration of simulated cores: virtual time, no kernel interface, and reactors that never sleep or
+    /// pin their thread. [`Reactor::for_core`] makes each, and the simulation calls [`Reactor::turn`].
+    pub fn simulated(clock: VirtualClock, seed: u64, cores: u32, arena: &Arc<Arena>) -> ReactorConfig {
+        ReactorConfig {
+            cpus: CpuSet::new((0..cores).collect()).expect("a node has at least one core"),
+            pin: false,
+            idle: IdlePolicy::Spin,
+            arena: arena.clone(),
+            event_loop: os::EventLoopConfig {
+                backend: Some(os::EventBackend::Virtual),
+                ..os::EventLoopConfig::default()
+            },
+            // Turns take real time, which says nothing about a simulated core.
+            stall_ns: u64::MAX,
+            clock: Some(clock),
+            seed: Some(seed),
+        }
+    }
+}
+
+/// A seed from the operating system.
+fn system_seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::hash::RandomState::new().build_hasher().finish()
 }
 
 impl Default for ReactorConfig {
@@ -66,6 +100,8 @@ impl Default for ReactorConfig {
             arena: Arena::new(dma::ArenaConfig::default()),
             event_loop: os::EventLoopConfig::default(),
             stall_ns: 100_000_000,
+            clock: None,
+            seed: None,
         }
     }
 }
@@ -140,7 +176,7 @@ impl Reactor {
     }
 
     /// A reactor on the calling thread, for core `index` of `config.cpus`; pins the thread if `config.pin`.
-    pub(crate) fn for_core(config: &ReactorConfig, index: usize) -> Result<Reactor, StartError> {
+    pub fn for_core(config: &ReactorConfig, index: usize) -> Result<Reactor, StartError> {
         let cpu = config.cpus.cpus()[index];
         if config.pin {
             os::pin_thread_to(cpu).map_err(|source| StartError::Pin { cpu, source })?;
@@ -148,7 +184,10 @@ impl Reactor {
         let events =
             EventLoop::new(&config.event_loop).map_err(|source| StartError::Events { cpu, source })?;
         let (sender, messages) = mailbox::bounded(MESSAGES_MAX);
-        let remote = Arc::new(HandleInner::new(index, cpu, sender, events.waker()));
+        let clock = config.clock.clone().map_or_else(Clock::monotonic, Clock::from);
+        let remote = Arc::new(HandleInner::new(index, cpu, sender, events.waker(), clock.clone()));
+        let seed = config.seed.unwrap_or_else(system_seed);
+        let now_ns = clock.now_ns();
         let core = Core::new(CoreInner {
             index,
             cpu: config.pin.then_some(cpu),
@@ -156,9 +195,11 @@ impl Reactor {
             pool: Pool::new(&config.arena),
             executor: Executor::new(events.waker()),
             event_loop: events,
+            clock,
+            random: RefCell::new(WyRand::new(seed ^ (index as u64) << 48)),
+            environment: OnceCell::new(),
             new_pollers: RefCell::new(Vec::new()),
         });
-        let now_ns = clock::now_ns();
         Ok(Reactor {
             core,
             idle: config.idle,
@@ -200,10 +241,18 @@ impl Reactor {
         }
     }
 
+    /// Drops the pollers and the tasks where they stand, as when the process ends. Without it, a task that holds the
+    /// core keeps both alive.
+    pub fn discard(mut self) {
+        self.pollers.clear();
+        self.core.inner().new_pollers.borrow_mut().clear();
+        self.core.inner().executor.clear();
+    }
+
     /// Runs one turn: events, messages, pollers, tasks, and sleep if the policy allows it.
     /// Returns whether there was work.
     pub fn turn(&mut self) -> bool {
-        let start_ns = clock::now_ns();
+        let start_ns = self.core.now_ns();
         let mut work = self.core.event_loop().turn();
         if work > 0 {
             self.core.inner().executor.wake_event_waiters();
@@ -227,10 +276,10 @@ impl Reactor {
             self.turn();
         }
         self.stopping = true;
-        let deadline_ns = clock::now_ns().saturating_add(drain_ns);
+        let deadline_ns = self.core.now_ns().saturating_add(drain_ns);
         loop {
             self.turn();
-            let now_ns = clock::now_ns();
+            let now_ns = self.core.now_ns();
             let mut drained = true;
             for entry in &mut self.pollers {
                 drained &= entry.poller.shutdown(now_ns) == Shutdown::Done;
@@ -331,7 +380,7 @@ impl Reactor {
     #[cold]
     fn report_stall(&mut self, ns: u64) {
         add(&self.remote.counters.stalls, 1);
-        let now_ns = clock::now_ns();
+        let now_ns = self.core.now_ns();
         if now_ns.saturating_sub(self.stall_reported_ns) < 1_000_000_000 && self.stall_reported_ns != 0 {
             return;
         }
@@ -361,7 +410,7 @@ impl Reactor {
         waker.prepare_sleep();
         // A sender after this point sees the sleeping flag and wakes the core; earlier messages are seen below.
         let deadline_ns = self.deadline();
-        let now_ns = clock::now_ns();
+        let now_ns = self.core.now_ns();
         let sleeps = self.messages.is_empty() && deadline_ns.is_none_or(|deadline_ns| deadline_ns > now_ns);
         if sleeps {
             if self.core.event_loop().wait(deadline_ns.map(|deadline_ns| deadline_ns - now_ns)) > 0 {
@@ -376,7 +425,8 @@ impl Reactor {
         waker.finish_sleep();
     }
 
-    fn deadline(&self) -> Option<u64> {
+    /// When the reactor must turn again even if nothing wakes it; `Some(0)` for at once.
+    pub fn deadline(&self) -> Option<u64> {
         if !self.core.inner().new_pollers.borrow().is_empty() {
             return Some(0);
         }

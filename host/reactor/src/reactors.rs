@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::blocking;
 use crate::core::{Core, MailboxSender};
 use crate::mailbox;
 use crate::reactor::{Reactor, ReactorConfig, StartError};
@@ -34,6 +35,7 @@ pub(crate) struct HandleInner {
     sender: MailboxSender<ReactorMessage>,
     stopping: AtomicBool,
     terminated: AtomicBool,
+    clock: os::clock::Clock,
     pub(crate) counters: ReactorCounters,
 }
 
@@ -137,10 +139,15 @@ impl ReactorHandle {
         self.0.cpu
     }
 
+    /// The core's clock. Clocks of one machine agree; each simulation has its own.
+    pub fn clock(&self) -> &os::clock::Clock {
+        &self.0.clock
+    }
+
     /// Waits for a reply or for the end of the reactor, which never processes messages posted as it ended.
     fn wait<R>(&self, reply: &mpsc::Receiver<R>) -> Result<R, ReactorUnavailable> {
         loop {
-            match reply.recv_timeout(Duration::from_millis(100)) {
+            match blocking::receive_timeout(reply, Duration::from_millis(100)) {
                 Ok(value) => return Ok(value),
                 Err(mpsc::RecvTimeoutError::Timeout) if !self.0.terminated.load(Ordering::Acquire) => {}
                 Err(_) => return reply.try_recv().map_err(|_| ReactorUnavailable),
@@ -165,7 +172,7 @@ impl ReactorHandle {
             }
             // Full: control messages are rare, so the core is far behind. No event reports free space,
             // and control threads may block.
-            std::thread::sleep(Duration::from_millis(1));
+            blocking::sleep(Duration::from_millis(1));
         }
         Err(ReactorUnavailable)
     }
@@ -177,6 +184,7 @@ impl HandleInner {
         cpu: u32,
         queue: mailbox::Sender<ReactorMessage>,
         waker: os::Waker,
+        clock: os::clock::Clock,
     ) -> Self {
         let sender = MailboxSender::new(queue, waker);
         HandleInner {
@@ -185,6 +193,7 @@ impl HandleInner {
             sender,
             stopping: AtomicBool::new(false),
             terminated: AtomicBool::new(false),
+            clock,
             counters: ReactorCounters::default(),
         }
     }

@@ -4,7 +4,8 @@
 //! The first call calibrates the scale in about 2 ms; a process can avoid that and [adopt](adopt_scale) the
 //! scale of another process of the same machine.
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Fixed-point position of [`Calibration::scale`].
@@ -45,9 +46,73 @@ pub fn ns_to_ticks(ns: u64) -> u64 {
 /// Nanoseconds since the first use of the clock in this process; monotonic on one core.
 #[inline]
 pub fn now_ns() -> u64 {
-    let calibration = calibration();
-    let since = ticks().saturating_sub(calibration.origin_ticks);
-    ((since as u128 * calibration.scale as u128) >> SHIFT) as u64
+    calibration().now_ns()
+}
+
+impl Calibration {
+    #[inline]
+    fn now_ns(&self) -> u64 {
+        let since = ticks().saturating_sub(self.origin_ticks);
+        ((since as u128 * self.scale as u128) >> SHIFT) as u64
+    }
+}
+
+/// The clock of a core: this machine's, or a virtual one. Reading the machine's costs what [`now_ns`] costs.
+#[derive(Clone)]
+pub struct Clock(ClockSource);
+
+#[derive(Clone)]
+enum ClockSource {
+    Monotonic(Calibration),
+    Virtual(VirtualClock),
+}
+
+/// Time that its owner sets, for simulations. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct VirtualClock(Arc<AtomicU64>);
+
+impl Clock {
+    /// The machine's clock, which [`now_ns`] reads.
+    pub fn monotonic() -> Clock {
+        Clock(ClockSource::Monotonic(*calibration()))
+    }
+
+    /// The time in nanoseconds.
+    #[inline]
+    pub fn now_ns(&self) -> u64 {
+        match &self.0 {
+            ClockSource::Monotonic(calibration) => calibration.now_ns(),
+            ClockSource::Virtual(clock) => clock.now_ns(),
+        }
+    }
+
+    /// Whether the time is virtual.
+    pub fn is_virtual(&self) -> bool {
+        matches!(self.0, ClockSource::Virtual(_))
+    }
+}
+
+impl From<VirtualClock> for Clock {
+    fn from(clock: VirtualClock) -> Clock {
+        Clock(ClockSource::Virtual(clock))
+    }
+}
+
+impl VirtualClock {
+    /// The time in nanoseconds, from 0.
+    #[inline]
+    pub fn now_ns(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Sets the time.
+    ///
+    /// # Panics
+    /// If it would go back.
+    pub fn advance_to(&self, now_ns: u64) {
+        let before_ns = self.0.swap(now_ns, Ordering::Relaxed);
+        assert!(before_ns <= now_ns, "virtual time goes back from {before_ns} ns to {now_ns} ns");
+    }
 }
 
 static CALIBRATION: OnceLock<Calibration> = OnceLock::new();
@@ -122,6 +187,17 @@ mod tests {
         }
         let (measured, real) = (now_ns() - start, reference.elapsed().as_nanos() as u64);
         assert!(measured.abs_diff(real) < real / 20, "{measured} ns against {real} ns");
+    }
+
+    #[test]
+    fn a_core_reads_the_machines_time_or_its_virtual_time() {
+        let (before, machine) = (now_ns(), Clock::monotonic());
+        assert!(machine.now_ns() >= before && machine.now_ns() <= now_ns() && !machine.is_virtual());
+        let time = VirtualClock::default();
+        let clock = Clock::from(time.clone());
+        time.advance_to(7);
+        assert!(clock.is_virtual() && clock.clone().now_ns() == 7);
+        assert!(std::panic::catch_unwind(|| time.advance_to(6)).is_err());
     }
 
     #[test]

@@ -49,6 +49,9 @@ pub enum EventBackend {
     Uring,
     /// epoll: readiness only; file operations fail with `Unsupported`.
     Epoll,
+    /// No kernel interface, for simulated cores: events are those that the simulation
+    /// [raises](EventLoop::raise_event), the loop never sleeps, and watches and file operations fail with `Unsupported`.
+    Virtual,
 }
 
 bitflags::bitflags! {
@@ -143,7 +146,10 @@ pub struct Waker(Arc<WakerInner>);
 
 struct WakerInner {
     sleeping: AtomicBool,
-    event: OwnedFd,
+    /// `None` with the virtual backend, which is polled instead.
+    event: Option<OwnedFd>,
+    /// Woken since [`EventLoop::take_wake`]; set with the virtual backend only.
+    woken: AtomicBool,
 }
 
 struct EventLoopInner {
@@ -169,6 +175,8 @@ struct ClientQueues {
 enum BackendState {
     Uring(Box<uring::UringBackend>),
     Epoll(epoll::EpollBackend),
+    /// The number of events raised since the last turn.
+    Virtual(usize),
 }
 
 /// An operation or watch in a slot.
@@ -219,13 +227,20 @@ const IGNORED: u64 = u64::MAX - 1;
 impl EventLoop {
     /// Creates an event loop for the calling thread.
     pub fn new(config: &EventLoopConfig) -> io::Result<EventLoop> {
-        let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        let waker = Arc::new(WakerInner { sleeping: AtomicBool::new(false), event });
+        let is_virtual = config.backend == Some(EventBackend::Virtual);
+        let event = match is_virtual {
+            true => None,
+            false => Some(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?),
+        };
+        // A virtual core sleeps whenever it is not turned, so that each wake-up is recorded.
+        let sleeping = AtomicBool::new(is_virtual);
+        let waker = Arc::new(WakerInner { sleeping, event, woken: AtomicBool::new(false) });
         let backend = match config.backend {
             Some(EventBackend::Uring) => {
                 BackendState::Uring(Box::new(uring::UringBackend::new(config.operations_max)?))
             }
             Some(EventBackend::Epoll) => BackendState::Epoll(epoll::EpollBackend::new()?),
+            Some(EventBackend::Virtual) => BackendState::Virtual(0),
             None => match uring::UringBackend::new(config.operations_max) {
                 Ok(uring) => BackendState::Uring(Box::new(uring)),
                 Err(_) => BackendState::Epoll(epoll::EpollBackend::new()?),
@@ -241,7 +256,9 @@ impl EventLoop {
             short_of_buffers: false,
             wake_event: waker.clone(),
         };
-        inner.backend.watch(waker.event.as_raw_fd(), Interest::READABLE, WAKE)?;
+        if let Some(event) = &waker.event {
+            inner.backend.watch(event.as_raw_fd(), Interest::READABLE, WAKE)?;
+        }
         Ok(EventLoop { inner: Rc::new(RefCell::new(inner)), waker: Waker(waker) })
     }
 
@@ -250,7 +267,20 @@ impl EventLoop {
         match self.inner.borrow().backend {
             BackendState::Uring(_) => EventBackend::Uring,
             BackendState::Epoll(_) => EventBackend::Epoll,
+            BackendState::Virtual(_) => EventBackend::Virtual,
         }
+    }
+
+    /// Adds an event to those that the next turn of a virtual loop counts; no effect with other backends.
+    pub fn raise_event(&self) {
+        if let BackendState::Virtual(raised) = &mut self.inner.borrow_mut().backend {
+            *raised += 1;
+        }
+    }
+
+    /// Whether a virtual loop was woken since the last call.
+    pub fn take_wake(&self) -> bool {
+        self.waker.0.woken.swap(false, Ordering::Relaxed)
     }
 
     /// Creates a client.
@@ -296,7 +326,10 @@ impl Waker {
 
     /// Wakes the core, or makes its next sleep return immediately.
     pub fn wake_always(&self) {
-        let _ = rustix::io::write(&self.0.event, &1u64.to_ne_bytes());
+        match &self.0.event {
+            Some(event) => _ = rustix::io::write(event, &1u64.to_ne_bytes()),
+            None => self.0.woken.store(true, Ordering::Relaxed),
+        }
     }
 
     /// Declares that the core is about to sleep; the core must check every mailbox once more after this.
@@ -347,7 +380,7 @@ impl EventClient {
     /// at the limit of files.
     pub fn add_file(&self, file: OwnedFd) -> io::Result<FileId> {
         let mut inner = self.inner.borrow_mut();
-        if matches!(inner.backend, BackendState::Epoll(_)) {
+        if !matches!(inner.backend, BackendState::Uring(_)) {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let raw = file.as_raw_fd();
@@ -468,6 +501,7 @@ impl BackendState {
                 Ok(())
             }
             BackendState::Epoll(epoll) => epoll.watch(fd, interest, user_data),
+            BackendState::Virtual(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 }
@@ -491,11 +525,13 @@ impl EventLoopInner {
                     panic!("epoll_wait on our own descriptor cannot fail, but did: {error}");
                 }
             }
+            BackendState::Virtual(raised) => return std::mem::take(raised),
         }
         loop {
             let raw = match &mut self.backend {
                 BackendState::Uring(uring) => uring.next(),
                 BackendState::Epoll(epoll) => epoll.next(),
+                BackendState::Virtual(_) => None,
             };
             let Some(raw) = raw else { return count };
             count += 1;
@@ -517,6 +553,7 @@ impl EventLoopInner {
                 epoll.unwatch(fd);
                 self.pending.remove(slot);
             }
+            BackendState::Virtual(_) => {}
         }
     }
 
@@ -566,9 +603,10 @@ impl EventLoopInner {
 
     fn on_wake(&mut self, more: bool) {
         let mut count = [0; 8];
-        let _ = rustix::io::read(&self.wake_event.event, &mut count);
+        let Some(event) = &self.wake_event.event else { return };
+        let _ = rustix::io::read(event, &mut count);
         if !more {
-            let fd = self.wake_event.event.as_fd().as_raw_fd();
+            let fd = event.as_fd().as_raw_fd();
             if let Err(error) = self.backend.watch(fd, Interest::READABLE, WAKE) {
                 panic!("the wake-up eventfd cannot be watched again: {error}");
             }

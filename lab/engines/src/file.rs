@@ -211,12 +211,10 @@ impl EngineFile {
             };
         }
         let mut piece = vec![0u8; 1 << 20];
-        let mut state = seed | 1;
+        let mut random = random::WyRand::new(seed);
         while length < bytes {
             for chunk in piece.chunks_exact_mut(8) {
-                // An odd multiplier and a rotation: cheap incompressible data.
-                state = state.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23) ^ length;
-                chunk.copy_from_slice(&state.to_le_bytes());
+                chunk.copy_from_slice(&random.next_bits().to_le_bytes());
             }
             let count = (bytes - length).min(piece.len() as u64) as usize;
             std::os::unix::fs::FileExt::write_all_at(&file, &piece[..count], length)

@@ -6,6 +6,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use random::WyRand;
+
 use crate::host::HostInfo;
 use crate::journal::Journal;
 use crate::locks::DeviceLocks;
@@ -346,15 +348,11 @@ fn lock(locks: &mut DeviceLocks, device: &Device, host: &HostInfo) -> Result<(),
 fn write_pattern(path: &Path, bytes: u64) -> io::Result<()> {
     let mut file = File::create(path)?;
     let mut chunk = vec![0u8; 1 << 20];
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = WyRand::new(0);
     let mut left = bytes;
     while left > 0 {
         for word in chunk.chunks_exact_mut(8) {
-            // xorshift64: any pattern without repetition suffices.
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            word.copy_from_slice(&state.to_le_bytes());
+            word.copy_from_slice(&random.next_bits().to_le_bytes());
         }
         let length = left.min(chunk.len() as u64) as usize;
         file.write_all(&chunk[..length])?;

@@ -169,7 +169,7 @@ mod tests {
         const BYTES: u64 = 64 << 20;
         let profile = device_model::DeviceProfile::shipped("samsung-980-pro").unwrap();
         let mut device = device_model::DeviceModel::with_state(&profile, BYTES, state, 7);
-        let (mut now, mut random, mut done) = (0, 0x9e37_79b9_7f4a_7c15_u64, Vec::new());
+        let (mut now, mut random, mut done) = (0, random::WyRand::new(0), Vec::new());
         let mut write = |device: &mut device_model::DeviceModel, offset, bytes| {
             let io = device_model::IoCommand { op: block_io::Op::Write, offset, bytes, fua: false };
             while device.in_flight() >= 32 {
@@ -187,10 +187,7 @@ mod tests {
             let began = write(&mut device, 0, 4096);
             let (mut now, mut count) = (began, 0u32);
             while ((now - began) as f64) < seconds * 1e9 {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                now = write(&mut device, (random % (BYTES >> 12)) << 12, 4096);
+                now = write(&mut device, random.below(BYTES >> 12) << 12, 4096);
                 count += 1;
             }
             Ok::<_, ()>(Some(f64::from(count) / seconds))

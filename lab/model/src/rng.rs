@@ -1,6 +1,7 @@
 //! A seeded pseudo-random generator that costs one wide multiplication per number.
 
-/// An additive counter mixed by one wide multiplication. Not cryptographic.
+/// An additive counter mixed by one wide multiplication. Not cryptographic. Not `random::WyRand`, because the shipped
+/// profiles were fitted to published figures with this sequence.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelRng(u64);
 

@@ -3,7 +3,7 @@
 use os::clock;
 
 use crate::WyRand;
-use crate::random::Exponential;
+use crate::exponential::Exponential;
 
 /// Distribution of the times between I/O starts: fio's `rate_process`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

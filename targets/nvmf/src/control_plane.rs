@@ -14,6 +14,7 @@ use block_io::Op;
 use nvme_controller::reservation::Reservations;
 use nvme_controller::{ControllerDirectory, Subsystem, SubsystemNamespace};
 use reactor::{Core, ReactorHandle};
+use sockets::{CoreNetwork, Sockets};
 use target_shell::{CoreMailboxes, GroupLimits, GroupWaker, Publisher, TargetCores};
 use wire_nvme::fabrics::Nqn;
 
@@ -40,22 +41,20 @@ const CLAIM: &str = "NVMe-oF Target";
 ///
 /// Calls block, so a reactor's thread must not make them. Order: [`create_transport`](Self::create_transport)
 /// or [`create_vfio_user`](Self::create_vfio_user), subsystems, namespaces and hosts, then listeners;
-/// [`shutdown`](Self::shutdown) before the reactors stop. Cheap to clone.
-#[derive(Clone)]
-pub struct NvmfTarget(Arc<TargetInner>);
+/// [`shutdown`](Self::shutdown) before the reactors stop. Cheap to clone. `N` is the network of the TCP transport.
+pub struct NvmfTarget<N: CoreNetwork = Sockets>(Arc<TargetInner<N>>);
 
-struct TargetInner {
+struct TargetInner<N: CoreNetwork> {
     registry: Registry,
     remotes: Vec<ReactorHandle>,
     directory: Arc<ControllerDirectory>,
     publisher: Publisher<ConfigSnapshot>,
-    state: Mutex<TargetState>,
+    state: Mutex<TargetState<N>>,
     subscription: Mutex<Option<bdev::SubscriptionId>>,
 }
 
-#[derive(Default)]
-struct TargetState {
-    transport: Option<TcpTransport>,
+struct TargetState<N: CoreNetwork> {
+    transport: Option<TcpTransport<N>>,
     vfio_user: Option<VfioUserTransport>,
     subsystems: BTreeMap<Nqn, ConfiguredSubsystem>,
     ports: Vec<ListenPort>,
@@ -68,9 +67,9 @@ struct TargetState {
     stopping: bool,
 }
 
-struct TcpTransport {
+struct TcpTransport<N: CoreNetwork> {
     config: TcpTransportConfig,
-    cores: TargetCores<TcpProtocol>,
+    cores: TargetCores<TcpProtocol, N>,
 }
 
 struct VfioUserTransport {
@@ -166,18 +165,31 @@ impl NamespaceConfig {
     }
 }
 
+impl<N: CoreNetwork> Clone for NvmfTarget<N> {
+    fn clone(&self) -> Self {
+        NvmfTarget(self.0.clone())
+    }
+}
+
 impl NvmfTarget {
     /// An empty target on these reactors. It subscribes to resize and removal events of block devices.
     pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> NvmfTarget {
+        NvmfTarget::with_network(registry, reactors)
+    }
+}
+
+impl<N: CoreNetwork> NvmfTarget<N> {
+    /// As [`new`](NvmfTarget::new), over another network than kernel sockets, such as a simulation's.
+    pub fn with_network(registry: Registry, reactors: &[ReactorHandle]) -> NvmfTarget<N> {
         let inner = Arc::new(TargetInner {
             registry,
             remotes: reactors.to_vec(),
             directory: Arc::new(ControllerDirectory::new()),
             publisher: Publisher::default(),
-            state: Mutex::default(),
+            state: Mutex::new(TargetState::new()),
             subscription: Mutex::new(None),
         });
-        let weak: Weak<TargetInner> = Arc::downgrade(&inner);
+        let weak: Weak<TargetInner<N>> = Arc::downgrade(&inner);
         let id = inner.registry.subscribe(Box::new(move |event| {
             if let Some(inner) = weak.upgrade() {
                 NvmfTarget(inner).device_event(event);
@@ -480,12 +492,12 @@ impl NvmfTarget {
         }
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, TargetState>, NvmfTargetError> {
+    fn lock(&self) -> Result<MutexGuard<'_, TargetState<N>>, NvmfTargetError> {
         let state = self.lock_any();
         if state.stopping { Err(NvmfTargetError::Stopping) } else { Ok(state) }
     }
 
-    fn lock_any(&self) -> MutexGuard<'_, TargetState> {
+    fn lock_any(&self) -> MutexGuard<'_, TargetState<N>> {
         sync::lock(&self.0.state)
     }
 }
@@ -499,7 +511,22 @@ impl ConfiguredSubsystem {
     }
 }
 
-impl TargetState {
+impl<N: CoreNetwork> TargetState<N> {
+    fn new() -> TargetState<N> {
+        TargetState {
+            transport: None,
+            vfio_user: None,
+            subsystems: BTreeMap::new(),
+            ports: Vec::new(),
+            last_portid: 0,
+            backends_allocated: 0,
+            retired_backends: Vec::new(),
+            generation: 0,
+            ptpl: None,
+            stopping: false,
+        }
+    }
+
     /// Removes a namespace. Returns the key and the descriptor of its block device.
     fn take_namespace(
         &mut self,

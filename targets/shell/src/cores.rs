@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use reactor::{Core, ReactorHandle};
-use sockets::{SocketStream, Sockets, StreamAddress};
+use sockets::{CoreNetwork, Network, Sockets, StreamAddress};
 
 use crate::connections::Connections;
 use crate::group::{ConnectionGroup, GroupLimits, GroupShared};
@@ -35,26 +35,28 @@ impl<P: Protocol, S: Send> GroupMail for GroupMessage<P, S> {
     const WAKE: Self = GroupMessage::Wake;
 }
 
-/// The groups of a target on kernel sockets, one on each reactor.
+/// The groups of a target, one on each reactor; on kernel sockets, or on another network `N` such as a simulation's.
 ///
 /// The first core owns the listeners; a connection goes to the core with the fewest, and stays there. Calls block for
 /// up to [`CORE_TIMEOUT`](crate::CORE_TIMEOUT), so a reactor's thread must not make them. The groups end with their reactors: each drains its
 /// connections first. Configuration goes through the [`Publisher`] that the target was started with. Cheap to clone.
-pub struct TargetCores<P: Protocol>(CoreMailboxes<GroupMessage<P, SocketStream>>);
+pub struct TargetCores<P: Protocol, N: CoreNetwork = Sockets>(
+    CoreMailboxes<GroupMessage<P, <N as Network>::Stream>>,
+);
 
-impl<P: Protocol> Clone for TargetCores<P> {
+impl<P: Protocol, N: CoreNetwork> Clone for TargetCores<P, N> {
     fn clone(&self) -> Self {
         TargetCores(self.0.clone())
     }
 }
 
-impl<P: Protocol> fmt::Debug for TargetCores<P> {
+impl<P: Protocol, N: CoreNetwork> fmt::Debug for TargetCores<P, N> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_tuple("TargetCores").field(&P::NAME).finish()
     }
 }
 
-impl<P: Protocol> TargetCores<P> {
+impl<P: Protocol, N: CoreNetwork> TargetCores<P, N> {
     /// Starts a group on every reactor; `protocol` makes the state of each, on its core. Waits for the reactors.
     ///
     /// # Errors
@@ -64,11 +66,11 @@ impl<P: Protocol> TargetCores<P> {
         publisher: &Publisher<P::Config>,
         limits: GroupLimits,
         protocol: impl Fn(&Core, &GroupWaker) -> P + Clone + Send + 'static,
-    ) -> Result<TargetCores<P>, ShellError> {
+    ) -> Result<TargetCores<P, N>, ShellError> {
         let mailboxes = CoreMailboxes::default();
         let shared = Arc::new(GroupShared::new(limits, reactors.len(), mailboxes.clone()));
         mailboxes.start(reactors, publisher, move |core, inbox, waker| {
-            let network = Sockets::new(core.event_loop()).with_busy_poll(core.spins());
+            let network = N::of_core(core);
             ConnectionGroup::new(core, network, protocol(core, waker), shared.clone(), Some(inbox))
         })?;
         Ok(TargetCores(mailboxes))

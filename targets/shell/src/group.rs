@@ -81,6 +81,7 @@ pub struct ConnectionGroup<P: Protocol, N: Network> {
     index: usize,
     network: N,
     pool: Pool,
+    clock: os::clock::Clock,
     protocol: P,
     config: Arc<P::Config>,
     devices: CoreDevices,
@@ -118,6 +119,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             index: core.index(),
             network,
             pool: core.pool().clone(),
+            clock: core.clock().clone(),
             protocol,
             config: Arc::default(),
             devices: CoreDevices::default(),
@@ -569,7 +571,7 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
         }
         // There is no event either when connections on other cores close.
         let retry = !self.waiting.is_empty() || !self.closing.is_empty();
-        let waiting = retry.then(|| os::clock::now_ns() + RETRY_NS);
+        let waiting = retry.then(|| self.clock.now_ns() + RETRY_NS);
         let timer = Some(self.timers.next_ns()).filter(|at_ns| *at_ns != u64::MAX);
         [self.devices.deadline(), waiting, timer].into_iter().flatten().min()
     }

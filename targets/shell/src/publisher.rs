@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use reactor::blocking;
 
 use crate::CORE_TIMEOUT;
 
@@ -164,21 +166,20 @@ impl<C> Publisher<C> {
     }
 
     fn wait(&self, timeout: Duration, is_done: impl Fn(&Subscriber) -> bool) -> Result<(), NotApplied> {
-        let deadline = Instant::now() + timeout;
-        let mut state = self.lock();
-        loop {
-            let Some(pending) = state.subscribers.iter().find(|subscriber| !is_done(subscriber)) else {
-                return Ok(());
-            };
-            let left = deadline.saturating_duration_since(Instant::now());
-            let stopped =
-                state.subscribers.iter().find(|subscriber| subscriber.stopped && !is_done(subscriber));
-            if stopped.is_some() || left.is_zero() {
-                let failed = stopped.unwrap_or(pending);
-                return Err(NotApplied { core: failed.core, stopped: failed.stopped });
+        let not_applied = |failed: &Subscriber| NotApplied { core: failed.core, stopped: failed.stopped };
+        let waited = blocking::wait_until(&self.0.state, &self.0.acknowledged, timeout, |state| {
+            let mut pending = state.subscribers.iter().filter(|subscriber| !is_done(subscriber)).peekable();
+            if pending.peek().is_none() {
+                return Some(Ok(()));
             }
-            state =
-                self.0.acknowledged.wait_timeout(state, left).unwrap_or_else(|error| error.into_inner()).0;
+            pending.find(|subscriber| subscriber.stopped).map(|stopped| Err(not_applied(stopped)))
+        });
+        match waited {
+            Ok(result) => result,
+            Err(state) => {
+                let pending = state.subscribers.iter().find(|subscriber| !is_done(subscriber));
+                pending.map_or(Ok(()), |pending| Err(not_applied(pending)))
+            }
         }
     }
 

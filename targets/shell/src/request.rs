@@ -1,7 +1,9 @@
 //! A question to a core, and its answer.
 
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use reactor::blocking;
 
 /// The requester's end of a question to another thread.
 ///
@@ -52,21 +54,19 @@ impl<T> Request<T> {
     /// # Errors
     /// [`NoAnswer`]; the responder knows.
     pub fn wait(self, timeout: Duration) -> Result<T, NoAnswer> {
-        let deadline = Instant::now() + timeout;
-        let mut state = sync::lock(&self.0.state);
-        loop {
-            match std::mem::replace(&mut *state, ExchangeState::Abandoned) {
-                ExchangeState::Answered(value) => return Ok(value),
-                ExchangeState::Unanswered => return Err(NoAnswer::Stopped),
+        let waited = blocking::wait_until(&self.0.state, &self.0.changed, timeout, |state| {
+            match std::mem::replace(state, ExchangeState::Abandoned) {
+                ExchangeState::Answered(value) => return Some(Ok(value)),
+                ExchangeState::Unanswered => return Some(Err(NoAnswer::Stopped)),
                 ExchangeState::Waiting | ExchangeState::Abandoned => {}
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(NoAnswer::Timeout);
-            }
             *state = ExchangeState::Waiting;
-            state = self.0.changed.wait_timeout(state, left).unwrap_or_else(|error| error.into_inner()).0;
-        }
+            None
+        });
+        waited.unwrap_or_else(|mut state| {
+            *state = ExchangeState::Abandoned;
+            Err(NoAnswer::Timeout)
+        })
     }
 }
 

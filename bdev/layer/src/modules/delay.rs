@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use block_io::Op;
+use random::WyRand;
 use uuid::Uuid;
 
-use super::base::{BaseBdev, SplitMix64, track_base};
+use super::base::{BaseBdev, track_base};
 use super::virtual_bdev::{BaseChannel, VirtualBdev};
 use crate::{BdevError, BlockDevice, BoxedChannel, Completion, InfoValue, Registry, Request};
 
@@ -138,8 +139,9 @@ impl VirtualBdev for DelayBdev {
     fn open_on(&self, base: BaseChannel, core: &reactor::Core) -> BoxedChannel {
         Box::new(DelayChannel {
             base,
+            clock: core.clock().clone(),
             latencies_ns: self.latencies_ns.clone(),
-            rng: SplitMix64::new(self.seed ^ (core.index() as u64) << 32),
+            rng: WyRand::new(self.seed ^ (core.index() as u64) << 32),
             delayed: std::array::from_fn(|_| VecDeque::new()),
         })
     }
@@ -162,15 +164,16 @@ impl VirtualBdev for DelayBdev {
 
 struct DelayChannel {
     base: BaseChannel,
+    clock: os::clock::Clock,
     latencies_ns: Arc<[AtomicU64; CLASSES]>,
-    rng: SplitMix64,
+    rng: WyRand,
     /// Delayed completions with their due time, one FIFO a class: the latency in a class is constant, so that the
     /// oldest is due first. After an update to a shorter latency, newer completions still wait for older ones.
     delayed: [VecDeque<(u64, Completion)>; CLASSES],
 }
 
 /// The latency class of an I/O; `None` for no delay.
-fn class_of(op: Op, rng: &mut SplitMix64) -> Option<usize> {
+fn class_of(op: Op, rng: &mut WyRand) -> Option<usize> {
     let average = match op {
         Op::Read => LatencyClass::AvgRead,
         Op::Write | Op::Unmap | Op::WriteZeroes | Op::WriteUncorrectable => LatencyClass::AvgWrite,
@@ -202,9 +205,9 @@ impl block_io::Channel for DelayChannel {
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
-        let DelayChannel { base, latencies_ns, rng, delayed } = self;
+        let DelayChannel { base, clock, latencies_ns, rng, delayed } = self;
         let completions = base.poll();
-        let now_ns = os::clock::now_ns();
+        let now_ns = clock.now_ns();
         for completion in completions {
             match class_of(completion.request().op, rng) {
                 Some(class) => {

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use block_io::{Op, Status, Tag};
+use random::WyRand;
 use slots::{Slab, Slot};
 use uuid::Uuid;
 
-use super::base::{BaseBdev, SplitMix64, track_base};
+use super::base::{BaseBdev, track_base};
 use super::virtual_bdev::{BaseChannel, VirtualBdev};
 use crate::{Bdev as _, BdevError, BlockDevice, BoxedChannel, Completion, InfoValue, Registry, Request};
 
@@ -100,7 +101,7 @@ struct SharedRules {
 struct FaultRules {
     /// Each with the number of I/Os that matched it.
     list: Vec<(FaultInjection, u64)>,
-    rng: SplitMix64,
+    rng: WyRand,
 }
 
 /// Maximum number of rules of one device; each is checked for every I/O.
@@ -113,7 +114,7 @@ pub fn create(registry: &Registry, config: ErrorConfig) -> Result<Arc<BlockDevic
     let name = config.name.unwrap_or_else(|| format!("EE_{}", config.base));
     let base = BaseBdev::claim(registry, &config.base, &format!("error bdev {name}"))?;
     let below = base.device().clone();
-    let rules = FaultRules { list: Vec::new(), rng: SplitMix64::new(config.seed) };
+    let rules = FaultRules { list: Vec::new(), rng: WyRand::new(config.seed) };
     let faults = Arc::new(SharedRules {
         any: AtomicBool::new(false),
         clear_count: AtomicU64::new(0),
@@ -174,9 +175,10 @@ impl VirtualBdev for ErrorBdev {
         &self.base
     }
 
-    fn open_on(&self, base: BaseChannel, _core: &reactor::Core) -> BoxedChannel {
+    fn open_on(&self, base: BaseChannel, core: &reactor::Core) -> BoxedChannel {
         Box::new(ErrorChannel {
             base,
+            clock: core.clock().clone(),
             clears_applied: self.faults.clear_count.load(Ordering::Relaxed),
             faults: self.faults.clone(),
             table: Slab::with_capacity(self.depth() + crate::channel::RESETS_MAX as u32),
@@ -272,6 +274,7 @@ impl FaultInjection {
 
 struct ErrorChannel {
     base: BaseChannel,
+    clock: os::clock::Clock,
     faults: Arc<SharedRules>,
     clears_applied: u64,
     /// Requests at the base: the caller's tag, and the corruption of the data.
@@ -379,7 +382,7 @@ impl block_io::Channel for ErrorChannel {
         if !self.completed.is_empty() {
             return Some(0);
         }
-        let recheck = (!self.pending.is_empty()).then(|| os::clock::now_ns() + CLEAR_CHECK_NS);
+        let recheck = (!self.pending.is_empty()).then(|| self.clock.now_ns() + CLEAR_CHECK_NS);
         [self.base.deadline(), recheck].into_iter().flatten().min()
     }
 }

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use nvme::{AdminError, Controller};
-use os::clock::now_ns;
 use reactor::Core;
 use wire_nvme::aer::AsyncEvent;
 
@@ -36,8 +35,10 @@ pub(crate) async fn run(core: Core, path: Arc<ControllerPath>, group: Arc<Contro
     while !path.is_stopping() {
         if let Some(state) = &mut reconnect {
             match state.next() {
-                ReconnectAction::TryAt(due_ns) if now_ns() >= due_ns => state.record_attempt(now_ns()),
-                ReconnectAction::GiveUpAt(due_ns) if now_ns() >= due_ns => {
+                ReconnectAction::TryAt(due_ns) if core.now_ns() >= due_ns => {
+                    state.record_attempt(core.now_ns())
+                }
+                ReconnectAction::GiveUpAt(due_ns) if core.now_ns() >= due_ns => {
                     let why = path.failure().unwrap_or_default();
                     path.set_status(PathStatus::Failed, None);
                     group.send_event(PathEvent::Lost {
@@ -67,10 +68,10 @@ pub(crate) async fn run(core: Core, path: Arc<ControllerPath>, group: Arc<Contro
                             );
                         }
                         requester = wait_while_disabled(&path, &group, reply).await;
-                        reconnect = Some(Reconnect::lost(path.config.reconnect, now_ns()));
+                        reconnect = Some(Reconnect::lost(path.config.reconnect, core.now_ns()));
                         continue;
                     }
-                    path.wait_for_command_or(core.sleep_ns(due_ns.saturating_sub(now_ns()))).await;
+                    path.wait_for_command_or(core.sleep_ns(due_ns.saturating_sub(core.now_ns()))).await;
                     continue;
                 }
             }
@@ -97,7 +98,8 @@ pub(crate) async fn run(core: Core, path: Arc<ControllerPath>, group: Arc<Contro
             AttachmentEnd::Stopped => break,
             AttachmentEnd::Lost(why) => {
                 path.set_status(PathStatus::Reconnecting, Some(why.clone()));
-                let state = reconnect.get_or_insert_with(|| Reconnect::lost(path.config.reconnect, now_ns()));
+                let state =
+                    reconnect.get_or_insert_with(|| Reconnect::lost(path.config.reconnect, core.now_ns()));
                 group.send_event(PathEvent::Lost {
                     path: path.clone(),
                     waits_until_ns: state.waits_until_ns(),
@@ -106,7 +108,7 @@ pub(crate) async fn run(core: Core, path: Arc<ControllerPath>, group: Arc<Contro
             }
             AttachmentEnd::Disabled(reply) => {
                 requester = wait_while_disabled(&path, &group, reply).await;
-                reconnect = Some(Reconnect::lost(path.config.reconnect, now_ns()));
+                reconnect = Some(Reconnect::lost(path.config.reconnect, core.now_ns()));
             }
         }
     }

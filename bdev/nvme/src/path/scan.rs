@@ -5,6 +5,7 @@ use std::sync::Arc;
 use block_io::Status;
 use nvme::{AdminData, AdminError, Controller, TcpAssociation};
 use reactor::Core;
+use sockets::{CoreNetwork, Sockets};
 use uuid::Uuid;
 use wire_nvme::Sqe;
 use wire_nvme::admin::{GetLogPage, Identify};
@@ -26,32 +27,34 @@ const ANA_BYTES_MAX: u64 = 1 << 20;
 pub(crate) type AnaGroups = Option<Vec<(u32, AnaState)>>;
 
 /// Executes the admin commands of a path, with error injections applied.
-pub(super) struct AdminExecutor<'a> {
-    transport: AdminTransport<'a>,
+pub(super) struct AdminExecutor<'a, N: CoreNetwork = Sockets> {
+    transport: AdminTransport<'a, N>,
     path: &'a ControllerPath,
     core: &'a Core,
 }
 
-enum AdminTransport<'a> {
-    Tcp(&'a mut TcpAssociation),
+enum AdminTransport<'a, N: CoreNetwork> {
+    Tcp(&'a mut TcpAssociation<N>),
     Memory(&'a Controller),
 }
 
 impl<'a> AdminExecutor<'a> {
-    pub(super) fn tcp(
-        core: &'a Core,
-        path: &'a ControllerPath,
-        association: &'a mut TcpAssociation,
-    ) -> AdminExecutor<'a> {
-        AdminExecutor { transport: AdminTransport::Tcp(association), path, core }
-    }
-
     pub(super) fn memory_based(
         core: &'a Core,
         path: &'a ControllerPath,
         controller: &'a Controller,
     ) -> AdminExecutor<'a> {
         AdminExecutor { transport: AdminTransport::Memory(controller), path, core }
+    }
+}
+
+impl<'a, N: CoreNetwork> AdminExecutor<'a, N> {
+    pub(super) fn tcp(
+        core: &'a Core,
+        path: &'a ControllerPath,
+        association: &'a mut TcpAssociation<N>,
+    ) -> AdminExecutor<'a, N> {
+        AdminExecutor { transport: AdminTransport::Tcp(association), path, core }
     }
 
     /// Executes an admin command and returns its result and data.

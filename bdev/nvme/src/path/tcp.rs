@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use nvme::{AdminData, AdminError, AssociationHandle, TcpAssociation, TcpUri};
-use os::clock::now_ns;
+use nvme::{AdminData, AdminError, AssociationHandle, TcpAssociation, TcpIoQueue, TcpUri};
 use reactor::Core;
+use sockets::CoreNetwork;
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::feature::AsyncEventConfiguration;
+use wire_nvme::identify::IdentifyNamespace;
 use wire_nvme::log::LogId;
 
 use super::scan::{AdminExecutor, AnaGroups, is_unsupported};
@@ -17,7 +18,8 @@ use super::{
 use crate::initiator::{ControllerGroup, PathEvent};
 use crate::namespace::ScannedNamespace;
 use crate::reconnect::{Reconnect, ReconnectAction};
-use crate::shared_namespace::ConnectTarget;
+use crate::shared_namespace::{ConnectTarget, OpeningQueue};
+use crate::transport_queue::TransportQueue;
 
 /// Asynchronous events that a path enables.
 const EVENTS: AsyncEventConfiguration =
@@ -33,8 +35,39 @@ enum ConnectionEnd {
     Disabled(ResultSender),
 }
 
+/// Starts the task of a path on the control core; `false` if the core has no room for it.
+pub(crate) type StartTcpPath = fn(&Core, &Arc<ControllerPath>, TcpUri, &Arc<ControllerGroup>) -> bool;
+
+/// [`StartTcpPath`] over the network `N`.
+pub(crate) fn start<N: CoreNetwork>(
+    core: &Core,
+    path: &Arc<ControllerPath>,
+    uri: TcpUri,
+    group: &Arc<ControllerGroup>,
+) -> bool {
+    core.spawn(run::<N>(core.clone(), path.clone(), uri, group.clone()))
+}
+
+/// [`OpenTcpQueue`](crate::shared_namespace::OpenTcpQueue) over the network `N`.
+fn open_queue<N: CoreNetwork>(
+    core: Core,
+    association: Arc<AssociationHandle>,
+    nsid: u32,
+    identify: Arc<IdentifyNamespace>,
+) -> OpeningQueue {
+    Box::pin(async move {
+        let queue = TcpIoQueue::<N>::open_over(&core, &association, nsid, &identify).await?;
+        Ok(Box::new(queue) as Box<dyn TransportQueue>)
+    })
+}
+
 /// Attaches the controller and keeps it attached, until the path is stopped.
-pub(crate) async fn run(core: Core, path: Arc<ControllerPath>, uri: TcpUri, group: Arc<ControllerGroup>) {
+async fn run<N: CoreNetwork>(
+    core: Core,
+    path: Arc<ControllerPath>,
+    uri: TcpUri,
+    group: Arc<ControllerGroup>,
+) {
     let mut epoch = 0;
     let mut reconnect: Option<Reconnect> = None;
     let mut requester: Option<ResultSender> = None;
@@ -71,12 +104,12 @@ pub(crate) async fn run(core: Core, path: Arc<ControllerPath>, uri: TcpUri, grou
             if requester.is_none() {
                 break;
             }
-            reconnect = Some(Reconnect::lost(path.config.reconnect, now_ns()));
+            reconnect = Some(Reconnect::lost(path.config.reconnect, core.now_ns()));
             continue;
         }
         epoch += 1;
         path.clear_reset_request();
-        let Some(outcome) = path.unless_stopped(establish(&core, &path, &uri)).await else { break };
+        let Some(outcome) = path.unless_stopped(establish::<N>(&core, &path, &uri)).await else { break };
         let mut association = match outcome {
             Ok((association, namespaces, ana)) => {
                 path.set_status(PathStatus::Enabled, None);
@@ -113,12 +146,12 @@ pub(crate) async fn run(core: Core, path: Arc<ControllerPath>, uri: TcpUri, grou
                 if requester.is_none() {
                     break;
                 }
-                reconnect = Some(Reconnect::lost(path.config.reconnect, now_ns()));
+                reconnect = Some(Reconnect::lost(path.config.reconnect, core.now_ns()));
                 continue;
             }
         };
         path.set_status(PathStatus::Reconnecting, Some(why.clone()));
-        let lost = Reconnect::lost(path.config.reconnect, now_ns());
+        let lost = Reconnect::lost(path.config.reconnect, core.now_ns());
         group.send_event(PathEvent::Lost { path: path.clone(), waits_until_ns: lost.waits_until_ns(), why });
         reconnect = Some(lost);
     }
@@ -143,7 +176,7 @@ async fn wait_for_retry(
 ) -> RetryDecision {
     let Some(reconnect) = reconnect else { return RetryDecision::Connect };
     loop {
-        let now_ns = now_ns();
+        let now_ns = core.now_ns();
         if path.is_stopping() {
             return RetryDecision::Stop;
         }
@@ -166,13 +199,13 @@ async fn wait_for_retry(
     }
 }
 
-async fn establish(
+async fn establish<N: CoreNetwork>(
     core: &Core,
     path: &ControllerPath,
     uri: &TcpUri,
-) -> Result<(TcpAssociation, Vec<ScannedNamespace>, AnaGroups), String> {
+) -> Result<(TcpAssociation<N>, Vec<ScannedNamespace>, AnaGroups), String> {
     let config = &path.config;
-    let mut association = TcpAssociation::open(core, uri, &config.options, config.num_io_queues)
+    let mut association = TcpAssociation::<N>::open_over(core, uri, &config.options, config.num_io_queues)
         .await
         .map_err(|error| error.to_string())?;
     let identity = association.identity().clone();
@@ -190,17 +223,17 @@ async fn establish(
     Ok((association, namespaces, ana))
 }
 
-fn publish(
+fn publish<N: CoreNetwork>(
     group: &Arc<ControllerGroup>,
     path: &Arc<ControllerPath>,
     epoch: u64,
-    association: &TcpAssociation,
+    association: &TcpAssociation<N>,
     namespaces: Vec<ScannedNamespace>,
     ana: AnaGroups,
 ) {
     let membership = Arc::new(association.handle().clone());
     let with_target = |scanned: ScannedNamespace| {
-        let join = ConnectTarget::Tcp(membership.clone(), scanned.identify.clone());
+        let join = ConnectTarget::Tcp(membership.clone(), scanned.identify.clone(), open_queue::<N>);
         (scanned, join)
     };
     let namespaces = namespaces.into_iter().map(with_target).collect();
@@ -208,11 +241,11 @@ fn publish(
 }
 
 /// Handles events and commands until the connection ends.
-async fn serve(
+async fn serve<N: CoreNetwork>(
     core: &Core,
     path: &Arc<ControllerPath>,
     group: &Arc<ControllerGroup>,
-    association: &mut TcpAssociation,
+    association: &mut TcpAssociation<N>,
     epoch: u64,
 ) -> ConnectionEnd {
     loop {
@@ -247,7 +280,7 @@ async fn serve(
                         );
                     }
                     Some(command @ PathCommand::Io { .. }) => {
-                        pass_through(core, association.handle().clone(), command);
+                        pass_through::<N>(core, association.handle().clone(), command);
                     }
                     Some(PathCommand::RefreshAna) if outcome.is_ok() => {
                         outcome = refresh_ana(core, path, group, association).await;
@@ -266,7 +299,7 @@ async fn serve(
 }
 
 /// Executes an I/O command in a task of its own. If the core rejects the task, the reply channel closes.
-fn pass_through(core: &Core, membership: AssociationHandle, command: PathCommand) {
+fn pass_through<N: CoreNetwork>(core: &Core, membership: AssociationHandle, command: PathCommand) {
     let PathCommand::Io { sqe, data, metadata, timeout_ns, reply } = command else { return };
     if metadata != AdminData::None {
         send_reply(&reply, Err("metadata is not supported over TCP".into()));
@@ -274,16 +307,16 @@ fn pass_through(core: &Core, membership: AssociationHandle, command: PathCommand
     }
     let own = core.clone();
     core.spawn(async move {
-        let answer = membership.execute_io(&own, sqe, &data, timeout_ns).await;
+        let answer = membership.execute_io::<N>(&own, sqe, &data, timeout_ns).await;
         send_reply(&reply, answer.map_err(|error| error.to_string()));
     });
 }
 
-async fn handle_event(
+async fn handle_event<N: CoreNetwork>(
     core: &Core,
     path: &Arc<ControllerPath>,
     group: &Arc<ControllerGroup>,
-    association: &mut TcpAssociation,
+    association: &mut TcpAssociation<N>,
     epoch: u64,
     event: AsyncEvent,
 ) -> Result<(), AdminError> {
@@ -302,11 +335,11 @@ async fn handle_event(
     admin.acknowledge(event.log_page, 512).await
 }
 
-async fn refresh_ana(
+async fn refresh_ana<N: CoreNetwork>(
     core: &Core,
     path: &Arc<ControllerPath>,
     group: &Arc<ControllerGroup>,
-    association: &mut TcpAssociation,
+    association: &mut TcpAssociation<N>,
 ) -> Result<(), AdminError> {
     let identity = association.identity().clone();
     let groups = AdminExecutor::tcp(core, path, association).ana(&identity).await?;

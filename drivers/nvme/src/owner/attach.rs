@@ -4,7 +4,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use dma::DeviceBuffer;
-use os::clock::now_ns;
 use reactor::{Core, Period};
 use wire_nvme::admin::{Identify, SetFeatures};
 use wire_nvme::doorbell::{DOORBELLS_OFFSET, DoorbellBuffer};
@@ -111,7 +110,7 @@ impl ControllerOwner {
         self.shared.set_free_qids(queues_max);
         let _ = self.shared.params.set(params);
         self.start_events().await;
-        self.health_due_ns.set(now_ns() + super::HEALTH_CHECK_NS);
+        self.health_due_ns.set(self.core.now_ns() + super::HEALTH_CHECK_NS);
         Ok(())
     }
 
@@ -198,10 +197,10 @@ impl ControllerOwner {
         capabilities: &ControllerCapabilities,
     ) -> Result<(), ControllerFailure> {
         let timeout_ms = u32::from(capabilities.ready_timeout_500ms.max(1)) * 500;
-        let deadline_ns = now_ns() + u64::from(timeout_ms) * 1_000_000;
+        let deadline_ns = self.core.now_ns() + u64::from(timeout_ms) * 1_000_000;
         let mut pause_ns = 50_000;
         loop {
-            let late = now_ns() > deadline_ns;
+            let late = self.core.now_ns() > deadline_ns;
             let status = self.registers().status()?;
             if status.fatal && ready {
                 return Err(ControllerFailure::Fatal);

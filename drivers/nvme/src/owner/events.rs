@@ -3,7 +3,6 @@
 use std::rc::Rc;
 
 use block_io::Tag;
-use os::clock::now_ns;
 use wire_nvme::Sqe;
 use wire_nvme::admin::{GetLogPage, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
@@ -44,7 +43,7 @@ impl ControllerOwner {
         let mut batch = vec![Command::raw(Tag(EVENT_TAG), sqe, None, None)];
         let mut refused = Vec::new();
         if let Some(queue) = &mut *self.queue.borrow_mut() {
-            queue.submit_commands(&mut batch, &mut refused, now_ns());
+            queue.submit_commands(&mut batch, &mut refused, self.core.now_ns());
         }
         if batch.is_empty() && refused.is_empty() {
             self.event_requests.set(self.event_requests.get() + 1);

@@ -7,7 +7,6 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use block_io::Status;
-use os::clock::now_ns;
 use wire_nvme::doorbell::DoorbellBuffer;
 use wire_nvme::registers::{ControllerConfiguration, ShutdownNotification, ShutdownStatus};
 
@@ -46,7 +45,7 @@ impl ControllerOwner {
             }
             return self.shared.failure().map_or(Ok(()), Err);
         }
-        let now_ns = now_ns();
+        let now_ns = self.core.now_ns();
         let too_many = {
             let mut resets = self.resets.borrow_mut();
             resets.retain(|at| now_ns.saturating_sub(*at) < RESET_WINDOW_NS);
@@ -188,8 +187,8 @@ impl ControllerOwner {
         let shutdown = ShutdownNotification::Normal;
         registers.set_configuration(&ControllerConfiguration { shutdown, ..configuration })?;
         let rtd3e_ns = u64::from(params.identity.rtd3e_us) * 1000;
-        let deadline_ns = now_ns() + rtd3e_ns.clamp(SHUTDOWN_TIMEOUT_NS, 10 * SHUTDOWN_TIMEOUT_NS);
-        while registers.status()?.shutdown != ShutdownStatus::Complete && now_ns() < deadline_ns {
+        let deadline_ns = self.core.now_ns() + rtd3e_ns.clamp(SHUTDOWN_TIMEOUT_NS, 10 * SHUTDOWN_TIMEOUT_NS);
+        while registers.status()?.shutdown != ShutdownStatus::Complete && self.core.now_ns() < deadline_ns {
             self.core.sleep_ns(500_000).await;
         }
         self.disable(&params.capabilities).await

@@ -14,7 +14,7 @@ use std::task::{Poll, Waker};
 use block_io::{FabricsStatus, Op, Request, Tag};
 use dma::{Buffer, Data};
 use reactor::{Core, Period, PollResult, Poller};
-use sockets::{Network, NetworkEvent, SocketStream, Sockets};
+use sockets::{CoreNetwork, NetworkEvent, Sockets};
 use wire_nvme::admin::{Identify, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::fabrics::{CNTLID_DYNAMIC, ConnectResponse, PropertyGet, PropertySet};
@@ -46,8 +46,8 @@ const SCRATCH_BYTES: usize = 8 << 10;
 /// [`open`](Self::open) connects, enables and identifies the controller. A poller on the association's core receives
 /// responses and events and sends Keep Alive commands. Admin commands execute one at a time: each method borrows
 /// the association until its command completes. Dropping the association closes its admin connection.
-pub struct TcpAssociation {
-    inner: Rc<RefCell<AssociationInner>>,
+pub struct TcpAssociation<N: CoreNetwork = Sockets> {
+    inner: Rc<RefCell<AssociationInner<N>>>,
     core: Core,
     timeout_ns: u64,
     keep_alive_ns: u64,
@@ -56,10 +56,10 @@ pub struct TcpAssociation {
 }
 
 /// State that the association and its poller share.
-struct AssociationInner {
-    network: Sockets,
+struct AssociationInner<N: CoreNetwork> {
+    network: N,
     scratch: Vec<u8>,
-    received: Vec<NetworkEvent<SocketStream>>,
+    received: Vec<NetworkEvent<N::Stream>>,
     queue: TcpQueue,
     keep_alive_ns: u64,
     keep_alive_due_ns: u64,
@@ -80,8 +80,8 @@ struct AssociationInner {
     closed: bool,
 }
 
-struct AssociationPoller {
-    inner: Rc<RefCell<AssociationInner>>,
+struct AssociationPoller<N: CoreNetwork> {
+    inner: Rc<RefCell<AssociationInner<N>>>,
     name: String,
 }
 
@@ -145,8 +145,20 @@ impl TcpAssociation {
         options: &Options,
         io_queues: u16,
     ) -> Result<TcpAssociation, NvmeOpenError> {
+        TcpAssociation::open_over(core, uri, options, io_queues).await
+    }
+}
+
+impl<N: CoreNetwork> TcpAssociation<N> {
+    /// As [`open`](TcpAssociation::open), over any network.
+    pub async fn open_over(
+        core: &Core,
+        uri: &TcpUri,
+        options: &Options,
+        io_queues: u16,
+    ) -> Result<TcpAssociation<N>, NvmeOpenError> {
         let address = uri.resolve()?;
-        let mut network = Sockets::new(core.event_loop()).with_busy_poll(core.spins());
+        let mut network = N::of_core(core);
         let queue = connect(&mut network, address, ADMIN_DEPTH, uri)?;
         let inner = Rc::new(RefCell::new(AssociationInner {
             network,
@@ -218,7 +230,7 @@ impl TcpAssociation {
             self.handle.free_qids = FreeQids::new(queues as u16);
         }
         if self.keep_alive_ns > 0 {
-            self.inner.borrow_mut().keep_alive_due_ns = os::clock::now_ns() + self.keep_alive_ns / 2;
+            self.inner.borrow_mut().keep_alive_due_ns = self.core.now_ns() + self.keep_alive_ns / 2;
         }
         Ok(())
     }
@@ -303,7 +315,7 @@ impl TcpAssociation {
     pub fn next_event(&mut self) -> Option<AsyncEvent> {
         let mut inner = self.inner.borrow_mut();
         let event = inner.events.pop_front();
-        inner.request_event(os::clock::now_ns());
+        inner.request_event(self.core.now_ns());
         event
     }
 
@@ -344,7 +356,7 @@ impl TcpAssociation {
                 return Err(AdminError::Busy);
             }
             inner.response = None;
-            inner.response_deadline_ns = os::clock::now_ns() + self.timeout_ns;
+            inner.response_deadline_ns = self.core.now_ns() + self.timeout_ns;
             let tag = Tag(inner.next_tag);
             inner.next_tag += 1;
             inner.send(tag, sqe, buffer, data, inline_data);
@@ -360,7 +372,7 @@ impl TcpAssociation {
                     inner.queue.failure.map_or(response, |failure| Err(AdminError::Failure(failure))),
                 );
             }
-            if inner.queue.failure.is_none() && os::clock::now_ns() >= inner.response_deadline_ns {
+            if inner.queue.failure.is_none() && self.core.now_ns() >= inner.response_deadline_ns {
                 // Fail the association: a late response would have no requester.
                 inner.queue.fail(ControllerFailure::AdminTimeout);
             }
@@ -376,7 +388,7 @@ impl TcpAssociation {
 
     /// Waits for ICResp.
     async fn initialize(&mut self) -> Result<(), NvmeOpenError> {
-        self.inner.borrow_mut().response_deadline_ns = os::clock::now_ns() + self.timeout_ns;
+        self.inner.borrow_mut().response_deadline_ns = self.core.now_ns() + self.timeout_ns;
         std::future::poll_fn(|context| {
             let mut inner = self.inner.borrow_mut();
             if let Some(failure) = inner.queue.failure {
@@ -386,7 +398,7 @@ impl TcpAssociation {
                 inner.response_deadline_ns = u64::MAX;
                 return Poll::Ready(Ok(()));
             }
-            if os::clock::now_ns() >= inner.response_deadline_ns {
+            if self.core.now_ns() >= inner.response_deadline_ns {
                 return Poll::Ready(Err(NvmeOpenError::Timeout("ICReq")));
             }
             inner.waker = Some(context.waker().clone());
@@ -414,7 +426,7 @@ impl TcpAssociation {
         let sqe = PropertySet { wide: false, offset: offset::CC, value }.to_sqe();
         self.setup_command("enabling the controller", sqe).await?;
         let timeout_ns = u64::from(capabilities.ready_timeout_500ms.max(1)) * 500_000_000;
-        let deadline_ns = os::clock::now_ns() + timeout_ns;
+        let deadline_ns = self.core.now_ns() + timeout_ns;
         loop {
             let value = self.setup_command("reading CSTS", get(false, offset::CSTS)).await?;
             let status = ControllerStatus::decode(value as u32);
@@ -425,7 +437,7 @@ impl TcpAssociation {
             if status.ready {
                 return Ok(capabilities.queue_entries_max);
             }
-            if os::clock::now_ns() > deadline_ns {
+            if self.core.now_ns() > deadline_ns {
                 return Err(NvmeOpenError::Timeout("enabling the controller"));
             }
             // CSTS must be polled; the specification defines no event for it.
@@ -434,13 +446,13 @@ impl TcpAssociation {
     }
 }
 
-impl Drop for TcpAssociation {
+impl<N: CoreNetwork> Drop for TcpAssociation<N> {
     fn drop(&mut self) {
         self.inner.borrow_mut().closed = true;
     }
 }
 
-impl Poller for AssociationPoller {
+impl<N: CoreNetwork> Poller for AssociationPoller<N> {
     fn name(&self) -> &str {
         &self.name
     }
@@ -461,7 +473,7 @@ impl Poller for AssociationPoller {
     }
 }
 
-impl AssociationInner {
+impl<N: CoreNetwork> AssociationInner<N> {
     /// Processes received PDUs and sends Keep Alive when it is due.
     fn poll(&mut self, now_ns: u64) {
         let was_ready = self.queue.is_ready();

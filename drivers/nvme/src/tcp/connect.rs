@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use sockets::{Network, Sockets};
+use sockets::CoreNetwork;
 use wire_nvme::Sqe;
 use wire_nvme::fabrics::{CONNECT_DATA_SIZE, Connect, ConnectAttributes, ConnectData, Nqn};
 
@@ -12,13 +12,13 @@ use crate::error::NvmeOpenError;
 use crate::uri::TcpUri;
 
 /// Opens a connection and creates a queue of `entries` entries on it, with its ICReq queued.
-pub(super) fn connect(
-    network: &mut Sockets,
+pub(super) fn connect<N: CoreNetwork>(
+    network: &mut N,
     address: SocketAddr,
     entries: u32,
     uri: &TcpUri,
 ) -> Result<TcpQueue, NvmeOpenError> {
-    let stream = sockets::connect(&address.into());
+    let stream = network.connect(&address.into());
     let id = stream.and_then(|stream| network.add(stream));
     let id = id.map_err(|error| NvmeOpenError::Connect(address, error))?;
     // One entry of a queue always stays empty (Base 2.0, section 3.3.1.5), to distinguish full from empty.

@@ -3,7 +3,7 @@
 use block_io::{Channel, Completion, FabricsStatus, Op, Request, Status, Tag};
 use dma::Data;
 use reactor::Core;
-use sockets::{Network, NetworkEvent, SocketStream, Sockets};
+use sockets::{CoreNetwork, NetworkEvent, Sockets};
 use wire_nvme::Sqe;
 use wire_nvme::identify::IdentifyNamespace;
 
@@ -27,8 +27,8 @@ const POLL_INTERVAL_NS: u64 = 10_000_000;
 ///
 /// It owns the connection of its queue. Its user calls [`fail`](Self::fail) when the association fails; requests then
 /// complete with [`Status::HOST_PATHING_ERROR`].
-pub struct TcpIoQueue {
-    connection: ConnectedQueue,
+pub struct TcpIoQueue<N: CoreNetwork = Sockets> {
+    connection: ConnectedQueue<N>,
     info: TcpNamespaceInfo,
     nsid: u32,
     /// Requests completed without a command.
@@ -37,10 +37,10 @@ pub struct TcpIoQueue {
 }
 
 /// A connected I/O queue, not bound to a namespace.
-pub(super) struct ConnectedQueue {
-    network: Sockets,
+pub(super) struct ConnectedQueue<N: CoreNetwork> {
+    network: N,
     scratch: Vec<u8>,
-    received: Vec<NetworkEvent<SocketStream>>,
+    received: Vec<NetworkEvent<N::Stream>>,
     pub(super) queue: TcpQueue,
     _qid: QidGuard,
 }
@@ -57,15 +57,15 @@ impl Drop for QidGuard {
     }
 }
 
-impl ConnectedQueue {
+impl<N: CoreNetwork> ConnectedQueue<N> {
     /// Connects an I/O queue with the depth in the association's options, limited to what the controller supports.
     pub(super) async fn open(
         core: &Core,
         association: &AssociationHandle,
-    ) -> Result<ConnectedQueue, NvmeOpenError> {
+    ) -> Result<ConnectedQueue<N>, NvmeOpenError> {
         let qid = association.free_qids.alloc().ok_or(NvmeOpenError::NoFreeQueue(0))?;
         let qid = QidGuard { qid, qids: association.free_qids.clone() };
-        let mut network = Sockets::new(core.event_loop()).with_busy_poll(core.spins());
+        let mut network = N::of_core(core);
         let depth_max = association.entries_max.saturating_sub(1).clamp(1, queue::DEPTH_MAX - 1);
         let depth = association.options.queue_depth.clamp(1, depth_max);
         let queue = connect(&mut network, association.address, depth + 1, &association.uri)?;
@@ -77,7 +77,7 @@ impl ConnectedQueue {
             queue,
             _qid: qid,
         };
-        let deadline_ns = os::clock::now_ns() + association.options.timeout_ns;
+        let deadline_ns = core.now_ns() + association.options.timeout_ns;
         while !connection.queue.is_ready() {
             connection.receive();
             if let Some(failure) = connection.queue.failure {
@@ -122,7 +122,7 @@ impl ConnectedQueue {
 
     /// Waits for a network event or the poll interval.
     async fn wait(&self, core: &Core, what: &'static str, deadline_ns: u64) -> Result<(), NvmeOpenError> {
-        let now_ns = os::clock::now_ns();
+        let now_ns = core.now_ns();
         if now_ns >= deadline_ns {
             return Err(NvmeOpenError::Timeout(what));
         }
@@ -154,7 +154,7 @@ impl ConnectedQueue {
 
 impl AssociationHandle {
     /// Connects a temporary I/O queue, executes one command on it and closes it.
-    pub(crate) async fn execute_one(
+    pub(crate) async fn execute_one<N: CoreNetwork>(
         &self,
         core: &Core,
         what: &'static str,
@@ -163,7 +163,7 @@ impl AssociationHandle {
         data: &AdminData,
         deadline_ns: u64,
     ) -> Result<TcpCompletion, NvmeOpenError> {
-        let mut connection = ConnectedQueue::open(core, self).await?;
+        let mut connection = ConnectedQueue::<N>::open(core, self).await?;
         let data = match data {
             AdminData::None => TcpCommandData::None,
             AdminData::In(length) => TcpCommandData::In(*length as u32),
@@ -181,6 +181,18 @@ impl TcpIoQueue {
         nsid: u32,
         identify: &IdentifyNamespace,
     ) -> Result<TcpIoQueue, NvmeOpenError> {
+        TcpIoQueue::open_over(core, association, nsid, identify).await
+    }
+}
+
+impl<N: CoreNetwork> TcpIoQueue<N> {
+    /// As [`open`](TcpIoQueue::open), over any network.
+    pub async fn open_over(
+        core: &Core,
+        association: &AssociationHandle,
+        nsid: u32,
+        identify: &IdentifyNamespace,
+    ) -> Result<TcpIoQueue<N>, NvmeOpenError> {
         let info = TcpNamespaceInfo::new(nsid, identify, association.mdts, association.oncs)?;
         let connection = ConnectedQueue::open(core, association).await?;
         Ok(TcpIoQueue { connection, info, nsid, refused: Vec::new(), stats: QueueStats::default() })
@@ -224,7 +236,7 @@ impl TcpIoQueue {
     }
 }
 
-impl Channel for TcpIoQueue {
+impl<N: CoreNetwork> Channel for TcpIoQueue<N> {
     type Request = Request<Data>;
     type Completion = Completion<Data>;
 

@@ -194,7 +194,7 @@ impl EventClient {
     pub fn socket_capabilities(&self) -> SocketCapabilities {
         match &self.inner.borrow().backend {
             BackendState::Uring(uring) => uring.capabilities,
-            BackendState::Epoll(_) => SocketCapabilities::default(),
+            BackendState::Epoll(_) | BackendState::Virtual(_) => SocketCapabilities::default(),
         }
     }
 

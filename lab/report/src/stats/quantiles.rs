@@ -1,5 +1,7 @@
 //! Quantiles, medians and the bootstrap confidence interval of a median.
 
+use random::WyRand;
+
 use super::compare::ConfidenceInterval;
 
 /// The quantile `q` (0 to 1) with linear interpolation. `None` if there is no finite value.
@@ -23,12 +25,12 @@ pub fn median_interval(values: &[f64], level: f64, seed: u64) -> Option<Confiden
     if values.len() < 2 || !(0.0..1.0).contains(&level) {
         return None;
     }
-    let mut random = Splitmix(seed);
+    let mut random = WyRand::new(seed);
     let mut resample = vec![0.0; values.len()];
     let mut medians: Vec<f64> = (0..RESAMPLES)
         .map(|_| {
             for slot in &mut resample {
-                *slot = values[random.below(values.len())];
+                *slot = values[random.index(values.len())];
             }
             resample.sort_by(f64::total_cmp);
             // The resample is never empty, so the median exists.
@@ -65,19 +67,4 @@ pub(super) fn quantile_of_sorted(values: &[f64], q: f64) -> Option<f64> {
     // `low + (high - low) * t` would overflow for values near both limits of `f64`.
     let t = position - below as f64;
     Some(if low == high { low } else { (low * (1.0 - t) + high * t).clamp(low, high) })
-}
-
-/// The SplitMix64 generator: deterministic on every platform.
-struct Splitmix(u64);
-
-impl Splitmix {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
-        // Multiply-shift range reduction; its bias is far below the resolution of a thousand resamples.
-        ((u128::from(z) * bound as u128) >> 64) as usize
-    }
 }

@@ -1,11 +1,12 @@
 //! Asymmetric Namespace Access (ANA): the state of each ANA group at each listener.
 
+use sockets::CoreNetwork;
 use wire_nvme::log::AnaState;
 
 use super::{NvmfTarget, no_subsystem, parse_nqn};
 use crate::{ListenAddress, NvmfTargetError};
 
-impl NvmfTarget {
+impl<N: CoreNetwork> NvmfTarget<N> {
     /// Sets the ANA state of one group (or of all groups) at a listener. Hosts get an ANA Change event.
     ///
     /// The subsystem must report ANA. `Change` is set like every other state and stays until the next call.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use nvme_controller::{AllowedHosts, DiscoveryLog, DiscoveryRecord, Subsystem, SubsystemListener};
+use sockets::CoreNetwork;
 use target_shell::{CORE_TIMEOUT, NotApplied};
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::SubsystemType;
@@ -21,10 +22,14 @@ pub(super) struct Checkpoint {
     ports: Vec<ListenPort>,
 }
 
-impl NvmfTarget {
+impl<N: CoreNetwork> NvmfTarget<N> {
     /// Publishes the changed configuration and waits until every core has applied it. Otherwise the configuration
     /// is as it was at the checkpoint again, on the cores too.
-    pub(super) fn commit(&self, state: &mut TargetState, before: Checkpoint) -> Result<(), NvmfTargetError> {
+    pub(super) fn commit(
+        &self,
+        state: &mut TargetState<N>,
+        before: Checkpoint,
+    ) -> Result<(), NvmfTargetError> {
         let config = state.snapshot();
         let published = self.0.publisher.change_with(config, CORE_TIMEOUT, || {
             state.restore(before);
@@ -41,7 +46,7 @@ impl NvmfTarget {
     ///
     /// # Errors
     /// A core has not applied it in time, and does when it runs again.
-    pub(super) fn commit_always(&self, state: &mut TargetState) -> Result<(), NvmfTargetError> {
+    pub(super) fn commit_always(&self, state: &mut TargetState<N>) -> Result<(), NvmfTargetError> {
         let generation = self.0.publisher.publish(state.snapshot());
         self.wait_applied(generation)
     }
@@ -59,7 +64,7 @@ impl NvmfTarget {
     }
 
     /// Assigns a key to a block device.
-    pub(super) fn allocate_backend(&self, state: &mut TargetState) -> u32 {
+    pub(super) fn allocate_backend(&self, state: &mut TargetState<N>) -> u32 {
         let applied = self.0.publisher.applied_by_all();
         let free = state.retired_backends.iter().position(|(generation, _)| *generation <= applied);
         if let Some(index) = free {
@@ -71,12 +76,12 @@ impl NvmfTarget {
 
     /// Returns the key of a block device that the latest snapshot does not contain. It is assigned again when every
     /// core has applied that snapshot: until then one may have a channel to the device.
-    pub(super) fn retire_backend(&self, state: &mut TargetState, backend: u32) {
+    pub(super) fn retire_backend(&self, state: &mut TargetState<N>, backend: u32) {
         state.retired_backends.push((self.0.publisher.generation(), backend));
     }
 }
 
-impl TargetState {
+impl<N: CoreNetwork> TargetState<N> {
     /// The state to return to if a change of a subsystem fails.
     pub(super) fn checkpoint(&self, nqn: &Nqn) -> Checkpoint {
         let subsystem = self.subsystems.get(nqn).cloned();

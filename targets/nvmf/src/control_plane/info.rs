@@ -1,5 +1,7 @@
 //! Read-only queries for the management interface (RPC).
 
+use sockets::CoreNetwork;
+
 use super::{ListenAddress, NvmfTarget, Uuid};
 use crate::tcp::{self, ConnectionReport};
 use crate::vfio_user;
@@ -97,7 +99,7 @@ pub struct TargetStats {
     pub groups: Vec<(usize, usize, usize)>,
 }
 
-impl NvmfTarget {
+impl<N: CoreNetwork> NvmfTarget<N> {
     /// Number of subsystems, the discovery subsystem not counted.
     pub fn subsystem_count(&self) -> usize {
         self.lock_any().subsystems.len()

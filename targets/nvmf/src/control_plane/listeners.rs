@@ -1,6 +1,7 @@
 //! Listeners: addresses of subsystems, and the sockets of the transports.
 
 use nvme_controller::SubsystemListener;
+use sockets::CoreNetwork;
 use target_shell::ShellError;
 use wire_nvme::fabrics::Nqn;
 
@@ -9,7 +10,7 @@ use crate::address::ListenAddress;
 use crate::failure::NvmfTargetError;
 use crate::vfio_user;
 
-impl NvmfTarget {
+impl<N: CoreNetwork> NvmfTarget<N> {
     /// Adds a listener to a subsystem; opens the address if no other subsystem listens on it. Returns the
     /// address, with the port that the kernel assigned for port 0.
     pub fn add_listener(&self, nqn: &str, address: ListenAddress) -> Result<ListenAddress, NvmfTargetError> {
@@ -135,7 +136,7 @@ impl NvmfTarget {
     }
 }
 
-impl TargetState {
+impl<N: CoreNetwork> TargetState<N> {
     /// Removes those of the addresses that no subsystem listens on any longer.
     pub(super) fn take_unused_ports(&mut self, addresses: &[ListenAddress]) -> Vec<ListenPort> {
         let is_used = |port: &ListenPort| {
@@ -176,7 +177,10 @@ fn no_listener(nqn: &Nqn, address: &ListenAddress) -> NvmfTargetError {
 ///
 /// # Errors
 /// A core does not respond, and closes its sockets when it runs again.
-pub(super) fn close_ports(state: &TargetState, ports: &[ListenPort]) -> Result<(), NvmfTargetError> {
+pub(super) fn close_ports<N: CoreNetwork>(
+    state: &TargetState<N>,
+    ports: &[ListenPort],
+) -> Result<(), NvmfTargetError> {
     let mut result = Ok(());
     for port in ports {
         result = close_port(state, port).map_err(|_| NvmfTargetError::Pending(port.group)).and(result);
@@ -184,7 +188,7 @@ pub(super) fn close_ports(state: &TargetState, ports: &[ListenPort]) -> Result<(
     result
 }
 
-fn close_port(state: &TargetState, port: &ListenPort) -> Result<(), ShellError> {
+fn close_port<N: CoreNetwork>(state: &TargetState<N>, port: &ListenPort) -> Result<(), ShellError> {
     let (portid, group) = (port.portid, port.group);
     match (&state.transport, &state.vfio_user) {
         (_, Some(transport)) if port.address.is_vfio_user() => transport

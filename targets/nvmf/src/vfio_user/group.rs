@@ -114,6 +114,7 @@ impl Endpoint {
 pub(crate) struct VfioUserPollGroup {
     index: usize,
     pool: Pool,
+    clock: os::clock::Clock,
     shared: VfioUserShared,
     devices: CoreDevices,
     endpoints: Slab<Endpoint>,
@@ -142,6 +143,7 @@ impl VfioUserPollGroup {
         VfioUserPollGroup {
             index: core.index(),
             pool: core.pool().clone(),
+            clock: core.clock().clone(),
             shared,
             devices: CoreDevices::default(),
             endpoints: Slab::with_capacity(ENDPOINTS_MAX),
@@ -660,7 +662,7 @@ impl PollGroup for VfioUserPollGroup {
         if poll_now {
             return Some(0);
         }
-        let now_ns = os::clock::now_ns();
+        let now_ns = self.clock.now_ns();
         let doorbells =
             if self.shared.limits.doorbells_trapped { None } else { self.doorbell_poll_ns(now_ns) };
         let memory = self.needs_retry.then(|| now_ns + MEMORY_RETRY_NS);

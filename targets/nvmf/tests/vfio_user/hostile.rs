@@ -379,13 +379,8 @@ fn every_random_submission_queue_entry_completes() {
     let rig = VfioUserTestTarget::new();
     let mut host = VfioUserTestHost::connect(&rig.directory);
     let mut queue = host.create_queue_pair(1, 16);
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut random = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut generator = random::WyRand::new(0);
+    let mut random = || generator.next_bits();
     for round in 0..20_000 {
         let mut bytes = [0; 64];
         bytes.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&random().to_le_bytes()));

@@ -6,6 +6,7 @@ use block_io::Channel;
 use nvme_tcp::{
     DataPlacement, FlushStatus, PduConsumer, PduReceiver, PduSender, ReceiveStatus, SegmentSource,
 };
+use random::WyRand;
 use wire_nvme::Cqe;
 use wire_nvme::io::ReadWrite;
 use wire_nvme::opcode::NvmOpcode;
@@ -17,22 +18,6 @@ use super::*;
 const DEPTH: usize = 8;
 /// Maximum blocks of a command.
 const BLOCKS_MAX: usize = 96;
-
-/// Seeded random numbers (xorshift64*).
-struct SeededRng(u64);
-
-impl SeededRng {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % bound
-    }
-
-    fn one_in(&mut self, bound: usize) -> bool {
-        self.below(bound) == 0
-    }
-}
 
 /// A PDU that the host has received.
 enum HostEvent {
@@ -112,7 +97,7 @@ struct SimulatedHostQueue {
 struct ConnectionBroken;
 
 impl SimulatedHostQueue {
-    fn new(world: &mut SimulatedTarget, dice: &mut SeededRng) -> SimulatedHostQueue {
+    fn new(world: &mut SimulatedTarget, dice: &mut WyRand) -> SimulatedHostQueue {
         let buffers = Buffers { by_cid: vec![Vec::new(); DEPTH], ..Buffers::default() };
         let mut queue = SimulatedHostQueue {
             id: world.connect(),
@@ -122,9 +107,9 @@ impl SimulatedHostQueue {
             buffers,
         };
         let request = IcReq {
-            host_data_alignment_bytes: (dice.below(32) as u8 + 1) * 4,
-            header_digest: dice.one_in(2),
-            data_digest: dice.one_in(2),
+            host_data_alignment_bytes: (dice.index(32) as u8 + 1) * 4,
+            header_digest: dice.index(2) == 0,
+            data_digest: dice.index(2) == 0,
             r2t_max: 1,
         };
         let mut pdu = [0; IC_SIZE];
@@ -159,11 +144,11 @@ impl SimulatedHostQueue {
     }
 
     /// Answers an R2T with H2CData PDUs of random sizes.
-    fn answer_r2t(&mut self, r2t: &R2t, dice: &mut SeededRng) {
+    fn answer_r2t(&mut self, r2t: &R2t, dice: &mut WyRand) {
         let (mut start, end) = (r2t.offset, r2t.offset + r2t.length);
         while start < end {
             let left = end - start;
-            let length = if dice.one_in(2) { left } else { 1 + dice.below(left as usize) as u32 };
+            let length = if dice.index(2) == 0 { left } else { 1 + dice.index(left as usize) as u32 };
             let (cccid, ttag) = (r2t.cccid, r2t.ttag);
             let pdu = H2cData { cccid, ttag, offset: start, length, last: length == left };
             let mut header = [0; SHORT_SIZE];
@@ -175,12 +160,12 @@ impl SimulatedHostQueue {
     }
 
     /// Sends, and receives a random number of bytes.
-    fn drive(&mut self, world: &mut SimulatedTarget, dice: &mut SeededRng) -> Result<(), ConnectionBroken> {
+    fn drive(&mut self, world: &mut SimulatedTarget, dice: &mut WyRand) -> Result<(), ConnectionBroken> {
         if let FlushStatus::Failed(_) = self.sender.flush(&mut world.hosts.stream(self.id), &mut self.buffers)
         {
             return Err(ConnectionBroken);
         }
-        let mut scratch = vec![0; 1 + dice.below(9000)];
+        let mut scratch = vec![0; 1 + dice.index(9000)];
         let pumped = nvme_tcp::receive_pdus(
             &mut self.receiver,
             &mut self.buffers,
@@ -205,7 +190,7 @@ impl SimulatedHostQueue {
     fn wait(
         &mut self,
         world: &mut SimulatedTarget,
-        dice: &mut SeededRng,
+        dice: &mut WyRand,
     ) -> Result<HostEvent, ConnectionBroken> {
         for _ in 0..IDLE_POLLS_MAX {
             if let Some(event) = self.buffers.events.pop_front() {
@@ -220,7 +205,7 @@ impl SimulatedHostQueue {
     fn handshake(
         &mut self,
         world: &mut SimulatedTarget,
-        dice: &mut SeededRng,
+        dice: &mut WyRand,
         qid: u16,
         cntlid: u16,
         attributes: ConnectAttributes,
@@ -256,7 +241,7 @@ impl ReferenceModel {
     fn run_session(
         &mut self,
         world: &mut SimulatedTarget,
-        dice: &mut SeededRng,
+        dice: &mut WyRand,
         ios: usize,
     ) -> Result<(), ConnectionBroken> {
         self.sessions += 1;
@@ -269,11 +254,11 @@ impl ReferenceModel {
     fn associate(
         &mut self,
         world: &mut SimulatedTarget,
-        dice: &mut SeededRng,
+        dice: &mut WyRand,
         ios: usize,
         admin: &mut SimulatedHostQueue,
     ) -> Result<(), ConnectionBroken> {
-        let attributes = if dice.one_in(2) {
+        let attributes = if dice.index(2) == 0 {
             ConnectAttributes::DISABLE_SQ_FLOW_CONTROL
         } else {
             ConnectAttributes::empty()
@@ -320,7 +305,7 @@ impl ReferenceModel {
     fn commands(
         &mut self,
         world: &mut SimulatedTarget,
-        dice: &mut SeededRng,
+        dice: &mut WyRand,
         ios: usize,
         queue: &mut SimulatedHostQueue,
         outstanding: &mut [Option<OutstandingIo>; DEPTH],
@@ -328,7 +313,7 @@ impl ReferenceModel {
         let mut idle = 0;
         while self.done < ios {
             if let Some(cid) = outstanding.iter().position(Option::is_none)
-                && !dice.one_in(4)
+                && dice.index(4) != 0
             {
                 self.begin(dice, queue, outstanding, cid);
             }
@@ -347,31 +332,31 @@ impl ReferenceModel {
     /// Starts a read or write of blocks that no outstanding command accesses.
     fn begin(
         &self,
-        dice: &mut SeededRng,
+        dice: &mut WyRand,
         queue: &mut SimulatedHostQueue,
         outstanding: &mut [Option<OutstandingIo>; DEPTH],
         cid: usize,
     ) {
-        let blocks = 1 + if dice.one_in(3) { dice.below(BLOCKS_MAX) } else { dice.below(16) };
-        let lba = dice.below(BLOCKS - blocks);
+        let blocks = 1 + if dice.index(3) == 0 { dice.index(BLOCKS_MAX) } else { dice.index(16) };
+        let lba = dice.index(BLOCKS - blocks);
         let (start, length) = (lba * BLOCK_BYTES, blocks * BLOCK_BYTES);
         let meets = |io: &OutstandingIo| start < io.start + io.bytes.len() && io.start < start + length;
         if outstanding.iter().flatten().any(meets) {
             return;
         }
-        let write = dice.one_in(2);
+        let write = dice.index(2) == 0;
         let command = ReadWrite { lba: lba as u64, blocks: blocks as u32, ..ReadWrite::default() };
         let mut sqe = command.to_sqe(if write { NvmOpcode::Write } else { NvmOpcode::Read });
         (sqe.cid, sqe.nsid, sqe.data) = (cid as u16, 1, DataPointer::transport(length as u32));
         let bytes = if write {
-            let salt = dice.below(256);
+            let salt = dice.index(256);
             (0..length).map(|at| (at * 31 + salt) as u8).collect()
         } else {
             self.medium[start..start + length].to_vec()
         };
         queue.buffers.by_cid[cid] = if write { bytes.clone() } else { vec![0xee; length] };
         let mut in_capsule = 0;
-        if write && length <= self.in_capsule && dice.one_in(2) {
+        if write && length <= self.in_capsule && (dice.index(2) == 0) {
             in_capsule = length;
             sqe.data = DataPointer::capsule(0, length as u32);
         }
@@ -381,7 +366,7 @@ impl ReferenceModel {
 
     fn on_event(
         &mut self,
-        dice: &mut SeededRng,
+        dice: &mut WyRand,
         queue: &mut SimulatedHostQueue,
         outstanding: &mut [Option<OutstandingIo>; DEPTH],
         event: HostEvent,
@@ -447,19 +432,19 @@ impl SimulatedTarget {
 }
 
 fn run(seed: u64) -> (usize, usize) {
-    let mut dice = SeededRng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut dice = WyRand::new(seed);
     let transport = TcpTransportConfig {
-        in_capsule_data_size: [0, 4096][dice.below(2)],
+        in_capsule_data_size: [0, 4096][dice.index(2)],
         // Buffers for one command at a time, for some, or for all.
-        connection_bytes_max: [1, 100_000, 16 << 20][dice.below(3)],
-        c2h_success: dice.one_in(2),
+        connection_bytes_max: [1, 100_000, 16 << 20][dice.index(3)],
+        c2h_success: dice.index(2) == 0,
         max_io_size: 64 << 10,
         ..TcpTransportConfig::default()
     };
     let faults = NetworkFaults {
-        cut_per_mille: [0, 300, 900][dice.below(3)],
-        stall_per_mille: [0, 100, 600][dice.below(3)],
-        break_per_mille: [0, 1, 10][dice.below(3)],
+        cut_per_mille: [0, 300, 900][dice.index(3)],
+        stall_per_mille: [0, 100, 600][dice.index(3)],
+        break_per_mille: [0, 1, 10][dice.index(3)],
     };
     let mut world = SimulatedTarget::new(&transport, seed, faults);
     let in_capsule = transport.in_capsule_data_size as usize;
@@ -534,10 +519,10 @@ fn fuzzed_hosts_leave_no_state_behind_when_subsystems_come_and_go() {
         if start.elapsed().as_secs() >= 10 {
             break;
         }
-        let mut dice = SeededRng(seed);
-        let mut bytes: Vec<u8> = (0..64 + dice.below(512)).map(|_| dice.below(256) as u8).collect();
+        let mut dice = WyRand::new(seed);
+        let mut bytes: Vec<u8> = (0..64 + dice.index(512)).map(|_| dice.index(256) as u8).collect();
         // Mostly an I/O queue, which has the most state.
-        bytes[0] = if dice.one_in(4) { bytes[0] } else { 7 };
+        bytes[0] = if dice.index(4) == 0 { bytes[0] } else { 7 };
         let ran = std::panic::catch_unwind(|| any_bytes(&bytes));
         assert!(ran.is_ok(), "seed {seed}: {bytes:?}");
     }

@@ -1,46 +1,6 @@
-//! Pseudo-random numbers for offsets, data and arrival times.
+//! Exponentially distributed numbers, for arrival times.
 
-/// The wyrand generator: a counter mixed by one wide multiplication per number. Not cryptographically secure.
-#[derive(Clone, Debug)]
-pub struct WyRand(u64);
-
-impl WyRand {
-    /// Starts the sequence of `seed`.
-    pub const fn new(seed: u64) -> WyRand {
-        WyRand(seed)
-    }
-
-    /// The next 64 bits.
-    #[inline]
-    pub fn next_bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0xa076_1d64_78bd_642f);
-        let wide = u128::from(self.0) * u128::from(self.0 ^ 0xe703_7ed1_a0b4_28db);
-        (wide >> 64) as u64 ^ wide as u64
-    }
-
-    /// A number below `bound`, by multiply and shift. The bias is below `bound` in 2^64.
-    #[inline]
-    pub fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next_bits()) * u128::from(bound)) >> 64) as u64
-    }
-
-    /// A number above 0 and at most 1.
-    #[inline]
-    pub fn fraction(&mut self) -> f64 {
-        ((self.next_bits() >> 11) + 1) as f64 * (1.0 / (1u64 << 53) as f64)
-    }
-
-    /// An exponentially distributed number with mean 1.
-    #[inline]
-    pub fn exponential(&mut self) -> f64 {
-        -self.fraction().ln()
-    }
-
-    /// A normally distributed number with mean 0 and deviation 1 (Box-Muller transform).
-    pub fn normal(&mut self) -> f64 {
-        (2.0 * self.exponential()).sqrt() * (std::f64::consts::TAU * self.fraction()).cos()
-    }
-}
+use random::WyRand;
 
 /// Exponentially distributed numbers by the ziggurat method, mostly without a logarithm (G. Marsaglia and
 /// W. Tsang, "The ziggurat method for generating random variables", 2000): the area under the density is cut
@@ -126,25 +86,5 @@ mod tests {
         }
         // Five deviations above the mean: mean 641, deviation sqrt(2 * 641).
         assert!(statistic < 641.0 + 5.0 * (2.0 * 641.0f64).sqrt(), "{statistic}");
-    }
-
-    #[test]
-    fn numbers_below_a_bound_are_uniform() {
-        let mut random = WyRand::new(1);
-        let mut counts = [0u32; 10];
-        for _ in 0..100_000 {
-            counts[random.below(10) as usize] += 1;
-        }
-        assert!(counts.iter().all(|count| count.abs_diff(10_000) < 500), "{counts:?}");
-    }
-
-    #[test]
-    fn equal_seeds_give_equal_sequences() {
-        let draw = |seed| {
-            let mut random = WyRand::new(seed);
-            [random.next_bits(), random.next_bits()]
-        };
-        assert_eq!(draw(7), draw(7));
-        assert_ne!(draw(7), draw(8));
     }
 }

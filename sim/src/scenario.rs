@@ -1,0 +1,76 @@
+//! Scenarios: what runs in a world, which faults happen to it, and what must hold.
+
+mod multipath;
+
+use std::fmt;
+
+/// Errors that a scenario plants on purpose, to show that its checks find them. They exist in this crate only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedFault {
+    /// A target's disk acknowledges writes before it has them.
+    EarlyAcknowledge,
+    /// A command that the host gave up, and repeated on another path, reaches its target late.
+    LateCommand,
+    /// The disk completes FUA writes from its volatile cache.
+    IgnoredFua,
+}
+
+impl PlantedFault {
+    /// All, by the names that [`name`](Self::name) returns.
+    pub const ALL: [PlantedFault; 3] =
+        [PlantedFault::EarlyAcknowledge, PlantedFault::LateCommand, PlantedFault::IgnoredFua];
+
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            PlantedFault::EarlyAcknowledge => "early-acknowledge",
+            PlantedFault::LateCommand => "late-command",
+            PlantedFault::IgnoredFua => "ignored-fua",
+        }
+    }
+}
+
+/// What a run did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunReport {
+    /// Requests of the hosts that succeeded.
+    pub succeeded: u64,
+    /// Requests of the hosts that failed.
+    pub failed: u64,
+    /// Faults that happened: crashes, power failures, pauses, partitions.
+    pub faults: u64,
+    /// Simulated nanoseconds.
+    pub simulated_ns: u64,
+    /// Turns of all cores.
+    pub turns: u64,
+    /// Hash of all turns: equal seeds have equal ones.
+    pub trace: u64,
+}
+
+/// A run found an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunFailure {
+    /// Reproduces the run.
+    pub seed: u64,
+    /// Simulated time, in nanoseconds.
+    pub at_ns: u64,
+    /// What is wrong.
+    pub why: String,
+}
+
+impl fmt::Display for RunFailure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RunFailure { seed, at_ns, why } = self;
+        let time = *at_ns as f64 / 1e9;
+        write!(formatter, "seed {seed}: at {time:.6} s: {why}")
+    }
+}
+
+/// One or two hosts whose namespace has a path to each of two targets, on one disk, while targets crash, lose power, pause and
+/// come back, and links are cut in one or both directions.
+///
+/// # Errors
+/// A block had contents that it cannot have, or requests did not complete although everything works again.
+pub fn run_multipath(seed: u64, fault: Option<PlantedFault>) -> Result<RunReport, RunFailure> {
+    multipath::run(seed, fault)
+}
