@@ -22,6 +22,8 @@ pub(crate) const RESETS_MAX: usize = 16;
 const REJECTED_MAX: usize = 1024;
 /// Interval at which a range that another core has locked is checked again; its release sends no event.
 const RECHECK_NS: u64 = 20_000;
+/// Interval at which a channel that reached a rate limit looks for another limit; a change sends no event.
+const RATE_CHECK_NS: u64 = 10_000_000;
 
 /// An I/O channel to a block device, on one core (SPDK's `spdk_io_channel` of a bdev).
 ///
@@ -680,7 +682,9 @@ impl block_io::Channel for BdevChannel {
         }
         let module = self.module.deadline().filter(|at| self.in_flight > 0 || *at == 0);
         let module = match rate_reached {
-            true => Some(module.unwrap_or(u64::MAX).min(self.qos.retry_at_ns)),
+            true => Some(
+                module.unwrap_or(u64::MAX).min(self.qos.retry_at_ns).min(self.clock.now_ns() + RATE_CHECK_NS),
+            ),
             false => module,
         };
         if self.blocked.is_empty() && self.compares.is_empty() && self.parts.is_empty() {

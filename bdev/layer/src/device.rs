@@ -273,7 +273,7 @@ impl BlockDevice {
         self.qos.limits()
     }
 
-    /// Sets the rate limits. Requests in flight are not affected; queued ones obey the new limits within a millisecond.
+    /// Sets the rate limits. Requests in flight are not affected; queued ones obey the new limits within 10 ms.
     pub fn set_rate_limits(&self, limits: RateLimits) {
         self.qos.set_limits(limits);
         if limits.is_none() {

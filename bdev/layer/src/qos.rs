@@ -83,6 +83,8 @@ impl DeviceQos {
     pub(crate) fn set_limits(&self, limits: RateLimits) {
         for (bucket, rate) in self.buckets.iter().zip(limits.rates()) {
             bucket.rate.store(rate, Ordering::Relaxed);
+            // What was lent at the old rate says nothing at the new one.
+            bucket.lent_until_ns.store(0, Ordering::Relaxed);
         }
         self.generation.fetch_add(1, Ordering::Relaxed);
     }
