@@ -30,7 +30,7 @@ pub trait SegmentSource {
 /// [`push_bytes`](Self::push_bytes) for a data digest; [`flush`](Self::flush) sends as many segments as
 /// possible in each vectored call. Data is not copied and must stay in its slot until
 /// [`SegmentSource::sent`].
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct PduSender {
     /// Headers, digests and padding, back to back.
     headers: Vec<u8>,
@@ -40,6 +40,7 @@ pub struct PduSender {
     front_sent: usize,
 }
 
+#[derive(Debug)]
 enum Segment {
     Headers { length: u32 },
     Data { slot: u32, start: u32, length: u32, release: bool },

@@ -446,17 +446,15 @@ impl Harness {
                 let data: Vec<u8> = (0..4096).map(|_| bytes.u8()).collect();
                 let Ok(mut copying) = io::CopyOperation::new(&plan, &table, &data) else { return };
                 let (end, mut total) = (table.entry(&plan).blocks, 0);
-                while let Some(io::CopyPiece { from, to, blocks }) = copying.current_piece() {
+                while let Some(range) = copying.current_range() {
+                    let (from, to, blocks) = (range.from, range.to, range.blocks);
                     let length = u64::from(blocks);
                     assert!(blocks > 0 && from + length <= end && to + length <= end, "{copying:?}");
-                    assert!(
-                        to == plan.lba + total && copying.first_incomplete_range() < plan.blocks,
-                        "{copying:?}"
-                    );
+                    assert!(to == plan.lba + total && copying.index() < plan.blocks, "{copying:?}");
                     total += length;
-                    copying.complete_piece();
+                    copying.complete_range();
                 }
-                assert!(total > 0 && copying.first_incomplete_range() == plan.blocks, "{copying:?}");
+                assert!(total > 0 && copying.index() == plan.blocks, "{copying:?}");
             }
             _ => {}
         }

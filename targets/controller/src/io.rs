@@ -1,7 +1,7 @@
 //! Planning of I/O commands: translates a submission queue entry into a block device request.
 //!
-//! [`plan`] validates a command without allocating; the transport transfers the data and submits the request.
-//! [`sgl`](crate::sgl) validates the SGL descriptor.
+//! [`plan`] validates a command without allocating; [`IoQueue`](crate::IoQueue) executes it. [`sgl`](crate::sgl)
+//! validates the SGL descriptor.
 //!
 //! ```
 //! use nvme_controller::{ControllerLimits, NamespaceTable, Subsystem, SubsystemNamespace, io};
@@ -22,9 +22,10 @@ mod fused;
 #[cfg(test)]
 mod tests;
 
-pub use copy::{CopyOperation, CopyPiece};
+pub(crate) use copy::CopyOperation;
 pub(crate) use copy::{RANGES_MAX as COPY_RANGES_MAX, copy_blocks_max, copy_range_blocks_max};
-pub use fused::{FUSED_BYTES_MAX, FusedMatch, FusedPairing};
+pub use fused::FUSED_BYTES_MAX;
+pub(crate) use fused::{FusedMatch, FusedPairing};
 
 use std::sync::Arc;
 
@@ -159,6 +160,15 @@ impl NamespaceTable {
         &self.entries[plan.namespace as usize]
     }
 
+    /// The key of the block device of a plan; `None` if the plan has no namespace, or if it was removed since.
+    pub(crate) fn backend(&self, plan: &IoPlan) -> Option<u32> {
+        if matches!(plan.op, IoOp::FlushAll | IoOp::Disconnect) {
+            return None;
+        }
+        let entry = self.entries.get(plan.namespace as usize)?;
+        entry.exists.then_some(entry.backend)
+    }
+
     /// The keys of the block devices of all namespaces, for [`IoOp::FlushAll`].
     pub fn backends(&self) -> impl Iterator<Item = u32> {
         self.entries.iter().filter(|entry| entry.exists).map(|entry| entry.backend)
@@ -235,7 +245,7 @@ pub enum IoOp {
     FusedWrite,
     /// Make reads of the blocks fail until they are written.
     WriteUncorrectable,
-    /// Copy blocks from the ranges in the host's data; see [`CopyOperation`].
+    /// Copy blocks from the ranges in the host's data; see `CopyOperation`.
     Copy,
     /// Read blocks into a buffer of the transport and discard them; the status says whether they are
     /// readable.

@@ -3,8 +3,8 @@
 //!
 //! A transport passes a Connect command to [`connect`]. For an admin queue it gets an [`AdminConnect`],
 //! creates a [`Controller`] from it, feeds the controller with events and performs the actions that it
-//! returns. For an I/O queue it gets a [`QueueLease`] and plans each command with [`io::plan`] against a
-//! [`NamespaceTable`]. The crate uses no clock, socket, thread or random number. Cores share the
+//! returns. For an I/O queue it gets a [`QueueLease`] and passes each command to an [`IoQueue`], which plans it against
+//! a [`NamespaceTable`] and executes it. The crate uses no clock, socket, thread or random number. Cores share the
 //! [`ControllerDirectory`], which is used when queues connect and disconnect, and the reservations of a
 //! namespace (see [`reservation`]).
 //!
@@ -30,6 +30,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod io;
+pub mod io_queue;
 pub mod queues;
 pub mod reservation;
 pub mod sgl;
@@ -53,6 +54,7 @@ pub use discovery::{AllowedHosts, DiscoveryLog, DiscoveryRecord};
 #[cfg(any(test, fuzzing))]
 pub use harness::Harness;
 pub use io::NamespaceTable;
+pub use io_queue::{CommandToken, IoQueue};
 pub use limits::ControllerLimits;
 pub use subsystem::{Subsystem, SubsystemKind, SubsystemListener, SubsystemNamespace};
 

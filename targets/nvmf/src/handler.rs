@@ -4,19 +4,18 @@
 //! tags. [`controller`] validates and executes the commands.
 
 use block_io::Status;
-use nvme_controller::sgl::{self, DataSource};
+use nvme_controller::IoQueue;
+use nvme_controller::io_queue::CommandToken;
 use nvme_tcp::{DataPlacement, PduConsumer};
 use slots::Slot;
 use wire_nvme::Sqe;
-use wire_nvme::fabrics::fabrics_type;
-use wire_nvme::opcode::{FABRICS, FabricsType};
 use wire_nvme::tcp::{
     CapsuleCmd, FatalError, FatalStatus, Framing, H2cData, IC_SIZE, IcReq, IcResp, PduLayout, PduType,
     SHORT_SIZE,
 };
 
-use crate::command::{CommandData, CommandState};
 use crate::connection::{ConnectionState, IncomingPdu};
+use crate::link::{TcpLocation, TcpTransport};
 use crate::queue::ConnectionRole;
 use crate::tcp::TcpContext;
 
@@ -27,7 +26,7 @@ pub(crate) struct PduHandler<'a, 'b> {
 }
 
 /// Connect has 1024 bytes of data; before Connect no larger capsule is accepted.
-const BEFORE_CONNECT_BYTES_MAX: u32 = wire_nvme::fabrics::CONNECT_DATA_SIZE as u32;
+pub(crate) const BEFORE_CONNECT_BYTES_MAX: u32 = wire_nvme::fabrics::CONNECT_DATA_SIZE as u32;
 
 /// Maximum bytes of queued responses and R2Ts; above it, no command is accepted until the host has read
 /// some. A full queue of 4096 entries needs 56 bytes each, so only hosts that do not read reach it.
@@ -75,9 +74,8 @@ impl PduConsumer for PduHandler<'_, '_> {
             IncomingPdu::Capsule { slot, .. } => (slot, 0),
             IncomingPdu::None => return &mut [],
         };
-        let Some(command) = self.state.commands.get_mut(slot) else { return &mut [] };
         let start = start as usize + offset;
-        &mut command.data.as_mut_slice()[start..start + length]
+        self.state.queue.data_mut(slot).get_mut(start..start + length).unwrap_or_default()
     }
 
     #[inline]
@@ -87,15 +85,21 @@ impl PduConsumer for PduHandler<'_, '_> {
             IncomingPdu::Data { slot, start, length } => {
                 self.h2c_data_received(slot, start + length, digest_ok)
             }
-            IncomingPdu::Capsule { slot, offset, .. } => {
-                self.capsule_data_received(slot, offset as usize, digest_ok)
-            }
+            IncomingPdu::Capsule { slot, offset, .. } => self.data_received(slot, offset as usize, digest_ok),
         }
         Ok(())
     }
 }
 
-impl PduHandler<'_, '_> {
+impl<'b> PduHandler<'_, 'b> {
+    /// The queue, and what it executes commands with. `capsule_bytes` is the length of in-capsule data.
+    #[inline(always)]
+    pub(crate) fn io(&mut self, capsule_bytes: u32) -> (&mut IoQueue<TcpLocation>, TcpTransport<'_, 'b>) {
+        let ConnectionState { queue, link, incoming_pdu, draining, flow, .. } = &mut *self.state;
+        let context = &mut *self.context;
+        (queue, TcpTransport { link, incoming_pdu, draining, context, flow: *flow, capsule_bytes })
+    }
+
     /// Answers ICReq and negotiates digests, alignment and MAXH2CDATA (TCP 1.0, section 3.5.1).
     fn initialize(&mut self, header: &[u8; IC_SIZE]) -> Result<DataPlacement, FatalError> {
         let request = IcReq::decode(header)?;
@@ -108,13 +112,13 @@ impl PduHandler<'_, '_> {
         };
         let mut pdu = [0; IC_SIZE];
         response.encode(&mut pdu);
-        self.state.sender.push_bytes(&pdu);
+        self.state.link.sender.push_bytes(&pdu);
         let framing = |data_alignment_bytes| Framing {
             header_digest: response.header_digest,
             data_digest: response.data_digest,
             data_alignment_bytes,
         };
-        self.state.send_framing = framing(request.host_data_alignment_bytes);
+        self.state.link.framing = framing(request.host_data_alignment_bytes);
         self.state.receive_framing = framing(response.controller_data_alignment_bytes);
         self.state.role = ConnectionRole::AwaitingConnect;
         self.state.handshake_deadline_ns = self.context.now_ns + limits.connect_timeout_ns;
@@ -124,25 +128,25 @@ impl PduHandler<'_, '_> {
     /// Processes the header of a command capsule.
     #[inline]
     fn capsule(&mut self, sqe: Sqe, layout: &PduLayout) -> Result<DataPlacement, FatalError> {
-        if self.state.commands.is_full() {
+        if self.state.queue.free_slots() == 0 {
             // A slot is freed before the host learns of it, so this host has sent more commands than its queue
             // holds. Blocking the stream instead would leave data that could free a slot, and the end of the
             // stream, unread behind this command.
             return Err(FatalError::from_status(FatalStatus::SequenceError));
         }
-        if self.state.sender.header_bytes() > SEND_QUEUE_BYTES_MAX || self.state.is_quiesced() {
+        if self.state.link.sender.header_bytes() > SEND_QUEUE_BYTES_MAX || self.state.is_quiesced() {
             return Ok(DataPlacement::Wait);
         }
         if layout.data_length > self.capsule_bytes_max() {
             return Err(FatalError::from_status(FatalStatus::LimitExceeded));
         }
-        let result = match &self.state.role {
-            ConnectionRole::Io(_) => self.io_command(&sqe, layout.data_length),
+        self.state.link.consume_sq_entry();
+        match &self.state.role {
+            ConnectionRole::Io(_) => {
+                let (queue, mut transport) = self.io(layout.data_length);
+                queue.command(CommandToken::new(sqe.cid), &sqe, &mut transport);
+            }
             _ => self.admin_or_fabrics(&sqe, layout.data_length),
-        };
-        if let Err(status) = result {
-            self.consume_sq_entry();
-            self.state.respond(sqe.cid, status, 0);
         }
         let has_data = matches!(self.state.incoming_pdu, IncomingPdu::Capsule { .. });
         Ok(if has_data { DataPlacement::Buffer } else { DataPlacement::Discard })
@@ -158,65 +162,16 @@ impl PduHandler<'_, '_> {
         }
     }
 
-    /// Advances the submission queue head (SQHD). Called once for each command.
-    #[inline]
-    pub(crate) fn consume_sq_entry(&mut self) {
-        self.state.stats.commands += 1;
-        let next = u32::from(self.state.sq_head) + 1;
-        self.state.sq_head = if next == self.state.sq_entries { 0 } else { next as u16 };
-    }
-
-    /// An admin or Fabrics command: executed when all its data has been received. Uncommon.
-    fn admin_or_fabrics(&mut self, sqe: &Sqe, capsule_bytes: u32) -> Result<(), Status> {
-        let expected = match &self.state.role {
-            ConnectionRole::AwaitingConnect if is_connect(sqe) => BEFORE_CONNECT_BYTES_MAX,
-            ConnectionRole::AwaitingConnect => return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
-            _ => nvme_controller::data_from_host(sqe),
-        };
-        if expected == 0 {
-            let slot = self.new_admin_or_connect(sqe, Vec::new());
-            self.consume_sq_entry();
-            self.execute(slot);
-            return Ok(());
-        }
-        let source = sgl::from_host(sqe.data, capsule_bytes)?;
-        if source.length() != expected {
-            return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
-        }
-        self.consume_sq_entry();
-        match source {
-            // All in-capsule data is received; then the range that the descriptor names is extracted.
-            DataSource::Capsule { offset, .. } => {
-                let slot = self.new_admin_or_connect(sqe, vec![0; capsule_bytes as usize]);
-                self.state.incoming_pdu = IncomingPdu::Capsule { slot, offset };
-            }
-            DataSource::Transport { length } => {
-                let slot = self.new_admin_or_connect(sqe, vec![0; length as usize]);
-                if let Some(command) = self.state.commands.get_mut(slot) {
-                    command.requested_bytes = length;
-                }
-                self.state.send_r2t(slot, sqe.cid, length);
-            }
-        }
-        Ok(())
-    }
-
-    fn new_admin_or_connect(&mut self, sqe: &Sqe, bytes: Vec<u8>) -> Slot {
-        let length = sqe.data.length();
-        let data = if bytes.is_empty() { CommandData::None } else { CommandData::Bytes(bytes) };
-        self.state.new_command(sqe.cid, CommandState::AdminOrConnect(Box::new(*sqe)), data, length)
-    }
-
     /// H2CData in response to an R2T (TCP 1.0, section 3.3.2.2).
     fn h2c_data(&mut self, pdu: &H2cData, layout: &PduLayout) -> Result<DataPlacement, FatalError> {
         let limits = &self.context.protocol.limits.controller;
-        let Some((slot, command)) = self.state.commands.by_index(pdu.ttag.into()) else {
+        let Some((slot, cid, location)) = self.state.queue.receiving(pdu.ttag.into()) else {
             return Err(FatalError::field(10));
         };
-        if command.cid != pdu.cccid {
+        if cid != pdu.cccid {
             return Err(FatalError::field(8));
         }
-        if command.received_bytes == command.requested_bytes {
+        if !location.waits_for_host() {
             return Err(FatalError::field(10));
         }
         if pdu.length != layout.data_length {
@@ -225,8 +180,8 @@ impl PduHandler<'_, '_> {
         if pdu.length > limits.transfer_max_bytes {
             return Err(FatalError::from_status(FatalStatus::LimitExceeded));
         }
-        let remaining = command.requested_bytes - command.received_bytes;
-        if pdu.offset != command.received_bytes || pdu.length > remaining {
+        let remaining = location.requested_bytes - location.received_bytes;
+        if pdu.offset != location.received_bytes || pdu.length > remaining {
             return Err(FatalError::from_status(FatalStatus::DataOutOfRange));
         }
         if pdu.last != (pdu.length == remaining) {
@@ -238,41 +193,24 @@ impl PduHandler<'_, '_> {
 
     /// H2CData has been received up to byte `end` of the command's data.
     fn h2c_data_received(&mut self, slot: Slot, end: u32, digest_ok: bool) {
-        let Some(command) = self.state.commands.get_mut(slot) else { return };
-        command.received_bytes = end;
-        command.data_digest_error |= !digest_ok;
-        if end == command.requested_bytes {
-            let corrupt = command.data_digest_error;
-            self.data_complete(slot, !corrupt);
+        let Some((_, _, location)) = self.state.queue.receiving(slot.index()) else { return };
+        location.received_bytes = end;
+        location.data_digest_error |= !digest_ok;
+        if !location.waits_for_host() {
+            let digest_ok = !location.data_digest_error;
+            self.data_received(slot, 0, digest_ok);
         }
     }
 
-    /// In-capsule data has been received; the command's data starts at `offset`.
+    /// All data of a command has been received, from byte `offset` of its memory.
     #[inline]
-    fn capsule_data_received(&mut self, slot: Slot, offset: usize, digest_ok: bool) {
-        if offset > 0
-            && let Some(command) = self.state.commands.get_mut(slot)
-        {
-            let length = command.length as usize;
-            command.data.as_mut_slice().copy_within(offset..offset + length, 0);
+    fn data_received(&mut self, slot: Slot, offset: usize, digest_ok: bool) {
+        // A data digest error fails only the command (TCP 1.0, section 3.3.1.2), with a status that allows a retry.
+        let received = if digest_ok { Ok(offset) } else { Err(Status::TRANSIENT_TRANSPORT_ERROR) };
+        let (queue, mut transport) = self.io(0);
+        let ready = queue.data_received(slot, received, &mut transport);
+        if ready.is_some() {
+            self.execute(ready);
         }
-        self.data_complete(slot, digest_ok);
     }
-
-    #[inline]
-    fn data_complete(&mut self, slot: Slot, digest_ok: bool) {
-        let Some(command) = self.state.commands.get_mut(slot) else { return };
-        if !digest_ok {
-            // A data digest error fails only the command (TCP 1.0, section 3.3.1.2), with a status that
-            // allows a retry.
-            self.half_failed(slot);
-            return self.state.finish(slot, Status::TRANSIENT_TRANSPORT_ERROR, 0);
-        }
-        command.data.truncate(command.length as usize);
-        self.execute(slot);
-    }
-}
-
-fn is_connect(sqe: &Sqe) -> bool {
-    sqe.opcode == FABRICS && fabrics_type(sqe) == Ok(FabricsType::Connect)
 }

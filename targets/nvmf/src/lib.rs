@@ -25,14 +25,13 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod address;
-mod command;
+mod admin;
 mod connection;
 mod control_plane;
-mod execute;
 mod failure;
-mod fused;
 mod handler;
 mod limits;
+mod link;
 mod ptpl;
 mod queue;
 pub mod rpc;

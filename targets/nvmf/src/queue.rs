@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nvme_controller::{Controller, NamespaceTable, QueueLease, Subsystem};
+use nvme_controller::{Controller, QueueLease, Subsystem};
 
 /// The role of a connection.
 pub(crate) enum ConnectionRole {
@@ -22,8 +22,6 @@ pub(crate) enum ConnectionRole {
 pub(crate) struct TargetIoQueue {
     /// Exclusive use of its queue identifier.
     pub(crate) lease: QueueLease,
-    /// Lookup table from NSID to block device.
-    pub(crate) namespaces: NamespaceTable,
-    /// The version of the subsystem that the table was built from.
+    /// The version of the subsystem that its queue's namespaces were taken from.
     pub(crate) subsystem: Arc<Subsystem>,
 }

@@ -5,6 +5,7 @@ pub mod simulated;
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use nvme_controller::reservation::{DrainRequest, ReservationNotifier};
@@ -15,8 +16,9 @@ use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::TransportAddress;
 use wire_nvme::tcp::FatalError;
 
-use crate::connection::{ConnectionState, NvmfConnection, QueueCounters};
+use crate::connection::{ConnectionState, NvmfConnection};
 use crate::limits::TcpLimits;
+use crate::link::QueueCounters;
 use crate::queue::{ConnectionRole, TargetIoQueue};
 use crate::snapshot::ConfigSnapshot;
 
@@ -102,7 +104,7 @@ impl TcpProtocol {
             if is_closed {
                 return false;
             }
-            state.complete_pending_reservations();
+            state.queue.complete_reservations(&mut state.link);
             state.controller_event(ControllerEvent::ReservationChanged, now_ns);
             true
         });
@@ -114,21 +116,13 @@ impl TcpProtocol {
         let queue: &mut TargetIoQueue = queue;
         match config.subsystem(&queue.subsystem.nqn) {
             Some(subsystem) if !Arc::ptr_eq(&subsystem, &queue.subsystem) => {
-                // A plan holds an index into the old table; the new table may have another namespace there.
-                let backend_of = |subsystem: &nvme_controller::Subsystem,
-                                  plan: &nvme_controller::io::IoPlan| {
-                    subsystem.namespace(plan.namespace + 1).map(|namespace| namespace.backend)
-                };
-                state
-                    .commands
-                    .reject_stale(|plan| backend_of(&queue.subsystem, plan) == backend_of(&subsystem, plan));
-                queue.namespaces = NamespaceTable::for_controller(
+                state.queue.set_namespaces(Rc::new(NamespaceTable::for_controller(
                     &subsystem,
                     state.port.portid,
                     &self.limits.controller,
                     &self.directory,
                     queue.lease.association(),
-                );
+                )));
                 queue.subsystem = subsystem;
                 // The controller makes the same check, possibly on another core and later.
                 let host = queue.lease.association().hostnqn();
@@ -139,8 +133,7 @@ impl TcpProtocol {
             Some(_) => {}
             None => {
                 // Its backend keys may soon be reused for other devices: commands not yet submitted are rejected.
-                state.commands.reject_stale(|_| false);
-                queue.namespaces = NamespaceTable::default();
+                state.queue.set_namespaces(Rc::default());
                 state.begin_drain();
             }
         }
@@ -255,8 +248,8 @@ pub(crate) fn report(connections: &Connections<NvmfConnection>) -> Vec<Connectio
             qid: association.map(|(_, qid)| qid),
             peer: state.peer,
             local: state.port.address.clone(),
-            entries: state.sq_entries,
-            counters: state.stats,
+            entries: state.link.sq_entries,
+            counters: state.link.stats,
         }
     };
     connections.open().map(report).collect()

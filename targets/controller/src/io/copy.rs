@@ -1,7 +1,7 @@
-//! Copy (NVM 1.0, section 3.2.2), executed as a sequence of bounded reads and writes.
+//! Copy (NVM 1.0, section 3.2.2), executed as one device request for each source range.
 //!
-//! [`CopyOperation::current_piece`] returns the next piece; the transport reads and writes it, then calls
-//! [`CopyOperation::complete_piece`].
+//! [`CopyOperation::current_range`] returns the next range, which the block device layer copies, then
+//! [`CopyOperation::complete_range`] is called.
 
 use block_io::{RequestFlags, Status};
 use wire_nvme::Sqe;
@@ -65,28 +65,25 @@ pub(super) fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> 
 
 /// A Copy command in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CopyOperation {
+pub(crate) struct CopyOperation {
     /// The transport's key for the block device.
-    pub backend: u32,
+    pub(crate) backend: u32,
     plan: IoPlan,
-    block_log2: u8,
     ranges: Vec<(u64, u32)>,
-    /// The current range; the first `done_blocks` of it are copied.
+    /// The current range.
     index: usize,
-    done_blocks: u32,
     to: u64,
-    piece_blocks_max: u32,
 }
 
-/// A part of a [`CopyOperation`], at most MDTS long, that is read and then written.
+/// A source range of a [`CopyOperation`], with its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CopyPiece {
+pub(crate) struct CopyPart {
     /// First block to read.
-    pub from: u64,
+    pub(crate) from: u64,
     /// First block to write.
-    pub to: u64,
+    pub(crate) to: u64,
     /// Number of blocks, 1 at least.
-    pub blocks: u32,
+    pub(crate) blocks: u32,
 }
 
 impl CopyOperation {
@@ -95,7 +92,7 @@ impl CopyOperation {
     /// # Errors
     /// The status to complete the command with; nothing must be copied then. A destination that overlaps a
     /// source fails with Invalid Field, since the result would be undefined.
-    pub fn new(plan: &IoPlan, table: &NamespaceTable, data: &[u8]) -> Result<CopyOperation, Status> {
+    pub(crate) fn new(plan: &IoPlan, table: &NamespaceTable, data: &[u8]) -> Result<CopyOperation, Status> {
         let NamespaceEntry { blocks: end, backend, block_log2, .. } = *table.entry(plan);
         let count = plan.blocks as usize;
         let list = data.as_chunks::<COPY_RANGE_SIZE>().0.get(..count);
@@ -117,30 +114,19 @@ impl CopyOperation {
         if ranges.iter().any(overlaps) {
             return Err(INVALID_FIELD);
         }
-        let piece_blocks_max = (table.transfer_max_bytes >> block_log2).max(1);
-        let (plan, to) = (*plan, plan.lba);
-        Ok(CopyOperation {
-            backend,
-            plan,
-            block_log2,
-            ranges,
-            index: 0,
-            done_blocks: 0,
-            to,
-            piece_blocks_max,
-        })
+        Ok(CopyOperation { backend, plan: *plan, ranges, index: 0, to: plan.lba })
     }
 
     /// Flags of the writes (FUA).
-    pub fn flags(&self) -> RequestFlags {
+    pub(crate) fn flags(&self) -> RequestFlags {
         self.plan.flags
     }
 
-    /// Checks before the next piece that the namespace still exists and reservations still permit the copy.
+    /// Checks before the next range that the namespace still exists and reservations still permit the copy.
     ///
     /// # Errors
     /// The status to complete the command with.
-    pub fn check_access(&self, table: &NamespaceTable) -> Result<(), Status> {
+    pub(crate) fn check_access(&self, table: &NamespaceTable) -> Result<(), Status> {
         let (_, entry) = table.find(self.plan.namespace + 1)?;
         if entry.backend != self.backend {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
@@ -148,37 +134,22 @@ impl CopyOperation {
         table.check_reservation(&self.plan)
     }
 
-    /// Length of the largest piece in bytes.
-    pub fn piece_bytes_max(&self) -> usize {
-        let longest = self.ranges.iter().map(|(_, blocks)| *blocks).max().unwrap_or(0);
-        (longest.min(self.piece_blocks_max) as usize) << self.block_log2
+    /// The range to copy; `None` at the end. It stays the same until [`complete_range`](Self::complete_range).
+    pub(crate) fn current_range(&self) -> Option<CopyPart> {
+        let (from, blocks) = *self.ranges.get(self.index)?;
+        Some(CopyPart { from, to: self.to, blocks })
     }
 
-    /// The piece to copy, `None` at the end. It stays the same until
-    /// [`complete_piece`](Self::complete_piece).
-    pub fn current_piece(&self) -> Option<CopyPiece> {
-        let (lba, blocks) = *self.ranges.get(self.index)?;
-        let blocks = (blocks - self.done_blocks).min(self.piece_blocks_max);
-        Some(CopyPiece { from: lba + u64::from(self.done_blocks), to: self.to, blocks })
-    }
-
-    /// Length of a piece in bytes.
-    pub fn piece_bytes(&self, piece: &CopyPiece) -> usize {
-        (piece.blocks as usize) << self.block_log2
-    }
-
-    /// Advances to the next piece, after the current one was written.
-    pub fn complete_piece(&mut self) {
-        let Some(piece) = self.current_piece() else { return };
-        self.to += u64::from(piece.blocks);
-        self.done_blocks += piece.blocks;
-        if self.done_blocks == self.ranges[self.index].1 {
-            (self.index, self.done_blocks) = (self.index + 1, 0);
+    /// Advances to the next range, after the current one was copied.
+    pub(crate) fn complete_range(&mut self) {
+        if let Some(part) = self.current_range() {
+            self.to += u64::from(part.blocks);
+            self.index += 1;
         }
     }
 
     /// Number of the first source range that was not copied entirely: dword 0 of a failed completion.
-    pub fn first_incomplete_range(&self) -> u32 {
+    pub(crate) fn index(&self) -> u32 {
         self.index as u32
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> 
 /// is fused, it calls [`match_next`](Self::match_next); after it accepted or rejected a first command it sets
 /// the pairing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FusedPairing<T> {
+pub(crate) enum FusedPairing<T> {
     /// The previous command was not the first of a fused operation.
     #[default]
     None,
@@ -53,7 +53,7 @@ pub enum FusedPairing<T> {
 
 /// How to handle a command and the pending first command, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FusedMatch<T> {
+pub(crate) enum FusedMatch<T> {
     /// It is the second command of the pending first one, with the same block range: execute both.
     Matched(T, IoPlan),
     /// It is not a second command: abort the first with the status, and execute this one independently.
@@ -69,14 +69,14 @@ pub enum FusedMatch<T> {
 impl<T: Copy> FusedPairing<T> {
     /// Whether the next command must be passed to [`match_next`](Self::match_next) even if it is not fused.
     #[inline]
-    pub fn expects_second(&self) -> bool {
+    pub(crate) fn expects_second(&self) -> bool {
         !matches!(self, FusedPairing::None)
     }
 
     /// Matches the next command with the previous one and resets the pairing. `planned` is the result of
     /// planning it. After [`FusedMatch::Independent`] or [`FusedMatch::FirstAborted`] for a first command,
     /// the caller sets the pairing again.
-    pub fn match_next(&mut self, sqe: &Sqe, planned: &Result<IoPlan, Status>) -> FusedMatch<T> {
+    pub(crate) fn match_next(&mut self, sqe: &Sqe, planned: &Result<IoPlan, Status>) -> FusedMatch<T> {
         let is_second = sqe.fuse() == Fuse::Second;
         match (std::mem::take(self), is_second) {
             // A first command without a second (Base 2.0, section 3.4.2).

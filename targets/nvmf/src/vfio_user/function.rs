@@ -1,27 +1,25 @@
 //! The PCI function of one client: an NVMe controller's registers, queues, memory and interrupts.
 
 mod admin;
-mod fused;
 mod io;
+mod link;
 mod regions;
 
-use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use block_io::Status;
 use dma::Pool;
-use nvme_controller::io::FusedPairing;
 use nvme_controller::queues::QueueLookup;
-use nvme_controller::reservation::{DrainRequest, PendingCommands, PendingGuard};
+use nvme_controller::reservation::{DrainRequest, PendingGuard};
 use nvme_controller::{
     AdminConnect, Controller, ControllerAction, ControllerAssociation, ControllerDirectory, ControllerEvent,
-    ControllerLimits, NamespaceTable, Subsystem,
+    ControllerLimits, IoQueue, NamespaceTable, Subsystem,
 };
 use rustix::io::Errno;
-use slots::{Slab, Slot};
 use wire_nvme::doorbell::AdminQueueAttributes;
-use wire_nvme::{Sqe, sqe};
+use wire_nvme::sqe;
 use wire_vfio_user::{DmaMap, DmaUnmap, IrqInfo, SetIrqs};
 
 use super::VfioUserShared;
@@ -30,13 +28,15 @@ use super::doorbells::{BAR0_BYTES, ControllerDoorbells, DOORBELLS_BYTES};
 use super::interrupts::{ClientInterrupts, VectorSet};
 use super::memory::{ClientMemory, UnmappedRanges};
 use super::pci::PciConfigSpace;
-use super::queue::{CompletionQueue, QueueMemory, SubmissionQueue, SubmissionQueueState};
+use super::queue::{CompletionQueue, QueueMemory, SubmissionQueue, SubmissionQueueState, SubmissionRing};
 use crate::connection::DRAIN_TIMEOUT_NS;
 use target_shell::CoreDevices;
 
+pub(super) use link::SegmentList;
+
 /// Queue pairs that have doorbells, the admin queue included.
 pub(super) const QUEUES_MAX: u16 = (DOORBELLS_BYTES / 8) as u16;
-/// Slots for commands in flight that a request's tag can address.
+/// Commands of a queue that a request's tag can address.
 const COMMANDS_MAX: u32 = 1 << 16;
 /// Submission queue entries that are fetched at a time.
 const FETCHED_MAX: usize = 32;
@@ -68,14 +68,14 @@ pub(super) struct InjectedFaults {
 /// It owns the client's DMA ranges, queues, doorbells, interrupts and commands in flight, all on one core; the
 /// transport-independent [`Controller`] executes admin commands. Its poll group passes messages to it
 /// (registers, DMA ranges, interrupts), then per poll calls [`fetch`](Self::fetch), submits the devices'
-/// batches, calls [`complete_slotless`](Self::complete_slotless) and [`complete`](Self::complete), and then
-/// [`interrupt`](Self::interrupt) once. A read or write whose data is contiguous needs no slot, no pool buffer and
-/// no copy: the request's tag holds the queue and the CID.
+/// batches, calls [`complete_direct`](Self::complete_direct) and [`complete`](Self::complete), and then
+/// [`interrupt`](Self::interrupt) once. Each submission queue has an [`IoQueue`], which executes its commands; a read
+/// or write whose data is contiguous needs no slot there, no pool buffer and no copy.
 pub(super) struct VfioUserFunction {
     controller: Controller,
     directory: Arc<ControllerDirectory>,
     subsystem: Arc<Subsystem>,
-    namespaces: NamespaceTable,
+    namespaces: Rc<NamespaceTable>,
     portid: u16,
     memory: ClientMemory,
     config: PciConfigSpace,
@@ -92,27 +92,15 @@ pub(super) struct VfioUserFunction {
     cqs: Vec<Option<CompletionQueue>>,
     /// Identifiers of the submission queues that commands are fetched from.
     active_sqids: Vec<u16>,
-    /// Commands that need work after their device requests complete.
-    commands: Slab<io::PendingCommand>,
-    /// Number of commands in flight without a slot: their tags hold the queue and the CID.
-    direct_in_flight: u32,
     /// Identifiers of completion queues with new entries.
     dirty_cqids: Vec<u16>,
     /// Some completion queue may have blocked completions.
     has_blocked_completions: bool,
     /// Scratch space for fetched submission queue entries.
     fetched: Box<[[u8; sqe::SIZE]; FETCHED_MAX]>,
-    /// Commands deferred until a buffer is available, with their queue, oldest first.
-    deferred: VecDeque<(u16, Sqe)>,
-    /// Queues whose last command was the first of a fused operation, by queue identifier.
-    pairings: Vec<(u16, FusedPairing<Sqe>)>,
-    /// Fused pairs deferred until two buffers are available.
-    deferred_pairs: VecDeque<(u16, Sqe, Sqe)>,
-    /// Copy commands whose next piece can start, and those deferred until a buffer is available.
-    ready_copies: Vec<Slot>,
-    deferred_copies: Vec<Slot>,
-    /// Reservation commands (queue and CID) that complete when their drains and file writes are done.
-    pending_reservations: PendingCommands<(u16, u16)>,
+    /// Some queue may have commands that can continue at once, or that wait for a buffer.
+    has_ready: bool,
+    has_deferred: bool,
     /// Reservation commands of other hosts wait for the device requests of this function. Nothing is fetched
     /// until those complete.
     drain_guards: Vec<PendingGuard>,
@@ -141,13 +129,13 @@ impl VfioUserFunction {
         let core = Controller::new(admin, limits.clone(), shared.snapshot.discovery.clone(), now_ns);
         let subsystem = core.subsystem().clone();
         Ok(VfioUserFunction {
-            namespaces: NamespaceTable::for_controller(
+            namespaces: Rc::new(NamespaceTable::for_controller(
                 &subsystem,
                 portid,
                 &limits,
                 &shared.directory,
                 core.association(),
-            ),
+            )),
             directory: shared.directory.clone(),
             controller: core,
             subsystem,
@@ -164,17 +152,11 @@ impl VfioUserFunction {
             sqs: Vec::new(),
             cqs: Vec::new(),
             active_sqids: Vec::new(),
-            commands: Slab::with_capacity(COMMANDS_MAX),
-            direct_in_flight: 0,
             dirty_cqids: Vec::new(),
             has_blocked_completions: false,
             fetched: Box::new([[0; sqe::SIZE]; FETCHED_MAX]),
-            deferred: VecDeque::new(),
-            pairings: Vec::new(),
-            deferred_pairs: VecDeque::new(),
-            ready_copies: Vec::new(),
-            deferred_copies: Vec::new(),
-            pending_reservations: PendingCommands::default(),
+            has_ready: false,
+            has_deferred: false,
             drain_guards: Vec::new(),
             segments: Vec::new(),
             actions: Vec::new(),
@@ -207,23 +189,32 @@ impl VfioUserFunction {
 
     /// Whether a drain has finished or timed out.
     pub(super) fn is_drain_complete(&self, now_ns: u64) -> bool {
-        let answered = self.is_idle() && self.deferred.is_empty() && self.deferred_pairs.is_empty();
-        self.drain_deadline_ns.is_some_and(|until_ns| answered || until_ns <= now_ns)
+        self.drain_deadline_ns.is_some_and(|until_ns| {
+            let mut queues = self.sqs.iter().flatten();
+            until_ns <= now_ns || !queues.any(|queue| queue.io.has_pending(|_| false))
+        })
     }
 
     /// Whether no device requests are outstanding.
     pub(super) fn is_idle(&self) -> bool {
-        self.direct_in_flight == 0 && self.commands.is_empty()
+        self.sqs.iter().flatten().all(|queue| queue.io.device_requests() == 0)
+    }
+
+    /// Whether a command can continue at once.
+    #[inline]
+    pub(super) fn has_ready(&self) -> bool {
+        self.has_ready
     }
 
     /// Whether commands are deferred.
+    #[inline]
     pub(super) fn is_waiting(&self) -> bool {
-        !self.deferred.is_empty() || !self.deferred_copies.is_empty() || !self.deferred_pairs.is_empty()
+        self.has_deferred
     }
 
     /// Whether an access to client memory raised SIGBUS; the memory must not be used any longer.
     pub(super) fn is_poisoned(&self) -> bool {
-        let submissions = self.sqs.iter().flatten().filter_map(|queue| queue.memory.as_ref());
+        let submissions = self.sqs.iter().flatten().filter_map(|queue| queue.ring.memory.as_ref());
         self.memory.is_poisoned()
             || self.doorbells.is_poisoned()
             || submissions.into_iter().any(QueueMemory::is_poisoned)
@@ -233,8 +224,8 @@ impl VfioUserFunction {
     /// The submission queues: identifier, entries, commands and errors.
     pub(super) fn sq_stats(&self) -> impl Iterator<Item = (u16, u32, u64, u64)> + '_ {
         let stats = |(qid, queue): (usize, &Option<SubmissionQueue>)| {
-            let queue = queue.as_ref()?;
-            Some((qid as u16, queue.entries, queue.commands, queue.errors))
+            let ring = &queue.as_ref()?.ring;
+            Some((qid as u16, ring.entries, ring.commands, ring.errors))
         };
         self.sqs.iter().enumerate().filter_map(stats)
     }
@@ -248,8 +239,8 @@ impl VfioUserFunction {
     pub(super) fn map(&mut self, map: &DmaMap, file: Option<OwnedFd>, pool: &Pool) -> Result<(), Errno> {
         self.memory.map(pool, map, file)?;
         self.doorbells.remap(&self.memory);
-        for queue in self.sqs.iter_mut().flatten().filter(|queue| queue.memory.is_none()) {
-            queue.remap(&self.memory);
+        for queue in self.sqs.iter_mut().flatten().filter(|queue| queue.ring.memory.is_none()) {
+            queue.ring.remap(&self.memory);
         }
         for queue in self.cqs.iter_mut().flatten() {
             queue.remap(&self.memory);
@@ -262,7 +253,7 @@ impl VfioUserFunction {
         let unmapped = self.memory.unmap(unmap)?;
         self.doorbells.remap(&self.memory);
         for queue in self.sqs.iter_mut().flatten() {
-            queue.remap(&self.memory);
+            queue.ring.remap(&self.memory);
         }
         for queue in self.cqs.iter_mut().flatten() {
             queue.remap(&self.memory);
@@ -309,27 +300,16 @@ impl VfioUserFunction {
 
     /// Closes the I/O queues and, if `admin`, the admin queue. Commands in flight get no completion.
     fn close_queues(&mut self, admin: bool) {
-        self.abort_copies();
-        let reservations: Vec<_> = self.pending_reservations.drain().map(|(qid, _)| qid).collect();
-        let deferred = std::mem::take(&mut self.deferred).into_iter().map(|(qid, _)| qid);
-        let pairs = self.take_pairs(None).into_iter().map(|(qid, _)| qid);
-        for qid in deferred.chain(reservations).chain(pairs) {
-            if let Some(queue) = self.sq(qid) {
-                queue.in_flight -= 1;
-            }
-        }
         self.active_sqids.retain(|qid| *qid == 0 && !admin);
-        for qid in 0..self.sqs.len() {
-            if qid == 0 && !admin {
-                continue;
-            }
-            if let Some(queue) = &mut self.sqs[qid] {
-                queue.state = SubmissionQueueState::Closed;
+        for qid in if admin { 0 } else { 1 }..self.sqs.len() as u16 {
+            let Some(queue) = self.sq(qid) else { continue };
+            queue.ring.state = SubmissionQueueState::Closed;
+            if qid == 0 {
                 // Admin commands have no device requests.
-                if queue.in_flight == 0 || qid == 0 {
-                    self.sqs[qid] = None;
-                }
+                queue.ring.in_flight = 0;
             }
+            self.abort_pending(qid);
+            self.reap(qid);
         }
         for (qid, queue) in self.cqs.iter_mut().enumerate() {
             if qid > 0 || admin {
@@ -350,7 +330,7 @@ impl VfioUserFunction {
             Some(_) => {}
             None => {
                 // Its backend keys may soon be reused for other devices: deferred commands are rejected.
-                self.namespaces = NamespaceTable::default();
+                self.set_namespaces(NamespaceTable::default());
                 self.controller_event(ControllerEvent::SubsystemRemoved, now_ns);
             }
         }
@@ -359,13 +339,20 @@ impl VfioUserFunction {
     /// Rebuilds the table of namespaces.
     fn rebuild_namespace_table(&mut self, limits: &ControllerLimits) {
         let association = self.controller.association();
-        self.namespaces = NamespaceTable::for_controller(
+        self.set_namespaces(NamespaceTable::for_controller(
             &self.subsystem,
             self.portid,
             limits,
             &self.directory,
             association,
-        );
+        ));
+    }
+
+    fn set_namespaces(&mut self, namespaces: NamespaceTable) {
+        self.namespaces = Rc::new(namespaces);
+        for queue in self.sqs.iter_mut().flatten() {
+            queue.io.set_namespaces(self.namespaces.clone());
+        }
     }
 
     /// Keeps guards for the drain requests that concern this host, if device requests are outstanding.
@@ -383,13 +370,6 @@ impl VfioUserFunction {
             self.drain_guards.clear();
         }
         self.drain_guards.is_empty()
-    }
-
-    /// Completes pending reservation commands that no longer wait for anything.
-    pub(super) fn complete_pending_reservations(&mut self) {
-        while let Some(((qid, cid), status)) = self.pending_reservations.pop_completed() {
-            self.complete_command(qid, cid, status, 0);
-        }
     }
 
     /// Sets the controller's fatal status.
@@ -444,7 +424,7 @@ impl VfioUserFunction {
         let valid_sizes = submission_entries >= 2 && completion_entries >= 2;
         let bytes = |entries: u32, entry_bytes: u64| u64::from(entries) * entry_bytes;
         let submission =
-            QueueMemory::locate(&self.memory, asq, bytes(submission_entries, SubmissionQueue::BYTES), false);
+            QueueMemory::locate(&self.memory, asq, bytes(submission_entries, SubmissionRing::BYTES), false);
         let completion =
             QueueMemory::locate(&self.memory, acq, bytes(completion_entries, CompletionQueue::BYTES), true);
         let (Some(place), Some(completion), true, true) = (submission, completion, aligned, valid_sizes)
@@ -466,7 +446,7 @@ impl VfioUserFunction {
     ) {
         let doorbell = u64::from(qid) * 2;
         self.doorbells.reset_doorbell(doorbell);
-        let queue = SubmissionQueue {
+        let ring = SubmissionRing {
             entries,
             head: 0,
             cqid,
@@ -480,6 +460,11 @@ impl VfioUserFunction {
             commands: 0,
             errors: 0,
         };
+        // A command in flight has an entry of the completion queue. The client's memory bounds what lends buffers; those
+        // of the pool are bounded by the pool.
+        let slots = self.cq(cqid).map_or(0, |completions| completions.entries).min(COMMANDS_MAX);
+        let io = IoQueue::new(slots, usize::MAX, self.namespaces.clone());
+        let queue = SubmissionQueue { ring, io };
         insert_queue(&mut self.sqs, qid, queue);
         self.active_sqids.push(qid);
         self.active_sqids.sort_unstable();
@@ -559,7 +544,7 @@ impl QueueLookup for VfioUserFunction {
     }
 
     fn is_in_use(&self, cqid: u16) -> bool {
-        self.sqs.iter().skip(1).flatten().any(|queue| queue.cqid == cqid)
+        self.sqs.iter().skip(1).flatten().any(|queue| queue.ring.cqid == cqid)
     }
 }
 

@@ -441,11 +441,8 @@ impl VfioUserPollGroup {
         if session.readable {
             outcome = session.receive(&mut context);
         }
-        if session.function.has_unfinished_copies() {
-            session.function.advance_copies(&mut context);
-        }
-        if session.function.is_drained() && session.function.is_waiting() {
-            session.function.retry_deferred(&mut context);
+        if (session.function.has_ready() || session.function.is_waiting()) && session.function.is_drained() {
+            session.function.retry(&mut context);
         }
         if session.function.is_running()
             && session.function.is_drained()
@@ -473,11 +470,11 @@ impl VfioUserPollGroup {
         let endpoint_of = |completion: &bdev::Completion| completion.tag().0 >> 48;
         for run in completions.chunk_by(|one, next| endpoint_of(one) == endpoint_of(next)) {
             if let Some(session) = session_at(&mut self.endpoints, endpoint_of(&run[0])) {
-                session.function.complete_slotless(run);
+                session.function.complete_direct(run);
             }
         }
         // Those are complete; dropping them returns lent buffers.
-        completions.retain(|completion| !VfioUserFunction::is_slotless(completion));
+        completions.retain(|completion| !VfioUserFunction::is_direct(completion));
         for completion in completions.drain(..) {
             if let Some(session) = session_at(&mut self.endpoints, endpoint_of(&completion)) {
                 session.function.complete(completion);
@@ -655,7 +652,7 @@ impl PollGroup for VfioUserPollGroup {
             }
             if let Some(session) = session.filter(|session| !session.closed) {
                 poll_now |= session.readable && !session.is_pending();
-                poll_now |= session.function.has_ready_copies();
+                poll_now |= session.function.has_ready();
                 timer = [timer, session.function.deadline()].into_iter().flatten().min();
             }
         }

@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use dma::SharedRegion;
-use nvme_controller::QueueLease;
+use nvme_controller::{IoQueue, QueueLease};
 use wire_nvme::{cqe, sqe};
 
 use super::doorbells::ControllerDoorbells;
+use super::function::SegmentList;
 use super::memory::ClientMemory;
 
 /// The mapped memory of a queue, while its DMA range is mapped.
@@ -42,8 +43,14 @@ impl QueueMemory {
     }
 }
 
-/// A submission queue in client memory. The controller reads entries in place; it owns the head.
+/// A submission queue: its ring in client memory, and the commands that were fetched from it.
 pub(super) struct SubmissionQueue {
+    pub(super) ring: SubmissionRing,
+    pub(super) io: IoQueue<SegmentList>,
+}
+
+/// The ring of a submission queue. The controller reads entries in place; it owns the head.
+pub(super) struct SubmissionRing {
     pub(super) entries: u32,
     /// The next entry to fetch.
     pub(super) head: u32,
@@ -75,7 +82,7 @@ pub(super) enum SubmissionQueueState {
     Closed,
 }
 
-impl SubmissionQueue {
+impl SubmissionRing {
     pub(super) const BYTES: u64 = sqe::SIZE as u64;
 
     /// Copies up to `count_max` entries to `out`, without wrapping around. Returns their number; 0 while its memory

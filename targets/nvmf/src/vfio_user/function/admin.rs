@@ -1,7 +1,5 @@
 //! Admin commands.
 
-use std::collections::VecDeque;
-
 use block_io::Status;
 use nvme_controller::{ControllerAction, ControllerEvent, data_from_host, queues};
 use wire_nvme::admin::GetLogPage;
@@ -11,7 +9,7 @@ use wire_nvme::sqe::{Fuse, Psdt};
 use wire_nvme::{Cqe, Sqe};
 
 use super::super::data;
-use super::super::queue::{CompletionQueue, QueueMemory, SubmissionQueue, SubmissionQueueState, cqe_high};
+use super::super::queue::{CompletionQueue, QueueMemory, SubmissionQueueState, SubmissionRing, cqe_high};
 use super::{FunctionContext, VfioUserFunction};
 
 impl VfioUserFunction {
@@ -57,7 +55,7 @@ impl VfioUserFunction {
     fn create_io_sq(&mut self, sqe: &Sqe, context: &FunctionContext<'_>) -> Result<(), Status> {
         let granted = self.controller.queues_granted();
         let params = queues::validate_create_io_sq(sqe, &context.shared.limits.controller, granted, self)?;
-        let bytes = u64::from(params.entries) * SubmissionQueue::BYTES;
+        let bytes = u64::from(params.entries) * SubmissionRing::BYTES;
         let memory = QueueMemory::locate(&self.memory, params.address, bytes, false)
             .ok_or(super::MEMORY_NOT_MAPPED)?;
         let lease = self.association().lease(params.qid);
@@ -85,24 +83,13 @@ impl VfioUserFunction {
     fn delete_io_sq(&mut self, sqe: &Sqe) -> Result<bool, Status> {
         let qid = queues::validate_delete_io_sq(sqe, self)?;
         self.active_sqids.retain(|active| *active != qid);
-        // Commands that are not at a device are aborted (Base 2.0, section 5.6).
-        let deferred = std::mem::take(&mut self.deferred);
-        let (aborted, remaining): (VecDeque<_>, VecDeque<_>) =
-            deferred.into_iter().partition(|(of, _)| *of == qid);
-        self.deferred = remaining;
-        for (_, command) in aborted {
-            self.complete_command(qid, command.cid, Status::ABORTED_SQ_DELETION, 0);
-        }
-        for (_, cid) in self.take_pairs(Some(qid)) {
-            self.complete_command(qid, cid, Status::ABORTED_SQ_DELETION, 0);
-        }
         let Some(queue) = self.sq(qid) else { return Ok(false) };
-        if queue.in_flight > 0 {
-            queue.state = SubmissionQueueState::Deleting(sqe.cid);
-            return Ok(true);
-        }
-        self.sqs[usize::from(qid)] = None;
-        Ok(false)
+        queue.ring.state = SubmissionQueueState::Deleting(sqe.cid);
+        // Commands that are not at a device are aborted (Base 2.0, section 5.6).
+        self.abort_pending(qid);
+        self.reap(qid);
+        // It completes with the last command of the queue, which may have been now.
+        Ok(true)
     }
 
     /// Passes a command to the controller. All complete immediately, except Asynchronous Event Requests.
@@ -160,7 +147,7 @@ impl VfioUserFunction {
         if !completed {
             // An Asynchronous Event Request holds no completion queue entry until the event occurs.
             if let Some(queue) = self.sq(0) {
-                queue.in_flight -= 1;
+                queue.ring.in_flight -= 1;
             }
             if let Some(completions) = self.cq(0) {
                 completions.release(1);
@@ -177,7 +164,7 @@ impl VfioUserFunction {
     /// Completes an Asynchronous Event Request.
     pub(super) fn complete_event_request(&mut self, cqe: &Cqe) {
         let Some(queue) = self.sq(0) else { return };
-        let high = cqe_high(queue.head as u16, 0, cqe.cid, cqe.status);
+        let high = cqe_high(queue.ring.head as u16, 0, cqe.cid, cqe.status);
         let Some(completions) = self.cq(0) else { return };
         let was_dirty = completions.dirty;
         if !completions.post_unreserved(cqe.result, high) {

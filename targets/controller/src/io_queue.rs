@@ -1,0 +1,537 @@
+//! The commands of one queue, from the submission queue entry to the answer (sans-IO).
+//!
+//! [`IoQueue`] plans commands, waits for data and buffers, submits device requests, pairs fused commands and advances
+//! copies. Its transport moves bytes and posts completions: [`HostLink`] answers the host, and [`IoTransport`] also
+//! reaches the host's data, the core's buffers and the block devices. Calls to both are resolved at compile time, so
+//! that a transport whose devices access the host's memory in place pays for nothing else.
+//!
+//! ```text
+//! command ──► plan ──► locate ──► Lent ────────────────► submit ──► complete ──► HostLink::complete
+//!                             └─► Moved ─► buffer ─► receive ─► submit ──► complete ──► HostLink::send
+//!                                          (deferred if there is none)
+//! ```
+
+mod command;
+mod execute;
+mod fused;
+#[cfg(test)]
+mod tests;
+
+pub use command::CommandToken;
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use block_io::{Completion, Request, Status, Tag};
+use dma::{Buffer, Data};
+use slots::{Slab, Slot};
+use wire_nvme::Sqe;
+
+use command::{Command, CommandData, CommandState};
+use execute::Execution;
+
+use crate::io::{FusedPairing, IoPlan, NamespaceTable};
+use crate::reservation::PendingCommands;
+
+/// How a queue answers its host.
+pub trait HostLink {
+    /// Where the host has the data of a command, if it has to be moved; the default is that of a command without data.
+    type Location: Default;
+
+    /// Answers a command that has no data for the host, or failed.
+    fn complete(&mut self, token: CommandToken, status: Status, result: u64);
+
+    /// Sends `data` and answers the command. The data stays in `slot` until [`IoQueue::sent`] if
+    /// [`Transferred::Later`].
+    fn send(
+        &mut self,
+        token: CommandToken,
+        slot: Slot,
+        location: &Self::Location,
+        data: &[u8],
+        result: u64,
+    ) -> Transferred;
+}
+
+/// What a queue needs to execute commands.
+pub trait IoTransport: HostLink {
+    /// Finds the data of a command at the host.
+    ///
+    /// # Errors
+    /// The status to complete the command with: its data pointer is invalid.
+    fn locate(&mut self, sqe: &Sqe, transfer: HostTransfer) -> Result<HostData<Self::Location>, Status>;
+
+    /// Starts to receive the host's data into the memory of a command, which [`IoQueue::data_mut`] also returns. After
+    /// [`Transferred::Later`] the transport calls [`IoQueue::data_received`].
+    ///
+    /// # Errors
+    /// The status to complete the command with.
+    fn receive(
+        &mut self,
+        slot: Slot,
+        cid: u16,
+        location: &mut Self::Location,
+        into: &mut [u8],
+    ) -> Result<Transferred, Status>;
+
+    /// A buffer of the core's pool; `None` if there is none at present.
+    fn take_buffer(&mut self, bytes: usize) -> Option<Buffer>;
+
+    /// Adds a request to the batch of a block device, by its key. Bits 32:0 of the tag are the queue's.
+    ///
+    /// # Errors
+    /// The device was removed.
+    fn submit(&mut self, backend: u32, request: Request<Data>) -> Result<(), Status>;
+
+    /// The host sent Disconnect, which has been answered. Memory-based transports have no such command.
+    fn disconnect(&mut self) {}
+}
+
+/// The transfer of a command's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostTransfer {
+    /// Length in bytes, 1 at least.
+    pub bytes: u32,
+    /// To the host or from it.
+    pub to_host: bool,
+    /// A device may access the host's memory in place, with this alignment in bytes.
+    pub lend_alignment: Option<u32>,
+}
+
+/// The data of a command, as found at the host.
+#[derive(Debug)]
+pub enum HostData<L> {
+    /// Memory of the host that a device accesses in place.
+    Lent(Buffer),
+    /// The transport moves it.
+    Moved {
+        /// For [`IoTransport::receive`] and [`HostLink::send`].
+        location: L,
+        /// Bytes of memory to receive it into: the transfer's, or more if it arrives with other bytes.
+        room: u32,
+        /// It follows the command in a stream and cannot wait for a buffer.
+        immediate: bool,
+    },
+}
+
+/// Whether data was moved at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transferred {
+    /// It was.
+    Now,
+    /// The transport reports later that it was.
+    Later,
+}
+
+/// An admin or Connect command whose data has been received, for the queue's owner to execute.
+#[derive(Debug)]
+#[must_use = "the owner executes the command"]
+pub struct AdminCommand {
+    /// For [`IoQueue::answer`] and [`IoQueue::answer_with_data`].
+    pub slot: Slot,
+    /// The command.
+    pub sqe: Box<Sqe>,
+    /// The host's data.
+    pub data: Vec<u8>,
+}
+
+/// Bit of a request's tag that holds a command identifier instead of a slot.
+const DIRECT: u64 = 1 << 32;
+
+/// The commands in flight on one queue, and what they wait for. `L` is the transport's [`HostLink::Location`].
+///
+/// It owns a slot for each command that moves data or has more than one step, with its token and its buffer. A read or
+/// write of memory that the host lends needs no slot: the request's tag holds its command identifier. Nothing is
+/// allocated for a read or write unless no buffer is available.
+///
+/// Order of calls: [`command`](Self::command) for each command while [`free_slots`](Self::free_slots) is not 0; [`data_received`](Self::data_received) when data has arrived;
+/// [`complete`](Self::complete) for each completed request; [`retry`](Self::retry) while [`is_waiting`](Self::is_waiting)
+/// or [`has_ready`](Self::has_ready). A queue that is deleted answers with [`abort_pending`](Self::abort_pending); one
+/// whose host is gone is dropped when [`device_requests`](Self::device_requests) is 0. A command that waits for a buffer
+/// never blocks those behind it, because their data may be what frees a buffer.
+#[derive(Debug)]
+pub struct IoQueue<L> {
+    namespaces: Rc<NamespaceTable>,
+    commands: Slab<Command<L>>,
+    /// Device requests in flight.
+    device_requests: u32,
+    /// Bytes of pool buffers that all commands hold, and their maximum. One command always fits.
+    buffer_bytes: usize,
+    buffer_bytes_max: usize,
+    /// Commands deferred until a buffer is available, oldest first.
+    deferred: VecDeque<Slot>,
+    /// The first command of a fused operation, while its second is expected.
+    pairing: FusedPairing<Slot>,
+    /// Copy commands whose next range can start.
+    ready_copies: Vec<Slot>,
+    /// Reservation commands that complete when their drains and file writes are done.
+    pending_reservations: PendingCommands<Slot>,
+    /// Set by [`abort_pending`](Self::abort_pending): the status of commands that would need another device request.
+    aborted: Option<Status>,
+}
+
+impl<L: Default> IoQueue<L> {
+    /// A queue with a slot for each of `slots` commands. One connection cannot exhaust the core's pool: its commands
+    /// hold at most `buffer_bytes_max` bytes of buffers, or one command any number.
+    pub fn new(slots: u32, buffer_bytes_max: usize, namespaces: Rc<NamespaceTable>) -> IoQueue<L> {
+        IoQueue {
+            namespaces,
+            commands: Slab::with_capacity(slots),
+            device_requests: 0,
+            buffer_bytes: 0,
+            buffer_bytes_max,
+            deferred: VecDeque::new(),
+            pairing: FusedPairing::None,
+            ready_copies: Vec::new(),
+            pending_reservations: PendingCommands::default(),
+            aborted: None,
+        }
+    }
+
+    /// Number of commands that can be accepted.
+    #[inline]
+    pub fn free_slots(&self) -> usize {
+        self.commands.capacity() - self.commands.len()
+    }
+
+    /// Device requests in flight.
+    #[inline]
+    pub fn device_requests(&self) -> u32 {
+        self.device_requests
+    }
+
+    /// Whether commands are deferred: no event reports the buffer that they wait for.
+    #[inline]
+    pub fn is_waiting(&self) -> bool {
+        !self.deferred.is_empty()
+    }
+
+    /// Whether a command can continue at once by [`retry`](Self::retry).
+    #[inline]
+    pub fn has_ready(&self) -> bool {
+        !self.ready_copies.is_empty()
+    }
+
+    /// Whether commands are pending that complete without another command of the host. `waits_for_host` says whether
+    /// the host has not sent data that it was asked for, and will not.
+    pub fn has_pending(&self, waits_for_host: impl Fn(&L) -> bool) -> bool {
+        self.device_requests > 0
+            || self.commands.iter().any(|(_, command)| {
+                let lacks_partner =
+                    matches!(&command.state, CommandState::Fused(half) if half.partner.is_none());
+                let is_at_owner = matches!(command.state, CommandState::AtOwner);
+                !is_at_owner && !lacks_partner && !waits_for_host(&command.location)
+            })
+    }
+
+    /// Replaces the table of namespaces. Commands that are not submitted yet and whose namespace has another block
+    /// device now, or none, are rejected.
+    pub fn set_namespaces(&mut self, namespaces: Rc<NamespaceTable>) {
+        let old = std::mem::replace(&mut self.namespaces, namespaces);
+        let is_stale = |plan: &IoPlan| old.backend(plan) != self.namespaces.backend(plan);
+        for (_, command) in self.commands.iter_mut() {
+            match &mut command.state {
+                CommandState::Planned(plan) if is_stale(plan) => command.state = CommandState::Rejected,
+                CommandState::Fused(half) if is_stale(&half.plan) => {
+                    half.abort_status = Some(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Executes an I/O command, or as much of it as is possible at present.
+    #[inline(always)]
+    pub fn command<T: IoTransport<Location = L>>(
+        &mut self,
+        token: CommandToken,
+        sqe: &Sqe,
+        transport: &mut T,
+    ) {
+        Execution { queue: self, transport }.command(token, sqe);
+    }
+
+    /// Accepts an admin or Connect command with `bytes` bytes of host data. Returns it when its data has been received,
+    /// here or by [`data_received`](Self::data_received).
+    pub fn admin_command<T: IoTransport<Location = L>>(
+        &mut self,
+        token: CommandToken,
+        sqe: &Sqe,
+        bytes: u32,
+        transport: &mut T,
+    ) -> Option<AdminCommand> {
+        Execution { queue: self, transport }.admin_command(token, sqe, bytes)
+    }
+
+    /// The location of a command's data and the memory that receives it, by the index of its slot.
+    #[inline]
+    pub fn receiving(&mut self, index: u32) -> Option<(Slot, u16, &mut L)> {
+        let slot = self.commands.slot_at(index)?;
+        let command = self.commands.get_mut(slot)?;
+        Some((slot, command.token.as_ref()?.cid(), &mut command.location))
+    }
+
+    /// The memory that receives a command's data; empty if there is none.
+    #[inline]
+    pub fn data_mut(&mut self, slot: Slot) -> &mut [u8] {
+        self.commands.get_mut(slot).map_or(&mut [], |command| command.data.as_mut_slice())
+    }
+
+    /// All data of a command has been received, from byte `offset` of its memory, or could not be: then the command
+    /// fails with the status. Returns an admin command that can be executed now.
+    #[inline]
+    pub fn data_received<T: IoTransport<Location = L>>(
+        &mut self,
+        slot: Slot,
+        received: Result<usize, Status>,
+        transport: &mut T,
+    ) -> Option<AdminCommand> {
+        Execution { queue: self, transport }.data_received(slot, received)
+    }
+
+    /// Continues copies and deferred commands, oldest first, until one is deferred again.
+    pub fn retry<T: IoTransport<Location = L>>(&mut self, transport: &mut T) {
+        Execution { queue: self, transport }.retry();
+    }
+
+    /// Handles the completion of a device request. `tag` is the one that it was submitted with.
+    #[inline]
+    pub fn complete<T: HostLink<Location = L>>(
+        &mut self,
+        tag: Tag,
+        completion: Completion<Data>,
+        link: &mut T,
+    ) {
+        self.device_requests -= 1;
+        let status = completion.status();
+        if let Some(token) = Self::direct_token(tag) {
+            return link.complete(token, status, 0);
+        }
+        // Stale only if the command was aborted; its buffer returns to the pool.
+        let Some(slot) = self.slot_of(tag) else { return };
+        let Some(command) = self.commands.get_mut(slot) else { return };
+        match &mut command.state {
+            CommandState::Reading => match into_buffer(completion) {
+                Some(buffer) if status.is_success() => self.send(slot, CommandData::Buffer(buffer), 0, link),
+                _ => self.finish(slot, status, 0, link),
+            },
+            CommandState::Submitted { remaining, status: first_error } => {
+                if first_error.is_success() {
+                    *first_error = status;
+                }
+                *remaining -= 1;
+                let (remaining, first_error) = (*remaining, *first_error);
+                if remaining == 0 {
+                    self.finish(slot, first_error, 0, link);
+                }
+            }
+            CommandState::Copying(copying) if status.is_success() => {
+                copying.complete_range();
+                match self.aborted {
+                    Some(status) => self.finish(slot, status, 0, link),
+                    None => self.ready_copies.push(slot),
+                }
+            }
+            CommandState::Copying(copying) => {
+                let range = copying.index().into();
+                self.finish(slot, status, range, link);
+            }
+            _ => self.finish(slot, status, 0, link),
+        }
+    }
+
+    /// Accounts for completed requests of lent memory, which the transport answers itself: see
+    /// [`direct_token`](Self::direct_token).
+    #[inline]
+    pub fn complete_direct(&mut self, count: u32) {
+        self.device_requests -= count;
+    }
+
+    /// The token of a completed request of lent memory; `None` if the request belongs to a slot. Each such completion
+    /// is either answered with its token, and counted by [`complete_direct`](Self::complete_direct), or passed to
+    /// [`complete`](Self::complete).
+    #[inline(always)]
+    pub fn direct_token(tag: Tag) -> Option<CommandToken> {
+        (tag.0 & DIRECT != 0).then(|| CommandToken::new(tag.0 as u16))
+    }
+
+    /// Completes reservation commands that no longer wait for anything.
+    pub fn complete_reservations<T: HostLink<Location = L>>(&mut self, link: &mut T) {
+        while let Some((slot, status)) = self.pending_reservations.pop_completed() {
+            self.finish(slot, status, 0, link);
+        }
+    }
+
+    /// Answers every command that is not at a block device with `status`. Those that are complete as usual, but make no
+    /// further request.
+    pub fn abort_pending<T: HostLink<Location = L>>(&mut self, status: Status, link: &mut T) {
+        self.aborted = Some(status);
+        self.deferred.clear();
+        self.pairing = FusedPairing::None;
+        self.pending_reservations.drain().for_each(drop);
+        let ready = std::mem::take(&mut self.ready_copies);
+        let is_pending = |(slot, command): (Slot, &Command<L>)| {
+            let is_pending = match command.state {
+                CommandState::Planned(_) | CommandState::Rejected | CommandState::Fused(_) => true,
+                CommandState::ReservationPending => true,
+                CommandState::Copying(_) => ready.contains(&slot),
+                _ => false,
+            };
+            is_pending.then_some(slot)
+        };
+        let pending: Vec<Slot> = self.commands.iter().filter_map(is_pending).collect();
+        for slot in pending {
+            self.finish(slot, status, 0, link);
+        }
+    }
+
+    /// The slot of the command with this identifier that its owner executes.
+    pub fn at_owner(&self, cid: u16) -> Option<Slot> {
+        let is_at_owner = |command: &Command<L>| {
+            matches!(command.state, CommandState::AtOwner)
+                && command.token.as_ref().is_some_and(|token| token.cid() == cid)
+        };
+        self.commands.iter().find(|(_, command)| is_at_owner(command)).map(|(slot, _)| slot)
+    }
+
+    /// Answers a command without data for the host.
+    pub fn answer<T: HostLink<Location = L>>(
+        &mut self,
+        slot: Slot,
+        status: Status,
+        result: u64,
+        link: &mut T,
+    ) {
+        self.finish(slot, status, result, link);
+    }
+
+    /// Answers a command with data, as much as the host asked for.
+    pub fn answer_with_data<T: HostLink<Location = L>>(
+        &mut self,
+        slot: Slot,
+        data: Vec<u8>,
+        result: u64,
+        link: &mut T,
+    ) {
+        self.send(slot, CommandData::Bytes(data), result, link);
+    }
+
+    /// The data of a command that is being sent, by the index of its slot.
+    #[inline]
+    pub fn sending(&self, index: u32) -> &[u8] {
+        let command = self.commands.slot_at(index).and_then(|slot| self.commands.get(slot));
+        command.expect("a command stays until its data is sent").data.as_slice()
+    }
+
+    /// The data of a command was sent: frees it.
+    #[inline]
+    pub fn sent(&mut self, index: u32) {
+        if let Some(slot) = self.commands.slot_at(index) {
+            self.remove(slot);
+        }
+    }
+
+    #[inline(always)]
+    fn insert(&mut self, token: CommandToken, state: CommandState, location: L, length: u32) -> Slot {
+        let data = CommandData::None;
+        let command = Command { token: Some(token), state, location, data, length, buffer_bytes: 0 };
+        match self.commands.insert(command) {
+            Ok(slot) => slot,
+            Err(_) => panic!("a command was accepted without a free slot"),
+        }
+    }
+
+    /// Removes a command with its buffer, and returns its token if it is not answered.
+    #[inline]
+    fn remove(&mut self, slot: Slot) -> Option<CommandToken> {
+        let command = self.commands.remove(slot)?;
+        self.buffer_bytes -= command.buffer_bytes as usize;
+        command.token
+    }
+
+    #[inline]
+    fn finish<T: HostLink<Location = L>>(&mut self, slot: Slot, status: Status, result: u64, link: &mut T) {
+        if let Some(token) = self.remove(slot) {
+            link.complete(token, status, result);
+        }
+    }
+
+    #[inline]
+    fn send<T: HostLink<Location = L>>(&mut self, slot: Slot, data: CommandData, result: u64, link: &mut T) {
+        let Some(command) = self.commands.get_mut(slot) else { return };
+        let length = data.as_slice().len().min(command.length as usize);
+        if length == 0 {
+            return self.finish(slot, Status::SUCCESS, result, link);
+        }
+        let Some(token) = command.token.take() else { return };
+        command.state = CommandState::Sending;
+        command.data = data;
+        let bytes = &command.data.as_slice()[..length];
+        if link.send(token, slot, &command.location, bytes, result) == Transferred::Now {
+            self.remove(slot);
+        }
+    }
+
+    /// Whether this many more bytes of buffers are within the limit. One command always fits, so that every deferred
+    /// command is served.
+    #[inline]
+    fn fits(&self, bytes: usize) -> bool {
+        self.buffer_bytes == 0 || self.buffer_bytes + bytes <= self.buffer_bytes_max
+    }
+
+    #[inline]
+    fn charge(&mut self, slot: Slot, bytes: u32) {
+        if let Some(command) = self.commands.get_mut(slot) {
+            command.buffer_bytes += bytes;
+            self.buffer_bytes += bytes as usize;
+        }
+    }
+
+    #[cold]
+    fn defer(&mut self, slot: Slot) {
+        self.deferred.push_back(slot);
+    }
+
+    #[inline]
+    fn set_state(&mut self, slot: Slot, state: CommandState) {
+        if let Some(command) = self.commands.get_mut(slot) {
+            command.state = state;
+        }
+    }
+
+    #[inline]
+    fn take_data(&mut self, slot: Slot) -> CommandData {
+        self.commands.get_mut(slot).map_or(CommandData::None, |command| std::mem::take(&mut command.data))
+    }
+
+    /// The tag of a device request for the command in `slot`: bits 31:16 its generation, bits 15:0 its index.
+    #[inline]
+    fn tag(&self, slot: Slot) -> Tag {
+        let generation = slot.to_bits() >> 32 & 0xffff;
+        Tag(generation << 16 | u64::from(slot.index()))
+    }
+
+    /// The command of a tag; `None` if the tag is stale.
+    #[inline]
+    fn slot_of(&self, tag: Tag) -> Option<Slot> {
+        let slot = self.commands.slot_at(tag.0 as u32 & 0xffff)?;
+        (slot.to_bits() >> 32 & 0xffff == tag.0 >> 16 & 0xffff).then_some(slot)
+    }
+}
+
+impl<L> Drop for IoQueue<L> {
+    fn drop(&mut self) {
+        // The host is gone, or expects no answers after a reset.
+        for (_, command) in self.commands.iter_mut() {
+            if let Some(token) = command.token.take() {
+                token.abandon();
+            }
+        }
+    }
+}
+
+/// The buffer of a completed request, which was submitted with one or none.
+#[inline]
+fn into_buffer(completion: Completion<Data>) -> Option<Buffer> {
+    completion.into_request().take_data().and_then(|data| data.into_single().ok())
+}

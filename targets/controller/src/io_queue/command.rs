@@ -1,0 +1,148 @@
+//! Commands of a queue: their state, their data, and the token that each of them is answered with.
+
+use block_io::Status;
+use dma::Buffer;
+use slots::Slot;
+use wire_nvme::Sqe;
+
+use crate::io::{CopyOperation, IoPlan};
+
+/// The duty to answer one command, once.
+///
+/// A transport makes one for each command that it accepts; the queue returns it with the command's status. A token
+/// that is dropped unanswered is a command that its host waits for forever: builds with debug assertions panic.
+#[derive(Debug)]
+#[must_use = "the host waits for an answer to the command"]
+pub struct CommandToken {
+    cid: u16,
+}
+
+impl CommandToken {
+    /// A token for a command that has just been accepted.
+    #[inline(always)]
+    pub const fn new(cid: u16) -> CommandToken {
+        CommandToken { cid }
+    }
+
+    /// Command identifier.
+    #[inline(always)]
+    pub const fn cid(&self) -> u16 {
+        self.cid
+    }
+
+    /// Ends the duty: the completion is posted or queued. Returns the command identifier.
+    #[inline(always)]
+    pub const fn answered(self) -> u16 {
+        let cid = self.cid;
+        std::mem::forget(self);
+        cid
+    }
+
+    /// Ends the duty without an answer: the queue is gone, and its host expects none.
+    #[inline(always)]
+    pub const fn abandon(self) {
+        std::mem::forget(self);
+    }
+}
+
+#[cfg(debug_assertions)]
+impl Drop for CommandToken {
+    fn drop(&mut self) {
+        assert!(std::thread::panicking(), "command {:#x} was not answered", self.cid);
+    }
+}
+
+/// A command with a slot.
+#[derive(Debug)]
+pub(super) struct Command<L> {
+    /// `None` once the command is answered; its slot then holds data that is being sent.
+    pub(super) token: Option<CommandToken>,
+    pub(super) state: CommandState,
+    /// Where the host has the command's data.
+    pub(super) location: L,
+    /// Receives the host's data, or holds data while it is sent.
+    pub(super) data: CommandData,
+    /// Transfer length in bytes.
+    pub(super) length: u32,
+    /// Bytes of pool buffers charged to the command, even while a device owns the buffer.
+    pub(super) buffer_bytes: u32,
+}
+
+/// What a command waits for, or what happens next.
+#[derive(Debug)]
+pub(super) enum CommandState {
+    /// A device reads into a buffer, which is then sent to the host.
+    Reading,
+    /// Waits for a buffer, the host's data, or both; then the plan is executed.
+    Planned(IoPlan),
+    /// Its namespace was removed before submission: fails once its data has been received.
+    Rejected,
+    /// One command of a fused operation: waits for its data, the other command, or buffers.
+    Fused(Box<FusedHalf>),
+    /// `remaining` device requests are outstanding. The command completes with the first error among them.
+    Submitted { remaining: u16, status: Status },
+    /// A Copy: a device copies the current range, or the command is listed in `ready_copies`.
+    Copying(Box<CopyOperation>),
+    /// A reservation command that waits for drains or a file write.
+    ReservationPending,
+    /// An admin or Connect command: handed to the owner when all its data has been received.
+    Admin(Box<Sqe>),
+    /// The owner executes it, and completes it later if it is an Asynchronous Event Request.
+    AtOwner,
+    /// Answered, but for its data, which is being sent.
+    Sending,
+}
+
+/// One of the two commands of a fused operation.
+#[derive(Debug)]
+pub(super) struct FusedHalf {
+    pub(super) plan: IoPlan,
+    /// The other command, once both have been received.
+    pub(super) partner: Option<Slot>,
+    pub(super) is_first: bool,
+    pub(super) has_data: bool,
+    /// Set when it must not be executed: the status to complete it with once its data has been received.
+    pub(super) abort_status: Option<Status>,
+}
+
+/// Data of a command, and who allocated it.
+#[derive(Debug, Default)]
+pub(super) enum CommandData {
+    #[default]
+    None,
+    /// A pool buffer, for device I/O.
+    Buffer(Buffer),
+    /// Heap memory: for data that the controller itself reads or writes, and for data that arrives while no buffer is
+    /// available.
+    Bytes(Vec<u8>),
+}
+
+impl CommandData {
+    #[inline]
+    pub(super) fn as_slice(&self) -> &[u8] {
+        match self {
+            CommandData::None => &[],
+            CommandData::Buffer(buffer) => buffer.as_slice(),
+            CommandData::Bytes(bytes) => bytes,
+        }
+    }
+
+    #[inline]
+    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
+        match self {
+            CommandData::None => &mut [],
+            CommandData::Buffer(buffer) => buffer.as_mut_slice(),
+            CommandData::Bytes(bytes) => bytes,
+        }
+    }
+
+    /// Shortens the data to `length` bytes.
+    #[inline]
+    pub(super) fn truncate(&mut self, length: usize) {
+        match self {
+            CommandData::Buffer(buffer) if buffer.len() > length && length > 0 => buffer.resize(length),
+            CommandData::Bytes(bytes) => bytes.truncate(length),
+            _ => {}
+        }
+    }
+}

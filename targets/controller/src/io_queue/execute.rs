@@ -1,0 +1,415 @@
+//! Execution of commands, with the transport at hand.
+
+use block_io::{Op, Request, Status, Tag};
+use dma::Buffer;
+use slots::Slot;
+use wire_nvme::Sqe;
+use wire_nvme::sqe::Fuse;
+
+use super::command::{CommandData, CommandState};
+use super::{AdminCommand, CommandToken, DIRECT, HostData, HostTransfer, IoQueue, IoTransport, Transferred};
+use crate::io::{self, CopyOperation, DataTransfer, IoOp, IoPlan};
+use crate::reservation::ReservationOutcome;
+
+/// A queue while it executes commands, with its transport.
+pub(super) struct Execution<'a, T: IoTransport> {
+    pub(super) queue: &'a mut IoQueue<T::Location>,
+    pub(super) transport: &'a mut T,
+}
+
+/// A command whose data the transport moves: see [`HostData::Moved`].
+pub(super) struct MovedData<L> {
+    pub(super) token: CommandToken,
+    pub(super) location: L,
+    pub(super) room: u32,
+    immediate: bool,
+}
+
+impl<T: IoTransport> Execution<'_, T> {
+    /// Executes an I/O command, or as much of it as is possible at present.
+    #[inline(always)]
+    pub(super) fn command(&mut self, token: CommandToken, sqe: &Sqe) {
+        if self.queue.pairing.expects_second() {
+            return self.fused_command(token, sqe);
+        }
+        match io::plan(sqe, &self.queue.namespaces) {
+            Ok(plan) => self.accept(token, sqe, &plan),
+            Err(_) if matches!(sqe.fuse(), Fuse::First | Fuse::Second) => self.fused_command(token, sqe),
+            Err(status) => self.transport.complete(token, status, 0),
+        }
+    }
+
+    #[inline(always)]
+    fn accept(&mut self, token: CommandToken, sqe: &Sqe, plan: &IoPlan) {
+        let (op, bytes) = match (plan.op, plan.data) {
+            (IoOp::Read, DataTransfer::ToHost(bytes)) => (Op::Read, bytes),
+            (IoOp::Write, DataTransfer::FromHost(bytes)) => (Op::Write, bytes),
+            _ => return self.accept_uncommon(token, sqe, plan),
+        };
+        let entry = self.queue.namespaces.entry(plan);
+        let (backend, lend_alignment) = (entry.backend, Some(entry.buffer_alignment));
+        match self.transport.locate(sqe, HostTransfer { bytes, to_host: op == Op::Read, lend_alignment }) {
+            Ok(HostData::Lent(buffer)) => {
+                let tag = Tag(DIRECT | u64::from(token.answered()));
+                let mut request = Request::new(tag, op, plan.lba, plan.blocks);
+                request.flags = plan.flags;
+                request.set_data(Some(buffer));
+                match self.transport.submit(backend, request) {
+                    Ok(()) => self.queue.device_requests += 1,
+                    Err(status) => self.transport.complete(CommandToken::new(sqe.cid), status, 0),
+                }
+            }
+            Ok(HostData::Moved { location, room, immediate }) => {
+                let slot = self.queue.insert(token, CommandState::Planned(*plan), location, bytes);
+                if op == Op::Read {
+                    self.read(slot, plan, bytes);
+                } else {
+                    self.receive_to_buffer(slot, room, immediate);
+                }
+            }
+            Err(status) => self.transport.complete(token, status, 0),
+        }
+    }
+
+    #[cold]
+    fn accept_uncommon(&mut self, token: CommandToken, sqe: &Sqe, plan: &IoPlan) {
+        let (bytes, to_host) = match plan.data {
+            DataTransfer::Fused(_) => return self.fused_command(token, sqe),
+            DataTransfer::FromHost(bytes) => (bytes, false),
+            DataTransfer::ToHost(bytes) | DataTransfer::ControllerData(bytes) => (bytes, true),
+            DataTransfer::None => (0, false),
+        };
+        if bytes == 0 {
+            let slot = self.queue.insert(token, CommandState::Planned(*plan), T::Location::default(), 0);
+            return self.execute_plan(slot, plan);
+        }
+        let Some(moved) = self.locate(token, sqe, bytes, to_host) else { return };
+        let slot = self.queue.insert(moved.token, CommandState::Planned(*plan), moved.location, bytes);
+        match plan.op {
+            _ if to_host => self.execute_plan(slot, plan),
+            IoOp::Compare => self.receive_to_buffer(slot, moved.room, moved.immediate),
+            // A few pages at most, which the controller itself reads.
+            _ => _ = self.receive_into(slot, CommandData::Bytes(vec![0; moved.room as usize])),
+        }
+    }
+
+    /// Finds the data of a command that has to be moved, or completes the command with an error.
+    pub(super) fn locate(
+        &mut self,
+        token: CommandToken,
+        sqe: &Sqe,
+        bytes: u32,
+        to_host: bool,
+    ) -> Option<MovedData<T::Location>> {
+        match self.transport.locate(sqe, HostTransfer { bytes, to_host, lend_alignment: None }) {
+            Ok(HostData::Moved { location, room, immediate }) => {
+                return Some(MovedData { token, location, room, immediate });
+            }
+            Ok(HostData::Lent(_)) => self.transport.complete(token, Status::INTERNAL_ERROR, 0),
+            Err(status) => self.transport.complete(token, status, 0),
+        }
+        None
+    }
+
+    /// Accepts an admin or Connect command with `bytes` bytes of host data. Returns it when its data has been received,
+    /// here or by [`data_received`](Self::data_received).
+    pub(super) fn admin_command(
+        &mut self,
+        token: CommandToken,
+        sqe: &Sqe,
+        bytes: u32,
+    ) -> Option<AdminCommand> {
+        let state = CommandState::Admin(Box::new(*sqe));
+        if bytes == 0 {
+            let slot = self.queue.insert(token, state, T::Location::default(), sqe.data.length());
+            return self.execute(slot);
+        }
+        let moved = self.locate(token, sqe, bytes, false)?;
+        let slot = self.queue.insert(moved.token, state, moved.location, bytes);
+        self.receive_into(slot, CommandData::Bytes(vec![0; moved.room as usize]))
+    }
+
+    /// All data of a command has been received, from byte `offset` of its memory, or could not be: then the command
+    /// fails with the status.
+    #[inline]
+    pub(super) fn data_received(
+        &mut self,
+        slot: Slot,
+        received: Result<usize, Status>,
+    ) -> Option<AdminCommand> {
+        let command = self.queue.commands.get_mut(slot)?;
+        match received {
+            Ok(offset) => {
+                let length = command.length as usize;
+                if offset > 0 {
+                    command.data.as_mut_slice().copy_within(offset..offset + length, 0);
+                }
+                command.data.truncate(length);
+                self.execute(slot)
+            }
+            Err(status) => {
+                self.half_failed(slot);
+                self.queue.finish(slot, status, 0, self.transport);
+                None
+            }
+        }
+    }
+
+    /// Continues copies and deferred commands, oldest first, until one is deferred again.
+    pub(super) fn retry(&mut self) {
+        for slot in std::mem::take(&mut self.queue.ready_copies) {
+            self.advance_copy(slot);
+        }
+        let mut deferred = std::mem::take(&mut self.queue.deferred);
+        while let Some(slot) = deferred.pop_front() {
+            let Some(command) = self.queue.commands.get_mut(slot) else { continue };
+            let (length, has_data) = (command.length, !matches!(command.data, CommandData::None));
+            match command.state {
+                CommandState::Planned(plan) => match self.queue.namespaces.check_reservation(&plan) {
+                    Err(status) => self.queue.finish(slot, status, 0, self.transport),
+                    Ok(()) if plan.op == IoOp::Read => self.read(slot, &plan, length),
+                    Ok(()) if has_data || length == 0 => self.execute_plan(slot, &plan),
+                    Ok(()) => self.receive_to_buffer(slot, length, false),
+                },
+                CommandState::Fused(_) => self.compare_and_write(slot),
+                CommandState::Rejected => _ = self.execute(slot),
+                _ => {}
+            }
+            if !self.queue.deferred.is_empty() {
+                break;
+            }
+        }
+        // The one that was deferred again is the oldest.
+        self.queue.deferred.append(&mut deferred);
+    }
+
+    /// Takes a buffer for a command. `None` if the pool is empty, the queue is at its limit, or other commands are
+    /// deferred.
+    #[inline]
+    fn take_buffer(&mut self, slot: Slot, bytes: u32) -> Option<Buffer> {
+        // Deferred commands come first; otherwise small commands would starve a large one.
+        if !self.queue.deferred.is_empty() || !self.queue.fits(bytes as usize) {
+            return None;
+        }
+        let buffer = self.transport.take_buffer(bytes as usize)?;
+        self.queue.charge(slot, bytes);
+        Some(buffer)
+    }
+
+    #[inline]
+    fn read(&mut self, slot: Slot, plan: &IoPlan, bytes: u32) {
+        let Some(buffer) = self.take_buffer(slot, bytes) else { return self.queue.defer(slot) };
+        self.queue.set_state(slot, CommandState::Reading);
+        self.submit(slot, Op::Read, plan, Some(buffer));
+    }
+
+    /// Receives a command's data into a buffer; without one, into heap memory if it follows in the stream, which is at
+    /// most a queue's worth of capsules.
+    #[inline]
+    fn receive_to_buffer(&mut self, slot: Slot, room: u32, immediate: bool) {
+        let data = match self.take_buffer(slot, room) {
+            Some(buffer) => CommandData::Buffer(buffer),
+            None if immediate => CommandData::Bytes(vec![0; room as usize]),
+            None => return self.queue.defer(slot),
+        };
+        // An I/O command is never the owner's.
+        _ = self.receive_into(slot, data);
+    }
+
+    #[inline]
+    pub(super) fn receive_into(&mut self, slot: Slot, data: CommandData) -> Option<AdminCommand> {
+        let command = self.queue.commands.get_mut(slot)?;
+        let cid = command.token.as_ref()?.cid();
+        command.data = data;
+        match self.transport.receive(slot, cid, &mut command.location, command.data.as_mut_slice()) {
+            Ok(Transferred::Later) => None,
+            Ok(Transferred::Now) => self.data_received(slot, Ok(0)),
+            Err(status) => self.data_received(slot, Err(status)),
+        }
+    }
+
+    /// Executes a command that has no data or whose data has been received.
+    fn execute(&mut self, slot: Slot) -> Option<AdminCommand> {
+        let command = self.queue.commands.get_mut(slot)?;
+        match &mut command.state {
+            CommandState::Planned(plan) => {
+                let plan = *plan;
+                self.execute_plan(slot, &plan);
+            }
+            CommandState::Rejected => {
+                let status = Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry();
+                self.queue.finish(slot, status, 0, self.transport);
+            }
+            CommandState::Fused(_) => self.half_data_received(slot),
+            CommandState::Admin(_) => {
+                let state = std::mem::replace(&mut command.state, CommandState::AtOwner);
+                let CommandState::Admin(sqe) = state else { return None };
+                let CommandData::Bytes(data) = std::mem::take(&mut command.data) else {
+                    return Some(AdminCommand { slot, sqe, data: Vec::new() });
+                };
+                // What the host asked for, if the command is answered with data.
+                command.length = sqe.data.length();
+                return Some(AdminCommand { slot, sqe, data });
+            }
+            CommandState::Reading
+            | CommandState::Submitted { .. }
+            | CommandState::Copying(_)
+            | CommandState::AtOwner
+            | CommandState::ReservationPending
+            | CommandState::Sending => unreachable!("a command is executed once"),
+        }
+        None
+    }
+
+    fn execute_plan(&mut self, slot: Slot, plan: &IoPlan) {
+        // It may have changed while the command waited.
+        if let Err(status) = self.queue.namespaces.check_reservation(plan) {
+            return self.queue.finish(slot, status, 0, self.transport);
+        }
+        match plan.op {
+            IoOp::Write => self.write(slot, Op::Write, plan),
+            IoOp::Compare => self.write(slot, Op::Compare, plan),
+            IoOp::Flush => self.submit_only(slot, Op::Flush, plan, None),
+            IoOp::WriteZeroes => self.submit_only(slot, Op::WriteZeroes, plan, None),
+            IoOp::WriteUncorrectable => self.submit_only(slot, Op::WriteUncorrectable, plan, None),
+            IoOp::Verify => {
+                let bytes = plan.blocks << self.queue.namespaces.entry(plan).block_log2;
+                match self.take_buffer(slot, bytes) {
+                    Some(buffer) => self.submit_only(slot, Op::Read, plan, Some(buffer)),
+                    None => self.queue.defer(slot),
+                }
+            }
+            IoOp::FlushAll => {
+                let flushes = self.queue.namespaces.backends().map(|backend| (backend, 0, 0)).collect();
+                self.submit_all(slot, Op::Flush, plan, flushes);
+            }
+            IoOp::Unmap => {
+                let backend = self.queue.namespaces.entry(plan).backend;
+                let data = self.queue.take_data(slot);
+                let ranges = io::unmap_ranges(plan, &self.queue.namespaces, data.as_slice());
+                match ranges.map(|ranges| ranges.map(|(lba, blocks)| (backend, lba, blocks)).collect()) {
+                    Ok(ranges) => self.submit_all(slot, Op::Unmap, plan, ranges),
+                    Err(status) => self.queue.finish(slot, status, 0, self.transport),
+                }
+            }
+            IoOp::Copy => {
+                let data = self.queue.take_data(slot);
+                match CopyOperation::new(plan, &self.queue.namespaces, data.as_slice()) {
+                    Ok(copying) => {
+                        self.queue.set_state(slot, CommandState::Copying(Box::new(copying)));
+                        self.advance_copy(slot);
+                    }
+                    Err(status) => self.queue.finish(slot, status, 0, self.transport),
+                }
+            }
+            IoOp::Reservation => self.reservation(slot, plan),
+            IoOp::NoOp => self.queue.finish(slot, Status::SUCCESS, 0, self.transport),
+            IoOp::Disconnect => {
+                self.queue.finish(slot, Status::SUCCESS, 0, self.transport);
+                self.transport.disconnect();
+            }
+            // Fused commands are executed as a pair, and reads have no data to wait for.
+            IoOp::FusedCompare | IoOp::FusedWrite | IoOp::Read => {
+                self.queue.finish(slot, Status::INTERNAL_ERROR, 0, self.transport);
+            }
+        }
+    }
+
+    /// Submits a Write or Compare whose data has been received, once it is in a buffer.
+    #[inline]
+    fn write(&mut self, slot: Slot, op: Op, plan: &IoPlan) {
+        match self.queue.take_data(slot) {
+            CommandData::Buffer(buffer) => self.submit_only(slot, op, plan, Some(buffer)),
+            data => match self.take_buffer(slot, data.as_slice().len() as u32) {
+                Some(mut buffer) => {
+                    buffer.as_mut_slice().copy_from_slice(data.as_slice());
+                    self.submit_only(slot, op, plan, Some(buffer));
+                }
+                None => {
+                    if let Some(command) = self.queue.commands.get_mut(slot) {
+                        command.data = data;
+                    }
+                    self.queue.defer(slot);
+                }
+            },
+        }
+    }
+
+    /// Starts the next range of a Copy, or completes it. The layer moves the data: a Copy holds no buffer here.
+    #[cold]
+    fn advance_copy(&mut self, slot: Slot) {
+        let Some(command) = self.queue.commands.get_mut(slot) else { return };
+        let CommandState::Copying(copying) = &command.state else { return };
+        let index = copying.index().into();
+        let Some(range) = copying.current_range() else {
+            return self.queue.finish(slot, Status::SUCCESS, 0, self.transport);
+        };
+        if let Err(status) = copying.check_access(&self.queue.namespaces) {
+            return self.queue.finish(slot, status, index, self.transport);
+        }
+        let (backend, flags) = (copying.backend, copying.flags());
+        let request = Request::copy(self.queue.tag(slot), range.from, range.to, range.blocks);
+        match self.transport.submit(backend, Request { flags, ..request }) {
+            Ok(()) => self.queue.device_requests += 1,
+            Err(status) => self.queue.finish(slot, status, index, self.transport),
+        }
+    }
+
+    /// A reservation command: executed by the target, without a device request.
+    fn reservation(&mut self, slot: Slot, plan: &IoPlan) {
+        let data = self.queue.take_data(slot);
+        match self.queue.namespaces.execute_reservation(plan, data.as_slice()) {
+            ReservationOutcome::Done(status) => self.queue.finish(slot, status, 0, self.transport),
+            ReservationOutcome::Report(report) => {
+                self.queue.send(slot, CommandData::Bytes(report), 0, self.transport)
+            }
+            ReservationOutcome::Pending(pending) => {
+                self.queue.set_state(slot, CommandState::ReservationPending);
+                self.queue.pending_reservations.push(slot, pending);
+                self.queue.complete_reservations(self.transport);
+            }
+        }
+    }
+
+    /// Submits the only request of a command, which completes with the request's status.
+    #[inline]
+    fn submit_only(&mut self, slot: Slot, op: Op, plan: &IoPlan, buffer: Option<Buffer>) {
+        self.queue.set_state(slot, CommandState::Submitted { remaining: 1, status: Status::SUCCESS });
+        self.submit(slot, op, plan, buffer);
+    }
+
+    #[inline]
+    fn submit(&mut self, slot: Slot, op: Op, plan: &IoPlan, buffer: Option<Buffer>) {
+        let backend = self.queue.namespaces.entry(plan).backend;
+        let mut request = Request::new(self.queue.tag(slot), op, plan.lba, plan.blocks);
+        request.flags = plan.flags;
+        request.set_data(buffer);
+        match self.transport.submit(backend, request) {
+            Ok(()) => self.queue.device_requests += 1,
+            Err(status) => self.queue.finish(slot, status, 0, self.transport),
+        }
+    }
+
+    /// Submits one request for each (backend, first LBA, number of blocks).
+    fn submit_all(&mut self, slot: Slot, op: Op, plan: &IoPlan, ranges: Vec<(u32, u64, u32)>) {
+        if ranges.is_empty() {
+            return self.queue.finish(slot, Status::SUCCESS, 0, self.transport);
+        }
+        let mut failed = Vec::new();
+        self.queue.set_state(
+            slot,
+            CommandState::Submitted { remaining: ranges.len() as u16, status: Status::SUCCESS },
+        );
+        for (backend, lba, blocks) in ranges {
+            let mut request = Request::new(self.queue.tag(slot), op, lba, blocks);
+            request.flags = plan.flags;
+            self.queue.device_requests += 1;
+            if let Err(status) = self.transport.submit(backend, request) {
+                failed.push(Request::new(self.queue.tag(slot), op, lba, blocks).complete(status));
+            }
+        }
+        for completion in failed {
+            self.queue.complete(completion.tag(), completion, self.transport);
+        }
+    }
+}

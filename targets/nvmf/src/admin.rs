@@ -1,0 +1,136 @@
+//! Connect and admin commands over NVMe/TCP.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use block_io::Status;
+use nvme_controller::io_queue::AdminCommand;
+use nvme_controller::{
+    ConnectOk, Controller, ControllerAction, ControllerEvent, IoQueue, NamespaceTable, io_queue::CommandToken,
+};
+use wire_nvme::Sqe;
+use wire_nvme::admin::GetLogPage;
+use wire_nvme::fabrics::fabrics_type;
+use wire_nvme::log::LogId;
+use wire_nvme::opcode::{AdminOpcode, FABRICS, FabricsType};
+
+use crate::connection::ConnectionState;
+use crate::handler::{BEFORE_CONNECT_BYTES_MAX, PduHandler};
+use crate::queue::{ConnectionRole, TargetIoQueue};
+
+impl PduHandler<'_, '_> {
+    /// Accepts an admin or Fabrics command, which is executed when all its data has been received.
+    pub(crate) fn admin_or_fabrics(&mut self, sqe: &Sqe, capsule_bytes: u32) {
+        let token = CommandToken::new(sqe.cid);
+        let is_connect = sqe.opcode == FABRICS && fabrics_type(sqe) == Ok(FabricsType::Connect);
+        let bytes = match &self.state.role {
+            ConnectionRole::AwaitingConnect if is_connect => BEFORE_CONNECT_BYTES_MAX,
+            ConnectionRole::AwaitingConnect => {
+                let status = Status::COMMAND_SEQUENCE_ERROR.do_not_retry();
+                return self.state.link.respond(token.answered(), status, 0);
+            }
+            _ => nvme_controller::data_from_host(sqe),
+        };
+        let (queue, mut transport) = self.io(capsule_bytes);
+        let ready = queue.admin_command(token, sqe, bytes, &mut transport);
+        self.execute(ready);
+    }
+
+    /// Executes an admin or Connect command whose data has been received.
+    pub(crate) fn execute(&mut self, ready: Option<AdminCommand>) {
+        let Some(command) = ready else { return };
+        match self.state.role {
+            ConnectionRole::AwaitingConnect => self.connect(&command),
+            _ => self.admin(&command),
+        }
+    }
+
+    /// The Connect command, which gives the connection its role.
+    fn connect(&mut self, command: &AdminCommand) {
+        let AdminCommand { slot, sqe, data } = command;
+        let (shared, config) = (&*self.context.protocol, self.context.config);
+        let context = nvme_controller::ConnectContext {
+            directory: &shared.directory,
+            limits: &shared.limits.controller,
+            port: self.state.port.clone(),
+        };
+        let connected = nvme_controller::connect(sqe, data, &context, |nqn| config.subsystem(nqn));
+        match connected {
+            Err(error) => self.state.answer(*slot, error.status, error.result),
+            Ok(connected) => {
+                let result = connected.cqe(sqe.cid).result;
+                let (entries, flow_control_off) = match &connected {
+                    ConnectOk::Admin(admin) => (admin.queue_entries, admin.no_flow_control),
+                    ConnectOk::Io(io) => (io.queue_entries, io.no_flow_control),
+                };
+                let link = &mut self.state.link;
+                link.sq_entries = entries;
+                link.sq_flow_control_disabled = flow_control_off;
+                link.c2h_success = flow_control_off && shared.limits.c2h_success;
+                link.sq_head = if entries > 1 { 1 } else { 0 };
+                self.state.answer(*slot, Status::SUCCESS, result);
+                let namespaces = match &connected {
+                    ConnectOk::Admin(_) => NamespaceTable::default(),
+                    ConnectOk::Io(io) => NamespaceTable::for_controller(
+                        &io.subsystem,
+                        self.state.port.portid,
+                        &shared.limits.controller,
+                        &shared.directory,
+                        io.lease.association(),
+                    ),
+                };
+                let bytes_max = shared.limits.connection_bytes_max;
+                self.state.queue = IoQueue::new(entries, bytes_max, Rc::new(namespaces));
+                self.state.handshake_deadline_ns = u64::MAX;
+                self.state.role = match connected {
+                    ConnectOk::Admin(admin) => {
+                        let limits = Arc::new(shared.limits.controller.clone());
+                        let discovery = config.discovery.clone();
+                        let controller = Controller::new(admin, limits, discovery, self.context.now_ns);
+                        ConnectionRole::Admin(Box::new(controller))
+                    }
+                    ConnectOk::Io(io) => {
+                        ConnectionRole::Io(TargetIoQueue { subsystem: io.subsystem, lease: io.lease })
+                    }
+                };
+            }
+        }
+    }
+
+    /// Passes an admin command to the controller.
+    fn admin(&mut self, command: &AdminCommand) {
+        let (sqe, now_ns) = (&command.sqe, self.context.now_ns);
+        if sqe.opcode == AdminOpcode::GetLogPage.to_wire()
+            && GetLogPage::from_sqe(sqe).lid == LogId::Health.to_wire()
+            && let ConnectionRole::Admin(controller) = &self.state.role
+        {
+            let health = self.context.config.health(controller.subsystem());
+            self.state.controller_event(ControllerEvent::Health(health), now_ns);
+        }
+        self.state.controller_event(ControllerEvent::Command { sqe, data: &command.data }, now_ns);
+    }
+}
+
+impl ConnectionState {
+    /// Passes an event to the controller and performs the actions that it returns.
+    pub(crate) fn controller_event(&mut self, event: ControllerEvent<'_>, now_ns: u64) {
+        let ConnectionRole::Admin(controller) = &mut self.role else { return };
+        let mut actions = Vec::new();
+        controller.handle(event, now_ns, &mut actions);
+        for action in actions {
+            match action {
+                ControllerAction::Complete(completion) => {
+                    let (cqe, data) = (completion.cqe, completion.data);
+                    let Some(slot) = self.queue.at_owner(cqe.cid) else { continue };
+                    if cqe.status.is_success() && !data.is_empty() {
+                        self.queue.answer_with_data(slot, data, cqe.result, &mut self.link);
+                    } else {
+                        self.answer(slot, cqe.status, cqe.result);
+                    }
+                }
+                ControllerAction::CloseIoQueues => self.close_io_queues = true,
+                ControllerAction::Terminate(_) => self.begin_drain(),
+            }
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What NVMe/TCP does for a queue: response capsules, C2HData, R2T, and where received data goes.
+
+use block_io::{Request, Status};
+use dma::{Buffer, Data};
+use nvme_controller::io_queue::{
+    CommandToken, HostData, HostLink, HostTransfer, IoQueue, IoTransport, Transferred,
+};
+use nvme_controller::sgl::{self, DataSource};
+use nvme_tcp::{PduSender, SegmentSource};
+use slots::Slot;
+use wire_nvme::digest::crc32c;
+use wire_nvme::tcp::{C2hData, CapsuleResp, Framing, R2t, SHORT_SIZE};
+use wire_nvme::{Cqe, Sqe};
+
+use crate::connection::IncomingPdu;
+use crate::tcp::TcpContext;
+
+/// Where the host has a command's data: in the capsule, or to be requested by R2T.
+#[derive(Debug, Default)]
+pub(crate) struct TcpLocation {
+    /// First byte of the command's data, relative to the start of the in-capsule data.
+    capsule_offset: Option<u32>,
+    /// Bytes requested by R2T, and bytes of them received.
+    pub(crate) requested_bytes: u32,
+    pub(crate) received_bytes: u32,
+    /// A data digest (DDGST) did not match.
+    pub(crate) data_digest_error: bool,
+}
+
+impl TcpLocation {
+    /// Data that was requested by R2T has not arrived.
+    pub(crate) fn waits_for_host(&self) -> bool {
+        self.received_bytes < self.requested_bytes
+    }
+}
+
+/// Statistics of a connection.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct QueueCounters {
+    pub(crate) commands: u64,
+    pub(crate) errors: u64,
+}
+
+/// The way to the host: the PDUs to send, and the submission queue head that they report.
+#[derive(Debug)]
+pub(crate) struct TcpLink {
+    pub(crate) sender: PduSender,
+    /// Digests and alignment of PDUs that are sent.
+    pub(crate) framing: Framing,
+    /// Submission queue entries, and the submission queue head that is reported in SQHD.
+    pub(crate) sq_entries: u32,
+    pub(crate) sq_head: u16,
+    /// The host disabled SQ flow control in Connect: SQHD is not reported.
+    pub(crate) sq_flow_control_disabled: bool,
+    /// A C2HData PDU with the SUCCESS flag replaces the response capsule of a successful read.
+    pub(crate) c2h_success: bool,
+    pub(crate) stats: QueueCounters,
+}
+
+impl TcpLink {
+    /// The link of a connection before Connect.
+    pub(crate) fn new() -> TcpLink {
+        TcpLink {
+            sender: PduSender::default(),
+            framing: Framing::PLAIN,
+            sq_entries: 1,
+            sq_head: 0,
+            sq_flow_control_disabled: false,
+            c2h_success: false,
+            stats: QueueCounters::default(),
+        }
+    }
+
+    /// Advances the submission queue head (SQHD). Called once for each command.
+    #[inline]
+    pub(crate) fn consume_sq_entry(&mut self) {
+        self.stats.commands += 1;
+        let next = u32::from(self.sq_head) + 1;
+        self.sq_head = if next == self.sq_entries { 0 } else { next as u16 };
+    }
+
+    /// Queues a response capsule.
+    #[inline]
+    pub(crate) fn respond(&mut self, cid: u16, status: Status, result: u64) {
+        self.stats.errors += u64::from(!status.is_success());
+        let mut header = [0; SHORT_SIZE];
+        // Without SQ flow control SQHD is reserved and set to all ones (Base 2.0, section 6.3: CATTR).
+        let sqhd = if self.sq_flow_control_disabled { 0xffff } else { self.sq_head };
+        let cqe = Cqe { sqhd, ..Cqe::new(cid, status).with_result(result) };
+        let layout = CapsuleResp { cqe }.encode(&self.framing, &mut header);
+        self.sender.push_header(&header, &layout);
+    }
+
+    /// Queues an R2T for all of a command's data.
+    fn send_r2t(&mut self, slot: Slot, cid: u16, length: u32) {
+        let mut header = [0; SHORT_SIZE];
+        let pdu = R2t { cccid: cid, ttag: slot.index() as u16, offset: 0, length };
+        let layout = pdu.encode(&self.framing, &mut header);
+        self.sender.push_header(&header, &layout);
+    }
+}
+
+impl HostLink for TcpLink {
+    type Location = TcpLocation;
+
+    #[inline]
+    fn complete(&mut self, token: CommandToken, status: Status, result: u64) {
+        self.respond(token.answered(), status, result);
+    }
+
+    /// Queues C2HData, followed by a response capsule unless the SUCCESS flag replaces it.
+    #[inline]
+    fn send(
+        &mut self,
+        token: CommandToken,
+        slot: Slot,
+        _location: &TcpLocation,
+        data: &[u8],
+        result: u64,
+    ) -> Transferred {
+        let cid = token.answered();
+        let length = data.len() as u32;
+        let success = self.c2h_success && result == 0;
+        let mut header = [0; SHORT_SIZE];
+        let pdu = C2hData { cccid: cid, offset: 0, length, last: true, success };
+        let layout = pdu.encode(&self.framing, &mut header);
+        self.sender.push_header(&header, &layout);
+        self.sender.push_data(slot.index(), 0, length, true);
+        if layout.data_digest {
+            self.sender.push_bytes(&crc32c(data).to_le_bytes());
+        }
+        if !success {
+            self.respond(cid, Status::SUCCESS, result);
+        }
+        Transferred::Later
+    }
+}
+
+/// The data of a queue's commands, for the sender.
+pub(crate) struct SendingData<'a>(pub(crate) &'a mut IoQueue<TcpLocation>);
+
+impl SegmentSource for SendingData<'_> {
+    #[inline]
+    fn bytes(&self, slot: u32, start: usize, length: usize) -> &[u8] {
+        &self.0.sending(slot)[start..start + length]
+    }
+
+    #[inline]
+    fn sent(&mut self, slot: u32) {
+        self.0.sent(slot);
+    }
+}
+
+/// A connection's link while a command is executed, with the resources that its group lends it.
+pub(crate) struct TcpTransport<'a, 'b> {
+    pub(crate) link: &'a mut TcpLink,
+    pub(crate) incoming_pdu: &'a mut IncomingPdu,
+    pub(crate) draining: &'a mut bool,
+    pub(crate) context: &'a mut TcpContext<'b>,
+    /// Flow identifier for fair queueing in the block device layer.
+    pub(crate) flow: u16,
+    /// Bytes of data in the capsule that is processed.
+    pub(crate) capsule_bytes: u32,
+}
+
+impl HostLink for TcpTransport<'_, '_> {
+    type Location = TcpLocation;
+
+    #[inline]
+    fn complete(&mut self, token: CommandToken, status: Status, result: u64) {
+        self.link.complete(token, status, result);
+    }
+
+    #[inline]
+    fn send(
+        &mut self,
+        token: CommandToken,
+        slot: Slot,
+        location: &TcpLocation,
+        data: &[u8],
+        result: u64,
+    ) -> Transferred {
+        self.link.send(token, slot, location, data, result)
+    }
+}
+
+impl IoTransport for TcpTransport<'_, '_> {
+    #[inline]
+    fn locate(&mut self, sqe: &Sqe, transfer: HostTransfer) -> Result<HostData<TcpLocation>, Status> {
+        let moved = |location, room, immediate| Ok(HostData::Moved { location, room, immediate });
+        if transfer.to_host {
+            sgl::to_host(sqe.data)?;
+            return moved(TcpLocation::default(), transfer.bytes, false);
+        }
+        let source = sgl::from_host(sqe.data, self.capsule_bytes)?;
+        if source.length() != transfer.bytes {
+            return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
+        }
+        match source {
+            DataSource::Transport { .. } => moved(TcpLocation::default(), transfer.bytes, false),
+            DataSource::Capsule { offset, .. } => {
+                let location = TcpLocation { capsule_offset: Some(offset), ..TcpLocation::default() };
+                moved(location, self.capsule_bytes, true)
+            }
+        }
+    }
+
+    /// Requests the data by R2T, or names the memory that the rest of the capsule goes to.
+    #[inline]
+    fn receive(
+        &mut self,
+        slot: Slot,
+        cid: u16,
+        location: &mut TcpLocation,
+        into: &mut [u8],
+    ) -> Result<Transferred, Status> {
+        match location.capsule_offset {
+            Some(offset) => *self.incoming_pdu = IncomingPdu::Capsule { slot, offset },
+            None => {
+                location.requested_bytes = into.len() as u32;
+                self.link.send_r2t(slot, cid, location.requested_bytes);
+            }
+        }
+        Ok(Transferred::Later)
+    }
+
+    #[inline]
+    fn take_buffer(&mut self, bytes: usize) -> Option<Buffer> {
+        self.context.pool.take(bytes)
+    }
+
+    #[inline]
+    fn submit(&mut self, backend: u32, mut request: Request<Data>) -> Result<(), Status> {
+        request.flow = self.flow;
+        self.context.submit(backend, request)
+    }
+
+    fn disconnect(&mut self) {
+        *self.draining = true;
+    }
+}

@@ -1,0 +1,181 @@
+//! What the vfio-user transport does for a queue: data in client memory, and completion queue entries.
+
+use block_io::{Request, Status};
+use dma::{Buffer, Data};
+use nvme_controller::io_queue::{CommandToken, HostData, HostLink, HostTransfer, IoTransport, Transferred};
+use slots::Slot;
+use wire_nvme::{DataPointer, Sqe};
+
+use super::super::data::{self, DataSegment, PAGE};
+use super::super::memory::ClientMemory;
+use super::super::queue::{CompletionQueue, SubmissionQueueState, SubmissionRing, cqe_high};
+use super::{FunctionContext, InjectedFaults, MEMORY_NOT_MAPPED};
+
+/// The data of a command in client memory, which is copied.
+pub(in super::super) type SegmentList = Box<[DataSegment]>;
+
+/// First bit of the queue identifier in the tag of a device request; [`IoQueue`](nvme_controller::IoQueue) uses those
+/// below.
+pub(super) const TAG_QID_SHIFT: u32 = 33;
+
+/// The way to the client: a submission queue's counters, and the completion queue that its completions go to.
+pub(super) struct QueueLink<'a> {
+    pub(super) qid: u16,
+    pub(super) ring: &'a mut SubmissionRing,
+    pub(super) completions: Option<&'a mut CompletionQueue>,
+    pub(super) memory: &'a ClientMemory,
+    pub(super) faults: &'a mut InjectedFaults,
+    pub(super) dirty_cqids: &'a mut Vec<u16>,
+    pub(super) has_blocked_completions: &'a mut bool,
+}
+
+impl QueueLink<'_> {
+    /// Completes a command, for which a completion queue entry is reserved. The commands of a closed queue get none.
+    #[inline]
+    pub(super) fn post(&mut self, cid: u16, status: Status, result: u64) {
+        self.ring.in_flight -= 1;
+        self.ring.errors += u64::from(!status.is_success());
+        if self.ring.state == SubmissionQueueState::Closed {
+            return;
+        }
+        let Some(completions) = &mut self.completions else { return };
+        if self.faults.drop_completions > 0 {
+            self.faults.drop_completions -= 1;
+            return completions.release(1);
+        }
+        let high = cqe_high(self.ring.head as u16, self.qid, cid, status);
+        let was_dirty = completions.dirty;
+        if !completions.post(result, high) {
+            *self.has_blocked_completions = true;
+        } else if !was_dirty {
+            self.dirty_cqids.push(self.ring.cqid);
+        }
+    }
+}
+
+impl HostLink for QueueLink<'_> {
+    type Location = SegmentList;
+
+    #[inline]
+    fn complete(&mut self, token: CommandToken, status: Status, result: u64) {
+        self.post(token.answered(), status, result);
+    }
+
+    /// Copies data to client memory, which may have been unmapped meanwhile, and completes the command.
+    fn send(
+        &mut self,
+        token: CommandToken,
+        _slot: Slot,
+        location: &SegmentList,
+        data: &[u8],
+        result: u64,
+    ) -> Transferred {
+        let copied = data::scatter(self.memory, location, data);
+        self.complete(token, copied.err().unwrap_or(Status::SUCCESS), result);
+        Transferred::Now
+    }
+}
+
+/// A queue's link while commands are executed, with the resources that the poll group lends.
+pub(super) struct QueueTransport<'a, 'b> {
+    pub(super) link: QueueLink<'a>,
+    /// Scratch space for the segments of a command.
+    pub(super) segments: &'a mut Vec<DataSegment>,
+    pub(super) context: &'a mut FunctionContext<'b>,
+}
+
+impl QueueTransport<'_, '_> {
+    /// Lends client memory as a buffer, if it is contiguous, aligned, and writable where needed. Clients map whole
+    /// pages.
+    #[inline(always)]
+    fn lend(&self, address: u64, transfer: &HostTransfer, alignment: u32) -> Option<Buffer> {
+        let mapped = self.link.memory.translate(address, transfer.bytes.into())?;
+        let fits = mapped.offset & u64::from(alignment - 1) == 0 && (mapped.writable || !transfer.to_host);
+        if fits { mapped.external.buffer(mapped.offset, transfer.bytes) } else { None }
+    }
+
+    #[inline(never)]
+    fn locate_segments(
+        &mut self,
+        pointer: DataPointer,
+        is_sgl: bool,
+        transfer: HostTransfer,
+    ) -> Result<HostData<SegmentList>, Status> {
+        data::parse_data_pointer(self.link.memory, pointer, is_sgl, transfer.bytes, self.segments)?;
+        if let ([segment], Some(alignment)) = (&self.segments[..], transfer.lend_alignment)
+            && let Some(buffer) = self.lend(segment.address, &transfer, alignment)
+        {
+            return Ok(HostData::Lent(buffer));
+        }
+        // Not contiguous or not aligned: copied.
+        let is_reachable = |segment: &DataSegment| {
+            let mapped = self.link.memory.translate(segment.address, segment.bytes.into());
+            mapped.is_some_and(|mapped| mapped.writable || !transfer.to_host)
+        };
+        if !self.segments.iter().all(is_reachable) {
+            return Err(MEMORY_NOT_MAPPED);
+        }
+        let location = self.segments.as_slice().into();
+        Ok(HostData::Moved { location, room: transfer.bytes, immediate: false })
+    }
+}
+
+impl HostLink for QueueTransport<'_, '_> {
+    type Location = SegmentList;
+
+    #[inline]
+    fn complete(&mut self, token: CommandToken, status: Status, result: u64) {
+        self.link.complete(token, status, result);
+    }
+
+    fn send(
+        &mut self,
+        token: CommandToken,
+        slot: Slot,
+        location: &SegmentList,
+        data: &[u8],
+        result: u64,
+    ) -> Transferred {
+        self.link.send(token, slot, location, data, result)
+    }
+}
+
+impl IoTransport for QueueTransport<'_, '_> {
+    #[inline(always)]
+    fn locate(&mut self, sqe: &Sqe, transfer: HostTransfer) -> Result<HostData<SegmentList>, Status> {
+        let is_sgl = sqe.flags & 0xc0 != 0;
+        // A transfer of at most a page from a page boundary is contiguous; only PRP1 matters.
+        if !is_sgl
+            && transfer.lend_alignment.is_some()
+            && u64::from(transfer.bytes) <= PAGE
+            && sqe.data.low.is_multiple_of(PAGE)
+            && let Some(buffer) = self.lend(sqe.data.low, &transfer, PAGE as u32)
+        {
+            return Ok(HostData::Lent(buffer));
+        }
+        self.locate_segments(sqe.data, is_sgl, transfer)
+    }
+
+    fn receive(
+        &mut self,
+        _slot: Slot,
+        _cid: u16,
+        location: &mut SegmentList,
+        into: &mut [u8],
+    ) -> Result<Transferred, Status> {
+        data::gather(self.link.memory, location, into)?;
+        Ok(Transferred::Now)
+    }
+
+    #[inline]
+    fn take_buffer(&mut self, bytes: usize) -> Option<Buffer> {
+        self.context.pool.take(bytes)
+    }
+
+    #[inline(always)]
+    fn submit(&mut self, backend: u32, mut request: Request<Data>) -> Result<(), Status> {
+        request.tag.0 |= self.context.tag_base | u64::from(self.link.qid) << TAG_QID_SHIFT;
+        request.flow = self.context.flow;
+        self.context.devices.submit(backend, request)
+    }
+}
