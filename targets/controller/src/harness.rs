@@ -476,10 +476,10 @@ pub(crate) fn property_set(offset: u32, value: u32) -> Sqe {
 }
 
 /// The fuzz input as numbers; 0 after its end.
-struct ByteSource<'a>(&'a [u8]);
+pub(crate) struct ByteSource<'a>(pub(crate) &'a [u8]);
 
 impl ByteSource<'_> {
-    fn u8(&mut self) -> u8 {
+    pub(crate) fn u8(&mut self) -> u8 {
         let Some((&first, rest)) = self.0.split_first() else {
             return 0;
         };

@@ -14,6 +14,8 @@
 mod command;
 mod execute;
 mod fused;
+#[cfg(any(test, fuzzing))]
+pub mod harness;
 #[cfg(test)]
 mod tests;
 

@@ -1,1 +1,184 @@
 //! Tests.
+
+use block_io::{Op, RequestFlags};
+use proptest::prelude::*;
+use wire_nvme::io::ReadWrite;
+use wire_nvme::opcode::NvmOpcode;
+use wire_nvme::{DataPointer, Sqe};
+
+use super::harness::{QueueHarness, namespaces};
+use super::*;
+
+fn io(opcode: NvmOpcode, nsid: u32, lba: u64, blocks: u32) -> Sqe {
+    let sqe = ReadWrite { lba, blocks, ..ReadWrite::default() }.to_sqe(opcode);
+    Sqe { nsid, flags: Sqe::FLAGS_SGL, data: DataPointer::transport(blocks * 512), ..sqe }
+}
+
+fn fused(second: bool, lba: u64) -> Sqe {
+    let sqe = io(if second { NvmOpcode::Write } else { NvmOpcode::Compare }, 1, lba, 1);
+    Sqe { flags: sqe.flags | if second { 2 } else { 1 }, ..sqe }
+}
+
+fn status(harness: &QueueHarness, cid: u16) -> Option<Status> {
+    harness.answer(cid).map(|answer| answer.status)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_command_is_answered_once(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        QueueHarness::run(&bytes);
+    }
+}
+
+#[test]
+fn reads_send_the_devices_data_and_writes_submit_the_hosts() {
+    for (later, immediate) in [(false, false), (true, false), (true, true)] {
+        let mut harness = QueueHarness::new(usize::MAX);
+        (harness.transport.later, harness.transport.immediate) = (later, immediate);
+        harness.transport.host_byte = 7;
+        let write = harness.command(io(NvmOpcode::Write, 1, 3, 2));
+        if later {
+            assert!(harness.transport.requests.is_empty(), "the data has not arrived");
+            harness.receive(0, Ok(0));
+        }
+        let request = &harness.transport.requests[0];
+        assert_eq!((request.op, request.lba, request.blocks), (Op::Write, 3, 2));
+        let data = request.data().unwrap().single().unwrap();
+        assert_eq!(data.as_slice(), [7; 1024]);
+        harness.complete(0, Status::SUCCESS);
+        assert_eq!(status(&harness, write), Some(Status::SUCCESS));
+
+        let read = harness.command(io(NvmOpcode::Read, 2, 9, 1));
+        let request = &mut harness.transport.requests[0];
+        request.data_mut().unwrap().single_mut().unwrap().as_mut_slice().fill(5);
+        harness.complete(0, Status::SUCCESS);
+        assert_eq!(harness.answer(read).unwrap().data, [5; 512]);
+        assert_eq!(
+            harness.queue.free_slots(),
+            if later { 15 } else { 16 },
+            "the data stays until it is sent"
+        );
+        harness.settle();
+        assert_eq!(harness.queue.free_slots(), 16);
+    }
+}
+
+#[test]
+fn lent_memory_needs_no_slot() {
+    let mut harness = QueueHarness::new(0);
+    (harness.transport.lends, harness.transport.starved) = (true, true);
+    let read = harness.command(io(NvmOpcode::Read, 1, 0, 8));
+    assert_eq!((harness.queue.free_slots(), harness.queue.device_requests()), (16, 1));
+    harness.complete(0, Status::UNRECOVERED_READ_ERROR);
+    assert_eq!(status(&harness, read), Some(Status::UNRECOVERED_READ_ERROR));
+    assert_eq!(harness.queue.device_requests(), 0);
+}
+
+#[test]
+fn commands_wait_for_buffers_in_their_order() {
+    let mut harness = QueueHarness::new(8192);
+    let first = harness.command(io(NvmOpcode::Read, 1, 0, 16));
+    let large = harness.command(io(NvmOpcode::Read, 1, 0, 16));
+    // It would fit beside neither, and must not overtake the large one later.
+    let small = harness.command(io(NvmOpcode::Write, 1, 0, 1));
+    assert_eq!(harness.transport.requests.len(), 1);
+    assert!(harness.queue.is_waiting());
+    harness.complete(0, Status::SUCCESS);
+    harness.queue.retry(&mut harness.transport);
+    let [request] = &harness.transport.requests[..] else { panic!("one command fits at a time") };
+    assert_eq!((request.op, request.blocks), (Op::Read, 16));
+    harness.settle();
+    for cid in [first, large, small] {
+        assert_eq!(status(&harness, cid), Some(Status::SUCCESS));
+    }
+}
+
+#[test]
+fn a_fused_pair_is_submitted_when_both_have_their_data() {
+    for order in [[0, 0], [1, 0]] {
+        let mut harness = QueueHarness::new(usize::MAX);
+        harness.transport.later = true;
+        let first = harness.command(fused(false, 5));
+        let second = harness.command(fused(true, 5));
+        harness.receive(order[0], Ok(0));
+        assert!(harness.transport.requests.is_empty());
+        harness.receive(order[1], Ok(0));
+        let flags: Vec<_> =
+            harness.transport.requests.iter().map(|request| (request.op, request.flags)).collect();
+        assert_eq!(flags, [(Op::Compare, RequestFlags::FUSED), (Op::Write, RequestFlags::NONE)]);
+        harness.settle();
+        assert_eq!([first, second].map(|cid| status(&harness, cid)), [Some(Status::SUCCESS); 2]);
+    }
+}
+
+#[test]
+fn one_failed_half_aborts_the_other() {
+    let error = Status::TRANSIENT_TRANSPORT_ERROR;
+    // The failed one, and the statuses of both.
+    for (failed, expected) in [(0, [error, Status::FUSED_FAILED]), (1, [Status::FUSED_FAILED, error])] {
+        let mut harness = QueueHarness::new(usize::MAX);
+        harness.transport.later = true;
+        let pair = [harness.command(fused(false, 5)), harness.command(fused(true, 5))];
+        harness.receive(failed, Err(error));
+        harness.settle();
+        assert_eq!(pair.map(|cid| status(&harness, cid).unwrap()), expected);
+    }
+    // The first fails before the second arrives, or is followed by an ordinary command or another range.
+    let mut harness = QueueHarness::new(usize::MAX);
+    harness.transport.later = true;
+    let first = harness.command(fused(false, 5));
+    harness.receive(0, Err(error));
+    let second = harness.command(fused(true, 5));
+    assert_eq!([first, second].map(|cid| status(&harness, cid).unwrap()), [error, Status::FUSED_FAILED]);
+    harness.transport.later = false;
+    let first = harness.command(fused(false, 5));
+    let read = harness.command(io(NvmOpcode::Read, 1, 0, 1));
+    harness.settle();
+    assert_eq!(
+        [first, read].map(|cid| status(&harness, cid).unwrap()),
+        [Status::FUSED_MISSING, Status::SUCCESS]
+    );
+    let pair = [harness.command(fused(false, 5)), harness.command(fused(true, 6))];
+    let invalid = Status::INVALID_FIELD.do_not_retry();
+    assert_eq!(pair.map(|cid| status(&harness, cid).unwrap()), [invalid; 2]);
+}
+
+#[test]
+fn commands_of_a_removed_or_replaced_namespace_are_rejected_before_submission() {
+    for table in [namespaces(0, 0), namespaces(0xff, 1)] {
+        let mut harness = QueueHarness::new(usize::MAX);
+        (harness.transport.later, harness.transport.starved) = (true, true);
+        let deferred = harness.command(io(NvmOpcode::Read, 1, 0, 1));
+        harness.transport.immediate = true;
+        let receiving = harness.command(io(NvmOpcode::Write, 1, 0, 1));
+        harness.queue.set_namespaces(table);
+        harness.settle();
+        let rejected = Some(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
+        assert_eq!([deferred, receiving].map(|cid| status(&harness, cid)), [rejected; 2]);
+    }
+}
+
+#[test]
+fn an_aborted_queue_answers_what_is_not_at_a_device() {
+    let aborted = Status::ABORTED_SQ_DELETION;
+    let mut harness = QueueHarness::new(4096);
+    let at_device = harness.command(io(NvmOpcode::Read, 1, 0, 8));
+    let deferred = harness.command(io(NvmOpcode::Read, 1, 0, 8));
+    let half = harness.command(fused(false, 5));
+    harness.queue.abort_pending(aborted, &mut harness.transport);
+    assert_eq!(
+        [at_device, deferred, half].map(|cid| status(&harness, cid)),
+        [None, Some(aborted), Some(aborted)]
+    );
+    harness.complete(0, Status::SUCCESS);
+    assert_eq!(status(&harness, at_device), Some(Status::SUCCESS));
+}
+
+#[test]
+#[cfg(debug_assertions)]
+#[should_panic(expected = "command 0x7 was not answered")]
+fn a_token_must_be_answered() {
+    drop(CommandToken::new(7));
+}
