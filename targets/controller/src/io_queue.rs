@@ -434,9 +434,7 @@ impl<L: Default> IoQueue<L> {
     }
 
     #[inline(always)]
-    fn insert(&mut self, token: CommandToken, state: CommandState, location: L, length: u32) -> Slot {
-        let data = CommandData::None;
-        let command = Command { token: Some(token), state, location, data, length, buffer_bytes: 0 };
+    fn insert(&mut self, command: Command<L>) -> Slot {
         match self.commands.insert(command) {
             Ok(slot) => slot,
             Err(_) => panic!("a command was accepted without a free slot"),
@@ -479,14 +477,6 @@ impl<L: Default> IoQueue<L> {
     #[inline]
     fn fits(&self, bytes: usize) -> bool {
         self.buffer_bytes == 0 || self.buffer_bytes + bytes <= self.buffer_bytes_max
-    }
-
-    #[inline]
-    fn charge(&mut self, slot: Slot, bytes: u32) {
-        if let Some(command) = self.commands.get_mut(slot) {
-            command.buffer_bytes += bytes;
-            self.buffer_bytes += bytes as usize;
-        }
     }
 
     #[cold]

@@ -3,6 +3,7 @@
 use anyhow::bail;
 
 use super::examples::Example;
+use super::instructions::CountedExample;
 use super::load::{self, BenchDevice, IoPattern};
 use super::server::TargetTransport;
 use super::{RunContext, RunOutcome, fio, idle, instructions, page, scaling};
@@ -26,7 +27,7 @@ enum BenchmarkKind {
     /// Instructions of the load generator on the null device, at a queue depth and with further options.
     Instructions(u32, &'static [&'static str]),
     InstructionsTarget,
-    InstructionsDriver,
+    InstructionsOf(CountedExample),
     /// The driver alone, with N queue pairs on N cores.
     Scaling(usize),
     /// The load generator compared with fio.
@@ -48,7 +49,7 @@ const fn pattern_4k(rw: &'static str, depth: u32) -> IoPattern {
 const LARGE: IoPattern = IoPattern { rw: "randread", block: "128k", depth: 16 };
 
 use BenchDevice::{Malloc, Null};
-use BenchmarkKind::{Instructions, InstructionsDriver, InstructionsTarget, Local};
+use BenchmarkKind::{Instructions, InstructionsOf, InstructionsTarget, Local};
 
 const fn tcp(device: BenchDevice, pattern: IoPattern, idle: &'static str) -> BenchmarkKind {
     BenchmarkKind::Remote(TargetTransport::Tcp, device, pattern, idle)
@@ -174,7 +175,12 @@ pub(super) const ALL: &[Benchmark] = &[
     case(
         "instructions-driver",
         "instructions of the driver per 4 KiB read, submission and completion, QD 128",
-        InstructionsDriver,
+        InstructionsOf(instructions::DRIVER),
+    ),
+    case(
+        "instructions-vfio-user",
+        "instructions of a vfio-user target per 4 KiB read of a null device, QD 128",
+        InstructionsOf(instructions::VFIO_USER),
     ),
     case(
         "instructions-target",
@@ -198,7 +204,7 @@ impl Benchmark {
             BenchmarkKind::Startup => idle::startup(context),
             Instructions(depth, options) => instructions::null(context, *depth, options),
             InstructionsTarget => instructions::target(context),
-            InstructionsDriver => instructions::driver(context),
+            InstructionsOf(counted) => instructions::example(context, counted),
             BenchmarkKind::Scaling(pairs) => scaling::driver(context, *pairs),
             BenchmarkKind::Fio(job) => fio::compare(context, job),
             BenchmarkKind::Processes => fio::processes(context),
@@ -209,7 +215,7 @@ impl Benchmark {
     /// The Cargo example that it runs, if it runs one.
     pub(super) fn example(&self) -> Option<Example> {
         match self.kind {
-            InstructionsDriver => Some(instructions::DRIVER),
+            InstructionsOf(counted) => Some(counted.example),
             BenchmarkKind::Scaling(_) => Some(scaling::DRIVER),
             BenchmarkKind::Page => Some(page::SYNTHETIC),
             _ => None,
@@ -218,7 +224,7 @@ impl Benchmark {
 
     /// Whether it measures the program `ringbolt`, rather than an example of this checkout.
     pub(super) fn measures_ringbolt(&self) -> bool {
-        !matches!(self.kind, InstructionsDriver | BenchmarkKind::Scaling(_))
+        !matches!(self.kind, InstructionsOf(_) | BenchmarkKind::Scaling(_))
     }
 
     /// Number of runs when `runs` are requested.
@@ -226,7 +232,7 @@ impl Benchmark {
         match self.kind {
             BenchmarkKind::Startup => runs.max(STARTS_MIN),
             // Instruction counts are reproducible.
-            Instructions(..) | InstructionsTarget | InstructionsDriver => 1,
+            Instructions(..) | InstructionsTarget | InstructionsOf(_) => 1,
             _ => runs,
         }
     }

@@ -26,12 +26,32 @@ const COLLECT_JOB: &str = "--toggle-collect=*JobPoller as reactor::poller::Polle
 /// Time limit of a run: Valgrind slows a program down about fifty times.
 const RUN_MAX: Duration = Duration::from_secs(120);
 
-/// Counts submission and completion in the driver, not the simulated controller.
-const COLLECT_DRIVER: [&str; 3] =
-    ["--collect-atstart=no", "--toggle-collect=*submit_batch*", "--toggle-collect=*poll_batch*"];
-/// Submits and polls in rounds of [`DRIVER_DEPTH`] reads.
-pub(super) const DRIVER: Example = Example { package: "ringbolt-nvme", name: "cost" };
-const DRIVER_DEPTH: u64 = 128;
+/// An example that executes reads in rounds of [`ROUND`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CountedExample {
+    pub(super) example: Example,
+    /// What of it is counted.
+    collect: &'static [&'static str],
+    /// Its arguments before the number of rounds.
+    arguments: &'static [&'static str],
+}
+
+/// Reads of a round.
+const ROUND: u64 = 128;
+
+/// Submission and completion in the driver, not the simulated controller.
+pub(super) const DRIVER: CountedExample = CountedExample {
+    example: Example { package: "ringbolt-nvme", name: "cost" },
+    collect: &["--collect-atstart=no", "--toggle-collect=*submit_batch*", "--toggle-collect=*poll_batch*"],
+    arguments: &["128"],
+};
+
+/// The vfio-user target, not its host: both are polled by one core.
+pub(super) const VFIO_USER: CountedExample = CountedExample {
+    example: Example { package: "ringbolt-nvmf", name: "vfio_user" },
+    collect: &["--toggle-collect=*GroupPoller*poll*"],
+    arguments: &["count", "128"],
+};
 
 /// Instructions of the bdev layer and the load generator, on the null device.
 pub(super) fn null(context: &RunContext<'_>, depth: u32, options: &[&str]) -> anyhow::Result<RunOutcome> {
@@ -73,14 +93,14 @@ pub(super) fn target(context: &RunContext<'_>) -> anyhow::Result<RunOutcome> {
     )
 }
 
-/// Instructions of the driver for submission and completion of a read.
-pub(super) fn driver(context: &RunContext<'_>) -> anyhow::Result<RunOutcome> {
-    let program = context.examples.path(DRIVER)?;
+/// Instructions of an example per read.
+pub(super) fn example(context: &RunContext<'_>, counted: &CountedExample) -> anyhow::Result<RunOutcome> {
+    let program = context.examples.path(counted.example)?;
     difference(
         IOS,
         |ios| {
-            let mut command = valgrind_of(context, program, &COLLECT_DRIVER);
-            command.args([DRIVER_DEPTH.to_string(), (ios / DRIVER_DEPTH).to_string()]);
+            let mut command = valgrind_of(context, program, counted.collect);
+            command.args(counted.arguments).arg((ios / ROUND).to_string());
             let mut process = ChildProcess::start(&mut command, context.directory, "valgrind")?;
             let status = process.wait(RUN_MAX).context("valgrind")?;
             Ok((status.success(), "valgrind.err", vec![describe(&command)]))

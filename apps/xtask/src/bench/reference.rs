@@ -65,6 +65,7 @@ const ALL: &[ReferenceFigure] = &[
     goal("instructions-null-rate", BenchMetric::Instructions, BenchGoal::AtMost(300.0)),
     goal("instructions-null-poisson", BenchMetric::Instructions, BenchGoal::AtMost(300.0)),
     goal("instructions-driver", BenchMetric::Instructions, BenchGoal::AtMost(150.0)),
+    goal("instructions-vfio-user", BenchMetric::Instructions, BenchGoal::AtMost(550.0)),
     entry("vfio-user-null-read-qd1", BenchMetric::Iops, 975e3, BenchGoal::None),
     entry("vfio-user-null-read-qd1", BenchMetric::MeanUs, 1.01, BenchGoal::AtMost(0.8)),
     entry("vfio-user-null-read-qd32", BenchMetric::Iops, 3.9e6, BenchGoal::Times(1.5)),

@@ -68,6 +68,13 @@ pub(super) struct Command<L> {
     pub(super) buffer_bytes: u32,
 }
 
+impl<L> Command<L> {
+    #[inline(always)]
+    pub(super) fn new(token: CommandToken, state: CommandState, location: L, length: u32) -> Command<L> {
+        Command { token: Some(token), state, location, data: CommandData::None, length, buffer_bytes: 0 }
+    }
+}
+
 /// What a command waits for, or what happens next.
 #[derive(Debug)]
 pub(super) enum CommandState {

@@ -6,7 +6,7 @@ use slots::Slot;
 use wire_nvme::Sqe;
 use wire_nvme::sqe::Fuse;
 
-use super::command::{CommandData, CommandState};
+use super::command::{Command, CommandData, CommandState};
 use super::{AdminCommand, CommandToken, DIRECT, HostData, HostTransfer, IoQueue, IoTransport, Transferred};
 use crate::io::{self, CopyOperation, DataTransfer, IoOp, IoPlan};
 use crate::reservation::ReservationOutcome;
@@ -60,11 +60,24 @@ impl<T: IoTransport> Execution<'_, T> {
                 }
             }
             Ok(HostData::Moved { location, room, immediate }) => {
-                let slot = self.queue.insert(token, CommandState::Planned(*plan), location, bytes);
-                if op == Op::Read {
-                    self.read(slot, plan, bytes);
-                } else {
-                    self.receive_to_buffer(slot, room, immediate);
+                let buffer = self.take_buffer(room);
+                let command = Command::new(token, CommandState::Planned(*plan), location, bytes);
+                match (op, buffer) {
+                    (Op::Read, Some(buffer)) => {
+                        let command = Command { state: CommandState::Reading, ..command };
+                        let slot = self.queue.insert(Command { buffer_bytes: room, ..command });
+                        self.submit(slot, Op::Read, plan, Some(buffer));
+                    }
+                    (Op::Write, Some(buffer)) => {
+                        let data = CommandData::Buffer(buffer);
+                        let slot = self.queue.insert(Command { data, buffer_bytes: room, ..command });
+                        // An I/O command is never the owner's.
+                        _ = self.receive(slot);
+                    }
+                    _ => {
+                        let slot = self.queue.insert(command);
+                        self.without_buffer(slot, room, immediate);
+                    }
                 }
             }
             Err(status) => self.transport.complete(token, status, 0),
@@ -80,11 +93,17 @@ impl<T: IoTransport> Execution<'_, T> {
             DataTransfer::None => (0, false),
         };
         if bytes == 0 {
-            let slot = self.queue.insert(token, CommandState::Planned(*plan), T::Location::default(), 0);
+            let slot = self.queue.insert(Command::new(
+                token,
+                CommandState::Planned(*plan),
+                T::Location::default(),
+                0,
+            ));
             return self.execute_plan(slot, plan);
         }
         let Some(moved) = self.locate(token, sqe, bytes, to_host) else { return };
-        let slot = self.queue.insert(moved.token, CommandState::Planned(*plan), moved.location, bytes);
+        let slot =
+            self.queue.insert(Command::new(moved.token, CommandState::Planned(*plan), moved.location, bytes));
         match plan.op {
             _ if to_host => self.execute_plan(slot, plan),
             IoOp::Compare => self.receive_to_buffer(slot, moved.room, moved.immediate),
@@ -121,11 +140,12 @@ impl<T: IoTransport> Execution<'_, T> {
     ) -> Option<AdminCommand> {
         let state = CommandState::Admin(Box::new(*sqe));
         if bytes == 0 {
-            let slot = self.queue.insert(token, state, T::Location::default(), sqe.data.length());
+            let slot =
+                self.queue.insert(Command::new(token, state, T::Location::default(), sqe.data.length()));
             return self.execute(slot);
         }
         let moved = self.locate(token, sqe, bytes, false)?;
-        let slot = self.queue.insert(moved.token, state, moved.location, bytes);
+        let slot = self.queue.insert(Command::new(moved.token, state, moved.location, bytes));
         self.receive_into(slot, CommandData::Bytes(vec![0; moved.room as usize]))
     }
 
@@ -183,49 +203,70 @@ impl<T: IoTransport> Execution<'_, T> {
         self.queue.deferred.append(&mut deferred);
     }
 
-    /// Takes a buffer for a command. `None` if the pool is empty, the queue is at its limit, or other commands are
-    /// deferred.
+    /// Takes a buffer for a command, which is charged for it. `None` if the pool is empty, the queue is at its limit, or
+    /// other commands are deferred.
     #[inline]
-    fn take_buffer(&mut self, slot: Slot, bytes: u32) -> Option<Buffer> {
+    fn take_buffer(&mut self, bytes: u32) -> Option<Buffer> {
         // Deferred commands come first; otherwise small commands would starve a large one.
         if !self.queue.deferred.is_empty() || !self.queue.fits(bytes as usize) {
             return None;
         }
         let buffer = self.transport.take_buffer(bytes as usize)?;
-        self.queue.charge(slot, bytes);
+        self.queue.buffer_bytes += bytes as usize;
         Some(buffer)
     }
 
-    #[inline]
-    fn read(&mut self, slot: Slot, plan: &IoPlan, bytes: u32) {
-        let Some(buffer) = self.take_buffer(slot, bytes) else { return self.queue.defer(slot) };
-        self.queue.set_state(slot, CommandState::Reading);
-        self.submit(slot, Op::Read, plan, Some(buffer));
+    /// Takes a buffer for a command that has a slot.
+    fn take_buffer_for(&mut self, slot: Slot, bytes: u32) -> Option<Buffer> {
+        let buffer = self.take_buffer(bytes)?;
+        if let Some(command) = self.queue.commands.get_mut(slot) {
+            command.buffer_bytes += bytes;
+        }
+        Some(buffer)
     }
 
-    /// Receives a command's data into a buffer; without one, into heap memory if it follows in the stream, which is at
-    /// most a queue's worth of capsules.
-    #[inline]
+    /// A command that moves data found no buffer: it is deferred, or receives into heap memory if its data follows in
+    /// the stream, which is at most a queue's worth of capsules.
+    #[cold]
+    fn without_buffer(&mut self, slot: Slot, room: u32, immediate: bool) {
+        if immediate {
+            // An I/O command is never the owner's.
+            _ = self.receive_into(slot, CommandData::Bytes(vec![0; room as usize]));
+        } else {
+            self.queue.defer(slot);
+        }
+    }
+
+    /// Receives a command's data into a buffer.
     fn receive_to_buffer(&mut self, slot: Slot, room: u32, immediate: bool) {
-        let data = match self.take_buffer(slot, room) {
-            Some(buffer) => CommandData::Buffer(buffer),
-            None if immediate => CommandData::Bytes(vec![0; room as usize]),
-            None => return self.queue.defer(slot),
-        };
-        // An I/O command is never the owner's.
-        _ = self.receive_into(slot, data);
+        match self.take_buffer_for(slot, room) {
+            Some(buffer) => _ = self.receive_into(slot, CommandData::Buffer(buffer)),
+            None => self.without_buffer(slot, room, immediate),
+        }
     }
 
-    #[inline]
     pub(super) fn receive_into(&mut self, slot: Slot, data: CommandData) -> Option<AdminCommand> {
+        self.queue.commands.get_mut(slot)?.data = data;
+        self.receive(slot)
+    }
+
+    /// Receives a command's data into the memory that it has.
+    #[inline]
+    pub(super) fn receive(&mut self, slot: Slot) -> Option<AdminCommand> {
         let command = self.queue.commands.get_mut(slot)?;
         let cid = command.token.as_ref()?.cid();
-        command.data = data;
         match self.transport.receive(slot, cid, &mut command.location, command.data.as_mut_slice()) {
             Ok(Transferred::Later) => None,
             Ok(Transferred::Now) => self.data_received(slot, Ok(0)),
             Err(status) => self.data_received(slot, Err(status)),
         }
+    }
+
+    /// Submits a deferred read, or defers it again.
+    fn read(&mut self, slot: Slot, plan: &IoPlan, bytes: u32) {
+        let Some(buffer) = self.take_buffer_for(slot, bytes) else { return self.queue.defer(slot) };
+        self.queue.set_state(slot, CommandState::Reading);
+        self.submit(slot, Op::Read, plan, Some(buffer));
     }
 
     /// Executes a command that has no data or whose data has been received.
@@ -274,7 +315,7 @@ impl<T: IoTransport> Execution<'_, T> {
             IoOp::WriteUncorrectable => self.submit_only(slot, Op::WriteUncorrectable, plan, None),
             IoOp::Verify => {
                 let bytes = plan.blocks << self.queue.namespaces.entry(plan).block_log2;
-                match self.take_buffer(slot, bytes) {
+                match self.take_buffer_for(slot, bytes) {
                     Some(buffer) => self.submit_only(slot, Op::Read, plan, Some(buffer)),
                     None => self.queue.defer(slot),
                 }
@@ -320,7 +361,7 @@ impl<T: IoTransport> Execution<'_, T> {
     fn write(&mut self, slot: Slot, op: Op, plan: &IoPlan) {
         match self.queue.take_data(slot) {
             CommandData::Buffer(buffer) => self.submit_only(slot, op, plan, Some(buffer)),
-            data => match self.take_buffer(slot, data.as_slice().len() as u32) {
+            data => match self.take_buffer_for(slot, data.as_slice().len() as u32) {
                 Some(mut buffer) => {
                     buffer.as_mut_slice().copy_from_slice(data.as_slice());
                     self.submit_only(slot, op, plan, Some(buffer));

@@ -7,7 +7,7 @@ use wire_nvme::Sqe;
 use wire_nvme::sqe::Fuse;
 
 use super::IoTransport;
-use super::command::{CommandData, CommandState, CommandToken, FusedHalf};
+use super::command::{Command, CommandData, CommandState, CommandToken, FusedHalf};
 use super::execute::{Execution, MovedData};
 use crate::io::{self, FusedMatch, FusedPairing, IoPlan};
 
@@ -19,7 +19,7 @@ impl<T: IoTransport> Execution<'_, T> {
         match self.queue.pairing.match_next(sqe, &planned) {
             FusedMatch::Matched(first, plan) => {
                 return match self.accept_half(token, sqe, plan, Some(first)) {
-                    Some(second) => self.start_half(second),
+                    Some(second) => _ = self.receive(second),
                     None => self.abort_half(first, Status::FUSED_FAILED),
                 };
             }
@@ -44,7 +44,8 @@ impl<T: IoTransport> Execution<'_, T> {
         match self.accept_half(token, sqe, plan, None) {
             Some(first) => {
                 self.queue.pairing = FusedPairing::FirstPending(first, plan);
-                self.start_half(first);
+                // A fused command is never the owner's.
+                _ = self.receive(first);
             }
             None => self.queue.pairing = FusedPairing::FirstRejected,
         }
@@ -64,21 +65,13 @@ impl<T: IoTransport> Execution<'_, T> {
         let MovedData { token, location, room, .. } = self.locate(token, sqe, length, false)?;
         let half =
             FusedHalf { plan, partner, is_first: partner.is_none(), has_data: false, abort_status: None };
-        let slot = self.queue.insert(token, CommandState::Fused(Box::new(half)), location, length);
-        if let Some(command) = self.queue.commands.get_mut(slot) {
-            command.data = CommandData::Bytes(vec![0; room as usize]);
-        }
+        let command = Command::new(token, CommandState::Fused(Box::new(half)), location, length);
+        let data = CommandData::Bytes(vec![0; room as usize]);
+        let slot = self.queue.insert(Command { data, ..command });
         if let Some(first) = partner {
             self.update_half(first, |half| half.partner = Some(slot));
         }
         Some(slot)
-    }
-
-    /// Receives the data of a command that both halves know of, if it was matched.
-    fn start_half(&mut self, slot: Slot) {
-        let data = self.queue.take_data(slot);
-        // A fused command is never the owner's.
-        _ = self.receive_into(slot, data);
     }
 
     /// Its plan, its abort status and its partner.
@@ -196,7 +189,10 @@ impl<T: IoTransport> Execution<'_, T> {
         for (slot, buffer) in [first, second].into_iter().zip(&mut buffers) {
             let data = self.queue.take_data(slot);
             buffer.as_mut_slice().copy_from_slice(data.as_slice());
-            self.queue.charge(slot, length);
+            if let Some(command) = self.queue.commands.get_mut(slot) {
+                command.buffer_bytes += length;
+            }
+            self.queue.buffer_bytes += length as usize;
         }
         Some(buffers)
     }
