@@ -132,9 +132,12 @@ impl PoolInner {
     #[inline]
     pub(crate) fn release_external(&self, index: u16) {
         let mut state = self.state.borrow_mut();
-        state.external[index as usize].live -= 1;
-        let source = state.free_unused_external(index);
-        drop(state);
-        drop(source);
+        let entry = &mut state.external[index as usize];
+        entry.live -= 1;
+        if entry.live == 0 {
+            let source = state.free_unused_external(index);
+            drop(state);
+            drop(source);
+        }
     }
 }

@@ -57,6 +57,9 @@ pub trait HostLink {
 
 /// What a queue needs to execute commands.
 pub trait IoTransport: HostLink {
+    /// Most data is [lent](HostData::Lent), and the code that moves data is kept out of its way.
+    const LENDS: bool = false;
+
     /// Finds the data of a command at the host.
     ///
     /// # Errors

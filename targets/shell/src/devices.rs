@@ -39,7 +39,8 @@ impl CoreDevices {
     ///
     /// # Errors
     /// The device was removed: `NAMESPACE_NOT_READY`.
-    #[inline]
+    // A request is larger than what a call passes in registers.
+    #[inline(always)]
     pub fn submit(&mut self, key: u32, mut request: bdev::Request) -> Result<(), Status> {
         let Some(Some(device)) = self.by_key.get_mut(key as usize) else {
             return Err(Status::NAMESPACE_NOT_READY);

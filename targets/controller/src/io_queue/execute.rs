@@ -60,27 +60,46 @@ impl<T: IoTransport> Execution<'_, T> {
                 }
             }
             Ok(HostData::Moved { location, room, immediate }) => {
-                let buffer = self.take_buffer(room);
-                let command = Command::new(token, CommandState::Planned(*plan), location, bytes);
-                match (op, buffer) {
-                    (Op::Read, Some(buffer)) => {
-                        let command = Command { state: CommandState::Reading, ..command };
-                        let slot = self.queue.insert(Command { buffer_bytes: room, ..command });
-                        self.submit(slot, Op::Read, plan, Some(buffer));
-                    }
-                    (Op::Write, Some(buffer)) => {
-                        let data = CommandData::Buffer(buffer);
-                        let slot = self.queue.insert(Command { data, buffer_bytes: room, ..command });
-                        // An I/O command is never the owner's.
-                        _ = self.receive(slot);
-                    }
-                    _ => {
-                        let slot = self.queue.insert(command);
-                        self.without_buffer(slot, room, immediate);
-                    }
+                let moved = MovedData { token, location, room, immediate };
+                if T::LENDS {
+                    self.accept_moved_uncommon(plan, op, bytes, moved);
+                } else {
+                    self.accept_moved(plan, op, bytes, moved);
                 }
             }
             Err(status) => self.transport.complete(token, status, 0),
+        }
+    }
+
+    /// [`accept_moved`](Self::accept_moved) out of the way of commands whose memory is lent.
+    #[cold]
+    #[inline(never)]
+    fn accept_moved_uncommon(&mut self, plan: &IoPlan, op: Op, bytes: u32, moved: MovedData<T::Location>) {
+        self.accept_moved(plan, op, bytes, moved);
+    }
+
+    /// Accepts a Read or Write whose data the transport moves.
+    #[inline(always)]
+    fn accept_moved(&mut self, plan: &IoPlan, op: Op, bytes: u32, moved: MovedData<T::Location>) {
+        let MovedData { token, location, room, immediate } = moved;
+        let buffer = self.take_buffer(room);
+        let command = Command::new(token, CommandState::Planned(*plan), location, bytes);
+        match (op, buffer) {
+            (Op::Read, Some(buffer)) => {
+                let command = Command { state: CommandState::Reading, ..command };
+                let slot = self.queue.insert(Command { buffer_bytes: room, ..command });
+                self.submit(slot, Op::Read, plan, Some(buffer));
+            }
+            (Op::Write, Some(buffer)) => {
+                let data = CommandData::Buffer(buffer);
+                let slot = self.queue.insert(Command { data, buffer_bytes: room, ..command });
+                // An I/O command is never the owner's.
+                _ = self.receive(slot);
+            }
+            _ => {
+                let slot = self.queue.insert(command);
+                self.without_buffer(slot, room, immediate);
+            }
         }
     }
 

@@ -141,6 +141,8 @@ impl HostLink for QueueTransport<'_, '_> {
 }
 
 impl IoTransport for QueueTransport<'_, '_> {
+    const LENDS: bool = true;
+
     #[inline(always)]
     fn locate(&mut self, sqe: &Sqe, transfer: HostTransfer) -> Result<HostData<SegmentList>, Status> {
         let is_sgl = sqe.flags & 0xc0 != 0;
