@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use bdev::uring::{self, UringConfig};
 use bdev::{Access, BdevChannel, BdevError, InfoValue, Request};
 use block_io::{Channel as _, Op, RequestFlags, Status, Tag};
+use dma::Data;
 use rig::Rig;
 
 /// A directory that is removed at the end of the test.
@@ -75,6 +76,40 @@ fn written_data_is_in_the_file() {
             assert!(chunk.iter().all(|byte| *byte == index as u8 + 1), "{index}");
         }
         assert_eq!(rig.read(&mut channel, 16 * 63, 1).unwrap(), vec![64; 512]);
+    }
+}
+
+#[test]
+fn data_of_several_slices_is_one_operation() {
+    for direct in [true, false] {
+        let directory = TestDirectory::new(&format!("slices-{direct}"));
+        let mut rig = Rig::new();
+        let config = UringConfig { direct, ..directory.config(1 << 20) };
+        let Some(mut channel) = device(&rig, config) else { return };
+        let is_direct = field(&rig, "direct") == Some(InfoValue::Bool(true));
+        let limits = channel.device().bdev().io_limits();
+        assert_eq!((limits.segments_max, limits.alignment), (1024, if is_direct { 4096 } else { 1 }));
+        // More requests than the core's ring takes one by one, so that their vectors are in flight together.
+        let slices = |rig: &Rig, fill: u8| {
+            let slice = |index: u8| rig.buffer(if index == 2 { 512 } else { 4096 }, fill.wrapping_add(index));
+            Data::gather((0..3).map(slice).collect()).unwrap()
+        };
+        let writes = (0..50).map(|at| Request::write(Tag(at), at * 17, 17, slices(&rig, at as u8))).collect();
+        assert!(rig.run(&mut channel, writes).iter().all(|completion| completion.status().is_success()));
+        let contents = std::fs::read(directory.0.join("file")).unwrap();
+        for (at, chunk) in contents.chunks(17 * 512).take(50).enumerate() {
+            for (index, slice) in chunk.chunks(4096).enumerate() {
+                assert!(slice.iter().all(|byte| usize::from(*byte) == at + index), "{at}, slice {index}");
+            }
+        }
+        let reads = (0..50).map(|at| Request::read(Tag(at), at * 17, 17, slices(&rig, 99))).collect();
+        for completion in rig.run(&mut channel, reads) {
+            let (at, data) = (completion.tag().0 as u8, completion.into_request().take_data().unwrap());
+            for (index, slice) in data.slices().iter().enumerate() {
+                let expected = at + index as u8;
+                assert!(slice.as_slice().iter().all(|byte| *byte == expected), "{at}, slice {index}");
+            }
+        }
     }
 }
 

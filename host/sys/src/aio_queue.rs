@@ -9,12 +9,15 @@ use block_io::{Completion, Op, Request, Status};
 use dma::Data;
 
 use crate::drain::drain;
-use crate::requests::{BlockFile, InFlightRequests, byte_range};
+use crate::requests::{BlockFile, InFlightRequests, byte_range, queue_accessors};
+use crate::vectors::IoVectors;
 
 const PREAD: u16 = 0;
 const PWRITE: u16 = 1;
 const FSYNC: u16 = 2;
 const FDSYNC: u16 = 3;
+const PREADV: u16 = 7;
+const PWRITEV: u16 = 8;
 
 /// `struct iocb` of the kernel's `aio_abi.h`, little-endian.
 #[derive(Clone, Copy, Default)]
@@ -66,6 +69,8 @@ pub struct AioQueue<F> {
     iocbs: Box<[Iocb]>,
     /// The addresses of `iocbs`.
     iocb_addresses: Box<[u64]>,
+    /// Of requests with several slices in one submission; the kernel copies them in `io_submit`.
+    vectors: Vec<IoVectors>,
     /// Space for events, and the number of events in it that `wait` received and `reap` has not returned yet.
     events: Box<[IoEvent]>,
     events_ready: usize,
@@ -92,28 +97,13 @@ impl<F: BlockFile> AioQueue<F> {
             requests: InFlightRequests::new(depth),
             iocbs,
             iocb_addresses,
+            vectors: Vec::new(),
             events: vec![IoEvent::default(); depth as usize].into(),
             events_ready: 0,
         })
     }
 
-    /// The files, indexed by a request's `flow`.
-    #[inline]
-    pub fn files(&self) -> &[F] {
-        &self.files
-    }
-
-    /// Number of requests that are submitted and not reaped.
-    #[inline]
-    pub fn in_flight(&self) -> usize {
-        self.requests.len()
-    }
-
-    /// Number of requests that can be submitted now.
-    #[inline]
-    pub fn room(&self) -> usize {
-        self.requests.room()
-    }
+    queue_accessors!(files, requests);
 
     /// Submits up to `count` requests from the front of `batch`, limited by [`room`](Self::room), in one system call;
     /// returns their number. The other requests stay in `batch`.
@@ -130,6 +120,7 @@ impl<F: BlockFile> AioQueue<F> {
             return Ok(0);
         }
         // Encode in place, move each request once, and submit only then.
+        let mut vectors_used = 0;
         for (request, iocb) in batch[..count].iter().zip(&mut self.iocbs) {
             let file = &self.files[request.flow as usize];
             let (offset, bytes) = byte_range(file, request);
@@ -140,11 +131,21 @@ impl<F: BlockFile> AioQueue<F> {
                 Op::Flush => self.sync,
                 op => panic!("{op:?} is not supported by Linux AIO"),
             };
-            // The address and length of a flush must be 0.
-            let buffer = request.data().and_then(Data::single).filter(|_| bytes > 0);
-            iocb.address = buffer.map_or(0, |buffer| buffer.as_ptr() as u64);
-            iocb.bytes = u64::from(bytes);
             iocb.offset = if bytes > 0 { offset as i64 } else { 0 };
+            (iocb.address, iocb.bytes) = match request.data() {
+                Some(Data::One(buffer)) if bytes > 0 => (buffer.as_ptr() as u64, bytes.into()),
+                Some(many @ Data::Many(_)) if bytes > 0 => {
+                    if self.vectors.len() == vectors_used {
+                        self.vectors.push(IoVectors::default());
+                    }
+                    let (list, count) = self.vectors[vectors_used].describe(many.slices(), 0, bytes as usize);
+                    vectors_used += 1;
+                    iocb.opcode = if request.op == Op::Read { PREADV } else { PWRITEV };
+                    (list.expose_provenance() as u64, count.into())
+                }
+                // The address and length of a flush must be 0.
+                _ => (0, 0),
+            };
         }
         for request in batch.drain(..count) {
             self.requests.insert(request);
@@ -395,6 +396,35 @@ mod tests {
             let mut ended: Vec<u64> = done.iter().map(|one| one.tag().0).collect();
             ended.sort_unstable();
             assert_eq!((ended, tags(&batch)), (vec![0, 2], vec![3]));
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri does not implement Linux AIO")]
+    fn requests_of_several_slices_are_one_operation_each() {
+        let mut aio = AioQueue::new(4, files(), false, false).unwrap();
+        let mut batch = requests(&[0, 0, 0]);
+        for request in &mut batch {
+            let data = request.take_data().unwrap();
+            let mut other = data.slices()[0].home().take(512).unwrap();
+            other.clear();
+            request.set_data(Some(data.join(other.into())));
+            request.blocks = 2;
+        }
+        assert_eq!(aio.submit(&mut batch, 3).unwrap(), 3);
+        let mut done = Vec::new();
+        while done.len() < 3 {
+            aio.wait(4, 1_000_000_000);
+            aio.reap(4, &mut done, |_, _, result| match result {
+                1024 => Status::SUCCESS,
+                _ => Status::DATA_TRANSFER_ERROR,
+            });
+        }
+        for one in done {
+            assert_eq!(one.status(), Status::SUCCESS);
+            let data = one.into_request().take_data().unwrap();
+            assert_eq!(data.slices().len(), 2);
+            assert!(data.slices().iter().all(|slice| slice.as_slice().iter().all(|byte| *byte == 5)));
         }
     }
 

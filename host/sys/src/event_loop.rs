@@ -12,15 +12,19 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 use std::{fmt, io};
 
-use dma::Buffer;
+use dma::Data;
 use rustix::event::{EventfdFlags, eventfd};
 use slots::{Slab, Slot};
 
+use crate::vectors::IoVectors;
+
 mod buffer_group;
 mod epoll;
+mod files;
 mod transfers;
 mod uring;
 
+pub use files::{FileId, FileOperation, RejectedOperation, WriteMode};
 pub use transfers::{
     BufferGroupId, ReceiveId, RejectedSend, SEND_PARTS_MAX, SendEvent, SendPart, SocketCapabilities,
     send_parts,
@@ -67,30 +71,6 @@ bitflags::bitflags! {
     }
 }
 
-/// A file operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileOperation {
-    /// Read into the buffer.
-    Read,
-    /// Write the buffer.
-    Write(WriteMode),
-    /// Make all completed writes durable (`fdatasync`).
-    Sync,
-    /// Deallocate the range, which then reads as zeroes (`FALLOC_FL_PUNCH_HOLE`).
-    Punch,
-    /// Zero the range and keep it allocated (`FALLOC_FL_ZERO_RANGE`).
-    Zero,
-}
-
-/// When a write completes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WriteMode {
-    /// Once the kernel or the device has the data, possibly in a volatile cache.
-    Cached,
-    /// Once the data is durable (`RWF_DSYNC`).
-    Durable,
-}
-
 /// The completion of a file operation, or an event of a watch.
 #[derive(Debug)]
 pub struct EventCompletion {
@@ -99,26 +79,13 @@ pub struct EventCompletion {
     /// For an operation: the number of bytes, or a negative error number. For a watch: `poll(2)` bits, or a
     /// negative error number, which ends the watch.
     pub result: i32,
-    /// The operation's buffer.
-    pub buffer: Option<Buffer>,
-}
-
-/// The error of a file operation that was not submitted; returns its buffer.
-#[derive(Debug)]
-pub struct RejectedOperation {
-    /// `WouldBlock` at the limit of operations, `NotFound` for an unknown file, `Unsupported` with epoll.
-    pub reason: io::ErrorKind,
-    /// The buffer of the operation.
-    pub buffer: Option<Buffer>,
+    /// The operation's data.
+    pub data: Option<Data>,
 }
 
 /// Identifies a watched descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchId(Slot);
-
-/// Identifies a file for operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileId(Slot);
 
 /// One core's interface to the kernel; must be created on the thread that uses it.
 ///
@@ -158,6 +125,9 @@ struct EventLoopInner {
     files: Slab<OwnedFd>,
     clients: Slab<ClientQueues>,
     groups: Slab<buffer_group::BufferGroup>,
+    /// Vectors of completed operations, to be used again.
+    #[expect(clippy::vec_box, reason = "moved to and from slots without copying the vectors")]
+    spare_vectors: Vec<Box<IoVectors>>,
     /// Operations that own memory which the kernel may use.
     operations_in_flight: u32,
     /// A group of buffers has vacant places, or a receive waits for buffers.
@@ -184,7 +154,9 @@ enum PendingOperation {
     Operation {
         client: Slot,
         tag: u64,
-        buffer: Option<Buffer>,
+        data: Option<Data>,
+        /// Of data in several slices.
+        vectors: Option<Box<IoVectors>>,
     },
     Watch {
         client: Slot,
@@ -252,6 +224,7 @@ impl EventLoop {
             files: Slab::with_capacity(uring::FILES_MAX),
             clients: Slab::with_capacity(CLIENTS_MAX),
             groups: Slab::with_capacity(GROUPS_MAX),
+            spare_vectors: Vec::new(),
             operations_in_flight: 0,
             short_of_buffers: false,
             wake_event: waker.clone(),
@@ -375,94 +348,6 @@ impl EventClient {
     pub fn unwatch(&self, watch: WatchId) {
         self.inner.borrow_mut().unwatch(watch.0);
     }
-
-    /// Takes ownership of a file for operations on it. Fails with `Unsupported` with epoll, and with `QuotaExceeded`
-    /// at the limit of files.
-    pub fn add_file(&self, file: OwnedFd) -> io::Result<FileId> {
-        let mut inner = self.inner.borrow_mut();
-        if !matches!(inner.backend, BackendState::Uring(_)) {
-            return Err(io::ErrorKind::Unsupported.into());
-        }
-        let raw = file.as_raw_fd();
-        let slot = inner.files.insert(file).map_err(|_| io::Error::from(io::ErrorKind::QuotaExceeded))?;
-        if let BackendState::Uring(uring) = &mut inner.backend {
-            uring.register_file(slot.index(), raw);
-        }
-        Ok(FileId(slot))
-    }
-
-    /// Closes a file. Operations on it must have completed.
-    pub fn remove_file(&self, file: FileId) {
-        let mut inner = self.inner.borrow_mut();
-        if inner.files.remove(file.0).is_some()
-            && let BackendState::Uring(uring) = &mut inner.backend
-        {
-            uring.unregister_file(file.0.index());
-        }
-    }
-
-    /// Queues a file operation on `length` bytes at `offset` of the file, from or to the buffer's
-    /// bytes at `start`. The [`EventCompletion`] with `tag` returns the buffer.
-    ///
-    /// # Panics
-    /// If the buffer has fewer than `length` bytes from `start`, for a read or write.
-    pub fn submit_operation(
-        &self,
-        file: FileId,
-        operation: FileOperation,
-        offset: u64,
-        length: u64,
-        buffer: Option<(Buffer, usize)>,
-        tag: u64,
-    ) -> Result<(), RejectedOperation> {
-        let mut guard = self.inner.borrow_mut();
-        let inner = &mut *guard;
-        let (buffer, start) = match buffer {
-            Some((buffer, start)) => (Some(buffer), start),
-            None => (None, 0),
-        };
-        let Some(fd) = inner.files.get(file.0) else {
-            return Err(RejectedOperation { reason: io::ErrorKind::NotFound, buffer });
-        };
-        let needed =
-            if matches!(operation, FileOperation::Read | FileOperation::Write(_)) { length } else { 0 };
-        let there = buffer.as_ref().map_or(0, |buffer| buffer.len().saturating_sub(start) as u64);
-        assert!(needed <= there, "{operation:?} of {length} bytes with {there} bytes of buffer");
-        // Other holders of shared memory may borrow it.
-        let writable = buffer.as_ref().is_none_or(Buffer::is_writable);
-        assert!(operation != FileOperation::Read || writable, "a read into memory that is shared");
-        let BackendState::Uring(uring) = &mut inner.backend else {
-            return Err(RejectedOperation { reason: io::ErrorKind::Unsupported, buffer });
-        };
-        let fd = fd.as_raw_fd();
-        let pending = PendingOperation::Operation { client: self.id, tag, buffer };
-        let slot = match inner.pending.insert(pending) {
-            Ok(slot) => slot,
-            Err(PendingOperation::Operation { buffer, .. }) => {
-                return Err(RejectedOperation { reason: io::ErrorKind::WouldBlock, buffer });
-            }
-            Err(_) => unreachable!("a full slab returns the operation"),
-        };
-        let Some(PendingOperation::Operation { buffer, .. }) = inner.pending.get(slot) else {
-            unreachable!("the operation was just inserted")
-        };
-        inner.operations_in_flight += 1;
-        uring.operate(uring::OperationParameters {
-            file: file.0.index(),
-            fd,
-            operation,
-            offset,
-            length,
-            buffer: buffer.as_ref().map(|buffer| (buffer, start)),
-            user_data: slot.to_bits(),
-        });
-        Ok(())
-    }
-
-    /// Whether file operations are supported: with io_uring only.
-    pub fn supports_files(&self) -> bool {
-        matches!(self.inner.borrow().backend, BackendState::Uring(_))
-    }
 }
 
 impl Drop for EventClient {
@@ -573,12 +458,16 @@ impl EventLoopInner {
         let slot = Slot::from_bits(raw.user_data);
         match self.pending.get_mut(slot) {
             Some(PendingOperation::Operation { .. }) => {
-                let Some(PendingOperation::Operation { client, tag, buffer }) = self.pending.remove(slot)
+                let Some(PendingOperation::Operation { client, tag, data, vectors }) =
+                    self.pending.remove(slot)
                 else {
                     unreachable!("slot {slot:?} was just found to be an operation")
                 };
                 self.operations_in_flight -= 1;
-                self.deliver(client, EventCompletion { tag, result: raw.result, buffer });
+                if let Some(vectors) = vectors {
+                    self.recycle_vectors(vectors);
+                }
+                self.deliver(client, EventCompletion { tag, result: raw.result, data });
             }
             Some(PendingOperation::Watch { client, tag, fd, interest }) => {
                 let (client, tag, fd, interest) = (*client, *tag, *fd, *interest);
@@ -590,7 +479,7 @@ impl EventLoopInner {
                         self.pending.remove(slot);
                     }
                 }
-                self.deliver(client, EventCompletion { tag, result: raw.result, buffer: None });
+                self.deliver(client, EventCompletion { tag, result: raw.result, data: None });
             }
             Some(PendingOperation::Send(_)) => self.on_send(slot, &raw),
             Some(PendingOperation::Receive(_)) => self.on_receive(slot, &raw),

@@ -30,6 +30,7 @@ mod requests;
 mod sqe;
 mod thread;
 mod uring_queue;
+mod vectors;
 
 pub use aio_queue::AioQueue;
 pub use cpu::{CpuSet, CpuSetError, pin_thread_to, thread_cpu_ns};
@@ -45,3 +46,4 @@ pub use process::kill_with_parent;
 pub use requests::BlockFile;
 pub use thread::{ThreadUsage, set_io_priority};
 pub use uring_queue::{FileIo, NvmePassthrough, SqeFormat, UringPolling, UringQueue, UringQueueConfig};
+pub use vectors::IO_VECTORS_MAX;

@@ -3,7 +3,9 @@
 use std::os::fd::AsFd;
 
 use block_io::{Completion, Op, Request, Status};
-use dma::{Buffer, Data};
+use dma::Data;
+
+use crate::vectors::check_access;
 
 /// A file for I/O through an [`AioQueue`](crate::AioQueue) or a [`UringQueue`](crate::UringQueue), which owns it, so
 /// that its descriptor stays open.
@@ -21,12 +23,12 @@ pub trait BlockFile: AsFd {
 /// position to io_uring.
 const OFFSET_INVALID: u64 = i64::MIN as u64;
 
-/// The file offset of a request, and the number of bytes of its buffer that the kernel may use: 0 for a request
+/// The file offset of a request, and the number of bytes of its data that the kernel may use: 0 for a request
 /// without data. An LBA whose offset exceeds a file's maximum has [`OFFSET_INVALID`]: its request fails. Must be
 /// called once, before the request is added to those in flight.
 ///
 /// # Panics
-/// If the data is missing, of several slices or too short, or a read's data is shared.
+/// If the data is missing or too short, or a read's data is shared.
 #[inline]
 pub(crate) fn byte_range<F: BlockFile>(file: &F, request: &Request<Data>) -> (u64, u32) {
     let unit = u64::from(file.block_bytes());
@@ -36,14 +38,33 @@ pub(crate) fn byte_range<F: BlockFile>(file: &F, request: &Request<Data>) -> (u6
         return (offset, 0);
     }
     let bytes = u64::from(request.blocks) * unit;
-    let buffer = request.data().and_then(Data::single);
-    let room = buffer.map_or(0, Buffer::len);
-    assert!(bytes <= room as u64, "{bytes} bytes in a buffer of {room}");
-    // Other holders of shared memory may borrow it.
-    let writable = buffer.is_some_and(Buffer::is_writable);
-    assert!(request.op != Op::Read || writable, "a read into memory that is shared");
+    check_access(request.data(), 0, bytes, request.op == Op::Read);
     (offset, bytes as u32)
 }
+
+/// The accessors of a queue whose files and [`InFlightRequests`] are at these fields.
+macro_rules! queue_accessors {
+    ($($files:ident).+, $requests:ident) => {
+        /// The files, indexed by a request's `flow`.
+        #[inline]
+        pub fn files(&self) -> &[F] {
+            &self.$($files).+
+        }
+
+        /// Number of requests that are submitted and not reaped.
+        #[inline]
+        pub fn in_flight(&self) -> usize {
+            self.$requests.len()
+        }
+
+        /// Number of requests that can be submitted now.
+        #[inline]
+        pub fn room(&self) -> usize {
+            self.$requests.room()
+        }
+    };
+}
+pub(crate) use queue_accessors;
 
 /// Requests that the kernel executes.
 ///

@@ -14,12 +14,13 @@ pub(crate) enum SqeFile {
     Descriptor(RawFd),
 }
 
-/// The memory of an SQE, with the index of the registered buffer that contains it, if any.
+/// The memory of an SQE.
 #[derive(Clone, Copy)]
-pub(crate) struct SqeMemory {
-    pub(crate) start: *mut u8,
-    pub(crate) bytes: u32,
-    pub(crate) registered: Option<u16>,
+pub(crate) enum SqeMemory {
+    /// Consecutive bytes, with the index of the registered buffer that contains them, if any.
+    Contiguous { start: *mut u8, bytes: u32, registered: Option<u16> },
+    /// The address and number of I/O vectors.
+    Vectors(*const libc::iovec, u32),
 }
 
 /// Binds `$file` to the `io_uring` type for the handle, because the crate has two types for files.
@@ -41,22 +42,30 @@ pub(crate) use with_file;
 
 #[inline]
 pub(crate) fn read(file: SqeFile, to: SqeMemory, offset: u64) -> squeue::Entry {
-    let SqeMemory { start, bytes, registered } = to;
-    with_file!(file, file => match registered {
-        Some(index) => opcode::ReadFixed::new(file, start, bytes, index).offset(offset).build(),
-        None => opcode::Read::new(file, start, bytes).offset(offset).build(),
+    with_file!(file, file => match to {
+        SqeMemory::Contiguous { start, bytes, registered: Some(index) } => {
+            opcode::ReadFixed::new(file, start, bytes, index).offset(offset).build()
+        }
+        SqeMemory::Contiguous { start, bytes, registered: None } => {
+            opcode::Read::new(file, start, bytes).offset(offset).build()
+        }
+        SqeMemory::Vectors(vectors, count) => opcode::Readv::new(file, vectors, count).offset(offset).build(),
     })
 }
 
 /// `flags` are `RWF_*`.
 #[inline]
 pub(crate) fn write(file: SqeFile, from: SqeMemory, offset: u64, flags: i32) -> squeue::Entry {
-    let SqeMemory { start, bytes, registered } = from;
-    with_file!(file, file => match registered {
-        Some(index) => {
+    with_file!(file, file => match from {
+        SqeMemory::Contiguous { start, bytes, registered: Some(index) } => {
             opcode::WriteFixed::new(file, start, bytes, index).offset(offset).rw_flags(flags).build()
         }
-        None => opcode::Write::new(file, start, bytes).offset(offset).rw_flags(flags).build(),
+        SqeMemory::Contiguous { start, bytes, registered: None } => {
+            opcode::Write::new(file, start, bytes).offset(offset).rw_flags(flags).build()
+        }
+        SqeMemory::Vectors(vectors, count) => {
+            opcode::Writev::new(file, vectors, count).offset(offset).rw_flags(flags).build()
+        }
     })
 }
 

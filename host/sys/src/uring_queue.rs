@@ -11,7 +11,7 @@ use io_uring::types::{CancelBuilder, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, squeue};
 
 use crate::drain::drain;
-use crate::requests::{BlockFile, InFlightRequests, byte_range};
+use crate::requests::{BlockFile, InFlightRequests, byte_range, queue_accessors};
 use crate::sqe::SqeFile;
 
 mod sqe_format;
@@ -48,7 +48,7 @@ pub struct UringQueueConfig {
     pub depth: u32,
     /// Polling modes.
     pub polling: UringPolling,
-    /// Use `READ` and `WRITE` instead of `READV` and `WRITEV` with one vector.
+    /// Use `READ` and `WRITE` instead of `READV` and `WRITEV` with one vector. Data of several slices always uses these.
     pub nonvectored: bool,
     /// Whether a flush is `fdatasync` instead of `fsync`.
     pub data_sync: bool,
@@ -236,23 +236,7 @@ impl<F: BlockFile, D: SqeFormat> UringQueue<F, D> {
         Ok(())
     }
 
-    /// The files, indexed by a request's `flow`.
-    #[inline]
-    pub fn files(&self) -> &[F] {
-        &self.resources.files
-    }
-
-    /// Number of requests that are submitted and not reaped.
-    #[inline]
-    pub fn in_flight(&self) -> usize {
-        self.requests.len()
-    }
-
-    /// Number of requests that can be submitted now.
-    #[inline]
-    pub fn room(&self) -> usize {
-        self.requests.room()
-    }
+    queue_accessors!(resources.files, requests);
 
     /// Submits up to `count` requests from the front of `batch`, which it removes; returns their number. It is lower
     /// without [`room`](Self::room), if the kernel's SQPOLL thread is behind, or if the kernel lacks resources.

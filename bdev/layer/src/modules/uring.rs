@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use block_io::Op;
 use uuid::Uuid;
 
-use crate::{Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, InfoValue, Registry};
+use crate::{Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, InfoValue, IoLimits, Registry};
 
 mod channel;
 mod file;
@@ -79,6 +79,9 @@ impl UringConfig {
 
 /// Requests in flight on one channel: a sixteenth of a core's ring, and enough to keep an NVMe disk busy.
 const DEPTH: u32 = 256;
+
+/// Most bytes of one read or write: the kernel ends longer ones a page before 2 GiB.
+const TRANSFER_BYTES_MAX: u32 = 1 << 30;
 
 /// The module's object of a uring device.
 pub struct UringBdev {
@@ -171,6 +174,16 @@ impl Bdev for UringBdev {
             Op::Write | Op::Unmap | Op::WriteZeroes => !self.config.readonly,
             // A reset of a file only drains its I/O, which the layer does, and files have no uncorrectable blocks.
             _ => false,
+        }
+    }
+
+    /// A request is one file operation. Direct I/O needs aligned slices of whole sectors; the page cache takes any.
+    fn io_limits(&self) -> IoLimits {
+        IoLimits {
+            transfer_bytes_max: TRANSFER_BYTES_MAX,
+            segments_max: os::IO_VECTORS_MAX as u32,
+            alignment: if self.direct.is_ok() { self.geometry.buffer_alignment } else { 1 },
+            boundary_blocks: 0,
         }
     }
 

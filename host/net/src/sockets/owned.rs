@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 
-use dma::Pool;
+use dma::{Data, Pool};
 use os::{
     BufferGroupId, EventClient, EventCompletion, EventLoop, Interest, ReceiveId, RejectedSend, SendEvent,
     SendPart, SocketCapabilities,
@@ -338,7 +338,7 @@ impl Sockets {
         // What arrives after close is dropped.
         let Some(connection) = self.connections.get_mut(id.0) else { return };
         let Some(owned) = &mut connection.owned else { return };
-        if let Some(buffer) = completion.buffer {
+        if let Some(Data::One(buffer)) = completion.data {
             return transfers.events.push(TransferEvent::Received { connection: id, buffer });
         }
         let end = match error_of(completion.result) {

@@ -100,7 +100,7 @@ fn file_operations_return_their_buffer() {
                 FileOperation::Write(WriteMode::Durable),
                 4096,
                 2048,
-                Some((buffer, 2048)),
+                Some((buffer.into(), 2048)),
                 1,
             )
             .unwrap();
@@ -111,17 +111,57 @@ fn file_operations_return_their_buffer() {
         assert_eq!(wait_for(&event_loop, &client).result, 0);
         client.submit_operation(id, FileOperation::Punch, 4096, 1024, None, 3).unwrap();
         assert_eq!(wait_for(&event_loop, &client).result, 0);
-        let mut buffer = wrote.buffer.unwrap();
+        let mut buffer = wrote.data.unwrap().into_single().unwrap();
         buffer.clear();
-        client.submit_operation(id, FileOperation::Read, 4096, 4096, Some((buffer, 0)), 4).unwrap();
+        client.submit_operation(id, FileOperation::Read, 4096, 4096, Some((buffer.into(), 0)), 4).unwrap();
         let read = wait_for(&event_loop, &client);
-        let buffer = read.buffer.unwrap();
+        let buffer = read.data.unwrap().into_single().unwrap();
         assert_eq!(read.result, 2048, "a short read reports its length");
         assert!(buffer.as_slice()[..1024].iter().all(|byte| *byte == 0));
         assert!(buffer.as_slice()[1024..2048].iter().all(|byte| *byte == 9));
         client.remove_file(id);
         let rejected = client.submit_operation(id, FileOperation::Sync, 0, 0, None, 5).unwrap_err();
         assert_eq!(rejected.reason, io::ErrorKind::NotFound);
+    }
+}
+
+#[test]
+fn data_of_several_slices_is_one_operation() {
+    for event_loop in event_loops() {
+        let client = event_loop.client();
+        if !client.supports_files() {
+            continue;
+        }
+        let file = tempfile();
+        let reader = file.try_clone().unwrap();
+        let id = client.add_file(file.into()).unwrap();
+        let pool = Pool::new(&Arena::new(dma::ArenaConfig {
+            limit_bytes: 2 << 20,
+            hugepages: false,
+            ..dma::ArenaConfig::default()
+        }));
+        let slices = |fills: [u8; 3]| {
+            let fill = |fill| {
+                let mut buffer = pool.take(1000).unwrap();
+                buffer.as_mut_slice().fill(fill);
+                buffer
+            };
+            Data::gather(fills.map(fill).into()).unwrap()
+        };
+        let write = FileOperation::Write(WriteMode::Durable);
+        // From the middle of the first slice to that of the last.
+        client.submit_operation(id, write, 100, 2000, Some((slices([1, 2, 3]), 500)), 1).unwrap();
+        let done = wait_for(&event_loop, &client);
+        assert_eq!((done.tag, done.result, done.data.unwrap().len()), (1, 2000, 3000));
+        let mut contents = vec![9; 2100];
+        std::os::unix::fs::FileExt::read_exact_at(&reader, &mut contents, 0).unwrap();
+        let expected = [vec![0; 100], vec![1; 500], vec![2; 1000], vec![3; 500]].concat();
+        assert_eq!(contents, expected);
+        client.submit_operation(id, FileOperation::Read, 0, 2100, Some((slices([7; 3]), 900)), 2).unwrap();
+        let done = wait_for(&event_loop, &client);
+        let mut bytes = vec![0; 3000];
+        done.data.unwrap().copy_to(0, &mut bytes);
+        assert_eq!((done.result, &bytes[..900], &bytes[900..]), (2100, &[7; 900][..], &expected[..]));
     }
 }
 
@@ -141,7 +181,7 @@ fn drop_cancels_operations_in_flight() {
         }));
         let buffer = pool.take(4096).unwrap();
         // Never completes: nothing is written to the other end.
-        client.submit_operation(id, FileOperation::Read, 0, 4096, Some((buffer, 0)), 1).unwrap();
+        client.submit_operation(id, FileOperation::Read, 0, 4096, Some((buffer.into(), 0)), 1).unwrap();
         event_loop.turn();
         drop(client);
         let start = Instant::now();
@@ -184,13 +224,20 @@ fn a_rejected_operation_returns_its_buffer() {
         }));
         for tag in 0..64 {
             let buffer = pool.take(4096).unwrap();
-            client.submit_operation(id, FileOperation::Read, 0, 4096, Some((buffer, 0)), tag).unwrap();
+            client.submit_operation(id, FileOperation::Read, 0, 4096, Some((buffer.into(), 0)), tag).unwrap();
         }
         let rejected = client
-            .submit_operation(id, FileOperation::Read, 0, 4096, Some((pool.take(4096).unwrap(), 0)), 64)
+            .submit_operation(
+                id,
+                FileOperation::Read,
+                0,
+                4096,
+                Some((pool.take(4096).unwrap().into(), 0)),
+                64,
+            )
             .unwrap_err();
         assert_eq!(rejected.reason, io::ErrorKind::WouldBlock);
-        assert!(rejected.buffer.is_some());
+        assert!(rejected.data.is_some());
     }
 }
 

@@ -342,7 +342,7 @@ impl EventLoopInner {
             group.receives -= 1;
         }
         self.remove_unused_group(receive.group);
-        self.deliver(receive.client, EventCompletion { tag: receive.tag, result, buffer: None });
+        self.deliver(receive.client, EventCompletion { tag: receive.tag, result, data: None });
     }
 
     /// Removes a group whose client was dropped and whose receives have all ended.
@@ -392,7 +392,7 @@ impl EventLoopInner {
             self.short_of_buffers |= !group.replenish();
             if let Some(buffer) = buffer {
                 let result = raw.result;
-                self.deliver(client, EventCompletion { tag, result, buffer: Some(buffer) });
+                self.deliver(client, EventCompletion { tag, result, data: Some(buffer.into()) });
             }
         }
         if raw.more() {

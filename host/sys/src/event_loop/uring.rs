@@ -42,8 +42,17 @@ pub(super) struct OperationParameters<'a> {
     pub(super) operation: FileOperation,
     pub(super) offset: u64,
     pub(super) length: u64,
-    pub(super) buffer: Option<(&'a Buffer, usize)>,
+    pub(super) memory: OperationMemory<'a>,
     pub(super) user_data: u64,
+}
+
+/// The memory of a file operation, which its slot owns.
+pub(super) enum OperationMemory<'a> {
+    None,
+    /// The bytes from an offset of a buffer.
+    Buffer(&'a Buffer, usize),
+    /// The address and number of vectors.
+    Vectors(*const libc::iovec, u32),
 }
 
 impl UringBackend {
@@ -112,12 +121,19 @@ impl UringBackend {
     }
 
     pub(super) fn operate(&mut self, request: OperationParameters<'_>) {
-        let registered = request.buffer.and_then(|(buffer, _)| self.registered_index(buffer));
-        let start = request
-            .buffer
-            .map_or(std::ptr::null_mut(), |(buffer, start)| buffer.as_ptr().wrapping_add(start));
         let (length, offset) = (request.length, request.offset);
-        let memory = SqeMemory { start, bytes: length as u32, registered };
+        let memory = match request.memory {
+            OperationMemory::Buffer(buffer, start) => SqeMemory::Contiguous {
+                start: buffer.as_ptr().wrapping_add(start),
+                bytes: length as u32,
+                registered: self.registered_index(buffer),
+            },
+            OperationMemory::Vectors(address, count) => SqeMemory::Vectors(address, count),
+            // Of a read or write of no bytes at all.
+            OperationMemory::None => {
+                SqeMemory::Contiguous { start: std::ptr::null_mut(), bytes: length as u32, registered: None }
+            }
+        };
         let file = match self.files_registered {
             true => SqeFile::Registered(request.file),
             false => SqeFile::Descriptor(request.fd),

@@ -7,6 +7,7 @@ use io_uring::{cqueue, opcode, squeue};
 use super::{QueueResources, UringQueueConfig};
 use crate::requests::BlockFile;
 use crate::sqe::{self, SqeMemory, with_file};
+use crate::vectors::IoVectors;
 
 /// The format of a queue's entries: [`FileIo`] or [`NvmePassthrough`].
 pub trait SqeFormat: sealed::EntryFormat {}
@@ -43,8 +44,9 @@ mod sealed {
 /// Reads, writes and flushes of files. Any other operation is a no-op with result 0.
 pub struct FileIo {
     data_sync: bool,
-    /// One vector per tag for vectored I/O; the kernel may read it until the request completes.
-    vectors: Box<[libc::iovec]>,
+    nonvectored: bool,
+    /// One list per tag for vectored I/O; the kernel may read it until the request completes.
+    vectors: Box<[IoVectors]>,
 }
 
 impl SqeFormat for FileIo {}
@@ -55,9 +57,8 @@ impl sealed::EntryFormat for FileIo {
     const REGISTERS_EACH_BUFFER: bool = false;
 
     fn new(config: &UringQueueConfig) -> FileIo {
-        let vector = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        let count = if config.nonvectored { 0 } else { config.depth as usize };
-        FileIo { data_sync: config.data_sync, vectors: vec![vector; count].into() }
+        let (data_sync, nonvectored) = (config.data_sync, config.nonvectored);
+        FileIo { data_sync, nonvectored, vectors: vectors_per_tag(config) }
     }
 
     #[inline]
@@ -67,27 +68,26 @@ impl sealed::EntryFormat for FileIo {
         (offset, bytes): (u64, u32),
         resources: &QueueResources<F>,
     ) -> squeue::Entry {
-        let entry = match (request.op, request.data().and_then(Data::single)) {
-            (Op::Read | Op::Write, Some(buffer)) => {
-                let (start, registered) = (buffer.as_ptr(), resources.registered_chunk(buffer));
-                let file = resources.handle(request);
-                let memory = SqeMemory { start, bytes, registered };
-                match (self.vectors.is_empty() || registered.is_some(), request.op) {
-                    (true, Op::Read) => sqe::read(file, memory, offset),
-                    (true, _) => sqe::write(file, memory, offset, 0),
-                    (false, op) => {
-                        let vector = &mut self.vectors[request.tag.0 as usize];
-                        *vector = libc::iovec { iov_base: start.cast(), iov_len: bytes as usize };
-                        let vector = &raw const *vector;
-                        match op {
-                            Op::Read => with_file!(file, file => {
-                                opcode::Readv::new(file, vector, 1).offset(offset).build()
-                            }),
-                            _ => with_file!(file, file => {
-                                opcode::Writev::new(file, vector, 1).offset(offset).build()
-                            }),
-                        }
+        let entry = match (request.op, request.data()) {
+            (Op::Read | Op::Write, Some(data)) => {
+                let registered = data.single().and_then(|buffer| resources.registered_chunk(buffer));
+                let memory = match data {
+                    Data::One(buffer) if self.nonvectored || registered.is_some() => {
+                        SqeMemory::Contiguous { start: buffer.as_ptr(), bytes, registered }
                     }
+                    _ => {
+                        let vectors = &mut self.vectors[request.tag.0 as usize];
+                        let (list, count) = match data {
+                            Data::One(buffer) => vectors.describe_one(buffer, bytes),
+                            Data::Many(_) => vectors.describe(data.slices(), 0, bytes as usize),
+                        };
+                        SqeMemory::Vectors(list, count)
+                    }
+                };
+                let file = resources.handle(request);
+                match request.op {
+                    Op::Read => sqe::read(file, memory, offset),
+                    _ => sqe::write(file, memory, offset, 0),
                 }
             }
             (Op::Flush, _) => sqe::sync(resources.handle(request), self.data_sync),
@@ -106,15 +106,24 @@ impl sealed::EntryFormat for FileIo {
     }
 }
 
+fn vectors_per_tag(config: &UringQueueConfig) -> Box<[IoVectors]> {
+    (0..config.depth).map(|_| IoVectors::default()).collect()
+}
+
 /// NVMe reads, writes and flushes to a namespace's generic device (`/dev/ng0n1`), which bypass the block layer.
 ///
 /// Any other operation is a flush. A result is 0, a negative error number, or the status field of the completion
 /// queue entry. [`BlockFile::block_bytes`] must be the LBA size of the namespace, because the device and not the
 /// kernel interprets the number of blocks of a command.
-pub struct NvmePassthrough(());
+pub struct NvmePassthrough {
+    /// One list per tag; the kernel may read it until the command completes.
+    vectors: Box<[IoVectors]>,
+}
 
 /// `NVME_URING_CMD_IO` of `linux/nvme_ioctl.h`: `_IOWR('N', 0x80, struct nvme_uring_cmd)`, 72 bytes.
 const URING_CMD_IO: u32 = 3 << 30 | 72 << 16 | 0x4e << 8 | 0x80;
+/// `NVME_URING_CMD_IO_VEC`: the same with I/O vectors, `addr` and `data_len` being their address and number.
+const URING_CMD_IO_VEC: u32 = URING_CMD_IO + 1;
 /// The value in the kernel's header.
 const _: () = assert!(URING_CMD_IO == 0xc048_4e80);
 const FLUSH: u8 = 0x00;
@@ -130,8 +139,8 @@ impl sealed::EntryFormat for NvmePassthrough {
     // fails with EINVAL if they have more bytes than the command, or exceed the device's segment limit.
     const REGISTERS_EACH_BUFFER: bool = true;
 
-    fn new(_: &UringQueueConfig) -> NvmePassthrough {
-        NvmePassthrough(())
+    fn new(config: &UringQueueConfig) -> NvmePassthrough {
+        NvmePassthrough { vectors: vectors_per_tag(config) }
     }
 
     #[inline]
@@ -145,21 +154,32 @@ impl sealed::EntryFormat for NvmePassthrough {
         let mut command = [0u8; 80];
         let mut put = |at: usize, bytes: &[u8]| command[at..at + bytes.len()].copy_from_slice(bytes);
         put(4, &resources.file(request).namespace_id().to_le_bytes());
-        let mut registered = None;
-        match (request.op, request.data().and_then(Data::single)) {
-            (Op::Read | Op::Write, Some(buffer)) => {
+        let (mut registered, mut operation) = (None, URING_CMD_IO);
+        match (request.op, request.data()) {
+            (Op::Read | Op::Write, Some(data)) => {
                 put(0, &[if request.op == Op::Read { READ } else { WRITE }]);
-                put(24, &(buffer.as_ptr() as u64).to_le_bytes());
-                put(36, &bytes.to_le_bytes());
+                let (address, length) = match data {
+                    Data::One(buffer) => {
+                        registered = resources.registered_buffer(request, bytes);
+                        (buffer.as_ptr().expose_provenance(), bytes)
+                    }
+                    Data::Many(_) => {
+                        let vectors = &mut self.vectors[request.tag.0 as usize];
+                        let (list, count) = vectors.describe(data.slices(), 0, bytes as usize);
+                        operation = URING_CMD_IO_VEC;
+                        (list.expose_provenance(), count)
+                    }
+                };
+                put(24, &(address as u64).to_le_bytes());
+                put(36, &length.to_le_bytes());
                 put(40, &request.lba.to_le_bytes());
                 // Number of logical blocks, 0's based (NVM Command Set Specification 1.0, 3.2.4).
                 put(48, &(request.blocks.saturating_sub(1) & 0xffff).to_le_bytes());
-                registered = resources.registered_buffer(request, bytes);
             }
             _ => put(0, &[FLUSH]),
         }
         let entry = with_file!(resources.handle(request), file => {
-            opcode::UringCmd80::new(file, URING_CMD_IO).cmd(command).buf_index(registered).build()
+            opcode::UringCmd80::new(file, operation).cmd(command).buf_index(registered).build()
         });
         entry.user_data(request.tag.0)
     }
@@ -167,5 +187,9 @@ impl sealed::EntryFormat for NvmePassthrough {
     #[inline]
     fn decode(entry: &cqueue::Entry32) -> (u64, i64) {
         (entry.user_data(), i64::from(entry.result()))
+    }
+
+    fn leak(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.vectors));
     }
 }

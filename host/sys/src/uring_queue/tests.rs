@@ -112,6 +112,41 @@ fn registered_memory_is_of_one_arena_and_keeps_it_alive() {
 }
 
 #[test]
+fn a_request_of_several_slices_is_one_operation() {
+    for nonvectored in [false, true] {
+        let path =
+            std::env::temp_dir().join(format!("ringbolt-sys-vectors-{}-{nonvectored}", std::process::id()));
+        std::fs::write(&path, [[5; 512], [6; 512], [7; 512]].concat()).unwrap();
+        let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let reader = file.try_clone().unwrap();
+        let Some(mut ring) = open(&UringQueueConfig { nonvectored, ..CONFIG }, file.into()) else { return };
+        let pool = pool();
+        let slices = |lengths: &[usize]| {
+            Data::gather(lengths.iter().map(|length| pool.take(*length).unwrap()).collect()).unwrap()
+        };
+        let mut batch = vec![
+            Request::read(Tag(2), 0, 3, slices(&[100, 1436])),
+            Request::read(Tag(1), 1, 1, slices(&[512])),
+        ];
+        ring.submit(&mut batch, 2);
+        let mut done = finish(&mut ring, 2);
+        done.sort_by_key(|(request, _)| request.tag);
+        let mut bytes = [0; 1536];
+        done[1].0.data().unwrap().copy_to(0, &mut bytes);
+        assert_eq!((done[0].1, done[1].1), (512, 1536));
+        assert_eq!((bytes[99], bytes[511], bytes[512], bytes[1535]), (5, 5, 6, 7));
+        let mut data = slices(&[512, 512]);
+        data.slices_mut()[0].clear();
+        data.slices_mut()[1].as_mut_slice().fill(3);
+        ring.submit(&mut vec![Request::write(Tag(0), 0, 2, data)], 1);
+        assert_eq!(finish(&mut ring, 1)[0].1, 1024);
+        std::os::unix::fs::FileExt::read_exact_at(&reader, &mut bytes, 0).unwrap();
+        assert_eq!((bytes[511], bytes[512], bytes[1023], bytes[1024]), (0, 3, 3, 7));
+    }
+}
+
+#[test]
 fn an_unsupported_operation_is_a_no_op() {
     let file = std::fs::File::open("/dev/null").unwrap();
     let Some(mut ring) = open(&CONFIG, file.into()) else { return };

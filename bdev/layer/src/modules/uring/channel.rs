@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use block_io::{Errno, Status};
-use dma::Buffer;
+use dma::Data;
 use os::{EventClient, EventCompletion, FileId, FileOperation, WriteMode};
 use reactor::{Period, PollResult, Poller, Shutdown};
 use slots::{Slab, Slot};
@@ -41,7 +41,7 @@ pub(super) struct UringChannel {
     done: Vec<EventCompletion>,
 }
 
-/// A request in progress. Its buffer is with the kernel while an operation is in flight.
+/// A request in progress. Its data is with the kernel while an operation is in flight.
 #[derive(Debug)]
 struct UringRequest {
     request: Request,
@@ -50,7 +50,7 @@ struct UringRequest {
     /// Bytes of the current step that are complete.
     progress: u64,
     tries: u32,
-    zeroes: Option<Buffer>,
+    zeroes: Option<Data>,
 }
 
 impl UringChannel {
@@ -105,7 +105,7 @@ impl UringChannel {
         let (start, total) = bytes_of(&active.request, self.block_size);
         let offset = start + active.progress;
         let mut left = total - active.progress;
-        let mut buffer = None;
+        let mut data = None;
         let operation = match active.step {
             FileStep::Read => FileOperation::Read,
             FileStep::Write(how) => FileOperation::Write(how),
@@ -119,28 +119,25 @@ impl UringChannel {
                 let zeroes = active.zeroes.take().or_else(|| zeroes(&self.core, total));
                 let Some(zeroes) = zeroes else { return self.finish(slot, Status::COMMAND_INTERRUPTED) };
                 left = left.min(zeroes.len() as u64);
-                buffer = Some((zeroes, 0));
+                data = Some((zeroes, 0));
                 FileOperation::Write(WriteMode::Cached)
             }
         };
         match active.step {
             FileStep::Read | FileStep::Write(_) => {
                 let progress = active.progress as usize;
-                // The layer divides data of several slices.
-                let single = active.request.take_data().and_then(|data| data.into_single().ok());
-                buffer = single.map(|buffer| (buffer, progress));
+                data = active.request.take_data().map(|data| (data, progress));
             }
             // A sync covers the whole file.
             FileStep::Sync => left = 0,
             FileStep::Punch | FileStep::Zero | FileStep::WriteZeroes => {}
         }
         let client = self.client.as_ref().expect("only a dropped channel has no client");
-        let Err(refused) =
-            client.submit_operation(self.file, operation, offset, left, buffer, slot.to_bits())
+        let Err(refused) = client.submit_operation(self.file, operation, offset, left, data, slot.to_bits())
         else {
             return;
         };
-        return_buffer(active, refused.buffer);
+        return_data(active, refused.data);
         if refused.reason == std::io::ErrorKind::WouldBlock {
             self.retry_queue.push_back(slot);
         } else {
@@ -154,7 +151,7 @@ impl UringChannel {
         let Some(active) = self.active.get_mut(slot) else {
             unreachable!("completed {slot:?} is not in the table")
         };
-        return_buffer(active, done.buffer);
+        return_data(active, done.data);
         if done.result < 0 {
             return self.step_failed(slot, Errno(-done.result));
         }
@@ -220,19 +217,19 @@ impl UringChannel {
     }
 }
 
-/// Returns the buffer of an operation to the request, or to its zeroes.
-fn return_buffer(active: &mut UringRequest, buffer: Option<Buffer>) {
+/// Returns the data of an operation to the request, or to its zeroes.
+fn return_data(active: &mut UringRequest, data: Option<Data>) {
     if active.step == FileStep::WriteZeroes {
-        active.zeroes = buffer;
-    } else if buffer.is_some() {
-        active.request.set_data(buffer);
+        active.zeroes = data;
+    } else if data.is_some() {
+        active.request.set_data(data);
     }
 }
 
-fn zeroes(core: &reactor::Core, bytes: u64) -> Option<Buffer> {
+fn zeroes(core: &reactor::Core, bytes: u64) -> Option<Data> {
     let mut buffer = core.pool().take(bytes.min(ZEROES_BYTES as u64) as usize)?;
     buffer.clear();
-    Some(buffer)
+    Some(buffer.into())
 }
 
 impl block_io::Channel for UringChannel {

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use block_io::{Channel as _, Op, RequestFlags, Tag};
+use dma::Buffer;
 use reactor::{IdlePolicy, Reactor, ReactorConfig};
 
 use super::*;
@@ -56,9 +57,8 @@ impl UringHarness {
 
     /// Completes a simulated operation with `result`.
     fn complete_simulated(&mut self, slot: Slot, result: i32) {
-        let buffer = self.channel.active.get_mut(slot).and_then(|job| job.request.take_data());
-        let buffer = buffer.and_then(|data| data.into_single().ok());
-        self.channel.step_done(EventCompletion { tag: slot.to_bits(), result, buffer });
+        let data = self.channel.active.get_mut(slot).and_then(|job| job.request.take_data());
+        self.channel.step_done(EventCompletion { tag: slot.to_bits(), result, data });
     }
 
     fn wait(&mut self) -> Completion {
@@ -104,6 +104,25 @@ fn short_transfers_are_continued() {
     assert!(contents[8 * 512..9 * 512].iter().all(|byte| *byte == 1), "the first block is not written again");
     assert!(contents[9 * 512..10 * 512].iter().all(|byte| *byte == 5));
     assert_eq!(contents[10 * 512], 1);
+}
+
+#[test]
+fn data_of_several_slices_is_continued_in_the_middle_of_one() {
+    let Some(mut harness) = harness(false) else { return };
+    let slices = |fills: [u8; 3]| Data::gather(fills.map(|fill| harness.buffer(2, fill)).into()).unwrap();
+    let write = Request::write(Tag(1), 8, 6, slices([5, 6, 7]));
+    let read = Request::read(Tag(2), 8, 6, slices([9, 9, 9]));
+    let slot = harness.start_simulated(write);
+    harness.complete_simulated(slot, 1536);
+    assert_eq!(harness.wait().status(), Status::SUCCESS);
+    let expected: Vec<u8> = [1, 1, 1, 6, 7, 7].iter().flat_map(|fill| [*fill; 512]).collect();
+    assert_eq!(harness.contents()[8 * 512..14 * 512], expected, "the first half is not written again");
+    harness.channel.submit(&mut vec![read]);
+    let data = harness.wait().into_request().take_data().unwrap();
+    assert_eq!(data.slices().len(), 3);
+    let mut bytes = vec![0; 6 * 512];
+    data.copy_to(0, &mut bytes);
+    assert_eq!(bytes, expected);
 }
 
 #[test]
