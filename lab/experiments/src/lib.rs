@@ -29,6 +29,7 @@ mod kyber_tokens;
 pub mod locks;
 pub mod loops;
 mod meters;
+mod order;
 pub mod plan;
 pub mod processes;
 mod queue_settings;
@@ -46,6 +47,7 @@ pub use check::{
 pub use definition::{
     CellGroup, CellRule, ExperimentDefinition, PublishedPoint, PublishedTable, PublishedTimes, Scale,
 };
+pub use order::{PlannedMeasurement, measurement_order};
 pub use record::{
     CellParameters, CellRecord, GeneratorInfo, MachineRecord, ParameterValue, PlannedCell, PlannedDevice,
     PlannedExperiment, RoleRecord, RunDirectory, RunDirectoryError, RunPlan, RunWriter, SCHEMA,

@@ -66,8 +66,9 @@ pub fn plan_experiments(
 /// Ramp and measurement, in seconds, and repetitions at a scale.
 pub fn cell_times(definition: &ExperimentDefinition, scale: Scale, times: TimeOverrides) -> (f64, f64, u32) {
     let (ramp, runtime, repetitions) = match scale {
-        Scale::Quick => (0.2, 0.8, 1),
-        Scale::Default => (1.0, 4.0, 1),
+        // Without repetitions nothing can be decided; two suffice only because the scatter of all cells is pooled.
+        Scale::Quick => (0.1, 0.4, 2),
+        Scale::Default => (0.5, 2.0, 3),
         Scale::Paper => (definition.time.ramp_s, definition.time.runtime_s, definition.time.repetitions),
     };
     (

@@ -149,9 +149,12 @@ pub struct CellRecord {
     /// The parameters of the cell, varied and fixed.
     #[serde(default)]
     pub parameters: CellParameters,
-    /// Repetition of the cell, from 0.
+    /// Repetition of the cell, from 0; also the number of the block in which it was measured.
     #[serde(default)]
     pub repetition: u32,
+    /// Position in the run's shuffled order, from 0; absent in runs of older versions, which were not shuffled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub position: Option<u32>,
     /// Start time, in milliseconds since 1970-01-01 UTC.
     #[serde(default)]
     pub started_unix_ms: u64,
@@ -197,6 +200,7 @@ impl CellRecord {
             series: series.into(),
             parameters: CellParameters::new(),
             repetition: 0,
+            position: None,
             started_unix_ms: 0,
             duration_s: 0.0,
             roles: BTreeMap::new(),
@@ -300,6 +304,9 @@ pub struct RunPlan {
     pub scale: String,
     /// Seed of random offsets.
     pub seed: u64,
+    /// Seed of the order of measurement; see [`measurement_order`](crate::measurement_order).
+    #[serde(default)]
+    pub order_seed: u64,
     /// `ringbolt` or `fio`, and the path of the program.
     pub generator: String,
     /// CPUs that cells may use.

@@ -1,4 +1,5 @@
-//! Runs a plan cell by cell; the record of each is on the disk before the next one starts.
+//! Runs a plan cell by cell, in the order of [`measurement_order`]; the record of each is on the disk before the next
+//! one starts.
 //!
 //! However a run ends (last cell, SIGINT, SIGKILL, a full disk, a removed device), all completed cells are stored,
 //! and the machine's settings are restored: by the run itself, or by the next lab command if it was killed.
@@ -7,6 +8,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -20,6 +22,7 @@ use crate::job_file::CellJob;
 use crate::journal::Journal;
 use crate::locks::DeviceLocks;
 use crate::meters::CellMeters;
+use crate::order::{PlannedMeasurement, measurement_order};
 use crate::processes::RunProcesses;
 use crate::record::{
     CellRecord, GeneratorInfo, ParameterValue, PlannedCell, RunDirectory, RunPlan, RunWriter, SchedulerState,
@@ -264,9 +267,9 @@ pub fn latest_records(run: &RunDirectory) -> Vec<&CellRecord> {
 /// One repetition of a cell.
 struct PlannedRun<'a> {
     experiment: &'a str,
-    definition: std::rc::Rc<ExperimentDefinition>,
+    definition: Rc<ExperimentDefinition>,
     cell: &'a PlannedCell,
-    repetition: u32,
+    measurement: PlannedMeasurement,
 }
 
 impl PlannedRun<'_> {
@@ -277,25 +280,23 @@ impl PlannedRun<'_> {
 
 fn pending<'a>(setup: &RunSetup<'a>, summary: &mut ExperimentSummary) -> Vec<PlannedRun<'a>> {
     let mut pending = Vec::new();
-    for experiment in &setup.plan.experiments {
-        // A plan that this program cannot parse has no cells it could run.
-        let definition =
-            std::rc::Rc::new(ExperimentDefinition::parse(&experiment.definition).unwrap_or_default());
-        for cell in &experiment.cells {
-            let repetitions = if cell.skipped.is_some() { 1 } else { cell.repetitions };
-            for repetition in 0..repetitions {
-                if setup.completed.contains(&cell_key(&experiment.id, &cell.parameters, repetition)) {
-                    summary.already_done += 1;
-                    continue;
-                }
-                pending.push(PlannedRun {
-                    experiment: &experiment.id,
-                    definition: definition.clone(),
-                    cell,
-                    repetition,
-                });
-            }
+    // A plan that this program cannot parse has no cells it could run.
+    let parse = |text: &str| Rc::new(ExperimentDefinition::parse(text).unwrap_or_default());
+    let definitions: Vec<Rc<ExperimentDefinition>> =
+        setup.plan.experiments.iter().map(|experiment| parse(&experiment.definition)).collect();
+    for measurement in measurement_order(setup.plan) {
+        let experiment = &setup.plan.experiments[measurement.experiment];
+        let cell = &experiment.cells[measurement.cell];
+        if setup.completed.contains(&cell_key(&experiment.id, &cell.parameters, measurement.repetition)) {
+            summary.already_done += 1;
+            continue;
         }
+        pending.push(PlannedRun {
+            experiment: &experiment.id,
+            definition: definitions[measurement.experiment].clone(),
+            cell,
+            measurement,
+        });
     }
     pending
 }
@@ -331,7 +332,8 @@ impl CellRunner<'_> {
     ) -> Result<Option<CellRecord>, ExperimentError> {
         let mut record = CellRecord::new(self.run.experiment, &self.run.cell.series);
         record.parameters = self.run.cell.parameters.clone();
-        record.repetition = self.run.repetition;
+        record.repetition = self.run.measurement.repetition;
+        record.position = Some(self.run.measurement.position);
         record.started_unix_ms = now_ms();
         record.skipped = self.run.cell.skipped.clone();
         record.notes = self.run.cell.notes.clone();

@@ -18,6 +18,7 @@
 pub mod advise;
 pub mod chart;
 pub mod compare;
+pub mod drift;
 pub mod export;
 pub mod figure;
 pub mod metric;

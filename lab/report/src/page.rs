@@ -65,6 +65,7 @@ pub fn render_html(run: &RunDirectory) -> Result<String, ReportError> {
         measured: format_integer(measured as u64),
         cells: format_integer(cells.len() as u64),
         repetitions: repetitions(&cells),
+        drift: drift(run),
         targets: run.plan.targets.iter().map(describe_target).collect(),
         advice: advice.iter().map(advice_card).collect(),
         tally: evidence::tally(&findings),
@@ -99,6 +100,7 @@ struct ReportContext<'a> {
     measured: String,
     cells: String,
     repetitions: String,
+    drift: Vec<String>,
     targets: Vec<String>,
     advice: Vec<AdviceCard>,
     tally: Vec<evidence::Tally>,
@@ -171,6 +173,29 @@ fn repetitions(cells: &[ExperimentCell<'_>]) -> String {
         (Some(least), Some(most)) => format!("each measured {least} to {most} times"),
         _ => "nothing measured".to_string(),
     }
+}
+
+/// How the run was ordered, and whether it drifted, one sentence each.
+fn drift(run: &RunDirectory) -> Vec<String> {
+    if !run.records.iter().any(|record| record.is_measured()) {
+        return Vec::new();
+    }
+    let shuffled = run.records.iter().any(|record| record.position.is_some());
+    let mut lines = vec![if shuffled {
+        format!(
+            "Repetitions are interleaved: each block measures every cell once, in an order shuffled by seed {}.",
+            run.plan.order_seed
+        )
+    } else {
+        "The order was not shuffled: drift of the machine may look like an effect of the parameters."
+            .to_string()
+    }];
+    let found = crate::drift::drift(run);
+    if found.is_empty() {
+        lines.push("Drift over the run is unknown: it needs repetitions of several cells.".to_string());
+    }
+    lines.extend(found.iter().map(|drift| format!("{}.", capitalized(&drift.sentence()))));
+    lines
 }
 
 /// The advice for one goal.
@@ -403,6 +428,7 @@ fn plan_rows(run: &RunDirectory) -> Vec<(&'static str, String)> {
         ("Selection", plan.selection.join(" ")),
         ("Scale", plan.scale.clone()),
         ("Seed", plan.seed.to_string()),
+        ("Order seed", plan.order_seed.to_string()),
         ("Generator", plan.generator.clone()),
         ("Cores", plan.cores.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")),
         ("Directory", run.path.display().to_string()),

@@ -13,6 +13,6 @@ mod quantiles;
 #[cfg(test)]
 mod tests;
 
-pub use compare::{ConfidenceInterval, geometric_mean_ratio, matched_geometric_mean_ratio};
+pub use compare::{ConfidenceInterval, geometric_mean_ratio, matched_geometric_mean_ratio, t_reach};
 pub use curve::{knee, saturation, slope};
 pub use quantiles::{median, median_interval, quantile, relative_spread};

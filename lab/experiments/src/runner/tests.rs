@@ -153,6 +153,40 @@ fn every_cell_is_measured_or_has_a_reason() {
 }
 
 #[test]
+fn repetitions_are_interleaved_and_resume_keeps_the_order() {
+    let directory = TestDirectory::new("order", "");
+    let times = TimeOverrides { repetitions: Some(3), ..short_times() };
+    let plan = RunPlan { order_seed: 11, ..plan_one_cell(times) };
+    let planned: Vec<(usize, String)> = measurement_order(&plan)
+        .iter()
+        .map(|one| {
+            let experiment = &plan.experiments[one.experiment];
+            let parameters = &experiment.cells[one.cell].parameters;
+            (one.position as usize, cell_key(&experiment.id, parameters, one.repetition))
+        })
+        .collect();
+    let of = |run: &RunDirectory| -> Vec<(usize, String)> {
+        run.records.iter().map(|record| (record.position.unwrap() as usize, record.key())).collect()
+    };
+    let (result, run) = run_plan(&directory, &plan, &[file(&directory)], &AtomicBool::new(false));
+    assert_eq!(of(&run), planned);
+    let summary = result.unwrap();
+    let blocks: Vec<u32> =
+        run.records.iter().filter(|record| record.is_measured()).map(|record| record.repetition).collect();
+    assert!(blocks.is_sorted() && summary.measured.is_multiple_of(3), "{blocks:?}");
+    // The run loses its end and some records before: resume measures these at their positions.
+    let text = fs::read_to_string(directory.out().join("results.jsonl")).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let left: Vec<&str> =
+        lines.iter().copied().enumerate().filter(|(at, _)| at % 3 == 0).map(|at| at.1).collect();
+    fs::write(directory.out().join("results.jsonl"), left.join("\n") + "\n").unwrap();
+    let (_, run) = run_plan(&directory, &plan, &[file(&directory)], &AtomicBool::new(false));
+    let resumed = &of(&run)[left.len()..];
+    assert_eq!(resumed.len(), planned.len() - left.len());
+    assert!(resumed.is_sorted() && resumed.iter().all(|one| planned.contains(one)), "{resumed:?}");
+}
+
+#[test]
 fn failed_cells_are_recorded_and_repeated_by_resume() {
     let directory = TestDirectory::new(
         "fails",

@@ -44,6 +44,7 @@ pub fn embedded_json(run: &RunDirectory, budget: HistogramBudget) -> Result<Stri
             "selection": run.plan.selection,
             "scale": run.plan.scale,
             "seed": run.plan.seed,
+            "order_seed": run.plan.order_seed,
             "generator": run.plan.generator,
             "cores": run.plan.cores,
             "targets": run.plan.targets,
@@ -71,6 +72,10 @@ fn record(record: &CellRecord, merged: usize) -> Json {
     out.insert("s".to_string(), json!(record.series));
     out.insert("p".to_string(), json!(record.parameters));
     out.insert("r".to_string(), json!(record.repetition));
+    if let Some(position) = record.position {
+        out.insert("position".to_string(), json!(position));
+    }
+    out.insert("started_unix_ms".to_string(), json!(record.started_unix_ms));
     if !roles.is_empty() {
         out.insert("roles".to_string(), Json::Object(roles));
     }

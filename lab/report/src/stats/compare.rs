@@ -59,6 +59,11 @@ pub fn matched_geometric_mean_ratio(
     Some((mean_log.exp(), error.and_then(|error| error.interval_around(mean_log, level))))
 }
 
+/// Half the width of a confidence interval at `level` (0 to 1), in standard errors: a quantile of Student's t.
+pub fn t_reach(level: f64, degrees_of_freedom: f64) -> Option<f64> {
+    Some(StudentsT::new(0.0, 1.0, degrees_of_freedom).ok()?.inverse_cdf(0.5 + level / 2.0))
+}
+
 /// The standard error of a difference of mean logarithms.
 struct StandardError {
     size: f64,
@@ -68,11 +73,7 @@ struct StandardError {
 impl StandardError {
     /// The confidence interval of the ratio whose logarithm is `mean_log`.
     fn interval_around(&self, mean_log: f64, level: f64) -> Option<ConfidenceInterval> {
-        let reach = if self.size == 0.0 {
-            0.0
-        } else {
-            StudentsT::new(0.0, 1.0, self.degrees_of_freedom).ok()?.inverse_cdf(0.5 + level / 2.0) * self.size
-        };
+        let reach = if self.size == 0.0 { 0.0 } else { t_reach(level, self.degrees_of_freedom)? * self.size };
         let (low, high) = ((mean_log - reach).exp(), (mean_log + reach).exp());
         (low.is_finite() && high.is_finite()).then_some(ConfidenceInterval { low, high })
     }

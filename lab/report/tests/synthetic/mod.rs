@@ -199,6 +199,7 @@ fn plan() -> RunPlan {
         selection: vec!["all".into()],
         scale: "default".into(),
         seed: 1,
+        order_seed: 1,
         generator: "ringbolt".into(),
         cores: vec![0, 1, 2, 3],
         targets: vec![PlannedDevice {

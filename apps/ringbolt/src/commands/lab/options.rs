@@ -67,6 +67,9 @@ pub(crate) struct ExperimentArgs {
     /// Seed of random offsets
     #[arg(long, default_value_t = 0x8989)]
     pub(crate) seed: u32,
+    /// Seed of the order in which cells are measured; by default a new one for each run, which is printed
+    #[arg(long, value_name = "SEED")]
+    pub(crate) order_seed: Option<u32>,
 }
 
 /// A plan with the devices, CPUs and generators that it uses.

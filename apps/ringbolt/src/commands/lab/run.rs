@@ -128,6 +128,11 @@ pub(crate) fn default_directory_name() -> PathBuf {
     PathBuf::from(format!("lab-{seconds}"))
 }
 
+/// A seed that differs between runs, so that two runs do not share an order by chance of the default.
+fn new_order_seed() -> u32 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u32)
+}
+
 fn new_plan(options: &RunArgs, resolved: &ResolvedRun) -> RunPlan {
     RunPlan {
         schema: SCHEMA,
@@ -136,6 +141,7 @@ fn new_plan(options: &RunArgs, resolved: &ResolvedRun) -> RunPlan {
         selection: options.experiments.names.clone(),
         scale: resolved.scale.name().into(),
         seed: options.experiments.seed.into(),
+        order_seed: options.experiments.order_seed.unwrap_or_else(new_order_seed).into(),
         generator: format!("{} ({})", resolved.generator.name, resolved.generator.program.display()),
         cores: resolved.cpus.clone(),
         targets: resolved.devices.iter().map(Device::to_planned).collect(),
@@ -207,6 +213,7 @@ fn measure(
         }
         writer.update_machine(&machine).map_err(CommandError::operation)?;
     }
+    stderr_line!("order seed {}: each block of repetitions measures every cell once", plan.order_seed);
     let is_terminal = std::io::stderr().is_terminal();
     let summary =
         runner::run(&setup, &mut writer, journal, locks, &mut |event| print_event(&event, is_terminal));
