@@ -123,7 +123,7 @@ impl Disk {
         let file = self.folder.join("definition.toml");
         fs::write(&file, definition).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_ringbolt"));
-        command.args(["lab", "run", "--definition"]).arg(&file).args(options);
+        command.args(["lab", "run", "--definition"]).arg(&file).args(["--repetitions", "1"]).args(options);
         command.arg("--out").arg(self.folder.join("out"));
         let stderr = fs::File::create(self.folder.join("complaints")).unwrap();
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
