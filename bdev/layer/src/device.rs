@@ -61,14 +61,22 @@ pub struct IoLimits {
     /// Alignment of each slice's address, and of the length of each slice but the last, in bytes: a power of two up to
     /// 4096. The layer copies what is misaligned.
     pub alignment: u32,
+    /// Each slice but the first begins, and each but the last ends, at a multiple of this many bytes, a power of two;
+    /// 1 for none (the Linux kernel's virtual boundary). An NVMe controller without SGLs needs its page size.
+    pub virtual_boundary: u32,
     /// Requests do not cross multiples of this many blocks; 0 for no boundary.
     pub boundary_blocks: u32,
 }
 
 impl IoLimits {
     /// Any size, any number of slices, any alignment.
-    pub const NONE: IoLimits =
-        IoLimits { transfer_bytes_max: u32::MAX, segments_max: u32::MAX, alignment: 1, boundary_blocks: 0 };
+    pub const NONE: IoLimits = IoLimits {
+        transfer_bytes_max: u32::MAX,
+        segments_max: u32::MAX,
+        alignment: 1,
+        virtual_boundary: 1,
+        boundary_blocks: 0,
+    };
 }
 
 /// A value in a module's [`driver_specific`](Bdev::driver_specific) information, shaped like JSON.

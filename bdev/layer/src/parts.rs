@@ -355,7 +355,9 @@ impl IoLimits {
 
     #[inline(never)]
     fn takes_slices(&self, data: &Data) -> bool {
-        data.is_aligned(self.alignment as usize) && data.slices().len() <= self.segments_max as usize
+        data.is_aligned(self.alignment as usize)
+            && data.slices().len() <= self.segments_max as usize
+            && (self.virtual_boundary == 1 || self.fitting_bytes(data) == data.len())
     }
 
     /// Blocks of the next part: up to the boundary and the largest transfer, and, where that is at least a block, only
@@ -379,14 +381,15 @@ impl IoLimits {
 
     /// Bytes at the front of the data that the module can take in place.
     fn fitting_bytes(&self, data: &Data) -> usize {
-        let mask = self.alignment as usize - 1;
+        let (mask, boundary) = (self.alignment as usize - 1, self.virtual_boundary as usize - 1);
         let mut bytes = 0;
         for slice in data.slices().iter().take(self.segments_max as usize) {
-            if slice.as_ptr().addr() & mask != 0 {
+            let start = slice.as_ptr().addr();
+            if start & mask != 0 || (bytes > 0 && start & boundary != 0) {
                 break;
             }
             bytes += slice.len();
-            if slice.len() & mask != 0 {
+            if slice.len() & mask != 0 || (start + slice.len()) & boundary != 0 {
                 break;
             }
         }

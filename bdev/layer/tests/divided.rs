@@ -3,8 +3,8 @@
 
 mod rig;
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bdev::{Access, Bdev, BdevChannel, BdevError, BdevGeometry, BoxedChannel, Completion, IoLimits, Request};
@@ -23,6 +23,8 @@ struct Picky {
     disk: Arc<Mutex<Vec<u8>>>,
     /// Reads and writes of this block fail.
     bad_lba: Option<u64>,
+    /// Requests that reached it.
+    requests: Arc<AtomicU32>,
 }
 
 struct PickyChannel {
@@ -31,7 +33,7 @@ struct PickyChannel {
     disk: Arc<Mutex<Vec<u8>>>,
     bad_lba: Option<u64>,
     queue: VecDeque<Request>,
-    most: RefCell<usize>,
+    requests: Arc<AtomicU32>,
 }
 
 impl Bdev for Picky {
@@ -62,7 +64,7 @@ impl Bdev for Picky {
             disk: self.disk.clone(),
             bad_lba: self.bad_lba,
             queue: VecDeque::new(),
-            most: RefCell::default(),
+            requests: self.requests.clone(),
         }))
     }
 }
@@ -72,12 +74,18 @@ impl block_io::Channel for PickyChannel {
     type Completion = Completion;
 
     fn submit(&mut self, batch: &mut Vec<Request>) {
+        self.requests.fetch_add(batch.len() as u32, Ordering::Relaxed);
         for request in batch.drain(..) {
             if let Some(data) = request.data() {
                 assert_eq!(data.len(), request.blocks as usize * BLOCK);
                 assert!(data.len() <= self.limits.transfer_bytes_max as usize, "{} bytes", data.len());
                 assert!(data.slices().len() <= self.limits.segments_max as usize, "{data:?}");
                 assert!(data.is_aligned(self.limits.alignment as usize), "{data:?}");
+                let ends = |slice: &Buffer| (slice.as_ptr().addr(), slice.as_ptr().addr() + slice.len());
+                for pair in data.slices().windows(2) {
+                    let borders = ends(&pair[0]).1 | ends(&pair[1]).0;
+                    assert_eq!(borders & (self.limits.virtual_boundary as usize - 1), 0, "{data:?}");
+                }
                 let part = |lba: u64| lba.checked_div(self.limits.boundary_blocks.into());
                 let last = request.lba + u64::from(request.blocks) - 1;
                 assert_eq!(part(request.lba), part(last), "crosses a boundary");
@@ -85,8 +93,6 @@ impl block_io::Channel for PickyChannel {
             self.queue.push_back(request);
         }
         assert!(self.queue.len() <= self.depth, "more requests than the depth");
-        let mut most = self.most.borrow_mut();
-        *most = (*most).max(self.queue.len());
     }
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
@@ -120,6 +126,7 @@ struct Bench {
     rig: Rig,
     channel: BdevChannel,
     disk: Arc<Mutex<Vec<u8>>>,
+    requests: Arc<AtomicU32>,
 }
 
 impl Bench {
@@ -127,11 +134,12 @@ impl Bench {
         let rig = Rig::new();
         let content = (0..BLOCKS as usize * BLOCK).map(|at| (at / BLOCK + at) as u8).collect();
         let disk = Arc::new(Mutex::new(content));
-        let module = Picky { limits, depth, disk: disk.clone(), bad_lba };
+        let requests = Arc::new(AtomicU32::new(0));
+        let module = Picky { limits, depth, disk: disk.clone(), bad_lba, requests: requests.clone() };
         rig.registry.register("picky", None, &[], Arc::new(module)).unwrap();
         let descriptor = rig.registry.open("picky", Access::ReadWrite).unwrap();
         let channel = descriptor.channel(&rig.core).unwrap();
-        Bench { rig, channel, disk }
+        Bench { rig, channel, disk, requests }
     }
 
     fn run(&mut self, batch: Vec<Request>) -> Vec<Completion> {
@@ -163,8 +171,13 @@ fn scattered(rig: &Rig, slices: &[(usize, usize)], fill: u8) -> Data {
     Data::gather(slices.iter().map(slice).collect()).unwrap()
 }
 
-const LIMITS: IoLimits =
-    IoLimits { transfer_bytes_max: 4096, segments_max: 2, alignment: 512, boundary_blocks: 16 };
+const LIMITS: IoLimits = IoLimits {
+    transfer_bytes_max: 4096,
+    segments_max: 2,
+    alignment: 512,
+    virtual_boundary: 1,
+    boundary_blocks: 16,
+};
 
 #[test]
 fn a_request_of_any_size_is_split_at_the_limits_and_comes_back_whole() {
@@ -181,6 +194,21 @@ fn a_request_of_any_size_is_split_at_the_limits_and_comes_back_whole() {
     assert_eq!(bench.one(write).status(), Status::SUCCESS);
     assert_eq!(bench.content(100, 256), vec![0x5a; 256 * BLOCK]);
     assert_eq!(bench.channel.outstanding(), 0);
+}
+
+#[test]
+fn slices_that_meet_at_a_virtual_boundary_stay_in_one_request() {
+    let limits = IoLimits { virtual_boundary: 4096, ..IoLimits::NONE };
+    let mut bench = Bench::new(limits, 8, None);
+    for (slices, most) in [
+        // A first slice that ends at a page, a page, and the start of one: nothing is divided.
+        (&[(3584, 512), (0, 4096), (0, 512)][..], 1),
+        (&[(0, 512), (0, 4096), (512, 512)], 3),
+    ] {
+        bench.one(Request::write(Tag(1), 0, 10, scattered(&bench.rig, slices, 7)));
+        assert_eq!(bench.content(0, 10), vec![7; 10 * BLOCK]);
+        assert_eq!(bench.requests.swap(0, Ordering::Relaxed), most, "{slices:?}");
+    }
 }
 
 #[test]
@@ -337,8 +365,8 @@ proptest! {
     /// Any requests on any limits leave the disk and their data as an unlimited device would.
     #[test]
     fn divided_requests_agree_with_an_oracle(
-        transfer in 1u32..40, segments in 1u32..5, alignment_log2 in 0u32..13, boundary in 0u32..20,
-        depth in 1u32..6,
+        transfer in 1u32..40, segments in 1u32..5, alignment_log2 in 0u32..13, virtual_log2 in 0u32..13,
+        boundary in 0u32..20, depth in 1u32..6,
         steps in prop::collection::vec(
             (0u64..BLOCKS, 1u32..100, 0u8..3, 0u64..BLOCKS, prop::collection::vec((0usize..64, 1usize..3000), 1..6)),
             1..12),
@@ -347,6 +375,7 @@ proptest! {
             transfer_bytes_max: transfer * BLOCK as u32,
             segments_max: segments,
             alignment: 1 << alignment_log2,
+            virtual_boundary: 1 << virtual_log2,
             boundary_blocks: boundary,
         };
         let mut bench = Bench::new(limits, depth, None);

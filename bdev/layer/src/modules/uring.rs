@@ -183,7 +183,7 @@ impl Bdev for UringBdev {
             transfer_bytes_max: TRANSFER_BYTES_MAX,
             segments_max: os::IO_VECTORS_MAX as u32,
             alignment: if self.direct.is_ok() { self.geometry.buffer_alignment } else { 1 },
-            boundary_blocks: 0,
+            ..IoLimits::NONE
         }
     }
 
