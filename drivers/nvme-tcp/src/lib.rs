@@ -13,7 +13,9 @@
 mod receive;
 mod send;
 
-pub use receive::{DataPlacement, PduConsumer, PduReceiver, ReceiveProgress, ReceiveStatus, receive_pdus};
+pub use receive::{
+    DataParts, DataPlacement, PduConsumer, PduReceiver, ReceiveProgress, ReceiveStatus, receive_pdus,
+};
 pub use send::{PduSender, SegmentSource};
 pub use sockets::FlushStatus;
 

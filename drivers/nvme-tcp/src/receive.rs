@@ -2,12 +2,19 @@
 
 use std::io::{ErrorKind, IoSliceMut};
 
+use arrayvec::ArrayVec;
 use sockets::{ByteStream, TransferResult};
 use wire_nvme::digest::{self, Crc32c, crc32c};
 use wire_nvme::tcp::{COMMON_SIZE, CommonHeader, FatalError, FatalStatus, Framing, PduLayout, PduType};
 
 /// Longest part of a PDU before its data: PDO is one byte.
 const PREFIX_MAX: usize = 256;
+
+/// Most buffers of one read into data that lies in several: 256 KiB in pages.
+const PARTS_MAX: usize = 64;
+
+/// Buffers for a PDU's data, in order.
+pub type DataParts<'c> = ArrayVec<IoSliceMut<'c>, PARTS_MAX>;
 
 /// Where a PDU's data goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +51,15 @@ pub trait PduConsumer {
         layout: &PduLayout,
     ) -> Result<DataPlacement, FatalError>;
 
-    /// The buffer for `length` bytes of data of the current PDU from `offset`; exactly this length.
+    /// The buffer for `length` bytes of data of the current PDU from `offset`: this length, or less where the data
+    /// continues in another buffer, but not nothing.
     fn data_buffer(&mut self, offset: usize, length: usize) -> &mut [u8];
+
+    /// The buffers for `length` bytes of data from `offset`, in order, as many as `parts` has room for. Called instead
+    /// of [`data_buffer`](Self::data_buffer) where one does not have all the bytes.
+    fn data_buffers<'c>(&'c mut self, offset: usize, length: usize, parts: &mut DataParts<'c>) {
+        parts.push(IoSliceMut::new(self.data_buffer(offset, length)));
+    }
 
     /// The PDU is complete. `digest_ok` is false on a data digest error, which fails the command, not the
     /// connection (TCP 1.0, section 3.3.1.2).
@@ -117,24 +131,40 @@ impl PduReceiver {
         self.framing = framing;
     }
 
-    /// The buffer for the rest of the current PDU's data; empty if there is none or it is discarded.
+    /// The buffer for the rest of the current PDU's data, or the first of several; empty if there is none or it is
+    /// discarded.
     #[inline]
     pub fn direct_buffer<'c>(&self, consumer: &'c mut impl PduConsumer) -> &'c mut [u8] {
-        if self.state != ReceiveState::Data || !self.data_buffered {
-            return &mut [];
+        match self.direct_length() {
+            0 => &mut [],
+            left => consumer.data_buffer(self.received, left),
         }
-        let left = self.layout.data_length as usize - self.received;
-        consumer.data_buffer(self.received, left)
     }
 
-    /// Processes `count` bytes that were read into the slice of [`direct_buffer`](Self::direct_buffer).
+    /// Bytes of the current PDU's data that can be read into the consumer's buffers.
+    #[inline]
+    fn direct_length(&self) -> usize {
+        if self.state != ReceiveState::Data || !self.data_buffered {
+            return 0;
+        }
+        self.layout.data_length as usize - self.received
+    }
+
+    /// Processes `count` bytes that were read into the buffers for the rest of the data.
     #[inline]
     pub fn advance(&mut self, count: usize, consumer: &mut impl PduConsumer) -> Result<(), FatalError> {
         if count == 0 {
             return Ok(());
         }
         if self.layout.data_digest {
-            self.crc.update(consumer.data_buffer(self.received, count));
+            let end = self.received + count;
+            let mut at = self.received;
+            while at < end {
+                let part = consumer.data_buffer(at, end - at);
+                assert!(!part.is_empty(), "no buffer for data at {at}");
+                self.crc.update(part);
+                at += part.len();
+            }
         }
         self.received += count;
         if self.received == self.layout.data_length as usize { self.data_complete(consumer) } else { Ok(()) }
@@ -321,11 +351,13 @@ impl PduReceiver {
 
     #[inline]
     fn receive_data(&mut self, bytes: &[u8], consumer: &mut impl PduConsumer) -> Result<usize, FatalError> {
-        let count = bytes.len().min(self.layout.data_length as usize - self.received);
-        let bytes = &bytes[..count];
+        let mut count = bytes.len().min(self.layout.data_length as usize - self.received);
         if self.data_buffered {
-            consumer.data_buffer(self.received, count).copy_from_slice(bytes);
+            let buffer = consumer.data_buffer(self.received, count);
+            count = buffer.len();
+            buffer.copy_from_slice(&bytes[..count]);
         }
+        let bytes = &bytes[..count];
         if self.layout.data_digest {
             self.crc.update(bytes);
         }
@@ -403,12 +435,16 @@ pub fn receive_pdus(
         let read_ahead = receiver.read_ahead(scratch.len());
         let scratch = &mut scratch[..read_ahead];
         let direct = receiver.direct_buffer(consumer);
-        let direct_length = direct.len();
-        let requested = direct_length + scratch.len();
+        let mut direct_length = direct.len();
+        let mut requested = direct_length + scratch.len();
         let transfer = if direct_length == 0 {
             stream.receive(&mut [IoSliceMut::new(scratch)])
-        } else {
+        } else if direct_length == receiver.direct_length() {
             stream.receive(&mut [IoSliceMut::new(direct), IoSliceMut::new(scratch)])
+        } else {
+            let transfer;
+            (transfer, direct_length, requested) = receive_parts(receiver, consumer, stream, scratch);
+            transfer
         };
         let count = match transfer {
             TransferResult::Bytes(count) => count,
@@ -426,4 +462,25 @@ pub fn receive_pdus(
         }
     }
     Ok(ReceiveStatus::More)
+}
+
+/// Receives into data that lies in several buffers and, if all of its rest can be read at once, into `scratch`.
+/// Returns the number of bytes that the data's buffers, and all buffers together, had room for.
+#[cold]
+fn receive_parts(
+    receiver: &PduReceiver,
+    consumer: &mut impl PduConsumer,
+    stream: &mut impl ByteStream,
+    scratch: &mut [u8],
+) -> (TransferResult, usize, usize) {
+    let mut parts = DataParts::new();
+    let left = receiver.direct_length();
+    consumer.data_buffers(receiver.received, left, &mut parts);
+    let direct_length = parts.iter().map(|part| part.len()).sum();
+    let mut requested = direct_length;
+    if direct_length == left && !parts.is_full() {
+        requested += scratch.len();
+        parts.push(IoSliceMut::new(scratch));
+    }
+    (stream.receive(&mut parts), direct_length, requested)
 }

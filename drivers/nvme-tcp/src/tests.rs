@@ -20,6 +20,10 @@ struct RecordingConsumer {
     current: Vec<u8>,
     done: Vec<(u16, Vec<u8>, bool)>,
     cccid: u16,
+    /// The data lies in buffers of this many bytes; 0 for one buffer.
+    slice_bytes: usize,
+    /// Reads into several buffers at once.
+    scattered: usize,
 }
 
 impl PduConsumer for RecordingConsumer {
@@ -42,7 +46,22 @@ impl PduConsumer for RecordingConsumer {
     }
 
     fn data_buffer(&mut self, offset: usize, length: usize) -> &mut [u8] {
-        &mut self.current[offset..offset + length]
+        let room = match self.slice_bytes {
+            0 => length,
+            bytes => bytes - offset % bytes,
+        };
+        &mut self.current[offset..offset + length.min(room)]
+    }
+
+    fn data_buffers<'c>(&'c mut self, offset: usize, length: usize, parts: &mut DataParts<'c>) {
+        self.scattered += 1;
+        let mut rest = &mut self.current[offset..offset + length];
+        let mut room = self.slice_bytes - offset % self.slice_bytes;
+        while !rest.is_empty() && !parts.is_full() {
+            let (head, tail) = rest.split_at_mut(room.min(rest.len()));
+            parts.push(IoSliceMut::new(head));
+            (rest, room) = (tail, self.slice_bytes);
+        }
     }
 
     fn pdu_complete(&mut self, digest_ok: bool) -> Result<(), FatalError> {
@@ -173,6 +192,7 @@ proptest! {
         seed: u64,
         deferrals in 0u32..3,
         scratch in 1usize..6000,
+        slice_bytes in prop_oneof![Just(0), 1usize..3000],
         records: bool,
     ) {
         let data: Vec<Vec<u8>> =
@@ -188,8 +208,8 @@ proptest! {
         let Some(NetworkEvent::Incoming { stream, .. }) = events.pop() else { panic!("no connection") };
         let far_id = far.add(stream).unwrap();
 
-        let (mut sender, mut receiver, mut consumer) =
-            (PduSender::default(), PduReceiver::default(), RecordingConsumer { deferrals, ..RecordingConsumer::default() });
+        let (mut sender, mut receiver) = (PduSender::default(), PduReceiver::default());
+        let mut consumer = RecordingConsumer { deferrals, slice_bytes, ..RecordingConsumer::default() };
         receiver.set_framing(framing);
         let mut source = TestSource { data: data.clone(), sent: Vec::new() };
         for (slot, data) in data.iter().enumerate() {
@@ -257,6 +277,32 @@ fn bytes_beyond_a_waiting_pdu_are_saved_from_one_call_only() {
     let stream = [&header[..], b"da"].concat();
     assert_eq!(receiver.consume(&stream, &mut consumer), Ok(ReceiveProgress::Waiting));
     let _ = receiver.consume(b"ta", &mut consumer);
+}
+
+#[test]
+fn data_in_several_buffers_is_received_in_one_read() {
+    let (mut near, mut far) = SimulatedNetwork::pair(1, NetworkFaults::default());
+    let address: StreamAddress = "10.0.0.1:4420".parse().unwrap();
+    far.listen(&address).unwrap();
+    let stream = near.connect(address);
+    let near_id = near.add(stream).unwrap();
+    let mut events = Vec::new();
+    far.poll(&mut events);
+    let Some(NetworkEvent::Incoming { stream, .. }) = events.pop() else { panic!("no connection") };
+    let far_id = far.add(stream).unwrap();
+    let framing = Framing { header_digest: false, data_digest: true, data_alignment_bytes: 4 };
+    let data: Vec<u8> = (0..10_000).map(|at| (at % 251) as u8).collect();
+    let (mut sender, mut source) =
+        (PduSender::default(), TestSource { data: vec![Vec::new(), data.clone()], sent: Vec::new() });
+    queue(&mut sender, &framing, 1, &data);
+    assert_eq!(sender.flush(&mut near.stream(near_id), &mut source), FlushStatus::Empty);
+    let mut receiver = PduReceiver::default();
+    receiver.set_framing(framing);
+    let mut consumer = RecordingConsumer { slice_bytes: 1000, ..RecordingConsumer::default() };
+    // Scratch for the header only: the data goes to its ten buffers.
+    let status = receive_pdus(&mut receiver, &mut consumer, &mut far.stream(far_id), &mut [0; SHORT_SIZE]);
+    assert_eq!(status, Ok(ReceiveStatus::Drained));
+    assert_eq!((consumer.scattered, &consumer.done[..]), (1, &[(1, data, true)][..]));
 }
 
 #[test]

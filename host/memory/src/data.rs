@@ -18,6 +18,20 @@ pub enum Data {
 /// At least two buffers, in order.
 pub struct Slices(Box<List>);
 
+impl Slices {
+    /// The slices.
+    #[inline]
+    pub fn as_slice(&self) -> &[Buffer] {
+        &self.0.buffers
+    }
+
+    /// The slices, to write them. Their lengths must stay as they are.
+    #[inline]
+    pub fn as_mut_slice(&mut self) -> &mut [Buffer] {
+        &mut self.0.buffers
+    }
+}
+
 struct List {
     bytes: usize,
     buffers: Vec<Buffer>,
@@ -70,7 +84,7 @@ impl Data {
     pub fn slices(&self) -> &[Buffer] {
         match self {
             Data::One(buffer) => std::slice::from_ref(buffer),
-            Data::Many(slices) => &slices.0.buffers,
+            Data::Many(slices) => slices.as_slice(),
         }
     }
 
@@ -79,7 +93,7 @@ impl Data {
     pub fn slices_mut(&mut self) -> &mut [Buffer] {
         match self {
             Data::One(buffer) => std::slice::from_mut(buffer),
-            Data::Many(slices) => &mut slices.0.buffers,
+            Data::Many(slices) => slices.as_mut_slice(),
         }
     }
 
