@@ -379,8 +379,8 @@ impl NvmeBdevChannel {
     /// Whether a request needs no splitting.
     #[inline]
     fn fits_one_command(&self, request: &Request, transfer_max_bytes: u32) -> bool {
-        match request.data().and_then(Data::single) {
-            Some(buffer) => buffer.len() as u64 <= u64::from(transfer_max_bytes) && !buffer.is_external(),
+        match request.data() {
+            Some(data) => data.len() as u64 <= u64::from(transfer_max_bytes) && !data.is_external(),
             None => !request.op.has_range() || request.blocks <= RANGE_BLOCKS_MAX,
         }
     }
@@ -407,7 +407,7 @@ impl NvmeBdevChannel {
             Request::new(Tag(0), whole.op, whole.lba + u64::from(split_requests.done_blocks), blocks);
         (fragment.flags, fragment.flow, fragment.issued_ticks) =
             (whole.flags, whole.flow, whole.issued_ticks);
-        if let Some(data) = whole.data().and_then(Data::single) {
+        if let Some(data) = whole.data() {
             let Some(mut buffer) = self.core.pool().take(bytes) else {
                 self.deferred.push(slot);
                 return;
@@ -426,11 +426,9 @@ impl NvmeBdevChannel {
         let fragment = completion.into_request();
         let Some(split_requests) = self.split_requests.get_mut(slot) else { return };
         if status.is_success() {
-            if let (Op::Read, Some(from), Some(to)) = (
-                fragment.op,
-                fragment.data().and_then(Data::single),
-                split_requests.request.data_mut().and_then(Data::single_mut),
-            ) {
+            if let (Op::Read, Some(from), Some(to)) =
+                (fragment.op, fragment.data().and_then(Data::single), split_requests.request.data_mut())
+            {
                 to.copy_from(split_requests.done_blocks as usize * self.block_size as usize, from.as_slice());
             }
             split_requests.done_blocks += fragment.blocks;

@@ -372,6 +372,9 @@ impl AttachedNamespace {
         let view = &self.shared;
         let transfer_max = limits.values().map(|one| one.transfer_max_bytes).min().unwrap_or(0);
         view.transfer_max_bytes.store(transfer_max.max(scanned.block_size), Ordering::Relaxed);
+        let most = |of: fn(&ScannedNamespace) -> u32| limits.values().map(of).max().unwrap_or(1);
+        view.alignment.store(most(|one| one.alignment), Ordering::Relaxed);
+        view.virtual_boundary.store(most(|one| one.virtual_boundary), Ordering::Relaxed);
         view.unmap.store(limits.values().all(|one| one.unmap), Ordering::Relaxed);
         view.write_zeroes.store(limits.values().all(|one| one.write_zeroes), Ordering::Relaxed);
         let uncorrectable = limits.values().all(|one| one.write_uncorrectable);

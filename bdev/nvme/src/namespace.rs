@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, InfoValue};
+use bdev::{Bdev, BdevError, BdevGeometry, BoxedChannel, InfoValue, IoLimits};
 use block_io::Op;
 use reactor::Core;
 use uuid::Uuid;
@@ -28,6 +28,9 @@ pub(crate) struct ScannedNamespace {
     pub(crate) identify: Arc<IdentifyNamespace>,
     pub(crate) block_size: u32,
     pub(crate) transfer_max_bytes: u32,
+    /// See [`IoLimits`].
+    pub(crate) alignment: u32,
+    pub(crate) virtual_boundary: u32,
     pub(crate) unmap: bool,
     pub(crate) write_zeroes: bool,
     pub(crate) write_uncorrectable: bool,
@@ -92,6 +95,18 @@ impl Bdev for NvmeBdev {
             Op::WriteUncorrectable => self.shared.write_uncorrectable.load(Ordering::Relaxed),
             // The layer drains I/O for a reset: a controller reset would affect other users.
             _ => false,
+        }
+    }
+
+    /// What every path takes in one command. Where a path with lower limits is added later, its channels split requests
+    /// and copy data.
+    fn io_limits(&self) -> IoLimits {
+        IoLimits {
+            transfer_bytes_max: self.shared.transfer_max_bytes.load(Ordering::Relaxed),
+            segments_max: nvme::DATA_SLICES_MAX,
+            alignment: self.shared.alignment.load(Ordering::Relaxed),
+            virtual_boundary: self.shared.virtual_boundary.load(Ordering::Relaxed),
+            boundary_blocks: 0,
         }
     }
 

@@ -35,6 +35,9 @@ pub(crate) struct SharedNamespace {
     pub(crate) blocks: AtomicU64,
     /// Maximum bytes of a command that every path supports.
     pub(crate) transfer_max_bytes: AtomicU32,
+    /// Alignment and virtual boundary that suit every path; see [`bdev::IoLimits`].
+    pub(crate) alignment: AtomicU32,
+    pub(crate) virtual_boundary: AtomicU32,
     /// Whether every path supports the operation.
     pub(crate) unmap: AtomicBool,
     pub(crate) write_zeroes: AtomicBool,
@@ -118,6 +121,8 @@ impl SharedNamespace {
             }),
             blocks: AtomicU64::new(0),
             transfer_max_bytes: AtomicU32::new(u32::MAX),
+            alignment: AtomicU32::new(1),
+            virtual_boundary: AtomicU32::new(1),
             unmap: AtomicBool::new(true),
             write_zeroes: AtomicBool::new(true),
             write_uncorrectable: AtomicBool::new(true),

@@ -239,6 +239,59 @@ fn a_namespace_is_a_bdev_and_long_requests_are_split() {
 }
 
 #[test]
+fn data_of_several_slices_is_sent_and_received_in_place() {
+    for digests in [false, true] {
+        let medium = medium();
+        let side = TargetSide::start(&medium, &["0".into()]);
+        let host = HostSide::start();
+        let mut path = HostSide::path(&side.ports()[0]);
+        if let nvme::Uri::Tcp(uri) = &mut path.id.0 {
+            (uri.header_digest, uri.data_digest) = (digests, digests);
+        }
+        host.initiator.attach(Attach::new("Nvme0", path)).unwrap();
+        let before = medium.find("Malloc0").unwrap().stats();
+        let done = host.with_io(|core, io| async move {
+            // In the capsule, after an R2T, and in many parts; at any address.
+            let many = vec![3000; 40];
+            for (round, lengths) in
+                [&[100, 412][..], &[3000, 5000, 192], &many, &[1, 65536, 511]].iter().enumerate()
+            {
+                let data = || {
+                    let slice = |length: &usize| core.pool().take(length + 1).unwrap().split_off(1);
+                    dma::Data::gather(lengths.iter().map(slice).collect()).unwrap()
+                };
+                let bytes: usize = lengths.iter().sum::<usize>() / 512 * 512;
+                let mut write = data();
+                if bytes < write.len() {
+                    write.split_off(bytes);
+                }
+                let expected: Vec<u8> = (0..bytes).map(|at| (at * 7 + at / 512 + round) as u8).collect();
+                write.copy_from(0, &expected);
+                let (lba, blocks) = (round as u64 * 300, (bytes / 512) as u32);
+                let written = io.submit(bdev::Request::write(block_io::Tag(0), lba, blocks, write)).await;
+                if !written.status().is_success() {
+                    return Err(written.status());
+                }
+                let mut read = data();
+                read.clear();
+                if bytes < read.len() {
+                    read.split_off(bytes);
+                }
+                let read = io.submit(bdev::Request::read(block_io::Tag(0), lba, blocks, read)).await;
+                let mut received = vec![0; bytes];
+                read.into_request().take_data().unwrap().copy_to(0, &mut received);
+                assert!(received == expected, "slices {lengths:?}");
+            }
+            Ok::<(), Status>(())
+        });
+        done.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
+        let after = medium.find("Malloc0").unwrap().stats();
+        let commands = |op| after.op(op).ops - before.op(op).ops;
+        assert_eq!((commands(Op::Write), commands(Op::Read)), (4, 4), "each request is one command");
+    }
+}
+
+#[test]
 fn uncorrectable_blocks_are_unreadable_until_rewritten() {
     let medium = medium();
     let side = TargetSide::start(&medium, &["0".into()]);

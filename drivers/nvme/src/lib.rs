@@ -69,6 +69,7 @@ mod transport;
 mod uri;
 mod wait;
 
+pub use crate::dma::SLICES_MAX as DATA_SLICES_MAX;
 pub use command::{Command, CommandCompletion};
 pub use controller::Controller;
 pub use device::{DeviceError, Dma, DoorbellRegion, NvmeDevice, Registers};

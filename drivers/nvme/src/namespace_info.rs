@@ -190,9 +190,18 @@ impl NamespaceLayout {
     /// Whether the length of a read or write is valid, its buffer has exactly that length, and a read may write it.
     #[inline(always)]
     pub(crate) fn is_valid_transfer(&self, request: &Request<Data>, buffer: &Buffer) -> bool {
+        self.is_valid_length(request, buffer.len()) && (request.op != Op::Read || buffer.is_writable())
+    }
+
+    /// As [`is_valid_transfer`](Self::is_valid_transfer), for data of any number of slices.
+    pub(crate) fn is_valid_data(&self, request: &Request<Data>, data: &Data) -> bool {
+        self.is_valid_length(request, data.len()) && (request.op != Op::Read || data.is_writable())
+    }
+
+    #[inline(always)]
+    fn is_valid_length(&self, request: &Request<Data>, bytes: usize) -> bool {
         request.blocks.wrapping_sub(1) <= u32::from(self.blocks_max_minus_1)
-            && u64::from(request.blocks) << self.block_log2 == buffer.len() as u64
-            && (request.op != Op::Read || buffer.is_writable())
+            && u64::from(request.blocks) << self.block_log2 == bytes as u64
     }
 
     #[inline(always)]

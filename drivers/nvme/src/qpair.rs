@@ -116,7 +116,7 @@ impl QueuePair {
         let cq = take(entries as usize * cqe::SIZE)?;
         let ranges = take(depth as usize * wire_nvme::io::DSM_RANGE_SIZE)?;
         let mut translator = Translator::new(shared, core.pool(), params.page_log2);
-        translator.use_sgl(params.identity.sgls & 3 != 0);
+        translator.use_sgls(params.identity.sgls);
         let qid = shared.alloc_qid().ok_or(NvmeOpenError::NoFreeQueue(params.queues_max.into()))?;
         let stride = params.capabilities.doorbell_stride_log2;
         let (sq, cq) = (DeviceBuffer::new(sq), DeviceBuffer::new(cq));

@@ -16,7 +16,8 @@ use wire_nvme::sqe::Fuse;
 use wire_nvme::{DataPointer, Sqe};
 
 use crate::command::{Command, CommandCompletion};
-use crate::dma::{DataDescriptor, Translator};
+use crate::device::DeviceError;
+use crate::dma::{DataDescriptor, DescriptorList, Translator};
 use crate::error::BadCompletion;
 use crate::inject::{CompletionInjections, InjectedFault};
 use crate::namespace_info::NamespaceLayout;
@@ -44,8 +45,10 @@ pub(crate) struct MemoryQueue {
     room: usize,
     /// The typed command of each slot; allocated when the first is submitted.
     commands: Vec<Option<Command>>,
-    /// Bounce buffers for external memory, by slot; allocated when the first is needed.
+    /// Bounce buffers, by slot; allocated when the first is needed.
     bounce_buffers: Vec<Option<Buffer>>,
+    /// Descriptors of data in several slices, by slot; allocated when the first is needed, and kept.
+    lists: Vec<Option<DescriptorList>>,
     /// 16 bytes per slot for the range of a Dataset Management command.
     ranges: DeviceBuffer,
     ranges_address: u64,
@@ -143,7 +146,7 @@ impl MemoryQueue {
         depth: u32,
         pool: &Pool,
         ranges: Buffer,
-    ) -> Result<MemoryQueue, crate::device::DeviceError> {
+    ) -> Result<MemoryQueue, DeviceError> {
         assert!((1..=DEPTH_MAX).contains(&depth) && depth <= rings.mask(), "invalid queue depth {depth}");
         let ranges_address = translator.address(&ranges)?;
         assert!(
@@ -161,6 +164,7 @@ impl MemoryQueue {
             requests: (0..depth).map(|_| SlotRequest::Empty).collect(),
             commands: Vec::new(),
             bounce_buffers: Vec::new(),
+            lists: Vec::new(),
             ranges: DeviceBuffer::new(ranges),
             ranges_address,
             index_bits: index_bits(depth),
@@ -171,7 +175,7 @@ impl MemoryQueue {
     }
 
     /// Device addresses of the submission and completion queue.
-    pub(crate) fn ring_addresses(&mut self) -> Result<(u64, u64), crate::device::DeviceError> {
+    pub(crate) fn ring_addresses(&mut self) -> Result<(u64, u64), DeviceError> {
         let (sq, cq) = self.rings.buffers();
         Ok((self.translator.address(sq)?, self.translator.address(cq)?))
     }
@@ -200,8 +204,10 @@ impl MemoryQueue {
             + size_of_val(&self.requests[..])
             + size_of_val(&self.free[..])
             + self.commands.capacity() * size_of::<Option<Command>>()
-            + self.bounce_buffers.capacity() * size_of::<Option<Buffer>>();
-        (own, self.rings.bytes() + self.ranges.buffer().capacity() + self.translator.list_bytes())
+            + self.bounce_buffers.capacity() * size_of::<Option<Buffer>>()
+            + self.lists.capacity() * size_of::<Option<DescriptorList>>();
+        let lists = self.lists.iter().flatten().count() * crate::dma::LIST_BYTES;
+        (own, lists + self.rings.bytes() + self.ranges.buffer().capacity() + self.translator.list_bytes())
     }
 
     /// Submits requests from the front of the batch while slots are free. An invalid request completes with an error
@@ -282,14 +288,19 @@ impl MemoryQueue {
         if !is_read_or_write(request.op) {
             return self.push_other(layout, request, index);
         }
-        let buffer =
-            request.data().and_then(Data::single).filter(|buffer| layout.is_valid_transfer(request, buffer));
-        let Some(buffer) = buffer else { return Err(Status::INVALID_FIELD.do_not_retry()) };
-        let copy = if buffer.is_external() { Some(self.bounce_buffer(request, buffer)?) } else { None };
-        let described = self.translator.describe(copy.as_ref().unwrap_or(buffer), buffer.len() as u32);
+        let data = request.data().filter(|data| layout.is_valid_data(request, data));
+        let Some(data) = data else { return Err(Status::INVALID_FIELD.do_not_retry()) };
+        let cid = self.slots[usize::from(index)].cid;
+        if let Some(described) =
+            self.describe_in_place(data, index).map_err(|_| Status::COMMAND_INTERRUPTED)?
+        {
+            self.rings.push(&read_write(layout, request, cid, described));
+            return Ok(SlotKind::Io);
+        }
+        let copy = self.bounce_buffer(request, data)?;
+        let described = self.translator.describe(&copy, copy.len() as u32);
         let described = described.map_err(|_| Status::COMMAND_INTERRUPTED)?;
-        self.rings.push(&read_write(layout, request, self.slots[usize::from(index)].cid, described));
-        let Some(copy) = copy else { return Ok(SlotKind::Io) };
+        self.rings.push(&read_write(layout, request, cid, described));
         if self.bounce_buffers.is_empty() {
             self.bounce_buffers.resize_with(self.slots.len(), || None);
         }
@@ -297,11 +308,26 @@ impl MemoryQueue {
         Ok(SlotKind::Bounced)
     }
 
-    /// Takes a bounce buffer for external memory, which is not mapped for the device; for a write it is filled.
-    fn bounce_buffer(&self, request: &Request<Data>, external: &Buffer) -> Result<Buffer, Status> {
-        let mut copy = self.pool.take(external.len()).ok_or(Status::COMMAND_INTERRUPTED)?;
+    /// Describes the data of the command in slot `index` where it lies; `None` if the device cannot access it there.
+    fn describe_in_place(&mut self, data: &Data, index: u16) -> Result<Option<DataDescriptor>, DeviceError> {
+        match data {
+            Data::One(buffer) if buffer.is_external() => Ok(None),
+            Data::One(buffer) => self.translator.describe(buffer, buffer.len() as u32).map(Some),
+            Data::Many(_) => {
+                if self.lists.is_empty() {
+                    self.lists.resize_with(self.slots.len(), || None);
+                }
+                self.translator.describe_slices(data.slices(), &mut self.lists[usize::from(index)])
+            }
+        }
+    }
+
+    /// Takes a bounce buffer for data that the device cannot access in place: external memory, or slices that neither
+    /// a PRP list nor an SGL can describe. For a write it is filled.
+    fn bounce_buffer(&self, request: &Request<Data>, data: &Data) -> Result<Buffer, Status> {
+        let mut copy = self.pool.take(data.len()).ok_or(Status::COMMAND_INTERRUPTED)?;
         if request.op == Op::Write {
-            external.copy_to(0, copy.as_mut_slice());
+            data.copy_to(0, copy.as_mut_slice());
         }
         Ok(copy)
     }
@@ -548,11 +574,10 @@ impl MemoryQueue {
             SlotKind::Bounced | SlotKind::DroppedBounced => {
                 let copy = self.bounce_buffers[index].take();
                 if let Some(mut request) = request {
-                    if let (Op::Read, Some(copy), Some(external)) =
-                        (request.op, copy, request.data_mut().and_then(Data::single_mut))
+                    if let (Op::Read, Some(copy), Some(data)) = (request.op, copy, request.data_mut())
                         && status.is_success()
                     {
-                        external.copy_from(0, copy.as_slice());
+                        data.copy_from(0, copy.as_slice());
                     }
                     ios.push(request.complete(status));
                 }

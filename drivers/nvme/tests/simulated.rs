@@ -59,6 +59,70 @@ fn transfers_of_all_sizes_work_with_sgls() {
     writes_and_reads(config, 512);
 }
 
+/// Data of several slices: lengths, each with the offset of its first byte in a page.
+fn slices(core: &reactor::Core, shape: &[(usize, usize)], fill: u8) -> Data {
+    let slice = |(offset, length): &(usize, usize)| {
+        let mut whole = buffer(core, offset + length, fill);
+        if *offset > 0 { whole.split_off(*offset) } else { whole }
+    };
+    Data::gather(shape.iter().map(slice).collect()).unwrap()
+}
+
+/// Writes and reads data of several slices, each with one command.
+fn writes_and_reads_slices(sgls: u32) {
+    let mut config = SimulatedConfig::new(4096, 512);
+    config.identity.sgls = sgls;
+    on_device(config, async |core, device| {
+        let mut namespace = open(&core, &device, &options()).await;
+        let pages = vec![(0, 4096); 100];
+        let shapes: [&[(usize, usize)]; 8] = [
+            // Slices that meet at page boundaries: two, three and many pages.
+            &[(3584, 512), (0, 512)],
+            &[(512, 3584), (0, 4096), (0, 512)],
+            &[(0, 8192), (0, 16384), (0, 512)],
+            &pages,
+            // Slices that do not.
+            &[(512, 512), (1024, 512)],
+            &[(0, 512); 9],
+            &[(4, 1000), (8, 3096)],
+            // Misaligned, which nothing but a copy can serve where dwords are needed.
+            &[(1, 513), (3, 511)],
+        ];
+        for (round, shape) in shapes.into_iter().enumerate() {
+            let bytes: usize = shape.iter().map(|(_, length)| length).sum();
+            let expected = pattern(round as u64, bytes);
+            let mut data = slices(&core, shape, 0);
+            data.copy_from(0, &expected);
+            let (lba, blocks) = (round as u64 * 5, (bytes / 512) as u32);
+            let before = device.executed();
+            let done = finish(&core, &mut namespace, vec![Request::write(Tag(1), lba, blocks, data)]).await;
+            assert_eq!(done[0].status(), Status::SUCCESS, "writing {shape:?}");
+            let at = lba as usize * 512;
+            assert_eq!(&device.namespace_data(1)[at..at + bytes], &expected[..], "written {shape:?}");
+            let read = Request::read(Tag(2), lba, blocks, slices(&core, shape, 0xee));
+            let mut done = finish(&core, &mut namespace, vec![read]).await;
+            assert_eq!(device.executed() - before, 2, "one command each");
+            let data = done.remove(0).into_request().take_data().unwrap();
+            let mut bytes = vec![0; bytes];
+            data.copy_to(0, &mut bytes);
+            assert!(bytes == expected, "reading {shape:?}");
+            assert_eq!(data.slices().len(), shape.len());
+        }
+    });
+}
+
+#[test]
+fn data_of_several_slices_is_one_command_with_prps_or_a_copy() {
+    writes_and_reads_slices(0);
+}
+
+#[test]
+fn data_of_several_slices_is_one_command_with_sgls() {
+    // Bytes, then dwords.
+    writes_and_reads_slices(1);
+    writes_and_reads_slices(2);
+}
+
 #[test]
 fn transfers_work_with_shadow_doorbells() {
     let mut config = SimulatedConfig::new(4096, 512);

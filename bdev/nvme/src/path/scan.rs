@@ -155,11 +155,20 @@ impl<'a, N: CoreNetwork> AdminExecutor<'a, N> {
             mdts => 1u32.checked_shl(u32::from(mdts) + page_log2).unwrap_or(limit).min(limit),
         };
         let block_size = 1u32 << format.data_log2;
+        // PRP entries are dword-aligned, and need page boundaries between slices (Base 2.0, section 4.1.1); over TCP
+        // slices are copied into the stream.
+        let (alignment, virtual_boundary) = match &self.transport {
+            AdminTransport::Tcp(_) => (1, 1),
+            AdminTransport::Memory(_) if controller.sgls & 3 != 0 => (4, 1),
+            AdminTransport::Memory(_) => (4, 1 << page_log2),
+        };
         Ok(Some(ScannedNamespace {
             nsid,
             identity,
             block_size,
             transfer_max_bytes: transfer_max_bytes.max(block_size),
+            alignment,
+            virtual_boundary,
             unmap: controller.oncs & oncs::DATASET_MANAGEMENT != 0,
             write_zeroes: controller.oncs & oncs::WRITE_ZEROES != 0,
             write_uncorrectable: controller.oncs & oncs::WRITE_UNCORRECTABLE != 0,

@@ -375,12 +375,16 @@ impl SimulatedState {
         Ok(())
     }
 
-    /// Device address ranges of a command's data: PRPs (Base 2.0, section 4.1.1) or one SGL data block descriptor.
+    /// Device address ranges of a command's data: PRPs (Base 2.0, section 4.1.1), one SGL data block
+    /// descriptor, or a segment of them.
     fn segments(&self, sqe: &Sqe, length: u64) -> Result<Vec<(u64, usize)>, Status> {
         if sqe.psdt() == Psdt::Sgl {
             return match sqe.data.sgl() {
                 Ok(Sgl::DataBlock { address, length: given }) if u64::from(given) >= length => {
                     Ok(vec![(address, length as usize)])
+                }
+                Ok(Sgl::Segment { offset: false, last: true, address, length: bytes }) => {
+                    self.sgl_blocks(address, bytes, length)
                 }
                 _ => Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry()),
             };
@@ -421,5 +425,26 @@ impl SimulatedState {
             list += 8;
         }
         Ok(segments)
+    }
+
+    /// The data blocks of an SGL segment at a device address, which must be `length` bytes together.
+    fn sgl_blocks(&self, address: u64, bytes: u32, length: u64) -> Result<Vec<(u64, usize)>, Status> {
+        let mut segment = vec![0; bytes as usize];
+        self.memory.read(address, &mut segment).ok_or(Status::DATA_TRANSFER_ERROR)?;
+        let (descriptors, rest) = segment.as_chunks::<16>();
+        let mut blocks = Vec::new();
+        for descriptor in descriptors {
+            let half = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| descriptor[at + byte]));
+            let data = wire_nvme::DataPointer { low: half(0), high: half(8) };
+            let Ok(Sgl::DataBlock { address, length }) = data.sgl() else {
+                return Err(Status::SGL_TYPE_INVALID.do_not_retry());
+            };
+            blocks.push((address, length as usize));
+        }
+        let described: u64 = blocks.iter().map(|(_, length)| *length as u64).sum();
+        if !rest.is_empty() || described != length {
+            return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
+        }
+        Ok(blocks)
     }
 }

@@ -1,7 +1,7 @@
 //! Properties of a namespace over TCP, and how its requests become commands.
 
 use block_io::{Op, Request, RequestFlags, Status};
-use dma::{Buffer, Data};
+use dma::Data;
 use wire_nvme::Sqe;
 use wire_nvme::identify::{self, IdentifyNamespace};
 use wire_nvme::io::{
@@ -76,10 +76,9 @@ impl TcpNamespaceInfo {
         let fua = request.flags.contains(RequestFlags::FUA);
         let (lba, blocks) = (request.lba, request.blocks);
         if request.op.has_data() {
-            let buffer = request.data().and_then(Data::single);
-            let buffer = buffer.filter(|buffer| request.op != Op::Read || buffer.is_writable());
-            let buffer_bytes = buffer.map_or(0, Buffer::len) as u64;
-            if blocks == 0 || buffer_bytes != bytes || bytes > u64::from(self.transfer_max_bytes) {
+            let data = request.data().filter(|data| request.op != Op::Read || data.is_writable());
+            let data_bytes = data.map_or(0, Data::len) as u64;
+            if blocks == 0 || data_bytes != bytes || bytes > u64::from(self.transfer_max_bytes) {
                 return Err(Status::INVALID_FIELD.do_not_retry());
             }
         }

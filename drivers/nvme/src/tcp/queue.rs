@@ -5,15 +5,17 @@
 //! controller for a command that has completed or never existed therefore closes the connection instead of touching
 //! memory that has been reused.
 
+use std::io::IoSliceMut;
+
 use block_io::{Request, Status};
-use dma::Data;
+use dma::{Buffer, Data};
 use nvme_tcp::{
-    DataPlacement, FlushStatus, PduConsumer, PduReceiver, PduSender, ReceiveStatus, SegmentSource,
+    DataParts, DataPlacement, FlushStatus, PduConsumer, PduReceiver, PduSender, ReceiveStatus, SegmentSource,
     receive_pdus,
 };
 use slots::{Slab, Slot};
 use sockets::{ConnectionId, Network};
-use wire_nvme::digest::crc32c;
+use wire_nvme::digest::{Crc32c, crc32c};
 use wire_nvme::tcp::{
     C2hData, CapsuleCmd, CapsuleResp, FatalError, FatalStatus, Framing, H2cData, IC_SIZE, IcReq, IcResp,
     PduLayout, PduType, R2t, SHORT_SIZE, TermReq,
@@ -115,8 +117,11 @@ impl InFlightTable {
 impl SegmentSource for InFlightTable {
     fn bytes(&self, slot: u32, start: usize, length: usize) -> &[u8] {
         let entry = self.0.slot_at(slot).and_then(|slot| self.0.get(slot));
-        let buffer = entry.and_then(|entry| entry.request.data().and_then(Data::single));
-        &buffer.expect("a slot with data queued keeps its buffer").as_slice()[start..start + length]
+        let data = entry.and_then(|entry| entry.request.data());
+        match data.expect("a slot with data queued keeps its data") {
+            Data::One(buffer) => &buffer.as_slice()[start..start + length],
+            Data::Many(slices) => slice_parts(slices.as_slice(), start, length).next().unwrap_or_default(),
+        }
     }
 
     fn sent(&mut self, slot: u32) {
@@ -124,6 +129,33 @@ impl SegmentSource for InFlightTable {
             entry.unsent_segments -= 1;
         }
     }
+}
+
+/// The parts of `length` bytes from `start` of data in several slices, one a slice.
+fn slice_parts(slices: &[Buffer], start: usize, length: usize) -> impl Iterator<Item = &[u8]> {
+    let (mut skip, mut left) = (start, length);
+    slices.iter().filter_map(move |slice| {
+        let (from, count) = part_of(slice.len(), &mut skip, &mut left)?;
+        Some(&slice.as_slice()[from..from + count])
+    })
+}
+
+/// As [`slice_parts`], to write them.
+fn slice_parts_mut(slices: &mut [Buffer], start: usize, length: usize) -> impl Iterator<Item = &mut [u8]> {
+    let (mut skip, mut left) = (start, length);
+    slices.iter_mut().filter_map(move |slice| {
+        let (from, count) = part_of(slice.len(), &mut skip, &mut left)?;
+        Some(&mut slice.as_mut_slice()[from..from + count])
+    })
+}
+
+/// Of the next slice, of `bytes` bytes: from where it belongs to the range, and how many bytes. Counts down what is
+/// before the range, and its rest.
+fn part_of(bytes: usize, skip: &mut usize, left: &mut usize) -> Option<(usize, usize)> {
+    let from = (*skip).min(bytes);
+    let count = (*left).min(bytes - from);
+    (*skip, *left) = (*skip - from, *left - count);
+    (count > 0).then_some((from, count))
 }
 
 impl TcpQueue {
@@ -309,13 +341,29 @@ impl TcpQueue {
 
 impl QueueProtocol {
     fn push_data(&mut self, slot: Slot, start: u32, length: u32, layout: &PduLayout) {
+        let Some(entry) = self.table.0.get_mut(slot) else { return };
+        if let Some(Data::Many(slices)) = entry.request.data() {
+            // Only the last part counts: parts are sent in order.
+            let (mut digest, mut at, end) = (Crc32c::new(), start, start + length);
+            for part in slice_parts(slices.as_slice(), start as usize, length as usize) {
+                if layout.data_digest {
+                    digest.update(part);
+                }
+                let next = at + part.len() as u32;
+                self.sender.push_data(slot.index(), at, next - at, next == end);
+                at = next;
+            }
+            if layout.data_digest {
+                self.sender.push_bytes(&digest.value().to_le_bytes());
+            }
+            entry.unsent_segments += 1;
+            return;
+        }
+        entry.unsent_segments += 1;
         self.sender.push_data(slot.index(), start, length, true);
         if layout.data_digest {
             let digest = crc32c(self.table.bytes(slot.index(), start as usize, length as usize));
             self.sender.push_bytes(&digest.to_le_bytes());
-        }
-        if let Some(entry) = self.table.0.get_mut(slot) {
-            entry.unsent_segments += 1;
         }
     }
 
@@ -468,11 +516,22 @@ impl PduConsumer for QueueProtocol {
     #[inline]
     fn data_buffer(&mut self, offset: usize, length: usize) -> &mut [u8] {
         let CurrentPdu::Data { slot, start, .. } = self.current else { return &mut [] };
-        let buffer =
-            self.table.0.get_mut(slot).and_then(|entry| entry.request.data_mut().and_then(Data::single_mut));
+        let data = self.table.0.get_mut(slot).and_then(|entry| entry.request.data_mut());
         let start = start as usize + offset;
-        &mut buffer.expect("a read keeps its buffer while its data arrives").as_mut_slice()
-            [start..start + length]
+        match data.expect("a read keeps its data while it arrives") {
+            Data::One(buffer) => &mut buffer.as_mut_slice()[start..start + length],
+            Data::Many(slices) => {
+                slice_parts_mut(slices.as_mut_slice(), start, length).next().unwrap_or_default()
+            }
+        }
+    }
+
+    fn data_buffers<'c>(&'c mut self, offset: usize, length: usize, parts: &mut DataParts<'c>) {
+        let CurrentPdu::Data { slot, start, .. } = self.current else { return };
+        let Some(entry) = self.table.0.get_mut(slot) else { return };
+        let Some(data) = entry.request.data_mut() else { return };
+        let slices = slice_parts_mut(data.slices_mut(), start as usize + offset, length);
+        parts.extend(slices.take(parts.remaining_capacity()).map(IoSliceMut::new));
     }
 
     #[inline]
