@@ -138,8 +138,9 @@ impl Pool {
         (slice.start(), slice.len() as u32, slice.access(), chunk)
     }
 
-    /// Frees what other cores have sent home; returns the number of parcels. Reactors call this every turn: without
-    /// any it costs one load.
+    /// Frees what other cores have sent home; returns the number of parcels. A reactor calls this when
+    /// [`on_return`](Self::on_return) reports some, and [`take`](Self::take) before it draws on the arena. Without any
+    /// it costs one load.
     #[inline]
     pub fn collect(&self) -> usize {
         if !self.0.returns.pending.load(Ordering::Relaxed) {

@@ -186,13 +186,17 @@ impl Reactor {
         let (sender, messages) = mailbox::bounded(MESSAGES_MAX);
         let clock = config.clock.clone().map_or_else(Clock::monotonic, Clock::from);
         let remote = Arc::new(HandleInner::new(index, cpu, sender, events.waker(), clock.clone()));
+        let pool = Pool::new(&config.arena);
+        // A message, so that a turn without returned memory costs nothing, and a sleeping core wakes up.
+        let home = remote.clone();
+        pool.on_return(move || home.collect_memory());
         let seed = config.seed.unwrap_or_else(system_seed);
         let now_ns = clock.now_ns();
         let core = Core::new(CoreInner {
             index,
             cpu: config.pin.then_some(cpu),
             spins: config.idle != IdlePolicy::Sleep,
-            pool: Pool::new(&config.arena),
+            pool,
             executor: Executor::new(events.waker()),
             event_loop: events,
             clock,
@@ -305,7 +309,12 @@ impl Reactor {
                     // The send fails if the requester timed out or was dropped, which is fine.
                     let _ = reply.send(self.stats());
                 }
+                ReactorMessage::CollectMemory => _ = self.core.pool().collect(),
                 ReactorMessage::Stop => self.remote.set_stopping(),
+            }
+            if count == MESSAGES_PER_TURN_MAX {
+                // The mailbox may have been full when memory was returned.
+                self.core.pool().collect();
             }
         }
         count

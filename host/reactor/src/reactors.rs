@@ -42,6 +42,8 @@ pub(crate) struct HandleInner {
 pub(crate) enum ReactorMessage {
     Run(Box<dyn FnOnce(&Core) + Send>),
     Stats(mpsc::SyncSender<ReactorStats>),
+    /// Another core is done with memory of this core's pool.
+    CollectMemory,
     Stop,
 }
 
@@ -196,6 +198,12 @@ impl HandleInner {
             clock,
             counters: ReactorCounters::default(),
         }
+    }
+
+    /// Has the reactor collect memory that another core returned. If the mailbox is full, it does so when it has
+    /// processed some of it.
+    pub(crate) fn collect_memory(&self) {
+        let _ = self.sender.send(ReactorMessage::CollectMemory);
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

@@ -33,6 +33,23 @@ fn a_call_runs_on_its_core_with_every_idle_policy() {
 }
 
 #[test]
+fn memory_that_another_core_is_done_with_is_collected_at_once() {
+    for idle in POLICIES {
+        let first = Reactors::start(&config(idle)).unwrap();
+        let second = Reactors::start(&config(idle)).unwrap();
+        let (owner, user) = (&first.handles()[0], &second.handles()[0]);
+        for _ in 0..20 {
+            let parcel =
+                owner.call(|core| dma::Data::from(core.pool().take(4096).unwrap()).into_parcel()).unwrap();
+            // The parcel is home when the call returns, and its owner was told before the next call.
+            user.call(move |core| drop(core.pool().adopt(parcel).unwrap())).unwrap();
+            let uncollected = owner.call(|core| core.pool().collect()).unwrap();
+            assert_eq!(uncollected, 0, "{idle:?}");
+        }
+    }
+}
+
+#[test]
 fn an_idle_reactor_uses_no_cpu_time() {
     let reactors = Reactors::start(&config(IdlePolicy::default())).unwrap();
     let remote = &reactors.handles()[0];
