@@ -122,7 +122,7 @@ impl BdevChannel {
             writes_in_flight: 0,
             inflight_writes: device.range_locks.register_channel(),
             blocked: Vec::new(),
-            compares: CompareQueue::default(),
+            compares: CompareQueue::new(core.pool().clone()),
             parts: PartQueue::new(bdev.io_limits(), geometry.block_size, core.pool().clone()),
             last_poll_ticks: 0,
             queued: FairQueue::new(geometry.block_size),
@@ -787,15 +787,13 @@ impl RequestLimits {
         self.allowed_ops >> op.index() & 1 != 0
     }
 
-    /// Whether a request inside the device has the payload that it needs, though not on the fast path. A compare reads
-    /// into its data, so external memory is rejected.
+    /// Whether a request inside the device has the payload that it needs, though not on the fast path.
     fn is_complete(&self, request: &Request) -> bool {
         let bytes = u64::from(request.blocks) * self.block_size;
         match &request.payload {
             Payload::Data(data) if data.len() as u64 == bytes => match request.op {
                 Op::Read => data.is_writable(),
-                Op::Write => true,
-                Op::Compare => data.is_writable() && !data.is_external(),
+                Op::Write | Op::Compare => true,
                 _ => false,
             },
             Payload::CopySource(lba) => {

@@ -1,12 +1,13 @@
 //! Compare, and fused compare-and-write, which the layer implements for every module: read, compare, write.
 //!
 //! The data is read into the request's own memory, whose expected content is saved first and restored afterwards:
-//! a compare needs no second buffer, so that it never waits for one.
+//! a compare needs no second buffer, so that it never waits for one. Memory that others can read or write, external or
+//! shared, must never hold what was read: such a compare reads into buffers of the core's pool.
 
 use std::collections::VecDeque;
 
 use block_io::{Op, Request as RingRequest, Status, Tag};
-use dma::Data;
+use dma::{BUFFER_BYTES_MAX, Data, Pool};
 use slots::{Slab, Slot};
 
 use crate::internal::InternalTags;
@@ -26,6 +27,7 @@ const ACTIVE_MAX: u32 = 16;
 /// until after the write.
 pub(crate) struct CompareQueue {
     tags: InternalTags,
+    pool: Pool,
     queued: VecDeque<QueuedCompare>,
     active: Slab<ActiveCompare>,
     /// Internal reads and writes that the module has not accepted yet.
@@ -50,7 +52,7 @@ struct ActiveCompare {
 enum ComparePhase {
     /// Waits until no other lock overlaps the range.
     AwaitingLock,
-    /// Holds the lock, and waits until earlier writes have completed.
+    /// Holds the lock, and waits until earlier writes have completed, and for a buffer if it needs one.
     DrainingWrites,
     /// The internal read is queued or in flight.
     Reading,
@@ -58,18 +60,17 @@ enum ComparePhase {
     Writing,
 }
 
-impl Default for CompareQueue {
-    fn default() -> Self {
+impl CompareQueue {
+    pub(crate) fn new(pool: Pool) -> CompareQueue {
         CompareQueue {
             tags: InternalTags::new(),
+            pool,
             queued: VecDeque::new(),
             active: Slab::with_capacity(ACTIVE_MAX),
             internal: Vec::new(),
         }
     }
-}
 
-impl CompareQueue {
     pub(crate) fn is_empty(&self) -> bool {
         self.queued.is_empty() && self.active.is_empty()
     }
@@ -93,7 +94,7 @@ impl CompareQueue {
         queued + active
     }
 
-    /// Whether a compare waits for a range lock, which no completion of the module announces.
+    /// Whether a compare waits for a range lock or a buffer, which no completion of the module announces.
     pub(crate) fn awaits_lock(&self) -> bool {
         let awaits = |active: &ActiveCompare| {
             matches!(active.phase, ComparePhase::AwaitingLock | ComparePhase::DrainingWrites)
@@ -130,9 +131,10 @@ impl CompareQueue {
             }
             if active.phase == ComparePhase::DrainingWrites
                 && active.lock.is_none_or(|id| locks.is_granted(id))
+                && let Some(read) = active.start_read(&self.pool, &self.tags, slot)
             {
                 active.phase = ComparePhase::Reading;
-                self.internal.extend(active.start_read(&self.tags, slot));
+                self.internal.push(read);
             }
         }
     }
@@ -220,12 +222,18 @@ impl CompareQueue {
 }
 
 impl ActiveCompare {
-    /// Saves the expected data and returns the internal read.
-    fn start_read(&mut self, tags: &InternalTags, slot: Slot) -> Option<Request> {
+    /// Saves the expected data and returns the internal read; `None` without a buffer for it.
+    fn start_read(&mut self, pool: &Pool, tags: &InternalTags, slot: Slot) -> Option<Request> {
         let compare = self.compare.as_mut()?;
-        let mut data = compare.take_data()?;
-        self.expected.clear();
-        data.slices().iter().for_each(|slice| self.expected.extend_from_slice(slice.as_slice()));
+        let data = compare.data()?;
+        let is_exclusive = data.is_writable() && !data.is_external();
+        let own = if is_exclusive { None } else { Some(take(pool, data.len())?) };
+        self.expected.resize(data.len(), 0);
+        data.copy_to(0, &mut self.expected);
+        let mut data = match own {
+            Some(own) => own,
+            None => compare.take_data()?,
+        };
         // A device whose reads do not fill the data must not compare equal.
         data.clear();
         let mut internal = RingRequest::read(Tag(0), compare.lba, compare.blocks, data);
@@ -245,13 +253,22 @@ impl ActiveCompare {
             rest = tail;
             slice.as_slice() == expected
         });
-        data.copy_from(0, &self.expected);
+        // Otherwise the caller's data was not read into.
+        if compare.data().is_none() {
+            data.copy_from(0, &self.expected);
+            compare.set_data(Some(data));
+        }
         self.expected = Vec::new();
-        compare.set_data(Some(data));
         match status.is_success() {
             true if equal => Status::SUCCESS,
             true => Status::COMPARE_FAILURE.do_not_retry(),
             false => status,
         }
     }
+}
+
+/// Data of the pool, of any length; `None` if it does not have that much now.
+fn take(pool: &Pool, bytes: usize) -> Option<Data> {
+    let parts = (0..bytes).step_by(BUFFER_BYTES_MAX).map(|at| pool.take(BUFFER_BYTES_MAX.min(bytes - at)));
+    Data::gather(parts.collect::<Option<Vec<_>>>()?)
 }

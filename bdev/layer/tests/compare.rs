@@ -364,3 +364,84 @@ fn a_read_only_descriptor_rejects_fused_writes() {
     let expected = [Status::FUSED_FAILED, Status::NAMESPACE_WRITE_PROTECTED.do_not_retry()];
     assert_eq!(statuses(&rig.run(&mut channel, batch)), expected);
 }
+
+#[test]
+fn memory_that_others_hold_is_compared_and_never_written() {
+    let mut rig = Rig::new();
+    malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
+    let mut channel = open(&rig, "M");
+    assert_eq!(rig.write(&mut channel, 8, 8, 7), Status::SUCCESS);
+    let compare = |data: dma::Data| Request { op: Op::Compare, ..Request::read(Tag(1), 8, 8, data) };
+    // A peer's memory, at an odd address.
+    let region = std::rc::Rc::new(dma::SharedRegion::new(8192).unwrap());
+    let external = rig.core.pool().attach_external(region.clone());
+    for (fill, status) in [(7, Status::SUCCESS), (8, Status::COMPARE_FAILURE)] {
+        region.write(1, &[fill; 4096]);
+        let done = rig.one(&mut channel, compare(external.buffer(1, 4096).unwrap().into()));
+        assert!(done.status().same_code(status), "{:?}", done.status());
+        assert!(done.request().data().unwrap().is_external(), "the caller's memory comes back");
+        let mut content = [0; 4096];
+        region.read(1, &mut content);
+        assert_eq!(content, [fill; 4096], "nothing was read into it");
+    }
+    // Shared memory, which its other holder borrows.
+    let mut shared = dma::Data::from(rig.buffer(4096, 7));
+    let other = shared.share();
+    let done = rig.one(&mut channel, compare(shared));
+    assert_eq!(done.status(), Status::SUCCESS);
+    assert!(other.slices()[0].as_slice().iter().all(|byte| *byte == 7));
+    // A fused pair: both from the peer's memory.
+    if bdev::supports_fused() {
+        region.write(0, &[7; 4096]);
+        region.write(4096, &[9; 4096]);
+        let data = |offset| external.buffer(offset, 4096).unwrap();
+        let mut pair = compare(data(0).into());
+        pair.flags = RequestFlags::FUSED;
+        let done = rig.run(&mut channel, vec![pair, Request::write(Tag(2), 8, 8, data(4096))]);
+        assert!(done.iter().all(|one| one.status().is_success()), "{done:?}");
+        assert_eq!(rig.read(&mut channel, 8, 8).unwrap(), vec![9; 4096]);
+    }
+}
+
+#[test]
+fn a_peers_memory_that_was_truncated_compares_as_zeroes() {
+    use std::os::fd::AsFd;
+    let mut rig = Rig::new();
+    malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
+    let mut channel = open(&rig, "M");
+    let file = rustix::fs::memfd_create("peer", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 8192).unwrap();
+    let region = std::rc::Rc::new(dma::SharedRegion::map_untrusted(file.as_fd(), 0, 8192, true).unwrap());
+    region.write(0, &[7; 8192]);
+    let external = rig.core.pool().attach_external(region);
+    let compare = || {
+        let data = external.buffer(4096, 4096).unwrap();
+        Request { op: Op::Compare, ..Request::read(Tag(1), 0, 8, data) }
+    };
+    assert!(rig.one(&mut channel, compare()).status().same_code(Status::COMPARE_FAILURE));
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    // The device is zeroed, and so is what is left of the memory: no signal ends the process.
+    assert_eq!(rig.one(&mut channel, compare()).status(), Status::SUCCESS);
+}
+
+#[test]
+fn a_compare_without_a_buffer_waits_for_one() {
+    let rig = Rig::new();
+    malloc::create(&rig.registry, malloc::MallocConfig::new("M", 256, 512)).unwrap();
+    let mut channel = open(&rig, "M");
+    let region = std::rc::Rc::new(dma::SharedRegion::new(4096).unwrap());
+    let external = rig.core.pool().attach_external(region);
+    let held: Vec<dma::Buffer> = std::iter::from_fn(|| rig.core.pool().take(4096)).collect();
+    let data = external.buffer(0, 4096).unwrap();
+    channel.submit(&mut vec![Request { op: Op::Compare, ..Request::read(Tag(1), 0, 8, data) }]);
+    let mut sink = Vec::new();
+    for _ in 0..3 {
+        assert_eq!(channel.poll(&mut sink), 0);
+        assert!(channel.deadline().is_some(), "nothing would poll it again");
+    }
+    drop(held);
+    while sink.is_empty() {
+        channel.poll(&mut sink);
+    }
+    assert_eq!(sink[0].status(), Status::SUCCESS);
+}
