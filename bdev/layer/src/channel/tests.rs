@@ -403,7 +403,7 @@ fn rejected_requests_are_bounded() {
     let mut harness = ChannelHarness::new(Scripted::new(8), Access::ReadWrite);
     let mut batch: Vec<Request> = (0..3000).map(|tag| Request::new(Tag(tag), Op::Unmap, 0, 1)).collect();
     harness.channel.submit(&mut batch);
-    assert_eq!(batch.len(), 3000 - super::REJECTED_MAX);
+    assert_eq!(batch.len(), 3000 - super::dispatch::REJECTED_MAX);
     let mut seen = 0;
     while seen < 3000 {
         seen += harness.poll().len();
