@@ -23,6 +23,8 @@ pub(crate) enum ExitStatus {
     Environment,
     /// 5: no server answers on the RPC socket.
     NoServer,
+    /// 6: the measurements are too noisy to decide what was asked.
+    Undecided,
 }
 
 impl CommandError {
@@ -53,6 +55,7 @@ impl CommandError {
             ExitStatus::Config => 3,
             ExitStatus::Environment => 4,
             ExitStatus::NoServer => 5,
+            ExitStatus::Undecided => 6,
         })
     }
 }

@@ -23,6 +23,10 @@ impl Folder {
 
     /// A run of two schedulers at three depths with three repetitions each; `factor` slows down all of it.
     fn run(&self, name: &str, factor: f64) -> PathBuf {
+        self.run_of(name, factor, 3)
+    }
+
+    fn run_of(&self, name: &str, factor: f64, repetitions: u32) -> PathBuf {
         let path = self.path(name);
         let plan = RunPlan {
             schema: SCHEMA,
@@ -38,7 +42,7 @@ impl Folder {
                 .unwrap();
         for (scheduler, price) in [("none", 1.0), ("bfq", 1.5)] {
             for depth in [1, 8, 64] {
-                for repetition in 0..3 {
+                for repetition in 0..repetitions {
                     let mut record = CellRecord::new("own.depths", scheduler);
                     record.parameters.insert("scheduler".into(), scheduler.into());
                     record.parameters.insert("iodepth".into(), ParameterValue::from(depth));
@@ -98,9 +102,17 @@ fn compare_exits_with_1_on_a_regression_above_the_limit() {
     let output = lab(&["compare"], &[&fast, &slow]);
     assert!(output.status.success());
     assert!(stdout_of(&output).contains("12 slower"), "{}", stdout_of(&output));
+    assert!(stdout_of(&output).contains("between two successive runs"), "{}", stdout_of(&output));
     let (status, line) = failure_of(&lab(&["compare", "--fail-on-regression", "10"], &[&fast, &slow]));
     assert_eq!(status, 1);
-    assert!(line.contains("12 of 12 rows are worse by more than 10 %"), "{line}");
+    assert!(line.contains("worse by more than 10 %: 12 of 12 rows"), "{line}");
+    let once = folder.run_of("once", 1.0, 1);
+    let (status, line) = failure_of(&lab(&["compare", "--fail-on-regression", "10"], &[&once, &fast]));
+    assert_eq!(status, 6, "{line}");
+    assert!(line.contains("too noisy to tell whether B is worse by more than 10 %: 12 of 12 rows"), "{line}");
+    let more = ["--a-run", slow.to_str().unwrap(), "--b-run", fast.to_str().unwrap()];
+    let text = stdout_of(&lab(&[&["compare"], &more[..]].concat(), &[&fast, &slow]));
+    assert!(text.contains("as the runs of a side show it") && !text.contains("slower  "), "{text}");
     assert!(lab(&["compare", "--fail-on-regression", "30"], &[&fast, &slow]).status.success());
     assert!(lab(&["compare", "--fail-on-regression", "0"], &[&slow, &fast]).status.success());
     let json = stdout_of(&lab(&["compare", "--output-format=json"], &[&fast, &slow]));

@@ -37,6 +37,7 @@ mod record;
 pub mod reference;
 pub mod runner;
 mod scaling;
+mod scatter;
 mod settings;
 pub mod steady;
 
@@ -47,12 +48,13 @@ pub use check::{
 pub use definition::{
     CellGroup, CellRule, ExperimentDefinition, PublishedPoint, PublishedTable, PublishedTimes, Scale,
 };
-pub use order::{PlannedMeasurement, measurement_order};
+pub use order::{PlannedMeasurement, is_second_side, measurement_order};
 pub use record::{
     CellParameters, CellRecord, GeneratorInfo, MachineRecord, ParameterValue, PlannedCell, PlannedDevice,
     PlannedExperiment, RoleRecord, RunDirectory, RunDirectoryError, RunPlan, RunWriter, SCHEMA,
     SchedulerState,
 };
+pub use scatter::{Scatter, pooled_scatter};
 
 /// The available counters by name: `yes`, or why one is not available.
 pub fn available_counters() -> Vec<(String, String)> {

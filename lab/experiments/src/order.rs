@@ -48,6 +48,12 @@ pub fn measurement_order(plan: &RunPlan) -> Vec<PlannedMeasurement> {
     order.into_iter().enumerate().map(measurement).collect()
 }
 
+/// Whether a block of a self-check belongs to the second of the two sides that are compared. The blocks follow the
+/// pattern first, second, second, first, so that a steady drift affects both sides alike.
+pub fn is_second_side(repetition: u32) -> bool {
+    matches!(repetition % 4, 1 | 2)
+}
+
 /// The shuffle of Fisher and Yates: every permutation is equally likely.
 fn shuffle<T>(items: &mut [T], random: &mut WyRand) {
     for last in (1..items.len()).rev() {

@@ -230,6 +230,11 @@ impl CellRecord {
         self.roles.entry(role.to_string()).or_default()
     }
 
+    /// A key of the cell, the same for all its repetitions.
+    pub fn cell_key(&self) -> String {
+        parameters_key(&self.experiment, &self.parameters)
+    }
+
     /// A key that is unique for cell and repetition within a run.
     pub fn key(&self) -> String {
         cell_key(&self.experiment, &self.parameters, self.repetition)
@@ -238,11 +243,16 @@ impl CellRecord {
 
 /// A key that is unique for cell and repetition within a run.
 pub(crate) fn cell_key(experiment: &str, parameters: &CellParameters, repetition: u32) -> String {
+    let mut key = parameters_key(experiment, parameters);
+    key.push_str(&format!(" #{repetition}"));
+    key
+}
+
+fn parameters_key(experiment: &str, parameters: &CellParameters) -> String {
     let mut key = experiment.to_string();
     for (name, value) in parameters {
         key.push_str(&format!(" {name}={value}"));
     }
-    key.push_str(&format!(" #{repetition}"));
     key
 }
 
@@ -307,6 +317,9 @@ pub struct RunPlan {
     /// Seed of the order of measurement; see [`measurement_order`](crate::measurement_order).
     #[serde(default)]
     pub order_seed: u64,
+    /// Whether the blocks belong alternately to two equal sides; see [`is_second_side`](crate::is_second_side).
+    #[serde(default)]
+    pub self_check: bool,
     /// `ringbolt` or `fio`, and the path of the program.
     pub generator: String,
     /// CPUs that cells may use.

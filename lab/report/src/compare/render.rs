@@ -6,6 +6,7 @@ use super::{ChangeVerdict, Comparison, ComparisonRow};
 use crate::chart::{escape, format_number};
 use crate::metric;
 use crate::page;
+use crate::stats::ConfidenceInterval;
 
 /// Renders a comparison for a terminal: differences of machine and plan, totals, and up to `rows_max` rows
 /// that changed or cannot be compared.
@@ -18,12 +19,14 @@ pub fn text(comparison: &Comparison, rows_max: usize) -> String {
     if !comparison.differences.is_empty() {
         out.push('\n');
     }
-    for (name, ratio, count) in &comparison.overall {
+    for one in &comparison.overall {
         let _ = writeln!(
             out,
-            "{:<28} B / A = {:<8} over {count} cells",
-            metric::display_name(name),
-            format_number(*ratio)
+            "{:<28} B / A = {:<8}{} over {} cells",
+            metric::display_name(one.metric),
+            format_number(one.ratio),
+            bounds(one.interval),
+            one.cells
         );
     }
     let counts: Vec<String> = ChangeVerdict::ALL
@@ -34,8 +37,9 @@ pub fn text(comparison: &Comparison, rows_max: usize) -> String {
         .collect();
     let _ = writeln!(
         out,
-        "\n{}\n",
-        if counts.is_empty() { "nothing to compare".to_string() } else { counts.join(", ") }
+        "\n{}\n{}\n",
+        if counts.is_empty() { "nothing to compare".to_string() } else { counts.join(", ") },
+        comparison.intervals
     );
     let rows = ordered(comparison);
     let reported: Vec<&&ComparisonRow> =
@@ -72,7 +76,11 @@ pub fn text(comparison: &Comparison, rows_max: usize) -> String {
 }
 
 fn interval(row: &ComparisonRow) -> String {
-    row.interval.map_or(String::new(), |found| {
+    bounds(row.interval)
+}
+
+fn bounds(interval: Option<ConfidenceInterval>) -> String {
+    interval.map_or(String::new(), |found| {
         format!(" ({} to {})", format_number(found.low), format_number(found.high))
     })
 }
@@ -112,21 +120,24 @@ pub fn html(comparison: &Comparison) -> String {
         }
         out.push_str("</ul></div>");
     }
-    out.push_str("<h2>All cells</h2><table><thead><tr><th>Metric</th><th class=\"n\">B / A</th><th class=\"n\">cells</th></tr></thead><tbody>");
-    for (name, ratio, count) in &comparison.overall {
+    out.push_str("<h2>All cells</h2><table><thead><tr><th>Metric</th><th class=\"n\">B / A</th><th>95 %</th><th class=\"n\">cells</th></tr></thead><tbody>");
+    for one in &comparison.overall {
         let _ = write!(
             out,
-            "<tr><td>{}</td><td class=\"n\">{} ×</td><td class=\"n\">{count}</td></tr>",
-            escape(&metric::display_name(name)),
-            format_number(*ratio)
+            "<tr><td>{}</td><td class=\"n\">{} ×</td><td class=\"fine\">{}</td><td class=\"n\">{}</td></tr>",
+            escape(&metric::display_name(one.metric)),
+            format_number(one.ratio),
+            bounds(one.interval).trim(),
+            one.cells
         );
     }
     out.push_str("</tbody></table><p>");
     for verdict in ChangeVerdict::ALL {
         let _ = write!(out, "{} {} ", chip(verdict), comparison.count(verdict));
     }
+    let _ = write!(out, "</p><p class=\"fine\">{}</p>", escape(comparison.intervals));
     out.push_str(
-        "</p><h2>Each cell</h2><div class=\"scroll\"><table class=\"values\"><thead><tr><th></th><th>Experiment</th><th>Cell</th>\
+        "<h2>Each cell</h2><div class=\"scroll\"><table class=\"values\"><thead><tr><th></th><th>Experiment</th><th>Cell</th>\
          <th>Metric</th><th class=\"n\">A</th><th class=\"n\">B</th><th class=\"n\">B / A</th><th>95 %</th></tr></thead><tbody>",
     );
     for row in ordered(comparison) {

@@ -33,23 +33,27 @@ fn verdicts(comparison: &Comparison) -> Vec<(&str, ChangeVerdict)> {
 
 #[test]
 fn a_run_compared_with_itself_is_unchanged() {
-    let comparison = compare(&base(), &base(), CompareOptions::default());
+    let comparison = compare(&[base()], &[base()], CompareOptions::default());
     assert!(comparison.rows.iter().all(|row| row.verdict == ChangeVerdict::Same && row.ratio == Some(1.0)));
     assert_eq!(comparison.rows.len(), 4);
-    assert_eq!(comparison.regressions(0.0).count(), 0);
+    assert!(matches!(comparison.regression(2.0), RegressionVerdict::None));
+    assert!(matches!(comparison.regression(0.0), RegressionVerdict::None), "the rows are the same");
 }
 
 #[test]
 fn faster_and_slower_follow_the_direction_of_the_metric() {
     let other =
         run(3, |depth, repetition| (depth as f64 * 1.2e4 * jitter(repetition), 130.0 * jitter(repetition)));
-    let comparison = compare(&base(), &other, CompareOptions::default());
+    let comparison = compare(&[base()], &[other], CompareOptions::default());
     assert_eq!(
         verdicts(&comparison)[..2],
         [("iops", ChangeVerdict::Faster), ("clat_p99_us", ChangeVerdict::Slower)]
     );
-    assert_eq!(comparison.regressions(25.0).count(), 2, "the tails are 30 % worse");
-    assert_eq!(comparison.regressions(35.0).count(), 0);
+    let RegressionVerdict::Worse(rows) = comparison.regression(25.0) else {
+        panic!("the tails are 30 % worse")
+    };
+    assert_eq!(rows.len(), 2);
+    assert!(matches!(comparison.regression(35.0), RegressionVerdict::None));
     let text = text(&comparison, 100);
     assert!(text.contains("2 slower, 2 faster"), "{text}");
 }
@@ -57,23 +61,25 @@ fn faster_and_slower_follow_the_direction_of_the_metric() {
 #[test]
 fn a_single_repetition_has_a_ratio_without_interval() {
     let once = run(1, |depth, _| (depth as f64 * 0.5e4, 100.0));
-    let comparison = compare(&base(), &once, CompareOptions::default());
+    let comparison = compare(&[base()], &[once], CompareOptions::default());
     assert!(
         comparison.rows.iter().all(|row| row.verdict == ChangeVerdict::NoInterval && row.interval.is_none())
     );
-    assert_eq!(comparison.regressions(50.0).count(), 2, "half the throughput is 100 % worse");
+    let RegressionVerdict::Undecided(rows) = comparison.regression(50.0) else { panic!("measured once") };
+    assert_eq!(rows.len(), 4);
 }
 
 #[test]
-fn insignificant_and_sub_noise_differences_are_the_same() {
+fn noise_is_told_from_equality() {
     let noise = [0.7, 1.5, 1.0];
     let other = run(3, |depth, repetition| (depth as f64 * 1.1e4 * noise[repetition as usize], 100.5));
-    let comparison = compare(&base(), &other, CompareOptions::default());
-    assert!(
-        comparison.rows.iter().all(|row| row.verdict == ChangeVerdict::Same),
-        "{:?}",
-        verdicts(&comparison)
-    );
+    let comparison = compare(&[base()], &[other], CompareOptions::default());
+    let found = verdicts(&comparison);
+    assert_eq!(found[..2], [("iops", ChangeVerdict::TooNoisy), ("clat_p99_us", ChangeVerdict::Same)]);
+    let RegressionVerdict::Undecided(rows) = comparison.regression(5.0) else { panic!("{found:?}") };
+    assert!(rows.iter().all(|row| row.metric == "iops"));
+    let page = html(&comparison);
+    assert!(page.contains("too noisy to tell") && page.contains("between two successive runs"));
 }
 
 #[test]
@@ -82,14 +88,14 @@ fn cells_from_different_generators_are_not_comparable() {
     for record in &mut other.records {
         record.generator.name = "ringbolt".into();
     }
-    let comparison = compare(&base(), &other, CompareOptions::default());
+    let comparison = compare(&[base()], &[other], CompareOptions::default());
     assert!(comparison.rows.iter().all(|row| row.verdict == ChangeVerdict::NotComparable));
     assert_eq!(comparison.rows[0].remark, "different generators: fio and ringbolt");
     let fewer = run(3, |_, _| (1.0, 1.0));
     let mut fewer =
         RunDirectory { records: fewer.records.into_iter().take(3).collect(), ..RunDirectory::default() };
     fewer.records[0].parameters.insert("iodepth".into(), ParameterValue::from(99));
-    let comparison = compare(&base(), &fewer, CompareOptions::default());
+    let comparison = compare(&[base()], &[fewer], CompareOptions::default());
     let remarks: Vec<&str> = comparison.rows.iter().map(|row| row.remark.as_str()).collect();
     assert!(remarks.contains(&"missing in the second run") && remarks.contains(&"missing in the first run"));
 }
@@ -101,6 +107,6 @@ fn hostile_names_are_escaped_in_html() {
         record.experiment = "<script>alert(1)</script>".into();
         record.parameters.insert("\"><img src=x>".into(), "<b>&".into());
     }
-    let page = html(&compare(&hostile, &hostile, CompareOptions::default()));
+    let page = html(&compare(&[hostile.clone()], &[hostile], CompareOptions::default()));
     assert!(!page.contains("<script") && !page.contains("<img") && !page.contains("<b>"));
 }

@@ -200,6 +200,7 @@ fn plan() -> RunPlan {
         scale: "default".into(),
         seed: 1,
         order_seed: 1,
+        self_check: false,
         generator: "ringbolt".into(),
         cores: vec![0, 1, 2, 3],
         targets: vec![PlannedDevice {

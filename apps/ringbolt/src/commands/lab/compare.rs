@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use lab_report::compare::{CompareOptions, compare, html, text};
+use lab_report::compare::{CompareOptions, ComparisonRow, RegressionVerdict, compare, html, text};
 
 use super::files::write_output;
 use super::report::open_run;
-use crate::command_error::CommandError;
+use crate::command_error::{CommandError, ExitStatus};
 
 /// Most rows shown on a terminal.
 const ROWS_MAX: usize = 60;
@@ -17,9 +17,10 @@ const ROWS_MAX: usize = 60;
     ringbolt lab compare runs/kernel-6.6 runs/kernel-6.12\n  \
     ringbolt lab compare runs/main runs/branch --fail-on-regression 5\n  \
     ringbolt lab compare A B --output-format=html --output changes.html\n\n\
-    Cells with the same experiment and parameters are compared. A cell that was measured once in a run has a\n\
-    ratio without an interval. --fail-on-regression exits with status 1 if a metric is worse by more than this\n\
-    percentage with confidence, or by more than this percentage and was measured once.")]
+    Cells with the same experiment and parameters are compared. Intervals cover the variation between runs; what\n\
+    is significant is decided for all rows together. A row is too noisy to tell if its interval does not exclude\n\
+    a difference that matters. --fail-on-regression exits with 1 if a metric is worse by more than this with\n\
+    confidence, and with 6 if none is, but some could be: they are too noisy, or were measured once.")]
 pub(crate) struct CompareArgs {
     /// Run directory of the baseline
     #[arg(value_name = "A")]
@@ -27,13 +28,19 @@ pub(crate) struct CompareArgs {
     /// Run directory to compare with it
     #[arg(value_name = "B")]
     b: PathBuf,
+    /// A further run of the baseline; with several runs, the variation between runs is measured; may be repeated
+    #[arg(long, value_name = "DIR")]
+    a_run: Vec<PathBuf>,
+    /// A further run to compare with the baseline; may be repeated
+    #[arg(long, value_name = "DIR")]
+    b_run: Vec<PathBuf>,
     /// Format of the result
     #[arg(long = "output-format", value_enum, default_value = "normal")]
     output_format: CompareFormat,
     /// File for the result; by default standard output
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Exit with status 1 if B is worse by more than this
+    /// Exit with status 1 if B is worse by more than this, and with 6 if that cannot be told
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     fail_on_regression: Option<f64>,
     /// Confidence level of the intervals, in percent
@@ -42,6 +49,9 @@ pub(crate) struct CompareArgs {
     /// Smaller differences are ignored
     #[arg(long, value_name = "PERCENT", default_value = "1", value_parser = percent)]
     noise: f64,
+    /// Smallest difference that matters; by default that of --fail-on-regression, or 5
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    difference: Option<f64>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -65,8 +75,15 @@ fn confidence(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(options: &CompareArgs) -> Result<(), CommandError> {
-    let (a, b) = (open_run(&options.a)?, open_run(&options.b)?);
-    let rules = CompareOptions { confidence_level: options.confidence / 100.0, noise_percent: options.noise };
+    let open = |first: &PathBuf, more: &[PathBuf]| -> Result<Vec<_>, CommandError> {
+        std::iter::once(first).chain(more).map(|directory| open_run(directory)).collect()
+    };
+    let (a, b) = (open(&options.a, &options.a_run)?, open(&options.b, &options.b_run)?);
+    let rules = CompareOptions {
+        confidence_level: options.confidence / 100.0,
+        noise_percent: options.noise,
+        difference_percent: options.difference.or(options.fail_on_regression).unwrap_or(5.0),
+    };
     let comparison = compare(&a, &b, rules);
     let message = match options.output_format {
         CompareFormat::Normal => text(&comparison, ROWS_MAX),
@@ -77,16 +94,24 @@ pub(crate) fn run(options: &CompareArgs) -> Result<(), CommandError> {
     };
     write_output(options.output.as_deref(), &message)?;
     let Some(limit) = options.fail_on_regression else { return Ok(()) };
-    let worse: Vec<_> = comparison.regressions(limit).collect();
-    match worse.first() {
-        None => Ok(()),
-        Some(first) => Err(CommandError::operation(format!(
-            "{} of {} rows are worse by more than {limit} %, {} [{}] {} among them",
-            worse.len(),
-            comparison.rows.len(),
-            first.experiment,
-            first.cell,
-            first.metric
-        ))),
+    let describe = |rows: &[&ComparisonRow]| {
+        let first = rows.first().map_or(String::new(), |row| {
+            format!(", {} [{}] {} among them", row.experiment, row.cell, row.metric)
+        });
+        format!("{} of {} rows", rows.len(), comparison.rows.len()) + &first
+    };
+    match comparison.regression(limit) {
+        RegressionVerdict::None => Ok(()),
+        RegressionVerdict::Worse(rows) => {
+            Err(CommandError::operation(format!("worse by more than {limit} %: {}", describe(&rows))))
+        }
+        RegressionVerdict::Undecided(rows) => Err(CommandError::new(
+            ExitStatus::Undecided,
+            format!(
+                "too noisy to tell whether B is worse by more than {limit} %: {}; more repetitions or more runs \
+                 (--a-run, --b-run) decide it",
+                describe(&rows)
+            ),
+        )),
     }
 }

@@ -74,6 +74,7 @@ pub(crate) struct ExperimentArgs {
 
 /// A plan with the devices, CPUs and generators that it uses.
 pub(crate) struct ResolvedRun {
+    pub(crate) names: Vec<String>,
     pub(crate) host: HostInfo,
     pub(crate) devices: Vec<Device>,
     pub(crate) experiments: Vec<PlannedExperiment>,
@@ -118,20 +119,28 @@ pub(crate) fn start_watchdog(journal: &mut Journal) -> Result<(), CommandError> 
 }
 
 impl ExperimentArgs {
-    pub(crate) fn scale(&self) -> Scale {
+    fn scale_of(&self, names: &[String]) -> Scale {
         match (self.quick, self.paper) {
             (true, _) => Scale::Quick,
             (_, true) => Scale::Paper,
             // The group `quick` implies the scale of the same name.
-            _ if !self.names.is_empty() && self.names.iter().all(|name| name == "quick") => Scale::Quick,
+            _ if !names.is_empty() && names.iter().all(|name| name == "quick") => Scale::Quick,
             _ => Scale::Default,
         }
     }
 
     /// Reads the machine and plans the experiments. Changes nothing.
     pub(crate) fn resolve(&self) -> Result<ResolvedRun, CommandError> {
+        self.resolve_or(None)
+    }
+
+    /// As [`ExperimentArgs::resolve`], with the group to use if no experiment is named.
+    pub(crate) fn resolve_or(&self, default: Option<&str>) -> Result<ResolvedRun, CommandError> {
         let catalog = catalog(&self.definition)?;
         let mut names = self.names.clone();
+        names.extend(
+            default.filter(|_| self.names.is_empty() && self.definition.is_empty()).map(String::from),
+        );
         if names.is_empty() {
             for file in &self.definition {
                 let mut alone = ExperimentCatalog::built_in();
@@ -144,7 +153,7 @@ impl ExperimentArgs {
             ));
         }
         let definitions = catalog.select(&names).map_err(CommandError::usage)?;
-        let scale = self.scale();
+        let scale = self.scale_of(&names);
         let host = HostInfo::default();
         let devices = self.devices(&host, &definitions, scale)?;
         let (generator, generator_info, bdev_generator) = self.generators()?;
@@ -170,7 +179,17 @@ impl ExperimentArgs {
         };
         let experiments = plan::plan_experiments(&definitions, scale, times, &capabilities)
             .map_err(CommandError::config)?;
-        Ok(ResolvedRun { host, devices, experiments, scale, cpus, generator, generator_info, bdev_generator })
+        Ok(ResolvedRun {
+            names,
+            host,
+            devices,
+            experiments,
+            scale,
+            cpus,
+            generator,
+            generator_info,
+            bdev_generator,
+        })
     }
 
     fn devices(

@@ -29,6 +29,7 @@ use crate::console::{stderr_line, stdout_line};
 #[command(after_help = "Examples:\n  ringbolt lab run quick --out results\n  \
     ringbolt lab run icpe24.fig2 --device /dev/nvme0n1\n  \
     ringbolt lab run icpe24 --paper --device /dev/nvme0n1 --destroy-data /dev/nvme0n1 --apply\n  \
+    ringbolt lab run --self-check --device /dev/nvme0n1\n  \
     ringbolt lab run --resume results\n\n\
     Without --device and --file, as root, the lab creates loop devices over files and removes them.\n\
     Each cell is stored when it is complete; Ctrl-C ends the run and loses only the current cell. Changed\n\
@@ -42,6 +43,10 @@ pub(crate) struct RunArgs {
     /// Continue a run that ended early
     #[arg(long, value_name = "DIR", conflicts_with = "out")]
     resume: Option<PathBuf>,
+    /// Measure everything twice, in alternating blocks, and report how many metrics differ, which none should, and
+    /// what difference this machine resolves; without a name, the group `quick`
+    #[arg(long)]
+    self_check: bool,
     /// Change what distorts results, as listed by `ringbolt lab doctor`, for the duration of the run
     #[arg(long)]
     apply: bool,
@@ -64,7 +69,7 @@ pub(crate) fn run(options: &RunArgs) -> Result<(), CommandError> {
             (folder.clone(), previous.plan, completed)
         }
         None => {
-            resolved = options.experiments.resolve()?;
+            resolved = options.experiments.resolve_or(options.self_check.then_some("quick"))?;
             let folder = options.out.clone().unwrap_or_else(default_directory_name);
             let plan = new_plan(options, &resolved);
             (folder, plan, BTreeSet::new())
@@ -111,6 +116,8 @@ fn recorded_options(previous: &RunDirectory, given: &ExperimentArgs) -> Result<E
         apply: bool,
         #[arg(long)]
         precondition: bool,
+        #[arg(long)]
+        self_check: bool,
     }
     if !given.names.is_empty() {
         return Err(CommandError::usage("--resume continues the recorded experiments; name none"));
@@ -119,7 +126,7 @@ fn recorded_options(previous: &RunDirectory, given: &ExperimentArgs) -> Result<E
     let arguments = previous.plan.command.iter().skip(2).cloned();
     let line = RecordedCommand::try_parse_from(arguments)
         .map_err(|error| CommandError::usage(format!("the run's command: {error}")))?;
-    let _ = (line.out, line.resume, line.apply, line.precondition);
+    let _ = (line.out, line.resume, line.apply, line.precondition, line.self_check);
     Ok(line.experiments)
 }
 
@@ -128,25 +135,55 @@ pub(crate) fn default_directory_name() -> PathBuf {
     PathBuf::from(format!("lab-{seconds}"))
 }
 
+/// Repetitions of each side of a self-check, at least: with fewer, every interval is so wide that nothing differs.
+const SELF_CHECK_REPETITIONS_MIN: u32 = 3;
+
 /// A seed that differs between runs, so that two runs do not share an order by chance of the default.
 fn new_order_seed() -> u32 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u32)
 }
 
 fn new_plan(options: &RunArgs, resolved: &ResolvedRun) -> RunPlan {
+    let mut experiments = resolved.experiments.clone();
+    if options.self_check {
+        for cell in experiments.iter_mut().flat_map(|experiment| &mut experiment.cells) {
+            cell.repetitions = 2 * cell.repetitions.max(SELF_CHECK_REPETITIONS_MIN);
+        }
+    }
     RunPlan {
         schema: SCHEMA,
         program: concat!("ringbolt ", env!("CARGO_PKG_VERSION")).into(),
         command: std::env::args().collect(),
-        selection: options.experiments.names.clone(),
+        selection: resolved.names.clone(),
         scale: resolved.scale.name().into(),
         seed: options.experiments.seed.into(),
         order_seed: options.experiments.order_seed.unwrap_or_else(new_order_seed).into(),
         generator: format!("{} ({})", resolved.generator.name, resolved.generator.program.display()),
         cores: resolved.cpus.clone(),
         targets: resolved.devices.iter().map(Device::to_planned).collect(),
-        experiments: resolved.experiments.clone(),
+        self_check: options.self_check,
+        experiments,
     }
+}
+
+/// Reports the self-check of a completed run.
+///
+/// # Errors
+/// More metrics differ than by chance: what this machine finds cannot be trusted.
+fn report_self_check(folder: &Path) -> Result<(), CommandError> {
+    let run = RunDirectory::open(folder).map_err(CommandError::operation)?;
+    let check = lab_report::compare::self_check(&run);
+    stdout_line!("{}", check.text().trim_end());
+    if check.passes() {
+        return Ok(());
+    }
+    Err(CommandError::operation(if check.compared == 0 {
+        "the self-check compared nothing: no cell was measured on both sides".to_string()
+    } else {
+        "the self-check failed: equal measurements differ on this machine, so other differences mean little; \
+         `ringbolt lab doctor` lists possible causes"
+            .to_string()
+    }))
 }
 
 #[expect(clippy::too_many_arguments, reason = "the parts of a run, which `run` owns and restores")]
@@ -217,7 +254,8 @@ fn measure(
     let is_terminal = std::io::stderr().is_terminal();
     let summary =
         runner::run(&setup, &mut writer, journal, locks, &mut |event| print_event(&event, is_terminal));
-    finish(summary, folder)
+    finish(summary, folder)?;
+    if plan.self_check { report_self_check(folder) } else { Ok(()) }
 }
 
 /// Whether all devices can be preconditioned: writable block devices.
