@@ -9,18 +9,14 @@ use std::sync::atomic::Ordering;
 use bdev::{Completion, Request};
 use block_io::{Op, Status, Tag};
 use dma::Data;
-use nvme::Namespace;
+use nvme::{IoQueue, NvmeOpenError};
 use reactor::Core;
 use slots::{Slab, Slot};
 
 use crate::counts::LinkCounts;
 use crate::inject::QueueInjections;
 use crate::multipath::{Multipath, PathView};
-use crate::path::ControllerPath;
-use crate::shared_namespace::{
-    ChannelStatus, ConnectTarget, LinkStatus, NamespacePath, PathId, SharedNamespace,
-};
-use crate::transport_queue::{OpenedQueue, TransportQueue};
+use crate::shared_namespace::{ChannelStatus, LinkStatus, NamespacePath, PathId, SharedNamespace};
 use crate::transport_stats::LiveQueueStats;
 
 /// Queue depth of a channel; of each split request one fragment is in flight at a time.
@@ -77,14 +73,17 @@ struct PathLink {
     live_stats: Option<Arc<LiveQueueStats>>,
 }
 
+/// The result of opening a queue.
+type OpenedQueue = Result<Box<dyn IoQueue>, NvmeOpenError>;
+
 enum LinkQueue {
     None,
     /// A task opens it; the result arrives in the cell.
     Opening(Rc<RefCell<Option<OpenedQueue>>>, Rc<CancelFlag>),
-    Open(Box<dyn TransportQueue>),
+    Open(Box<dyn IoQueue>),
     /// Gets no new commands; it owns buffers until the driver's reset or detach has ended its commands. The flag
     /// tells whether the queue failed.
-    Closing(Box<dyn TransportQueue>, bool),
+    Closing(Box<dyn IoQueue>, bool),
     /// To be opened again at that time, in nanoseconds.
     RetryAt(u64),
 }
@@ -190,7 +189,8 @@ impl NvmeBdevChannel {
     /// Opens or closes the queue of a link as the control plane requires.
     fn reconcile(&mut self, index: usize, now_ns: u64) {
         let link = &mut self.links[index];
-        let wanted_epoch = link.path.connection.as_ref().filter(|_| !link.removed).map(|(epoch, _)| *epoch);
+        let wanted_epoch =
+            link.path.connection.as_ref().filter(|_| !link.removed).map(|connection| connection.epoch);
         if wanted_epoch != Some(link.epoch) {
             self.close(index, now_ns);
         }
@@ -224,15 +224,14 @@ impl NvmeBdevChannel {
 
     fn open(&mut self, index: usize) {
         let link = &mut self.links[index];
-        let Some((epoch, join)) = link.path.connection.clone() else { return };
-        link.epoch = epoch;
+        let Some(connection) = link.path.connection.clone() else { return };
+        link.epoch = connection.epoch;
         let (result, cancel) = (Rc::new(RefCell::new(None)), Rc::new(CancelFlag::default()));
         let (result_cell, cancelled) = (result.clone(), cancel.clone());
         let (core, nsid) = (self.core.clone(), self.shared.nsid);
-        let path = link.path.controller_path.clone();
         let waker = self.core.event_loop().waker();
         let spawned = self.core.spawn(async move {
-            let opened = open_queue(&core, &path, join, nsid).await;
+            let opened = connection.queues.open(&core, nsid, &connection.identify).await;
             if !cancelled.0.get() {
                 *result_cell.borrow_mut() = Some(opened);
                 // The reactor of the channel may be asleep.
@@ -257,13 +256,7 @@ impl NvmeBdevChannel {
     }
 
     /// Starts to close a queue. Unsent I/O moves to other paths at once, I/O in flight when it has completed.
-    fn start_closing(
-        &mut self,
-        index: usize,
-        mut opened: Box<dyn TransportQueue>,
-        failed: bool,
-        now_ns: u64,
-    ) {
+    fn start_closing(&mut self, index: usize, mut opened: Box<dyn IoQueue>, failed: bool, now_ns: u64) {
         let ana = self.links[index].path.ana;
         let view = PathView { connected: false, ana, waits_until_ns: u64::MAX, preferred: false };
         self.multipath.set_path(index, view, now_ns);
@@ -297,7 +290,7 @@ impl NvmeBdevChannel {
         true
     }
 
-    fn reap(&mut self, index: usize, opened: &mut dyn TransportQueue, now_ns: u64) -> usize {
+    fn reap(&mut self, index: usize, opened: &mut dyn IoQueue, now_ns: u64) -> usize {
         let mut sink = std::mem::take(&mut self.sink);
         opened.poll(&mut sink);
         if let Some(counts) = &self.links[index].counts {
@@ -456,18 +449,6 @@ impl NvmeBdevChannel {
                 }
                 opened.submit(outgoing);
             }
-        }
-    }
-}
-
-async fn open_queue(core: &Core, path: &ControllerPath, join: ConnectTarget, nsid: u32) -> OpenedQueue {
-    match join {
-        ConnectTarget::Tcp(membership, identify, open) => {
-            open(core.clone(), membership, nsid, identify).await
-        }
-        ConnectTarget::Memory(controller) => {
-            let namespace = Namespace::of(&controller, core, nsid, path.driver_options()).await?;
-            Ok(Box::new(namespace))
         }
     }
 }

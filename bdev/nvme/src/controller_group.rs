@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bdev::Registry;
+use nvme::IoQueues;
 use os::clock::Clock;
 use reactor::blocking;
 use uuid::Uuid;
@@ -19,7 +20,7 @@ use crate::initiator::Attach;
 use crate::multipath::Policy;
 use crate::namespace::{NvmeBdev, ScannedNamespace};
 use crate::path::{AnaGroups, ControllerPath, PathStatus, ana_state_of, send_reply};
-use crate::shared_namespace::{ConnectTarget, NamespacePath, PathId, SharedNamespace};
+use crate::shared_namespace::{NamespacePath, PathConnection, PathId, SharedNamespace};
 use crate::transport_stats::TransportTotals;
 
 /// How long removal waits for users of the device to close it.
@@ -32,11 +33,12 @@ const APPLY_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// An event from a path's task, or a request from a caller.
 pub(crate) enum PathEvent {
-    /// The path is connected; its namespaces and how to connect to each.
+    /// The path is connected; its namespaces, and how to open I/O queues to them.
     NamespacesScanned {
         path: Arc<ControllerPath>,
         epoch: u64,
-        namespaces: Vec<(ScannedNamespace, ConnectTarget)>,
+        namespaces: Vec<ScannedNamespace>,
+        queues: Arc<dyn IoQueues>,
         groups: AnaGroups,
     },
     /// The ANA log page was read again.
@@ -147,8 +149,8 @@ impl ControllerGroup {
 
     fn handle(self: &Arc<Self>, event: PathEvent) {
         match event {
-            PathEvent::NamespacesScanned { path, epoch, namespaces, groups } => {
-                let outcome = self.apply_namespaces(&path, epoch, namespaces, groups);
+            PathEvent::NamespacesScanned { path, epoch, namespaces, queues, groups } => {
+                let outcome = self.apply_namespaces(&path, epoch, namespaces, &queues, groups.as_deref());
                 if let Some(reply) = sync::lock(&self.attaching).remove(&path.number) {
                     let _ = reply.send(outcome.clone());
                 }
@@ -207,18 +209,21 @@ impl ControllerGroup {
         &self,
         path: &Arc<ControllerPath>,
         epoch: u64,
-        namespaces: Vec<(ScannedNamespace, ConnectTarget)>,
-        groups: AnaGroups,
+        namespaces: Vec<ScannedNamespace>,
+        queues: &Arc<dyn IoQueues>,
+        groups: Option<&[(u32, AnaState)]>,
     ) -> Result<Vec<String>, String> {
         if path.is_stopping() {
             return Err("the controller is being detached".into());
         }
         let mut names = Vec::new();
         let mut last_error = None;
-        let nsids: Vec<u32> = namespaces.iter().map(|(scanned, _)| scanned.nsid).collect();
-        for (scanned, join) in namespaces {
-            let ana = ana_state_of(groups.as_deref(), scanned.identify.anagrpid);
-            match self.apply_namespace(path, epoch, scanned, join, ana) {
+        let nsids: Vec<u32> = namespaces.iter().map(|scanned| scanned.nsid).collect();
+        for scanned in namespaces {
+            let ana = ana_state_of(groups, scanned.identify.anagrpid);
+            let (queues, identify) = (queues.clone(), scanned.identify.clone());
+            let connection = PathConnection { epoch, queues, identify };
+            match self.apply_namespace(path, connection, &scanned, ana) {
                 Ok(name) => names.push(name),
                 Err(why) => last_error = Some(why),
             }
@@ -242,9 +247,8 @@ impl ControllerGroup {
     fn apply_namespace(
         &self,
         path: &Arc<ControllerPath>,
-        epoch: u64,
-        scanned: ScannedNamespace,
-        join: ConnectTarget,
+        connection: PathConnection,
+        scanned: &ScannedNamespace,
         ana: AnaState,
     ) -> Result<String, String> {
         let nsid = scanned.nsid;
@@ -263,9 +267,9 @@ impl ControllerGroup {
                 }
                 namespace
             }
-            None => self.create_namespace(path, &scanned)?,
+            None => self.create_namespace(path, scanned)?,
         };
-        namespace.set_limits(path.number, &scanned);
+        namespace.set_limits(path.number, scanned);
         let blocks = scanned.identify.nsze;
         if namespace.shared.blocks.swap(blocks, Ordering::Relaxed) != blocks {
             // Fails only if the device was removed meanwhile.
@@ -274,7 +278,7 @@ impl ControllerGroup {
         namespace.shared.set_path(NamespacePath {
             id: path.number,
             controller_path: path.clone(),
-            connection: Some((epoch, join)),
+            connection: Some(connection),
             anagrpid: scanned.identify.anagrpid,
             ana,
             ana_generation: next_ana_generation(),

@@ -8,16 +8,19 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::time::Duration;
 
-use nvme::{AdminError, Options, TcpAssociation, TcpUri, Uri};
+use nvme::{AdminData, Options, TcpAssociation, TcpUri, Uri};
 use reactor::Core;
+use wire_nvme::Sqe;
 use wire_nvme::admin::GetLogPage;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::feature::AsyncEventConfiguration;
 use wire_nvme::log::{AddressFamily, DiscoveryEntry, DiscoveryHeader, LogId, SubsystemType, TransportType};
 
 use crate::initiator::{Attach, Initiator, InitiatorError};
-use crate::path::{PathConfig, PathStatus, TransportId};
-use crate::reconnect::{Reconnect, ReconnectAction};
+use crate::path::{
+    ControllerPath, OnLossTimeout, PathConfig, PathInput, PathNotice, PathSession, ResultSender, TransportId,
+    run,
+};
 
 /// Maximum number of entries that are read from one discovery controller.
 const ENTRIES_MAX: u64 = 1024;
@@ -64,7 +67,7 @@ pub(crate) enum DiscoveryUpdate {
 /// A running discovery service.
 pub(crate) struct DiscoveryService {
     pub(crate) discovery: DiscoveryConfig,
-    pub(crate) path: Arc<crate::path::ControllerPath>,
+    pub(crate) path: Arc<ControllerPath>,
     pub(crate) updates: Sender<DiscoveryUpdate>,
     pub(crate) state: Arc<std::sync::Mutex<DiscoveryState>>,
     pub(crate) thread: Option<std::thread::JoinHandle<()>>,
@@ -84,28 +87,31 @@ pub(crate) async fn read(association: &mut TcpAssociation) -> Result<Vec<Discove
         length_bytes: length,
         ..GetLogPage::default()
     };
-    let failed = |error: AdminError| format!("the discovery log page: {error}");
     for _ in 0..READS_MAX {
         let header = page(0, DiscoveryHeader::SIZE as u64).to_sqe(0);
-        let (_, data) = association.read(header, DiscoveryHeader::SIZE).await.map_err(failed)?;
-        let header = header_of(&data)?;
+        let header = header_of(&read_part(association, header, DiscoveryHeader::SIZE).await?)?;
         let count = header.numrec.min(ENTRIES_MAX);
         let mut entries = Vec::new();
         for index in 0..count {
             let offset = DiscoveryHeader::SIZE as u64 + index * DiscoveryEntry::SIZE as u64;
             let sqe = page(offset, DiscoveryEntry::SIZE as u64).to_sqe(0);
-            let (_, data) = association.read(sqe, DiscoveryEntry::SIZE).await.map_err(failed)?;
+            let data = read_part(association, sqe, DiscoveryEntry::SIZE).await?;
             let bytes: &[u8; DiscoveryEntry::SIZE] = data.first_chunk().expect("an entry was requested");
             // Entries of unknown types are skipped.
             entries.extend(DiscoveryEntry::decode(bytes));
         }
         let recheck = page(0, DiscoveryHeader::SIZE as u64).to_sqe(0);
-        let (_, data) = association.read(recheck, DiscoveryHeader::SIZE).await.map_err(failed)?;
-        if header_of(&data)?.genctr == header.genctr {
+        let recheck = read_part(association, recheck, DiscoveryHeader::SIZE).await?;
+        if header_of(&recheck)?.genctr == header.genctr {
             return Ok(entries);
         }
     }
     Err("the discovery log page changed during each attempt to read it".into())
+}
+
+async fn read_part(association: &mut TcpAssociation, sqe: Sqe, length: usize) -> Result<Vec<u8>, String> {
+    let answer = association.admin(sqe, AdminData::In(length)).await;
+    answer.map(|answer| answer.data).map_err(|error| format!("the discovery log page: {error}"))
 }
 
 fn header_of(data: &[u8]) -> Result<DiscoveryHeader, String> {
@@ -166,69 +172,57 @@ async fn follow_referrals(
     found
 }
 
-/// Keeps an association with the discovery controller and sends the log page after every change.
-pub(crate) async fn run(
+/// What a path to a discovery controller does: it sends the log page after every change.
+struct DiscoverySession {
     core: Core,
-    path: Arc<crate::path::ControllerPath>,
+    path: Arc<ControllerPath>,
     uri: TcpUri,
     updates: Sender<DiscoveryUpdate>,
-) {
-    let options = path.driver_options().clone();
-    let mut reconnect = Reconnect::lost(path.config.reconnect, core.now_ns());
-    'service: while !path.is_stopping() {
-        let due_ns = match reconnect.next() {
-            ReconnectAction::TryAt(due_ns) => due_ns,
-            // A discovery service reconnects forever; attached subsystems do not depend on it.
-            ReconnectAction::GiveUpAt(_) => {
-                reconnect = Reconnect::lost(path.config.reconnect, core.now_ns() + 1_000_000_000);
-                continue;
-            }
-        };
-        if due_ns > core.now_ns() {
-            path.wait_for_command_or(core.sleep_ns(due_ns - core.now_ns())).await;
-            continue;
-        }
-        reconnect.record_attempt(core.now_ns());
-        let opened = path.unless_stopped(TcpAssociation::open(&core, &uri, &options, 0)).await;
-        let mut association = match opened {
-            None => break,
-            Some(Ok(association)) => association,
-            Some(Err(error)) => {
-                let _ = updates.send(DiscoveryUpdate::Failed(error.to_string()));
-                continue;
-            }
-        };
+}
+
+impl PathSession for DiscoverySession {
+    type Connection = TcpAssociation;
+
+    async fn connect(&mut self, _epoch: u64) -> Result<TcpAssociation, String> {
+        let opened = TcpAssociation::open(&self.core, &self.uri, self.path.driver_options(), 0).await;
+        let mut association = opened.map_err(|error| error.to_string())?;
         // A controller without events is accepted; changes are then not noticed.
         let _ = association.enable_events(AsyncEventConfiguration::DISCOVERY).await;
+        Ok(association)
+    }
+
+    async fn serve(&mut self, association: &mut TcpAssociation, _epoch: u64) -> PathInput<ResultSender> {
+        let DiscoverySession { core, path, uri, updates } = self;
         loop {
-            let outcome = path.unless_stopped(async {
-                let entries = read(&mut association).await?;
-                Ok::<_, String>(follow_referrals(&core, entries, &uri, &options).await)
+            let page = path.unless_stopped(async {
+                let entries = read(association).await?;
+                Ok::<_, String>(follow_referrals(core, entries, uri, path.driver_options()).await)
             });
-            match outcome.await {
-                None => break 'service,
+            match page.await {
+                None => return PathInput::Stop,
                 Some(Ok(found)) => {
-                    path.set_status(PathStatus::Enabled, None);
                     let found = found.into_iter().map(|uri| TransportId(Uri::Tcp(uri)));
                     let _ = updates.send(DiscoveryUpdate::Entries(found.collect()));
                 }
-                Some(Err(why)) => {
-                    let _ = updates.send(DiscoveryUpdate::Failed(why));
-                    break;
-                }
+                Some(Err(why)) => return PathInput::Lost(why),
             }
             // Reading the log page re-enabled its event; other events need no action.
-            while association.next_event().is_none() && association.failure().is_none() && !path.is_stopping()
-            {
+            while association.next_event().is_none() {
+                if path.is_stopping() {
+                    return PathInput::Stop;
+                }
+                if let Some(failure) = association.failure() {
+                    return PathInput::Lost(failure.to_string());
+                }
                 path.wait_for_command_or(association.wait_event()).await;
             }
-            if association.failure().is_some() || path.is_stopping() {
-                break;
-            }
         }
-        reconnect = Reconnect::lost(path.config.reconnect, core.now_ns());
-        // The first attempt after a loss is delayed, as all hosts reconnect at the same time.
-        reconnect.record_attempt(core.now_ns());
+    }
+
+    fn notify(&mut self, notice: PathNotice) {
+        if let PathNotice::Lost { why, .. } = notice {
+            let _ = self.updates.send(DiscoveryUpdate::Failed(why));
+        }
     }
 }
 
@@ -236,7 +230,7 @@ pub(crate) async fn run(
 pub(crate) fn apply_updates(
     initiator: &Initiator,
     discovery: &DiscoveryConfig,
-    path: &crate::path::ControllerPath,
+    path: &ControllerPath,
     updates: &Receiver<DiscoveryUpdate>,
     state: &std::sync::Mutex<DiscoveryState>,
     mut first: Option<std::sync::mpsc::SyncSender<Result<(), String>>>,
@@ -330,7 +324,7 @@ impl Initiator {
                 "the maximum of {SERVICES_MAX} discovery services is reached"
             )));
         }
-        let path = Arc::new(crate::path::ControllerPath::new(discovery.path.clone()));
+        let path = Arc::new(ControllerPath::new(discovery.path.clone()));
         let (updates, update_receiver) = channel();
         let state = Arc::new(std::sync::Mutex::new(DiscoveryState::default()));
         let (reply, answer) = sync_channel(1);
@@ -344,8 +338,10 @@ impl Initiator {
             .map_err(|error| InitiatorError::Attach(format!("no thread can be started: {error}")))?;
         let (task_path, sender) = (path.clone(), updates.clone());
         let posted = reactor.post(move |core| {
+            let session =
+                DiscoverySession { core: core.clone(), path: task_path.clone(), uri, updates: sender };
             // If the core rejects the task, its sender is dropped, and the service ends.
-            core.spawn(run(core.clone(), task_path, uri, sender));
+            core.spawn(run(core.clone(), task_path, session, OnLossTimeout::Restart));
         });
         let name = discovery.name.clone();
         services
@@ -419,7 +415,7 @@ mod tests {
         let wanted: Vec<TransportId> = wanted.collect();
         let mut config = PathConfig::new(wanted[0].clone());
         config.options.timeout_ns = 1_000_000_000;
-        let path = Arc::new(crate::path::ControllerPath::new(config.clone()));
+        let path = Arc::new(ControllerPath::new(config.clone()));
         let policy = crate::multipath::Policy::ActivePassive;
         let discovery = DiscoveryConfig { name: "Found".into(), path: config, retries_max: 0, policy };
         let (updates, update_receiver) = channel();

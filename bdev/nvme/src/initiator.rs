@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bdev::Registry;
-use nvme::Uri;
 use os::clock::Clock;
 use reactor::{ReactorHandle, blocking};
 use sockets::{CoreNetwork, Sockets};
@@ -20,8 +19,7 @@ use crate::discovery::DiscoveryService;
 use crate::inject::ErrorInjection;
 use crate::multipath::Policy;
 use crate::path::{
-    ControllerPath, OperationError, PathCommand, PathConfig, PathStatus, StartTcpPath, TransportId,
-    run_memory_based, start_tcp,
+    ControllerPath, OperationError, PathCommand, PathConfig, PathStatus, StartPath, TransportId,
 };
 use crate::shared_namespace::PathId;
 use crate::transport_stats::{TransportStats, TransportTotals};
@@ -174,7 +172,7 @@ pub(crate) struct InitiatorInner {
     events: Mutex<Option<Sender<GroupEvent>>>,
     services: Mutex<BTreeMap<String, DiscoveryService>>,
     totals: Arc<TransportTotals>,
-    start_tcp: StartTcpPath,
+    start_path: StartPath,
 }
 
 impl Initiator {
@@ -193,7 +191,7 @@ impl Initiator {
             events: Mutex::default(),
             services: Mutex::default(),
             totals: Arc::default(),
-            start_tcp: start_tcp::<N>,
+            start_path: crate::path::start::<N>,
         }))
     }
 
@@ -229,16 +227,10 @@ impl Initiator {
         let (reply, answer) = sync_channel(1);
         let group = self.add_to_group(&attach, &path, reply)?;
         let (task_path, task_group) = (path.clone(), group.clone());
-        let start_tcp = self.0.start_tcp;
+        let start_path = self.0.start_path;
         let posted = reactor.post(move |core| {
             let (path, group) = (task_path, task_group);
-            let refused = match path.id().0.clone() {
-                Uri::Tcp(uri) => !start_tcp(core, &path, uri, &group),
-                Uri::Pcie(_) | Uri::VfioUser(_) => {
-                    !core.spawn(run_memory_based(core.clone(), path.clone(), group.clone()))
-                }
-            };
-            if refused {
+            if !start_path(core, &path, &group) {
                 let why = "the reactor runs too many tasks".to_string();
                 group.send_event(PathEvent::AttachFailed { path, why });
             }
@@ -412,12 +404,7 @@ impl Initiator {
         }
         for path in paths {
             let (done, answer) = sync_channel(1);
-            let command = match operation {
-                ControllerOperation::Reset => PathCommand::Reset(done),
-                ControllerOperation::Disable => PathCommand::Disable(done),
-                ControllerOperation::Enable => PathCommand::Enable(done),
-            };
-            if !path.submit(command) {
+            if !path.submit(PathCommand::Operate(operation, done)) {
                 return Err(InitiatorError::Admin("the command queue of the controller is full".into()));
             }
             let wait =

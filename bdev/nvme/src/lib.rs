@@ -34,7 +34,6 @@ mod path;
 mod reconnect;
 pub mod rpc;
 mod shared_namespace;
-mod transport_queue;
 mod transport_stats;
 
 pub use counts::PathStats;
@@ -47,7 +46,7 @@ pub use inject::ErrorInjection;
 pub use multipath::{Multipath, PathCounts, PathView, Policy, Selector};
 pub use passthrough::{PassthroughCommand, PassthroughReply};
 pub use path::{PathConfig, PathStatus, TransportId};
-pub use reconnect::{Reconnect, ReconnectAction, ReconnectPolicy};
+pub use reconnect::ReconnectPolicy;
 pub use shared_namespace::PathId;
 pub use transport_stats::TransportStats;
 

@@ -4,7 +4,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use block_io::Status;
-use nvme::{AdminData, AdminError};
+use nvme::{AdminData, AdminError, AdminOutput};
 use wire_nvme::Sqe;
 use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
 
@@ -73,10 +73,12 @@ impl Initiator {
                 }
                 // The driver has its own timeout; the margin covers commands that were queued before.
                 let wait = command.timeout.unwrap_or(timeout + TIMEOUT_MARGIN);
-                let (status, (result, data)) =
+                let (status, AdminOutput { result, data }) =
                     match reactor::blocking::receive_timeout(&answer, wait).map_err(no_reply)? {
                         Ok(answer) => (Status::SUCCESS, answer),
-                        Err(AdminError::Status(status)) => (status, (0, Vec::new())),
+                        Err(AdminError::Status(status)) => {
+                            (status, AdminOutput { result: 0, data: Vec::new() })
+                        }
                         Err(error) => return Err(InitiatorError::Admin(error.to_string())),
                     };
                 Ok(PassthroughReply { status, result, data, metadata: Vec::new(), path: path_info(&path) })

@@ -8,22 +8,25 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
 use block_io::Status;
-use nvme::{AdminData, AdminError, Options, PcieUri, TcpUri, Uri};
+use nvme::{AdminData, AdminError, AdminOutput, Options, PcieUri, TcpUri, Uri};
+use reactor::Core;
 use wire_nvme::Sqe;
 use wire_nvme::identify::IdentifyController;
 
-use crate::initiator::{ControllerGroup, PathEvent};
+use crate::initiator::ControllerOperation;
 use crate::inject::{ActiveInjections, ErrorInjection, Injections};
 use crate::reconnect::ReconnectPolicy;
 use crate::shared_namespace::PathId;
 
-mod memory_based;
+mod machine;
 mod scan;
-mod tcp;
+mod session;
+mod task;
 
-pub(crate) use memory_based::run as run_memory_based;
+pub(crate) use machine::{OnLossTimeout, PathInput, PathNotice};
 pub(crate) use scan::{AnaGroups, ana_state_of};
-pub(crate) use tcp::{StartTcpPath, start as start_tcp};
+pub(crate) use session::{StartPath, start};
+pub(crate) use task::{PathSession, run};
 
 /// Commands that are queued for a path's task.
 const COMMANDS_MAX: usize = 64;
@@ -117,8 +120,8 @@ impl PathStatus {
     }
 }
 
-/// Reply to an admin command: its result and data.
-pub(crate) type AdminReply = Result<(u64, Vec<u8>), AdminError>;
+/// Reply to an admin command.
+pub(crate) type AdminReply = Result<AdminOutput, AdminError>;
 
 /// Reply to a passthrough I/O command.
 pub(crate) type IoReply = Result<nvme::PassthroughOutput, String>;
@@ -136,6 +139,12 @@ pub(crate) enum OperationError {
     Failed(String),
 }
 
+impl OperationError {
+    fn failed(why: impl std::fmt::Display) -> OperationError {
+        OperationError::Failed(why.to_string())
+    }
+}
+
 /// A command to the task of a path.
 pub(crate) enum PathCommand {
     Admin {
@@ -151,18 +160,8 @@ pub(crate) enum PathCommand {
         timeout_ns: u64,
         reply: SyncSender<IoReply>,
     },
-    Reset(ResultSender),
-    Disable(ResultSender),
-    Enable(ResultSender),
+    Operate(ControllerOperation, ResultSender),
     RefreshAna,
-}
-
-/// Why a path stops waiting without a connection.
-pub(crate) enum DisconnectedEvent {
-    /// A connection was requested.
-    Connect(ResultSender),
-    Disable(ResultSender),
-    Stop,
 }
 
 /// A path to a controller, shared by its task, the channels and the control plane (SPDK's `nvme_ctrlr`).
@@ -182,7 +181,6 @@ pub(crate) struct ControllerPath {
     reset_request: AtomicU64,
     /// Command retry delay times 1 to 3 (CRDT), in units of 100 ms.
     retry_delays: [AtomicU16; 3],
-    pub(crate) resets: AtomicU64,
     /// Error injections for I/O queues; those for the admin queue are below.
     pub(crate) injections: Injections,
     admin_injections: Mutex<ActiveInjections>,
@@ -192,24 +190,6 @@ struct ControllerPathState {
     status: PathStatus,
     failure: Option<String>,
     identity: Option<Arc<IdentifyController>>,
-}
-
-/// Publishes that the controller is disconnected, and waits until it is enabled; `None` if the path is stopped.
-async fn wait_while_disabled(
-    path: &Arc<ControllerPath>,
-    group: &Arc<ControllerGroup>,
-    reply: ResultSender,
-) -> Option<ResultSender> {
-    path.set_status(PathStatus::Disabled, None);
-    group.send_event(PathEvent::Lost { path: path.clone(), waits_until_ns: 0, why: "it is disabled".into() });
-    send_reply(&reply, Ok(()));
-    match path.wait_disconnected(true).await {
-        DisconnectedEvent::Connect(reply) => {
-            path.set_status(PathStatus::Reconnecting, Some("it is being enabled".into()));
-            Some(reply)
-        }
-        DisconnectedEvent::Disable(_) | DisconnectedEvent::Stop => None,
-    }
 }
 
 /// Sends a reply; the receiver may have timed out.
@@ -225,9 +205,7 @@ impl PathCommand {
             PathCommand::Io { reply, .. } => {
                 send_reply(&reply, Err("the controller is not connected".into()))
             }
-            PathCommand::Reset(reply) | PathCommand::Disable(reply) | PathCommand::Enable(reply) => {
-                send_reply(&reply, Err(OperationError::Busy));
-            }
+            PathCommand::Operate(_, reply) => send_reply(&reply, Err(OperationError::Busy)),
             PathCommand::RefreshAna => {}
         }
     }
@@ -250,7 +228,6 @@ impl ControllerPath {
             cntlid: AtomicU16::new(0),
             reset_request: AtomicU64::new(0),
             retry_delays: Default::default(),
-            resets: AtomicU64::new(0),
             injections: Injections::default(),
             admin_injections: Mutex::default(),
         }
@@ -336,39 +313,28 @@ impl ControllerPath {
         sync::lock(&self.admin_injections).take(opcode, sent)
     }
 
-    /// Rejects queued commands while the path waits to reconnect, except a disable, which it returns.
-    pub(crate) fn reject_commands(&self) -> Option<ResultSender> {
-        self.clear_reset_request();
-        while let Some(command) = self.take_command() {
-            match command {
-                PathCommand::Disable(reply) => return Some(reply),
-                PathCommand::Enable(reply) | PathCommand::Reset(reply) => {
-                    send_reply(&reply, Err(OperationError::Busy))
-                }
-                other => other.reject(),
-            }
-        }
-        None
-    }
-
-    /// Waits without a connection until one is requested. `disabled` tells whether the path is disabled or failed.
-    pub(crate) async fn wait_disconnected(&self, disabled: bool) -> DisconnectedEvent {
+    /// Waits without a connection for an operation, the deadline or a stop; rejects other commands.
+    pub(crate) async fn wait_disconnected(
+        &self,
+        core: &Core,
+        deadline_ns: Option<u64>,
+    ) -> PathInput<ResultSender> {
         loop {
+            let left_ns = deadline_ns.map(|deadline_ns| deadline_ns.saturating_sub(core.now_ns()));
             if self.is_stopping() {
-                return DisconnectedEvent::Stop;
+                return PathInput::Stop;
+            }
+            if left_ns == Some(0) {
+                return PathInput::Timeout;
             }
             self.clear_reset_request();
-            match self.take_command() {
-                Some(PathCommand::Enable(reply)) if disabled => return DisconnectedEvent::Connect(reply),
-                Some(PathCommand::Reset(reply)) if !disabled => return DisconnectedEvent::Connect(reply),
-                Some(PathCommand::Disable(reply)) if !disabled => return DisconnectedEvent::Disable(reply),
-                Some(
-                    PathCommand::Enable(reply) | PathCommand::Reset(reply) | PathCommand::Disable(reply),
-                ) => {
-                    send_reply(&reply, Err(OperationError::Already));
+            match (self.take_command(), left_ns) {
+                (Some(PathCommand::Operate(operation, reply)), _) => {
+                    return PathInput::Operate(operation, reply);
                 }
-                Some(other) => other.reject(),
-                None => self.wait_for_command_or(std::future::pending()).await,
+                (Some(other), _) => other.reject(),
+                (None, Some(left_ns)) => self.wait_for_command_or(core.sleep_ns(left_ns)).await,
+                (None, None) => self.wait_for_command_or(std::future::pending()).await,
             }
         }
     }

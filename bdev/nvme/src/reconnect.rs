@@ -58,7 +58,7 @@ const BACKOFF_DOUBLINGS_MAX: u32 = 3;
 
 /// The reconnection state after one loss.
 #[derive(Clone, Copy, Debug)]
-pub struct Reconnect {
+pub(crate) struct Reconnect {
     policy: ReconnectPolicy,
     lost_ns: u64,
     next_ns: u64,
@@ -67,7 +67,7 @@ pub struct Reconnect {
 
 /// The next step of a reconnection; times in nanoseconds, and possibly past.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReconnectAction {
+pub(crate) enum ReconnectAction {
     /// Attempt to connect at that time.
     TryAt(u64),
     /// End the reconnection at that time.
@@ -76,12 +76,12 @@ pub enum ReconnectAction {
 
 impl Reconnect {
     /// Starts a reconnection: the controller was lost at `now_ns`.
-    pub fn lost(policy: ReconnectPolicy, now_ns: u64) -> Reconnect {
+    pub(crate) fn lost(policy: ReconnectPolicy, now_ns: u64) -> Reconnect {
         Reconnect { policy, lost_ns: now_ns, next_ns: now_ns, tries: 0 }
     }
 
     /// Until when I/O waits, in nanoseconds; `u64::MAX` for no limit.
-    pub fn waits_until_ns(&self) -> u64 {
+    pub(crate) fn waits_until_ns(&self) -> u64 {
         let first = |one: Option<u64>, other: Option<u64>| match (one, other) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
@@ -97,7 +97,7 @@ impl Reconnect {
     }
 
     /// The next step. The caller reports the start of an attempt with [`record_attempt`](Self::record_attempt).
-    pub fn next(&self) -> ReconnectAction {
+    pub(crate) fn next(&self) -> ReconnectAction {
         let end_ns = self.policy.loss_timeout_ns.map(|timeout| self.lost_ns.saturating_add(timeout));
         match end_ns {
             _ if self.tries == 0 => ReconnectAction::TryAt(self.next_ns),
@@ -109,15 +109,10 @@ impl Reconnect {
     }
 
     /// Records that an attempt starts at `now_ns`.
-    pub fn record_attempt(&mut self, now_ns: u64) {
+    pub(crate) fn record_attempt(&mut self, now_ns: u64) {
         let delay_ns = self.policy.delay_ns.saturating_mul(1 << self.tries.min(BACKOFF_DOUBLINGS_MAX));
         self.next_ns = now_ns.saturating_add(delay_ns);
         self.tries = self.tries.saturating_add(1);
-    }
-
-    /// Number of attempts so far.
-    pub fn tries(&self) -> u32 {
-        self.tries
     }
 }
 

@@ -1,19 +1,17 @@
 //! The state of a namespace that the control plane shares with its channels: the paths, and how to connect to each.
 
 use std::collections::BTreeMap;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use nvme::IoQueues;
 use wire_nvme::identify::IdentifyNamespace;
 use wire_nvme::log::AnaState;
 
 use crate::counts::{LinkCounts, PathStats};
 use crate::multipath::Policy;
 use crate::path::ControllerPath;
-use crate::transport_queue::OpenedQueue;
 use crate::transport_stats::TransportTotals;
 
 /// Identifies a path; unique in the process.
@@ -59,8 +57,8 @@ struct NamespaceState {
 pub(crate) struct NamespacePath {
     pub(crate) id: PathId,
     pub(crate) controller_path: Arc<ControllerPath>,
-    /// The connection's epoch and how to open queues on it; `None` while the path is not connected.
-    pub(crate) connection: Option<(u64, ConnectTarget)>,
+    /// `None` while the path is not connected.
+    pub(crate) connection: Option<PathConnection>,
     /// The namespace's ANA group (ANAGRPID), and its state.
     pub(crate) anagrpid: u32,
     pub(crate) ana: AnaState,
@@ -70,18 +68,13 @@ pub(crate) struct NamespacePath {
     pub(crate) waits_until_ns: u64,
 }
 
-/// Opens an I/O queue of an association for a namespace, over the network of the association's path.
-pub(crate) type OpenTcpQueue =
-    fn(reactor::Core, Arc<nvme::AssociationHandle>, u32, Arc<IdentifyNamespace>) -> OpeningQueue;
-
-/// A queue that is being opened.
-pub(crate) type OpeningQueue = Pin<Box<dyn Future<Output = OpenedQueue>>>;
-
-/// What a channel opens its I/O queue on.
+/// A connection of a path, on which channels open their I/O queues.
 #[derive(Clone)]
-pub(crate) enum ConnectTarget {
-    Tcp(Arc<nvme::AssociationHandle>, Arc<IdentifyNamespace>, OpenTcpQueue),
-    Memory(nvme::Controller),
+pub(crate) struct PathConnection {
+    /// Unique among the connections of the path.
+    pub(crate) epoch: u64,
+    pub(crate) queues: Arc<dyn IoQueues>,
+    pub(crate) identify: Arc<IdentifyNamespace>,
 }
 
 /// The state that a channel publishes to the control plane, and its waker.

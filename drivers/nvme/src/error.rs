@@ -144,7 +144,10 @@ impl AdminError {
             AdminError::Failure(ControllerFailure::AdminTimeout) => NvmeOpenError::Timeout(what),
             AdminError::Failure(failure) => NvmeOpenError::Failure(failure),
             AdminError::InvalidResponse(error) => NvmeOpenError::InvalidResponse(what, error),
-            AdminError::NoMemory | AdminError::InvalidLength(_) => NvmeOpenError::NoMemory,
+            AdminError::NoMemory => NvmeOpenError::NoMemory,
+            AdminError::InvalidLength(_) => {
+                NvmeOpenError::InvalidArgument("the data length must be 1 byte to 1 MiB")
+            }
             // Without a limit of its own: a reset or a full queue has outlasted the command's deadline.
             AdminError::Reset | AdminError::Busy => NvmeOpenError::Timeout(what),
         }

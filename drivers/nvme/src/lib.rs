@@ -3,7 +3,7 @@
 //! A [`Uri`] names a namespace, and [`Namespace::open`] opens it on a core. A [`Namespace`] is a
 //! [`block_io::Channel`] of reads, writes, flushes, unmaps and write zeroes over every transport: PCI Express
 //! (VFIO or UIO), vfio-user and TCP. [`Controller`] is the admin interface of a controller with a memory-based
-//! transport. A [`QueuePair`] takes every other [`Command`].
+//! transport, and [`AnyController`] one for every transport. A [`QueuePair`] takes every other [`Command`].
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -42,6 +42,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod any_controller;
 mod command;
 mod controller;
 mod device;
@@ -70,6 +71,7 @@ mod uri;
 mod wait;
 
 pub use crate::dma::SLICES_MAX as DATA_SLICES_MAX;
+pub use any_controller::{AnyController, IoQueue, IoQueues, Opening};
 pub use command::{Command, CommandCompletion};
 pub use controller::Controller;
 pub use device::{DeviceError, Dma, DoorbellRegion, NvmeDevice, Registers};

@@ -171,32 +171,11 @@ impl ControllerOwner {
 
     /// Executes an admin command and copies its data through a buffer of this core's pool.
     async fn execute_with(&self, sqe: Sqe, data: AdminData) -> Result<AdminOutput, AdminError> {
-        let take = |length: usize| {
-            if length == 0 || length > dma::BUFFER_BYTES_MAX {
-                return Err(AdminError::InvalidLength(length));
-            }
-            self.core.pool().take(length).ok_or(AdminError::NoMemory)
-        };
-        let buffer = match &data {
-            AdminData::None => None,
-            AdminData::In(length) => {
-                // Do not leak stale data where the controller writes less than the whole buffer.
-                let mut buffer = take(*length)?;
-                buffer.clear();
-                Some(buffer)
-            }
-            AdminData::Out(bytes) => {
-                let mut buffer = take(bytes.len())?;
-                buffer.as_mut_slice().copy_from_slice(bytes);
-                Some(buffer)
-            }
-        };
-        let executed = self.execute(sqe, buffer).await?;
+        let executed = self.execute(sqe, data.take_buffer(self.core.pool())?).await?;
         if !executed.status().is_success() {
             return Err(AdminError::Status(executed.status()));
         }
-        let returned = executed.command.data.as_ref().filter(|_| matches!(data, AdminData::In(_)));
-        let data = returned.map_or_else(Vec::new, |buffer| buffer.as_slice().to_vec());
+        let data = data.read_back(executed.command.data.as_ref());
         Ok(AdminOutput { result: executed.result, data })
     }
 

@@ -1,7 +1,7 @@
 //! Passthrough of single I/O commands on a temporary queue pair: for tools, not for the I/O path.
 
 use block_io::{Op, Request, Status, Tag};
-use dma::Buffer;
+use dma::{Buffer, Data};
 use reactor::Core;
 use sockets::CoreNetwork;
 use wire_nvme::Sqe;
@@ -47,7 +47,7 @@ impl Controller {
         timeout_ns: u64,
     ) -> Result<PassthroughOutput, NvmeOpenError> {
         let deadline_ns = core.now_ns().saturating_add(timeout_ns);
-        let (buffer, metadata_buffer) = (buffer_for(core, data)?, buffer_for(core, metadata)?);
+        let (buffer, metadata_buffer) = (take_buffer(core, data)?, take_buffer(core, metadata)?);
         let options = Options { queue_depth: 1, ..self.handle().shared.options.clone() };
         let mut pair = self.qpair(core, &options).await?;
         let (mut batch, mut done) =
@@ -58,8 +58,12 @@ impl Controller {
             if let Some(executed) = done.pop() {
                 let (status, result) = (executed.status(), executed.result());
                 let command = executed.into_command();
-                let (data, metadata) = (read_back(data, command.data), read_back(metadata, command.metadata));
-                return Ok(PassthroughOutput { status, result, data, metadata });
+                return Ok(PassthroughOutput {
+                    status,
+                    result,
+                    data: data.read_back(command.data.as_ref()),
+                    metadata: metadata.read_back(command.metadata.as_ref()),
+                });
             }
             let now_ns = core.now_ns();
             if now_ns >= deadline_ns {
@@ -84,16 +88,14 @@ impl AssociationHandle {
     ) -> Result<PassthroughOutput, NvmeOpenError> {
         let deadline_ns = core.now_ns().saturating_add(timeout_ns);
         let mut request = Request::new(Tag(0), Op::Flush, 0, 0);
-        request.set_data(buffer_for(core, data)?);
+        request.set_data(take_buffer(core, data)?);
         // Fabrics support SGLs only.
         let sqe = Sqe { flags: Sqe::FLAGS_SGL, ..unfused(sqe)? };
         let completed = self.execute_one::<N>(core, WHAT, sqe, request, data, deadline_ns).await?;
-        let mut request = completed.request;
-        let data = read_back(data, request.take_data().and_then(|data| data.into_single().ok()));
         Ok(PassthroughOutput {
             status: completed.cqe.status,
             result: completed.cqe.result,
-            data,
+            data: data.read_back(completed.request.data().and_then(Data::single)),
             metadata: Vec::new(),
         })
     }
@@ -106,25 +108,6 @@ fn unfused(sqe: Sqe) -> Result<Sqe, NvmeOpenError> {
     }
 }
 
-/// Takes a buffer for a command's data. It is cleared for reads, so that stale data does not leak to the caller.
-fn buffer_for(core: &Core, data: &AdminData) -> Result<Option<Buffer>, NvmeOpenError> {
-    let length = match data {
-        AdminData::None => return Ok(None),
-        AdminData::In(length) => *length,
-        AdminData::Out(bytes) => bytes.len(),
-    };
-    if length == 0 || length > dma::BUFFER_BYTES_MAX {
-        return Err(NvmeOpenError::InvalidArgument("the data length must be 1 byte to 1 MiB"));
-    }
-    let mut buffer = core.pool().take(length).ok_or(NvmeOpenError::NoMemory)?;
-    match data {
-        AdminData::Out(bytes) => buffer.as_mut_slice().copy_from_slice(bytes),
-        _ => buffer.clear(),
-    }
-    Ok(Some(buffer))
-}
-
-fn read_back(data: &AdminData, buffer: Option<Buffer>) -> Vec<u8> {
-    let back = buffer.filter(|_| matches!(data, AdminData::In(_)));
-    back.map_or_else(Vec::new, |buffer| buffer.as_slice().to_vec())
+fn take_buffer(core: &Core, data: &AdminData) -> Result<Option<Buffer>, NvmeOpenError> {
+    data.take_buffer(core.pool()).map_err(|error| error.while_opening(WHAT))
 }

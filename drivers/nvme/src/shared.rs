@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Poll, Waker};
 
-use dma::{Arena, ChunkMemory};
+use dma::{Arena, Buffer, ChunkMemory, Pool};
 use wire_nvme::Sqe;
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::identify::{IdentifyController, NvmController};
@@ -166,6 +166,32 @@ pub enum AdminData {
     In(usize),
     /// Host to controller, the bytes to send.
     Out(Vec<u8>),
+}
+
+impl AdminData {
+    /// Takes a buffer for the data. It is cleared for reads: the controller may write less than the whole buffer.
+    pub(crate) fn take_buffer(&self, pool: &Pool) -> Result<Option<Buffer>, AdminError> {
+        let length = match self {
+            AdminData::None => return Ok(None),
+            AdminData::In(length) => *length,
+            AdminData::Out(bytes) => bytes.len(),
+        };
+        if length == 0 || length > dma::BUFFER_BYTES_MAX {
+            return Err(AdminError::InvalidLength(length));
+        }
+        let mut buffer = pool.take(length).ok_or(AdminError::NoMemory)?;
+        match self {
+            AdminData::Out(bytes) => buffer.as_mut_slice().copy_from_slice(bytes),
+            _ => buffer.clear(),
+        }
+        Ok(Some(buffer))
+    }
+
+    /// What the controller wrote to the buffer; empty if it wrote nothing.
+    pub(crate) fn read_back(&self, buffer: Option<&Buffer>) -> Vec<u8> {
+        let written = buffer.filter(|_| matches!(self, AdminData::In(_)));
+        written.map_or_else(Vec::new, |buffer| buffer.as_slice().to_vec())
+    }
 }
 
 /// Result of a successful admin command.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use block_io::Status;
-use nvme::{AdminData, AdminError, Controller, TcpAssociation};
+use nvme::{AdminData, AdminError, AdminOutput, AnyController};
 use reactor::Core;
-use sockets::{CoreNetwork, Sockets};
+use sockets::CoreNetwork;
 use uuid::Uuid;
 use wire_nvme::Sqe;
 use wire_nvme::admin::{GetLogPage, Identify};
@@ -26,60 +26,26 @@ const ANA_BYTES_MAX: u64 = 1 << 20;
 /// The ANA state of each ANA group; `None` if the controller does not report ANA.
 pub(crate) type AnaGroups = Option<Vec<(u32, AnaState)>>;
 
+/// log2 of the unit of MDTS. It is 4 KiB over fabrics and for every controller that supports such pages; for larger ones
+/// the limit is only smaller than necessary.
+const PAGE_LOG2: u32 = 12;
+
 /// Executes the admin commands of a path, with error injections applied.
-pub(super) struct AdminExecutor<'a, N: CoreNetwork = Sockets> {
-    transport: AdminTransport<'a, N>,
-    path: &'a ControllerPath,
-    core: &'a Core,
+pub(super) struct AdminExecutor<'a, N: CoreNetwork> {
+    pub(super) controller: &'a mut AnyController<N>,
+    pub(super) path: &'a ControllerPath,
+    pub(super) core: &'a Core,
 }
 
-enum AdminTransport<'a, N: CoreNetwork> {
-    Tcp(&'a mut TcpAssociation<N>),
-    Memory(&'a Controller),
-}
-
-impl<'a> AdminExecutor<'a> {
-    pub(super) fn memory_based(
-        core: &'a Core,
-        path: &'a ControllerPath,
-        controller: &'a Controller,
-    ) -> AdminExecutor<'a> {
-        AdminExecutor { transport: AdminTransport::Memory(controller), path, core }
-    }
-}
-
-impl<'a, N: CoreNetwork> AdminExecutor<'a, N> {
-    pub(super) fn tcp(
-        core: &'a Core,
-        path: &'a ControllerPath,
-        association: &'a mut TcpAssociation<N>,
-    ) -> AdminExecutor<'a, N> {
-        AdminExecutor { transport: AdminTransport::Tcp(association), path, core }
-    }
-
+impl<N: CoreNetwork> AdminExecutor<'_, N> {
     /// Executes an admin command and returns its result and data.
-    pub(super) async fn execute(&mut self, mut sqe: Sqe, data: AdminData) -> AdminReply {
+    pub(super) async fn execute(&mut self, sqe: Sqe, data: AdminData) -> AdminReply {
         let length = if let AdminData::In(length) = data { length } else { 0 };
         if let Some(injected) = self.path.take_admin_injection(sqe.opcode, false) {
             self.path.unless_stopped(self.core.sleep_ns(injected.delay_ns)).await;
             return injected_reply(injected.status, length);
         }
-        let answer = match &mut self.transport {
-            AdminTransport::Tcp(association) => {
-                // Fabrics use SGLs only; this overrides the flags of a passthrough command.
-                sqe.flags = Sqe::FLAGS_SGL;
-                match data {
-                    AdminData::None => association.command(sqe).await.map(|result| (result, Vec::new())),
-                    AdminData::In(length) => association.read(sqe, length).await,
-                    AdminData::Out(bytes) => {
-                        association.write(sqe, &bytes).await.map(|result| (result, Vec::new()))
-                    }
-                }
-            }
-            AdminTransport::Memory(controller) => {
-                controller.admin(sqe, data).await.map(|answer| (answer.result, answer.data))
-            }
-        };
+        let answer = self.controller.admin(sqe, data).await;
         match answer.is_ok().then(|| self.path.take_admin_injection(sqe.opcode, true)).flatten() {
             Some(injected) => injected_reply(injected.status, length),
             None => answer,
@@ -92,14 +58,13 @@ impl<'a, N: CoreNetwork> AdminExecutor<'a, N> {
 
     async fn identify(&mut self, cns: Cns, nsid: u32) -> Result<Vec<u8>, AdminError> {
         let view = Identify { cns: cns.to_wire(), ..Identify::default() };
-        Ok(self.read(view.to_sqe(nsid), identify::SIZE).await?.1)
+        Ok(self.read(view.to_sqe(nsid), identify::SIZE).await?.data)
     }
 
     /// The active namespaces whose format is supported.
     pub(super) async fn namespaces(
         &mut self,
         controller: &IdentifyController,
-        page_log2: u32,
     ) -> Result<Vec<ScannedNamespace>, AdminError> {
         let mut nsids: Vec<u32> = Vec::new();
         loop {
@@ -115,7 +80,7 @@ impl<'a, N: CoreNetwork> AdminExecutor<'a, N> {
         nsids.truncate(NAMESPACES_MAX);
         let mut namespaces = Vec::new();
         for nsid in nsids {
-            namespaces.extend(self.namespace(nsid, controller, page_log2).await?);
+            namespaces.extend(self.namespace(nsid, controller).await?);
         }
         Ok(namespaces)
     }
@@ -124,7 +89,6 @@ impl<'a, N: CoreNetwork> AdminExecutor<'a, N> {
         &mut self,
         nsid: u32,
         controller: &IdentifyController,
-        page_log2: u32,
     ) -> Result<Option<ScannedNamespace>, AdminError> {
         let data = self.identify(Cns::Namespace, nsid).await?;
         let Ok(namespace) = IdentifyNamespace::decode(page(&data)) else { return Ok(None) };
@@ -152,15 +116,15 @@ impl<'a, N: CoreNetwork> AdminExecutor<'a, N> {
         let limit = dma::BUFFER_BYTES_MAX as u32;
         let transfer_max_bytes = match controller.mdts {
             0 => limit,
-            mdts => 1u32.checked_shl(u32::from(mdts) + page_log2).unwrap_or(limit).min(limit),
+            mdts => 1u32.checked_shl(u32::from(mdts) + PAGE_LOG2).unwrap_or(limit).min(limit),
         };
         let block_size = 1u32 << format.data_log2;
         // PRP entries are dword-aligned, and need page boundaries between slices (Base 2.0, section 4.1.1); over TCP
         // slices are copied into the stream.
-        let (alignment, virtual_boundary) = match &self.transport {
-            AdminTransport::Tcp(_) => (1, 1),
-            AdminTransport::Memory(_) if controller.sgls & 3 != 0 => (4, 1),
-            AdminTransport::Memory(_) => (4, 1 << page_log2),
+        let (alignment, virtual_boundary) = match controller.sgls & 3 != 0 {
+            _ if self.controller.is_fabrics() => (1, 1),
+            true => (4, 1),
+            false => (4, 1 << PAGE_LOG2),
         };
         Ok(Some(ScannedNamespace {
             nsid,
@@ -191,8 +155,8 @@ impl<'a, N: CoreNetwork> AdminExecutor<'a, N> {
             length_bytes,
             ..GetLogPage::default()
         };
-        let (_, data) = self.read(view.to_sqe(wire_nvme::NSID_ALL), length_bytes as usize).await?;
-        let log = AnaLog::decode(&data).map_err(AdminError::InvalidResponse)?;
+        let answer = self.read(view.to_sqe(wire_nvme::NSID_ALL), length_bytes as usize).await?;
+        let log = AnaLog::decode(&answer.data).map_err(AdminError::InvalidResponse)?;
         Ok(Some(log.groups.into_iter().map(|group| (group.id, group.state)).collect()))
     }
 
@@ -208,7 +172,10 @@ impl<'a, N: CoreNetwork> AdminExecutor<'a, N> {
 }
 
 fn injected_reply(status: Status, length: usize) -> AdminReply {
-    if status.is_success() { Ok((0, vec![0; length])) } else { Err(AdminError::Status(status)) }
+    match status.is_success() {
+        true => Ok(AdminOutput { result: 0, data: vec![0; length] }),
+        false => Err(AdminError::Status(status)),
+    }
 }
 
 /// The state of an ANA group; optimized if it is not reported.

@@ -29,6 +29,7 @@ use super::queue::{TcpCommandData, TcpQueue};
 use crate::error::{AdminError, ControllerFailure, NvmeOpenError};
 use crate::options::Options;
 use crate::owner::identify_page;
+use crate::shared::{AdminData, AdminOutput};
 use crate::uri::TcpUri;
 
 /// Entries of the admin queue, as in Linux.
@@ -242,9 +243,8 @@ impl<N: CoreNetwork> TcpAssociation<N> {
         what: &'static str,
     ) -> Result<[u8; identify::SIZE], NvmeOpenError> {
         let view = Identify { cns: cns.to_wire(), cntid: 0, cns_specific: 0, csi: 0, uuid_index: 0 };
-        let (_, data) =
-            self.read(view.to_sqe(nsid), identify::SIZE).await.map_err(|error| error.while_opening(what))?;
-        Ok(*identify_page(&data))
+        let answer = self.admin(view.to_sqe(nsid), AdminData::In(identify::SIZE)).await;
+        Ok(*identify_page(&answer.map_err(|error| error.while_opening(what))?.data))
     }
 
     /// Executes Identify Namespace.
@@ -269,27 +269,18 @@ impl<N: CoreNetwork> TcpAssociation<N> {
         self.inner.borrow().queue.failure
     }
 
-    /// Executes a command that reads `length` bytes; returns its result and the data. Bytes that the controller does
-    /// not send are zero.
-    pub async fn read(&mut self, sqe: Sqe, length: usize) -> Result<(u64, Vec<u8>), AdminError> {
-        let mut buffer = self.take(length)?;
-        buffer.clear();
-        let (request, cqe) = self.execute(sqe, Some(buffer), TcpCommandData::In(length as u32), &[]).await?;
-        let buffer = request.data().and_then(Data::single);
-        let data = buffer.map_or_else(Vec::new, |buffer| buffer.as_slice().to_vec());
-        Ok((cqe.result, data))
-    }
-
-    /// Executes a command that sends `bytes`.
-    pub async fn write(&mut self, sqe: Sqe, bytes: &[u8]) -> Result<u64, AdminError> {
-        let mut buffer = self.take(bytes.len())?;
-        buffer.as_mut_slice().copy_from_slice(bytes);
-        let (_, cqe) = self.execute(sqe, Some(buffer), TcpCommandData::Out(bytes.len() as u32), &[]).await?;
-        Ok(cqe.result)
+    /// Executes an admin command; bytes that the controller does not send are zero.
+    pub async fn admin(&mut self, sqe: Sqe, data: AdminData) -> Result<AdminOutput, AdminError> {
+        let buffer = data.take_buffer(self.core.pool())?;
+        // Fabrics support SGLs only.
+        let sqe = Sqe { flags: Sqe::FLAGS_SGL, ..sqe };
+        let (request, cqe) = self.execute(sqe, buffer, TcpCommandData::of(&data), &[]).await?;
+        let data = data.read_back(request.data().and_then(Data::single));
+        Ok(AdminOutput { result: cqe.result, data })
     }
 
     /// Executes a command without data.
-    pub async fn command(&mut self, sqe: Sqe) -> Result<u64, AdminError> {
+    async fn command(&mut self, sqe: Sqe) -> Result<u64, AdminError> {
         Ok(self.execute(sqe, None, TcpCommandData::None, &[]).await?.1.result)
     }
 
@@ -330,13 +321,6 @@ impl<N: CoreNetwork> TcpAssociation<N> {
             Poll::Pending
         })
         .await;
-    }
-
-    fn take(&self, length: usize) -> Result<Buffer, AdminError> {
-        if length == 0 || length > dma::BUFFER_BYTES_MAX {
-            return Err(AdminError::InvalidLength(length));
-        }
-        self.core.pool().take(length).ok_or(AdminError::NoMemory)
     }
 
     /// Executes one command and waits for its completion. One command at a time: it borrows the association.

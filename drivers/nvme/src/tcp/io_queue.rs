@@ -164,12 +164,7 @@ impl AssociationHandle {
         deadline_ns: u64,
     ) -> Result<TcpCompletion, NvmeOpenError> {
         let mut connection = ConnectedQueue::<N>::open(core, self).await?;
-        let data = match data {
-            AdminData::None => TcpCommandData::None,
-            AdminData::In(length) => TcpCommandData::In(*length as u32),
-            AdminData::Out(bytes) => TcpCommandData::Out(bytes.len() as u32),
-        };
-        connection.execute(core, what, sqe, request, (data, &[]), deadline_ns).await
+        connection.execute(core, what, sqe, request, (TcpCommandData::of(data), &[]), deadline_ns).await
     }
 }
 

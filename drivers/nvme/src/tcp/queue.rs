@@ -23,6 +23,7 @@ use wire_nvme::tcp::{
 use wire_nvme::{Cqe, DataPointer, Sqe};
 
 use crate::error::ControllerFailure;
+use crate::shared::AdminData;
 
 /// Most commands on a queue: 10 bits of slot index.
 pub(crate) const DEPTH_MAX: u32 = 1024;
@@ -40,6 +41,16 @@ pub(crate) enum TcpCommandData {
     None,
     In(u32),
     Out(u32),
+}
+
+impl TcpCommandData {
+    pub(crate) fn of(data: &AdminData) -> TcpCommandData {
+        match data {
+            AdminData::None => TcpCommandData::None,
+            AdminData::In(length) => TcpCommandData::In(*length as u32),
+            AdminData::Out(bytes) => TcpCommandData::Out(bytes.len() as u32),
+        }
+    }
 }
 
 /// A queue pair over one TCP connection: protocol state without the socket, which callers pass as a [`Network`].

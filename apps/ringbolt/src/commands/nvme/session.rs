@@ -1,6 +1,6 @@
 //! A short-lived connection of a tool to a controller, over any transport.
 
-use nvme::{AdminData, AdminError, Controller, Options, TcpAssociation, Uri};
+use nvme::{AdminData, AdminError, AnyController, Options, Uri};
 use reactor::{Core, Reactor, ReactorConfig};
 use wire_nvme::Sqe;
 use wire_nvme::admin::{GetLogPage, Identify};
@@ -8,11 +8,8 @@ use wire_nvme::identify::{Cns, IdentifyController, NamespaceList, SIZE};
 
 use crate::command_error::CommandError;
 
-/// An attached controller: over TCP, or over a memory-based transport (PCI Express, vfio-user).
-pub(super) enum ControllerSession {
-    Tcp(Box<TcpAssociation>),
-    Memory(Controller),
-}
+/// An attached controller.
+pub(super) struct ControllerSession(AnyController);
 
 /// Most bytes of one Get Log Page command.
 const LOG_CHUNK_BYTES: usize = 4096;
@@ -49,38 +46,19 @@ where
 
 impl ControllerSession {
     pub(super) async fn open(core: &Core, uri: &Uri) -> Result<ControllerSession, CommandError> {
-        let options = Options::default();
+        let attached = AnyController::attach(core, uri, &Options::default(), 0).await;
         let failed = |error| CommandError::operation(format!("{}: {error}", uri.controller()));
-        match uri {
-            Uri::Tcp(tcp) => {
-                let association = TcpAssociation::open(core, tcp, &options, 0).await.map_err(failed)?;
-                Ok(ControllerSession::Tcp(Box::new(association)))
-            }
-            Uri::Pcie(_) | Uri::VfioUser(_) => {
-                Ok(ControllerSession::Memory(Controller::attach(core, uri, &options).await.map_err(failed)?))
-            }
-        }
+        attached.map(ControllerSession).map_err(failed)
     }
 
     pub(super) fn identity(&self) -> &IdentifyController {
-        match self {
-            ControllerSession::Tcp(association) => association.identity(),
-            ControllerSession::Memory(controller) => controller.identity(),
-        }
+        self.0.identity()
     }
 
     /// Executes a command that returns `length` bytes.
     pub(super) async fn read(&mut self, sqe: Sqe, length: usize) -> Result<Vec<u8>, AdminError> {
-        match self {
-            ControllerSession::Tcp(association) if length == 0 => {
-                association.command(sqe).await.map(|_| Vec::new())
-            }
-            ControllerSession::Tcp(association) => association.read(sqe, length).await.map(|(_, data)| data),
-            ControllerSession::Memory(controller) => {
-                let data = if length == 0 { AdminData::None } else { AdminData::In(length) };
-                controller.admin(sqe, data).await.map(|completion| completion.data)
-            }
-        }
+        let data = if length == 0 { AdminData::None } else { AdminData::In(length) };
+        self.0.admin(sqe, data).await.map(|completion| completion.data)
     }
 
     pub(super) async fn identify(&mut self, cns: Cns, nsid: u32) -> Result<Vec<u8>, CommandError> {
@@ -122,14 +100,12 @@ impl ControllerSession {
     }
 
     pub(super) async fn reset(&mut self) -> Result<(), CommandError> {
-        match self {
-            ControllerSession::Tcp(_) => Err(CommandError::operation(
+        match self.0.reset().await {
+            Some(outcome) => outcome.map_err(CommandError::operation),
+            None => Err(CommandError::operation(
                 "over TCP this tool could only reset the controller that its own connection created; \
                  reset the controller of a running server with `ringbolt rpc bdev_nvme_reset_controller name=…`",
             )),
-            ControllerSession::Memory(controller) => {
-                controller.reset().await.map_err(CommandError::operation)
-            }
         }
     }
 }
