@@ -49,7 +49,7 @@ pub enum Backing {
 ///
 /// It owns the mappings and enforces the limit. One chunk is reserved for each registered pool that has
 /// none yet. Chunks stay mapped until the arena and its last pool are dropped, because a device may still
-/// write to them. A mutex guards the state; pools take it only to get a chunk, never per buffer.
+/// write to them; those that pools give back lose their pages if no device or other process knows them. A mutex guards the state; pools take it only to get a chunk, never per buffer.
 pub struct Arena {
     config: ArenaConfig,
     limit_chunks: usize,
@@ -76,6 +76,8 @@ pub struct ChunkMemory {
 #[derive(Default)]
 struct ArenaState {
     chunks: Vec<Chunk>,
+    /// Whether a chunk may be known to a device or another process, by index.
+    is_exposed: Vec<bool>,
     /// Chunks that no pool owns.
     free: Vec<Chunk>,
     /// Pools without a chunk. One chunk is reserved for each, so that no core can starve another.
@@ -158,6 +160,7 @@ impl Arena {
             None => {
                 let chunk = self.map_chunk(state.chunks.len() as u32)?;
                 state.chunks.push(chunk.clone());
+                state.is_exposed.push(false);
                 chunk
             }
         };
@@ -185,8 +188,28 @@ impl Arena {
         }
     }
 
+    /// Takes back chunks of a pool, which keeps others. Returns their pages to the kernel where that is possible: the
+    /// caller asserts that nothing refers to their bytes.
+    pub(crate) fn release_chunks(&self, indices: &[u32]) {
+        let mut state = self.lock();
+        for &index in indices {
+            let chunk = state.chunks[index as usize].clone();
+            if !self.config.shared && !state.is_exposed[index as usize] {
+                // SAFETY: `map_chunk` mapped exactly these private bytes, and nothing refers to them: no buffer of the
+                // chunk is held, and no device was given its address. It reads as zeroes afterwards. On failure, as
+                // with hugetlb pages of older kernels, it keeps its pages.
+                let _ = unsafe {
+                    rustix::mm::madvise(chunk.start.as_ptr().cast(), CHUNK_BYTES, Advice::LinuxDontNeed)
+                };
+            }
+            state.free.push(chunk);
+        }
+    }
+
     pub(crate) fn chunk(&self, index: u32) -> ChunkMemory {
-        let Chunk { start, file, huge, .. } = self.lock().chunks[index as usize].clone();
+        let mut state = self.lock();
+        state.is_exposed[index as usize] = true;
+        let Chunk { start, file, huge, .. } = state.chunks[index as usize].clone();
         ChunkMemory { index, start: start.as_ptr(), bytes: CHUNK_BYTES, file, huge }
     }
 

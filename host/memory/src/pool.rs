@@ -122,6 +122,16 @@ impl Pool {
         Some(Buffer::new(start, self.0.clone(), len as u32, chunk, Home::Whole, BufferAccess::Exclusive))
     }
 
+    /// Gives chunks of which no buffer is in use back to the arena, for other cores and for the kernel, but keeps
+    /// `keep` chunks. Returns how many. It visits everything that is free: for quiet moments.
+    pub fn release_idle(&self, keep: usize) -> usize {
+        self.collect();
+        let mut state = self.0.state.borrow_mut();
+        let released = state.remove_idle_chunks(keep.max(1));
+        self.0.arena.release_chunks(&released);
+        released.len()
+    }
+
     /// The arena behind the cache.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.0.arena
@@ -152,6 +162,27 @@ impl PoolState {
         let OwnedChunk { start, class, .. } = self.owned[index].take()?;
         self.free[class as usize].retain(|free| free.chunk as usize != index);
         Some((start, index as u16))
+    }
+
+    /// Removes chunks of which no allocation is in use until `keep` are left, and returns their indices.
+    fn remove_idle_chunks(&mut self, keep: usize) -> Vec<u32> {
+        let surplus = self.owned_count.saturating_sub(keep);
+        let is_idle =
+            |(_, owned): &(usize, &Option<OwnedChunk>)| owned.as_ref().is_some_and(|owned| owned.live == 0);
+        let idle = self.owned.iter().enumerate().filter(is_idle).map(|(index, _)| index as u32);
+        let removed: Vec<u32> = idle.take(surplus).collect();
+        for index in &removed {
+            self.owned[*index as usize] = None;
+        }
+        self.owned_count -= removed.len();
+        if !removed.is_empty() {
+            let owned = &self.owned;
+            for free in &mut self.free {
+                free.retain(|free| owned[free.chunk as usize].is_some());
+                free.shrink_to(2 * free.len());
+            }
+        }
+        removed
     }
 
     fn carve(&mut self, start: NonNull<u8>, chunk: u16, class: usize) {
