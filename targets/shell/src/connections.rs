@@ -27,9 +27,7 @@ pub struct ConnectionEntry<C> {
     pub connection: C,
     pub(crate) id: ConnectionId,
     pub(crate) peer: StreamAddress,
-    /// Bits 63:32 of its requests' tags: the index and generation of its slot.
-    pub(crate) tag_base: u64,
-    pub(crate) outstanding_requests: u32,
+    pub(crate) requests: ConnectionRequests,
     /// The time of its timer in [`Timers`](crate::timers::Timers); `u64::MAX` without one.
     pub(crate) timer_ns: u64,
     /// When a draining connection is closed even if commands are in flight.
@@ -37,14 +35,25 @@ pub struct ConnectionEntry<C> {
     pub(crate) dirty: bool,
     pub(crate) waiting: bool,
     pub(crate) closing: bool,
+    /// The peer has still to log in.
+    pub(crate) awaits_login: bool,
     /// The stream is closed; the entry waits only for outstanding device requests.
     pub(crate) closed: bool,
+}
+
+/// The device requests of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct ConnectionRequests {
+    /// Bits 63:32 of their tags: the index and generation of the connection's slot.
+    pub(crate) tag_base: u64,
+    /// Requests in flight.
+    pub(crate) outstanding: u32,
 }
 
 impl<C> ConnectionEntry<C> {
     /// Device requests in flight.
     pub fn outstanding_requests(&self) -> u32 {
-        self.outstanding_requests
+        self.requests.outstanding
     }
 
     /// The stream is closed, and only outstanding device requests keep the connection.
@@ -116,19 +125,19 @@ impl<C> Connections<C> {
             connection,
             id,
             peer,
-            tag_base: 0,
-            outstanding_requests: 0,
+            requests: ConnectionRequests::default(),
             timer_ns: u64::MAX,
             drain_deadline_ns: u64::MAX,
             dirty: false,
             waiting: false,
             closing: false,
+            awaits_login: false,
             closed: false,
         };
         let Ok(slot) = self.slab.insert(entry) else { panic!("a slab with room has none") };
         if let Some(entry) = self.slab.get_mut(slot) {
             let generation = slot.to_bits() >> 32 & 0xffff;
-            entry.tag_base = u64::from(slot.index()) << 48 | generation << 32;
+            entry.requests.tag_base = u64::from(slot.index()) << 48 | generation << 32;
         }
         let index = id.0.index() as usize;
         if self.by_network.len() <= index {

@@ -8,7 +8,8 @@ use reactor::{Core, ReactorHandle};
 use sockets::{CoreNetwork, Network, Sockets, StreamAddress};
 
 use crate::connections::Connections;
-use crate::group::{ConnectionGroup, GroupLimits, GroupShared};
+use crate::group::{ConnectionGroup, GroupShared};
+use crate::logins::GroupLimits;
 use crate::mailboxes::{CoreMailboxes, GroupMail, GroupWaker, ShellError};
 use crate::protocol::{Accepted, Protocol};
 use crate::publisher::Publisher;

@@ -12,32 +12,23 @@ use sockets::{ListenerId, Network, NetworkEvent, StreamAddress};
 use crate::connections::Connections;
 use crate::cores::GroupMessage;
 use crate::devices::CoreDevices;
+use crate::logins::{GroupLimits, PendingLogins};
 use crate::mailboxes::{CoreMailboxes, Inbox};
 use crate::poller::PollGroup;
 use crate::protocol::{
-    Accepted, CloseReason, IoContext, MoreToRead, Protocol, ProtocolConnection, TargetConfig,
+    Accepted, CloseReason, IoContext, MoreToRead, Notice, Protocol, ProtocolConnection, TargetConfig,
 };
-use crate::timers::Timers;
+use crate::timers::{TimerOwner, Timers};
 
 /// Bytes received at a time beyond payload that goes directly into its buffer. Half of a typical L2 cache.
 const SCRATCH_BYTES: usize = 128 << 10;
 /// Interval for retrying what waits without an event, as for buffers that another core frees.
 const RETRY_NS: u64 = 1_000_000;
 
-/// What a target admits. Quotas by peer and by connection belong here.
-#[derive(Clone, Debug)]
-pub struct GroupLimits {
-    /// Connections of the target, on all cores together. Those beyond are closed when they are accepted.
-    pub connections_max: u32,
-    /// Time that a draining connection has to complete its commands.
-    pub drain_timeout_ns: u64,
-}
-
-impl Default for GroupLimits {
-    fn default() -> Self {
-        GroupLimits { connections_max: 1024, drain_timeout_ns: 3_000_000_000 }
-    }
-}
+/// Time after the end of a connection until its memory goes back to the arena: most hosts soon reconnect.
+const RELEASE_DELAY_NS: u64 = 1_000_000_000;
+/// Chunks of 2 MiB that a core keeps nevertheless.
+const CHUNKS_KEPT: usize = 4;
 
 /// What the groups of a target share.
 pub(crate) struct GroupShared<P: Protocol, S> {
@@ -49,7 +40,9 @@ pub(crate) struct GroupShared<P: Protocol, S> {
 /// What other groups read and set: the load of a group, and a request to recheck its connections.
 #[derive(Default)]
 struct GroupStatus {
+    /// All connections, and those of them whose peers have not logged in.
     connections: AtomicU32,
+    pending_logins: AtomicU32,
     recheck: AtomicBool,
 }
 
@@ -60,6 +53,15 @@ impl<P: Protocol, S> GroupShared<P, S> {
         peers: CoreMailboxes<GroupMessage<P, S>>,
     ) -> GroupShared<P, S> {
         GroupShared { limits, statuses: (0..cores).map(|_| GroupStatus::default()).collect(), peers }
+    }
+
+    /// Connections of the target whose peers have logged in.
+    fn logged_in(&self) -> u32 {
+        let logged_in = |status: &GroupStatus| {
+            let pending = status.pending_logins.load(Ordering::Relaxed);
+            status.connections.load(Ordering::Relaxed).saturating_sub(pending)
+        };
+        self.statuses.iter().map(logged_in).sum()
     }
 }
 
@@ -102,6 +104,7 @@ pub struct ConnectionGroup<P: Protocol, N: Network> {
     waiting: Vec<Slot>,
     /// Connections that close when they are drained.
     closing: Vec<Slot>,
+    logins: PendingLogins,
     timers: Timers,
     flows: u16,
     stopping: bool,
@@ -115,6 +118,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         shared: Arc<GroupShared<P, N::Stream>>,
         inbox: Option<ConnectionInbox<P, N::Stream>>,
     ) -> ConnectionGroup<P, N> {
+        let logins = PendingLogins::new(&shared.limits, shared.statuses.len());
         ConnectionGroup {
             index: core.index(),
             network,
@@ -135,6 +139,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             resuming: Vec::new(),
             waiting: Vec::new(),
             closing: Vec::new(),
+            logins,
             timers: Timers::default(),
             flows: 0,
             stopping: false,
@@ -234,9 +239,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
     ) {
         let Some((_, portid)) = self.listeners.iter().find(|(id, _)| *id == listener) else { return };
         let connections_of = |group: usize| self.shared.statuses[group].connections.load(Ordering::Relaxed);
-        let groups = 0..self.shared.statuses.len();
-        let total: u32 = groups.clone().map(connections_of).sum();
-        if self.stopping || total >= self.shared.limits.connections_max {
+        if self.stopping || self.shared.logged_in() >= self.shared.limits.connections_max {
             // Dropping the stream closes it. The peer may retry when others have disconnected.
             return;
         }
@@ -244,14 +247,20 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         let Some(local) = local else { return };
         // The group that adds it assigns the flow.
         let accepted = Accepted { portid: *portid, local, peer, flow: 0 };
+        let groups = 0..self.shared.statuses.len();
         let group = groups.min_by_key(|group| connections_of(*group)).unwrap_or(self.index);
-        self.shared.statuses[group].connections.fetch_add(1, Ordering::Relaxed);
+        // It counts as a pending login until its group knows better.
+        let status = &self.shared.statuses[group];
+        status.pending_logins.fetch_add(1, Ordering::Relaxed);
+        status.connections.fetch_add(1, Ordering::Relaxed);
         if group == self.index || self.shared.peers.is_empty() {
             return self.add_connection(stream, accepted, now_ns);
         }
         if self.shared.peers.send(group, GroupMessage::Incoming { stream, accepted }).is_err() {
             // Its mailbox is full, so the group is overloaded: the connection is closed and the peer retries.
-            self.shared.statuses[group].connections.fetch_sub(1, Ordering::Relaxed);
+            let status = &self.shared.statuses[group];
+            status.connections.fetch_sub(1, Ordering::Relaxed);
+            status.pending_logins.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -273,13 +282,23 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             self.protocol.accept(accepted, &self.config, now_ns)
         };
         let added = added.and_then(|connection| Some((connection, self.network.add(stream).ok()?)));
+        let status = &self.shared.statuses[self.index];
         let Some((connection, id)) = added else {
-            self.shared.statuses[self.index].connections.fetch_sub(1, Ordering::Relaxed);
+            status.connections.fetch_sub(1, Ordering::Relaxed);
+            status.pending_logins.fetch_sub(1, Ordering::Relaxed);
             return;
         };
-        let slot = self.connections.insert(connection, id, peer);
+        let awaits_login = connection.awaits_login();
+        let slot = self.connections.insert(connection, id, peer.clone());
         if let Some(entry) = self.connections.slab.get_mut(slot) {
+            entry.awaits_login = awaits_login;
             self.timers.arm(slot, entry.connection.deadline_ns(), &mut entry.timer_ns);
+        }
+        if !awaits_login {
+            status.pending_logins.fetch_sub(1, Ordering::Relaxed);
+        } else if let Some(replaced) = self.logins.add(slot, &peer) {
+            log::warn!(target: P::LOG_TARGET, "too many connections have not logged in; the oldest is closed");
+            self.close(replaced, CloseReason::Limit, now_ns);
         }
         // It may want to speak first.
         self.connections.mark_dirty(slot);
@@ -316,8 +335,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             config: &self.config,
             now_ns,
             devices: &mut self.devices,
-            outstanding_requests: &mut entry.outstanding_requests,
-            tag_base: entry.tag_base,
+            requests: &mut entry.requests,
         };
         let stream = self.network.stream(entry.id);
         let result = process(&mut entry.connection, stream, &mut self.scratch, &mut context);
@@ -370,12 +388,12 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             let tag = completion.tag().0;
             let Some(slot) = self.connections.slab.slot_at((tag >> 48) as u32) else { continue };
             let Some(entry) = self.connections.slab.get_mut(slot) else { continue };
-            if entry.tag_base != tag & !0xffff_ffff {
+            if entry.requests.tag_base != tag & !0xffff_ffff {
                 continue;
             }
-            entry.outstanding_requests -= 1;
+            entry.requests.outstanding -= 1;
             if entry.closed {
-                if entry.outstanding_requests == 0 {
+                if entry.requests.outstanding == 0 {
                     self.connections.slab.remove(slot);
                 }
                 continue;
@@ -400,7 +418,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
                 continue;
             }
             let flushed = entry.connection.flush(&mut self.network.stream(entry.id));
-            let recheck = entry.connection.take_recheck();
+            let notice = entry.connection.take_notice();
             if entry.connection.is_draining() && !entry.closing {
                 entry.closing = true;
                 entry.drain_deadline_ns = now_ns.saturating_add(self.shared.limits.drain_timeout_ns);
@@ -412,8 +430,8 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             if let Err(reason) = flushed {
                 self.close(slot, reason, now_ns);
             }
-            if recheck {
-                self.recheck_all_groups(now_ns);
+            if notice != Notice::default() {
+                self.process_notice(slot, notice, now_ns);
             }
         }
         // Closing connections may have marked others dirty.
@@ -421,6 +439,29 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         self.connections.dirty = dirty;
         if !self.resuming.is_empty() {
             self.resume(now_ns);
+        }
+    }
+
+    #[cold]
+    fn process_notice(&mut self, slot: Slot, notice: Notice, now_ns: u64) {
+        if notice.logged_in {
+            self.end_pending_login(slot);
+            // Others may have logged in since it was accepted.
+            if self.shared.logged_in() > self.shared.limits.connections_max {
+                self.close(slot, CloseReason::Limit, now_ns);
+            }
+        }
+        if notice.recheck {
+            self.recheck_all_groups(now_ns);
+        }
+    }
+
+    /// The peer of a connection has logged in, or the connection is closed.
+    fn end_pending_login(&mut self, slot: Slot) {
+        let Some(entry) = self.connections.slab.get_mut(slot) else { return };
+        if std::mem::take(&mut entry.awaits_login) {
+            self.logins.remove(slot);
+            self.shared.statuses[self.index].pending_logins.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -478,9 +519,12 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             *known = None;
         }
         entry.closed = true;
+        self.timers.arm_group(now_ns.saturating_add(RELEASE_DELAY_NS));
+        self.end_pending_login(slot);
+        let Some(entry) = self.connections.slab.get_mut(slot) else { return };
         self.shared.statuses[self.index].connections.fetch_sub(1, Ordering::Relaxed);
         let recheck = entry.connection.on_close();
-        if entry.outstanding_requests == 0 {
+        if entry.requests.outstanding == 0 {
             self.connections.slab.remove(slot);
         }
         if recheck {
@@ -490,7 +534,11 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
 
     /// Handles deadlines that have passed.
     fn run_timers(&mut self, now_ns: u64) {
-        while let Some((at_ns, slot)) = self.timers.pop_expired(now_ns) {
+        while let Some((at_ns, owner)) = self.timers.pop_expired(now_ns) {
+            let TimerOwner::Connection(slot) = owner else {
+                self.pool.release_idle(CHUNKS_KEPT);
+                continue;
+            };
             let Some(entry) = self.connections.slab.get_mut(slot) else { continue };
             if entry.closed || entry.timer_ns != at_ns {
                 continue;
@@ -500,7 +548,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
                 self.timers.arm(slot, entry.connection.deadline_ns(), &mut entry.timer_ns);
                 continue;
             }
-            match entry.connection.on_deadline(now_ns) {
+            match entry.connection.on_deadline(&mut self.protocol, now_ns) {
                 Ok(()) => {
                     // What is still due is due in the next poll, so that this loop ends.
                     let next_ns = entry.connection.deadline_ns().max(now_ns + 1);

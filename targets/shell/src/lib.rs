@@ -23,8 +23,8 @@
 //! [`ProtocolConnection::complete`]; one [`ProtocolConnection::flush`] for each connection with something to send;
 //! timers; the close of drained connections. Only connections with work are visited.
 //!
-//! [`GroupLimits`] is the place of quotas: a connection beyond `connections_max` is closed when it is accepted, and
-//! [`Protocol::accept`] may refuse one by its address. `targets/example` is a complete target in one file.
+//! [`GroupLimits`] bounds the connections: those whose peer has logged in, and, apart from them, those whose peer has
+//! not. [`Protocol::accept`] may refuse one by its address. `targets/example` is a complete target in one file.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -32,6 +32,7 @@ mod connections;
 mod cores;
 mod devices;
 mod group;
+mod logins;
 mod mailboxes;
 mod poller;
 mod protocol;
@@ -42,11 +43,12 @@ mod timers;
 pub use connections::{ConnectionEntry, Connections};
 pub use cores::TargetCores;
 pub use devices::{CoreDevices, DeviceMap};
-pub use group::{ConnectionGroup, GroupLimits};
+pub use group::ConnectionGroup;
+pub use logins::GroupLimits;
 pub use mailboxes::{CoreMailboxes, GroupMail, GroupWaker, Inbox, ShellError};
 pub use poller::{GroupPoller, PollGroup};
 pub use protocol::{
-    Accepted, CloseReason, IoContext, MoreToRead, Protocol, ProtocolConnection, TargetConfig,
+    Accepted, CloseReason, IoContext, MoreToRead, Notice, Protocol, ProtocolConnection, TargetConfig,
 };
 pub use publisher::{NotApplied, Publisher, Subscription};
 pub use request::{NoAnswer, Request, Responder};

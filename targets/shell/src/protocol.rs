@@ -8,7 +8,7 @@ use block_io::{Status, Tag};
 use dma::Pool;
 use sockets::{ByteStream, StreamAddress, TransferResult};
 
-use crate::connections::Connections;
+use crate::connections::{ConnectionRequests, Connections};
 use crate::devices::{CoreDevices, DeviceMap};
 
 /// A target's protocol on one core: state that all connections of the core share.
@@ -61,7 +61,7 @@ pub trait Protocol: Sized + 'static {
     }
 
     /// A connection of this target, on any core, has asked all others to be rechecked
-    /// ([`ProtocolConnection::take_recheck`]).
+    /// ([`Notice::recheck`]).
     fn recheck(&mut self, connections: &mut Connections<Self::Connection>, now_ns: u64) {
         let _ = (connections, now_ns);
     }
@@ -145,19 +145,25 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
     ///
     /// # Errors
     /// The connection is closed for this reason.
-    fn on_deadline(&mut self, now_ns: u64) -> Result<(), CloseReason<P::Error>> {
-        let _ = now_ns;
+    fn on_deadline(&mut self, protocol: &mut P, now_ns: u64) -> Result<(), CloseReason<P::Error>> {
+        let _ = (protocol, now_ns);
         Ok(())
     }
 
-    /// Whether the other connections of this target, on every core, have to be rechecked; asked once after each flush.
+    /// What the group has to know since the last call; asked once after each flush.
     #[inline]
-    fn take_recheck(&mut self) -> bool {
+    fn take_notice(&mut self) -> Notice {
+        Notice::default()
+    }
+
+    /// Whether the peer has still to log in. Asked once, after [`Protocol::accept`]; [`Notice::logged_in`] ends it. The
+    /// target keeps few such connections ([`GroupLimits`](crate::GroupLimits)).
+    fn awaits_login(&self) -> bool {
         false
     }
 
     /// The stream is closed. The connection itself stays until its device requests have completed. Returns whether the
-    /// other connections have to be rechecked, as [`take_recheck`](Self::take_recheck).
+    /// other connections have to be rechecked, as [`Notice::recheck`].
     fn on_close(&mut self) -> bool {
         false
     }
@@ -187,6 +193,15 @@ pub struct Accepted {
     pub flow: u16,
 }
 
+/// What a connection reports to its group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Notice {
+    /// The peer has logged in.
+    pub logged_in: bool,
+    /// The other connections of this target, on every core, have to be rechecked.
+    pub recheck: bool,
+}
+
 /// Whether a connection has to be read again without a new event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MoreToRead {
@@ -205,6 +220,8 @@ pub enum CloseReason<E> {
     Network(io::ErrorKind),
     /// The protocol ends it. The only reason that is logged.
     Protocol(E),
+    /// A limit on connections is reached ([`GroupLimits`](crate::GroupLimits)).
+    Limit,
     /// It is drained, or its drain took too long.
     Drained,
 }
@@ -236,8 +253,7 @@ pub struct IoContext<'a, P: Protocol> {
     /// The time of this poll.
     pub now_ns: u64,
     pub(crate) devices: &'a mut CoreDevices,
-    pub(crate) outstanding_requests: &'a mut u32,
-    pub(crate) tag_base: u64,
+    pub(crate) requests: &'a mut ConnectionRequests,
 }
 
 impl<P: Protocol> IoContext<'_, P> {
@@ -248,9 +264,9 @@ impl<P: Protocol> IoContext<'_, P> {
     #[inline]
     pub fn submit(&mut self, key: u32, mut request: bdev::Request) -> Result<(), Status> {
         debug_assert!(request.tag.0 <= u64::from(u32::MAX), "tag {:#x} has more than 32 bits", request.tag.0);
-        request.tag = Tag(self.tag_base | request.tag.0);
+        request.tag = Tag(self.requests.tag_base | request.tag.0);
         self.devices.submit(key, request)?;
-        *self.outstanding_requests += 1;
+        self.requests.outstanding += 1;
         Ok(())
     }
 }

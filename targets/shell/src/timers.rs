@@ -14,6 +14,18 @@ use slots::Slot;
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     heap: BinaryHeap<Reverse<(u64, u64)>>,
+    /// The group's own timer is in the heap.
+    group_armed: bool,
+}
+
+/// In place of a connection's slot: the group's own timer. No slab has so many slots.
+const GROUP: u64 = u64::MAX;
+
+/// Whose timer has expired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TimerOwner {
+    Connection(Slot),
+    Group,
 }
 
 impl Timers {
@@ -27,6 +39,13 @@ impl Timers {
         }
     }
 
+    /// Makes sure that the group itself is visited once, after `deadline_ns`.
+    pub(crate) fn arm_group(&mut self, deadline_ns: u64) {
+        if !std::mem::replace(&mut self.group_armed, true) {
+            self.heap.push(Reverse((deadline_ns, GROUP)));
+        }
+    }
+
     /// The time of the first timer; `u64::MAX` without one.
     #[inline]
     pub(crate) fn next_ns(&self) -> u64 {
@@ -34,12 +53,16 @@ impl Timers {
     }
 
     /// Takes the first timer that has expired, with its time.
-    pub(crate) fn pop_expired(&mut self, now_ns: u64) -> Option<(u64, Slot)> {
+    pub(crate) fn pop_expired(&mut self, now_ns: u64) -> Option<(u64, TimerOwner)> {
         if self.next_ns() > now_ns {
             return None;
         }
-        let Reverse((at_ns, slot)) = self.heap.pop()?;
-        Some((at_ns, Slot::from_bits(slot)))
+        let Reverse((at_ns, owner)) = self.heap.pop()?;
+        if owner == GROUP {
+            self.group_armed = false;
+            return Some((at_ns, TimerOwner::Group));
+        }
+        Some((at_ns, TimerOwner::Connection(Slot::from_bits(owner))))
     }
 }
 
@@ -57,9 +80,9 @@ mod tests {
             assert_eq!((timers.next_ns(), armed_ns), (next_ns, next_ns));
         }
         assert_eq!(timers.pop_expired(29), None);
-        assert_eq!(timers.pop_expired(50), Some((30, slot)));
+        assert_eq!(timers.pop_expired(50), Some((30, TimerOwner::Connection(slot))));
         // Replaced: the connection's timer is the one of 30.
-        assert_eq!(timers.pop_expired(50), Some((50, slot)));
+        assert_eq!(timers.pop_expired(50), Some((50, TimerOwner::Connection(slot))));
         assert_eq!(timers.pop_expired(u64::MAX), None);
     }
 
@@ -72,5 +95,16 @@ mod tests {
         let expired: Vec<u64> =
             std::iter::from_fn(|| timers.pop_expired(30)).map(|(at_ns, _)| at_ns).collect();
         assert_eq!((expired, timers.next_ns()), (vec![10, 20, 30], 40));
+    }
+
+    #[test]
+    fn the_group_has_one_timer() {
+        let mut timers = Timers::default();
+        timers.arm_group(20);
+        timers.arm_group(10);
+        assert_eq!(timers.pop_expired(20), Some((20, TimerOwner::Group)));
+        assert_eq!(timers.pop_expired(20), None);
+        timers.arm_group(30);
+        assert_eq!(timers.pop_expired(30), Some((30, TimerOwner::Group)));
     }
 }

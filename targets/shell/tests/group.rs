@@ -13,10 +13,11 @@ use sockets::{
 };
 use target_shell::{
     Accepted, CloseReason, ConnectionGroup, Connections, DeviceMap, GroupLimits, IoContext, MoreToRead,
-    PollGroup, Protocol, ProtocolConnection, TargetConfig,
+    Notice, PollGroup, Protocol, ProtocolConnection, TargetConfig,
 };
 
-const LIMITS: GroupLimits = GroupLimits { connections_max: 3, drain_timeout_ns: 1000 };
+const LIMITS: GroupLimits =
+    GroupLimits { connections_max: 3, logins_max: 2, logins_per_peer_max: 2, drain_timeout_ns: 1000 };
 /// Key of the block device.
 const KEY: u32 = 5;
 
@@ -39,7 +40,7 @@ struct ScriptConnection {
     waits: u32,
     is_busy: bool,
     draining: bool,
-    recheck: bool,
+    notice: Notice,
 }
 
 struct Script;
@@ -74,7 +75,8 @@ impl ProtocolConnection<Script> for ScriptConnection {
         let Some(command) = scratch[..count].first() else { return Ok(MoreToRead::No) };
         match command {
             b'b' => self.is_busy = true,
-            b'c' => self.recheck = true,
+            b'c' => self.notice.recheck = true,
+            b'L' => self.notice.logged_in = true,
             b'r' => {
                 let read = bdev::Request::read(Tag(77), 0, 1, context.pool.take(512).unwrap());
                 if context.submit(KEY, read).is_err() {
@@ -132,14 +134,18 @@ impl ProtocolConnection<Script> for ScriptConnection {
         self.deadline_ns.unwrap_or(u64::MAX)
     }
 
-    fn on_deadline(&mut self, _: u64) -> Result<(), CloseReason<&'static str>> {
+    fn on_deadline(&mut self, _: &mut Script, _: u64) -> Result<(), CloseReason<&'static str>> {
         self.deadline_ns = None;
         self.unsent.push(b'T');
         Ok(())
     }
 
-    fn take_recheck(&mut self) -> bool {
-        std::mem::take(&mut self.recheck)
+    fn take_notice(&mut self) -> Notice {
+        std::mem::take(&mut self.notice)
+    }
+
+    fn awaits_login(&self) -> bool {
+        true
     }
 }
 
@@ -201,14 +207,50 @@ fn a_connection_is_read_until_it_says_that_there_is_no_more() {
 #[test]
 fn connections_beyond_the_limit_are_closed_until_others_end() {
     let mut world = World::new();
-    let ids: Vec<ConnectionId> = (0..4).map(|_| world.connect()).collect();
-    let answers: Vec<Option<String>> = ids.iter().map(|id| world.run(*id, b"e")).collect();
-    assert_eq!(answers.iter().filter(|answer| answer.as_deref() == Some("e")).count(), 3);
-    let admitted = ids[answers.iter().position(Option::is_some).unwrap()];
-    world.peers.close(admitted);
+    let login = |world: &mut World| {
+        let id = world.connect();
+        (id, world.run(id, b"Le"))
+    };
+    let admitted: Vec<_> = (0..3).map(|_| login(&mut world)).collect();
+    assert!(admitted.iter().all(|(_, answer)| answer.as_deref() == Some("e")));
+    assert_eq!(login(&mut world).1, None);
+    world.peers.close(admitted[1].0);
     world.poll();
-    let next = world.connect();
-    assert_eq!(world.run(next, b"e").unwrap(), "e");
+    assert_eq!(login(&mut world).1.unwrap(), "e");
+    assert_eq!(world.run(admitted[0].0, b"e").unwrap(), "e");
+}
+
+#[test]
+fn connections_that_do_not_log_in_make_room_for_newer_ones() {
+    let mut world = World::new();
+    let member = world.connect();
+    assert_eq!(world.run(member, b"Le").unwrap(), "e");
+    let silent: Vec<ConnectionId> = (0..2).map(|_| world.connect()).collect();
+    assert_eq!(world.run(silent[0], b"").unwrap(), "");
+    for _ in 0..100 {
+        let flood = world.connect();
+        assert_eq!(world.run(flood, b"e").unwrap(), "e");
+        assert_eq!(world.group.connections().len(), 3);
+    }
+    assert_eq!(world.run(silent[0], b""), None);
+    assert_eq!(world.run(member, b"e").unwrap(), "e");
+    let late = world.connect();
+    assert_eq!(world.run(late, b"Le").unwrap(), "e");
+}
+
+#[test]
+fn logins_beyond_the_limit_are_closed() {
+    let mut world = World::new();
+    // Both are accepted while there is room for one more.
+    for _ in 0..2 {
+        let id = world.connect();
+        assert_eq!(world.run(id, b"Le").unwrap(), "e");
+    }
+    let (one, other) = (world.connect(), world.connect());
+    assert_eq!(world.run(one, b"Le").unwrap(), "e");
+    assert_eq!(world.run(other, b"e").unwrap(), "e");
+    assert_eq!(world.run(other, b"L"), None);
+    assert_eq!(world.group.connections().len(), 3);
 }
 
 #[test]
