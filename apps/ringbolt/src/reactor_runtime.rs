@@ -46,6 +46,8 @@ impl ReactorRuntime {
             None => CpuSet::new(first_cores(count)).map_err(CommandError::environment)?,
         };
         let limit_bytes = usize::try_from(limit_bytes).unwrap_or(usize::MAX);
+        // Each connection and block device needs one.
+        os::raise_descriptor_limit();
         let arena = Arena::new(dma::ArenaConfig { limit_bytes, shared, ..Default::default() });
         let pin = cores.is_some();
         let description =

@@ -16,7 +16,7 @@ mod send;
 pub use receive::{
     DataParts, DataPlacement, PduConsumer, PduReceiver, ReceiveProgress, ReceiveStatus, receive_pdus,
 };
-pub use send::{PduSender, SegmentSource};
+pub use send::{PduSender, SegmentSource, SendPosition};
 pub use sockets::FlushStatus;
 
 #[cfg(test)]

@@ -40,6 +40,17 @@ pub struct PduSender {
     front_sent: usize,
 }
 
+/// Where a [`PduSender`] stands in what it has to send. While nothing is sent, it changes only by what is pushed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendPosition {
+    /// Segments that are not sent to their end.
+    pub unsent_segments: usize,
+    /// Bytes of headers that are not sent.
+    pub unsent_header_bytes: usize,
+    /// Bytes of the first segment that were sent.
+    pub front_sent: usize,
+}
+
 #[derive(Debug)]
 enum Segment {
     Headers { length: u32 },
@@ -83,6 +94,16 @@ impl PduSender {
     /// Bytes of queued headers, digests and padding; bounds the memory of the queue.
     pub fn header_bytes(&self) -> usize {
         self.headers.len() - self.headers_sent
+    }
+
+    /// Where sending stands; `None` if everything is sent.
+    pub fn position(&self) -> Option<SendPosition> {
+        let position = || SendPosition {
+            unsent_segments: self.queue.len(),
+            unsent_header_bytes: self.header_bytes(),
+            front_sent: self.front_sent,
+        };
+        (!self.is_empty()).then(position)
     }
 
     /// Sends as much as the stream accepts.

@@ -42,7 +42,7 @@ pub use event_loop::{
 };
 pub use file::replace_file;
 pub use perf::{InstructionCounter, PerfConfig, PerfCount, PerfEvent, PerfKind, PerfTarget, SampleRing};
-pub use process::kill_with_parent;
+pub use process::{descriptor_limit, kill_with_parent, raise_descriptor_limit};
 pub use requests::BlockFile;
 pub use thread::{ThreadUsage, set_io_priority};
 pub use uring_queue::{FileIo, NvmePassthrough, SqeFormat, UringPolling, UringQueue, UringQueueConfig};

@@ -1,10 +1,25 @@
-//! What a process is given before it executes its program, and has no safe wrapper elsewhere.
+//! What the kernel gives a process: a signal when its parent ends, and file descriptors.
 
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+use rustix::process::{
+    Resource, Rlimit, Signal, getpid, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
+};
+
+/// Raises the soft limit of open files (RLIMIT_NOFILE) to the hard limit, and returns it; `u64::MAX` without one.
+pub fn raise_descriptor_limit() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    // A failure leaves the limit as it is.
+    _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    descriptor_limit()
+}
+
+/// Files that this process may have open at a time (the soft limit of RLIMIT_NOFILE); `u64::MAX` without a limit.
+pub fn descriptor_limit() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
 
 /// Has the kernel send SIGKILL to the command's process when the thread that spawns it ends, however that
 /// ends. Spawn it from a thread that lives as long as the process should: the main thread, or one that waits

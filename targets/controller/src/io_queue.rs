@@ -82,6 +82,11 @@ pub trait IoTransport: HostLink {
     /// A buffer of the core's pool; `None` if there is none at present.
     fn take_buffer(&mut self, bytes: usize) -> Option<Buffer>;
 
+    /// Whether there is memory for queues to hold more buffers than now.
+    fn has_spare_memory(&self) -> bool {
+        true
+    }
+
     /// Adds a request to the batch of a block device, by its key. Bits 32:0 of the tag are the queue's.
     ///
     /// # Errors
@@ -128,6 +133,35 @@ pub enum Transferred {
     Later,
 }
 
+/// How many bytes of the core's buffers the commands of a queue may hold: few at first, more while the host proves that
+/// it moves its data.
+///
+/// A host that sends no data that it was asked for, or reads none, keeps the buffers of its commands. So the window
+/// starts small, and doubles each time that a window's worth of commands is finished while others wait and memory is to
+/// spare. It is checked where buffers are taken; widening it costs only commands that were deferred.
+#[derive(Clone, Copy, Debug)]
+pub struct BufferWindow {
+    bytes: usize,
+    bytes_max: usize,
+    /// The command that found the window full. Once it is finished, so are those before it.
+    filled_by: Option<Slot>,
+}
+
+impl BufferWindow {
+    /// No limit.
+    pub const UNLIMITED: BufferWindow = BufferWindow::new(usize::MAX, usize::MAX);
+
+    /// A window of `bytes` bytes that grows to `bytes_max`.
+    pub const fn new(bytes: usize, bytes_max: usize) -> BufferWindow {
+        let bytes = if bytes < bytes_max { bytes } else { bytes_max };
+        BufferWindow { bytes, bytes_max, filled_by: None }
+    }
+
+    fn double(&mut self) {
+        self.bytes = self.bytes_max.min(self.bytes.saturating_mul(2));
+    }
+}
+
 /// An admin or Connect command whose data has been received, for the queue's owner to execute.
 #[derive(Debug)]
 #[must_use = "the owner executes the command"]
@@ -160,9 +194,9 @@ pub struct IoQueue<L> {
     commands: Slab<Command<L>>,
     /// Device requests in flight.
     device_requests: u32,
-    /// Bytes of pool buffers that all commands hold, and their maximum. One command always fits.
+    /// Bytes of pool buffers that all commands hold, and how many they may. One command always fits.
     buffer_bytes: usize,
-    buffer_bytes_max: usize,
+    window: BufferWindow,
     /// Commands deferred until a buffer is available, oldest first.
     deferred: VecDeque<Slot>,
     /// The first command of a fused operation, while its second is expected.
@@ -176,21 +210,36 @@ pub struct IoQueue<L> {
 }
 
 impl<L: Default> IoQueue<L> {
-    /// A queue with a slot for each of `slots` commands. One connection cannot exhaust the core's pool: its commands
-    /// hold at most `buffer_bytes_max` bytes of buffers, or one command any number.
-    pub fn new(slots: u32, buffer_bytes_max: usize, namespaces: Rc<NamespaceTable>) -> IoQueue<L> {
+    /// A queue with a slot for each of `slots` commands, whose commands hold at most `window` of buffers.
+    pub fn new(slots: u32, window: BufferWindow, namespaces: Rc<NamespaceTable>) -> IoQueue<L> {
         IoQueue {
             namespaces,
             commands: Slab::with_capacity(slots),
             device_requests: 0,
             buffer_bytes: 0,
-            buffer_bytes_max,
+            window,
             deferred: VecDeque::new(),
             pairing: FusedPairing::None,
             ready_copies: Vec::new(),
             pending_reservations: PendingCommands::default(),
             aborted: None,
         }
+    }
+
+    /// Whether no command is in flight.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.commands.is_empty()
+    }
+
+    /// The commands that hold memory until the host has acted: those whose data is being sent, and those for which
+    /// `waits_for_host` says that their data has still to arrive. For checks now and then: it visits every command.
+    pub fn waiting_for_host(&self, waits_for_host: impl Fn(Slot, &L) -> bool) -> impl Iterator<Item = Slot> {
+        self.commands.iter().filter_map(move |(slot, command)| {
+            let waits =
+                matches!(command.state, CommandState::Sending) || waits_for_host(slot, &command.location);
+            waits.then_some(slot)
+        })
     }
 
     /// Number of commands that can be accepted.
@@ -475,16 +524,29 @@ impl<L: Default> IoQueue<L> {
         }
     }
 
-    /// Whether this many more bytes of buffers are within the limit. One command always fits, so that every deferred
+    /// Whether this many more bytes of buffers are within the window. One command always fits, so that every deferred
     /// command is served.
     #[inline]
     fn fits(&self, bytes: usize) -> bool {
-        self.buffer_bytes == 0 || self.buffer_bytes + bytes <= self.buffer_bytes_max
+        self.buffer_bytes == 0 || self.buffer_bytes + bytes <= self.window.bytes
     }
 
+    /// Defers a command until there is a buffer.
     #[cold]
     fn defer(&mut self, slot: Slot) {
         self.deferred.push_back(slot);
+    }
+
+    /// The command in `slot`, which is deferred, found the window full. Returns whether every command was finished that
+    /// was ahead of the one that last found it so.
+    fn window_is_finished(&mut self, slot: Slot) -> bool {
+        match self.window.filled_by {
+            Some(first) if self.commands.get(first).is_some() => false,
+            first => {
+                self.window.filled_by = Some(slot);
+                first.is_some()
+            }
+        }
     }
 
     #[inline]

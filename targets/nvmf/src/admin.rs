@@ -79,9 +79,12 @@ impl PduHandler<'_, '_> {
                         io.lease.association(),
                     ),
                 };
-                let bytes_max = shared.limits.connection_bytes_max;
-                self.state.queue = IoQueue::new(entries, bytes_max, Rc::new(namespaces));
+                let arena_bytes = self.context.pool.arena().limit_bytes();
+                let queues = Arc::strong_count(&shared.queue_count);
+                let window = shared.limits.buffer_window(queues, arena_bytes);
+                self.state.queue = IoQueue::new(entries, window, Rc::new(namespaces));
                 self.state.handshake_deadline_ns = u64::MAX;
+                self.state.notice.logged_in = true;
                 self.state.role = match connected {
                     ConnectOk::Admin(admin) => {
                         let limits = Arc::new(shared.limits.controller.clone());
@@ -89,9 +92,11 @@ impl PduHandler<'_, '_> {
                         let controller = Controller::new(admin, limits, discovery, self.context.now_ns);
                         ConnectionRole::Admin(Box::new(controller))
                     }
-                    ConnectOk::Io(io) => {
-                        ConnectionRole::Io(TargetIoQueue { subsystem: io.subsystem, lease: io.lease })
-                    }
+                    ConnectOk::Io(io) => ConnectionRole::Io(TargetIoQueue {
+                        subsystem: io.subsystem,
+                        lease: io.lease,
+                        _count: shared.queue_count.clone(),
+                    }),
                 };
             }
         }
@@ -128,7 +133,7 @@ impl ConnectionState {
                         self.answer(slot, cqe.status, cqe.result);
                     }
                 }
-                ControllerAction::CloseIoQueues => self.close_io_queues = true,
+                ControllerAction::CloseIoQueues => self.notice.recheck = true,
                 ControllerAction::Terminate(_) => self.begin_drain(),
             }
         }

@@ -7,21 +7,18 @@ use std::rc::Rc;
 
 use block_io::{Completion, Status, Tag};
 use nvme_controller::reservation::PendingGuard;
-use nvme_controller::{ControllerEvent, IoQueue};
+use nvme_controller::{BufferWindow, ControllerEvent, IoQueue};
 use nvme_tcp::{FlushStatus, PduReceiver, ReceiveProgress, ReceiveStatus, receive_pdus};
 use slots::Slot;
 use sockets::ByteStream;
-use target_shell::{CloseReason, MoreToRead, ProtocolConnection};
+use target_shell::{CloseReason, MoreToRead, Notice, ProtocolConnection};
 use wire_nvme::tcp::{FatalError, Framing, PduType, TERM_MAX, TermReq};
 
 use crate::handler::PduHandler;
 use crate::link::{SendingData, TcpLink, TcpLocation};
 use crate::queue::ConnectionRole;
 use crate::tcp::{TcpContext, TcpError, TcpProtocol};
-
-/// Maximum time to drain the commands in flight before a queue is closed. Far below the time that hosts wait
-/// for a controller to become ready (CAP.TO).
-pub(crate) const DRAIN_TIMEOUT_NS: u64 = 3_000_000_000;
+use crate::transfers::TransferCheck;
 
 /// An NVMe/TCP connection, which carries one queue pair.
 ///
@@ -59,8 +56,10 @@ pub(crate) struct ConnectionState {
     /// The host sent H2CTermReq. The role stays until the connection closes: an I/O queue identifier is in use
     /// while device requests are outstanding, and an admin queue closes its I/O queues.
     pub(crate) terminated: bool,
-    /// All groups must recheck whether this controller's I/O queues are still valid.
-    pub(crate) close_io_queues: bool,
+    /// What the group has to know: Connect succeeded, or this controller's I/O queues are not valid any more.
+    pub(crate) notice: Notice,
+    /// Ends the connection if its host does not move data for too long.
+    pub(crate) transfers: TransferCheck,
 }
 
 /// The PDU whose data is being received.
@@ -91,6 +90,9 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
     ) -> Result<MoreToRead, CloseReason<TcpError>> {
         let NvmfConnection { receiver, state } = self;
         let pumped = receive_pdus(receiver, &mut PduHandler { state, context }, stream, scratch);
+        if !self.state.transfers.is_armed() {
+            self.state.transfers.arm(context.now_ns, &context.protocol.limits);
+        }
         self.after(pumped)
     }
 
@@ -161,30 +163,43 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
         may_close && link.sender.is_empty() && !queue.has_pending(waits_for_host)
     }
 
-    /// The timeout of the handshake or of Keep Alive.
+    /// The timeout of the handshake, of Keep Alive, or of transfers.
     #[inline]
     fn deadline_ns(&self) -> u64 {
-        match &self.state.role {
+        let role_deadline_ns = match &self.state.role {
+            ConnectionRole::Io(_) => u64::MAX,
             ConnectionRole::Admin(controller) => controller.deadline().unwrap_or(u64::MAX),
             ConnectionRole::AwaitingIcReq | ConnectionRole::AwaitingConnect => {
                 self.state.handshake_deadline_ns
             }
-            _ => u64::MAX,
-        }
+            ConnectionRole::Closed => u64::MAX,
+        };
+        role_deadline_ns.min(self.state.transfers.due_ns())
     }
 
-    fn on_deadline(&mut self, now_ns: u64) -> Result<(), CloseReason<TcpError>> {
-        if matches!(self.state.role, ConnectionRole::Admin(_)) {
-            self.state.controller_event(ControllerEvent::Tick, now_ns);
-            return Ok(());
+    fn on_deadline(&mut self, protocol: &mut TcpProtocol, now_ns: u64) -> Result<(), CloseReason<TcpError>> {
+        match self.state.role {
+            ConnectionRole::Admin(_) => self.state.controller_event(ControllerEvent::Tick, now_ns),
+            ConnectionRole::AwaitingIcReq | ConnectionRole::AwaitingConnect
+                if self.state.handshake_deadline_ns <= now_ns =>
+            {
+                return Err(CloseReason::Protocol(TcpError::HandshakeTimeout));
+            }
+            _ => {}
         }
-        Err(CloseReason::Protocol(TcpError::HandshakeTimeout))
+        if self.state.transfers.due_ns() <= now_ns {
+            self.state.check_transfers(protocol, now_ns)?;
+        }
+        Ok(())
     }
 
-    /// The controller is gone, and its I/O queues with it.
+    fn awaits_login(&self) -> bool {
+        true
+    }
+
     #[inline]
-    fn take_recheck(&mut self) -> bool {
-        std::mem::take(&mut self.state.close_io_queues)
+    fn take_notice(&mut self) -> Notice {
+        std::mem::take(&mut self.state.notice)
     }
 
     /// A controller ends with its admin queue, and its I/O queues end with the controller. An I/O queue keeps its
@@ -208,7 +223,7 @@ impl NvmfConnection {
         let state = ConnectionState {
             role: ConnectionRole::AwaitingIcReq,
             // Before Connect completes, one command at a time.
-            queue: IoQueue::new(1, usize::MAX, Rc::default()),
+            queue: IoQueue::new(1, BufferWindow::UNLIMITED, Rc::default()),
             link: TcpLink::new(),
             receive_framing: Framing::PLAIN,
             incoming_pdu: IncomingPdu::None,
@@ -219,7 +234,8 @@ impl NvmfConnection {
             drain_guards: Vec::new(),
             draining: false,
             terminated: false,
-            close_io_queues: false,
+            notice: Notice::default(),
+            transfers: TransferCheck::default(),
         };
         NvmfConnection { receiver: PduReceiver::default(), state }
     }
@@ -262,7 +278,7 @@ impl ConnectionState {
     }
 
     /// Starts to drain: accepts no more commands, and closes when those in flight have completed or after
-    /// [`DRAIN_TIMEOUT_NS`].
+    /// [`DRAIN_TIMEOUT_NS`](crate::limits::DRAIN_TIMEOUT_NS).
     pub(crate) fn begin_drain(&mut self) {
         self.draining = true;
     }

@@ -15,11 +15,10 @@ use nvme_controller::reservation::Reservations;
 use nvme_controller::{ControllerDirectory, Subsystem, SubsystemNamespace};
 use reactor::{Core, ReactorHandle};
 use sockets::{CoreNetwork, Sockets};
-use target_shell::{CoreMailboxes, GroupLimits, GroupWaker, Publisher, TargetCores};
+use target_shell::{CoreMailboxes, GroupWaker, Publisher, TargetCores};
 use wire_nvme::fabrics::Nqn;
 
 use crate::address::ListenAddress;
-use crate::connection::DRAIN_TIMEOUT_NS;
 use crate::failure::NvmfTargetError;
 use crate::limits::TcpTransportConfig;
 use crate::ptpl::{self, PtplError, PtplWriter};
@@ -209,13 +208,12 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         if state.transport.is_some() {
             return Err(NvmfTargetError::TransportExists("TCP"));
         }
-        let group_limits =
-            GroupLimits { connections_max: limits.connections_max, drain_timeout_ns: DRAIN_TIMEOUT_NS };
-        let directory = self.0.directory.clone();
+        let group_limits = limits.connections.clone();
+        let (directory, queue_count) = (self.0.directory.clone(), Arc::default());
         let protocol = move |_: &Core, waker: &GroupWaker| {
             let waker = waker.clone();
             let notifier = directory.add_notifier(Box::new(move || waker.wake()));
-            TcpProtocol::new(limits.clone(), directory.clone(), Some(notifier))
+            TcpProtocol::new(limits.clone(), directory.clone(), Some(notifier), Arc::clone(&queue_count))
         };
         let cores = TargetCores::start(&self.0.remotes, &self.0.publisher, group_limits, protocol)?;
         state.transport = Some(TcpTransport { config, cores });

@@ -37,6 +37,7 @@ mod queue;
 pub mod rpc;
 mod snapshot;
 mod tcp;
+mod transfers;
 mod vfio_user;
 
 pub use address::ListenAddress;

@@ -1,6 +1,26 @@
 //! Options of the TCP transport, and the limits derived from them.
 
+use nvme_controller::BufferWindow;
+use target_shell::GroupLimits;
+
 use crate::failure::NvmfTargetError;
+
+/// Maximum time to drain the commands in flight before a queue is closed. Far below the time that hosts wait
+/// for a controller to become ready (CAP.TO).
+pub(crate) const DRAIN_TIMEOUT_NS: u64 = 3_000_000_000;
+/// Most connections of a target: the range of a core's slots.
+const CONNECTIONS_MAX: u32 = 16_384;
+/// Bytes of buffers that a connection may hold before it has moved any: four commands of 128 KiB.
+const FIRST_WINDOW_BYTES: usize = 512 << 10;
+/// File descriptors for everything but connections: block devices, event loops, JSON-RPC clients, pending logins.
+const OTHER_DESCRIPTORS: u64 = 1024;
+
+/// As many connections as there are file descriptors for, after those of everything else.
+fn default_connections_max() -> u32 {
+    let descriptors = os::descriptor_limit();
+    let connections = descriptors.saturating_sub(OTHER_DESCRIPTORS).max(descriptors / 4);
+    u32::try_from(connections).map_or(CONNECTIONS_MAX, |connections| connections.clamp(2, CONNECTIONS_MAX))
+}
 
 /// Options of the TCP transport, by the names of the RPC `nvmf_create_transport`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,15 +42,23 @@ pub struct TcpTransportConfig {
     pub header_digest: bool,
     /// Enable data digests for hosts that request them.
     pub data_digest: bool,
-    /// Maximum connections of the target, 2 to 16384.
-    pub max_connections: u32,
+    /// Maximum connections of the target after Connect, 2 to 16384. `None` is as many as the process's file descriptors
+    /// allow, with 16384 at most.
+    pub max_connections: Option<u32>,
+    /// Maximum connections of the target before Connect, 1 to 16384; the oldest makes room for the newest.
+    pub max_pending_logins: u32,
+    /// Of these, connections from one IP address, or from one /64 network of IPv6, 1 to 16384.
+    pub max_pending_logins_per_peer: u32,
     /// Maximum bytes of data buffers that one connection holds at a time; above it, commands are deferred
-    /// until others complete. One command always fits.
+    /// until others complete. One command always fits. A connection starts with less and earns the rest.
     pub connection_bytes_max: u32,
     /// Timeout for ICReq on a new connection, in milliseconds, 1 to 600000.
     pub ic_timeout_ms: u32,
     /// Timeout for a successful Connect after ICReq, in milliseconds, 1 to 600000.
     pub connect_timeout_ms: u32,
+    /// Time that a host has to send the data that an R2T requests, or to read an answer, in milliseconds, 100 to
+    /// 600000. While memory lacks, it is shorter, two checks of at most a second.
+    pub transfer_timeout_ms: u32,
 }
 
 impl Default for TcpTransportConfig {
@@ -44,11 +72,15 @@ impl Default for TcpTransportConfig {
             c2h_success: true,
             header_digest: true,
             data_digest: true,
-            max_connections: 1024,
+            max_connections: None,
+            // More than a rack of hosts that all reconnect at once.
+            max_pending_logins: 512,
+            max_pending_logins_per_peer: 256,
             // A full queue of the largest commands.
             connection_bytes_max: 16 << 20,
             ic_timeout_ms: 5000,
             connect_timeout_ms: 10_000,
+            transfer_timeout_ms: 10_000,
         }
     }
 }
@@ -60,10 +92,22 @@ pub(crate) struct TcpLimits {
     pub(crate) c2h_success: bool,
     pub(crate) header_digest: bool,
     pub(crate) data_digest: bool,
-    pub(crate) connections_max: u32,
+    pub(crate) connections: GroupLimits,
     pub(crate) connection_bytes_max: usize,
     pub(crate) ic_timeout_ns: u64,
     pub(crate) connect_timeout_ns: u64,
+    pub(crate) transfer_timeout_ns: u64,
+}
+
+impl TcpLimits {
+    /// The buffers of a new I/O queue, of so many in the group and with `arena_bytes` for all. Together, queues that
+    /// have not moved any data hold about an eighth of the memory, and each at least one command.
+    pub(crate) fn buffer_window(&self, queues: usize, arena_bytes: usize) -> BufferWindow {
+        let share = arena_bytes / 8 / queues.max(1);
+        let command = self.controller.transfer_max_bytes as usize;
+        let first = share.clamp(command.min(FIRST_WINDOW_BYTES), FIRST_WINDOW_BYTES);
+        BufferWindow::new(first, self.connection_bytes_max)
+    }
 }
 
 impl TcpTransportConfig {
@@ -80,7 +124,12 @@ impl TcpTransportConfig {
         range("in_capsule_data_size", self.in_capsule_data_size, 0, 128 << 10)?;
         range("max_io_size", self.max_io_size, 8192, dma::BUFFER_BYTES_MAX as u32)?;
         range("max_aq_depth", self.max_aq_depth, 32, 4096)?;
-        range("max_connections", self.max_connections, 2, 16_384)?;
+        if let Some(connections) = self.max_connections {
+            range("max_connections", connections, 2, CONNECTIONS_MAX)?;
+        }
+        range("max_pending_logins", self.max_pending_logins, 1, CONNECTIONS_MAX)?;
+        range("max_pending_logins_per_peer", self.max_pending_logins_per_peer, 1, CONNECTIONS_MAX)?;
+        range("transfer_timeout_ms", self.transfer_timeout_ms, 100, 600_000)?;
         range("ic_timeout_ms", self.ic_timeout_ms, 1, 600_000)?;
         range("connect_timeout_ms", self.connect_timeout_ms, 1, 600_000)?;
         if !self.max_io_size.is_power_of_two() {
@@ -109,10 +158,16 @@ impl TcpTransportConfig {
             c2h_success: self.c2h_success,
             header_digest: self.header_digest,
             data_digest: self.data_digest,
-            connections_max: self.max_connections,
+            connections: GroupLimits {
+                connections_max: self.max_connections.unwrap_or_else(default_connections_max),
+                logins_max: self.max_pending_logins,
+                logins_per_peer_max: self.max_pending_logins_per_peer,
+                drain_timeout_ns: DRAIN_TIMEOUT_NS,
+            },
             connection_bytes_max: self.connection_bytes_max as usize,
             ic_timeout_ns: u64::from(self.ic_timeout_ms) * 1_000_000,
             connect_timeout_ns: u64::from(self.connect_timeout_ms) * 1_000_000,
+            transfer_timeout_ns: u64::from(self.transfer_timeout_ms) * 1_000_000,
         })
     }
 }

@@ -226,7 +226,17 @@ impl IoTransport for TcpTransport<'_, '_> {
 
     #[inline]
     fn take_buffer(&mut self, bytes: usize) -> Option<Buffer> {
-        self.context.pool.take(bytes)
+        let buffer = self.context.pool.take(bytes);
+        if buffer.is_none() {
+            self.context.protocol.exhausted_ns = Some(self.context.now_ns);
+        }
+        buffer
+    }
+
+    /// Half of the memory stays for queues that hold little.
+    fn has_spare_memory(&self) -> bool {
+        let arena = self.context.pool.arena();
+        arena.allocated_bytes() <= arena.limit_bytes() / 2
     }
 
     #[inline]

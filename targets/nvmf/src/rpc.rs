@@ -258,6 +258,16 @@ control::parameters! {
         c2h_success: Option<bool>,
         /// Trap accesses to doorbells; VFIOUSER only
         disable_mappable_bar0: bool = false,
+        /// Connections of hosts that have logged in at most; as many as file descriptors allow if not given; TCP only
+        max_connections: Option<u32>,
+        /// Connections of hosts that have not logged in at most; beyond, the oldest is closed; TCP only
+        max_pending_logins: Option<u32>,
+        /// Of these, from one IP address (IPv6: from one /64 network); TCP only
+        max_pending_logins_per_peer: Option<u32>,
+        /// Buffers that one connection holds at most; TCP only
+        connection_bytes_max: Option<u32> ["bytes"],
+        /// Time for a host to send requested data or to read an answer; TCP only
+        transfer_timeout_ms: Option<u32> ["ms"],
     }
     only {
         dif_insert_or_strip: bool = false,
@@ -311,6 +321,12 @@ fn create_transport(module: &NvmfModule, params: CreateTransport) -> Result<bool
     config.max_io_size = params.max_io_size.unwrap_or(config.max_io_size);
     config.max_aq_depth = params.max_aq_depth.unwrap_or(config.max_aq_depth);
     config.c2h_success = params.c2h_success.unwrap_or(config.c2h_success);
+    config.max_connections = params.max_connections;
+    config.max_pending_logins = params.max_pending_logins.unwrap_or(config.max_pending_logins);
+    config.max_pending_logins_per_peer =
+        params.max_pending_logins_per_peer.unwrap_or(config.max_pending_logins_per_peer);
+    config.connection_bytes_max = params.connection_bytes_max.unwrap_or(config.connection_bytes_max);
+    config.transfer_timeout_ms = params.transfer_timeout_ms.unwrap_or(config.transfer_timeout_ms);
     module.target.create_transport(config)?;
     Ok(true)
 }

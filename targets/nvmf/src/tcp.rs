@@ -36,6 +36,10 @@ pub(crate) struct TcpProtocol {
     notifier: Option<Arc<ReservationNotifier>>,
     /// Connections whose outstanding device requests a reservation command waits for.
     draining: Vec<Slot>,
+    /// Held by every I/O queue of the target, on all cores: its holders are their number, and one for each core.
+    pub(crate) queue_count: Arc<()>,
+    /// When the core's pool last had no buffer for a command.
+    pub(crate) exhausted_ns: Option<u64>,
 }
 
 /// Why the target closes a connection, for the log.
@@ -45,6 +49,8 @@ pub(crate) enum TcpError {
     Violation(FatalError),
     /// ICReq or Connect did not arrive in time.
     HandshakeTimeout,
+    /// The host did not send requested data, or did not read, for too long.
+    TransferTimeout,
 }
 
 impl fmt::Display for TcpError {
@@ -54,6 +60,8 @@ impl fmt::Display for TcpError {
                 write!(formatter, "violated the protocol: {:?} at {:#x}", fatal.status, fatal.information)
             }
             TcpError::HandshakeTimeout => formatter.write_str("the handshake timed out"),
+            TcpError::TransferTimeout => formatter
+                .write_str("did not send requested data or read answers in time, and is disconnected"),
         }
     }
 }
@@ -76,8 +84,9 @@ impl TcpProtocol {
         limits: TcpLimits,
         directory: Arc<ControllerDirectory>,
         notifier: Option<Arc<ReservationNotifier>>,
+        queue_count: Arc<()>,
     ) -> TcpProtocol {
-        TcpProtocol { limits, directory, notifier, draining: Vec::new() }
+        TcpProtocol { limits, directory, notifier, draining: Vec::new(), queue_count, exhausted_ns: None }
     }
 
     /// Handles a reservation change: delivers notifications, completes pending reservation commands, and

@@ -22,5 +22,7 @@ mod peer;
 mod removals;
 #[path = "hostile/reservations.rs"]
 mod reservations;
+#[path = "hostile/stalls.rs"]
+mod stalls;
 #[path = "hostile/test_target.rs"]
 mod test_target;

@@ -244,6 +244,16 @@ impl<T: IoTransport> Execution<'_, T> {
         Some(buffer)
     }
 
+    /// Defers a command that found no buffer of `bytes` bytes, and widens the window if that is what was too small.
+    #[cold]
+    pub(super) fn defer(&mut self, slot: Slot, bytes: u32) {
+        self.queue.defer(slot);
+        let fits = self.queue.fits(bytes as usize);
+        if !fits && self.queue.window_is_finished(slot) && self.transport.has_spare_memory() {
+            self.queue.window.double();
+        }
+    }
+
     /// A command that moves data found no buffer: it is deferred, or receives into heap memory if its data follows in
     /// the stream, which is at most a queue's worth of capsules.
     #[cold]
@@ -252,7 +262,7 @@ impl<T: IoTransport> Execution<'_, T> {
             // An I/O command is never the owner's.
             _ = self.receive_into(slot, CommandData::Bytes(vec![0; room as usize]));
         } else {
-            self.queue.defer(slot);
+            self.defer(slot, room);
         }
     }
 
@@ -283,7 +293,9 @@ impl<T: IoTransport> Execution<'_, T> {
 
     /// Submits a deferred read, or defers it again.
     fn read(&mut self, slot: Slot, plan: &IoPlan, bytes: u32) {
-        let Some(buffer) = self.take_buffer_for(slot, bytes) else { return self.queue.defer(slot) };
+        let Some(buffer) = self.take_buffer_for(slot, bytes) else {
+            return self.defer(slot, bytes);
+        };
         self.queue.set_state(slot, CommandState::Reading);
         self.submit(slot, Op::Read, plan, Some(buffer));
     }
@@ -336,7 +348,7 @@ impl<T: IoTransport> Execution<'_, T> {
                 let bytes = plan.blocks << self.queue.namespaces.entry(plan).block_log2;
                 match self.take_buffer_for(slot, bytes) {
                     Some(buffer) => self.submit_only(slot, Op::Read, plan, Some(buffer)),
-                    None => self.queue.defer(slot),
+                    None => self.defer(slot, bytes),
                 }
             }
             IoOp::FlushAll => {
@@ -380,18 +392,21 @@ impl<T: IoTransport> Execution<'_, T> {
     fn write(&mut self, slot: Slot, op: Op, plan: &IoPlan) {
         match self.queue.take_data(slot) {
             CommandData::Buffer(buffer) => self.submit_only(slot, op, plan, Some(buffer)),
-            data => match self.take_buffer_for(slot, data.as_slice().len() as u32) {
-                Some(mut buffer) => {
-                    buffer.as_mut_slice().copy_from_slice(data.as_slice());
-                    self.submit_only(slot, op, plan, Some(buffer));
-                }
-                None => {
-                    if let Some(command) = self.queue.commands.get_mut(slot) {
-                        command.data = data;
+            data => {
+                let bytes = data.as_slice().len() as u32;
+                match self.take_buffer_for(slot, bytes) {
+                    Some(mut buffer) => {
+                        buffer.as_mut_slice().copy_from_slice(data.as_slice());
+                        self.submit_only(slot, op, plan, Some(buffer));
                     }
-                    self.queue.defer(slot);
+                    None => {
+                        if let Some(command) = self.queue.commands.get_mut(slot) {
+                            command.data = data;
+                        }
+                        self.defer(slot, bytes);
+                    }
                 }
-            },
+            }
         }
     }
 

@@ -145,7 +145,8 @@ impl<T: IoTransport> Execution<'_, T> {
         }
         let backend = self.queue.namespaces.entry(&compare).backend;
         let Some(buffers) = self.take_both_buffers(first, second) else {
-            return self.queue.defer(first);
+            let bytes = self.queue.commands.get(first).map_or(0, |command| 2 * command.length);
+            return self.defer(first, bytes);
         };
         let [compare, write] =
             [(first, Op::Compare, compare), (second, Op::Write, write)].map(|(slot, op, plan)| {

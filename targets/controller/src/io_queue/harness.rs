@@ -10,7 +10,9 @@ use wire_nvme::io::{COPY_RANGE_SIZE, CopyCommand, DatasetManagement, ReadWrite};
 use wire_nvme::opcode::NvmOpcode;
 use wire_nvme::{DataPointer, NSID_ALL, Sqe};
 
-use super::{CommandToken, HostData, HostLink, HostTransfer, IoQueue, IoTransport, Transferred};
+use super::{
+    BufferWindow, CommandToken, HostData, HostLink, HostTransfer, IoQueue, IoTransport, Transferred,
+};
 use crate::harness::ByteSource;
 use crate::{ControllerLimits, NamespaceTable, Subsystem, SubsystemNamespace};
 
@@ -192,10 +194,17 @@ pub struct QueueHarness {
     next_cid: u16,
 }
 
+const WINDOWS: [BufferWindow; 4] = [
+    BufferWindow::new(1 << 12, 1 << 12),
+    BufferWindow::new(1 << 12, 1 << 16),
+    BufferWindow::new(1 << 20, 1 << 20),
+    BufferWindow::UNLIMITED,
+];
+
 impl QueueHarness {
-    /// A queue on three namespaces that holds at most `buffer_bytes_max` bytes of buffers.
-    pub fn new(buffer_bytes_max: usize) -> QueueHarness {
-        let queue = IoQueue::new(SLOTS, buffer_bytes_max, namespaces(0xff, 0));
+    /// A queue on three namespaces that holds at most `window` of buffers.
+    pub fn new(window: BufferWindow) -> QueueHarness {
+        let queue = IoQueue::new(SLOTS, window, namespaces(0xff, 0));
         QueueHarness { queue, transport: FakeTransport::new(), next_cid: 0 }
     }
 
@@ -253,8 +262,7 @@ impl QueueHarness {
     /// Runs what the bytes say, then settles and checks that every command was answered once and that nothing is left.
     pub fn run(bytes: &[u8]) {
         let mut bytes = ByteSource(bytes);
-        let mut harness =
-            QueueHarness::new([1 << 12, 1 << 14, 1 << 20, usize::MAX][usize::from(bytes.u8() % 4)]);
+        let mut harness = QueueHarness::new(WINDOWS[usize::from(bytes.u8() % 4)]);
         while !bytes.0.is_empty() {
             harness.step(&mut bytes);
         }

@@ -35,7 +35,7 @@ proptest! {
 #[test]
 fn reads_send_the_devices_data_and_writes_submit_the_hosts() {
     for (later, immediate) in [(false, false), (true, false), (true, true)] {
-        let mut harness = QueueHarness::new(usize::MAX);
+        let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
         (harness.transport.later, harness.transport.immediate) = (later, immediate);
         harness.transport.host_byte = 7;
         let write = harness.command(io(NvmOpcode::Write, 1, 3, 2));
@@ -67,7 +67,7 @@ fn reads_send_the_devices_data_and_writes_submit_the_hosts() {
 
 #[test]
 fn lent_memory_needs_no_slot() {
-    let mut harness = QueueHarness::new(0);
+    let mut harness = QueueHarness::new(BufferWindow::new(0, 0));
     (harness.transport.lends, harness.transport.starved) = (true, true);
     let read = harness.command(io(NvmOpcode::Read, 1, 0, 8));
     assert_eq!((harness.queue.free_slots(), harness.queue.device_requests()), (16, 1));
@@ -78,7 +78,7 @@ fn lent_memory_needs_no_slot() {
 
 #[test]
 fn commands_wait_for_buffers_in_their_order() {
-    let mut harness = QueueHarness::new(8192);
+    let mut harness = QueueHarness::new(BufferWindow::new(8192, 8192));
     let first = harness.command(io(NvmOpcode::Read, 1, 0, 16));
     let large = harness.command(io(NvmOpcode::Read, 1, 0, 16));
     // It would fit beside neither, and must not overtake the large one later.
@@ -98,7 +98,7 @@ fn commands_wait_for_buffers_in_their_order() {
 #[test]
 fn a_fused_pair_is_submitted_when_both_have_their_data() {
     for order in [[0, 0], [1, 0]] {
-        let mut harness = QueueHarness::new(usize::MAX);
+        let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
         harness.transport.later = true;
         let first = harness.command(fused(false, 5));
         let second = harness.command(fused(true, 5));
@@ -118,7 +118,7 @@ fn one_failed_half_aborts_the_other() {
     let error = Status::TRANSIENT_TRANSPORT_ERROR;
     // The failed one, and the statuses of both.
     for (failed, expected) in [(0, [error, Status::FUSED_FAILED]), (1, [Status::FUSED_FAILED, error])] {
-        let mut harness = QueueHarness::new(usize::MAX);
+        let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
         harness.transport.later = true;
         let pair = [harness.command(fused(false, 5)), harness.command(fused(true, 5))];
         harness.receive(failed, Err(error));
@@ -126,7 +126,7 @@ fn one_failed_half_aborts_the_other() {
         assert_eq!(pair.map(|cid| status(&harness, cid).unwrap()), expected);
     }
     // The first fails before the second arrives, or is followed by an ordinary command or another range.
-    let mut harness = QueueHarness::new(usize::MAX);
+    let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
     harness.transport.later = true;
     let first = harness.command(fused(false, 5));
     harness.receive(0, Err(error));
@@ -148,7 +148,7 @@ fn one_failed_half_aborts_the_other() {
 #[test]
 fn commands_of_a_removed_or_replaced_namespace_are_rejected_before_submission() {
     for table in [namespaces(0, 0), namespaces(0xff, 1)] {
-        let mut harness = QueueHarness::new(usize::MAX);
+        let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
         (harness.transport.later, harness.transport.starved) = (true, true);
         let deferred = harness.command(io(NvmOpcode::Read, 1, 0, 1));
         harness.transport.immediate = true;
@@ -163,7 +163,7 @@ fn commands_of_a_removed_or_replaced_namespace_are_rejected_before_submission() 
 #[test]
 fn an_aborted_queue_answers_what_is_not_at_a_device() {
     let aborted = Status::ABORTED_SQ_DELETION;
-    let mut harness = QueueHarness::new(4096);
+    let mut harness = QueueHarness::new(BufferWindow::new(4096, 4096));
     let at_device = harness.command(io(NvmOpcode::Read, 1, 0, 8));
     let deferred = harness.command(io(NvmOpcode::Read, 1, 0, 8));
     let half = harness.command(fused(false, 5));
@@ -181,4 +181,33 @@ fn an_aborted_queue_answers_what_is_not_at_a_device() {
 #[should_panic(expected = "command 0x7 was not answered")]
 fn a_token_must_be_answered() {
     drop(CommandToken::new(7));
+}
+
+#[test]
+fn the_window_grows_while_commands_are_finished_and_only_then() {
+    let mut harness = QueueHarness::new(BufferWindow::new(1024, 4096));
+    harness.transport.later = true;
+    let receiving = |harness: &QueueHarness| harness.transport.receiving.len();
+    for _ in 0..8 {
+        harness.command(io(NvmOpcode::Write, 1, 0, 1));
+    }
+    assert_eq!(receiving(&harness), 2, "1024 bytes");
+    for _ in 0..100 {
+        harness.queue.retry(&mut harness.transport);
+    }
+    assert_eq!(receiving(&harness), 2, "the host has sent nothing");
+    // The third command found the window full: once it is finished, the window doubles, and once more.
+    let mut widest = 0;
+    for n in 0..24 {
+        harness.receive(0, Ok(0));
+        harness.complete(0, Status::SUCCESS);
+        harness.queue.retry(&mut harness.transport);
+        if n < 16 {
+            harness.command(io(NvmOpcode::Write, 1, 0, 1));
+        }
+        widest = widest.max(receiving(&harness));
+    }
+    assert_eq!(widest, 8, "4096 bytes");
+    harness.settle();
+    assert_eq!(harness.queue.free_slots(), 16);
 }

@@ -80,7 +80,7 @@ pub(super) fn calls(target: &NvmfTarget) -> Vec<Value> {
 }
 
 fn transport(config: &TcpTransportConfig) -> Value {
-    json!({
+    let mut value = json!({
         "trtype": "TCP",
         "max_queue_depth": config.max_queue_depth,
         "max_io_qpairs_per_ctrlr": config.max_io_qpairs_per_ctrlr,
@@ -88,7 +88,15 @@ fn transport(config: &TcpTransportConfig) -> Value {
         "max_io_size": config.max_io_size,
         "max_aq_depth": config.max_aq_depth,
         "c2h_success": config.c2h_success,
-    })
+        "max_pending_logins": config.max_pending_logins,
+        "max_pending_logins_per_peer": config.max_pending_logins_per_peer,
+        "connection_bytes_max": config.connection_bytes_max,
+        "transfer_timeout_ms": config.transfer_timeout_ms,
+    });
+    if let Some(connections) = config.max_connections {
+        value["max_connections"] = connections.into();
+    }
+    value
 }
 
 fn vfio_user(config: &VfioUserConfig) -> Value {

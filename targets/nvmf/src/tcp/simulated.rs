@@ -8,7 +8,7 @@ use bdev::{Access, Descriptor, Registry};
 use nvme_controller::{Subsystem, SubsystemListener, SubsystemNamespace};
 use reactor::Reactor;
 use sockets::{ConnectionId, Network, NetworkFaults, SimulatedNetwork};
-use target_shell::{ConnectionGroup, GroupLimits, PollGroup};
+use target_shell::{ConnectionGroup, PollGroup};
 use wire_nvme::digest::crc32c;
 use wire_nvme::fabrics::{CNTLID_DYNAMIC, CONNECT_DATA_SIZE, Connect, ConnectAttributes, ConnectData};
 use wire_nvme::fabrics::{ConnectResponse, PropertySet};
@@ -21,7 +21,6 @@ use wire_nvme::{DataPointer, Sqe};
 
 use super::*;
 use crate::TcpTransportConfig;
-use crate::connection::DRAIN_TIMEOUT_NS;
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:6d5c7a3e-0a52-4d5f-9d0b-7d3a1f7d2c11";
@@ -70,9 +69,8 @@ impl SimulatedTarget {
         let devices = (0..NAMESPACES).map(device).collect();
         let (hosts, network) = SimulatedNetwork::pair(seed, faults);
         let limits = transport.limits().expect("the options are in range");
-        let group_limits =
-            GroupLimits { connections_max: limits.connections_max, drain_timeout_ns: DRAIN_TIMEOUT_NS };
-        let protocol = TcpProtocol::new(limits, Arc::new(ControllerDirectory::new()), None);
+        let group_limits = limits.connections.clone();
+        let protocol = TcpProtocol::new(limits, Arc::new(ControllerDirectory::new()), None, Arc::default());
         let mut group = ConnectionGroup::standalone(&core, network, protocol, group_limits);
         group.listen(&address().into(), PORT).expect("room for a listener");
         let mut world = SimulatedTarget { group, hosts, now_ns: 1, devices, reactor };

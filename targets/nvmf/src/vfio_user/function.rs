@@ -14,8 +14,8 @@ use dma::Pool;
 use nvme_controller::queues::QueueLookup;
 use nvme_controller::reservation::{DrainRequest, PendingGuard};
 use nvme_controller::{
-    AdminConnect, Controller, ControllerAction, ControllerAssociation, ControllerDirectory, ControllerEvent,
-    ControllerLimits, IoQueue, NamespaceTable, Subsystem,
+    AdminConnect, BufferWindow, Controller, ControllerAction, ControllerAssociation, ControllerDirectory,
+    ControllerEvent, ControllerLimits, IoQueue, NamespaceTable, Subsystem,
 };
 use rustix::io::Errno;
 use wire_nvme::doorbell::AdminQueueAttributes;
@@ -29,7 +29,7 @@ use super::interrupts::{ClientInterrupts, VectorSet};
 use super::memory::{ClientMemory, UnmappedRanges};
 use super::pci::PciConfigSpace;
 use super::queue::{CompletionQueue, QueueMemory, SubmissionQueue, SubmissionQueueState, SubmissionRing};
-use crate::connection::DRAIN_TIMEOUT_NS;
+use crate::limits::DRAIN_TIMEOUT_NS;
 use target_shell::CoreDevices;
 
 pub(super) use link::SegmentList;
@@ -178,7 +178,7 @@ impl VfioUserFunction {
     }
 
     /// Starts to drain: fetches nothing more, signals the client's device request interrupt, and disconnects it
-    /// when the commands in flight have completed or after [`DRAIN_TIMEOUT_NS`](crate::connection::DRAIN_TIMEOUT_NS).
+    /// when the commands in flight have completed or after [`DRAIN_TIMEOUT_NS`](crate::limits::DRAIN_TIMEOUT_NS).
     pub(super) fn begin_drain(&mut self, now_ns: u64) {
         self.running = false;
         if self.drain_deadline_ns.is_none() {
@@ -463,7 +463,7 @@ impl VfioUserFunction {
         // A command in flight has an entry of the completion queue. The client's memory bounds what lends buffers; those
         // of the pool are bounded by the pool.
         let slots = self.cq(cqid).map_or(0, |completions| completions.entries).min(COMMANDS_MAX);
-        let io = IoQueue::new(slots, usize::MAX, self.namespaces.clone());
+        let io = IoQueue::new(slots, BufferWindow::UNLIMITED, self.namespaces.clone());
         let queue = SubmissionQueue { ring, io };
         insert_queue(&mut self.sqs, qid, queue);
         self.active_sqids.push(qid);

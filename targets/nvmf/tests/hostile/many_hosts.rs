@@ -6,7 +6,7 @@ use block_io::{Channel, Request, Status, Tag};
 use nvmf::TcpTransportConfig;
 use reactor::{Core, IdlePolicy, Reactor, ReactorConfig};
 
-use crate::peer::{RawTcpHost, ReceivedPdu, capsule, connect};
+use crate::peer::{RawTcpHost, ReceivedPdu, capsule, connect, ic_req};
 use crate::test_target::{NQN, TcpTestTarget, TestTargetConfig, wait_until};
 
 fn on_host<R: 'static, F: Future<Output = R> + 'static>(job: impl FnOnce(Core) -> F) -> R {
@@ -19,6 +19,7 @@ fn on_host<R: 'static, F: Future<Output = R> + 'static>(job: impl FnOnce(Core) -
 #[test]
 fn idle_connections_hold_no_buffers_and_do_not_block_new_hosts() {
     let rig = TcpTestTarget::with_transport(TcpTransportConfig {
+        max_pending_logins_per_peer: 512,
         ic_timeout_ms: 60_000,
         connect_timeout_ms: 60_000,
         ..TcpTransportConfig::default()
@@ -58,21 +59,52 @@ fn idle_connections_hold_no_buffers_and_do_not_block_new_hosts() {
 #[test]
 fn connections_above_max_connections_are_closed_until_others_disconnect() {
     let rig = TcpTestTarget::with_transport(TcpTransportConfig {
-        max_connections: 4,
+        max_connections: Some(4),
         ..TcpTransportConfig::default()
     });
     let admin = RawTcpHost::admin(&rig);
     let mut io = RawTcpHost::io(&rig, &admin, 1, 16, false);
-    let idle = [RawTcpHost::initialized(&rig, false), RawTcpHost::initialized(&rig, true)];
+    // Those that have not sent Connect do not count.
+    let _silent = [RawTcpHost::initialized(&rig, false), RawTcpHost::open(&rig)];
+    let others = [RawTcpHost::admin_as(&rig, [2; 16]), RawTcpHost::admin_as(&rig, [3; 16])];
     for _ in 0..20 {
         assert_eq!(RawTcpHost::open(&rig).receive_pdu(), ReceivedPdu::Closed);
     }
     io.round_trip(1);
-    drop(idle);
-    let groups = || rig.target.stats().unwrap().groups;
-    wait_until("the idle connections are closed", || groups().iter().all(|(.., other)| *other == 0));
+    drop(others);
+    wait_until("the others are disconnected", || rig.target.controllers(NQN).unwrap().len() == 1);
     let _second = RawTcpHost::admin(&rig);
     io.round_trip(2);
+}
+
+#[test]
+fn silent_connections_make_room_for_hosts() {
+    let rig = TcpTestTarget::with_transport(TcpTransportConfig {
+        max_connections: Some(8),
+        max_pending_logins: 32,
+        max_pending_logins_per_peer: 16,
+        ic_timeout_ms: 60_000,
+        connect_timeout_ms: 60_000,
+        ..TcpTransportConfig::default()
+    });
+    let member = RawTcpHost::admin(&rig);
+    let mut io = RawTcpHost::io(&rig, &member, 1, 16, false);
+    let mut silent = Vec::new();
+    for n in 0..1000 {
+        silent.push(RawTcpHost::open(&rig));
+        if n % 50 == 0 {
+            let _newcomer = RawTcpHost::admin_as(&rig, [2; 16]);
+            io.round_trip(n as u8);
+        }
+    }
+    let pending = || rig.target.stats().unwrap().groups.iter().map(|(.., other)| other).sum::<usize>();
+    wait_until("newcomers have disconnected", || rig.target.controllers(NQN).unwrap().len() == 1);
+    assert!(pending() <= 16, "{} silent connections of one peer are open", pending());
+    // The last are open, the first are closed.
+    assert_eq!(silent[0].receive_pdu(), ReceivedPdu::Closed);
+    silent.pop().unwrap().send(&ic_req(false));
+    drop(silent);
+    wait_until("the silent connections are closed", || pending() == 0);
 }
 
 #[test]
