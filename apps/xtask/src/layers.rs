@@ -22,7 +22,7 @@ const ORDER_WITHIN: [(&str, &[&str]); 8] = [
     ("base", &["units", "ring", "slots"]),
     ("host", &["memory", "sys", "pci", "reactor", "net"]),
     ("drivers", &["nvme-tcp", "vfio-user", "nvme"]),
-    ("bdev", &["layer", "*"]),
+    ("bdev", &["reservations", "layer", "*"]),
     ("services", &["blobstore", "blobfs"]),
     ("targets", &["shell", "controller", "*"]),
     ("store", &["map", "oplog", "objects", "replica", "node", "client"]),
