@@ -35,7 +35,7 @@ use wire_nvme::log::AnaState;
 use wire_nvme::opcode::{FabricsType, NvmOpcode};
 use wire_nvme::{DecodeError, NSID_ALL, Sqe};
 
-use crate::reservation::{self, DenyMask, Requester, Reservations, access};
+use crate::reservation::{self, DenyMask, NamespaceReservations, Requester, access};
 use crate::{
     ControllerAssociation, ControllerDirectory, ControllerLimits, INVALID_FIELD, INVALID_QUEUE_TYPE,
     Subsystem,
@@ -48,7 +48,7 @@ pub struct NamespaceTable {
     // Indexed by namespace identifier - 1; `exists` is false for inactive identifiers.
     entries: Vec<NamespaceEntry>,
     // Same index.
-    reservations: Vec<Option<Arc<Reservations>>>,
+    reservations: Vec<Option<Arc<NamespaceReservations>>>,
     requester: Option<Requester>,
     transfer_max_bytes: u32,
     memory_based: bool,
@@ -119,7 +119,6 @@ impl NamespaceTable {
         limits: &ControllerLimits,
         requester: Option<Requester>,
     ) -> NamespaceTable {
-        let host = requester.as_ref().map(|requester| requester.association.host_id());
         let last = subsystem.namespaces.last().map_or(0, |namespace| namespace.nsid);
         let mut entries = vec![NamespaceEntry::none(); last as usize];
         let mut reservations = vec![None; last as usize];
@@ -135,7 +134,10 @@ impl NamespaceTable {
                 can_unmap: namespace.can_unmap,
                 can_write_zeroes: namespace.can_write_zeroes,
                 can_write_uncorrectable: namespace.can_write_uncorrectable,
-                deny_mask: host.map(|host| namespace.reservations.deny_mask(&host)).unwrap_or_default(),
+                deny_mask: requester
+                    .as_ref()
+                    .map(|requester| namespace.reservations.attach(requester, namespace.nsid))
+                    .unwrap_or_default(),
                 ana: match subsystem.ana_state(portid, namespace.anagrpid) {
                     AnaState::Optimized | AnaState::NonOptimized => Status::SUCCESS,
                     AnaState::Inaccessible => Status::ANA_INACCESSIBLE,
@@ -205,7 +207,7 @@ impl NamespaceTable {
         };
         let mut sqe = Sqe::new(plan.blocks as u8);
         (sqe.cdw10, sqe.cdw11) = (plan.lba as u32, (plan.lba >> 32) as u32);
-        reservations.execute(requester, plan.namespace + 1, &sqe, data)
+        reservations.execute(requester, &sqe, data)
     }
 
     #[inline]

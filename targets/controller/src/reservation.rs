@@ -1,101 +1,68 @@
-//! Reservations, which control the access of several hosts to a shared namespace (Base 2.0, section 8.19).
+//! Reservations, which control the access of several hosts to a shared namespace (Base 2.0, section 8.19): the NVMe
+//! face of [`reservations::Reservations`], which the namespaces of one block device share with every other target.
 //!
-//! [`ReservationState`] is the pure state machine; [`Reservations`] is the state of one namespace behind a
-//! lock that only reservation commands take. I/O commands check a [`DenyMask`], one byte per host and
-//! namespace: each I/O command loads it, and a command that changes the reservation stores it before it
-//! completes, so that the reservation is enforced on every core by then. A command that must wait for stable
-//! storage or for I/O of other hosts to drain returns a [`PendingChange`].
-//!
-//! ```
-//! use nvme_controller::reservation::{ReservationCommand, ReservationState, access};
-//! use wire_nvme::reservation::*;
-//! let register = ReservationRegister { action: RegisterAction::Register, ignore_key: false, persist: PersistChange::None };
-//! let kind = ReservationType::WriteExclusive;
-//! let acquire = ReservationAcquire { action: AcquireAction::Acquire, ignore_key: false, kind };
-//! let (one, other) = ([1; 16], [2; 16]);
-//! let mut state = ReservationState::default();
-//! state.apply(one, &ReservationCommand::Register(register, 0, 0xa), false)?;
-//! state.apply(one, &ReservationCommand::Acquire(acquire, 0xa, 0), false)?;
-//! assert_eq!((state.denied(&one), state.denied(&other)), (0, access::WRITE));
-//! # Ok::<(), block_io::Status>(())
-//! ```
+//! [`NamespaceReservations`] decodes commands, maps outcomes to status codes, reports the controllers of registered
+//! hosts, and turns notices into log pages. I/O commands check a [`DenyMask`], one byte per host and namespace. A
+//! command that must wait for stable storage or for I/O of other hosts to drain returns a [`PendingChange`].
 
 mod notifier;
-mod state;
 
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use block_io::Status;
+use reservations::{
+    LossEvent, Registrant, Registration, ReservationCommand, ReservationError, ReservationNotice,
+    ReservationState, ReservationSubscriber, ReservationType, Reservations,
+};
 use wire_nvme::Sqe;
+use wire_nvme::fabrics::Nqn;
 use wire_nvme::identify::rescap;
 use wire_nvme::log::NotificationType;
 use wire_nvme::opcode::NvmOpcode;
 use wire_nvme::reservation::{
-    KEYS_SIZE, Registrant, ReservationAcquire, ReservationRegister, ReservationRelease, ReservationReport,
-    ReservationStatus, decode_keys,
+    self as wire, AcquireAction, KEYS_SIZE, PersistChange, RegisterAction, ReleaseAction, ReservationAcquire,
+    ReservationRegister, ReservationRelease, ReservationReport, ReservationStatus, decode_keys,
 };
 
 use crate::{ControllerAssociation, ControllerDirectory, INVALID_FIELD};
 
 pub(crate) use notifier::ReservationNotifiers;
-pub use notifier::{DrainRequest, PendingChange, PendingCommands, PendingGuard, ReservationNotifier};
-pub use state::{
-    ActiveReservation, Effects, HostId, REGISTRANTS_MAX, Registration, ReservationCommand, ReservationState,
-    access, denied,
-};
+pub use notifier::{DrainRequest, PendingCommands, ReservationNotifier};
+pub use reservations::{DenyMask, PendingChange, PendingGuard, access};
 
-/// The access to a namespace that reservations deny to a host: an atomic byte that I/O queues load and
-/// reservation commands store. 0 without a reservation.
-#[derive(Debug, Default)]
-pub struct DenyMask(AtomicU8);
+/// A host identifier. A 64-bit identifier occupies the first eight bytes.
+pub type HostId = [u8; 16];
 
-impl DenyMask {
-    /// Whether commands of a class are denied; see [`access`].
-    #[inline(always)]
-    pub fn denies(&self, class: u8) -> bool {
-        self.0.load(Ordering::Acquire) & class != 0
-    }
-}
-
-/// Saves reservations that persist through power loss. Called with the namespace's lock held, in the order of
-/// changes: the implementation queues the state and returns. It drops the guard when the state is on stable
-/// storage.
-pub trait ReservationStore: Send + Sync + std::fmt::Debug {
-    /// Saves a state. One that is not [persistent](ReservationState::persistent) deletes the saved state.
-    fn save(&self, state: &ReservationState, guard: PendingGuard);
-}
-
-/// Registrations and the reservation of one namespace, shared by all controllers that attach it.
+/// The reservations of a namespace: those of its block device, as the hosts of its subsystem see them.
 ///
-/// It owns the [`ReservationState`] and a [`DenyMask`] for each connected host. A change runs under the lock:
-/// it applies the command to the state, stores the masks and queues the state for the [`ReservationStore`].
-/// After the lock it requests drains of preempted hosts and notifies the other cores. I/O costs one atomic
-/// load and takes no lock.
+/// Shared by all snapshots of the namespace. It subscribes to the device's [`Reservations`] when the first controller
+/// attaches the namespace, and notifies the controllers of its own subsystem.
 #[derive(Debug, Default)]
-pub struct Reservations {
-    inner: Mutex<ReservationsInner>,
-    store: Option<Box<dyn ReservationStore>>,
+pub struct NamespaceReservations {
+    device: Arc<Reservations>,
+    subscription: OnceLock<Arc<NamespaceSubscription>>,
 }
 
-#[derive(Debug, Default)]
-struct ReservationsInner {
-    state: ReservationState,
-    deny_masks: Vec<(HostId, Weak<DenyMask>)>,
+/// Where the notices and aborts of a namespace's hosts go.
+#[derive(Debug)]
+struct NamespaceSubscription {
+    directory: Weak<ControllerDirectory>,
+    subnqn: Nqn,
+    nsid: u32,
 }
 
 /// Always equal: a change of reservations is not a change of the namespace's configuration, for which
 /// snapshots are compared.
-impl PartialEq for Reservations {
-    fn eq(&self, _: &Reservations) -> bool {
+impl PartialEq for NamespaceReservations {
+    fn eq(&self, _: &NamespaceReservations) -> bool {
         true
     }
 }
 
-impl Eq for Reservations {}
+impl Eq for NamespaceReservations {}
 
 /// The controller that sends a reservation command, and the directory of the target's controllers.
 #[derive(Clone, Debug)]
@@ -115,147 +82,99 @@ pub enum ReservationOutcome {
     Pending(Arc<PendingChange>),
 }
 
-impl Reservations {
-    /// Reservations that can persist through power loss. `state` is the state that the store loaded.
-    pub fn with_store(state: ReservationState, store: Box<dyn ReservationStore>) -> Reservations {
-        Reservations {
-            inner: Mutex::new(ReservationsInner { state, deny_masks: Vec::new() }),
-            store: Some(store),
+impl ReservationSubscriber for NamespaceSubscription {
+    fn notify(&self, notices: &[ReservationNotice]) {
+        let Some(directory) = self.directory.upgrade() else { return };
+        for association in directory.controllers(&self.subnqn) {
+            let registrant = Registrant::nvme_host(association.host_id());
+            for notice in notices.iter().filter(|notice| notice.registrant == registrant) {
+                association.notify(self.nsid, notification_type(notice.event));
+            }
         }
+        directory.notifiers().notify_all(None);
     }
 
-    /// Whether the state can persist through power loss.
-    pub fn can_persist(&self) -> bool {
-        self.store.is_some()
+    fn abort(&self, registrants: &[Registrant], guard: &PendingGuard) {
+        let Some(directory) = self.directory.upgrade() else { return };
+        let hosts: Arc<[HostId]> = registrants.iter().filter_map(Registrant::nvme_host_id).collect();
+        if !hosts.is_empty() {
+            let drain = DrainRequest { subnqn: self.subnqn.clone(), hosts, guard: guard.clone() };
+            directory.notifiers().notify_all(Some(&drain));
+        }
+    }
+}
+
+impl NamespaceReservations {
+    /// The reservations of a namespace on a device.
+    pub fn new(device: Arc<Reservations>) -> NamespaceReservations {
+        NamespaceReservations { device, subscription: OnceLock::new() }
     }
 
     /// Reservation Capabilities (RESCAP) for Identify Namespace.
     pub fn capabilities(&self) -> u8 {
-        rescap::ALL_TYPES | rescap::IGNORE_KEY | if self.can_persist() { rescap::PERSIST } else { 0 }
+        let persist = if self.device.can_persist() { rescap::PERSIST } else { 0 };
+        rescap::ALL_TYPES | rescap::IGNORE_KEY | persist
     }
 
-    /// A copy of the current state.
+    /// A copy of the state in force.
     pub fn state(&self) -> ReservationState {
-        self.lock().state.clone()
+        self.device.state()
     }
 
-    /// The mask that I/O commands of a host check; every change updates it.
-    pub fn deny_mask(&self, host: &HostId) -> Arc<DenyMask> {
-        let mut inner = self.lock();
-        inner.deny_masks.retain(|(_, mask)| mask.strong_count() > 0);
-        if let Some(mask) =
-            inner.deny_masks.iter().find(|(of, _)| of == host).and_then(|(_, mask)| mask.upgrade())
-        {
-            return mask;
-        }
-        let mask = Arc::new(DenyMask(AtomicU8::new(inner.state.denied(host))));
-        inner.deny_masks.push((*host, Arc::downgrade(&mask)));
-        mask
+    /// Attaches a controller: returns the mask that I/O commands of its host check; every change updates it.
+    pub(crate) fn attach(&self, requester: &Requester, nsid: u32) -> Arc<DenyMask> {
+        let association = &requester.association;
+        self.subscription.get_or_init(|| {
+            let directory = Arc::downgrade(&requester.directory);
+            let subnqn = association.subnqn().clone();
+            let subscription = Arc::new(NamespaceSubscription { directory, subnqn, nsid });
+            self.device.subscribe(&subscription);
+            subscription
+        });
+        self.device.deny_mask(&Registrant::nvme_host(association.host_id()))
     }
 
-    fn lock(&self) -> MutexGuard<'_, ReservationsInner> {
-        sync::lock(&self.inner)
-    }
-
-    /// Changes the state. Returns the effects and the completion of the change, which may be pending.
-    fn update(
-        &self,
-        requester: &Requester,
-        change: impl FnOnce(&mut ReservationState) -> Result<Effects, Status>,
-    ) -> Result<(Effects, Arc<PendingChange>), Status> {
-        let (pending, guard) = PendingChange::new(requester.directory.notifiers());
-        let mut inner = self.lock();
-        let before = inner.state.clone();
-        let effects = change(&mut inner.state)?;
-        if inner.state != before {
-            let ReservationsInner { state, deny_masks } = &*inner;
-            for (host, mask) in deny_masks {
-                if let Some(mask) = mask.upgrade() {
-                    mask.0.store(state.denied(host), Ordering::Release);
-                }
-            }
-            if let Some(store) = self.store.as_ref().filter(|_| state.persistent || before.persistent) {
-                store.save(state, guard.clone());
-            }
-        }
-        drop(inner);
-        if !effects.abort.is_empty() {
-            let drain = DrainRequest {
-                subnqn: requester.association.subnqn().clone(),
-                hosts: effects.abort.clone().into(),
-                guard: guard.clone(),
-            };
-            requester.directory.notifiers().notify_all(Some(&drain));
-        }
-        drop(guard);
-        Ok((effects, pending))
+    fn change(&self, requester: &Requester, command: ReservationCommand) -> Arc<PendingChange> {
+        let registrant = Registrant::nvme_host(requester.association.host_id());
+        self.device.execute(&registrant, command, requester.directory.notifiers())
     }
 
     /// Sets whether the state persists through power loss (the Reservation Persistence feature).
     ///
     /// # Errors
-    /// Invalid Field without a [`ReservationStore`].
+    /// Invalid Field if the device has no file for it.
     pub(crate) fn set_persistent(
         &self,
         requester: &Requester,
         persistent: bool,
     ) -> Result<Arc<PendingChange>, Status> {
-        if persistent && !self.can_persist() {
+        if persistent && !self.device.can_persist() {
             return Err(INVALID_FIELD);
         }
-        let (_, pending) = self.update(requester, |state| {
-            state.persistent = persistent;
-            Ok(Effects::default())
-        })?;
-        Ok(pending)
+        Ok(self.change(requester, ReservationCommand::SetPersistent(persistent)))
     }
 
     /// Executes a reservation command of a host. `sqe` needs only opcode and dwords 10 and 11; `data` is the
     /// host's data.
-    pub(crate) fn execute(
-        &self,
-        requester: &Requester,
-        nsid: u32,
-        sqe: &Sqe,
-        data: &[u8],
-    ) -> ReservationOutcome {
-        self.try_execute(requester, nsid, sqe, data).unwrap_or_else(ReservationOutcome::Done)
+    pub(crate) fn execute(&self, requester: &Requester, sqe: &Sqe, data: &[u8]) -> ReservationOutcome {
+        self.try_execute(requester, sqe, data).unwrap_or_else(ReservationOutcome::Done)
     }
 
     fn try_execute(
         &self,
         requester: &Requester,
-        nsid: u32,
         sqe: &Sqe,
         data: &[u8],
     ) -> Result<ReservationOutcome, Status> {
         if sqe.opcode == NvmOpcode::ReservationReport.to_wire() {
             return self.report(requester, ReservationReport::from_sqe(sqe)).map(ReservationOutcome::Report);
         }
-        let host = requester.association.host_id();
         // Hosts with a zero identifier are indistinguishable: the host must set one first.
-        if host == [0; 16] {
+        if requester.association.host_id() == [0; 16] {
             return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
         }
-        let command = decode_command(sqe, data)?;
-        let (effects, pending) =
-            self.update(requester, |state| state.apply(host, &command, self.can_persist()))?;
-        let notifications = [
-            (NotificationType::RegistrationPreempted, &effects.preempted),
-            (NotificationType::ReservationReleased, &effects.released),
-            (NotificationType::ReservationPreempted, &effects.cleared),
-        ];
-        if notifications.iter().any(|(_, hosts)| !hosts.is_empty()) {
-            for association in requester.directory.controllers(requester.association.subnqn()) {
-                for (kind, _) in
-                    notifications.iter().filter(|(_, hosts)| hosts.contains(&association.host_id()))
-                {
-                    association.notify(nsid, *kind);
-                }
-            }
-            requester.directory.notifiers().notify_all(None);
-        }
-        Ok(pending.outcome().map_or(ReservationOutcome::Pending(pending), ReservationOutcome::Done))
+        let pending = self.change(requester, decode_command(sqe, data)?);
+        Ok(outcome_status(&pending).map_or(ReservationOutcome::Pending(pending), ReservationOutcome::Done))
     }
 
     /// Reservation Report (Base 2.0, section 7.5): one entry per controller of a registered host.
@@ -267,27 +186,75 @@ impl Reservations {
         let state = self.state();
         let controllers = requester.directory.controllers(requester.association.subnqn());
         let mut registrants = Vec::new();
-        for Registration { host, key } in &state.registrations {
-            let entry =
-                |cntlid| Registrant { cntlid, holder: state.is_holder(host), host_id: *host, key: *key };
-            let host_controllers = controllers.iter().filter(|association| association.host_id() == *host);
+        for Registration { registrant, key } in &state.registrations {
+            // A registrant of another protocol has no host identifier: zero, which no host can register with.
+            let host_id = registrant.nvme_host_id().unwrap_or_default();
+            let holder = state.is_holder(registrant);
+            let entry = |cntlid| wire::Registrant { cntlid, holder, host_id, key: *key };
+            let host_controllers = controllers
+                .iter()
+                .filter(|association| *registrant == Registrant::nvme_host(association.host_id()));
             let before = registrants.len();
             registrants.extend(host_controllers.map(|association| entry(association.cntlid())));
             if registrants.len() == before {
-                // The host has no controller now. FFFFh: the dynamic controller model cannot predict its
+                // The registrant has no controller here. FFFFh: the dynamic controller model cannot predict its
                 // identifier.
                 registrants.push(entry(0xffff));
             }
         }
         let reservation = ReservationStatus {
             generation: state.generation,
-            kind: state.reservation.map(|held| held.kind),
+            kind: state.reservation.map(|held| type_to_wire(held.kind)),
             persistent: state.persistent,
             registrants,
         };
         let mut data = vec![0; usize::try_from(report.length_bytes).map_err(|_| INVALID_FIELD)?];
         reservation.encode(report.extended, &mut data);
         Ok(data)
+    }
+}
+
+/// The status to complete a command with; `None` while its change is pending.
+pub(crate) fn outcome_status(pending: &PendingChange) -> Option<Status> {
+    Some(match pending.outcome()? {
+        Ok(()) => Status::SUCCESS,
+        Err(ReservationError::Conflict) => Status::RESERVATION_CONFLICT.do_not_retry(),
+        Err(ReservationError::ZeroKey | ReservationError::WrongType | ReservationError::CannotPersist) => {
+            INVALID_FIELD
+        }
+        Err(ReservationError::TooManyRegistrants) => Status::INTERNAL_ERROR.do_not_retry(),
+        Err(ReservationError::NotSaved) => Status::INTERNAL_ERROR,
+        Err(ReservationError::Busy) => Status::COMMAND_INTERRUPTED,
+    })
+}
+
+fn notification_type(event: LossEvent) -> NotificationType {
+    match event {
+        LossEvent::RegistrationPreempted => NotificationType::RegistrationPreempted,
+        LossEvent::ReservationReleased => NotificationType::ReservationReleased,
+        LossEvent::ReservationPreempted => NotificationType::ReservationPreempted,
+    }
+}
+
+fn type_from_wire(kind: wire::ReservationType) -> ReservationType {
+    match kind {
+        wire::ReservationType::WriteExclusive => ReservationType::WriteExclusive,
+        wire::ReservationType::ExclusiveAccess => ReservationType::ExclusiveAccess,
+        wire::ReservationType::WriteExclusiveRegistrants => ReservationType::WriteExclusiveRegistrants,
+        wire::ReservationType::ExclusiveAccessRegistrants => ReservationType::ExclusiveAccessRegistrants,
+        wire::ReservationType::WriteExclusiveAll => ReservationType::WriteExclusiveAll,
+        wire::ReservationType::ExclusiveAccessAll => ReservationType::ExclusiveAccessAll,
+    }
+}
+
+fn type_to_wire(kind: ReservationType) -> wire::ReservationType {
+    match kind {
+        ReservationType::WriteExclusive => wire::ReservationType::WriteExclusive,
+        ReservationType::ExclusiveAccess => wire::ReservationType::ExclusiveAccess,
+        ReservationType::WriteExclusiveRegistrants => wire::ReservationType::WriteExclusiveRegistrants,
+        ReservationType::ExclusiveAccessRegistrants => wire::ReservationType::ExclusiveAccessRegistrants,
+        ReservationType::WriteExclusiveAll => wire::ReservationType::WriteExclusiveAll,
+        ReservationType::ExclusiveAccessAll => wire::ReservationType::ExclusiveAccessAll,
     }
 }
 
@@ -306,13 +273,30 @@ fn decode_command(sqe: &Sqe, data: &[u8]) -> Result<ReservationCommand, Status> 
     match NvmOpcode::from_wire(sqe.opcode) {
         Some(NvmOpcode::ReservationRegister) => {
             let register = ReservationRegister::from_sqe(sqe).ok_or(INVALID_FIELD)?;
-            let (current, new) = keys()?;
-            Ok(ReservationCommand::Register(register, current, new))
+            let (current, key) = keys()?;
+            let persist = match register.persist {
+                PersistChange::None => None,
+                PersistChange::Volatile => Some(false),
+                PersistChange::Persistent => Some(true),
+            };
+            let expected = (!register.ignore_key).then_some(current);
+            Ok(match register.action {
+                RegisterAction::Register => ReservationCommand::Register { key, persist },
+                RegisterAction::Replace => ReservationCommand::Replace { expected, key, persist },
+                RegisterAction::Unregister => ReservationCommand::Unregister { expected, persist },
+            })
         }
         Some(NvmOpcode::ReservationAcquire) => {
             let acquire = ReservationAcquire::from_sqe(sqe).ok_or(INVALID_FIELD)?;
-            let (current, preempt) = keys()?;
-            Ok(ReservationCommand::Acquire(acquire, current, preempt))
+            let (key, victim) = keys()?;
+            check_ignore_key(acquire.ignore_key)?;
+            let kind = type_from_wire(acquire.kind);
+            let preempt = |abort| ReservationCommand::Preempt { key, victim, kind, abort };
+            Ok(match acquire.action {
+                AcquireAction::Acquire => ReservationCommand::Acquire { key, kind },
+                AcquireAction::Preempt => preempt(false),
+                AcquireAction::PreemptAndAbort => preempt(true),
+            })
         }
         Some(NvmOpcode::ReservationRelease) => {
             // Clear ignores the reservation type (Base 2.0, section 7.4).
@@ -321,8 +305,19 @@ fn decode_command(sqe: &Sqe, data: &[u8]) -> Result<ReservationCommand, Status> 
             let release =
                 ReservationRelease::from_sqe(if is_clear { &typed } else { sqe }).ok_or(INVALID_FIELD)?;
             let key = data.first_chunk().copied().map(u64::from_le_bytes).ok_or(too_short)?;
-            Ok(ReservationCommand::Release(release, key))
+            check_ignore_key(release.ignore_key)?;
+            Ok(match release.action {
+                ReleaseAction::Release => {
+                    ReservationCommand::Release { key, kind: type_from_wire(release.kind) }
+                }
+                ReleaseAction::Clear => ReservationCommand::Clear { key },
+            })
         }
         _ => Err(Status::INVALID_OPCODE.do_not_retry()),
     }
+}
+
+/// IEKEY must be clear in Acquire and Release (Base 2.0, sections 7.2 and 7.4).
+fn check_ignore_key(ignore_key: bool) -> Result<(), Status> {
+    if ignore_key { Err(INVALID_FIELD) } else { Ok(()) }
 }

@@ -8,7 +8,7 @@ use wire_nvme::fabrics::Nqn;
 use wire_nvme::identify::NamespaceDescriptor;
 use wire_nvme::log::AnaState;
 
-use crate::reservation::Reservations;
+use crate::reservation::NamespaceReservations;
 
 /// The type of a subsystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ pub struct SubsystemNamespace {
     /// ANA group, from 1 to [`Subsystem::namespaces_max`].
     pub anagrpid: u32,
     /// Registrations and reservation, shared by all snapshots of the namespace.
-    pub reservations: Arc<Reservations>,
+    pub reservations: Arc<NamespaceReservations>,
 }
 
 impl Subsystem {

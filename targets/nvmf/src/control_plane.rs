@@ -11,9 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use bdev::{Access, Descriptor, DeviceEvent, Registry, Uuid};
 use block_io::Op;
-use nvme_controller::reservation::Reservations;
+use nvme_controller::reservation::NamespaceReservations;
 use nvme_controller::{ControllerDirectory, Subsystem, SubsystemNamespace};
 use reactor::{Core, ReactorHandle};
+use reservations::Reservations;
 use sockets::{CoreNetwork, Sockets};
 use target_shell::{CoreMailboxes, GroupWaker, Publisher, TargetCores};
 use wire_nvme::fabrics::Nqn;
@@ -360,7 +361,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         };
         let key = self.allocate_backend(&mut state);
         let before = state.checkpoint(&nqn);
-        let reservations = Arc::new(reservations);
+        let reservations = Arc::new(NamespaceReservations::new(Arc::new(reservations)));
         let namespace = SubsystemNamespace { reservations, ..namespace_of(&descriptor, nsid, key, &config) };
         let Some(configured) = state.subsystems.get_mut(&nqn) else { return Err(no_subsystem(&nqn)) };
         configured.descriptors.insert(nsid, descriptor);
@@ -553,12 +554,12 @@ impl<N: CoreNetwork> TargetState<N> {
         }
         let state = ptpl::load(path, device)?;
         let failed = |error| PtplError::Io(path.into(), error);
-        os::replace_file(path, 0o666, &ptpl::encode(&state, device)).map_err(failed)?;
+        os::replace_file(path, 0o666, &reservations::encode_file(&state, device)).map_err(failed)?;
         let writer = match &self.ptpl {
             Some(writer) => writer.clone(),
             None => self.ptpl.insert(PtplWriter::start().map_err(failed)?).clone(),
         };
-        Ok(Reservations::with_store(state, writer.store(path, device)))
+        Ok(Reservations::new(state, Some(writer.store(path, device))))
     }
 }
 

@@ -10,7 +10,7 @@ use wire_nvme::log::{NotificationType, ReservationNotification};
 use wire_nvme::{Cqe, NSID_ALL, Sqe};
 
 use super::{AdminCompletion, AdminResponse, AdminResult, Controller, ControllerAction};
-use crate::reservation::{PendingChange, Requester};
+use crate::reservation::{PendingChange, Requester, outcome_status};
 use crate::{INVALID_FIELD, SubsystemNamespace};
 
 /// Most unread notifications: the log page can count 255.
@@ -100,7 +100,7 @@ impl Controller {
             self.events.reservation_logged();
         }
         self.notifications.pending.retain(|PendingFeature { cid, changes }| {
-            let outcomes: Option<Vec<Status>> = changes.iter().map(|change| change.outcome()).collect();
+            let outcomes: Option<Vec<Status>> = changes.iter().map(|change| outcome_status(change)).collect();
             let Some(outcomes) = outcomes else { return true };
             let failed = outcomes.into_iter().find(|status| !status.is_success());
             complete(*cid, failed.unwrap_or(Status::SUCCESS), actions);
@@ -156,9 +156,8 @@ impl Controller {
                 Err(status) => return Err(status),
             }
         }
-        let is_saved = |changes: &[Arc<PendingChange>]| {
-            changes.iter().all(|change| change.outcome() == Some(Status::SUCCESS))
-        };
+        let is_saved =
+            |changes: &[Arc<PendingChange>]| changes.iter().all(|change| change.outcome() == Some(Ok(())));
         if is_saved(&changes) {
             return AdminResponse::empty();
         }

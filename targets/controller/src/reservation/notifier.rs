@@ -1,12 +1,13 @@
 //! Notification of other cores about changed reservations, and commands that wait for a change to complete.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use reservations::{ChangeWaker, PendingChange, PendingGuard};
 use wire_nvme::fabrics::Nqn;
 
-use super::HostId;
+use super::{HostId, outcome_status};
 use crate::ControllerAssociation;
 
 /// Notifies one core about reservation changes of other cores: new notifications of controllers, completed
@@ -98,35 +99,9 @@ impl ReservationNotifiers {
     }
 }
 
-/// The pending completion of a reservation change: it completes when every [`PendingGuard`] is dropped.
-#[derive(Debug)]
-pub struct PendingChange {
-    guards: AtomicUsize,
-    failed: AtomicBool,
-    notifiers: Arc<ReservationNotifiers>,
-}
-
-/// Keeps a [`PendingChange`] pending; one guard per save or drain. Dropping the last one notifies every core.
-#[derive(Debug)]
-pub struct PendingGuard(Arc<PendingChange>);
-
-impl PendingChange {
-    pub(crate) fn new(notifiers: Arc<ReservationNotifiers>) -> (Arc<PendingChange>, PendingGuard) {
-        let pending = Arc::new(PendingChange {
-            guards: AtomicUsize::new(1),
-            failed: AtomicBool::new(false),
-            notifiers,
-        });
-        (pending.clone(), PendingGuard(pending))
-    }
-
-    /// The status to complete the command with; `None` while the change is pending.
-    pub fn outcome(&self) -> Option<block_io::Status> {
-        if self.guards.load(Ordering::Acquire) > 0 {
-            return None;
-        }
-        let failed = self.failed.load(Ordering::Acquire);
-        Some(if failed { block_io::Status::INTERNAL_ERROR } else { block_io::Status::SUCCESS })
+impl ChangeWaker for ReservationNotifiers {
+    fn wake(&self) {
+        self.notify_all(None);
     }
 }
 
@@ -150,34 +125,12 @@ impl<T> PendingCommands<T> {
     /// Removes a command whose change is complete, with the status to complete it with.
     pub fn pop_completed(&mut self) -> Option<(T, block_io::Status)> {
         let (at, status) =
-            self.0.iter().enumerate().find_map(|(at, (_, pending))| Some((at, pending.outcome()?)))?;
+            self.0.iter().enumerate().find_map(|(at, (_, pending))| Some((at, outcome_status(pending)?)))?;
         Some((self.0.remove(at).0, status))
     }
 
     /// Removes all commands, without completing them.
     pub fn drain(&mut self) -> impl Iterator<Item = T> {
         self.0.drain(..).map(|(command, _)| command)
-    }
-}
-
-impl PendingGuard {
-    /// Drops the guard with a failure: the command fails with Internal Error.
-    pub fn fail(self) {
-        self.0.failed.store(true, Ordering::Release);
-    }
-}
-
-impl Clone for PendingGuard {
-    fn clone(&self) -> PendingGuard {
-        self.0.guards.fetch_add(1, Ordering::Relaxed);
-        PendingGuard(self.0.clone())
-    }
-}
-
-impl Drop for PendingGuard {
-    fn drop(&mut self) {
-        if self.0.guards.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.notifiers.notify_all(None);
-        }
     }
 }

@@ -268,3 +268,28 @@ fn completed_reservation_changes_persist_and_an_invalid_file_is_rejected() {
     assert_eq!(add_persistent_namespace(&rig, &path).unwrap(), 1);
     std::fs::remove_file(&path).unwrap();
 }
+
+#[test]
+fn a_change_that_cannot_be_written_fails_and_is_undone() {
+    let directory = file("ptpl-directory");
+    std::fs::create_dir(&directory).unwrap();
+    let rig = TcpTestTarget::new(TestTargetConfig::default());
+    rig.target.remove_namespace(NQN, 1).unwrap();
+    add_persistent_namespace(&rig, &directory.join("file")).unwrap();
+    let (mut one, mut other) = two_hosts(&rig);
+    assert_eq!(one.register(1, PersistChange::Persistent), Status::SUCCESS);
+    assert_eq!(other.register(2, PersistChange::None), Status::SUCCESS);
+    // The directory vanishes: nothing can be written.
+    std::fs::remove_dir_all(&directory).unwrap();
+    let kind = ReservationType::WriteExclusive;
+    let before = one.report();
+    assert_eq!(one.acquire(AcquireAction::Acquire, kind, 1, 0), Status::INTERNAL_ERROR);
+    assert_eq!(one.acquire(AcquireAction::Preempt, kind, 1, 2), Status::INTERNAL_ERROR);
+    assert_eq!(one.release(ReleaseAction::Clear, kind, 1), Status::INTERNAL_ERROR);
+    assert_eq!(one.report(), before);
+    assert_eq!(other.io.write(1, 0, &pattern(512, 1)), Status::SUCCESS);
+    std::fs::create_dir(&directory).unwrap();
+    assert_eq!(one.acquire(AcquireAction::Acquire, kind, 1, 0), Status::SUCCESS);
+    assert_eq!(other.io.write(1, 0, &pattern(512, 1)), CONFLICT);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
