@@ -85,7 +85,9 @@ pub fn machine_capabilities(
         }
         _ => None,
     };
+    let user_space = |device: &Device| device.location.starts_with("nvme+pci:");
     MachineCapabilities {
+        user_space_driver: !devices.is_empty() && devices.iter().all(user_space),
         cpus,
         devices: devices.len(),
         kernel_devices,

@@ -2,12 +2,19 @@
 //!
 //! A [`FindingCheck`] compares a number, or the relation of two, with bounds. A [`MetricQuery`] selects the numbers
 //! from records, so that the same check evaluates measured and published data. A [`Finding`] is a statement of a
-//! study with the checks that support it. Nothing here reads a file or a clock.
+//! study with the checks that support it. A verdict on measurements is one on an interval: a check holds if its whole
+//! interval is within the bounds, and is undecided if the interval crosses one. Nothing here reads a file or a clock.
+
+mod estimate;
+mod query;
 
 use serde::{Deserialize, Serialize};
 
-use crate::definition::matches;
-use crate::record::{CellParameters, CellRecord, ParameterValue};
+pub use estimate::Precision;
+
+use crate::record::{CellParameters, CellRecord};
+use estimate::Estimates;
+use query::Selection;
 
 /// A statement about a number, with its bounds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -117,7 +124,9 @@ pub enum Verdict {
     Holds,
     /// The measurements disagree.
     DoesNotHold,
-    /// The cells that it needs were not measured.
+    /// The measurements scatter too much, or were not repeated.
+    Undecided,
+    /// The cells that it needs were not measured, or with a stand-in.
     NotTested,
 }
 
@@ -127,6 +136,7 @@ impl Verdict {
         match self {
             Verdict::Holds => "holds",
             Verdict::DoesNotHold => "does not hold",
+            Verdict::Undecided => "undecided",
             Verdict::NotTested => "not tested",
         }
     }
@@ -141,13 +151,16 @@ pub struct CheckOutcome {
     pub verdict: Verdict,
     /// The number; with `for_each`, the one that is furthest from its bound.
     pub measured: Option<f64>,
+    /// The 95 % interval of `measured`; with `for_each`, all intervals together cover their numbers with 95 %.
+    #[serde(default)]
+    pub interval: Option<(f64, f64)>,
     /// Minimum and maximum of the numbers, if `for_each` yields several.
     pub range: Option<(f64, f64)>,
     /// The value in the paper.
     pub published: Option<f64>,
     /// The bounds in words, for example `at least 1.2`.
     pub bound: String,
-    /// The group with the worst number, or why the check was not tested.
+    /// The group with the worst number, or why the check was not tested or not decided.
     pub remark: String,
 }
 
@@ -155,13 +168,16 @@ pub struct CheckOutcome {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Finding {
-    /// For example `icpe24.o7` or `icpe24.key2`.
+    /// Study and name in the paper, for example `icpe24.O-7` or `icpe24.KF-2`.
     pub id: String,
     /// The statement, in our words.
     pub says: String,
     /// Section of the paper.
     #[serde(default)]
     pub section: String,
+    /// Why no check is possible; then there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_tested: Option<String>,
     /// The checks; all must hold.
     #[serde(default)]
     pub check: Vec<FindingCheck>,
@@ -176,73 +192,151 @@ pub struct FindingOutcome {
     pub says: String,
     /// Section of the paper.
     pub section: String,
-    /// Holds if at least one check was tested and none of the tested ones failed.
+    /// Holds if at least one check was tested and all tested ones hold.
     pub verdict: Verdict,
+    /// What was not tested and why; empty if everything was.
+    pub remark: String,
     /// Results of the checks, in their order.
     pub outcomes: Vec<CheckOutcome>,
 }
 
 impl Finding {
     /// Evaluates all checks on the records.
-    pub fn evaluate(&self, records: &[CellRecord]) -> FindingOutcome {
+    pub fn evaluate(&self, records: &[CellRecord], precision: Precision) -> FindingOutcome {
         let outcomes: Vec<CheckOutcome> =
-            self.check.iter().map(|check| check.evaluate(&self.id, records)).collect();
-        let any = |verdict| outcomes.iter().any(|outcome| outcome.verdict == verdict);
-        let verdict = if any(Verdict::DoesNotHold) {
-            Verdict::DoesNotHold
-        } else if any(Verdict::Holds) {
-            Verdict::Holds
-        } else {
-            Verdict::NotTested
-        };
+            self.check.iter().map(|check| check.evaluate(&self.id, records, precision)).collect();
+        let untested = outcomes.iter().filter(|outcome| outcome.verdict == Verdict::NotTested);
+        let mut remarks: Vec<String> =
+            untested.map(|outcome| format!("{} ({})", outcome.says, outcome.remark)).collect();
+        remarks.extend(self.not_tested.clone());
         FindingOutcome {
             id: self.id.clone(),
             says: self.says.clone(),
             section: self.section.clone(),
-            verdict,
+            verdict: worst_verdict(outcomes.iter().map(|outcome| outcome.verdict)),
+            remark: if remarks.is_empty() {
+                String::new()
+            } else {
+                format!("not tested: {}", remarks.join("; "))
+            },
             outcomes,
         }
     }
 }
 
+/// The verdict on several statements that must all hold, from those that were tested.
+fn worst_verdict(verdicts: impl Iterator<Item = Verdict>) -> Verdict {
+    let severity = |verdict: &Verdict| match verdict {
+        Verdict::DoesNotHold => 3,
+        Verdict::Undecided => 2,
+        Verdict::Holds => 1,
+        Verdict::NotTested => 0,
+    };
+    verdicts.max_by_key(severity).unwrap_or(Verdict::NotTested)
+}
+
+/// The number of one combination of `for_each`.
+struct GroupNumber {
+    group: String,
+    value: f64,
+    /// `None` if the cells were measured once.
+    interval: Option<(f64, f64)>,
+    verdict: Verdict,
+}
+
 impl FindingCheck {
     /// Evaluates the check on the records. `experiment` is the default of queries that name none.
-    pub fn evaluate(&self, experiment: &str, records: &[CellRecord]) -> CheckOutcome {
-        let mut numbers: Vec<(f64, String)> = Vec::new();
+    pub fn evaluate(&self, experiment: &str, records: &[CellRecord], precision: Precision) -> CheckOutcome {
         let mut missing = self.unmet_requirement(experiment, records).unwrap_or_default();
         let groups = if missing.is_empty() { self.groups(experiment, records) } else { Vec::new() };
-        for group in groups {
-            match self.compute(experiment, records, &group) {
-                Ok(compute) => numbers.push((compute, describe(&group))),
+        let mut estimates = Estimates::new(records, precision);
+        let mut numbers = Vec::new();
+        for group in &groups {
+            match self.number(experiment, group, &mut estimates, groups.len()) {
+                Ok(number) => numbers.push(number),
                 Err(reason) => missing = reason,
             }
         }
-        let outcome = |verdict, measured, remark| CheckOutcome {
+        let verdict = worst_verdict(numbers.iter().map(|number| number.verdict));
+        let worst = numbers
+            .iter()
+            .filter(|number| number.verdict == verdict)
+            .max_by(|left, right| self.excess(left.value).total_cmp(&self.excess(right.value)));
+        let values = || numbers.iter().map(|number| number.value);
+        let range = (numbers.len() > 1)
+            .then(|| (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max)));
+        let remark = match worst {
+            None if missing.is_empty() => "no required cell was measured".to_string(),
+            None => missing,
+            Some(number) if number.interval.is_none() => "measured once: repetitions decide it".to_string(),
+            Some(number) => number.group.clone(),
+        };
+        CheckOutcome {
             says: self.says.clone(),
             verdict,
-            measured,
-            range: match (minimum(&numbers), maximum(&numbers)) {
-                (Some(minimum), Some(maximum)) if numbers.len() > 1 => Some((minimum.0, maximum.0)),
-                _ => None,
-            },
+            measured: worst.map(|number| number.value),
+            interval: worst.and_then(|number| number.interval),
+            range,
             published: self.published,
             bound: self.bound(),
             remark,
-        };
-        let worst = match (self.at_least, self.at_most) {
-            (None, Some(_)) => maximum(&numbers),
-            // With two bounds, report a number beyond the upper one first.
-            (Some(_), Some(bound)) => maximum(&numbers).filter(|n| n.0 > bound).or(minimum(&numbers)),
-            _ => minimum(&numbers),
-        };
-        let Some((compute, location)) = worst else {
-            let reason = if missing.is_empty() { "no required cell was measured".into() } else { missing };
-            return outcome(Verdict::NotTested, None, reason);
-        };
-        let holds = self.at_least.is_none_or(|bound| *compute >= bound)
-            && self.at_most.is_none_or(|bound| *compute <= bound);
-        let verdict = if holds { Verdict::Holds } else { Verdict::DoesNotHold };
-        outcome(verdict, Some(*compute), location.clone())
+        }
+    }
+
+    /// The number of a group with its interval and verdict, or why it cannot be computed.
+    fn number(
+        &self,
+        experiment: &str,
+        group: &CellParameters,
+        estimates: &mut Estimates<'_>,
+        groups: usize,
+    ) -> Result<GroupNumber, String> {
+        let of = self.of.select_cells(experiment, group, estimates)?;
+        let against = self.against.as_ref().map(|query| query.select_cells(experiment, group, estimates));
+        let against = against.transpose()?;
+        let compute = |values: &[f64]| self.compute(&of, against.as_ref(), values);
+        let value = compute(&estimates.means())?;
+        let cells: Vec<usize> = of.cells().chain(against.iter().flat_map(Selection::cells)).collect();
+        let interval = estimates.interval(&cells, groups, value, |values| compute(values).ok());
+        let verdict = interval.map_or(Verdict::Undecided, |(low, high)| self.verdict(low, high));
+        Ok(GroupNumber { group: describe(group), value, interval, verdict })
+    }
+
+    fn verdict(&self, low: f64, high: f64) -> Verdict {
+        let (least, most) =
+            (self.at_least.unwrap_or(f64::NEG_INFINITY), self.at_most.unwrap_or(f64::INFINITY));
+        if least <= low && high <= most {
+            Verdict::Holds
+        } else if high < least || low > most {
+            Verdict::DoesNotHold
+        } else {
+            Verdict::Undecided
+        }
+    }
+
+    /// How far a value is beyond the bounds; negative within them.
+    fn excess(&self, value: f64) -> f64 {
+        let below = self.at_least.map_or(f64::NEG_INFINITY, |bound| bound - value);
+        let above = self.at_most.map_or(f64::NEG_INFINITY, |bound| value - bound);
+        below.max(above)
+    }
+
+    fn compute(
+        &self,
+        of: &Selection<'_>,
+        against: Option<&Selection<'_>>,
+        values: &[f64],
+    ) -> Result<f64, String> {
+        let of = of.value(values)?;
+        let Some(against) = against else { return Ok(of) };
+        let base = against.value(values)?;
+        let ratio = || if base == 0.0 { Err("division by 0".to_string()) } else { Ok(of / base) };
+        Ok(match self.relation {
+            Relation::Ratio => ratio()?,
+            Relation::GainPct => (ratio()? - 1.0) * 100.0,
+            Relation::LossPct => (1.0 - ratio()?) * 100.0,
+            Relation::Difference => of - base,
+        })
     }
 
     /// Which requirement the measured cells do not meet. Published cells have no such parameters and meet all.
@@ -283,24 +377,6 @@ impl FindingCheck {
         groups
     }
 
-    fn compute(
-        &self,
-        experiment: &str,
-        records: &[CellRecord],
-        group: &CellParameters,
-    ) -> Result<f64, String> {
-        let of = self.of.value(experiment, records, group)?;
-        let Some(against) = &self.against else { return Ok(of) };
-        let base = against.value(experiment, records, group)?;
-        let ratio = || if base == 0.0 { Err("division by 0".to_string()) } else { Ok(of / base) };
-        Ok(match self.relation {
-            Relation::Ratio => ratio()?,
-            Relation::GainPct => (ratio()? - 1.0) * 100.0,
-            Relation::LossPct => (1.0 - ratio()?) * 100.0,
-            Relation::Difference => of - base,
-        })
-    }
-
     fn bound(&self) -> String {
         match (self.at_least, self.at_most) {
             (Some(minimum), Some(maximum)) => format!("from {minimum} to {maximum}"),
@@ -318,108 +394,9 @@ fn parse_requirement(text: &str) -> Option<(&str, f64)> {
     (!name.is_empty() && f64::is_finite(minimum)).then_some((name, minimum))
 }
 
-fn minimum(numbers: &[(f64, String)]) -> Option<&(f64, String)> {
-    numbers.iter().min_by(|left, right| left.0.total_cmp(&right.0))
-}
-
-fn maximum(numbers: &[(f64, String)]) -> Option<&(f64, String)> {
-    numbers.iter().max_by(|left, right| left.0.total_cmp(&right.0))
-}
-
 fn describe(group: &CellParameters) -> String {
     let parts: Vec<String> = group.iter().map(|(name, value)| format!("{name} {value}")).collect();
     parts.join(", ")
-}
-
-impl MetricQuery {
-    fn select<'a>(
-        &'a self,
-        experiment: &'a str,
-        records: &'a [CellRecord],
-        group: &'a CellParameters,
-    ) -> impl Iterator<Item = &'a CellRecord> {
-        let experiment = if self.experiment.is_empty() { experiment } else { self.experiment.as_str() };
-        records.iter().filter(move |record| {
-            record.experiment == experiment
-                && record.is_measured()
-                && matches(&record.parameters, &self.filter)
-                && matches(&record.parameters, group)
-                && record.metric(&self.role, &self.metric).is_some()
-        })
-    }
-
-    /// The aggregated value, or why it cannot be computed.
-    fn value(&self, experiment: &str, records: &[CellRecord], group: &CellParameters) -> Result<f64, String> {
-        let cells = average_repetitions(self.select(experiment, records, group), &self.role, &self.metric);
-        if cells.is_empty() {
-            let mut filter = self.filter.clone();
-            filter.extend(group.clone());
-            let name = if self.experiment.is_empty() { experiment } else { &self.experiment };
-            return Err(format!("{name}: {} was not measured for {}", self.metric, describe(&filter)));
-        }
-        let values = || cells.iter().map(|(_, value)| *value);
-        let (min, max) = (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max));
-        match self.take {
-            Aggregation::Mean => Ok(values().sum::<f64>() / cells.len() as f64),
-            Aggregation::Max => Ok(max),
-            Aggregation::Min => Ok(min),
-            Aggregation::Spread if min != 0.0 => Ok(max / min),
-            Aggregation::Spread => Err("the smallest is 0".to_string()),
-            Aggregation::Last
-            | Aggregation::First
-            | Aggregation::Knee
-            | Aggregation::Growth
-            | Aggregation::LastToMax => self.aggregate_ordered(&cells, max),
-        }
-    }
-
-    fn aggregate_ordered(&self, cells: &[(CellParameters, f64)], max: f64) -> Result<f64, String> {
-        let mut order: Vec<(f64, f64)> = cells
-            .iter()
-            .filter_map(|(cell, value)| {
-                Some((cell.get(&self.along).and_then(ParameterValue::as_f64)?, *value))
-            })
-            .collect();
-        order.sort_by(|left, right| left.0.total_cmp(&right.0));
-        let (Some(first), Some(last)) = (order.first(), order.last()) else {
-            return Err(format!("no cell has {}", self.along));
-        };
-        match self.take {
-            Aggregation::First => Ok(first.1),
-            Aggregation::Last => Ok(last.1),
-            Aggregation::Growth | Aggregation::LastToMax | Aggregation::Knee if order.len() < 2 => {
-                Err(format!("only one value of {} was measured", self.along))
-            }
-            Aggregation::Knee => {
-                let knee = order.iter().find(|(_, value)| *value >= 0.9 * max);
-                knee.map(|(at, _)| *at).ok_or_else(|| "no value is near the largest".to_string())
-            }
-            Aggregation::Growth if first.1 == 0.0 => Err("the first is 0".to_string()),
-            Aggregation::Growth => Ok(last.1 / first.1),
-            _ if max == 0.0 => Err("the largest is 0".to_string()),
-            _ => Ok(last.1 / max),
-        }
-    }
-}
-
-/// One value for each cell: the mean over its repetitions.
-fn average_repetitions<'a>(
-    records: impl Iterator<Item = &'a CellRecord>,
-    role: &str,
-    metric: &str,
-) -> Vec<(CellParameters, f64)> {
-    let mut cells: Vec<(&CellParameters, f64, f64)> = Vec::new();
-    for record in records {
-        let Some(value) = record.metric(role, metric) else { continue };
-        match cells.iter_mut().find(|(cell, ..)| **cell == record.parameters) {
-            Some((_, sum, count)) => {
-                *sum += value;
-                *count += 1.0;
-            }
-            None => cells.push((&record.parameters, value, 1.0)),
-        }
-    }
-    cells.into_iter().map(|(cell, sum, count)| (cell.clone(), sum / count)).collect()
 }
 
 #[cfg(test)]

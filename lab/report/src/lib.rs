@@ -21,6 +21,7 @@ pub mod compare;
 pub mod drift;
 pub mod export;
 pub mod figure;
+pub mod medium;
 pub mod metric;
 pub mod page;
 pub mod stats;

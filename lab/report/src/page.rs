@@ -10,7 +10,7 @@ mod tables;
 
 use std::collections::BTreeSet;
 
-use lab_experiments::{RunDirectory, Verdict};
+use lab_experiments::{PlannedDevice, RunDirectory, Verdict};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment};
@@ -20,6 +20,7 @@ use crate::advise::{Advice, AdviceGoal, Choice, advise, api_description};
 use crate::cells::{ExperimentCell, group_into_cells};
 use crate::chart::{format_integer, format_number};
 use crate::figure;
+use crate::medium::medium;
 use crate::study::{self, Agreement, ExperimentData};
 
 pub use data::{HistogramBudget, embedded_json};
@@ -40,11 +41,22 @@ pub enum ReportError {
 /// # Errors
 /// Only for defects of this program: an invalid built-in template, or data that JSON cannot represent.
 pub fn render_html(run: &RunDirectory) -> Result<String, ReportError> {
+    render_html_on(run, &|_| true)
+}
+
+/// As [`render_html`]. Commands are for the measured devices for which `present` returns true.
+///
+/// # Errors
+/// As [`render_html`].
+pub fn render_html_on(
+    run: &RunDirectory,
+    present: &dyn Fn(&PlannedDevice) -> bool,
+) -> Result<String, ReportError> {
     let cells = group_into_cells(&run.records);
     let sections = study::group_by_experiment(run, &cells);
     let studies: BTreeSet<String> =
         sections.iter().map(|section| section.definition.study().to_string()).collect();
-    let advice: Vec<Advice> = AdviceGoal::ALL.iter().map(|goal| advise(run, *goal)).collect();
+    let advice: Vec<Advice> = AdviceGoal::ALL.iter().map(|goal| advise(run, *goal, present)).collect();
     let evaluator = study::FindingEvaluator::new(run);
     let findings = evidence::findings(&evaluator);
     let derived: BTreeSet<&str> = sections
@@ -66,6 +78,7 @@ pub fn render_html(run: &RunDirectory) -> Result<String, ReportError> {
         cells: format_integer(cells.len() as u64),
         repetitions: repetitions(&cells),
         drift: drift(run),
+        medium: medium(run).description(),
         targets: run.plan.targets.iter().map(describe_target).collect(),
         advice: advice.iter().map(advice_card).collect(),
         tally: evidence::tally(&findings),
@@ -101,6 +114,7 @@ struct ReportContext<'a> {
     cells: String,
     repetitions: String,
     drift: Vec<String>,
+    medium: &'static str,
     targets: Vec<String>,
     advice: Vec<AdviceCard>,
     tally: Vec<evidence::Tally>,
@@ -140,7 +154,7 @@ fn title(run: &RunDirectory) -> String {
     }
 }
 
-fn describe_target(target: &lab_experiments::PlannedDevice) -> String {
+fn describe_target(target: &PlannedDevice) -> String {
     let gib = target.size_bytes as f64 / f64::from(1 << 30);
     let mut words = format!("{} {}", target.kind, target.path);
     if target.size_bytes > 0 {
@@ -212,12 +226,10 @@ struct AdviceCard {
 fn advice_card(advice: &Advice) -> AdviceCard {
     let decisions = [&advice.api, &advice.scheduler];
     let tested: Vec<_> = decisions.iter().filter(|decision| decision.choice != Choice::Untested).collect();
-    let leads = tested.iter().any(|decision| matches!(decision.choice, Choice::Leads(_)));
     let wins = tested.iter().any(|decision| matches!(decision.choice, Choice::Wins(_)));
-    let certainty = match (tested.is_empty(), leads, wins) {
-        (true, ..) => "not tested",
-        (_, true, _) => "lead, measured once",
-        (_, _, true) => "significant lead",
+    let certainty = match (tested.is_empty(), wins) {
+        (true, _) => "not tested",
+        (_, true) => "significant lead",
         _ => "no significant difference",
     };
     let headline = match (advice.api.recommended(), advice.scheduler.recommended()) {
@@ -227,7 +239,10 @@ fn advice_card(advice: &Advice) -> AdviceCard {
         (None, None) if tested.is_empty() => "Not tested".to_string(),
         (None, None) => "No winner".to_string(),
     };
-    let reasons = tested.iter().map(|decision| decision.because.clone()).collect();
+    // Without a result, the reason is the same for both factors, or that of the one that was compared.
+    let shown = if tested.is_empty() { decisions.iter().collect() } else { tested };
+    let mut reasons: Vec<String> = shown.iter().map(|decision| decision.because.clone()).collect();
+    reasons.dedup();
     AdviceCard {
         goal: advice.goal.description(),
         headline: capitalized(&headline),
@@ -452,6 +467,7 @@ pub(crate) fn verdict_class(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Holds => "yes",
         Verdict::DoesNotHold => "no",
+        Verdict::Undecided => "undecided",
         Verdict::NotTested => "open",
     }
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lab_experiments::{
     CellRecord, CheckOutcome, ExperimentCatalog, ExperimentDefinition, Finding, FindingCheck, FindingOutcome,
-    RunDirectory, Verdict, reference,
+    Precision, RunDirectory, reference,
 };
 
 use crate::cells::{ExperimentCell, group_into_cells};
@@ -26,16 +26,6 @@ pub struct ExperimentData<'a> {
     pub cells: Vec<&'a ExperimentCell<'a>>,
     /// The published values as records.
     pub published: Vec<CellRecord>,
-}
-
-/// The result of a finding, and how many repetitions agree with it.
-pub struct FindingResult {
-    /// The result over all repetitions.
-    pub outcome: FindingOutcome,
-    /// Number of repetitions with enough data to evaluate the finding.
-    pub repetitions: usize,
-    /// Number of those with the same verdict as `outcome`.
-    pub agreeing: usize,
 }
 
 /// A discrepancy between a paper's text, arithmetic and published files.
@@ -187,6 +177,7 @@ impl FindingEvaluator {
             let mut slim = CellRecord::new(record.experiment.as_str(), record.series.as_str());
             slim.parameters = record.parameters.clone();
             slim.repetition = record.repetition;
+            slim.stand_in = record.stand_in().map(str::to_string);
             for (name, role) in &record.roles {
                 slim.role_mut(name).metrics = role.metrics.clone();
             }
@@ -209,31 +200,19 @@ impl FindingEvaluator {
     /// Evaluates the checks of an experiment.
     pub fn checks(&self, definition: &ExperimentDefinition) -> Vec<CheckOutcome> {
         let records = self.records(&definition.check, &definition.id);
-        definition.check.iter().map(|check| check.evaluate(&definition.id, &records)).collect()
+        definition
+            .check
+            .iter()
+            .map(|check| check.evaluate(&definition.id, &records, Precision::Measured))
+            .collect()
     }
 
-    /// Evaluates every finding of the studies, over all repetitions and over each repetition separately.
-    pub fn findings(&self) -> Vec<FindingResult> {
-        ExperimentCatalog::built_in().findings().iter().map(|finding| self.finding(finding)).collect()
-    }
-
-    fn finding(&self, finding: &Finding) -> FindingResult {
-        /// More repetitions add no information to a yes or no, and cost time.
-        const REPETITIONS_MAX: u32 = 8;
-        let records = self.records(&finding.check, &finding.id);
-        let outcome = finding.evaluate(&records);
-        let last = records.iter().map(|record| record.repetition).max().unwrap_or(0);
-        let (mut repetitions, mut agreeing) = (0, 0);
-        for repetition in 0..=last.min(REPETITIONS_MAX - 1) {
-            let one: Vec<CellRecord> =
-                records.iter().filter(|record| record.repetition == repetition).cloned().collect();
-            let verdict = finding.evaluate(&one).verdict;
-            if verdict != Verdict::NotTested {
-                repetitions += 1;
-                agreeing += usize::from(verdict == outcome.verdict);
-            }
-        }
-        FindingResult { outcome, repetitions, agreeing }
+    /// Evaluates every finding of the studies.
+    pub fn findings(&self) -> Vec<FindingOutcome> {
+        let evaluate = |finding: &Finding| {
+            finding.evaluate(&self.records(&finding.check, &finding.id), Precision::Measured)
+        };
+        ExperimentCatalog::built_in().findings().iter().map(evaluate).collect()
     }
 }
 

@@ -144,6 +144,32 @@ fn sharing_one_core_is_noted() {
 }
 
 #[test]
+fn stand_ins_are_planned_with_a_reason() {
+    let reasons = |id: &str, capabilities: &MachineCapabilities| -> Vec<(String, String)> {
+        let cells = planned(id, Scale::Default, capabilities).cells;
+        cells.into_iter().filter_map(|cell| Some((cell.series, cell.stand_in?))).collect()
+    };
+    let polling = MachineCapabilities { polled_io: true, ..capabilities() };
+    let kernel = reasons("cheops23.fig2", &polling);
+    assert_eq!(kernel.len(), 1, "{kernel:?}");
+    assert!(kernel[0].0 == "spdk" && kernel[0].1.contains("block layer stands in for SPDK"), "{kernel:?}");
+    let one = MachineCapabilities { cpus: vec![0], ..polling.clone() };
+    let shared = reasons("cheops23.fig2", &one);
+    assert!(
+        shared.contains(&("iou-s".into(), "iou-s: 2 polling threads on 1 of the study's 2 cores".into())),
+        "{shared:?}"
+    );
+    let driver = MachineCapabilities { user_space_driver: true, kernel_devices: false, ..polling };
+    assert_eq!(reasons("cheops23.fig2", &driver), []);
+    // The study had ten cores. Two jobs have a core each here; more do not.
+    let scaling = planned("icpe24.fig1c", Scale::Default, &driver).cells;
+    for cell in scaling.iter().filter(|cell| cell.series.starts_with("spdk") && cell.skipped.is_none()) {
+        let jobs = cell.parameters["jobs"].as_f64().unwrap();
+        assert_eq!(cell.stand_in.is_some(), jobs > 2.0, "{cell:?}");
+    }
+}
+
+#[test]
 fn only_paper_uses_the_published_durations() {
     let paper = planned("icpe24.fig11d", Scale::Paper, &capabilities());
     assert_eq!((paper.cells[0].repetitions, paper.cells[0].seconds), (5, 720.0 + OVERHEAD_S));

@@ -1,6 +1,6 @@
 use super::*;
 use crate::catalog::ExperimentCatalog;
-use crate::check::Verdict;
+use crate::check::{Precision, Verdict};
 
 fn all_published() -> Vec<CellRecord> {
     let catalog = ExperimentCatalog::built_in();
@@ -14,7 +14,7 @@ fn every_check_and_finding_holds_for_the_published_data() {
     let (mut tested, mut wrong) = (0, Vec::new());
     for definition in catalog.definitions() {
         for check in &definition.check {
-            let outcome = check.evaluate(&definition.id, &records);
+            let outcome = check.evaluate(&definition.id, &records, Precision::Exact);
             tested += usize::from(outcome.verdict != Verdict::NotTested);
             if outcome.verdict == Verdict::DoesNotHold {
                 wrong.push(format!("{}: {outcome:?}", definition.id));
@@ -22,7 +22,7 @@ fn every_check_and_finding_holds_for_the_published_data() {
         }
     }
     for finding in catalog.findings() {
-        let outcome = finding.evaluate(&records);
+        let outcome = finding.evaluate(&records, Precision::Exact);
         tested += usize::from(outcome.verdict != Verdict::NotTested);
         if outcome.verdict == Verdict::DoesNotHold {
             wrong.push(format!("{outcome:?}"));
@@ -47,7 +47,7 @@ fn published_values_of_checks_match_the_data() {
         .study_findings("icpe24")
         .flat_map(|f| f.check.iter().map(|check| (f.id.clone(), check.clone())));
     for (location, check) in own.chain(findings) {
-        let outcome = check.evaluate(&location, &records);
+        let outcome = check.evaluate(&location, &records, Precision::Exact);
         let (Some(measured), Some(published)) = (outcome.measured, check.published) else { continue };
         let low = outcome.range.map_or(measured, |range| range.0);
         let high = outcome.range.map_or(measured, |range| range.1);

@@ -1,8 +1,10 @@
 //! Shell commands that apply a recommendation.
 
 use lab_experiments::PlannedDevice;
+use serde_json::Value as Json;
 
 use super::Decision;
+use crate::medium::device_model;
 
 /// The API's display name, fio's options for it, and the liburing call that sets it up.
 fn api(name: &str) -> Option<(&'static str, &'static str, Option<&'static str>)> {
@@ -39,26 +41,27 @@ pub fn api_description(name: &str) -> &str {
 pub(super) fn commands(
     api_decision: &Decision,
     scheduler: &Decision,
-    targets: &[PlannedDevice],
+    targets: &[&PlannedDevice],
+    facts: &Json,
 ) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(name) = scheduler.recommended() {
-        let mut devices: Vec<&str> = targets
-            .iter()
-            .filter(|target| matches!(target.kind.as_str(), "block" | "null_blk" | "loop"))
-            .filter_map(|target| target.path.strip_prefix("/dev/"))
-            .filter(|device| !device.is_empty() && device.bytes().all(|byte| byte.is_ascii_alphanumeric()))
-            .collect();
-        if devices.is_empty() {
-            devices.push("DEVICE");
-        }
-        for device in devices {
+        let device = |target: &PlannedDevice| {
+            let name = target.path.strip_prefix("/dev/").filter(|_| target.kind == "block")?;
+            let plain = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+            plain.then(|| (name.to_string(), device_model(target, facts)))
+        };
+        let devices: Vec<(String, String)> = targets.iter().filter_map(|target| device(target)).collect();
+        for (device, _) in &devices {
             lines.push(format!("echo {name} > /sys/block/{device}/queue/scheduler"));
         }
-        lines.push(format!(
-            "# to keep it, in /etc/udev/rules.d/60-scheduler.rules:\n\
-             # ACTION==\"add|change\", KERNEL==\"nvme*n*\", ATTR{{queue/scheduler}}=\"{name}\""
-        ));
+        if !devices.is_empty() {
+            let mut rule = "# to keep it, in /etc/udev/rules.d/60-scheduler.rules:".to_string();
+            for (device, model) in &devices {
+                rule.push_str(&udev_rule(device, model, name));
+            }
+            lines.push(rule);
+        }
     }
     if let Some((words, fio, liburing)) = api_decision.recommended().and_then(api) {
         lines.push(if fio.is_empty() {
@@ -71,4 +74,16 @@ pub(super) fn commands(
         }
     }
     lines
+}
+
+/// A rule for the measured device: by its name, and by its model where that is known, because names may change.
+fn udev_rule(device: &str, model: &str, scheduler: &str) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || " ._-".contains(letter);
+    let model = match !model.is_empty() && model.chars().all(plain) {
+        true => format!(" ATTRS{{model}}==\"{model}\","),
+        false => String::new(),
+    };
+    format!(
+        "\n# ACTION==\"add|change\", KERNEL==\"{device}\",{model} ATTR{{queue/scheduler}}=\"{scheduler}\""
+    )
 }

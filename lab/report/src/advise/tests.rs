@@ -2,6 +2,10 @@ use lab_experiments::{CellRecord, PlannedDevice};
 
 use super::*;
 
+fn advise(run: &RunDirectory, goal: AdviceGoal) -> Advice {
+    super::advise(run, goal, &|_| true)
+}
+
 /// One experiment that varies scheduler, depth and repetition; `value` returns P99 in microseconds.
 fn run(repetitions: u32, value: impl Fn(&str, i64, u32) -> f64) -> RunDirectory {
     let mut run = RunDirectory::default();
@@ -74,11 +78,64 @@ fn a_difference_below_the_generators_cost_is_a_tie() {
 }
 
 #[test]
-fn a_single_repetition_leads_without_winning() {
+fn there_is_no_advice_from_one_measurement() {
     let advice =
         advise(&run(1, |scheduler, depth, _| 100.0 * depth as f64 * factor(scheduler)), AdviceGoal::P99);
-    assert_eq!(advice.scheduler.choice, Choice::Leads("none".into()));
+    assert_eq!(advice.scheduler.choice, Choice::Untested);
     assert!(advice.scheduler.because.contains("measured once"), "{}", advice.scheduler.because);
+    assert!(advice.commands.is_empty());
+}
+
+/// A run in which none wins clearly.
+fn clear_run() -> RunDirectory {
+    run(3, |scheduler, depth, repetition| {
+        100.0 * depth as f64 * factor(scheduler) * (1.0 + 0.01 * f64::from(repetition))
+    })
+}
+
+#[test]
+fn there_is_no_advice_from_a_loop_device_or_a_model() {
+    for (kind, path, word) in [
+        ("loop", "/dev/loop0", "page cache"),
+        ("uri", "model:optane", "a model"),
+        ("uri", "null:1g", "emulated"),
+    ] {
+        let mut run = clear_run();
+        run.plan.targets[0].kind = kind.into();
+        run.plan.targets[0].path = path.into();
+        let advice = advise(&run, AdviceGoal::P99);
+        assert_eq!((&advice.scheduler.choice, advice.commands.len()), (&Choice::Untested, 0), "{path}");
+        assert!(advice.scheduler.because.contains(word), "{}", advice.scheduler.because);
+        assert_eq!(advice.headline(), "no recommendation");
+    }
+}
+
+#[test]
+fn commands_are_for_the_measured_device_if_it_is_there() {
+    let mut run = clear_run();
+    run.machine.facts = serde_json::json!({ "devices": [{ "name": "nvme0n1", "model": "Example SSD" }] });
+    let here = advise(&run, AdviceGoal::P99);
+    assert!(
+        here.commands[1]
+            .contains("KERNEL==\"nvme0n1\", ATTRS{model}==\"Example SSD\", ATTR{queue/scheduler}=\"none\""),
+        "{:?}",
+        here.commands
+    );
+    let gone = super::advise(&run, AdviceGoal::P99, &|_| false);
+    assert_eq!(gone.scheduler.choice, Choice::Wins("none".into()));
+    assert!(gone.commands.is_empty(), "{:?}", gone.commands);
+    assert!(gone.caveats.iter().any(|caveat| caveat.contains("/dev/nvme0n1: not on this machine")));
+}
+
+#[test]
+fn stand_ins_are_no_evidence() {
+    let mut run = clear_run();
+    for record in run.records.iter_mut().filter(|record| record.series == "none") {
+        record.stand_in = Some("it shares its core".into());
+    }
+    let advice = advise(&run, AdviceGoal::P99);
+    assert_eq!(advice.scheduler.choice, Choice::Wins("kyber".into()));
+    assert!(advice.scheduler.options.iter().all(|option| option.name != "none"));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Findings and checks with their evidence, formatted for the page.
 
-use lab_experiments::{CheckOutcome, ExperimentDefinition, Verdict};
+use lab_experiments::{CheckOutcome, ExperimentDefinition, FindingOutcome, Verdict};
 use serde::Serialize;
 
 use super::{study_name, verdict_class};
@@ -16,7 +16,8 @@ pub(super) struct FindingView {
     section: String,
     verdict: &'static str,
     class: &'static str,
-    confidence: String,
+    /// What was not tested; empty if everything was.
+    remark: String,
     checks: Vec<CheckView>,
 }
 
@@ -27,6 +28,8 @@ pub(super) struct CheckView {
     verdict: &'static str,
     class: &'static str,
     measured: String,
+    /// The 95 % interval of `measured`; empty without repetitions.
+    interval: String,
     bound: String,
     published: String,
     remark: String,
@@ -38,19 +41,14 @@ pub(super) struct Tally {
     study: String,
     yes: usize,
     no: usize,
+    undecided: usize,
     open: usize,
     all: usize,
 }
 
 pub(super) fn findings(evaluator: &study::FindingEvaluator) -> Vec<FindingView> {
-    let show = |result: study::FindingResult| {
-        let outcome = result.outcome;
+    let show = |outcome: FindingOutcome| {
         let (study, name) = outcome.id.split_once('.').unwrap_or(("", &outcome.id));
-        let confidence = match (result.repetitions, result.agreeing) {
-            (0, _) => String::new(),
-            (1, _) => "measured once".to_string(),
-            (all, agreeing) => format!("same result in {agreeing} of {all} repetitions"),
-        };
         FindingView {
             study: study_name(study),
             name: finding_title(name),
@@ -58,7 +56,7 @@ pub(super) fn findings(evaluator: &study::FindingEvaluator) -> Vec<FindingView> 
             section: outcome.section.clone(),
             verdict: outcome.verdict.as_str(),
             class: verdict_class(outcome.verdict),
-            confidence,
+            remark: outcome.remark.clone(),
             checks: outcome.outcomes.iter().map(check).collect(),
         }
     };
@@ -82,13 +80,14 @@ pub(super) fn tally(findings: &[FindingView]) -> Vec<Tally> {
     let mut all: Vec<Tally> = Vec::new();
     for finding in findings {
         if all.last().is_none_or(|tally| tally.study != finding.study) {
-            all.push(Tally { study: finding.study.clone(), yes: 0, no: 0, open: 0, all: 0 });
+            all.push(Tally { study: finding.study.clone(), yes: 0, no: 0, undecided: 0, open: 0, all: 0 });
         }
         let Some(tally) = all.last_mut() else { continue };
         tally.all += 1;
         match finding.class {
             "yes" => tally.yes += 1,
             "no" => tally.no += 1,
+            "undecided" => tally.undecided += 1,
             _ => tally.open += 1,
         }
     }
@@ -104,27 +103,34 @@ pub(super) fn checks(
 }
 
 fn check(outcome: &CheckOutcome) -> CheckView {
-    let tested = outcome.verdict != Verdict::NotTested;
-    let measured = match (outcome.measured, outcome.range) {
-        (Some(_), Some((low, high))) if format_number(low) != format_number(high) => {
-            format!("{} to {}", format_number(low), format_number(high))
+    let several = match outcome.range {
+        Some((low, high)) if format_number(low) != format_number(high) => {
+            format!("all from {} to {}", format_number(low), format_number(high))
         }
-        (Some(value), _) => format_number(value),
-        (None, _) => "–".to_string(),
+        _ => String::new(),
+    };
+    let remark = match outcome.verdict {
+        Verdict::DoesNotHold | Verdict::Undecided if outcome.interval.is_some() => {
+            let place = if outcome.remark.is_empty() {
+                String::new()
+            } else {
+                format!("worst at {}", outcome.remark)
+            };
+            [place, several].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
+        }
+        Verdict::Holds => several,
+        _ => outcome.remark.clone(),
     };
     CheckView {
         says: outcome.says.clone(),
         verdict: outcome.verdict.as_str(),
         class: verdict_class(outcome.verdict),
-        measured,
+        measured: outcome.measured.map_or("–".to_string(), format_number),
+        interval: outcome.interval.map_or(String::new(), |(low, high)| {
+            format!("{} to {}", format_number(low), format_number(high))
+        }),
         bound: outcome.bound.clone(),
         published: outcome.published.map_or("–".to_string(), format_number),
-        remark: match (tested, outcome.remark.is_empty()) {
-            (true, false) if outcome.verdict == Verdict::DoesNotHold => {
-                format!("worst at {}", outcome.remark)
-            }
-            (false, _) => outcome.remark.clone(),
-            _ => String::new(),
-        },
+        remark,
     }
 }

@@ -9,7 +9,7 @@ use lab_report::advise::{Advice, AdviceGoal, Choice, advise, api_description};
 use lab_report::chart::format_number;
 
 use super::files::write_output;
-use super::report::open_run;
+use super::report::{is_present, open_run};
 use super::run as run_command;
 use crate::command_error::CommandError;
 
@@ -76,7 +76,7 @@ pub(crate) fn run(options: &AdviseArgs) -> Result<(), CommandError> {
         None => measure(options, &goals)?,
     };
     let run = open_run(&directory)?;
-    let all: Vec<Advice> = goals.into_iter().map(|goal| advise(&run, goal)).collect();
+    let all: Vec<Advice> = goals.into_iter().map(|goal| advise(&run, goal, &is_present)).collect();
     let text = match options.output_format {
         AdviseFormat::Normal => all.iter().map(text).collect::<Vec<_>>().join("\n"),
         AdviseFormat::Json => serde_json::to_string_pretty(&all).map_err(CommandError::operation)? + "\n",
@@ -125,7 +125,6 @@ fn text(advice: &Advice) -> String {
     for decision in [&advice.api, &advice.scheduler] {
         let message = match &decision.choice {
             Choice::Wins(name) => format!("use {}", api_description(name)),
-            Choice::Leads(name) => format!("{} leads", api_description(name)),
             Choice::Tied(names) => format!("no winner among {}", names.join(", ")),
             Choice::Untested => "not tested".to_string(),
         };

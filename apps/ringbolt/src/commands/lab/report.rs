@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use lab_experiments::RunDirectory;
+use lab_experiments::{PlannedDevice, RunDirectory};
 
 use super::files::{why_not_a_run, write_output};
 use crate::command_error::CommandError;
@@ -25,7 +25,7 @@ pub(crate) struct ReportArgs {
 
 pub(crate) fn run(options: &ReportArgs) -> Result<(), CommandError> {
     let run = open_run(&options.directory)?;
-    let page = lab_report::page::render_html(&run).map_err(CommandError::operation)?;
+    let page = lab_report::page::render_html_on(&run, &is_present).map_err(CommandError::operation)?;
     let output = options.output.clone().unwrap_or_else(|| options.directory.join("report.html"));
     write_output(Some(&output), &page)?;
     stdout_line!("{} ({:.1} MB, {} records)", output.display(), page.len() as f64 / 1e6, run.records.len());
@@ -38,4 +38,9 @@ pub(crate) fn open_run(directory: &Path) -> Result<RunDirectory, CommandError> {
         return Err(CommandError::usage(why));
     }
     RunDirectory::open(directory).map_err(CommandError::operation)
+}
+
+/// Whether a measured device is on this machine.
+pub(crate) fn is_present(device: &PlannedDevice) -> bool {
+    Path::new(&device.path).exists()
 }
