@@ -4,7 +4,7 @@
 //! submission is not measured, `slat_ns` is 0 and `clat_ns` includes it, as in fio for synchronous engines.
 //! `lat_ns` counts from the scheduled start of an I/O: in an open loop that is before its submission if the
 //! device or the I/O depth delayed it. The fields `generator_cost_ns_per_io`, `cpu_ns_per_io`,
-//! `sqpoll_cpu_ns`, `io_workers_cpu_ns`, `kernel_workers_cpu_ns` and `open_loop` are extensions.
+//! `sqpoll_cpu_ns`, `io_workers_cpu_ns`, `kernel_workers_cpu_ns`, `submission` and `open_loop` are extensions.
 
 use os::clock;
 use serde_json::{Map, Value, json};
@@ -140,6 +140,14 @@ fn job(reported: &ReportedJob, plus: bool) -> Value {
     job.insert("verify_errors".into(), json!(result.mismatch_count));
     job.insert("cpu_ns_per_io".into(), json!(result.cpu_ns_per_io()));
     job.insert("numjobs".into(), json!(result.jobs));
+    let config = &job_options.engine_config;
+    let single = (config.batch_max, config.reap_max) == (1, 1);
+    let submission = json!({
+        "mode": if single { "one at a time" } else { "batches" },
+        "iodepth_batch_submit": config.batch_max,
+        "iodepth_batch_complete_max": config.reap_max,
+    });
+    job.insert("submission".into(), submission);
     job.insert("open_loop".into(), json!(!result.spec.rates.is_closed_loop()));
     if let Some(cost) = reported.generator_cost_ns {
         job.insert("generator_cost_ns_per_io".into(), json!(cost));

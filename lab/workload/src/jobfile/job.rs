@@ -98,6 +98,9 @@ pub struct PerfJob {
     /// Polled completions and submissions by the `ioengine` modes `iou-c` and `iou-s`, beside `hipri` and
     /// `sqthread_poll`.
     pub(super) polling_mode: (bool, bool),
+    /// `iodepth_batch_submit` and `iodepth_batch_complete_max` as given.
+    pub(super) batch_submit: Option<u32>,
+    pub(super) batch_complete_max: Option<u32>,
     pub(super) sizes: [Option<BlockSizes>; 3],
     pub(super) random_map: bool,
     pub(super) filename: Option<String>,
@@ -116,6 +119,8 @@ impl Default for PerfJob {
             options: Vec::new(),
             engine: None,
             engine_config: EngineConfig::default(),
+            batch_submit: None,
+            batch_complete_max: None,
             filenames: Vec::new(),
             description: String::new(),
             directory: None,
@@ -232,6 +237,11 @@ impl PerfJob {
             self.spec.measure_submission = false;
         }
         self.engine_config.depth = self.spec.io_depth;
+        // One at a time, as fio and the studies: batches move time from completion to submission.
+        let as_fio = kind.is_synchronous() || matches!(kind, EngineKind::Libaio | EngineKind::Uring);
+        let most = u32::from(as_fio);
+        self.engine_config.batch_max = self.batch_submit.unwrap_or(most);
+        self.engine_config.reap_max = self.batch_complete_max.unwrap_or(most);
         let config = &self.engine_config;
         let name = kind.name();
         let uring = matches!(kind, EngineKind::Uring | EngineKind::Passthrough);
@@ -272,8 +282,8 @@ impl PerfJob {
             (config.polling.sqpoll, "sqthread_poll"),
             (config.polling.iopoll, "hipri"),
             (config.userspace_reap, "userspace_reap"),
-            (config.batch_max > 0, "iodepth_batch"),
-            (config.reap_max > 0, "iodepth_batch_complete_max"),
+            (self.batch_submit.is_some_and(|most| most > 0), "iodepth_batch"),
+            (self.batch_complete_max.is_some_and(|most| most > 0), "iodepth_batch_complete_max"),
             (self.io_priority.is_some(), "prio"),
             (self.cgroup.is_some(), "cgroup"),
             (self.create_only, "create_only"),

@@ -210,9 +210,9 @@ pub const OPTIONS: &[OptionInfo] = &[
         "iodepth_batch_submit",
         &["iodepth_batch"],
         "N",
-        "most I/Os per submission; 0, the default here, for no limit (fio's default is 1)",
+        "most I/Os per submission; 0 for no limit; default 1 with psync, libaio and io_uring, as in fio",
         |job, v| {
-            job.engine_config.batch_max = in_range(v, 0, 65_536)? as u32;
+            job.batch_submit = Some(in_range(v, 0, 65_536)? as u32);
             Ok(())
         },
     ),
@@ -220,9 +220,9 @@ pub const OPTIONS: &[OptionInfo] = &[
         "iodepth_batch_complete_max",
         &[],
         "N",
-        "most completions reaped at once; 0, the default here, for no limit (fio's default is 1)",
+        "most completions reaped at once; 0 for no limit; default 1 with psync, libaio and io_uring, as in fio",
         |job, v| {
-            job.engine_config.reap_max = in_range(v, 0, 65_536)? as u32;
+            job.batch_complete_max = Some(in_range(v, 0, 65_536)? as u32);
             Ok(())
         },
     ),

@@ -171,6 +171,28 @@ fn ioengine_modes_select_polling() {
 }
 
 #[test]
+fn kernel_engines_submit_and_reap_one_at_a_time_unless_told_otherwise() {
+    let batches = |line: &str| {
+        let config = plan(&words(line), &TestFiles::default()).unwrap().jobs[0].engine_config.clone();
+        (config.batch_max, config.reap_max)
+    };
+    for engine in ["psync", "libaio", "io_uring", "iou-s"] {
+        assert_eq!(batches(&format!("--filename=x --ioengine={engine} --iodepth=32")), (1, 1), "{engine}");
+    }
+    let given = "--filename=x --ioengine=libaio --iodepth=32";
+    assert_eq!(batches(&format!("{given} --iodepth_batch=0 --iodepth_batch_complete_max=0")), (0, 0));
+    assert_eq!(batches(&format!("{given} --iodepth_batch_submit=8")), (8, 1));
+    for batching in ["--ioengine=null", "--filename=null:1g", "--filename=uring:/x"] {
+        assert_eq!(batches(batching), (0, 0), "{batching}");
+    }
+    // A section takes the default of its own engine.
+    let text = "[global]\nfilename=x\niodepth=8\n[a]\nioengine=null\n[b]\nioengine=libaio\niodepth_batch=4\n";
+    let modes: Vec<u32> =
+        parse_file(text).unwrap().jobs.iter().map(|job| job.engine_config.batch_max).collect();
+    assert_eq!(modes, [0, 4]);
+}
+
+#[test]
 fn a_section_overrides_the_global_ioengine_mode() {
     let text = "[global]\nioengine=iou-c\ndirect=1\nfilename=x\n[a]\n[b]\nioengine=iou-s\n[c]\nioengine=iou\n\
                 [d]\nioengine=iou\nhipri\n[e]\nioengine=psync\n";
