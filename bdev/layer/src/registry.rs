@@ -1,12 +1,14 @@
 //! The registry of block devices: names, claims and events. Control plane only.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use uuid::Uuid;
 
 use crate::device::OpenHandle;
+use crate::device_reservations::{OpenReservationsError, ReservationLease, ReservationTable};
 use crate::{Bdev, BdevChannel, BdevError, BlockDevice};
 
 /// The registry of block devices. Cheap to clone; usable from any thread; not used on the I/O path.
@@ -19,6 +21,7 @@ pub(crate) struct WeakRegistry(Weak<RegistryInner>);
 #[derive(Default)]
 struct RegistryInner {
     table: Mutex<RegistryTable>,
+    reservations: Arc<ReservationTable>,
 }
 
 type Subscriber = Arc<dyn Fn(&DeviceEvent) + Send + Sync>;
@@ -122,6 +125,20 @@ impl Registry {
         device.remove();
         self.notify(&DeviceEvent::Removed(device.clone()));
         Ok(device)
+    }
+
+    /// Opens the reservations of a device, which all its users share. With a file they can persist through power loss;
+    /// it is read, and written, when the first user opens it. Blocks until then, for at most ten seconds: to be called
+    /// without a lock.
+    ///
+    /// # Errors
+    /// The file is unusable, or in use for another device, or the device is in use with another file or none.
+    pub fn open_reservations(
+        &self,
+        device: &BlockDevice,
+        file: Option<&Path>,
+    ) -> Result<ReservationLease, OpenReservationsError> {
+        self.0.reservations.open(device.uuid(), file)
     }
 
     /// Finds a device by name, alias or UUID.

@@ -9,12 +9,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use bdev::{Access, Descriptor, DeviceEvent, Registry, Uuid};
+use bdev::{Access, Descriptor, DeviceEvent, Registry, ReservationLease, Uuid};
 use block_io::Op;
 use nvme_controller::reservation::NamespaceReservations;
 use nvme_controller::{ControllerDirectory, Subsystem, SubsystemNamespace};
 use reactor::{Core, ReactorHandle};
-use reservations::Reservations;
 use sockets::{CoreNetwork, Sockets};
 use target_shell::{CoreMailboxes, GroupWaker, Publisher, TargetCores};
 use wire_nvme::fabrics::Nqn;
@@ -22,7 +21,6 @@ use wire_nvme::fabrics::Nqn;
 use crate::address::ListenAddress;
 use crate::failure::NvmfTargetError;
 use crate::limits::TcpTransportConfig;
-use crate::ptpl::{self, PtplError, PtplWriter};
 use crate::snapshot::ConfigSnapshot;
 use crate::tcp::TcpProtocol;
 use crate::vfio_user::{self, VfioUserConfig, VfioUserFault};
@@ -63,7 +61,6 @@ struct TargetState<N: CoreNetwork> {
     /// Keys of block devices that were removed, with the snapshot from which on each is unused.
     retired_backends: Vec<(u64, u32)>,
     generation: u64,
-    ptpl: Option<PtplWriter>,
     stopping: bool,
 }
 
@@ -83,6 +80,8 @@ struct ConfiguredSubsystem {
     subsystem: Arc<Subsystem>,
     listeners: Vec<ListenAddress>,
     descriptors: BTreeMap<u32, Arc<Descriptor>>,
+    /// The reservations of the block devices, by NSID.
+    reservations: BTreeMap<u32, Arc<ReservationLease>>,
     /// The files that persist reservations through power loss, by NSID.
     ptpl_files: BTreeMap<u32, String>,
 }
@@ -307,6 +306,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             subsystem,
             listeners: Vec::new(),
             descriptors: BTreeMap::new(),
+            reservations: BTreeMap::new(),
             ptpl_files: BTreeMap::new(),
         };
         let before = state.checkpoint(&nqn);
@@ -332,8 +332,34 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         listeners::close_ports(&state, &unused)
     }
 
-    /// Adds a namespace and returns its identifier.
+    /// Adds a namespace and returns its identifier. Its `ptpl_file` is opened before any lock is taken.
     pub fn add_namespace(&self, nqn: &str, config: NamespaceConfig) -> Result<u32, NvmfTargetError> {
+        let lease = self.open_ptpl_file(nqn, &config)?;
+        self.add_namespace_with(nqn, config, lease)
+    }
+
+    /// Opens the reservations of a namespace that has a `ptpl_file`; the first part of adding it, which may wait for the
+    /// file. `None` without a file, and if there is no such subsystem or device, which the second part reports.
+    pub(crate) fn open_ptpl_file(
+        &self,
+        nqn: &str,
+        config: &NamespaceConfig,
+    ) -> Result<Option<ReservationLease>, NvmfTargetError> {
+        let Some(file) = &config.ptpl_file else { return Ok(None) };
+        let exists = self.lock()?.subsystems.contains_key(&parse_nqn(nqn)?);
+        let Some(device) = self.0.registry.find(&config.bdev_name).filter(|_| exists) else {
+            return Ok(None);
+        };
+        Ok(Some(self.0.registry.open_reservations(&device, Some(Path::new(file)))?))
+    }
+
+    /// The second part of adding a namespace, with the reservations that the first one opened.
+    pub(crate) fn add_namespace_with(
+        &self,
+        nqn: &str,
+        config: NamespaceConfig,
+        lease: Option<ReservationLease>,
+    ) -> Result<u32, NvmfTargetError> {
         let nqn = parse_nqn(nqn)?;
         let mut state = self.lock()?;
         let configured = state.subsystems.get(&nqn).ok_or_else(|| no_subsystem(&nqn))?;
@@ -355,16 +381,19 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         if !block_size.is_power_of_two() || block_size < 512 {
             return reject(nsid, "the block size is not a power of 2 of at least 512");
         }
-        let reservations = match &config.ptpl_file {
-            Some(file) => state.open_ptpl(file, descriptor.device().uuid())?,
-            None => Reservations::default(),
+        let lease = match (lease, &config.ptpl_file) {
+            (None, None) => self.0.registry.open_reservations(descriptor.device(), None)?,
+            (Some(lease), Some(_)) if lease.device() == descriptor.device().uuid() => lease,
+            // The subsystem or the device was created, or created again, while the file was opened.
+            _ => return reject(nsid, "it was changed meanwhile"),
         };
         let key = self.allocate_backend(&mut state);
         let before = state.checkpoint(&nqn);
-        let reservations = Arc::new(NamespaceReservations::new(Arc::new(reservations)));
+        let reservations = Arc::new(NamespaceReservations::new(lease.reservations().clone()));
         let namespace = SubsystemNamespace { reservations, ..namespace_of(&descriptor, nsid, key, &config) };
         let Some(configured) = state.subsystems.get_mut(&nqn) else { return Err(no_subsystem(&nqn)) };
         configured.descriptors.insert(nsid, descriptor);
+        configured.reservations.insert(nsid, Arc::new(lease));
         configured.ptpl_files.extend(config.ptpl_file.map(|file| (nsid, file)));
         configured.change(|subsystem| {
             let at = subsystem.namespaces.partition_point(|namespace| namespace.nsid < nsid);
@@ -521,7 +550,6 @@ impl<N: CoreNetwork> TargetState<N> {
             backends_allocated: 0,
             retired_backends: Vec::new(),
             generation: 0,
-            ptpl: None,
             stopping: false,
         }
     }
@@ -539,27 +567,8 @@ impl<N: CoreNetwork> TargetState<N> {
         let backend = namespace.backend;
         configured.change(|subsystem| subsystem.namespaces.retain(|namespace| namespace.nsid != nsid));
         configured.ptpl_files.remove(&nsid);
+        configured.reservations.remove(&nsid);
         Ok((backend, configured.descriptors.remove(&nsid)))
-    }
-
-    /// Reservations of a device that are persisted in a file. The file is written immediately, so that an
-    /// unusable file is rejected at configuration time and not at the first reservation.
-    fn open_ptpl(&mut self, file: &str, device: Uuid) -> Result<Reservations, NvmfTargetError> {
-        let path = Path::new(file);
-        let mut files = self.subsystems.values().flat_map(|configured| configured.ptpl_files.values());
-        if files.any(|other| other == file) {
-            return Err(NvmfTargetError::Parameter(format!(
-                "ptpl_file {file} keeps another namespace's reservations"
-            )));
-        }
-        let state = ptpl::load(path, device)?;
-        let failed = |error| PtplError::Io(path.into(), error);
-        os::replace_file(path, 0o666, &reservations::encode_file(&state, device)).map_err(failed)?;
-        let writer = match &self.ptpl {
-            Some(writer) => writer.clone(),
-            None => self.ptpl.insert(PtplWriter::start().map_err(failed)?).clone(),
-        };
-        Ok(Reservations::new(state, Some(writer.store(path, device))))
     }
 }
 

@@ -3,7 +3,7 @@
 use bdev::BdevError;
 use target_shell::ShellError;
 
-use crate::ptpl::PtplError;
+use bdev::OpenReservationsError;
 
 /// An operation of the control plane failed. The configuration is unchanged, except after [`Pending`](Self::Pending).
 #[derive(Debug, thiserror::Error)]
@@ -53,9 +53,9 @@ pub enum NvmfTargetError {
     /// The host is on the subsystem's list already.
     #[error("host {0} is on the list of subsystem {1} already")]
     HostExists(String, String),
-    /// The file for persistent reservations is unusable.
+    /// The reservations of the block device cannot be opened, or not with that file.
     #[error("ptpl_file {0}")]
-    Ptpl(#[from] PtplError),
+    Reservations(#[from] OpenReservationsError),
     /// A parameter is out of range.
     #[error("{0}")]
     Parameter(String),

@@ -32,7 +32,6 @@ mod failure;
 mod handler;
 mod limits;
 mod link;
-mod ptpl;
 mod queue;
 pub mod rpc;
 mod snapshot;
@@ -47,7 +46,6 @@ pub use control_plane::{
 };
 pub use failure::NvmfTargetError;
 pub use limits::TcpTransportConfig;
-pub use ptpl::PtplError;
 #[cfg(any(test, fuzzing))]
 pub use tcp::simulated;
 pub use vfio_user::{VfioUserConfig, VfioUserFault};

@@ -76,7 +76,7 @@ impl Module for NvmfModule {
                 Method::update("nvmf_delete_subsystem", delete_subsystem),
                 "Deletes a subsystem and disconnects its hosts.",
             ),
-            Method::update("nvmf_subsystem_add_ns", add_ns)
+            Method::prepared_update("nvmf_subsystem_add_ns", prepare_ns, add_ns)
                 .text("Adds a bdev as a namespace.", "the NSID")
                 .errors(SUBSYSTEM),
             change(Method::update("nvmf_subsystem_remove_ns", remove_ns), "Removes a namespace."),
@@ -467,6 +467,9 @@ fn delete_subsystem(module: &NvmfModule, params: ByNqn) -> Result<bool, RpcError
     Ok(true)
 }
 
+/// A namespace to add to a subsystem, with the reservations of its device if they are in a file.
+type PreparedNamespace = (String, NamespaceConfig, Option<bdev::ReservationLease>);
+
 control::parameters! {
     struct AddNs {
         /// Subsystem
@@ -497,7 +500,8 @@ control::parameters! {
     only { no_auto_visible: bool = false, hide_metadata: bool = false }
 }
 
-fn add_ns(module: &NvmfModule, params: AddNs) -> Result<u32, RpcError> {
+/// Opens the file of the reservations, which may block, before other updates have to wait.
+fn prepare_ns(module: &NvmfModule, params: AddNs) -> Result<PreparedNamespace, RpcError> {
     let namespace = params.namespace;
     let config = NamespaceConfig {
         bdev_name: namespace.bdev_name,
@@ -508,7 +512,12 @@ fn add_ns(module: &NvmfModule, params: AddNs) -> Result<u32, RpcError> {
         anagrpid: Some(namespace.anagrpid).filter(|group| *group != 0),
         ptpl_file: namespace.ptpl_file.filter(|file| !file.is_empty()),
     };
-    Ok(module.target.add_namespace(&params.nqn, config)?)
+    let lease = module.target.open_ptpl_file(&params.nqn, &config)?;
+    Ok((params.nqn, config, lease))
+}
+
+fn add_ns(module: &NvmfModule, (nqn, config, lease): PreparedNamespace) -> Result<u32, RpcError> {
+    Ok(module.target.add_namespace_with(&nqn, config, lease)?)
 }
 
 control::parameters! {

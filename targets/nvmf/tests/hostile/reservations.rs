@@ -257,13 +257,13 @@ fn completed_reservation_changes_persist_and_an_invalid_file_is_rejected() {
     for content in ["", "{\"ptpl\":true,\"rtype\":1", "not ours", "{}"] {
         std::fs::write(&path, content).unwrap();
         let error = add_persistent_namespace(&rig, &path).unwrap_err();
-        assert!(matches!(error, NvmfTargetError::Ptpl(_)), "{error}");
+        assert!(matches!(error, NvmfTargetError::Reservations(_)), "{error}");
         assert!(error.to_string().starts_with("ptpl_file /"), "{error}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), content, "the file is unchanged");
     }
     std::fs::remove_file(&path).unwrap();
     let error = add_persistent_namespace(&rig, std::path::Path::new("/nonexistent/ptpl")).unwrap_err();
-    assert!(matches!(error, NvmfTargetError::Ptpl(_)), "{error}");
+    assert!(matches!(error, NvmfTargetError::Reservations(_)), "{error}");
     // The claim on the device was released each time.
     assert_eq!(add_persistent_namespace(&rig, &path).unwrap(), 1);
     std::fs::remove_file(&path).unwrap();
