@@ -22,7 +22,7 @@ const PWRITEV: u16 = 8;
 /// `struct iocb` of the kernel's `aio_abi.h`, little-endian.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-struct Iocb {
+pub(crate) struct Iocb {
     data: u64,
     key: u32,
     rw_flags: i32,
@@ -34,14 +34,24 @@ struct Iocb {
     offset: i64,
     reserved: u64,
     flags: u32,
-    eventfd: u32,
+    pub(crate) eventfd: u32,
 }
 const _: () = assert!(size_of::<Iocb>() == 64);
+
+/// `IOCB_FLAG_RESFD`: completion signals `eventfd`.
+const SIGNAL_EVENTFD: u32 = 1;
+
+impl Iocb {
+    /// A read of no bytes whose completion signals `eventfd`.
+    pub(crate) fn empty_read(fd: u32) -> Iocb {
+        Iocb { opcode: PREAD, fd, flags: SIGNAL_EVENTFD, ..Iocb::default() }
+    }
+}
 
 /// `struct io_event`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-struct IoEvent {
+pub(crate) struct IoEvent {
     data: u64,
     iocb: u64,
     result: i64,
@@ -228,7 +238,7 @@ impl<F> Drop for AioQueue<F> {
 }
 
 /// The kernel's context. Its identifier is the address where the kernel maps the event ring.
-struct AioContext {
+pub(crate) struct AioContext {
     ring: NonNull<u8>,
     /// Whether the ring has the known layout.
     readable: bool,
@@ -245,7 +255,7 @@ const HEADER: usize = 28;
 const MAGIC: u32 = 0xa10a_10a1;
 
 impl AioContext {
-    fn new(depth: u32) -> io::Result<AioContext> {
+    pub(crate) fn new(depth: u32) -> io::Result<AioContext> {
         let mut address = 0usize;
         // SAFETY: io_setup writes the context's address into `address`, a local word.
         let result = unsafe { libc::syscall(libc::SYS_io_setup, depth, &raw mut address) };
@@ -272,7 +282,7 @@ impl AioContext {
     }
 
     #[inline]
-    fn is_readable(&self) -> bool {
+    pub(crate) fn is_readable(&self) -> bool {
         self.readable
     }
 
@@ -282,18 +292,18 @@ impl AioContext {
         self.readable && self.word(HEAD).load(Ordering::Relaxed) == self.word(TAIL).load(Ordering::Acquire)
     }
 
-    /// `addresses` are those of iocbs of [`AioQueue`], which describe memory that its requests own.
-    fn submit(&mut self, addresses: &[u64]) -> io::Result<usize> {
+    /// `addresses` are those of iocbs that describe memory of requests in flight, or none.
+    pub(crate) fn submit(&mut self, addresses: &[u64]) -> io::Result<usize> {
         let (count, list) = (addresses.len(), addresses.as_ptr());
         // SAFETY: the list has `count` addresses of iocbs that live across the call, in which the kernel
-        // copies them (they are in a box, which does not move); the buffers in them are owned by the
-        // requests that `AioQueue` keeps until their completion.
+        // copies them; the buffers in them are owned by the requests that `AioQueue` keeps until their
+        // completion, or are empty.
         let result = unsafe { libc::syscall(libc::SYS_io_submit, self.ring.as_ptr(), count, list) };
         usize::try_from(result).map_err(|_| io::Error::last_os_error())
     }
 
     /// Receives events, waiting for at least `min`; returns their number, 0 on an error such as a signal.
-    fn get_events(&mut self, min: usize, events: &mut [IoEvent], timeout_ns: u64) -> usize {
+    pub(crate) fn get_events(&mut self, min: usize, events: &mut [IoEvent], timeout_ns: u64) -> usize {
         let mut timeout = libc::timespec {
             tv_sec: (timeout_ns / 1_000_000_000) as libc::time_t,
             tv_nsec: (timeout_ns % 1_000_000_000) as libc::c_long,
@@ -307,7 +317,7 @@ impl AioContext {
     }
 
     /// Reads events from the ring without a system call, as fio's `userspace_reap` does.
-    fn read(&mut self, events: &mut [IoEvent]) -> usize {
+    pub(crate) fn read(&mut self, events: &mut [IoEvent]) -> usize {
         let (mut head, tail) =
             (self.word(HEAD).load(Ordering::Relaxed), self.word(TAIL).load(Ordering::Acquire));
         let mut count = 0;

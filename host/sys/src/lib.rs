@@ -23,6 +23,7 @@ mod credentials;
 pub mod device;
 mod drain;
 mod event_loop;
+mod event_signaler;
 mod file;
 mod perf;
 mod process;
@@ -40,6 +41,7 @@ pub use event_loop::{
     FileOperation, Interest, ReceiveId, RejectedOperation, RejectedSend, SEND_PARTS_MAX, SendEvent, SendPart,
     SocketCapabilities, Waker, WatchId, WriteMode, send_parts,
 };
+pub use event_signaler::{EventSignaler, is_eventfd};
 pub use file::replace_file;
 pub use perf::{InstructionCounter, PerfConfig, PerfCount, PerfEvent, PerfKind, PerfTarget, SampleRing};
 pub use process::{descriptor_limit, kill_with_parent, raise_descriptor_limit};

@@ -142,7 +142,8 @@ impl VfioUserFunction {
             portid,
             memory: ClientMemory::default(),
             config: PciConfigSpace::new(BAR0_BYTES as u32, vectors, table_bytes, 4096),
-            interrupts: ClientInterrupts::new(vectors),
+            interrupts: ClientInterrupts::new(vectors)
+                .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?,
             msix_table: vec![0; table_bytes as usize],
             doorbells: ControllerDoorbells::new()?,
             doorbells_trapped: shared.limits.doorbells_trapped,

@@ -103,6 +103,11 @@ impl Endpoint {
     fn has_work(&self) -> bool {
         self.session.is_some() || self.accept_pending
     }
+
+    /// When a silent client is disconnected for another that waits; `None` if none waits.
+    fn seat_deadline_ns(&self) -> Option<u64> {
+        if self.accept_pending { self.session.as_ref()?.seat_deadline_ns() } else { None }
+    }
 }
 
 /// The vfio-user endpoints of one core, with their clients.
@@ -374,16 +379,16 @@ impl VfioUserPollGroup {
             return;
         };
         match create_function(&self.shared, endpoint, now_ns) {
-            Ok(function) => self.add_session(slot, stream, function),
+            Ok(function) => self.add_session(slot, stream, function, now_ns),
             Err(reason) => {
                 log::warn!(target: "nvmf", "vfio-user {}: client rejected: {reason}", endpoint.directory)
             }
         }
     }
 
-    fn add_session(&mut self, slot: Slot, stream: SocketStream, function: VfioUserFunction) {
+    fn add_session(&mut self, slot: Slot, stream: SocketStream, function: VfioUserFunction, now_ns: u64) {
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
-        let session = ClientSession::new(stream, function);
+        let session = ClientSession::new(stream, function, now_ns);
         match self.events.watch(session.stream().as_fd(), Interest::BOTH, event(slot, CLIENT)) {
             Ok(watch) => {
                 endpoint.session_watch = Some(watch);
@@ -510,6 +515,8 @@ impl VfioUserPollGroup {
         }
         if session.function.is_drain_complete(now_ns) {
             self.disconnect(slot, None);
+        } else if endpoint.seat_deadline_ns().is_some_and(|deadline_ns| deadline_ns <= now_ns) {
+            self.disconnect(slot, Some(DisconnectReason::Silent));
         }
         count
     }
@@ -604,7 +611,7 @@ fn create_function(
     match connected {
         Ok(ConnectOk::Admin(admin)) => {
             let function = VfioUserFunction::new(admin, shared, endpoint.portid, now_ns);
-            function.map_err(|errno| format!("cannot allocate doorbells: {errno}"))
+            function.map_err(|errno| format!("cannot allocate doorbells or interrupts: {errno}"))
         }
         Ok(ConnectOk::Io(_)) => Err("Connect created an I/O queue".into()),
         Err(error) => Err(format!("{} (its host NQN is {hostnqn})", FabricsStatus(error.status))),
@@ -653,7 +660,8 @@ impl PollGroup for VfioUserPollGroup {
             if let Some(session) = session.filter(|session| !session.closed) {
                 poll_now |= session.readable && !session.is_pending();
                 poll_now |= session.function.has_ready();
-                timer = [timer, session.function.deadline()].into_iter().flatten().min();
+                let deadlines = [timer, session.function.deadline(), endpoint.seat_deadline_ns()];
+                timer = deadlines.into_iter().flatten().min();
             }
         }
         if poll_now {

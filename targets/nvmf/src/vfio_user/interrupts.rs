@@ -1,15 +1,20 @@
 //! Interrupts: eventfds that the client has assigned.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::OFlags;
+use os::EventSignaler;
 use rustix::io::Errno;
 use wire_vfio_user::{IrqInfo, SetIrqs, irq, irq_flags, irq_set};
 
 use super::function::QUEUES_MAX;
 
 /// The client's eventfds: one per MSI-X vector, one for errors, one for device release requests.
+///
+/// The client shares them, and may fill their counters and change their flags at any time. So they are never written
+/// to, which could block the core, but signalled by the kernel ([`EventSignaler`]).
 pub(super) struct ClientInterrupts {
+    signaler: EventSignaler,
     msix: Vec<Option<OwnedFd>>,
     error: Vec<Option<OwnedFd>>,
     request: Vec<Option<OwnedFd>>,
@@ -17,9 +22,17 @@ pub(super) struct ClientInterrupts {
 
 impl ClientInterrupts {
     /// Creates MSI-X vectors without eventfds.
-    pub(super) fn new(vectors: u16) -> ClientInterrupts {
+    ///
+    /// # Errors
+    /// As of [`EventSignaler::new`].
+    pub(super) fn new(vectors: u16) -> io::Result<ClientInterrupts> {
         let no_eventfds = |count: usize| std::iter::repeat_with(|| None).take(count).collect();
-        ClientInterrupts { msix: no_eventfds(vectors.into()), error: no_eventfds(1), request: no_eventfds(1) }
+        Ok(ClientInterrupts {
+            signaler: EventSignaler::new()?,
+            msix: no_eventfds(vectors.into()),
+            error: no_eventfds(1),
+            request: no_eventfds(1),
+        })
     }
 
     /// Replies to `DEVICE_GET_IRQ_INFO`.
@@ -39,6 +52,7 @@ impl ClientInterrupts {
     /// Executes `DEVICE_SET_IRQS`.
     pub(super) fn set(&mut self, set: &SetIrqs, data: &[u8], eventfds: Vec<OwnedFd>) -> Result<(), Errno> {
         let SetIrqs { argsz, flags, index, start, count } = *set;
+        let signaler = &mut self.signaler;
         let vectors = match index {
             irq::MSIX => &mut self.msix,
             irq::ERROR => &mut self.error,
@@ -67,17 +81,19 @@ impl ClientInterrupts {
             irq_set::DATA_NONE if count == 0 && start == 0 => {
                 vectors.iter_mut().for_each(|eventfd| *eventfd = None)
             }
-            irq_set::DATA_NONE if count > 0 => vectors[range].iter().for_each(signal),
+            irq_set::DATA_NONE if count > 0 => {
+                vectors[range].iter().for_each(|eventfd| signal(signaler, eventfd));
+            }
             irq_set::DATA_BOOL if count > 0 && data.len() == count as usize => {
                 let selected = vectors[range].iter().zip(data).filter(|(_, trigger)| **trigger != 0);
-                selected.for_each(|(eventfd, _)| signal(eventfd));
+                selected.for_each(|(eventfd, _)| signal(signaler, eventfd));
             }
             irq_set::DATA_EVENTFD if count > 0 && eventfds.is_empty() => {
                 vectors[range].iter_mut().for_each(|eventfd| *eventfd = None);
             }
             irq_set::DATA_EVENTFD if count > 0 => {
-                for file in &eventfds {
-                    check(file)?;
+                if !eventfds.iter().all(|file| os::is_eventfd(file.as_fd())) {
+                    return Err(Errno::INVAL);
                 }
                 for (eventfd, file) in vectors[range].iter_mut().zip(eventfds) {
                     *eventfd = Some(file);
@@ -90,15 +106,15 @@ impl ClientInterrupts {
 
     /// Signals an MSI-X vector, if it has an eventfd.
     #[inline]
-    pub(super) fn trigger(&self, vector: u16) {
+    pub(super) fn trigger(&mut self, vector: u16) {
         if let Some(eventfd) = self.msix.get(usize::from(vector)) {
-            signal(eventfd);
+            signal(&mut self.signaler, eventfd);
         }
     }
 
     /// Requests that the client releases the device.
-    pub(super) fn request(&self) {
-        self.request.iter().for_each(signal);
+    pub(super) fn request(&mut self) {
+        self.request.iter().for_each(|eventfd| signal(&mut self.signaler, eventfd));
     }
 
     /// Drops all eventfds.
@@ -127,20 +143,10 @@ impl VectorSet {
     }
 }
 
-fn signal(eventfd: &Option<OwnedFd>) {
+#[inline]
+fn signal(signaler: &mut EventSignaler, eventfd: &Option<OwnedFd>) {
     if let Some(file) = eventfd {
-        // EAGAIN: the counter is at its maximum, so the client is already signalled.
-        let _ = rustix::io::write(file, &1u64.to_ne_bytes());
+        // It is an eventfd, so this fails only for lack of kernel memory; the client polls its queues after a while.
+        _ = signaler.signal(file.as_fd());
     }
-}
-
-/// Accepts only an eventfd, and makes it non-blocking: a write to anything else may block for as long as the
-/// client wants.
-fn check(file: &OwnedFd) -> Result<(), Errno> {
-    let link = rustix::fs::readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), Vec::new())?;
-    if !link.as_bytes().starts_with(b"anon_inode:[eventfd") {
-        return Err(Errno::INVAL);
-    }
-    let flags = rustix::fs::fcntl_getfl(file.as_fd())?;
-    rustix::fs::fcntl_setfl(file.as_fd(), flags | OFlags::NONBLOCK)
 }

@@ -15,6 +15,9 @@ use super::socket::{
 
 /// Maximum messages processed per poll, so that I/O is not starved.
 const MESSAGES_PER_TURN_MAX: usize = 64;
+/// Time that a client may be silent before it has enabled its controller, if another client waits: an endpoint serves
+/// one. A guest's firmware enables the controller within milliseconds of the connection.
+const SEAT_TIMEOUT_NS: u64 = 5_000_000_000;
 
 /// One connected client: the socket and the [`VfioUserFunction`] that the client controls.
 ///
@@ -32,6 +35,8 @@ pub(super) struct ClientSession {
     pub(super) readable: bool,
     /// The client has disconnected or was disconnected.
     pub(super) closed: bool,
+    /// When it was accepted, or sent its last message.
+    last_message_ns: u64,
 }
 
 /// A request whose reply waits for devices.
@@ -55,7 +60,7 @@ enum RequestOutcome {
 }
 
 impl ClientSession {
-    pub(super) fn new(stream: SocketStream, function: VfioUserFunction) -> ClientSession {
+    pub(super) fn new(stream: SocketStream, function: VfioUserFunction, now_ns: u64) -> ClientSession {
         ClientSession {
             stream: ClientSocket::new(stream),
             function,
@@ -63,7 +68,13 @@ impl ClientSession {
             pending: None,
             readable: true,
             closed: false,
+            last_message_ns: now_ns,
         }
+    }
+
+    /// When a client that does not use its controller has to leave to another that waits; `None` while it does.
+    pub(super) fn seat_deadline_ns(&self) -> Option<u64> {
+        (!self.function.is_running()).then(|| self.last_message_ns.saturating_add(SEAT_TIMEOUT_NS))
     }
 
     pub(super) fn stream(&self) -> &ClientSocket {
@@ -91,6 +102,7 @@ impl ClientSession {
                 return Ok(count);
             };
             count += 1;
+            self.last_message_ns = context.now_ns;
             self.handle_message(message, context)?;
         }
         Ok(count)

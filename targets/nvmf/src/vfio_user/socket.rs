@@ -60,6 +60,8 @@ pub(super) enum DisconnectReason {
     InvalidMessage(&'static str),
     #[error("the client does not read its replies")]
     SendQueueFull,
+    #[error("the client has not enabled its controller, is silent, and another client waits")]
+    Silent,
 }
 
 /// The non-blocking connection to a client. Replies that the socket does not accept are queued, up to a limit.

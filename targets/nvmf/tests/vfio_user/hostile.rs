@@ -243,6 +243,39 @@ fn invalid_interrupt_settings_are_rejected() {
 }
 
 #[test]
+fn a_full_and_blocking_eventfd_does_not_stop_the_target() {
+    use rustix::fs::{OFlags, fcntl_setfl};
+    let rig = VfioUserTestTarget::new();
+    let mut raw = RawVfioUserClient::negotiated(&rig);
+    let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+    let flags = irq_set::DATA_EVENTFD | irq_set::ACTION_TRIGGER;
+    let assign = SetIrqs { argsz: 20, flags, index: irq::MSIX, start: 0, count: 1 };
+    assert_eq!(raw.errno(VfioUserCommand::DeviceSetIrqs, &assign.to_bytes(), &[event.as_fd()]), 0);
+    rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    fcntl_setfl(&event, OFlags::empty()).unwrap();
+    let trigger = SetIrqs { flags: irq_set::DATA_NONE | irq_set::ACTION_TRIGGER, ..assign };
+    for _ in 0..100 {
+        assert_eq!(raw.errno(VfioUserCommand::DeviceSetIrqs, &trigger.to_bytes(), &[]), 0);
+    }
+}
+
+#[test]
+fn a_silent_client_leaves_to_one_that_waits() {
+    let rig = VfioUserTestTarget::new();
+    let silent = RawVfioUserClient::negotiated(&rig);
+    // Both wait; the first of them is served when the silent one had its time.
+    let mut host = VfioUserTestHost::attach(&rig.socket());
+    host.enable();
+    let mut end = [0; 1];
+    assert_eq!((&silent.0).read(&mut end).unwrap(), 0, "it is disconnected");
+    // One that uses its controller stays, however long another waits.
+    let waiting = RawVfioUserClient::connect(&rig);
+    waiting.0.set_read_timeout(Some(Duration::from_secs(6))).unwrap();
+    assert!((&waiting.0).read(&mut end).is_err());
+    assert_eq!(host.identify(1, 0).len(), 4096);
+}
+
+#[test]
 fn invalid_region_accesses_are_rejected() {
     let rig = VfioUserTestTarget::new();
     let mut raw = RawVfioUserClient::negotiated(&rig);
@@ -515,7 +548,7 @@ fn truncating_shared_memory_disconnects_only_that_client() {
     }
     drop(host);
     let mut host = VfioUserTestHost::connect(&rig.directory);
-    host.identify(1, 0);
+    assert_eq!(host.identify(1, 0).len(), 4096);
 }
 
 #[test]
