@@ -50,6 +50,21 @@ struct JobState {
 pub struct JobHandle(Arc<Job>);
 
 impl JobHandle {
+    /// The handle of a call that is no job: nothing lists it, and only [`cancel`](Self::cancel) cancels it.
+    pub fn standalone() -> JobHandle {
+        JobHandle(Arc::new(Job::new(0, "the call")))
+    }
+
+    /// Requests the end, as `job_cancel` does. Fails if it is too late.
+    pub fn cancel(&self) -> Result<(), RpcError> {
+        self.0.cancel()
+    }
+
+    /// Whether the job is cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.cancelled.load(Ordering::Acquire)
+    }
+
     /// Says how much there is to do, and in what unit.
     pub fn set_total(&self, total: u64, unit: &'static str) {
         self.0.lock().unit = unit;
@@ -63,13 +78,13 @@ impl JobHandle {
 
     /// Fails with [`RpcError::ECANCELED`] once the job is cancelled. For places where it can stop.
     pub fn check(&self) -> Result<(), RpcError> {
-        if self.0.cancelled.load(Ordering::Acquire) { Err(cancelled(self.0.method)) } else { Ok(()) }
+        if self.is_cancelled() { Err(cancelled(self.0.method)) } else { Ok(()) }
     }
 
     /// Has `action` run when the job is cancelled, or now if it was. It ends what the job waits for.
     pub fn on_cancel(&self, action: impl FnOnce() + Send + 'static) {
         let mut state = self.0.lock();
-        if self.0.cancelled.load(Ordering::Acquire) {
+        if self.is_cancelled() {
             drop(state);
             return action();
         }
@@ -90,6 +105,18 @@ fn cancelled(method: &str) -> RpcError {
 }
 
 impl Job {
+    fn new(id: u64, method: &'static str) -> Job {
+        Job {
+            id,
+            method,
+            started: Instant::now(),
+            done: AtomicU64::new(0),
+            total: AtomicU64::new(0),
+            cancelled: AtomicBool::new(false),
+            state: Mutex::default(),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, JobState> {
         sync::lock(&self.state)
     }
@@ -169,15 +196,7 @@ impl Jobs {
             oldest.map(|index| table.jobs.remove(index));
         }
         table.last_id += 1;
-        let job = Arc::new(Job {
-            id: table.last_id,
-            method,
-            started: Instant::now(),
-            done: AtomicU64::new(0),
-            total: AtomicU64::new(0),
-            cancelled: AtomicBool::new(false),
-            state: Mutex::default(),
-        });
+        let job = Arc::new(Job::new(table.last_id, method));
         table.jobs.push_back(job.clone());
         Ok(job)
     }

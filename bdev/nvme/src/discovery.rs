@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::time::Duration;
 
+use control::JobHandle;
 use nvme::{AdminData, Options, TcpAssociation, TcpUri, Uri};
 use reactor::Core;
 use wire_nvme::Sqe;
@@ -70,7 +71,7 @@ pub(crate) struct DiscoveryService {
     pub(crate) path: Arc<ControllerPath>,
     pub(crate) updates: Sender<DiscoveryUpdate>,
     pub(crate) state: Arc<std::sync::Mutex<DiscoveryState>>,
-    pub(crate) thread: Option<std::thread::JoinHandle<()>>,
+    pub(crate) thread: std::thread::JoinHandle<Vec<(String, TransportId)>>,
 }
 
 #[derive(Default)]
@@ -226,7 +227,8 @@ impl PathSession for DiscoverySession {
     }
 }
 
-/// Attaches and detaches controllers so that they match the log page; runs on the service's thread.
+/// Attaches and detaches controllers so that they match the log page, until the service stops; returns those that it has
+/// attached. Runs on the service's thread.
 pub(crate) fn apply_updates(
     initiator: &Initiator,
     discovery: &DiscoveryConfig,
@@ -234,7 +236,7 @@ pub(crate) fn apply_updates(
     updates: &Receiver<DiscoveryUpdate>,
     state: &std::sync::Mutex<DiscoveryState>,
     mut first: Option<std::sync::mpsc::SyncSender<Result<(), String>>>,
-) {
+) -> Vec<(String, TransportId)> {
     let mut names: BTreeMap<String, String> = BTreeMap::new();
     let mut name_count = 0;
     let mut wanted: Vec<TransportId> = Vec::new();
@@ -254,13 +256,13 @@ pub(crate) fn apply_updates(
                 continue;
             }
             Err(RecvTimeoutError::Timeout) => {}
-            Ok(DiscoveryUpdate::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+            Ok(DiscoveryUpdate::Stop) | Err(RecvTimeoutError::Disconnected) => return attached,
         }
         attached.retain(|(name, id)| {
             let stays = wanted.contains(id);
             if !stays {
                 // Fails only if it is detached already.
-                let _ = initiator.detach(name, |other| other == id);
+                let _ = initiator.detach(name, |other| other == id, &JobHandle::standalone());
             }
             // A controller whose reconnection timed out is attached again.
             let controllers = initiator.controllers();
@@ -296,10 +298,6 @@ pub(crate) fn apply_updates(
         if let Some(reply) = first.take() {
             let _ = reply.send(Ok(()));
         }
-    }
-    for (name, id) in attached {
-        // Fails only if it is detached already.
-        let _ = initiator.detach(&name, |other| *other == id);
     }
 }
 
@@ -344,36 +342,39 @@ impl Initiator {
             core.spawn(run(core.clone(), task_path, session, OnLossTimeout::Restart));
         });
         let name = discovery.name.clone();
-        services
-            .insert(name.clone(), DiscoveryService { discovery, path, updates, state, thread: Some(thread) });
+        services.insert(name.clone(), DiscoveryService { discovery, path, updates, state, thread });
         drop(services);
-        if posted.is_err() {
-            let _ = self.stop_discovery(&name);
-            return Err(InitiatorError::NoReactor);
+        let outcome = match (posted, wait) {
+            (Err(_), _) => Err(InitiatorError::NoReactor),
+            (Ok(()), None) => Ok(()),
+            (Ok(()), Some(timeout)) => match reactor::blocking::receive_timeout(&answer, timeout) {
+                Ok(outcome) => outcome.map_err(InitiatorError::Attach),
+                Err(_) => Err(InitiatorError::Timeout("discovery")),
+            },
+        };
+        if outcome.is_err() {
+            let _ = self.stop_discovery(&name, &JobHandle::standalone());
         }
-        let Some(timeout) = wait else { return Ok(()) };
-        match reactor::blocking::receive_timeout(&answer, timeout) {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(why)) => {
-                let _ = self.stop_discovery(&name);
-                Err(InitiatorError::Attach(why))
-            }
-            Err(_) => {
-                let _ = self.stop_discovery(&name);
-                Err(InitiatorError::Timeout("discovery"))
-            }
-        }
+        outcome
     }
 
-    /// Stops a discovery service and detaches the controllers that it attached.
-    pub fn stop_discovery(&self, name: &str) -> Result<(), InitiatorError> {
+    /// Stops a discovery service, then detaches the controllers that it attached, one after the other. If `job` is
+    /// cancelled, the remaining ones stay.
+    pub fn stop_discovery(&self, name: &str, job: &JobHandle) -> Result<(), InitiatorError> {
         let service = self.discovery_services().remove(name);
-        let mut service = service.ok_or_else(|| InitiatorError::NotFound(name.to_string()))?;
+        let service = service.ok_or_else(|| InitiatorError::NotFound(name.to_string()))?;
         service.path.stop();
         let _ = service.updates.send(DiscoveryUpdate::Stop);
-        if let Some(thread) = service.thread.take() {
-            // A panic has already been printed.
-            let _ = thread.join();
+        // A panic has already been printed.
+        let attached = service.thread.join().unwrap_or_default();
+        job.set_total(attached.len() as u64, "controllers");
+        for (name, id) in attached {
+            if job.is_cancelled() {
+                return Err(InitiatorError::Cancelled);
+            }
+            // Fails only if it is detached already.
+            let _ = self.detach(&name, |other| *other == id, &JobHandle::standalone());
+            job.advance(1);
         }
         Ok(())
     }

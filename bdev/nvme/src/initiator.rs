@@ -1,11 +1,12 @@
 //! The initiator: the control-plane interface to attach, operate and detach controllers.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender, sync_channel};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bdev::Registry;
+use control::JobHandle;
 use os::clock::Clock;
 use reactor::{ReactorHandle, blocking};
 use sockets::{CoreNetwork, Sockets};
@@ -28,6 +29,10 @@ use crate::transport_stats::{TransportStats, TransportTotals};
 pub const PATHS_MAX: usize = 32;
 /// Maximum number of controller names.
 const GROUPS_MAX: usize = 1024;
+/// How long to wait until a path is detached.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often a waiting job checks whether it is cancelled.
+const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// How long to wait for a reset or an admin command beyond the driver's timeout.
 pub(crate) const TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 
@@ -58,6 +63,9 @@ pub enum InitiatorError {
     /// The operation timed out.
     #[error("{0} timed out")]
     Timeout(&'static str),
+    /// The job was cancelled; what it has done stays.
+    #[error("the operation was cancelled")]
+    Cancelled,
 }
 
 /// An operation on a controller.
@@ -328,27 +336,31 @@ impl Initiator {
         group.ok_or_else(|| InitiatorError::NotFound(name.to_string()))
     }
 
-    /// Detaches the paths of a name that `which` selects, and removes block devices without a path. Blocks until that
-    /// is done.
-    pub fn detach(&self, name: &str, which: impl Fn(&TransportId) -> bool) -> Result<(), InitiatorError> {
+    /// Detaches the paths of a name that `which` selects, one after the other, and removes block devices without a
+    /// path. Blocks until that is done. If `job` is cancelled, the remaining paths stay.
+    pub fn detach(
+        &self,
+        name: &str,
+        which: impl Fn(&TransportId) -> bool,
+        job: &JobHandle,
+    ) -> Result<(), InitiatorError> {
         let group = self.group(name)?;
         let paths: Vec<_> = group.paths().into_iter().filter(|path| which(path.id())).collect();
         if paths.is_empty() {
             return Err(InitiatorError::NotFound(format!("{name} by that path")));
         }
-        let mut answers = Vec::new();
+        job.set_total(paths.len() as u64, "paths");
         for path in paths {
+            if job.is_cancelled() {
+                return Err(InitiatorError::Cancelled);
+            }
             let (reply, answer) = sync_channel(1);
             group.send_event(PathEvent::Detach(path, reply));
-            answers.push(answer);
-        }
-        for answer in answers {
             // The event thread drops the sender when the path is detached.
-            if let Err(RecvTimeoutError::Timeout) =
-                blocking::receive_timeout(&answer, Duration::from_secs(30))
-            {
+            if let Err(RecvTimeoutError::Timeout) = blocking::receive_timeout(&answer, DETACH_TIMEOUT) {
                 return Err(InitiatorError::Timeout("detaching"));
             }
+            job.advance(1);
         }
         self.drop_if_empty(name);
         Ok(())
@@ -358,12 +370,12 @@ impl Initiator {
     pub fn shutdown(&self) {
         let services: Vec<String> = self.discovery_services().keys().cloned().collect();
         for name in services {
-            let _ = self.stop_discovery(&name);
+            let _ = self.stop_discovery(&name, &JobHandle::standalone());
         }
         let names: Vec<String> = sync::lock(&self.0.groups).keys().cloned().collect();
         for name in names {
             // Fails only if it is detached already.
-            let _ = self.detach(&name, |_| true);
+            let _ = self.detach(&name, |_| true, &JobHandle::standalone());
         }
         *sync::lock(&self.0.events) = None;
     }
@@ -382,17 +394,19 @@ impl Initiator {
 
     /// Resets all paths of a name, one after the other.
     pub fn reset(&self, name: &str) -> Result<(), InitiatorError> {
-        self.operate(name, None, ControllerOperation::Reset)
+        self.operate(name, None, ControllerOperation::Reset, &JobHandle::standalone())
     }
 
     /// Resets, disables or enables the paths of a name one after the other, or only the controller `cntlid`. No effect
     /// if it is in the requested state already. A disabled controller is disconnected: I/O uses other paths, or fails.
-    /// Blocks until active channels have applied the change.
+    /// Blocks until active channels have applied the change. If `job` is cancelled, the operation in progress goes on, and
+    /// the remaining paths stay as they are.
     pub fn operate(
         &self,
         name: &str,
         cntlid: Option<u16>,
         operation: ControllerOperation,
+        job: &JobHandle,
     ) -> Result<(), InitiatorError> {
         let group = self.group(name)?;
         let mut paths = group.paths();
@@ -402,21 +416,28 @@ impl Initiator {
                 return Err(InitiatorError::NotFound(format!("{cntlid} of {name}")));
             }
         }
+        job.set_total(paths.len() as u64, "paths");
         for path in paths {
+            if job.is_cancelled() {
+                return Err(InitiatorError::Cancelled);
+            }
             let (done, answer) = sync_channel(1);
             if !path.submit(PathCommand::Operate(operation, done)) {
                 return Err(InitiatorError::Admin("the command queue of the controller is full".into()));
             }
             let wait =
                 Duration::from_nanos(path.config.options.timeout_ns).saturating_mul(2) + TIMEOUT_MARGIN;
-            match blocking::receive_timeout(&answer, wait) {
-                Ok(Ok(()) | Err(OperationError::Already)) => {}
+            match receive_unless_cancelled(&answer, wait, job) {
+                Ok(Ok(()) | Err(OperationError::Already)) => job.advance(1),
                 Ok(Err(OperationError::Busy)) => {
                     return Err(InitiatorError::Busy(
                         "a connection to the controller is being established".into(),
                     ));
                 }
                 Ok(Err(OperationError::Failed(why))) => return Err(InitiatorError::Admin(why)),
+                Err(RecvTimeoutError::Timeout) if job.is_cancelled() => {
+                    return Err(InitiatorError::Cancelled);
+                }
                 Err(RecvTimeoutError::Timeout) => return Err(InitiatorError::Timeout("the controller")),
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(InitiatorError::Admin("the controller was detached meanwhile".into()));
@@ -534,6 +555,26 @@ impl Initiator {
         let path = path.ok_or_else(|| InitiatorError::NotFound(format!("{bdev} by controller {cntlid}")))?;
         view.set_preferred(path.id);
         Ok(())
+    }
+}
+
+/// Receives a reply. Ends with a timeout when the job is cancelled.
+fn receive_unless_cancelled<T>(
+    replies: &Receiver<T>,
+    timeout: Duration,
+    job: &JobHandle,
+) -> Result<T, RecvTimeoutError> {
+    let mut left = timeout;
+    loop {
+        if job.is_cancelled() {
+            return Err(RecvTimeoutError::Timeout);
+        }
+        let step = left.min(CANCEL_CHECK_INTERVAL);
+        left -= step;
+        match blocking::receive_timeout(replies, step) {
+            Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
+            received => return received,
+        }
     }
 }
 

@@ -82,7 +82,10 @@ impl Module for NvmeModule {
     fn methods() -> Vec<Method<NvmeModule>> {
         let mut methods = vec![
             Method::job("bdev_nvme_detach_controller", detach)
-                .text("Detaches the paths of a controller that match.", "true")
+                .text(
+                    "Detaches the paths of a controller that match, one after the other. Cancelled, it leaves the rest.",
+                    "true",
+                )
                 .errors(&[NO_CONTROLLER, (RpcError::ETIMEDOUT, "I/O in flight did not complete")]),
             Method::query("bdev_nvme_get_controllers", get_controllers)
                 .text("Describes controllers and their paths.", "array of `name`, `ctrlrs`")
@@ -130,6 +133,7 @@ impl From<InitiatorError> for RpcError {
             InitiatorError::NoReactor => RpcError::INTERNAL,
             InitiatorError::Busy(_) => RpcError::EBUSY,
             InitiatorError::Timeout(_) => RpcError::ETIMEDOUT,
+            InitiatorError::Cancelled => RpcError::ECANCELED,
         };
         RpcError::new(code, error.to_string())
     }
@@ -170,7 +174,7 @@ control::parameters! {
     only { hostaddr: String = String::new(), hostsvcid: String = String::new() }
 }
 
-fn detach(module: &NvmeModule, params: DetachController, _job: &JobHandle) -> Result<bool, RpcError> {
+fn detach(module: &NvmeModule, params: DetachController, job: &JobHandle) -> Result<bool, RpcError> {
     let same =
         |wanted: Option<&str>, value: &str| wanted.is_none_or(|wanted| wanted.eq_ignore_ascii_case(value));
     let matches = |id: &TransportId| {
@@ -181,7 +185,7 @@ fn detach(module: &NvmeModule, params: DetachController, _job: &JobHandle) -> Re
             && same(params.trsvcid.as_ref().map(|port| port.0.as_str()), &trsvcid)
             && same(params.subnqn.as_deref(), id.subnqn().unwrap_or(""))
     };
-    module.initiator.detach(&params.name, matches)?;
+    module.initiator.detach(&params.name, matches, job)?;
     Ok(true)
 }
 

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use bdev::{Access, AsyncChannel, Registry};
 use bdev_nvme::{
-    Attach, ControllerOperation, DiscoveryConfig, ErrorInjection, Initiator, PassthroughCommand, PathConfig,
-    PathStatus, Policy, QueueKind, ReconnectPolicy, Selector, TransportId,
+    Attach, ControllerOperation, DiscoveryConfig, ErrorInjection, Initiator, InitiatorError,
+    PassthroughCommand, PathConfig, PathStatus, Policy, QueueKind, ReconnectPolicy, Selector, TransportId,
 };
 use block_io::{Op, Status};
+use control::JobHandle;
 use nvme::AdminData;
 use nvmf::{ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTransportConfig};
 use reactor::{IdlePolicy, ReactorConfig, Reactors};
@@ -233,7 +234,7 @@ fn a_namespace_is_a_bdev_and_long_requests_are_split() {
     done.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
     let refused = host.initiator.attach(Attach::new("Nvme1", HostSide::path(&side.ports()[0])));
     assert!(refused.unwrap_err().to_string().contains("is attached already, as Nvme0"));
-    host.initiator.detach("Nvme0", |_| true).unwrap();
+    host.initiator.detach("Nvme0", |_| true, &JobHandle::standalone()).unwrap();
     assert!(host.registry.find("Nvme0n1").is_none() && host.initiator.controllers().is_empty());
     wait_for("the target's controller to end", || side.target.controllers(NQN).unwrap().is_empty());
 }
@@ -423,7 +424,7 @@ fn no_io_fails_when_one_of_two_paths_is_lost() {
         wait_for_progress(&steps);
     }
     let is_last = |id: &TransportId| id.service().is_some_and(|(_, port)| port == ports[1]);
-    host.initiator.detach("Nvme0", is_last).unwrap();
+    host.initiator.detach("Nvme0", is_last, &JobHandle::standalone()).unwrap();
     wait_for_progress(&steps);
     assert_eq!(host.initiator.controllers()[0].paths.len(), 1);
     host.initiator.reset("Nvme0").unwrap();
@@ -472,7 +473,8 @@ fn a_disabled_controller_gets_no_io_until_it_is_enabled() {
     wait_for_progress(&steps);
     let status = |path: usize| host.initiator.controllers()[0].paths[path].status;
     let first = host.initiator.controllers()[0].paths[0].cntlid;
-    let operate = |cntlid, operation| host.initiator.operate("Nvme0", cntlid, operation);
+    let operate =
+        |cntlid, operation| host.initiator.operate("Nvme0", cntlid, operation, &JobHandle::standalone());
     // The other path is used; disabling twice has no further effect.
     for _ in 0..2 {
         operate(Some(first), ControllerOperation::Disable).unwrap();
@@ -501,7 +503,7 @@ fn a_disabled_controller_gets_no_io_until_it_is_enabled() {
     assert_eq!(read.recv_timeout(Duration::from_secs(30)).unwrap(), Status::SUCCESS);
     // A disabled controller can be detached.
     operate(None, ControllerOperation::Disable).unwrap();
-    host.initiator.detach("Nvme0", |_| true).unwrap();
+    host.initiator.detach("Nvme0", |_| true, &JobHandle::standalone()).unwrap();
     assert!(host.registry.find("Nvme0n1").is_none());
 }
 
@@ -620,11 +622,63 @@ fn discovery_attaches_and_detaches_as_the_log_page_changes() {
     let paths = || host.initiator.controllers().first().map_or(0, |controller| controller.paths.len());
     assert_eq!((paths(), host.initiator.discoveries()[0].entries.len()), (2, 2));
     assert!(host.registry.find("Found0n1").is_some());
-    assert!(host.initiator.start_discovery(discovery, None).is_err());
+    assert!(host.initiator.start_discovery(discovery.clone(), None).is_err());
     side.target.remove_listener(NQN, side.addresses[1].clone()).unwrap();
     wait_for("the path to be detached", || paths() == 1);
     side.target.add_listener(NQN, side.addresses[1].clone()).unwrap();
     wait_for("the path", || paths() == 2);
-    host.initiator.stop_discovery("Found").unwrap();
+    host.initiator.stop_discovery("Found", &JobHandle::standalone()).unwrap();
     assert!(paths() == 0 && host.registry.find("Found0n1").is_none());
+    // A cancelled stop ends the service, and leaves what it has not detached.
+    host.initiator.start_discovery(discovery, Some(Duration::from_secs(30))).unwrap();
+    let outcome = host.initiator.stop_discovery("Found", &cancelled_job());
+    assert_eq!((outcome, paths()), (Err(InitiatorError::Cancelled), 2));
+    assert!(host.initiator.discoveries().is_empty());
+    host.initiator.detach("Found0", |_| true, &JobHandle::standalone()).unwrap();
+    assert_eq!(paths(), 0);
+}
+
+fn cancelled_job() -> JobHandle {
+    let job = JobHandle::standalone();
+    job.cancel().unwrap();
+    job
+}
+
+#[test]
+fn a_cancelled_operation_leaves_the_remaining_paths() {
+    let medium = medium();
+    let side = TargetSide::start(&medium, &["0".into(), "0".into()]);
+    let host = HostSide::start();
+    for port in side.ports() {
+        host.attach(&port);
+    }
+    let initiator = &host.initiator;
+    let statuses =
+        || initiator.controllers()[0].paths.iter().map(|path| path.status).collect::<Vec<PathStatus>>();
+    assert_eq!(initiator.detach("Nvme0", |_| true, &cancelled_job()), Err(InitiatorError::Cancelled));
+    let outcome = initiator.operate("Nvme0", None, ControllerOperation::Disable, &cancelled_job());
+    assert_eq!(outcome, Err(InitiatorError::Cancelled));
+    assert_eq!(statuses(), [PathStatus::Enabled, PathStatus::Enabled]);
+    // The target's reactors are blocked: connections are accepted and not answered.
+    let block = |reactor: &reactor::ReactorHandle| {
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let wait = move |_: &reactor::Core| {
+            let _ = released.recv();
+        };
+        reactor.post(wait).unwrap();
+        release
+    };
+    let releases: Vec<_> = side.reactors.as_ref().unwrap().handles().iter().map(block).collect();
+    let job = JobHandle::standalone();
+    std::thread::scope(|threads| {
+        let reset = threads.spawn(|| initiator.operate("Nvme0", None, ControllerOperation::Reset, &job));
+        wait_for("the reset", || statuses()[0] == PathStatus::Reconnecting);
+        let began = Instant::now();
+        job.cancel().unwrap();
+        assert_eq!(reset.join().unwrap(), Err(InitiatorError::Cancelled));
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    });
+    drop(releases);
+    // The reset in progress goes on.
+    wait_for("both paths", || statuses() == [PathStatus::Enabled, PathStatus::Enabled]);
 }

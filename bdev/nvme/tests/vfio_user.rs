@@ -66,10 +66,11 @@ fn a_namespace_over_vfio_user_is_a_bdev_until_the_server_ends() {
     reactors.handles()[0].post(work).unwrap();
     assert_eq!(outcome.recv_timeout(Duration::from_secs(30)).unwrap(), Ok(true));
     initiator.reset("Vm0").unwrap();
+    let job = control::JobHandle::standalone();
     check_passthrough(&initiator, "Vm0");
-    initiator.operate("Vm0", None, ControllerOperation::Disable).unwrap();
+    initiator.operate("Vm0", None, ControllerOperation::Disable, &job).unwrap();
     assert_eq!(initiator.controllers()[0].paths[0].status, PathStatus::Disabled);
-    initiator.operate("Vm0", None, ControllerOperation::Enable).unwrap();
+    initiator.operate("Vm0", None, ControllerOperation::Enable, &job).unwrap();
     check_passthrough(&initiator, "Vm0");
     let stats = initiator.transport_stats();
     let [of_core] = stats[..] else { panic!("{stats:?}") };

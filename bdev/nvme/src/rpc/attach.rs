@@ -31,7 +31,10 @@ pub(super) fn methods() -> Vec<Method<NvmeModule>> {
             .text("Attaches what a discovery controller lists, now and later.", "true")
             .errors(ATTACH),
         Method::job("bdev_nvme_stop_discovery", stop_discovery)
-            .text("Ends a discovery service and detaches what it attached.", "true")
+            .text(
+                "Ends a discovery service and detaches what it attached. Cancelled, it leaves the rest attached.",
+                "true",
+            )
             .errors(&[(RpcError::ENODEV, "there is no such service")]),
         Method::query("bdev_nvme_get_discovery_info", get_discovery_info)
             .text("Describes the discovery services.", "array of `name`, `trid`, `referrals`"),
@@ -224,7 +227,10 @@ fn attach(
     (attach.policy, attach.retries_max) = (policy, options.retries_max());
     let (initiator, name, pending) = (module.initiator.clone(), params.name.clone(), id.clone());
     // Detaching a path that is being connected ends the attempt.
-    job.on_cancel(move || drop(initiator.detach(&name, |other| *other == pending)));
+    job.on_cancel(move || {
+        // Fails only if the attempt has ended already.
+        let _ = initiator.detach(&name, |other| *other == pending, &JobHandle::standalone());
+    });
     let names = module.initiator.attach(attach)?;
     let key = path_key(&params.name, &id);
     params.trtype = id.trtype().to_string();
@@ -310,7 +316,10 @@ fn start_discovery(
         policy: options.policy,
     };
     let (initiator, name) = (module.initiator.clone(), params.name.clone());
-    job.on_cancel(move || drop(initiator.stop_discovery(&name)));
+    job.on_cancel(move || {
+        // Fails only if it has ended already.
+        let _ = initiator.stop_discovery(&name, &JobHandle::standalone());
+    });
     module.initiator.start_discovery(discovery, wait_for)?;
     params.trtype = id.trtype().to_string();
     params.traddr = id.traddr();
@@ -325,8 +334,8 @@ fn start_discovery(
     Ok(true)
 }
 
-fn stop_discovery(module: &NvmeModule, params: ByName, _job: &JobHandle) -> Result<bool, RpcError> {
-    module.initiator.stop_discovery(&params.name)?;
+fn stop_discovery(module: &NvmeModule, params: ByName, job: &JobHandle) -> Result<bool, RpcError> {
+    module.initiator.stop_discovery(&params.name, job)?;
     Ok(true)
 }
 

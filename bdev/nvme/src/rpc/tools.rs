@@ -28,18 +28,18 @@ pub(super) fn methods() -> Vec<Method<NvmeModule>> {
     vec![
         Method::query("bdev_nvme_get_transport_statistics", get_transport_statistics)
             .text("Statistics of the I/O queues of each reactor and transport.", "`poll_groups`"),
-        Method::job("bdev_nvme_reset_controller", |module, named, _| {
-            operate(module, &named, ControllerOperation::Reset)
+        Method::job("bdev_nvme_reset_controller", |module, named, job| {
+            operate(module, &named, ControllerOperation::Reset, job)
         })
         .text("Resets controllers, one after the other.", "true")
         .errors(OPERATION),
-        Method::job("bdev_nvme_disable_controller", |module, named, _| {
-            operate(module, &named, ControllerOperation::Disable)
+        Method::job("bdev_nvme_disable_controller", |module, named, job| {
+            operate(module, &named, ControllerOperation::Disable, job)
         })
         .text("Disconnects controllers, and keeps them configured.", "true")
         .errors(OPERATION),
-        Method::job("bdev_nvme_enable_controller", |module, named, _| {
-            operate(module, &named, ControllerOperation::Enable)
+        Method::job("bdev_nvme_enable_controller", |module, named, job| {
+            operate(module, &named, ControllerOperation::Enable, job)
         })
         .text("Connects controllers after a disable.", "true")
         .errors(OPERATION),
@@ -110,9 +110,10 @@ fn operate(
     module: &NvmeModule,
     params: &NamedController,
     operation: ControllerOperation,
+    job: &JobHandle,
 ) -> Result<bool, RpcError> {
     let cntlid = Some(params.cntlid).filter(|cntlid| *cntlid != 0);
-    module.initiator.operate(&params.name, cntlid, operation)?;
+    module.initiator.operate(&params.name, cntlid, operation, job)?;
     Ok(true)
 }
 
@@ -349,6 +350,6 @@ fn apply_firmware(
     // An image that is half committed is of no use to anybody.
     job.commit()?;
     send("firmware commit", AdminOpcode::FirmwareCommit, COMMIT_AND_ACTIVATE_AT_RESET, 0, AdminData::None)?;
-    module.initiator.operate(&name, None, ControllerOperation::Reset)?;
+    module.initiator.reset(&name)?;
     Ok("firmware commit succeeded. Controller reset in progress.")
 }
