@@ -15,7 +15,7 @@ use slots::{Slab, Slot};
 
 use crate::counts::LinkCounts;
 use crate::inject::QueueInjections;
-use crate::multipath::{Multipath, PathView};
+use crate::multipath::{IoWait, Multipath, PathView};
 use crate::shared_namespace::{ChannelStatus, LinkStatus, NamespacePath, PathId, SharedNamespace};
 use crate::transport_stats::LiveQueueStats;
 
@@ -153,7 +153,7 @@ impl NvmeBdevChannel {
 
     /// Adds a link to a new path; reuses the index of a removed one if there is one.
     fn add_link(&mut self, state: &NamespacePath) -> usize {
-        let view = PathView { connected: false, ana: state.ana, waits_until_ns: u64::MAX, preferred: false };
+        let view = PathView { connected: false, ana: state.ana, wait: IoWait::Unlimited, preferred: false };
         let link = PathLink {
             path: state.clone(),
             queue: LinkQueue::None,
@@ -216,7 +216,7 @@ impl NvmeBdevChannel {
         let view = PathView {
             connected: matches!(link.queue, LinkQueue::Open(_)),
             ana: link.path.ana,
-            waits_until_ns: if link.removed { 0 } else { link.path.waits_until_ns },
+            wait: if link.removed { IoWait::No } else { link.path.wait },
             preferred: self.preferred == Some(link.path.id),
         };
         self.multipath.set_path(index, view, now_ns);
@@ -258,7 +258,7 @@ impl NvmeBdevChannel {
     /// Starts to close a queue. Unsent I/O moves to other paths at once, I/O in flight when it has completed.
     fn start_closing(&mut self, index: usize, mut opened: Box<dyn IoQueue>, failed: bool, now_ns: u64) {
         let ana = self.links[index].path.ana;
-        let view = PathView { connected: false, ana, waits_until_ns: u64::MAX, preferred: false };
+        let view = PathView { connected: false, ana, wait: IoWait::Unlimited, preferred: false };
         self.multipath.set_path(index, view, now_ns);
         opened.detach();
         let delayed: Vec<Completion> = self.links[index].injections.drain().collect();
@@ -366,7 +366,7 @@ impl NvmeBdevChannel {
             counts: link.counts.clone(),
         });
         *self.status.links() = statuses.collect();
-        self.status.set_applied(self.applied_version);
+        self.status.set_applied(Some(self.applied_version));
     }
 
     /// Whether a request needs no splitting.

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use wire_nvme::log::AnaState;
 
 use crate::initiator::Attach;
-use crate::multipath::Policy;
+use crate::multipath::{IoWait, Policy};
 use crate::namespace::{NvmeBdev, ScannedNamespace};
 use crate::path::{AnaGroups, ControllerPath, PathStatus, ana_state_of, send_reply};
 use crate::shared_namespace::{NamespacePath, PathConnection, PathId, SharedNamespace};
@@ -43,8 +43,8 @@ pub(crate) enum PathEvent {
     },
     /// The ANA log page was read again.
     AnaChanged { path: Arc<ControllerPath>, groups: AnaGroups },
-    /// The connection is lost; I/O may wait for it until `waits_until_ns`.
-    Lost { path: Arc<ControllerPath>, waits_until_ns: u64, why: String },
+    /// The connection is lost; I/O may wait for the next.
+    Lost { path: Arc<ControllerPath>, wait: IoWait, why: String },
     /// The first attempt to attach failed.
     AttachFailed { path: Arc<ControllerPath>, why: String },
     /// Reconnection timed out: no further attempt is made.
@@ -159,14 +159,14 @@ impl ControllerGroup {
                 }
             }
             PathEvent::AnaChanged { path, groups } => self.apply_ana(&path, &groups),
-            PathEvent::Lost { path, waits_until_ns, why } => {
+            PathEvent::Lost { path, wait, why } => {
                 if path.status() == PathStatus::Reconnecting {
                     log::warn!(target: "bdev_nvme", "{}: {} lost: {why}", self.name, path.id().0.controller());
                 }
                 for namespace in self.namespaces() {
                     namespace.shared.update_path(path.number, |state| {
                         state.connection = None;
-                        state.waits_until_ns = waits_until_ns;
+                        state.wait = wait;
                     });
                 }
             }
@@ -282,7 +282,7 @@ impl ControllerGroup {
             anagrpid: scanned.identify.anagrpid,
             ana,
             ana_generation: next_ana_generation(),
-            waits_until_ns: self.waits_until_ns(path, ana),
+            wait: self.io_wait(path, ana),
         });
         if !sync::lock(&self.namespaces).contains_key(&nsid) {
             let device: Arc<dyn bdev::Bdev> = namespace.bdev.clone();
@@ -312,16 +312,16 @@ impl ControllerGroup {
         Ok(Arc::new(AttachedNamespace { bdev_name, shared: view, bdev, limits: Mutex::default() }))
     }
 
-    /// Until when I/O waits for a path in an ANA state: in a transition for the ANA transition time that the
-    /// controller reports (Base 2.0, section 8.1.3, ANATT).
-    fn waits_until_ns(&self, path: &ControllerPath, ana: AnaState) -> u64 {
+    /// How long I/O waits for a path in an ANA state: in a transition for the ANA transition time that the controller
+    /// reports (Base 2.0, section 8.1.3, ANATT).
+    fn io_wait(&self, path: &ControllerPath, ana: AnaState) -> IoWait {
         let anatt_s = path.identity().map_or(0, |identity| identity.anatt_s);
         match ana {
             AnaState::Inaccessible | AnaState::Change if anatt_s > 0 => {
-                self.clock.now_ns().saturating_add(u64::from(anatt_s) * 1_000_000_000)
+                IoWait::Until(self.clock.now_ns().saturating_add(u64::from(anatt_s) * 1_000_000_000))
             }
-            AnaState::PersistentLoss => 0,
-            _ => u64::MAX,
+            AnaState::PersistentLoss => IoWait::No,
+            _ => IoWait::Unlimited,
         }
     }
 
@@ -332,7 +332,7 @@ impl ControllerGroup {
                 let may_wait = |ana| matches!(ana, AnaState::Inaccessible | AnaState::Change);
                 // The time runs from the first of consecutive unusable states.
                 if !(may_wait(ana) && may_wait(state.ana)) {
-                    state.waits_until_ns = self.waits_until_ns(path, ana);
+                    state.wait = self.io_wait(path, ana);
                 }
                 state.ana = ana;
                 state.ana_generation = next_ana_generation();

@@ -43,7 +43,7 @@ pub use initiator::{
     PATHS_MAX, PathInfo, QueueKind,
 };
 pub use inject::ErrorInjection;
-pub use multipath::{Multipath, PathCounts, PathView, Policy, Selector};
+pub use multipath::{IoWait, Multipath, PathCounts, PathView, Policy, Selector};
 pub use passthrough::{PassthroughCommand, PassthroughReply};
 pub use path::{PathConfig, PathStatus, TransportId};
 pub use reconnect::ReconnectPolicy;

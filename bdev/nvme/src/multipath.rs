@@ -39,6 +39,27 @@ pub enum Selector {
     QueueDepth,
 }
 
+/// How long I/O waits for a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoWait {
+    /// Not at all.
+    No,
+    /// Until this time, in nanoseconds of the monotonic clock.
+    Until(u64),
+    /// Without a limit.
+    Unlimited,
+}
+
+impl IoWait {
+    fn is_over(self, now_ns: u64) -> bool {
+        match self {
+            IoWait::No => true,
+            IoWait::Until(until_ns) => now_ns >= until_ns,
+            IoWait::Unlimited => false,
+        }
+    }
+}
+
 /// The state of a path, as input of [`Multipath`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathView {
@@ -46,9 +67,8 @@ pub struct PathView {
     pub connected: bool,
     /// ANA state of the namespace on this controller.
     pub ana: AnaState,
-    /// Until when I/O waits for the path to become usable, in nanoseconds of the monotonic clock: 0 for not at all,
-    /// `u64::MAX` for no limit.
-    pub waits_until_ns: u64,
+    /// How long I/O waits for the path to become usable.
+    pub wait: IoWait,
     /// Preferred among paths of the same ANA state, for [`Policy::ActivePassive`].
     pub preferred: bool,
 }
@@ -119,7 +139,7 @@ impl<B> TrackedPath<B> {
     }
 
     fn may_recover(&self, now_ns: u64) -> bool {
-        self.view.ana != AnaState::PersistentLoss && now_ns < self.view.waits_until_ns
+        self.view.ana != AnaState::PersistentLoss && !self.view.wait.is_over(now_ns)
     }
 }
 
@@ -329,8 +349,11 @@ impl<B> Multipath<B> {
     /// When [`dispatch`](Self::dispatch) must be called next if nothing else happens, in nanoseconds.
     pub fn deadline_ns(&self) -> Option<u64> {
         let delayed = self.delayed.iter().map(|(due_ns, _)| *due_ns);
-        let waits = self.paths.iter().map(|path| path.view.waits_until_ns);
-        let ends = waits.filter(|until| !self.waiting.is_empty() && *until != 0 && *until != u64::MAX);
+        let waits = self.paths.iter().filter(|_| !self.waiting.is_empty());
+        let ends = waits.filter_map(|path| match path.view.wait {
+            IoWait::Until(until_ns) => Some(until_ns),
+            IoWait::No | IoWait::Unlimited => None,
+        });
         delayed.chain(ends).min()
     }
 

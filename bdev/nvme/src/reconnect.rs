@@ -1,5 +1,7 @@
 //! The schedule of reconnection attempts to a lost controller, and the loss timeout.
 
+use crate::multipath::IoWait;
+
 /// Reconnection parameters, in nanoseconds (SPDK's `ctrlr_loss_timeout_sec`, `reconnect_delay_sec` and
 /// `fast_io_fail_timeout_sec`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,18 +82,18 @@ impl Reconnect {
         Reconnect { policy, lost_ns: now_ns, next_ns: now_ns, tries: 0 }
     }
 
-    /// Until when I/O waits, in nanoseconds; `u64::MAX` for no limit.
-    pub(crate) fn waits_until_ns(&self) -> u64 {
+    /// How long I/O waits.
+    pub(crate) fn io_wait(&self) -> IoWait {
         let first = |one: Option<u64>, other: Option<u64>| match (one, other) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
         };
         match self.policy.loss_timeout_ns {
             // The only attempt starts at once: I/O waits for its result.
-            Some(0) if self.tries <= 1 => u64::MAX,
+            Some(0) if self.tries <= 1 => IoWait::Unlimited,
             loss => match first(loss, self.policy.fast_fail_ns) {
-                Some(after_ns) => self.lost_ns.saturating_add(after_ns),
-                None => u64::MAX,
+                Some(after_ns) => IoWait::Until(self.lost_ns.saturating_add(after_ns)),
+                None => IoWait::Unlimited,
             },
         }
     }
@@ -165,12 +167,12 @@ mod tests {
     fn io_waits_until_the_earlier_timeout() {
         let waits = |loss, fast_fail_ns| {
             let policy = ReconnectPolicy { loss_timeout_ns: loss, delay_ns: 1, fast_fail_ns };
-            Reconnect::lost(policy, 100).waits_until_ns()
+            Reconnect::lost(policy, 100).io_wait()
         };
-        assert_eq!(waits(None, None), u64::MAX);
-        assert_eq!(waits(None, Some(5)), 105);
-        assert_eq!(waits(Some(50), Some(5)), 105);
-        assert_eq!(waits(Some(50), None), 150);
-        assert_eq!(waits(Some(0), None), u64::MAX);
+        assert_eq!(waits(None, None), IoWait::Unlimited);
+        assert_eq!(waits(None, Some(5)), IoWait::Until(105));
+        assert_eq!(waits(Some(50), Some(5)), IoWait::Until(105));
+        assert_eq!(waits(Some(50), None), IoWait::Until(150));
+        assert_eq!(waits(Some(0), None), IoWait::Unlimited);
     }
 }

@@ -10,7 +10,7 @@ use wire_nvme::identify::IdentifyNamespace;
 use wire_nvme::log::AnaState;
 
 use crate::counts::{LinkCounts, PathStats};
-use crate::multipath::Policy;
+use crate::multipath::{IoWait, Policy};
 use crate::path::ControllerPath;
 use crate::transport_stats::TransportTotals;
 
@@ -64,8 +64,8 @@ pub(crate) struct NamespacePath {
     pub(crate) ana: AnaState,
     /// Changes with each read of the ANA log page.
     pub(crate) ana_generation: u64,
-    /// Until when I/O waits for the path; see [`PathView::waits_until_ns`](crate::PathView::waits_until_ns).
-    pub(crate) waits_until_ns: u64,
+    /// How long I/O waits for the path.
+    pub(crate) wait: IoWait,
 }
 
 /// A connection of a path, on which channels open their I/O queues.
@@ -83,8 +83,8 @@ pub(crate) struct ChannelStatus {
     waker: os::Waker,
     /// One a path.
     links: Mutex<Vec<LinkStatus>>,
-    /// The version that the channel has applied; `u64::MAX` once it is closed.
-    applied: Mutex<u64>,
+    /// The version that the channel has applied; `None` once it is closed.
+    applied: Mutex<Option<u64>>,
     applied_changed: Condvar,
 }
 
@@ -196,7 +196,7 @@ impl SharedNamespace {
             core: core.index(),
             waker,
             links: Mutex::default(),
-            applied: Mutex::default(),
+            applied: Mutex::new(Some(0)),
             applied_changed: Condvar::new(),
         });
         let mut state = self.lock();
@@ -209,7 +209,7 @@ impl SharedNamespace {
     pub(crate) fn unregister_channel(&self, id: u64) {
         let mut state = self.lock();
         let Some(status) = state.channels.remove(&id) else { return };
-        status.set_applied(u64::MAX);
+        status.set_applied(None);
         for link in status.links().iter() {
             if let Some(counts) = &link.counts
                 && state.paths.iter().any(|path| path.id == link.id)
@@ -252,8 +252,8 @@ impl ChannelStatus {
         sync::lock(&self.links)
     }
 
-    /// Records that the channel has applied a version.
-    pub(crate) fn set_applied(&self, version: u64) {
+    /// Records the version that the channel has applied; `None` when it is closed.
+    pub(crate) fn set_applied(&self, version: Option<u64>) {
         *sync::lock(&self.applied) = version;
         self.applied_changed.notify_all();
     }
@@ -261,7 +261,8 @@ impl ChannelStatus {
     fn wait_for_version(&self, version: u64, end: Instant) {
         let seen = sync::lock(&self.applied);
         let left = end.saturating_duration_since(Instant::now());
-        drop(self.applied_changed.wait_timeout_while(seen, left, |seen| *seen < version));
+        let is_older = |seen: &mut Option<u64>| seen.is_some_and(|seen| seen < version);
+        drop(self.applied_changed.wait_timeout_while(seen, left, is_older));
     }
 }
 

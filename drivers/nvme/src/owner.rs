@@ -67,15 +67,26 @@ pub(crate) struct ControllerOwner {
     event_requests: Cell<u32>,
     /// Device address of the shadow doorbells, if they are in use.
     shadow_address: Cell<Option<u64>>,
-    health_due_ns: Cell<u64>,
+    /// `None` until the controller is initialized.
+    health_due_ns: Cell<Option<u64>>,
     polled_ns: Cell<u64>,
     finished: Cell<bool>,
-    shutdown_ns: Cell<u64>,
+    shutdown: Cell<OwnerShutdown>,
+}
+
+/// How far the shutdown is that a stopping reactor requests.
+#[derive(Clone, Copy)]
+enum OwnerShutdown {
+    No,
+    /// Users may drop their handles until this time, in nanoseconds.
+    GraceUntil(u64),
+    Detaching,
 }
 
 /// The requester of an admin command in flight.
 struct PendingAdmin {
-    deadline_ns: u64,
+    /// `None` once it has passed and a reset was started, which aborts the command.
+    deadline_ns: Option<u64>,
     reply: Arc<Oneshot<AdminOutcome>>,
 }
 
@@ -107,11 +118,10 @@ impl ControllerOwner {
             resets: RefCell::default(),
             event_requests: Cell::new(0),
             shadow_address: Cell::new(None),
-            // Off until the controller is initialized.
-            health_due_ns: Cell::new(u64::MAX),
+            health_due_ns: Cell::new(None),
             polled_ns: Cell::new(0),
             finished: Cell::new(false),
-            shutdown_ns: Cell::new(0),
+            shutdown: Cell::new(OwnerShutdown::No),
         })
     }
 
@@ -160,7 +170,9 @@ impl ControllerOwner {
         if let Some(executed) = refused.pop() {
             return Err(AdminError::Status(executed.status()));
         }
-        self.pending.borrow_mut().insert(tag, PendingAdmin { deadline_ns, reply: reply.clone() });
+        self.pending
+            .borrow_mut()
+            .insert(tag, PendingAdmin { deadline_ns: Some(deadline_ns), reply: reply.clone() });
         match reply.receive().await {
             AdminOutcome::Completed(executed) => Ok(executed),
             AdminOutcome::Aborted => {
@@ -313,7 +325,7 @@ impl ControllerOwner {
 
     /// Starts recovery of timed-out admin commands, and checks the controller's health when it is due.
     fn check_timeouts_and_health(self: &Rc<Self>, now_ns: u64) {
-        let is_overdue = |pending: &PendingAdmin| now_ns > pending.deadline_ns;
+        let is_overdue = |pending: &PendingAdmin| pending.deadline_ns.is_some_and(|at_ns| now_ns > at_ns);
         if self.pending.borrow().values().any(is_overdue) {
             if self.resetting.get() {
                 // The requester is the reset itself, which fails when its commands time out. A command keeps its
@@ -321,14 +333,14 @@ impl ControllerOwner {
                 self.fail_overdue(is_overdue);
             } else {
                 // Trigger one reset only; it aborts every command.
-                self.pending.borrow_mut().values_mut().for_each(|pending| pending.deadline_ns = u64::MAX);
+                self.pending.borrow_mut().values_mut().for_each(|pending| pending.deadline_ns = None);
                 self.spawn_reset();
             }
         }
-        if now_ns < self.health_due_ns.get() {
+        if self.health_due_ns.get().is_none_or(|due_ns| now_ns < due_ns) {
             return;
         }
-        self.health_due_ns.set(now_ns + HEALTH_CHECK_NS);
+        self.health_due_ns.set(Some(now_ns + HEALTH_CHECK_NS));
         if self.shared.state_word().state() != RunState::Running || self.resetting.get() {
             return;
         }
@@ -399,11 +411,13 @@ impl Poller for OwnerPoller {
         if owner.finished.get() {
             return Shutdown::Done;
         }
-        if owner.shutdown_ns.get() == 0 {
-            owner.shutdown_ns.set(now_ns.max(1));
-        } else if now_ns > owner.shutdown_ns.get() + USERS_GRACE_NS {
-            owner.shutdown_ns.set(u64::MAX - USERS_GRACE_NS);
-            owner.shared.detach.store(true, Ordering::Release);
+        match owner.shutdown.get() {
+            OwnerShutdown::No => owner.shutdown.set(OwnerShutdown::GraceUntil(now_ns + USERS_GRACE_NS)),
+            OwnerShutdown::GraceUntil(until_ns) if now_ns > until_ns => {
+                owner.shutdown.set(OwnerShutdown::Detaching);
+                owner.shared.detach.store(true, Ordering::Release);
+            }
+            OwnerShutdown::GraceUntil(_) | OwnerShutdown::Detaching => {}
         }
         Shutdown::Draining
     }

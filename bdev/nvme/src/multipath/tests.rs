@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 
 const UP: PathView =
-    PathView { connected: true, ana: AnaState::Optimized, waits_until_ns: u64::MAX, preferred: false };
+    PathView { connected: true, ana: AnaState::Optimized, wait: IoWait::Unlimited, preferred: false };
 const DOWN: PathView = PathView { connected: false, ..UP };
 
 fn multipath(policy: Policy, views: &[PathView]) -> Multipath<()> {
@@ -101,7 +101,7 @@ fn an_ana_error_makes_a_path_unusable_until_the_log_is_read() {
 
 #[test]
 fn io_waits_for_a_path_until_the_timeout_and_then_fails() {
-    let mut multipath = multipath(Policy::ActivePassive, &[PathView { waits_until_ns: 100, ..DOWN }]);
+    let mut multipath = multipath(Policy::ActivePassive, &[PathView { wait: IoWait::Until(100), ..DOWN }]);
     submit(&mut multipath, 0..3);
     assert_eq!((multipath.deadline_ns(), multipath.outstanding()), (Some(100), 3));
     multipath.dispatch(99);
@@ -182,8 +182,8 @@ fn policy(index: u8) -> Policy {
 fn view(index: u8, now_ns: u64) -> PathView {
     match index {
         0 => DOWN,
-        1 => PathView { waits_until_ns: 0, ..DOWN },
-        2 => PathView { waits_until_ns: now_ns + 40, ..DOWN },
+        1 => PathView { wait: IoWait::No, ..DOWN },
+        2 => PathView { wait: IoWait::Until(now_ns + 40), ..DOWN },
         3 => PathView { ana: AnaState::Inaccessible, ..UP },
         4 => PathView { ana: AnaState::NonOptimized, ..UP },
         5 => PathView { ana: AnaState::PersistentLoss, ..UP },

@@ -4,6 +4,7 @@
 //! services.
 
 use crate::initiator::ControllerOperation;
+use crate::multipath::IoWait;
 use crate::path::{OperationError, PathStatus};
 use crate::reconnect::{Reconnect, ReconnectAction, ReconnectPolicy};
 
@@ -60,8 +61,8 @@ pub(crate) enum PathAction<R> {
 /// What the owner of a path is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PathNotice {
-    /// The path is not connected; I/O may wait for it until `waits_until_ns`.
-    Lost { waits_until_ns: u64, why: String },
+    /// The path is not connected; I/O may wait for it.
+    Lost { wait: IoWait, why: String },
     /// The first attempt failed; the task ends.
     AttachFailed(String),
     /// The loss timeout has expired, and the path is to be removed.
@@ -171,8 +172,7 @@ impl<R> PathMachine<R> {
     fn wait(&mut self, reconnect: Reconnect, why: String, actions: &mut Vec<PathAction<R>>) {
         (self.state, self.reconnect, self.why) = (PathState::Waiting, Some(reconnect), why.clone());
         actions.push(PathAction::SetStatus(PathStatus::Reconnecting, Some(why.clone())));
-        let waits_until_ns = reconnect.waits_until_ns();
-        actions.push(PathAction::Notify(PathNotice::Lost { waits_until_ns, why }));
+        actions.push(PathAction::Notify(PathNotice::Lost { wait: reconnect.io_wait(), why }));
     }
 
     fn connect_for(&mut self, requester: R, now_ns: u64, actions: &mut Vec<PathAction<R>>) {
@@ -201,7 +201,7 @@ impl<R> PathMachine<R> {
         }
         self.state = PathState::Failed;
         actions.push(PathAction::SetStatus(PathStatus::Failed, None));
-        actions.push(PathAction::Notify(PathNotice::Lost { waits_until_ns: 0, why: self.why.clone() }));
+        actions.push(PathAction::Notify(PathNotice::Lost { wait: IoWait::No, why: self.why.clone() }));
         if let Some(requester) = self.requester.take() {
             let failed = Err(OperationError::Failed(self.why.clone()));
             actions.push(PathAction::Reply(requester, failed));
@@ -219,7 +219,7 @@ impl<R> PathMachine<R> {
         self.state = PathState::Disabled;
         actions.push(PathAction::SetStatus(PathStatus::Disabled, None));
         let why = "it is disabled".to_string();
-        actions.push(PathAction::Notify(PathNotice::Lost { waits_until_ns: 0, why }));
+        actions.push(PathAction::Notify(PathNotice::Lost { wait: IoWait::No, why }));
         actions.push(PathAction::Reply(requester, Ok(())));
     }
 }

@@ -136,7 +136,7 @@ impl<N: CoreNetwork> PathSession for ControllerSession<N> {
     fn notify(&mut self, notice: PathNotice) {
         let path = self.path.clone();
         self.group.send_event(match notice {
-            PathNotice::Lost { waits_until_ns, why } => PathEvent::Lost { path, waits_until_ns, why },
+            PathNotice::Lost { wait, why } => PathEvent::Lost { path, wait, why },
             PathNotice::AttachFailed(why) => PathEvent::AttachFailed { path, why },
             PathNotice::LossTimeout => PathEvent::ReconnectTimedOut(path),
             PathNotice::Stopped => PathEvent::Stopped(path),

@@ -110,7 +110,7 @@ impl ControllerOwner {
         self.shared.set_free_qids(queues_max);
         let _ = self.shared.params.set(params);
         self.start_events().await;
-        self.health_due_ns.set(self.core.now_ns() + super::HEALTH_CHECK_NS);
+        self.health_due_ns.set(Some(self.core.now_ns() + super::HEALTH_CHECK_NS));
         Ok(())
     }
 

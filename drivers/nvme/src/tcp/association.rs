@@ -63,19 +63,20 @@ struct AssociationInner<N: CoreNetwork> {
     received: Vec<NetworkEvent<N::Stream>>,
     queue: TcpQueue,
     keep_alive_ns: u64,
-    keep_alive_due_ns: u64,
+    /// When to send the next Keep Alive; `None` if they are off.
+    keep_alive_due_ns: Option<u64>,
     /// When the outstanding Keep Alive was sent.
     keep_alive_since_ns: Option<u64>,
     events: VecDeque<AsyncEvent>,
-    /// When to submit the next Asynchronous Event Request; `u64::MAX` while one is outstanding, before events are
-    /// enabled, and after the controller has refused one for good. It waits for room in `events`.
-    event_request_due_ns: u64,
+    /// When to submit the next Asynchronous Event Request; `None` while one is outstanding, before events are enabled, and
+    /// after the controller has refused one for good. It waits for room in `events`.
+    event_request_due_ns: Option<u64>,
     event_retry_ns: u64,
     /// Response to the command in flight.
     response: Option<(Request<Data>, Cqe)>,
     next_tag: u64,
     /// Deadline of the command or connection step in progress.
-    response_deadline_ns: u64,
+    response_deadline_ns: Option<u64>,
     /// The task to wake on a response, an event, a failure or the deadline.
     waker: Option<Waker>,
     closed: bool,
@@ -167,14 +168,14 @@ impl<N: CoreNetwork> TcpAssociation<N> {
             received: Vec::new(),
             queue,
             keep_alive_ns: u64::from(options.keep_alive_ms) * 1_000_000,
-            keep_alive_due_ns: u64::MAX,
+            keep_alive_due_ns: None,
             keep_alive_since_ns: None,
             events: VecDeque::new(),
-            event_request_due_ns: u64::MAX,
+            event_request_due_ns: None,
             event_retry_ns: options.event_retry_ns,
             response: None,
             next_tag: 0,
-            response_deadline_ns: u64::MAX,
+            response_deadline_ns: None,
             waker: None,
             closed: false,
         }));
@@ -231,7 +232,7 @@ impl<N: CoreNetwork> TcpAssociation<N> {
             self.handle.free_qids = FreeQids::new(queues as u16);
         }
         if self.keep_alive_ns > 0 {
-            self.inner.borrow_mut().keep_alive_due_ns = self.core.now_ns() + self.keep_alive_ns / 2;
+            self.inner.borrow_mut().keep_alive_due_ns = Some(self.core.now_ns() + self.keep_alive_ns / 2);
         }
         Ok(())
     }
@@ -297,7 +298,7 @@ impl<N: CoreNetwork> TcpAssociation<N> {
         let offered = mask & (notices | AsyncEventConfiguration::HEALTH);
         self.set_feature(FeatureId::AsyncEventConfiguration, offered.bits()).await?;
         let mut inner = self.inner.borrow_mut();
-        inner.event_request_due_ns = 0;
+        inner.event_request_due_ns = Some(0);
         inner.request_event(0);
         Ok(())
     }
@@ -340,7 +341,7 @@ impl<N: CoreNetwork> TcpAssociation<N> {
                 return Err(AdminError::Busy);
             }
             inner.response = None;
-            inner.response_deadline_ns = self.core.now_ns() + self.timeout_ns;
+            inner.response_deadline_ns = Some(self.core.now_ns() + self.timeout_ns);
             let tag = Tag(inner.next_tag);
             inner.next_tag += 1;
             inner.send(tag, sqe, buffer, data, inline_data);
@@ -348,7 +349,7 @@ impl<N: CoreNetwork> TcpAssociation<N> {
         std::future::poll_fn(|context| {
             let mut inner = self.inner.borrow_mut();
             if let Some((request, cqe)) = inner.response.take() {
-                inner.response_deadline_ns = u64::MAX;
+                inner.response_deadline_ns = None;
                 let status = cqe.status;
                 let response =
                     if status.is_success() { Ok((request, cqe)) } else { Err(AdminError::Status(status)) };
@@ -356,12 +357,12 @@ impl<N: CoreNetwork> TcpAssociation<N> {
                     inner.queue.failure.map_or(response, |failure| Err(AdminError::Failure(failure))),
                 );
             }
-            if inner.queue.failure.is_none() && self.core.now_ns() >= inner.response_deadline_ns {
+            if inner.queue.failure.is_none() && is_due(inner.response_deadline_ns, self.core.now_ns()) {
                 // Fail the association: a late response would have no requester.
                 inner.queue.fail(ControllerFailure::AdminTimeout);
             }
             if let Some(failure) = inner.queue.failure {
-                inner.response_deadline_ns = u64::MAX;
+                inner.response_deadline_ns = None;
                 return Poll::Ready(Err(AdminError::Failure(failure)));
             }
             inner.waker = Some(context.waker().clone());
@@ -372,17 +373,17 @@ impl<N: CoreNetwork> TcpAssociation<N> {
 
     /// Waits for ICResp.
     async fn initialize(&mut self) -> Result<(), NvmeOpenError> {
-        self.inner.borrow_mut().response_deadline_ns = self.core.now_ns() + self.timeout_ns;
+        self.inner.borrow_mut().response_deadline_ns = Some(self.core.now_ns() + self.timeout_ns);
         std::future::poll_fn(|context| {
             let mut inner = self.inner.borrow_mut();
             if let Some(failure) = inner.queue.failure {
                 return Poll::Ready(Err(failure.into()));
             }
             if inner.queue.is_ready() {
-                inner.response_deadline_ns = u64::MAX;
+                inner.response_deadline_ns = None;
                 return Poll::Ready(Ok(()));
             }
-            if self.core.now_ns() >= inner.response_deadline_ns {
+            if is_due(inner.response_deadline_ns, self.core.now_ns()) {
                 return Poll::Ready(Err(NvmeOpenError::Timeout("ICReq")));
             }
             inner.waker = Some(context.waker().clone());
@@ -452,9 +453,12 @@ impl<N: CoreNetwork> Poller for AssociationPoller<N> {
 
     fn deadline(&self) -> Option<u64> {
         let inner = self.inner.borrow();
-        let deadline_ns = if inner.closed { 0 } else { inner.deadline_ns() };
-        (deadline_ns != u64::MAX).then_some(deadline_ns)
+        if inner.closed { Some(0) } else { inner.deadline_ns() }
     }
+}
+
+fn is_due(at_ns: Option<u64>, now_ns: u64) -> bool {
+    at_ns.is_some_and(|at_ns| now_ns >= at_ns)
 }
 
 impl<N: CoreNetwork> AssociationInner<N> {
@@ -472,10 +476,10 @@ impl<N: CoreNetwork> AssociationInner<N> {
                 TAG_ASYNC_EVENT if completed.cqe.status.is_success() => {
                     // An event of an unknown type has no log page to read, but others may follow it.
                     self.events.extend(AsyncEvent::from_result(completed.cqe.result));
-                    self.event_request_due_ns = now_ns;
+                    self.event_request_due_ns = Some(now_ns);
                 }
                 TAG_ASYNC_EVENT if completed.cqe.status.is_do_not_retry() => {}
-                TAG_ASYNC_EVENT => self.event_request_due_ns = now_ns + self.event_retry_ns,
+                TAG_ASYNC_EVENT => self.event_request_due_ns = Some(now_ns + self.event_retry_ns),
                 TAG_KEEP_ALIVE => self.keep_alive_since_ns = None,
                 Tag(tag) if tag + 1 == self.next_tag => {
                     self.response = Some((completed.request, completed.cqe));
@@ -489,25 +493,26 @@ impl<N: CoreNetwork> AssociationInner<N> {
         let wake = self.response.is_some()
             || !self.events.is_empty()
             || self.queue.failure.is_some()
-            || now_ns >= self.response_deadline_ns
+            || is_due(self.response_deadline_ns, now_ns)
             || !was_ready && self.queue.is_ready();
         if wake && let Some(waker) = self.waker.take() {
             waker.wake();
         }
     }
 
-    fn deadline_ns(&self) -> u64 {
+    fn deadline_ns(&self) -> Option<u64> {
         if self.network.is_pending() {
-            return 0;
+            return Some(0);
         }
-        let keep_alive_deadline_ns =
-            self.keep_alive_since_ns.map_or(u64::MAX, |since| since + self.keep_alive_ns);
-        // Without a waiting task the deadline is irrelevant.
-        let response_deadline_ns = if self.waker.is_some() { self.response_deadline_ns } else { u64::MAX };
-        // While the queue of events is full, taking one submits the request.
-        let event_request_due_ns =
-            if self.events.len() < EVENTS_MAX { self.event_request_due_ns } else { u64::MAX };
-        self.keep_alive_due_ns.min(keep_alive_deadline_ns).min(response_deadline_ns).min(event_request_due_ns)
+        let deadlines = [
+            self.keep_alive_due_ns,
+            self.keep_alive_since_ns.map(|since_ns| since_ns + self.keep_alive_ns),
+            // Without a waiting task the deadline is irrelevant.
+            self.response_deadline_ns.filter(|_| self.waker.is_some()),
+            // While the queue of events is full, taking one submits the request.
+            self.event_request_due_ns.filter(|_| self.events.len() < EVENTS_MAX),
+        ];
+        deadlines.into_iter().flatten().min()
     }
 
     /// Sends a Keep Alive every half timeout, and fails the association if one is not answered within a whole timeout
@@ -515,14 +520,14 @@ impl<N: CoreNetwork> AssociationInner<N> {
     fn keep_alive(&mut self, now_ns: u64) {
         if self.keep_alive_since_ns.is_some_and(|since| now_ns >= since + self.keep_alive_ns) {
             self.keep_alive_since_ns = None;
-            self.keep_alive_due_ns = u64::MAX;
+            self.keep_alive_due_ns = None;
             self.queue.fail(ControllerFailure::AdminTimeout);
             return;
         }
-        if now_ns < self.keep_alive_due_ns || self.queue.failure.is_some() {
+        if !is_due(self.keep_alive_due_ns, now_ns) || self.queue.failure.is_some() {
             return;
         }
-        self.keep_alive_due_ns = now_ns + self.keep_alive_ns / 2;
+        self.keep_alive_due_ns = Some(now_ns + self.keep_alive_ns / 2);
         if self.keep_alive_since_ns.is_none() && !self.queue.is_full() {
             self.keep_alive_since_ns = Some(now_ns);
             self.send(
@@ -538,14 +543,13 @@ impl<N: CoreNetwork> AssociationInner<N> {
     /// Submits an Asynchronous Event Request if one is due and there is room for its event.
     fn request_event(&mut self, now_ns: u64) {
         if self.queue.failure.is_some() {
-            self.event_request_due_ns = u64::MAX;
+            self.event_request_due_ns = None;
         }
-        if now_ns >= self.event_request_due_ns
-            && self.event_request_due_ns != u64::MAX
+        if is_due(self.event_request_due_ns, now_ns)
             && self.events.len() < EVENTS_MAX
             && !self.queue.is_full()
         {
-            self.event_request_due_ns = u64::MAX;
+            self.event_request_due_ns = None;
             let sqe = Sqe::new(AdminOpcode::AsyncEventRequest.to_wire());
             self.send(TAG_ASYNC_EVENT, sqe, None, TcpCommandData::None, &[]);
         }

@@ -87,7 +87,7 @@ impl<N: CoreNetwork> ConnectedQueue<N> {
                 connection.wait(core, "ICReq", deadline_ns).await?;
             }
         }
-        let request = Request::new(Tag(u64::MAX), Op::Flush, 0, 0);
+        let request = Request::new(Tag(0), Op::Flush, 0, 0);
         let completed = connection
             .execute(core, "Connect", sqe, request, (TcpCommandData::None, &data), deadline_ns)
             .await?;

@@ -71,8 +71,8 @@ impl Path {
     }
 }
 
-fn lost(waits_until_ns: u64, why: &str) -> PathNotice {
-    PathNotice::Lost { waits_until_ns, why: why.into() }
+fn lost(wait: IoWait, why: &str) -> PathNotice {
+    PathNotice::Lost { wait, why: why.into() }
 }
 
 #[test]
@@ -93,13 +93,13 @@ fn a_lost_path_reconnects_until_the_loss_timeout() {
         (path.machine.state(), path.status, path.now_ns),
         (PathState::Failed, PathStatus::Failed, 10 * SECOND)
     );
-    let refused = lost(10 * SECOND, "refused");
+    let refused = lost(IoWait::Until(10 * SECOND), "refused");
     let expected = [
-        lost(10 * SECOND, "closed"),
+        lost(IoWait::Until(10 * SECOND), "closed"),
         refused.clone(),
         refused.clone(),
         refused,
-        lost(0, "refused"),
+        lost(IoWait::No, "refused"),
         PathNotice::LossTimeout,
     ];
     assert_eq!(path.notices, expected);
@@ -186,7 +186,7 @@ fn operations_are_accepted_or_rejected_by_state() {
 fn a_reset_is_answered_by_the_next_connection_or_by_a_disable() {
     let mut path = Path::connected(POLICY, OnLossTimeout::Remove);
     path.handle(Operate(Reset, 1));
-    assert_eq!(path.notices, [lost(10 * SECOND, "it is being reset")]);
+    assert_eq!(path.notices, [lost(IoWait::Until(10 * SECOND), "it is being reset")]);
     assert_eq!(path.timeout(), PathState::Connecting);
     path.handle(ConnectFailed("refused".into()));
     assert!(path.replies.is_empty(), "attempts go on");
