@@ -1,12 +1,13 @@
 //! I/O queue pairs: one per core, created by a request to the controller's owner core.
 
+mod deleting;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use block_io::{Completion, Request, Status};
 use dma::{Data, DeviceBuffer};
-use os::clock::Clock;
-use reactor::{Core, Period, PollResult, Poller, Shutdown};
+use reactor::{Core, Period};
 use wire_nvme::{cqe, sqe};
 
 use crate::command::{Command, CommandCompletion};
@@ -22,6 +23,7 @@ use crate::rings::{ENTRIES_MIN, Rings};
 use crate::shared::{OwnerRequest, QpairRecord, QpairState, ResetKind, RunState, StateWord};
 use crate::stats::{CostMeter, Costs, QueueStats};
 use crate::wait::race;
+use deleting::DeletingQpair;
 
 /// An I/O submission queue and its completion queue, for one core.
 ///
@@ -540,15 +542,9 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         let Some(queue) = self.queue.take() else { return };
-        let deleting = DeletingQpair {
-            clock: self.core.clock().clone(),
-            queue: Some(queue),
-            handle: self.handle.clone(),
-            record: self.record.clone(),
-            epoch: self.epoch,
-            interrupt: self.interrupt.take(),
-            requested: false,
-        };
+        let (handle, record) = (self.handle.clone(), self.record.clone());
+        let deleting =
+            DeletingQpair::new(&self.core, queue, handle, record, self.epoch, self.interrupt.take());
         // The queues exist on the controller, or may be about to.
         let requested = matches!(self.submission, SubmissionState::Connecting { requested: true });
         if self.record.state() == QpairState::Live(self.epoch)
@@ -559,84 +555,6 @@ impl Drop for QueuePair {
         } else {
             drop(deleting);
         }
-    }
-}
-
-/// A dropped queue pair: holds its memory until the controller has deleted the queues.
-struct DeletingQpair {
-    /// Not the core, which would own itself through its new pollers.
-    clock: Clock,
-    queue: Option<Box<MemoryQueue>>,
-    handle: Arc<ControllerHandle>,
-    record: Arc<QpairRecord>,
-    epoch: u32,
-    interrupt: Option<QpairInterrupt>,
-    requested: bool,
-}
-
-impl DeletingQpair {
-    /// Whether the device no longer accesses the queue's memory.
-    fn is_released(&self) -> bool {
-        let word = self.handle.shared.state_word();
-        let stopped =
-            matches!(word.state(), RunState::Stopped | RunState::Dead) || word.epoch() != self.epoch;
-        let stopping = word.state() == RunState::Stopping;
-        let never_live = !matches!(self.record.state(), QpairState::Live(_) | QpairState::Deleting);
-        (stopped && !stopping) || never_live
-    }
-
-    fn finish(&mut self) {
-        self.interrupt = None;
-        if let Some(mut queue) = self.queue.take()
-            && self.handle.shared.is_memory_quarantined()
-        {
-            let (mut ios, mut done) = (Vec::new(), Vec::new());
-            queue.abort_all(Status::ABORTED_BY_HOST, &mut ios, &mut done);
-            std::mem::forget((queue, ios, done));
-        }
-    }
-}
-
-impl Poller for DeletingQpair {
-    fn name(&self) -> &str {
-        "nvme-qpair-delete"
-    }
-
-    fn poll(&mut self, _now_ns: u64) -> PollResult {
-        if self.is_released() {
-            self.finish();
-            return PollResult::Finished;
-        }
-        if !self.requested && self.handle.shared.state_word().state() == RunState::Running {
-            self.requested =
-                self.handle.shared.requests.send(OwnerRequest::DeleteQpair(self.record.clone())).is_ok();
-        }
-        PollResult::Idle
-    }
-
-    fn deadline(&self) -> Option<u64> {
-        Some(self.clock.now_ns() + STATE_CHECK_NS)
-    }
-
-    fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
-        if self.queue.is_none() || self.is_released() { Shutdown::Done } else { Shutdown::Draining }
-    }
-}
-
-impl Drop for DeletingQpair {
-    fn drop(&mut self) {
-        if self.queue.is_none() {
-            return;
-        }
-        if !self.is_released() {
-            // The reactor ends before the deletion has completed. Stop the device's DMA, because the memory is about
-            // to be reused.
-            let shared = &self.handle.shared;
-            if shared.device().disable_dma().is_err() && shared.device().is_present() {
-                shared.quarantine_memory();
-            }
-        }
-        self.finish();
     }
 }
 
