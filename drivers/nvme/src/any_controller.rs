@@ -140,14 +140,14 @@ impl<N: CoreNetwork> AnyController<N> {
 
     /// What other cores open I/O queues with.
     pub fn io_queues(&self) -> Arc<dyn IoQueues> {
-        match self {
+        Arc::new(match self {
             AnyController::Tcp(association) => {
-                Arc::new(TcpIoQueues::<N>(association.handle().clone(), PhantomData))
+                TransportQueues::<N>::Tcp(association.handle().clone(), PhantomData)
             }
             AnyController::Memory(controller, options) => {
-                Arc::new(MemoryIoQueues(controller.clone(), (**options).clone()))
+                TransportQueues::Memory(controller.clone(), (**options).clone())
             }
-        }
+        })
     }
 }
 
@@ -178,9 +178,12 @@ pub trait IoQueues: Send + Sync {
     ) -> Opening<'a, PassthroughOutput>;
 }
 
-struct TcpIoQueues<N>(AssociationHandle, PhantomData<fn() -> N>);
+enum TransportQueues<N> {
+    Tcp(AssociationHandle, PhantomData<fn() -> N>),
+    Memory(Controller, Options),
+}
 
-impl<N: CoreNetwork> IoQueues for TcpIoQueues<N> {
+impl<N: CoreNetwork> IoQueues for TransportQueues<N> {
     fn open<'a>(
         &'a self,
         core: &'a Core,
@@ -188,8 +191,15 @@ impl<N: CoreNetwork> IoQueues for TcpIoQueues<N> {
         identify: &'a IdentifyNamespace,
     ) -> Opening<'a, Box<dyn IoQueue>> {
         Box::pin(async move {
-            let queue = TcpIoQueue::<N>::open_over(core, &self.0, nsid, identify).await?;
-            Ok(Box::new(queue) as Box<dyn IoQueue>)
+            Ok(match self {
+                TransportQueues::Tcp(association, _) => {
+                    Box::new(TcpIoQueue::<N>::open_over(core, association, nsid, identify).await?)
+                        as Box<dyn IoQueue>
+                }
+                TransportQueues::Memory(controller, options) => {
+                    Box::new(Namespace::of(controller, core, nsid, options).await?)
+                }
+            })
         })
     }
 
@@ -202,38 +212,18 @@ impl<N: CoreNetwork> IoQueues for TcpIoQueues<N> {
         timeout_ns: u64,
     ) -> Opening<'a, PassthroughOutput> {
         Box::pin(async move {
-            if *metadata != AdminData::None {
-                return Err(NvmeOpenError::InvalidArgument("metadata is not supported over TCP"));
+            match self {
+                TransportQueues::Tcp(..) if *metadata != AdminData::None => {
+                    Err(NvmeOpenError::InvalidArgument("metadata is not supported over TCP"))
+                }
+                TransportQueues::Tcp(association, _) => {
+                    association.execute_io::<N>(core, sqe, data, timeout_ns).await
+                }
+                TransportQueues::Memory(controller, _) => {
+                    controller.execute_io(core, sqe, data, metadata, timeout_ns).await
+                }
             }
-            self.0.execute_io::<N>(core, sqe, data, timeout_ns).await
         })
-    }
-}
-
-struct MemoryIoQueues(Controller, Options);
-
-impl IoQueues for MemoryIoQueues {
-    fn open<'a>(
-        &'a self,
-        core: &'a Core,
-        nsid: u32,
-        _identify: &'a IdentifyNamespace,
-    ) -> Opening<'a, Box<dyn IoQueue>> {
-        Box::pin(async move {
-            let namespace = Namespace::of(&self.0, core, nsid, &self.1).await?;
-            Ok(Box::new(namespace) as Box<dyn IoQueue>)
-        })
-    }
-
-    fn execute<'a>(
-        &'a self,
-        core: &'a Core,
-        sqe: Sqe,
-        data: &'a AdminData,
-        metadata: &'a AdminData,
-        timeout_ns: u64,
-    ) -> Opening<'a, PassthroughOutput> {
-        Box::pin(self.0.execute_io(core, sqe, data, metadata, timeout_ns))
     }
 }
 
