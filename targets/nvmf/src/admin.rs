@@ -83,7 +83,7 @@ impl PduHandler<'_, '_> {
                 let queues = Arc::strong_count(&shared.queue_count);
                 let window = shared.limits.buffer_window(queues, arena_bytes);
                 self.state.queue = IoQueue::new(entries, window, Rc::new(namespaces));
-                self.state.handshake_deadline_ns = u64::MAX;
+                self.state.handshake_deadline_ns = target_shell::NEVER_NS;
                 self.state.notice.logged_in = true;
                 self.state.role = match connected {
                     ConnectOk::Admin(admin) => {

@@ -11,7 +11,7 @@ use nvme_controller::{BufferWindow, ControllerEvent, IoQueue};
 use nvme_tcp::{FlushStatus, PduReceiver, ReceiveProgress, ReceiveStatus, receive_pdus};
 use slots::Slot;
 use sockets::ByteStream;
-use target_shell::{CloseReason, MoreToRead, Notice, ProtocolConnection};
+use target_shell::{CloseReason, MoreToRead, NEVER_NS, Notice, ProtocolConnection};
 use wire_nvme::tcp::{FatalError, Framing, PduType, TERM_MAX, TermReq};
 
 use crate::handler::PduHandler;
@@ -167,12 +167,12 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
     #[inline]
     fn deadline_ns(&self) -> u64 {
         let role_deadline_ns = match &self.state.role {
-            ConnectionRole::Io(_) => u64::MAX,
-            ConnectionRole::Admin(controller) => controller.deadline().unwrap_or(u64::MAX),
+            ConnectionRole::Io(_) => NEVER_NS,
+            ConnectionRole::Admin(controller) => controller.deadline().unwrap_or(NEVER_NS),
             ConnectionRole::AwaitingIcReq | ConnectionRole::AwaitingConnect => {
                 self.state.handshake_deadline_ns
             }
-            ConnectionRole::Closed => u64::MAX,
+            ConnectionRole::Closed => NEVER_NS,
         };
         role_deadline_ns.min(self.state.transfers.due_ns())
     }

@@ -3,7 +3,7 @@
 use block_io::Status;
 use nvme_tcp::SendPosition;
 use slots::Slot;
-use target_shell::CloseReason;
+use target_shell::{CloseReason, NEVER_NS};
 
 use crate::connection::{ConnectionState, IncomingPdu};
 use crate::limits::TcpLimits;
@@ -44,10 +44,10 @@ impl TransferCheck {
         self.due_ns.is_some()
     }
 
-    /// The time of the next check; `u64::MAX` for none.
+    /// The time of the next check; `NEVER_NS` for none.
     #[inline]
     pub(crate) fn due_ns(&self) -> u64 {
-        self.due_ns.unwrap_or(u64::MAX)
+        self.due_ns.unwrap_or(NEVER_NS)
     }
 
     /// Starts to check: commands may be in flight.

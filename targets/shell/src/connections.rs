@@ -3,6 +3,8 @@
 use slots::{Slab, Slot};
 use sockets::{ConnectionId, StreamAddress};
 
+use crate::timers::NEVER_NS;
+
 /// Connections of a core. A request's tag has 16 bits for the connection.
 pub(crate) const CONNECTIONS_MAX: u32 = sockets::CONNECTIONS_MAX;
 const _: () = assert!(CONNECTIONS_MAX <= 1 << 16);
@@ -28,7 +30,7 @@ pub struct ConnectionEntry<C> {
     pub(crate) id: ConnectionId,
     pub(crate) peer: StreamAddress,
     pub(crate) requests: ConnectionRequests,
-    /// The time of its timer in [`Timers`](crate::timers::Timers); `u64::MAX` without one.
+    /// The time of its timer in [`Timers`](crate::timers::Timers); `NEVER_NS` without one.
     pub(crate) timer_ns: u64,
     /// When a draining connection is closed even if commands are in flight.
     pub(crate) drain_deadline_ns: u64,
@@ -126,8 +128,8 @@ impl<C> Connections<C> {
             id,
             peer,
             requests: ConnectionRequests::default(),
-            timer_ns: u64::MAX,
-            drain_deadline_ns: u64::MAX,
+            timer_ns: NEVER_NS,
+            drain_deadline_ns: NEVER_NS,
             dirty: false,
             waiting: false,
             closing: false,

@@ -18,7 +18,7 @@ use crate::poller::PollGroup;
 use crate::protocol::{
     Accepted, CloseReason, IoContext, MoreToRead, Notice, Protocol, ProtocolConnection, TargetConfig,
 };
-use crate::timers::{TimerOwner, Timers};
+use crate::timers::{NEVER_NS, TimerOwner, Timers};
 
 /// Bytes received at a time beyond payload that goes directly into its buffer. Half of a typical L2 cache.
 const SCRATCH_BYTES: usize = 128 << 10;
@@ -543,7 +543,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             if entry.closed || entry.timer_ns != at_ns {
                 continue;
             }
-            entry.timer_ns = u64::MAX;
+            entry.timer_ns = NEVER_NS;
             if entry.connection.deadline_ns() > now_ns {
                 self.timers.arm(slot, entry.connection.deadline_ns(), &mut entry.timer_ns);
                 continue;
@@ -620,7 +620,7 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
         // There is no event either when connections on other cores close.
         let retry = !self.waiting.is_empty() || !self.closing.is_empty();
         let waiting = retry.then(|| self.clock.now_ns() + RETRY_NS);
-        let timer = Some(self.timers.next_ns()).filter(|at_ns| *at_ns != u64::MAX);
+        let timer = Some(self.timers.next_ns()).filter(|at_ns| *at_ns != NEVER_NS);
         [self.devices.deadline(), waiting, timer].into_iter().flatten().min()
     }
 

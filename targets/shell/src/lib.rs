@@ -52,6 +52,7 @@ pub use protocol::{
 };
 pub use publisher::{NotApplied, Publisher, Subscription};
 pub use request::{NoAnswer, Request, Responder};
+pub use timers::NEVER_NS;
 
 /// Time that the control plane waits for a core to apply a change or to answer: thousands of polls.
 pub const CORE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);

@@ -10,6 +10,7 @@ use sockets::{ByteStream, StreamAddress, TransferResult};
 
 use crate::connections::{ConnectionRequests, Connections};
 use crate::devices::{CoreDevices, DeviceMap};
+use crate::timers::NEVER_NS;
 
 /// A target's protocol on one core: state that all connections of the core share.
 ///
@@ -134,11 +135,11 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
         true
     }
 
-    /// When [`on_deadline`](Self::on_deadline) is due; `u64::MAX` for never. Asked after [`Protocol::accept`],
+    /// When [`on_deadline`](Self::on_deadline) is due; [`NEVER_NS`] for never. Asked after [`Protocol::accept`],
     /// [`receive`](Self::receive), [`resume`](Self::resume) and `on_deadline`. A later deadline costs nothing.
     #[inline]
     fn deadline_ns(&self) -> u64 {
-        u64::MAX
+        NEVER_NS
     }
 
     /// The deadline has passed.

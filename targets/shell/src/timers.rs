@@ -5,6 +5,9 @@ use std::collections::BinaryHeap;
 
 use slots::Slot;
 
+/// A deadline that never comes. The largest number and not an option, so that deadlines are compared without a branch.
+pub const NEVER_NS: u64 = u64::MAX;
+
 /// When each connection has to be visited next, earliest first.
 ///
 /// A timer may be too early, never too late: a deadline that moves away, as that of Keep Alive with every command, costs
@@ -29,8 +32,8 @@ pub(crate) enum TimerOwner {
 }
 
 impl Timers {
-    /// Makes sure that a connection is visited by `deadline_ns`; `u64::MAX` for never. `armed_ns` is the time of its
-    /// timer, `u64::MAX` without one.
+    /// Makes sure that a connection is visited by `deadline_ns`; `NEVER_NS` for never. `armed_ns` is the time of its
+    /// timer, `NEVER_NS` without one.
     #[inline]
     pub(crate) fn arm(&mut self, slot: Slot, deadline_ns: u64, armed_ns: &mut u64) {
         if deadline_ns < *armed_ns {
@@ -46,10 +49,10 @@ impl Timers {
         }
     }
 
-    /// The time of the first timer; `u64::MAX` without one.
+    /// The time of the first timer; `NEVER_NS` without one.
     #[inline]
     pub(crate) fn next_ns(&self) -> u64 {
-        self.heap.peek().map_or(u64::MAX, |Reverse((at_ns, _))| *at_ns)
+        self.heap.peek().map_or(NEVER_NS, |Reverse((at_ns, _))| *at_ns)
     }
 
     /// Takes the first timer that has expired, with its time.
@@ -72,9 +75,9 @@ mod tests {
 
     #[test]
     fn a_timer_is_replaced_by_an_earlier_one_only() {
-        let (mut timers, slot, mut armed_ns) = (Timers::default(), Slot::from_bits(1), u64::MAX);
-        timers.arm(slot, u64::MAX, &mut armed_ns);
-        assert_eq!(timers.next_ns(), u64::MAX);
+        let (mut timers, slot, mut armed_ns) = (Timers::default(), Slot::from_bits(1), NEVER_NS);
+        timers.arm(slot, NEVER_NS, &mut armed_ns);
+        assert_eq!(timers.next_ns(), NEVER_NS);
         for (deadline_ns, next_ns) in [(50, 50), (70, 50), (30, 30), (30, 30)] {
             timers.arm(slot, deadline_ns, &mut armed_ns);
             assert_eq!((timers.next_ns(), armed_ns), (next_ns, next_ns));
@@ -90,7 +93,7 @@ mod tests {
     fn timers_expire_in_order() {
         let mut timers = Timers::default();
         for (index, deadline_ns) in [40, 10, 30, 20].into_iter().enumerate() {
-            timers.arm(Slot::from_bits(index as u64), deadline_ns, &mut { u64::MAX });
+            timers.arm(Slot::from_bits(index as u64), deadline_ns, &mut { NEVER_NS });
         }
         let expired: Vec<u64> =
             std::iter::from_fn(|| timers.pop_expired(30)).map(|(at_ns, _)| at_ns).collect();
