@@ -16,9 +16,11 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+mod protection;
 mod request;
 mod status;
 
 pub use channel::Channel;
+pub use protection::{ProtectedData, ProtectionFlags, ProtectionTags};
 pub use request::{Completion, Op, Payload, Request, RequestFlags, Tag};
 pub use status::{Errno, FabricsStatus, Status};

@@ -1,6 +1,6 @@
 //! Requests and completions.
 
-use crate::Status;
+use crate::{ProtectedData, Status};
 
 /// A caller's identifier for a request; the completion returns it unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -130,6 +130,9 @@ pub enum Payload<D> {
     None,
     /// The data, exactly `blocks` blocks, of operations with [`Op::has_data`].
     Data(D),
+    /// Of [`Op::Read`] and [`Op::Write`]: data of a device with metadata, and what it does with protection information.
+    /// [`Data`](Self::Data) has whole blocks of such a device, interleaved metadata included, which are not checked.
+    Protected(Box<ProtectedData<D>>),
     /// Of [`Op::Copy`]: the first block to copy from.
     CopySource(u64),
     /// Of [`Op::Abort`]: the tag of the request to abort.
@@ -188,7 +191,7 @@ impl<D> Request<D> {
         Request { payload: Payload::Abort(target), ..Request::new(tag, Op::Abort, 0, 0) }
     }
 
-    /// The data, if it carries any.
+    /// The data, if it carries any, and no protection.
     #[inline]
     pub const fn data(&self) -> Option<&D> {
         match &self.payload {
@@ -197,7 +200,7 @@ impl<D> Request<D> {
         }
     }
 
-    /// The data, to change it.
+    /// As [`data`](Self::data), to change it.
     #[inline]
     pub const fn data_mut(&mut self) -> Option<&mut D> {
         match &mut self.payload {
@@ -206,11 +209,12 @@ impl<D> Request<D> {
         }
     }
 
-    /// Takes the data out and leaves none; another payload stays.
+    /// Takes the data out, protected or not, and leaves none; another payload stays.
     #[inline]
     pub fn take_data(&mut self) -> Option<D> {
         match std::mem::take(&mut self.payload) {
             Payload::Data(data) => Some(data),
+            Payload::Protected(protected) => Some(protected.data),
             other => {
                 self.payload = other;
                 None

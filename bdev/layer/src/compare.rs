@@ -5,6 +5,7 @@
 //! shared, must never hold what was read: such a compare reads into buffers of the core's pool.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use block_io::{Op, Request as RingRequest, Status, Tag};
 use dma::{BUFFER_BYTES_MAX, Data, Pool};
@@ -12,7 +13,7 @@ use slots::{Slab, Slot};
 
 use crate::internal::InternalTags;
 use crate::range_locks::RangeLocks;
-use crate::{Completion, Request};
+use crate::{BdevGeometry, Completion, Request};
 
 /// Compares queued on one channel; further ones stay in the caller's batch.
 pub(crate) const COMPARES_MAX: usize = 256;
@@ -28,6 +29,7 @@ const ACTIVE_MAX: u32 = 16;
 pub(crate) struct CompareQueue {
     tags: InternalTags,
     pool: Pool,
+    geometry: BdevGeometry,
     queued: VecDeque<QueuedCompare>,
     active: Slab<ActiveCompare>,
     /// Internal reads and writes that the module has not accepted yet.
@@ -61,10 +63,11 @@ enum ComparePhase {
 }
 
 impl CompareQueue {
-    pub(crate) fn new(pool: Pool) -> CompareQueue {
+    pub(crate) fn new(pool: Pool, geometry: BdevGeometry) -> CompareQueue {
         CompareQueue {
             tags: InternalTags::new(),
             pool,
+            geometry,
             queued: VecDeque::new(),
             active: Slab::with_capacity(ACTIVE_MAX),
             internal: Vec::new(),
@@ -152,7 +155,7 @@ impl CompareQueue {
         };
         let (status, mut internal) = (completion.status(), completion.into_request());
         if active.phase == ComparePhase::Reading {
-            let result = active.compare_data(status, internal.take_data());
+            let result = active.compare_data(&self.geometry, status, internal.take_data());
             if let Some(compare) = active.compare.take() {
                 finished.push(compare.complete(result));
             }
@@ -186,7 +189,7 @@ impl CompareQueue {
             let mut internal = completion.into_request();
             let Some(active) = self.active.get_mut(slot) else { continue };
             if active.phase == ComparePhase::Reading {
-                active.compare_data(status, internal.take_data());
+                active.compare_data(&self.geometry, status, internal.take_data());
             } else if let Some(write) = &mut active.write {
                 write.payload = internal.payload;
             }
@@ -243,16 +246,14 @@ impl ActiveCompare {
     }
 
     /// Compares the data that was read, and restores the expected data in the caller's buffer.
-    fn compare_data(&mut self, status: Status, data: Option<Data>) -> Status {
+    fn compare_data(&mut self, geometry: &BdevGeometry, status: Status, data: Option<Data>) -> Status {
         let (Some(mut data), Some(compare)) = (data, &mut self.compare) else {
             return Status::INTERNAL_ERROR;
         };
-        let mut rest = &self.expected[..];
-        let equal = data.slices().iter().all(|slice| {
-            let (expected, tail) = rest.split_at(slice.len());
-            rest = tail;
-            slice.as_slice() == expected
-        });
+        let equal = match geometry.metadata.protection_range().filter(|_| geometry.metadata.extended) {
+            None => is_equal(&data, &self.expected),
+            Some(protection) => is_equal_but(&data, &self.expected, geometry, &protection),
+        };
         // Otherwise the caller's data was not read into.
         if compare.data().is_none() {
             data.copy_from(0, &self.expected);
@@ -265,6 +266,27 @@ impl ActiveCompare {
             false => status,
         }
     }
+}
+
+fn is_equal(data: &Data, expected: &[u8]) -> bool {
+    let mut rest = expected;
+    data.slices().iter().all(|slice| {
+        let (expected, tail) = rest.split_at(slice.len());
+        rest = tail;
+        slice.as_slice() == expected
+    })
+}
+
+/// Compares whole blocks, except for the protection information in their metadata (NVM 1.0, section 3.2.1).
+fn is_equal_but(data: &Data, expected: &[u8], geometry: &BdevGeometry, protection: &Range<usize>) -> bool {
+    let mut block = vec![0; geometry.block_size as usize];
+    let ignored = geometry.data_block_size() as usize + protection.start;
+    expected.chunks_exact(block.len()).enumerate().all(|(index, expected)| {
+        data.copy_to(index * block.len(), &mut block);
+        block[ignored..ignored + protection.len()]
+            .copy_from_slice(&expected[ignored..ignored + protection.len()]);
+        block == expected
+    })
 }
 
 /// Data of the pool, of any length; `None` if it does not have that much now.

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use block_io::Op;
+use block_io::{Op, ProtectionFlags};
 use uuid::Uuid;
+use wire_nvme::protection::MetadataFormat;
 
 use crate::qos::{DeviceQos, RateLimits};
 use crate::range_locks::RangeLocks;
@@ -16,10 +17,12 @@ use crate::{BdevError, BoxedChannel, ChannelStats, DeviceStats};
 /// Size, block size and alignment of a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BdevGeometry {
-    /// Size of a logical block in bytes.
+    /// Size of a logical block in bytes, interleaved metadata included.
     pub block_size: u32,
     /// Number of logical blocks.
     pub blocks: u64,
+    /// Metadata of a block; interleaved if `extended`.
+    pub metadata: MetadataFormat,
     /// Size in bytes of writes that need no read-modify-write of the medium; at least `block_size`.
     pub physical_block_size: u32,
     /// I/O that crosses a multiple of this many blocks is slower; 0 for no boundary.
@@ -38,6 +41,7 @@ impl BdevGeometry {
         BdevGeometry {
             block_size,
             blocks,
+            metadata: MetadataFormat::NONE,
             physical_block_size: block_size,
             optimal_io_boundary_blocks: 0,
             write_cache: false,
@@ -45,9 +49,19 @@ impl BdevGeometry {
         }
     }
 
-    /// Capacity in bytes.
+    /// Capacity in bytes, interleaved metadata included.
     pub const fn bytes(&self) -> u64 {
         self.blocks * self.block_size as u64
+    }
+
+    /// Data bytes of a block, without metadata.
+    pub const fn data_block_size(&self) -> u32 {
+        self.block_size - if self.metadata.extended { self.metadata.bytes as u32 } else { 0 }
+    }
+
+    /// Bytes of data of one block in a request with these flags.
+    pub fn transfer_bytes(&self, flags: ProtectionFlags) -> u32 {
+        self.metadata.transfer_bytes(self.data_block_size(), flags)
     }
 }
 
@@ -123,8 +137,8 @@ pub trait Bdev: Any + Send + Sync {
     /// Opens an I/O channel on the core that will use it.
     ///
     /// Requests that reach it are validated: a supported operation, a range inside the device, data of the right
-    /// length within [`io_limits`](Self::io_limits), writable for a read. A device that can shrink must check the range
-    /// again. The range fields of an operation without a range are undefined.
+    /// length within [`io_limits`](Self::io_limits), writable for a read. Protected data, which only a device with
+    /// metadata gets, may exceed the limits. A device that can shrink must check the range again. The range fields of an operation without a range are undefined.
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError>;
 
     /// What the module takes in one request, read when a channel is opened. By default one slice of any size, aligned

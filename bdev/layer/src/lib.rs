@@ -51,11 +51,12 @@ pub use channel::BdevChannel;
 pub use device::{Bdev, BdevGeometry, BlockDevice, DEPTH_DEFAULT, InfoValue, IoLimits};
 pub use device_reservations::{OpenReservationsError, ReservationLease};
 pub use failure::BdevError;
-pub use modules::{delay, error, malloc, null, passthru, split, uring};
+pub use modules::{MetadataConfig, delay, error, malloc, null, passthru, split, uring};
 pub use qos::RateLimits;
 pub use registry::{Access, Descriptor, DeviceEvent, Registry, SubscriptionId};
 pub use stats::{BdevHistogram, ChannelStats, DeviceStats, OpCounters, OpStats};
 pub use uuid::Uuid;
+pub use wire_nvme::protection::{MetadataFormat, Protection, ProtectionType};
 
 /// Whether channels accept fused compare-and-write ([`block_io::RequestFlags::FUSED`]): its range locks need the
 /// `membarrier` system call.

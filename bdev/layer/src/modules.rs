@@ -6,23 +6,33 @@ pub mod error;
 pub mod malloc;
 pub mod null;
 pub mod passthru;
+pub(crate) mod protected;
 pub mod split;
 pub mod uring;
 mod virtual_bdev;
 
+pub use protected::MetadataConfig;
+
 use crate::{BdevError, BdevGeometry, Request};
 
-/// Validates the size of a new device and returns its geometry.
-pub(crate) fn geometry(num_blocks: u64, block_size: u32) -> Result<BdevGeometry, BdevError> {
+/// Validates the size of a new device and returns its geometry. `block_size` is without metadata.
+pub(crate) fn geometry(
+    num_blocks: u64,
+    block_size: u32,
+    metadata: &MetadataConfig,
+) -> Result<BdevGeometry, BdevError> {
+    let metadata = metadata.format()?;
     if block_size < 512 || !block_size.is_multiple_of(512) {
         let reason = format!("{block_size} is not a multiple of 512");
         return Err(BdevError::invalid("block_size", reason));
     }
-    if num_blocks == 0 || num_blocks.checked_mul(u64::from(block_size)).is_none() {
+    let stored = block_size.saturating_add(metadata.bytes.into());
+    if num_blocks == 0 || num_blocks.checked_mul(u64::from(stored)).is_none() {
         let reason = format!("{num_blocks} blocks of {block_size} bytes is not a valid capacity");
         return Err(BdevError::invalid("num_blocks", reason));
     }
-    Ok(BdevGeometry { buffer_alignment: 1, ..BdevGeometry::new(block_size, num_blocks) })
+    let whole = if metadata.extended { stored } else { block_size };
+    Ok(BdevGeometry { buffer_alignment: 1, metadata, ..BdevGeometry::new(whole, num_blocks) })
 }
 
 /// Byte offset and length of a request; 0 and 0 for operations without a range, whose range fields are not

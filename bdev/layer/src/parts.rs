@@ -3,11 +3,15 @@
 
 use std::collections::VecDeque;
 
-use block_io::{Op, Payload, Request as BlockRequest, RequestFlags, Status, Tag};
+use block_io::{
+    Op, Payload, ProtectedData, ProtectionFlags, ProtectionTags, Request as BlockRequest, RequestFlags,
+    Status, Tag,
+};
 use dma::{BUFFER_BYTES_MAX, Data, Pool};
 use slots::{Slab, Slot};
+use wire_nvme::protection::MetadataFormat;
 
-use crate::device::IoLimits;
+use crate::device::{BdevGeometry, IoLimits};
 use crate::internal::{INTERNAL_MAX, InternalTags};
 use crate::{Completion, Request};
 
@@ -28,6 +32,10 @@ const COPY_BYTES_MAX: u32 = 128 << 10;
 pub(crate) struct PartQueue {
     limits: IoLimits,
     block_size: u32,
+    /// Bytes of a block that a copy moves: on a device with protection information, which depends on the block's
+    /// address, that is checked and stripped, and generated anew.
+    copy_block_size: u32,
+    metadata: MetadataFormat,
     pool: Pool,
     tags: InternalTags,
     queued: VecDeque<Request>,
@@ -61,10 +69,16 @@ struct Part {
 }
 
 impl PartQueue {
-    pub(crate) fn new(limits: IoLimits, block_size: u32, pool: Pool) -> PartQueue {
+    pub(crate) fn new(limits: IoLimits, geometry: BdevGeometry, pool: Pool) -> PartQueue {
+        let flags = match geometry.metadata.protection {
+            Some(_) => ProtectionFlags::ACTION,
+            None => ProtectionFlags::empty(),
+        };
         PartQueue {
             limits,
-            block_size,
+            block_size: geometry.block_size,
+            copy_block_size: geometry.transfer_bytes(flags),
+            metadata: geometry.metadata,
             pool,
             tags: InternalTags::new(),
             queued: VecDeque::new(),
@@ -200,8 +214,8 @@ impl PartQueue {
         if left == 0 {
             return None;
         }
-        let bytes_max = COPY_BYTES_MAX.min(self.limits.transfer_bytes_max).max(self.block_size);
-        let mut blocks = left.min(bytes_max / self.block_size);
+        let bytes_max = COPY_BYTES_MAX.min(self.limits.transfer_bytes_max).max(self.copy_block_size);
+        let mut blocks = left.min(bytes_max / self.copy_block_size);
         let boundary = u64::from(self.limits.boundary_blocks);
         if boundary > 0 {
             for start in [divided.copy_source(), divided.request.lba] {
@@ -213,13 +227,24 @@ impl PartQueue {
                 blocks = blocks.min(u32::try_from(room).unwrap_or(u32::MAX));
             }
         }
-        let Some(buffer) = self.pool.take(blocks as usize * self.block_size as usize) else {
+        let Some(buffer) = self.pool.take(blocks as usize * self.copy_block_size as usize) else {
             self.awaits_buffer = true;
             return None;
         };
         let lba = divided.copy_source() + divided.copy_offset(blocks);
-        let internal = BlockRequest::read(Tag(0), lba, blocks, buffer);
+        let mut internal = BlockRequest::new(Tag(0), Op::Read, lba, blocks);
+        internal.payload = self.copy_payload(buffer.into(), lba);
         Some((internal, Part { parent, index: 0, original: None }))
+    }
+
+    /// The payload of a copy's read or write at `lba`.
+    fn copy_payload(&self, data: Data, lba: u64) -> Payload<Data> {
+        if self.metadata.protection.is_none() {
+            return Payload::Data(data);
+        }
+        let tags = ProtectionTags { reference: lba as u32, ..ProtectionTags::default() };
+        let flags = ProtectionFlags::ACTION | self.metadata.checks();
+        Payload::Protected(Box::new(ProtectedData { data, metadata: None, flags, tags }))
     }
 
     /// Whether a completion is that of a part.
@@ -271,8 +296,8 @@ impl PartQueue {
         let mut internal = BlockRequest::new(Tag(0), Op::Write, lba, blocks);
         (internal.flags, internal.flow) = (divided.request.flags, divided.request.flow);
         internal.issued_ticks = divided.request.issued_ticks;
-        internal.set_data(data);
         divided.in_flight += 1;
+        internal.payload = data.map_or(Payload::None, |data| self.copy_payload(data, lba));
         let Ok(slot) = self.parts.insert(Part { parent, index: 0, original: None }) else {
             unreachable!("the read's entry is free")
         };

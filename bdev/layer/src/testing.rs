@@ -96,7 +96,8 @@ impl CrashDisk {
         seed: u64,
         ignores_fua: bool,
     ) -> Result<CrashDisk, BdevError> {
-        let mut geometry = crate::modules::geometry(num_blocks, block_size)?;
+        let mut geometry =
+            crate::modules::geometry(num_blocks, block_size, &crate::MetadataConfig::default())?;
         geometry.write_cache = true;
         let state = CrashDiskState {
             cache: vec![0; geometry.bytes() as usize],

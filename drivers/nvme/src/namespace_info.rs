@@ -4,6 +4,7 @@ use block_io::{Op, Request};
 use dma::{Buffer, Data};
 use wire_nvme::identify::{Csi, IdentifyController, IdentifyNamespace, NvmController, oncs};
 use wire_nvme::io::Prinfo;
+use wire_nvme::protection::MetadataFormat;
 
 use crate::error::NvmeOpenError;
 
@@ -34,37 +35,6 @@ pub struct NamespaceInfo {
     pub identify: IdentifyNamespace,
 }
 
-/// Metadata format of a namespace.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MetadataFormat {
-    /// Metadata bytes per block; 0 for none.
-    pub bytes: u16,
-    /// Extended LBA: metadata follows the data of each block instead of being in a separate buffer.
-    pub extended: bool,
-    /// Protection information in the metadata, if it is enabled.
-    pub protection: Option<Protection>,
-}
-
-/// End-to-end protection of a namespace (NVM 1.0, section 5.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Protection {
-    /// Protection type 1, 2 or 3.
-    pub kind: ProtectionType,
-    /// Protection information is in the first bytes of the metadata, not in the last.
-    pub first: bool,
-}
-
-/// Protection information type: the meaning of the reference tag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProtectionType {
-    /// The low 32 bits of the LBA.
-    Type1,
-    /// The command's initial reference tag, incremented per block.
-    Type2,
-    /// Not checked by the controller.
-    Type3,
-}
-
 impl NamespaceInfo {
     /// Combines Identify Namespace with the controller's limits; fails with the reason if it is not supported.
     pub(crate) fn new(
@@ -84,17 +54,7 @@ impl NamespaceInfo {
         if identify.nsze > u64::MAX >> format.data_log2 {
             return Err("its size in bytes exceeds 64 bits");
         }
-        let kind = match identify.dps & 7 {
-            0 => None,
-            1 => Some(ProtectionType::Type1),
-            2 => Some(ProtectionType::Type2),
-            3 => Some(ProtectionType::Type3),
-            _ => return Err("a reserved type of protection information"),
-        };
-        if kind.is_some() && format.metadata_bytes < 8 {
-            return Err("protection information without room for it in the metadata");
-        }
-        let protection = kind.map(|kind| Protection { kind, first: identify.dps & 8 != 0 });
+        let metadata = identify.metadata_format()?;
         let buffer_max = dma::BUFFER_BYTES_MAX as u32;
         let pages = |log2: u8| match log2 {
             0 => u32::MAX,
@@ -111,11 +71,7 @@ impl NamespaceInfo {
             command_set,
             blocks: identify.nsze,
             block_size: 1 << format.data_log2,
-            metadata: MetadataFormat {
-                bytes: format.metadata_bytes,
-                extended: identify.extended_lba && format.metadata_bytes > 0,
-                protection,
-            },
+            metadata,
             transfer_max_bytes: pages(controller.mdts)
                 .min(buffer_max)
                 .min(nlb_max_bytes.min(u64::from(buffer_max)) as u32),
@@ -130,22 +86,10 @@ impl NamespaceInfo {
     /// The layout that encodes requests as commands. Requests carry data without metadata: the controller must insert
     /// and strip the metadata, which it does (PRACT) for 8 bytes of protection information.
     pub(crate) fn layout(&self) -> Result<NamespaceLayout, NvmeOpenError> {
-        let stripped = self.metadata.bytes == 8 && self.metadata.protection.is_some();
-        if self.metadata.bytes > 0 && !stripped {
-            return Err(NvmeOpenError::UnsupportedFormat(
-                self.nsid,
-                "metadata; read and write it with typed commands",
-            ));
-        }
-        let protection = self.metadata.protection.map(|protection| protection.kind);
-        let check = match protection {
-            None => Prinfo::empty(),
-            // Check guard and reference tag; the application tag is not used.
-            Some(ProtectionType::Type1 | ProtectionType::Type2) => {
-                Prinfo::ACTION | Prinfo::CHECK_GUARD | Prinfo::CHECK_REFERENCE_TAG
-            }
-            Some(ProtectionType::Type3) => Prinfo::ACTION | Prinfo::CHECK_GUARD,
-        };
+        let check = inserted_protection(&self.metadata).ok_or(NvmeOpenError::UnsupportedFormat(
+            self.nsid,
+            "metadata; read and write it with typed commands",
+        ))?;
         // At most 65536 blocks, the limit of NLB.
         let Some(last) = (self.transfer_max_bytes / self.block_size).checked_sub(1) else {
             return Err(NvmeOpenError::UnsupportedFormat(
@@ -162,11 +106,18 @@ impl NamespaceInfo {
             write_uncorrectable_blocks_max: self.write_uncorrectable_blocks_max,
             unmap: self.unmap,
             prinfo: check,
-            reference_mask: match protection {
-                Some(ProtectionType::Type1 | ProtectionType::Type2) => u32::MAX,
-                Some(ProtectionType::Type3) | None => 0,
-            },
+            reference_mask: if check.contains(Prinfo::CHECK_REFERENCE_TAG) { u32::MAX } else { 0 },
         })
+    }
+}
+
+/// PRINFO of reads and writes without metadata: nothing for a namespace without metadata; for one whose metadata is
+/// 8 bytes of protection information, the controller inserts, checks and strips it. `None` for other formats.
+pub(crate) fn inserted_protection(metadata: &MetadataFormat) -> Option<Prinfo> {
+    match (metadata.bytes, metadata.protection) {
+        (0, _) => Some(Prinfo::empty()),
+        (8, Some(_)) => Some(Prinfo::ACTION | metadata.checks()),
+        _ => None,
     }
 }
 

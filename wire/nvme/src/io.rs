@@ -4,20 +4,8 @@ use crate::le::{bit, put16, put32, put64, u16_at, u32_at, u64_at};
 use crate::opcode::NvmOpcode;
 use crate::{DecodeError, Sqe};
 
-bitflags::bitflags! {
-    /// Protection information fields of a command, 4 bits (NVM 1.0, section 3.2).
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct Prinfo: u8 {
-        /// PRACT: the controller inserts or strips protection information.
-        const ACTION = 1 << 3;
-        /// PRCHK: check the guard.
-        const CHECK_GUARD = 1 << 2;
-        /// PRCHK: check the application tag.
-        const CHECK_APPLICATION_TAG = 1 << 1;
-        /// PRCHK: check the reference tag.
-        const CHECK_REFERENCE_TAG = 1 << 0;
-    }
-}
+/// Protection information field of a command, 4 bits (NVM 1.0, section 3.2).
+pub use block_io::ProtectionFlags as Prinfo;
 
 /// Read, Write and Compare, which share a layout (NVM 1.0, sections 3.2.1, 3.2.4 and 3.2.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

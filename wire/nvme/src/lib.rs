@@ -68,6 +68,7 @@ pub mod io;
 pub mod log;
 pub mod manage;
 pub mod opcode;
+pub mod protection;
 pub mod queue;
 pub mod registers;
 pub mod reservation;

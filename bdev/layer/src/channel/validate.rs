@@ -1,6 +1,6 @@
 //! Validation: which requests may go to the module as they are, which need the layer, and the errors of the others.
 
-use block_io::{Op, Payload, Status};
+use block_io::{Op, Payload, ProtectedData, Status};
 use dma::Data;
 
 use super::BdevChannel;
@@ -42,6 +42,8 @@ impl BdevChannel {
             Status::INVALID_FIELD
         } else if op.has_range() && (length > limits.blocks || request.lba > limits.blocks - length) {
             Status::LBA_OUT_OF_RANGE
+        } else if let Payload::Protected(protected) = &request.payload {
+            return self.validate_protected(request, protected);
         } else if limits.is_complete(request) {
             return None;
         } else if let Payload::CopySource(_) = request.payload {
@@ -55,6 +57,31 @@ impl BdevChannel {
             Status::DATA_SGL_LENGTH_INVALID
         };
         Some(status.do_not_retry())
+    }
+
+    /// The error of a request with protected data, whose range is valid.
+    #[cold]
+    fn validate_protected(&self, request: &Request, protected: &ProtectedData<Data>) -> Option<Status> {
+        let geometry = self.open.device.geometry();
+        let (format, flags) = (geometry.metadata, protected.flags);
+        let is_transfer = matches!(request.op, Op::Read | Op::Write);
+        if !is_transfer || format.bytes == 0 || (format.protection.is_none() && !flags.is_empty()) {
+            return Some(Status::INVALID_PROTECTION_INFORMATION.do_not_retry());
+        }
+        let blocks = u64::from(request.blocks);
+        let is_separate = !format.extended && !format.strips(flags);
+        let metadata_bytes = if is_separate { blocks * u64::from(format.bytes) } else { 0 };
+        let metadata = protected.metadata.as_ref();
+        if protected.data.len() as u64 != blocks * u64::from(geometry.transfer_bytes(flags))
+            || metadata.map_or(0, Data::len) as u64 != metadata_bytes
+        {
+            return Some(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
+        }
+        let writable = protected.data.is_writable() && metadata.is_none_or(Data::is_writable);
+        if request.op == Op::Read && !writable {
+            return Some(Status::INVALID_FIELD.do_not_retry());
+        }
+        None
     }
 }
 

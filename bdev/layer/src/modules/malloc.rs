@@ -7,6 +7,7 @@ use block_io::{Op, Payload, Status};
 use dma::SharedRegion;
 use uuid::Uuid;
 
+use super::protected::{self, MetadataConfig, ProtectedBlocks};
 use crate::{
     BadBlocks, Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits,
     Registry, Request,
@@ -21,12 +22,14 @@ pub struct MallocConfig {
     pub uuid: Option<Uuid>,
     /// Capacity in blocks.
     pub num_blocks: u64,
-    /// Size of a block in bytes, a multiple of 512.
+    /// Size of a block's data in bytes, a multiple of 512.
     pub block_size: u32,
     /// Size of a physical block in bytes; 0 for `block_size`.
     pub physical_block_size: u32,
     /// Optimal I/O boundary in blocks; 0 for none.
     pub optimal_io_boundary_blocks: u32,
+    /// Metadata and protection information; none by default.
+    pub metadata: MetadataConfig,
 }
 
 impl MallocConfig {
@@ -39,6 +42,7 @@ impl MallocConfig {
             block_size,
             physical_block_size: 0,
             optimal_io_boundary_blocks: 0,
+            metadata: MetadataConfig::default(),
         }
     }
 }
@@ -53,7 +57,9 @@ pub struct MallocBdev {
 struct MallocChannel {
     region: Arc<SharedRegion>,
     bad_blocks: Arc<BadBlocks>,
+    /// Bytes of a stored block, metadata included.
     block_size: u32,
+    protected: Option<ProtectedBlocks>,
     completed: Vec<Completion>,
     /// Long ranges that are being zeroed, a piece a poll, oldest first.
     zeroing: VecDeque<Zeroing>,
@@ -71,12 +77,13 @@ const ZERO_PIECE_BYTES: u64 = 1 << 20;
 
 /// Creates and registers a zeroed malloc device. Its memory is allocated by the first write of each page.
 pub fn create(registry: &Registry, config: MallocConfig) -> Result<Arc<BlockDevice>, BdevError> {
-    let mut geometry = super::geometry(config.num_blocks, config.block_size)?;
+    let mut geometry = super::geometry(config.num_blocks, config.block_size, &config.metadata)?;
     if config.physical_block_size != 0 {
         geometry.physical_block_size = config.physical_block_size;
     }
     geometry.optimal_io_boundary_blocks = config.optimal_io_boundary_blocks;
-    let region = Arc::new(SharedRegion::new(geometry.bytes())?);
+    let bytes = geometry.blocks * u64::from(protected::stored_bytes(&geometry));
+    let region = Arc::new(SharedRegion::new(bytes)?);
     registry.register(
         &config.name,
         config.uuid,
@@ -103,8 +110,9 @@ impl Bdev for MallocBdev {
     }
 
     fn open(&self, _core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        let block_size = self.geometry.block_size;
+        let block_size = protected::stored_bytes(&self.geometry);
         Ok(Box::new(MallocChannel {
+            protected: ProtectedBlocks::new(&self.geometry),
             region: self.region.clone(),
             bad_blocks: self.bad_blocks.clone(),
             block_size,
@@ -124,11 +132,12 @@ impl MallocChannel {
         let (offset, bytes) = super::bytes_of(&request, self.block_size);
         let (lba, blocks) = (request.lba, request.blocks);
         let status = match (request.op, &mut request.payload) {
-            (Op::Read, Payload::Data(_)) if self.bad_blocks.overlaps(lba, blocks) => {
-                Status::UNRECOVERED_READ_ERROR
-            }
+            (Op::Read, _) if self.bad_blocks.overlaps(lba, blocks) => Status::UNRECOVERED_READ_ERROR,
             (Op::Write | Op::Unmap | Op::WriteZeroes, _) if self.bad_blocks.clear(lba, blocks).is_err() => {
                 Status::WRITE_FAULT
+            }
+            (Op::Read | Op::Write, _) if self.protected.is_some() => {
+                self.execute_protected(&mut request, offset)
             }
             (Op::Read, Payload::Data(data)) => {
                 let mut offset = offset;
@@ -163,6 +172,17 @@ impl MallocChannel {
             _ => Status::INTERNAL_ERROR,
         };
         self.completed.push(request.complete(status));
+    }
+
+    /// Executes a read or write of a device with metadata.
+    #[cold]
+    fn execute_protected(&mut self, request: &mut Request, offset: u64) -> Status {
+        let Some(blocks) = &mut self.protected else { return Status::INTERNAL_ERROR };
+        let (region, stored) = (&self.region, u64::from(self.block_size));
+        match request.op {
+            Op::Read => blocks.read(request, |index, block| region.read(offset + index * stored, block)),
+            _ => blocks.write(request, |index, block| region.write(offset + index * stored, block)),
+        }
     }
 
     #[cold]

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use block_io::{Op, Status};
 use uuid::Uuid;
 
+use super::protected::{MetadataConfig, ProtectedBlocks};
 use crate::{
     Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits, Registry,
     Request,
@@ -20,22 +21,32 @@ pub struct NullConfig {
     pub uuid: Option<Uuid>,
     /// Capacity in blocks.
     pub num_blocks: u64,
-    /// Size of a block in bytes, a multiple of 512.
+    /// Size of a block's data in bytes, a multiple of 512.
     pub block_size: u32,
     /// Size of a physical block in bytes; 0 for `block_size`.
     pub physical_block_size: u32,
+    /// Metadata and protection information; none by default.
+    pub metadata: MetadataConfig,
 }
 
 impl NullConfig {
     /// `num_blocks` blocks of `block_size` bytes, a random UUID, and no larger physical block.
     pub fn new(name: &str, num_blocks: u64, block_size: u32) -> NullConfig {
-        NullConfig { name: name.to_string(), uuid: None, num_blocks, block_size, physical_block_size: 0 }
+        NullConfig {
+            name: name.to_string(),
+            uuid: None,
+            num_blocks,
+            block_size,
+            physical_block_size: 0,
+            metadata: MetadataConfig::default(),
+        }
     }
 }
 
 /// The module's object of a null device.
 pub struct NullBdev {
     geometry: BdevGeometry,
+    metadata: MetadataConfig,
     /// Current number of blocks.
     blocks: AtomicU64,
 }
@@ -46,12 +57,17 @@ struct NullChannel {
 
 /// Creates and registers a null device.
 pub fn create(registry: &Registry, config: NullConfig) -> Result<Arc<BlockDevice>, BdevError> {
-    let mut geometry = super::geometry(config.num_blocks, config.block_size)?;
+    let mut geometry = super::geometry(config.num_blocks, config.block_size, &config.metadata)?;
     if config.physical_block_size != 0 {
         geometry.physical_block_size = config.physical_block_size;
     }
     let blocks = AtomicU64::new(geometry.blocks);
-    registry.register(&config.name, config.uuid, &[], Arc::new(NullBdev { geometry, blocks }))
+    registry.register(
+        &config.name,
+        config.uuid,
+        &[],
+        Arc::new(NullBdev { geometry, metadata: config.metadata, blocks }),
+    )
 }
 
 /// Changes the number of blocks of a null device and notifies its users.
@@ -60,7 +76,7 @@ pub fn resize(registry: &Registry, name: &str, num_blocks: u64) -> Result<(), Bd
     let Some(module) = device.module::<NullBdev>() else {
         return Err(BdevError::WrongKind { name: name.to_string(), expected: "Null disk" });
     };
-    super::geometry(num_blocks, module.geometry.block_size)?;
+    super::geometry(num_blocks, module.geometry.data_block_size(), &module.metadata)?;
     module.blocks.store(num_blocks, Ordering::Relaxed);
     registry.notify_resized(device.name())
 }
@@ -84,7 +100,11 @@ impl Bdev for NullBdev {
     }
 
     fn open(&self, _core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        Ok(Box::new(NullChannel { completed: Vec::new() }))
+        let channel = NullChannel { completed: Vec::new() };
+        Ok(match ProtectedBlocks::new(&self.geometry) {
+            None => Box::new(channel),
+            Some(blocks) => Box::new(ProtectedNullChannel { blocks, channel, failed: Vec::new() }),
+        })
     }
 
     fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
@@ -125,6 +145,47 @@ impl block_io::Channel for NullChannel {
 
     fn deadline(&self) -> Option<u64> {
         (!self.completed.is_empty()).then_some(0)
+    }
+}
+
+/// The channel of a device with metadata: writes are checked, and reads get valid protection information.
+struct ProtectedNullChannel {
+    blocks: ProtectedBlocks,
+    channel: NullChannel,
+    failed: Vec<Completion>,
+}
+
+impl block_io::Channel for ProtectedNullChannel {
+    type Request = Request;
+    type Completion = Completion;
+
+    fn submit(&mut self, batch: &mut Vec<Request>) {
+        let (blocks, failed) = (&mut self.blocks, &mut self.failed);
+        let is_valid = |request: &mut Request| match request.op {
+            Op::Read => {
+                blocks.generate_read(request);
+                Status::SUCCESS
+            }
+            Op::Write => blocks.write(request, |_, _| {}),
+            _ => Status::SUCCESS,
+        };
+        let statuses: Vec<Status> = batch.iter_mut().map(is_valid).collect();
+        for (request, status) in std::mem::take(batch).into_iter().zip(statuses) {
+            match status.is_success() {
+                true => self.channel.completed.push(request),
+                false => failed.push(request.complete(status)),
+            }
+        }
+    }
+
+    fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
+        let failed = self.failed.len();
+        sink.append(&mut self.failed);
+        failed + self.channel.poll(sink)
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        if self.failed.is_empty() { self.channel.deadline() } else { Some(0) }
     }
 }
 

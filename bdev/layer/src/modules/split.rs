@@ -62,6 +62,11 @@ pub fn create(registry: &Registry, config: &SplitConfig) -> Result<Vec<Arc<Block
     let base = Arc::new(BaseBdev::claim(registry, &config.base, &format!("split bdevs of {}", config.base))?);
     let below = base.device().clone();
     let geometry = below.geometry();
+    if geometry.metadata.protection.is_some() {
+        let reason =
+            format!("{} has protection information, which names its own block addresses", config.base);
+        return Err(BdevError::invalid("base_bdev", reason));
+    }
     let blocks = part_blocks(&geometry, config)?;
     let mut parts: Vec<Arc<BlockDevice>> = Vec::new();
     for (index, name) in part_names(&config.base, config.count).into_iter().enumerate() {

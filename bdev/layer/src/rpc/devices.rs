@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::BdevModule;
 use crate::uring::FileModule;
-use crate::{malloc, null, uring};
+use crate::{MetadataConfig, malloc, null, uring};
 
 pub(super) const MISSING: (i64, &str) =
     (RpcError::ENODEV, "there is no such bdev, or it is of another module");
@@ -84,13 +84,17 @@ control::parameters! {
         uuid: Option<Uuid>,
         /// I/O should not cross multiples of this; 0 is no boundary
         optimal_io_boundary: u32 ["blocks"] = 0,
+        /// Metadata of a block: 0, 8, 16, 32, 64 or 128
+        md_size: u32 ["bytes"] = 0,
+        /// Metadata follows the data of each block, whose size then includes it
+        md_interleave: bool = false,
+        /// Type of protection information in the metadata, 1 to 3; 0 is none
+        dif_type: u32 = 0,
+        /// Protection information is in the first bytes of the metadata, instead of the last
+        dif_is_head_of_md: bool = false,
     }
     only {
         numa_id: i32 = -1,
-        md_size: u32 = 0,
-        md_interleave: bool = false,
-        dif_type: i32 = 0,
-        dif_is_head_of_md: bool = false,
         dif_pi_format: u32 = 0,
     }
 }
@@ -101,6 +105,12 @@ fn malloc_create(bdevs: &BdevModule, mut params: MallocCreate) -> Result<String,
     config.uuid = params.uuid;
     config.physical_block_size = params.physical_block_size;
     config.optimal_io_boundary_blocks = params.optimal_io_boundary;
+    config.metadata = MetadataConfig {
+        md_size: params.md_size,
+        md_interleave: params.md_interleave,
+        dif_type: params.dif_type,
+        dif_is_head_of_md: params.dif_is_head_of_md,
+    };
     let device = malloc::create(&bdevs.registry, config)?;
     params.name = Some(name);
     params.physical_block_size = device.geometry().physical_block_size;
@@ -125,17 +135,20 @@ control::parameters! {
         name: String,
         /// Number of blocks
         num_blocks: u64 ["blocks"],
-        /// Size of a block
+        /// Size of a block, the sum of data and metadata
         block_size: u32 ["bytes"],
         /// Size of a physical block; 0 is `block_size`
         physical_block_size: u32 ["bytes"] = 0,
         /// UUID; without, a random one
         uuid: Option<Uuid>,
+        /// Metadata of a block, which follows its data: 0, 8, 16, 32, 64 or 128
+        md_size: u32 ["bytes"] = 0,
+        /// Type of protection information in the metadata, 1 to 3; 0 is none
+        dif_type: u32 = 0,
+        /// Protection information is in the first bytes of the metadata, instead of the last
+        dif_is_head_of_md: bool = false,
     }
     only {
-        md_size: u32 = 0,
-        dif_type: i32 = 0,
-        dif_is_head_of_md: bool = false,
         dif_pi_format: u32 = 0,
         preferred_write_granularity: u32 = 0,
         preferred_write_alignment: u32 = 0,
@@ -146,7 +159,15 @@ control::parameters! {
 }
 
 fn null_create(bdevs: &BdevModule, mut params: NullCreate) -> Result<String, RpcError> {
-    let mut config = null::NullConfig::new(&params.name, params.num_blocks, params.block_size);
+    let data_bytes = params.block_size.saturating_sub(params.md_size);
+    let mut config = null::NullConfig::new(&params.name, params.num_blocks, data_bytes);
+    config.metadata = MetadataConfig {
+        md_size: params.md_size,
+        // As in SPDK, whose null device has no separate metadata.
+        md_interleave: true,
+        dif_type: params.dif_type,
+        dif_is_head_of_md: params.dif_is_head_of_md,
+    };
     config.uuid = params.uuid;
     config.physical_block_size = params.physical_block_size;
     let device = null::create(&bdevs.registry, config)?;

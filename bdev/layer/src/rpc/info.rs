@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use block_io::Op;
+use block_io::{Op, ProtectionFlags};
 use control::json::{Map, Value, json};
 use control::{Method, NoParameters, Parameters, RpcError};
 
 use super::BdevModule;
-use crate::{BlockDevice, InfoValue};
+use crate::{BlockDevice, InfoValue, MetadataFormat};
 
 pub(super) fn methods() -> Vec<Method<BdevModule>> {
     vec![
@@ -216,11 +216,33 @@ fn describe(device: &Arc<BlockDevice>) -> Value {
         "supported_io_types": io_types.collect::<Map<_, _>>(),
         "driver_specific": object(&device.bdev().driver_specific()),
     });
+    describe_metadata(&geometry.metadata, &mut description);
     if let Some(holder) = claim {
         description["claim_type"] = json!("exclusive_write");
         description["claimed_by"] = json!(holder);
     }
     description
+}
+
+/// Adds what SPDK reports of a device with metadata.
+fn describe_metadata(format: &MetadataFormat, description: &mut Value) {
+    if format.bytes == 0 {
+        return;
+    }
+    description["md_size"] = json!(format.bytes);
+    description["md_interleave"] = json!(format.extended);
+    let kind = format.protection.map_or(0, |protection| protection.kind.to_wire());
+    description["dif_type"] = json!(kind);
+    if let Some(protection) = format.protection {
+        let checks = format.checks();
+        description["dif_is_head_of_md"] = json!(protection.first);
+        description["enabled_dif_check_types"] = json!({
+            "reftag": checks.contains(ProtectionFlags::CHECK_REFERENCE_TAG),
+            "apptag": checks.contains(ProtectionFlags::CHECK_APPLICATION_TAG),
+            "guard": checks.contains(ProtectionFlags::CHECK_GUARD),
+        });
+        description["dif_pi_format"] = json!(0);
+    }
 }
 
 fn object(details: &[(&'static str, InfoValue)]) -> Value {

@@ -33,7 +33,10 @@ fn errors_have_spdks_codes() {
         ("bdev_malloc_create", json!({ "name": "N", "num_blocks": 64 }), -32602),
         ("bdev_malloc_create", json!({ "name": "N", "num_blocks": "64", "block_size": 512 }), -32602),
         ("bdev_malloc_create", json!({ "name": "N", "num_blocks": 8, "block_size": 512, "x": 1 }), -32602),
-        ("bdev_malloc_create", json!({ "num_blocks": 8, "block_size": 512, "md_size": 8 }), -32602),
+        ("bdev_malloc_create", json!({ "num_blocks": 8, "block_size": 512, "md_size": 9 }), -22),
+        ("bdev_malloc_create", json!({ "num_blocks": 8, "block_size": 512, "dif_type": 1 }), -22),
+        ("bdev_malloc_create", json!({ "num_blocks": 8, "block_size": 512, "dif_pi_format": 1 }), -32602),
+        ("bdev_null_create", json!({ "name": "N", "num_blocks": 8, "block_size": 512, "md_size": 8 }), -22),
         ("bdev_malloc_create", json!([1]), -32602),
         ("bdev_malloc_delete", json!({ "name": "Z" }), -19),
         ("bdev_null_delete", json!({ "name": "M" }), -19),
@@ -57,6 +60,34 @@ fn errors_have_spdks_codes() {
     ];
     for (method, params, expected) in cases {
         assert_eq!(code(&plane, method, params.clone()), expected, "{method} {params}");
+    }
+}
+
+#[test]
+fn metadata_and_protection_are_described_as_spdk_does() {
+    let plane = plane();
+    let malloc = json!({ "name": "M", "num_blocks": 64, "block_size": 512, "md_size": 8, "md_interleave": true,
+        "dif_type": 1 });
+    ok(&plane, "bdev_malloc_create", malloc);
+    let null = json!({ "name": "N", "num_blocks": 64, "block_size": 4160, "md_size": 64, "dif_type": 3,
+        "dif_is_head_of_md": true });
+    ok(&plane, "bdev_null_create", null);
+    let checks = |reftag| json!({ "reftag": reftag, "apptag": false, "guard": true });
+    for (name, expected) in [
+        ("M", [json!(520), json!(8), json!(true), json!(1), json!(false), checks(true), json!(0)]),
+        ("N", [json!(4160), json!(64), json!(true), json!(3), json!(true), checks(false), json!(0)]),
+    ] {
+        let described = ok(&plane, "bdev_get_bdevs", json!({ "name": name }));
+        let keys = [
+            "block_size",
+            "md_size",
+            "md_interleave",
+            "dif_type",
+            "dif_is_head_of_md",
+            "enabled_dif_check_types",
+            "dif_pi_format",
+        ];
+        assert_eq!(keys.map(|key| described[0][key].clone()), expected, "{name}");
     }
 }
 

@@ -3,6 +3,7 @@
 use super::SIZE;
 use crate::DecodeError;
 use crate::le::{array_at, put, put16, put32, put64, u16_at, u32_at, u64_at, u128_at};
+use crate::protection::{self, MetadataFormat, Protection, ProtectionType};
 
 /// Bits of NSFEAT.
 pub mod nsfeat {
@@ -159,6 +160,27 @@ impl Default for IdentifyNamespace {
 }
 
 impl IdentifyNamespace {
+    /// Metadata and protection of the format in use.
+    ///
+    /// # Errors
+    /// Why the fields contradict each other.
+    pub fn metadata_format(&self) -> Result<MetadataFormat, &'static str> {
+        let format = self.formats.get(usize::from(self.format));
+        let format = format.ok_or("its format index is not in its list of formats")?;
+        let kind = match self.dps & 7 {
+            0 => None,
+            kind => Some(ProtectionType::from_wire(kind).ok_or("a reserved type of protection information")?),
+        };
+        if kind.is_some() && usize::from(format.metadata_bytes) < protection::SIZE {
+            return Err("protection information without room for it in the metadata");
+        }
+        Ok(MetadataFormat {
+            bytes: format.metadata_bytes,
+            extended: self.extended_lba && format.metadata_bytes > 0,
+            protection: kind.map(|kind| Protection { kind, first: self.dps & 8 != 0 }),
+        })
+    }
+
     /// Decodes the structure.
     ///
     /// # Errors

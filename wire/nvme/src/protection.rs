@@ -1,37 +1,90 @@
-//! End-to-end protection information with a 16-bit guard (NVM 1.0, section 5.2.1.1), generated and verified in
-//! software, for namespaces whose metadata the host transfers.
+//! Metadata of blocks, and end-to-end protection information with a 16-bit guard (NVM 1.0, section 5.2.1.1), generated
+//! and verified in software: by hosts that transfer metadata, and by block devices that have it.
 //!
 //! ```
-//! use nvme::{MetadataFormat, Protection, ProtectionType, protection::Tags};
+//! use wire_nvme::protection::{self, MetadataFormat, Protection, ProtectionType, Tags};
 //! let protection = Some(Protection { kind: ProtectionType::Type1, first: false });
 //! let format = MetadataFormat { bytes: 8, extended: false, protection };
 //! let (data, mut metadata) = ([7; 1024], [0; 16]);
 //! let tags = Tags { reference: 100, application: 0x1234, application_mask: 0xffff };
-//! nvme::protection::generate(&format, 512, &data, &mut metadata, &tags);
-//! assert_eq!(nvme::protection::check(&format, 512, &data, &metadata, &tags), Ok(()));
+//! protection::generate(&format, 512, &data, &mut metadata, &tags);
+//! assert_eq!(protection::check(&format, 512, &data, &metadata, &tags), Ok(()));
 //! metadata[0] ^= 1;
 //! assert_eq!(
-//!     nvme::protection::check(&format, 512, &data, &metadata, &tags),
+//!     protection::check(&format, 512, &data, &metadata, &tags),
 //!     Err(block_io::Status::GUARD_CHECK_ERROR)
 //! );
 //! ```
 
-use block_io::Status;
-
-use crate::namespace_info::{MetadataFormat, ProtectionType};
+use block_io::{ProtectionFlags, Status};
 
 /// Bytes of protection information with a 16-bit guard.
 pub const SIZE: usize = 8;
 
-/// Expected tags of a range of blocks.
+pub use block_io::ProtectionTags as Tags;
+
+/// The metadata of a block: of a namespace, or of a block device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tags {
-    /// Reference tag of the first block; for type 1 the low 32 bits of its LBA.
-    pub reference: u32,
-    /// Application tag of every block.
-    pub application: u16,
-    /// Mask of the application tag bits that are compared.
-    pub application_mask: u16,
+pub struct MetadataFormat {
+    /// Metadata bytes per block; 0 for none.
+    pub bytes: u16,
+    /// Extended LBA: metadata follows the data of each block instead of being in a separate buffer.
+    pub extended: bool,
+    /// Protection information in the metadata, if it is enabled.
+    pub protection: Option<Protection>,
+}
+
+/// End-to-end protection of a namespace (NVM 1.0, section 5.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Protection {
+    /// Protection type 1, 2 or 3.
+    pub kind: ProtectionType,
+    /// Protection information is in the first bytes of the metadata, not in the last.
+    pub first: bool,
+}
+
+wire_enum! {
+    /// Protection information type: the meaning of the reference tag. The values are those of DPS.
+    ProtectionType: u8 {
+        /// The low 32 bits of the LBA.
+        Type1 = 1,
+        /// The command's initial reference tag, incremented per block.
+        Type2 = 2,
+        /// Not checked by the controller.
+        Type3 = 3,
+    }
+}
+
+impl MetadataFormat {
+    /// No metadata.
+    pub const NONE: MetadataFormat = MetadataFormat { bytes: 0, extended: false, protection: None };
+
+    /// Bytes of a block that a command transfers in its data, with `data_bytes` of data: with PRACT, protection information
+    /// that is all of the metadata is not transferred (NVM 1.0, section 5.2.2).
+    pub fn transfer_bytes(&self, data_bytes: u32, flags: ProtectionFlags) -> u32 {
+        let is_interleaved = self.extended && !self.strips(flags);
+        data_bytes + if is_interleaved { u32::from(self.bytes) } else { 0 }
+    }
+
+    /// Whether a command with these flags transfers no metadata.
+    pub fn strips(&self, flags: ProtectionFlags) -> bool {
+        flags.contains(ProtectionFlags::ACTION) && usize::from(self.bytes) == SIZE
+    }
+
+    /// Where the protection information lies in the metadata of a block; `None` without protection.
+    pub fn protection_range(&self) -> Option<std::ops::Range<usize>> {
+        let at = if self.protection?.first { 0 } else { usize::from(self.bytes) - SIZE };
+        Some(at..at + SIZE)
+    }
+
+    /// The checks that the type of protection provides for: guard, and reference tag unless type 3.
+    pub fn checks(&self) -> ProtectionFlags {
+        match self.protection.map(|protection| protection.kind) {
+            None => ProtectionFlags::empty(),
+            Some(ProtectionType::Type3) => ProtectionFlags::CHECK_GUARD,
+            Some(_) => ProtectionFlags::CHECK_GUARD | ProtectionFlags::CHECK_REFERENCE_TAG,
+        }
+    }
 }
 
 /// The application tag value that disables checks.
@@ -153,9 +206,54 @@ pub fn check_extended(
 /// Offset of the protection information in a block's metadata, and the computed guard, which covers the data and the
 /// metadata before the protection information.
 fn guarded(format: &MetadataFormat, block: &[u8], metadata: &[u8]) -> (usize, u16) {
-    let protection = format.protection.expect("the format has protection information");
-    let at = if protection.first { 0 } else { metadata.len() - SIZE };
+    let at = format.protection_range().expect("the format has protection information").start;
     (at, crc16(crc16(0, block), &metadata[..at]))
+}
+
+/// Generates the protection information of one block, `index` blocks after the first, in its metadata.
+///
+/// # Panics
+/// If the format has no protection information.
+pub fn generate_block(format: &MetadataFormat, block: &[u8], metadata: &mut [u8], index: usize, tags: &Tags) {
+    put(format, block, metadata, index, tags);
+}
+
+/// Verifies what `flags` name of one block, `index` blocks after the first, against its metadata.
+///
+/// # Errors
+/// As [`check`].
+///
+/// # Panics
+/// If the format has no protection information.
+pub fn check_block(
+    format: &MetadataFormat,
+    block: &[u8],
+    metadata: &[u8],
+    index: usize,
+    tags: &Tags,
+    flags: ProtectionFlags,
+) -> Result<(), Status> {
+    let (at, half) =
+        (format.protection_range(), |at: usize| u16::from_be_bytes([metadata[at], metadata[at + 1]]));
+    let at = at.expect("the format has protection information").start;
+    let (stored, application) = (half(at), half(at + 2));
+    let reference = u32::from(half(at + 4)) << 16 | u32::from(half(at + 6));
+    let is_type3 = format.protection.is_some_and(|protection| protection.kind == ProtectionType::Type3);
+    if application == ESCAPE && (!is_type3 || reference == u32::MAX) {
+        return Ok(());
+    }
+    if flags.contains(ProtectionFlags::CHECK_GUARD) && stored != guarded(format, block, metadata).1 {
+        return Err(Status::GUARD_CHECK_ERROR);
+    }
+    let differs = (application ^ tags.application) & tags.application_mask != 0;
+    if flags.contains(ProtectionFlags::CHECK_APPLICATION_TAG) && differs {
+        return Err(Status::APPLICATION_TAG_CHECK_ERROR);
+    }
+    let checks_reference = flags.contains(ProtectionFlags::CHECK_REFERENCE_TAG) && !is_type3;
+    if checks_reference && reference != expected_reference(format, index, tags) {
+        return Err(Status::REFERENCE_TAG_CHECK_ERROR);
+    }
+    Ok(())
 }
 
 fn put(format: &MetadataFormat, block: &[u8], metadata: &mut [u8], index: usize, tags: &Tags) {
@@ -173,25 +271,8 @@ fn verify(
     index: usize,
     tags: &Tags,
 ) -> Result<(), Status> {
-    let (at, guard) = guarded(format, block, metadata);
-    let half = |at: usize| u16::from_be_bytes([metadata[at], metadata[at + 1]]);
-    let (stored, application) = (half(at), half(at + 2));
-    let reference = u32::from(half(at + 4)) << 16 | u32::from(half(at + 6));
-    let kind = format.protection.map(|protection| protection.kind);
-    let escaped = application == ESCAPE && (kind != Some(ProtectionType::Type3) || reference == u32::MAX);
-    if escaped {
-        return Ok(());
-    }
-    if stored != guard {
-        return Err(Status::GUARD_CHECK_ERROR);
-    }
-    if (application ^ tags.application) & tags.application_mask != 0 {
-        return Err(Status::APPLICATION_TAG_CHECK_ERROR);
-    }
-    if kind != Some(ProtectionType::Type3) && reference != expected_reference(format, index, tags) {
-        return Err(Status::REFERENCE_TAG_CHECK_ERROR);
-    }
-    Ok(())
+    let all = ProtectionFlags::all() - ProtectionFlags::ACTION;
+    check_block(format, block, metadata, index, tags, all)
 }
 
 /// Expected reference tag of block `index`: types 1 and 2 increment it per block, type 3 does not.
@@ -205,7 +286,6 @@ fn expected_reference(format: &MetadataFormat, index: usize, tags: &Tags) -> u32
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::namespace_info::Protection;
 
     #[test]
     fn crc16_matches_t10_dif_vectors() {
