@@ -17,7 +17,9 @@ use nvmf::{ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTrans
 use reactor::{IdlePolicy, ReactorConfig, Reactors};
 use wire_nvme::Sqe;
 use wire_nvme::admin::GetLogPage;
+use wire_nvme::io::{Prinfo, ReadWrite};
 use wire_nvme::log::AnaState;
+use wire_nvme::opcode::NvmOpcode;
 
 mod passthrough;
 use passthrough::check_passthrough;
@@ -290,6 +292,66 @@ fn data_of_several_slices_is_sent_and_received_in_place() {
         let commands = |op| after.op(op).ops - before.op(op).ops;
         assert_eq!((commands(Op::Write), commands(Op::Read)), (4, 4), "each request is one command");
     }
+}
+
+#[test]
+fn protection_information_is_generated_checked_and_stripped_by_the_target() {
+    let medium = Registry::new();
+    let metadata =
+        bdev::MetadataConfig { md_size: 8, md_interleave: true, dif_type: 1, dif_is_head_of_md: false };
+    let config =
+        bdev::malloc::MallocConfig { metadata, ..bdev::malloc::MallocConfig::new("Malloc0", 4096, 512) };
+    bdev::malloc::create(&medium, config).unwrap();
+    let side = TargetSide::start(&medium, &["0".into()]);
+    let host = HostSide::start();
+    host.attach(&side.ports()[0]);
+    assert_eq!(host.registry.find("Nvme0n1").unwrap().geometry().block_size, 512);
+    let written = host.with_io(|core, io| async move {
+        let mut buffer = core.pool().take(64 << 10).unwrap();
+        buffer.as_mut_slice().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 512 + at) as u8);
+        let expected = buffer.as_slice().to_vec();
+        io.write(9, buffer).await.map_err(|(status, _)| status)?;
+        let mut buffer = core.pool().take(64 << 10).unwrap();
+        buffer.clear();
+        let buffer = io.read(9, buffer).await.map_err(|(status, _)| status)?;
+        assert!(buffer.as_slice() == expected);
+        io.write_zeroes(20, 2).await?;
+        let buffer = core.pool().take(1024).unwrap();
+        let buffer = io.read(20, buffer).await.map_err(|(status, _)| status)?;
+        assert_eq!(buffer.as_slice(), [0; 1024]);
+        Ok::<(), Status>(())
+    });
+    written.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
+    // The same blocks by commands that transfer the protection information.
+    let command = |opcode: NvmOpcode, prinfo, reference_tag, data| {
+        let command = ReadWrite { lba: 9, blocks: 2, prinfo, reference_tag, ..ReadWrite::default() };
+        let sqe = Sqe { nsid: 1, ..command.to_sqe(opcode) };
+        let queue = QueueKind::Io;
+        let command = PassthroughCommand { queue, sqe, data, metadata: AdminData::None, timeout: None };
+        host.initiator.pass_through("Nvme0", command).unwrap()
+    };
+    let checks = Prinfo::CHECK_GUARD | Prinfo::CHECK_REFERENCE_TAG;
+    let read = command(NvmOpcode::Read, checks, 9, AdminData::In(1040));
+    assert_eq!(read.status, Status::SUCCESS);
+    for (index, block) in read.data.chunks(520).enumerate() {
+        let guard = nvme::protection::crc16(0, &block[..512]).to_be_bytes();
+        assert_eq!(block[512..], [guard[0], guard[1], 0, 0, 0, 0, 0, 9 + index as u8]);
+    }
+    assert!(command(NvmOpcode::Write, checks, 9, AdminData::Out(read.data.clone())).status.is_success());
+    let mut bad = read.data;
+    bad[600] ^= 1;
+    let refused = command(NvmOpcode::Write, checks, 9, AdminData::Out(bad.clone())).status;
+    assert!(refused.same_code(Status::GUARD_CHECK_ERROR), "{refused}");
+    let wrong = command(NvmOpcode::Read, checks, 10, AdminData::In(1040)).status;
+    assert!(wrong.same_code(Status::INVALID_PROTECTION_INFORMATION), "{wrong}");
+    // Stored without a check, it fails the checks of a read.
+    assert!(command(NvmOpcode::Write, Prinfo::empty(), 0, AdminData::Out(bad)).status.is_success());
+    let failed = host.with_io(|core, io| async move {
+        let buffer = core.pool().take(1024).unwrap();
+        io.read(9, buffer).await.map_err(|(status, _)| status).unwrap_err()
+    });
+    let failed = failed.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert!(failed.same_code(Status::GUARD_CHECK_ERROR), "{failed}");
 }
 
 #[test]

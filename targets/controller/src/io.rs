@@ -19,6 +19,7 @@
 
 mod copy;
 mod fused;
+mod protection;
 #[cfg(test)]
 mod tests;
 
@@ -29,10 +30,11 @@ pub(crate) use fused::{FusedMatch, FusedPairing};
 
 use std::sync::Arc;
 
-use block_io::{RequestFlags, Status};
+use block_io::{ProtectionFlags, RequestFlags, Status};
 use wire_nvme::io::{DSM_RANGE_SIZE, DSM_RANGES_MAX, DatasetManagement, DsmRange};
 use wire_nvme::log::AnaState;
 use wire_nvme::opcode::{FabricsType, NvmOpcode};
+use wire_nvme::protection::MetadataFormat;
 use wire_nvme::{DecodeError, NSID_ALL, Sqe};
 
 use crate::reservation::{self, DenyMask, NamespaceReservations, Requester, access};
@@ -62,11 +64,15 @@ pub struct NamespaceEntry {
     pub blocks: u64,
     /// The transport's key for the block device.
     pub backend: u32,
-    /// Block size in bytes, as a power of two.
+    /// Data bytes of a block, as a power of two.
     pub block_log2: u8,
+    /// Metadata of a block, interleaved with its data.
+    pub metadata: MetadataFormat,
     /// Required alignment of buffer addresses in bytes.
     pub buffer_alignment: u32,
     exists: bool,
+    // Exists, accepts commands, and has no metadata.
+    is_plain: bool,
     read_only: bool,
     can_unmap: bool,
     can_write_zeroes: bool,
@@ -83,8 +89,10 @@ impl NamespaceEntry {
             blocks: 0,
             backend: 0,
             block_log2: 9,
+            metadata: MetadataFormat::NONE,
             buffer_alignment: 4096,
             exists: false,
+            is_plain: false,
             read_only: true,
             can_unmap: false,
             can_write_zeroes: false,
@@ -92,6 +100,11 @@ impl NamespaceEntry {
             deny_mask: Arc::default(),
             ana: Status::SUCCESS,
         }
+    }
+
+    /// Bytes of a block that a command with these flags transfers.
+    pub(crate) fn block_bytes(&self, flags: ProtectionFlags) -> u32 {
+        self.metadata.transfer_bytes(1 << self.block_log2, flags)
     }
 }
 
@@ -124,10 +137,18 @@ impl NamespaceTable {
         let mut reservations = vec![None; last as usize];
         for namespace in &subsystem.namespaces {
             reservations[namespace.nsid as usize - 1] = Some(namespace.reservations.clone());
+            let ana = match subsystem.ana_state(portid, namespace.anagrpid) {
+                AnaState::Optimized | AnaState::NonOptimized => Status::SUCCESS,
+                AnaState::Inaccessible => Status::ANA_INACCESSIBLE,
+                AnaState::PersistentLoss => Status::ANA_PERSISTENT_LOSS,
+                AnaState::Change => Status::ANA_TRANSITION,
+            };
             entries[namespace.nsid as usize - 1] = NamespaceEntry {
                 blocks: namespace.blocks,
                 backend: namespace.backend,
                 block_log2: namespace.block_size.trailing_zeros() as u8,
+                metadata: namespace.metadata,
+                is_plain: ana.is_success() && namespace.metadata.bytes == 0,
                 buffer_alignment: namespace.buffer_alignment,
                 exists: true,
                 read_only: namespace.read_only,
@@ -138,12 +159,7 @@ impl NamespaceTable {
                     .as_ref()
                     .map(|requester| namespace.reservations.attach(requester, namespace.nsid))
                     .unwrap_or_default(),
-                ana: match subsystem.ana_state(portid, namespace.anagrpid) {
-                    AnaState::Optimized | AnaState::NonOptimized => Status::SUCCESS,
-                    AnaState::Inaccessible => Status::ANA_INACCESSIBLE,
-                    AnaState::PersistentLoss => Status::ANA_PERSISTENT_LOSS,
-                    AnaState::Change => Status::ANA_TRANSITION,
-                },
+                ana,
             };
         }
         NamespaceTable {
@@ -184,8 +200,11 @@ impl NamespaceTable {
     #[inline]
     pub fn check_reservation(&self, plan: &IoPlan) -> Result<(), Status> {
         let class = match plan.op {
-            IoOp::Read | IoOp::Compare | IoOp::FusedCompare | IoOp::Verify => access::READ,
-            IoOp::Write | IoOp::FusedWrite | IoOp::Flush | IoOp::WriteZeroes => access::WRITE,
+            IoOp::Read | IoOp::ProtectedRead => access::READ,
+            IoOp::Compare | IoOp::FusedCompare | IoOp::Verify => access::READ,
+            IoOp::ProtectedWrite | IoOp::Write | IoOp::FusedWrite | IoOp::Flush | IoOp::WriteZeroes => {
+                access::WRITE
+            }
             IoOp::Unmap | IoOp::WriteUncorrectable => access::WRITE,
             IoOp::Copy => access::READ | access::WRITE,
             IoOp::FlushAll => {
@@ -210,9 +229,15 @@ impl NamespaceTable {
         reservations.execute(requester, &sqe, data)
     }
 
+    /// The namespace with this identifier, if it accepts commands and has no metadata.
     #[inline]
-    fn find(&self, nsid: u32) -> Result<(u32, &NamespaceEntry), Status> {
+    fn find_plain(&self, nsid: u32) -> Option<(u32, &NamespaceEntry)> {
         // Identifier 0 wraps to an index beyond the end.
+        let index = nsid.wrapping_sub(1);
+        self.entries.get(index as usize).filter(|entry| entry.is_plain).map(|entry| (index, entry))
+    }
+
+    fn find(&self, nsid: u32) -> Result<(u32, &NamespaceEntry), Status> {
         let index = nsid.wrapping_sub(1);
         match self.entries.get(index as usize) {
             Some(entry) if entry.exists && entry.ana.is_success() => Ok((index, entry)),
@@ -229,6 +254,10 @@ pub enum IoOp {
     Read,
     /// Write the host's data.
     Write,
+    /// Read blocks, check their protection information, and send them to the host, with it or without.
+    ProtectedRead,
+    /// Write the host's data with protection information that is checked or generated.
+    ProtectedWrite,
     /// Flush one namespace.
     Flush,
     /// Flush every block device of [`NamespaceTable::backends`]; the first failure is the command's status.
@@ -292,7 +321,16 @@ pub struct IoPlan {
     pub op: IoOp,
     /// FUA and DEALLOCATE.
     pub flags: RequestFlags,
+    /// PRINFO, of operations that check or generate protection information.
+    pub protection: ProtectionFlags,
+    /// Application tag and its mask, to generate or to check.
+    pub application_tag: u16,
+    /// See `application_tag`.
+    pub application_mask: u16,
 }
+
+// Kept in every command's slot.
+const _: () = assert!(size_of::<IoPlan>() == 32);
 
 const CONFLICT: Status = Status::RESERVATION_CONFLICT.do_not_retry();
 
@@ -303,12 +341,17 @@ const EMPTY_PLAN: IoPlan = IoPlan {
     data: DataTransfer::None,
     op: IoOp::NoOp,
     flags: RequestFlags::NONE,
+    protection: ProtectionFlags::empty(),
+    application_tag: 0,
+    application_mask: 0,
 };
 
 const FUA: u32 = 1 << 30;
 const DEAC: u32 = 1 << 25;
-// PRINFO and STC, which must be clear: no namespace has protection information.
-const PROTECTION: u32 = 0xf << 26 | 1 << 24;
+// STC, which must be clear: there are no storage tags.
+const STORAGE_TAG: u32 = 1 << 24;
+// PRINFO and STC, which must be clear without protection information.
+const PROTECTION: u32 = 0xf << 26 | STORAGE_TAG;
 // DTYPE, which must be clear: directives are not supported.
 const DIRECTIVE: u32 = 0xf << 20;
 
@@ -347,8 +390,25 @@ pub fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
 /// length of the range in bytes.
 #[inline]
 fn read_write(sqe: &Sqe, table: &NamespaceTable, op: IoOp) -> Result<(IoPlan, u32), Status> {
-    let (namespace, entry) = table.find(sqe.nsid)?;
+    let Some((namespace, entry)) = table.find_plain(sqe.nsid) else {
+        return protection::read_write(sqe, table, op);
+    };
     let (lba, blocks) = block_range(sqe, entry, PROTECTION | DIRECTIVE)?;
+    // At most 65536 blocks of at most 2 GiB: no overflow.
+    let bytes = u64::from(blocks) << entry.block_log2;
+    plan_range(sqe, table, op, (namespace, entry), (lba, blocks), bytes)
+}
+
+/// Plans a transfer of `bytes` bytes. Also returns that length.
+#[inline(always)]
+fn plan_range(
+    sqe: &Sqe,
+    table: &NamespaceTable,
+    op: IoOp,
+    (namespace, entry): (u32, &NamespaceEntry),
+    (lba, blocks): (u64, u32),
+    bytes: u64,
+) -> Result<(IoPlan, u32), Status> {
     let is_write = matches!(op, IoOp::Write | IoOp::FusedWrite);
     if entry.read_only && is_write {
         return Err(Status::NAMESPACE_WRITE_PROTECTED.do_not_retry());
@@ -356,8 +416,6 @@ fn read_write(sqe: &Sqe, table: &NamespaceTable, op: IoOp) -> Result<(IoPlan, u3
     if entry.deny_mask.denies(if is_write { access::WRITE } else { access::READ }) {
         return Err(CONFLICT);
     }
-    // At most 65536 blocks of at most 2 GiB: no overflow.
-    let bytes = u64::from(blocks) << entry.block_log2;
     if bytes > u64::from(table.transfer_max_bytes) {
         // More than MDTS (Base 2.0, section 5.17.2.1), or VSL, which has the same value.
         return Err(INVALID_FIELD);
@@ -368,7 +426,7 @@ fn read_write(sqe: &Sqe, table: &NamespaceTable, op: IoOp) -> Result<(IoPlan, u3
         return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
     }
     let flags = if sqe.cdw12 & FUA != 0 { RequestFlags::FUA } else { RequestFlags::NONE };
-    Ok((IoPlan { lba, blocks, namespace, data: DataTransfer::None, op, flags }, bytes))
+    Ok((IoPlan { lba, blocks, namespace, op, flags, ..EMPTY_PLAN }, bytes))
 }
 
 /// The block range of a command. `clear` are the bits of dword 12 that must be clear.
@@ -409,7 +467,12 @@ fn plan_uncommon(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
             if !entry.can_write_zeroes {
                 return Err(Status::INVALID_OPCODE.do_not_retry());
             }
-            let (lba, blocks) = block_range(sqe, entry, PROTECTION | DIRECTIVE)?;
+            // Zeroed blocks read with protection information that disables checks, whatever PRINFO asks for.
+            let clear = match entry.metadata.protection {
+                Some(_) => STORAGE_TAG | DIRECTIVE,
+                None => PROTECTION | DIRECTIVE,
+            };
+            let (lba, blocks) = block_range(sqe, entry, clear)?;
             if entry.read_only {
                 return Err(Status::NAMESPACE_WRITE_PROTECTED.do_not_retry());
             }

@@ -7,6 +7,7 @@ use uuid::Uuid;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::identify::NamespaceDescriptor;
 use wire_nvme::log::AnaState;
+use wire_nvme::protection::MetadataFormat;
 
 use crate::reservation::NamespaceReservations;
 
@@ -69,8 +70,10 @@ pub struct SubsystemNamespace {
     pub backend: u32,
     /// Size in blocks.
     pub blocks: u64,
-    /// Bytes per block: a power of two, 512 at least.
+    /// Data bytes of a block: a power of two, 512 at least.
     pub block_size: u32,
+    /// Metadata of a block, interleaved with its data.
+    pub metadata: MetadataFormat,
     /// NGUID (globally unique identifier); zero for none.
     pub nguid: [u8; 16],
     /// EUI-64 (extended unique identifier); zero for none.
@@ -190,6 +193,8 @@ impl Subsystem {
                 self.namespaces_max
             );
             assert!(block_size.is_power_of_two() && block_size >= 512, "blocks of {block_size} bytes");
+            let format = namespace.metadata;
+            assert!(format.extended == (format.bytes > 0), "separate metadata in namespace {nsid}");
             assert!(
                 (1..=self.namespaces_max).contains(&anagrpid),
                 "namespace {nsid} is in ANA group {anagrpid} of {}",
@@ -209,6 +214,7 @@ impl SubsystemNamespace {
             backend: 0,
             blocks,
             block_size: 512,
+            metadata: MetadataFormat::NONE,
             nguid: [0; 16],
             eui64: [0; 8],
             uuid: Uuid::nil(),

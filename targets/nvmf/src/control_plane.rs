@@ -377,9 +377,13 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             },
         };
         let descriptor = Arc::new(self.0.registry.open(&config.bdev_name, Access::Exclusive { by: CLAIM })?);
-        let block_size = descriptor.device().geometry().block_size;
+        let geometry = descriptor.device().geometry();
+        let block_size = geometry.data_block_size();
         if !block_size.is_power_of_two() || block_size < 512 {
             return reject(nsid, "the block size is not a power of 2 of at least 512");
+        }
+        if geometry.metadata.bytes > 0 && !geometry.metadata.extended {
+            return reject(nsid, "its metadata is separate; create the bdev with md_interleave");
         }
         let lease = match (lease, &config.ptpl_file) {
             (None, None) => self.0.registry.open_reservations(descriptor.device(), None)?,
@@ -584,7 +588,8 @@ fn namespace_of(
     SubsystemNamespace {
         bdev: device.name().to_string(),
         backend,
-        block_size: geometry.block_size,
+        block_size: geometry.data_block_size(),
+        metadata: geometry.metadata,
         nguid: config.nguid.unwrap_or(*uuid.as_bytes()),
         eui64: config.eui64.unwrap_or([0; 8]),
         uuid,

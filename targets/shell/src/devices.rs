@@ -4,8 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bdev::Descriptor;
-use block_io::{Channel, Op, Status};
-use dma::Data;
+use block_io::{Channel, Op, Payload, Status};
 use reactor::Core;
 
 /// The open block devices of a target, by a key that the target assigns. Keys are indices: they should be small.
@@ -45,13 +44,13 @@ impl CoreDevices {
         let Some(Some(device)) = self.by_key.get_mut(key as usize) else {
             return Err(Status::NAMESPACE_NOT_READY);
         };
-        if device.clear_first
-            && request.op == Op::Read
-            && let Some(buffer) = request.data_mut().and_then(Data::single_mut)
-            // A lent buffer is the requester's own memory and holds no other host's data.
-            && !buffer.is_external()
-        {
-            buffer.clear();
+        if device.clear_first && request.op == Op::Read {
+            match &mut request.payload {
+                // A lent buffer is the requester's own memory and holds no other host's data.
+                Payload::Data(data) if !data.is_external() => data.clear(),
+                Payload::Protected(protected) if !protected.data.is_external() => protected.data.clear(),
+                _ => {}
+            }
         }
         device.batch.push(request);
         if !device.active {

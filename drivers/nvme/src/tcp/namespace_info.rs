@@ -11,6 +11,7 @@ use wire_nvme::opcode::NvmOpcode;
 
 use super::queue::TcpCommandData;
 use crate::error::NvmeOpenError;
+use crate::namespace_info::inserted_protection;
 
 /// Most blocks of one Write Zeroes or Write Uncorrectable: NLB has 16 bits and is 0's based.
 const NLB_MAX: u32 = 65536;
@@ -20,6 +21,8 @@ pub(super) struct TcpNamespaceInfo {
     pub(super) blocks: u64,
     pub(super) block_size: u32,
     pub(super) transfer_max_bytes: u32,
+    /// Of reads and writes.
+    prinfo: Prinfo,
     pub(super) write_zeroes: bool,
     pub(super) write_uncorrectable: bool,
     pub(super) unmap: bool,
@@ -41,9 +44,10 @@ impl TcpNamespaceInfo {
                 "its format index is not in its list of formats",
             ));
         };
-        if format.metadata_bytes > 0 {
-            return Err(NvmeOpenError::UnsupportedFormat(nsid, "metadata"));
-        }
+        let metadata =
+            namespace.metadata_format().map_err(|why| NvmeOpenError::UnsupportedFormat(nsid, why))?;
+        let prinfo =
+            inserted_protection(&metadata).ok_or(NvmeOpenError::UnsupportedFormat(nsid, "metadata"))?;
         if !(9..=16).contains(&format.data_log2) {
             return Err(NvmeOpenError::UnsupportedFormat(nsid, "blocks under 512 bytes or over 64 KiB"));
         }
@@ -56,6 +60,7 @@ impl TcpNamespaceInfo {
             blocks: namespace.nsze,
             block_size: 1 << format.data_log2,
             transfer_max_bytes,
+            prinfo,
             write_zeroes: oncs & identify::oncs::WRITE_ZEROES != 0,
             write_uncorrectable: oncs & identify::oncs::WRITE_UNCORRECTABLE != 0,
             unmap: oncs & identify::oncs::DATASET_MANAGEMENT != 0,
@@ -82,7 +87,9 @@ impl TcpNamespaceInfo {
                 return Err(Status::INVALID_FIELD.do_not_retry());
             }
         }
-        let read_write = ReadWrite { lba, blocks, fua, ..ReadWrite::default() };
+        let reference_tag = if self.prinfo.contains(Prinfo::CHECK_REFERENCE_TAG) { lba as u32 } else { 0 };
+        let read_write =
+            ReadWrite { lba, blocks, fua, prinfo: self.prinfo, reference_tag, ..ReadWrite::default() };
         let (mut sqe, data, inline_data) = match request.op {
             Op::Read => (read_write.to_sqe(NvmOpcode::Read), TcpCommandData::In(bytes as u32), None),
             Op::Write => (read_write.to_sqe(NvmOpcode::Write), TcpCommandData::Out(bytes as u32), None),
@@ -90,7 +97,8 @@ impl TcpNamespaceInfo {
             Op::Unmap | Op::WriteZeroes if blocks == 0 => return Err(Status::INVALID_FIELD.do_not_retry()),
             Op::WriteZeroes if self.write_zeroes && blocks <= NLB_MAX => {
                 let deallocate = request.flags.contains(RequestFlags::DEALLOCATE);
-                let zeroes = WriteZeroes { lba, blocks, fua, deallocate, prinfo: Prinfo::empty() };
+                let zeroes =
+                    WriteZeroes { lba, blocks, fua, deallocate, prinfo: self.prinfo & Prinfo::ACTION };
                 (zeroes.to_sqe(), TcpCommandData::None, None)
             }
             Op::WriteUncorrectable if self.write_uncorrectable && (1..=NLB_MAX).contains(&blocks) => {
@@ -128,6 +136,7 @@ mod tests {
             blocks: 1 << 20,
             block_size: 512,
             transfer_max_bytes: 1 << 20,
+            prinfo: Prinfo::empty(),
             write_zeroes: supported,
             write_uncorrectable: supported,
             unmap: supported,

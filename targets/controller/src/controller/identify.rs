@@ -228,11 +228,20 @@ impl Controller {
 
     fn identify_namespace(&self, namespace: &SubsystemNamespace) -> IdentifyNamespace {
         let block_log2 = namespace.block_size.trailing_zeros() as u8;
+        let (format, protection) = (namespace.metadata, namespace.metadata.protection);
         IdentifyNamespace {
             nsze: namespace.blocks,
             ncap: namespace.blocks,
             nuse: namespace.blocks,
-            formats: vec![LbaFormat { metadata_bytes: 0, data_log2: block_log2, performance: 0 }],
+            formats: vec![LbaFormat { metadata_bytes: format.bytes, data_log2: block_log2, performance: 0 }],
+            extended_lba: format.extended,
+            // Metadata can only be interleaved.
+            mc: u8::from(format.extended),
+            dpc: protection.map_or(0, |protection| {
+                1 << (protection.kind.to_wire() - 1) | if protection.first { 1 << 3 } else { 1 << 4 }
+            }),
+            dps: protection
+                .map_or(0, |protection| protection.kind.to_wire() | u8::from(protection.first) << 3),
             nmic: 1,
             rescap: namespace.reservations.capabilities(),
             dlfeat: if namespace.can_unmap {

@@ -7,7 +7,7 @@ use block_io::{RequestFlags, Status};
 use wire_nvme::Sqe;
 use wire_nvme::io::{COPY_RANGE_SIZE, CopyCommand, CopyRange};
 
-use super::{DataTransfer, FUA, IoOp, IoPlan, NamespaceEntry, NamespaceTable, PROTECTION};
+use super::{DataTransfer, EMPTY_PLAN, FUA, IoOp, IoPlan, NamespaceEntry, NamespaceTable, PROTECTION};
 use crate::INVALID_FIELD;
 
 /// Most source ranges of a Copy (MSRC): one 4 KiB page.
@@ -60,6 +60,7 @@ pub(super) fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> 
         namespace,
         data: DataTransfer::FromHost(length),
         flags: if sqe.cdw12 & FUA != 0 { RequestFlags::FUA } else { RequestFlags::NONE },
+        ..EMPTY_PLAN
     })
 }
 

@@ -4,6 +4,7 @@ use wire_nvme::fabrics::{Connect, Disconnect, PropertyGet};
 use wire_nvme::io::{
     COPY_RANGE_SIZE, CopyCommand, CopyRange, Prinfo, ReadWrite, WriteUncorrectable, WriteZeroes,
 };
+use wire_nvme::protection::{Protection, ProtectionType};
 
 use super::*;
 use crate::harness::subsystem;
@@ -68,14 +69,7 @@ fn valid_commands_are_planned() {
     use NvmOpcode::{Compare, Read, Verify, Write};
     let fua = |sqe: Sqe| Sqe { cdw12: sqe.cdw12 | FUA, ..sqe };
     let deac = |sqe: Sqe| Sqe { cdw12: sqe.cdw12 | DEAC, ..sqe };
-    let on = |op, namespace, lba, blocks, data| IoPlan {
-        op,
-        namespace,
-        lba,
-        blocks,
-        data,
-        flags: RequestFlags::NONE,
-    };
+    let on = |op, namespace, lba, blocks, data| IoPlan { op, namespace, lba, blocks, data, ..EMPTY_PLAN };
     let rows = [
         ("read", rw(Read, 1, 16, 8, 4096), on(IoOp::Read, 0, 16, 8, DataTransfer::ToHost(4096))),
         ("last block", rw(Read, 1, 2047, 1, 512), on(IoOp::Read, 0, 2047, 1, DataTransfer::ToHost(512))),
@@ -410,4 +404,72 @@ proptest! {
         prop_assert_eq!(got, expected);
         prop_assert_eq!(copying.index() as usize, ranges.len());
     }
+}
+
+/// A table with one namespace of 64 blocks of 512 bytes and 8 or 16 bytes of interleaved metadata.
+fn protected_table(bytes: u16, kind: Option<ProtectionType>) -> NamespaceTable {
+    let mut subsystem = subsystem();
+    let protection = kind.map(|kind| Protection { kind, first: false });
+    subsystem.namespaces = vec![SubsystemNamespace {
+        metadata: MetadataFormat { bytes, extended: true, protection },
+        can_write_zeroes: true,
+        ..SubsystemNamespace::new(1, 64)
+    }];
+    NamespaceTable::new(&subsystem, 1, &ControllerLimits::default())
+}
+
+#[test]
+fn commands_of_namespaces_with_metadata_transfer_it_unless_it_is_stripped() {
+    use NvmOpcode::{Compare, Read, Verify, Write};
+    let (action, guard, reference) = (Prinfo::ACTION, Prinfo::CHECK_GUARD, Prinfo::CHECK_REFERENCE_TAG);
+    let none = Prinfo::empty();
+    let invalid = DNR(Status::INVALID_PROTECTION_INFORMATION);
+    let type1 = Some(ProtectionType::Type1);
+    // Metadata, type, opcode, PRINFO, reference tag at LBA 7, bytes of two blocks; operation or status.
+    let table = [
+        (8, type1, Read, none, 0, 1040, Ok(IoOp::Read)),
+        (8, type1, Write, none, 0, 1040, Ok(IoOp::Write)),
+        (8, type1, Read, guard | reference, 7, 1040, Ok(IoOp::ProtectedRead)),
+        (8, type1, Write, guard | reference, 7, 1040, Ok(IoOp::ProtectedWrite)),
+        (8, type1, Read, action | guard, 7, 1024, Ok(IoOp::ProtectedRead)),
+        (8, type1, Write, action, 7, 1024, Ok(IoOp::ProtectedWrite)),
+        (8, type1, Write, action, 7, 1040, Err(DNR(Status::DATA_SGL_LENGTH_INVALID))),
+        (8, type1, Write, none, 7, 1024, Err(DNR(Status::DATA_SGL_LENGTH_INVALID))),
+        (16, type1, Write, action, 7, 1056, Ok(IoOp::ProtectedWrite)),
+        (8, type1, Write, action, 8, 1024, Err(invalid)),
+        (8, type1, Write, guard, 8, 1040, Ok(IoOp::ProtectedWrite)),
+        (8, type1, Write, reference, 8, 1040, Err(invalid)),
+        (8, Some(ProtectionType::Type2), Read, reference, 8, 1040, Err(invalid)),
+        (8, Some(ProtectionType::Type3), Read, guard | reference, 8, 1040, Ok(IoOp::ProtectedRead)),
+        (8, None, Read, none, 0, 1040, Ok(IoOp::Read)),
+        (8, None, Read, guard, 0, 1040, Err(invalid)),
+        (8, type1, Compare, none, 0, 1040, Ok(IoOp::Compare)),
+        (8, type1, Compare, guard, 0, 1040, Err(invalid)),
+        (8, type1, Verify, guard | reference, 7, 0, Ok(IoOp::Verify)),
+    ];
+    for (bytes, kind, opcode, prinfo, reference_tag, length, expected) in table {
+        let command = ReadWrite {
+            lba: 7,
+            blocks: 2,
+            prinfo,
+            reference_tag,
+            application_tag: 0x1234,
+            application_tag_mask: 0xff00,
+            ..ReadWrite::default()
+        };
+        let sqe = Sqe { nsid: 1, data: DataPointer::transport(length), ..command.to_sqe(opcode) };
+        let planned = plan(&sqe, &protected_table(bytes, kind));
+        let text = format!("{opcode:?} {prinfo:?} of {length} bytes, {bytes} bytes of metadata, {kind:?}");
+        assert_eq!(planned.map(|plan| plan.op), expected, "{text}");
+        if let Ok(plan) = planned {
+            let tags = (plan.protection, plan.application_tag, plan.application_mask);
+            assert_eq!(tags, (prinfo, 0x1234, 0xff00), "{text}");
+        }
+    }
+    let out = rw(Read, 1, 63, 2, 1040);
+    assert_eq!(plan(&out, &protected_table(8, type1)), Err(DNR(Status::LBA_OUT_OF_RANGE)));
+    let zeroes = WriteZeroes { lba: 1, blocks: 2, fua: false, deallocate: false, prinfo: action };
+    let zeroes = Sqe { nsid: 1, ..zeroes.to_sqe() };
+    assert_eq!(plan(&zeroes, &protected_table(8, type1)).map(|plan| plan.op), Ok(IoOp::WriteZeroes));
+    assert_eq!(plan(&zeroes, &protected_table(8, None)), Err(invalid));
 }

@@ -1,6 +1,6 @@
 //! Execution of commands, with the transport at hand.
 
-use block_io::{Op, Request, Status, Tag};
+use block_io::{Op, Payload, Request, Status, Tag};
 use dma::Buffer;
 use slots::Slot;
 use wire_nvme::Sqe;
@@ -125,7 +125,9 @@ impl<T: IoTransport> Execution<'_, T> {
             self.queue.insert(Command::new(moved.token, CommandState::Planned(*plan), moved.location, bytes));
         match plan.op {
             _ if to_host => self.execute_plan(slot, plan),
-            IoOp::Compare => self.receive_to_buffer(slot, moved.room, moved.immediate),
+            IoOp::Compare | IoOp::ProtectedWrite => {
+                self.receive_to_buffer(slot, moved.room, moved.immediate);
+            }
             // A few pages at most, which the controller itself reads.
             _ => _ = self.receive_into(slot, CommandData::Bytes(vec![0; moved.room as usize])),
         }
@@ -207,7 +209,9 @@ impl<T: IoTransport> Execution<'_, T> {
                 CommandState::Planned(plan) => match self.queue.namespaces.check_reservation(&plan) {
                     Err(status) => self.queue.finish(slot, status, 0, self.transport),
                     Ok(()) if plan.op == IoOp::Read => self.read(slot, &plan, length),
-                    Ok(()) if has_data || length == 0 => self.execute_plan(slot, &plan),
+                    Ok(()) if has_data || length == 0 || plan.op == IoOp::ProtectedRead => {
+                        self.execute_plan(slot, &plan);
+                    }
                     Ok(()) => self.receive_to_buffer(slot, length, false),
                 },
                 CommandState::Fused(_) => self.compare_and_write(slot),
@@ -341,15 +345,28 @@ impl<T: IoTransport> Execution<'_, T> {
         match plan.op {
             IoOp::Write => self.write(slot, Op::Write, plan),
             IoOp::Compare => self.write(slot, Op::Compare, plan),
+            IoOp::ProtectedRead => {
+                let bytes = plan.blocks * self.queue.namespaces.entry(plan).block_bytes(plan.protection);
+                let Some(buffer) = self.take_buffer_for(slot, bytes) else { return self.defer(slot, bytes) };
+                self.queue.set_state(slot, CommandState::Reading);
+                self.submit_protected(slot, Op::Read, plan, buffer);
+            }
+            IoOp::ProtectedWrite => {
+                let Some(buffer) = self.take_received(slot) else { return };
+                self.queue.set_state(slot, CommandState::Submitted { remaining: 1, status: Status::SUCCESS });
+                self.submit_protected(slot, Op::Write, plan, buffer);
+            }
             IoOp::Flush => self.submit_only(slot, Op::Flush, plan, None),
             IoOp::WriteZeroes => self.submit_only(slot, Op::WriteZeroes, plan, None),
             IoOp::WriteUncorrectable => self.submit_only(slot, Op::WriteUncorrectable, plan, None),
             IoOp::Verify => {
-                let bytes = plan.blocks << self.queue.namespaces.entry(plan).block_log2;
-                match self.take_buffer_for(slot, bytes) {
-                    Some(buffer) => self.submit_only(slot, Op::Read, plan, Some(buffer)),
-                    None => self.defer(slot, bytes),
+                let bytes = plan.blocks * self.queue.namespaces.entry(plan).block_bytes(plan.protection);
+                let Some(buffer) = self.take_buffer_for(slot, bytes) else { return self.defer(slot, bytes) };
+                if plan.protection.is_empty() {
+                    return self.submit_only(slot, Op::Read, plan, Some(buffer));
                 }
+                self.queue.set_state(slot, CommandState::Submitted { remaining: 1, status: Status::SUCCESS });
+                self.submit_protected(slot, Op::Read, plan, buffer);
             }
             IoOp::FlushAll => {
                 let flushes = self.queue.namespaces.backends().map(|backend| (backend, 0, 0)).collect();
@@ -390,23 +407,40 @@ impl<T: IoTransport> Execution<'_, T> {
     /// Submits a Write or Compare whose data has been received, once it is in a buffer.
     #[inline]
     fn write(&mut self, slot: Slot, op: Op, plan: &IoPlan) {
-        match self.queue.take_data(slot) {
-            CommandData::Buffer(buffer) => self.submit_only(slot, op, plan, Some(buffer)),
-            data => {
-                let bytes = data.as_slice().len() as u32;
-                match self.take_buffer_for(slot, bytes) {
-                    Some(mut buffer) => {
-                        buffer.as_mut_slice().copy_from_slice(data.as_slice());
-                        self.submit_only(slot, op, plan, Some(buffer));
-                    }
-                    None => {
-                        if let Some(command) = self.queue.commands.get_mut(slot) {
-                            command.data = data;
-                        }
-                        self.defer(slot, bytes);
-                    }
-                }
-            }
+        if let Some(buffer) = self.take_received(slot) {
+            self.submit_only(slot, op, plan, Some(buffer));
+        }
+    }
+
+    /// The data that a command has received, in a buffer; without one the command is deferred.
+    #[inline]
+    fn take_received(&mut self, slot: Slot) -> Option<Buffer> {
+        let data = match self.queue.take_data(slot) {
+            CommandData::Buffer(buffer) => return Some(buffer),
+            data => data,
+        };
+        let bytes = data.as_slice().len() as u32;
+        if let Some(mut buffer) = self.take_buffer_for(slot, bytes) {
+            buffer.as_mut_slice().copy_from_slice(data.as_slice());
+            return Some(buffer);
+        }
+        if let Some(command) = self.queue.commands.get_mut(slot) {
+            command.data = data;
+        }
+        self.defer(slot, bytes);
+        None
+    }
+
+    /// Submits a request that the block device executes with the command's protection.
+    #[cold]
+    fn submit_protected(&mut self, slot: Slot, op: Op, plan: &IoPlan, buffer: Buffer) {
+        let backend = self.queue.namespaces.entry(plan).backend;
+        let mut request = Request::new(self.queue.tag(slot), op, plan.lba, plan.blocks);
+        request.flags = plan.flags;
+        request.payload = Payload::Protected(plan.protected(buffer.into()));
+        match self.transport.submit(backend, request) {
+            Ok(()) => self.queue.device_requests += 1,
+            Err(status) => self.queue.finish(slot, status, 0, self.transport),
         }
     }
 

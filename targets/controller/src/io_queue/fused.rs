@@ -61,7 +61,7 @@ impl<T: IoTransport> Execution<'_, T> {
         plan: IoPlan,
         partner: Option<Slot>,
     ) -> Option<Slot> {
-        let length = plan.blocks << self.queue.namespaces.entry(&plan).block_log2;
+        let length = plan.blocks * self.queue.namespaces.entry(&plan).block_bytes(plan.protection);
         let MovedData { token, location, room, .. } = self.locate(token, sqe, length, false)?;
         let half =
             FusedHalf { plan, partner, is_first: partner.is_none(), has_data: false, abort_status: None };

@@ -1,0 +1,63 @@
+//! Reads and writes of namespaces with metadata (NVM 1.0, section 5.2).
+//!
+//! Metadata is interleaved with the data, as fabrics require. The block device checks, generates and strips protection
+//! information; here is decided what it is asked for. A command without PRINFO transfers whole blocks and is planned as
+//! any other.
+
+use block_io::{ProtectedData, ProtectionFlags, ProtectionTags, Status};
+use dma::Data;
+use wire_nvme::Sqe;
+use wire_nvme::io::ReadWrite;
+use wire_nvme::protection::ProtectionType;
+
+use super::{DIRECTIVE, IoOp, IoPlan, NamespaceEntry, NamespaceTable, STORAGE_TAG, block_range, plan_range};
+
+/// Plans a Read, Write, Compare or Verify of a namespace with metadata. Also returns the length of the transfer.
+#[cold]
+pub(super) fn read_write(sqe: &Sqe, table: &NamespaceTable, op: IoOp) -> Result<(IoPlan, u32), Status> {
+    let (namespace, entry) = table.find(sqe.nsid)?;
+    let (lba, blocks) = block_range(sqe, entry, STORAGE_TAG | DIRECTIVE)?;
+    let command = ReadWrite::from_sqe(sqe);
+    let flags = command.prinfo;
+    check_flags(entry, op, lba, &command)?;
+    let bytes = u64::from(blocks) * u64::from(entry.block_bytes(flags));
+    let (plan, length) = plan_range(sqe, table, op, (namespace, entry), (lba, blocks), bytes)?;
+    let op = match op {
+        IoOp::Read if !flags.is_empty() => IoOp::ProtectedRead,
+        IoOp::Write if !flags.is_empty() => IoOp::ProtectedWrite,
+        op => op,
+    };
+    let (application_tag, application_mask) = (command.application_tag, command.application_tag_mask);
+    Ok((IoPlan { op, protection: flags, application_tag, application_mask, ..plan }, length))
+}
+
+fn check_flags(entry: &NamespaceEntry, op: IoOp, lba: u64, command: &ReadWrite) -> Result<(), Status> {
+    let flags = command.prinfo;
+    if flags.is_empty() {
+        return Ok(());
+    }
+    let invalid = Err(Status::INVALID_PROTECTION_INFORMATION.do_not_retry());
+    // The block layer compares whole blocks.
+    let is_supported = matches!(op, IoOp::Read | IoOp::Write | IoOp::Verify);
+    let Some(protection) = entry.metadata.protection.filter(|_| is_supported) else { return invalid };
+    // The block device counts reference tags from the LBA. Type 1 requires that; other initial tags of type 2 are not
+    // supported, and type 3 does not check them.
+    let uses_reference = flags.intersects(ProtectionFlags::ACTION | ProtectionFlags::CHECK_REFERENCE_TAG);
+    let counts_from_lba = command.reference_tag == lba as u32 || protection.kind == ProtectionType::Type3;
+    if uses_reference && !counts_from_lba {
+        return invalid;
+    }
+    Ok(())
+}
+
+impl IoPlan {
+    /// The payload of a request that is executed with the command's protection.
+    pub(crate) fn protected(&self, data: Data) -> Box<ProtectedData<Data>> {
+        let tags = ProtectionTags {
+            reference: self.lba as u32,
+            application: self.application_tag,
+            application_mask: self.application_mask,
+        };
+        Box::new(ProtectedData { data, metadata: None, flags: self.protection, tags })
+    }
+}
