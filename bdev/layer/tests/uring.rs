@@ -245,3 +245,78 @@ fn io_beyond_the_capacity_of_the_ring_is_retried() {
         assert_eq!(rig.read(&mut channel, tag * 8, 8).unwrap(), vec![tag as u8; 4096]);
     }
 }
+
+#[test]
+fn a_submission_thread_executes_what_the_ring_of_the_core_does() {
+    let directory = TestDirectory::new("sqpoll");
+    let mut rig = Rig::new();
+    let polling = os::UringPolling { sqpoll: true, ..os::UringPolling::default() };
+    let config = UringConfig { polling, ..directory.config(1 << 20) };
+    let created = uring::create(&rig.registry, config);
+    if let Err(error) = &created
+        && error.to_string().contains("io_uring_setup")
+    {
+        return println!("SKIPPED: {error}");
+    }
+    created.unwrap();
+    assert_eq!(field(&rig, "sqpoll"), Some(InfoValue::Bool(true)));
+    let mut channel = rig.registry.open("F", Access::ReadWrite).unwrap().channel(&rig.core).unwrap();
+    // More than its depth, by several flows, some durable; then what the ring itself cannot do.
+    let batch: Vec<Request> = (0..600)
+        .map(|index| {
+            let mut request = Request::write(Tag(index), index, 1, rig.buffer(512, index as u8));
+            request.flow = (index % 3) as u16;
+            request.flags = if index % 5 == 0 { RequestFlags::FUA } else { RequestFlags::NONE };
+            request
+        })
+        .collect();
+    let done = rig.run(&mut channel, batch);
+    assert!(done.iter().enumerate().all(|(index, one)| {
+        one.status().is_success()
+            && one.tag().0 == index as u64
+            && usize::from(one.request().flow) == index % 3
+    }));
+    assert_eq!(rig.simple(&mut channel, Op::Flush, 0, 0, RequestFlags::NONE), Status::SUCCESS);
+    assert_eq!(rig.simple(&mut channel, Op::Unmap, 8, 8, RequestFlags::FUA), Status::SUCCESS);
+    let slices = Data::gather((0..4).map(|_| rig.buffer(4096, 0xcc)).collect()).unwrap();
+    let read = rig.one(&mut channel, Request::read(Tag(1), 0, 32, slices));
+    assert_eq!(read.status(), Status::SUCCESS);
+    let mut bytes = vec![0; 32 * 512];
+    read.into_request().take_data().unwrap().copy_to(0, &mut bytes);
+    for (index, block) in bytes.chunks(512).enumerate() {
+        let expected = if (8..16).contains(&index) { 0 } else { index as u8 };
+        assert!(block.iter().all(|byte| *byte == expected), "block {index}");
+    }
+    // The end of a file that was truncated is found by the core's ring, which gets what came back short.
+    let file = std::fs::OpenOptions::new().write(true).open(directory.0.join("file")).unwrap();
+    file.set_len(512 << 10).unwrap();
+    assert_eq!(rig.read(&mut channel, 1020, 8), Err(Status::UNRECOVERED_READ_ERROR));
+}
+
+#[test]
+fn a_file_that_cannot_be_polled_is_refused_with_what_to_do() {
+    let directory = TestDirectory::new("iopoll");
+    let mut rig = Rig::new();
+    let polling = os::UringPolling { iopoll: true, ..os::UringPolling::default() };
+    match uring::create(&rig.registry, UringConfig { polling, ..directory.config(1 << 20) }) {
+        Err(error) => {
+            let text = error.to_string();
+            assert!(text.starts_with("iopoll: "), "{text}");
+            assert!(text.contains("poll_queues") || text.contains("direct I/O only"), "{text}");
+        }
+        // On a device with polled queues.
+        Ok(_) => {
+            let mut channel = rig.registry.open("F", Access::ReadWrite).unwrap().channel(&rig.core).unwrap();
+            assert_eq!(rig.write(&mut channel, 0, 64, 7), Status::SUCCESS);
+            assert_eq!(rig.read(&mut channel, 0, 64).unwrap(), vec![7; 64 * 512]);
+            assert_eq!(rig.simple(&mut channel, Op::Flush, 0, 0, RequestFlags::NONE), Status::SUCCESS);
+        }
+    }
+    let buffered = UringConfig { polling, direct: false, ..directory.config(1 << 20) };
+    if rig.registry.find("F").is_none() {
+        let text = uring::create(&rig.registry, buffered).unwrap_err().to_string();
+        assert!(text.contains("direct I/O only"), "{text}");
+    }
+    let null = uring::create(&rig.registry, UringConfig::new("N", "/dev/null")).unwrap_err().to_string();
+    assert!(null.contains("nor an NVMe generic device"), "{null}");
+}

@@ -4,18 +4,24 @@
 //! It uses direct I/O where the file allows it, and reports the reason where not. A write is durable with FUA
 //! (`RWF_DSYNC`) or after a flush (`fdatasync`): durability class `disk`. Unmap punches holes, so that a sparse file
 //! stays sparse. [`plan`] maps requests to file operations.
+//!
+//! With [`UringConfig::polling`] each channel has an io_uring of its own for reads and writes, and for an NVMe generic
+//! device (`/dev/ngXnY`) it passes NVMe commands through to the driver, past the kernel's block layer.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use block_io::Op;
+use os::{FileIo, NvmePassthrough, UringPolling};
 use uuid::Uuid;
 
+use self::own_ring::{OwnRingChannel, RingFile};
 use crate::{Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, InfoValue, IoLimits, Registry};
 
 mod channel;
 mod file;
+mod own_ring;
 mod plan;
 
 pub use plan::{FilePlan, FileStep, fallback, plan, status_of};
@@ -37,6 +43,8 @@ pub struct UringConfig {
     pub create_bytes: Option<u64>,
     /// Use direct I/O where the file supports it.
     pub direct: bool,
+    /// Polled completions, or a submission thread of the kernel; both off by default.
+    pub polling: UringPolling,
     /// As which of SPDK's modules it is shown and managed.
     pub shown_as: FileModule,
 }
@@ -72,6 +80,7 @@ impl UringConfig {
             readonly: false,
             create_bytes: None,
             direct: true,
+            polling: UringPolling::default(),
             shown_as: FileModule::Uring,
         }
     }
@@ -89,6 +98,8 @@ pub struct UringBdev {
     geometry: BdevGeometry,
     medium: (u64, u64),
     direct: Result<(), String>,
+    /// Of an NVMe generic device: commands are passed through.
+    passthrough: Option<file::GenericDevice>,
     /// `None` once the device is closed.
     file: Mutex<Option<std::fs::File>>,
     shared: Arc<UringShared>,
@@ -123,6 +134,7 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevic
         return Err(BdevError::Exists { name: config.name });
     }
     let opened = file::open(&config, |medium| registry.backing_user(medium))?;
+    probe_ring(&config, &opened)?;
     let shared = UringShared {
         blocks: AtomicU64::new(opened.geometry.blocks),
         unused_bytes: AtomicU64::new(opened.unused_bytes),
@@ -135,11 +147,40 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevic
         geometry: opened.geometry,
         medium: opened.backing_id,
         direct: opened.direct,
+        passthrough: opened.generic,
         file: Mutex::new(Some(opened.file)),
         shared: Arc::new(shared),
         config: config.clone(),
     };
     registry.register(&config.name, config.uuid, &[], Arc::new(module))
+}
+
+/// Checks that the file can be used by rings of their own, if the device's channels will have such.
+fn probe_ring(config: &UringConfig, opened: &file::OpenedFile) -> Result<(), BdevError> {
+    let UringPolling { iopoll, sqpoll, .. } = config.polling;
+    if opened.generic.is_none() && !iopoll && !sqpoll {
+        return Ok(());
+    }
+    let field = if iopoll {
+        "iopoll"
+    } else if sqpoll {
+        "sqpoll"
+    } else {
+        "filename"
+    };
+    let invalid =
+        |reason: String| BdevError::invalid(field, format!("{}: {reason}", config.filename.display()));
+    if let (true, None, Err(reason)) = (iopoll, &opened.generic, &opened.direct) {
+        return Err(invalid(format!("completions are polled with direct I/O only, but {reason}")));
+    }
+    let file = opened.file.try_clone().map_err(|error| invalid(format!("cannot be duplicated ({error})")))?;
+    let namespace_id = opened.generic.map_or(0, |device| device.namespace_id);
+    let file = RingFile { file: file.into(), block_size: opened.geometry.block_size, namespace_id };
+    match opened.generic {
+        Some(_) => own_ring::probe::<NvmePassthrough>(file, config.polling),
+        None => own_ring::probe::<FileIo>(file, config.polling),
+    }
+    .map_err(invalid)
 }
 
 /// Rereads the file's size, and notifies channels and subscribers if it changed.
@@ -152,7 +193,11 @@ pub fn rescan(registry: &Registry, name: &str, shown_as: FileModule) -> Result<(
     {
         let file = sync::lock(&module.file);
         let file = file.as_ref().ok_or_else(|| BdevError::Removed { name: name.to_string() })?;
-        let (blocks, unused) = file::blocks_of(file, &module.config.filename, module.geometry.block_size)?;
+        let (path, block_size) = (&module.config.filename, module.geometry.block_size);
+        let (blocks, unused) = match &module.passthrough {
+            Some(device) => (file::identify(file, path, device.namespace_id)?.nsze, 0),
+            None => file::blocks_of(file, path, block_size)?,
+        };
         module.shared.blocks.store(blocks, Ordering::Relaxed);
         module.shared.unused_bytes.store(unused, Ordering::Relaxed);
     }
@@ -171,7 +216,9 @@ impl Bdev for UringBdev {
     fn supports(&self, op: Op) -> bool {
         match op {
             Op::Read | Op::Flush => true,
-            Op::Write | Op::Unmap | Op::WriteZeroes => !self.config.readonly,
+            Op::Write => !self.config.readonly,
+            // The commands that are passed through have none of these yet.
+            Op::Unmap | Op::WriteZeroes => !self.config.readonly && self.passthrough.is_none(),
             // A reset of a file only drains its I/O, which the layer does, and files have no uncorrectable blocks.
             _ => false,
         }
@@ -179,6 +226,16 @@ impl Bdev for UringBdev {
 
     /// A request is one file operation. Direct I/O needs aligned slices of whole sectors; the page cache takes any.
     fn io_limits(&self) -> IoLimits {
+        if let Some(device) = &self.passthrough {
+            // The kernel does not split a command, and maps it as PRPs.
+            return IoLimits {
+                transfer_bytes_max: device.transfer_bytes_max,
+                segments_max: device.segments_max,
+                alignment: 4,
+                virtual_boundary: 4096,
+                boundary_blocks: 0,
+            };
+        }
         IoLimits {
             transfer_bytes_max: TRANSFER_BYTES_MAX,
             segments_max: os::IO_VECTORS_MAX as u32,
@@ -196,18 +253,24 @@ impl Bdev for UringBdev {
         };
         // A channel duplicates the file descriptor, so that it may outlive the device.
         let own = file.try_clone().map_err(failed("cannot be duplicated"))?;
+        let (block_size, polling) = (self.geometry.block_size, self.config.polling);
+        let no_ring = failed("cannot have a ring of its own");
+        if let Some(device) = &self.passthrough {
+            let file = RingFile { file: own.into(), block_size, namespace_id: device.namespace_id };
+            let channel = OwnRingChannel::<NvmePassthrough>::new(file, polling, None).map_err(no_ring)?;
+            return Ok(Box::new(channel));
+        }
         let client = core.event_loop().client();
         if !client.supports_files() {
             return Err(BdevError::NoFileIo);
         }
+        let polled = (polling.iopoll || polling.sqpoll).then(|| own.try_clone()).transpose();
+        let polled = polled.map_err(failed("cannot be duplicated"))?;
         let id = client.add_file(own.into()).map_err(failed("cannot be added to the core's ring"))?;
-        let channel = channel::UringChannel::new(
-            core.clone(),
-            client,
-            id,
-            self.geometry.block_size,
-            self.shared.clone(),
-        );
+        let channel = channel::UringChannel::new(core.clone(), client, id, block_size, self.shared.clone());
+        let Some(polled) = polled else { return Ok(Box::new(channel)) };
+        let file = RingFile { file: polled.into(), block_size, namespace_id: 0 };
+        let channel = OwnRingChannel::<FileIo>::new(file, polling, Some(channel)).map_err(no_ring)?;
         Ok(Box::new(channel))
     }
 
@@ -219,6 +282,15 @@ impl Bdev for UringBdev {
             ("durability", "disk".into()),
             ("durability_until_flushed", "memory".into()),
         ];
+        for (name, is_on) in [
+            ("iopoll", self.config.polling.iopoll),
+            ("sqpoll", self.config.polling.sqpoll),
+            ("passthrough", self.passthrough.is_some()),
+        ] {
+            if is_on {
+                object.push((name, InfoValue::Bool(true)));
+            }
+        }
         if let Err(reason) = &self.direct {
             object.push(("direct_refused", reason.as_str().into()));
         }

@@ -180,12 +180,18 @@ control::parameters! {
     struct UringCreate {
         /// Name
         name: String,
-        /// File or block device
+        /// File, block device or NVMe generic device (`/dev/ngXnY`), to which NVMe commands are passed through
         filename: String,
         /// Size of a block; 0 is that of the file
         block_size: u32 ["bytes"] = 0,
         /// UUID; without, a random one
         uuid: Option<Uuid>,
+        /// Poll the device for completions, instead of interrupts; it needs polled queues
+        iopoll: bool = false,
+        /// Submit by a thread of the kernel, instead of system calls
+        sqpoll: bool = false,
+        /// Processor of that thread
+        sqpoll_cpu: Option<u32>,
     }
 }
 
@@ -193,6 +199,12 @@ fn uring_create(bdevs: &BdevModule, mut params: UringCreate) -> Result<String, R
     let mut config = uring::UringConfig::new(&params.name, &params.filename);
     config.block_size = Some(params.block_size).filter(|bytes| *bytes != 0);
     config.uuid = params.uuid;
+    config.polling = os::UringPolling {
+        sqpoll: params.sqpoll,
+        sqpoll_cpu: params.sqpoll_cpu,
+        sqpoll_idle_ms: 0,
+        iopoll: params.iopoll,
+    };
     let device = uring::create(&bdevs.registry, config)?;
     params.block_size = device.geometry().block_size;
     params.uuid = Some(device.uuid());

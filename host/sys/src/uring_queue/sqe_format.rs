@@ -1,6 +1,6 @@
 //! Formats of submission queue entries: file I/O, or NVMe passthrough commands.
 
-use block_io::{Op, Request};
+use block_io::{Op, Request, RequestFlags};
 use dma::Data;
 use io_uring::{cqueue, opcode, squeue};
 
@@ -87,7 +87,10 @@ impl sealed::EntryFormat for FileIo {
                 let file = resources.handle(request);
                 match request.op {
                     Op::Read => sqe::read(file, memory, offset),
-                    _ => sqe::write(file, memory, offset, 0),
+                    _ => {
+                        let durable = request.flags.contains(RequestFlags::FUA);
+                        sqe::write(file, memory, offset, if durable { libc::RWF_DSYNC } else { 0 })
+                    }
                 }
             }
             (Op::Flush, _) => sqe::sync(resources.handle(request), self.data_sync),
@@ -174,7 +177,8 @@ impl sealed::EntryFormat for NvmePassthrough {
                 put(36, &length.to_le_bytes());
                 put(40, &request.lba.to_le_bytes());
                 // Number of logical blocks, 0's based (NVM Command Set Specification 1.0, 3.2.4).
-                put(48, &(request.blocks.saturating_sub(1) & 0xffff).to_le_bytes());
+                let fua = u32::from(request.flags.contains(RequestFlags::FUA)) << 30;
+                put(48, &(request.blocks.saturating_sub(1) & 0xffff | fua).to_le_bytes());
             }
             _ => put(0, &[FLUSH]),
         }

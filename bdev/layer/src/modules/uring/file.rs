@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
+use wire_nvme::identify::IdentifyNamespace;
 
 use super::UringConfig;
 use crate::{BdevError, BdevGeometry};
@@ -18,6 +19,17 @@ pub(super) struct OpenedFile {
     pub(super) backing_id: (u64, u64),
     /// Whether direct I/O is enabled, or the reason why not.
     pub(super) direct: Result<(), String>,
+    /// Of an NVMe generic device.
+    pub(super) generic: Option<GenericDevice>,
+}
+
+/// An NVMe generic device (`/dev/ngXnY`).
+#[derive(Clone, Copy)]
+pub(super) struct GenericDevice {
+    pub(super) namespace_id: u32,
+    /// Limits of one command.
+    pub(super) transfer_bytes_max: u32,
+    pub(super) segments_max: u32,
 }
 
 /// Opens and examines the file. `holder` returns the device that already uses a backing file.
@@ -32,8 +44,15 @@ pub(super) fn open(
     };
     let metadata = std::fs::metadata(path).map_err(failed("cannot be opened"))?;
     let kind = metadata.file_type();
+    if kind.is_char_device() {
+        return open_generic(config, metadata.rdev(), holder);
+    }
     if !kind.is_file() && !kind.is_block_device() {
-        let what = if kind.is_dir() { "a directory" } else { "neither a file nor a block device" };
+        let what = if kind.is_dir() {
+            "a directory"
+        } else {
+            "neither a file, a block device nor an NVMe generic device"
+        };
         return Err(BdevError::invalid("filename", format!("{} is {what}", path.display())));
     }
     // A block device has several nodes, hence its device number; no file has the inode number `u64::MAX`.
@@ -69,7 +88,77 @@ pub(super) fn open(
     } else {
         Err("not requested".to_string())
     };
-    Ok(OpenedFile { file, geometry, unused_bytes, backing_id: medium, direct })
+    Ok(OpenedFile { file, geometry, unused_bytes, backing_id: medium, direct, generic: None })
+}
+
+/// Opens an NVMe generic device, whose geometry Identify Namespace tells.
+fn open_generic(
+    config: &UringConfig,
+    device_number: u64,
+    holder: impl Fn((u64, u64)) -> Option<String>,
+) -> Result<OpenedFile, BdevError> {
+    let path = config.filename.as_path();
+    let medium = (device_number, u64::MAX - 1);
+    if let Some(by) = holder(medium) {
+        return Err(BdevError::Claimed { name: path.display().to_string(), by: format!("the bdev {by}") });
+    }
+    let invalid = |reason: &str| BdevError::invalid("filename", format!("{} {reason}", path.display()));
+    let file = open_file(path, config.readonly, OFlags::empty()).map_err(|source| BdevError::File {
+        path: path.to_path_buf(),
+        doing: "cannot be opened",
+        source,
+    })?;
+    let namespace_id = os::device::nvme_namespace_id(&file)
+        .map_err(|_| invalid("is neither a file, a block device nor an NVMe generic device (/dev/ngXnY)"))?;
+    lock(&file, path, config.readonly)?;
+    let identify = identify(&file, path, namespace_id)?;
+    let format = identify.formats.get(usize::from(identify.format));
+    let format = format.ok_or_else(|| invalid("has no valid format"))?;
+    if format.metadata_bytes > 0 || !(9..=16).contains(&format.data_log2) {
+        return Err(invalid("has a format with metadata, or blocks under 512 bytes or over 64 KiB"));
+    }
+    let block_size = 1u32 << format.data_log2;
+    if config.block_size.is_some_and(|bytes| bytes != block_size) {
+        return Err(BdevError::invalid(
+            "block_size",
+            format!("the namespace has blocks of {block_size} bytes"),
+        ));
+    }
+    let geometry = BdevGeometry {
+        write_cache: true,
+        buffer_alignment: 4,
+        ..BdevGeometry::new(block_size, identify.nsze)
+    };
+    let segments_max = queue_limit(path, "max_segments").unwrap_or(1).clamp(1, os::IO_VECTORS_MAX as u32);
+    let transfer = queue_limit(path, "max_hw_sectors_kb").map(|kib| kib.saturating_mul(1024));
+    // A page a segment; and a command has at most 65,536 blocks.
+    let most = (segments_max * 4096).max(block_size).min(block_size << 14);
+    let transfer_bytes_max = transfer.unwrap_or(TRANSFER_BYTES_DEFAULT).min(most).max(block_size);
+    let generic = GenericDevice { namespace_id, transfer_bytes_max, segments_max };
+    let direct = Ok(());
+    Ok(OpenedFile { file, geometry, unused_bytes: 0, backing_id: medium, direct, generic: Some(generic) })
+}
+
+/// Most bytes of a command where the kernel does not say: what every controller takes that the kernel drives.
+const TRANSFER_BYTES_DEFAULT: u32 = 64 << 10;
+
+/// A limit of the block device of a generic device's namespace, from sysfs.
+fn queue_limit(path: &Path, name: &str) -> Option<u32> {
+    let device = std::fs::canonicalize(path).ok()?;
+    let suffix = device.file_name()?.to_str()?.strip_prefix("ng")?.to_string();
+    std::fs::read_to_string(format!("/sys/block/nvme{suffix}/queue/{name}")).ok()?.trim().parse().ok()
+}
+
+/// Identify Namespace of a generic device.
+pub(super) fn identify(file: &File, path: &Path, namespace_id: u32) -> Result<IdentifyNamespace, BdevError> {
+    let page = os::device::nvme_identify_namespace(file, namespace_id).map_err(|source| BdevError::File {
+        path: path.to_path_buf(),
+        doing: "cannot be identified",
+        source,
+    })?;
+    IdentifyNamespace::decode(&page).map_err(|error| {
+        BdevError::invalid("filename", format!("{} has no valid namespace: {error}", path.display()))
+    })
 }
 
 /// The number of whole blocks, and the bytes beyond them.
