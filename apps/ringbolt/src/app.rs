@@ -7,6 +7,8 @@ use bdev::rpc::BdevModule;
 use bdev_nvme::rpc::NvmeModule;
 use control::{Catalog, ConfigFile, ControlPlane, ManagedReactor, RpcError};
 use device_model::rpc::ModelModule;
+use nbd::NbdTarget;
+use nbd::rpc::NbdModule;
 use nvmf::NvmfTarget;
 use nvmf::rpc::NvmfModule;
 use reactor::ReactorHandle;
@@ -21,6 +23,7 @@ pub(crate) struct App {
     pub(crate) control: Arc<ControlPlane>,
     pub(crate) registry: Registry,
     nvmf: Arc<NvmfModule>,
+    nbd: Arc<NbdModule>,
 }
 
 /// The methods of every module.
@@ -30,6 +33,7 @@ pub(crate) fn catalog() -> Catalog {
         .with::<NvmeModule>()
         .with::<ModelModule>()
         .with::<NvmfModule>()
+        .with::<NbdModule>()
         .with::<Compatibility>()
 }
 
@@ -45,19 +49,26 @@ impl App {
         let builder = ControlPlane::builder(reactors);
         let bdevs = BdevModule::new(registry.clone(), builder.examiner());
         let nvmf = NvmfModule::new(registry.clone(), &handles);
+        let nbd = NbdModule::new(registry.clone(), &handles);
         let control = builder
             .module(&bdevs)
             .module(&NvmeModule::new(&bdevs, &handles))
             .module(&ModelModule::new(bdevs.clone()))
             .module(&nvmf)
+            .module(&nbd)
             .module(&Arc::new(Compatibility))
             .start(pending)?;
-        Ok(App { control, registry, nvmf })
+        Ok(App { control, registry, nvmf, nbd })
     }
 
     /// The NVMe-oF target.
     pub(crate) fn target(&self) -> &NvmfTarget {
         self.nvmf.target()
+    }
+
+    /// The NBD target.
+    pub(crate) fn nbd(&self) -> &NbdTarget {
+        self.nbd.target()
     }
 }
 
@@ -88,7 +99,9 @@ mod tests {
         ];
         for info in catalog().iter() {
             let name = info.name;
-            let is_extension = extensions.contains(&name) || name.starts_with("bdev_model_");
+            let prefixes = ["bdev_model_", "nbd_export_"];
+            let is_extension =
+                extensions.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix));
             assert!(spdk_methods().any(|known| known == name) || is_extension, "{name}");
             let is_described = !info.text.is_empty() && !info.result.is_empty();
             assert!(is_described || info.default_only.is_some(), "{name}");
@@ -130,7 +143,12 @@ mod tests {
     #[test]
     fn subsystems_are_those_of_spdk_in_the_order_of_their_start() {
         let app = App::start(Registry::new(), Vec::new(), None).unwrap();
-        let expected = json!([{ "subsystem": "bdev", "depends_on": [] }, { "subsystem": "nvmf", "depends_on": ["bdev"] }]);
+        let depends_on = ["bdev"];
+        let expected = json!([
+            { "subsystem": "bdev", "depends_on": [] },
+            { "subsystem": "nvmf", "depends_on": depends_on },
+            { "subsystem": "nbd", "depends_on": depends_on },
+        ]);
         assert_eq!(app.control.invoke("framework_get_subsystems", Value::Null), Ok(expected));
     }
 

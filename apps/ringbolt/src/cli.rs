@@ -26,7 +26,7 @@ pub(crate) struct Cli {
 
 #[derive(Subcommand)]
 pub(crate) enum CliCommand {
-    /// Serve devices over NVMe/TCP and vfio-user, configured by a file and by JSON-RPC
+    /// Serve devices over NVMe/TCP, vfio-user and NBD, configured by a file and by JSON-RPC
     Serve(Serve),
     /// Call a JSON-RPC method of a running server
     Rpc(Rpc),
@@ -103,7 +103,8 @@ pub(crate) enum Idle {
 #[command(after_help = "Examples:\n  \
     ringbolt serve -c target.json\n  \
     ringbolt serve --cores 2-3 --idle spin\n  \
-    ringbolt serve -r /var/tmp/spdk.sock      # the default socket of SPDK's rpc.py\n\n\
+    ringbolt serve -r /var/tmp/spdk.sock      # the default socket of SPDK's rpc.py\n  \
+    ringbolt rpc nbd_export_create bdev_name=Malloc0 path=/run/nbd.sock   # then: nbdinfo nbd+unix:///?socket=/run/nbd.sock\n\n\
     The file has SPDK's format: {\"subsystems\":[{\"subsystem\":\"bdev\",\"config\":[{\"method\":…,\"params\":…}]}]}.\n\
     `ringbolt rpc save_config` writes one. On SIGINT and SIGTERM the server completes I/O in flight and exits.")]
 pub(crate) struct Serve {

@@ -1,4 +1,4 @@
-//! `ringbolt serve`: the NVMe-oF target.
+//! `ringbolt serve`: the NVMe-oF and NBD targets.
 
 use bdev::Registry;
 use control::{ConfigFile, ListenSocket, RpcServer};
@@ -39,6 +39,9 @@ pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
                 subsystem.nqn
             );
         }
+    }
+    for export in app.nbd().configured() {
+        stdout_line!("listening: NBD {}", export.uri());
     }
     stdout_line!("rpc: {}", options.rpc_socket.display());
     let server = RpcServer::start(app.control.clone(), socket).map_err(CommandError::environment)?;

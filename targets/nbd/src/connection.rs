@@ -1,0 +1,268 @@
+//! A connection: from the greeting to the last reply.
+
+use std::io::IoSliceMut;
+use std::sync::Arc;
+
+use sockets::ByteStream;
+use target_shell::{
+    Accepted, CloseReason, Connections, IoContext, MoreToRead, Notice, Protocol, ProtocolConnection,
+};
+
+use crate::export::NbdConfig;
+use crate::failure::NbdViolation;
+use crate::handshake::{self, Handshake, Negotiated};
+use crate::inbound::Inbound;
+use crate::limits::{
+    CHECK_NS, HANDSHAKE_TIMEOUT_NS, RECEIVE_BUDGET, RECEIVE_BYTES, RECEIVE_BYTES_FIRST, STALLED_CHECKS_MAX,
+};
+use crate::replies::SendQueue;
+use crate::session::Session;
+
+/// The protocol's state of a core: none.
+pub(crate) struct NbdCore;
+
+/// A connection of a client.
+///
+/// Until an export is selected it has a few hundred bytes, and answers options ([`Handshake`]). Then a [`Session`]
+/// executes requests. What is received goes into the payload of the current write first, and what is beyond it into
+/// `inbound`. If the session is blocked (too many commands, replies or buffers), nothing is received until a completion
+/// or a sent reply unblocks it; the stream itself is the queue.
+pub(crate) struct NbdConnection {
+    flow: u16,
+    inbound: Inbound,
+    out: SendQueue,
+    handshake: Handshake,
+    session: Option<Box<Session>>,
+    draining: bool,
+    /// It has selected an export, and the group does not know yet.
+    logged_in: bool,
+    deadline_ns: u64,
+    /// Bytes ever received, wrapping.
+    received: u64,
+    /// `received` and the progress of `out` at the last check, and the number of checks without a change.
+    checked: (u64, u64),
+    stalled_checks: u32,
+}
+
+impl Protocol for NbdCore {
+    const NAME: &'static str = "nbd";
+    type Config = NbdConfig;
+    type Connection = NbdConnection;
+    type Error = NbdViolation;
+
+    fn accept(&mut self, accepted: Accepted, _: &Arc<NbdConfig>, now_ns: u64) -> Option<NbdConnection> {
+        let mut connection = NbdConnection {
+            flow: accepted.flow,
+            inbound: Inbound::default(),
+            out: SendQueue::default(),
+            handshake: Handshake::new(accepted.portid),
+            session: None,
+            draining: false,
+            logged_in: false,
+            deadline_ns: now_ns + HANDSHAKE_TIMEOUT_NS,
+            received: 0,
+            checked: (0, 0),
+            stalled_checks: 0,
+        };
+        connection.inbound.reserve(RECEIVE_BYTES_FIRST);
+        connection.out.bytes.extend(handshake::greeting());
+        Some(connection)
+    }
+
+    fn apply(&mut self, config: &Arc<NbdConfig>, connections: &mut Connections<NbdConnection>, _now_ns: u64) {
+        connections.update(|_, entry| {
+            let Some(session) = &entry.connection.session else { return false };
+            let is_gone = config.exports.iter().all(|export| export.id != session.export_id());
+            if is_gone {
+                entry.connection.begin_drain();
+            }
+            is_gone
+        });
+    }
+}
+
+impl NbdConnection {
+    /// Identifier of its export, once it is selected.
+    pub(crate) fn export_id(&self) -> Option<u64> {
+        self.session.as_ref().map(|session| session.export_id())
+    }
+
+    /// Handles what was received, as far as possible.
+    fn advance(&mut self, context: &mut IoContext<'_, NbdCore>) -> Result<(), NbdViolation> {
+        if self.draining {
+            return Ok(());
+        }
+        if self.session.is_none() {
+            match self.handshake.advance(&mut self.inbound, context.config, &mut self.out.bytes)? {
+                Negotiated::Incomplete | Negotiated::Blocked => return Ok(()),
+                Negotiated::Aborted => self.draining = true,
+                Negotiated::Export(export) => {
+                    self.inbound.reserve(RECEIVE_BYTES);
+                    self.session = Some(Box::new(Session::new(export, &self.handshake, self.flow)));
+                    self.deadline_ns = context.now_ns + CHECK_NS;
+                    self.logged_in = true;
+                }
+            }
+        }
+        if let Some(session) = &mut self.session
+            && session.advance(&mut self.inbound, &mut self.out, context)?
+        {
+            self.draining = true;
+        }
+        Ok(())
+    }
+
+    /// Whether what arrives can be used.
+    fn wants_bytes(&self) -> bool {
+        let blocked = match &self.session {
+            None => self.handshake.is_blocked(),
+            Some(session) => session.is_blocked(),
+        };
+        !self.draining && !blocked
+    }
+
+    /// Receives once, into payload and then into `inbound`. Returns the bytes received and the bytes asked for.
+    fn receive_some<S: ByteStream>(
+        &mut self,
+        stream: &mut S,
+    ) -> Result<(usize, usize), CloseReason<NbdViolation>> {
+        let payload = self.session.as_mut().and_then(|session| session.payload_mut());
+        let payload = payload.unwrap_or_default();
+        let of_payload = payload.len();
+        let room = self.inbound.room();
+        let asked = of_payload + room.len();
+        let mut parts = [IoSliceMut::new(payload), IoSliceMut::new(room)];
+        let first = usize::from(of_payload == 0);
+        let count = CloseReason::check(stream.receive(&mut parts[first..]))?;
+        self.received = self.received.wrapping_add(count as u64);
+        let direct = count.min(of_payload);
+        if let Some(session) = &mut self.session {
+            session.payload_received(direct);
+        }
+        self.inbound.added(count - direct);
+        Ok((count, asked))
+    }
+
+    /// Whether the peer has to send or to read before anything else can happen.
+    fn waits_for_peer(&self) -> bool {
+        let owes_bytes = match &self.session {
+            None => true,
+            Some(session) => {
+                !session.is_blocked() && (session.needs_payload() || !self.inbound.filled().is_empty())
+            }
+        };
+        owes_bytes || !self.out.is_empty()
+    }
+}
+
+impl ProtocolConnection<NbdCore> for NbdConnection {
+    fn receive<S: ByteStream>(
+        &mut self,
+        stream: &mut S,
+        _scratch: &mut [u8],
+        context: &mut IoContext<'_, NbdCore>,
+    ) -> Result<MoreToRead, CloseReason<NbdViolation>> {
+        let mut budget = RECEIVE_BUDGET;
+        loop {
+            self.advance(context).map_err(CloseReason::Protocol)?;
+            if !self.wants_bytes() {
+                // `resume` reads on.
+                return Ok(MoreToRead::No);
+            }
+            if budget == 0 {
+                return Ok(MoreToRead::Yes);
+            }
+            let (count, asked) = self.receive_some(stream)?;
+            budget = budget.saturating_sub(count);
+            if count < asked {
+                self.advance(context).map_err(CloseReason::Protocol)?;
+                return Ok(MoreToRead::No);
+            }
+        }
+    }
+
+    fn resume(
+        &mut self,
+        context: &mut IoContext<'_, NbdCore>,
+    ) -> Result<MoreToRead, CloseReason<NbdViolation>> {
+        if let Some(session) = &mut self.session {
+            session.resume(&mut self.out, context);
+        }
+        self.advance(context).map_err(CloseReason::Protocol)?;
+        Ok(if self.wants_bytes() { MoreToRead::Yes } else { MoreToRead::No })
+    }
+
+    #[inline]
+    fn complete(&mut self, tag: u32, completion: bdev::Completion) {
+        if let Some(session) = &mut self.session {
+            session.complete(tag, completion, &mut self.out);
+        }
+    }
+
+    fn flush<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), CloseReason<NbdViolation>> {
+        let freed = self.out.send(stream)?;
+        if let Some(session) = &mut self.session {
+            session.buffers_freed(freed);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn wants_resume(&self) -> bool {
+        match &self.session {
+            // The answers that blocked the handshake are sent.
+            None => !self.draining && self.handshake.is_blocked() && self.out.is_empty(),
+            Some(session) => session.wants_resume(self.out.len(), self.draining),
+        }
+    }
+
+    #[inline]
+    fn is_waiting(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.is_waiting())
+    }
+
+    #[inline]
+    fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    fn begin_drain(&mut self) {
+        self.draining = true;
+        if let Some(session) = &mut self.session {
+            session.abandon();
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        self.out.is_empty() && self.session.as_ref().is_none_or(|session| session.is_idle())
+    }
+
+    fn awaits_login(&self) -> bool {
+        true
+    }
+
+    #[inline]
+    fn take_notice(&mut self) -> Notice {
+        Notice { logged_in: std::mem::take(&mut self.logged_in), recheck: false }
+    }
+
+    #[inline]
+    fn deadline_ns(&self) -> u64 {
+        self.deadline_ns
+    }
+
+    fn on_deadline(&mut self, _: &mut NbdCore, now_ns: u64) -> Result<(), CloseReason<NbdViolation>> {
+        if self.session.is_none() {
+            return Err(CloseReason::Protocol(NbdViolation::HandshakeTimeout));
+        }
+        self.deadline_ns = now_ns + CHECK_NS;
+        let progress = (self.received, self.out.progress);
+        let is_stalled = self.waits_for_peer() && progress == self.checked;
+        self.checked = progress;
+        self.stalled_checks = if is_stalled { self.stalled_checks + 1 } else { 0 };
+        if self.stalled_checks >= STALLED_CHECKS_MAX {
+            return Err(CloseReason::Protocol(NbdViolation::Stalled));
+        }
+        Ok(())
+    }
+}

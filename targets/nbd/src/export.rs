@@ -1,0 +1,126 @@
+//! Exports, and the configuration that the cores see.
+
+use std::sync::Arc;
+
+use bdev::BlockDevice;
+use block_io::Op;
+use target_shell::{DeviceMap, TargetConfig};
+use wire_nbd::{ExportReply, Info, TransmissionFlags};
+
+use crate::limits::PAYLOAD_MAX;
+
+/// A block device under a name, as clients of one listener see it.
+#[derive(Clone, Debug)]
+pub(crate) struct Export {
+    /// Identifies it as long as the target lives; a resize keeps it.
+    pub(crate) id: u64,
+    /// The device's key in the [`DeviceMap`].
+    pub(crate) key: u32,
+    pub(crate) portid: u16,
+    pub(crate) name: String,
+    pub(crate) description: String,
+    pub(crate) read_only: bool,
+    pub(crate) block_size: u32,
+    /// Multiple that is efficient, in bytes.
+    pub(crate) preferred_bytes: u32,
+    /// Size in bytes.
+    pub(crate) size: u64,
+    pub(crate) can_unmap: bool,
+    pub(crate) can_write_zeroes: bool,
+    pub(crate) can_flush: bool,
+    /// The device itself answers what is allocated.
+    pub(crate) can_seek: bool,
+    /// Reads leave memory as it is: it has to be zeroed first.
+    pub(crate) reads_undefined: bool,
+    /// Writes of parts of blocks are possible.
+    pub(crate) writes_parts: bool,
+}
+
+/// What an export is called and who may do what.
+#[derive(Clone, Debug)]
+pub(crate) struct ExportNames {
+    pub(crate) name: String,
+    pub(crate) description: String,
+    pub(crate) read_only: bool,
+}
+
+impl Export {
+    pub(crate) fn new(id: u64, key: u32, portid: u16, names: ExportNames, device: &BlockDevice) -> Export {
+        let geometry = device.geometry();
+        let supports = |op| device.bdev().supports(op);
+        let ExportNames { name, description, read_only } = names;
+        Export {
+            id,
+            key,
+            portid,
+            name,
+            description,
+            read_only: read_only || device.bdev().read_only(),
+            block_size: geometry.block_size,
+            preferred_bytes: geometry.physical_block_size.max(4096).next_power_of_two(),
+            size: geometry.bytes(),
+            can_unmap: supports(Op::Unmap),
+            can_write_zeroes: supports(Op::WriteZeroes),
+            can_flush: supports(Op::Flush),
+            can_seek: supports(Op::SeekData) && supports(Op::SeekHole),
+            reads_undefined: device.bdev().reads_undefined(),
+            writes_parts: bdev::supports_fused(),
+        }
+    }
+
+    /// What it offers; DF only with structured replies.
+    pub(crate) fn flags(&self, structured: bool) -> TransmissionFlags {
+        let mut flags = TransmissionFlags::HAS_FLAGS
+            | TransmissionFlags::SEND_FLUSH
+            | TransmissionFlags::SEND_FUA
+            | TransmissionFlags::SEND_CACHE
+            | TransmissionFlags::CAN_MULTI_CONN;
+        flags.set(TransmissionFlags::READ_ONLY, self.read_only);
+        flags.set(TransmissionFlags::SEND_TRIM, !self.read_only && self.can_unmap);
+        let zeroes = TransmissionFlags::SEND_WRITE_ZEROES | TransmissionFlags::SEND_FAST_ZERO;
+        flags.set(zeroes, !self.read_only);
+        flags.set(TransmissionFlags::SEND_DF, structured);
+        flags
+    }
+
+    /// Size and flags.
+    pub(crate) fn reply(&self, structured: bool) -> ExportReply {
+        ExportReply { size: self.size, flags: self.flags(structured) }
+    }
+
+    /// Sizes of requests.
+    pub(crate) fn block_sizes(&self) -> Info<'static> {
+        let minimum = if self.writes_parts || self.read_only { 1 } else { self.block_size };
+        Info::BlockSize { minimum, preferred: self.preferred_bytes, payload_max: PAYLOAD_MAX as u32 }
+    }
+}
+
+/// The configuration of the target, published to all cores.
+#[derive(Default)]
+pub(crate) struct NbdConfig {
+    pub(crate) exports: Vec<Arc<Export>>,
+    pub(crate) devices: DeviceMap,
+}
+
+impl NbdConfig {
+    /// The exports of a listener.
+    pub(crate) fn of_port(&self, portid: u16) -> impl Iterator<Item = &Arc<Export>> {
+        self.exports.iter().filter(move |export| export.portid == portid)
+    }
+
+    /// An export of a listener by its name. The empty name is the default export: the only one.
+    pub(crate) fn find(&self, portid: u16, name: &str) -> Option<&Arc<Export>> {
+        let named = self.of_port(portid).find(|export| export.name == name);
+        if named.is_some() || !name.is_empty() {
+            return named;
+        }
+        let mut exports = self.of_port(portid);
+        exports.next().filter(|_| exports.next().is_none())
+    }
+}
+
+impl TargetConfig for NbdConfig {
+    fn devices(&self) -> &DeviceMap {
+        &self.devices
+    }
+}

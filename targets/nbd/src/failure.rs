@@ -1,0 +1,62 @@
+//! Errors of the target, and violations of the protocol.
+
+use target_shell::{NotApplied, ShellError};
+use wire_nbd::DecodeError;
+
+/// An export could not be created, deleted or found.
+#[derive(Debug, thiserror::Error)]
+pub enum NbdTargetError {
+    /// The device is missing or claimed.
+    #[error(transparent)]
+    Bdev(#[from] bdev::BdevError),
+    /// Listening failed, or a reactor does not respond.
+    #[error(transparent)]
+    Shell(#[from] ShellError),
+    /// A reactor has not applied the change, which is undone.
+    #[error("{0}; nothing was changed")]
+    NotApplied(NotApplied),
+    /// There is an export of this name.
+    #[error("the export {0} exists")]
+    Exists(String),
+    /// There is no export of this name.
+    #[error("there is no export {0}")]
+    NotFound(String),
+    /// There are as many exports as the target has.
+    #[error("there are {0} exports already")]
+    TooMany(usize),
+    /// A name, description or address is invalid.
+    #[error("{0}")]
+    Invalid(String),
+    /// The target is stopping.
+    #[error("the target is stopping")]
+    Stopping,
+}
+
+/// Why a connection is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NbdViolation {
+    /// The peer sent what is not NBD, or unknown client flags.
+    #[error("{0}")]
+    Malformed(#[from] DecodeError),
+    /// The data of an option is too long to be skipped.
+    #[error("an option has {0} bytes of data")]
+    OptionLength(u32),
+    /// Too many options without entering the transmission phase.
+    #[error("there were {0} options without an export")]
+    TooManyOptions(u32),
+    /// `EXPORT_NAME` names no export, and has no reply for that.
+    #[error("there is no export of the name that EXPORT_NAME selects")]
+    NoExport,
+    /// The payload of a request is too long to be skipped.
+    #[error("a request has {0} bytes of payload")]
+    PayloadLength(u64),
+    /// A write with extended headers does not say that it has a payload.
+    #[error("a write has no payload")]
+    NoPayload,
+    /// The handshake took too long.
+    #[error("the handshake was not completed in time")]
+    HandshakeTimeout,
+    /// A request or its payload did not arrive in time, or the peer does not read.
+    #[error("the peer neither sends nor reads")]
+    Stalled,
+}

@@ -1,0 +1,192 @@
+//! The module of the target for the control plane: the methods `nbd_export_*`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bdev::Registry;
+use control::json::{Value, json};
+use control::{ByName, Method, Module, RpcError};
+use reactor::ReactorHandle;
+use sockets::StreamAddress;
+
+use crate::{ExportConfig, ExportInfo, NbdTarget, NbdTargetError};
+
+/// NBD's port.
+const PORT: u16 = 10809;
+
+/// The NBD target as a [`Module`].
+pub struct NbdModule {
+    target: NbdTarget,
+}
+
+impl NbdModule {
+    /// A target without exports on `reactors`, for the devices of `registry`.
+    pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> Arc<NbdModule> {
+        Arc::new(NbdModule { target: NbdTarget::new(registry, reactors) })
+    }
+
+    /// The target.
+    pub fn target(&self) -> &NbdTarget {
+        &self.target
+    }
+}
+
+const UNRESPONSIVE: (i64, &str) = (RpcError::ETIMEDOUT, "a reactor does not respond; nothing was changed");
+
+impl Module for NbdModule {
+    const NAME: &'static str = "nbd";
+    const DEPENDS_ON: &'static [&'static str] = &["bdev"];
+    const IS_SUBSYSTEM: bool = true;
+
+    fn methods() -> Vec<Method<NbdModule>> {
+        vec![
+            Method::update("nbd_export_create", create)
+                .text(
+                    "Exports a bdev to NBD clients. Exports with the same address share a listener; if it has one \
+                     export, clients may leave out the name. Not an SPDK method.",
+                    "the URI of the export",
+                )
+                .errors(&[
+                    (RpcError::INVALID_PARAMS, "a parameter is invalid, or the export exists"),
+                    (RpcError::ENODEV, "there is no such bdev"),
+                    (RpcError::INTERNAL, "the address cannot be listened at, or the target is stopping"),
+                    UNRESPONSIVE,
+                ]),
+            Method::update("nbd_export_delete", delete)
+                .text(
+                    "Deletes an export. Its connections complete what is in flight and are closed. Not an SPDK \
+                     method.",
+                    "true",
+                )
+                .errors(&[(RpcError::ENODEV, "there is no such export"), UNRESPONSIVE]),
+            Method::query("nbd_export_get", get)
+                .text(
+                    "Describes exports. Not an SPDK method.",
+                    "array of exports with `uri`, `size` in bytes, `block_size` and `connections`",
+                )
+                .errors(&[(RpcError::ENODEV, "there is no such export"), UNRESPONSIVE]),
+        ]
+    }
+
+    fn drain(&self) {
+        self.target.shutdown();
+    }
+
+    fn stop(&self) {
+        self.target.close();
+    }
+
+    fn save(&self) -> Vec<Value> {
+        let call =
+            |info: ExportInfo| json!({ "method": "nbd_export_create", "params": params(&info.config) });
+        self.target.configured().into_iter().map(call).collect()
+    }
+
+    fn report(&self) -> Value {
+        json!({ "exports": self.target.configured().len() })
+    }
+}
+
+impl From<NbdTargetError> for RpcError {
+    fn from(error: NbdTargetError) -> RpcError {
+        let code = match &error {
+            NbdTargetError::Bdev(bdev::BdevError::NotFound { .. }) | NbdTargetError::NotFound(_) => {
+                RpcError::ENODEV
+            }
+            NbdTargetError::Exists(_) | NbdTargetError::Invalid(_) => RpcError::INVALID_PARAMS,
+            NbdTargetError::TooMany(_) => RpcError::ENOSPC,
+            NbdTargetError::NotApplied(_)
+            | NbdTargetError::Shell(target_shell::ShellError::Unresponsive(_)) => RpcError::ETIMEDOUT,
+            _ => RpcError::INTERNAL,
+        };
+        RpcError::new(code, error.to_string())
+    }
+}
+
+control::parameters! {
+    struct Create {
+        /// The bdev to export, by name, alias or UUID
+        bdev_name: String,
+        /// Name of the export, unique in the target; that of the bdev if left out
+        name: Option<String>,
+        /// A text for humans, which clients can list
+        description: String = String::new(),
+        /// Reject writes
+        read_only: bool = false,
+        /// IP address to listen at; 127.0.0.1 if left out
+        address: Option<String>,
+        /// TCP port to listen at, 10809 if left out; 0 for any free one
+        port: Option<u16>,
+        /// Path of a UNIX socket to listen at, instead of an address
+        path: Option<String>,
+    }
+}
+
+control::parameters! {
+    struct Get {
+        /// The export; all if left out
+        name: Option<String>,
+    }
+}
+
+fn create(module: &NbdModule, params: Create) -> Result<String, RpcError> {
+    let address = match (&params.path, &params.address, params.port) {
+        (Some(path), None, None) => StreamAddress::Unix(PathBuf::from(path)),
+        (Some(_), ..) => return Err(RpcError::invalid_params("path: it excludes address and port")),
+        (None, address, port) => {
+            let address = address.as_deref().unwrap_or("127.0.0.1");
+            let ip: IpAddr = address.parse().map_err(|error| {
+                RpcError::invalid_params(format!("address: {address} is not an IP address: {error}"))
+            })?;
+            StreamAddress::Tcp(SocketAddr::new(ip, port.unwrap_or(PORT)))
+        }
+    };
+    let name = params.name.unwrap_or_else(|| params.bdev_name.clone());
+    let Create { bdev_name, description, read_only, .. } = params;
+    let info = module.target.create(ExportConfig { bdev_name, name, description, read_only, address })?;
+    Ok(info.uri())
+}
+
+fn delete(module: &NbdModule, params: ByName) -> Result<bool, RpcError> {
+    module.target.delete(&params.name)?;
+    Ok(true)
+}
+
+fn get(module: &NbdModule, params: Get) -> Result<Vec<Value>, RpcError> {
+    let mut exports = module.target.exports()?;
+    if let Some(name) = params.name {
+        exports.retain(|export| export.config.name == name);
+        if exports.is_empty() {
+            return Err(NbdTargetError::NotFound(name).into());
+        }
+    }
+    let describe = |info: ExportInfo| {
+        let mut value = self::params(&info.config);
+        value["uri"] = json!(info.uri());
+        value["read_only"] = json!(info.read_only);
+        value["size"] = json!(info.size);
+        value["block_size"] = json!(info.block_size);
+        value["connections"] = json!(info.connections);
+        value
+    };
+    Ok(exports.into_iter().map(describe).collect())
+}
+
+/// An export as parameters of `nbd_export_create`.
+fn params(config: &ExportConfig) -> Value {
+    let mut params = json!({
+        "bdev_name": config.bdev_name,
+        "name": config.name,
+        "description": config.description,
+        "read_only": config.read_only,
+    });
+    match &config.address {
+        StreamAddress::Tcp(address) => {
+            params["address"] = json!(address.ip().to_string());
+            params["port"] = json!(address.port());
+        }
+        StreamAddress::Unix(path) => params["path"] = json!(path.to_string_lossy()),
+    }
+    params
+}

@@ -1,0 +1,639 @@
+//! The transmission phase: requests of a client become requests to its block device.
+
+mod edge;
+mod issue;
+mod scan;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use block_io::{Op, Payload, RequestFlags, Status, Tag};
+use dma::Data;
+use slots::{Slab, Slot};
+use target_shell::IoContext;
+use wire_nbd::{
+    ChunkFlags, ChunkHeader, ChunkKind, Command, CommandFlags, ErrorChunk, HeaderForm, NbdError,
+    RequestHeader, SimpleReply,
+};
+
+use crate::connection::NbdCore;
+use crate::export::Export;
+use crate::failure::NbdViolation;
+use crate::handshake::Handshake;
+use crate::inbound::Inbound;
+use crate::limits::{COMMANDS_MAX, PAYLOAD_MAX, PIECES_MAX, QUOTA_BYTES, REPLIES_MAX, SKIPPED_PAYLOAD_MAX};
+use crate::replies::{Reply, SendQueue};
+use crate::status::error_of;
+
+use edge::Edge;
+use issue::Issuing;
+use scan::Scan;
+
+/// The commands of a connection.
+///
+/// A request is read when there is a slot for it, and becomes pieces: requests to the device, at most
+/// [`PIECES_MAX`] at a time. Only the newest request can have pieces that are not submitted
+/// ([`issuing`](Self::issuing)), because the payload of a write is next in the stream. A piece that needs a further
+/// request after its completion waits in `retries` until the next [`resume`](Self::resume). A command ends when all
+/// of it was submitted and nothing of it is pending. A read's buffer belongs to the device, then to the reply, until it
+/// is sent; all buffers together are limited by [`QUOTA_BYTES`].
+pub(crate) struct Session {
+    export: Arc<Export>,
+    form: HeaderForm,
+    structured: bool,
+    /// `base:allocation` was selected.
+    allocation: bool,
+    flow: u16,
+    commands: Slab<CommandState>,
+    issuing: Option<Issuing>,
+    /// Payload of a rejected request that has to be skipped, and the request's reply after it.
+    skip: u64,
+    rejected: Option<(RequestHeader, NbdError)>,
+    retries: VecDeque<(Slot, Retry)>,
+    /// Requests to the device in flight.
+    outstanding: u32,
+    held_bytes: usize,
+    blocked: Blocked,
+    /// The core has no buffer: retried each millisecond.
+    waiting: bool,
+}
+
+/// A command that is not answered.
+struct CommandState {
+    cookie: u64,
+    command: Command,
+    flags: CommandFlags,
+    offset: u64,
+    length: u64,
+    error: Option<NbdError>,
+    /// Pieces in flight or in `retries`.
+    pending: u32,
+    /// All of it was submitted.
+    issued: bool,
+    /// Of a write that begins or ends within a block; uncommon, so allocated.
+    edges: Option<Box<[Option<Edge>; 2]>>,
+    scan: Option<Box<Scan>>,
+}
+
+/// What a request to the device is for: part of its tag.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Piece,
+    /// The search for data before a read.
+    Hole,
+    Scan,
+    EdgeRead(usize),
+    EdgeCompare(usize),
+    EdgeWrite(usize),
+}
+
+/// A further step of a piece.
+#[derive(Clone, Copy)]
+enum Retry {
+    Read { lba: u64, blocks: u32 },
+    Scan,
+    Edge(usize),
+}
+
+/// Why no request is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Blocked {
+    No,
+    /// There are [`COMMANDS_MAX`] commands.
+    Slots,
+    /// There are [`REPLIES_MAX`] replies.
+    Replies,
+    /// These bytes exceed the quota.
+    Quota(usize),
+    /// The newest command has [`PIECES_MAX`] pieces in flight.
+    Pieces(Slot),
+}
+
+/// The core has no buffer, or the quota is exhausted.
+struct NotNow;
+
+impl Role {
+    const ALL: [Role; 9] = [
+        Role::Piece,
+        Role::Hole,
+        Role::Scan,
+        Role::EdgeRead(0),
+        Role::EdgeRead(1),
+        Role::EdgeCompare(0),
+        Role::EdgeCompare(1),
+        Role::EdgeWrite(0),
+        Role::EdgeWrite(1),
+    ];
+
+    /// A tag of a slot: its index, the role, and 16 bits of the generation.
+    fn tag(self, slot: Slot) -> Tag {
+        let role = Role::ALL.iter().position(|role| *role == self).unwrap_or(0) as u64;
+        Tag(u64::from(slot.index()) | role << 8 | (slot.to_bits() >> 32 & 0xffff) << 16)
+    }
+}
+
+const _: () = assert!(COMMANDS_MAX <= 1 << 8);
+
+impl Session {
+    pub(crate) fn new(export: Arc<Export>, handshake: &Handshake, flow: u16) -> Session {
+        Session {
+            allocation: handshake.selects_allocation(&export),
+            export,
+            form: handshake.form,
+            structured: handshake.structured,
+            flow,
+            commands: Slab::with_capacity(COMMANDS_MAX),
+            issuing: None,
+            skip: 0,
+            rejected: None,
+            retries: VecDeque::new(),
+            outstanding: 0,
+            held_bytes: 0,
+            blocked: Blocked::No,
+            waiting: false,
+        }
+    }
+
+    pub(crate) fn export_id(&self) -> u64 {
+        self.export.id
+    }
+
+    /// Whether nothing is received until [`resume`](Self::resume).
+    #[inline]
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.blocked != Blocked::No || self.waiting
+    }
+
+    #[inline]
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting
+    }
+
+    /// Whether a request that was read has payload that did not arrive yet.
+    pub(crate) fn needs_payload(&self) -> bool {
+        self.skip > 0 || self.issuing.as_ref().is_some_and(Issuing::needs_payload)
+    }
+
+    /// Whether [`resume`](Self::resume) makes progress.
+    #[inline]
+    pub(crate) fn wants_resume(&self, replies: usize, draining: bool) -> bool {
+        if self.waiting {
+            return false;
+        }
+        let unblocked = match self.blocked {
+            Blocked::No => false,
+            Blocked::Slots => !self.commands.is_full(),
+            Blocked::Replies => replies < REPLIES_MAX,
+            Blocked::Quota(bytes) => self.fits(bytes),
+            Blocked::Pieces(slot) => {
+                self.commands.get(slot).is_none_or(|command| command.pending < PIECES_MAX)
+            }
+        };
+        !self.retries.is_empty() || (unblocked && !draining)
+    }
+
+    /// Nothing is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.outstanding == 0 && self.retries.is_empty()
+    }
+
+    /// Drops what was not submitted: the connection drains.
+    pub(crate) fn abandon(&mut self) {
+        self.issuing = None;
+        self.blocked = Blocked::No;
+    }
+
+    pub(crate) fn buffers_freed(&mut self, bytes: usize) {
+        self.held_bytes -= bytes;
+    }
+
+    fn fits(&self, bytes: usize) -> bool {
+        self.held_bytes == 0 || self.held_bytes + bytes <= QUOTA_BYTES
+    }
+
+    /// Where payload is received directly.
+    #[inline]
+    pub(crate) fn payload_mut(&mut self) -> Option<&mut [u8]> {
+        self.issuing.as_mut().and_then(Issuing::payload_mut)
+    }
+
+    #[inline]
+    pub(crate) fn payload_received(&mut self, bytes: usize) {
+        if let Some(issuing) = &mut self.issuing {
+            issuing.payload_received(bytes);
+        }
+    }
+
+    /// Continues what was deferred.
+    pub(crate) fn resume(&mut self, out: &mut SendQueue, context: &mut IoContext<'_, NbdCore>) {
+        (self.blocked, self.waiting) = (Blocked::No, false);
+        for _ in 0..self.retries.len() {
+            let Some((slot, retry)) = self.retries.pop_front() else { return };
+            let continued = match retry {
+                Retry::Read { lba, blocks } => self.read_again(slot, lba, blocks, out, context),
+                Retry::Scan => self.scan_again(slot, out, context),
+                Retry::Edge(index) => self.edge_again(slot, index, out, context),
+            };
+            if continued.is_err() {
+                self.retries.push_front((slot, retry));
+                self.waiting = true;
+                return;
+            }
+        }
+    }
+
+    /// Handles requests and payload. Returns whether the client ends the session.
+    pub(crate) fn advance(
+        &mut self,
+        inbound: &mut Inbound,
+        out: &mut SendQueue,
+        context: &mut IoContext<'_, NbdCore>,
+    ) -> Result<bool, NbdViolation> {
+        loop {
+            if self.skip > 0 {
+                let skipped = (inbound.filled().len() as u64).min(self.skip);
+                inbound.consume(skipped as usize);
+                self.skip -= skipped;
+                if self.skip > 0 {
+                    return Ok(false);
+                }
+            }
+            if let Some((header, error)) = self.rejected.take() {
+                self.reply(
+                    header.cookie,
+                    header.offset,
+                    Command::from_number(header.command),
+                    Some(error),
+                    out,
+                );
+            }
+            if self.issuing.is_some() && !self.issue(inbound, out, context) {
+                return Ok(false);
+            }
+            if inbound.filled().len() < self.form.request_size() {
+                return Ok(false);
+            }
+            if self.commands.is_full() {
+                self.blocked = Blocked::Slots;
+                return Ok(false);
+            }
+            if out.len() >= REPLIES_MAX {
+                self.blocked = Blocked::Replies;
+                return Ok(false);
+            }
+            let header = RequestHeader::decode(self.form, inbound.filled())?;
+            inbound.consume(self.form.request_size());
+            if self.start(header, out)? {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Begins a command, or rejects it. Returns whether the client ends the session.
+    fn start(&mut self, header: RequestHeader, out: &mut SendQueue) -> Result<bool, NbdViolation> {
+        let command = Command::from_number(header.command);
+        if command == Some(Command::Disc) {
+            return Ok(true);
+        }
+        let payload = self.payload_of(&header, command)?;
+        if let Err(error) = self.check(&header, command) {
+            if payload > SKIPPED_PAYLOAD_MAX {
+                return Err(NbdViolation::PayloadLength(payload));
+            }
+            self.skip = payload;
+            self.rejected = Some((header, error));
+            return Ok(false);
+        }
+        let Some(command) = command else { return Ok(false) };
+        let RequestHeader { flags, cookie, offset, length, .. } = header;
+        // What is accepted and needs no device.
+        let nothing = match command {
+            Command::Flush => !self.export.can_flush,
+            Command::Cache => true,
+            _ => length == 0,
+        };
+        if nothing {
+            self.reply(cookie, offset, Some(command), None, out);
+            return Ok(false);
+        }
+        let state = CommandState {
+            cookie,
+            command,
+            flags,
+            offset,
+            length,
+            error: None,
+            pending: 0,
+            issued: false,
+            edges: None,
+            scan: None,
+        };
+        if let Ok(slot) = self.commands.insert(state) {
+            self.issuing = Some(Issuing::new(slot, command, offset, offset + length));
+        }
+        Ok(false)
+    }
+
+    /// Bytes that follow the header.
+    fn payload_of(&self, header: &RequestHeader, command: Option<Command>) -> Result<u64, NbdViolation> {
+        let flagged = header.flags.contains(CommandFlags::PAYLOAD_LEN);
+        match (self.form, command) {
+            (HeaderForm::Compact, Some(Command::Write)) => Ok(header.length),
+            (HeaderForm::Compact, _) => Ok(0),
+            (HeaderForm::Extended, Some(Command::Write)) if !flagged => Err(NbdViolation::NoPayload),
+            (HeaderForm::Extended, _) => Ok(if flagged { header.length } else { 0 }),
+        }
+    }
+
+    /// Rejects what is invalid before anything is done.
+    fn check(&self, header: &RequestHeader, command: Option<Command>) -> Result<(), NbdError> {
+        let export = &*self.export;
+        let command = command.ok_or(NbdError::Inval)?;
+        let allowed = match command {
+            Command::Read if self.structured => CommandFlags::DF,
+            Command::Write if self.form == HeaderForm::Extended => CommandFlags::PAYLOAD_LEN,
+            Command::WriteZeroes => CommandFlags::NO_HOLE | CommandFlags::FAST_ZERO,
+            Command::BlockStatus => CommandFlags::REQ_ONE,
+            _ => CommandFlags::empty(),
+        } | CommandFlags::FUA;
+        if !allowed.contains(header.flags) {
+            return Err(NbdError::Inval);
+        }
+        let writes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
+        if writes && export.read_only {
+            return Err(NbdError::Perm);
+        }
+        if command == Command::Flush {
+            return Ok(());
+        }
+        let RequestHeader { offset, length, .. } = *header;
+        if offset.checked_add(length).is_none_or(|end| end > export.size) {
+            let beyond = matches!(command, Command::Write | Command::WriteZeroes);
+            return Err(if beyond { NbdError::NoSpc } else { NbdError::Inval });
+        }
+        let block_size = u64::from(export.block_size);
+        let is_aligned = offset % block_size == 0 && length % block_size == 0;
+        let has_data = matches!(command, Command::Read | Command::Write);
+        match command {
+            Command::Read if length > PAYLOAD_MAX && header.flags.contains(CommandFlags::DF) => {
+                Err(NbdError::Overflow)
+            }
+            _ if has_data && length > PAYLOAD_MAX => Err(NbdError::Inval),
+            Command::Write | Command::WriteZeroes if !is_aligned && !export.writes_parts => {
+                Err(NbdError::Inval)
+            }
+            Command::Trim if !export.can_unmap => Err(NbdError::Inval),
+            Command::WriteZeroes
+                if header.flags.contains(CommandFlags::FAST_ZERO) && !export.can_write_zeroes =>
+            {
+                Err(NbdError::NotSup)
+            }
+            Command::BlockStatus if !self.allocation || length == 0 => Err(NbdError::Inval),
+            _ => Ok(()),
+        }
+    }
+
+    /// Queues the reply of a command, or its last chunk.
+    fn reply(
+        &self,
+        cookie: u64,
+        offset: u64,
+        command: Option<Command>,
+        error: Option<NbdError>,
+        out: &mut SendQueue,
+    ) {
+        let chunks = self.form == HeaderForm::Extended
+            || (self.structured && matches!(command, Some(Command::Read | Command::BlockStatus)));
+        if !chunks {
+            let error = error.map_or(0, NbdError::value);
+            return out.push(Reply::new(|head| SimpleReply { error, cookie }.encode(head)));
+        }
+        let (kind, length) = match error {
+            None => (ChunkKind::None, 0),
+            Some(_) => (ChunkKind::Error, ErrorChunk::SIZE as u64),
+        };
+        let chunk = ChunkHeader { flags: ChunkFlags::DONE, kind, cookie, offset, length };
+        out.push(Reply::new(|head| {
+            let size = chunk.encode(self.form, head);
+            size + error.map_or(0, |error| ErrorChunk { error: error.value() }.encode(&mut head[size..]))
+        }));
+    }
+
+    /// A device request has completed.
+    #[inline]
+    pub(crate) fn complete(&mut self, tag: u32, completion: bdev::Completion, out: &mut SendQueue) {
+        self.outstanding -= 1;
+        let role = Role::ALL[(tag >> 8 & 0xff) as usize];
+        let Some(slot) = self.commands.slot_at(tag & 0xff) else { return };
+        if role.tag(slot).0 != u64::from(tag) {
+            return;
+        }
+        match role {
+            Role::Piece => self.piece_done(slot, completion, out),
+            Role::Hole => self.hole_done(slot, &completion, out),
+            Role::Scan => self.scan_done(slot, &completion, out),
+            Role::EdgeRead(index) => self.edge_read(slot, index, completion, out),
+            Role::EdgeCompare(index) => self.edge_compared(slot, index, completion, out),
+            Role::EdgeWrite(index) => self.edge_written(slot, index, completion, out),
+        }
+    }
+
+    #[inline]
+    fn piece_done(&mut self, slot: Slot, completion: bdev::Completion, out: &mut SendQueue) {
+        let Some(command) = self.commands.get_mut(slot) else { return };
+        let status = completion.status();
+        if !status.is_success() {
+            command.fail(error_of(status));
+        }
+        let mut request = completion.into_request();
+        let data = request.take_data();
+        if command.command == Command::Read
+            && command.error.is_none()
+            && let Some(data) = data
+        {
+            let first = request.lba * u64::from(self.export.block_size);
+            return self.data_read(slot, data, first, out);
+        }
+        self.held_bytes -= data.as_ref().map_or(0, Data::len);
+        self.end_piece(slot, out);
+    }
+
+    /// Queues the data of a read, which begins at byte `first` of the device.
+    fn data_read(&mut self, slot: Slot, data: Data, first: u64, out: &mut SendQueue) {
+        let Some(command) = self.commands.get_mut(slot) else { return };
+        command.pending -= 1;
+        let is_last = command.issued && command.pending == 0;
+        let begin = command.offset.max(first);
+        let end = (command.offset + command.length).min(first + data.len() as u64);
+        let (from, to) = ((begin - first) as usize, (end - first) as usize);
+        let cookie = command.cookie;
+        let reply = if self.structured {
+            let flags = if is_last { ChunkFlags::DONE } else { ChunkFlags::empty() };
+            let (kind, length) = (ChunkKind::OffsetData, 8 + end - begin);
+            let chunk = ChunkHeader { flags, kind, cookie, offset: command.offset, length };
+            let form = self.form;
+            Reply::new(|head| {
+                let size = chunk.encode(form, head);
+                head[size..size + 8].copy_from_slice(&begin.to_be_bytes());
+                size + 8
+            })
+        } else {
+            Reply::new(|head| SimpleReply { error: 0, cookie }.encode(head))
+        };
+        out.push(reply.with_data(data, from, to));
+        if is_last {
+            self.commands.remove(slot);
+        }
+    }
+
+    /// A piece has ended without data for the client.
+    fn end_piece(&mut self, slot: Slot, out: &mut SendQueue) {
+        if let Some(command) = self.commands.get_mut(slot) {
+            command.pending -= 1;
+        }
+        self.finish(slot, out);
+    }
+
+    /// Answers a command of which nothing is pending.
+    fn finish(&mut self, slot: Slot, out: &mut SendQueue) {
+        let is_done = |command: &CommandState| command.issued && command.pending == 0;
+        if !self.commands.get(slot).is_some_and(is_done) {
+            return;
+        }
+        let Some(command) = self.commands.remove(slot) else { return };
+        if let Some(scan) = command.scan {
+            if command.error.is_none() {
+                return self.send_extents(command.cookie, command.offset, *scan, out);
+            }
+            self.held_bytes -= Scan::BUFFER_BYTES;
+        }
+        self.reply(command.cookie, command.offset, Some(command.command), command.error, out);
+    }
+
+    /// Takes buffers of `bytes` together.
+    fn take(&mut self, bytes: usize, context: &IoContext<'_, NbdCore>) -> Option<Data> {
+        let data = if bytes <= dma::BUFFER_BYTES_MAX {
+            Data::from(context.pool.take(bytes)?)
+        } else {
+            let mut buffers = Vec::new();
+            let mut left = bytes;
+            while left > 0 {
+                let length = left.min(dma::BUFFER_BYTES_MAX);
+                buffers.push(context.pool.take(length)?);
+                left -= length;
+            }
+            let mut data = Data::gather(buffers)?;
+            // The shell does this for a single buffer only.
+            if self.export.reads_undefined {
+                data.clear();
+            }
+            data
+        };
+        self.held_bytes += bytes;
+        Some(data)
+    }
+
+    /// Submits a request of a command. If the device is gone the command fails, and what is pending ends.
+    #[inline]
+    fn submit(
+        &mut self,
+        slot: Slot,
+        mut request: bdev::Request,
+        out: &mut SendQueue,
+        context: &mut IoContext<'_, NbdCore>,
+    ) -> bool {
+        request.flow = self.flow;
+        let held = request.data().map_or(0, Data::len);
+        match context.submit(self.export.key, request) {
+            Ok(()) => {
+                self.outstanding += 1;
+                true
+            }
+            Err(status) => {
+                self.held_bytes -= held;
+                if let Some(command) = self.commands.get_mut(slot) {
+                    command.fail(error_of(status));
+                }
+                self.end_piece(slot, out);
+                false
+            }
+        }
+    }
+
+    /// Counts a piece that is about to be submitted.
+    fn begin_piece(&mut self, slot: Slot) {
+        if let Some(command) = self.commands.get_mut(slot) {
+            command.pending += 1;
+        }
+    }
+
+    /// The search for data before a read has ended.
+    fn hole_done(&mut self, slot: Slot, completion: &bdev::Completion, out: &mut SendQueue) {
+        let request = completion.request();
+        let is_hole = completion.status().is_success() && matches!(request.payload, Payload::Found(None));
+        if !is_hole {
+            // A failed search is not the read's failure.
+            let read = Retry::Read { lba: request.lba, blocks: request.blocks };
+            return self.retries.push_back((slot, read));
+        }
+        let Some(command) = self.commands.get_mut(slot) else { return };
+        let block_size = u64::from(self.export.block_size);
+        let first = request.lba * block_size;
+        let begin = command.offset.max(first);
+        let end = (command.offset + command.length).min(first + u64::from(request.blocks) * block_size);
+        command.pending -= 1;
+        let is_last = command.issued && command.pending == 0 && command.error.is_none();
+        let flags = if is_last { ChunkFlags::DONE } else { ChunkFlags::empty() };
+        let (cookie, offset, form) = (command.cookie, command.offset, self.form);
+        let chunk = ChunkHeader { flags, kind: ChunkKind::OffsetHole, cookie, offset, length: 12 };
+        out.push(Reply::new(|head| {
+            let size = chunk.encode(form, head);
+            head[size..size + 8].copy_from_slice(&begin.to_be_bytes());
+            head[size + 8..size + 12].copy_from_slice(&((end - begin) as u32).to_be_bytes());
+            size + 12
+        }));
+        if is_last {
+            self.commands.remove(slot);
+        } else {
+            self.finish(slot, out);
+        }
+    }
+
+    fn read_again(
+        &mut self,
+        slot: Slot,
+        lba: u64,
+        blocks: u32,
+        out: &mut SendQueue,
+        context: &mut IoContext<'_, NbdCore>,
+    ) -> Result<(), NotNow> {
+        let bytes = blocks as usize * self.export.block_size as usize;
+        if !self.fits(bytes) {
+            return Err(NotNow);
+        }
+        let data = self.take(bytes, context).ok_or(NotNow)?;
+        self.submit(slot, bdev::Request::read(Role::Piece.tag(slot), lba, blocks, data), out, context);
+        Ok(())
+    }
+}
+
+impl CommandState {
+    /// Keeps the first error.
+    fn fail(&mut self, error: NbdError) {
+        self.error.get_or_insert(error);
+    }
+
+    fn fua(&self) -> RequestFlags {
+        if self.flags.contains(CommandFlags::FUA) { RequestFlags::FUA } else { RequestFlags::NONE }
+    }
+}
+
+/// A request of an operation without payload.
+fn plain(tag: Tag, op: Op, lba: u64, blocks: u64, flags: RequestFlags) -> bdev::Request {
+    bdev::Request { flags, ..bdev::Request::new(tag, op, lba, blocks as u32) }
+}
+
+/// The status of what the target itself gives up.
+fn gave_up() -> NbdError {
+    error_of(Status::INTERNAL_ERROR)
+}

@@ -1,0 +1,322 @@
+//! The newest command: what of it is not submitted yet, and the payload that arrives for it.
+
+use block_io::{Op, RequestFlags};
+use dma::{Buffer, Data};
+use slots::Slot;
+use target_shell::IoContext;
+use wire_nbd::{Command, CommandFlags};
+
+use super::edge::Edge;
+use super::scan::Scan;
+use super::{Blocked, Role, Session, plain};
+use crate::connection::NbdCore;
+use crate::inbound::Inbound;
+use crate::limits::{HOLE_BYTES_MIN, PIECES_MAX, READ_PIECE_BYTES, WRITE_PIECE_BYTES, ZERO_PIECE_BLOCKS};
+use crate::replies::SendQueue;
+
+/// The newest command, from `position` on.
+pub(super) struct Issuing {
+    slot: Slot,
+    command: Command,
+    position: u64,
+    end: u64,
+    /// The part of a write whose payload is being received.
+    piece: Option<WritePiece>,
+}
+
+/// A part of a write: whole blocks, or a part of one.
+struct WritePiece {
+    buffer: Buffer,
+    target: PieceTarget,
+    /// Payload goes to `from..from + length` of the buffer; `filled` bytes have arrived.
+    from: usize,
+    length: usize,
+    filled: usize,
+}
+
+/// Which part of a range comes next.
+#[derive(Clone, Copy)]
+enum PieceTarget {
+    Blocks { lba: u64, bytes: u64 },
+    Edge { index: usize, lba: u64, within: usize, count: usize },
+}
+
+/// Why a command is not submitted completely.
+enum Pause {
+    /// Payload, or the cause that [`Blocked`] names.
+    Wait,
+}
+
+impl Issuing {
+    pub(super) fn new(slot: Slot, command: Command, position: u64, end: u64) -> Issuing {
+        Issuing { slot, command, position, end, piece: None }
+    }
+
+    pub(super) fn needs_payload(&self) -> bool {
+        self.command == Command::Write
+    }
+
+    #[inline]
+    pub(super) fn payload_mut(&mut self) -> Option<&mut [u8]> {
+        let piece = self.piece.as_mut()?;
+        let rest = piece.from + piece.filled..piece.from + piece.length;
+        Some(&mut piece.buffer.as_mut_slice()[rest])
+    }
+
+    pub(super) fn payload_received(&mut self, bytes: usize) {
+        if let Some(piece) = &mut self.piece {
+            piece.filled += bytes;
+        }
+    }
+
+    /// The next part of a range to write: whole blocks up to `bytes_max`, or a part of a block.
+    fn next_target(&self, block_size: u64, bytes_max: u64) -> PieceTarget {
+        let (lba, within, left) =
+            (self.position / block_size, self.position % block_size, self.end - self.position);
+        if within == 0 && left >= block_size {
+            return PieceTarget::Blocks { lba, bytes: left.min(bytes_max) / block_size * block_size };
+        }
+        // Only the first and the last block can be partial; the first is at the beginning.
+        let (index, count) = (usize::from(within == 0), left.min(block_size - within) as usize);
+        PieceTarget::Edge { index, lba, within: within as usize, count }
+    }
+}
+
+impl PieceTarget {
+    /// Bytes of the range.
+    fn length(self) -> u64 {
+        match self {
+            PieceTarget::Blocks { bytes, .. } => bytes,
+            PieceTarget::Edge { count, .. } => count as u64,
+        }
+    }
+}
+
+impl Session {
+    /// Submits what is possible of the newest command. Returns whether all of it is submitted.
+    pub(super) fn issue(
+        &mut self,
+        inbound: &mut Inbound,
+        out: &mut SendQueue,
+        context: &mut IoContext<'_, NbdCore>,
+    ) -> bool {
+        let Some(mut issuing) = self.issuing.take() else { return true };
+        let issued = match issuing.command {
+            Command::Read => self.issue_read(&mut issuing, out, context),
+            Command::Write => self.issue_write(&mut issuing, inbound, out, context),
+            Command::WriteZeroes => self.issue_zeroes(&mut issuing, out, context),
+            Command::Trim => self.issue_trim(&mut issuing, out, context),
+            Command::Flush => {
+                self.begin_piece(issuing.slot);
+                let flush = plain(Role::Piece.tag(issuing.slot), Op::Flush, 0, 0, RequestFlags::NONE);
+                self.submit(issuing.slot, flush, out, context);
+                Ok(())
+            }
+            Command::BlockStatus => self.issue_scan(&issuing, out, context),
+            Command::Cache | Command::Disc => Ok(()),
+        };
+        if let Err(Pause::Wait) = issued {
+            self.issuing = Some(issuing);
+            return false;
+        }
+        if let Some(command) = self.commands.get_mut(issuing.slot) {
+            command.issued = true;
+        }
+        self.finish(issuing.slot, out);
+        true
+    }
+
+    /// Admits a piece with `bytes` of buffers.
+    #[inline]
+    fn admit(&mut self, slot: Slot, bytes: usize) -> Result<(), Pause> {
+        let pending = self.commands.get(slot).map_or(0, |command| command.pending);
+        self.blocked = if pending >= PIECES_MAX {
+            Blocked::Pieces(slot)
+        } else if bytes > 0 && !self.fits(bytes) {
+            Blocked::Quota(bytes)
+        } else {
+            return Ok(());
+        };
+        Err(Pause::Wait)
+    }
+
+    fn take_for(
+        &mut self,
+        slot: Slot,
+        bytes: usize,
+        context: &IoContext<'_, NbdCore>,
+    ) -> Result<Data, Pause> {
+        self.admit(slot, bytes)?;
+        let data = self.take(bytes, context);
+        self.waiting = data.is_none();
+        data.ok_or(Pause::Wait)
+    }
+
+    fn issue_read(
+        &mut self,
+        issuing: &mut Issuing,
+        out: &mut SendQueue,
+        context: &mut IoContext<'_, NbdCore>,
+    ) -> Result<(), Pause> {
+        let slot = issuing.slot;
+        let block_size = u64::from(self.export.block_size);
+        let one_chunk =
+            self.commands.get(slot).is_some_and(|command| command.flags.contains(CommandFlags::DF));
+        let divides = self.structured && !one_chunk;
+        while issuing.position < issuing.end {
+            let lba = issuing.position / block_size;
+            let piece_end = lba * block_size + READ_PIECE_BYTES / block_size * block_size;
+            let stop = if divides { issuing.end.min(piece_end) } else { issuing.end };
+            let blocks = stop.div_ceil(block_size) - lba;
+            let looks = divides && self.export.can_seek && stop - issuing.position >= HOLE_BYTES_MIN;
+            let request = if looks {
+                self.admit(slot, 0)?;
+                plain(Role::Hole.tag(slot), Op::SeekData, lba, blocks, RequestFlags::NONE)
+            } else {
+                let data = self.take_for(slot, (blocks * block_size) as usize, context)?;
+                bdev::Request::read(Role::Piece.tag(slot), lba, blocks as u32, data)
+            };
+            issuing.position = stop;
+            self.begin_piece(slot);
+            if !self.submit(slot, request, out, context) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn issue_write(
+        &mut self,
+        issuing: &mut Issuing,
+        inbound: &mut Inbound,
+        out: &mut SendQueue,
+        context: &mut IoContext<'_, NbdCore>,
+    ) -> Result<(), Pause> {
+        let block_size = u64::from(self.export.block_size);
+        loop {
+            if issuing.piece.is_none() {
+                if issuing.position == issuing.end {
+                    return Ok(());
+                }
+                let target = issuing.next_target(block_size, WRITE_PIECE_BYTES.max(block_size));
+                let (bytes, from) = match target {
+                    PieceTarget::Blocks { bytes, .. } => (bytes, 0),
+                    PieceTarget::Edge { within, .. } => (block_size, within),
+                };
+                let data = self.take_for(issuing.slot, bytes as usize, context)?;
+                let Ok(buffer) = data.into_single() else { unreachable!("a piece is one buffer") };
+                let length = target.length() as usize;
+                issuing.piece = Some(WritePiece { buffer, target, from, length, filled: 0 });
+            }
+            if let Some(rest) = issuing.payload_mut() {
+                let count = rest.len().min(inbound.filled().len());
+                rest[..count].copy_from_slice(&inbound.filled()[..count]);
+                inbound.consume(count);
+                issuing.payload_received(count);
+            }
+            let Some(piece) = issuing.piece.take_if(|piece| piece.filled == piece.length) else {
+                return Err(Pause::Wait);
+            };
+            issuing.position += piece.length as u64;
+            self.write_piece(issuing.slot, piece.target, piece.buffer, out, context);
+        }
+    }
+
+    /// Submits a part of a write; `buffer` is whole blocks, or a block with the part at its place.
+    fn write_piece(
+        &mut self,
+        slot: Slot,
+        target: PieceTarget,
+        buffer: Buffer,
+        out: &mut SendQueue,
+        context: &mut IoContext<'_, NbdCore>,
+    ) {
+        let Some(command) = self.commands.get_mut(slot) else { return };
+        let flags = command.fua();
+        match target {
+            PieceTarget::Blocks { lba, bytes } => {
+                command.pending += 1;
+                let blocks = (bytes / u64::from(self.export.block_size)) as u32;
+                let write = bdev::Request::write(Role::Piece.tag(slot), lba, blocks, buffer);
+                self.submit(slot, bdev::Request { flags, ..write }, out, context);
+            }
+            PieceTarget::Edge { index, lba, within, count } => {
+                self.begin_edge(slot, index, Edge::new(lba, within, count, flags, buffer));
+            }
+        }
+    }
+
+    fn issue_zeroes(
+        &mut self,
+        issuing: &mut Issuing,
+        out: &mut SendQueue,
+        context: &mut IoContext<'_, NbdCore>,
+    ) -> Result<(), Pause> {
+        let slot = issuing.slot;
+        let block_size = u64::from(self.export.block_size);
+        let native = self.export.can_write_zeroes;
+        let bytes_max =
+            if native { ZERO_PIECE_BLOCKS * block_size } else { WRITE_PIECE_BYTES.max(block_size) };
+        while issuing.position < issuing.end {
+            let target = issuing.next_target(block_size, bytes_max);
+            match target {
+                PieceTarget::Blocks { lba, bytes } if native => {
+                    self.admit(slot, 0)?;
+                    let Some(command) = self.commands.get_mut(slot) else { return Ok(()) };
+                    let mut flags = command.fua();
+                    flags.set(RequestFlags::DEALLOCATE, !command.flags.contains(CommandFlags::NO_HOLE));
+                    command.pending += 1;
+                    let blocks = bytes / block_size;
+                    let request = plain(Role::Piece.tag(slot), Op::WriteZeroes, lba, blocks, flags);
+                    self.submit(slot, request, out, context);
+                }
+                _ => {
+                    let bytes = target.length().next_multiple_of(block_size);
+                    let mut data = self.take_for(slot, bytes as usize, context)?;
+                    data.clear();
+                    let Ok(buffer) = data.into_single() else { unreachable!("a piece is one buffer") };
+                    self.write_piece(slot, target, buffer, out, context);
+                }
+            }
+            issuing.position += target.length();
+        }
+        Ok(())
+    }
+
+    /// Deallocates whole blocks; what is left of others stays, as TRIM is advice.
+    fn issue_trim(
+        &mut self,
+        issuing: &mut Issuing,
+        out: &mut SendQueue,
+        context: &mut IoContext<'_, NbdCore>,
+    ) -> Result<(), Pause> {
+        let slot = issuing.slot;
+        let block_size = u64::from(self.export.block_size);
+        let end = issuing.end / block_size;
+        loop {
+            let lba = issuing.position.div_ceil(block_size);
+            if lba >= end {
+                return Ok(());
+            }
+            self.admit(slot, 0)?;
+            let blocks = (end - lba).min(ZERO_PIECE_BLOCKS);
+            let Some(command) = self.commands.get_mut(slot) else { return Ok(()) };
+            command.pending += 1;
+            let request = plain(Role::Piece.tag(slot), Op::Unmap, lba, blocks, command.fua());
+            issuing.position = (lba + blocks) * block_size;
+            self.submit(slot, request, out, context);
+        }
+    }
+
+    fn issue_scan(
+        &mut self,
+        issuing: &Issuing,
+        out: &mut SendQueue,
+        context: &mut IoContext<'_, NbdCore>,
+    ) -> Result<(), Pause> {
+        let data = self.take_for(issuing.slot, Scan::BUFFER_BYTES, context)?;
+        let Ok(buffer) = data.into_single() else { unreachable!("a page is one buffer") };
+        self.begin_scan(issuing.slot, buffer, out, context);
+        Ok(())
+    }
+}

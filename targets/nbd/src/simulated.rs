@@ -1,0 +1,149 @@
+//! A group of connections on the simulated network, for tests that segment, stall and break connections, and for fuzzing.
+
+#[cfg(test)]
+mod tests;
+
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
+
+use bdev::malloc::MallocConfig;
+use bdev::{Access, Registry};
+use reactor::Reactor;
+use sockets::{ConnectionId, Network, NetworkFaults, SimulatedNetwork, StreamAddress, TransferResult};
+use target_shell::{ConnectionGroup, DeviceMap, GroupLimits, PollGroup};
+
+use crate::connection::NbdCore;
+use crate::export::{Export, ExportNames, NbdConfig};
+
+const PORT: u16 = 1;
+const BLOCK_BYTES: usize = 512;
+/// Size of the device.
+const DISK_BYTES: usize = 1 << 20;
+/// Simulated time of one poll.
+const POLL_NS: u64 = 10_000;
+
+/// One group, the clients' side of its network, and the simulated clock.
+struct SimulatedTarget {
+    group: ConnectionGroup<NbdCore, SimulatedNetwork>,
+    clients: SimulatedNetwork,
+    now_ns: u64,
+    // Dropped last: the fields above use its buffers.
+    reactor: Reactor,
+}
+
+impl SimulatedTarget {
+    fn new(seed: u64, faults: NetworkFaults) -> SimulatedTarget {
+        let reactor = Reactor::new(&reactor::ReactorConfig::default()).expect("a reactor for a test");
+        let core = reactor.core();
+        let (clients, network) = SimulatedNetwork::pair(seed, faults);
+        let limits = GroupLimits::default();
+        let mut group = ConnectionGroup::standalone(&core, network, NbdCore, limits);
+        group.listen(&address(), PORT).expect("room for a listener");
+        let registry = Registry::new();
+        let blocks = (DISK_BYTES / BLOCK_BYTES) as u64;
+        bdev::malloc::create(&registry, MallocConfig::new("Malloc0", blocks, BLOCK_BYTES as u32))
+            .expect("a new name");
+        let descriptor = Arc::new(registry.open("Malloc0", Access::ReadWrite).expect("it was just made"));
+        let export = |id, name: &str, read_only| {
+            let names = ExportNames { name: name.into(), description: "a disk".into(), read_only };
+            Arc::new(Export::new(id, 0, PORT, names, descriptor.device()))
+        };
+        let exports = vec![export(1, "disk", false), export(2, "locked", true)];
+        let config = NbdConfig { exports, devices: DeviceMap::from([(0, descriptor.clone())]) };
+        group.apply(&core, Arc::new(config), 1);
+        SimulatedTarget { group, clients, now_ns: 1, reactor }
+    }
+
+    fn connect(&mut self) -> ConnectionId {
+        let stream = self.clients.connect(address());
+        self.clients.add(stream).expect("room for a connection")
+    }
+
+    fn poll(&mut self) {
+        self.now_ns += POLL_NS;
+        self.group.poll(&self.reactor.core(), self.now_ns);
+    }
+
+    /// Sends what the network takes.
+    fn send(&mut self, id: ConnectionId, bytes: &[u8]) -> TransferResult {
+        self.clients.send(id, &[IoSlice::new(bytes)])
+    }
+
+    /// Receives what has arrived; `None` if the connection is closed.
+    fn receive(&mut self, id: ConnectionId, into: &mut Vec<u8>) -> Option<usize> {
+        let mut bytes = vec![0; 64 << 10];
+        match self.clients.receive(id, &mut [IoSliceMut::new(&mut bytes)]) {
+            TransferResult::Bytes(count) => {
+                into.extend(&bytes[..count]);
+                Some(count)
+            }
+            TransferResult::Blocked => Some(0),
+            TransferResult::Closed | TransferResult::Failed(_) => None,
+        }
+    }
+}
+
+fn address() -> StreamAddress {
+    StreamAddress::Tcp(([10, 0, 0, 1], 10809).into())
+}
+
+/// The traffic of a client: the first byte selects how far it is valid. The target must not panic, and must free
+/// everything of a client that disconnects.
+pub fn any_bytes(bytes: &[u8]) {
+    let Some((&how, bytes)) = bytes.split_first() else { return };
+    let mut target = SimulatedTarget::new(u64::from(how), NetworkFaults::default());
+    let id = target.connect();
+    let mut sent = Vec::new();
+    if how & 1 != 0 {
+        sent.extend([0, 0, 0, 3]);
+        for option in [8u32, 11].iter().take(usize::from(how >> 1 & 3)) {
+            sent.extend(b"IHAVEOPT");
+            sent.extend(option.to_be_bytes());
+            sent.extend([0; 4]);
+        }
+    }
+    if how & 8 != 0 {
+        let mut data = Vec::new();
+        wire_nbd::MetaContextRequest::encode("disk", &[wire_nbd::BASE_ALLOCATION], &mut data);
+        for option in [10, 1] {
+            let data: &[u8] = if option == 10 { &data } else { b"disk" };
+            sent.extend(wire_nbd::OptionHeader { option, length: data.len() as u32 }.to_bytes());
+            sent.extend(data);
+        }
+    }
+    if how & 16 == 0 {
+        sent.extend(bytes);
+    } else {
+        // Requests with arbitrary fields behind the right magic number.
+        let extended = how >> 1 & 3 >= 2;
+        for chunk in bytes.chunks(if extended { 28 } else { 24 }) {
+            sent.extend(if extended { [0x21, 0xe4, 0x1c, 0x71] } else { [0x25, 0x60, 0x95, 0x13] });
+            sent.extend(chunk);
+        }
+    }
+    let mut received = Vec::new();
+    let mut rest = &sent[..];
+    // More polls than any input has bytes of requests.
+    for _ in 0..2000 {
+        if let TransferResult::Bytes(count) = target.send(id, rest) {
+            rest = &rest[count..];
+        }
+        target.poll();
+        // Every other client does not read.
+        if how & 32 == 0 && target.receive(id, &mut received).is_none() {
+            break;
+        }
+        received.clear();
+        if rest.is_empty() && how & 64 != 0 {
+            break;
+        }
+    }
+    target.clients.close(id);
+    for _ in 0..20_000 {
+        if target.group.connections().is_empty() {
+            return;
+        }
+        target.poll();
+    }
+    panic!("a connection is left");
+}

@@ -1,0 +1,167 @@
+use random::WyRand;
+use wire_nbd::*;
+
+use super::*;
+
+/// A client that knows only bytes.
+struct Client {
+    id: ConnectionId,
+    received: Vec<u8>,
+}
+
+impl Client {
+    fn begin(target: &mut SimulatedTarget) -> Client {
+        let mut client = Client { id: target.connect(), received: Vec::new() };
+        let mut hello = vec![0, 0, 0, 3];
+        hello.extend(OptionHeader { option: 1, length: 4 }.to_bytes());
+        hello.extend(b"disk");
+        client.send(target, &hello);
+        let greeting = client.read(target, Greeting::SIZE + ExportReply::SIZE);
+        let export = ExportReply::decode(greeting[Greeting::SIZE..].first_chunk().unwrap()).unwrap();
+        assert_eq!(export.size, DISK_BYTES as u64);
+        client
+    }
+
+    fn send(&mut self, target: &mut SimulatedTarget, mut bytes: &[u8]) {
+        for _ in 0..1_000_000 {
+            if let TransferResult::Bytes(count) = target.send(self.id, bytes) {
+                bytes = &bytes[count..];
+            }
+            if bytes.is_empty() {
+                return;
+            }
+            target.poll();
+            target.receive(self.id, &mut self.received);
+        }
+        panic!("{} bytes cannot be sent", bytes.len());
+    }
+
+    fn read(&mut self, target: &mut SimulatedTarget, count: usize) -> Vec<u8> {
+        for _ in 0..1_000_000 {
+            if self.received.len() >= count {
+                return self.received.drain(..count).collect();
+            }
+            target.poll();
+            assert!(target.receive(self.id, &mut self.received).is_some(), "the connection is closed");
+        }
+        panic!("{} of {count} bytes arrived", self.received.len());
+    }
+
+    fn request(
+        &mut self,
+        target: &mut SimulatedTarget,
+        command: Command,
+        offset: usize,
+        data: &[u8],
+        length: usize,
+    ) {
+        let (flags, cookie, offset) = (CommandFlags::empty(), offset as u64, offset as u64);
+        let header = RequestHeader { flags, command: command.into(), cookie, offset, length: length as u64 };
+        let mut bytes = vec![0; 28];
+        header.encode(HeaderForm::Compact, &mut bytes);
+        bytes.extend(data);
+        self.send(target, &bytes);
+    }
+
+    fn reply(&mut self, target: &mut SimulatedTarget) -> SimpleReply {
+        SimpleReply::decode(self.read(target, 16).first_chunk().unwrap()).unwrap()
+    }
+
+    /// Polls until the target closes the connection, and returns the seconds that it took.
+    fn seconds_until_closed(
+        &mut self,
+        target: &mut SimulatedTarget,
+        reads: bool,
+        seconds_max: u64,
+    ) -> Option<u64> {
+        for second in 0..seconds_max {
+            target.now_ns += 1_000_000_000;
+            for _ in 0..10 {
+                target.poll();
+            }
+            if reads {
+                target.receive(self.id, &mut self.received);
+            }
+            if target.group.connections().is_empty() {
+                return Some(second);
+            }
+        }
+        None
+    }
+}
+
+#[test]
+fn data_survives_any_segmentation() {
+    for seed in 0..6 {
+        let faults = NetworkFaults { cut_per_mille: 300, stall_per_mille: 200, ..NetworkFaults::default() };
+        let (mut target, mut rng) = (SimulatedTarget::new(seed, faults), WyRand::new(seed));
+        let mut below = |limit: u64| (rng.next_bits() % limit) as usize;
+        let mut client = Client::begin(&mut target);
+        let mut image = vec![0; DISK_BYTES];
+        for step in 0..60 {
+            let length = 1 + if step % 9 == 0 { below(600 << 10) } else { below(6000) };
+            let offset = below((DISK_BYTES - length) as u64);
+            match below(4) {
+                0 | 1 => {
+                    let data: Vec<u8> = (0..length).map(|_| below(256) as u8).collect();
+                    client.request(&mut target, Command::Write, offset, &data, length);
+                    image[offset..offset + length].copy_from_slice(&data);
+                    assert_eq!(client.reply(&mut target).error, 0, "seed {seed}");
+                }
+                2 => {
+                    client.request(&mut target, Command::WriteZeroes, offset, &[], length);
+                    image[offset..offset + length].fill(0);
+                    assert_eq!(client.reply(&mut target).error, 0, "seed {seed}");
+                }
+                _ => {
+                    client.request(&mut target, Command::Read, offset, &[], length);
+                    assert_eq!(client.reply(&mut target), SimpleReply { error: 0, cookie: offset as u64 });
+                    let data = client.read(&mut target, length);
+                    assert!(data == image[offset..offset + length], "seed {seed}, step {step}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_handshake_has_ten_seconds() {
+    let mut target = SimulatedTarget::new(1, NetworkFaults::default());
+    let mut client = Client { id: target.connect(), received: Vec::new() };
+    let seconds = client.seconds_until_closed(&mut target, true, 60).unwrap();
+    assert!((9..=11).contains(&seconds), "{seconds}");
+}
+
+#[test]
+fn a_peer_that_owes_payload_or_does_not_read_is_closed_and_an_idle_one_is_not() {
+    let mut target = SimulatedTarget::new(1, NetworkFaults::default());
+    let mut idle = Client::begin(&mut target);
+    assert_eq!(idle.seconds_until_closed(&mut target, true, 3600), None);
+    idle.request(&mut target, Command::Write, 0, &[1; 1000], 2000);
+    let seconds = idle.seconds_until_closed(&mut target, true, 600).unwrap();
+    assert!((25..=40).contains(&seconds), "{seconds}");
+
+    let mut deaf = Client::begin(&mut target);
+    for _ in 0..200 {
+        let mut bytes = vec![0; 28];
+        let (flags, command) = (CommandFlags::empty(), Command::Read.into());
+        let header = RequestHeader { flags, command, cookie: 1, offset: 0, length: DISK_BYTES as u64 };
+        header.encode(HeaderForm::Compact, &mut bytes);
+        target.send(deaf.id, &bytes);
+        target.poll();
+    }
+    let seconds = deaf.seconds_until_closed(&mut target, false, 600).unwrap();
+    assert!((25..=40).contains(&seconds), "{seconds}");
+}
+
+#[test]
+fn arbitrary_traffic_leaves_nothing_behind() {
+    for seed in 0..120 {
+        let mut rng = WyRand::new(seed);
+        let bytes: Vec<u8> = (0..rng.next_bits() % 400).map(|_| rng.next_bits() as u8).collect();
+        any_bytes(&bytes);
+        // Small numbers make valid commands.
+        let small: Vec<u8> = bytes.iter().map(|byte| if byte % 3 == 0 { byte % 8 } else { 0 }).collect();
+        any_bytes(&[&[seed as u8 | 0x19], &small[..]].concat());
+    }
+}

@@ -1,0 +1,378 @@
+//! The control plane's handle of the target: exports and listeners.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use bdev::{Access, Descriptor, DeviceEvent, Registry};
+use reactor::ReactorHandle;
+use sockets::StreamAddress;
+use target_shell::{GroupLimits, Publisher, TargetCores};
+
+use crate::connection::NbdCore;
+use crate::export::{Export, ExportNames, NbdConfig};
+use crate::failure::NbdTargetError;
+use crate::limits::{CONNECTIONS_MAX, DESCRIPTION_BYTES_MAX, EXPORTS_MAX, NAME_BYTES_MAX};
+
+/// What to export, and where.
+#[derive(Clone, Debug)]
+pub struct ExportConfig {
+    /// Name, alias or UUID of the block device.
+    pub bdev_name: String,
+    /// Name of the export, unique in the target.
+    pub name: String,
+    /// A text for humans.
+    pub description: String,
+    /// Whether writes are rejected.
+    pub read_only: bool,
+    /// Where to listen. Exports with the same address share a listener.
+    pub address: StreamAddress,
+}
+
+/// An export as it is.
+#[derive(Clone, Debug)]
+pub struct ExportInfo {
+    /// As it was created, with the bdev's own name and the port that the kernel assigned.
+    pub config: ExportConfig,
+    /// Whether writes are rejected, by configuration or by the device.
+    pub read_only: bool,
+    /// Size in bytes.
+    pub size: u64,
+    /// Size of a block in bytes.
+    pub block_size: u32,
+    /// Open connections, on all cores.
+    pub connections: usize,
+}
+
+impl ExportInfo {
+    /// The address of the export for clients.
+    pub fn uri(&self) -> String {
+        let name = percent_encode(&self.config.name);
+        match &self.config.address {
+            StreamAddress::Tcp(address) => format!("nbd://{address}/{name}"),
+            StreamAddress::Unix(path) => {
+                let path = percent_encode(&path.to_string_lossy()).replace("%2F", "/");
+                format!("nbd+unix:///{name}?socket={path}")
+            }
+        }
+    }
+}
+
+/// The NBD target of a program. Cheap to clone.
+///
+/// Calls block for up to [`CORE_TIMEOUT`](target_shell::CORE_TIMEOUT) and must not be made on a reactor. The groups of
+/// connections start with the first export, so that a program without exports does not pay for them.
+#[derive(Clone)]
+pub struct NbdTarget(Arc<TargetShared>);
+
+struct TargetShared {
+    registry: Registry,
+    reactors: Vec<ReactorHandle>,
+    publisher: Publisher<NbdConfig>,
+    state: Mutex<TargetState>,
+}
+
+#[derive(Default)]
+struct TargetState {
+    cores: Option<TargetCores<NbdCore>>,
+    exports: BTreeMap<String, Exported>,
+    ports: Vec<ListenPort>,
+    last_portid: u16,
+    last_id: u64,
+    /// Keys of devices that a core may still use, with the snapshot that ends that.
+    retired_keys: Vec<(u32, u64)>,
+    stopping: bool,
+}
+
+#[derive(Clone)]
+struct Exported {
+    export: Arc<Export>,
+    descriptor: Arc<Descriptor>,
+    address: StreamAddress,
+    read_only: bool,
+}
+
+struct ListenPort {
+    portid: u16,
+    address: StreamAddress,
+}
+
+impl NbdTarget {
+    /// A target without exports.
+    pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> NbdTarget {
+        let shared = Arc::new(TargetShared {
+            registry: registry.clone(),
+            reactors: reactors.to_vec(),
+            publisher: Publisher::default(),
+            state: Mutex::default(),
+        });
+        let target = Arc::downgrade(&shared);
+        registry.subscribe(Box::new(move |event| {
+            if let Some(shared) = target.upgrade() {
+                NbdTarget(shared).device_event(event);
+            }
+        }));
+        NbdTarget(shared)
+    }
+
+    /// Exports a block device.
+    ///
+    /// # Errors
+    /// The names are invalid or in use, the device cannot be opened, the address not be listened at, or a reactor does
+    /// not respond; nothing has changed then.
+    pub fn create(&self, config: ExportConfig) -> Result<ExportInfo, NbdTargetError> {
+        check_names(&config)?;
+        let mut state = self.lock()?;
+        if state.exports.contains_key(&config.name) {
+            return Err(NbdTargetError::Exists(config.name));
+        }
+        if state.exports.len() >= EXPORTS_MAX {
+            return Err(NbdTargetError::TooMany(EXPORTS_MAX));
+        }
+        let access = if config.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let descriptor = self.0.registry.open(&config.bdev_name, access)?;
+        let (portid, is_new) = self.port(&mut state, &config.address)?;
+        let address = state.ports.iter().find(|port| port.portid == portid).map(|port| port.address.clone());
+        let key = state.free_key(self.0.publisher.applied_by_all());
+        state.last_id += 1;
+        let names = ExportNames {
+            name: config.name.clone(),
+            description: config.description.clone(),
+            read_only: config.read_only,
+        };
+        let export = Arc::new(Export::new(state.last_id, key, portid, names, descriptor.device()));
+        let exported = Exported {
+            export,
+            descriptor: Arc::new(descriptor),
+            address: address.unwrap_or(config.address),
+            read_only: config.read_only,
+        };
+        let info = exported.info(0);
+        state.exports.insert(config.name.clone(), exported);
+        if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
+            state.exports.remove(&config.name);
+            self.retire_key(&mut state, key);
+            if is_new {
+                state.close_port(portid);
+            }
+            return Err(NbdTargetError::NotApplied(error));
+        }
+        Ok(info)
+    }
+
+    /// Deletes an export. Its connections complete what is in flight and are closed.
+    ///
+    /// # Errors
+    /// There is none of this name, or a reactor does not respond; nothing has changed then.
+    pub fn delete(&self, name: &str) -> Result<(), NbdTargetError> {
+        let mut state = self.lock()?;
+        let exported = state.exports.remove(name).ok_or_else(|| NbdTargetError::NotFound(name.into()))?;
+        if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
+            state.exports.insert(name.into(), exported);
+            return Err(NbdTargetError::NotApplied(error));
+        }
+        state.close_unused_ports();
+        Ok(())
+    }
+
+    /// The exports by name.
+    ///
+    /// # Errors
+    /// A reactor does not respond.
+    pub fn exports(&self) -> Result<Vec<ExportInfo>, NbdTargetError> {
+        let state = self.lock_any();
+        let ids = match &state.cores {
+            None => Vec::new(),
+            Some(cores) => cores.query(|_, connections| {
+                connections.open().filter_map(|connection| connection.export_id()).collect::<Vec<u64>>()
+            })?,
+        };
+        let connections = |id| ids.iter().flatten().filter(|of| **of == id).count();
+        Ok(state.exports.values().map(|one| one.info(connections(one.export.id))).collect())
+    }
+
+    /// The exports by name, without their connections.
+    pub fn configured(&self) -> Vec<ExportInfo> {
+        self.lock_any().exports.values().map(|one| one.info(0)).collect()
+    }
+
+    /// Closes the listeners and rejects changes. Clients are disconnected when the reactors stop.
+    pub fn shutdown(&self) {
+        let mut state = self.lock_any();
+        state.stopping = true;
+        if let Some(cores) = &state.cores {
+            // Fails only without reactors, and then nothing listens.
+            _ = cores.unlisten(None);
+        }
+    }
+
+    /// Closes the devices. The reactors have stopped.
+    pub fn close(&self) {
+        self.lock_any().exports.clear();
+        self.0.publisher.publish(Arc::default());
+    }
+
+    /// The listener of an address, and whether it is new.
+    fn port(&self, state: &mut TargetState, address: &StreamAddress) -> Result<(u16, bool), NbdTargetError> {
+        if let Some(port) = state.ports.iter().find(|port| port.address == *address) {
+            return Ok((port.portid, false));
+        }
+        let cores = match &state.cores {
+            Some(cores) => cores.clone(),
+            None => {
+                let limits = GroupLimits { connections_max: CONNECTIONS_MAX, ..GroupLimits::default() };
+                let cores = TargetCores::start(&self.0.reactors, &self.0.publisher, limits, |_, _| NbdCore)?;
+                state.cores.insert(cores).clone()
+            }
+        };
+        let portid = state.last_portid.wrapping_add(1).max(1);
+        let bound = cores.listen(address, portid)?;
+        state.last_portid = portid;
+        state.ports.push(ListenPort { portid, address: bound });
+        Ok((portid, true))
+    }
+
+    /// A core may use the device of this key until it has applied the present snapshot.
+    fn retire_key(&self, state: &mut TargetState, key: u32) {
+        state.retired_keys.push((key, self.0.publisher.generation()));
+    }
+
+    /// A device was removed, and its exports with it, or resized: new clients see the new size.
+    fn device_event(&self, event: &DeviceEvent) {
+        let mut state = self.lock_any();
+        let is_of = |exported: &Exported| Arc::ptr_eq(exported.descriptor.device(), event.device());
+        if state.stopping || !state.exports.values().any(is_of) {
+            return;
+        }
+        match event {
+            DeviceEvent::Registered(_) => {}
+            DeviceEvent::Removed(device) => {
+                let keys: Vec<u32> = state
+                    .exports
+                    .extract_if(.., |_, one| is_of(one))
+                    .map(|(_, one)| one.export.key)
+                    .collect();
+                log::info!(target: "nbd", "{}: removed with its {} export(s)", device.name(), keys.len());
+                let generation = self.0.publisher.publish(Arc::new(state.config()));
+                state.retired_keys.extend(keys.into_iter().map(|key| (key, generation)));
+                state.close_unused_ports();
+            }
+            DeviceEvent::Resized(device) => {
+                for exported in state.exports.values_mut().filter(|one| is_of(one)) {
+                    let size = device.geometry().bytes();
+                    exported.export = Arc::new(Export { size, ..(*exported.export).clone() });
+                }
+                self.0.publisher.publish(Arc::new(state.config()));
+            }
+        }
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, TargetState>, NbdTargetError> {
+        let state = self.lock_any();
+        if state.stopping { Err(NbdTargetError::Stopping) } else { Ok(state) }
+    }
+
+    fn lock_any(&self) -> MutexGuard<'_, TargetState> {
+        sync::lock(&self.0.state)
+    }
+}
+
+impl TargetState {
+    fn config(&self) -> NbdConfig {
+        NbdConfig {
+            exports: self.exports.values().map(|one| one.export.clone()).collect(),
+            devices: self.exports.values().map(|one| (one.export.key, one.descriptor.clone())).collect(),
+        }
+    }
+
+    /// A key that no core uses any more.
+    fn free_key(&mut self, applied_by_all: u64) -> u32 {
+        self.retired_keys.retain(|(_, generation)| *generation > applied_by_all);
+        let is_used = |key: &u32| {
+            self.exports.values().any(|one| one.export.key == *key)
+                || self.retired_keys.iter().any(|(retired, _)| retired == key)
+        };
+        (0..u32::MAX).find(|key| !is_used(key)).unwrap_or(u32::MAX)
+    }
+
+    fn close_unused_ports(&mut self) {
+        let is_used = |port: &ListenPort| self.exports.values().any(|one| one.export.portid == port.portid);
+        let unused: Vec<u16> =
+            self.ports.iter().filter(|port| !is_used(port)).map(|port| port.portid).collect();
+        unused.into_iter().for_each(|portid| self.close_port(portid));
+    }
+
+    fn close_port(&mut self, portid: u16) {
+        self.ports.retain(|port| port.portid != portid);
+        if let Some(cores) = &self.cores {
+            // A core that does not respond closes it when it runs again.
+            _ = cores.unlisten(Some(portid));
+        }
+    }
+}
+
+impl Exported {
+    fn info(&self, connections: usize) -> ExportInfo {
+        let export = &self.export;
+        ExportInfo {
+            config: ExportConfig {
+                bdev_name: self.descriptor.device().name().into(),
+                name: export.name.clone(),
+                description: export.description.clone(),
+                read_only: self.read_only,
+                address: self.address.clone(),
+            },
+            read_only: export.read_only,
+            size: export.size,
+            block_size: export.block_size,
+            connections,
+        }
+    }
+}
+
+fn check_names(config: &ExportConfig) -> Result<(), NbdTargetError> {
+    let (name, description) = (&config.name, &config.description);
+    let invalid = |reason: String| Err(NbdTargetError::Invalid(reason));
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
+        return invalid(format!("name: expected 1 to {NAME_BYTES_MAX} bytes without control characters"));
+    }
+    if description.len() > DESCRIPTION_BYTES_MAX || description.contains('\0') {
+        return invalid(format!("description: expected at most {DESCRIPTION_BYTES_MAX} bytes without NUL"));
+    }
+    match &config.address {
+        StreamAddress::Unix(path) if *path == PathBuf::new() => invalid("path: it is empty".into()),
+        _ => Ok(()),
+    }
+}
+
+/// Everything but what a URI's path may have as it is.
+fn percent_encode(text: &str) -> String {
+    let mut encoded = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris_are_those_of_the_specification() {
+        let uri = |name: &str, address: &str| {
+            let address = address.parse().unwrap();
+            let (bdev_name, description) = (String::new(), String::new());
+            let config =
+                ExportConfig { bdev_name, name: name.into(), description, read_only: false, address };
+            ExportInfo { config, read_only: false, size: 0, block_size: 512, connections: 0 }.uri()
+        };
+        assert_eq!(uri("disk", "127.0.0.1:10809"), "nbd://127.0.0.1:10809/disk");
+        assert_eq!(uri("a b/c", "[::1]:10809"), "nbd://[::1]:10809/a%20b%2Fc");
+        assert_eq!(uri("disk", "unix:/run/a b.sock"), "nbd+unix:///disk?socket=/run/a%20b.sock");
+    }
+}
