@@ -33,8 +33,11 @@ built_in! {
 }
 
 /// The findings of the studies.
-const FINDINGS: [&str; 2] =
-    [include_str!("../findings/cheops23.toml"), include_str!("../findings/icpe24.toml")];
+const FINDINGS: [&str; 3] = [
+    include_str!("../findings/cheops23.toml"),
+    include_str!("../findings/icpe24.toml"),
+    include_str!("../findings/spdk17.toml"),
+];
 
 /// The experiments of the group `quick`: under three minutes at the scale of the same name.
 const QUICK: [&str; 6] =

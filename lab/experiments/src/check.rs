@@ -400,4 +400,6 @@ fn describe(group: &CellParameters) -> String {
 }
 
 #[cfg(test)]
+mod every_check;
+#[cfg(test)]
 mod tests;

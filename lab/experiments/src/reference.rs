@@ -47,6 +47,9 @@ pub fn table(study: &str, name: &str) -> Option<Vec<BTreeMap<String, String>>> {
     Some(lines.map(row).collect())
 }
 
+/// Note of a published value that the paper does not print as such.
+pub const APPROXIMATE: &str = "rounded, read off a figure, or computed from other numbers";
+
 /// The published results of an experiment, from CSV files and from the text. A derived experiment has none: they
 /// belong to its sources.
 pub fn published(definition: &ExperimentDefinition) -> Vec<CellRecord> {
@@ -66,7 +69,7 @@ pub fn published(definition: &ExperimentDefinition) -> Vec<CellRecord> {
             record.role_mut(role).set(metric, *value);
         }
         if point.approximate {
-            record.notes.push("rounded, read off a figure, or computed from other numbers".into());
+            record.notes.push(APPROXIMATE.into());
         }
         records.push(record);
     }

@@ -10,6 +10,7 @@ mod distribution;
 #[cfg(test)]
 mod tests;
 
+use lab_experiments::reference::APPROXIMATE;
 use lab_experiments::{CellParameters, ExperimentDefinition, ParameterValue};
 
 use crate::cells::ExperimentCell;
@@ -98,6 +99,18 @@ pub fn draw(
     let is_measured = |plotted: &PlottedCell<'_>| plotted.cell.measured().next().is_some();
     plotted_cells.retain(is_measured);
     let mut figure = Figure::default();
+    let mut inferred: Vec<String> = Vec::new();
+    for plotted in plotted_cells.iter().filter(|plotted| plotted.published) {
+        let approximate =
+            plotted.cell.records.iter().any(|record| record.notes.iter().any(|note| note == APPROXIMATE));
+        let name = plotted.cell.parameter_label();
+        if approximate && !inferred.contains(&name) {
+            inferred.push(name);
+        }
+    }
+    if !inferred.is_empty() {
+        figure.notes.push(format!("≈ Published values that are {APPROXIMATE}: {}.", inferred.join("; ")));
+    }
     let mut panels_data = split_into_panels(definition, plotted_cells);
     if panels_data.len() > PANELS_MAX {
         let more = panels_data.len() - PANELS_MAX;

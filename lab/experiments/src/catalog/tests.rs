@@ -82,7 +82,7 @@ fn every_check_names_existing_experiments_and_metrics() {
         checks.extend(definition.check.iter().map(|check| (definition.id.clone(), check.clone())));
     }
     for finding in catalog.findings() {
-        assert!(!finding.check.is_empty(), "{}", finding.id);
+        assert_eq!(finding.check.is_empty(), finding.not_tested.is_some(), "{}", finding.id);
         checks.extend(finding.check.iter().map(|check| (finding.id.clone(), check.clone())));
     }
     for (file, check) in checks {
@@ -110,9 +110,14 @@ fn every_check_names_existing_experiments_and_metrics() {
 fn every_study_has_experiments() {
     let catalog = ExperimentCatalog::built_in();
     assert_eq!(catalog.study_findings("cheops23").count(), 4);
-    let icpe: Vec<&str> = catalog.study_findings("icpe24").map(|finding| finding.id.as_str()).collect();
-    assert_eq!(icpe.iter().filter(|id| id.contains(".key")).count(), 5);
-    assert_eq!(icpe.iter().filter(|id| id.contains(".o")).count(), 23);
+    assert_eq!(catalog.study_findings("spdk17").count(), 5);
+    // The names of the paper, all of them and in its order.
+    let names: Vec<&str> = catalog.study_findings("icpe24").map(|finding| finding.id.as_str()).collect();
+    let expected: Vec<String> = (1..=5)
+        .map(|number| format!("icpe24.KF-{number}"))
+        .chain((1..=23).map(|number| format!("icpe24.O-{number}")))
+        .collect();
+    assert_eq!(names, expected);
 }
 
 #[test]
@@ -138,4 +143,81 @@ fn edit_distance_counts_changed_letters() {
     {
         assert_eq!(edit_distance(left, right), apart);
     }
+}
+
+/// One line for each check: claim, computation, bound, published number, requirement and source.
+fn table_of_checks(catalog: &ExperimentCatalog) -> String {
+    let query = |query: &crate::check::MetricQuery, id: &str| {
+        let experiment = if query.experiment.is_empty() { id } else { &query.experiment };
+        let mut filter: Vec<String> =
+            query.filter.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        filter.extend((query.role != "fg").then(|| format!("role {}", query.role)));
+        let take = toml::Value::try_from(query.take).unwrap();
+        let take = match take.as_str().unwrap() {
+            "mean" => String::new(),
+            take if query.along.is_empty() => format!("{take} "),
+            take => format!("{take} along {} of ", query.along),
+        };
+        let filter = if filter.is_empty() { String::new() } else { format!(" ({})", filter.join(", ")) };
+        format!("{take}`{}` {experiment}{filter}", query.metric)
+    };
+    let mut text = String::new();
+    let mut add = |id: &str, says: &str, source: &str, checks: &[crate::check::FindingCheck]| {
+        text.push_str(&format!("\n## {id}\n{says} ({source})\n\n"));
+        if checks.is_empty() {
+            return;
+        }
+        text.push_str("| claim | computation | bound | published |\n| --- | --- | --- | --- |\n");
+        for check in checks {
+            let of = query(&check.of, id);
+            let relation = toml::Value::try_from(check.relation).unwrap();
+            let computation = match (&check.against, relation.as_str().unwrap()) {
+                (None, _) => of,
+                (Some(against), "ratio") => format!("{of} / {}", query(against, id)),
+                (Some(against), "gain-pct") => format!("gain in % of {of} over {}", query(against, id)),
+                (Some(against), "loss-pct") => format!("loss in % of {of} against {}", query(against, id)),
+                (Some(against), _) => format!("{of} - {}", query(against, id)),
+            };
+            let each = match check.for_each.is_empty() {
+                true => String::new(),
+                false => format!(", for each {}", check.for_each.join(", ")),
+            };
+            let needs = check.needs.as_ref().map_or(String::new(), |needs| format!("; needs {needs}"));
+            let published = check.published.map_or("–".to_string(), |value| value.to_string());
+            let bound = check.evaluate(id, &[], crate::check::Precision::Exact).bound;
+            text.push_str(&format!(
+                "| {} | {computation}{each} | {bound}{needs} | {published} |\n",
+                check.says
+            ));
+        }
+    };
+    for finding in catalog.findings() {
+        let says = match &finding.not_tested {
+            Some(reason) => format!("{} Not tested: {reason}.", finding.says),
+            None => finding.says.clone(),
+        };
+        add(&finding.id, &says, &format!("section {}", finding.section), &finding.check);
+    }
+    for definition in catalog.definitions().iter().filter(|definition| !definition.check.is_empty()) {
+        let source = format!("section {}", definition.section);
+        add(&definition.id, &format!("{}.", definition.title), &source, &definition.check);
+    }
+    text
+}
+
+#[test]
+fn the_documented_table_of_checks_is_that_of_the_program() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/FINDINGS.md");
+    let head = "# Findings and checks\n\
+        What each check claims, what it computes, and where the paper says it. Written by\n\
+        `UPDATE_DOCS=1 cargo test -p ringbolt-experiments table_of_checks` from the files in `lab/experiments`.\n\n\
+        A computation is a metric of an experiment's cells with the parameters in brackets; `max`, `min`, `knee` and so on\n\
+        are those of [LAB.md](LAB.md). Bounds are looser than the published numbers: they ask for the shape of a result, on\n\
+        other hardware. The first part has the findings under the names of their papers, the second the figures and tables.\n";
+    let expected = format!("{head}{}", table_of_checks(&ExperimentCatalog::built_in()));
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&path, &expected).unwrap();
+    }
+    let found = fs::read_to_string(&path).unwrap();
+    assert!(found == expected, "docs/FINDINGS.md is out of date: its first lines say how to write it");
 }

@@ -27,7 +27,8 @@ fn every_check_and_finding_holds_for_the_published_data() {
         if outcome.verdict == Verdict::DoesNotHold {
             wrong.push(format!("{outcome:?}"));
         }
-        if finding.id.starts_with("icpe24") {
+        // O-13 has no figure and no published file.
+        if finding.id.starts_with("icpe24") && finding.id != "icpe24.O-13" {
             assert_eq!(outcome.verdict, Verdict::Holds, "{outcome:?}");
         }
     }

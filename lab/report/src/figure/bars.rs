@@ -16,7 +16,12 @@ pub(super) fn draw(data: &PanelData<'_>) -> Vec<FigurePanel> {
     let role = data.definition.role.as_str();
     let mut panels = vec![role_panel(data, role)];
     let machine = |plotted: &PlottedCell<'_>| plotted.cell.median("all", &data.definition.y).is_some();
-    if role != "all" && data.cells.iter().any(machine) {
+    // Where nothing else worked for the generator, both are the same.
+    let differs = |plotted: &PlottedCell<'_>| {
+        let value = |role| plotted.cell.median(role, &data.definition.y);
+        value(role).zip(value("all")).is_some_and(|(own, all)| (own - all).abs() > 0.01 * all.abs())
+    };
+    if role != "all" && data.cells.iter().any(machine) && data.cells.iter().any(differs) {
         for panel in &mut panels {
             panel.title = join_titles(&panel.title, "generator only");
         }

@@ -63,17 +63,10 @@ pub(super) fn findings(evaluator: &study::FindingEvaluator) -> Vec<FindingView> 
     evaluator.findings().into_iter().map(show).collect()
 }
 
-/// `key1` becomes `Key finding 1`, `o7` becomes `Observation 7`, `f2` becomes `Finding 2`.
+/// `O-7` and `KF-2` are the names of the paper; a number becomes `Finding 2`.
 fn finding_title(name: &str) -> String {
-    let number = |rest: &str| rest.bytes().all(|byte| byte.is_ascii_digit()) && !rest.is_empty();
-    match (name.strip_prefix("key"), name.strip_prefix('o')) {
-        (Some(rest), _) if number(rest) => format!("Key finding {rest}"),
-        (_, Some(rest)) if number(rest) => format!("Observation {rest}"),
-        _ => name
-            .strip_prefix('f')
-            .filter(|rest| number(rest))
-            .map_or(name.to_string(), |rest| format!("Finding {rest}")),
-    }
+    let number = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+    if number { format!("Finding {name}") } else { name.to_string() }
 }
 
 pub(super) fn tally(findings: &[FindingView]) -> Vec<Tally> {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use lab_experiments::reference::APPROXIMATE;
 use lab_experiments::{CellParameters, ParameterValue};
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -92,10 +93,15 @@ pub(super) fn values(section: &ExperimentData<'_>, published: &[ExperimentCell<'
             .find(|other| same_cell(cell, other))
             .and_then(|other| other.median(role, &definition.y));
         let dash = || ("–".to_string(), String::new());
-        values.push(
-            published_value
-                .map_or_else(dash, |value| (format_number(value / units[0].divisor), String::new())),
-        );
+        let approximate = published.iter().any(|other| {
+            let noted =
+                || other.records.iter().flat_map(|record| &record.notes).any(|note| note == APPROXIMATE);
+            same_cell(cell, other) && noted()
+        });
+        let sign = if approximate { "≈ " } else { "" };
+        values.push(published_value.map_or_else(dash, |value| {
+            (format!("{sign}{}", format_number(value / units[0].divisor)), String::new())
+        }));
         let ratio = here
             .zip(published_value)
             .filter(|(_, published)| *published != 0.0)
