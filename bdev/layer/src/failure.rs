@@ -32,6 +32,18 @@ pub enum BdevError {
         /// The device.
         name: String,
     },
+    /// Two devices have one identity: one is a copy of the other.
+    #[error(
+        "{name} has the UUID {uuid} of the bdev {other}: one is a copy of the other; give one of them a uuid of its own"
+    )]
+    SameIdentity {
+        /// The new device.
+        name: String,
+        /// Their UUID.
+        uuid: uuid::Uuid,
+        /// The device that has it already.
+        other: String,
+    },
     /// A parameter has an invalid value.
     #[error("{field}: {reason}")]
     Invalid {

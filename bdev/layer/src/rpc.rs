@@ -253,7 +253,7 @@ impl From<BdevError> for RpcError {
             BdevError::NotFound { .. } | BdevError::Removed { .. } | BdevError::WrongKind { .. } => {
                 RpcError::ENODEV
             }
-            BdevError::Exists { .. } => RpcError::EEXIST,
+            BdevError::Exists { .. } | BdevError::SameIdentity { .. } => RpcError::EEXIST,
             BdevError::Claimed { .. } => RpcError::EBUSY,
             BdevError::Invalid { .. } => RpcError::EINVAL,
             BdevError::Memory(_) => RpcError::ENOMEM,

@@ -320,3 +320,57 @@ fn a_file_that_cannot_be_polled_is_refused_with_what_to_do() {
     let null = uring::create(&rig.registry, UringConfig::new("N", "/dev/null")).unwrap_err().to_string();
     assert!(null.contains("nor an NVMe generic device"), "{null}");
 }
+
+#[test]
+fn a_file_keeps_its_uuid_and_a_copy_gets_its_own() {
+    let directory = TestDirectory::new("identity");
+    let rig = Rig::new();
+    let create = |name: &str, file: &str, readonly: bool| {
+        let config = UringConfig { readonly, ..UringConfig::new(name, directory.0.join(file)) };
+        uring::create(&rig.registry, config).map(|device| device.uuid())
+    };
+    let source = |name: &str| {
+        let specific = rig.registry.find(name).unwrap().bdev().driver_specific();
+        let InfoValue::Object(fields) = &specific[0].1 else { panic!("{specific:?}") };
+        let value = &fields.iter().find(|(key, _)| *key == "uuid_source").unwrap().1;
+        let InfoValue::Text(text) = value else { panic!("{value:?}") };
+        text.clone()
+    };
+    let remove = |name: &str| {
+        let device = rig.registry.unregister(name).unwrap();
+        assert!(device.wait_closed(std::time::Duration::from_secs(10)));
+    };
+    std::fs::write(directory.0.join("one"), vec![0; 8192]).unwrap();
+    let first = match create("One", "one", false) {
+        Err(BdevError::NoFileIo) => return eprintln!("SKIPPED: {}", BdevError::NoFileIo),
+        created => created.unwrap(),
+    };
+    if source("One") == "random" {
+        return eprintln!("SKIPPED: the file system has no extended attributes");
+    }
+    assert_eq!(source("One"), "file");
+    remove("One");
+    // By any path, and read-only too.
+    std::fs::rename(directory.0.join("one"), directory.0.join("two")).unwrap();
+    assert_eq!(create("Two", "two", true).unwrap(), first);
+    remove("Two");
+    // A copy that takes the attribute along.
+    let copy = std::process::Command::new("cp")
+        .args(["--archive", "two", "copy"])
+        .current_dir(&directory.0)
+        .status()
+        .unwrap();
+    assert!(copy.success());
+    assert_eq!(create("Two", "two", false).unwrap(), first);
+    let second = create("Copy", "copy", false).unwrap();
+    assert_ne!(second, first);
+    remove("Copy");
+    assert_eq!(create("Copy", "copy", false).unwrap(), second, "it keeps the new one");
+    remove("Copy");
+    // One that is told apart by nothing is refused by name.
+    let given = UringConfig { uuid: Some(second), ..UringConfig::new("Given", directory.0.join("three")) };
+    std::fs::write(directory.0.join("three"), vec![0; 8192]).unwrap();
+    uring::create(&rig.registry, given).unwrap();
+    let error = create("Copy", "copy", false).unwrap_err();
+    assert!(matches!(&error, BdevError::SameIdentity { other, .. } if other == "Given"), "{error}");
+}

@@ -21,8 +21,11 @@ use crate::{Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, InfoValue,
 
 mod channel;
 mod file;
+mod identity;
 mod own_ring;
 mod plan;
+
+use identity::{DeviceIdentity, IdentitySource};
 
 pub use plan::{FilePlan, FileStep, fallback, plan, status_of};
 
@@ -33,7 +36,7 @@ pub struct UringConfig {
     pub filename: PathBuf,
     /// Name of the device.
     pub name: String,
-    /// UUID; random if none is given.
+    /// UUID; `None` for the one that is stored with the file, or belongs to the disk.
     pub uuid: Option<Uuid>,
     /// Size of a block in bytes; `None` for that of the block device, or 512 for a file.
     pub block_size: Option<u32>,
@@ -100,6 +103,7 @@ pub struct UringBdev {
     direct: Result<(), String>,
     /// Of an NVMe generic device: commands are passed through.
     passthrough: Option<file::GenericDevice>,
+    identity: IdentitySource,
     /// `None` once the device is closed.
     file: Mutex<Option<std::fs::File>>,
     shared: Arc<UringShared>,
@@ -125,7 +129,8 @@ struct UringShared {
 /// # Errors
 /// [`BdevError::NoFileIo`] without io_uring; [`BdevError::File`] if a system call fails; [`BdevError::Invalid`] for
 /// anything but a file or block device, for an invalid block size, and for a file smaller than a block;
-/// [`BdevError::Claimed`] if another device or process uses the file.
+/// [`BdevError::Claimed`] if another device or process uses the file; [`BdevError::SameIdentity`] if another device has
+/// its UUID, as an image of the same file system has.
 pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevice>, BdevError> {
     let probe = os::EventLoopConfig { backend: Some(os::EventBackend::Uring), operations_max: 8 };
     os::EventLoop::new(&probe).map_err(|_| BdevError::NoFileIo)?;
@@ -135,6 +140,17 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevic
     }
     let opened = file::open(&config, |medium| registry.backing_user(medium))?;
     probe_ring(&config, &opened)?;
+    let identity = match config.uuid {
+        Some(uuid) => DeviceIdentity { uuid: Some(uuid), source: IdentitySource::Given },
+        None => identity::identify(&opened.file, &config.filename, config.readonly),
+    };
+    if identity.source != IdentitySource::Given
+        && let Some(uuid) = identity.uuid
+        && let Some(other) = registry.find(&uuid.to_string())
+    {
+        let (name, other) = (config.name, other.name().to_string());
+        return Err(BdevError::SameIdentity { name, uuid, other });
+    }
     let shared = UringShared {
         blocks: AtomicU64::new(opened.geometry.blocks),
         unused_bytes: AtomicU64::new(opened.unused_bytes),
@@ -148,11 +164,12 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevic
         medium: opened.backing_id,
         direct: opened.direct,
         passthrough: opened.generic,
+        identity: identity.source,
         file: Mutex::new(Some(opened.file)),
         shared: Arc::new(shared),
         config: config.clone(),
     };
-    registry.register(&config.name, config.uuid, &[], Arc::new(module))
+    registry.register(&config.name, identity.uuid, &[], Arc::new(module))
 }
 
 /// Checks that the file can be used by rings of their own, if the device's channels will have such.
@@ -281,6 +298,7 @@ impl Bdev for UringBdev {
             ("readonly", InfoValue::Bool(self.config.readonly)),
             ("durability", "disk".into()),
             ("durability_until_flushed", "memory".into()),
+            ("uuid_source", self.identity.name().into()),
         ];
         for (name, is_on) in [
             ("iopoll", self.config.polling.iopoll),
@@ -290,6 +308,9 @@ impl Bdev for UringBdev {
             if is_on {
                 object.push((name, InfoValue::Bool(true)));
             }
+        }
+        if let IdentitySource::Unstable(reason) = &self.identity {
+            object.push(("uuid_not_kept", reason.as_str().into()));
         }
         if let Err(reason) = &self.direct {
             object.push(("direct_refused", reason.as_str().into()));
