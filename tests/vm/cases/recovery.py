@@ -60,6 +60,36 @@ def target_killed(bench):
     bench.compare(device, "blocks", 0, BLOCKS * BLOCK, "64k")
 
 
+@case("restarts", on=("ringbolt",), provokes=r"reconnect|failed|timeout|timed out|I/O error|error recovery|Failed|buffer_io_error|Retrying", seconds=60)
+def restarts(bench):
+    """The target is killed and restarted 20 times under a mounted ext4, configured as in the README, without UUIDs.
+
+    The volume keeps its identity, so that every file that was synced is there, and the file system sees no error."""
+    subsystem = Subsystem("restarts", [Namespace(mib=64, configured=False)])
+    target = bench.serve(subsystem)
+    bench.connect(subsystem, "--ctrl-loss-tmo=120 --reconnect-delay=1")
+    device = bench.block(subsystem)
+    identity = f"cat /sys/block/{device.removeprefix('/dev/')}/uuid /sys/block/{device.removeprefix('/dev/')}/nguid"
+    before = bench.guest.check(identity)
+    bench.guest.check(f"mkfs.ext4 -q {device} && mount -t ext4 -o errors=remount-ro {device} /mnt", 60)
+    write = "dd if=/dev/urandom of=/mnt/$i bs=16k count=1 conv=fsync status=none && sha256sum /mnt/$i > /tmp/sum.$i"
+    writer = bench.guest.spawn(f"i=0; while [ ! -e /tmp/stop ]; do {write} || exit 1; echo synced $i; i=$((i + 1)); done; echo done")
+    synced = 0
+    for _ in range(20):
+        writer.expect(f"^synced {synced + 3}$", 60)
+        target.kill()
+        target.launch()
+        synced = last_flushed(writer)
+    writer.expect(f"^synced {synced + 3}$", 60)
+    bench.guest.check("touch /tmp/stop")
+    writer.expect("^done$", 60)
+    writer.check(60)
+    assert bench.guest.check(identity) == before, "the volume has another identity"
+    bench.guest.check("echo 3 > /proc/sys/vm/drop_caches; cat /tmp/sum.* > /tmp/sums; sha256sum -c -s /tmp/sums", 60)
+    bench.guest.check("grep ' /mnt ext4 rw' /proc/mounts && umount /mnt", 60)
+    bench.guest.check(f"fsck.ext4 -fn {device}", 60)
+
+
 def sha256(sequences):
     return hashlib.sha256(b"".join(map(block_content, sequences))).hexdigest()
 

@@ -32,6 +32,7 @@ class Namespace:
     malloc: bool = False  # backed by memory of the target instead of a file
     uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
     nguid: str = field(default_factory=lambda: uuid.uuid4().hex.upper())
+    configured: bool = True  # the configuration gives UUID and NGUID; otherwise they are the file's
     path: str = ""
 
     @property
@@ -114,12 +115,8 @@ class Ringbolt(Target):
 
     @staticmethod
     def _ns(subsystem, namespace):
-        return {
-            "bdev_name": f"{subsystem.name}_{namespace.nsid}",
-            "nsid": namespace.nsid,
-            "uuid": namespace.uuid,
-            "nguid": namespace.nguid,
-        }
+        identity = {"uuid": namespace.uuid, "nguid": namespace.nguid} if namespace.configured else {}
+        return {"bdev_name": f"{subsystem.name}_{namespace.nsid}", "nsid": namespace.nsid, **identity}
 
     def _subsystem(self, subsystem):
         nqn = subsystem.nqn

@@ -87,7 +87,8 @@ pub fn create(registry: &Registry, config: DelayConfig) -> Result<Arc<BlockDevic
     let below = base.device().clone();
     let latencies_ns = Arc::new(latencies_us.map(|us| AtomicU64::new(us * 1000)));
     let module = DelayBdev { name: config.name.clone(), base, latencies_ns, seed: config.seed };
-    let device = registry.register(&config.name, config.uuid, &[], Arc::new(module))?;
+    let uuid = config.uuid.unwrap_or_else(|| Uuid::new_v5(&below.uuid(), config.name.as_bytes()));
+    let device = registry.register(&config.name, Some(uuid), &[], Arc::new(module))?;
     track_base(registry, &below, &device);
     Ok(device)
 }

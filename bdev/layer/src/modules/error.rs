@@ -121,7 +121,8 @@ pub fn create(registry: &Registry, config: ErrorConfig) -> Result<Arc<BlockDevic
         rules: Mutex::new(rules),
     });
     let module = ErrorBdev { name: name.clone(), base, faults };
-    let device = registry.register(&name, config.uuid, &[], Arc::new(module))?;
+    let uuid = config.uuid.unwrap_or_else(|| Uuid::new_v5(&below.uuid(), name.as_bytes()));
+    let device = registry.register(&name, Some(uuid), &[], Arc::new(module))?;
     track_base(registry, &below, &device);
     Ok(device)
 }
