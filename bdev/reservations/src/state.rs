@@ -131,7 +131,7 @@ pub enum ReservationCommand {
     SetPersistent(bool),
 }
 
-/// Why a command fails. A command that fails changes nothing.
+/// Why a command fails. A command that fails changes nothing, except with [`NotDrained`](Self::NotDrained).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReservationError {
     /// The reservation, or a key that is not the expected one, forbids it (both protocols: RESERVATION CONFLICT).
@@ -152,6 +152,9 @@ pub enum ReservationError {
     /// The change could not be written to stable storage and was undone.
     #[error("the change could not be saved")]
     NotSaved,
+    /// The preemption is in force, but I/O of a preempted registrant did not end in time: it may still reach the medium.
+    #[error("I/O of a preempted registrant did not end in time")]
+    NotDrained,
     /// Too many commands wait for stable storage.
     #[error("too many commands wait")]
     Busy,

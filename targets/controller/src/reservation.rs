@@ -30,7 +30,7 @@ use wire_nvme::reservation::{
 use crate::{ControllerAssociation, ControllerDirectory, INVALID_FIELD};
 
 pub(crate) use notifier::ReservationNotifiers;
-pub use notifier::{DrainRequest, PendingCommands, ReservationNotifier};
+pub use notifier::{DrainGuards, DrainRequest, PREEMPT_TIMEOUT_NS, PendingCommands, ReservationNotifier};
 pub use reservations::{DenyMask, PendingChange, PendingGuard, access};
 
 /// A host identifier. A 64-bit identifier occupies the first eight bytes.
@@ -223,7 +223,7 @@ pub(crate) fn outcome_status(pending: &PendingChange) -> Option<Status> {
             INVALID_FIELD
         }
         Err(ReservationError::TooManyRegistrants) => Status::INTERNAL_ERROR.do_not_retry(),
-        Err(ReservationError::NotSaved) => Status::INTERNAL_ERROR,
+        Err(ReservationError::NotSaved | ReservationError::NotDrained) => Status::INTERNAL_ERROR,
         Err(ReservationError::Busy) => Status::COMMAND_INTERRUPTED,
     })
 }

@@ -6,7 +6,7 @@
 use std::rc::Rc;
 
 use block_io::{Completion, Status, Tag};
-use nvme_controller::reservation::PendingGuard;
+use nvme_controller::reservation::DrainGuards;
 use nvme_controller::{BufferWindow, ControllerEvent, IoQueue};
 use nvme_tcp::{FlushStatus, PduReceiver, ReceiveProgress, ReceiveStatus, receive_pdus};
 use slots::Slot;
@@ -50,7 +50,7 @@ pub(crate) struct ConnectionState {
     pub(crate) handshake_deadline_ns: u64,
     /// Reservation commands of other hosts wait for the outstanding device requests of this connection. No
     /// commands are accepted until those complete.
-    pub(crate) drain_guards: Vec<PendingGuard>,
+    pub(crate) drain_guards: DrainGuards,
     /// The connection drains: it accepts no commands, and closes when those in flight have completed.
     pub(crate) draining: bool,
     /// The host sent H2CTermReq. The role stays until the connection closes: an I/O queue identifier is in use
@@ -231,7 +231,7 @@ impl NvmfConnection {
             port,
             peer,
             handshake_deadline_ns,
-            drain_guards: Vec::new(),
+            drain_guards: DrainGuards::default(),
             draining: false,
             terminated: false,
             notice: Notice::default(),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use nvme_controller::reservation::{DrainRequest, ReservationNotifier};
 use nvme_controller::{ControllerDirectory, ControllerEvent, NamespaceTable, SubsystemPort};
 use slots::Slot;
-use target_shell::{Accepted, Connections, IoContext, Protocol};
+use target_shell::{Accepted, Connections, IoContext, NEVER_NS, Protocol};
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::TransportAddress;
 use wire_nvme::tcp::FatalError;
@@ -36,6 +36,8 @@ pub(crate) struct TcpProtocol {
     notifier: Option<Arc<ReservationNotifier>>,
     /// Connections whose outstanding device requests a reservation command waits for.
     draining: Vec<Slot>,
+    /// When the first of them stops to wait; `NEVER_NS` for never.
+    drain_deadline_ns: u64,
     /// Held by every I/O queue of the target, on all cores: its holders are their number, and one for each core.
     pub(crate) queue_count: Arc<()>,
     /// When the core's pool last had no buffer for a command.
@@ -86,7 +88,15 @@ impl TcpProtocol {
         notifier: Option<Arc<ReservationNotifier>>,
         queue_count: Arc<()>,
     ) -> TcpProtocol {
-        TcpProtocol { limits, directory, notifier, draining: Vec::new(), queue_count, exhausted_ns: None }
+        TcpProtocol {
+            limits,
+            directory,
+            notifier,
+            draining: Vec::new(),
+            drain_deadline_ns: NEVER_NS,
+            queue_count,
+            exhausted_ns: None,
+        }
     }
 
     /// Handles a reservation change: delivers notifications, completes pending reservation commands, and
@@ -104,11 +114,11 @@ impl TcpProtocol {
             if let ConnectionRole::Io(queue) = &state.role
                 && outstanding > 0
             {
-                let tickets = DrainRequest::guards_for(drains, queue.lease.association());
-                if !tickets.is_empty() {
-                    state.drain_guards.extend(tickets);
+                if state.drain_guards.add(drains, queue.lease.association(), now_ns) {
                     self.draining.push(slot);
                 }
+                let deadline_ns = state.drain_guards.deadline_ns().unwrap_or(NEVER_NS);
+                self.drain_deadline_ns = self.drain_deadline_ns.min(deadline_ns);
             }
             if is_closed {
                 return false;
@@ -117,6 +127,26 @@ impl TcpProtocol {
             state.controller_event(ControllerEvent::ReservationChanged, now_ns);
             true
         });
+    }
+
+    /// Closes connections of preempted hosts whose device requests did not end in time. The preempting hosts' commands
+    /// complete with an error.
+    #[cold]
+    fn expire_drains(&mut self, connections: &mut Connections<NvmfConnection>, now_ns: u64) {
+        let mut next_ns = NEVER_NS;
+        connections.update(|_, entry| {
+            let is_closed = entry.is_closed();
+            let state = &mut entry.connection.state;
+            let expired = state.drain_guards.expire(now_ns);
+            next_ns = next_ns.min(state.drain_guards.deadline_ns().unwrap_or(NEVER_NS));
+            if !expired || is_closed {
+                return false;
+            }
+            log::warn!(target: "nvmf", "{}: closed, as I/O of its preempted host did not end in time", state.peer);
+            state.begin_drain();
+            true
+        });
+        self.drain_deadline_ns = next_ns;
     }
 
     /// Applies a new configuration to an I/O queue.
@@ -206,9 +236,16 @@ impl Protocol for TcpProtocol {
 
     #[inline]
     fn begin_poll(&mut self, connections: &mut Connections<NvmfConnection>, now_ns: u64) -> usize {
+        if self.drain_deadline_ns <= now_ns {
+            self.expire_drains(connections, now_ns);
+        }
         let Some(drains) = self.notifier.as_ref().and_then(|notifier| notifier.take()) else { return 0 };
         self.on_reservation_change(&drains, connections, now_ns);
         1
+    }
+
+    fn deadline_ns(&self) -> u64 {
+        self.drain_deadline_ns
     }
 
     /// Releases the drain guards of connections without outstanding device requests.
@@ -222,7 +259,7 @@ impl Protocol for TcpProtocol {
             let Some(entry) = connections.get_mut(*slot) else { return false };
             let is_idle = entry.outstanding_requests() == 0;
             if is_idle {
-                entry.connection.state.drain_guards.clear();
+                entry.connection.state.drain_guards.release();
             }
             !is_idle
         });

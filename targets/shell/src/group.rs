@@ -620,7 +620,8 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
         // There is no event either when connections on other cores close.
         let retry = !self.waiting.is_empty() || !self.closing.is_empty();
         let waiting = retry.then(|| self.clock.now_ns() + RETRY_NS);
-        let timer = Some(self.timers.next_ns()).filter(|at_ns| *at_ns != NEVER_NS);
+        let timer = self.timers.next_ns().min(self.protocol.deadline_ns());
+        let timer = Some(timer).filter(|at_ns| *at_ns != NEVER_NS);
         [self.devices.deadline(), waiting, timer].into_iter().flatten().min()
     }
 

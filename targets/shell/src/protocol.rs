@@ -55,6 +55,12 @@ pub trait Protocol: Sized + 'static {
         0
     }
 
+    /// When [`begin_poll`](Self::begin_poll) is due without another reason to poll; [`NEVER_NS`] for never.
+    #[inline]
+    fn deadline_ns(&self) -> u64 {
+        NEVER_NS
+    }
+
     /// Called in each poll when device requests have been completed.
     #[inline]
     fn after_completions(&mut self, connections: &mut Connections<Self::Connection>) {

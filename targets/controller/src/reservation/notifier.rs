@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use reservations::{ChangeWaker, PendingChange, PendingGuard};
+use reservations::{ChangeWaker, PendingChange, PendingGuard, ReservationError};
 use wire_nvme::fabrics::Nqn;
 
 use super::{HostId, outcome_status};
@@ -41,6 +41,61 @@ impl DrainRequest {
         let concerns =
             |drain: &&DrainRequest| drain.subnqn == *association.subnqn() && drain.hosts.contains(&host);
         drains.iter().filter(concerns).map(|drain| drain.guard.clone()).collect()
+    }
+}
+
+/// How long the I/O of a preempted host may delay the Preempt and Abort command. Far below the time that hosts wait for
+/// a command (30 s in Linux).
+pub const PREEMPT_TIMEOUT_NS: u64 = 3_000_000_000;
+
+/// The guards that a connection with outstanding device requests holds for preempted hosts, for a bounded time.
+///
+/// While there are any, the connection starts no command. [`release`](Self::release) them when no device request is
+/// outstanding. When they [`expire`](Self::expire), the Preempt and Abort commands fail and the connection has to be
+/// closed: a request that a device does not complete must delay its own host only, and success would promise that it
+/// cannot reach the medium any more.
+#[derive(Debug, Default)]
+pub struct DrainGuards {
+    guards: Vec<PendingGuard>,
+    deadline_ns: u64,
+}
+
+impl DrainGuards {
+    /// Adds the guards of the requests that apply to the host of an association; whether there are any.
+    pub fn add(&mut self, drains: &[DrainRequest], association: &ControllerAssociation, now_ns: u64) -> bool {
+        let added = DrainRequest::guards_for(drains, association);
+        if self.guards.is_empty() {
+            self.deadline_ns = now_ns.saturating_add(PREEMPT_TIMEOUT_NS);
+        }
+        let concerns = !added.is_empty();
+        self.guards.extend(added);
+        concerns
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.guards.is_empty()
+    }
+
+    /// When the guards expire; `None` without guards.
+    #[inline]
+    pub fn deadline_ns(&self) -> Option<u64> {
+        (!self.guards.is_empty()).then_some(self.deadline_ns)
+    }
+
+    /// No device request is outstanding.
+    pub fn release(&mut self) {
+        self.guards.clear();
+    }
+
+    /// Fails the commands that wait, if the time is over. The connection has to be closed then.
+    pub fn expire(&mut self, now_ns: u64) -> bool {
+        let expired = self.deadline_ns().is_some_and(|deadline_ns| deadline_ns <= now_ns);
+        if expired {
+            self.guards.drain(..).for_each(|guard| guard.fail(ReservationError::NotDrained));
+        }
+        expired
     }
 }
 

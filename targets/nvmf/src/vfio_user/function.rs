@@ -12,7 +12,7 @@ use std::sync::Arc;
 use block_io::Status;
 use dma::Pool;
 use nvme_controller::queues::QueueLookup;
-use nvme_controller::reservation::{DrainRequest, PendingGuard};
+use nvme_controller::reservation::{DrainGuards, DrainRequest};
 use nvme_controller::{
     AdminConnect, BufferWindow, Controller, ControllerAction, ControllerAssociation, ControllerDirectory,
     ControllerEvent, ControllerLimits, IoQueue, NamespaceTable, Subsystem,
@@ -103,7 +103,7 @@ pub(super) struct VfioUserFunction {
     has_deferred: bool,
     /// Reservation commands of other hosts wait for the device requests of this function. Nothing is fetched
     /// until those complete.
-    drain_guards: Vec<PendingGuard>,
+    drain_guards: DrainGuards,
     segments: Vec<DataSegment>,
     actions: Vec<ControllerAction>,
     running: bool,
@@ -158,7 +158,7 @@ impl VfioUserFunction {
             fetched: Box::new([[0; sqe::SIZE]; FETCHED_MAX]),
             has_ready: false,
             has_deferred: false,
-            drain_guards: Vec::new(),
+            drain_guards: DrainGuards::default(),
             segments: Vec::new(),
             actions: Vec::new(),
             running: false,
@@ -357,18 +357,31 @@ impl VfioUserFunction {
     }
 
     /// Keeps guards for the drain requests that concern this host, if device requests are outstanding.
-    pub(super) fn drain(&mut self, drains: &[DrainRequest]) {
-        if self.is_idle() {
+    pub(super) fn drain(&mut self, drains: &[DrainRequest], now_ns: u64) {
+        if !self.is_idle() {
+            self.drain_guards.add(drains, self.controller.association(), now_ns);
+        }
+    }
+
+    /// Disconnects the client if reservation commands of other hosts have waited too long for its device requests.
+    pub(super) fn expire_drain(&mut self, now_ns: u64) {
+        if self.is_drained() || !self.drain_guards.expire(now_ns) {
             return;
         }
-        self.drain_guards.extend(DrainRequest::guards_for(drains, self.controller.association()));
+        log::warn!(target: "nvmf", "vfio-user: disconnected, as I/O of the preempted client did not end in time");
+        self.begin_drain(now_ns);
+    }
+
+    /// When reservation commands of other hosts stop to wait for this function.
+    pub(super) fn drain_guard_deadline_ns(&self) -> Option<u64> {
+        self.drain_guards.deadline_ns()
     }
 
     /// Whether no drain is pending. Releases the guards when no device requests are outstanding.
     #[inline]
     pub(super) fn is_drained(&mut self) -> bool {
         if !self.drain_guards.is_empty() && self.is_idle() {
-            self.drain_guards.clear();
+            self.drain_guards.release();
         }
         self.drain_guards.is_empty()
     }

@@ -206,7 +206,7 @@ impl VfioUserPollGroup {
         for slot in self.slots() {
             let Some(endpoint) = self.endpoints.get_mut(slot) else { continue };
             let Some(session) = &mut endpoint.session else { continue };
-            session.function.drain(drains);
+            session.function.drain(drains, now_ns);
             if !session.closed {
                 session.function.complete_pending_reservations();
                 session.function.controller_event(ControllerEvent::ReservationChanged, now_ns);
@@ -493,6 +493,7 @@ impl VfioUserPollGroup {
     fn finish_poll(&mut self, slot: Slot, now_ns: u64) -> usize {
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return 0 };
         let Some(session) = &mut endpoint.session else { return 0 };
+        session.function.expire_drain(now_ns);
         if session.closed {
             self.reap(slot);
             return 0;
@@ -657,6 +658,8 @@ impl PollGroup for VfioUserPollGroup {
             if endpoint.accept_pending && session.is_none() {
                 timer = [timer, Some(endpoint.accept_retry_ns)].into_iter().flatten().min();
             }
+            let drain = session.and_then(|session| session.function.drain_guard_deadline_ns());
+            timer = [timer, drain].into_iter().flatten().min();
             if let Some(session) = session.filter(|session| !session.closed) {
                 poll_now |= session.readable && !session.is_pending();
                 poll_now |= session.function.has_ready();

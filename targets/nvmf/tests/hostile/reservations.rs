@@ -293,3 +293,27 @@ fn a_change_that_cannot_be_written_fails_and_is_undone() {
     assert_eq!(other.io.write(1, 0, &pattern(512, 1)), CONFLICT);
     std::fs::remove_dir_all(&directory).unwrap();
 }
+
+#[test]
+fn preempt_and_abort_does_not_wait_for_a_device_that_hangs() {
+    let latency = Duration::from_secs(12);
+    let rig = TcpTestTarget::new(TestTargetConfig {
+        latency_us: latency.as_micros() as u64,
+        ..TestTargetConfig::default()
+    });
+    let (mut one, mut other) = two_hosts(&rig);
+    for (host, key) in [(&mut one, 1), (&mut other, 2)] {
+        assert_eq!(host.register(key, PersistChange::None), Status::SUCCESS);
+    }
+    let start = Instant::now();
+    other.io.capsule(crate::peer::write_in_capsule(1, 0, 4096), &pattern(4096, 2));
+    other.io.capsule(Sqe { cid: 8, ..crate::peer::read(2, 0, 512) }, &[]);
+    assert_eq!(other.io.expect_response().cid, 8);
+    // The write may still reach the medium, so that this is no success; but it completes, and is in force.
+    let kind = ReservationType::WriteExclusive;
+    assert_eq!(one.acquire(AcquireAction::PreemptAndAbort, kind, 1, 2), Status::INTERNAL_ERROR);
+    assert_eq!(one.report().registrants.len(), 1);
+    // The preempted host is disconnected before the device answers.
+    assert_eq!(other.io.receive_pdu(), ReceivedPdu::Closed);
+    assert!(start.elapsed() < latency, "{:?}", start.elapsed());
+}

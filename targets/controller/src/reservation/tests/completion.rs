@@ -77,3 +77,34 @@ fn command_completes_after_save_and_drain() {
     let notified = one.admin.registration.association.take_notifications().0;
     assert_eq!(Vec::from(notified), [(1, NotificationType::RegistrationPreempted)]);
 }
+
+#[test]
+fn command_fails_when_the_io_of_a_preempted_host_does_not_end_in_time() {
+    let (directory, subsystem) = (Arc::new(ControllerDirectory::new()), Arc::new(subsystem()));
+    let notifier = directory.add_notifier(Box::new(|| {}));
+    let hosts = [A, B, C].map(|host| test_host(&directory, &subsystem, host));
+    let [one, other, third] = &hosts;
+    one.register(1);
+    other.register(2);
+    third.register(2);
+    let abort = acquire(AcquireAction::PreemptAndAbort, ReservationType::WriteExclusive).to_sqe();
+    let change = pending(one.reserve(abort, &encode_keys(1, 2)));
+    let drains = notifier.take().unwrap();
+    let association = |host: &TestHost| host.admin.registration.association.clone();
+    let guards_of = |host: &TestHost| {
+        let mut guards = DrainGuards::default();
+        (guards.add(&drains, &association(host), 1000), guards)
+    };
+    assert!(!guards_of(one).0 && guards_of(one).1.deadline_ns().is_none());
+    // The I/O of one host ends, that of the other one does not.
+    let ((_, mut ended), (_, mut stuck)) = (guards_of(other), guards_of(third));
+    drop(drains);
+    assert!(!ended.is_empty());
+    ended.release();
+    let deadline_ns = stuck.deadline_ns().unwrap();
+    assert_eq!(deadline_ns, 1000 + PREEMPT_TIMEOUT_NS);
+    assert!(!stuck.expire(deadline_ns - 1) && !ended.expire(deadline_ns));
+    assert_eq!(outcome_status(&change), None);
+    assert!(stuck.expire(deadline_ns) && stuck.is_empty() && !stuck.expire(deadline_ns));
+    assert_eq!(outcome_status(&change), Some(Status::INTERNAL_ERROR));
+}
