@@ -366,7 +366,6 @@ impl NvmeBdevChannel {
             counts: link.counts.clone(),
         });
         *self.status.links() = statuses.collect();
-        self.status.set_applied(Some(self.applied_version));
     }
 
     /// Whether a request needs no splitting.

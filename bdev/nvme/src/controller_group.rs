@@ -3,7 +3,7 @@
 //! Paths send events; one thread handles them in order and changes the registry. No reactor may do that, because
 //! a registry subscriber may wait for reactors.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use bdev::Registry;
 use nvme::IoQueues;
 use os::clock::Clock;
-use reactor::blocking;
+use reactor::{ReactorHandle, blocking};
 use uuid::Uuid;
 use wire_nvme::log::AnaState;
 
@@ -28,7 +28,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long to wait until pending path events are handled.
 const EVENTS_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long to wait until active channels have applied a change: a turn of their reactors. Idle ones apply it later.
+/// How long to wait for a turn of each reactor that has a channel. One that is blocked applies a change later.
 const APPLY_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// An event from a path's task, or a request from a caller.
@@ -128,13 +128,26 @@ impl ControllerGroup {
         sync::lock(&self.namespaces).values().cloned().collect()
     }
 
-    /// Waits until channels have applied all earlier events; idle ones apply them at their next I/O. `false` if the
-    /// event thread did not get to them in time.
-    pub(crate) fn wait_applied(self: &Arc<Self>) -> bool {
+    /// Waits until channels have applied all earlier events: for one turn of each reactor that has some. A channel that
+    /// has I/O in flight is polled in each turn; an idle one, which is not, applies them before its next I/O. `false` if
+    /// the event thread did not get to them in time.
+    pub(crate) fn wait_applied(self: &Arc<Self>, reactors: &[ReactorHandle]) -> bool {
         let (reply, barrier) = sync_channel(1);
         self.send_event(PathEvent::Barrier(reply));
         let handled = blocking::receive_timeout(&barrier, EVENTS_TIMEOUT).is_ok();
-        self.namespaces().iter().for_each(|namespace| namespace.shared.wait_applied(APPLY_TIMEOUT));
+        let cores: BTreeSet<usize> =
+            self.namespaces().iter().flat_map(|namespace| namespace.shared.request_update()).collect();
+        let (turned, turns) = sync_channel(cores.len());
+        for reactor in reactors.iter().filter(|reactor| cores.contains(&reactor.index())) {
+            let turned = turned.clone();
+            // Tasks run after the pollers of the turn. A reactor that has stopped drops the message.
+            let _ = reactor.post(move |core| {
+                core.spawn(async move { drop(turned) });
+            });
+        }
+        drop(turned);
+        // Disconnected once every reactor has dropped its sender.
+        let _: Result<(), _> = blocking::receive_timeout(&turns, APPLY_TIMEOUT);
         handled
     }
 

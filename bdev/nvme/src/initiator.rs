@@ -444,7 +444,7 @@ impl Initiator {
                 }
             }
         }
-        if !group.wait_applied() {
+        if !group.wait_applied(&self.0.reactors) {
             return Err(InitiatorError::Timeout("applying the change on the reactors"));
         }
         Ok(())
@@ -466,7 +466,7 @@ impl Initiator {
             QueueKind::Admin => path.set_admin_injection(opcode, injection),
             QueueKind::Io => {
                 path.injections.set(opcode, injection);
-                if !group.wait_applied() {
+                if !group.wait_applied(&self.0.reactors) {
                     return Err(InitiatorError::Timeout("applying the change on the reactors"));
                 }
             }

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use nvme::IoQueues;
 use wire_nvme::identify::IdentifyNamespace;
@@ -83,9 +82,6 @@ pub(crate) struct ChannelStatus {
     waker: os::Waker,
     /// One a path.
     links: Mutex<Vec<LinkStatus>>,
-    /// The version that the channel has applied; `None` once it is closed.
-    applied: Mutex<Option<u64>>,
-    applied_changed: Condvar,
 }
 
 /// The published state of a channel's link to one path.
@@ -192,13 +188,7 @@ impl SharedNamespace {
 
     pub(crate) fn register_channel(&self, core: &reactor::Core) -> (u64, Arc<ChannelStatus>) {
         let waker = core.event_loop().waker();
-        let status = Arc::new(ChannelStatus {
-            core: core.index(),
-            waker,
-            links: Mutex::default(),
-            applied: Mutex::new(Some(0)),
-            applied_changed: Condvar::new(),
-        });
+        let status = Arc::new(ChannelStatus { core: core.index(), waker, links: Mutex::default() });
         let mut state = self.lock();
         state.last_channel_id += 1;
         let id = state.last_channel_id;
@@ -209,7 +199,6 @@ impl SharedNamespace {
     pub(crate) fn unregister_channel(&self, id: u64) {
         let mut state = self.lock();
         let Some(status) = state.channels.remove(&id) else { return };
-        status.set_applied(None);
         for link in status.links().iter() {
             if let Some(counts) = &link.counts
                 && state.paths.iter().any(|path| path.id == link.id)
@@ -234,11 +223,10 @@ impl SharedNamespace {
         state.paths.iter().map(stats_of).collect()
     }
 
-    /// Waits until the channels have applied the current state. An idle channel applies it before its next I/O.
-    pub(crate) fn wait_applied(&self, timeout: Duration) {
-        let version = self.update(|_| self.version() + 1);
-        let end = Instant::now() + timeout;
-        self.channel_statuses().iter().for_each(|status| status.wait_for_version(version, end));
+    /// Has the channels apply the current state once more, with what they read besides, such as error injections: at
+    /// their next poll or I/O. Returns the cores of the channels.
+    pub(crate) fn request_update(&self) -> Vec<usize> {
+        self.update(|state| state.channels.values().map(|status| status.core).collect())
     }
 
     pub(crate) fn channel_statuses(&self) -> Vec<Arc<ChannelStatus>> {
@@ -250,19 +238,6 @@ impl ChannelStatus {
     /// No change under the lock can panic half-way, so that a poisoned lock is consistent.
     pub(crate) fn links(&self) -> MutexGuard<'_, Vec<LinkStatus>> {
         sync::lock(&self.links)
-    }
-
-    /// Records the version that the channel has applied; `None` when it is closed.
-    pub(crate) fn set_applied(&self, version: Option<u64>) {
-        *sync::lock(&self.applied) = version;
-        self.applied_changed.notify_all();
-    }
-
-    fn wait_for_version(&self, version: u64, end: Instant) {
-        let seen = sync::lock(&self.applied);
-        let left = end.saturating_duration_since(Instant::now());
-        let is_older = |seen: &mut Option<u64>| seen.is_some_and(|seen| seen < version);
-        drop(self.applied_changed.wait_timeout_while(seen, left, is_older));
     }
 }
 
