@@ -80,7 +80,7 @@ impl LogLevel {
 }
 
 /// The flags of the program: the targets of its log lines.
-const FLAGS: [&str; 6] = ["bdev", "bdev_nvme", "job", "nvmf", "reactor", "rpc"];
+const FLAGS: [&str; 7] = ["bdev", "bdev_nvme", "job", "nbd", "nvmf", "reactor", "rpc"];
 
 struct Logger {
     /// The level of standard error, as an index of [`LEVELS`].

@@ -194,7 +194,7 @@ impl Arena {
         let mut state = self.lock();
         for &index in indices {
             let chunk = state.chunks[index as usize].clone();
-            if !self.config.shared && !state.is_exposed[index as usize] {
+            if !self.config.shared && !state.is_exposed[index as usize] && !cfg!(miri) {
                 // SAFETY: `map_chunk` mapped exactly these private bytes, and nothing refers to them: no buffer of the
                 // chunk is held, and no device was given its address. It reads as zeroes afterwards. On failure, as
                 // with hugetlb pages of older kernels, it keeps its pages.
