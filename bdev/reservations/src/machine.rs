@@ -14,7 +14,7 @@ pub const WAITING_MAX: usize = 256;
 ///
 /// It owns the [`ReservationState`] that is in force. A command that changes a persistent state, or makes it persistent
 /// or volatile, is applied to a copy, which the owner saves; commands that follow wait in their order. A save that
-/// succeeds puts the copy into force. One that fails discards it: nobody was notified, no mask has changed, and the
+/// succeeds puts the copy into force. One that fails discards it: no host was notified, no mask has changed, and the
 /// command fails with [`ReservationError::NotSaved`].
 ///
 /// Order: [`handle`](Self::handle) an event, perform the actions, and answer each [`ReservationAction::Save`], of which

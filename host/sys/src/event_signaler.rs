@@ -1,4 +1,4 @@
-//! Signals of eventfds that belong to somebody else.
+//! Signals of eventfds that another process owns.
 
 use std::fs::File;
 use std::io;
@@ -11,10 +11,10 @@ const EVENTS: u32 = 16;
 
 /// Signals eventfds without ever waiting.
 ///
-/// A write to an eventfd whose counter is full blocks unless the descriptor is non-blocking, and whoever shares it may
-/// change that at any time, also between a check and the write. So this has the kernel signal it: the completion of an
-/// AIO request (an empty read of `/dev/null`, which ends within `io_submit`) adds 1 to the request's eventfd and never
-/// waits. One system call a signal, as a write is.
+/// A write to an eventfd whose counter is full blocks unless the descriptor is non-blocking, and a process that shares
+/// it may change that at any time, also between a check and the write. So this has the kernel signal it: the completion
+/// of an AIO request (an empty read of `/dev/null`, which ends within `io_submit`) adds 1 to the request's eventfd and
+/// never waits. One system call a signal, as a write is.
 pub struct EventSignaler {
     context: AioContext,
     /// The file of the request.
@@ -39,7 +39,7 @@ impl EventSignaler {
         })
     }
 
-    /// Adds 1 to the counter of an eventfd. A full counter stays as it is: whoever waits for it is woken already.
+    /// Adds 1 to the counter of an eventfd. A full counter stays as it is: its reader is woken already.
     ///
     /// # Errors
     /// `EINVAL` if it is not an eventfd.

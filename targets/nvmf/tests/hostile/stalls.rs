@@ -91,7 +91,7 @@ fn stalled_queues_that_exhaust_the_memory_are_closed_before_their_time() {
     let mut io = RawTcpHost::io(&rig, &honest, 1, 16, false);
     let (_admin, mut stalled) = stalled_queues(&rig, 100, write(1, 0, COMMAND_BYTES));
     round_trip(&mut io, 3);
-    // The first ones hold what there is.
+    // The first ones hold all of the memory.
     stalled[0].receive_until_closed();
 }
 

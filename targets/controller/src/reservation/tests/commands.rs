@@ -37,7 +37,7 @@ fn commands_fail_with_the_status_of_the_specification() {
         ("unregisters any", register(RegisterAction::Unregister, true).to_sqe(), (1, 0), Status::SUCCESS),
         ("acquires", acquire(AcquireAction::Acquire, WriteExclusive).to_sqe(), (0xb, 0), CONFLICT),
         ("preempts", preempt, (0xb, 0xa), Status::SUCCESS),
-        ("preempts nobody", preempt, (0xb, 7), CONFLICT),
+        ("preempts no registrant", preempt, (0xb, 7), CONFLICT),
         ("preempts key 0", preempt, (0xb, 0), INVALID_FIELD),
         ("preempts with another key", preempt, (0xa, 0xa), CONFLICT),
         ("preempts with IEKEY", ignoring(preempt), (0xb, 0xa), INVALID_FIELD),
