@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-use rustix::fs::Mode;
+use rustix::fs::{FlockOperation, Mode};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 
@@ -15,8 +16,8 @@ use crate::{SocketStream, StreamAddress, stream};
 
 /// A UNIX socket that listens at a path. Dropping it removes the file, unless another file has taken its place.
 ///
-/// A socket at the path that refuses connections is stale and is replaced; anything else there is an error. The
-/// file appears at the path with its final mode and only when connections are accepted, so that no other user
+/// A socket at the path that refuses connections is stale and is replaced, under a lock of the directory; anything
+/// else there is an error. The file appears at the path with its final mode and only when connections are accepted, so that no other user
 /// can connect too early and no other process takes it for stale.
 #[derive(Debug)]
 pub struct UnixListenSocket {
@@ -31,6 +32,10 @@ struct FileIdentity(u64, u64);
 
 /// Attempts to find an unused name, and to replace a stale socket while other processes do the same.
 const ATTEMPTS_MAX: u32 = 16;
+
+/// With the interval, 2 s of attempts to lock a directory.
+const LOCK_ATTEMPTS_MAX: u32 = 400;
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 impl UnixListenSocket {
     /// Listens at `path` with an accept queue of `backlog` connections. `mode` are the permission bits of the
@@ -56,7 +61,7 @@ impl UnixListenSocket {
             // A link, unlike a rename, fails if there is a file.
             match fs::hard_link(&temporary.0, path) {
                 Ok(()) => return Ok(UnixListenSocket { socket, path: path.to_path_buf(), identity }),
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => remove_stale(path, &temporary.0)?,
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => remove_stale(path)?,
                 Err(error) => return Err(error),
             }
         }
@@ -132,8 +137,10 @@ fn temporary_name(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{:x}.{:x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// Removes the socket at `path` if it refuses connections. `near` is a file in the same directory.
-fn remove_stale(path: &Path, near: &Path) -> io::Result<()> {
+/// Removes the socket at `path` if it refuses connections.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    // Until the removal no other process may remove the socket and link its own, which would be removed instead.
+    let _lock = lock_directory_of(path)?;
     let metadata = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         other => other?,
@@ -142,24 +149,35 @@ fn remove_stale(path: &Path, near: &Path) -> io::Result<()> {
         let what = format!("'{}' exists and is not a socket", path.display());
         return Err(io::Error::new(ErrorKind::AlreadyExists, what));
     }
-    let in_use =
-        || io::Error::new(ErrorKind::AddrInUse, format!("another process listens on '{}'", path.display()));
     match stream::connect(&StreamAddress::Unix(path.to_path_buf())) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         // WouldBlock: its accept queue is full.
         Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
-        Ok(_) | Err(_) => return Err(in_use()),
+        Ok(_) | Err(_) => {
+            let what = format!("another process listens on '{}'", path.display());
+            return Err(io::Error::new(ErrorKind::AddrInUse, what));
+        }
     }
-    // Another process may have replaced it meanwhile: rename it, compare what was renamed, and restore it if it is another.
-    let replaced = TemporaryName(temporary_name(near));
-    match fs::rename(path, &replaced.0) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        other => other?,
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        other => other,
     }
-    if FileIdentity::of(&replaced.0)? == FileIdentity(metadata.dev(), metadata.ino()) {
-        return Ok(());
+}
+
+/// Locks the directory of `path` by `flock(2)`; dropping the file unlocks it.
+///
+/// Other programs lock directories for long, so the wait is bounded. `flock` has no time-out, hence the sleep.
+fn lock_directory_of(path: &Path) -> io::Result<fs::File> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = fs::File::open(parent)?;
+    for _ in 0..LOCK_ATTEMPTS_MAX {
+        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(directory),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LOCK_RETRY_INTERVAL),
+            Err(error) => return Err(error.into()),
+        }
     }
-    let _ = fs::hard_link(&replaced.0, path);
-    Err(in_use())
+    let what = format!("'{}' is locked by another process (flock)", parent.display());
+    Err(io::Error::new(ErrorKind::AddrInUse, what))
 }
