@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use block_io::{Op, Status};
 
 use crate::compare::CompareQueue;
-use crate::device::{IoLimits, LIMITED, OpenHandle, REMOVED};
+use crate::device::{IoLimits, LIMITED, OpenHandle, REMOVED, SAMPLED};
 use crate::fair_queue::FairQueue;
 use crate::parts::PartQueue;
 use crate::qos::ChannelQos;
@@ -172,8 +172,8 @@ impl BdevChannel {
         let state = self.open.device.state.load(Ordering::Relaxed);
         let allowed_ops = if state & REMOVED != 0 { 0 } else { self.allowed_ops };
         let block_size = u64::from(self.block_size);
-        let has_rate = state & LIMITED != 0;
-        RequestLimits { blocks: self.blocks(), block_size, allowed_ops, has_rate, io: self.io_limits }
+        let is_watched = state & (LIMITED | SAMPLED) != 0;
+        RequestLimits { blocks: self.blocks(), block_size, allowed_ops, is_watched, io: self.io_limits }
     }
 
     /// Called after whatever may queue or dequeue a request.
@@ -210,6 +210,19 @@ impl BdevChannel {
         self.inflight_writes.publish(self.writes_in_flight);
     }
 
+    /// Before a batch is submitted to a device with a rate limit or a sampled queue depth. Returns whether the batch may
+    /// take the fast path.
+    #[inline(never)]
+    fn watch(&mut self, batch: &[Request], fast_path: bool) -> bool {
+        let device = &self.open.device;
+        let state = device.state.load(Ordering::Relaxed);
+        if state & SAMPLED != 0 {
+            self.counters.set_in_flight(self.outstanding() + batch.len());
+        }
+        let is_limited = state & LIMITED != 0;
+        fast_path && (!is_limited || self.qos.admit_batch(&device.qos, &self.clock, batch, self.block_size))
+    }
+
     /// Moves requests that the module cannot take as they are from the batch to the queue that divides them.
     #[cold]
     fn divide(&mut self, batch: &mut Vec<Request>) {
@@ -232,7 +245,8 @@ impl BdevChannel {
     fn account(&mut self, mut completions: &[Completion]) {
         let now_ticks = os::clock::ticks();
         self.last_poll_ticks = now_ticks;
-        self.counters.sync_epoch(self.open.device.stats.epoch.load(Ordering::Relaxed));
+        let epoch = self.open.device.stats.epoch.load(Ordering::Relaxed);
+        self.counters.sync_epoch(epoch, || self.outstanding());
         while let Some(first) = completions.first() {
             let (op, issued) = (first.request().op, first.request().issued_ticks);
             let mut run = CompletionRun::default();
@@ -304,8 +318,8 @@ impl block_io::Channel for BdevChannel {
             let aligned = shape.addresses & (limits.io.alignment as usize - 1) == 0;
             fast_path &= aligned && !(shape.read_only && op == Op::Read);
         }
-        if limits.has_rate && fast_path {
-            fast_path = self.qos.admit_batch(&self.open.device.qos, &self.clock, batch, self.block_size);
+        if limits.is_watched {
+            fast_path = self.watch(batch, fast_path);
         }
         if fast_path {
             let writes = match same_shape {

@@ -11,7 +11,7 @@ use wire_nvme::protection::MetadataFormat;
 
 use crate::qos::{DeviceQos, RateLimits};
 use crate::range_locks::RangeLocks;
-use crate::stats::StatsTable;
+use crate::stats::{StatsReset, StatsTable};
 use crate::{BdevError, BoxedChannel, ChannelStats, DeviceStats};
 
 /// Size, block size and alignment of a block device.
@@ -193,7 +193,7 @@ pub struct BlockDevice {
     bdev: Arc<dyn Bdev>,
     /// Read by channels at each submit, written by the control plane.
     pub(crate) blocks: AtomicU64,
-    /// [`REMOVED`] and [`LIMITED`]: read at each submit.
+    /// [`REMOVED`], [`LIMITED`] and [`SAMPLED`]: read at each submit.
     pub(crate) state: AtomicU8,
     pub(crate) qos: DeviceQos,
     pub(crate) stats: StatsTable,
@@ -206,6 +206,8 @@ pub struct BlockDevice {
 pub(crate) const REMOVED: u8 = 1;
 /// The device has a rate limit.
 pub(crate) const LIMITED: u8 = 2;
+/// Channels publish their requests in flight.
+pub(crate) const SAMPLED: u8 = 4;
 
 #[derive(Default)]
 struct OpenState {
@@ -336,9 +338,29 @@ impl BlockDevice {
         self.stats.channels()
     }
 
-    /// Resets all statistics to zero.
-    pub fn reset_stats(&self) {
-        self.stats.reset();
+    /// Resets statistics to zero.
+    pub fn reset_stats(&self, what: StatsReset) {
+        self.stats.reset(what);
+    }
+
+    /// The cores that have a channel, one for each channel.
+    pub fn channel_cores(&self) -> Vec<usize> {
+        self.stats.channel_cores()
+    }
+
+    /// Has channels publish their requests in flight, for [`in_flight`](Self::in_flight).
+    pub(crate) fn set_sampled(&self, is_sampled: bool) {
+        self.stats.set_sampled(is_sampled);
+        if is_sampled {
+            self.state.fetch_or(SAMPLED, Ordering::Relaxed);
+        } else {
+            self.state.fetch_and(!SAMPLED, Ordering::Relaxed);
+        }
+    }
+
+    /// Requests in flight on all channels, as they published last; 0 if the device is not sampled.
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.stats.in_flight()
     }
 
     /// Opens it; `claim` names the holder of an exclusive claim.

@@ -54,7 +54,7 @@ pub use failure::BdevError;
 pub use modules::{MetadataConfig, delay, error, malloc, null, passthru, split, uring};
 pub use qos::RateLimits;
 pub use registry::{Access, Descriptor, DeviceEvent, Registry, SubscriptionId};
-pub use stats::{BdevHistogram, ChannelStats, DeviceStats, OpCounters, OpStats};
+pub use stats::{BdevHistogram, ChannelStats, DeviceStats, OpCounters, OpStats, StatsReset};
 pub use uuid::Uuid;
 pub use wire_nvme::protection::{MetadataFormat, Protection, ProtectionType};
 

@@ -14,12 +14,14 @@ mod histogram;
 mod info;
 mod iostat;
 mod notifications;
+mod queue_depth;
 mod stacked;
 
 pub use iostat::counts_of;
 
 use histogram::HistogramBaseline;
 use notifications::Notifications;
+use queue_depth::QueueDepthSampler;
 
 /// Block devices as a [`Module`]: methods to create, inspect and delete them.
 ///
@@ -35,6 +37,7 @@ pub struct BdevModule {
     /// Virtual bdevs whose base has not appeared yet, by name.
     pending: Arc<Mutex<BTreeMap<String, PendingBdev>>>,
     notifications: Arc<Mutex<Notifications>>,
+    sampler: QueueDepthSampler,
     /// Devices that appear are examined without a call of `bdev_examine`.
     auto_examine: Arc<AtomicBool>,
 }
@@ -68,6 +71,7 @@ impl BdevModule {
             histograms: Mutex::default(),
             pending,
             notifications: Arc::default(),
+            sampler: QueueDepthSampler::default(),
             auto_examine: Arc::new(AtomicBool::new(true)),
         })
     }

@@ -50,9 +50,21 @@ pub struct ChannelStats {
 }
 
 /// A latency histogram with 32 buckets to each power of two, in ticks of [`os::clock`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BdevHistogram {
+    /// Empty without I/Os: most operations of most devices have none, and all buckets are 10 KiB.
     counts: Vec<u64>,
+}
+
+/// What of the statistics is reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatsReset {
+    /// Everything.
+    All,
+    /// The shortest and longest latencies.
+    MaxMin,
+    /// The numbers of failed I/Os.
+    Errors,
 }
 
 impl Default for OpStats {
@@ -112,12 +124,6 @@ impl DeviceStats {
     }
 }
 
-impl Default for BdevHistogram {
-    fn default() -> Self {
-        BdevHistogram { counts: vec![0; BUCKETS] }
-    }
-}
-
 impl BdevHistogram {
     /// Number of I/Os in all buckets.
     pub fn count(&self) -> u64 {
@@ -148,6 +154,10 @@ impl BdevHistogram {
 
     /// Adds the counts of another histogram.
     pub fn add(&mut self, other: &BdevHistogram) {
+        if self.counts.is_empty() {
+            self.counts.clone_from(&other.counts);
+            return;
+        }
         for (sum, added) in self.counts.iter_mut().zip(&other.counts) {
             *sum += added;
         }
@@ -168,6 +178,11 @@ pub(crate) struct ChannelCounters {
     /// Counters of another epoch than the table's count as zero: a reset increments the table's epoch.
     epoch: AtomicU32,
     ops: [OpCounters; OPS],
+    /// Failed I/Os that were reset, in this epoch. Only the control plane writes them.
+    errors_reset: [AtomicU64; OPS],
+    errors_reset_epoch: AtomicU32,
+    /// Requests in flight, while the table is [`SAMPLED`].
+    in_flight: AtomicU32,
     histograms: [Box<[AtomicU64]>; OPS],
 }
 
@@ -232,9 +247,14 @@ impl OpCounters {
     }
 
     fn clear(&self) {
-        for counter in [&self.ops, &self.bytes, &self.errors, &self.latency_ticks, &self.latency_max_ticks] {
+        for counter in [&self.ops, &self.bytes, &self.errors, &self.latency_ticks] {
             counter.store(0, Relaxed);
         }
+        self.clear_extremes();
+    }
+
+    fn clear_extremes(&self) {
+        self.latency_max_ticks.store(0, Relaxed);
         self.latency_min_ticks.store(u64::MAX, Relaxed);
     }
 }
@@ -246,6 +266,9 @@ impl ChannelCounters {
             core,
             epoch: AtomicU32::new(epoch),
             ops: Default::default(),
+            errors_reset: Default::default(),
+            errors_reset_epoch: AtomicU32::new(epoch),
+            in_flight: AtomicU32::new(0),
             histograms: std::array::from_fn(histogram),
         }
     }
@@ -265,15 +288,30 @@ impl ChannelCounters {
         add(&self.histograms[op.index()][TickBuckets::index(latency_ticks)], run.ops);
     }
 
-    /// Clears the counters if the table was reset. Only the owning core may call it.
+    /// Clears the counters if the table was reset, and publishes the requests in flight if it is sampled. Only the
+    /// owning core may call it.
     #[inline]
-    pub(crate) fn sync_epoch(&self, epoch: u32) {
+    pub(crate) fn sync_epoch(&self, epoch: u32, in_flight: impl FnOnce() -> usize) {
         if self.epoch.load(Relaxed) != epoch {
-            self.clear(epoch);
+            self.sync(epoch, in_flight());
         }
     }
 
     #[cold]
+    fn sync(&self, epoch: u32, in_flight: usize) {
+        if epoch & SAMPLED != 0 {
+            self.set_in_flight(in_flight);
+        }
+        if self.epoch.load(Relaxed) != epoch & !SAMPLED {
+            self.clear(epoch & !SAMPLED);
+        }
+    }
+
+    /// Publishes the requests in flight to the control plane.
+    pub(crate) fn set_in_flight(&self, in_flight: usize) {
+        self.in_flight.store(in_flight as u32, Relaxed);
+    }
+
     fn clear(&self, epoch: u32) {
         self.ops.iter().for_each(OpCounters::clear);
         self.histograms.iter().flatten().for_each(|bucket| bucket.store(0, Relaxed));
@@ -284,15 +322,29 @@ impl ChannelCounters {
         if self.epoch.load(Relaxed) != epoch {
             return DeviceStats::default();
         }
-        let counts = |buckets: &[AtomicU64]| buckets.iter().map(|bucket| bucket.load(Relaxed)).collect();
-        DeviceStats {
-            ops: std::array::from_fn(|index| self.ops[index].load()),
-            histograms: self
-                .histograms
-                .iter()
-                .map(|buckets| BdevHistogram { counts: counts(buckets) })
-                .collect(),
+        let histogram = |index: usize| {
+            let is_empty = self.ops[index].ops.load(Relaxed) == 0;
+            let counts = self.histograms[index].iter().map(|bucket| bucket.load(Relaxed));
+            BdevHistogram { counts: if is_empty { Vec::new() } else { counts.collect() } }
+        };
+        let mut ops: [OpStats; OPS] = std::array::from_fn(|index| self.ops[index].load());
+        if self.errors_reset_epoch.load(Relaxed) == epoch {
+            for (op, reset) in ops.iter_mut().zip(&self.errors_reset) {
+                op.errors = op.errors.saturating_sub(reset.load(Relaxed));
+            }
         }
+        DeviceStats { ops, histograms: (0..OPS).map(histogram).collect() }
+    }
+
+    /// Has [`snapshot`](Self::snapshot) count failed I/Os from now on. The counters themselves are the core's.
+    fn reset_errors(&self, epoch: u32) {
+        if self.epoch.load(Relaxed) != epoch {
+            return;
+        }
+        for (reset, op) in self.errors_reset.iter().zip(&self.ops) {
+            reset.store(op.errors.load(Relaxed), Relaxed);
+        }
+        self.errors_reset_epoch.store(epoch, Relaxed);
     }
 }
 
@@ -302,9 +354,14 @@ fn add(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(amount), Relaxed);
 }
 
+/// In [`StatsTable::epoch`]: channels publish their requests in flight. Without it they do nothing for that: no channel
+/// has an epoch with this bit, so that the test for a reset covers both.
+const SAMPLED: u32 = 1 << 31;
+
 /// The statistics of a device: counters of open channels, and sums of closed ones.
 #[derive(Default)]
 pub(crate) struct StatsTable {
+    /// Number of resets, and [`SAMPLED`].
     pub(crate) epoch: AtomicU32,
     channels: Mutex<Channels>,
 }
@@ -317,14 +374,15 @@ struct Channels {
 
 impl StatsTable {
     pub(crate) fn add_channel(&self, core: usize) -> Arc<ChannelCounters> {
-        let counters = Arc::new(ChannelCounters::new(core, self.epoch.load(Relaxed)));
-        self.lock().open.push(counters.clone());
+        let mut channels = self.lock();
+        let counters = Arc::new(ChannelCounters::new(core, self.resets()));
+        channels.open.push(counters.clone());
         counters
     }
 
     pub(crate) fn remove_channel(&self, counters: &Arc<ChannelCounters>) {
         let mut channels = self.lock();
-        let last = counters.snapshot(self.epoch.load(Relaxed));
+        let last = counters.snapshot(self.resets());
         channels.closed.add(&last);
         channels.open.retain(|other| !Arc::ptr_eq(other, counters));
     }
@@ -333,13 +391,13 @@ impl StatsTable {
         let channels = self.lock();
         let mut total = channels.closed.clone();
         for counters in &channels.open {
-            total.add(&counters.snapshot(self.epoch.load(Relaxed)));
+            total.add(&counters.snapshot(self.resets()));
         }
         total
     }
 
     pub(crate) fn channels(&self) -> Vec<ChannelStats> {
-        let epoch = self.epoch.load(Relaxed);
+        let epoch = self.resets();
         let stats = |counters: &Arc<ChannelCounters>| ChannelStats {
             core: counters.core,
             stats: counters.snapshot(epoch),
@@ -347,10 +405,50 @@ impl StatsTable {
         self.lock().open.iter().map(stats).collect()
     }
 
-    pub(crate) fn reset(&self) {
+    pub(crate) fn reset(&self, what: StatsReset) {
         let mut channels = self.lock();
-        self.epoch.fetch_add(1, Relaxed);
-        channels.closed = DeviceStats::default();
+        let Channels { open, closed } = &mut *channels;
+        match what {
+            StatsReset::All => {
+                let next = self.resets().wrapping_add(1) & !SAMPLED;
+                self.epoch.store(next | (self.epoch.load(Relaxed) & SAMPLED), Relaxed);
+                *closed = DeviceStats::default();
+            }
+            StatsReset::MaxMin => {
+                // What a core stores meanwhile is the latency of an I/O that has just completed.
+                open.iter().flat_map(|counters| &counters.ops).for_each(OpCounters::clear_extremes);
+                for op in &mut closed.ops {
+                    (op.latency_min_ticks, op.latency_max_ticks) = (u64::MAX, 0);
+                }
+            }
+            StatsReset::Errors => {
+                open.iter().for_each(|counters| counters.reset_errors(self.resets()));
+                closed.ops.iter_mut().for_each(|op| op.errors = 0);
+            }
+        }
+    }
+
+    /// Starts or ends the publication of requests in flight.
+    pub(crate) fn set_sampled(&self, is_sampled: bool) {
+        let channels = self.lock();
+        channels.open.iter().for_each(|counters| counters.set_in_flight(0));
+        let epoch = self.resets();
+        self.epoch.store(if is_sampled { epoch | SAMPLED } else { epoch }, Relaxed);
+    }
+
+    /// Requests in flight on all channels, as they have published last.
+    pub(crate) fn in_flight(&self) -> u64 {
+        let channels = self.lock();
+        channels.open.iter().map(|counters| u64::from(counters.in_flight.load(Relaxed))).sum()
+    }
+
+    /// The cores that have a channel, one for each channel.
+    pub(crate) fn channel_cores(&self) -> Vec<usize> {
+        self.lock().open.iter().map(|counters| counters.core).collect()
+    }
+
+    fn resets(&self) -> u32 {
+        self.epoch.load(Relaxed) & !SAMPLED
     }
 
     fn lock(&self) -> MutexGuard<'_, Channels> {
@@ -392,11 +490,69 @@ mod tests {
         table.remove_channel(&first);
         assert_eq!(table.total().op(Op::Write).ops, 4);
         assert_eq!(table.total().errors(), 2);
-        table.reset();
+        table.reset(StatsReset::All);
         assert_eq!(table.total().op(Op::Write), &OpStats::default());
-        second.sync_epoch(table.epoch.load(Relaxed));
+        second.sync_epoch(table.epoch.load(Relaxed), || 0);
         second.record(Op::Write, &run, 4096, 9);
         assert_eq!(table.total().op(Op::Write).latency_min_ticks, 9);
         assert_eq!(table.channels().len(), 1);
+    }
+
+    #[test]
+    fn errors_and_extremes_are_reset_alone_on_open_and_closed_channels() {
+        let table = StatsTable::default();
+        let (open, closed) = (table.add_channel(0), table.add_channel(1));
+        let run = CompletionRun { ops: 2, blocks: 2, errors: 3 };
+        open.record(Op::Read, &run, 512, 5);
+        closed.record(Op::Read, &run, 512, 7);
+        table.remove_channel(&closed);
+        let read = || {
+            let total = table.total();
+            let op = total.op(Op::Read);
+            (op.ops, op.errors, op.latency_min_ticks, op.latency_max_ticks)
+        };
+        table.reset(StatsReset::Errors);
+        assert_eq!(read(), (4, 0, 5, 7));
+        open.record(Op::Read, &run, 512, 6);
+        table.reset(StatsReset::MaxMin);
+        assert_eq!(read(), (6, 3, u64::MAX, 0));
+        open.record(Op::Read, &run, 512, 9);
+        assert_eq!(read(), (8, 6, 9, 9));
+        // After a full reset the old baseline of errors does not count.
+        table.reset(StatsReset::All);
+        open.sync_epoch(table.epoch.load(Relaxed), || 0);
+        open.record(Op::Read, &run, 512, 9);
+        assert_eq!(read(), (2, 3, 9, 9));
+    }
+
+    #[test]
+    fn requests_in_flight_are_published_while_sampled() {
+        let table = StatsTable::default();
+        let counters = table.add_channel(0);
+        counters.sync_epoch(table.epoch.load(Relaxed), || unreachable!("nothing is published"));
+        table.set_sampled(true);
+        counters.sync_epoch(table.epoch.load(Relaxed), || 5);
+        assert_eq!(table.in_flight(), 5);
+        counters.record(Op::Read, &CompletionRun { ops: 1, blocks: 1, errors: 0 }, 512, 5);
+        table.reset(StatsReset::All);
+        counters.sync_epoch(table.epoch.load(Relaxed), || 4);
+        assert_eq!((table.in_flight(), table.total().op(Op::Read).ops), (4, 0));
+        table.set_sampled(false);
+        counters.sync_epoch(table.epoch.load(Relaxed), || unreachable!("nothing is published"));
+        assert_eq!(table.in_flight(), 0);
+    }
+
+    #[test]
+    fn statistics_without_io_take_no_buckets() {
+        let table = StatsTable::default();
+        let counters = table.add_channel(0);
+        counters.record(Op::Read, &CompletionRun { ops: 1, blocks: 1, errors: 0 }, 512, 5);
+        let total = table.total();
+        let allocated = |op| total.histogram(op).counts.capacity();
+        assert_eq!((allocated(Op::Write), allocated(Op::Flush)), (0, 0));
+        assert_eq!(
+            (allocated(Op::Read), table.lock().closed.histogram(Op::Read).counts.capacity()),
+            (BUCKETS, 0)
+        );
     }
 }

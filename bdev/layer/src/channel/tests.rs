@@ -392,7 +392,7 @@ fn statistics_count_operations_bytes_and_latency() {
     assert!(percentile >= read.latency_max_ticks && percentile <= read.latency_max_ticks * 33 / 32 + 1);
     let device = harness.channel.device().clone();
     assert_eq!(device.channel_stats().len(), 1);
-    device.reset_stats();
+    device.reset_stats(crate::StatsReset::All);
     assert_eq!(device.stats().op(Op::Read).ops, 0);
     drop(harness.channel);
     assert!(device.channel_stats().is_empty());

@@ -12,8 +12,8 @@ pub(super) struct RequestLimits {
     pub(super) blocks: u64,
     pub(super) block_size: u64,
     pub(super) allowed_ops: u16,
-    /// The device has a rate limit.
-    pub(super) has_rate: bool,
+    /// The device has a rate limit, or its queue depth is sampled.
+    pub(super) is_watched: bool,
     pub(super) io: IoLimits,
 }
 

@@ -27,6 +27,14 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
                 (RpcError::ENODEV, "there is no such bdev"),
                 (RpcError::EFAULT, "the histogram is not enabled"),
             ]),
+        Method::query("bdev_get_histogram_borders", get_borders)
+            .text("Counts the I/Os since the histogram was enabled between latencies of the caller's choice.",
+                "`borders_count`: I/Os up to the first border, up to each further one, and beyond the last")
+            .errors(&[
+                (RpcError::ENODEV, "there is no such bdev"),
+                (RpcError::EFAULT, "the histogram is not enabled"),
+                (RpcError::EINVAL, "there are no borders, more than 256, or they do not ascend"),
+            ]),
     ]
 }
 
@@ -101,26 +109,62 @@ fn enable(bdevs: &BdevModule, params: EnableHistogram) -> Result<bool, RpcError>
 }
 
 fn get(bdevs: &BdevModule, params: ByName) -> Result<Value, RpcError> {
-    let device = bdevs.find(&params.name)?;
-    let histograms = bdevs.histograms();
-    let Some(start) = histograms.get(device.name()) else {
-        let message = format!("{} has no histogram; enable it with bdev_enable_histogram", params.name);
-        return Err(RpcError::new(RpcError::EFAULT, message));
-    };
-    let mut buckets = vec![0u64; start.shape.buckets()];
-    for (tick, count) in counts(&device.stats(), start.op) {
-        // Lower than the baseline only after a reset of the statistics.
-        let since = count.saturating_sub(start.counts.get(&tick).copied().unwrap_or(0));
-        buckets[start.shape.index(tick)] += since;
+    let (shape, since) = counts_since_enabled(bdevs, &params.name)?;
+    let mut buckets = vec![0u64; shape.buckets()];
+    for (tick, count) in since {
+        buckets[shape.index(tick)] += count;
     }
     let bytes: Vec<u8> = buckets.iter().flat_map(|count| count.to_le_bytes()).collect();
     Ok(json!({
         "histogram": base64(&bytes),
-        "granularity": start.shape.granularity,
-        "min_range": start.shape.range_min,
-        "max_range": start.shape.range_max,
+        "granularity": shape.granularity,
+        "min_range": shape.range_min,
+        "max_range": shape.range_max,
         "tsc_rate": tick_rate(),
     }))
+}
+
+control::parameters! {
+    struct GetHistogramBorders {
+        /// Device
+        name: String,
+        /// 1 to 256 latencies, ascending
+        borders: Vec<u64> ["us"],
+    }
+}
+
+/// Most borders, as in SPDK.
+const BORDERS_MAX: usize = 256;
+
+fn get_borders(bdevs: &BdevModule, params: GetHistogramBorders) -> Result<Value, RpcError> {
+    let borders = &params.borders;
+    if borders.is_empty() || borders.len() > BORDERS_MAX || !borders.is_sorted_by(|one, next| one < next) {
+        let message = format!("borders: 1 to {BORDERS_MAX} ascending latencies are expected");
+        return Err(RpcError::new(RpcError::EINVAL, message));
+    }
+    let ticks = |us: &u64| os::clock::ns_to_ticks(us.saturating_mul(1000));
+    let borders: Vec<u64> = borders.iter().map(ticks).collect();
+    let mut counts = vec![0u64; borders.len() + 1];
+    for (tick, count) in counts_since_enabled(bdevs, &params.name)?.1 {
+        counts[borders.partition_point(|border| *border < tick)] += count;
+    }
+    Ok(json!({ "borders_count": counts }))
+}
+
+/// The counts since the histogram of a device was enabled, and the layout that was selected for it.
+fn counts_since_enabled(bdevs: &BdevModule, name: &str) -> Result<(BucketLayout, Counts), RpcError> {
+    let device = bdevs.find(name)?;
+    let histograms = bdevs.histograms();
+    let Some(start) = histograms.get(device.name()) else {
+        let message = format!("{name} has no histogram; enable it with bdev_enable_histogram");
+        return Err(RpcError::new(RpcError::EFAULT, message));
+    };
+    let mut counts = counts(&device.stats(), start.op);
+    for (tick, count) in &mut counts {
+        // Lower than the baseline only after a reset of the statistics.
+        *count = count.saturating_sub(start.counts.get(tick).copied().unwrap_or(0));
+    }
+    Ok((start.shape, counts))
 }
 
 /// The bdev layer's counts, each at the middle of its bucket.

@@ -5,7 +5,7 @@ use control::json::{Value, json};
 use control::{Method, RpcError, tick_rate};
 
 use super::BdevModule;
-use crate::{DeviceStats, OpStats};
+use crate::{DeviceStats, OpStats, StatsReset};
 
 pub(super) fn methods() -> Vec<Method<BdevModule>> {
     vec![
@@ -20,6 +20,11 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
             ]),
         Method::update("bdev_reset_iostat", reset_iostat)
             .text("Sets I/O statistics to zero.", "true")
+            .errors(&[(RpcError::ENODEV, "there is no such bdev")]),
+        Method::update("bdev_set_qd_sampling_period", set_sampling_period)
+            .text("Samples the queue depth of a device. `bdev_get_iostat` then has `queue_depth_polling_period`, \
+                `queue_depth` (the last sample), `io_time` (time with I/O in flight, in microseconds) and \
+                `weighted_io_time` (the same, times the queue depth).", "true")
             .errors(&[(RpcError::ENODEV, "there is no such bdev")]),
     ]
 }
@@ -41,13 +46,12 @@ control::parameters! {
         names: Option<Vec<String>>,
         /// Statistics of each channel of one device
         per_channel: bool = false,
-        /// What to reset after reading: only all and none are supported
+        /// What to reset after reading: all, the shortest and longest latencies, the errors, or nothing
         reset_mode: ResetMode = ResetMode::None,
     }
 }
 
 fn get_iostat(bdevs: &BdevModule, params: GetIostat) -> Result<Value, RpcError> {
-    check(params.reset_mode)?;
     let devices = match &params.names {
         Some(names) => names.iter().map(|name| bdevs.find(name)).collect::<Result<Vec<_>, _>>()?,
         None => bdevs.registry.list(),
@@ -69,12 +73,13 @@ fn get_iostat(bdevs: &BdevModule, params: GetIostat) -> Result<Value, RpcError> 
         let all = devices.iter().map(|device| {
             let mut counts = counts(&device.stats());
             counts["name"] = json!(device.name());
+            bdevs.sampler.report(device.name(), &mut counts);
             counts
         });
         result["bdevs"] = all.collect();
     }
-    if params.reset_mode == ResetMode::All {
-        devices.iter().for_each(|device| device.reset_stats());
+    if let Some(what) = params.reset_mode.resets() {
+        devices.iter().for_each(|device| device.reset_stats(what));
     }
     Ok(result)
 }
@@ -83,32 +88,44 @@ control::parameters! {
     struct ResetIostat {
         /// One device; all without
         name: Option<String>,
-        /// Only all and none are supported
+        /// All, the shortest and longest latencies, the errors, or nothing
         mode: ResetMode = ResetMode::All,
     }
 }
 
 fn reset_iostat(bdevs: &BdevModule, params: ResetIostat) -> Result<bool, RpcError> {
-    let mode = params.mode;
-    check(mode)?;
-    if mode == ResetMode::None {
-        return Ok(true);
-    }
+    let Some(what) = params.mode.resets() else { return Ok(true) };
     let devices = match params.name {
         Some(name) => vec![bdevs.find(&name)?],
         None => bdevs.registry.list(),
     };
-    devices.iter().for_each(|device| device.reset_stats());
+    devices.iter().for_each(|device| device.reset_stats(what));
     Ok(true)
 }
 
-fn check(mode: ResetMode) -> Result<(), RpcError> {
-    match mode {
-        ResetMode::All | ResetMode::None => Ok(()),
-        ResetMode::Maxmin | ResetMode::Error => {
-            Err(RpcError::invalid_params("counters cannot be reset separately; the modes are all and none"))
+impl ResetMode {
+    fn resets(self) -> Option<StatsReset> {
+        match self {
+            ResetMode::All => Some(StatsReset::All),
+            ResetMode::Maxmin => Some(StatsReset::MaxMin),
+            ResetMode::Error => Some(StatsReset::Errors),
+            ResetMode::None => None,
         }
     }
+}
+
+control::parameters! {
+    struct SetSamplingPeriod {
+        /// Name, alias or UUID
+        name: String,
+        /// Time from sample to sample, in practice at least 100; 0 ends the sampling
+        period: u64 ["us"],
+    }
+}
+
+fn set_sampling_period(bdevs: &BdevModule, params: SetSamplingPeriod) -> Result<bool, RpcError> {
+    bdevs.sampler.set_period(&bdevs.find(&params.name)?, params.period)?;
+    Ok(true)
 }
 
 fn counts(stats: &DeviceStats) -> Value {
@@ -117,7 +134,7 @@ fn counts(stats: &DeviceStats) -> Value {
 
 /// Counters under SPDK's names. `of` returns the counters of an operation.
 pub fn counts_of<'a>(of: impl Fn(Op) -> &'a OpStats, failed: u64) -> Value {
-    let shortest = |op: &OpStats| if op.ops == 0 { 0 } else { op.latency_min_ticks };
+    let shortest = |op: &OpStats| if op.latency_min_ticks == u64::MAX { 0 } else { op.latency_min_ticks };
     let (read, write, unmap) = (of(Op::Read), of(Op::Write), of(Op::Unmap));
     let mut counts = json!({
         "bytes_read": read.bytes,

@@ -44,6 +44,11 @@ fn errors_have_spdks_codes() {
         ("bdev_get_iostat", json!({ "names": ["Z"] }), -19),
         ("bdev_get_iostat", json!({ "per_channel": true }), -22),
         ("bdev_get_histogram", json!({ "name": "M" }), -14),
+        ("bdev_get_histogram_borders", json!({ "name": "M", "borders": [1] }), -14),
+        ("bdev_get_histogram_borders", json!({ "name": "M", "borders": [] }), -22),
+        ("bdev_get_histogram_borders", json!({ "name": "M", "borders": [2, 2] }), -22),
+        ("bdev_reset_iostat", json!({ "name": "M", "mode": "some" }), -32602),
+        ("bdev_set_qd_sampling_period", json!({ "name": "Z", "period": 1 }), -19),
         ("bdev_uring_create", json!({ "name": "U", "filename": "/nonexistent" }), -2),
         ("bdev_crypto_create", json!({}), -32601),
         ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 0 }), -22),
@@ -321,4 +326,84 @@ fn notifications_number_what_came_and_went() {
     let kept = ok(&plane, "notify_get_notifications", json!({}));
     let ids = |index: usize| kept[index]["id"].as_u64().unwrap();
     assert_eq!((kept.as_array().unwrap().len(), ids(0), ids(1023)), (1024, 179, 1202));
+}
+
+/// A reactor with a channel of the device `name`.
+fn opened(plane: &ControlPlane, registry: &Registry, name: &str) -> (reactor::Reactor, crate::BdevChannel) {
+    null(plane, "Base");
+    let delay = json!({ "name": name, "base_bdev_name": "Base", "avg_read_latency": 2000, "p99_read_latency": 2000,
+        "avg_write_latency": 2000, "p99_write_latency": 2000 });
+    ok(plane, "bdev_delay_create", delay);
+    // Nothing but this test polls the channel, so that the reactor must not sleep.
+    let config = reactor::ReactorConfig { idle: reactor::IdlePolicy::Spin, ..Default::default() };
+    let reactor = reactor::Reactor::new(&config).unwrap();
+    let descriptor = registry.open(name, crate::Access::ReadWrite).unwrap();
+    let channel = descriptor.channel(&reactor.core()).unwrap();
+    (reactor, channel)
+}
+
+/// Submits `count` reads of a block and polls them to their end.
+fn read_all(
+    reactor: &mut reactor::Reactor,
+    channel: &mut crate::BdevChannel,
+    count: u64,
+    mut in_flight: impl FnMut(),
+) {
+    use block_io::{Channel, Tag};
+    let core = reactor.core();
+    let read = |tag| {
+        let buffer = core.pool().take(512).unwrap();
+        let mut request = crate::Request::new(Tag(tag), block_io::Op::Read, tag, 1);
+        request.set_data(Some(buffer));
+        request
+    };
+    let (mut batch, mut done) = ((0..count).map(read).collect(), Vec::new());
+    channel.submit(&mut batch);
+    assert!(batch.is_empty());
+    while done.len() < count as usize {
+        in_flight();
+        reactor.turn();
+        channel.poll(&mut done);
+    }
+}
+
+#[test]
+fn queue_depths_are_sampled_and_latencies_counted_between_borders() {
+    let builder = ControlPlane::builder(Vec::new());
+    let registry = Registry::new();
+    let bdevs = BdevModule::new(registry.clone(), builder.examiner());
+    let plane = builder.module(&bdevs).start(None).unwrap();
+    let (mut reactor, mut channel) = opened(&plane, &registry, "D");
+    let stats = || ok(&plane, "bdev_get_iostat", json!({ "names": ["D"] }))["bdevs"][0].clone();
+    read_all(&mut reactor, &mut channel, 3, || ());
+    assert_eq!(stats()["queue_depth"], Value::Null, "not sampled yet");
+
+    ok(&plane, "bdev_enable_histogram", json!({ "name": "D", "enable": true }));
+    ok(&plane, "bdev_set_qd_sampling_period", json!({ "name": "D", "period": 100 }));
+    let mut deepest = 0;
+    // Until a sample was taken while they were in flight, however rarely this machine runs the sampler.
+    while deepest == 0 {
+        read_all(&mut reactor, &mut channel, 7, || {
+            deepest = deepest.max(stats()["queue_depth"].as_u64().unwrap());
+        });
+    }
+    assert!((2..=7).contains(&deepest), "{deepest}");
+    let sampled = stats();
+    let number = |name: &str| sampled[name].as_u64().unwrap();
+    assert_eq!(number("queue_depth_polling_period"), 100);
+    assert!(number("io_time") > 0 && number("weighted_io_time") > number("io_time"), "{sampled}");
+
+    let borders = json!({ "name": "D", "borders": [1, 1500, 3_600_000_000u64] });
+    let counted = ok(&plane, "bdev_get_histogram_borders", borders);
+    let since_enabled = number("num_read_ops") - 3;
+    assert_eq!(counted["borders_count"], json!([0, 0, since_enabled, 0]), "each took 2 ms or more");
+
+    ok(&plane, "bdev_set_qd_sampling_period", json!({ "name": "D", "period": 0 }));
+    assert_eq!(stats()["queue_depth"], Value::Null);
+    ok(&plane, "bdev_reset_iostat", json!({ "name": "D", "mode": "maxmin" }));
+    let reset = stats();
+    assert_eq!(
+        (&reset["max_read_latency_ticks"], &reset["num_read_ops"]),
+        (&json!(0), &sampled["num_read_ops"])
+    );
 }
