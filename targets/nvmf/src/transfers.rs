@@ -30,7 +30,7 @@ const EXHAUSTED_NS: u64 = 1_000_000_000;
 pub(crate) struct TransferCheck {
     due_ns: Option<u64>,
     interval_ns: u64,
-    /// Commands that waited for the host at the last check, and how many checks in a row.
+    /// Commands that waited for the host at the last check, and how many checks in a row, by index of their slot.
     waiting: Vec<(Slot, u32)>,
     /// Where sending stood at the last check, if not everything was sent.
     sending: Option<SendPosition>,
@@ -59,9 +59,13 @@ impl TransferCheck {
     /// Checks those commands that wait for the host, and where sending stands, `None` if everything is sent.
     fn check(&mut self, waiting: impl Iterator<Item = Slot>, sending: Option<SendPosition>) {
         let before = std::mem::take(&mut self.waiting);
-        let checks =
-            |slot| before.iter().find(|(known, _)| *known == slot).map_or(0, |(_, checks)| checks + 1);
+        let checks = |slot: Slot| {
+            let known = before.binary_search_by_key(&slot.index(), |(known, _)| known.index());
+            let known = known.ok().map(|position| before[position]).filter(|(known, _)| *known == slot);
+            known.map_or(0, |(_, checks)| checks + 1)
+        };
         self.waiting = waiting.map(|slot| (slot, checks(slot))).collect();
+        self.waiting.sort_unstable_by_key(|(slot, _)| slot.index());
         let still_waiting = self.waiting.iter().filter(|(_, checks)| *checks > 0).count();
         let moved = still_waiting < before.len() || self.sending.is_some() && self.sending != sending;
         let waits = !self.waiting.is_empty() || sending.is_some();
@@ -135,6 +139,19 @@ mod tests {
         assert!(!state.has_failed(3, false));
         assert_eq!(check(&mut state, &[7], None).0, 3);
         assert!(state.has_failed(3, false));
+    }
+
+    #[test]
+    fn every_command_of_a_long_queue_is_found_again() {
+        let mut state = TransferCheck::default();
+        let slots: Vec<u64> = (0..4096).rev().collect();
+        for stalled in 0..3 {
+            assert_eq!(check(&mut state, &slots, None).0, stalled);
+        }
+        assert!(state.waiting.iter().all(|(_, checks)| *checks == 2));
+        let moved: Vec<u64> = slots.iter().map(|bits| bits | 1 << 32).collect();
+        assert_eq!(check(&mut state, &moved, None).0, 0);
+        assert!(state.waiting.iter().all(|(_, checks)| *checks == 0), "the slots hold other commands");
     }
 
     #[test]
