@@ -5,16 +5,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use bdev::{Registry, Uuid};
 use control::json::{Value, json};
-use control::{DecodeLog, Method, Module, ParameterError, ParameterType, Parameters, RpcError, TextOrNumber};
+use control::{Method, Module, Parameters, RpcError};
 use reactor::ReactorHandle;
-use wire_nvme::log::AnaState;
 
-use crate::{
-    ListenAddress, NamespaceConfig, NvmfTarget, NvmfTargetError, SubsystemConfig, TcpTransportConfig,
-    VfioUserConfig, VfioUserFault,
-};
+use crate::{NamespaceConfig, NvmfTarget, NvmfTargetError, SubsystemConfig};
 
 mod info;
+mod listeners;
+mod parameters;
+mod transports;
+
+use parameters::{Identifier, TargetName};
 
 /// The NVMe-oF target as a [`Module`].
 pub struct NvmfModule {
@@ -62,7 +63,7 @@ impl Module for NvmfModule {
                 .at_any_stage()
                 .text("Limits the number of subsystems. There is no limit before.", "true")
                 .errors(&[(RpcError::EBUSY, "there are more subsystems already")]),
-            Method::update("nvmf_create_transport", create_transport)
+            Method::update("nvmf_create_transport", transports::create_transport)
                 .text("Makes a transport available to listeners.", "true")
                 .errors(&[(RpcError::INTERNAL, "it exists"), UNRESPONSIVE, PENDING]),
             Method::update("nvmf_create_subsystem", create_subsystem)
@@ -80,7 +81,7 @@ impl Module for NvmfModule {
                 .text("Adds a bdev as a namespace.", "the NSID")
                 .errors(SUBSYSTEM),
             change(Method::update("nvmf_subsystem_remove_ns", remove_ns), "Removes a namespace."),
-            Method::update("nvmf_subsystem_add_listener", add_listener)
+            Method::update("nvmf_subsystem_add_listener", listeners::add_listener)
                 .text("Listens for hosts at an address.", "true")
                 .errors(&[
                     (RpcError::INVALID_PARAMS, "there is no such subsystem or transport"),
@@ -88,11 +89,11 @@ impl Module for NvmfModule {
                     UNRESPONSIVE,
                 ]),
             change(
-                Method::update("nvmf_subsystem_remove_listener", remove_listener),
+                Method::update("nvmf_subsystem_remove_listener", listeners::remove_listener),
                 "Ends a listener and disconnects its hosts.",
             ),
             change(
-                Method::update("nvmf_subsystem_listener_set_ana_state", set_ana_state),
+                Method::update("nvmf_subsystem_listener_set_ana_state", listeners::set_ana_state),
                 "Sets the ANA state that hosts see through a listener.",
             ),
             change(Method::update("nvmf_subsystem_add_host", add_host), "Allows a host to connect."),
@@ -105,7 +106,7 @@ impl Module for NvmfModule {
                 "Allows any host to connect, or only those that were added.",
             ),
             change(
-                Method::update("nvmf_vfio_user_inject", inject),
+                Method::update("nvmf_vfio_user_inject", transports::inject),
                 "Injects a fault into the controller of a vfio-user listener. Not an SPDK method.",
             ),
         ];
@@ -151,241 +152,6 @@ impl From<NvmfTargetError> for RpcError {
         };
         RpcError::new(code, error.to_string())
     }
-}
-
-/// The target's name. There is one target, `nvmf_tgt`.
-#[derive(Default)]
-struct TargetName;
-
-impl ParameterType for TargetName {
-    fn kind() -> String {
-        "`nvmf_tgt`".to_string()
-    }
-
-    fn decode(value: Value, log: &mut DecodeLog) -> Result<Self, ParameterError> {
-        match Option::<String>::decode(value, log)?.as_deref() {
-            None | Some("nvmf_tgt") => Ok(TargetName),
-            Some(name) => {
-                let message = format!("there is no target {name}; the only one is nvmf_tgt");
-                Err(ParameterError::with_code(RpcError::INTERNAL, message))
-            }
-        }
-    }
-
-    fn encode(&self) -> Value {
-        Value::Null
-    }
-
-    fn absent() -> Option<Self> {
-        Some(TargetName)
-    }
-}
-
-/// An identifier of `N` bytes in hexadecimal; dashes are ignored.
-struct Identifier<const N: usize>([u8; N]);
-
-impl<const N: usize> ParameterType for Identifier<N> {
-    fn kind() -> String {
-        format!("{} hexadecimal digits", 2 * N)
-    }
-
-    fn decode(value: Value, log: &mut DecodeLog) -> Result<Self, ParameterError> {
-        let text = String::decode(value, log)?;
-        let digits: Vec<u32> = text.chars().filter(|c| *c != '-').filter_map(|c| c.to_digit(16)).collect();
-        let others = text.chars().any(|c| c != '-' && !c.is_ascii_hexdigit());
-        if others || digits.len() != 2 * N {
-            return Err(ParameterError::new(format!("expected {} hexadecimal digits", 2 * N)));
-        }
-        Ok(Identifier(std::array::from_fn(|index| (digits[2 * index] << 4 | digits[2 * index + 1]) as u8)))
-    }
-
-    fn encode(&self) -> Value {
-        Value::String(self.0.iter().map(|byte| format!("{byte:02X}")).collect())
-    }
-}
-
-control::choices! {
-    /// SPDK's names of ANA states.
-    enum AnaStateName {
-        Optimized = "optimized",
-        NonOptimized = "non_optimized",
-        Inaccessible = "inaccessible",
-        PersistentLoss = "persistent_loss",
-        Change = "change",
-    }
-}
-
-impl From<AnaStateName> for AnaState {
-    fn from(name: AnaStateName) -> AnaState {
-        match name {
-            AnaStateName::Optimized => AnaState::Optimized,
-            AnaStateName::NonOptimized => AnaState::NonOptimized,
-            AnaStateName::Inaccessible => AnaState::Inaccessible,
-            AnaStateName::PersistentLoss => AnaState::PersistentLoss,
-            AnaStateName::Change => AnaState::Change,
-        }
-    }
-}
-
-impl From<AnaState> for AnaStateName {
-    fn from(state: AnaState) -> AnaStateName {
-        match state {
-            AnaState::Optimized => AnaStateName::Optimized,
-            AnaState::NonOptimized => AnaStateName::NonOptimized,
-            AnaState::Inaccessible => AnaStateName::Inaccessible,
-            AnaState::PersistentLoss => AnaStateName::PersistentLoss,
-            AnaState::Change => AnaStateName::Change,
-        }
-    }
-}
-
-control::parameters! {
-    struct CreateTransport {
-        /// TCP or VFIOUSER
-        trtype: String,
-        tgt_name: TargetName,
-        /// Entries of an I/O queue at most
-        max_queue_depth: Option<u32>,
-        /// I/O queues of a controller at most
-        max_io_qpairs_per_ctrlr: Option<u16>,
-        /// Data in a command capsule at most; TCP only
-        in_capsule_data_size: Option<u32> ["bytes"],
-        /// Data of a command at most
-        max_io_size: Option<u32> ["bytes"],
-        /// Entries of an admin queue at most; TCP only
-        max_aq_depth: Option<u32>,
-        /// Leave out the response capsule of a successful read; TCP only
-        c2h_success: Option<bool>,
-        /// Trap accesses to doorbells; VFIOUSER only
-        disable_mappable_bar0: bool = false,
-        /// Connections of hosts that have logged in at most; as many as file descriptors allow if not given; TCP only
-        max_connections: Option<u32>,
-        /// Connections of hosts that have not logged in at most; beyond, the oldest is closed; TCP only
-        max_pending_logins: Option<u32>,
-        /// Of these, from one IP address (IPv6: from one /64 network); TCP only
-        max_pending_logins_per_peer: Option<u32>,
-        /// Buffers that one connection holds at most; TCP only
-        connection_bytes_max: Option<u32> ["bytes"],
-        /// Time for a host to send requested data or to read an answer; TCP only
-        transfer_timeout_ms: Option<u32> ["ms"],
-    }
-    only {
-        dif_insert_or_strip: bool = false,
-        disable_compare: bool = false,
-        masked_oncs: Vec<String> = Vec::new(),
-        masked_fuses: Vec<String> = Vec::new(),
-    }
-    ignored("buffers come from bounded per-core pools") {
-        io_unit_size,
-        num_shared_buffers,
-        buf_cache_size,
-        iobuf_small_cache_size,
-        iobuf_large_cache_size,
-        zcopy,
-        control_msg_num,
-    }
-    ignored("the transports have fixed values") {
-        sock_priority,
-        acceptor_backlog,
-        acceptor_poll_rate,
-        ack_timeout,
-        abort_timeout_sec,
-        kas,
-        min_kato,
-        disable_command_passthru,
-    }
-    ignored("neither transport has them") {
-        num_cqe,
-        max_srq_depth,
-        no_srq,
-        no_wr_batching,
-        data_wr_pool_size,
-        disable_adaptive_irq,
-        disable_shadow_doorbells,
-    }
-}
-
-fn create_transport(module: &NvmfModule, params: CreateTransport) -> Result<bool, RpcError> {
-    let vfio_user = params.trtype.eq_ignore_ascii_case("vfiouser");
-    if !vfio_user && !params.trtype.eq_ignore_ascii_case("tcp") {
-        let message = format!("transport {} is not supported; expected TCP or VFIOUSER", params.trtype);
-        return Err(RpcError::invalid_params(message));
-    }
-    if vfio_user {
-        return create_vfio_user(module, &params);
-    }
-    let mut config = TcpTransportConfig::default();
-    config.max_queue_depth = params.max_queue_depth.unwrap_or(config.max_queue_depth);
-    config.max_io_qpairs_per_ctrlr = params.max_io_qpairs_per_ctrlr.unwrap_or(config.max_io_qpairs_per_ctrlr);
-    config.in_capsule_data_size = params.in_capsule_data_size.unwrap_or(config.in_capsule_data_size);
-    config.max_io_size = params.max_io_size.unwrap_or(config.max_io_size);
-    config.max_aq_depth = params.max_aq_depth.unwrap_or(config.max_aq_depth);
-    config.c2h_success = params.c2h_success.unwrap_or(config.c2h_success);
-    config.max_connections = params.max_connections;
-    config.max_pending_logins = params.max_pending_logins.unwrap_or(config.max_pending_logins);
-    config.max_pending_logins_per_peer =
-        params.max_pending_logins_per_peer.unwrap_or(config.max_pending_logins_per_peer);
-    config.connection_bytes_max = params.connection_bytes_max.unwrap_or(config.connection_bytes_max);
-    config.transfer_timeout_ms = params.transfer_timeout_ms.unwrap_or(config.transfer_timeout_ms);
-    module.target.create_transport(config)?;
-    Ok(true)
-}
-
-fn create_vfio_user(module: &NvmfModule, params: &CreateTransport) -> Result<bool, RpcError> {
-    if params.in_capsule_data_size.is_some() || params.max_aq_depth.is_some() {
-        log::warn!(
-            target: "nvmf",
-            "nvmf_create_transport: in_capsule_data_size, max_aq_depth ignored: queues are in the client's memory"
-        );
-    }
-    let mut config = VfioUserConfig::default();
-    config.max_queue_depth = params.max_queue_depth.unwrap_or(config.max_queue_depth);
-    config.max_io_qpairs_per_ctrlr = params.max_io_qpairs_per_ctrlr.unwrap_or(config.max_io_qpairs_per_ctrlr);
-    config.max_io_size = params.max_io_size.unwrap_or(config.max_io_size);
-    config.disable_mappable_bar0 = params.disable_mappable_bar0;
-    module.target.create_vfio_user(config)?;
-    Ok(true)
-}
-
-control::choices! {
-    enum FaultName {
-        None = "none",
-        Fatal = "fatal",
-        Gone = "gone",
-        Disconnect = "disconnect",
-        DropCompletions = "drop_completions",
-        Stall = "stall",
-    }
-}
-
-control::parameters! {
-    struct InjectVfioUserFault {
-        /// Directory of the listener
-        traddr: String,
-        /// What fails
-        fault: FaultName,
-        /// How many completions drop_completions drops; without, 1
-        count: Option<u32>,
-        /// Which queue stalls
-        qid: Option<u16>,
-    }
-}
-
-fn inject(module: &NvmfModule, params: InjectVfioUserFault) -> Result<bool, RpcError> {
-    let fault = match (params.fault, params.count, params.qid) {
-        (FaultName::None, None, None) => VfioUserFault::None,
-        (FaultName::Fatal, None, None) => VfioUserFault::Fatal,
-        (FaultName::Gone, None, None) => VfioUserFault::SurpriseRemoval,
-        (FaultName::Disconnect, None, None) => VfioUserFault::Disconnect,
-        (FaultName::DropCompletions, count, None) => VfioUserFault::DropCompletions(count.unwrap_or(1)),
-        (FaultName::Stall, None, Some(qid)) => VfioUserFault::Stall(qid),
-        _ => {
-            let message = "count belongs to the fault drop_completions, and qid to stall, which needs it";
-            return Err(RpcError::invalid_params(message));
-        }
-    };
-    module.target.inject(&params.traddr, fault)?;
-    Ok(true)
 }
 
 control::parameters! {
@@ -532,89 +298,6 @@ control::parameters! {
 
 fn remove_ns(module: &NvmfModule, params: RemoveNs) -> Result<bool, RpcError> {
     module.target.remove_namespace(&params.nqn, params.nsid)?;
-    Ok(true)
-}
-
-control::parameters! {
-    struct ListenAddressParameters {
-        /// TCP or VFIOUSER
-        trtype: String,
-        /// IPv4 or IPv6
-        adrfam: Option<String>,
-        /// IP address, or directory of the vfio-user socket
-        traddr: String,
-        /// TCP port; 0 is any that is free
-        trsvcid: Option<TextOrNumber>,
-    }
-}
-
-impl From<ListenAddressParameters> for ListenAddress {
-    fn from(address: ListenAddressParameters) -> ListenAddress {
-        let trsvcid = address.trsvcid.map_or_else(String::new, |port| port.0);
-        let adrfam = address.adrfam.unwrap_or_default();
-        ListenAddress { trtype: address.trtype, adrfam, traddr: address.traddr, trsvcid }
-    }
-}
-
-control::parameters! {
-    struct AddListener {
-        /// Subsystem
-        nqn: String,
-        tgt_name: TargetName,
-        /// The address
-        listen_address: ListenAddressParameters,
-        /// ANA state; without, optimized
-        ana_state: Option<AnaStateName>,
-    }
-    only { secure_channel: bool = false, numa_id: i32 = -1 }
-    ignored("sockets are the kernel's") { sock_impl }
-}
-
-fn add_listener(module: &NvmfModule, params: AddListener) -> Result<bool, RpcError> {
-    let bound = module.target.add_listener(&params.nqn, params.listen_address.into())?;
-    if let Some(ana) = params.ana_state.filter(|ana| *ana != AnaStateName::Optimized) {
-        let set = module.target.set_ana_state(&params.nqn, bound.clone(), None, ana.into());
-        if let Err(error) = set {
-            module.target.remove_listener(&params.nqn, bound)?;
-            return Err(error.into());
-        }
-    }
-    Ok(true)
-}
-
-control::parameters! {
-    struct RemoveListener {
-        /// Subsystem
-        nqn: String,
-        tgt_name: TargetName,
-        /// The address
-        listen_address: ListenAddressParameters,
-    }
-}
-
-fn remove_listener(module: &NvmfModule, params: RemoveListener) -> Result<bool, RpcError> {
-    module.target.remove_listener(&params.nqn, params.listen_address.into())?;
-    Ok(true)
-}
-
-control::parameters! {
-    struct SetAnaState {
-        /// Subsystem
-        nqn: String,
-        tgt_name: TargetName,
-        /// The address
-        listen_address: ListenAddressParameters,
-        /// New state
-        ana_state: AnaStateName,
-        /// ANA group; 0 is all
-        anagrpid: u32 = 0,
-    }
-}
-
-fn set_ana_state(module: &NvmfModule, params: SetAnaState) -> Result<bool, RpcError> {
-    let state = params.ana_state.into();
-    let group = Some(params.anagrpid).filter(|group| *group != 0);
-    module.target.set_ana_state(&params.nqn, params.listen_address.into(), group, state)?;
     Ok(true)
 }
 

@@ -5,7 +5,8 @@ use control::json::{Value, json};
 use control::{Method, NoParameters, RpcError, thread_name, tick_rate};
 use wire_nvme::log::AnaState;
 
-use super::{AnaStateName, ByNqn, NvmfModule, SUBSYSTEM, TargetName};
+use super::parameters::{AnaStateName, TargetName};
+use super::{ByNqn, NvmfModule, SUBSYSTEM};
 use crate::{
     ListenAddress, NvmfTarget, QpairInfo, SubsystemInfo, TargetControllerInfo, TcpTransportConfig,
     VfioUserConfig,

@@ -1,7 +1,8 @@
 //! The target, configured through RPC methods.
 
 use bdev::rpc::BdevModule;
-use control::{ConfigFile, ControlPlane};
+use control::json::json;
+use control::{ConfigFile, ControlPlane, DecodeLog, ParameterType};
 
 use super::*;
 

@@ -1,0 +1,156 @@
+//! RPC methods of transports, and of faults that are injected into one.
+
+use control::RpcError;
+
+use super::NvmfModule;
+use super::parameters::TargetName;
+use crate::{TcpTransportConfig, VfioUserConfig, VfioUserFault};
+
+control::parameters! {
+    pub(super) struct CreateTransport {
+        /// TCP or VFIOUSER
+        trtype: String,
+        tgt_name: TargetName,
+        /// Entries of an I/O queue at most
+        max_queue_depth: Option<u32>,
+        /// I/O queues of a controller at most
+        max_io_qpairs_per_ctrlr: Option<u16>,
+        /// Data in a command capsule at most; TCP only
+        in_capsule_data_size: Option<u32> ["bytes"],
+        /// Data of a command at most
+        max_io_size: Option<u32> ["bytes"],
+        /// Entries of an admin queue at most; TCP only
+        max_aq_depth: Option<u32>,
+        /// Leave out the response capsule of a successful read; TCP only
+        c2h_success: Option<bool>,
+        /// Trap accesses to doorbells; VFIOUSER only
+        disable_mappable_bar0: bool = false,
+        /// Connections of hosts that have logged in at most; as many as file descriptors allow if not given; TCP only
+        max_connections: Option<u32>,
+        /// Connections of hosts that have not logged in at most; beyond, the oldest is closed; TCP only
+        max_pending_logins: Option<u32>,
+        /// Of these, from one IP address (IPv6: from one /64 network); TCP only
+        max_pending_logins_per_peer: Option<u32>,
+        /// Buffers that one connection holds at most; TCP only
+        connection_bytes_max: Option<u32> ["bytes"],
+        /// Time for a host to send requested data or to read an answer; TCP only
+        transfer_timeout_ms: Option<u32> ["ms"],
+    }
+    only {
+        dif_insert_or_strip: bool = false,
+        disable_compare: bool = false,
+        masked_oncs: Vec<String> = Vec::new(),
+        masked_fuses: Vec<String> = Vec::new(),
+    }
+    ignored("buffers come from bounded per-core pools") {
+        io_unit_size,
+        num_shared_buffers,
+        buf_cache_size,
+        iobuf_small_cache_size,
+        iobuf_large_cache_size,
+        zcopy,
+        control_msg_num,
+    }
+    ignored("the transports have fixed values") {
+        sock_priority,
+        acceptor_backlog,
+        acceptor_poll_rate,
+        ack_timeout,
+        abort_timeout_sec,
+        kas,
+        min_kato,
+        disable_command_passthru,
+    }
+    ignored("neither transport has them") {
+        num_cqe,
+        max_srq_depth,
+        no_srq,
+        no_wr_batching,
+        data_wr_pool_size,
+        disable_adaptive_irq,
+        disable_shadow_doorbells,
+    }
+}
+
+pub(super) fn create_transport(module: &NvmfModule, params: CreateTransport) -> Result<bool, RpcError> {
+    let vfio_user = params.trtype.eq_ignore_ascii_case("vfiouser");
+    if !vfio_user && !params.trtype.eq_ignore_ascii_case("tcp") {
+        let message = format!("transport {} is not supported; expected TCP or VFIOUSER", params.trtype);
+        return Err(RpcError::invalid_params(message));
+    }
+    if vfio_user {
+        return create_vfio_user(module, &params);
+    }
+    let mut config = TcpTransportConfig::default();
+    config.max_queue_depth = params.max_queue_depth.unwrap_or(config.max_queue_depth);
+    config.max_io_qpairs_per_ctrlr = params.max_io_qpairs_per_ctrlr.unwrap_or(config.max_io_qpairs_per_ctrlr);
+    config.in_capsule_data_size = params.in_capsule_data_size.unwrap_or(config.in_capsule_data_size);
+    config.max_io_size = params.max_io_size.unwrap_or(config.max_io_size);
+    config.max_aq_depth = params.max_aq_depth.unwrap_or(config.max_aq_depth);
+    config.c2h_success = params.c2h_success.unwrap_or(config.c2h_success);
+    config.max_connections = params.max_connections;
+    config.max_pending_logins = params.max_pending_logins.unwrap_or(config.max_pending_logins);
+    config.max_pending_logins_per_peer =
+        params.max_pending_logins_per_peer.unwrap_or(config.max_pending_logins_per_peer);
+    config.connection_bytes_max = params.connection_bytes_max.unwrap_or(config.connection_bytes_max);
+    config.transfer_timeout_ms = params.transfer_timeout_ms.unwrap_or(config.transfer_timeout_ms);
+    module.target.create_transport(config)?;
+    Ok(true)
+}
+
+fn create_vfio_user(module: &NvmfModule, params: &CreateTransport) -> Result<bool, RpcError> {
+    if params.in_capsule_data_size.is_some() || params.max_aq_depth.is_some() {
+        log::warn!(
+            target: "nvmf",
+            "nvmf_create_transport: in_capsule_data_size, max_aq_depth ignored: queues are in the client's memory"
+        );
+    }
+    let mut config = VfioUserConfig::default();
+    config.max_queue_depth = params.max_queue_depth.unwrap_or(config.max_queue_depth);
+    config.max_io_qpairs_per_ctrlr = params.max_io_qpairs_per_ctrlr.unwrap_or(config.max_io_qpairs_per_ctrlr);
+    config.max_io_size = params.max_io_size.unwrap_or(config.max_io_size);
+    config.disable_mappable_bar0 = params.disable_mappable_bar0;
+    module.target.create_vfio_user(config)?;
+    Ok(true)
+}
+
+control::choices! {
+    enum FaultName {
+        None = "none",
+        Fatal = "fatal",
+        Gone = "gone",
+        Disconnect = "disconnect",
+        DropCompletions = "drop_completions",
+        Stall = "stall",
+    }
+}
+
+control::parameters! {
+    pub(super) struct InjectVfioUserFault {
+        /// Directory of the listener
+        traddr: String,
+        /// What fails
+        fault: FaultName,
+        /// How many completions drop_completions drops; without, 1
+        count: Option<u32>,
+        /// Which queue stalls
+        qid: Option<u16>,
+    }
+}
+
+pub(super) fn inject(module: &NvmfModule, params: InjectVfioUserFault) -> Result<bool, RpcError> {
+    let fault = match (params.fault, params.count, params.qid) {
+        (FaultName::None, None, None) => VfioUserFault::None,
+        (FaultName::Fatal, None, None) => VfioUserFault::Fatal,
+        (FaultName::Gone, None, None) => VfioUserFault::SurpriseRemoval,
+        (FaultName::Disconnect, None, None) => VfioUserFault::Disconnect,
+        (FaultName::DropCompletions, count, None) => VfioUserFault::DropCompletions(count.unwrap_or(1)),
+        (FaultName::Stall, None, Some(qid)) => VfioUserFault::Stall(qid),
+        _ => {
+            let message = "count belongs to the fault drop_completions, and qid to stall, which needs it";
+            return Err(RpcError::invalid_params(message));
+        }
+    };
+    module.target.inject(&params.traddr, fault)?;
+    Ok(true)
+}
