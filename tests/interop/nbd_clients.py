@@ -155,6 +155,37 @@ def case_nbdinfo(server):
     assert run(nbdinfo, "--size", base).strip() == str(64 * MIB)
 
 
+def case_map(server):
+    """nbdinfo --map tells data from holes, in memory and in a sparse file; a sparse copy keeps the holes."""
+    nbdinfo, nbdcopy = program("nbdinfo"), program("nbdcopy")
+    disk = f"{server.folder}/disk"
+    server.malloc()
+    with open(disk, "wb") as file:
+        file.truncate(64 * MIB)
+    server.rpc("bdev_uring_create", name="File0", filename=disk)
+    for bdev in ["Malloc0", "File0"]:
+        uri = server.export(bdev, name=bdev)
+
+        def extents():
+            found = json.loads(run(nbdinfo, "--map", "--json", uri))
+            return [(one["offset"] // MIB, one["length"] // MIB, one["description"]) for one in found]
+
+        assert extents() == [(0, 64, "hole,zero")], extents()
+        handle = connect(uri)
+        handle.pwrite(b"x" * MIB, 5 * MIB)
+        handle.pwrite(b"y" * 2 * MIB, 40 * MIB)
+        expected = [(0, 5, "hole,zero"), (5, 1, "data"), (6, 34, "hole,zero"), (40, 2, "data"), (42, 22, "hole,zero")]
+        assert extents() == expected, f"{bdev}: {extents()}"
+        copy = f"{server.folder}/copy"
+        run(nbdcopy, uri, copy)
+        assert os.stat(copy).st_blocks * 512 < 8 * MIB, "the copy is not sparse"
+        handle.trim(2 * MIB, 40 * MIB)
+        handle.flush()
+        assert extents() == [(0, 5, "hole,zero"), (5, 1, "data"), (6, 58, "hole,zero")], f"{bdev}: {extents()}"
+        handle.shutdown()
+        server.rpc("nbd_export_delete", name=bdev)
+
+
 def case_tcp_and_configuration(server):
     """Exports on TCP, and a configuration that is saved and loaded."""
     nbdinfo = program("nbdinfo")

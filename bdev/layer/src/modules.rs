@@ -10,6 +10,7 @@ pub(crate) mod protected;
 pub mod split;
 pub mod uring;
 mod virtual_bdev;
+mod written_pages;
 
 pub use protected::MetadataConfig;
 

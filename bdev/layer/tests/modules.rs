@@ -9,7 +9,7 @@ use bdev::{
     Access, AsyncChannel, BdevChannel, BdevError, InfoValue, RateLimits, Request, delay, error, malloc, null,
     passthru, split,
 };
-use block_io::{Channel as _, Op, RequestFlags, Status, Tag};
+use block_io::{Channel as _, Op, Payload, RequestFlags, Status, Tag};
 use error::{Chance, FaultAction, FaultInjection};
 use rig::Rig;
 
@@ -37,6 +37,36 @@ fn malloc_channels_share_the_data_and_durability_is_reported() {
     assert_eq!(rig.simple(&mut second, Op::Reset, 0, 0, RequestFlags::NONE), Status::SUCCESS);
     assert_eq!(device.bdev().product_name(), "Malloc disk");
     assert!(device.bdev().driver_specific().contains(&("durability", InfoValue::Text("memory".into()))));
+}
+
+/// The block that a seek finds.
+fn seek(rig: &mut Rig, channel: &mut BdevChannel, op: Op, lba: u64, blocks: u32) -> Option<u64> {
+    let completion = rig.one(channel, Request::new(Tag(1), op, lba, blocks));
+    assert_eq!(completion.status(), Status::SUCCESS);
+    let Payload::Found(found) = completion.into_request().payload else { panic!("no answer") };
+    found
+}
+
+#[test]
+fn malloc_knows_what_is_allocated() {
+    let mut rig = Rig::new();
+    malloc::create(&rig.registry, malloc::MallocConfig::new("M", 1 << 15, 512)).unwrap();
+    split::create(&rig.registry, &split::SplitConfig { base: "M".into(), count: 2, part_mib: None }).unwrap();
+    let (mut first, mut second) = (open(&rig, "Mp0"), open(&rig, "Mp1"));
+    assert_eq!(seek(&mut rig, &mut second, Op::SeekData, 0, 1 << 14), None);
+    assert_eq!(rig.write(&mut second, 100, 1, 9), Status::SUCCESS);
+    // A page is eight blocks.
+    assert_eq!(seek(&mut rig, &mut second, Op::SeekData, 0, 1 << 14), Some(96));
+    assert_eq!(seek(&mut rig, &mut second, Op::SeekHole, 98, 1 << 10), Some(104));
+    assert_eq!(seek(&mut rig, &mut second, Op::SeekHole, 98, 2), None);
+    assert_eq!(seek(&mut rig, &mut first, Op::SeekData, 0, 1 << 14), None);
+    assert_eq!(rig.simple(&mut second, Op::Unmap, 97, 7, RequestFlags::NONE), Status::SUCCESS);
+    assert_eq!(seek(&mut rig, &mut second, Op::SeekData, 0, 1 << 14), Some(96), "a part of a page");
+    if !os::barrier::is_supported() {
+        return println!("SKIPPED: no membarrier");
+    }
+    assert_eq!(rig.simple(&mut second, Op::Unmap, 96, 8, RequestFlags::NONE), Status::SUCCESS);
+    assert_eq!(seek(&mut rig, &mut second, Op::SeekData, 0, 1 << 14), None);
 }
 
 #[test]

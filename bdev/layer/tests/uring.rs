@@ -3,12 +3,12 @@
 
 mod rig;
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
 use bdev::uring::{self, UringConfig};
 use bdev::{Access, BdevChannel, BdevError, InfoValue, Request};
-use block_io::{Channel as _, Op, RequestFlags, Status, Tag};
+use block_io::{Channel as _, Op, Payload, RequestFlags, Status, Tag};
 use dma::Data;
 use rig::Rig;
 
@@ -110,6 +110,30 @@ fn data_of_several_slices_is_one_operation() {
                 assert!(slice.as_slice().iter().all(|byte| *byte == expected), "{at}, slice {index}");
             }
         }
+    }
+}
+
+#[test]
+fn seeks_find_the_data_and_holes_of_the_file() {
+    for sqpoll in [false, true] {
+        let directory = TestDirectory::new(&format!("seeks-{sqpoll}"));
+        let mut rig = Rig::new();
+        let mut config = directory.config(16 << 20);
+        config.polling.sqpoll = sqpoll;
+        let Some(mut channel) = device(&rig, config) else { return };
+        let mut seek = |rig: &mut Rig, op, lba, blocks| {
+            let completion = rig.one(&mut channel, Request::new(Tag(1), op, lba, blocks));
+            assert_eq!(completion.status(), Status::SUCCESS);
+            let Payload::Found(found) = completion.into_request().payload else { panic!("no answer") };
+            found
+        };
+        assert_eq!(seek(&mut rig, Op::SeekData, 0, 32 << 10), None, "a sparse file has no data");
+        assert_eq!(seek(&mut rig, Op::SeekHole, 5, 1), Some(5));
+        let file = std::fs::File::options().write(true).open(directory.0.join("file")).unwrap();
+        file.write_all_at(&vec![7; 1 << 20], 4 << 20).unwrap();
+        assert_eq!(seek(&mut rig, Op::SeekData, 0, 32 << 10), Some(8192));
+        assert_eq!(seek(&mut rig, Op::SeekHole, 9000, 32 << 9), Some(10240));
+        assert_eq!(seek(&mut rig, Op::SeekData, 10240, 100), None);
     }
 }
 

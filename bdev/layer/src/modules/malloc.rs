@@ -8,6 +8,7 @@ use dma::SharedRegion;
 use uuid::Uuid;
 
 use super::protected::{self, MetadataConfig, ProtectedBlocks};
+use super::written_pages::WrittenPages;
 use crate::{
     BadBlocks, Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits,
     Registry, Request,
@@ -51,11 +52,13 @@ impl MallocConfig {
 pub struct MallocBdev {
     geometry: BdevGeometry,
     region: Arc<SharedRegion>,
+    written: Arc<WrittenPages>,
     bad_blocks: Arc<BadBlocks>,
 }
 
 struct MallocChannel {
     region: Arc<SharedRegion>,
+    written: Arc<WrittenPages>,
     bad_blocks: Arc<BadBlocks>,
     /// Bytes of a stored block, metadata included.
     block_size: u32,
@@ -84,12 +87,9 @@ pub fn create(registry: &Registry, config: MallocConfig) -> Result<Arc<BlockDevi
     geometry.optimal_io_boundary_blocks = config.optimal_io_boundary_blocks;
     let bytes = geometry.blocks * u64::from(protected::stored_bytes(&geometry));
     let region = Arc::new(SharedRegion::new(bytes)?);
-    registry.register(
-        &config.name,
-        config.uuid,
-        &[],
-        Arc::new(MallocBdev { geometry, region, bad_blocks: Arc::default() }),
-    )
+    let written = Arc::new(WrittenPages::new(bytes));
+    let module = MallocBdev { geometry, region, written, bad_blocks: Arc::default() };
+    registry.register(&config.name, config.uuid, &[], Arc::new(module))
 }
 
 impl Bdev for MallocBdev {
@@ -102,7 +102,8 @@ impl Bdev for MallocBdev {
     }
 
     fn supports(&self, op: Op) -> bool {
-        matches!(op, Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes | Op::WriteUncorrectable)
+        let moves = matches!(op, Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes);
+        moves || matches!(op, Op::WriteUncorrectable | Op::SeekData | Op::SeekHole)
     }
 
     fn io_limits(&self) -> IoLimits {
@@ -114,6 +115,7 @@ impl Bdev for MallocBdev {
         Ok(Box::new(MallocChannel {
             protected: ProtectedBlocks::new(&self.geometry),
             region: self.region.clone(),
+            written: self.written.clone(),
             bad_blocks: self.bad_blocks.clone(),
             block_size,
             completed: Vec::new(),
@@ -153,6 +155,7 @@ impl MallocChannel {
                     self.region.write_from(offset, slice);
                     offset += slice.len() as u64;
                 }
+                self.written.mark(offset - bytes, bytes);
                 Status::SUCCESS
             }
             (Op::Unmap | Op::WriteZeroes, _) if bytes > ZERO_PIECE_BYTES => {
@@ -160,7 +163,11 @@ impl MallocChannel {
                 return;
             }
             (Op::Unmap | Op::WriteZeroes, _) => {
-                self.region.zero(offset, bytes);
+                self.zero(offset, bytes);
+                Status::SUCCESS
+            }
+            (Op::SeekData | Op::SeekHole, payload) => {
+                *payload = Payload::Found(self.written.find(request.op, lba, blocks, self.block_size));
                 Status::SUCCESS
             }
             // Completed writes are in memory, which is all that this device promises.
@@ -181,15 +188,26 @@ impl MallocChannel {
         let (region, stored) = (&self.region, u64::from(self.block_size));
         match request.op {
             Op::Read => blocks.read(request, |index, block| region.read(offset + index * stored, block)),
-            _ => blocks.write(request, |index, block| region.write(offset + index * stored, block)),
+            _ => {
+                let status =
+                    blocks.write(request, |index, block| region.write(offset + index * stored, block));
+                self.written.mark(offset, u64::from(request.blocks) * stored);
+                status
+            }
         }
+    }
+
+    #[cold]
+    fn zero(&self, offset: u64, bytes: u64) {
+        self.written.clear(offset, bytes);
+        self.region.zero(offset, bytes);
     }
 
     #[cold]
     fn zero_next_piece(&mut self) {
         let Some(mut zeroing) = self.zeroing.pop_front() else { return };
         let piece = zeroing.left.min(ZERO_PIECE_BYTES);
-        self.region.zero(zeroing.offset, piece);
+        self.zero(zeroing.offset, piece);
         zeroing.offset += piece;
         zeroing.left -= piece;
         if zeroing.left == 0 {

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use block_io::Op;
+use block_io::{Op, Payload};
 use uuid::Uuid;
 
 use super::base::{BaseBdev, track_base};
@@ -119,7 +119,7 @@ impl Bdev for SplitBdev {
             op,
             Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes | Op::WriteUncorrectable
         );
-        moves && self.below.bdev().supports(op)
+        (moves || matches!(op, Op::SeekData | Op::SeekHole)) && self.below.bdev().supports(op)
     }
 
     fn io_limits(&self) -> IoLimits {
@@ -184,6 +184,9 @@ impl block_io::Channel for SplitChannel {
             let status = completion.status();
             let mut request = completion.into_request();
             request.lba = request.lba.wrapping_sub(self.first_lba);
+            if let Payload::Found(Some(lba)) = &mut request.payload {
+                *lba = lba.wrapping_sub(self.first_lba);
+            }
             sink.push(request.complete(status));
         }
         sink.len() - before

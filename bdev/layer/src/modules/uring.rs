@@ -9,8 +9,8 @@
 //! device (`/dev/ngXnY`) it passes NVMe commands through to the driver, past the kernel's block layer.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use block_io::Op;
 use os::{FileIo, NvmePassthrough, UringPolling};
@@ -24,8 +24,10 @@ mod file;
 mod identity;
 mod own_ring;
 mod plan;
+mod seek;
 
 use identity::{DeviceIdentity, IdentitySource};
+use seek::FileSeeker;
 
 pub use plan::{FilePlan, FileStep, fallback, plan, status_of};
 
@@ -104,8 +106,6 @@ pub struct UringBdev {
     /// Of an NVMe generic device: commands are passed through.
     passthrough: Option<file::GenericDevice>,
     identity: IdentitySource,
-    /// `None` once the device is closed.
-    file: Mutex<Option<std::fs::File>>,
     shared: Arc<UringShared>,
 }
 
@@ -122,6 +122,9 @@ struct UringShared {
     /// succeed without them: every later flush must fail.
     flush_failed: AtomicBool,
     direct: bool,
+    /// A file, which can have holes, and not a block device.
+    has_holes: bool,
+    seeker: FileSeeker,
 }
 
 /// Opens a file and registers a device for it.
@@ -158,6 +161,8 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevic
         no_zero: AtomicBool::new(false),
         flush_failed: AtomicBool::new(false),
         direct: opened.direct.is_ok(),
+        has_holes: opened.is_regular,
+        seeker: FileSeeker::new(opened.file),
     };
     let module = UringBdev {
         geometry: opened.geometry,
@@ -165,7 +170,6 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevic
         direct: opened.direct,
         passthrough: opened.generic,
         identity: identity.source,
-        file: Mutex::new(Some(opened.file)),
         shared: Arc::new(shared),
         config: config.clone(),
     };
@@ -208,8 +212,8 @@ pub fn rescan(registry: &Registry, name: &str, shown_as: FileModule) -> Result<(
         return Err(BdevError::WrongKind { name: name.to_string(), expected: shown_as.product_name() });
     };
     {
-        let file = sync::lock(&module.file);
-        let file = file.as_ref().ok_or_else(|| BdevError::Removed { name: name.to_string() })?;
+        let file =
+            &module.shared.seeker.file().ok_or_else(|| BdevError::Removed { name: name.to_string() })?;
         let (path, block_size) = (&module.config.filename, module.geometry.block_size);
         let (blocks, unused) = match &module.passthrough {
             Some(device) => (file::identify(file, path, device.namespace_id)?.nsze, 0),
@@ -236,6 +240,7 @@ impl Bdev for UringBdev {
             Op::Write => !self.config.readonly,
             // The commands that are passed through have none of these yet.
             Op::Unmap | Op::WriteZeroes => !self.config.readonly && self.passthrough.is_none(),
+            Op::SeekData | Op::SeekHole => self.shared.has_holes,
             // A reset of a file only drains its I/O, which the layer does, and files have no uncorrectable blocks.
             _ => false,
         }
@@ -262,8 +267,8 @@ impl Bdev for UringBdev {
     }
 
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
-        let file = sync::lock(&self.file);
-        let file = file.as_ref().ok_or_else(|| BdevError::Removed { name: self.config.name.clone() })?;
+        let file =
+            self.shared.seeker.file().ok_or_else(|| BdevError::Removed { name: self.config.name.clone() })?;
         let failed = |doing| {
             let path = self.config.filename.clone();
             move |source| BdevError::File { path, doing, source }
@@ -342,7 +347,6 @@ impl Bdev for UringBdev {
     }
 
     fn on_closed(&self) {
-        let file = sync::lock(&self.file).take();
-        drop(file);
+        self.shared.seeker.close();
     }
 }

@@ -5,13 +5,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use block_io::{Errno, Status};
+use block_io::{Errno, Op, Status};
 use dma::Data;
 use os::{EventClient, EventCompletion, FileId, FileOperation, WriteMode};
 use reactor::{Period, PollResult, Poller, Shutdown};
 use slots::{Slab, Slot};
 
 use super::plan::{FileStep, fallback, plan, status_of};
+use super::seek::ChannelSeeks;
 use super::{DEPTH, UringShared};
 use crate::modules::bytes_of;
 use crate::{Completion, Request};
@@ -37,6 +38,8 @@ pub(super) struct UringChannel {
     /// Requests to be submitted again: the core's ring was full, or the operation is retried.
     retry_queue: VecDeque<Slot>,
     finished: Vec<Completion>,
+    /// Since the first seek.
+    seeks: Option<Box<ChannelSeeks>>,
     /// Scratch of `poll`; empty between calls.
     done: Vec<EventCompletion>,
 }
@@ -70,13 +73,14 @@ impl UringChannel {
             active: Slab::with_capacity(DEPTH),
             retry_queue: VecDeque::new(),
             finished: Vec::new(),
+            seeks: None,
             done: Vec::new(),
         }
     }
 
     fn accept(&mut self, request: Request) {
         let Some(plan) = plan(request.op, request.flags) else {
-            return self.finished.push(request.complete(Status::INVALID_OPCODE));
+            return self.accept_uncommon(request);
         };
         let mut step = plan.first;
         while self.is_unsupported(step) {
@@ -87,6 +91,18 @@ impl UringChannel {
             Ok(slot) => self.start(slot),
             Err(_) => unreachable!("the layer admits no more than {DEPTH} requests"),
         }
+    }
+
+    /// Accepts a request that is no operation of the ring.
+    #[cold]
+    fn accept_uncommon(&mut self, request: Request) {
+        let done = if matches!(request.op, Op::SeekData | Op::SeekHole) {
+            let seeks = self.seeks.get_or_insert_with(|| Box::new(ChannelSeeks::new(&self.core)));
+            seeks.start(request, self.block_size, &self.shared.seeker)
+        } else {
+            Some(request.complete(Status::INVALID_OPCODE))
+        };
+        self.finished.extend(done);
     }
 
     fn is_unsupported(&self, step: FileStep) -> bool {
@@ -256,6 +272,9 @@ impl block_io::Channel for UringChannel {
             self.step_done(one);
         }
         self.done = done;
+        if let Some(seeks) = &mut self.seeks {
+            seeks.poll(sink);
+        }
         sink.append(&mut self.finished);
         sink.len() - before
     }

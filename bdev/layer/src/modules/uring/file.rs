@@ -19,6 +19,8 @@ pub(super) struct OpenedFile {
     pub(super) backing_id: (u64, u64),
     /// Whether direct I/O is enabled, or the reason why not.
     pub(super) direct: Result<(), String>,
+    /// A regular file.
+    pub(super) is_regular: bool,
     /// Of an NVMe generic device.
     pub(super) generic: Option<GenericDevice>,
 }
@@ -88,7 +90,15 @@ pub(super) fn open(
     } else {
         Err("not requested".to_string())
     };
-    Ok(OpenedFile { file, geometry, unused_bytes, backing_id: medium, direct, generic: None })
+    Ok(OpenedFile {
+        file,
+        geometry,
+        unused_bytes,
+        backing_id: medium,
+        direct,
+        is_regular: kind.is_file(),
+        generic: None,
+    })
 }
 
 /// Opens an NVMe generic device, whose geometry Identify Namespace tells.
@@ -136,7 +146,15 @@ fn open_generic(
     let transfer_bytes_max = transfer.unwrap_or(TRANSFER_BYTES_DEFAULT).min(most).max(block_size);
     let generic = GenericDevice { namespace_id, transfer_bytes_max, segments_max };
     let direct = Ok(());
-    Ok(OpenedFile { file, geometry, unused_bytes: 0, backing_id: medium, direct, generic: Some(generic) })
+    Ok(OpenedFile {
+        file,
+        geometry,
+        unused_bytes: 0,
+        backing_id: medium,
+        direct,
+        is_regular: false,
+        generic: Some(generic),
+    })
 }
 
 /// Most bytes of a command where the kernel does not say: what every controller takes that the kernel drives.

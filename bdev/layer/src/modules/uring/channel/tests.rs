@@ -41,6 +41,8 @@ fn harness(direct: bool) -> Option<UringHarness> {
         no_zero: AtomicBool::new(false),
         flush_failed: AtomicBool::new(false),
         direct,
+        has_holes: true,
+        seeker: super::super::FileSeeker::new(reader.try_clone().unwrap()),
     };
     let channel = UringChannel::new(core, client, id, 512, Arc::new(shared));
     Some(UringHarness { reactor, channel, reader })
