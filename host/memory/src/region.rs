@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -92,6 +92,21 @@ impl VolatileBytes {
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
+    }
+
+    /// Stores two words at `offset`, the second after the first, each with release ordering.
+    ///
+    /// # Panics
+    /// If the words are not inside the memory or not aligned, or the memory is read-only.
+    #[inline]
+    pub fn store_u64_pair(&self, offset: u64, first: u64, second: u64) {
+        assert!(self.writable, "a store to read-only memory");
+        let at = self.range(offset, 16);
+        assert!(at.addr().is_multiple_of(8), "a word at {offset} is not aligned");
+        // SAFETY: inside the memory and aligned, as was just checked; as in `store_u64`.
+        let words = unsafe { &*at.cast::<[AtomicU64; 2]>() };
+        words[0].store(first, Ordering::Release);
+        words[1].store(second, Ordering::Release);
     }
 
     /// Copies `out.len()` bytes from `offset` to `out`.

@@ -359,7 +359,7 @@ const DIRECTIVE: u32 = 0xf << 20;
 ///
 /// # Errors
 /// The status to complete the command with; no data is transferred.
-#[inline]
+#[inline(always)]
 pub fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
     // FUSE is 00b except for fused operations. PSDT is 01b over fabrics (SGLs), and 00b (PRPs) or 01b on
     // memory-based transports (Base 2.0, section 3.3.3.1).
@@ -370,26 +370,15 @@ pub fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
     const READ: u8 = NvmOpcode::Read.to_wire();
     const WRITE: u8 = NvmOpcode::Write.to_wire();
     match sqe.opcode {
-        READ => {
-            let (plan, length) = read_write(sqe, table, IoOp::Read)?;
-            Ok(IoPlan { data: DataTransfer::ToHost(length), ..plan })
-        }
-        WRITE => {
-            let (plan, length) = read_write(sqe, table, IoOp::Write)?;
-            Ok(IoPlan { data: DataTransfer::FromHost(length), ..plan })
-        }
-        _ => {
-            let plan = plan_uncommon(sqe, table)?;
-            table.check_reservation(&plan)?;
-            Ok(plan)
-        }
+        READ => read_write(sqe, table, IoOp::Read),
+        WRITE => read_write(sqe, table, IoOp::Write),
+        _ => plan_uncommon(sqe, table),
     }
 }
 
-/// Plans Read, Write, Compare and Verify (NVM 1.0, sections 3.2.4, 3.2.6, 3.2.1 and 3.2.5). Also returns the
-/// length of the range in bytes.
-#[inline]
-fn read_write(sqe: &Sqe, table: &NamespaceTable, op: IoOp) -> Result<(IoPlan, u32), Status> {
+/// Plans Read, Write, Compare and Verify (NVM 1.0, sections 3.2.4, 3.2.6, 3.2.1 and 3.2.5).
+#[inline(always)]
+fn read_write(sqe: &Sqe, table: &NamespaceTable, op: IoOp) -> Result<IoPlan, Status> {
     let Some((namespace, entry)) = table.find_plain(sqe.nsid) else {
         return protection::read_write(sqe, table, op);
     };
@@ -399,7 +388,7 @@ fn read_write(sqe: &Sqe, table: &NamespaceTable, op: IoOp) -> Result<(IoPlan, u3
     plan_range(sqe, table, op, (namespace, entry), (lba, blocks), bytes)
 }
 
-/// Plans a transfer of `bytes` bytes. Also returns that length.
+/// Plans a transfer of `bytes` bytes.
 #[inline(always)]
 fn plan_range(
     sqe: &Sqe,
@@ -408,7 +397,7 @@ fn plan_range(
     (namespace, entry): (u32, &NamespaceEntry),
     (lba, blocks): (u64, u32),
     bytes: u64,
-) -> Result<(IoPlan, u32), Status> {
+) -> Result<IoPlan, Status> {
     let is_write = matches!(op, IoOp::Write | IoOp::FusedWrite);
     if entry.read_only && is_write {
         return Err(Status::NAMESPACE_WRITE_PROTECTED.do_not_retry());
@@ -426,7 +415,13 @@ fn plan_range(
         return Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
     }
     let flags = if sqe.cdw12 & FUA != 0 { RequestFlags::FUA } else { RequestFlags::NONE };
-    Ok((IoPlan { lba, blocks, namespace, op, flags, ..EMPTY_PLAN }, bytes))
+    let data = match op {
+        IoOp::Read => DataTransfer::ToHost(bytes),
+        IoOp::Write | IoOp::Compare => DataTransfer::FromHost(bytes),
+        IoOp::FusedCompare | IoOp::FusedWrite => DataTransfer::Fused(bytes),
+        _ => DataTransfer::None,
+    };
+    Ok(IoPlan { lba, blocks, namespace, data, op, flags, ..EMPTY_PLAN })
 }
 
 /// The block range of a command. `clear` are the bits of dword 12 that must be clear.
@@ -451,7 +446,15 @@ fn invalid_field_status(sqe: &Sqe) -> Status {
     INVALID_FIELD
 }
 
+/// Plans a command that is neither a Read nor a Write.
+#[cold]
 fn plan_uncommon(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
+    let plan = plan_by_opcode(sqe, table)?;
+    table.check_reservation(&plan)?;
+    Ok(plan)
+}
+
+fn plan_by_opcode(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
     match NvmOpcode::from_wire(sqe.opcode) {
         Some(NvmOpcode::Flush) => {
             // VWC reports that FFFFFFFFh flushes all namespaces (NVM 1.0, section 3.2; Base 2.0, section
@@ -501,11 +504,8 @@ fn plan_uncommon(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
         }
         Some(NvmOpcode::Copy) => copy::plan(sqe, table),
         Some(NvmOpcode::DatasetManagement) => plan_dataset_management(sqe, table),
-        Some(NvmOpcode::Compare) => {
-            let (plan, length) = read_write(sqe, table, IoOp::Compare)?;
-            Ok(IoPlan { data: DataTransfer::FromHost(length), ..plan })
-        }
-        Some(NvmOpcode::Verify) => Ok(read_write(sqe, table, IoOp::Verify)?.0),
+        Some(NvmOpcode::Compare) => read_write(sqe, table, IoOp::Compare),
+        Some(NvmOpcode::Verify) => read_write(sqe, table, IoOp::Verify),
         Some(
             opcode @ (NvmOpcode::ReservationRegister
             | NvmOpcode::ReservationReport

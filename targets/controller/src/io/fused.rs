@@ -27,11 +27,11 @@ pub(super) fn plan(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> 
     if psdt_wrong != 0 || !table.compare_and_write || sqe.opcode != opcode.to_wire() {
         return Err(INVALID_FIELD);
     }
-    let (plan, length) = read_write(sqe, table, op)?;
-    if length > FUSED_BYTES_MAX {
+    let plan = read_write(sqe, table, op)?;
+    if matches!(plan.data, DataTransfer::Fused(bytes) if bytes > FUSED_BYTES_MAX) {
         return Err(INVALID_FIELD);
     }
-    Ok(IoPlan { data: DataTransfer::Fused(length), ..plan })
+    Ok(plan)
 }
 
 /// Whether the previous command of a queue was the first of a fused operation. `T` identifies a command for

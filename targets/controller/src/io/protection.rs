@@ -12,23 +12,23 @@ use wire_nvme::protection::ProtectionType;
 
 use super::{DIRECTIVE, IoOp, IoPlan, NamespaceEntry, NamespaceTable, STORAGE_TAG, block_range, plan_range};
 
-/// Plans a Read, Write, Compare or Verify of a namespace with metadata. Also returns the length of the transfer.
+/// Plans a Read, Write, Compare or Verify of a namespace with metadata.
 #[cold]
-pub(super) fn read_write(sqe: &Sqe, table: &NamespaceTable, op: IoOp) -> Result<(IoPlan, u32), Status> {
+pub(super) fn read_write(sqe: &Sqe, table: &NamespaceTable, op: IoOp) -> Result<IoPlan, Status> {
     let (namespace, entry) = table.find(sqe.nsid)?;
     let (lba, blocks) = block_range(sqe, entry, STORAGE_TAG | DIRECTIVE)?;
     let command = ReadWrite::from_sqe(sqe);
     let flags = command.prinfo;
     check_flags(entry, op, lba, &command)?;
     let bytes = u64::from(blocks) * u64::from(entry.block_bytes(flags));
-    let (plan, length) = plan_range(sqe, table, op, (namespace, entry), (lba, blocks), bytes)?;
+    let plan = plan_range(sqe, table, op, (namespace, entry), (lba, blocks), bytes)?;
     let op = match op {
         IoOp::Read if !flags.is_empty() => IoOp::ProtectedRead,
         IoOp::Write if !flags.is_empty() => IoOp::ProtectedWrite,
         op => op,
     };
     let (application_tag, application_mask) = (command.application_tag, command.application_tag_mask);
-    Ok((IoPlan { op, protection: flags, application_tag, application_mask, ..plan }, length))
+    Ok(IoPlan { op, protection: flags, application_tag, application_mask, ..plan })
 }
 
 fn check_flags(entry: &NamespaceEntry, op: IoOp, lba: u64, command: &ReadWrite) -> Result<(), Status> {

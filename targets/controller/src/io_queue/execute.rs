@@ -51,9 +51,9 @@ impl<T: IoTransport> Execution<'_, T> {
         match self.transport.locate(sqe, HostTransfer { bytes, to_host: op == Op::Read, lend_alignment }) {
             Ok(HostData::Lent(buffer)) => {
                 let tag = Tag(DIRECT | u64::from(token.answered()));
-                let mut request = Request::new(tag, op, plan.lba, plan.blocks);
+                let payload = Payload::Data(buffer.into());
+                let mut request = Request::with_payload(tag, op, plan.lba, plan.blocks, payload);
                 request.flags = plan.flags;
-                request.set_data(Some(buffer));
                 match self.transport.submit(backend, request) {
                     Ok(()) => self.queue.device_requests += 1,
                     Err(status) => self.transport.complete(CommandToken::new(sqe.cid), status, 0),
@@ -490,9 +490,9 @@ impl<T: IoTransport> Execution<'_, T> {
     #[inline]
     fn submit(&mut self, slot: Slot, op: Op, plan: &IoPlan, buffer: Option<Buffer>) {
         let backend = self.queue.namespaces.entry(plan).backend;
-        let mut request = Request::new(self.queue.tag(slot), op, plan.lba, plan.blocks);
+        let payload = buffer.map_or(Payload::None, |buffer| Payload::Data(buffer.into()));
+        let mut request = Request::with_payload(self.queue.tag(slot), op, plan.lba, plan.blocks, payload);
         request.flags = plan.flags;
-        request.set_data(buffer);
         match self.transport.submit(backend, request) {
             Ok(()) => self.queue.device_requests += 1,
             Err(status) => self.queue.finish(slot, status, 0, self.transport),

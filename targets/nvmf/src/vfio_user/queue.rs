@@ -270,9 +270,8 @@ impl CompletionQueue {
     fn write(&mut self, result: u64, rest: u64) {
         let Some(memory) = &self.memory else { return };
         let at = memory.offset + u64::from(self.tail) * Self::BYTES;
-        memory.region.store_u64(at, result);
         // The client polls the phase tag, so it must become visible last (Base 2.0, section 3.3.3.2).
-        memory.region.store_u64(at + 8, rest | u64::from(self.phase) << PHASE);
+        memory.region.store_u64_pair(at, result, rest | u64::from(self.phase) << PHASE);
         self.tail += 1;
         if self.tail == self.entries {
             self.tail = 0;
