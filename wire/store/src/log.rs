@@ -1,0 +1,188 @@
+//! Operation logs: two headers and entries.
+
+use codec::DecodeError;
+
+use crate::fields::{array, check_location, check_zero, open, put, seal, u32_at, u64_at};
+use crate::{OBJECT_BYTES, ObjectId, SECTOR_BYTES};
+
+const LOG_MAGIC: [u8; 4] = *b"RBLH";
+const ENTRY_MAGIC: [u8; 4] = *b"RBLE";
+
+/// The state of a logical group's log. There are two, in turn; the valid one with the higher generation counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogHeader {
+    /// The log, a UUID; entries repeat it.
+    pub log: [u8; 16],
+    /// Counts headers.
+    pub generation: u64,
+    /// The logical group.
+    pub group: u32,
+    /// Epoch of the logical group.
+    pub epoch: u32,
+    /// Size of the area for entries, in bytes.
+    pub capacity: u64,
+    /// Position of the first entry that is not durable in the object store. Positions never decrease; the byte in the
+    /// area is the position modulo the capacity.
+    pub head: u64,
+    /// Sequence of the entry at `head`.
+    pub head_sequence: u64,
+    /// Every entry with a sequence of at most this is committed.
+    pub commit_point: u64,
+}
+
+impl LogHeader {
+    /// Encodes the header for its slot, 0 or 1.
+    pub fn encode(&self, slot: u32) -> [u8; SECTOR_BYTES] {
+        let mut out = [0; SECTOR_BYTES];
+        put(&mut out, 12, slot.to_le_bytes());
+        put(&mut out, 16, self.log);
+        put(&mut out, 32, self.generation.to_le_bytes());
+        put(&mut out, 40, self.group.to_le_bytes());
+        put(&mut out, 44, self.epoch.to_le_bytes());
+        put(&mut out, 48, self.capacity.to_le_bytes());
+        put(&mut out, 56, self.head.to_le_bytes());
+        put(&mut out, 64, self.head_sequence.to_le_bytes());
+        put(&mut out, 72, self.commit_point.to_le_bytes());
+        seal(&mut out, LOG_MAGIC);
+        out
+    }
+
+    /// Decodes what was read from a slot.
+    ///
+    /// # Errors
+    /// The first field that no header of this version and slot has.
+    pub fn decode(from: &[u8], slot: u32) -> Result<LogHeader, DecodeError> {
+        open("the log header", from, SECTOR_BYTES, LOG_MAGIC)?;
+        check_location(u32_at(from, 12).into(), slot.into(), 12)?;
+        check_zero("a reserved field of the log header", from, 6..8)?;
+        check_zero("a reserved field of the log header", from, 80..SECTOR_BYTES)?;
+        Ok(LogHeader {
+            log: array(from, 16),
+            generation: u64_at(from, 32),
+            group: u32_at(from, 40),
+            epoch: u32_at(from, 44),
+            capacity: u64_at(from, 48),
+            head: u64_at(from, 56),
+            head_sequence: u64_at(from, 64),
+            commit_point: u64_at(from, 72),
+        })
+    }
+}
+
+/// What an entry does to its object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Operation {
+    /// Writes the data that follows the header.
+    Write = 1,
+    /// Writes zeroes, and gives space back.
+    WriteZeroes = 2,
+    /// Allocates every block of the object.
+    Preallocate = 3,
+    /// Removes the object.
+    Remove = 4,
+}
+
+impl Operation {
+    /// Every operation.
+    pub const ALL: [Operation; 4] =
+        [Operation::Write, Operation::WriteZeroes, Operation::Preallocate, Operation::Remove];
+}
+
+/// An entry without its data, which follows if the operation is a write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EntryHeader {
+    /// The operation.
+    pub operation: Operation,
+    /// The object, whose group is the log's.
+    pub object: ObjectId,
+    /// Version that the object gets.
+    pub version: u64,
+    /// Number of the operation in its logical group, without gaps.
+    pub sequence: u64,
+    /// Epoch in which it was appended.
+    pub epoch: u32,
+    /// Offset in the object, in bytes.
+    pub offset: u32,
+    /// Length in bytes; 0 for operations on the whole object.
+    pub length: u32,
+    /// The commit point that its sender knew.
+    pub commit_point: u64,
+    /// The client that sent it.
+    pub client: u64,
+    /// The client's number of the request: a retry has the same.
+    pub client_number: u64,
+    /// When it was received, in nanoseconds since 1970.
+    pub mtime_ns: u64,
+    /// CRC32C of the data; 0 without.
+    pub data_crc32c: u32,
+}
+
+impl EntryHeader {
+    /// Size of the header.
+    pub const SIZE: usize = 128;
+
+    /// Bytes of data that follow the header.
+    pub fn data_bytes(&self) -> usize {
+        if self.operation == Operation::Write { self.length as usize } else { 0 }
+    }
+
+    /// Encodes the header for a position of a log.
+    pub fn encode(&self, log: [u8; 16], position: u64) -> [u8; EntryHeader::SIZE] {
+        let mut out = [0; EntryHeader::SIZE];
+        out[6] = self.operation as u8;
+        put(&mut out, 12, self.data_crc32c.to_le_bytes());
+        self.object.put(&mut out, 16);
+        put(&mut out, 40, self.version.to_le_bytes());
+        put(&mut out, 48, self.sequence.to_le_bytes());
+        put(&mut out, 56, self.epoch.to_le_bytes());
+        put(&mut out, 60, self.length.to_le_bytes());
+        put(&mut out, 64, self.commit_point.to_le_bytes());
+        put(&mut out, 72, self.client.to_le_bytes());
+        put(&mut out, 80, self.client_number.to_le_bytes());
+        put(&mut out, 88, self.offset.to_le_bytes());
+        put(&mut out, 96, position.to_le_bytes());
+        put(&mut out, 104, log);
+        put(&mut out, 120, self.mtime_ns.to_le_bytes());
+        seal(&mut out, ENTRY_MAGIC);
+        out
+    }
+
+    /// Decodes what was read at a position of a log. The data is not checked.
+    ///
+    /// # Errors
+    /// The first field that no entry of this version, log and position has. After the last entry that was written
+    /// completely, any bytes can be found: an entry of an earlier lap has another position.
+    pub fn decode(from: &[u8], log: [u8; 16], position: u64) -> Result<EntryHeader, DecodeError> {
+        open("the log entry", from, EntryHeader::SIZE, ENTRY_MAGIC)?;
+        check_zero("a reserved field of the log entry", from, 7..8)?;
+        check_zero("a reserved field of the log entry", from, 92..96)?;
+        check_location(u64_at(from, 96), position, 96)?;
+        if array(from, 104) != log {
+            return Err(DecodeError::Text { what: "the log entry", reason: "it belongs to another log" });
+        }
+        let operation = Operation::ALL.into_iter().find(|known| *known as u8 == from[6]);
+        let entry = EntryHeader {
+            operation: operation.ok_or(DecodeError::value("the operation", 6, from[6].into()))?,
+            object: ObjectId::at(from, 16),
+            version: u64_at(from, 40),
+            sequence: u64_at(from, 48),
+            epoch: u32_at(from, 56),
+            offset: u32_at(from, 88),
+            length: u32_at(from, 60),
+            commit_point: u64_at(from, 64),
+            client: u64_at(from, 72),
+            client_number: u64_at(from, 80),
+            mtime_ns: u64_at(from, 120),
+            data_crc32c: u32_at(from, 12),
+        };
+        let end = u64::from(entry.offset) + u64::from(entry.length);
+        let has_range = matches!(entry.operation, Operation::Write | Operation::WriteZeroes);
+        if end > OBJECT_BYTES as u64 || has_range != (entry.length > 0) {
+            return Err(DecodeError::value("the length of the operation", 60, entry.length.into()));
+        }
+        Ok(entry)
+    }
+}
+
+const _: () = assert!(16 + ObjectId::SIZE == 40);

@@ -1,0 +1,168 @@
+//! The superblock of a device and the headers of its partitions.
+
+use codec::DecodeError;
+
+use crate::fields::{array, check_location, check_zero, open, put, seal, u32_at, u64_at};
+use crate::{BLOCK_BYTES, BLOCKS_PER_EXTENT, SECTOR_BYTES};
+
+const SUPERBLOCK_MAGIC: [u8; 4] = *b"RBSB";
+const PARTITION_MAGIC: [u8; 4] = *b"RBPT";
+
+/// The identity of a device and its division into partitions. It is in block 0, and a copy in the last block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// The cluster, a UUID.
+    pub cluster: [u8; 16],
+    /// The node that owns the device, a UUID.
+    pub node: [u8; 16],
+    /// The device, a UUID.
+    pub device: [u8; 16],
+    /// Size of the device in blocks when it was formatted.
+    pub device_blocks: u64,
+    /// Size of each partition in blocks; the first begins at block 1.
+    pub partition_blocks: u64,
+    /// Number of partitions.
+    pub partitions: u32,
+    /// Number of onodes of each partition, a multiple of 8.
+    pub onodes_per_partition: u32,
+}
+
+impl Superblock {
+    /// Encodes the superblock for block `location`.
+    pub fn encode(&self, location: u64) -> [u8; SECTOR_BYTES] {
+        let mut out = [0; SECTOR_BYTES];
+        put(&mut out, 16, location.to_le_bytes());
+        put(&mut out, 24, self.cluster);
+        put(&mut out, 40, self.node);
+        put(&mut out, 56, self.device);
+        put(&mut out, 72, self.device_blocks.to_le_bytes());
+        put(&mut out, 80, self.partition_blocks.to_le_bytes());
+        put(&mut out, 88, self.partitions.to_le_bytes());
+        put(&mut out, 92, self.onodes_per_partition.to_le_bytes());
+        seal(&mut out, SUPERBLOCK_MAGIC);
+        out
+    }
+
+    /// Decodes what was read from block `location`.
+    ///
+    /// # Errors
+    /// The first field that no superblock of this version and place has.
+    pub fn decode(from: &[u8], location: u64) -> Result<Superblock, DecodeError> {
+        open("the superblock", from, SECTOR_BYTES, SUPERBLOCK_MAGIC)?;
+        check_zero("a reserved field of the superblock", from, 6..8)?;
+        check_zero("a reserved field of the superblock", from, 12..16)?;
+        check_location(u64_at(from, 16), location, 16)?;
+        check_zero("a reserved field of the superblock", from, 96..SECTOR_BYTES)?;
+        let superblock = Superblock {
+            cluster: array(from, 24),
+            node: array(from, 40),
+            device: array(from, 56),
+            device_blocks: u64_at(from, 72),
+            partition_blocks: u64_at(from, 80),
+            partitions: u32_at(from, 88),
+            onodes_per_partition: u32_at(from, 92),
+        };
+        let partitions = u64::from(superblock.partitions).checked_mul(superblock.partition_blocks);
+        let end = partitions.and_then(|blocks| blocks.checked_add(2));
+        if superblock.partitions == 0 || end.is_none_or(|end| end > superblock.device_blocks) {
+            return Err(DecodeError::value("the number of partitions", 88, superblock.partitions.into()));
+        }
+        if superblock.layout().is_none() {
+            return Err(DecodeError::value("the size of a partition", 80, superblock.partition_blocks));
+        }
+        Ok(superblock)
+    }
+
+    /// First block of a partition.
+    pub fn partition_start(&self, partition: u32) -> u64 {
+        1 + u64::from(partition) * self.partition_blocks
+    }
+
+    /// The areas of a partition; `None` if a partition has no room for an extent.
+    pub fn layout(&self) -> Option<PartitionLayout> {
+        PartitionLayout::new(self.partition_blocks, self.onodes_per_partition)
+    }
+}
+
+/// The areas of a partition, in blocks from its start: header, onodes, checksums, extents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartitionLayout {
+    /// Number of onodes.
+    pub onodes: u32,
+    /// First block of the checksum table.
+    pub checksums_start: u64,
+    /// First block of extent 1. Extents count from 1.
+    pub extents_start: u64,
+    /// Number of extents.
+    pub extents: u32,
+}
+
+impl PartitionLayout {
+    /// First block of the onodes.
+    pub const ONODES_START: u64 = 1;
+
+    /// Onodes of a block.
+    pub const ONODES_PER_BLOCK: u32 = (BLOCK_BYTES / SECTOR_BYTES) as u32;
+
+    /// Checksums of a block of the table, four bytes each.
+    pub const CHECKSUMS_PER_BLOCK: u64 = (BLOCK_BYTES / 4) as u64;
+
+    fn new(partition_blocks: u64, onodes: u32) -> Option<PartitionLayout> {
+        if onodes == 0 || !onodes.is_multiple_of(Self::ONODES_PER_BLOCK) {
+            return None;
+        }
+        let checksums_start = Self::ONODES_START + u64::from(onodes / Self::ONODES_PER_BLOCK);
+        let rest = partition_blocks.checked_sub(checksums_start)?;
+        // A block of the table serves 1024 blocks; the table is rounded up.
+        let table = rest.div_ceil(Self::CHECKSUMS_PER_BLOCK + 1);
+        let extents = u32::try_from((rest - table) / BLOCKS_PER_EXTENT as u64).ok()?;
+        (extents > 0 && extents < u32::MAX).then_some(PartitionLayout {
+            onodes,
+            checksums_start,
+            extents_start: checksums_start + table,
+            extents,
+        })
+    }
+
+    /// First block of an extent, from the start of the partition.
+    pub fn extent_block(&self, extent: u32) -> u64 {
+        self.extents_start + u64::from(extent - 1) * BLOCKS_PER_EXTENT as u64
+    }
+}
+
+/// The first block of a partition: to which device it belongs, and which one it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartitionHeader {
+    /// The device, a UUID.
+    pub device: [u8; 16],
+    /// Index of the partition.
+    pub index: u32,
+    /// Number of onodes.
+    pub onodes: u32,
+}
+
+impl PartitionHeader {
+    /// Encodes the header for block `location` of the device.
+    pub fn encode(&self, location: u64) -> [u8; SECTOR_BYTES] {
+        let mut out = [0; SECTOR_BYTES];
+        put(&mut out, 16, location.to_le_bytes());
+        put(&mut out, 24, self.device);
+        put(&mut out, 40, self.index.to_le_bytes());
+        put(&mut out, 44, self.onodes.to_le_bytes());
+        seal(&mut out, PARTITION_MAGIC);
+        out
+    }
+
+    /// Decodes what was read from block `location` of the device.
+    ///
+    /// # Errors
+    /// The first field that no header of this version and place has.
+    pub fn decode(from: &[u8], location: u64) -> Result<PartitionHeader, DecodeError> {
+        open("the partition header", from, SECTOR_BYTES, PARTITION_MAGIC)?;
+        check_zero("a reserved field of the partition header", from, 6..8)?;
+        check_zero("a reserved field of the partition header", from, 12..16)?;
+        check_location(u64_at(from, 16), location, 16)?;
+        check_zero("a reserved field of the partition header", from, 48..SECTOR_BYTES)?;
+        Ok(PartitionHeader { device: array(from, 24), index: u32_at(from, 40), onodes: u32_at(from, 44) })
+    }
+}

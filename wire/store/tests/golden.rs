@@ -1,0 +1,186 @@
+//! Bytes made by another encoder (Python's `struct`, with a bitwise CRC32C of RFC 3720) from the tables of
+//! `docs/formats/store.md`. The checksum covers what follows the first 128 bytes.
+#![allow(clippy::unwrap_used)]
+
+use wire_store::*;
+
+const SUPERBLOCK: &str = "\
+    5242534201000000335198c8000000000000000000000000010101010101010101010101010101010202020202020202\
+    0202020202020202030303030303030303030303030303031027000000000000a00f0000000000000200000040000000\
+    0000000000000000000000000000000000000000000000000000000000000000";
+const PARTITION: &str = "\
+    5242505401000000147f9d7200000000a10f000000000000030303030303030303030303030303030100000040000000\
+    000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000\
+    0000000000000000000000000000000000000000000000000000000000000000";
+const INLINE_ONODE: &str = "\
+    52424f4e0100010088ad811f110000000700000009000000887766554433221105000000000000006400000000000000\
+    c80000000000000003000000050000001581e97df4102211000000000000000000000000000000000000000000000000\
+    0000000000000000000000000000000000000000000000000000000000000000";
+const MAPPED_ONODE: &str = "\
+    52424f4e0100020005a64a35110000000700000009000000887766554433221105000000000000006400000000000000\
+    c80000000000000003000000000000001581e97df4102211000000000000000000000000000000000000000000000000\
+    0000000000000000000000000000000000000000000000000000000000000000";
+const LOG_HEADER: &str = "\
+    52424c4801000000fd749ff601000000040404040404040404040404040404040c000000000000000700000003000000\
+    00001000000000005634120000000000c800000000000000c70000000000000000000000000000000000000000000000\
+    0000000000000000000000000000000000000000000000000000000000000000";
+const ENTRY: &str = "\
+    52424c4501000100acf21ab4efbeadde0700000009000000887766554433221105000000000000006400000000000000\
+    c8000000000000000300000000100000c7000000000000004d000000000000004e000000000000000020000000000000\
+    5634120000000000040404040404040404040404040404041581e97df4102211";
+
+const ID: ObjectId = ObjectId { group: 7, volume: 0x1122_3344_5566_7788, index: 9, suffix: 5 };
+
+/// The first 128 bytes, in hexadecimal.
+fn head(bytes: &[u8]) -> String {
+    bytes[..128].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn superblock() -> Superblock {
+    Superblock {
+        cluster: [1; 16],
+        node: [2; 16],
+        device: [3; 16],
+        device_blocks: 10_000,
+        partition_blocks: 4000,
+        partitions: 2,
+        onodes_per_partition: 64,
+    }
+}
+
+fn onode(content: OnodeContent) -> Onode {
+    Onode { id: ID, version: 100, sequence: 200, epoch: 3, mtime_ns: 1_234_567_890_123_456_789, content }
+}
+
+fn mapped() -> Onode {
+    let mut map = ObjectBlockMap::default();
+    (map.extents[0], map.extents[63]) = (5, 0x0102_0304);
+    for block in [0, 7, 1023] {
+        assert!(!map.set_written(block, true));
+    }
+    onode(OnodeContent::Mapped(Box::new(map)))
+}
+
+fn log_header() -> LogHeader {
+    LogHeader {
+        log: [4; 16],
+        generation: 12,
+        group: 7,
+        epoch: 3,
+        capacity: 1 << 20,
+        head: 0x12_3456,
+        head_sequence: 200,
+        commit_point: 199,
+    }
+}
+
+fn entry() -> EntryHeader {
+    EntryHeader {
+        operation: Operation::Write,
+        object: ID,
+        version: 100,
+        sequence: 200,
+        epoch: 3,
+        offset: 8192,
+        length: 4096,
+        commit_point: 199,
+        client: 77,
+        client_number: 78,
+        mtime_ns: 1_234_567_890_123_456_789,
+        data_crc32c: 0xdead_beef,
+    }
+}
+
+#[test]
+fn encodings_are_those_of_the_documented_tables() {
+    assert_eq!(head(&superblock().encode(0)), SUPERBLOCK);
+    let header = PartitionHeader { device: [3; 16], index: 1, onodes: 64 };
+    assert_eq!(head(&header.encode(4001)), PARTITION);
+    assert_eq!(head(&onode(OnodeContent::Inline(b"small".to_vec())).encode(17)), INLINE_ONODE);
+    assert_eq!(head(&mapped().encode(17)), MAPPED_ONODE);
+    assert_eq!(head(&log_header().encode(1)), LOG_HEADER);
+    assert_eq!(head(&entry().encode([4; 16], 0x12_3456)), ENTRY);
+}
+
+#[test]
+fn areas_of_a_partition_do_not_overlap_and_fit() {
+    let mut superblock = superblock();
+    for partition_blocks in [26, 27, 4000, 1 << 20, 1 << 28] {
+        superblock.partition_blocks = partition_blocks;
+        let layout = superblock.layout().unwrap();
+        let table = layout.extents_start - layout.checksums_start;
+        let data = u64::from(layout.extents) * BLOCKS_PER_EXTENT as u64;
+        assert_eq!(layout.checksums_start, PartitionLayout::ONODES_START + 8);
+        assert!(table * PartitionLayout::CHECKSUMS_PER_BLOCK >= data);
+        assert!(layout.extents_start + data <= partition_blocks);
+        // At most an extent and a rounded block of the table are unused.
+        assert!(layout.extents_start + data + 17 > partition_blocks);
+    }
+    superblock.partition_blocks = 25;
+    assert_eq!(superblock.layout(), None);
+}
+
+/// Decodes `bytes` as every structure; the names of those that accept it.
+fn accepted(bytes: &[u8], place: u64) -> Vec<&'static str> {
+    let mut names = Vec::new();
+    names.extend(Superblock::decode(bytes, place).ok().map(|_| "superblock"));
+    names.extend(PartitionHeader::decode(bytes, place).ok().map(|_| "partition"));
+    names.extend(Onode::decode(bytes, place as u32).ok().map(|_| "onode"));
+    names.extend(LogHeader::decode(bytes, place as u32).ok().map(|_| "log"));
+    names.extend(EntryHeader::decode(bytes, [4; 16], place).ok().map(|_| "entry"));
+    names
+}
+
+fn all_structures() -> Vec<(&'static str, Vec<u8>)> {
+    vec![
+        ("superblock", superblock().encode(17).to_vec()),
+        ("partition", PartitionHeader { device: [3; 16], index: 1, onodes: 64 }.encode(17).to_vec()),
+        ("onode", onode(OnodeContent::Inline(b"small".to_vec())).encode(17).to_vec()),
+        ("onode", mapped().encode(17).to_vec()),
+        ("log", log_header().encode(17).to_vec()),
+        ("entry", entry().encode([4; 16], 17).to_vec()),
+    ]
+}
+
+#[test]
+fn foreign_misplaced_truncated_and_damaged_structures_are_rejected() {
+    for (name, bytes) in all_structures() {
+        assert_eq!(accepted(&bytes, 17), [name]);
+        assert!(accepted(&bytes, 18).is_empty(), "a misplaced {name}");
+        for length in 0..bytes.len() {
+            assert!(accepted(&bytes[..length], 17).is_empty(), "{name} of {length} bytes");
+        }
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(accepted(&damaged, 17).is_empty(), "{name} with bit {bit} flipped");
+        }
+    }
+    assert_eq!(
+        EntryHeader::decode(&entry().encode([4; 16], 17), [5; 16], 17).unwrap_err().to_string(),
+        "the log entry: it belongs to another log"
+    );
+}
+
+#[test]
+fn an_unknown_version_is_named() {
+    let mut bytes = superblock().encode(0);
+    bytes[4] = 2;
+    let error = Superblock::decode(&bytes, 0).unwrap_err();
+    assert_eq!(error.to_string(), "the format version at byte 4 has the value 0x2");
+}
+
+#[test]
+fn a_superblock_with_impossible_geometry_is_rejected() {
+    let change = |change: fn(&mut Superblock)| {
+        let mut changed = superblock();
+        change(&mut changed);
+        Superblock::decode(&changed.encode(0), 0).unwrap_err().to_string()
+    };
+    assert!(change(|s| s.partitions = 3).contains("number of partitions"));
+    assert!(change(|s| s.partitions = 0).contains("number of partitions"));
+    assert!(change(|s| s.partition_blocks = u64::MAX).contains("number of partitions"));
+    assert!(change(|s| s.partition_blocks = 9).contains("size of a partition"));
+    assert!(change(|s| s.onodes_per_partition = 63).contains("size of a partition"));
+    assert!(change(|s| s.onodes_per_partition = !7).contains("size of a partition"));
+}
