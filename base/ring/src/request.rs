@@ -142,6 +142,18 @@ pub enum Payload<D> {
     Found(Option<u64>),
 }
 
+impl<D> Payload<D> {
+    /// The data, or none.
+    #[inline]
+    pub fn from_data(data: Option<impl Into<D>>) -> Payload<D> {
+        // Unlike `map_or`, which makes and drops a payload in vain.
+        match data {
+            Some(data) => Payload::Data(data.into()),
+            None => Payload::None,
+        }
+    }
+}
+
 /// One I/O to submit. It owns its data until it is returned as a [`Completion`].
 #[derive(Debug)]
 pub struct Request<D> {
@@ -231,7 +243,7 @@ impl<D> Request<D> {
     /// Sets the data, or none.
     #[inline]
     pub fn set_data(&mut self, data: Option<impl Into<D>>) {
-        let payload = data.map_or(Payload::None, |data| Payload::Data(data.into()));
+        let payload = Payload::from_data(data);
         let previous = std::mem::replace(&mut self.payload, payload);
         // Mostly there is none, which the drop of a payload, a call, would find out too.
         if !matches!(previous, Payload::None) {
@@ -268,6 +280,16 @@ impl<D> Completion<D> {
     /// The completed request.
     pub const fn request(&self) -> &Request<D> {
         &self.request
+    }
+
+    /// Returns the data that the request carried, protected or not.
+    #[inline]
+    pub fn into_data(self) -> Option<D> {
+        match self.request.payload {
+            Payload::Data(data) => Some(data),
+            Payload::Protected(protected) => Some(protected.data),
+            _ => None,
+        }
     }
 
     /// Returns the request with its payload, to read the data or to submit it again.

@@ -131,7 +131,7 @@ impl AsyncChannel {
         request.set_data(Some(buffer));
         let completion = self.submit(request).await;
         let status = completion.status();
-        let data = completion.into_request().take_data().expect("a completion gives the data back");
+        let data = completion.into_data().expect("a completion gives the data back");
         let buffer = data.into_single().expect("data comes back as it was submitted");
         if status.is_success() { Ok(buffer) } else { Err((status, buffer)) }
     }

@@ -590,5 +590,5 @@ impl<L> Drop for IoQueue<L> {
 /// The buffer of a completed request, which was submitted with one or none.
 #[inline]
 fn into_buffer(completion: Completion<Data>) -> Option<Buffer> {
-    completion.into_request().take_data().and_then(|data| data.into_single().ok())
+    completion.into_data().and_then(|data| data.into_single().ok())
 }

@@ -83,21 +83,24 @@ impl<T: IoTransport> Execution<'_, T> {
     fn accept_moved(&mut self, plan: &IoPlan, op: Op, bytes: u32, moved: MovedData<T::Location>) {
         let MovedData { token, location, room, immediate } = moved;
         let buffer = self.take_buffer(room);
-        let command = Command::new(token, CommandState::Planned(*plan), location, bytes);
+        // Each command is made as it will be: a change of its state or data would drop the previous one.
         match (op, buffer) {
             (Op::Read, Some(buffer)) => {
-                let command = Command { state: CommandState::Reading, ..command };
-                let slot = self.queue.insert(Command { buffer_bytes: room, ..command });
+                let (state, token) = (CommandState::Reading, Some(token));
+                let (data, length, buffer_bytes) = (CommandData::None, bytes, room);
+                let slot = self.queue.insert(Command { token, state, location, data, length, buffer_bytes });
                 self.submit(slot, Op::Read, plan, Some(buffer));
             }
             (Op::Write, Some(buffer)) => {
-                let data = CommandData::Buffer(buffer);
-                let slot = self.queue.insert(Command { data, buffer_bytes: room, ..command });
+                let (state, token) = (CommandState::Planned(*plan), Some(token));
+                let (data, length, buffer_bytes) = (CommandData::Buffer(buffer), bytes, room);
+                let slot = self.queue.insert(Command { token, state, location, data, length, buffer_bytes });
                 // An I/O command is never the owner's.
                 _ = self.receive(slot);
             }
             _ => {
-                let slot = self.queue.insert(command);
+                let slot =
+                    self.queue.insert(Command::new(token, CommandState::Planned(*plan), location, bytes));
                 self.without_buffer(slot, room, immediate);
             }
         }
@@ -490,7 +493,7 @@ impl<T: IoTransport> Execution<'_, T> {
     #[inline]
     fn submit(&mut self, slot: Slot, op: Op, plan: &IoPlan, buffer: Option<Buffer>) {
         let backend = self.queue.namespaces.entry(plan).backend;
-        let payload = buffer.map_or(Payload::None, |buffer| Payload::Data(buffer.into()));
+        let payload = Payload::from_data(buffer);
         let mut request = Request::with_payload(self.queue.tag(slot), op, plan.lba, plan.blocks, payload);
         request.flags = plan.flags;
         match self.transport.submit(backend, request) {

@@ -116,7 +116,7 @@ impl Session {
         out: &mut SendQueue,
     ) {
         let status = completion.status();
-        let data = completion.into_request().take_data();
+        let data = completion.into_data();
         let old = data.and_then(|data| data.into_single().ok());
         if !status.is_success() {
             self.held_bytes -= old.as_ref().map_or(0, Buffer::len);
@@ -167,7 +167,7 @@ impl Session {
         out: &mut SendQueue,
     ) {
         let status = completion.status();
-        let old = completion.into_request().take_data();
+        let old = completion.into_data();
         self.held_bytes -= old.as_ref().map_or(0, Data::len);
         let Some(command) = self.commands.get_mut(slot) else { return };
         let is_conflict = status.same_code(Status::COMPARE_FAILURE);
@@ -188,7 +188,7 @@ impl Session {
         out: &mut SendQueue,
     ) {
         let status = completion.status();
-        let new = completion.into_request().take_data();
+        let new = completion.into_data();
         let Some(command) = self.commands.get_mut(slot) else { return };
         // The compare says why.
         let follows_compare = status.same_code(Status::FUSED_FAILED);
