@@ -1,8 +1,9 @@
 //! The byte stream that a protocol reads and writes, without knowing what secures or carries it.
 
 use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::BorrowedFd;
 
-use crate::{ConnectionId, Network, TransferResult};
+use crate::{ConnectionId, Network, ReceivedDescriptors, TransferResult};
 
 /// The result of sending everything that is queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,32 @@ pub trait ByteStream {
     /// Writes from `parts`, in order. See [`Network::send`].
     fn send(&mut self, parts: &[IoSlice<'_>]) -> TransferResult;
 
+    /// As [`receive`](Self::receive), with file descriptors. See [`Network::receive_with_descriptors`]. By default, as
+    /// for TLS, there are none.
+    #[inline]
+    fn receive_with_descriptors(
+        &mut self,
+        parts: &mut [IoSliceMut<'_>],
+        descriptors: &mut ReceivedDescriptors,
+    ) -> TransferResult {
+        let _ = descriptors;
+        self.receive(parts)
+    }
+
+    /// As [`send`](Self::send), with file descriptors. See [`Network::send_with_descriptors`]. By default it returns
+    /// `Failed(Unsupported)` if there are any.
+    #[inline]
+    fn send_with_descriptors(
+        &mut self,
+        parts: &[IoSlice<'_>],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> TransferResult {
+        match descriptors {
+            [] => self.send(parts),
+            _ => TransferResult::Failed(io::ErrorKind::Unsupported),
+        }
+    }
+
     /// Writes accepted bytes that the implementation keeps. By default there are none.
     #[inline]
     fn flush(&mut self) -> FlushStatus {
@@ -55,5 +82,22 @@ impl<N: Network> ByteStream for PlainStream<'_, N> {
     #[inline]
     fn send(&mut self, parts: &[IoSlice<'_>]) -> TransferResult {
         self.network.send(self.connection, parts)
+    }
+    #[inline]
+    fn receive_with_descriptors(
+        &mut self,
+        parts: &mut [IoSliceMut<'_>],
+        descriptors: &mut ReceivedDescriptors,
+    ) -> TransferResult {
+        self.network.receive_with_descriptors(self.connection, parts, descriptors)
+    }
+
+    #[inline]
+    fn send_with_descriptors(
+        &mut self,
+        parts: &[IoSlice<'_>],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> TransferResult {
+        self.network.send_with_descriptors(self.connection, parts, descriptors)
     }
 }

@@ -209,7 +209,7 @@ impl<D: AsFd> MessageQueue<D> {
     }
 
     /// Sends as much as `send` accepts. `send` gets bytes and the descriptors of the first of them, and does what
-    /// [`DescriptorNetwork::send_with_descriptors`](crate::DescriptorNetwork::send_with_descriptors) does.
+    /// [`Network::send_with_descriptors`](crate::Network::send_with_descriptors) does.
     pub fn flush(
         &mut self,
         mut send: impl FnMut(&[IoSlice<'_>], &[BorrowedFd<'_>]) -> TransferResult,

@@ -5,10 +5,10 @@
 //! the core's event loop (io_uring, or epoll where io_uring is not allowed). [`SimulatedNetwork`] is a
 //! pair of in-memory networks for tests that shortens, delays and breaks streams, reproducibly by seed.
 //!
-//! A protocol reads and writes a [`ByteStream`], the place of TLS; [`PlainStream`] is a connection as it is. What not
-//! every network can do has a trait of its own: [`DescriptorNetwork`] passes file descriptors, and with
-//! [`OwnedTransfers`] the network owns memory until the kernel no longer uses it (zero-copy sends, receives into
-//! buffers that the kernel selects).
+//! A protocol reads and writes a [`ByteStream`], the place of TLS; [`PlainStream`] is a connection as it is. UNIX sockets
+//! and their simulation carry file descriptors with the bytes. With [`OwnedTransfers`], which not every network has, the
+//! network owns memory until the kernel no longer uses it (zero-copy sends, receives into buffers that the kernel
+//! selects).
 //!
 //! Reads are zero-copy into the payload: the caller passes the rest of the payload's buffer first and a
 //! scratch area after it, and one call fills both. Idle connections use no buffers.
@@ -152,6 +152,39 @@ pub trait Network {
     /// Writes from `parts`, in order.
     fn send(&mut self, connection: ConnectionId, parts: &[IoSlice<'_>]) -> TransferResult;
 
+    /// As [`receive`](Self::receive), and adds the file descriptors that come with the bytes to `descriptors`. They arrive
+    /// with the byte that they were sent with, and a read never includes bytes behind the next one that has some;
+    /// `receive` closes them. It returns `Failed(QuotaExceeded)` if they exceed the limit of `descriptors`, or if this
+    /// process may open no more; all descriptors of the read are closed then, and the connection should be.
+    ///
+    /// Only UNIX sockets and their simulation carry descriptors. On other connections it is `receive`.
+    #[inline]
+    fn receive_with_descriptors(
+        &mut self,
+        connection: ConnectionId,
+        parts: &mut [IoSliceMut<'_>],
+        descriptors: &mut ReceivedDescriptors,
+    ) -> TransferResult {
+        let _ = descriptors;
+        self.receive(connection, parts)
+    }
+
+    /// As [`send`](Self::send), and passes duplicates of `descriptors`, at most [`DESCRIPTORS_PER_MESSAGE_MAX`], with
+    /// the first byte: with [`TransferResult::Bytes`] all of them, otherwise none. [`MessageQueue`] keeps track of this.
+    /// It returns `Failed(Unsupported)` for descriptors on a connection that cannot carry them.
+    #[inline]
+    fn send_with_descriptors(
+        &mut self,
+        connection: ConnectionId,
+        parts: &[IoSlice<'_>],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> TransferResult {
+        match descriptors {
+            [] => self.send(connection, parts),
+            _ => TransferResult::Failed(io::ErrorKind::Unsupported),
+        }
+    }
+
     /// The byte stream of a connection.
     #[inline]
     fn stream(&mut self, connection: ConnectionId) -> PlainStream<'_, Self>
@@ -166,32 +199,6 @@ pub trait Network {
 
     /// Whether [`poll`](Self::poll) has events that the core's event loop will not report.
     fn is_pending(&self) -> bool;
-}
-
-/// A [`Network`] whose connections can carry file descriptors with their bytes: UNIX sockets, and their simulation.
-///
-/// Descriptors arrive with the byte that they were sent with, and a read never includes bytes behind the next one that
-/// has some. [`Network::receive`] closes those that come with its bytes.
-pub trait DescriptorNetwork: Network {
-    /// As [`receive`](Network::receive), and adds the descriptors that come with the bytes to `descriptors`. It
-    /// returns `Failed(QuotaExceeded)` if they exceed its limit, or if this process may open no more; all descriptors
-    /// of the read are closed then, and the connection should be.
-    fn receive_with_descriptors(
-        &mut self,
-        connection: ConnectionId,
-        parts: &mut [IoSliceMut<'_>],
-        descriptors: &mut ReceivedDescriptors,
-    ) -> TransferResult;
-
-    /// As [`send`](Network::send), and passes duplicates of `descriptors`, at most
-    /// [`DESCRIPTORS_PER_MESSAGE_MAX`], with the first byte: with [`TransferResult::Bytes`] all of them, otherwise
-    /// none. [`MessageQueue`] keeps track of this. It returns `Failed(Unsupported)` for descriptors on a TCP connection.
-    fn send_with_descriptors(
-        &mut self,
-        connection: ConnectionId,
-        parts: &[IoSlice<'_>],
-        descriptors: &[BorrowedFd<'_>],
-    ) -> TransferResult;
 }
 
 #[cfg(test)]

@@ -11,8 +11,7 @@ use random::WyRand;
 use slots::{Slab, Slot};
 
 use crate::{
-    ConnectionId, DescriptorNetwork, ListenerId, Network, NetworkEvent, ReceivedDescriptors, StreamAddress,
-    TransferResult,
+    ConnectionId, ListenerId, Network, NetworkEvent, ReceivedDescriptors, StreamAddress, TransferResult,
 };
 
 /// Faults of simulated streams, each as a rate in calls per mille.
@@ -248,9 +247,7 @@ impl Network for SimulatedNetwork {
     fn is_pending(&self) -> bool {
         true
     }
-}
 
-impl DescriptorNetwork for SimulatedNetwork {
     fn receive_with_descriptors(
         &mut self,
         connection: ConnectionId,

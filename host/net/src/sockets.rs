@@ -12,10 +12,7 @@ use slots::{Slab, Slot};
 use self::listeners::{Listeners, RETRY_TAG};
 use self::owned::{ConnectionTransfers, Transfers};
 use crate::descriptors::{self, ReceivedDescriptors, Wait};
-use crate::{
-    ConnectionId, DescriptorNetwork, ListenerId, Network, NetworkEvent, SocketStream, StreamAddress,
-    TransferResult,
-};
+use crate::{ConnectionId, ListenerId, Network, NetworkEvent, SocketStream, StreamAddress, TransferResult};
 
 mod listeners;
 mod owned;
@@ -317,13 +314,7 @@ impl Network for Sockets {
             || self.listeners.is_pending()
             || self.transfers.as_ref().is_some_and(|transfers| transfers.is_pending())
     }
-}
 
-fn quota_exceeded() -> io::Error {
-    io::ErrorKind::QuotaExceeded.into()
-}
-
-impl DescriptorNetwork for Sockets {
     fn receive_with_descriptors(
         &mut self,
         connection: ConnectionId,
@@ -363,4 +354,8 @@ impl DescriptorNetwork for Sockets {
             descriptors::send_with_descriptors(&*connection.socket, parts, descriptors, Wait::No)
         })
     }
+}
+
+fn quota_exceeded() -> io::Error {
+    io::ErrorKind::QuotaExceeded.into()
 }

@@ -15,8 +15,8 @@ use slots::Slab;
 use super::{LISTENER_BIT, quota_exceeded};
 use crate::{ListenerId, NetworkEvent, SocketStream, StreamAddress, UnixListenSocket, stream};
 
-/// Maximum number of listeners on one core.
-const LISTENERS_MAX: u32 = 64;
+/// Maximum number of listeners on one core: each virtual machine of a host may have a UNIX socket of its own.
+const LISTENERS_MAX: u32 = 1024;
 /// Maximum number of connections accepted per listener and poll, so that a connection flood does not starve the
 /// established connections.
 const ACCEPTS_PER_POLL_MAX: usize = 64;

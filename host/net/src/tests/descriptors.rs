@@ -52,7 +52,7 @@ fn is_closed(reader: &OwnedFd) -> bool {
 }
 
 /// Sends messages with descriptors until all have arrived, through reads that end anywhere; `turn` lets time pass.
-fn exchange<N: DescriptorNetwork>(
+fn exchange<N: Network>(
     networks: &mut [N],
     near: (usize, ConnectionId),
     far: (usize, ConnectionId),
