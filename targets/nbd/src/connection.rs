@@ -193,7 +193,7 @@ impl ProtocolConnection<NbdCore> for NbdConnection {
     }
 
     #[inline]
-    fn complete(&mut self, tag: u32, completion: bdev::Completion) {
+    fn complete(&mut self, tag: u64, completion: bdev::Completion) {
         if let Some(session) = &mut self.session {
             session.complete(tag, completion, &mut self.out);
         }

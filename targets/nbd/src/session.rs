@@ -421,11 +421,11 @@ impl Session {
 
     /// A device request has completed.
     #[inline]
-    pub(crate) fn complete(&mut self, tag: u32, completion: bdev::Completion, out: &mut SendQueue) {
+    pub(crate) fn complete(&mut self, tag: u64, completion: bdev::Completion, out: &mut SendQueue) {
         self.outstanding -= 1;
         let role = Role::ALL[(tag >> 8 & 0xff) as usize];
-        let Some(slot) = self.commands.slot_at(tag & 0xff) else { return };
-        if role.tag(slot).0 != u64::from(tag) {
+        let Some(slot) = self.commands.slot_at((tag & 0xff) as u32) else { return };
+        if role.tag(slot).0 != tag {
             return;
         }
         match role {

@@ -113,8 +113,8 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
     }
 
     #[inline]
-    fn complete(&mut self, tag: u32, completion: Completion<dma::Data>) {
-        self.state.queue.complete(Tag(tag.into()), completion, &mut self.state.link);
+    fn complete(&mut self, tag: u64, completion: Completion<dma::Data>) {
+        self.state.queue.complete(Tag(tag), completion, &mut self.state.link);
     }
 
     /// Sends queued PDUs until the socket's buffer is full.

@@ -1,13 +1,18 @@
 //! The connections of a core, and the lists of those that have work.
 
+use std::vec::Drain;
+
 use slots::{Slab, Slot};
 use sockets::{ConnectionId, StreamAddress};
 
+use crate::protocol::{Protocol, ProtocolConnection, REQUEST_TAG_BITS, REQUEST_TAG_MASK};
 use crate::timers::NEVER_NS;
 
-/// Connections of a core. A request's tag has 16 bits for the connection.
+/// First bit of the connection's index in a request's tag; bits of its generation are between this and the protocol's.
+pub(crate) const CONNECTION_SHIFT: u32 = 52;
+/// Connections of a core.
 pub(crate) const CONNECTIONS_MAX: u32 = sockets::CONNECTIONS_MAX;
-const _: () = assert!(CONNECTIONS_MAX <= 1 << 16);
+const _: () = assert!(CONNECTIONS_MAX <= 1 << (64 - CONNECTION_SHIFT));
 
 /// The connections of a core.
 ///
@@ -28,6 +33,7 @@ pub struct ConnectionEntry<C> {
     /// The protocol's connection.
     pub connection: C,
     pub(crate) id: ConnectionId,
+    /// The peer's address; that of the listener if the peer is unnamed.
     pub(crate) peer: StreamAddress,
     pub(crate) requests: ConnectionRequests,
     /// The time of its timer in [`Timers`](crate::timers::Timers); `NEVER_NS` without one.
@@ -36,6 +42,8 @@ pub struct ConnectionEntry<C> {
     pub(crate) drain_deadline_ns: u64,
     pub(crate) dirty: bool,
     pub(crate) waiting: bool,
+    /// It is on the group's list of polled connections.
+    pub(crate) polled: bool,
     pub(crate) closing: bool,
     /// The peer has still to log in.
     pub(crate) awaits_login: bool,
@@ -46,7 +54,7 @@ pub struct ConnectionEntry<C> {
 /// The device requests of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionRequests {
-    /// Bits 63:32 of their tags: the index and generation of the connection's slot.
+    /// The upper bits of their tags: index and generation of the connection's slot.
     pub(crate) tag_base: u64,
     /// Requests in flight.
     pub(crate) outstanding: u32,
@@ -115,6 +123,42 @@ impl<C> Connections<C> {
         }
     }
 
+    /// Passes the next `count` completed requests to their connection, and removes a closed one after its last.
+    /// `tag_base` is the upper part of their tags. Some may be left, which are to be dropped; returns how many.
+    #[inline]
+    pub(crate) fn complete<P: Protocol<Connection = C>>(
+        &mut self,
+        tag_base: u64,
+        completions: &mut Drain<'_, bdev::Completion>,
+        count: usize,
+    ) -> usize
+    where
+        C: ProtocolConnection<P>,
+    {
+        let Some(slot) = self.slab.slot_at((tag_base >> CONNECTION_SHIFT) as u32) else { return count };
+        let Some(entry) = self.slab.get_mut(slot).filter(|entry| entry.requests.tag_base == tag_base) else {
+            return count;
+        };
+        entry.requests.outstanding -= count as u32;
+        if entry.closed {
+            if entry.requests.outstanding == 0 {
+                self.slab.remove(slot);
+            }
+            return count;
+        }
+        let is_done = entry.connection.complete_in_place(&completions.as_slice()[..count]);
+        if !is_done {
+            for completion in completions.by_ref().take(count) {
+                entry.connection.complete(completion.tag().0 & REQUEST_TAG_MASK, completion);
+            }
+        }
+        if !entry.dirty {
+            entry.dirty = true;
+            self.dirty.push(slot);
+        }
+        if is_done { count } else { 0 }
+    }
+
     /// The connection of a network's identifier.
     #[inline]
     pub(crate) fn by_id(&self, id: ConnectionId) -> Option<Slot> {
@@ -132,14 +176,16 @@ impl<C> Connections<C> {
             drain_deadline_ns: NEVER_NS,
             dirty: false,
             waiting: false,
+            polled: false,
             closing: false,
             awaits_login: false,
             closed: false,
         };
         let Ok(slot) = self.slab.insert(entry) else { panic!("a slab with room has none") };
         if let Some(entry) = self.slab.get_mut(slot) {
-            let generation = slot.to_bits() >> 32 & 0xffff;
-            entry.requests.tag_base = u64::from(slot.index()) << 48 | generation << 32;
+            // The index alone names the connection, which stays until its last request has completed.
+            let generation = slot.to_bits() >> 32 << REQUEST_TAG_BITS & ((1 << CONNECTION_SHIFT) - 1);
+            entry.requests.tag_base = u64::from(slot.index()) << CONNECTION_SHIFT | generation;
         }
         let index = id.0.index() as usize;
         if self.by_network.len() <= index {

@@ -1,13 +1,20 @@
 //! One core's connections and its channels to block devices.
 
+mod admission;
+mod closing;
+mod polled;
+
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 use dma::Pool;
 use reactor::{Core, Shutdown};
 use slots::Slot;
 use sockets::{ListenerId, Network, NetworkEvent, StreamAddress};
+
+pub(crate) use admission::GroupShared;
+use polled::add_polled;
 
 use crate::connections::Connections;
 use crate::cores::GroupMessage;
@@ -16,7 +23,7 @@ use crate::logins::{GroupLimits, PendingLogins};
 use crate::mailboxes::{CoreMailboxes, Inbox};
 use crate::poller::PollGroup;
 use crate::protocol::{
-    Accepted, CloseReason, IoContext, MoreToRead, Notice, Protocol, ProtocolConnection, TargetConfig,
+    CloseReason, IoContext, MoreToRead, Notice, Protocol, ProtocolConnection, REQUEST_TAG_MASK, TargetConfig,
 };
 use crate::timers::{NEVER_NS, TimerOwner, Timers};
 
@@ -30,41 +37,6 @@ const RELEASE_DELAY_NS: u64 = 1_000_000_000;
 /// Chunks of 2 MiB that a core keeps nevertheless.
 const CHUNKS_KEPT: usize = 4;
 
-/// What the groups of a target share.
-pub(crate) struct GroupShared<P: Protocol, S> {
-    limits: GroupLimits,
-    statuses: Box<[GroupStatus]>,
-    peers: CoreMailboxes<GroupMessage<P, S>>,
-}
-
-/// What other groups read and set: the load of a group, and a request to recheck its connections.
-#[derive(Default)]
-struct GroupStatus {
-    /// All connections, and those of them whose peers have not logged in.
-    connections: AtomicU32,
-    pending_logins: AtomicU32,
-    recheck: AtomicBool,
-}
-
-impl<P: Protocol, S> GroupShared<P, S> {
-    pub(crate) fn new(
-        limits: GroupLimits,
-        cores: usize,
-        peers: CoreMailboxes<GroupMessage<P, S>>,
-    ) -> GroupShared<P, S> {
-        GroupShared { limits, statuses: (0..cores).map(|_| GroupStatus::default()).collect(), peers }
-    }
-
-    /// Connections of the target whose peers have logged in.
-    fn logged_in(&self) -> u32 {
-        let logged_in = |status: &GroupStatus| {
-            let pending = status.pending_logins.load(Ordering::Relaxed);
-            status.connections.load(Ordering::Relaxed).saturating_sub(pending)
-        };
-        self.statuses.iter().map(logged_in).sum()
-    }
-}
-
 /// The messages and the configuration of a group of connections.
 type ConnectionInbox<P, S> = Inbox<GroupMessage<P, S>, <P as Protocol>::Config>;
 
@@ -73,8 +45,8 @@ type ConnectionInbox<P, S> = Inbox<GroupMessage<P, S>, <P as Protocol>::Config>;
 /// It owns the connections, one channel per block device, the receive scratch area and, on the first core, the
 /// listeners. A connection accepted there goes to the group with the fewest connections and stays.
 ///
-/// Order of a poll: messages; events of the protocol; receive, which fills the devices' batches; submit and poll
-/// devices; send; timers; close connections that are drained. Lists of slots bound the work to the connections that
+/// Order of a poll: messages; events of the protocol; receive, and poll connections whose peers share memory, which fills
+/// the devices' batches; submit and poll devices; send; timers; close connections that are drained. Lists of slots bound the work to the connections that
 /// have some. Nothing locks or allocates per I/O; other groups are reached by mailbox and by the atomics of their status.
 ///
 /// [`TargetCores::start`](crate::TargetCores::start) makes one per reactor; [`standalone`](Self::standalone) is one by
@@ -102,6 +74,8 @@ pub struct ConnectionGroup<P: Protocol, N: Network> {
     resuming: Vec<Slot>,
     /// Connections that wait for what no event reports.
     waiting: Vec<Slot>,
+    /// Connections whose work arrives through memory.
+    polled: Vec<Slot>,
     /// Connections that close when they are drained.
     closing: Vec<Slot>,
     logins: PendingLogins,
@@ -138,6 +112,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
             more_to_read_spare: Vec::new(),
             resuming: Vec::new(),
             waiting: Vec::new(),
+            polled: Vec::new(),
             closing: Vec::new(),
             logins,
             timers: Timers::default(),
@@ -229,81 +204,6 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         }
     }
 
-    /// Assigns an accepted connection to the group with the fewest connections.
-    fn assign_connection(
-        &mut self,
-        listener: ListenerId,
-        stream: N::Stream,
-        peer: StreamAddress,
-        now_ns: u64,
-    ) {
-        let Some((_, portid)) = self.listeners.iter().find(|(id, _)| *id == listener) else { return };
-        let connections_of = |group: usize| self.shared.statuses[group].connections.load(Ordering::Relaxed);
-        if self.stopping || self.shared.logged_in() >= self.shared.limits.connections_max {
-            // Dropping the stream closes it. The peer may retry when others have disconnected.
-            return;
-        }
-        let local = N::local_address_of(&stream).or_else(|| self.network.local_address(listener));
-        let Some(local) = local else { return };
-        // The group that adds it assigns the flow.
-        let accepted = Accepted { portid: *portid, local, peer, flow: 0 };
-        let groups = 0..self.shared.statuses.len();
-        let group = groups.min_by_key(|group| connections_of(*group)).unwrap_or(self.index);
-        // It counts as a pending login until its group knows better.
-        let status = &self.shared.statuses[group];
-        status.pending_logins.fetch_add(1, Ordering::Relaxed);
-        status.connections.fetch_add(1, Ordering::Relaxed);
-        if group == self.index || self.shared.peers.is_empty() {
-            return self.add_connection(stream, accepted, now_ns);
-        }
-        if self.shared.peers.send(group, GroupMessage::Incoming { stream, accepted }).is_err() {
-            // Its mailbox is full, so the group is overloaded: the connection is closed and the peer retries.
-            let status = &self.shared.statuses[group];
-            status.connections.fetch_sub(1, Ordering::Relaxed);
-            status.pending_logins.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Logs that a connection was not accepted; the network retries.
-    #[cold]
-    fn log_failed_accept(&mut self, listener: ListenerId, error: &io::Error) {
-        if let Some(local) = self.network.local_address(listener) {
-            log::warn!(target: P::LOG_TARGET, "{local}: a connection was not accepted: {error}");
-        }
-    }
-
-    fn add_connection(&mut self, stream: N::Stream, accepted: Accepted, now_ns: u64) {
-        self.flows = self.flows.wrapping_add(1);
-        let accepted = Accepted { flow: self.flows, ..accepted };
-        let peer = accepted.peer.clone();
-        let added = if self.connections.slab.is_full() {
-            None
-        } else {
-            self.protocol.accept(accepted, &self.config, now_ns)
-        };
-        let added = added.and_then(|connection| Some((connection, self.network.add(stream).ok()?)));
-        let status = &self.shared.statuses[self.index];
-        let Some((connection, id)) = added else {
-            status.connections.fetch_sub(1, Ordering::Relaxed);
-            status.pending_logins.fetch_sub(1, Ordering::Relaxed);
-            return;
-        };
-        let awaits_login = connection.awaits_login();
-        let slot = self.connections.insert(connection, id, peer.clone());
-        if let Some(entry) = self.connections.slab.get_mut(slot) {
-            entry.awaits_login = awaits_login;
-            self.timers.arm(slot, entry.connection.deadline_ns(), &mut entry.timer_ns);
-        }
-        if !awaits_login {
-            status.pending_logins.fetch_sub(1, Ordering::Relaxed);
-        } else if let Some(replaced) = self.logins.add(slot, &peer) {
-            log::warn!(target: P::LOG_TARGET, "too many connections have not logged in; the oldest is closed");
-            self.close(replaced, CloseReason::Limit, now_ns);
-        }
-        // It may want to speak first.
-        self.connections.mark_dirty(slot);
-    }
-
     /// Receives on a connection.
     #[inline]
     fn receive(&mut self, slot: Slot, now_ns: u64) {
@@ -359,6 +259,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
                     self.more_to_read.push(slot);
                 }
                 self.timers.arm(slot, entry.connection.deadline_ns(), &mut entry.timer_ns);
+                add_polled::<P>(&mut self.polled, slot, entry);
                 self.connections.mark_dirty(slot);
             }
             Err(reason) => self.close(slot, reason, now_ns),
@@ -384,26 +285,18 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         let mut completions = std::mem::take(&mut self.completions);
         self.devices.drive(&mut completions);
         let count = completions.len();
-        for completion in completions.drain(..) {
-            let tag = completion.tag().0;
-            let Some(slot) = self.connections.slab.slot_at((tag >> 48) as u32) else { continue };
-            let Some(entry) = self.connections.slab.get_mut(slot) else { continue };
-            if entry.requests.tag_base != tag & !0xffff_ffff {
-                continue;
+        let mut left = completions.drain(..);
+        // Completions of one connection usually come in a row.
+        let base_of = |completion: &bdev::Completion| completion.tag().0 & !REQUEST_TAG_MASK;
+        while let Some(tag_base) = left.as_slice().first().map(base_of) {
+            let row = left.as_slice().iter().take_while(|one| base_of(one) == tag_base).count();
+            let done = self.connections.complete::<P>(tag_base, &mut left, row);
+            if done == left.len() {
+                break;
             }
-            entry.requests.outstanding -= 1;
-            if entry.closed {
-                if entry.requests.outstanding == 0 {
-                    self.connections.slab.remove(slot);
-                }
-                continue;
-            }
-            entry.connection.complete(tag as u32, completion);
-            if !entry.dirty {
-                entry.dirty = true;
-                self.connections.dirty.push(slot);
-            }
+            left.by_ref().take(done).for_each(drop);
         }
+        drop(left);
         self.completions = completions;
         count
     }
@@ -442,93 +335,11 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
         }
     }
 
-    #[cold]
-    fn process_notice(&mut self, slot: Slot, notice: Notice, now_ns: u64) {
-        if notice.logged_in {
-            self.end_pending_login(slot);
-            // Others may have logged in since it was accepted.
-            if self.shared.logged_in() > self.shared.limits.connections_max {
-                self.close(slot, CloseReason::Limit, now_ns);
-            }
-        }
-        if notice.recheck {
-            self.recheck_all_groups(now_ns);
-        }
-    }
-
-    /// The peer of a connection has logged in, or the connection is closed.
-    fn end_pending_login(&mut self, slot: Slot) {
-        let Some(entry) = self.connections.slab.get_mut(slot) else { return };
-        if std::mem::take(&mut entry.awaits_login) {
-            self.logins.remove(slot);
-            self.shared.statuses[self.index].pending_logins.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
     /// Continues connections that have work without an event.
     #[cold]
     fn resume(&mut self, now_ns: u64) {
         for slot in std::mem::take(&mut self.resuming) {
             self.process(slot, now_ns, |connection, _, _, context| connection.resume(context));
-        }
-    }
-
-    fn recheck_all_groups(&mut self, now_ns: u64) {
-        for group in 0..self.shared.peers.len() {
-            if group != self.index {
-                // The flag is authoritative; the message only wakes. A group with a full mailbox is awake.
-                self.shared.statuses[group].recheck.store(true, Ordering::Release);
-                _ = self.shared.peers.send(group, GroupMessage::Wake);
-            }
-        }
-        self.protocol.recheck(&mut self.connections, now_ns);
-    }
-
-    /// Closes connections that are drained, and those whose drain timed out.
-    fn close_drained(&mut self, now_ns: u64) {
-        let mut closing = std::mem::take(&mut self.closing);
-        closing.retain(|slot| {
-            let Some(entry) = self.connections.slab.get_mut(*slot).filter(|entry| !entry.closed) else {
-                return false;
-            };
-            let is_done = entry.drain_deadline_ns <= now_ns || entry.connection.is_drained();
-            if is_done {
-                self.close(*slot, CloseReason::Drained, now_ns);
-            }
-            !is_done
-        });
-        // The close of these may have begun the drain of others.
-        closing.append(&mut self.closing);
-        self.closing = closing;
-    }
-
-    /// Closes a connection. The protocol's part stays until outstanding device requests complete, so that a late write
-    /// cannot overwrite a newer one.
-    fn close(&mut self, slot: Slot, reason: CloseReason<P::Error>, now_ns: u64) {
-        let Some(entry) = self.connections.slab.get_mut(slot) else { return };
-        if entry.closed {
-            return;
-        }
-        if let CloseReason::Protocol(error) = &reason {
-            log::warn!(target: P::LOG_TARGET, "{}: {error}", entry.peer);
-        }
-        // Best effort: a message with the reason may be queued.
-        _ = entry.connection.flush(&mut self.network.stream(entry.id));
-        self.network.close(entry.id);
-        if let Some(known) = self.connections.by_network.get_mut(entry.id.0.index() as usize) {
-            *known = None;
-        }
-        entry.closed = true;
-        self.timers.arm_group(now_ns.saturating_add(RELEASE_DELAY_NS));
-        self.end_pending_login(slot);
-        let Some(entry) = self.connections.slab.get_mut(slot) else { return };
-        self.shared.statuses[self.index].connections.fetch_sub(1, Ordering::Relaxed);
-        let recheck = entry.connection.on_close();
-        if entry.requests.outstanding == 0 {
-            self.connections.slab.remove(slot);
-        }
-        if recheck {
-            self.recheck_all_groups(now_ns);
         }
     }
 
@@ -553,6 +364,7 @@ impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
                     // What is still due is due in the next poll, so that this loop ends.
                     let next_ns = entry.connection.deadline_ns().max(now_ns + 1);
                     self.timers.arm(slot, next_ns, &mut entry.timer_ns);
+                    add_polled::<P>(&mut self.polled, slot, entry);
                     self.connections.mark_dirty(slot);
                 }
                 Err(reason) => self.close(slot, reason, now_ns),
@@ -593,6 +405,9 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
             }
         }
         self.events = events;
+        if !self.polled.is_empty() {
+            count += self.poll_connections(now_ns);
+        }
         let completed = self.drive_devices();
         count += completed;
         if completed > 0 {
@@ -622,7 +437,7 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
         let waiting = retry.then(|| self.clock.now_ns() + RETRY_NS);
         let timer = self.timers.next_ns().min(self.protocol.deadline_ns());
         let timer = Some(timer).filter(|at_ns| *at_ns != NEVER_NS);
-        [self.devices.deadline(), waiting, timer].into_iter().flatten().min()
+        [self.devices.deadline(), waiting, timer, self.next_poll_ns()].into_iter().flatten().min()
     }
 
     fn shutdown(&mut self, _now_ns: u64) -> Shutdown {

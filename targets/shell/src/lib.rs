@@ -19,7 +19,8 @@
 //!    indirect call here. Tests run a group on a simulated network.
 //!
 //! One poll of a group: messages and configuration; [`Protocol::begin_poll`]; [`ProtocolConnection::receive`] on each
-//! ready connection, which fills the batches of block devices; one submission and one poll per device with work, and
+//! ready connection, which fills the batches of block devices; [`ProtocolConnection::poll`] on those whose peers share
+//! memory with the target; one submission and one poll per device with work, and
 //! [`ProtocolConnection::complete`]; one [`ProtocolConnection::flush`] for each connection with something to send;
 //! timers; the close of drained connections. Only connections with work are visited.
 //!
@@ -48,7 +49,8 @@ pub use logins::GroupLimits;
 pub use mailboxes::{CoreMailboxes, GroupMail, GroupWaker, Inbox, ShellError};
 pub use poller::{GroupPoller, PollGroup};
 pub use protocol::{
-    Accepted, CloseReason, IoContext, MoreToRead, Notice, Protocol, ProtocolConnection, TargetConfig,
+    Accepted, CloseReason, IoContext, MoreToRead, Notice, Polling, Protocol, ProtocolConnection,
+    REQUEST_TAG_BITS, TargetConfig,
 };
 pub use publisher::{NotApplied, Publisher, Subscription};
 pub use request::{NoAnswer, Request, Responder};

@@ -102,9 +102,18 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
 
     /// A device request has completed; `tag` is the one that it was submitted with. What it makes possible is submitted
     /// in [`resume`](Self::resume).
-    fn complete(&mut self, tag: u32, completion: bdev::Completion) {
+    fn complete(&mut self, tag: u64, completion: bdev::Completion) {
         let _ = tag;
         drop(completion);
+    }
+
+    /// Completes device requests, in this order, without taking them over. Returns whether it has completed all; if not,
+    /// each is passed to [`complete`](Self::complete), which then ignores those that were. By default it completes
+    /// none. The lower [`REQUEST_TAG_BITS`] bits of their tags are the protocol's.
+    #[inline]
+    fn complete_in_place(&mut self, completions: &[bdev::Completion]) -> bool {
+        let _ = completions;
+        false
     }
 
     /// Sends what is queued, as far as the stream takes it. A ready stream leads to [`receive`](Self::receive) and
@@ -113,6 +122,24 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
     /// # Errors
     /// The connection is closed for this reason.
     fn flush<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), CloseReason<P::Error>>;
+
+    /// Whether work arrives through memory that the peer shares, without an event. Asked after [`Protocol::accept`],
+    /// [`receive`](Self::receive), [`resume`](Self::resume), [`poll`](Self::poll) and
+    /// [`on_deadline`](Self::on_deadline).
+    #[inline]
+    fn polling(&self) -> Polling {
+        Polling::Off
+    }
+
+    /// Looks for work in shared memory, once in each poll of the group while [`polling`](Self::polling) is not
+    /// [`Polling::Off`]. Returns the number of commands found; [`flush`](Self::flush) follows unless it is 0. What
+    /// changes [`deadline_ns`](Self::deadline_ns) or [`is_waiting`](Self::is_waiting) must lead to a
+    /// [`resume`](Self::resume).
+    #[inline]
+    fn poll(&mut self, context: &mut IoContext<'_, P>) -> usize {
+        let _ = context;
+        0
+    }
 
     /// Work can continue in the same poll, without an event.
     #[inline]
@@ -174,6 +201,24 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
     fn on_close(&mut self) -> bool {
         false
     }
+}
+
+/// Bits of a device request's tag that belong to the protocol. The others name the connection.
+pub const REQUEST_TAG_BITS: u32 = 42;
+pub(crate) const REQUEST_TAG_MASK: u64 = (1 << REQUEST_TAG_BITS) - 1;
+
+/// How a connection's work arrives, apart from its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Polling {
+    /// Only through the stream.
+    Off,
+    /// Through memory, with a message on the stream if the core may sleep.
+    WhileAwake,
+    /// Through memory alone. A core without other work polls at growing intervals, up to a millisecond.
+    Timed {
+        /// When work was last found.
+        active_ns: u64,
+    },
 }
 
 /// The configuration of a target, as cores see it.
@@ -264,13 +309,14 @@ pub struct IoContext<'a, P: Protocol> {
 }
 
 impl<P: Protocol> IoContext<'_, P> {
-    /// Adds a request to the batch of the device with this key. Only the lower 32 bits of its tag are the protocol's.
+    /// Adds a request to the batch of the device with this key. Only the lower [`REQUEST_TAG_BITS`] bits of its tag are
+    /// the protocol's.
     ///
     /// # Errors
     /// The device was removed.
     #[inline]
     pub fn submit(&mut self, key: u32, mut request: bdev::Request) -> Result<(), Status> {
-        debug_assert!(request.tag.0 <= u64::from(u32::MAX), "tag {:#x} has more than 32 bits", request.tag.0);
+        debug_assert!(request.tag.0 <= REQUEST_TAG_MASK, "tag {:#x} has too many bits", request.tag.0);
         request.tag = Tag(self.requests.tag_base | request.tag.0);
         self.devices.submit(key, request)?;
         self.requests.outstanding += 1;

@@ -1,7 +1,9 @@
 //! A group of connections on a simulated network, in virtual time, with a protocol of one-byte commands.
 #![allow(clippy::unwrap_used)]
 
+use std::cell::Cell;
 use std::io::{IoSlice, IoSliceMut};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use bdev::malloc::MallocConfig;
@@ -13,7 +15,7 @@ use sockets::{
 };
 use target_shell::{
     Accepted, CloseReason, ConnectionGroup, Connections, DeviceMap, GroupLimits, IoContext, MoreToRead,
-    Notice, PollGroup, Protocol, ProtocolConnection, TargetConfig,
+    Notice, PollGroup, Polling, Protocol, ProtocolConnection, TargetConfig,
 };
 
 const LIMITS: GroupLimits =
@@ -41,9 +43,14 @@ struct ScriptConnection {
     is_busy: bool,
     draining: bool,
     notice: Notice,
+    active_ns: Option<u64>,
 }
 
-struct Script;
+/// Commands in memory that peers share with the target.
+#[derive(Default)]
+struct Script {
+    memory: Rc<Cell<u32>>,
+}
 
 impl Protocol for Script {
     const NAME: &'static str = "script";
@@ -83,6 +90,7 @@ impl ProtocolConnection<Script> for ScriptConnection {
                     self.unsent.push(b'F');
                 }
             }
+            b'm' => self.active_ns = Some(context.now_ns),
             b't' => self.deadline_ns = Some(context.now_ns + 100),
             b'w' => self.waits = 3,
             b'x' => return Err(CloseReason::Protocol("x is not a command")),
@@ -99,7 +107,7 @@ impl ProtocolConnection<Script> for ScriptConnection {
         Ok(MoreToRead::No)
     }
 
-    fn complete(&mut self, tag: u32, completion: bdev::Completion) {
+    fn complete(&mut self, tag: u64, completion: bdev::Completion) {
         assert!(tag == 77 && completion.status().is_success());
         self.unsent.push(b'R');
     }
@@ -112,6 +120,16 @@ impl ProtocolConnection<Script> for ScriptConnection {
             }
         }
         Ok(())
+    }
+
+    fn polling(&self) -> Polling {
+        self.active_ns.map_or(Polling::Off, |active_ns| Polling::Timed { active_ns })
+    }
+
+    fn poll(&mut self, context: &mut IoContext<'_, Script>) -> usize {
+        let count = context.protocol.memory.take();
+        self.unsent.extend((0..count).map(|_| b'M'));
+        count as usize
     }
 
     fn is_waiting(&self) -> bool {
@@ -152,6 +170,7 @@ impl ProtocolConnection<Script> for ScriptConnection {
 struct World {
     group: ConnectionGroup<Script, SimulatedNetwork>,
     peers: SimulatedNetwork,
+    memory: Rc<Cell<u32>>,
     now_ns: u64,
     // Dropped last: the fields above use its buffers.
     reactor: Reactor,
@@ -161,9 +180,11 @@ impl World {
     fn new() -> World {
         let reactor = Reactor::new(&reactor::ReactorConfig::default()).unwrap();
         let (peers, network) = SimulatedNetwork::pair(1, NetworkFaults::default());
-        let mut group = ConnectionGroup::standalone(&reactor.core(), network, Script, LIMITS);
+        let memory = Rc::default();
+        let script = Script { memory: Rc::clone(&memory) };
+        let mut group = ConnectionGroup::standalone(&reactor.core(), network, script, LIMITS);
         group.listen(&World::address(), 1).unwrap();
-        World { group, peers, now_ns: 1, reactor }
+        World { group, peers, memory, now_ns: 1, reactor }
     }
 
     fn address() -> StreamAddress {
@@ -288,6 +309,23 @@ fn what_waits_without_an_event_is_retried() {
     let mut world = World::new();
     let id = world.connect();
     assert_eq!(world.run(id, b"w").unwrap(), "W");
+}
+
+#[test]
+fn work_in_shared_memory_is_found_without_an_event() {
+    let mut world = World::new();
+    let (one, other) = (world.connect(), world.connect());
+    world.memory.set(1);
+    assert_eq!(world.run(one, b"e").unwrap(), "e");
+    assert_eq!(world.run(other, b"m").unwrap(), "M");
+    world.memory.set(2);
+    assert_eq!(world.run(other, b"").unwrap(), "MM");
+    assert_eq!(world.run(one, b"").unwrap(), "", "it is not polled");
+    world.peers.close(other);
+    world.poll();
+    world.memory.set(1);
+    world.poll();
+    assert_eq!(world.memory.get(), 1, "a closed connection is not polled");
 }
 
 #[test]

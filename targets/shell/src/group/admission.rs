@@ -1,0 +1,153 @@
+//! Which group gets a connection, and how many there may be.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use slots::Slot;
+use sockets::{ListenerId, Network, StreamAddress};
+
+use super::ConnectionGroup;
+use super::polled::add_polled;
+use crate::cores::GroupMessage;
+use crate::logins::GroupLimits;
+use crate::mailboxes::CoreMailboxes;
+use crate::protocol::{Accepted, CloseReason, Notice, Protocol, ProtocolConnection};
+
+/// What the groups of a target share.
+pub(crate) struct GroupShared<P: Protocol, S> {
+    pub(super) limits: GroupLimits,
+    pub(super) statuses: Box<[GroupStatus]>,
+    pub(super) peers: CoreMailboxes<GroupMessage<P, S>>,
+}
+
+/// What other groups read and set: the load of a group, and a request to recheck its connections.
+#[derive(Default)]
+pub(super) struct GroupStatus {
+    /// All connections, and those of them whose peers have not logged in.
+    pub(super) connections: AtomicU32,
+    pub(super) pending_logins: AtomicU32,
+    pub(super) recheck: AtomicBool,
+}
+
+impl<P: Protocol, S> GroupShared<P, S> {
+    pub(crate) fn new(
+        limits: GroupLimits,
+        cores: usize,
+        peers: CoreMailboxes<GroupMessage<P, S>>,
+    ) -> GroupShared<P, S> {
+        GroupShared { limits, statuses: (0..cores).map(|_| GroupStatus::default()).collect(), peers }
+    }
+
+    /// Connections of the target whose peers have logged in.
+    pub(super) fn logged_in(&self) -> u32 {
+        let logged_in = |status: &GroupStatus| {
+            let pending = status.pending_logins.load(Ordering::Relaxed);
+            status.connections.load(Ordering::Relaxed).saturating_sub(pending)
+        };
+        self.statuses.iter().map(logged_in).sum()
+    }
+}
+
+impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
+    /// Assigns an accepted connection to the group with the fewest connections.
+    pub(super) fn assign_connection(
+        &mut self,
+        listener: ListenerId,
+        stream: N::Stream,
+        peer: StreamAddress,
+        now_ns: u64,
+    ) {
+        let Some((_, portid)) = self.listeners.iter().find(|(id, _)| *id == listener) else { return };
+        let connections_of = |group: usize| self.shared.statuses[group].connections.load(Ordering::Relaxed);
+        if self.stopping || self.shared.logged_in() >= self.shared.limits.connections_max {
+            // Dropping the stream closes it. The peer may retry when others have disconnected.
+            return;
+        }
+        let local = N::local_address_of(&stream).or_else(|| self.network.local_address(listener));
+        let Some(local) = local else { return };
+        // The group that adds it assigns the flow.
+        let accepted = Accepted { portid: *portid, local, peer, flow: 0 };
+        let groups = 0..self.shared.statuses.len();
+        let group = groups.min_by_key(|group| connections_of(*group)).unwrap_or(self.index);
+        // It counts as a pending login until its group knows better.
+        let status = &self.shared.statuses[group];
+        status.pending_logins.fetch_add(1, Ordering::Relaxed);
+        status.connections.fetch_add(1, Ordering::Relaxed);
+        if group == self.index || self.shared.peers.is_empty() {
+            return self.add_connection(stream, accepted, now_ns);
+        }
+        if self.shared.peers.send(group, GroupMessage::Incoming { stream, accepted }).is_err() {
+            // Its mailbox is full, so the group is overloaded: the connection is closed and the peer retries.
+            let status = &self.shared.statuses[group];
+            status.connections.fetch_sub(1, Ordering::Relaxed);
+            status.pending_logins.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Logs that a connection was not accepted; the network retries.
+    #[cold]
+    pub(super) fn log_failed_accept(&mut self, listener: ListenerId, error: &io::Error) {
+        if let Some(local) = self.network.local_address(listener) {
+            log::warn!(target: P::LOG_TARGET, "{local}: a connection was not accepted: {error}");
+        }
+    }
+
+    pub(super) fn add_connection(&mut self, stream: N::Stream, accepted: Accepted, now_ns: u64) {
+        self.flows = self.flows.wrapping_add(1);
+        let accepted = Accepted { flow: self.flows, ..accepted };
+        let peer = accepted.peer.clone();
+        // A client's UNIX socket usually has no name; log lines have the listener's.
+        let name = if peer == StreamAddress::Unix(PathBuf::new()) { &accepted.local } else { &peer }.clone();
+        let added = if self.connections.slab.is_full() {
+            None
+        } else {
+            self.protocol.accept(accepted, &self.config, now_ns)
+        };
+        let added = added.and_then(|connection| Some((connection, self.network.add(stream).ok()?)));
+        let status = &self.shared.statuses[self.index];
+        let Some((connection, id)) = added else {
+            status.connections.fetch_sub(1, Ordering::Relaxed);
+            status.pending_logins.fetch_sub(1, Ordering::Relaxed);
+            return;
+        };
+        let awaits_login = connection.awaits_login();
+        let slot = self.connections.insert(connection, id, name);
+        if let Some(entry) = self.connections.slab.get_mut(slot) {
+            entry.awaits_login = awaits_login;
+            self.timers.arm(slot, entry.connection.deadline_ns(), &mut entry.timer_ns);
+            add_polled::<P>(&mut self.polled, slot, entry);
+        }
+        if !awaits_login {
+            status.pending_logins.fetch_sub(1, Ordering::Relaxed);
+        } else if let Some(replaced) = self.logins.add(slot, &peer) {
+            log::warn!(target: P::LOG_TARGET, "too many connections have not logged in; the oldest is closed");
+            self.close(replaced, CloseReason::Limit, now_ns);
+        }
+        // It may want to speak first.
+        self.connections.mark_dirty(slot);
+    }
+
+    #[cold]
+    pub(super) fn process_notice(&mut self, slot: Slot, notice: Notice, now_ns: u64) {
+        if notice.logged_in {
+            self.end_pending_login(slot);
+            // Others may have logged in since it was accepted.
+            if self.shared.logged_in() > self.shared.limits.connections_max {
+                self.close(slot, CloseReason::Limit, now_ns);
+            }
+        }
+        if notice.recheck {
+            self.recheck_all_groups(now_ns);
+        }
+    }
+
+    /// The peer of a connection has logged in, or the connection is closed.
+    pub(super) fn end_pending_login(&mut self, slot: Slot) {
+        let Some(entry) = self.connections.slab.get_mut(slot) else { return };
+        if std::mem::take(&mut entry.awaits_login) {
+            self.logins.remove(slot);
+            self.shared.statuses[self.index].pending_logins.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}

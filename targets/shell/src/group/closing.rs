@@ -1,0 +1,71 @@
+//! The end of connections.
+
+use std::sync::atomic::Ordering;
+
+use slots::Slot;
+use sockets::Network;
+
+use super::{ConnectionGroup, RELEASE_DELAY_NS};
+use crate::cores::GroupMessage;
+use crate::protocol::{CloseReason, Protocol, ProtocolConnection};
+
+impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
+    /// Closes connections that are drained, and those whose drain timed out.
+    pub(super) fn close_drained(&mut self, now_ns: u64) {
+        let mut closing = std::mem::take(&mut self.closing);
+        closing.retain(|slot| {
+            let Some(entry) = self.connections.slab.get_mut(*slot).filter(|entry| !entry.closed) else {
+                return false;
+            };
+            let is_done = entry.drain_deadline_ns <= now_ns || entry.connection.is_drained();
+            if is_done {
+                self.close(*slot, CloseReason::Drained, now_ns);
+            }
+            !is_done
+        });
+        // The close of these may have begun the drain of others.
+        closing.append(&mut self.closing);
+        self.closing = closing;
+    }
+
+    /// Closes a connection. The protocol's part stays until outstanding device requests complete, so that a late write
+    /// cannot overwrite a newer one.
+    pub(super) fn close(&mut self, slot: Slot, reason: CloseReason<P::Error>, now_ns: u64) {
+        let Some(entry) = self.connections.slab.get_mut(slot) else { return };
+        if entry.closed {
+            return;
+        }
+        if let CloseReason::Protocol(error) = &reason {
+            log::warn!(target: P::LOG_TARGET, "{}: {error}", entry.peer);
+        }
+        // Best effort: a message with the reason may be queued.
+        _ = entry.connection.flush(&mut self.network.stream(entry.id));
+        self.network.close(entry.id);
+        if let Some(known) = self.connections.by_network.get_mut(entry.id.0.index() as usize) {
+            *known = None;
+        }
+        entry.closed = true;
+        self.timers.arm_group(now_ns.saturating_add(RELEASE_DELAY_NS));
+        self.end_pending_login(slot);
+        let Some(entry) = self.connections.slab.get_mut(slot) else { return };
+        self.shared.statuses[self.index].connections.fetch_sub(1, Ordering::Relaxed);
+        let recheck = entry.connection.on_close();
+        if entry.requests.outstanding == 0 {
+            self.connections.slab.remove(slot);
+        }
+        if recheck {
+            self.recheck_all_groups(now_ns);
+        }
+    }
+
+    pub(super) fn recheck_all_groups(&mut self, now_ns: u64) {
+        for group in 0..self.shared.peers.len() {
+            if group != self.index {
+                // The flag is authoritative; the message only wakes. A group with a full mailbox is awake.
+                self.shared.statuses[group].recheck.store(true, Ordering::Release);
+                _ = self.shared.peers.send(group, GroupMessage::Wake);
+            }
+        }
+        self.protocol.recheck(&mut self.connections, now_ns);
+    }
+}

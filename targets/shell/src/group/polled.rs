@@ -1,0 +1,69 @@
+//! Connections whose work arrives through memory.
+
+use slots::Slot;
+use sockets::Network;
+
+use super::ConnectionGroup;
+use crate::connections::ConnectionEntry;
+use crate::protocol::{IoContext, Polling, Protocol, ProtocolConnection};
+
+/// Longest time between two polls of a core without other work.
+const POLL_INTERVAL_NS_MAX: u64 = 1_000_000;
+
+/// Adds a connection to the list of those that are polled, if it is to be.
+#[inline]
+pub(super) fn add_polled<P: Protocol>(
+    polled: &mut Vec<Slot>,
+    slot: Slot,
+    entry: &mut ConnectionEntry<P::Connection>,
+) {
+    if !entry.polled && entry.connection.polling() != Polling::Off {
+        entry.polled = true;
+        polled.push(slot);
+    }
+}
+
+impl<P: Protocol, N: Network> ConnectionGroup<P, N> {
+    /// Polls connections whose work arrives through memory. Returns the number of commands found.
+    #[inline]
+    pub(super) fn poll_connections(&mut self, now_ns: u64) -> usize {
+        let mut found = 0;
+        let ConnectionGroup { polled, connections, pool, protocol, config, devices, .. } = self;
+        polled.retain(|slot| {
+            let Some(entry) = connections.slab.get_mut(*slot).filter(|entry| !entry.closed) else {
+                return false;
+            };
+            let mut context =
+                IoContext { pool, protocol, config, now_ns, devices, requests: &mut entry.requests };
+            let count = entry.connection.poll(&mut context);
+            if count > 0 {
+                found += count;
+                if !entry.dirty {
+                    entry.dirty = true;
+                    connections.dirty.push(*slot);
+                }
+            }
+            entry.polled = entry.connection.polling() != Polling::Off;
+            entry.polled
+        });
+        found
+    }
+
+    /// When the core has to poll although it has no other work.
+    pub(super) fn next_poll_ns(&self) -> Option<u64> {
+        if self.polled.is_empty() {
+            return None;
+        }
+        let now_ns = self.clock.now_ns();
+        let idle_ns = |slot: &Slot| {
+            let entry = self.connections.slab.get(*slot).filter(|entry| !entry.closed)?;
+            match entry.connection.polling() {
+                Polling::Timed { active_ns } => Some(now_ns.saturating_sub(active_ns)),
+                Polling::Off | Polling::WhileAwake => None,
+            }
+        };
+        // A command waits at most an eighth of the idle time before it.
+        let idle_ns = self.polled.iter().filter_map(idle_ns).min()?;
+        Some(now_ns + (idle_ns / 8).min(POLL_INTERVAL_NS_MAX))
+    }
+}
