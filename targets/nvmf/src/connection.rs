@@ -4,10 +4,11 @@
 //! the stream and the state machine. The shell's group lends its resources as [`TcpContext`].
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use block_io::{Completion, Status, Tag};
 use nvme_controller::reservation::DrainGuards;
-use nvme_controller::{BufferWindow, ControllerEvent, IoQueue};
+use nvme_controller::{BufferWindow, ControllerAssociation, ControllerEvent, IoQueue};
 use nvme_tcp::{FlushStatus, PduReceiver, ReceiveProgress, ReceiveStatus, receive_pdus};
 use slots::Slot;
 use sockets::ByteStream;
@@ -17,6 +18,7 @@ use wire_nvme::tcp::{FatalError, Framing, PduType, TERM_MAX, TermReq};
 use crate::handler::PduHandler;
 use crate::link::{SendingData, TcpLink, TcpLocation};
 use crate::queue::ConnectionRole;
+use crate::reservation_watch::ReservedConnection;
 use crate::tcp::{TcpContext, TcpError, TcpProtocol};
 use crate::transfers::TransferCheck;
 
@@ -210,6 +212,28 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
             self.state.role = ConnectionRole::Closed;
         }
         was_admin
+    }
+}
+
+impl ReservedConnection for NvmfConnection {
+    fn io_association(&self) -> Option<Arc<ControllerAssociation>> {
+        match &self.state.role {
+            ConnectionRole::Io(queue) => Some(queue.lease.association().clone()),
+            _ => None,
+        }
+    }
+
+    fn drain_guards(&mut self) -> &mut DrainGuards {
+        &mut self.state.drain_guards
+    }
+
+    fn on_reservation_change(&mut self, now_ns: u64) {
+        self.state.queue.complete_reservations(&mut self.state.link);
+        self.state.controller_event(ControllerEvent::ReservationChanged, now_ns);
+    }
+
+    fn begin_drain(&mut self) {
+        self.state.begin_drain();
     }
 }
 

@@ -15,20 +15,25 @@ use nvme_controller::reservation::NamespaceReservations;
 use nvme_controller::{ControllerDirectory, Subsystem, SubsystemNamespace};
 use reactor::{Core, ReactorHandle};
 use sockets::{CoreNetwork, Sockets};
-use target_shell::{CoreMailboxes, GroupWaker, Publisher, TargetCores};
+use target_shell::{GroupLimits, GroupWaker, Publisher, TargetCores};
 use wire_nvme::fabrics::Nqn;
 
 use crate::address::ListenAddress;
 use crate::failure::NvmfTargetError;
-use crate::limits::TcpTransportConfig;
+use crate::limits::{DRAIN_TIMEOUT_NS, TcpTransportConfig};
 use crate::snapshot::ConfigSnapshot;
 use crate::tcp::TcpProtocol;
-use crate::vfio_user::{self, VfioUserConfig, VfioUserFault};
+use crate::vfio_user::{self, Seats, VfioUserConfig, VfioUserFault, VfioUserProtocol};
 
 pub use info::{QpairInfo, SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo, TargetStats};
 
 /// Name under which the target claims its block devices.
 const CLAIM: &str = "NVMe-oF Target";
+/// Clients of the vfio-user transport: as many as sockets to listen on.
+const VFIO_USER_CLIENTS_MAX: u32 = 1024;
+/// Clients that wait for others to leave their endpoints, on all cores together.
+const VFIO_USER_WAITING_MAX: u32 = 256;
+
 /// The control plane of the NVMe-oF target, shared by all transports.
 ///
 /// It owns the configuration (subsystems, namespaces, listeners, hosts), the claims on block devices and
@@ -71,7 +76,7 @@ struct TcpTransport<N: CoreNetwork> {
 
 struct VfioUserTransport {
     config: VfioUserConfig,
-    groups: CoreMailboxes<vfio_user::VfioUserGroupMessage>,
+    cores: TargetCores<VfioUserProtocol>,
 }
 
 /// A subsystem and its configuration.
@@ -91,8 +96,6 @@ struct ConfiguredSubsystem {
 struct ListenPort {
     portid: u16,
     address: ListenAddress,
-    /// Index of the poll group that listens.
-    group: usize,
 }
 
 /// Options of a new subsystem.
@@ -231,15 +234,22 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         if state.vfio_user.is_some() {
             return Err(NvmfTargetError::TransportExists("VFIOUSER"));
         }
-        let (groups, directory) = (CoreMailboxes::default(), self.0.directory.clone());
-        groups.start(&self.0.remotes, &self.0.publisher, move |core, inbox, waker| {
-            let waker = waker.clone();
-            let notifier = directory.add_notifier(Box::new(move || waker.wake()));
+        let group_limits = GroupLimits {
+            connections_max: VFIO_USER_CLIENTS_MAX,
+            // Clients that wait until others have gone.
+            logins_max: VFIO_USER_WAITING_MAX,
+            drain_timeout_ns: DRAIN_TIMEOUT_NS,
+            ..GroupLimits::default()
+        };
+        let (directory, seats) = (self.0.directory.clone(), Seats::default());
+        let protocol = move |_: &Core, waker: &GroupWaker| {
+            let woken = waker.clone();
+            let notifier = directory.add_notifier(Box::new(move || woken.wake()));
             let (limits, directory) = (limits.clone(), directory.clone());
-            let shared = vfio_user::VfioUserShared { limits, directory, snapshot: Arc::default() };
-            vfio_user::VfioUserPollGroup::new(core, shared, inbox, notifier)
-        })?;
-        state.vfio_user = Some(VfioUserTransport { config, groups });
+            VfioUserProtocol::new(limits, directory, notifier, waker.clone(), seats.clone())
+        };
+        let cores = TargetCores::start(&self.0.remotes, &self.0.publisher, group_limits, protocol)?;
+        state.vfio_user = Some(VfioUserTransport { config, cores });
         self.wait_applied(self.0.publisher.generation())
     }
 
@@ -260,10 +270,9 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         let port = state.ports.iter().find(|port| port.address == address).ok_or_else(not_connected)?;
         let transport = state.vfio_user.as_ref().ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
         let portid = port.portid;
-        let is_connected = transport.groups.ask(port.group, |responder| {
-            vfio_user::VfioUserGroupMessage::Inject { portid, fault, responder }
-        })?;
-        if is_connected { Ok(()) } else { Err(not_connected()) }
+        let injected =
+            transport.cores.query(move |_, connections| vfio_user::inject(connections, portid, fault))?;
+        if injected.contains(&true) { Ok(()) } else { Err(not_connected()) }
     }
 
     /// Options of the TCP transport; empty before it is created.

@@ -33,6 +33,7 @@ mod handler;
 mod limits;
 mod link;
 mod queue;
+mod reservation_watch;
 pub mod rpc;
 mod snapshot;
 mod tcp;

@@ -29,6 +29,12 @@ impl ConfigSnapshot {
         self.subsystems.get(nqn).cloned()
     }
 
+    /// The subsystem that listens on a port; of several, any. The discovery subsystem is not included.
+    pub(crate) fn subsystem_on(&self, portid: u16) -> Option<&Arc<Subsystem>> {
+        let mut subsystems = self.subsystems.values();
+        subsystems.find(|subsystem| !subsystem.nqn.is_discovery() && subsystem.listens_on(portid))
+    }
+
     /// The counters for the SMART / Health log page of a subsystem's controllers: sums over its namespaces.
     pub(crate) fn health(&self, subsystem: &Subsystem) -> HealthCounters {
         let mut health = HealthCounters::default();

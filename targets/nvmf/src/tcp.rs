@@ -8,10 +8,9 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use nvme_controller::reservation::{DrainRequest, ReservationNotifier};
+use nvme_controller::reservation::ReservationNotifier;
 use nvme_controller::{ControllerDirectory, ControllerEvent, NamespaceTable, SubsystemPort};
-use slots::Slot;
-use target_shell::{Accepted, Connections, IoContext, NEVER_NS, Protocol};
+use target_shell::{Accepted, Connections, IoContext, Protocol};
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::TransportAddress;
 use wire_nvme::tcp::FatalError;
@@ -20,6 +19,7 @@ use crate::connection::{ConnectionState, NvmfConnection};
 use crate::limits::TcpLimits;
 use crate::link::QueueCounters;
 use crate::queue::{ConnectionRole, TargetIoQueue};
+use crate::reservation_watch::ReservationWatch;
 use crate::snapshot::ConfigSnapshot;
 
 /// What the group lends to a connection.
@@ -32,12 +32,7 @@ pub(crate) type TcpContext<'a> = IoContext<'a, TcpProtocol>;
 pub(crate) struct TcpProtocol {
     pub(crate) limits: TcpLimits,
     pub(crate) directory: Arc<ControllerDirectory>,
-    /// Reports reservation changes that affect connections of this core.
-    notifier: Option<Arc<ReservationNotifier>>,
-    /// Connections whose outstanding device requests a reservation command waits for.
-    draining: Vec<Slot>,
-    /// When the first of them stops to wait; `NEVER_NS` for never.
-    drain_deadline_ns: u64,
+    reservations: ReservationWatch,
     /// Held by every I/O queue of the target, on all cores: its holders are their number, and one for each core.
     pub(crate) queue_count: Arc<()>,
     /// When the core's pool last had no buffer for a command.
@@ -91,62 +86,10 @@ impl TcpProtocol {
         TcpProtocol {
             limits,
             directory,
-            notifier,
-            draining: Vec::new(),
-            drain_deadline_ns: NEVER_NS,
+            reservations: ReservationWatch::new(notifier),
             queue_count,
             exhausted_ns: None,
         }
-    }
-
-    /// Handles a reservation change: delivers notifications, completes pending reservation commands, and
-    /// starts the drains that other commands wait for.
-    #[cold]
-    fn on_reservation_change(
-        &mut self,
-        drains: &[DrainRequest],
-        connections: &mut Connections<NvmfConnection>,
-        now_ns: u64,
-    ) {
-        connections.update(|slot, entry| {
-            let (outstanding, is_closed) = (entry.outstanding_requests(), entry.is_closed());
-            let state = &mut entry.connection.state;
-            if let ConnectionRole::Io(queue) = &state.role
-                && outstanding > 0
-            {
-                if state.drain_guards.add(drains, queue.lease.association(), now_ns) {
-                    self.draining.push(slot);
-                }
-                let deadline_ns = state.drain_guards.deadline_ns().unwrap_or(NEVER_NS);
-                self.drain_deadline_ns = self.drain_deadline_ns.min(deadline_ns);
-            }
-            if is_closed {
-                return false;
-            }
-            state.queue.complete_reservations(&mut state.link);
-            state.controller_event(ControllerEvent::ReservationChanged, now_ns);
-            true
-        });
-    }
-
-    /// Closes connections of preempted hosts whose device requests did not end in time. The preempting hosts' commands
-    /// complete with an error.
-    #[cold]
-    fn expire_drains(&mut self, connections: &mut Connections<NvmfConnection>, now_ns: u64) {
-        let mut next_ns = NEVER_NS;
-        connections.update(|_, entry| {
-            let is_closed = entry.is_closed();
-            let state = &mut entry.connection.state;
-            let expired = state.drain_guards.expire(now_ns);
-            next_ns = next_ns.min(state.drain_guards.deadline_ns().unwrap_or(NEVER_NS));
-            if !expired || is_closed {
-                return false;
-            }
-            log::warn!(target: "nvmf", "{}: closed, as I/O of its preempted host did not end in time", state.peer);
-            state.begin_drain();
-            true
-        });
-        self.drain_deadline_ns = next_ns;
     }
 
     /// Applies a new configuration to an I/O queue.
@@ -236,33 +179,16 @@ impl Protocol for TcpProtocol {
 
     #[inline]
     fn begin_poll(&mut self, connections: &mut Connections<NvmfConnection>, now_ns: u64) -> usize {
-        if self.drain_deadline_ns <= now_ns {
-            self.expire_drains(connections, now_ns);
-        }
-        let Some(drains) = self.notifier.as_ref().and_then(|notifier| notifier.take()) else { return 0 };
-        self.on_reservation_change(&drains, connections, now_ns);
-        1
+        self.reservations.poll(connections, now_ns)
     }
 
     fn deadline_ns(&self) -> u64 {
-        self.drain_deadline_ns
+        self.reservations.deadline_ns()
     }
 
-    /// Releases the drain guards of connections without outstanding device requests.
     #[inline]
     fn after_completions(&mut self, connections: &mut Connections<NvmfConnection>) {
-        if self.draining.is_empty() {
-            return;
-        }
-        self.draining.retain(|slot| {
-            // The guards of a removed connection were dropped with it.
-            let Some(entry) = connections.get_mut(*slot) else { return false };
-            let is_idle = entry.outstanding_requests() == 0;
-            if is_idle {
-                entry.connection.state.drain_guards.release();
-            }
-            !is_idle
-        });
+        self.reservations.release(connections);
     }
 
     /// Drains I/O queues whose controller is gone.

@@ -3,41 +3,33 @@
 //!
 //! Each listener is an endpoint with its own socket and at most one client at a time. A client gets a
 //! [`function`], which runs on one core with all its queues; the controller logic is shared with the other
-//! transports. Configuration uses messages ([`session`], [`socket`]). I/O does not: submission queue entries are
+//! transports. The shell drives the clients' connections ([`protocol`], [`connection`]). Configuration uses messages
+//! ([`session`], [`socket`]). I/O does not: submission queue entries are
 //! read from client memory, contiguous data is lent to block devices without a copy ([`data`], [`memory`]), and
 //! completions are written to client memory ([`queue`]).
 
+mod connection;
 mod data;
 mod doorbells;
 mod function;
-mod group;
 mod interrupts;
 mod limits;
 mod memory;
 mod pci;
+mod protocol;
 mod queue;
+mod seats;
 mod session;
 mod socket;
 
-use std::sync::Arc;
-
-use nvme_controller::ControllerDirectory;
 use uuid::Uuid;
 use wire_nvme::fabrics::Nqn;
 
-use crate::snapshot::ConfigSnapshot;
-
-pub use group::VfioUserFault;
-pub(crate) use group::{ClientReport, VfioUserGroupMessage, VfioUserPollGroup};
 pub use limits::VfioUserConfig;
-pub(crate) use limits::VfioUserLimits;
-
-/// State shared by all endpoints of a poll group.
-pub(crate) struct VfioUserShared {
-    pub(crate) limits: VfioUserLimits,
-    pub(crate) directory: Arc<ControllerDirectory>,
-    pub(crate) snapshot: Arc<ConfigSnapshot>,
-}
+pub use protocol::VfioUserFault;
+pub(crate) use protocol::{ClientReport, VfioUserProtocol, inject, report};
+pub(crate) use seats::Seats;
+pub(crate) use socket::endpoint_address;
 
 /// Host identifier of the client of a socket. vfio-user has no host identity, so it is derived from the path of
 /// the directory.

@@ -3,6 +3,8 @@
 
 #[path = "vfio_user/host.rs"]
 mod host;
+#[path = "vfio_user/raw_client.rs"]
+mod raw_client;
 #[path = "vfio_user/test_target.rs"]
 mod test_target;
 
@@ -16,3 +18,5 @@ mod hostile;
 mod io;
 #[path = "vfio_user/resets.rs"]
 mod resets;
+#[path = "vfio_user/seats.rs"]
+mod seats;

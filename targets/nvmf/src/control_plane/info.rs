@@ -197,8 +197,10 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             let in_subsystem = reports.iter().filter(|report| report.subnqn.as_ref() == Some(&nqn));
             qpairs.extend(in_subsystem.filter_map(|report| connection_qpair(core, report)));
         }
-        for client in self.clients()?.iter().filter(|client| client.subnqn == nqn) {
-            qpairs.extend(client.queues.iter().map(|queue| client_qpair(client, queue)));
+        for (core, clients) in self.clients()?.iter().enumerate() {
+            for client in clients.iter().filter(|client| client.subnqn == nqn) {
+                qpairs.extend(client.queues.iter().map(|queue| client_qpair(core, client, queue)));
+            }
         }
         Ok(qpairs)
     }
@@ -215,25 +217,19 @@ impl<N: CoreNetwork> NvmfTarget<N> {
                 }
             }
         }
-        for client in self.clients()? {
-            let Some(group) = stats.groups.get_mut(client.group) else { continue };
-            for (qid, ..) in client.queues {
-                *(if qid == 0 { &mut group.0 } else { &mut group.1 }) += 1;
+        for (group, clients) in stats.groups.iter_mut().zip(self.clients()?) {
+            for (qid, ..) in clients.iter().flat_map(|client| &client.queues) {
+                *(if *qid == 0 { &mut group.0 } else { &mut group.1 }) += 1;
             }
         }
         Ok(stats)
     }
 
-    /// The clients of all vfio-user poll groups.
-    fn clients(&self) -> Result<Vec<vfio_user::ClientReport>, crate::NvmfTargetError> {
+    /// The vfio-user clients of each core.
+    fn clients(&self) -> Result<Vec<Vec<vfio_user::ClientReport>>, crate::NvmfTargetError> {
         let state = self.lock()?;
-        let mut clients = Vec::new();
-        if let Some(transport) = &state.vfio_user {
-            for group in 0..transport.groups.len() {
-                clients.extend(transport.groups.ask(group, vfio_user::VfioUserGroupMessage::Report)?);
-            }
-        }
-        Ok(clients)
+        let Some(transport) = &state.vfio_user else { return Ok(Vec::new()) };
+        Ok(transport.cores.query(|_, connections| vfio_user::report(connections))?)
     }
 
     /// The TCP connections of each core.
@@ -244,13 +240,13 @@ impl<N: CoreNetwork> NvmfTarget<N> {
     }
 }
 
-fn client_qpair(client: &vfio_user::ClientReport, queue: &(u16, u32, u64, u64)) -> QpairInfo {
+fn client_qpair(core: usize, client: &vfio_user::ClientReport, queue: &(u16, u32, u64, u64)) -> QpairInfo {
     let (qid, queue_depth, commands, errors) = *queue;
     let local = ListenAddress::vfio_user(&client.directory);
     QpairInfo {
         cntlid: client.cntlid,
         qid,
-        reactor: client.group,
+        reactor: core,
         peer: local.clone(),
         local,
         queue_depth,

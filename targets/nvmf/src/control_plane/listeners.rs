@@ -36,7 +36,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
                 let transport = state.transport.as_ref().ok_or(NvmfTargetError::NoTransport("TCP"))?;
                 let bound = transport.cores.listen(&socket.into(), portid)?.tcp().unwrap_or(socket);
                 state.last_portid = portid;
-                state.ports.push(ListenPort { portid, address: ListenAddress::from_socket(bound), group: 0 });
+                state.ports.push(ListenPort { portid, address: ListenAddress::from_socket(bound) });
                 portid
             }
         };
@@ -72,17 +72,13 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             return Err(NvmfTargetError::ListenerExists("there".into(), address.traddr));
         }
         let portid = state.last_portid.wrapping_add(1).max(1);
-        let transport = state.vfio_user.as_ref().ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
-        // The group with the fewest endpoints.
-        let load = |group: &usize| {
-            state.ports.iter().filter(|port| port.address.is_vfio_user() && port.group == *group).count()
-        };
-        let group = (0..transport.groups.len()).min_by_key(load);
-        let group = group.ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
+        if state.vfio_user.is_none() {
+            return Err(NvmfTargetError::NoTransport("VFIOUSER"));
+        }
         // The subsystem must list the port before the first client connects.
         let before = state.checkpoint(&nqn);
         state.last_portid = portid;
-        state.ports.push(ListenPort { portid, address: address.clone(), group });
+        state.ports.push(ListenPort { portid, address: address.clone() });
         if let Some(configured) = state.subsystems.get_mut(&nqn) {
             configured.listeners.push(address.clone());
             configured
@@ -90,22 +86,12 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         }
         self.commit(&mut state, before.clone())?;
         let transport = state.vfio_user.as_ref().ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
-        let directory = address.traddr.clone();
-        let listening = transport.groups.ask(group, |responder| vfio_user::VfioUserGroupMessage::Listen {
-            directory,
-            nqn,
-            portid,
-            responder,
-        });
-        let error = match listening {
-            Ok(Ok(())) => return Ok(address),
-            Ok(Err(error)) => NvmfTargetError::Listen(address.traddr, error),
-            Err(error) => error.into(),
-        };
+        let socket = vfio_user::endpoint_address(&address.traddr);
+        let Err(error) = transport.cores.listen(&socket, portid) else { return Ok(address) };
         state.restore(before);
         // The answer is the first error. A core that does not respond applies this when it runs again.
         _ = self.commit_always(&mut state);
-        Err(error)
+        Err(error.into())
     }
 
     /// Removes a listener from a subsystem. Hosts connected through it are disconnected after their commands
@@ -183,18 +169,17 @@ pub(super) fn close_ports<N: CoreNetwork>(
 ) -> Result<(), NvmfTargetError> {
     let mut result = Ok(());
     for port in ports {
-        result = close_port(state, port).map_err(|_| NvmfTargetError::Pending(port.group)).and(result);
+        // Only the first core listens.
+        result = close_port(state, port).map_err(|_| NvmfTargetError::Pending(0)).and(result);
     }
     result
 }
 
 fn close_port<N: CoreNetwork>(state: &TargetState<N>, port: &ListenPort) -> Result<(), ShellError> {
-    let (portid, group) = (port.portid, port.group);
+    let portid = Some(port.portid);
     match (&state.transport, &state.vfio_user) {
-        (_, Some(transport)) if port.address.is_vfio_user() => transport
-            .groups
-            .ask(group, |responder| vfio_user::VfioUserGroupMessage::Unlisten { portid, responder }),
-        (Some(transport), _) => transport.cores.unlisten(Some(portid)),
+        (_, Some(transport)) if port.address.is_vfio_user() => transport.cores.unlisten(portid),
+        (Some(transport), _) => transport.cores.unlisten(portid),
         _ => Ok(()),
     }
 }

@@ -12,25 +12,24 @@ use std::sync::Arc;
 use block_io::Status;
 use dma::Pool;
 use nvme_controller::queues::QueueLookup;
-use nvme_controller::reservation::{DrainGuards, DrainRequest};
 use nvme_controller::{
     AdminConnect, BufferWindow, Controller, ControllerAction, ControllerAssociation, ControllerDirectory,
-    ControllerEvent, ControllerLimits, IoQueue, NamespaceTable, Subsystem,
+    ControllerEvent, ControllerLimits, DiscoveryLog, IoQueue, NamespaceTable, Subsystem,
 };
 use rustix::io::Errno;
+use target_shell::Polling;
 use wire_nvme::doorbell::AdminQueueAttributes;
 use wire_nvme::sqe;
 use wire_vfio_user::{DmaMap, DmaUnmap, IrqInfo, SetIrqs};
 
-use super::VfioUserShared;
 use super::data::DataSegment;
 use super::doorbells::{BAR0_BYTES, ControllerDoorbells, DOORBELLS_BYTES};
 use super::interrupts::{ClientInterrupts, VectorSet};
+use super::limits::VfioUserLimits;
 use super::memory::{ClientMemory, UnmappedRanges};
 use super::pci::PciConfigSpace;
 use super::queue::{CompletionQueue, QueueMemory, SubmissionQueue, SubmissionQueueState, SubmissionRing};
-use crate::limits::DRAIN_TIMEOUT_NS;
-use target_shell::CoreDevices;
+use crate::snapshot::ConfigSnapshot;
 
 pub(super) use link::SegmentList;
 
@@ -40,17 +39,6 @@ pub(super) const QUEUES_MAX: u16 = (DOORBELLS_BYTES / 8) as u16;
 const COMMANDS_MAX: u32 = 1 << 16;
 /// Submission queue entries that are fetched at a time.
 const FETCHED_MAX: usize = 32;
-
-/// What a poll group lends to a function while it processes messages and commands.
-pub(super) struct FunctionContext<'a> {
-    pub(super) pool: &'a Pool,
-    pub(super) devices: &'a mut CoreDevices,
-    pub(super) shared: &'a VfioUserShared,
-    pub(super) now_ns: u64,
-    /// Bits 63:48 of the tags of its device requests: the index of its endpoint.
-    pub(super) tag_base: u64,
-    pub(super) flow: u16,
-}
 
 /// Injected faults; see the RPC `nvmf_vfio_user_inject`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,10 +54,10 @@ pub(super) struct InjectedFaults {
 /// The NVMe controller of one vfio-user client, as a PCI function.
 ///
 /// It owns the client's DMA ranges, queues, doorbells, interrupts and commands in flight, all on one core; the
-/// transport-independent [`Controller`] executes admin commands. Its poll group passes messages to it
-/// (registers, DMA ranges, interrupts), then per poll calls [`fetch`](Self::fetch), submits the devices'
-/// batches, calls [`complete_direct`](Self::complete_direct) and [`complete`](Self::complete), and then
-/// [`interrupt`](Self::interrupt) once. Each submission queue has an [`IoQueue`], which executes its commands; a read
+/// transport-independent [`Controller`] executes admin commands. Its session passes messages to it
+/// (registers, DMA ranges, interrupts). Order of calls in a poll: [`fetch`](Self::fetch);
+/// [`complete_direct`](Self::complete_direct) and [`complete`](Self::complete) when device requests have completed;
+/// [`flush_completions`](Self::flush_completions). Each submission queue has an [`IoQueue`], which executes its commands; a read
 /// or write whose data is contiguous needs no slot there, no pool buffer and no copy.
 pub(super) struct VfioUserFunction {
     controller: Controller,
@@ -101,17 +89,17 @@ pub(super) struct VfioUserFunction {
     /// Some queue may have commands that can continue at once, or that wait for a buffer.
     has_ready: bool,
     has_deferred: bool,
-    /// Reservation commands of other hosts wait for the device requests of this function. Nothing is fetched
-    /// until those complete.
-    drain_guards: DrainGuards,
+    /// A command may have changed the deadline, or is deferred.
+    rescheduled: bool,
+    /// For fair queueing in the block device layer.
+    flow: u16,
     segments: Vec<DataSegment>,
     actions: Vec<ControllerAction>,
     running: bool,
-    /// Set when the function drains: nothing is fetched, and the client is disconnected when the commands in
-    /// flight have completed, or at this time.
-    drain_deadline_ns: Option<u64>,
+    /// Nothing is fetched, and the client is disconnected when the commands in flight have completed.
+    draining: bool,
     /// Time of the last fetched command or doorbell message.
-    pub(super) last_activity_ns: u64,
+    last_activity_ns: u64,
     pub(super) faults: InjectedFaults,
 }
 
@@ -119,24 +107,27 @@ impl VfioUserFunction {
     /// A function after power-on: the controller is disabled and has no queues.
     pub(super) fn new(
         admin: AdminConnect,
-        shared: &VfioUserShared,
+        transport: &VfioUserLimits,
+        directory: &Arc<ControllerDirectory>,
+        discovery: Arc<DiscoveryLog>,
         portid: u16,
+        flow: u16,
         now_ns: u64,
     ) -> Result<VfioUserFunction, Errno> {
-        let limits = Arc::new(shared.limits.controller.clone());
+        let limits = Arc::new(transport.controller.clone());
         let vectors = limits.interrupt_vectors;
         let table_bytes = (u32::from(vectors) * 16).next_power_of_two().max(4096);
-        let core = Controller::new(admin, limits.clone(), shared.snapshot.discovery.clone(), now_ns);
+        let core = Controller::new(admin, limits.clone(), discovery, now_ns);
         let subsystem = core.subsystem().clone();
         Ok(VfioUserFunction {
             namespaces: Rc::new(NamespaceTable::for_controller(
                 &subsystem,
                 portid,
                 &limits,
-                &shared.directory,
+                directory,
                 core.association(),
             )),
-            directory: shared.directory.clone(),
+            directory: directory.clone(),
             controller: core,
             subsystem,
             portid,
@@ -146,7 +137,7 @@ impl VfioUserFunction {
                 .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?,
             msix_table: vec![0; table_bytes as usize],
             doorbells: ControllerDoorbells::new()?,
-            doorbells_trapped: shared.limits.doorbells_trapped,
+            doorbells_trapped: transport.doorbells_trapped,
             aqa: 0,
             asq: 0,
             acq: 0,
@@ -158,11 +149,12 @@ impl VfioUserFunction {
             fetched: Box::new([[0; sqe::SIZE]; FETCHED_MAX]),
             has_ready: false,
             has_deferred: false,
-            drain_guards: DrainGuards::default(),
+            rescheduled: false,
+            flow,
             segments: Vec::new(),
             actions: Vec::new(),
             running: false,
-            drain_deadline_ns: None,
+            draining: false,
             last_activity_ns: now_ns,
             faults: InjectedFaults::default(),
         })
@@ -178,22 +170,33 @@ impl VfioUserFunction {
         self.running
     }
 
-    /// Starts to drain: fetches nothing more, signals the client's device request interrupt, and disconnects it
-    /// when the commands in flight have completed or after [`DRAIN_TIMEOUT_NS`](crate::limits::DRAIN_TIMEOUT_NS).
-    pub(super) fn begin_drain(&mut self, now_ns: u64) {
+    /// How commands arrive: without a message through mapped doorbells, with one through those that are trapped.
+    #[inline]
+    pub(super) fn polling(&self) -> Polling {
+        match (self.running, self.doorbells_trapped) {
+            (false, _) => Polling::Off,
+            (true, false) => Polling::Timed { active_ns: self.last_activity_ns },
+            (true, true) => Polling::WhileAwake,
+        }
+    }
+
+    /// Starts to drain: fetches nothing more, and signals the client's device request interrupt.
+    pub(super) fn begin_drain(&mut self) {
         self.running = false;
-        if self.drain_deadline_ns.is_none() {
-            self.drain_deadline_ns = Some(now_ns.saturating_add(DRAIN_TIMEOUT_NS));
+        if !self.draining {
+            self.draining = true;
             self.interrupts.request();
         }
     }
 
-    /// Whether a drain has finished or timed out.
-    pub(super) fn is_drain_complete(&self, now_ns: u64) -> bool {
-        self.drain_deadline_ns.is_some_and(|until_ns| {
-            let mut queues = self.sqs.iter().flatten();
-            until_ns <= now_ns || !queues.any(|queue| queue.io.has_pending(|_| false))
-        })
+    #[inline]
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    /// Whether commands are in flight that a drain waits for.
+    pub(super) fn has_pending(&self) -> bool {
+        self.sqs.iter().flatten().any(|queue| queue.io.has_pending(|_| false))
     }
 
     /// Whether no device requests are outstanding.
@@ -201,16 +204,15 @@ impl VfioUserFunction {
         self.sqs.iter().flatten().all(|queue| queue.io.device_requests() == 0)
     }
 
-    /// Whether a command can continue at once.
+    /// Whether [`resume`](Self::resume) has work, or the deadline may have changed.
     #[inline]
-    pub(super) fn has_ready(&self) -> bool {
-        self.has_ready
+    pub(super) fn wants_resume(&self) -> bool {
+        self.has_ready || self.rescheduled
     }
 
-    /// Whether commands are deferred.
-    #[inline]
+    /// Whether commands or completions wait for what no event reports.
     pub(super) fn is_waiting(&self) -> bool {
-        self.has_deferred
+        self.has_deferred || self.has_ready || self.has_blocked_completions
     }
 
     /// Whether an access to client memory raised SIGBUS; the memory must not be used any longer.
@@ -231,9 +233,9 @@ impl VfioUserFunction {
         self.sqs.iter().enumerate().filter_map(stats)
     }
 
-    /// The next timeout of the controller or the drain.
+    /// The next timeout of the controller.
     pub(super) fn deadline(&self) -> Option<u64> {
-        [self.controller.deadline(), self.drain_deadline_ns].into_iter().flatten().min()
+        self.controller.deadline()
     }
 
     /// Adds a DMA range. Queues whose memory was unmapped may become usable again.
@@ -321,11 +323,11 @@ impl VfioUserFunction {
     }
 
     /// Applies a new configuration snapshot.
-    pub(super) fn apply(&mut self, shared: &VfioUserShared, now_ns: u64) {
-        match shared.snapshot.subsystem(&self.subsystem.nqn) {
+    pub(super) fn apply(&mut self, limits: &VfioUserLimits, config: &ConfigSnapshot, now_ns: u64) {
+        match config.subsystem(&self.subsystem.nqn) {
             Some(subsystem) if !Arc::ptr_eq(&subsystem, &self.subsystem) => {
                 self.subsystem = subsystem.clone();
-                self.rebuild_namespace_table(&shared.limits.controller);
+                self.rebuild_namespace_table(&limits.controller);
                 self.controller_event(ControllerEvent::SubsystemChanged(subsystem), now_ns);
             }
             Some(_) => {}
@@ -356,36 +358,6 @@ impl VfioUserFunction {
         }
     }
 
-    /// Keeps guards for the drain requests that concern this host, if device requests are outstanding.
-    pub(super) fn drain(&mut self, drains: &[DrainRequest], now_ns: u64) {
-        if !self.is_idle() {
-            self.drain_guards.add(drains, self.controller.association(), now_ns);
-        }
-    }
-
-    /// Disconnects the client if reservation commands of other hosts have waited too long for its device requests.
-    pub(super) fn expire_drain(&mut self, now_ns: u64) {
-        if self.is_drained() || !self.drain_guards.expire(now_ns) {
-            return;
-        }
-        log::warn!(target: "nvmf", "vfio-user: disconnected, as I/O of the preempted client did not end in time");
-        self.begin_drain(now_ns);
-    }
-
-    /// When reservation commands of other hosts stop to wait for this function.
-    pub(super) fn drain_guard_deadline_ns(&self) -> Option<u64> {
-        self.drain_guards.deadline_ns()
-    }
-
-    /// Whether no drain is pending. Releases the guards when no device requests are outstanding.
-    #[inline]
-    pub(super) fn is_drained(&mut self) -> bool {
-        if !self.drain_guards.is_empty() && self.is_idle() {
-            self.drain_guards.release();
-        }
-        self.drain_guards.is_empty()
-    }
-
     /// Sets the controller's fatal status.
     pub(super) fn fail(&mut self) {
         self.controller.fail();
@@ -402,7 +374,7 @@ impl VfioUserFunction {
                 ControllerAction::Complete(completion) => self.complete_event_request(&completion.cqe),
                 // The queues close with the function, when the commands in flight have completed.
                 ControllerAction::CloseIoQueues => {}
-                ControllerAction::Terminate(_) => self.begin_drain(now_ns),
+                ControllerAction::Terminate(_) => self.begin_drain(),
             }
         }
         self.actions = actions;
@@ -422,7 +394,7 @@ impl VfioUserFunction {
         if closes {
             self.close_queues(!enabled);
         }
-        self.running = self.controller.is_enabled() && self.drain_deadline_ns.is_none();
+        self.running = self.controller.is_enabled() && !self.draining;
         if !was_enabled && self.running {
             self.enable();
         }
@@ -500,12 +472,21 @@ impl VfioUserFunction {
         self.cqs.get_mut(usize::from(qid))?.as_mut()
     }
 
-    /// Signals the interrupt vectors of completion queues with new entries, each vector once.
+    /// Writes blocked completions that fit now, and signals interrupts.
     #[inline]
-    pub(super) fn interrupt(&mut self) {
-        if self.dirty_cqids.is_empty() {
-            return;
+    pub(super) fn flush_completions(&mut self) {
+        if self.has_blocked_completions {
+            self.flush_each_blocked();
+            // Retried also when nothing is fetched.
+            self.rescheduled = self.has_blocked_completions && !self.running;
         }
+        if !self.dirty_cqids.is_empty() {
+            self.interrupt();
+        }
+    }
+
+    /// Signals the interrupt vectors of completion queues with new entries, each vector once.
+    fn interrupt(&mut self) {
         let mut signalled = VectorSet::default();
         for index in 0..self.dirty_cqids.len() {
             let qid = self.dirty_cqids[index];
@@ -520,18 +501,10 @@ impl VfioUserFunction {
         self.dirty_cqids.clear();
     }
 
-    /// Writes blocked completions. Returns whether some remain blocked.
-    #[inline]
-    pub(super) fn flush_blocked_completions(&mut self) -> bool {
-        if self.has_blocked_completions {
-            self.has_blocked_completions = self.flush_each_blocked();
-        }
-        self.has_blocked_completions
-    }
-
+    /// Writes blocked completions. Returns the number of queues that were written.
     #[cold]
-    fn flush_each_blocked(&mut self) -> bool {
-        let mut any_blocked = false;
+    fn flush_each_blocked(&mut self) -> usize {
+        let (mut any_blocked, mut written) = (false, 0);
         for (qid, queue) in self.cqs.iter_mut().enumerate() {
             let Some(queue) = queue else { continue };
             if !queue.has_blocked() {
@@ -542,9 +515,11 @@ impl VfioUserFunction {
             any_blocked |= queue.has_blocked();
             if queue.dirty && !was_dirty {
                 self.dirty_cqids.push(qid as u16);
+                written += 1;
             }
         }
-        any_blocked
+        self.has_blocked_completions = any_blocked;
+        written
     }
 }
 

@@ -227,6 +227,31 @@ impl CompletionQueue {
         self.post_unreserved(result, rest)
     }
 
+    /// Writes completions, for each of which an entry is reserved. False if some are blocked and will be written later.
+    #[inline]
+    pub(super) fn post_all(&mut self, completions: impl ExactSizeIterator<Item = u64>) -> bool {
+        let count = completions.len() as u32;
+        self.reserved -= count;
+        let fits = self.blocked.is_empty() && self.used() + count < self.entries;
+        let Some(memory) = self.memory.as_ref().filter(|_| fits) else {
+            completions.for_each(|rest| self.block(0, rest));
+            return false;
+        };
+        for rest in completions {
+            let at = memory.offset + u64::from(self.tail) * Self::BYTES;
+            memory.region.store_u64(at, 0);
+            // The client polls the phase tag, so it must become visible last (Base 2.0, section 3.3.3.2).
+            memory.region.store_u64(at + 8, rest | u64::from(self.phase) << PHASE);
+            self.tail += 1;
+            if self.tail == self.entries {
+                self.tail = 0;
+                self.phase = !self.phase;
+            }
+        }
+        self.dirty = true;
+        true
+    }
+
     /// Writes a completion without a reservation. False if it is blocked and will be written later.
     #[inline]
     pub(super) fn post_unreserved(&mut self, result: u64, rest: u64) -> bool {

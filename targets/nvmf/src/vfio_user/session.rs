@@ -1,16 +1,18 @@
-//! The session of a vfio-user client: its socket, the handling of its requests, and its function.
+//! The session of a vfio-user client: the handling of its requests, and its function.
 
 use rustix::io::Errno;
-use sockets::SocketStream;
+use sockets::ByteStream;
+use target_shell::{CloseReason, MoreToRead};
 use wire_vfio_user::{
     DeviceInfo, DmaMap, DmaUnmap, Header, IoFdsRequest, IrqInfo, MultiWrites, ProtocolCapabilities,
     RegionAccess, RegionInfo, SetIrqs, VersionMessage, VfioUserCommand, device_flags, irq, region,
 };
 
-use super::function::{FunctionContext, VfioUserFunction};
+use super::function::VfioUserFunction;
 use super::memory::{RANGES_MAX, UnmappedRanges};
+use super::protocol::VfioUserContext;
 use super::socket::{
-    ClientMessage, ClientSocket, DATA_BYTES_MAX, DESCRIPTORS_MAX, DisconnectReason, VfioUserReply,
+    ClientMessage, ClientMessages, DATA_BYTES_MAX, DESCRIPTORS_MAX, DisconnectReason, VfioUserReply, invalid,
 };
 
 /// Maximum messages processed per poll, so that I/O is not starved.
@@ -19,24 +21,23 @@ const MESSAGES_PER_TURN_MAX: usize = 64;
 /// one. A guest's firmware enables the controller within milliseconds of the connection.
 const SEAT_TIMEOUT_NS: u64 = 5_000_000_000;
 
-/// One connected client: the socket and the [`VfioUserFunction`] that the client controls.
+/// A client that is served: its messages and the [`VfioUserFunction`] that it controls.
 ///
-/// Requests are processed in order. A request that must wait for devices (unmap, reset) blocks those behind it
-/// until [`complete_pending_reply`](Self::complete_pending_reply) sends its reply. After the client disconnects,
-/// the session stays until [`is_done`](Self::is_done).
+/// Requests are processed in order. A request that must wait for devices (unmap, reset) blocks those behind it until
+/// [`flush`](Self::flush) finds that it need not wait any longer.
 pub(super) struct ClientSession {
-    stream: ClientSocket,
+    messages: ClientMessages,
     pub(super) function: VfioUserFunction,
     /// The version was negotiated.
     negotiated: bool,
     /// The request whose reply waits for devices.
     pending: Option<PendingReply>,
-    /// The socket may have more data.
-    pub(super) readable: bool,
-    /// The client has disconnected or was disconnected.
-    pub(super) closed: bool,
-    /// When it was accepted, or sent its last message.
+    /// Requests behind one that waited may have arrived.
+    pub(super) resumes_reading: bool,
+    /// When the client was served first, or sent its last message.
     last_message_ns: u64,
+    /// When the seat of a silent client was last checked.
+    pub(super) seat_checked_ns: u64,
 }
 
 /// A request whose reply waits for devices.
@@ -60,30 +61,28 @@ enum RequestOutcome {
 }
 
 impl ClientSession {
-    pub(super) fn new(stream: SocketStream, function: VfioUserFunction, now_ns: u64) -> ClientSession {
+    pub(super) fn new(function: VfioUserFunction, now_ns: u64) -> ClientSession {
         ClientSession {
-            stream: ClientSocket::new(stream),
+            messages: ClientMessages::new(),
             function,
             negotiated: false,
             pending: None,
-            readable: true,
-            closed: false,
+            // Its first messages may have arrived while it waited.
+            resumes_reading: true,
             last_message_ns: now_ns,
+            seat_checked_ns: now_ns,
         }
     }
 
-    /// When a client that does not use its controller has to leave to another that waits; `None` while it does.
+    /// Whether the client has not used its controller for long enough to leave to another that waits.
+    pub(super) fn is_silent(&self, now_ns: u64) -> bool {
+        !self.function.is_running() && self.last_message_ns.saturating_add(SEAT_TIMEOUT_NS) <= now_ns
+    }
+
+    /// When [`is_silent`](Self::is_silent) has to be checked; `None` while the client uses its controller.
     pub(super) fn seat_deadline_ns(&self) -> Option<u64> {
-        (!self.function.is_running()).then(|| self.last_message_ns.saturating_add(SEAT_TIMEOUT_NS))
-    }
-
-    pub(super) fn stream(&self) -> &ClientSocket {
-        &self.stream
-    }
-
-    /// Whether the session can be dropped: the client is disconnected and no device requests are outstanding.
-    pub(super) fn is_done(&self) -> bool {
-        self.closed && self.function.is_idle()
+        let from_ns = self.last_message_ns.max(self.seat_checked_ns);
+        (!self.function.is_running()).then(|| from_ns.saturating_add(SEAT_TIMEOUT_NS))
     }
 
     /// Whether a reply waits for devices.
@@ -91,25 +90,42 @@ impl ClientSession {
         self.pending.is_some()
     }
 
-    /// Receives and processes requests, up to one that must wait. Returns the number of messages.
-    pub(super) fn receive(&mut self, context: &mut FunctionContext<'_>) -> Result<usize, DisconnectReason> {
-        self.stream.flush()?;
+    /// Receives and processes requests, up to one that must wait.
+    pub(super) fn receive<S: ByteStream>(
+        &mut self,
+        stream: &mut S,
+        context: &mut VfioUserContext<'_>,
+    ) -> Result<MoreToRead, CloseReason<DisconnectReason>> {
         let mut count = 0;
         // Requests execute in order (Command Concurrency): one that waits blocks those behind it.
-        while self.pending.is_none() && count < MESSAGES_PER_TURN_MAX {
-            let Some(message) = self.stream.receive()? else {
-                self.readable = false;
-                return Ok(count);
-            };
+        while self.pending.is_none() {
+            if count == MESSAGES_PER_TURN_MAX {
+                return Ok(MoreToRead::Yes);
+            }
+            let Some(message) = self.messages.receive(stream)? else { break };
             count += 1;
             self.last_message_ns = context.now_ns;
             self.handle_message(message, context)?;
+            self.messages.flush(stream)?;
         }
-        Ok(count)
+        Ok(MoreToRead::No)
     }
 
-    /// Sends the pending reply if its condition is met. Returns whether it was sent.
-    pub(super) fn complete_pending_reply(&mut self) -> Result<bool, DisconnectReason> {
+    /// Signals interrupts, and sends replies and the pending one if its condition is met.
+    #[inline]
+    pub(super) fn flush<S: ByteStream>(
+        &mut self,
+        stream: &mut S,
+    ) -> Result<(), CloseReason<DisconnectReason>> {
+        self.function.flush_completions();
+        if self.pending.is_some() {
+            self.resumes_reading |= self.complete_pending_reply()?;
+        }
+        self.messages.flush(stream)
+    }
+
+    /// Queues the pending reply if its condition is met. Returns whether it was.
+    fn complete_pending_reply(&mut self) -> Result<bool, CloseReason<DisconnectReason>> {
         let done = match &self.pending {
             None => return Ok(false),
             Some(pending) => match &pending.condition {
@@ -118,7 +134,7 @@ impl ClientSession {
             },
         };
         if done && let Some(PendingReply { header, reply, .. }) = self.pending.take() {
-            self.send_reply(&header, Ok(reply))?;
+            self.push_reply(&header, Ok(reply))?;
         }
         Ok(done)
     }
@@ -126,31 +142,31 @@ impl ClientSession {
     fn handle_message(
         &mut self,
         message: ClientMessage,
-        context: &mut FunctionContext<'_>,
-    ) -> Result<(), DisconnectReason> {
+        context: &mut VfioUserContext<'_>,
+    ) -> Result<(), CloseReason<DisconnectReason>> {
         let header = message.header;
         match self.execute(message, context)? {
-            Ok(RequestOutcome::Reply(reply)) => self.send_reply(&header, Ok(reply)),
+            Ok(RequestOutcome::Reply(reply)) => self.push_reply(&header, Ok(reply)),
             Ok(RequestOutcome::Wait(reply, condition)) => {
                 self.pending = Some(PendingReply { header, reply, condition });
                 self.complete_pending_reply().map(|_| ())
             }
-            Err(errno) => self.send_reply(&header, Err(errno)),
+            Err(errno) => self.push_reply(&header, Err(errno)),
         }
     }
 
-    fn send_reply(
+    fn push_reply(
         &mut self,
         header: &Header,
         result: Result<VfioUserReply, Errno>,
-    ) -> Result<(), DisconnectReason> {
+    ) -> Result<(), CloseReason<DisconnectReason>> {
         if header.no_reply {
             return Ok(());
         }
         match result {
-            Ok(reply) => self.stream.send(&header.reply(reply.payload.len()), &reply),
+            Ok(reply) => self.messages.push(&header.reply(reply.payload.len()), &reply),
             Err(errno) => {
-                self.stream.send(&header.failure(errno.raw_os_error() as u32), &VfioUserReply::default())
+                self.messages.push(&header.failure(errno.raw_os_error() as u32), &VfioUserReply::default())
             }
         }
     }
@@ -158,14 +174,14 @@ impl ClientSession {
     fn execute(
         &mut self,
         message: ClientMessage,
-        context: &mut FunctionContext<'_>,
-    ) -> Result<Result<RequestOutcome, Errno>, DisconnectReason> {
+        context: &mut VfioUserContext<'_>,
+    ) -> Result<Result<RequestOutcome, Errno>, CloseReason<DisconnectReason>> {
         let ClientMessage { header, payload, mut descriptors } = message;
         let command = VfioUserCommand::from_wire(header.command);
         if !self.negotiated {
             // The first message must be a version.
             if command != Some(VfioUserCommand::Version) {
-                return Err(DisconnectReason::InvalidMessage("no version was negotiated"));
+                return Err(invalid("no version was negotiated"));
             }
             return self.negotiate_version(&payload).map(Ok);
         }
@@ -179,7 +195,7 @@ impl ClientSession {
             return Ok(Err(Errno::INVAL));
         }
         let function = &mut self.function;
-        let trapped = context.shared.limits.doorbells_trapped;
+        let trapped = context.protocol.limits.doorbells_trapped;
         let result = match command {
             Some(VfioUserCommand::DmaMap) => decode(DmaMap::decode(&payload))
                 .and_then(|map| function.map(&map, descriptors.pop(), context.pool))
@@ -224,11 +240,10 @@ impl ClientSession {
         Ok(result)
     }
 
-    fn negotiate_version(&mut self, payload: &[u8]) -> Result<RequestOutcome, DisconnectReason> {
-        let requested = VersionMessage::decode(payload)
-            .map_err(|_| DisconnectReason::InvalidMessage("invalid version"))?;
+    fn negotiate_version(&mut self, payload: &[u8]) -> Result<RequestOutcome, CloseReason<DisconnectReason>> {
+        let requested = VersionMessage::decode(payload).map_err(|_| invalid("invalid version"))?;
         if requested.major != VersionMessage::MAJOR {
-            return Err(DisconnectReason::InvalidMessage("unsupported major version"));
+            return Err(invalid("unsupported major version"));
         }
         let capabilities = ProtocolCapabilities {
             max_msg_fds: DESCRIPTORS_MAX as u32,

@@ -1,21 +1,16 @@
-//! The UNIX socket of an endpoint, and the message stream of its client.
+//! The UNIX socket of an endpoint, and the messages of its client.
 
-use std::io::{self, ErrorKind, IoSliceMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::{ErrorKind, IoSliceMut};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 
-use sockets::{
-    FlushStatus, MessageQueue, ReceivedDescriptors, SocketStream, TransferResult, UnixListenSocket, Wait,
-};
+use sockets::{ByteStream, FlushStatus, MessageQueue, ReceivedDescriptors, StreamAddress, TransferResult};
+use target_shell::CloseReason;
 use wire_vfio_user::{Header, MessageType};
 
 /// File name of the socket in the endpoint's directory.
 const NAME: &str = "cntrl";
-/// Permission bits of the socket's file.
-const MODE: u32 = 0o600;
-/// Length of the accept queue: one client is served, the others wait.
-const BACKLOG: i32 = 128;
 /// Maximum file descriptors of a message (`max_msg_fds`).
 pub(super) const DESCRIPTORS_MAX: usize = 8;
 /// Maximum bytes of data of a message (`max_data_xfer_size`). No region is larger.
@@ -27,13 +22,9 @@ const UNSENT_BYTES_MAX: usize = 1 << 20;
 /// Maximum descriptors in these replies: a client asks once for each of a device's regions.
 const UNSENT_DESCRIPTORS_MAX: usize = 64;
 
-/// Listens on the socket `cntrl` in an existing directory.
-pub(super) fn listen(directory: &str) -> io::Result<UnixListenSocket> {
-    let directory = Path::new(directory);
-    if !directory.is_dir() {
-        return Err(io::Error::new(ErrorKind::NotFound, "the directory does not exist"));
-    }
-    UnixListenSocket::bind(&directory.join(NAME), MODE, BACKLOG)
+/// The address of the endpoint in a directory.
+pub(crate) fn endpoint_address(directory: &str) -> StreamAddress {
+    StreamAddress::Unix(Path::new(directory).join(NAME))
 }
 
 /// A request from the client.
@@ -53,9 +44,7 @@ pub(super) struct VfioUserReply {
 
 /// Why a client is disconnected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum DisconnectReason {
-    #[error("the client has disconnected")]
-    Closed,
+pub(crate) enum DisconnectReason {
     #[error("the client sent an invalid message: {0}")]
     InvalidMessage(&'static str),
     #[error("the client does not read its replies")]
@@ -64,9 +53,8 @@ pub(super) enum DisconnectReason {
     Silent,
 }
 
-/// The non-blocking connection to a client. Replies that the socket does not accept are queued, up to a limit.
-pub(super) struct ClientSocket {
-    stream: SocketStream,
+/// The messages of a client: the request that is being received, and the replies that are not sent yet, up to a limit.
+pub(super) struct ClientMessages {
     header_bytes: [u8; Header::SIZE],
     /// The message whose payload is being received.
     current: Option<ClientMessage>,
@@ -76,10 +64,9 @@ pub(super) struct ClientSocket {
     unsent: MessageQueue<Rc<OwnedFd>>,
 }
 
-impl ClientSocket {
-    pub(super) fn new(stream: SocketStream) -> ClientSocket {
-        ClientSocket {
-            stream,
+impl ClientMessages {
+    pub(super) fn new() -> ClientMessages {
+        ClientMessages {
             header_bytes: [0; Header::SIZE],
             current: None,
             filled: 0,
@@ -88,29 +75,27 @@ impl ClientSocket {
         }
     }
 
-    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
-    }
-
     /// The next message; `None` if it is not complete yet.
-    pub(super) fn receive(&mut self) -> Result<Option<ClientMessage>, DisconnectReason> {
+    pub(super) fn receive<S: ByteStream>(
+        &mut self,
+        stream: &mut S,
+    ) -> Result<Option<ClientMessage>, CloseReason<DisconnectReason>> {
         loop {
             if self.current.is_none() {
                 if self.filled < Header::SIZE {
                     // Read exactly the header: file descriptors arrive with the first bytes of their message.
                     let count =
-                        receive(&self.stream, &mut self.header_bytes[self.filled..], &mut self.descriptors)?;
+                        receive(stream, &mut self.header_bytes[self.filled..], &mut self.descriptors)?;
                     let Some(count) = count else { return Ok(None) };
                     self.filled += count;
                     continue;
                 }
-                let header = Header::decode(&self.header_bytes)
-                    .map_err(|_| DisconnectReason::InvalidMessage("invalid header"))?;
+                let header = Header::decode(&self.header_bytes).map_err(|_| invalid("invalid header"))?;
                 if header.payload_bytes() > PAYLOAD_BYTES_MAX {
-                    return Err(DisconnectReason::InvalidMessage("it is too long"));
+                    return Err(invalid("it is too long"));
                 }
                 if header.kind == MessageType::Reply {
-                    return Err(DisconnectReason::InvalidMessage("an unexpected reply"));
+                    return Err(invalid("an unexpected reply"));
                 }
                 let payload = vec![0; header.payload_bytes()];
                 self.current = Some(ClientMessage { header, payload, descriptors: Vec::new() });
@@ -120,7 +105,7 @@ impl ClientSocket {
                 && self.filled < message.payload.len()
             {
                 let into = &mut message.payload[self.filled..];
-                let Some(count) = receive(&self.stream, into, &mut self.descriptors)? else {
+                let Some(count) = receive(stream, into, &mut self.descriptors)? else {
                     return Ok(None);
                 };
                 self.filled += count;
@@ -134,41 +119,48 @@ impl ClientSocket {
         }
     }
 
-    /// Sends a reply, or queues what the socket does not accept.
-    pub(super) fn send(&mut self, header: &Header, reply: &VfioUserReply) -> Result<(), DisconnectReason> {
+    /// Queues a reply.
+    pub(super) fn push(
+        &mut self,
+        header: &Header,
+        reply: &VfioUserReply,
+    ) -> Result<(), CloseReason<DisconnectReason>> {
         let descriptors = reply.descriptor.iter().cloned().collect();
         let pushed = self.unsent.push(&[&header.to_bytes(), &reply.payload], descriptors);
-        pushed.map_err(|_| DisconnectReason::SendQueueFull)?;
-        self.flush()
+        pushed.map_err(|_| CloseReason::Protocol(DisconnectReason::SendQueueFull))
     }
 
     /// Sends queued replies until the socket's buffer is full.
-    pub(super) fn flush(&mut self) -> Result<(), DisconnectReason> {
-        let stream = &self.stream;
-        let flushed = self.unsent.flush(|parts, descriptors| {
-            TransferResult::of(|| sockets::send_with_descriptors(stream, parts, descriptors, Wait::No))
-        });
+    #[inline]
+    pub(super) fn flush<S: ByteStream>(
+        &mut self,
+        stream: &mut S,
+    ) -> Result<(), CloseReason<DisconnectReason>> {
+        if self.unsent.is_empty() {
+            return Ok(());
+        }
+        let flushed =
+            self.unsent.flush(|parts, descriptors| stream.send_with_descriptors(parts, descriptors));
         match flushed {
             FlushStatus::Empty | FlushStatus::Blocked => Ok(()),
-            FlushStatus::Failed(_) => Err(DisconnectReason::Closed),
+            FlushStatus::Failed(kind) => Err(CloseReason::Network(kind)),
         }
     }
 }
 
 /// Receives bytes and the file descriptors that come with them; `None` if there are none yet.
-fn receive(
-    stream: &SocketStream,
+fn receive<S: ByteStream>(
+    stream: &mut S,
     into: &mut [u8],
     descriptors: &mut ReceivedDescriptors,
-) -> Result<Option<usize>, DisconnectReason> {
-    let parts = &mut [IoSliceMut::new(into)];
-    match TransferResult::of(|| sockets::receive_with_descriptors(stream, parts, descriptors, Wait::No)) {
-        TransferResult::Bytes(0) | TransferResult::Closed => Err(DisconnectReason::Closed),
-        TransferResult::Bytes(count) => Ok(Some(count)),
-        TransferResult::Blocked => Ok(None),
-        TransferResult::Failed(ErrorKind::QuotaExceeded) => {
-            Err(DisconnectReason::InvalidMessage("it carries too many descriptors"))
-        }
-        TransferResult::Failed(_) => Err(DisconnectReason::Closed),
+) -> Result<Option<usize>, CloseReason<DisconnectReason>> {
+    match stream.receive_with_descriptors(&mut [IoSliceMut::new(into)], descriptors) {
+        TransferResult::Failed(ErrorKind::QuotaExceeded) => Err(invalid("it carries too many descriptors")),
+        result => Ok(Some(CloseReason::check(result)?).filter(|count| *count > 0)),
     }
+}
+
+/// The reason to disconnect a client that sent an invalid message.
+pub(super) fn invalid(what: &'static str) -> CloseReason<DisconnectReason> {
+    CloseReason::Protocol(DisconnectReason::InvalidMessage(what))
 }

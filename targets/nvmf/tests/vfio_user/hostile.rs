@@ -1,13 +1,10 @@
 //! Malformed, malicious and crashing clients.
 
-use std::io::{IoSlice, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use block_io::Status;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use vfio_user::{ClientConfig, ClientError};
 use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
 use wire_nvme::registers::offset;
@@ -18,70 +15,12 @@ use wire_vfio_user::{
 };
 
 use crate::host::{DATA, HostQueuePair, IOVA, MEMORY, VfioUserTestHost, memory_file, prp, transfer};
+use crate::raw_client::RawVfioUserClient;
 use crate::test_target::VfioUserTestTarget;
 
 const EINVAL: u32 = 22;
 const EEXIST: u32 = 17;
 const ENOENT: u32 = 2;
-
-/// A client that sends arbitrary messages.
-struct RawVfioUserClient(UnixStream);
-
-impl RawVfioUserClient {
-    fn connect(rig: &VfioUserTestTarget) -> RawVfioUserClient {
-        let stream = UnixStream::connect(rig.socket()).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        RawVfioUserClient(stream)
-    }
-
-    fn negotiated(rig: &VfioUserTestTarget) -> RawVfioUserClient {
-        let mut raw = RawVfioUserClient::connect(rig);
-        let version = VersionMessage { major: 0, minor: 1, capabilities: ProtocolCapabilities::default() };
-        let reply = raw.call(VfioUserCommand::Version, &version.to_bytes(), &[]).unwrap();
-        assert!(!reply.0.failed);
-        raw
-    }
-
-    fn send(&mut self, header: &Header, payload: &[u8], descriptors: &[BorrowedFd<'_>]) {
-        let message = [&header.to_bytes()[..], payload].concat();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
-        }
-        rustix::net::sendmsg(&self.0, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL).unwrap();
-    }
-
-    fn call(
-        &mut self,
-        command: VfioUserCommand,
-        payload: &[u8],
-        descriptors: &[BorrowedFd<'_>],
-    ) -> Option<(Header, Vec<u8>)> {
-        self.send(&Header::request(1, command, payload.len()), payload, descriptors);
-        self.reply()
-    }
-
-    fn reply(&mut self) -> Option<(Header, Vec<u8>)> {
-        let mut header = [0; Header::SIZE];
-        self.0.read_exact(&mut header).ok()?;
-        let header = Header::decode(&header).unwrap();
-        let mut payload = vec![0; header.payload_bytes()];
-        self.0.read_exact(&mut payload).ok()?;
-        Some((header, payload))
-    }
-
-    /// The error number that a request fails with; 0 if it succeeds.
-    fn errno(&mut self, command: VfioUserCommand, payload: &[u8], descriptors: &[BorrowedFd<'_>]) -> u32 {
-        let (header, _) = self.call(command, payload, descriptors).expect("a reply");
-        assert_eq!(header.failed, header.errno != 0);
-        header.errno
-    }
-
-    fn is_closed(&mut self) -> bool {
-        matches!(self.0.read(&mut [0; 1]), Ok(0) | Err(_))
-    }
-}
 
 #[test]
 fn protocol_violations_disconnect_the_client() {
@@ -257,22 +196,6 @@ fn a_full_and_blocking_eventfd_does_not_stop_the_target() {
     for _ in 0..100 {
         assert_eq!(raw.errno(VfioUserCommand::DeviceSetIrqs, &trigger.to_bytes(), &[]), 0);
     }
-}
-
-#[test]
-fn a_silent_client_leaves_to_one_that_waits() {
-    let rig = VfioUserTestTarget::new();
-    let silent = RawVfioUserClient::negotiated(&rig);
-    // Both wait; the first of them is served when the silent one had its time.
-    let mut host = VfioUserTestHost::attach(&rig.socket());
-    host.enable();
-    let mut end = [0; 1];
-    assert_eq!((&silent.0).read(&mut end).unwrap(), 0, "it is disconnected");
-    // One that uses its controller stays, however long another waits.
-    let waiting = RawVfioUserClient::connect(&rig);
-    waiting.0.set_read_timeout(Some(Duration::from_secs(6))).unwrap();
-    assert!((&waiting.0).read(&mut end).is_err());
-    assert_eq!(host.identify(1, 0).len(), 4096);
 }
 
 #[test]

@@ -9,12 +9,13 @@ use wire_nvme::sqe::{Fuse, Psdt};
 use wire_nvme::{Cqe, Sqe};
 
 use super::super::data;
+use super::super::protocol::VfioUserContext;
 use super::super::queue::{CompletionQueue, QueueMemory, SubmissionQueueState, SubmissionRing, cqe_high};
-use super::{FunctionContext, VfioUserFunction};
+use super::VfioUserFunction;
 
 impl VfioUserFunction {
     /// Executes a command of the admin queue.
-    pub(super) fn admin_command(&mut self, sqe: &Sqe, context: &mut FunctionContext<'_>) {
+    pub(super) fn admin_command(&mut self, sqe: &Sqe, context: &mut VfioUserContext<'_>) {
         let result = match AdminOpcode::from_wire(sqe.opcode) {
             // Queues belong to the transport, not to the controller.
             Some(
@@ -41,9 +42,9 @@ impl VfioUserFunction {
         self.complete_command(0, sqe.cid, result.err().unwrap_or(Status::SUCCESS), 0);
     }
 
-    fn create_io_cq(&mut self, sqe: &Sqe, context: &FunctionContext<'_>) -> Result<(), Status> {
+    fn create_io_cq(&mut self, sqe: &Sqe, context: &VfioUserContext<'_>) -> Result<(), Status> {
         let granted = self.controller.queues_granted();
-        let params = queues::validate_create_io_cq(sqe, &context.shared.limits.controller, granted, self)?;
+        let params = queues::validate_create_io_cq(sqe, &context.protocol.limits.controller, granted, self)?;
         let bytes = u64::from(params.entries) * CompletionQueue::BYTES;
         let memory =
             QueueMemory::locate(&self.memory, params.address, bytes, true).ok_or(super::MEMORY_NOT_MAPPED)?;
@@ -52,9 +53,9 @@ impl VfioUserFunction {
         Ok(())
     }
 
-    fn create_io_sq(&mut self, sqe: &Sqe, context: &FunctionContext<'_>) -> Result<(), Status> {
+    fn create_io_sq(&mut self, sqe: &Sqe, context: &VfioUserContext<'_>) -> Result<(), Status> {
         let granted = self.controller.queues_granted();
-        let params = queues::validate_create_io_sq(sqe, &context.shared.limits.controller, granted, self)?;
+        let params = queues::validate_create_io_sq(sqe, &context.protocol.limits.controller, granted, self)?;
         let bytes = u64::from(params.entries) * SubmissionRing::BYTES;
         let memory = QueueMemory::locate(&self.memory, params.address, bytes, false)
             .ok_or(super::MEMORY_NOT_MAPPED)?;
@@ -93,7 +94,7 @@ impl VfioUserFunction {
     }
 
     /// Passes a command to the controller. All complete immediately, except Asynchronous Event Requests.
-    fn controller_command(&mut self, sqe: &Sqe, context: &mut FunctionContext<'_>) {
+    fn controller_command(&mut self, sqe: &Sqe, context: &mut VfioUserContext<'_>) {
         let mut host_data = vec![0; data_from_host(sqe) as usize];
         if !host_data.is_empty() {
             let parsed = data::parse_data_pointer(
@@ -111,7 +112,7 @@ impl VfioUserFunction {
         if sqe.opcode == AdminOpcode::GetLogPage.to_wire()
             && GetLogPage::from_sqe(sqe).lid == LogId::Health.to_wire()
         {
-            let health = context.shared.snapshot.health(&self.subsystem);
+            let health = context.config.health(&self.subsystem);
             self.controller_event(ControllerEvent::Health(health), context.now_ns);
         }
         let host_id = self.association().host_id();
@@ -136,13 +137,13 @@ impl VfioUserFunction {
                 }
                 ControllerAction::Complete(completion) => self.complete_event_request(&completion.cqe),
                 ControllerAction::CloseIoQueues => {}
-                ControllerAction::Terminate(_) => self.begin_drain(context.now_ns),
+                ControllerAction::Terminate(_) => self.begin_drain(),
             }
         }
         self.actions = actions;
         if self.association().host_id() != host_id {
             // Reservations depend on the host identifier.
-            self.rebuild_namespace_table(&context.shared.limits.controller);
+            self.rebuild_namespace_table(&context.protocol.limits.controller);
         }
         if !completed {
             // An Asynchronous Event Request holds no completion queue entry until the event occurs.

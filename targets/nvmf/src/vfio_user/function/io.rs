@@ -6,14 +6,20 @@ use nvme_controller::{ControllerEvent, IoQueue};
 use wire_nvme::{Sqe, sqe};
 
 use super::super::data::DataSegment;
+use super::super::protocol::VfioUserContext;
 use super::super::queue::{SubmissionQueue, SubmissionQueueState, cqe_high};
 use super::link::{QueueLink, QueueTransport, SegmentList, TAG_QID_SHIFT};
-use super::{FunctionContext, VfioUserFunction};
+use super::{QUEUES_MAX, VfioUserFunction};
 
 impl VfioUserFunction {
-    /// Fetches and executes new entries of every submission queue. Returns the number of commands.
+    /// Fetches and executes new entries of every submission queue, and writes blocked completions. Returns the number
+    /// of commands, or of written queues.
     #[inline]
-    pub(in super::super) fn fetch(&mut self, context: &mut FunctionContext<'_>) -> usize {
+    pub(in super::super) fn fetch(&mut self, context: &mut VfioUserContext<'_>) -> usize {
+        let written = if self.has_blocked_completions { self.flush_each_blocked() } else { 0 };
+        if !self.running || self.faults.surprise_removed {
+            return written;
+        }
         let mut count = self.fetch_all(context);
         if self.doorbells_trapped && self.doorbells.can_arm() && count == 0 {
             count = self.arm_and_fetch(context);
@@ -22,12 +28,12 @@ impl VfioUserFunction {
             self.last_activity_ns = context.now_ns;
             self.doorbells.disarm();
         }
-        count
+        count + written
     }
 
     /// Arms the shadow doorbells because the core may sleep, then fetches once more.
     #[cold]
-    fn arm_and_fetch(&mut self, context: &mut FunctionContext<'_>) -> usize {
+    fn arm_and_fetch(&mut self, context: &mut VfioUserContext<'_>) -> usize {
         let tails = self.sqs.iter().flatten().map(|queue| (queue.ring.doorbell, queue.ring.head));
         let heads = self.cqs.iter().flatten().map(|queue| queue.known_head());
         self.doorbells.arm(tails.chain(heads));
@@ -35,7 +41,7 @@ impl VfioUserFunction {
     }
 
     #[inline]
-    fn fetch_all(&mut self, context: &mut FunctionContext<'_>) -> usize {
+    fn fetch_all(&mut self, context: &mut VfioUserContext<'_>) -> usize {
         let mut count = 0;
         let mut index = 0;
         // Admin commands may create and delete queues during the loop.
@@ -63,7 +69,7 @@ impl VfioUserFunction {
     }
 
     /// Reserves completion queue entries for new commands, up to a tail doorbell's value. Returns their number.
-    fn reserve(&mut self, qid: u16, tail: u32, context: &FunctionContext<'_>) -> u32 {
+    fn reserve(&mut self, qid: u16, tail: u32, context: &VfioUserContext<'_>) -> u32 {
         let Some(Some(SubmissionQueue { ring, io })) = self.sqs.get_mut(usize::from(qid)) else { return 0 };
         if tail >= ring.entries {
             // Base 2.0, section 5.2.1: Invalid Doorbell Write Value, reported once per value.
@@ -98,7 +104,8 @@ impl VfioUserFunction {
 
     /// Executes admin commands one at a time, because each may delete or close queues.
     #[cold]
-    fn fetch_admin(&mut self, reserved: u32, context: &mut FunctionContext<'_>) -> u32 {
+    fn fetch_admin(&mut self, reserved: u32, context: &mut VfioUserContext<'_>) -> u32 {
+        self.rescheduled = true;
         let mut fetched = 0;
         while fetched < reserved {
             let Some(Some(queue)) = self.sqs.first_mut() else { break };
@@ -114,7 +121,7 @@ impl VfioUserFunction {
         fetched
     }
 
-    fn fetch_io(&mut self, qid: u16, reserved: u32, context: &mut FunctionContext<'_>) -> u32 {
+    fn fetch_io(&mut self, qid: u16, reserved: u32, context: &mut VfioUserContext<'_>) -> u32 {
         let Some(QueueParts { io, link, segments, entries }) = self.queue(qid) else { return 0 };
         let mut transport = QueueTransport { link, segments, context };
         let mut fetched = 0;
@@ -132,12 +139,17 @@ impl VfioUserFunction {
         let (is_waiting, has_ready) = (io.is_waiting(), io.has_ready());
         self.has_deferred |= is_waiting;
         self.has_ready |= has_ready;
+        self.rescheduled |= is_waiting;
         fetched
     }
 
     /// Continues commands that are ready or deferred.
     #[cold]
-    pub(in super::super) fn retry(&mut self, context: &mut FunctionContext<'_>) {
+    pub(in super::super) fn resume(&mut self, context: &mut VfioUserContext<'_>) {
+        self.rescheduled = false;
+        if !self.has_ready && !self.has_deferred {
+            return;
+        }
         (self.has_ready, self.has_deferred) = (false, false);
         for index in 0..self.active_sqids.len() {
             let Some(QueueParts { io, link, segments, .. }) = self.queue(self.active_sqids[index]) else {
@@ -150,24 +162,19 @@ impl VfioUserFunction {
         }
     }
 
-    /// Whether a completion is that of a request of lent memory, which has no slot.
+    /// Completes the commands without a slot among these completions. Returns whether there are no others.
     #[inline]
-    pub(in super::super) fn is_direct(completion: &bdev::Completion) -> bool {
-        IoQueue::<SegmentList>::direct_token(completion.tag()).is_some_and(|token| {
-            token.abandon();
-            true
-        })
-    }
-
-    /// Completes the commands without a slot among these completions; ignores the others.
-    #[inline]
-    pub(in super::super) fn complete_direct(&mut self, all: &[bdev::Completion]) {
+    pub(in super::super) fn complete_direct(&mut self, all: &[bdev::Completion]) -> bool {
+        let mut is_all = true;
         // One run per queue.
         for run in all.chunk_by(|one, next| (one.tag().0 ^ next.tag().0) >> 16 == 0) {
-            if Self::is_direct(&run[0]) {
+            if is_direct(run[0].tag()) {
                 self.complete_run(run);
+            } else {
+                is_all = false;
             }
         }
+        is_all
     }
 
     #[inline]
@@ -181,12 +188,13 @@ impl VfioUserFunction {
         {
             let was_dirty = completions.dirty;
             ring.in_flight -= run.len() as u32;
-            for completion in run {
-                let status = completion.status();
-                ring.errors += u64::from(!status.is_success());
-                let high = cqe_high(ring.head as u16, qid, completion.tag().0 as u16, status);
-                self.has_blocked_completions |= !completions.post(0, high);
-            }
+            let (head, mut errors) = (ring.head as u16, 0);
+            let entries = run.iter().map(|completion| {
+                errors += u64::from(!completion.status().is_success());
+                cqe_high(head, qid, completion.tag().0 as u16, completion.status())
+            });
+            self.has_blocked_completions |= !completions.post_all(entries);
+            ring.errors += errors;
             if completions.dirty && !was_dirty {
                 self.dirty_cqids.push(ring.cqid);
             }
@@ -197,8 +205,11 @@ impl VfioUserFunction {
         }
     }
 
-    /// Handles the completion of a device request of a command with a slot.
+    /// Handles the completion of a device request of a command with a slot; ignores the others.
     pub(in super::super) fn complete(&mut self, completion: bdev::Completion) {
+        if is_direct(completion.tag()) {
+            return;
+        }
         let qid = qid_of(completion.tag());
         let Some(QueueParts { io, mut link, .. }) = self.queue(qid) else { return };
         io.complete(Tag(completion.tag().0 & QUEUE_TAG_MASK), completion, &mut link);
@@ -257,6 +268,7 @@ impl VfioUserFunction {
             faults: &mut self.faults,
             dirty_cqids: &mut self.dirty_cqids,
             has_blocked_completions: &mut self.has_blocked_completions,
+            flow: self.flow,
         };
         Some(QueueParts { io, link, segments: &mut self.segments, entries: &mut self.fetched[..] })
     }
@@ -277,5 +289,14 @@ const QUEUE_TAG_MASK: u64 = (1 << TAG_QID_SHIFT) - 1;
 /// The submission queue of a request's tag.
 #[inline(always)]
 fn qid_of(tag: Tag) -> u16 {
-    (tag.0 >> TAG_QID_SHIFT) as u16 & 0x7fff
+    (tag.0 >> TAG_QID_SHIFT) as u16 & (QUEUES_MAX - 1)
+}
+
+/// Whether a tag is that of a request of lent memory, which has no slot.
+#[inline(always)]
+fn is_direct(tag: Tag) -> bool {
+    IoQueue::<SegmentList>::direct_token(tag).is_some_and(|token| {
+        token.abandon();
+        true
+    })
 }

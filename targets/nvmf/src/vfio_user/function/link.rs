@@ -8,8 +8,9 @@ use wire_nvme::{DataPointer, Sqe};
 
 use super::super::data::{self, DataSegment, PAGE};
 use super::super::memory::ClientMemory;
+use super::super::protocol::VfioUserContext;
 use super::super::queue::{CompletionQueue, SubmissionQueueState, SubmissionRing, cqe_high};
-use super::{FunctionContext, InjectedFaults, MEMORY_NOT_MAPPED};
+use super::{InjectedFaults, MEMORY_NOT_MAPPED, QUEUES_MAX};
 
 /// The data of a command in client memory, which is copied.
 pub(in super::super) type SegmentList = Box<[DataSegment]>;
@@ -17,6 +18,10 @@ pub(in super::super) type SegmentList = Box<[DataSegment]>;
 /// First bit of the queue identifier in the tag of a device request; [`IoQueue`](nvme_controller::IoQueue) uses those
 /// below.
 pub(super) const TAG_QID_SHIFT: u32 = 33;
+const _: () = assert!(
+    QUEUES_MAX.is_power_of_two()
+        && (QUEUES_MAX as u64) << TAG_QID_SHIFT <= 1 << target_shell::REQUEST_TAG_BITS
+);
 
 /// The way to the client: a submission queue's counters, and the completion queue that its completions go to.
 pub(super) struct QueueLink<'a> {
@@ -27,6 +32,7 @@ pub(super) struct QueueLink<'a> {
     pub(super) faults: &'a mut InjectedFaults,
     pub(super) dirty_cqids: &'a mut Vec<u16>,
     pub(super) has_blocked_completions: &'a mut bool,
+    pub(super) flow: u16,
 }
 
 impl QueueLink<'_> {
@@ -81,7 +87,7 @@ pub(super) struct QueueTransport<'a, 'b> {
     pub(super) link: QueueLink<'a>,
     /// Scratch space for the segments of a command.
     pub(super) segments: &'a mut Vec<DataSegment>,
-    pub(super) context: &'a mut FunctionContext<'b>,
+    pub(super) context: &'a mut VfioUserContext<'b>,
 }
 
 impl QueueTransport<'_, '_> {
@@ -176,8 +182,8 @@ impl IoTransport for QueueTransport<'_, '_> {
 
     #[inline(always)]
     fn submit(&mut self, backend: u32, mut request: Request<Data>) -> Result<(), Status> {
-        request.tag.0 |= self.context.tag_base | u64::from(self.link.qid) << TAG_QID_SHIFT;
-        request.flow = self.context.flow;
-        self.context.devices.submit(backend, request)
+        request.tag.0 |= u64::from(self.link.qid) << TAG_QID_SHIFT;
+        request.flow = self.link.flow;
+        self.context.submit(backend, request)
     }
 }
