@@ -1,0 +1,91 @@
+//! Checkpoints: the metadata that makes what was applied durable.
+
+use wire_store::{BLOCK_BYTES, PartitionLayout, SECTOR_BYTES};
+
+use crate::Partition;
+use crate::partition::Changes;
+
+/// A block of metadata to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetadataWrite {
+    /// The block of the device.
+    pub block: u64,
+    /// Its content.
+    pub bytes: Box<[u8; BLOCK_BYTES]>,
+}
+
+/// What a checkpoint writes: checksums, then onodes.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// Blocks of the checksum table, in their order.
+    pub checksums: Vec<MetadataWrite>,
+    /// Whether blocks were written for the first time. Then a flush follows the data and the checksums, before the
+    /// onodes. It matters for the checksums too: inline data that moved to a block is not in the log.
+    pub flush_before_onodes: bool,
+    /// Blocks of onodes, in their order.
+    pub onodes: Vec<MetadataWrite>,
+}
+
+impl Partition {
+    /// Begins a checkpoint of what was applied before, whose checksums the caller has set. The caller waits for the
+    /// writes of these operations, writes the checksums, flushes if [`Checkpoint::flush_before_onodes`], writes the
+    /// onodes, flushes, and calls [`finish_checkpoint`](Self::finish_checkpoint). Then the log may free their entries.
+    /// Other operations may be applied meanwhile. It copies 4 KiB for every changed block of metadata.
+    ///
+    /// # Panics
+    /// If a checkpoint is in progress.
+    pub fn begin_checkpoint(&mut self) -> Checkpoint {
+        assert!(self.in_checkpoint.is_none(), "a checkpoint is in progress");
+        let changes = std::mem::take(&mut self.changed);
+        let checkpoint = Checkpoint {
+            checksums: changes.checksum_blocks.iter().map(|block| self.checksum_block(*block)).collect(),
+            flush_before_onodes: changes.first_write,
+            onodes: changes.onode_blocks.iter().map(|block| self.onode_block(*block)).collect(),
+        };
+        self.in_checkpoint = Some(changes);
+        checkpoint
+    }
+
+    /// The checkpoint is durable: extents and onodes that it released are free.
+    ///
+    /// # Panics
+    /// If no checkpoint is in progress.
+    pub fn finish_checkpoint(&mut self) {
+        let changes = self.in_checkpoint.take().expect("a checkpoint is in progress");
+        self.free_released(changes);
+    }
+
+    /// A write or flush of the checkpoint failed: the next one repeats it.
+    ///
+    /// # Panics
+    /// If no checkpoint is in progress.
+    pub fn abort_checkpoint(&mut self) {
+        let Changes { onode_blocks, checksum_blocks, first_write, released_extents, removed } =
+            self.in_checkpoint.take().expect("a checkpoint is in progress");
+        self.changed.onode_blocks.extend(onode_blocks);
+        self.changed.checksum_blocks.extend(checksum_blocks);
+        self.changed.first_write |= first_write;
+        self.changed.released_extents.extend(released_extents);
+        self.changed.removed.extend(removed);
+    }
+
+    fn onode_block(&self, index: u32) -> MetadataWrite {
+        let mut bytes = Box::new([0; BLOCK_BYTES]);
+        let first = index * PartitionLayout::ONODES_PER_BLOCK;
+        for (place, sector) in (first..).zip(bytes.chunks_exact_mut(SECTOR_BYTES)) {
+            if let Some(onode) = &self.onodes[place as usize] {
+                sector.copy_from_slice(&onode.encode(place));
+            }
+        }
+        MetadataWrite { block: self.start + PartitionLayout::ONODES_START + u64::from(index), bytes }
+    }
+
+    fn checksum_block(&self, index: u32) -> MetadataWrite {
+        let mut bytes = Box::new([0; BLOCK_BYTES]);
+        let first = index as usize * PartitionLayout::CHECKSUMS_PER_BLOCK as usize;
+        for (out, checksum) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&self.checksums[first..]) {
+            *out = checksum.to_le_bytes();
+        }
+        MetadataWrite { block: self.start + self.layout.checksums_start + u64::from(index), bytes }
+    }
+}

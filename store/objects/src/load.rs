@@ -1,0 +1,130 @@
+//! Formatting a device and loading a partition.
+
+use std::collections::BTreeMap;
+
+use wire_store::{
+    BLOCK_BYTES, DecodeError, EXTENTS_PER_OBJECT, Onode, OnodeContent, PartitionHeader, PartitionLayout,
+    SECTOR_BYTES, Superblock,
+};
+
+use crate::free::FreeExtents;
+use crate::partition::Partition;
+use crate::{MetadataWrite, ObjectsError};
+
+/// Loads a partition: it takes the partition's first blocks, in order, up to [`blocks`](Self::blocks).
+///
+/// The caller reads in pieces of any number of blocks, sequentially: 0.5 MiB of onodes and 1 MiB of checksums a GiB with
+/// four onodes for each object's size.
+#[derive(Debug)]
+pub struct PartitionLoader {
+    superblock: Superblock,
+    index: u32,
+    layout: PartitionLayout,
+    next: u64,
+    onodes: Vec<Option<Onode>>,
+    checksums: Vec<u32>,
+}
+
+impl PartitionLoader {
+    /// Starts to load partition `index`.
+    ///
+    /// # Errors
+    /// [`ObjectsError::Foreign`] if the superblock has no such partition.
+    pub fn new(superblock: Superblock, index: u32) -> Result<PartitionLoader, ObjectsError> {
+        match superblock.layout().filter(|_| index < superblock.partitions) {
+            Some(layout) => Ok(PartitionLoader {
+                superblock,
+                index,
+                layout,
+                next: 0,
+                onodes: Vec::new(),
+                checksums: Vec::new(),
+            }),
+            None => Err(ObjectsError::Foreign { block: 0 }),
+        }
+    }
+
+    /// First block on the device.
+    pub fn start(&self) -> u64 {
+        self.superblock.partition_start(self.index)
+    }
+
+    /// Number of blocks to read.
+    pub fn blocks(&self) -> u64 {
+        self.layout.extents_start
+    }
+
+    /// The blocks with which the partition starts when it is empty: the header, then zeroes up to
+    /// [`blocks`](Self::blocks), which the caller writes first.
+    pub fn header(&self) -> MetadataWrite {
+        let header =
+            PartitionHeader { device: self.superblock.device, index: self.index, onodes: self.layout.onodes };
+        let mut bytes = Box::new([0; BLOCK_BYTES]);
+        bytes[..SECTOR_BYTES].copy_from_slice(&header.encode(self.start()));
+        MetadataWrite { block: self.start(), bytes }
+    }
+
+    /// Takes the next block.
+    ///
+    /// # Errors
+    /// What is wrong with it, with its place.
+    pub fn push(&mut self, bytes: &[u8; BLOCK_BYTES]) -> Result<(), ObjectsError> {
+        let (relative, block) = (self.next, self.start() + self.next);
+        let invalid = |source: DecodeError| ObjectsError::Invalid { block, source };
+        if relative == 0 {
+            let header = PartitionHeader::decode(&bytes[..SECTOR_BYTES], block).map_err(invalid)?;
+            let expected = (self.superblock.device, self.index, self.layout.onodes);
+            if (header.device, header.index, header.onodes) != expected {
+                return Err(ObjectsError::Foreign { block });
+            }
+        } else if relative < self.layout.checksums_start {
+            for sector in bytes.chunks_exact(SECTOR_BYTES) {
+                let place = self.onodes.len() as u32;
+                self.onodes.push(Onode::decode(sector, place).map_err(invalid)?);
+            }
+        } else if relative < self.layout.extents_start {
+            let entries = bytes.as_chunks::<4>().0.iter();
+            self.checksums.extend(entries.map(|entry| u32::from_le_bytes(*entry)));
+        } else {
+            return Err(ObjectsError::Incomplete);
+        }
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Checks what was taken as a whole.
+    ///
+    /// # Errors
+    /// Onodes that contradict each other, or blocks that are missing.
+    pub fn finish(self) -> Result<Partition, ObjectsError> {
+        if self.next != self.blocks() {
+            return Err(ObjectsError::Incomplete);
+        }
+        let start = self.start();
+        let mut free = FreeExtents::all(self.layout.extents);
+        let (mut index, mut free_places) = (BTreeMap::new(), Vec::new());
+        for (place, onode) in self.onodes.iter().enumerate() {
+            let place = place as u32;
+            let block =
+                start + PartitionLayout::ONODES_START + u64::from(place / PartitionLayout::ONODES_PER_BLOCK);
+            let Some(onode) = onode else {
+                free_places.push(place);
+                continue;
+            };
+            if index.insert(onode.id, place).is_some() {
+                return Err(ObjectsError::Twice { block, object: onode.id });
+            }
+            if let OnodeContent::Mapped(map) = &onode.content {
+                let mapped: &[u32; EXTENTS_PER_OBJECT] = &map.extents;
+                if let Some(extent) =
+                    mapped.iter().copied().find(|extent| *extent != 0 && !free.take(*extent))
+                {
+                    return Err(ObjectsError::Extent { block, extent, object: onode.id });
+                }
+            }
+        }
+        // The lowest place is taken first.
+        free_places.reverse();
+        Ok(Partition::new(start, self.layout, self.onodes, index, free_places, free, self.checksums))
+    }
+}

@@ -1,0 +1,358 @@
+//! The state of a partition, and the plans of operations.
+
+mod write;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use wire_store::{
+    BLOCK_BYTES, BLOCKS_PER_EXTENT, EXTENTS_PER_OBJECT, EntryHeader, INLINE_BYTES_MAX, OBJECT_BYTES,
+    ObjectBlockMap, ObjectId, Onode, OnodeContent, Operation, PartitionLayout,
+};
+
+use crate::free::FreeExtents;
+use crate::{ObjectsError, ReadPiece, ReadSource, WritePiece};
+
+/// The metadata of a partition. One thread owns it; see the crate's documentation for the order of calls.
+#[derive(Debug)]
+pub struct Partition {
+    pub(crate) start: u64,
+    pub(crate) layout: PartitionLayout,
+    pub(crate) onodes: Vec<Option<Onode>>,
+    index: BTreeMap<ObjectId, u32>,
+    free_places: Vec<u32>,
+    free: FreeExtents,
+    pub(crate) checksums: Vec<u32>,
+    /// What changed since the last checkpoint began.
+    pub(crate) changed: Changes,
+    /// What the checkpoint in progress makes durable.
+    pub(crate) in_checkpoint: Option<Changes>,
+}
+
+/// Changes that a checkpoint makes durable, and what is free afterwards.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// Places of onodes, by block.
+    pub(crate) onode_blocks: BTreeSet<u32>,
+    /// Blocks of the checksum table.
+    pub(crate) checksum_blocks: BTreeSet<u32>,
+    /// A block was written for the first time.
+    pub(crate) first_write: bool,
+    /// Extents that objects gave up, by the object and the index in its map. If the object needs one there again before
+    /// they are free, it is the same one. So operations that are applied again after a crash, in whatever state it left,
+    /// need no more space than they did.
+    pub(crate) released_extents: BTreeMap<(ObjectId, usize), u32>,
+    /// Places of removed objects. One that is made again before its place is free gets the same place, so that no crash
+    /// leaves it two onodes.
+    pub(crate) removed: BTreeMap<ObjectId, u32>,
+}
+
+/// How much of a partition is in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpaceUse {
+    /// Extents in all.
+    pub extents: u32,
+    /// Extents that can be allocated now.
+    pub free_extents: u32,
+    /// Extents that are free after the next checkpoints.
+    pub released_extents: u32,
+    /// Objects.
+    pub objects: u32,
+    /// Onodes that can be allocated now.
+    pub free_onodes: u32,
+}
+
+impl Partition {
+    pub(crate) fn new(
+        start: u64,
+        layout: PartitionLayout,
+        onodes: Vec<Option<Onode>>,
+        index: BTreeMap<ObjectId, u32>,
+        free_places: Vec<u32>,
+        free: FreeExtents,
+        checksums: Vec<u32>,
+    ) -> Partition {
+        Partition {
+            start,
+            layout,
+            onodes,
+            index,
+            free_places,
+            free,
+            checksums,
+            changed: Changes::default(),
+            in_checkpoint: None,
+        }
+    }
+
+    /// The objects, in the order of their identifiers.
+    pub fn objects(&self) -> impl Iterator<Item = &Onode> {
+        self.index.values().filter_map(|place| self.onodes[*place as usize].as_ref())
+    }
+
+    /// The objects of a logical group.
+    pub fn objects_of_group(&self, group: u32) -> impl Iterator<Item = &Onode> {
+        let end = |volume, index, suffix| ObjectId { group, volume, index, suffix };
+        let range = self.index.range(end(0, 0, 0)..=end(u64::MAX, u32::MAX, u64::MAX));
+        range.filter_map(|(_, place)| self.onodes[*place as usize].as_ref())
+    }
+
+    /// An object's onode; `None` if there is no such object, which reads as zeroes.
+    pub fn onode(&self, id: ObjectId) -> Option<&Onode> {
+        self.onodes[*self.index.get(&id)? as usize].as_ref()
+    }
+
+    /// How much is in use.
+    pub fn space_use(&self) -> SpaceUse {
+        let in_checkpoint = self.in_checkpoint.as_ref().map_or(0, |changes| changes.released_extents.len());
+        SpaceUse {
+            extents: self.layout.extents,
+            free_extents: self.free.count(),
+            released_extents: (self.changed.released_extents.len() + in_checkpoint) as u32,
+            objects: self.index.len() as u32,
+            free_onodes: self.free_places.len() as u32,
+        }
+    }
+
+    /// The CRC32C of a written block of the device.
+    ///
+    /// # Panics
+    /// If the block does not belong to an extent of the partition.
+    pub fn checksum(&self, block: u64) -> u32 {
+        self.checksums[self.data_block(block)]
+    }
+
+    /// Sets the CRC32C of a block that the caller writes.
+    ///
+    /// # Panics
+    /// If the block does not belong to an extent of the partition.
+    pub fn set_checksum(&mut self, block: u64, crc32c: u32) {
+        let index = self.data_block(block);
+        if std::mem::replace(&mut self.checksums[index], crc32c) != crc32c {
+            let table_block = index as u64 / PartitionLayout::CHECKSUMS_PER_BLOCK;
+            self.changed.checksum_blocks.insert(table_block as u32);
+        }
+    }
+
+    /// Index in the checksum table of a block of the device.
+    fn data_block(&self, block: u64) -> usize {
+        let index = block.checked_sub(self.start + self.layout.extents_start);
+        let blocks = u64::from(self.layout.extents) * BLOCKS_PER_EXTENT as u64;
+        let index = index.filter(|index| *index < blocks);
+        index.unwrap_or_else(|| panic!("block {block} is not in an extent of the partition")) as usize
+    }
+
+    /// Plans a read; appends its pieces, which cover the range in order.
+    ///
+    /// # Errors
+    /// [`ObjectsError::Range`].
+    pub fn plan_read(
+        &self,
+        id: ObjectId,
+        offset: u32,
+        length: u32,
+        pieces: &mut Vec<ReadPiece>,
+    ) -> Result<(), ObjectsError> {
+        let end = checked_end(offset, length)?;
+        let content = self.onode(id).map(|onode| &onode.content);
+        let map = match content {
+            None => {
+                pieces.push(ReadPiece { length, source: ReadSource::Zeroes });
+                return Ok(());
+            }
+            Some(OnodeContent::Inline(data)) => {
+                let bytes = data.get(offset as usize..).unwrap_or(&[]);
+                let inline = bytes.len().min(length as usize);
+                if inline > 0 {
+                    let source = ReadSource::Inline(bytes[..inline].to_vec());
+                    pieces.push(ReadPiece { length: inline as u32, source });
+                }
+                if length > inline as u32 {
+                    pieces.push(ReadPiece { length: length - inline as u32, source: ReadSource::Zeroes });
+                }
+                return Ok(());
+            }
+            Some(OnodeContent::Mapped(map)) => map,
+        };
+        let first = pieces.len();
+        let mut at = offset;
+        while at < end {
+            let (block, skip) = (at as usize / BLOCK_BYTES, at % BLOCK_BYTES as u32);
+            let length = (BLOCK_BYTES as u32 - skip).min(end - at);
+            let source = match self.device_block(map, block) {
+                Some(block) => ReadSource::Stored { block, skip },
+                None => ReadSource::Zeroes,
+            };
+            push_read(pieces, first, ReadPiece { length, source });
+            at += length;
+        }
+        Ok(())
+    }
+
+    /// The block of the device that has a block of an object; `None` if it was not written.
+    fn device_block(&self, map: &ObjectBlockMap, block: usize) -> Option<u64> {
+        map.is_written(block).then(|| self.place_of(map.extents[block / BLOCKS_PER_EXTENT], block))
+    }
+
+    /// The block of the device for a block of an object in `extent`.
+    fn place_of(&self, extent: u32, block: usize) -> u64 {
+        self.start + self.layout.extent_block(extent) + (block % BLOCKS_PER_EXTENT) as u64
+    }
+
+    /// Applies an operation that is in the log: changes the metadata, and appends the writes to perform. `data` is the
+    /// operation's, and at least [`INLINE_BYTES_MAX`] bytes of it if it is longer.
+    ///
+    /// The caller performs the pieces, those of one block in the order of their operations, and calls
+    /// [`set_checksum`](Self::set_checksum) for every block.
+    ///
+    /// # Errors
+    /// [`ObjectsError::Full`] and [`ObjectsError::Range`]; nothing was changed.
+    pub fn apply(
+        &mut self,
+        entry: &EntryHeader,
+        data: &[u8],
+        pieces: &mut Vec<WritePiece>,
+    ) -> Result<(), ObjectsError> {
+        let end = checked_end(entry.offset, entry.length)?;
+        if data.len() < entry.data_bytes().min(INLINE_BYTES_MAX) {
+            return Err(ObjectsError::Range);
+        }
+        match entry.operation {
+            Operation::Remove => self.remove(entry.object),
+            Operation::WriteZeroes if self.onode(entry.object).is_none() => {}
+            Operation::Write => self.write(entry, end, Some(data), pieces)?,
+            Operation::WriteZeroes => self.write(entry, end, None, pieces)?,
+            Operation::Preallocate => self.preallocate(entry.object, pieces)?,
+        }
+        if let Some(&place) = self.index.get(&entry.object) {
+            let onode = self.onodes[place as usize].as_mut().expect("an indexed object has an onode");
+            (onode.version, onode.sequence) = (entry.version, entry.sequence);
+            (onode.epoch, onode.mtime_ns) = (entry.epoch, entry.mtime_ns);
+            self.changed.onode_blocks.insert(place / PartitionLayout::ONODES_PER_BLOCK);
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, id: ObjectId) {
+        let Some(place) = self.index.remove(&id) else { return };
+        let onode = self.onodes[place as usize].take();
+        if let Some(Onode { content: OnodeContent::Mapped(map), .. }) = onode {
+            for (index, &extent) in map.extents.iter().enumerate().filter(|(_, extent)| **extent != 0) {
+                self.changed.released_extents.insert((id, index), extent);
+            }
+        }
+        self.changed.removed.insert(id, place);
+        self.changed.onode_blocks.insert(place / PartitionLayout::ONODES_PER_BLOCK);
+    }
+
+    fn preallocate(&mut self, id: ObjectId, pieces: &mut Vec<WritePiece>) -> Result<(), ObjectsError> {
+        self.check_space(id, 0..EXTENTS_PER_OBJECT, false)?;
+        let inline = match self.onode(id).map(|onode| &onode.content) {
+            Some(OnodeContent::Mapped(_)) => None,
+            Some(OnodeContent::Inline(data)) => Some(data.clone()),
+            None => Some(Vec::new()),
+        };
+        let place = self.ensure_onode(id);
+        if let Some(inline) = inline {
+            self.move_out_of_line(place, inline, pieces);
+        }
+        for index in 0..EXTENTS_PER_OBJECT {
+            self.claim_extent(place, index);
+        }
+        Ok(())
+    }
+
+    /// The place of an object whose removal is not durable.
+    fn removed_place(&self, id: ObjectId) -> Option<u32> {
+        let in_checkpoint = || self.in_checkpoint.as_ref()?.removed.get(&id);
+        self.changed.removed.get(&id).or_else(in_checkpoint).copied()
+    }
+
+    /// Whether an object can get an onode and the extents with these indices, and the first if `first_too`.
+    fn check_space(&self, id: ObjectId, indices: Range<usize>, first_too: bool) -> Result<(), ObjectsError> {
+        let map = match self.onode(id).map(|onode| &onode.content) {
+            Some(OnodeContent::Mapped(map)) => Some(map),
+            _ => None,
+        };
+        let has_extent = |index: &usize| {
+            map.is_some_and(|map| map.extents[*index] != 0) || self.released_extent(id, *index).is_some()
+        };
+        let first = (first_too && !indices.contains(&0)).then_some(0);
+        let missing = indices.chain(first).filter(|index| !has_extent(index)).count();
+        let has_onode = self.index.contains_key(&id) || self.removed_place(id).is_some();
+        let fits = missing <= self.free.count() as usize && (has_onode || !self.free_places.is_empty());
+        if fits { Ok(()) } else { Err(ObjectsError::Full) }
+    }
+
+    /// The extent that an object gave up at an index of its map, while that is not durable.
+    fn released_extent(&self, id: ObjectId, index: usize) -> Option<u32> {
+        let in_checkpoint = || self.in_checkpoint.as_ref()?.released_extents.get(&(id, index));
+        self.changed.released_extents.get(&(id, index)).or_else(in_checkpoint).copied()
+    }
+
+    /// The extent at an index of an object's map, which gets one if it has none. Space was checked.
+    fn claim_extent(&mut self, place: u32, index: usize) -> u32 {
+        let extent = self.map_at(place).extents[index];
+        if extent != 0 {
+            return extent;
+        }
+        let key = (self.onodes[place as usize].as_ref().expect("the place is in use").id, index);
+        let extent = match self.released_extent(key.0, index) {
+            Some(extent) => {
+                self.changed.released_extents.remove(&key);
+                self.in_checkpoint.as_mut().and_then(|changes| changes.released_extents.remove(&key));
+                extent
+            }
+            None => self.free.allocate().expect("space was checked"),
+        };
+        self.map_at_mut(place).extents[index] = extent;
+        extent
+    }
+
+    /// The place of an object's onode, which is made if it does not exist.
+    fn ensure_onode(&mut self, id: ObjectId) -> u32 {
+        if let Some(&place) = self.index.get(&id) {
+            return place;
+        }
+        let place = match self.removed_place(id) {
+            Some(place) => {
+                self.changed.removed.remove(&id);
+                self.in_checkpoint.as_mut().and_then(|changes| changes.removed.remove(&id));
+                place
+            }
+            None => self.free_places.pop().expect("space was checked"),
+        };
+        self.onodes[place as usize] = Some(Onode::new(id, OnodeContent::Inline(Vec::new())));
+        self.index.insert(id, place);
+        place
+    }
+
+    /// A checkpoint is complete: what it released is free.
+    pub(crate) fn free_released(&mut self, changes: Changes) {
+        changes.released_extents.into_values().for_each(|extent| self.free.release(extent));
+        self.free_places.extend(changes.removed.into_values());
+    }
+}
+
+fn checked_end(offset: u32, length: u32) -> Result<u32, ObjectsError> {
+    let end = offset.checked_add(length).filter(|end| *end as usize <= OBJECT_BYTES);
+    end.ok_or(ObjectsError::Range)
+}
+
+/// Appends a piece, or extends the last one of this read if they are adjacent.
+fn push_read(pieces: &mut Vec<ReadPiece>, first: usize, piece: ReadPiece) {
+    if let Some(last) = pieces[first..].last_mut() {
+        let adjacent = match (&last.source, &piece.source) {
+            (ReadSource::Zeroes, ReadSource::Zeroes) => true,
+            (ReadSource::Stored { block, skip }, ReadSource::Stored { block: next, .. }) => {
+                block + u64::from(skip + last.length) / BLOCK_BYTES as u64 == *next
+            }
+            _ => false,
+        };
+        if adjacent {
+            last.length += piece.length;
+            return;
+        }
+    }
+    pieces.push(piece);
+}
