@@ -3,7 +3,8 @@
 //! [`plan`] parses a command line into a [`JobPlan`]; it reads the job files that the command line names, and
 //! environment variables, through the caller's [`Lookup`], so that the parser does no I/O itself. It supports
 //! sections, `[global]`, `include`, comments, `${VARIABLES}` and the options of [`OPTIONS`]. Anything else is a
-//! [`JobPlanError`] with option, file and line: no option is ignored.
+//! [`JobPlanError`] with option, file and line: no option is ignored silently. Options of fio that change no result
+//! here are accepted with a warning ([`JobPlan::warnings`]).
 //!
 //! ```
 //! use workload::jobfile::{Lookup, plan};
@@ -21,6 +22,7 @@ use std::fmt;
 
 mod job;
 mod options;
+mod transport_id;
 mod values;
 
 pub use job::{EngineName, LogPaths, PerfJob};
@@ -90,12 +92,48 @@ pub struct JobPlan {
     pub run: Vec<(String, String)>,
     /// The arguments of the command line, from which each job's process parses the same plan.
     pub words: Vec<String>,
+    /// One line for each option that is accepted and has no effect.
+    pub warnings: Vec<String>,
+    /// The options that have a warning.
+    warned: Vec<&'static str>,
 }
 
 impl JobPlan {
     /// The value of an option of the run; the last one wins.
     pub fn run_option(&self, name: &str) -> Option<&str> {
         self.run.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+}
+
+impl JobPlan {
+    /// Accepts an option without effect, with one warning however often it is given.
+    fn warn(&mut self, name: &str, value: &str, location: &OptionLocation) -> Result<(), JobPlanError> {
+        let Some(option) = find(name) else { return Ok(()) };
+        let Support::NoEffect { values, why } = option.support else { return Ok(()) };
+        if !values.is_empty() && !values.contains(&value) {
+            let reason = format!("--{name}={value} is not supported: {why}");
+            return Err(JobPlanError { location: location.clone(), reason });
+        }
+        if !self.warned.contains(&option.name) {
+            self.warned.push(option.name);
+            self.warnings.push(format!("{location}: {name}={value} has no effect: {why}"));
+        }
+        Ok(())
+    }
+
+    /// The configuration file that a job file names. All jobs of a run have one set of bdevs.
+    fn set_config(&mut self, path: &str, location: &OptionLocation) -> Result<(), JobPlanError> {
+        match self.run_option("config") {
+            Some(other) if other != path => {
+                let reason = format!("{path}: the run has the configuration file {other} already");
+                Err(JobPlanError { location: location.clone(), reason })
+            }
+            Some(_) => Ok(()),
+            None => {
+                self.run.push(("config".to_string(), path.to_string()));
+                Ok(())
+            }
+        }
     }
 }
 
@@ -146,6 +184,10 @@ pub fn plan(words: &[String], lookup: &dyn Lookup) -> Result<JobPlan, JobPlanErr
             Some(Support::Run) if name == "config" => continue,
             Some(Support::Run) => {
                 parser.plan.run.push((name.clone(), value.clone()));
+                continue;
+            }
+            Some(Support::NoEffect { .. }) => {
+                parser.plan.warn(name, value, &location)?;
                 continue;
             }
             _ if name == "name" && value == "global" => {
@@ -246,6 +288,7 @@ fn set(job: &mut PerfJob, name: &str, value: &str, location: &OptionLocation) ->
     match option.support {
         Support::Refused(why) => Err(fail(format!("{name} is not supported: {why}"))),
         Support::Run => Err(fail(format!("{name} belongs on the command line, not to a job"))),
+        Support::NoEffect { .. } => Ok(()),
         Support::PerfJob(apply) => {
             apply(job, value).map_err(|reason| fail(format!("--{name}={value}: {reason}")))?;
             job.options.retain(|(known, _)| known != option.name);
@@ -301,6 +344,8 @@ impl JobFileParser<'_> {
             }
             return self.start_section(name.trim(), location);
         }
+        // A comment begins anywhere in a line, as in fio.
+        let line = line.split([';', '#']).next().unwrap_or_default().trim_end();
         let line = self.substitute(line, location)?;
         if let Some(name) = line.strip_prefix("include").filter(|rest| rest.starts_with([' ', '\t'])) {
             if depth + 1 >= INCLUDE_DEPTH_MAX {
@@ -324,6 +369,11 @@ impl JobFileParser<'_> {
             }
             value => value,
         };
+        match option.support {
+            Support::NoEffect { .. } => return self.plan.warn(&name, value, location),
+            Support::Run if option.name == "config" => return self.plan.set_config(value, location),
+            _ => {}
+        }
         match &mut self.section {
             Some(job) => set(job, option.name, value, location),
             None => self.set_global(option.name, value, location),

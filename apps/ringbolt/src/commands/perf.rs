@@ -70,6 +70,9 @@ pub(crate) fn run(command: &Perf) -> Result<(), CommandError> {
     if run.showcmd {
         return print(&options::show(&plan));
     }
+    for warning in &plan.warnings {
+        stderr_line!("ringbolt: {warning}");
+    }
     if run.parse_only {
         return Ok(());
     }

@@ -2,6 +2,7 @@
 
 use io_engines::{EngineConfig, EngineKind, SyncMode};
 
+use super::transport_id;
 use crate::spec::{BlockSizes, JobSpec, Verify, gcd};
 
 /// The I/O engine: `ioengine`.
@@ -175,7 +176,11 @@ impl PerfJob {
             (0..3).filter(of_used).all(|index| sizes[index] == BlockSizes::Fixed(self.spec.block_bytes));
         self.spec.sizes = (!same).then(|| Box::new(sizes));
         self.spec.random_map = self.random_map;
-        self.filenames = split_names(self.filename.as_deref().unwrap_or_default());
+        let filename = self.filename.as_deref().unwrap_or_default();
+        self.filenames = match transport_id::uris(filename)? {
+            Some(uris) => uris,
+            None => split_names(filename),
+        };
         let scheme = |name: &String| is_uri(name);
         let uris = self.filenames.iter().filter(|name| scheme(name)).count();
         let engine = match self.engine {

@@ -16,6 +16,13 @@ pub enum Support {
     PerfJob(Apply),
     /// An option of the run, accepted on the command line only.
     Run,
+    /// An option of fio that asks for what is done anyway, or that changes no result: accepted with a warning.
+    NoEffect {
+        /// The accepted values; empty for all.
+        values: &'static [&'static str],
+        /// Why it has no effect.
+        why: &'static str,
+    },
     /// An unsupported option of fio, with the reason and what to use instead.
     Refused(&'static str),
 }
@@ -55,9 +62,26 @@ const fn run(name: &'static str, value: &'static str, switch: bool, help: &'stat
     OptionInfo { name, aliases: &[], value, switch, help, support: Support::Run }
 }
 
-const fn refused(name: &'static str, why: &'static str) -> OptionInfo {
-    OptionInfo { name, aliases: &[], value: "", switch: true, help: why, support: Support::Refused(why) }
+const fn no_effect(
+    name: &'static str,
+    aliases: &'static [&'static str],
+    values: &'static [&'static str],
+    why: &'static str,
+) -> OptionInfo {
+    let support = Support::NoEffect { values, why };
+    OptionInfo { name, aliases, value: "", switch: true, help: why, support }
 }
+
+const fn refused(name: &'static str, why: &'static str) -> OptionInfo {
+    refused_as(name, &[], why)
+}
+
+const fn refused_as(name: &'static str, aliases: &'static [&'static str], why: &'static str) -> OptionInfo {
+    OptionInfo { name, aliases, value: "", switch: true, help: why, support: Support::Refused(why) }
+}
+
+/// The values that ask for what is done anyway.
+const ON: &[&str] = &["1", "true"];
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
@@ -103,7 +127,7 @@ pub const OPTIONS: &[OptionInfo] = &[
         "ioengine",
         &[],
         "io_uring",
-        "psync, pvsync2, libaio, io_uring, io_uring_cmd, null, or bdev (Ringbolt's own); iou, iou-c and iou-s are io_uring's modes",
+        "psync, pvsync2, libaio, io_uring, io_uring_cmd, null, or bdev (Ringbolt's own; also spdk and spdk_bdev); iou, iou-c and iou-s are io_uring's modes",
         ioengine,
     ),
     switch("direct", "bypass the page cache (O_DIRECT)", |job, v| {
@@ -248,7 +272,7 @@ pub const OPTIONS: &[OptionInfo] = &[
             Ok(())
         },
     ),
-    job("offset", &["start_offset"], "SIZE|%", "start of the region", |job, v| {
+    job("offset", &["start_offset", "fileoffset"], "SIZE|%", "start of the region", |job, v| {
         let (offset, percent) = bytes_or_percent(v, job.kb_base)?;
         (job.spec.offset_bytes, job.spec.offset_percent) = (offset.unwrap_or(0), percent.unwrap_or(0));
         Ok(())
@@ -310,10 +334,17 @@ pub const OPTIONS: &[OptionInfo] = &[
         job.random_map = !flag(v)?;
         Ok(())
     }),
-    switch("randrepeat", "same random numbers in every run; on by default", |job, v| {
-        job.repeatable = flag(v)?;
-        Ok(())
-    }),
+    OptionInfo {
+        name: "randrepeat",
+        aliases: &["allrandrepeat"],
+        value: "BOOL",
+        switch: true,
+        help: "same random numbers in every run; on by default",
+        support: Support::PerfJob(|job, v| {
+            job.repeatable = flag(v)?;
+            Ok(())
+        }),
+    },
     job("randseed", &["seed"], "N", "seed of offsets, mix and data", |job, v| {
         job.spec.seed = number(v)?;
         Ok(())
@@ -447,7 +478,8 @@ pub const OPTIONS: &[OptionInfo] = &[
             job.spec.continue_on_error = match v {
                 "none" => false,
                 "all" | "io" => true,
-                v => flag(v)?,
+                v => flag(v)
+                    .map_err(|_| "it is none, io, all, 0 or 1; one kind of I/O alone is not supported")?,
             };
             Ok(())
         }),
@@ -499,10 +531,17 @@ pub const OPTIONS: &[OptionInfo] = &[
         job.numjobs = in_range(v, 0, 4096)? as u32;
         Ok(())
     }),
-    switch("thread", "run copies as threads of one process; otherwise as processes, as in fio", |job, v| {
-        job.thread = flag(v)?;
-        Ok(())
-    }),
+    OptionInfo {
+        name: "thread",
+        aliases: &["threads"],
+        value: "BOOL",
+        switch: true,
+        help: "run copies as threads of one process; otherwise as processes, as in fio",
+        support: Support::PerfJob(|job, v| {
+            job.thread = flag(v)?;
+            Ok(())
+        }),
+    },
     switch("group_reporting", "one result for the jobs of a group", |job, v| {
         job.group_reporting = flag(v)?;
         Ok(())
@@ -528,6 +567,11 @@ pub const OPTIONS: &[OptionInfo] = &[
     }),
     job("cpus_allowed", &[], "0-3,5", "cores", |job, v| {
         job.cpus = Some(cpus(v)?);
+        Ok(())
+    }),
+    job("cpumask", &[], "0x2f", "cores, as the bits of a number", |job, v| {
+        let mask = bytes(v, 1024).ok().filter(|mask| *mask > 0).ok_or("it is a number above 0")?;
+        job.cpus = Some(cpus(&format!("{mask:#x}"))?);
         Ok(())
     }),
     job(
@@ -718,41 +762,129 @@ pub const OPTIONS: &[OptionInfo] = &[
         true,
         "measure the cost of the generator on the null engine and report it; on by default",
     ),
-    run("config", "FILE", false, "SPDK JSON configuration file that creates bdevs (-c)"),
+    OptionInfo {
+        name: "config",
+        aliases: &["spdk_json_conf", "spdk_conf"],
+        value: "FILE",
+        switch: false,
+        help: "SPDK JSON configuration file that creates bdevs (-c); job files may have it",
+        support: Support::Run,
+    },
     run("idle", "adaptive", false, "idle policy of reactors: adaptive, spin, sleep"),
     run("memory", "1g", false, "memory limit for I/O buffers"),
     run("engine", "auto", false, "event engine of reactors: auto, uring, epoll"),
+    // Options of fio that have no effect here.
+    no_effect("do_verify", &[], ON, "a job that writes and verifies reads its data back at the end"),
+    no_effect("verify_fatal", &[], &[], "mismatches are counted, and the run fails"),
+    no_effect("verify_dump", &[], &[], "the first mismatch is described, not dumped"),
+    no_effect("verify_async", &[], &[], "each job verifies on its own thread"),
+    no_effect("verify_async_cpus", &[], &[], "each job verifies on its own thread"),
+    no_effect("verify_state_save", &[], &[], "there is no file of the state of a verification"),
+    no_effect("verify_state_load", &[], &["0", "false"], "there is no file of the state of a verification"),
+    no_effect("fallocate", &[], &[], "files to be written are allocated if the file system supports it"),
+    no_effect("overwrite", &[], &[], "files that are read are written first, others are allocated"),
+    no_effect("unlink", &[], &[], "files are kept"),
+    no_effect("create_serialize", &[], &[], "files are laid out before the jobs start"),
+    no_effect("create_fsync", &[], &[], "files are laid out before the jobs start"),
+    no_effect("gtod_reduce", &[], &[], "latencies are measured all the same; a batch shares one clock read"),
+    no_effect("disable_lat", &[], &[], "latencies are measured all the same"),
+    no_effect("disable_clat", &[], &[], "latencies are measured all the same"),
+    no_effect("disable_bw_measurement", &["disable_bw"], &[], "bandwidth is sampled all the same"),
+    no_effect("gtod_cpu", &[], &[], "each job reads the clock itself"),
+    no_effect(
+        "clocksource",
+        &[],
+        &[],
+        "the clock is the processor's counter, or the kernel's monotonic clock",
+    ),
+    no_effect(
+        "mem",
+        &["iomem"],
+        &["malloc", "shm", "shmhuge", "mmap", "mmaphuge", "mmapshared"],
+        "buffers come from an arena of 2 MiB chunks",
+    ),
+    no_effect("iomem_align", &["mem_align"], &[], "buffers are aligned to pages"),
+    no_effect("lockmem", &[], &[], "the generator locks no memory but its buffers"),
+    no_effect("scramble_buffers", &[], &[], "buffers hold random bytes"),
+    no_effect(
+        "random_generator",
+        &[],
+        &["tausworthe", "tausworthe64", "lfsr"],
+        "there is one generator; without norandommap each offset is visited once, as with lfsr",
+    ),
+    no_effect("softrandommap", &[], &[], "the random map needs no memory"),
+    no_effect(
+        "iodepth_batch_complete_min",
+        &["iodepth_batch_complete"],
+        &["0", "1"],
+        "a job waits for one completion at most",
+    ),
+    no_effect(
+        "io_submit_mode",
+        &[],
+        &["inline", "offload"],
+        "arrivals of a rate never wait for completions, and latency counts from the scheduled start",
+    ),
+    no_effect("exitall_on_error", &[], &[], "the run fails when a job fails"),
+    no_effect("error_dump", &[], &[], "the first error is described, all are counted"),
+    no_effect("eta_newline", &[], &[], "progress is one line each second; status_interval sets the time"),
+    no_effect("enable_vmd", &[], &[], "devices are addressed by their PCI functions"),
+    no_effect("shm_id", &[], &[], "memory is never shared with other processes"),
+    no_effect("mem_size_mb", &[], &[], "the option memory of the command line limits buffers"),
     // Options of fio that are not supported.
-    refused("rate_min", "the result shows a job that is too slow"),
+    refused_as("rate_min", &["ratemin"], "the result shows a job that is too slow"),
+    refused_as("rate_cycle", &["ratecycle"], "rates apply to each I/O"),
+    refused_as("bs_unaligned", &["blocksize_unaligned"], "I/Os are whole blocks"),
+    refused_as("fill_device", &["fill_fs"], "rw=write without a size writes the whole device once"),
+    refused_as("steadystate", &["ss"], "`ringbolt lab` detects the steady state"),
+    refused_as("steadystate_duration", &["ss_dur"], "`ringbolt lab` detects the steady state"),
+    refused_as("steadystate_ramp_time", &["ss_ramp"], "`ringbolt lab` detects the steady state"),
+    refused("steadystate_check_interval", "`ringbolt lab` detects the steady state"),
+    refused("buffer_compress_percentage", "buffers hold random bytes"),
+    refused("buffer_compress_chunk", "buffers hold random bytes"),
+    refused("dedupe_percentage", "buffers hold random bytes"),
+    refused("dedupe_mode", "buffers hold random bytes"),
+    refused("dedupe_global", "buffers hold random bytes"),
+    refused("dedupe_working_set_percentage", "buffers hold random bytes"),
+    refused("serialize_overlap", "I/Os in flight may overlap where random offsets repeat"),
+    refused("verify_interval", "each logical block has its header"),
+    refused("verify_offset", "the header is at the start of each logical block"),
+    refused("experimental_verify", "a write-only job reads its data back at the end"),
+    refused("trim_verify_zero", "trims are not read back"),
+    refused("trim_backlog", "trims are jobs of their own"),
+    refused("ignore_error", "continue_on_error continues after any error"),
+    refused("exit_what", "exitall stops all jobs"),
+    refused("create_on_open", "files are laid out before the jobs start"),
+    refused("filename_format", "list the files in filename"),
+    refused("flow_sleep", "set a rate for each job"),
+    refused("flow_watermark", "set a rate for each job"),
+    refused("flow_id", "set a rate for each job"),
+    refused("cmdprio", "every I/O of a job has its priority: prio and prioclass"),
+    refused("cmdprio_percentage", "every I/O of a job has its priority: prio and prioclass"),
+    refused("cmdprio_class", "every I/O of a job has its priority: prio and prioclass"),
+    refused("cmdprio_bssplit", "every I/O of a job has its priority: prio and prioclass"),
+    refused("log_prio", "every I/O of a job has its priority: prio and prioclass"),
+    refused("log_offset", "write_lat_log has no offsets"),
+    refused("max_open_zones", "zoned devices are not supported"),
+    refused("initial_zone_reset", "zoned devices are not supported"),
+    refused("zone_append", "zoned devices are not supported"),
+    refused("enable_sgl", "the driver uses SGLs where PRPs do not suffice"),
+    refused("skip_bad", "there is no engine for MTD"),
+    refused("cpuload", "there is no engine cpuio"),
+    refused("cpuchunks", "there is no engine cpuio"),
     refused("rate_iops_min", "the result shows a job that is too slow"),
-    refused("rate_cycle", "rates apply to each I/O"),
     refused("rate_ignore_thinktime", "use one of rate and thinktime"),
     refused("latency_run", "the depth is tuned until the runtime has passed"),
     refused("iodepth_low", "the queue is refilled as soon as there is room"),
-    refused("iodepth_batch_complete_min", "a job waits for one completion and reaps all that are available"),
-    refused("iodepth_batch_complete", "use iodepth_batch_complete_max"),
     refused("thinktime_blocks_type", "pauses count issued I/Os"),
     refused("thinktime_iotime", "use thinktime_blocks"),
-    refused(
-        "random_generator",
-        "there is one random generator; without norandommap, offsets come from a permutation",
-    ),
-    refused("allrandrepeat", "use randrepeat and randseed"),
-    refused("softrandommap", "the random map needs no memory"),
     refused("verify_pattern", "blocks have a header; verify=pattern checks every byte"),
     refused("verify_backlog", "a write-only job reads its data back at the end"),
-    refused("verify_fatal", "mismatches are counted, and the run fails"),
-    refused("do_verify", "a write-only job reads its data back at the end"),
     refused("verify_only", "use verify with rw=read to check data of another run"),
-    refused("unlink", "files are kept"),
-    refused("overwrite", "files that are read are written first, others are allocated"),
-    refused("fallocate", "files to be written are allocated if the file system supports it"),
     refused("pre_read", "use a separate job and stonewall"),
-    refused("bs_unaligned", "I/Os are whole blocks"),
     refused("bs_is_seq_rand", "use separate jobs for sequential and random I/O"),
     refused("rwmixcycle", "the mix is drawn for each I/O"),
     refused("rw_sequencer", "sequences are not supported"),
-    refused("fill_device", "rw=write without a size writes the whole device once"),
     refused("zonesize", "zoned devices are not supported; random_distribution=zoned is"),
     refused("zonemode", "zoned devices are not supported"),
     refused("read_iolog", "replay is not supported"),
@@ -762,21 +894,12 @@ pub const OPTIONS: &[OptionInfo] = &[
     refused("log_compression", "logs are text"),
     refused("numa_cpu_nodes", "use cpus_allowed; memory is allocated on the node where the job runs"),
     refused("numa_mem_policy", "memory is allocated on the node where the job runs"),
-    refused("mem", "buffers come from an arena of 2 MiB chunks"),
-    refused("iomem", "buffers come from an arena of 2 MiB chunks"),
-    refused("gtod_reduce", "a batch shares one clock read; disable_slat saves another"),
-    refused("disable_lat", "latency measurement costs almost nothing here"),
-    refused("disable_clat", "latency measurement costs almost nothing here"),
-    refused("steadystate", "`ringbolt lab` detects the steady state"),
     refused("flow", "set a rate for each job"),
     refused("profile", "write a job file"),
     refused("client", "there is no server mode"),
     refused("server", "there is no server mode"),
     refused("minimal", "use output-format=json"),
     refused("terse_version", "use output-format=json"),
-    refused("compress_percentage", "buffers hold random bytes"),
-    refused("dedupe_percentage", "buffers hold random bytes"),
-    refused("buffer_compress_percentage", "buffers hold random bytes"),
     refused("wait_for", "use stonewall"),
     refused("exec_prerun", "run it from a script"),
     refused("exec_postrun", "run it from a script"),
@@ -817,12 +940,13 @@ fn ioengine(job: &mut PerfJob, value: &str) -> Result<(), String> {
     // `ioengine` sets both flags, so that a mode of the global section does not persist.
     job.polling_mode = (value == "iou-c", value == "iou-s");
     let kind = match value {
-        "bdev" | "ringbolt" => {
+        "bdev" | "ringbolt" | "spdk" | "spdk_bdev" => {
             job.engine = Some(EngineName::Bdev);
             return Ok(());
         }
         "iou" | "iou-c" | "iou-s" => EngineKind::Uring,
         "sync" | "pread" => EngineKind::Psync,
+        "vsync" | "pvsync" => EngineKind::Pvsync2,
         name => EngineKind::from_name(name).ok_or_else(|| {
             let names = EngineKind::NAMES.map(|(_, name)| name).join(", ");
             format!("it is one of {names}, iou, iou-c, iou-s, bdev")

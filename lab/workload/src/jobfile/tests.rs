@@ -246,6 +246,68 @@ fn option_names_are_unique_and_have_help_texts() {
     );
 }
 
+#[test]
+fn comments_aliases_and_empty_last_elements_are_read_as_fio_reads_them() {
+    let text = "[a] ; section\nfilename=x # device\nnumjobs=4\t; four\nbs=8k;after\nthreads=1\nfileoffset=4k\n\
+                random_distribution=zoned:50/5:30/15:20/\npercentile_list=50:99:\ncpumask=5\n";
+    let job = parse_file(text).unwrap().jobs.remove(0);
+    assert_eq!((job.filenames[0].as_str(), job.numjobs, job.spec.block_bytes), ("x", 4, 8192));
+    assert!(job.thread);
+    assert_eq!((job.spec.offset_bytes, job.percentiles.as_slice()), (4096, [50.0, 99.0].as_slice()));
+    assert_eq!(job.cpus.as_deref(), Some([0, 2].as_slice()));
+    let Distribution::Zoned(zones) = &job.spec.distribution else { panic!("{:?}", job.spec.distribution) };
+    assert_eq!(zones[2].size, crate::ZoneSize::Percent(80.0));
+}
+
+#[test]
+fn options_without_effect_have_one_warning_each() {
+    let text = "[global]\nfilename=x\ngtod_reduce=1\n[a]\nfallocate=none\ndo_verify=1\n[b]\ngtod_reduce=1\niomem=shm\n";
+    let plan = parse_file(text).unwrap();
+    let named: Vec<&str> = plan.warnings.iter().filter_map(|line| line.split(' ').nth(1)).collect();
+    assert_eq!(named, ["gtod_reduce=1", "fallocate=none", "do_verify=1", "iomem=shm"]);
+    assert!(plan.warnings[0].starts_with("a.fio:3: gtod_reduce=1 has no effect: "), "{:?}", plan.warnings);
+    for refused in ["do_verify=0", "mem=cudamalloc", "iodepth_batch_complete_min=8"] {
+        let error = parse_file(&format!("[a]\nfilename=x\n{refused}\n")).unwrap_err().to_string();
+        assert!(error.contains(&format!("--{refused} is not supported: ")), "{error}");
+    }
+    // The best-known command line, and a cloud's documentation.
+    for line in [
+        "--randrepeat=1 --ioengine=libaio --direct=1 --gtod_reduce=1 --name=test --filename=test --bs=4k \
+         --iodepth=64 --size=4G --readwrite=randrw --rwmixread=75",
+        "--filename=/dev/device --direct=1 --rw=randread --bs=4k --ioengine=libaio --iodepth=256 --runtime=120 \
+         --numjobs=4 --time_based --group_reporting --name=iops-test-job --eta-newline=1 --readonly",
+    ] {
+        let plan = super::plan(&words(line), &TestFiles::default()).unwrap();
+        assert_eq!((plan.jobs.len(), plan.warnings.len()), (1, 1), "{line}");
+    }
+}
+
+#[test]
+fn jobs_of_spdks_plugins_name_bdevs_and_controllers() {
+    let text = "[global]\nioengine=spdk_bdev\nspdk_json_conf=./bdev.json\nthread=1\n[a]\nfilename=Malloc0\n\
+                [b]\nioengine=spdk\nfilename=trtype=PCIe traddr=0000.04.00.0 ns=1\n";
+    let plan = parse_file(text).unwrap();
+    assert_eq!(plan.run_option("config"), Some("./bdev.json"));
+    assert_eq!(plan.jobs[0].engine, Some(EngineName::Bdev));
+    assert_eq!(plan.jobs[1].filenames, ["nvme+pcie://0000:04:00.0?ns=1"]);
+    let error = parse_file(&format!("{text}spdk_json_conf=other.json\n")).unwrap_err().to_string();
+    assert!(error.contains("other.json: the run has the configuration file ./bdev.json already"), "{error}");
+}
+
+/// A hint that names an option as what to use instead names one that is supported.
+#[test]
+fn hints_never_name_an_option_that_is_refused() {
+    for option in OPTIONS {
+        let Support::Refused(why) = option.support else { continue };
+        for word in
+            why.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|word| word.contains('_'))
+        {
+            let refused = find(word).is_none_or(|named| matches!(named.support, Support::Refused(_)));
+            assert!(!refused, "{}: {why}", option.name);
+        }
+    }
+}
+
 proptest! {
     /// The parser never panics, and every error has a reason.
     #[test]

@@ -132,10 +132,15 @@ fn zones(text: &str, absolute: bool, base: u64) -> ValueResult<Vec<Zone>> {
         return Err("zones are the same for reads, writes and trims here".to_string());
     }
     let mut zones = Vec::new();
+    // Zones without a size share the rest equally, as in fio; each with its number.
+    let mut unsized_zones = Vec::new();
     for part in text.split(':') {
         let (access, size) = part.split_once('/').ok_or("a zone is ACCESS/SIZE, as 60/10")?;
         let access_percent: f64 = number(access)?;
-        let size = if absolute {
+        let size = if !absolute && size.trim().is_empty() {
+            unsized_zones.push(zones.len());
+            ZoneSize::Percent(0.0)
+        } else if absolute {
             ZoneSize::Bytes(bytes(size, base)?)
         } else {
             ZoneSize::Percent(number::<f64>(size.trim().trim_end_matches('%'))?)
@@ -147,8 +152,12 @@ fn zones(text: &str, absolute: bool, base: u64) -> ValueResult<Vec<Zone>> {
         zones.push(Zone { access_percent, size });
     }
     let access: f64 = zones.iter().map(|zone| zone.access_percent).sum();
-    let size: f64 =
-        zones.iter().map(|zone| if let ZoneSize::Percent(size) = zone.size { size } else { 0.0 }).sum();
+    let percent_of = |zone: &Zone| if let ZoneSize::Percent(size) = zone.size { size } else { 0.0 };
+    let rest = (100.0 - zones.iter().map(percent_of).sum::<f64>()).max(0.0);
+    for index in &unsized_zones {
+        zones[*index].size = ZoneSize::Percent(rest / unsized_zones.len() as f64);
+    }
+    let size: f64 = zones.iter().map(percent_of).sum();
     if (access - 100.0).abs() > 0.01 || (!absolute && (size - 100.0).abs() > 0.01) {
         return Err(format!("access adds up to {access} % and sizes to {size} %, not 100"));
     }
@@ -195,7 +204,8 @@ pub(super) fn pattern(text: &str) -> ValueResult<Vec<u8>> {
 
 /// `50:99:99.9`
 pub(super) fn percentiles(text: &str) -> ValueResult<Vec<f64>> {
-    let list = text.split(':').map(number::<f64>).collect::<ValueResult<Vec<f64>>>()?;
+    // fio's lists may end with a separator.
+    let list = text.trim_end_matches(':').split(':').map(number::<f64>).collect::<ValueResult<Vec<f64>>>()?;
     let is_valid = list.iter().all(|percent| *percent > 0.0 && *percent <= 100.0);
     if is_valid && list.len() <= 20 {
         Ok(list)

@@ -140,15 +140,20 @@ pub(super) fn help() -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{}", line.trim_end());
     };
-    for (title, wanted) in
-        [("Job options, as in fio:", 0), ("Run options:", 1), ("fio options that are rejected:", 2)]
-    {
+    let groups = [
+        ("Job options, as in fio:", 0),
+        ("Run options:", 1),
+        ("fio options that are accepted with a warning:", 2),
+        ("fio options that are rejected:", 3),
+    ];
+    for (title, wanted) in groups {
         put(title.to_string());
         for option in OPTIONS {
             let kind = match option.support {
                 Support::PerfJob(_) => 0,
                 Support::Run => 1,
-                Support::Refused(_) => 2,
+                Support::NoEffect { .. } => 2,
+                Support::Refused(_) => 3,
             };
             if kind != wanted {
                 continue;
