@@ -1,6 +1,6 @@
 //! The registry of block devices: names, claims and events. Control plane only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -29,6 +29,10 @@ type Subscriber = Arc<dyn Fn(&DeviceEvent) + Send + Sync>;
 #[derive(Default)]
 struct RegistryTable {
     devices: BTreeMap<String, Arc<BlockDevice>>,
+    /// Names of devices by their aliases, UUIDs and backing files.
+    by_alias: HashMap<String, String>,
+    by_uuid: HashMap<Uuid, String>,
+    by_backing: HashMap<(u64, u64), String>,
     subscribers: Vec<(u64, Subscriber)>,
     last_subscription: u64,
 }
@@ -108,7 +112,7 @@ impl Registry {
             let by = format!("the bdev {holder}, which uses the same file");
             return Err(BdevError::Claimed { name: name.to_string(), by });
         }
-        table.devices.insert(name.to_string(), device.clone());
+        table.insert(&device);
         drop(table);
         self.notify(&DeviceEvent::Registered(device.clone()));
         Ok(device)
@@ -119,7 +123,7 @@ impl Registry {
     pub fn unregister(&self, name: &str) -> Result<Arc<BlockDevice>, BdevError> {
         let mut table = self.lock();
         let found = table.find(name).map(|device| device.name().to_string());
-        let device = found.and_then(|name| table.devices.remove(&name));
+        let device = found.and_then(|name| table.remove(&name));
         drop(table);
         let device = device.ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
         device.remove();
@@ -223,19 +227,38 @@ impl WeakRegistry {
 }
 
 impl RegistryTable {
+    fn insert(&mut self, device: &Arc<BlockDevice>) {
+        let name = device.name().to_string();
+        for alias in device.aliases() {
+            self.by_alias.insert(alias.clone(), name.clone());
+        }
+        self.by_uuid.insert(device.uuid(), name.clone());
+        if let Some(medium) = device.bdev().backing_id() {
+            self.by_backing.insert(medium, name.clone());
+        }
+        self.devices.insert(name, device.clone());
+    }
+
+    fn remove(&mut self, name: &str) -> Option<Arc<BlockDevice>> {
+        let device = self.devices.remove(name)?;
+        for alias in device.aliases() {
+            self.by_alias.remove(alias);
+        }
+        self.by_uuid.remove(&device.uuid());
+        self.by_backing.retain(|_, user| user != name);
+        Some(device)
+    }
+
     fn backing_user(&self, medium: (u64, u64)) -> Option<String> {
-        let holder = self.devices.values().find(|device| device.bdev().backing_id() == Some(medium));
-        holder.map(|device| device.name().to_string())
+        self.by_backing.get(&medium).cloned()
     }
 
     fn find(&self, name: &str) -> Option<&Arc<BlockDevice>> {
         if let Some(device) = self.devices.get(name) {
             return Some(device);
         }
-        let uuid = Uuid::try_parse(name).ok();
-        self.devices
-            .values()
-            .find(|device| device.aliases().iter().any(|alias| alias == name) || Some(device.uuid()) == uuid)
+        let by_uuid = || self.by_uuid.get(&Uuid::try_parse(name).ok()?);
+        self.devices.get(self.by_alias.get(name).or_else(by_uuid)?)
     }
 }
 

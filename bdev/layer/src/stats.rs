@@ -4,7 +4,7 @@
 //! see one counter of an I/O slightly before another. The reader adds channels up.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use block_io::Op;
 use histogram::{LogBuckets, index_of_rank};
@@ -183,7 +183,8 @@ pub(crate) struct ChannelCounters {
     errors_reset_epoch: AtomicU32,
     /// Requests in flight, while the table is [`SAMPLED`].
     in_flight: AtomicU32,
-    histograms: [Box<[AtomicU64]>; OPS],
+    /// Of operations that have completed on this channel.
+    histograms: [OnceLock<Box<[AtomicU64]>>; OPS],
 }
 
 /// Atomic counters behind [`OpStats`]: written by one core, read by any thread.
@@ -261,7 +262,6 @@ impl OpCounters {
 
 impl ChannelCounters {
     fn new(core: usize, epoch: u32) -> ChannelCounters {
-        let histogram = |_| (0..BUCKETS).map(|_| AtomicU64::new(0)).collect();
         ChannelCounters {
             core,
             epoch: AtomicU32::new(epoch),
@@ -269,7 +269,7 @@ impl ChannelCounters {
             errors_reset: Default::default(),
             errors_reset_epoch: AtomicU32::new(epoch),
             in_flight: AtomicU32::new(0),
-            histograms: std::array::from_fn(histogram),
+            histograms: Default::default(),
         }
     }
 
@@ -285,7 +285,8 @@ impl ChannelCounters {
         }
         let bytes = if op.has_range() { run.blocks * u64::from(block_size) } else { 0 };
         counters.succeed(run.ops, bytes, latency_ticks);
-        add(&self.histograms[op.index()][TickBuckets::index(latency_ticks)], run.ops);
+        let histogram = self.histograms[op.index()].get_or_init(new_histogram);
+        add(&histogram[TickBuckets::index(latency_ticks)], run.ops);
     }
 
     /// Clears the counters if the table was reset, and publishes the requests in flight if it is sampled. Only the
@@ -314,7 +315,8 @@ impl ChannelCounters {
 
     fn clear(&self, epoch: u32) {
         self.ops.iter().for_each(OpCounters::clear);
-        self.histograms.iter().flatten().for_each(|bucket| bucket.store(0, Relaxed));
+        let buckets = self.histograms.iter().filter_map(OnceLock::get).flatten();
+        buckets.for_each(|bucket| bucket.store(0, Relaxed));
         self.epoch.store(epoch, Relaxed);
     }
 
@@ -324,8 +326,9 @@ impl ChannelCounters {
         }
         let histogram = |index: usize| {
             let is_empty = self.ops[index].ops.load(Relaxed) == 0;
-            let counts = self.histograms[index].iter().map(|bucket| bucket.load(Relaxed));
-            BdevHistogram { counts: if is_empty { Vec::new() } else { counts.collect() } }
+            let buckets = self.histograms[index].get().filter(|_| !is_empty);
+            let counts = buckets.into_iter().flatten().map(|bucket| bucket.load(Relaxed));
+            BdevHistogram { counts: counts.collect() }
         };
         let mut ops: [OpStats; OPS] = std::array::from_fn(|index| self.ops[index].load());
         if self.errors_reset_epoch.load(Relaxed) == epoch {
@@ -346,6 +349,11 @@ impl ChannelCounters {
         }
         self.errors_reset_epoch.store(epoch, Relaxed);
     }
+}
+
+#[cold]
+fn new_histogram() -> Box<[AtomicU64]> {
+    (0..BUCKETS).map(|_| AtomicU64::new(0)).collect()
 }
 
 /// Adds to a counter that only this thread writes: a load and a store instead of a locked instruction.

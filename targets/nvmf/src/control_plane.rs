@@ -65,7 +65,12 @@ struct TargetState<N: CoreNetwork> {
     backends_allocated: u32,
     /// Keys of block devices that were removed, with the snapshot from which on each is unused.
     retired_backends: Vec<(u64, u32)>,
+    /// Of the discovery log.
     generation: u64,
+    /// The latest snapshot, of which the next one shares what does not change.
+    published: Arc<ConfigSnapshot>,
+    /// The ports in it; `None` before the first.
+    published_ports: Option<Vec<u16>>,
     stopping: bool,
 }
 
@@ -380,7 +385,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             }
             Some(nsid) if subsystem.namespace(nsid).is_some() => return reject(nsid, "it exists"),
             Some(nsid) => nsid,
-            None => match (1..=subsystem.namespaces_max).find(|nsid| subsystem.namespace(*nsid).is_none()) {
+            None => match lowest_free(&subsystem) {
                 Some(nsid) => nsid,
                 None => return reject(subsystem.namespaces_max, "all identifiers are in use"),
             },
@@ -492,6 +497,9 @@ impl<N: CoreNetwork> NvmfTarget<N> {
 
     /// Handles the resize or removal of a block device.
     fn device_event(&self, event: &DeviceEvent) {
+        if let DeviceEvent::Registered(_) = event {
+            return;
+        }
         let Ok(mut state) = self.lock() else { return };
         let name = event.device().name().to_string();
         let mut affected = Vec::new();
@@ -507,7 +515,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
             let result = match event {
                 DeviceEvent::Removed(_) => match state.take_namespace(&nqn, nsid) {
                     Ok((backend, _)) => {
-                        let result = self.commit_always(&mut state);
+                        let result = self.commit_always(&mut state, &nqn);
                         self.retire_backend(&mut state, backend);
                         result
                     }
@@ -523,7 +531,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
                             }
                         });
                     }
-                    self.commit_always(&mut state)
+                    self.commit_always(&mut state, &nqn)
                 }
                 DeviceEvent::Registered(_) => Ok(()),
             };
@@ -563,6 +571,8 @@ impl<N: CoreNetwork> TargetState<N> {
             backends_allocated: 0,
             retired_backends: Vec::new(),
             generation: 0,
+            published: Arc::default(),
+            published_ports: None,
             stopping: false,
         }
     }
@@ -611,6 +621,13 @@ fn namespace_of(
         anagrpid: config.anagrpid.unwrap_or(nsid),
         ..SubsystemNamespace::new(nsid, geometry.blocks)
     }
+}
+
+/// The lowest identifier that no namespace has; namespaces are in ascending order.
+fn lowest_free(subsystem: &Subsystem) -> Option<u32> {
+    let gap = (1..).zip(&subsystem.namespaces).find(|(nsid, namespace)| namespace.nsid != *nsid);
+    let nsid = gap.map_or(subsystem.namespaces.len() as u32 + 1, |(nsid, _)| nsid);
+    Some(nsid).filter(|nsid| *nsid <= subsystem.namespaces_max)
 }
 
 fn parse_nqn(text: &str) -> Result<Nqn, NvmfTargetError> {

@@ -1,6 +1,7 @@
 //! The configuration as poll groups see it.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 use block_io::Op;
@@ -9,12 +10,54 @@ use target_shell::{DeviceMap, TargetConfig};
 use wire_nvme::fabrics::Nqn;
 
 /// An immutable snapshot of the whole configuration. Every change publishes a new one to all poll groups.
-#[derive(Default)]
+/// Snapshots share what a change leaves as it was, so that its cost does not depend on how much there is.
+#[derive(Clone, Default)]
 pub(crate) struct ConfigSnapshot {
-    pub(crate) subsystems: HashMap<Nqn, Arc<Subsystem>>,
+    pub(crate) subsystems: SubsystemMap,
     /// The block devices of namespaces, by `Namespace::backend`.
     pub(crate) devices: DeviceMap,
     pub(crate) discovery: Arc<DiscoveryLog>,
+}
+
+/// Shards of a [`SubsystemMap`]: a change copies one, and the list of shards.
+const SHARDS: usize = 256;
+
+type Hasher = BuildHasherDefault<DefaultHasher>;
+type Shard = HashMap<Nqn, Arc<Subsystem>, Hasher>;
+
+/// Subsystems by NQN. A clone shares its shards with the original until one of them changes.
+#[derive(Clone)]
+pub(crate) struct SubsystemMap(Vec<Arc<Shard>>);
+
+impl Default for SubsystemMap {
+    fn default() -> Self {
+        SubsystemMap(vec![Arc::default(); SHARDS])
+    }
+}
+
+impl SubsystemMap {
+    pub(crate) fn get(&self, nqn: &Nqn) -> Option<&Arc<Subsystem>> {
+        self.0[shard(nqn)].get(nqn)
+    }
+
+    /// All, in no order.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &Arc<Subsystem>> {
+        self.0.iter().flat_map(|shard| shard.values())
+    }
+
+    pub(crate) fn insert(&mut self, nqn: Nqn, subsystem: Arc<Subsystem>) {
+        Arc::make_mut(&mut self.0[shard(&nqn)]).insert(nqn, subsystem);
+    }
+
+    /// Removes and returns a subsystem.
+    pub(crate) fn remove(&mut self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
+        self.get(nqn)?;
+        Arc::make_mut(&mut self.0[shard(nqn)]).remove(nqn)
+    }
+}
+
+fn shard(nqn: &Nqn) -> usize {
+    Hasher::default().hash_one(nqn) as usize % SHARDS
 }
 
 impl TargetConfig for ConfigSnapshot {

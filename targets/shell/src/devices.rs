@@ -1,16 +1,11 @@
 //! One core's channels to the block devices of a target, and the batches of requests for them.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use bdev::Descriptor;
 use block_io::{Channel, Op, Payload, Status};
 use reactor::Core;
 
-/// The open block devices of a target, by a key that the target assigns. Keys are indices: they should be small.
-///
-/// A key may be used for another device only after all cores have applied a configuration without it.
-pub type DeviceMap = HashMap<u32, Arc<Descriptor>>;
+use crate::device_map::{DeviceMap, DevicePage, PAGE_DEVICES};
 
 /// One channel and one batch of requests per block device of a target, by its key in the [`DeviceMap`].
 ///
@@ -22,6 +17,8 @@ pub struct CoreDevices {
     active: Vec<u32>,
     /// Removed from the configuration, but with requests outstanding.
     removed: Vec<CoreDevice>,
+    /// The pages of the configuration that are in force; `None` where a device could not be opened.
+    applied: Vec<Option<Arc<DevicePage>>>,
 }
 
 struct CoreDevice {
@@ -68,7 +65,7 @@ impl CoreDevices {
 
     /// Submits every batch and polls completions.
     pub fn drive(&mut self, completions: &mut Vec<bdev::Completion>) {
-        let CoreDevices { by_key, active, removed } = self;
+        let CoreDevices { by_key, active, removed, .. } = self;
         active.retain(|key| {
             let Some(Some(device)) = by_key.get_mut(*key as usize) else { return false };
             device.drive(completions);
@@ -82,36 +79,55 @@ impl CoreDevices {
     }
 
     /// Opens channels to new devices and closes those of removed devices, the latter once their requests complete.
+    /// It looks only at pages of the map that were changed.
     pub fn apply(&mut self, core: &Core, devices: &DeviceMap, log_target: &str) {
-        for (key, entry) in self.by_key.iter_mut().enumerate() {
-            if !devices.contains_key(&(key as u32))
-                && let Some(device) = entry.take()
-                && !device.is_idle()
-            {
-                self.removed.push(device);
+        let count = self.applied.len().max(devices.pages().len());
+        self.applied.resize_with(count, || None);
+        for index in 0..count {
+            let page = devices.pages().get(index);
+            match (&self.applied[index], page) {
+                (Some(applied), Some(page)) if Arc::ptr_eq(applied, page) => continue,
+                _ => {}
             }
+            let is_applied = self.apply_page(core, index * PAGE_DEVICES, page, log_target);
+            self.applied[index] = page.filter(|_| is_applied).cloned();
         }
-        let by_key: &mut Vec<Option<CoreDevice>> = &mut self.by_key;
-        for (key, descriptor) in devices {
-            let index = *key as usize;
-            if by_key.len() <= index {
-                by_key.resize_with(index + 1, || None);
-            }
-            if by_key[index].is_some() {
+        self.applied.truncate(devices.pages().len());
+    }
+
+    /// Returns whether every device of the page could be opened.
+    fn apply_page(
+        &mut self,
+        core: &Core,
+        first: usize,
+        page: Option<&Arc<DevicePage>>,
+        log_target: &str,
+    ) -> bool {
+        if self.by_key.len() < first + PAGE_DEVICES {
+            self.by_key.resize_with(first + PAGE_DEVICES, || None);
+        }
+        let mut all_open = true;
+        for (offset, entry) in self.by_key[first..first + PAGE_DEVICES].iter_mut().enumerate() {
+            let Some(descriptor) = page.and_then(|page| page[offset].as_ref()) else {
+                self.removed.extend(entry.take().filter(|device| !device.is_idle()));
+                continue;
+            };
+            if entry.is_some() {
                 continue;
             }
             match descriptor.channel(core) {
                 Ok(channel) => {
                     let clear_first = channel.device().bdev().reads_undefined();
-                    by_key[index] =
-                        Some(CoreDevice { channel, batch: Vec::new(), active: false, clear_first });
+                    *entry = Some(CoreDevice { channel, batch: Vec::new(), active: false, clear_first });
                 }
                 Err(error) => {
+                    all_open = false;
                     let name = descriptor.device().name();
                     log::error!(target: log_target, "{name} cannot be used on core {}: {error}", core.index());
                 }
             }
         }
+        all_open
     }
 
     /// Time of the next [`drive`](Self::drive) that no event triggers.

@@ -31,6 +31,7 @@
 
 mod connections;
 mod cores;
+mod device_map;
 mod devices;
 mod group;
 mod logins;
@@ -43,7 +44,8 @@ mod timers;
 
 pub use connections::{ConnectionEntry, Connections};
 pub use cores::TargetCores;
-pub use devices::{CoreDevices, DeviceMap};
+pub use device_map::DeviceMap;
+pub use devices::CoreDevices;
 pub use group::ConnectionGroup;
 pub use logins::GroupLimits;
 pub use mailboxes::{CoreMailboxes, GroupMail, GroupWaker, Inbox, ShellError};

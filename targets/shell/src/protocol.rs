@@ -9,7 +9,8 @@ use dma::Pool;
 use sockets::{ByteStream, StreamAddress, TransferResult};
 
 use crate::connections::{ConnectionRequests, Connections};
-use crate::devices::{CoreDevices, DeviceMap};
+use crate::device_map::DeviceMap;
+use crate::devices::CoreDevices;
 use crate::timers::NEVER_NS;
 
 /// A target's protocol on one core: state that all connections of the core share.

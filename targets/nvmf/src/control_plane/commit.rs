@@ -30,10 +30,11 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         state: &mut TargetState<N>,
         before: Checkpoint,
     ) -> Result<(), NvmfTargetError> {
-        let config = state.snapshot();
+        let nqn = before.nqn.clone();
+        let config = state.snapshot(&nqn);
         let published = self.0.publisher.change_with(config, CORE_TIMEOUT, || {
             state.restore(before);
-            state.snapshot()
+            state.snapshot(&nqn)
         });
         match published {
             Ok(_) => Ok(()),
@@ -42,12 +43,16 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         }
     }
 
-    /// Publishes a change that cannot be undone.
+    /// Publishes a change of a subsystem that cannot be undone.
     ///
     /// # Errors
     /// A core has not applied it in time, and does when it runs again.
-    pub(super) fn commit_always(&self, state: &mut TargetState<N>) -> Result<(), NvmfTargetError> {
-        let generation = self.0.publisher.publish(state.snapshot());
+    pub(super) fn commit_always(
+        &self,
+        state: &mut TargetState<N>,
+        changed: &Nqn,
+    ) -> Result<(), NvmfTargetError> {
+        let generation = self.0.publisher.publish(state.snapshot(changed));
         self.wait_applied(generation)
     }
 
@@ -97,33 +102,37 @@ impl<N: CoreNetwork> TargetState<N> {
         }
     }
 
-    /// The configuration as cores see it, with a new generation of the discovery log.
-    pub(super) fn snapshot(&mut self) -> Arc<ConfigSnapshot> {
-        self.generation += 1;
-        let mut snapshot =
-            ConfigSnapshot { discovery: Arc::new(self.discovery()), ..ConfigSnapshot::default() };
-        let discovery = Nqn::discovery();
-        let listeners =
-            self.ports.iter().map(|port| SubsystemListener { portid: port.portid, ana: Vec::new() });
-        let discovery_subsystem =
-            Subsystem { listeners: listeners.collect(), ..Subsystem::discovery(discovery.clone()) };
-        snapshot.subsystems.insert(discovery, Arc::new(discovery_subsystem));
-        for (nqn, configured) in &self.subsystems {
-            // An empty list would mean every port. A subsystem without listeners gets a port that does not exist.
-            if configured.subsystem.listeners.is_empty() {
-                let unreachable = vec![SubsystemListener { portid: 0, ana: Vec::new() }];
-                let hidden = Subsystem { listeners: unreachable, ..(*configured.subsystem).clone() };
-                snapshot.subsystems.insert(nqn.clone(), Arc::new(hidden));
-            } else {
-                snapshot.subsystems.insert(nqn.clone(), configured.subsystem.clone());
-            }
+    /// The configuration as cores see it after a change of one subsystem, and of the ports. The discovery log gets a new
+    /// generation if it changes.
+    pub(super) fn snapshot(&mut self, changed: &Nqn) -> Arc<ConfigSnapshot> {
+        let mut snapshot = (*self.published).clone();
+        let previous = snapshot.subsystems.remove(changed).filter(|_| !changed.is_discovery());
+        for namespace in previous.iter().flat_map(|subsystem| &subsystem.namespaces) {
+            snapshot.devices.remove(&namespace.backend);
+        }
+        let configured = self.subsystems.get(changed);
+        if let Some(configured) = configured {
+            snapshot.subsystems.insert(changed.clone(), configured.published());
             for namespace in &configured.subsystem.namespaces {
                 if let Some(descriptor) = configured.descriptors.get(&namespace.nsid) {
                     snapshot.devices.insert(namespace.backend, descriptor.clone());
                 }
             }
         }
-        Arc::new(snapshot)
+        let portids: Vec<u16> = self.ports.iter().map(|port| port.portid).collect();
+        let ports_changed = self.published_ports.as_ref() != Some(&portids);
+        let subsystem = configured.map(|configured| &*configured.subsystem);
+        if ports_changed || !is_same_in_discovery(previous.as_deref(), subsystem) {
+            self.generation += 1;
+            snapshot.discovery = Arc::new(self.discovery());
+        }
+        let discovery = Nqn::discovery();
+        let listeners = portids.iter().map(|portid| SubsystemListener { portid: *portid, ana: Vec::new() });
+        let service = Subsystem { listeners: listeners.collect(), ..Subsystem::discovery(discovery.clone()) };
+        snapshot.subsystems.insert(discovery, Arc::new(service));
+        self.published_ports = Some(portids);
+        self.published = Arc::new(snapshot);
+        self.published.clone()
     }
 
     /// The discovery log: one record for each listener of each subsystem, and of the discovery service itself.
@@ -149,4 +158,33 @@ impl<N: CoreNetwork> TargetState<N> {
         }
         DiscoveryLog { generation: self.generation, records }
     }
+}
+
+impl ConfiguredSubsystem {
+    /// The subsystem as cores see it. An empty list of listeners would mean every port: a subsystem without any gets a
+    /// port that does not exist.
+    fn published(&self) -> Arc<Subsystem> {
+        if !self.subsystem.listeners.is_empty() {
+            return self.subsystem.clone();
+        }
+        let unreachable = vec![SubsystemListener { portid: UNREACHABLE, ana: Vec::new() }];
+        Arc::new(Subsystem { listeners: unreachable, ..(*self.subsystem).clone() })
+    }
+}
+
+/// Number of a port that does not exist.
+const UNREACHABLE: u16 = 0;
+
+/// Whether the discovery log has the same records for a subsystem as it is published and as it is configured.
+fn is_same_in_discovery(published: Option<&Subsystem>, configured: Option<&Subsystem>) -> bool {
+    let ports = |subsystem: Option<&Subsystem>| -> Vec<u16> {
+        let listeners = subsystem.iter().flat_map(|subsystem| &subsystem.listeners);
+        listeners.map(|listener| listener.portid).filter(|portid| *portid != UNREACHABLE).collect()
+    };
+    let (before, after) = (ports(published), ports(configured));
+    before == after
+        && (after.is_empty()
+            || published.zip(configured).is_some_and(|(published, configured)| {
+                published.allow_any_host == configured.allow_any_host && published.hosts == configured.hosts
+            }))
 }

@@ -90,7 +90,7 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         let Err(error) = transport.cores.listen(&socket, portid) else { return Ok(address) };
         state.restore(before);
         // The answer is the first error. A core that does not respond applies this when it runs again.
-        _ = self.commit_always(&mut state);
+        _ = self.commit_always(&mut state, &nqn);
         Err(error.into())
     }
 
