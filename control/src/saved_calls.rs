@@ -1,5 +1,6 @@
 //! The calls that created the objects of a subsystem: `save_config` writes them to recreate the configuration.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde_json::{Value, json};
@@ -22,9 +23,17 @@ type Exists = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 #[derive(Default)]
 struct CallList {
-    /// For each kind, whether an object still exists.
-    kinds: Vec<Exists>,
-    calls: Vec<SavedCall>,
+    kinds: Vec<RecordedKind>,
+    /// In order of creation, by a number that grows.
+    calls: BTreeMap<u64, SavedCall>,
+    last: u64,
+}
+
+struct RecordedKind {
+    /// Whether an object still exists.
+    exists: Exists,
+    /// The number of each object's call.
+    numbers: HashMap<String, u64>,
 }
 
 #[derive(Clone)]
@@ -40,14 +49,15 @@ impl SavedCalls {
     /// It is called without a lock of this list.
     pub fn recorder(&self, exists: impl Fn(&str) -> bool + Send + Sync + 'static) -> CallRecorder {
         let mut list = self.lock();
-        list.kinds.push(Arc::new(exists));
+        list.kinds.push(RecordedKind { exists: Arc::new(exists), numbers: HashMap::new() });
         CallRecorder { kind: list.kinds.len() - 1, list: self.clone() }
     }
 
     /// The calls of the objects that still exist, as elements of a configuration.
     pub fn calls(&self) -> Vec<Value> {
         let list = self.lock();
-        let (kinds, calls) = (list.kinds.clone(), list.calls.clone());
+        let kinds: Vec<Exists> = list.kinds.iter().map(|kind| kind.exists.clone()).collect();
+        let calls: Vec<SavedCall> = list.calls.values().cloned().collect();
         drop(list);
         let existing = calls.into_iter().filter(|call| kinds[call.kind](&call.name));
         existing.map(|call| json!({ "method": call.method, "params": call.params })).collect()
@@ -62,19 +72,24 @@ impl CallRecorder {
     /// Records the call that created `name`. Replaces an earlier call of the same name.
     pub fn record(&self, name: &str, method: &'static str, params: &impl Parameters) {
         let mut list = self.list.lock();
-        list.calls.retain(|call| !self.is(call, name));
+        list.remove(self.kind, name);
         let params = Value::Object(params.to_object());
-        list.calls.push(SavedCall { kind: self.kind, name: name.to_string(), method, params });
+        list.last += 1;
+        let number = list.last;
+        list.calls.insert(number, SavedCall { kind: self.kind, name: name.to_string(), method, params });
+        list.kinds[self.kind].numbers.insert(name.to_string(), number);
     }
 
     /// Removes the call of `name`, which was deleted.
     pub fn remove(&self, name: &str) {
-        self.list.lock().calls.retain(|call| !self.is(call, name));
+        self.list.lock().remove(self.kind, name);
     }
 
     /// Sets a parameter of the recorded call, after the object was changed.
     pub fn set_parameter(&self, name: &str, parameter: &str, value: impl Into<Value>) {
-        if let Some(call) = self.list.lock().calls.iter_mut().find(|call| self.is(call, name)) {
+        let mut list = self.list.lock();
+        let number = list.kinds[self.kind].numbers.get(name).copied();
+        if let Some(call) = number.and_then(|number| list.calls.get_mut(&number)) {
             call.params[parameter] = value.into();
         }
     }
@@ -82,11 +97,15 @@ impl CallRecorder {
     /// Names of the recorded objects, oldest first.
     pub fn names(&self) -> Vec<String> {
         let list = self.list.lock();
-        list.calls.iter().filter(|call| call.kind == self.kind).map(|call| call.name.clone()).collect()
+        list.calls.values().filter(|call| call.kind == self.kind).map(|call| call.name.clone()).collect()
     }
+}
 
-    fn is(&self, call: &SavedCall, name: &str) -> bool {
-        call.kind == self.kind && call.name == name
+impl CallList {
+    fn remove(&mut self, kind: usize, name: &str) {
+        if let Some(number) = self.kinds[kind].numbers.remove(name) {
+            self.calls.remove(&number);
+        }
     }
 }
 
