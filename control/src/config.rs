@@ -2,9 +2,11 @@
 
 use std::path::Path;
 
-use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
+use crate::json_positions::{PathStep, find_duplicate, find_key};
+use crate::method::MethodInfo;
+use crate::parameters::Parameter;
 use crate::{Catalog, ControlPlane, RpcError};
 
 /// A configuration file that cannot be read, is not JSON of that form, or calls a method that does not exist.
@@ -12,53 +14,27 @@ use crate::{Catalog, ControlPlane, RpcError};
 #[error("{0}")]
 pub struct ConfigError(String);
 
-/// A parsed configuration file. Its method names are known; parameters are checked when it is applied.
+/// A parsed configuration file. Its methods and the names of their parameters are known; values are checked when it is
+/// applied.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigFile {
     /// File name, or name of the RPC method, for error messages.
-    origin: String,
-    steps: Vec<ConfigStep>,
+    pub(crate) origin: String,
+    pub(crate) steps: Vec<ConfigStep>,
 }
 
+/// A call of a configuration.
 #[derive(Clone, Debug)]
-struct ConfigStep {
+pub(crate) struct ConfigStep {
     /// For error messages: `subsystems[1].config[0] (bdev)`.
     position: String,
-    method: String,
-    params: Value,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ConfigDocument {
-    subsystems: Vec<SubsystemSection>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SubsystemSection {
-    subsystem: String,
-    config: Option<Vec<ConfigElement>>,
-}
-
-/// A call, or an array of calls.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum ConfigElement {
-    Call(ConfigCall),
-    Batch(Vec<ConfigCall>),
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ConfigCall {
-    method: String,
-    #[serde(default)]
-    params: Value,
+    pub(crate) method: String,
+    pub(crate) params: Value,
 }
 
 impl ConfigFile {
-    /// Reads a file. A method that does not exist is an error; parameters are checked by [`apply`](Self::apply).
+    /// Reads a file. A method or parameter that does not exist and a key that stands twice are errors; values of
+    /// parameters are checked by [`apply`](Self::apply).
     pub fn read(path: &Path, catalog: &Catalog) -> Result<ConfigFile, ConfigError> {
         let origin = path.display().to_string();
         let text = std::fs::read(path).map_err(|error| ConfigError(format!("{origin}: {error}")))?;
@@ -68,27 +44,15 @@ impl ConfigFile {
     /// As [`read`](Self::read), from text; `origin` names it in errors.
     pub fn parse(origin: &str, text: &[u8], catalog: &Catalog) -> Result<ConfigFile, ConfigError> {
         let invalid = |message: String| ConfigError(format!("{origin}: {message}"));
-        let file: ConfigDocument = serde_json::from_slice(text).map_err(|error| {
+        let document: Value = serde_json::from_slice(text).map_err(|error| {
             invalid(format!("{error}; expected {{\"subsystems\":[{{\"subsystem\":…,\"config\":[…]}}]}}"))
         })?;
-        let mut steps = Vec::new();
-        for (number, subsystem) in file.subsystems.into_iter().enumerate() {
-            for (index, element) in subsystem.config.unwrap_or_default().into_iter().enumerate() {
-                let calls = match element {
-                    ConfigElement::Call(call) => vec![call],
-                    ConfigElement::Batch(calls) => calls,
-                };
-                for call in calls {
-                    let position = format!("subsystems[{number}].config[{index}] ({})", subsystem.subsystem);
-                    if catalog.get(&call.method).is_none() {
-                        let error = Catalog::not_found(&call.method);
-                        return Err(invalid(format!("{position}: {}", error.message)));
-                    }
-                    steps.push(ConfigStep { position, method: call.method, params: call.params });
-                }
-            }
+        if let Some((key, position)) = find_duplicate(text) {
+            return Err(invalid(format!("{position}: the key `{key}` stands twice")));
         }
-        Ok(ConfigFile { origin: origin.to_string(), steps })
+        let mut parser = ConfigParser { text, catalog, path: Vec::new(), steps: Vec::new() };
+        parser.document(document).map_err(invalid)?;
+        Ok(ConfigFile { origin: origin.to_string(), steps: parser.steps })
     }
 
     /// The calls in order: method and parameters.
@@ -108,10 +72,131 @@ impl ConfigFile {
     }
 }
 
+/// Turns a document into steps. Its errors name line and column of the key that they are about.
+struct ConfigParser<'a> {
+    text: &'a [u8],
+    catalog: &'a Catalog,
+    path: Vec<PathStep>,
+    steps: Vec<ConfigStep>,
+}
+
+impl ConfigParser<'_> {
+    fn document(&mut self, document: Value) -> Result<(), String> {
+        let mut document = self.object(document, &["subsystems"])?;
+        let Some(Value::Array(sections)) = document.remove("subsystems") else {
+            return Err("expected {\"subsystems\":[{\"subsystem\":…,\"config\":[…]}]}".to_string());
+        };
+        for (number, section) in sections.into_iter().enumerate() {
+            self.path = vec![PathStep::Key("subsystems".to_string()), PathStep::Index(number)];
+            self.section(number, section)?;
+        }
+        Ok(())
+    }
+
+    fn section(&mut self, number: usize, section: Value) -> Result<(), String> {
+        let at = format!("subsystems[{number}]");
+        let mut section = self.object(section, &["subsystem", "config"]).map_err(within(&at))?;
+        let Some(Value::String(name)) = section.remove("subsystem") else {
+            return Err(format!("{at}: the name `subsystem` is missing"));
+        };
+        let elements = match section.remove("config") {
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::Array(elements)) => elements,
+            Some(_) => return Err(format!("{at} ({name}): `config` is not an array of calls")),
+        };
+        self.path.push(PathStep::Key("config".to_string()));
+        for (index, element) in elements.into_iter().enumerate() {
+            let position = format!("{at}.config[{index}] ({name})");
+            self.path.push(PathStep::Index(index));
+            if let Value::Array(calls) = element {
+                for (index, call) in calls.into_iter().enumerate() {
+                    self.path.push(PathStep::Index(index));
+                    self.call(&position, call).map_err(within(&position))?;
+                    self.path.pop();
+                }
+            } else {
+                self.call(&position, element).map_err(within(&position))?;
+            }
+            self.path.pop();
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, position: &str, call: Value) -> Result<(), String> {
+        let mut call = self.object(call, &["method", "params"])?;
+        let Some(Value::String(method)) = call.remove("method") else {
+            return Err("the name `method` is missing".to_string());
+        };
+        let Some(info) = self.catalog.get(&method) else {
+            let key = self.place("method");
+            return Err(format!("{key}{}", Catalog::not_found(&method).message));
+        };
+        let params = call.remove("params").unwrap_or_default();
+        self.path.push(PathStep::Key("params".to_string()));
+        self.parameters(info, &info.parameters(), &params)?;
+        self.path.pop();
+        self.steps.push(ConfigStep { position: position.to_string(), method, params });
+        Ok(())
+    }
+
+    /// Checks the names of a call's parameters, and of those within objects.
+    fn parameters(
+        &mut self,
+        info: &MethodInfo,
+        declared: &[Parameter],
+        params: &Value,
+    ) -> Result<(), String> {
+        let Value::Object(params) = params else { return Ok(()) };
+        for (key, value) in params {
+            let Some(parameter) = declared.iter().find(|parameter| parameter.name == key) else {
+                let names: Vec<&str> = declared.iter().map(|parameter| parameter.name).collect();
+                let expected = if names.is_empty() { "there are none".to_string() } else { names.join(", ") };
+                let place = self.place(key);
+                return Err(format!("{place}{}: unknown parameter `{key}`; expected {expected}", info.name));
+            };
+            if !parameter.members.is_empty() {
+                self.path.push(PathStep::Key(key.clone()));
+                self.parameters(info, &parameter.members, value)?;
+                self.path.pop();
+            }
+        }
+        Ok(())
+    }
+
+    /// The members of an object that has no others than those known.
+    fn object(&self, value: Value, known: &[&str]) -> Result<Map<String, Value>, String> {
+        let Value::Object(object) = value else {
+            return Err(format!("expected an object with {}", known.join(", ")));
+        };
+        match object.keys().find(|key| !known.contains(&key.as_str())) {
+            Some(key) => {
+                Err(format!("{}unknown key `{key}`; expected {}", self.place(key), known.join(", ")))
+            }
+            None => Ok(object),
+        }
+    }
+
+    /// Line and column of a key of the present object, with a colon.
+    fn place(&self, key: &str) -> String {
+        let mut path = self.path.clone();
+        path.push(PathStep::Key(key.to_string()));
+        find_key(self.text, &path).map_or(String::new(), |position| format!("{position}: "))
+    }
+}
+
+fn within(position: &str) -> impl Fn(String) -> String {
+    move |message| format!("{position}: {message}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Method, Module, NoParameters};
+    use crate::{Method, Module};
+
+    crate::parameters! {
+        struct Created {}
+        ignored("this is a test") { bdev_io_pool_size, name, num_blocks, block_size }
+    }
 
     struct Bdev;
 
@@ -120,13 +205,64 @@ mod tests {
 
         fn methods() -> Vec<Method<Bdev>> {
             ["bdev_set_options", "bdev_malloc_create", "bdev_wait_for_examine"]
-                .map(|name| Method::default_only::<NoParameters>(name, "this is a test"))
+                .map(|name| Method::default_only::<Created>(name, "this is a test"))
                 .into()
         }
     }
 
     fn parse(text: &str) -> Result<ConfigFile, ConfigError> {
         ConfigFile::parse("a.json", text.as_bytes(), &Catalog::new().with::<Bdev>())
+    }
+
+    crate::parameters! {
+        struct Address {
+            /// Address
+            traddr: String,
+        }
+    }
+
+    crate::parameters! {
+        struct Listen {
+            /// Name
+            name: String,
+            /// Where
+            listen_address: Address,
+        }
+    }
+
+    #[test]
+    fn unknown_and_duplicate_keys_are_named_with_line_and_column() {
+        struct Target;
+        impl Module for Target {
+            const NAME: &'static str = "nvmf";
+
+            fn methods() -> Vec<Method<Target>> {
+                vec![Method::query("nvmf_listen", |_: &Target, _: Listen| Ok::<_, RpcError>(true))]
+            }
+        }
+        let catalog = Catalog::new().with::<Target>();
+        let parse = |params: &str| {
+            let text = format!(
+                "{{\"subsystems\": [{{\"subsystem\": \"nvmf\", \"config\": [\n{{\"method\": \"nvmf_listen\", \"params\":\n{params}}}]}}]}}"
+            );
+            ConfigFile::parse("a.json", text.as_bytes(), &catalog).map_err(|error| error.to_string())
+        };
+        assert!(parse("{\"name\": \"a\", \"listen_address\": {\"traddr\": \"x\"}}").is_ok());
+        for (params, expected) in [
+            (
+                "{\"nam\": \"a\"}",
+                "line 3 column 2: nvmf_listen: unknown parameter `nam`; expected name, listen_address",
+            ),
+            (
+                "{\"listen_address\": {\n  \"addr\": 1}}",
+                "line 4 column 3: nvmf_listen: unknown parameter `addr`; expected traddr",
+            ),
+        ] {
+            let expected = format!("a.json: subsystems[0].config[0] (nvmf): {expected}");
+            assert_eq!(parse(params).err(), Some(expected));
+        }
+        let twice = parse("{\"name\": \"a\",\n \"name\": \"b\"}").err();
+        assert_eq!(twice.as_deref(), Some("a.json: line 4 column 2: the key `name` stands twice"));
     }
 
     fn error(text: &str) -> String {
@@ -149,14 +285,20 @@ mod tests {
     #[test]
     fn errors_name_file_and_position() {
         assert!(error("{").starts_with("a.json: EOF"));
-        assert!(error(r#"{"subsystem":[]}"#).contains("unknown field `subsystem`"));
+        assert_eq!(
+            error("{\n \"subsystem\":[]}"),
+            "a.json: line 2 column 2: unknown key `subsystem`; expected subsystems"
+        );
         let unknown = error(r#"{"subsystems":[{"subsystem":"bdev","config":[{"method":"bdev_frob"}]}]}"#);
-        assert_eq!(unknown, "a.json: subsystems[0].config[0] (bdev): no method is called bdev_frob");
+        assert_eq!(
+            unknown,
+            "a.json: subsystems[0].config[0] (bdev): line 1 column 47: no method is called bdev_frob"
+        );
         let known = error(
             r#"{"subsystems":[{"subsystem":"iscsi","config":[{"method":"iscsi_create_portal_group"}]}]}"#,
         );
         assert!(
-            known.contains("(iscsi): iscsi_create_portal_group is an SPDK method that Ringbolt lacks"),
+            known.contains("column 48: iscsi_create_portal_group is an SPDK method that Ringbolt lacks"),
             "{known}"
         );
     }

@@ -30,12 +30,14 @@ mod examine;
 pub mod files;
 mod framework;
 mod jobs;
+mod json_positions;
 pub mod logging;
 mod method;
 mod module;
 mod parameters;
 mod plane;
 pub mod reference;
+mod reload;
 mod rpc;
 mod saved_calls;
 

@@ -1,8 +1,12 @@
 //! `ringbolt serve`: the NVMe-oF and NBD targets.
 
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+
 use bdev::Registry;
-use control::{ConfigFile, ListenSocket, RpcServer};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use control::{ConfigFile, ControlPlane, ListenSocket, RpcServer};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::app::{self, App};
@@ -18,7 +22,8 @@ pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
     let config = options.config.as_deref().map(|path| ConfigFile::read(path, &catalog)).transpose();
     let config = config.map_err(CommandError::config)?;
     // Before the reactors: every thread inherits the signal mask and handlers set here.
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandError::environment)?;
+    let mut signals =
+        Signals::new([SIGINT, SIGTERM, SIGQUIT, SIGHUP, SIGUSR1]).map_err(CommandError::environment)?;
     let shared = config.as_ref().is_some_and(app::needs_shared_memory);
     let runtime = ReactorRuntime::start_with(&options.reactor_options, options.cores.as_deref(), 1, shared)?;
     runtime.describe()?.iter().for_each(|line| stdout_line!("{line}"));
@@ -47,8 +52,16 @@ pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
     let server = RpcServer::start(app.control.clone(), socket).map_err(CommandError::environment)?;
     stdout_line!("ready");
 
-    let signal = signals.forever().next();
-    let name = signal.and_then(signal_hook::low_level::signal_name).unwrap_or("stopped");
+    let reloads = start_reloader(options.config.clone(), config, &app.control)?;
+    let name = loop {
+        let Some(signal) = signals.forever().next() else { break "stopped" };
+        match signal {
+            // One that waits covers those that come meanwhile.
+            SIGHUP => _ = reloads.try_send(()),
+            SIGUSR1 => print_state(&app.control),
+            signal => break signal_hook::low_level::signal_name(signal).unwrap_or("stopped"),
+        }
+    };
     stdout_line!("{name}: completing I/O in flight");
     drop(server);
     // Connections first: each closes after its commands in flight have completed, and releases its bdevs.
@@ -56,4 +69,49 @@ pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
     runtime.reactors.stop();
     app.control.stop();
     Ok(())
+}
+
+/// Starts the thread that reads the configuration again at each message, and applies what differs. It has a thread of
+/// its own because a call may take long: the program ends nevertheless.
+fn start_reloader(
+    path: Option<PathBuf>,
+    config: Option<ConfigFile>,
+    control: &Arc<ControlPlane>,
+) -> Result<SyncSender<()>, CommandError> {
+    let (sender, requests) = sync_channel(1);
+    let (control, mut in_force) = (control.clone(), config.unwrap_or_default());
+    let run = move || {
+        for () in requests {
+            let Some(path) = &path else {
+                stdout_line!("reload: there is no configuration file (--config)");
+                continue;
+            };
+            match ConfigFile::read(path, control.catalog()) {
+                Ok(new) => {
+                    let (now, lines) = in_force.reload(&new, &control);
+                    in_force = now;
+                    lines.iter().for_each(|line| stdout_line!("reload: {line}"));
+                }
+                Err(error) => stdout_line!("reload: nothing is changed: {error}"),
+            }
+            stdout_line!("reload: done");
+        }
+    };
+    std::thread::Builder::new().name("reload".to_string()).spawn(run).map_err(CommandError::environment)?;
+    Ok(sender)
+}
+
+/// Prints what the modules report, and the times of the reactors.
+fn print_state(control: &ControlPlane) {
+    for method in ["framework_get_modules", "framework_get_reactors", "job_get"] {
+        match control.invoke(method, control::json::Value::Null) {
+            Ok(control::json::Value::Array(entries)) => {
+                let reports =
+                    entries.iter().filter(|entry| !entry["report"].is_null() || method == "job_get");
+                reports.for_each(|entry| stdout_line!("state: {entry}"));
+            }
+            Ok(state) => stdout_line!("state: {state}"),
+            Err(error) => stdout_line!("state: {method}: {error}"),
+        }
+    }
 }

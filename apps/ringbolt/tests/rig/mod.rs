@@ -26,6 +26,7 @@ pub(crate) fn scratch(name: &str) -> PathBuf {
 /// A `ringbolt serve` process, killed on drop.
 pub(crate) struct ServerProcess {
     child: Child,
+    output: std::io::Lines<BufReader<std::process::ChildStdout>>,
     pub(crate) socket: PathBuf,
     /// The lines of its standard output up to `ready`.
     pub(crate) printed: Vec<String>,
@@ -41,9 +42,9 @@ impl ServerProcess {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut printed = Vec::new();
-        for line in lines {
+        for line in output.by_ref().map(Result::unwrap) {
             let ready = line == "ready";
             printed.push(line);
             if ready {
@@ -51,7 +52,7 @@ impl ServerProcess {
             }
         }
         assert_eq!(printed.last().map(String::as_str), Some("ready"), "{name}");
-        ServerProcess { child, socket, printed }
+        ServerProcess { child, output, socket, printed }
     }
 
     /// Starts a server with a configuration file.
@@ -82,6 +83,24 @@ impl ServerProcess {
         let status = self.child.wait().unwrap();
         assert!(!self.socket.exists());
         status.code()
+    }
+
+    /// Sends a signal and returns what is printed up to a line that begins with `last`.
+    pub(crate) fn signal(&mut self, name: &str, last: &str) -> Vec<String> {
+        self.ok(&["spdk_kill_instance", &format!("sig_name={name}")]);
+        let mut lines = Vec::new();
+        for line in self.output.by_ref().map(Result::unwrap) {
+            lines.push(line);
+            if lines.last().is_some_and(|line| line.starts_with(last)) {
+                return lines;
+            }
+        }
+        panic!("it ended: {lines:?}");
+    }
+
+    /// Waits for its end after a signal.
+    pub(crate) fn wait(mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
     }
 
     /// Kills it with SIGKILL, which simulates the loss of its machine.
