@@ -32,6 +32,7 @@ mod export;
 mod failure;
 mod handshake;
 mod inbound;
+mod kernel;
 mod limits;
 mod replies;
 pub mod rpc;
@@ -41,4 +42,5 @@ mod status;
 mod target;
 
 pub use failure::{NbdTargetError, NbdViolation};
+pub use kernel::{KernelDisk, KernelDiskError};
 pub use target::{ExportConfig, ExportInfo, NbdTarget};

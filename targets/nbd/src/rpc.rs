@@ -1,4 +1,4 @@
-//! The module of the target for the control plane: the methods `nbd_export_*`.
+//! The module of the target for the control plane: the methods `nbd_export_*` and those of disks.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -10,7 +10,8 @@ use control::{ByName, Method, Module, RpcError};
 use reactor::ReactorHandle;
 use sockets::StreamAddress;
 
-use crate::{ExportConfig, ExportInfo, NbdTarget, NbdTargetError};
+use crate::kernel::{self, KernelDisks};
+use crate::{ExportConfig, ExportInfo, KernelDisk, KernelDiskError, NbdTarget, NbdTargetError};
 
 /// NBD's port.
 const PORT: u16 = 10809;
@@ -18,12 +19,13 @@ const PORT: u16 = 10809;
 /// The NBD target as a [`Module`].
 pub struct NbdModule {
     target: NbdTarget,
+    disks: KernelDisks,
 }
 
 impl NbdModule {
     /// A target without exports on `reactors`, for the devices of `registry`.
     pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> Arc<NbdModule> {
-        Arc::new(NbdModule { target: NbdTarget::new(registry, reactors) })
+        Arc::new(NbdModule { target: NbdTarget::new(registry, reactors), disks: KernelDisks::new() })
     }
 
     /// The target.
@@ -66,10 +68,34 @@ impl Module for NbdModule {
                     "array of exports with `uri`, `size` in bytes, `block_size` and `connections`",
                 )
                 .errors(&[(RpcError::ENODEV, "there is no such export"), UNRESPONSIVE]),
+            Method::update("nbd_start_disk", start_disk)
+                .text(
+                    "Makes a bdev a block device of this machine, which the kernel's NBD driver reads and writes \
+                     through this process. Needs root and the kernel module nbd.",
+                    "path of the block device",
+                )
+                .errors(&[
+                    (RpcError::INVALID_PARAMS, "a parameter is invalid"),
+                    (RpcError::ENODEV, "there is no such bdev, or the kernel has no NBD driver"),
+                    (RpcError::EPERM, "the process has no CAP_SYS_ADMIN"),
+                    (RpcError::EBUSY, "the block device is connected already"),
+                    (RpcError::INTERNAL, "the kernel refuses for another reason"),
+                    UNRESPONSIVE,
+                ]),
+            Method::update("nbd_stop_disk", stop_disk)
+                .text("Disconnects a block device of `nbd_start_disk`. Its users get I/O errors.", "true")
+                .errors(&[(RpcError::ENODEV, "there is no such disk"), UNRESPONSIVE]),
+            Method::query("nbd_get_disks", get_disks)
+                .text(
+                    "Lists the block devices of `nbd_start_disk`.",
+                    "array of disks with `bdev_name`, `nbd_device` and `connections`",
+                )
+                .errors(&[(RpcError::ENODEV, "there is no such disk")]),
         ]
     }
 
     fn drain(&self) {
+        self.disks.stop_all();
         self.target.shutdown();
     }
 
@@ -80,11 +106,16 @@ impl Module for NbdModule {
     fn save(&self) -> Vec<Value> {
         let call =
             |info: ExportInfo| json!({ "method": "nbd_export_create", "params": params(&info.config) });
-        self.target.configured().into_iter().map(call).collect()
+        let is_disk =
+            |disk: KernelDisk| json!({ "method": "nbd_start_disk", "params": describe_disk(&disk) });
+        let exports = self.target.configured().into_iter();
+        let exports = exports.filter(|info| !self.disks.owns(&info.config.name)).map(call);
+        exports.chain(self.disks.list().into_iter().map(is_disk)).collect()
     }
 
     fn report(&self) -> Value {
-        json!({ "exports": self.target.configured().len() })
+        let disks = self.disks.list().len();
+        json!({ "exports": self.target.configured().len().saturating_sub(disks), "disks": disks })
     }
 }
 
@@ -102,6 +133,72 @@ impl From<NbdTargetError> for RpcError {
         };
         RpcError::new(code, error.to_string())
     }
+}
+
+impl From<KernelDiskError> for RpcError {
+    fn from(error: KernelDiskError) -> RpcError {
+        use rustix::io::Errno;
+        let code = match error {
+            KernelDiskError::Target(error) => return error.into(),
+            KernelDiskError::Invalid(_) => RpcError::INVALID_PARAMS,
+            KernelDiskError::NotFound(_) | KernelDiskError::Kernel(Errno::NOENT, _) => RpcError::ENODEV,
+            KernelDiskError::Kernel(Errno::PERM | Errno::ACCESS, _) => RpcError::EPERM,
+            KernelDiskError::Kernel(Errno::BUSY, _) => RpcError::EBUSY,
+            KernelDiskError::Kernel(..) | KernelDiskError::Io { .. } => RpcError::INTERNAL,
+        };
+        RpcError::new(code, error.to_string())
+    }
+}
+
+control::parameters! {
+    struct StartDisk {
+        /// The bdev, by name, alias or UUID
+        bdev_name: String,
+        /// Path of the block device, /dev/nbdN; the kernel chooses one if left out
+        nbd_device: Option<String>,
+        /// Connections, each a queue of the kernel; one for each reactor, but at most 4, if left out
+        connections: Option<u32>,
+    }
+}
+
+control::parameters! {
+    struct StopDisk {
+        /// Path of the block device
+        nbd_device: String,
+    }
+}
+
+control::parameters! {
+    struct GetDisks {
+        /// The block device; all if left out
+        nbd_device: Option<String>,
+    }
+}
+
+fn start_disk(module: &NbdModule, params: StartDisk) -> Result<String, RpcError> {
+    let index = params.nbd_device.as_deref().map(kernel::device_index).transpose()?;
+    let connections = params.connections.unwrap_or(module.target.core_count().clamp(1, 4) as u32);
+    Ok(module.disks.start(&module.target, &params.bdev_name, index, connections)?.device())
+}
+
+fn stop_disk(module: &NbdModule, params: StopDisk) -> Result<bool, RpcError> {
+    module.disks.stop(&module.target, &params.nbd_device)?;
+    Ok(true)
+}
+
+fn get_disks(module: &NbdModule, params: GetDisks) -> Result<Vec<Value>, RpcError> {
+    let mut disks = module.disks.list();
+    if let Some(device) = params.nbd_device {
+        disks.retain(|disk| disk.device() == device);
+        if disks.is_empty() {
+            return Err(KernelDiskError::NotFound(device).into());
+        }
+    }
+    Ok(disks.iter().map(describe_disk).collect())
+}
+
+fn describe_disk(disk: &KernelDisk) -> Value {
+    json!({ "bdev_name": disk.bdev_name, "nbd_device": disk.device(), "connections": disk.connections })
 }
 
 control::parameters! {
@@ -155,6 +252,7 @@ fn delete(module: &NbdModule, params: ByName) -> Result<bool, RpcError> {
 
 fn get(module: &NbdModule, params: Get) -> Result<Vec<Value>, RpcError> {
     let mut exports = module.target.exports()?;
+    exports.retain(|export| !module.disks.owns(&export.config.name));
     if let Some(name) = params.name {
         exports.retain(|export| export.config.name == name);
         if exports.is_empty() {

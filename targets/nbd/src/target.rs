@@ -196,6 +196,11 @@ impl NbdTarget {
         self.lock_any().exports.values().map(|one| one.info(0)).collect()
     }
 
+    /// Cores that serve connections.
+    pub(crate) fn core_count(&self) -> usize {
+        self.0.reactors.len()
+    }
+
     /// Closes the listeners and rejects changes. Clients are disconnected when the reactors stop.
     pub fn shutdown(&self) {
         let mut state = self.lock_any();

@@ -47,7 +47,9 @@ OPTIONAL_MODULES = ["crc32c_generic", "crc32c-intel", "configfs", "nvme", "vfio-
 OPTIONAL_MODULES += ["vfio_iommu_type1", "uio_pci_generic"]
 # For the lab: a null block device, and every I/O scheduler.
 OPTIONAL_MODULES += ["null_blk", "mq-deadline", "kyber-iosched", "bfq"]
-PARAMETERS = {"null_blk": "nr_devices=1 gb=1 submit_queues=1 poll_queues=1"}
+# For disks of the NBD target.
+OPTIONAL_MODULES += ["nbd"]
+PARAMETERS = {"null_blk": "nr_devices=1 gb=1 submit_queues=1 poll_queues=1", "nbd": "nbds_max=4"}
 KERNELS = {"debian": "linux-image-amd64", "ubuntu": "linux-image-generic"}
 # The first kernel whose iommufd works with all cases; older releases provide it as an additional package.
 VFIO_KERNEL = "linux-image-6.12-amd64"

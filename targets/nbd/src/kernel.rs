@@ -1,0 +1,250 @@
+//! Block devices of this machine (`/dev/nbdN`): exports to which the kernel's own NBD client is connected.
+//!
+//! The exports of these disks listen at a UNIX socket of their own in a private directory. This module connects to it,
+//! performs the handshake, and gives the sockets to the kernel, which then sends requests to the reactors as any client.
+
+mod client;
+mod netlink;
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::io::Errno;
+use sockets::StreamAddress;
+
+use self::netlink::{KernelConnect, NbdNetlink};
+use crate::{ExportConfig, NbdTarget, NbdTargetError};
+
+/// Most connections of one disk: a queue of the kernel each.
+const CONNECTIONS_MAX: u32 = 16;
+
+/// A bdev that is a block device of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelDisk {
+    /// Name of the bdev.
+    pub bdev_name: String,
+    /// The number N of `/dev/nbdN`.
+    pub index: u32,
+    /// Connections.
+    pub connections: u32,
+    export: String,
+}
+
+impl KernelDisk {
+    /// Path of the block device.
+    pub fn device(&self) -> String {
+        format!("/dev/nbd{}", self.index)
+    }
+}
+
+/// Why a disk could not be started or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelDiskError {
+    /// The export could not be created or deleted.
+    #[error(transparent)]
+    Target(#[from] NbdTargetError),
+    /// A parameter is invalid.
+    #[error("{0}")]
+    Invalid(String),
+    /// There is no such disk.
+    #[error("there is no disk {0}")]
+    NotFound(String),
+    /// The directory, the socket or the handshake failed.
+    #[error("{doing}: {source}")]
+    Io {
+        /// What failed.
+        doing: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The kernel refused.
+    #[error("{}", explain(*.0, .1))]
+    Kernel(Errno, String),
+}
+
+fn explain(errno: Errno, device: &str) -> String {
+    match errno {
+        Errno::NOENT => "the kernel has no NBD driver (modprobe nbd)".to_string(),
+        Errno::PERM | Errno::ACCESS => format!("{device}: only root may connect it (CAP_SYS_ADMIN)"),
+        Errno::BUSY => format!("{device}: it is connected already"),
+        errno => format!("{device}: {errno}"),
+    }
+}
+
+/// The disks of a target.
+pub(crate) struct KernelDisks {
+    disks: Mutex<Vec<KernelDisk>>,
+}
+
+impl KernelDisks {
+    pub(crate) fn new() -> KernelDisks {
+        KernelDisks { disks: Mutex::default() }
+    }
+
+    /// Makes a bdev the block device `/dev/nbd{index}`, or one that the kernel chooses.
+    pub(crate) fn start(
+        &self,
+        target: &NbdTarget,
+        bdev_name: &str,
+        index: Option<u32>,
+        connections: u32,
+    ) -> Result<KernelDisk, KernelDiskError> {
+        if !(1..=CONNECTIONS_MAX).contains(&connections) {
+            let reason = format!("connections: expected 1 to {CONNECTIONS_MAX}");
+            return Err(KernelDiskError::Invalid(reason));
+        }
+        let device = index.map_or("/dev/nbd*".to_string(), |index| format!("/dev/nbd{index}"));
+        let kernel = |errno| KernelDiskError::Kernel(errno, device.clone());
+        let mut netlink = NbdNetlink::open().map_err(kernel)?;
+        let mut disks = sync::lock(&self.disks);
+        let directory = private_directory()?;
+        let path = directory.join("socket");
+        let export = free_export_name(&disks, bdev_name);
+        let info = target.create(ExportConfig {
+            bdev_name: bdev_name.to_string(),
+            name: export.clone(),
+            description: String::new(),
+            read_only: false,
+            address: StreamAddress::Unix(path.clone()),
+        });
+        let connected = info.map_err(KernelDiskError::from).and_then(|info| {
+            let block_size = u64::from(info.block_size);
+            if !block_size.is_power_of_two() || block_size > rustix::param::page_size() as u64 {
+                let reason =
+                    format!("bdev_name: the kernel has no block devices of {block_size}-byte blocks");
+                return Err(KernelDiskError::Invalid(reason));
+            }
+            let connect = || client::connect(&path, &export);
+            let streams: Result<Vec<_>, _> = (0..connections).map(|_| connect()).collect();
+            let streams = streams.map_err(|source| KernelDiskError::Io {
+                doing: "the connection to the target failed",
+                source,
+            })?;
+            let sockets: Vec<_> = streams.iter().map(|(stream, _)| stream.as_fd()).collect();
+            let flags = streams[0].1.flags.bits();
+            let (size, block_size) = (info.size, info.block_size);
+            let connect = KernelConnect { index, size, block_size, flags, sockets: &sockets };
+            let index = netlink.connect(&connect).map_err(kernel)?;
+            let bdev_name = info.config.bdev_name;
+            Ok(KernelDisk { bdev_name, index, connections, export: export.clone() })
+        });
+        // The kernel has the connections, and no other client is to find the socket.
+        _ = std::fs::remove_dir_all(&directory);
+        match connected {
+            Ok(disk) => {
+                disks.push(disk.clone());
+                Ok(disk)
+            }
+            Err(error) => {
+                _ = target.delete(&export);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends a disk. Its users get I/O errors.
+    pub(crate) fn stop(&self, target: &NbdTarget, device: &str) -> Result<(), KernelDiskError> {
+        let mut disks = sync::lock(&self.disks);
+        let at = disks.iter().position(|disk| disk.device() == device);
+        let at = at.ok_or_else(|| KernelDiskError::NotFound(device.to_string()))?;
+        let kernel = |errno| KernelDiskError::Kernel(errno, device.to_string());
+        NbdNetlink::open().and_then(|mut netlink| netlink.disconnect(disks[at].index)).map_err(kernel)?;
+        let disk = disks.remove(at);
+        match target.delete(&disk.export) {
+            // It went with its bdev.
+            Ok(()) | Err(NbdTargetError::NotFound(_)) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Disconnects all, while the reactors still serve them.
+    pub(crate) fn stop_all(&self) {
+        for disk in sync::lock(&self.disks).drain(..) {
+            let stopped = NbdNetlink::open().and_then(|mut netlink| netlink.disconnect(disk.index));
+            if let Err(errno) = stopped {
+                log::warn!(target: "nbd", "{}", explain(errno, &disk.device()));
+            }
+        }
+    }
+
+    pub(crate) fn list(&self) -> Vec<KernelDisk> {
+        sync::lock(&self.disks).clone()
+    }
+
+    /// Whether an export belongs to a disk.
+    pub(crate) fn owns(&self, export: &str) -> bool {
+        sync::lock(&self.disks).iter().any(|disk| disk.export == export)
+    }
+}
+
+/// A new directory that only this user can enter.
+fn private_directory() -> Result<PathBuf, KernelDiskError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let failed = |source| KernelDiskError::Io { doing: "a directory for a socket cannot be created", source };
+    // Every listener has a path of its own: that of a disk outlives its directory.
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    for _ in 0..100 {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("ringbolt-nbd-{}-{number}", std::process::id()));
+        match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Err(failed(std::io::ErrorKind::AlreadyExists.into()))
+}
+
+fn free_export_name(disks: &[KernelDisk], bdev_name: &str) -> String {
+    let is_used = |name: &String| disks.iter().any(|disk| disk.export == *name);
+    let names = (0..=disks.len()).map(|number| format!("kernel-{number}-{bdev_name}"));
+    names.into_iter().find(|name| !is_used(name)).unwrap_or_default()
+}
+
+/// The number N of `/dev/nbdN`.
+pub(crate) fn device_index(device: &str) -> Result<u32, KernelDiskError> {
+    let number = device.strip_prefix("/dev/nbd").and_then(|number| number.parse().ok());
+    number.ok_or_else(|| KernelDiskError::Invalid(format!("nbd_device: {device} is not /dev/nbdN")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_paths_are_parsed() {
+        assert_eq!(device_index("/dev/nbd12").unwrap(), 12);
+        for wrong in ["/dev/nbd", "/dev/sda", "nbd1", "/dev/nbd1p1", "/dev/nbd-1"] {
+            assert!(device_index(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_handshake_reaches_an_export() {
+        let reactors =
+            reactor::Reactors::start(&reactor::ReactorConfig { pin: false, ..Default::default() }).unwrap();
+        let registry = bdev::Registry::new();
+        bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("M", 2048, 512)).unwrap();
+        let target = NbdTarget::new(registry, reactors.handles());
+        let directory = private_directory().unwrap();
+        let path = directory.join("socket");
+        let config = ExportConfig {
+            bdev_name: "M".into(),
+            name: "disk".into(),
+            description: "a disk".into(),
+            read_only: false,
+            address: StreamAddress::Unix(path.clone()),
+        };
+        target.create(config).unwrap();
+        let (_stream, export) = client::connect(&path, "disk").unwrap();
+        assert_eq!(export.size, 1 << 20);
+        assert!(export.flags.contains(wire_nbd::TransmissionFlags::CAN_MULTI_CONN));
+        let error = client::connect(&path, "other").unwrap_err();
+        assert!(error.to_string().contains("ErrUnknown"), "{error}");
+        std::fs::remove_dir_all(directory).unwrap();
+        target.shutdown();
+        reactors.stop();
+    }
+}
