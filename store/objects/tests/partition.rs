@@ -46,20 +46,7 @@ fn mapped(index: u32, extents: &[u32]) -> Onode {
 }
 
 fn entry(operation: Operation, index: u32, offset: u32, length: u32) -> EntryHeader {
-    EntryHeader {
-        operation,
-        object: id(index),
-        version: 1,
-        sequence: 1,
-        epoch: 1,
-        offset,
-        length,
-        commit_point: 0,
-        client: 0,
-        client_number: 0,
-        mtime_ns: 0,
-        data_crc32c: 0,
-    }
+    EntryHeader::new(operation, id(index), offset, length)
 }
 
 fn apply(partition: &mut Partition, entry: EntryHeader) -> Result<Vec<WritePiece>, ObjectsError> {

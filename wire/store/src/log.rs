@@ -28,6 +28,8 @@ pub struct LogHeader {
     pub head_sequence: u64,
     /// Every entry with a sequence of at most this is committed.
     pub commit_point: u64,
+    /// CRC32C of the header of the entry before `head`; 0 if there was none.
+    pub previous_crc32c: u32,
 }
 
 impl LogHeader {
@@ -43,6 +45,7 @@ impl LogHeader {
         put(&mut out, 56, self.head.to_le_bytes());
         put(&mut out, 64, self.head_sequence.to_le_bytes());
         put(&mut out, 72, self.commit_point.to_le_bytes());
+        put(&mut out, 80, self.previous_crc32c.to_le_bytes());
         seal(&mut out, LOG_MAGIC);
         out
     }
@@ -55,7 +58,7 @@ impl LogHeader {
         open("the log header", from, SECTOR_BYTES, LOG_MAGIC)?;
         check_location(u32_at(from, 12).into(), slot.into(), 12)?;
         check_zero("a reserved field of the log header", from, 6..8)?;
-        check_zero("a reserved field of the log header", from, 80..SECTOR_BYTES)?;
+        check_zero("a reserved field of the log header", from, 84..SECTOR_BYTES)?;
         Ok(LogHeader {
             log: array(from, 16),
             generation: u64_at(from, 32),
@@ -65,6 +68,7 @@ impl LogHeader {
             head: u64_at(from, 56),
             head_sequence: u64_at(from, 64),
             commit_point: u64_at(from, 72),
+            previous_crc32c: u32_at(from, 80),
         })
     }
 }
@@ -116,11 +120,32 @@ pub struct EntryHeader {
     pub mtime_ns: u64,
     /// CRC32C of the data; 0 without.
     pub data_crc32c: u32,
+    /// CRC32C of the header of the entry before it, so that remains of an abandoned tail never follow a new entry.
+    pub previous_crc32c: u32,
 }
 
 impl EntryHeader {
     /// Size of the header.
     pub const SIZE: usize = 128;
+
+    /// An operation on a range of an object, everything else zero.
+    pub const fn new(operation: Operation, object: ObjectId, offset: u32, length: u32) -> EntryHeader {
+        EntryHeader {
+            operation,
+            object,
+            version: 0,
+            sequence: 0,
+            epoch: 0,
+            offset,
+            length,
+            commit_point: 0,
+            client: 0,
+            client_number: 0,
+            mtime_ns: 0,
+            data_crc32c: 0,
+            previous_crc32c: 0,
+        }
+    }
 
     /// Bytes of data that follow the header.
     pub fn data_bytes(&self) -> usize {
@@ -141,6 +166,7 @@ impl EntryHeader {
         put(&mut out, 72, self.client.to_le_bytes());
         put(&mut out, 80, self.client_number.to_le_bytes());
         put(&mut out, 88, self.offset.to_le_bytes());
+        put(&mut out, 92, self.previous_crc32c.to_le_bytes());
         put(&mut out, 96, position.to_le_bytes());
         put(&mut out, 104, log);
         put(&mut out, 120, self.mtime_ns.to_le_bytes());
@@ -156,7 +182,6 @@ impl EntryHeader {
     pub fn decode(from: &[u8], log: [u8; 16], position: u64) -> Result<EntryHeader, DecodeError> {
         open("the log entry", from, EntryHeader::SIZE, ENTRY_MAGIC)?;
         check_zero("a reserved field of the log entry", from, 7..8)?;
-        check_zero("a reserved field of the log entry", from, 92..96)?;
         check_location(u64_at(from, 96), position, 96)?;
         if array(from, 104) != log {
             return Err(DecodeError::Text { what: "the log entry", reason: "it belongs to another log" });
@@ -175,6 +200,7 @@ impl EntryHeader {
             client_number: u64_at(from, 80),
             mtime_ns: u64_at(from, 120),
             data_crc32c: u32_at(from, 12),
+            previous_crc32c: u32_at(from, 92),
         };
         let end = u64::from(entry.offset) + u64::from(entry.length);
         let has_range = matches!(entry.operation, Operation::Write | Operation::WriteZeroes);

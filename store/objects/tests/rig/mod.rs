@@ -342,6 +342,7 @@ fn random_entry(random: &mut WyRand, sequence: u64) -> Entry {
         client_number: sequence,
         mtime_ns: sequence,
         data_crc32c: crc32c(&data),
+        previous_crc32c: 0,
     };
     (entry, data)
 }
