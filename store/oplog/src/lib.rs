@@ -1,0 +1,299 @@
+//! The operation log of a logical group, sans-IO: where entries are written, when their space is free, and what a crash
+//! leaves.
+//!
+//! A [`Log`] gives each operation its sequence and its place ([`Log::append`]); the owner writes the bytes. Entries are
+//! acknowledged in their order, which [`Log::written`] decides. When a prefix is durable in the object store, the owner
+//! writes a [`LogHeader`] that says so ([`Log::free`]), and the space is used again once the header is durable
+//! ([`Log::freed`]): otherwise a crash would find the old header and the new bytes. A full log is backpressure.
+//!
+//! [`Log::recover`] finds the acknowledged entries after a crash, and maybe more that were written completely. Each entry
+//! has the checksum of the one before it, so that remains of an abandoned tail never follow a new entry.
+//!
+//! ```
+//! use oplog::Log;
+//! use wire_store::{EntryHeader, ObjectId, Operation};
+//! let mut log = Log::create([1; 16], 7, 1 << 16);
+//! let mut area = vec![0; 1 << 16];
+//! let slots = [log.header().bytes, [0; 512]];
+//! let object = ObjectId { group: 7, volume: 1, index: 0, suffix: 0 };
+//! let entry = EntryHeader::new(Operation::Write, object, 0, 4);
+//! let (place, header) = log.append(entry, b"data").expect("there is room");
+//! log.copy_to(place, &header, b"data", &mut area);
+//! assert_eq!(log.written(place), 1..2);
+//! let (_, entries) = Log::recover(&slots, &area)?;
+//! assert_eq!(entries[0].1, b"data");
+//! # Ok::<(), oplog::LogError>(())
+//! ```
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use wire_store::{DecodeError, EntryHeader, LogHeader, SECTOR_BYTES, crc32c};
+
+/// Why a log cannot be recovered, or an entry not be appended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LogError {
+    /// Neither header is valid. It is the error of the first.
+    #[error("neither header of the log is valid: {0}")]
+    Header(DecodeError),
+    /// The area is not as long as the header says.
+    #[error("the log's area has {found} bytes instead of {expected}")]
+    Size {
+        /// Bytes of the area.
+        found: u64,
+        /// Bytes according to the header.
+        expected: u64,
+    },
+    /// There is no room until entries are freed.
+    #[error("the log is full")]
+    Full,
+}
+
+/// Entries with their data, in their order.
+pub type RecoveredEntries = Vec<(EntryHeader, Vec<u8>)>;
+
+/// A header to write, and its slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeaderWrite {
+    /// The slot, 0 or 1.
+    pub slot: u32,
+    /// The content.
+    pub bytes: [u8; SECTOR_BYTES],
+}
+
+/// The place of an entry in the log: its position and bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryPlace {
+    /// Sequence of the entry.
+    pub sequence: u64,
+    /// Its position.
+    pub position: u64,
+    /// Header and data.
+    pub bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LoggedEntry {
+    place: EntryPlace,
+    header_crc32c: u32,
+    written: bool,
+}
+
+/// The log of a logical group. One priority thread owns it.
+#[derive(Debug)]
+pub struct Log {
+    /// The header that is durable.
+    durable: LogHeader,
+    /// The header that is being written.
+    freeing: Option<LogHeader>,
+    entries: VecDeque<LoggedEntry>,
+    tail: u64,
+    next_sequence: u64,
+    /// Entries below are acknowledged.
+    acknowledged: u64,
+    previous_crc32c: u32,
+}
+
+impl Log {
+    /// An empty log. The owner writes [`header`](Self::header) before anything else. Sequences start at 1.
+    pub fn create(log: [u8; 16], group: u32, capacity: u64) -> Log {
+        Log::empty(LogHeader {
+            log,
+            generation: 0,
+            group,
+            epoch: 0,
+            capacity,
+            head: 0,
+            head_sequence: 1,
+            commit_point: 0,
+            previous_crc32c: 0,
+        })
+    }
+
+    fn empty(durable: LogHeader) -> Log {
+        Log {
+            tail: durable.head,
+            next_sequence: durable.head_sequence,
+            acknowledged: durable.head_sequence,
+            previous_crc32c: durable.previous_crc32c,
+            freeing: None,
+            entries: VecDeque::new(),
+            durable,
+        }
+    }
+
+    /// Finds a log's entries after a crash, with their data, in their order. They are to be applied again; the log
+    /// continues after them.
+    ///
+    /// # Errors
+    /// [`LogError::Header`] and [`LogError::Size`].
+    pub fn recover(
+        slots: &[[u8; SECTOR_BYTES]; 2],
+        area: &[u8],
+    ) -> Result<(Log, RecoveredEntries), LogError> {
+        let decoded = [LogHeader::decode(&slots[0], 0), LogHeader::decode(&slots[1], 1)];
+        let first_error = decoded[0].clone().err();
+        let newest = decoded.into_iter().flatten().max_by_key(|header| header.generation);
+        let Some(header) = newest else {
+            return Err(LogError::Header(first_error.expect("neither is valid")));
+        };
+        let numbers = [header.head, header.head_sequence];
+        if header.capacity != area.len() as u64
+            || numbers.iter().any(|from| from.checked_add(header.capacity).is_none())
+        {
+            return Err(LogError::Size { found: area.len() as u64, expected: header.capacity });
+        }
+        let mut log = Log::empty(header);
+        let mut entries = Vec::new();
+        while let Some((entry, data)) = log.entry_at_tail(area) {
+            let place = log.next_place(&entry);
+            log.push(place, &entry.encode(log.durable.log, place.position));
+            log.written(place);
+            entries.push((entry, data));
+        }
+        Ok((log, entries))
+    }
+
+    /// The entry after the last one, if it is there completely.
+    fn entry_at_tail(&self, area: &[u8]) -> Option<(EntryHeader, Vec<u8>)> {
+        let room = self.room();
+        if room < EntryHeader::SIZE as u64 {
+            return None;
+        }
+        let header = self.read(self.tail, EntryHeader::SIZE, area);
+        let entry = EntryHeader::decode(&header, self.durable.log, self.tail).ok()?;
+        let is_next = entry.sequence == self.next_sequence
+            && entry.previous_crc32c == self.previous_crc32c
+            && entry.object.group == self.durable.group;
+        if !is_next || (EntryHeader::SIZE + entry.data_bytes()) as u64 > room {
+            return None;
+        }
+        let data = self.read(self.tail + EntryHeader::SIZE as u64, entry.data_bytes(), area);
+        let expected = if data.is_empty() { 0 } else { crc32c(&data) };
+        (entry.data_crc32c == expected).then_some((entry, data))
+    }
+
+    /// Appends an operation: sets its sequence and checksums, and returns its place and the header to write there.
+    ///
+    /// # Errors
+    /// [`LogError::Full`]; nothing was changed.
+    ///
+    /// # Panics
+    /// If the data is not as long as the entry says, or the object belongs to another group.
+    pub fn append(
+        &mut self,
+        mut entry: EntryHeader,
+        data: &[u8],
+    ) -> Result<(EntryPlace, [u8; EntryHeader::SIZE]), LogError> {
+        assert_eq!((data.len(), entry.object.group), (entry.data_bytes(), self.durable.group));
+        let place = self.next_place(&entry);
+        if place.bytes > self.room() {
+            return Err(LogError::Full);
+        }
+        entry.sequence = self.next_sequence;
+        entry.previous_crc32c = self.previous_crc32c;
+        entry.data_crc32c = if data.is_empty() { 0 } else { crc32c(data) };
+        let header = entry.encode(self.durable.log, place.position);
+        self.push(place, &header);
+        Ok((place, header))
+    }
+
+    fn next_place(&self, entry: &EntryHeader) -> EntryPlace {
+        let bytes = (EntryHeader::SIZE + entry.data_bytes()) as u64;
+        EntryPlace { sequence: self.next_sequence, position: self.tail, bytes }
+    }
+
+    fn push(&mut self, place: EntryPlace, header: &[u8; EntryHeader::SIZE]) {
+        self.previous_crc32c = crc32c(header);
+        self.entries.push_back(LoggedEntry { place, header_crc32c: self.previous_crc32c, written: false });
+        self.tail += place.bytes;
+        self.next_sequence += 1;
+    }
+
+    /// Bytes that can be appended.
+    pub fn room(&self) -> u64 {
+        self.durable.capacity - (self.tail - self.durable.head)
+    }
+
+    /// Sequences of the entries in the log, freed ones included while that is not durable.
+    pub fn sequences(&self) -> Range<u64> {
+        self.durable.head_sequence..self.next_sequence
+    }
+
+    /// An entry is durable. Returns the sequences that are now acknowledged: those up to the first that is not durable,
+    /// because recovery ends there.
+    pub fn written(&mut self, place: EntryPlace) -> Range<u64> {
+        let first = self.durable.head_sequence;
+        let index = place.sequence.checked_sub(first).map(|index| index as usize);
+        if let Some(entry) = index.and_then(|index| self.entries.get_mut(index)) {
+            entry.written = true;
+        }
+        let from = self.acknowledged;
+        let unacknowledged = self.entries.iter().skip((from - first) as usize);
+        self.acknowledged += unacknowledged.take_while(|entry| entry.written).count() as u64;
+        from..self.acknowledged
+    }
+
+    /// The header that is durable, for [`create`](Self::create).
+    pub fn header(&self) -> HeaderWrite {
+        header_write(&self.durable)
+    }
+
+    /// Entries with a sequence below `sequence` are durable in the object store. Returns the header to write; `None` if
+    /// one is being written, or if nothing is freed. Only acknowledged entries are freed.
+    pub fn free(&mut self, sequence: u64) -> Option<HeaderWrite> {
+        let sequence = sequence.min(self.acknowledged);
+        let count = sequence.checked_sub(self.durable.head_sequence).filter(|count| *count > 0)?;
+        if self.freeing.is_some() {
+            return None;
+        }
+        let last = self.entries[count as usize - 1];
+        let mut header = self.durable.clone();
+        header.generation += 1;
+        header.head = last.place.position + last.place.bytes;
+        header.head_sequence = sequence;
+        header.previous_crc32c = last.header_crc32c;
+        let write = header_write(&header);
+        self.freeing = Some(header);
+        Some(write)
+    }
+
+    /// The header of [`free`](Self::free) is durable: the space is used again.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn freed(&mut self) {
+        let header = self.freeing.take().expect("a header is being written");
+        self.entries.drain(..(header.head_sequence - self.durable.head_sequence) as usize);
+        self.durable = header;
+    }
+
+    /// The parts of the area for bytes at a position: the second is not empty if they go on at its start.
+    pub fn spans(&self, position: u64, bytes: usize) -> [Range<usize>; 2] {
+        let at = (position % self.durable.capacity) as usize;
+        let first = bytes.min(self.durable.capacity as usize - at);
+        [at..at + first, 0..bytes - first]
+    }
+
+    /// Copies an entry to its place, for logs in memory.
+    pub fn copy_to(&self, place: EntryPlace, header: &[u8; EntryHeader::SIZE], data: &[u8], area: &mut [u8]) {
+        for (position, bytes) in [(place.position, &header[..]), (place.position + header.len() as u64, data)]
+        {
+            let [first, second] = self.spans(position, bytes.len());
+            let (left, right) = bytes.split_at(first.len());
+            area[first].copy_from_slice(left);
+            area[second].copy_from_slice(right);
+        }
+    }
+
+    fn read(&self, position: u64, bytes: usize, area: &[u8]) -> Vec<u8> {
+        self.spans(position, bytes).map(|span| &area[span]).concat()
+    }
+}
+
+fn header_write(header: &LogHeader) -> HeaderWrite {
+    let slot = (header.generation % 2) as u32;
+    HeaderWrite { slot, bytes: header.encode(slot) }
+}

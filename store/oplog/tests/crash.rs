@@ -1,0 +1,194 @@
+//! After a crash at any moment, a log has every acknowledged entry that was not freed, in order, and nothing that was
+//! never appended at that place.
+#![allow(clippy::unwrap_used)]
+
+use oplog::{EntryPlace, Log, LogError};
+use random::WyRand;
+use wire_store::{EntryHeader, ObjectId, Operation, SECTOR_BYTES};
+
+const CAPACITY: usize = 4096;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// Space is used again before the header is durable.
+    FreedEarly,
+    /// An entry is acknowledged although one before it is not durable.
+    AcknowledgedOutOfOrder,
+}
+
+/// The medium, and writes to it that are in flight: each byte of them may be old or new.
+#[derive(Clone)]
+struct Medium {
+    slots: [[u8; SECTOR_BYTES]; 2],
+    area: Vec<u8>,
+}
+
+struct Rig {
+    log: Log,
+    medium: Medium,
+    /// Appended entries whose write is not durable.
+    in_flight: Vec<(EntryPlace, [u8; EntryHeader::SIZE], Vec<u8>)>,
+    /// The data of every entry by sequence, from 1.
+    appended: Vec<Vec<u8>>,
+    /// Sequences below were acknowledged.
+    acknowledged: u64,
+    random: WyRand,
+    fault: Fault,
+}
+
+impl Rig {
+    fn new(seed: u64, fault: Fault) -> Rig {
+        let log = Log::create([5; 16], 3, CAPACITY as u64);
+        let slots = [log.header().bytes, [0; SECTOR_BYTES]];
+        let medium = Medium { slots, area: vec![0; CAPACITY] };
+        let random = WyRand::new(seed);
+        Rig { log, medium, in_flight: Vec::new(), appended: Vec::new(), acknowledged: 1, random, fault }
+    }
+
+    fn append(&mut self) {
+        let length = self.random.below(900) as u32;
+        let operation = if length == 0 { Operation::Remove } else { Operation::Write };
+        let object = ObjectId { group: 3, volume: 1, index: 0, suffix: 0 };
+        let data: Vec<u8> = (0..length).map(|_| self.random.below(256) as u8).collect();
+        // Time makes every entry different, as in life.
+        let entry = EntryHeader {
+            mtime_ns: self.random.next_bits(),
+            ..EntryHeader::new(operation, object, 0, length)
+        };
+        match self.log.append(entry, &data) {
+            Ok((place, header)) => {
+                assert_eq!(place.sequence, self.appended.len() as u64 + 1);
+                self.appended.push(data.clone());
+                self.in_flight.push((place, header, data));
+            }
+            Err(error) => assert_eq!(error, LogError::Full),
+        }
+    }
+
+    fn complete_one(&mut self) {
+        if self.in_flight.is_empty() {
+            return;
+        }
+        let index = self.random.index(self.in_flight.len());
+        let (place, header, data) = self.in_flight.swap_remove(index);
+        self.log.copy_to(place, &header, &data, &mut self.medium.area);
+        let acknowledged = self.log.written(place);
+        self.acknowledged = self.acknowledged.max(acknowledged.end);
+        if self.fault == Fault::AcknowledgedOutOfOrder {
+            self.acknowledged = self.acknowledged.max(place.sequence + 1);
+        }
+    }
+
+    fn free(&mut self) -> Result<(), String> {
+        let head = self.log.sequences().start;
+        let below = head + self.random.below(4);
+        let Some(write) = self.log.free(below) else { return Ok(()) };
+        if self.fault == Fault::FreedEarly {
+            self.log.freed();
+            (0..4).for_each(|_| self.append());
+            (0..4).for_each(|_| self.complete_one());
+        }
+        // The header is torn: old or new up to some byte.
+        let mut torn = self.medium.clone();
+        let to = self.random.index(SECTOR_BYTES);
+        torn.slots[write.slot as usize][..to].copy_from_slice(&write.bytes[..to]);
+        self.check(torn)?;
+        if self.fault != Fault::FreedEarly {
+            (0..2).for_each(|_| self.append());
+            self.complete_one();
+        }
+        self.medium.slots[write.slot as usize] = write.bytes;
+        if self.fault != Fault::FreedEarly {
+            self.log.freed();
+        }
+        Ok(())
+    }
+
+    /// A crash: what is in flight is lost, whole or torn.
+    fn crash_image(&mut self) -> Medium {
+        let mut image = self.medium.clone();
+        for (place, header, data) in &self.in_flight {
+            let mut new = image.area.clone();
+            self.log.copy_to(*place, header, data, &mut new);
+            let torn_per_mille = [0, 20, 500, 1000][self.random.index(4)];
+            for (old, new) in image.area.chunks_mut(64).zip(new.chunks(64)) {
+                if !self.random.happens(torn_per_mille) {
+                    old.copy_from_slice(new);
+                }
+            }
+        }
+        image
+    }
+
+    fn check(&mut self, image: Medium) -> Result<Log, String> {
+        let (log, entries) = Log::recover(&image.slots, &image.area).map_err(|error| error.to_string())?;
+        let found = log.sequences();
+        if found.start > self.acknowledged || found.end < self.acknowledged {
+            return Err(format!("acknowledged below {}, recovered {found:?}", self.acknowledged));
+        }
+        if found.end > self.appended.len() as u64 + 1 {
+            return Err(format!("{} was abandoned", found.end - 1));
+        }
+        for (sequence, (entry, data)) in found.clone().zip(&entries) {
+            if entry.sequence != sequence || self.appended[sequence as usize - 1] != *data {
+                return Err(format!("entry {sequence} is another"));
+            }
+        }
+        if found.clone().count() != entries.len() {
+            Err(format!("{} of {found:?}", entries.len()))
+        } else {
+            Ok(log)
+        }
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        for _ in 0..120 {
+            match self.random.below(8) {
+                0..3 => self.append(),
+                3..6 => self.complete_one(),
+                6 => self.free()?,
+                _ => {
+                    let image = self.crash_image();
+                    let log = self.check(image.clone())?;
+                    // Every fourth time, go on after it: what was not recovered is abandoned.
+                    if self.random.happens(250) {
+                        self.appended.truncate(log.sequences().end as usize - 1);
+                        self.acknowledged = log.sequences().end;
+                        self.in_flight.clear();
+                        (self.log, self.medium) = (log, image);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn run(seed: u64, fault: Fault) -> Result<(), String> {
+    Rig::new(seed, fault).run()
+}
+
+#[test]
+fn acknowledged_entries_survive_every_crash() {
+    for seed in 0..2000 {
+        run(seed, Fault::None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+}
+
+#[test]
+fn planted_faults_are_found() {
+    for fault in [Fault::FreedEarly, Fault::AcknowledgedOutOfOrder] {
+        assert!((0..2000).any(|seed| run(seed, fault).is_err()), "{fault:?} is not found");
+    }
+}
+
+#[test]
+fn a_log_without_a_valid_header_or_of_another_size_is_rejected() {
+    let log = Log::create([5; 16], 3, CAPACITY as u64);
+    let (slots, zeroes) = ([log.header().bytes, [0; SECTOR_BYTES]], [[0; SECTOR_BYTES]; 2]);
+    let error = Log::recover(&zeroes, &[0; CAPACITY]).unwrap_err().to_string();
+    assert_eq!(error, "neither header of the log is valid: the log header: the magic number is another");
+    let error = Log::recover(&slots, &[0; 100]).unwrap_err();
+    assert_eq!(error, LogError::Size { found: 100, expected: CAPACITY as u64 });
+}
