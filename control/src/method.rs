@@ -105,7 +105,7 @@ impl<M: Module> Method<M> {
     /// A method that changes state. Updates run one at a time, so it must not wait for long.
     pub fn update<P: Parameters + 'static, R: Serialize + 'static>(
         name: &'static str,
-        run: fn(&M, P) -> Result<R, RpcError>,
+        run: impl Fn(&M, P) -> Result<R, RpcError> + Send + Sync + 'static,
     ) -> Method<M> {
         let handler: Handler<M> = Box::new(move |module, plane, params| {
             let params = parse(name, params)?;

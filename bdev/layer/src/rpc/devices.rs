@@ -24,23 +24,24 @@ const FILE: &[(i64, &str)] = &[
     (-2, "and any other errno of opening the file"),
 ];
 
+/// The method that deletes a bdev of the module with this product name.
+pub(super) fn delete(method: &'static str, product: &'static str) -> Method<BdevModule> {
+    let delete = move |bdevs: &BdevModule, params: ByName| bdevs.delete(&params.name, product);
+    Method::update(method, delete).text("Deletes the bdev.", "true").errors(&[MISSING])
+}
+
 pub(super) fn methods() -> Vec<Method<BdevModule>> {
     let create = |method: Method<BdevModule>, text| method.text(text, "name of the bdev");
-    let delete = |method: Method<BdevModule>| method.text("Deletes the bdev.", "true").errors(&[MISSING]);
     vec![
         create(Method::update("bdev_malloc_create", malloc_create), "Creates a bdev in memory.")
             .errors(CREATION),
-        delete(Method::update("bdev_malloc_delete", |bdevs, params: ByName| {
-            bdevs.delete(&params.name, "Malloc disk")
-        })),
+        delete("bdev_malloc_delete", "Malloc disk"),
         create(
             Method::update("bdev_null_create", null_create),
             "Creates a bdev that discards writes and leaves buffers of reads unchanged.",
         )
         .errors(CREATION),
-        delete(Method::update("bdev_null_delete", |bdevs, params: ByName| {
-            bdevs.delete(&params.name, "Null disk")
-        })),
+        delete("bdev_null_delete", "Null disk"),
         Method::update("bdev_null_resize", null_resize)
             .text("Resizes a null bdev.", "true")
             .errors(&[MISSING]),
@@ -49,9 +50,7 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
             "Creates a bdev on a file or a block device, through io_uring.",
         )
         .errors(FILE),
-        delete(Method::update("bdev_uring_delete", |bdevs, params: ByName| {
-            bdevs.delete(&params.name, FileModule::Uring.product_name())
-        })),
+        delete("bdev_uring_delete", FileModule::Uring.product_name()),
         Method::update("bdev_uring_rescan", |bdevs, params: ByName| rescan(bdevs, &params, FileModule::Uring))
             .text("Applies the present size of the file.", "true")
             .errors(&[MISSING]),
@@ -61,9 +60,7 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
              not libaio, carries its I/O.",
         )
         .errors(FILE),
-        delete(Method::update("bdev_aio_delete", |bdevs, params: ByName| {
-            bdevs.delete(&params.name, FileModule::Aio.product_name())
-        })),
+        delete("bdev_aio_delete", FileModule::Aio.product_name()),
         Method::update("bdev_aio_rescan", |bdevs, params: ByName| rescan(bdevs, &params, FileModule::Aio))
             .text("Applies the present size of the file.", "true")
             .errors(&[MISSING]),

@@ -10,7 +10,7 @@ use control::{ByName, Method, RpcError};
 use uuid::Uuid;
 
 use super::BdevModule;
-use super::devices::MISSING;
+use super::devices::{MISSING, delete};
 use crate::{BlockDevice, delay, error, passthru, split};
 
 const STACKING: &[(i64, &str)] =
@@ -21,7 +21,6 @@ const SPLIT: &str = "Split Disk";
 
 pub(super) fn methods() -> Vec<Method<BdevModule>> {
     let create = |method: Method<BdevModule>, text| method.text(text, "name of the bdev").errors(STACKING);
-    let delete = |method: Method<BdevModule>| method.text("Deletes the bdev.", "true").errors(&[MISSING]);
     vec![
         Method::update("bdev_error_create", error_create)
             .text(
@@ -29,9 +28,7 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
                 "true",
             )
             .errors(STACKING),
-        delete(Method::update("bdev_error_delete", |bdevs, params: ByName| {
-            bdevs.delete(&params.name, "Error Disk")
-        })),
+        delete("bdev_error_delete", "Error Disk"),
         Method::update("bdev_error_inject_error", inject_error)
             .text("Injects errors into an error bdev, or removes them.", "true")
             .errors(&[MISSING, (RpcError::EINVAL, "corrupt_value is missing or 0")]),
@@ -45,9 +42,7 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
             Method::update("bdev_delay_create", delay_create),
             "Creates a bdev that delays the I/O of its base, at once or when the base appears.",
         ),
-        delete(Method::update("bdev_delay_delete", |bdevs, params: ByName| {
-            bdevs.delete(&params.name, "Delay bdev")
-        })),
+        delete("bdev_delay_delete", "Delay bdev"),
         Method::update("bdev_delay_update_latency", update_latency)
             .text("Changes a latency of a delay bdev.", "true")
             .errors(&[MISSING]),
@@ -55,9 +50,7 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
             Method::update("bdev_passthru_create", passthru_create),
             "Creates a bdev that forwards all I/O to its base, at once or when the base appears.",
         ),
-        delete(Method::update("bdev_passthru_delete", |bdevs, params: ByName| {
-            bdevs.delete(&params.name, "passthru")
-        })),
+        delete("bdev_passthru_delete", "passthru"),
         Method::update("bdev_split_create", split_create)
             .text(
                 "Divides a bdev into parts `BASEp0`, `BASEp1`, …, at once or when the base appears.",
