@@ -4,6 +4,7 @@ mod ana;
 mod commit;
 mod info;
 mod listeners;
+mod transports;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,27 +14,22 @@ use bdev::{Access, Descriptor, DeviceEvent, Registry, ReservationLease, Uuid};
 use block_io::Op;
 use nvme_controller::reservation::NamespaceReservations;
 use nvme_controller::{ControllerDirectory, Subsystem, SubsystemNamespace};
-use reactor::{Core, ReactorHandle};
+use reactor::ReactorHandle;
 use sockets::{CoreNetwork, Sockets};
-use target_shell::{GroupLimits, GroupWaker, Publisher, TargetCores};
+use target_shell::{Publisher, TargetCores};
 use wire_nvme::fabrics::Nqn;
 
 use crate::address::ListenAddress;
 use crate::failure::NvmfTargetError;
-use crate::limits::{DRAIN_TIMEOUT_NS, TcpTransportConfig};
+use crate::limits::TcpTransportConfig;
 use crate::snapshot::ConfigSnapshot;
 use crate::tcp::TcpProtocol;
-use crate::vfio_user::{self, Seats, VfioUserConfig, VfioUserFault, VfioUserProtocol};
+use crate::vfio_user::{VfioUserConfig, VfioUserProtocol};
 
 pub use info::{QpairInfo, SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo, TargetStats};
 
 /// Name under which the target claims its block devices.
 const CLAIM: &str = "NVMe-oF Target";
-/// Clients of the vfio-user transport: as many as sockets to listen on.
-const VFIO_USER_CLIENTS_MAX: u32 = 1024;
-/// Clients that wait for others to leave their endpoints, on all cores together.
-const VFIO_USER_WAITING_MAX: u32 = 256;
-
 /// The control plane of the NVMe-oF target, shared by all transports.
 ///
 /// It owns the configuration (subsystems, namespaces, listeners, hosts), the claims on block devices and
@@ -204,86 +200,6 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         }));
         *sync::lock(&inner.subscription) = Some(id);
         NvmfTarget(inner)
-    }
-
-    /// Creates the TCP transport, with a poll group on every reactor.
-    ///
-    /// # Errors
-    /// An option is out of range, or the transport exists.
-    pub fn create_transport(&self, config: TcpTransportConfig) -> Result<(), NvmfTargetError> {
-        let limits = config.limits()?;
-        let mut state = self.lock()?;
-        if state.transport.is_some() {
-            return Err(NvmfTargetError::TransportExists("TCP"));
-        }
-        let group_limits = limits.connections.clone();
-        let (directory, queue_count) = (self.0.directory.clone(), Arc::default());
-        let protocol = move |_: &Core, waker: &GroupWaker| {
-            let waker = waker.clone();
-            let notifier = directory.add_notifier(Box::new(move || waker.wake()));
-            TcpProtocol::new(limits.clone(), directory.clone(), Some(notifier), Arc::clone(&queue_count))
-        };
-        let cores = TargetCores::start(&self.0.remotes, &self.0.publisher, group_limits, protocol)?;
-        state.transport = Some(TcpTransport { config, cores });
-        // Each core has just answered; the groups read the latest snapshot in their first poll.
-        self.wait_applied(self.0.publisher.generation())
-    }
-
-    /// Creates the vfio-user transport, with a poll group on every reactor.
-    ///
-    /// # Errors
-    /// An option is out of range, or the transport exists.
-    pub fn create_vfio_user(&self, config: VfioUserConfig) -> Result<(), NvmfTargetError> {
-        let limits = config.limits()?;
-        let mut state = self.lock()?;
-        if state.vfio_user.is_some() {
-            return Err(NvmfTargetError::TransportExists("VFIOUSER"));
-        }
-        let group_limits = GroupLimits {
-            connections_max: VFIO_USER_CLIENTS_MAX,
-            // Clients that wait until others have gone.
-            logins_max: VFIO_USER_WAITING_MAX,
-            drain_timeout_ns: DRAIN_TIMEOUT_NS,
-            ..GroupLimits::default()
-        };
-        let (directory, seats) = (self.0.directory.clone(), Seats::default());
-        let protocol = move |_: &Core, waker: &GroupWaker| {
-            let woken = waker.clone();
-            let notifier = directory.add_notifier(Box::new(move || woken.wake()));
-            let (limits, directory) = (limits.clone(), directory.clone());
-            VfioUserProtocol::new(limits, directory, notifier, waker.clone(), seats.clone())
-        };
-        let cores = TargetCores::start(&self.0.remotes, &self.0.publisher, group_limits, protocol)?;
-        state.vfio_user = Some(VfioUserTransport { config, cores });
-        self.wait_applied(self.0.publisher.generation())
-    }
-
-    /// Options of the vfio-user transport; `None` before it is created.
-    pub fn vfio_user_config(&self) -> Option<VfioUserConfig> {
-        self.lock_any().vfio_user.as_ref().map(|transport| transport.config.clone())
-    }
-
-    /// Injects a fault into the controller of the client at a vfio-user listener.
-    ///
-    /// # Errors
-    /// No client is connected at the address.
-    pub fn inject(&self, traddr: &str, fault: VfioUserFault) -> Result<(), NvmfTargetError> {
-        let address = ListenAddress::vfio_user(traddr).normalized()?;
-        let state = self.lock()?;
-        let not_connected =
-            || NvmfTargetError::Parameter(format!("no client is connected at {}", address.traddr));
-        let port = state.ports.iter().find(|port| port.address == address).ok_or_else(not_connected)?;
-        let transport = state.vfio_user.as_ref().ok_or(NvmfTargetError::NoTransport("VFIOUSER"))?;
-        let portid = port.portid;
-        let injected =
-            transport.cores.query(move |_, connections| vfio_user::inject(connections, portid, fault))?;
-        if injected.contains(&true) { Ok(()) } else { Err(not_connected()) }
-    }
-
-    /// Options of the TCP transport; empty before it is created.
-    pub fn transports(&self) -> Vec<TcpTransportConfig> {
-        let state = self.lock_any();
-        state.transport.iter().map(|transport| transport.config.clone()).collect()
     }
 
     /// Creates a subsystem. The discovery subsystem always exists.
