@@ -261,6 +261,7 @@ macro_rules! parameters {
         }
 
         impl $crate::Parameters for $name {
+            #[allow(clippy::vec_init_then_push)]
             fn declaration() -> Vec<$crate::Parameter> {
                 #[allow(unused_mut)]
                 let mut all: Vec<$crate::Parameter> = vec![$( $crate::Parameter {

@@ -1,4 +1,5 @@
 //! Signals of `ringbolt serve`: reload, state, and the orderly end.
+#![allow(clippy::unwrap_used)]
 
 mod rig;
 

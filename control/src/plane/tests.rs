@@ -110,7 +110,7 @@ impl Module for Slow {
 
     fn methods() -> Vec<Method<Slow>> {
         vec![
-            Method::update("slow_update", |slow, _: NoParameters| {
+            Method::update("slow_update", |slow: &Slow, _: NoParameters| {
                 slow.wait();
                 Ok(())
             }),
