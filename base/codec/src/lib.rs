@@ -1,4 +1,5 @@
-//! What encodings share: [`DecodeError`], and the checksum CRC32C ([`crc32c`], [`Crc32c`]).
+//! What encodings share: [`DecodeError`], structures of little-endian [`fields!`], and the checksum CRC32C
+//! ([`crc32c`], [`Crc32c`]).
 //!
 //! Every crate in `wire/` returns this error, so that callers of several formats handle one type.
 //!
@@ -15,6 +16,8 @@
 
 mod checksum;
 mod error;
+mod fields;
 
 pub use checksum::{CRC32C_SIZE, Crc32c, crc32c};
 pub use error::DecodeError;
+pub use fields::{next_field, put_field};

@@ -5,7 +5,7 @@ use crate::DecodeError;
 /// Size of the data field of each write of a `REGION_WRITE_MULTI`.
 pub const MULTI_WRITE_DATA_BYTES: usize = 8;
 
-fields! {
+codec::fields! {
     /// Payload of `REGION_READ` and `REGION_WRITE` and of their replies, before the data.
     RegionAccess, 16 {
         /// Offset in the region.

@@ -8,7 +8,7 @@ pub mod device_flags {
     pub const PCI: u32 = 1 << 1;
 }
 
-fields! {
+codec::fields! {
     /// Payload of `DEVICE_GET_INFO`, all zero but `argsz`, and of its reply.
     DeviceInfo, 16 {
         /// Size of the client's buffer in bytes; in the reply, the size that is needed.

@@ -20,7 +20,7 @@ pub mod unmap_flags {
     pub const ALL: u32 = 1 << 1;
 }
 
-fields! {
+codec::fields! {
     /// Payload of `DMA_MAP`, with at most one file descriptor. Without one the server must access the memory
     /// by message.
     DmaMap, 32 {
@@ -37,7 +37,7 @@ fields! {
     }
 }
 
-fields! {
+codec::fields! {
     /// Payload of `DMA_UNMAP` and of its reply.
     DmaUnmap, 24 {
         /// Size of the client's buffer for the reply in bytes.
@@ -51,7 +51,7 @@ fields! {
     }
 }
 
-fields! {
+codec::fields! {
     /// Payload of `DMA_READ` and `DMA_WRITE`, before the data.
     DmaAccess, 16 {
         /// DMA address.

@@ -158,11 +158,11 @@ impl Header {
     /// The type is neither request nor reply, or the size is less than that of the header.
     pub fn decode(from: &[u8; Header::SIZE]) -> Result<Header, DecodeError> {
         let mut rest: &[u8] = from;
-        let id = u16::from_le_bytes(crate::fields::next(&mut rest));
-        let command = u16::from_le_bytes(crate::fields::next(&mut rest));
-        let size = u32::from_le_bytes(crate::fields::next(&mut rest));
-        let flags = u32::from_le_bytes(crate::fields::next(&mut rest));
-        let errno = u32::from_le_bytes(crate::fields::next(&mut rest));
+        let id = u16::from_le_bytes(codec::next_field(&mut rest));
+        let command = u16::from_le_bytes(codec::next_field(&mut rest));
+        let size = u32::from_le_bytes(codec::next_field(&mut rest));
+        let flags = u32::from_le_bytes(codec::next_field(&mut rest));
+        let errno = u32::from_le_bytes(codec::next_field(&mut rest));
         let kind = match flags & TYPE_MASK {
             0 => MessageType::Request,
             1 => MessageType::Reply,
@@ -184,11 +184,11 @@ impl Header {
         let flags = kind | if self.no_reply { NO_REPLY } else { 0 } | if self.failed { FAILED } else { 0 };
         let mut bytes = [0; Header::SIZE];
         let mut rest: &mut [u8] = &mut bytes;
-        crate::fields::put(&mut rest, &self.id.to_le_bytes());
-        crate::fields::put(&mut rest, &self.command.to_le_bytes());
-        crate::fields::put(&mut rest, &self.size.to_le_bytes());
-        crate::fields::put(&mut rest, &flags.to_le_bytes());
-        crate::fields::put(&mut rest, &self.errno.to_le_bytes());
+        codec::put_field(&mut rest, &self.id.to_le_bytes());
+        codec::put_field(&mut rest, &self.command.to_le_bytes());
+        codec::put_field(&mut rest, &self.size.to_le_bytes());
+        codec::put_field(&mut rest, &flags.to_le_bytes());
+        codec::put_field(&mut rest, &self.errno.to_le_bytes());
         bytes
     }
 }

@@ -48,7 +48,7 @@ pub mod irq_set {
     pub const ACTION_MASK_ALL: u32 = ACTION_MASK | ACTION_UNMASK | ACTION_TRIGGER;
 }
 
-fields! {
+codec::fields! {
     /// Payload of `DEVICE_GET_IRQ_INFO`, all zero but `argsz` and `index`, and of its reply.
     IrqInfo, 16 {
         /// Size of the client's buffer in bytes; in the reply, the size that is needed.
@@ -62,7 +62,7 @@ fields! {
     }
 }
 
-fields! {
+codec::fields! {
     /// Payload of `DEVICE_SET_IRQS`, before its data.
     SetIrqs, 20 {
         /// Bytes of this structure and of the data after it.

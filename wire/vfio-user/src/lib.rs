@@ -22,8 +22,6 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-#[macro_use]
-mod fields;
 mod access;
 mod device;
 mod dma;

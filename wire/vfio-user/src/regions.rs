@@ -30,7 +30,7 @@ pub mod region_flags {
     pub const CAPS: u32 = 1 << 3;
 }
 
-fields! {
+codec::fields! {
     /// Payload of `DEVICE_GET_REGION_INFO`, all zero but `argsz` and `index`, and of its reply, before
     /// the capabilities.
     RegionInfo, 32 {
@@ -49,7 +49,7 @@ fields! {
     }
 }
 
-fields! {
+codec::fields! {
     /// A mappable area of a region.
     SparseArea, 16 {
         /// Offset in the region.
@@ -59,7 +59,7 @@ fields! {
     }
 }
 
-fields! {
+codec::fields! {
     /// Payload of `DEVICE_GET_REGION_IO_FDS`, all zero but `argsz` and `index`, and of its reply, before the
     /// sub-regions.
     IoFdsRequest, 16 {
@@ -148,9 +148,9 @@ impl RegionReply {
             let body_at = (at + CAPABILITY_BYTES) as u32;
             field = body_at - 4;
             let (mut header, body) = capability.split_at(CAPABILITY_BYTES);
-            let id = u16::from_le_bytes(crate::fields::next(&mut header));
-            let _version: [u8; 2] = crate::fields::next(&mut header);
-            at = u32::from_le_bytes(crate::fields::next(&mut header)) as usize;
+            let id = u16::from_le_bytes(codec::next_field(&mut header));
+            let _version: [u8; 2] = codec::next_field(&mut header);
+            at = u32::from_le_bytes(codec::next_field(&mut header)) as usize;
             if id != SPARSE_MMAP {
                 continue;
             }

@@ -67,8 +67,8 @@ impl VersionMessage {
             return Err(DecodeError::value("bytes of a VersionMessage", 0, from.len() as u64));
         }
         let mut version: &[u8] = version;
-        let major = u16::from_le_bytes(crate::fields::next(&mut version));
-        let minor = u16::from_le_bytes(crate::fields::next(&mut version));
+        let major = u16::from_le_bytes(codec::next_field(&mut version));
+        let minor = u16::from_le_bytes(codec::next_field(&mut version));
         let capabilities = match text.split_last() {
             None => ProtocolCapabilities::default(),
             Some((0, text)) => ProtocolCapabilities::parse(text)?,

@@ -1,7 +1,24 @@
-//! A macro for structures of packed little-endian fields.
+//! A macro for structures of packed little-endian fields, and the reading and writing of single ones.
 
-/// Defines a structure whose fields are on the wire in order and without padding, with its size, `decode` and
-/// `to_bytes`.
+/// Defines a structure whose integer fields are on the wire in order, little-endian and without padding, with its size,
+/// `decode` and `to_bytes`.
+///
+/// ```
+/// codec::fields! {
+///     /// A range.
+///     Range, 12 {
+///         /// First sector.
+///         sector: u64,
+///         /// Number of sectors.
+///         count: u32,
+///     }
+/// }
+/// let range = Range { sector: 1, count: 2 };
+/// assert_eq!(range.to_bytes(), [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0]);
+/// assert_eq!(Range::decode(&range.to_bytes())?, range);
+/// # Ok::<(), codec::DecodeError>(())
+/// ```
+#[macro_export]
 macro_rules! fields {
     (
         $(#[$meta:meta])*
@@ -27,7 +44,7 @@ macro_rules! fields {
                     return Err($crate::DecodeError::Length { what, got, need: $size });
                 };
                 let mut rest: &[u8] = from;
-                let decoded = $name { $($field: <$type>::from_le_bytes(crate::fields::next(&mut rest)),)* };
+                let decoded = $name { $($field: <$type>::from_le_bytes($crate::next_field(&mut rest)),)* };
                 debug_assert!(rest.is_empty());
                 Ok(decoded)
             }
@@ -36,7 +53,7 @@ macro_rules! fields {
             pub fn to_bytes(&self) -> [u8; $size] {
                 let mut bytes = [0; $size];
                 let mut rest: &mut [u8] = &mut bytes;
-                $(crate::fields::put(&mut rest, &self.$field.to_le_bytes());)*
+                $($crate::put_field(&mut rest, &self.$field.to_le_bytes());)*
                 debug_assert!(rest.is_empty());
                 bytes
             }
@@ -47,16 +64,22 @@ macro_rules! fields {
 }
 
 /// Takes the next `N` bytes of a structure whose size was checked.
+///
+/// # Panics
+/// If there are fewer.
 #[inline]
-pub(crate) fn next<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
+pub fn next_field<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
     let (field, after) = rest.split_first_chunk().expect("a structure is as long as its fields");
     *rest = after;
     *field
 }
 
 /// Writes the next field of a structure whose size is the sum of its fields.
+///
+/// # Panics
+/// If there is no room.
 #[inline]
-pub(crate) fn put(rest: &mut &mut [u8], field: &[u8]) {
+pub fn put_field(rest: &mut &mut [u8], field: &[u8]) {
     let (here, after) = std::mem::take(rest).split_at_mut(field.len());
     here.copy_from_slice(field);
     *rest = after;
