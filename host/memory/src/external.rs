@@ -83,14 +83,19 @@ impl Pool {
     /// # Panics
     /// With 65,536 regions and adopted parcels at a time.
     pub fn attach_external(&self, region: Rc<SharedRegion>) -> ExternalMemory {
+        self.try_attach_external(region).expect("fewer than 65,536 at a time")
+    }
+
+    /// As [`attach_external`](Self::attach_external); `None` with 65,536 regions and adopted parcels at a time.
+    pub fn try_attach_external(&self, region: Rc<SharedRegion>) -> Option<ExternalMemory> {
         let entry = ExternalEntry {
             source: Some(ExternalSource::Region(region.clone())),
             live: 0,
             ended: false,
             chunk: None,
         };
-        let index = self.0.add_external(entry).ok().expect("fewer than 65,536 at a time");
-        ExternalMemory { pool: self.0.clone(), region, index }
+        let index = self.0.add_external(entry).ok()?;
+        Some(ExternalMemory { pool: self.0.clone(), region, index })
     }
 }
 

@@ -9,6 +9,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::Buffer;
 use crate::sigbus::SigbusGuard;
 
+/// `statfs(2)`: a file system of huge pages, whose block size is that of a page.
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
 /// Why a [`SharedRegion`] could not be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegionError {
@@ -26,6 +29,12 @@ pub enum RegionError {
         /// The Linux error number.
         errno: i32,
     },
+    /// A peer's file is no memory: not a memfd, nor on tmpfs or hugetlbfs.
+    #[error("the file is neither a memfd nor on tmpfs or hugetlbfs")]
+    NotMemory,
+    /// A peer's file ends before the range.
+    #[error("the file has fewer than {0} bytes")]
+    Short(u64),
 }
 
 /// Bytes that a device, a peer or another core may write at any time.
@@ -107,6 +116,38 @@ impl VolatileBytes {
         let words = unsafe { &*at.cast::<[AtomicU64; 2]>() };
         words[0].store(first, Ordering::Release);
         words[1].store(second, Ordering::Release);
+    }
+
+    /// Sets bits of the byte at `offset`, with release ordering.
+    ///
+    /// # Panics
+    /// If the byte is not inside the memory, or the memory is read-only.
+    #[inline]
+    pub fn set_bits_u8(&self, offset: u64, bits: u8) {
+        assert!(self.writable, "a store to read-only memory");
+        self.at_u8(offset).fetch_or(bits, Ordering::Release);
+    }
+
+    /// Copies `N` bytes from `offset`, each loaded once: what the copy is checked for still holds when it is used,
+    /// whatever a peer writes. [`read`](Self::read) is faster and does not promise that.
+    ///
+    /// # Panics
+    /// If the range is not inside the memory.
+    #[inline]
+    pub fn snapshot<const N: usize>(&self, offset: u64) -> [u8; N] {
+        let from = self.range(offset, N);
+        let mut bytes = [0; N];
+        if N.is_multiple_of(8) && from.addr().is_multiple_of(8) {
+            for (index, word) in bytes.chunks_exact_mut(8).enumerate() {
+                let at = offset + index as u64 * 8;
+                word.copy_from_slice(&self.at_u64(at).load(Ordering::Relaxed).to_ne_bytes());
+            }
+        } else {
+            for (index, byte) in bytes.iter_mut().enumerate() {
+                *byte = self.at_u8(offset + index as u64).load(Ordering::Relaxed);
+            }
+        }
+        bytes
     }
 
     /// Copies `out.len()` bytes from `offset` to `out`.
@@ -246,6 +287,37 @@ impl SharedRegion {
         Ok(region)
     }
 
+    /// Maps memory that a peer shares: at least the `bytes` bytes from `offset` of a file of whole pages, writable, as
+    /// [`map_untrusted`](Self::map_untrusted) does. Returns the region and the offset in it of the first of these bytes,
+    /// since a mapping begins and ends at a page of the file's size.
+    ///
+    /// # Errors
+    /// [`NotMemory`](RegionError::NotMemory) for any other file than memory, because a page fault on it (FUSE, a
+    /// network file system) may block for an unbounded time; [`Short`](RegionError::Short), and those of
+    /// [`map`](Self::map).
+    pub fn map_peer_memory(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(SharedRegion, u64), RegionError> {
+        let failed = |errno: rustix::io::Errno| RegionError::Map { bytes, errno: errno.raw_os_error() };
+        // Only files on tmpfs and hugetlbfs, which memfds are, support seals.
+        rustix::fs::fcntl_get_seals(file).map_err(|_| RegionError::NotMemory)?;
+        let end = offset.checked_add(bytes).filter(|_| bytes > 0).ok_or(RegionError::Size(bytes))?;
+        let size = rustix::fs::fstat(file).map_err(failed)?.st_size;
+        if u64::try_from(size).is_ok_and(|size| size < end) {
+            return Err(RegionError::Short(end));
+        }
+        let system = rustix::fs::fstatfs(file).map_err(failed)?;
+        let page = match system.f_type as u64 {
+            HUGETLBFS_MAGIC => system.f_bsize as u64,
+            _ => rustix::param::page_size() as u64,
+        };
+        let start = offset - offset % page;
+        let length = (end - start).checked_next_multiple_of(page).ok_or(RegionError::Size(bytes))?;
+        Ok((SharedRegion::map_untrusted(file, start, length, true)?, offset - start))
+    }
+
     /// Whether its file was truncated and zeroed memory has replaced the region.
     pub fn is_poisoned(&self) -> bool {
         self.guard.as_ref().is_some_and(SigbusGuard::is_poisoned)
@@ -364,6 +436,36 @@ mod tests {
             SharedRegion::map(file.as_fd(), 1, 4096, true),
             Err(RegionError::Map { bytes: 4096, .. })
         ));
+    }
+
+    #[test]
+    fn snapshots_match_copies_at_every_offset() {
+        let region = SharedRegion::new(4096).unwrap();
+        let bytes: Vec<u8> = (0..64).collect();
+        region.write(0, &bytes);
+        for offset in 0..48 {
+            assert_eq!(region.snapshot::<16>(offset as u64), bytes[offset..offset + 16]);
+            assert_eq!(region.snapshot::<3>(offset as u64), bytes[offset..offset + 3]);
+        }
+        region.set_bits_u8(5, 0x82);
+        assert_eq!(region.load_u8(5), 0x87);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri does not implement file mappings")]
+    fn memory_of_a_peer_is_mapped_from_any_offset_and_other_files_are_rejected() {
+        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 3 * 4096).unwrap();
+        rustix::io::pwrite(&file, b"here", 4096 + 16).unwrap();
+        let (region, offset) = SharedRegion::map_peer_memory(file.as_fd(), 4096 + 16, 4096).unwrap();
+        assert_eq!((region.len(), offset), (8192, 16));
+        assert_eq!(&region.snapshot::<4>(offset), b"here");
+        let short = SharedRegion::map_peer_memory(file.as_fd(), 4096, 3 * 4096).err();
+        assert_eq!(short, Some(RegionError::Short(4 * 4096)));
+        let overflow = SharedRegion::map_peer_memory(file.as_fd(), u64::MAX, 2).err();
+        assert_eq!(overflow, Some(RegionError::Size(2)));
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(SharedRegion::map_peer_memory(null.as_fd(), 0, 1).err(), Some(RegionError::NotMemory));
     }
 
     #[test]
