@@ -1,0 +1,152 @@
+//! Bytes and offsets of the specification: virtio 1.3, and the kernel's `virtio_ring.h` and `virtio_blk.h`.
+
+use proptest::prelude::*;
+use wire_virtio::blk::{BlkConfig, BlkStatus, RangeSegment, RequestHeader, RequestKind};
+use wire_virtio::packed::{EventSuppression, PackedDescriptor, RingPosition};
+use wire_virtio::split::{self, Descriptor, UsedElement, available, used};
+use wire_virtio::{Features, descriptor_flags, needs_event};
+
+#[test]
+fn descriptors_have_the_layout_of_the_specification() {
+    // struct virtq_desc, section 2.7.5.
+    let descriptor = Descriptor {
+        address: 0x1122_3344_5566_7788,
+        length: 0x99aa_bbcc,
+        flags: descriptor_flags::NEXT | descriptor_flags::WRITE,
+        next: 0x0102,
+    };
+    let bytes =
+        [0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0xcc, 0xbb, 0xaa, 0x99, 0x03, 0x00, 0x02, 0x01];
+    assert_eq!(descriptor.to_bytes(), bytes);
+    // struct pvirtq_desc, section 2.8.13: the identifier comes before the flags.
+    let packed = PackedDescriptor::decode(&bytes).unwrap();
+    assert_eq!((packed.id, packed.flags), (3, 0x0102));
+    // struct virtq_used_elem, section 2.7.8.
+    assert_eq!(UsedElement { id: 5, written: 513 }.to_bytes(), [5, 0, 0, 0, 1, 2, 0, 0]);
+    // struct pvirtq_event_suppress, section 2.8.14.
+    let event = EventSuppression { offset_wrap: 0x8003, flags: EventSuppression::DESCRIPTOR };
+    assert_eq!(event.to_bytes(), [0x03, 0x80, 0x02, 0x00]);
+}
+
+#[test]
+fn split_rings_have_the_sizes_of_the_specification() {
+    // Section 2.7: 16 × size, 6 + 2 × size, 6 + 8 × size.
+    for size in [1, 2, 256, 1 << 15] {
+        assert_eq!(split::table_bytes(size), 16 * u64::from(size));
+        assert_eq!(available::bytes(size, true), 6 + 2 * u64::from(size));
+        assert_eq!(used::bytes(size, true), 6 + 8 * u64::from(size));
+        assert_eq!(available::bytes(size, false), 4 + 2 * u64::from(size));
+    }
+    assert_eq!((available::entry(257, 256), used::entry(257, 256)), (6, 12));
+    assert_eq!((available::used_event(256), used::available_event(256)), (516, 2052));
+}
+
+#[test]
+fn block_requests_have_the_layout_of_the_specification() {
+    let header = RequestHeader { kind: RequestKind::Out.to_wire(), priority: 0, sector: 0x1234 };
+    assert_eq!(header.to_bytes(), [1, 0, 0, 0, 0, 0, 0, 0, 0x34, 0x12, 0, 0, 0, 0, 0, 0]);
+    let segment = RangeSegment { sector: 8, sectors: 16, flags: RangeSegment::UNMAP };
+    assert_eq!(segment.to_bytes(), [8, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 1, 0, 0, 0]);
+    for value in 0..32 {
+        assert_eq!(RequestKind::from_wire(value).map_or(value, RequestKind::to_wire), value);
+    }
+    for value in 0..=u8::MAX {
+        assert_eq!(
+            BlkStatus::decode(value).ok().map(BlkStatus::to_wire),
+            Some(value).filter(|value| *value < 3)
+        );
+    }
+}
+
+#[test]
+fn the_configuration_has_the_offsets_of_virtio_blk_h() {
+    let config = BlkConfig {
+        capacity: 0x0807_0605_0403_0201,
+        size_max: 0x0c0b_0a09,
+        seg_max: 126,
+        cylinders: 0x1211,
+        heads: 0x13,
+        sectors: 0x14,
+        block_size: 512,
+        physical_block_exponent: 3,
+        alignment_offset: 4,
+        min_io_blocks: 8,
+        optimal_io_blocks: 256,
+        writeback: 1,
+        queues: 4,
+        discard_sectors_max: 36,
+        discard_segments_max: 40,
+        discard_alignment: 44,
+        write_zeroes_sectors_max: 48,
+        write_zeroes_segments_max: 52,
+        write_zeroes_may_unmap: 1,
+        ..BlkConfig::default()
+    };
+    let bytes = config.to_bytes();
+    assert_eq!(bytes[..12], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
+    assert_eq!(bytes[12..20], [126, 0, 0, 0, 0x11, 0x12, 0x13, 0x14]);
+    assert_eq!(bytes[20..32], [0, 2, 0, 0, 3, 4, 8, 0, 0, 1, 0, 0]);
+    assert_eq!((bytes[BlkConfig::WRITEBACK], bytes[34]), (1, 4));
+    // Offsets that are stored as values.
+    for offset in [36, 40, 44, 48, 52] {
+        assert_eq!(usize::from(bytes[offset]), offset);
+    }
+    assert_eq!(bytes[56], 1);
+    assert_eq!(BlkConfig::decode(&bytes), Ok(config));
+}
+
+#[test]
+fn feature_bits_are_those_of_the_specification() {
+    let bits =
+        |features: Features| features.iter().map(|bit| bit.bits().trailing_zeros()).collect::<Vec<_>>();
+    assert_eq!(bits(Features::all()), [1, 2, 4, 5, 6, 9, 10, 11, 12, 13, 14, 26, 28, 29, 30, 32, 34]);
+}
+
+#[test]
+fn an_event_is_due_when_its_index_is_passed() {
+    // vring_need_event of the kernel.
+    assert!(needs_event(5, 6, 5) && needs_event(5, 10, 3));
+    assert!(!needs_event(6, 6, 5) && !needs_event(5, 5, 4) && !needs_event(5, 10, 6));
+    assert!(needs_event(0xffff, 0, 0xffff) && !needs_event(0, 0, 0xffff));
+}
+
+#[test]
+fn wrap_counters_tell_available_from_used() {
+    let start = RingPosition::START;
+    assert!(start.is_available(descriptor_flags::AVAILABLE));
+    assert!(!start.is_available(0) && !start.is_available(start.used_flags()));
+    let wrapped = start.advanced(4, 4);
+    assert_eq!(wrapped, RingPosition { index: 0, wrap: false });
+    assert!(wrapped.is_available(descriptor_flags::USED) && !wrapped.is_available(start.available_flags()));
+    assert_eq!(start.advanced(3, 4), RingPosition { index: 3, wrap: true });
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_bytes_round_trip(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+        macro_rules! round_trip {
+            ($($type:ident),*) => {$(
+                if let Ok(decoded) = $type::decode(&bytes) {
+                    prop_assert_eq!(&decoded.to_bytes()[..], &bytes[..$type::SIZE]);
+                } else {
+                    prop_assert!(bytes.len() < $type::SIZE);
+                }
+            )*};
+        }
+        round_trip!(Descriptor, UsedElement, PackedDescriptor, EventSuppression, RequestHeader, RangeSegment, BlkConfig);
+    }
+
+    #[test]
+    fn positions_round_trip(bits: u16) {
+        prop_assert_eq!(RingPosition::from_bits(bits).to_bits(), bits);
+    }
+
+    #[test]
+    fn positions_stay_in_the_ring(size in 1..=wire_virtio::QUEUE_SIZE_MAX, index: u16, count: u16, wrap: bool) {
+        let (index, count) = (index % size, count % size);
+        let position = RingPosition { index, wrap }.advanced(count, size);
+        let sum = u32::from(index) + u32::from(count);
+        prop_assert_eq!(u32::from(position.index), sum % u32::from(size));
+        prop_assert_eq!(position.wrap, wrap ^ (sum >= u32::from(size)));
+    }
+}
