@@ -1,4 +1,5 @@
 //! Bytes of QEMU's `docs/interop/vhost-user.rst`, and round trips.
+#![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
 use wire_vhost_user::inflight::{self, InflightDescription};

@@ -1,4 +1,5 @@
 //! Bytes and offsets of the specification: virtio 1.3, and the kernel's `virtio_ring.h` and `virtio_blk.h`.
+#![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
 use wire_virtio::blk::{BlkConfig, BlkStatus, RangeSegment, RequestHeader, RequestKind};
