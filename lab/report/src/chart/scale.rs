@@ -67,6 +67,11 @@ impl FittedAxis {
                 steps = values;
             }
         }
+        if positive {
+            // Widened limits may be 0 or infinite, between which there is no end of ticks.
+            low = low.clamp(f64::MIN_POSITIVE, f64::MAX / 4.0);
+            high = high.clamp(2.0 * low, f64::MAX);
+        }
         Some(FittedAxis { scale, low, high, steps, from_px: px.0, to_px: px.1 })
     }
 
@@ -91,7 +96,9 @@ impl FittedAxis {
                 let step = nice_step((self.high - self.low) / 5.0);
                 let first = (self.low / step).round() as i64;
                 let last = (self.high / step).round() as i64;
-                (first..=last.min(first + 20)).map(|index| (index as f64 * step, true)).collect()
+                (first..=last.min(first.saturating_add(20)))
+                    .map(|index| (index as f64 * step, true))
+                    .collect()
             }
             AxisScale::Log10 => self.log_ticks(),
             AxisScale::Log2 => {

@@ -124,3 +124,14 @@ fn the_same_name_has_the_same_colour_in_every_chart() {
     others.dedup();
     assert_eq!(others.len(), palette::COLOURS);
 }
+
+#[test]
+fn the_extremes_of_numbers_have_an_end_of_ticks() {
+    let tiny = f64::from_bits(1);
+    for (low, high) in [(tiny, tiny), (tiny, 1.0), (1.0, f64::MAX), (f64::MAX, f64::MAX), (tiny, f64::MAX)] {
+        for scale in [AxisScale::Linear, AxisScale::LinearFromMin, AxisScale::Log10, AxisScale::Log2] {
+            let points = vec![(low, high), (high, low)];
+            assert_well_formed(&plot(vec![Series::new("s", points)], scale, scale).svg());
+        }
+    }
+}
