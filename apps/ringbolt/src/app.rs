@@ -1,5 +1,6 @@
 //! The program's modules and its control plane.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bdev::Registry;
@@ -12,6 +13,8 @@ use nbd::rpc::NbdModule;
 use nvmf::NvmfTarget;
 use nvmf::rpc::NvmfModule;
 use reactor::ReactorHandle;
+use vhost::VhostTarget;
+use vhost::rpc::VhostModule;
 
 use crate::modules::Compatibility;
 
@@ -24,6 +27,17 @@ pub(crate) struct App {
     pub(crate) registry: Registry,
     nvmf: Arc<NvmfModule>,
     nbd: Arc<NbdModule>,
+    vhost: Arc<VhostModule>,
+}
+
+/// How the modules are started.
+#[derive(Default)]
+pub(crate) struct StartOptions {
+    /// If given, the program is in the start-up stage, and `framework_start_init` applies this configuration; otherwise it
+    /// is in the runtime stage.
+    pub(crate) pending: Option<ConfigFile>,
+    /// Where the sockets of vhost controllers are; empty for the current directory.
+    pub(crate) vhost_socket_dir: PathBuf,
 }
 
 /// The methods of every module.
@@ -34,31 +48,34 @@ pub(crate) fn catalog() -> Catalog {
         .with::<ModelModule>()
         .with::<NvmfModule>()
         .with::<NbdModule>()
+        .with::<VhostModule>()
         .with::<Compatibility>()
 }
 
 impl App {
-    /// Starts the modules, without bdevs. With `pending` the program is in the start-up stage, and
-    /// `framework_start_init` applies that configuration; without, it is in the runtime stage.
+    /// Starts the modules, without bdevs.
     pub(crate) fn start(
         registry: Registry,
         reactors: Vec<ManagedReactor>,
-        pending: Option<ConfigFile>,
+        options: StartOptions,
     ) -> Result<App, RpcError> {
+        let StartOptions { pending, vhost_socket_dir } = options;
         let handles: Vec<ReactorHandle> = reactors.iter().map(|reactor| reactor.handle.clone()).collect();
         let builder = ControlPlane::builder(reactors);
         let bdevs = BdevModule::new(registry.clone(), builder.examiner());
         let nvmf = NvmfModule::new(registry.clone(), &handles);
         let nbd = NbdModule::new(registry.clone(), &handles);
+        let vhost = VhostModule::new(registry.clone(), &handles, vhost_socket_dir);
         let control = builder
             .module(&bdevs)
             .module(&NvmeModule::new(&bdevs, &handles))
             .module(&ModelModule::new(bdevs.clone()))
             .module(&nvmf)
             .module(&nbd)
+            .module(&vhost)
             .module(&Arc::new(Compatibility))
             .start(pending)?;
-        Ok(App { control, registry, nvmf, nbd })
+        Ok(App { control, registry, nvmf, nbd, vhost })
     }
 
     /// The NVMe-oF target.
@@ -69,6 +86,11 @@ impl App {
     /// The NBD target.
     pub(crate) fn nbd(&self) -> &NbdTarget {
         self.nbd.target()
+    }
+
+    /// The vhost-user target.
+    pub(crate) fn vhost(&self) -> &VhostTarget {
+        self.vhost.target()
     }
 }
 
@@ -112,7 +134,7 @@ mod tests {
 
     #[test]
     fn defaults_are_accepted_and_what_is_not_there_is_rejected_by_name() {
-        let app = App::start(Registry::new(), Vec::new(), None).unwrap();
+        let app = App::start(Registry::new(), Vec::new(), StartOptions::default()).unwrap();
         for (method, params, rejected) in [
             ("framework_set_scheduler", json!({ "name": "static" }), None),
             ("framework_set_scheduler", json!({ "name": "dynamic" }), Some("name: \"dynamic\"")),
@@ -142,12 +164,13 @@ mod tests {
 
     #[test]
     fn subsystems_are_those_of_spdk_in_the_order_of_their_start() {
-        let app = App::start(Registry::new(), Vec::new(), None).unwrap();
+        let app = App::start(Registry::new(), Vec::new(), StartOptions::default()).unwrap();
         let depends_on = ["bdev"];
         let expected = json!([
             { "subsystem": "bdev", "depends_on": [] },
             { "subsystem": "nvmf", "depends_on": depends_on },
             { "subsystem": "nbd", "depends_on": depends_on },
+            { "subsystem": "vhost_blk", "depends_on": depends_on },
         ]);
         assert_eq!(app.control.invoke("framework_get_subsystems", Value::Null), Ok(expected));
     }

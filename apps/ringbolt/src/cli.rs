@@ -26,7 +26,7 @@ pub(crate) struct Cli {
 
 #[derive(Subcommand)]
 pub(crate) enum CliCommand {
-    /// Serve devices over NVMe/TCP, vfio-user and NBD, configured by a file and by JSON-RPC
+    /// Serve devices over NVMe/TCP, vfio-user, NBD and vhost-user, configured by a file and by JSON-RPC
     Serve(Serve),
     /// Call a JSON-RPC method of a running server
     Rpc(Rpc),
@@ -120,6 +120,9 @@ pub(crate) struct Serve {
     /// Apply the file only when framework_start_init is called
     #[arg(long)]
     pub(crate) wait_for_rpc: bool,
+    /// Directory of the sockets of vhost controllers [default: the current one]
+    #[arg(short = 'S', long, value_name = "DIR")]
+    pub(crate) vhost_socket_dir: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) reactor_options: ReactorOptions,
 }

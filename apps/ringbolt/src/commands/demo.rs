@@ -15,7 +15,7 @@ use signal_hook::iterator::Signals;
 use workload::units::{format_count, format_ns, format_rate};
 use workload::{Direction, JobResult, JobSpec, Source, Verify, Workload};
 
-use crate::app::App;
+use crate::app::{App, StartOptions};
 use crate::cli::{self, Demo, Idle};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
@@ -49,7 +49,8 @@ pub(crate) fn run(options: &Demo) -> Result<(), CommandError> {
         return Err(CommandError::environment("the demonstration needs two reactors"));
     };
     let target_reactors = reactors.into_iter().take(1).collect();
-    let app = App::start(Registry::new(), target_reactors, None).map_err(CommandError::environment)?;
+    let app = App::start(Registry::new(), target_reactors, StartOptions::default())
+        .map_err(CommandError::environment)?;
     stdout_line!("device: {}", create_bdev(&app.registry, runtime.engine()?, &scratch.0)?);
     let port = serve(&app, options.address)?;
     let load_mib = LOAD_BYTES >> 20;

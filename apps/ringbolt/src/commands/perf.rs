@@ -15,7 +15,7 @@ use workload::fio::{ReportedJob, RunReport};
 use workload::jobfile::{EngineName, JobPlan, Lookup, PerfJob};
 use workload::{BdevReactors, FinishedJob, JobResult, JobRunner, RunError};
 
-use crate::app::{self, App};
+use crate::app::{self, App, StartOptions};
 use crate::cli::{self, Perf};
 use crate::command_error::CommandError;
 use crate::console::stderr_line;
@@ -149,8 +149,8 @@ impl BdevRuntime {
         let reactors = ReactorRuntime::start_with(&run.reactor_options, cores.as_deref(), count, shared)?;
         let registry = Registry::new();
         control::logging::init();
-        let app =
-            App::start(registry.clone(), reactors.reactors()?, None).map_err(CommandError::environment)?;
+        let app = App::start(registry.clone(), reactors.reactors()?, StartOptions::default())
+            .map_err(CommandError::environment)?;
         if let Some(path) = &run.config {
             let config = ConfigFile::read(path, &app::catalog()).map_err(CommandError::config)?;
             config.apply(&app.control).map_err(|error| CommandError::config(error.message))?;

@@ -1,4 +1,4 @@
-//! `ringbolt serve`: the NVMe-oF and NBD targets.
+//! `ringbolt serve`: the NVMe-oF, NBD and vhost-user targets.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use control::{ConfigFile, ControlPlane, ListenSocket, RpcServer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
-use crate::app::{self, App};
+use crate::app::{self, App, StartOptions};
 use crate::cli::Serve;
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
@@ -30,7 +30,8 @@ pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
     let socket = ListenSocket::bind(&options.rpc_socket).map_err(CommandError::environment)?;
 
     let pending = options.wait_for_rpc.then(|| config.clone().unwrap_or_default());
-    let app = App::start(Registry::new(), runtime.reactors()?, pending).map_err(CommandError::environment)?;
+    let start = StartOptions { pending, vhost_socket_dir: options.vhost_socket_dir.unwrap_or_default() };
+    let app = App::start(Registry::new(), runtime.reactors()?, start).map_err(CommandError::environment)?;
     if let (Some(config), false) = (&config, options.wait_for_rpc) {
         config.apply(&app.control).map_err(|error| CommandError::config(error.message))?;
     }
@@ -47,6 +48,9 @@ pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
     }
     for export in app.nbd().configured() {
         stdout_line!("listening: NBD {}", export.uri());
+    }
+    for controller in app.vhost().configured() {
+        stdout_line!("listening: vhost-user {}", controller.socket.display());
     }
     stdout_line!("rpc: {}", options.rpc_socket.display());
     let server = RpcServer::start(app.control.clone(), socket).map_err(CommandError::environment)?;

@@ -1,0 +1,150 @@
+//! Requests of virtio-blk: from a chain of buffers to a request of a block device.
+
+use block_io::{Op, Payload, RequestFlags, Tag};
+use wire_virtio::blk::{BlkStatus, ID_BYTES, RangeSegment, RequestHeader, RequestKind, SECTOR_BYTES};
+
+use crate::chain::{self, Chain, Unmapped};
+use crate::controller::Controller;
+use crate::failure::RingError;
+use crate::limits::{RANGE_SECTORS_MAX, REQUEST_BYTES_MAX};
+use crate::memory::{GuestMemory, GuestPlace};
+
+/// What becomes of a chain.
+pub(crate) struct BlkPlan {
+    /// Where its status is written.
+    pub(crate) status: GuestPlace,
+    pub(crate) step: BlkStep,
+}
+
+/// What a request needs.
+pub(crate) enum BlkStep {
+    /// A request of the device, whose tag is set later. If it succeeds, so many bytes are written with the status.
+    Submit(bdev::Request, u32),
+    /// Nothing: it is completed, with so many bytes written without the status.
+    Complete(BlkStatus, u32),
+}
+
+/// Plans the execution of a chain. Whatever is wrong in the request, rather than in the chain, is answered.
+///
+/// With `write_through`, writes are durable when they complete.
+///
+/// # Errors
+/// There is no place for a status.
+#[inline]
+pub(crate) fn plan(
+    memory: &GuestMemory,
+    chain: &Chain,
+    controller: &Controller,
+    write_through: bool,
+) -> Result<BlkPlan, RingError> {
+    let status = chain::last_byte(memory, chain.writable()).ok_or(RingError::NoStatus)?;
+    let step = step(memory, chain, controller, write_through);
+    Ok(BlkPlan { status, step: step.unwrap_or(BlkStep::Complete(BlkStatus::IoError, 0)) })
+}
+
+/// What the request of a chain needs; an error of the request is `Unmapped`, whatever it is.
+#[inline]
+fn step(
+    memory: &GuestMemory,
+    chain: &Chain,
+    controller: &Controller,
+    write_through: bool,
+) -> Result<BlkStep, Unmapped> {
+    let (readable, writable) = (chain.readable(), chain.writable());
+    let header = RequestHeader::decode(&chain::first_bytes::<{ RequestHeader::SIZE }>(memory, readable)?);
+    let header = header.map_err(|_| Unmapped)?;
+    let kind = RequestKind::from_wire(header.kind);
+    let unsupported = BlkStep::Complete(BlkStatus::Unsupported, 0);
+    let fua = match write_through && controller.write_cache {
+        true => RequestFlags::FUA,
+        false => RequestFlags::NONE,
+    };
+    Ok(match kind {
+        Some(RequestKind::In) => {
+            let bytes = chain::total(writable) - 1;
+            let (lba, blocks) = range(controller, header.sector, bytes).ok_or(Unmapped)?;
+            let data = chain::data(memory, writable, 0, bytes)?;
+            let request = bdev::Request::with_payload(Tag(0), Op::Read, lba, blocks, Payload::Data(data));
+            BlkStep::Submit(request, bytes as u32)
+        }
+        Some(RequestKind::Out) if !controller.read_only => {
+            let skipped = RequestHeader::SIZE as u64;
+            let bytes = chain::total(readable) - skipped;
+            let (lba, blocks) = range(controller, header.sector, bytes).ok_or(Unmapped)?;
+            let data = chain::data(memory, readable, skipped, bytes)?;
+            let mut request =
+                bdev::Request::with_payload(Tag(0), Op::Write, lba, blocks, Payload::Data(data));
+            request.flags = fua;
+            BlkStep::Submit(request, 0)
+        }
+        Some(RequestKind::Flush) if controller.can_flush => {
+            BlkStep::Submit(bdev::Request::new(Tag(0), Op::Flush, 0, 0), 0)
+        }
+        // Without a cache that can be flushed there is none.
+        Some(RequestKind::Flush) => BlkStep::Complete(BlkStatus::Ok, 0),
+        Some(RequestKind::GetId) => identify(memory, chain, controller)?,
+        Some(RequestKind::Discard) if controller.can_unmap => {
+            zero(memory, chain, controller, Op::Unmap, fua)?
+        }
+        Some(RequestKind::WriteZeroes) if controller.can_write_zeroes => {
+            zero(memory, chain, controller, Op::WriteZeroes, fua)?
+        }
+        Some(RequestKind::Out | RequestKind::Discard | RequestKind::WriteZeroes) if controller.read_only => {
+            return Err(Unmapped);
+        }
+        Some(RequestKind::Out | RequestKind::Discard | RequestKind::WriteZeroes) | None => unsupported,
+    })
+}
+
+/// Blocks of a range of sectors and bytes; `None` if they are none, too many, or no whole blocks.
+#[inline]
+fn range(controller: &Controller, sector: u64, bytes: u64) -> Option<(u64, u32)> {
+    let per_block = u64::from(controller.sectors_per_block());
+    let is_whole = sector.is_multiple_of(per_block) && bytes.is_multiple_of(controller.block_size.into());
+    let is_valid = is_whole && bytes > 0 && bytes <= REQUEST_BYTES_MAX;
+    // The layer checks the range against the size of the device.
+    is_valid.then(|| (sector / per_block, (bytes / u64::from(controller.block_size)) as u32))
+}
+
+/// Writes the serial number.
+fn identify(memory: &GuestMemory, chain: &Chain, controller: &Controller) -> Result<BlkStep, Unmapped> {
+    let room = (chain::total(chain.writable()) - 1).min(ID_BYTES as u64) as usize;
+    let written = chain::write_bytes(memory, chain.writable(), &controller.serial[..room])?;
+    Ok(BlkStep::Complete(BlkStatus::Ok, written as u32))
+}
+
+/// A discard or a write of zeroes, of one range.
+fn zero(
+    memory: &GuestMemory,
+    chain: &Chain,
+    controller: &Controller,
+    op: Op,
+    fua: RequestFlags,
+) -> Result<BlkStep, Unmapped> {
+    const BYTES: usize = RequestHeader::SIZE + RangeSegment::SIZE;
+    // More than one range is more than the configuration allows.
+    if chain::total(chain.readable()) != BYTES as u64 {
+        return Err(Unmapped);
+    }
+    let bytes: [u8; BYTES] = chain::first_bytes(memory, chain.readable())?;
+    let segment = RangeSegment::decode(&bytes[RequestHeader::SIZE..]).map_err(|_| Unmapped)?;
+    let unmaps = segment.flags & RangeSegment::UNMAP != 0;
+    if segment.flags & !RangeSegment::UNMAP != 0 || op == Op::Unmap && unmaps {
+        return Ok(BlkStep::Complete(BlkStatus::Unsupported, 0));
+    }
+    let per_block = controller.sectors_per_block();
+    let is_whole =
+        segment.sector.is_multiple_of(per_block.into()) && segment.sectors.is_multiple_of(per_block);
+    if !is_whole || segment.sectors == 0 || segment.sectors > RANGE_SECTORS_MAX {
+        return Err(Unmapped);
+    }
+    let lba = segment.sector / u64::from(per_block);
+    let mut request = bdev::Request::new(Tag(0), op, lba, segment.sectors / per_block);
+    if op == Op::WriteZeroes {
+        request.flags = fua;
+        request.flags.set(RequestFlags::DEALLOCATE, unmaps);
+    }
+    Ok(BlkStep::Submit(request, 0))
+}
+
+const _: () = assert!(REQUEST_BYTES_MAX / SECTOR_BYTES <= u32::MAX as u64);

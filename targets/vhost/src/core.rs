@@ -1,0 +1,177 @@
+//! What the connections of a core share: notifications in both directions.
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use os::{EventClient, EventCompletion, EventSignaler, Interest, WatchId};
+use reactor::Core;
+use target_shell::{Accepted, Connections, Protocol};
+
+use crate::connection::VhostConnection;
+use crate::controller::VhostConfig;
+use crate::failure::VhostViolation;
+
+/// The protocol's state of a core.
+pub(crate) struct VhostCore {
+    notifications: Rc<Notifications>,
+    events: Vec<EventCompletion>,
+    /// Connections whose drivers have notified, for one poll.
+    notified: Vec<u64>,
+    last_token: u64,
+    /// SIGBUS faults in client memory that were handled so far.
+    sigbus_count_seen: u32,
+}
+
+/// The eventfds of a core's connections: watches of those that drivers signal, and what signals drivers.
+///
+/// Drivers share the eventfds and may fill their counters and change their flags at any time. So they are neither read
+/// nor written, which could block: watches are edge-triggered, and the kernel signals ([`EventSignaler`]).
+pub(crate) struct Notifications {
+    client: EventClient,
+    signaler: RefCell<Option<EventSignaler>>,
+    has_failed: Cell<bool>,
+}
+
+/// An eventfd that a driver signals, watched until it is dropped.
+pub(crate) struct DriverNotification {
+    notifications: Rc<Notifications>,
+    watch: WatchId,
+    _eventfd: OwnedFd,
+}
+
+impl Notifications {
+    fn new(core: &Core) -> Notifications {
+        Notifications {
+            client: core.event_loop().client(),
+            signaler: RefCell::new(None),
+            has_failed: Cell::new(false),
+        }
+    }
+
+    /// Watches an eventfd for a connection; `None` if the kernel can watch no more.
+    pub(crate) fn watch(self: &Rc<Self>, eventfd: OwnedFd, token: u64) -> Option<DriverNotification> {
+        let watch = self.client.watch(eventfd.as_fd(), Interest::READABLE, token).ok()?;
+        Some(DriverNotification { notifications: self.clone(), watch, _eventfd: eventfd })
+    }
+
+    /// Signals a driver.
+    #[inline]
+    pub(crate) fn signal(&self, eventfd: BorrowedFd<'_>) {
+        let mut signaler = self.signaler.borrow_mut();
+        if signaler.is_none() {
+            *signaler = self.create();
+        }
+        if let Some(signaler) = &mut *signaler {
+            // It is an eventfd, so this fails only for lack of kernel memory; drivers time out and look.
+            _ = signaler.signal(eventfd);
+        }
+    }
+
+    /// Whether drivers can be signalled.
+    pub(crate) fn can_signal(&self) -> bool {
+        let mut signaler = self.signaler.borrow_mut();
+        if signaler.is_none() {
+            *signaler = self.create();
+        }
+        signaler.is_some()
+    }
+
+    #[cold]
+    fn create(&self) -> Option<EventSignaler> {
+        match EventSignaler::new() {
+            Ok(signaler) => Some(signaler),
+            Err(error) => {
+                if !self.has_failed.replace(true) {
+                    log::error!(target: "vhost", "drivers cannot be notified: {error} (see fs.aio-max-nr)");
+                }
+                None
+            }
+        }
+    }
+}
+
+impl Drop for DriverNotification {
+    fn drop(&mut self) {
+        self.notifications.client.unwatch(self.watch);
+    }
+}
+
+impl VhostCore {
+    pub(crate) fn new(core: &Core) -> VhostCore {
+        VhostCore {
+            notifications: Rc::new(Notifications::new(core)),
+            events: Vec::new(),
+            notified: Vec::new(),
+            last_token: 0,
+            sigbus_count_seen: dma::sigbus_fault_count(),
+        }
+    }
+
+    /// Continues the connections whose drivers have notified.
+    #[cold]
+    fn process_notifications(&mut self, connections: &mut Connections<VhostConnection>) {
+        self.notified.extend(self.events.drain(..).map(|event| event.tag));
+        let notified = &self.notified;
+        connections.update(|_, entry| {
+            let is_notified = !entry.is_closed() && notified.contains(&entry.connection.token());
+            if is_notified {
+                entry.connection.on_notification();
+            }
+            is_notified
+        });
+        self.notified.clear();
+    }
+
+    /// Disconnects clients whose shared memory raised SIGBUS, because they truncated the file.
+    #[cold]
+    fn disconnect_poisoned(&mut self, connections: &mut Connections<VhostConnection>) {
+        connections.update(|_, entry| !entry.is_closed() && entry.connection.check_memory());
+    }
+}
+
+impl Protocol for VhostCore {
+    const NAME: &'static str = "vhost";
+    type Config = VhostConfig;
+    type Connection = VhostConnection;
+    type Error = VhostViolation;
+
+    fn accept(
+        &mut self,
+        accepted: Accepted,
+        config: &Arc<VhostConfig>,
+        now_ns: u64,
+    ) -> Option<VhostConnection> {
+        let controller = config.of_port(accepted.portid)?.clone();
+        if !self.notifications.can_signal() {
+            return None;
+        }
+        self.last_token += 1;
+        let notifications = self.notifications.clone();
+        Some(VhostConnection::new(controller, notifications, self.last_token, accepted.flow, now_ns))
+    }
+
+    fn apply(
+        &mut self,
+        config: &Arc<VhostConfig>,
+        connections: &mut Connections<VhostConnection>,
+        _now_ns: u64,
+    ) {
+        connections.update(|_, entry| !entry.is_closed() && entry.connection.apply(config));
+    }
+
+    #[inline]
+    fn begin_poll(&mut self, connections: &mut Connections<VhostConnection>, _now_ns: u64) -> usize {
+        let count = self.notifications.client.reap(&mut self.events);
+        if count > 0 {
+            self.process_notifications(connections);
+        }
+        let faults = dma::sigbus_fault_count();
+        if faults != self.sigbus_count_seen {
+            self.sigbus_count_seen = faults;
+            self.disconnect_poisoned(connections);
+        }
+        count
+    }
+}

@@ -1,0 +1,265 @@
+//! The virtio device of a connection: its virtqueues and requests.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use block_io::{Status, Tag};
+use slots::{Slab, Slot};
+use target_shell::{IoContext, Polling};
+use wire_vhost_user::ProtocolFeatures;
+use wire_virtio::Features;
+use wire_virtio::blk::BlkStatus;
+
+use crate::blk::{self, BlkStep};
+use crate::chain::Chain;
+use crate::controller::Controller;
+use crate::core::{Notifications, VhostCore};
+use crate::limits::{FETCHED_MAX, IDLE_NS, REQUESTS_MAX};
+use crate::memory::{GuestMemory, GuestPlace};
+use crate::queue::Queue;
+use crate::status::blk_status;
+use crate::vring::ChainId;
+
+/// What the group lends to a connection.
+pub(crate) type VhostContext<'a> = IoContext<'a, VhostCore>;
+
+/// The device that a front-end has connected to.
+///
+/// [`poll`](Self::poll) fetches requests of all virtqueues and submits them, [`complete`](Self::complete) writes status
+/// and used chains, and [`publish`](Self::publish) makes these visible and signals the driver, once a poll. While it is
+/// active, the driver's notifications are disabled and it is polled; after [`IDLE_NS`] without a request they are
+/// enabled, and it costs nothing.
+pub(crate) struct VhostDevice {
+    pub(crate) controller: Arc<Controller>,
+    /// Features that were negotiated.
+    pub(crate) features: Features,
+    pub(crate) protocol_features: ProtocolFeatures,
+    pub(crate) memory: GuestMemory,
+    pub(crate) queues: Vec<Queue>,
+    /// The driver uses the device's cache in write-back mode.
+    pub(crate) writeback: bool,
+    pub(crate) notifications: Rc<Notifications>,
+    requests: Slab<InflightRequest>,
+    /// Queues with used chains that are not published.
+    unpublished: Vec<u16>,
+    chain: Chain,
+    flow: u16,
+    /// The drivers' notifications are enabled.
+    is_armed: bool,
+    /// When a request was last found.
+    active_ns: u64,
+    /// Requests of an earlier connection may not have completed: none is fetched, so that no late write of it follows a
+    /// newer one.
+    waits_for_others: bool,
+}
+
+/// A request that a block device executes.
+struct InflightRequest {
+    queue: u16,
+    id: ChainId,
+    status: GuestPlace,
+    /// Bytes of data that are written if it succeeds.
+    written: u32,
+}
+
+/// Tags are an index of 16 bits and 26 bits of a generation.
+const INDEX_BITS: u32 = 16;
+const GENERATION_MASK: u64 = (1 << (target_shell::REQUEST_TAG_BITS - INDEX_BITS)) - 1;
+const _: () = assert!(REQUESTS_MAX <= 1 << INDEX_BITS);
+
+#[inline]
+fn tag_of(slot: Slot) -> u64 {
+    (slot.to_bits() >> 32 & GENERATION_MASK) << INDEX_BITS | u64::from(slot.index())
+}
+
+impl VhostDevice {
+    pub(crate) fn new(
+        controller: Arc<Controller>,
+        notifications: Rc<Notifications>,
+        flow: u16,
+        now_ns: u64,
+    ) -> VhostDevice {
+        VhostDevice {
+            controller,
+            features: Features::empty(),
+            protocol_features: ProtocolFeatures::empty(),
+            memory: GuestMemory::default(),
+            queues: Vec::new(),
+            writeback: true,
+            notifications,
+            requests: Slab::with_capacity(REQUESTS_MAX),
+            unpublished: Vec::new(),
+            chain: Chain::default(),
+            flow,
+            is_armed: false,
+            active_ns: now_ns,
+            waits_for_others: true,
+        }
+    }
+
+    /// Number of requests in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Starts virtqueues that can run, and finds the areas of others again: memory, features or a queue have changed.
+    pub(crate) fn update_queues(&mut self, now_ns: u64) {
+        let always_enabled = !self.features.contains(Features::VHOST_USER_PROTOCOL_FEATURES);
+        for queue in &mut self.queues {
+            queue.relocate(&self.memory);
+            let has_started = queue.try_start(&self.memory, self.features);
+            queue.is_enabled |= has_started && always_enabled;
+        }
+        // New virtqueues have notifications disabled.
+        self.wake(now_ns);
+    }
+
+    /// Polls from now on.
+    pub(crate) fn wake(&mut self, now_ns: u64) {
+        self.active_ns = now_ns;
+        if std::mem::take(&mut self.is_armed) {
+            self.disable_notifications();
+        }
+    }
+
+    fn disable_notifications(&mut self) {
+        let rings = self.queues.iter_mut().filter_map(|queue| queue.ring.as_mut());
+        rings.for_each(|ring| ring.disable_notifications());
+    }
+
+    /// Enables the notifications of all virtqueues, unless one has work.
+    #[cold]
+    fn arm(&mut self, now_ns: u64) {
+        self.is_armed = true;
+        for queue in self.queues.iter_mut().filter(|queue| queue.is_served()) {
+            if queue.ring.as_mut().is_some_and(|ring| ring.enable_notifications()) {
+                return self.wake(now_ns);
+            }
+        }
+    }
+
+    /// How the device has to be polled.
+    #[inline]
+    pub(crate) fn polling(&self) -> Polling {
+        let needs_polling = |queue: &Queue| queue.is_served() && (!self.is_armed || queue.kick.is_none());
+        if self.queues.iter().any(needs_polling) {
+            Polling::Timed { active_ns: self.active_ns }
+        } else {
+            Polling::Off
+        }
+    }
+
+    /// Fetches and submits requests. Returns their number.
+    #[inline]
+    pub(crate) fn poll(&mut self, context: &mut VhostContext<'_>) -> usize {
+        if self.waits_for_others {
+            if self.controller.closing.load(Ordering::Acquire) != 0 {
+                return 0;
+            }
+            self.waits_for_others = false;
+        }
+        let mut found = 0;
+        for index in 0..self.queues.len() {
+            if self.queues[index].is_served() {
+                found += self.fetch(index, context);
+            }
+        }
+        if found > 0 {
+            self.wake(context.now_ns);
+        } else if !self.is_armed && context.now_ns.saturating_sub(self.active_ns) > IDLE_NS {
+            self.arm(context.now_ns);
+        }
+        found
+    }
+
+    /// Fetches and submits requests of a virtqueue.
+    #[inline]
+    fn fetch(&mut self, index: usize, context: &mut VhostContext<'_>) -> usize {
+        let write_through = !self.features.contains(Features::BLK_FLUSH)
+            || self.features.contains(Features::BLK_CONFIG_WCE) && !self.writeback;
+        let VhostDevice { controller, memory, queues, requests, unpublished, chain, .. } = self;
+        let queue = &mut queues[index];
+        let Some(ring) = &mut queue.ring else { return 0 };
+        let mut found = 0;
+        let error = loop {
+            if found == FETCHED_MAX || requests.is_full() {
+                break None;
+            }
+            let id = match ring.fetch(memory, chain) {
+                Ok(Some(id)) => id,
+                Ok(None) => break None,
+                Err(error) => break Some(error),
+            };
+            found += 1;
+            let plan = match blk::plan(memory, chain, controller, write_through) {
+                Ok(plan) => plan,
+                Err(error) => break Some(error),
+            };
+            let (status, written) = match plan.step {
+                BlkStep::Complete(status, written) => (status, written),
+                BlkStep::Submit(mut request, written) => {
+                    let entry =
+                        InflightRequest { queue: index as u16, id, status: plan.status.clone(), written };
+                    let Ok(slot) = requests.insert(entry) else { break None };
+                    request.tag = Tag(tag_of(slot));
+                    request.flow = self.flow;
+                    match context.submit(controller.key, request) {
+                        Ok(()) => {
+                            queue.in_flight += 1;
+                            continue;
+                        }
+                        Err(status) => {
+                            requests.remove(slot);
+                            (blk_status(status), 0)
+                        }
+                    }
+                }
+            };
+            plan.status.region.store_u8(plan.status.offset, status.to_wire());
+            ring.push_used(id, written + 1);
+            if !std::mem::replace(&mut queue.is_unpublished, true) {
+                unpublished.push(index as u16);
+            }
+        };
+        if let Some(error) = error {
+            queue.fail(error, &controller.name, index, &self.notifications);
+        }
+        found
+    }
+
+    /// A device request has completed.
+    #[inline]
+    pub(crate) fn complete(&mut self, tag: u64, status: Status) {
+        let index = (tag & ((1 << INDEX_BITS) - 1)) as u32;
+        let slot = self.requests.slot_at(index).filter(|slot| tag_of(*slot) == tag);
+        let Some(request) = slot.and_then(|slot| self.requests.remove(slot)) else { return };
+        let status = blk_status(status);
+        request.status.region.store_u8(request.status.offset, status.to_wire());
+        let queue = &mut self.queues[usize::from(request.queue)];
+        queue.in_flight -= 1;
+        if let Some(ring) = &mut queue.ring {
+            let written = if status == BlkStatus::Ok { request.written } else { 0 };
+            ring.push_used(request.id, written + 1);
+            if !std::mem::replace(&mut queue.is_unpublished, true) {
+                self.unpublished.push(request.queue);
+            }
+        }
+    }
+
+    /// Makes used chains visible, and signals drivers that want it.
+    #[inline]
+    pub(crate) fn publish(&mut self) {
+        for index in self.unpublished.drain(..) {
+            self.queues[usize::from(index)].publish(&self.notifications);
+        }
+    }
+
+    /// Releases the front-end's memory and eventfds. Device requests may be in flight.
+    pub(crate) fn release(&mut self) {
+        self.publish();
+        self.queues.clear();
+        self.memory.clear();
+        self.requests = Slab::with_capacity(1);
+    }
+}

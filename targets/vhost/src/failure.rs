@@ -1,0 +1,109 @@
+//! Errors of the target, and violations of the protocol.
+
+use target_shell::{NotApplied, ShellError};
+use wire_vhost_user::DecodeError;
+
+use crate::memory::MemoryError;
+
+/// A controller could not be created, deleted or found.
+#[derive(Debug, thiserror::Error)]
+pub enum VhostTargetError {
+    /// The device is missing or claimed.
+    #[error(transparent)]
+    Bdev(#[from] bdev::BdevError),
+    /// Listening failed, or a reactor does not respond.
+    #[error(transparent)]
+    Shell(#[from] ShellError),
+    /// A reactor has not applied the change, which is undone.
+    #[error("{0}; nothing was changed")]
+    NotApplied(NotApplied),
+    /// There is a controller of this name.
+    #[error("the vhost controller {0} exists")]
+    Exists(String),
+    /// There is no controller of this name.
+    #[error("there is no vhost controller {0}")]
+    NotFound(String),
+    /// Clients use the controller.
+    #[error("the vhost controller {0} is in use")]
+    Busy(String),
+    /// There are as many controllers as the target has.
+    #[error("there are {0} vhost controllers already")]
+    TooMany(usize),
+    /// A parameter is invalid.
+    #[error("{0}")]
+    Invalid(String),
+    /// The target is stopping.
+    #[error("the target is stopping")]
+    Stopping,
+}
+
+/// Why a connection is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VhostViolation {
+    /// The peer sent what is not vhost-user.
+    #[error("{0}")]
+    Malformed(#[from] DecodeError),
+    /// The payload of a message is too long.
+    #[error("a message has {0} bytes of payload")]
+    TooLong(u32),
+    /// A message carries more file descriptors than any may.
+    #[error("a message carries too many file descriptors")]
+    Descriptors,
+    /// A request is invalid, and the front-end has not asked for an acknowledgement that could say so.
+    #[error("request {request} is rejected: {reason}")]
+    Rejected {
+        /// Number of the request.
+        request: u32,
+        /// The reason.
+        reason: RequestError,
+    },
+    /// The front-end does not read its replies.
+    #[error("the front-end does not read replies")]
+    SendQueueFull,
+    /// The front-end truncated memory that it shares.
+    #[error("the front-end truncated memory that it shares")]
+    Truncated,
+}
+
+/// Why a request of the front-end is rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// It is unknown, or its feature was not negotiated.
+    #[error("it is not supported")]
+    NotSupported,
+    /// Its payload is not what it should be.
+    #[error("its payload is invalid")]
+    Payload,
+    /// It has the wrong number of descriptors, or of the wrong kind.
+    #[error("its file descriptors are invalid")]
+    Descriptors,
+    /// The memory is not accepted.
+    #[error("{0}")]
+    Memory(#[from] MemoryError),
+    /// There is no such virtqueue.
+    #[error("there is no such virtqueue")]
+    Queue,
+    /// A virtqueue is running and cannot be changed.
+    #[error("the virtqueue is running")]
+    Running,
+    /// A feature is not offered.
+    #[error("a feature is not offered")]
+    Feature,
+}
+
+/// Why a virtqueue is not served any more, until it is started again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum RingError {
+    #[error("the available index jumps by {0}")]
+    IndexJump(u16),
+    #[error("descriptor {0} is not in its table")]
+    Descriptor(u16),
+    #[error("a chain has too many descriptors or is a loop")]
+    ChainLength,
+    #[error("a writable descriptor is followed by a readable one")]
+    Order,
+    #[error("an indirect table is invalid")]
+    IndirectTable,
+    #[error("a chain has no room for the status")]
+    NoStatus,
+}

@@ -1,0 +1,45 @@
+//! The vhost-user target: block devices as virtio disks of virtual machines and of whatever else speaks vhost-user.
+//!
+//! A [`VhostTarget`] has controllers ([`VhostBlkConfig`]), each a UNIX socket at which QEMU or libblkio finds a
+//! virtio block device; an [`rpc::VhostModule`] makes it a part of a program. The client shares its memory: requests are
+//! fetched from virtqueues there, split or packed, and block devices read and write the guest's buffers without a copy.
+//! The shell drives the connections, each on one core.
+//!
+//! ```
+//! use bdev::{Registry, malloc};
+//! use vhost::{VhostBlkConfig, VhostTarget};
+//! let reactors = reactor::Reactors::start(&reactor::ReactorConfig { pin: false, ..Default::default() }).expect("reactors");
+//! let registry = Registry::new();
+//! malloc::create(&registry, malloc::MallocConfig::new("Malloc0", 2048, 512)).expect("a device");
+//! let directory = std::env::temp_dir();
+//! let target = VhostTarget::new(registry, reactors.handles(), directory.clone());
+//! let name = format!("vhost-doc-{}", std::process::id());
+//! let controller = target.create(VhostBlkConfig::new(&name, "Malloc0"))?;
+//! assert_eq!(controller.socket, directory.join(&name));
+//! target.shutdown();
+//! reactors.stop();
+//! # Ok::<(), vhost::VhostTargetError>(())
+//! ```
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod blk;
+mod chain;
+mod connection;
+mod controller;
+mod core;
+mod device;
+mod failure;
+mod limits;
+mod memory;
+mod messages;
+mod queue;
+mod requests;
+pub mod rpc;
+mod status;
+mod target;
+mod vring;
+
+pub use failure::{RequestError, VhostTargetError, VhostViolation};
+pub use memory::MemoryError;
+pub use target::{VhostBlkConfig, VhostControllerInfo, VhostTarget};

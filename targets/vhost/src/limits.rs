@@ -1,0 +1,40 @@
+//! Maxima, each with its reason.
+
+/// Controllers of the target.
+pub(crate) const CONTROLLERS_MAX: usize = 1024;
+/// Bytes of a controller's name: with the directory it has to fit the address of a socket.
+pub(crate) const NAME_BYTES_MAX: usize = 255;
+/// Connections of the target. A controller usually has one; each can have [`MEMORY_REGIONS_MAX`] regions, and a core's
+/// pool can have 65,536.
+pub(crate) const CONNECTIONS_MAX: u32 = 256;
+/// Virtqueues of a connection: messages name them by eight bits.
+pub(crate) const QUEUES_MAX: usize = 256;
+/// Memory regions of a connection; QEMU needs one for each memory device and a few more.
+pub(crate) const MEMORY_REGIONS_MAX: usize = 256;
+/// Requests of a connection in flight; others stay in their virtqueues.
+pub(crate) const REQUESTS_MAX: u32 = 8192;
+/// Requests fetched from one virtqueue in one poll, so that others have their turn.
+pub(crate) const FETCHED_MAX: usize = 64;
+/// Data segments of a request (`seg_max`): those of SPDK, and of a virtqueue of 128 without indirect descriptors.
+pub(crate) const SEGMENTS_MAX: u32 = 126;
+/// Bytes of a segment (`size_max`).
+pub(crate) const SEGMENT_BYTES_MAX: u32 = 256 << 10;
+/// Bytes of a request: what `seg_max` and `size_max` allow a driver. A longer copy would delay other connections.
+pub(crate) const REQUEST_BYTES_MAX: u64 = SEGMENTS_MAX as u64 * SEGMENT_BYTES_MAX as u64;
+/// Descriptors of a chain: twice what `seg_max` allows, for drivers that divide the header.
+pub(crate) const CHAIN_MAX: usize = 256;
+/// Slices of a request's data: a segment may cross the border of memory regions.
+pub(crate) const SLICES_MAX: usize = 512;
+/// Sectors of a discard or a write of zeroes: 1 GiB.
+pub(crate) const RANGE_SECTORS_MAX: u32 = 1 << 21;
+/// Bytes of a message's payload: a memory table has 264, the configuration space 268.
+pub(crate) const PAYLOAD_BYTES_MAX: usize = 4096;
+/// Messages processed in one poll, so that I/O is not starved.
+pub(crate) const MESSAGES_PER_POLL_MAX: usize = 64;
+/// Bytes of replies that are not sent.
+pub(crate) const UNSENT_BYTES_MAX: usize = 64 << 10;
+/// Descriptors in these replies.
+pub(crate) const UNSENT_DESCRIPTORS_MAX: usize = 4;
+/// After this time without a request, virtqueues are not polled any more and the driver's notifications are enabled:
+/// ten round trips of a driver with one request in flight.
+pub(crate) const IDLE_NS: u64 = 50_000;

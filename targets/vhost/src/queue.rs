@@ -1,0 +1,107 @@
+//! A virtqueue of a connection: what the front-end has set, and the ring while it runs.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+use wire_vhost_user::VringAddress;
+use wire_virtio::Features;
+
+use crate::core::{DriverNotification, Notifications};
+use crate::failure::RingError;
+use crate::memory::GuestMemory;
+use crate::vring::Ring;
+
+/// A virtqueue.
+///
+/// It runs from `SET_VRING_KICK`, once size, addresses and memory are known, to `GET_VRING_BASE`; requests are fetched
+/// while it runs and is enabled.
+#[derive(Default)]
+pub(crate) struct Queue {
+    pub(crate) size: u16,
+    pub(crate) address: Option<VringAddress>,
+    /// Where it begins when it is started.
+    pub(crate) base: u32,
+    pub(crate) is_enabled: bool,
+    /// It was started by the front-end. It runs when it has a ring.
+    pub(crate) is_started: bool,
+    /// It is being stopped: nothing is fetched.
+    pub(crate) is_stopping: bool,
+    /// The driver violated the specification; nothing is fetched until it is started again.
+    pub(crate) is_broken: bool,
+    /// The driver's notifications; `None` if it has to be polled.
+    pub(crate) kick: Option<DriverNotification>,
+    pub(crate) call: Option<OwnedFd>,
+    pub(crate) error: Option<OwnedFd>,
+    pub(crate) ring: Option<Ring>,
+    /// Requests in flight.
+    pub(crate) in_flight: u32,
+    /// It is on the list of queues with used chains that are not published.
+    pub(crate) is_unpublished: bool,
+}
+
+impl Queue {
+    /// Whether requests are fetched.
+    #[inline]
+    pub(crate) fn is_served(&self) -> bool {
+        self.is_enabled && self.ring.is_some() && !self.is_stopping && !self.is_broken
+    }
+
+    /// Starts it if everything that it needs is known. Returns whether it has started.
+    pub(crate) fn try_start(&mut self, memory: &GuestMemory, features: Features) -> bool {
+        if !self.is_started || self.ring.is_some() {
+            return false;
+        }
+        let Some(address) = &self.address else { return false };
+        self.ring = Ring::new(memory, address, self.size, self.base, features);
+        self.ring.is_some()
+    }
+
+    /// Finds its areas again after memory or addresses have changed. Without them it waits until they are there.
+    pub(crate) fn relocate(&mut self, memory: &GuestMemory) {
+        let (Some(ring), Some(address)) = (&mut self.ring, &self.address) else { return };
+        if ring.relocate(memory, address).is_none() {
+            self.base = ring.base();
+            self.ring = None;
+        }
+    }
+
+    /// Ends it; nothing is in flight. Returns its base.
+    pub(crate) fn stop(&mut self) -> u32 {
+        if let Some(ring) = self.ring.take() {
+            self.base = ring.base();
+        }
+        self.is_started = false;
+        self.is_stopping = false;
+        self.is_broken = false;
+        self.kick = None;
+        self.base
+    }
+
+    /// Makes used chains visible, and signals the driver if it wants that.
+    #[inline]
+    pub(crate) fn publish(&mut self, notifications: &Rc<Notifications>) {
+        self.is_unpublished = false;
+        if let Some(ring) = &mut self.ring
+            && ring.publish()
+            && let Some(call) = &self.call
+        {
+            notifications.signal(call.as_fd());
+        }
+    }
+
+    /// Ends the service of a driver that violated the specification.
+    #[cold]
+    pub(crate) fn fail(
+        &mut self,
+        error: RingError,
+        name: &str,
+        index: usize,
+        notifications: &Rc<Notifications>,
+    ) {
+        log::warn!(target: "vhost", "{name}: virtqueue {index} is not served any more: {error}");
+        self.is_broken = true;
+        if let Some(error) = &self.error {
+            notifications.signal(error.as_fd());
+        }
+    }
+}

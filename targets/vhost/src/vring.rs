@@ -1,0 +1,143 @@
+//! Virtqueues, as the device sees them.
+
+mod packed;
+mod split;
+
+use std::rc::Rc;
+
+use dma::SharedRegion;
+use wire_vhost_user::VringAddress;
+use wire_virtio::Features;
+
+pub(crate) use packed::PackedRing;
+pub(crate) use split::SplitRing;
+
+use crate::chain::Chain;
+use crate::failure::RingError;
+use crate::memory::{GuestMemory, GuestPlace};
+
+/// An area of a virtqueue in guest memory. The guest may write it at any moment.
+#[derive(Clone)]
+pub(crate) struct RingArea {
+    region: Rc<SharedRegion>,
+    offset: u64,
+}
+
+impl RingArea {
+    /// The area of `bytes` bytes at an address of the front-end, if it is mapped and aligned.
+    fn resolve(memory: &GuestMemory, address: u64, bytes: u64, alignment: u64) -> Option<RingArea> {
+        let GuestPlace { region, offset } = memory.by_user_address(address, bytes)?;
+        offset.is_multiple_of(alignment).then_some(RingArea { region, offset })
+    }
+
+    #[inline]
+    fn load_u16(&self, offset: u64) -> u16 {
+        self.region.load_u16(self.offset + offset)
+    }
+
+    #[inline]
+    fn store_u16(&self, offset: u64, value: u16) {
+        self.region.store_u16(self.offset + offset, value);
+    }
+
+    #[inline]
+    fn store_u32(&self, offset: u64, value: u32) {
+        self.region.store_u32(self.offset + offset, value);
+    }
+
+    #[inline]
+    fn snapshot<const N: usize>(&self, offset: u64) -> [u8; N] {
+        self.region.snapshot(self.offset + offset)
+    }
+}
+
+/// A chain that was fetched from a virtqueue: how it is returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChainId {
+    /// First descriptor of a split virtqueue's chain; the driver's identifier in a packed one.
+    pub(crate) id: u16,
+    /// Descriptors of the ring that it occupies, in a packed virtqueue.
+    pub(crate) descriptors: u16,
+}
+
+/// A running virtqueue.
+///
+/// [`fetch`](Self::fetch) chains, [`push_used`](Self::push_used) them in any order, then
+/// [`publish`](Self::publish). While the driver's notifications are disabled the ring must be polled;
+/// [`enable_notifications`](Self::enable_notifications) may find that there is work already.
+pub(crate) enum Ring {
+    Split(SplitRing),
+    Packed(PackedRing),
+}
+
+macro_rules! forward {
+    ($self:ident, $ring:ident => $call:expr) => {
+        match $self {
+            Ring::Split($ring) => $call,
+            Ring::Packed($ring) => $call,
+        }
+    };
+}
+
+impl Ring {
+    /// The ring at these addresses; `None` if they are not mapped or the size is invalid. `base` is what
+    /// `SET_VRING_BASE` said.
+    pub(crate) fn new(
+        memory: &GuestMemory,
+        address: &VringAddress,
+        size: u16,
+        base: u32,
+        features: Features,
+    ) -> Option<Ring> {
+        if features.contains(Features::RING_PACKED) {
+            PackedRing::new(memory, address, size, base, features).map(Ring::Packed)
+        } else {
+            SplitRing::new(memory, address, size, base, features).map(Ring::Split)
+        }
+    }
+
+    /// Moves the ring to where its addresses are now; `None` if they are not mapped.
+    pub(crate) fn relocate(&mut self, memory: &GuestMemory, address: &VringAddress) -> Option<()> {
+        forward!(self, ring => ring.relocate(memory, address))
+    }
+
+    /// Fetches the next chain; `None` if there is none.
+    ///
+    /// # Errors
+    /// The driver violates the specification; the ring must not be used any more.
+    #[inline]
+    pub(crate) fn fetch(
+        &mut self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+    ) -> Result<Option<ChainId>, RingError> {
+        forward!(self, ring => ring.fetch(memory, chain))
+    }
+
+    /// Returns a chain to the driver, with the number of bytes written from the start of its writable part.
+    #[inline]
+    pub(crate) fn push_used(&mut self, id: ChainId, written: u32) {
+        forward!(self, ring => ring.push_used(id, written))
+    }
+
+    /// Makes returned chains visible. Returns whether the driver wants a notification.
+    #[inline]
+    pub(crate) fn publish(&mut self) -> bool {
+        forward!(self, ring => ring.publish())
+    }
+
+    /// Disables the driver's notifications: the ring is polled.
+    pub(crate) fn disable_notifications(&mut self) {
+        forward!(self, ring => ring.disable_notifications())
+    }
+
+    /// Enables the driver's notifications. Returns whether a chain arrived before: no notification announces that.
+    pub(crate) fn enable_notifications(&mut self) -> bool {
+        forward!(self, ring => ring.enable_notifications())
+    }
+
+    /// What `GET_VRING_BASE` answers. Nothing is in flight.
+    pub(crate) fn base(&self) -> u32 {
+        forward!(self, ring => ring.base())
+    }
+}

@@ -1,0 +1,215 @@
+//! Split virtqueues (virtio 1.3, section 2.7).
+
+use std::sync::atomic::{Ordering, fence};
+
+use wire_vhost_user::VringAddress;
+use wire_virtio::split::{Descriptor, available, table_bytes, used};
+use wire_virtio::{Features, QUEUE_SIZE_MAX, descriptor_flags, needs_event};
+
+use super::{ChainId, RingArea};
+use crate::chain::{Chain, GuestRange};
+use crate::failure::RingError;
+use crate::limits::CHAIN_MAX;
+use crate::memory::GuestMemory;
+
+/// A split virtqueue.
+pub(crate) struct SplitRing {
+    areas: SplitAreas,
+    size: u16,
+    event_index: bool,
+    indirect: bool,
+    /// Index of the next available entry to fetch.
+    next_available: u16,
+    /// Index of the next used entry to write.
+    next_used: u16,
+    /// The used index that was published, and the driver's decision on a notification was last asked at.
+    published: u16,
+}
+
+struct SplitAreas {
+    table: RingArea,
+    available: RingArea,
+    used: RingArea,
+}
+
+impl SplitAreas {
+    fn resolve(
+        memory: &GuestMemory,
+        address: &VringAddress,
+        size: u16,
+        event_index: bool,
+    ) -> Option<SplitAreas> {
+        Some(SplitAreas {
+            table: RingArea::resolve(memory, address.descriptors, table_bytes(size), 16)?,
+            available: RingArea::resolve(memory, address.available, available::bytes(size, event_index), 2)?,
+            used: RingArea::resolve(memory, address.used, used::bytes(size, event_index), 4)?,
+        })
+    }
+}
+
+impl SplitRing {
+    pub(super) fn new(
+        memory: &GuestMemory,
+        address: &VringAddress,
+        size: u16,
+        base: u32,
+        features: Features,
+    ) -> Option<SplitRing> {
+        // Indices wrap at 2^16, so the size has to divide that.
+        if !size.is_power_of_two() || size > QUEUE_SIZE_MAX {
+            return None;
+        }
+        let event_index = features.contains(Features::EVENT_IDX);
+        let areas = SplitAreas::resolve(memory, address, size, event_index)?;
+        let next_used = areas.used.load_u16(used::INDEX);
+        let mut ring = SplitRing {
+            areas,
+            size,
+            event_index,
+            indirect: features.contains(Features::INDIRECT_DESC),
+            next_available: base as u16,
+            next_used,
+            published: next_used,
+        };
+        ring.disable_notifications();
+        Some(ring)
+    }
+
+    pub(super) fn relocate(&mut self, memory: &GuestMemory, address: &VringAddress) -> Option<()> {
+        self.areas = SplitAreas::resolve(memory, address, self.size, self.event_index)?;
+        Some(())
+    }
+
+    #[inline]
+    pub(super) fn fetch(
+        &mut self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+    ) -> Result<Option<ChainId>, RingError> {
+        // Acquire: entries and descriptors are read after the index.
+        let pending = self.areas.available.load_u16(available::INDEX).wrapping_sub(self.next_available);
+        if pending == 0 {
+            return Ok(None);
+        }
+        if pending > self.size {
+            return Err(RingError::IndexJump(pending));
+        }
+        let head = self.areas.available.load_u16(available::entry(self.next_available, self.size));
+        self.next_available = self.next_available.wrapping_add(1);
+        chain.clear();
+        self.walk(memory, head, chain)?;
+        Ok(Some(ChainId { id: head, descriptors: 1 }))
+    }
+
+    /// Collects the buffers of the chain that begins at `head`.
+    #[inline]
+    fn walk(&self, memory: &GuestMemory, head: u16, chain: &mut Chain) -> Result<(), RingError> {
+        let mut index = head;
+        loop {
+            if index >= self.size {
+                return Err(RingError::Descriptor(index));
+            }
+            let bytes = self.areas.table.snapshot(u64::from(index) * Descriptor::SIZE as u64);
+            let descriptor = decode(&bytes);
+            if descriptor.flags & descriptor_flags::INDIRECT != 0 {
+                if !self.indirect || descriptor.flags & descriptor_flags::NEXT != 0 {
+                    return Err(RingError::IndirectTable);
+                }
+                return walk_indirect(memory, &descriptor, chain);
+            }
+            let range = GuestRange { address: descriptor.address, length: descriptor.length };
+            // Also ends loops: a chain has a maximum length.
+            chain.add(range, descriptor.flags)?;
+            if descriptor.flags & descriptor_flags::NEXT == 0 {
+                return Ok(());
+            }
+            index = descriptor.next;
+        }
+    }
+
+    #[inline]
+    pub(super) fn push_used(&mut self, id: ChainId, written: u32) {
+        let at = used::entry(self.next_used, self.size);
+        self.areas.used.store_u32(at, id.id.into());
+        self.areas.used.store_u32(at + 4, written);
+        self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    #[inline]
+    pub(super) fn publish(&mut self) -> bool {
+        let (old, new) = (self.published, self.next_used);
+        if old == new {
+            return false;
+        }
+        // Release: the entries, and the data before them, are visible before the index.
+        self.areas.used.store_u16(used::INDEX, new);
+        self.published = new;
+        // The index is visible before the driver's wish is read (section 2.7.10).
+        fence(Ordering::SeqCst);
+        if self.event_index {
+            let event = self.areas.available.load_u16(available::used_event(self.size));
+            return needs_event(event, new, old);
+        }
+        self.areas.available.load_u16(available::FLAGS) & available::NO_INTERRUPT == 0
+    }
+
+    pub(super) fn disable_notifications(&mut self) {
+        // With event indices, one that stays behind asks for no notification until the index wraps.
+        if !self.event_index {
+            self.areas.used.store_u16(used::FLAGS, used::NO_NOTIFY);
+        }
+    }
+
+    pub(super) fn enable_notifications(&mut self) -> bool {
+        if self.event_index {
+            self.areas.used.store_u16(used::available_event(self.size), self.next_available);
+        } else {
+            self.areas.used.store_u16(used::FLAGS, 0);
+        }
+        // The wish is visible before the index is read.
+        fence(Ordering::SeqCst);
+        self.areas.available.load_u16(available::INDEX) != self.next_available
+    }
+
+    pub(super) fn base(&self) -> u32 {
+        self.next_available.into()
+    }
+}
+
+/// Collects the buffers of an indirect table (section 2.7.5.3).
+fn walk_indirect(memory: &GuestMemory, table: &Descriptor, chain: &mut Chain) -> Result<(), RingError> {
+    let entries = table.length as usize / Descriptor::SIZE;
+    let piece = memory.piece(table.address, table.length).filter(|piece| piece.length == table.length);
+    let Some(piece) = piece else { return Err(RingError::IndirectTable) };
+    if entries == 0 || !table.length.is_multiple_of(Descriptor::SIZE as u32) {
+        return Err(RingError::IndirectTable);
+    }
+    let mut index = 0_usize;
+    for _ in 0..CHAIN_MAX {
+        if index >= entries {
+            return Err(RingError::IndirectTable);
+        }
+        let at = piece.offset + (index * Descriptor::SIZE) as u64;
+        let descriptor = decode(&piece.region().snapshot(at));
+        if descriptor.flags & descriptor_flags::INDIRECT != 0 {
+            return Err(RingError::IndirectTable);
+        }
+        chain.add(GuestRange { address: descriptor.address, length: descriptor.length }, descriptor.flags)?;
+        if descriptor.flags & descriptor_flags::NEXT == 0 {
+            return Ok(());
+        }
+        index = descriptor.next.into();
+    }
+    Err(RingError::ChainLength)
+}
+
+#[inline]
+fn decode(bytes: &[u8; Descriptor::SIZE]) -> Descriptor {
+    let [a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, l3, f0, f1, n0, n1] = *bytes;
+    Descriptor {
+        address: u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]),
+        length: u32::from_le_bytes([l0, l1, l2, l3]),
+        flags: u16::from_le_bytes([f0, f1]),
+        next: u16::from_le_bytes([n0, n1]),
+    }
+}

@@ -1,0 +1,9 @@
+//! The target against a front-end and driver that know only the specifications.
+#![allow(clippy::unwrap_used)]
+
+#[path = "vhost_user/frontend.rs"]
+mod frontend;
+#[path = "vhost_user/hostile.rs"]
+mod hostile;
+#[path = "vhost_user/io.rs"]
+mod io;

@@ -1,0 +1,158 @@
+//! A driver's requests, over split and packed virtqueues.
+
+use crate::frontend::{Frontend, MEMORY_BYTES, TestTarget, wait_until};
+use vhost::VhostBlkConfig;
+use wire_vhost_user::{ConfigHeader, FrontendRequest, VringState};
+use wire_virtio::Features;
+use wire_virtio::blk::{BlkConfig, RangeSegment, RequestKind};
+
+const DATA: u64 = 1 << 20;
+
+/// Every kind of virtqueue.
+const RINGS: [(&str, Features); 4] = [
+    ("split", Features::VERSION_1),
+    ("split-event", Features::VERSION_1.union(Features::EVENT_IDX)),
+    ("packed", Features::VERSION_1.union(Features::RING_PACKED)),
+    ("packed-event", Features::VERSION_1.union(Features::RING_PACKED).union(Features::EVENT_IDX)),
+];
+
+fn all_of_blk() -> Features {
+    Features::BLK_FLUSH | Features::BLK_CONFIG_WCE | Features::BLK_DISCARD | Features::BLK_WRITE_ZEROES
+}
+
+#[test]
+fn requests_are_executed_over_every_kind_of_virtqueue() {
+    for (name, ring) in RINGS {
+        let target = TestTarget::start(name, |config| VhostBlkConfig { packed_ring: true, ..config });
+        let frontend = Frontend::negotiated(&target.socket(), ring | all_of_blk());
+        let mut queue = frontend.start_queue(0, 16, 0);
+        // More rounds than the ring has descriptors, so that indices and counters wrap.
+        for round in 0..20_u64 {
+            let bytes: Vec<u8> = (0..4096).map(|at| (at as u64 * 7 + round) as u8).collect();
+            frontend.memory.write(DATA, &bytes);
+            let parts = [(DATA, 512, false), (DATA + 512, 3584, false)];
+            assert_eq!(queue.execute(RequestKind::Out, round * 8, &parts), (0, 1), "{name}");
+            let back = [(DATA + 8192, 1024, true), (DATA + 16384, 3072, true)];
+            assert_eq!(queue.execute(RequestKind::In, round * 8, &back), (0, 4097), "{name}");
+            let mut read = vec![0; 4096];
+            frontend.memory.read(DATA + 8192, &mut read[..1024]);
+            frontend.memory.read(DATA + 16384, &mut read[1024..]);
+            assert!(read == bytes, "{name}, round {round}");
+        }
+        assert_eq!(queue.execute(RequestKind::Flush, 0, &[]), (0, 1), "{name}");
+        assert_eq!(queue.execute(RequestKind::GetId, 0, &[(DATA, 20, true)]), (0, 21), "{name}");
+        assert_eq!(frontend.memory.snapshot::<20>(DATA), *b"Malloc0\0\0\0\0\0\0\0\0\0\0\0\0\0");
+        for (kind, flags, sector) in [(RequestKind::Discard, 0, 0), (RequestKind::WriteZeroes, 1, 8)] {
+            let range = RangeSegment { sector, sectors: 8, flags };
+            frontend.memory.write(DATA, &range.to_bytes());
+            assert_eq!(queue.execute(kind, 0, &[(DATA, 16, false)]), (0, 1), "{name} {kind:?}");
+            assert_eq!(queue.execute(RequestKind::In, sector, &[(DATA, 4096, true)]), (0, 4097));
+            assert_eq!(frontend.memory.snapshot::<64>(DATA), [0; 64], "{name} {kind:?}");
+        }
+    }
+}
+
+#[test]
+fn an_idle_device_is_notified_and_notifies() {
+    for (name, ring) in RINGS {
+        let name = format!("idle-{name}");
+        let target = TestTarget::start(&name, |config| VhostBlkConfig { packed_ring: true, ..config });
+        let frontend = Frontend::negotiated(&target.socket(), ring);
+        let mut queue = frontend.start_queue(0, 8, 0);
+        for round in 0..5 {
+            // The driver's notifications are enabled once the device has been idle.
+            wait_until("the device asks for notifications", || queue.wants_notification(0));
+            queue.was_called();
+            assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513), "{name} {round}");
+            wait_until("the device notifies", || queue.was_called());
+        }
+    }
+}
+
+#[test]
+fn invalid_requests_are_answered() {
+    let target = TestTarget::start("invalid", |config| config);
+    let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1 | all_of_blk());
+    let mut queue = frontend.start_queue(0, 16, 0);
+    let (io_error, unsupported) = (1, 2);
+    for (kind, sector, data, expected) in [
+        // No whole sectors, none at all, beyond the end, outside of memory.
+        (0, 0, vec![(DATA, 100, true)], io_error),
+        (0, 0, vec![], io_error),
+        (0, 4096, vec![(DATA, 512, true)], io_error),
+        (0, u64::MAX, vec![(DATA, 512, true)], io_error),
+        (0, 0, vec![(MEMORY_BYTES, 512, true)], io_error),
+        (0, 0, vec![(MEMORY_BYTES - 256, 512, true)], io_error),
+        (0, 0, vec![(DATA, u32::MAX, true)], io_error),
+        (1, 4095, vec![(DATA, 1024, false)], io_error),
+        // Discards of no range, two ranges, and with a flag.
+        (11, 0, vec![], io_error),
+        (11, 0, vec![(DATA, 32, false)], io_error),
+        (99, 0, vec![], unsupported),
+    ] {
+        assert_eq!(queue.execute_raw(kind, sector, &data), (expected, 1), "{kind} {sector} {data:?}");
+    }
+    for flags in [1, 2] {
+        frontend.memory.write(DATA, &RangeSegment { sector: 0, sectors: 8, flags }.to_bytes());
+        assert_eq!(queue.execute(RequestKind::Discard, 0, &[(DATA, 16, false)]), (unsupported, 1));
+    }
+    assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513), "the queue still works");
+}
+
+#[test]
+fn a_read_only_controller_rejects_writes() {
+    let target = TestTarget::start("readonly", |config| VhostBlkConfig { read_only: true, ..config });
+    let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1 | Features::BLK_RO);
+    assert!(frontend.features.contains(Features::BLK_RO));
+    let mut queue = frontend.start_queue(0, 16, 0);
+    assert_eq!(queue.execute(RequestKind::Out, 0, &[(DATA, 512, false)]), (1, 1));
+    assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513));
+}
+
+#[test]
+fn a_stopped_virtqueue_continues_where_it_was() {
+    for (name, ring) in RINGS {
+        let name = format!("stop-{name}");
+        let target = TestTarget::start(&name, |config| VhostBlkConfig { packed_ring: true, ..config });
+        let frontend = Frontend::negotiated(&target.socket(), ring);
+        let mut queue = frontend.start_queue(1, 8, 0);
+        for _ in 0..3 {
+            assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513));
+        }
+        let state = VringState { index: 1, value: 0 };
+        frontend.send(FrontendRequest::GetVringBase, &state.to_bytes(), &[]);
+        let reply = frontend.reply(FrontendRequest::GetVringBase).unwrap();
+        let base = VringState::decode(&reply).unwrap();
+        assert_eq!(base.index, 1);
+        if !queue.is_packed {
+            assert_eq!(base.value, 3);
+        }
+        frontend.set(FrontendRequest::SetVringBase, &base.to_bytes(), &[]);
+        let which = 1_u64.to_le_bytes();
+        frontend.set(FrontendRequest::SetVringKick, &which, &[std::os::fd::AsFd::as_fd(&queue.kick)]);
+        for _ in 0..10 {
+            assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513), "{name}");
+        }
+    }
+}
+
+#[test]
+fn the_configuration_space_describes_the_device() {
+    let target = TestTarget::start("config", |config| config);
+    let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1 | all_of_blk());
+    let read = |offset: u32, size: u32| {
+        let header = ConfigHeader { offset, size, flags: 0 };
+        let bytes = [&header.to_bytes()[..], &vec![0; size as usize]].concat();
+        frontend.send(FrontendRequest::GetConfig, &bytes, &[]);
+        frontend.reply(FrontendRequest::GetConfig).unwrap()
+    };
+    let bytes = read(0, BlkConfig::SIZE as u32);
+    let config = BlkConfig::decode(&bytes[ConfigHeader::SIZE..]).unwrap();
+    assert_eq!((config.capacity, config.block_size, config.writeback), (4096, 512, 1));
+    assert!(read(200, 100).is_empty(), "a range beyond the end");
+    let writeback = [&ConfigHeader { offset: 32, size: 1, flags: 0 }.to_bytes()[..], &[0]].concat();
+    frontend.set(FrontendRequest::SetConfig, &writeback, &[]);
+    assert_eq!(read(32, 1)[ConfigHeader::SIZE..], [0]);
+    let capacity = [&ConfigHeader { offset: 0, size: 1, flags: 0 }.to_bytes()[..], &[0]].concat();
+    assert_eq!(frontend.ask(FrontendRequest::SetConfig, &capacity, &[]), Some(1), "it cannot be written");
+}
