@@ -49,6 +49,8 @@ OPTIONAL_MODULES += ["vfio_iommu_type1", "uio_pci_generic"]
 OPTIONAL_MODULES += ["null_blk", "mq-deadline", "kyber-iosched", "bfq"]
 # For disks of the NBD target.
 OPTIONAL_MODULES += ["nbd"]
+# For disks of the vhost-user target.
+OPTIONAL_MODULES += ["virtio_blk"]
 PARAMETERS = {"null_blk": "nr_devices=1 gb=1 submit_queues=1 poll_queues=1", "nbd": "nbds_max=4"}
 KERNELS = {"debian": "linux-image-amd64", "ubuntu": "linux-image-generic"}
 # The first kernel whose iommufd works with all cases; older releases provide it as an additional package.
