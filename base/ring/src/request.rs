@@ -245,10 +245,8 @@ impl<D> Request<D> {
     pub fn set_data(&mut self, data: Option<impl Into<D>>) {
         let payload = Payload::from_data(data);
         let previous = std::mem::replace(&mut self.payload, payload);
-        // Mostly there is none, which the drop of a payload, a call, would find out too.
-        if !matches!(previous, Payload::None) {
-            drop(previous);
-        } else {
+        // The drop of a payload is a call, and usually there was none.
+        if matches!(previous, Payload::None) {
             std::mem::forget(previous);
         }
     }

@@ -16,9 +16,9 @@ use crate::{SocketStream, StreamAddress, stream};
 
 /// A UNIX socket that listens at a path. Dropping it removes the file, unless another file has taken its place.
 ///
-/// A socket at the path that refuses connections is stale and is replaced, under a lock of the directory; anything
-/// else there is an error. The file appears at the path with its final mode and only when connections are accepted, so that no other user
-/// can connect too early and no other process takes it for stale.
+/// A socket at the path that refuses connections is stale and is replaced, under a lock of the directory, which takes
+/// permission to read it; anything else there is an error. The file appears at the path with its final mode and only
+/// when connections are accepted, so that no other user can connect too early and no other process takes it for stale.
 #[derive(Debug)]
 pub struct UnixListenSocket {
     socket: OwnedFd,
@@ -178,6 +178,9 @@ fn lock_directory_of(path: &Path) -> io::Result<fs::File> {
             Err(error) => return Err(error.into()),
         }
     }
-    let what = format!("'{}' is locked by another process (flock)", parent.display());
+    let what = format!(
+        "'{}' is locked by another process (flock): end it, or choose another directory",
+        parent.display()
+    );
     Err(io::Error::new(ErrorKind::AddrInUse, what))
 }

@@ -11,7 +11,7 @@ use crate::limits::MEMORY_REGIONS_MAX;
 
 /// The regions of the guest's memory that the front-end has described, in ascending order of guest address.
 ///
-/// Buffers in a region are lent to devices without a copy and keep it mapped; whoever removes a region waits for them
+/// Buffers in a region are lent to devices without a copy and keep it mapped; the removal of a region waits for them
 /// ([`RemovedRegions`]).
 #[derive(Default)]
 pub(crate) struct GuestMemory {

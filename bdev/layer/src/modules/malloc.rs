@@ -150,12 +150,12 @@ impl MallocChannel {
                 Status::SUCCESS
             }
             (Op::Write, Payload::Data(data)) => {
-                let mut offset = offset;
+                let mut at = offset;
                 for slice in data.slices() {
-                    self.region.write_from(offset, slice);
-                    offset += slice.len() as u64;
+                    self.region.write_from(at, slice);
+                    at += slice.len() as u64;
                 }
-                self.written.mark(offset - bytes, bytes);
+                self.written.mark(offset, bytes);
                 Status::SUCCESS
             }
             (Op::Unmap | Op::WriteZeroes, _) if bytes > ZERO_PIECE_BYTES => {

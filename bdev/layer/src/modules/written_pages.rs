@@ -10,8 +10,8 @@ const PAGES_PER_WORD: u64 = u64::BITS as u64;
 
 /// A bit a page, set by the first write of the page and cleared when all of it is zeroed.
 ///
-/// A writer stores its data and then [marks](Self::mark) the page; whoever zeroes pages [clears](Self::clear) them
-/// before. Of a write and a zeroing that overlap, either the write's data is zeroed, or the page is marked: with
+/// A write stores its data and then [marks](Self::mark) the page; a zeroing [clears](Self::clear) the marks first. Of a
+/// write and a zeroing that overlap, either the write's data is zeroed, or the page is marked: with
 /// [`barrier`], a write of a page that is marked already costs one load.
 pub(super) struct WrittenPages {
     words: Box<[AtomicU64]>,
