@@ -29,8 +29,10 @@ pub struct Checkpoint {
 impl Partition {
     /// Begins a checkpoint of what was applied before, whose checksums the caller has set. The caller waits for the
     /// writes of these operations, writes the checksums, flushes if [`Checkpoint::flush_before_onodes`], writes the
-    /// onodes, flushes, and calls [`finish_checkpoint`](Self::finish_checkpoint). Then the log may free their entries.
-    /// Other operations may be applied meanwhile. It copies 4 KiB for every changed block of metadata.
+    /// onodes, flushes, frees the log, and when that is durable calls [`finish_checkpoint`](Self::finish_checkpoint): until
+    /// then REDO may need the space that these operations gave up. Reads that were planned before a checkpoint complete
+    /// before it is finished. Other operations may be applied meanwhile. It copies 4 KiB for every changed block of
+    /// metadata.
     ///
     /// # Panics
     /// If a checkpoint is in progress.
@@ -55,7 +57,8 @@ impl Partition {
         self.free_released(changes);
     }
 
-    /// A write or flush of the checkpoint failed: the next one repeats it.
+    /// A write or flush of the checkpoint failed: the next one repeats the metadata. A failed flush may also have lost
+    /// data: the caller writes that of the entries since the last complete checkpoint again, or loads the partition anew.
     ///
     /// # Panics
     /// If no checkpoint is in progress.

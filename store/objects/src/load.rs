@@ -1,10 +1,9 @@
-//! Formatting a device and loading a partition.
+//! Loading a partition, and the header of a new one.
 
 use std::collections::BTreeMap;
 
 use wire_store::{
-    BLOCK_BYTES, DecodeError, EXTENTS_PER_OBJECT, Onode, OnodeContent, PartitionHeader, PartitionLayout,
-    SECTOR_BYTES, Superblock,
+    BLOCK_BYTES, DecodeError, Onode, OnodeContent, PartitionHeader, PartitionLayout, SECTOR_BYTES, Superblock,
 };
 
 use crate::free::FreeExtents;
@@ -115,10 +114,8 @@ impl PartitionLoader {
                 return Err(ObjectsError::Twice { block, object: onode.id });
             }
             if let OnodeContent::Mapped(map) = &onode.content {
-                let mapped: &[u32; EXTENTS_PER_OBJECT] = &map.extents;
-                if let Some(extent) =
-                    mapped.iter().copied().find(|extent| *extent != 0 && !free.take(*extent))
-                {
+                let taken = |extent: &u32| *extent != 0 && !free.take(*extent);
+                if let Some(extent) = map.extents.iter().copied().find(taken) {
                     return Err(ObjectsError::Extent { block, extent, object: onode.id });
                 }
             }

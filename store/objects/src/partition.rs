@@ -199,10 +199,10 @@ impl Partition {
         self.start + self.layout.extent_block(extent) + (block % BLOCKS_PER_EXTENT) as u64
     }
 
-    /// Applies an operation that is in the log: changes the metadata, and appends the writes to perform. `data` is the
+    /// Applies an operation: changes the metadata, and appends the writes to perform. `data` is the
     /// operation's, and at least [`INLINE_BYTES_MAX`] bytes of it if it is longer.
     ///
-    /// The caller performs the pieces, those of one block in the order of their operations, and calls
+    /// The caller performs the pieces, those of one block in their order, and calls
     /// [`set_checksum`](Self::set_checksum) for every block.
     ///
     /// # Errors

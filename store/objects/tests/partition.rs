@@ -1,7 +1,9 @@
 //! What a partition accepts, plans and allocates.
 #![allow(clippy::unwrap_used)]
 
-use objects::{BlockBase, ObjectsError, Partition, PartitionLoader, PieceSource, SpaceUse, WritePiece};
+use objects::{
+    BlockBase, ObjectsError, Partition, PartitionLoader, PieceSource, SpaceUse, WritePiece, entries_to_redo,
+};
 use wire_store::*;
 
 const ONODES: u32 = 16;
@@ -146,4 +148,29 @@ fn a_refused_operation_changes_nothing() {
     assert_eq!(partition.space_use(), before);
     let checkpoint = partition.begin_checkpoint();
     assert_eq!((checkpoint.checksums.len(), checkpoint.onodes.len()), (0, 0));
+}
+
+#[test]
+fn redo_after_a_removal_needs_no_space_that_the_crash_took() {
+    // What the last of three entries left, on a partition that is full: the object has no block at its start any more.
+    let after_crash = || {
+        let mut map = Box::<ObjectBlockMap>::default();
+        map.extents[16] = 1;
+        load(&[(0, Onode::new(id(0), OnodeContent::Mapped(map))), (1, mapped(1, &[2, 3, 4]))]).unwrap()
+    };
+    let log: Vec<(EntryHeader, ())> = [
+        entry(Operation::Write, 0, 0, 100),
+        entry(Operation::Remove, 0, 0, 0),
+        entry(Operation::Write, 0, 1 << 20, 4096),
+    ]
+    .into_iter()
+    .zip(1..)
+    .map(|(entry, sequence)| (EntryHeader { sequence, ..entry }, ()))
+    .collect();
+    assert_eq!(apply(&mut after_crash(), log[0].0.clone()), Err(ObjectsError::Full));
+    let mut partition = after_crash();
+    for (entry, ()) in entries_to_redo(&log) {
+        apply(&mut partition, entry.clone()).unwrap();
+    }
+    assert_eq!(partition.space_use().free_extents, 0);
 }

@@ -32,7 +32,7 @@ use std::ops::Range;
 
 use wire_store::{DecodeError, EntryHeader, LogHeader, SECTOR_BYTES, crc32c};
 
-/// Why a log cannot be recovered, or an entry not be appended.
+/// Why a recovery or an entry is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LogError {
     /// Neither header is valid. It is the error of the first.
@@ -97,7 +97,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// An empty log. The owner writes [`header`](Self::header) before anything else. Sequences start at 1.
+    /// An empty log. The owner first zeroes both slots and flushes, so that no header of an earlier log counts, then writes
+    /// [`header`](Self::header). Sequences start at 1. An entry that is longer than `capacity` never fits.
     pub fn create(log: [u8; 16], group: u32, capacity: u64) -> Log {
         Log::empty(LogHeader {
             log,
@@ -125,7 +126,8 @@ impl Log {
     }
 
     /// Finds a log's entries after a crash, with their data, in their order. They are to be applied again; the log
-    /// continues after them.
+    /// continues after them. The device is flushed before slots and area are read: what a killed process wrote may only be
+    /// in the device's cache.
     ///
     /// # Errors
     /// [`LogError::Header`] and [`LogError::Size`].
@@ -139,10 +141,7 @@ impl Log {
         let Some(header) = newest else {
             return Err(LogError::Header(first_error.expect("neither is valid")));
         };
-        let numbers = [header.head, header.head_sequence];
-        if header.capacity != area.len() as u64
-            || numbers.iter().any(|from| from.checked_add(header.capacity).is_none())
-        {
+        if header.capacity != area.len() as u64 {
             return Err(LogError::Size { found: area.len() as u64, expected: header.capacity });
         }
         let mut log = Log::empty(header);
@@ -171,8 +170,7 @@ impl Log {
             return None;
         }
         let data = self.read(self.tail + EntryHeader::SIZE as u64, entry.data_bytes(), area);
-        let expected = if data.is_empty() { 0 } else { crc32c(&data) };
-        (entry.data_crc32c == expected).then_some((entry, data))
+        (entry.data_crc32c == crc32c(&data)).then_some((entry, data))
     }
 
     /// Appends an operation: sets its sequence and checksums, and returns its place and the header to write there.
@@ -194,7 +192,7 @@ impl Log {
         }
         entry.sequence = self.next_sequence;
         entry.previous_crc32c = self.previous_crc32c;
-        entry.data_crc32c = if data.is_empty() { 0 } else { crc32c(data) };
+        entry.data_crc32c = crc32c(data);
         let header = entry.encode(self.durable.log, place.position);
         self.push(place, &header);
         Ok((place, header))

@@ -8,13 +8,11 @@ use crate::FORMAT_VERSION;
 const CHECKSUM: usize = 8;
 
 pub(crate) fn put<const N: usize>(out: &mut [u8], at: usize, value: [u8; N]) {
-    out[at..at + N].copy_from_slice(&value);
+    codec::put_field(&mut &mut out[at..], &value);
 }
 
 pub(crate) fn array<const N: usize>(from: &[u8], at: usize) -> [u8; N] {
-    let mut value = [0; N];
-    value.copy_from_slice(&from[at..at + N]);
-    value
+    codec::next_field(&mut &from[at..])
 }
 
 pub(crate) fn u32_at(from: &[u8], at: usize) -> u32 {

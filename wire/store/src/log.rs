@@ -59,6 +59,12 @@ impl LogHeader {
         check_location(u32_at(from, 12).into(), slot.into(), 12)?;
         check_zero("a reserved field of the log header", from, 6..8)?;
         check_zero("a reserved field of the log header", from, 84..SECTOR_BYTES)?;
+        // No log gets that far, and sums of them stay below 2^64.
+        for (what, at) in [("the capacity", 48), ("the head", 56), ("the sequence of the head", 64)] {
+            if u64_at(from, at) >= 1 << 62 {
+                return Err(DecodeError::value(what, at as u32, u64_at(from, at)));
+            }
+        }
         Ok(LogHeader {
             log: array(from, 16),
             generation: u64_at(from, 32),

@@ -105,6 +105,28 @@ fn encodings_are_those_of_the_documented_tables() {
 }
 
 #[test]
+fn what_was_encoded_is_decoded() {
+    assert_eq!(Superblock::decode(&superblock().encode(17), 17), Ok(superblock()));
+    assert_eq!(LogHeader::decode(&log_header().encode(1), 1), Ok(log_header()));
+    assert_eq!(EntryHeader::decode(&entry().encode([4; 16], 512), [4; 16], 512), Ok(entry()));
+    assert_eq!(Onode::decode(&mapped().encode(17), 17), Ok(Some(mapped())));
+}
+
+#[test]
+fn a_log_header_beyond_any_log_is_rejected() {
+    for wrong in [
+        LogHeader { capacity: 1 << 62, ..log_header() },
+        LogHeader { head: u64::MAX, ..log_header() },
+        LogHeader { head_sequence: u64::MAX - 1, ..log_header() },
+    ] {
+        assert!(
+            matches!(LogHeader::decode(&wrong.encode(0), 0), Err(DecodeError::Value { .. })),
+            "{wrong:?}"
+        );
+    }
+}
+
+#[test]
 fn areas_of_a_partition_do_not_overlap_and_fit() {
     let mut superblock = superblock();
     for partition_blocks in [26, 27, 4000, 1 << 20, 1 << 28] {

@@ -5,7 +5,9 @@ mod disk;
 use std::collections::BTreeMap;
 
 use disk::Disk;
-use objects::{BlockBase, ObjectsError, Partition, PartitionLoader, PieceSource, ReadSource, WritePiece};
+use objects::{
+    BlockBase, ObjectsError, Partition, PartitionLoader, PieceSource, ReadSource, WritePiece, entries_to_redo,
+};
 use random::WyRand;
 use wire_store::{
     BLOCK_BYTES, DecodeError, EntryHeader, OBJECT_BYTES, ObjectId, Operation, SECTOR_BYTES, Superblock,
@@ -295,11 +297,11 @@ impl Node {
     }
 
     fn apply_log(&mut self) -> Result<(), String> {
-        for (entry, data) in self.log.clone() {
+        for (entry, data) in entries_to_redo(&self.log.clone()) {
             let mut pieces = Vec::new();
-            let applied = self.partition.apply(&entry, &data, &mut pieces);
+            let applied = self.partition.apply(entry, data, &mut pieces);
             applied.map_err(|error| format!("REDO of {}: {error}", entry.sequence))?;
-            self.execute(&pieces, &data, true)?;
+            self.execute(&pieces, data, true)?;
         }
         Ok(())
     }
