@@ -370,6 +370,9 @@ impl JobFileParser<'_> {
             value => value,
         };
         match option.support {
+            // Sections that were not selected may say anything of the run.
+            Support::NoEffect { .. } if !self.is_selected() => return Ok(()),
+            Support::Run if option.name == "config" && !self.is_selected() => return Ok(()),
             Support::NoEffect { .. } => return self.plan.warn(&name, value, location),
             Support::Run if option.name == "config" => return self.plan.set_config(value, location),
             _ => {}
@@ -398,10 +401,15 @@ impl JobFileParser<'_> {
     }
 
     fn end_section(&mut self, location: &OptionLocation) -> Result<(), JobPlanError> {
-        let job = self.section.take();
-        let wanted = |job: &PerfJob| self.sections.is_empty() || self.sections.contains(&job.spec.name);
-        let job = job.filter(wanted);
+        let is_selected = self.is_selected();
+        let job = self.section.take().filter(|_| is_selected);
         self.finish(job, location)
+    }
+
+    /// Whether the current section is one of those that run, or none of a job.
+    fn is_selected(&self) -> bool {
+        let is_named = |job: &PerfJob| self.sections.contains(&job.spec.name);
+        self.sections.is_empty() || self.section.as_ref().is_none_or(is_named)
     }
 
     fn finish(&mut self, job: Option<PerfJob>, location: &OptionLocation) -> Result<(), JobPlanError> {

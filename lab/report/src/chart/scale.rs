@@ -70,7 +70,7 @@ impl FittedAxis {
         if positive {
             // Widened limits may be 0 or infinite, between which there is no end of ticks.
             low = low.clamp(f64::MIN_POSITIVE, f64::MAX / 4.0);
-            high = high.clamp(2.0 * low, f64::MAX);
+            high = if high <= low { 2.0 * low } else { high.min(f64::MAX) };
         }
         Some(FittedAxis { scale, low, high, steps, from_px: px.0, to_px: px.1 })
     }

@@ -72,6 +72,11 @@ const fn no_effect(
     OptionInfo { name, aliases, value: "", switch: true, help: why, support }
 }
 
+/// The same option, which needs a value, after an equals sign or as the next word.
+const fn with_value(option: OptionInfo) -> OptionInfo {
+    OptionInfo { value: "VALUE", switch: false, ..option }
+}
+
 const fn refused(name: &'static str, why: &'static str) -> OptionInfo {
     refused_as(name, &[], why)
 }
@@ -777,11 +782,16 @@ pub const OPTIONS: &[OptionInfo] = &[
     no_effect("do_verify", &[], ON, "a job that writes and verifies reads its data back at the end"),
     no_effect("verify_fatal", &[], &[], "mismatches are counted, and the run fails"),
     no_effect("verify_dump", &[], &[], "the first mismatch is described, not dumped"),
-    no_effect("verify_async", &[], &[], "each job verifies on its own thread"),
-    no_effect("verify_async_cpus", &[], &[], "each job verifies on its own thread"),
+    with_value(no_effect("verify_async", &[], &[], "each job verifies on its own thread")),
+    with_value(no_effect("verify_async_cpus", &[], &[], "each job verifies on its own thread")),
     no_effect("verify_state_save", &[], &[], "there is no file of the state of a verification"),
     no_effect("verify_state_load", &[], &["0", "false"], "there is no file of the state of a verification"),
-    no_effect("fallocate", &[], &[], "files to be written are allocated if the file system supports it"),
+    with_value(no_effect(
+        "fallocate",
+        &[],
+        &[],
+        "files to be written are allocated if the file system supports it",
+    )),
     no_effect("overwrite", &[], &[], "files that are read are written first, others are allocated"),
     no_effect("unlink", &[], &[], "files are kept"),
     no_effect("create_serialize", &[], &[], "files are laid out before the jobs start"),
@@ -790,47 +800,52 @@ pub const OPTIONS: &[OptionInfo] = &[
     no_effect("disable_lat", &[], &[], "latencies are measured all the same"),
     no_effect("disable_clat", &[], &[], "latencies are measured all the same"),
     no_effect("disable_bw_measurement", &["disable_bw"], &[], "bandwidth is sampled all the same"),
-    no_effect("gtod_cpu", &[], &[], "each job reads the clock itself"),
-    no_effect(
+    with_value(no_effect("gtod_cpu", &[], &[], "each job reads the clock itself")),
+    with_value(no_effect(
         "clocksource",
         &[],
         &[],
         "the clock is the processor's counter, or the kernel's monotonic clock",
-    ),
-    no_effect(
+    )),
+    with_value(no_effect(
         "mem",
         &["iomem"],
         &["malloc", "shm", "shmhuge", "mmap", "mmaphuge", "mmapshared"],
         "buffers come from an arena of 2 MiB chunks",
-    ),
-    no_effect("iomem_align", &["mem_align"], &[], "buffers are aligned to pages"),
-    no_effect("lockmem", &[], &[], "the generator locks no memory but its buffers"),
+    )),
+    with_value(no_effect("iomem_align", &["mem_align"], &[], "buffers are aligned to pages")),
+    with_value(no_effect("lockmem", &[], &[], "the generator locks no memory but its buffers")),
     no_effect("scramble_buffers", &[], &[], "buffers hold random bytes"),
-    no_effect(
+    with_value(no_effect(
         "random_generator",
         &[],
         &["tausworthe", "tausworthe64", "lfsr"],
         "there is one generator; without norandommap each offset is visited once, as with lfsr",
-    ),
+    )),
     no_effect("softrandommap", &[], &[], "the random map needs no memory"),
-    no_effect(
+    with_value(no_effect(
         "iodepth_batch_complete_min",
         &["iodepth_batch_complete"],
         &["0", "1"],
         "a job waits for one completion at most",
-    ),
-    no_effect(
+    )),
+    with_value(no_effect(
         "io_submit_mode",
         &[],
         &["inline", "offload"],
         "arrivals of a rate never wait for completions, and latency counts from the scheduled start",
-    ),
+    )),
     no_effect("exitall_on_error", &[], &[], "the run fails when a job fails"),
     no_effect("error_dump", &[], &[], "the first error is described, all are counted"),
-    no_effect("eta_newline", &[], &[], "progress is one line each second; status_interval sets the time"),
+    with_value(no_effect(
+        "eta_newline",
+        &[],
+        &[],
+        "progress is one line each second; status_interval sets the time",
+    )),
     no_effect("enable_vmd", &[], &[], "devices are addressed by their PCI functions"),
-    no_effect("shm_id", &[], &[], "memory is never shared with other processes"),
-    no_effect("mem_size_mb", &[], &[], "the option memory of the command line limits buffers"),
+    with_value(no_effect("shm_id", &[], &[], "memory is never shared with other processes")),
+    with_value(no_effect("mem_size_mb", &[], &[], "the option memory of the command line limits buffers")),
     // Options of fio that are not supported.
     refused_as("rate_min", &["ratemin"], "the result shows a job that is too slow"),
     refused_as("rate_cycle", &["ratecycle"], "rates apply to each I/O"),

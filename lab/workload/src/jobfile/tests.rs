@@ -280,6 +280,23 @@ fn options_without_effect_have_one_warning_each() {
         let plan = super::plan(&words(line), &TestFiles::default()).unwrap();
         assert_eq!((plan.jobs.len(), plan.warnings.len()), (1, 1), "{line}");
     }
+    // A value may be the next word.
+    let line = "--name=a --filename=x --fallocate none --mem malloc --unlink --rw=read";
+    let plan = super::plan(&words(line), &TestFiles::default()).unwrap();
+    assert_eq!((plan.jobs.len(), plan.warnings.len()), (1, 3), "{:?}", plan.warnings);
+    let error =
+        super::plan(&words("--name=a --filename=x --mem"), &TestFiles::default()).unwrap_err().to_string();
+    assert!(error.contains("--mem needs a value"), "{error}");
+}
+
+#[test]
+fn a_section_that_is_not_selected_says_nothing_of_the_run() {
+    let text = "[a]\nfilename=x\n[b]\nfilename=y\nspdk_json_conf=b.json\ngtod_reduce=1\n";
+    let files = test_files(text);
+    let plan = super::plan(&words("--section=a a.fio"), &files).unwrap();
+    assert_eq!((plan.jobs.len(), plan.run_option("config"), plan.warnings.len()), (1, None, 0));
+    let plan = super::plan(&words("--section=b a.fio"), &files).unwrap();
+    assert_eq!((plan.run_option("config"), plan.warnings.len()), (Some("b.json"), 1));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 /// The URIs of transport identifiers, which are separated by colons; `None` if the text has none. As a colon separates
 /// files in fio, addresses have points in their place, and NQNs and IPv6 addresses escape theirs.
 pub(super) fn uris(text: &str) -> Result<Option<Vec<String>>, String> {
-    if !text.trim_start().starts_with("trtype") {
+    if !begins(text) {
         return Ok(None);
     }
     let mut names: Vec<String> = Vec::new();
@@ -14,7 +14,7 @@ pub(super) fn uris(text: &str) -> Result<Option<Vec<String>>, String> {
             None => (piece, false),
         };
         match names.last_mut() {
-            Some(last) if escaped || !plain.trim_start().starts_with("trtype") => {
+            Some(last) if escaped || !begins(plain) => {
                 last.push(':');
                 last.push_str(plain);
             }
@@ -23,6 +23,12 @@ pub(super) fn uris(text: &str) -> Result<Option<Vec<String>>, String> {
         escaped = ends_escaped;
     }
     names.iter().map(|name| uri(name)).collect::<Result<Vec<String>, String>>().map(Some)
+}
+
+/// Whether a text begins with the word `trtype`, and not with the name of a file that begins so.
+fn begins(text: &str) -> bool {
+    let rest = text.trim_start().strip_prefix("trtype");
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['=', ':', ' ']))
 }
 
 fn uri(text: &str) -> Result<String, String> {
@@ -48,8 +54,11 @@ fn uri(text: &str) -> Result<String, String> {
         return Err(format!("--filename={text} names no traddr"));
     }
     match transport.to_ascii_lowercase().as_str() {
-        // 0000.04.00.0 is 0000:04:00.0.
-        "pcie" => Ok(format!("nvme+pcie://{}?ns={nsid}", address.replacen('.', ":", 2))),
+        // 0000.04.00.0 and 0000:04:00.0 are the same function; the domain may be left out.
+        "pcie" => {
+            let (device, function) = address.rsplit_once('.').unwrap_or((address, "0"));
+            Ok(format!("nvme+pcie://{}.{function}?ns={nsid}", device.replace('.', ":")))
+        }
         "tcp" => {
             let subnqn = subnqn.ok_or("--filename: trtype=TCP needs subnqn=NQN, with each : written \\:")?;
             let host = if address.contains(':') { format!("[{address}]") } else { address.to_string() };
@@ -68,6 +77,8 @@ mod tests {
     fn transport_identifiers_become_uris() {
         let cases = [
             ("trtype=PCIe traddr=0000.04.00.0 ns=1", "nvme+pcie://0000:04:00.0?ns=1"),
+            ("trtype=PCIe traddr=0000\\:04\\:00.0 ns=1", "nvme+pcie://0000:04:00.0?ns=1"),
+            ("trtype=PCIe traddr=04.00.1", "nvme+pcie://04:00.1?ns=1"),
             (
                 "trtype=TCP adrfam=IPv4 traddr=10.0.0.1 trsvcid=4421 subnqn=nqn.2016-06.io.spdk\\:a ns=2",
                 "nvme+tcp://10.0.0.1:4421/nqn.2016-06.io.spdk:a?ns=2",
@@ -79,7 +90,9 @@ mod tests {
         }
         let two = "trtype=PCIe traddr=0000.04.00.0 ns=1:trtype=PCIe traddr=0000.05.00.0 ns=1";
         assert_eq!(uris(two).unwrap().unwrap().len(), 2);
-        assert_eq!(uris("/dev/sda:/dev/sdb").unwrap(), None);
+        for files in ["/dev/sda:/dev/sdb", "trtype-1.img", "trtypes"] {
+            assert_eq!(uris(files).unwrap(), None, "{files}");
+        }
         for wrong in [
             "trtype=PCIe",
             "trtype=RDMA traddr=a",
