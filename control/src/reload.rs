@@ -14,7 +14,9 @@ use crate::parameters::Presence;
 use crate::{Catalog, ControlPlane};
 
 /// Parts of names of methods that create, and of those that undo them.
-const REVERSES: [(&str, &str); 6] = [
+const REVERSES: [(&str, &str); 7] = [
+    // `vhost_delete_controller` deletes those of every kind.
+    ("_create_blk_controller", "_delete_controller"),
     ("_create_", "_delete_"),
     ("_create", "_delete"),
     ("_add_", "_remove_"),
@@ -247,6 +249,8 @@ mod tests {
                     let removed = toys.sizes.lock().unwrap().remove(&params.name);
                     removed.map(|_| true).ok_or_else(|| RpcError::new(RpcError::ENODEV, "there is none"))
                 }),
+                Method::update("toy_create_blk_controller", |_: &Toys, _: CreateToy| Ok::<_, RpcError>(true)),
+                Method::update("toy_delete_controller", |_: &Toys, _: DeleteToy| Ok::<_, RpcError>(true)),
                 Method::update("toy_set_options", |toys: &Toys, params: SetOptions| {
                     *toys.level.lock().unwrap() = params.level;
                     Ok::<_, RpcError>(params.name.is_empty())
@@ -266,6 +270,15 @@ mod tests {
 
     fn level(level: u32) -> Value {
         json!({ "method": "toy_set_options", "params": { "level": level } })
+    }
+
+    #[test]
+    fn a_controller_is_deleted_by_the_method_of_every_kind() {
+        let plane = ControlPlane::builder(Vec::new()).module(&Arc::<Toys>::default()).start(None).unwrap();
+        let call = json!({ "method": "toy_create_blk_controller", "params": { "name": "a" } });
+        let first = config(&plane, &[call]);
+        let (_, lines) = first.reload(&config(&plane, &[]), &plane);
+        assert_eq!(lines, ["removed: toy_create_blk_controller name=a"]);
     }
 
     #[test]

@@ -23,7 +23,6 @@ pub(crate) struct Chain {
     ranges: Vec<GuestRange>,
     /// Number of ranges that the device reads.
     readable: usize,
-    descriptors: usize,
 }
 
 /// A descriptor's buffer lies outside of guest memory, or in too many pieces.
@@ -35,14 +34,12 @@ impl Chain {
     pub(crate) fn clear(&mut self) {
         self.ranges.clear();
         self.readable = 0;
-        self.descriptors = 0;
     }
 
     /// Adds the buffer of the next descriptor.
     #[inline]
     pub(crate) fn add(&mut self, range: GuestRange, flags: u16) -> Result<(), RingError> {
-        self.descriptors += 1;
-        if self.descriptors > CHAIN_MAX {
+        if self.ranges.len() == CHAIN_MAX {
             return Err(RingError::ChainLength);
         }
         if flags & descriptor_flags::WRITE == 0 {

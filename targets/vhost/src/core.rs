@@ -59,11 +59,8 @@ impl Notifications {
     /// Signals a driver.
     #[inline]
     pub(crate) fn signal(&self, eventfd: BorrowedFd<'_>) {
-        let mut signaler = self.signaler.borrow_mut();
-        if signaler.is_none() {
-            *signaler = self.create();
-        }
-        if let Some(signaler) = &mut *signaler {
+        // A connection is accepted only when there is one.
+        if let Some(signaler) = &mut *self.signaler.borrow_mut() {
             // It is an eventfd, so this fails only for lack of kernel memory; drivers time out and look.
             _ = signaler.signal(eventfd);
         }
@@ -113,9 +110,11 @@ impl VhostCore {
     #[cold]
     fn process_notifications(&mut self, connections: &mut Connections<VhostConnection>) {
         self.notified.extend(self.events.drain(..).map(|event| event.tag));
+        self.notified.sort_unstable();
+        self.notified.dedup();
         let notified = &self.notified;
         connections.update(|_, entry| {
-            let is_notified = !entry.is_closed() && notified.contains(&entry.connection.token());
+            let is_notified = !entry.is_closed() && notified.binary_search(&entry.connection.token()).is_ok();
             if is_notified {
                 entry.connection.on_notification();
             }

@@ -24,7 +24,7 @@ pub enum VhostTargetError {
     #[error("there is no vhost controller {0}")]
     NotFound(String),
     /// Clients use the controller.
-    #[error("the vhost controller {0} is in use")]
+    #[error("the vhost controller {0} is in use: disconnect its clients first")]
     Busy(String),
     /// There are as many controllers as the target has.
     #[error("there are {0} vhost controllers already")]

@@ -4,13 +4,13 @@
 pub(crate) const CONTROLLERS_MAX: usize = 1024;
 /// Bytes of a controller's name: with the directory it has to fit the address of a socket.
 pub(crate) const NAME_BYTES_MAX: usize = 255;
-/// Connections of the target. A controller usually has one; each can have [`MEMORY_REGIONS_MAX`] regions, and a core's
-/// pool can have 65,536.
+/// Connections of the target. A controller usually has one; each can have [`MEMORY_REGIONS_MAX`] regions, and the process
+/// 65,530 mappings (`vm.max_map_count`).
 pub(crate) const CONNECTIONS_MAX: u32 = 256;
 /// Virtqueues of a connection: messages name them by eight bits.
 pub(crate) const QUEUES_MAX: usize = 256;
 /// Memory regions of a connection; QEMU needs one for each memory device and a few more.
-pub(crate) const MEMORY_REGIONS_MAX: usize = 256;
+pub(crate) const MEMORY_REGIONS_MAX: usize = 64;
 /// Requests of a connection in flight; others stay in their virtqueues.
 pub(crate) const REQUESTS_MAX: u32 = 8192;
 /// Requests fetched from one virtqueue in one poll, so that others have their turn.

@@ -13,7 +13,7 @@ use wire_virtio::{Features, QUEUE_SIZE_MAX};
 use crate::device::VhostDevice;
 use crate::failure::RequestError;
 use crate::limits::{MEMORY_REGIONS_MAX, QUEUES_MAX};
-use crate::memory::{MemoryError, RemovedRegions};
+use crate::memory::{GuestMemory, MemoryError, RemovedRegions};
 use crate::messages::ReplyPayload;
 use crate::queue::Queue;
 
@@ -219,15 +219,11 @@ impl VhostDevice {
         if table.0.len() != request.descriptors.len() {
             return Err(MemoryError::Files.into());
         }
-        let removed = self.memory.clear();
+        let mut memory = GuestMemory::default();
         for (region, file) in table.0.iter().zip(&request.descriptors) {
-            if let Err(error) = self.memory.add(pool, *region, file) {
-                // The old memory is not restored: what fails here is the front-end's fault.
-                self.memory.clear();
-                return Err(error.into());
-            }
+            memory.add(pool, *region, file)?;
         }
-        Ok(removed)
+        Ok(std::mem::replace(&mut self.memory, memory).clear())
     }
 
     /// A virtqueue, which exists from its first use on.

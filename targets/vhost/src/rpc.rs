@@ -46,6 +46,7 @@ impl Module for VhostModule {
                     (RpcError::INVALID_PARAMS, "a parameter is invalid, or the bdev has blocks that virtio lacks"),
                     (RpcError::EEXIST, "the controller exists"),
                     (RpcError::ENODEV, "there is no such bdev"),
+                    (RpcError::ENOSPC, "there are as many controllers as the target has"),
                     (RpcError::INTERNAL, "the socket cannot be created, or the target is stopping"),
                     UNRESPONSIVE,
                 ]),

@@ -48,8 +48,10 @@ fn block_requests_have_the_layout_of_the_specification() {
     assert_eq!(header.to_bytes(), [1, 0, 0, 0, 0, 0, 0, 0, 0x34, 0x12, 0, 0, 0, 0, 0, 0]);
     let segment = RangeSegment { sector: 8, sectors: 16, flags: RangeSegment::UNMAP };
     assert_eq!(segment.to_bytes(), [8, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 1, 0, 0, 0]);
-    for value in 0..32 {
-        assert_eq!(RequestKind::from_wire(value).map_or(value, RequestKind::to_wire), value);
+    let known: Vec<u32> = (0..32).filter(|value| RequestKind::from_wire(*value).is_some()).collect();
+    assert_eq!(known, [0, 1, 4, 8, 11, 13]);
+    for value in known {
+        assert_eq!(RequestKind::from_wire(value).map(RequestKind::to_wire), Some(value));
     }
     for value in 0..=u8::MAX {
         assert_eq!(

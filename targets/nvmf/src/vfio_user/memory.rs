@@ -93,7 +93,7 @@ impl ClientMemory {
                     dma::RegionError::Map { errno, .. } => Errno::from_raw_os_error(errno),
                     _ => Errno::NOMEM,
                 })?;
-                Some(pool.attach_external(Rc::new(region)))
+                Some(pool.try_attach_external(Rc::new(region)).ok_or(Errno::NOSPC)?)
             }
             _ => None,
         };

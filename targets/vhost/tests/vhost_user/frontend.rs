@@ -177,7 +177,11 @@ impl Frontend {
 
     /// Whether the target has closed the connection, which it is given time to do.
     pub(crate) fn is_closed(&self) -> bool {
-        matches!((&self.stream).read(&mut [0]), Ok(0) | Err(_))
+        match (&self.stream).read(&mut [0]) {
+            Ok(bytes) => bytes == 0,
+            // Not the time-out.
+            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
     }
 
     /// Starts a virtqueue whose areas begin at an offset of the memory, and take 32 KiB.

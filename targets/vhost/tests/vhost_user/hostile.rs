@@ -246,7 +246,7 @@ fn memory_tables_that_lie_are_rejected() {
     let remove = SingleRegion::from(fine).to_bytes();
     frontend.set(FrontendRequest::RemMemReg, &remove, &[]);
     assert_eq!(frontend.ask(FrontendRequest::RemMemReg, &remove, &[]), Some(1), "it is gone");
-    // Two regions of a table overlap: there is no memory afterwards.
+    // Two regions of a table overlap: it has no effect.
     let table = MemoryTable(vec![fine, fine]).to_bytes();
     let rejected = frontend.ask(FrontendRequest::SetMemTable, &table, &[file.as_fd(), file.as_fd()]);
     assert_eq!(rejected, Some(1));
