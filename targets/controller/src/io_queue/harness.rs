@@ -62,6 +62,8 @@ pub struct FakeTransport {
     pub starved: bool,
     /// Devices are gone.
     pub devices_gone: bool,
+    /// The first block of the write that must be submitted next.
+    fused_write: Option<u64>,
     pool: Pool,
 }
 
@@ -81,6 +83,7 @@ impl FakeTransport {
             immediate: false,
             starved: false,
             devices_gone: false,
+            fused_write: None,
             pool: Pool::new(&arena),
         }
     }
@@ -152,9 +155,9 @@ impl IoTransport for FakeTransport {
     }
 
     fn submit(&mut self, backend: u32, request: Request<Data>) -> Result<(), Status> {
-        let after_compare = self.requests.last().filter(|last| last.flags.contains(RequestFlags::FUSED));
-        if let Some(compare) = after_compare {
-            assert_eq!((request.op, request.lba), (Op::Write, compare.lba), "a fused pair is adjacent");
+        // Not the last of `requests`: the write may be completed before its compare.
+        if let Some(lba) = self.fused_write.take() {
+            assert_eq!((request.op, request.lba), (Op::Write, lba), "a fused pair is adjacent");
         } else if self.devices_gone {
             return Err(Status::NAMESPACE_NOT_READY);
         }
@@ -164,6 +167,7 @@ impl IoTransport for FakeTransport {
         if let Payload::CopySource(lba) = request.payload {
             assert!(is_within(lba), "{request:?}");
         }
+        self.fused_write = request.flags.contains(RequestFlags::FUSED).then_some(request.lba);
         self.requests.push(request);
         Ok(())
     }

@@ -32,6 +32,15 @@ proptest! {
     }
 }
 
+/// A device completes the write of a fused pair before its compare; other requests follow.
+#[test]
+fn requests_follow_a_fused_pair_whose_write_completes_first() {
+    QueueHarness::run(&[
+        172, 172, 0, 0, 0, 0, 0, 106, 199, 63, 172, 106, 172, 0, 0, 0, 0, 0, 107, 4, 223, 223, 223, 223, 223,
+        223, 223, 223, 223, 223, 223, 223, 0, 44, 96, 0, 168,
+    ]);
+}
+
 #[test]
 fn reads_send_the_devices_data_and_writes_submit_the_hosts() {
     for (later, immediate) in [(false, false), (true, false), (true, true)] {
