@@ -115,6 +115,11 @@ impl Controller {
         self.0.shared.params().queues_max
     }
 
+    /// Number of I/O queue pairs that can still be opened. A dropped queue pair counts once its deletion completed.
+    pub fn queues_left(&self) -> usize {
+        self.0.shared.free_qids()
+    }
+
     /// Whether shadow doorbells are in use.
     pub fn has_shadow_doorbells(&self) -> bool {
         self.0.shared.params().shadow.is_some()

@@ -458,6 +458,10 @@ impl SharedController {
         sync::lock(&self.free_qids).pop()
     }
 
+    pub(crate) fn free_qids(&self) -> usize {
+        sync::lock(&self.free_qids).len()
+    }
+
     pub(crate) fn free_qid(&self, qid: u16) {
         sync::lock(&self.free_qids).push(qid);
     }
