@@ -24,7 +24,7 @@ const ORDER_WITHIN: [(&str, &[&str]); 8] = [
     ("drivers", &["nvme-tcp", "vfio-user", "nvme"]),
     ("bdev", &["reservations", "layer", "*"]),
     ("services", &["blobstore", "blobfs"]),
-    ("targets", &["shell", "controller", "*"]),
+    ("targets", &["shell", "controller", "scsi", "*"]),
     ("store", &["map", "oplog", "objects", "replica", "node", "client"]),
     ("lab", &["counters", "model", "engines", "workload", "experiments", "report"]),
 ];
