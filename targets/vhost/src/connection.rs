@@ -96,7 +96,9 @@ impl VhostConnection {
             }
             Some(controller) => {
                 let has_changed = !Arc::ptr_eq(controller, &self.device.controller);
-                self.device.controller = controller.clone();
+                if has_changed {
+                    self.device.update_controller(controller);
+                }
                 has_changed
             }
         }
@@ -104,7 +106,7 @@ impl VhostConnection {
 
     /// Ends the connection if its client has truncated memory. Returns whether it has.
     pub(crate) fn check_memory(&mut self) -> bool {
-        let is_poisoned = self.device.memory.is_poisoned();
+        let is_poisoned = self.device.is_poisoned();
         if is_poisoned {
             self.violation = Some(VhostViolation::Truncated);
         }
@@ -201,8 +203,7 @@ impl ProtocolConnection<VhostCore> for VhostConnection {
     #[inline]
     fn complete_in_place(&mut self, completions: &[bdev::Completion]) -> bool {
         for completion in completions {
-            let tag = completion.tag().0 & ((1 << target_shell::REQUEST_TAG_BITS) - 1);
-            self.device.complete(tag, completion.status());
+            self.device.complete(completion);
         }
         true
     }

@@ -91,6 +91,7 @@ impl Controller {
             | Features::BLK_MQ
             | Features::INDIRECT_DESC
             | Features::EVENT_IDX
+            | Features::VHOST_LOG_ALL
             | Features::VHOST_USER_PROTOCOL_FEATURES
             | Features::VERSION_1;
         features.set(Features::BLK_RO, self.read_only);

@@ -1,13 +1,16 @@
 //! The virtio device of a connection: its virtqueues and requests.
 
+use std::io::IoSlice;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use block_io::{Status, Tag};
+use block_io::{Op, Tag};
 use slots::{Slab, Slot};
+use sockets::Wait;
 use target_shell::{IoContext, Polling};
-use wire_vhost_user::ProtocolFeatures;
+use wire_vhost_user::{BackendRequest, Header, ProtocolFeatures};
 use wire_virtio::Features;
 use wire_virtio::blk::BlkStatus;
 
@@ -15,11 +18,13 @@ use crate::blk::{self, BlkStep};
 use crate::chain::Chain;
 use crate::controller::Controller;
 use crate::core::{Notifications, VhostCore};
+use crate::dirty_log::DirtyLog;
+use crate::inflight_region::InflightRegion;
 use crate::limits::{FETCHED_MAX, IDLE_NS, REQUESTS_MAX};
 use crate::memory::{GuestMemory, GuestPlace};
 use crate::queue::Queue;
 use crate::status::blk_status;
-use crate::vring::ChainId;
+use crate::vring::{ChainId, RingSetup};
 
 /// What the group lends to a connection.
 pub(crate) type VhostContext<'a> = IoContext<'a, VhostCore>;
@@ -40,6 +45,12 @@ pub(crate) struct VhostDevice {
     /// The driver uses the device's cache in write-back mode.
     pub(crate) writeback: bool,
     pub(crate) notifications: Rc<Notifications>,
+    /// Memory of requests in flight that survives this process.
+    pub(crate) inflight: Option<InflightRegion>,
+    /// The log of dirty pages, written while its feature is negotiated.
+    pub(crate) dirty_log: Option<DirtyLog>,
+    /// The socket for requests to the front-end.
+    pub(crate) backend: Option<OwnedFd>,
     requests: Slab<InflightRequest>,
     /// Queues with used chains that are not published.
     unpublished: Vec<u16>,
@@ -88,6 +99,9 @@ impl VhostDevice {
             queues: Vec::new(),
             writeback: true,
             notifications,
+            inflight: None,
+            dirty_log: None,
+            backend: None,
             requests: Slab::with_capacity(REQUESTS_MAX),
             unpublished: Vec::new(),
             chain: Chain::default(),
@@ -106,9 +120,19 @@ impl VhostDevice {
     /// Starts virtqueues that can run, and finds the areas of others again: memory, features or a queue have changed.
     pub(crate) fn update_queues(&mut self, now_ns: u64) {
         let always_enabled = !self.features.contains(Features::VHOST_USER_PROTOCOL_FEATURES);
-        for queue in &mut self.queues {
+        for (index, queue) in self.queues.iter_mut().enumerate() {
             queue.relocate(&self.memory);
-            let has_started = queue.try_start(&self.memory, self.features);
+            if !queue.wants_start() {
+                continue;
+            }
+            let inflight = self.inflight.as_ref();
+            let setup = RingSetup {
+                size: queue.size,
+                base: queue.base,
+                features: self.features,
+                inflight: inflight.and_then(|region| region.area(index, queue.size, self.features)),
+            };
+            let has_started = queue.try_start(&self.memory, setup);
             queue.is_enabled |= has_started && always_enabled;
         }
         // New virtqueues have notifications disabled.
@@ -132,10 +156,16 @@ impl VhostDevice {
     #[cold]
     fn arm(&mut self, now_ns: u64) {
         self.is_armed = true;
+        let log = self.dirty_log.as_ref().filter(|_| self.features.contains(Features::VHOST_LOG_ALL));
+        let mut has_work = false;
         for queue in self.queues.iter_mut().filter(|queue| queue.is_served()) {
-            if queue.ring.as_mut().is_some_and(|ring| ring.enable_notifications()) {
-                return self.wake(now_ns);
+            has_work |= queue.ring.as_mut().is_some_and(|ring| ring.enable_notifications());
+            if let Some(log) = log {
+                queue.log(&self.memory, log);
             }
+        }
+        if has_work {
+            self.wake(now_ns);
         }
     }
 
@@ -178,7 +208,8 @@ impl VhostDevice {
     fn fetch(&mut self, index: usize, context: &mut VhostContext<'_>) -> usize {
         let write_through = !self.features.contains(Features::BLK_FLUSH)
             || self.features.contains(Features::BLK_CONFIG_WCE) && !self.writeback;
-        let VhostDevice { controller, memory, queues, requests, unpublished, chain, .. } = self;
+        let VhostDevice { controller, memory, queues, requests, unpublished, chain, features, .. } = self;
+        let dirty_log = self.dirty_log.as_ref().filter(|_| features.contains(Features::VHOST_LOG_ALL));
         let queue = &mut queues[index];
         let Some(ring) = &mut queue.ring else { return 0 };
         let mut found = 0;
@@ -217,6 +248,9 @@ impl VhostDevice {
                 }
             };
             plan.status.region.store_u8(plan.status.offset, status.to_wire());
+            if let Some(log) = dirty_log {
+                chain.writable().iter().for_each(|range| log.mark(range.address, range.length.into()));
+            }
             ring.push_used(id, written + 1);
             if !std::mem::replace(&mut queue.is_unpublished, true) {
                 unpublished.push(index as u16);
@@ -230,11 +264,15 @@ impl VhostDevice {
 
     /// A device request has completed.
     #[inline]
-    pub(crate) fn complete(&mut self, tag: u64, status: Status) {
+    pub(crate) fn complete(&mut self, completion: &bdev::Completion) {
+        let tag = completion.tag().0 & ((1 << target_shell::REQUEST_TAG_BITS) - 1);
         let index = (tag & ((1 << INDEX_BITS) - 1)) as u32;
         let slot = self.requests.slot_at(index).filter(|slot| tag_of(*slot) == tag);
         let Some(request) = slot.and_then(|slot| self.requests.remove(slot)) else { return };
-        let status = blk_status(status);
+        let status = blk_status(completion.status());
+        if self.features.contains(Features::VHOST_LOG_ALL) {
+            self.log_completion(completion, &request.status);
+        }
         request.status.region.store_u8(request.status.offset, status.to_wire());
         let queue = &mut self.queues[usize::from(request.queue)];
         queue.in_flight -= 1;
@@ -247,11 +285,65 @@ impl VhostDevice {
         }
     }
 
+    /// Logs what a request has written.
+    #[cold]
+    fn log_completion(&self, completion: &bdev::Completion, status: &GuestPlace) {
+        let Some(log) = &self.dirty_log else { return };
+        if let Some(address) = self.memory.guest_address_of_place(status) {
+            log.mark(address, 1);
+        }
+        let request = completion.request();
+        let slices = request.data().filter(|_| request.op == Op::Read).map(|data| data.slices());
+        for slice in slices.unwrap_or_default() {
+            if let Some(address) = self.memory.guest_address_of(slice) {
+                log.mark(address, slice.len() as u64);
+            }
+        }
+    }
+
     /// Makes used chains visible, and signals drivers that want it.
     #[inline]
     pub(crate) fn publish(&mut self) {
+        if self.unpublished.is_empty() {
+            return;
+        }
+        let log = self.dirty_log.as_ref().filter(|_| self.features.contains(Features::VHOST_LOG_ALL));
         for index in self.unpublished.drain(..) {
-            self.queues[usize::from(index)].publish(&self.notifications);
+            let queue = &mut self.queues[usize::from(index)];
+            queue.publish(&self.notifications);
+            if let Some(log) = log {
+                queue.log(&self.memory, log);
+            }
+        }
+    }
+
+    /// Whether memory of the front-end was truncated.
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.memory.is_poisoned()
+            || self.inflight.as_ref().is_some_and(InflightRegion::is_poisoned)
+            || self.dirty_log.as_ref().is_some_and(DirtyLog::is_poisoned)
+    }
+
+    /// Applies a changed controller.
+    pub(crate) fn update_controller(&mut self, controller: &Arc<Controller>) {
+        let is_resized = controller.sectors != self.controller.sectors;
+        self.controller = controller.clone();
+        if is_resized {
+            self.announce_config();
+        }
+    }
+
+    /// Tells the front-end that the configuration space has changed.
+    #[cold]
+    fn announce_config(&mut self) {
+        let Some(backend) = &self.backend else { return };
+        let message = Header::request(BackendRequest::ConfigChange.to_wire(), 0).to_bytes();
+        let parts = [IoSlice::new(&message)];
+        let sent = sockets::send_with_descriptors(backend, &parts, &[], Wait::No);
+        // A front-end that does not read them, or has closed the socket, gets no more.
+        if !sent.is_ok_and(|count| count == message.len()) {
+            log::warn!(target: "vhost", "{}: the front-end does not learn of a change", self.controller.name);
+            self.backend = None;
         }
     }
 
@@ -260,6 +352,7 @@ impl VhostDevice {
         self.publish();
         self.queues.clear();
         self.memory.clear();
+        (self.inflight, self.dirty_log, self.backend) = (None, None, None);
         self.requests = Slab::with_capacity(1);
     }
 }

@@ -86,6 +86,9 @@ pub enum RequestError {
     /// A virtqueue is running and cannot be changed.
     #[error("the virtqueue is running")]
     Running,
+    /// There is no memory for requests in flight.
+    #[error("there is no memory")]
+    NoMemory,
     /// A feature is not offered.
     #[error("a feature is not offered")]
     Feature,
@@ -106,4 +109,6 @@ pub(crate) enum RingError {
     IndirectTable,
     #[error("a chain has no room for the status")]
     NoStatus,
+    #[error("the memory for requests in flight is damaged")]
+    InflightArea,
 }

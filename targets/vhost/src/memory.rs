@@ -166,6 +166,33 @@ impl GuestMemory {
         })
     }
 
+    /// The guest address of an address of the front-end.
+    pub(crate) fn guest_address(&self, user_address: u64) -> Option<u64> {
+        self.regions.iter().find_map(|region| {
+            let offset = user_address.wrapping_sub(region.described.user_address);
+            (offset < region.described.size).then(|| region.described.guest_address + offset)
+        })
+    }
+
+    /// The guest address of a buffer's first byte.
+    pub(crate) fn guest_address_of(&self, buffer: &Buffer) -> Option<u64> {
+        self.guest_address_at(buffer.as_ptr().addr())
+    }
+
+    /// The guest address of a place.
+    pub(crate) fn guest_address_of_place(&self, place: &GuestPlace) -> Option<u64> {
+        self.guest_address_at(place.region.as_ptr().addr() + place.offset as usize)
+    }
+
+    /// The guest address of an address of this process.
+    fn guest_address_at(&self, address: usize) -> Option<u64> {
+        self.regions.iter().find_map(|region| {
+            let start = region.external.region().as_ptr().addr() + region.offset as usize;
+            let offset = address.wrapping_sub(start) as u64;
+            (offset < region.described.size).then(|| region.described.guest_address + offset)
+        })
+    }
+
     /// Whether an access to a region raised SIGBUS, because the client truncated the file.
     pub(crate) fn is_poisoned(&self) -> bool {
         self.regions.iter().any(|region| region.external.region().is_poisoned())

@@ -4,12 +4,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
 use wire_vhost_user::VringAddress;
-use wire_virtio::Features;
 
 use crate::core::{DriverNotification, Notifications};
+use crate::dirty_log::DirtyLog;
 use crate::failure::RingError;
 use crate::memory::GuestMemory;
-use crate::vring::Ring;
+use crate::vring::{Ring, RingSetup};
 
 /// A virtqueue.
 ///
@@ -28,6 +28,8 @@ pub(crate) struct Queue {
     pub(crate) is_stopping: bool,
     /// The driver violated the specification; nothing is fetched until it is started again.
     pub(crate) is_broken: bool,
+    /// Its areas are not mapped any more; nothing is fetched until they are.
+    pub(crate) is_unmapped: bool,
     /// The driver's notifications; `None` if it has to be polled.
     pub(crate) kick: Option<DriverNotification>,
     pub(crate) call: Option<OwnedFd>,
@@ -43,38 +45,50 @@ impl Queue {
     /// Whether requests are fetched.
     #[inline]
     pub(crate) fn is_served(&self) -> bool {
-        self.is_enabled && self.ring.is_some() && !self.is_stopping && !self.is_broken
+        let is_blocked = self.is_stopping || self.is_broken || self.is_unmapped;
+        self.is_enabled && self.ring.is_some() && !is_blocked
+    }
+
+    /// Whether it starts as soon as everything that it needs is known.
+    pub(crate) fn wants_start(&self) -> bool {
+        self.is_started && self.ring.is_none()
     }
 
     /// Starts it if everything that it needs is known. Returns whether it has started.
-    pub(crate) fn try_start(&mut self, memory: &GuestMemory, features: Features) -> bool {
-        if !self.is_started || self.ring.is_some() {
-            return false;
-        }
+    pub(crate) fn try_start(&mut self, memory: &GuestMemory, setup: RingSetup) -> bool {
         let Some(address) = &self.address else { return false };
-        self.ring = Ring::new(memory, address, self.size, self.base, features);
+        self.ring = Ring::new(memory, address, setup);
         self.ring.is_some()
     }
 
-    /// Finds its areas again after memory or addresses have changed. Without them it waits until they are there.
+    /// Finds its areas again after memory or addresses have changed. What is in flight is returned where they were.
     pub(crate) fn relocate(&mut self, memory: &GuestMemory) {
-        let (Some(ring), Some(address)) = (&mut self.ring, &self.address) else { return };
-        if ring.relocate(memory, address).is_none() {
-            self.base = ring.base();
-            self.ring = None;
+        if let (Some(ring), Some(address)) = (&mut self.ring, &self.address) {
+            self.is_unmapped = ring.relocate(memory, address).is_none();
         }
     }
 
     /// Ends it; nothing is in flight. Returns its base.
     pub(crate) fn stop(&mut self) -> u32 {
         if let Some(ring) = self.ring.take() {
-            self.base = ring.base();
+            self.base = ring.stop();
         }
         self.is_started = false;
         self.is_stopping = false;
         self.is_broken = false;
+        self.is_unmapped = false;
         self.kick = None;
         self.base
+    }
+
+    /// Logs what the device writes of the virtqueue itself.
+    pub(crate) fn log(&self, memory: &GuestMemory, log: &DirtyLog) {
+        let (Some(ring), Some(address)) = (&self.ring, &self.address) else { return };
+        for (start, bytes) in ring.written_areas(address) {
+            if let Some(start) = memory.guest_address(start) {
+                log.mark(start, bytes);
+            }
+        }
     }
 
     /// Makes used chains visible, and signals the driver if it wants that.

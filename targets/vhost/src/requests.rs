@@ -1,19 +1,23 @@
 //! The execution of the front-end's requests.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
 
-use dma::Pool;
+use dma::{Pool, SharedRegion};
+use wire_vhost_user::inflight::InflightDescription;
 use wire_vhost_user::{
-    CONFIG_BYTES_MAX, ConfigHeader, FrontendRequest, MemoryTable, ProtocolFeatures, SingleRegion, U64Payload,
-    VringAddress, VringDescriptor, VringState,
+    CONFIG_BYTES_MAX, ConfigHeader, FrontendRequest, LogBase, MemoryTable, ProtocolFeatures, SingleRegion,
+    U64Payload, VringAddress, VringDescriptor, VringState,
 };
 use wire_virtio::blk::BlkConfig;
 use wire_virtio::{Features, QUEUE_SIZE_MAX};
 
 use crate::device::VhostDevice;
+use crate::dirty_log::DirtyLog;
 use crate::failure::RequestError;
+use crate::inflight_region::InflightRegion;
 use crate::limits::{MEMORY_REGIONS_MAX, QUEUES_MAX};
-use crate::memory::{GuestMemory, MemoryError, RemovedRegions};
+use crate::memory::{GuestMemory, GuestPlace, MemoryError, RemovedRegions};
 use crate::messages::ReplyPayload;
 use crate::queue::Queue;
 
@@ -51,6 +55,9 @@ impl Outcome {
 const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::REPLY_ACK)
     .union(ProtocolFeatures::CONFIG)
+    .union(ProtocolFeatures::LOG_SHMFD)
+    .union(ProtocolFeatures::BACKEND_REQ)
+    .union(ProtocolFeatures::INFLIGHT_SHMFD)
     .union(ProtocolFeatures::RESET_DEVICE)
     .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS);
 
@@ -117,6 +124,10 @@ impl VhostDevice {
                 | Kind::SetVringErr
                 | Kind::AddMemReg
                 | Kind::RemMemReg
+                | Kind::SetLogBase
+                | Kind::SetLogFd
+                | Kind::SetBackendReqFd
+                | Kind::SetInflightFd
         );
         if !takes_descriptors {
             request.no_descriptors()?;
@@ -166,14 +177,15 @@ impl VhostDevice {
                 self.queues.iter_mut().for_each(|queue| queue.is_stopping = true);
                 return Ok(Outcome::Wait(ReplyCondition::Idle));
             }
-            Kind::SetLogBase
-            | Kind::SetLogFd
-            | Kind::SetBackendReqFd
-            | Kind::SetVringEndian
-            | Kind::GetInflightFd
-            | Kind::SetInflightFd
-            | Kind::SetStatus
-            | Kind::GetStatus => return Err(RequestError::NotSupported),
+            Kind::SetLogBase => return self.set_log(request),
+            // Front-ends look at the log by themselves.
+            Kind::SetLogFd => _ = request.one_descriptor()?,
+            Kind::SetBackendReqFd => self.backend = Some(request.one_descriptor()?),
+            Kind::GetInflightFd => return self.get_inflight(request.payload),
+            Kind::SetInflightFd => self.set_inflight(request)?,
+            Kind::SetVringEndian | Kind::SetStatus | Kind::GetStatus => {
+                return Err(RequestError::NotSupported);
+            }
         }
         Ok(Outcome::Done)
     }
@@ -183,12 +195,12 @@ impl VhostDevice {
         match condition {
             ReplyCondition::BuffersReturned(removed) => removed.are_unused().then_some(Outcome::Done),
             ReplyCondition::QueueIdle(index) => {
-                let queue = self.queues.get_mut(*index)?;
-                if queue.in_flight > 0 {
+                if self.queues.get(*index)?.in_flight > 0 {
                     return None;
                 }
-                queue.publish(&self.notifications);
-                let state = VringState { index: *index as u32, value: queue.stop() };
+                self.publish();
+                let value = self.queues[*index].stop();
+                let state = VringState { index: *index as u32, value };
                 Some(Outcome::bytes(&state.to_bytes()))
             }
             ReplyCondition::Idle => {
@@ -207,7 +219,9 @@ impl VhostDevice {
     fn set_features(&mut self, bits: u64) -> Result<(), RequestError> {
         let features = Features::from_bits(bits).filter(|one| self.controller.features().contains(*one));
         let features = features.ok_or(RequestError::Feature)?;
-        if features != self.features && self.queues.iter().any(|queue| queue.ring.is_some()) {
+        // Logging begins and ends while virtqueues run.
+        let changed = (features ^ self.features) - Features::VHOST_LOG_ALL;
+        if !changed.is_empty() && self.queues.iter().any(|queue| queue.ring.is_some()) {
             return Err(RequestError::Running);
         }
         self.features = features;
@@ -300,6 +314,34 @@ impl VhostDevice {
                 self.update_queues(now_ns);
             }
         }
+        Ok(())
+    }
+
+    /// Sets the log of dirty pages. Front-ends wait for a reply.
+    fn set_log(&mut self, mut request: Request<'_>) -> Result<Outcome, RequestError> {
+        let LogBase { size, mmap_offset } =
+            LogBase::decode(request.payload).map_err(|_| RequestError::Payload)?;
+        let file = request.one_descriptor()?;
+        let mapped = SharedRegion::map_peer_memory(file.as_fd(), mmap_offset, size);
+        let (region, offset) = mapped.map_err(MemoryError::Map)?;
+        self.dirty_log = Some(DirtyLog::new(GuestPlace { region: Rc::new(region), offset }, size));
+        Ok(Outcome::number(0))
+    }
+
+    /// Makes memory for requests in flight. The reply is as long as the request, which has padding.
+    fn get_inflight(&self, payload: &[u8]) -> Result<Outcome, RequestError> {
+        let description = InflightDescription::decode(payload).map_err(|_| RequestError::Payload)?;
+        let (description, file) = InflightRegion::create(&description, self.features)?;
+        let mut bytes = description.to_bytes().to_vec();
+        bytes.resize(payload.len(), 0);
+        Ok(Outcome::Reply(ReplyPayload { bytes, descriptor: Some(file) }))
+    }
+
+    /// Sets memory of requests in flight, for virtqueues that start afterwards.
+    fn set_inflight(&mut self, mut request: Request<'_>) -> Result<(), RequestError> {
+        let description = InflightDescription::decode(request.payload).map_err(|_| RequestError::Payload)?;
+        let file = request.one_descriptor()?;
+        self.inflight = Some(InflightRegion::open(&description, &file)?);
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! Virtqueues, as the device sees them.
 
+mod inflight;
 mod packed;
 mod split;
 
@@ -30,19 +31,9 @@ impl RingArea {
         offset.is_multiple_of(alignment).then_some(RingArea { region, offset })
     }
 
-    #[inline]
-    fn load_u16(&self, offset: u64) -> u16 {
-        self.region.load_u16(self.offset + offset)
-    }
-
-    #[inline]
-    fn store_u16(&self, offset: u64, value: u16) {
-        self.region.store_u16(self.offset + offset, value);
-    }
-
-    #[inline]
-    fn store_u32(&self, offset: u64, value: u32) {
-        self.region.store_u32(self.offset + offset, value);
+    /// The area at an offset of a region, which must be inside and aligned.
+    pub(crate) fn at(place: GuestPlace) -> RingArea {
+        RingArea { region: place.region, offset: place.offset }
     }
 
     #[inline]
@@ -51,13 +42,51 @@ impl RingArea {
     }
 }
 
+macro_rules! words {
+    ($($load:ident, $store:ident, $word:ident;)*) => {
+        impl RingArea {
+            $(
+                #[inline]
+                fn $load(&self, offset: u64) -> $word {
+                    self.region.$load(self.offset + offset)
+                }
+
+                #[inline]
+                fn $store(&self, offset: u64, value: $word) {
+                    self.region.$store(self.offset + offset, value);
+                }
+            )*
+        }
+    };
+}
+
+words! {
+    load_u8, store_u8, u8;
+    load_u16, store_u16, u16;
+    load_u32, store_u32, u32;
+    load_u64, store_u64, u64;
+}
+
 /// A chain that was fetched from a virtqueue: how it is returned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChainId {
     /// First descriptor of a split virtqueue's chain; the driver's identifier in a packed one.
     pub(crate) id: u16,
     /// Descriptors of the ring that it occupies, in a packed virtqueue.
-    pub(crate) descriptors: u16,
+    descriptors: u16,
+    /// Its entry in the area of requests in flight, of a packed virtqueue that has one.
+    entry: u16,
+}
+
+/// How a virtqueue begins.
+pub(crate) struct RingSetup {
+    /// Number of descriptors.
+    pub(crate) size: u16,
+    /// What `SET_VRING_BASE` said.
+    pub(crate) base: u32,
+    pub(crate) features: Features,
+    /// Its area of requests in flight.
+    pub(crate) inflight: Option<RingArea>,
 }
 
 /// A running virtqueue.
@@ -80,23 +109,18 @@ macro_rules! forward {
 }
 
 impl Ring {
-    /// The ring at these addresses; `None` if they are not mapped or the size is invalid. `base` is what
-    /// `SET_VRING_BASE` said.
-    pub(crate) fn new(
-        memory: &GuestMemory,
-        address: &VringAddress,
-        size: u16,
-        base: u32,
-        features: Features,
-    ) -> Option<Ring> {
-        if features.contains(Features::RING_PACKED) {
-            PackedRing::new(memory, address, size, base, features).map(Ring::Packed)
+    /// The ring at these addresses; `None` if they are not mapped or the size is invalid.
+    ///
+    /// It begins at `setup.base`. With an area of requests in flight it begins with these, and then where they end.
+    pub(crate) fn new(memory: &GuestMemory, address: &VringAddress, setup: RingSetup) -> Option<Ring> {
+        if setup.features.contains(Features::RING_PACKED) {
+            PackedRing::new(memory, address, setup).map(Ring::Packed)
         } else {
-            SplitRing::new(memory, address, size, base, features).map(Ring::Split)
+            SplitRing::new(memory, address, setup).map(Ring::Split)
         }
     }
 
-    /// Moves the ring to where its addresses are now; `None` if they are not mapped.
+    /// Moves the ring to where its addresses are now; `None`, without effect, if they are not mapped.
     pub(crate) fn relocate(&mut self, memory: &GuestMemory, address: &VringAddress) -> Option<()> {
         forward!(self, ring => ring.relocate(memory, address))
     }
@@ -136,8 +160,13 @@ impl Ring {
         forward!(self, ring => ring.enable_notifications())
     }
 
-    /// What `GET_VRING_BASE` answers. Nothing is in flight.
-    pub(crate) fn base(&self) -> u32 {
-        forward!(self, ring => ring.base())
+    /// The addresses of the front-end and bytes of what the device writes.
+    pub(crate) fn written_areas(&self, address: &VringAddress) -> [(u64, u64); 2] {
+        forward!(self, ring => ring.written_areas(address))
+    }
+
+    /// Ends it, with nothing in flight. Returns what `GET_VRING_BASE` answers.
+    pub(crate) fn stop(self) -> u32 {
+        forward!(self, ring => ring.stop())
     }
 }

@@ -7,3 +7,5 @@ mod frontend;
 mod hostile;
 #[path = "vhost_user/io.rs"]
 mod io;
+#[path = "vhost_user/sessions.rs"]
+mod sessions;

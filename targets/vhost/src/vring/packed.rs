@@ -6,7 +6,8 @@ use wire_vhost_user::VringAddress;
 use wire_virtio::packed::{EventSuppression, FLAGS, PackedDescriptor, RingPosition};
 use wire_virtio::{Features, QUEUE_SIZE_MAX, descriptor_flags, needs_event};
 
-use super::{ChainId, RingArea};
+use super::inflight::{PackedChain, PackedInflight};
+use super::{ChainId, RingArea, RingSetup};
 use crate::chain::{Chain, GuestRange};
 use crate::failure::RingError;
 use crate::memory::GuestMemory;
@@ -25,6 +26,11 @@ pub(crate) struct PackedRing {
     published: RingPosition,
     /// Descriptors that were used since then.
     unpublished: u16,
+    inflight: Option<PackedInflight>,
+    /// Chains that an earlier process has fetched, oldest last.
+    resubmitted: Vec<PackedChain>,
+    /// The descriptors of the chain that is being fetched, for the area of requests in flight.
+    fetched: Vec<PackedDescriptor>,
 }
 
 struct PackedAreas {
@@ -51,13 +57,8 @@ impl PackedAreas {
 const EVENT_FLAGS: u64 = 2;
 
 impl PackedRing {
-    pub(super) fn new(
-        memory: &GuestMemory,
-        address: &VringAddress,
-        size: u16,
-        base: u32,
-        features: Features,
-    ) -> Option<PackedRing> {
+    pub(super) fn new(memory: &GuestMemory, address: &VringAddress, setup: RingSetup) -> Option<PackedRing> {
+        let RingSetup { size, base, features, inflight } = setup;
         if size == 0 || size > QUEUE_SIZE_MAX {
             return None;
         }
@@ -80,9 +81,32 @@ impl PackedRing {
             next_used,
             published: next_used,
             unpublished: 0,
+            inflight: None,
+            resubmitted: Vec::new(),
+            fetched: Vec::new(),
         };
+        if let Some(area) = inflight {
+            ring.recover(area);
+        }
         ring.disable_notifications();
         Some(ring)
+    }
+
+    /// Begins with the chains that were in flight.
+    fn recover(&mut self, area: RingArea) {
+        let is_used = |at: RingPosition| {
+            let flags = self.areas.ring.load_u16(u64::from(at.index) * PackedDescriptor::SIZE as u64 + FLAGS);
+            flags & (descriptor_flags::AVAILABLE | descriptor_flags::USED) == at.used_flags()
+        };
+        let (inflight, recovered) = PackedInflight::open(area, self.size, self.next_used, is_used);
+        self.inflight = Some(inflight);
+        let Some((next_used, mut chains)) = recovered else { return };
+        let descriptors = chains.iter().map(|chain| chain.descriptors.len() as u16).sum();
+        self.next_used = next_used;
+        self.published = next_used;
+        self.next_available = next_used.advanced(descriptors, self.size);
+        chains.reverse();
+        self.resubmitted = chains;
     }
 
     pub(super) fn relocate(&mut self, memory: &GuestMemory, address: &VringAddress) -> Option<()> {
@@ -103,34 +127,80 @@ impl PackedRing {
         memory: &GuestMemory,
         chain: &mut Chain,
     ) -> Result<Option<ChainId>, RingError> {
+        if let Some(resubmitted) = self.resubmitted.pop() {
+            return self.resubmit(memory, resubmitted, chain).map(Some);
+        }
         if !self.is_available() {
             return Ok(None);
         }
         chain.clear();
+        self.fetched.clear();
         let mut at = self.next_available;
-        let mut descriptors = 0;
-        loop {
+        let mut count = 0;
+        let id = loop {
             // The driver makes the first descriptor of a chain available last, so the others are complete.
             let descriptor = self.descriptor(at.index);
             at = at.advanced(1, self.size);
-            descriptors += 1;
-            if descriptor.flags & descriptor_flags::INDIRECT != 0 {
-                if !self.indirect || descriptor.flags & descriptor_flags::NEXT != 0 || descriptors > 1 {
-                    return Err(RingError::IndirectTable);
-                }
-                walk_indirect(memory, &descriptor, chain)?;
-            } else {
-                let range = GuestRange { address: descriptor.address, length: descriptor.length };
-                chain.add(range, descriptor.flags)?;
+            count += 1;
+            let is_last = self.add(memory, &descriptor, count, chain)?;
+            if self.inflight.is_some() {
+                self.fetched.push(descriptor);
             }
-            if descriptor.flags & descriptor_flags::NEXT == 0 {
-                self.next_available = at;
-                return Ok(Some(ChainId { id: descriptor.id, descriptors }));
+            if is_last {
+                break descriptor.id;
             }
-            if descriptors == self.size {
+            if count == self.size {
                 return Err(RingError::ChainLength);
             }
+        };
+        self.next_available = at;
+        let mut entry = 0;
+        if let Some(inflight) = &mut self.inflight {
+            entry = inflight.fetched(&self.fetched).ok_or(RingError::InflightArea)?;
         }
+        Ok(Some(ChainId { id, descriptors: count, entry }))
+    }
+
+    /// Fetches a chain again that was in flight.
+    #[cold]
+    fn resubmit(
+        &self,
+        memory: &GuestMemory,
+        resubmitted: PackedChain,
+        chain: &mut Chain,
+    ) -> Result<ChainId, RingError> {
+        chain.clear();
+        let mut count = 0;
+        for descriptor in &resubmitted.descriptors {
+            count += 1;
+            if self.add(memory, descriptor, count, chain)? {
+                let id = descriptor.id;
+                return Ok(ChainId { id, descriptors: count, entry: resubmitted.entry });
+            }
+        }
+        Err(RingError::InflightArea)
+    }
+
+    /// Adds a descriptor, the `count`th of its chain, to the chain. Returns whether it is the last.
+    #[inline]
+    fn add(
+        &self,
+        memory: &GuestMemory,
+        descriptor: &PackedDescriptor,
+        count: u16,
+        chain: &mut Chain,
+    ) -> Result<bool, RingError> {
+        let has_next = descriptor.flags & descriptor_flags::NEXT != 0;
+        if descriptor.flags & descriptor_flags::INDIRECT != 0 {
+            if !self.indirect || has_next || count > 1 {
+                return Err(RingError::IndirectTable);
+            }
+            walk_indirect(memory, descriptor, chain)?;
+        } else {
+            let range = GuestRange { address: descriptor.address, length: descriptor.length };
+            chain.add(range, descriptor.flags)?;
+        }
+        Ok(!has_next)
     }
 
     fn descriptor(&self, index: u16) -> PackedDescriptor {
@@ -140,12 +210,19 @@ impl PackedRing {
     #[inline]
     pub(super) fn push_used(&mut self, id: ChainId, written: u32) {
         let at = u64::from(self.next_used.index) * PackedDescriptor::SIZE as u64;
+        let next_used = self.next_used.advanced(id.descriptors, self.size);
+        if let Some(inflight) = &mut self.inflight {
+            inflight.begin_use(id.entry, next_used);
+        }
         let ring = &self.areas.ring;
         ring.store_u32(at + 8, written);
         ring.store_u16(at + 12, id.id);
         // Release: the flags make the rest, and the data, visible.
         ring.store_u16(at + FLAGS, self.next_used.used_flags());
-        self.next_used = self.next_used.advanced(id.descriptors.min(self.size), self.size);
+        if let Some(inflight) = &mut self.inflight {
+            inflight.end_use(id.entry, next_used);
+        }
+        self.next_used = next_used;
         self.unpublished = self.unpublished.saturating_add(id.descriptors);
     }
 
@@ -183,10 +260,18 @@ impl PackedRing {
             self.areas.device.store_u16(EVENT_FLAGS, EventSuppression::ENABLE);
         }
         fence(Ordering::SeqCst);
-        self.is_available()
+        !self.resubmitted.is_empty() || self.is_available()
     }
 
-    pub(super) fn base(&self) -> u32 {
+    pub(super) fn written_areas(&self, address: &VringAddress) -> [(u64, u64); 2] {
+        let ring = PackedDescriptor::SIZE as u64 * u64::from(self.size);
+        [(address.descriptors, ring), (address.used, EventSuppression::SIZE as u64)]
+    }
+
+    pub(super) fn stop(self) -> u32 {
+        if let Some(inflight) = &self.inflight {
+            inflight.close();
+        }
         u32::from(self.next_available.to_bits()) | u32::from(self.next_used.to_bits()) << 16
     }
 }

@@ -6,7 +6,8 @@ use wire_vhost_user::VringAddress;
 use wire_virtio::split::{Descriptor, available, table_bytes, used};
 use wire_virtio::{Features, QUEUE_SIZE_MAX, descriptor_flags, needs_event};
 
-use super::{ChainId, RingArea};
+use super::inflight::SplitInflight;
+use super::{ChainId, RingArea, RingSetup};
 use crate::chain::{Chain, GuestRange};
 use crate::failure::RingError;
 use crate::limits::CHAIN_MAX;
@@ -24,6 +25,9 @@ pub(crate) struct SplitRing {
     next_used: u16,
     /// The used index that was published, and the driver's decision on a notification was last asked at.
     published: u16,
+    inflight: Option<SplitInflight>,
+    /// Chains that an earlier process has fetched, oldest last.
+    resubmitted: Vec<u16>,
 }
 
 struct SplitAreas {
@@ -48,13 +52,8 @@ impl SplitAreas {
 }
 
 impl SplitRing {
-    pub(super) fn new(
-        memory: &GuestMemory,
-        address: &VringAddress,
-        size: u16,
-        base: u32,
-        features: Features,
-    ) -> Option<SplitRing> {
+    pub(super) fn new(memory: &GuestMemory, address: &VringAddress, setup: RingSetup) -> Option<SplitRing> {
+        let RingSetup { size, base, features, inflight } = setup;
         // Indices wrap at 2^16, so the size has to divide that.
         if !size.is_power_of_two() || size > QUEUE_SIZE_MAX {
             return None;
@@ -70,7 +69,19 @@ impl SplitRing {
             next_available: base as u16,
             next_used,
             published: next_used,
+            inflight: None,
+            resubmitted: Vec::new(),
         };
+        if let Some(area) = inflight {
+            let (inflight, recovered) = SplitInflight::open(area, size, next_used);
+            ring.inflight = Some(inflight);
+            if let Some(mut heads) = recovered {
+                // What is neither used nor in flight is available, whatever the front-end knows.
+                ring.next_available = next_used.wrapping_add(heads.len() as u16);
+                heads.reverse();
+                ring.resubmitted = heads;
+            }
+        }
         ring.disable_notifications();
         Some(ring)
     }
@@ -86,6 +97,11 @@ impl SplitRing {
         memory: &GuestMemory,
         chain: &mut Chain,
     ) -> Result<Option<ChainId>, RingError> {
+        if let Some(head) = self.resubmitted.pop() {
+            chain.clear();
+            self.walk(memory, head, chain)?;
+            return Ok(Some(ChainId { id: head, ..ChainId::default() }));
+        }
         // Acquire: entries and descriptors are read after the index.
         let pending = self.areas.available.load_u16(available::INDEX).wrapping_sub(self.next_available);
         if pending == 0 {
@@ -98,7 +114,10 @@ impl SplitRing {
         self.next_available = self.next_available.wrapping_add(1);
         chain.clear();
         self.walk(memory, head, chain)?;
-        Ok(Some(ChainId { id: head, descriptors: 1 }))
+        if let Some(inflight) = &mut self.inflight {
+            inflight.fetched(head);
+        }
+        Ok(Some(ChainId { id: head, ..ChainId::default() }))
     }
 
     /// Collects the buffers of the chain that begins at `head`.
@@ -133,6 +152,9 @@ impl SplitRing {
         self.areas.used.store_u32(at, id.id.into());
         self.areas.used.store_u32(at + 4, written);
         self.next_used = self.next_used.wrapping_add(1);
+        if let Some(inflight) = &mut self.inflight {
+            inflight.used(id.id);
+        }
     }
 
     #[inline]
@@ -144,6 +166,9 @@ impl SplitRing {
         // Release: the entries, and the data before them, are visible before the index.
         self.areas.used.store_u16(used::INDEX, new);
         self.published = new;
+        if let Some(inflight) = &mut self.inflight {
+            inflight.published(new);
+        }
         // The index is visible before the driver's wish is read (section 2.7.10).
         fence(Ordering::SeqCst);
         if self.event_index {
@@ -168,10 +193,17 @@ impl SplitRing {
         }
         // The wish is visible before the index is read.
         fence(Ordering::SeqCst);
-        self.areas.available.load_u16(available::INDEX) != self.next_available
+        !self.resubmitted.is_empty() || self.areas.available.load_u16(available::INDEX) != self.next_available
     }
 
-    pub(super) fn base(&self) -> u32 {
+    pub(super) fn written_areas(&self, address: &VringAddress) -> [(u64, u64); 2] {
+        [(address.used, used::bytes(self.size, self.event_index)), (0, 0)]
+    }
+
+    pub(super) fn stop(self) -> u32 {
+        if let Some(inflight) = &self.inflight {
+            inflight.close();
+        }
         self.next_available.into()
     }
 }

@@ -1,12 +1,13 @@
 //! A front-end and driver that know only the specifications: sockets, memory and virtqueues of their own.
 
+use std::cell::RefCell;
 use std::io::{IoSlice, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use bdev::{Registry, malloc};
+use bdev::{Registry, delay, malloc, null};
 use dma::SharedRegion;
 use reactor::{ReactorConfig, Reactors};
 use rustix::event::{EventfdFlags, eventfd};
@@ -30,7 +31,7 @@ pub(crate) const USER: u64 = 0x7000_0000_0000;
 /// Time that an answer may take.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A target with one controller of a malloc device, in a directory of its own.
+/// A target with one controller, in a directory of its own; of a malloc device unless it is configured otherwise.
 pub(crate) struct TestTarget {
     pub(crate) registry: Registry,
     pub(crate) target: VhostTarget,
@@ -46,6 +47,13 @@ impl TestTarget {
         let reactors = Reactors::start(&config).unwrap();
         let registry = Registry::new();
         malloc::create(&registry, malloc::MallocConfig::new("Malloc0", 4096, 512)).unwrap();
+        null::create(&registry, null::NullConfig::new("Null0", 4096, 512)).unwrap();
+        malloc::create(&registry, malloc::MallocConfig::new("Malloc1", 4096, 512)).unwrap();
+        // Writes overtake reads.
+        let slow = delay::DelayConfig::new("Malloc1", "Slow0", 1000);
+        let reads = 50_000;
+        let slow = delay::DelayConfig { avg_read_latency_us: reads, p99_read_latency_us: reads, ..slow };
+        delay::create(&registry, slow).unwrap();
         let target = VhostTarget::new(registry.clone(), reactors.handles(), directory.clone());
         target.create(configure(VhostBlkConfig::new("disk", "Malloc0"))).unwrap();
         TestTarget { registry, target, directory, reactors: Some(reactors) }
@@ -84,7 +92,7 @@ pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
 
 /// A connection of a front-end, and the guest's memory.
 pub(crate) struct Frontend {
-    pub(crate) stream: UnixStream,
+    pub(crate) stream: RefCell<UnixStream>,
     pub(crate) memory: SharedRegion,
     pub(crate) file: OwnedFd,
     pub(crate) features: Features,
@@ -99,8 +107,7 @@ pub(crate) fn memfd(bytes: u64) -> OwnedFd {
 impl Frontend {
     /// Connects without sending anything.
     pub(crate) fn connect(socket: &Path) -> Frontend {
-        let stream = UnixStream::connect(socket).unwrap();
-        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let stream = RefCell::new(connect(socket));
         let file = memfd(MEMORY_BYTES);
         let memory = SharedRegion::map(file.as_fd(), 0, MEMORY_BYTES, true).unwrap();
         Frontend { stream, memory, file, features: Features::empty() }
@@ -111,13 +118,23 @@ impl Frontend {
         let mut frontend = Frontend::connect(socket);
         let offered = Features::from_bits_retain(frontend.get(FrontendRequest::GetFeatures));
         assert!(offered.contains(Features::VHOST_USER_PROTOCOL_FEATURES));
-        let protocol = frontend.get(FrontendRequest::GetProtocolFeatures);
-        frontend.send(FrontendRequest::SetProtocolFeatures, &protocol.to_le_bytes(), &[]);
-        frontend.set(FrontendRequest::SetOwner, &[], &[]);
         frontend.features = offered & (features | Features::VHOST_USER_PROTOCOL_FEATURES);
-        frontend.set(FrontendRequest::SetFeatures, &frontend.features.bits().to_le_bytes(), &[]);
-        frontend.share_memory();
+        frontend.negotiate();
         frontend
+    }
+
+    /// Connects again, to what may be another target. The guest does not notice.
+    pub(crate) fn reconnect(&self, socket: &Path) {
+        self.stream.replace(connect(socket));
+        self.negotiate();
+    }
+
+    fn negotiate(&self) {
+        let protocol = self.get(FrontendRequest::GetProtocolFeatures);
+        self.send(FrontendRequest::SetProtocolFeatures, &protocol.to_le_bytes(), &[]);
+        self.set(FrontendRequest::SetOwner, &[], &[]);
+        self.set(FrontendRequest::SetFeatures, &self.features.bits().to_le_bytes(), &[]);
+        self.share_memory();
     }
 
     pub(crate) fn share_memory(&self) {
@@ -129,8 +146,12 @@ impl Frontend {
 
     pub(crate) fn send_message(&self, header: &Header, payload: &[u8], descriptors: &[BorrowedFd<'_>]) {
         let bytes = [&header.to_bytes(), payload].concat();
-        let sent =
-            sockets::send_with_descriptors(&self.stream, &[IoSlice::new(&bytes)], descriptors, Wait::Yes);
+        let sent = sockets::send_with_descriptors(
+            &*self.stream.borrow(),
+            &[IoSlice::new(&bytes)],
+            descriptors,
+            Wait::Yes,
+        );
         // A connection that was closed is noticed by who reads.
         _ = sent;
     }
@@ -167,17 +188,17 @@ impl Frontend {
     /// Receives the payload of a reply; `None` if the connection is closed.
     pub(crate) fn reply(&self, request: FrontendRequest) -> Option<Vec<u8>> {
         let mut header = [0; Header::SIZE];
-        (&self.stream).read_exact(&mut header).ok()?;
+        (&*self.stream.borrow()).read_exact(&mut header).ok()?;
         let header = Header::decode(&header).unwrap();
         assert!(header.is_reply && header.request == request.to_wire(), "{header:?} answers {request:?}");
         let mut payload = vec![0; header.payload_bytes as usize];
-        (&self.stream).read_exact(&mut payload).ok()?;
+        (&*self.stream.borrow()).read_exact(&mut payload).ok()?;
         Some(payload)
     }
 
     /// Whether the target has closed the connection, which it is given time to do.
     pub(crate) fn is_closed(&self) -> bool {
-        match (&self.stream).read(&mut [0]) {
+        match (&*self.stream.borrow()).read(&mut [0]) {
             Ok(bytes) => bytes == 0,
             // Not the time-out.
             Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
@@ -186,41 +207,36 @@ impl Frontend {
 
     /// Starts a virtqueue whose areas begin at an offset of the memory, and take 32 KiB.
     pub(crate) fn start_queue(&self, index: u8, size: u16, offset: u64) -> Driver<'_> {
-        let state = |value: u32| VringState { index: index.into(), value }.to_bytes();
-        let which = VringDescriptor { index, is_absent: false }.to_bits().to_le_bytes();
-        let address = VringAddress {
-            index: index.into(),
-            flags: 0,
-            descriptors: USER + offset,
-            available: USER + offset + (8 << 10),
-            used: USER + offset + (16 << 10),
-            log: 0,
-        };
-        let is_packed = self.features.contains(Features::RING_PACKED);
-        let base = u32::from(RingPosition::START.to_bits());
-        let base = if is_packed { base | base << 16 } else { 0 };
-        let (kick, call) = (new_eventfd(), new_eventfd());
-        self.set(FrontendRequest::SetVringNum, &state(size.into()), &[]);
-        self.set(FrontendRequest::SetVringBase, &state(base), &[]);
-        self.set(FrontendRequest::SetVringAddr, &address.to_bytes(), &[]);
-        self.set(FrontendRequest::SetVringCall, &which, &[call.as_fd()]);
-        self.set(FrontendRequest::SetVringKick, &which, &[kick.as_fd()]);
-        self.set(FrontendRequest::SetVringEnable, &state(1), &[]);
-        Driver {
+        let driver = Driver {
             frontend: self,
-
+            index,
             size,
             offset,
-            is_packed,
-            kick,
-            call,
+            is_packed: self.features.contains(Features::RING_PACKED),
+            kick: new_eventfd(),
+            call: new_eventfd(),
             next_descriptor: 0,
             available: 0,
             used: 0,
             position: RingPosition::START,
             used_position: RingPosition::START,
-        }
+        };
+        let base = u32::from(RingPosition::START.to_bits());
+        driver.start(if driver.is_packed { base | base << 16 } else { 0 });
+        driver
     }
+}
+
+/// Connects to a target that may be about to listen.
+fn connect(socket: &Path) -> UnixStream {
+    let mut stream = None;
+    wait_until("a connection", || {
+        stream = UnixStream::connect(socket).ok();
+        stream.is_some()
+    });
+    let stream = stream.unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream
 }
 
 pub(crate) fn new_eventfd() -> OwnedFd {
@@ -233,6 +249,7 @@ pub(crate) type Part = (u64, u32, bool);
 /// The driver of a virtqueue: chains of descriptors in, used chains out.
 pub(crate) struct Driver<'a> {
     pub(crate) frontend: &'a Frontend,
+    index: u8,
 
     pub(crate) size: u16,
     pub(crate) offset: u64,
@@ -247,6 +264,29 @@ pub(crate) struct Driver<'a> {
 }
 
 impl Driver<'_> {
+    /// Has the device start the virtqueue, where `base` says.
+    pub(crate) fn start(&self, base: u32) {
+        let index = self.index;
+        let state = |value: u32| VringState { index: index.into(), value }.to_bytes();
+        let which = VringDescriptor { index, is_absent: false }.to_bits().to_le_bytes();
+        let address = VringAddress {
+            index: index.into(),
+            flags: 0,
+            descriptors: USER + self.offset,
+            available: USER + self.available_at(),
+            used: USER + self.used_at(),
+            log: 0,
+        };
+        let set =
+            |request, payload: &[u8], files: &[BorrowedFd<'_>]| self.frontend.set(request, payload, files);
+        set(FrontendRequest::SetVringNum, &state(self.size.into()), &[]);
+        set(FrontendRequest::SetVringBase, &state(base), &[]);
+        set(FrontendRequest::SetVringAddr, &address.to_bytes(), &[]);
+        set(FrontendRequest::SetVringCall, &which, &[self.call.as_fd()]);
+        set(FrontendRequest::SetVringKick, &which, &[self.kick.as_fd()]);
+        set(FrontendRequest::SetVringEnable, &state(1), &[]);
+    }
+
     pub(crate) fn memory(&self) -> &SharedRegion {
         &self.frontend.memory
     }

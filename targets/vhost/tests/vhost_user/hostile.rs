@@ -201,7 +201,7 @@ fn messages_that_violate_the_protocol_cost_the_connection() {
     for bytes in [[1, 2, 0], [1, 1, u32::MAX], [1, 5, 0]] {
         let frontend = Frontend::connect(&target.socket());
         let bytes = bytes.map(u32::to_le_bytes).concat();
-        std::io::Write::write_all(&mut &frontend.stream, &bytes).unwrap();
+        std::io::Write::write_all(&mut &*frontend.stream.borrow(), &bytes).unwrap();
         assert!(frontend.is_closed(), "{bytes:?}");
     }
     target.wait_for_no_connections();

@@ -1,0 +1,80 @@
+//! The memory of requests in flight: made here, kept by the front-end.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+use dma::SharedRegion;
+use rustix::fs::MemfdFlags;
+use wire_vhost_user::inflight::{ALIGNMENT, InflightDescription, packed, split};
+use wire_virtio::{Features, QUEUE_SIZE_MAX};
+
+use crate::failure::RequestError;
+use crate::limits::QUEUES_MAX;
+use crate::memory::{GuestPlace, MemoryError};
+use crate::vring::RingArea;
+
+/// The memory of requests in flight of all virtqueues.
+pub(crate) struct InflightRegion {
+    place: GuestPlace,
+    description: InflightDescription,
+}
+
+/// Bytes of a virtqueue's area.
+fn area_bytes(size: u16, features: Features) -> u64 {
+    if features.contains(Features::RING_PACKED) { packed::bytes(size) } else { split::bytes(size) }
+}
+
+fn check(description: &InflightDescription) -> Result<(), RequestError> {
+    let InflightDescription { queues, queue_size, .. } = *description;
+    let is_valid = (1..=QUEUES_MAX).contains(&queues.into()) && (1..=QUEUE_SIZE_MAX).contains(&queue_size);
+    if is_valid { Ok(()) } else { Err(RequestError::Payload) }
+}
+
+impl InflightRegion {
+    /// Makes the memory for virtqueues of this number and size.
+    pub(crate) fn create(
+        description: &InflightDescription,
+        features: Features,
+    ) -> Result<(InflightDescription, OwnedFd), RequestError> {
+        check(description)?;
+        let mmap_size = area_bytes(description.queue_size, features) * u64::from(description.queues);
+        let made = rustix::fs::memfd_create("ringbolt-vhost-inflight", MemfdFlags::CLOEXEC);
+        let file = made.and_then(|file| rustix::fs::ftruncate(&file, mmap_size).map(|()| file));
+        let file = file.map_err(|_| RequestError::NoMemory)?;
+        Ok((InflightDescription { mmap_size, mmap_offset: 0, ..*description }, file))
+    }
+
+    /// Maps memory that the front-end has kept.
+    pub(crate) fn open(
+        description: &InflightDescription,
+        file: &OwnedFd,
+    ) -> Result<InflightRegion, RequestError> {
+        check(description)?;
+        if !description.mmap_offset.is_multiple_of(ALIGNMENT) {
+            return Err(RequestError::Payload);
+        }
+        let mapped =
+            SharedRegion::map_peer_memory(file.as_fd(), description.mmap_offset, description.mmap_size);
+        let (region, offset) = mapped.map_err(MemoryError::Map)?;
+        let place = GuestPlace { region: Rc::new(region), offset };
+        Ok(InflightRegion { place, description: *description })
+    }
+
+    /// The area of a virtqueue; `None` if it has none.
+    pub(crate) fn area(&self, index: usize, size: u16, features: Features) -> Option<RingArea> {
+        let bytes = area_bytes(self.description.queue_size, features);
+        let start = bytes.checked_mul(index as u64)?;
+        let end = start.checked_add(bytes)?;
+        let is_inside = index < usize::from(self.description.queues) && end <= self.description.mmap_size;
+        if !is_inside || size > self.description.queue_size {
+            return None;
+        }
+        let place = GuestPlace { region: self.place.region.clone(), offset: self.place.offset + start };
+        Some(RingArea::at(place))
+    }
+
+    /// Whether its file was truncated.
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.place.region.is_poisoned()
+    }
+}

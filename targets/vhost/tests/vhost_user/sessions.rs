@@ -1,0 +1,251 @@
+//! What outlives a connection or changes during one: requests in flight, memory, the device, a migration.
+
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use bdev::null;
+use sockets::{ReceivedDescriptors, Wait};
+use vhost::VhostBlkConfig;
+use wire_vhost_user::inflight::InflightDescription;
+use wire_vhost_user::{
+    BackendRequest, ConfigHeader, FrontendRequest, Header, LogBase, SingleRegion, U64Payload, VringState,
+};
+use wire_virtio::Features;
+use wire_virtio::blk::{RequestHeader, RequestKind};
+use wire_virtio::split::used;
+
+use crate::frontend::{Driver, Frontend, GUEST, MEMORY_BYTES, TIMEOUT, TestTarget, memfd, wait_until};
+
+const DATA: u64 = 1 << 20;
+
+/// Has the target make memory for requests in flight.
+fn inflight_memory(frontend: &Frontend, queues: u16, queue_size: u16) -> (InflightDescription, OwnedFd) {
+    let asked = InflightDescription { mmap_size: 0, mmap_offset: 0, queues, queue_size };
+    // With the padding that front-ends send.
+    let payload = [&asked.to_bytes()[..], &[0; 4]].concat();
+    frontend.send(FrontendRequest::GetInflightFd, &payload, &[]);
+    let mut descriptors = ReceivedDescriptors::new(1);
+    let mut bytes = [0; Header::SIZE + 24];
+    let stream = frontend.stream.borrow();
+    let mut parts = [std::io::IoSliceMut::new(&mut bytes)];
+    let count = sockets::receive_with_descriptors(&*stream, &mut parts, &mut descriptors, Wait::Yes).unwrap();
+    assert_eq!(count, bytes.len());
+    (InflightDescription::decode(&bytes[Header::SIZE..]).unwrap(), descriptors.pop().unwrap())
+}
+
+fn set_inflight(frontend: &Frontend, memory: &(InflightDescription, OwnedFd)) {
+    frontend.set(FrontendRequest::SetInflightFd, &memory.0.to_bytes(), &[memory.1.as_fd()]);
+}
+
+/// Adds a request without waiting for it; each has 4 KiB of memory, in which the header and the status are.
+fn add(queue: &mut Driver<'_>, number: u64, kind: RequestKind) -> u16 {
+    let at = DATA + number * 4096;
+    let header = RequestHeader { kind: kind.to_wire(), priority: 0, sector: number };
+    queue.memory().write(at, &header.to_bytes());
+    queue.memory().store_u8(at + 16, 0xff);
+    queue.memory().store_u64(at + 512, 0);
+    queue.add(&[(at, 16, false), (at + 512, 512, kind == RequestKind::In), (at + 16, 1, true)])
+}
+
+#[test]
+fn requests_in_flight_survive_the_connection() {
+    for ring in [Features::empty(), Features::EVENT_IDX, Features::RING_PACKED] {
+        let name = format!("inflight-{}", ring.bits());
+        let configure = |config| VhostBlkConfig { bdev_name: "Slow0".into(), packed_ring: true, ..config };
+        let target = TestTarget::start(&name, configure);
+        let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1 | ring);
+        let memory = inflight_memory(&frontend, 2, 32);
+        set_inflight(&frontend, &memory);
+        let mut queue = frontend.start_queue(1, 32, 0);
+        for sector in 0..8 {
+            queue.memory().write(DATA, &[sector as u8 + 1; 512]);
+            assert_eq!(queue.execute(RequestKind::Out, sector, &[(DATA, 512, false)]), (0, 1));
+        }
+        for round in 0..3 {
+            // Reads take long, and the writes between them are used first.
+            let mut reads: Vec<u16> = Vec::new();
+            let mut writes: Vec<u16> = Vec::new();
+            for number in 0..4 {
+                reads.push(add(&mut queue, number, RequestKind::In));
+                writes.push(add(&mut queue, 4 + number, RequestKind::Out));
+            }
+            queue.kick();
+            for _ in 0..4 {
+                let (id, _) = queue.used(3);
+                let at = writes.iter().position(|write| *write == id);
+                writes.remove(at.unwrap_or_else(|| panic!("{name} {round}: {id} is no write in flight")));
+            }
+            // The front-end of a split virtqueue knows the used index; that of a packed one knows nothing.
+            let used_index = queue.memory().load_u16(queue.used_at() + used::INDEX);
+            let base = if queue.is_packed { 0x8000_8000 } else { used_index.into() };
+            frontend.reconnect(&target.socket());
+            set_inflight(&frontend, &memory);
+            queue.start(base);
+            for _ in 0..4 {
+                let (id, written) = queue.used(3);
+                let at = reads.iter().position(|read| *read == id);
+                reads.remove(at.unwrap_or_else(|| panic!("{name} {round}: {id} is no read in flight")));
+                assert_eq!(written, 513);
+            }
+            for number in 0..4 {
+                let at = DATA + number * 4096;
+                assert_eq!(queue.memory().load_u8(at + 16), 0, "{name} {round}: status");
+                assert_eq!(queue.memory().snapshot::<8>(at + 512), [number as u8 + 1; 8], "{name} {round}");
+            }
+            assert_eq!(queue.try_used(3), None, "{name} {round}: each is used once");
+            assert_eq!(queue.execute(RequestKind::Flush, 0, &[]), (0, 1), "{name} {round}");
+        }
+    }
+}
+
+#[test]
+fn damaged_memory_of_requests_in_flight_is_harmless() {
+    for ring in [Features::empty(), Features::RING_PACKED] {
+        let target = TestTarget::start(&format!("damaged-{}", ring.bits()), |config| VhostBlkConfig {
+            packed_ring: true,
+            ..config
+        });
+        for byte in [0xff, 0x01, 0x55] {
+            let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1 | ring);
+            let memory = inflight_memory(&frontend, 1, 16);
+            set_inflight(&frontend, &memory);
+            let mut queue = frontend.start_queue(0, 16, 0);
+            assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513));
+            // While it runs, and then everything but version and size before it is started again.
+            let damage = vec![byte; memory.0.mmap_size as usize - 12];
+            rustix::io::pwrite(&memory.1, &damage, 12).unwrap();
+            let other = frontend.start_queue(1, 16, 32 << 10);
+            drop(other);
+            queue.kick();
+            frontend.reconnect(&target.socket());
+            set_inflight(&frontend, &memory);
+            queue.start(0x8000_8000);
+            queue.kick();
+        }
+        let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
+        let mut queue = frontend.start_queue(0, 16, 0);
+        assert_eq!(
+            queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]),
+            (0, 513),
+            "the target still works"
+        );
+    }
+}
+
+#[test]
+fn a_resize_is_announced_and_seen() {
+    let configure = |config| VhostBlkConfig { bdev_name: "Null0".into(), ..config };
+    let target = TestTarget::start("resize", configure);
+    let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(TIMEOUT)).unwrap();
+    frontend.set(FrontendRequest::SetBackendReqFd, &[], &[theirs.as_fd()]);
+    null::resize(&target.registry, "Null0", 8192).unwrap();
+    let mut message = [0; Header::SIZE];
+    (&ours).read_exact(&mut message).unwrap();
+    let expected = Header::request(BackendRequest::ConfigChange.to_wire(), 0);
+    assert_eq!(Header::decode(&message), Ok(expected));
+    let request = [&ConfigHeader { offset: 0, size: 8, flags: 0 }.to_bytes()[..], &[0; 8]].concat();
+    frontend.send(FrontendRequest::GetConfig, &request, &[]);
+    let reply = frontend.reply(FrontendRequest::GetConfig).unwrap();
+    assert_eq!(reply[ConfigHeader::SIZE..], 8192_u64.to_le_bytes());
+    let mut queue = frontend.start_queue(0, 16, 0);
+    assert_eq!(queue.execute(RequestKind::In, 8191, &[(DATA, 512, true)]), (0, 513));
+}
+
+#[test]
+fn written_pages_are_logged_for_a_migration() {
+    for ring in [Features::empty(), Features::RING_PACKED] {
+        let target = TestTarget::start(&format!("log-{}", ring.bits()), |config| VhostBlkConfig {
+            packed_ring: true,
+            ..config
+        });
+        let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1 | ring);
+        let mut queue = frontend.start_queue(0, 16, 0);
+        assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513));
+        let log = memfd((GUEST + MEMORY_BYTES) / 4096 / 8);
+        let base = LogBase { size: (GUEST + MEMORY_BYTES) / 4096 / 8, mmap_offset: 0 };
+        frontend.send(FrontendRequest::SetLogBase, &base.to_bytes(), &[log.as_fd()]);
+        assert_eq!(frontend.reply(FrontendRequest::SetLogBase), Some(vec![0; U64Payload::SIZE]));
+        let is_logged = |offset: u64| {
+            let page = (GUEST + offset) / 4096;
+            let mut byte = [0];
+            rustix::io::pread(&log, &mut byte, page / 8).unwrap();
+            byte[0] >> (page % 8) & 1 == 1
+        };
+        let logging = frontend.features | Features::VHOST_LOG_ALL;
+        frontend.set(FrontendRequest::SetFeatures, &logging.bits().to_le_bytes(), &[]);
+        assert_eq!(
+            queue.execute(RequestKind::In, 0, &[(DATA, 4096, true), (DATA + 65536, 4096, true)]),
+            (0, 8193)
+        );
+        wait_until("the virtqueue is logged", || {
+            is_logged(if queue.is_packed { 0 } else { queue.used_at() })
+        });
+        for offset in [DATA, DATA + 65536, 64 << 10] {
+            assert!(is_logged(offset), "data and status at {offset:#x}");
+        }
+        for offset in [DATA + 4096, DATA - 4096, queue.available_at(), MEMORY_BYTES - 4096] {
+            assert!(!is_logged(offset), "nothing at {offset:#x}");
+        }
+        assert_eq!(queue.execute(RequestKind::Out, 0, &[(DATA + 8192, 4096, false)]), (0, 1));
+        assert!(!is_logged(DATA + 8192), "what was only read");
+    }
+}
+
+#[test]
+fn memory_is_added_and_removed_while_virtqueues_run() {
+    let target = TestTarget::start("slots", |config| VhostBlkConfig { bdev_name: "Slow0".into(), ..config });
+    let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
+    let mut queue = frontend.start_queue(0, 16, 0);
+    let file = memfd(1 << 20);
+    let region = SingleRegion {
+        padding: 0,
+        guest_address: GUEST + MEMORY_BYTES,
+        size: 1 << 20,
+        user_address: 0x1000,
+        mmap_offset: 0,
+    };
+    let beyond = (MEMORY_BYTES, 512, true);
+    assert_eq!(queue.execute(RequestKind::In, 0, &[beyond]), (1, 1));
+    frontend.set(FrontendRequest::AddMemReg, &region.to_bytes(), &[file.as_fd()]);
+    assert_eq!(queue.execute(RequestKind::In, 0, &[beyond]), (0, 513));
+    // A segment across the border of both.
+    assert_eq!(queue.execute(RequestKind::In, 0, &[(MEMORY_BYTES - 512, 1024, true)]), (0, 1025));
+    // The removal is acknowledged when a read into the memory has completed.
+    queue.add(&[(64 << 10, 16, false), beyond, (DATA, 1, true)]);
+    // When the write is used, the read is in flight.
+    let write = add(&mut queue, 1, RequestKind::Out);
+    queue.kick();
+    assert_eq!(queue.used(3), (write, 1));
+    let used_index = || frontend.memory.load_u16((16 << 10) + used::INDEX);
+    let before = used_index();
+    frontend.set(FrontendRequest::RemMemReg, &region.to_bytes(), &[]);
+    assert_eq!(used_index(), before.wrapping_add(1));
+    queue.used(3);
+    assert_eq!(queue.execute(RequestKind::In, 0, &[beyond]), (1, 1));
+}
+
+#[test]
+fn a_virtqueue_stops_when_its_requests_have_completed() {
+    let target = TestTarget::start("drain", |config| VhostBlkConfig { bdev_name: "Slow0".into(), ..config });
+    let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
+    let mut queue = frontend.start_queue(0, 16, 0);
+    for number in 0..3 {
+        add(&mut queue, number, RequestKind::In);
+    }
+    // When the write is used, the reads are in flight.
+    let write = add(&mut queue, 3, RequestKind::Out);
+    queue.kick();
+    assert_eq!(queue.used(3), (write, 1));
+    frontend.send(FrontendRequest::GetVringBase, &VringState { index: 0, value: 0 }.to_bytes(), &[]);
+    let base = VringState::decode(&frontend.reply(FrontendRequest::GetVringBase).unwrap()).unwrap();
+    assert_eq!((base.value, frontend.memory.load_u16(queue.used_at() + used::INDEX)), (4, 4));
+    // Reset: features and virtqueues are gone.
+    frontend.set(FrontendRequest::ResetDevice, &[], &[]);
+    frontend.set(FrontendRequest::SetFeatures, &frontend.features.bits().to_le_bytes(), &[]);
+    frontend.memory.write(0, &[0; 32 << 10]);
+    let mut queue = frontend.start_queue(0, 16, 0);
+    assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513));
+}
