@@ -142,8 +142,9 @@ pub struct ModeSettings {
 }
 
 impl ModeSettings {
-    /// Encodes a page that has settings or is fixed; `None` for another. As a mask, the bits of what is set.
-    pub fn encode(&self, page: u8, subpage: u8) -> Option<Vec<u8>> {
+    /// Encodes a page; `None` if it is unknown. As a mask, it has the bits of these settings alone; otherwise also those
+    /// of what cannot be changed: commands may be reordered without restriction.
+    pub fn encode(&self, page: u8, subpage: u8, is_mask: bool) -> Option<Vec<u8>> {
         let mut bytes = match (page, subpage) {
             (page::ERROR_RECOVERY, 0) => vec![0; 12],
             (page::DISCONNECT, 0) => vec![0; 16],
@@ -163,6 +164,7 @@ impl ModeSettings {
             (page::CACHING, 0) => bytes[2] = u8::from(self.write_cache) << 2,
             (page::CONTROL, 0) => {
                 bytes[2] = u8::from(self.descriptor_sense) << 2;
+                bytes[3] = u8::from(!is_mask) << 4;
                 bytes[4] = u8::from(self.write_protect) << 3;
             }
             _ => {}

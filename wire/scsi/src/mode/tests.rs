@@ -17,15 +17,16 @@ fn headers_have_the_fields_of_spc_4() {
 #[test]
 fn pages_have_the_bits_of_their_settings() {
     let all = ModeSettings { write_cache: true, descriptor_sense: true, write_protect: true };
-    assert_eq!(all.encode(page::CACHING, 0).unwrap()[..3], [0x08, 0x12, 0x04]);
-    assert_eq!(all.encode(page::CONTROL, 0).unwrap()[..5], [0x0a, 0x0a, 0x04, 0, 0x08]);
-    assert_eq!(all.encode(page::CONTROL, 1).unwrap()[..4], [0x4a, 1, 0, 0x1c]);
-    assert_eq!(all.encode(page::DISCONNECT, 0).unwrap().len(), 16);
-    assert_eq!((all.encode(0x3e, 0), all.encode(page::CACHING, 1)), (None, None));
+    assert_eq!(all.encode(page::CACHING, 0, false).unwrap()[..3], [0x08, 0x12, 0x04]);
+    assert_eq!(all.encode(page::CONTROL, 0, false).unwrap()[..5], [0x0a, 0x0a, 0x04, 0x10, 0x08]);
+    assert_eq!(all.encode(page::CONTROL, 0, true).unwrap()[..5], [0x0a, 0x0a, 0x04, 0, 0x08]);
+    assert_eq!(all.encode(page::CONTROL, 1, false).unwrap()[..4], [0x4a, 1, 0, 0x1c]);
+    assert_eq!(all.encode(page::DISCONNECT, 0, false).unwrap().len(), 16);
+    assert_eq!((all.encode(0x3e, 0, false), all.encode(page::CACHING, 1, false)), (None, None));
     for settings in [all, ModeSettings::default()] {
         let mut decoded = ModeSettings::default();
         for code in [page::CACHING, page::CONTROL, page::EXCEPTIONS] {
-            let bytes = settings.encode(code, 0).unwrap();
+            let bytes = settings.encode(code, 0, false).unwrap();
             let (page, rest) = ModePage::decode(&bytes).unwrap();
             assert_eq!((page.page, page.subpage, rest), (code, 0, [].as_slice()));
             decoded = decoded.with_page(&page);

@@ -1,0 +1,82 @@
+//! Whether a nexus may execute a command now.
+
+use reservations::access;
+use wire_scsi::{AdditionalSense, Cdb, CdbError, ScsiStatus, Sense};
+
+use crate::nexus::UnitNexus;
+use crate::response::{Failure, check};
+
+/// Checks what precedes every command: unit attentions, the CDB, reservations.
+#[inline]
+pub(crate) fn check_access(nexus: &UnitNexus, cdb: Result<Cdb, CdbError>) -> Result<Cdb, Failure> {
+    // SAM-5, section 5.14.3: these three report unit attentions in their own way.
+    let is_exempt =
+        matches!(cdb, Ok(Cdb::Inquiry { .. } | Cdb::ReportLuns { .. } | Cdb::RequestSense { .. }));
+    if !is_exempt && let Some(attention) = nexus.take_attention() {
+        return Err(check(Sense::attention(attention)));
+    }
+    let cdb = cdb.map_err(|error| check(error.sense()))?;
+    if nexus.is_denied(class(&cdb)) {
+        return Err((ScsiStatus::ReservationConflict, None));
+    }
+    Ok(cdb)
+}
+
+/// What a persistent reservation of another nexus forbids (SPC-4, table 63; SBC-4, table 13): bits of [`access`].
+#[inline]
+fn class(cdb: &Cdb) -> u8 {
+    match cdb {
+        Cdb::Read(_)
+        | Cdb::Verify { .. }
+        | Cdb::PreFetch(_)
+        | Cdb::GetLbaStatus { .. }
+        | Cdb::ModeSense { .. }
+        | Cdb::ReadDefectData { .. }
+        | Cdb::ReceiveCopyResults { .. } => access::READ,
+        Cdb::Write(_)
+        | Cdb::WriteAndVerify { .. }
+        | Cdb::OrWrite(_)
+        | Cdb::CompareAndWrite(_)
+        | Cdb::WriteAtomic { .. }
+        | Cdb::WriteSame(_)
+        | Cdb::Unmap { .. }
+        | Cdb::SynchronizeCache(_)
+        | Cdb::ModeSelect { .. }
+        | Cdb::Sanitize { .. }
+        | Cdb::ExtendedCopy { .. }
+        | Cdb::SetTargetPortGroups { .. } => access::WRITE,
+        // Starting a unit is allowed, and so is allowing removal.
+        Cdb::StartStopUnit { start: true, power_condition: 0, .. } => 0,
+        Cdb::StartStopUnit { .. } => access::WRITE,
+        Cdb::PreventAllowMediumRemoval { prevent: 0 } => 0,
+        Cdb::PreventAllowMediumRemoval { .. } => access::WRITE,
+        // Reservation commands have rules of their own.
+        Cdb::Reserve { .. }
+        | Cdb::Release { .. }
+        | Cdb::PersistentReserveIn { .. }
+        | Cdb::PersistentReserveOut { .. } => 0,
+        Cdb::TestUnitReady
+        | Cdb::RequestSense { .. }
+        | Cdb::Inquiry { .. }
+        | Cdb::ReadCapacity10 { .. }
+        | Cdb::ReadCapacity16 { .. }
+        | Cdb::ReportLuns { .. }
+        | Cdb::ReportTargetPortGroups { .. }
+        | Cdb::ReportSupportedOpcodes { .. }
+        | Cdb::ReportSupportedFunctions { .. } => 0,
+    }
+}
+
+/// Whether the unit can be written.
+#[inline]
+pub(crate) fn check_writable(nexus: &UnitNexus) -> Result<(), Failure> {
+    let unit = nexus.unit();
+    let additional = if unit.config().read_only {
+        AdditionalSense::WRITE_PROTECTED
+    } else if unit.is_software_protected() {
+        AdditionalSense::SOFTWARE_WRITE_PROTECTED
+    } else {
+        return Ok(());
+    };
+    Err(check(Sense::new(wire_scsi::SenseKey::DataProtect, additional)))
+}

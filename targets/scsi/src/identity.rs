@@ -1,0 +1,124 @@
+//! INQUIRY data: what the unit is, and what it supports.
+
+use wire_scsi::inquiry::{
+    self, Association, BlockLimits, DISK, Designator, NO_UNIT, ProtocolId, Provisioning, StandardInquiry,
+    page, version,
+};
+
+use crate::limits::TRANSFER_BYTES_MAX;
+use crate::nexus::UnitNexus;
+use crate::unit::LogicalUnit;
+
+const VENDOR: &str = "RINGBOLT";
+const REVISION: &str = "0001";
+const VERSIONS: [u16; 4] = [version::SAM_5, version::SPC_4, version::SBC_4, version::ISCSI];
+
+/// Pages that [`page`] has, in ascending order.
+const PAGES: [u8; 8] = [
+    page::SUPPORTED,
+    page::SERIAL,
+    page::IDENTIFICATION,
+    page::EXTENDED,
+    page::MODE_POLICY,
+    page::BLOCK_LIMITS,
+    page::CHARACTERISTICS,
+    page::PROVISIONING,
+];
+
+/// Standard INQUIRY data of a unit.
+pub(crate) fn standard(unit: &LogicalUnit) -> Vec<u8> {
+    let inquiry = StandardInquiry {
+        peripheral: DISK,
+        port_groups: 0,
+        third_party_copy: false,
+        multiple_ports: true,
+        vendor: VENDOR,
+        product: &unit.config().product,
+        revision: REVISION,
+        versions: &VERSIONS,
+    };
+    inquiry.encode().to_vec()
+}
+
+/// Standard INQUIRY data of a LUN without a unit.
+pub(crate) fn standard_absent() -> Vec<u8> {
+    let inquiry = StandardInquiry {
+        peripheral: NO_UNIT,
+        port_groups: 0,
+        third_party_copy: false,
+        multiple_ports: false,
+        vendor: VENDOR,
+        product: "",
+        revision: REVISION,
+        versions: &VERSIONS,
+    };
+    inquiry.encode().to_vec()
+}
+
+/// A vital product data page; `None` if there is no such page.
+pub(crate) fn page(nexus: &UnitNexus, code: u8) -> Option<Vec<u8>> {
+    let unit = nexus.unit();
+    let config = unit.config();
+    let content = match code {
+        page::SUPPORTED => PAGES.to_vec(),
+        page::SERIAL => serial(unit).into_bytes(),
+        page::IDENTIFICATION => identification(nexus),
+        page::EXTENDED => inquiry::extended(config.geometry.write_cache).to_vec(),
+        page::MODE_POLICY => inquiry::MODE_POLICY_SHARED.to_vec(),
+        page::BLOCK_LIMITS => limits(unit).encode().to_vec(),
+        page::CHARACTERISTICS => inquiry::characteristics().to_vec(),
+        page::PROVISIONING => provisioning(unit).encode().to_vec(),
+        _ => return None,
+    };
+    Some(inquiry::vpd_page(DISK, code, &content))
+}
+
+/// The serial number: the UUID's digits.
+fn serial(unit: &LogicalUnit) -> String {
+    unit.config().uuid.simple().to_string()
+}
+
+/// The device identification page. Identifiers of the unit follow from its UUID, those of ports from the nexus.
+fn identification(nexus: &UnitNexus) -> Vec<u8> {
+    let (unit, ports) = (nexus.unit(), nexus.ports());
+    let uuid = unit.config().uuid;
+    let serial = serial(unit);
+    let mut out = Vec::new();
+    // The first digits of a UUID, of which initiators that know no UUIDs make names.
+    let of_unit = [
+        Designator::LocalNaa(uuid.as_u64_pair().0),
+        Designator::T10(VENDOR, &serial),
+        Designator::Uuid(*uuid.as_bytes()),
+    ];
+    for designator in of_unit {
+        designator.encode(Association::Unit, ProtocolId::None, &mut out);
+    }
+    let of_port = [Designator::RelativePort(ports.relative_port), Designator::PortGroup(ports.port_group)];
+    for designator in of_port {
+        designator.encode(Association::Port, ports.protocol, &mut out);
+    }
+    if ports.protocol == ProtocolId::Iscsi {
+        Designator::Name(&ports.target).encode(Association::Port, ports.protocol, &mut out);
+    }
+    if !ports.target_device.is_empty() {
+        Designator::Name(&ports.target_device).encode(Association::Device, ports.protocol, &mut out);
+    }
+    out
+}
+
+fn limits(unit: &LogicalUnit) -> BlockLimits {
+    let block_bytes = unit.block_bytes().max(1);
+    let transfer_blocks = (TRANSFER_BYTES_MAX / block_bytes).max(1);
+    let granularity = unit.config().geometry.physical_block_size / block_bytes;
+    BlockLimits {
+        optimal_granularity_blocks: granularity.clamp(1, u16::MAX.into()) as u16,
+        transfer_blocks,
+        optimal_transfer_blocks: transfer_blocks,
+        ..BlockLimits::default()
+    }
+}
+
+fn provisioning(unit: &LogicalUnit) -> Provisioning {
+    let can_unmap = unit.config().can_unmap;
+    Provisioning { unmap: false, write_same: false, reads_zeroes: can_unmap, thin: can_unmap }
+}

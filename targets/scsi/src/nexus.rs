@@ -1,0 +1,193 @@
+//! I_T_L nexuses: unit attentions and access of an initiator port through a target port.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use arrayvec::ArrayVec;
+use reservations::{DenyMask, Registrant, RegistrantError};
+use wire_scsi::AdditionalSense;
+use wire_scsi::inquiry::ProtocolId;
+
+use crate::limits::{ATTENTIONS_MAX, NEXUSES_MAX};
+use crate::unit::LogicalUnit;
+
+/// The two ports of a nexus.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NexusPorts {
+    /// Name of the initiator port; with iSCSI `NAME,i,0xISID`.
+    pub initiator: String,
+    /// Name of the target port; with iSCSI `NAME,t,0xTAG`.
+    pub target: String,
+    /// Name of the target device; with iSCSI the target's name. Empty for none.
+    pub target_device: String,
+    /// Relative identifier of the target port, from 1.
+    pub relative_port: u16,
+    /// Target port group that the port belongs to.
+    pub port_group: u16,
+    /// The transport.
+    pub protocol: ProtocolId,
+}
+
+impl NexusPorts {
+    /// The ports of an iSCSI session: an initiator's name and ISID, a target's name and portal group tag. The relative
+    /// port identifier and the target port group are those of the portal group.
+    pub fn iscsi(initiator: &str, isid: u64, target: &str, tag: u16) -> NexusPorts {
+        NexusPorts {
+            initiator: format!("{initiator},i,0x{isid:012x}"),
+            target: format!("{target},t,0x{tag:04x}"),
+            target_device: target.to_string(),
+            relative_port: tag,
+            port_group: tag,
+            protocol: ProtocolId::Iscsi,
+        }
+    }
+}
+
+/// Why a nexus cannot be attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AttachError {
+    /// The name of a port is invalid.
+    #[error(transparent)]
+    Name(#[from] RegistrantError),
+    /// There are [`NEXUSES_MAX`].
+    #[error("the logical unit has {NEXUSES_MAX} nexuses")]
+    TooMany,
+}
+
+/// A nexus of a [`LogicalUnit`], made by [`LogicalUnit::attach`]; dropping it is a loss of the nexus.
+///
+/// Connections of a session share it, on any core. A command costs it two loads, unless there is a unit attention.
+#[derive(Debug)]
+pub struct UnitNexus {
+    unit: Arc<LogicalUnit>,
+    id: u64,
+    ports: NexusPorts,
+    registrant: Registrant,
+    deny: Arc<DenyMask>,
+    has_attention: AtomicBool,
+    attentions: Mutex<ArrayVec<AdditionalSense, ATTENTIONS_MAX>>,
+}
+
+impl UnitNexus {
+    pub(crate) fn new(
+        unit: Arc<LogicalUnit>,
+        id: u64,
+        ports: NexusPorts,
+        registrant: Registrant,
+        deny: Arc<DenyMask>,
+    ) -> UnitNexus {
+        UnitNexus {
+            unit,
+            id,
+            ports,
+            registrant,
+            deny,
+            has_attention: AtomicBool::new(false),
+            attentions: Mutex::default(),
+        }
+    }
+
+    /// The logical unit.
+    pub fn unit(&self) -> &Arc<LogicalUnit> {
+        &self.unit
+    }
+
+    /// The ports.
+    pub fn ports(&self) -> &NexusPorts {
+        &self.ports
+    }
+
+    /// Unique among the nexuses of the unit, never 0.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Its identity in reservations.
+    pub(crate) fn registrant(&self) -> &Registrant {
+        &self.registrant
+    }
+
+    /// Whether a persistent reservation denies a class of commands.
+    #[inline]
+    pub(crate) fn is_denied(&self, class: u8) -> bool {
+        self.deny.denies(class)
+    }
+
+    /// Establishes a unit attention. One that is pending already is not repeated, and a reset supersedes the others
+    /// (SAM-5, section 5.14.4).
+    pub fn set_attention(&self, what: AdditionalSense) {
+        let mut attentions = sync::lock(&self.attentions);
+        if is_reset(what) {
+            attentions.clear();
+        }
+        let is_pending = attentions.contains(&what);
+        if !is_pending && attentions.try_push(what).is_err() {
+            // What is lost is less than what a reset says.
+            attentions.clear();
+            attentions.push(AdditionalSense::POWER_ON);
+        }
+        self.has_attention.store(true, Ordering::Release);
+    }
+
+    /// The oldest unit attention, which is cleared.
+    #[inline]
+    pub(crate) fn take_attention(&self) -> Option<AdditionalSense> {
+        if !self.has_attention.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut attentions = sync::lock(&self.attentions);
+        let first = attentions.pop_at(0);
+        self.has_attention.store(!attentions.is_empty(), Ordering::Release);
+        first
+    }
+
+    /// Clears a unit attention that was answered by other means.
+    pub(crate) fn clear_attention(&self, what: AdditionalSense) {
+        let mut attentions = sync::lock(&self.attentions);
+        attentions.retain(|one| *one != what);
+        self.has_attention.store(!attentions.is_empty(), Ordering::Release);
+    }
+}
+
+fn is_reset(what: AdditionalSense) -> bool {
+    what.code == AdditionalSense::POWER_ON.code
+}
+
+impl Drop for UnitNexus {
+    fn drop(&mut self) {
+        self.unit.detach(self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_unit;
+
+    #[test]
+    fn unit_attentions_are_reported_once_and_superseded_by_resets() {
+        let unit = test_unit::unit(512, 64);
+        let nexus = test_unit::nexus(&unit, 1);
+        assert_eq!(nexus.take_attention(), Some(AdditionalSense::POWER_ON));
+        assert_eq!(nexus.take_attention(), None);
+        nexus.set_attention(AdditionalSense::MODE_PARAMETERS_CHANGED);
+        nexus.set_attention(AdditionalSense::CAPACITY_CHANGED);
+        nexus.set_attention(AdditionalSense::MODE_PARAMETERS_CHANGED);
+        nexus.clear_attention(AdditionalSense::REPORTED_LUNS_CHANGED);
+        assert_eq!(nexus.take_attention(), Some(AdditionalSense::MODE_PARAMETERS_CHANGED));
+        nexus.set_attention(AdditionalSense::BUS_DEVICE_RESET);
+        assert_eq!(nexus.take_attention(), Some(AdditionalSense::BUS_DEVICE_RESET));
+        assert_eq!(nexus.take_attention(), None);
+        for qualifier in 0..=ATTENTIONS_MAX as u8 {
+            nexus.set_attention(AdditionalSense { code: 0x2a, qualifier });
+        }
+        assert_eq!((nexus.take_attention(), nexus.take_attention()), (Some(AdditionalSense::POWER_ON), None));
+    }
+
+    #[test]
+    fn ports_of_iscsi_have_the_names_of_rfc_7143() {
+        let ports = NexusPorts::iscsi("iqn.a", 0x23d000000, "iqn.b", 16);
+        assert_eq!(ports.initiator, "iqn.a,i,0x00023d000000");
+        assert_eq!((ports.target.as_str(), ports.target_device.as_str()), ("iqn.b,t,0x0010", "iqn.b"));
+    }
+}

@@ -1,0 +1,98 @@
+//! Commands other than READ and WRITE that need data or the device: each is an [`Operation`].
+
+mod flush;
+
+use std::fmt;
+use std::sync::Arc;
+
+use block_io::Tag;
+use dma::Data;
+use reservations::ChangeWaker;
+use wire_scsi::ScsiStatus;
+
+use crate::nexus::UnitNexus;
+use crate::response::Failure;
+
+pub(crate) use flush::Flush;
+
+/// The state of a command.
+pub(crate) trait Operation: fmt::Debug {
+    /// Handles what was asked for. An operation ends only when none of its requests is in flight.
+    fn resume(&mut self, event: OperationEvent, context: &mut OperationContext<'_>) -> Progress;
+}
+
+/// What happens to an operation.
+#[derive(Debug)]
+#[allow(dead_code, reason = "of the commands that follow")]
+pub(crate) enum OperationEvent {
+    /// Once, at first.
+    Start,
+    DataOut(Data),
+    Memory(Data),
+    Completed(bdev::Completion),
+    Changed,
+}
+
+/// What an operation needs next; see [`Step`](crate::Step).
+#[derive(Debug)]
+#[allow(dead_code, reason = "of the commands that follow")]
+pub(crate) enum Progress {
+    DataOut(u32),
+    Memory(u32),
+    InFlight,
+    Pending,
+    Respond(Answer),
+    Done(Result<Answer, Failure>),
+}
+
+/// The answer to a command that succeeds.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: ScsiStatus,
+    /// Parameter data, cut at the allocation length.
+    pub(crate) data_in: Vec<u8>,
+    /// Length of the command's data-out.
+    pub(crate) data_out_bytes: u64,
+}
+
+impl Answer {
+    /// Success without data.
+    pub(crate) fn good() -> Answer {
+        Answer { status: ScsiStatus::Good, data_in: Vec::new(), data_out_bytes: 0 }
+    }
+
+    /// Success with parameter data, of which the CDB allows so many bytes.
+    pub(crate) fn data(mut data: Vec<u8>, allocation: u32) -> Answer {
+        data.truncate(allocation as usize);
+        Answer { data_in: data, ..Answer::good() }
+    }
+}
+
+/// What a task lends to its operation.
+pub(crate) struct OperationContext<'a> {
+    #[allow(dead_code, reason = "of the commands that follow")]
+    pub(crate) nexus: &'a UnitNexus,
+    #[allow(dead_code, reason = "of the commands that follow")]
+    pub(crate) waker: &'a Arc<dyn ChangeWaker>,
+    pub(crate) requests: &'a mut Vec<bdev::Request>,
+    pub(crate) tag: Tag,
+    pub(crate) flow: u16,
+    #[allow(dead_code, reason = "of the commands that follow")]
+    pub(crate) data_out_bytes: u32,
+    #[allow(dead_code, reason = "of the commands that follow")]
+    pub(crate) data_in_bytes: u32,
+}
+
+impl OperationContext<'_> {
+    /// Appends a request, with the command's tag and flow.
+    pub(crate) fn submit(&mut self, mut request: bdev::Request) {
+        (request.tag, request.flow) = (self.tag, self.flow);
+        self.requests.push(request);
+    }
+}
+
+/// The result of a device request.
+pub(crate) fn result_of(completion: &bdev::Completion) -> Result<(), Failure> {
+    let status = completion.status();
+    if status.is_success() { Ok(()) } else { Err(crate::sense::failure_of(status)) }
+}

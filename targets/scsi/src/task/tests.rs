@@ -1,0 +1,210 @@
+use block_io::{Op, RequestFlags, Status, Tag};
+use wire_scsi::{AdditionalSense, ScsiStatus, Sense, SenseKey};
+
+use crate::test_unit::{Reply, TestUnit, config};
+use crate::{Command, Residual, Step, Task, TaskContext, TaskEvent, UnitConfig, absent_unit, no_waker};
+
+const BLOCKS: u64 = 100;
+
+fn test_unit() -> TestUnit {
+    let mut test = TestUnit::new(config(512, BLOCKS));
+    for (at, byte) in test.disk.bytes.iter_mut().enumerate() {
+        *byte = (at / 512) as u8 ^ at as u8;
+    }
+    test
+}
+
+fn read_10(lba: u32, blocks: u16) -> [u8; 10] {
+    let (lba, blocks) = (lba.to_be_bytes(), blocks.to_be_bytes());
+    [0x28, 0, lba[0], lba[1], lba[2], lba[3], 0, blocks[0], blocks[1], 0]
+}
+
+fn write_10(lba: u32, blocks: u16) -> [u8; 10] {
+    let mut cdb = read_10(lba, blocks);
+    cdb[0] = 0x2a;
+    cdb
+}
+
+#[test]
+fn every_length_of_read_and_write_reaches_its_blocks() {
+    let mut test = test_unit();
+    let nexus = test.nexus(1);
+    let cdbs: [(&[u8], &[u8]); 4] = [
+        (&[0x08, 0, 0, 3, 2, 0], &[0x0a, 0, 0, 3, 2, 0]),
+        (&read_10(3, 2), &write_10(3, 2)),
+        (&[0xa8, 0, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0], &[0xaa, 0, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0]),
+        (
+            &[0x88, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0],
+            &[0x8a, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0],
+        ),
+    ];
+    for (value, (read, write)) in cdbs.into_iter().enumerate() {
+        let before = test.disk.bytes.clone();
+        assert_eq!(test.run(&nexus, read, &[], 1024).good(), before[3 * 512..5 * 512]);
+        let reply = test.run(&nexus, write, &[value as u8; 1024], 0);
+        assert_eq!((reply.status, reply.residual), (ScsiStatus::Good, Residual::None));
+        assert_eq!(test.disk.bytes[3 * 512..5 * 512], [value as u8; 1024]);
+        assert_eq!(test.disk.bytes[..3 * 512], before[..3 * 512]);
+        assert_eq!(test.disk.bytes[5 * 512..], before[5 * 512..]);
+    }
+}
+
+#[test]
+fn residuals_of_reads_and_writes_are_exact() {
+    let mut test = test_unit();
+    let nexus = test.nexus(1);
+    // Blocks of the command, bytes that the initiator expects.
+    for (blocks, expected) in [(1, 0), (1, 512), (1, 513), (2, 512), (2, 1023), (1, 10000), (0, 0), (0, 77)] {
+        let command_bytes = u32::from(blocks) * 512;
+        let residual = Residual::of(command_bytes.into(), expected);
+        let reply = test.run(&nexus, &read_10(9, blocks), &[], expected);
+        assert_eq!(reply.residual, residual, "read {blocks} {expected}");
+        let length = command_bytes.min(expected) as usize;
+        assert_eq!(reply.good(), test.disk.bytes[9 * 512..9 * 512 + length]);
+        // Whole blocks that the initiator has are written, and nothing else.
+        let before = test.disk.bytes.clone();
+        let written = length / 512 * 512;
+        let reply = test.run(&nexus, &write_10(20, blocks), &vec![0x5a; expected as usize], 0);
+        assert_eq!((reply.status, reply.residual), (ScsiStatus::Good, residual), "write {blocks} {expected}");
+        assert_eq!(test.disk.bytes[20 * 512..20 * 512 + written], vec![0x5a; written]);
+        assert_eq!(test.disk.bytes[20 * 512 + written..], before[20 * 512 + written..]);
+        test.disk.bytes = before;
+    }
+}
+
+#[test]
+fn commands_beyond_the_unit_or_with_protection_are_rejected() {
+    let mut test = test_unit();
+    let nexus = test.nexus(1);
+    let mut failure = |cdb: &[u8]| {
+        let reply = test.run(&nexus, cdb, &[0; 512], 0);
+        assert_eq!(reply.residual, Residual::Underflow(512));
+        reply.additional()
+    };
+    assert_eq!(failure(&write_10(99, 2)), Some(AdditionalSense::LBA_OUT_OF_RANGE));
+    assert_eq!(failure(&write_10(101, 0)), Some(AdditionalSense::LBA_OUT_OF_RANGE));
+    assert_eq!(failure(&write_10(u32::MAX, 1)), Some(AdditionalSense::LBA_OUT_OF_RANGE));
+    let last = [0x8a, 0, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0];
+    assert_eq!(failure(&last), Some(AdditionalSense::LBA_OUT_OF_RANGE));
+    let mut protected = write_10(0, 1);
+    protected[1] = 0x20;
+    assert_eq!(failure(&protected), Some(AdditionalSense::INVALID_FIELD_IN_CDB));
+    assert_eq!(failure(&[0xc5; 16]), Some(AdditionalSense::INVALID_COMMAND_OPERATION_CODE));
+    assert!(test.disk.log.is_empty());
+    assert_eq!(test.run(&nexus, &write_10(100, 0), &[], 0).status, ScsiStatus::Good);
+}
+
+#[test]
+fn a_command_longer_than_the_limit_is_rejected() {
+    let mut test = TestUnit::new(config(4096, 300));
+    let nexus = test.nexus(1);
+    assert_eq!(test.run(&nexus, &read_10(0, 256), &[], 1 << 20).good().len(), 1 << 20);
+    let reply = test.run(&nexus, &read_10(0, 257), &[], 257 << 12);
+    assert_eq!(reply.additional(), Some(AdditionalSense::INVALID_FIELD_IN_CDB));
+}
+
+#[test]
+fn failures_of_the_device_become_sense_data() {
+    let mut test = test_unit();
+    let nexus = test.nexus(1);
+    test.disk.failure = Some(Status::UNRECOVERED_READ_ERROR);
+    let reply = test.run(&nexus, &read_10(0, 1), &[], 512);
+    let sense = Sense::new(SenseKey::MediumError, AdditionalSense::UNRECOVERED_READ_ERROR);
+    let expected = Reply {
+        status: ScsiStatus::CheckCondition,
+        sense: Some(sense),
+        data: Vec::new(),
+        residual: Residual::Underflow(512),
+    };
+    assert_eq!(reply, expected);
+    test.disk.failure = Some(Status::RESERVATION_CONFLICT);
+    let reply = test.run(&nexus, &write_10(0, 1), &[0; 512], 0);
+    assert_eq!((reply.status, reply.sense), (ScsiStatus::ReservationConflict, None));
+    assert_eq!(reply.residual, Residual::None, "all data was transferred");
+}
+
+#[test]
+fn writes_are_durable_if_fua_asks_for_it() {
+    let mut test = test_unit();
+    let nexus = test.nexus(1);
+    let mut fua = write_10(0, 1);
+    fua[1] = 0x18;
+    test.run(&nexus, &fua, &[0; 512], 0).good();
+    test.run(&nexus, &write_10(0, 1), &[0; 512], 0).good();
+    // SYNCHRONIZE CACHE, of both lengths, the second with IMMED.
+    test.run(&nexus, &[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0).good();
+    test.run(&nexus, &[0x91, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0).good();
+    let none = RequestFlags::NONE;
+    let expected = [(Op::Write, RequestFlags::FUA), (Op::Write, none), (Op::Flush, none), (Op::Flush, none)];
+    assert_eq!(test.disk.log, expected);
+    test.disk.failure = Some(Status::WRITE_FAULT);
+    let reply = test.run(&nexus, &[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0);
+    assert_eq!(reply.additional(), Some(AdditionalSense::WRITE_FAULT));
+}
+
+#[test]
+fn a_read_only_unit_rejects_writes_and_says_so() {
+    let mut test = TestUnit::new(UnitConfig { read_only: true, ..config(512, 8) });
+    let nexus = test.nexus(1);
+    let reply = test.run(&nexus, &write_10(0, 1), &[0; 512], 0);
+    assert_eq!(reply.sense, Some(Sense::new(SenseKey::DataProtect, AdditionalSense::WRITE_PROTECTED)));
+    // MODE SENSE(6) of all pages, without block descriptor: WP and DPOFUA.
+    let mode = test.run(&nexus, &[0x1a, 8, 0x3f, 0, 255, 0], &[], 255).good();
+    assert_eq!((mode[0] as usize + 1, mode[2], mode[3]), (mode.len(), 0x90, 0));
+}
+
+#[test]
+fn a_unit_attention_precedes_all_but_inquiry_report_luns_and_request_sense() {
+    let mut test = test_unit();
+    let nexus = crate::test_unit::nexus(&test.unit, 1);
+    assert_eq!(test.run(&nexus, &[0x12, 0, 0, 0, 36, 0], &[], 36).good().len(), 36);
+    let luns = test.run(&nexus, &[0xa0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[], 256);
+    assert_eq!(luns.residual, Residual::Underflow(256 - 24));
+    assert_eq!(luns.good()[..4], [0, 0, 0, 16]);
+    // Even an unknown command reports it.
+    assert_eq!(test.run(&nexus, &[0xc5; 16], &[], 0).additional(), Some(AdditionalSense::POWER_ON));
+    let unknown = Some(AdditionalSense::INVALID_COMMAND_OPERATION_CODE);
+    assert_eq!(test.run(&nexus, &[0xc5; 16], &[], 0).additional(), unknown);
+    test.unit.resize(90);
+    let sense = test.run(&nexus, &[0x03, 1, 0, 0, 252, 0], &[], 252).good();
+    assert_eq!(sense[..4], [0x72, 6, 0x2a, 0x09]);
+    let sense = test.run(&nexus, &[0x03, 0, 0, 0, 8, 0], &[], 252);
+    assert_eq!((sense.residual, sense.good()), (Residual::Underflow(244), vec![0x70, 0, 0, 0, 0, 0, 0, 10]));
+    let capacity = test.run(&nexus, &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 8).good();
+    assert_eq!(capacity, [0, 0, 0, 89, 0, 0, 2, 0]);
+}
+
+#[test]
+fn an_aborted_task_has_no_answer_and_ends_after_its_requests() {
+    let mut test = test_unit();
+    let nexus = test.nexus(1);
+    let waker = no_waker();
+    let mut requests = Vec::new();
+    let mut context = TaskContext { nexus: &nexus, luns: &[], waker: &waker, requests: &mut requests };
+    let command = Command { cdb: &read_10(0, 1), data_in_bytes: 512, tag: Tag(3), ..Command::default() };
+    let (mut task, step) = Task::start(&command, &mut context);
+    assert!(matches!(step, Step::DataIn(512)));
+    assert!(matches!(task.resume(TaskEvent::Abort, &mut context), Step::Aborted));
+    let (mut task, _) = Task::start(&command, &mut context);
+    let memory = test.pool.take(512).unwrap().into();
+    assert!(matches!(task.resume(TaskEvent::DataIn(memory), &mut context), Step::InFlight));
+    assert!(matches!(task.resume(TaskEvent::Abort, &mut context), Step::InFlight));
+    let completion = test.disk.execute(context.requests).remove(0);
+    assert!(matches!(task.resume(TaskEvent::Completed(completion), &mut context), Step::Aborted));
+    let (mut task, _) = Task::start(&command, &mut context);
+    let Step::Done(busy) = task.resume(TaskEvent::NoMemory, &mut context) else { panic!() };
+    assert_eq!((busy.status, busy.residual), (ScsiStatus::Busy, Residual::Underflow(512)));
+}
+
+#[test]
+fn a_lun_without_unit_answers_three_commands() {
+    let command = |cdb| Command { cdb, data_in_bytes: 96, ..Command::default() };
+    let inquiry = Reply::of(absent_unit(&command(&[0x12, 0, 0, 0, 96, 0]), &[1])).good();
+    assert_eq!((inquiry[0], inquiry.len()), (0x7f, 96));
+    let luns = Reply::of(absent_unit(&command(&[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 96, 0, 0]), &[1])).good();
+    assert_eq!(luns, [0, 0, 0, 8, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+    let sense = Reply::of(absent_unit(&command(&[0x03, 0, 0, 0, 96, 0]), &[])).good();
+    assert_eq!((sense[2], sense[12]), (5, 0x25));
+    let other = Reply::of(absent_unit(&command(&[0; 6]), &[]));
+    assert_eq!(other.additional(), Some(AdditionalSense::LOGICAL_UNIT_NOT_SUPPORTED));
+}

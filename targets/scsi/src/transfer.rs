@@ -1,0 +1,145 @@
+//! READ and WRITE: one device request with the data as it is.
+
+use block_io::{Op, Payload, RequestFlags, Tag};
+use dma::Data;
+use wire_scsi::{AdditionalSense, BlockRange, RangeFlags, Sense};
+
+use crate::access::check_writable;
+use crate::limits::TRANSFER_BYTES_MAX;
+use crate::nexus::UnitNexus;
+use crate::response::{DataIn, Failure, Residual, check};
+use crate::task::Step;
+use crate::unit::LogicalUnit;
+
+/// A read or a write of blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transfer {
+    lba: u64,
+    /// Blocks that are transferred: those that the initiator has data or room for.
+    blocks: u32,
+    flags: RequestFlags,
+    is_write: bool,
+    /// Bytes of all blocks that the CDB names.
+    command_bytes: u64,
+}
+
+/// Checks that the blocks of a command are on the unit (SBC-4, section 4.3.2). A range without blocks may begin at
+/// its end.
+pub(crate) fn check_range(unit: &LogicalUnit, lba: u64, blocks: u64) -> Result<(), Failure> {
+    let end = lba.checked_add(blocks);
+    if end.is_some_and(|end| end <= unit.blocks()) {
+        return Ok(());
+    }
+    Err(out_of_range())
+}
+
+#[cold]
+fn out_of_range() -> Failure {
+    check(Sense::illegal(AdditionalSense::LBA_OUT_OF_RANGE))
+}
+
+/// Checks the range of a command that transfers its blocks: protection, length and place.
+pub(crate) fn check_transfer(unit: &LogicalUnit, range: &BlockRange) -> Result<(), Failure> {
+    if range.protect != 0 {
+        // There is no protection information.
+        return Err(check(Sense::invalid_field(1, Some(7))));
+    }
+    check_range(unit, range.lba, range.blocks.into())?;
+    if u64::from(range.blocks) * u64::from(unit.block_bytes()) > u64::from(TRANSFER_BYTES_MAX) {
+        return Err(check(Sense::illegal(AdditionalSense::INVALID_FIELD_IN_CDB)));
+    }
+    Ok(())
+}
+
+/// The flags of a device's write.
+pub(crate) fn write_flags(unit: &LogicalUnit, flags: RangeFlags) -> RequestFlags {
+    let is_durable = flags.contains(RangeFlags::FUA) && unit.config().geometry.write_cache;
+    if is_durable || unit.writes_through() { RequestFlags::FUA } else { RequestFlags::NONE }
+}
+
+impl Transfer {
+    /// A read for an initiator that expects so many bytes.
+    #[inline]
+    pub(crate) fn read(nexus: &UnitNexus, range: &BlockRange, expected: u32) -> Result<Transfer, Failure> {
+        let unit = nexus.unit();
+        check_transfer(unit, range)?;
+        // A block of which the initiator expects a part is read as a whole.
+        let blocks = range.blocks.min(expected.div_ceil(unit.block_bytes()));
+        Ok(Transfer::new(unit, range, blocks, RequestFlags::NONE, false))
+    }
+
+    /// A write of an initiator that has so many bytes.
+    #[inline]
+    pub(crate) fn write(nexus: &UnitNexus, range: &BlockRange, expected: u32) -> Result<Transfer, Failure> {
+        let unit = nexus.unit();
+        check_transfer(unit, range)?;
+        check_writable(nexus)?;
+        // A block of which the initiator has a part is not written.
+        let blocks = range.blocks.min(expected / unit.block_bytes());
+        Ok(Transfer::new(unit, range, blocks, write_flags(unit, range.flags), true))
+    }
+
+    #[inline]
+    fn new(
+        unit: &LogicalUnit,
+        range: &BlockRange,
+        blocks: u32,
+        flags: RequestFlags,
+        is_write: bool,
+    ) -> Transfer {
+        let command_bytes = u64::from(range.blocks) * u64::from(unit.block_bytes());
+        Transfer { lba: range.lba, blocks, flags, is_write, command_bytes }
+    }
+
+    /// Blocks to transfer; without any, no data is needed.
+    #[inline]
+    pub(crate) fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    /// Bytes to transfer.
+    #[inline]
+    pub(crate) fn bytes(&self, unit: &LogicalUnit) -> u64 {
+        u64::from(self.blocks) * u64::from(unit.block_bytes())
+    }
+
+    /// Data of a write, or memory of a read.
+    #[inline]
+    pub(crate) fn first_step(&self, unit: &LogicalUnit) -> Step {
+        let bytes = self.bytes(unit) as u32;
+        if self.is_write { Step::DataOut(bytes) } else { Step::DataIn(bytes) }
+    }
+
+    #[inline]
+    pub(crate) fn request(&self, tag: Tag, data: Data) -> bdev::Request {
+        let op = if self.is_write { Op::Write } else { Op::Read };
+        let mut request = bdev::Request::with_payload(tag, op, self.lba, self.blocks, Payload::Data(data));
+        request.flags = self.flags;
+        request
+    }
+
+    /// The data-in and the residual of a command that succeeds.
+    #[inline]
+    pub(crate) fn result(
+        &self,
+        data: Option<Data>,
+        expected_in: u32,
+        expected_out: u32,
+    ) -> (DataIn, Residual) {
+        if self.is_write {
+            return (DataIn::None, Residual::of(self.command_bytes, expected_out));
+        }
+        let valid = self.command_bytes.min(expected_in.into()) as u32;
+        let data = data.map_or(DataIn::None, |data| DataIn::Data(data, valid));
+        (data, Residual::of(self.command_bytes, expected_in))
+    }
+
+    /// The residual of a command that fails: a write's data was transferred, a read's was not.
+    pub(crate) fn residual_of_failure(&self, expected_in: u32, expected_out: u32) -> Residual {
+        if self.is_write {
+            Residual::of(self.command_bytes, expected_out)
+        } else {
+            Residual::of(0, expected_in)
+        }
+    }
+}

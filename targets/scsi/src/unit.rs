@@ -1,0 +1,301 @@
+//! Logical units.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use bdev::{BdevGeometry, BlockDevice, Uuid};
+use block_io::Op;
+use reservations::{
+    ChangeWaker, LossEvent, PendingChange, PendingGuard, Registrant, ReservationNotice,
+    ReservationSubscriber, Reservations,
+};
+use wire_scsi::mode::ModeSettings;
+use wire_scsi::{AdditionalSense, SenseFormat};
+
+use crate::limits::{NEXUSES_MAX, SUBSCRIBERS_MAX};
+use crate::nexus::{AttachError, NexusPorts, UnitNexus};
+
+/// What a logical unit is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitConfig {
+    /// Identity: equal on every path, and after restarts.
+    pub uuid: Uuid,
+    /// Geometry of the device.
+    pub geometry: BdevGeometry,
+    /// Writes are rejected.
+    pub read_only: bool,
+    /// The device deallocates blocks.
+    pub can_unmap: bool,
+    /// The device writes zeroes without data.
+    pub can_write_zeroes: bool,
+    /// The device makes writes durable on request.
+    pub can_flush: bool,
+    /// PRODUCT IDENTIFICATION, at most 16 characters.
+    pub product: String,
+}
+
+impl UnitConfig {
+    /// A unit that can be read and written.
+    pub fn new(uuid: Uuid, geometry: BdevGeometry) -> UnitConfig {
+        UnitConfig {
+            uuid,
+            geometry,
+            read_only: false,
+            can_unmap: false,
+            can_write_zeroes: false,
+            can_flush: false,
+            product: "Volume".to_string(),
+        }
+    }
+
+    /// A unit that exports a device.
+    pub fn of_device(device: &BlockDevice, read_only: bool) -> UnitConfig {
+        UnitConfig {
+            read_only: read_only || !device.supports(Op::Write),
+            can_unmap: device.supports(Op::Unmap),
+            can_write_zeroes: device.supports(Op::WriteZeroes),
+            can_flush: device.supports(Op::Flush),
+            ..UnitConfig::new(device.uuid(), device.geometry())
+        }
+    }
+}
+
+/// A task management function that concerns more than one task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnitFunction {
+    /// Aborts the tasks of the nexus.
+    AbortTaskSet,
+    /// Aborts the tasks of all nexuses.
+    ClearTaskSet,
+    /// Aborts the tasks of all nexuses and resets the unit.
+    LogicalUnitReset,
+}
+
+/// The nexuses of a unit whose tasks are to be aborted.
+#[derive(Clone, Debug)]
+pub struct AbortedTasks {
+    unit: Weak<LogicalUnit>,
+    /// Identifiers; `None` for all.
+    nexuses: Option<Arc<[u64]>>,
+}
+
+impl AbortedTasks {
+    /// Whether the tasks of a nexus are among them.
+    pub fn contains(&self, nexus: &UnitNexus) -> bool {
+        std::ptr::eq(self.unit.as_ptr(), Arc::as_ptr(nexus.unit()))
+            && self.nexuses.as_ref().is_none_or(|ids| ids.contains(&nexus.id()))
+    }
+}
+
+/// A transport's core, or a connection, that executes tasks of a unit.
+pub trait UnitSubscriber: Send + Sync + std::fmt::Debug {
+    /// Aborts tasks that have been started. A clone of the guard is held until they have ended, for a bounded time;
+    /// commands that arrive after this call are not concerned. Called on any thread, without a lock of the unit.
+    fn abort(&self, aborted: &AbortedTasks, guard: &PendingGuard);
+}
+
+/// A logical unit: a block device as initiators see it.
+///
+/// It owns the unit's settings and the list of its nexuses and subscribers; reservations belong to the device. Commands
+/// read atomics. Only attaching, task management and changes of settings take its lock.
+#[derive(Debug)]
+pub struct LogicalUnit {
+    config: UnitConfig,
+    reservations: Arc<Reservations>,
+    blocks: AtomicU64,
+    settings: AtomicU8,
+    shared: Mutex<UnitShared>,
+    this: Weak<LogicalUnit>,
+}
+
+#[derive(Debug, Default)]
+struct UnitShared {
+    nexuses: Vec<(u64, Weak<UnitNexus>)>,
+    last_id: u64,
+    subscribers: Vec<Weak<dyn UnitSubscriber>>,
+}
+
+const WRITE_CACHE: u8 = 1 << 0;
+const DESCRIPTOR_SENSE: u8 = 1 << 1;
+const WRITE_PROTECT: u8 = 1 << 2;
+
+impl LogicalUnit {
+    /// A unit on a device with these reservations.
+    pub fn new(config: UnitConfig, reservations: Arc<Reservations>) -> Arc<LogicalUnit> {
+        let unit = Arc::new_cyclic(|this: &Weak<LogicalUnit>| LogicalUnit {
+            blocks: AtomicU64::new(config.geometry.blocks),
+            settings: AtomicU8::new(default_settings(&config)),
+            config,
+            reservations,
+            shared: Mutex::default(),
+            this: this.clone(),
+        });
+        unit.reservations.subscribe(&unit);
+        unit
+    }
+
+    /// What it is made of. The number of blocks may have changed.
+    pub fn config(&self) -> &UnitConfig {
+        &self.config
+    }
+
+    /// Number of blocks.
+    #[inline]
+    pub fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of a block.
+    #[inline]
+    pub fn block_bytes(&self) -> u32 {
+        self.config.geometry.block_size
+    }
+
+    /// The reservations of the device.
+    pub fn reservations(&self) -> &Arc<Reservations> {
+        &self.reservations
+    }
+
+    /// Applies another number of blocks.
+    pub fn resize(&self, blocks: u64) {
+        if self.blocks.swap(blocks, Ordering::Relaxed) != blocks {
+            self.set_attentions(AdditionalSense::CAPACITY_CHANGED, |_| true);
+        }
+    }
+
+    /// The mode settings in force.
+    pub fn settings(&self) -> ModeSettings {
+        let bits = self.settings.load(Ordering::Relaxed);
+        ModeSettings {
+            write_cache: bits & WRITE_CACHE != 0,
+            descriptor_sense: bits & DESCRIPTOR_SENSE != 0,
+            write_protect: bits & WRITE_PROTECT != 0,
+        }
+    }
+
+    /// The settings at power on.
+    pub(crate) fn default_settings(&self) -> ModeSettings {
+        ModeSettings { write_cache: self.config.geometry.write_cache, ..ModeSettings::default() }
+    }
+
+    pub(crate) fn sense_format(&self) -> SenseFormat {
+        let is_descriptor = self.settings.load(Ordering::Relaxed) & DESCRIPTOR_SENSE != 0;
+        if is_descriptor { SenseFormat::Descriptor } else { SenseFormat::Fixed }
+    }
+
+    /// Whether SWP is set.
+    #[inline]
+    pub(crate) fn is_software_protected(&self) -> bool {
+        self.settings.load(Ordering::Relaxed) & WRITE_PROTECT != 0
+    }
+
+    /// Whether the device has a volatile cache that the settings disable, so that each write has to reach the medium.
+    #[inline]
+    pub(crate) fn writes_through(&self) -> bool {
+        self.config.geometry.write_cache && self.settings.load(Ordering::Relaxed) & WRITE_CACHE == 0
+    }
+
+    /// Attaches a nexus, whose first command reports POWER ON.
+    ///
+    /// # Errors
+    /// The name of a port is invalid, or there are too many nexuses.
+    pub fn attach(&self, ports: &NexusPorts) -> Result<Arc<UnitNexus>, AttachError> {
+        let registrant = Registrant::scsi_nexus(&ports.initiator, &ports.target)?;
+        let deny = self.reservations.deny_mask(&registrant);
+        // A reference to `self` comes from an `Arc`.
+        let unit = self.this.upgrade().ok_or(AttachError::TooMany)?;
+        let mut shared = sync::lock(&self.shared);
+        if shared.nexuses.len() >= NEXUSES_MAX {
+            return Err(AttachError::TooMany);
+        }
+        shared.last_id += 1;
+        let nexus = Arc::new(UnitNexus::new(unit, shared.last_id, ports.clone(), registrant, deny));
+        nexus.set_attention(AdditionalSense::POWER_ON);
+        shared.nexuses.push((nexus.id(), Arc::downgrade(&nexus)));
+        Ok(nexus)
+    }
+
+    /// A nexus is dropped.
+    pub(crate) fn detach(&self, id: u64) {
+        sync::lock(&self.shared).nexuses.retain(|(other, _)| *other != id);
+    }
+
+    /// Establishes a unit attention for nexuses.
+    pub fn set_attentions(&self, what: AdditionalSense, whose: impl Fn(&UnitNexus) -> bool) {
+        self.nexuses().iter().filter(|nexus| whose(nexus)).for_each(|nexus| nexus.set_attention(what));
+    }
+
+    /// The nexuses. Their drop takes the lock, so that they are not visited under it.
+    fn nexuses(&self) -> Vec<Arc<UnitNexus>> {
+        sync::lock(&self.shared).nexuses.iter().filter_map(|(_, nexus)| nexus.upgrade()).collect()
+    }
+
+    /// Adds a subscriber. Dropping it removes it.
+    pub fn subscribe(&self, subscriber: &Arc<impl UnitSubscriber + 'static>) {
+        let mut shared = sync::lock(&self.shared);
+        shared.subscribers.retain(|one| one.strong_count() > 0);
+        debug_assert!(shared.subscribers.len() < SUBSCRIBERS_MAX);
+        let subscriber = Arc::downgrade(subscriber);
+        shared.subscribers.push(subscriber);
+    }
+
+    /// Executes a task management function of a nexus. It is complete when the change is: when all tasks that it aborts
+    /// have ended. The change may be complete already; otherwise `waker` is called.
+    pub fn manage(
+        &self,
+        function: UnitFunction,
+        nexus: &UnitNexus,
+        waker: Arc<dyn ChangeWaker>,
+    ) -> Arc<PendingChange> {
+        let (pending, guard) = PendingChange::new(waker);
+        match function {
+            UnitFunction::AbortTaskSet => self.abort_tasks(Some(Arc::from([nexus.id()])), &guard),
+            UnitFunction::ClearTaskSet => {
+                self.abort_tasks(None, &guard);
+                let is_other = |other: &UnitNexus| other.id() != nexus.id();
+                self.set_attentions(AdditionalSense::COMMANDS_CLEARED, is_other);
+            }
+            UnitFunction::LogicalUnitReset => {
+                self.abort_tasks(None, &guard);
+                self.settings.store(default_settings(&self.config), Ordering::Relaxed);
+                self.set_attentions(AdditionalSense::BUS_DEVICE_RESET, |_| true);
+            }
+        }
+        pending
+    }
+
+    fn abort_tasks(&self, nexuses: Option<Arc<[u64]>>, guard: &PendingGuard) {
+        let subscribers = sync::lock(&self.shared).subscribers.clone();
+        let aborted = AbortedTasks { unit: self.this.clone(), nexuses };
+        for subscriber in subscribers.iter().filter_map(Weak::upgrade) {
+            subscriber.abort(&aborted, guard);
+        }
+    }
+}
+
+fn default_settings(config: &UnitConfig) -> u8 {
+    if config.geometry.write_cache { WRITE_CACHE } else { 0 }
+}
+
+impl ReservationSubscriber for LogicalUnit {
+    fn notify(&self, notices: &[ReservationNotice]) {
+        for nexus in self.nexuses() {
+            for notice in notices.iter().filter(|notice| notice.registrant == *nexus.registrant()) {
+                nexus.set_attention(match notice.event {
+                    LossEvent::RegistrationPreempted => AdditionalSense::REGISTRATIONS_PREEMPTED,
+                    LossEvent::ReservationReleased => AdditionalSense::RESERVATIONS_RELEASED,
+                    LossEvent::ReservationPreempted => AdditionalSense::RESERVATIONS_PREEMPTED,
+                });
+            }
+        }
+    }
+
+    fn abort(&self, registrants: &[Registrant], guard: &PendingGuard) {
+        let nexuses = self.nexuses();
+        let concerned = nexuses.iter().filter(|nexus| registrants.contains(nexus.registrant()));
+        let ids: Arc<[u64]> = concerned.map(|nexus| nexus.id()).collect();
+        if !ids.is_empty() {
+            self.abort_tasks(Some(ids), guard);
+        }
+    }
+}
