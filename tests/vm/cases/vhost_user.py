@@ -10,59 +10,97 @@ from harness.targets import Namespace, Subsystem
 CACHE = os.environ.get("RINGBOLT_VM_CACHE") or os.path.expanduser("~/.cache/ringbolt-vm")
 MEMORY = "768M"
 MIB = 1 << 20
+# Microseconds that a read or write of the slow disk takes.
+SLOW_US = 20000
+# How often the target is killed in each guest.
+KILLS = 3
 
 
 def create(target, folder):
-    """Makes a file a virtio disk; -> the path of the socket."""
-    target.rpc("bdev_uring_create", name="Disk", filename=f"{folder}/disk", block_size=512)
-    path = f"{folder}/vhost.sock"
-    target.rpc("vhost_create_blk_controller", ctrlr=path, dev_name="Disk", packed_ring=True)
-    return path
+    """Makes two files virtio disks, the second one slow, so that requests are in flight at any time of a load; -> sockets."""
+    for name in ("Disk", "Base"):
+        target.rpc("bdev_uring_create", name=name, filename=f"{folder}/{name}", block_size=512)
+    latencies = {f"{kind}_{what}_latency": SLOW_US for kind in ("avg", "p99") for what in ("read", "write")}
+    target.rpc("bdev_delay_create", name="Slow", base_bdev_name="Base", **latencies)
+    sockets = {name: f"{folder}/{name}.sock" for name in ("Disk", "Slow")}
+    for name, path in sockets.items():
+        target.rpc("vhost_create_blk_controller", ctrlr=path, dev_name=name, packed_ring=True)
+    return sockets
 
 
-def boot(bench, socket, packed):
-    """Boots a separate guest with the disk; to be closed by the caller."""
+def boot(bench, sockets, packed):
+    """Boots a separate guest with the disks; to be closed by the caller."""
     folder = f"{bench.folder}/packed-{packed}"
     os.mkdir(folder)
-    device = f"vhost-user-blk-pci,chardev=disk,num-queues=2,packed={packed}"
     more = [
         *("-object", f"memory-backend-memfd,id=shared,size={MEMORY},share=on"),
         *("-machine", "memory-backend=shared"),
-        *("-chardev", f"socket,id=disk,path={socket},reconnect=1"),
-        *("-device", device),
     ]
+    for name, path in sockets.items():
+        more += ["-chardev", f"socket,id={name},path={path},reconnect=1"]
+        more += ["-device", f"vhost-user-blk-pci,chardev={name},num-queues=2,packed={packed}"]
     return Guest(Image(CACHE), folder, memory=MEMORY, more=more)
 
 
-@case("vhost-user-blk", on=("ringbolt",), seconds=60)
+def kill_under_load(bench, target, guest):
+    """Kills the target with requests in flight and starts it again, several times; fio verifies what it has written."""
+    options = "--ioengine=libaio --direct=1 --rw=randrw --bsrange=4k-64k --iodepth=16 --size=8m --verify=crc32c --verify_fatal=1"
+    load = f"fio --name=load --filename=/dev/vdb --numjobs=2 --offset_increment=16m {options}"
+    rounds = guest.spawn(f"while [ ! -e /tmp/stop ]; do {load} || exit 1; echo round; done; echo stopped")
+    for _ in range(KILLS):
+
+        def is_under_load():
+            statistics = target.rpc("bdev_get_iostat", names=["Slow"])["bdevs"][0]
+            return statistics["num_write_ops"] >= 50
+
+        guest.wait(is_under_load, 60, "50 writes", poll=0.02)
+        target.kill()
+        target.launch()
+        create(target, bench.folder)
+    rounds.expect("^round$", 240)
+    guest.check("touch /tmp/stop")
+    rounds.expect("^stopped$", 240)
+    rounds.check()
+    guest.check("rm /tmp/stop")
+
+
+def resize(bench, target, guest, mib):
+    """The guest learns of a resize, and uses the new blocks."""
+    os.truncate(f"{bench.folder}/Disk", mib * MIB)
+    target.rpc("bdev_uring_rescan", name="Disk")
+    guest.until(f"[ $(cat /sys/block/vda/size) = {mib * MIB // 512} ]", 30)
+    guest.check(f"dd if=/dev/vda of=/dev/null bs=1M skip={mib - 1} count=1 iflag=direct status=none")
+
+
+@case("vhost-user-blk", on=("ringbolt",), seconds=120)
 def vhost_user_blk(bench):
-    """The guest's virtio driver uses split and packed rings: ext4 under fio verify, discard, a restart of the target."""
+    """The guest's virtio driver uses split and packed rings: ext4 under fio verify, discard, resize, kills under load."""
     target = bench.serve(Subsystem("vhost", [Namespace(mib=16, block_size=512)]))
-    with open(f"{bench.folder}/disk", "wb") as file:
-        file.truncate(128 * MIB)
-    socket = create(target, bench.folder)
-    for packed in ["off", "on"]:
-        with boot(bench, socket, packed) as guest:
-            guest.until("[ -b /dev/vda ]", 60)
+    for name, mib in (("Disk", 128), ("Base", 32)):
+        with open(f"{bench.folder}/{name}", "wb") as file:
+            file.truncate(mib * MIB)
+    sockets = create(target, bench.folder)
+    for packed, mib in (("off", 128), ("on", 160)):
+        with boot(bench, sockets, packed) as guest:
+            guest.until("[ -b /dev/vda ] && [ -b /dev/vdb ]", 60)
             facts = guest.check("cat /sys/block/vda/size /sys/block/vda/serial && echo && ls /sys/block/vda/mq | wc -l").split()
-            assert facts == [str(128 * MIB // 512), "Disk", "2"], facts
+            assert facts == [str(mib * MIB // 512), "Disk", "2"], facts
             guest.check("mkfs.ext4 -q /dev/vda && mount -t ext4 -o discard /dev/vda /mnt", 120)
             options = "--ioengine=libaio --direct=1 --bsrange=4k-256k --iodepth=16 --size=16m --verify=crc32c --verify_fatal=1"
             guest.check(f"fio --name=verify --directory=/mnt --rw=randwrite --fallocate=none --numjobs=2 {options}", 240)
-            if packed == "off":
-                # QEMU waits for the target and connects again; nothing is in flight.
-                guest.check("sync")
-                target.kill()
-                target.launch()
-                assert create(target, bench.folder) == socket
+            kill_under_load(bench, target, guest)
             sums = guest.check("sha256sum /mnt/verify*", 120)
             guest.check("sync && echo 3 > /proc/sys/vm/drop_caches", 60)
             assert guest.check("sha256sum /mnt/verify*", 120) == sums
             guest.check("rm /mnt/verify* && sync && umount /mnt && fsck.ext4 -fn /dev/vda", 120)
+            resize(bench, target, guest, mib + 32)
             guest.check("blkdiscard /dev/vda")
             assert guest.check("dd if=/dev/vda bs=1M count=4 status=none | tr -d '\\000' | wc -c").strip() == "0"
             log = guest.check("dmesg | grep -iE 'virtio.*(error|fail)|I/O error|WARNING|BUG:' || true")
             assert not log, log
-    gone = lambda: target.rpc("vhost_get_controllers")[0]["connections"] == 0  # noqa: E731
-    bench.guest.wait(gone, 30, "end of the connection of a guest that has gone", poll=0.05)
-    assert os.stat(f"{bench.folder}/disk").st_blocks * 512 < 16 * MIB, "the discard reached the file"
+
+    def are_gone():
+        return all(one["connections"] == 0 for one in target.rpc("vhost_get_controllers"))
+
+    bench.guest.wait(are_gone, 30, "end of the connections of a guest that has gone", poll=0.05)
+    assert os.stat(f"{bench.folder}/Disk").st_blocks * 512 < 16 * MIB, "the discard reached the file"
