@@ -4,9 +4,8 @@
 //! is reliable and in order, as TCP is; jitter reorders streams against each other only. What is sent into a blocked
 //! direction waits and travels on when the direction opens, as retransmitted segments do.
 //!
-//! Limit: a host's stream that is closed takes along what its target has not read yet. Otherwise a command that the
-//! host has given up, and repeated on another path, could be executed late and overwrite newer data; neither side
-//! implements the waiting times against that (NVM Express TP 4129). [`FabricOptions::late_commands`] delivers them.
+//! What an end sent before it closed its stream reaches the other end all the same, as over TCP, and possibly
+//! [late](FabricOptions::late_ns).
 
 mod links;
 
@@ -60,11 +59,11 @@ impl Default for LinkConfig {
     }
 }
 
-/// Deviations from correct links, which a checker must find.
+/// Options of a world's links.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FabricOptions {
-    /// What a host sent before it closed a stream reaches the target all the same, this late in nanoseconds.
-    pub late_commands: Option<u64>,
+    /// What a host sent before it closed a stream arrives this much later, in nanoseconds.
+    pub late_ns: u64,
 }
 
 /// The links and streams of a world.
@@ -415,16 +414,11 @@ impl Fabric {
         TransferResult::Bytes(count)
     }
 
-    /// Closes an end: the target's after what it sent, the host's with what it sent.
+    /// Closes an end after what it sent.
     fn close(&mut self, slot: Slot) {
         let Some(endpoint) = self.endpoints.get(slot) else { return };
-        match self.options.late_commands {
-            None if endpoint.is_client => {
-                self.discard_unread(slot);
-                return self.abort(slot);
-            }
-            Some(late_ns) if endpoint.is_client => self.postpone(slot, late_ns),
-            _ => {}
+        if endpoint.is_client && self.options.late_ns > 0 {
+            self.postpone(slot, self.options.late_ns);
         }
         let Some(endpoint) = self.endpoints.remove(slot) else { return };
         if let Some(peer) = endpoint.peer
@@ -435,18 +429,7 @@ impl Fabric {
         }
     }
 
-    /// Discards what the peer of a closing host has not read.
-    fn discard_unread(&mut self, slot: Slot) {
-        let Some(peer) = self.endpoints.get(slot).and_then(|endpoint| endpoint.peer) else { return };
-        let is_other = |delivery: &Delivery| delivery.endpoint != peer;
-        self.deliveries.retain(|_, delivery| is_other(delivery));
-        self.links.values_mut().for_each(|link| link.held.retain(is_other));
-        if let Some(peer) = self.endpoints.get_mut(peer) {
-            peer.incoming.clear();
-        }
-    }
-
-    /// The planted fault of late commands: what is on the way arrives `late_ns` later.
+    /// What is on the way to the peer of a closing host arrives `late_ns` later.
     fn postpone(&mut self, slot: Slot, late_ns: u64) {
         let Some(peer) = self.endpoints.get(slot).and_then(|endpoint| endpoint.peer) else { return };
         let is_its = |delivery: &Delivery| delivery.endpoint == peer;

@@ -9,7 +9,7 @@ use std::fmt;
 pub enum PlantedFault {
     /// A target's disk acknowledges writes before it has them.
     EarlyAcknowledge,
-    /// A command that the host gave up, and repeated on another path, reaches its target late.
+    /// The host repeats a write on another path although its silent target may still execute it.
     LateCommand,
     /// The disk completes FUA writes from its volatile cache.
     IgnoredFua,

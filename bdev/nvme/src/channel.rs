@@ -297,8 +297,9 @@ impl NvmeBdevChannel {
             counts.add(&sink, self.block_size);
         }
         let count = sink.len();
+        let quiesced_ns = opened.quiesced_ns();
         for completion in sink.drain(..) {
-            self.multipath.path_completed(index, completion, now_ns);
+            self.multipath.path_lost(index, completion, quiesced_ns, now_ns);
         }
         self.sink = sink;
         count

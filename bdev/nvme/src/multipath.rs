@@ -8,9 +8,9 @@
 //! usable, it waits for as long as a path may recover, and then fails with a path related status.
 //!
 //! Retrying a command on another path is what NVMe hosts do: reads, writes, write zeroes, deallocation and flushes
-//! are idempotent, and no other command passes through here. This does not exclude that a controller that lost its
-//! host still executes a received command after its retry, and a later write of the same blocks, completed on
-//! another path. Controllers must abort the commands of an association when it ends, but no host can verify that.
+//! are idempotent, and no other command passes through here. A controller that fell silent may still execute a write that
+//! it has received. Until it cannot any more, the write is neither repeated nor reported as failed: it could overwrite
+//! what came after it.
 
 use std::collections::VecDeque;
 
@@ -339,6 +339,23 @@ impl<B> Multipath<B> {
         self.paths[path].in_flight -= 1;
         self.paths[path].counts.retried += 1;
         self.delayed.push((now_ns.saturating_add(delay_ns), completion.into_request()));
+    }
+
+    /// Like [`path_completed`](Self::path_completed), for a request whose path is lost and may still execute it until
+    /// `quiesced_ns`: a write is retried only then.
+    pub fn path_lost(&mut self, path: usize, completion: Completion<B>, quiesced_ns: u64, now_ns: u64) {
+        let status = completion.status();
+        if quiesced_ns <= now_ns || !completion.request().op.is_write() || !is_path_related(status) {
+            self.path_completed(path, completion, now_ns);
+            return;
+        }
+        if let Some(entry) = self.entries.get_mut(Slot::from_bits(completion.tag().0)) {
+            entry.last = status;
+            entry.avoid = Some(path as u32);
+        }
+        self.paths[path].in_flight -= 1;
+        self.paths[path].counts.retried += 1;
+        self.delayed.push((quiesced_ns, completion.into_request()));
     }
 
     /// Completions for the caller, with their `user_data`.

@@ -235,6 +235,13 @@ pub trait IoQueue: Channel<Request = Request<Data>, Completion = Completion<Data
     /// Why the queue can no longer be used, if it has failed.
     fn failure(&self) -> Option<ControllerFailure>;
 
+    /// After a failure: until when the controller may still execute commands that this queue sent, in nanoseconds; 0 if
+    /// it does not any more, or nothing is known. A write must be repeated, or reported as failed, only then: otherwise
+    /// the first one may overwrite what came after it.
+    fn quiesced_ns(&self) -> u64 {
+        0
+    }
+
     /// Ends the commands in flight if the transport can: memory-based ones wait for the driver's reset or detach.
     fn detach(&mut self) {}
 }
@@ -246,6 +253,10 @@ impl<N: CoreNetwork> IoQueue for TcpIoQueue<N> {
 
     fn failure(&self) -> Option<ControllerFailure> {
         TcpIoQueue::failure(self)
+    }
+
+    fn quiesced_ns(&self) -> u64 {
+        TcpIoQueue::quiesced_ns(self)
     }
 
     fn detach(&mut self) {

@@ -21,6 +21,9 @@ pub struct Options {
     /// I/O timeout in nanoseconds, after which the command is aborted; after the same time again the controller is
     /// reset. 0 disables it. Not over TCP.
     pub io_timeout_ns: u64,
+    /// Whether [`IoQueue::quiesced_ns`](crate::IoQueue::quiesced_ns) says how long a silent controller may still
+    /// execute commands. Only over TCP, and only with a keep alive timeout.
+    pub quiesce_wait: bool,
     /// Whether completions raise interrupts. Not over TCP.
     pub interrupts: InterruptMode,
     /// Whether time and instructions of submission and completion are measured. Not over TCP.
@@ -52,6 +55,7 @@ impl Default for Options {
             timeout_ns: 10_000_000_000,
             event_retry_ns: 1_000_000_000,
             io_timeout_ns: 30_000_000_000,
+            quiesce_wait: true,
             interrupts: InterruptMode::Auto,
             count_costs: false,
         }

@@ -62,8 +62,8 @@ pub(super) fn run(seed: u64, fault: Option<PlantedFault>) -> Result<RunReport, R
 
 impl Run {
     fn new(seed: u64, fault: Option<PlantedFault>) -> Run {
-        let late_commands = (fault == Some(PlantedFault::LateCommand)).then_some(300 * MILLISECOND);
-        let world = World::new(seed, FabricOptions { late_commands });
+        let late_ns = [0, 300 * MILLISECOND][seed as usize % 2];
+        let world = World::new(seed, FabricOptions { late_ns });
         let mut random = world.rng();
         let create = match fault {
             Some(PlantedFault::IgnoredFua) => CrashDisk::create_ignoring_fua,
@@ -184,6 +184,7 @@ impl Run {
             queue_depth: 16,
             keep_alive_ms: self.keep_alive_ms,
             timeout_ns: SECOND,
+            quiesce_wait: self.fault != Some(PlantedFault::LateCommand),
             ..nvme::Options::default()
         };
         for target in &self.targets {

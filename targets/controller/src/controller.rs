@@ -49,9 +49,6 @@ pub enum ControllerEvent<'a> {
     DiscoveryChanged(Arc<DiscoveryLog>),
     /// New counters for the health log.
     Health(HealthCounters),
-    /// The host sent something on an I/O queue; restarts the keep alive timer. Optional: admin commands do
-    /// too.
-    IoActivity,
     /// The host wrote a doorbell of a queue that does not exist.
     InvalidDoorbell,
     /// The host wrote a value to a doorbell that the queue's size or state does not allow.
@@ -318,7 +315,6 @@ impl Controller {
                 self.discovery = log;
             }
             ControllerEvent::Health(health) => self.health = health,
-            ControllerEvent::IoActivity => self.keep_alive.last_activity_ns = now_ns,
             ControllerEvent::InvalidDoorbell => self.events.invalid_doorbell(false),
             ControllerEvent::InvalidDoorbellValue => self.events.invalid_doorbell(true),
             ControllerEvent::ReservationChanged => self.reservation_changed(actions),
@@ -342,6 +338,31 @@ impl Controller {
         };
         self.keep_alive.timeout_ns = timeout_ns;
         self.keep_alive.reason = reason;
+        self.publish_deadline();
+    }
+
+    /// Restarts the keep alive timer.
+    fn restart_keep_alive(&mut self, now_ns: u64) {
+        self.keep_alive.last_activity_ns = now_ns;
+        self.publish_deadline();
+    }
+
+    fn publish_deadline(&self) {
+        self.association().set_keep_alive_deadline(self.keep_alive.deadline().unwrap_or(u64::MAX));
+    }
+
+    /// Whether a command restarts the timer: only Keep Alive does (Base 2.0, section 3.9.3.1), and what activates or
+    /// changes the timer. So a host knows when a silent controller has stopped. Of an idle discovery controller every
+    /// command does.
+    fn restarts_keep_alive(&self, sqe: &Sqe) -> bool {
+        if !self.properties.is_enabled() || self.keep_alive.reason == TerminationReason::Idle {
+            return true;
+        }
+        match AdminOpcode::from_wire(sqe.opcode) {
+            Some(AdminOpcode::KeepAlive) => true,
+            Some(AdminOpcode::SetFeatures) => sqe.cdw10 as u8 == FeatureId::KeepAliveTimer.to_wire(),
+            _ => false,
+        }
     }
 
     /// Base 2.0, section 3.9: on expiry the controller sets CSTS.CFS, stops and ends the association.
@@ -389,7 +410,9 @@ impl Controller {
             self.complete(sqe, Err(status), actions);
             return;
         }
-        self.keep_alive.last_activity_ns = now_ns;
+        if self.restarts_keep_alive(sqe) {
+            self.restart_keep_alive(now_ns);
+        }
         self.properties.update_status(&self.registration.association);
         if let Err(status) = self.check_command(sqe) {
             return self.complete(sqe, Err(status), actions);

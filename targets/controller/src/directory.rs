@@ -2,7 +2,7 @@
 //! disconnect.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use wire_nvme::fabrics::Nqn;
@@ -48,6 +48,7 @@ pub struct ControllerAssociation {
     // that is being disabled. Reads need no lock.
     alive: AtomicBool,
     enabled: AtomicBool,
+    keep_alive_deadline_ns: AtomicU64,
     queues: Mutex<IoQueueIds>,
 }
 
@@ -118,6 +119,7 @@ impl ControllerDirectory {
             notifications: Mutex::default(),
             alive: AtomicBool::new(true),
             enabled: AtomicBool::new(false),
+            keep_alive_deadline_ns: AtomicU64::new(u64::MAX),
             queues: Mutex::new(IoQueueIds { in_use: BTreeSet::new(), max: io_queues_max }),
         });
         controllers.by_cntlid.insert(cntlid, association.clone());
@@ -250,6 +252,17 @@ impl ControllerAssociation {
     #[inline]
     pub fn is_enabled(&self) -> bool {
         self.enabled.load(Ordering::Acquire)
+    }
+
+    /// When the keep alive timer expires, `u64::MAX` for never. From then on its queues must not execute what they
+    /// have received: the host may have repeated it on another path (NVM Express TP 4129).
+    #[inline]
+    pub fn keep_alive_deadline_ns(&self) -> u64 {
+        self.keep_alive_deadline_ns.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_keep_alive_deadline(&self, deadline_ns: u64) {
+        self.keep_alive_deadline_ns.store(deadline_ns, Ordering::Release);
     }
 
     /// The leased I/O queue identifiers, ascending.

@@ -325,11 +325,7 @@ impl Harness {
             }
             14 => {
                 let health = HealthCounters { reads: bytes.u8().into(), ..HealthCounters::default() };
-                self.deliver(if bytes.u8().is_multiple_of(2) {
-                    ControllerEvent::IoActivity
-                } else {
-                    ControllerEvent::Health(health)
-                });
+                self.deliver(ControllerEvent::Health(health));
             }
             _ => self.plan(bytes),
         }

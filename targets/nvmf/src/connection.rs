@@ -165,11 +165,12 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
         may_close && link.sender.is_empty() && !queue.has_pending(waits_for_host)
     }
 
-    /// The timeout of the handshake, of Keep Alive, or of transfers.
+    /// The timeout of the handshake, of Keep Alive, or of transfers. An I/O queue has its controller's: the controller's
+    /// core may notice the expiry later than this core resumes.
     #[inline]
     fn deadline_ns(&self) -> u64 {
         let role_deadline_ns = match &self.state.role {
-            ConnectionRole::Io(_) => NEVER_NS,
+            ConnectionRole::Io(queue) => queue.lease.association().keep_alive_deadline_ns(),
             ConnectionRole::Admin(controller) => controller.deadline().unwrap_or(NEVER_NS),
             ConnectionRole::AwaitingIcReq | ConnectionRole::AwaitingConnect => {
                 self.state.handshake_deadline_ns
@@ -186,6 +187,9 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
                 if self.state.handshake_deadline_ns <= now_ns =>
             {
                 return Err(CloseReason::Protocol(TcpError::HandshakeTimeout));
+            }
+            ConnectionRole::Io(ref queue) if queue.lease.association().keep_alive_deadline_ns() <= now_ns => {
+                return Err(CloseReason::Protocol(TcpError::KeepAliveExpired));
             }
             _ => {}
         }

@@ -48,6 +48,8 @@ pub(crate) enum TcpError {
     HandshakeTimeout,
     /// The host did not send requested data, or did not read, for too long.
     TransferTimeout,
+    /// The keep alive timer of the queue's controller has expired.
+    KeepAliveExpired,
 }
 
 impl fmt::Display for TcpError {
@@ -56,6 +58,7 @@ impl fmt::Display for TcpError {
             TcpError::Violation(fatal) => {
                 write!(formatter, "violated the protocol: {:?} at {:#x}", fatal.status, fatal.information)
             }
+            TcpError::KeepAliveExpired => formatter.write_str("sent no Keep Alive in time"),
             TcpError::HandshakeTimeout => formatter.write_str("the handshake timed out"),
             TcpError::TransferTimeout => formatter
                 .write_str("did not send requested data or read answers in time, and is disconnected"),

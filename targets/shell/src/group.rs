@@ -45,9 +45,10 @@ type ConnectionInbox<P, S> = Inbox<GroupMessage<P, S>, <P as Protocol>::Config>;
 /// It owns the connections, one channel per block device, the receive scratch area and, on the first core, the
 /// listeners. A connection accepted there goes to the group with the fewest connections and stays.
 ///
-/// Order of a poll: messages; events of the protocol; receive, and poll connections whose peers share memory, which fills
-/// the devices' batches; submit and poll devices; send; timers; close connections that are drained. Lists of slots bound the work to the connections that
-/// have some. Nothing locks or allocates per I/O; other groups are reached by mailbox and by the atomics of their status.
+/// Order of a poll: messages; events of the protocol; timers; receive, and poll connections whose peers share memory,
+/// which fills the devices' batches; submit and poll devices; send; close connections that are drained. Lists of slots
+/// bound the work to the connections that have some. Nothing locks or allocates per I/O; other groups are reached by
+/// mailbox and by the atomics of their status.
 ///
 /// [`TargetCores::start`](crate::TargetCores::start) makes one per reactor; [`standalone`](Self::standalone) is one by
 /// itself.
@@ -379,6 +380,11 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
     fn poll(&mut self, core: &Core, now_ns: u64) -> usize {
         let mut count = self.process_messages(core, now_ns);
         count += self.protocol.begin_poll(&mut self.connections, now_ns);
+        // Before anything is received: after a pause, connections whose time is over must not execute what came late.
+        if now_ns >= self.timers.next_ns() {
+            self.run_timers(now_ns);
+            count += 1;
+        }
         let mut events = std::mem::take(&mut self.events);
         count += self.network.poll(&mut events);
         let spare = std::mem::take(&mut self.more_to_read_spare);
@@ -415,11 +421,6 @@ impl<P: Protocol, N: Network> PollGroup for ConnectionGroup<P, N> {
         }
         if !self.connections.dirty.is_empty() {
             self.flush_all(now_ns);
-        }
-        if now_ns >= self.timers.next_ns() {
-            self.run_timers(now_ns);
-            self.flush_all(now_ns);
-            count += 1;
         }
         if !self.closing.is_empty() {
             self.close_drained(now_ns);

@@ -146,6 +146,34 @@ fn a_command_retry_delay_is_respected() {
     assert_eq!(statuses(&mut multipath)[&0], Status::SUCCESS);
 }
 
+#[test]
+fn a_write_that_a_silent_controller_may_execute_is_not_repeated_before_it_stopped() {
+    let mut multipath = multipath(Policy::ActivePassive, &[UP, UP]);
+    multipath.submit(Request::new(Tag(0), Op::WriteZeroes, 0, 1), 0, 0);
+    multipath.submit(Request::new(Tag(1), Op::Read, 0, 1), 0, 0);
+    let sent = std::mem::take(multipath.outgoing(0));
+    multipath.set_path(0, PathView { connected: false, ..UP }, 10);
+    for request in sent {
+        multipath.path_lost(0, request.complete(Status::HOST_PATHING_ERROR), 50, 10);
+    }
+    // The read moves at once, the write when the controller has stopped.
+    assert_eq!((multipath.in_flight(1), multipath.deadline_ns()), (1, Some(50)));
+    multipath.dispatch(49);
+    assert_eq!(multipath.in_flight(1), 1);
+    multipath.dispatch(50);
+    assert_eq!(multipath.in_flight(1), 2);
+    // Without another path the error waits too.
+    let sent = std::mem::take(multipath.outgoing(1));
+    multipath.set_path(0, DOWN, 60);
+    multipath.set_path(1, DOWN, 60);
+    for request in sent {
+        multipath.path_lost(1, request.complete(Status::HOST_PATHING_ERROR), 90, 60);
+    }
+    assert_eq!(statuses(&mut multipath).into_keys().collect::<Vec<_>>(), [1]);
+    multipath.dispatch(90);
+    assert_eq!(statuses(&mut multipath)[&0], Status::HOST_PATHING_ERROR);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Submit(u8),

@@ -29,6 +29,7 @@ pub(super) struct NvmeOptions {
     pub(super) loss_timeouts: (i32, u32, u32),
     pub(super) policy: Policy,
     pub(super) io_path_stat: bool,
+    quiesce_wait: bool,
 }
 
 impl Default for NvmeOptions {
@@ -42,6 +43,7 @@ impl Default for NvmeOptions {
             loss_timeouts: (0, 0, 0),
             policy: Policy::ActivePassive,
             io_path_stat: false,
+            quiesce_wait: true,
         }
     }
 }
@@ -63,6 +65,7 @@ impl NvmeOptions {
             },
             timeout_ns: ns(self.timeout_admin_us, default.timeout_ns),
             io_timeout_ns: ns(self.timeout_us, 0),
+            quiesce_wait: self.quiesce_wait,
             ..default
         }
     }
@@ -173,6 +176,9 @@ control::parameters! {
         multipath_opts: Option<MultipathOpts>,
         /// Count I/O of each path
         io_path_stat: Option<bool>,
+        /// Whether a write that a silent controller may still execute is retried only when it cannot any more; without, true.
+        /// Not an option of SPDK, which retries at once
+        quiesce_wait: Option<bool>,
     }
     only {
         arbitration_burst: u32 = 0,
@@ -219,6 +225,7 @@ fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError
     }
     options.io_queue_requests = params.io_queue_requests.unwrap_or(options.io_queue_requests);
     options.io_path_stat = params.io_path_stat.unwrap_or(options.io_path_stat);
+    options.quiesce_wait = params.quiesce_wait.unwrap_or(options.quiesce_wait);
     options.loss_timeouts = (
         params.ctrlr_loss_timeout_sec.unwrap_or(options.loss_timeouts.0),
         params.reconnect_delay_sec.unwrap_or(options.loss_timeouts.1),
@@ -244,6 +251,7 @@ fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError
         fast_io_fail_timeout_sec: Some(options.loss_timeouts.2),
         multipath_opts: Some(MultipathOpts::of(options.policy)),
         io_path_stat: Some(options.io_path_stat),
+        quiesce_wait: (!options.quiesce_wait).then_some(false),
     };
     *module.options() = options;
     module.saved.options.record("options", "bdev_nvme_set_options", &saved);

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
@@ -19,7 +20,7 @@ use wire_nvme::admin::{Identify, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::fabrics::{CNTLID_DYNAMIC, ConnectResponse, PropertyGet, PropertySet};
 use wire_nvme::feature::{AsyncEventConfiguration, FeatureId, NumberOfQueues};
-use wire_nvme::identify::{self, Cns, ControllerType, IdentifyController, IdentifyNamespace};
+use wire_nvme::identify::{self, Cns, ControllerType, IdentifyController, IdentifyNamespace, ctratt};
 use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::registers::{ControllerCapabilities, ControllerConfiguration, ControllerStatus, offset};
 use wire_nvme::{Cqe, Sqe};
@@ -67,6 +68,11 @@ struct AssociationInner<N: CoreNetwork> {
     keep_alive_due_ns: Option<u64>,
     /// When the outstanding Keep Alive was sent.
     keep_alive_since_ns: Option<u64>,
+    /// When the last Keep Alive was answered, or the association was established.
+    keep_alive_answered_ns: u64,
+    /// Time from then until a silent controller has stopped; 0 for not known.
+    quiesce_ns: u64,
+    quiesced_ns: Arc<AtomicU64>,
     events: VecDeque<AsyncEvent>,
     /// When to submit the next Asynchronous Event Request; `None` while one is outstanding, before events are enabled, and
     /// after the controller has refused one for good. It waits for room in `events`.
@@ -99,6 +105,8 @@ pub struct AssociationHandle {
     pub(super) mdts: u8,
     pub(super) oncs: u16,
     pub(super) free_qids: FreeQids,
+    /// Until when a controller that fell silent may execute commands; 0 while it has not.
+    pub(super) quiesced_ns: Arc<AtomicU64>,
 }
 
 /// Free I/O queue identifiers of an association.
@@ -162,6 +170,7 @@ impl<N: CoreNetwork> TcpAssociation<N> {
         let address = uri.resolve()?;
         let mut network = N::of_core(core);
         let queue = connect(&mut network, address, ADMIN_DEPTH, uri)?;
+        let quiesced_ns = Arc::new(AtomicU64::new(0));
         let inner = Rc::new(RefCell::new(AssociationInner {
             network,
             scratch: vec![0; SCRATCH_BYTES],
@@ -170,6 +179,9 @@ impl<N: CoreNetwork> TcpAssociation<N> {
             keep_alive_ns: u64::from(options.keep_alive_ms) * 1_000_000,
             keep_alive_due_ns: None,
             keep_alive_since_ns: None,
+            keep_alive_answered_ns: 0,
+            quiesce_ns: 0,
+            quiesced_ns: quiesced_ns.clone(),
             events: VecDeque::new(),
             event_request_due_ns: None,
             event_retry_ns: options.event_retry_ns,
@@ -197,6 +209,7 @@ impl<N: CoreNetwork> TcpAssociation<N> {
                 mdts: 0,
                 oncs: 0,
                 free_qids: FreeQids::default(),
+                quiesced_ns,
             },
         };
         association.initialize().await?;
@@ -232,7 +245,13 @@ impl<N: CoreNetwork> TcpAssociation<N> {
             self.handle.free_qids = FreeQids::new(queues as u16);
         }
         if self.keep_alive_ns > 0 {
-            self.inner.borrow_mut().keep_alive_due_ns = Some(self.core.now_ns() + self.keep_alive_ns / 2);
+            let mut inner = self.inner.borrow_mut();
+            let now_ns = self.core.now_ns();
+            inner.keep_alive_due_ns = Some(now_ns + self.keep_alive_ns / 2);
+            inner.keep_alive_answered_ns = now_ns;
+            if self.handle.options.quiesce_wait {
+                inner.quiesce_ns = quiesce_ns(self.keep_alive_ns, &self.identity);
+            }
         }
         Ok(())
     }
@@ -359,7 +378,7 @@ impl<N: CoreNetwork> TcpAssociation<N> {
             }
             if inner.queue.failure.is_none() && is_due(inner.response_deadline_ns, self.core.now_ns()) {
                 // Fail the association: a late response would have no requester.
-                inner.queue.fail(ControllerFailure::AdminTimeout);
+                inner.fell_silent();
             }
             if let Some(failure) = inner.queue.failure {
                 inner.response_deadline_ns = None;
@@ -433,7 +452,11 @@ impl<N: CoreNetwork> TcpAssociation<N> {
 
 impl<N: CoreNetwork> Drop for TcpAssociation<N> {
     fn drop(&mut self) {
-        self.inner.borrow_mut().closed = true;
+        let mut inner = self.inner.borrow_mut();
+        if inner.keep_alive_since_ns.is_some() && inner.queue.failure.is_none() {
+            inner.fell_silent();
+        }
+        inner.closed = true;
     }
 }
 
@@ -455,6 +478,16 @@ impl<N: CoreNetwork> Poller for AssociationPoller<N> {
         let inner = self.inner.borrow();
         if inner.closed { Some(0) } else { inner.deadline_ns() }
     }
+}
+
+/// Time from the last answered Keep Alive until a controller that answers no more has stopped (NVM Express TP 4129): the
+/// one that was sent afterwards may have restarted its timer once, and with traffic based keep alive other commands once
+/// more. An eighth is added for clocks of different rates and for what the controller is just submitting.
+fn quiesce_ns(keep_alive_ns: u64, identity: &IdentifyController) -> u64 {
+    let granularity_ns = u64::from(identity.kas_100ms.max(1)) * 100_000_000;
+    let timeout_ns = keep_alive_ns.next_multiple_of(granularity_ns);
+    let timeouts = if identity.ctratt & ctratt::TRAFFIC_KEEP_ALIVE != 0 { 3 } else { 2 };
+    timeouts * timeout_ns + timeout_ns / 8
 }
 
 fn is_due(at_ns: Option<u64>, now_ns: u64) -> bool {
@@ -480,7 +513,10 @@ impl<N: CoreNetwork> AssociationInner<N> {
                 }
                 TAG_ASYNC_EVENT if completed.cqe.status.is_do_not_retry() => {}
                 TAG_ASYNC_EVENT => self.event_request_due_ns = Some(now_ns + self.event_retry_ns),
-                TAG_KEEP_ALIVE => self.keep_alive_since_ns = None,
+                TAG_KEEP_ALIVE => {
+                    self.keep_alive_since_ns = None;
+                    self.keep_alive_answered_ns = now_ns;
+                }
                 Tag(tag) if tag + 1 == self.next_tag => {
                     self.response = Some((completed.request, completed.cqe));
                 }
@@ -521,7 +557,7 @@ impl<N: CoreNetwork> AssociationInner<N> {
         if self.keep_alive_since_ns.is_some_and(|since| now_ns >= since + self.keep_alive_ns) {
             self.keep_alive_since_ns = None;
             self.keep_alive_due_ns = None;
-            self.queue.fail(ControllerFailure::AdminTimeout);
+            self.fell_silent();
             return;
         }
         if !is_due(self.keep_alive_due_ns, now_ns) || self.queue.failure.is_some() {
@@ -538,6 +574,16 @@ impl<N: CoreNetwork> AssociationInner<N> {
                 &[],
             );
         }
+    }
+
+    /// Fails the association of a controller that does not answer. It may have received commands all the same, and
+    /// executes them until its keep alive timer expires.
+    fn fell_silent(&mut self) {
+        if self.quiesce_ns > 0 {
+            let quiesced_ns = self.keep_alive_answered_ns.saturating_add(self.quiesce_ns);
+            self.quiesced_ns.store(quiesced_ns, Ordering::Release);
+        }
+        self.queue.fail(ControllerFailure::AdminTimeout);
     }
 
     /// Submits an Asynchronous Event Request if one is due and there is room for its event.

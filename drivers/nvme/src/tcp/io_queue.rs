@@ -1,5 +1,8 @@
 //! An I/O queue of an association, as a channel to one namespace.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use block_io::{Channel, Completion, FabricsStatus, Op, Request, Status, Tag};
 use dma::Data;
 use reactor::Core;
@@ -34,6 +37,8 @@ pub struct TcpIoQueue<N: CoreNetwork = Sockets> {
     /// Requests completed without a command.
     refused: Vec<Completion<Data>>,
     stats: QueueStats,
+    /// Of its association.
+    quiesced_ns: Arc<AtomicU64>,
 }
 
 /// A connected I/O queue, not bound to a namespace.
@@ -190,7 +195,9 @@ impl<N: CoreNetwork> TcpIoQueue<N> {
     ) -> Result<TcpIoQueue<N>, NvmeOpenError> {
         let info = TcpNamespaceInfo::new(nsid, identify, association.mdts, association.oncs)?;
         let connection = ConnectedQueue::open(core, association).await?;
-        Ok(TcpIoQueue { connection, info, nsid, refused: Vec::new(), stats: QueueStats::default() })
+        let quiesced_ns = association.quiesced_ns.clone();
+        let stats = QueueStats::default();
+        Ok(TcpIoQueue { connection, info, nsid, refused: Vec::new(), stats, quiesced_ns })
     }
 
     /// Most bytes of one request.
@@ -221,6 +228,15 @@ impl<N: CoreNetwork> TcpIoQueue<N> {
     /// Why the queue can no longer be used, if it has failed.
     pub fn failure(&self) -> Option<ControllerFailure> {
         self.connection.queue.failure
+    }
+
+    /// Until when the controller may still execute what this queue sent; see
+    /// [`IoQueue::quiesced_ns`](crate::IoQueue::quiesced_ns). A controller that closed the connection has stopped.
+    pub fn quiesced_ns(&self) -> u64 {
+        match self.connection.queue.failure {
+            Some(ControllerFailure::Detached) => self.quiesced_ns.load(Ordering::Acquire),
+            _ => 0,
+        }
     }
 
     /// Fails the queue: requests in flight complete with [`Status::HOST_PATHING_ERROR`].

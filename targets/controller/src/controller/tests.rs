@@ -575,8 +575,13 @@ fn keep_alive_expires_without_host_activity() {
     assert_eq!(harness.advance(4 * SECOND), None);
     status(&mut harness, no_data(AdminOpcode::KeepAlive));
     assert_eq!(harness.controller.deadline(), Some(9 * SECOND));
+    assert_eq!(association.keep_alive_deadline_ns(), 9 * SECOND);
+    // Other commands do not restart it; the feature does.
     assert_eq!(harness.advance(4 * SECOND), None);
-    harness.deliver(ControllerEvent::IoActivity);
+    status(&mut harness, get_feature(FeatureId::KeepAliveTimer, 0, 0));
+    assert_eq!(harness.controller.deadline(), Some(9 * SECOND));
+    status(&mut harness, set_feature(FeatureId::KeepAliveTimer, 5000));
+    assert_eq!(association.keep_alive_deadline_ns(), 13 * SECOND);
     assert_eq!(harness.advance(5 * SECOND - 1), None);
     assert_eq!(harness.advance(1), Some(TerminationReason::KeepAliveExpired));
     assert_eq!(

@@ -8,6 +8,8 @@ use nvme_tcp::{
 };
 use random::WyRand;
 use wire_nvme::Cqe;
+use wire_nvme::admin::SetFeatures;
+use wire_nvme::feature::FeatureId;
 use wire_nvme::io::ReadWrite;
 use wire_nvme::opcode::NvmOpcode;
 use wire_nvme::tcp::{C2hData, FatalError, IcResp, PduLayout, R2t};
@@ -476,27 +478,64 @@ fn every_command_completes_once_with_correct_data_on_a_faulty_network() {
     assert!(one.is_some() || done > count * 20, "only {done} commands in {count} seeds");
 }
 
+/// A host with an enabled controller and an I/O queue, on which it sends. Its keep alive timeout is `kato_ms`.
+fn io_host(world: &mut SimulatedTarget, kato_ms: u32) -> FuzzHost<'_> {
+    let (id, received) = (world.connect(), Vec::new());
+    let mut host = FuzzHost { world, id, framing: Framing::PLAIN, segment_bytes: 1 << 20, received };
+    host.initialize(0);
+    let (sqe, data) = connect(0, 32, CNTLID_DYNAMIC, ConnectAttributes::empty());
+    host.capsule(sqe, &data);
+    let cntlid = ConnectResponse::from_result(host.result().unwrap()).cntlid;
+    host.capsule(enable(), &[]);
+    let fid = FeatureId::KeepAliveTimer.to_wire();
+    host.capsule(SetFeatures { fid, cdw11: kato_ms, ..SetFeatures::default() }.to_sqe(0), &[]);
+    host.id = host.world.connect();
+    host.initialize(0);
+    let (sqe, data) = connect(1, 8, cntlid, ConnectAttributes::empty());
+    host.capsule(sqe, &data);
+    host
+}
+
+/// The first byte of the first device.
+fn first_byte(world: &SimulatedTarget) -> u8 {
+    let core = world.reactor.core();
+    let mut channel = world.devices[0].channel(&core).unwrap();
+    let buffer = core.pool().take(BLOCK_BYTES).unwrap();
+    channel.submit(&mut vec![bdev::Request::read(block_io::Tag(0), 0, 1, buffer)]);
+    let mut done = Vec::new();
+    while channel.poll(&mut done) == 0 {}
+    done.remove(0).into_data().unwrap().single().unwrap().as_slice()[0]
+}
+
+#[test]
+fn a_write_that_a_paused_target_finds_is_executed_only_before_keep_alive_expires() {
+    for (pause_ns, expected) in [(900_000_000, 7), (1_100_000_000, 0)] {
+        let mut world = SimulatedTarget::new(&TcpTransportConfig::default(), 1, NetworkFaults::default());
+        let mut host = io_host(&mut world, 1000);
+        let id = host.id;
+        let write = ReadWrite { lba: 0, blocks: 1, ..ReadWrite::default() }.to_sqe(NvmOpcode::Write);
+        let sqe = Sqe { nsid: 1, data: DataPointer::capsule(0, BLOCK_BYTES as u32), ..write };
+        let mut pdu = vec![0; CAPSULE_CMD_SIZE];
+        let capsule = CapsuleCmd { sqe, data_length: BLOCK_BYTES as u32 };
+        capsule.encode(&host.framing, pdu.first_chunk_mut().unwrap());
+        pdu.extend([7; BLOCK_BYTES]);
+        host.receive();
+        let sent = world.hosts.send(id, &[std::io::IoSlice::new(&pdu)]);
+        assert!(matches!(sent, sockets::TransferResult::Bytes(count) if count == pdu.len()));
+        world.now_ns += pause_ns;
+        for _ in 0..100 {
+            world.poll();
+        }
+        assert_eq!(first_byte(&world), expected, "after a pause of {pause_ns} ns");
+        assert_eq!(world.group.connections().is_empty(), expected == 0);
+    }
+}
+
 #[test]
 fn a_draining_queue_closes_after_the_timeout_when_a_host_withholds_h2c_data() {
     for gone in [REMOVED, OTHER_PORT] {
         let mut world = SimulatedTarget::new(&TcpTransportConfig::default(), 1, NetworkFaults::default());
-        let id = world.connect();
-        let mut host = FuzzHost {
-            world: &mut world,
-            id,
-            framing: Framing::PLAIN,
-            segment_bytes: 1 << 20,
-            received: Vec::new(),
-        };
-        host.initialize(0);
-        let (sqe, data) = connect(0, 32, CNTLID_DYNAMIC, ConnectAttributes::empty());
-        host.capsule(sqe, &data);
-        let cntlid = ConnectResponse::from_result(host.result().unwrap()).cntlid;
-        host.capsule(enable(), &[]);
-        host.id = host.world.connect();
-        host.initialize(0);
-        let (sqe, data) = connect(1, 8, cntlid, ConnectAttributes::empty());
-        host.capsule(sqe, &data);
+        let mut host = io_host(&mut world, 0);
         let write = ReadWrite { lba: 0, blocks: 8, ..ReadWrite::default() }.to_sqe(NvmOpcode::Write);
         host.capsule(Sqe { nsid: 1, data: DataPointer::transport(4096), ..write }, &[]);
         world.configure(gone | 1);
