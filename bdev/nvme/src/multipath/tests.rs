@@ -164,8 +164,9 @@ fn a_write_that_a_silent_controller_may_execute_is_not_repeated_before_it_stoppe
     assert_eq!(multipath.in_flight(1), 2);
     // Without another path the error waits too.
     let sent = std::mem::take(multipath.outgoing(1));
-    multipath.set_path(0, DOWN, 60);
-    multipath.set_path(1, DOWN, 60);
+    let gone = PathView { wait: IoWait::No, ..DOWN };
+    multipath.set_path(0, gone, 60);
+    multipath.set_path(1, gone, 60);
     for request in sent {
         multipath.path_lost(1, request.complete(Status::HOST_PATHING_ERROR), 90, 60);
     }
