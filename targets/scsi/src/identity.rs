@@ -5,13 +5,14 @@ use wire_scsi::inquiry::{
     page, version,
 };
 
-use crate::limits::TRANSFER_BYTES_MAX;
+use crate::blocks::compare_and_write_blocks_max;
+use crate::limits::{TRANSFER_BYTES_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX};
 use crate::nexus::UnitNexus;
 use crate::unit::LogicalUnit;
 
 const VENDOR: &str = "RINGBOLT";
 const REVISION: &str = "0001";
-const VERSIONS: [u16; 4] = [version::SAM_5, version::SPC_4, version::SBC_4, version::ISCSI];
+const VERSIONS: [u16; 4] = [version::SAM_5, version::SPC_4, version::SBC_3, version::ISCSI];
 
 /// Pages that [`page`] has, in ascending order.
 const PAGES: [u8; 8] = [
@@ -110,7 +111,13 @@ fn limits(unit: &LogicalUnit) -> BlockLimits {
     let block_bytes = unit.block_bytes().max(1);
     let transfer_blocks = (TRANSFER_BYTES_MAX / block_bytes).max(1);
     let granularity = unit.config().geometry.physical_block_size / block_bytes;
+    let can_unmap = unit.config().can_unmap;
     BlockLimits {
+        write_same_nonzero: true,
+        compare_and_write_blocks: compare_and_write_blocks_max(unit) as u8,
+        unmap_blocks: if can_unmap { u32::MAX } else { 0 },
+        unmap_descriptors: if can_unmap { UNMAP_DESCRIPTORS_MAX as u32 } else { 0 },
+        write_same_blocks: WRITE_SAME_BLOCKS_MAX.into(),
         optimal_granularity_blocks: granularity.clamp(1, u16::MAX.into()) as u16,
         transfer_blocks,
         optimal_transfer_blocks: transfer_blocks,
@@ -120,5 +127,5 @@ fn limits(unit: &LogicalUnit) -> BlockLimits {
 
 fn provisioning(unit: &LogicalUnit) -> Provisioning {
     let can_unmap = unit.config().can_unmap;
-    Provisioning { unmap: false, write_same: false, reads_zeroes: can_unmap, thin: can_unmap }
+    Provisioning { unmap: can_unmap, write_same: can_unmap, reads_zeroes: can_unmap, thin: can_unmap }
 }

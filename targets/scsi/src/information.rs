@@ -2,13 +2,12 @@
 
 use wire_scsi::capacity::Capacity;
 use wire_scsi::mode::{self, BlockDescriptor, ModeHeader, ModeSettings};
-use wire_scsi::{AdditionalSense, BlockRange, Cdb, RangeFlags, Sense, SenseFormat, luns};
+use wire_scsi::{AdditionalSense, Cdb, Sense, SenseFormat, luns};
 
 use crate::identity;
-use crate::operation::{Answer, Flush, Operation};
+use crate::operation::{Answer, Operation};
 use crate::response::{Failure, check};
 use crate::task::TaskContext;
-use crate::transfer::check_range;
 use crate::unit::LogicalUnit;
 
 /// How an uncommon command begins.
@@ -52,7 +51,6 @@ pub(crate) fn start(cdb: &Cdb, context: &mut TaskContext<'_>) -> Result<Started,
             let header = ModeHeader { device_specific: device_specific(unit), blocks };
             Answer::data(header.encode(ten, &pages), allocation)
         }
-        Cdb::SynchronizeCache(range) => return synchronize(unit, &range),
         _ => return Err(check(Sense::illegal(AdditionalSense::INVALID_COMMAND_OPERATION_CODE))),
     };
     Ok(Started::Answer(answer))
@@ -148,14 +146,4 @@ fn mode_pages(unit: &LogicalUnit, page_control: u8, page: u8, subpage: u8) -> Re
         return Err(check(Sense::invalid_field(2, Some(5))));
     }
     Ok(pages)
-}
-
-fn synchronize(unit: &LogicalUnit, range: &BlockRange) -> Result<Started, Failure> {
-    check_range(unit, range.lba, range.blocks.into())?;
-    // Without a cache that can be flushed there is none.
-    if !unit.config().can_flush {
-        return Ok(Started::Answer(Answer::good()));
-    }
-    let is_immediate = range.flags.contains(RangeFlags::IMMEDIATE);
-    Ok(Started::Operation(Box::new(Flush { is_immediate })))
 }

@@ -44,6 +44,7 @@
 
 mod absent;
 mod access;
+mod blocks;
 mod identity;
 mod information;
 mod limits;

@@ -8,3 +8,21 @@ pub const NEXUSES_MAX: usize = 1024;
 pub const ATTENTIONS_MAX: usize = 16;
 /// Subscribers of a unit: a core's, or a connection's.
 pub(crate) const SUBSCRIBERS_MAX: usize = 4096;
+/// Descriptors of an UNMAP: what fits into 4 KiB.
+pub(crate) const UNMAP_DESCRIPTORS_MAX: usize = 255;
+/// Extents of a GET LBA STATUS.
+pub(crate) const EXTENTS_MAX: usize = 256;
+/// Requests without data of a command that are in flight.
+pub(crate) const RANGES_IN_FLIGHT_MAX: u32 = 16;
+/// Blocks of such a request.
+pub(crate) const RANGE_BLOCKS_MAX: u32 = 1 << 22;
+/// Memory of a command on a long range.
+pub(crate) const REPEAT_BYTES_MAX: u32 = 256 << 10;
+/// Blocks of a WRITE SAME: 2 GiB of the smallest blocks, a time that initiators wait for.
+pub(crate) const WRITE_SAME_BLOCKS_MAX: u32 = 1 << 22;
+/// Times that an ORWRITE is repeated because another write was first, each of which made progress.
+pub(crate) const OR_WRITE_ATTEMPTS_MAX: u32 = 1000;
+/// Blocks of a COMPARE AND WRITE: its length has eight bits.
+pub(crate) const COMPARE_AND_WRITE_BLOCKS_MAX: u32 = 255;
+/// Bytes of a parameter list: more than any that makes sense.
+pub(crate) const PARAMETER_BYTES_MAX: u32 = 64 << 10;

@@ -1,19 +1,36 @@
 //! Commands other than READ and WRITE that need data or the device: each is an [`Operation`].
 
+mod compare_and_write;
 mod flush;
+mod lba_status;
+mod or_write;
+mod ranges;
+mod repeat;
+mod unmap;
+mod verify;
+mod write_same;
 
 use std::fmt;
 use std::sync::Arc;
 
-use block_io::Tag;
+use block_io::{Status, Tag};
 use dma::Data;
 use reservations::ChangeWaker;
-use wire_scsi::ScsiStatus;
+use wire_scsi::{AdditionalSense, ScsiStatus, Sense};
 
+use crate::limits::PARAMETER_BYTES_MAX;
 use crate::nexus::UnitNexus;
-use crate::response::Failure;
+use crate::response::{Failure, check};
 
+pub(crate) use compare_and_write::CompareAndWrite;
 pub(crate) use flush::Flush;
+pub(crate) use lba_status::GetLbaStatus;
+pub(crate) use or_write::OrWrite;
+pub(crate) use ranges::RangeRequests;
+pub(crate) use repeat::{Pattern, Repeat};
+pub(crate) use unmap::Unmap;
+pub(crate) use verify::VerifyData;
+pub(crate) use write_same::{WriteSame, WriteSameState};
 
 /// The state of a command.
 pub(crate) trait Operation: fmt::Debug {
@@ -45,6 +62,22 @@ pub(crate) enum Progress {
     Done(Result<Answer, Failure>),
 }
 
+impl Progress {
+    /// Asks for a parameter list of so many bytes, at least one. The initiator must have all of it.
+    pub(crate) fn parameters(bytes: u32, context: &OperationContext<'_>) -> Progress {
+        if bytes > PARAMETER_BYTES_MAX || bytes > context.data_out_bytes {
+            let additional = AdditionalSense::PARAMETER_LIST_LENGTH_ERROR;
+            return Progress::Done(Err(check(Sense::illegal(additional))));
+        }
+        Progress::DataOut(bytes)
+    }
+
+    /// An internal error.
+    pub(crate) fn failed() -> Progress {
+        Progress::Done(Err(crate::sense::failure_of(Status::INTERNAL_ERROR)))
+    }
+}
+
 /// The answer to a command that succeeds.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -70,14 +103,12 @@ impl Answer {
 
 /// What a task lends to its operation.
 pub(crate) struct OperationContext<'a> {
-    #[allow(dead_code, reason = "of the commands that follow")]
     pub(crate) nexus: &'a UnitNexus,
     #[allow(dead_code, reason = "of the commands that follow")]
     pub(crate) waker: &'a Arc<dyn ChangeWaker>,
     pub(crate) requests: &'a mut Vec<bdev::Request>,
     pub(crate) tag: Tag,
     pub(crate) flow: u16,
-    #[allow(dead_code, reason = "of the commands that follow")]
     pub(crate) data_out_bytes: u32,
     #[allow(dead_code, reason = "of the commands that follow")]
     pub(crate) data_in_bytes: u32,
@@ -89,6 +120,13 @@ impl OperationContext<'_> {
         (request.tag, request.flow) = (self.tag, self.flow);
         self.requests.push(request);
     }
+}
+
+/// A copy of a parameter list, which the initiator may change meanwhile.
+pub(crate) fn bytes_of(data: &Data) -> Vec<u8> {
+    let mut bytes = vec![0; data.len()];
+    data.copy_to(0, &mut bytes);
+    bytes
 }
 
 /// The result of a device request.

@@ -11,6 +11,7 @@ use reservations::ChangeWaker;
 use wire_scsi::{Cdb, ScsiStatus};
 
 use crate::access::check_access;
+use crate::blocks;
 use crate::information::{self, Started};
 use crate::nexus::UnitNexus;
 use crate::operation::{Operation, OperationContext, OperationEvent, Progress};
@@ -100,6 +101,8 @@ pub struct Task {
     is_aborted: bool,
     has_responded: bool,
     in_flight: u32,
+    /// Bytes of data-out that an operation was given.
+    received_bytes: u32,
     data_out_bytes: u32,
     data_in_bytes: u32,
     state: TaskState,
@@ -122,6 +125,7 @@ impl Task {
             is_aborted: false,
             has_responded: false,
             in_flight: 0,
+            received_bytes: 0,
             data_out_bytes: command.data_out_bytes,
             data_in_bytes: command.data_in_bytes,
             state: TaskState::Ended,
@@ -154,7 +158,8 @@ impl Task {
     }
 
     fn begin_uncommon(&mut self, cdb: &Cdb, context: &mut TaskContext<'_>) -> Step {
-        match information::start(cdb, context) {
+        let started = blocks::start(cdb, context.nexus, self.data_out_bytes);
+        match started.unwrap_or_else(|| information::start(cdb, context)) {
             Ok(Started::Answer(answer)) => self.respond(answer, context.nexus.unit()),
             Ok(Started::Operation(operation)) => {
                 self.state = TaskState::Operation(operation);
@@ -178,7 +183,10 @@ impl Task {
             return self.resume_transfer(transfer, event, context);
         }
         let event = match event {
-            TaskEvent::DataOut(data) => OperationEvent::DataOut(data),
+            TaskEvent::DataOut(data) => {
+                self.received_bytes = data.len() as u32;
+                OperationEvent::DataOut(data)
+            }
             TaskEvent::Memory(data) => OperationEvent::Memory(data),
             TaskEvent::Completed(completion) => OperationEvent::Completed(completion),
             TaskEvent::Changed => OperationEvent::Changed,
@@ -293,14 +301,14 @@ impl Task {
         Response { status, sense: None, sense_format: unit.sense_format(), data, residual }
     }
 
-    /// Ends the command with nothing transferred.
+    /// Ends the command. Of its data, what an operation was given is transferred.
     #[cold]
     fn fail(&mut self, (status, sense): Failure, unit: &LogicalUnit) -> Step {
         self.state = TaskState::Ended;
         if self.has_responded {
             return self.abort();
         }
-        let residual = Residual::of(0, self.data_in_bytes.max(self.data_out_bytes));
+        let residual = Residual::of(self.received_bytes.into(), self.data_in_bytes.max(self.data_out_bytes));
         Step::Done(Response {
             status,
             sense,

@@ -1,5 +1,6 @@
 //! A unit on a disk in memory, and an initiator that executes commands one by one.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bdev::{BdevGeometry, Completion, Request, Uuid};
@@ -34,6 +35,8 @@ pub(crate) struct MemoryDisk {
     block_bytes: usize,
     /// The status of the next request, which is not executed.
     pub(crate) failure: Option<Status>,
+    /// The statuses of the requests after that; those with success are executed.
+    pub(crate) failures: VecDeque<Status>,
     /// Operations and flags of what was executed.
     pub(crate) log: Vec<(Op, RequestFlags)>,
 }
@@ -55,8 +58,9 @@ impl MemoryDisk {
     }
 
     fn execute_one(&mut self, mut request: Request) -> Completion {
-        self.log.push((request.op, request.flags));
-        if let Some(status) = self.failure.take() {
+        self.log.push((request.op, request.flags - RequestFlags::FUSED));
+        let failure = self.failure.take().or_else(|| self.failures.pop_front());
+        if let Some(status) = failure.filter(|status| !status.is_success()) {
             return request.complete(status);
         }
         let start = request.lba as usize * self.block_bytes;
@@ -147,7 +151,8 @@ impl TestUnit {
         let arena = Arena::new(ArenaConfig { limit_bytes: 16 << 20, hugepages: false, shared: false });
         let block_bytes = unit.block_bytes() as usize;
         let bytes = vec![0; block_bytes * unit.blocks() as usize];
-        let disk = MemoryDisk { bytes, block_bytes, failure: None, log: Vec::new() };
+        let disk =
+            MemoryDisk { bytes, block_bytes, failure: None, failures: VecDeque::new(), log: Vec::new() };
         TestUnit { unit, disk, pool: Pool::new(&arena) }
     }
 

@@ -67,8 +67,8 @@ pub mod version {
     pub const SAM_5: u16 = 0x00a0;
     /// SPC-4.
     pub const SPC_4: u16 = 0x0460;
-    /// SBC-4.
-    pub const SBC_4: u16 = 0x0600;
+    /// SBC-3.
+    pub const SBC_3: u16 = 0x04c0;
     /// iSCSI.
     pub const ISCSI: u16 = 0x0960;
 }

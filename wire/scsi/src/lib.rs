@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod blocks;
 mod bytes;
 pub mod capacity;
 mod cdb;
