@@ -3,6 +3,7 @@
 mod association;
 mod connect;
 mod io_queue;
+mod keep_alive;
 mod namespace;
 mod namespace_info;
 mod queue;

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
@@ -20,12 +20,13 @@ use wire_nvme::admin::{Identify, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::fabrics::{CNTLID_DYNAMIC, ConnectResponse, PropertyGet, PropertySet};
 use wire_nvme::feature::{AsyncEventConfiguration, FeatureId, NumberOfQueues};
-use wire_nvme::identify::{self, Cns, ControllerType, IdentifyController, IdentifyNamespace, ctratt};
+use wire_nvme::identify::{self, Cns, ControllerType, IdentifyController, IdentifyNamespace};
 use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::registers::{ControllerCapabilities, ControllerConfiguration, ControllerStatus, offset};
 use wire_nvme::{Cqe, Sqe};
 
 use super::connect::{connect, connect_command};
+use super::keep_alive::{KeepAliveAction, KeepAliveTimer};
 use super::queue::{TcpCommandData, TcpQueue};
 use crate::error::{AdminError, ControllerFailure, NvmeOpenError};
 use crate::options::Options;
@@ -52,7 +53,6 @@ pub struct TcpAssociation<N: CoreNetwork = Sockets> {
     inner: Rc<RefCell<AssociationInner<N>>>,
     core: Core,
     timeout_ns: u64,
-    keep_alive_ns: u64,
     identity: IdentifyController,
     handle: AssociationHandle,
 }
@@ -63,16 +63,7 @@ struct AssociationInner<N: CoreNetwork> {
     scratch: Vec<u8>,
     received: Vec<NetworkEvent<N::Stream>>,
     queue: TcpQueue,
-    keep_alive_ns: u64,
-    /// When to send the next Keep Alive; `None` if they are off.
-    keep_alive_due_ns: Option<u64>,
-    /// When the outstanding Keep Alive was sent.
-    keep_alive_since_ns: Option<u64>,
-    /// When the last Keep Alive was answered, or the association was established.
-    keep_alive_answered_ns: u64,
-    /// Time from then until a silent controller has stopped; 0 for not known.
-    quiesce_ns: u64,
-    quiesced_ns: Arc<AtomicU64>,
+    keep_alive: KeepAliveTimer,
     events: VecDeque<AsyncEvent>,
     /// When to submit the next Asynchronous Event Request; `None` while one is outstanding, before events are enabled, and
     /// after the controller has refused one for good. It waits for room in `events`.
@@ -170,18 +161,14 @@ impl<N: CoreNetwork> TcpAssociation<N> {
         let address = uri.resolve()?;
         let mut network = N::of_core(core);
         let queue = connect(&mut network, address, ADMIN_DEPTH, uri)?;
-        let quiesced_ns = Arc::new(AtomicU64::new(0));
+        let keep_alive = KeepAliveTimer::new(u64::from(options.keep_alive_ms) * 1_000_000);
+        let quiesced_ns = keep_alive.quiesced_ns().clone();
         let inner = Rc::new(RefCell::new(AssociationInner {
             network,
             scratch: vec![0; SCRATCH_BYTES],
             received: Vec::new(),
             queue,
-            keep_alive_ns: u64::from(options.keep_alive_ms) * 1_000_000,
-            keep_alive_due_ns: None,
-            keep_alive_since_ns: None,
-            keep_alive_answered_ns: 0,
-            quiesce_ns: 0,
-            quiesced_ns: quiesced_ns.clone(),
+            keep_alive,
             events: VecDeque::new(),
             event_request_due_ns: None,
             event_retry_ns: options.event_retry_ns,
@@ -197,7 +184,6 @@ impl<N: CoreNetwork> TcpAssociation<N> {
             inner,
             core: core.clone(),
             timeout_ns: options.timeout_ns,
-            keep_alive_ns: u64::from(options.keep_alive_ms) * 1_000_000,
             identity: IdentifyController::default(),
             handle: AssociationHandle {
                 uri: uri.clone(),
@@ -244,15 +230,8 @@ impl<N: CoreNetwork> TcpAssociation<N> {
             let queues = granted.submission.min(granted.completion).min(count);
             self.handle.free_qids = FreeQids::new(queues as u16);
         }
-        if self.keep_alive_ns > 0 {
-            let mut inner = self.inner.borrow_mut();
-            let now_ns = self.core.now_ns();
-            inner.keep_alive_due_ns = Some(now_ns + self.keep_alive_ns / 2);
-            inner.keep_alive_answered_ns = now_ns;
-            if self.handle.options.quiesce_wait {
-                inner.quiesce_ns = quiesce_ns(self.keep_alive_ns, &self.identity);
-            }
-        }
+        let (now_ns, quiesce_wait) = (self.core.now_ns(), self.handle.options.quiesce_wait);
+        self.inner.borrow_mut().keep_alive.start(&self.identity, quiesce_wait, now_ns);
         Ok(())
     }
 
@@ -453,8 +432,9 @@ impl<N: CoreNetwork> TcpAssociation<N> {
 impl<N: CoreNetwork> Drop for TcpAssociation<N> {
     fn drop(&mut self) {
         let mut inner = self.inner.borrow_mut();
-        if inner.keep_alive_since_ns.is_some() && inner.queue.failure.is_none() {
-            inner.fell_silent();
+        if inner.queue.failure.is_none() {
+            let is_silent = inner.keep_alive.is_unanswered();
+            inner.keep_alive.stop(is_silent);
         }
         inner.closed = true;
     }
@@ -480,16 +460,6 @@ impl<N: CoreNetwork> Poller for AssociationPoller<N> {
     }
 }
 
-/// Time from the last answered Keep Alive until a controller that answers no more has stopped (NVM Express TP 4129): the
-/// one that was sent afterwards may have restarted its timer once, and with traffic based keep alive other commands once
-/// more. An eighth is added for clocks of different rates and for what the controller is just submitting.
-fn quiesce_ns(keep_alive_ns: u64, identity: &IdentifyController) -> u64 {
-    let granularity_ns = u64::from(identity.kas_100ms.max(1)) * 100_000_000;
-    let timeout_ns = keep_alive_ns.next_multiple_of(granularity_ns);
-    let timeouts = if identity.ctratt & ctratt::TRAFFIC_KEEP_ALIVE != 0 { 3 } else { 2 };
-    timeouts * timeout_ns + timeout_ns / 8
-}
-
 fn is_due(at_ns: Option<u64>, now_ns: u64) -> bool {
     at_ns.is_some_and(|at_ns| now_ns >= at_ns)
 }
@@ -504,6 +474,7 @@ impl<N: CoreNetwork> AssociationInner<N> {
                 while self.queue.receive(&mut self.network, &mut self.scratch) {}
             }
         }
+        let has_failed = self.queue.failure.is_some();
         for completed in self.queue.completions().drain(..) {
             match completed.request.tag {
                 TAG_ASYNC_EVENT if completed.cqe.status.is_success() => {
@@ -513,10 +484,9 @@ impl<N: CoreNetwork> AssociationInner<N> {
                 }
                 TAG_ASYNC_EVENT if completed.cqe.status.is_do_not_retry() => {}
                 TAG_ASYNC_EVENT => self.event_request_due_ns = Some(now_ns + self.event_retry_ns),
-                TAG_KEEP_ALIVE => {
-                    self.keep_alive_since_ns = None;
-                    self.keep_alive_answered_ns = now_ns;
-                }
+                // A failed queue completes what it had in flight.
+                TAG_KEEP_ALIVE if has_failed => {}
+                TAG_KEEP_ALIVE => self.keep_alive.answered(now_ns),
                 Tag(tag) if tag + 1 == self.next_tag => {
                     self.response = Some((completed.request, completed.cqe));
                 }
@@ -541,8 +511,7 @@ impl<N: CoreNetwork> AssociationInner<N> {
             return Some(0);
         }
         let deadlines = [
-            self.keep_alive_due_ns,
-            self.keep_alive_since_ns.map(|since_ns| since_ns + self.keep_alive_ns),
+            self.keep_alive.deadline_ns(),
             // Without a waiting task the deadline is irrelevant.
             self.response_deadline_ns.filter(|_| self.waker.is_some()),
             // While the queue of events is full, taking one submits the request.
@@ -551,38 +520,27 @@ impl<N: CoreNetwork> AssociationInner<N> {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Sends a Keep Alive every half timeout, and fails the association if one is not answered within a whole timeout
-    /// (Base 2.0, section 3.9.4).
     fn keep_alive(&mut self, now_ns: u64) {
-        if self.keep_alive_since_ns.is_some_and(|since| now_ns >= since + self.keep_alive_ns) {
-            self.keep_alive_since_ns = None;
-            self.keep_alive_due_ns = None;
-            self.fell_silent();
+        if self.queue.failure.is_some() {
+            self.keep_alive.stop(false);
             return;
         }
-        if !is_due(self.keep_alive_due_ns, now_ns) || self.queue.failure.is_some() {
-            return;
-        }
-        self.keep_alive_due_ns = Some(now_ns + self.keep_alive_ns / 2);
-        if self.keep_alive_since_ns.is_none() && !self.queue.is_full() {
-            self.keep_alive_since_ns = Some(now_ns);
-            self.send(
-                TAG_KEEP_ALIVE,
-                Sqe::new(AdminOpcode::KeepAlive.to_wire()),
-                None,
-                TcpCommandData::None,
-                &[],
-            );
+        match self.keep_alive.due(now_ns) {
+            KeepAliveAction::None => {}
+            KeepAliveAction::Silent => self.fell_silent(),
+            KeepAliveAction::Send if self.queue.is_full() => {}
+            KeepAliveAction::Send => {
+                self.keep_alive.sent(now_ns);
+                let sqe = Sqe::new(AdminOpcode::KeepAlive.to_wire());
+                self.send(TAG_KEEP_ALIVE, sqe, None, TcpCommandData::None, &[]);
+            }
         }
     }
 
     /// Fails the association of a controller that does not answer. It may have received commands all the same, and
     /// executes them until its keep alive timer expires.
     fn fell_silent(&mut self) {
-        if self.quiesce_ns > 0 {
-            let quiesced_ns = self.keep_alive_answered_ns.saturating_add(self.quiesce_ns);
-            self.quiesced_ns.store(quiesced_ns, Ordering::Release);
-        }
+        self.keep_alive.stop(true);
         self.queue.fail(ControllerFailure::AdminTimeout);
     }
 
