@@ -19,6 +19,7 @@
 
 mod copy;
 mod fused;
+mod namespaces;
 mod protection;
 #[cfg(test)]
 mod tests;
@@ -27,225 +28,15 @@ pub(crate) use copy::CopyOperation;
 pub(crate) use copy::{RANGES_MAX as COPY_RANGES_MAX, copy_blocks_max, copy_range_blocks_max};
 pub use fused::FUSED_BYTES_MAX;
 pub(crate) use fused::{FusedMatch, FusedPairing};
-
-use std::sync::Arc;
+pub use namespaces::{NamespaceEntry, NamespaceTable};
 
 use block_io::{ProtectionFlags, RequestFlags, Status};
 use wire_nvme::io::{DSM_RANGE_SIZE, DSM_RANGES_MAX, DatasetManagement, DsmRange};
-use wire_nvme::log::AnaState;
 use wire_nvme::opcode::{FabricsType, NvmOpcode};
-use wire_nvme::protection::MetadataFormat;
 use wire_nvme::{DecodeError, NSID_ALL, Sqe};
 
-use crate::reservation::{self, DenyMask, NamespaceReservations, Requester, access};
-use crate::{
-    ControllerAssociation, ControllerDirectory, ControllerLimits, INVALID_FIELD, INVALID_QUEUE_TYPE,
-    Subsystem,
-};
-
-/// The namespaces of a subsystem, indexed for lookup by I/O queues: rebuilt for every new [`Subsystem`]
-/// snapshot, read by every command.
-#[derive(Clone, Debug, Default)]
-pub struct NamespaceTable {
-    // Indexed by namespace identifier - 1; `exists` is false for inactive identifiers.
-    entries: Vec<NamespaceEntry>,
-    // Same index.
-    reservations: Vec<Option<Arc<NamespaceReservations>>>,
-    requester: Option<Requester>,
-    transfer_max_bytes: u32,
-    memory_based: bool,
-    compare_and_write: bool,
-}
-
-/// One namespace of a [`NamespaceTable`].
-#[derive(Clone, Debug)]
-pub struct NamespaceEntry {
-    /// Size in blocks.
-    pub blocks: u64,
-    /// The transport's key for the block device.
-    pub backend: u32,
-    /// Data bytes of a block, as a power of two.
-    pub block_log2: u8,
-    /// Metadata of a block, interleaved with its data.
-    pub metadata: MetadataFormat,
-    /// Required alignment of buffer addresses in bytes.
-    pub buffer_alignment: u32,
-    exists: bool,
-    // Exists, accepts commands, and has no metadata.
-    is_plain: bool,
-    read_only: bool,
-    can_unmap: bool,
-    can_write_zeroes: bool,
-    can_write_uncorrectable: bool,
-    // Access that reservations of other hosts deny.
-    deny_mask: Arc<DenyMask>,
-    // Success, or the status that the state of its ANA group requires for every command.
-    ana: Status,
-}
-
-impl NamespaceEntry {
-    fn none() -> NamespaceEntry {
-        NamespaceEntry {
-            blocks: 0,
-            backend: 0,
-            block_log2: 9,
-            metadata: MetadataFormat::NONE,
-            buffer_alignment: 4096,
-            exists: false,
-            is_plain: false,
-            read_only: true,
-            can_unmap: false,
-            can_write_zeroes: false,
-            can_write_uncorrectable: false,
-            deny_mask: Arc::default(),
-            ana: Status::SUCCESS,
-        }
-    }
-
-    /// Bytes of a block that a command with these flags transfers.
-    pub(crate) fn block_bytes(&self, flags: ProtectionFlags) -> u32 {
-        self.metadata.transfer_bytes(1 << self.block_log2, flags)
-    }
-}
-
-impl NamespaceTable {
-    /// The namespaces of a subsystem on a port, without a host: reservations are not enforced.
-    pub fn new(subsystem: &Subsystem, portid: u16, limits: &ControllerLimits) -> NamespaceTable {
-        NamespaceTable::build(subsystem, portid, limits, None)
-    }
-
-    /// The namespaces of a subsystem on a port, with the reservations that apply to the controller's host.
-    pub fn for_controller(
-        subsystem: &Subsystem,
-        portid: u16,
-        limits: &ControllerLimits,
-        directory: &Arc<ControllerDirectory>,
-        association: &Arc<ControllerAssociation>,
-    ) -> NamespaceTable {
-        let requester = Requester { directory: directory.clone(), association: association.clone() };
-        NamespaceTable::build(subsystem, portid, limits, Some(requester))
-    }
-
-    fn build(
-        subsystem: &Subsystem,
-        portid: u16,
-        limits: &ControllerLimits,
-        requester: Option<Requester>,
-    ) -> NamespaceTable {
-        let last = subsystem.namespaces.last().map_or(0, |namespace| namespace.nsid);
-        let mut entries = vec![NamespaceEntry::none(); last as usize];
-        let mut reservations = vec![None; last as usize];
-        for namespace in &subsystem.namespaces {
-            reservations[namespace.nsid as usize - 1] = Some(namespace.reservations.clone());
-            let ana = match subsystem.ana_state(portid, namespace.anagrpid) {
-                AnaState::Optimized | AnaState::NonOptimized => Status::SUCCESS,
-                AnaState::Inaccessible => Status::ANA_INACCESSIBLE,
-                AnaState::PersistentLoss => Status::ANA_PERSISTENT_LOSS,
-                AnaState::Change => Status::ANA_TRANSITION,
-            };
-            entries[namespace.nsid as usize - 1] = NamespaceEntry {
-                blocks: namespace.blocks,
-                backend: namespace.backend,
-                block_log2: namespace.block_size.trailing_zeros() as u8,
-                metadata: namespace.metadata,
-                is_plain: ana.is_success() && namespace.metadata.bytes == 0,
-                buffer_alignment: namespace.buffer_alignment,
-                exists: true,
-                read_only: namespace.read_only,
-                can_unmap: namespace.can_unmap,
-                can_write_zeroes: namespace.can_write_zeroes,
-                can_write_uncorrectable: namespace.can_write_uncorrectable,
-                deny_mask: requester
-                    .as_ref()
-                    .map(|requester| namespace.reservations.attach(requester, namespace.nsid))
-                    .unwrap_or_default(),
-                ana,
-            };
-        }
-        NamespaceTable {
-            entries,
-            reservations,
-            requester,
-            transfer_max_bytes: limits.transfer_max_bytes,
-            memory_based: limits.memory_based,
-            compare_and_write: limits.compare_and_write,
-        }
-    }
-
-    /// The namespace of a plan.
-    #[inline]
-    pub fn entry(&self, plan: &IoPlan) -> &NamespaceEntry {
-        &self.entries[plan.namespace as usize]
-    }
-
-    /// The key of the block device of a plan; `None` if the plan has no namespace, or if it was removed since.
-    pub(crate) fn backend(&self, plan: &IoPlan) -> Option<u32> {
-        if matches!(plan.op, IoOp::FlushAll | IoOp::Disconnect) {
-            return None;
-        }
-        let entry = self.entries.get(plan.namespace as usize)?;
-        entry.exists.then_some(entry.backend)
-    }
-
-    /// The keys of the block devices of all namespaces, for [`IoOp::FlushAll`].
-    pub fn backends(&self) -> impl Iterator<Item = u32> {
-        self.entries.iter().filter(|entry| entry.exists).map(|entry| entry.backend)
-    }
-
-    /// Checks whether reservations still permit a plan. A plan that was deferred must be checked again:
-    /// another host may have acquired a reservation since.
-    ///
-    /// # Errors
-    /// The status to complete the command with.
-    #[inline]
-    pub fn check_reservation(&self, plan: &IoPlan) -> Result<(), Status> {
-        let class = match plan.op {
-            IoOp::Read | IoOp::ProtectedRead => access::READ,
-            IoOp::Compare | IoOp::FusedCompare | IoOp::Verify => access::READ,
-            IoOp::ProtectedWrite | IoOp::Write | IoOp::FusedWrite | IoOp::Flush | IoOp::WriteZeroes => {
-                access::WRITE
-            }
-            IoOp::Unmap | IoOp::WriteUncorrectable => access::WRITE,
-            IoOp::Copy => access::READ | access::WRITE,
-            IoOp::FlushAll => {
-                let denied = self.entries.iter().any(|entry| entry.deny_mask.denies(access::WRITE));
-                return if denied { Err(CONFLICT) } else { Ok(()) };
-            }
-            // Dataset Management is a write even if it only sets attributes.
-            IoOp::NoOp => access::WRITE,
-            IoOp::Reservation | IoOp::Disconnect => return Ok(()),
-        };
-        if self.entry(plan).deny_mask.denies(class) { Err(CONFLICT) } else { Ok(()) }
-    }
-
-    /// Executes an [`IoOp::Reservation`] plan with the host's data.
-    pub fn execute_reservation(&self, plan: &IoPlan, data: &[u8]) -> reservation::ReservationOutcome {
-        let reservations = self.reservations.get(plan.namespace as usize).and_then(Option::as_ref);
-        let (Some(requester), Some(reservations)) = (&self.requester, reservations) else {
-            return reservation::ReservationOutcome::Done(Status::INTERNAL_ERROR);
-        };
-        let mut sqe = Sqe::new(plan.blocks as u8);
-        (sqe.cdw10, sqe.cdw11) = (plan.lba as u32, (plan.lba >> 32) as u32);
-        reservations.execute(requester, &sqe, data)
-    }
-
-    /// The namespace with this identifier, if it accepts commands and has no metadata.
-    #[inline]
-    fn find_plain(&self, nsid: u32) -> Option<(u32, &NamespaceEntry)> {
-        // Identifier 0 wraps to an index beyond the end.
-        let index = nsid.wrapping_sub(1);
-        self.entries.get(index as usize).filter(|entry| entry.is_plain).map(|entry| (index, entry))
-    }
-
-    fn find(&self, nsid: u32) -> Result<(u32, &NamespaceEntry), Status> {
-        let index = nsid.wrapping_sub(1);
-        match self.entries.get(index as usize) {
-            Some(entry) if entry.exists && entry.ana.is_success() => Ok((index, entry)),
-            Some(entry) if entry.exists => Err(entry.ana),
-            _ => Err(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry()),
-        }
-    }
-}
+use crate::reservation::{self, access};
+use crate::{INVALID_FIELD, INVALID_QUEUE_TYPE};
 
 /// The operation of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,11 +4,12 @@ use wire_nvme::fabrics::{Connect, Disconnect, PropertyGet};
 use wire_nvme::io::{
     COPY_RANGE_SIZE, CopyCommand, CopyRange, Prinfo, ReadWrite, WriteUncorrectable, WriteZeroes,
 };
-use wire_nvme::protection::{Protection, ProtectionType};
+use wire_nvme::log::AnaState;
+use wire_nvme::protection::{MetadataFormat, Protection, ProtectionType};
 
 use super::*;
 use crate::harness::subsystem;
-use crate::{SubsystemListener, SubsystemNamespace};
+use crate::{ControllerLimits, SubsystemListener, SubsystemNamespace};
 
 const DNR: fn(Status) -> Status = Status::do_not_retry;
 

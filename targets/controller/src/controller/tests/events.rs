@@ -1,0 +1,162 @@
+//! Asynchronous events and what causes them.
+
+use super::*;
+
+fn with_namespace(blocks: u64) -> Arc<Subsystem> {
+    let mut next = subsystem();
+    next.namespaces.push(SubsystemNamespace::new(5, blocks));
+    Arc::new(next)
+}
+
+#[test]
+fn namespace_event_is_masked_until_the_log_is_read() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
+    status(
+        &mut harness,
+        set_feature(FeatureId::AsyncEventConfiguration, AsyncEventConfiguration::NAMESPACE.bits()),
+    );
+    let changed = GetLogPage { retain_event: true, ..log(LogId::ChangedNamespaces, 4096) };
+    let read_retain = log_sqe(changed, NSID_ALL);
+    let read = log_sqe(GetLogPage { retain_event: false, ..changed }, NSID_ALL);
+    let list = |page: [u8; 4096]| NamespaceList::decode(&page).unwrap().0;
+
+    // A change without an outstanding request completes the next request.
+    harness.deliver(ControllerEvent::SubsystemChanged(with_namespace(8)));
+    assert!(harness.completed.is_empty());
+    let first = harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]).unwrap();
+    assert_eq!(AsyncEvent::from_result(first.cqe.result), Some(AsyncEvent::NAMESPACE_CHANGED));
+
+    // Until the log is read without RAE, another change raises no event but is in the log.
+    assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
+    let mut without = subsystem();
+    without.namespaces.remove(0);
+    harness.deliver(ControllerEvent::SubsystemChanged(Arc::new(without)));
+    assert_eq!(list(page(&mut harness, read_retain)), [1, 5]);
+    assert_eq!(list(page(&mut harness, read_retain)), [1, 5]);
+    assert_eq!(harness.pending.len(), 1);
+    assert_eq!(list(page(&mut harness, read)), [1, 5]);
+    assert!(list(page(&mut harness, read)).is_empty());
+    assert_eq!(harness.pending.len(), 1, "reading raises no event");
+
+    // The next change, a resize, raises an event again.
+    let unread = Sqe { data: DataPointer::transport(4092), ..read };
+    harness.deliver(ControllerEvent::SubsystemChanged(with_namespace(8)));
+    harness.deliver(ControllerEvent::SubsystemChanged(with_namespace(16)));
+    assert_eq!(harness.pending.len(), 0);
+    // A failed read does not clear the log.
+    assert_eq!(status(&mut harness, unread), Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
+    assert_eq!(list(page(&mut harness, read_retain)), [1, 5]);
+    // An identical snapshot raises no event.
+    page(&mut harness, read);
+    assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
+    harness.deliver(ControllerEvent::SubsystemChanged(with_namespace(16)));
+    assert_eq!(harness.pending.len(), 1);
+}
+
+#[test]
+fn changed_namespace_list_overflow_reports_all_namespaces() {
+    let mut many = subsystem();
+    many.namespaces_max = 4096;
+    let mut harness = Harness::with_subsystem(many.clone(), 0);
+    harness.enable();
+    many.namespaces = (1..=1026).map(|nsid| SubsystemNamespace::new(nsid, 8)).collect();
+    harness.deliver(ControllerEvent::SubsystemChanged(Arc::new(many)));
+    let list = page(&mut harness, log_sqe(log(LogId::ChangedNamespaces, 4096), 0));
+    assert_eq!(NamespaceList::decode(&list).unwrap().0, [NSID_ALL]);
+    let active = NamespaceList::decode(&page(&mut harness, identify(Cns::ActiveNamespaces, 0))).unwrap();
+    assert_eq!((active.0.len(), active.0[1023]), (1024, 1024));
+}
+
+#[test]
+fn temperature_threshold_raises_event_and_warning() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
+    let warning = |harness: &mut Harness| {
+        let health = log_sqe(log(LogId::Health, 512), NSID_ALL);
+        HealthLog::decode(data(harness, health).as_slice().try_into().unwrap()).critical_warning
+    };
+    let set = |harness: &mut Harness, under: bool, kelvins: u16| {
+        let threshold = u32::from(under) << 20 | u32::from(kelvins);
+        assert_eq!(status(harness, set_feature(FeatureId::TemperatureThreshold, threshold)), Status::SUCCESS);
+    };
+    assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
+    // The temperature is 293 K. The event is disabled.
+    set(&mut harness, false, 293);
+    assert_eq!((harness.pending.len(), warning(&mut harness)), (1, 2));
+    let wanted = AsyncEventConfiguration::TEMPERATURE.bits();
+    assert_eq!(
+        status(&mut harness, set_feature(FeatureId::AsyncEventConfiguration, wanted)),
+        Status::SUCCESS
+    );
+    for (under, beyond, within) in [(false, 200, 294), (true, 293, 292)] {
+        set(&mut harness, under, within);
+        assert_eq!((harness.pending.len(), warning(&mut harness)), (1, 0));
+        set(&mut harness, under, beyond);
+        assert_eq!(harness.pending.len(), 0);
+        let reported = harness.completed.last().map(|cqe| cqe.result);
+        assert_eq!(reported, Some(0x02_01_01));
+        // Reading the page clears the event until a threshold is set again.
+        assert_eq!(warning(&mut harness), 2);
+        assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
+        assert_eq!(harness.pending.len(), 1);
+        set(&mut harness, under, within);
+    }
+}
+
+#[test]
+fn event_requests_are_limited_and_abortable() {
+    let mut harness = Harness::enabled(SubsystemKind::Nvm);
+    for _ in 0..4 {
+        assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
+    }
+    let fifth = harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]).unwrap();
+    assert_eq!(fifth.cqe.status, Status::ASYNC_EVENT_LIMIT_EXCEEDED.do_not_retry());
+    let cid = *harness.pending.first().unwrap();
+    assert_eq!(result(&mut harness, Abort { sqid: 0, cid }.to_sqe()), 0, "aborted");
+    assert_eq!(
+        harness.completed.last().map(|cqe| (cqe.cid, cqe.status)),
+        Some((cid, Status::ABORT_REQUESTED))
+    );
+    assert_eq!(result(&mut harness, Abort { sqid: 0, cid }.to_sqe()), 1, "no longer outstanding");
+    assert_eq!(result(&mut harness, Abort { sqid: 3, cid: 9 }.to_sqe()), 1, "not on the admin queue");
+    assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
+}
+
+#[test]
+fn ana_states_are_reported_per_port() {
+    let mut reporting = subsystem();
+    reporting.ana_reporting = true;
+    reporting.listeners = vec![
+        SubsystemListener { portid: 1, ana: vec![(2, AnaState::Inaccessible)] },
+        SubsystemListener::default(),
+    ];
+    let mut harness = Harness::with_subsystem(reporting.clone(), 0);
+    harness.enable();
+    let controller = IdentifyController::decode(&page(&mut harness, identify(Cns::Controller, 0))).unwrap();
+    assert!(controller.cmic & cmic::ANA != 0 && controller.oaes & oaes::ANA != 0);
+    assert_eq!((controller.anagrpmax, controller.nanagrpid), (32, 32));
+    let namespace = IdentifyNamespace::decode(&page(&mut harness, identify(Cns::Namespace, 3))).unwrap();
+    assert_eq!(namespace.anagrpid, 2);
+
+    let read = log_sqe(log(LogId::Ana, 4096), 0);
+    let group = |id, change_count, state, nsids| AnaGroup { id, change_count, state, nsids };
+    let expected =
+        vec![group(1, 0, AnaState::Optimized, vec![1]), group(2, 0, AnaState::Inaccessible, vec![3])];
+    assert_eq!(AnaLog::decode(&page(&mut harness, read)), Ok(AnaLog { change_count: 0, groups: expected }));
+    let groups_only = log_sqe(GetLogPage { specific: AnaLog::GROUPS_ONLY, ..log(LogId::Ana, 4096) }, 0);
+    let groups = AnaLog::decode(&page(&mut harness, groups_only)).unwrap().groups;
+    assert!(groups.len() == 2 && groups.iter().all(|group| group.nsids.is_empty()));
+
+    status(
+        &mut harness,
+        set_feature(FeatureId::AsyncEventConfiguration, AsyncEventConfiguration::ANA.bits()),
+    );
+    assert_eq!(harness.command(no_data(AdminOpcode::AsyncEventRequest), &[]), None);
+    // A change on another port raises no event.
+    reporting.listeners[1].ana.push((1, AnaState::Inaccessible));
+    harness.deliver(ControllerEvent::SubsystemChanged(Arc::new(reporting.clone())));
+    assert_eq!(harness.completed, []);
+    reporting.listeners[0].ana.clear();
+    harness.deliver(ControllerEvent::SubsystemChanged(Arc::new(reporting)));
+    assert_eq!(harness.completed.last().map(|cqe| cqe.result), Some(AsyncEvent::ANA_CHANGED.to_result()));
+    assert_eq!(AnaLog::decode(&page(&mut harness, read)).unwrap().change_count, 1);
+}
