@@ -16,7 +16,8 @@ pub(crate) fn check_access(nexus: &UnitNexus, cdb: Result<Cdb, CdbError>) -> Res
         return Err(check(Sense::attention(attention)));
     }
     let cdb = cdb.map_err(|error| check(error.sense()))?;
-    if nexus.is_denied(class(&cdb)) {
+    let is_unreserved = is_exempt || matches!(cdb, Cdb::Release { .. });
+    if !is_unreserved && nexus.unit().is_reserved_by_other(nexus) || nexus.is_denied(class(&cdb)) {
         return Err((ScsiStatus::ReservationConflict, None));
     }
     Ok(cdb)

@@ -1,12 +1,14 @@
 //! Commands that are answered from what is known: what the unit is, and how it is set.
 
 use wire_scsi::capacity::Capacity;
-use wire_scsi::mode::{self, BlockDescriptor, ModeHeader, ModeSettings};
-use wire_scsi::{AdditionalSense, Cdb, Sense, SenseFormat, luns};
+use wire_scsi::mode::{BlockDescriptor, ModeHeader};
+use wire_scsi::{AdditionalSense, Cdb, CommandBits, ScsiStatus, Sense, SenseFormat, luns, opcode, report};
 
 use crate::identity;
-use crate::operation::{Answer, Operation};
+use crate::operation::{Answer, Flush, Operation};
+use crate::reserve::{self, ReserveOut};
 use crate::response::{Failure, check};
+use crate::settings::{ModeSelect, device_specific, mode_pages};
 use crate::task::TaskContext;
 use crate::unit::LogicalUnit;
 
@@ -51,9 +53,99 @@ pub(crate) fn start(cdb: &Cdb, context: &mut TaskContext<'_>) -> Result<Started,
             let header = ModeHeader { device_specific: device_specific(unit), blocks };
             Answer::data(header.encode(ten, &pages), allocation)
         }
+        Cdb::ModeSelect { ten, page_format, save, parameter_bytes } => {
+            return operation(ModeSelect::new(ten, page_format, save, parameter_bytes)?);
+        }
+        Cdb::PersistentReserveIn { action, allocation } => reserve::read(context.nexus, action, allocation)?,
+        Cdb::PersistentReserveOut { action, scope, kind, parameter_bytes } => {
+            return operation(ReserveOut::new(action, scope, kind, parameter_bytes)?);
+        }
+        Cdb::Reserve { .. } => {
+            if !unit.reserve(context.nexus) {
+                return Err((ScsiStatus::ReservationConflict, None));
+            }
+            Answer::good()
+        }
+        Cdb::Release { .. } => {
+            unit.release(context.nexus);
+            Answer::good()
+        }
+        Cdb::StartStopUnit { power_condition, no_flush, load_eject, start, immediate } => {
+            if power_condition != 0 {
+                return Err(check(Sense::invalid_field(4, Some(7))));
+            }
+            // The medium cannot be removed.
+            if load_eject {
+                return Err(check(Sense::invalid_field(4, Some(1))));
+            }
+            // Others use the unit, so that it stays ready; what is cached is made durable.
+            if !start && !no_flush && unit.config().can_flush {
+                return operation(Flush { is_immediate: immediate });
+            }
+            Answer::good()
+        }
+        Cdb::PreventAllowMediumRemoval { .. } => Answer::good(),
+        Cdb::ReadDefectData { twelve, primary, grown, format, allocation } => {
+            Answer::data(report::encode_no_defects(twelve, primary, grown, format), allocation)
+        }
+        Cdb::ReportSupportedOpcodes { timeouts, options, opcode, action, allocation } => {
+            Answer::data(report_opcodes(unit, timeouts, options, opcode, action)?, allocation)
+        }
+        Cdb::ReportSupportedFunctions { extended, allocation } => {
+            Answer::data(report::encode_functions(extended), allocation)
+        }
         _ => return Err(check(Sense::illegal(AdditionalSense::INVALID_COMMAND_OPERATION_CODE))),
     };
     Ok(Started::Answer(answer))
+}
+
+fn operation(operation: impl Operation + 'static) -> Result<Started, Failure> {
+    Ok(Started::Operation(Box::new(operation)))
+}
+
+/// Whether the unit executes a command.
+fn is_supported(unit: &LogicalUnit, command: &CommandBits) -> bool {
+    match command.opcode {
+        opcode::UNMAP => unit.config().can_unmap,
+        opcode::COMPARE_AND_WRITE | opcode::ORWRITE_16 => bdev::supports_fused(),
+        opcode::PERSISTENT_RESERVE_OUT => {
+            command.action != Some(wire_scsi::reserve::action_out::REGISTER_AND_MOVE)
+        }
+        opcode::SANITIZE
+        | opcode::WRITE_ATOMIC_16
+        | opcode::EXTENDED_COPY
+        | opcode::RECEIVE_COPY_RESULTS
+        | opcode::MAINTENANCE_OUT => false,
+        opcode::MAINTENANCE_IN => command.action != Some(opcode::maintenance_in::REPORT_TARGET_PORT_GROUPS),
+        _ => true,
+    }
+}
+
+/// SPC-4, section 6.35.
+fn report_opcodes(
+    unit: &LogicalUnit,
+    timeouts: bool,
+    options: u8,
+    opcode: u8,
+    action: u16,
+) -> Result<Vec<u8>, Failure> {
+    let supported = || CommandBits::ALL.iter().filter(|command| is_supported(unit, command));
+    let mut of_code = supported().filter(|command| command.opcode == opcode);
+    let has_actions = of_code.clone().any(|command| command.action.is_some());
+    let is_known = of_code.clone().next().is_some();
+    let with_action =
+        supported().find(|command| command.opcode == opcode && command.action.map(u16::from) == Some(action));
+    let command = match options {
+        0 => return Ok(report::encode_commands(supported(), timeouts)),
+        1 if has_actions => return Err(check(Sense::invalid_field(2, Some(2)))),
+        1 => of_code.next(),
+        2 if is_known && !has_actions => return Err(check(Sense::invalid_field(2, Some(2)))),
+        2 => with_action,
+        3 if has_actions => with_action,
+        3 => of_code.next().filter(|_| action == 0),
+        _ => return Err(check(Sense::invalid_field(2, Some(2)))),
+    };
+    Ok(report::encode_command(command, timeouts))
 }
 
 /// Reports the oldest unit attention, or nothing (SPC-4, section 6.39).
@@ -104,46 +196,4 @@ fn capacity(unit: &LogicalUnit) -> Capacity {
         provisioning: config.can_unmap,
         reads_zeroes: config.can_unmap,
     }
-}
-
-fn device_specific(unit: &LogicalUnit) -> u8 {
-    let is_protected = unit.config().read_only || unit.is_software_protected();
-    mode::DPO_FUA | if is_protected { mode::WRITE_PROTECT } else { 0 }
-}
-
-/// Every page with its subpage, in the order of MODE SENSE's answer.
-const MODE_PAGES: [(u8, u8); 6] = [
-    (mode::page::ERROR_RECOVERY, 0),
-    (mode::page::DISCONNECT, 0),
-    (mode::page::CACHING, 0),
-    (mode::page::CONTROL, 0),
-    (mode::page::CONTROL, 1),
-    (mode::page::EXCEPTIONS, 0),
-];
-
-/// Mode pages (SPC-4, section 6.11).
-fn mode_pages(unit: &LogicalUnit, page_control: u8, page: u8, subpage: u8) -> Result<Vec<u8>, Failure> {
-    let (settings, is_mask) = match page_control {
-        0 => (unit.settings(), false),
-        // Nothing can be changed.
-        1 => (ModeSettings::default(), true),
-        2 => (unit.default_settings(), false),
-        _ => return Err(check(Sense::illegal(AdditionalSense::SAVING_NOT_SUPPORTED))),
-    };
-    if !matches!(subpage, 0 | 1 | mode::page::ALL_SUBPAGES) {
-        return Err(check(Sense::invalid_field(3, None)));
-    }
-    let is_asked = |&&(code, sub): &&(u8, u8)| {
-        let has_page = page == mode::page::ALL || page == code;
-        let has_subpage = subpage == mode::page::ALL_SUBPAGES || subpage == sub;
-        has_page && has_subpage
-    };
-    let mut pages = Vec::new();
-    for (code, sub) in MODE_PAGES.iter().filter(is_asked) {
-        pages.extend(settings.encode(*code, *sub, is_mask).into_iter().flatten());
-    }
-    if pages.is_empty() {
-        return Err(check(Sense::invalid_field(2, Some(5))));
-    }
-    Ok(pages)
 }

@@ -50,8 +50,10 @@ mod information;
 mod limits;
 mod nexus;
 mod operation;
+mod reserve;
 mod response;
 mod sense;
+mod settings;
 mod task;
 #[cfg(test)]
 mod test_unit;

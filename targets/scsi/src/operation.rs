@@ -40,7 +40,6 @@ pub(crate) trait Operation: fmt::Debug {
 
 /// What happens to an operation.
 #[derive(Debug)]
-#[allow(dead_code, reason = "of the commands that follow")]
 pub(crate) enum OperationEvent {
     /// Once, at first.
     Start,
@@ -52,7 +51,6 @@ pub(crate) enum OperationEvent {
 
 /// What an operation needs next; see [`Step`](crate::Step).
 #[derive(Debug)]
-#[allow(dead_code, reason = "of the commands that follow")]
 pub(crate) enum Progress {
     DataOut(u32),
     Memory(u32),
@@ -104,14 +102,11 @@ impl Answer {
 /// What a task lends to its operation.
 pub(crate) struct OperationContext<'a> {
     pub(crate) nexus: &'a UnitNexus,
-    #[allow(dead_code, reason = "of the commands that follow")]
     pub(crate) waker: &'a Arc<dyn ChangeWaker>,
     pub(crate) requests: &'a mut Vec<bdev::Request>,
     pub(crate) tag: Tag,
     pub(crate) flow: u16,
     pub(crate) data_out_bytes: u32,
-    #[allow(dead_code, reason = "of the commands that follow")]
-    pub(crate) data_in_bytes: u32,
 }
 
 impl OperationContext<'_> {

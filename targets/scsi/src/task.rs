@@ -265,7 +265,6 @@ impl Task {
             tag: self.tag,
             flow: self.flow,
             data_out_bytes: self.data_out_bytes,
-            data_in_bytes: self.data_in_bytes,
         };
         let progress = operation.resume(event, &mut lent);
         self.in_flight += (context.requests.len() - first_request) as u32;

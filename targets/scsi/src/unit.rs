@@ -104,6 +104,8 @@ pub struct LogicalUnit {
     reservations: Arc<Reservations>,
     blocks: AtomicU64,
     settings: AtomicU8,
+    /// The nexus with a reservation by RESERVE; 0 for none.
+    reserved_by: AtomicU64,
     shared: Mutex<UnitShared>,
     this: Weak<LogicalUnit>,
 }
@@ -125,6 +127,7 @@ impl LogicalUnit {
         let unit = Arc::new_cyclic(|this: &Weak<LogicalUnit>| LogicalUnit {
             blocks: AtomicU64::new(config.geometry.blocks),
             settings: AtomicU8::new(default_settings(&config)),
+            reserved_by: AtomicU64::new(0),
             config,
             reservations,
             shared: Mutex::default(),
@@ -178,6 +181,50 @@ impl LogicalUnit {
         ModeSettings { write_cache: self.config.geometry.write_cache, ..ModeSettings::default() }
     }
 
+    /// Applies settings of a MODE SELECT.
+    pub(crate) fn apply_settings(&self, settings: ModeSettings) {
+        let mut bits = 0;
+        for (is_set, bit) in [
+            (settings.write_cache, WRITE_CACHE),
+            (settings.descriptor_sense, DESCRIPTOR_SENSE),
+            (settings.write_protect, WRITE_PROTECT),
+        ] {
+            bits |= if is_set { bit } else { 0 };
+        }
+        self.settings.store(bits, Ordering::Relaxed);
+    }
+
+    /// Whether another nexus has reserved the unit by RESERVE (SPC-2, section 5.5.1).
+    #[inline]
+    pub(crate) fn is_reserved_by_other(&self, nexus: &UnitNexus) -> bool {
+        let holder = self.reserved_by.load(Ordering::Acquire);
+        holder != 0 && holder != nexus.id()
+    }
+
+    /// Whether a nexus has reserved the unit by RESERVE, so that persistent reservations are refused.
+    pub(crate) fn is_reserved(&self) -> bool {
+        self.reserved_by.load(Ordering::Acquire) != 0
+    }
+
+    /// RESERVE. Returns whether the nexus has the reservation: registrations of persistent reservations exclude it.
+    pub(crate) fn reserve(&self, nexus: &UnitNexus) -> bool {
+        if !self.reservations.state().registrations.is_empty() {
+            return false;
+        }
+        let id = nexus.id();
+        let change = self.reserved_by.compare_exchange(0, id, Ordering::AcqRel, Ordering::Acquire);
+        change.is_ok() || change == Err(id)
+    }
+
+    /// RELEASE, which has no effect for another nexus.
+    pub(crate) fn release(&self, nexus: &UnitNexus) {
+        self.release_of(nexus.id());
+    }
+
+    fn release_of(&self, id: u64) {
+        let _ = self.reserved_by.compare_exchange(id, 0, Ordering::AcqRel, Ordering::Acquire);
+    }
+
     pub(crate) fn sense_format(&self) -> SenseFormat {
         let is_descriptor = self.settings.load(Ordering::Relaxed) & DESCRIPTOR_SENSE != 0;
         if is_descriptor { SenseFormat::Descriptor } else { SenseFormat::Fixed }
@@ -217,6 +264,7 @@ impl LogicalUnit {
 
     /// A nexus is dropped.
     pub(crate) fn detach(&self, id: u64) {
+        self.release_of(id);
         sync::lock(&self.shared).nexuses.retain(|(other, _)| *other != id);
     }
 
@@ -258,6 +306,7 @@ impl LogicalUnit {
             UnitFunction::LogicalUnitReset => {
                 self.abort_tasks(None, &guard);
                 self.settings.store(default_settings(&self.config), Ordering::Relaxed);
+                self.reserved_by.store(0, Ordering::Release);
                 self.set_attentions(AdditionalSense::BUS_DEVICE_RESET, |_| true);
             }
         }

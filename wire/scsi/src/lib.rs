@@ -21,6 +21,8 @@ pub mod inquiry;
 pub mod luns;
 pub mod mode;
 pub mod opcode;
+pub mod report;
+pub mod reserve;
 mod sense;
 mod status;
 

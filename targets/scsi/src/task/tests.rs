@@ -208,3 +208,45 @@ fn a_lun_without_unit_answers_three_commands() {
     let other = Reply::of(absent_unit(&command(&[0; 6]), &[]));
     assert_eq!(other.additional(), Some(AdditionalSense::LOGICAL_UNIT_NOT_SUPPORTED));
 }
+
+#[test]
+fn supported_commands_are_reported_and_executed() {
+    let mut test = test_unit();
+    let nexus = test.nexus(1);
+    let report =
+        |options: u8, opcode: u8, action: u8| [0xa3, 0x0c, options, opcode, 0, action, 0, 0, 0x10, 0, 0, 0];
+    let all = test.run(&nexus, &report(0, 0, 0), &[], 4096).good();
+    assert_eq!(u32::from_be_bytes([all[0], all[1], all[2], all[3]]) as usize, all.len() - 4);
+    for command in all[4..].chunks(8) {
+        let (opcode, action, has_action) = (command[0], command[3], command[5] & 1 != 0);
+        let options = if has_action { 2 } else { 1 };
+        let one = test.run(&nexus, &report(options, opcode, action), &[], 4096).good();
+        assert_eq!((one[1] & 7, one[3], one[4]), (3, command[7], opcode));
+        assert_eq!(test.run(&nexus, &report(3, opcode, action), &[], 4096).good(), one);
+        let reply = test.run(&nexus, &report(3 - options, opcode, action), &[], 4096);
+        assert_eq!(reply.additional(), Some(AdditionalSense::INVALID_FIELD_IN_CDB));
+        // It is known, whatever it says to its fields.
+        let mut cdb = vec![0; command[7].into()];
+        cdb[0] = opcode;
+        cdb[1] = if has_action { action } else { 0 };
+        let reply = test.run(&nexus, &cdb, &[], 0);
+        assert_ne!(reply.additional(), Some(AdditionalSense::INVALID_COMMAND_OPERATION_CODE), "{opcode:#x}");
+        test.run(&nexus, &[0x17, 0, 0, 0, 0, 0], &[], 0);
+    }
+    for (opcode, action) in [(0x9c, 0), (0xc0, 0), (0x5f, 7)] {
+        let options = if opcode == 0x5f { 2 } else { 1 };
+        assert_eq!(test.run(&nexus, &report(options, opcode, action), &[], 4096).good(), [0, 1, 0, 0]);
+    }
+    assert_eq!(
+        test.run(&nexus, &[0xa3, 0x0d, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0], &[], 16).good(),
+        [0xda, 0, 0, 0]
+    );
+    assert_eq!(test.run(&nexus, &[0x37, 0, 0x1d, 0, 0, 0, 0, 0, 32, 0], &[], 32).good(), [0, 0x1d, 0, 0]);
+    test.disk.log.clear();
+    test.run(&nexus, &[0x1b, 0, 0, 0, 0, 0], &[], 0).good();
+    assert_eq!(test.disk.log, [(Op::Flush, RequestFlags::NONE)]);
+    for bits in [0x02, 0x10] {
+        let reply = test.run(&nexus, &[0x1b, 0, 0, 0, bits, 0], &[], 0);
+        assert_eq!(reply.additional(), Some(AdditionalSense::INVALID_FIELD_IN_CDB));
+    }
+}

@@ -1,0 +1,202 @@
+use proptest::prelude::*;
+use reservations::{Registrant, ReservationState, Reservations};
+use wire_scsi::reserve::ReserveOutList;
+use wire_scsi::{AdditionalSense, ScsiStatus};
+
+use super::*;
+use crate::Residual;
+use crate::test_unit::{Reply, TestUnit, config};
+
+const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+
+fn out(test: &mut TestUnit, nexus: &UnitNexus, action: u8, kind: u8, key: u64, action_key: u64) -> Reply {
+    let list = ReserveOutList { key, action_key, ..ReserveOutList::default() };
+    test.run(nexus, &[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], &list.encode(), 0)
+}
+
+fn data_in(test: &mut TestUnit, nexus: &UnitNexus, action: u8) -> Vec<u8> {
+    test.run(nexus, &[0x5e, action, 0, 0, 0, 0, 0, 2, 0, 0], &[], 512).good()
+}
+
+#[test]
+fn every_type_denies_what_spc_4_says() {
+    // Type; what a registrant that is no holder may do, and what another may: read, write.
+    let table = [
+        (1, (true, false), (true, false)),
+        (3, (false, false), (false, false)),
+        (5, (true, true), (true, false)),
+        (6, (true, true), (false, false)),
+        (7, (true, true), (true, false)),
+        (8, (true, true), (false, false)),
+    ];
+    for (kind, registrant, other) in table {
+        let mut test = TestUnit::new(config(512, 8));
+        let nexuses = [1, 2, 3].map(|initiator| test.nexus(initiator));
+        assert_eq!(out(&mut test, &nexuses[0], 0, 0, 0, 0xa).status, ScsiStatus::Good);
+        assert_eq!(out(&mut test, &nexuses[1], 6, 0, 0, 0xb).status, ScsiStatus::Good);
+        assert_eq!(out(&mut test, &nexuses[0], 1, kind, 0xa, 0).status, ScsiStatus::Good);
+        for (nexus, (reads, writes)) in nexuses.iter().zip([(true, true), registrant, other]) {
+            let is_good = |reply: Reply| match reply.status {
+                ScsiStatus::Good => true,
+                status => {
+                    assert_eq!(
+                        (status, reply.residual),
+                        (ScsiStatus::ReservationConflict, Residual::Underflow(512))
+                    );
+                    false
+                }
+            };
+            assert_eq!(is_good(test.run(nexus, &READ, &[], 512)), reads, "{kind}");
+            assert_eq!(is_good(test.run(nexus, &WRITE, &[0; 512], 0)), writes, "{kind}");
+            test.run(nexus, &[0; 6], &[], 0).good();
+        }
+        let key = if kind >= 7 { 0 } else { 0xa };
+        let held = data_in(&mut test, &nexuses[2], 1);
+        assert_eq!((held[15], held[21], held.len()), (key, kind, 24));
+        let status = data_in(&mut test, &nexuses[2], 3);
+        let all_hold = u8::from(kind >= 7);
+        assert_eq!((status[8 + 12], status[8 + 13]), (1, kind));
+        let second = 8 + 24 + usize::from(status[8 + 23]);
+        assert_eq!((status[second + 7], status[second + 12]), (0xb, all_hold));
+    }
+}
+
+#[test]
+fn losses_are_unit_attentions_of_the_nexuses_that_lost() {
+    let mut test = TestUnit::new(config(512, 8));
+    let (one, two, three) = (test.nexus(1), test.nexus(2), test.nexus(3));
+    for (nexus, key) in [(&one, 1), (&two, 2), (&three, 3)] {
+        out(&mut test, nexus, 0, 0, 0, key).good();
+    }
+    out(&mut test, &one, 1, 5, 1, 0).good();
+    out(&mut test, &one, 2, 5, 1, 0).good();
+    let released = Some(AdditionalSense::RESERVATIONS_RELEASED);
+    assert_eq!(test.run(&two, &[0; 6], &[], 0).additional(), released);
+    assert_eq!(test.run(&three, &[0; 6], &[], 0).additional(), released);
+    out(&mut test, &one, 4, 1, 1, 2).good();
+    assert_eq!(test.run(&two, &[0; 6], &[], 0).additional(), Some(AdditionalSense::REGISTRATIONS_PREEMPTED));
+    out(&mut test, &one, 3, 0, 1, 0).good();
+    assert_eq!(test.run(&three, &[0; 6], &[], 0).additional(), Some(AdditionalSense::RESERVATIONS_PREEMPTED));
+    for nexus in [&one, &two, &three] {
+        test.run(nexus, &[0; 6], &[], 0).good();
+    }
+    assert_eq!(data_in(&mut test, &one, 0), [0, 0, 0, 5, 0, 0, 0, 0]);
+}
+
+#[test]
+fn errors_are_conflicts_or_name_the_field() {
+    let mut test = TestUnit::new(config(512, 8));
+    let (one, two) = (test.nexus(1), test.nexus(2));
+    assert_eq!(out(&mut test, &one, 0, 0, 7, 1).status, ScsiStatus::ReservationConflict, "not registered");
+    assert_eq!(out(&mut test, &one, 0, 0, 0, 0).status, ScsiStatus::Good);
+    assert_eq!(out(&mut test, &one, 6, 0, 9, 0).status, ScsiStatus::Good);
+    assert_eq!(data_in(&mut test, &one, 0), [0; 8]);
+    out(&mut test, &one, 0, 0, 0, 1).good();
+    assert_eq!(out(&mut test, &one, 0, 0, 2, 3).status, ScsiStatus::ReservationConflict, "another key");
+    assert_eq!(out(&mut test, &two, 1, 1, 0, 0).status, ScsiStatus::ReservationConflict);
+    out(&mut test, &one, 1, 1, 1, 0).good();
+    assert_eq!(out(&mut test, &one, 2, 3, 1, 0).additional(), Some(AdditionalSense::INVALID_RELEASE));
+    let invalid_list = Some(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST);
+    assert_eq!(out(&mut test, &one, 4, 1, 1, 0).additional(), invalid_list, "preempts no key");
+    let list = ReserveOutList { key: 1, action_key: 2, persists: true, ..ReserveOutList::default() };
+    let reply = test.run(&one, &[0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0], &list.encode(), 0);
+    assert_eq!(reply.additional(), invalid_list, "there is no file for it");
+    let invalid = Some(AdditionalSense::INVALID_FIELD_IN_CDB);
+    assert_eq!(out(&mut test, &one, 1, 2, 1, 0).additional(), invalid, "no such type");
+    assert_eq!(out(&mut test, &one, 1, 0x11, 1, 0).additional(), invalid, "no such scope");
+    assert_eq!(out(&mut test, &one, 8, 1, 1, 0).additional(), invalid, "no such action");
+    let reply = test.run(&one, &[0x5f, 0, 0, 0, 0, 0, 0, 0, 20, 0], &[0; 20], 0);
+    assert_eq!(reply.additional(), Some(AdditionalSense::PARAMETER_LIST_LENGTH_ERROR));
+    let reply = test.run(&one, &[0x5e, 4, 0, 0, 0, 0, 0, 2, 0, 0], &[], 512);
+    assert_eq!(reply.additional(), invalid);
+    assert_eq!(data_in(&mut test, &one, 2), [0, 8, 0, 0x90, 0xea, 1, 0, 0]);
+    let keys = test.run(&one, &[0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0], &[], 512);
+    assert_eq!((keys.residual, keys.good()), (Residual::Underflow(504), vec![0, 0, 0, 1, 0, 0, 0, 8]));
+}
+
+#[test]
+fn reserve_and_release_exclude_other_nexuses_until_reset_or_loss() {
+    let mut test = TestUnit::new(config(512, 8));
+    let (one, two) = (test.nexus(1), test.nexus(2));
+    let (reserve, release) = ([0x16, 0, 0, 0, 0, 0], [0x17, 0, 0, 0, 0, 0]);
+    let conflict = ScsiStatus::ReservationConflict;
+    test.run(&one, &reserve, &[], 0).good();
+    test.run(&one, &[0x56, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0).good();
+    for cdb in [&reserve[..], &[0; 6], &READ] {
+        assert_eq!(test.run(&two, cdb, &[], 0).status, conflict);
+    }
+    test.run(&two, &release, &[], 0).good();
+    test.run(&two, &[0x12, 0, 0, 0, 36, 0], &[], 36).good();
+    assert_eq!(test.run(&two, &[0; 6], &[], 0).status, conflict, "the release of another has no effect");
+    assert_eq!(out(&mut test, &one, 0, 0, 0, 1).status, conflict, "both kinds exclude each other");
+    test.run(&one, &[0x57, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0).good();
+    test.run(&two, &reserve, &[], 0).good();
+    drop(two);
+    test.run(&one, &reserve, &[], 0).good();
+    let two = test.unit.attach(one.ports()).unwrap();
+    two.unit().manage(crate::UnitFunction::LogicalUnitReset, &two, crate::no_waker());
+    for nexus in [&one, &two] {
+        assert_eq!(test.run(nexus, &[0; 6], &[], 0).additional(), Some(AdditionalSense::BUS_DEVICE_RESET));
+    }
+    test.run(&two, &reserve, &[], 0).good();
+    test.run(&two, &release, &[], 0).good();
+    out(&mut test, &one, 0, 0, 0, 1).good();
+    assert_eq!(test.run(&two, &reserve, &[], 0).status, conflict, "a registration excludes it");
+}
+
+proptest! {
+    /// The unit's commands have the effects of the device's reservation state, which is its oracle.
+    #[test]
+    fn any_commands_of_several_nexuses_have_the_effects_of_the_state(
+        commands in prop::collection::vec((0..3usize, 0..7u8, 0..9u8, 0..4u64, 0..4u64), 1..50),
+    ) {
+        let mut test = TestUnit::new(config(512, 8));
+        let nexuses = [1, 2, 3].map(|initiator| test.nexus(initiator));
+        let mut oracle = ReservationState::default();
+        for (who, action, kind, key, action_key) in commands {
+            let nexus = &nexuses[who];
+            while nexus.take_attention().is_some() {}
+            let registrant: &Registrant = nexus.registrant();
+            let wire = type_from_wire(kind);
+            let registered = oracle.key_of(registrant);
+            let expected = match action {
+                0 if registered.unwrap_or(0) != key => Err(ScsiStatus::ReservationConflict),
+                0 | 6 if action_key == 0 && registered.is_none() => Ok(None),
+                0 | 6 if action_key == 0 => {
+                    Ok(Some(ReservationCommand::Unregister { expected: None, persist: None }))
+                }
+                0 | 6 => Ok(Some(ReservationCommand::Replace { expected: None, key: action_key, persist: None })),
+                3 => Ok(Some(ReservationCommand::Clear { key })),
+                _ => match (action, wire) {
+                    (_, None) => Err(ScsiStatus::CheckCondition),
+                    (1, Some(kind)) => Ok(Some(ReservationCommand::Acquire { key, kind })),
+                    (2, Some(kind)) => Ok(Some(ReservationCommand::Release { key, kind })),
+                    (_, Some(kind)) => {
+                        Ok(Some(ReservationCommand::Preempt { key, victim: action_key, kind, abort: action == 5 }))
+                    }
+                },
+            };
+            let expected = expected.and_then(|command| match command {
+                None => Ok(()),
+                Some(command) => match oracle.apply(registrant, &command) {
+                    Ok(_) => Ok(()),
+                    Err(ReservationError::Conflict) => Err(ScsiStatus::ReservationConflict),
+                    Err(_) => Err(ScsiStatus::CheckCondition),
+                },
+            });
+            let reply = out(&mut test, nexus, action, kind, key, action_key);
+            prop_assert_eq!(reply.status, expected.err().unwrap_or(ScsiStatus::Good));
+            prop_assert_eq!(test.unit.reservations().state(), oracle.clone());
+            for nexus in &nexuses {
+                while nexus.take_attention().is_some() {}
+                let denied = oracle.denied(nexus.registrant());
+                let reads = test.run(nexus, &READ, &[], 512).status == ScsiStatus::Good;
+                let writes = test.run(nexus, &WRITE, &[0; 512], 0).status == ScsiStatus::Good;
+                prop_assert_eq!(reads, denied & reservations::access::READ == 0);
+                prop_assert_eq!(writes, denied & reservations::access::WRITE == 0);
+            }
+        }
+        let _: &Reservations = test.unit.reservations();
+    }
+}
