@@ -44,6 +44,8 @@
 
 mod absent;
 mod access;
+#[cfg(any(test, fuzzing))]
+mod any_bytes;
 mod blocks;
 mod identity;
 mod information;
@@ -55,12 +57,14 @@ mod response;
 mod sense;
 mod settings;
 mod task;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod test_unit;
 mod transfer;
 mod unit;
 
 pub use absent::absent_unit;
+#[cfg(any(test, fuzzing))]
+pub use any_bytes::any_bytes;
 pub use limits::{ATTENTIONS_MAX, NEXUSES_MAX, TRANSFER_BYTES_MAX};
 pub use nexus::{AttachError, NexusPorts, UnitNexus};
 pub use response::{DataIn, Residual, Response, SenseBytes};

@@ -1,4 +1,5 @@
 //! A unit on a disk in memory, and an initiator that executes commands one by one.
+#![cfg_attr(not(test), allow(dead_code, reason = "the fuzz entry needs a part"))]
 
 use std::collections::VecDeque;
 use std::sync::Arc;
