@@ -3,6 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use wire_scsi::blocks::UnmapList;
+use wire_scsi::copy::{CopyList, CopySegment, target_designator};
 use wire_scsi::mode::{ModePage, pages_of_list};
 use wire_scsi::reserve::{ReserveOutList, TransportId, transport_ids};
 use wire_scsi::{Cdb, ScsiStatus, SenseKey, luns};
@@ -27,6 +28,14 @@ fuzz_target!(|bytes: &[u8]| {
             let Ok((page, rest)) = ModePage::decode(pages) else { break };
             assert_eq!(page.bytes.len() + rest.len(), pages.len());
             pages = rest;
+        }
+    }
+    if let Ok(list) = CopyList::decode(bytes) {
+        list.targets.as_chunks().0.iter().for_each(|target| _ = target_designator(target));
+        for segment in list.segments.as_chunks().0 {
+            if let Some(decoded) = CopySegment::decode(segment) {
+                assert_eq!(CopySegment::decode(&decoded.encode()), Some(decoded));
+            }
         }
     }
     if let Ok(list) = ReserveOutList::decode(bytes) {

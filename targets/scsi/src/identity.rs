@@ -31,7 +31,7 @@ pub(crate) fn standard(unit: &LogicalUnit) -> Vec<u8> {
     let inquiry = StandardInquiry {
         peripheral: DISK,
         port_groups: 0,
-        third_party_copy: false,
+        third_party_copy: true,
         multiple_ports: true,
         vendor: VENDOR,
         product: &unit.config().product,
@@ -75,23 +75,27 @@ pub(crate) fn page(nexus: &UnitNexus, code: u8) -> Option<Vec<u8>> {
 }
 
 /// The serial number: the UUID's digits.
-fn serial(unit: &LogicalUnit) -> String {
+pub(crate) fn serial(unit: &LogicalUnit) -> String {
     unit.config().uuid.simple().to_string()
+}
+
+/// What identifies a unit with this serial number, on every path.
+pub(crate) fn unit_designators<'a>(unit: &LogicalUnit, serial: &'a str) -> [Designator<'a>; 3] {
+    let uuid = unit.config().uuid;
+    // The first digits of a UUID, of which initiators that know no UUIDs make names.
+    [
+        Designator::LocalNaa(uuid.as_u64_pair().0),
+        Designator::T10(VENDOR, serial),
+        Designator::Uuid(*uuid.as_bytes()),
+    ]
 }
 
 /// The device identification page. Identifiers of the unit follow from its UUID, those of ports from the nexus.
 fn identification(nexus: &UnitNexus) -> Vec<u8> {
     let (unit, ports) = (nexus.unit(), nexus.ports());
-    let uuid = unit.config().uuid;
     let serial = serial(unit);
     let mut out = Vec::new();
-    // The first digits of a UUID, of which initiators that know no UUIDs make names.
-    let of_unit = [
-        Designator::LocalNaa(uuid.as_u64_pair().0),
-        Designator::T10(VENDOR, &serial),
-        Designator::Uuid(*uuid.as_bytes()),
-    ];
-    for designator in of_unit {
+    for designator in unit_designators(unit, &serial) {
         designator.encode(Association::Unit, ProtocolId::None, &mut out);
     }
     let of_port = [Designator::RelativePort(ports.relative_port), Designator::PortGroup(ports.port_group)];

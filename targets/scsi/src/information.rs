@@ -4,6 +4,8 @@ use wire_scsi::capacity::Capacity;
 use wire_scsi::mode::{BlockDescriptor, ModeHeader};
 use wire_scsi::{AdditionalSense, Cdb, CommandBits, ScsiStatus, Sense, SenseFormat, luns, opcode, report};
 
+use crate::access::check_writable;
+use crate::copy::{self, ExtendedCopy};
 use crate::identity;
 use crate::operation::{Answer, Flush, Operation};
 use crate::reserve::{self, ReserveOut};
@@ -85,6 +87,14 @@ pub(crate) fn start(cdb: &Cdb, context: &mut TaskContext<'_>) -> Result<Started,
             Answer::good()
         }
         Cdb::PreventAllowMediumRemoval { .. } => Answer::good(),
+        Cdb::ExtendedCopy { parameter_bytes } => {
+            check_writable(context.nexus)?;
+            if parameter_bytes > 0 {
+                return operation(ExtendedCopy::new(parameter_bytes));
+            }
+            Answer::good()
+        }
+        Cdb::ReceiveCopyResults { action, allocation, .. } => copy::results(unit, action, allocation)?,
         Cdb::ReadDefectData { twelve, primary, grown, format, allocation } => {
             Answer::data(report::encode_no_defects(twelve, primary, grown, format), allocation)
         }
@@ -111,12 +121,9 @@ fn is_supported(unit: &LogicalUnit, command: &CommandBits) -> bool {
         opcode::PERSISTENT_RESERVE_OUT => {
             command.action != Some(wire_scsi::reserve::action_out::REGISTER_AND_MOVE)
         }
-        opcode::SANITIZE
-        | opcode::WRITE_ATOMIC_16
-        | opcode::EXTENDED_COPY
-        | opcode::RECEIVE_COPY_RESULTS
-        | opcode::MAINTENANCE_OUT => false,
+        opcode::SANITIZE | opcode::WRITE_ATOMIC_16 | opcode::MAINTENANCE_OUT => false,
         opcode::MAINTENANCE_IN => command.action != Some(opcode::maintenance_in::REPORT_TARGET_PORT_GROUPS),
+        opcode::RECEIVE_COPY_RESULTS => command.action == Some(wire_scsi::copy::OPERATING_PARAMETERS),
         _ => true,
     }
 }

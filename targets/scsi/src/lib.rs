@@ -47,6 +47,7 @@ mod access;
 #[cfg(any(test, fuzzing))]
 mod any_bytes;
 mod blocks;
+mod copy;
 mod identity;
 mod information;
 mod limits;

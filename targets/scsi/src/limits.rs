@@ -22,6 +22,10 @@ pub(crate) const REPEAT_BYTES_MAX: u32 = 256 << 10;
 pub(crate) const WRITE_SAME_BLOCKS_MAX: u32 = 1 << 22;
 /// Times that an ORWRITE is repeated because another write was first, each of which made progress.
 pub(crate) const OR_WRITE_ATTEMPTS_MAX: u32 = 1000;
+/// Target and segment descriptors of an EXTENDED COPY, and their bytes: initiators send one segment.
+pub(crate) const COPY_TARGETS_MAX: usize = 16;
+pub(crate) const COPY_SEGMENTS_MAX: usize = 16;
+pub(crate) const COPY_LIST_BYTES_MAX: usize = 1024;
 /// Blocks of a COMPARE AND WRITE: its length has eight bits.
 pub(crate) const COMPARE_AND_WRITE_BLOCKS_MAX: u32 = 255;
 /// Bytes of a parameter list: more than any that makes sense.

@@ -17,6 +17,7 @@ pub mod blocks;
 mod bytes;
 pub mod capacity;
 mod cdb;
+pub mod copy;
 pub mod inquiry;
 pub mod luns;
 pub mod mode;

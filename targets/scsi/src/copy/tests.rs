@@ -1,0 +1,113 @@
+use block_io::Status;
+use wire_scsi::ScsiStatus;
+
+use super::*;
+use crate::test_unit::{Reply, TestUnit, config};
+use crate::{UnitConfig, UnitNexus};
+
+const BLOCK: usize = 512;
+
+fn target(unit: &LogicalUnit) -> [u8; TARGET_BYTES] {
+    let mut target = [0; TARGET_BYTES];
+    target[0] = TARGET_IDENTIFICATION;
+    let naa = wire_scsi::inquiry::Designator::LocalNaa(unit.config().uuid.as_u64_pair().0);
+    let mut bytes = Vec::new();
+    naa.encode(Association::Unit, ProtocolId::None, &mut bytes);
+    target[4..4 + bytes.len()].copy_from_slice(&bytes);
+    target
+}
+
+fn segment(source_lba: u64, destination_lba: u64, blocks: u16) -> CopySegment {
+    CopySegment { source: 0, destination: 0, blocks, source_lba, destination_lba }
+}
+
+fn list(targets: &[[u8; TARGET_BYTES]], segments: &[[u8; SEGMENT_BYTES]]) -> Vec<u8> {
+    let (targets, segments) = (targets.as_flattened(), segments.as_flattened());
+    let mut list = vec![0; 16];
+    list[2..4].copy_from_slice(&(targets.len() as u16).to_be_bytes());
+    list[8..12].copy_from_slice(&(segments.len() as u32).to_be_bytes());
+    [&list, targets, segments].concat()
+}
+
+fn copy(test: &mut TestUnit, nexus: &UnitNexus, list: &[u8]) -> Reply {
+    let mut cdb = [0; 16];
+    cdb[0] = 0x83;
+    cdb[10..14].copy_from_slice(&(list.len() as u32).to_be_bytes());
+    test.run(nexus, &cdb, list, 0)
+}
+
+#[test]
+fn segments_are_copied_in_order_within_the_unit() {
+    let mut test = TestUnit::new(config(512, 64));
+    let nexus = test.nexus(1);
+    test.disk.bytes[..2 * BLOCK].fill(1);
+    let own = target(&test.unit);
+    let segments = [segment(0, 10, 2), segment(5, 5, 0), segment(11, 62, 2)].map(|one| one.encode());
+    copy(&mut test, &nexus, &list(&[own], &segments)).good();
+    assert_eq!(test.disk.bytes[10 * BLOCK..12 * BLOCK], [1; 2 * BLOCK]);
+    assert_eq!(test.disk.bytes[62 * BLOCK..], [[1; BLOCK], [0; BLOCK]].concat());
+    copy(&mut test, &nexus, &[]).good();
+    // Every identifier of the device identification page names the unit.
+    let page = test.run(&nexus, &[0x12, 1, 0x83, 1, 0, 0], &[], 256).good();
+    let mut rest = &page[4..];
+    let mut count = 0;
+    while !rest.is_empty() {
+        let (descriptor, following) = rest.split_at(4 + usize::from(rest[3]));
+        rest = following;
+        if descriptor[1] & 0x30 == 0 {
+            let mut target = [0; TARGET_BYTES];
+            target[0] = TARGET_IDENTIFICATION;
+            let length = descriptor.len().min(24);
+            target[4..4 + length].copy_from_slice(&descriptor[..length]);
+            copy(&mut test, &nexus, &list(&[target], &[segment(0, 1, 1).encode()])).good();
+            count += 1;
+        }
+    }
+    assert_eq!(count, 3);
+    test.disk.failure = Some(Status::WRITE_FAULT);
+    let reply = copy(&mut test, &nexus, &list(&[own], &[segment(0, 1, 1).encode()]));
+    assert_eq!(reply.additional(), Some(AdditionalSense::WRITE_FAULT));
+}
+
+#[test]
+fn lists_that_cannot_be_executed_copy_nothing() {
+    let mut test = TestUnit::new(config(512, 64));
+    let nexus = test.nexus(1);
+    let own = target(&test.unit);
+    let good = segment(0, 1, 1).encode();
+    let mut fibre = own;
+    fibre[0] = 0xe0;
+    let mut other = own;
+    other[12] ^= 1;
+    let mut stream = good;
+    stream[0] = 3;
+    let elsewhere = CopySegment { destination: 1, ..segment(0, 1, 1) }.encode();
+    let whole = list(&[own], &[good]);
+    let cases = [
+        (list(&[fibre], &[good]), AdditionalSense::UNSUPPORTED_TARGET_DESCRIPTOR),
+        (list(&[own], &[good, stream]), AdditionalSense::UNSUPPORTED_SEGMENT_DESCRIPTOR),
+        (list(&[own; 17], &[good]), AdditionalSense::TOO_MANY_TARGET_DESCRIPTORS),
+        (list(&[own], &[good; 17]), AdditionalSense::TOO_MANY_SEGMENT_DESCRIPTORS),
+        (list(&[own; 17], &[good; 20]), AdditionalSense::PARAMETER_LIST_LENGTH_ERROR),
+        (whole[..whole.len() - 1].to_vec(), AdditionalSense::PARAMETER_LIST_LENGTH_ERROR),
+        (list(&[own], &[good, elsewhere]), AdditionalSense::COPY_TARGET_UNREACHABLE),
+        (list(&[other], &[good]), AdditionalSense::COPY_TARGET_UNREACHABLE),
+        (list(&[own], &[good, segment(0, 63, 2).encode()]), AdditionalSense::NONE),
+        (list(&[own], &[segment(u64::MAX, 0, 2).encode()]), AdditionalSense::NONE),
+    ];
+    for (list, additional) in cases {
+        assert_eq!(copy(&mut test, &nexus, &list).additional(), Some(additional));
+    }
+    assert!(test.disk.log.is_empty());
+    let limits = test.run(&nexus, &[0x84, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[], 256).good();
+    assert_eq!(limits[8..20], [0, 16, 0, 16, 0, 0, 4, 0, 1, 0xff, 0xfe, 0]);
+    let status = test.run(&nexus, &[0x84, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[], 256);
+    assert_eq!(status.additional(), Some(AdditionalSense::INVALID_FIELD_IN_CDB));
+    let mut test = TestUnit::new(UnitConfig { read_only: true, ..config(512, 64) });
+    let nexus = test.nexus(1);
+    let reply = copy(&mut test, &nexus, &whole);
+    assert_eq!(
+        (reply.status, reply.additional()),
+        (ScsiStatus::CheckCondition, Some(AdditionalSense::WRITE_PROTECTED))
+    );
+}
