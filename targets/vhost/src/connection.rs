@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use sockets::ByteStream;
-use target_shell::{CloseReason, MoreToRead, Polling, ProtocolConnection};
+use target_shell::{CloseReason, MoreToRead, Notice, Polling, ProtocolConnection};
 use wire_vhost_user::{FrontendRequest, Header, ProtocolFeatures, U64Payload};
 
 use crate::controller::{Controller, VhostConfig};
@@ -24,6 +24,9 @@ pub(crate) struct VhostConnection {
     messages: FrontendMessages,
     device: VhostDevice,
     pending: Option<(Header, ReplyCondition)>,
+    /// The front-end has not begun a session.
+    awaits_login: bool,
+    notice: Notice,
     /// Requests behind one that waited may have arrived.
     resumes_reading: bool,
     /// A driver has notified.
@@ -64,6 +67,8 @@ impl VhostConnection {
             messages: FrontendMessages::new(),
             device: VhostDevice::new(controller, notifications, flow, now_ns),
             pending: None,
+            awaits_login: true,
+            notice: Notice::default(),
             resumes_reading: false,
             is_notified: false,
             is_draining: false,
@@ -124,6 +129,11 @@ impl VhostConnection {
             Some(kind) => self.device.execute(kind, request, context.pool, self.token, context.now_ns),
             None => Err(RequestError::NotSupported),
         };
+        // Every front-end sets features before it uses the device; most set the owner when they connect.
+        if self.awaits_login && result.is_ok() && self.device.has_session {
+            self.awaits_login = false;
+            self.notice.logged_in = true;
+        }
         match result {
             Ok(Outcome::Wait(condition)) => {
                 self.pending = Some((header, condition));
@@ -245,6 +255,14 @@ impl ProtocolConnection<VhostCore> for VhostConnection {
     #[inline]
     fn is_draining(&self) -> bool {
         self.is_draining
+    }
+
+    fn take_notice(&mut self) -> Notice {
+        std::mem::take(&mut self.notice)
+    }
+
+    fn awaits_login(&self) -> bool {
+        self.awaits_login
     }
 
     fn begin_drain(&mut self) {

@@ -12,6 +12,7 @@ use target_shell::{Accepted, Connections, Protocol};
 use crate::connection::VhostConnection;
 use crate::controller::VhostConfig;
 use crate::failure::VhostViolation;
+use crate::limits::WATCHES_MAX;
 
 /// The protocol's state of a core.
 pub(crate) struct VhostCore {
@@ -30,6 +31,8 @@ pub(crate) struct VhostCore {
 /// nor written, which could block: watches are edge-triggered, and the kernel signals ([`EventSignaler`]).
 pub(crate) struct Notifications {
     client: EventClient,
+    /// Number of eventfds that are watched.
+    watches: Cell<u32>,
     signaler: RefCell<Option<EventSignaler>>,
     has_failed: Cell<bool>,
 }
@@ -45,14 +48,19 @@ impl Notifications {
     fn new(core: &Core) -> Notifications {
         Notifications {
             client: core.event_loop().client(),
+            watches: Cell::new(0),
             signaler: RefCell::new(None),
             has_failed: Cell::new(false),
         }
     }
 
-    /// Watches an eventfd for a connection; `None` if the kernel can watch no more.
+    /// Watches an eventfd for a connection; `None` if there are [`WATCHES_MAX`], or the kernel can watch no more.
     pub(crate) fn watch(self: &Rc<Self>, eventfd: OwnedFd, token: u64) -> Option<DriverNotification> {
+        if self.watches.get() >= WATCHES_MAX {
+            return None;
+        }
         let watch = self.client.watch(eventfd.as_fd(), Interest::READABLE, token).ok()?;
+        self.watches.update(|count| count + 1);
         Some(DriverNotification { notifications: self.clone(), watch, _eventfd: eventfd })
     }
 
@@ -92,6 +100,7 @@ impl Notifications {
 impl Drop for DriverNotification {
     fn drop(&mut self) {
         self.notifications.client.unwatch(self.watch);
+        self.notifications.watches.update(|count| count - 1);
     }
 }
 

@@ -20,9 +20,10 @@ use crate::controller::Controller;
 use crate::core::{Notifications, VhostCore};
 use crate::dirty_log::DirtyLog;
 use crate::inflight_region::InflightRegion;
-use crate::limits::{FETCHED_MAX, IDLE_NS, REQUESTS_MAX};
-use crate::memory::{GuestMemory, GuestPlace};
+use crate::limits::{FETCHED_BYTES_MAX, FETCHED_MAX, IDLE_NS, REQUESTS_MAX};
+use crate::memory::{GuestMemory, GuestPlace, RemovedRegions};
 use crate::queue::Queue;
+use crate::rotation::Rotation;
 use crate::status::blk_status;
 use crate::vring::{ChainId, RingSetup};
 
@@ -42,6 +43,10 @@ pub(crate) struct VhostDevice {
     pub(crate) protocol_features: ProtocolFeatures,
     pub(crate) memory: GuestMemory,
     pub(crate) queues: Vec<Queue>,
+    /// The queue that is served first in the next poll.
+    rotation: Rotation,
+    /// The front-end has begun a session.
+    pub(crate) has_session: bool,
     /// The driver uses the device's cache in write-back mode.
     pub(crate) writeback: bool,
     pub(crate) notifications: Rc<Notifications>,
@@ -97,6 +102,8 @@ impl VhostDevice {
             protocol_features: ProtocolFeatures::empty(),
             memory: GuestMemory::default(),
             queues: Vec::new(),
+            rotation: Rotation::default(),
+            has_session: false,
             writeback: true,
             notifications,
             inflight: None,
@@ -119,12 +126,14 @@ impl VhostDevice {
 
     /// Starts virtqueues that can run, and finds the areas of others again: memory, features or a queue have changed.
     pub(crate) fn update_queues(&mut self, now_ns: u64) {
-        let always_enabled = !self.features.contains(Features::VHOST_USER_PROTOCOL_FEATURES);
-        for (index, queue) in self.queues.iter_mut().enumerate() {
-            queue.relocate(&self.memory);
-            if !queue.wants_start() {
-                continue;
-            }
+        (0..self.queues.len()).for_each(|index| self.update_queue(index, now_ns));
+    }
+
+    /// As [`update_queues`](Self::update_queues), of one virtqueue, which exists.
+    pub(crate) fn update_queue(&mut self, index: usize, now_ns: u64) {
+        let queue = &mut self.queues[index];
+        queue.relocate(&self.memory);
+        if queue.wants_start() {
             let inflight = self.inflight.as_ref();
             let setup = RingSetup {
                 size: queue.size,
@@ -133,10 +142,21 @@ impl VhostDevice {
                 inflight: inflight.and_then(|region| region.area(index, queue.size, self.features)),
             };
             let has_started = queue.try_start(&self.memory, setup);
+            let always_enabled = !self.features.contains(Features::VHOST_USER_PROTOCOL_FEATURES);
             queue.is_enabled |= has_started && always_enabled;
         }
         // New virtqueues have notifications disabled.
         self.wake(now_ns);
+    }
+
+    /// Whether no request in flight writes to removed memory.
+    pub(crate) fn is_unused(&mut self, removed: &RemovedRegions) -> bool {
+        self.publish();
+        let writes = |request: &InflightRequest| {
+            // The areas of its virtqueue may be in that memory.
+            removed.contain(&request.status) || self.queues[usize::from(request.queue)].is_unmapped
+        };
+        removed.are_returned() && !self.requests.iter().any(|(_, request)| writes(request))
     }
 
     /// Polls from now on.
@@ -148,7 +168,8 @@ impl VhostDevice {
     }
 
     fn disable_notifications(&mut self) {
-        let rings = self.queues.iter_mut().filter_map(|queue| queue.ring.as_mut());
+        let mapped = self.queues.iter_mut().filter(|queue| !queue.is_unmapped);
+        let rings = mapped.filter_map(|queue| queue.ring.as_mut());
         rings.for_each(|ring| ring.disable_notifications());
     }
 
@@ -190,11 +211,15 @@ impl VhostDevice {
             self.waits_for_others = false;
         }
         let mut found = 0;
-        for index in 0..self.queues.len() {
+        let mut bytes_left = FETCHED_BYTES_MAX;
+        let mut rotation = self.rotation;
+        rotation.visit(self.queues.len(), |index| {
             if self.queues[index].is_served() {
-                found += self.fetch(index, context);
+                found += self.fetch(index, &mut bytes_left, context);
             }
-        }
+            bytes_left > 0
+        });
+        self.rotation = rotation;
         if found > 0 {
             self.wake(context.now_ns);
         } else if !self.is_armed && context.now_ns.saturating_sub(self.active_ns) > IDLE_NS {
@@ -203,9 +228,9 @@ impl VhostDevice {
         found
     }
 
-    /// Fetches and submits requests of a virtqueue.
+    /// Fetches and submits requests of a virtqueue, until none of `bytes_left` are left.
     #[inline]
-    fn fetch(&mut self, index: usize, context: &mut VhostContext<'_>) -> usize {
+    fn fetch(&mut self, index: usize, bytes_left: &mut u64, context: &mut VhostContext<'_>) -> usize {
         let write_through = !self.features.contains(Features::BLK_FLUSH)
             || self.features.contains(Features::BLK_CONFIG_WCE) && !self.writeback;
         let VhostDevice { controller, memory, queues, requests, unpublished, chain, features, .. } = self;
@@ -214,7 +239,11 @@ impl VhostDevice {
         let Some(ring) = &mut queue.ring else { return 0 };
         let mut found = 0;
         let error = loop {
-            if found == FETCHED_MAX || requests.is_full() {
+            if found == FETCHED_MAX || *bytes_left == 0 {
+                break None;
+            }
+            if requests.is_full() {
+                *bytes_left = 0;
                 break None;
             }
             let id = match ring.fetch(memory, chain) {
@@ -235,6 +264,8 @@ impl VhostDevice {
                     let Ok(slot) = requests.insert(entry) else { break None };
                     request.tag = Tag(tag_of(slot));
                     request.flow = self.flow;
+                    let bytes = u64::from(request.blocks) * u64::from(controller.block_size);
+                    *bytes_left = bytes_left.saturating_sub(bytes);
                     match context.submit(controller.key, request) {
                         Ok(()) => {
                             queue.in_flight += 1;

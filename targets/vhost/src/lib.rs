@@ -37,6 +37,7 @@ mod memory;
 mod messages;
 mod queue;
 mod requests;
+mod rotation;
 pub mod rpc;
 mod status;
 mod target;

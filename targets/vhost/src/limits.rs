@@ -7,6 +7,8 @@ pub(crate) const NAME_BYTES_MAX: usize = 255;
 /// Connections of the target. A controller usually has one; each can have [`MEMORY_REGIONS_MAX`] regions, and the process
 /// 65,530 mappings (`vm.max_map_count`).
 pub(crate) const CONNECTIONS_MAX: u32 = 256;
+/// Connections of the target that have not begun a session: more than virtual machines that start at once.
+pub(crate) const LOGINS_MAX: u32 = 64;
 /// Virtqueues of a connection: messages name them by eight bits.
 pub(crate) const QUEUES_MAX: usize = 256;
 /// Memory regions of a connection; QEMU needs one for each memory device and a few more.
@@ -15,6 +17,11 @@ pub(crate) const MEMORY_REGIONS_MAX: usize = 64;
 pub(crate) const REQUESTS_MAX: u32 = 8192;
 /// Requests fetched from one virtqueue in one poll, so that others have their turn.
 pub(crate) const FETCHED_MAX: usize = 64;
+/// Bytes of the requests that are fetched from a connection in one poll, the last request not counted: a device in
+/// memory copies them within a millisecond.
+pub(crate) const FETCHED_BYTES_MAX: u64 = 4 << 20;
+/// Eventfds of drivers that a core watches: half of what its event loop can watch. Further virtqueues are polled.
+pub(crate) const WATCHES_MAX: u32 = 2048;
 /// Data segments of a request (`seg_max`): those of SPDK, and of a virtqueue of 128 without indirect descriptors.
 pub(crate) const SEGMENTS_MAX: u32 = 126;
 /// Bytes of a segment (`size_max`).
@@ -29,8 +36,8 @@ pub(crate) const SLICES_MAX: usize = 512;
 pub(crate) const RANGE_SECTORS_MAX: u32 = 1 << 21;
 /// Bytes of a message's payload: a memory table has 264, the configuration space 268.
 pub(crate) const PAYLOAD_BYTES_MAX: usize = 4096;
-/// Messages processed in one poll, so that I/O is not starved.
-pub(crate) const MESSAGES_PER_POLL_MAX: usize = 64;
+/// Messages processed in one poll, so that I/O is not starved: a memory table moves all virtqueues.
+pub(crate) const MESSAGES_PER_POLL_MAX: usize = 16;
 /// Bytes of replies that are not sent.
 pub(crate) const UNSENT_BYTES_MAX: usize = 64 << 10;
 /// Descriptors in these replies.

@@ -56,8 +56,13 @@ pub(crate) struct RemovedRegions(Vec<ExternalMemory>);
 
 impl RemovedRegions {
     /// Whether all buffers have been returned.
-    pub(crate) fn are_unused(&self) -> bool {
+    pub(crate) fn are_returned(&self) -> bool {
         self.0.iter().all(|external| external.live_buffers() == 0)
+    }
+
+    /// Whether a place is in one of them.
+    pub(crate) fn contain(&self, place: &GuestPlace) -> bool {
+        self.0.iter().any(|external| Rc::ptr_eq(external.region(), &place.region))
     }
 }
 

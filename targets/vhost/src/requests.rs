@@ -33,8 +33,8 @@ pub(crate) enum Outcome {
 
 /// What a reply waits for.
 pub(crate) enum ReplyCondition {
-    /// No buffer of removed memory is lent to a device.
-    BuffersReturned(RemovedRegions),
+    /// No request in flight writes to removed memory, neither data nor its status nor its used element.
+    MemoryUnused(RemovedRegions),
     /// A virtqueue has nothing in flight; it is then stopped, and its base is the reply.
     QueueIdle(usize),
     /// No request is in flight; the device is then reset.
@@ -136,7 +136,8 @@ impl VhostDevice {
             Kind::GetFeatures => return Ok(Outcome::number(self.controller.features().bits())),
             Kind::SetFeatures => self.set_features(request.number()?)?,
             // A connection has one owner. The deprecated RESET_OWNER has no effect, as the specification recommends.
-            Kind::SetOwner | Kind::ResetOwner => {}
+            Kind::SetOwner => self.has_session = true,
+            Kind::ResetOwner => {}
             Kind::GetProtocolFeatures => return Ok(Outcome::number(PROTOCOL_FEATURES.bits())),
             Kind::SetProtocolFeatures => {
                 let features = ProtocolFeatures::from_bits(request.number()?);
@@ -148,7 +149,7 @@ impl VhostDevice {
             Kind::SetMemTable => {
                 let removed = self.set_memory(request, pool)?;
                 self.update_queues(now_ns);
-                return Ok(Outcome::Wait(ReplyCondition::BuffersReturned(removed)));
+                return Ok(Outcome::Wait(ReplyCondition::MemoryUnused(removed)));
             }
             Kind::AddMemReg => {
                 let region = SingleRegion::decode(request.payload).map_err(|_| RequestError::Payload)?;
@@ -161,7 +162,7 @@ impl VhostDevice {
                 let region = SingleRegion::decode(request.payload).map_err(|_| RequestError::Payload)?;
                 let removed = self.memory.remove(&region.region())?;
                 self.update_queues(now_ns);
-                return Ok(Outcome::Wait(ReplyCondition::BuffersReturned(removed)));
+                return Ok(Outcome::Wait(ReplyCondition::MemoryUnused(removed)));
             }
             Kind::SetVringNum
             | Kind::SetVringAddr
@@ -193,7 +194,7 @@ impl VhostDevice {
     /// The reply of a request that has waited, if its condition is met.
     pub(crate) fn finish(&mut self, condition: &ReplyCondition) -> Option<Outcome> {
         match condition {
-            ReplyCondition::BuffersReturned(removed) => removed.are_unused().then_some(Outcome::Done),
+            ReplyCondition::MemoryUnused(removed) => self.is_unused(removed).then_some(Outcome::Done),
             ReplyCondition::QueueIdle(index) => {
                 if self.queues.get(*index)?.in_flight > 0 {
                     return None;
@@ -225,6 +226,7 @@ impl VhostDevice {
             return Err(RequestError::Running);
         }
         self.features = features;
+        self.has_session = true;
         Ok(())
     }
 
@@ -260,8 +262,9 @@ impl VhostDevice {
     ) -> Result<Outcome, RequestError> {
         if kind == FrontendRequest::SetVringAddr {
             let address = VringAddress::decode(request.payload).map_err(|_| RequestError::Payload)?;
-            self.queue_mut(address.index as usize)?.address = Some(address);
-            self.update_queues(now_ns);
+            let index = address.index as usize;
+            self.queue_mut(index)?.address = Some(address);
+            self.update_queue(index, now_ns);
             return Ok(Outcome::Done);
         }
         let VringState { index, value } = request.state()?;
@@ -281,7 +284,7 @@ impl VhostDevice {
             FrontendRequest::SetVringNum => {
                 let size = u16::try_from(value).ok().filter(|size| (1..=QUEUE_SIZE_MAX).contains(size));
                 queue.size = size.ok_or(RequestError::Payload)?;
-                self.update_queues(now_ns);
+                self.update_queue(index, now_ns);
             }
             _ => queue.base = value,
         }
@@ -311,7 +314,7 @@ impl VhostDevice {
             _ => {
                 queue.kick = eventfd.and_then(|eventfd| notifications.watch(eventfd, token));
                 queue.is_started = true;
-                self.update_queues(now_ns);
+                self.update_queue(index, now_ns);
             }
         }
         Ok(())

@@ -13,7 +13,7 @@ use wire_virtio::blk::SECTOR_BYTES;
 use crate::controller::{Controller, ControllerOptions, VhostConfig};
 use crate::core::VhostCore;
 use crate::failure::VhostTargetError;
-use crate::limits::{CONNECTIONS_MAX, CONTROLLERS_MAX, NAME_BYTES_MAX};
+use crate::limits::{CONNECTIONS_MAX, CONTROLLERS_MAX, LOGINS_MAX, NAME_BYTES_MAX};
 
 /// A controller to create: a virtio block device.
 #[derive(Clone, Debug)]
@@ -219,7 +219,11 @@ impl VhostTarget {
     }
 
     fn start(&self, state: &mut TargetState) -> Result<TargetCores<VhostCore>, VhostTargetError> {
-        let limits = GroupLimits { connections_max: CONNECTIONS_MAX, ..GroupLimits::default() };
+        let limits = GroupLimits {
+            connections_max: CONNECTIONS_MAX,
+            logins_max: LOGINS_MAX,
+            ..GroupLimits::default()
+        };
         let make = |core: &reactor::Core, _: &target_shell::GroupWaker| VhostCore::new(core);
         let cores = TargetCores::start(&self.0.reactors, &self.0.publisher, limits, make)?;
         Ok(state.cores.insert(cores).clone())

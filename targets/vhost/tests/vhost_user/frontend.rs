@@ -17,7 +17,7 @@ use wire_vhost_user::{
     FrontendRequest, Header, MemoryRegion, MemoryTable, U64Payload, VringAddress, VringDescriptor, VringState,
 };
 use wire_virtio::blk::{RequestHeader, RequestKind};
-use wire_virtio::descriptor_flags::{NEXT, WRITE};
+use wire_virtio::descriptor_flags::{INDIRECT, NEXT, WRITE};
 use wire_virtio::packed::{EventSuppression, PackedDescriptor, RingPosition};
 use wire_virtio::split::{Descriptor, UsedElement, available, used};
 use wire_virtio::{Features, descriptor_flags};
@@ -260,7 +260,7 @@ pub(crate) struct Driver<'a> {
     pub(crate) available: u16,
     used: u16,
     position: RingPosition,
-    used_position: RingPosition,
+    pub(crate) used_position: RingPosition,
 }
 
 impl Driver<'_> {
@@ -314,14 +314,35 @@ impl Driver<'_> {
 
     /// Makes a chain of these buffers available. Descriptors are used in turn. Returns its identifier.
     pub(crate) fn add(&mut self, parts: &[Part]) -> u16 {
+        self.add_with(parts, 0)
+    }
+
+    /// Makes a chain of these buffers available, described by an indirect table at an offset of the memory.
+    pub(crate) fn add_indirect(&mut self, table: u64, parts: &[Part]) -> u16 {
+        for (index, (offset, length, writes)) in (0_u16..).zip(parts) {
+            let is_last = usize::from(index) + 1 == parts.len();
+            let flags = if *writes { WRITE } else { 0 };
+            let bytes = if self.is_packed {
+                // The table's order is the chain's: there is no flag.
+                PackedDescriptor { address: GUEST + offset, length: *length, id: 0, flags }.to_bytes()
+            } else {
+                let flags = flags | if is_last { 0 } else { NEXT };
+                Descriptor { address: GUEST + offset, length: *length, flags, next: index + 1 }.to_bytes()
+            };
+            self.memory().write(table + 16 * u64::from(index), &bytes);
+        }
+        self.add_with(&[(table, 16 * parts.len() as u32, false)], INDIRECT)
+    }
+
+    fn add_with(&mut self, parts: &[Part], more_flags: u16) -> u16 {
         if self.is_packed {
-            return self.add_packed(parts);
+            return self.add_packed(parts, more_flags);
         }
         let head = self.next_descriptor;
         for (at, (offset, length, writes)) in parts.iter().enumerate() {
             let index = self.next_descriptor;
             self.next_descriptor = (self.next_descriptor + 1) % self.size;
-            let more = if at + 1 < parts.len() { NEXT } else { 0 };
+            let more = more_flags | if at + 1 < parts.len() { NEXT } else { 0 };
             let flags = more | if *writes { WRITE } else { 0 };
             let address = GUEST + offset;
             self.write_descriptor(
@@ -333,13 +354,13 @@ impl Driver<'_> {
         head
     }
 
-    fn add_packed(&mut self, parts: &[Part]) -> u16 {
+    fn add_packed(&mut self, parts: &[Part], more_flags: u16) -> u16 {
         let id = self.next_descriptor;
         self.next_descriptor = (id + 1) % self.size;
         let first = self.position;
         let mut first_flags = 0;
         for (at, (offset, length, writes)) in parts.iter().enumerate() {
-            let more = if at + 1 < parts.len() { NEXT } else { 0 };
+            let more = more_flags | if at + 1 < parts.len() { NEXT } else { 0 };
             let flags = more | if *writes { WRITE } else { 0 } | self.position.available_flags();
             let place = self.offset + 16 * u64::from(self.position.index);
             // The first descriptor becomes available last.
@@ -418,7 +439,13 @@ impl Driver<'_> {
 
     /// Whether the device has signalled since the last call.
     pub(crate) fn was_called(&self) -> bool {
-        rustix::io::read(&self.call, &mut [0; 8]).is_ok()
+        self.calls() > 0
+    }
+
+    /// How often the device has signalled since the last call.
+    pub(crate) fn calls(&self) -> u64 {
+        let mut count = [0; 8];
+        if rustix::io::read(&self.call, &mut count).is_ok() { u64::from_ne_bytes(count) } else { 0 }
     }
 
     /// Executes a request whose header and status are at fixed offsets. Returns the status and the bytes written.

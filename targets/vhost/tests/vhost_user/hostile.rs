@@ -1,6 +1,8 @@
 //! Front-ends and drivers that violate the specifications: they lose their virtqueue or connection, nothing else.
 
+use std::io::Read;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use wire_vhost_user::{
@@ -12,7 +14,7 @@ use wire_virtio::descriptor_flags::{INDIRECT, NEXT, WRITE};
 use wire_virtio::split::{Descriptor, available};
 
 use crate::frontend::{
-    Driver, Frontend, GUEST, MEMORY_BYTES, TestTarget, USER, memfd, new_eventfd, wait_until,
+    Driver, Frontend, GUEST, MEMORY_BYTES, TIMEOUT, TestTarget, USER, memfd, new_eventfd, wait_until,
 };
 
 const DATA: u64 = 1 << 20;
@@ -279,4 +281,36 @@ fn a_removed_device_fails_requests() {
     target.wait_for_no_connections();
     target.target.delete("disk").unwrap();
     assert!(!target.socket().exists());
+}
+
+#[test]
+fn silent_clients_do_not_keep_others_out() {
+    let target = TestTarget::start("silent", |config| config);
+    let silent: Vec<UnixStream> = (0..300).map(|_| UnixStream::connect(target.socket()).unwrap()).collect();
+    check_service(&target);
+    // The oldest made room for the others.
+    silent[0].set_read_timeout(Some(TIMEOUT)).unwrap();
+    assert_eq!((&silent[0]).read(&mut [0]).unwrap(), 0);
+    drop(silent);
+    target.wait_for_no_connections();
+}
+
+#[test]
+fn eventfds_without_number_do_not_keep_others_out() {
+    _ = os::raise_descriptor_limit();
+    let target = TestTarget::start("watches", |config| config);
+    let kick = new_eventfd();
+    let frontends: Vec<Frontend> = (0..17)
+        .map(|_| {
+            let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
+            for queue in 0..256_u64 {
+                frontend.set(FrontendRequest::SetVringKick, &queue.to_le_bytes(), &[kick.as_fd()]);
+            }
+            frontend
+        })
+        .collect();
+    check_service(&target);
+    drop(frontends);
+    target.wait_for_no_connections();
+    check_service(&target);
 }

@@ -1,10 +1,11 @@
 //! A driver's requests, over split and packed virtqueues.
 
-use crate::frontend::{Frontend, MEMORY_BYTES, TestTarget, wait_until};
+use crate::frontend::{Driver, Frontend, MEMORY_BYTES, Part, TestTarget, wait_until};
 use vhost::VhostBlkConfig;
 use wire_vhost_user::{ConfigHeader, FrontendRequest, VringState};
 use wire_virtio::Features;
-use wire_virtio::blk::{BlkConfig, RangeSegment, RequestKind};
+use wire_virtio::blk::{BlkConfig, RangeSegment, RequestHeader, RequestKind};
+use wire_virtio::packed::EventSuppression;
 
 const DATA: u64 = 1 << 20;
 
@@ -49,6 +50,80 @@ fn requests_are_executed_over_every_kind_of_virtqueue() {
             assert_eq!(queue.execute(RequestKind::In, sector, &[(DATA, 4096, true)]), (0, 4097));
             assert_eq!(frontend.memory.snapshot::<64>(DATA), [0; 64], "{name} {kind:?}");
         }
+    }
+}
+
+/// The buffers of a request for a sector, with 4 KiB of memory of its own.
+fn parts(queue: &Driver<'_>, number: u64, kind: RequestKind) -> [Part; 3] {
+    let at = DATA + number * 4096;
+    let header = RequestHeader { kind: kind.to_wire(), priority: 0, sector: number };
+    queue.memory().write(at, &header.to_bytes());
+    queue.memory().store_u8(at + 16, 0xff);
+    [(at, 16, false), (at + 512, 512, kind == RequestKind::In), (at + 16, 1, true)]
+}
+
+#[test]
+fn many_requests_are_in_flight_with_and_without_indirect_descriptors() {
+    const REQUESTS: u64 = 10;
+    const TABLES: u64 = 2 << 20;
+    for (name, ring) in RINGS {
+        let name = format!("depth-{name}");
+        let configure = |config| VhostBlkConfig { bdev_name: "Slow0".into(), packed_ring: true, ..config };
+        let target = TestTarget::start(&name, configure);
+        let frontend = Frontend::negotiated(&target.socket(), ring | Features::INDIRECT_DESC);
+        let mut queue = frontend.start_queue(0, 32, 0);
+        for is_indirect in [false, true] {
+            for kind in [RequestKind::Out, RequestKind::In] {
+                let mut ids: Vec<u16> = Vec::new();
+                for number in 0..REQUESTS {
+                    let parts = parts(&queue, number, kind);
+                    let content = if kind == RequestKind::Out { [number as u8 + 1; 512] } else { [0; 512] };
+                    queue.memory().write(parts[1].0, &content);
+                    ids.push(match is_indirect {
+                        true => queue.add_indirect(TABLES + number * 64, &parts),
+                        false => queue.add(&parts),
+                    });
+                }
+                queue.kick();
+                let written = if kind == RequestKind::In { 513 } else { 1 };
+                for _ in 0..REQUESTS {
+                    let used = queue.used(if is_indirect { 1 } else { 3 });
+                    assert_eq!(used.1, written, "{name} {kind:?}");
+                    let at = ids.iter().position(|id| *id == used.0);
+                    ids.remove(at.unwrap_or_else(|| panic!("{name}: {} is not in flight: {ids:?}", used.0)));
+                }
+                for number in 0..REQUESTS {
+                    let at = DATA + number * 4096;
+                    assert_eq!(queue.memory().load_u8(at + 16), 0, "{name} {kind:?} {number}");
+                    let content = queue.memory().snapshot::<512>(at + 512);
+                    assert_eq!(content, [number as u8 + 1; 512], "{name} {kind:?} {number}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_packed_virtqueue_signals_when_it_passes_the_event_descriptor() {
+    let target = TestTarget::start("event", |config| VhostBlkConfig { packed_ring: true, ..config });
+    let features = Features::VERSION_1 | Features::RING_PACKED | Features::EVENT_IDX;
+    let frontend = Frontend::negotiated(&target.socket(), features);
+    let mut queue = frontend.start_queue(0, 16, 0);
+    let suppression = queue.available_at();
+    // The ring has 16 descriptors and a round 9, so that the event lies on each side of the wrap.
+    for round in 0..32 {
+        let event = queue.used_position.advanced(6, 16);
+        frontend.memory.store_u16(suppression, event.to_bits());
+        frontend.memory.store_u16(suppression + 2, EventSuppression::DESCRIPTOR);
+        for _ in 0..3 {
+            assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513), "{round}");
+        }
+        let mut calls = 0;
+        wait_until("the device signals", || {
+            calls += queue.calls();
+            calls > 0
+        });
+        assert_eq!(calls, 1, "once, for the third request of round {round}");
     }
 }
 

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use bdev::null;
+use dma::SharedRegion;
 use sockets::{ReceivedDescriptors, Wait};
 use vhost::VhostBlkConfig;
 use wire_vhost_user::inflight::InflightDescription;
@@ -15,7 +16,7 @@ use wire_virtio::Features;
 use wire_virtio::blk::{RequestHeader, RequestKind};
 use wire_virtio::split::used;
 
-use crate::frontend::{Driver, Frontend, GUEST, MEMORY_BYTES, TIMEOUT, TestTarget, memfd, wait_until};
+use crate::frontend::{Driver, Frontend, GUEST, MEMORY_BYTES, TIMEOUT, TestTarget, USER, memfd, wait_until};
 
 const DATA: u64 = 1 << 20;
 
@@ -248,4 +249,69 @@ fn a_virtqueue_stops_when_its_requests_have_completed() {
     frontend.memory.write(0, &[0; 32 << 10]);
     let mut queue = frontend.start_queue(0, 16, 0);
     assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513));
+}
+
+#[test]
+fn a_reset_waits_for_requests_in_flight() {
+    for ring in [Features::empty(), Features::RING_PACKED] {
+        let name = format!("reset-{}", ring.bits());
+        let configure = |config| VhostBlkConfig { bdev_name: "Slow0".into(), packed_ring: true, ..config };
+        let target = TestTarget::start(&name, configure);
+        let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1 | ring);
+        let mut queue = frontend.start_queue(0, 16, 0);
+        for number in 0..3 {
+            add(&mut queue, number, RequestKind::In);
+        }
+        let write = add(&mut queue, 3, RequestKind::Out);
+        queue.kick();
+        assert_eq!(queue.used(3), (write, 1));
+        frontend.set(FrontendRequest::ResetDevice, &[], &[]);
+        for _ in 0..3 {
+            assert!(queue.try_used(3).is_some(), "{name}: it was used before the acknowledgement");
+        }
+        // Nothing is left of virtqueues and features.
+        frontend.set(FrontendRequest::SetFeatures, &frontend.features.bits().to_le_bytes(), &[]);
+        frontend.memory.write(0, &[0; 32 << 10]);
+        let mut queue = frontend.start_queue(0, 16, 0);
+        assert_eq!(queue.execute(RequestKind::In, 3, &[(DATA, 512, true)]), (0, 513));
+    }
+}
+
+#[test]
+fn the_removal_of_memory_waits_for_what_is_written_there() {
+    let target = TestTarget::start("status", |config| VhostBlkConfig { bdev_name: "Slow0".into(), ..config });
+    let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
+    let mut queue = frontend.start_queue(0, 16, 0);
+    let file = memfd(1 << 20);
+    let other = SharedRegion::map(file.as_fd(), 0, 1 << 20, true).unwrap();
+    let region = SingleRegion {
+        padding: 0,
+        guest_address: GUEST + MEMORY_BYTES,
+        size: 1 << 20,
+        user_address: 0x1000,
+        mmap_offset: 0,
+    };
+    frontend.set(FrontendRequest::AddMemReg, &region.to_bytes(), &[file.as_fd()]);
+    // A read, of which only the status is in the memory that is removed.
+    let header = RequestHeader { kind: RequestKind::In.to_wire(), priority: 0, sector: 0 };
+    frontend.memory.write(64 << 10, &header.to_bytes());
+    other.store_u8(0, 0xff);
+    queue.add(&[(64 << 10, 16, false), (DATA, 512, true), (MEMORY_BYTES, 1, true)]);
+    let write = add(&mut queue, 1, RequestKind::Out);
+    queue.kick();
+    assert_eq!(queue.used(3), (write, 1));
+    assert_eq!(other.load_u8(0), 0xff, "the read is in flight");
+    frontend.set(FrontendRequest::RemMemReg, &region.to_bytes(), &[]);
+    assert_eq!(other.load_u8(0), 0, "the status was written before the acknowledgement");
+    // The virtqueue's own memory: what was in flight is used before the acknowledgement, nothing is fetched after it.
+    queue.used(3);
+    add(&mut queue, 0, RequestKind::In);
+    let write = add(&mut queue, 1, RequestKind::Out);
+    queue.kick();
+    assert_eq!(queue.used(3), (write, 1));
+    let main = SingleRegion { guest_address: GUEST, size: MEMORY_BYTES, user_address: USER, ..region };
+    frontend.set(FrontendRequest::RemMemReg, &main.to_bytes(), &[]);
+    assert!(queue.try_used(3).is_some());
+    frontend.set(FrontendRequest::AddMemReg, &main.to_bytes(), &[frontend.file.as_fd()]);
+    assert_eq!(queue.execute(RequestKind::In, 0, &[(DATA, 512, true)]), (0, 513), "it continues");
 }
