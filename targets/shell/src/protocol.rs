@@ -315,7 +315,8 @@ impl<P: Protocol> IoContext<'_, P> {
     ///
     /// # Errors
     /// The device was removed.
-    #[inline]
+    // Inlined for the same reason as `CoreDevices::submit`: 30 instructions an I/O.
+    #[inline(always)]
     pub fn submit(&mut self, key: u32, mut request: bdev::Request) -> Result<(), Status> {
         debug_assert!(request.tag.0 <= REQUEST_TAG_MASK, "tag {:#x} has too many bits", request.tag.0);
         request.tag = Tag(self.requests.tag_base | request.tag.0);
