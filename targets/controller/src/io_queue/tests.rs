@@ -32,6 +32,22 @@ proptest! {
     }
 }
 
+/// The second command has its data when the namespace gets another device; the data of the first arrives afterwards.
+#[test]
+fn a_change_of_namespaces_ends_both_commands_of_a_fused_pair() {
+    let mut harness = QueueHarness::new(BufferWindow::UNLIMITED);
+    harness.transport.later = true;
+    let first = harness.command(fused(false, 5));
+    harness.transport.later = false;
+    let second = harness.command(fused(true, 5));
+    harness.queue.set_namespaces(namespaces(0xff, 1));
+    harness.receive(0, Ok(0));
+    let status = |cid| harness.answer(cid).expect("it is answered").status;
+    assert_eq!(status(first), Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
+    assert_eq!(status(second), Status::FUSED_FAILED);
+    assert!(!harness.queue.has_pending(|_| false));
+}
+
 /// A device completes the write of a fused pair before its compare; other requests follow.
 #[test]
 fn requests_follow_a_fused_pair_whose_write_completes_first() {
