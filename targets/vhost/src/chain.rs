@@ -61,6 +61,11 @@ impl Chain {
     pub(crate) fn writable(&self) -> &[GuestRange] {
         &self.ranges[self.readable..]
     }
+
+    /// The first bytes of what the device writes.
+    pub(crate) fn written(&self, bytes: u32) -> impl Iterator<Item = GuestRange> {
+        part(self.writable(), 0, bytes.into())
+    }
 }
 
 /// Bytes of ranges, without limit.

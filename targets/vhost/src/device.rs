@@ -280,7 +280,11 @@ impl VhostDevice {
             };
             plan.status.region.store_u8(plan.status.offset, status.to_wire());
             if let Some(log) = dirty_log {
-                chain.writable().iter().for_each(|range| log.mark(range.address, range.length.into()));
+                // Not all that it could write: a driver may describe any lengths.
+                chain.written(written).for_each(|range| log.mark(range.address, range.length.into()));
+                if let Some(address) = memory.guest_address_of_place(&plan.status) {
+                    log.mark(address, 1);
+                }
             }
             ring.push_used(id, written + 1);
             if !std::mem::replace(&mut queue.is_unpublished, true) {

@@ -49,6 +49,16 @@ fn add(queue: &mut Driver<'_>, number: u64, kind: RequestKind) -> u16 {
     queue.add(&[(at, 16, false), (at + 512, 512, kind == RequestKind::In), (at + 16, 1, true)])
 }
 
+/// Adds three reads, and a write behind them: when it is used, they are in flight.
+fn put_three_reads_in_flight(queue: &mut Driver<'_>) {
+    for number in 0..3 {
+        add(queue, number, RequestKind::In);
+    }
+    let write = add(queue, 3, RequestKind::Out);
+    queue.kick();
+    assert_eq!(queue.used(3), (write, 1));
+}
+
 #[test]
 fn requests_in_flight_survive_the_connection() {
     for ring in [Features::empty(), Features::EVENT_IDX, Features::RING_PACKED] {
@@ -192,6 +202,11 @@ fn written_pages_are_logged_for_a_migration() {
         }
         assert_eq!(queue.execute(RequestKind::Out, 0, &[(DATA + 8192, 4096, false)]), (0, 1));
         assert!(!is_logged(DATA + 8192), "what was only read");
+        // What is answered at once: an identity, and an unknown request, which writes its status alone.
+        assert_eq!(queue.execute(RequestKind::GetId, 0, &[(DATA + 16384, 20, true)]), (0, 21));
+        assert!(is_logged(DATA + 16384));
+        assert_eq!(queue.execute_raw(77, 0, &[(DATA + 49152, 4096, true)]), (2, 1));
+        assert!(!is_logged(DATA + 49152), "nothing was written");
     }
 }
 
@@ -233,13 +248,7 @@ fn a_virtqueue_stops_when_its_requests_have_completed() {
     let target = TestTarget::start("drain", |config| VhostBlkConfig { bdev_name: "Slow0".into(), ..config });
     let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1);
     let mut queue = frontend.start_queue(0, 16, 0);
-    for number in 0..3 {
-        add(&mut queue, number, RequestKind::In);
-    }
-    // When the write is used, the reads are in flight.
-    let write = add(&mut queue, 3, RequestKind::Out);
-    queue.kick();
-    assert_eq!(queue.used(3), (write, 1));
+    put_three_reads_in_flight(&mut queue);
     frontend.send(FrontendRequest::GetVringBase, &VringState { index: 0, value: 0 }.to_bytes(), &[]);
     let base = VringState::decode(&frontend.reply(FrontendRequest::GetVringBase).unwrap()).unwrap();
     assert_eq!((base.value, frontend.memory.load_u16(queue.used_at() + used::INDEX)), (4, 4));
@@ -259,12 +268,7 @@ fn a_reset_waits_for_requests_in_flight() {
         let target = TestTarget::start(&name, configure);
         let frontend = Frontend::negotiated(&target.socket(), Features::VERSION_1 | ring);
         let mut queue = frontend.start_queue(0, 16, 0);
-        for number in 0..3 {
-            add(&mut queue, number, RequestKind::In);
-        }
-        let write = add(&mut queue, 3, RequestKind::Out);
-        queue.kick();
-        assert_eq!(queue.used(3), (write, 1));
+        put_three_reads_in_flight(&mut queue);
         frontend.set(FrontendRequest::ResetDevice, &[], &[]);
         for _ in 0..3 {
             assert!(queue.try_used(3).is_some(), "{name}: it was used before the acknowledgement");
