@@ -1,4 +1,6 @@
-//! The table of options: supported ones with their parsers, unsupported ones of fio with the reason.
+//! The table of options: supported ones with their parsers, and unsupported ones of fio.
+
+mod unsupported;
 
 use io_engines::{EngineKind, SyncMode};
 
@@ -6,6 +8,7 @@ use super::job::{EngineName, PerfJob};
 use super::values::*;
 use crate::arrivals::ArrivalProcess;
 use crate::spec::{BlockSizes, BufferContent, LatencyTarget, Verify, Workload};
+use unsupported::{NO_EFFECT, REFUSED};
 
 type Apply = fn(&mut PerfJob, &str) -> Result<(), String>;
 
@@ -62,38 +65,31 @@ const fn run(name: &'static str, value: &'static str, switch: bool, help: &'stat
     OptionInfo { name, aliases: &[], value, switch, help, support: Support::Run }
 }
 
-const fn no_effect(
-    name: &'static str,
-    aliases: &'static [&'static str],
-    values: &'static [&'static str],
-    why: &'static str,
-) -> OptionInfo {
-    let support = Support::NoEffect { values, why };
-    OptionInfo { name, aliases, value: "", switch: true, help: why, support }
-}
-
-/// The same option, which needs a value, after an equals sign or as the next word.
-const fn with_value(option: OptionInfo) -> OptionInfo {
-    OptionInfo { value: "VALUE", switch: false, ..option }
-}
-
-const fn refused(name: &'static str, why: &'static str) -> OptionInfo {
-    refused_as(name, &[], why)
-}
-
-const fn refused_as(name: &'static str, aliases: &'static [&'static str], why: &'static str) -> OptionInfo {
-    OptionInfo { name, aliases, value: "", switch: true, help: why, support: Support::Refused(why) }
-}
-
-/// The values that ask for what is done anyway.
-const ON: &[&str] = &["1", "true"];
-
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 
 /// Every option, grouped by topic.
-pub const OPTIONS: &[OptionInfo] = &[
+pub const OPTIONS: &[OptionInfo] =
+    &joined::<{ SUPPORTED.len() + NO_EFFECT.len() + REFUSED.len() }>(&[SUPPORTED, NO_EFFECT, REFUSED]);
+
+const fn joined<const COUNT: usize>(tables: &[&[OptionInfo]]) -> [OptionInfo; COUNT] {
+    let mut options = [tables[0][0]; COUNT];
+    let (mut count, mut table) = (0, 0);
+    while table < tables.len() {
+        let mut row = 0;
+        while row < tables[table].len() {
+            options[count] = tables[table][row];
+            (count, row) = (count + 1, row + 1);
+        }
+        table += 1;
+    }
+    assert!(count == COUNT);
+    options
+}
+
+/// The options that a job or a run has.
+const SUPPORTED: &[OptionInfo] = &[
     // Files and engine.
     job("filename", &[], "FILE[:FILE]", "files, devices or URIs, separated by :", |job, v| {
         job.filename = Some(v.to_string());
@@ -778,152 +774,6 @@ pub const OPTIONS: &[OptionInfo] = &[
     run("idle", "adaptive", false, "idle policy of reactors: adaptive, spin, sleep"),
     run("memory", "1g", false, "memory limit for I/O buffers"),
     run("engine", "auto", false, "event engine of reactors: auto, uring, epoll"),
-    // Options of fio that have no effect here.
-    no_effect("do_verify", &[], ON, "a job that writes and verifies reads its data back at the end"),
-    no_effect("verify_fatal", &[], &[], "mismatches are counted, and the run fails"),
-    no_effect("verify_dump", &[], &[], "the first mismatch is described, not dumped"),
-    with_value(no_effect("verify_async", &[], &[], "each job verifies on its own thread")),
-    with_value(no_effect("verify_async_cpus", &[], &[], "each job verifies on its own thread")),
-    no_effect("verify_state_save", &[], &[], "there is no file of the state of a verification"),
-    no_effect("verify_state_load", &[], &["0", "false"], "there is no file of the state of a verification"),
-    with_value(no_effect(
-        "fallocate",
-        &[],
-        &[],
-        "files to be written are allocated if the file system supports it",
-    )),
-    no_effect("overwrite", &[], &[], "files that are read are written first, others are allocated"),
-    no_effect("unlink", &[], &[], "files are kept"),
-    no_effect("create_serialize", &[], &[], "files are laid out before the jobs start"),
-    no_effect("create_fsync", &[], &[], "files are laid out before the jobs start"),
-    no_effect("gtod_reduce", &[], &[], "latencies are measured all the same; a batch shares one clock read"),
-    no_effect("disable_lat", &[], &[], "latencies are measured all the same"),
-    no_effect("disable_clat", &[], &[], "latencies are measured all the same"),
-    no_effect("disable_bw_measurement", &["disable_bw"], &[], "bandwidth is sampled all the same"),
-    with_value(no_effect("gtod_cpu", &[], &[], "each job reads the clock itself")),
-    with_value(no_effect(
-        "clocksource",
-        &[],
-        &[],
-        "the clock is the processor's counter, or the kernel's monotonic clock",
-    )),
-    with_value(no_effect(
-        "mem",
-        &["iomem"],
-        &["malloc", "shm", "shmhuge", "mmap", "mmaphuge", "mmapshared"],
-        "buffers come from an arena of 2 MiB chunks",
-    )),
-    with_value(no_effect("iomem_align", &["mem_align"], &[], "buffers are aligned to pages")),
-    with_value(no_effect("lockmem", &[], &[], "the generator locks no memory but its buffers")),
-    no_effect("scramble_buffers", &[], &[], "buffers hold random bytes"),
-    with_value(no_effect(
-        "random_generator",
-        &[],
-        &["tausworthe", "tausworthe64", "lfsr"],
-        "there is one generator; without norandommap each offset is visited once, as with lfsr",
-    )),
-    no_effect("softrandommap", &[], &[], "the random map needs no memory"),
-    with_value(no_effect(
-        "iodepth_batch_complete_min",
-        &["iodepth_batch_complete"],
-        &["0", "1"],
-        "a job waits for one completion at most",
-    )),
-    with_value(no_effect(
-        "io_submit_mode",
-        &[],
-        &["inline", "offload"],
-        "arrivals of a rate never wait for completions, and latency counts from the scheduled start",
-    )),
-    no_effect("exitall_on_error", &[], &[], "the run fails when a job fails"),
-    no_effect("error_dump", &[], &[], "the first error is described, all are counted"),
-    with_value(no_effect(
-        "eta_newline",
-        &[],
-        &[],
-        "progress is one line each second; status_interval sets the time",
-    )),
-    no_effect("enable_vmd", &[], &[], "devices are addressed by their PCI functions"),
-    with_value(no_effect("shm_id", &[], &[], "memory is never shared with other processes")),
-    with_value(no_effect("mem_size_mb", &[], &[], "the option memory of the command line limits buffers")),
-    // Options of fio that are not supported.
-    refused_as("rate_min", &["ratemin"], "the result shows a job that is too slow"),
-    refused_as("rate_cycle", &["ratecycle"], "rates apply to each I/O"),
-    refused_as("bs_unaligned", &["blocksize_unaligned"], "I/Os are whole blocks"),
-    refused_as("fill_device", &["fill_fs"], "rw=write without a size writes the whole device once"),
-    refused_as("steadystate", &["ss"], "`ringbolt lab` detects the steady state"),
-    refused_as("steadystate_duration", &["ss_dur"], "`ringbolt lab` detects the steady state"),
-    refused_as("steadystate_ramp_time", &["ss_ramp"], "`ringbolt lab` detects the steady state"),
-    refused("steadystate_check_interval", "`ringbolt lab` detects the steady state"),
-    refused("buffer_compress_percentage", "buffers hold random bytes"),
-    refused("buffer_compress_chunk", "buffers hold random bytes"),
-    refused("dedupe_percentage", "buffers hold random bytes"),
-    refused("dedupe_mode", "buffers hold random bytes"),
-    refused("dedupe_global", "buffers hold random bytes"),
-    refused("dedupe_working_set_percentage", "buffers hold random bytes"),
-    refused("serialize_overlap", "I/Os in flight may overlap where random offsets repeat"),
-    refused("verify_interval", "each logical block has its header"),
-    refused("verify_offset", "the header is at the start of each logical block"),
-    refused("experimental_verify", "a write-only job reads its data back at the end"),
-    refused("trim_verify_zero", "trims are not read back"),
-    refused("trim_backlog", "trims are jobs of their own"),
-    refused("ignore_error", "continue_on_error continues after any error"),
-    refused("exit_what", "exitall stops all jobs"),
-    refused("create_on_open", "files are laid out before the jobs start"),
-    refused("filename_format", "list the files in filename"),
-    refused("flow_sleep", "set a rate for each job"),
-    refused("flow_watermark", "set a rate for each job"),
-    refused("flow_id", "set a rate for each job"),
-    refused("cmdprio", "every I/O of a job has its priority: prio and prioclass"),
-    refused("cmdprio_percentage", "every I/O of a job has its priority: prio and prioclass"),
-    refused("cmdprio_class", "every I/O of a job has its priority: prio and prioclass"),
-    refused("cmdprio_bssplit", "every I/O of a job has its priority: prio and prioclass"),
-    refused("log_prio", "every I/O of a job has its priority: prio and prioclass"),
-    refused("log_offset", "write_lat_log has no offsets"),
-    refused("max_open_zones", "zoned devices are not supported"),
-    refused("initial_zone_reset", "zoned devices are not supported"),
-    refused("zone_append", "zoned devices are not supported"),
-    refused("enable_sgl", "the driver uses SGLs where PRPs do not suffice"),
-    refused("skip_bad", "there is no engine for MTD"),
-    refused("cpuload", "there is no engine cpuio"),
-    refused("cpuchunks", "there is no engine cpuio"),
-    refused("rate_iops_min", "the result shows a job that is too slow"),
-    refused("rate_ignore_thinktime", "use one of rate and thinktime"),
-    refused("latency_run", "the depth is tuned until the runtime has passed"),
-    refused("iodepth_low", "the queue is refilled as soon as there is room"),
-    refused("thinktime_blocks_type", "pauses count issued I/Os"),
-    refused("thinktime_iotime", "use thinktime_blocks"),
-    refused("verify_pattern", "blocks have a header; verify=pattern checks every byte"),
-    refused("verify_backlog", "a write-only job reads its data back at the end"),
-    refused("verify_only", "use verify with rw=read to check data of another run"),
-    refused("pre_read", "use a separate job and stonewall"),
-    refused("bs_is_seq_rand", "use separate jobs for sequential and random I/O"),
-    refused("rwmixcycle", "the mix is drawn for each I/O"),
-    refused("rw_sequencer", "sequences are not supported"),
-    refused("zonesize", "zoned devices are not supported; random_distribution=zoned is"),
-    refused("zonemode", "zoned devices are not supported"),
-    refused("read_iolog", "replay is not supported"),
-    refused("write_iolog", "write_lat_log has the time, size and offset of every I/O"),
-    refused("write_hist_log", "use json+ for buckets"),
-    refused("log_hist_msec", "use json+ for buckets"),
-    refused("log_compression", "logs are text"),
-    refused("numa_cpu_nodes", "use cpus_allowed; memory is allocated on the node where the job runs"),
-    refused("numa_mem_policy", "memory is allocated on the node where the job runs"),
-    refused("flow", "set a rate for each job"),
-    refused("profile", "write a job file"),
-    refused("client", "there is no server mode"),
-    refused("server", "there is no server mode"),
-    refused("minimal", "use output-format=json"),
-    refused("terse_version", "use output-format=json"),
-    refused("wait_for", "use stonewall"),
-    refused("exec_prerun", "run it from a script"),
-    refused("exec_postrun", "run it from a script"),
-    refused("trim_percentage", "use a separate job for trims"),
-    refused("opendir", "list the files in filename"),
-    refused("file_append", "set an offset"),
-    refused("cgroup_weight", "set it in the control group"),
-    refused("uid", "start it as that user"),
-    refused("gid", "start it as that group"),
 ];
 
 /// Sets `fsync` or `fdatasync`. A job has one kind of flush: the last that is given with a count above 0; a
