@@ -2,6 +2,7 @@
 
 mod compare_and_write;
 mod flush;
+mod fused;
 mod lba_status;
 mod or_write;
 mod ranges;
@@ -24,6 +25,7 @@ use crate::response::{Failure, check};
 
 pub(crate) use compare_and_write::CompareAndWrite;
 pub(crate) use flush::Flush;
+pub(crate) use fused::FusedPair;
 pub(crate) use lba_status::GetLbaStatus;
 pub(crate) use or_write::OrWrite;
 pub(crate) use ranges::RangeRequests;

@@ -75,7 +75,7 @@ pub enum Step {
     DataOut(u32),
     /// Writable memory of so many bytes, at least one, for data-in: whole blocks, maybe more than the initiator expects.
     DataIn(u32),
-    /// Writable memory of so many bytes, at least one, which is nobody else's.
+    /// Writable memory of so many bytes, at least one, which no other has.
     Memory(u32),
     /// Completions of the requests that it has appended, now or before.
     InFlight,

@@ -140,6 +140,22 @@ impl Rig {
         }
         panic!("a command does not end");
     }
+
+    /// Runs until the command of each session is answered.
+    fn finish(&mut self, sessions: &mut [Session], responses: &mut [Option<Response>]) {
+        for _ in 0..TURNS_MAX {
+            if responses.iter().all(Option::is_some) {
+                return;
+            }
+            self.reactor.turn();
+            for (session, response) in sessions.iter_mut().zip(&mut *responses) {
+                if response.is_none() {
+                    *response = session.poll();
+                }
+            }
+        }
+        panic!("a command does not end");
+    }
 }
 
 fn bytes(data: &DataIn) -> Vec<u8> {
@@ -168,17 +184,7 @@ fn of_compare_and_writes_at_once_exactly_one_wins() {
     for counter in 0..60u8 {
         let data = [[counter; BLOCK], [counter + 1; BLOCK]].concat();
         let mut responses = sessions.each_mut().map(|one| one.start(&COMPARE_AND_WRITE, &data, 0));
-        let mut turns = 0;
-        while responses.iter().any(Option::is_none) {
-            turns += 1;
-            assert!(turns < TURNS_MAX, "a command does not end");
-            rig.reactor.turn();
-            for (session, response) in sessions.iter_mut().zip(&mut responses) {
-                if response.is_none() {
-                    *response = session.poll();
-                }
-            }
-        }
+        rig.finish(&mut sessions, &mut responses);
         let won = responses.iter().flatten().filter(|response| response.status == ScsiStatus::Good).count();
         assert_eq!(won, 1);
         for response in responses.into_iter().flatten() {
@@ -201,17 +207,7 @@ fn orwrites_at_once_lose_no_bit() {
             number += 1;
             one.start(&OR_WRITE, &[1 << (round * 4 + number - 1); BLOCK], 0)
         });
-        let mut turns = 0;
-        while responses.iter().any(Option::is_none) {
-            turns += 1;
-            assert!(turns < TURNS_MAX, "a command does not end");
-            rig.reactor.turn();
-            for (session, response) in sessions.iter_mut().zip(&mut responses) {
-                if response.is_none() {
-                    *response = session.poll();
-                }
-            }
-        }
+        rig.finish(&mut sessions, &mut responses);
         assert!(responses.iter().flatten().all(|response| response.status == ScsiStatus::Good));
     }
     assert_eq!(rig.run(&mut sessions[0], &READ, &[], 512), (ScsiStatus::Good, vec![0xff; BLOCK]));

@@ -234,7 +234,7 @@ impl Cdb {
     /// removable parts does not use are ignored too.
     ///
     /// # Errors
-    /// The command is unknown, cut off, or has a field that nobody supports.
+    /// The command is unknown, cut off, or has a field that is not supported.
     #[inline]
     pub fn decode(bytes: &[u8]) -> Result<Cdb, CdbError> {
         let opcode = *bytes.first().ok_or(CdbError::Opcode)?;

@@ -1,10 +1,10 @@
 //! ORWRITE (SBC-4, section 5.13), atomic against other writes: a read, and a fused compare and write of what was read,
 //! repeated if another write was first.
 
-use block_io::{Op, Payload, RequestFlags, Status, Tag};
+use block_io::{Op, RequestFlags, Status, Tag};
 use dma::Data;
 
-use super::{Answer, Operation, OperationContext, OperationEvent, Progress};
+use super::{Answer, FusedPair, Operation, OperationContext, OperationEvent, Progress};
 use crate::limits::OR_WRITE_ATTEMPTS_MAX;
 
 /// Sets the bits of data-out in the blocks of a range.
@@ -20,8 +20,7 @@ pub(crate) struct OrWrite {
     /// What was read, which is compared.
     compared: Option<Data>,
     attempts: u32,
-    remaining: u8,
-    failure: Option<Status>,
+    pair: Option<FusedPair>,
 }
 
 impl OrWrite {
@@ -36,8 +35,7 @@ impl OrWrite {
             result: None,
             compared: None,
             attempts: 0,
-            remaining: 0,
-            failure: None,
+            pair: None,
         }
     }
 
@@ -60,14 +58,7 @@ impl OrWrite {
             one.iter_mut().zip(other).for_each(|(one, other)| *one |= other);
             result.copy_from(at, &one[..length]);
         }
-        let mut compare =
-            bdev::Request::with_payload(Tag(0), Op::Compare, self.lba, self.blocks, Payload::Data(read));
-        compare.flags = RequestFlags::FUSED;
-        let mut write = bdev::Request::write(Tag(0), self.lba, self.blocks, result);
-        write.flags = self.flags;
-        context.submit(compare);
-        context.submit(write);
-        (self.remaining, self.failure) = (2, None);
+        self.pair = Some(FusedPair::submit(self.lba, self.blocks, (read, result), self.flags, context));
         Progress::InFlight
     }
 
@@ -80,35 +71,28 @@ impl OrWrite {
             }
             return Progress::Done(Err(crate::sense::failure_of(status)));
         }
-        if !status.is_success() && !status.same_code(Status::FUSED_FAILED) {
-            self.failure = Some(status);
-        } else if !status.is_success() {
-            self.failure.get_or_insert(status);
-        }
         if op == Op::Write {
             self.result = Some(data)
         } else {
             self.compared = Some(data)
         }
-        self.remaining -= 1;
-        if self.remaining > 0 {
-            return Progress::InFlight;
-        }
-        match (self.failure, self.compared.take()) {
-            (None, _) => {
+        let Some(pair) = &mut self.pair else { return Progress::failed() };
+        let Some(result) = pair.complete(status) else { return Progress::InFlight };
+        match (result, self.compared.take()) {
+            (Ok(()), _) => {
                 let data_out_bytes = self.bytes.into();
                 Progress::Done(Ok(Answer { data_out_bytes, ..Answer::good() }))
             }
-            (Some(status), Some(memory))
+            (Err(status), Some(memory))
                 if status.same_code(Status::COMPARE_FAILURE) && self.attempts < OR_WRITE_ATTEMPTS_MAX =>
             {
                 self.read(memory, context)
             }
             // Others write all the time.
-            (Some(status), _) if status.same_code(Status::COMPARE_FAILURE) => {
+            (Err(status), _) if status.same_code(Status::COMPARE_FAILURE) => {
                 Progress::Done(Err((wire_scsi::ScsiStatus::Busy, None)))
             }
-            (Some(status), _) => Progress::Done(Err(crate::sense::failure_of(status))),
+            (Err(status), _) => Progress::Done(Err(crate::sense::failure_of(status))),
         }
     }
 }
