@@ -6,16 +6,15 @@ use std::sync::Arc;
 use sockets::ByteStream;
 use target_shell::{
     Accepted, CloseReason, Connections, IoContext, MoreToRead, Notice, Protocol, ProtocolConnection,
+    ReceiveBuffer, SendQueue,
 };
 
 use crate::export::NbdConfig;
 use crate::failure::NbdViolation;
 use crate::handshake::{self, Handshake, Negotiated};
-use crate::inbound::Inbound;
 use crate::limits::{
     CHECK_NS, HANDSHAKE_TIMEOUT_NS, RECEIVE_BUDGET, RECEIVE_BYTES, RECEIVE_BYTES_FIRST, STALLED_CHECKS_MAX,
 };
-use crate::replies::SendQueue;
 use crate::session::Session;
 
 /// The protocol's state of a core: none.
@@ -29,7 +28,7 @@ pub(crate) struct NbdCore;
 /// or a sent reply unblocks it; the stream itself is the queue.
 pub(crate) struct NbdConnection {
     flow: u16,
-    inbound: Inbound,
+    inbound: ReceiveBuffer,
     out: SendQueue,
     handshake: Handshake,
     session: Option<Box<Session>>,
@@ -53,7 +52,7 @@ impl Protocol for NbdCore {
     fn accept(&mut self, accepted: Accepted, _: &Arc<NbdConfig>, now_ns: u64) -> Option<NbdConnection> {
         let mut connection = NbdConnection {
             flow: accepted.flow,
-            inbound: Inbound::default(),
+            inbound: ReceiveBuffer::default(),
             out: SendQueue::default(),
             handshake: Handshake::new(accepted.portid),
             session: None,
@@ -256,7 +255,7 @@ impl ProtocolConnection<NbdCore> for NbdConnection {
             return Err(CloseReason::Protocol(NbdViolation::HandshakeTimeout));
         }
         self.deadline_ns = now_ns + CHECK_NS;
-        let progress = (self.received, self.out.progress);
+        let progress = (self.received, self.out.progress());
         let is_stalled = self.waits_for_peer() && progress == self.checked;
         self.checked = progress;
         self.stalled_checks = if is_stalled { self.stalled_checks + 1 } else { 0 };

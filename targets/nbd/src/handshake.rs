@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use target_shell::ReceiveBuffer;
 use wire_nbd::{
     BASE_ALLOCATION, ClientFlags, EXPORT_ZEROES, Greeting, HandshakeFlags, HeaderForm, Info, InfoKind,
     InfoRequest, MetaContextRequest, OptionCode, OptionHeader, OptionReplyHeader, OptionReplyKind,
@@ -9,7 +10,6 @@ use wire_nbd::{
 
 use crate::export::{Export, NbdConfig};
 use crate::failure::NbdViolation;
-use crate::inbound::Inbound;
 use crate::limits::{OPTION_BYTES_MAX, OPTIONS_MAX, SKIPPED_OPTION_MAX, UNSENT_OPTIONS_MAX};
 
 /// The identifier of `base:allocation`.
@@ -76,7 +76,7 @@ impl Handshake {
     /// Handles what was received; answers are appended to `out`.
     pub(crate) fn advance(
         &mut self,
-        inbound: &mut Inbound,
+        inbound: &mut ReceiveBuffer,
         config: &NbdConfig,
         out: &mut Vec<u8>,
     ) -> Result<Negotiated, NbdViolation> {

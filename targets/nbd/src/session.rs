@@ -11,7 +11,7 @@ use std::sync::Arc;
 use block_io::{Op, RequestFlags, Status, Tag};
 use dma::Data;
 use slots::{Slab, Slot};
-use target_shell::IoContext;
+use target_shell::{IoContext, OutgoingPdu, PduData, ReceiveBuffer, SendQueue};
 use wire_nbd::{
     ChunkFlags, ChunkHeader, ChunkKind, Command, CommandFlags, ErrorChunk, HeaderForm, NbdError,
     RequestHeader, SimpleReply,
@@ -21,9 +21,7 @@ use crate::connection::NbdCore;
 use crate::export::Export;
 use crate::failure::NbdViolation;
 use crate::handshake::Handshake;
-use crate::inbound::Inbound;
 use crate::limits::{COMMANDS_MAX, PAYLOAD_MAX, PIECES_MAX, QUOTA_BYTES, REPLIES_MAX, SKIPPED_PAYLOAD_MAX};
-use crate::replies::{Reply, SendQueue};
 use crate::status::error_of;
 
 use edge::Edge;
@@ -246,7 +244,7 @@ impl Session {
     /// Handles requests and payload. Returns whether the client ends the session.
     pub(crate) fn advance(
         &mut self,
-        inbound: &mut Inbound,
+        inbound: &mut ReceiveBuffer,
         out: &mut SendQueue,
         context: &mut IoContext<'_, NbdCore>,
     ) -> Result<bool, NbdViolation> {
@@ -407,14 +405,14 @@ impl Session {
             || (self.structured && matches!(command, Some(Command::Read | Command::BlockStatus)));
         if !chunks {
             let error = error.map_or(0, NbdError::value);
-            return out.push(Reply::new(|head| SimpleReply { error, cookie }.encode(head)));
+            return out.push(OutgoingPdu::new(|head| SimpleReply { error, cookie }.encode(head)));
         }
         let (kind, length) = match error {
             None => (ChunkKind::None, 0),
             Some(_) => (ChunkKind::Error, ErrorChunk::SIZE as u64),
         };
         let chunk = ChunkHeader { flags: ChunkFlags::DONE, kind, cookie, offset, length };
-        out.push(Reply::new(|head| {
+        out.push(OutgoingPdu::new(|head| {
             let size = chunk.encode(self.form, head);
             size + error.map_or(0, |error| ErrorChunk { error: error.value() }.encode(&mut head[size..]))
         }));

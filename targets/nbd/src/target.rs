@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use bdev::{Access, Descriptor, DeviceEvent, Registry};
 use reactor::ReactorHandle;
 use sockets::StreamAddress;
-use target_shell::{GroupLimits, Publisher, TargetCores};
+use target_shell::{DeviceKeys, GroupLimits, Publisher, TargetCores};
 
 use crate::connection::NbdCore;
 use crate::export::{Export, ExportNames, NbdConfig};
@@ -79,8 +79,7 @@ struct TargetState {
     ports: Vec<ListenPort>,
     last_portid: u16,
     last_id: u64,
-    /// Keys of devices that a core may still use, with the snapshot that ends that.
-    retired_keys: Vec<(u32, u64)>,
+    keys: DeviceKeys,
     stopping: bool,
 }
 
@@ -133,7 +132,7 @@ impl NbdTarget {
         let descriptor = self.0.registry.open(&config.bdev_name, access)?;
         let (portid, is_new) = self.port(&mut state, &config.address)?;
         let address = state.ports.iter().find(|port| port.portid == portid).map(|port| port.address.clone());
-        let key = state.free_key(self.0.publisher.applied_by_all());
+        let key = state.keys.assign(self.0.publisher.applied_by_all());
         state.last_id += 1;
         let names = ExportNames {
             name: config.name.clone(),
@@ -151,7 +150,7 @@ impl NbdTarget {
         state.exports.insert(config.name.clone(), exported);
         if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
             state.exports.remove(&config.name);
-            self.retire_key(&mut state, key);
+            state.keys.retire(key, self.0.publisher.generation());
             if is_new {
                 state.close_port(portid);
             }
@@ -171,6 +170,7 @@ impl NbdTarget {
             state.exports.insert(name.into(), exported);
             return Err(NbdTargetError::NotApplied(error));
         }
+        state.keys.retire(exported.export.key, self.0.publisher.generation());
         state.close_unused_ports();
         Ok(())
     }
@@ -237,11 +237,6 @@ impl NbdTarget {
         Ok((portid, true))
     }
 
-    /// A core may use the device of this key until it has applied the present snapshot.
-    fn retire_key(&self, state: &mut TargetState, key: u32) {
-        state.retired_keys.push((key, self.0.publisher.generation()));
-    }
-
     /// A device was removed, and its exports with it, or resized: new clients see the new size.
     fn device_event(&self, event: &DeviceEvent) {
         let mut state = self.lock_any();
@@ -259,7 +254,7 @@ impl NbdTarget {
                     .collect();
                 log::info!(target: "nbd", "{}: removed with its {} export(s)", device.name(), keys.len());
                 let generation = self.0.publisher.publish(Arc::new(state.config()));
-                state.retired_keys.extend(keys.into_iter().map(|key| (key, generation)));
+                keys.into_iter().for_each(|key| state.keys.retire(key, generation));
                 state.close_unused_ports();
             }
             DeviceEvent::Resized(device) => {
@@ -288,16 +283,6 @@ impl TargetState {
             exports: self.exports.values().map(|one| one.export.clone()).collect(),
             devices: self.exports.values().map(|one| (one.export.key, one.descriptor.clone())).collect(),
         }
-    }
-
-    /// A key that no core uses any more.
-    fn free_key(&mut self, applied_by_all: u64) -> u32 {
-        self.retired_keys.retain(|(_, generation)| *generation > applied_by_all);
-        let is_used = |key: &u32| {
-            self.exports.values().any(|one| one.export.key == *key)
-                || self.retired_keys.iter().any(|(retired, _)| retired == key)
-        };
-        (0..u32::MAX).find(|key| !is_used(key)).unwrap_or(u32::MAX)
     }
 
     fn close_unused_ports(&mut self) {

@@ -31,6 +31,7 @@
 
 mod connections;
 mod cores;
+mod device_keys;
 mod device_map;
 mod devices;
 mod group;
@@ -39,11 +40,14 @@ mod mailboxes;
 mod poller;
 mod protocol;
 mod publisher;
+mod receive_buffer;
 mod request;
+mod send_queue;
 mod timers;
 
 pub use connections::{ConnectionEntry, Connections};
 pub use cores::TargetCores;
+pub use device_keys::DeviceKeys;
 pub use device_map::DeviceMap;
 pub use devices::CoreDevices;
 pub use group::ConnectionGroup;
@@ -55,7 +59,9 @@ pub use protocol::{
     REQUEST_TAG_BITS, TargetConfig,
 };
 pub use publisher::{NotApplied, Publisher, Subscription};
+pub use receive_buffer::ReceiveBuffer;
 pub use request::{NoAnswer, Request, Responder};
+pub use send_queue::{OutgoingPdu, PduData, SendQueue};
 pub use timers::NEVER_NS;
 
 /// Time that the control plane waits for a core to apply a change or to answer: thousands of polls.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use bdev::{Access, BlockDevice, Descriptor, DeviceEvent, Registry};
 use reactor::ReactorHandle;
 use sockets::StreamAddress;
-use target_shell::{GroupLimits, Publisher, TargetCores};
+use target_shell::{DeviceKeys, GroupLimits, Publisher, TargetCores};
 use wire_virtio::blk::SECTOR_BYTES;
 
 use crate::controller::{Controller, ControllerOptions, VhostConfig};
@@ -74,8 +74,7 @@ struct TargetState {
     cores: Option<TargetCores<VhostCore>>,
     controllers: BTreeMap<String, Created>,
     last_id: u64,
-    /// Keys of devices that a core may still use, with the snapshot that ends that.
-    retired_keys: Vec<(u32, u64)>,
+    keys: DeviceKeys,
     stopping: bool,
 }
 
@@ -130,7 +129,7 @@ impl VhostTarget {
         };
         state.last_id += 1;
         let (id, portid) = (state.last_id, state.free_port());
-        let key = state.free_key(self.0.publisher.applied_by_all());
+        let key = state.keys.assign(self.0.publisher.applied_by_all());
         let socket = self.0.directory.join(&config.name);
         let options = ControllerOptions {
             name: config.name.clone(),
@@ -146,7 +145,7 @@ impl VhostTarget {
         state.controllers.insert(name.clone(), created);
         let undo = |state: &mut TargetState| {
             state.controllers.remove(&name);
-            state.retired_keys.push((key, self.0.publisher.generation()));
+            state.keys.retire(key, self.0.publisher.generation());
         };
         if let Err(error) = self.0.publisher.change(Arc::new(state.config())) {
             undo(&mut state);
@@ -156,7 +155,7 @@ impl VhostTarget {
         if let Err(error) = cores.listen(&StreamAddress::Unix(socket), portid) {
             undo(&mut state);
             let generation = self.0.publisher.publish(Arc::new(state.config()));
-            state.retired_keys.push((key, generation));
+            state.keys.retire(key, generation);
             return Err(error.into());
         }
         Ok(info)
@@ -178,7 +177,7 @@ impl VhostTarget {
             state.controllers.insert(name.into(), created);
             return Err(VhostTargetError::NotApplied(error));
         }
-        state.retired_keys.push((controller.key, self.0.publisher.generation()));
+        state.keys.retire(controller.key, self.0.publisher.generation());
         if let Some(cores) = &state.cores {
             // A core that does not respond closes it when it runs again.
             _ = cores.unlisten(Some(controller.portid));
@@ -293,16 +292,6 @@ impl TargetState {
     fn free_port(&self) -> u16 {
         let is_used = |portid: &u16| self.controllers.values().any(|one| one.controller.portid == *portid);
         (1..=u16::MAX).find(|portid| !is_used(portid)).unwrap_or(u16::MAX)
-    }
-
-    /// A key that no core uses any more.
-    fn free_key(&mut self, applied_by_all: u64) -> u32 {
-        self.retired_keys.retain(|(_, generation)| *generation > applied_by_all);
-        let is_used = |key: &u32| {
-            self.controllers.values().any(|one| one.controller.key == *key)
-                || self.retired_keys.iter().any(|(retired, _)| retired == key)
-        };
-        (0..u32::MAX).find(|key| !is_used(key)).unwrap_or(u32::MAX)
     }
 }
 

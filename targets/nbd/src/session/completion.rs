@@ -58,15 +58,15 @@ impl Session {
             let (kind, length) = (ChunkKind::OffsetData, 8 + end - begin);
             let chunk = ChunkHeader { flags, kind, cookie, offset: command.offset, length };
             let form = self.form;
-            Reply::new(|head| {
+            OutgoingPdu::new(|head| {
                 let size = chunk.encode(form, head);
                 head[size..size + 8].copy_from_slice(&begin.to_be_bytes());
                 size + 8
             })
         } else {
-            Reply::new(|head| SimpleReply { error: 0, cookie }.encode(head))
+            OutgoingPdu::new(|head| SimpleReply { error: 0, cookie }.encode(head))
         };
-        out.push(reply.with_data(data, from, to));
+        out.push(reply.with_data(PduData::Buffer(data, from, to)));
         if is_last {
             self.commands.remove(slot);
         }
@@ -115,7 +115,7 @@ impl Session {
         let flags = if is_last { ChunkFlags::DONE } else { ChunkFlags::empty() };
         let (cookie, offset, form) = (command.cookie, command.offset, self.form);
         let chunk = ChunkHeader { flags, kind: ChunkKind::OffsetHole, cookie, offset, length: 12 };
-        out.push(Reply::new(|head| {
+        out.push(OutgoingPdu::new(|head| {
             let size = chunk.encode(form, head);
             head[size..size + 8].copy_from_slice(&begin.to_be_bytes());
             head[size + 8..size + 12].copy_from_slice(&((end - begin) as u32).to_be_bytes());

@@ -7,12 +7,11 @@
 use block_io::{RequestFlags, Status};
 use dma::{Buffer, Data};
 use slots::Slot;
-use target_shell::IoContext;
+use target_shell::{IoContext, SendQueue};
 
 use super::{CommandState, NotNow, Retry, Role, Session, gave_up};
 use crate::connection::NbdCore;
 use crate::limits::EDGE_ATTEMPTS_MAX;
-use crate::replies::SendQueue;
 use crate::status::error_of;
 
 /// A part of a block that is being written.

@@ -3,16 +3,14 @@
 use block_io::{Op, RequestFlags};
 use dma::{Buffer, Data};
 use slots::Slot;
-use target_shell::IoContext;
+use target_shell::{IoContext, ReceiveBuffer, SendQueue};
 use wire_nbd::{Command, CommandFlags};
 
 use super::edge::Edge;
 use super::scan::Scan;
 use super::{Blocked, Role, Session, plain};
 use crate::connection::NbdCore;
-use crate::inbound::Inbound;
 use crate::limits::{HOLE_BYTES_MIN, PIECES_MAX, READ_PIECE_BYTES, WRITE_PIECE_BYTES, ZERO_PIECE_BLOCKS};
-use crate::replies::SendQueue;
 
 /// The newest command, from `position` on.
 pub(super) struct Issuing {
@@ -96,7 +94,7 @@ impl Session {
     /// Submits what is possible of the newest command. Returns whether all of it is submitted.
     pub(super) fn issue(
         &mut self,
-        inbound: &mut Inbound,
+        inbound: &mut ReceiveBuffer,
         out: &mut SendQueue,
         context: &mut IoContext<'_, NbdCore>,
     ) -> bool {
@@ -188,7 +186,7 @@ impl Session {
     fn issue_write(
         &mut self,
         issuing: &mut Issuing,
-        inbound: &mut Inbound,
+        inbound: &mut ReceiveBuffer,
         out: &mut SendQueue,
         context: &mut IoContext<'_, NbdCore>,
     ) -> Result<(), Pause> {

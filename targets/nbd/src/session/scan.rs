@@ -1,15 +1,14 @@
 //! BLOCK_STATUS: what of a range is allocated, found by searching for data and holes in turn.
 
 use block_io::{Op, Payload, RequestFlags};
-use dma::{Buffer, Data};
+use dma::Buffer;
 use slots::Slot;
-use target_shell::IoContext;
+use target_shell::{IoContext, OutgoingPdu, PduData, SendQueue};
 use wire_nbd::{ChunkFlags, ChunkHeader, ChunkKind, CommandFlags, Extent, HeaderForm, state};
 
 use super::{NotNow, Retry, Role, Session, plain};
 use crate::connection::NbdCore;
 use crate::handshake::ALLOCATION_ID;
-use crate::replies::{Reply, SendQueue};
 use crate::status::error_of;
 
 /// The extents of a range that are known so far.
@@ -119,7 +118,7 @@ impl Session {
         };
         let length = (prefix + scan.used) as u64;
         let chunk = ChunkHeader { flags: ChunkFlags::DONE, kind, cookie, offset, length };
-        let reply = Reply::new(|head| {
+        let reply = OutgoingPdu::new(|head| {
             let size = chunk.encode(form, head);
             head[size..size + 4].copy_from_slice(&ALLOCATION_ID.to_be_bytes());
             if form == HeaderForm::Extended {
@@ -127,6 +126,6 @@ impl Session {
             }
             size + prefix
         });
-        out.push(reply.with_data(Data::from(scan.buffer), 0, scan.used));
+        out.push(reply.with_data(PduData::Buffer(scan.buffer.into(), 0, scan.used)));
     }
 }

@@ -1,20 +1,26 @@
 //! Bytes that were received and not used yet.
 
 /// A buffer that bytes are appended to and consumed from the front of.
-#[derive(Default)]
-pub(crate) struct Inbound {
+#[derive(Debug, Default)]
+pub struct ReceiveBuffer {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
 }
 
-impl Inbound {
-    pub(crate) fn filled(&self) -> &[u8] {
+impl ReceiveBuffer {
+    /// What was received and not consumed.
+    #[inline]
+    pub fn filled(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
+    /// Drops the first `count` bytes.
+    ///
+    /// # Panics
+    /// If there are fewer.
     #[inline]
-    pub(crate) fn consume(&mut self, count: usize) {
+    pub fn consume(&mut self, count: usize) {
         self.start += count;
         assert!(self.start <= self.end, "consumed {} of {} bytes", self.start, self.end);
         if self.start == self.end {
@@ -23,7 +29,7 @@ impl Inbound {
     }
 
     /// The free space, all of it after the filled part.
-    pub(crate) fn room(&mut self) -> &mut [u8] {
+    pub fn room(&mut self) -> &mut [u8] {
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -32,13 +38,16 @@ impl Inbound {
     }
 
     /// `count` bytes were written to [`room`](Self::room).
-    pub(crate) fn added(&mut self, count: usize) {
+    ///
+    /// # Panics
+    /// If it is smaller.
+    pub fn added(&mut self, count: usize) {
         self.end += count;
         assert!(self.end <= self.bytes.len(), "{} bytes in {}", self.end, self.bytes.len());
     }
 
     /// Makes room for `capacity` bytes, filled ones included.
-    pub(crate) fn reserve(&mut self, capacity: usize) {
+    pub fn reserve(&mut self, capacity: usize) {
         if self.bytes.len() < capacity {
             self.bytes.resize(capacity, 0);
         }

@@ -1,0 +1,224 @@
+//! What a connection has to send.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use crate::protocol::CloseReason;
+use arrayvec::ArrayVec;
+use dma::Data;
+use sockets::ByteStream;
+
+/// Parts of one send.
+const PARTS_MAX: usize = 64;
+/// Longest head of a PDU: an iSCSI header with its digest.
+const HEAD_BYTES_MAX: usize = 52;
+/// Longest tail: padding and a digest.
+const TAIL_BYTES_MAX: usize = 8;
+
+/// A PDU to send: a head, data, and a tail.
+#[derive(Debug)]
+pub struct OutgoingPdu {
+    head: ArrayVec<u8, HEAD_BYTES_MAX>,
+    data: PduData,
+    tail: ArrayVec<u8, TAIL_BYTES_MAX>,
+}
+
+/// The data of an [`OutgoingPdu`].
+#[derive(Debug, Default)]
+pub enum PduData {
+    /// None.
+    #[default]
+    None,
+    /// Bytes on the heap, of what is uncommon.
+    Bytes(Vec<u8>),
+    /// A part of a buffer: from the first byte, up to the second.
+    Buffer(Data, usize, usize),
+}
+
+/// The PDUs of a connection in the order of their sending. Their data is owned until it is sent.
+#[derive(Debug, Default)]
+pub struct SendQueue {
+    /// Sent before the PDUs: what a handshake answers.
+    pub bytes: Vec<u8>,
+    pdus: VecDeque<OutgoingPdu>,
+    /// Bytes of the first PDU that are sent.
+    sent: usize,
+    /// Of `bytes`.
+    bytes_sent: usize,
+    progress: u64,
+}
+
+impl PduData {
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            PduData::None => 0,
+            PduData::Bytes(bytes) => bytes.len(),
+            PduData::Buffer(_, from, to) => to - from,
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Visits the slices of what follows the first `skip` bytes, until `visit` returns false.
+    pub fn slices<'a>(&'a self, skip: usize, mut visit: impl FnMut(&'a [u8]) -> bool) {
+        match self {
+            PduData::None => {}
+            PduData::Bytes(bytes) => {
+                if let Some(rest) = bytes.get(skip..).filter(|rest| !rest.is_empty()) {
+                    visit(rest);
+                }
+            }
+            PduData::Buffer(data, from, to) => {
+                // Of each slice, what is in `from + skip..to`.
+                let (begin, mut offset) = (from + skip, 0);
+                for slice in data.slices() {
+                    let (first, last) = (begin.max(offset), (*to).min(offset + slice.len()));
+                    if first < last && !visit(&slice.as_slice()[first - offset..last - offset]) {
+                        return;
+                    }
+                    offset += slice.len();
+                }
+            }
+        }
+    }
+
+    /// Bytes of the buffers that it owns.
+    fn buffer_bytes(&self) -> usize {
+        match self {
+            PduData::Buffer(data, ..) => data.len(),
+            PduData::None | PduData::Bytes(_) => 0,
+        }
+    }
+}
+
+impl OutgoingPdu {
+    /// A PDU without data. `encode` writes the head, of at most 52 bytes, and returns its length.
+    #[inline]
+    pub fn new(encode: impl FnOnce(&mut [u8]) -> usize) -> OutgoingPdu {
+        let mut head = ArrayVec::from([0; HEAD_BYTES_MAX]);
+        let length = encode(&mut head);
+        head.truncate(length);
+        OutgoingPdu { head, data: PduData::None, tail: ArrayVec::new() }
+    }
+
+    /// Adds the data.
+    #[must_use]
+    pub fn with_data(self, data: PduData) -> OutgoingPdu {
+        OutgoingPdu { data, ..self }
+    }
+
+    /// Adds what follows the data, at most 8 bytes.
+    ///
+    /// # Panics
+    /// If it is longer.
+    #[must_use]
+    pub fn with_tail(mut self, tail: &[u8]) -> OutgoingPdu {
+        self.tail.extend(tail.iter().copied());
+        self
+    }
+
+    fn length(&self) -> usize {
+        self.head.len() + self.data.len() + self.tail.len()
+    }
+
+    /// Adds what follows the first `skip` bytes.
+    fn parts<'a>(&'a self, mut skip: usize, parts: &mut ArrayVec<IoSlice<'a>, PARTS_MAX>) {
+        if skip < self.head.len() {
+            parts.push(IoSlice::new(&self.head[skip..]));
+        }
+        skip = skip.saturating_sub(self.head.len());
+        self.data.slices(skip, |slice| {
+            parts.push(IoSlice::new(slice));
+            !parts.is_full()
+        });
+        skip = skip.saturating_sub(self.data.len());
+        if skip < self.tail.len() && !parts.is_full() {
+            parts.push(IoSlice::new(&self.tail[skip..]));
+        }
+    }
+}
+
+impl SendQueue {
+    /// Appends a PDU.
+    #[inline]
+    pub fn push(&mut self, pdu: OutgoingPdu) {
+        self.pdus.push_back(pdu);
+    }
+
+    /// PDUs that are not sent.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.pdus.len()
+    }
+
+    /// Whether everything is sent.
+    pub fn is_empty(&self) -> bool {
+        self.pdus.is_empty() && self.bytes.is_empty()
+    }
+
+    /// All bytes ever sent, wrapping: a change is progress.
+    pub fn progress(&self) -> u64 {
+        self.progress
+    }
+
+    /// Sends as much as the stream takes. Returns the bytes of buffers that are free again.
+    ///
+    /// # Errors
+    /// The stream has ended or failed.
+    pub fn send<S: ByteStream, E>(&mut self, stream: &mut S) -> Result<usize, CloseReason<E>> {
+        let mut freed = 0;
+        while !self.is_empty() {
+            let mut parts = ArrayVec::<IoSlice<'_>, PARTS_MAX>::new();
+            if !self.bytes.is_empty() {
+                parts.push(IoSlice::new(&self.bytes[self.bytes_sent..]));
+            }
+            let mut skip = self.sent;
+            for pdu in &self.pdus {
+                if parts.len() + 1 >= PARTS_MAX {
+                    break;
+                }
+                pdu.parts(skip, &mut parts);
+                skip = 0;
+            }
+            let offered: usize = parts.iter().map(|part| part.len()).sum();
+            let sent = CloseReason::check(stream.send(&parts))?;
+            drop(parts);
+            self.progress = self.progress.wrapping_add(sent as u64);
+            freed += self.advance(sent);
+            if sent < offered {
+                break;
+            }
+        }
+        Ok(freed)
+    }
+
+    /// Drops what is sent. Returns the bytes of buffers that are free again.
+    fn advance(&mut self, mut sent: usize) -> usize {
+        let mut freed = 0;
+        if !self.bytes.is_empty() {
+            let of_bytes = sent.min(self.bytes.len() - self.bytes_sent);
+            self.bytes_sent += of_bytes;
+            sent -= of_bytes;
+            if self.bytes_sent < self.bytes.len() {
+                return 0;
+            }
+            // Few connections use it again.
+            (self.bytes, self.bytes_sent) = (Vec::new(), 0);
+        }
+        self.sent += sent;
+        while let Some(first) = self.pdus.front() {
+            let length = first.length();
+            if self.sent < length {
+                break;
+            }
+            self.sent -= length;
+            let done = self.pdus.pop_front();
+            freed += done.map_or(0, |pdu| pdu.data.buffer_bytes());
+        }
+        freed
+    }
+}
