@@ -7,21 +7,27 @@ use std::collections::VecDeque;
 
 use block_io::Tag;
 use wire_scsi::copy::{
-    CopyLimits, CopyList, CopySegment, OPERATING_PARAMETERS, SEGMENT_BYTES, TARGET_BYTES,
-    TARGET_IDENTIFICATION, target_designator,
+    COPY_STATUS, CopyLimits, CopyList, CopySegment, CopyStatus, OPERATING_PARAMETERS, SEGMENT_BYTES,
+    TARGET_BYTES, TARGET_IDENTIFICATION, target_designator,
 };
 use wire_scsi::inquiry::{Association, ProtocolId};
 use wire_scsi::{AdditionalSense, Sense, SenseKey};
 
 use crate::identity;
 use crate::limits::{COPY_LIST_BYTES_MAX, COPY_SEGMENTS_MAX, COPY_TARGETS_MAX};
+use crate::nexus::UnitNexus;
 use crate::operation::{Answer, Operation, OperationContext, OperationEvent, Progress, bytes_of, result_of};
 use crate::response::{Failure, check};
 use crate::transfer::check_range;
 use crate::unit::LogicalUnit;
 
-/// Answers RECEIVE COPY RESULTS: a copy is complete when its command is, so that only the limits can be asked for.
-pub(crate) fn results(unit: &LogicalUnit, action: u8, allocation: u32) -> Result<Answer, Failure> {
+/// Answers RECEIVE COPY RESULTS: the limits, and the outcome of the nexus's last copy.
+pub(crate) fn results(nexus: &UnitNexus, action: u8, list: u8, allocation: u32) -> Result<Answer, Failure> {
+    let unit = nexus.unit();
+    if action == COPY_STATUS {
+        let status = nexus.copy_status(list).ok_or(check(Sense::invalid_field(2, None)))?;
+        return Ok(Answer::data(status.encode().to_vec(), allocation));
+    }
     if action != OPERATING_PARAMETERS {
         return Err(check(Sense::invalid_field(1, Some(4))));
     }
@@ -38,7 +44,9 @@ pub(crate) fn results(unit: &LogicalUnit, action: u8, allocation: u32) -> Result
 #[derive(Debug)]
 pub(crate) struct ExtendedCopy {
     parameter_bytes: u32,
+    identifier: Option<u8>,
     segments: VecDeque<CopySegment>,
+    status: CopyStatus,
 }
 
 fn aborted(additional: AdditionalSense) -> Failure {
@@ -48,12 +56,18 @@ fn aborted(additional: AdditionalSense) -> Failure {
 impl ExtendedCopy {
     /// `parameter_bytes` is more than 0.
     pub(crate) fn new(parameter_bytes: u32) -> ExtendedCopy {
-        ExtendedCopy { parameter_bytes, segments: VecDeque::new() }
+        ExtendedCopy {
+            parameter_bytes,
+            identifier: None,
+            segments: VecDeque::new(),
+            status: CopyStatus::default(),
+        }
     }
 
     /// Submits the next segment, if there is one.
     fn submit(&mut self, context: &mut OperationContext<'_>) -> Progress {
         let Some(segment) = self.segments.pop_front() else {
+            context.nexus.set_copy_status(self.identifier, self.status);
             let data_out_bytes = self.parameter_bytes.into();
             return Progress::Done(Ok(Answer { data_out_bytes, ..Answer::good() }));
         };
@@ -64,7 +78,7 @@ impl ExtendedCopy {
 }
 
 /// The segments of a list, all of which are within the unit. Nothing is copied if any is not.
-fn segments(unit: &LogicalUnit, bytes: &[u8]) -> Result<VecDeque<CopySegment>, Failure> {
+fn segments(unit: &LogicalUnit, bytes: &[u8]) -> Result<(Option<u8>, VecDeque<CopySegment>), Failure> {
     let illegal = |additional| check(Sense::illegal(additional));
     let too_long = illegal(AdditionalSense::PARAMETER_LIST_LENGTH_ERROR);
     let list = CopyList::decode(bytes).map_err(|_| too_long)?;
@@ -109,7 +123,7 @@ fn segments(unit: &LogicalUnit, bytes: &[u8]) -> Result<VecDeque<CopySegment>, F
             segments.push_back(segment);
         }
     }
-    Ok(segments)
+    Ok((list.identifier, segments))
 }
 
 /// Which targets are this unit: they have one of its designators.
@@ -137,15 +151,24 @@ impl Operation for ExtendedCopy {
     fn resume(&mut self, event: OperationEvent, context: &mut OperationContext<'_>) -> Progress {
         match event {
             OperationEvent::DataOut(data) => match segments(context.nexus.unit(), &bytes_of(&data)) {
-                Ok(segments) => {
-                    self.segments = segments;
+                Ok((identifier, segments)) => {
+                    (self.identifier, self.segments) = (identifier, segments);
                     self.submit(context)
                 }
                 Err(failure) => Progress::Done(Err(failure)),
             },
             OperationEvent::Completed(completion) => match result_of(&completion) {
-                Ok(()) => self.submit(context),
-                Err(failure) => Progress::Done(Err(failure)),
+                Ok(()) => {
+                    let blocks = completion.request().blocks;
+                    self.status.segments += 1;
+                    self.status.bytes += blocks * context.nexus.unit().block_bytes();
+                    self.submit(context)
+                }
+                Err(failure) => {
+                    self.status.has_failed = true;
+                    context.nexus.set_copy_status(self.identifier, self.status);
+                    Progress::Done(Err(failure))
+                }
             },
             _ => Progress::parameters(self.parameter_bytes, context),
         }

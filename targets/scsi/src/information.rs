@@ -94,7 +94,9 @@ pub(crate) fn start(cdb: &Cdb, context: &mut TaskContext<'_>) -> Result<Started,
             }
             Answer::good()
         }
-        Cdb::ReceiveCopyResults { action, allocation, .. } => copy::results(unit, action, allocation)?,
+        Cdb::ReceiveCopyResults { action, list, allocation } => {
+            copy::results(context.nexus, action, list, allocation)?
+        }
         Cdb::ReadDefectData { twelve, primary, grown, format, allocation } => {
             Answer::data(report::encode_no_defects(twelve, primary, grown, format), allocation)
         }
@@ -123,7 +125,10 @@ fn is_supported(unit: &LogicalUnit, command: &CommandBits) -> bool {
         }
         opcode::SANITIZE | opcode::WRITE_ATOMIC_16 | opcode::MAINTENANCE_OUT => false,
         opcode::MAINTENANCE_IN => command.action != Some(opcode::maintenance_in::REPORT_TARGET_PORT_GROUPS),
-        opcode::RECEIVE_COPY_RESULTS => command.action == Some(wire_scsi::copy::OPERATING_PARAMETERS),
+        opcode::RECEIVE_COPY_RESULTS => {
+            let known = [wire_scsi::copy::COPY_STATUS, wire_scsi::copy::OPERATING_PARAMETERS];
+            command.action.is_some_and(|action| known.contains(&action))
+        }
         _ => true,
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use arrayvec::ArrayVec;
 use reservations::{DenyMask, Registrant, RegistrantError};
 use wire_scsi::AdditionalSense;
+use wire_scsi::copy::CopyStatus;
 use wire_scsi::inquiry::ProtocolId;
 
 use crate::limits::{ATTENTIONS_MAX, NEXUSES_MAX};
@@ -66,6 +67,8 @@ pub struct UnitNexus {
     deny: Arc<DenyMask>,
     has_attention: AtomicBool,
     attentions: Mutex<ArrayVec<AdditionalSense, ATTENTIONS_MAX>>,
+    /// The last copy, by the identifier of its list.
+    copy: Mutex<Option<(u8, CopyStatus)>>,
 }
 
 impl UnitNexus {
@@ -84,6 +87,7 @@ impl UnitNexus {
             deny,
             has_attention: AtomicBool::new(false),
             attentions: Mutex::default(),
+            copy: Mutex::default(),
         }
     }
 
@@ -139,6 +143,17 @@ impl UnitNexus {
         let first = attentions.pop_at(0);
         self.has_attention.store(!attentions.is_empty(), Ordering::Release);
         first
+    }
+
+    /// Keeps the outcome of a copy, until the next one; without an identifier there is nothing to ask for.
+    pub(crate) fn set_copy_status(&self, identifier: Option<u8>, status: CopyStatus) {
+        *sync::lock(&self.copy) = identifier.map(|identifier| (identifier, status));
+    }
+
+    /// The outcome of the last copy, if its list had this identifier.
+    pub(crate) fn copy_status(&self, identifier: u8) -> Option<CopyStatus> {
+        let last = sync::lock(&self.copy).filter(|(last, _)| *last == identifier);
+        last.map(|(_, status)| status)
     }
 
     /// Clears a unit attention that was answered by other means.

@@ -13,12 +13,16 @@ pub const SEGMENT_BYTES: usize = 28;
 pub const TARGET_IDENTIFICATION: u8 = 0xe4;
 /// Type of a segment descriptor that copies blocks to blocks.
 pub const SEGMENT_BLOCKS: u8 = 0x02;
+/// Service action of RECEIVE COPY RESULTS for [`CopyStatus`].
+pub const COPY_STATUS: u8 = 0x00;
 /// Service action of RECEIVE COPY RESULTS for [`CopyLimits`].
 pub const OPERATING_PARAMETERS: u8 = 0x03;
 
 /// The parameter list, divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyList<'a> {
+    /// What RECEIVE COPY RESULTS asks for the status by; `None` if it does not.
+    pub identifier: Option<u8>,
     /// Target descriptors, of [`TARGET_BYTES`] each; the rest is cut off.
     pub targets: &'a [u8],
     /// Segment descriptors.
@@ -40,7 +44,9 @@ impl<'a> CopyList<'a> {
         let cut = || short(HEADER_BYTES.saturating_add(targets).saturating_add(segments));
         let (targets, rest) = rest.split_at_checked(targets).ok_or_else(cut)?;
         let segments = rest.get(..segments).ok_or_else(cut)?;
-        Ok(CopyList { targets, segments, inline_bytes: be32(header, 12) })
+        // LIST ID USAGE.
+        let identifier = (header[1] >> 3 & 3 != 3).then_some(header[0]);
+        Ok(CopyList { identifier, targets, segments, inline_bytes: be32(header, 12) })
     }
 }
 
@@ -93,6 +99,30 @@ impl CopySegment {
         bytes[12..20].copy_from_slice(&self.source_lba.to_be_bytes());
         bytes[20..].copy_from_slice(&self.destination_lba.to_be_bytes());
         bytes
+    }
+}
+
+/// How a copy has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CopyStatus {
+    /// It has ended with an error.
+    pub has_failed: bool,
+    /// Segments that were processed.
+    pub segments: u16,
+    /// Bytes that were copied.
+    pub bytes: u32,
+}
+
+impl CopyStatus {
+    /// Encodes the parameter data of RECEIVE COPY RESULTS.
+    pub fn encode(&self) -> [u8; 12] {
+        let mut encoded = [0; 12];
+        encoded[3] = 8;
+        encoded[4] = if self.has_failed { 2 } else { 1 };
+        encoded[5..7].copy_from_slice(&self.segments.to_be_bytes());
+        // TRANSFER COUNT UNITS is 0: bytes.
+        encoded[8..].copy_from_slice(&self.bytes.to_be_bytes());
+        encoded
     }
 }
 

@@ -37,6 +37,30 @@ fn copy(test: &mut TestUnit, nexus: &UnitNexus, list: &[u8]) -> Reply {
 }
 
 #[test]
+fn the_outcome_of_a_copy_is_kept_for_its_nexus() {
+    let mut test = TestUnit::new(config(512, 64));
+    let (nexus, other) = (test.nexus(1), test.nexus(2));
+    let own = target(&test.unit);
+    let mut two = list(&[own], &[segment(0, 10, 2), segment(11, 60, 2)].map(|one| one.encode()));
+    two[0] = 9;
+    let status_of = |test: &mut TestUnit, nexus: &UnitNexus, identifier: u8| {
+        test.run(nexus, &[0x84, 0, identifier, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[], 256)
+    };
+    copy(&mut test, &nexus, &two).good();
+    assert_eq!(status_of(&mut test, &nexus, 9).good(), [0, 0, 0, 8, 1, 0, 2, 0, 0, 0, 8, 0]);
+    for reply in [status_of(&mut test, &nexus, 8), status_of(&mut test, &other, 9)] {
+        assert_eq!(reply.additional(), Some(AdditionalSense::INVALID_FIELD_IN_CDB));
+    }
+    test.disk.failures.extend([Status::SUCCESS, Status::INTERNAL_ERROR]);
+    assert!(copy(&mut test, &nexus, &two).additional().is_some());
+    assert_eq!(status_of(&mut test, &nexus, 9).good(), [0, 0, 0, 8, 2, 0, 1, 0, 0, 0, 4, 0]);
+    // No list identifier: there is nothing to ask for afterwards.
+    two[1] = 0x18;
+    copy(&mut test, &nexus, &two).good();
+    assert!(status_of(&mut test, &nexus, 9).additional().is_some());
+}
+
+#[test]
 fn segments_are_copied_in_order_within_the_unit() {
     let mut test = TestUnit::new(config(512, 64));
     let nexus = test.nexus(1);
