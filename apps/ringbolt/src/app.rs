@@ -8,6 +8,8 @@ use bdev::rpc::BdevModule;
 use bdev_nvme::rpc::NvmeModule;
 use control::{Catalog, ConfigFile, ControlPlane, ManagedReactor, RpcError};
 use device_model::rpc::ModelModule;
+use iscsi::IscsiTarget;
+use iscsi::rpc::IscsiModule;
 use nbd::NbdTarget;
 use nbd::rpc::NbdModule;
 use nvmf::NvmfTarget;
@@ -27,6 +29,7 @@ pub(crate) struct App {
     pub(crate) registry: Registry,
     nvmf: Arc<NvmfModule>,
     nbd: Arc<NbdModule>,
+    iscsi: Arc<IscsiModule>,
     vhost: Arc<VhostModule>,
 }
 
@@ -48,6 +51,7 @@ pub(crate) fn catalog() -> Catalog {
         .with::<ModelModule>()
         .with::<NvmfModule>()
         .with::<NbdModule>()
+        .with::<IscsiModule>()
         .with::<VhostModule>()
         .with::<Compatibility>()
 }
@@ -64,6 +68,7 @@ impl App {
         let builder = ControlPlane::builder(reactors);
         let bdevs = BdevModule::new(registry.clone(), builder.examiner());
         let nvmf = NvmfModule::new(registry.clone(), &handles);
+        let iscsi = IscsiModule::new(registry.clone(), &handles);
         let nbd = NbdModule::new(registry.clone(), &handles);
         let vhost = VhostModule::new(registry.clone(), &handles, vhost_socket_dir);
         let control = builder
@@ -72,10 +77,11 @@ impl App {
             .module(&ModelModule::new(bdevs.clone()))
             .module(&nvmf)
             .module(&nbd)
+            .module(&iscsi)
             .module(&vhost)
             .module(&Arc::new(Compatibility))
             .start(pending)?;
-        Ok(App { control, registry, nvmf, nbd, vhost })
+        Ok(App { control, registry, nvmf, nbd, iscsi, vhost })
     }
 
     /// The NVMe-oF target.
@@ -86,6 +92,11 @@ impl App {
     /// The NBD target.
     pub(crate) fn nbd(&self) -> &NbdTarget {
         self.nbd.target()
+    }
+
+    /// The iSCSI target.
+    pub(crate) fn iscsi(&self) -> &IscsiTarget {
+        self.iscsi.target()
     }
 
     /// The vhost-user target.
@@ -170,6 +181,7 @@ mod tests {
             { "subsystem": "bdev", "depends_on": [] },
             { "subsystem": "nvmf", "depends_on": depends_on },
             { "subsystem": "nbd", "depends_on": depends_on },
+            { "subsystem": "iscsi", "depends_on": depends_on },
             { "subsystem": "vhost_blk", "depends_on": depends_on },
         ]);
         assert_eq!(app.control.invoke("framework_get_subsystems", Value::Null), Ok(expected));

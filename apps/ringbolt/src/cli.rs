@@ -26,7 +26,7 @@ pub(crate) struct Cli {
 
 #[derive(Subcommand)]
 pub(crate) enum CliCommand {
-    /// Serve devices over NVMe/TCP, vfio-user, NBD and vhost-user, configured by a file and by JSON-RPC
+    /// Serve devices over NVMe/TCP, vfio-user, iSCSI, NBD and vhost-user, configured by a file and by JSON-RPC
     Serve(Serve),
     /// Call a JSON-RPC method of a running server
     Rpc(Rpc),

@@ -29,7 +29,6 @@ impl Module for Compatibility {
             Method::default_only::<SchedulerName>("framework_set_scheduler", fixed_cores),
             Method::default_only::<FsdevOptions>("fsdev_set_opts", "there are no file system devices"),
             Method::default_only::<IobufOptions>("iobuf_set_options", "buffers are limited by --memory"),
-            Method::default_only::<IscsiOptions>("iscsi_set_options", "there is no iSCSI target yet"),
             Method::default_only::<Enable>("keyring_linux_set_options", "there are no keys yet"),
             Method::default_only::<NvmfConfig>("nvmf_set_config", "the target has none of these options"),
             Method::default_only::<RetryDelays>("nvmf_set_crdt", "commands are not delayed on retry"),
@@ -84,25 +83,6 @@ control::parameters! {
     one_of { enable_numa: bool = [false, true] }
     ignored("buffers come from pools of each core, limited by --memory") {
         small_pool_count, large_pool_count, small_bufsize, large_bufsize
-    }
-}
-
-control::parameters! {
-    struct IscsiOptions {}
-    only {
-        error_recovery_level: u32 = 0,
-        require_chap: bool = false,
-        mutual_chap: bool = false,
-        chap_group: u32 = 0,
-        auth_file: String = String::new(),
-    }
-    one_of { disable_chap: bool = [false, true], immediate_data: bool = [true, false],
-        allow_duplicated_isid: bool = [false, true] }
-    ignored("there is no iSCSI target yet") {
-        node_base, max_sessions, max_connections_per_session, max_queue_depth, default_time2wait,
-        default_time2retain, first_burst_length, nop_timeout, nop_in_interval,
-        max_large_datain_per_connection, max_r2t_per_connection, pdu_pool_size,
-        immediate_data_pool_size, data_out_pool_size
     }
 }
 

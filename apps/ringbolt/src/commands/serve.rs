@@ -49,6 +49,9 @@ pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
     for export in app.nbd().configured() {
         stdout_line!("listening: NBD {}", export.uri());
     }
+    for uri in app.iscsi().uris() {
+        stdout_line!("listening: iSCSI {uri}");
+    }
     for controller in app.vhost().configured() {
         stdout_line!("listening: vhost-user {}", controller.socket.display());
     }

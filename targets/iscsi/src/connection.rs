@@ -1,0 +1,444 @@
+//! A connection: the login, then the session.
+
+use std::io::IoSliceMut;
+use std::net::{IpAddr, SocketAddr};
+
+use sockets::ByteStream;
+use target_shell::{Accepted, CloseReason, IoContext, MoreToRead, Notice, ProtocolConnection};
+use wire_iscsi::LoginStatus;
+
+use crate::config::IscsiConfig;
+use crate::core::{IscsiCore, TaskAbort};
+use crate::failure::IscsiViolation;
+use crate::limits::{
+    CHECK_NS, LOGIN_TIMEOUT_NS, RECEIVE_BUDGET, REINSTATEMENT_TIMEOUT_NS, STALLED_CHECKS_MAX, TEXT_BYTES_MAX,
+};
+use crate::login::Login;
+use crate::pdu_reader::{PduReader, Stage};
+use crate::pdu_writer::PduWriter;
+use crate::session::{Session, Sink};
+use crate::sessions::{EnterError, SessionKey, Sessions};
+
+/// A connection of an initiator.
+///
+/// Bytes become PDUs in the [`PduReader`]; the data of a write goes from the stream into the command's memory. The
+/// [`Login`] ends with the [`Session`], which stays until the connection is gone: while requests to devices are in
+/// flight after the stream is closed, an initiator that logs in again with the same ports waits.
+pub(crate) struct IscsiConnection {
+    flow: u16,
+    local: Option<SocketAddr>,
+    peer: IpAddr,
+    reader: PduReader,
+    out: PduWriter,
+    sink: Sink,
+    phase: Phase,
+    draining: bool,
+    /// The session has to end at once.
+    aborted: bool,
+    /// It has logged in, and the group does not know yet.
+    logged_in: bool,
+    deadline_ns: u64,
+    last_received_ns: u64,
+    /// When a login that waits for an earlier session fails.
+    reinstatement_deadline_ns: Option<u64>,
+    /// Data received and bytes sent at the last check, and the number of checks without a change.
+    checked: (u64, u64),
+    stalled_checks: u32,
+    pinged_ns: u64,
+    nop_interval_ns: u64,
+    nop_timeout_ns: u64,
+}
+
+enum Phase {
+    Login(Box<Login>),
+    Session(Box<Session>),
+}
+
+const NS_PER_S: u64 = 1_000_000_000;
+
+impl IscsiConnection {
+    pub(crate) fn new(accepted: Accepted, config: &IscsiConfig, now_ns: u64) -> Option<IscsiConnection> {
+        config.portal_group(accepted.portid)?;
+        let peer = accepted.peer.tcp().map(|address| address.ip().to_canonical());
+        Some(IscsiConnection {
+            flow: accepted.flow,
+            local: accepted.local.tcp(),
+            peer: peer.unwrap_or(IpAddr::from([127, 0, 0, 1])),
+            reader: PduReader::new(),
+            out: PduWriter::default(),
+            sink: Sink::Collect(Vec::new()),
+            phase: Phase::Login(Box::new(Login::new(accepted.portid, &accepted.peer))),
+            draining: false,
+            aborted: false,
+            logged_in: false,
+            deadline_ns: now_ns + LOGIN_TIMEOUT_NS,
+            last_received_ns: now_ns,
+            reinstatement_deadline_ns: None,
+            checked: (0, 0),
+            stalled_checks: 0,
+            pinged_ns: 0,
+            nop_interval_ns: 0,
+            nop_timeout_ns: 0,
+        })
+    }
+
+    /// The session, once the initiator has logged in.
+    pub(crate) fn session(&self) -> Option<&Session> {
+        match &self.phase {
+            Phase::Session(session) => Some(session),
+            Phase::Login(_) => None,
+        }
+    }
+
+    /// Applies a configuration. Returns whether the connection has changed.
+    pub(crate) fn apply(&mut self, config: &IscsiConfig) -> bool {
+        self.set_nop_times(config);
+        let is_current = match &mut self.phase {
+            Phase::Session(session) => session.apply(config),
+            Phase::Login(_) => true,
+        };
+        if !is_current {
+            self.begin_drain();
+        }
+        true
+    }
+
+    fn set_nop_times(&mut self, config: &IscsiConfig) {
+        self.nop_interval_ns = u64::from(config.options.nop_in_interval_s) * NS_PER_S;
+        self.nop_timeout_ns = u64::from(config.options.nop_timeout_s) * NS_PER_S;
+    }
+
+    /// Something of other cores has changed.
+    pub(crate) fn on_event(&mut self, aborts: &[TaskAbort], is_closed: bool) {
+        let Phase::Session(session) = &mut self.phase else { return };
+        session.on_event(aborts, is_closed);
+        if session.is_ending() {
+            session.abandon();
+            (self.draining, self.aborted) = (true, true);
+        }
+    }
+
+    /// Asks the initiator to log out within so many seconds.
+    pub(crate) fn request_logout(&mut self, seconds: u16) {
+        if let Phase::Session(session) = &mut self.phase {
+            session.request_logout(seconds, &mut self.out);
+        }
+    }
+
+    /// Handles what was received, as far as possible.
+    fn advance(&mut self, context: &mut IoContext<'_, IscsiCore>) -> Result<(), IscsiViolation> {
+        while !self.draining && !self.is_blocked() {
+            match self.reader.stage() {
+                Stage::Header => {
+                    if !self.reader.read_header()? {
+                        return Ok(());
+                    }
+                    self.sink = match &mut self.phase {
+                        Phase::Login(_) => Sink::Collect(Vec::new()),
+                        Phase::Session(session) => {
+                            let (header, segments) = (self.reader.header(), self.reader.segments());
+                            session.begin_pdu(header, segments, &mut self.out)?
+                        }
+                    };
+                }
+                Stage::Data | Stage::Trailer if !self.prepare_sink(context) => return Ok(()),
+                Stage::Data => {
+                    if self.reader.buffered().is_empty() {
+                        return Ok(());
+                    }
+                    let count = self.take_data()?;
+                    self.reader.data_taken(count);
+                }
+                Stage::Trailer => {
+                    let Some(is_intact) = self.reader.read_trailer() else { return Ok(()) };
+                    self.end_pdu(is_intact, context)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds memory for the data of the PDU; false if there is none now.
+    fn prepare_sink(&mut self, context: &IoContext<'_, IscsiCore>) -> bool {
+        match (&mut self.phase, &mut self.sink) {
+            (Phase::Session(session), sink @ Sink::NeedsMemory(..)) => {
+                session.prepare_sink(sink, context).is_some()
+            }
+            _ => true,
+        }
+    }
+
+    /// Passes buffered data on. Returns how many bytes.
+    fn take_data(&mut self) -> Result<usize, IscsiViolation> {
+        let buffered = self.reader.buffered();
+        match (&mut self.phase, &mut self.sink) {
+            (Phase::Session(session), sink) => session.take_data(sink, buffered),
+            (Phase::Login(_), Sink::Collect(text)) if text.len() + buffered.len() <= TEXT_BYTES_MAX => {
+                text.extend_from_slice(buffered);
+                Ok(buffered.len())
+            }
+            (Phase::Login(_), _) => Err(IscsiViolation::DataLength(self.reader.data_left() as u32)),
+        }
+    }
+
+    fn end_pdu(
+        &mut self,
+        is_intact: bool,
+        context: &mut IoContext<'_, IscsiCore>,
+    ) -> Result<(), IscsiViolation> {
+        let sink = std::mem::take(&mut self.sink);
+        match &mut self.phase {
+            Phase::Login(login) => {
+                let Sink::Collect(text) = sink else { return Err(IscsiViolation::NoLogin) };
+                let sessions = &context.protocol.sessions;
+                login.receive(self.reader.header(), &text, context.config, sessions, &mut self.out)?;
+                if login.is_complete() {
+                    self.enter(context)?;
+                }
+            }
+            Phase::Session(session) => {
+                session.end_pdu(self.reader.header(), sink, is_intact, &mut self.out)?;
+                session.answer_text(context.config, self.local, self.peer, &mut self.out);
+                session.pump(&mut self.out, context);
+                self.draining |= session.is_over();
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins the session of a complete login, unless an earlier one has to end first.
+    fn enter(&mut self, context: &mut IoContext<'_, IscsiCore>) -> Result<(), IscsiViolation> {
+        let Phase::Login(login) = &mut self.phase else { return Ok(()) };
+        let Some(identity) = login.identity() else { return Ok(()) };
+        let key = identity.node.as_ref().map(|node| SessionKey {
+            initiator: identity.initiator.clone(),
+            isid: identity.isid,
+            node: node.id,
+            tag: identity.tag,
+        });
+        let core = &context.protocol;
+        let handle = match Sessions::enter(&core.sessions, key, &core.events) {
+            Ok(handle) => handle,
+            Err(EnterError::Busy) => {
+                let deadline_ns = context.now_ns + REINSTATEMENT_TIMEOUT_NS;
+                if *self.reinstatement_deadline_ns.get_or_insert(deadline_ns) > context.now_ns {
+                    return Ok(());
+                }
+                return login.finish(Err(LoginStatus::TargetError), &mut self.out).map(drop);
+            }
+            Err(EnterError::TooMany) => {
+                return login.finish(Err(LoginStatus::OutOfResources), &mut self.out).map(drop);
+            }
+        };
+        let result = login.finish(Ok(handle.tsih), &mut self.out)?;
+        let parameters = result.parameters;
+        (self.reader.header_digest, self.reader.data_digest) =
+            (parameters.header_digest, parameters.data_digest);
+        (self.out.header_digest, self.out.data_digest) = (parameters.header_digest, parameters.data_digest);
+        let session = Session::new(result, handle, context.protocol, context.config, self.flow);
+        self.phase = Phase::Session(Box::new(session));
+        self.set_nop_times(context.config);
+        self.reinstatement_deadline_ns = None;
+        self.deadline_ns = context.now_ns + CHECK_NS;
+        self.logged_in = true;
+        Ok(())
+    }
+
+    /// Whether nothing is to be received for now.
+    fn is_blocked(&self) -> bool {
+        match &self.phase {
+            Phase::Login(login) => login.is_complete(),
+            Phase::Session(session) => session.is_waiting() || session.is_blocked(&self.out),
+        }
+    }
+
+    /// Receives once, into the memory of a command and then into the reader's. Returns the bytes received and asked for.
+    fn receive_some<S: ByteStream>(
+        &mut self,
+        stream: &mut S,
+    ) -> Result<(usize, usize), CloseReason<IscsiViolation>> {
+        let data_left = if self.reader.stage() == Stage::Data { self.reader.data_left() } else { 0 };
+        let direct = match &mut self.phase {
+            Phase::Session(session) if data_left > 0 => session.sink_room(&self.sink),
+            _ => &mut [],
+        };
+        let of_direct = direct.len().min(data_left);
+        let direct = &mut direct[..of_direct];
+        let room = self.reader.inbound.room();
+        // What does not fit into the command's memory is dropped by way of the reader's.
+        let asked = of_direct + room.len();
+        let mut parts = [IoSliceMut::new(direct), IoSliceMut::new(room)];
+        let first = usize::from(of_direct == 0);
+        let count = CloseReason::check(stream.receive(&mut parts[first..]))?;
+        let of_command = count.min(of_direct);
+        if of_command > 0
+            && let Phase::Session(session) = &mut self.phase
+        {
+            self.reader.data_received(&session.sink_room(&self.sink)[..of_command]);
+            session.sink_received(&self.sink, of_command);
+        }
+        self.reader.inbound.added(count - of_command);
+        Ok((count, asked))
+    }
+
+    /// Whether the initiator has to send or to read before anything else can happen.
+    fn waits_for_peer(&self) -> bool {
+        let owes_data = match &self.phase {
+            Phase::Login(_) => false,
+            Phase::Session(session) => {
+                !session.is_waiting() && (session.awaits_data() || self.reader.is_within_pdu())
+            }
+        };
+        owes_data || !self.out.queue.is_empty()
+    }
+
+    /// Pings a silent initiator. Returns whether it is gone.
+    fn check_silence(&mut self, now_ns: u64) -> bool {
+        let Phase::Session(session) = &mut self.phase else { return false };
+        if session.is_pinged {
+            return self.nop_timeout_ns > 0 && now_ns >= self.pinged_ns.saturating_add(self.nop_timeout_ns);
+        }
+        let is_silent = now_ns >= self.last_received_ns.saturating_add(self.nop_interval_ns);
+        if self.nop_interval_ns > 0 && is_silent {
+            self.pinged_ns = now_ns;
+            session.send_ping(&mut self.out);
+        }
+        false
+    }
+}
+
+impl ProtocolConnection<IscsiCore> for IscsiConnection {
+    fn receive<S: ByteStream>(
+        &mut self,
+        stream: &mut S,
+        _scratch: &mut [u8],
+        context: &mut IoContext<'_, IscsiCore>,
+    ) -> Result<MoreToRead, CloseReason<IscsiViolation>> {
+        let mut budget = RECEIVE_BUDGET;
+        loop {
+            self.advance(context).map_err(CloseReason::Protocol)?;
+            if self.draining || self.is_blocked() {
+                // `resume` reads on.
+                return Ok(MoreToRead::No);
+            }
+            if budget == 0 {
+                return Ok(MoreToRead::Yes);
+            }
+            let (count, asked) = self.receive_some(stream)?;
+            budget = budget.saturating_sub(count);
+            if count > 0 {
+                self.last_received_ns = context.now_ns;
+            }
+            if count < asked {
+                self.advance(context).map_err(CloseReason::Protocol)?;
+                return Ok(MoreToRead::No);
+            }
+        }
+    }
+
+    fn resume(
+        &mut self,
+        context: &mut IoContext<'_, IscsiCore>,
+    ) -> Result<MoreToRead, CloseReason<IscsiViolation>> {
+        if self.draining {
+            return Ok(MoreToRead::No);
+        }
+        match &mut self.phase {
+            Phase::Session(session) => {
+                session.resume(&mut self.out, context);
+                self.draining |= session.is_over();
+            }
+            Phase::Login(login) if login.is_complete() => {
+                self.enter(context).map_err(CloseReason::Protocol)?;
+            }
+            Phase::Login(_) => {}
+        }
+        self.advance(context).map_err(CloseReason::Protocol)?;
+        Ok(if self.draining || self.is_blocked() { MoreToRead::No } else { MoreToRead::Yes })
+    }
+
+    #[inline]
+    fn complete(&mut self, tag: u64, completion: bdev::Completion) {
+        if let Phase::Session(session) = &mut self.phase {
+            session.complete(tag, completion, &mut self.out);
+        }
+    }
+
+    fn flush<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), CloseReason<IscsiViolation>> {
+        let was_blocked = self.is_blocked();
+        let freed = self.out.queue.send(stream)?;
+        if let Phase::Session(session) = &mut self.phase {
+            session.buffers_freed(freed);
+            if was_blocked && !session.is_blocked(&self.out) {
+                session.unblock();
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn wants_resume(&self) -> bool {
+        match &self.phase {
+            Phase::Login(_) => false,
+            Phase::Session(session) => !self.draining && session.wants_resume(),
+        }
+    }
+
+    #[inline]
+    fn is_waiting(&self) -> bool {
+        match &self.phase {
+            // For an earlier session to end.
+            Phase::Login(login) => !self.draining && login.is_complete(),
+            Phase::Session(session) => session.is_waiting(),
+        }
+    }
+
+    #[inline]
+    fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    fn begin_drain(&mut self) {
+        self.draining = true;
+        if let Phase::Session(session) = &mut self.phase {
+            session.abandon();
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        let is_idle = match &self.phase {
+            Phase::Login(_) => true,
+            Phase::Session(session) => session.is_idle(),
+        };
+        self.aborted || (self.out.queue.is_empty() && is_idle)
+    }
+
+    fn awaits_login(&self) -> bool {
+        true
+    }
+
+    #[inline]
+    fn take_notice(&mut self) -> Notice {
+        Notice { logged_in: std::mem::take(&mut self.logged_in), recheck: false }
+    }
+
+    #[inline]
+    fn deadline_ns(&self) -> u64 {
+        self.deadline_ns
+    }
+
+    fn on_deadline(&mut self, _: &mut IscsiCore, now_ns: u64) -> Result<(), CloseReason<IscsiViolation>> {
+        let Phase::Session(session) = &self.phase else {
+            return Err(CloseReason::Protocol(IscsiViolation::LoginTimeout));
+        };
+        self.deadline_ns = now_ns + CHECK_NS;
+        let progress = (session.data_progress, self.out.queue.progress());
+        let is_stalled = self.waits_for_peer() && progress == self.checked;
+        self.checked = progress;
+        self.stalled_checks = if is_stalled { self.stalled_checks + 1 } else { 0 };
+        if self.stalled_checks >= STALLED_CHECKS_MAX || self.check_silence(now_ns) {
+            return Err(CloseReason::Protocol(IscsiViolation::Stalled));
+        }
+        Ok(())
+    }
+}

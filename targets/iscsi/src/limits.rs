@@ -1,0 +1,49 @@
+//! Maxima of the target, each with its reason.
+
+/// Connections whose initiators have logged in.
+pub(crate) const CONNECTIONS_MAX: u32 = 1024;
+/// Target nodes, portal groups and initiator groups, each.
+pub(crate) const OBJECTS_MAX: usize = 1024;
+/// Logical units of a target node: as many as peripheral device addressing reaches, which every initiator knows.
+pub(crate) const LUNS_MAX: usize = 256;
+/// Commands of a session that are not answered, unless the target node says otherwise.
+pub(crate) const QUEUE_DEPTH_DEFAULT: u32 = 64;
+/// The same, at most.
+pub(crate) const QUEUE_DEPTH_MAX: u32 = 256;
+/// Immediate commands beside those: initiators send one task management function at a time.
+pub(crate) const IMMEDIATE_COMMANDS_MAX: u32 = 16;
+/// Task management functions that wait for tasks to end.
+pub(crate) const FUNCTIONS_MAX: usize = 16;
+/// Most data of a PDU that is received: MaxRecvDataSegmentLength of the target.
+pub(crate) const RECEIVE_DATA_MAX: u32 = 256 << 10;
+/// Most data of a burst: MaxBurstLength. A command has no more data.
+pub(crate) const BURST_BYTES_MAX: u32 = 1 << 20;
+/// Most data that comes without an R2T: FirstBurstLength. It needs memory at once, for each command of the queue.
+pub(crate) const FIRST_BURST_BYTES_MAX: u32 = 64 << 10;
+/// R2Ts of a command that are not answered: MaxOutstandingR2T.
+pub(crate) const R2TS_MAX: u32 = 4;
+/// Bytes of buffers that the commands and unsent answers of a connection have, apart from unsolicited data. One larger
+/// command is admitted alone.
+pub(crate) const QUOTA_BYTES: usize = 8 << 20;
+/// PDUs that are not sent; above it nothing is received.
+pub(crate) const UNSENT_PDUS_MAX: usize = 512;
+/// Bytes received beside payload: a header with its additional segments and digest, or several without.
+pub(crate) const RECEIVE_BYTES: usize = 8 << 10;
+/// Bytes received on a connection in one poll.
+pub(crate) const RECEIVE_BUDGET: usize = 1 << 20;
+/// Text of one login or text request, over all its PDUs.
+pub(crate) const TEXT_BYTES_MAX: usize = 64 << 10;
+/// Requests of a login: initiators need three to six.
+pub(crate) const LOGIN_REQUESTS_MAX: u32 = 64;
+/// Time for a login.
+pub(crate) const LOGIN_TIMEOUT_NS: u64 = 15_000_000_000;
+/// Time that a login waits for the session that it replaces.
+pub(crate) const REINSTATEMENT_TIMEOUT_NS: u64 = 10_000_000_000;
+/// Interval at which a connection's progress is checked.
+pub(crate) const CHECK_NS: u64 = 5_000_000_000;
+/// Checks without progress after which an initiator that owes data, or reads nothing, is disconnected: half a minute.
+pub(crate) const STALLED_CHECKS_MAX: u32 = 6;
+/// Initiator names or netmasks of an initiator group.
+pub(crate) const GROUP_ENTRIES_MAX: usize = 256;
+/// Portals of a portal group, and maps of a target node.
+pub(crate) const PORTALS_MAX: usize = 64;

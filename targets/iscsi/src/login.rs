@@ -1,0 +1,334 @@
+//! The login phase (RFC 7143, section 6.3).
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use sockets::StreamAddress;
+use target_shell::PduData;
+use wire_iscsi::{
+    Header, LoginRequest, LoginResponse, LoginStage, LoginStatus, Opcode, TextKeys, TextWriter,
+};
+
+use crate::config::{IscsiConfig, TargetNode};
+use crate::failure::IscsiViolation;
+use crate::limits::{LOGIN_REQUESTS_MAX, TEXT_BYTES_MAX};
+use crate::parameters::{DataPolicy, Negotiation, Parameters};
+use crate::pdu_writer::PduWriter;
+use crate::sessions::Sessions;
+
+/// A login: one request and one response at a time.
+///
+/// The first request names the initiator and, unless it is for discovery, the target node. Each answer is one response;
+/// the last one waits in [`final_response`](Self::final_response) until the session is entered, and has its identifier.
+#[derive(Debug)]
+pub(crate) struct Login {
+    portid: u16,
+    peer: IpAddr,
+    stage: LoginStage,
+    identity: Option<Identity>,
+    negotiation: Negotiation,
+    /// Text of requests that continue.
+    text: Vec<u8>,
+    requests: u32,
+    stat_sn: u32,
+    final_response: Option<(LoginResponse, Vec<u8>)>,
+}
+
+/// Who logs in, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub(crate) initiator: String,
+    pub(crate) isid: [u8; 6],
+    pub(crate) cid: u16,
+    /// `None` for discovery.
+    pub(crate) node: Option<Arc<TargetNode>>,
+    /// The portal group.
+    pub(crate) tag: u16,
+}
+
+/// A login that has succeeded.
+#[derive(Debug)]
+pub(crate) struct LoginResult {
+    pub(crate) identity: Identity,
+    pub(crate) parameters: Parameters,
+    /// The number of the next command.
+    pub(crate) cmd_sn: u32,
+    /// The number of the next response.
+    pub(crate) stat_sn: u32,
+}
+
+impl Login {
+    pub(crate) fn new(portid: u16, peer: &StreamAddress) -> Login {
+        Login {
+            portid,
+            peer: peer.tcp().map_or(IpAddr::from([0; 4]), |address| address.ip().to_canonical()),
+            stage: LoginStage::Security,
+            identity: None,
+            negotiation: Negotiation::default(),
+            text: Vec::new(),
+            requests: 0,
+            stat_sn: 0,
+            final_response: None,
+        }
+    }
+
+    /// Whether the login has succeeded and the session can be entered.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.final_response.is_some()
+    }
+
+    /// Who logs in, once that is known.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        self.identity.as_ref()
+    }
+
+    /// Handles a login request.
+    ///
+    /// # Errors
+    /// The connection is to be closed, after the response.
+    pub(crate) fn receive(
+        &mut self,
+        header: &[u8],
+        data: &[u8],
+        config: &IscsiConfig,
+        sessions: &Sessions,
+        out: &mut PduWriter,
+    ) -> Result<(), IscsiViolation> {
+        if Header::decode(header)?.opcode != Opcode::LoginRequest || self.is_complete() {
+            return Err(IscsiViolation::NoLogin);
+        }
+        let request = LoginRequest::decode(header)?;
+        if self.requests == 0 {
+            self.stat_sn = request.exp_stat_sn;
+        }
+        self.requests += 1;
+        self.answer(&request, data, config, sessions, out).map_err(|status| {
+            self.respond(&request, false, LoginStage::Security, status, &[], out);
+            IscsiViolation::LoginFailed(status)
+        })
+    }
+
+    /// Answers a request, unless the login is complete by it.
+    fn answer(
+        &mut self,
+        request: &LoginRequest,
+        data: &[u8],
+        config: &IscsiConfig,
+        sessions: &Sessions,
+        out: &mut PduWriter,
+    ) -> Result<(), LoginStatus> {
+        if self.requests > LOGIN_REQUESTS_MAX || self.text.len() + data.len() > TEXT_BYTES_MAX {
+            return Err(LoginStatus::InitiatorError);
+        }
+        if request.version_min > 0 {
+            return Err(LoginStatus::UnsupportedVersion);
+        }
+        let stage = LoginStage::try_from(request.current_stage).map_err(|_| LoginStatus::InvalidRequest)?;
+        let is_first = self.identity.is_none() && self.text.is_empty();
+        if stage == LoginStage::FullFeature || (!is_first && stage != self.stage) {
+            return Err(LoginStatus::InvalidRequest);
+        }
+        self.stage = stage;
+        self.text.extend_from_slice(data);
+        if request.is_continued {
+            if request.transit {
+                return Err(LoginStatus::InvalidRequest);
+            }
+            self.respond(request, false, stage, LoginStatus::Success, &[], out);
+            return Ok(());
+        }
+        let text = std::mem::take(&mut self.text);
+        let mut keys = Vec::new();
+        for pair in TextKeys::new(&text) {
+            keys.push(pair.map_err(|_| LoginStatus::InitiatorError)?);
+        }
+        let mut answers = TextWriter::default();
+        if self.identity.is_none() {
+            if request.tsih != 0 {
+                // A further connection: sessions have one each.
+                let exists = sessions.has(request.tsih);
+                return Err(if exists { LoginStatus::TooManyConnections } else { LoginStatus::NoSession });
+            }
+            self.identify(request, &keys, config, &mut answers)?;
+        }
+        self.negotiate(&keys, &mut answers)?;
+        let next = if request.transit { Some(self.next_stage(request, &mut answers)?) } else { None };
+        match next {
+            Some(LoginStage::FullFeature) => {
+                let response = self.response(request, true, LoginStage::FullFeature, LoginStatus::Success);
+                self.final_response = Some((response, answers.into_bytes()));
+            }
+            Some(next) => {
+                self.respond(request, true, next, LoginStatus::Success, answers.bytes(), out);
+                self.stage = next;
+            }
+            None => self.respond(request, false, stage, LoginStatus::Success, answers.bytes(), out),
+        }
+        Ok(())
+    }
+
+    /// Reads the keys that the first request has.
+    fn identify(
+        &mut self,
+        request: &LoginRequest,
+        keys: &[(&str, &str)],
+        config: &IscsiConfig,
+        answers: &mut TextWriter,
+    ) -> Result<(), LoginStatus> {
+        let value = |name: &str| keys.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
+        let initiator = value("InitiatorName").ok_or(LoginStatus::MissingParameter)?;
+        let is_name = !initiator.is_empty()
+            && initiator.len() <= wire_iscsi::text::NAME_BYTES_MAX
+            && !initiator.contains(char::is_control);
+        if !is_name {
+            return Err(LoginStatus::InitiatorError);
+        }
+        let group = config.portal_group(self.portid).ok_or(LoginStatus::TargetRemoved)?;
+        let node = match value("SessionType").unwrap_or("Normal") {
+            "Discovery" => None,
+            "Normal" => {
+                let name = value("TargetName").ok_or(LoginStatus::MissingParameter)?;
+                let node = config.node(name).ok_or(LoginStatus::NotFound)?;
+                if !node.maps.iter().any(|(tag, _)| *tag == group.tag) {
+                    return Err(LoginStatus::NotFound);
+                }
+                if !config.admits(node, group.tag, initiator, self.peer) {
+                    return Err(LoginStatus::Forbidden);
+                }
+                Some(node.clone())
+            }
+            _ => return Err(LoginStatus::UnsupportedSessionType),
+        };
+        self.negotiation.is_discovery = node.is_none();
+        self.negotiation.data = DataPolicy {
+            immediate_data: config.options.immediate_data,
+            first_burst_bytes_max: config.options.first_burst_bytes,
+        };
+        if let Some(node) = &node {
+            self.negotiation.digests = node.digests;
+            if !node.alias.is_empty() {
+                answers.push("TargetAlias", &node.alias);
+            }
+            answers.push("TargetPortalGroupTag", &group.tag.to_string());
+        }
+        self.identity = Some(Identity {
+            initiator: initiator.to_string(),
+            isid: request.isid,
+            cid: request.cid,
+            node,
+            tag: group.tag,
+        });
+        Ok(())
+    }
+
+    fn negotiate(&mut self, keys: &[(&str, &str)], answers: &mut TextWriter) -> Result<(), LoginStatus> {
+        for (key, value) in keys {
+            match *key {
+                "InitiatorName" | "TargetName" | "SessionType" => {}
+                "AuthMethod" => {
+                    let is_possible = value.split(',').any(|method| method == "None");
+                    if !is_possible {
+                        return Err(LoginStatus::AuthenticationFailed);
+                    }
+                    answers.push(key, "None");
+                }
+                _ => self.negotiation.offer(key, value, answers)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The stage that follows.
+    fn next_stage(
+        &mut self,
+        request: &LoginRequest,
+        answers: &mut TextWriter,
+    ) -> Result<LoginStage, LoginStatus> {
+        let next = LoginStage::try_from(request.next_stage).map_err(|_| LoginStatus::InvalidRequest)?;
+        if next <= self.stage {
+            return Err(LoginStatus::InvalidRequest);
+        }
+        if self.stage == LoginStage::Operational {
+            self.negotiation.declare(answers);
+        }
+        if next == LoginStage::FullFeature && !self.negotiation.has_required_digests() {
+            return Err(LoginStatus::InitiatorError);
+        }
+        Ok(next)
+    }
+
+    fn response(
+        &mut self,
+        request: &LoginRequest,
+        transit: bool,
+        next: LoginStage,
+        status: LoginStatus,
+    ) -> LoginResponse {
+        let response = LoginResponse {
+            initiator_task_tag: request.initiator_task_tag,
+            transit,
+            current_stage: request.current_stage,
+            next_stage: if transit { next as u8 } else { 0 },
+            isid: request.isid,
+            tsih: request.tsih,
+            stat_sn: self.stat_sn,
+            exp_cmd_sn: request.cmd_sn,
+            max_cmd_sn: request.cmd_sn,
+            status: status.into(),
+            ..LoginResponse::default()
+        };
+        self.stat_sn = self.stat_sn.wrapping_add(1);
+        response
+    }
+
+    fn respond(
+        &mut self,
+        request: &LoginRequest,
+        transit: bool,
+        next: LoginStage,
+        status: LoginStatus,
+        text: &[u8],
+        out: &mut PduWriter,
+    ) {
+        let response = self.response(request, transit, next, status);
+        push(response, text.to_vec(), out);
+    }
+
+    /// Sends the last response: the session is entered, or cannot be.
+    ///
+    /// # Errors
+    /// The session cannot be entered, for this reason.
+    pub(crate) fn finish(
+        &mut self,
+        entered: Result<u16, LoginStatus>,
+        out: &mut PduWriter,
+    ) -> Result<LoginResult, IscsiViolation> {
+        let (Some((mut response, text)), Some(identity)) = (self.final_response.take(), self.identity.take())
+        else {
+            return Err(IscsiViolation::NoLogin);
+        };
+        match entered {
+            Ok(tsih) => {
+                response.tsih = tsih;
+                push(response, text, out);
+                Ok(LoginResult {
+                    identity,
+                    parameters: self.negotiation.finish(),
+                    cmd_sn: response.exp_cmd_sn,
+                    stat_sn: self.stat_sn,
+                })
+            }
+            Err(status) => {
+                (response.transit, response.next_stage, response.status) = (false, 0, status.into());
+                push(response, Vec::new(), out);
+                Err(IscsiViolation::LoginFailed(status))
+            }
+        }
+    }
+}
+
+/// Login PDUs have at most 8,192 bytes of data (RFC 7143, section 13.12), and the answers to a request are far fewer.
+fn push(mut response: LoginResponse, text: Vec<u8>, out: &mut PduWriter) {
+    response.data_length = text.len() as u32;
+    out.push(&response.to_bytes(), PduData::Bytes(text));
+}

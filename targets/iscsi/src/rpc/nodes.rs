@@ -1,0 +1,195 @@
+//! Target nodes and their logical units.
+
+use control::json::{Value, json};
+use control::{ByName, Method, NoParameters, RpcError};
+
+use super::{INVALID, IscsiModule, UNRESPONSIVE};
+use crate::TargetNodeConfig;
+
+const NO_NODE: (i64, &str) = (RpcError::ENODEV, "there is no such target node");
+
+pub(super) fn methods() -> Vec<Method<IscsiModule>> {
+    vec![
+        Method::update("iscsi_create_target_node", create)
+            .text("Creates a target that initiators log in to, with bdevs as its logical units.", "true")
+            .errors(&[
+                INVALID,
+                (RpcError::EEXIST, "the target node exists, or a LUN is given twice"),
+                (RpcError::ENODEV, "there is no such bdev, portal group or initiator group"),
+                UNRESPONSIVE,
+            ]),
+        Method::update("iscsi_delete_target_node", delete)
+            .text("Deletes a target node. Its connections complete what is in flight and are closed.", "true")
+            .errors(&[NO_NODE, UNRESPONSIVE]),
+        Method::query("iscsi_get_target_nodes", |module: &IscsiModule, _: NoParameters| {
+            Ok::<_, RpcError>(module.target.nodes().iter().map(describe).collect::<Vec<_>>())
+        })
+        .text(
+            "Lists the target nodes.",
+            "array of target nodes, with the parameters of `iscsi_create_target_node`",
+        ),
+        Method::update("iscsi_target_node_add_lun", add_lun)
+            .text("Adds a logical unit to a target node; its initiators are told.", "true")
+            .errors(&[
+                INVALID,
+                (RpcError::EEXIST, "the LUN is in use"),
+                (RpcError::ENODEV, "there is no such target node or bdev"),
+                UNRESPONSIVE,
+            ]),
+        Method::update("iscsi_target_node_add_pg_ig_maps", add_maps)
+            .text("Offers a target node through further portal groups, or to further initiators.", "true")
+            .errors(&[(RpcError::ENODEV, "there is no such target node or group"), UNRESPONSIVE]),
+        Method::update("iscsi_target_node_remove_pg_ig_maps", remove_maps)
+            .text("The opposite of `iscsi_target_node_add_pg_ig_maps`. Sessions that exist go on.", "true")
+            .errors(&[(RpcError::ENODEV, "there is no such target node or map"), UNRESPONSIVE]),
+        Method::update("iscsi_target_node_request_logout", request_logout)
+            .text("Asks the initiators of a target node to log out, and to come back if they want.", "true")
+            .errors(&[NO_NODE, UNRESPONSIVE]),
+        Method::query("scsi_get_devices", |module: &IscsiModule, _: NoParameters| {
+            let device =
+                |(id, node): (usize, TargetNodeConfig)| json!({ "id": id, "device_name": node.name });
+            Ok::<_, RpcError>(module.target.nodes().into_iter().enumerate().map(device).collect::<Vec<_>>())
+        })
+        .text(
+            "Lists the SCSI devices: one for each target node.",
+            "array of devices with `id` and `device_name`",
+        ),
+    ]
+}
+
+control::parameters! {
+    struct MapParameters {
+        /// Tag of a portal group
+        pg_tag: u16,
+        /// Tag of the initiator group that it admits
+        ig_tag: u32,
+    }
+}
+
+control::parameters! {
+    struct LunParameters {
+        /// The bdev, by name, alias or UUID
+        bdev_name: String,
+        /// LUN, 0 to 255
+        lun_id: u16,
+    }
+}
+
+control::parameters! {
+    struct CreateNode {
+        /// An iSCSI name, or what follows `node_base` and a colon in it
+        name: String,
+        /// A text for humans, which initiators see
+        alias_name: String = String::new(),
+        /// Through which portal groups which initiators may log in
+        pg_ig_maps: Vec<MapParameters>,
+        /// The logical units
+        luns: Vec<LunParameters>,
+        /// Commands of a session in flight, 1 to 256
+        queue_depth: u32 = crate::limits::QUEUE_DEPTH_DEFAULT,
+        /// Require header digests
+        header_digest: bool = false,
+        /// Require data digests
+        data_digest: bool = false,
+    }
+    only { require_chap: bool = false, mutual_chap: bool = false, chap_group: u32 = 0 }
+    one_of { disable_chap: bool = [false, true] }
+}
+
+control::parameters! {
+    struct AddLun {
+        /// Name of the target node
+        name: String,
+        /// The bdev, by name, alias or UUID
+        bdev_name: String,
+        /// LUN; the smallest that is free if left out
+        lun_id: Option<u16>,
+    }
+}
+
+control::parameters! {
+    struct ChangeMaps {
+        /// Name of the target node
+        name: String,
+        /// Portal groups with the initiator groups that they admit
+        pg_ig_maps: Vec<MapParameters>,
+    }
+}
+
+control::parameters! {
+    struct RequestLogout {
+        /// Name of the target node
+        name: String,
+        /// Only connections through this portal group
+        pg_tag: Option<u16>,
+    }
+}
+
+/// Time that initiators have to log out.
+const LOGOUT_SECONDS: u16 = 60;
+
+fn maps(maps: &[MapParameters]) -> Vec<(u16, u32)> {
+    maps.iter().map(|map| (map.pg_tag, map.ig_tag)).collect()
+}
+
+fn create(module: &IscsiModule, params: CreateNode) -> Result<bool, RpcError> {
+    module.target.create_node(TargetNodeConfig {
+        name: params.name,
+        alias: params.alias_name,
+        maps: maps(&params.pg_ig_maps),
+        luns: params.luns.into_iter().map(|lun| (lun.bdev_name, lun.lun_id)).collect(),
+        queue_depth: params.queue_depth,
+        header_digest: params.header_digest,
+        data_digest: params.data_digest,
+    })?;
+    Ok(true)
+}
+
+fn delete(module: &IscsiModule, params: ByName) -> Result<bool, RpcError> {
+    module.target.delete_node(&params.name)?;
+    Ok(true)
+}
+
+fn add_lun(module: &IscsiModule, params: AddLun) -> Result<bool, RpcError> {
+    module.target.add_lun(&params.name, &params.bdev_name, params.lun_id)?;
+    Ok(true)
+}
+
+fn add_maps(module: &IscsiModule, params: ChangeMaps) -> Result<bool, RpcError> {
+    module.target.add_maps(&params.name, &maps(&params.pg_ig_maps))?;
+    Ok(true)
+}
+
+fn remove_maps(module: &IscsiModule, params: ChangeMaps) -> Result<bool, RpcError> {
+    module.target.remove_maps(&params.name, &maps(&params.pg_ig_maps))?;
+    Ok(true)
+}
+
+fn request_logout(module: &IscsiModule, params: RequestLogout) -> Result<bool, RpcError> {
+    module.target.request_logout(&params.name, params.pg_tag, LOGOUT_SECONDS)?;
+    Ok(true)
+}
+
+fn describe(node: &TargetNodeConfig) -> Value {
+    let map = |(pg_tag, ig_tag): &(u16, u32)| json!({ "pg_tag": pg_tag, "ig_tag": ig_tag });
+    let lun = |(bdev_name, lun_id): &(String, u16)| json!({ "bdev_name": bdev_name, "lun_id": lun_id });
+    json!({
+        "name": node.name,
+        "alias_name": node.alias,
+        "pg_ig_maps": node.maps.iter().map(map).collect::<Vec<_>>(),
+        "luns": node.luns.iter().map(lun).collect::<Vec<_>>(),
+        "queue_depth": node.queue_depth,
+        "disable_chap": true,
+        "require_chap": false,
+        "mutual_chap": false,
+        "chap_group": 0,
+        "header_digest": node.header_digest,
+        "data_digest": node.data_digest,
+    })
+}
+
+pub(super) fn save(module: &IscsiModule) -> Vec<Value> {
+    let nodes = module.target.nodes();
+    let call = |node| json!({ "method": "iscsi_create_target_node", "params": describe(node) });
+    nodes.iter().map(call).collect()
+}

@@ -1,0 +1,548 @@
+//! The full feature phase: commands of an initiator become tasks of logical units.
+
+mod data_in;
+mod data_out;
+mod functions;
+mod requests;
+mod text;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use block_io::{Op, Tag};
+use dma::Data;
+use reservations::{ChangeWaker, PendingGuard};
+use scsi::{Command, Step, Task, TaskContext, TaskEvent, UnitNexus};
+use slots::{Slab, Slot};
+use target_shell::{IoContext, PduData};
+use wire_iscsi::{AsyncEvent, AsyncMessage, RESERVED_TAG, Reject, RejectReason};
+use wire_scsi::AdditionalSense;
+
+use crate::config::{IscsiConfig, TargetNode};
+use crate::core::{CoreEvents, IscsiCore, TaskAbort};
+use crate::limits::{
+    IMMEDIATE_COMMANDS_MAX, LUNS_MAX, QUEUE_DEPTH_DEFAULT, QUEUE_DEPTH_MAX, QUOTA_BYTES, UNSENT_PDUS_MAX,
+};
+use crate::login::{Identity, LoginResult};
+use crate::parameters::Parameters;
+use crate::pdu_writer::PduWriter;
+use crate::sessions::SessionHandle;
+
+use data_out::DataOutState;
+use functions::PendingFunction;
+pub(crate) use requests::Sink;
+use text::TextExchange;
+
+/// A session with its connection.
+///
+/// Commands arrive in order. Each has a slot, and a [`Task`] of its logical unit that says what it needs next: data of
+/// the initiator ([`DataOutState`]), memory, or the device. What needs memory or the device goes to [`work`](Self::work)
+/// and [`requests`](Self::requests), which [`pump`](Self::pump) empties where the core's resources are at hand: after
+/// receiving, and in `resume`. Buffers count towards [`QUOTA_BYTES`] until they are free or sent.
+pub(crate) struct Session {
+    identity: Identity,
+    handle: SessionHandle,
+    pub(crate) parameters: Parameters,
+    events: Arc<CoreEvents>,
+    waker: Arc<dyn ChangeWaker>,
+    flow: u16,
+    units: Vec<SessionUnit>,
+    /// What REPORT LUNS lists, in order.
+    luns: Vec<u16>,
+    commands: Slab<CommandState>,
+    immediate_commands: u32,
+    stat_sn: u32,
+    exp_cmd_sn: u32,
+    max_cmd_sn: u32,
+    work: VecDeque<(Slot, Work)>,
+    requests: Vec<(u32, bdev::Request)>,
+    /// Empty between calls; keeps its memory.
+    batch: Vec<bdev::Request>,
+    /// Requests to devices in flight.
+    outstanding: u32,
+    held_bytes: usize,
+    /// The first of `work` needs so many bytes, which exceed the quota.
+    quota_wait: Option<usize>,
+    /// The core has no buffer: retried each millisecond.
+    waiting: bool,
+    functions: Vec<PendingFunction>,
+    /// Something of other cores may have changed.
+    has_event: bool,
+    text: TextExchange,
+    /// Aborts of tasks in flight when the connection was closed: kept until it is gone.
+    guards: Vec<PendingGuard>,
+    /// A NOP-In is not answered.
+    pub(crate) is_pinged: bool,
+    /// Bytes of data-out received, wrapping: a change is progress.
+    pub(crate) data_progress: u64,
+    /// The initiator has logged out, or the session has to end: nothing more is executed.
+    is_over: bool,
+}
+
+/// A logical unit of the session.
+struct SessionUnit {
+    id: u64,
+    lun: u16,
+    key: u32,
+    nexus: Arc<UnitNexus>,
+    /// It is in the configuration.
+    is_present: bool,
+    commands: u32,
+}
+
+/// A command that is not answered.
+struct CommandState {
+    /// `None` before it is started and for a moment after.
+    task: Option<Task>,
+    unit: usize,
+    initiator_task_tag: u32,
+    lun: u64,
+    is_immediate: bool,
+    /// See [`CoreEvents::sequence`].
+    sequence: u64,
+    guard: Option<PendingGuard>,
+    /// A task management function that waits for its end.
+    abort_function: Option<u32>,
+    /// Bytes of the quota.
+    held: usize,
+    /// R2Ts that were sent: they count among the data PDUs of the command.
+    r2ts: u32,
+    expected_length: u32,
+    data_out: Option<DataOutState>,
+    /// The task waits for the waker.
+    is_pending: bool,
+}
+
+/// What a command needs, where the core's resources are at hand.
+enum Work {
+    /// Memory of so many bytes for data-in.
+    DataIn(u32),
+    /// Memory of so many bytes for the task.
+    Memory(u32),
+    /// Memory for solicited data, and R2Ts.
+    Solicit,
+    /// The waker was called.
+    Changed,
+    /// It is aborted.
+    Abort,
+}
+
+/// There is no memory now.
+struct NotNow;
+
+impl Session {
+    pub(crate) fn new(
+        result: LoginResult,
+        handle: SessionHandle,
+        core: &IscsiCore,
+        config: &IscsiConfig,
+        flow: u16,
+    ) -> Session {
+        let LoginResult { identity, parameters, cmd_sn, stat_sn } = result;
+        let depth = identity.node.as_ref().map_or(QUEUE_DEPTH_DEFAULT, |node| node.queue_depth);
+        let depth = depth.clamp(1, QUEUE_DEPTH_MAX);
+        let mut session = Session {
+            identity,
+            handle,
+            parameters,
+            events: core.events.clone(),
+            waker: core.events.clone(),
+            flow,
+            units: Vec::new(),
+            luns: Vec::new(),
+            commands: Slab::with_capacity(depth + IMMEDIATE_COMMANDS_MAX),
+            immediate_commands: 0,
+            stat_sn,
+            exp_cmd_sn: cmd_sn,
+            max_cmd_sn: cmd_sn.wrapping_add(depth - 1),
+            work: VecDeque::new(),
+            requests: Vec::new(),
+            batch: Vec::new(),
+            outstanding: 0,
+            held_bytes: 0,
+            quota_wait: None,
+            waiting: false,
+            functions: Vec::new(),
+            has_event: false,
+            text: TextExchange::default(),
+            guards: Vec::new(),
+            is_pinged: false,
+            data_progress: 0,
+            is_over: false,
+        };
+        session.apply(config);
+        session
+    }
+
+    /// Who is logged in.
+    pub(crate) fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// The session's identifier.
+    pub(crate) fn tsih(&self) -> u16 {
+        self.handle.tsih
+    }
+
+    /// Applies a configuration. Returns whether the session's target and portal group are still there.
+    pub(crate) fn apply(&mut self, config: &IscsiConfig) -> bool {
+        if config.portal_groups.iter().all(|group| group.tag != self.identity.tag) {
+            return false;
+        }
+        let Some(node) = &self.identity.node else { return true };
+        let Some(node) = config.nodes.iter().find(|other| other.id == node.id).cloned() else { return false };
+        self.update_units(&node);
+        self.identity.node = Some(node);
+        true
+    }
+
+    fn update_units(&mut self, node: &TargetNode) {
+        let mut has_changed = false;
+        for unit in &mut self.units {
+            let is_present = node.units.iter().any(|one| one.id == unit.id);
+            has_changed |= unit.is_present != is_present;
+            unit.is_present = is_present;
+        }
+        for new in &node.units {
+            if self.units.iter().any(|unit| unit.id == new.id) {
+                continue;
+            }
+            let ports = scsi::NexusPorts::iscsi(
+                &self.identity.initiator,
+                isid_number(self.identity.isid),
+                &node.name,
+                self.identity.tag,
+            );
+            let nexus = match new.unit.attach(&ports) {
+                Ok(nexus) => nexus,
+                Err(error) => {
+                    let name = &self.identity.initiator;
+                    log::warn!(target: "iscsi", "LUN {} of {} is not there for {name}: {error}", new.lun, node.name);
+                    continue;
+                }
+            };
+            has_changed = true;
+            let unit =
+                SessionUnit { id: new.id, lun: new.lun, key: new.key, nexus, is_present: true, commands: 0 };
+            // A removed unit without commands makes room.
+            match self.units.iter().position(|one| !one.is_present && one.commands == 0) {
+                Some(free) => self.units[free] = unit,
+                None if self.units.len() < 2 * LUNS_MAX => self.units.push(unit),
+                None => {}
+            }
+        }
+        let is_first = self.luns.is_empty();
+        self.luns = self.units.iter().filter(|unit| unit.is_present).map(|unit| unit.lun).collect();
+        self.luns.sort_unstable();
+        if has_changed && !is_first {
+            for unit in self.units.iter().filter(|unit| unit.is_present) {
+                unit.nexus.set_attention(AdditionalSense::REPORTED_LUNS_CHANGED);
+            }
+        }
+    }
+
+    /// Something of other cores has changed.
+    pub(crate) fn on_event(&mut self, aborts: &[TaskAbort], is_closed: bool) {
+        self.has_event = true;
+        for (slot, command) in self.commands.iter_mut() {
+            let Some(unit) = self.units.get(command.unit) else { continue };
+            let Some(abort) = aborts.iter().find(|abort| abort.concerns(&unit.nexus, command.sequence))
+            else {
+                continue;
+            };
+            if is_closed {
+                self.guards.push(abort.guard());
+            } else {
+                command.guard = Some(abort.guard());
+                self.work.push_back((slot, Work::Abort));
+            }
+        }
+    }
+
+    /// Whether the session has to end at once, without waiting for commands.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.handle.is_ending()
+    }
+
+    /// Whether the initiator has logged out.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Nothing more is executed.
+    pub(crate) fn abandon(&mut self) {
+        self.is_over = true;
+        self.work.clear();
+        self.requests.clear();
+        self.quota_wait = None;
+    }
+
+    /// No request to a device is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.outstanding == 0
+    }
+
+    #[inline]
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting
+    }
+
+    /// Whether nothing is to be received until answers are sent.
+    #[inline]
+    pub(crate) fn is_blocked(&self, out: &PduWriter) -> bool {
+        out.queue.len() >= UNSENT_PDUS_MAX
+    }
+
+    /// Whether [`resume`](Self::resume) makes progress.
+    #[inline]
+    pub(crate) fn wants_resume(&self) -> bool {
+        if self.is_over || self.waiting {
+            return false;
+        }
+        let is_quota_free = self.quota_wait.is_none_or(|bytes| self.fits(bytes));
+        self.has_event || !self.requests.is_empty() || (!self.work.is_empty() && is_quota_free)
+    }
+
+    /// Whether the initiator has to send data for a command.
+    pub(crate) fn awaits_data(&self) -> bool {
+        self.commands
+            .iter()
+            .any(|(_, command)| command.data_out.as_ref().is_some_and(DataOutState::awaits_data))
+    }
+
+    pub(crate) fn buffers_freed(&mut self, bytes: usize) {
+        self.held_bytes -= bytes;
+    }
+
+    fn fits(&self, bytes: usize) -> bool {
+        self.held_bytes == 0 || self.held_bytes + bytes <= QUOTA_BYTES
+    }
+
+    /// Answers were sent, so that receiving goes on.
+    pub(crate) fn unblock(&mut self) {
+        self.has_event = true;
+    }
+
+    /// Continues what was deferred.
+    pub(crate) fn resume(&mut self, out: &mut PduWriter, context: &mut IoContext<'_, IscsiCore>) {
+        self.waiting = false;
+        if std::mem::take(&mut self.has_event) {
+            self.finish_functions(out);
+            for (slot, command) in self.commands.iter() {
+                if command.is_pending {
+                    self.work.push_back((slot, Work::Changed));
+                }
+            }
+        }
+        self.pump(out, context);
+    }
+
+    /// Does what needs memory or the device.
+    #[inline]
+    pub(crate) fn pump(&mut self, out: &mut PduWriter, context: &mut IoContext<'_, IscsiCore>) {
+        self.quota_wait = None;
+        while let Some((slot, work)) = self.work.pop_front() {
+            if let Err(NotNow) = self.do_work(slot, &work, out, context) {
+                self.work.push_front((slot, work));
+                break;
+            }
+        }
+        self.submit_requests(out, context);
+    }
+
+    fn do_work(
+        &mut self,
+        slot: Slot,
+        work: &Work,
+        out: &mut PduWriter,
+        context: &mut IoContext<'_, IscsiCore>,
+    ) -> Result<(), NotNow> {
+        if self.commands.get(slot).is_none() {
+            return Ok(());
+        }
+        let event = match *work {
+            Work::DataIn(bytes) => TaskEvent::DataIn(self.take(slot, bytes as usize, context)?),
+            Work::Memory(bytes) => TaskEvent::Memory(self.take(slot, bytes as usize, context)?),
+            Work::Solicit => return self.solicit(slot, out, context),
+            Work::Changed => TaskEvent::Changed,
+            Work::Abort => TaskEvent::Abort,
+        };
+        self.resume_task(slot, event, out);
+        Ok(())
+    }
+
+    /// Takes a buffer, within the quota.
+    fn take(&mut self, slot: Slot, bytes: usize, context: &IoContext<'_, IscsiCore>) -> Result<Data, NotNow> {
+        if !self.fits(bytes) {
+            self.quota_wait = Some(bytes);
+            return Err(NotNow);
+        }
+        let Some(buffer) = context.pool.take(bytes) else {
+            self.waiting = true;
+            return Err(NotNow);
+        };
+        self.hold(slot, bytes);
+        Ok(buffer.into())
+    }
+
+    fn hold(&mut self, slot: Slot, bytes: usize) {
+        if let Some(command) = self.commands.get_mut(slot) {
+            command.held += bytes;
+            self.held_bytes += bytes;
+        }
+    }
+
+    fn submit_requests(&mut self, out: &mut PduWriter, context: &mut IoContext<'_, IscsiCore>) {
+        // A request that cannot be submitted may lead to further ones.
+        while !self.requests.is_empty() {
+            let mut requests = std::mem::take(&mut self.requests);
+            for (key, request) in requests.drain(..) {
+                let tag = request.tag;
+                match context.submit(key, request) {
+                    Ok(()) => self.outstanding += 1,
+                    Err(status) => {
+                        let failed = bdev::Request::new(tag, Op::Flush, 0, 0).complete(status);
+                        if let Some(slot) = self.slot_of(tag.0) {
+                            self.resume_task(slot, TaskEvent::Completed(failed), out);
+                        }
+                    }
+                }
+            }
+            if self.requests.is_empty() {
+                self.requests = requests;
+                return;
+            }
+        }
+    }
+
+    /// A request has completed.
+    #[inline]
+    pub(crate) fn complete(&mut self, tag: u64, completion: bdev::Completion, out: &mut PduWriter) {
+        self.outstanding -= 1;
+        if let Some(slot) = self.slot_of(tag) {
+            self.resume_task(slot, TaskEvent::Completed(completion), out);
+        }
+    }
+
+    fn slot_of(&self, tag: u64) -> Option<Slot> {
+        self.commands.slot_at((tag & 0xffff) as u32).filter(|slot| tag_of(*slot).0 == tag)
+    }
+
+    /// Starts the task of a command.
+    fn start_task(&mut self, slot: Slot, command: &Command<'_>, out: &mut PduWriter) {
+        let Some(state) = self.commands.get(slot) else { return };
+        let unit = &self.units[state.unit];
+        let mut context = TaskContext {
+            nexus: &unit.nexus,
+            luns: &self.luns,
+            waker: &self.waker,
+            requests: &mut self.batch,
+        };
+        let (task, step) = Task::start(command, &mut context);
+        if let Some(state) = self.commands.get_mut(slot) {
+            state.task = Some(task);
+        }
+        self.take_step(slot, step, out);
+    }
+
+    #[inline]
+    fn resume_task(&mut self, slot: Slot, event: TaskEvent, out: &mut PduWriter) {
+        let Some(command) = self.commands.get_mut(slot) else { return };
+        let (Some(task), Some(unit)) = (&mut command.task, self.units.get(command.unit)) else { return };
+        let mut context = TaskContext {
+            nexus: &unit.nexus,
+            luns: &self.luns,
+            waker: &self.waker,
+            requests: &mut self.batch,
+        };
+        let step = task.resume(event, &mut context);
+        self.take_step(slot, step, out);
+    }
+
+    #[inline]
+    fn take_step(&mut self, slot: Slot, step: Step, out: &mut PduWriter) {
+        if !self.batch.is_empty() {
+            let key = self.commands.get(slot).map_or(0, |command| self.units[command.unit].key);
+            self.requests.extend(self.batch.drain(..).map(|request| (key, request)));
+        }
+        if let Some(command) = self.commands.get_mut(slot) {
+            command.is_pending = matches!(step, Step::Pending);
+        }
+        match step {
+            Step::DataIn(bytes) => self.work.push_back((slot, Work::DataIn(bytes))),
+            Step::Memory(bytes) => self.work.push_back((slot, Work::Memory(bytes))),
+            Step::DataOut(bytes) => self.begin_data_out(slot, bytes),
+            Step::InFlight | Step::Pending => {}
+            Step::Respond(response) => self.respond(slot, response, out),
+            Step::Done(response) => {
+                self.respond(slot, response, out);
+                self.end_command(slot, out);
+            }
+            Step::Aborted => self.end_command(slot, out),
+        }
+    }
+
+    /// Removes a command, and completes what waits for its end.
+    fn end_command(&mut self, slot: Slot, out: &mut PduWriter) {
+        let Some(command) = self.commands.remove(slot) else { return };
+        self.held_bytes -= command.held;
+        self.units[command.unit].commands -= 1;
+        if command.is_immediate {
+            self.immediate_commands -= 1;
+        } else {
+            self.max_cmd_sn = self.max_cmd_sn.wrapping_add(1);
+        }
+        if let Some(tag) = command.abort_function {
+            self.answer_function(tag, wire_iscsi::TaskResponse::Complete, out);
+        }
+    }
+
+    /// The number of the next response.
+    fn next_stat_sn(&mut self) -> u32 {
+        let stat_sn = self.stat_sn;
+        self.stat_sn = stat_sn.wrapping_add(1);
+        stat_sn
+    }
+
+    /// Rejects a PDU, whose header is returned.
+    fn reject(&mut self, header: &[u8], reason: RejectReason, out: &mut PduWriter) {
+        let reject = Reject {
+            initiator_task_tag: RESERVED_TAG,
+            reason: reason.into(),
+            stat_sn: self.next_stat_sn(),
+            exp_cmd_sn: self.exp_cmd_sn,
+            max_cmd_sn: self.max_cmd_sn,
+            data_length: header.len() as u32,
+            ..Reject::default()
+        };
+        out.push(&reject.to_bytes(), PduData::Bytes(header.to_vec()));
+    }
+
+    /// Asks the initiator to log out within so many seconds.
+    pub(crate) fn request_logout(&mut self, seconds: u16, out: &mut PduWriter) {
+        let message = AsyncMessage {
+            initiator_task_tag: RESERVED_TAG,
+            stat_sn: self.next_stat_sn(),
+            exp_cmd_sn: self.exp_cmd_sn,
+            max_cmd_sn: self.max_cmd_sn,
+            event: AsyncEvent::LogoutRequested.into(),
+            parameter3: seconds,
+            ..AsyncMessage::default()
+        };
+        out.push(&message.to_bytes(), PduData::None);
+    }
+}
+
+/// Index of the slot, and a part of its generation.
+#[inline]
+fn tag_of(slot: Slot) -> Tag {
+    Tag(u64::from(slot.index()) | (slot.to_bits() >> 32 & 0xff_ffff) << 16)
+}
+
+const _: () =
+    assert!(QUEUE_DEPTH_MAX + IMMEDIATE_COMMANDS_MAX <= 1 << 16 && target_shell::REQUEST_TAG_BITS >= 40);
+
+/// An ISID as a number.
+pub(crate) fn isid_number(isid: [u8; 6]) -> u64 {
+    isid.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}

@@ -1,0 +1,127 @@
+//! Task management (RFC 7143, section 11.5).
+
+use std::sync::Arc;
+
+use reservations::PendingChange;
+use scsi::UnitFunction;
+use slots::Slot;
+use target_shell::PduData;
+use wire_iscsi::{
+    HEADER_BYTES, RejectReason, TaskFunction, TaskManagementRequest, TaskManagementResponse, TaskResponse,
+};
+
+use super::{Session, Work};
+use crate::failure::IscsiViolation;
+use crate::limits::FUNCTIONS_MAX;
+use crate::pdu_writer::PduWriter;
+
+/// A function that waits for tasks to end.
+pub(super) struct PendingFunction {
+    initiator_task_tag: u32,
+    changes: Vec<Arc<PendingChange>>,
+    /// The session ends with it.
+    ends_session: bool,
+}
+
+impl Session {
+    /// Executes a task management request.
+    pub(super) fn manage(
+        &mut self,
+        header: &[u8; HEADER_BYTES],
+        out: &mut PduWriter,
+    ) -> Result<(), IscsiViolation> {
+        let request = TaskManagementRequest::decode(header)?;
+        if self.identity.node.is_none() {
+            self.reject(header, RejectReason::ProtocolError, out);
+            return Ok(());
+        }
+        if !self.admit(request.immediate, request.cmd_sn)? {
+            return Ok(());
+        }
+        if !request.immediate {
+            self.max_cmd_sn = self.max_cmd_sn.wrapping_add(1);
+        }
+        let tag = request.initiator_task_tag;
+        if self.functions.len() >= FUNCTIONS_MAX {
+            self.answer_function(tag, TaskResponse::Rejected, out);
+            return Ok(());
+        }
+        let Ok(function) = TaskFunction::try_from(request.function) else {
+            self.answer_function(tag, TaskResponse::NotSupported, out);
+            return Ok(());
+        };
+        let unit_function = match function {
+            TaskFunction::AbortTask => {
+                self.abort_task(&request, out);
+                return Ok(());
+            }
+            TaskFunction::AbortTaskSet => UnitFunction::AbortTaskSet,
+            TaskFunction::ClearTaskSet => UnitFunction::ClearTaskSet,
+            TaskFunction::LogicalUnitReset
+            | TaskFunction::TargetWarmReset
+            | TaskFunction::TargetColdReset => UnitFunction::LogicalUnitReset,
+            TaskFunction::TaskReassign => {
+                self.answer_function(tag, TaskResponse::ReassignmentNotSupported, out);
+                return Ok(());
+            }
+            TaskFunction::ClearAca => {
+                self.answer_function(tag, TaskResponse::NotSupported, out);
+                return Ok(());
+            }
+        };
+        let is_for_all = matches!(function, TaskFunction::TargetWarmReset | TaskFunction::TargetColdReset);
+        let lun = wire_scsi::luns::decode_lun(request.lun.to_be_bytes());
+        let units = self.units.iter().filter(|unit| unit.is_present && (is_for_all || Some(unit.lun) == lun));
+        let manage = |unit: &super::SessionUnit| {
+            unit.nexus.unit().manage(unit_function, &unit.nexus, self.waker.clone())
+        };
+        let changes: Vec<_> = units.map(manage).collect();
+        if changes.is_empty() && !is_for_all {
+            self.answer_function(tag, TaskResponse::NoUnit, out);
+            return Ok(());
+        }
+        let ends_session = function == TaskFunction::TargetColdReset;
+        self.functions.push(PendingFunction { initiator_task_tag: tag, changes, ends_session });
+        self.finish_functions(out);
+        Ok(())
+    }
+
+    /// Answers the functions whose tasks have ended.
+    pub(super) fn finish_functions(&mut self, out: &mut PduWriter) {
+        let is_complete =
+            |function: &mut PendingFunction| function.changes.iter().all(|change| change.outcome().is_some());
+        let complete: Vec<PendingFunction> = self.functions.extract_if(.., is_complete).collect();
+        for function in complete {
+            self.answer_function(function.initiator_task_tag, TaskResponse::Complete, out);
+            if function.ends_session {
+                self.abandon();
+            }
+        }
+    }
+
+    fn abort_task(&mut self, request: &TaskManagementRequest, out: &mut PduWriter) {
+        let referenced = request.referenced_task_tag;
+        let is_it = |(_, command): &(Slot, &super::CommandState)| {
+            command.initiator_task_tag == referenced && command.lun == request.lun
+        };
+        let found = self.commands.iter().find(is_it).map(|(slot, _)| slot);
+        let command = found.and_then(|slot| Some((slot, self.commands.get_mut(slot)?)));
+        let Some((slot, command)) = command.filter(|(_, command)| command.abort_function.is_none()) else {
+            return self.answer_function(request.initiator_task_tag, TaskResponse::NoTask, out);
+        };
+        command.abort_function = Some(request.initiator_task_tag);
+        self.work.push_back((slot, Work::Abort));
+    }
+
+    pub(super) fn answer_function(&mut self, tag: u32, response: TaskResponse, out: &mut PduWriter) {
+        let answer = TaskManagementResponse {
+            initiator_task_tag: tag,
+            response: response.into(),
+            stat_sn: self.next_stat_sn(),
+            exp_cmd_sn: self.exp_cmd_sn,
+            max_cmd_sn: self.max_cmd_sn,
+            ..TaskManagementResponse::default()
+        };
+        out.push(&answer.to_bytes(), PduData::None);
+    }
+}

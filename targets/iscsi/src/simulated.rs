@@ -1,0 +1,201 @@
+//! A group of connections on the simulated network, for tests that segment, stall and break connections, and for fuzzing.
+
+#[cfg(test)]
+mod tests;
+
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
+
+use bdev::malloc::MallocConfig;
+use bdev::{Access, Registry};
+use reactor::Reactor;
+use scsi::{LogicalUnit, UnitConfig};
+use sockets::{ConnectionId, Network, NetworkFaults, SimulatedNetwork, StreamAddress, TransferResult};
+use target_shell::{ConnectionGroup, DeviceMap, GroupLimits, PollGroup};
+use wire_iscsi::{HEADER_BYTES, LoginRequest, LoginStage, TextWriter, padded};
+
+use crate::config::{ANY, InitiatorGroup, IscsiConfig, Netmask, NodeUnit, Portal, PortalGroup, TargetNode};
+use crate::core::IscsiCore;
+use crate::parameters::DigestPolicy;
+
+const PORT: u16 = 1;
+const NODE: &str = "iqn.2026-11.io.ringbolt:disk";
+const INITIATOR: &str = "iqn.2026-11.io.ringbolt:host";
+const BLOCK_BYTES: usize = 512;
+/// Size of the device.
+const DISK_BYTES: usize = 4 << 20;
+/// Simulated time of one poll.
+const POLL_NS: u64 = 10_000;
+
+/// One group, the initiators' side of its network, and the simulated clock.
+struct SimulatedTarget {
+    group: ConnectionGroup<IscsiCore, SimulatedNetwork>,
+    initiators: SimulatedNetwork,
+    now_ns: u64,
+    // Dropped last: the fields above use its buffers.
+    reactor: Reactor,
+}
+
+impl SimulatedTarget {
+    fn new(seed: u64, faults: NetworkFaults) -> SimulatedTarget {
+        let reactor = Reactor::new(&reactor::ReactorConfig::default()).expect("a reactor for a test");
+        let core = reactor.core();
+        let (initiators, network) = SimulatedNetwork::pair(seed, faults);
+        let iscsi = IscsiCore::new(Arc::default(), None);
+        let mut group = ConnectionGroup::standalone(&core, network, iscsi, GroupLimits::default());
+        group.listen(&StreamAddress::Tcp(address()), PORT).expect("room for a listener");
+        group.apply(&core, Arc::new(config(DigestPolicy::default())), 1);
+        SimulatedTarget { group, initiators, now_ns: 1, reactor }
+    }
+
+    fn connect(&mut self) -> ConnectionId {
+        let stream = self.initiators.connect(StreamAddress::Tcp(address()));
+        self.initiators.add(stream).expect("room for a connection")
+    }
+
+    fn poll(&mut self) {
+        self.now_ns += POLL_NS;
+        self.group.poll(&self.reactor.core(), self.now_ns);
+    }
+
+    /// Sends what the network takes.
+    fn send(&mut self, id: ConnectionId, bytes: &[u8]) -> TransferResult {
+        self.initiators.send(id, &[IoSlice::new(bytes)])
+    }
+
+    /// Receives what has arrived; `None` if the connection is closed.
+    fn receive(&mut self, id: ConnectionId, into: &mut Vec<u8>) -> Option<usize> {
+        let mut bytes = vec![0; 64 << 10];
+        match self.initiators.receive(id, &mut [IoSliceMut::new(&mut bytes)]) {
+            TransferResult::Bytes(count) => {
+                into.extend(&bytes[..count]);
+                Some(count)
+            }
+            TransferResult::Blocked => Some(0),
+            TransferResult::Closed | TransferResult::Failed(_) => None,
+        }
+    }
+}
+
+fn address() -> std::net::SocketAddr {
+    ([10, 0, 0, 1], 3260).into()
+}
+
+/// A target node with a disk as LUN 0, for anyone.
+fn config(digests: DigestPolicy) -> IscsiConfig {
+    let registry = Registry::new();
+    let blocks = (DISK_BYTES / BLOCK_BYTES) as u64;
+    bdev::malloc::create(&registry, MallocConfig::new("Malloc0", blocks, BLOCK_BYTES as u32))
+        .expect("a new name");
+    let descriptor = Arc::new(registry.open("Malloc0", Access::ReadWrite).expect("it was just made"));
+    let unit = LogicalUnit::new(UnitConfig::of_device(descriptor.device(), false), Arc::default());
+    let node = TargetNode {
+        id: 1,
+        name: NODE.to_string(),
+        alias: String::new(),
+        maps: vec![(1, 1)],
+        queue_depth: 8,
+        digests,
+        units: vec![NodeUnit { id: 1, lun: 0, key: 0, unit }],
+    };
+    let portal = Portal { portid: PORT, address: address() };
+    let initiators =
+        InitiatorGroup { tag: 1, initiators: vec![ANY.to_string()], netmasks: vec![Netmask::Any] };
+    IscsiConfig {
+        portal_groups: vec![Arc::new(PortalGroup { tag: 1, private: false, portals: vec![portal] })],
+        initiator_groups: vec![Arc::new(initiators)],
+        nodes: vec![Arc::new(node)],
+        devices: DeviceMap::from([(0, descriptor)]),
+        ..IscsiConfig::default()
+    }
+}
+
+/// A PDU without digests: a header that says how long the data is, and the data.
+fn pdu(header: &[u8; HEADER_BYTES], data: &[u8]) -> Vec<u8> {
+    let mut bytes = header.to_vec();
+    bytes[5..8].copy_from_slice(&(data.len() as u32).to_be_bytes()[1..]);
+    bytes.extend(data);
+    bytes.resize(HEADER_BYTES + padded(data.len()), 0);
+    bytes
+}
+
+/// A login request that asks for the full feature phase at once.
+fn login(keys: &[(&str, &str)]) -> Vec<u8> {
+    let mut text = TextWriter::default();
+    keys.iter().for_each(|(key, value)| text.push(key, value));
+    let request = LoginRequest {
+        immediate: true,
+        transit: true,
+        current_stage: LoginStage::Operational.into(),
+        next_stage: LoginStage::FullFeature.into(),
+        isid: [0x80, 0, 0, 0, 0, 1],
+        cmd_sn: 1,
+        exp_stat_sn: 1,
+        ..LoginRequest::default()
+    };
+    pdu(&request.to_bytes(), text.bytes())
+}
+
+/// The traffic of an initiator: the first byte selects how far it is valid. The target must not panic, and must free
+/// everything of an initiator that disconnects.
+pub fn any_bytes(bytes: &[u8]) {
+    let Some((&how, bytes)) = bytes.split_first() else { return };
+    let mut target = SimulatedTarget::new(u64::from(how), NetworkFaults::default());
+    let id = target.connect();
+    let mut sent = Vec::new();
+    if how & 1 != 0 {
+        let mut keys = vec![("InitiatorName", INITIATOR)];
+        if how & 2 != 0 {
+            keys.push(("SessionType", "Discovery"));
+        } else {
+            keys.extend([("TargetName", NODE), ("InitialR2T", "No"), ("MaxBurstLength", "4096")]);
+        }
+        sent = login(&keys);
+    }
+    if how & 4 != 0 {
+        // PDUs with arbitrary fields, but numbers and lengths that get them past the first checks.
+        let mut cmd_sn = 1u32;
+        for chunk in bytes.chunks(HEADER_BYTES) {
+            let mut header = [0; HEADER_BYTES];
+            header[..chunk.len()].copy_from_slice(chunk);
+            let data = [header[47]; 600];
+            let length = usize::from(header[7]) * 2;
+            header[4] = 0;
+            header[24..28].copy_from_slice(&cmd_sn.to_be_bytes());
+            cmd_sn += u32::from(header[0] & 0x40 == 0 && header[0] & 0x3f != 5);
+            if header[0] & 0x3f == 1 {
+                // To the unit that is there, and not further than its end.
+                header[8..16].fill(0);
+                header[20..22].fill(0);
+            }
+            sent.extend(pdu(&header, &data[..length]));
+        }
+    } else {
+        sent.extend(bytes);
+    }
+    let mut received = Vec::new();
+    let mut rest = &sent[..];
+    // More polls than any input has bytes of requests.
+    for _ in 0..2000 {
+        if let TransferResult::Bytes(count) = target.send(id, rest) {
+            rest = &rest[count..];
+        }
+        target.poll();
+        // Every other initiator does not read.
+        if how & 8 == 0 && target.receive(id, &mut received).is_none() {
+            break;
+        }
+        received.clear();
+        if rest.is_empty() && how & 16 != 0 {
+            break;
+        }
+    }
+    target.initiators.close(id);
+    for _ in 0..20_000 {
+        if target.group.connections().is_empty() {
+            return;
+        }
+        target.poll();
+    }
+    panic!("a connection is left");
+}

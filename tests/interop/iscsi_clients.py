@@ -1,0 +1,220 @@
+#!/usr/bin/python3 -B
+"""The iSCSI target of `ringbolt serve` against initiators of other projects, and against hostile ones.
+
+    RINGBOLT=target/debug/ringbolt tests/interop/iscsi_clients.py [CASE...]
+
+Each case prints one line. A case whose program is missing is SKIPPED, with the reason. Random data comes from a seed,
+which is printed (INTEROP_SEED=N repeats it).
+"""
+
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+import serving
+from serving import MIB, program, random_bytes, run
+
+INITIATOR = "iqn.2026-11.io.ringbolt:initiator"
+
+
+class Server(serving.Server):
+    def portal_group(self, tag=1, **params):
+        """A portal group on any free port; its address."""
+        self.rpc("iscsi_create_portal_group", tag=tag, portals=[{"host": "127.0.0.1", "port": "0"}], **params)
+        groups = {group["tag"]: group for group in self.rpc("iscsi_get_portal_groups")}
+        return f"127.0.0.1:{groups[tag]['portals'][0]['port']}"
+
+    def node(self, name, *bdevs, tags=(1,), **params):
+        """A target node for anyone; its name."""
+        if not self.rpc("iscsi_get_initiator_groups"):
+            self.rpc("iscsi_create_initiator_group", tag=1, initiators=["ANY"], netmasks=["127.0.0.0/8"])
+        luns = [{"bdev_name": bdev, "lun_id": lun} for lun, bdev in enumerate(bdevs)]
+        maps = [{"pg_tag": tag, "ig_tag": 1} for tag in tags]
+        self.rpc("iscsi_create_target_node", name=name, alias_name="", pg_ig_maps=maps, luns=luns, **params)
+        return f"iqn.2016-06.io.spdk:{name}"
+
+    def disk(self, **params):
+        """A target node with one bdev in memory; its URL."""
+        address = self.portal_group()
+        return f"iscsi://{address}/{self.node('disk', self.malloc(), **params)}/0"
+
+
+# What iscsi-test-cu does not test here, and why.
+SKIPS = {
+    "BUSY_TIMEOUT_PERIOD is undefined.": "the unit is never busy for long",
+    "LBPPB < 2. Skipping test": "physical blocks are as large as logical ones",
+    "Logical unit is not removable. Skipping test.": "volumes are not removable",
+    "Media is not removable.": "volumes are not removable",
+    "Logical unit is not write-protected. Skipping test.": "the volume can be written",
+    "SANITIZE BLOCK_ERASE is not implemented according to REPORT_SUPPORTED_OPCODES.": "no SANITIZE",
+    "SANITIZE CRYPTO_ERASE is not implemented according to REPORT_SUPPORTED_OPCODES.": "no SANITIZE",
+    "SANITIZE EXIT FAILURE MODE is not implemented according to REPORT_SUPPORTED_OPCODES.": "no SANITIZE",
+    "SANITIZE OVERWRITE is not implemented according to REPORT_SUPPORTED_OPCODES.": "no SANITIZE",
+    "WRITEATOMIC16 is not implemented.": "no bdev promises atomic writes of more than a block",
+    "WRITESAME10 does not support 0-blocks.": "WSNZ is set",
+    "WRITESAME16 does not support 0-blocks.": "WSNZ is set",
+}
+
+
+def case_suite(server):
+    """libiscsi's test suite passes, with two paths to the unit; each skip is known."""
+    suite = program("iscsi-test-cu")
+    addresses = [server.portal_group(1), server.portal_group(2)]
+    name = server.node("disk", server.malloc(), tags=(1, 2))
+    urls = [f"iscsi://{address}/{name}/0" for address in addresses]
+    done = subprocess.run([suite, "--dataloss", "--allow-sanitize", "-n", "-S", "-t", "ALL", *urls],
+                          capture_output=True, text=True, timeout=300)
+    output = done.stdout + done.stderr
+    summary = re.search(r"tests\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", output)
+    failed = re.findall(r"^Suite .* had failures:$|^ +\d+\. test_.*", output, re.MULTILINE)
+    assert summary, output[-2000:]
+    total, ran, passed, failures = map(int, summary.groups())
+    assert failures == 0 and passed == ran == total, failed
+    skipped = re.findall(r"\[SKIPPED\] (.*)", output)
+    unknown = sorted(set(skipped) - SKIPS.keys())
+    assert not unknown, f"skipped without a known reason: {unknown}"
+    for text in sorted(set(skipped)):
+        print(f"  {skipped.count(text)} parts not tested: {text} ({SKIPS[text]})")
+    print(f"  {passed} tests passed")
+
+
+def case_discovery(server):
+    """Initiators see the targets that they may log in to, under the address that they have reached."""
+    ls, inquiry = program("iscsi-ls"), program("iscsi-inq")
+    address = server.portal_group()
+    first, second = server.node("disk1", server.malloc("Malloc1")), server.node("disk2", server.malloc("Malloc2", 8, 4096))
+    server.rpc("iscsi_create_initiator_group", tag=7, initiators=["iqn.2026-11.io.ringbolt:other"], netmasks=["ANY"])
+    server.rpc("iscsi_create_target_node", name="disk3", pg_ig_maps=[{"pg_tag": 1, "ig_tag": 7}], luns=[])
+    listed = run(ls, "-i", INITIATOR, "-s", f"iscsi://{address}/")
+    found = sorted(re.findall(r"Target:(\S+) Portal:(\S+)", listed))
+    assert found == [(first, f"{address},1"), (second, f"{address},1")], listed
+    assert listed.count("DIRECT_ACCESS") == 2, listed
+    other = run(ls, "-i", "iqn.2026-11.io.ringbolt:other", f"iscsi://{address}/")
+    assert "disk3" in other, other
+    refused = subprocess.run([inquiry, "-i", INITIATOR, f"iscsi://{address}/iqn.2016-06.io.spdk:disk3/0"],
+                             capture_output=True, text=True, timeout=60)
+    assert refused.returncode != 0 and "Authorization failure" in refused.stderr + refused.stdout, refused
+    serial = run(inquiry, "-e", "1", "-c", "128", f"iscsi://{address}/{first}/0")
+    uuid = server.rpc("bdev_get_bdevs", name="Malloc1")[0]["uuid"]
+    assert uuid.replace("-", "") in serial.lower().replace("-", ""), (uuid, serial)
+
+
+def case_qemu_img(server):
+    """qemu-img copies to a volume and compares, with digests and without."""
+    qemu_img = program("qemu-img")
+    image = f"{server.folder}/image"
+    with open(image, "wb") as file:
+        file.write(random_bytes(64 * MIB))
+    url = server.disk()
+    portal, name = url.removeprefix("iscsi://").split("/")[:2]
+    for digest in ["none", "crc32c"]:
+        target = f"driver=iscsi,transport=tcp,portal={portal},target={name},lun=0,header-digest={digest}"
+        run(qemu_img, "convert", "-n", "--target-image-opts", image, target)
+        run(qemu_img, "compare", "--image-opts", f"driver=file,filename={image}", target)
+
+
+def case_sessions(server):
+    """Sessions on several cores serve one unit at once, each with what all have written."""
+    perf = program("iscsi-perf")
+    url = server.disk()
+    load = [subprocess.Popen([perf, "-b", "8", "-m", "32", "-t", "2", "-i", f"{INITIATOR}{number}", url],
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for number in range(4)]
+    deadline = time.monotonic() + 20
+    while len(server.rpc("iscsi_get_connections")) < 4:
+        assert time.monotonic() < deadline, "four initiators do not log in"
+    connections = server.rpc("iscsi_get_connections")
+    assert len({one["tsih"] for one in connections}) == 4, connections
+    cores = {one["lcore_id"] for one in connections}
+    assert len(cores) == 2 or os.cpu_count() == 1, connections
+    for one in load:
+        output = one.communicate(timeout=60)[0]
+        assert one.returncode == 0 and "finished" in output, output
+    while server.rpc("iscsi_get_connections"):
+        assert time.monotonic() < deadline + 20, "connections are left"
+    assert server.rpc("bdev_get_iostat", names=["Malloc0"])["bdevs"][0]["num_read_ops"] > 100
+
+
+def case_configuration(server):
+    """A configuration is saved and loaded; what is deleted is gone for initiators."""
+    inquiry = program("iscsi-inq")
+    url = server.disk()
+    saved = server.rpc("save_config")
+    calls = [call for one in saved["subsystems"] if one["subsystem"] == "iscsi" for call in one["config"]]
+    methods = ["iscsi_create_portal_group", "iscsi_create_initiator_group", "iscsi_create_target_node"]
+    assert [call["method"] for call in calls] == methods, calls
+    server.rpc("iscsi_delete_target_node", name="disk")
+    gone = subprocess.run([inquiry, url], capture_output=True, text=True, timeout=60)
+    assert gone.returncode != 0 and "Target not found" in gone.stderr + gone.stdout, gone
+    server.rpc("iscsi_delete_portal_group", tag=1)
+    server.rpc("iscsi_delete_initiator_group", tag=1)
+    for call in calls:
+        server.rpc(call["method"], **call["params"])
+    run(inquiry, url)
+    assert server.rpc("save_config") == saved
+    # A logical unit that is added, and a device that is removed with its unit.
+    server.rpc("iscsi_target_node_add_lun", name="disk", bdev_name=server.malloc("Malloc1"))
+    second = url[:-1] + "1"
+    run(inquiry, second)
+    server.rpc("bdev_malloc_delete", name="Malloc1")
+    absent = subprocess.run([inquiry, second], capture_output=True, text=True, timeout=60)
+    assert "LOGICAL_UNIT_NOT_SUPPORTED" in absent.stderr + absent.stdout, absent
+
+
+def login_pdu(keys, cmd_sn=1):
+    text = "".join(f"{key}={value}\0" for key, value in keys.items()).encode()
+    header = struct.pack(">BBBBI6sHIHHII16x", 0x43, 0x87, 0, 0, len(text), b"\x80\0\0\0\0\1", 0, 1, 1, 0, cmd_sn, 1)
+    assert len(header) == 48, len(header)
+    return header + text + bytes(-len(text) % 4)
+
+
+def case_hostile(server):
+    """Silent and malformed initiators cost themselves their connection, and others nothing."""
+    inquiry = program("iscsi-inq")
+    url = server.disk()
+    portal, name = url.removeprefix("iscsi://").split("/")[:2]
+    host, port = portal.split(":")
+    silent = [socket.create_connection((host, int(port)), timeout=10) for _ in range(600)]
+    run(inquiry, url)
+    for garbage in [b"GET / HTTP/1.1\r\n\r\n" * 20, b"\x43" + b"\xff" * 3000, bytes(48), random_bytes(4096)]:
+        with socket.create_connection((host, int(port)), timeout=30) as peer:
+            peer.sendall(garbage)
+            while True:
+                try:
+                    if not peer.recv(65536):
+                        break
+                except ConnectionError:
+                    break
+    # Writes whose data never comes, as many as the queue takes, from several initiators: others are served.
+    held = []
+    for number in range(20):
+        peer = socket.create_connection((host, int(port)), timeout=10)
+        keys = {"InitiatorName": f"{INITIATOR}{number}", "TargetName": name, "ImmediateData": "No",
+                "MaxBurstLength": "1048576"}
+        peer.sendall(login_pdu(keys))
+        answer = peer.recv(4096)
+        assert answer[0] == 0x23 and answer[36:38] == b"\0\0", answer[:48].hex()
+        for index in range(64):
+            cdb = struct.pack(">BBIBHB6x", 0x2A, 0, 0, 0, 2048, 0)
+            peer.sendall(struct.pack(">BB6xQIIII16s", 1, 0xA0, 0, 10 + index, MIB, 1 + index, 2, cdb))
+        held.append(peer)
+    run(inquiry, url)
+    for peer in silent + held:
+        peer.close()
+    deadline = time.monotonic() + 30
+    while server.rpc("iscsi_get_connections"):
+        assert time.monotonic() < deadline, "connections are left"
+        time.sleep(0.05)
+    run(inquiry, url)
+
+
+def main():
+    cases = {name[5:]: case for name, case in globals().items() if name.startswith("case_")}
+    return serving.run_cases(cases, Server)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
