@@ -7,6 +7,7 @@ Each case prints one line. A case whose program is missing is SKIPPED, with the 
 which is printed (INTEROP_SEED=N repeats it).
 """
 
+import json
 import os
 import re
 import socket
@@ -136,6 +137,67 @@ def case_sessions(server):
     while server.rpc("iscsi_get_connections"):
         assert time.monotonic() < deadline + 20, "connections are left"
     assert server.rpc("bdev_get_iostat", names=["Malloc0"])["bdevs"][0]["num_read_ops"] > 100
+
+
+def case_chap(server):
+    """Initiators authenticate themselves, and the target too; secrets that are wrong or missing are refused."""
+    inquiry = program("iscsi-inq")
+    address = server.portal_group()
+    server.rpc("iscsi_create_auth_group", tag=1, secrets=[
+        {"user": "host", "secret": "0123456789abcdef", "muser": "target", "msecret": "fedcba9876543210"}])
+    server.rpc("iscsi_auth_group_add_secret", tag=1, user="other", secret="another secret")
+    name = server.node("disk", server.malloc(), require_chap=True, chap_group=1)
+
+    def log_in(credentials, query=""):
+        done = subprocess.run([inquiry, f"iscsi://{credentials}{address}/{name}/0{query}"], capture_output=True,
+                              text=True, timeout=60)
+        return done.returncode == 0
+
+    mutual = "?target_user=target&target_password=fedcba9876543210"
+    assert log_in("host%0123456789abcdef@")
+    assert log_in("host%0123456789abcdef@", mutual)
+    assert log_in("other%another secret@")
+    assert not log_in("")
+    assert not log_in("host%0123456789abcdee@")
+    assert not log_in("nobody%0123456789abcdef@")
+    assert not log_in("host%0123456789abcdef@", "?target_user=target&target_password=wrong")
+    server.rpc("iscsi_target_node_set_auth", name="disk", require_chap=True, mutual_chap=True, chap_group=1)
+    assert not log_in("host%0123456789abcdef@")
+    assert log_in("host%0123456789abcdef@", mutual)
+    # Discovery has a policy of its own.
+    ls = program("iscsi-ls")
+    assert name in run(ls, f"iscsi://{address}/")
+    server.rpc("iscsi_set_discovery_auth", require_chap=True, chap_group=1)
+    refused = subprocess.run([ls, f"iscsi://{address}/"], capture_output=True, text=True, timeout=60)
+    assert name not in refused.stdout, refused
+    assert name in run(ls, f"iscsi://host%0123456789abcdef@{address}/")
+    saved = json.dumps(server.rpc("save_config"))
+    assert "fedcba9876543210" in saved and "iscsi_set_discovery_auth" in saved, saved
+    assert "0123456789abcdef" not in json.dumps(server.rpc("iscsi_get_auth_groups"))
+    assert "0123456789abcdef" not in open(f"{server.folder}/serve.log").read()
+
+
+def case_redirect(server):
+    """Initiators are sent to another portal, which discovery does not list."""
+    inquiry, ls = program("iscsi-inq"), program("iscsi-ls")
+    public, private = server.portal_group(1), server.portal_group(2, private=True)
+    name = server.node("disk", server.malloc(), tags=(1, 2))
+    listed = run(ls, f"iscsi://{public}/")
+    assert public in listed and private not in listed, listed
+    host, port = private.split(":")
+    server.rpc("iscsi_target_node_set_redirect", name="disk", pg_tag=1, redirect_host=host, redirect_port=port)
+    run(inquiry, f"iscsi://{public}/{name}/0")
+    assert "redirect_port" in json.dumps(server.rpc("save_config"))
+    # A portal group that waits is reached when it is started.
+    server.rpc("iscsi_create_portal_group", tag=3, portals=[{"host": "127.0.0.1", "port": "0"}], wait=True)
+    waiting = next(group for group in server.rpc("iscsi_get_portal_groups") if group["tag"] == 3)
+    assert waiting["portals"][0]["port"] == "0", waiting
+    server.rpc("iscsi_target_node_add_pg_ig_maps", name="disk", pg_ig_maps=[{"pg_tag": 3, "ig_tag": 1}])
+    server.rpc("iscsi_start_portal_group", tag=3)
+    started = next(group for group in server.rpc("iscsi_get_portal_groups") if group["tag"] == 3)
+    run(inquiry, f"iscsi://127.0.0.1:{started['portals'][0]['port']}/{name}/0")
+    counts = server.rpc("iscsi_get_stats")
+    assert counts.keys() == {"invalid", "running", "exiting", "exited"}, counts
 
 
 def case_configuration(server):

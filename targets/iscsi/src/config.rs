@@ -8,6 +8,7 @@ use std::sync::Arc;
 use scsi::LogicalUnit;
 use target_shell::{DeviceMap, TargetConfig};
 
+use crate::chap::{AuthGroup, AuthPolicy, ChapCredentials};
 use crate::limits::FIRST_BURST_BYTES_MAX;
 use crate::parameters::DigestPolicy;
 
@@ -45,6 +46,9 @@ pub(crate) struct IscsiConfig {
     pub(crate) portal_groups: Vec<Arc<PortalGroup>>,
     pub(crate) initiator_groups: Vec<Arc<InitiatorGroup>>,
     pub(crate) nodes: Vec<Arc<TargetNode>>,
+    pub(crate) auth_groups: Vec<Arc<AuthGroup>>,
+    /// Of discovery, unless the portal group says otherwise.
+    pub(crate) discovery_auth: AuthPolicy,
     pub(crate) devices: DeviceMap,
 }
 
@@ -54,6 +58,11 @@ pub(crate) struct PortalGroup {
     pub(crate) tag: u16,
     /// Discovery does not list it: initiators come by redirection.
     pub(crate) private: bool,
+    /// Of discovery through it.
+    pub(crate) discovery_auth: Option<AuthPolicy>,
+    /// As they were given.
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// With the ports that the kernel assigned; empty while nothing listens.
     pub(crate) portals: Vec<Portal>,
 }
 
@@ -94,6 +103,9 @@ pub(crate) struct TargetNode {
     pub(crate) maps: Vec<(u16, u32)>,
     pub(crate) queue_depth: u32,
     pub(crate) digests: DigestPolicy,
+    pub(crate) auth: AuthPolicy,
+    /// Where initiators that log in through a portal group are sent instead.
+    pub(crate) redirects: Vec<(u16, SocketAddr)>,
     pub(crate) units: Vec<NodeUnit>,
 }
 
@@ -134,6 +146,12 @@ impl IscsiConfig {
 
     pub(crate) fn node(&self, name: &str) -> Option<&Arc<TargetNode>> {
         self.nodes.iter().find(|node| node.name == name)
+    }
+
+    /// What the initiators of a policy authenticate themselves with.
+    pub(crate) fn credentials(&self, policy: AuthPolicy) -> Vec<ChapCredentials> {
+        let group = self.auth_groups.iter().find(|group| group.tag == policy.group);
+        group.map_or(Vec::new(), |group| group.credentials.clone())
     }
 
     /// Whether an initiator may log in to a node through a portal group. The first initiator group that names it decides.

@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod chap;
 mod config;
 mod connection;
 mod core;
@@ -36,9 +37,14 @@ mod pdu_writer;
 pub mod rpc;
 mod session;
 mod sessions;
+mod settings;
 pub mod simulated;
 mod target;
 
+pub use chap::{AuthPolicy, ChapCredentials, Secret};
 pub use config::{InvalidNetmask, IscsiOptions, Netmask};
 pub use failure::{IscsiTargetError, IscsiViolation};
-pub use target::{ConnectionInfo, InitiatorGroupConfig, IscsiTarget, PortalGroupConfig, TargetNodeConfig};
+pub use settings::{
+    ConnectionCounts, ConnectionInfo, InitiatorGroupConfig, PortalGroupConfig, TargetNodeConfig,
+};
+pub use target::IscsiTarget;

@@ -45,5 +45,7 @@ pub(crate) const CHECK_NS: u64 = 5_000_000_000;
 pub(crate) const STALLED_CHECKS_MAX: u32 = 6;
 /// Initiator names or netmasks of an initiator group.
 pub(crate) const GROUP_ENTRIES_MAX: usize = 256;
+/// Bytes of a user name or secret of CHAP.
+pub(crate) const SECRET_BYTES_MAX: usize = 255;
 /// Portals of a portal group, and maps of a target node.
 pub(crate) const PORTALS_MAX: usize = 64;

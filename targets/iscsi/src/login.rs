@@ -1,6 +1,6 @@
 //! The login phase (RFC 7143, section 6.3).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use sockets::StreamAddress;
@@ -9,6 +9,7 @@ use wire_iscsi::{
     Header, LoginRequest, LoginResponse, LoginStage, LoginStatus, Opcode, TextKeys, TextWriter,
 };
 
+use crate::chap::{AuthPolicy, ChapExchange, ChapKeys, NotAuthentic};
 use crate::config::{IscsiConfig, TargetNode};
 use crate::failure::IscsiViolation;
 use crate::limits::{LOGIN_REQUESTS_MAX, TEXT_BYTES_MAX};
@@ -27,6 +28,10 @@ pub(crate) struct Login {
     stage: LoginStage,
     identity: Option<Identity>,
     negotiation: Negotiation,
+    /// Where the initiator is sent.
+    redirect: Option<SocketAddr>,
+    auth: AuthPolicy,
+    chap: Option<ChapExchange>,
     /// Text of requests that continue.
     text: Vec<u8>,
     requests: u32,
@@ -65,6 +70,9 @@ impl Login {
             stage: LoginStage::Security,
             identity: None,
             negotiation: Negotiation::default(),
+            redirect: None,
+            auth: AuthPolicy::default(),
+            chap: None,
             text: Vec::new(),
             requests: 0,
             stat_sn: 0,
@@ -103,7 +111,11 @@ impl Login {
         }
         self.requests += 1;
         self.answer(&request, data, config, sessions, out).map_err(|status| {
-            self.respond(&request, false, LoginStage::Security, status, &[], out);
+            let mut text = TextWriter::default();
+            if let Some(address) = self.redirect {
+                text.push("TargetAddress", &address.to_string());
+            }
+            self.respond(&request, false, LoginStage::Security, status, text.bytes(), out);
             IscsiViolation::LoginFailed(status)
         })
     }
@@ -151,8 +163,14 @@ impl Login {
             }
             self.identify(request, &keys, config, &mut answers)?;
         }
-        self.negotiate(&keys, &mut answers)?;
-        let next = if request.transit { Some(self.next_stage(request, &mut answers)?) } else { None };
+        self.negotiate(&keys, config, &mut answers)?;
+        // An initiator that offers the next stage while it is challenged stays in this one.
+        let is_challenged = self.chap.as_ref().is_some_and(|chap| !chap.is_authentic());
+        let next = if request.transit && !is_challenged {
+            Some(self.next_stage(request, &mut answers)?)
+        } else {
+            None
+        };
         match next {
             Some(LoginStage::FullFeature) => {
                 let response = self.response(request, true, LoginStage::FullFeature, LoginStatus::Success);
@@ -195,9 +213,18 @@ impl Login {
                 if !config.admits(node, group.tag, initiator, self.peer) {
                     return Err(LoginStatus::Forbidden);
                 }
+                let redirect = node.redirects.iter().find(|(tag, _)| *tag == group.tag);
+                if let Some((_, address)) = redirect {
+                    self.redirect = Some(*address);
+                    return Err(LoginStatus::MovedTemporarily);
+                }
                 Some(node.clone())
             }
             _ => return Err(LoginStatus::UnsupportedSessionType),
+        };
+        self.auth = match &node {
+            Some(node) => node.auth,
+            None => group.discovery_auth.unwrap_or(config.discovery_auth),
         };
         self.negotiation.is_discovery = node.is_none();
         self.negotiation.data = DataPolicy {
@@ -221,21 +248,48 @@ impl Login {
         Ok(())
     }
 
-    fn negotiate(&mut self, keys: &[(&str, &str)], answers: &mut TextWriter) -> Result<(), LoginStatus> {
+    fn negotiate(
+        &mut self,
+        keys: &[(&str, &str)],
+        config: &IscsiConfig,
+        answers: &mut TextWriter,
+    ) -> Result<(), LoginStatus> {
+        let mut chap_keys = ChapKeys::default();
         for (key, value) in keys {
             match *key {
                 "InitiatorName" | "TargetName" | "SessionType" => {}
-                "AuthMethod" => {
-                    let is_possible = value.split(',').any(|method| method == "None");
-                    if !is_possible {
-                        return Err(LoginStatus::AuthenticationFailed);
-                    }
-                    answers.push(key, "None");
-                }
+                "AuthMethod" => answers.push(key, self.select_method(value, config)?),
+                _ if self.chap.is_some() && chap_keys.take(key, value) => {}
                 _ => self.negotiation.offer(key, value, answers)?,
             }
         }
-        Ok(())
+        match &mut self.chap {
+            Some(chap) if self.stage == LoginStage::Security => {
+                chap.advance(&chap_keys, answers).map_err(|NotAuthentic| LoginStatus::AuthenticationFailed)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The initiator's first choice that is possible.
+    fn select_method(&mut self, offered: &str, config: &IscsiConfig) -> Result<&'static str, LoginStatus> {
+        let AuthPolicy { disabled, required, mutual, group } = self.auth;
+        let selected = offered.split(',').find_map(|method| match method {
+            "CHAP" if !disabled && group != 0 => Some("CHAP"),
+            "None" if disabled || !required => Some("None"),
+            _ => None,
+        });
+        let selected = selected.ok_or(LoginStatus::AuthenticationFailed)?;
+        if selected == "CHAP" {
+            self.chap = Some(ChapExchange::new(config.credentials(self.auth), mutual));
+        }
+        Ok(selected)
+    }
+
+    /// Whether the initiator has done what the policy wants.
+    fn is_authenticated(&self) -> bool {
+        let is_authentic = self.chap.as_ref().is_some_and(ChapExchange::is_authentic);
+        is_authentic || self.auth.disabled || !self.auth.required
     }
 
     /// The stage that follows.
@@ -247,6 +301,9 @@ impl Login {
         let next = LoginStage::try_from(request.next_stage).map_err(|_| LoginStatus::InvalidRequest)?;
         if next <= self.stage {
             return Err(LoginStatus::InvalidRequest);
+        }
+        if !self.is_authenticated() {
+            return Err(LoginStatus::AuthenticationFailed);
         }
         if self.stage == LoginStage::Operational {
             self.negotiation.declare(answers);

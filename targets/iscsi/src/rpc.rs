@@ -1,5 +1,6 @@
 //! The module of the target for the control plane: the methods `iscsi_*` and `scsi_get_devices`.
 
+mod auth;
 mod groups;
 mod nodes;
 
@@ -49,6 +50,21 @@ impl Module for IscsiModule {
                 Ok::<_, RpcError>(describe_options(&module.target.options()))
             })
             .text("Returns the options.", "the parameters of `iscsi_set_options`"),
+            Method::query("iscsi_get_stats", |module: &IscsiModule, _: NoParameters| {
+                let counts = module.target.connection_counts()?;
+                Ok::<_, RpcError>(json!({
+                    "invalid": counts.logging_in,
+                    "running": counts.running,
+                    "exiting": counts.draining,
+                    "exited": counts.closed,
+                }))
+            })
+            .text(
+                "Counts connections.",
+                "`invalid`: not logged in; `running`: logged in; `exiting`: complete what is in flight; `exited`: \
+                 closed, with requests to bdevs in flight",
+            )
+            .errors(&[UNRESPONSIVE]),
             Method::query("iscsi_get_connections", connections)
                 .text(
                     "Describes the connections whose initiators have logged in.",
@@ -57,6 +73,7 @@ impl Module for IscsiModule {
                 )
                 .errors(&[UNRESPONSIVE]),
         ];
+        methods.extend(auth::methods());
         methods.extend(groups::methods());
         methods.extend(nodes::methods());
         methods
@@ -76,6 +93,7 @@ impl Module for IscsiModule {
         if options != IscsiOptions::default() {
             calls.push(json!({ "method": "iscsi_set_options", "params": describe_options(&options) }));
         }
+        calls.extend(auth::save(self));
         calls.extend(groups::save(self));
         calls.extend(nodes::save(self));
         calls
@@ -121,15 +139,17 @@ control::parameters! {
         first_burst_length: Option<u32> ["bytes"],
         /// Accept data that comes with a command
         immediate_data: Option<bool>,
+        /// As `iscsi_set_discovery_auth`; without one of these four its setting stays
+        disable_chap: Option<bool>,
+        /// As `iscsi_set_discovery_auth`
+        require_chap: Option<bool>,
+        /// As `iscsi_set_discovery_auth`
+        mutual_chap: Option<bool>,
+        /// As `iscsi_set_discovery_auth`
+        chap_group: Option<u32>,
     }
-    only {
-        error_recovery_level: u32 = 0,
-        require_chap: bool = false,
-        mutual_chap: bool = false,
-        chap_group: u32 = 0,
-        auth_file: String = String::new(),
-    }
-    one_of { disable_chap: bool = [false, true], allow_duplicated_isid: bool = [false, true] }
+    only { error_recovery_level: u32 = 0, auth_file: String = String::new() }
+    one_of { allow_duplicated_isid: bool = [false, true] }
     ignored("sessions have one connection, and commands are limited by the queue depth of their target node") {
         max_sessions, max_connections_per_session, max_queue_depth, default_time2wait, default_time2retain,
         max_large_datain_per_connection, max_r2t_per_connection, pdu_pool_size, immediate_data_pool_size,
@@ -146,6 +166,13 @@ fn set_options(module: &IscsiModule, params: SetOptions) -> Result<bool, RpcErro
     options.nop_in_interval_s = params.nop_in_interval.unwrap_or(options.nop_in_interval_s);
     options.first_burst_bytes = params.first_burst_length.unwrap_or(options.first_burst_bytes);
     options.immediate_data = params.immediate_data.unwrap_or(options.immediate_data);
+    let SetOptions { disable_chap, require_chap, mutual_chap, chap_group, .. } = params;
+    let switches = [disable_chap, require_chap, mutual_chap];
+    if switches.iter().any(Option::is_some) || chap_group.is_some() {
+        let [disabled, required, mutual] = switches.map(|switch| switch.unwrap_or(false));
+        let policy = auth::policy(disabled, required, mutual, chap_group.unwrap_or(0));
+        module.target.set_discovery_auth(None, policy)?;
+    }
     module.target.set_options(options)?;
     Ok(true)
 }

@@ -14,6 +14,7 @@ use sockets::{ConnectionId, Network, NetworkFaults, SimulatedNetwork, StreamAddr
 use target_shell::{ConnectionGroup, DeviceMap, GroupLimits, PollGroup};
 use wire_iscsi::{HEADER_BYTES, LoginRequest, LoginStage, TextWriter, padded};
 
+use crate::chap::AuthPolicy;
 use crate::config::{ANY, InitiatorGroup, IscsiConfig, Netmask, NodeUnit, Portal, PortalGroup, TargetNode};
 use crate::core::IscsiCore;
 use crate::parameters::DigestPolicy;
@@ -96,13 +97,21 @@ fn config(digests: DigestPolicy) -> IscsiConfig {
         maps: vec![(1, 1)],
         queue_depth: 8,
         digests,
+        auth: AuthPolicy::default(),
+        redirects: Vec::new(),
         units: vec![NodeUnit { id: 1, lun: 0, key: 0, unit }],
     };
     let portal = Portal { portid: PORT, address: address() };
     let initiators =
         InitiatorGroup { tag: 1, initiators: vec![ANY.to_string()], netmasks: vec![Netmask::Any] };
     IscsiConfig {
-        portal_groups: vec![Arc::new(PortalGroup { tag: 1, private: false, portals: vec![portal] })],
+        portal_groups: vec![Arc::new(PortalGroup {
+            tag: 1,
+            private: false,
+            discovery_auth: None,
+            addresses: Vec::new(),
+            portals: vec![portal],
+        })],
         initiator_groups: vec![Arc::new(initiators)],
         nodes: vec![Arc::new(node)],
         devices: DeviceMap::from([(0, descriptor)]),

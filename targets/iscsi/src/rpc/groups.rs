@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use control::json::{Value, json};
 use control::{Method, NoParameters, RpcError, TextOrNumber};
 
+use super::auth::add_policy;
 use super::{INVALID, IscsiModule, UNRESPONSIVE};
 use crate::{InitiatorGroupConfig, IscsiTargetError, Netmask, PortalGroupConfig};
 
@@ -21,6 +22,13 @@ pub(super) fn methods() -> Vec<Method<IscsiModule>> {
             .errors(&[
                 INVALID,
                 EXISTS,
+                (RpcError::INTERNAL, "an address cannot be listened at, or the target is stopping"),
+                UNRESPONSIVE,
+            ]),
+        Method::update("iscsi_start_portal_group", start_portal_group)
+            .text("Listens at the addresses of a portal group that was created with `wait`.", "true")
+            .errors(&[
+                NO_GROUP,
                 (RpcError::INTERNAL, "an address cannot be listened at, or the target is stopping"),
                 UNRESPONSIVE,
             ]),
@@ -74,8 +82,9 @@ control::parameters! {
         portals: Vec<PortalParameters>,
         /// Leave it out of discovery
         private: bool = false,
+        /// Listen when `iscsi_start_portal_group` is called
+        wait: bool = false,
     }
-    only { wait: bool = false }
 }
 
 control::parameters! {
@@ -103,25 +112,42 @@ control::parameters! {
     }
 }
 
+/// An address of a host, in brackets for IPv6 or `*` for all, and a port.
+pub(super) fn parse_address(
+    host_name: &str,
+    host: &str,
+    port_name: &str,
+    port: &str,
+) -> Result<SocketAddr, RpcError> {
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let ip: IpAddr = if bare == "*" { "0.0.0.0" } else { bare }
+        .parse()
+        .map_err(|_| RpcError::invalid_params(format!("{host_name}: {host} is not an IP address")))?;
+    let port = port
+        .parse()
+        .map_err(|_| RpcError::invalid_params(format!("{port_name}: {port} is not a TCP port")))?;
+    Ok(SocketAddr::new(ip, port))
+}
+
 fn create_portal_group(module: &IscsiModule, params: CreatePortalGroup) -> Result<bool, RpcError> {
     let mut portals = Vec::new();
     for portal in params.portals {
-        let host =
-            portal.host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&portal.host);
-        let host = if host == "*" { "0.0.0.0" } else { host };
-        let host: IpAddr = host.parse().map_err(|_| {
-            RpcError::invalid_params(format!("portals: host: {} is not an IP address", portal.host))
-        })?;
-        let port = portal.port.0.parse().map_err(|_| {
-            RpcError::invalid_params(format!("portals: port: {} is not a TCP port", portal.port.0))
-        })?;
-        portals.push(SocketAddr::new(host, port));
+        portals.push(parse_address("portals: host", &portal.host, "portals: port", &portal.port.0)?);
     }
     if portals.is_empty() {
         return Err(RpcError::invalid_params("portals: expected at least one"));
     }
-    let config = PortalGroupConfig { tag: params.tag, portals, private: params.private };
+    let config = PortalGroupConfig {
+        private: params.private,
+        wait: params.wait,
+        ..PortalGroupConfig::new(params.tag, portals)
+    };
     module.target.create_portal_group(config)?;
+    Ok(true)
+}
+
+fn start_portal_group(module: &IscsiModule, params: PortalGroupTag) -> Result<bool, RpcError> {
+    module.target.start_portal_group(params.tag)?;
     Ok(true)
 }
 
@@ -207,8 +233,18 @@ pub(super) fn save(module: &IscsiModule) -> Vec<Value> {
     let call = |method: &str, params: Value| json!({ "method": method, "params": params });
     let portal_groups = module.target.portal_groups();
     let initiator_groups = module.target.initiator_groups();
-    let portal_calls =
-        portal_groups.iter().map(|group| call("iscsi_create_portal_group", describe_portal_group(group)));
+    let portal_calls = portal_groups.iter().flat_map(|group| {
+        let mut params = describe_portal_group(group);
+        if group.wait {
+            params["wait"] = json!(true);
+        }
+        let auth = group.discovery_auth.map(|policy| {
+            let mut params = json!({ "tag": group.tag });
+            add_policy(&mut params, policy);
+            call("iscsi_portal_group_set_auth", params)
+        });
+        [call("iscsi_create_portal_group", params)].into_iter().chain(auth)
+    });
     let initiator_calls = initiator_groups
         .iter()
         .map(|group| call("iscsi_create_initiator_group", describe_initiator_group(group)));

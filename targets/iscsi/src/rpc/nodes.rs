@@ -1,8 +1,12 @@
 //! Target nodes and their logical units.
 
-use control::json::{Value, json};
-use control::{ByName, Method, NoParameters, RpcError};
+use std::net::SocketAddr;
 
+use control::json::{Value, json};
+use control::{ByName, Method, NoParameters, RpcError, TextOrNumber};
+
+use super::auth::{add_policy, policy};
+use super::groups::parse_address;
 use super::{INVALID, IscsiModule, UNRESPONSIVE};
 use crate::TargetNodeConfig;
 
@@ -42,6 +46,17 @@ pub(super) fn methods() -> Vec<Method<IscsiModule>> {
         Method::update("iscsi_target_node_remove_pg_ig_maps", remove_maps)
             .text("The opposite of `iscsi_target_node_add_pg_ig_maps`. Sessions that exist go on.", "true")
             .errors(&[(RpcError::ENODEV, "there is no such target node or map"), UNRESPONSIVE]),
+        Method::update("iscsi_target_node_set_redirect", set_redirect)
+            .text(
+                "Sends initiators that log in to a target node through a portal group to another address; without an \
+                 address, ends that. `iscsi_target_node_request_logout` has those come back that are logged in.",
+                "true",
+            )
+            .errors(&[
+                INVALID,
+                (RpcError::ENODEV, "there is no such target node, or it is not offered through the portal group"),
+                UNRESPONSIVE,
+            ]),
         Method::update("iscsi_target_node_request_logout", request_logout)
             .text("Asks the initiators of a target node to log out, and to come back if they want.", "true")
             .errors(&[NO_NODE, UNRESPONSIVE]),
@@ -91,9 +106,15 @@ control::parameters! {
         header_digest: bool = false,
         /// Require data digests
         data_digest: bool = false,
+        /// No authentication, even if an initiator proposes it
+        disable_chap: bool = false,
+        /// Initiators have to authenticate
+        require_chap: bool = false,
+        /// They have to ask the target to authenticate itself; needs `require_chap`
+        mutual_chap: bool = false,
+        /// Tag of the authentication group; 0 is none
+        chap_group: u32 = 0,
     }
-    only { require_chap: bool = false, mutual_chap: bool = false, chap_group: u32 = 0 }
-    one_of { disable_chap: bool = [false, true] }
 }
 
 control::parameters! {
@@ -113,6 +134,19 @@ control::parameters! {
         name: String,
         /// Portal groups with the initiator groups that they admit
         pg_ig_maps: Vec<MapParameters>,
+    }
+}
+
+control::parameters! {
+    struct SetRedirect {
+        /// Name of the target node
+        name: String,
+        /// Tag of the portal group
+        pg_tag: u16,
+        /// IP address
+        redirect_host: Option<String>,
+        /// TCP port
+        redirect_port: Option<TextOrNumber>,
     }
 }
 
@@ -141,6 +175,8 @@ fn create(module: &IscsiModule, params: CreateNode) -> Result<bool, RpcError> {
         queue_depth: params.queue_depth,
         header_digest: params.header_digest,
         data_digest: params.data_digest,
+        auth: policy(params.disable_chap, params.require_chap, params.mutual_chap, params.chap_group),
+        redirects: Vec::new(),
     })?;
     Ok(true)
 }
@@ -165,6 +201,16 @@ fn remove_maps(module: &IscsiModule, params: ChangeMaps) -> Result<bool, RpcErro
     Ok(true)
 }
 
+fn set_redirect(module: &IscsiModule, params: SetRedirect) -> Result<bool, RpcError> {
+    let to = match (params.redirect_host, params.redirect_port) {
+        (Some(host), Some(port)) => Some(parse_address("redirect_host", &host, "redirect_port", &port.0)?),
+        (None, None) => None,
+        _ => return Err(RpcError::invalid_params("redirect_host and redirect_port belong together")),
+    };
+    module.target.set_redirect(&params.name, params.pg_tag, to)?;
+    Ok(true)
+}
+
 fn request_logout(module: &IscsiModule, params: RequestLogout) -> Result<bool, RpcError> {
     module.target.request_logout(&params.name, params.pg_tag, LOGOUT_SECONDS)?;
     Ok(true)
@@ -173,23 +219,30 @@ fn request_logout(module: &IscsiModule, params: RequestLogout) -> Result<bool, R
 fn describe(node: &TargetNodeConfig) -> Value {
     let map = |(pg_tag, ig_tag): &(u16, u32)| json!({ "pg_tag": pg_tag, "ig_tag": ig_tag });
     let lun = |(bdev_name, lun_id): &(String, u16)| json!({ "bdev_name": bdev_name, "lun_id": lun_id });
-    json!({
+    let mut params = json!({
         "name": node.name,
         "alias_name": node.alias,
         "pg_ig_maps": node.maps.iter().map(map).collect::<Vec<_>>(),
         "luns": node.luns.iter().map(lun).collect::<Vec<_>>(),
         "queue_depth": node.queue_depth,
-        "disable_chap": true,
-        "require_chap": false,
-        "mutual_chap": false,
-        "chap_group": 0,
         "header_digest": node.header_digest,
         "data_digest": node.data_digest,
-    })
+    });
+    add_policy(&mut params, node.auth);
+    params
 }
 
 pub(super) fn save(module: &IscsiModule) -> Vec<Value> {
     let nodes = module.target.nodes();
-    let call = |node| json!({ "method": "iscsi_create_target_node", "params": describe(node) });
-    nodes.iter().map(call).collect()
+    let calls = nodes.iter().flat_map(|node| {
+        let redirect = |(tag, to): &(u16, SocketAddr)| {
+            let (host, port) = (to.ip().to_string(), to.port().to_string());
+            let params =
+                json!({ "name": node.name, "pg_tag": tag, "redirect_host": host, "redirect_port": port });
+            json!({ "method": "iscsi_target_node_set_redirect", "params": params })
+        };
+        let create = json!({ "method": "iscsi_create_target_node", "params": describe(node) });
+        [create].into_iter().chain(node.redirects.iter().map(redirect).collect::<Vec<_>>())
+    });
+    calls.collect()
 }

@@ -1,0 +1,269 @@
+//! Target nodes and their logical units.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bdev::Access;
+use scsi::{LogicalUnit, UnitConfig};
+
+use super::{IscsiTarget, Node, TargetState, UnitDevice, check_count, no_node};
+use crate::chap::AuthPolicy;
+use crate::config::{NodeUnit, TargetNode, is_iscsi_name};
+use crate::failure::IscsiTargetError;
+use crate::limits::{LUNS_MAX, OBJECTS_MAX, QUEUE_DEPTH_MAX};
+use crate::parameters::DigestPolicy;
+use crate::settings::TargetNodeConfig;
+
+impl IscsiTarget {
+    /// Creates a target node. Returns its full name.
+    ///
+    /// # Errors
+    /// The name is invalid or in use, a group or device is missing, or a reactor does not respond; nothing has changed
+    /// then.
+    pub fn create_node(&self, config: TargetNodeConfig) -> Result<String, IscsiTargetError> {
+        let mut state = self.lock()?;
+        let name = state.model.full_name(&config.name);
+        if !is_iscsi_name(&name) {
+            return Err(IscsiTargetError::Invalid(format!("name: {name} is no iSCSI name")));
+        }
+        if state.model.nodes.contains_key(&name) {
+            return Err(IscsiTargetError::Exists(format!("the target node {name}")));
+        }
+        check_count(state.model.nodes.len(), OBJECTS_MAX)?;
+        if !(1..=QUEUE_DEPTH_MAX).contains(&config.queue_depth) {
+            let message = format!("queue_depth: expected 1 to {QUEUE_DEPTH_MAX}");
+            return Err(IscsiTargetError::Invalid(message));
+        }
+        state.model.check_maps(&config.maps)?;
+        state.model.check_policy(Some(config.auth))?;
+        check_luns(config.luns.iter().map(|(_, lun)| *lun))?;
+        let mut units = Vec::new();
+        for (device, lun) in &config.luns {
+            match self.open_unit(&mut state, device, *lun) {
+                Ok(unit) => units.push(unit),
+                Err(error) => {
+                    self.retire_units(&mut state, &units);
+                    return Err(error);
+                }
+            }
+        }
+        state.last_id += 1;
+        let target = TargetNode {
+            id: state.last_id,
+            name: name.clone(),
+            alias: config.alias,
+            maps: config.maps,
+            queue_depth: config.queue_depth,
+            digests: DigestPolicy {
+                header_required: config.header_digest,
+                data_required: config.data_digest,
+            },
+            auth: config.auth,
+            redirects: config.redirects,
+            units: Vec::new(),
+        };
+        let node = Node { target: Arc::new(target), units: units.clone() }.updated();
+        let created = self.change_locked(&mut state, |model| {
+            model.nodes.insert(name.clone(), node);
+            Ok(())
+        });
+        if created.is_err() {
+            self.retire_units(&mut state, &units);
+        }
+        created.map(|()| name)
+    }
+
+    /// Deletes a target node. Its connections complete what is in flight and are closed.
+    ///
+    /// # Errors
+    /// There is none of this name, or a reactor does not respond; nothing has changed then.
+    pub fn delete_node(&self, name: &str) -> Result<(), IscsiTargetError> {
+        let mut state = self.lock()?;
+        let mut units = Vec::new();
+        self.change_locked(&mut state, |model| {
+            let name = model.full_name(name);
+            units = model.nodes.remove(&name).ok_or_else(|| no_node(&name))?.units;
+            Ok(())
+        })?;
+        self.retire_units(&mut state, &units);
+        Ok(())
+    }
+
+    /// Adds a logical unit to a target node: with the smallest LUN that is free if none is given. Returns the LUN.
+    ///
+    /// # Errors
+    /// There is no such node or device, the LUN is in use, or a reactor does not respond; nothing has changed then.
+    pub fn add_lun(&self, name: &str, device: &str, lun: Option<u16>) -> Result<u16, IscsiTargetError> {
+        let mut state = self.lock()?;
+        let name = state.model.full_name(name);
+        let node = state.model.nodes.get(&name).ok_or_else(|| no_node(&name))?;
+        let used: Vec<u16> = node.units.iter().map(|one| one.unit.lun).collect();
+        let free = (0..LUNS_MAX as u16).find(|lun| !used.contains(lun));
+        let lun = lun.or(free).ok_or(IscsiTargetError::TooMany(LUNS_MAX))?;
+        check_luns(used.iter().copied().chain([lun]))?;
+        let unit = self.open_unit(&mut state, device, lun)?;
+        let added = self.change_locked(&mut state, |model| {
+            model.change_node(&name, |node| node.units.push(unit.clone()))
+        });
+        if added.is_err() {
+            self.retire_units(&mut state, &[unit]);
+        }
+        added.map(|()| lun)
+    }
+
+    /// Adds maps to a target node.
+    ///
+    /// # Errors
+    /// There is no such node or group, or a reactor does not respond; nothing has changed then.
+    pub fn add_maps(&self, name: &str, maps: &[(u16, u32)]) -> Result<(), IscsiTargetError> {
+        self.change(|model| {
+            model.check_maps(maps)?;
+            let name = model.full_name(name);
+            let node = model.nodes.get(&name).ok_or_else(|| no_node(&name))?;
+            let new: Vec<_> = maps.iter().filter(|map| !node.target.maps.contains(map)).copied().collect();
+            model.change_node(&name, |node| Arc::make_mut(&mut node.target).maps.extend(new))
+        })
+    }
+
+    /// Removes maps from a target node. Sessions that exist go on.
+    ///
+    /// # Errors
+    /// There is no such node or map, or a reactor does not respond; nothing has changed then.
+    pub fn remove_maps(&self, name: &str, maps: &[(u16, u32)]) -> Result<(), IscsiTargetError> {
+        self.change(|model| {
+            let name = model.full_name(name);
+            let node = model.nodes.get(&name).ok_or_else(|| no_node(&name))?;
+            if let Some((portals, initiators)) = maps.iter().find(|map| !node.target.maps.contains(map)) {
+                let map = format!("map of portal group {portals} to initiator group {initiators}");
+                return Err(IscsiTargetError::NotFound(map));
+            }
+            model.change_node(&name, |node| {
+                Arc::make_mut(&mut node.target).maps.retain(|map| !maps.contains(map));
+            })
+        })
+    }
+
+    /// The target nodes by name, with the names of their devices.
+    pub fn nodes(&self) -> Vec<TargetNodeConfig> {
+        let state = self.lock_any();
+        let nodes = state.model.nodes.values().map(|node| TargetNodeConfig {
+            name: node.target.name.clone(),
+            alias: node.target.alias.clone(),
+            maps: node.target.maps.clone(),
+            luns: node.units.iter().map(|one| (one.device().name().to_string(), one.unit.lun)).collect(),
+            queue_depth: node.target.queue_depth,
+            header_digest: node.target.digests.header_required,
+            data_digest: node.target.digests.data_required,
+            auth: node.target.auth,
+            redirects: node.target.redirects.clone(),
+        });
+        nodes.collect()
+    }
+
+    /// Sets how the initiators of a target node authenticate themselves. Sessions that exist go on.
+    ///
+    /// # Errors
+    /// There is no such node or group, or a reactor does not respond; nothing has changed then.
+    pub fn set_node_auth(&self, name: &str, policy: AuthPolicy) -> Result<(), IscsiTargetError> {
+        self.change(|model| {
+            model.check_policy(Some(policy))?;
+            let name = model.full_name(name);
+            model.change_node(&name, |node| Arc::make_mut(&mut node.target).auth = policy)
+        })
+    }
+
+    /// Sends initiators that log in through a portal group to another address, or ends that. Sessions that exist go on;
+    /// [`request_logout`](Self::request_logout) has them come back.
+    ///
+    /// # Errors
+    /// There is no such node, or it is not offered through the portal group, or a reactor does not respond; nothing has
+    /// changed then.
+    pub fn set_redirect(
+        &self,
+        name: &str,
+        portal_group: u16,
+        to: Option<SocketAddr>,
+    ) -> Result<(), IscsiTargetError> {
+        self.change(|model| {
+            let name = model.full_name(name);
+            let node = model.nodes.get(&name).ok_or_else(|| no_node(&name))?;
+            if !node.target.maps.iter().any(|(tag, _)| *tag == portal_group) {
+                let map = format!("map of {name} to portal group {portal_group}");
+                return Err(IscsiTargetError::NotFound(map));
+            }
+            model.change_node(&name, |node| {
+                let redirects = &mut Arc::make_mut(&mut node.target).redirects;
+                redirects.retain(|(tag, _)| *tag != portal_group);
+                redirects.extend(to.map(|to| (portal_group, to)));
+            })
+        })
+    }
+
+    /// Asks the initiators of a target node to log out within so many seconds; those of one portal group if it is given.
+    ///
+    /// # Errors
+    /// There is no such node, or a reactor does not respond.
+    pub fn request_logout(
+        &self,
+        name: &str,
+        portal_group: Option<u16>,
+        seconds: u16,
+    ) -> Result<(), IscsiTargetError> {
+        let state = self.lock()?;
+        let name = state.model.full_name(name);
+        let id = state.model.nodes.get(&name).ok_or_else(|| no_node(&name))?.target.id;
+        let Some(cores) = state.cores.clone() else { return Ok(()) };
+        drop(state);
+        cores.query(move |_, connections| {
+            connections.update(|_, entry| {
+                let identity = entry.connection.session().map(crate::session::Session::identity);
+                let is_concerned = identity.is_some_and(|identity| {
+                    identity.node.as_ref().is_some_and(|node| node.id == id)
+                        && portal_group.is_none_or(|tag| tag == identity.tag)
+                });
+                if is_concerned && !entry.is_closed() {
+                    entry.connection.request_logout(seconds);
+                }
+                is_concerned
+            });
+        })?;
+        Ok(())
+    }
+
+    /// Opens a device for a logical unit.
+    fn open_unit(
+        &self,
+        state: &mut TargetState,
+        name: &str,
+        lun: u16,
+    ) -> Result<UnitDevice, IscsiTargetError> {
+        let read_only = self.0.registry.find(name).is_some_and(|device| device.bdev().read_only());
+        let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let descriptor = self.0.registry.open(name, access)?;
+        let device = descriptor.device();
+        let lease = self.0.registry.open_reservations(device, None)?;
+        let unit = LogicalUnit::new(UnitConfig::of_device(device, read_only), lease.reservations().clone());
+        state.last_id += 1;
+        let key = state.keys.assign(self.0.publisher.applied_by_all());
+        Ok(UnitDevice {
+            unit: NodeUnit { id: state.last_id, lun, key, unit },
+            descriptor: Arc::new(descriptor),
+            _reservations: Arc::new(lease),
+        })
+    }
+}
+
+/// LUNs are different and within what every initiator knows.
+fn check_luns(luns: impl Iterator<Item = u16>) -> Result<(), IscsiTargetError> {
+    let mut used = std::collections::BTreeSet::new();
+    for lun in luns {
+        if usize::from(lun) >= LUNS_MAX {
+            let message = format!("lun_id: {lun}: expected 0 to {}", LUNS_MAX - 1);
+            return Err(IscsiTargetError::Invalid(message));
+        }
+        if !used.insert(lun) {
+            return Err(IscsiTargetError::Exists(format!("LUN {lun}")));
+        }
+    }
+    Ok(())
+}
