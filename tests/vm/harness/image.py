@@ -23,7 +23,8 @@ from .apt import Archive
 HERE = os.path.dirname(os.path.abspath(__file__))
 GUEST = os.path.join(os.path.dirname(HERE), "guest")
 
-PACKAGES = ["busybox-static", "dash", "nvme-cli", "fio", "e2fsprogs", "util-linux", "coreutils", "diffutils"]
+PACKAGES = ["busybox-static", "dash", "nvme-cli", "fio", "e2fsprogs", "util-linux", "coreutils", "diffutils",
+            "open-iscsi"]
 # Program in the guest -> its name in the packages. All others are applets of busybox.
 PROGRAMS = {
     "sh": "dash",  # unlike busybox's shell, it prefers the programs below over busybox applets
@@ -37,6 +38,8 @@ PROGRAMS = {
     "cmp": "cmp",  # busybox compares byte by byte: slow under emulation
     "stat": "stat",
     "chroot": "chroot",
+    "iscsid": "iscsid",
+    "iscsiadm": "iscsiadm",
 }
 FILES = ["etc/mke2fs.conf"]
 LIBRARIES = ["libgcc_s.so.1"]  # loaded by pthread_exit with dlopen
@@ -51,6 +54,8 @@ OPTIONAL_MODULES += ["null_blk", "mq-deadline", "kyber-iosched", "bfq"]
 OPTIONAL_MODULES += ["nbd"]
 # For disks of the vhost-user target.
 OPTIONAL_MODULES += ["virtio_blk"]
+# For disks of the iSCSI target.
+OPTIONAL_MODULES += ["iscsi_tcp", "sd_mod"]
 PARAMETERS = {"null_blk": "nr_devices=1 gb=1 submit_queues=1 poll_queues=1", "nbd": "nbds_max=4"}
 KERNELS = {"debian": "linux-image-amd64", "ubuntu": "linux-image-generic"}
 # The first kernel whose iommufd works with all cases; older releases provide it as an additional package.
