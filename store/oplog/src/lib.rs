@@ -6,6 +6,8 @@
 //! writes a [`LogHeader`] that says so ([`Log::free`]), and the space is used again once the header is durable
 //! ([`Log::freed`]): otherwise a crash would find the old header and the new bytes. A full log is backpressure.
 //!
+//! Entries begin at sectors: a write that power loss tears damages no other entry.
+//!
 //! [`Log::recover`] finds the acknowledged entries after a crash, and maybe more that were written completely. Each entry
 //! has the checksum of the one before it, so that remains of an abandoned tail never follow a new entry.
 //!
@@ -49,6 +51,14 @@ pub enum LogError {
     /// There is no room until entries are freed.
     #[error("the log is full")]
     Full,
+    /// The entry is longer than the log: freeing entries does not help.
+    #[error("an entry of {entry} bytes never fits in a log of {capacity}")]
+    TooLong {
+        /// Bytes of the entry with its padding.
+        entry: u64,
+        /// Bytes of the area.
+        capacity: u64,
+    },
 }
 
 /// Entries with their data, in their order.
@@ -70,7 +80,7 @@ pub struct EntryPlace {
     pub sequence: u64,
     /// Its position.
     pub position: u64,
-    /// Header and data.
+    /// Header, data and padding: whole sectors, so that a torn write damages no other entry.
     pub bytes: u64,
 }
 
@@ -98,14 +108,14 @@ pub struct Log {
 
 impl Log {
     /// An empty log. The owner first zeroes both slots and flushes, so that no header of an earlier log counts, then writes
-    /// [`header`](Self::header). Sequences start at 1. An entry that is longer than `capacity` never fits.
+    /// [`header`](Self::header). Sequences start at 1. A `capacity` that is not whole sectors is rounded down.
     pub fn create(log: [u8; 16], group: u32, capacity: u64) -> Log {
         Log::empty(LogHeader {
             log,
             generation: 0,
             group,
             epoch: 0,
-            capacity,
+            capacity: capacity - capacity % SECTOR_BYTES as u64,
             head: 0,
             head_sequence: 1,
             commit_point: 0,
@@ -166,7 +176,7 @@ impl Log {
         let is_next = entry.sequence == self.next_sequence
             && entry.previous_crc32c == self.previous_crc32c
             && entry.object.group == self.durable.group;
-        if !is_next || (EntryHeader::SIZE + entry.data_bytes()) as u64 > room {
+        if !is_next || self.next_place(&entry).bytes > room {
             return None;
         }
         let data = self.read(self.tail + EntryHeader::SIZE as u64, entry.data_bytes(), area);
@@ -176,7 +186,7 @@ impl Log {
     /// Appends an operation: sets its sequence and checksums, and returns its place and the header to write there.
     ///
     /// # Errors
-    /// [`LogError::Full`]; nothing was changed.
+    /// [`LogError::Full`] and [`LogError::TooLong`]; nothing was changed.
     ///
     /// # Panics
     /// If the data is not as long as the entry says, or the object belongs to another group.
@@ -187,6 +197,9 @@ impl Log {
     ) -> Result<(EntryPlace, [u8; EntryHeader::SIZE]), LogError> {
         assert_eq!((data.len(), entry.object.group), (entry.data_bytes(), self.durable.group));
         let place = self.next_place(&entry);
+        if place.bytes > self.durable.capacity {
+            return Err(LogError::TooLong { entry: place.bytes, capacity: self.durable.capacity });
+        }
         if place.bytes > self.room() {
             return Err(LogError::Full);
         }
@@ -199,7 +212,7 @@ impl Log {
     }
 
     fn next_place(&self, entry: &EntryHeader) -> EntryPlace {
-        let bytes = (EntryHeader::SIZE + entry.data_bytes()) as u64;
+        let bytes = (EntryHeader::SIZE + entry.data_bytes()).next_multiple_of(SECTOR_BYTES) as u64;
         EntryPlace { sequence: self.next_sequence, position: self.tail, bytes }
     }
 

@@ -6,7 +6,7 @@ use oplog::{EntryPlace, Log, LogError};
 use random::WyRand;
 use wire_store::{EntryHeader, ObjectId, Operation, SECTOR_BYTES};
 
-const CAPACITY: usize = 4096;
+const CAPACITY: usize = 8192;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -105,7 +105,7 @@ impl Rig {
         Ok(())
     }
 
-    /// A crash: what is in flight is lost, whole or torn.
+    /// A crash: what is in flight is lost, whole or torn, and a torn sector may hold anything.
     fn crash_image(&mut self) -> Medium {
         let mut image = self.medium.clone();
         for (place, header, data) in &self.in_flight {
@@ -116,6 +116,13 @@ impl Rig {
                 if !self.random.happens(torn_per_mille) {
                     old.copy_from_slice(new);
                 }
+            }
+            if self.random.happens(250) {
+                let [first, second] = self.log.spans(place.position, place.bytes as usize);
+                let sectors = (first.start / SECTOR_BYTES..first.end.div_ceil(SECTOR_BYTES))
+                    .chain(0..second.end.div_ceil(SECTOR_BYTES));
+                let torn = sectors.clone().nth(self.random.index(sectors.count())).unwrap() * SECTOR_BYTES;
+                image.area[torn..torn + SECTOR_BYTES].fill_with(|| self.random.below(256) as u8);
             }
         }
         image
@@ -198,4 +205,16 @@ fn a_log_without_a_valid_header_or_of_another_size_is_rejected() {
     assert_eq!(error, "neither header of the log is valid: the log header: the magic number is another");
     let error = Log::recover(&slots, &[0; 100]).unwrap_err();
     assert_eq!(error, LogError::Size { found: 100, expected: CAPACITY as u64 });
+}
+
+#[test]
+fn an_entry_longer_than_the_log_is_not_backpressure() {
+    let mut log = Log::create([5; 16], 3, 1024 + 511);
+    let object = ObjectId { group: 3, volume: 1, index: 0, suffix: 0 };
+    let entry = |length| EntryHeader::new(Operation::Write, object, 0, length);
+    let error = log.append(entry(897), &[0; 897]).unwrap_err();
+    assert_eq!(error, LogError::TooLong { entry: 1536, capacity: 1024 });
+    let (place, _) = log.append(entry(896), &[0; 896]).unwrap();
+    assert_eq!((place.bytes, log.room()), (1024, 0));
+    assert_eq!(log.append(entry(1), &[0]).unwrap_err(), LogError::Full);
 }

@@ -19,10 +19,10 @@ pub struct LogHeader {
     pub group: u32,
     /// Epoch of the logical group.
     pub epoch: u32,
-    /// Size of the area for entries, in bytes.
+    /// Size of the area for entries, in bytes: whole sectors, at least one.
     pub capacity: u64,
-    /// Position of the first entry that is not durable in the object store. Positions never decrease; the byte in the
-    /// area is the position modulo the capacity.
+    /// Position, at a sector, of the first entry that is not durable in the object store. Positions never decrease; the
+    /// byte in the area is the position modulo the capacity.
     pub head: u64,
     /// Sequence of the entry at `head`.
     pub head_sequence: u64,
@@ -62,6 +62,14 @@ impl LogHeader {
         // No log gets that far, and sums of them stay below 2^64.
         for (what, at) in [("the capacity", 48), ("the head", 56), ("the sequence of the head", 64)] {
             if u64_at(from, at) >= 1 << 62 {
+                return Err(DecodeError::value(what, at as u32, u64_at(from, at)));
+            }
+        }
+        if u64_at(from, 48) == 0 {
+            return Err(DecodeError::value("the capacity", 48, 0));
+        }
+        for (what, at) in [("the capacity", 48), ("the head", 56)] {
+            if !u64_at(from, at).is_multiple_of(SECTOR_BYTES as u64) {
                 return Err(DecodeError::value(what, at as u32, u64_at(from, at)));
             }
         }
