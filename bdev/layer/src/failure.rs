@@ -69,6 +69,16 @@ pub enum BdevError {
          kernel.io_uring_disabled, or a seccomp filter)"
     )]
     NoFileIo,
+    /// A block device has another user: it is mounted, used as swap, part of another device, or open exclusively.
+    #[error(
+        "{by}; end that first, or set `force` to use {name} nevertheless, which destroys what its user stores there"
+    )]
+    InUse {
+        /// The block device.
+        name: String,
+        /// What uses it.
+        by: String,
+    },
     /// A file operation failed.
     #[error("{} {doing}: {source}", path.display())]
     File {

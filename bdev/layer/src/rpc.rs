@@ -258,7 +258,7 @@ impl From<BdevError> for RpcError {
                 RpcError::ENODEV
             }
             BdevError::Exists { .. } | BdevError::SameIdentity { .. } => RpcError::EEXIST,
-            BdevError::Claimed { .. } => RpcError::EBUSY,
+            BdevError::Claimed { .. } | BdevError::InUse { .. } => RpcError::EBUSY,
             BdevError::Invalid { .. } => RpcError::EINVAL,
             BdevError::Memory(_) => RpcError::ENOMEM,
             BdevError::NoFileIo => RpcError::ENOTSUP,

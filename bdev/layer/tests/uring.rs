@@ -5,6 +5,7 @@ mod rig;
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
+use std::process::Command;
 
 use bdev::uring::{self, UringConfig};
 use bdev::{Access, BdevChannel, BdevError, InfoValue, Request};
@@ -397,4 +398,84 @@ fn a_file_keeps_its_uuid_and_a_copy_gets_its_own() {
     uring::create(&rig.registry, given).unwrap();
     let error = create("Copy", "copy", false).unwrap_err();
     assert!(matches!(&error, BdevError::SameIdentity { other, .. } if other == "Given"), "{error}");
+}
+
+/// A loop device on a file of 16 MiB, detached at the end of the test.
+struct LoopDevice {
+    node: PathBuf,
+    mount_point: PathBuf,
+    directory: TestDirectory,
+}
+
+impl LoopDevice {
+    /// `None` if this machine has no loop devices that the test may use; prints the reason.
+    fn new(name: &str) -> Option<LoopDevice> {
+        let directory = TestDirectory::new(name);
+        let file = directory.0.join("disk");
+        std::fs::write(&file, vec![0; 16 << 20]).unwrap();
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(&file).output();
+        let made = match made {
+            Ok(made) if made.status.success() => made,
+            other => {
+                println!("SKIPPED {name}: no loop device can be made: {other:?}");
+                return None;
+            }
+        };
+        let node = PathBuf::from(String::from_utf8(made.stdout).unwrap().trim());
+        let mount_point = directory.0.join("mounted");
+        std::fs::create_dir(&mount_point).unwrap();
+        Some(LoopDevice { node, mount_point, directory })
+    }
+
+    fn run(&self, program: &str, arguments: &[&std::ffi::OsStr]) -> bool {
+        Command::new(program).args(arguments).output().is_ok_and(|done| done.status.success())
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        self.run("umount", &[self.mount_point.as_ref()]);
+        self.run("losetup", &["--detach".as_ref(), self.node.as_ref()]);
+        let _ = &self.directory;
+    }
+}
+
+#[test]
+fn a_block_device_in_use_is_refused_and_one_of_ours_is_not_mounted() {
+    let Some(disk) = LoopDevice::new("in-use") else { return };
+    let rig = Rig::new();
+    let create = |name: &str, change: fn(&mut UringConfig)| {
+        let mut config = UringConfig::new(name, &disk.node);
+        change(&mut config);
+        let created = uring::create(&rig.registry, config);
+        let refused = created.err();
+        rig.registry.unregister(name).ok();
+        refused
+    };
+    let exclusive = {
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::EXCL;
+        rustix::fs::open(&disk.node, flags, rustix::fs::Mode::empty()).unwrap()
+    };
+    match create("A", |_| {}) {
+        Some(BdevError::NoFileIo) => return println!("SKIPPED in-use: {}", BdevError::NoFileIo),
+        Some(BdevError::InUse { by, .. }) => assert!(by.contains("open exclusively"), "{by}"),
+        other => panic!("{other:?}"),
+    }
+    assert!(create("A", |config| config.force = true).is_none());
+    assert!(create("A", |config| config.readonly = true).is_none());
+    drop(exclusive);
+    assert!(create("A", |_| {}).is_none());
+    let node = disk.node.as_os_str();
+    if !disk.run("mkfs.ext4", &["-q".as_ref(), node]) {
+        return println!("SKIPPED mounts: no mkfs.ext4");
+    }
+    uring::create(&rig.registry, UringConfig::new("B", &disk.node)).unwrap();
+    assert!(!disk.run("mount", &[node, disk.mount_point.as_ref()]), "it is ours");
+    rig.registry.unregister("B").unwrap();
+    if !disk.run("mount", &[node, disk.mount_point.as_ref()]) {
+        return println!("SKIPPED mounts: ext4 cannot be mounted");
+    }
+    let Some(refused) = create("A", |_| {}) else { panic!("a mounted device is used") };
+    let (text, at) = (refused.to_string(), disk.mount_point.display().to_string());
+    assert!(text.contains(&format!("is mounted at {at}")) && text.contains("`force`"), "{text}");
 }

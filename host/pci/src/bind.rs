@@ -33,7 +33,7 @@ pub use plan::{
 };
 pub use signature::{DeviceExtract, HEAD_BYTES, Signature, SignatureKind, TAIL_BYTES, detect_signatures};
 pub use snapshot::{BindSnapshot, Binding, Candidate};
-pub use usage::RefusalReason;
+pub use usage::{RefusalReason, users_of_block_device};
 
 #[cfg(test)]
 mod tests;

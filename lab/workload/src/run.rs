@@ -120,7 +120,9 @@ pub(crate) fn prepare(
     reactors: &[ReactorHandle],
 ) -> Result<RunningJob, RunError> {
     assert!(!reactors.is_empty() && jobs > 0, "{jobs} jobs on {} reactors", reactors.len());
-    let prepared = sources.iter().map(|source| source.prepare(registry)).collect::<Result<Vec<_>, _>>()?;
+    let writes = spec.workload.writes();
+    let prepared =
+        sources.iter().map(|source| source.prepare(registry, writes)).collect::<Result<Vec<_>, _>>()?;
     let (results, receiver) = mpsc::channel();
     let (reply_sender, reply_receiver) = mpsc::channel();
     let mut progress = Vec::new();

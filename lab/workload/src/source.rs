@@ -145,8 +145,8 @@ impl Source {
         }
     }
 
-    /// Creates the device if the URI asks for one.
-    pub(crate) fn prepare(&self, registry: &Registry) -> Result<PreparedSource, SourceError> {
+    /// Creates the device if the URI asks for one. A file or block device is opened for writing only if `writes`.
+    pub(crate) fn prepare(&self, registry: &Registry, writes: bool) -> Result<PreparedSource, SourceError> {
         let name = match self {
             Source::Null { bytes, block_bytes } => {
                 let blocks = bytes / u64::from((*block_bytes).max(1));
@@ -158,7 +158,7 @@ impl Source {
                 let config = malloc::MallocConfig::new(&unique_name("malloc"), blocks, *block_bytes);
                 malloc::create(registry, config)?.name().to_string()
             }
-            Source::Uring { path, block_bytes } => create_uring(registry, path, *block_bytes)?,
+            Source::Uring { path, block_bytes } => create_uring(registry, path, *block_bytes, writes)?,
             Source::Model { .. } => self.create_model(registry)?,
             Source::Nvme { uri } => return Ok(PreparedSource::Nvme { uri: uri.clone() }),
             Source::Bdev { name } => name.clone(),
@@ -222,8 +222,14 @@ pub(crate) fn open(registry: &Registry, name: &str, spec: &JobSpec) -> Result<De
 }
 
 /// Creates a uring bdev on an existing file; the file is neither created nor extended.
-fn create_uring(registry: &Registry, path: &str, block_bytes: u32) -> Result<String, SourceError> {
+fn create_uring(
+    registry: &Registry,
+    path: &str,
+    block_bytes: u32,
+    writes: bool,
+) -> Result<String, SourceError> {
     let mut config = uring::UringConfig::new(&unique_name("uring"), path);
+    config.readonly = !writes;
     config.block_size = (block_bytes != 0).then_some(block_bytes);
     Ok(uring::create(registry, config)?.name().to_string())
 }
@@ -267,7 +273,7 @@ mod tests {
     #[test]
     fn an_unknown_profile_error_lists_the_built_in_profiles() {
         let source = Source::parse("model:intel-p3800").unwrap();
-        let error = source.prepare(&Registry::new()).unwrap_err().to_string();
+        let error = source.prepare(&Registry::new(), true).unwrap_err().to_string();
         assert!(error.contains("intel-p3700"), "{error}");
     }
 

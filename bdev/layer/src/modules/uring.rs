@@ -9,8 +9,8 @@
 //! device (`/dev/ngXnY`) it passes NVMe commands through to the driver, past the kernel's block layer.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use block_io::Op;
 use os::{FileIo, NvmePassthrough, UringPolling};
@@ -20,6 +20,7 @@ use self::own_ring::{OwnRingChannel, RingFile};
 use crate::{Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, InfoValue, IoLimits, Registry};
 
 mod channel;
+mod claim;
 mod file;
 mod identity;
 mod own_ring;
@@ -52,6 +53,8 @@ pub struct UringConfig {
     pub polling: UringPolling,
     /// As which of SPDK's modules it is shown and managed.
     pub shown_as: FileModule,
+    /// Use a block device although it is mounted, used as swap, part of another device, or open exclusively.
+    pub force: bool,
 }
 
 /// SPDK's modules for files, both served by io_uring here.
@@ -87,6 +90,7 @@ impl UringConfig {
             direct: true,
             polling: UringPolling::default(),
             shown_as: FileModule::Uring,
+            force: false,
         }
     }
 }
@@ -106,6 +110,8 @@ pub struct UringBdev {
     /// Of an NVMe generic device: commands are passed through.
     passthrough: Option<file::GenericDevice>,
     identity: IdentitySource,
+    /// Keeps others from using the block device; dropped when the last user has closed it.
+    claim: Mutex<Option<std::fs::File>>,
     shared: Arc<UringShared>,
 }
 
@@ -132,7 +138,8 @@ struct UringShared {
 /// # Errors
 /// [`BdevError::NoFileIo`] without io_uring; [`BdevError::File`] if a system call fails; [`BdevError::Invalid`] for
 /// anything but a file or block device, for an invalid block size, and for a file smaller than a block;
-/// [`BdevError::Claimed`] if another device or process uses the file; [`BdevError::SameIdentity`] if another device has
+/// [`BdevError::Claimed`] if another device or process uses the file; [`BdevError::InUse`] if the block device has another
+/// user; [`BdevError::SameIdentity`] if another device has
 /// its UUID, as an image of the same file system has.
 pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevice>, BdevError> {
     let probe = os::EventLoopConfig { backend: Some(os::EventBackend::Uring), operations_max: 8 };
@@ -170,6 +177,7 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevic
         direct: opened.direct,
         passthrough: opened.generic,
         identity: identity.source,
+        claim: Mutex::new(opened.claim),
         shared: Arc::new(shared),
         config: config.clone(),
     };
@@ -347,6 +355,7 @@ impl Bdev for UringBdev {
     }
 
     fn on_closed(&self) {
+        *sync::lock(&self.claim) = None;
         self.shared.seeker.close();
     }
 }

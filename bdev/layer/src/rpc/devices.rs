@@ -19,7 +19,10 @@ const CREATION: &[(i64, &str)] = &[
 
 const FILE: &[(i64, &str)] = &[
     (RpcError::EEXIST, "the name or UUID is in use"),
-    (RpcError::EBUSY, "the file is in use by another bdev"),
+    (
+        RpcError::EBUSY,
+        "another bdev or process uses the file, or the block device is mounted or otherwise in use",
+    ),
     (RpcError::ENOTSUP, "io_uring is not allowed"),
     (-2, "and any other errno of opening the file"),
 ];
@@ -189,6 +192,9 @@ control::parameters! {
         sqpoll: bool = false,
         /// Processor of that thread
         sqpoll_cpu: Option<u32>,
+        /// Use a block device although it is mounted, used as swap, part of another device, or open exclusively; not in
+        /// SPDK
+        force: bool = false,
     }
 }
 
@@ -202,6 +208,7 @@ fn uring_create(bdevs: &BdevModule, mut params: UringCreate) -> Result<String, R
         sqpoll_idle_ms: 0,
         iopoll: params.iopoll,
     };
+    config.force = params.force;
     let device = uring::create(&bdevs.registry, config)?;
     params.block_size = device.geometry().block_size;
     params.uuid = Some(device.uuid());
@@ -238,6 +245,9 @@ control::parameters! {
         readonly: bool = false,
         /// UUID; without, a random one
         uuid: Option<Uuid>,
+        /// Use a block device although it is mounted, used as swap, part of another device, or open exclusively; not in
+        /// SPDK
+        force: bool = false,
     }
     one_of { fallocate: bool = [false, true] }
 }
@@ -248,6 +258,7 @@ fn aio_create(bdevs: &BdevModule, mut params: AioCreate) -> Result<String, RpcEr
     config.readonly = params.readonly;
     config.uuid = params.uuid;
     config.shown_as = FileModule::Aio;
+    config.force = params.force;
     let device = uring::create(&bdevs.registry, config)?;
     params.block_size = device.geometry().block_size;
     params.uuid = Some(device.uuid());

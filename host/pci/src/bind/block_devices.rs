@@ -120,8 +120,12 @@ impl BlockDevices {
         machine: &dyn HostSystem,
         function: PciAddress,
     ) -> Vec<DependentDevice> {
+        self.dependents_on(self.disks(machine, function))
+    }
+
+    /// All devices that depend on others, and these.
+    pub(crate) fn dependents_on(&self, own: Vec<String>) -> Vec<DependentDevice> {
         let mut reached: Vec<DependentDevice> = Vec::new();
-        let own = self.disks(machine, function);
         let mut todo: Vec<DependentDevice> =
             own.into_iter().map(|name| DependentDevice { name, own: true, through: Vec::new() }).collect();
         while let Some(next) = todo.pop() {

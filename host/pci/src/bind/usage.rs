@@ -316,6 +316,16 @@ impl BlockDeviceUsage {
     }
 }
 
+/// What uses a block device or depends on it: mounts, swap, other block devices, and the boot of the system. `number` is
+/// `MAJOR:MINOR` of the device. The kernel may know of users that this does not find: it refuses to open the device with
+/// `O_EXCL` then.
+pub fn users_of_block_device(machine: &dyn HostSystem, number: &str) -> Vec<RefusalReason> {
+    let blocks = BlockDevices::read(machine);
+    let Some(name) = blocks.by_number(number).map(str::to_string) else { return Vec::new() };
+    let usage = BlockDeviceUsage::read(machine, &blocks);
+    usage.reasons(&blocks, &blocks.dependents_on(vec![name]))
+}
+
 /// Checks whether a disk or partition can be claimed exclusively, and detects signatures on it.
 pub(crate) fn inspect_contents(machine: &dyn HostSystem, name: &str, bytes: u64) -> Vec<RefusalReason> {
     let (device, node) = (name.to_string(), format!("dev/{name}"));

@@ -3,13 +3,13 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use wire_nvme::identify::IdentifyNamespace;
 
-use super::UringConfig;
+use super::{UringConfig, claim};
 use crate::{BdevError, BdevGeometry};
 
 pub(super) struct OpenedFile {
@@ -23,6 +23,8 @@ pub(super) struct OpenedFile {
     pub(super) is_regular: bool,
     /// Of an NVMe generic device.
     pub(super) generic: Option<GenericDevice>,
+    /// The claim on the block device.
+    pub(super) claim: Option<File>,
 }
 
 /// An NVMe generic device (`/dev/ngXnY`).
@@ -64,6 +66,7 @@ pub(super) fn open(
     }
     let file = open_file(path, config.readonly, OFlags::empty()).map_err(failed("cannot be opened"))?;
     lock(&file, path, config.readonly)?;
+    let claim = kind.is_block_device().then(|| claim::claim(path, config)).transpose()?.flatten();
     let block_size = match config.block_size {
         Some(size) => size,
         None if kind.is_block_device() => rustix::fs::ioctl_blksszget(&file).unwrap_or(512),
@@ -98,6 +101,7 @@ pub(super) fn open(
         direct,
         is_regular: kind.is_file(),
         generic: None,
+        claim,
     })
 }
 
@@ -121,6 +125,7 @@ fn open_generic(
     let namespace_id = os::device::nvme_namespace_id(&file)
         .map_err(|_| invalid("is neither a file, a block device nor an NVMe generic device (/dev/ngXnY)"))?;
     lock(&file, path, config.readonly)?;
+    let claim = block_device(path).map(|node| claim::claim(&node, config)).transpose()?.flatten();
     let identify = identify(&file, path, namespace_id)?;
     let format = identify.formats.get(usize::from(identify.format));
     let format = format.ok_or_else(|| invalid("has no valid format"))?;
@@ -154,6 +159,7 @@ fn open_generic(
         direct,
         is_regular: false,
         generic: Some(generic),
+        claim,
     })
 }
 
@@ -165,6 +171,13 @@ fn queue_limit(path: &Path, name: &str) -> Option<u32> {
     let device = std::fs::canonicalize(path).ok()?;
     let suffix = device.file_name()?.to_str()?.strip_prefix("ng")?.to_string();
     std::fs::read_to_string(format!("/sys/block/nvme{suffix}/queue/{name}")).ok()?.trim().parse().ok()
+}
+
+/// The block device of a generic device's namespace; `None` if the kernel made none.
+fn block_device(path: &Path) -> Option<PathBuf> {
+    let device = std::fs::canonicalize(path).ok()?;
+    let suffix = device.file_name()?.to_str()?.strip_prefix("ng")?.to_string();
+    Some(PathBuf::from(format!("/dev/nvme{suffix}"))).filter(|node| node.exists())
 }
 
 /// Identify Namespace of a generic device.
