@@ -206,3 +206,20 @@ fn dropping_an_engine_waits_for_requests_in_flight() {
         assert_eq!(requests(&pool).len(), DEPTH as usize);
     }
 }
+
+#[test]
+fn a_file_that_a_server_has_locked_is_written_only_if_that_is_wanted() {
+    let scratch = Scratch::new("locked");
+    std::fs::write(&scratch.0, [0; BLOCK]).unwrap();
+    let server = std::fs::File::options().read(true).write(true).open(&scratch.0).unwrap();
+    rustix::fs::flock(&server, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    let write = layout(FileAccess::ReadWrite, false);
+    let error = EngineFile::open(scratch.path(), &write).unwrap_err().to_string();
+    assert!(error.contains("flock") && error.contains("--allow_mounted_write=1"), "{error}");
+    let forced = FileOpenOptions { allow_mounted_write: true, ..write };
+    EngineFile::open(scratch.path(), &forced).unwrap();
+    EngineFile::open(scratch.path(), &layout(FileAccess::ReadOnly, false)).unwrap();
+    drop(server);
+    let jobs = [(); 2].map(|()| EngineFile::open(scratch.path(), &write).unwrap());
+    assert_eq!(jobs.len(), 2, "jobs share the lock");
+}
