@@ -59,6 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         AnyEngine::Aio(engine) => drive(engine, batch, blocks, count),
         AnyEngine::Uring(engine) => drive(engine, batch, blocks, count),
         AnyEngine::Passthrough(engine) => drive(engine, batch, blocks, count),
+        AnyEngine::File(engine) => drive(engine, batch, blocks, count),
     };
     let ns = start.elapsed().as_nanos() as f64 / done as f64;
     println!("{engine} at {depth}: {done} reads, {ns:.0} ns each");

@@ -6,7 +6,10 @@ use block_io::{Channel, Completion, Op, Request, Status};
 use dma::Data;
 use os::UringPolling;
 
-use crate::{AioEngine, EngineFile, NullEngine, PassthroughEngine, SyncEngine, UringEngine};
+use crate::{
+    AioEngine, EngineFile, FileOperation, FileOperationEngine, NullEngine, PassthroughEngine, SyncEngine,
+    UringEngine,
+};
 
 /// A channel for block I/O through the kernel that can also block until completions arrive.
 ///
@@ -44,17 +47,25 @@ pub enum EngineKind {
     Uring,
     /// `io_uring_cmd`: NVMe commands to `/dev/ngXnY`.
     Passthrough,
+    /// `filecreate` and its like: operations on names, without data.
+    File(FileOperation),
 }
 
 impl EngineKind {
     /// Every engine with its name.
-    pub const NAMES: [(EngineKind, &'static str); 6] = [
+    pub const NAMES: [(EngineKind, &'static str); 12] = [
         (EngineKind::Null, "null"),
         (EngineKind::Psync, "psync"),
         (EngineKind::Pvsync2, "pvsync2"),
         (EngineKind::Libaio, "libaio"),
         (EngineKind::Uring, "io_uring"),
         (EngineKind::Passthrough, "io_uring_cmd"),
+        (EngineKind::File(FileOperation::CreateFile), "filecreate"),
+        (EngineKind::File(FileOperation::StatFile), "filestat"),
+        (EngineKind::File(FileOperation::DeleteFile), "filedelete"),
+        (EngineKind::File(FileOperation::CreateDirectory), "dircreate"),
+        (EngineKind::File(FileOperation::StatDirectory), "dirstat"),
+        (EngineKind::File(FileOperation::DeleteDirectory), "dirdelete"),
     ];
 
     /// Parses the name of the ioengine in fio.
@@ -69,7 +80,7 @@ impl EngineKind {
 
     /// Whether only one I/O is in flight at a time, independent of the depth.
     pub const fn is_synchronous(self) -> bool {
-        matches!(self, EngineKind::Psync | EngineKind::Pvsync2)
+        matches!(self, EngineKind::Psync | EngineKind::Pvsync2 | EngineKind::File(_))
     }
 }
 
@@ -167,6 +178,8 @@ pub enum AnyEngine {
     Uring(UringEngine),
     /// `io_uring_cmd`.
     Passthrough(PassthroughEngine),
+    /// `filecreate` and its like.
+    File(FileOperationEngine),
 }
 
 /// Opens an engine over `files`, which `flow` indexes. `requests` are those that will be submitted; their
@@ -195,6 +208,10 @@ pub fn open(
         EngineKind::Libaio => AnyEngine::Aio(AioEngine::open(config, files)?),
         EngineKind::Uring => AnyEngine::Uring(UringEngine::open(config, files, requests)?),
         EngineKind::Passthrough => AnyEngine::Passthrough(PassthroughEngine::open(config, files, requests)?),
+        EngineKind::File(operation) => {
+            let paths = files.iter().map(|file| file.path().to_string()).collect();
+            AnyEngine::File(FileOperationEngine::new(operation, paths))
+        }
     })
 }
 
@@ -206,6 +223,7 @@ macro_rules! each {
             AnyEngine::Aio($engine) => $body,
             AnyEngine::Uring($engine) => $body,
             AnyEngine::Passthrough($engine) => $body,
+            AnyEngine::File($engine) => $body,
         }
     };
 }

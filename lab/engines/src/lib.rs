@@ -3,7 +3,7 @@
 //! An [`IoEngine`] is a [`block_io::Channel`] that can also wait, like an ioengine of fio. [`open`] opens an
 //! [`EngineKind`] over [`EngineFile`]s: `psync`, `pvsync2`, `libaio` (the system calls, not the library),
 //! `io_uring` in its modes, NVMe passthrough with `io_uring_cmd`, and `null`, which performs no I/O and so
-//! measures the cost of the caller. An engine belongs to one thread and needs no reactor.
+//! measures the cost of the caller; [`FileOperation`]s create, query and delete files. An engine belongs to one thread and needs no reactor.
 //!
 //! [`os::Aio`] and [`os::Uring`] own the buffers of requests in flight until the kernel completes them.
 //!
@@ -25,6 +25,7 @@
 mod aio;
 mod engine;
 mod file;
+mod file_operations;
 mod null;
 mod sync;
 mod synchronous;
@@ -34,6 +35,7 @@ pub mod usage;
 pub use aio::AioEngine;
 pub use engine::{AnyEngine, EngineConfig, EngineKind, EngineOpenError, IoEngine, open};
 pub use file::{EngineFile, FileAccess, FileError, FileKind, FileOpenOptions, SyncMode};
+pub use file_operations::{FileOperation, FileOperationEngine};
 pub use null::NullEngine;
 pub use os::UringPolling;
 pub use sync::SyncEngine;

@@ -1,9 +1,13 @@
 //! Jobs on kernel I/O engines: each copy runs on a thread with its own buffers, files and engine.
 
+mod operation_files;
+
 use std::sync::{Arc, Condvar, Mutex};
 
 use dma::{Arena, Pool};
-use io_engines::{AnyEngine, EngineFile, EngineKind, FileAccess, FileOpenOptions, IoEngine};
+use io_engines::{
+    AnyEngine, EngineFile, EngineKind, FileAccess, FileOpenOptions, FileOperationEngine, IoEngine,
+};
 use os::clock;
 
 use crate::access_pattern::{Geometry, SetupError};
@@ -60,8 +64,10 @@ fn requested_bytes(job: &PerfJob) -> Option<u64> {
 /// Creates and lays out the files of all copies of a job, before any of them starts.
 pub(crate) fn prepare_files(job: &PerfJob) -> Result<(), RunError> {
     let Some(EngineName::Kernel(kind)) = job.engine else { return Ok(()) };
-    if kind == EngineKind::Null {
-        return Ok(());
+    match kind {
+        EngineKind::Null => return Ok(()),
+        EngineKind::File(operation) => return operation_files::prepare(job, operation),
+        _ => {}
     }
     let copies = if job.filenames.is_empty() { job.numjobs } else { 1 };
     for path in (0..copies).flat_map(|number| paths(job, number)) {
@@ -114,12 +120,21 @@ pub(crate) fn run(
         return Err(RunError::Options("ioengine=bdev runs on reactors".to_string()));
     };
     apply_scheduling(job, context.number)?;
-    let files = open_files(job, context.number, kind)?;
+    let files = match kind {
+        EngineKind::File(_) => Vec::new(),
+        _ => open_files(job, context.number, kind)?,
+    };
     let geometry = |file: &EngineFile| Geometry {
         block_bytes: file.block_bytes(),
         blocks: file.bytes() / u64::from(file.block_bytes()),
     };
-    let geometries: Vec<Geometry> = files.iter().map(geometry).collect();
+    let geometries: Vec<Geometry> = match kind {
+        // Each file is one I/O, whatever its size.
+        EngineKind::File(_) => {
+            vec![Geometry { block_bytes: job.spec.block_bytes, blocks: 1 }; paths(job, context.number).len()]
+        }
+        _ => files.iter().map(geometry).collect(),
+    };
     let first = geometries.first().map_or(0, |one| one.blocks.saturating_mul(u64::from(one.block_bytes)));
     let mut spec = job.spec.for_thread(context.number, job.numjobs, first);
     if !job.repeatable {
@@ -133,7 +148,12 @@ pub(crate) fn run(
     });
     let pool = Pool::new(&arena);
     let generator = Generator::with_files(spec, &geometries, &pool)?;
-    let engine = io_engines::open(&job.engine_config, files, generator.requests())?;
+    let engine = match kind {
+        EngineKind::File(operation) => {
+            AnyEngine::File(FileOperationEngine::new(operation, paths(job, context.number)))
+        }
+        _ => io_engines::open(&job.engine_config, files, generator.requests())?,
+    };
     ready();
     context.gate.pass();
     if job.delay_ns > 0 {
@@ -145,6 +165,7 @@ pub(crate) fn run(
         AnyEngine::Aio(engine) => drive(generator, engine, context),
         AnyEngine::Uring(engine) => drive(generator, engine, context),
         AnyEngine::Passthrough(engine) => drive(generator, engine, context),
+        AnyEngine::File(engine) => drive(generator, engine, context),
     };
     Ok(JobResult { number: context.number, ..result })
 }

@@ -64,7 +64,7 @@ pub(crate) fn run(command: &Perf) -> Result<(), CommandError> {
             "no job; for example `ringbolt perf --filename=null:1g --rw=randread --iodepth=128 --time_based --runtime=5s`",
         ));
     }
-    if let Some(job) = plan.jobs.iter().find(|job| run.readonly && job.spec.workload.writes()) {
+    if let Some(job) = plan.jobs.iter().find(|job| run.readonly && job.writes()) {
         return Err(CommandError::usage(format!("--readonly: job {} writes", job.spec.name)));
     }
     if run.showcmd {

@@ -1,6 +1,6 @@
 //! One job with all of its options.
 
-use io_engines::{EngineConfig, EngineKind, SyncMode};
+use io_engines::{EngineConfig, EngineKind, FileOperation, SyncMode};
 
 use super::transport_id;
 use crate::spec::{BlockSizes, JobSpec, Verify, gcd};
@@ -44,6 +44,8 @@ pub struct PerfJob {
     pub directory: Option<String>,
     /// `nrfiles`: number of files if no `filename` is given.
     pub nrfiles: u32,
+    /// Bytes of each file that a job queries or deletes, where it makes the file.
+    pub operation_file_bytes: u64,
     /// `numjobs`.
     pub numjobs: u32,
     /// `thread`: run copies as threads, not as processes.
@@ -105,6 +107,9 @@ pub struct PerfJob {
     pub(super) sizes: [Option<BlockSizes>; 3],
     pub(super) random_map: bool,
     pub(super) filename: Option<String>,
+    /// `create_on_open` and `openfiles`.
+    pub(super) create_on_open: bool,
+    pub(super) open_files: Option<u32>,
     /// Whether names without a URI scheme are bdevs: a configuration file is given.
     pub(super) has_bdevs: bool,
 }
@@ -126,6 +131,7 @@ impl Default for PerfJob {
             description: String::new(),
             directory: None,
             nrfiles: 1,
+            operation_file_bytes: 0,
             numjobs: 1,
             thread: false,
             group_reporting: false,
@@ -156,6 +162,8 @@ impl Default for PerfJob {
             sizes: [None, None, None],
             random_map: true,
             filename: None,
+            create_on_open: false,
+            open_files: None,
             has_bdevs: false,
         }
     }
@@ -199,6 +207,11 @@ impl PerfJob {
                 .to_string());
         }
         self.engine = Some(engine);
+        let operation = match engine {
+            EngineName::Kernel(EngineKind::File(operation)) => Some(operation),
+            _ => None,
+        };
+        self.finalize_file_operation(operation)?;
         if let EngineName::Kernel(kind) = engine {
             self.finalize_kernel(kind)?;
         } else {
@@ -276,6 +289,48 @@ impl PerfJob {
         if self.filenames.is_empty() && kind == EngineKind::Null && self.spec.size_bytes.is_none() {
             self.spec.size_bytes = Some(1 << 30);
         }
+        Ok(())
+    }
+
+    /// Whether a job changes data, or files and directories.
+    pub fn writes(&self) -> bool {
+        match self.engine {
+            Some(EngineName::Kernel(EngineKind::File(operation))) => operation.writes(),
+            _ => self.spec.workload.writes(),
+        }
+    }
+
+    /// Options of engines that create, query or delete files: one I/O is one file, and `size` is that of each.
+    fn finalize_file_operation(&mut self, operation: Option<FileOperation>) -> Result<(), String> {
+        let Some(operation) = operation else {
+            let count = self.filenames.len().max(self.nrfiles as usize);
+            if self.open_files.is_some_and(|open| (open as usize) < count) {
+                return Err(format!("--openfiles is below the {count} files of the job, which are all open"));
+            }
+            return match self.create_on_open {
+                true => Err("--create_on_open is for ioengine=filecreate and dircreate; \
+                             other files are laid out before the jobs start"
+                    .to_string()),
+                false => Ok(()),
+            };
+        };
+        if self.create_on_open && !operation.creates() {
+            return Err("--create_on_open is for ioengine=filecreate and dircreate".to_string());
+        }
+        let spec = &mut self.spec;
+        let cases = [
+            (spec.verify != Verify::Off, "verify"),
+            (spec.flush_every > 0 || spec.flush_at_end, "fsync"),
+            (spec.sizes.is_some(), "bsrange"),
+            (self.direct, "direct"),
+            (self.sync != SyncMode::None, "sync"),
+            (spec.offset_bytes > 0 || spec.offset_percent > 0 || spec.offset_increment > 0, "offset"),
+        ];
+        if let Some((_, option)) = cases.into_iter().find(|(given, _)| *given) {
+            return Err(format!("--{option} is for data; this engine only has the names of files"));
+        }
+        self.operation_file_bytes = spec.size_bytes.take().unwrap_or(u64::from(spec.block_bytes));
+        spec.size_percent = None;
         Ok(())
     }
 

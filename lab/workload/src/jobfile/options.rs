@@ -128,7 +128,7 @@ const SUPPORTED: &[OptionInfo] = &[
         "ioengine",
         &[],
         "io_uring",
-        "psync, pvsync2, libaio, io_uring, io_uring_cmd, null, or bdev (Ringbolt's own; also spdk and spdk_bdev); iou, iou-c and iou-s are io_uring's modes",
+        "psync, pvsync2, libaio, io_uring, io_uring_cmd, null, filecreate, filestat, filedelete, dircreate, dirstat, dirdelete, or bdev (Ringbolt's own; also spdk and spdk_bdev); iou, iou-c and iou-s are io_uring's modes",
         ioengine,
     ),
     switch("direct", "bypass the page cache (O_DIRECT)", |job, v| {
@@ -173,6 +173,24 @@ const SUPPORTED: &[OptionInfo] = &[
         "allow writes to devices that are mounted or otherwise in use",
         |job, v| {
             job.allow_mounted_write = flag(v)?;
+            Ok(())
+        },
+    ),
+    switch(
+        "create_on_open",
+        "create files when they are opened; only with filecreate and dircreate",
+        |job, v| {
+            job.create_on_open = flag(v)?;
+            Ok(())
+        },
+    ),
+    job(
+        "openfiles",
+        &[],
+        "N",
+        "files open at a time; at least nrfiles, except with filecreate and its like",
+        |job, v| {
+            job.open_files = Some(in_range(v, 1, 65_536)? as u32);
             Ok(())
         },
     ),
