@@ -6,7 +6,7 @@ use dma::Data;
 use crate::WyRand;
 use crate::direction_stats::direction_index;
 use crate::distribution::OffsetSampler;
-use crate::spec::{BlockSizes, FileService, JobSpec, Verify, Workload};
+use crate::spec::{BlockSizes, FileService, JobSpec, OffsetSequence, Verify, Workload};
 
 /// Geometry of the device behind a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,13 +82,25 @@ pub enum SetupError {
     #[error("{0} files are not between 1 and 65536")]
     FileCount(usize),
     /// Verification with several files or I/O sizes, or with other alignments or sequential shares.
-    #[error("--verify needs one file and one block size; give each file or size a job of its own")]
+    #[error(
+        "--verify needs one file, one block size and no sequence in --rw; give each file or size a job of its own"
+    )]
     VerifyMixed,
     /// The alignment is not a multiple of the block size.
     #[error("--blockalign={align} is not a multiple of the device's {block_bytes}-byte blocks")]
     Align {
         /// Alignment, bytes.
         align: u64,
+        /// Bytes of the device's logical blocks.
+        block_bytes: u32,
+    },
+    /// The step is not a multiple of the block size.
+    #[error("--rw={workload}:{step} is not a multiple of the device's {block_bytes}-byte blocks")]
+    Step {
+        /// Name of the workload.
+        workload: &'static str,
+        /// Step, bytes.
+        step: i64,
         /// Bytes of the device's logical blocks.
         block_bytes: u32,
     },
@@ -121,7 +133,8 @@ pub(crate) enum OpMix {
     Mixed(u64),
 }
 
-/// Patterns with several files or sizes, an alignment other than the I/O size, or a share of sequential I/O.
+/// Patterns with several files or sizes, an alignment other than the I/O size, a share of sequential I/O, steps or
+/// sequences.
 struct GeneralPattern {
     regions: Vec<FileRegion>,
     sizes: [BlockSizes; 3],
@@ -132,6 +145,10 @@ struct GeneralPattern {
     random_below: u64,
     file: usize,
     ios_left_in_turn: u32,
+    step_blocks: i64,
+    sequence: OffsetSequence,
+    /// I/Os until the next random offset; 0 at a random one.
+    ios_left_in_sequence: u32,
 }
 
 /// The region of one file, in logical blocks.
@@ -141,6 +158,8 @@ struct FileRegion {
     /// Number of random positions, `align_blocks` apart.
     positions: u64,
     next: u64,
+    /// Start of the last I/O.
+    last: u64,
     sampler: OffsetSampler,
 }
 
@@ -178,8 +197,16 @@ impl AccessPattern {
         if align == 0 || !align.is_multiple_of(u64::from(block_bytes)) {
             return Err(SetupError::Align { align, block_bytes });
         }
-        let is_simple =
-            smallest == largest && count == 1 && align == u64::from(smallest) && spec.random_percent == 100;
+        let step = spec.sequence.step_bytes;
+        if !step.unsigned_abs().is_multiple_of(u64::from(block_bytes)) {
+            return Err(SetupError::Step { workload: spec.workload.name(), step, block_bytes });
+        }
+        let is_simple = smallest == largest
+            && count == 1
+            && align == u64::from(smallest)
+            && spec.random_percent == 100
+            && step == 0
+            && spec.sequence.length <= 1;
         if spec.verify != Verify::Off && !is_simple {
             return Err(SetupError::VerifyMixed);
         }
@@ -192,7 +219,7 @@ impl AccessPattern {
             let seed = spec.seed.wrapping_add((number as u64).wrapping_mul(0x9e37_79b9));
             let sampler = OffsetSampler::new(&spec.distribution, covers_once, positions, align, seed);
             let (first_lba, blocks) = (offset / u64::from(block_bytes), size / u64::from(block_bytes));
-            regions.push(FileRegion { first_lba, blocks, positions, next: 0, sampler });
+            regions.push(FileRegion { first_lba, blocks, positions, next: 0, last: 0, sampler });
         }
         let mix = match spec.workload {
             Workload::Read | Workload::RandRead => OpMix::Single(Op::Read),
@@ -219,6 +246,9 @@ impl AccessPattern {
                 random_below,
                 file: 0,
                 ios_left_in_turn: 0,
+                step_blocks: step / i64::from(block_bytes),
+                sequence: spec.sequence,
+                ios_left_in_sequence: 0,
             })
         });
         Ok(AccessPattern {
@@ -375,16 +405,19 @@ impl GeneralPattern {
         };
         let blocks = size / self.block_bytes;
         let region = &mut self.regions[self.file];
+        let continues = is_random && self.ios_left_in_sequence > 0;
+        self.ios_left_in_sequence =
+            if continues { self.ios_left_in_sequence - 1 } else { self.sequence.length.max(1) - 1 };
+        let fits = region.next + u64::from(blocks) <= region.blocks;
         let is_random_io =
             is_random && (self.random_below == u64::MAX || random.next_bits() < self.random_below);
-        let at = if is_random_io {
-            region.sampler.next(random, region.positions) * self.align_blocks
-        } else if region.next + u64::from(blocks) > region.blocks {
-            0
-        } else {
-            region.next
+        let at = match continues {
+            true if self.sequence.repeats && region.last + u64::from(blocks) <= region.blocks => region.last,
+            true if !self.sequence.repeats && fits => region.next,
+            _ if is_random_io => region.sampler.next(random, region.positions) * self.align_blocks,
+            _ => region.after_step(self.step_blocks, u64::from(blocks)),
         };
-        region.next = at + u64::from(blocks);
+        (region.last, region.next) = (at, at + u64::from(blocks));
         request.lba = region.first_lba + at;
         (request.op, request.blocks, request.flow) = (op, blocks, self.file as u16);
     }
@@ -413,6 +446,22 @@ impl GeneralPattern {
                 };
                 self.ios_left_in_turn = turn.max(1) - 1;
             }
+        }
+    }
+}
+
+impl FileRegion {
+    /// The start of the next sequential I/O: a step from the end of the last one, or beyond the region, its other end.
+    /// The first I/O starts at the beginning, also backwards, as in fio.
+    fn after_step(&self, step_blocks: i64, blocks: u64) -> u64 {
+        let last_start = self.blocks.saturating_sub(blocks);
+        if self.next == 0 {
+            return 0;
+        }
+        match self.next.checked_add_signed(step_blocks) {
+            Some(at) if at <= last_start => at,
+            _ if step_blocks < 0 => self.blocks.saturating_add_signed(step_blocks).min(last_start),
+            _ => 0,
         }
     }
 }

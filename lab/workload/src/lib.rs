@@ -54,6 +54,9 @@ pub(crate) use random::WyRand;
 pub use result::{DepthCounts, Direction, DirectionResult, IoFailure, JobResult, KernelThreads, Samples};
 pub use run::{RunError, RunningJob, run, start};
 pub use source::{Source, SourceError};
-pub use spec::{BlockSizes, BufferContent, FileService, JobSpec, LatencyTarget, ThinkTime, Verify, Workload};
+pub use spec::{
+    BlockSizes, BufferContent, FileService, JobSpec, LatencyTarget, OffsetSequence, ThinkTime, Verify,
+    Workload,
+};
 pub use usage::Usage;
 pub use verify::{Mismatch, Verifier, VerifyFault};

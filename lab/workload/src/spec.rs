@@ -140,6 +140,23 @@ impl Default for FileService {
     }
 }
 
+/// How offsets follow each other: what stands behind the colon of fio's `rw`, and `rw_sequencer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OffsetSequence {
+    /// Added to the offset after each sequential I/O, bytes. A step beyond the region continues at its other end.
+    pub step_bytes: i64,
+    /// A random workload has a random offset every this many I/Os; at least 1.
+    pub length: u32,
+    /// The I/Os between random offsets repeat the offset (`identical`) instead of following it.
+    pub repeats: bool,
+}
+
+impl Default for OffsetSequence {
+    fn default() -> Self {
+        OffsetSequence { step_bytes: 0, length: 1, repeats: false }
+    }
+}
+
 /// Pauses between I/Os: fio's `thinktime`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThinkTime {
@@ -237,6 +254,8 @@ pub struct JobSpec {
     pub distribution: Distribution,
     /// Percentage of I/Os at random offsets in a random workload; the others are sequential.
     pub random_percent: u8,
+    /// Steps of sequential and sequences of random offsets.
+    pub sequence: OffsetSequence,
     /// Whether uniform random I/O covers every offset once before it repeats any: fio without `norandommap`.
     pub random_map: bool,
     /// How the file of the next I/O is selected.
@@ -289,6 +308,7 @@ impl Default for JobSpec {
             align_bytes: None,
             distribution: Distribution::Uniform,
             random_percent: 100,
+            sequence: OffsetSequence::default(),
             random_map: false,
             file_service: FileService::default(),
             rates: Rates::default(),

@@ -109,3 +109,41 @@ fn invalid_alignment_and_mixed_block_sizes_are_rejected() {
         generate(&aligned, &[geometry(10 << 20)], 1000).iter().all(|(_, offset, _)| offset % 65_536 == 0)
     );
 }
+
+/// Offsets in units of 4 KiB of jobs over 64 KiB; those of the first two are fio 3.33's.
+#[test]
+fn steps_and_sequences_follow_fio() {
+    let offsets = |workload, sequence, seed, count| -> Vec<u64> {
+        let spec = JobSpec { workload, sequence, seed, ..JobSpec::default() };
+        let drawn = generate(&spec, &[geometry(64 << 10)], count);
+        drawn.into_iter().map(|(_, offset, _)| offset / 4096).collect()
+    };
+    let step = |step_bytes| OffsetSequence { step_bytes, ..OffsetSequence::default() };
+    let backwards = offsets(Workload::Read, step(-8192), 1, 17);
+    assert_eq!(backwards, [0, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 14]);
+    assert_eq!(offsets(Workload::Read, step(12_288), 1, 9), [0, 4, 8, 12, 0, 4, 8, 12, 0]);
+    for seed in 0..50 {
+        let sequence = OffsetSequence { length: 4, ..OffsetSequence::default() };
+        let drawn = offsets(Workload::RandRead, sequence, seed, 4000);
+        let follows = |turn: &[u64]| turn.windows(2).all(|pair| pair[1] == pair[0] + 1 || pair[0] == 15);
+        assert!(drawn.chunks(4).all(follows), "seed {seed}");
+        let firsts: std::collections::BTreeSet<u64> = drawn.chunks(4).map(|turn| turn[0]).collect();
+        assert_eq!(firsts.len(), 16, "seed {seed}");
+        let repeats = OffsetSequence { length: 4, repeats: true, step_bytes: 0 };
+        let drawn = offsets(Workload::RandRead, repeats, seed, 4000);
+        assert!(drawn.chunks(4).all(|turn| turn.iter().all(|at| *at == turn[0])), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_step_is_whole_blocks_and_longer_than_the_region_at_most_wraps() {
+    let step = |step_bytes| OffsetSequence { step_bytes, ..OffsetSequence::default() };
+    let spec = JobSpec { sequence: step(100), ..JobSpec::default() };
+    let error = AccessPattern::new(&spec, &[geometry(64 << 10)]).err().unwrap().to_string();
+    assert!(error.contains("--rw=read:100"), "{error}");
+    for bytes in [-512, -4096, -65_536, -(1 << 40), 512, 1 << 40, i64::MIN + 512 - 512] {
+        let spec = JobSpec { sequence: step(bytes), ..JobSpec::default() };
+        let drawn = generate(&spec, &[geometry(64 << 10)], 1000);
+        assert!(drawn.iter().all(|(_, offset, size)| offset + size <= 64 << 10), "{bytes}");
+    }
+}

@@ -7,7 +7,7 @@ use io_engines::{EngineKind, SyncMode};
 use super::job::{EngineName, PerfJob};
 use super::values::*;
 use crate::arrivals::ArrivalProcess;
-use crate::spec::{BlockSizes, BufferContent, LatencyTarget, Verify, Workload};
+use crate::spec::{BlockSizes, BufferContent, LatencyTarget, OffsetSequence, Verify, Workload};
 use unsupported::{NO_EFFECT, REFUSED};
 
 type Apply = fn(&mut PerfJob, &str) -> Result<(), String>;
@@ -203,14 +203,20 @@ const SUPPORTED: &[OptionInfo] = &[
         "rw",
         &["readwrite"],
         "randread",
-        "read, write, randread, randwrite, rw, randrw, trim or randtrim",
+        "read, write, randread, randwrite, rw, randrw, trim or randtrim; read:-8k steps by -8 KiB after each I/O, randread:8 has a random offset every 8 I/Os",
+        workload,
+    ),
+    job(
+        "rw_sequencer",
+        &[],
+        "identical",
+        "offsets between the random ones of rw=randread:N: sequential or identical",
         |job, v| {
-            if v.contains(':') {
-                return Err("a sequence after the colon is not supported".to_string());
-            }
-            job.spec.workload = Workload::from_name(v).ok_or_else(|| {
-                format!("it is one of {}", Workload::NAMES.map(|(_, names)| names[0]).join(", "))
-            })?;
+            job.spec.sequence.repeats = match v {
+                "sequential" => false,
+                "identical" => true,
+                _ => return Err("it is sequential or identical".to_string()),
+            };
             Ok(())
         },
     ),
@@ -817,6 +823,24 @@ fn latency_target(job: &mut PerfJob) -> &mut LatencyTarget {
         window_ns: SECOND,
         percentile: 100.0,
     })
+}
+
+/// `rw`, with a step of sequential offsets or the length of a sequence of random ones behind a colon.
+fn workload(job: &mut PerfJob, value: &str) -> Result<(), String> {
+    let (name, sequence) = value.split_once(':').unwrap_or((value, ""));
+    let workload = Workload::from_name(name)
+        .ok_or_else(|| format!("it is one of {}", Workload::NAMES.map(|(_, names)| names[0]).join(", ")))?;
+    let (mut step_bytes, mut length) = (0, 1);
+    if !sequence.is_empty() && workload.is_random() {
+        length = in_range(sequence, 1, u64::from(u32::MAX))? as u32;
+    } else if !sequence.is_empty() {
+        let magnitude = sequence.strip_prefix('-').unwrap_or(sequence);
+        let step = i64::try_from(bytes(magnitude, job.kb_base)?).map_err(|_| "the step is too long")?;
+        step_bytes = if sequence.starts_with('-') { -step } else { step };
+    }
+    let repeats = job.spec.sequence.repeats;
+    (job.spec.workload, job.spec.sequence) = (workload, OffsetSequence { step_bytes, length, repeats });
+    Ok(())
 }
 
 fn ioengine(job: &mut PerfJob, value: &str) -> Result<(), String> {

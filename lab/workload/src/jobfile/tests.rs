@@ -352,3 +352,27 @@ proptest! {
         prop_assert_eq!(format!("{:?}", first.jobs), format!("{:?}", second.jobs));
     }
 }
+
+#[test]
+fn sequences_are_steps_of_sequential_and_lengths_of_random_workloads() {
+    let parse = |options: &str| {
+        let plan = parse_file(&format!("[a]\nfilename=f\n{options}\n"))?;
+        Ok::<_, JobPlanError>(plan.jobs[0].spec.sequence)
+    };
+    let sequence = |step_bytes, length, repeats| crate::OffsetSequence { step_bytes, length, repeats };
+    assert_eq!(parse("rw=read:-8k"), Ok(sequence(-8192, 1, false)));
+    assert_eq!(parse("rw=write:112k"), Ok(sequence(114_688, 1, false)));
+    assert_eq!(parse("rw=randread:8\nrw_sequencer=identical"), Ok(sequence(0, 8, true)));
+    assert_eq!(parse("rw=randread:8\nrw=randread"), Ok(sequence(0, 1, false)));
+    for (options, why) in [
+        ("rw=randread:0", "between 1"),
+        ("rw=randread:-1", "number"),
+        ("rw=read:x", "it is a size"),
+        ("rw=read:9223372036854775808", "too l"),
+        ("rw_sequencer=random", "sequential or identical"),
+        ("rw=up:8", "it is one of read"),
+    ] {
+        let error = parse(options).unwrap_err().to_string();
+        assert!(error.contains(why), "{options}: {error}");
+    }
+}

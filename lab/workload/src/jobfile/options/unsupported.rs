@@ -152,7 +152,6 @@ pub(super) const REFUSED: &[OptionInfo] = &[
     refused("pre_read", "use a separate job and stonewall"),
     refused("bs_is_seq_rand", "use separate jobs for sequential and random I/O"),
     refused("rwmixcycle", "the mix is drawn for each I/O"),
-    refused("rw_sequencer", "sequences are not supported"),
     refused("zonesize", "zoned devices are not supported; random_distribution=zoned is"),
     refused("zonemode", "zoned devices are not supported"),
     refused("read_iolog", "replay is not supported"),
