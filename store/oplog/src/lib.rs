@@ -6,15 +6,15 @@
 //! writes a [`LogHeader`] that says so ([`Log::free`]), and the space is used again once the header is durable
 //! ([`Log::freed`]): otherwise a crash would find the old header and the new bytes. A full log is backpressure.
 //!
-//! Entries begin at sectors: a write that power loss tears damages no other entry.
+//! Entries begin at sectors of the device, [`LogSector`]: a write that power loss tears damages no other entry.
 //!
 //! [`Log::recover`] finds the acknowledged entries after a crash, and maybe more that were written completely. Each entry
 //! has the checksum of the one before it, so that remains of an abandoned tail never follow a new entry.
 //!
 //! ```
 //! use oplog::Log;
-//! use wire_store::{EntryHeader, ObjectId, Operation};
-//! let mut log = Log::create([1; 16], 7, 1 << 16);
+//! use wire_store::{EntryHeader, LogSector, ObjectId, Operation};
+//! let mut log = Log::create([1; 16], 7, 1 << 16, LogSector::Bytes512)?;
 //! let mut area = vec![0; 1 << 16];
 //! let slots = [log.header().bytes, [0; 512]];
 //! let object = ObjectId { group: 7, volume: 1, index: 0, suffix: 0 };
@@ -32,9 +32,9 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use wire_store::{DecodeError, EntryHeader, LogHeader, SECTOR_BYTES, crc32c};
+use wire_store::{DecodeError, EntryHeader, LogHeader, LogSector, SECTOR_BYTES, crc32c};
 
-/// Why a recovery or an entry is refused.
+/// Why a log, a recovery or an entry is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LogError {
     /// Neither header is valid. It is the error of the first.
@@ -48,6 +48,9 @@ pub enum LogError {
         /// Bytes according to the header.
         expected: u64,
     },
+    /// A log has at least one sector, and less than [`LogHeader::LIMIT`] bytes.
+    #[error("no log has an area of {0} bytes")]
+    Capacity(u64),
     /// There is no room until entries are freed.
     #[error("the log is full")]
     Full,
@@ -109,18 +112,25 @@ pub struct Log {
 impl Log {
     /// An empty log. The owner first zeroes both slots and flushes, so that no header of an earlier log counts, then writes
     /// [`header`](Self::header). Sequences start at 1. A `capacity` that is not whole sectors is rounded down.
-    pub fn create(log: [u8; 16], group: u32, capacity: u64) -> Log {
-        Log::empty(LogHeader {
+    ///
+    /// # Errors
+    /// [`LogError::Capacity`].
+    pub fn create(log: [u8; 16], group: u32, capacity: u64, sector: LogSector) -> Result<Log, LogError> {
+        if capacity < sector.bytes() || capacity >= LogHeader::LIMIT {
+            return Err(LogError::Capacity(capacity));
+        }
+        Ok(Log::empty(LogHeader {
             log,
             generation: 0,
             group,
             epoch: 0,
-            capacity: capacity - capacity % SECTOR_BYTES as u64,
+            capacity: capacity - capacity % sector.bytes(),
             head: 0,
             head_sequence: 1,
             commit_point: 0,
             previous_crc32c: 0,
-        })
+            sector,
+        }))
     }
 
     fn empty(durable: LogHeader) -> Log {
@@ -212,7 +222,8 @@ impl Log {
     }
 
     fn next_place(&self, entry: &EntryHeader) -> EntryPlace {
-        let bytes = (EntryHeader::SIZE + entry.data_bytes()).next_multiple_of(SECTOR_BYTES) as u64;
+        let bytes = (EntryHeader::SIZE + entry.data_bytes()) as u64;
+        let bytes = bytes.next_multiple_of(self.durable.sector.bytes());
         EntryPlace { sequence: self.next_sequence, position: self.tail, bytes }
     }
 
@@ -221,6 +232,11 @@ impl Log {
         self.entries.push_back(LoggedEntry { place, header_crc32c: self.previous_crc32c, written: false });
         self.tail += place.bytes;
         self.next_sequence += 1;
+    }
+
+    /// Sector of the device that the log was made for. A device with larger ones could damage acknowledged entries.
+    pub fn sector(&self) -> LogSector {
+        self.durable.sector
     }
 
     /// Bytes that can be appended.

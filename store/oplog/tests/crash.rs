@@ -4,9 +4,13 @@
 
 use oplog::{EntryPlace, Log, LogError};
 use random::WyRand;
-use wire_store::{EntryHeader, ObjectId, Operation, SECTOR_BYTES};
+use wire_store::{EntryHeader, LogSector, ObjectId, Operation, SECTOR_BYTES};
 
 const CAPACITY: usize = 8192;
+
+fn create(capacity: usize, sector: LogSector) -> Log {
+    Log::create([5; 16], 3, capacity as u64, sector).unwrap()
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -15,6 +19,8 @@ enum Fault {
     FreedEarly,
     /// An entry is acknowledged although one before it is not durable.
     AcknowledgedOutOfOrder,
+    /// The device has larger sectors than the log was made for.
+    LargerSectors,
 }
 
 /// The medium, and writes to it that are in flight: each byte of them may be old or new.
@@ -35,19 +41,27 @@ struct Rig {
     acknowledged: u64,
     random: WyRand,
     fault: Fault,
+    /// Bytes of the device's sectors.
+    sector_bytes: usize,
 }
 
 impl Rig {
     fn new(seed: u64, fault: Fault) -> Rig {
-        let log = Log::create([5; 16], 3, CAPACITY as u64);
+        let sector = LogSector::ALL[seed as usize % 2];
+        // The same number of sectors.
+        let capacity = CAPACITY / SECTOR_BYTES * sector.bytes() as usize;
+        let log = create(capacity, sector);
+        let sector_bytes = if fault == Fault::LargerSectors { 4096 } else { sector.bytes() as usize };
         let slots = [log.header().bytes, [0; SECTOR_BYTES]];
-        let medium = Medium { slots, area: vec![0; CAPACITY] };
+        let medium = Medium { slots, area: vec![0; capacity] };
         let random = WyRand::new(seed);
-        Rig { log, medium, in_flight: Vec::new(), appended: Vec::new(), acknowledged: 1, random, fault }
+        let (in_flight, appended) = (Vec::new(), Vec::new());
+        Rig { log, medium, in_flight, appended, acknowledged: 1, random, fault, sector_bytes }
     }
 
     fn append(&mut self) {
-        let length = self.random.below(900) as u32;
+        let sector_bytes = self.log.sector().bytes();
+        let length = self.random.below(2 * sector_bytes - 124) as u32;
         let operation = if length == 0 { Operation::Remove } else { Operation::Write };
         let object = ObjectId { group: 3, volume: 1, index: 0, suffix: 0 };
         let data: Vec<u8> = (0..length).map(|_| self.random.below(256) as u8).collect();
@@ -119,10 +133,11 @@ impl Rig {
             }
             if self.random.happens(250) {
                 let [first, second] = self.log.spans(place.position, place.bytes as usize);
-                let sectors = (first.start / SECTOR_BYTES..first.end.div_ceil(SECTOR_BYTES))
-                    .chain(0..second.end.div_ceil(SECTOR_BYTES));
-                let torn = sectors.clone().nth(self.random.index(sectors.count())).unwrap() * SECTOR_BYTES;
-                image.area[torn..torn + SECTOR_BYTES].fill_with(|| self.random.below(256) as u8);
+                let size = self.sector_bytes;
+                let sectors =
+                    (first.start / size..first.end.div_ceil(size)).chain(0..second.end.div_ceil(size));
+                let torn = sectors.clone().nth(self.random.index(sectors.count())).unwrap() * size;
+                image.area[torn..torn + size].fill_with(|| self.random.below(256) as u8);
             }
         }
         image
@@ -192,14 +207,14 @@ fn acknowledged_entries_survive_every_crash() {
 
 #[test]
 fn planted_faults_are_found() {
-    for fault in [Fault::FreedEarly, Fault::AcknowledgedOutOfOrder] {
+    for fault in [Fault::FreedEarly, Fault::AcknowledgedOutOfOrder, Fault::LargerSectors] {
         assert!((0..2000).any(|seed| run(seed, fault).is_err()), "{fault:?} is not found");
     }
 }
 
 #[test]
 fn a_log_without_a_valid_header_or_of_another_size_is_rejected() {
-    let log = Log::create([5; 16], 3, CAPACITY as u64);
+    let log = create(CAPACITY, LogSector::Bytes512);
     let (slots, zeroes) = ([log.header().bytes, [0; SECTOR_BYTES]], [[0; SECTOR_BYTES]; 2]);
     let error = Log::recover(&zeroes, &[0; CAPACITY]).unwrap_err().to_string();
     assert_eq!(error, "neither header of the log is valid: the log header: the magic number is another");
@@ -209,7 +224,7 @@ fn a_log_without_a_valid_header_or_of_another_size_is_rejected() {
 
 #[test]
 fn an_entry_longer_than_the_log_is_not_backpressure() {
-    let mut log = Log::create([5; 16], 3, 1024 + 511);
+    let mut log = create(1024 + 511, LogSector::Bytes512);
     let object = ObjectId { group: 3, volume: 1, index: 0, suffix: 0 };
     let entry = |length| EntryHeader::new(Operation::Write, object, 0, length);
     let error = log.append(entry(897), &[0; 897]).unwrap_err();
@@ -217,4 +232,23 @@ fn an_entry_longer_than_the_log_is_not_backpressure() {
     let (place, _) = log.append(entry(896), &[0; 896]).unwrap();
     assert_eq!((place.bytes, log.room()), (1024, 0));
     assert_eq!(log.append(entry(1), &[0]).unwrap_err(), LogError::Full);
+}
+
+#[test]
+fn entries_take_whole_sectors_of_the_device_that_the_log_was_made_for() {
+    let log = create(2 * 4096 + 4095, LogSector::Bytes4096);
+    let slots = [log.header().bytes, [0; SECTOR_BYTES]];
+    let (mut log, _) = Log::recover(&slots, &[0; 8192]).unwrap();
+    let object = ObjectId { group: 3, volume: 1, index: 0, suffix: 0 };
+    let (place, _) = log.append(EntryHeader::new(Operation::Write, object, 0, 1), &[0]).unwrap();
+    assert_eq!((place.bytes, log.room(), log.sector()), (4096, 4096, LogSector::Bytes4096));
+}
+
+#[test]
+fn a_log_without_a_sector_is_not_made() {
+    let create = |capacity, sector| Log::create([5; 16], 3, capacity, sector).map(|log| log.room());
+    assert_eq!(create(511, LogSector::Bytes512), Err(LogError::Capacity(511)));
+    assert_eq!(create(4095, LogSector::Bytes4096), Err(LogError::Capacity(4095)));
+    assert_eq!(create(1 << 62, LogSector::Bytes4096), Err(LogError::Capacity(1 << 62)));
+    assert_eq!(create(4096, LogSector::Bytes4096), Ok(4096));
 }

@@ -22,7 +22,7 @@ mod onode;
 mod superblock;
 
 pub use codec::{DecodeError, crc32c};
-pub use log::{EntryHeader, LogHeader, Operation};
+pub use log::{EntryHeader, LogHeader, LogSector, Operation};
 pub use onode::{EXTENTS_PER_OBJECT, INLINE_BYTES_MAX, ObjectBlockMap, ObjectId, Onode, OnodeContent};
 pub use superblock::{PartitionHeader, PartitionLayout, Superblock};
 

@@ -8,6 +8,26 @@ use crate::{OBJECT_BYTES, ObjectId, SECTOR_BYTES};
 const LOG_MAGIC: [u8; 4] = *b"RBLH";
 const ENTRY_MAGIC: [u8; 4] = *b"RBLE";
 
+/// Bytes that the device of a log writes whole or not at all. Headers and entries begin at such sectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum LogSector {
+    /// 512 bytes.
+    Bytes512 = 512,
+    /// 4096 bytes.
+    Bytes4096 = 4096,
+}
+
+impl LogSector {
+    /// Every size.
+    pub const ALL: [LogSector; 2] = [LogSector::Bytes512, LogSector::Bytes4096];
+
+    /// The size in bytes.
+    pub const fn bytes(self) -> u64 {
+        self as u64
+    }
+}
+
 /// The state of a logical group's log. There are two, in turn; the valid one with the higher generation counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogHeader {
@@ -30,9 +50,14 @@ pub struct LogHeader {
     pub commit_point: u64,
     /// CRC32C of the header of the entry before `head`; 0 if there was none.
     pub previous_crc32c: u32,
+    /// Sector of the device.
+    pub sector: LogSector,
 }
 
 impl LogHeader {
+    /// Above every capacity, position and sequence: no log gets that far, and sums of them stay below 2^64.
+    pub const LIMIT: u64 = 1 << 62;
+
     /// Encodes the header for its slot, 0 or 1.
     pub fn encode(&self, slot: u32) -> [u8; SECTOR_BYTES] {
         let mut out = [0; SECTOR_BYTES];
@@ -46,6 +71,7 @@ impl LogHeader {
         put(&mut out, 64, self.head_sequence.to_le_bytes());
         put(&mut out, 72, self.commit_point.to_le_bytes());
         put(&mut out, 80, self.previous_crc32c.to_le_bytes());
+        put(&mut out, 84, (self.sector as u32).to_le_bytes());
         seal(&mut out, LOG_MAGIC);
         out
     }
@@ -58,18 +84,20 @@ impl LogHeader {
         open("the log header", from, SECTOR_BYTES, LOG_MAGIC)?;
         check_location(u32_at(from, 12).into(), slot.into(), 12)?;
         check_zero("a reserved field of the log header", from, 6..8)?;
-        check_zero("a reserved field of the log header", from, 84..SECTOR_BYTES)?;
-        // No log gets that far, and sums of them stay below 2^64.
+        check_zero("a reserved field of the log header", from, 88..SECTOR_BYTES)?;
         for (what, at) in [("the capacity", 48), ("the head", 56), ("the sequence of the head", 64)] {
-            if u64_at(from, at) >= 1 << 62 {
+            if u64_at(from, at) >= LogHeader::LIMIT {
                 return Err(DecodeError::value(what, at as u32, u64_at(from, at)));
             }
         }
         if u64_at(from, 48) == 0 {
             return Err(DecodeError::value("the capacity", 48, 0));
         }
+        let size = u32_at(from, 84);
+        let sector = LogSector::ALL.into_iter().find(|known| *known as u32 == size);
+        let sector = sector.ok_or(DecodeError::value("the sector size", 84, size.into()))?;
         for (what, at) in [("the capacity", 48), ("the head", 56)] {
-            if !u64_at(from, at).is_multiple_of(SECTOR_BYTES as u64) {
+            if !u64_at(from, at).is_multiple_of(sector.bytes()) {
                 return Err(DecodeError::value(what, at as u32, u64_at(from, at)));
             }
         }
@@ -83,6 +111,7 @@ impl LogHeader {
             head_sequence: u64_at(from, 64),
             commit_point: u64_at(from, 72),
             previous_crc32c: u32_at(from, 80),
+            sector,
         })
     }
 }

@@ -45,7 +45,11 @@ proptest! {
         if let Ok(Some(value)) = Onode::decode(&bytes, place) {
             prop_assert_eq!(&value.encode(place)[..], &bytes[..]);
         }
-        let bytes = sealed(sector, b"RBLH");
+        let mut with_sizes = sector;
+        with_sizes[48..50].copy_from_slice(&[0, 0x10]);
+        with_sizes[56..58].copy_from_slice(&[0, 0x20]);
+        with_sizes[84..88].copy_from_slice(&(LogSector::ALL[usize::from(kind) % 2] as u32).to_le_bytes());
+        let bytes = sealed(with_sizes, b"RBLH");
         if let Ok(value) = LogHeader::decode(&bytes, place) {
             prop_assert_eq!(&value.encode(place)[..], &bytes[..]);
         }

@@ -21,8 +21,8 @@ const MAPPED_ONODE: &str = "\
     c80000000000000003000000000000001581e97df4102211000000000000000000000000000000000000000000000000\
     0000000000000000000000000000000000000000000000000000000000000000";
 const LOG_HEADER: &str = "\
-    52424c4801000000c9314cc701000000040404040404040404040404040404040c000000000000000700000003000000\
-    00001000000000000034120000000000c800000000000000c7000000000000000d0c0b0a000000000000000000000000\
+    52424c4801000000d4c2053601000000040404040404040404040404040404040c000000000000000700000003000000\
+    00001000000000000030120000000000c800000000000000c7000000000000000d0c0b0a001000000000000000000000\
     0000000000000000000000000000000000000000000000000000000000000000";
 const ENTRY: &str = "\
     52424c4501000100b828414befbeadde0700000009000000887766554433221105000000000000006400000000000000\
@@ -68,10 +68,11 @@ fn log_header() -> LogHeader {
         group: 7,
         epoch: 3,
         capacity: 1 << 20,
-        head: 0x12_3400,
+        head: 0x12_3000,
         head_sequence: 200,
         commit_point: 199,
         previous_crc32c: 0x0a0b_0c0d,
+        sector: LogSector::Bytes4096,
     }
 }
 
@@ -119,7 +120,9 @@ fn a_log_header_beyond_any_log_is_rejected() {
         LogHeader { head: u64::MAX, ..log_header() },
         LogHeader { capacity: 0, ..log_header() },
         LogHeader { capacity: (1 << 20) + 1, ..log_header() },
-        LogHeader { head: 0x12_3456, ..log_header() },
+        LogHeader { capacity: (1 << 20) + 512, ..log_header() },
+        LogHeader { head: 0x12_3200, ..log_header() },
+        LogHeader { head: 0x12_3456, sector: LogSector::Bytes512, ..log_header() },
         LogHeader { head_sequence: u64::MAX - 1, ..log_header() },
     ] {
         assert!(
@@ -127,6 +130,21 @@ fn a_log_header_beyond_any_log_is_rejected() {
             "{wrong:?}"
         );
     }
+}
+
+#[test]
+fn a_log_header_with_another_sector_size_is_rejected() {
+    for size in [0u32, 1, 511, 1024, 8192] {
+        let mut bytes = log_header().encode(0);
+        bytes[84..88].copy_from_slice(&size.to_le_bytes());
+        bytes[8..12].fill(0);
+        let checksum = crc32c(&bytes);
+        bytes[8..12].copy_from_slice(&checksum.to_le_bytes());
+        let expected = DecodeError::Value { what: "the sector size", at: 84, value: size.into() };
+        assert_eq!(LogHeader::decode(&bytes, 0), Err(expected));
+    }
+    let smaller = LogHeader { head: 0x12_3200, sector: LogSector::Bytes512, ..log_header() };
+    assert_eq!(LogHeader::decode(&smaller.encode(0), 0), Ok(smaller));
 }
 
 #[test]
