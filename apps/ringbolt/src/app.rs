@@ -18,6 +18,7 @@ use reactor::ReactorHandle;
 use vhost::VhostTarget;
 use vhost::rpc::VhostModule;
 
+use crate::machine::MachineModule;
 use crate::modules::Compatibility;
 
 /// A running program: the control plane, and the modules that commands use directly.
@@ -53,6 +54,7 @@ pub(crate) fn catalog() -> Catalog {
         .with::<NbdModule>()
         .with::<IscsiModule>()
         .with::<VhostModule>()
+        .with::<MachineModule>()
         .with::<Compatibility>()
 }
 
@@ -79,6 +81,7 @@ impl App {
             .module(&nbd)
             .module(&iscsi)
             .module(&vhost)
+            .module(&Arc::new(MachineModule::new(registry.clone(), handles)))
             .module(&Arc::new(Compatibility))
             .start(pending)?;
         Ok(App { control, registry, nvmf, nbd, iscsi, vhost })

@@ -17,6 +17,7 @@ mod cli;
 mod command_error;
 mod commands;
 mod console;
+mod machine;
 mod modules;
 mod reactor_runtime;
 

@@ -1,8 +1,7 @@
 //! SPDK's methods that set options of subsystems that Ringbolt lacks, or in which it has no choice. SPDK's
 //! configuration files contain many of them: what is so anyway is accepted, other values are rejected by name.
 
-use control::json::json;
-use control::{Method, Module, NoParameters, RpcError};
+use control::{Method, Module, NoParameters};
 
 /// SPDK's methods that accept defaults only.
 pub(crate) struct Compatibility;
@@ -35,11 +34,6 @@ impl Module for Compatibility {
             Method::default_only::<SchedulerOptions>("scheduler_set_options", fixed_cores),
             Method::default_only::<SocketOptions>("sock_impl_set_options", kernel_sockets),
             Method::default_only::<SocketImplementation>("sock_set_default_impl", kernel_sockets),
-            Method::query("sock_get_default_impl", |_: &Compatibility, _: NoParameters| {
-                Ok::<_, RpcError>(json!({ "impl_name": "posix" }))
-            })
-            .at_any_stage()
-            .text("Names the implementation of sockets: the kernel's.", "`impl_name`"),
         ]
     }
 }

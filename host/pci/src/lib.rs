@@ -34,4 +34,7 @@ pub use address::{PciAddress, PciAddressError};
 pub use error::PciError;
 pub use function::{PciBackend, PciFunction};
 pub use hotplug::{HotplugEvent, HotplugMonitor, Uevent, UeventKind};
-pub use sysfs::{BarKind, NVME_CLASS, PciBar, PciFunctionInfo, Sysfs, bars, enumerate, function_info};
+pub use sysfs::{
+    BarKind, NVME_CLASS, PciBar, PciFunctionInfo, Sysfs, bars, config_space, enumerate, function_info,
+    is_for_user_space,
+};

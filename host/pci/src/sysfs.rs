@@ -1,6 +1,7 @@
 //! PCI functions and their attributes in sysfs.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::{PciAddress, PciError};
@@ -148,6 +149,24 @@ pub fn bars(sysfs: &Sysfs, address: PciAddress) -> Result<Vec<PciBar>, PciError>
     let all: Option<Vec<Option<PciBar>>> = lines.map(|(index, line)| bar(index as u8, line)).collect();
     all.map(|all| all.into_iter().flatten().collect())
         .ok_or_else(|| content_error(path, &text, "list of BARs"))
+}
+
+/// Whether user space may own a function: a VFIO or UIO driver is bound to it.
+pub fn is_for_user_space(info: &PciFunctionInfo) -> bool {
+    matches!(info.driver.as_deref(), Some("vfio-pci" | "uio_pci_generic" | "igb_uio"))
+}
+
+/// The configuration space of a function: 256 or 4,096 bytes, or the first 64 without privileges.
+pub fn config_space(sysfs: &Sysfs, address: PciAddress) -> Result<Vec<u8>, PciError> {
+    const BYTES_MAX: u64 = 4096;
+    let path = sysfs.function(address).join("config");
+    let mut bytes = Vec::new();
+    let read = File::open(&path).and_then(|file| file.take(BYTES_MAX).read_to_end(&mut bytes));
+    match read {
+        Ok(_) => Ok(bytes),
+        Err(_) if !sysfs.function(address).exists() => Err(PciError::NotFound(address)),
+        Err(error) => Err(PciError::File { path, error }),
+    }
 }
 
 /// Parses a line of `resource`: first address, last address and flags. `None` if it is invalid, `Some(None)` if the

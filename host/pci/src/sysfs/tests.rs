@@ -123,3 +123,16 @@ fn bars_without_an_address_are_omitted() {
     assert_eq!(bar(0, huge), Some(Some(memory(0, u64::MAX))));
     assert_eq!(bar(0, "0x5 0x1 0x200"), Some(None));
 }
+
+#[test]
+fn configuration_space_is_read_of_functions_for_user_space() {
+    let machine = FakeSysfs::new("config");
+    machine.function("0000:00:04.0", "0x010802\n", Some("vfio-pci"));
+    machine.function("0000:00:05.0", "0x010802\n", Some("nvme"));
+    machine.file("sys/bus/pci/devices/0000:00:04.0/config", &"x".repeat(5000));
+    let found = enumerate(&machine.sysfs()).unwrap();
+    assert_eq!(found.iter().map(is_for_user_space).collect::<Vec<_>>(), [true, false]);
+    assert_eq!(config_space(&machine.sysfs(), at("00:04.0")).unwrap(), [b'x'; 4096]);
+    assert!(matches!(config_space(&machine.sysfs(), at("00:05.0")), Err(PciError::File { .. })));
+    assert!(matches!(config_space(&machine.sysfs(), at("00:06.0")), Err(PciError::NotFound(_))));
+}

@@ -1,0 +1,189 @@
+//! SPDK's methods about what the server runs on: PCI functions, sockets, and the I/O channels of each reactor.
+
+use std::collections::BTreeMap;
+
+use bdev::Registry;
+use control::json::{Value, json};
+use control::{Method, Module, NoParameters, RpcError, thread_name, tick_rate};
+use pci::{PciError, Sysfs};
+use reactor::ReactorHandle;
+
+/// Reports; it owns nothing.
+pub(crate) struct MachineModule {
+    registry: Registry,
+    reactors: Vec<ReactorHandle>,
+    sysfs: Sysfs,
+}
+
+impl MachineModule {
+    pub(crate) fn new(registry: Registry, reactors: Vec<ReactorHandle>) -> MachineModule {
+        MachineModule { registry, reactors, sysfs: Sysfs::default() }
+    }
+}
+
+impl Module for MachineModule {
+    const NAME: &'static str = "machine";
+
+    fn methods() -> Vec<Method<MachineModule>> {
+        vec![
+            Method::query("framework_get_pci_devices", pci_devices)
+                .at_any_stage()
+                .text(
+                    "Lists the PCI functions that are bound to a driver for user space. Without privileges the kernel \
+                     shows 64 bytes of a configuration space.",
+                    "array of `address`, `config_space` in hexadecimal",
+                ),
+            Method::query("thread_get_io_channels", io_channels)
+                .text(
+                    "Lists the bdevs that have channels on each reactor, as SPDK's threads. `ref` is the number of channels.",
+                    "`tick_rate`, `threads`",
+                ),
+            Method::query("sock_impl_get_options", socket_options)
+                .at_any_stage()
+                .text(
+                    "Describes the sockets. The kernel sizes their buffers; the sizes are its limits.",
+                    "SPDK's options",
+                ),
+            Method::query("sock_get_default_impl", |_: &MachineModule, _: NoParameters| {
+                Ok::<_, RpcError>(json!({ "impl_name": "posix" }))
+            })
+            .at_any_stage()
+            .text("Names the implementation of sockets: the kernel's.", "`impl_name`"),
+        ]
+    }
+}
+
+fn pci_devices(module: &MachineModule, _params: NoParameters) -> Result<Vec<Value>, RpcError> {
+    let mut devices = Vec::new();
+    for info in pci::enumerate(&module.sysfs).map_err(RpcError::internal)? {
+        if !pci::is_for_user_space(&info) {
+            continue;
+        }
+        let config = match pci::config_space(&module.sysfs, info.address) {
+            // Removed since the functions were listed.
+            Err(PciError::NotFound(_)) => continue,
+            config => config.map_err(RpcError::internal)?,
+        };
+        let digits: String = config.iter().map(|byte| format!("{byte:02x}")).collect();
+        devices.push(json!({ "address": info.address.to_string(), "config_space": digits }));
+    }
+    Ok(devices)
+}
+
+fn io_channels(module: &MachineModule, _params: NoParameters) -> Result<Value, RpcError> {
+    let mut threads: Vec<BTreeMap<String, u64>> = vec![BTreeMap::new(); module.reactors.len()];
+    for device in module.registry.list() {
+        for core in device.channel_cores() {
+            // A program may have channels on cores that the control plane does not know.
+            if let Some(channels) = threads.get_mut(core) {
+                *channels.entry(format!("bdev_{}", device.name())).or_default() += 1;
+            }
+        }
+    }
+    let one = |(index, channels): (usize, &BTreeMap<String, u64>)| {
+        let io_channels: Vec<Value> =
+            channels.iter().map(|(name, count)| json!({ "name": name, "ref": count })).collect();
+        json!({ "name": thread_name(index), "io_channels": io_channels })
+    };
+    let threads: Vec<Value> = threads.iter().enumerate().map(one).collect();
+    Ok(json!({ "tick_rate": tick_rate(), "threads": threads }))
+}
+
+control::parameters! {
+    struct SocketImplementationName {
+        /// posix or uring: the kernel's sockets
+        impl_name: String,
+    }
+}
+
+fn socket_options(_module: &MachineModule, params: SocketImplementationName) -> Result<Value, RpcError> {
+    if !["posix", "uring"].contains(&params.impl_name.as_str()) {
+        return Err(RpcError::invalid_params(format!("impl_name: {:?} is not there", params.impl_name)));
+    }
+    Ok(json!({
+        "recv_buf_size": buffer_bytes_max("tcp_rmem"),
+        "send_buf_size": buffer_bytes_max("tcp_wmem"),
+        "enable_recv_pipe": false,
+        "enable_quickack": false,
+        "enable_placement_id": 0,
+        "enable_zerocopy_send_server": false,
+        "enable_zerocopy_send_client": false,
+        "zerocopy_threshold": 0,
+        "tls_version": 0,
+        "enable_ktls": false,
+    }))
+}
+
+/// The size to which the kernel lets a socket's buffer grow; 0 if it does not say.
+fn buffer_bytes_max(name: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
+    text.split_ascii_whitespace().nth(2).and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use bdev::Access;
+    use control::ManagedReactor;
+    use reactor::{ReactorConfig, Reactors};
+
+    use super::*;
+    use crate::app::{App, StartOptions};
+
+    #[test]
+    fn io_channels_are_those_that_are_open() {
+        let reactors = Reactors::start(&ReactorConfig::default()).unwrap();
+        let managed = |handle: &ReactorHandle| ManagedReactor { handle: handle.clone(), thread_id: 0 };
+        let managed = reactors.handles().iter().map(managed).collect();
+        let app = App::start(Registry::new(), managed, StartOptions::default()).unwrap();
+        let null = json!({ "name": "N", "num_blocks": 8, "block_size": 512 });
+        app.control.invoke("bdev_null_create", null).unwrap();
+        let channels = || {
+            let answer = app.control.invoke("thread_get_io_channels", Value::Null).unwrap();
+            answer["threads"][0].clone()
+        };
+        assert_eq!(channels(), json!({ "name": "reactor_0", "io_channels": [] }));
+        let (registry, control) = (app.registry.clone(), app.control.clone());
+        let with_two = reactors.handles()[0].call(move |core| {
+            let device = registry.open("N", Access::ReadOnly).unwrap();
+            let _channels = (device.channel(core).unwrap(), device.channel(core).unwrap());
+            control.invoke("thread_get_io_channels", Value::Null).unwrap()
+        });
+        let expected = json!([{ "name": "bdev_N", "ref": 2 }]);
+        assert_eq!(with_two.unwrap()["threads"][0]["io_channels"], expected);
+        assert_eq!(channels()["io_channels"], json!([]));
+    }
+
+    #[test]
+    fn socket_options_are_those_of_the_kernels_sockets() {
+        let app = App::start(Registry::new(), Vec::new(), StartOptions::default()).unwrap();
+        let ask = |name: &str| app.control.invoke("sock_impl_get_options", json!({ "impl_name": name }));
+        let options = ask("posix").unwrap();
+        assert!(options["recv_buf_size"].as_u64().unwrap() > 4096, "{options}");
+        assert_eq!(options["enable_ktls"], false);
+        assert_eq!(ask("ssl").unwrap_err().code, RpcError::INVALID_PARAMS);
+    }
+
+    #[test]
+    fn pci_devices_are_those_for_user_space() {
+        let root = std::env::temp_dir().join(format!("ringbolt-machine-{}", std::process::id()));
+        for (address, driver) in [("0000:00:04.0", "vfio-pci"), ("0000:00:05.0", "nvme")] {
+            let function = root.join("sys/bus/pci/devices").join(address);
+            std::fs::create_dir_all(&function).unwrap();
+            let files = [
+                ("vendor", "0x1b36\n"),
+                ("device", "0x0010\n"),
+                ("class", "0x010802\n"),
+                ("config", "\x36\x1b"),
+            ];
+            for (name, text) in files {
+                std::fs::write(function.join(name), text).unwrap();
+            }
+            std::os::unix::fs::symlink(format!("../../drivers/{driver}"), function.join("driver")).unwrap();
+        }
+        let sysfs = Sysfs::new(&root);
+        let module = MachineModule { registry: Registry::new(), reactors: Vec::new(), sysfs };
+        let listed = pci_devices(&module, NoParameters {});
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(listed.unwrap(), [json!({ "address": "0000:00:04.0", "config_space": "361b" })]);
+    }
+}
