@@ -67,6 +67,11 @@ impl Nqn {
         &*self.0 == DISCOVERY_NQN
     }
 
+    /// The empty name: what a host without a name sends in Connect. No host can be allowed by it.
+    pub fn unnamed_host() -> Nqn {
+        Nqn("".into())
+    }
+
     /// The name.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -217,14 +222,17 @@ impl ConnectData {
     /// Decodes the data.
     ///
     /// # Errors
-    /// Less than 1024 bytes, or an invalid NQN.
+    /// Less than 1024 bytes, or an invalid NQN. The host's may be empty: `spdk_nvme_perf` sends none.
     pub fn decode(from: &[u8]) -> Result<ConnectData, DecodeError> {
         let from = sized::<CONNECT_DATA_SIZE>("Connect data", from)?;
         Ok(ConnectData {
             host_id: array_at(from, at::HOSTID),
             cntlid: u16_at(from, at::CNTLID),
             subnqn: Nqn::decode("SUBNQN", array_at(from, at::SUBNQN), at::SUBNQN)?,
-            hostnqn: Nqn::decode("HOSTNQN", array_at(from, at::HOSTNQN), at::HOSTNQN)?,
+            hostnqn: match from[at::HOSTNQN] {
+                0 => Nqn::unnamed_host(),
+                _ => Nqn::decode("HOSTNQN", array_at(from, at::HOSTNQN), at::HOSTNQN)?,
+            },
         })
     }
 

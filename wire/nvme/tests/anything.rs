@@ -345,6 +345,11 @@ fn invalid_nqns_are_rejected() {
     bytes[256..512].fill(0);
     bytes[256..256 + DISCOVERY_NQN.len()].copy_from_slice(DISCOVERY_NQN.as_bytes());
     assert!(matches!(ConnectData::decode(&bytes), Err(DecodeError::Value { at: 512, .. })));
+    // A host may be without a name, but a subsystem has one.
+    bytes[512..768].fill(0);
+    assert_eq!(ConnectData::decode(&bytes).unwrap().hostnqn.as_str(), "");
+    bytes[256..512].fill(0);
+    assert!(matches!(ConnectData::decode(&bytes), Err(DecodeError::Value { at: 256, .. })));
 }
 
 #[test]

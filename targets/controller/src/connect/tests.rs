@@ -107,7 +107,7 @@ fn invalid_connects_fail_with_the_specified_status() {
         ("subsystem is not an NQN", admin, with(256, b"iqn"), dnr(invalid_data_field(256))),
         ("subsystem empty", admin, with(256, &[0]), dnr(invalid_data_field(256))),
         ("host not NUL-terminated", admin, with(512, &[b'n'; 256]), dnr(invalid_data_field(512))),
-        ("host empty", admin, with(512, &[0]), dnr(invalid_data_field(512))),
+        ("host not an NQN", admin, with(512, b"iqn"), dnr(invalid_data_field(512))),
         ("subsystem unknown", admin, with(256, b"nqn.2026-11.io.ringbolt:two"), invalid_data_field(256)),
         ("specific controller requested", admin, with(16, &7u16.to_le_bytes()), dnr(invalid_data_field(16))),
         ("static model", admin, with(16, &CNTLID_STATIC.to_le_bytes()), dnr(invalid_data_field(16))),
@@ -143,6 +143,35 @@ fn connect_requires_an_allowed_host_and_port() {
     assert_eq!(error.status, Status::CONNECT_INVALID_HOST);
     closed.listeners.push(SubsystemListener::default());
     assert!(ConnectFixture::new(closed).connect(&connect_sqe(0, 32, 0), &data).is_ok());
+}
+
+/// `spdk_nvme_perf` without `hostnqn:` sends an empty host NQN.
+#[test]
+fn a_host_without_a_name_connects_where_any_host_is_allowed() {
+    let data = |cntlid| {
+        let mut data = connect_data(subnqn(), cntlid);
+        data[512..768].fill(0);
+        data
+    };
+    let open = ConnectFixture::new(subsystem());
+    let Ok(ConnectOk::Admin(admin)) = open.connect(&connect_sqe(0, 32, 0), &data(CNTLID_DYNAMIC)) else {
+        panic!("rejected")
+    };
+    let mut controller = Controller::new(admin, Arc::new(open.limits.clone()), Arc::default(), 0);
+    let sqe = crate::harness::property_set(0x14, crate::harness::LINUX_CC);
+    controller.handle(ControllerEvent::Command { sqe: &sqe, data: &[] }, 0, &mut Vec::new());
+    let cntlid = controller.association().cntlid();
+    // Its I/O queues are those of the same host: one without a name.
+    assert!(open.connect(&connect_sqe(1, 32, 0), &data(cntlid)).is_ok());
+    let named = open.connect(&connect_sqe(2, 32, 0), &connect_data(subnqn(), cntlid)).unwrap_err();
+    assert_eq!((named.status, named.result), invalid_data_field(512));
+
+    let mut closed = subsystem();
+    closed.allow_any_host = false;
+    closed.hosts.insert(host());
+    let error =
+        ConnectFixture::new(closed).connect(&connect_sqe(0, 32, 0), &data(CNTLID_DYNAMIC)).unwrap_err();
+    assert_eq!(error.status, Status::CONNECT_INVALID_HOST);
 }
 
 #[test]

@@ -61,7 +61,6 @@ pub(super) fn supported_features(subsystem: &Subsystem, memory_based: bool) -> V
         SubsystemKind::Discovery => vec![FeatureId::AsyncEventConfiguration, FeatureId::KeepAliveTimer],
     };
     if memory_based {
-        features.retain(|&feature| feature != FeatureId::KeepAliveTimer);
         features.extend([FeatureId::InterruptCoalescing, FeatureId::InterruptVector]);
     }
     // The feature requires a volatile write cache (Base 2.0, section 5.27.1).
@@ -146,6 +145,8 @@ impl Features {
 
 fn changeable(feature: FeatureId, memory_based: bool) -> Changeable {
     match feature {
+        // A memory-based transport has no Keep Alive command: the timer stays at 0.
+        FeatureId::KeepAliveTimer if memory_based => Changeable::No,
         FeatureId::VolatileWriteCache => Changeable::No,
         FeatureId::HostIdentifier if !memory_based => Changeable::No,
         _ => Changeable::Yes,
@@ -268,6 +269,9 @@ impl Controller {
             FeatureId::WriteAtomicity => self.features.write_atomicity = value & 1,
             FeatureId::AsyncEventConfiguration => {
                 self.features.async_events = AsyncEventConfiguration::from_bits_retain(value)
+            }
+            FeatureId::KeepAliveTimer if self.limits.memory_based && value != 0 => {
+                return Err(Status::FEATURE_NOT_CHANGEABLE.do_not_retry());
             }
             FeatureId::KeepAliveTimer => {
                 self.features.kato_ms = value;

@@ -25,7 +25,7 @@ const PARAMETERS: &[(&str, ModifyConnect, bool, u16)] = &[
     ("SUBNQN that is no UTF-8", |_, data| name(data, 256, b"nqn.2016-06.io.\xff\xfe"), true, 256),
     ("SUBNQN of an unknown subsystem", |_, data| name(data, 256, b"nqn.2016-06.io.spdk:cnode2"), true, 256),
     ("HOSTNQN without a terminator", |_, data| data[512..768].fill(b'h'), true, 512),
-    ("an empty HOSTNQN", |_, data| name(data, 512, b""), true, 512),
+    ("HOSTNQN that is no NQN", |_, data| name(data, 512, b"host"), true, 512),
     ("HOSTNQN with a line break", |_, data| name(data, 512, b"nqn.2014-08.org:\n"), true, 512),
     ("HOSTNQN of 224 bytes", |_, data| data[512 + 28..512 + 224].fill(b'x'), true, 512),
     ("CNTLID 1 for an admin queue", |_, data| data[16..18].copy_from_slice(&[1, 0]), true, 16),

@@ -95,7 +95,9 @@ fn interrupt_features_are_supported_and_keep_alive_is_not() {
     let beyond = host.admin(get(feature::FeatureId::InterruptVector, 128));
     assert_eq!(beyond.status, Status::INVALID_FIELD.do_not_retry());
     let keep_alive = host.admin(get(feature::FeatureId::KeepAliveTimer, 0));
-    assert_eq!(keep_alive.status, Status::INVALID_FIELD.do_not_retry());
+    assert_eq!((keep_alive.status, keep_alive.result), (Status::SUCCESS, 0));
+    let timer = host.admin(set(feature::FeatureId::KeepAliveTimer, 5000));
+    assert_eq!(timer.status, Status::FEATURE_NOT_CHANGEABLE.do_not_retry());
     let alive = host.admin(Sqe { flags: 0, ..Sqe::new(AdminOpcode::KeepAlive.to_wire()) });
     assert_eq!(alive.status, Status::INVALID_OPCODE.do_not_retry());
     // Fabrics commands are not supported, and admin commands require PRPs.

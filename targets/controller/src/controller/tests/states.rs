@@ -191,3 +191,37 @@ fn controller_terminates_when_host_or_subsystem_is_removed() {
     );
     assert_eq!(status(&mut harness, no_data(AdminOpcode::KeepAlive)), Status::ABORTED_SQ_DELETION);
 }
+
+/// Hosts of PCI Express read the timer although there is no Keep Alive command (Base 2.0, section 5.27.1.12).
+#[test]
+fn a_memory_based_controller_reports_a_keep_alive_timer_of_zero() {
+    use crate::harness::{connect_data, connect_sqe, subnqn, subsystem};
+    let directory = Arc::new(crate::ControllerDirectory::new());
+    let limits = Arc::new(ControllerLimits { memory_based: true, ..ControllerLimits::default() });
+    let place = crate::ConnectContext {
+        directory: &directory,
+        limits: &limits,
+        port: crate::SubsystemPort::default(),
+    };
+    let data = connect_data(subnqn(), wire_nvme::fabrics::CNTLID_DYNAMIC);
+    let subsystem = Arc::new(subsystem());
+    let connected = crate::connect(&connect_sqe(0, 32, 0), &data, &place, |_| Some(subsystem));
+    let Ok(crate::ConnectOk::Admin(admin)) = connected else { panic!("{connected:?}") };
+    let mut controller = Controller::new(admin, limits.clone(), Arc::default(), 0);
+    controller.write_cc(LINUX_CC, &mut Vec::new());
+    let mut run = |sqe: Sqe| {
+        let mut actions = Vec::new();
+        let sqe = Sqe { flags: 0, ..sqe };
+        controller.handle(ControllerEvent::Command { sqe: &sqe, data: &[] }, 0, &mut actions);
+        match actions.pop() {
+            Some(ControllerAction::Complete(completion)) => (completion.cqe.status, completion.cqe.result),
+            other => panic!("{other:?}"),
+        }
+    };
+    let (timer, success) = (FeatureId::KeepAliveTimer, Status::SUCCESS);
+    assert_eq!(run(get_feature(timer, 0, 0)), (success, 0));
+    assert_eq!(run(get_feature(timer, 3, 0)), (success, 0), "it is not changeable");
+    assert_eq!(run(set_feature(timer, 0)).0, success);
+    assert_eq!(run(set_feature(timer, 5000)).0, Status::FEATURE_NOT_CHANGEABLE.do_not_retry());
+    assert_eq!(controller.association().keep_alive_deadline_ns(), u64::MAX);
+}
