@@ -230,7 +230,7 @@ impl ControllerGroup {
             return Err("the controller is being detached".into());
         }
         let mut names = Vec::new();
-        let mut last_error = None;
+        let mut errors = Vec::new();
         let nsids: Vec<u32> = namespaces.iter().map(|scanned| scanned.nsid).collect();
         for scanned in namespaces {
             let ana = ana_state_of(groups, scanned.identify.anagrpid);
@@ -238,7 +238,7 @@ impl ControllerGroup {
             let connection = PathConnection { epoch, queues, identify };
             match self.apply_namespace(path, connection, &scanned, ana) {
                 Ok(name) => names.push(name),
-                Err(why) => last_error = Some(why),
+                Err(why) => errors.push(why),
             }
         }
         for namespace in self.namespaces() {
@@ -247,14 +247,15 @@ impl ControllerGroup {
                 self.remove_namespace_path(&namespace, path);
             }
         }
-        match last_error {
-            Some(why) if names.is_empty() => Err(why),
-            Some(why) => {
-                log::warn!(target: "bdev_nvme", "{}: {why}", self.name);
-                Ok(names)
-            }
-            None => Ok(names),
+        if errors.is_empty() {
+            return Ok(names);
         }
+        let why = joined(&errors);
+        if names.is_empty() {
+            return Err(why);
+        }
+        log::warn!(target: "bdev_nvme", "{}: {why}", self.name);
+        Ok(names)
     }
 
     fn apply_namespace(
@@ -399,6 +400,17 @@ impl AttachedNamespace {
     }
 }
 
+/// What is wrong with several namespaces, in one line.
+fn joined(errors: &[String]) -> String {
+    // A controller may have thousands of namespaces; the line stays readable.
+    const NAMED_MAX: usize = 32;
+    let named = &errors[..errors.len().min(NAMED_MAX)];
+    match errors.len() - named.len() {
+        0 => named.join("; "),
+        more => format!("{}; and {more} more", named.join("; ")),
+    }
+}
+
 fn next_ana_generation() -> u64 {
     static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
     COUNT.fetch_add(1, Ordering::Relaxed)
@@ -407,4 +419,17 @@ fn next_ana_generation() -> u64 {
 /// Handles a path event; runs on the event thread.
 pub(crate) fn handle((group, event): GroupEvent) {
     group.handle(event);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_namespace_that_collides_is_named_up_to_a_limit() {
+        let errors: Vec<String> = (1..=34).map(|nsid| format!("namespace {nsid}: taken")).collect();
+        assert_eq!(joined(&errors[..2]), "namespace 1: taken; namespace 2: taken");
+        let all = joined(&errors);
+        assert!(all.ends_with("namespace 32: taken; and 2 more"), "{all}");
+    }
 }
