@@ -242,6 +242,11 @@ impl<L: Default> IoQueue<L> {
         })
     }
 
+    /// Number of commands that were accepted and have not completed.
+    pub fn in_flight(&self) -> usize {
+        self.commands.len()
+    }
+
     /// Number of commands that can be accepted.
     #[inline]
     pub fn free_slots(&self) -> usize {

@@ -89,14 +89,19 @@ impl PduHandler<'_, '_> {
                     ConnectOk::Admin(admin) => {
                         let limits = Arc::new(shared.limits.controller.clone());
                         let discovery = config.discovery.clone();
+                        shared.totals.opened(0);
                         let controller = Controller::new(admin, limits, discovery, self.context.now_ns);
                         ConnectionRole::Admin(Box::new(controller))
                     }
-                    ConnectOk::Io(io) => ConnectionRole::Io(TargetIoQueue {
-                        subsystem: io.subsystem,
-                        lease: io.lease,
-                        _count: shared.queue_count.clone(),
-                    }),
+                    ConnectOk::Io(io) => {
+                        shared.totals.opened(io.lease.qid());
+                        ConnectionRole::Io(TargetIoQueue {
+                            subsystem: io.subsystem,
+                            lease: io.lease,
+                            _count: shared.queue_count.clone(),
+                            totals: shared.totals.clone(),
+                        })
+                    }
                 };
             }
         }

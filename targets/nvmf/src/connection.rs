@@ -211,6 +211,9 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
     /// A controller ends with its admin queue, and its I/O queues end with the controller. An I/O queue keeps its
     /// identifier until outstanding device requests complete.
     fn on_close(&mut self) -> bool {
+        if let ConnectionRole::Io(queue) = &self.state.role {
+            queue.totals.closed(self.state.completed_commands());
+        }
         let was_admin = matches!(self.state.role, ConnectionRole::Admin(_));
         if was_admin {
             self.state.role = ConnectionRole::Closed;
@@ -309,6 +312,11 @@ impl ConnectionState {
     /// [`DRAIN_TIMEOUT_NS`](crate::limits::DRAIN_TIMEOUT_NS).
     pub(crate) fn begin_drain(&mut self) {
         self.draining = true;
+    }
+
+    /// Commands of the queue that have completed.
+    pub(crate) fn completed_commands(&self) -> u64 {
+        self.link.stats.commands.saturating_sub(self.queue.in_flight() as u64)
     }
 
     /// Answers an admin or Connect command without data.

@@ -26,7 +26,9 @@ use crate::snapshot::ConfigSnapshot;
 use crate::tcp::TcpProtocol;
 use crate::vfio_user::{VfioUserConfig, VfioUserProtocol};
 
-pub use info::{QpairInfo, SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo, TargetStats};
+pub use info::{
+    PollGroupTotals, QpairInfo, SubsystemInfo, TargetControllerInfo, TargetNamespaceInfo, TargetStats,
+};
 
 /// Name under which the target claims its block devices.
 const CLAIM: &str = "NVMe-oF Target";

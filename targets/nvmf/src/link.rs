@@ -229,6 +229,7 @@ impl IoTransport for TcpTransport<'_, '_> {
         let buffer = self.context.pool.take(bytes);
         if buffer.is_none() {
             self.context.protocol.exhausted_ns = Some(self.context.now_ns);
+            self.context.protocol.totals.waited_for_buffer();
         }
         buffer
     }

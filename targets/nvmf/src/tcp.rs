@@ -18,7 +18,7 @@ use wire_nvme::tcp::FatalError;
 use crate::connection::{ConnectionState, NvmfConnection};
 use crate::limits::TcpLimits;
 use crate::link::QueueCounters;
-use crate::queue::{ConnectionRole, TargetIoQueue};
+use crate::queue::{ConnectionRole, QueueTotals, TargetIoQueue};
 use crate::reservation_watch::ReservationWatch;
 use crate::snapshot::ConfigSnapshot;
 
@@ -35,6 +35,7 @@ pub(crate) struct TcpProtocol {
     reservations: ReservationWatch,
     /// Held by every I/O queue of the target, on all cores: its holders are their number, and one for each core.
     pub(crate) queue_count: Arc<()>,
+    pub(crate) totals: Rc<QueueTotals>,
     /// When the core's pool last had no buffer for a command.
     pub(crate) exhausted_ns: Option<u64>,
 }
@@ -77,6 +78,8 @@ pub(crate) struct ConnectionReport {
     pub(crate) local: TransportAddress,
     pub(crate) entries: u32,
     pub(crate) counters: QueueCounters,
+    /// Commands that have completed.
+    pub(crate) completed: u64,
 }
 
 impl TcpProtocol {
@@ -91,6 +94,7 @@ impl TcpProtocol {
             directory,
             reservations: ReservationWatch::new(notifier),
             queue_count,
+            totals: Rc::default(),
             exhausted_ns: None,
         }
     }
@@ -225,6 +229,7 @@ pub(crate) fn report(connections: &Connections<NvmfConnection>) -> Vec<Connectio
             local: state.port.address.clone(),
             entries: state.link.sq_entries,
             counters: state.link.stats,
+            completed: state.completed_commands(),
         }
     };
     connections.open().map(report).collect()

@@ -27,7 +27,7 @@ use wire_nvme::fabrics::Nqn;
 
 pub use limits::VfioUserConfig;
 pub use protocol::VfioUserFault;
-pub(crate) use protocol::{ClientReport, VfioUserProtocol, inject, report};
+pub(crate) use protocol::{ClientQueueReport, ClientReport, VfioUserProtocol, inject, report};
 pub(crate) use seats::Seats;
 pub(crate) use socket::endpoint_address;
 

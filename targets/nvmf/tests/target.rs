@@ -269,6 +269,22 @@ fn connections_are_distributed_over_reactors_and_reported() {
         assert!(groups.iter().all(|(admin, io, other)| admin + io + other == 8 / groups.len()), "{groups:?}");
         assert_eq!(target.controllers(NQN).unwrap().iter().map(|c| c.num_io_qpairs).sum::<usize>(), 4);
     });
+    // What was connected stays counted; each I/O queue has completed at least its Connect.
+    let sum = |of: fn(&nvmf::PollGroupTotals) -> u64| {
+        rig.target.stats().unwrap().totals.iter().map(of).sum::<u64>()
+    };
+    assert_eq!((sum(|one| one.admin_queues), sum(|one| one.io_queues)), (4, 4));
+    let before = sum(|one| one.completed_commands);
+    assert!(before >= 4, "{before}");
+    let uri = rig.uri("");
+    on_host(|core| async move {
+        let mut namespace = nvme::Namespace::open(&core, &uri, &nvme::Options::default()).await.unwrap();
+        let read = |tag| Request::read(Tag(tag), tag, 1, core.pool().take(512).unwrap());
+        let done = run(&core, &mut namespace, (0..100).map(read).collect()).await;
+        assert!(done.iter().all(|done| done.status().is_success()));
+    });
+    assert_eq!((sum(|one| one.admin_queues), sum(|one| one.io_queues)), (5, 5));
+    assert_eq!(sum(|one| one.completed_commands), before + 101, "Connect and the reads");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use sockets::CoreNetwork;
 
 use super::{ListenAddress, NvmfTarget, Uuid};
+use crate::queue::QueueTotalsSnapshot;
 use crate::tcp::{self, ConnectionReport};
 use crate::vfio_user;
 
@@ -97,7 +98,34 @@ pub struct QpairInfo {
 pub struct TargetStats {
     /// For each reactor: admin queues, I/O queues, and connections before Connect.
     pub groups: Vec<(usize, usize, usize)>,
+    /// For each reactor: what its queues have done, those that have closed included.
+    pub totals: Vec<PollGroupTotals>,
 }
+
+/// What the queues of a reactor have done since the target started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PollGroupTotals {
+    /// Admin queues that were connected.
+    pub admin_queues: u64,
+    /// I/O queues that were connected.
+    pub io_queues: u64,
+    /// Commands that I/O queues have completed; over TCP with Connect.
+    pub completed_commands: u64,
+    /// How often a command waited for a buffer.
+    pub buffer_waits: u64,
+}
+
+impl PollGroupTotals {
+    fn add(&mut self, totals: &QueueTotalsSnapshot) {
+        self.admin_queues += totals.admin_queues;
+        self.io_queues += totals.io_queues;
+        self.completed_commands += totals.closed_commands;
+        self.buffer_waits += totals.buffer_waits;
+    }
+}
+
+/// What the queues of a core have done, and those that are open.
+type CoreReport<T> = (QueueTotalsSnapshot, Vec<T>);
 
 impl<N: CoreNetwork> NvmfTarget<N> {
     /// Number of subsystems, the discovery subsystem not counted.
@@ -191,13 +219,12 @@ impl<N: CoreNetwork> NvmfTarget<N> {
         if !nqn.is_discovery() && !self.lock_any().subsystems.contains_key(&nqn) {
             return Err(super::no_subsystem(&nqn));
         }
-        let reports = self.reports()?;
         let mut qpairs = Vec::new();
-        for (core, reports) in reports.iter().enumerate() {
+        for (core, (_, reports)) in self.tcp_cores()?.iter().enumerate() {
             let in_subsystem = reports.iter().filter(|report| report.subnqn.as_ref() == Some(&nqn));
             qpairs.extend(in_subsystem.filter_map(|report| connection_qpair(core, report)));
         }
-        for (core, clients) in self.clients()?.iter().enumerate() {
+        for (core, (_, clients)) in self.vfio_user_cores()?.iter().enumerate() {
             for client in clients.iter().filter(|client| client.subnqn == nqn) {
                 qpairs.extend(client.queues.iter().map(|queue| client_qpair(core, client, queue)));
             }
@@ -207,41 +234,63 @@ impl<N: CoreNetwork> NvmfTarget<N> {
 
     /// Distribution of connections over the reactors. Asks every poll group.
     pub fn stats(&self) -> Result<TargetStats, crate::NvmfTargetError> {
-        let mut stats = TargetStats { groups: vec![(0, 0, 0); self.0.remotes.len()] };
-        for (group, reports) in stats.groups.iter_mut().zip(self.reports()?) {
+        let cores = self.0.remotes.len();
+        let (mut groups, mut totals) = (vec![(0, 0, 0); cores], vec![PollGroupTotals::default(); cores]);
+        let counted = groups.iter_mut().zip(&mut totals);
+        for ((group, total), (queues, reports)) in counted.zip(self.tcp_cores()?) {
+            total.add(&queues);
             for report in reports {
                 match report.qid {
                     Some(0) => group.0 += 1,
-                    Some(_) => group.1 += 1,
+                    Some(_) => {
+                        group.1 += 1;
+                        total.completed_commands += report.completed;
+                    }
                     None => group.2 += 1,
                 }
             }
         }
-        for (group, clients) in stats.groups.iter_mut().zip(self.clients()?) {
-            for (qid, ..) in clients.iter().flat_map(|client| &client.queues) {
-                *(if *qid == 0 { &mut group.0 } else { &mut group.1 }) += 1;
+        let counted = groups.iter_mut().zip(&mut totals);
+        for ((group, total), (queues, clients)) in counted.zip(self.vfio_user_cores()?) {
+            total.add(&queues);
+            for queue in clients.iter().flat_map(|client| &client.queues) {
+                if queue.qid == 0 {
+                    group.0 += 1;
+                } else {
+                    group.1 += 1;
+                    total.completed_commands += queue.completed;
+                }
             }
         }
-        Ok(stats)
+        Ok(TargetStats { groups, totals })
     }
 
     /// The vfio-user clients of each core.
-    fn clients(&self) -> Result<Vec<Vec<vfio_user::ClientReport>>, crate::NvmfTargetError> {
+    fn vfio_user_cores(&self) -> Result<Vec<CoreReport<vfio_user::ClientReport>>, crate::NvmfTargetError> {
         let state = self.lock()?;
         let Some(transport) = &state.vfio_user else { return Ok(Vec::new()) };
-        Ok(transport.cores.query(|_, connections| vfio_user::report(connections))?)
+        Ok(transport
+            .cores
+            .query(|protocol, connections| (protocol.totals.snapshot(), vfio_user::report(connections)))?)
     }
 
     /// The TCP connections of each core.
-    fn reports(&self) -> Result<Vec<Vec<ConnectionReport>>, crate::NvmfTargetError> {
+    fn tcp_cores(&self) -> Result<Vec<CoreReport<ConnectionReport>>, crate::NvmfTargetError> {
         let state = self.lock()?;
         let Some(transport) = &state.transport else { return Ok(Vec::new()) };
-        Ok(transport.cores.query(|_, connections| tcp::report(connections))?)
+        let report = transport
+            .cores
+            .query(|protocol, connections| (protocol.totals.snapshot(), tcp::report(connections)));
+        Ok(report?)
     }
 }
 
-fn client_qpair(core: usize, client: &vfio_user::ClientReport, queue: &(u16, u32, u64, u64)) -> QpairInfo {
-    let (qid, queue_depth, commands, errors) = *queue;
+fn client_qpair(
+    core: usize,
+    client: &vfio_user::ClientReport,
+    queue: &vfio_user::ClientQueueReport,
+) -> QpairInfo {
+    let vfio_user::ClientQueueReport { qid, entries: queue_depth, commands, errors, .. } = *queue;
     let local = ListenAddress::vfio_user(&client.directory);
     QpairInfo {
         cntlid: client.cntlid,

@@ -39,7 +39,11 @@ pub(super) fn methods() -> Vec<Method<NvmfModule>> {
             .text("Describes the listeners of a subsystem.", "array of `address`, `ana_state`, `ana_states`")
             .errors(MISSING),
         Method::query("nvmf_get_stats", get_stats)
-            .text("Queue pairs of each reactor.", "`tick_rate`, `poll_groups`")
+            .text(
+                "Queue pairs of each reactor: at present, and since the start. `pending_bdev_io` counts how often a \
+                 command waited for a buffer.",
+                "`tick_rate`, `poll_groups`",
+            )
             .errors(SUBSYSTEM),
     ]
 }
@@ -318,12 +322,17 @@ fn get_stats(module: &NvmfModule, _params: GetStats) -> Result<Value, RpcError> 
     let stats = module.target.stats()?;
     let transports: Vec<Value> =
         transports(&module.target).iter().map(|one| json!({ "trtype": one["trtype"] })).collect();
-    let groups = stats.groups.iter().enumerate().map(|(index, (admin, io, unassociated))| {
+    let groups = stats.groups.iter().zip(&stats.totals).enumerate();
+    let groups = groups.map(|(index, ((admin, io, unassociated), totals))| {
         json!({
             "name": thread_name(index),
+            "admin_qpairs": totals.admin_queues,
+            "io_qpairs": totals.io_queues,
             "current_admin_qpairs": admin,
             "current_io_qpairs": io,
             "current_unassociated_qpairs": unassociated,
+            "pending_bdev_io": totals.buffer_waits,
+            "completed_nvme_io": totals.completed_commands,
             "transports": transports,
         })
     });

@@ -1,5 +1,6 @@
 //! A client's connection: what the shell drives.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use block_io::FabricsStatus;
@@ -16,6 +17,7 @@ use super::protocol::{ClientReport, VfioUserContext, VfioUserProtocol};
 use super::seats::SeatTicket;
 use super::session::ClientSession;
 use super::socket::DisconnectReason;
+use crate::queue::QueueTotals;
 use crate::reservation_watch::ReservedConnection;
 use crate::snapshot::ConfigSnapshot;
 
@@ -23,6 +25,7 @@ use crate::snapshot::ConfigSnapshot;
 pub(super) struct ClientEndpoint {
     pub(super) directory: String,
     pub(super) portid: u16,
+    pub(super) totals: Rc<QueueTotals>,
 }
 
 /// The connection of a client, which waits until the endpoint's clients before it have gone.
@@ -328,8 +331,7 @@ fn create_function(
     match nvme_controller::connect(&sqe, &data, &connect_context, find) {
         Ok(ConnectOk::Admin(admin)) => {
             let discovery = config.discovery.clone();
-            let function =
-                VfioUserFunction::new(admin, limits, directory, discovery, endpoint.portid, flow, now_ns);
+            let function = VfioUserFunction::new(admin, limits, directory, discovery, endpoint, flow, now_ns);
             function.map_err(|errno| format!("cannot allocate doorbells or interrupts: {errno}"))
         }
         Ok(ConnectOk::Io(_)) => Err("Connect created an I/O queue".into()),

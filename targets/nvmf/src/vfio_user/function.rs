@@ -22,13 +22,16 @@ use wire_nvme::doorbell::AdminQueueAttributes;
 use wire_nvme::sqe;
 use wire_vfio_user::{DmaMap, DmaUnmap, IrqInfo, SetIrqs};
 
+use super::connection::ClientEndpoint;
 use super::data::DataSegment;
 use super::doorbells::{BAR0_BYTES, ControllerDoorbells, DOORBELLS_BYTES};
 use super::interrupts::{ClientInterrupts, VectorSet};
 use super::limits::VfioUserLimits;
 use super::memory::{ClientMemory, UnmappedRanges};
 use super::pci::PciConfigSpace;
+use super::protocol::ClientQueueReport;
 use super::queue::{CompletionQueue, QueueMemory, SubmissionQueue, SubmissionQueueState, SubmissionRing};
+use crate::queue::QueueTotals;
 use crate::snapshot::ConfigSnapshot;
 
 pub(super) use link::SegmentList;
@@ -65,6 +68,7 @@ pub(super) struct VfioUserFunction {
     subsystem: Arc<Subsystem>,
     namespaces: Rc<NamespaceTable>,
     portid: u16,
+    totals: Rc<QueueTotals>,
     memory: ClientMemory,
     config: PciConfigSpace,
     interrupts: ClientInterrupts,
@@ -110,7 +114,7 @@ impl VfioUserFunction {
         transport: &VfioUserLimits,
         directory: &Arc<ControllerDirectory>,
         discovery: Arc<DiscoveryLog>,
-        portid: u16,
+        endpoint: &ClientEndpoint,
         flow: u16,
         now_ns: u64,
     ) -> Result<VfioUserFunction, Errno> {
@@ -122,7 +126,7 @@ impl VfioUserFunction {
         Ok(VfioUserFunction {
             namespaces: Rc::new(NamespaceTable::for_controller(
                 &subsystem,
-                portid,
+                endpoint.portid,
                 &limits,
                 directory,
                 core.association(),
@@ -130,7 +134,8 @@ impl VfioUserFunction {
             directory: directory.clone(),
             controller: core,
             subsystem,
-            portid,
+            portid: endpoint.portid,
+            totals: endpoint.totals.clone(),
             memory: ClientMemory::default(),
             config: PciConfigSpace::new(BAR0_BYTES as u32, vectors, table_bytes, 4096),
             interrupts: ClientInterrupts::new(vectors)
@@ -224,11 +229,17 @@ impl VfioUserFunction {
             || self.cqs.iter().flatten().any(CompletionQueue::is_poisoned)
     }
 
-    /// The submission queues: identifier, entries, commands and errors.
-    pub(super) fn sq_stats(&self) -> impl Iterator<Item = (u16, u32, u64, u64)> + '_ {
+    /// The submission queues.
+    pub(super) fn sq_stats(&self) -> impl Iterator<Item = ClientQueueReport> + '_ {
         let stats = |(qid, queue): (usize, &Option<SubmissionQueue>)| {
             let ring = &queue.as_ref()?.ring;
-            Some((qid as u16, ring.entries, ring.commands, ring.errors))
+            Some(ClientQueueReport {
+                qid: qid as u16,
+                entries: ring.entries,
+                commands: ring.commands,
+                errors: ring.errors,
+                completed: ring.completed(),
+            })
         };
         self.sqs.iter().enumerate().filter_map(stats)
     }
@@ -281,6 +292,7 @@ impl VfioUserFunction {
     /// until they are returned.
     pub(super) fn disconnect(&mut self) {
         self.stop();
+        self.sqs.iter_mut().flatten().for_each(|queue| queue.ring.count_completed());
         self.interrupts.clear();
         let _ = self.memory.unmap_all();
     }
@@ -432,7 +444,10 @@ impl VfioUserFunction {
     ) {
         let doorbell = u64::from(qid) * 2;
         self.doorbells.reset_doorbell(doorbell);
+        self.totals.opened(qid);
         let ring = SubmissionRing {
+            qid,
+            totals: self.totals.clone(),
             entries,
             head: 0,
             cqid,

@@ -1,5 +1,6 @@
 //! The vfio-user transport over the target shell: what the clients of a core share.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use nvme_controller::ControllerDirectory;
@@ -13,6 +14,7 @@ use super::function::InjectedFaults;
 use super::limits::VfioUserLimits;
 use super::seats::Seats;
 use super::socket::DisconnectReason;
+use crate::queue::QueueTotals;
 use crate::reservation_watch::ReservationWatch;
 use crate::snapshot::ConfigSnapshot;
 
@@ -42,8 +44,18 @@ pub(crate) struct ClientReport {
     pub(crate) directory: String,
     pub(crate) subnqn: Nqn,
     pub(crate) cntlid: u16,
-    /// Identifier, entries, commands and errors of every submission queue.
-    pub(crate) queues: Vec<(u16, u32, u64, u64)>,
+    pub(crate) queues: Vec<ClientQueueReport>,
+}
+
+/// A submission queue of a client.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClientQueueReport {
+    pub(crate) qid: u16,
+    pub(crate) entries: u32,
+    pub(crate) commands: u64,
+    pub(crate) errors: u64,
+    /// Commands that have completed.
+    pub(crate) completed: u64,
 }
 
 /// The state that the clients of a core share.
@@ -57,6 +69,7 @@ pub(crate) struct VfioUserProtocol {
     reservations: ReservationWatch,
     waker: GroupWaker,
     seats: Seats,
+    pub(crate) totals: Rc<QueueTotals>,
     /// The last value of [`Seats::changes`].
     seats_seen: u32,
     /// SIGBUS faults in client memory that were handled so far.
@@ -77,6 +90,7 @@ impl VfioUserProtocol {
             config: Arc::default(),
             reservations: ReservationWatch::new(Some(notifier)),
             waker,
+            totals: Rc::default(),
             seats_seen: seats.changes(),
             seats,
             sigbus_count_seen: dma::sigbus_fault_count(),
@@ -123,7 +137,7 @@ impl Protocol for VfioUserProtocol {
     ) -> Option<VfioUserConnection> {
         let StreamAddress::Unix(socket) = &accepted.local else { return None };
         let directory = socket.parent()?.to_str()?.to_owned();
-        let endpoint = ClientEndpoint { directory, portid: accepted.portid };
+        let endpoint = ClientEndpoint { directory, portid: accepted.portid, totals: self.totals.clone() };
         let ticket = self.seats.enter(accepted.portid, self.waker.clone());
         let mut connection = VfioUserConnection::new(endpoint, accepted.flow, ticket);
         connection.update_seat(&self.limits, &self.directory, config, now_ns);

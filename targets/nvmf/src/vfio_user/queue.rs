@@ -10,6 +10,7 @@ use wire_nvme::{cqe, sqe};
 use super::doorbells::ControllerDoorbells;
 use super::function::SegmentList;
 use super::memory::ClientMemory;
+use crate::queue::QueueTotals;
 
 /// The mapped memory of a queue, while its DMA range is mapped.
 pub(super) struct QueueMemory {
@@ -51,6 +52,9 @@ pub(super) struct SubmissionQueue {
 
 /// The ring of a submission queue. The controller reads entries in place; it owns the head.
 pub(super) struct SubmissionRing {
+    pub(super) qid: u16,
+    /// Where its commands are counted when it is dropped.
+    pub(super) totals: Rc<QueueTotals>,
     pub(super) entries: u32,
     /// The next entry to fetch.
     pub(super) head: u32,
@@ -82,6 +86,12 @@ pub(super) enum SubmissionQueueState {
     Closed,
 }
 
+impl Drop for SubmissionRing {
+    fn drop(&mut self) {
+        self.count_completed();
+    }
+}
+
 impl SubmissionRing {
     pub(super) const BYTES: u64 = sqe::SIZE as u64;
 
@@ -106,6 +116,19 @@ impl SubmissionRing {
     #[inline]
     pub(super) fn pending_entries(&self, tail: u32) -> u32 {
         if tail >= self.head { tail - self.head } else { tail + self.entries - self.head }
+    }
+
+    /// Counts what it has completed among the commands of closed queues: it is not reported any more.
+    pub(super) fn count_completed(&mut self) {
+        if self.qid != 0 {
+            self.totals.closed(self.completed());
+        }
+        self.commands = self.in_flight.into();
+    }
+
+    /// Commands that have completed, and are not counted yet.
+    pub(super) fn completed(&self) -> u64 {
+        self.commands.saturating_sub(self.in_flight.into())
     }
 
     /// Translates its address again, after DMA ranges have changed.

@@ -56,6 +56,9 @@ fn identify_reports_the_controller_and_its_namespace() {
     let controllers = rig.target.controllers(NQN).unwrap();
     assert_eq!(controllers.len(), 1);
     let qpairs = rig.target.qpairs(NQN).unwrap();
+    let stats = rig.target.stats().unwrap();
+    let opened = stats.totals.iter().map(|one| one.admin_queues + one.io_queues).sum::<u64>();
+    assert_eq!(opened, qpairs.len() as u64, "{stats:?}");
     assert_eq!((qpairs.len(), qpairs[0].qid, qpairs[0].queue_depth, qpairs[0].commands), (1, 0, 32, 3));
     assert_eq!(qpairs[0].local, rig.address());
 }
