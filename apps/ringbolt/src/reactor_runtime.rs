@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bdev::uring::ring_refusal;
 use control::ManagedReactor;
 use dma::Arena;
 use os::{CpuSet, EventBackend};
@@ -90,16 +91,28 @@ impl ReactorRuntime {
         first.call(|core| core.event_loop().backend()).map_err(CommandError::environment)
     }
 
+    /// Why the reactors have no io_uring, if they have none.
+    pub(crate) fn no_io_uring(&self) -> Result<Option<String>, CommandError> {
+        if self.engine()? != EventBackend::Epoll {
+            return Ok(None);
+        }
+        // What a reactor has tried.
+        let events = os::EventLoopConfig { backend: Some(EventBackend::Uring), ..Default::default() };
+        let refusal = os::EventLoop::new(&events).err();
+        let refusal = refusal.map_or_else(|| "--engine=epoll".to_string(), |error| ring_refusal(&error));
+        Ok(Some(refusal))
+    }
+
     /// Memory, engine and cores, as lines for the operator.
     pub(crate) fn describe(&self) -> Result<Vec<String>, CommandError> {
-        let engine = match self.engine()? {
-            EventBackend::Uring => "engine: io_uring (files and sockets)",
-            EventBackend::Virtual => "engine: virtual",
-            EventBackend::Epoll => {
-                "engine: epoll (no bdev_uring without io_uring; root allows it with sysctl kernel.io_uring_disabled=0)"
+        let engine = match (self.engine()?, self.no_io_uring()?) {
+            (EventBackend::Uring, _) => "engine: io_uring (files and sockets)".to_string(),
+            (EventBackend::Virtual, _) => "engine: virtual".to_string(),
+            (EventBackend::Epoll, reason) => {
+                format!("engine: epoll; no bdevs on files without io_uring: {}", reason.unwrap_or_default())
             }
         };
-        Ok(vec![self.arena.describe(), engine.to_string(), format!("cores: {}", self.cores)])
+        Ok(vec![self.arena.describe(), engine, format!("cores: {}", self.cores)])
     }
 }
 

@@ -63,12 +63,12 @@ pub enum BdevError {
     /// The memory for the device's contents could not be allocated.
     #[error(transparent)]
     Memory(#[from] dma::RegionError),
-    /// The core has no io_uring, which file I/O needs.
-    #[error(
-        "file I/O needs io_uring, which this core does not have (kernel older than 5.19, \
-         kernel.io_uring_disabled, or a seccomp filter)"
-    )]
-    NoFileIo,
+    /// The reactors have no io_uring, which file I/O needs.
+    #[error("file I/O needs io_uring, which the reactors do not have: {reason}")]
+    NoFileIo {
+        /// Why not, and what to do about it.
+        reason: String,
+    },
     /// A block device has another user: it is mounted, used as swap, part of another device, or open exclusively.
     #[error(
         "{by}; end that first, or set `force` to use {name} nevertheless, which destroys what its user stores there"

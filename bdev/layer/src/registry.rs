@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use uuid::Uuid;
 
@@ -22,6 +22,8 @@ pub(crate) struct WeakRegistry(Weak<RegistryInner>);
 struct RegistryInner {
     table: Mutex<RegistryTable>,
     reservations: Arc<ReservationTable>,
+    /// Why files cannot be used, if they cannot.
+    no_file_io: OnceLock<String>,
 }
 
 type Subscriber = Arc<dyn Fn(&DeviceEvent) + Send + Sync>;
@@ -85,6 +87,19 @@ impl Registry {
     /// A registry without devices.
     pub fn new() -> Registry {
         Registry::default()
+    }
+
+    /// Rejects devices on files from now on: the reactors have no io_uring, so that each I/O would fail.
+    pub fn refuse_files(&self, reason: impl Into<String>) {
+        // The first reason is as good as another.
+        _ = self.0.no_file_io.set(reason.into());
+    }
+
+    pub(crate) fn check_file_io(&self) -> Result<(), BdevError> {
+        match self.0.no_file_io.get() {
+            Some(reason) => Err(BdevError::NoFileIo { reason: reason.clone() }),
+            None => Ok(()),
+        }
     }
 
     /// Registers a device. Fails if its name, an alias, its UUID or its backing file is in use.

@@ -221,8 +221,8 @@ proptest! {
         };
         match uring::create(&rig.registry, config) {
             Ok(_) => {}
-            Err(BdevError::NoFileIo) => {
-                eprintln!("SKIPPED: {}", BdevError::NoFileIo);
+            Err(error @ BdevError::NoFileIo { .. }) => {
+                eprintln!("SKIPPED: {error}");
                 return Ok(());
             }
             Err(error) => panic!("{error}"),

@@ -38,8 +38,8 @@ impl Drop for TestDirectory {
 fn device(rig: &Rig, config: UringConfig) -> Option<BdevChannel> {
     match uring::create(&rig.registry, config) {
         Ok(_) => {}
-        Err(BdevError::NoFileIo) => {
-            eprintln!("SKIPPED: {}", BdevError::NoFileIo);
+        Err(error @ BdevError::NoFileIo { .. }) => {
+            eprintln!("SKIPPED: {error}");
             return None;
         }
         Err(error) => panic!("{error}"),
@@ -367,7 +367,7 @@ fn a_file_keeps_its_uuid_and_a_copy_gets_its_own() {
     };
     std::fs::write(directory.0.join("one"), vec![0; 8192]).unwrap();
     let first = match create("One", "one", false) {
-        Err(BdevError::NoFileIo) => return eprintln!("SKIPPED: {}", BdevError::NoFileIo),
+        Err(error @ BdevError::NoFileIo { .. }) => return eprintln!("SKIPPED: {error}"),
         created => created.unwrap(),
     };
     if source("One") == "random" {
@@ -453,18 +453,27 @@ fn a_block_device_in_use_is_refused_and_one_of_ours_is_not_mounted() {
         refused
     };
     let exclusive = {
-        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::EXCL;
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::EXCL | rustix::fs::OFlags::CLOEXEC;
         rustix::fs::open(&disk.node, flags, rustix::fs::Mode::empty()).unwrap()
     };
     match create("A", |_| {}) {
-        Some(BdevError::NoFileIo) => return println!("SKIPPED in-use: {}", BdevError::NoFileIo),
+        Some(error @ BdevError::NoFileIo { .. }) => return println!("SKIPPED in-use: {error}"),
         Some(BdevError::InUse { by, .. }) => assert!(by.contains("open exclusively"), "{by}"),
         other => panic!("{other:?}"),
     }
-    assert!(create("A", |config| config.force = true).is_none());
-    assert!(create("A", |config| config.readonly = true).is_none());
+    let is_created = |refused: Option<BdevError>| assert!(refused.is_none(), "{refused:?}");
+    is_created(create("A", |config| config.force = true));
+    is_created(create("A", |config| config.readonly = true));
     drop(exclusive);
-    assert!(create("A", |_| {}).is_none());
+    // A process that another test starts may have the descriptor until it executes its program.
+    let refused = (0..1000).find_map(|_| match create("A", |_| {}) {
+        Some(BdevError::InUse { .. }) => {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            None
+        }
+        other => Some(other),
+    });
+    is_created(refused.expect("the device is free"));
     let node = disk.node.as_os_str();
     if !disk.run("mkfs.ext4", &["-q".as_ref(), node]) {
         return println!("SKIPPED mounts: no mkfs.ext4");
@@ -478,4 +487,19 @@ fn a_block_device_in_use_is_refused_and_one_of_ours_is_not_mounted() {
     let Some(refused) = create("A", |_| {}) else { panic!("a mounted device is used") };
     let (text, at) = (refused.to_string(), disk.mount_point.display().to_string());
     assert!(text.contains(&format!("is mounted at {at}")) && text.contains("`force`"), "{text}");
+}
+
+#[test]
+fn without_io_uring_devices_on_files_are_refused_with_the_reason() {
+    let (rig, directory) = (Rig::new(), TestDirectory::new("no-io-uring"));
+    rig.registry.refuse_files("locked memory is limited");
+    let error = uring::create(&rig.registry, directory.config(1 << 20)).err();
+    assert!(matches!(&error, Some(BdevError::NoFileIo { reason }) if reason.contains("locked")), "{error:?}");
+    assert!(!directory.0.join("file").exists(), "nothing was created");
+    let refusal = |errno| uring::ring_refusal(&std::io::Error::from_raw_os_error(errno));
+    // ENOMEM, EPERM, ENOSYS, EMFILE.
+    for (errno, hint) in [(12, "RLIMIT_MEMLOCK"), (1, "io_uring_disabled"), (38, "kernel"), (24, "ulimit -n")]
+    {
+        assert!(refusal(errno).contains(hint), "{errno}: {}", refusal(errno));
+    }
 }

@@ -31,7 +31,11 @@ pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
 
     let pending = options.wait_for_rpc.then(|| config.clone().unwrap_or_default());
     let start = StartOptions { pending, vhost_socket_dir: options.vhost_socket_dir.unwrap_or_default() };
-    let app = App::start(Registry::new(), runtime.reactors()?, start).map_err(CommandError::environment)?;
+    let registry = Registry::new();
+    if let Some(reason) = runtime.no_io_uring()? {
+        registry.refuse_files(reason);
+    }
+    let app = App::start(registry, runtime.reactors()?, start).map_err(CommandError::environment)?;
     if let (Some(config), false) = (&config, options.wait_for_rpc) {
         config.apply(&app.control).map_err(|error| CommandError::config(error.message))?;
     }

@@ -142,8 +142,9 @@ struct UringShared {
 /// user; [`BdevError::SameIdentity`] if another device has
 /// its UUID, as an image of the same file system has.
 pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevice>, BdevError> {
+    registry.check_file_io()?;
     let probe = os::EventLoopConfig { backend: Some(os::EventBackend::Uring), operations_max: 8 };
-    os::EventLoop::new(&probe).map_err(|_| BdevError::NoFileIo)?;
+    os::EventLoop::new(&probe).map_err(|error| BdevError::NoFileIo { reason: ring_refusal(&error) })?;
     if registry.find(&config.name).is_some() {
         // Checked before a file is created.
         return Err(BdevError::Exists { name: config.name });
@@ -182,6 +183,29 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevic
         config: config.clone(),
     };
     registry.register(&config.name, identity.uuid, &[], Arc::new(module))
+}
+
+/// Why the kernel refuses an io_uring, from the error of `io_uring_setup`, and what to do about it.
+pub fn ring_refusal(error: &std::io::Error) -> String {
+    use rustix::io::Errno;
+    match Errno::from_io_error(error) {
+        Some(Errno::NOMEM) => {
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+            let limit = limit.map_or_else(|| "what is free".to_string(), |bytes| format!("{} KiB", bytes >> 10));
+            format!(
+                "locked memory is limited to {limit} (RLIMIT_MEMLOCK); raise it with `ulimit -l` or LimitMEMLOCK= of \
+                 systemd"
+            )
+        }
+        Some(Errno::PERM | Errno::ACCESS) => {
+            "it is forbidden; root allows it with sysctl kernel.io_uring_disabled=0, unless a seccomp filter (of a \
+             container) forbids it"
+                .to_string()
+        }
+        Some(Errno::NOSYS | Errno::INVAL) => format!("the kernel is too old, or built without it ({error})"),
+        Some(Errno::MFILE | Errno::NFILE) => format!("{error}; raise the limit of descriptors (ulimit -n)"),
+        _ => error.to_string(),
+    }
 }
 
 /// Checks that the file can be used by rings of their own, if the device's channels will have such.
@@ -292,7 +316,7 @@ impl Bdev for UringBdev {
         }
         let client = core.event_loop().client();
         if !client.supports_files() {
-            return Err(BdevError::NoFileIo);
+            return Err(BdevError::NoFileIo { reason: "this reactor uses epoll".to_string() });
         }
         let polled = (polling.iopoll || polling.sqpoll).then(|| own.try_clone()).transpose();
         let polled = polled.map_err(failed("cannot be duplicated"))?;

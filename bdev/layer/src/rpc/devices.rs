@@ -23,7 +23,7 @@ const FILE: &[(i64, &str)] = &[
         RpcError::EBUSY,
         "another bdev or process uses the file, or the block device is mounted or otherwise in use",
     ),
-    (RpcError::ENOTSUP, "io_uring is not allowed"),
+    (RpcError::ENOTSUP, "the reactors have no io_uring; the message says why"),
     (-2, "and any other errno of opening the file"),
 ];
 
