@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 
 use disk::Disk;
 use objects::{
-    BlockBase, ObjectsError, Partition, PartitionLoader, PieceSource, ReadSource, WritePiece, entries_to_redo,
+    BlockBase, Checkpoint, MetadataWrite, ObjectsError, Partition, PartitionLoader, PieceSource, ReadSource,
+    WritePiece, entries_to_redo,
 };
 use random::WyRand;
 use wire_store::{
@@ -24,6 +25,8 @@ pub(crate) enum Fault {
     LogFreedEarly,
     /// The checksum of a changed block is not updated.
     NoChecksum,
+    /// What an operation gives up is free at once, not after the next checkpoint.
+    FreedAtOnce,
 }
 
 type Entry = (EntryHeader, Vec<u8>);
@@ -112,6 +115,9 @@ struct Node {
     fault: Fault,
     random: WyRand,
     images: u64,
+    /// Metadata that the next checkpoint writes too; for [`Fault::FreedAtOnce`].
+    deferred: Option<Checkpoint>,
+    in_checkpoint: bool,
     /// Images are checked after every write and flush.
     crashes: bool,
     /// Writes and flushes until the power fails.
@@ -215,13 +221,36 @@ impl Node {
         self.oracle.apply(&entry);
         self.log.push(entry);
         let data = self.log.last().unwrap().1.clone();
-        self.execute(&pieces, &data, false)
+        self.execute(&pieces, &data, false)?;
+        if self.fault == Fault::FreedAtOnce && !self.in_checkpoint {
+            self.deferred = Some(self.begin_checkpoint());
+            self.partition.finish_checkpoint();
+        }
+        Ok(())
+    }
+
+    /// What a checkpoint writes, with what was deferred.
+    fn begin_checkpoint(&mut self) -> Checkpoint {
+        let mut checkpoint = self.partition.begin_checkpoint();
+        if let Some(deferred) = self.deferred.take() {
+            checkpoint.checksums = merged(deferred.checksums, checkpoint.checksums);
+            checkpoint.flush_before_onodes |= deferred.flush_before_onodes;
+            checkpoint.onodes = merged(deferred.onodes, checkpoint.onodes);
+        }
+        checkpoint
     }
 
     /// A checkpoint, with operations while it is in progress.
-    fn checkpoint(&mut self, mut meanwhile: Vec<Entry>) -> Result<(), String> {
+    fn checkpoint(&mut self, meanwhile: Vec<Entry>) -> Result<(), String> {
+        self.in_checkpoint = true;
+        let result = self.write_checkpoint(meanwhile);
+        self.in_checkpoint = false;
+        result
+    }
+
+    fn write_checkpoint(&mut self, mut meanwhile: Vec<Entry>) -> Result<(), String> {
         let durable = self.log.len();
-        let checkpoint = self.partition.begin_checkpoint();
+        let checkpoint = self.begin_checkpoint();
         for write in &checkpoint.checksums {
             self.write(write.block, &write.bytes[..])?;
         }
@@ -235,7 +264,8 @@ impl Node {
             }
         }
         // The device reports that the flush failed: the log keeps its entries, and the next checkpoint repeats this one.
-        if self.crashes && self.random.happens(200) {
+        // The deferred metadata of the planted fault would be lost: then it always succeeds.
+        if self.crashes && self.fault != Fault::FreedAtOnce && self.random.happens(200) {
             self.partition.abort_checkpoint();
             return self.maybe_crash();
         }
@@ -291,6 +321,8 @@ impl Node {
             fault: Fault::None,
             random,
             images: 0,
+            deferred: None,
+            in_checkpoint: false,
             crashes: false,
             power: u64::MAX,
         })
@@ -305,6 +337,12 @@ impl Node {
         }
         Ok(())
     }
+}
+
+/// Blocks of metadata, the newest of each.
+fn merged(older: Vec<MetadataWrite>, newer: Vec<MetadataWrite>) -> Vec<MetadataWrite> {
+    let by_block = older.into_iter().chain(newer).map(|write| (write.block, write));
+    by_block.collect::<BTreeMap<_, _>>().into_values().collect()
 }
 
 fn random_entry(random: &mut WyRand, sequence: u64) -> Entry {
@@ -365,6 +403,8 @@ pub(crate) fn run_seed(seed: u64, fault: Fault) -> Result<u64, String> {
         fault,
         random: random.split(),
         images,
+        deferred: None,
+        in_checkpoint: false,
         crashes: true,
         power: u64::MAX,
     };
