@@ -1,4 +1,4 @@
-//! The iSCSI target: block devices for open-iscsi, libiscsi, QEMU, ESXi, Windows and whatever else speaks iSCSI.
+//! The iSCSI target: block devices for open-iscsi, libiscsi, QEMU and whatever else speaks iSCSI.
 //!
 //! An [`IscsiTarget`] has portal groups (addresses), initiator groups (who may log in) and target nodes, whose logical
 //! units are block devices behind [`scsi`]. The shell drives the connections on all cores; every session that has a

@@ -6,8 +6,8 @@ use super::paths;
 use crate::jobfile::PerfJob;
 use crate::run::RunError;
 
-/// Creates what the job queries or deletes, after all names were checked and before any copy starts. A name that is of another kind than the job's files,
-/// such as a device or a symbolic link, is rejected, so that none is ever deleted.
+/// Creates what the job queries or deletes, after all names were checked and before any copy starts. A name that is of
+/// another kind than the job's files, such as a device or a symbolic link, is rejected, so that none is ever deleted.
 pub(super) fn prepare(job: &PerfJob, operation: FileOperation) -> Result<(), RunError> {
     let of_directories = operation.is_of_directories();
     let copies = if job.filenames.is_empty() { job.numjobs } else { 1 };
