@@ -67,10 +67,12 @@ impl DataOutState {
         }
     }
 
-    /// Everything that the task wants, once it has arrived.
-    fn take(mut self) -> Option<Data> {
-        let parts = [self.first.take(), self.rest.take()].into_iter().flatten();
-        Data::gather(parts.filter(|part| !part.is_empty()).collect())
+    /// Everything that the task wants, once it has arrived. One buffer, as most writes have, allocates nothing.
+    fn take(self) -> Option<Data> {
+        match (self.first, self.rest) {
+            (Some(first), Some(rest)) => Some(Data::from(first).join(rest.into())),
+            (first, rest) => first.or(rest).map(Data::from),
+        }
     }
 }
 
