@@ -328,7 +328,8 @@ impl Session {
             scan: None,
         };
         if let Ok(slot) = self.commands.insert(state) {
-            self.issuing = Some(Issuing::new(slot, command, offset, offset + length));
+            // A flush has no range, whatever its fields say; those of other commands were checked.
+            self.issuing = Some(Issuing::new(slot, command, offset, offset.saturating_add(length)));
         }
         Ok(false)
     }

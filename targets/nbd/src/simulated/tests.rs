@@ -165,3 +165,11 @@ fn arbitrary_traffic_leaves_nothing_behind() {
         any_bytes(&[&[seed as u8 | 0x19], &small[..]].concat());
     }
 }
+
+#[test]
+fn a_flush_has_no_range_whatever_its_fields_say() {
+    let mut target = SimulatedTarget::new(1, NetworkFaults::default());
+    let mut client = Client::begin(&mut target);
+    client.request(&mut target, Command::Flush, usize::MAX, &[], u32::MAX as usize);
+    assert_eq!(client.reply(&mut target).error, 0);
+}
