@@ -129,8 +129,11 @@ class Bench:
     def tear_down(self, allowed):
         """Cleans up the guest and stops the target; -> unexpected kernel log lines."""
         log_errors = []
+        # Relays (nc) end last: a keep-alive that is in flight when its relay dies fails, and the kernel logs that.
         self.guest.check(
-            "umount -l /mnt 2> /dev/null; killall -q -9 fio dd nc uevent; nvme disconnect-all; rm -rf /tmp/*; true", 60
+            "umount -l /mnt 2> /dev/null; killall -q -9 fio dd uevent; nvme disconnect-all; killall -q -9 nc;"
+            " rm -rf /tmp/*; true",
+            60,
         )
         # Controllers of the machine itself remain.
         if not self.guest.machine:
