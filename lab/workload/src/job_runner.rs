@@ -28,7 +28,7 @@ pub struct BdevReactors {
     pub cpus: Option<Vec<u32>>,
 }
 
-/// Runs the jobs of a plan. Jobs between two `stonewall`s run at the same time: all copies are set up first and
+/// Runs the jobs of a plan. Jobs between two `stonewall`s or `wait_for`s run at the same time: all copies are set up first and
 /// report that they are ready, then all start I/O together.
 pub struct JobRunner<'a> {
     /// The jobs.
@@ -98,7 +98,7 @@ impl JobRunner<'_> {
         let mut first = 0;
         let mut first_log = 1;
         while first < jobs.len() && !self.stop.load(Ordering::Relaxed) {
-            let more = jobs[first + 1..].iter().take_while(|job| !job.stonewall).count();
+            let more = jobs[first + 1..].iter().take_while(|job| !job.begins_phase()).count();
             let end = first + 1 + more;
             self.run_phase(first..end, first_log, &mut finished, on_progress)?;
             first_log += jobs[first..end].iter().map(|job| job.numjobs).sum::<u32>();

@@ -419,7 +419,9 @@ impl JobFileParser<'_> {
             return Err(JobPlanError { location: location.clone(), reason });
         }
         job.has_bdevs = self.plan.run_option("config").is_some();
-        job.finalize().map_err(|reason| JobPlanError { location: location.clone(), reason })?;
+        job.finalize()
+            .and_then(|()| job.resolve_wait_for(&self.plan.jobs))
+            .map_err(|reason| JobPlanError { location: location.clone(), reason })?;
         self.plan.jobs.push(job);
         Ok(())
     }

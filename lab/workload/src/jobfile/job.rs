@@ -56,6 +56,10 @@ pub struct PerfJob {
     pub new_group: bool,
     /// `stonewall`: wait until all jobs before this one have finished.
     pub stonewall: bool,
+    /// `wait_for`: the job that must have finished.
+    pub(super) wait_for: Option<String>,
+    /// Whether it waits for all jobs before it, by `wait_for`.
+    pub(super) waits: bool,
     /// `exitall`: when the job finishes, stop all others.
     pub exitall: bool,
     /// `cpus_allowed`.
@@ -137,6 +141,8 @@ impl Default for PerfJob {
             group_reporting: false,
             new_group: false,
             stonewall: false,
+            wait_for: None,
+            waits: false,
             exitall: false,
             cpus: None,
             cpus_split: false,
@@ -297,6 +303,42 @@ impl PerfJob {
         match self.engine {
             Some(EngineName::Kernel(EngineKind::File(operation))) => operation.writes(),
             _ => self.spec.workload.writes(),
+        }
+    }
+
+    /// Whether the job starts when all jobs before it have finished.
+    pub fn begins_phase(&self) -> bool {
+        self.stonewall || self.waits
+    }
+
+    /// Resolves `wait_for`. Jobs run in phases, so a job waits for all jobs of the phase before its own: any other meaning is
+    /// rejected.
+    pub(super) fn resolve_wait_for(&mut self, above: &[PerfJob]) -> Result<(), String> {
+        if let Some(name) = &self.wait_for
+            && !above.iter().any(|job| job.spec.name == *name)
+        {
+            return Err(format!("--wait_for={name}: no job of this name is above {}", self.spec.name));
+        }
+        if self.stonewall {
+            return Ok(());
+        }
+        let first = above.iter().rposition(PerfJob::begins_phase).unwrap_or(0);
+        let (before, current) = above.split_at(first);
+        let previous = before.iter().rposition(PerfJob::begins_phase).unwrap_or(0);
+        let waits = current.first().is_some_and(|job| job.waits);
+        let are_all = |jobs: &[PerfJob], name: &str| jobs.iter().all(|job| job.spec.name == name);
+        match &self.wait_for {
+            None if waits => Err(format!(
+                "{} would start beside jobs above those with wait_for; list it before them, or give it a stonewall",
+                self.spec.name
+            )),
+            None => Ok(()),
+            Some(name) if are_all(current, name) => {
+                self.waits = true;
+                Ok(())
+            }
+            Some(name) if waits && are_all(&before[previous..], name) => Ok(()),
+            Some(name) => Err(format!("--wait_for={name}: other jobs run beside {name}; use stonewall")),
         }
     }
 

@@ -586,6 +586,16 @@ const SUPPORTED: &[OptionInfo] = &[
             Ok(())
         }),
     },
+    job(
+        "wait_for",
+        &[],
+        "NAME",
+        "wait until the job above of this name has finished, if no other runs beside it",
+        |job, v| {
+            job.wait_for = Some(v.to_string());
+            Ok(())
+        },
+    ),
     switch("exitall", "when the job finishes, stop all others", |job, v| {
         job.exitall = flag(v)?;
         Ok(())

@@ -376,3 +376,41 @@ fn sequences_are_steps_of_sequential_and_lengths_of_random_workloads() {
         assert!(error.contains(why), "{options}: {error}");
     }
 }
+
+/// The phases of jobs; each letter is a job, and `b<a` is `b` with `wait_for=a`. A new phase follows a space.
+#[test]
+fn wait_for_starts_a_phase_or_is_rejected() {
+    let phases = |jobs: &[&str]| {
+        let section = |job: &&str| {
+            let (name, waits) = job.split_once('<').unwrap_or((*job, ""));
+            let (waits, stonewall) = waits.split_once('|').unwrap_or((waits, "0"));
+            let wait_for = if waits.is_empty() { String::new() } else { format!("wait_for={waits}\n") };
+            format!("[{name}]\nfilename=f\nstonewall={stonewall}\n{wait_for}")
+        };
+        let plan = parse_file(&jobs.iter().map(section).collect::<String>()).map_err(|error| error.reason)?;
+        let mut text = String::new();
+        for job in &plan.jobs {
+            text += if job.begins_phase() && !text.is_empty() { " " } else { "" };
+            text += &job.spec.name;
+        }
+        Ok::<String, String>(text)
+    };
+    for (jobs, expected) in [
+        (["a", "b<a", "c<b"].as_slice(), "a b c"),
+        (&["a", "b<a", "c<a", "d<|1", "e"], "a bc de"),
+        (&["a", "a", "b<a"], "aa b"),
+        (&["a", "b", "c<a|1"], "ab c"),
+    ] {
+        assert_eq!(phases(jobs).as_deref(), Ok(expected), "{jobs:?}");
+    }
+    for (jobs, why) in [
+        (["a", "b<c", "c"].as_slice(), "--wait_for=c: no job"),
+        (&["a<a"], "--wait_for=a: no job"),
+        (&["a", "b", "c<a"], "other jobs run beside a"),
+        (&["a", "b<a", "c<b", "d<a"], "other jobs run beside a"),
+        (&["a", "b<a", "c"], "c would start beside"),
+    ] {
+        let error = phases(jobs).unwrap_err();
+        assert!(error.contains(why), "{jobs:?}: {error}");
+    }
+}

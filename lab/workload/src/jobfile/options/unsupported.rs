@@ -167,7 +167,6 @@ pub(super) const REFUSED: &[OptionInfo] = &[
     refused("server", "there is no server mode"),
     refused("minimal", "use output-format=json"),
     refused("terse_version", "use output-format=json"),
-    refused("wait_for", "use stonewall"),
     refused("exec_prerun", "run it from a script"),
     refused("exec_postrun", "run it from a script"),
     refused("trim_percentage", "use a separate job for trims"),
