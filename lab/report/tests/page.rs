@@ -3,6 +3,7 @@
 
 mod synthetic;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -242,4 +243,29 @@ fn a_browser_renders_the_page_without_console_messages() {
     assert_eq!(drawn.count(), charts.len());
     assert!(charts.len() > 40);
     fs::remove_dir_all(&directory).unwrap();
+}
+
+/// The colour class of each series in each chart, by series name without the mark of published values.
+fn series_colours(dom: &RcDom) -> BTreeMap<String, BTreeSet<String>> {
+    let mut colours: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    walk(&dom.document, &mut |node| {
+        let Some(name) = attribute(node, "data-s") else { return };
+        let class = attribute(node, "class").unwrap();
+        let colour = class.split(' ').find(|word| word.starts_with('c')).unwrap();
+        let name = name.trim_end_matches(" · publ.").to_string();
+        colours.entry(name).or_default().insert(colour.to_string());
+    });
+    colours
+}
+
+#[test]
+fn a_stack_or_scheduler_has_one_colour_on_the_whole_page() {
+    let (dom, _) = parse(&lab_report::page::render_html(&synthetic::run(1300, 1)).unwrap());
+    let colours = series_colours(&dom);
+    for names in [["none", "bfq", "kyber", "mq-deadline"], ["psync", "iou", "spdk", "spdk-perf"]] {
+        for name in names {
+            assert_eq!(colours.get(name).map(BTreeSet::len), Some(1), "{name}: {:?}", colours.get(name));
+        }
+    }
+    assert_ne!(colours["spdk"], colours["none"]);
 }

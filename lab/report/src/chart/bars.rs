@@ -1,7 +1,7 @@
 //! Grouped bar charts and stacked columns.
 
 use super::number::{format_number, tick_label};
-use super::palette::colours;
+use super::palette::styles;
 use super::plot::truncate_label;
 use super::scale::{AxisScale, FittedAxis};
 use super::svg::{Anchor, Rect, Svg, text_width};
@@ -58,8 +58,9 @@ impl BarChart {
         let Some(y) = FittedAxis::new(AxisScale::Linear, tops, (HEIGHT - BOTTOM, TOP)) else {
             return String::new();
         };
-        let colours = colours(bars().map(|bar| bar.name.as_str()));
-        let names: Vec<(&str, usize)> = bars().map(|bar| bar.name.as_str()).zip(colours).collect();
+        let styles = styles(bars().map(|bar| bar.name.as_str()));
+        let names: Vec<(&str, usize)> =
+            bars().map(|bar| bar.name.as_str()).zip(styles.iter().map(|style| style.colour)).collect();
         let ticks = y.ticks(8);
         let left = ticks
             .iter()
@@ -196,7 +197,7 @@ impl StackedColumns {
                 names.push(name);
             }
         }
-        let colours = colours(names.iter().copied());
+        let colours: Vec<usize> = styles(names.iter().copied()).iter().map(|style| style.colour).collect();
         let wide = names.iter().map(|name| text_width(name, 11.5)).fold(0.0, f64::max);
         let (left, right, floor) = (38.0, WIDTH - (wide + 32.0).min(190.0), HEIGHT - BOTTOM);
         let mut svg = Svg::new(WIDTH, HEIGHT, &self.title);

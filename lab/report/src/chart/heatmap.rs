@@ -94,6 +94,17 @@ impl Heatmap {
         let (a, b, t) = (STOPS[below], STOPS[below + 1], position - below as f64);
         let mix = |a: f64, b: f64| (a + (b - a) * t).round() as u8;
         let (red, green, blue) = (mix(a.0, b.0), mix(a.1, b.1), mix(a.2, b.2));
-        (format!("#{red:02x}{green:02x}{blue:02x}"), fraction > 0.5)
+        (format!("#{red:02x}{green:02x}{blue:02x}"), is_dark([red, green, blue]))
     }
+}
+
+/// Whether white text on a colour has more contrast than black text; the better one has at least 4.5 on any colour
+/// (WCAG 2.2, 1.4.3).
+fn is_dark(channels: [u8; 3]) -> bool {
+    let linear = |channel: u8| {
+        let value = f64::from(channel) / 255.0;
+        if value <= 0.04045 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
+    };
+    let [red, green, blue] = channels.map(linear);
+    0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.179
 }

@@ -2,7 +2,7 @@
 
 use super::labels::spread_labels;
 use super::number::{format_number, tick_label};
-use super::palette::colours;
+use super::palette::{SeriesStyle, styles};
 use super::scale::{AxisScale, FittedAxis};
 use super::svg::{Anchor, Svg, text_width};
 use crate::stats::ConfidenceInterval;
@@ -98,7 +98,7 @@ impl Plot {
         let Some((x, y)) = self.fitted(left, right) else { return String::new() };
         let mut svg = Svg::new(WIDTH, HEIGHT, &self.title);
         self.axes(&mut svg, (&x, &y), (left, right));
-        let colours = colours(drawn.iter().map(|series| series.name.as_str()));
+        let styles = styles(drawn.iter().map(|series| series.name.as_str()));
         let mut marks = drawn.iter().map(|series| series.points.len()).sum::<usize>();
         if marks <= MARKS_MAX {
             marks = 0;
@@ -106,11 +106,11 @@ impl Plot {
         let mut ends = Vec::new();
         // Published lines are drawn first, below the measured ones.
         for published in [true, false] {
-            for (series, colour) in
-                drawn.iter().zip(&colours).filter(|(series, _)| series.published == published)
+            for (series, style) in
+                drawn.iter().zip(&styles).filter(|(series, _)| series.published == published)
             {
-                let Some(end) = draw(&mut svg, series, *colour, (&x, &y), marks == 0) else { continue };
-                ends.push((end, series, *colour));
+                let Some(end) = draw(&mut svg, series, *style, (&x, &y), marks == 0) else { continue };
+                ends.push((end, series, style.colour));
             }
         }
         if self.legend {
@@ -165,7 +165,7 @@ impl Plot {
 fn draw(
     svg: &mut Svg,
     series: &Series,
-    colour: usize,
+    style: SeriesStyle,
     (x, y): (&FittedAxis, &FittedAxis),
     marks: bool,
 ) -> Option<(f64, f64)> {
@@ -174,7 +174,7 @@ fn draw(
         series.points.iter().enumerate().filter_map(|(index, point)| Some((index, at(point)?))).collect();
     let end = placed.last()?.1;
     let kind = if series.published { " pub" } else { "" };
-    svg.series(&format!("s c{colour}{kind}"), &series.label());
+    svg.series(&format!("s c{}{kind}", style.colour), &series.label());
     for (index, place) in &placed {
         let Some(Some(interval)) = series.intervals.get(*index) else { continue };
         if let (Some(low), Some(high)) = (y.position(interval.low), y.position(interval.high))
@@ -194,7 +194,7 @@ fn draw(
                 Some(tip) if !tip.is_empty() => format!("{} · {tip}", series.label()),
                 _ => format!("{} · {}, {}", series.label(), format_number(px), format_number(py)),
             };
-            svg.mark(colour as u8, *place, &tip);
+            svg.mark(style.mark, *place, &tip);
         }
     }
     svg.end();

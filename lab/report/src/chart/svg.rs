@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use super::palette::MARKS;
+
 /// Escapes `text` for HTML and XML, in elements and in quoted attributes.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -89,15 +91,19 @@ impl Svg {
     }
 
     /// A mark at a point; the shape distinguishes series without colour. `tip` is its tooltip.
-    pub(super) fn mark(&mut self, shape: u8, at: (f64, f64), tip: &str) {
+    pub(super) fn mark(&mut self, shape: usize, at: (f64, f64), tip: &str) {
         let (x, y) = at;
         let place = |dx: f64, dy: f64| format!("{} {}", Px(x + dx), Px(y + dy));
-        let d = match shape % 4 {
+        let d = match shape % MARKS {
             // A circle of radius 3 as two arcs.
             0 => format!("M{}a3 3 0 1 0 6 0a3 3 0 1 0 -6 0Z", place(-3.0, 0.0)),
             1 => format!("M{}h5.4v5.4h-5.4Z", place(-2.7, -2.7)),
             2 => format!("M{}l3.5 6h-7Z", place(0.0, -3.8)),
-            _ => format!("M{}l3.7 3.7l-3.7 3.7l-3.7 -3.7Z", place(0.0, -3.7)),
+            3 => format!("M{}l3.7 3.7l-3.7 3.7l-3.7 -3.7Z", place(0.0, -3.7)),
+            4 => format!("M{}l3.5 -6h-7Z", place(0.0, 3.8)),
+            5 => format!("M{}h2.4v2.4h2.4v2.4h-2.4v2.4h-2.4v-2.4h-2.4v-2.4h2.4Z", place(-1.2, -3.6)),
+            6 => format!("M{}l6 3.5v-7Z", place(-3.8, 0.0)),
+            _ => format!("M{}l-6 3.5v-7Z", place(3.8, 0.0)),
         };
         let _ = write!(self.out, "<path class=\"m\" d=\"{d}\">");
         self.tip(tip);

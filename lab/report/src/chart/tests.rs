@@ -115,14 +115,50 @@ fn sub_pixel_points_are_dropped() {
 }
 
 #[test]
-fn the_same_name_has_the_same_colour_in_every_chart() {
-    let all = palette::colours(["none", "bfq", "kyber", "mq-deadline"].into_iter());
-    let some = palette::colours(["kyber", "none"].into_iter());
-    assert_eq!((some[0], some[1]), (all[2], all[0]));
-    let mut others = palette::colours((0..8).map(|index| ["a", "b", "c", "d", "e", "f", "g", "h"][index]));
-    others.sort_unstable();
-    others.dedup();
-    assert_eq!(others.len(), palette::COLOURS);
+fn stacks_and_schedulers_have_the_same_style_in_every_chart() {
+    let of = |names: &[&str]| palette::styles(names.iter().copied());
+    let schedulers = of(&["none", "bfq", "kyber", "mq-deadline", "spdk"]);
+    let stacks = of(&["psync", "aio", "iou", "iou-c", "iou-s", "ringbolt", "spdk", "spdk-perf"]);
+    assert_eq!(of(&["kyber", "none"]), [schedulers[2], schedulers[0]]);
+    assert_eq!(
+        of(&["spdk-fio", "psync", "x", "spdk-fio"])[..2],
+        [stacks[6], stacks[0]],
+        "the study's name of spdk"
+    );
+    assert_eq!((schedulers[4], of(&["spdk"])[0]), (stacks[6], stacks[6]));
+    assert_eq!(
+        of(&["libaio", "io_uring", "io_uring-sqpoll", "io_uring-poll"]),
+        [stacks[1], stacks[2], stacks[4], stacks[3]]
+    );
+    let mut colours: Vec<usize> = stacks.iter().chain(&schedulers[..4]).map(|style| style.colour).collect();
+    colours.sort_unstable();
+    colours.dedup();
+    assert_eq!(colours.len(), palette::COLOURS, "no two of them share a colour");
+    let mut marks: Vec<usize> = stacks.iter().map(|style| style.mark).collect();
+    marks.sort_unstable();
+    assert_eq!(marks, [0, 1, 2, 3, 4, 5, 6, 7]);
+}
+
+#[test]
+fn series_of_one_chart_differ_in_colour_or_mark() {
+    let of = |names: &[&str]| palette::styles(names.iter().copied());
+    let both = of(&["iou/none", "iou-c/none", "iou/kyber", "iou-c/kyber"]);
+    assert_eq!((both[0].colour, both[2].colour), (0, 2), "the colour is the scheduler's");
+    assert_eq!((both[0].mark, both[1].mark), (2, 3), "the mark is the stack's");
+    // The stack of all series tells none apart.
+    let processes = of(&["iou, 1 proc", "iou, 2 proc", "iou, 4 proc"]);
+    assert!(processes[0].colour != processes[1].colour && processes[1].colour != processes[2].colour);
+    for names in [
+        ["spdk, 1 proc", "spdk, 4 proc", "iou, 1 proc", "iou, 4 proc", "spdk"],
+        ["a", "b", "c", "d", "none"],
+        ["none", "iou/none", "none, depth 8", "kyber", "kyber, depth 8"],
+    ] {
+        let mut styles: Vec<(usize, usize)> =
+            of(&names).iter().map(|style| (style.colour, style.mark)).collect();
+        styles.sort_unstable();
+        styles.dedup();
+        assert_eq!(styles.len(), names.len(), "{names:?}");
+    }
 }
 
 #[test]
