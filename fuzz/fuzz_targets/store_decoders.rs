@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wire_store::{EntryHeader, FORMAT_VERSION, LogHeader, Onode, PartitionHeader, Superblock};
+use wire_store::{EntryHeader, FORMAT_VERSION, ImageRecord, LogHeader, Onode, PartitionHeader, Superblock};
 
 /// Gives bytes the magic number, version and checksum that make decoders look at the rest.
 fn sealed(bytes: &[u8], size: usize, magic: &[u8; 4]) -> Vec<u8> {
@@ -42,5 +42,10 @@ fuzz_target!(|bytes: &[u8]| {
     let log = entry[104..120].try_into().expect("16 bytes");
     if let Ok(value) = EntryHeader::decode(&entry, log, position) {
         assert_eq!(value.encode(log, position)[..], entry);
+    }
+    let _ = ImageRecord::decode(bytes);
+    let record = sealed(bytes, ImageRecord::SIZE, b"RBIM");
+    if let Ok(value) = ImageRecord::decode(&record) {
+        assert_eq!(value.encode()[..], record);
     }
 });

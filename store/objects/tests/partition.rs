@@ -19,6 +19,8 @@ fn superblock() -> Superblock {
         partition_blocks,
         partitions: 2,
         onodes_per_partition: ONODES,
+        logs: 0,
+        log_blocks: 0,
     }
 }
 

@@ -1,4 +1,4 @@
-//! On-disk formats of the replicated store: devices, partitions, onodes and operation logs.
+//! On-disk formats of the replicated store: devices, partitions, onodes, operation logs and records of images.
 //!
 //! A device begins with a [`Superblock`], which divides it into partitions, each with a [`PartitionHeader`] and
 //! [`Onode`]s of 512 bytes. An operation log has two [`LogHeader`]s and entries, each an [`EntryHeader`] with data.
@@ -17,11 +17,13 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod fields;
+mod image;
 mod log;
 mod onode;
 mod superblock;
 
 pub use codec::{DecodeError, crc32c};
+pub use image::ImageRecord;
 pub use log::{EntryHeader, LogHeader, LogSector, Operation};
 pub use onode::{EXTENTS_PER_OBJECT, INLINE_BYTES_MAX, ObjectBlockMap, ObjectId, Onode, OnodeContent};
 pub use superblock::{PartitionHeader, PartitionLayout, Superblock};

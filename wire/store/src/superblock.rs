@@ -25,9 +25,16 @@ pub struct Superblock {
     pub partitions: u32,
     /// Number of onodes of each partition, a multiple of 8.
     pub onodes_per_partition: u32,
+    /// Number of operation logs on the device, which follow the partitions; 0 if they are elsewhere.
+    pub logs: u32,
+    /// Size of each log in blocks, its two headers included; 0 without logs.
+    pub log_blocks: u64,
 }
 
 impl Superblock {
+    /// Blocks of a log before its entries: a header each.
+    pub const LOG_HEADER_BLOCKS: u64 = 2;
+
     /// Encodes the superblock for block `location`.
     pub fn encode(&self, location: u64) -> [u8; SECTOR_BYTES] {
         let mut out = [0; SECTOR_BYTES];
@@ -39,6 +46,8 @@ impl Superblock {
         put(&mut out, 80, self.partition_blocks.to_le_bytes());
         put(&mut out, 88, self.partitions.to_le_bytes());
         put(&mut out, 92, self.onodes_per_partition.to_le_bytes());
+        put(&mut out, 96, self.logs.to_le_bytes());
+        put(&mut out, 104, self.log_blocks.to_le_bytes());
         seal(&mut out, SUPERBLOCK_MAGIC);
         out
     }
@@ -52,7 +61,8 @@ impl Superblock {
         check_zero("a reserved field of the superblock", from, 6..8)?;
         check_zero("a reserved field of the superblock", from, 12..16)?;
         check_location(u64_at(from, 16), location, 16)?;
-        check_zero("a reserved field of the superblock", from, 96..SECTOR_BYTES)?;
+        check_zero("a reserved field of the superblock", from, 100..104)?;
+        check_zero("a reserved field of the superblock", from, 112..SECTOR_BYTES)?;
         let superblock = Superblock {
             cluster: array(from, 24),
             node: array(from, 40),
@@ -61,11 +71,23 @@ impl Superblock {
             partition_blocks: u64_at(from, 80),
             partitions: u32_at(from, 88),
             onodes_per_partition: u32_at(from, 92),
+            logs: u32_at(from, 96),
+            log_blocks: u64_at(from, 104),
         };
         let partitions = u64::from(superblock.partitions).checked_mul(superblock.partition_blocks);
         let end = partitions.and_then(|blocks| blocks.checked_add(2));
-        if superblock.partitions == 0 || end.is_none_or(|end| end > superblock.device_blocks) {
+        let Some(end) = end.filter(|end| superblock.partitions > 0 && *end <= superblock.device_blocks)
+        else {
             return Err(DecodeError::value("the number of partitions", 88, superblock.partitions.into()));
+        };
+        let logs = u64::from(superblock.logs).checked_mul(superblock.log_blocks);
+        let end = logs.and_then(|blocks| blocks.checked_add(end));
+        let has_entries = superblock.log_blocks > Self::LOG_HEADER_BLOCKS;
+        if end.is_none_or(|end| end > superblock.device_blocks)
+            || (superblock.logs > 0) != has_entries
+            || (superblock.logs == 0 && superblock.log_blocks > 0)
+        {
+            return Err(DecodeError::value("the size of a log", 104, superblock.log_blocks));
         }
         if superblock.layout().is_none() {
             return Err(DecodeError::value("the size of a partition", 80, superblock.partition_blocks));
@@ -76,6 +98,11 @@ impl Superblock {
     /// First block of a partition.
     pub fn partition_start(&self, partition: u32) -> u64 {
         1 + u64::from(partition) * self.partition_blocks
+    }
+
+    /// First block of a log: those of its headers, then its area.
+    pub fn log_start(&self, log: u32) -> u64 {
+        self.partition_start(self.partitions) + u64::from(log) * self.log_blocks
     }
 
     /// The areas of a partition; `None` if a partition has no room for an extent.

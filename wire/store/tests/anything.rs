@@ -58,6 +58,10 @@ proptest! {
         if let Ok(value) = EntryHeader::decode(&bytes, log, at) {
             prop_assert_eq!(&value.encode(log, at)[..], &bytes[..]);
         }
+        let bytes = sealed(with_kind[..ImageRecord::SIZE].to_vec(), b"RBIM");
+        if let Ok(value) = ImageRecord::decode(&bytes) {
+            prop_assert_eq!(&value.encode()[..], &bytes[..]);
+        }
     }
 
     #[test]

@@ -5,9 +5,9 @@
 use wire_store::*;
 
 const SUPERBLOCK: &str = "\
-    5242534201000000335198c8000000000000000000000000010101010101010101010101010101010202020202020202\
+    5242534201000000790bd18f000000000000000000000000010101010101010101010101010101010202020202020202\
     0202020202020202030303030303030303030303030303031027000000000000a00f0000000000000200000040000000\
-    0000000000000000000000000000000000000000000000000000000000000000";
+    0300000000000000f40100000000000000000000000000000000000000000000";
 const PARTITION: &str = "\
     5242505401000000147f9d7200000000a10f000000000000030303030303030303030303030303030100000040000000\
     000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000\
@@ -28,6 +28,10 @@ const ENTRY: &str = "\
     52424c4501000100b828414befbeadde0700000009000000887766554433221105000000000000006400000000000000\
     c8000000000000000300000000100000c7000000000000004d000000000000004e00000000000000002000000d0c0b0a\
     5634120000000000040404040404040404040404040404041581e97df4102211";
+const IMAGE: &str = "\
+    5242494d01000100615d260a030000000505050505050505050505050505050509000000000000000000008002000000\
+    1581e97df4102211766f6c00000000000000000000000000000000000000000000000000000000000000000000000000\
+    0000000000000000000000000000000000000000000000000000000000000000";
 
 const ID: ObjectId = ObjectId { group: 7, volume: 0x1122_3344_5566_7788, index: 9, suffix: 5 };
 
@@ -45,6 +49,8 @@ fn superblock() -> Superblock {
         partition_blocks: 4000,
         partitions: 2,
         onodes_per_partition: 64,
+        logs: 3,
+        log_blocks: 500,
     }
 }
 
@@ -94,6 +100,17 @@ fn entry() -> EntryHeader {
     }
 }
 
+fn image() -> ImageRecord {
+    ImageRecord {
+        uuid: [5; 16],
+        volume: 9,
+        bytes: 10 << 30,
+        created_ns: 1_234_567_890_123_456_789,
+        removing: true,
+        name: "vol".into(),
+    }
+}
+
 #[test]
 fn encodings_are_those_of_the_documented_tables() {
     assert_eq!(head(&superblock().encode(0)), SUPERBLOCK);
@@ -103,11 +120,13 @@ fn encodings_are_those_of_the_documented_tables() {
     assert_eq!(head(&mapped().encode(17)), MAPPED_ONODE);
     assert_eq!(head(&log_header().encode(1)), LOG_HEADER);
     assert_eq!(head(&entry().encode([4; 16], 0x12_3456)), ENTRY);
+    assert_eq!(head(&image().encode()), IMAGE);
 }
 
 #[test]
 fn what_was_encoded_is_decoded() {
     assert_eq!(Superblock::decode(&superblock().encode(17), 17), Ok(superblock()));
+    assert_eq!(ImageRecord::decode(&image().encode()), Ok(image()));
     assert_eq!(LogHeader::decode(&log_header().encode(1), 1), Ok(log_header()));
     assert_eq!(EntryHeader::decode(&entry().encode([4; 16], 512), [4; 16], 512), Ok(entry()));
     assert_eq!(Onode::decode(&mapped().encode(17), 17), Ok(Some(mapped())));
@@ -173,6 +192,7 @@ fn accepted(bytes: &[u8], place: u64) -> Vec<&'static str> {
     names.extend(Onode::decode(bytes, place as u32).ok().map(|_| "onode"));
     names.extend(LogHeader::decode(bytes, place as u32).ok().map(|_| "log"));
     names.extend(EntryHeader::decode(bytes, [4; 16], place).ok().map(|_| "entry"));
+    names.extend(ImageRecord::decode(bytes).ok().map(|_| "image"));
     names
 }
 
@@ -184,6 +204,7 @@ fn all_structures() -> Vec<(&'static str, Vec<u8>)> {
         ("onode", mapped().encode(17).to_vec()),
         ("log", log_header().encode(17).to_vec()),
         ("entry", entry().encode([4; 16], 17).to_vec()),
+        ("image", image().encode().to_vec()),
     ]
 }
 
@@ -191,7 +212,8 @@ fn all_structures() -> Vec<(&'static str, Vec<u8>)> {
 fn foreign_misplaced_truncated_and_damaged_structures_are_rejected() {
     for (name, bytes) in all_structures() {
         assert_eq!(accepted(&bytes, 17), [name]);
-        assert!(accepted(&bytes, 18).is_empty(), "a misplaced {name}");
+        // A record of an image is the data of an object, which says where it belongs.
+        assert!(name == "image" || accepted(&bytes, 18).is_empty(), "a misplaced {name}");
         for length in 0..bytes.len() {
             assert!(accepted(&bytes[..length], 17).is_empty(), "{name} of {length} bytes");
         }
@@ -228,4 +250,22 @@ fn a_superblock_with_impossible_geometry_is_rejected() {
     assert!(change(|s| s.partition_blocks = 9).contains("size of a partition"));
     assert!(change(|s| s.onodes_per_partition = 63).contains("size of a partition"));
     assert!(change(|s| s.onodes_per_partition = !7).contains("size of a partition"));
+    assert!(change(|s| s.logs = 4).contains("size of a log"));
+    assert!(change(|s| s.logs = 0).contains("size of a log"));
+    assert!(change(|s| s.log_blocks = 2).contains("size of a log"));
+    assert!(change(|s| s.log_blocks = u64::MAX).contains("size of a log"));
+}
+
+#[test]
+fn logs_follow_the_partitions() {
+    let superblock = superblock();
+    assert_eq!((superblock.log_start(0), superblock.log_start(2)), (8001, 9001));
+}
+
+#[test]
+fn an_image_needs_a_name() {
+    let named = |name: &str| ImageRecord::decode(&ImageRecord { name: name.into(), ..image() }.encode());
+    assert!(named("").unwrap_err().to_string().contains("length of the image's name"));
+    let longest = "x".repeat(ImageRecord::NAME_BYTES_MAX);
+    assert_eq!(named(&longest).unwrap().name, longest);
 }

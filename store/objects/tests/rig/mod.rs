@@ -136,6 +136,8 @@ fn superblock(extents: u64) -> Superblock {
         partition_blocks,
         partitions: 1,
         onodes_per_partition: 16,
+        logs: 0,
+        log_blocks: 0,
     }
 }
 
