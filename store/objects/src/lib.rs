@@ -2,9 +2,9 @@
 //!
 //! A [`Partition`] owns the onodes, the free extents and the checksums of one partition of a device. It holds no data
 //! and does no I/O, so that it needs no device: its tests run it on crash images. Its caller has an operation planned
-//! ([`Partition::apply`]), appends it to the log if it was accepted, writes the [`WritePiece`]s when the entry is durable,
-//! and reports their checksums. An operation that is refused never reaches the log, where REDO would find it.
-//! Reads are planned too ([`ReadPiece`]).
+//! ([`Partition::apply`]), writes the [`WritePiece`]s when the entry is durable in the log, and reports their checksums.
+//! An operation that is refused never reaches the log, where REDO would find it: it is planned before it is appended, or
+//! later with the space that was reserved for it then ([`Partition::space_need`]). Reads are planned too ([`ReadPiece`]).
 //!
 //! # Crash consistency
 //! There is no journal: the operation log is one. A *checkpoint* ([`Partition::begin_checkpoint`]) makes durable what
@@ -38,7 +38,7 @@ mod redo;
 
 pub use checkpoint::{Checkpoint, MetadataWrite};
 pub use load::PartitionLoader;
-pub use partition::{Partition, SpaceUse};
+pub use partition::{Partition, SpaceNeed, SpaceUse};
 pub use plan::{BlockBase, PieceSource, ReadPiece, ReadSource, WritePiece};
 pub use redo::entries_to_redo;
 use wire_store::{DecodeError, ObjectId};

@@ -62,6 +62,23 @@ pub struct SpaceUse {
     pub free_onodes: u32,
 }
 
+/// Extents and onodes that operations need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpaceNeed {
+    /// Extents.
+    pub extents: u32,
+    /// Onodes.
+    pub onodes: u32,
+}
+
+impl SpaceUse {
+    /// Whether there is room for both.
+    pub fn has_room(&self, reserved: SpaceNeed, need: SpaceNeed) -> bool {
+        u64::from(reserved.extents) + u64::from(need.extents) <= self.free_extents.into()
+            && u64::from(reserved.onodes) + u64::from(need.onodes) <= self.free_onodes.into()
+    }
+}
+
 impl Partition {
     pub(crate) fn new(
         start: u64,
@@ -112,6 +129,28 @@ impl Partition {
             objects: self.index.len() as u32,
             free_onodes: self.free_places.len() as u32,
         }
+    }
+
+    /// The most that an operation needs when it is applied later, after others that were accepted before it. A caller
+    /// that logs operations first reserves it. `after_release`: one of these may give up space of the object, which is
+    /// then no longer counted as its own.
+    ///
+    /// # Errors
+    /// [`ObjectsError::Range`].
+    pub fn space_need(&self, entry: &EntryHeader, after_release: bool) -> Result<SpaceNeed, ObjectsError> {
+        let end = checked_end(entry.offset, entry.length)?;
+        let indices = match entry.operation {
+            Operation::Write => write::extent_indices(entry.offset, end),
+            Operation::Preallocate => 0..EXTENTS_PER_OBJECT,
+            Operation::WriteZeroes | Operation::Remove => return Ok(SpaceNeed::default()),
+        };
+        let onode = self.onode(entry.object).filter(|_| !after_release);
+        let extents = match onode.map(|onode| &onode.content) {
+            Some(OnodeContent::Mapped(map)) => indices.filter(|index| map.extents[*index] == 0).count(),
+            // Inline data may move to the first extent.
+            _ => indices.len() + usize::from(!indices.contains(&0)),
+        };
+        Ok(SpaceNeed { extents: extents as u32, onodes: onode.is_none().into() })
     }
 
     /// The CRC32C of a written block of the device.

@@ -222,8 +222,7 @@ impl Log {
     }
 
     fn next_place(&self, entry: &EntryHeader) -> EntryPlace {
-        let bytes = (EntryHeader::SIZE + entry.data_bytes()) as u64;
-        let bytes = bytes.next_multiple_of(self.durable.sector.bytes());
+        let bytes = entry_bytes(entry.data_bytes(), self.durable.sector);
         EntryPlace { sequence: self.next_sequence, position: self.tail, bytes }
     }
 
@@ -237,6 +236,16 @@ impl Log {
     /// Sector of the device that the log was made for. A device with larger ones could damage acknowledged entries.
     pub fn sector(&self) -> LogSector {
         self.durable.sector
+    }
+
+    /// The logical group whose operations it has.
+    pub fn group(&self) -> u32 {
+        self.durable.group
+    }
+
+    /// Bytes of the area for entries.
+    pub fn capacity(&self) -> u64 {
+        self.durable.capacity
     }
 
     /// Bytes that can be appended.
@@ -318,6 +327,11 @@ impl Log {
     fn read(&self, position: u64, bytes: usize, area: &[u8]) -> Vec<u8> {
         self.spans(position, bytes).map(|span| &area[span]).concat()
     }
+}
+
+/// Bytes of an entry with this many bytes of data: header, data and padding, whole sectors.
+pub fn entry_bytes(data_bytes: usize, sector: LogSector) -> u64 {
+    ((EntryHeader::SIZE + data_bytes) as u64).next_multiple_of(sector.bytes())
 }
 
 fn header_write(header: &LogHeader) -> HeaderWrite {

@@ -166,7 +166,7 @@ impl Partition {
 }
 
 /// The extents of an object that a range touches.
-fn extent_indices(offset: u32, end: u32) -> Range<usize> {
+pub(super) fn extent_indices(offset: u32, end: u32) -> Range<usize> {
     let extent_bytes = BLOCKS_PER_EXTENT * BLOCK_BYTES;
     offset as usize / extent_bytes..(end as usize).div_ceil(extent_bytes)
 }
