@@ -1,0 +1,200 @@
+//! Inspection of a store that is not open: what it has, and what is damaged.
+
+use std::collections::HashSet;
+
+use bdev::{Access, Registry};
+use objects::Partition;
+use oplog::{Log, RecoveredEntries};
+use reactor::Core;
+use wire_store::{
+    BLOCK_BYTES, BLOCKS_PER_EXTENT, EntryHeader, ImageRecord, ObjectBlockMap, ObjectId, Onode, OnodeContent,
+    Operation, Superblock, crc32c,
+};
+
+use crate::StoreError;
+use crate::device::{STREAM_BYTES, StoreDevice};
+use crate::format::read_superblock;
+use crate::shard::load::{load_log, load_partition};
+
+/// What is on a device.
+#[derive(Clone, Debug)]
+pub struct StoreContents {
+    /// The superblock.
+    pub superblock: Superblock,
+    /// Each partition with its log.
+    pub partitions: Vec<PartitionContents>,
+    /// Images whose records are in place or in a log.
+    pub images: Vec<ImageRecord>,
+    /// What is wrong, one line each; a partition or log that cannot be read is missing above.
+    pub problems: Vec<String>,
+}
+
+/// What is in a partition.
+#[derive(Clone, Debug)]
+pub struct PartitionContents {
+    /// Index.
+    pub index: u32,
+    /// Its objects.
+    pub objects: Vec<Onode>,
+    /// Space.
+    pub space: objects::SpaceUse,
+    /// Entries of the log, which the next opening applies.
+    pub entries: Vec<EntryHeader>,
+    /// Bytes of the log's area that they take.
+    pub log_used_bytes: u64,
+    /// Blocks whose checksums were compared.
+    pub blocks_checked: u64,
+    /// Blocks whose checksums are wrong, with their object, and the block of the object.
+    pub damaged: Vec<(u64, ObjectId, usize)>,
+}
+
+/// Reads the metadata of the store on a bdev, and with `data` every written block, which is compared with its
+/// checksum. Blocks that entries of the log change are left out: a crash may have left them in any state, and they are
+/// written again when the store is opened. `progress` gets the blocks that were compared so far. Nothing is written.
+///
+/// # Errors
+/// [`StoreError::NoStore`], and what the device reports.
+pub async fn inspect(
+    core: &Core,
+    registry: &Registry,
+    bdev_name: &str,
+    data: bool,
+    mut progress: impl FnMut(u64),
+) -> Result<StoreContents, StoreError> {
+    let descriptor = registry.open(bdev_name, Access::ReadOnly)?;
+    let device = StoreDevice::open(core, &descriptor)?;
+    let superblock = read_superblock(&device).await?;
+    let (mut partitions, mut images, mut problems, mut compared) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    check_copy(&device, &superblock, &mut problems).await?;
+    for index in 0..superblock.partitions {
+        let loaded = async {
+            let partition = load_partition(&device, &superblock, index).await?;
+            Ok((partition, load_log(&device, &superblock, index).await?))
+        };
+        let (partition, (log, entries)): (Partition, (Log, RecoveredEntries)) = match loaded.await {
+            Ok(loaded) => loaded,
+            Err(error @ StoreError::Io { .. }) => return Err(error),
+            Err(error) => {
+                problems.push(error.to_string());
+                continue;
+            }
+        };
+        collect_images(&partition, &entries, &mut images, &mut problems);
+        let mut contents = PartitionContents {
+            index,
+            objects: partition.objects().cloned().collect(),
+            space: partition.space_use(),
+            log_used_bytes: log.capacity() - log.room(),
+            entries: entries.iter().map(|(entry, _)| entry.clone()).collect(),
+            blocks_checked: 0,
+            damaged: Vec::new(),
+        };
+        if data {
+            compare(&device, &partition, &mut contents, |blocks| progress(compared + blocks)).await?;
+            compared += contents.blocks_checked;
+        }
+        let damaged = contents.damaged.iter().map(|(block, object, at)| {
+            format!(
+                "block {block}: the checksum of block {at} of object {} of volume {} is wrong",
+                object.index, object.volume
+            )
+        });
+        problems.extend(damaged);
+        partitions.push(contents);
+    }
+    images.sort_by_key(|image| image.volume);
+    Ok(StoreContents { superblock, partitions, images, problems })
+}
+
+async fn check_copy(
+    device: &StoreDevice,
+    superblock: &Superblock,
+    problems: &mut Vec<String>,
+) -> Result<(), StoreError> {
+    let last = superblock.device_blocks - 1;
+    let block = device.read(last * BLOCK_BYTES as u64, BLOCK_BYTES).await?;
+    match Superblock::decode(&block.as_slice()[..wire_store::SECTOR_BYTES], last) {
+        Ok(copy) if copy == *superblock => {}
+        Ok(_) => problems.push(format!("block {last}: the copy of the superblock differs")),
+        Err(error) => problems.push(format!("block {last}: the copy of the superblock: {error}")),
+    }
+    Ok(())
+}
+
+/// The records of images as the entries of the log leave them.
+fn collect_images(
+    partition: &Partition,
+    entries: &RecoveredEntries,
+    images: &mut Vec<ImageRecord>,
+    problems: &mut Vec<String>,
+) {
+    let mut records = std::collections::BTreeMap::new();
+    for onode in partition.objects().filter(|onode| onode.id.volume == ImageRecord::VOLUME) {
+        if let OnodeContent::Inline(bytes) = &onode.content {
+            records.insert(onode.id, bytes.clone());
+        }
+    }
+    for (entry, data) in entries.iter().filter(|(entry, _)| entry.object.volume == ImageRecord::VOLUME) {
+        match entry.operation {
+            Operation::Write => _ = records.insert(entry.object, data.clone()),
+            Operation::Remove => _ = records.remove(&entry.object),
+            _ => {}
+        }
+    }
+    for (object, bytes) in records {
+        match ImageRecord::decode(&bytes) {
+            Ok(record) => images.push(record),
+            Err(error) => problems.push(format!("the record of image {}: {error}", object.index)),
+        }
+    }
+}
+
+/// Compares every written block of a partition with its checksum.
+async fn compare(
+    device: &StoreDevice,
+    partition: &Partition,
+    contents: &mut PartitionContents,
+    mut progress: impl FnMut(u64),
+) -> Result<(), StoreError> {
+    let mut in_log = HashSet::new();
+    for entry in &contents.entries {
+        let end = (entry.offset + entry.length) as usize;
+        in_log.extend(
+            (entry.offset as usize / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES)).map(|at| (entry.object, at)),
+        );
+    }
+    for onode in &contents.objects {
+        let OnodeContent::Mapped(map) = &onode.content else { continue };
+        for first in (0..wire_store::BLOCKS_PER_OBJECT).step_by(BLOCKS_PER_EXTENT) {
+            let written = |at: &usize| map.is_written(*at) && !in_log.contains(&(onode.id, *at));
+            let blocks: Vec<usize> = (first..first + BLOCKS_PER_EXTENT).filter(written).collect();
+            let Some(start) = extent_start(partition, onode.id, map, first) else { continue };
+            if blocks.is_empty() {
+                continue;
+            }
+            let extent = device.read(start * BLOCK_BYTES as u64, BLOCKS_PER_EXTENT * BLOCK_BYTES).await?;
+            for at in blocks {
+                let (block, offset) = (start + (at - first) as u64, (at - first) * BLOCK_BYTES);
+                contents.blocks_checked += 1;
+                if crc32c(&extent.as_slice()[offset..offset + BLOCK_BYTES]) != partition.checksum(block) {
+                    contents.damaged.push((block, onode.id, at));
+                }
+            }
+        }
+        progress(contents.blocks_checked);
+    }
+    Ok(())
+}
+
+/// The first block on the device of an object's extent.
+fn extent_start(partition: &Partition, id: ObjectId, map: &ObjectBlockMap, first: usize) -> Option<u64> {
+    let at = (first..first + BLOCKS_PER_EXTENT).find(|at| map.is_written(*at))?;
+    let mut pieces = Vec::new();
+    partition.plan_read(id, (at * BLOCK_BYTES) as u32, BLOCK_BYTES as u32, &mut pieces).ok()?;
+    match pieces.first()?.source {
+        objects::ReadSource::Stored { block, .. } => Some(block - (at - first) as u64),
+        _ => None,
+    }
+}
+
+const _: () = assert!(BLOCKS_PER_EXTENT * BLOCK_BYTES <= STREAM_BYTES);

@@ -1,0 +1,116 @@
+//! Why the store refuses a device, or ends one.
+
+use bdev::BdevError;
+use block_io::Status;
+use objects::ObjectsError;
+use oplog::LogError;
+use wire_store::DecodeError;
+
+/// What went wrong with a store.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The block device cannot be used.
+    #[error(transparent)]
+    Bdev(#[from] BdevError),
+    /// A read, write or flush of the device failed.
+    #[error("{what} of the device at byte {offset}: {status}")]
+    Io {
+        /// What failed.
+        what: &'static str,
+        /// Where.
+        offset: u64,
+        /// How.
+        status: Status,
+    },
+    /// The first block is no superblock.
+    #[error("the device has no store: {0}")]
+    NoStore(DecodeError),
+    /// Formatting would destroy a store.
+    #[error("the device has a store already; force formats it again")]
+    Exists,
+    /// The device cannot be formatted like this.
+    #[error("{0}")]
+    Geometry(String),
+    /// The device is smaller than when it was formatted.
+    #[error("the device has {found} bytes, the store on it {expected}: it was truncated")]
+    Truncated {
+        /// Bytes of the device.
+        found: u64,
+        /// Bytes according to the superblock.
+        expected: u64,
+    },
+    /// What a partition has is not valid.
+    #[error("partition {partition}: {source}")]
+    Objects {
+        /// The partition.
+        partition: u32,
+        /// What is wrong.
+        source: ObjectsError,
+    },
+    /// A log is not valid.
+    #[error("log {log}: {source}")]
+    Log {
+        /// The log.
+        log: u32,
+        /// What is wrong.
+        source: LogError,
+    },
+    /// The log belongs to another logical group.
+    #[error("log {log} belongs to logical group {group}")]
+    ForeignLog {
+        /// The log.
+        log: u32,
+        /// The group in its header.
+        group: u32,
+    },
+    /// The device could tear a sector that the log takes for whole.
+    #[error(
+        "the device writes {device} bytes whole or not at all, the log was made for {log}: format it again"
+    )]
+    Sector {
+        /// Bytes of the log's sectors.
+        log: u64,
+        /// Bytes of the device's.
+        device: u64,
+    },
+    /// A block does not have its checksum.
+    #[error("block {block} of the device is damaged: its checksum is another")]
+    Checksum {
+        /// The block of the device.
+        block: u64,
+    },
+    /// A record of an image is not valid.
+    #[error("the record of image {volume}: {source}")]
+    Image {
+        /// The volume.
+        volume: u32,
+        /// What is wrong.
+        source: DecodeError,
+    },
+    /// No memory for I/O.
+    #[error("no buffers are free: --memory is used up")]
+    NoBuffers,
+    /// Too many requests wait for a core.
+    #[error("the store is busy: try again")]
+    Busy,
+    /// A core does not answer, or the store is closed.
+    #[error("the store is closed")]
+    Closed,
+    /// An operation of the store failed.
+    #[error("{what}: {status}")]
+    Failed {
+        /// The operation.
+        what: &'static str,
+        /// How.
+        status: Status,
+    },
+    /// There is no image of this name.
+    #[error("there is no image {0}")]
+    NoImage(String),
+    /// The name is in use.
+    #[error("there is an image {0} already")]
+    ImageExists(String),
+    /// The image cannot be like this.
+    #[error("{0}")]
+    InvalidImage(String),
+}

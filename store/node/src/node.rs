@@ -1,0 +1,470 @@
+//! A store on one device: its shards on the cores, and its images.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bdev::{Access, BlockDevice, Registry, Uuid};
+use reactor::{Core, ReactorHandle};
+use wire_store::{ImageRecord, OBJECT_BYTES, ObjectId, Superblock};
+
+use crate::device::StoreDevice;
+use crate::format::{FormatOptions, format, read_superblock};
+use crate::image::{IMAGE_BLOCK_BYTES, ImageBdev, Shards, locate, object_of};
+use crate::once::once;
+use crate::shard::{self, ControlReply, ShardHandle, ShardOperation};
+use crate::{ShardStats, StoreError};
+
+/// The cores that own a store's shards.
+pub enum StoreCores<'a> {
+    /// The calling core, which runs the caller.
+    This(&'a Core),
+    /// These reactors, in turn. The caller is on none of them.
+    Reactors(&'a [ReactorHandle]),
+}
+
+/// An open store.
+pub struct StoreNode {
+    name: String,
+    registry: Registry,
+    device: Arc<BlockDevice>,
+    superblock: Superblock,
+    shards: Shards,
+    /// By name. Held over changes, so that they are one after another.
+    images: Mutex<BTreeMap<String, ImageRecord>>,
+}
+
+/// An image, as [`StoreNode::images`] describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageInfo {
+    /// Name.
+    pub name: String,
+    /// Name of its block device.
+    pub bdev_name: String,
+    /// Identity.
+    pub uuid: Uuid,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// It is being removed.
+    pub removing: bool,
+}
+
+/// What a store reports of one of its partitions.
+#[derive(Clone, Copy, Debug)]
+pub struct PartitionStatus {
+    /// Space of the partition.
+    pub space: objects::SpaceUse,
+    /// Bytes of the log's area.
+    pub log_bytes: u64,
+    /// Bytes of it that are in use.
+    pub log_used_bytes: u64,
+    /// Entries that are acknowledged and not in place.
+    pub entries_to_place: u64,
+    /// It failed: its operations end with an error.
+    pub failed: bool,
+    /// Counters since it was opened.
+    pub stats: ShardStats,
+}
+
+/// Operations of the control plane in flight.
+const CONTROL_IN_FLIGHT_MAX: usize = 64;
+/// Within this time, timers of a core expire after its pollers have run.
+const SETTLE_NS: u64 = 1_000_000;
+/// Most bytes of an image: its objects have 32-bit indices.
+const IMAGE_BYTES_MAX: u64 = (OBJECT_BYTES as u64) << 32;
+
+impl<'a> StoreCores<'a> {
+    fn count(&self) -> usize {
+        match self {
+            StoreCores::This(_) => 1,
+            StoreCores::Reactors(handles) => handles.len(),
+        }
+    }
+
+    /// Returns when what was closed before has released its device.
+    pub(crate) async fn settle(&self) -> Result<(), StoreError> {
+        for index in 0..self.count() {
+            let settled = |core: Core| async move {
+                core.sleep_ns(SETTLE_NS).await;
+                Ok(())
+            };
+            self.run(index, settled).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs a task on the core that owns shard `index`.
+    async fn run<R, F, Fut>(&self, index: usize, work: F) -> Result<R, StoreError>
+    where
+        R: Send + 'static,
+        F: FnOnce(Core) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<R, StoreError>> + 'static,
+    {
+        let handle = match self {
+            StoreCores::This(core) => return work((*core).clone()).await,
+            StoreCores::Reactors(handles) => &handles[index % self.count()],
+        };
+        let (sender, receiver) = once();
+        let run = move |core: &Core| {
+            let task = work(core.clone());
+            core.spawn(async move { sender.send(task.await) });
+        };
+        handle.post(run).map_err(|_| StoreError::Closed)?;
+        receiver.await.ok_or(StoreError::Closed)?
+    }
+}
+
+/// Writes an empty store to a block device, which is used by nothing else.
+///
+/// # Errors
+/// [`StoreError::Exists`] if it has one, without [`FormatOptions::force`]; [`StoreError::Geometry`]; what the device
+/// reports.
+pub async fn format_device(
+    registry: &Registry,
+    bdev_name: &str,
+    cores: &StoreCores<'_>,
+    options: FormatOptions,
+) -> Result<Superblock, StoreError> {
+    let descriptor = registry.open(bdev_name, Access::Exclusive { by: "store format" })?;
+    let work = move |core: Core| async move {
+        let device = StoreDevice::open(&core, &descriptor)?;
+        let superblock = format(&device, &options).await;
+        drop(descriptor);
+        device.close().await;
+        superblock
+    };
+    cores.run(0, work).await
+}
+
+impl StoreNode {
+    /// Opens the store on a block device, which it claims. What a crash left in the logs is applied; then the images
+    /// are registered as the block devices `NAME/IMAGE`.
+    ///
+    /// # Errors
+    /// [`StoreError::NoStore`], and what else is wrong with it.
+    pub async fn open(
+        registry: &Registry,
+        bdev_name: &str,
+        name: &str,
+        cores: &StoreCores<'_>,
+    ) -> Result<StoreNode, StoreError> {
+        let opened = StoreNode::open_device(registry, bdev_name, name, cores).await;
+        if opened.is_err() {
+            // The device is free for others when this returns.
+            cores.settle().await?;
+        }
+        opened
+    }
+
+    async fn open_device(
+        registry: &Registry,
+        bdev_name: &str,
+        name: &str,
+        cores: &StoreCores<'_>,
+    ) -> Result<StoreNode, StoreError> {
+        let by = format!("store {name}");
+        let descriptor = Arc::new(registry.open(bdev_name, Access::Exclusive { by: &by })?);
+        let of_core = descriptor.clone();
+        let superblock = cores
+            .run(0, move |core| async move { read_superblock(&StoreDevice::open(&core, &of_core)?).await })
+            .await?;
+        if superblock.logs != superblock.partitions {
+            let reason = "the store has its logs on another device, which is not supported yet";
+            return Err(StoreError::Geometry(reason.to_string()));
+        }
+        let mut shards = Vec::new();
+        for index in 0..superblock.partitions {
+            let (of_core, superblock) = (descriptor.clone(), superblock.clone());
+            let start =
+                move |core: Core| async move { shard::start(&core, &of_core, &superblock, index).await };
+            match cores.run(index as usize, start).await {
+                Ok(shard) => shards.push(shard),
+                Err(error) => {
+                    close_shards(&shards).await;
+                    return Err(error);
+                }
+            }
+        }
+        let node = StoreNode {
+            name: name.to_string(),
+            registry: registry.clone(),
+            device: descriptor.device().clone(),
+            superblock,
+            shards: shards.into(),
+            images: Mutex::default(),
+        };
+        match node.load_images().await {
+            Ok(()) => Ok(node),
+            Err(error) => {
+                node.close().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// The name that its block devices begin with.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The device that it is on.
+    pub fn device(&self) -> &Arc<BlockDevice> {
+        &self.device
+    }
+
+    /// The identity of the device, and its division.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// The images, by name.
+    pub fn images(&self) -> Vec<ImageInfo> {
+        sync::lock(&self.images).values().map(|record| self.describe(record)).collect()
+    }
+
+    fn describe(&self, record: &ImageRecord) -> ImageInfo {
+        ImageInfo {
+            name: record.name.clone(),
+            bdev_name: self.bdev_name(&record.name),
+            uuid: Uuid::from_bytes(record.uuid),
+            bytes: record.bytes,
+            removing: record.removing,
+        }
+    }
+
+    fn bdev_name(&self, image: &str) -> String {
+        format!("{}/{image}", self.name)
+    }
+
+    /// Creates an image, thin: it takes space as it is written. Changes of images are made one after another.
+    ///
+    /// # Errors
+    /// [`StoreError::ImageExists`], [`StoreError::InvalidImage`], and what the device reports.
+    pub async fn create_image(&self, name: &str, bytes: u64) -> Result<ImageInfo, StoreError> {
+        check_image(name, bytes)?;
+        let volume = {
+            let images = sync::lock(&self.images);
+            if images.contains_key(name) {
+                return Err(StoreError::ImageExists(name.to_string()));
+            }
+            // The record's object has the volume as its index.
+            let highest = images.values().map(|record| record.volume).max().unwrap_or(0);
+            if highest >= u64::from(u32::MAX) {
+                return Err(StoreError::InvalidImage("no volume number is left".to_string()));
+            }
+            highest + 1
+        };
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let record = ImageRecord {
+            uuid: Uuid::new_v4().into_bytes(),
+            volume,
+            bytes,
+            created_ns: now.map_or(0, |time| time.as_nanos() as u64),
+            removing: false,
+            name: name.to_string(),
+        };
+        self.put_record(&record).await?;
+        if let Err(error) = self.register(&record) {
+            self.remove_record(&record).await?;
+            return Err(error);
+        }
+        let info = self.describe(&record);
+        sync::lock(&self.images).insert(name.to_string(), record);
+        Ok(info)
+    }
+
+    /// Changes an image's size. What is cut off is gone.
+    ///
+    /// # Errors
+    /// [`StoreError::NoImage`], [`StoreError::InvalidImage`], and what the device reports.
+    pub async fn resize_image(&self, name: &str, bytes: u64) -> Result<ImageInfo, StoreError> {
+        check_image(name, bytes)?;
+        let old = self.record(name)?;
+        let record = ImageRecord { bytes, ..old.clone() };
+        if bytes < old.bytes {
+            // Nothing is written there from now on; and what is there is gone before the record says so.
+            self.set_device_bytes(name, bytes)?;
+            self.discard_from(&old, bytes).await?;
+        }
+        self.put_record(&record).await?;
+        self.set_device_bytes(name, bytes)?;
+        let info = self.describe(&record);
+        sync::lock(&self.images).insert(name.to_string(), record);
+        Ok(info)
+    }
+
+    /// Removes an image with its data, and its block device. If that is interrupted, it goes on when the store is opened.
+    ///
+    /// # Errors
+    /// [`StoreError::NoImage`], and what the device reports.
+    pub async fn remove_image(&self, name: &str) -> Result<(), StoreError> {
+        let record = ImageRecord { removing: true, ..self.record(name)? };
+        self.put_record(&record).await?;
+        sync::lock(&self.images).insert(name.to_string(), record.clone());
+        // It may be gone already, after an attempt that failed.
+        let _ = self.registry.unregister(&self.bdev_name(name));
+        self.finish_removal(&record).await
+    }
+
+    /// What each partition reports.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`].
+    pub async fn status(&self) -> Result<Vec<PartitionStatus>, StoreError> {
+        let mut all = Vec::new();
+        for shard in &*self.shards {
+            let ControlReply::Description(shard) = shard.call(ShardOperation::Describe).await? else {
+                return Err(StoreError::Closed);
+            };
+            all.push(PartitionStatus {
+                space: shard.space,
+                log_bytes: shard.log_bytes,
+                log_used_bytes: shard.log_used_bytes,
+                entries_to_place: shard.entries_to_place,
+                failed: shard.failed,
+                stats: shard.stats,
+            });
+        }
+        Ok(all)
+    }
+
+    /// Removes the block devices, writes everything in place, and releases the device. A store that is not closed
+    /// loses nothing: its logs are applied when it is opened.
+    pub async fn close(&self) {
+        for image in self.images() {
+            let _ = self.registry.unregister(&image.bdev_name);
+        }
+        close_shards(&self.shards).await;
+    }
+
+    async fn load_images(&self) -> Result<(), StoreError> {
+        for shard in &*self.shards {
+            let objects = list(shard, ImageRecord::VOLUME).await?;
+            for object in objects {
+                let length = ImageRecord::SIZE as u32;
+                let read = shard.call(ShardOperation::Read { object, offset: 0, length }).await?;
+                let bytes = match read {
+                    ControlReply::Data(bytes) => bytes,
+                    ControlReply::Done(status) => {
+                        return Err(StoreError::Failed { what: "reading the record of an image", status });
+                    }
+                    _ => return Err(StoreError::Closed),
+                };
+                let record = ImageRecord::decode(&bytes);
+                let record = record.map_err(|source| StoreError::Image { volume: object.index, source })?;
+                sync::lock(&self.images).insert(record.name.clone(), record);
+            }
+        }
+        let records: Vec<ImageRecord> = sync::lock(&self.images).values().cloned().collect();
+        for record in records {
+            if record.removing {
+                self.finish_removal(&record).await?;
+            } else {
+                self.register(&record)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn record(&self, name: &str) -> Result<ImageRecord, StoreError> {
+        sync::lock(&self.images).get(name).cloned().ok_or_else(|| StoreError::NoImage(name.to_string()))
+    }
+
+    fn register(&self, record: &ImageRecord) -> Result<(), StoreError> {
+        let module = ImageBdev {
+            store: self.name.clone(),
+            image: record.name.clone(),
+            volume: record.volume,
+            bytes: AtomicU64::new(record.bytes),
+            shards: self.shards.clone(),
+        };
+        let uuid = Some(Uuid::from_bytes(record.uuid));
+        self.registry.register(&self.bdev_name(&record.name), uuid, &[], Arc::new(module))?;
+        Ok(())
+    }
+
+    fn set_device_bytes(&self, name: &str, bytes: u64) -> Result<(), StoreError> {
+        let bdev_name = self.bdev_name(name);
+        let device = self.registry.find(&bdev_name).ok_or_else(|| StoreError::NoImage(name.to_string()))?;
+        let module: &dyn std::any::Any = &**device.bdev();
+        if let Some(module) = module.downcast_ref::<ImageBdev>() {
+            module.bytes.store(bytes, Ordering::Relaxed);
+        }
+        Ok(self.registry.notify_resized(&bdev_name)?)
+    }
+
+    /// The object with an image's record, and its shard.
+    fn record_place(&self, record: &ImageRecord) -> (ObjectId, &ShardHandle) {
+        let object = object_of(ImageRecord::VOLUME, record.volume as u32, self.shards.len());
+        (object, &self.shards[object.group as usize])
+    }
+
+    async fn put_record(&self, record: &ImageRecord) -> Result<(), StoreError> {
+        let (object, shard) = self.record_place(record);
+        let operation = ShardOperation::Put { object, bytes: record.encode().to_vec() };
+        shard.perform("writing the record of an image", operation).await
+    }
+
+    async fn remove_record(&self, record: &ImageRecord) -> Result<(), StoreError> {
+        let (object, shard) = self.record_place(record);
+        shard.perform("removing the record of an image", ShardOperation::Remove { object }).await
+    }
+
+    async fn finish_removal(&self, record: &ImageRecord) -> Result<(), StoreError> {
+        self.discard_from(record, 0).await?;
+        self.remove_record(record).await?;
+        sync::lock(&self.images).remove(&record.name);
+        Ok(())
+    }
+
+    /// Removes what a volume has from `bytes` on.
+    async fn discard_from(&self, record: &ImageRecord, bytes: u64) -> Result<(), StoreError> {
+        let (first, within) = locate(record.volume, bytes, self.shards.len());
+        for shard in &*self.shards {
+            let objects = list(shard, record.volume).await?;
+            let behind = objects
+                .into_iter()
+                .filter(|object| object.index > first.index || (object.index == first.index && within == 0));
+            let remove = |object| shard.perform("removing an object", ShardOperation::Remove { object });
+            crate::device::join_all(CONTROL_IN_FLIGHT_MAX, behind.map(remove)).await?;
+        }
+        if within > 0 {
+            let length = OBJECT_BYTES as u32 - within;
+            let operation = ShardOperation::WriteZeroes { object: first, offset: within, length };
+            self.shards[first.group as usize].perform("discarding the end of an image", operation).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn list(shard: &ShardHandle, volume: u64) -> Result<Vec<ObjectId>, StoreError> {
+    match shard.call(ShardOperation::Objects { volume }).await? {
+        ControlReply::Objects(objects) => Ok(objects),
+        ControlReply::Done(status) => Err(StoreError::Failed { what: "listing objects", status }),
+        _ => Err(StoreError::Closed),
+    }
+}
+
+/// Closes shards; one that failed has nothing to close.
+async fn close_shards(shards: &[ShardHandle]) {
+    for shard in shards {
+        let _ = shard.call(ShardOperation::Close).await;
+    }
+}
+
+fn check_image(name: &str, bytes: u64) -> Result<(), StoreError> {
+    let refuse = |reason: String| Err(StoreError::InvalidImage(reason));
+    if name.is_empty() || name.len() > ImageRecord::NAME_BYTES_MAX || name.contains(char::is_control) {
+        return refuse(format!(
+            "{name:?} is not a name of 1 to {} printable bytes",
+            ImageRecord::NAME_BYTES_MAX
+        ));
+    }
+    if bytes == 0 || bytes > IMAGE_BYTES_MAX || !bytes.is_multiple_of(IMAGE_BLOCK_BYTES.into()) {
+        return refuse(format!(
+            "{bytes} bytes are no size of an image: a multiple of {IMAGE_BLOCK_BYTES}, at most {IMAGE_BYTES_MAX}"
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,329 @@
+//! The module of the store for the control plane: the methods `store_*`.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+
+use bdev::{BdevError, Registry, Uuid};
+use control::json::{Value, json};
+use control::{Method, Module, RpcError};
+use reactor::ReactorHandle;
+
+use crate::{FormatOptions, ImageInfo, StoreCores, StoreError, StoreNode, format_device};
+
+/// Stores on the devices of a program, as a [`Module`].
+pub struct StoreModule {
+    registry: Registry,
+    reactors: Vec<ReactorHandle>,
+    /// By name.
+    stores: Mutex<BTreeMap<String, Arc<StoreNode>>>,
+}
+
+impl StoreModule {
+    /// No stores; those that are opened run on `reactors`.
+    pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> Arc<StoreModule> {
+        Arc::new(StoreModule { registry, reactors: reactors.to_vec(), stores: Mutex::default() })
+    }
+
+    fn cores(&self) -> StoreCores<'_> {
+        StoreCores::Reactors(&self.reactors)
+    }
+
+    fn find(&self, name: &str) -> Result<Arc<StoreNode>, RpcError> {
+        let missing = || RpcError::new(RpcError::ENODEV, format!("no store called {name} is open"));
+        sync::lock(&self.stores).get(name).cloned().ok_or_else(missing)
+    }
+}
+
+/// Waits on a control thread, which reactors never are.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        std::thread::park();
+    }
+}
+
+const NO_STORE: (i64, &str) = (RpcError::ENODEV, "no store of this name is open");
+const NO_IMAGE: (i64, &str) = (RpcError::ENODEV, "no store of this name is open, or it has no such image");
+const DEVICE: (i64, &str) = (RpcError::EIO, "the device reports an error, or what is on it is damaged");
+
+impl Module for StoreModule {
+    const NAME: &'static str = "store";
+    const DEPENDS_ON: &'static [&'static str] = &["bdev"];
+    const IS_SUBSYSTEM: bool = true;
+
+    fn methods() -> Vec<Method<StoreModule>> {
+        vec![
+            Method::update("store_format", format)
+                .text(
+                    "Writes an empty store to a bdev, which nothing else may use. Not an SPDK method.",
+                    "`uuid` of the device, `partitions`, and `log_bytes` of each",
+                )
+                .errors(&[
+                    (RpcError::ENODEV, "there is no such bdev"),
+                    (RpcError::EEXIST, "there is a store on it, and force is not given"),
+                    (RpcError::EINVAL, "the bdev is too small, or has blocks that a store cannot use"),
+                    (RpcError::EBUSY, "the bdev is in use"),
+                    DEVICE,
+                ]),
+            Method::update("store_open", open)
+                .text(
+                    "Opens the store on a bdev, which it claims, and registers its images as the bdevs `NAME/IMAGE`. What \
+                     a crash left in the logs is applied first. Not an SPDK method.",
+                    "array of the bdevs' names",
+                )
+                .errors(&[
+                    (RpcError::ENODEV, "there is no such bdev"),
+                    (RpcError::EEXIST, "a store of this name is open"),
+                    (RpcError::EINVAL, "there is no store on the bdev"),
+                    (RpcError::EBUSY, "the bdev is in use"),
+                    DEVICE,
+                ]),
+            Method::update("store_close", close)
+                .text("Removes a store's bdevs, writes everything in place, and releases its device. Not an SPDK method.", "true")
+                .errors(&[NO_STORE]),
+            Method::query("store_get_stores", get_stores)
+                .text(
+                    "Describes the open stores: space, logs, counters and images. Not an SPDK method.",
+                    "array of stores with `name`, `base_bdev`, `uuid`, `partitions` and `images`",
+                )
+                .errors(&[NO_STORE]),
+            Method::update("store_image_create", create_image)
+                .text(
+                    "Creates an image, a thin volume, and its bdev `STORE/NAME`. Not an SPDK method.",
+                    "name of the bdev",
+                )
+                .errors(&[
+                    NO_STORE,
+                    (RpcError::EEXIST, "the store has an image of this name"),
+                    (RpcError::EINVAL, "the name or the size is invalid"),
+                    (RpcError::ENOSPC, "the store is full"),
+                    DEVICE,
+                ]),
+            Method::update("store_image_resize", resize_image)
+                .text("Resizes an image. What is cut off is gone. Not an SPDK method.", "true")
+                .errors(&[NO_IMAGE, (RpcError::EINVAL, "the size is invalid"), DEVICE]),
+            Method::update("store_image_delete", delete_image)
+                .text("Deletes an image with its data and its bdev. Not an SPDK method.", "true")
+                .errors(&[NO_IMAGE, DEVICE]),
+        ]
+    }
+
+    fn drain(&self) {
+        let stores = std::mem::take(&mut *sync::lock(&self.stores));
+        stores.values().for_each(|store| block_on(store.close()));
+    }
+
+    fn save(&self) -> Vec<Value> {
+        let stores = sync::lock(&self.stores);
+        let call = |store: &Arc<StoreNode>| {
+            let params = json!({ "name": store.name(), "bdev_name": store.device().name() });
+            json!({ "method": "store_open", "params": params })
+        };
+        stores.values().map(call).collect()
+    }
+
+    fn report(&self) -> Value {
+        let stores = sync::lock(&self.stores);
+        let images: usize = stores.values().map(|store| store.images().len()).sum();
+        json!({ "stores": stores.len(), "images": images })
+    }
+}
+
+impl From<StoreError> for RpcError {
+    fn from(error: StoreError) -> RpcError {
+        let code = match &error {
+            StoreError::Bdev(BdevError::NotFound { .. }) | StoreError::NoImage(_) => RpcError::ENODEV,
+            StoreError::Bdev(BdevError::Claimed { .. }) | StoreError::Busy => RpcError::EBUSY,
+            StoreError::Exists | StoreError::ImageExists(_) => RpcError::EEXIST,
+            StoreError::Geometry(_) | StoreError::InvalidImage(_) | StoreError::NoStore(_) => {
+                RpcError::EINVAL
+            }
+            StoreError::NoBuffers => RpcError::ENOMEM,
+            StoreError::Failed { status, .. } if *status == block_io::Status::CAPACITY_EXCEEDED => {
+                RpcError::ENOSPC
+            }
+            _ => RpcError::EIO,
+        };
+        RpcError::new(code, error.to_string())
+    }
+}
+
+control::parameters! {
+    struct FormatParams {
+        /// Device to format
+        bdev_name: String,
+        /// Partitions, each owned by one core; without, one for each 16 GiB, 1 to 16
+        partitions: Option<u32>,
+        /// Size of each partition's log; without, a 32nd of the partition, 1 to 64 MiB
+        log_bytes: Option<u64> ["bytes"],
+        /// Destroys a store that is there
+        force: bool = false,
+    }
+}
+
+fn format(module: &StoreModule, params: FormatParams) -> Result<Value, RpcError> {
+    let options =
+        FormatOptions { partitions: params.partitions, log_bytes: params.log_bytes, force: params.force };
+    let cores = module.cores();
+    let superblock = block_on(format_device(&module.registry, &params.bdev_name, &cores, options))?;
+    Ok(json!({
+        "uuid": Uuid::from_bytes(superblock.device).to_string(),
+        "partitions": superblock.partitions,
+        "log_bytes": (superblock.log_blocks - wire_store::Superblock::LOG_HEADER_BLOCKS) * wire_store::BLOCK_BYTES as u64,
+    }))
+}
+
+control::parameters! {
+    struct OpenParams {
+        /// Device with the store
+        bdev_name: String,
+        /// What the names of its bdevs begin with
+        name: String = "store".to_string(),
+    }
+}
+
+fn open(module: &StoreModule, params: OpenParams) -> Result<Value, RpcError> {
+    if sync::lock(&module.stores).contains_key(&params.name) {
+        let message = format!("a store called {} is open: give another name", params.name);
+        return Err(RpcError::new(RpcError::EEXIST, message));
+    }
+    if params.name.is_empty() || params.name.contains(['/', '\n']) {
+        return Err(RpcError::new(RpcError::EINVAL, "a name without `/` is needed"));
+    }
+    let cores = module.cores();
+    let store = block_on(StoreNode::open(&module.registry, &params.bdev_name, &params.name, &cores))?;
+    let names = store.images().into_iter().map(|image| image.bdev_name).collect();
+    sync::lock(&module.stores).insert(params.name, Arc::new(store));
+    Ok(names)
+}
+
+control::parameters! {
+    struct StoreName {
+        /// Store
+        name: String = "store".to_string(),
+    }
+}
+
+fn close(module: &StoreModule, params: StoreName) -> Result<bool, RpcError> {
+    let store = module.find(&params.name)?;
+    block_on(store.close());
+    sync::lock(&module.stores).remove(&params.name);
+    drop(store);
+    // The device is free for others when this returns.
+    block_on(module.cores().settle())?;
+    Ok(true)
+}
+
+control::parameters! {
+    struct StoreFilter {
+        /// Only this store
+        name: Option<String>,
+    }
+}
+
+fn get_stores(module: &StoreModule, params: StoreFilter) -> Result<Value, RpcError> {
+    let stores = match params.name {
+        Some(name) => vec![module.find(&name)?],
+        None => sync::lock(&module.stores).values().cloned().collect(),
+    };
+    stores.iter().map(|store| describe(store)).collect::<Result<Vec<_>, _>>().map(Value::from)
+}
+
+fn describe(store: &StoreNode) -> Result<Value, RpcError> {
+    let partition = |status: crate::PartitionStatus| {
+        let (space, stats) = (status.space, status.stats);
+        json!({
+            "state": if status.failed { "failed" } else { "serving" },
+            "extents": space.extents,
+            "free_extents": space.free_extents,
+            "released_extents": space.released_extents,
+            "extent_bytes": wire_store::BLOCK_BYTES * wire_store::BLOCKS_PER_EXTENT,
+            "objects": space.objects,
+            "log_bytes": status.log_bytes,
+            "log_used_bytes": status.log_used_bytes,
+            "entries_to_place": status.entries_to_place,
+            "entries": stats.entries,
+            "log_writes": stats.log_writes,
+            "log_written_bytes": stats.log_bytes,
+            "reads": stats.reads,
+            "reads_from_log": stats.reads_from_log,
+            "reads_repeated": stats.reads_repeated,
+            "flushes": stats.flushes,
+            "entries_in_place": stats.entries_in_place,
+            "checkpoints": stats.checkpoints,
+            "deferred": stats.deferred,
+            "damaged_blocks": stats.damaged_blocks,
+            "entries_redone": stats.entries_redone,
+        })
+    };
+    let image = |image: ImageInfo| {
+        json!({
+            "name": image.name,
+            "bdev_name": image.bdev_name,
+            "uuid": image.uuid.to_string(),
+            "size": image.bytes,
+            "state": if image.removing { "removing" } else { "ready" },
+        })
+    };
+    let partitions: Vec<Value> = block_on(store.status())?.into_iter().map(partition).collect();
+    let images: Vec<Value> = store.images().into_iter().map(image).collect();
+    Ok(json!({
+        "name": store.name(),
+        "base_bdev": store.device().name(),
+        "uuid": Uuid::from_bytes(store.superblock().device).to_string(),
+        "durability": "disk",
+        "partitions": partitions,
+        "images": images,
+    }))
+}
+
+control::parameters! {
+    struct ImageSize {
+        /// Image
+        name: String,
+        /// Size
+        size: u64 ["bytes"],
+        /// Store
+        store: String = "store".to_string(),
+    }
+}
+
+fn create_image(module: &StoreModule, params: ImageSize) -> Result<String, RpcError> {
+    let store = module.find(&params.store)?;
+    Ok(block_on(store.create_image(&params.name, params.size))?.bdev_name)
+}
+
+fn resize_image(module: &StoreModule, params: ImageSize) -> Result<bool, RpcError> {
+    let store = module.find(&params.store)?;
+    block_on(store.resize_image(&params.name, params.size))?;
+    Ok(true)
+}
+
+control::parameters! {
+    struct ImageName {
+        /// Image
+        name: String,
+        /// Store
+        store: String = "store".to_string(),
+    }
+}
+
+fn delete_image(module: &StoreModule, params: ImageName) -> Result<bool, RpcError> {
+    let store = module.find(&params.store)?;
+    block_on(store.remove_image(&params.name))?;
+    Ok(true)
+}

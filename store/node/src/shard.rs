@@ -1,0 +1,598 @@
+//! A shard: a logical group's log with the partition that has its objects, owned by one core.
+//!
+//! A write is appended to the log and acknowledged when that is durable. From then on reads find it in the
+//! [`Overlay`], until the background task has written it in place ([`flusher`]); a checkpoint makes the metadata durable
+//! and frees the log. A full log is backpressure: operations wait. If the device fails, or a block is damaged, the shard
+//! fails: its operations end with an error, and nothing that was acknowledged is overwritten. Opening it again
+//! applies the log.
+//!
+//! [`ShardPoller`] takes [`ShardRequest`]s from a mailbox, so that the block devices of every core reach it.
+
+mod flusher;
+mod in_place;
+pub(crate) mod load;
+mod messages;
+mod overlay;
+mod reads;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+use std::task::Waker;
+
+use bdev::{BdevChannel, Completion, Request};
+use block_io::{Channel as _, RequestFlags, Status, Tag};
+use dma::{Buffer, Data};
+use objects::{Partition, SpaceNeed, SpaceUse};
+use oplog::{EntryPlace, Log};
+use reactor::{Core, MailboxReceiver, Period, PollResult, Poller, Shutdown};
+use slots::{Slab, Slot};
+use wire_store::{BLOCK_BYTES, EntryHeader, OBJECT_BYTES, ObjectId, Operation, Superblock};
+
+pub(crate) use messages::{ControlReply, Reply, ShardHandle, ShardOperation, ShardReply, ShardRequest};
+use overlay::{ByteSource, EntryData, Overlay};
+use reads::ReadState;
+
+use crate::{ShardStats, StoreError};
+use flusher::{BackgroundWork, FLUSH_AFTER_NS, FLUSH_ENTRIES};
+
+/// Requests that wait in a shard's mailbox, from all cores.
+const MAILBOX: usize = 4096;
+/// Requests taken from the mailbox in one poll.
+const REQUESTS_PER_POLL: usize = 128;
+/// Writes to the log in flight; entries that arrive meanwhile share the next one.
+const LOG_WRITES_MAX: usize = 2;
+/// Most bytes and entries of one write to the log.
+const LOG_WRITE_BYTES: u64 = 1 << 20;
+const LOG_WRITE_ENTRIES: usize = 256;
+/// I/O of requests in flight on the device.
+const IOS_MAX: u32 = 4096;
+
+/// The state of a shard.
+pub(crate) struct Shard {
+    core: Core,
+    channel: BdevChannel,
+    block_bytes: u64,
+    index: u32,
+    pub(crate) partition: Partition,
+    pub(crate) log: Log,
+    /// First block of the log on the device.
+    log_start: u64,
+    /// Difference between the time of day and the core's clock when the shard was opened.
+    wall_clock_offset_ns: u64,
+    overlay: Overlay,
+    /// Operations that wait for room in the log or for space.
+    deferred: VecDeque<ShardRequest>,
+    /// Entries that were appended and not acknowledged, in their order; the last `unwritten` were not submitted.
+    unacknowledged: VecDeque<UnacknowledgedEntry>,
+    unwritten: usize,
+    log_writes: usize,
+    /// Entries that were acknowledged and are not in place, in their order.
+    committed: VecDeque<CommittedEntry>,
+    /// Since when the oldest of them waits, at the earliest.
+    oldest_committed_ns: u64,
+    /// Space of entries that are not applied to the partition.
+    reserved: SpaceNeed,
+    /// Such entries, by object.
+    unapplied: HashMap<ObjectId, UnappliedEntries>,
+    /// Sequences below are in place.
+    applied_below: u64,
+    ios: Slab<DeviceIo>,
+    /// Requests that the channel has not accepted.
+    requests: Vec<Request>,
+    completions: Vec<Completion>,
+    /// Reads that wait for blocks which are being written in place, or for a buffer.
+    parked: Vec<ReadState>,
+    /// Blocks that are being written in place.
+    busy_blocks: HashSet<u64>,
+    /// Counts batches written in place: a read that one overtook is repeated.
+    generation: u64,
+    /// Each read in flight holds a clone: a checkpoint waits for those that were planned before it.
+    reading: Rc<()>,
+    /// The background task, while it waits.
+    background: Option<Waker>,
+    checkpoint_wanted: bool,
+    /// Something was applied since the last checkpoint began.
+    is_changed: bool,
+    closing: Vec<Reply>,
+    is_closing: bool,
+    failed: Option<Status>,
+    pub(crate) stats: ShardStats,
+}
+
+/// How many entries of an object are not applied to the partition, and how many of them may give up space.
+#[derive(Clone, Copy, Default)]
+struct UnappliedEntries {
+    all: u32,
+    releasing: u32,
+}
+
+struct UnacknowledgedEntry {
+    place: EntryPlace,
+    header: EntryHeader,
+    data: EntryData,
+    /// What is written to the log.
+    bytes: Option<Buffer>,
+    need: SpaceNeed,
+    reply: Reply,
+}
+
+struct CommittedEntry {
+    header: EntryHeader,
+    data: EntryData,
+    need: SpaceNeed,
+}
+
+/// A request to the device, by the tag that it has.
+enum DeviceIo {
+    /// Of the log.
+    Log(Rc<LogWrite>),
+    /// Of a read.
+    Read(Box<ReadState>),
+}
+
+/// A write of entries to the log, as one request or, around the end of the area, as two.
+struct LogWrite {
+    places: Vec<EntryPlace>,
+    requests_left: Cell<u32>,
+}
+
+/// Drives a shard on its core.
+struct ShardPoller {
+    shard: Rc<RefCell<Shard>>,
+    requests: MailboxReceiver<ShardRequest>,
+    /// Dead once no handle is left.
+    users: Weak<()>,
+}
+
+/// Opens a shard on this core, which owns it from now on.
+pub(crate) async fn start(
+    core: &Core,
+    descriptor: &bdev::Descriptor,
+    superblock: &Superblock,
+    index: u32,
+) -> Result<ShardHandle, StoreError> {
+    let (shard, device) = load::open(core, descriptor, superblock, index).await?;
+    let sector = shard.borrow().log.sector();
+    let (sender, requests) = core.mailbox(MAILBOX);
+    if !core.spawn(flusher::run(shard.clone(), device)) {
+        return Err(StoreError::Closed);
+    }
+    let users = Arc::new(());
+    let poller = ShardPoller { shard, requests, users: Arc::downgrade(&users) };
+    core.add_poller(Box::new(poller), Period::EveryTurn);
+    Ok(ShardHandle { sender, sector, users })
+}
+
+impl Shard {
+    fn new(
+        core: &Core,
+        channel: BdevChannel,
+        index: u32,
+        partition: Partition,
+        log: Log,
+        log_start: u64,
+    ) -> Shard {
+        let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let wall_ns = since_1970.map_or(0, |time| time.as_nanos() as u64);
+        Shard {
+            block_bytes: channel.block_size().into(),
+            channel,
+            index,
+            partition,
+            applied_below: log.sequences().start,
+            log,
+            log_start,
+            wall_clock_offset_ns: wall_ns.wrapping_sub(core.now_ns()),
+            overlay: Overlay::default(),
+            deferred: VecDeque::new(),
+            unacknowledged: VecDeque::new(),
+            unwritten: 0,
+            log_writes: 0,
+            committed: VecDeque::new(),
+            oldest_committed_ns: 0,
+            reserved: SpaceNeed::default(),
+            unapplied: HashMap::new(),
+            ios: Slab::with_capacity(IOS_MAX),
+            requests: Vec::new(),
+            completions: Vec::new(),
+            parked: Vec::new(),
+            busy_blocks: HashSet::new(),
+            generation: 0,
+            reading: Rc::default(),
+            background: None,
+            checkpoint_wanted: false,
+            is_changed: false,
+            closing: Vec::new(),
+            is_closing: false,
+            failed: None,
+            stats: ShardStats::default(),
+            core: core.clone(),
+        }
+    }
+
+    /// Executes a request, or defers it.
+    fn execute(&mut self, request: ShardRequest) {
+        if let Some(status) = self.failed {
+            match request.operation {
+                ShardOperation::Describe => return request.reply.send_description(self.describe()),
+                // There is nothing to write.
+                ShardOperation::Close => self.is_closing = true,
+                _ => {}
+            }
+            return request.reply.send(status, None);
+        }
+        match request.operation {
+            ShardOperation::Read { object, offset, length } => {
+                self.read(object, offset, length, request.reply);
+            }
+            ShardOperation::Close if self.is_closing => request.reply.send(Status::SUCCESS, None),
+            ShardOperation::Close => {
+                self.is_closing = true;
+                self.closing.push(request.reply);
+                self.wake_background();
+            }
+            ShardOperation::Describe => request.reply.send_description(self.describe()),
+            ShardOperation::Objects { volume } => request.reply.send_objects(self.objects_of(volume)),
+            _ if self.is_closing => request.reply.send(Status::NAMESPACE_NOT_READY, None),
+            _ if !self.deferred.is_empty() => self.deferred.push_back(request),
+            _ => self.change(request),
+        }
+    }
+
+    /// Appends an operation that changes an object to the log.
+    fn change(&mut self, mut request: ShardRequest) {
+        let header = match request.operation.header() {
+            Some(header) => header,
+            None => return request.reply.send(Status::INVALID_FIELD, None),
+        };
+        let unapplied = self.unapplied.get(&header.object).copied().unwrap_or_default();
+        if header.operation != Operation::Write
+            && unapplied.all == 0
+            && self.partition.onode(header.object).is_none()
+        {
+            // There is no such object: it reads as zeroes already.
+            return request.reply.send(Status::SUCCESS, None);
+        }
+        let Ok(need) = self.partition.space_need(&header, unapplied.releasing > 0) else {
+            return request.reply.send(Status::INVALID_FIELD, None);
+        };
+        if !self.partition.space_use().has_room(self.reserved, need) {
+            // Space may be reserved in vain, or free after the next checkpoint.
+            let is_settled = self.unacknowledged.is_empty() && self.committed.is_empty() && !self.is_changed;
+            if is_settled {
+                return request.reply.send(Status::CAPACITY_EXCEEDED, None);
+            }
+            return self.defer(request);
+        }
+        let entry_bytes = oplog::entry_bytes(header.data_bytes(), self.log.sector());
+        if entry_bytes > self.log.capacity() {
+            return request.reply.send(Status::INVALID_FIELD, None);
+        }
+        if self.log.room() < entry_bytes {
+            return self.defer(request);
+        }
+        // Without a buffer, it is tried again in the next poll.
+        let Some(mut buffer) = request.take_entry(self.core.pool(), entry_bytes as usize) else {
+            return self.deferred.push_back(request);
+        };
+        let sequence = self.log.sequences().end;
+        let header = EntryHeader {
+            version: sequence,
+            sequence,
+            epoch: 1,
+            commit_point: sequence - 1,
+            mtime_ns: self.core.now_ns().wrapping_add(self.wall_clock_offset_ns),
+            ..header
+        };
+        let data = &buffer.as_slice()[EntryHeader::SIZE..][..header.data_bytes()];
+        let (place, bytes) = self.log.append(header.clone(), data).expect("room was checked");
+        buffer.as_mut_slice()[..EntryHeader::SIZE].copy_from_slice(&bytes);
+        let to_write = buffer.share();
+        let data = if header.data_bytes() > 0 { EntryData::Logged(Rc::new(buffer)) } else { EntryData::None };
+        let unapplied = self.unapplied.entry(header.object).or_default();
+        unapplied.all += 1;
+        unapplied.releasing += u32::from(gives_up_space(header.operation));
+        self.reserved.extents += need.extents;
+        self.reserved.onodes += need.onodes;
+        let (bytes, reply) = (Some(to_write), request.reply);
+        self.unacknowledged.push_back(UnacknowledgedEntry { place, header, data, bytes, need, reply });
+        self.unwritten += 1;
+    }
+
+    fn defer(&mut self, request: ShardRequest) {
+        self.checkpoint_wanted = true;
+        self.stats.deferred += 1;
+        self.deferred.push_back(request);
+        self.wake_background();
+    }
+
+    /// Submits what was appended, several entries in one write.
+    fn submit_log_writes(&mut self) {
+        while self.unwritten > 0 && self.log_writes < LOG_WRITES_MAX && self.has_io_slots() {
+            let first = self.unacknowledged.len() - self.unwritten;
+            let (mut bytes, mut places, mut buffers) = (0, Vec::new(), Vec::new());
+            let capacity = self.log.capacity();
+            let start = self.unacknowledged[first].place.position % capacity;
+            for entry in self.unacknowledged.range_mut(first..).take(LOG_WRITE_ENTRIES) {
+                // Only the first entry may go on at the start of the area.
+                if bytes > 0 && bytes + entry.place.bytes > LOG_WRITE_BYTES.min(capacity - start) {
+                    break;
+                }
+                bytes += entry.place.bytes;
+                places.push(entry.place);
+                buffers.extend(entry.bytes.take());
+            }
+            self.unwritten -= places.len();
+            let mut data = Data::gather(buffers).expect("an entry has bytes");
+            let rest = (start + bytes > capacity).then(|| data.split_off((capacity - start) as usize));
+            let requests_left = Cell::new(1 + u32::from(rest.is_some()));
+            let write = Rc::new(LogWrite { places, requests_left });
+            rest.into_iter().for_each(|rest| self.push_log_write(0, rest, write.clone()));
+            self.push_log_write(start, data, write);
+            self.log_writes += 1;
+            self.stats.log_writes += 1;
+            self.stats.log_bytes += bytes;
+        }
+    }
+
+    /// Whether there are slots for the requests of one write to the log.
+    fn has_io_slots(&self) -> bool {
+        self.ios.len() + 2 <= self.ios.capacity()
+    }
+
+    fn push_log_write(&mut self, offset: u64, data: Data, write: Rc<LogWrite>) {
+        let area = (self.log_start + Superblock::LOG_HEADER_BLOCKS) * BLOCK_BYTES as u64;
+        let blocks = data.len() as u64 / self.block_bytes;
+        let slot = self.ios.insert(DeviceIo::Log(write)).ok().expect("room was checked");
+        let lba = (area + offset) / self.block_bytes;
+        let mut request = Request::write(Tag(slot.to_bits()), lba, blocks as u32, data);
+        request.flags = RequestFlags::FUA;
+        self.requests.push(request);
+    }
+
+    fn log_written(&mut self, places: &[EntryPlace]) {
+        let first = self.log.sequences().start;
+        let mut acknowledged = first..first;
+        for place in places {
+            let range = self.log.written(*place);
+            acknowledged = if acknowledged.is_empty() { range } else { acknowledged.start..range.end };
+        }
+        for _ in acknowledged {
+            let entry = self.unacknowledged.pop_front().expect("it was appended");
+            self.commit(entry);
+        }
+    }
+
+    /// An entry is durable with all before it: reads find it, and its sender is answered.
+    fn commit(&mut self, entry: UnacknowledgedEntry) {
+        let UnacknowledgedEntry { header, data, need, reply, .. } = entry;
+        let range = header.offset..header.offset + header.length;
+        match header.operation {
+            Operation::Write => {
+                let source = ByteSource::Data(data.clone(), 0);
+                self.overlay.insert(header.object, range, header.sequence, source);
+            }
+            Operation::WriteZeroes => {
+                self.overlay.insert(header.object, range, header.sequence, ByteSource::Zeroes);
+            }
+            Operation::Remove => {
+                let all = 0..OBJECT_BYTES as u32;
+                self.overlay.insert(header.object, all, header.sequence, ByteSource::Zeroes);
+            }
+            Operation::Preallocate => {}
+        }
+        if self.committed.is_empty() {
+            self.oldest_committed_ns = self.core.now_ns();
+        }
+        self.stats.entries += 1;
+        self.committed.push_back(CommittedEntry { header, data, need });
+        reply.send(Status::SUCCESS, None);
+    }
+
+    fn release_reservation(&mut self, entry: &CommittedEntry) {
+        self.reserved.extents -= entry.need.extents;
+        self.reserved.onodes -= entry.need.onodes;
+        if let Some(unapplied) = self.unapplied.get_mut(&entry.header.object) {
+            unapplied.all -= 1;
+            unapplied.releasing -= u32::from(gives_up_space(entry.header.operation));
+            if unapplied.all == 0 {
+                self.unapplied.remove(&entry.header.object);
+            }
+        }
+    }
+
+    /// What the background task does now, if anything.
+    fn background_work(&self) -> Option<BackgroundWork> {
+        if self.failed.is_some() {
+            return Some(BackgroundWork::End);
+        }
+        let is_low = self.log.room() < self.log.capacity() / 2;
+        let is_wanted = is_low || self.checkpoint_wanted || self.is_closing;
+        let is_due = self.core.now_ns().saturating_sub(self.oldest_committed_ns) >= FLUSH_AFTER_NS;
+        if !self.committed.is_empty() && (self.committed.len() > FLUSH_ENTRIES || is_wanted || is_due) {
+            return Some(BackgroundWork::Flush);
+        }
+        if self.is_changed && is_wanted {
+            return Some(BackgroundWork::Checkpoint);
+        }
+        let is_idle = self.unacknowledged.is_empty() && self.deferred.is_empty();
+        (self.is_closing && is_idle).then_some(BackgroundWork::End)
+    }
+
+    /// The background task ended.
+    fn ended(&mut self) {
+        let status = self.failed.unwrap_or(Status::SUCCESS);
+        self.closing.drain(..).for_each(|reply| reply.send(status, None));
+    }
+
+    fn wake_background(&mut self) {
+        self.background.take().into_iter().for_each(Waker::wake);
+    }
+
+    /// Tries again what waited for a batch in place or for a checkpoint.
+    fn resume(&mut self) {
+        for read in std::mem::take(&mut self.parked) {
+            self.plan(read);
+        }
+        self.resume_deferred();
+    }
+
+    fn resume_deferred(&mut self) {
+        for _ in 0..self.deferred.len() {
+            let Some(request) = self.deferred.pop_front() else { break };
+            let waiting = self.deferred.len();
+            self.change(request);
+            if self.deferred.len() > waiting {
+                // It waits still: keep the order.
+                self.deferred.rotate_right(1);
+                break;
+            }
+        }
+    }
+
+    /// The device failed, or a block is damaged.
+    fn fail(&mut self, error: &StoreError) {
+        if self.failed.is_some() {
+            return;
+        }
+        let name = self.channel.device().name().to_string();
+        log::error!(
+            "store on {name}, partition {}: {error}; its operations fail until it is opened again",
+            self.index
+        );
+        let status = Status::INTERNAL_ERROR;
+        self.failed = Some(status);
+        let deferred = std::mem::take(&mut self.deferred).into_iter().map(|request| request.reply);
+        let unacknowledged = std::mem::take(&mut self.unacknowledged).into_iter().map(|entry| entry.reply);
+        let parked = std::mem::take(&mut self.parked).into_iter().map(ReadState::into_reply);
+        let closing = std::mem::take(&mut self.closing);
+        let replies = deferred.chain(unacknowledged).chain(parked).chain(closing);
+        replies.for_each(|reply| reply.send(status, None));
+        self.unwritten = 0;
+        self.wake_background();
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        let Some(io) = self.ios.remove(Slot::from_bits(completion.tag().0)) else { return };
+        match io {
+            DeviceIo::Log(write) => {
+                let status = completion.status();
+                if !status.is_success() {
+                    let offset = completion.request().lba * self.block_bytes;
+                    self.fail(&StoreError::Io { what: "write to the log", offset, status });
+                }
+                write.requests_left.set(write.requests_left.get() - 1);
+                if write.requests_left.get() == 0 {
+                    self.log_writes -= 1;
+                    if self.failed.is_none() {
+                        self.log_written(&write.places);
+                    }
+                }
+            }
+            DeviceIo::Read(read) => self.read_completed(*read, completion),
+        }
+    }
+
+    fn poll(&mut self, requests: &mut MailboxReceiver<ShardRequest>) -> usize {
+        let mut work = 0;
+        // Operations that wait for memory; those that wait for space are tried again after a checkpoint.
+        if !self.deferred.is_empty() && !self.checkpoint_wanted {
+            self.resume_deferred();
+        }
+        if self.busy_blocks.is_empty() && !self.parked.is_empty() {
+            self.resume();
+        }
+        while work < REQUESTS_PER_POLL {
+            let Some(request) = requests.receive() else { break };
+            self.execute(request);
+            work += 1;
+        }
+        self.submit_log_writes();
+        if !self.requests.is_empty() {
+            self.channel.submit(&mut self.requests);
+        }
+        let mut completions = std::mem::take(&mut self.completions);
+        work += self.channel.poll(&mut completions);
+        completions.drain(..).for_each(|completion| self.complete(completion));
+        self.completions = completions;
+        self.submit_log_writes();
+        if !self.requests.is_empty() {
+            self.channel.submit(&mut self.requests);
+        }
+        if self.background.is_some() && self.background_work().is_some() {
+            self.wake_background();
+        }
+        work
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        if !self.requests.is_empty() || (self.busy_blocks.is_empty() && !self.parked.is_empty()) {
+            return Some(0);
+        }
+        let flush = (!self.committed.is_empty()).then(|| self.oldest_committed_ns + FLUSH_AFTER_NS);
+        self.channel.deadline().into_iter().chain(flush).min()
+    }
+
+    fn describe(&self) -> ShardDescription {
+        ShardDescription {
+            space: self.partition.space_use(),
+            log_bytes: self.log.capacity(),
+            log_used_bytes: self.log.capacity() - self.log.room(),
+            entries_to_place: self.committed.len() as u64,
+            failed: self.failed.is_some(),
+            stats: self.stats,
+        }
+    }
+
+    /// The indices of a volume's objects, those of entries that are not in place included.
+    fn objects_of(&self, volume: u64) -> Vec<ObjectId> {
+        let stored = self.partition.objects().map(|onode| onode.id);
+        let committed = self.committed.iter().map(|entry| entry.header.object);
+        let unacknowledged = self.unacknowledged.iter().map(|entry| entry.header.object);
+        let of_volume = stored.chain(committed).chain(unacknowledged).filter(|id| id.volume == volume);
+        of_volume.collect::<std::collections::BTreeSet<_>>().into_iter().collect()
+    }
+}
+
+fn gives_up_space(operation: Operation) -> bool {
+    matches!(operation, Operation::WriteZeroes | Operation::Remove)
+}
+
+/// What a shard reports.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ShardDescription {
+    pub(crate) space: SpaceUse,
+    pub(crate) log_bytes: u64,
+    pub(crate) log_used_bytes: u64,
+    pub(crate) entries_to_place: u64,
+    pub(crate) failed: bool,
+    pub(crate) stats: ShardStats,
+}
+
+impl Poller for ShardPoller {
+    fn name(&self) -> &str {
+        "store shard"
+    }
+
+    fn poll(&mut self, _now_ns: u64) -> PollResult {
+        let mut shard = self.shard.borrow_mut();
+        let work = shard.poll(&mut self.requests);
+        let is_unused = shard.is_closing && self.users.strong_count() == 0;
+        if is_unused && shard.ios.is_empty() && shard.requests.is_empty() && self.requests.is_empty() {
+            return PollResult::Finished;
+        }
+        PollResult::from_count(work)
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        self.shard.borrow().deadline()
+    }
+
+    fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
+        let shard = self.shard.borrow();
+        let is_idle = shard.ios.is_empty() && shard.requests.is_empty() && self.requests.is_empty();
+        if is_idle { Shutdown::Done } else { Shutdown::Draining }
+    }
+}

@@ -1,0 +1,114 @@
+//! Opening a partition with its log: what a crash left is applied again.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use bdev::Descriptor;
+use objects::{Partition, PartitionLoader, entries_to_redo};
+use oplog::{Log, RecoveredEntries};
+use reactor::Core;
+use wire_store::{BLOCK_BYTES, SECTOR_BYTES, Superblock};
+
+use super::overlay::EntryData;
+use super::{Shard, flusher};
+use crate::StoreError;
+use crate::device::{STREAM_BYTES, StoreDevice};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Entries that are applied again in one batch.
+const REDO_ENTRIES: usize = 1024;
+
+/// Opens a shard, applies its log, and makes the result durable, so that the log is empty.
+pub(crate) async fn open(
+    core: &Core,
+    descriptor: &Descriptor,
+    superblock: &Superblock,
+    index: u32,
+) -> Result<(Rc<RefCell<Shard>>, StoreDevice), StoreError> {
+    let device = StoreDevice::open(core, descriptor)?;
+    // What a killed process wrote may only be in the device's cache.
+    device.flush().await?;
+    let partition = load_partition(&device, superblock, index).await?;
+    let (log, entries) = load_log(&device, superblock, index).await?;
+    if log.sector().bytes() < device.sector().bytes() {
+        return Err(StoreError::Sector { log: log.sector().bytes(), device: device.sector().bytes() });
+    }
+    let channel = descriptor.channel(core)?;
+    let log_start = superblock.log_start(index);
+    let shard = Rc::new(RefCell::new(Shard::new(core, channel, index, partition, log, log_start)));
+    redo(&shard, &device, &entries).await?;
+    Ok((shard, device))
+}
+
+async fn redo(
+    shard: &RefCell<Shard>,
+    device: &StoreDevice,
+    entries: &RecoveredEntries,
+) -> Result<(), StoreError> {
+    let to_redo = entries_to_redo(entries).map(|(entry, data)| {
+        let data =
+            if data.is_empty() { EntryData::None } else { EntryData::Recovered(Rc::new(data.clone())) };
+        (entry.clone(), data)
+    });
+    let to_redo: Vec<_> = to_redo.collect();
+    for entries in to_redo.chunks(REDO_ENTRIES) {
+        let batch = flusher::apply(&mut shard.borrow_mut(), entries)?;
+        batch.write(shard, device, false).await?;
+    }
+    {
+        let mut shard = shard.borrow_mut();
+        shard.applied_below = shard.log.sequences().end;
+        shard.stats.entries_redone = entries.len() as u64;
+    }
+    if !entries.is_empty() {
+        flusher::checkpoint(shard, device).await?;
+    }
+    Ok(())
+}
+
+/// Reads the metadata of a partition.
+pub(crate) async fn load_partition(
+    device: &StoreDevice,
+    superblock: &Superblock,
+    index: u32,
+) -> Result<Partition, StoreError> {
+    let invalid = |source| StoreError::Objects { partition: index, source };
+    let mut loader = PartitionLoader::new(superblock.clone(), index).map_err(invalid)?;
+    let (mut at, end) = (loader.start() * BLOCK, (loader.start() + loader.blocks()) * BLOCK);
+    while at < end {
+        let buffer = device.read(at, (end - at).min(STREAM_BYTES as u64) as usize).await?;
+        for block in buffer.as_slice().as_chunks::<BLOCK_BYTES>().0 {
+            loader.push(block).map_err(invalid)?;
+        }
+        at += buffer.len() as u64;
+    }
+    loader.finish().map_err(invalid)
+}
+
+/// Reads a log, and finds its entries.
+pub(crate) async fn load_log(
+    device: &StoreDevice,
+    superblock: &Superblock,
+    index: u32,
+) -> Result<(Log, RecoveredEntries), StoreError> {
+    let start = superblock.log_start(index);
+    let mut slots = [[0; SECTOR_BYTES]; 2];
+    for (block, slot) in (start..).zip(&mut slots) {
+        let buffer = device.read(block * BLOCK, BLOCK_BYTES).await?;
+        slot.copy_from_slice(&buffer.as_slice()[..SECTOR_BYTES]);
+    }
+    let first = (start + Superblock::LOG_HEADER_BLOCKS) * BLOCK;
+    let bytes = (superblock.log_blocks - Superblock::LOG_HEADER_BLOCKS) * BLOCK;
+    let mut area = Vec::new();
+    while (area.len() as u64) < bytes {
+        let left = bytes - area.len() as u64;
+        let buffer = device.read(first + area.len() as u64, left.min(STREAM_BYTES as u64) as usize).await?;
+        area.extend_from_slice(buffer.as_slice());
+    }
+    let (log, entries) =
+        Log::recover(&slots, &area).map_err(|source| StoreError::Log { log: index, source })?;
+    if log.group() != index {
+        return Err(StoreError::ForeignLog { log: index, group: log.group() });
+    }
+    Ok((log, entries))
+}

@@ -1,0 +1,184 @@
+//! Reads: from the log where that has the newest bytes, from the device else.
+
+use std::rc::Rc;
+
+use bdev::{Completion, Request};
+use block_io::{Payload, Status, Tag};
+use dma::{Buffer, Data};
+use objects::{ReadPiece, ReadSource};
+use wire_store::{BLOCK_BYTES, ObjectId, crc32c};
+
+use super::overlay::Segment;
+use super::{DeviceIo, Reply, Shard};
+
+/// A read. Its pieces on the device are read one after another; nearly all reads have one.
+pub(super) struct ReadState {
+    object: ObjectId,
+    offset: u32,
+    length: u32,
+    reply: Reply,
+    result: Option<Buffer>,
+    /// Bytes from the log, as the read was planned.
+    segments: Vec<Segment>,
+    /// What is still to be read, the last first.
+    runs: Vec<DeviceRun>,
+    /// The batch in place before which it was planned.
+    generation: u64,
+    /// Held until it is complete.
+    _reading: Option<Rc<()>>,
+}
+
+/// Blocks of the device that a read needs.
+struct DeviceRun {
+    block: u64,
+    blocks: u32,
+    /// Bytes of the first block before the needed ones.
+    skip: u32,
+    /// Where in the result, and how much.
+    at: u32,
+    length: u32,
+}
+
+impl ReadState {
+    /// The read ends without a result.
+    pub(super) fn into_reply(self) -> Reply {
+        self.reply
+    }
+}
+
+impl Shard {
+    /// Starts a read.
+    pub(super) fn read(&mut self, object: ObjectId, offset: u32, length: u32, reply: Reply) {
+        self.stats.reads += 1;
+        self.plan(ReadState {
+            object,
+            offset,
+            length,
+            reply,
+            result: None,
+            segments: Vec::new(),
+            runs: Vec::new(),
+            generation: 0,
+            _reading: None,
+        });
+    }
+
+    /// Decides where the bytes are now, and begins to read them.
+    pub(super) fn plan(&mut self, mut read: ReadState) {
+        let end = read.offset.saturating_add(read.length);
+        if read.result.is_none() {
+            // Zero bytes, or too many, have no buffer ever.
+            if read.length == 0 || read.length > crate::TRANSFER_BYTES_MAX {
+                return read.reply.send(Status::INVALID_FIELD, None);
+            }
+            read.result = self.core.pool().take(read.length as usize);
+        }
+        let Some(result) = read.result.as_mut() else { return self.parked.push(read) };
+        read.segments = self.overlay.segments(read.object, read.offset..end);
+        read.runs.clear();
+        read.generation = self.generation;
+        let from_log: u32 = read.segments.iter().map(|segment| segment.end - segment.start).sum();
+        if from_log == read.length {
+            self.stats.reads_from_log += 1;
+            return self.finish_read(read);
+        }
+        let mut pieces = Vec::new();
+        if self.partition.plan_read(read.object, read.offset, read.length, &mut pieces).is_err() {
+            return read.reply.send(Status::INVALID_FIELD, None);
+        }
+        let mut at = 0;
+        for ReadPiece { length, source } in pieces {
+            let out = &mut result.as_mut_slice()[at as usize..(at + length) as usize];
+            match source {
+                ReadSource::Zeroes => out.fill(0),
+                ReadSource::Inline(bytes) => out.copy_from_slice(&bytes),
+                ReadSource::Stored { block, skip } => {
+                    let blocks = (skip + length).div_ceil(BLOCK_BYTES as u32);
+                    read.runs.push(DeviceRun { block, blocks, skip, at, length });
+                }
+            }
+            at += length;
+        }
+        // A block that is being written in place may be torn; one that is new there has another object's bytes.
+        let is_busy = |block| self.busy_blocks.contains(&block);
+        let mut needed = read.runs.iter().flat_map(|run| run.block..run.block + u64::from(run.blocks));
+        if !self.busy_blocks.is_empty() && needed.any(is_busy) {
+            return self.parked.push(read);
+        }
+        read._reading = Some(self.reading.clone());
+        self.read_next_run(read);
+    }
+
+    /// Reads the next run from the device, or ends the read.
+    fn read_next_run(&mut self, mut read: ReadState) {
+        let Some(run) = read.runs.last() else { return self.finish_read(read) };
+        let bytes = run.blocks as usize * BLOCK_BYTES;
+        let block_bytes = self.block_bytes;
+        let (lba, blocks) = (run.block * BLOCK_BYTES as u64 / block_bytes, bytes as u64 / block_bytes);
+        // The whole read at once goes into its result; else through a buffer of the blocks.
+        let is_direct = run.length == read.length && bytes == run.length as usize;
+        let buffer = if is_direct { read.result.take() } else { self.core.pool().take(bytes) };
+        let Some(buffer) = buffer else {
+            read._reading = None;
+            return self.parked.push(read);
+        };
+        match self.ios.insert(DeviceIo::Read(Box::new(read))) {
+            Ok(slot) => self.requests.push(Request::read(Tag(slot.to_bits()), lba, blocks as u32, buffer)),
+            Err(DeviceIo::Read(mut read)) => {
+                // As many as possible are in flight: it starts again.
+                read._reading = None;
+                self.parked.push(*read);
+            }
+            Err(_) => unreachable!("it was a read"),
+        }
+    }
+
+    pub(super) fn read_completed(&mut self, mut read: ReadState, completion: Completion) {
+        let status = completion.status();
+        let Some(run) = read.runs.pop() else { return };
+        let buffer = match completion.into_request().payload {
+            Payload::Data(Data::One(buffer)) => buffer,
+            _ => return read.reply.send(Status::INTERNAL_ERROR, None),
+        };
+        if !status.is_success() {
+            return read.reply.send(status, None);
+        }
+        let blocks = (run.block..).zip(buffer.as_slice().chunks(BLOCK_BYTES));
+        let mut damaged = blocks.filter(|(block, bytes)| crc32c(bytes) != self.partition.checksum(*block));
+        let damaged = damaged.next().map(|(block, _)| block);
+        let is_overtaken = read.generation != self.generation;
+        // What the log had may be older than what is in place now.
+        if is_overtaken && (damaged.is_some() || !read.segments.is_empty() || !read.runs.is_empty()) {
+            if read.result.is_none() {
+                read.result = Some(buffer);
+            }
+            read._reading = None;
+            self.stats.reads_repeated += 1;
+            return self.plan(read);
+        }
+        if let Some(block) = damaged {
+            self.stats.damaged_blocks += 1;
+            let name = self.channel.device().name().to_string();
+            log::error!("store on {name}: block {block} is damaged: its checksum is another; the read fails");
+            return read.reply.send(Status::UNRECOVERED_READ_ERROR, None);
+        }
+        match read.result.as_mut() {
+            None => read.result = Some(buffer),
+            Some(result) => {
+                let out = &mut result.as_mut_slice()[run.at as usize..(run.at + run.length) as usize];
+                buffer.copy_to(run.skip as usize, out);
+            }
+        }
+        self.read_next_run(read);
+    }
+
+    /// Everything from the device is there: what the log has replaces it.
+    fn finish_read(&mut self, read: ReadState) {
+        let mut result = read.result.expect("a planned read has its result");
+        for segment in &read.segments {
+            let range = (segment.start - read.offset) as usize..(segment.end - read.offset) as usize;
+            segment.source.copy_to(&mut result.as_mut_slice()[range]);
+        }
+        read.reply.send(Status::SUCCESS, Some(Data::One(result)));
+    }
+}

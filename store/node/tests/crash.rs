@@ -1,0 +1,326 @@
+//! A store on a disk with a volatile cache loses nothing that it acknowledged, whenever the power fails, and returns
+//! nothing that was never written.
+//!
+//! A core owns the shards, in virtual time. Tasks write, zero and read images, never the same sectors at once; then
+//! the core ends as in a SIGKILL, the disk keeps of each sector that was not flushed one of its versions, and
+//! the store is opened again. `RINGBOLT_SEED` runs one seed.
+#![allow(clippy::unwrap_used)]
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bdev::testing::CrashDisk;
+use bdev::{Access, AsyncChannel, Registry, Request};
+use block_io::{Op, Status, Tag};
+use os::clock::VirtualClock;
+use random::WyRand;
+use reactor::{Core, Reactor, ReactorConfig};
+use store_node::{FormatOptions, StoreCores, StoreError, StoreNode, format_device};
+
+const SEEDS: u64 = 12;
+const ROUNDS: u64 = 5;
+const SECTOR: usize = 512;
+/// Two images, larger than the disk has room for: writes also fail for want of space.
+const IMAGES: [(&str, u64); 2] = [("a", 40 << 20), ("b", 9 << 20)];
+/// First sectors of the parts of each image that the load uses: one crosses a border of objects.
+const WINDOWS: [u64; 4] = [0, 8192 - 96, 12_000, 16_500];
+const WINDOW: u64 = 192;
+const CLAIM_MAX: u64 = 48;
+
+/// By image and sector: the stamp that was acknowledged last, and those that may be there too.
+#[derive(Default)]
+struct Oracle {
+    acknowledged: HashMap<(usize, u64), u32>,
+    uncertain: HashMap<(usize, u64), Vec<u32>>,
+    busy: HashSet<(usize, u64)>,
+    stamp: u32,
+    counts: Counts,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    reads: u64,
+    writes: u64,
+    refused: u64,
+    redone: u64,
+    checkpoints: u64,
+    repeated: u64,
+    deferred: u64,
+}
+
+impl Oracle {
+    /// A range of free sectors, which is busy from now on.
+    fn claim(&mut self, random: &mut WyRand) -> Option<(usize, u64, u64)> {
+        let image = random.below(2) as usize;
+        let (mut from, mut count) = (random.below(WINDOW), 1 + random.below(40));
+        if random.happens(600) {
+            (from, count) = (from / 8 * 8, count.next_multiple_of(8));
+        }
+        let first = WINDOWS[random.below(WINDOWS.len() as u64) as usize] + from;
+        let sectors: Vec<_> = (first..first + count).map(|sector| (image, sector)).collect();
+        if sectors.iter().any(|sector| self.busy.contains(sector)) {
+            return None;
+        }
+        self.busy.extend(sectors);
+        Some((image, first, count))
+    }
+
+    fn release(&mut self, (image, first, count): (usize, u64, u64)) {
+        self.busy.retain(|(of, sector)| *of != image || !(first..first + count).contains(sector));
+    }
+
+    /// Whether a sector may have this stamp; from now on it has.
+    fn check(&mut self, image: usize, sector: u64, found: u32) -> Result<(), String> {
+        let key = (image, sector);
+        let expected = self.acknowledged.get(&key).copied().unwrap_or(0);
+        let uncertain = self.uncertain.remove(&key).unwrap_or_default();
+        if found != expected && !uncertain.contains(&found) {
+            return Err(format!(
+                "sector {sector} of image {image} has {found}, not {expected} or {uncertain:?}"
+            ));
+        }
+        self.acknowledged.insert(key, found);
+        Ok(())
+    }
+}
+
+fn stamp_of(sector: &[u8]) -> Result<u32, String> {
+    let stamp = u32::from_le_bytes(sector[..4].try_into().unwrap());
+    let is_whole = sector.chunks(4).all(|word| word == stamp.to_le_bytes());
+    is_whole.then_some(stamp).ok_or_else(|| format!("a sector mixes {stamp} with something else"))
+}
+
+async fn read_and_check(
+    io: &AsyncChannel,
+    core: &Core,
+    oracle: &RefCell<Oracle>,
+    (image, first, count): (usize, u64, u64),
+) -> Result<(), String> {
+    let buffer = core.pool().take(count as usize * SECTOR).unwrap();
+    let buffer = io.read(first, buffer).await.map_err(|(status, _)| format!("a read fails: {status}"))?;
+    for (sector, bytes) in (first..).zip(buffer.as_slice().chunks(SECTOR)) {
+        oracle.borrow_mut().check(image, sector, stamp_of(bytes)?)?;
+    }
+    Ok(())
+}
+
+/// Writes a stamp, or zeroes if it is 0.
+async fn write(io: &AsyncChannel, core: &Core, stamp: u32, first: u64, count: u64) -> Status {
+    if stamp == 0 {
+        let request = Request::new(Tag(0), Op::WriteZeroes, first, count as u32);
+        return io.submit(request).await.status();
+    }
+    let mut buffer = core.pool().take(count as usize * SECTOR).unwrap();
+    buffer.as_mut_slice().copy_from_slice(&stamp.to_le_bytes().repeat(SECTOR / 4 * count as usize));
+    io.write(first, buffer).await.map_or_else(|(status, _)| status, |_| Status::SUCCESS)
+}
+
+/// One of the tasks that load the images.
+async fn load(
+    io: Vec<AsyncChannel>,
+    core: Core,
+    oracle: Rc<RefCell<Oracle>>,
+    mut random: WyRand,
+) -> Result<(), String> {
+    loop {
+        let claimed = oracle.borrow_mut().claim(&mut random);
+        let Some(range) = claimed else {
+            core.sleep_ns(1000).await;
+            continue;
+        };
+        let (image, first, count) = range;
+        let kind = random.below(10);
+        if kind < 3 {
+            read_and_check(&io[image], &core, &oracle, range).await?;
+            oracle.borrow_mut().counts.reads += 1;
+        } else {
+            let stamp = {
+                let oracle = &mut *oracle.borrow_mut();
+                oracle.stamp += 1;
+                let stamp = if kind < 9 { oracle.stamp } else { 0 };
+                for sector in first..first + count {
+                    oracle.uncertain.entry((image, sector)).or_default().push(stamp);
+                }
+                stamp
+            };
+            let status = write(&io[image], &core, stamp, first, count).await;
+            let oracle = &mut *oracle.borrow_mut();
+            if status.is_success() {
+                for sector in first..first + count {
+                    oracle.uncertain.remove(&(image, sector));
+                    oracle.acknowledged.insert((image, sector), stamp);
+                }
+                oracle.counts.writes += 1;
+            } else if status == Status::CAPACITY_EXCEEDED {
+                // It may have happened in part, where it crosses a border of objects.
+                oracle.counts.refused += 1;
+            } else {
+                return Err(format!("a write fails: {status}"));
+            }
+        }
+        oracle.borrow_mut().release(range);
+    }
+}
+
+/// A process: its registry has the disk, and its core runs tasks until it is killed.
+struct Process {
+    registry: Registry,
+    reactor: Reactor,
+    clock: VirtualClock,
+    random: WyRand,
+}
+
+impl Process {
+    fn start(disk: &CrashDisk, clock: &VirtualClock, random: &mut WyRand) -> Process {
+        let registry = Registry::new();
+        registry.register("Disk", None, &[], Arc::new(disk.clone())).unwrap();
+        let arena = dma::Arena::new(dma::ArenaConfig::default());
+        let config = ReactorConfig::simulated(clock.clone(), random.next_bits(), 1, &arena);
+        let reactor = Reactor::new(&config).unwrap();
+        Process { registry, reactor, clock: clock.clone(), random: random.split() }
+    }
+
+    fn turn(&mut self) {
+        self.reactor.turn();
+        self.clock.advance_to(self.clock.now_ns() + 1 + self.random.below(20_000));
+    }
+
+    /// Turns until the task ends.
+    fn run<R: 'static>(&mut self, task: impl Future<Output = R> + 'static) -> R {
+        let result = Rc::new(RefCell::new(None));
+        let out = result.clone();
+        assert!(self.reactor.core().spawn(async move {
+            let value = task.await;
+            *out.borrow_mut() = Some(value);
+        }));
+        for _ in 0..5_000_000 {
+            self.turn();
+            if let Some(result) = result.borrow_mut().take() {
+                return result;
+            }
+        }
+        panic!("it does not end");
+    }
+}
+
+async fn open(registry: Registry, core: Core) -> Result<(StoreNode, Vec<AsyncChannel>), StoreError> {
+    let node = StoreNode::open(&registry, "Disk", "s", &StoreCores::This(&core)).await?;
+    for (name, bytes) in IMAGES {
+        if !node.images().iter().any(|image| image.name == name) {
+            node.create_image(name, bytes).await?;
+        }
+    }
+    let mut io = Vec::new();
+    for (name, _) in IMAGES {
+        let descriptor = registry.open(&format!("s/{name}"), Access::ReadWrite)?;
+        io.push(AsyncChannel::new(&core, descriptor.channel(&core)?));
+    }
+    Ok((node, io))
+}
+
+/// Opens the store, compares it with the oracle, and loads it for a while.
+fn run_round(
+    process: &mut Process,
+    oracle: &Rc<RefCell<Oracle>>,
+    random: &mut WyRand,
+) -> Result<StoreNode, String> {
+    let (registry, core) = (process.registry.clone(), process.reactor.core());
+    let (node, io) = process.run(open(registry, core)).map_err(|error| format!("opening: {error}"))?;
+    let core = process.reactor.core();
+    for (image, channel) in io.iter().enumerate() {
+        for window in WINDOWS {
+            let (io, core, oracle) = (channel.clone(), core.clone(), oracle.clone());
+            let range = (image, window, WINDOW + CLAIM_MAX);
+            process.run(async move { read_and_check(&io, &core, &oracle, range).await })?;
+        }
+    }
+    let failure = Rc::new(RefCell::new(None));
+    for _ in 0..12 {
+        let task = load(io.clone(), core.clone(), oracle.clone(), random.split());
+        let failure = failure.clone();
+        assert!(core.spawn(async move {
+            let error = task.await.err();
+            *failure.borrow_mut() = error;
+        }));
+    }
+    for _ in 0..500 + random.below(8000) {
+        process.turn();
+        if let Some(error) = failure.borrow_mut().take() {
+            return Err(error);
+        }
+    }
+    Ok(node)
+}
+
+fn run_seed(seed: u64, ignores_fua: bool) -> Result<Counts, String> {
+    let mut random = WyRand::new(seed);
+    let clock = VirtualClock::default();
+    let block_size = if seed.is_multiple_of(3) { 4096 } else { 512 };
+    let create = if ignores_fua { CrashDisk::create_ignoring_fua } else { CrashDisk::create };
+    // Some disks have less space than the load needs.
+    let (bytes, log_bytes): (u64, u64) =
+        if seed.is_multiple_of(4) { (2 << 20, 384 << 10) } else { (4 << 20, 256 << 10) };
+    let disk = create(&Registry::new(), "Disk", bytes / u64::from(block_size), block_size, seed).unwrap();
+    let mut process = Process::start(&disk, &clock, &mut random);
+    let (registry, core) = (process.registry.clone(), process.reactor.core());
+    let options = FormatOptions { partitions: Some(2), log_bytes: Some(log_bytes), force: false };
+    process
+        .run(async move { format_device(&registry, "Disk", &StoreCores::This(&core), options).await })
+        .map_err(|error| error.to_string())?;
+    let oracle = Rc::new(RefCell::new(Oracle::default()));
+    for round in 0..ROUNDS {
+        let node = run_round(&mut process, &oracle, &mut random);
+        let node = node.map_err(|error| format!("round {round}: {error}"))?;
+        let partitions = process.run(async move { node.status().await });
+        for partition in partitions.map_err(|error| error.to_string())? {
+            let counts = &mut oracle.borrow_mut().counts;
+            counts.redone += partition.stats.entries_redone;
+            counts.checkpoints += partition.stats.checkpoints;
+            counts.repeated += partition.stats.reads_repeated;
+            counts.deferred += partition.stats.deferred;
+        }
+        process.reactor.discard();
+        oracle.borrow_mut().busy.clear();
+        disk.fail_power(random.next_bits());
+        process = Process::start(&disk, &clock, &mut random);
+    }
+    process.reactor.discard();
+    let counts = oracle.borrow().counts;
+    Ok(counts)
+}
+
+#[test]
+fn acknowledged_writes_survive_power_failures() {
+    let seeds = match std::env::var("RINGBOLT_SEED") {
+        Ok(seed) => seed.parse().map(|seed: u64| seed..seed + 1).unwrap(),
+        Err(_) => 0..SEEDS,
+    };
+    let mut total = Counts::default();
+    for seed in seeds {
+        let counts = run_seed(seed, false).unwrap_or_else(|error| panic!("RINGBOLT_SEED={seed}: {error}"));
+        total.reads += counts.reads;
+        total.writes += counts.writes;
+        total.refused += counts.refused;
+        total.redone += counts.redone;
+        total.checkpoints += counts.checkpoints;
+        total.repeated += counts.repeated;
+        total.deferred += counts.deferred;
+    }
+    println!("{total:?}");
+    let Counts { reads, writes, refused, redone, checkpoints, repeated, deferred } = total;
+    let all = [reads, writes, refused, redone, checkpoints, repeated, deferred];
+    let is_one_seed = std::env::var("RINGBOLT_SEED").is_ok();
+    assert!(
+        is_one_seed || all.iter().all(|count| *count > 0),
+        "the load does not reach everything: {total:?}"
+    );
+}
+
+/// The test finds a disk that acknowledges the log's writes from its cache.
+#[test]
+fn a_disk_that_ignores_fua_is_found() {
+    let found = (0..SEEDS).find_map(|seed| run_seed(seed, true).err());
+    println!("found: {}", found.expect("nothing is found"));
+}

@@ -1,0 +1,211 @@
+//! Stores and images through the control plane, on two cores.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use bdev::error::{ErrorConfig, FaultAction, FaultInjection};
+use bdev::rpc::BdevModule;
+use bdev::{Access, AsyncChannel, Registry, error, malloc};
+use block_io::{Op, Status};
+use control::ControlPlane;
+use control::json::{Value, json};
+use os::CpuSet;
+use reactor::{Core, ReactorConfig, Reactors};
+use store_node::rpc::StoreModule;
+
+struct Program {
+    registry: Registry,
+    reactors: Reactors,
+    control: Arc<ControlPlane>,
+}
+
+impl Program {
+    /// Two reactors, and a device of 64 MiB under one that injects errors.
+    fn start() -> Program {
+        let cpus = CpuSet::new(vec![0, 1]).unwrap();
+        let reactors = Reactors::start(&ReactorConfig { cpus, pin: false, ..Default::default() }).unwrap();
+        let registry = Registry::new();
+        malloc::create(&registry, malloc::MallocConfig::new("Malloc0", 131_072, 512)).unwrap();
+        error::create(&registry, ErrorConfig::new("Malloc0")).unwrap();
+        let store = StoreModule::new(registry.clone(), reactors.handles());
+        let builder = ControlPlane::builder(Vec::new());
+        let bdevs = BdevModule::new(registry.clone(), builder.examiner());
+        let control = builder.module(&bdevs).module(&store).start(None).unwrap();
+        Program { registry, reactors, control }
+    }
+
+    fn call(&self, method: &str, params: Value) -> Value {
+        self.control.invoke(method, params).unwrap_or_else(|error| panic!("{method}: {}", error.message))
+    }
+
+    fn refused(&self, method: &str, params: Value) -> String {
+        self.control.invoke(method, params).unwrap_err().message
+    }
+
+    /// Runs I/O to a bdev on a core, and waits for its end.
+    fn io<R: Send + 'static, Fut: Future<Output = R> + 'static>(
+        &self,
+        core: usize,
+        bdev_name: &str,
+        work: impl FnOnce(AsyncChannel, Core) -> Fut + Send + 'static,
+    ) -> R {
+        let descriptor = self.registry.open(bdev_name, Access::ReadWrite).unwrap();
+        let (sender, receiver) = mpsc::channel();
+        let run = move |core: &Core| {
+            let (io, core) = (AsyncChannel::new(core, descriptor.channel(core).unwrap()), core.clone());
+            let of_task = core.clone();
+            of_task.spawn(async move {
+                let _ = sender.send(work(io, core).await);
+            });
+        };
+        self.reactors.handles()[core].post(run).unwrap();
+        receiver.recv().unwrap()
+    }
+
+    fn write(&self, core: usize, lba: u64, bytes: usize, value: u8) -> Status {
+        self.io(core, "s/vol", move |io, core| async move {
+            let mut buffer = core.pool().take(bytes).unwrap();
+            buffer.as_mut_slice().fill(value);
+            io.write(lba, buffer).await.map_or_else(|(status, _)| status, |_| Status::SUCCESS)
+        })
+    }
+
+    fn read(&self, core: usize, lba: u64, bytes: usize) -> Result<Vec<u8>, Status> {
+        self.io(core, "s/vol", move |io, core| async move {
+            let buffer = core.pool().take(bytes).unwrap();
+            let read = io.read(lba, buffer).await.map_err(|(status, _)| status);
+            read.map(|buffer| buffer.as_slice().to_vec())
+        })
+    }
+
+    fn open(&self) -> Value {
+        self.call("store_open", json!({ "bdev_name": "EE_Malloc0", "name": "s" }))
+    }
+
+    fn close(&self) {
+        self.call("store_close", json!({ "name": "s" }));
+    }
+
+    fn format(&self) {
+        self.call("store_format", json!({ "bdev_name": "EE_Malloc0", "partitions": 3 }));
+    }
+
+    fn stop(self) {
+        self.control.drain();
+        self.reactors.stop();
+        self.control.stop();
+    }
+}
+
+#[test]
+fn images_are_created_resized_deleted_and_found_again() {
+    let program = Program::start();
+    assert!(program.refused("store_open", json!({ "bdev_name": "EE_Malloc0" })).contains("has no store"));
+    program.format();
+    assert!(program.refused("store_format", json!({ "bdev_name": "EE_Malloc0" })).contains("already"));
+    assert_eq!(program.open(), json!([]));
+    assert!(
+        program.refused("store_format", json!({ "bdev_name": "EE_Malloc0", "force": true })).contains("s")
+    );
+    let image = |size: u64| json!({ "store": "s", "name": "vol", "size": size });
+    assert_eq!(program.call("store_image_create", image(32 << 20)), "s/vol");
+    assert!(program.refused("store_image_create", image(1 << 20)).contains("already"));
+    assert!(program.refused("store_image_resize", image(1000)).contains("multiple of 512"));
+    assert!(
+        program.refused("store_image_delete", json!({ "store": "s", "name": "x" })).contains("no image x")
+    );
+    // Across a border of objects, from both cores, in requests that the layer divides.
+    assert_eq!(program.write(0, 8192 - 300, 300 << 10, 7), Status::SUCCESS);
+    assert_eq!(program.write(1, 3, 1024, 8), Status::SUCCESS);
+    program.close();
+    assert!(program.registry.find("s/vol").is_none());
+    assert_eq!(program.open(), json!(["s/vol"]));
+    for core in [0, 1] {
+        assert!(program.read(core, 8192 - 300, 300 << 10).unwrap().iter().all(|byte| *byte == 7));
+        let bytes = program.read(core, 0, 4096).unwrap();
+        assert!(
+            bytes
+                .iter()
+                .enumerate()
+                .all(|(at, byte)| *byte == if at / 512 == 3 || at / 512 == 4 { 8 } else { 0 })
+        );
+    }
+    // What is cut off is gone.
+    program.call("store_image_resize", image((4 << 20) + 512));
+    assert_eq!(program.read(0, 8192 + 1, 512), Err(Status::LBA_OUT_OF_RANGE.do_not_retry()));
+    program.call("store_image_resize", image(64 << 20));
+    assert!(program.read(0, 8192, 512).unwrap().iter().all(|byte| *byte == 7));
+    assert!(program.read(0, 8192 + 1, 64 << 10).unwrap().iter().all(|byte| *byte == 0));
+    program.call("store_image_delete", json!({ "store": "s", "name": "vol" }));
+    program.close();
+    assert_eq!(program.open(), json!([]));
+    let stores = program.call("store_get_stores", json!({}));
+    for partition in stores[0]["partitions"].as_array().unwrap() {
+        assert_eq!(partition["objects"], 0);
+        assert_eq!(partition["free_extents"], partition["extents"]);
+    }
+    program.stop();
+}
+
+#[test]
+fn a_device_that_fails_ends_its_partition_and_loses_nothing() {
+    let program = Program::start();
+    program.format();
+    program.open();
+    program.call("store_image_create", json!({ "store": "s", "name": "vol", "size": 32 << 20 }));
+    assert_eq!(program.write(0, 0, 4096, 1), Status::SUCCESS);
+    let failure = FaultInjection::once(Some(Op::Write), FaultAction::Fail(Status::INTERNAL_ERROR));
+    error::inject(&program.registry, "EE_Malloc0", failure).unwrap();
+    assert_eq!(program.write(0, 0, 4096, 2), Status::INTERNAL_ERROR);
+    assert_eq!(program.read(0, 0, 4096), Err(Status::INTERNAL_ERROR));
+    let stores = program.call("store_get_stores", json!({ "name": "s" }));
+    let states = stores[0]["partitions"].as_array().unwrap().iter();
+    assert_eq!(states.filter(|partition| partition["state"] == "failed").count(), 1);
+    // Another object's partition goes on.
+    assert_eq!(program.write(0, 8192, 4096, 3), Status::SUCCESS);
+    program.close();
+    program.open();
+    let first = program.read(0, 0, 4096).unwrap();
+    assert!(first.iter().all(|byte| *byte == first[0]) && [1, 2].contains(&first[0]), "{}", first[0]);
+    assert!(program.read(0, 8192, 4096).unwrap().iter().all(|byte| *byte == 3));
+    program.stop();
+}
+
+#[test]
+fn damage_is_found_by_reads_and_by_inspection() {
+    let program = Program::start();
+    program.format();
+    program.open();
+    program.call("store_image_create", json!({ "store": "s", "name": "vol", "size": 32 << 20 }));
+    assert_eq!(program.write(0, 0, 8192, 0xa5), Status::SUCCESS);
+    program.close();
+    let inspect = |program: &Program| {
+        let registry = program.registry.clone();
+        program.io(0, "EE_Malloc0", move |_, core| async move {
+            store_node::inspect(&core, &registry, "EE_Malloc0", true, |_| {}).await.unwrap()
+        })
+    };
+    let sound = inspect(&program);
+    assert_eq!((sound.problems.len(), sound.images.len(), sound.images[0].name.as_str()), (0, 1, "vol"));
+    assert_eq!(sound.partitions.iter().map(|partition| partition.blocks_checked).sum::<u64>(), 2);
+    // The device's block that has the image's first.
+    let damaged = program.io(0, "EE_Malloc0", |io, core| async move {
+        for lba in (0..131_072).step_by(8) {
+            let mut buffer = io.read(lba, core.pool().take(4096).unwrap()).await.unwrap();
+            if buffer.as_slice().iter().all(|byte| *byte == 0xa5) {
+                buffer.as_mut_slice()[100] = 0;
+                io.write(lba, buffer).await.unwrap();
+                return lba / 8;
+            }
+        }
+        panic!("the data is not in place");
+    });
+    let found = inspect(&program);
+    assert_eq!(found.problems.len(), 1, "{:?}", found.problems);
+    assert!(found.problems[0].starts_with(&format!("block {damaged}: the checksum of block 0 of object 0")));
+    program.open();
+    assert_eq!(program.read(0, 0, 4096), Err(Status::UNRECOVERED_READ_ERROR));
+    assert!(program.read(0, 8, 4096).unwrap().iter().all(|byte| *byte == 0xa5));
+    program.stop();
+}
