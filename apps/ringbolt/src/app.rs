@@ -15,6 +15,7 @@ use nbd::rpc::NbdModule;
 use nvmf::NvmfTarget;
 use nvmf::rpc::NvmfModule;
 use reactor::ReactorHandle;
+use store_node::rpc::StoreModule;
 use vhost::VhostTarget;
 use vhost::rpc::VhostModule;
 
@@ -50,6 +51,7 @@ pub(crate) fn catalog() -> Catalog {
         .with::<BdevModule>()
         .with::<NvmeModule>()
         .with::<ModelModule>()
+        .with::<StoreModule>()
         .with::<NvmfModule>()
         .with::<NbdModule>()
         .with::<IscsiModule>()
@@ -77,6 +79,7 @@ impl App {
             .module(&bdevs)
             .module(&NvmeModule::new(&bdevs, &handles))
             .module(&ModelModule::new(bdevs.clone()))
+            .module(&StoreModule::new(registry.clone(), &handles))
             .module(&nvmf)
             .module(&nbd)
             .module(&iscsi)
@@ -135,7 +138,7 @@ mod tests {
         ];
         for info in catalog().iter() {
             let name = info.name;
-            let prefixes = ["bdev_model_", "nbd_export_"];
+            let prefixes = ["bdev_model_", "nbd_export_", "store_"];
             let is_extension =
                 extensions.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix));
             assert!(spdk_methods().any(|known| known == name) || is_extension, "{name}");

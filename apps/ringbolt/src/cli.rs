@@ -53,6 +53,16 @@ pub(crate) enum CliCommand {
         #[command(subcommand)]
         command: crate::commands::model::ModelCommand,
     },
+    /// Format, check and list the object store on a file or block device that no server uses
+    #[command(
+        after_help = "Examples:\n  ringbolt objects format --size=10g store.img\n  ringbolt objects check store.img\n  \
+        ringbolt objects dump --json /dev/nvme0n1\n\n\
+        A server opens it with bdev_uring_create and store_open; store_image_create makes a volume in it."
+    )]
+    Objects {
+        #[command(subcommand)]
+        command: crate::commands::objects::ObjectsCommand,
+    },
     /// Print the reference of all JSON-RPC methods, docs/RPC.md
     #[command(hide = true)]
     RpcReference,

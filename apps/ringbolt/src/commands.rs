@@ -4,6 +4,7 @@ mod demo;
 pub(crate) mod lab;
 pub(crate) mod model;
 pub(crate) mod nvme;
+pub(crate) mod objects;
 mod perf;
 pub(crate) mod rpc;
 mod serve;
@@ -22,6 +23,7 @@ pub(crate) fn run(command: CliCommand) -> Result<(), CommandError> {
         CliCommand::Demo(options) => demo::run(&options),
         CliCommand::Lab { command } => lab::run(command),
         CliCommand::Model { command } => model::run(command),
+        CliCommand::Objects { command } => objects::run(command),
         CliCommand::Nvme { command } => nvme::run(command),
         CliCommand::RpcReference => {
             print!("{}", control::reference::markdown(&crate::app::catalog()));

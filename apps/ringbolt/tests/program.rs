@@ -19,7 +19,7 @@ fn failure(arguments: &[&str]) -> (i32, String) {
 
 #[test]
 fn every_help_text_has_examples() {
-    for command in ["serve", "rpc", "perf", "demo", "completions"] {
+    for command in ["serve", "rpc", "perf", "demo", "objects", "completions"] {
         let output = ringbolt(&[command, "--help"]);
         let help = text(&output.stdout);
         assert!(output.status.success(), "{command}");
@@ -301,4 +301,34 @@ fn demo_once_exits_with_success() {
     {
         assert!(stdout.contains(part), "{part}: {stdout}");
     }
+}
+
+#[test]
+fn a_store_survives_a_killed_server() {
+    let directory = scratch("objects");
+    let image = directory.join("store.img");
+    let image = image.to_str().unwrap();
+    let format = ringbolt(&["objects", "format", "--size=64m", "--partitions=2", image]);
+    assert!(format.status.success(), "{}", text(&format.stderr));
+    let (status, stderr) = failure(&["objects", "format", image]);
+    assert!(status == 1 && stderr.contains("force formats it again"), "{stderr}");
+    let config = json!({"subsystems": [
+        {"subsystem": "bdev", "config": [
+            {"method": "bdev_uring_create", "params": {"name": "Disk", "filename": image}}]},
+        {"subsystem": "store", "config": [{"method": "store_open", "params": {"bdev_name": "Disk"}}]}]});
+    let server = ServerProcess::configured(&directory, "first", &config);
+    assert_eq!(server.ok(&["store_image_create", "name=vol", "size=16777216"]), "store/vol");
+    server.kill();
+    let dump = ringbolt(&["objects", "dump", "--json", image]);
+    let dump: Value = serde_json::from_slice(&dump.stdout).unwrap();
+    assert_eq!(dump["images"][0]["name"], "vol");
+    let server = ServerProcess::configured(&directory, "second", &config);
+    assert_eq!(server.ok(&["bdev_get_bdevs", "name=store/vol"])[0]["num_blocks"], 32768);
+    server.stop();
+    let check = ringbolt(&["objects", "check", image]);
+    assert!(check.status.success() && text(&check.stdout).contains("0 problems"), "{}", text(&check.stdout));
+    std::fs::File::options().write(true).open(image).unwrap().set_len(32 << 20).unwrap();
+    let (status, stderr) = failure(&["objects", "check", image]);
+    assert!(status == 1 && stderr.contains("it was truncated"), "{stderr}");
+    std::fs::remove_dir_all(directory).unwrap();
 }

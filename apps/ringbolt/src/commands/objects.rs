@@ -1,0 +1,310 @@
+//! `ringbolt objects`: formats, checks and lists the object store on a file or block device.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+use bdev::uring::{self, UringConfig};
+use bdev::{Registry, Uuid};
+use clap::{Args, Subcommand};
+use comfy_table::{CellAlignment, Table};
+use reactor::{Reactor, ReactorConfig};
+use serde_json::{Value, json};
+use store_node::{FormatOptions, PartitionContents, StoreContents, StoreCores, format_device, inspect};
+use wire_store::{
+    BLOCK_BYTES, BLOCKS_PER_EXTENT, EntryHeader, ImageRecord, Onode, OnodeContent, Operation, Superblock,
+};
+
+use crate::cli::parse_size;
+use crate::command_error::CommandError;
+use crate::console::stdout_line;
+
+/// The subcommands of `ringbolt objects`.
+#[derive(Subcommand)]
+pub(crate) enum ObjectsCommand {
+    /// Write an empty store
+    #[command(after_help = "Examples:\n  ringbolt objects format --size=10g store.img\n  \
+        ringbolt objects format --partitions=4 --log-size=64m /dev/nvme0n1")]
+    Format(FormatArgs),
+    /// Read everything and compare it with its checksums; exit status 1 if something is damaged
+    #[command(after_help = "Example:\n  ringbolt objects check store.img")]
+    Check(InspectArgs),
+    /// List images, objects and the entries of the logs
+    #[command(after_help = "Example:\n  ringbolt objects dump store.img")]
+    Dump(InspectArgs),
+}
+
+/// Arguments of `ringbolt objects format`.
+#[derive(Args)]
+pub(crate) struct FormatArgs {
+    /// File or block device
+    path: PathBuf,
+    /// Create the file with this size, as 10g
+    #[arg(long, value_parser = parse_size)]
+    size: Option<u64>,
+    /// Partitions, each owned by one core of a server [default: one for each 16 GiB, 1 to 16]
+    #[arg(long)]
+    partitions: Option<u32>,
+    /// Size of each partition's log [default: a 32nd of the partition, 1 MiB to 64 MiB]
+    #[arg(long, value_parser = parse_size)]
+    log_size: Option<u64>,
+    /// Destroy a store that is there; use a block device that looks used
+    #[arg(long)]
+    force: bool,
+}
+
+/// Arguments of the subcommands that read.
+#[derive(Args)]
+pub(crate) struct InspectArgs {
+    /// File or block device
+    path: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Name of the device in this process.
+const DEVICE: &str = "device";
+
+/// Runs a subcommand of `ringbolt objects`.
+pub(crate) fn run(command: ObjectsCommand) -> Result<(), CommandError> {
+    match command {
+        ObjectsCommand::Format(options) => format(options),
+        ObjectsCommand::Check(options) => check(&options),
+        ObjectsCommand::Dump(options) => dump(&options),
+    }
+}
+
+fn open(path: &Path, change: impl FnOnce(&mut UringConfig)) -> Result<Registry, CommandError> {
+    let registry = Registry::new();
+    let mut config = UringConfig::new(DEVICE, path);
+    change(&mut config);
+    uring::create(&registry, config).map_err(CommandError::environment)?;
+    Ok(registry)
+}
+
+fn start_reactor() -> Result<Reactor, CommandError> {
+    Reactor::new(&ReactorConfig::default()).map_err(CommandError::environment)
+}
+
+fn format(options: FormatArgs) -> Result<(), CommandError> {
+    let registry = open(&options.path, |config| {
+        config.create_bytes = options.size;
+        config.force = options.force;
+    })?;
+    let FormatArgs { path, partitions, log_size: log_bytes, force, .. } = options;
+    let reactor = start_reactor()?;
+    let core = reactor.core();
+    let formatted = reactor.block_on(async move {
+        let options = FormatOptions { partitions, log_bytes, force };
+        format_device(&registry, DEVICE, &StoreCores::This(&core), options).await
+    });
+    let superblock = formatted.map_err(|error| failed(&path, &error))?;
+    stdout_line!("{}: {}", path.display(), division(&superblock));
+    Ok(())
+}
+
+fn failed(path: &Path, error: &dyn std::fmt::Display) -> CommandError {
+    CommandError::operation(format!("{}: {error}", path.display()))
+}
+
+/// The division of a device, in words.
+fn division(superblock: &Superblock) -> String {
+    let extents = superblock.layout().map_or(0, |layout| layout.extents);
+    let log_blocks = superblock.log_blocks - Superblock::LOG_HEADER_BLOCKS;
+    format!(
+        "device {}, {} partitions of {} MiB for data, each with a log of {} MiB",
+        Uuid::from_bytes(superblock.device),
+        superblock.partitions,
+        (u64::from(extents) * (BLOCKS_PER_EXTENT * BLOCK_BYTES) as u64) >> 20,
+        (log_blocks * BLOCK_BYTES as u64) >> 20,
+    )
+}
+
+fn read(options: &InspectArgs, data: bool) -> Result<StoreContents, CommandError> {
+    let registry = open(&options.path, |config| config.readonly = true)?;
+    let reactor = start_reactor()?;
+    let core = reactor.core();
+    let shows = data && std::io::stderr().is_terminal();
+    let contents = reactor.block_on(async move {
+        let mut shown = std::time::Instant::now();
+        let progress = |blocks: u64| {
+            if shows && shown.elapsed().as_secs() > 0 {
+                shown = std::time::Instant::now();
+                eprint!("\r{} MiB compared", (blocks * BLOCK_BYTES as u64) >> 20);
+            }
+        };
+        let contents = inspect(&core, &registry, DEVICE, data, progress).await;
+        if shows {
+            eprint!("\r\x1b[K");
+        }
+        contents
+    });
+    contents.map_err(|error| failed(&options.path, &error))
+}
+
+fn check(options: &InspectArgs) -> Result<(), CommandError> {
+    let contents = read(options, true)?;
+    let blocks: u64 = contents.partitions.iter().map(|partition| partition.blocks_checked).sum();
+    if options.json {
+        let partitions = contents.partitions.iter().map(partition_json);
+        stdout_line!(
+            "{:#}",
+            json!({
+                "uuid": Uuid::from_bytes(contents.superblock.device).to_string(),
+                "partitions": partitions.collect::<Vec<_>>(),
+                "blocks_checked": blocks,
+                "problems": contents.problems,
+            })
+        );
+    } else {
+        stdout_line!("{}", division(&contents.superblock));
+        stdout_line!("{}", partition_table(&contents.partitions));
+        contents.problems.iter().for_each(|problem| stdout_line!("{problem}"));
+        stdout_line!("{blocks} blocks of 4 KiB compared, {} problems", contents.problems.len());
+    }
+    match contents.problems.len() {
+        0 => Ok(()),
+        count => Err(failed(&options.path, &format!("{count} problems"))),
+    }
+}
+
+fn partition_json(partition: &PartitionContents) -> Value {
+    json!({
+        "index": partition.index,
+        "objects": partition.space.objects,
+        "extents": partition.space.extents,
+        "free_extents": partition.space.free_extents,
+        "log_entries": partition.entries.len(),
+        "log_used_bytes": partition.log_used_bytes,
+        "blocks_checked": partition.blocks_checked,
+        "damaged": partition.damaged.iter().map(|(block, ..)| *block).collect::<Vec<_>>(),
+    })
+}
+
+fn partition_table(partitions: &[PartitionContents]) -> Table {
+    let mut table = table(&["partition", "objects", "extents", "free", "log entries", "compared", "damaged"]);
+    for partition in partitions {
+        table.add_row([
+            partition.index.to_string(),
+            partition.space.objects.to_string(),
+            partition.space.extents.to_string(),
+            partition.space.free_extents.to_string(),
+            partition.entries.len().to_string(),
+            partition.blocks_checked.to_string(),
+            partition.damaged.len().to_string(),
+        ]);
+    }
+    table
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(header.iter().map(|name| name.to_string()));
+    for column in table.column_iter_mut() {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn dump(options: &InspectArgs) -> Result<(), CommandError> {
+    let contents = read(options, false)?;
+    if options.json {
+        let object = |onode: &Onode| members(&OBJECT_COLUMNS, object_row(onode));
+        let entry = |entry: &EntryHeader| members(&ENTRY_COLUMNS, entry_row(entry));
+        let partition = |partition: &PartitionContents| {
+            json!({
+                "index": partition.index,
+                "objects": partition.objects.iter().map(object).collect::<Vec<_>>(),
+                "log": partition.entries.iter().map(entry).collect::<Vec<_>>(),
+            })
+        };
+        let image = |image: &ImageRecord| {
+            json!({
+                "name": image.name,
+                "uuid": Uuid::from_bytes(image.uuid).to_string(),
+                "volume": image.volume,
+                "size": image.bytes,
+                "removing": image.removing,
+            })
+        };
+        stdout_line!(
+            "{:#}",
+            json!({
+                "uuid": Uuid::from_bytes(contents.superblock.device).to_string(),
+                "images": contents.images.iter().map(image).collect::<Vec<_>>(),
+                "partitions": contents.partitions.iter().map(partition).collect::<Vec<_>>(),
+                "problems": contents.problems,
+            })
+        );
+        return Ok(());
+    }
+    stdout_line!("{}", division(&contents.superblock));
+    if !contents.images.is_empty() {
+        let mut images = table(&["volume", "size", "name"]);
+        for image in &contents.images {
+            let name = if image.removing { format!("{} (removing)", image.name) } else { image.name.clone() };
+            images.add_row([image.volume.to_string(), image.bytes.to_string(), name]);
+        }
+        stdout_line!("\nImages\n{images}");
+    }
+    for partition in &contents.partitions {
+        let mut objects = table(&OBJECT_COLUMNS);
+        for onode in &partition.objects {
+            objects.add_row(cells(object_row(onode)));
+        }
+        stdout_line!("\nPartition {}: {} objects\n{objects}", partition.index, partition.objects.len());
+        let mut entries = table(&ENTRY_COLUMNS);
+        for entry in &partition.entries {
+            entries.add_row(cells(entry_row(entry)));
+        }
+        stdout_line!("Log {}: {} entries\n{entries}", partition.index, partition.entries.len());
+    }
+    contents.problems.iter().for_each(|problem| stdout_line!("{problem}"));
+    Ok(())
+}
+
+const OBJECT_COLUMNS: [&str; 7] =
+    ["volume", "index", "version", "sequence", "inline_bytes", "extents", "blocks"];
+const ENTRY_COLUMNS: [&str; 6] = ["sequence", "operation", "volume", "index", "offset", "length"];
+
+/// An object as the columns of a table or the members of a JSON object.
+fn object_row(onode: &Onode) -> Vec<Value> {
+    let (inline, extents, blocks) = match &onode.content {
+        OnodeContent::Inline(bytes) => (bytes.len(), 0, 0),
+        OnodeContent::Mapped(map) => {
+            let extents = map.extents.iter().filter(|extent| **extent != 0).count();
+            (0, extents, (0..wire_store::BLOCKS_PER_OBJECT).filter(|block| map.is_written(*block)).count())
+        }
+    };
+    let id = onode.id;
+    let numbers = [onode.version, onode.sequence, inline as u64, extents as u64, blocks as u64];
+    [id.volume, id.index.into()].into_iter().chain(numbers).map(Value::from).collect()
+}
+
+fn entry_row(entry: &EntryHeader) -> Vec<Value> {
+    let operation = match entry.operation {
+        Operation::Write => "write",
+        Operation::WriteZeroes => "write_zeroes",
+        Operation::Preallocate => "preallocate",
+        Operation::Remove => "remove",
+    };
+    vec![
+        entry.sequence.into(),
+        operation.into(),
+        entry.object.volume.into(),
+        entry.object.index.into(),
+        entry.offset.into(),
+        entry.length.into(),
+    ]
+}
+
+/// A row as the members of a JSON object.
+fn members(columns: &[&str], row: Vec<Value>) -> Value {
+    Value::Object(columns.iter().map(|name| name.to_string()).zip(row).collect())
+}
+
+/// A row as the cells of a table.
+fn cells(row: Vec<Value>) -> impl Iterator<Item = String> {
+    row.into_iter().map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_string))
+}
