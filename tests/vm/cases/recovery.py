@@ -67,6 +67,11 @@ def restarts(bench):
     The volume keeps its identity, so that every file that was synced is there, and the file system sees no error."""
     subsystem = Subsystem("restarts", [Namespace(mib=64, configured=False)])
     target = bench.serve(subsystem)
+    restart_under_ext4(bench, target, subsystem, 20)
+
+
+def restart_under_ext4(bench, target, subsystem, times):
+    """Kills and restarts the target under a mounted ext4 whose files are synced one by one, and checks all of them."""
     bench.connect(subsystem, "--ctrl-loss-tmo=120 --reconnect-delay=1")
     device = bench.block(subsystem)
     identity = f"cat /sys/block/{device.removeprefix('/dev/')}/uuid /sys/block/{device.removeprefix('/dev/')}/nguid"
@@ -75,7 +80,7 @@ def restarts(bench):
     write = "dd if=/dev/urandom of=/mnt/$i bs=16k count=1 conv=fsync status=none && sha256sum /mnt/$i > /tmp/sum.$i"
     writer = bench.guest.spawn(f"i=0; while [ ! -e /tmp/stop ]; do {write} || exit 1; echo synced $i; i=$((i + 1)); done; echo done")
     synced = 0
-    for _ in range(20):
+    for _ in range(times):
         writer.expect(f"^synced {synced + 3}$", 60)
         target.kill()
         target.launch()
