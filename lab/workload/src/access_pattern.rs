@@ -452,17 +452,25 @@ impl GeneralPattern {
 
 impl FileRegion {
     /// The start of the next sequential I/O: a step from the end of the last one, or beyond the region, its other end.
-    /// The first I/O starts at the beginning, also backwards, as in fio.
     fn after_step(&self, step_blocks: i64, blocks: u64) -> u64 {
         let last_start = self.blocks.saturating_sub(blocks);
-        if self.next == 0 {
-            return 0;
-        }
-        match self.next.checked_add_signed(step_blocks) {
+        let Some(from) = self.step_origin(step_blocks) else { return 0 };
+        match from.checked_add(step_blocks).and_then(|at| u64::try_from(at).ok()) {
             Some(at) if at <= last_start => at,
             _ if step_blocks < 0 => self.blocks.saturating_add_signed(step_blocks).min(last_start),
             _ => 0,
         }
+    }
+
+    /// Where the next step starts, relative to the region; `None` for an I/O at the region's start. The first
+    /// I/O backwards is a step from fio's origin: the size of the region minus its offset, if that has one.
+    fn step_origin(&self, step_blocks: i64) -> Option<i64> {
+        let signed = |blocks: u64| i64::try_from(blocks).unwrap_or(i64::MAX);
+        let from = match self.next {
+            0 if step_blocks < 0 && self.first_lba > 0 => signed(self.blocks) - signed(self.first_lba),
+            next => signed(next),
+        };
+        (from != 0).then_some(from)
     }
 }
 

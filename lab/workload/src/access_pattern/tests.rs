@@ -135,6 +135,29 @@ fn steps_and_sequences_follow_fio() {
     }
 }
 
+/// Offsets in units of 4 KiB of `--rw=read:-8k --bs=4k` with an offset and a size, by fio 3.33's `write_iolog`.
+#[test]
+fn steps_backwards_from_an_offset_start_where_fio_does() {
+    let cases: [(u64, u64, &[u64]); 5] = [
+        (4, 16, &[14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 18, 17, 16, 15, 14]),
+        (4, 12, &[10, 9, 8, 7, 6, 5, 4, 14, 13, 12, 11, 10]),
+        (8, 8, &[8, 14, 13, 12, 11, 10, 9, 8]),
+        (12, 4, &[14, 13, 12, 14]),
+        (1, 4, &[2, 1, 3, 2, 1, 3, 2, 1, 3, 2, 1, 3]),
+    ];
+    for (offset, size, expected) in cases {
+        let spec = JobSpec {
+            sequence: OffsetSequence { step_bytes: -8192, ..OffsetSequence::default() },
+            offset_bytes: offset * 4096,
+            size_bytes: Some(size * 4096),
+            ..JobSpec::default()
+        };
+        let drawn = generate(&spec, &[geometry(1 << 20)], expected.len());
+        let drawn: Vec<u64> = drawn.into_iter().map(|(_, offset, _)| offset / 4096).collect();
+        assert_eq!(drawn, expected, "offset {offset}, size {size}");
+    }
+}
+
 #[test]
 fn a_step_is_whole_blocks_and_longer_than_the_region_at_most_wraps() {
     let step = |step_bytes| OffsetSequence { step_bytes, ..OffsetSequence::default() };
