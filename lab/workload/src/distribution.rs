@@ -10,7 +10,7 @@ pub enum Distribution {
     /// All positions are equally likely.
     #[default]
     Uniform,
-    /// The k-th hottest position has a probability proportional to 1 / k^theta.
+    /// The k-th rank has a probability proportional to 1 / k^theta.
     Zipf {
         /// The exponent, above 0.
         theta: f64,
@@ -20,9 +20,10 @@ pub enum Distribution {
         /// Share, above 0 and below 1.
         h: f64,
     },
-    /// Normal, centred on the middle of the region.
+    /// Nearly normal ranks, as fio draws them: the mean of twelve uniform draws, and a uniform one added. Their standard
+    /// deviation is the root of 1/144 + `deviation`² / 120,000 of the region: never below a twelfth.
     Normal {
-        /// Standard deviation in percent of the region, above 0.
+        /// Width of the added draw in percent of the region, above 0; 50 at most has an effect.
         deviation: f64,
     },
     /// Consecutive zones, each with its size and its percentage of the I/O.
@@ -53,9 +54,12 @@ pub(crate) enum OffsetSampler {
     Uniform,
     /// Every position once, then all again in another order.
     Permuted(Permutation),
-    Zipf(Zipf, Permutation),
-    Pareto(f64, Permutation),
-    Normal(f64),
+    /// The ranks, and what is added to their hashes.
+    Zipf(Zipf, u64),
+    /// The exponent, and what is added to the hashes.
+    Pareto(f64, u64),
+    /// Width of the added draw, in positions.
+    Normal(u64),
     /// Of each zone: upper bound of its 64-bit random numbers, first position, number of positions.
     Zoned(Vec<(u64, u64, u64)>),
 }
@@ -69,13 +73,16 @@ impl OffsetSampler {
         unit_bytes: u64,
         seed: u64,
     ) -> OffsetSampler {
-        let scatter = || Permutation::new(positions, seed ^ 0x7363_6174_7465_7221);
+        let rotation = u64::from(seed as u32).rotate_left(13);
         match distribution {
             Distribution::Uniform if each_once => OffsetSampler::Permuted(Permutation::new(positions, seed)),
             Distribution::Uniform => OffsetSampler::Uniform,
-            Distribution::Zipf { theta } => OffsetSampler::Zipf(Zipf::new(positions, *theta), scatter()),
-            Distribution::Pareto { h } => OffsetSampler::Pareto(h.ln() / (1.0 - h).ln(), scatter()),
-            Distribution::Normal { deviation } => OffsetSampler::Normal(deviation / 100.0 * positions as f64),
+            Distribution::Zipf { theta } => OffsetSampler::Zipf(Zipf::new(positions, *theta), rotation),
+            Distribution::Pareto { h } => OffsetSampler::Pareto(h.ln() / (1.0 - h).ln(), rotation),
+            Distribution::Normal { deviation } => {
+                let width = (deviation / 100.0 * positions as f64).ceil() as u64;
+                OffsetSampler::Normal(width.min(positions / 2))
+            }
             Distribution::Zoned(zones) => OffsetSampler::Zoned(zone_table(zones, positions, unit_bytes)),
         }
     }
@@ -93,18 +100,12 @@ impl OffsetSampler {
     fn next_nonuniform(&mut self, random: &mut WyRand, positions: u64) -> u64 {
         match self {
             OffsetSampler::Uniform | OffsetSampler::Permuted(_) => random.below(positions),
-            // Hot positions are scattered over the region, as in fio.
-            OffsetSampler::Zipf(zipf, scatter) => scatter.permute(zipf.draw(random) - 1),
-            OffsetSampler::Pareto(power, scatter) => {
-                let position = (random.fraction().powf(*power) * positions as f64) as u64;
-                scatter.permute(position.min(positions - 1))
+            OffsetSampler::Zipf(zipf, rotation) => scatter(zipf.draw(random) - 1, *rotation, positions),
+            OffsetSampler::Pareto(power, rotation) => {
+                let rank = (random.fraction().powf(*power) * (positions - 1) as f64) as u64;
+                scatter(rank, *rotation, positions)
             }
-            OffsetSampler::Normal(deviation) => loop {
-                let position = positions as f64 / 2.0 + random.normal() * *deviation;
-                if position >= 0.0 && position < positions as f64 {
-                    return position as u64;
-                }
-            },
+            OffsetSampler::Normal(width) => scatter(near_middle(random, positions, *width), 0, positions),
             OffsetSampler::Zoned(table) => {
                 let draw = random.next_bits();
                 let at = table.partition_point(|(end, _, _)| *end < draw).min(table.len() - 1);
@@ -112,6 +113,28 @@ impl OffsetSampler {
             }
         }
     }
+}
+
+/// Draws of a nearly normal rank.
+const NORMAL_DRAWS: u64 = 12;
+
+/// A rank near the middle: the mean of twelve uniform draws, plus a uniform draw of this width about 0, which is
+/// halved until the rank is below `positions`.
+fn near_middle(random: &mut WyRand, positions: u64, width: u64) -> u64 {
+    let sum: u64 = (0..NORMAL_DRAWS).map(|_| random.below(positions + 1)).sum();
+    let mean = sum.div_ceil(NORMAL_DRAWS);
+    let mut added = if width == 0 { 0 } else { random.below(width) as i64 - (width / 2) as i64 };
+    while added != 0 && mean.checked_add_signed(added).is_none_or(|rank| rank >= positions) {
+        added /= 2;
+    }
+    mean.saturating_add_signed(added).min(positions - 1)
+}
+
+/// The position of a rank, by fio's hash: a multiplication modulo 2^64 and a remainder. Ranks share positions unless
+/// their number is a power of two, so that about a third of the positions is never visited, and those that several
+/// hot ranks share are hotter than the distribution alone makes them.
+fn scatter(rank: u64, rotation: u64, positions: u64) -> u64 {
+    rank.wrapping_mul(0x61c8_8646_80b5_83eb).wrapping_add(rotation) % positions
 }
 
 /// Truncates zones at the end of the region; the last zone also gets the rest of the percentages.
@@ -200,18 +223,6 @@ impl Permutation {
                 return value;
             }
         }
-    }
-
-    /// Maps a number below the bound to its image (cycle walking).
-    #[inline]
-    pub(crate) fn permute(&self, number: u64) -> u64 {
-        let scattered =
-            |number: u64| self.mix(number.wrapping_mul(self.step).wrapping_add(self.origin) & self.mask);
-        let mut value = scattered(number);
-        while value >= self.bound {
-            value = scattered(value);
-        }
-        value
     }
 }
 
