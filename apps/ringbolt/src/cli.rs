@@ -80,9 +80,9 @@ pub(crate) struct ReactorOptions {
     /// What an idle reactor does
     #[arg(long, value_enum, default_value = "adaptive")]
     pub(crate) idle: Idle,
-    /// Limit of memory for I/O buffers, as 512m or 1g
-    #[arg(long, value_name = "SIZE", default_value = "1g")]
-    pub(crate) memory: String,
+    /// Limit of memory for I/O buffers, as 512m or 2g [default: 1g, at most half of the machine's]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<String>,
     /// Kernel interface for I/O and events
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) engine: EngineChoice,

@@ -18,6 +18,7 @@ mod command_error;
 mod commands;
 mod console;
 mod machine;
+mod machine_memory;
 mod modules;
 mod reactor_runtime;
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bdev::Registry;
 use bdev::uring::ring_refusal;
 use control::ManagedReactor;
 use dma::Arena;
@@ -10,11 +11,14 @@ use reactor::{IdlePolicy, ReactorHandle, Reactors};
 
 use crate::cli::{self, EngineChoice, Idle};
 use crate::command_error::CommandError;
+use crate::machine_memory;
 
 /// Running reactors and the buffer arena that they share.
 pub(crate) struct ReactorRuntime {
     pub(crate) reactors: Reactors,
     pub(crate) arena: Arc<Arena>,
+    /// Memory of the machine.
+    total_bytes: u64,
     cores: String,
 }
 
@@ -35,8 +39,8 @@ impl ReactorRuntime {
         count: usize,
         shared: bool,
     ) -> Result<ReactorRuntime, CommandError> {
-        let limit_bytes = cli::parse_size(&options.memory)
-            .map_err(|hint| CommandError::usage(format!("--memory={}: {hint}", options.memory)))?;
+        let total_bytes = machine_memory::total_bytes();
+        let limit_bytes = machine_memory::buffer_bytes(options.memory.as_deref(), total_bytes)?;
         let idle = match options.idle {
             Idle::Adaptive => IdlePolicy::default(),
             Idle::Spin => IdlePolicy::Spin,
@@ -69,7 +73,7 @@ impl ReactorRuntime {
             ..Default::default()
         };
         let reactors = Reactors::start(&config).map_err(CommandError::environment)?;
-        Ok(ReactorRuntime { reactors, arena, cores: description })
+        Ok(ReactorRuntime { reactors, arena, total_bytes, cores: description })
     }
 
     pub(crate) fn handles(&self) -> &[ReactorHandle] {
@@ -101,6 +105,13 @@ impl ReactorRuntime {
         let refusal = os::EventLoop::new(&events).err();
         let refusal = refusal.map_or_else(|| "--engine=epoll".to_string(), |error| ring_refusal(&error));
         Ok(Some(refusal))
+    }
+
+    /// A registry whose devices in memory fit the machine, beside the I/O buffers.
+    pub(crate) fn registry(&self) -> Registry {
+        let registry = Registry::new();
+        registry.limit_memory(self.total_bytes.saturating_sub(self.arena.limit_bytes() as u64));
+        registry
     }
 
     /// Memory, engine and cores, as lines for the operator.

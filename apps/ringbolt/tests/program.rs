@@ -62,6 +62,11 @@ fn errors_are_one_line_with_distinct_exit_statuses() {
         (&["rpc", "x", "y"], 2, "KEY=VALUE"),
         (&["serve", "-r", socket, "-c", "/nonexistent.json"], 3, "/nonexistent.json: No such file"),
         (&["serve", "-r", socket, "-c", config], 3, "config[0] (bdev): bdev_null_create: Invalid parameters"),
+        (
+            &["serve", "-r", socket, "--memory=1024t"],
+            2,
+            "--memory=1024t: this machine, or its control group, has",
+        ),
         (&["serve", "-r", "/nonexistent/a.sock"], 4, "name another place with --rpc-socket"),
     ];
     for (arguments, status, message) in cases {
@@ -105,6 +110,13 @@ fn a_saved_configuration_restores_the_server() {
     let saved = server.ok(&["save_config"]);
     let second = failure(&["serve", "-r", server.socket.to_str().unwrap()]);
     assert!(second.0 == 4 && second.1.contains("another process answers"), "{second:?}");
+    // 16 TiB: the address space has room, and no machine so much memory.
+    let large = server.rpc(&["bdev_malloc_create", "name=L", "num_blocks=4294967296", "block_size=4096"]);
+    let message = text(&large.stderr);
+    assert!(
+        message.contains("L needs 16777216 MiB of memory") && message.contains("(code -12)"),
+        "{message}"
+    );
     let wrong = server.rpc(&["bdev_malloc_delete", "name=Z"]);
     assert_eq!(wrong.status.code(), Some(1));
     assert!(text(&wrong.stderr).contains("bdev_malloc_delete: no bdev is called Z (code -19)"));

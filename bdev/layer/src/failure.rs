@@ -63,6 +63,22 @@ pub enum BdevError {
     /// The memory for the device's contents could not be allocated.
     #[error(transparent)]
     Memory(#[from] dma::RegionError),
+    /// A device in memory is larger than the memory that is left for such devices.
+    #[error(
+        "{name} needs {} MiB of memory, but {} of {} MiB are left for bdevs in memory; delete some, or reduce the memory \
+         of I/O buffers (--memory)",
+        bytes.div_ceil(1 << 20), left_bytes >> 20, limit_bytes >> 20
+    )]
+    NoMemoryLeft {
+        /// The device.
+        name: String,
+        /// Its size.
+        bytes: u64,
+        /// What the other devices leave.
+        left_bytes: u64,
+        /// The memory for all devices in memory.
+        limit_bytes: u64,
+    },
     /// The reactors have no io_uring, which file I/O needs.
     #[error("file I/O needs io_uring, which the reactors do not have: {reason}")]
     NoFileIo {

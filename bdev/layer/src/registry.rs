@@ -9,7 +9,8 @@ use uuid::Uuid;
 
 use crate::device::OpenHandle;
 use crate::device_reservations::{OpenReservationsError, ReservationLease, ReservationTable};
-use crate::{Bdev, BdevChannel, BdevError, BlockDevice};
+use crate::memory_budget::MemoryBudget;
+use crate::{Bdev, BdevChannel, BdevError, BlockDevice, DeviceMemory};
 
 /// The registry of block devices. Cheap to clone; usable from any thread; not used on the I/O path.
 #[derive(Clone, Default)]
@@ -24,6 +25,7 @@ struct RegistryInner {
     reservations: Arc<ReservationTable>,
     /// Why files cannot be used, if they cannot.
     no_file_io: OnceLock<String>,
+    memory: MemoryBudget,
 }
 
 type Subscriber = Arc<dyn Fn(&DeviceEvent) + Send + Sync>;
@@ -100,6 +102,19 @@ impl Registry {
             Some(reason) => Err(BdevError::NoFileIo { reason: reason.clone() }),
             None => Ok(()),
         }
+    }
+
+    /// Limits the memory of all devices in memory together. Without a call there is no limit.
+    pub fn limit_memory(&self, limit_bytes: u64) {
+        self.0.memory.set_limit(limit_bytes);
+    }
+
+    /// Allocates the contents of the device `name`: zeroes, whose pages come with the first write.
+    ///
+    /// # Errors
+    /// [`BdevError::NoMemoryLeft`] beyond the limit; [`BdevError::Memory`] if the address space has no such range.
+    pub fn allocate_memory(&self, name: &str, bytes: u64) -> Result<Arc<DeviceMemory>, BdevError> {
+        self.0.memory.allocate(name, bytes).map(Arc::new)
     }
 
     /// Registers a device. Fails if its name, an alias, its UUID or its backing file is in use.

@@ -260,7 +260,7 @@ impl From<BdevError> for RpcError {
             BdevError::Exists { .. } | BdevError::SameIdentity { .. } => RpcError::EEXIST,
             BdevError::Claimed { .. } | BdevError::InUse { .. } => RpcError::EBUSY,
             BdevError::Invalid { .. } => RpcError::EINVAL,
-            BdevError::Memory(_) => RpcError::ENOMEM,
+            BdevError::Memory(_) | BdevError::NoMemoryLeft { .. } => RpcError::ENOMEM,
             BdevError::NoFileIo { .. } => RpcError::ENOTSUP,
             BdevError::File { source, .. } => {
                 source.raw_os_error().map_or(RpcError::EIO, |errno| -i64::from(errno))

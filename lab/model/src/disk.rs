@@ -15,9 +15,11 @@ mod timer_wheel;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use bdev::{BadBlocks, Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, InfoValue, Registry, Uuid};
+use bdev::{
+    BadBlocks, Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, DeviceMemory, InfoValue, Registry,
+    Uuid,
+};
 use block_io::Op;
-use dma::SharedRegion;
 
 use crate::faults::{ModelFault, ModelFaultRules};
 use crate::flash::FlashState;
@@ -102,7 +104,7 @@ pub struct ModelDisk {
     /// Number of channels opened so far; gives each channel its own seed.
     opened: AtomicU64,
     shared: Arc<ModelDiskShared>,
-    region: Option<Arc<SharedRegion>>,
+    region: Option<Arc<DeviceMemory>>,
 }
 
 /// State shared by the channels of a device; modified only by the control plane.
@@ -152,7 +154,7 @@ pub fn create(registry: &Registry, config: ModelConfig) -> Result<Arc<BlockDevic
     geometry.write_cache = config.profile.is_buffered() && !config.profile.device.power_loss_protection;
     let region = match config.store {
         Store::None => None,
-        Store::Memory => Some(Arc::new(SharedRegion::new(bytes)?)),
+        Store::Memory => Some(registry.allocate_memory(&config.name, bytes)?),
     };
     let shared = ModelDiskShared {
         flash: Arc::new(FlashState::new(&config.profile, bytes, config.state)),

@@ -40,6 +40,10 @@ impl Module for ModelModule {
                 .errors(&[
                     (RpcError::EEXIST, "the name or UUID is in use"),
                     (RpcError::EINVAL, "the profile cannot be read or is invalid, or the geometry is"),
+                    (
+                        RpcError::ENOMEM,
+                        "with `store=memory`, all bdevs in memory together would be larger than the memory of the machine",
+                    ),
                 ]),
             Method::update("bdev_model_delete", |module: &ModelModule, params: ByName| {
                 module.bdevs.delete(&params.name, "NVMe device model")

@@ -38,7 +38,7 @@ pub(crate) fn run(options: &Demo) -> Result<(), CommandError> {
     let scratch = TemporaryDirectory::new().map_err(CommandError::environment)?;
     let reactor_options = cli::ReactorOptions {
         idle: Idle::Adaptive,
-        memory: "256m".to_string(),
+        memory: Some("256m".to_string()),
         engine: cli::EngineChoice::Auto,
     };
     // One reactor for the target, one for the initiator.
@@ -49,7 +49,7 @@ pub(crate) fn run(options: &Demo) -> Result<(), CommandError> {
         return Err(CommandError::environment("the demonstration needs two reactors"));
     };
     let target_reactors = reactors.into_iter().take(1).collect();
-    let app = App::start(Registry::new(), target_reactors, StartOptions::default())
+    let app = App::start(runtime.registry(), target_reactors, StartOptions::default())
         .map_err(CommandError::environment)?;
     stdout_line!("device: {}", create_bdev(&app.registry, runtime.engine()?, &scratch.0)?);
     let port = serve(&app, options.address)?;

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Instant, SystemTime};
 
-use bdev::Registry;
 use control::ConfigFile;
 use workload::devices::{self, Disk, DiskStats};
 use workload::fio::{ReportedJob, RunReport};
@@ -147,7 +146,7 @@ impl BdevRuntime {
         let shared =
             bdev_jobs.iter().any(|job| job.filenames.iter().any(|name| name.starts_with("nvme+vfio-user")));
         let reactors = ReactorRuntime::start_with(&run.reactor_options, cores.as_deref(), count, shared)?;
-        let registry = Registry::new();
+        let registry = reactors.registry();
         control::logging::init();
         let app = App::start(registry.clone(), reactors.reactors()?, StartOptions::default())
             .map_err(CommandError::environment)?;
@@ -262,6 +261,10 @@ fn check_results(finished: &[FinishedJob]) -> Result<(), CommandError> {
 }
 
 /// Reactor options from `perf`'s own options.
-fn machine_options(idle: cli::Idle, memory: String, engine: cli::EngineChoice) -> cli::ReactorOptions {
+fn machine_options(
+    idle: cli::Idle,
+    memory: Option<String>,
+    engine: cli::EngineChoice,
+) -> cli::ReactorOptions {
     cli::ReactorOptions { idle, memory, engine }
 }

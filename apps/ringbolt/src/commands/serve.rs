@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use bdev::Registry;
 use control::{ConfigFile, ControlPlane, ListenSocket, RpcServer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
@@ -31,7 +30,7 @@ pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
 
     let pending = options.wait_for_rpc.then(|| config.clone().unwrap_or_default());
     let start = StartOptions { pending, vhost_socket_dir: options.vhost_socket_dir.unwrap_or_default() };
-    let registry = Registry::new();
+    let registry = runtime.registry();
     if let Some(reason) = runtime.no_io_uring()? {
         registry.refuse_files(reason);
     }

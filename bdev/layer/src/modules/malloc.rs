@@ -4,14 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use block_io::{Op, Payload, Status};
-use dma::SharedRegion;
 use uuid::Uuid;
 
 use super::protected::{self, MetadataConfig, ProtectedBlocks};
 use super::written_pages::WrittenPages;
 use crate::{
-    BadBlocks, Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, InfoValue, IoLimits,
-    Registry, Request,
+    BadBlocks, Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, DeviceMemory, InfoValue,
+    IoLimits, Registry, Request,
 };
 
 /// Configuration of a malloc device.
@@ -51,13 +50,13 @@ impl MallocConfig {
 /// The module's object of a malloc device.
 pub struct MallocBdev {
     geometry: BdevGeometry,
-    region: Arc<SharedRegion>,
+    region: Arc<DeviceMemory>,
     written: Arc<WrittenPages>,
     bad_blocks: Arc<BadBlocks>,
 }
 
 struct MallocChannel {
-    region: Arc<SharedRegion>,
+    region: Arc<DeviceMemory>,
     written: Arc<WrittenPages>,
     bad_blocks: Arc<BadBlocks>,
     /// Bytes of a stored block, metadata included.
@@ -78,7 +77,8 @@ struct Zeroing {
 /// Bytes zeroed in one poll: about a tenth of a millisecond of processor time.
 const ZERO_PIECE_BYTES: u64 = 1 << 20;
 
-/// Creates and registers a zeroed malloc device. Its memory is allocated by the first write of each page.
+/// Creates and registers a zeroed malloc device. Its memory is allocated by the first write of each page, and counts as
+/// used at once ([`Registry::limit_memory`]).
 pub fn create(registry: &Registry, config: MallocConfig) -> Result<Arc<BlockDevice>, BdevError> {
     let mut geometry = super::geometry(config.num_blocks, config.block_size, &config.metadata)?;
     if config.physical_block_size != 0 {
@@ -86,7 +86,7 @@ pub fn create(registry: &Registry, config: MallocConfig) -> Result<Arc<BlockDevi
     }
     geometry.optimal_io_boundary_blocks = config.optimal_io_boundary_blocks;
     let bytes = geometry.blocks * u64::from(protected::stored_bytes(&geometry));
-    let region = Arc::new(SharedRegion::new(bytes)?);
+    let region = registry.allocate_memory(&config.name, bytes)?;
     let written = Arc::new(WrittenPages::new(bytes));
     let module = MallocBdev { geometry, region, written, bad_blocks: Arc::default() };
     registry.register(&config.name, config.uuid, &[], Arc::new(module))

@@ -11,14 +11,13 @@ use crate::{MetadataConfig, malloc, null, uring};
 
 pub(super) const MISSING: (i64, &str) =
     (RpcError::ENODEV, "there is no such bdev, or it is of another module");
-const CREATION: &[(i64, &str)] = &[
-    (RpcError::EEXIST, "the name or UUID is in use"),
-    (RpcError::EINVAL, "the geometry is invalid"),
-    (RpcError::ENOMEM, "there is not enough memory"),
-];
+const TAKEN: (i64, &str) = (RpcError::EEXIST, "the name or UUID is in use");
+const GEOMETRY: (i64, &str) = (RpcError::EINVAL, "the geometry is invalid");
+const MEMORY: (i64, &str) =
+    (RpcError::ENOMEM, "all bdevs in memory together would be larger than the memory of the machine");
 
 const FILE: &[(i64, &str)] = &[
-    (RpcError::EEXIST, "the name or UUID is in use"),
+    TAKEN,
     (
         RpcError::EBUSY,
         "another bdev or process uses the file, or the block device is mounted or otherwise in use",
@@ -37,13 +36,13 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
     let create = |method: Method<BdevModule>, text| method.text(text, "name of the bdev");
     vec![
         create(Method::update("bdev_malloc_create", malloc_create), "Creates a bdev in memory.")
-            .errors(CREATION),
+            .errors(&[TAKEN, GEOMETRY, MEMORY]),
         delete("bdev_malloc_delete", "Malloc disk"),
         create(
             Method::update("bdev_null_create", null_create),
             "Creates a bdev that discards writes and leaves buffers of reads unchanged.",
         )
-        .errors(CREATION),
+        .errors(&[TAKEN, GEOMETRY]),
         delete("bdev_null_delete", "Null disk"),
         Method::update("bdev_null_resize", null_resize)
             .text("Resizes a null bdev.", "true")

@@ -307,6 +307,30 @@ fn rate_limits_are_reported_and_saved() {
 }
 
 #[test]
+fn devices_in_memory_share_the_memory_of_the_machine() {
+    let registry = Registry::new();
+    registry.limit_memory(3 << 20);
+    let builder = ControlPlane::builder(Vec::new());
+    let bdevs = BdevModule::new(registry, builder.examiner());
+    let plane = builder.module(&bdevs).start(None).unwrap();
+    let malloc = |name: &str, mib: u64| {
+        let params = json!({ "name": name, "num_blocks": mib << 11, "block_size": 512 });
+        plane.invoke("bdev_malloc_create", params).map_err(|error| (error.code, error.message))
+    };
+    malloc("A", 2).unwrap();
+    let (code, message) = malloc("B", 2).unwrap_err();
+    let expected = "B needs 2 MiB of memory, but 1 of 3 MiB are left for bdevs in memory";
+    assert!(code == -12 && message.starts_with(expected), "{code}: {message}");
+    // A device that cannot be registered returns its memory.
+    assert_eq!(malloc("A", 1).unwrap_err().0, -17);
+    malloc("B", 1).unwrap();
+    // Null bdevs have none.
+    null(&plane, "N");
+    ok(&plane, "bdev_malloc_delete", json!({ "name": "A" }));
+    malloc("C", 2).unwrap();
+}
+
+#[test]
 fn notifications_number_what_came_and_went() {
     let plane = plane();
     null(&plane, "N");

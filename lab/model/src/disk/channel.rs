@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bdev::{BdevGeometry, Completion, Request};
+use bdev::{BdevGeometry, Completion, DeviceMemory, Request};
 use block_io::{Op, Payload, RequestFlags, Status};
 use dma::SharedRegion;
 use os::clock;
@@ -47,7 +47,7 @@ pub(super) struct ModelChannel {
     rules: ModelFaultRules,
     rules_epoch: u64,
     rng: ModelRng,
-    region: Option<Arc<SharedRegion>>,
+    region: Option<Arc<DeviceMemory>>,
     /// Scratch, empty between calls: requests whose data is copied.
     executing: Vec<Completion>,
     block_size: u32,
@@ -65,7 +65,7 @@ pub(super) struct ModelChannel {
 impl ModelChannel {
     pub(super) fn new(
         shared: &Arc<ModelDiskShared>,
-        region: Option<Arc<SharedRegion>>,
+        region: Option<Arc<DeviceMemory>>,
         geometry: BdevGeometry,
         seed: u64,
     ) -> ModelChannel {

@@ -74,7 +74,7 @@ impl RunOptions {
             config: plan.run_option("config").map(PathBuf::from),
             reactor_options: machine_options(
                 choice::<Idle>("idle", &text("idle", "adaptive"))?,
-                text("memory", "1g"),
+                plan.run_option("memory").map(str::to_string),
                 choice::<EngineChoice>("engine", &text("engine", "auto"))?,
             ),
             cmdhelp: flag("cmdhelp", "0")?,
