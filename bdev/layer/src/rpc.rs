@@ -9,6 +9,7 @@ use control::{CallRecorder, Examiner, Method, Module, Parameters, RpcError, Save
 
 use crate::{BdevError, BlockDevice, DeviceEvent, Registry};
 
+mod backing_files;
 mod devices;
 mod histogram;
 mod info;
@@ -19,6 +20,7 @@ mod stacked;
 
 pub use iostat::counts_of;
 
+use backing_files::BackingFileWatch;
 use histogram::HistogramBaseline;
 use notifications::Notifications;
 use queue_depth::QueueDepthSampler;
@@ -210,9 +212,19 @@ impl Module for BdevModule {
 
     fn start(&self) -> Result<(), RpcError> {
         let (examiner, auto_examine) = (self.examiner.clone(), self.auto_examine.clone());
-        let notifications = self.notifications.clone();
+        let (notifications, deleted) = (self.notifications.clone(), self.notifications.clone());
+        let files = BackingFileWatch::new(move |device| {
+            let name = device.name();
+            log::warn!(target: "bdev", "the file of {name} was deleted: its data is lost when the bdev is deleted or the server ends");
+            sync::lock(&deleted).add_deleted_file(name);
+        });
         self.registry.subscribe(Box::new(move |event| {
             sync::lock(&notifications).add(event);
+            match event {
+                DeviceEvent::Registered(device) => files.add(device),
+                DeviceEvent::Removed(device) => files.remove(device),
+                DeviceEvent::Resized(_) => {}
+            }
             if let DeviceEvent::Registered(device) = event
                 && auto_examine.load(Ordering::Relaxed)
             {

@@ -8,6 +8,7 @@
 //! With [`UringConfig::polling`] each channel has an io_uring of its own for reads and writes, and for an NVMe generic
 //! device (`/dev/ngXnY`) it passes NVMe commands through to the driver, past the kernel's block layer.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -111,7 +112,7 @@ pub struct UringBdev {
     passthrough: Option<file::GenericDevice>,
     identity: IdentitySource,
     /// Keeps others from using the block device; dropped when the last user has closed it.
-    claim: Mutex<Option<std::fs::File>>,
+    claim: Mutex<Option<File>>,
     shared: Arc<UringShared>,
 }
 
@@ -257,6 +258,19 @@ pub fn rescan(registry: &Registry, name: &str, shown_as: FileModule) -> Result<(
     registry.notify_resized(device.name())
 }
 
+impl UringBdev {
+    /// The file, if it is a regular one and the device is not closed.
+    pub(crate) fn regular_file(&self) -> Option<Arc<File>> {
+        self.shared.has_holes.then(|| self.shared.seeker.file()).flatten()
+    }
+
+    /// Whether the file has no name any more: its contents are lost when the device is closed.
+    pub(crate) fn is_file_deleted(&self) -> bool {
+        let file = self.regular_file();
+        file.is_some_and(|file| rustix::fs::fstat(&file).is_ok_and(|stat| stat.st_nlink == 0))
+    }
+}
+
 impl Bdev for UringBdev {
     fn product_name(&self) -> &'static str {
         self.config.shown_as.product_name()
@@ -345,6 +359,9 @@ impl Bdev for UringBdev {
             if is_on {
                 object.push((name, InfoValue::Bool(true)));
             }
+        }
+        if self.is_file_deleted() {
+            object.push(("file_deleted", InfoValue::Bool(true)));
         }
         if let IdentitySource::Unstable(reason) = &self.identity {
             object.push(("uuid_not_kept", reason.as_str().into()));

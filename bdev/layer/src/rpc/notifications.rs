@@ -1,4 +1,4 @@
-//! RPC methods that report the block devices that came and went: SPDK's `notify_*`.
+//! RPC methods that report the block devices that came and went, or lost their files: SPDK's `notify_*`.
 
 use std::collections::VecDeque;
 
@@ -13,6 +13,8 @@ const KEPT_MAX: usize = 1024;
 
 const REGISTER: &str = "bdev_register";
 const UNREGISTER: &str = "bdev_unregister";
+/// Not of SPDK: the file of a bdev was deleted.
+const FILE_DELETED: &str = "bdev_file_deleted";
 
 /// The last notifications. Each has a number, counted from 0 without a gap.
 #[derive(Default)]
@@ -30,11 +32,19 @@ impl Notifications {
             DeviceEvent::Removed(_) => UNREGISTER,
             DeviceEvent::Resized(_) => return,
         };
+        self.keep(kind, event.device().name());
+    }
+
+    pub(super) fn add_deleted_file(&mut self, bdev: &str) {
+        self.keep(FILE_DELETED, bdev);
+    }
+
+    fn keep(&mut self, kind: &'static str, bdev: &str) {
         if self.kept.len() == KEPT_MAX {
             self.kept.pop_front();
             self.first_id += 1;
         }
-        self.kept.push_back((kind, event.device().name().to_string()));
+        self.kept.push_back((kind, bdev.to_string()));
     }
 
     fn list(&self, id: u64, max: u64) -> Vec<Value> {
@@ -48,12 +58,12 @@ impl Notifications {
 pub(super) fn methods() -> Vec<Method<BdevModule>> {
     vec![
         Method::query("notify_get_types", |_: &BdevModule, _: NoParameters| {
-            Ok::<_, RpcError>([REGISTER, UNREGISTER])
+            Ok::<_, RpcError>([REGISTER, UNREGISTER, FILE_DELETED])
         })
         .at_any_stage()
         .text("Lists the types of notifications.", "array of names"),
         Method::query("notify_get_notifications", get_notifications).at_any_stage().text(
-            "Reports which bdevs came and went. The last 1,024 notifications are kept.",
+            "Reports which bdevs came and went, and whose files were deleted. The last 1,024 notifications are kept.",
             "array of `type`, `ctx` (name of the bdev), `id`; ask for the next `id` the next time",
         ),
     ]

@@ -352,6 +352,76 @@ fn notifications_number_what_came_and_went() {
     assert_eq!((kept.as_array().unwrap().len(), ids(0), ids(1023)), (1024, 179, 1202));
 }
 
+/// A file of 1 MiB in a directory of the test, which are removed at its end.
+struct DiskFile(std::path::PathBuf);
+
+impl DiskFile {
+    fn new(name: &str) -> DiskFile {
+        let path = std::env::temp_dir().join(format!("ringbolt-bdev-{}-{name}", std::process::id()));
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        DiskFile(path)
+    }
+}
+
+impl Drop for DiskFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn a_deleted_file_is_reported_and_served_on() {
+    let plane = plane();
+    let [first, second] = ["first", "second"].map(DiskFile::new);
+    for (name, file) in [("A", &first), ("B", &second)] {
+        let params = json!({ "name": name, "filename": file.0, "block_size": 512 });
+        match plane.invoke("bdev_uring_create", params) {
+            Err(error) if error.code == -95 => return println!("SKIPPED: {error}"),
+            created => created.unwrap(),
+        };
+    }
+    let is_deleted = |name: &str| {
+        let shown = ok(&plane, "bdev_get_bdevs", json!({ "name": name }));
+        shown[0]["driver_specific"]["uring"]["file_deleted"].clone()
+    };
+    let notified = || {
+        let all = ok(&plane, "notify_get_notifications", json!({}));
+        let is_one = |one: &&Value| one["type"] == "bdev_file_deleted";
+        all.as_array().unwrap().iter().filter(is_one).map(|one| one["ctx"].clone()).collect::<Vec<_>>()
+    };
+    // For at most a minute, so that a failure does not hang.
+    let wait_for = |count: usize| {
+        for _ in 0..60_000 {
+            if notified().len() >= count {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        notified()
+    };
+    // Another name is as good; a change of the mode is no deletion.
+    let moved = DiskFile(first.0.with_extension("moved"));
+    std::fs::rename(&first.0, &moved.0).unwrap();
+    std::fs::set_permissions(&moved.0, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    assert_eq!((is_deleted("A"), is_deleted("B")), (Value::Null, Value::Null));
+    std::fs::remove_file(&second.0).unwrap();
+    assert_eq!((is_deleted("A"), is_deleted("B")), (Value::Null, json!(true)));
+    // The event of `A`, if there were one, would have come before.
+    assert_eq!(wait_for(1), ["B"]);
+    // Replaced by another file.
+    let other = DiskFile::new("other");
+    std::fs::rename(&other.0, &moved.0).unwrap();
+    assert_eq!(wait_for(2), ["B", "A"]);
+    // A bdev on the new file of this path has a watch of its own.
+    ok(&plane, "bdev_uring_delete", json!({ "name": "A" }));
+    ok(&plane, "bdev_uring_create", json!({ "name": "A", "filename": moved.0, "block_size": 512 }));
+    assert_eq!(is_deleted("A"), Value::Null);
+    std::fs::remove_file(&moved.0).unwrap();
+    assert_eq!(wait_for(3), ["B", "A", "A"]);
+    let types = ok(&plane, "notify_get_types", json!({}));
+    assert!(types.as_array().unwrap().contains(&json!("bdev_file_deleted")), "{types}");
+}
+
 /// A reactor with a channel of the device `name`.
 fn opened(plane: &ControlPlane, registry: &Registry, name: &str) -> (reactor::Reactor, crate::BdevChannel) {
     null(plane, "Base");
