@@ -180,11 +180,12 @@ mod tests {
     }
 
     #[test]
-    fn subsystems_are_those_of_spdk_in_the_order_of_their_start() {
+    fn subsystems_are_those_of_spdk_and_the_store_in_the_order_of_their_start() {
         let app = App::start(Registry::new(), Vec::new(), StartOptions::default()).unwrap();
         let depends_on = ["bdev"];
         let expected = json!([
             { "subsystem": "bdev", "depends_on": [] },
+            { "subsystem": "store", "depends_on": depends_on },
             { "subsystem": "nvmf", "depends_on": depends_on },
             { "subsystem": "nbd", "depends_on": depends_on },
             { "subsystem": "iscsi", "depends_on": depends_on },
