@@ -13,7 +13,7 @@
 //! let plot = Plot {
 //!     title: "Latency over throughput".into(),
 //!     x: Axis::new("KIOPS", AxisScale::Linear),
-//!     y: Axis::new("mean latency, us", AxisScale::Log10),
+//!     y: Axis::new("mean latency, µs", AxisScale::Log10),
 //!     series: vec![Series::new("none", vec![(10.0, 70.0), (300.0, 110.0), (370.0, 400.0)])],
 //!     legend: false,
 //! };
@@ -34,6 +34,7 @@ mod tests;
 pub use bars::{BarChart, BarGroup, ChartBar, StackedColumn, StackedColumns};
 pub use heatmap::Heatmap;
 pub use number::{format_integer, format_number};
+pub(crate) use palette::canonical_rank;
 pub use plot::{Axis, Plot, Series};
 pub use scale::AxisScale;
 pub use svg::escape;

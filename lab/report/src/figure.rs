@@ -14,6 +14,7 @@ use lab_experiments::reference::APPROXIMATE;
 use lab_experiments::{CellParameters, ExperimentDefinition, ParameterValue};
 
 use crate::cells::ExperimentCell;
+use crate::chart::canonical_rank;
 use crate::metric;
 
 pub use distribution::points as distribution_points;
@@ -144,7 +145,7 @@ impl PanelData<'_> {
         plotted.cell.parameters.get(&self.definition.x)
     }
 
-    /// The distinct values on the x axis: numbers ascending, then names in order of appearance.
+    /// The distinct values on the x axis: numbers ascending, then names in the order of all charts.
     pub(crate) fn x_values(&self) -> Vec<ParameterValue> {
         let mut values: Vec<ParameterValue> = Vec::new();
         for value in self.cells.iter().filter_map(|plotted| self.x_value(plotted)) {
@@ -156,21 +157,34 @@ impl PanelData<'_> {
             (Some(a), Some(b)) => a.total_cmp(&b),
             (Some(_), None) => std::cmp::Ordering::Less,
             (None, Some(_)) => std::cmp::Ordering::Greater,
-            (None, None) => std::cmp::Ordering::Equal,
+            (None, None) => rank(a).cmp(&rank(b)),
         });
         values
     }
 
-    /// The distinct names of the series, in order of appearance.
+    /// The distinct names of the series: numbers ascending, stacks and schedulers in the order of all charts.
     pub(crate) fn series_names(&self) -> Vec<String> {
-        let mut names: Vec<String> = Vec::new();
+        let mut named: Vec<(String, Vec<(f64, usize)>)> = Vec::new();
         for plotted in &self.cells {
             let name = self.series_name(plotted);
-            if !names.contains(&name) {
-                names.push(name);
+            if !named.iter().any(|(known, _)| *known == name) {
+                let value = |parameter| plotted.cell.parameters.get(parameter);
+                let place = |value: Option<&ParameterValue>| {
+                    let number = value.and_then(ParameterValue::as_f64);
+                    (number.unwrap_or(f64::INFINITY), value.map_or(usize::MAX, rank))
+                };
+                let places = self.definition.series.iter().map(|parameter| place(value(parameter)));
+                named.push((name, places.collect()));
             }
         }
-        names
+        named.sort_by(|(_, a), (_, b)| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
+        named.into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// The parameters that distinguish series, for the title of an axis.
+    pub(crate) fn series_label(&self) -> String {
+        let names = self.definition.series.iter().map(|name| metric::parameter_name(name));
+        names.collect::<Vec<_>>().join(", ")
     }
 
     /// The name of the series that a cell belongs to.
@@ -226,6 +240,11 @@ impl PanelData<'_> {
             FigureSource::Published => plotted.published,
         })
     }
+}
+
+/// The place of a name among stacks and schedulers.
+fn rank(value: &ParameterValue) -> usize {
+    value.as_str().map_or(0, canonical_rank)
 }
 
 /// The display name of a series: the values of the parameters that distinguish series.

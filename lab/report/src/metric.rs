@@ -45,10 +45,11 @@ pub fn display_unit(metric: &str, largest: f64) -> DisplayUnit {
         match largest {
             _ if largest >= 2e6 => (1e6, "s"),
             _ if largest >= 5e3 => (1e3, "ms"),
-            _ => (1.0, "us"),
+            _ if largest >= 0.5 || largest <= 0.0 => (1.0, "µs"),
+            _ => (1e-3, "ns"),
         }
     } else if metric.ends_with("_ns_per_io") {
-        if largest >= 1e4 { (1e3, "us per I/O") } else { (1.0, "ns per I/O") }
+        if largest >= 1e4 { (1e3, "µs per I/O") } else { (1.0, "ns per I/O") }
     } else if metric.ends_with("_per_io") {
         if largest >= 1e4 { (1e3, "thousand per I/O") } else { (1.0, "per I/O") }
     } else if metric.ends_with("_cores") {
@@ -65,6 +66,15 @@ pub fn display_unit(metric: &str, largest: f64) -> DisplayUnit {
         (1.0, "")
     };
     DisplayUnit { divisor: per, unit }
+}
+
+/// Chooses the display unit of an axis for `values`: on a logarithmic axis for the middle of its range, so that neither
+/// end has a long number.
+pub fn axis_unit(metric: &str, values: impl Iterator<Item = f64>, logarithmic: bool) -> DisplayUnit {
+    let positive = values.filter(|value| *value > 0.0 && value.is_finite());
+    let (low, high) =
+        positive.fold((f64::INFINITY, 0.0), |(low, high), value| (value.min(low), value.max(high)));
+    display_unit(metric, if logarithmic && high > low { low.sqrt() * high.sqrt() } else { high })
 }
 
 /// The display name of a metric, without its unit.
@@ -136,8 +146,8 @@ pub fn parameter_name(name: &str) -> String {
         ("background", "background applications"),
         ("background_rw", "background pattern"),
         ("background_block_bytes", "background request size, bytes"),
-        ("read_target_us", "read target, us"),
-        ("write_target_us", "write target, us"),
+        ("read_target_us", "read target, µs"),
+        ("write_target_us", "write target, µs"),
     ];
     known
         .iter()
@@ -155,17 +165,26 @@ mod tests {
             ("iops", 783_000.0, "throughput, KIOPS"),
             ("iops", 3.4e6, "throughput, MIOPS"),
             ("clat_p99_us", 405_000.0, "P99 completion latency, ms"),
-            ("clat_p999_us", 80.0, "P99.9 completion latency, us"),
-            ("lat_mean_us", 68.0, "mean latency, us"),
+            ("clat_p999_us", 80.0, "P99.9 completion latency, µs"),
+            ("lat_mean_us", 68.0, "mean latency, µs"),
+            ("clat_p50_us", 0.2, "P50 completion latency, ns"),
             ("cpu_cores", 9.9, "CPU use, cores"),
             ("share_block_layer_pct", 66.0, "block layer, %"),
             ("cache_miss_ratio", 0.9, "cache miss ratio, %"),
             ("write_tokens", 128.0, "write tokens"),
-            ("clat_é_us", 1.0, "completion latency, é, us"),
-            ("clat_pé9_us", 1.0, "P\u{e9}9 completion latency, us"),
+            ("clat_é_us", 1.0, "completion latency, é, µs"),
+            ("clat_pé9_us", 1.0, "P\u{e9}9 completion latency, µs"),
         ] {
             assert_eq!(label_with_unit(metric, display_unit(metric, largest)), text);
         }
+    }
+
+    #[test]
+    fn the_unit_of_a_logarithmic_axis_suits_both_ends() {
+        let latencies = || [0.1, 3.0, 5_000.0].into_iter();
+        assert_eq!(axis_unit("clat_us", latencies(), true).unit, "µs");
+        assert_eq!(axis_unit("clat_us", latencies(), false).unit, "ms");
+        assert_eq!(axis_unit("clat_us", std::iter::empty(), true).unit, "µs");
     }
 
     #[test]

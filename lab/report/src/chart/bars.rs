@@ -14,6 +14,8 @@ pub struct BarChart {
     pub title: String,
     /// The label of the y axis, with its unit.
     pub label: String,
+    /// The label of the x axis; empty for none.
+    pub x_label: String,
     /// The groups from left to right.
     pub groups: Vec<BarGroup>,
 }
@@ -32,7 +34,7 @@ pub struct BarGroup {
 pub struct ChartBar {
     /// The series name, which determines the colour.
     pub name: String,
-    /// The value in the unit of the y axis.
+    /// The value in the unit of the y axis; NaN leaves a gap.
     pub value: f64,
     /// The confidence interval of the value, drawn as an error bar.
     pub interval: Option<ConfidenceInterval>,
@@ -41,9 +43,9 @@ pub struct ChartBar {
 }
 
 const WIDTH: f64 = 560.0;
-const HEIGHT: f64 = 340.0;
+const HEIGHT: f64 = 356.0;
 const TOP: f64 = 34.0;
-const BOTTOM: f64 = 40.0;
+const BOTTOM: f64 = 56.0;
 
 impl BarChart {
     /// Whether the chart has no finite value.
@@ -81,6 +83,7 @@ impl BarChart {
             svg.text("t", left - 7.0, at + 3.8, Anchor::End, &tick_label(*value));
         }
         svg.text("a", 2.0, 14.0, Anchor::Start, &self.label);
+        svg.text("a", (left + right) / 2.0, HEIGHT - 8.0, Anchor::Middle, &self.x_label);
         svg.end();
         let step = (right - left) / self.groups.len().max(1) as f64;
         let every = (self.widest_name() + 8.0) / step;
@@ -165,6 +168,8 @@ pub struct StackedColumns {
     pub title: String,
     /// The label of the y axis, with its unit.
     pub label: String,
+    /// The label of the x axis; empty for none.
+    pub x_label: String,
     /// The columns from left to right.
     pub columns: Vec<StackedColumn>,
 }
@@ -176,9 +181,28 @@ pub struct StackedColumn {
     pub name: String,
     /// Published values: drawn as outlines.
     pub published: bool,
-    /// Names and percentages of the parts, from the bottom up.
+    /// Names and percentages of the parts, from the bottom up. A part `other` is added up to 100 %; parts of more than
+    /// 100 %, as medians may be, are drawn in proportion.
     pub parts: Vec<(String, f64)>,
 }
+
+impl StackedColumn {
+    /// The parts that are drawn, which together are 100 %: name, percentage as given, percentage as drawn.
+    fn drawn(&self) -> Vec<(&str, f64, f64)> {
+        let parts = self.parts.iter().filter(|(_, value)| value.is_finite() && *value > 0.0);
+        let sum: f64 = parts.clone().map(|(_, value)| value).sum();
+        let factor = if sum > 100.0 { 100.0 / sum } else { 1.0 };
+        let mut drawn: Vec<_> = parts.map(|(name, value)| (name.as_str(), *value, value * factor)).collect();
+        // Less is the rounding of published numbers.
+        if !drawn.is_empty() && sum < 99.0 {
+            drawn.push((OTHER, 100.0 - sum, 100.0 - sum));
+        }
+        drawn
+    }
+}
+
+/// The part of a column that is in no class.
+const OTHER: &str = "other";
 
 impl StackedColumns {
     /// Whether the chart has no finite value.
@@ -192,11 +216,12 @@ impl StackedColumns {
             return String::new();
         }
         let mut names: Vec<&str> = Vec::new();
-        for (name, _) in self.columns.iter().flat_map(|column| &column.parts) {
-            if !names.contains(&name.as_str()) {
+        for (name, ..) in self.columns.iter().flat_map(StackedColumn::drawn) {
+            if !names.contains(&name) {
                 names.push(name);
             }
         }
+        names.sort_by_key(|name| *name == OTHER);
         let colours: Vec<usize> = styles(names.iter().copied()).iter().map(|style| style.colour).collect();
         let wide = names.iter().map(|name| text_width(name, 11.5)).fold(0.0, f64::max);
         let (left, right, floor) = (38.0, WIDTH - (wide + 32.0).min(190.0), HEIGHT - BOTTOM);
@@ -208,21 +233,22 @@ impl StackedColumns {
             svg.text("t", left - 7.0, at + 3.8, Anchor::End, &tick_label(value));
         }
         svg.text("a", 2.0, 14.0, Anchor::Start, &self.label);
+        svg.text("a", (left + right) / 2.0, HEIGHT - 8.0, Anchor::Middle, &self.x_label);
         svg.end();
         let step = (right - left) / self.columns.len().max(1) as f64;
         for (index, column) in self.columns.iter().enumerate() {
-            let StackedColumn { name, published, parts } = column;
+            let StackedColumn { name, published, .. } = column;
             let width = (step * 0.72).min(72.0);
             let x = left + step * (index as f64 + 0.5) - width / 2.0;
             let mut base = floor;
-            for (part, value) in parts.iter().filter(|(_, value)| value.is_finite() && *value > 0.0) {
-                let height = value.min(100.0) / 100.0 * (floor - TOP);
+            for (part, value, drawn) in column.drawn() {
+                let height = drawn / 100.0 * (floor - TOP);
                 base -= height;
-                let colour = names.iter().position(|other| other == part).map_or(0, |at| colours[at]);
+                let colour = names.iter().position(|other| *other == part).map_or(0, |at| colours[at]);
                 let kind = if *published { " pub" } else { "" };
                 svg.series(&format!("s c{colour}{kind}"), part);
                 let place = Rect { x, y: base, width, height };
-                svg.rect("r", place, None, &format!("{name} · {part}: {} %", format_number(*value)));
+                svg.rect("r", place, None, &format!("{name} · {part}: {} %", format_number(value)));
                 if height > 13.0 {
                     let class = if *published { "v" } else { "i" };
                     svg.text(
@@ -230,7 +256,7 @@ impl StackedColumns {
                         x + width / 2.0,
                         base + height / 2.0 + 3.6,
                         Anchor::Middle,
-                        &format_number(*value),
+                        &format_number(value),
                     );
                 }
                 svg.end();

@@ -11,6 +11,10 @@ pub struct Heatmap {
     pub title: String,
     /// The description of the values, with their unit.
     pub label: String,
+    /// The title of the columns.
+    pub x_label: String,
+    /// The title of the rows.
+    pub y_label: String,
     /// Column labels from left to right.
     pub columns: Vec<String>,
     /// Row labels and values from the top down; `None` is a value that was not measured.
@@ -40,12 +44,16 @@ impl Heatmap {
         }
         let wide =
             self.rows.iter().map(|(name, _)| text_width(&truncate_label(name), 11.0)).fold(0.0, f64::max);
-        let (left, top, row) = (wide + 14.0, 48.0, 26.0);
+        let y_label = truncate_label(&self.y_label);
+        let (left, top, row) = (wide.max(text_width(&y_label, 11.5)) + 14.0, 66.0, 26.0);
         let column = ((560.0 - left) / self.columns.len().max(1) as f64).min(110.0);
         let (width, height) = (560.0, top + row * self.rows.len() as f64 + 6.0);
         let mut svg = Svg::new(width, height, &self.title);
         svg.group("ax");
         svg.text("a", 2.0, 14.0, Anchor::Start, &self.label);
+        let middle = left + column * self.columns.len() as f64 / 2.0;
+        svg.text("a", middle, top - 28.0, Anchor::Middle, &self.x_label);
+        svg.text("a", left - 8.0, top - 9.0, Anchor::End, &y_label);
         for (index, name) in self.columns.iter().enumerate() {
             let at = left + column * (index as f64 + 0.5);
             svg.text("t", at, top - 9.0, Anchor::Middle, &truncate_label(name));

@@ -54,7 +54,8 @@ pub(super) fn tick_label(value: f64) -> String {
         _ if size >= 1e9 => format!("{}G", trimmed(value / 1e9)),
         _ if size >= 1e6 => format!("{}M", trimmed(value / 1e6)),
         _ if size >= 1e4 => format!("{}k", trimmed(value / 1e3)),
-        _ if size < 1e-3 => format!("{value:.0e}"),
+        _ if size < 1e-6 => format!("{value:.0e}"),
+        _ if size < 1e-3 => format!("{value:.6}").trim_end_matches('0').to_string(),
         _ => thousands(&trimmed(value)),
     }
 }

@@ -111,3 +111,10 @@ fn free_style(wanted: Option<SeriesStyle>, taken: &[(&str, SeriesStyle)]) -> Ser
         }
     }
 }
+
+/// The place of a name in the order of all charts: schedulers and stacks in the order of their tables, then others.
+pub(crate) fn canonical_rank(name: &str) -> usize {
+    let mentioned = Mentioned::in_name(name);
+    let (schedulers, stacks) = (SCHEDULERS.len(), STACKS.len());
+    mentioned.scheduler.or(mentioned.stack.map(|stack| schedulers + stack)).unwrap_or(schedulers + stacks)
+}

@@ -26,15 +26,15 @@ proptest! {
         assert_well_formed(&plot(vec![Series::new(&name, points.clone())], AxisScale::Linear, scale_for_y(scale)).svg());
         let bars = points.iter().map(|point| ChartBar { name: name.clone(), value: point.0, ..ChartBar::default() }).collect();
         let groups = vec![BarGroup { name: name.clone(), bars }];
-        assert_well_formed(&BarChart { title: name.clone(), label: name.clone(), groups }.svg());
+        assert_well_formed(&BarChart { title: name.clone(), label: name.clone(), x_label: name.clone(), groups }.svg());
         let parts = points.iter().map(|point| (name.clone(), point.1)).collect();
         let columns = vec![StackedColumn { name: name.clone(), published: false, parts }];
-        assert_well_formed(&StackedColumns { title: name.clone(), label: name.clone(), columns }.svg());
+        assert_well_formed(&StackedColumns { title: name.clone(), label: name.clone(), x_label: name.clone(), columns }.svg());
         let values: Vec<Option<f64>> = points.iter().map(|point| Some(point.0)).collect();
         let range = Heatmap::range_of(values.iter().flatten().copied());
         let columns = vec![name.clone(); values.len()];
         let rows = vec![(name.clone(), values)];
-        assert_well_formed(&Heatmap { title: name.clone(), label: name.clone(), columns, rows, range }.svg());
+        assert_well_formed(&Heatmap { title: name.clone(), label: name.clone(), x_label: name.clone(), y_label: name.clone(), columns, rows, range }.svg());
     }
 
     #[test]
@@ -137,6 +137,30 @@ fn stacks_and_schedulers_have_the_same_style_in_every_chart() {
     let mut marks: Vec<usize> = stacks.iter().map(|style| style.mark).collect();
     marks.sort_unstable();
     assert_eq!(marks, [0, 1, 2, 3, 4, 5, 6, 7]);
+}
+
+/// Heights of the rectangles of the only column.
+fn heights(parts: &[(&str, f64)]) -> Vec<f64> {
+    let parts = parts.iter().map(|(name, value)| (name.to_string(), *value)).collect();
+    let columns = vec![StackedColumn { name: "c".into(), published: false, parts }];
+    let svg = StackedColumns { title: "t".into(), label: "%".into(), x_label: "API".into(), columns }.svg();
+    let document = roxmltree::Document::parse(&svg).unwrap();
+    let rects = document.descendants().filter(|node| node.has_tag_name("rect"));
+    // The squares of the legend have no tooltip.
+    rects
+        .filter(|rect| rect.has_children())
+        .map(|rect| rect.attribute("height").unwrap().parse().unwrap())
+        .collect()
+}
+
+#[test]
+fn stacks_end_at_100_percent() {
+    let full = heights(&[("a", 100.0)])[0];
+    for parts in [[("a", 30.0), ("b", 20.0)], [("a", 80.0), ("b", 60.0)], [("a", 60.2), ("b", 39.8)]] {
+        let found = heights(&parts);
+        assert!((found.iter().sum::<f64>() - full).abs() < 0.5, "{parts:?}: {found:?}");
+        assert_eq!(found.len(), if parts[0].1 < 50.0 { 3 } else { 2 }, "the rest is a part of its own");
+    }
 }
 
 #[test]

@@ -43,35 +43,74 @@ fn role_panel(data: &PanelData<'_>, role: &str) -> FigurePanel {
     for source in data.chart_sources(data.fits_one_scale(LINEAR_RATIO_MAX, median)) {
         let largest = data.cells_from(source).filter_map(median).fold(0.0, f64::max);
         let shown = metric::display_unit(&definition.y, largest);
-        let mut groups: Vec<BarGroup> = Vec::new();
-        for x in group_names(data) {
-            let mut group = BarGroup { name: x.clone(), bars: Vec::new() };
-            for name in data.series_names() {
-                for plotted in data.cells_from(source).filter(|plotted| data.series_name(plotted) == name) {
-                    if group_name(data, plotted) != x {
-                        continue;
-                    }
-                    let Some(value) = median(plotted) else { continue };
-                    let interval = plotted.cell.interval(role, &definition.y);
-                    group.bars.push(ChartBar {
-                        name: name.clone(),
-                        value: value / shown.divisor,
-                        interval: interval.map(|found| found.divided_by(shown.divisor)),
-                        published: plotted.published,
-                    });
-                }
-            }
-            if !group.bars.is_empty() {
-                groups.push(group);
-            }
-        }
+        let groups = groups(data, source, role, shown);
         let title = data.title(&metric::display_name(&definition.y));
-        let svg = BarChart { title, label: metric::label_with_unit(&definition.y, shown), groups }.svg();
+        let label = metric::label_with_unit(&definition.y, shown);
+        let svg = BarChart { title, label, x_label: group_label(data), groups }.svg();
         if !svg.is_empty() {
             charts.push(RenderedChart { source, svg });
         }
     }
     FigurePanel { title: data.panel.clone(), charts }
+}
+
+/// The groups of bars. Every group has a place for each series that has a bar in one of them, in the same order; the
+/// value of a missing one is NaN.
+fn groups(
+    data: &PanelData<'_>,
+    source: FigureSource,
+    role: &str,
+    shown: metric::DisplayUnit,
+) -> Vec<BarGroup> {
+    let y = &data.definition.y;
+    let cells: Vec<(&PlottedCell<'_>, String)> =
+        data.cells_from(source).map(|plotted| (plotted, data.series_name(plotted))).collect();
+    let has_x = |plotted: &PlottedCell<'_>| data.x_value(plotted).is_some();
+    let mut places: Vec<(String, bool)> = Vec::new();
+    for name in data.series_names() {
+        for published in [false, true] {
+            let mut same = cells.iter().filter(|(cell, of)| *of == name && cell.published == published);
+            if same.any(|(cell, _)| has_x(cell) && cell.cell.median(role, y).is_some()) {
+                places.push((name.clone(), published));
+            }
+        }
+    }
+    let mut groups = Vec::new();
+    for x in group_names(data) {
+        let bar = |name: &str, published: bool| {
+            let mut same = cells.iter().filter(|(cell, of)| of == name && cell.published == published);
+            let found = same.find(|(cell, _)| group_name(data, cell) == x);
+            let value = found.and_then(|(cell, _)| cell.cell.median(role, y));
+            let interval = found.and_then(|(cell, _)| cell.cell.interval(role, y));
+            ChartBar {
+                name: name.to_string(),
+                value: value.map_or(f64::NAN, |value| value / shown.divisor),
+                interval: interval.map(|found| found.divided_by(shown.divisor)),
+                published,
+            }
+        };
+        // A series without an x value is a group of its own.
+        let own = cells.iter().any(|(cell, of)| *of == x && !has_x(cell));
+        let bars: Vec<ChartBar> = if own {
+            [false, true]
+                .map(|published| bar(&x, published))
+                .into_iter()
+                .filter(|bar| !bar.value.is_nan())
+                .collect()
+        } else {
+            places.iter().map(|(name, published)| bar(name, *published)).collect()
+        };
+        if bars.iter().any(|bar| bar.value.is_finite()) {
+            groups.push(BarGroup { name: x, bars });
+        }
+    }
+    groups
+}
+
+/// The title of the axis of groups.
+fn group_label(data: &PanelData<'_>) -> String {
+    let any = data.cells.iter().any(|plotted| data.x_value(plotted).is_some());
+    if any { metric::parameter_name(&data.definition.x) } else { data.series_label() }
 }
 
 fn group_name(data: &PanelData<'_>, plotted: &PlottedCell<'_>) -> String {
@@ -153,23 +192,14 @@ fn role_heatmap(data: &PanelData<'_>, role: &str) -> FigurePanel {
         let label = if relative {
             let baseline_label: Vec<String> =
                 definition.relative_to.iter().map(|(name, value)| format!("{name} {value}")).collect();
-            format!(
-                "{}, relative to {}; columns: {}",
-                metric::display_name(&definition.y),
-                baseline_label.join(", "),
-                metric::parameter_name(x)
-            )
+            format!("{}, relative to {}", metric::display_name(&definition.y), baseline_label.join(", "))
         } else {
-            format!(
-                "{}; columns: {}",
-                metric::label_with_unit(&definition.y, shown),
-                metric::parameter_name(x)
-            )
+            metric::label_with_unit(&definition.y, shown)
         };
         let columns = columns.iter().map(|value| format_parameter_value(x, value)).collect();
-        let svg =
-            Heatmap { title: data.title(&metric::display_name(&definition.y)), label, columns, rows, range }
-                .svg();
+        let title = data.title(&metric::display_name(&definition.y));
+        let (x_label, y_label) = (metric::parameter_name(x), data.series_label());
+        let svg = Heatmap { title, label, x_label, y_label, columns, rows, range }.svg();
         if !svg.is_empty() {
             charts.push(RenderedChart { source, svg });
         }
@@ -238,7 +268,8 @@ pub(super) fn breakdown(data: &PanelData<'_>) -> FigurePanel {
             columns.push(StackedColumn { name: label, published: plotted.published, parts });
         }
     }
-    let stack = StackedColumns { title: data.title("shares"), label: "share of samples, %".into(), columns };
+    let (title, label) = (data.title("shares"), "share of samples, %".to_string());
+    let stack = StackedColumns { title, label, x_label: data.series_label(), columns };
     let source = data.chart_sources(true).first().copied().unwrap_or_default();
     let charts = if stack.is_empty() { Vec::new() } else { vec![RenderedChart { source, svg: stack.svg() }] };
     FigurePanel { title: data.panel.clone(), charts }

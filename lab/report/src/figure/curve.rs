@@ -50,7 +50,10 @@ fn chart(data: &PanelData<'_>, source: FigureSource, y_metric: &str, x_metric: O
     let largest = |metric: &str| {
         data.cells_from(source).filter_map(|plotted| plotted.cell.median(role, metric)).fold(0.0, f64::max)
     };
-    let y = metric::display_unit(y_metric, largest(y_metric));
+    let heights: Vec<f64> =
+        data.cells_from(source).filter_map(|plotted| plotted.cell.median(role, y_metric)).collect();
+    let logarithmic = scale_of_metric(&heights) == AxisScale::Log10;
+    let y = metric::axis_unit(y_metric, heights.iter().copied(), logarithmic);
     let x = x_metric.map(|name| (name, metric::display_unit(name, largest(name))));
     let mut series = Vec::new();
     let mut all_y = Vec::new();

@@ -64,15 +64,14 @@ fn draw_one(data: &PanelData<'_>) -> FigurePanel {
             }
         }
         let largest = series.iter().flat_map(|line| &line.points).map(|point| point.0).fold(0.0, f64::max);
-        let shown = metric::display_unit("clat_us", largest);
-        let mut lows = Vec::new();
+        let latencies = || series.iter().flat_map(|line| &line.points).map(|point| point.0);
+        let low = latencies().filter(|value| *value > 0.0).fold(f64::INFINITY, f64::min);
+        let logarithmic = largest > low * 8.0;
+        let shown = metric::axis_unit("clat_us", latencies(), logarithmic);
         for point in series.iter_mut().flat_map(|line| &mut line.points) {
             point.0 /= shown.divisor;
-            lows.push(point.0);
         }
-        let low = lows.iter().copied().filter(|value| *value > 0.0).fold(f64::INFINITY, f64::min);
-        let scale =
-            if largest / shown.divisor > low * 8.0 { AxisScale::Log10 } else { AxisScale::LinearFromMin };
+        let scale = if logarithmic { AxisScale::Log10 } else { AxisScale::LinearFromMin };
         let x = Axis::new(format!("completion latency, {}", shown.unit), scale);
         let y = Axis::new("fraction of I/Os", AxisScale::Linear);
         let title = data.title("latency distribution");

@@ -70,7 +70,7 @@ fn latency_over_throughput_is_ordered_by_depth() {
         definition("x = 'iodepth'\nx_metric = 'iops'\ny = 'clat_p99_us'\nseries = ['scheduler']");
     let figure = figure(&definition, &run(1.0), &[]);
     assert!(figure.panels[0].charts[0].svg.contains("throughput, KIOPS"));
-    assert!(figure.panels[0].charts[0].svg.contains("queue depth 8: 800 us at 8 KIOPS"));
+    assert!(figure.panels[0].charts[0].svg.contains("queue depth 8: 800 µs at 8 KIOPS"));
 }
 
 #[test]
@@ -100,4 +100,48 @@ fn shares_are_stacked_columns() {
     let here = [record("none", 1, 1, &[("share_driver_pct", 60.0), ("share_generator_pct", 40.0)])];
     let figure = figure(&definition(text), &here, &[]);
     assert!(figure.panels[0].charts[0].svg.contains("none · NVMe driver: 60 %"));
+}
+
+/// The text of the elements of a class, in order.
+fn texts(svg: &str, class: &str) -> Vec<String> {
+    let document = roxmltree::Document::parse(svg).unwrap();
+    let of_class = document.descendants().filter(|node| node.attribute("class") == Some(class));
+    of_class.filter_map(|node| node.text().map(String::from)).collect()
+}
+
+#[test]
+fn rows_columns_and_axes_of_a_heat_map_are_sorted_and_titled() {
+    let text = "x = 'iodepth'\ny = 'clat_p99_us'\nseries = ['scheduler']\nshape = 'heatmap'";
+    let mut here = run(1.0);
+    here.retain(|record| record.parameters["devices"].as_f64() == Some(1.0));
+    here.reverse();
+    let figure = figure(&definition(text), &here, &[]);
+    let svg = &figure.panels[0].charts[0].svg;
+    assert_eq!(texts(svg, "a"), ["P99 completion latency, µs", "queue depth", "scheduler"]);
+    assert_eq!(texts(svg, "t"), ["1", "2", "4", "8", "none", "bfq"]);
+}
+
+#[test]
+fn a_missing_bar_leaves_a_gap_and_the_others_keep_their_order() {
+    let text = "x = 'iodepth'\ny = 'iops'\nseries = ['scheduler']\nshape = 'bars'";
+    let here: Vec<CellRecord> = [("bfq", 1), ("none", 1), ("kyber", 1), ("kyber", 2), ("none", 2)]
+        .map(|(series, depth)| record(series, depth, 1, &[("iops", 1e5)]))
+        .into();
+    let figure = figure(&definition(text), &here, &[]);
+    let svg = &figure.panels[0].charts[0].svg;
+    let document = roxmltree::Document::parse(svg).unwrap();
+    let bars = document.descendants().filter(|node| node.has_tag_name("rect") && node.has_children());
+    let bars: Vec<(String, f64)> = bars
+        .map(|node| {
+            (
+                node.children().next().unwrap().text().unwrap().into(),
+                node.attribute("x").unwrap().parse().unwrap(),
+            )
+        })
+        .collect();
+    let names: Vec<&str> = bars.iter().map(|(name, _)| name.split(':').next().unwrap()).collect();
+    assert_eq!(names, ["1 · none", "1 · bfq", "1 · kyber", "2 · none", "2 · kyber"]);
+    let width = bars[1].1 - bars[0].1;
+    assert!((bars[4].1 - bars[3].1 - 2.0 * width).abs() < 0.5, "a gap where bfq is missing: {bars:?}");
+    assert_eq!(texts(svg, "a"), ["throughput, KIOPS", "queue depth"]);
 }
