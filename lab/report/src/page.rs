@@ -275,6 +275,8 @@ struct ExperimentView {
     traps: Vec<String>,
     notes: Vec<String>,
     panels: Vec<PanelView>,
+    /// Panels without a measurement of this run.
+    published_panels: Vec<PanelView>,
     checks: Vec<evidence::CheckView>,
     values: tables::ValueTable,
     commands: Vec<String>,
@@ -296,6 +298,9 @@ fn experiment(
     let published = study::published_cells(&section.published);
     let figure =
         figure::draw(definition, &section.cells, &published.iter().collect::<Vec<_>>(), with_cpu_use);
+    let is_published = |chart: &figure::RenderedChart| chart.source == figure::FigureSource::Published;
+    let (published_panels, panels): (Vec<figure::FigurePanel>, Vec<figure::FigurePanel>) =
+        figure.panels.into_iter().partition(|panel| panel.charts.iter().all(is_published));
     let panel = |panel: figure::FigurePanel| PanelView {
         title: panel.title,
         charts: panel.charts.into_iter().map(|chart| (chart.source.label(), chart.svg)).collect(),
@@ -310,7 +315,8 @@ fn experiment(
         scaled: section.scaled.to_vec(),
         traps: definition.traps.clone(),
         notes: figure.notes,
-        panels: figure.panels.into_iter().map(panel).collect(),
+        panels: panels.into_iter().map(panel).collect(),
+        published_panels: published_panels.into_iter().map(panel).collect(),
         checks: evidence::checks(evaluator, definition),
         values: tables::values(section, &published),
         commands: if own { tables::commands(&section.cells) } else { Vec::new() },

@@ -269,3 +269,32 @@ fn a_stack_or_scheduler_has_one_colour_on_the_whole_page() {
     }
     assert_ne!(colours["spdk"], colours["none"]);
 }
+
+#[test]
+fn figures_that_were_only_published_are_apart() {
+    let mut run = synthetic::run(1300, 1);
+    for record in run.records.iter_mut().filter(|record| record.experiment == "cheops23.fig2") {
+        record.roles.clear();
+        record.skipped = Some("no device".into());
+    }
+    let (dom, _) = parse(&lab_report::page::render_html(&run).unwrap());
+    let section = |id: &str| {
+        let found =
+            elements(&dom, "section").into_iter().find(|node| attribute(node, "id").as_deref() == Some(id));
+        let mut experiments = Vec::new();
+        walk(&found.unwrap(), &mut |node| {
+            if attribute(node, "class").as_deref() == Some("exp") {
+                experiments.push((attribute(node, "id").unwrap(), text_of(node)));
+            }
+        });
+        experiments
+    };
+    let (measured, published) = (section("figures"), section("published"));
+    assert!(!measured.is_empty() && !published.is_empty());
+    let nothing = |(_, text): &(String, String)| text.contains("0 cells measured: only published values");
+    assert!(published.iter().all(nothing) && !measured.iter().any(nothing));
+    // A panel without a measurement comes behind all that have one.
+    let split =
+        measured.iter().filter(|(_, text)| text.contains("Published, without a measurement in this run"));
+    assert!(split.count() > 0);
+}

@@ -215,14 +215,53 @@ fn flatten(name: String, value: &Json, rows: &mut Vec<(String, String)>) {
             rows.push((name, words.join(", ")));
         }
         Json::Array(items) => {
-            for (index, item) in items.iter().enumerate() {
-                let named = item.get("name").or_else(|| item.get("path")).and_then(Json::as_str);
-                flatten(under(named.unwrap_or(&index.to_string())), item, rows);
+            for alike in fold_alike(items) {
+                flatten(under(&alike.names), &alike.value, rows);
             }
         }
         Json::Null => rows.push((name, "unknown".to_string())),
         other => rows.push((name, plain(other))),
     }
+}
+
+/// Items of a list that differ only in what identifies them, as one.
+struct AlikeItems {
+    /// For example `nvme0n1, nvme1n1 (2 alike)`.
+    names: String,
+    /// The value of one of them; without its name if there are several.
+    value: Json,
+}
+
+/// Folds the items of a list that differ only in `name` or `path`, in the order of the first of each kind.
+fn fold_alike(items: &[Json]) -> Vec<AlikeItems> {
+    const IDENTITY: [&str; 2] = ["name", "path"];
+    let without_identity = |item: &Json| {
+        let mut value = item.clone();
+        if let Json::Object(fields) = &mut value {
+            fields.retain(|field, _| !IDENTITY.contains(&field.as_str()));
+        }
+        value
+    };
+    let mut kinds: Vec<(Json, Vec<usize>)> = Vec::new();
+    for (index, item) in items.iter().enumerate() {
+        let value = without_identity(item);
+        match kinds.iter_mut().find(|(known, _)| *known == value) {
+            Some((_, members)) => members.push(index),
+            None => kinds.push((value, vec![index])),
+        }
+    }
+    let name = |index: &usize| {
+        let named = IDENTITY.iter().find_map(|field| items[*index].get(field)?.as_str());
+        named.map_or_else(|| index.to_string(), String::from)
+    };
+    let folded = |(value, members): (Json, Vec<usize>)| {
+        let names: Vec<String> = members.iter().map(name).collect();
+        match members.as_slice() {
+            [only] => AlikeItems { names: names.concat(), value: items[*only].clone() },
+            more => AlikeItems { names: format!("{} ({} alike)", names.join(", "), more.len()), value },
+        }
+    };
+    kinds.into_iter().map(folded).collect()
 }
 
 fn plain(value: &Json) -> String {
@@ -278,5 +317,18 @@ mod tests {
                 ("nvme0n1 · schedulers".to_string(), "none, bfq".to_string()),
             ]
         );
+    }
+
+    #[test]
+    fn alike_devices_are_folded_into_one() {
+        let device = |name: &str, model: &str| serde_json::json!({ "name": name, "model": model });
+        let mut devices: Vec<Json> = (0..8).map(|index| device(&format!("nvme{index}n1"), "fast")).collect();
+        devices.insert(3, device("sda", "slow"));
+        let rows = facts(&serde_json::json!({ "devices": devices })).remove(0).1;
+        let rows: Vec<(&str, &str)> =
+            rows.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let names: Vec<String> = (0..8).map(|index| format!("nvme{index}n1")).collect();
+        let folded = format!("{} (8 alike) · model", names.join(", "));
+        assert_eq!(rows, [(folded.as_str(), "fast"), ("sda · model", "slow"), ("sda · name", "sda")]);
     }
 }
