@@ -4,7 +4,7 @@ use super::number::{format_number, tick_label};
 use super::palette::styles;
 use super::plot::truncate_label;
 use super::scale::{AxisScale, FittedAxis};
-use super::svg::{Anchor, Rect, Svg, text_width};
+use super::svg::{Anchor, ChartData, Rect, Svg, text_width};
 use crate::stats::ConfidenceInterval;
 
 /// A grouped bar chart.
@@ -74,7 +74,12 @@ impl BarChart {
         let legend = self.legend();
         let wide = legend.iter().map(|name| text_width(name, 11.5)).fold(0.0, f64::max);
         let right = if legend.is_empty() { WIDTH - 8.0 } else { WIDTH - (wide + 30.0).min(190.0) };
-        let mut svg = Svg::new(WIDTH, HEIGHT, &self.title);
+        let mut svg = Svg::new(
+            WIDTH,
+            HEIGHT,
+            &self.title,
+            &["series", "source", &self.x_label, &self.label, "95 % from", "95 % to"],
+        );
         let floor = HEIGHT - BOTTOM;
         svg.group("ax");
         for (value, _) in &ticks {
@@ -146,7 +151,10 @@ fn draw(
     let kind = if bar.published { " pub" } else { "" };
     let suffix = if bar.published { " (published)" } else { "" };
     let name = if bar.name == group { group.to_string() } else { format!("{group} · {}", bar.name) };
-    svg.series(&format!("s c{colour}{kind}"), &bar.name);
+    let mut data = ChartData::default();
+    let (low, high) = bar.interval.map_or((f64::NAN, f64::NAN), |interval| (interval.low, interval.high));
+    data.push(&[group], &[bar.value, low, high]);
+    svg.series_with_data(&format!("s c{colour}{kind}"), &bar.name, &data);
     svg.rect("r", place, None, &format!("{name}{suffix}: {}", format_number(bar.value)));
     if let Some(interval) = bar.interval
         && let (Some(low), Some(high)) = (y.position(interval.low), y.position(interval.high))
@@ -225,7 +233,7 @@ impl StackedColumns {
         let colours: Vec<usize> = styles(names.iter().copied()).iter().map(|style| style.colour).collect();
         let wide = names.iter().map(|name| text_width(name, 11.5)).fold(0.0, f64::max);
         let (left, right, floor) = (38.0, WIDTH - (wide + 32.0).min(190.0), HEIGHT - BOTTOM);
-        let mut svg = Svg::new(WIDTH, HEIGHT, &self.title);
+        let mut svg = Svg::new(WIDTH, HEIGHT, &self.title, &["part", "source", &self.x_label, &self.label]);
         svg.group("ax");
         for value in [0.0, 25.0, 50.0, 75.0, 100.0] {
             let at = floor - value / 100.0 * (floor - TOP);
@@ -246,7 +254,9 @@ impl StackedColumns {
                 base -= height;
                 let colour = names.iter().position(|other| *other == part).map_or(0, |at| colours[at]);
                 let kind = if *published { " pub" } else { "" };
-                svg.series(&format!("s c{colour}{kind}"), part);
+                let mut data = ChartData::default();
+                data.push(&[name], &[value]);
+                svg.series_with_data(&format!("s c{colour}{kind}"), part, &data);
                 let place = Rect { x, y: base, width, height };
                 svg.rect("r", place, None, &format!("{name} · {part}: {} %", format_number(value)));
                 if height > 13.0 {

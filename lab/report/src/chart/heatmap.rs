@@ -2,7 +2,7 @@
 
 use super::number::format_number;
 use super::plot::truncate_label;
-use super::svg::{Anchor, Rect, Svg, text_width};
+use super::svg::{Anchor, ChartData, Rect, Svg, text_width};
 
 /// A heat map: a number on a coloured cell for each row and column.
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ impl Heatmap {
         let (left, top, row) = (wide.max(text_width(&y_label, 11.5)) + 14.0, 66.0, 26.0);
         let column = ((560.0 - left) / self.columns.len().max(1) as f64).min(110.0);
         let (width, height) = (560.0, top + row * self.rows.len() as f64 + 6.0);
-        let mut svg = Svg::new(width, height, &self.title);
+        let mut svg = Svg::new(width, height, &self.title, &[&self.y_label, &self.x_label, &self.label]);
         svg.group("ax");
         svg.text("a", 2.0, 14.0, Anchor::Start, &self.label);
         let middle = left + column * self.columns.len() as f64 / 2.0;
@@ -59,6 +59,13 @@ impl Heatmap {
             svg.text("t", at, top - 9.0, Anchor::Middle, &truncate_label(name));
         }
         svg.end();
+        let mut data = ChartData::default();
+        for (name, values) in &self.rows {
+            for (column_name, value) in self.columns.iter().zip(values) {
+                data.push(&[name, column_name], &[value.unwrap_or(f64::NAN)]);
+            }
+        }
+        svg.data_group("hm", &data);
         for (index, (name, values)) in self.rows.iter().enumerate() {
             let y = top + row * index as f64;
             svg.text("t", left - 8.0, y + row / 2.0 + 3.8, Anchor::End, &truncate_label(name));
@@ -78,6 +85,7 @@ impl Heatmap {
                 svg.text(class, x + column / 2.0, y + row / 2.0 + 3.8, Anchor::Middle, &format_number(value));
             }
         }
+        svg.end();
         svg.finish()
     }
 

@@ -4,7 +4,7 @@ use super::labels::spread_labels;
 use super::number::{format_number, tick_label};
 use super::palette::{SeriesStyle, styles};
 use super::scale::{AxisScale, FittedAxis};
-use super::svg::{Anchor, Svg, text_width};
+use super::svg::{Anchor, ChartData, Svg, text_width};
 use crate::stats::ConfidenceInterval;
 
 /// One axis.
@@ -96,7 +96,8 @@ impl Plot {
             labels.iter().filter(|tick| tick.1).map(|(value, _)| text_width(&tick_label(*value), 11.0));
         let left = (wide.fold(0.0, f64::max) + 14.0).max(30.0);
         let Some((x, y)) = self.fitted(left, right) else { return String::new() };
-        let mut svg = Svg::new(WIDTH, HEIGHT, &self.title);
+        let mut svg =
+            Svg::new(WIDTH, HEIGHT, &self.title, &["series", "source", &self.x.label, &self.y.label]);
         self.axes(&mut svg, (&x, &y), (left, right));
         let styles = styles(drawn.iter().map(|series| series.name.as_str()));
         let mut marks = drawn.iter().map(|series| series.points.len()).sum::<usize>();
@@ -174,7 +175,13 @@ fn draw(
         series.points.iter().enumerate().filter_map(|(index, point)| Some((index, at(point)?))).collect();
     let end = placed.last()?.1;
     let kind = if series.published { " pub" } else { "" };
-    svg.series(&format!("s c{}{kind}", style.colour), &series.label());
+    let visible = drop_subpixel_points(&placed);
+    let mut data = ChartData::default();
+    for (index, _) in &visible {
+        let (x, y) = series.points[*index];
+        data.push(&[], &[x, y]);
+    }
+    svg.series_with_data(&format!("s c{}{kind}", style.colour), &series.label(), &data);
     for (index, place) in &placed {
         let Some(Some(interval)) = series.intervals.get(*index) else { continue };
         if let (Some(low), Some(high)) = (y.position(interval.low), y.position(interval.high))
@@ -183,9 +190,9 @@ fn draw(
             svg.line("e", (place.0, low), (place.0, high));
         }
     }
-    let line: Vec<(f64, f64)> = placed.iter().map(|(_, place)| *place).collect();
-    if line.len() > 1 {
-        svg.path("l", &drop_subpixel_points(&line));
+    if placed.len() > 1 {
+        let line: Vec<(f64, f64)> = visible.iter().map(|(_, place)| *place).collect();
+        svg.path("l", &line);
     }
     if marks && series.marked {
         for (index, place) in &placed {
@@ -202,12 +209,13 @@ fn draw(
 }
 
 /// Drops points less than a pixel from the previous one: a distribution may have more points than pixels.
-fn drop_subpixel_points(line: &[(f64, f64)]) -> Vec<(f64, f64)> {
-    let mut out: Vec<(f64, f64)> = Vec::with_capacity(line.len().min(256));
-    for (index, point) in line.iter().enumerate() {
-        let far = out.last().is_none_or(|last| (point.0 - last.0).abs() + (point.1 - last.1).abs() >= 1.0);
-        if far || index + 1 == line.len() {
-            out.push(*point);
+fn drop_subpixel_points(line: &[(usize, (f64, f64))]) -> Vec<(usize, (f64, f64))> {
+    let mut out: Vec<(usize, (f64, f64))> = Vec::with_capacity(line.len().min(256));
+    for (position, (index, point)) in line.iter().enumerate() {
+        let far =
+            out.last().is_none_or(|(_, last)| (point.0 - last.0).abs() + (point.1 - last.1).abs() >= 1.0);
+        if far || position + 1 == line.len() {
+            out.push((*index, *point));
         }
     }
     out

@@ -36,12 +36,14 @@ pub(super) enum Anchor {
 }
 
 impl Svg {
-    pub(super) fn new(width: f64, height: f64, title: &str) -> Svg {
+    /// Opens a chart. `columns` are the names of the fields of its data, which a script saves as CSV.
+    pub(super) fn new(width: f64, height: f64, title: &str, columns: &[&str]) -> Svg {
         let mut out = String::with_capacity(4096);
         let _ = write!(
             out,
-            "<svg class=\"chart\" viewBox=\"0 0 {w} {h}\" width=\"{w}\" height=\"{h}\" role=\"img\" aria-label=\"{}\">",
+            "<svg class=\"chart\" viewBox=\"0 0 {w} {h}\" width=\"{w}\" height=\"{h}\" role=\"img\" aria-label=\"{}\" data-columns=\"{}\">",
             escape(title),
+            fields(columns),
             w = Px(width),
             h = Px(height)
         );
@@ -61,6 +63,17 @@ impl Svg {
     /// Opens the group of a series; a script can hide it by `name`.
     pub(super) fn series(&mut self, class: &str, name: &str) {
         let _ = write!(self.out, "<g class=\"{class}\" data-s=\"{}\">", escape(name));
+    }
+
+    /// Opens the group of a series that has data.
+    pub(super) fn series_with_data(&mut self, class: &str, name: &str, data: &ChartData) {
+        let _ =
+            write!(self.out, "<g class=\"{class}\" data-s=\"{}\" data-v=\"{}\">", escape(name), data.rows);
+    }
+
+    /// Opens a group that has data and is no series.
+    pub(super) fn data_group(&mut self, class: &str, data: &ChartData) {
+        let _ = write!(self.out, "<g class=\"{class}\" data-v=\"{}\">", data.rows);
     }
 
     pub(super) fn end(&mut self) {
@@ -126,6 +139,49 @@ impl Svg {
             let _ = write!(self.out, "<title>{}</title>", escape(tip));
         }
     }
+}
+
+/// Rows of a chart's data as the value of an attribute: fields are separated by tabs, rows by line feeds.
+#[derive(Default)]
+pub(super) struct ChartData {
+    rows: String,
+}
+
+impl ChartData {
+    /// Adds a row: names, then numbers with six significant digits.
+    pub(super) fn push(&mut self, names: &[&str], numbers: &[f64]) {
+        if !self.rows.is_empty() {
+            self.rows.push_str("&#10;");
+        }
+        self.rows.push_str(&fields(names));
+        for (index, number) in numbers.iter().enumerate() {
+            if index > 0 || !names.is_empty() {
+                self.rows.push_str("&#9;");
+            }
+            if number.is_finite() {
+                self.rows.push_str(&six_digits(*number));
+            }
+        }
+    }
+}
+
+/// Escaped fields, separated by tabs; tabs and line feeds within a field become spaces.
+fn fields(names: &[&str]) -> String {
+    let plain = |name: &&str| escape(&name.replace(['\t', '\n'], " "));
+    names.iter().map(plain).collect::<Vec<_>>().join("&#9;")
+}
+
+fn six_digits(number: f64) -> String {
+    if number == 0.0 {
+        return "0".to_string();
+    }
+    let digits = number.abs().log10().floor() as i32;
+    let places = (5 - digits).clamp(0, 300) as usize;
+    if !(-7..16).contains(&digits) {
+        return format!("{number:.5e}");
+    }
+    let text = format!("{number:.places$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_string() } else { text }
 }
 
 /// A rectangle by its upper left corner and size, in pixels.
