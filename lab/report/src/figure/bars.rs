@@ -75,6 +75,8 @@ fn groups(
             }
         }
     }
+    // A series that is in one group only leaves no gap in the others.
+    let one_series = data.definition.series.contains(&data.definition.x);
     let mut groups = Vec::new();
     for x in group_names(data) {
         let bar = |name: &str, published: bool| {
@@ -98,7 +100,8 @@ fn groups(
                 .filter(|bar| !bar.value.is_nan())
                 .collect()
         } else {
-            places.iter().map(|(name, published)| bar(name, *published)).collect()
+            let bars = places.iter().map(|(name, published)| bar(name, *published));
+            bars.filter(|bar| !one_series || bar.value.is_finite()).collect()
         };
         if bars.iter().any(|bar| bar.value.is_finite()) {
             groups.push(BarGroup { name: x, bars });

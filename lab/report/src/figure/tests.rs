@@ -145,3 +145,16 @@ fn a_missing_bar_leaves_a_gap_and_the_others_keep_their_order() {
     assert!((bars[4].1 - bars[3].1 - 2.0 * width).abs() < 0.5, "a gap where bfq is missing: {bars:?}");
     assert_eq!(texts(svg, "a"), ["throughput, KIOPS", "queue depth"]);
 }
+
+#[test]
+fn bars_that_their_group_names_have_no_gaps_and_no_legend() {
+    let text = "x = 'scheduler'\ny = 'iops'\nseries = ['scheduler']\nshape = 'bars'";
+    let here = ["bfq", "none", "kyber"].map(|series| record(series, 1, 1, &[("iops", 1e5)]));
+    let figure = figure(&definition(text), &here, &[]);
+    let svg = &figure.panels[0].charts[0].svg;
+    assert_eq!(texts(svg, "n"), [""; 0], "the groups name the bars");
+    let document = roxmltree::Document::parse(svg).unwrap();
+    let bars: Vec<_> = document.descendants().filter(|node| node.has_tag_name("rect")).collect();
+    assert!(bars.iter().all(|bar| bar.attribute("width").unwrap().parse::<f64>().unwrap() > 40.0), "{svg}");
+    assert_eq!(bars.len(), 3);
+}
