@@ -1,12 +1,12 @@
 //! Tests of the whole page: its content, valid HTML, escaping of untrusted text, and rendering in a browser.
 #![allow(clippy::unwrap_used)]
 
+mod browser;
 mod synthetic;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 use html5ever::tendril::TendrilSink as _;
 use lab_experiments::{CellRecord, ParameterValue, PlannedDevice, RunDirectory, RunWriter};
@@ -182,46 +182,16 @@ fn an_interrupted_run_is_reported_with_its_complete_records() {
     fs::remove_dir_all(&directory).unwrap();
 }
 
-/// The first installed browser; `None` if there is none.
-fn browser() -> Option<&'static str> {
-    let works = |name: &&str| {
-        Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success())
-    };
-    ["chromium", "chromium-browser", "google-chrome"].into_iter().find(works)
-}
-
-/// The document after its script ran, and the browser's log.
-fn browse(browser: &str, directory: &Path, page: &Path) -> (String, String) {
-    let output = Command::new("timeout")
-        .args([
-            "-k",
-            "5",
-            "120",
-            browser,
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--enable-logging=stderr",
-        ])
-        .arg(format!("--user-data-dir={}", directory.join("profile").display()))
-        .arg("--dump-dom")
-        .arg(format!("file://{}", page.display()))
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    (String::from_utf8_lossy(&output.stdout).into(), String::from_utf8_lossy(&output.stderr).into())
-}
-
 #[test]
 fn a_browser_renders_the_page_without_console_messages() {
-    let Some(browser) = browser() else {
+    let Some(browser) = browser::find() else {
         println!("SKIPPED: no chromium in PATH");
         return;
     };
     let directory = scratch("browser");
     let page = directory.join("report.html");
     fs::write(&page, lab_report::page::render_html(&synthetic::run(700, 2)).unwrap()).unwrap();
-    let (document, log) = browse(browser, &directory, &page);
+    let (document, log) = browser::browse(browser, &directory, &page);
     // Console messages of the page, script errors included, are logged with this tag.
     let messages: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
     assert!(messages.is_empty(), "{messages:?}");
