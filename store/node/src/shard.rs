@@ -46,6 +46,8 @@ const LOG_WRITES_MAX: usize = 2;
 /// Most bytes and entries of one write to the log.
 const LOG_WRITE_BYTES: u64 = 1 << 20;
 const LOG_WRITE_ENTRIES: usize = 256;
+/// Of the entries of a log that is half full, this share is in place when a checkpoint frees them: a quarter.
+const FREED_SHARE: u64 = 4;
 /// I/O of requests in flight on the device.
 const IOS_MAX: u32 = 4096;
 
@@ -410,6 +412,13 @@ impl Shard {
         }
         let is_low = self.log.room() < self.log.capacity() / 2;
         let is_wanted = is_low || self.checkpoint_wanted || self.is_closing;
+        // While entries keep coming, those that are in place are freed before more go there: else the log fills up, and
+        // every write waits.
+        let in_log = self.log.sequences();
+        let freeable = self.applied_below - in_log.start;
+        if is_low && freeable * FREED_SHARE >= in_log.end - in_log.start && self.is_changed {
+            return Some(BackgroundWork::Checkpoint);
+        }
         let is_due = self.core.now_ns().saturating_sub(self.oldest_committed_ns) >= FLUSH_AFTER_NS;
         if !self.committed.is_empty() && (self.committed.len() > FLUSH_ENTRIES || is_wanted || is_due) {
             return Some(BackgroundWork::Flush);
