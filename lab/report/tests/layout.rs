@@ -72,6 +72,21 @@ fn a_reader_stumbles_over_nothing_in_any_mode() {
 }
 
 #[test]
+fn a_comparison_fits_its_page() {
+    let runs = [synthetic::run(200, 3), synthetic::run(200, 3)];
+    let [a, mut b] = runs;
+    for record in b.records.iter_mut().filter(|record| record.is_measured()) {
+        let iops = record.metric("fg", "iops").unwrap();
+        record.role_mut("fg").set("iops", iops * 0.8);
+    }
+    let comparison = lab_report::compare::compare(&[a], &[b], Default::default());
+    let Some(seen) = look("comparison", &lab_report::compare::html(&comparison)) else { return };
+    let issues = issues(&seen);
+    assert!(issues.is_empty(), "{} issues: {:#?}", issues.len(), &issues[..issues.len().min(40)]);
+    assert!(seen.iter().all(|one| one["figures"].as_u64() > Some(3)), "{seen:?}");
+}
+
+#[test]
 fn each_fault_of_a_page_is_noticed() {
     let page = lab_report::page::render_html(&synthetic::run(60, 1)).unwrap();
     let figure = "<figure id=fault><svg class=chart viewBox='0 0 200 50' width=200 height=50 aria-label=x>\

@@ -54,7 +54,11 @@ impl Heatmap {
         let middle = left + column * self.columns.len() as f64 / 2.0;
         svg.text("a", middle, top - 28.0, Anchor::Middle, &self.x_label);
         svg.text("a", left - 8.0, top - 9.0, Anchor::End, &y_label);
-        for (index, name) in self.columns.iter().enumerate() {
+        // Names that are wider than their columns are left out alternately.
+        let widest =
+            self.columns.iter().map(|name| text_width(&truncate_label(name), 11.0)).fold(0.0, f64::max);
+        let every = ((widest + 6.0) / column).ceil().max(1.0) as usize;
+        for (index, name) in self.columns.iter().enumerate().step_by(every) {
             let at = left + column * (index as f64 + 0.5);
             svg.text("t", at, top - 9.0, Anchor::Middle, &truncate_label(name));
         }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{ChangeVerdict, Comparison, ComparisonRow};
-use crate::chart::{escape, format_number};
+use crate::chart::{Heatmap, escape, format_number};
 use crate::metric;
 use crate::page;
 use crate::stats::ConfidenceInterval;
@@ -136,33 +136,120 @@ pub fn html(comparison: &Comparison) -> String {
         let _ = write!(out, "{} {} ", chip(verdict), comparison.count(verdict));
     }
     let _ = write!(out, "</p><p class=\"fine\">{}</p>", escape(comparison.intervals));
+    out.push_str("<h2>Each cell</h2>");
+    let rows = ordered(comparison);
+    let mut experiments: Vec<&str> = Vec::new();
+    for row in &rows {
+        if !experiments.contains(&row.experiment.as_str()) {
+            experiments.push(&row.experiment);
+        }
+    }
+    for experiment in experiments {
+        let rows: Vec<&ComparisonRow> =
+            rows.iter().copied().filter(|row| row.experiment == experiment).collect();
+        experiment_section(&mut out, experiment, &rows);
+    }
+    out.push_str("</main></body></html>\n");
+    out
+}
+
+/// Most rows of a heat map; the table has all.
+const HEATMAP_ROWS_MAX: usize = 40;
+
+/// An experiment: what all of its cells have in common, a heat map of the ratios, and a table of all rows.
+fn experiment_section(out: &mut String, experiment: &str, rows: &[&ComparisonRow]) {
+    let common = common_parameters(rows);
+    let _ = write!(out, "<section class=\"exp\"><h3><span class=\"id\">{}</span></h3>", escape(experiment));
+    if !common.is_empty() {
+        let _ = write!(out, "<p class=\"fine\">All cells: {}.</p>", escape(&common.join(", ")));
+    }
+    let map = ratio_heatmap(experiment, rows, &common);
+    let svg = map.svg();
+    if !svg.is_empty() {
+        let _ = write!(out, "<div class=\"panels\"><figure>{svg}</figure></div>");
+    }
     out.push_str(
-        "<h2>Each cell</h2><div class=\"scroll\"><table class=\"values\"><thead><tr><th></th><th>Experiment</th><th>Cell</th>\
-         <th>Metric</th><th class=\"n\">A</th><th class=\"n\">B</th><th class=\"n\">B / A</th><th>95 %</th></tr></thead><tbody>",
+        "<div class=\"scroll\"><table class=\"compared\"><thead><tr><th></th><th>Cell</th><th>Metric</th>\
+         <th class=\"n\">A</th><th class=\"n\">B</th><th class=\"n\">B / A</th></tr></thead><tbody>",
     );
-    for row in ordered(comparison) {
+    for row in rows {
         let shown = metric::display_unit(row.metric, row.a.unwrap_or(0.0).max(row.b.unwrap_or(0.0)));
         let value = |value: Option<f64>| {
             value.map_or("–".to_string(), |value| format_number(value / shown.divisor))
         };
         let what =
             if row.ratio.is_some() { metric::label_with_unit(row.metric, shown) } else { String::new() };
+        let below = if row.remark.is_empty() { interval(row).trim().to_string() } else { String::new() };
+        let remark = if row.remark.is_empty() { what } else { row.remark.clone() };
         let _ = write!(
             out,
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
-             <td class=\"n\">{}</td><td class=\"fine\">{}</td></tr>",
+            "<tr><td>{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
+             <td class=\"n\">{}<span class=\"iv\">{}</span></td></tr>",
             chip(row.verdict),
-            escape(&row.experiment),
-            escape(&row.cell),
-            escape(&what),
+            escape(&varying_label(&row.cell, &common)),
+            escape(&remark),
             value(row.a),
             value(row.b),
             row.ratio.map_or("–".to_string(), |ratio| format!("{} ×", format_number(ratio))),
-            escape(if row.remark.is_empty() { interval(row) } else { row.remark.clone() }.trim())
+            escape(&below),
         );
     }
-    out.push_str("</tbody></table></div></main></body></html>\n");
-    out
+    out.push_str("</tbody></table></div></section>");
+}
+
+/// The parameters that all rows have, if there are several cells.
+fn common_parameters<'a>(rows: &[&'a ComparisonRow]) -> Vec<&'a str> {
+    let Some(first) = rows.first() else { return Vec::new() };
+    if rows.iter().all(|row| row.cell == first.cell) {
+        return Vec::new();
+    }
+    let in_all = |part: &&str| rows.iter().all(|row| row.cell.split(", ").any(|other| other == *part));
+    first.cell.split(", ").filter(in_all).collect()
+}
+
+/// A cell's label without the parameters that all cells have.
+fn varying_label(cell: &str, common: &[&str]) -> String {
+    cell.split(", ").filter(|part| !common.contains(part)).collect::<Vec<_>>().join(", ")
+}
+
+/// The name of a metric as the head of a narrow column; all latencies of a comparison are completion latencies.
+fn short_name(metric: &str) -> String {
+    metric::display_name(metric).replace("completion latency", "latency")
+}
+
+/// B / A of each cell and metric, cells in the order of the comparison.
+fn ratio_heatmap(experiment: &str, rows: &[&ComparisonRow], common: &[&str]) -> Heatmap {
+    let mut metrics: Vec<&str> = Vec::new();
+    let mut cells: Vec<(String, Vec<&ComparisonRow>)> = Vec::new();
+    for row in rows.iter().filter(|row| row.ratio.is_some()) {
+        if !metrics.contains(&row.metric) {
+            metrics.push(row.metric);
+        }
+        let name = varying_label(&row.cell, common);
+        match cells.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, of_cell)) => of_cell.push(row),
+            None => cells.push((name, vec![row])),
+        }
+    }
+    cells.truncate(HEATMAP_ROWS_MAX);
+    metrics.sort_unstable();
+    let values = |of_cell: &[&ComparisonRow]| {
+        let ratio =
+            |metric: &&str| of_cell.iter().find(|row| row.metric == *metric).and_then(|row| row.ratio);
+        metrics.iter().map(ratio).collect::<Vec<_>>()
+    };
+    let rows: Vec<(String, Vec<Option<f64>>)> =
+        cells.iter().map(|(name, of_cell)| (name.clone(), values(of_cell))).collect();
+    let range = Heatmap::range_of(rows.iter().flat_map(|(_, values)| values).flatten().copied());
+    Heatmap {
+        title: format!("{experiment}: B / A"),
+        label: "B / A, times".into(),
+        x_label: "metric".into(),
+        y_label: "cell".into(),
+        columns: metrics.iter().map(|metric| short_name(metric)).collect(),
+        rows,
+        range,
+    }
 }
 
 fn chip(verdict: ChangeVerdict) -> String {

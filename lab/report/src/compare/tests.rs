@@ -110,3 +110,23 @@ fn hostile_names_are_escaped_in_html() {
     let page = html(&compare(&[hostile.clone()], &[hostile], CompareOptions::default()));
     assert!(!page.contains("<script") && !page.contains("<img") && !page.contains("<b>"));
 }
+
+#[test]
+fn the_page_names_common_parameters_once_and_draws_the_ratios() {
+    let with_more = |mut run: RunDirectory| {
+        for record in &mut run.records {
+            record.parameters.insert("api".into(), "iou".into());
+            record.parameters.insert("block_bytes".into(), ParameterValue::from(4096));
+        }
+        run
+    };
+    let slower =
+        run(3, |depth, repetition| (depth as f64 * 5e3 * jitter(repetition), 100.0 * jitter(repetition)));
+    let comparison = compare(&[with_more(base())], &[with_more(slower)], CompareOptions::default());
+    let page = html(&comparison);
+    assert_eq!(page.matches("api iou").count(), 1, "{page}");
+    assert!(page.contains("All cells: api iou, block_bytes 4096."), "{page}");
+    assert!(page.contains("<td>iodepth 8</td>"), "{page}");
+    let svg = page.split_once("<svg").and_then(|(_, rest)| rest.split_once("</svg>")).unwrap().0;
+    assert!(svg.contains("iodepth 8") && svg.contains("throughput · iodepth 1: 0.5<"), "{svg}");
+}
