@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod any_ring;
 mod blk;
 mod chain;
 mod connection;
@@ -43,6 +44,7 @@ mod status;
 mod target;
 mod vring;
 
+pub use any_ring::any_ring;
 pub use failure::{RequestError, VhostTargetError, VhostViolation};
 pub use memory::MemoryError;
 pub use target::{VhostBlkConfig, VhostControllerInfo, VhostTarget};

@@ -1,0 +1,288 @@
+//! A virtqueue whose driver changes it at any step, for fuzzing.
+
+use dma::{Arena, ArenaConfig, Pool};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use wire_vhost_user::{MemoryRegion, VringAddress};
+use wire_virtio::Features;
+
+use crate::chain::{self, Chain};
+use crate::limits::CHAIN_MAX;
+use crate::memory::GuestMemory;
+use crate::vring::{ChainId, Ring, RingSetup};
+
+/// Bytes of guest memory: two regions that touch, and nothing behind them.
+const MEMORY_BYTES: u64 = 64 << 10;
+const REGION_BYTES: u64 = MEMORY_BYTES / 2;
+/// Chains that are not returned yet.
+const IN_FLIGHT_MAX: usize = 64;
+/// Steps of one input.
+const STEPS_MAX: usize = 512;
+
+/// What a fuzz input describes, byte after byte; zeroes follow.
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn u8(&mut self) -> u8 {
+        self.0.split_off_first().copied().unwrap_or(0)
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_le_bytes([self.u8(), self.u8()])
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// The virtqueue, and the driver's memory.
+struct AnyRing {
+    memory: GuestMemory,
+    address: VringAddress,
+    size: u16,
+    features: Features,
+    ring: Option<Ring>,
+    chain: Chain,
+    in_flight: Vec<ChainId>,
+    /// Chains that were fetched.
+    fetched: usize,
+    // Dropped last: the memory is attached to it.
+    pool: Pool,
+}
+
+impl AnyRing {
+    fn new(input: &mut Input<'_>) -> AnyRing {
+        let arena = Arena::new(ArenaConfig { hugepages: false, ..ArenaConfig::default() });
+        let mut any = AnyRing {
+            memory: GuestMemory::default(),
+            address: VringAddress { index: 0, flags: 0, descriptors: 0, used: 0, available: 0, log: 0 },
+            size: 0,
+            features: Features::empty(),
+            ring: None,
+            chain: Chain::default(),
+            in_flight: Vec::new(),
+            fetched: 0,
+            pool: Pool::new(&arena),
+        };
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a memfd");
+        ftruncate(&file, MEMORY_BYTES).expect("memory");
+        for start in [0, REGION_BYTES] {
+            let region = MemoryRegion {
+                guest_address: start,
+                size: REGION_BYTES,
+                user_address: start,
+                mmap_offset: start,
+            };
+            any.memory.add(&any.pool, region, &file).expect("a region");
+        }
+        any.configure(input);
+        any
+    }
+
+    /// Sets features, size and addresses.
+    fn configure(&mut self, input: &mut Input<'_>) {
+        let choice = input.u8();
+        let known = [Features::RING_PACKED, Features::EVENT_IDX, Features::INDIRECT_DESC];
+        let chosen = known.into_iter().enumerate().filter(|(bit, _)| choice >> bit & 1 != 0);
+        self.features = chosen.fold(Features::empty(), |all, (_, feature)| all | feature);
+        // Most sizes are valid, and small enough for indices to wrap.
+        self.size = if choice & 0x80 != 0 { input.u16() } else { 1 << (choice >> 3 & 0x7) };
+        if choice & 0x40 != 0 {
+            self.address.descriptors = input.u16().into();
+            self.address.available = input.u16().into();
+            self.address.used = input.u16().into();
+        } else {
+            (self.address.descriptors, self.address.available, self.address.used) = (0, 0x1000, 0x2000);
+        }
+    }
+
+    /// Stops the ring and starts it again, as `GET_VRING_BASE` and `SET_VRING_KICK` do.
+    fn restart(&mut self, base: Option<u32>) {
+        self.in_flight.clear();
+        let stopped = self.ring.take().map_or(0, Ring::stop);
+        let setup = RingSetup {
+            size: self.size,
+            base: base.unwrap_or(stopped),
+            features: self.features,
+            inflight: None,
+        };
+        self.ring = Ring::new(&self.memory, &self.address, setup);
+    }
+
+    /// A place near the start of an area.
+    fn place(&self, choice: u8) -> u64 {
+        let VringAddress { descriptors, available, used, .. } = self.address;
+        [descriptors, available, available, used][usize::from(choice & 0x3)] + u64::from(choice >> 2 & !1)
+    }
+
+    /// The driver writes its memory.
+    fn write(&mut self, address: u64, bytes: &[u8]) {
+        for (address, byte) in (address..).zip(bytes) {
+            if let Some(piece) = self.memory.piece(address, 1) {
+                piece.region().store_u8(piece.offset, *byte);
+            }
+        }
+    }
+
+    /// Fetches a chain and uses its buffers as a device does. A driver that violates the specification has it stopped.
+    fn fetch(&mut self) {
+        let Some(ring) = &mut self.ring else { return };
+        if self.in_flight.len() == IN_FLIGHT_MAX {
+            return;
+        }
+        match ring.fetch(&self.memory, &mut self.chain) {
+            Ok(None) => {}
+            Err(_) => self.restart(None),
+            Ok(Some(id)) => {
+                self.in_flight.push(id);
+                self.fetched += 1;
+                self.use_buffers();
+            }
+        }
+    }
+
+    /// What is written may be the virtqueue itself.
+    fn use_buffers(&mut self) {
+        let (readable, writable) = (self.chain.readable(), self.chain.writable());
+        assert!(readable.len() + writable.len() <= CHAIN_MAX, "a chain is too long");
+        let header = chain::first_bytes::<16>(&self.memory, readable);
+        assert!(header.is_err() || chain::total(readable) >= 16, "a header from nowhere");
+        for (ranges, skip) in [(readable, 16), (writable, 0)] {
+            let length = chain::total(ranges).saturating_sub(skip).min(MEMORY_BYTES);
+            if length > 0
+                && let Ok(data) = chain::data(&self.memory, ranges, skip, length)
+            {
+                let bytes: u64 = data.slices().iter().map(|slice| slice.len() as u64).sum();
+                assert_eq!(bytes, length, "the data of a request is not what its chain describes");
+            }
+        }
+        if let Ok(written) = chain::write_bytes(&self.memory, writable, &[0xa5; 24]) {
+            assert_eq!(written as u64, chain::total(writable).min(24), "a part is not written");
+        }
+        if let Some(place) = chain::last_byte(&self.memory, writable) {
+            place.region.store_u8(place.offset, 0);
+        }
+    }
+
+    fn step(&mut self, input: &mut Input<'_>) {
+        let action = input.u8();
+        match action & 0x7 {
+            0 | 1 => {
+                let address = if action & 0x1 == 0 { input.u16().into() } else { self.place(input.u8()) };
+                let bytes: Vec<u8> = (0..=action >> 3).map(|_| input.u8()).collect();
+                self.write(address, &bytes);
+            }
+            2 | 3 => (0..=action >> 3).for_each(|_| self.fetch()),
+            4 => {
+                let Some(ring) = &mut self.ring else { return };
+                if !self.in_flight.is_empty() {
+                    let at = usize::from(action >> 3) % self.in_flight.len();
+                    ring.push_used(self.in_flight.swap_remove(at), input.u8().into());
+                }
+            }
+            5 => {
+                let Some(ring) = &mut self.ring else { return };
+                let old = ring.publish();
+                assert!(!ring.publish(), "the driver is notified twice ({old})");
+                if action & 0x8 != 0 {
+                    ring.enable_notifications();
+                } else {
+                    ring.disable_notifications();
+                }
+            }
+            6 => self
+                .restart((action & 0x8 != 0).then(|| u32::from(input.u16()) << 16 | u32::from(input.u16()))),
+            _ => {
+                self.configure(input);
+                let is_moved = self
+                    .ring
+                    .as_mut()
+                    .is_none_or(|ring| ring.relocate(&self.memory, &self.address).is_some());
+                if !is_moved || action & 0x8 != 0 {
+                    self.restart(None);
+                }
+            }
+        }
+    }
+}
+
+/// Serves a virtqueue whose size, place, descriptors and indices are what the bytes say, and change between any two
+/// steps.
+///
+/// # Panics
+/// If a chain exceeds its maximum, data does not have the length that its chain describes, or a driver is
+/// notified of nothing.
+pub fn any_ring(bytes: &[u8]) {
+    serve(bytes);
+}
+
+/// As [`any_ring`]. Returns the number of chains that were fetched.
+fn serve(bytes: &[u8]) -> usize {
+    let mut input = Input(bytes);
+    let mut any = AnyRing::new(&mut input);
+    any.restart(None);
+    for _ in 0..STEPS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        any.step(&mut input);
+    }
+    any.fetched
+}
+
+#[cfg(test)]
+mod tests {
+    /// Steps that write a place.
+    fn write(address: u16, bytes: &[u8]) -> Vec<u8> {
+        let [low, high] = address.to_le_bytes();
+        [&[(bytes.len() as u8 - 1) << 3, low, high][..], bytes].concat()
+    }
+
+    /// Descriptors of a request: address, length, and two words of the format.
+    fn descriptors(words: [[u16; 2]; 3]) -> Vec<u8> {
+        let places = [(0x3000, 16), (0x7f00, 512), (0x3400, 1)];
+        let steps =
+            places.into_iter().zip(words).enumerate().map(|(index, ((address, length), [third, fourth]))| {
+                let words = [u64::to_le_bytes(address).as_slice(), &u32::to_le_bytes(length)].concat();
+                write(16 * index as u16, &[&words[..], &third.to_le_bytes(), &fourth.to_le_bytes()].concat())
+            });
+        steps.flatten().collect()
+    }
+
+    /// A driver with one request in a virtqueue of eight descriptors, which is fetched, returned and published.
+    fn driver(packed: bool) -> Vec<u8> {
+        let finish = [2, 4, 1, 5, 2];
+        if packed {
+            let table = descriptors([[7, 0x81], [7, 0x83], [7, 0x82]]);
+            return [&[3 << 3 | 1], &table[..], &[14, 0, 0x80, 0, 0x80], &finish].concat();
+        }
+        let table = descriptors([[1, 1], [3, 2], [2, 0]]);
+        [&[3 << 3], &table[..], &write(0x1000, &[0, 0, 1, 0, 0, 0]), &finish].concat()
+    }
+
+    #[test]
+    fn an_honest_driver_is_served() {
+        assert_eq!([true, false].map(|packed| super::serve(&driver(packed))), [1, 1]);
+    }
+
+    #[test]
+    fn any_driver_is_survived() {
+        // Numbers of a linear congruential generator.
+        let mut state = 1_u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        let mut fetched = 0;
+        for round in 0..3000 {
+            let mut bytes = driver(round % 2 == 0);
+            bytes.extend((0..100).map(|_| next()));
+            for _ in 0..round % 5 {
+                let at = usize::from(next()) % bytes.len();
+                bytes[at] = next();
+            }
+            fetched += super::serve(&bytes);
+        }
+        assert!(fetched > 1000, "{fetched} chains are too few");
+    }
+}
