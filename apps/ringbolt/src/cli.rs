@@ -53,11 +53,17 @@ pub(crate) enum CliCommand {
         #[command(subcommand)]
         command: crate::commands::model::ModelCommand,
     },
+    /// Create, list, resize and remove images, the thin volumes in a server's stores
+    #[command(after_help = "Examples:\n  ringbolt image create vol 10g\n  ringbolt image list")]
+    Image {
+        #[command(subcommand)]
+        command: crate::commands::image::ImageCommand,
+    },
     /// Format, check and list the object store on a file or block device that no server uses
     #[command(
         after_help = "Examples:\n  ringbolt objects format --size=10g store.img\n  ringbolt objects check store.img\n  \
         ringbolt objects dump --json /dev/nvme0n1\n\n\
-        A server opens it with bdev_uring_create and store_open; store_image_create makes a volume in it."
+        A server opens it with bdev_uring_create and store_open; ringbolt image create makes a volume in it."
     )]
     Objects {
         #[command(subcommand)]

@@ -1,6 +1,7 @@
 //! The subcommands.
 
 mod demo;
+pub(crate) mod image;
 pub(crate) mod lab;
 pub(crate) mod model;
 pub(crate) mod nvme;
@@ -24,6 +25,7 @@ pub(crate) fn run(command: CliCommand) -> Result<(), CommandError> {
         CliCommand::Lab { command } => lab::run(command),
         CliCommand::Model { command } => model::run(command),
         CliCommand::Objects { command } => objects::run(command),
+        CliCommand::Image { command } => image::run(command),
         CliCommand::Nvme { command } => nvme::run(command),
         CliCommand::RpcReference => {
             print!("{}", control::reference::markdown(&crate::app::catalog()));

@@ -19,7 +19,7 @@ fn failure(arguments: &[&str]) -> (i32, String) {
 
 #[test]
 fn every_help_text_has_examples() {
-    for command in ["serve", "rpc", "perf", "demo", "objects", "completions"] {
+    for command in ["serve", "rpc", "perf", "demo", "objects", "image", "completions"] {
         let output = ringbolt(&[command, "--help"]);
         let help = text(&output.stdout);
         assert!(output.status.success(), "{command}");
@@ -329,7 +329,19 @@ fn a_store_survives_a_killed_server() {
             {"method": "bdev_uring_create", "params": {"name": "Disk", "filename": image}}]},
         {"subsystem": "store", "config": [{"method": "store_open", "params": {"bdev_name": "Disk"}}]}]});
     let server = ServerProcess::configured(&directory, "first", &config);
-    assert_eq!(server.ok(&["store_image_create", "name=vol", "size=16777216"]), "store/vol");
+    let socket = server.socket.clone();
+    let images = |arguments: &[&str]| {
+        let output = ringbolt(&[&["image"], arguments, &["-r", socket.to_str().unwrap()]].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    assert_eq!(images(&["create", "vol", "16m"]), "store/vol\n");
+    images(&["create", "other", "1m"]);
+    images(&["resize", "other", "2m"]);
+    let listed: Value = serde_json::from_str(&images(&["list", "--json"])).unwrap();
+    assert_eq!((&listed[0]["name"], &listed[0]["size"]), (&json!("other"), &json!(2 << 20)));
+    images(&["remove", "other"]);
+    assert!(images(&["list"]).contains("store/vol") && !images(&["list"]).contains("other"));
     server.kill();
     let dump = ringbolt(&["objects", "dump", "--json", image]);
     let dump: Value = serde_json::from_slice(&dump.stdout).unwrap();

@@ -1,5 +1,6 @@
 //! `ringbolt rpc`: the JSON-RPC client.
 
+use std::path::Path;
 use std::time::Duration;
 
 use control::client::{self, CallError};
@@ -11,18 +12,24 @@ use crate::command_error::{CommandError, ExitStatus};
 pub(crate) fn run(options: Rpc) -> Result<(), CommandError> {
     let timeout = Duration::from_secs(options.timeout.max(1));
     if options.list {
-        let names = call(&options, "rpc_get_methods", Value::Null, timeout)?;
+        let names = call(&options.rpc_socket, "rpc_get_methods", Value::Null, timeout)?;
         let names = names.as_array().into_iter().flatten().filter_map(Value::as_str);
         return print(&names.collect::<Vec<_>>().join("\n"));
     }
     let method = options.method.as_deref().unwrap_or_default();
     let params = parameters(options.json.as_deref(), &options.parameters)?;
-    let result = call(&options, method, params, timeout)?;
+    let result = call(&options.rpc_socket, method, params, timeout)?;
     print(&serde_json::to_string_pretty(&result).map_err(CommandError::operation)?)
 }
 
-fn call(options: &Rpc, method: &str, params: Value, timeout: Duration) -> Result<Value, CommandError> {
-    client::call(&options.rpc_socket, method, params, timeout).map_err(|error| match error {
+/// Calls a method of a server.
+pub(crate) fn call(
+    socket: &Path,
+    method: &str,
+    params: Value,
+    timeout: Duration,
+) -> Result<Value, CommandError> {
+    client::call(socket, method, params, timeout).map_err(|error| match error {
         CallError::Connect { .. } => CommandError::new(ExitStatus::NoServer, error),
         CallError::Disconnected(_) => CommandError::new(ExitStatus::NoServer, error),
         CallError::Rejected(_) => CommandError::operation(format!("{method}: {error}")),
